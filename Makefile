@@ -1,0 +1,39 @@
+# make app   install what is needed and open the planner        make test   set up and run every test
+# make check lint and types        make bench   speeds, side by side        make lock   refresh requirements.lock
+PYTHON ?= $(shell for p in python3 python3.13 python3.12 python3.11; do $$p -c 'import sys; sys.exit(not (3, 11) <= sys.version_info[:2] <= (3, 13))' 2>/dev/null && echo $$p && break; done)
+VENV := .venv
+BIN := $(VENV)/bin
+PORT ?= 8501
+
+.PHONY: app test check bench lock browser clean
+
+app: $(VENV)/stamp
+	$(BIN)/streamlit run app.py --server.port $(PORT)
+
+test: $(VENV)/stamp browser
+	$(BIN)/python -m pytest
+
+check: $(VENV)/stamp
+	$(BIN)/ruff format --check .
+	$(BIN)/ruff check .
+	$(BIN)/mypy
+
+bench: $(VENV)/stamp
+	$(BIN)/python -m benchmarks
+
+lock: $(VENV)/stamp
+	$(BIN)/pip install --quiet uv
+	$(BIN)/uv pip compile --universal --python-version 3.11 --quiet requirements.txt -o requirements.lock
+
+# The browser tests drive Debian's Chromium; everything else comes from the lock file.
+browser:
+	@command -v chromium >/dev/null || command -v google-chrome >/dev/null || ./.ci/install-browser
+
+$(VENV)/stamp: requirements.lock
+	@[ -n "$(PYTHON)" ] || { echo "error: Python 3.11, 3.12 or 3.13 is needed; install one, or name it: make app PYTHON=/path/to/python3.12"; exit 1; }
+	$(PYTHON) -m venv $(VENV) || { echo "error: no venv module; on Debian or Ubuntu: sudo apt-get install python3-venv"; exit 1; }
+	$(BIN)/python -m pip install --quiet --requirement requirements.lock
+	touch $@
+
+clean:
+	rm -rf $(VENV) .cache

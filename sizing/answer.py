@@ -1,0 +1,125 @@
+"""A plan in words and as JSON: the same sentences and keys for the page, the CLI and the report."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+from sizing.numbers import milliseconds, significant
+from sizing.plan import Fleet, Plan, Question, Rejection
+
+
+def sentence(plan: Plan) -> str:
+    """The answer in one sentence.
+
+    For instance: You need 12 x h200_sxm to serve 20 requests/s of Qwen/Qwen3-32B.
+    """
+    fleet, question = plan.answer, plan.question
+    rate = significant(question.workload.rate_per_s)
+    return f"You need {fleet.gpus} × {fleet.candidate.gpu} to serve {rate} requests/s of {fleet.candidate.model}"
+
+
+def working(plan: Plan) -> str:
+    """The arithmetic from the load to the count."""
+    fleet, question = plan.answer, plan.question
+    rate = question.workload.rate_per_s
+    per_replica = fleet.requests_per_s_per_replica
+    headroom = f" ({question.headroom:.0%} headroom kept)" if question.headroom else ""
+    spare = f", + {fleet.spare} spare = {fleet.replicas}" if fleet.spare else ""
+    each = f"{fleet.candidate.gpus} GPU{'s' if fleet.candidate.gpus > 1 else ''}"
+    return (
+        f"{significant(rate)} requests/s ÷ {significant(per_replica)} per replica{headroom} = "
+        f"{rate / per_replica:.2f}, so {fleet.working}{spare} replicas of {each} "
+        f"(TP{fleet.candidate.tp}, {fleet.candidate.precision}) = {fleet.gpus} GPUs"
+    )
+
+
+def binding(fleet: Fleet) -> str:
+    """Which limit binds and how much room it leaves."""
+    limit = fleet.binding
+    value = fleet.predicted.value_s(limit)
+    return (
+        f"p{limit.percentile} {limit.metric.upper()}: {milliseconds(value)} of {milliseconds(limit.limit_s)} "
+        f"at the planned load"
+    )
+
+
+def sensitivity(plan: Plan, growth: tuple[float, ...] = (0.10, 0.25)) -> str:
+    """GPUs at higher loads, the replica's capacity kept: "Load +10 %: still 12 GPUs; +25 %: 14 GPUs"."""
+    fleet, rate = plan.answer, plan.question.workload.rate_per_s
+    parts = []
+    for more in growth:
+        working = math.ceil(rate * (1 + more) / fleet.requests_per_s_per_replica * (1 - 1e-9))
+        gpus = (working + fleet.spare) * fleet.candidate.gpus
+        parts.append(f"+{more:.0%}: {'still ' if gpus == fleet.gpus else ''}{gpus} GPUs")
+    return f"Load {'; '.join(parts)}"
+
+
+def band(fleet: Fleet) -> str:
+    """The 90 % band of the GPU count."""
+    if fleet.gpus_high is None:
+        return f"{fleet.gpus_low} GPUs or more; at the slow end of the band no number of GPUs meets the SLA"
+    if fleet.gpus_low == fleet.gpus_high:
+        return f"{fleet.gpus_low} GPUs throughout the 90 % band"
+    return f"{fleet.gpus_low} to {fleet.gpus_high} GPUs (90 % band)"
+
+
+def as_json(plan: Plan) -> dict[str, Any]:
+    """The JSON object of `sizing plan --json`: the answer's keys at the top, then alternatives and rejections."""
+    answer = fleet_json(plan.answer, plan.question)
+    return {
+        **answer,
+        "model": plan.answer.candidate.model,
+        "sentence": sentence(plan),
+        "working": working(plan),
+        "mean_based": mean_based_json(plan),
+        "alternatives": [fleet_json(fleet, plan.question) for fleet in plan.fleets[1:]],
+        "rejected": [rejection_json(rejection) for rejection in plan.rejected],
+    }
+
+
+def mean_based_json(plan: Plan) -> dict[str, Any] | None:
+    """What sizing by means would buy, and what users would see there."""
+    means = plan.mean_based
+    if means is None:
+        return None
+    return {"gpus": means.gpus, "tp": means.tp, "predicted": means.predicted.as_dict(), "why": means.text}
+
+
+def fleet_json(fleet: Fleet, question: Question) -> dict[str, Any]:
+    """One fleet, with the keys of the CLI contract."""
+    candidate = fleet.candidate
+    price = question.price_per_gpu_hour
+    return {
+        "gpus": fleet.gpus,
+        "replicas": fleet.replicas,
+        "spare": fleet.spare,
+        "tp": candidate.tp,
+        "pp": candidate.pp,
+        "gpu": candidate.gpu,
+        "precision": candidate.precision,
+        "requests_per_s_per_gpu": fleet.requests_per_s_per_gpu,
+        "requests_per_s_per_replica": fleet.requests_per_s_per_replica,
+        "capacity_per_replica_per_s": fleet.capacity_per_s,
+        "utilization": fleet.predicted.utilization,
+        "predicted": fleet.predicted.as_dict(),
+        "binding": str(fleet.binding),
+        "basis": candidate.basis,
+        "source": candidate.source,
+        "gpus_low": fleet.gpus_low,
+        "gpus_high": fleet.gpus_high,
+        "verified_by": fleet.predicted.method,
+        "warnings": [*candidate.warnings, *fleet.predicted.warnings],
+        **({"cost_per_hour": price * fleet.gpus} if price is not None else {}),
+    }
+
+
+def rejection_json(rejection: Rejection) -> dict[str, Any]:
+    """One configuration left out, and why."""
+    return {
+        "why": rejection.why,
+        "kind": rejection.kind,
+        "gpu": rejection.gpu,
+        "tp": rejection.tp,
+        "precision": rejection.precision,
+    }

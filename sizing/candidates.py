@@ -1,0 +1,128 @@
+"""The ways to serve a model that a plan compares: fitted from measured points, estimated where there are none."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+from sizing.catalog import gpu as gpu_named
+from sizing.catalog import model as model_named
+from sizing.catalog import precisions as precisions_of
+from sizing.curves import Deployment, Point
+from sizing.errors import DoesNotFit, EstimateUnavailable, FitError, ScenarioError
+from sizing.estimate import estimate
+from sizing.fitting import Fit, fit
+from sizing.plan import Basis, Candidate, Rejection
+from sizing.workload import Lengths
+
+TENSOR_PARALLEL = (1, 2, 4, 8)
+Found = tuple[list[Candidate], list[Rejection]]
+
+
+@dataclass(frozen=True, slots=True)
+class Choice:
+    """What may be bought: GPUs, precisions and TPs to compare. Empty precisions or tps = all that make sense.
+
+    Empty `gpus` = those that the points were measured on. `basis` "measured" leaves estimates out.
+    """
+
+    gpus: tuple[str, ...] = ()
+    precisions: tuple[str, ...] = ()
+    tps: tuple[int, ...] = ()
+    basis: Literal["measured", "any"] = "any"
+
+    def allows(self, deployment: Deployment) -> bool:
+        """True when a measured deployment is among what may be bought."""
+        return (
+            (not self.gpus or deployment.gpu in self.gpus)
+            and (not self.precisions or deployment.precision in self.precisions)
+            and (not self.tps or deployment.tp in self.tps)
+        )
+
+
+def find(model: str, lengths: Lengths, choice: Choice, points: Sequence[Point] = ()) -> Found:
+    """Candidates and what had to be left out, measured deployments first.
+
+    Raises CatalogueError for a GPU or model that is neither measured nor in the catalogue, ScenarioError when there is
+    nothing to choose from.
+    """
+    candidates, rejected = measured(model, lengths, choice, points)
+    if choice.basis == "any" and choice.gpus:
+        covered = {(candidate.gpu, candidate.precision, candidate.tp) for candidate in candidates}
+        measured_gpus = {point.gpu for point in points}
+        more, left_out = estimated(model, lengths, choice, covered, measured_gpus)
+        candidates, rejected = candidates + more, rejected + left_out
+    if not candidates and not rejected:
+        raise ScenarioError(nothing_measured(model, choice, points))
+    return candidates, rejected
+
+
+def measured(model: str, lengths: Lengths, choice: Choice, points: Sequence[Point]) -> Found:
+    """One candidate for each measured deployment of the model that the choice allows."""
+    candidates: list[Candidate] = []
+    rejected: list[Rejection] = []
+    for deployment, group in by_deployment(points).items():
+        if deployment.model.lower() != model.lower() or not choice.allows(deployment):
+            continue
+        try:
+            candidates.append(from_fit(fit(group), lengths))
+        except FitError as error:
+            rejected.append(Rejection(deployment.gpu, deployment.tp, deployment.precision, "no_data", str(error)))
+    return candidates, rejected
+
+
+def by_deployment(points: Sequence[Point]) -> dict[Deployment, list[Point]]:
+    """Points grouped by what fixes how an instance behaves."""
+    groups: dict[Deployment, list[Point]] = {}
+    for point in points:
+        groups.setdefault(point.deployment, []).append(point)
+    return groups
+
+
+def from_fit(fitted: Fit, lengths: Lengths) -> Candidate:
+    """The candidate that a fit stands for; "fitted" when the lengths lie within what was measured."""
+    deployment = fitted.deployment
+    basis: Basis = "fitted" if fitted.covers(lengths) else "extrapolated"
+    return Candidate(
+        model=deployment.model,
+        gpu=deployment.gpu,
+        tp=deployment.tp,
+        precision=deployment.precision,
+        replica=fitted.replica,
+        basis=basis,
+        source=f"{len(fitted.errors)} measured points, {deployment.engine} {deployment.engine_version}".strip(),
+        relative_sigma=fitted.leave_one_out,
+        pp=deployment.pp,
+        variants=fitted.variants,
+        warnings=fitted.warnings,
+    )
+
+
+def estimated(
+    model: str, lengths: Lengths, choice: Choice, covered: set[tuple[str, str, int]], measured_gpus: set[str]
+) -> Found:
+    """Day-zero estimates for every GPU, precision and TP of the choice that no measurement covers."""
+    candidates: list[Candidate] = []
+    rejected: list[Rejection] = []
+    known_model = model_named(model)
+    for gpu in (gpu_named(name).name for name in choice.gpus if name not in measured_gpus):
+        for precision in choice.precisions or precisions_of(gpu_named(gpu), known_model):
+            for tp in choice.tps or TENSOR_PARALLEL:
+                if (gpu, precision, tp) in covered:
+                    continue
+                try:
+                    candidates.append(estimate(known_model.name, gpu, tp, precision, lengths))
+                except DoesNotFit as error:
+                    rejected.append(Rejection(gpu, tp, precision, "memory", str(error)))
+                except EstimateUnavailable as error:
+                    rejected.append(Rejection(gpu, tp, precision, "no_data", str(error)))
+    return candidates, rejected
+
+
+def nothing_measured(model: str, choice: Choice, points: Sequence[Point]) -> str:
+    """Why there is nothing to choose from, and what to do."""
+    if not points:
+        return "name at least one GPU to estimate (--gpu h200_sxm) or give measured points (--points file.csv)"
+    have = sorted({f"{point.model} on {point.gpu} TP{point.tp} {point.precision}" for point in points})
+    return f"no measured point of {model} fits the choice; the points hold: {'; '.join(have)}"

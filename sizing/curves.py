@@ -1,0 +1,212 @@
+"""Measured points, the curves and deployments they belong to, and the points table (CSV) that carries them."""
+
+from __future__ import annotations
+
+import csv
+import math
+from collections.abc import Iterable, Sequence
+from dataclasses import fields
+from pathlib import Path
+from typing import Annotated, Any, Literal, NamedTuple, TextIO
+
+from pydantic import ConfigDict, Field, TypeAdapter, ValidationError
+from pydantic.dataclasses import dataclass
+
+from sizing.errors import PointsError
+
+LoadKind = Literal["concurrency", "constant_rate", "poisson_rate"]
+Positive = Annotated[float, Field(gt=0)]
+Count = Annotated[int, Field(ge=1)]
+Share = Annotated[float, Field(ge=0)]
+Text = Annotated[str, Field(min_length=1)]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, config=ConfigDict(allow_inf_nan=False, extra="forbid"))
+class Point:
+    """One load level, measured: a row of the points table. Times in seconds; unknown = None.
+
+    `itl` is the mean gap after the first token, one value per request; `gap` are gaps between single tokens.
+    """
+
+    model: Text
+    precision: Text
+    gpu: Text
+    tp: Count
+    pp: Count = 1
+    engine: str = ""
+    engine_version: str = ""
+    batching: str = ""
+    max_batch_size: int | None = None
+    isl: Positive
+    osl: Positive
+    isl_cv: Share = 0.0
+    osl_cv: Share = 0.0
+    load_kind: LoadKind
+    load_value: Positive
+    duration_s: Positive | None = None
+    requests: int | None = None
+    errors: int | None = None
+    requests_per_s: Positive
+    output_tokens_per_s: Positive | None = None
+    mean_in_flight: Share | None = None
+    ttft_mean_s: Share | None = None
+    ttft_p50_s: Share | None = None
+    ttft_p90_s: Share | None = None
+    ttft_p95_s: Share | None = None
+    ttft_p99_s: Share | None = None
+    itl_mean_s: Share | None = None
+    itl_p50_s: Share | None = None
+    itl_p90_s: Share | None = None
+    itl_p95_s: Share | None = None
+    itl_p99_s: Share | None = None
+    e2e_mean_s: Share | None = None
+    e2e_p50_s: Share | None = None
+    e2e_p90_s: Share | None = None
+    e2e_p95_s: Share | None = None
+    e2e_p99_s: Share | None = None
+    gap_p50_s: Share | None = None
+    gap_p95_s: Share | None = None
+    gap_p99_s: Share | None = None
+    source: str = ""
+    measured_at: str = ""
+    notes: str = ""
+
+    @property
+    def deployment(self) -> Deployment:
+        """What fixes how one instance behaves."""
+        return Deployment(*(getattr(self, name) for name in Deployment._fields))
+
+    @property
+    def gpus(self) -> int:
+        """GPUs of the instance: tensor times pipeline parallel."""
+        return self.tp * self.pp
+
+    @property
+    def little(self) -> float | None:
+        """requests/s x mean E2E over the concurrency held: 1 by Little's law, None where it cannot be told."""
+        in_flight = self.load_value if self.load_kind == "concurrency" else self.mean_in_flight
+        if self.e2e_mean_s is None or not in_flight:
+            return None
+        return self.requests_per_s * self.e2e_mean_s / in_flight
+
+
+class Deployment(NamedTuple):
+    """Model, precision, GPU, TP, PP, engine and version, batching settings."""
+
+    model: str
+    precision: str
+    gpu: str
+    tp: int
+    pp: int
+    engine: str
+    engine_version: str
+    batching: str
+    max_batch_size: int | None
+
+    @property
+    def label(self) -> str:
+        """A line for tables and charts."""
+        engine = f"{self.engine} {self.engine_version}".strip() or "engine not named"
+        batching = f", {self.batching}" if self.batching else ""
+        return f"{self.model} {self.precision}, {self.gpu} TP{self.tp}, {engine}{batching}"
+
+
+class Curve(NamedTuple):
+    """The points of one deployment and one pair of lengths, by rising load."""
+
+    deployment: Deployment
+    isl: float
+    osl: float
+    points: tuple[Point, ...]
+
+
+_POINTS = TypeAdapter(Point)
+COLUMNS: tuple[str, ...] = tuple(field.name for field in fields(Point))
+NEEDED = ("model", "precision", "gpu", "tp", "isl", "osl", "load_kind", "load_value", "requests_per_s")
+
+
+def read_points(path: Path | str) -> list[Point]:
+    """The points of a CSV file with the columns of the points table; empty cells are unknown values.
+
+    Raises PointsError, one line naming file, row and column, if the file is missing, is not a points table, or a value
+    is impossible.
+    """
+    try:
+        with Path(path).open(newline="", encoding="utf-8-sig") as file:
+            return _parse(csv.DictReader(file), str(path))
+    except FileNotFoundError:
+        raise PointsError(f"{path}: no such points file") from None
+    except (OSError, UnicodeDecodeError, csv.Error) as error:
+        raise PointsError(f"{path}: cannot be read as a CSV points table ({error})") from None
+
+
+def _parse(reader: csv.DictReader[str], name: str) -> list[Point]:
+    header = reader.fieldnames or []
+    for column in NEEDED:
+        if column not in header:
+            raise PointsError(f"{name}: column {column!r} is missing; a points table needs {', '.join(NEEDED)}")
+    unknown = [column for column in header if column not in COLUMNS]
+    if unknown:
+        raise PointsError(f"{name}: unknown column {unknown[0]!r}; the points table's columns are {', '.join(COLUMNS)}")
+    points = [_point(row, f"{name}, row {number}") for number, row in enumerate(reader, start=2)]
+    if not points:
+        raise PointsError(f"{name}: the file holds no points, only a header")
+    return points
+
+
+def _point(row: dict[str | Any, str | Any], where: str) -> Point:
+    if None in row:
+        raise PointsError(f"{where}: more cells than columns")
+    known: dict[str, Any] = {column: value for column, value in row.items() if value not in ("", None)}
+    try:
+        return _POINTS.validate_python(known)
+    except ValidationError as error:
+        first = error.errors()[0]
+        raise PointsError(
+            f"{where}, column {'.'.join(map(str, first['loc']))!r}: {first['msg']} (got {first['input']!r})"
+        ) from None
+
+
+def write_points(points: Iterable[Point], file: TextIO) -> None:
+    """Write the points table. Text that a spreadsheet would run as a formula gets a leading apostrophe."""
+    writer = csv.writer(file, lineterminator="\n")
+    writer.writerow(COLUMNS)
+    for point in points:
+        writer.writerow([_cell(getattr(point, column)) for column in COLUMNS])
+
+
+def _cell(value: object) -> object:
+    if value is None:
+        return ""
+    if isinstance(value, str) and value[:1] in ("=", "+", "-", "@", "\t", "\r"):
+        return "'" + value
+    return value
+
+
+def curves(points: Sequence[Point]) -> list[Curve]:
+    """Closed-loop points grouped by deployment and lengths, each curve by rising concurrency."""
+    groups: dict[tuple[Deployment, float, float], list[Point]] = {}
+    for point in points:
+        if point.load_kind == "concurrency":
+            groups.setdefault((point.deployment, point.isl, point.osl), []).append(point)
+    return [
+        Curve(deployment, isl, osl, tuple(sorted(group, key=lambda point: point.load_value)))
+        for (deployment, isl, osl), group in groups.items()
+    ]
+
+
+def doubts(point: Point) -> list[str]:
+    """What speaks against a point: Little's law broken by over 5 %, percentiles out of order, unlikely units."""
+    found = []
+    if point.little is not None and not math.isclose(point.little, 1, abs_tol=0.05):
+        found.append(f"requests/s x mean E2E is {point.little:.2f} x the load in flight; Little's law wants 1")
+    for metric in ("ttft", "itl", "e2e"):
+        values = [getattr(point, f"{metric}_p{q}_s") for q in (50, 90, 95, 99)]
+        known = [value for value in values if value is not None]
+        if known != sorted(known):
+            found.append(f"{metric} percentiles fall instead of rising")
+    if point.ttft_mean_s and point.e2e_mean_s and point.ttft_mean_s > point.e2e_mean_s:
+        found.append("mean TTFT is longer than mean E2E")
+    if point.itl_mean_s and point.itl_mean_s > 10:
+        found.append(f"mean ITL of {point.itl_mean_s:g} s: were milliseconds written as seconds?")
+    return found

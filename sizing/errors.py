@@ -1,0 +1,60 @@
+"""Errors of the sizing package.
+
+    SizingError
+    ├── ScenarioError        the question is wrong: a negative rate, an unknown unit, an SLA of 0 s
+    ├── PointsError          a points table cannot be used: file, line and column are named
+    ├── CatalogueError       an unknown model or GPU (nearest names suggested), or a faulty catalogue file
+    ├── FitError             the measured points cannot carry a law
+    ├── EstimateUnavailable  no day-zero estimate for this model, GPU, precision and TP
+    ├── DoesNotFit           the weights leave no room for the KV cache; carries the missing bytes
+    └── NoFeasiblePlan       no configuration meets the SLA; carries every rejection and the nearest miss
+
+Each message is one line that says what was wrong, where, and what to do. The CLI prints it as it is.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from sizing.plan import Rejection
+
+
+class SizingError(Exception):
+    """Base of all errors this package raises on purpose."""
+
+
+class ScenarioError(SizingError):
+    """The question itself is wrong."""
+
+
+class PointsError(SizingError):
+    """A points table cannot be used."""
+
+
+class CatalogueError(SizingError):
+    """An unknown model or GPU, or a faulty catalogue file."""
+
+
+class FitError(SizingError):
+    """The measured points cannot carry a law."""
+
+
+class EstimateUnavailable(SizingError):
+    """No day-zero estimate exists for this model, GPU, precision and TP."""
+
+
+class DoesNotFit(SizingError):
+    """The model does not fit: ``missing_bytes`` per GPU are lacking (weights, activations, one request's KV cache)."""
+
+    def __init__(self, message: str, missing_bytes: float) -> None:
+        super().__init__(message)
+        self.missing_bytes = missing_bytes
+
+
+class NoFeasiblePlan(SizingError):
+    """No configuration meets the SLA. ``rejected`` says why, configuration by configuration, nearest miss first."""
+
+    def __init__(self, message: str, rejected: tuple[Rejection, ...]) -> None:
+        super().__init__(message)
+        self.rejected = rejected

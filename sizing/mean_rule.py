@@ -1,0 +1,71 @@
+"""What sizing by mean latency would buy, and what its users would see: the usual rule, shown beside our answer."""
+
+from __future__ import annotations
+
+import math
+from bisect import bisect_left
+from collections.abc import Iterable
+
+import numpy as np
+
+from sizing.capacity import Setting, simulate_at
+from sizing.numbers import milliseconds
+from sizing.plan import Candidate, MeanBased, Question
+from sizing.simulator import Simulated, simulate_closed
+from sizing.workload import Sla
+
+REQUESTS_PER_USER = 12
+
+
+def mean_based(question: Question, candidates: Iterable[Candidate]) -> MeanBased | None:
+    """The fewest GPUs by the rule "requests/s at the highest concurrency whose mean latencies meet the limits".
+
+    The rule takes percentile limits for limits on means, users that wait for each other (closed loop) for random
+    arrivals, and keeps neither headroom nor spares. None when no candidate meets the limits even at one user.
+    """
+    counts = [count for candidate in candidates if (count := fewest(question, candidate))]
+    if not counts:
+        return None
+    replicas, candidate = min(counts, key=lambda count: count[0] * count[1].gpus)
+    gpus = replicas * candidate.gpus
+    setting = Setting(question.workload, question.sla, question.routing, replicas)
+    seen = simulate_at(candidate.replica, setting, question.workload.rate_per_s / replicas)
+    start = f"Sizing by mean latency at a fixed concurrency gives {gpus} GPUs ({replicas} × TP{candidate.tp}); "
+    if seen.meets(question.sla):
+        return MeanBased(gpus, candidate.tp, seen, f"{start}they would meet the SLA, without headroom or spare.")
+    if seen.saturated:
+        return MeanBased(gpus, candidate.tp, seen, f"{start}with random arrivals their queues would grow without end.")
+    limit = seen.binding(question.sla)
+    value = milliseconds(seen.value_s(limit))
+    text = (
+        f"{start}with {question.workload.arrivals} arrivals and {question.routing.replace('_', ' ')} routing their "
+        f"p{limit.percentile} {limit.metric.upper()} would be {value}, the limit is {milliseconds(limit.limit_s)}."
+    )
+    return MeanBased(gpus, candidate.tp, seen, text)
+
+
+def fewest(question: Question, candidate: Candidate) -> tuple[int, Candidate] | None:
+    """Replicas of one candidate by the rule of means; None when one user alone is over a limit."""
+    levels = range(1, candidate.replica.batching.max_batch_size + 1)
+    fits = bisect_left(
+        levels, True, key=lambda users: not means_meet(closed_loop(question, candidate, users), question.sla)
+    )
+    if fits == 0:
+        return None
+    rate_per_s = closed_loop(question, candidate, levels[fits - 1]).requests_per_s
+    return math.ceil(question.workload.rate_per_s / rate_per_s), candidate
+
+
+def closed_loop(question: Question, candidate: Candidate, users: int) -> Simulated:
+    """`users` that each send a request when the last is answered, started over one request's time."""
+    lengths = question.workload.lengths
+    isl, osl = lengths.sample(REQUESTS_PER_USER * users, np.random.default_rng(0))
+    law = candidate.replica.law
+    alone_s = law.prefill_alone_s(lengths.isl) + lengths.osl * law.decode_s(1, lengths.isl)
+    return simulate_closed(candidate.replica, users, isl, osl, ramp_s=alone_s)
+
+
+def means_meet(run: Simulated, sla: Sla) -> bool:
+    """True when the mean of every metric is within the limit meant for its percentile."""
+    prediction = run.prediction()
+    return all(prediction.of(limit.metric).mean_s <= limit.limit_s for limit in sla.limits)

@@ -1,0 +1,31 @@
+"""Numbers written for people: three significant digits, thousands separators, times in the unit that fits."""
+
+from __future__ import annotations
+
+import math
+
+
+def significant(value: float, digits: int = 3) -> str:
+    """`value` with `digits` significant digits, never in scientific notation between 0.001 and 10^15.
+
+    >>> significant(12345.6), significant(0.83333), significant(20.0), significant(41)
+    ('12,346', '0.833', '20', '41')
+    """
+    if not math.isfinite(value):
+        return "∞" if value > 0 else "—"
+    if value == 0:
+        return "0"
+    decimals = max(0, digits - 1 - math.floor(math.log10(abs(value))))
+    text = f"{value:,.{decimals}f}"
+    return text.rstrip("0").rstrip(".") if "." in text else text
+
+
+def milliseconds(seconds: float) -> str:
+    """A time for people: milliseconds below ten seconds, seconds above.
+
+    >>> milliseconds(0.0412), milliseconds(12.34), milliseconds(1.0)
+    ('41.2 ms', '12.3 s', '1,000 ms')
+    """
+    if not math.isfinite(seconds):
+        return "∞"
+    return f"{significant(seconds)} s" if seconds >= 10 else f"{significant(seconds * 1000)} ms"

@@ -1,0 +1,162 @@
+"""The question a planner asks and the answer it gets: values only, no arithmetic."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+from sizing.errors import ScenarioError
+from sizing.prediction import Prediction
+from sizing.replica import Replica
+from sizing.workload import Limit, Routing, Sla, Workload, finite
+
+Basis = Literal["measured", "fitted", "extrapolated", "estimated"]
+
+
+@dataclass(frozen=True, slots=True)
+class Question:
+    """How many GPUs for this workload under this SLA?
+
+    `headroom`: each working replica is planned at (1 - headroom) of the rate at which the SLA first fails.
+    `spare`: idle replicas kept beside the working ones. `price_per_gpu_hour`: any currency, None = not asked.
+    """
+
+    model: str
+    workload: Workload
+    sla: Sla
+    routing: Routing = "random"
+    headroom: float = 0.2
+    spare: int = 1
+    price_per_gpu_hour: float | None = None
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.headroom < 1:
+            raise ScenarioError(f"headroom must be from 0 to below 1 (0.2 keeps 20 %), got {self.headroom:g}")
+        if self.spare < 0:
+            raise ScenarioError(f"spare must be 0 or more replicas, got {self.spare}")
+        if self.price_per_gpu_hour is not None:
+            finite("price per GPU-hour", self.price_per_gpu_hour, above=-1e-12)
+
+
+@dataclass(frozen=True, slots=True)
+class Candidate:
+    """One way to serve the model: `tp` GPUs a replica, with the law of that replica and where the law comes from.
+
+    `relative_sigma` is the standard error of the law's times as a share. `variants`, where a fit gives them, are
+    pairs of replicas one standard error to either side along each direction that the data leave open.
+    """
+
+    model: str
+    gpu: str
+    tp: int
+    precision: str
+    replica: Replica
+    basis: Basis
+    source: str
+    relative_sigma: float
+    pp: int = 1
+    variants: tuple[tuple[Replica, Replica], ...] = ()
+    warnings: tuple[str, ...] = ()
+
+    @property
+    def gpus(self) -> int:
+        """GPUs of one replica, idle ones included."""
+        return self.tp * self.pp
+
+    @property
+    def label(self) -> str:
+        """For tables: ``h200_sxm TP2 bf16``."""
+        return f"{self.gpu} TP{self.tp} {self.precision}"
+
+
+@dataclass(frozen=True, slots=True)
+class Rejection:
+    """A candidate left out, and why. `nearest_s` / `limit`: how near the best load came to the limit that failed."""
+
+    gpu: str
+    tp: int
+    precision: str
+    kind: Literal["memory", "sla", "no_data"]
+    why: str
+    limit: Limit | None = None
+    nearest_s: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Fleet:
+    """The answer for one candidate.
+
+    `working` replicas carry the load, `spare` ones stand by. `capacity_per_s`: requests/s of one working replica at
+    which the SLA is about to fail; `requests_per_s_per_replica` = capacity x (1 - headroom), what it is planned for.
+    `working_low`, `working_high`: the count at the ends of the 90 % band of the law; high is None when the SLA cannot
+    be met at the slow end. `predicted`: latencies at the planned load spread over the working replicas; `binding`: the
+    limit with the least room there.
+    """
+
+    candidate: Candidate
+    working: int
+    spare: int
+    capacity_per_s: float
+    requests_per_s_per_replica: float
+    predicted: Prediction
+    binding: Limit
+    working_low: int
+    working_high: int | None
+
+    @property
+    def verified(self) -> bool:
+        """True when the count and the latencies come from the simulator."""
+        return self.predicted.method == "simulation"
+
+    @property
+    def replicas(self) -> int:
+        """Replicas to own, spares included."""
+        return self.working + self.spare
+
+    @property
+    def gpus(self) -> int:
+        """GPUs to own: all replicas times the GPUs of each."""
+        return self.replicas * self.candidate.gpus
+
+    @property
+    def gpus_low(self) -> int:
+        """GPUs at the fast end of the band."""
+        return (self.working_low + self.spare) * self.candidate.gpus
+
+    @property
+    def gpus_high(self) -> int | None:
+        """GPUs at the slow end of the band; None when no number of them would do."""
+        return None if self.working_high is None else (self.working_high + self.spare) * self.candidate.gpus
+
+    @property
+    def requests_per_s_per_gpu(self) -> float:
+        """Planned requests/s of a working replica over its GPUs."""
+        return self.requests_per_s_per_replica / self.candidate.gpus
+
+
+@dataclass(frozen=True, slots=True)
+class MeanBased:
+    """What sizing by mean latency would buy: `gpus` at `tp`, what users would see there, and that in words."""
+
+    gpus: int
+    tp: int
+    predicted: Prediction
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """Fleets that meet the SLA, fewest GPUs first (the first is the answer), and what was left out.
+
+    `mean_based`: the count by the rule of means on the answer's GPU, for comparison; never part of the answer.
+    """
+
+    question: Question
+    fleets: tuple[Fleet, ...]
+    rejected: tuple[Rejection, ...]
+    mean_based: MeanBased | None = None
+
+    @property
+    def answer(self) -> Fleet:
+        """The fleet with the fewest GPUs."""
+        return self.fleets[0]

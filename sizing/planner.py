@@ -1,0 +1,106 @@
+"""How many GPUs: from a question and its candidates to the smallest fleet that meets the SLA. Start reading here."""
+
+from __future__ import annotations
+
+import math
+from bisect import bisect_left
+from collections.abc import Callable, Sequence
+
+from sizing.band import capacity_band_per_s
+from sizing.capacity import BY_FORMULA, BY_SIMULATION, Method, Setting, SlaMissed
+from sizing.errors import NoFeasiblePlan
+from sizing.mean_rule import mean_based
+from sizing.plan import Candidate, Fleet, Plan, Question, Rejection
+
+
+def plan(question: Question, candidates: Sequence[Candidate], rejected: Sequence[Rejection] = ()) -> Plan:
+    """The fleets that meet the SLA, fewest GPUs first; the first, the answer, is verified by simulation.
+
+    Every candidate is sized by formula; then the best is sized again by simulation, until the fleet with the fewest
+    GPUs is a simulated one. Raises NoFeasiblePlan, carrying every rejection, when no fleet meets the SLA.
+    """
+    sized = [size(question, candidate, BY_FORMULA) for candidate in candidates]
+    while (best := cheapest(sized)) and not best.verified:
+        sized[sized.index(best)] = size(question, best.candidate, BY_SIMULATION)
+    fleets = sorted((fleet for fleet in sized if isinstance(fleet, Fleet)), key=cost)
+    left_out = sorted((*(miss for miss in sized if isinstance(miss, Rejection)), *rejected), key=distance_from_sla)
+    if not fleets:
+        raise NoFeasiblePlan(f"no configuration meets {question.sla}", tuple(left_out))
+    same_gpu = [candidate for candidate in candidates if candidate.gpu == fleets[0].candidate.gpu]
+    return Plan(question, tuple(fleets), tuple(left_out), mean_based(question, same_gpu))
+
+
+def size(question: Question, candidate: Candidate, method: Method) -> Fleet | Rejection:
+    """The smallest fleet of one candidate by one method, or why there is none."""
+    try:
+        working, capacity_per_s = smallest_fleet(question, lambda s: method.capacity_per_s(candidate.replica, s))
+    except SlaMissed as missed:
+        return sla_rejection(candidate, missed)
+    setting = setting_of(question, working)
+    predicted = method.predict(candidate.replica, setting, question.workload.rate_per_s / working)
+    low_per_s, high_per_s = capacity_band_per_s(candidate, setting, capacity_per_s)
+    return Fleet(
+        candidate=candidate,
+        working=working,
+        spare=question.spare,
+        capacity_per_s=capacity_per_s,
+        requests_per_s_per_replica=capacity_per_s * (1 - question.headroom),
+        predicted=predicted,
+        binding=predicted.binding(question.sla),
+        working_low=replicas_for(question, high_per_s),
+        working_high=replicas_for(question, low_per_s) if low_per_s > 0 else None,
+    )
+
+
+def smallest_fleet(question: Question, capacity_per_s: Callable[[Setting], float]) -> tuple[int, float]:
+    """Working replicas, and the requests/s each could carry under the SLA in a fleet of that size.
+
+    Behind random routing a replica's capacity does not depend on its neighbours. Otherwise it grows with the fleet: the
+    smallest fleet is the least R that is at least the replicas needed at the capacity which holds in a fleet of R.
+    """
+
+    def needed(replicas: int) -> int:
+        return replicas_for(question, capacity_per_s(setting_of(question, replicas)))
+
+    most = needed(1)
+    if question.routing != "random":
+        sizes = range(needed(most), most + 1)
+        most = sizes[bisect_left(sizes, True, key=lambda replicas: replicas >= needed(replicas))]
+    return most, capacity_per_s(setting_of(question, most))
+
+
+def replicas_for(question: Question, capacity_per_s: float) -> int:
+    """Working replicas when each is planned at (1 - headroom) of `capacity_per_s`."""
+    return math.ceil(question.workload.rate_per_s / (capacity_per_s * (1 - question.headroom)) * (1 - 1e-9))
+
+
+def setting_of(question: Question, replicas: int) -> Setting:
+    """The setting of one replica in a fleet of `replicas` working ones."""
+    return Setting(question.workload, question.sla, question.routing, replicas)
+
+
+def cheapest(sized: Sequence[Fleet | Rejection]) -> Fleet | None:
+    """The fleet with the fewest GPUs; None when all were rejected."""
+    return min((fleet for fleet in sized if isinstance(fleet, Fleet)), key=cost, default=None)
+
+
+def cost(fleet: Fleet) -> tuple[int, float]:
+    """Fewest GPUs first; among equals, the one with the most room."""
+    return fleet.gpus, -fleet.requests_per_s_per_gpu
+
+
+def sla_rejection(candidate: Candidate, missed: SlaMissed) -> Rejection:
+    """A candidate whose replica misses a limit even without load."""
+    limit = missed.limit
+    why = (
+        f"misses {limit.metric.upper()} even alone: p{limit.percentile} is {missed.alone_s * 1000:.3g} ms on an idle "
+        f"replica, the limit is {limit.limit_s * 1000:.3g} ms"
+    )
+    return Rejection(candidate.gpu, candidate.tp, candidate.precision, "sla", why, limit, missed.alone_s)
+
+
+def distance_from_sla(rejection: Rejection) -> tuple[bool, float]:
+    """Nearest miss of the SLA first, then what could not be sized at all."""
+    if rejection.limit is None or rejection.nearest_s is None:
+        return True, 0.0
+    return False, rejection.nearest_s / rejection.limit.limit_s

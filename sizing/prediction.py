@@ -1,0 +1,77 @@
+"""Latency percentiles as predicted for a replica or a fleet at a load; made by the queue and by the simulator."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass
+from typing import Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+from sizing.workload import METRICS, Limit, Metric, Sla
+
+Method = Literal["analytic", "simulation"]
+
+
+@dataclass(frozen=True, slots=True)
+class Quantiles:
+    """Mean and percentiles of one latency, in seconds."""
+
+    mean_s: float
+    p50_s: float
+    p90_s: float
+    p95_s: float
+    p99_s: float
+
+    @classmethod
+    def of(cls, seconds: NDArray[np.float64]) -> Quantiles:
+        """Quantiles of a sample; NaN where the sample is empty."""
+        sample = seconds[np.isfinite(seconds)]
+        if not sample.size:
+            return cls(*(float("nan"),) * 5)
+        return cls(float(sample.mean()), *(float(q) for q in np.percentile(sample, (50, 90, 95, 99))))
+
+    def at(self, percentile: int) -> float:
+        """Seconds at p50, p90, p95 or p99."""
+        return float(getattr(self, f"p{percentile}_s"))
+
+
+@dataclass(frozen=True, slots=True)
+class Prediction:
+    """What users would see. `saturated`: the load exceeds what the fleet can carry, so that queues grow without end and
+    the percentiles mean nothing. `utilization` is load over the highest rate that is stable. `warnings` are
+    lines for the reader."""
+
+    ttft: Quantiles
+    itl: Quantiles
+    e2e: Quantiles
+    saturated: bool
+    utilization: float
+    method: Method
+    warnings: tuple[str, ...] = ()
+
+    def of(self, metric: Metric) -> Quantiles:
+        """The quantiles of one metric."""
+        return {"ttft": self.ttft, "itl": self.itl, "e2e": self.e2e}[metric]
+
+    def value_s(self, limit: Limit) -> float:
+        """Seconds predicted for the metric and percentile that `limit` speaks of."""
+        return self.of(limit.metric).at(limit.percentile)
+
+    def meets(self, sla: Sla) -> bool:
+        """True when the load is stable and every limit holds."""
+        return not self.saturated and all(self.value_s(limit) <= limit.limit_s for limit in sla.limits)
+
+    def binding(self, sla: Sla) -> Limit:
+        """The limit with the least room left, as a share of itself."""
+        return max(sla.limits, key=lambda limit: self.value_s(limit) / limit.limit_s)
+
+    def as_dict(self) -> dict[str, dict[str, float]]:
+        """The JSON shape of the CLI contract: metric -> {mean_s, p50_s, p90_s, p95_s, p99_s}."""
+        return {metric: asdict(self.of(metric)) for metric in METRICS}
+
+
+def saturated(utilization: float, method: Method) -> Prediction:
+    """The prediction for a load that no steady state can carry."""
+    nothing = Quantiles(*(float("inf"),) * 5)
+    return Prediction(nothing, nothing, nothing, True, utilization, method)

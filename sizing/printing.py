@@ -1,0 +1,134 @@
+"""What the command line prints for people: tables and sentences, times in milliseconds."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from rich.console import Console
+from rich.markup import escape
+from rich.table import Table
+
+from sizing import answer
+from sizing.fitting import Fit
+from sizing.numbers import milliseconds, significant
+from sizing.plan import Fleet, Plan, Question, Rejection
+from sizing.prediction import Prediction
+from sizing.workload import METRICS
+
+SHOWN = 8
+
+
+def console() -> Console:
+    """Standard output; at least 120 columns when it is not a terminal, so that piped tables stay whole."""
+    found = Console(highlight=False)
+    return found if found.is_terminal else Console(highlight=False, width=max(120, found.width))
+
+
+def print_plan(plan: Plan) -> None:
+    """The answer, its arithmetic, the SLA, alternatives and what was left out."""
+    out, fleet = console(), plan.answer
+    out.print(f"[bold]{escape(answer.sentence(plan))}[/bold]")
+    out.print(escape(answer.working(plan)))
+    out.print(f"{significant(fleet.requests_per_s_per_gpu)} requests/s per GPU. {answer.band(fleet)}.")
+    out.print(
+        f"Basis: {fleet.candidate.basis}, {escape(fleet.candidate.source)}; verified by {fleet.predicted.method}."
+    )
+    if plan.mean_based:
+        out.print(escape(plan.mean_based.text))
+    out.print(sla_table(plan.question, fleet))
+    out.print(f"Binding limit: {answer.binding(fleet)}. {answer.sensitivity(plan)}.")
+    for warning in (*fleet.candidate.warnings, *fleet.predicted.warnings):
+        out.print(f"[yellow]warning:[/yellow] {escape(warning)}")
+    if len(plan.fleets) > 1:
+        out.print(alternatives_table(plan))
+    print_rejections(plan.rejected)
+
+
+def sla_table(question: Question, fleet: Fleet) -> Table:
+    """Each limit against its prediction at the planned load."""
+    table = Table("limit", "allowed", "predicted", "room", title="SLA at the planned load", title_justify="left")
+    for limit in question.sla.limits:
+        value = fleet.predicted.value_s(limit)
+        room = f"{1 - value / limit.limit_s:.0%}"
+        table.add_row(
+            f"p{limit.percentile} {limit.metric.upper()}", milliseconds(limit.limit_s), milliseconds(value), room
+        )
+    return table
+
+
+def alternatives_table(plan: Plan) -> Table:
+    """The best configurations, the answer first."""
+    table = Table("GPU", "TP", "precision", "GPUs", "90 % band", "requests/s per GPU", "binds", "basis")
+    table.title, table.title_justify = f"Configurations that meet the SLA ({len(plan.fleets)})", "left"
+    for fleet in plan.fleets[:SHOWN]:
+        high = "no limit" if fleet.gpus_high is None else str(fleet.gpus_high)
+        table.add_row(
+            fleet.candidate.gpu,
+            str(fleet.candidate.tp),
+            fleet.candidate.precision,
+            str(fleet.gpus),
+            f"{fleet.gpus_low}-{high}",
+            significant(fleet.requests_per_s_per_gpu),
+            f"p{fleet.binding.percentile} {fleet.binding.metric.upper()}",
+            fleet.candidate.basis,
+        )
+    return table
+
+
+def print_rejections(rejected: Sequence[Rejection]) -> None:
+    """What was left out and why."""
+    if not rejected:
+        return
+    table = Table(
+        "GPU", "TP", "precision", "left out because", title=f"Left out ({len(rejected)})", title_justify="left"
+    )
+    for miss in rejected:
+        table.add_row(miss.gpu, str(miss.tp), miss.precision, escape(miss.why))
+    console().print(table)
+
+
+def print_prediction(prediction: Prediction, title: str) -> None:
+    """Percentiles of the three latencies."""
+    if prediction.saturated:
+        console().print(f"Saturated: the load is {prediction.utilization:.0%} of what can be carried in steady state.")
+        return
+    table = Table("", "mean", "p50", "p90", "p95", "p99", title=f"{escape(title)}, {prediction.method}")
+    for metric in METRICS:
+        quantiles = prediction.of(metric)
+        values = (quantiles.mean_s, quantiles.p50_s, quantiles.p90_s, quantiles.p95_s, quantiles.p99_s)
+        table.add_row(metric.upper(), *map(milliseconds, values))
+    console().print(table)
+    console().print(f"Utilization {prediction.utilization:.0%} of the highest stable rate.")
+    for warning in prediction.warnings:
+        console().print(f"[yellow]warning:[/yellow] {escape(warning)}")
+
+
+def print_fit(fitted: Fit) -> None:
+    """Coefficients with intervals, and the error at each point."""
+    out = console()
+    out.print(f"{escape(fitted.deployment.label)}: policy {fitted.batching.policy}")
+    table = Table("coefficient", "value", "90 % interval")
+    for name in fitted.names:
+        low, high = fitted.interval(name)
+        table.add_row(name, microseconds(getattr(fitted.law, name)), f"{microseconds(low)} to {microseconds(high)}")
+    out.print(table)
+    errors = Table("ISL", "OSL", "concurrency", "requests/s", "error", "ITL error", "TTFT error", title="At each point")
+    for point in fitted.errors:
+        errors.add_row(
+            significant(point.isl),
+            significant(point.osl),
+            significant(point.concurrency),
+            significant(point.requests_per_s),
+            f"{point.requests_per_s_error:+.1%}",
+            f"{point.itl_error:+.1%}",
+            f"{point.ttft_error:+.1%}",
+        )
+    out.print(errors)
+    out.print(f"Leave-one-out error {fitted.leave_one_out:.1%} (median); chi2 per point {fitted.chi2_per_point:.2f}.")
+    for warning in fitted.warnings:
+        out.print(f"[yellow]warning:[/yellow] {escape(warning)}")
+
+
+def microseconds(seconds: float) -> str:
+    """A coefficient in microseconds."""
+    return f"{significant(seconds * 1e6)} µs"

@@ -1,0 +1,198 @@
+"""What is asked of the fleet: lengths of requests, how they arrive, and the latency they must meet."""
+
+from __future__ import annotations
+
+import math
+import re
+from dataclasses import dataclass
+from typing import Literal, get_args
+
+import numpy as np
+from numpy.typing import NDArray
+
+from sizing.errors import ScenarioError
+
+Metric = Literal["ttft", "itl", "e2e"]
+METRICS: tuple[Metric, ...] = get_args(Metric)
+PERCENTILES = (50, 90, 95, 99)
+ArrivalKind = Literal["poisson", "constant", "gamma"]
+Routing = Literal["random", "round_robin", "least_outstanding"]
+ROUTINGS: tuple[Routing, ...] = get_args(Routing)
+
+Tokens = NDArray[np.int64]
+Seconds = NDArray[np.float64]
+
+
+def finite(name: str, value: float, *, above: float = 0.0, unit: str = "") -> float:
+    """`value` if it is a finite number greater than `above`, else a ScenarioError that names the field."""
+    if not math.isfinite(value) or value <= above:
+        raise ScenarioError(f"{name} must be a number above {above:g}{unit}, got {value:g}")
+    return float(value)
+
+
+@dataclass(frozen=True, slots=True)
+class Lengths:
+    """Input and output tokens of a request: means, and coefficients of variation (0 = every request the same).
+
+    Variable lengths are lognormal, rounded to tokens, at least 1 input and 1 output token.
+
+    >>> Lengths(isl=2000, osl=256).sample(2, np.random.default_rng(0))
+    (array([2000, 2000]), array([256, 256]))
+    """
+
+    isl: float
+    osl: float
+    isl_cv: float = 0.0
+    osl_cv: float = 0.0
+
+    def __post_init__(self) -> None:
+        for name in ("isl", "osl"):
+            value = finite(f"{name.upper()} (tokens)", getattr(self, name))
+            if value < 1:
+                raise ScenarioError(f"{name.upper()} must be at least 1 token, got {value:g}")
+        for name in ("isl_cv", "osl_cv"):
+            finite(name, getattr(self, name), above=-1e-12)
+
+    def sample(self, n: int, rng: np.random.Generator) -> tuple[Tokens, Tokens]:
+        """`n` pairs of (input, output) tokens, two int64 arrays of shape (n,)."""
+        return _lognormal_tokens(self.isl, self.isl_cv, n, rng), _lognormal_tokens(self.osl, self.osl_cv, n, rng)
+
+    @property
+    def fixed(self) -> bool:
+        """True when every request has the same two lengths."""
+        return self.isl_cv == 0 and self.osl_cv == 0
+
+
+def _lognormal_tokens(mean: float, cv: float, n: int, rng: np.random.Generator) -> Tokens:
+    if cv == 0:
+        return np.full(n, max(1, round(mean)), np.int64)
+    sigma = math.sqrt(math.log1p(cv * cv))
+    draws = mean * np.exp(sigma * rng.standard_normal(n) - sigma * sigma / 2)
+    return np.maximum(1, np.rint(draws)).astype(np.int64)
+
+
+@dataclass(frozen=True, slots=True)
+class Arrivals:
+    """The law of the gaps between requests; `cv` is their coefficient of variation (poisson 1, constant 0).
+
+    >>> Arrivals.parse("gamma:cv=2")
+    Arrivals(kind='gamma', cv=2.0)
+    """
+
+    kind: ArrivalKind = "poisson"
+    cv: float = 1.0
+
+    def __post_init__(self) -> None:
+        if self.kind == "gamma":
+            finite("arrivals cv", self.cv)
+
+    @classmethod
+    def parse(cls, text: str) -> Arrivals:
+        """Read ``poisson``, ``constant`` or ``gamma:cv=2``."""
+        if text == "poisson":
+            return cls("poisson", 1.0)
+        if text == "constant":
+            return cls("constant", 0.0)
+        found = re.fullmatch(r"gamma:cv=([0-9.]+)", text)
+        if not found:
+            raise ScenarioError(
+                f"arrivals {text!r}: use poisson, constant or gamma:cv=NUMBER (for instance gamma:cv=2)"
+            )
+        return cls("gamma", _number("arrivals cv", found[1]))
+
+    def gaps(self, n: int, rate_per_s: float, rng: np.random.Generator, merged: int = 1) -> Seconds:
+        """`n` gaps in seconds with mean ``merged / rate_per_s``: each the sum of `merged` gaps of the stream.
+
+        ``merged=R`` is what one replica sees behind round robin over R replicas, exactly.
+        """
+        mean_s = merged / rate_per_s
+        if self.kind == "constant":
+            return np.full(n, mean_s)
+        shape = merged if self.kind == "poisson" else merged / self.cv**2
+        return rng.gamma(shape, mean_s / shape, n)
+
+    def __str__(self) -> str:
+        return f"gamma:cv={self.cv:g}" if self.kind == "gamma" else self.kind
+
+
+@dataclass(frozen=True, slots=True)
+class Limit:
+    """One promise: the p-th percentile of a metric stays at or below `limit_s` seconds.
+
+    >>> Limit.parse("ttft", "p95:1s")
+    Limit(metric='ttft', percentile=95, limit_s=1.0)
+    """
+
+    metric: Metric
+    percentile: int
+    limit_s: float
+
+    def __post_init__(self) -> None:
+        finite(f"{self.metric.upper()} limit", self.limit_s, unit=" s")
+        if self.percentile not in PERCENTILES:
+            raise ScenarioError(
+                f"{self.metric.upper()}: percentile p{self.percentile} is not one of p50, p90, p95, p99"
+            )
+
+    @classmethod
+    def parse(cls, metric: Metric, text: str) -> Limit:
+        """Read ``p95:1s`` or ``p99:30ms``."""
+        percentile, _, time = text.strip().partition(":")
+        if not re.fullmatch(r"p\d+", percentile) or not time:
+            raise ScenarioError(f"--{metric} {text!r}: write it as percentile:time, for instance p95:1s or p99:30ms")
+        return cls(metric, int(percentile[1:]), parse_seconds(f"--{metric}", time))
+
+    def __str__(self) -> str:
+        return f"p{self.percentile} {self.metric.upper()} <= {self.limit_s * 1000:g} ms"
+
+
+def parse_seconds(name: str, text: str) -> float:
+    """Read a time with its unit (s, ms, us, ns) as seconds.
+
+    >>> parse_seconds("--itl", "30ms")
+    0.03
+    """
+    found = re.fullmatch(r"(.*?)\s*(s|ms|us|ns)", text.strip())
+    if not found:
+        raise ScenarioError(f"{name}: {text!r} needs a unit: s, ms, us or ns, for instance 30ms")
+    return _number(name, found[1]) * {"s": 1, "ms": 1e-3, "us": 1e-6, "ns": 1e-9}[found[2]]
+
+
+def _number(name: str, text: str) -> float:
+    try:
+        return float(text)
+    except ValueError:
+        raise ScenarioError(f"{name}: {text!r} is not a number") from None
+
+
+@dataclass(frozen=True, slots=True)
+class Sla:
+    """Up to three limits, on TTFT, ITL and E2E, each with its own percentile; all must hold."""
+
+    ttft: Limit | None = None
+    itl: Limit | None = None
+    e2e: Limit | None = None
+
+    def __post_init__(self) -> None:
+        if not self.limits:
+            raise ScenarioError("the SLA needs at least one limit: --ttft, --itl or --e2e, for instance --ttft p95:1s")
+
+    @property
+    def limits(self) -> tuple[Limit, ...]:
+        """The limits that are set, in the order TTFT, ITL, E2E."""
+        return tuple(limit for limit in (self.ttft, self.itl, self.e2e) if limit is not None)
+
+    def __str__(self) -> str:
+        return " and ".join(map(str, self.limits))
+
+
+@dataclass(frozen=True, slots=True)
+class Workload:
+    """A stream of requests offered to a fleet: `rate_per_s` requests per second in all."""
+
+    lengths: Lengths
+    rate_per_s: float
+    arrivals: Arrivals = Arrivals()
+
+    def __post_init__(self) -> None:
+        finite("rate (requests/s)", self.rate_per_s)

@@ -104,12 +104,12 @@ def fleet_json(fleet: Fleet, question: Question) -> dict[str, Any]:
         "utilization": fleet.predicted.utilization,
         "predicted": fleet.predicted.as_dict(),
         "binding": str(fleet.binding),
-        "basis": candidate.basis,
+        "basis": fleet.basis,
         "source": candidate.source,
         "gpus_low": fleet.gpus_low,
         "gpus_high": fleet.gpus_high,
         "verified_by": fleet.predicted.method,
-        "warnings": [*candidate.warnings, *fleet.predicted.warnings],
+        "warnings": list(fleet.warnings),
         **({"cost_per_hour": price * fleet.gpus} if price is not None else {}),
     }
 

@@ -83,7 +83,7 @@ def by_deployment(points: Sequence[Point]) -> dict[Deployment, list[Point]]:
 def from_fit(fitted: Fit, lengths: Lengths) -> Candidate:
     """The candidate that a fit stands for; "fitted" when the lengths lie within what was measured."""
     deployment = fitted.deployment
-    basis: Basis = "fitted" if fitted.covers(lengths) else "extrapolated"
+    basis: Basis = "fitted" if fitted.covers(lengths, in_flight=1) else "extrapolated"
     return Candidate(
         model=deployment.model,
         gpu=deployment.gpu,
@@ -92,8 +92,9 @@ def from_fit(fitted: Fit, lengths: Lengths) -> Candidate:
         replica=fitted.replica,
         basis=basis,
         source=f"{len(fitted.errors)} measured points, {deployment.engine} {deployment.engine_version}".strip(),
-        relative_sigma=fitted.leave_one_out,
+        relative_sigma=fitted.relative_sigma,
         pp=deployment.pp,
+        calibrated_in_flight=fitted.calibrated.concurrency,
         variants=fitted.variants,
         warnings=fitted.warnings,
     )
@@ -106,13 +107,13 @@ def estimated(
     candidates: list[Candidate] = []
     rejected: list[Rejection] = []
     known_model = model_named(model)
-    for gpu in (gpu_named(name).name for name in choice.gpus if name not in measured_gpus):
+    for gpu in (gpu_named(name).id for name in choice.gpus if name not in measured_gpus):
         for precision in choice.precisions or precisions_of(gpu_named(gpu), known_model):
             for tp in choice.tps or TENSOR_PARALLEL:
                 if (gpu, precision, tp) in covered:
                     continue
                 try:
-                    candidates.append(estimate(known_model.name, gpu, tp, precision, lengths))
+                    candidates.append(estimate(known_model.id, gpu, tp, precision, lengths))
                 except DoesNotFit as error:
                     rejected.append(Rejection(gpu, tp, precision, "memory", str(error)))
                 except EstimateUnavailable as error:

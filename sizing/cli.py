@@ -16,7 +16,7 @@ from sizing import answer, candidates, planner
 from sizing.candidates import Choice
 from sizing.curves import Point, read_points
 from sizing.errors import NoFeasiblePlan, PointsError, ScenarioError, SizingError
-from sizing.fitting import Fit, fit
+from sizing.fitting import Fit, PointError, fit
 from sizing.plan import Question
 from sizing.prediction import Prediction
 from sizing.printing import print_fit, print_plan, print_prediction, print_rejections
@@ -124,7 +124,8 @@ def predict_command(json_: bool, replicas: int, method: str, **given: Any) -> No
         prediction = predict_analytically(fitted.replica, workload, replicas=replicas, routing=routing)
     else:
         prediction = run_simulation(fitted.replica, workload, replicas=replicas, routing=routing).prediction()
-    basis = "fitted" if fitted.covers(workload.lengths) else "extrapolated"
+    in_flight = workload.rate_per_s / replicas * prediction.e2e.mean_s
+    basis = "fitted" if fitted.covers(workload.lengths, in_flight) else "extrapolated"
     if json_:
         write_json({**prediction_json(prediction), "basis": basis, "warnings": list(fitted.warnings)})
     else:
@@ -241,11 +242,17 @@ def fit_json(fitted: Fit) -> dict[str, Any]:
             )
             for name in fitted.names
         },
-        "points": [error._asdict() for error in fitted.errors],
+        "points": [point_error_json(error) for error in fitted.errors],
         "leave_one_out": fitted.leave_one_out,
         "chi2_per_point": fitted.chi2_per_point,
         "warnings": list(fitted.warnings),
     }
+
+
+def point_error_json(error: PointError) -> dict[str, Any]:
+    """One point: where it was measured, what the law gives, and by how much that differs."""
+    given = {"isl": error.point.isl, "osl": error.point.osl, "concurrency": error.point.load_value}
+    return given | {name: value for name, value in error._asdict().items() if name != "point"}
 
 
 def write_json(value: dict[str, Any]) -> None:

@@ -122,6 +122,7 @@ class Curve(NamedTuple):
 
 _POINTS = TypeAdapter(Point)
 COLUMNS: tuple[str, ...] = tuple(field.name for field in fields(Point))
+FORMULA_STARTS = ("=", "+", "-", "@", "\t", "\r")
 NEEDED = ("model", "precision", "gpu", "tp", "isl", "osl", "load_kind", "load_value", "requests_per_s")
 
 
@@ -157,7 +158,7 @@ def _parse(reader: csv.DictReader[str], name: str) -> list[Point]:
 def _point(row: dict[str | Any, str | Any], where: str) -> Point:
     if None in row:
         raise PointsError(f"{where}: more cells than columns")
-    known: dict[str, Any] = {column: value for column, value in row.items() if value not in ("", None)}
+    known: dict[str, Any] = {column: _value(value) for column, value in row.items() if value not in ("", None)}
     try:
         return _POINTS.validate_python(known)
     except ValidationError as error:
@@ -178,9 +179,14 @@ def write_points(points: Iterable[Point], file: TextIO) -> None:
 def _cell(value: object) -> object:
     if value is None:
         return ""
-    if isinstance(value, str) and value[:1] in ("=", "+", "-", "@", "\t", "\r"):
+    if isinstance(value, str) and value.startswith(FORMULA_STARTS):
         return "'" + value
     return value
+
+
+def _value(cell: str) -> str:
+    """The text behind a cell: without the apostrophe that `_cell` puts before a formula's first character."""
+    return cell[1:] if cell.startswith("'") and cell[1:].startswith(FORMULA_STARTS) else cell
 
 
 def curves(points: Sequence[Point]) -> list[Curve]:

@@ -32,5 +32,4 @@ def load_curve(question: Question, fleet: Fleet, steps: int = 24) -> LoadCurve:
     stable = stable_rate_per_s(candidate.replica, question.workload.lengths)
     rates = np.linspace(0.02, min(FULL, 1.25 * fleet.capacity_per_s / stable), steps) * stable
     predictions = tuple(predict_at(candidate.replica, setting, float(rate)) for rate in rates)
-    planned = question.workload.rate_per_s / fleet.working
-    return LoadCurve(tuple(map(float, rates)), predictions, planned, fleet.capacity_per_s)
+    return LoadCurve(tuple(map(float, rates)), predictions, fleet.load_per_s, fleet.capacity_per_s)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import Literal
 
@@ -42,6 +43,7 @@ class Question:
 class Candidate:
     """One way to serve the model: `tp` GPUs a replica, with the law of that replica and where the law comes from.
 
+    `basis` holds up to `calibrated_in_flight` requests at once in a replica; beyond, the law is extrapolated.
     `relative_sigma` is the standard error of the law's times as a share. `variants`, where a fit gives them, are
     pairs of replicas one standard error to either side along each direction that the data leave open.
     """
@@ -55,6 +57,7 @@ class Candidate:
     source: str
     relative_sigma: float
     pp: int = 1
+    calibrated_in_flight: float = math.inf
     variants: tuple[tuple[Replica, Replica], ...] = ()
     warnings: tuple[str, ...] = ()
 
@@ -86,16 +89,17 @@ class Rejection:
 class Fleet:
     """The answer for one candidate.
 
-    `working` replicas carry the load, `spare` ones stand by. `capacity_per_s`: requests/s of one working replica at
-    which the SLA is about to fail; `requests_per_s_per_replica` = capacity x (1 - headroom), what it is planned for.
-    `working_low`, `working_high`: the count at the ends of the 90 % band of the law; high is None when the SLA cannot
-    be met at the slow end. `predicted`: latencies at the planned load spread over the working replicas; `binding`: the
-    limit with the least room there.
+    `working` replicas carry the load, `load_per_s` requests/s each; `spare` ones stand by. `capacity_per_s`: requests/s
+    of one working replica at which the SLA is about to fail; `requests_per_s_per_replica` = capacity x (1 - headroom),
+    what it is planned for. `working_low`, `working_high`: the count at the ends of the 90 % band of the law; high is
+    None when the SLA cannot be met at the slow end. `predicted`: latencies at the planned load spread over the working
+    replicas; `binding`: the limit with the least room there.
     """
 
     candidate: Candidate
     working: int
     spare: int
+    load_per_s: float
     capacity_per_s: float
     requests_per_s_per_replica: float
     predicted: Prediction
@@ -107,6 +111,26 @@ class Fleet:
     def verified(self) -> bool:
         """True when the count and the latencies come from the simulator."""
         return self.predicted.method == "simulation"
+
+    @property
+    def in_flight(self) -> float:
+        """Requests in a working replica at once, on average at the planned load (Little's law)."""
+        return self.load_per_s * self.predicted.e2e.mean_s
+
+    @property
+    def basis(self) -> Basis:
+        """The candidate's basis, or "extrapolated" where a replica holds more requests at once than were measured."""
+        return "extrapolated" if self.in_flight > self.candidate.calibrated_in_flight else self.candidate.basis
+
+    @property
+    def warnings(self) -> tuple[str, ...]:
+        """What the reader must know: of the law, of the prediction, and of the distance from what was measured."""
+        most = self.candidate.calibrated_in_flight
+        beyond = (
+            f"a replica would hold {self.in_flight:.0f} requests at once, measured were at most {most:.0f}: "
+            "calibrate at or above the planned concurrency"
+        )
+        return (*self.candidate.warnings, *self.predicted.warnings, *([beyond] if self.in_flight > most else []))
 
     @property
     def replicas(self) -> int:

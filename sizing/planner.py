@@ -37,12 +37,14 @@ def size(question: Question, candidate: Candidate, method: Method) -> Fleet | Re
     except SlaMissed as missed:
         return sla_rejection(candidate, missed)
     setting = setting_of(question, working)
-    predicted = method.predict(candidate.replica, setting, question.workload.rate_per_s / working)
+    load_per_s = question.workload.rate_per_s / working
+    predicted = method.predict(candidate.replica, setting, load_per_s)
     low_per_s, high_per_s = capacity_band_per_s(candidate, setting, capacity_per_s)
     return Fleet(
         candidate=candidate,
         working=working,
         spare=question.spare,
+        load_per_s=load_per_s,
         capacity_per_s=capacity_per_s,
         requests_per_s_per_replica=capacity_per_s * (1 - question.headroom),
         predicted=predicted,

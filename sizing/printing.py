@@ -30,14 +30,12 @@ def print_plan(plan: Plan) -> None:
     out.print(f"[bold]{escape(answer.sentence(plan))}[/bold]")
     out.print(escape(answer.working(plan)))
     out.print(f"{significant(fleet.requests_per_s_per_gpu)} requests/s per GPU. {answer.band(fleet)}.")
-    out.print(
-        f"Basis: {fleet.candidate.basis}, {escape(fleet.candidate.source)}; verified by {fleet.predicted.method}."
-    )
+    out.print(f"Basis: {fleet.basis}, {escape(fleet.candidate.source)}; verified by {fleet.predicted.method}.")
     if plan.mean_based:
         out.print(escape(plan.mean_based.text))
     out.print(sla_table(plan.question, fleet))
     out.print(f"Binding limit: {answer.binding(fleet)}. {answer.sensitivity(plan)}.")
-    for warning in (*fleet.candidate.warnings, *fleet.predicted.warnings):
+    for warning in fleet.warnings:
         out.print(f"[yellow]warning:[/yellow] {escape(warning)}")
     if len(plan.fleets) > 1:
         out.print(alternatives_table(plan))
@@ -70,7 +68,7 @@ def alternatives_table(plan: Plan) -> Table:
             f"{fleet.gpus_low}-{high}",
             significant(fleet.requests_per_s_per_gpu),
             f"p{fleet.binding.percentile} {fleet.binding.metric.upper()}",
-            fleet.candidate.basis,
+            fleet.basis,
         )
     return table
 
@@ -113,15 +111,11 @@ def print_fit(fitted: Fit) -> None:
         table.add_row(name, microseconds(getattr(fitted.law, name)), f"{microseconds(low)} to {microseconds(high)}")
     out.print(table)
     errors = Table("ISL", "OSL", "concurrency", "requests/s", "error", "ITL error", "TTFT error", title="At each point")
-    for point in fitted.errors:
+    for error in fitted.errors:
         errors.add_row(
-            significant(point.isl),
-            significant(point.osl),
-            significant(point.concurrency),
-            significant(point.requests_per_s),
-            f"{point.requests_per_s_error:+.1%}",
-            f"{point.itl_error:+.1%}",
-            f"{point.ttft_error:+.1%}",
+            *(significant(value) for value in (error.point.isl, error.point.osl, error.point.load_value)),
+            significant(error.point.requests_per_s),
+            *(f"{share:+.1%}" for share in (error.requests_per_s_error, error.itl_error, error.ttft_error)),
         )
     out.print(errors)
     out.print(f"Leave-one-out error {fitted.leave_one_out:.1%} (median); chi2 per point {fitted.chi2_per_point:.2f}.")

@@ -1,0 +1,1 @@
+"""Speeds and accuracies, measured where they are run; nothing here is asserted."""

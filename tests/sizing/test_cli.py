@@ -1,0 +1,186 @@
+"""The command line as outsiders use it: keys, exit codes, one line for each mistake."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from sizing.cli import main
+
+PLAN = [
+    *"plan --model Qwen/Qwen3-32B --gpu h200_sxm --precision bf16 --tp 2,4 --isl 2000 --osl 256 --rate 20".split(),
+    *"--ttft p95:1s --itl p95:30ms".split(),
+]
+KEYS = {
+    *("gpus", "replicas", "tp", "gpu", "precision", "requests_per_s_per_gpu", "requests_per_s_per_replica"),
+    *(
+        "utilization",
+        "predicted",
+        "binding",
+        "basis",
+        "gpus_low",
+        "gpus_high",
+        "verified_by",
+        "alternatives",
+        "rejected",
+    ),
+}
+POINTS_HEADER = "model,precision,gpu,tp,isl,osl,load_kind,load_value,requests_per_s,ttft_mean_s,itl_mean_s,e2e_mean_s"
+
+
+def run(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> tuple[int, str, str]:
+    with pytest.raises(SystemExit) as stopped:
+        main(arguments)
+    captured = capsys.readouterr()
+    assert isinstance(stopped.value.code, int)
+    return stopped.value.code, captured.out, captured.err
+
+
+def replaced(**values: str) -> list[str]:
+    arguments = list(PLAN)
+    for name, value in values.items():
+        if f"--{name}" in arguments:
+            arguments[arguments.index(f"--{name}") + 1] = value
+        else:
+            arguments += [f"--{name}", value]
+    return arguments
+
+
+def test_plan_prints_the_keys_of_the_contract(capsys: pytest.CaptureFixture[str]) -> None:
+    code, out, err = run([*PLAN, "--json"], capsys)
+    answer = json.loads(out)
+    assert (code, err) == (0, "")
+    assert answer.keys() >= KEYS
+    assert answer["gpus"] == answer["replicas"] * answer["tp"]
+    assert answer["predicted"]["ttft"]["p95_s"] <= 1.0
+    assert answer["predicted"]["itl"]["p95_s"] <= 0.030
+    assert answer["verified_by"] == "simulation"
+    assert answer["basis"] == "estimated"
+
+
+def test_percentiles_need_more_gpus_than_means(capsys: pytest.CaptureFixture[str]) -> None:
+    _, out, _ = run([*PLAN, "--headroom", "0", "--spare", "0", "--json"], capsys)
+    answer = json.loads(out)
+    assert answer["gpus"] > answer["mean_based"]["gpus"]
+    assert "p95" in answer["mean_based"]["why"]
+
+
+def test_an_sla_that_cannot_be_met_prints_no_count(capsys: pytest.CaptureFixture[str]) -> None:
+    for extra in ([], ["--json"]):
+        code, out, err = run([*replaced(itl="p95:2ms"), *extra], capsys)
+        assert code == 3
+        assert err.count("\n") == 1
+        assert '"gpus"' not in out
+        assert "ms on an idle replica" in " ".join(out.split())
+
+
+@pytest.mark.parametrize(
+    "arguments,words",
+    [
+        (replaced(rate="-1"), "rate"),
+        (replaced(rate="nan"), "rate"),
+        (replaced(rate="many"), "many"),
+        (replaced(osl="0"), "OSL"),
+        (replaced(model="Qwen/Qwen3-33B"), "Qwen/Qwen3-32B"),
+        (replaced(gpu="h201_sxm"), "h200_sxm"),
+        (replaced(tp="two"), "--tp"),
+        (replaced(ttft="1s"), "p95:1s"),
+        (replaced(headroom="1"), "headroom"),
+        (replaced(arrivals="sometimes"), "poisson"),
+        (replaced(routing="magic"), "round_robin"),
+        (replaced(points="none.csv"), "none.csv"),
+        (["plan"], "--model"),
+        (["plan", "--colour", "red"], "--colour"),
+        (["guess"], "guess"),
+    ],
+)
+def test_each_mistake_is_one_line_and_exit_2(
+    arguments: list[str], words: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    code, out, err = run(arguments, capsys)
+    assert (code, out) == (2, "")
+    assert err.startswith("error: ")
+    assert err.count("\n") == 1
+    assert words in err
+
+
+def test_a_points_file_without_tp_is_one_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = tmp_path / "points.csv"
+    path.write_text("model,precision,gpu,isl,osl,load_kind,load_value,requests_per_s\nm,p,g,1,1,concurrency,1,1\n")
+    code, _, err = run(replaced(points=str(path)), capsys)
+    assert code == 2
+    assert "'tp' is missing" in err
+    assert err.count("\n") == 1
+
+
+@pytest.mark.parametrize("command", ["plan", "predict", "fit", "simulate"])
+def test_help_shows_an_example(command: str, capsys: pytest.CaptureFixture[str]) -> None:
+    code, out, _ = run([command, "--help"], capsys)
+    assert code == 0
+    assert f"python -m sizing {command}" in out
+
+
+@pytest.fixture
+def points(tmp_path: Path) -> Path:
+    """A closed loop whose engine takes 10 ms a step up to 8 users and 50 ms for a prompt: round figures by hand."""
+    rows = []
+    for users in (1, 2, 4, 8):
+        ttft, itl, osl = 0.05 + 0.002 * users, 0.010 + 0.0005 * users, 20
+        e2e = ttft + itl * (osl - 1)
+        rows.append(f"m,bf16,g,1,100,{osl},concurrency,{users},{users / e2e},{ttft},{itl},{e2e}")
+    path = tmp_path / "points.csv"
+    path.write_text("\n".join([POINTS_HEADER, *rows]) + "\n")
+    return path
+
+
+@pytest.mark.parametrize("method", ["analytic", "simulate"])
+def test_predict_from_points(points: Path, method: str, capsys: pytest.CaptureFixture[str]) -> None:
+    arguments = f"predict --points {points} --isl 100 --osl 20 --rate 5 --method {method} --json".split()
+    code, out, err = run(arguments, capsys)
+    predicted = json.loads(out)
+    assert (code, err) == (0, "")
+    assert predicted["saturated"] is False
+    assert predicted["basis"] == "fitted"
+    for metric in ("ttft", "itl", "e2e"):
+        values = [predicted["predicted"][metric][f"{name}_s"] for name in ("p50", "p90", "p95", "p99")]
+        assert values == sorted(values)
+        assert predicted["predicted"][metric]["mean_s"] > 0
+
+
+def test_predict_beyond_saturation_says_so_and_holds_no_numbers(
+    points: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    code, out, _ = run(f"predict --points {points} --isl 100 --osl 20 --rate 5000 --json".split(), capsys)
+    predicted = json.loads(out)
+    assert code == 0
+    assert predicted["saturated"] is True
+    assert predicted["predicted"]["ttft"]["p95_s"] is None
+
+
+def test_fit_prints_coefficients_with_intervals(points: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    code, out, _ = run(["fit", "--points", str(points), "--json"], capsys)
+    fitted = json.loads(out)
+    assert code == 0
+    for coefficient in fitted["coefficients"].values():
+        assert coefficient["low_s"] <= coefficient["value_s"] <= coefficient["high_s"]
+    assert len(fitted["points"]) == 4
+
+
+def test_a_plan_from_measured_points(points: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    arguments = f"plan --model m --points {points} --isl 100 --osl 20 --rate 50 --e2e p95:290ms --json".split()
+    code, out, _ = run(arguments, capsys)
+    answer = json.loads(out)
+    assert code == 0
+    assert (answer["gpu"], answer["basis"]) == ("g", "fitted")
+
+
+def test_simulate_repeats_with_its_seed(capsys: pytest.CaptureFixture[str]) -> None:
+    arguments = (
+        "simulate --weights 4.8ms --overhead 1ms --token 20us --isl 500 --osl 100 --rate 5 --requests 2000 --json"
+    )
+    first, again, other = (run([*arguments.split(), "--seed", seed], capsys)[1] for seed in ("7", "7", "8"))
+    assert first == again
+    assert first != other
+    assert json.loads(first)["requests_per_s"] == pytest.approx(5, rel=0.1)

@@ -1,0 +1,165 @@
+"""Laws of the plan: what may never happen, whatever the question."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from sizing import planner
+from sizing.capacity import BY_FORMULA, BY_SIMULATION, Setting, SlaMissed, largest
+from sizing.errors import NoFeasiblePlan, ScenarioError
+from sizing.plan import Candidate, Fleet, Plan, Question
+from sizing.replica import Batching, Replica
+from sizing.simulator import simulate
+from sizing.steptime import StepLaw
+from sizing.workload import Lengths, Limit, Sla, Workload
+
+LAW = StepLaw(4.8e-3, 1e-3, 20e-6, 10e-6, 49e-9, 1.3e-9, 0.5e-3, 4e-3)
+BATCHING = Batching("chunked", 256, 8192, 400_000)
+SLA = Sla(ttft=Limit("ttft", 95, 0.5), itl=Limit("itl", 95, 0.02))
+
+
+def candidate(tp: int = 1, law: StepLaw = LAW, gpu: str = "g", sigma: float = 0.05) -> Candidate:
+    return Candidate("m", gpu, tp, "bf16", Replica(law, BATCHING), "estimated", "a law given in a test", sigma)
+
+
+def question(rate: float = 40.0, sla: Sla = SLA, **values: object) -> Question:
+    return dataclasses.replace(Question("m", Workload(Lengths(1000, 200, 0.3, 0.5), rate), sla), **values)  # type: ignore[arg-type]
+
+
+def test_the_answer_is_the_cheapest_and_simulated() -> None:
+    plan = planner.plan(question(), [candidate(1), candidate(2, LAW.scaled(0.55)), candidate(4, LAW.scaled(0.35))])
+    assert plan.answer.predicted.method == "simulation"
+    assert plan.answer.gpus == min(fleet.gpus for fleet in plan.fleets)
+
+
+def test_the_fleet_meets_the_sla_and_one_replica_fewer_misses_it() -> None:
+    asked = question(rate=60.0, headroom=0.0, spare=0)
+    plan = planner.plan(asked, [candidate()])
+    for replicas, meets in ((plan.answer.working, True), (plan.answer.working - 1, False)):
+        run = simulate(candidate().replica, asked.workload, replicas=replicas, requests=200_000, seed=99)
+        assert run.meets(SLA) is meets
+
+
+def test_arithmetic_from_load_to_gpus() -> None:
+    asked = question(headroom=0.25, spare=2)
+    fleet = planner.plan(asked, [candidate(tp=4)]).answer
+    assert fleet.requests_per_s_per_replica == pytest.approx(0.75 * fleet.capacity_per_s)
+    assert fleet.working == math.ceil(40 / fleet.requests_per_s_per_replica)
+    assert fleet.gpus == (fleet.working + 2) * 4
+    assert fleet.requests_per_s_per_gpu == pytest.approx(fleet.requests_per_s_per_replica / 4)
+
+
+@settings(max_examples=8, deadline=None)
+@given(rate=st.floats(1, 300), more=st.floats(1.0, 3.0))
+def test_more_load_never_needs_fewer_replicas(rate: float, more: float) -> None:
+    assert replicas(question(rate)) <= replicas(question(rate * more))
+
+
+@settings(max_examples=8, deadline=None)
+@given(limit_s=st.floats(0.15, 2), tighter=st.floats(0.5, 1.0))
+def test_a_tighter_limit_never_needs_fewer_replicas(limit_s: float, tighter: float) -> None:
+    loose, tight = (Sla(ttft=Limit("ttft", 95, limit)) for limit in (limit_s, limit_s * tighter))
+    assert replicas(question(sla=loose)) <= replicas(question(sla=tight))
+
+
+@pytest.mark.parametrize("low,high", [(50, 90), (90, 95), (95, 99)])
+def test_a_higher_percentile_never_needs_fewer_replicas(low: int, high: int) -> None:
+    counts = [replicas(question(sla=Sla(itl=Limit("itl", percentile, 0.015)))) for percentile in (low, high)]
+    assert counts == sorted(counts)
+
+
+def replicas(asked: Question) -> float:
+    sized = planner.size(asked, candidate(), BY_FORMULA)
+    return sized.working if isinstance(sized, Fleet) else math.inf
+
+
+@settings(max_examples=5, deadline=None)
+@given(factor=st.floats(0.2, 5))
+def test_the_unit_of_time_does_not_matter(factor: float) -> None:
+    """An engine `factor` times as slow, limits as much longer, a load as much lower: the same fleet."""
+    slow = Sla(ttft=Limit("ttft", 95, 0.5 * factor), itl=Limit("itl", 95, 0.02 * factor))
+    one = planner.size(question(40.0), candidate(), BY_FORMULA)
+    other = planner.size(question(40.0 / factor, slow), candidate(law=LAW.scaled(factor)), BY_FORMULA)
+    assert isinstance(one, Fleet)
+    assert isinstance(other, Fleet)
+    # The search for the capacity stops within 0.4 %.
+    assert other.capacity_per_s * factor == pytest.approx(one.capacity_per_s, rel=0.02)
+
+
+def test_formula_and_simulation_agree_on_the_capacity() -> None:
+    setting = Setting(question().workload, SLA, "random")
+    formula, simulated = (method.capacity_per_s(candidate().replica, setting) for method in (BY_FORMULA, BY_SIMULATION))
+    assert formula == pytest.approx(simulated, rel=0.10)
+
+
+def test_balanced_routing_never_needs_more_replicas_than_random() -> None:
+    counts = {}
+    for routing in ("random", "round_robin"):
+        sized = planner.size(question(rate=200.0, routing=routing), candidate(), BY_SIMULATION)
+        assert isinstance(sized, Fleet)
+        counts[routing] = sized.working
+    assert counts["round_robin"] <= counts["random"]
+
+
+def test_an_sla_missed_without_load_gives_no_count() -> None:
+    with pytest.raises(NoFeasiblePlan) as raised:
+        planner.plan(question(sla=Sla(itl=Limit("itl", 95, 0.002))), [candidate()])
+    assert [rejection.kind for rejection in raised.value.rejected] == ["sla"]
+    assert raised.value.rejected[0].nearest_s is not None
+    # An idle engine needs overhead + weights for a step: the shortfall named must be real.
+    assert raised.value.rejected[0].nearest_s > LAW.overhead_s + LAW.weights_s
+
+
+def test_the_band_contains_the_answer_and_widens_with_the_error_of_the_law() -> None:
+    widths = []
+    for sigma in (0.02, 0.15):
+        fleet = planner.size(question(rate=400.0), candidate(sigma=sigma), BY_FORMULA)
+        assert isinstance(fleet, Fleet)
+        assert fleet.working_high is not None
+        assert fleet.working_low <= fleet.working <= fleet.working_high
+        widths.append(fleet.working_high - fleet.working_low)
+    assert widths[0] < widths[1]
+
+
+def test_the_rule_of_means_buys_less_and_misses_the_sla() -> None:
+    """The reason for this project, on one example: the mean rule's fleet breaks the percentile limit."""
+    asked = question(rate=200.0, headroom=0.0, spare=0)
+    plan = planner.plan(asked, [candidate()])
+    assert plan.mean_based is not None
+    assert plan.mean_based.gpus < plan.answer.gpus
+    assert not plan.mean_based.predicted.meets(SLA)
+
+
+def test_no_candidate_at_all_is_no_plan() -> None:
+    with pytest.raises(NoFeasiblePlan):
+        planner.plan(question(), [])
+
+
+@pytest.mark.parametrize(
+    "values", [{"headroom": 1.0}, {"headroom": -0.1}, {"spare": -1}, {"price_per_gpu_hour": math.nan}]
+)
+def test_impossible_margins_are_refused(values: dict[str, float]) -> None:
+    with pytest.raises(ScenarioError):
+        question(**values)
+
+
+@given(root=st.floats(1e-3, 1e3), start=st.floats(0.02, 50))
+def test_the_search_finds_the_edge_from_either_side(root: float, start: float) -> None:
+    assert largest(lambda x: x <= root, root * start, 1e9) == pytest.approx(root, rel=0.01)
+
+
+def test_a_limit_that_never_holds_is_reported_by_both_methods() -> None:
+    setting = Setting(question().workload, Sla(ttft=Limit("ttft", 50, 1e-3)), "random")
+    for method in (BY_FORMULA, BY_SIMULATION):
+        with pytest.raises(SlaMissed):
+            method.capacity_per_s(candidate().replica, setting)
+
+
+def test_every_fleet_of_a_plan_meets_the_sla() -> None:
+    plan: Plan = planner.plan(question(), [candidate(1), candidate(2, LAW.scaled(0.6), "h")])
+    assert all(fleet.predicted.meets(SLA) for fleet in plan.fleets)

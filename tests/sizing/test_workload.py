@@ -1,0 +1,79 @@
+"""Laws of lengths, arrivals and limits, and the questions that are refused."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from sizing.errors import ScenarioError
+from sizing.workload import Arrivals, Lengths, Limit, Sla, Workload, parse_seconds
+
+
+@given(
+    mean=st.floats(20, 4000),
+    cv=st.floats(0, 1.5),
+    seed=st.integers(0, 2**32),
+)
+def test_sampled_lengths_have_the_mean_and_spread_asked_for(mean: float, cv: float, seed: int) -> None:
+    n = 40_000
+    isl, _ = Lengths(mean, 10, isl_cv=cv).sample(n, np.random.default_rng(seed))
+    assert isl.min() >= 1
+    # Five standard errors of the mean, and half a token of rounding.
+    assert abs(isl.mean() - mean) <= 5 * cv * mean / math.sqrt(n) + 0.5
+
+
+@pytest.mark.parametrize("text", ["poisson", "constant", "gamma:cv=2", "gamma:cv=0.5"])
+@pytest.mark.parametrize("merged", [1, 7])
+def test_gaps_of_merged_streams_have_mean_and_spread_of_sums(text: str, merged: int) -> None:
+    arrivals = Arrivals.parse(text)
+    gaps = arrivals.gaps(200_000, 8.0, np.random.default_rng(1), merged)
+    expected_cv = arrivals.cv / math.sqrt(merged)
+    assert gaps.mean() == pytest.approx(merged / 8.0, rel=0.02)
+    assert gaps.std() / gaps.mean() == pytest.approx(expected_cv, rel=0.02, abs=1e-9)
+
+
+@given(percentile=st.sampled_from([50, 90, 95, 99]), limit_ms=st.floats(0.1, 1e5))
+def test_a_limit_reads_back_what_was_written(percentile: int, limit_ms: float) -> None:
+    assert Limit.parse("ttft", f"p{percentile}:{limit_ms!r}ms").limit_s == pytest.approx(limit_ms / 1000)
+    assert Limit.parse("ttft", f"p{percentile}:{limit_ms!r}ms").percentile == percentile
+
+
+@pytest.mark.parametrize(
+    "text", ["1s", "p95", "p95:1", "95:1s", "p95:-1s", "p95:0s", "p95:nans", "p80:1s", "p95:1h", ""]
+)
+def test_limits_that_mean_nothing_are_refused(text: str) -> None:
+    with pytest.raises(ScenarioError):
+        Limit.parse("ttft", text)
+
+
+@pytest.mark.parametrize("text", ["30", "ms", "1,5s", "30 m"])
+def test_times_without_a_number_or_unit_are_refused(text: str) -> None:
+    with pytest.raises(ScenarioError):
+        parse_seconds("x", text)
+
+
+@pytest.mark.parametrize("rate", [0.0, -1.0, math.nan, math.inf])
+def test_impossible_rates_are_refused(rate: float) -> None:
+    with pytest.raises(ScenarioError, match="rate"):
+        Workload(Lengths(1, 1), rate)
+
+
+@pytest.mark.parametrize("isl,osl", [(0, 1), (1, 0), (math.nan, 1), (1, -3), (0.5, 1)])
+def test_impossible_lengths_are_refused(isl: float, osl: float) -> None:
+    with pytest.raises(ScenarioError, match=r"ISL|OSL"):
+        Lengths(isl, osl)
+
+
+@pytest.mark.parametrize("text", ["", "gamma", "gamma:cv=0", "gamma:cv=x", "uniform"])
+def test_unknown_arrivals_are_refused(text: str) -> None:
+    with pytest.raises(ScenarioError):
+        Arrivals.parse(text)
+
+
+def test_an_sla_without_limits_is_refused() -> None:
+    with pytest.raises(ScenarioError, match="at least one limit"):
+        Sla()

@@ -13,8 +13,8 @@ MONTE_CARLO_SIGMA = 0.015
 """Standard error of a simulated capacity at the number of requests the planner uses."""
 
 
-def capacity_band_per_s(candidate: Candidate, setting: Setting, capacity_per_s: float) -> tuple[float, float]:
-    """The 90 % band (low, high) of requests/s that one replica carries under the SLA.
+def capacity_band(candidate: Candidate, setting: Setting) -> tuple[float, float]:
+    """The 90 % band of a replica's capacity under the SLA as factors of it: (low, high).
 
     Low is 0 when, at the slow end, the SLA cannot be met at all.
 
@@ -25,10 +25,10 @@ def capacity_band_per_s(candidate: Candidate, setting: Setting, capacity_per_s: 
     middle = formula(candidate.replica, setting)
     if candidate.variants:
         sigma = math.hypot(MONTE_CARLO_SIGMA, *(_half_change(pair, setting, middle) for pair in candidate.variants))
-        return capacity_per_s * math.exp(-Z90 * sigma), capacity_per_s * math.exp(Z90 * sigma)
+        return math.exp(-Z90 * sigma), math.exp(Z90 * sigma)
     spread = math.exp(Z90 * candidate.relative_sigma)
     slow, fast = (formula(_scaled(candidate.replica, factor), setting) for factor in (spread, 1 / spread))
-    return capacity_per_s * slow / middle, capacity_per_s * fast / middle
+    return slow / middle, fast / middle
 
 
 def formula(replica: Replica, setting: Setting) -> float:

@@ -22,7 +22,9 @@ FULL = 0.995
 """Share of the stable rate up to which the capacity is sought; beyond it percentiles have no finite meaning."""
 
 TOLERANCE = 0.004
-"""Relative width at which the search for a rate stops; the Monte-Carlo error of a simulated one is 1-2 %."""
+FORMULA_TOLERANCE = 0.008
+"""Relative widths at which the search for a rate stops: by simulation, whose Monte-Carlo error is 1-2 %, and by
+formula, whose model error is larger."""
 
 REQUESTS = 60_000
 
@@ -85,7 +87,7 @@ def analytic_capacity_per_s(replica: Replica, setting: Setting) -> float:
     low, high = math.log(IDLE * stable_per_s), math.log(FULL * stable_per_s)
     if excess(high) <= 0:
         return FULL * stable_per_s
-    return math.exp(brentq(excess, low, high, xtol=TOLERANCE))
+    return math.exp(brentq(excess, low, high, xtol=FORMULA_TOLERANCE))
 
 
 def log_excess(prediction: Prediction, sla: Sla) -> float:

@@ -6,7 +6,7 @@ import math
 from bisect import bisect_left
 from collections.abc import Callable, Sequence
 
-from sizing.band import capacity_band_per_s
+from sizing.band import capacity_band
 from sizing.capacity import BY_FORMULA, BY_SIMULATION, Method, Setting, SlaMissed
 from sizing.errors import NoFeasiblePlan
 from sizing.mean_rule import mean_based
@@ -39,7 +39,7 @@ def size(question: Question, candidate: Candidate, method: Method) -> Fleet | Re
     setting = setting_of(question, working)
     load_per_s = question.workload.rate_per_s / working
     predicted = method.predict(candidate.replica, setting, load_per_s)
-    low_per_s, high_per_s = capacity_band_per_s(candidate, setting, capacity_per_s)
+    low, high = capacity_band(candidate, setting)
     return Fleet(
         candidate=candidate,
         working=working,
@@ -49,8 +49,8 @@ def size(question: Question, candidate: Candidate, method: Method) -> Fleet | Re
         requests_per_s_per_replica=capacity_per_s * (1 - question.headroom),
         predicted=predicted,
         binding=predicted.binding(question.sla),
-        working_low=replicas_for(question, high_per_s),
-        working_high=replicas_for(question, low_per_s) if low_per_s > 0 else None,
+        working_low=replicas_for(question, capacity_per_s * high),
+        working_high=replicas_for(question, capacity_per_s * low) if low > 0 else None,
     )
 
 
@@ -61,14 +61,19 @@ def smallest_fleet(question: Question, capacity_per_s: Callable[[Setting], float
     smallest fleet is the least R that is at least the replicas needed at the capacity which holds in a fleet of R.
     """
 
+    known: dict[int, float] = {}
+
     def needed(replicas: int) -> int:
-        return replicas_for(question, capacity_per_s(setting_of(question, replicas)))
+        if replicas not in known:
+            known[replicas] = capacity_per_s(setting_of(question, replicas))
+        return replicas_for(question, known[replicas])
 
     most = needed(1)
-    if question.routing != "random":
-        sizes = range(needed(most), most + 1)
-        most = sizes[bisect_left(sizes, True, key=lambda replicas: replicas >= needed(replicas))]
-    return most, capacity_per_s(setting_of(question, most))
+    if question.routing == "random":
+        return most, known[1]
+    sizes = range(needed(most), most + 1)
+    smallest = sizes[bisect_left(sizes, True, key=lambda replicas: replicas >= needed(replicas))]
+    return smallest, known[smallest]
 
 
 def replicas_for(question: Question, capacity_per_s: float) -> int:

@@ -1,0 +1,178 @@
+"""The GPUs and models the planner knows, read from data/catalog/*.yaml; names, memory, speed, shapes, precisions.
+
+Only estimates look names up here: measured points may carry any model and GPU name.
+"""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Mapping
+from functools import cache
+from pathlib import Path
+from types import MappingProxyType
+from typing import Annotated, Any, Literal, TypeVar, get_args
+
+import yaml
+from pydantic import ConfigDict, Field, TypeAdapter, ValidationError
+from pydantic.dataclasses import dataclass
+
+from sizing.errors import CatalogueError
+
+Precision = Literal["bf16", "fp8", "fp8_block", "nvfp4", "mxfp4", "int4"]
+PRECISIONS: tuple[Precision, ...] = get_args(Precision)
+BITS: Mapping[Precision, float] = MappingProxyType(
+    {"bf16": 16, "fp8": 8, "fp8_block": 8, "nvfp4": 4.5, "mxfp4": 4.25, "int4": 4}
+)
+"""Bits a weight takes, scales included: NVFP4 has an 8-bit scale per 16 weights, MXFP4 one per 32."""
+CATALOG = Path(__file__).resolve().parent.parent / "data" / "catalog"
+NEAREST = 3
+
+_Positive = Annotated[float, Field(gt=0)]
+_Count = Annotated[int, Field(ge=1)]
+_STRICT = ConfigDict(extra="forbid", allow_inf_nan=False)
+_Entry = TypeVar("_Entry", "Gpu", "Model")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, config=_STRICT)
+class Gpu:
+    """One GPU: memory in bytes, bandwidth in bytes/s, dense FLOP/s by format of the operands (bf16, fp8, fp4).
+
+    `precisions`: formats with kernel timings, most accurate first. `source` names where the figures come from.
+    """
+
+    id: str
+    name: str
+    memory_bytes: _Count
+    bandwidth_bytes_per_s: _Positive
+    flops_per_s: dict[Literal["bf16", "fp8", "fp4"], _Positive]
+    precisions: tuple[Precision, ...]
+    gpus_per_server: _Count
+    source: str
+
+    def peak_flops_per_s(self, precision: Precision) -> float:
+        """Dense FLOP/s of matrix products at this precision; weight-only formats compute in bf16."""
+        operand: Literal["fp8", "fp4", "bf16"] = (
+            "fp8" if precision.startswith("fp8") else "fp4" if precision == "nvfp4" else "bf16"
+        )
+        return self.flops_per_s.get(operand, self.flops_per_s["bf16"])
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, config=_STRICT)
+class Model:
+    """One model: its Hugging Face id, its size and the shape of its attention.
+
+    `active_parameters`: those a token passes through (all, if dense). `checkpoint`: precision of the published
+    weights. `kv_heads`: over how many GPUs the KV cache can be split (1 for latent attention).
+    `kv_values_per_token`: numbers a token leaves in the KV cache, over all layers, at a context of 4,096.
+    `timings`: engine -> GPUs for which the kernel database was checked to serve this model.
+    """
+
+    id: str
+    name: str
+    kind: Literal["dense", "moe"]
+    checkpoint: Precision
+    parameters: _Positive
+    active_parameters: _Positive
+    layers: _Count
+    heads: _Count
+    kv_heads: _Count
+    head_size: _Count
+    kv_values_per_token: _Count
+    timings: dict[str, tuple[str, ...]] = Field(default_factory=dict)
+
+    def timed_on(self, gpu: str) -> tuple[str, ...]:
+        """Engines for which the kernel database was checked to serve this model on `gpu`."""
+        return tuple(engine for engine, systems in self.timings.items() if gpu in systems)
+
+
+@cache
+def gpus() -> Mapping[str, Gpu]:
+    """All GPUs by name. Raises CatalogueError, naming file and key, if the file is faulty."""
+    return read(CATALOG / "gpus.yaml", Gpu)
+
+
+@cache
+def models() -> Mapping[str, Model]:
+    """All models by Hugging Face id. Raises CatalogueError, naming file and key, if the file is faulty."""
+    return read(CATALOG / "models.yaml", Model)
+
+
+def gpu(name: str) -> Gpu:
+    """The GPU of that name, in any letter case; else CatalogueError with the nearest names.
+
+    >>> gpu("H200_SXM").name
+    'NVIDIA H200 SXM 141 GB'
+    """
+    return _find("GPU", name, gpus())
+
+
+def model(name: str) -> Model:
+    """The model of that Hugging Face id, or of its last part where that names one model; else CatalogueError.
+
+    >>> model("qwen3-32b").id
+    'Qwen/Qwen3-32B'
+    """
+    return _find("model", name, models())
+
+
+def precisions(gpu: Gpu, model: Model) -> tuple[Precision, ...]:
+    """How `model` can run on `gpu`: a bf16 checkpoint in every precision of the chip, any other only as published.
+
+    >>> precisions(gpus()["h100_sxm"], models()["Qwen/Qwen3-32B"])
+    ('bf16', 'fp8', 'fp8_block')
+    """
+    if model.checkpoint == "bf16":
+        return gpu.precisions
+    return (model.checkpoint,) if model.checkpoint in gpu.precisions or model.timed_on(gpu.id) else ()
+
+
+def _find(what: str, name: str, known: Mapping[str, _Entry]) -> _Entry:
+    wanted = name.strip().casefold()
+    exact = [entry for key, entry in known.items() if key.casefold() == wanted]
+    found = exact or [entry for key, entry in known.items() if _last(key) == wanted]
+    if len(found) == 1:
+        return found[0]
+    near = nearest(name, known)
+    hint = f"did you mean {' or '.join(near)}?" if near else f"known: {', '.join(list(known)[:12])} ..."
+    raise CatalogueError(f"unknown {what} {name!r}: {hint}")
+
+
+def _last(key: str) -> str:
+    return key.casefold().rpartition("/")[2]
+
+
+def nearest(name: str, known: Mapping[str, object]) -> list[str]:
+    """Up to three known names like `name`: those that contain it or that it contains, else the nearest in spelling."""
+    wanted = _last(name.strip())
+    inside = [key for key in known if len(wanted) > 1 and (wanted in key.casefold() or _last(key) in wanted)]
+    if inside:
+        return inside[:NEAREST]
+    by_last = {_last(key): key for key in known}
+    return [by_last[match] for match in difflib.get_close_matches(wanted, by_last, n=NEAREST, cutoff=0.5)]
+
+
+def read(path: Path, kind: type[_Entry]) -> Mapping[str, _Entry]:
+    """The entries of one catalogue file. Raises CatalogueError with the file, the entry and the key at fault."""
+    try:
+        content = yaml.load(path.read_bytes(), Loader=getattr(yaml, "CSafeLoader", yaml.SafeLoader))
+    except OSError as error:
+        raise CatalogueError(f"{path}: cannot be read ({error.strerror})") from None
+    except yaml.YAMLError as error:
+        mark = getattr(error, "problem_mark", None)
+        line = f", line {mark.line + 1}" if mark else ""
+        raise CatalogueError(f"{path}{line}: not valid YAML ({getattr(error, 'problem', error)})") from None
+    if not isinstance(content, dict) or not content:
+        raise CatalogueError(f"{path}: expected a mapping of names to entries")
+    adapter = TypeAdapter(kind)
+    return MappingProxyType({str(name): _entry(adapter, str(name), raw, path) for name, raw in content.items()})
+
+
+def _entry(adapter: TypeAdapter[_Entry], name: str, raw: Any, path: Path) -> _Entry:
+    if not isinstance(raw, dict):
+        raise CatalogueError(f"{path}, {name}: expected a mapping of keys to values, got {raw!r}")
+    try:
+        return adapter.validate_python({"id": name, **raw})
+    except ValidationError as error:
+        first = error.errors()[0]
+        key = ".".join(map(str, first["loc"]))
+        raise CatalogueError(f"{path}, {name}, key {key!r}: {first['msg']} (got {first['input']!r})") from None

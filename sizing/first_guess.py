@@ -1,0 +1,61 @@
+"""Rough coefficients read off a few measured points, with their doubt: where the fit starts and what it leans on."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import astuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from sizing.curves import Point
+from sizing.steptime import StepLaw
+
+DATA_SIGMAS = StepLaw(0.7, 1.0, 1.0, 1.5, 1.5, 1.5, 1.5, 1.5)
+"""Standard deviations of the logarithms when the guess comes from the points themselves: factors of 2 to 4.5."""
+
+PRIOR_SIGMAS = StepLaw(0.25, 1.0, 0.5, 1.0, 0.25, 0.5, 1.5, 1.5)
+"""The same for a law from elsewhere (a day-zero estimate): weights and KV reads follow from sizes and bandwidth."""
+
+
+def guess(points: Sequence[Point], prior: StepLaw | None) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+    """Logarithms of the eight coefficients, and their standard deviations: from `prior` where it has a value."""
+    rough = np.array(astuple(law_of_points(points)))
+    centre, sigma = np.log(rough), np.array(astuple(DATA_SIGMAS))
+    if prior is not None:
+        values = np.array(astuple(prior))
+        known = values > 0
+        centre[known], sigma[known] = np.log(values[known]), np.array(astuple(PRIOR_SIGMAS))[known]
+    return centre, sigma
+
+
+def law_of_points(points: Sequence[Point]) -> StepLaw:
+    """Coefficients in the range of these points' times, whatever the engine: a CPU's steps are 10 times a GPU's.
+
+    One decode step at the lowest load is weights and overhead. The rise of ITL with load is shared by arithmetic, KV
+    reads and the cost per sequence; the TTFT at the lowest load by the arithmetic of the prompt and the rest.
+    """
+    calm = min(points, key=lambda point: point.load_value)
+    busy = max(points, key=lambda point: point.load_value)
+    long = max(points, key=lambda point: (point.isl, -point.load_value))
+    step_s = itl_s(calm)
+    rise_s = max((itl_s(busy) - step_s) / max(busy.load_value - calm.load_value, 1), 1e-3 * step_s)
+    first_s = calm.ttft_mean_s or step_s
+    prompt_s = long.ttft_mean_s or first_s
+    token_s = min(prompt_s / long.isl, *(1 / (point.requests_per_s * (point.isl + point.osl)) for point in points))
+    rest_s = max(first_s - step_s, 0.1 * first_s)
+    return StepLaw(
+        weights_s=0.75 * step_s,
+        overhead_s=0.2 * step_s,
+        token_s=0.7 * token_s,
+        sequence_s=0.2 * rise_s,
+        kv_token_s=0.3 * rise_s / (busy.isl + busy.osl / 2),
+        attention_s=0.05 * prompt_s / (long.isl**2 / 2),
+        prefill_s=0.1 * rest_s,
+        request_s=0.3 * rest_s,
+    )
+
+
+def itl_s(point: Point) -> float:
+    """Mean ITL of a closed-loop point; where it was not measured, from Little's law, all of E2E taken for decoding."""
+    return point.itl_mean_s or point.load_value / point.requests_per_s / point.osl

@@ -1,0 +1,63 @@
+"""A binary min-heap of running sequences, ordered by the decode step at which each finishes; compiled by numba."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, TypeVar, cast
+
+import numpy as np
+from numba import njit
+from numpy.typing import NDArray
+
+Compiled = TypeVar("Compiled", bound=Callable[..., object])
+Heap = NDArray[np.int64]
+
+REQUEST_BITS = 24
+MAX_REQUESTS = 1 << REQUEST_BITS
+"""Requests one simulation can hold: a heap key is (finishing step, request) packed in one integer."""
+
+
+def compiled(function: Compiled) -> Compiled:
+    """`function` compiled to machine code on first use, and kept on disk for the next process."""
+    kernel: Any = njit(cache=True, nogil=True, error_model="numpy")(function)
+    return cast(Compiled, kernel)
+
+
+@compiled
+def push(heap: Heap, size: int, step: int, request: int) -> None:
+    """Add a request that finishes at `step` to a heap of `size` keys; the caller counts."""
+    key = (step << REQUEST_BITS) | request
+    hole = size
+    while hole > 0:
+        parent = (hole - 1) >> 1
+        if heap[parent] <= key:
+            break
+        heap[hole] = heap[parent]
+        hole = parent
+    heap[hole] = key
+
+
+@compiled
+def pop(heap: Heap, size: int) -> int:
+    """Remove and return the request that finishes first (lowest index on ties)."""
+    request = heap[0] & (MAX_REQUESTS - 1)
+    last = size - 1
+    key = heap[last]
+    hole = 0
+    child = 1
+    while child < last:
+        if child + 1 < last and heap[child + 1] < heap[child]:
+            child += 1
+        if heap[child] >= key:
+            break
+        heap[hole] = heap[child]
+        hole = child
+        child = 2 * hole + 1
+    heap[hole] = key
+    return int(request)
+
+
+@compiled
+def first_step(heap: Heap) -> int:
+    """The decode step at which the next sequence finishes."""
+    return int(heap[0] >> REQUEST_BITS)

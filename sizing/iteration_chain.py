@@ -1,0 +1,197 @@
+"""The fast chain: prompts that wait at the iteration boundaries of an engine whose decode batch stands still.
+
+Requests live for hundreds of iterations, prompts for one or two. So the decode batch d may be held fixed while the
+prompts come and go: at each iteration boundary q prompt tokens wait; the iteration serves what its token budget
+allows and lasts D(d, q); meanwhile a Poisson number of new prompts arrives. This is the embedded chain of an M/G/1
+queue with batch service; its stationary law gives the mean time between tokens ITL(d), and the iteration that an
+arriving request finds in progress. Solved for a dozen values of d together, prompt tokens counted in quanta.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+from scipy.special import gammaln, ndtr
+
+from sizing.demand import Demand
+from sizing.replica import Batching, Replica
+
+Floats = NDArray[np.float64]
+
+
+@dataclass(frozen=True, slots=True)
+class Iterations:
+    """Stationary iterations for each decode batch of a grid; arrays are (grid, states) unless noted.
+
+    `batch` (grid,): sequences that decode. `probability`: of q quanta waiting at an iteration boundary.
+    `duration_s`: of the iteration that follows. `left_tokens`: prompt tokens it cannot serve. `room_tokens` (grid,):
+    prompt tokens one iteration takes. `itl_s` (grid,): mean time between two tokens of a running sequence.
+    """
+
+    batch: Floats
+    probability: Floats
+    duration_s: Floats
+    left_tokens: Floats
+    room_tokens: Floats
+    itl_s: Floats
+
+    def seen_by_arrivals(self) -> Floats:
+        """Cumulative law, per row, of the iteration in progress at a random instant: probability x duration (PASTA)."""
+        share = self.probability * self.duration_s
+        return np.asarray(np.cumsum(share, axis=1) / share.sum(axis=1, keepdims=True))
+
+
+def open_iterations(replica: Replica, demand: Demand, batch: Floats, rate_per_s: float) -> Iterations:
+    """Iterations when requests arrive at random at `rate_per_s`.
+
+    An engine with nothing to do (d = 0, q = 0) is idle for 1/rate on average, then starts on one prompt.
+    """
+    states = _States.of(replica, demand, batch)
+    duration = states.duration_s.copy()
+    law = states.arrivals(rate_per_s * duration)
+    if batch[0] == 0:
+        duration[0, 0] = 1 / rate_per_s
+        law[0, 0] = states.quanta_of_prompts[1]
+    return states.solve(replica.batching, law, duration)
+
+
+def closed_iterations(replica: Replica, demand: Demand, batch: Floats) -> Iterations:
+    """Iterations of a saturated engine: every finished request is replaced at once.
+
+    Each decode step of d sequences finishes d / E[s] of them on average, taken as Poisson; as many prompts come.
+    """
+    states = _States.of(replica, demand, batch)
+    finishing = np.repeat((batch / demand.decode_steps)[:, None], states.duration_s.shape[1], axis=1)
+    if replica.batching.policy == "prefill_first":
+        finishing[:, 1:] = 0.0  # nobody decodes, so nobody finishes, while prompts run
+    return states.solve(replica.batching, states.arrivals(finishing), states.duration_s)
+
+
+def iteration_s(replica: Replica, demand: Demand, batch: Floats, tokens: Floats, attention: Floats) -> Floats:
+    """Seconds of an iteration with `tokens` (0 = decode only) prompt tokens while `batch` sequences run (elementwise).
+
+    Under prefill_first prompts run alone; otherwise they join the decode step. Contexts have their mean length.
+    """
+    law, alone = replica.law, (replica.batching.policy == "prefill_first") & (tokens > 0)
+    decoding = np.where(alone, 0.0, batch)
+    seconds = law.tokens_s(decoding + tokens) + (law.sequence_s + law.kv_token_s * demand.context_tokens) * decoding
+    return np.asarray(seconds + np.where(tokens > 0, law.attention_s * attention + law.prefill_s, 0.0))
+
+
+def prefill_room(rule: Batching, demand: Demand, batch: Floats) -> Floats:
+    """Prompt tokens that one iteration takes while `batch` sequences run, for each value of `batch`.
+
+    Chunks fill the budget to the brim. Whole prompts leave unused, on average, the mean remainder E[ISL^2]/(2 E[ISL])
+    (equal prompts: what whole multiples leave); one prompt always fits. No more prompts than slots.
+    """
+    room = rule.token_budget - (0.0 if rule.policy == "prefill_first" else batch) + 0.0 * batch
+    if rule.policy != "chunked":
+        one = demand.prompt_tokens
+        room = room - demand.attention_per_token if demand.prompt_cv > 0 else np.floor(room / one) * one
+        room = np.maximum(room, one)
+    return np.asarray(np.clip(room, 1.0, rule.max_batch_size * demand.prompt_tokens))
+
+
+@dataclass(frozen=True, slots=True)
+class _States:
+    """The state space: q = 0 .. Q-1 quanta of prompt tokens, for every decode batch of the grid."""
+
+    batch: Floats
+    room_tokens: Floats
+    quantum: float
+    duration_s: Floats
+    quanta_of_prompts: Floats
+
+    @classmethod
+    def of(cls, replica: Replica, demand: Demand, batch: Floats) -> _States:
+        room = prefill_room(replica.batching, demand, batch)
+        quantum, count = _quantum(demand, float(room.min()), float(batch[-1]))
+        waiting = quantum * np.arange(count)
+        served = np.minimum(waiting, room[:, None])
+        seconds = iteration_s(replica, demand, batch[:, None], served, served * demand.attention_per_token)
+        prompts = int(count * quantum / demand.prompt_tokens) + 2
+        return cls(batch, room, quantum, seconds, _quanta_of_prompts(demand, quantum, prompts, count))
+
+    def arrivals(self, prompts: Floats) -> Floats:
+        """P(m quanta arrive) in each state, shape (grid, Q, Q), for Poisson counts with means `prompts` (grid, Q)."""
+        count = np.arange(self.quanta_of_prompts.shape[0])
+        mean = np.maximum(prompts, 1e-300)[..., None]
+        chance = np.exp(count * np.log(mean) - mean - gammaln(count + 1))
+        chance[..., -1] += np.maximum(0.0, 1 - chance.sum(axis=-1))
+        return np.asarray(chance @ self.quanta_of_prompts)
+
+    def solve(self, rule: Batching, arriving: Floats, duration_s: Floats) -> Iterations:
+        """Stationary law of: next waiting = (waiting - room)+ + arriving. What overflows stays in the last state."""
+        left = np.maximum(0.0, np.arange(duration_s.shape[1]) - self.room_tokens[:, None] / self.quantum)
+        probability = _stationary(_shifted(arriving, left))
+        mean_s = (probability * duration_s).sum(axis=1)
+        decodes = probability[:, 0] if rule.policy == "prefill_first" else 1.0
+        itl = mean_s / np.maximum(decodes, 1e-9)
+        if self.batch[0] == 0 and len(self.batch) > 1:
+            itl[0] = itl[1]
+        return Iterations(self.batch, probability, duration_s, left * self.quantum, self.room_tokens, itl)
+
+
+def _quantum(demand: Demand, room: float, batch: float) -> tuple[float, int]:
+    """Prompt tokens of one quantum, and the number of states.
+
+    Fine enough to resolve one prompt (a whole number of quanta) and one iteration's room, long enough to hold the
+    prompts of a busy spell; three times as long where the token budget nearly binds.
+    """
+    per_step = batch / demand.decode_steps if demand.decode_steps > 0 else np.inf
+    prompts = min(per_step, room / demand.prompt_tokens)
+    crowded = per_step * demand.prompt_tokens > 0.8 * room
+    span = (8 + 6 * prompts) * (3 if crowded else 1)
+    quantum = min(max(span / 64, 0.25), 1.0) * demand.prompt_tokens
+    quantum = demand.prompt_tokens / np.ceil(demand.prompt_tokens / min(quantum, room / 2))
+    return quantum, int(np.clip(np.ceil(span * demand.prompt_tokens / quantum), 48, 160))
+
+
+def _quanta_of_prompts(demand: Demand, quantum: float, prompts: int, count: int) -> Floats:
+    """P(j prompts are m quanta), shape (prompts, count): the law of a sum of j lognormal prompts, its mean preserved.
+
+    Splitting each length between the two multiples of the quantum next to it gives the second difference of the
+    expected excess E[(X - level)+]: exact in the mean, slightly wide in the variance (under quantum^2 / 4).
+    """
+    level = quantum * np.arange(-1.0, count + 1)
+    number = np.arange(prompts, dtype=float)[:, None]
+    excess = _expected_excess(demand.prompt_tokens * number, demand.prompt_cv / np.sqrt(np.maximum(number, 1)), level)
+    law = np.maximum(np.diff(excess, 2, axis=1) / quantum, 0.0)
+    law[:, -1] += np.maximum(0.0, 1 - law.sum(axis=1))
+    return np.asarray(law)
+
+
+def _expected_excess(mean: Floats, cv: Floats, level: Floats) -> Floats:
+    """E[(X - level)+] of a lognormal X: mean Phi(u + sigma) - level Phi(u), u = (ln(mean/level) - sigma^2/2)/sigma."""
+    sigma = np.sqrt(np.log1p(cv**2))
+    certain = np.maximum(mean - level, 0.0)
+    if not sigma.any():
+        return np.asarray(certain)
+    u = (np.log(np.maximum(mean, 1e-300) / np.maximum(level, 1e-300)) - sigma**2 / 2) / sigma
+    return np.asarray(np.where((level > 0) & (mean > 0), mean * ndtr(u + sigma) - level * ndtr(u), certain))
+
+
+def _shifted(law: Floats, left: Floats) -> Floats:
+    """Transition matrices (grid, Q, Q): `law` moved up by `left` states; fractions split between two neighbours."""
+    states = law.shape[2]
+    whole = np.floor(left).astype(np.int64)
+    part = (left - whole)[..., None]
+    padded = np.concatenate([np.zeros((*law.shape[:2], states + 1)), law], axis=2)
+    source = np.arange(states) - whole[..., None] + states + 1
+    moved = (1 - part) * np.take_along_axis(padded, source, axis=2)
+    moved += part * np.take_along_axis(padded, source - 1, axis=2)
+    moved[..., -1] += np.maximum(0.0, 1 - moved.sum(axis=2))
+    return np.asarray(moved)
+
+
+def _stationary(transition: Floats) -> Floats:
+    """Probability vectors x = x P of a stack of transition matrices."""
+    states = transition.shape[-1]
+    balance = np.swapaxes(transition, 1, 2) - np.eye(states)
+    balance[:, -1, :] = 1.0
+    right = np.zeros((*transition.shape[:2], 1))
+    right[:, -1] = 1.0
+    probability = np.maximum(np.linalg.solve(balance, right)[..., 0], 0.0)
+    return np.asarray(probability / probability.sum(axis=1, keepdims=True))

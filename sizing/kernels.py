@@ -1,0 +1,238 @@
+"""Step times and memory of an engine from the kernel timings of aiconfigurator-core: the only file that touches it.
+
+Only step times and memory are taken: its own latency under load is off by half on its own measured sample. Traps kept
+away from callers: it would download an unknown model's config (only bundled ids and local folders get through), logs
+to stderr, answers outside its tables without saying so, and drops its tables when the last engine handle dies.
+"""
+
+from __future__ import annotations
+
+import logging
+import re
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from functools import cache, lru_cache
+from pathlib import Path
+from types import MappingProxyType
+from typing import Any
+
+from sizing.catalog import Model
+from sizing.errors import EstimateUnavailable
+from sizing.replica import Batching
+
+LIBRARY = "aiconfigurator-core 0.12.0"
+BACKENDS = ("trtllm", "vllm", "sglang")
+_MODES = MappingProxyType({"bf16": "bfloat16", "fp8": "fp8", "fp8_block": "fp8_block", "nvfp4": "nvfp4"})
+_OF_FREE = MappingProxyType({"trtllm": 0.9})
+"""TensorRT-LLM gives this share of the memory left after weights and activations to the KV cache (its default)."""
+_OF_TOTAL = MappingProxyType({"vllm": 0.9, "sglang": 0.88})
+"""vLLM and SGLang fill this share of all memory, weights included (gpu_memory_utilization, mem_fraction_static)."""
+
+Quant = tuple[tuple[str, str | int], ...]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Engine:
+    """A model compiled for one GPU, engine, TP and precision; answers step times in seconds.
+
+    Answers outside the collected shapes are extrapolated silently, and memory is ignored: keep queries within the KV
+    cache. `settings` are the arguments it was compiled with.
+    """
+
+    handle: Any
+    model_id: str
+    gpu: str
+    backend: str
+    version: str
+    tp: int
+    settings: Quant
+
+    def decode_s(self, batch: int, context: int) -> float:
+        """Seconds to decode one token for each of `batch` sequences of `context` tokens."""
+        return float(self.handle.predict_decode_latency(bs=batch, isl=context - 1, osl=2)) / 1e3
+
+    def prefill_s(self, batch: int, isl: int) -> float:
+        """Seconds to prefill `batch` whole prompts of `isl` tokens with no decodes beside them."""
+        return float(self.handle.predict_prefill_latency(bs=batch, isl=isl)) / 1e3
+
+    def mixed_s(self, prefill_tokens: int, batch: int, isl: int) -> float:
+        """Seconds to prefill `prefill_tokens` of prompts of `isl` beside `batch` decodes at contexts of `isl`."""
+        return float(self.handle.mixed_step_latency(prefill_tokens, batch, isl, 2)) / 1e3
+
+
+@dataclass(frozen=True, slots=True)
+class Memory:
+    """Memory of one GPU in bytes: all of it, what the KV cache cannot have, and how the engine shares the rest.
+
+    `tokens_in(bytes)` is the longest sequence whose KV cache takes that many bytes on one GPU.
+    """
+
+    capacity_bytes: float
+    fixed_bytes: float
+    token_bytes: float
+    fraction: float
+    of_free: bool
+    tokens_in: Callable[[float], int]
+
+    @property
+    def kv_bytes(self) -> float:
+        """Bytes left for the KV cache; negative if the model does not fit."""
+        if self.of_free:
+            return (self.capacity_bytes - self.fixed_bytes) * self.fraction
+        return self.capacity_bytes * self.fraction - self.fixed_bytes
+
+    def sequence_bytes(self, length: int) -> float:
+        """KV cache bytes of one sequence on one GPU. Less than proportional where layers keep a window only."""
+        most = self.token_bytes * length
+        if self.tokens_in(most) <= length:
+            return most
+        least = 0.0
+        for _ in range(30):
+            middle = (least + most) / 2
+            least, most = (least, middle) if self.tokens_in(middle) >= length else (middle, most)
+        return most
+
+    def kv_tokens(self, length: int) -> int:
+        """Tokens the KV cache holds in sequences of `length`; 0 or less if not even one fits."""
+        if self.kv_bytes <= 0:
+            return 0
+        return int(self.kv_bytes / self.sequence_bytes(length) * length)
+
+    def missing_bytes(self, length: int) -> float:
+        """Bytes a GPU lacks to hold one sequence of `length`; 0 if it fits."""
+        lacking = self.sequence_bytes(length) - self.kv_bytes
+        return max(0.0, lacking / self.fraction if self.of_free else lacking)
+
+
+def open_engine(model: Model, gpu: str, backend: str, tp: int, precision: str) -> Engine:
+    """The engine whose kernels are in the database, tried with experts split by tensor, then by expert parallelism.
+
+    Cached for the life of the process. Raises EstimateUnavailable with the reason.
+    """
+    outcome = _open(model.id, gpu, backend, tp, precision == model.checkpoint, precision)
+    if isinstance(outcome, str):
+        raise EstimateUnavailable(outcome)
+    return outcome
+
+
+@lru_cache(maxsize=512)
+def _open(model_id: str, gpu: str, backend: str, tp: int, as_published: bool, precision: str) -> Engine | str:
+    # Why a cached text and not an exception: a failure takes as long as a success and is asked for as often.
+    reason = f"{backend} has no setting for {precision}"
+    if not bundled(model_id):
+        return "its configuration is not bundled with the kernel database; give a local folder with its config.json"
+    for settings in _settings(backend, tp, as_published, precision):
+        try:
+            engine = _compile(model_id, gpu, backend, tp, settings)
+            engine.decode_s(32, 2048), engine.prefill_s(1, 2048), engine.mixed_s(2048, 32, 2048)
+            return engine
+        except (RuntimeError, ValueError, KeyError, AssertionError) as error:
+            reason = _plain(error)
+    return f"{backend}: {reason}"
+
+
+def _plain(error: Exception) -> str:
+    text = str(error.args[0] if error.args else error).replace("perf database error: ", "")
+    # What follows is the key that was looked up and the file, which tell a reader nothing.
+    return re.split(r" \(| for | from | at /| in either ", text)[0].strip() or type(error).__name__
+
+
+def _settings(backend: str, tp: int, as_published: bool, precision: str) -> list[Quant]:
+    quants: list[dict[str, str]] = [{}, {"fmha_quant_mode": "bfloat16"}]  # {}: the library reads the checkpoint's own
+    if not as_published or precision == "bf16":
+        mode = _MODES[precision]
+        kv = "bfloat16" if precision == "bf16" else "fp8"
+        base = {"gemm_quant_mode": mode, "moe_quant_mode": mode, "kvcache_quant_mode": kv}
+        attentions = [kv, "bfloat16"] if backend != "vllm" else ["bfloat16"]  # vLLM has no fp8 prefill attention
+        quants = [base | {"fmha_quant_mode": attention} for attention in dict.fromkeys(attentions)]
+    layouts = dict.fromkeys([(tp, 1), (1, tp)])  # a dense model has no experts to split and ignores it
+    return [
+        (*quant.items(), ("moe_tp_size", moe_tp), ("moe_ep_size", moe_ep))
+        for moe_tp, moe_ep in layouts
+        for quant in quants
+    ]
+
+
+@lru_cache(maxsize=1024)
+def _compile(model_id: str, gpu: str, backend: str, tp: int, settings: Quant) -> Engine:
+    # Cached even when a query then misses: a living handle keeps the backend's tables loaded (0.5 s to read again).
+    from aiconfigurator_core.sdk import EngineHandle
+
+    _hush()
+    handle = EngineHandle.compile(model_id, gpu, backend, backend_version="current", tp_size=tp, **dict(settings))
+    return Engine(handle, model_id, gpu, backend, _version(gpu, backend), tp, settings)
+
+
+@cache
+def _version(gpu: str, backend: str) -> str:
+    from aiconfigurator_core.sdk.perf_database import get_version_slots
+
+    return str((get_version_slots(gpu, backend) or {}).get("current", ""))
+
+
+@lru_cache(maxsize=1024)
+def memory(engine: Engine, tp: int, batching: Batching) -> Memory:
+    """Memory of one GPU when `engine`'s model runs at `tp`, which may differ from the engine's own.
+
+    Activations are sized for the batching's token budget; its `kv_tokens` is not looked at.
+    """
+    from aiconfigurator_core.sdk.memory import KVCacheEstimator
+
+    settings: dict[str, Any] = dict(engine.settings)
+    if tp != engine.tp:
+        settings |= {"moe_tp_size": 1, "moe_ep_size": tp}  # the same bytes a GPU as any other split of the experts
+    parts: Mapping[str, Any] = KVCacheEstimator.from_request(
+        engine.model_id,
+        engine.gpu,
+        engine.backend,
+        "current",
+        max_num_tokens=batching.token_budget,
+        max_batch_size=batching.max_batch_size,
+        tp_size=tp,
+        **settings,
+    ).breakdown
+    return Memory(
+        capacity_bytes=parts["gpu_memory_capacity_bytes"],
+        fixed_bytes=parts["non_kv_bytes"],
+        token_bytes=parts["kv_size_per_token_bytes"],
+        fraction=(_OF_FREE | _OF_TOTAL)[engine.backend],
+        of_free=engine.backend in _OF_FREE,
+        tokens_in=parts["tokens_from_kv_bytes"],
+    )
+
+
+def fits(engine: Engine, tp: int, batching: Batching, length: int) -> bool:
+    """True if `engine`'s model can be split over `tp` GPUs and each then holds one sequence of `length`."""
+    try:
+        return not memory(engine, tp, batching).missing_bytes(length)
+    except (ValueError, KeyError, AssertionError):
+        return False
+
+
+def available() -> bool:
+    """True where the kernel database is installed: Linux, and macOS on Apple silicon."""
+    try:
+        import aiconfigurator_core.sdk  # noqa: F401
+    except ImportError:
+        return False
+    return True
+
+
+def bundled(model_id: str) -> bool:
+    """True if the library needs no download for this model: a bundled id, or a folder with a config.json."""
+    from aiconfigurator_core.sdk.common import DefaultHFModels
+
+    return model_id in DefaultHFModels or is_folder(model_id)
+
+
+def is_folder(model_id: str) -> bool:
+    """True if `model_id` is a local folder with a config.json."""
+    return (Path(model_id) / "config.json").is_file()
+
+
+def _hush() -> None:
+    # Why: with no handler of its own, the library's warnings would reach stderr through logging's last resort.
+    logger = logging.getLogger("aiconfigurator_core")
+    logger.propagate = False
+    if not logger.handlers:
+        logger.addHandler(logging.NullHandler())

@@ -1,0 +1,163 @@
+"""TTFT and ITL of single requests, given the two chains: what an arrival finds, and what happens during its life."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from sizing.demand import Demand
+from sizing.iteration_chain import Iterations, iteration_s
+from sizing.points import Points, gamma_quantile, poisson_counts, token_sum
+from sizing.replica import Replica
+from sizing.slow_chain import SlowChain
+
+Floats = NDArray[np.float64]
+
+
+@dataclass(frozen=True, slots=True)
+class Scene:
+    """What an arriving request meets: the engine, its iterations and its state at one rate.
+
+    `iterations` are those over its life, at `rate_per_s`; `near` those around its arrival, at `near_per_s`: different
+    unless arrivals are Poisson. `spread`: variance of the state over that of `state`.
+    """
+
+    replica: Replica
+    demand: Demand
+    iterations: Iterations
+    near: Iterations
+    state: SlowChain
+    rate_per_s: float
+    near_per_s: float
+    stable_per_s: float
+    spread: float
+
+    def itl_s(self, batch: Floats) -> Floats:
+        """ITL(d), linear between the batches of the fast chain's grid."""
+        return np.interp(batch, self.iterations.batch, self.iterations.itl_s)
+
+    def iteration_s(self, batch: Floats, tokens: Floats, attention: Floats) -> Floats:
+        """Seconds of an iteration (elementwise), see `sizing.iteration_chain.iteration_s`."""
+        return iteration_s(self.replica, self.demand, batch, tokens, attention)
+
+    def prompt_iteration_s(self, batch: Floats) -> float:
+        """Seconds of an iteration with one mean prompt."""
+        prompt = np.full_like(batch, self.demand.prompt_tokens)
+        return float(self.iteration_s(batch, prompt, prompt * self.demand.attention_per_token)[0])
+
+    def stalled_share(self, batch: Floats) -> Floats:
+        """Share of their time that `batch` running sequences lose to prompts: 1 - decode step / ITL, at most 0.9."""
+        return np.clip(1 - self.iteration_s(batch, 0 * batch, 0 * batch) / self.itl_s(batch), 1e-12, 0.9)
+
+
+def first_token_s(scene: Scene, found: Floats, isl: Floats, points: Points) -> Floats:
+    """Seconds from arrival to first token: rest of the running iteration, full iterations before, the own one.
+
+    The arrival finds `found` sequences and, by PASTA, an iteration with probability x duration. What is left of that
+    iteration, and its co-arrivals before and after, follow from a uniform instant in it. If all slots are taken, the
+    wait for k departures at the stable rate comes instead: Gamma, mean k / rate, shape k / cv^2.
+    """
+    running = np.minimum(found, scene.state.slots)
+    row, duration, backlog = _iteration_in_progress(scene, running, points)
+    before = backlog + _prompts_arriving(scene, duration * points.moment, points.before, points.before_tokens)
+    after = _prompts_arriving(scene, duration * (1 - points.moment), points.after, points.after_tokens)
+    room = scene.near.room_tokens[row]
+    served_s = duration * (1 - points.moment) + _service_s(scene, running, isl, before, after, room)
+    ahead = found - scene.state.slots + 1
+    alone = scene.iteration_s(running, isl, isl**2 / 2)
+    return np.where(ahead > 0, _slot_wait_s(scene, ahead, points.slot) + alone, served_s)
+
+
+def _iteration_in_progress(scene: Scene, running: Floats, points: Points) -> tuple[NDArray[np.int64], Floats, Floats]:
+    """Grid row next to `running` (randomized rounding), seconds of the iteration found (0 = idle), tokens it leaves."""
+    chain = scene.near
+    position = np.interp(running, chain.batch, np.arange(len(chain.batch)))
+    row = np.minimum((position + points.row).astype(np.int64), len(chain.batch) - 1)
+    waiting = (chain.seen_by_arrivals()[row] < points.iteration[:, None]).sum(axis=1)
+    waiting = np.minimum(waiting, chain.probability.shape[1] - 1)
+    idle = (chain.batch[row] == 0) & (waiting == 0)
+    return row, np.where(idle, 0.0, chain.duration_s[row, waiting]), chain.left_tokens[row, waiting]
+
+
+def _prompts_arriving(scene: Scene, seconds: Floats, uniform: Floats, normal: Floats) -> Floats:
+    """Prompt tokens that arrive in `seconds`: a compound Poisson sum."""
+    count = poisson_counts(scene.near_per_s * seconds, uniform)
+    return token_sum(count, scene.demand.prompt_tokens, scene.demand.prompt_cv, normal)
+
+
+def _service_s(scene: Scene, running: Floats, isl: Floats, before: Floats, after: Floats, room: Floats) -> Floats:
+    """Seconds of the iterations that serve `before` tokens, the own prompt, and what came `after` as far as it fits."""
+    demand, rule = scene.demand, scene.replica.batching
+    room = room if rule.policy == "chunked" else np.maximum(room, isl)
+    full = np.maximum(np.ceil((before + isl) / room - 1e-9), 1.0) - 1
+    full_s = scene.iteration_s(running, room, 0.0 * room)
+    after = after + scene.near_per_s * full * full_s * demand.prompt_tokens
+    least = 1.0 if rule.policy == "chunked" else isl
+    last = np.clip(before + isl + after - full * room, least, room)
+    others = np.maximum(full * room + last - isl, 0.0)
+    attention = isl**2 / 2 + others * demand.attention_per_token
+    return full * full_s + scene.iteration_s(running, last, attention)
+
+
+def _slot_wait_s(scene: Scene, ahead: Floats, normal: Floats) -> Floats:
+    ahead = np.maximum(ahead, 1e-9)
+    shape = ahead / max(scene.demand.decode_steps_cv**2, 0.05)
+    return ahead / scene.stable_per_s * gamma_quantile(shape, normal)
+
+
+def mean_gap_over_life_s(scene: Scene, found: Floats, isl: Floats, steps: Floats, points: Points) -> Floats:
+    """Mean time between tokens of a request of `steps` decode steps that found `found` sequences, in seconds.
+
+    ITL at the batch averaged over its life, plus what makes two such requests differ: contexts of its companions, its
+    own context, and prefill stalls. Never less than alone on the engine.
+    """
+    law, demand = scene.replica.law, scene.demand
+    batch, wander = _batch_over_life(scene, found, steps, points.life)
+    itl = scene.itl_s(batch)
+    step_s = scene.iteration_s(batch, 0 * batch, 0 * batch)
+    stretch = np.maximum(itl / step_s, 1.0) if scene.replica.batching.policy == "prefill_first" else 1.0
+    own = isl + (steps - 1) / 2
+    companions = np.sqrt(np.maximum(batch - 1, 0.0) * wander) * demand.context_sd * points.context
+    itl = itl + stretch * law.kv_token_s * (own - demand.context_tokens + companions)
+    itl = itl + _stall_noise_s(scene, batch, steps, itl, points.life)
+    alone = law.tokens_s(1) + law.sequence_s + law.kv_token_s * own
+    return np.maximum(itl, alone)
+
+
+def _batch_over_life(scene: Scene, found: Floats, steps: Floats, normal: Floats) -> tuple[Floats, Floats]:
+    """Mean batch over a life, and the share g of the state's variance that survives this averaging.
+
+    The number of sequences relaxes to its mean m like an Ornstein-Uhlenbeck process, at rate kappa =
+    (1 - m ITL'(m)/ITL(m)) / (E[OSL-1] ITL(m)). Over x = kappa life: mean m + (n - m) h, variance Var n (g - h^2), with
+    h = (1 - e^-x)/x and g = 2 (x - 1 + e^-x)/x^2; Gamma-shaped, since a batch is never negative.
+    """
+    demand, most = scene.demand, scene.state.slots
+    mean = max(scene.state.mean_running, 1e-9)
+    if demand.decode_steps == 0:
+        return np.ones_like(found), np.ones_like(found)
+    near = np.clip(mean + np.array([-1, 0, 1]) * 0.01 * max(mean, 1.0), 0, most)
+    itl = scene.itl_s(near)
+    pull = max(0.05, 1 - mean * (itl[2] - itl[0]) / (near[2] - near[0]) / itl[1])
+    x = np.maximum(pull * steps / demand.decode_steps, 1e-3)
+    h = -np.expm1(-x) / x
+    g = 2 * (x + np.expm1(-x)) / x**2
+    others = np.maximum(mean + (np.minimum(found, most) - mean) * h, 1e-9)
+    variance = np.maximum(scene.spread * scene.state.variance_running * (g - h * h), 1e-12)
+    batch = others * gamma_quantile(np.maximum(others**2 / variance, 0.15), normal)
+    return np.clip(np.where(found < most, batch + 1, batch), 1, most), g
+
+
+def _stall_noise_s(scene: Scene, batch: Floats, steps: Floats, itl: Floats, normal: Floats) -> Floats:
+    """Deviation of a request's mean gap by the prompts that happened to interrupt it, in seconds.
+
+    Interruptions of h seconds come at the request rate; over a life of `life` seconds they add up to a Gamma variable
+    of mean rho life, rho = rate h, and variance rate life h^2 (1 + cv^2)/(1 - rho)^2, (1 - rho)^2 for the interruptions
+    that come while one lasts. The same deviate drives the batch over the life: the same arrivals cause both.
+    """
+    stalled = scene.stalled_share(batch)
+    life = np.maximum(steps, 1.0) * itl
+    number = scene.rate_per_s * life
+    shape = np.maximum(number * (1 - stalled) ** 2 / (1 + scene.demand.prompt_cv**2), 0.15)
+    return stalled * itl * (gamma_quantile(shape, normal) - 1)

@@ -1,0 +1,84 @@
+"""Requests as integration points: low-discrepancy deviates, and the quantile functions that turn them into quantities.
+
+Every quantity is a continuous, increasing function of its deviate and its mean, so that percentiles move smoothly and
+in the right direction when the rate moves: what a search by bisection needs, and random draws do not give.
+"""
+
+from __future__ import annotations
+
+from functools import lru_cache
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+from scipy.special import ndtri
+from scipy.stats import qmc
+
+Floats = NDArray[np.float64]
+
+POINTS_LOG2 = 12
+"""4,096 points: p99 rests on 41 of them, and moves by about 1 % with the seed."""
+
+
+class Points(NamedTuple):
+    """One array per source of chance: uniform on (0, 1) for the first six, standard normal for the rest."""
+
+    state: Floats
+    row: Floats
+    iteration: Floats
+    moment: Floats
+    before: Floats
+    after: Floats
+    before_tokens: Floats
+    after_tokens: Floats
+    isl: Floats
+    osl: Floats
+    life: Floats
+    context: Floats
+    slot: Floats
+
+
+UNIFORM = 6
+
+
+@lru_cache(maxsize=8)
+def low_discrepancy_points(seed: int) -> Points:
+    """Scrambled Sobol points; read-only, since shared."""
+    sobol = qmc.Sobol(len(Points._fields), rng=np.random.default_rng(seed))
+    columns = np.clip(sobol.random_base2(POINTS_LOG2), 1e-9, 1 - 1e-9).T.copy()
+    columns[UNIFORM:] = ndtri(columns[UNIFORM:])
+    columns.setflags(write=False)
+    return Points(*columns)
+
+
+def poisson_counts(mean: Floats, uniform: Floats) -> Floats:
+    """Poisson quantiles (elementwise): by summing probabilities up to mean 30, by Cornish-Fisher (within 1) above."""
+    small = np.minimum(mean, 30.0)
+    term = np.exp(-small)
+    reached, count = term.copy(), np.zeros_like(small)
+    for number in range(1, 100):
+        more = uniform > reached
+        if not more.any():
+            break
+        count += more
+        term = term * small / number
+        reached = reached + term
+    if mean.max(initial=0) <= 30:
+        return count
+    z = ndtri(uniform)
+    large = np.rint(mean + np.sqrt(mean) * z + (z * z - 1) / 6)
+    return np.where(mean > 30, np.maximum(large, 0.0), count)
+
+
+def token_sum(count: Floats, mean: float, cv: float, normal: Floats) -> Floats:
+    """Quantiles of the sum of `count` lognormal lengths: lognormal of the same mean and variance (Fenton-Wilkinson)."""
+    if cv == 0:
+        return count * mean
+    sigma_square = np.log1p(cv * cv / np.maximum(count, 1.0))
+    return np.asarray(count * mean * np.exp(np.sqrt(sigma_square) * normal - sigma_square / 2))
+
+
+def gamma_quantile(shape: Floats, normal: Floats) -> Floats:
+    """Quantiles of a Gamma variable of mean 1 (Wilson-Hilferty): within 2 % from p50 to p99 for shapes above 1."""
+    root = np.sqrt(shape)
+    return np.asarray(np.maximum(1 - 1 / (9 * shape) + normal / (3 * root), 0.0) ** 3)

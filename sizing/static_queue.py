@@ -1,0 +1,168 @@
+"""Static batching as a queue: take all who wait, run the batch until its longest output is complete, take again.
+
+Batch service of the M/G^[c]/1 kind: with q requests waiting, a batch of b = min(q, c) lasts S(b); those who arrive
+meanwhile wait for the next. The embedded chain q' = (q - c)+ + Poisson(rate S(b)) is solved numerically, so S(b) may
+have any shape and the batch a bound. For S(b) = alpha b + tau0 without a bound its mean latency is that of Inoue (2021,
+arXiv 1912.06322): 1.5 tau0/(1 - rate alpha) + (alpha/2)(rate alpha + 2)/(1 - rate^2 alpha^2), within 2 %.
+
+Error against the simulator, utilization up to 0.8, mixes as in `sizing.queueing.predict`: equal lengths within 2 % from
+mean to p99; lognormal lengths p95 within 9 %, p99 within 19 % (runs of 100,000 requests, themselves some 10 % uncertain
+there); the stable rate up to 7 % too high where the KV cache cuts a batch short at its longest request. Other
+arrival laws, and what round robin or least outstanding make of them, are taken as Poisson.
+
+A batch pads its prompts to the longest and decodes all its lanes until the longest output ends (Yang, Jiao, Xu, arXiv
+2407.05347); each request leaves with its own last token.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+from scipy.special import gammaln, ndtri
+
+from sizing.demand import lognormal_tokens, slots
+from sizing.points import Points, poisson_counts
+from sizing.replica import Replica
+from sizing.steptime import StepLaw
+from sizing.workload import Lengths
+
+Floats = NDArray[np.float64]
+
+_NODES, _WEIGHTS = np.polynomial.legendre.leggauss(10)
+QUANTILES = 1 - ((1 - _NODES) / 2) ** 3
+WEIGHTS = 1.5 * _WEIGHTS * ((1 - _NODES) / 2) ** 2
+"""Points for the longest output of a batch: Gauss-Legendre in the cube root of 1 - u, dense in the upper tail."""
+
+MOST_STATES = 512
+
+
+def static_stable_rate_per_s(replica: Replica, lengths: Lengths) -> float:
+    """Highest requests/s of full batches: c / E[S(c)]."""
+    most = largest_batch(replica, lengths)
+    return float(most / (batch_s(replica.law, lengths, np.array([float(most)])) @ WEIGHTS)[0])
+
+
+def largest_batch(replica: Replica, lengths: Lengths) -> int:
+    """Requests in a full batch: slots, or KV cache over what one lane reserves (longest prompt + longest output)."""
+    most = slots(replica, lengths)
+    batch = np.arange(1.0, most + 1)
+    lane = (
+        _longest(lengths.isl, lengths.isl_cv, batch) @ WEIGHTS + _longest(lengths.osl, lengths.osl_cv, batch) @ WEIGHTS
+    )
+    return max(1, int((batch * lane <= replica.batching.kv_tokens).sum()))
+
+
+def batch_s(law: StepLaw, lengths: Lengths, batch: Floats) -> Floats:
+    """Seconds from start to end of batches of sizes `batch`, (batches, 10): at QUANTILES of the longest output."""
+    isl = _longest(lengths.isl, lengths.isl_cv, batch) @ WEIGHTS
+    steps = _longest(lengths.osl, lengths.osl_cv, batch) - 1
+    prefill = prefill_batch_s(law, batch, isl)
+    return prefill[:, None] + steps * decode_batch_s(law, batch[:, None], isl[:, None], steps)
+
+
+def prefill_batch_s(law: StepLaw, batch: Floats, isl: Floats) -> Floats:
+    """Seconds to prefill `batch` prompts padded to `isl` tokens, in one iteration (elementwise)."""
+    attention = law.attention_s * batch * isl * isl / 2
+    return np.asarray(law.tokens_s(batch * isl) + attention + law.prefill_s)
+
+
+def decode_batch_s(law: StepLaw, batch: Floats, isl: Floats, steps: Floats) -> Floats:
+    """Mean seconds of the first `steps` decode steps of `batch` lanes whose prompts are `isl` tokens (elementwise)."""
+    context = isl + np.maximum(steps - 1, 0.0) / 2
+    return np.asarray(law.tokens_s(batch) + (law.sequence_s + law.kv_token_s * context) * batch)
+
+
+def _longest(mean: float, cv: float, batch: Floats) -> Floats:
+    """Tokens of the longest of `batch` requests at QUANTILES u, shape (batches, 10): the law's quantile at u^(1/b)."""
+    return lognormal_tokens(mean, cv, ndtri(QUANTILES ** (1 / batch[:, None])))
+
+
+@dataclass(frozen=True, slots=True)
+class Batches:
+    """Batches of a server in steady state, one row per number waiting q = 0 .. Q-1.
+
+    `probability` (Q,) of q at the start of a batch; `duration_s` (Q, 10) of the batch, at QUANTILES of its longest
+    output (q = 0: idle for 1/rate). `most`: the largest batch.
+    """
+
+    probability: Floats
+    duration_s: Floats
+    most: int
+
+    def found_by(self, uniform: Floats) -> tuple[NDArray[np.int64], Floats]:
+        """Row and duration of the batch that arrivals find (PASTA: probability x duration), at quantiles of duration."""
+        order = np.argsort(self.duration_s[1:], axis=None) + len(WEIGHTS)  # batches, shortest first, after the idle row
+        order = np.concatenate([np.arange(len(WEIGHTS)), order])
+        share = np.cumsum((self.probability[:, None] * WEIGHTS * self.duration_s).ravel()[order])
+        found = order[np.minimum(np.searchsorted(share / share[-1], uniform), len(order) - 1)]
+        row = found // len(WEIGHTS)
+        return row, np.where(row == 0, 0.0, self.duration_s.ravel()[found])
+
+
+def batches(replica: Replica, lengths: Lengths, rate_per_s: float) -> Batches:
+    """The chain of batches when requests arrive at random at `rate_per_s`; at most 512 waiting are followed."""
+    most = largest_batch(replica, lengths)
+    sizes = np.minimum(np.arange(MOST_STATES), float(most))
+    duration = batch_s(replica.law, lengths, np.maximum(sizes, 1.0))
+    typical = float(np.argmax(rate_per_s * (duration @ WEIGHTS) <= np.maximum(sizes, 1.0)))
+    states = int(min(MOST_STATES, 2 * typical + 8 * np.sqrt(typical) + 30))
+    duration = duration[:states]
+    probability = _stationary(_transitions(rate_per_s * duration, most))
+    duration[0] = 1 / rate_per_s
+    return Batches(probability, duration, most)
+
+
+def _transitions(arriving: Floats, most: int) -> Floats:
+    """P(q'|q), (Q, Q), for Poisson arrivals with means `arriving` (Q, 10); overflow stays in the last state."""
+    states = len(arriving)
+    count = np.arange(states)
+    law = np.exp(count * np.log(arriving)[..., None] - arriving[..., None] - gammaln(count + 1))
+    law = np.einsum("qkm,k->qm", law, WEIGHTS)
+    moved = np.zeros((states, states))
+    for waiting in range(states):
+        left = max(0, waiting - most)
+        moved[waiting, left:] = law[waiting, : states - left]
+    moved[0] = 0.0
+    moved[0, 1] = 1.0  # an idle server starts with the next arrival
+    moved[:, -1] += np.maximum(0.0, 1 - moved.sum(axis=1))
+    return moved
+
+
+def _stationary(transition: Floats) -> Floats:
+    balance = transition.T - np.eye(len(transition))
+    balance[-1] = 1.0
+    right = np.zeros(len(transition))
+    right[-1] = 1.0
+    probability = np.maximum(np.linalg.solve(balance, right), 0.0)
+    return np.asarray(probability / probability.sum())
+
+
+def predict_static(
+    replica: Replica, lengths: Lengths, rate_per_s: float, points: Points
+) -> tuple[Floats, Floats, Floats]:
+    """TTFT, ITL (NaN where OSL = 1) and E2E of the requests that `points` stand for, in seconds.
+
+    An arrival waits for the rest of the running batch, for full batches ahead of its own, and for its prefill.
+    """
+    chain = batches(replica, lengths, rate_per_s)
+    waiting, duration = chain.found_by(points.state)
+    rest = duration * (1 - points.moment)
+    ahead = np.maximum(waiting - chain.most, 0) + poisson_counts(rate_per_s * (duration - rest), points.before)
+    full = np.floor(ahead / chain.most)
+    full_s = full * float(batch_s(replica.law, lengths, np.array([float(chain.most)]))[0] @ WEIGHTS)
+    behind = poisson_counts(rate_per_s * rest, points.after) + np.rint(rate_per_s * full_s)
+    batch = np.clip(ahead - full * chain.most + 1 + behind, 1, chain.most)
+    isl = _longest_with_own(lengths, batch, points)
+    steps = lognormal_tokens(lengths.osl, lengths.osl_cv, points.osl) - 1
+    ttft = rest + full_s + prefill_batch_s(replica.law, batch, isl) + replica.law.request_s
+    itl = decode_batch_s(replica.law, batch, isl, steps)
+    return ttft, np.where(steps > 0, itl, np.nan), ttft + steps * itl
+
+
+def _longest_with_own(lengths: Lengths, batch: Floats, points: Points) -> Floats:
+    """Longest prompt of a batch that holds the own request and batch - 1 others."""
+    own = lognormal_tokens(lengths.isl, lengths.isl_cv, points.isl)
+    others = ndtri(points.iteration ** (1 / np.maximum(batch - 1, 1)))
+    return np.where(batch > 1, np.maximum(own, lognormal_tokens(lengths.isl, lengths.isl_cv, others)), own)

@@ -1,0 +1,375 @@
+"""Day-zero estimates: right units and settings reach the kernel database, the law follows it, and failures say why."""
+
+from __future__ import annotations
+
+import csv
+import importlib.resources
+import json
+import logging
+import socket
+import sys
+from collections import defaultdict
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from sizing import kernels
+from sizing.catalog import BITS, gpus, models
+from sizing.errors import CatalogueError, DoesNotFit, EstimateUnavailable, FitError, ScenarioError
+from sizing.estimate import KERNEL_SIGMA, estimate
+from sizing.replica import Batching
+from sizing.roofline import DECODE_EFFICIENCY, PREFILL_EFFICIENCY, roofline
+from sizing.step_grid import fit_steps, law_seconds, observe
+from sizing.steptime import StepLaw
+from sizing.workload import Lengths
+
+LLAMA, QWEN = "meta-llama/Meta-Llama-3.1-8B", "Qwen/Qwen3-32B"
+LENGTHS = Lengths(2000, 256)
+BATCHING = Batching("chunked", 256, 8192)
+
+with_kernels = pytest.mark.skipif(not kernels.available(), reason="no aiconfigurator-core on this platform")
+
+
+# Theory: the fit finds a law that made the steps.
+
+
+class Exact:
+    """Step times of a given law."""
+
+    def __init__(self, law: StepLaw) -> None:
+        self.law = law
+
+    def decode_s(self, batch: int, context: int) -> float:
+        return self.law.decode_s(batch, batch * context)
+
+    def prefill_s(self, batch: int, isl: int) -> float:
+        return self.law.mixed_s(0, 0, batch * isl, batch * isl * isl / 2)
+
+    def mixed_s(self, prefill_tokens: int, batch: int, isl: int) -> float:
+        return self.law.mixed_s(batch, batch * isl, prefill_tokens, prefill_tokens * isl / 2)
+
+
+@pytest.mark.parametrize("weights_s", [2e-3, 5e-3, 20e-3])
+def test_fit_returns_the_law_behind_the_steps(weights_s: float) -> None:
+    law = StepLaw(weights_s, 1e-3, 20e-6, 8e-6, 45e-9, 9e-10, 1e-3)
+    steps = observe(Exact(law), BATCHING, LENGTHS)
+    assert np.allclose(law_seconds(law, steps), steps.seconds, rtol=1e-12)
+    fit = fit_steps(steps)
+    assert np.abs(fit.error).max() < 0.01
+    assert fit.law.kv_token_s == pytest.approx(law.kv_token_s, rel=0.05)
+    assert fit.law.weights_s == pytest.approx(law.weights_s, rel=0.1)
+
+
+def test_fit_scales_with_time() -> None:
+    """Steps three times as long give a law three times as long: nothing in the fit knows a unit."""
+    law = StepLaw(5e-3, 1e-3, 20e-6, 8e-6, 45e-9, 9e-10, 1e-3)
+    one = fit_steps(observe(Exact(law), BATCHING, LENGTHS)).law
+    three = fit_steps(observe(Exact(law.scaled(3)), BATCHING, LENGTHS)).law
+    assert three.decode_s(32, 65536) == pytest.approx(3 * one.decode_s(32, 65536), rel=1e-3)
+    assert three.prefill_alone_s(2000) == pytest.approx(3 * one.prefill_alone_s(2000), rel=1e-3)
+
+
+def test_grid_stays_within_the_batch_and_the_cache() -> None:
+    batching = Batching("chunked", 48, 2048, kv_tokens=30_000)
+    steps = observe(Exact(StepLaw(5e-3, 1e-3, 2e-5, 0, 4e-8)), batching, LENGTHS)
+    assert steps.batch.max() == 48
+    assert steps.kv_tokens.max() <= 30_000
+    assert steps.prefill_tokens.max() <= 2048
+
+
+def test_too_small_a_cache_carries_no_law() -> None:
+    steps = observe(Exact(StepLaw(5e-3, 1e-3, 2e-5, 0, 4e-8)), Batching(kv_tokens=100), LENGTHS)
+    with pytest.raises(FitError, match="steps fit into the KV cache"):
+        fit_steps(steps)
+
+
+# The kernel database: settings, units, memory.
+
+
+@with_kernels
+def test_reference_values_reach_us_in_seconds() -> None:
+    """Llama-3.1-8B, H100, TensorRT-LLM, fp8: as the library gives them when called directly, in milliseconds."""
+    engine = kernels.open_engine(models()[LLAMA], "h100_sxm", "trtllm", 1, "fp8")
+    assert engine.prefill_s(1, 2048) * 1e3 == pytest.approx(34.50, abs=0.01)
+    assert engine.decode_s(32, 2049) * 1e3 == pytest.approx(6.93, abs=0.01)
+    assert engine.handle.mixed_step_latency(2048, 32, 2048, 256) == pytest.approx(36.51, abs=0.01)
+    assert engine.mixed_s(2048, 32, 2048) * 1e3 == pytest.approx(36.51, rel=0.02)  # contexts 128 tokens shorter
+    assert kernels.memory(engine, 1, BATCHING).kv_tokens(2256) == pytest.approx(993_196, abs=1)
+    assert estimate(LLAMA, "h100_sxm", 1, "fp8", LENGTHS).replica.batching.kv_tokens == pytest.approx(993_196, abs=1)
+
+
+@with_kernels
+def test_memory_shares_are_those_of_each_engine() -> None:
+    """TensorRT-LLM shares what is left after the weights, vLLM all memory; both then fit as many tokens as bytes."""
+    of_free = kernels.memory(kernels.open_engine(models()[LLAMA], "h100_sxm", "trtllm", 1, "bf16"), 1, BATCHING)
+    of_total = kernels.memory(kernels.open_engine(models()[LLAMA], "h100_sxm", "vllm", 1, "bf16"), 1, BATCHING)
+    assert of_free.kv_bytes == pytest.approx(0.9 * (of_free.capacity_bytes - of_free.fixed_bytes))
+    assert of_total.kv_bytes == pytest.approx(0.9 * of_total.capacity_bytes - of_total.fixed_bytes)
+    for memory in (of_free, of_total):
+        assert memory.kv_tokens(1000) * 2 * 65536 == pytest.approx(memory.kv_bytes, rel=1e-4)
+        assert memory.missing_bytes(1000) == 0
+
+
+@with_kernels
+def test_windowed_layers_keep_less_of_long_sequences() -> None:
+    """gpt-oss: half the layers attend to 128 tokens, so a token of a long sequence takes about half the bytes."""
+    engine = kernels.open_engine(models()["openai/gpt-oss-20b"], "h100_sxm", "trtllm", 1, "mxfp4")
+    memory = kernels.memory(engine, 1, BATCHING)
+    short, long = memory.sequence_bytes(64) / 64, memory.sequence_bytes(16384) / 16384
+    assert 0.5 < long / short < 0.55
+    assert memory.tokens_in(memory.sequence_bytes(16384) * 1.0001) >= 16384
+
+
+@with_kernels
+@pytest.mark.parametrize("precision", ["bf16", "fp8"])
+def test_more_tp_is_faster_and_holds_more(precision: str) -> None:
+    one, two, four = (estimate(QWEN, "h200_sxm", tp, precision, LENGTHS) for tp in (1, 2, 4))
+    for fewer, more in ((one, two), (two, four)):
+        assert more.replica.law.decode_s(32, 64_000) < fewer.replica.law.decode_s(32, 64_000)
+        assert more.replica.law.prefill_alone_s(2000) < fewer.replica.law.prefill_alone_s(2000)
+        assert more.replica.batching.kv_tokens > 2 * fewer.replica.batching.kv_tokens
+
+
+@with_kernels
+def test_fp8_decodes_faster_and_holds_more() -> None:
+    bf16, fp8 = (estimate(QWEN, "h200_sxm", 1, precision, LENGTHS) for precision in ("bf16", "fp8"))
+    assert fp8.replica.law.decode_s(32, 64_000) < bf16.replica.law.decode_s(32, 64_000)
+    assert fp8.replica.batching.kv_tokens > 2 * bf16.replica.batching.kv_tokens
+
+
+@with_kernels
+def test_candidate_says_what_it_rests_on() -> None:
+    dense = estimate("qwen3-32b", "H200_SXM", 2, "BF16", LENGTHS, max_batch_size=128, token_budget=4096)
+    assert (dense.model, dense.gpu, dense.tp, dense.precision) == (QWEN, "h200_sxm", 2, "bf16")
+    assert dense.basis == "estimated"
+    assert "aiconfigurator-core 0.12.0, trtllm 1.3.0rc20" in dense.source
+    assert KERNEL_SIGMA["dense"] < dense.relative_sigma < 0.2
+    assert dense.warnings == ()
+    assert (dense.replica.batching.max_batch_size, dense.replica.batching.token_budget) == (128, 4096)
+    mixture = estimate("openai/gpt-oss-120b", "h200_sxm", 1, "mxfp4", LENGTHS)
+    assert mixture.relative_sigma > KERNEL_SIGMA["moe"]
+    assert "fewer than 16 sequences" in mixture.warnings[0]
+
+
+@with_kernels
+def test_other_engine_steps_in_and_is_named() -> None:
+    """The Intel GPU has vLLM timings only."""
+    candidate = estimate(LLAMA, "b60", 2, "bf16", LENGTHS)
+    assert "vllm" in candidate.source
+    assert "no trtllm timings" in candidate.warnings[0]
+
+
+@with_kernels
+def test_published_fp8_checkpoint_answers_to_fp8() -> None:
+    assert estimate("deepseek-ai/DeepSeek-R1", "h200_sxm", 8, "fp8", LENGTHS).precision == "fp8_block"
+
+
+@with_kernels
+def test_missing_timings_fall_back_to_the_roofline_and_say_why() -> None:
+    """The A100 has no timings for the attention of Gemma 4 with any engine."""
+    candidate = estimate("google/gemma-4-26B-A4B", "a100_sxm", 1, "bf16", LENGTHS)
+    assert candidate.source.startswith("roofline")
+    assert candidate.relative_sigma == 0.5
+    assert all(f"{engine}: " in candidate.warnings[0] for engine in kernels.BACKENDS)
+    assert "/" not in candidate.warnings[0]
+
+
+# Faults.
+
+
+@with_kernels
+def test_what_does_not_fit_says_by_how_much() -> None:
+    """bf16 weights of 32.8 billion parameters alone exceed the L40S's 48.3 GB by 17.2 GB."""
+    with pytest.raises(DoesNotFit, match=r"needs \d+\.\d GB more per GPU; TP2 is the smallest that fits") as caught:
+        estimate(QWEN, "l40s", 1, "bf16", LENGTHS)
+    assert 17.2e9 < caught.value.missing_bytes < 30e9
+    estimate(QWEN, "l40s", 2, "bf16", LENGTHS)
+
+
+@with_kernels
+def test_what_no_server_holds_says_so() -> None:
+    with pytest.raises(DoesNotFit, match="no TP within one server fits"):
+        estimate("deepseek-ai/DeepSeek-R1", "h100_sxm", 4, "fp8_block", LENGTHS)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "error", "text"),
+    [
+        (("qwen3-32", "h200_sxm", 1, "bf16"), CatalogueError, "Qwen/Qwen3-32B"),
+        ((QWEN, "h200", 1, "bf16"), CatalogueError, "h200_sxm"),
+        ((QWEN, "h200_sxm", 3, "bf16"), EstimateUnavailable, "TP3"),
+        ((QWEN, "h200_sxm", 0, "bf16"), EstimateUnavailable, "TP0"),
+        ((QWEN, "a100_sxm", 1, "fp8"), EstimateUnavailable, "a100_sxm offers bf16"),
+        ((QWEN, "h200_sxm", 1, "int3"), EstimateUnavailable, "offers bf16, fp8"),
+        (("deepseek-ai/DeepSeek-R1", "a100_sxm", 8, "bf16"), EstimateUnavailable, "fp8_block checkpoint"),
+    ],
+)
+def test_impossible_questions_are_refused(arguments, error: type[Exception], text: str) -> None:
+    with pytest.raises(error, match=text) as caught:
+        estimate(*arguments, LENGTHS)
+    assert "\n" not in str(caught.value)
+
+
+def test_unknown_engine_and_batch_are_refused() -> None:
+    with pytest.raises(EstimateUnavailable, match="trtllm, vllm, sglang"):
+        estimate(QWEN, "h200_sxm", 1, "bf16", LENGTHS, backend="llama.cpp")
+    with pytest.raises(ScenarioError, match="max_batch_size"):
+        estimate(QWEN, "h200_sxm", 1, "bf16", LENGTHS, max_batch_size=0)
+
+
+@with_kernels
+def test_no_network_no_noise(monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> None:
+    def refuse(*_: object, **__: object) -> None:
+        raise AssertionError("a network connection was attempted")
+
+    monkeypatch.setattr(socket.socket, "connect", refuse)
+    monkeypatch.setattr(socket, "getaddrinfo", refuse)
+    monkeypatch.setattr(logging.getLogger("aiconfigurator_core"), "level", logging.DEBUG)
+    with pytest.raises(CatalogueError):
+        estimate("someone/their-own-model", "h200_sxm", 1, "bf16", LENGTHS)
+    assert not kernels.bundled("someone/their-own-model")
+    estimate("Qwen/Qwen3-8B", "l40s", 2, "fp8", LENGTHS)
+    assert capfd.readouterr() == ("", "")
+
+
+@with_kernels
+def test_a_local_folder_is_a_model(tmp_path: Path) -> None:
+    """The config of Qwen3-8B in a folder of its own gives the law of Qwen3-8B."""
+    source = importlib.resources.files("aiconfigurator_core") / "model_configs" / "Qwen--Qwen3-8B_config.json"
+    (tmp_path / "config.json").write_text(source.read_text())
+    own = estimate(str(tmp_path), "h200_sxm", 1, "bf16", LENGTHS)
+    assert own.replica == estimate("Qwen/Qwen3-8B", "h200_sxm", 1, "bf16", LENGTHS).replica
+    (tmp_path / "config.json").write_text(json.dumps({"architectures": ["Unheard"]}))
+    kernels_cached = tmp_path / "other"
+    kernels_cached.mkdir()
+    (kernels_cached / "config.json").write_text(json.dumps({"architectures": ["Unheard"]}))
+    with pytest.raises(CatalogueError, match=r"config\.json cannot be used"):
+        estimate(str(kernels_cached), "h200_sxm", 1, "bf16", LENGTHS)
+
+
+# Roofline.
+
+
+def test_without_the_library_a_roofline_answers(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "aiconfigurator_core", None)
+    monkeypatch.setitem(sys.modules, "aiconfigurator_core.sdk", None)
+    candidate = estimate(QWEN, "h200_sxm", 1, "bf16", LENGTHS)
+    assert candidate.relative_sigma == 0.5
+    assert "roofline" in candidate.source
+    assert "not installed" in candidate.warnings[0]
+    with pytest.raises(DoesNotFit, match="GB more per GPU"):
+        estimate(QWEN, "l40s", 1, "bf16", LENGTHS)
+
+
+def test_roofline_reads_its_bytes_at_the_bandwidth() -> None:
+    """Two bytes a parameter for one sequence: the weights' time lies within the stated range of efficiency."""
+    law = roofline(models()[LLAMA], gpus()["h100_sxm"], 1, "bf16", LENGTHS, BATCHING).law
+    at_full_speed_s = 2 * 8.03e9 / 3.35e12
+    assert at_full_speed_s / DECODE_EFFICIENCY[1] < law.decode_s(1, 1000) < at_full_speed_s / DECODE_EFFICIENCY[0]
+    at_peak_s = 2 * 8.03e9 * 4096 / 989e12
+    assert at_peak_s / PREFILL_EFFICIENCY[1] < law.prefill_alone_s(4096) < at_peak_s / PREFILL_EFFICIENCY[0] * 1.2
+
+
+@with_kernels
+@pytest.mark.measured
+@pytest.mark.parametrize("gpu", ["l40s", "h100_sxm", "h200_sxm", "b200_sxm"])
+def test_database_lies_in_the_rooflines_range(gpu: str) -> None:
+    """One GPU, and four where NVLink joins them: over PCIe (L40S) TP4 prefills at a mere 0.09 of peak."""
+    # A decode step reads all parameters but the input embedding; a prefill multiplies by all but both embeddings.
+    for name, tp, embedding in ((LLAMA, 1, 128_256 * 4096), (QWEN, 4, 151_936 * 5120)):
+        if gpu == "l40s" and tp > 1:
+            continue
+        model, chip = models()[name], gpus()[gpu]
+        engine = kernels.open_engine(model, gpu, "trtllm", tp, "bf16")
+        weights_s = (model.parameters - embedding) * BITS["bf16"] / 8 / tp / chip.bandwidth_bytes_per_s
+        arithmetic_s = 2 * (model.parameters - 2 * embedding) * 4096 / tp / chip.flops_per_s["bf16"]
+        decode, prefill = weights_s / engine.decode_s(1, 1024), arithmetic_s / engine.prefill_s(1, 4096)
+        print(f"{model.name} {gpu} TP{tp}: {decode:.2f} of bandwidth, {prefill:.2f} of peak")
+        assert DECODE_EFFICIENCY[0] < decode < DECODE_EFFICIENCY[1]
+        assert PREFILL_EFFICIENCY[0] < prefill < PREFILL_EFFICIENCY[1]
+
+
+# Measured: the law against the database, and against servers.
+
+DENSE = [
+    (LLAMA, "h100_sxm", 1, "bf16"),
+    (LLAMA, "h100_sxm", 1, "fp8"),
+    (LLAMA, "l40s", 1, "bf16"),
+    ("Qwen/Qwen3-8B", "a100_sxm", 1, "bf16"),
+    (QWEN, "h200_sxm", 1, "bf16"),
+    (QWEN, "h200_sxm", 4, "fp8"),
+    (QWEN, "h100_sxm", 8, "bf16"),
+    ("meta-llama/Meta-Llama-3.1-70B", "h200_sxm", 4, "fp8"),
+    ("meta-llama/Meta-Llama-3.1-70B", "b200_sxm", 2, "nvfp4"),
+]
+
+
+@with_kernels
+@pytest.mark.measured
+@pytest.mark.parametrize(("name", "gpu", "tp", "precision"), DENSE)
+def test_law_follows_the_kernel_timings(name: str, gpu: str, tp: int, precision: str) -> None:
+    """On batches and contexts between those of the fit: mean error within 5 % for decode and 7 % for prefill."""
+    replica = estimate(name, gpu, tp, precision, LENGTHS).replica
+    law, engine = replica.law, kernels.open_engine(models()[name], gpu, "trtllm", tp, precision)
+    decode = [
+        law.decode_s(batch, batch * context) / engine.decode_s(batch, context) - 1
+        for batch in (1, 3, 6, 12, 24, 48, 96, 192)
+        for context in (400, 1500, 3000, 6000)
+        if batch * context < replica.batching.kv_tokens
+    ]
+    prefill = [law.prefill_alone_s(isl) / engine.prefill_s(1, isl) - 1 for isl in (200, 700, 1500, 3000, 6000)]
+    print(
+        f"{name} {gpu} TP{tp} {precision}: decode mean {np.abs(decode).mean():.1%} worst {np.abs(decode).max():.1%}, "
+        f"prefill mean {np.abs(prefill).mean():.1%} worst {np.abs(prefill).max():.1%}"
+    )
+    assert np.abs(decode).mean() < 0.05
+    assert np.abs(prefill).mean() < 0.07
+
+
+SAMPLE_MODELS = {
+    "meta-llama/Llama-3.1-8B-Instruct": LLAMA,
+    "nvidia/Llama-3.1-8B-Instruct-FP8": LLAMA,
+    "Qwen/Qwen3-32B": QWEN,
+    "meta-llama/Llama-3.1-70B": "meta-llama/Meta-Llama-3.1-70B",
+}
+
+
+@with_kernels
+@pytest.mark.measured
+def test_dense_itl_of_real_servers() -> None:
+    """Mean time per output token in a closed loop, on the sample measured by NVIDIA and InferenceX."""
+    errors: dict[str, list[float]] = defaultdict(list)
+    table = importlib.resources.files("aiconfigurator_core") / "systems" / "silicon_sample.csv"
+    with table.open() as file:
+        for row in csv.DictReader(file):
+            if row["mode"] == "agg" and row["model_path"] in SAMPLE_MODELS and row["precision"] in ("fp8", "fp4"):
+                error = _itl_error(row)
+                if error is not None:
+                    errors[f"{row['model_path']} {row['system']} {row['backend']} {row['precision']}"].append(error)
+    for group, values in errors.items():
+        print(f"{group}: {len(values)} rows, mean |error| {np.abs(values).mean():.0%}, bias {np.mean(values):+.0%}")
+    everything = np.concatenate([np.array(values) for values in errors.values()])
+    print(
+        f"all: {everything.size} rows, mean {np.abs(everything).mean():.1%}, median {np.median(np.abs(everything)):.1%}"
+    )
+    assert everything.size > 300
+    assert np.abs(everything).mean() < 2 * KERNEL_SIGMA["dense"]
+
+
+def _itl_error(row: dict[str, str]) -> float | None:
+    """Error of the law's closed-loop ITL: each iteration decodes all and prefills what finished requests are replaced
+    by; None where the row lies outside one replica's batch, cache or token budget."""
+    batch, isl, osl = float(row["batch_size"]), float(row["isl"]), float(row["osl"])
+    precision = {"fp8": "fp8", "fp4": "nvfp4"}[row["precision"]]
+    if float(row["pp_size"]) != 1 or float(row["attention_dp_size"] or 1) != 1 or batch > 512:
+        return None
+    name, gpu, tp = SAMPLE_MODELS[row["model_path"]], row["system"], int(float(row["tp_size"]))
+    replica = estimate(name, gpu, tp, precision, Lengths(isl, osl), backend=row["backend"], max_batch_size=512).replica
+    if batch * (isl + osl) > replica.batching.kv_tokens or batch > osl:
+        return None
+    cached = batch * (isl + osl / 2)
+    decode_s = replica.law.decode_s(batch, cached)
+    with_prompt_s = replica.law.mixed_s(batch, cached, isl, isl * isl / 2)
+    itl_s = decode_s + batch / osl * (with_prompt_s - decode_s)
+    return itl_s / (float(row["silicon_tpot_ms"]) / 1e3) - 1

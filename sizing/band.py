@@ -4,34 +4,62 @@ from __future__ import annotations
 
 import math
 
-from sizing.capacity import Setting, SlaMissed, analytic_capacity_per_s
+import numpy as np
+from scipy.interpolate import PchipInterpolator
+
+from sizing.capacity import Setting, SlaMissed, analytic_capacity_per_s, log_excess, predict_at
 from sizing.plan import Candidate
+from sizing.queueing import stable_rate_per_s
 from sizing.replica import Replica
 
 Z90 = 1.645
 MONTE_CARLO_SIGMA = 0.015
 """Standard error of a simulated capacity at the number of requests the planner uses."""
 
+LOADS = np.array([0.01, 0.05, 0.15, 0.35, 0.55, 0.7, 0.82, 0.91, 0.97, 0.995])
+"""Shares of the stable rate at which the excess over the SLA is taken; between them it is interpolated."""
+
 
 def capacity_band(candidate: Candidate, setting: Setting) -> tuple[float, float]:
     """The 90 % band of a replica's capacity under the SLA as factors of it: (low, high).
 
-    Low is 0 when, at the slow end, the SLA cannot be met at all.
-
-    A fitted law brings pairs of laws one standard error apart along each eigenvector of its covariance; the changes of
-    log capacity along them add in quadrature (sigma points). A law without covariance is made slower and faster by its
-    relative error.
+    Low is 0 when, at the slow end, the SLA cannot be met at all. A fitted law brings pairs of laws one standard error
+    apart along each eigenvector of its covariance: the changes of log capacity along them add in quadrature (sigma
+    points). A law without covariance is made slower and faster by its relative error.
     """
-    middle = formula(candidate.replica, setting)
     if candidate.variants:
+        middle = _capacity(candidate.replica, setting)
         sigma = math.hypot(MONTE_CARLO_SIGMA, *(_half_change(pair, setting, middle) for pair in candidate.variants))
         return math.exp(-Z90 * sigma), math.exp(Z90 * sigma)
-    spread = math.exp(Z90 * candidate.relative_sigma)
-    slow, fast = (formula(_scaled(candidate.replica, factor), setting) for factor in (spread, 1 / spread))
-    return slow / middle, fast / middle
+    low, high = scaled_capacities(candidate.replica, setting, math.exp(Z90 * candidate.relative_sigma))
+    return low, high
 
 
-def formula(replica: Replica, setting: Setting) -> float:
+def scaled_capacities(replica: Replica, setting: Setting, factor: float) -> tuple[float, float]:
+    """Capacity of an engine `factor` times slower and of one as much faster, over that of `replica`; interpolated.
+
+    An engine `factor` times slower under rate r is this engine under rate r factor, in slower time: its latencies meet
+    the SLA where this engine's are `factor` below it. So both ends are read off one curve of the excess over the SLA.
+    """
+    stable_per_s = stable_rate_per_s(replica, setting.workload.lengths)
+    rates = LOADS * stable_per_s
+    excess = [log_excess(predict_at(replica, setting, float(rate)), setting.sla) for rate in rates]
+    rising, kept = np.unique(np.maximum.accumulate(excess), return_index=True)
+    rate_at = PchipInterpolator(rising, np.log(rates[kept])) if len(kept) > 1 else None
+
+    def capacity(level: float) -> float:
+        if level < rising[0]:
+            return 0.0
+        if rate_at is None or level >= rising[-1]:
+            return float(rates[-1])
+        return math.exp(float(rate_at(level)))
+
+    middle = capacity(0.0) or float(rates[0])
+    step = math.log(factor)
+    return capacity(-step) / factor / middle, capacity(step) * factor / middle
+
+
+def _capacity(replica: Replica, setting: Setting) -> float:
     """Capacity by formula, 0 when the SLA is missed without load."""
     try:
         return analytic_capacity_per_s(replica, setting)
@@ -41,9 +69,5 @@ def formula(replica: Replica, setting: Setting) -> float:
 
 def _half_change(pair: tuple[Replica, Replica], setting: Setting, middle: float) -> float:
     """Half the change of log capacity between two laws; a law that fails alone counts as a hundredth of the middle."""
-    one, other = (max(formula(replica, setting), middle / 100) for replica in pair)
+    one, other = (max(_capacity(replica, setting), middle / 100) for replica in pair)
     return math.log(one / other) / 2
-
-
-def _scaled(replica: Replica, factor: float) -> Replica:
-    return Replica(replica.law.scaled(factor), replica.batching)

@@ -5,9 +5,9 @@ meanwhile wait for the next. The embedded chain q' = (q - c)+ + Poisson(rate S(b
 have any shape and the batch a bound. For S(b) = alpha b + tau0 without a bound its mean latency is that of Inoue (2021,
 arXiv 1912.06322): 1.5 tau0/(1 - rate alpha) + (alpha/2)(rate alpha + 2)/(1 - rate^2 alpha^2), within 2 %.
 
-Error against the simulator, utilization up to 0.8, mixes as in `sizing.queueing.predict`: equal lengths within 2 % from
-mean to p99; lognormal lengths p95 within 9 %, p99 within 19 % (runs of 100,000 requests, themselves some 10 % uncertain
-there); the stable rate up to 7 % too high where the KV cache cuts a batch short at its longest request. Other
+Error against the simulator, utilization 0.3, 0.6, 0.8, mixes as in `sizing.queueing.predict`: equal lengths within 2 %
+from mean to p99; lognormal lengths p95 within 9 %, p99 within 12 % (runs of 100,000 requests, themselves uncertain by
+several % there); the stable rate up to 7 % too high where the KV cache cuts a batch short at its longest request. Other
 arrival laws, and what round robin or least outstanding make of them, are taken as Poisson.
 
 A batch pads its prompts to the longest and decodes all its lanes until the longest output ends (Yang, Jiao, Xu, arXiv
@@ -92,7 +92,7 @@ class Batches:
     most: int
 
     def found_by(self, uniform: Floats) -> tuple[NDArray[np.int64], Floats]:
-        """Row and duration of the batch that arrivals find (PASTA: probability x duration), at quantiles of duration."""
+        """Row and duration of the batch that arrivals find (PASTA: probability x duration), shorter ones first."""
         order = np.argsort(self.duration_s[1:], axis=None) + len(WEIGHTS)  # batches, shortest first, after the idle row
         order = np.concatenate([np.arange(len(WEIGHTS)), order])
         share = np.cumsum((self.probability[:, None] * WEIGHTS * self.duration_s).ravel()[order])

@@ -1,0 +1,293 @@
+"""The analytic model against theory, against laws that any queue obeys, and against the simulator."""
+
+import math
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from scipy import stats
+
+from sizing.errors import ScenarioError
+from sizing.points import gamma_quantile, poisson_counts, token_sum
+from sizing.prediction import Prediction
+from sizing.queueing import predict, slots, stable_rate_per_s
+from sizing.replica import Batching, Policy, Replica
+from sizing.simulator import simulate
+from sizing.simulator import stable_rate_per_s as simulated_stable_rate_per_s
+from sizing.slow_chain import rate_near_an_arrival, state_probabilities
+from sizing.steptime import StepLaw
+from sizing.workload import METRICS, Arrivals, Lengths, Workload
+
+LAW = StepLaw(4.8e-3, 1e-3, 20e-6, 10e-6, 48.9e-9, 1.3e-9, 0.5e-3, 4e-3)
+NOTHING = StepLaw(0, 0, 0, 0, 0)
+IN_FLIGHT: tuple[Policy, ...] = ("chunked", "whole_prompt", "prefill_first")
+FIXED, VARIED = Lengths(1000, 300), Lengths(1000, 300, 0.5, 0.8)
+
+
+def replica(policy: Policy = "chunked", law: StepLaw = LAW, **limits: int) -> Replica:
+    return Replica(law, Batching(policy, **({"kv_tokens": 400_000} | limits)))
+
+
+def at(utilization: float, engine: Replica, lengths: Lengths, replicas: int = 1) -> Workload:
+    return Workload(lengths, utilization * replicas * stable_rate_per_s(engine, lengths))
+
+
+def values(prediction: Prediction) -> np.ndarray:
+    """(metric, mean and percentiles)."""
+    return np.array([list(prediction.as_dict()[metric].values()) for metric in METRICS])
+
+
+# laws
+
+
+@pytest.mark.parametrize("policy", IN_FLIGHT)
+def test_an_empty_engine_is_the_step_law(policy):
+    engine = replica(policy)
+    idle = predict(engine, at(1e-7, engine, FIXED))
+    decode_s = LAW.decode_s(1, 1000 + (299 - 1) / 2)
+    ttft_s = LAW.prefill_alone_s(1000) + LAW.request_s
+    expected = np.array([ttft_s, decode_s, ttft_s + 299 * decode_s])
+    np.testing.assert_allclose(values(idle), np.repeat(expected[:, None], 5, axis=1), rtol=1e-4)
+
+
+@given(
+    policy=st.sampled_from((*IN_FLIGHT, "static")),
+    budget=st.sampled_from((2048, 8192)),
+    lengths=st.sampled_from((FIXED, VARIED, Lengths(128, 128, 0.5, 0.8), Lengths(2000, 256))),
+    low=st.floats(0.05, 0.85),
+    step=st.floats(0.02, 0.1),
+)
+@settings(max_examples=40, deadline=None)
+def test_latency_rises_with_load(policy, budget, lengths, low, step):
+    """At every percentile: a search may bisect."""
+    engine = replica(policy, token_budget=budget)
+    less, more = (values(predict(engine, at(u, engine, lengths))) for u in (low, low + step))
+    assert (more >= (1 - 1e-6) * less).all()
+    assert (more[:, 0] > less[:, 0]).all()
+
+
+@given(policy=st.sampled_from((*IN_FLIGHT, "static")), factor=st.floats(0.1, 10), load=st.floats(0.1, 0.9))
+@settings(max_examples=20, deadline=None)
+def test_slower_clock_same_queue(policy, factor, load):
+    engine, slower = replica(policy), replica(policy, LAW.scaled(factor))
+    np.testing.assert_allclose(
+        values(predict(slower, at(load, slower, VARIED))),
+        factor * values(predict(engine, at(load, engine, VARIED))),
+        rtol=1e-3,
+    )
+
+
+@pytest.mark.parametrize("policy", (*IN_FLIGHT, "static"))
+def test_saturation_begins_at_the_stable_rate(policy):
+    engine = replica(policy)
+    rate = stable_rate_per_s(engine, VARIED)
+    below, above = (predict(engine, Workload(VARIED, rate * share)) for share in (1 - 1e-9, 1 + 1e-9))
+    assert not below.saturated and np.isfinite(values(below)).all()
+    assert above.saturated and np.isinf(values(above)).all()
+    assert predict(engine, Workload(VARIED, 3 * rate), replicas=2).utilization == pytest.approx(1.5)
+
+
+@pytest.mark.parametrize("policy", IN_FLIGHT)
+@pytest.mark.parametrize("lengths", (FIXED, VARIED))
+@pytest.mark.parametrize("load", (0.3, 0.7))
+def test_round_robin_is_never_worse_than_random(policy, lengths, load):
+    engine = replica(policy)
+    fleets = {
+        routing: values(predict(engine, at(load, engine, lengths, 8), replicas=8, routing=routing))
+        for routing in ("random", "round_robin")
+    }
+    assert (fleets["round_robin"][:, [0, 3, 4]] <= fleets["random"][:, [0, 3, 4]] * 1.001).all()
+    one = values(predict(engine, at(load, engine, lengths)))
+    np.testing.assert_allclose(fleets["random"], one, rtol=1e-9)
+
+
+def test_bursts_wait_longer_than_clockwork():
+    engine = replica()
+    bursts, steady = (
+        predict(engine, Workload(VARIED, at(0.6, engine, VARIED).rate_per_s, Arrivals.parse(text)))
+        for text in ("gamma:cv=2", "constant")
+    )
+    poisson = predict(engine, at(0.6, engine, VARIED))
+    assert steady.ttft.p95_s < poisson.ttft.p95_s < bursts.ttft.p95_s
+    assert steady.itl.p99_s < poisson.itl.p99_s < bursts.itl.p99_s
+    assert poisson.warnings == () and "approximate" in bursts.warnings[0] and "approximate" in steady.warnings[0]
+
+
+def test_one_output_token_has_no_gap():
+    engine = replica()
+    prediction = predict(engine, at(0.5, engine, Lengths(500, 1)))
+    assert math.isnan(prediction.itl.mean_s)
+    assert prediction.e2e == prediction.ttft
+
+
+# theory
+
+
+@pytest.mark.parametrize(("servers", "rho"), [(1, 0.5), (8, 0.8), (64, 0.95)])
+def test_state_law_is_m_m_c(servers, rho):
+    """P(n) of M/M/c by the textbook recursion, exact to 1e-9 (the tail is cut at 1e-7 of its head)."""
+    law = state_probabilities(rho * servers, np.arange(1.0, servers + 1), tail=rho)
+    offered = rho * servers
+    head = [offered**n / math.factorial(n) for n in range(servers)]
+    full = offered**servers / math.factorial(servers)
+    empty = 1 / (sum(head) + full / (1 - rho))
+    np.testing.assert_allclose(law[:servers], empty * np.array(head), rtol=1e-5)
+    np.testing.assert_allclose(law[servers : servers + 5], empty * full * rho ** np.arange(5), rtol=1e-5)
+
+
+def erlang_c_wait_s(servers: int, rho: float, service_s: float) -> float:
+    """Mean wait in M/M/c, by the Erlang B recursion."""
+    blocked = 1.0
+    for n in range(1, servers + 1):
+        blocked = rho * servers * blocked / (n + rho * servers * blocked)
+    waiting = blocked / (1 - rho * (1 - blocked))
+    return waiting * service_s / (servers * (1 - rho))
+
+
+@pytest.mark.parametrize(("servers", "rho"), [(4, 0.7), (8, 0.8), (32, 0.9)])
+def test_constant_steps_and_few_slots_are_erlang_c(servers, rho):
+    """A step that lasts 1 ms whatever it holds: each slot is a server. cv 1 stands for exponential service. 5 %."""
+    engine = replica(law=NOTHING.with_values(overhead_s=1e-3), max_batch_size=servers, kv_tokens=10**9)
+    lengths = Lengths(10, 4001, 0, 1.0)
+    assert stable_rate_per_s(engine, lengths) == pytest.approx(servers / 4.0, rel=1e-3)
+    ttft = predict(engine, at(rho, engine, lengths)).ttft.mean_s
+    assert ttft == pytest.approx(erlang_c_wait_s(servers, rho, 4.0) + 1.5e-3, rel=0.05)
+
+
+@pytest.mark.parametrize("rho", (0.3, 0.6, 0.8))
+def test_steps_in_proportion_to_the_batch_are_processor_sharing(rho):
+    """Mean sojourn E[S] / (1 - rho), whatever the length law. 5 %."""
+    engine = replica(law=NOTHING.with_values(sequence_s=1e-3), max_batch_size=4000, kv_tokens=10**9)
+    for lengths in (Lengths(1, 1001), Lengths(1, 1001, 0, 0.8)):
+        assert stable_rate_per_s(engine, lengths) == pytest.approx(1.0, rel=0.01)
+        sojourn_s = predict(engine, Workload(lengths, rho)).e2e.mean_s
+        assert sojourn_s == pytest.approx(1 / (1 - rho), rel=0.05)
+
+
+@pytest.mark.parametrize("rho", (0.3, 0.5, 0.8))
+def test_prompts_one_by_one_are_m_d_1(rho):
+    """Pollaczek-Khinchine for constant service: mean wait rho D / (2 (1 - rho)). 3 %."""
+    engine = replica("whole_prompt", LAW.with_values(request_s=0.0), max_batch_size=1)
+    lengths, service_s = Lengths(1000, 1), LAW.prefill_alone_s(1000)
+    assert stable_rate_per_s(engine, lengths) == pytest.approx(1 / service_s)
+    ttft = predict(engine, Workload(lengths, rho / service_s)).ttft.mean_s
+    assert ttft == pytest.approx(service_s * (1 + rho / (2 * (1 - rho))), rel=0.03)
+
+
+def test_token_budget_bounds_the_stable_rate():
+    """rate (prompt + decode tokens) <= budget / iteration time (Li, Dai, Peng), met where the budget binds."""
+    engine, lengths = replica(token_budget=512), Lengths(2000, 256)
+    rate = stable_rate_per_s(engine, lengths)
+    running = 512 * 255 / 2255
+    iteration_s = LAW.mixed_s(running, running * (2000 + 254 / 2), 512 - running, (512 - running) * 1000)
+    assert rate * 2255 == pytest.approx(512 / iteration_s, rel=1e-6)
+
+
+def take_all_batches_s(rate_per_s: float, per_batch_s: float, per_request_s: float, batches: int) -> float:
+    """Mean latency of a server that always takes all who wait, simulated batch by batch."""
+    rng = np.random.default_rng(1)
+    waiting, total, count = np.zeros(1), 0.0, 0
+    for _ in range(batches):
+        service_s = per_batch_s + per_request_s * len(waiting)
+        total, count = total + float((service_s - waiting).sum()), count + len(waiting)
+        arrived = rng.uniform(0, service_s, rng.poisson(rate_per_s * service_s))
+        waiting = arrived - service_s if len(arrived) else np.zeros(1)
+    return total / count
+
+
+@pytest.mark.parametrize("load", (0.3, 0.6, 0.8))
+def test_static_batching_is_take_all_service(load):
+    """Against a direct simulation (2 %) and Inoue's closed form (2.5 %): service of 10 ms + 1 ms per request."""
+    fixed_s, each_s = 10e-3, 1e-3
+    engine = replica("static", NOTHING.with_values(overhead_s=fixed_s, token_s=each_s / 100), max_batch_size=10_000)
+    rate = load / each_s
+    ttft = predict(engine, Workload(Lengths(100, 1), rate)).ttft.mean_s
+    inoue_s = 1.5 * fixed_s / (1 - load) + each_s / 2 * (load + 2) / (1 - load**2)
+    assert ttft == pytest.approx(inoue_s, rel=0.025)
+    assert ttft == pytest.approx(take_all_batches_s(rate, fixed_s, each_s, 20_000), rel=0.02)
+
+
+def test_static_batch_waits_for_the_longest_output():
+    """Unequal outputs cost static batching most of its throughput, in-flight batching little."""
+    lost = [
+        stable_rate_per_s(replica(policy), Lengths(1000, 300, 0, 0.8)) / stable_rate_per_s(replica(policy), FIXED)
+        for policy in ("static", "chunked")
+    ]
+    assert lost[0] < 0.4 and lost[1] > 0.7
+
+
+@pytest.mark.parametrize(("shape", "within"), [(4, 0.1), (2, 0.01), (1, 0.01), (0.25, 0.3)])
+def test_company_around_an_arrival(shape, within):
+    """Renewal density against counting the neighbours of gamma gaps: exact for Erlang-2 and Poisson."""
+    times = np.cumsum(np.random.default_rng(2).gamma(shape, 1 / shape, 200_000))
+    for window in (0.1, 0.25, 0.5, 1.0):
+        counted = np.mean(np.searchsorted(times, times + window, "right") - np.arange(1, len(times) + 1))
+        assert rate_near_an_arrival(1.0, 1 / shape, window) * window == pytest.approx(counted, abs=within)
+
+
+def test_quantile_functions():
+    """Poisson exact below mean 30; Gamma within 2 % for shapes from 1; one prompt of a sum is lognormal."""
+    uniform = (np.arange(500) + 0.5) / 500
+    for mean in (0.01, 0.7, 12.0):
+        np.testing.assert_array_equal(poisson_counts(np.full(500, mean), uniform), stats.poisson.ppf(uniform, mean))
+    above = poisson_counts(np.full(500, 90.0), uniform)
+    assert np.abs(above - stats.poisson.ppf(uniform, 90.0)).max() <= 1
+    level = np.array([0.5, 0.9, 0.95, 0.99])
+    for shape in (1.0, 3.0, 20.0):
+        exact = stats.gamma.ppf(level, shape, scale=1 / shape)
+        np.testing.assert_allclose(gamma_quantile(np.full(4, shape), stats.norm.ppf(level)), exact, rtol=0.02)
+    sums = token_sum(np.full(500, 3.0), 100.0, 0.5, stats.norm.ppf(uniform))
+    assert sums.mean() == pytest.approx(300, rel=0.01)
+    assert sums.std() / sums.mean() == pytest.approx(0.5 / math.sqrt(3), rel=0.03)
+
+
+def test_slots():
+    assert slots(replica(kv_tokens=13_000), FIXED) == 10
+    assert slots(replica(max_batch_size=8), FIXED) == 8
+    assert slots(replica(kv_tokens=130_000), VARIED) < slots(replica(kv_tokens=130_000), FIXED)
+
+
+# against the simulator
+
+
+CASES = [
+    (policy, lengths)
+    for policy in (*IN_FLIGHT, "static")
+    for lengths in (Lengths(128, 128), Lengths(2000, 256), Lengths(1000, 1000, 0.5, 0.8))
+]
+
+
+@pytest.mark.parametrize(("policy", "lengths"), CASES)
+def test_percentiles_agree_with_simulation(policy, lengths):
+    """Up to utilization 0.7: means 7 %, p95 15 %, of TTFT, ITL and E2E; the stable rate 12 %."""
+    engine = replica(policy)
+    assert stable_rate_per_s(engine, lengths) == pytest.approx(simulated_stable_rate_per_s(engine, lengths), rel=0.12)
+    for load in (0.3, 0.7) if policy != "static" else (0.3, 0.6):
+        workload = at(load, engine, lengths)
+        expected = values(simulate(engine, workload, requests=40_000, seed=5).prediction())
+        found = values(predict(engine, workload))
+        np.testing.assert_allclose(found[:, 0], expected[:, 0], rtol=0.07)
+        np.testing.assert_allclose(found[:, 3], expected[:, 3], rtol=0.15)
+
+
+@pytest.mark.parametrize("routing", ("round_robin", "least_outstanding"))
+def test_fleets_agree_with_simulation(routing):
+    """Lengths that vary, 8 replicas at utilization 0.6: p95 of every metric within 15 %."""
+    engine = replica()
+    workload = at(0.6, engine, VARIED, 8)
+    expected = values(simulate(engine, workload, replicas=8, routing=routing, requests=60_000, seed=5).prediction())
+    found = values(predict(engine, workload, replicas=8, routing=routing))
+    np.testing.assert_allclose(found[:, 3], expected[:, 3], rtol=0.15)
+
+
+# faults
+
+
+def test_impossible_questions():
+    with pytest.raises(ScenarioError, match="replicas must be 1 or more, got 0"):
+        predict(replica(), Workload(FIXED, 1.0), replicas=0)
+    with pytest.raises(ScenarioError, match="routing 'nearest' is not one of random"):
+        predict(replica(), Workload(FIXED, 1.0), routing="nearest")  # type: ignore[arg-type]
+    with pytest.raises(ScenarioError, match="does not fit the KV cache of 1000 tokens"):
+        predict(replica(kv_tokens=1000), Workload(FIXED, 1.0))

@@ -1,0 +1,6 @@
+"""``python -m calibration``."""
+
+from calibration.cli import main
+
+if __name__ == "__main__":
+    main()

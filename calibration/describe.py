@@ -1,0 +1,118 @@
+"""What a server says of itself: what its model takes, which deployment it is, where its tokenizer lies."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from calibration.contract import Contract, Input
+from calibration.errors import PlanError, ServerError
+from calibration.plan import DeploymentPlan, ServerPlan
+from calibration.triton import Client
+from sizing.curves import Deployment
+
+ENGINE_MODEL = "tensorrt_llm"
+TOKENIZER_MODEL = "preprocessing"
+NEEDED = ("model", "precision", "gpu", "tp")
+BATCHING_OF = {"v1": "static", "inflight_batching": "in_flight", "inflight_fused_batching": "in_flight"}
+
+
+@dataclass(frozen=True, slots=True)
+class Described:
+    """`engine`: what the model `tensorrt_llm` says of the deployment, by column name of the points table.
+
+    `tokenizer_file` is None where the server names none, or one that cannot be read from here.
+    """
+
+    contract: Contract
+    engine: dict[str, str]
+    tokenizer_file: Path | None
+    add_special_tokens: bool
+
+
+async def describe(server: ServerPlan) -> Described:
+    """Ask the server. Raises ServerError, within a few seconds, if it does not answer or does not serve the model."""
+    async with Client(server) as client:
+        config = await client.model_config(server.model)
+        if config is None:
+            raise ServerError(
+                f"{server.url}: no model {server.model!r} is served there; correct server.model in the plan"
+            )
+        await client.check_ready()
+        engine = await client.model_config(ENGINE_MODEL)
+        tokenizer = await client.model_config(TOKENIZER_MODEL)
+    names = _parameters(tokenizer)
+    return Described(
+        contract=_contract(config),
+        engine=_engine(engine),
+        tokenizer_file=_tokenizer_file(names.get("tokenizer_dir", "")),
+        add_special_tokens=names.get("add_special_tokens", "").lower() in ("true", "1"),
+    )
+
+
+def deployment(plan: DeploymentPlan, engine: dict[str, str]) -> Deployment:
+    """The deployment to write on the points: the plan's word first, then the server's.
+
+    Raises PlanError naming the key to add if model, precision, gpu or tp is known to neither.
+    """
+    known: dict[str, Any] = dict(engine)
+    known |= {name: value for name, value in plan.model_dump().items() if value is not None}
+    missing = [name for name in NEEDED if not known.get(name)]
+    if missing:
+        keys = ", ".join(f"{name}: ..." for name in missing)
+        raise PlanError(f"the server does not say its {', '.join(missing)}: add deployment: {{{keys}}} to the plan")
+    for name in ("tp", "pp", "max_batch_size"):
+        if name in known:
+            known[name] = _whole(name, known[name])
+    defaults: dict[str, Any] = {"pp": 1, "engine": "", "engine_version": "", "batching": "", "max_batch_size": None}
+    return Deployment(**(defaults | known))
+
+
+def _whole(name: str, value: object) -> int:
+    try:
+        number = int(str(value))
+    except ValueError:
+        number = 0
+    if number < 1:
+        raise PlanError(
+            f"the server says {name} = {value!r}: set deployment.{name} in the plan to a number of 1 or more"
+        )
+    return number
+
+
+def _parameters(config: Any) -> dict[str, str]:
+    if config is None:
+        return {}
+    return {key: parameter.string_value for key, parameter in config.parameters.items()}
+
+
+def _engine(config: Any) -> dict[str, str]:
+    said = {key: value for key, value in _parameters(config).items() if not value.startswith("${")}
+    engine = {name: said[name] for name in Deployment._fields if said.get(name)}
+    kind = said.get("gpt_model_type", "").lower()
+    if "batching" not in engine and kind in BATCHING_OF:
+        engine["batching"] = BATCHING_OF[kind]
+    if config is not None and config.max_batch_size > 0:
+        engine["max_batch_size"] = str(config.max_batch_size)
+    return engine
+
+
+def _contract(config: Any) -> Contract:
+    inputs = {tensor.name: Input(_datatype(tensor), tensor.optional) for tensor in config.input}
+    if not {"text_input", "input_ids"} & set(inputs):
+        raise ServerError(
+            f"model {config.name!r} takes neither text_input nor input_ids: it is not an LLM of the known kind"
+        )
+    outputs = tuple(tensor.name for tensor in config.output)
+    return Contract(config.name, inputs, outputs, batched=config.max_batch_size > 0)
+
+
+def _datatype(tensor: Any) -> str:
+    name = tensor.DESCRIPTOR.fields_by_name["data_type"].enum_type.values_by_number[tensor.data_type].name
+    return "BYTES" if name == "TYPE_STRING" else str(name).removeprefix("TYPE_")
+
+
+def _tokenizer_file(folder: str) -> Path | None:
+    path = Path(folder) / "tokenizer.json"
+    return path if folder and path.is_file() else None

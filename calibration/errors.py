@@ -1,0 +1,25 @@
+"""Errors of the calibration package.
+
+    CalibrationError
+    ├── PlanError     a sweep plan is wrong: file, key and what are named
+    ├── ServerError   a server cannot be started, reached or understood, or stopped answering
+    └── StoreError    runs and points cannot be written or read, or the run asked for does not exist
+
+Each message is one line that says what was wrong, where, and what to do. The CLI prints it as it is.
+"""
+
+
+class CalibrationError(Exception):
+    """Base of all errors this package raises on purpose."""
+
+
+class PlanError(CalibrationError):
+    """A sweep plan is wrong: file, key and what are named."""
+
+
+class ServerError(CalibrationError):
+    """A server could not be started, reached or understood, or stopped answering."""
+
+
+class StoreError(CalibrationError):
+    """Runs and points could not be written or read."""

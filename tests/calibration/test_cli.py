@@ -1,0 +1,157 @@
+"""The command line: one line and exit 2 for every mistake, JSON for machines, points that the sizing half reads."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner, Result
+
+from calibration.cli import main
+from calibration.store import DATABASE_VARIABLE, Store
+from sizing.curves import read_points
+from tests.calibration.mock_server import ROOT, Script, subprocess_server
+
+COMMANDS = ("run", "resume", "list", "show", "export", "serve")
+
+
+@pytest.fixture(scope="module")
+def url() -> Iterator[str]:
+    with subprocess_server(Script(ttft_s=0.004, itl_s=0.001)) as url:
+        yield url
+
+
+@pytest.fixture(autouse=True)
+def database(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
+    url = f"sqlite:///{tmp_path / 'points.db'}"
+    monkeypatch.setenv(DATABASE_VARIABLE, url)
+    return url
+
+
+@pytest.fixture
+def plan(tmp_path: Path, url: str) -> Path:
+    path = tmp_path / "plan.yaml"
+    path.write_text(
+        f"server: {{url: '{url}'}}\nlengths: [{{isl: 6, osl: 4}}]\nconcurrency: [1, 2]\nrequests_per_level: 8\n"
+    )
+    return path
+
+
+def call(*arguments: object) -> Result:
+    return CliRunner().invoke(main, [str(argument) for argument in arguments])
+
+
+def refused(result: Result) -> str:
+    """The one line on stderr of a command that ended with exit code 2."""
+    assert result.exit_code == 2
+    assert result.stdout == ""
+    assert result.stderr.startswith("error: ")
+    assert result.stderr.count("\n") == 1
+    return result.stderr
+
+
+def test_run_list_show_export(plan: Path, tmp_path: Path) -> None:
+    ran = call("run", plan)
+    assert ran.exit_code == 0
+    assert "run 1: done, 2 of 2 points" in ran.stdout
+    assert "2 users" in ran.stdout
+    assert call("show", 1).stdout == ran.stdout
+    assert "done" in call("list").stdout
+    out = tmp_path / "points.csv"
+    assert call("export", 1, "--out", out).exit_code == 0
+    assert read_points(out) == Store().points(1)
+    assert call("export", 1).stdout == out.read_text()
+
+
+def test_json_for_machines(plan: Path) -> None:
+    ran = json.loads(call("run", plan, "--json").stdout)
+    assert (ran["run"], ran["state"], len(ran["points"])) == (1, "done", 2)
+    assert json.loads(call("show", 1, "--json").stdout) == ran
+    (listed,) = json.loads(call("list", "--json").stdout)
+    assert (listed["run"], listed["points"], listed["levels"]) == (1, 2, 2)
+    assert json.loads(call("export", 1, "--json").stdout) == ran["points"]
+    assert json.loads(call("resume", 1, "--json").stdout)["points"] == ran["points"]
+
+
+def test_no_runs_yet() -> None:
+    assert "no runs yet" in call("list").stdout
+    assert json.loads(call("list", "--json").stdout) == []
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_help_has_an_example(command: str) -> None:
+    result = call(command, "--help")
+    assert result.exit_code == 0
+    assert f"python -m calibration {command}" in result.stdout
+
+
+def test_help_lists_every_command() -> None:
+    listing = call("--help").stdout
+    assert all(command in listing for command in COMMANDS)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        ((), "Missing command"),
+        (("fly",), "No such command 'fly'"),
+        (("run",), "Missing argument"),
+        (("run", "absent.yaml"), "absent.yaml: no such plan file"),
+        (("run", "a.yaml", "--fast"), "No such option"),
+        (("show", "seven"), "'seven' is not a valid integer"),
+        (("show", 7), "no run 7"),
+        (("resume", 7), "no run 7"),
+        (("export", 7), "no run 7"),
+    ],
+)
+def test_bad_input_is_one_line(arguments: tuple[object, ...], says: str) -> None:
+    assert says in refused(call(*arguments))
+
+
+def test_a_plan_that_is_not_yaml(tmp_path: Path) -> None:
+    path = tmp_path / "plan.yaml"
+    path.write_text("lengths: [{isl: 64")
+    assert "plan.yaml, line 1: not YAML" in refused(call("run", path))
+
+
+@pytest.mark.timeout(30)
+def test_a_url_that_nobody_answers(plan: Path) -> None:
+    """A closed port, and a test network address (RFC 5737) from which no answer ever comes."""
+    for address in ("127.0.0.1:1", "192.0.2.1:8001"):
+        plan.write_text(f"server: {{url: '{address}'}}\nlengths: [{{isl: 6, osl: 4}}]\nconcurrency: [1]\n")
+        assert f"{address}: no Triton server answers" in refused(call("run", plan))
+
+
+def test_an_unreachable_database(plan: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(DATABASE_VARIABLE, "sqlite:////proc/nowhere/points.db")
+    for arguments in (("list",), ("run", plan)):
+        assert DATABASE_VARIABLE in refused(call(*arguments))
+
+
+def test_an_output_file_that_cannot_be_written(plan: Path, tmp_path: Path) -> None:
+    call("run", plan)
+    assert "cannot be written" in refused(call("export", 1, "--out", tmp_path / "absent" / "points.csv"))
+
+
+def test_ctrl_c_keeps_the_points_and_says_how_to_go_on(plan: Path, database: str) -> None:
+    plan.write_text(plan.read_text().replace("concurrency: [1, 2]", "concurrency: [1, 2]\nrates: [0.001]"))
+    command = [sys.executable, "-m", "calibration", "run", str(plan)]
+    with subprocess.Popen(
+        command, cwd=ROOT, env=os.environ | {DATABASE_VARIABLE: database}, stderr=subprocess.PIPE, text=True
+    ) as process:
+        assert process.stderr is not None
+        told = ""
+        while "concurrency 2" not in told:
+            told = process.stderr.readline()
+            assert told
+        process.send_signal(signal.SIGINT)
+        _, rest = process.communicate()
+    assert process.returncode == 130
+    assert rest.strip().endswith("go on with: python -m calibration resume 1")
+    assert (Store().run(1).state, Store().run(1).points) == ("interrupted", 2)

@@ -1,0 +1,174 @@
+"""Whole runs against a mock server in a process of its own: points, resuming, losing the server, Ctrl-C."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+import pytest
+
+from calibration.describe import deployment
+from calibration.errors import PlanError, ServerError
+from calibration.measure import Pace
+from calibration.plan import DeploymentPlan, Level, PlanFile, parse_plan
+from calibration.run import Quiet, resume, run
+from calibration.store import Store
+from sizing.curves import Point
+from sizing.workload import Lengths
+from tests.calibration.mock_server import ENGINE, Script, subprocess_server
+
+FAST = Script(ttft_s=0.004, itl_s=0.001)
+
+
+@pytest.fixture(scope="module")
+def url() -> Iterator[str]:
+    with subprocess_server(FAST) as url:
+        yield url
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> Store:
+    return Store(f"sqlite:///{tmp_path / 'points.db'}")
+
+
+def plan(url: str, more: str = "") -> PlanFile:
+    text = f"server: {{url: '{url}'}}\nlengths: [{{isl: 6, osl: 4}}]\nconcurrency: [1, 3]\nrequests_per_level: 12\n"
+    return parse_plan(text + more)
+
+
+class Watcher(Quiet):
+    """Keeps what it is told; after `stop_after` points it acts like Ctrl-C."""
+
+    def __init__(self, stop_after: int | None = None) -> None:
+        self.stop_after = stop_after
+        self.levels: list[str] = []
+        self.expected: list[list[float]] = []
+        self.done = 0
+
+    def started(self, run_id: int, levels: Sequence[Level]) -> None:
+        self.to_do = [level.label for level in levels]
+
+    def expects(self, seconds: Sequence[float]) -> None:
+        self.expected.append(list(seconds))
+
+    def answered(self, done: int, wanted: int) -> None:
+        self.done += 1
+
+    def measured(self, level: Level, point: Point) -> None:
+        self.levels.append(level.label)
+        if len(self.levels) == self.stop_after:
+            raise KeyboardInterrupt
+
+
+def test_a_run_measures_every_level_and_keeps_it(url: str, store: Store) -> None:
+    watcher = Watcher()
+    run_id = run(plan(url, "rates: [40]\n"), store, watcher)
+    points = store.points(run_id)
+    assert [(point.load_kind, point.load_value) for point in points] == [
+        ("concurrency", 1),
+        ("concurrency", 3),
+        ("poisson_rate", 40),
+    ]
+    for point in points:
+        assert (point.model, point.gpu, point.tp, point.batching, point.max_batch_size) == (
+            "toy",
+            "cpu",
+            1,
+            "in_flight",
+            8,
+        )
+        assert point.errors == 0
+        assert point.ttft_mean_s > FAST.ttft_s  # type: ignore[operator]
+        assert point.itl_mean_s > FAST.itl_s  # type: ignore[operator]
+        assert point.source == f"calibration run {run_id}, ensemble at {url}"
+    for point in points[:2]:
+        assert point.requests >= 12  # type: ignore[operator]
+        assert point.mean_in_flight <= point.load_value  # type: ignore[operator]
+        assert point.little == pytest.approx(point.mean_in_flight / point.load_value)  # type: ignore[operator]
+    assert store.run(run_id).state == "done"
+    assert watcher.levels == watcher.to_do
+    assert [len(seconds) for seconds in watcher.expected] == [3, 2, 1]
+    assert watcher.done > 24
+
+
+def test_resume_measures_only_what_is_missing(url: str, store: Store) -> None:
+    with pytest.raises(KeyboardInterrupt):
+        run(plan(url, "rates: [40]\n"), store, Watcher(stop_after=1))
+    (interrupted,) = store.runs()
+    assert (interrupted.state, interrupted.points) == ("interrupted", 1)
+    kept = store.points(interrupted.id)
+    watcher = Watcher()
+    assert resume(interrupted.id, store, watcher) == interrupted.id
+    assert watcher.levels == ["ISL 6, OSL 4, concurrency 3", "ISL 6, OSL 4, 40 requests/s"]
+    assert store.points(interrupted.id)[0] == kept[0]
+    assert (store.run(interrupted.id).state, store.run(interrupted.id).points) == ("done", 3)
+    again = Watcher()
+    resume(interrupted.id, store, again)
+    assert again.levels == []
+
+
+def test_resume_refuses_another_deployment(url: str, store: Store) -> None:
+    run_id = run(plan(url), store)
+    changed = Script(engine=ENGINE | {"batching": "static"})
+    with subprocess_server(changed) as other_url:
+        moved = store.create_run(plan(other_url).text, levels=2)
+        store.add_point(moved, store.points(run_id)[0])
+        with pytest.raises(PlanError, match="start a new run"):
+            resume(moved, store)
+
+
+def test_losing_the_server_keeps_the_points_and_says_how_to_go_on(store: Store) -> None:
+    first_level = 2 + 2 + 12
+    script = Script(ttft_s=0.004, itl_s=0.001, die_after=first_level + 4)
+    with subprocess_server(script) as url, pytest.raises(ServerError, match="python -m calibration resume 1"):
+        run(plan(url), store)
+    (lost,) = store.runs()
+    assert (lost.state, lost.points) == ("failed", 1)
+    assert "stopped answering" in lost.error
+
+
+def test_a_server_that_fails_every_request_is_an_error_not_a_point(store: Store) -> None:
+    with subprocess_server(Script(error_every=1)) as url, pytest.raises(ServerError, match="out of blocks"):
+        run(plan(url), store)
+    assert store.points() == []
+
+
+def test_nobody_there_leaves_no_run_behind(store: Store) -> None:
+    with pytest.raises(ServerError, match="no Triton server answers"):
+        run(plan("127.0.0.1:1"), store)
+    assert store.runs() == []
+
+
+def test_a_missing_tokenizer_leaves_no_run_behind(url: str, store: Store) -> None:
+    with pytest.raises(PlanError, match=r"no such tokenizer\.json"):
+        run(plan(url, "tokenizer: absent.json\n"), store)
+    assert store.runs() == []
+
+
+def test_a_model_that_is_not_served_is_named(url: str, store: Store) -> None:
+    file = parse_plan(plan(url).text.replace("server: {", "server: {model: nemo, "))
+    with pytest.raises(ServerError, match="no model 'nemo'"):
+        run(file, store)
+
+
+def test_what_nobody_says_of_the_deployment_must_be_added() -> None:
+    with pytest.raises(PlanError, match=r"precision, gpu: add deployment: \{precision: \.\.\., gpu: \.\.\.\}"):
+        deployment(DeploymentPlan(tp=2), {"model": "toy"})
+    with pytest.raises(PlanError, match="tp = 'two'"):
+        deployment(DeploymentPlan(), ENGINE | {"tp": "two"})
+
+
+def test_the_plans_word_goes_before_the_servers() -> None:
+    found = deployment(DeploymentPlan(gpu="h200_sxm", max_batch_size=64), ENGINE | {"max_batch_size": "8"})
+    assert (found.model, found.gpu, found.max_batch_size, found.pp) == ("toy", "h200_sxm", 64, 1)
+
+
+def test_expected_seconds_follow_from_requests_and_users() -> None:
+    """By Little's law a level of q requests with N users takes q x E2E / N, and warm-up a few E2E more."""
+    pace = Pace(Lengths(6, 4), users=4, e2e_s=2.0)
+    sweep = parse_plan("lengths: [{isl: 6, osl: 4}]\nconcurrency: [4]\nrequests_per_level: 100\nwarm_up: 3").plan
+    (level,) = sweep.levels()
+    assert pace.expected_s(sweep, level) == pytest.approx(100 * 2 / 4 + 5 * 2)
+    times = [pace.e2e_at_s(users) for users in (1, 4, 9, 100)]
+    assert all(earlier <= later for earlier, later in itertools.pairwise(times))

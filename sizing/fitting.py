@@ -22,6 +22,8 @@ from sizing.steptime import COEFFICIENTS, StepLaw
 from sizing.trial import Trial, best_of
 from sizing.workload import Lengths
 
+POOR = 2.0
+"""chi2 per point above which the law or the batching policy is called wrong."""
 SLOTS_UNKNOWN = 256
 """max_batch_size where the points do not tell: the default of the common engines."""
 
@@ -124,7 +126,8 @@ def fit(points: Sequence[Point], *, prior: StepLaw | None = None, batching: Batc
     Raises FitError without closed-loop points, with several deployments, or with fewer than two load levels.
     """
     closed = _closed_points(points)
-    best = best_of([Trial(closed, rule, prior) for rule in _candidates(closed, batching)])
+    best = _best(closed, batching, prior)
+    slopes = best.wide_slopes()
     predicted = best.replay.means(best.replica)
     errors = tuple(_point_error(point, row) for point, row in zip(closed, predicted, strict=True))
     chi2 = best.chi2_per_point
@@ -133,13 +136,24 @@ def fit(points: Sequence[Point], *, prior: StepLaw | None = None, batching: Batc
         law=best.replica.law,
         batching=best.batching,
         names=COEFFICIENTS,
-        covariance=np.linalg.inv(best.jacobian.T @ best.jacobian) * max(1.0, chi2),
+        covariance=np.asarray(np.linalg.inv(slopes.T @ slopes) * max(1.0, chi2), np.float64),
         errors=errors,
-        leave_one_out=best.leave_one_out(),
+        leave_one_out=best.leave_one_out(slopes),
         chi2_per_point=chi2,
         calibrated=_range(closed),
-        warnings=_warnings(closed, errors, chi2),
+        warnings=_warnings(closed, chi2, best.together),
     )
+
+
+def _best(points: Sequence[Point], batching: Batching | None, prior: StepLaw | None) -> Trial:
+    """The best batching rule; where none fits and lengths are equal, perhaps the users had all started at once."""
+    rules = _candidates(points, batching)
+    best = best_of([Trial(points, rule, prior) for rule in rules])
+    if best.chi2_per_point > POOR and all(point.isl_cv == point.osl_cv == 0 for point in points):
+        together = best_of([Trial(points, rule, prior, together=True) for rule in rules])
+        if together.cost < best.cost / 2:
+            return together
+    return best
 
 
 def shifted(law: StepLaw, log_shift: Floats) -> StepLaw:
@@ -184,25 +198,20 @@ def _range(points: Sequence[Point]) -> Range:
     return Range(max(map(concurrency, points)), (min(isl), max(isl)), (min(osl), max(osl)))
 
 
-def _warnings(points: Sequence[Point], errors: Sequence[PointError], chi2: float) -> tuple[str, ...]:
+def _warnings(points: Sequence[Point], chi2: float, together: bool) -> tuple[str, ...]:
     found = []
-    if chi2 > 2:
+    if chi2 > POOR:
         found.append(
             f"the law misses the points by {np.sqrt(chi2):.1f} times the measurement error: another batching policy, "
             "a KV cache that limits the batch, or a faulty measurement"
+        )
+    if together:
+        found.append(
+            "the points look like users who started together and stayed in lockstep, with equal lengths: engine "
+            "overheads hide there; measure with lengths that vary, or start the users one after the other"
         )
     if len(points) < 3:
         found.append(f"only {len(points)} points: the law leans on its priors; measure 1, 8, 64 and the batch limit")
     if len({(point.isl, point.osl) for point in points}) == 1:
         found.append("one pair of lengths only: a second, contrasting one tells KV reads from arithmetic")
-    crowd = [error.ttft_error for error in errors if _fixed(error.point) and concurrency(error.point) > 1]
-    if np.nanmedian([*crowd, 0.0]) < -0.3:
-        found.append(
-            "TTFT was measured far longer than the law gives, with equal lengths: users who start together stay in "
-            "lockstep; measure with lengths that vary, or start the users one after the other"
-        )
     return tuple(found)
-
-
-def _fixed(point: Point) -> bool:
-    return point.isl_cv == 0 and point.osl_cv == 0

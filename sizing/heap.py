@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any, TypeVar, cast
 
 import numpy as np
@@ -17,9 +19,19 @@ MAX_REQUESTS = 1 << REQUEST_BITS
 """Requests one simulation can hold: a heap key is (finishing step, request) packed in one integer."""
 
 
+KERNEL_FILES = ("heap.py", "records.py", "iterations.py", "loops.py", "replay.py")
+_SOURCES = hashlib.sha256(b"".join(Path(__file__).with_name(name).read_bytes() for name in KERNEL_FILES)).hexdigest()
+
+
 def compiled(function: Compiled) -> Compiled:
-    """`function` compiled to machine code on first use, and kept on disk for the next process."""
+    """`function` compiled to machine code on first use, and kept on disk for the next process.
+
+    numba drops kept code when the function's own file changes, not when a function that it calls does, in another file.
+    So the stamp on the code holds all files with compiled functions: those who add one name it in KERNEL_FILES.
+    """
     kernel: Any = njit(cache=True, nogil=True, error_model="numpy")(function)
+    kept = kernel._cache._cache_file
+    kept._source_stamp = (kept._source_stamp, _SOURCES)
     return cast(Compiled, kernel)
 
 

@@ -64,6 +64,12 @@ def send(requests: Requests, sent: int, time_s: float) -> None:
 
 
 @compiled
+def measured_rounds(requests: int, users: int) -> tuple[int, int]:
+    """First request measured in a closed loop, and the one after the last: without ramp and drain."""
+    return min(2 * users, requests - users - 1), requests - users
+
+
+@compiled
 def run_least_outstanding(engine: Engine, states: States, requests: Requests, first_asked: Tokens) -> None:
     """Every request goes to the replica with the fewest requests unfinished at its arrival.
 

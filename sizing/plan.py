@@ -33,6 +33,8 @@ class Question:
     def __post_init__(self) -> None:
         if not 0 <= self.headroom < 1:
             raise ScenarioError(f"headroom must be from 0 to below 1 (0.2 keeps 20 %), got {self.headroom:g}")
+        if self.sla.itl is not None and self.workload.lengths.osl < 2:
+            raise ScenarioError("an ITL limit needs OSL of 2 or more: with one output token there are no gaps")
         if self.spare < 0:
             raise ScenarioError(f"spare must be 0 or more replicas, got {self.spare}")
         if self.price_per_gpu_hour is not None:

@@ -10,10 +10,10 @@ from scipy.special import ndtri
 
 from sizing.curves import Point
 from sizing.heap import compiled
-from sizing.loops import run_users
+from sizing.loops import measured_rounds, run_users
 from sizing.records import Engine, Requests, States, engine_of, idle_states
 from sizing.replica import Replica
-from sizing.simulator import checked_requests, measured_rounds
+from sizing.simulator import checked_requests
 from sizing.workload import Seconds, Tokens
 
 Floats = NDArray[np.float64]
@@ -23,18 +23,18 @@ class Replay:
     """The points of one deployment, ready to be simulated again and again with other laws.
 
     Each point keeps what the measurement did: its number of users, its lengths, and users who start one after the
-    other over about the time of one request. Equal lengths hold the users in the phases they started in, and TTFT
-    depends on those phases: so the means are taken over several ramps, 25 % shorter to 25 % longer. Lengths that vary
-    are drawn evenly (see `even_lengths`), so that a level of a few hundred requests has the means of the point.
+    other over about the time of one request, or all `together`. Equal lengths hold the users in the phases they started
+    in, and TTFT depends on those phases: so the means are taken over several ramps, 25 % shorter to 25 % longer.
+    Lengths that vary are drawn evenly (see `even_lengths`), so that a level of a few hundred requests has the means of
+    the point.
     """
 
-    def __init__(self, points: Sequence[Point], replica: Replica, seed: int = 0) -> None:
+    def __init__(self, points: Sequence[Point], replica: Replica, together: bool = False, seed: int = 0) -> None:
         rng = np.random.default_rng(seed)
         lengths = [_level_lengths(point, rng) for point in points]
         self._users = np.array([concurrency(point) for point in points], np.int64)
-        self._ramps_s = np.array(
-            [users / point.requests_per_s for users, point in zip(self._users, points, strict=True)]
-        )
+        request_s = self._users / np.array([point.requests_per_s for point in points])
+        self._ramps_s = 0 * request_s if together else request_s
         self._first = np.concatenate([[0], np.cumsum([len(isl) for isl, _ in lengths])])
         isl, osl = (np.concatenate(tokens) for tokens in zip(*lengths, strict=True))
         self._requests = checked_requests(replica, isl, osl, np.zeros(len(isl)))
@@ -103,7 +103,7 @@ def run_levels(
 @compiled
 def add_means(run: Requests, users: int, request_s: float, weight: float, means: Floats) -> None:
     """Add `weight` times the requests/s, mean TTFT and mean ITL of the measured rounds."""
-    begin, end = rounds(len(run), users)
+    begin, end = measured_rounds(len(run), users)
     ttft_s, itl_s, with_gaps = 0.0, 0.0, 0
     for place in range(begin, end):
         request = run[place]
@@ -114,6 +114,3 @@ def add_means(run: Requests, users: int, request_s: float, weight: float, means:
     means[0] += weight * (end - begin) / (run[end].arrival_s - run[begin].arrival_s)
     means[1] += weight * ttft_s / (end - begin)
     means[2] += weight * itl_s / with_gaps if with_gaps > 0 else np.nan
-
-
-rounds = compiled(measured_rounds)

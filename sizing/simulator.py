@@ -15,7 +15,7 @@ import numpy as np
 
 from sizing.errors import ScenarioError
 from sizing.heap import MAX_REQUESTS
-from sizing.loops import run_least_outstanding, run_stream, run_users
+from sizing.loops import measured_rounds, run_least_outstanding, run_stream, run_users
 from sizing.records import Requests, engine_of, idle_states, requests_of
 from sizing.replica import Replica
 from sizing.simulated import Simulated, open_loop, simulated
@@ -132,11 +132,6 @@ def closed_loop(replica: Replica, concurrency: int, isl: Tokens, osl: Tokens, ra
     run["arrival_s"][:users] = replica.law.request_s + ramp_s * np.arange(users) / users
     run_users(engine_of(replica), idle_states(1), run, users)
     return run
-
-
-def measured_rounds(requests: int, concurrency: int) -> tuple[int, int]:
-    """First request measured in a closed loop, and the one after the last: without ramp and drain."""
-    return min(2 * concurrency, requests - concurrency - 1), requests - concurrency
 
 
 def thinned_gaps(arrivals: Arrivals, n: int, rate_per_s: float, replicas: int, rng: np.random.Generator) -> Seconds:

@@ -148,6 +148,11 @@ def test_impossible_margins_are_refused(values: dict[str, float]) -> None:
         question(**values)
 
 
+def test_an_itl_limit_on_single_tokens_is_refused() -> None:
+    with pytest.raises(ScenarioError, match="ITL"):
+        question(workload=Workload(Lengths(100, 1), 1.0))
+
+
 @given(root=st.floats(1e-3, 1e3), start=st.floats(0.02, 50))
 def test_the_search_finds_the_edge_from_either_side(root: float, start: float) -> None:
     assert largest(lambda x: x <= root, root * start, 1e9) == pytest.approx(root, rel=0.01)

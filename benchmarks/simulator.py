@@ -10,10 +10,10 @@ from time import perf_counter
 
 import numpy as np
 
-from sizing.loops import run_stream
-from sizing.records import engine_of, idle_states, requests_of
 from sizing.replica import POLICIES, Batching, Replica
 from sizing.simulator import simulate, stable_rate_per_s
+from sizing.simulator.loops import run_stream
+from sizing.simulator.records import engine_of, idle_states, requests_of
 from sizing.steptime import StepLaw
 from sizing.workload import ROUTINGS, Lengths, Workload
 

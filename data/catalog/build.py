@@ -12,9 +12,9 @@ from pathlib import Path
 from aiconfigurator_core.sdk.common import DefaultHFModels
 
 from sizing.catalog import Model
-from sizing.checkpoints import describe
 from sizing.errors import CatalogueError
-from sizing.kernels import BACKENDS, LIBRARY
+from sizing.estimate.checkpoints import describe
+from sizing.estimate.kernels import BACKENDS, LIBRARY
 
 PUBLISHED = {"DeepSeek-R1": (671e9, 37e9), "DeepSeek-V3": (671e9, 37e9)}
 """Sizes on the model card where the counted ones are off: the first three layers are dense, the database has none."""

@@ -14,13 +14,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from sizing import kernels
 from sizing.catalog import BITS, gpus, models
 from sizing.errors import CatalogueError, DoesNotFit, EstimateUnavailable, FitError, ScenarioError
-from sizing.estimate import KERNEL_SIGMA, estimate
+from sizing.estimate import KERNEL_SIGMA, estimate, kernels
+from sizing.estimate.roofline import DECODE_EFFICIENCY, PREFILL_EFFICIENCY, roofline
+from sizing.estimate.step_grid import fit_steps, law_seconds, observe
 from sizing.replica import Batching
-from sizing.roofline import DECODE_EFFICIENCY, PREFILL_EFFICIENCY, roofline
-from sizing.step_grid import fit_steps, law_seconds, observe
 from sizing.steptime import StepLaw
 from sizing.workload import Lengths
 

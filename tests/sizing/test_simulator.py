@@ -11,12 +11,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from sizing import heap
 from sizing.errors import ScenarioError
-from sizing.loops import run_least_outstanding
-from sizing.records import engine_of, idle_states, requests_of
 from sizing.replica import POLICIES, Batching, Policy, Replica
-from sizing.simulator import closed_loop, simulate, simulate_closed, simulate_trace, stable_rate_per_s
+from sizing.simulator import closed_loop, heap, simulate, simulate_closed, simulate_trace, stable_rate_per_s
+from sizing.simulator.loops import run_least_outstanding
+from sizing.simulator.records import engine_of, idle_states, requests_of
 from sizing.steptime import StepLaw
 from sizing.workload import Arrivals, Lengths, Limit, Routing, Sla, Workload
 from tests.sizing.reference_simulator import Slot, SlowReplica, serve_slowly, serve_users_slowly

@@ -16,14 +16,13 @@ from functools import lru_cache
 import numpy as np
 from numpy.typing import NDArray
 
-from sizing.demand import Demand, demand_of, lognormal_tokens, slots
 from sizing.errors import ScenarioError
-from sizing.iteration_chain import closed_iterations, iteration_s, open_iterations, prefill_room
-from sizing.latency import Scene, first_token_s, mean_gap_over_life_s
-from sizing.points import Points, low_discrepancy_points
 from sizing.prediction import Prediction, Quantiles, saturated
-from sizing.replica import Replica
-from sizing.slow_chain import (
+from sizing.queueing.demand import Demand, demand_of, lognormal_tokens, slots
+from sizing.queueing.iteration_chain import closed_iterations, iteration_s, open_iterations, prefill_room
+from sizing.queueing.latency import Scene, first_token_s, mean_gap_over_life_s
+from sizing.queueing.points import Points, low_discrepancy_points
+from sizing.queueing.slow_chain import (
     batch_grid,
     gaps_seen_cv2,
     rate_near_an_arrival,
@@ -31,7 +30,8 @@ from sizing.slow_chain import (
     spread_with_stalls,
     state_spread,
 )
-from sizing.static_queue import predict_static, static_stable_rate_per_s
+from sizing.queueing.static_queue import predict_static, static_stable_rate_per_s
+from sizing.replica import Replica
 from sizing.workload import ROUTINGS, Lengths, Routing, Workload
 
 __all__ = ["predict", "slots", "stable_rate_per_s"]
@@ -65,7 +65,7 @@ def predict(
     ITL p95 4 / 7 %; gamma of cv 1.5, TTFT p95 3 / 18 %, ITL p95 8 / 14 % too low; gamma of cv 3, TTFT p95 26 / 56 %
     and p99 59 / 84 % too low: do not plan bursty traffic without simulation (a warning says so). Least outstanding (12
     cases): ITL p95 +6 to +8 %, TTFT p95 +3 % with variable lengths, up to 76 % too low where equal ones make it herd (a
-    warning says so). Static batching: see `sizing.static_queue`. `seed` moves the integration points only.
+    warning says so). Static batching: see `sizing.queueing.static_queue`. `seed` moves the integration points only.
 
     A load at or above `stable_rate_per_s` of each replica gives the saturated prediction. Raises ScenarioError for a
     fleet of no replicas, an unknown routing, and requests longer than the KV cache.
@@ -145,7 +145,7 @@ def _warnings(workload: Workload, replicas: int, routing: Routing) -> tuple[str,
 def steady_state(
     replica: Replica, lengths: Lengths, rate_per_s: float, stable_per_s: float, gaps_cv2: float, spread: float
 ) -> Scene:
-    """The two chains solved at `rate_per_s`; `gaps_cv2` and `spread` as in `sizing.slow_chain`."""
+    """The two chains solved at `rate_per_s`; `gaps_cv2` and `spread` as in `sizing.queueing.slow_chain`."""
     demand, most = demand_of(lengths), slots(replica, lengths)
     grid = batch_grid(demand, most)
     iterations = open_iterations(replica, demand, grid, rate_per_s)

@@ -7,7 +7,7 @@ from typing import Any
 
 from sizing.catalog import PRECISIONS, Model, Precision
 from sizing.errors import CatalogueError, EstimateUnavailable
-from sizing.kernels import available, bundled
+from sizing.estimate.kernels import available, bundled
 
 _CONTEXT = 4096
 _BF16_BYTES = 2

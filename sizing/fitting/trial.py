@@ -8,9 +8,9 @@ import numpy as np
 from scipy.optimize import least_squares
 
 from sizing.curves import Point
-from sizing.first_guess import guess
-from sizing.replay import Floats, Replay, concurrency, measured_means
+from sizing.fitting.first_guess import guess
 from sizing.replica import Batching, Replica
+from sizing.simulator.replay import Floats, Replay, concurrency, measured_means
 from sizing.steptime import COEFFICIENTS, StepLaw
 
 RATE_SIGMA, TTFT_SIGMA, ITL_SIGMA = 0.02, 0.05, 0.02

@@ -6,9 +6,9 @@ import math
 
 import numpy as np
 
-from sizing.heap import Heap, compiled, first_step
-from sizing.iterations import enqueue, idle, iteration_s, step, stretch_s
-from sizing.records import NOBODY, Engine, Requests, State, States
+from sizing.simulator.heap import Heap, compiled, first_step
+from sizing.simulator.iterations import enqueue, idle, iteration_s, step, stretch_s
+from sizing.simulator.records import NOBODY, Engine, Requests, State, States
 from sizing.workload import Tokens
 
 

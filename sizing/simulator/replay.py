@@ -9,11 +9,11 @@ from numpy.typing import NDArray
 from scipy.special import ndtri
 
 from sizing.curves import Point
-from sizing.heap import compiled
-from sizing.loops import measured_rounds, run_users
-from sizing.records import Engine, Requests, States, engine_of, idle_states
 from sizing.replica import Replica
-from sizing.simulator import checked_requests
+from sizing.simulator.heap import compiled
+from sizing.simulator.loops import measured_rounds, run_users
+from sizing.simulator.records import Engine, Requests, States, engine_of, idle_states
+from sizing.simulator.runs import checked_requests
 from sizing.workload import Seconds, Tokens
 
 Floats = NDArray[np.float64]

@@ -22,8 +22,8 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy.special import gammaln, ndtri
 
-from sizing.demand import lognormal_tokens, slots
-from sizing.points import Points, poisson_counts
+from sizing.queueing.demand import lognormal_tokens, slots
+from sizing.queueing.points import Points, poisson_counts
 from sizing.replica import Replica
 from sizing.steptime import StepLaw
 from sizing.workload import Lengths

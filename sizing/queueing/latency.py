@@ -7,11 +7,11 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from sizing.demand import Demand
-from sizing.iteration_chain import Iterations, iteration_s
-from sizing.points import Points, gamma_quantile, poisson_counts, token_sum
+from sizing.queueing.demand import Demand
+from sizing.queueing.iteration_chain import Iterations, iteration_s
+from sizing.queueing.points import Points, gamma_quantile, poisson_counts, token_sum
+from sizing.queueing.slow_chain import SlowChain
 from sizing.replica import Replica
-from sizing.slow_chain import SlowChain
 
 Floats = NDArray[np.float64]
 
@@ -39,7 +39,7 @@ class Scene:
         return np.interp(batch, self.iterations.batch, self.iterations.itl_s)
 
     def iteration_s(self, batch: Floats, tokens: Floats, attention: Floats) -> Floats:
-        """Seconds of an iteration (elementwise), see `sizing.iteration_chain.iteration_s`."""
+        """Seconds of an iteration (elementwise), see `sizing.queueing.iteration_chain.iteration_s`."""
         return iteration_s(self.replica, self.demand, batch, tokens, attention)
 
     def prompt_iteration_s(self, batch: Floats) -> float:

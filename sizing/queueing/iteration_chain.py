@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy.special import gammaln, ndtr
 
-from sizing.demand import Demand
+from sizing.queueing.demand import Demand
 from sizing.replica import Batching, Replica
 
 Floats = NDArray[np.float64]

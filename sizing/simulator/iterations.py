@@ -10,9 +10,9 @@ from __future__ import annotations
 
 import math
 
-from sizing.heap import Heap, compiled, first_step, pop, push
-from sizing.records import NOBODY, Engine, Requests, State
 from sizing.replica import POLICIES
+from sizing.simulator.heap import Heap, compiled, first_step, pop, push
+from sizing.simulator.records import NOBODY, Engine, Requests, State
 from sizing.workload import Tokens
 
 CHUNKED = POLICIES.index("chunked")

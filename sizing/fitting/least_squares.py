@@ -16,10 +16,10 @@ import numpy as np
 
 from sizing.curves import Deployment, Point
 from sizing.errors import FitError
-from sizing.replay import Floats, concurrency, measured_means
+from sizing.fitting.trial import Trial, best_of
 from sizing.replica import POLICIES, Batching, Policy, Replica
+from sizing.simulator.replay import Floats, concurrency, measured_means
 from sizing.steptime import COEFFICIENTS, StepLaw
-from sizing.trial import Trial, best_of
 from sizing.workload import Lengths
 
 POOR = 2.0

@@ -12,8 +12,8 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from sizing.demand import Demand
-from sizing.iteration_chain import Iterations
+from sizing.queueing.demand import Demand
+from sizing.queueing.iteration_chain import Iterations
 from sizing.workload import Arrivals, Routing
 
 Floats = NDArray[np.float64]

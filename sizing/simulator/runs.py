@@ -14,11 +14,11 @@ from functools import lru_cache
 import numpy as np
 
 from sizing.errors import ScenarioError
-from sizing.heap import MAX_REQUESTS
-from sizing.loops import measured_rounds, run_least_outstanding, run_stream, run_users
-from sizing.records import Requests, engine_of, idle_states, requests_of
 from sizing.replica import Replica
-from sizing.simulated import Simulated, open_loop, simulated
+from sizing.simulator.heap import MAX_REQUESTS
+from sizing.simulator.loops import measured_rounds, run_least_outstanding, run_stream, run_users
+from sizing.simulator.records import Requests, engine_of, idle_states, requests_of
+from sizing.simulator.simulated import Simulated, open_loop, simulated
 from sizing.workload import ROUTINGS, Arrivals, Lengths, Routing, Seconds, Tokens, Workload
 
 __all__ = [

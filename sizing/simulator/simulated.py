@@ -7,8 +7,8 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from sizing.prediction import Prediction, Quantiles, saturated
-from sizing.records import Requests
 from sizing.replica import Replica
+from sizing.simulator.records import Requests
 from sizing.workload import Metric, Seconds, Sla
 
 

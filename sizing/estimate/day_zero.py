@@ -8,14 +8,15 @@ from dataclasses import replace
 from functools import lru_cache
 from types import MappingProxyType
 
-from sizing import catalog, kernels
+from sizing import catalog
 from sizing.catalog import Gpu, Model, Precision
-from sizing.checkpoints import describe
 from sizing.errors import DoesNotFit, EstimateUnavailable, FitError
+from sizing.estimate import kernels
+from sizing.estimate.checkpoints import describe
+from sizing.estimate.roofline import RELATIVE_SIGMA, roofline
+from sizing.estimate.step_grid import GridFit, fit_steps, observe
 from sizing.plan import Candidate
 from sizing.replica import Batching, Replica
-from sizing.roofline import RELATIVE_SIGMA, roofline
-from sizing.step_grid import GridFit, fit_steps, observe
 from sizing.workload import Lengths
 
 KERNEL_SIGMA = MappingProxyType({"dense": 0.16, "moe": 0.35})

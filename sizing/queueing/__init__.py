@@ -1,0 +1,10 @@
+"""Latency percentiles by formula: the two-time-scale queueing model of one replica, and of a fleet.
+
+`percentiles.predict` is the main path; beside it stand the parts in the order in which it uses them: `demand` (what a
+request asks for), `iteration_chain` (prompts waiting at iteration boundaries), `slow_chain` (requests in the replica),
+`latency` (TTFT and ITL of a request that meets both), `points` (the integration points), `static_queue`.
+"""
+
+from sizing.queueing.percentiles import predict, slots, stable_rate_per_s
+
+__all__ = ["predict", "slots", "stable_rate_per_s"]

@@ -12,15 +12,22 @@ from typing import Any
 import torch
 
 from calibration.reference.engine.request import Request
-from calibration.reference.engine.transformer import Transformer
+from calibration.reference.engine.transformer import Pass, Transformer
 from calibration.reference.engine.worker import build_engine
 
 MOST_PASSES = 2000
 
 
 def trace(parameters: dict[str, str], requests: list[dict[str, Any]]) -> dict[str, Any]:
-    """Tokens per request, and per pass: who runs before it, who spoke, free blocks and rows before it."""
+    """Tokens per request, and per pass: who spoke, how many tokens it computed, and who holds what after it."""
     engine, _ = build_engine(parameters)
+    forward, computed = engine.model.forward, [0]
+
+    def counting(step: Pass, *rest: Any) -> torch.Tensor:
+        computed[0] = len(step.token_ids)
+        return forward(step, *rest)
+
+    engine.model.forward = counting  # type: ignore[method-assign]
     made = [
         Request(entry["prompt"], entry["max_tokens"], is_streamed=entry.get("streamed", True)) for entry in requests
     ]
@@ -32,12 +39,14 @@ def trace(parameters: dict[str, str], requests: list[dict[str, Any]]) -> dict[st
                 engine.add(request)
             if entry.get("cancelled", -1) == number:
                 request.is_cancelled = True
+        computed[0] = 0
         tokens = engine.step() if engine.has_work else []
         passes.append(
             {
                 "spoke": [[names[token.request], token.id, token.is_last] for token in tokens],
                 "running": [names[request] for request in engine.running],
                 "waiting": len(engine.waiting),
+                "tokens": computed[0],
                 "free_blocks": engine.cache.free_blocks,
                 "held_blocks": [block for request in engine.running for block in request.blocks],
             }

@@ -26,7 +26,7 @@ SMALL = {
     "vocab_size": "300",
     "seed": "7",
     "max_sequence_tokens": "128",
-    "kv_tokens": "512",
+    "kv_tokens": "256",
     "max_batch_size": "6",
     "token_budget": "40",
     "gpt_model_type": "inflight_fused_batching",
@@ -138,8 +138,19 @@ def test_cache_is_never_over_capacity_and_comes_back_whole(traces: dict[str, Any
         assert len(held) == sum(reserved)
         assert len(step["running"]) <= int(SMALL["max_batch_size"])
     assert found["free_blocks"] == found["max_blocks"]
-    full = [step for step in found["passes"] if step["waiting"] and len(step["running"]) < int(SMALL["max_batch_size"])]
-    assert full or engine != "in_flight"  # the scenario does reach the cache's limit, not only the batch's
+    longest = max(-(-(len(entry["prompt"]) + entry["max_tokens"]) // BLOCK) for entry in CROWD)
+    assert max(len(step["held_blocks"]) for step in found["passes"]) > found["max_blocks"] - longest  # it was full
+
+
+@pytest.mark.triton
+@pytest.mark.parametrize("engine", ["in_flight", "static"])
+def test_no_pass_holds_more_tokens_than_the_budget_and_long_prompts_use_it_up(
+    traces: dict[str, Any], engine: str
+) -> None:
+    tokens = [step["tokens"] for step in traces[engine]["passes"]]
+    assert max(tokens) == int(SMALL["token_budget"])
+    if engine == "in_flight":  # in-flight batching computes each token once; static computes padding too
+        assert sum(tokens) == sum(len(entry["prompt"]) + entry["max_tokens"] - 1 for entry in CROWD)
 
 
 @pytest.mark.triton

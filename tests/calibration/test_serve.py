@@ -352,33 +352,35 @@ def test_a_batch_of_two_is_refused(server: ReferenceServer) -> None:
         completed(server, inputs)
 
 
+def engine_inputs(
+    prompt: list[int], max_tokens: int, stop: bool = False, stream: bool = False
+) -> list[triton.InferInput]:
+    return [
+        tensor("input_ids", [prompt], np.int32),
+        tensor("input_lengths", [[len(prompt)]], np.int32),
+        tensor("request_output_len", [[max_tokens]], np.int32),
+        tensor("streaming", [[stream]], bool),
+        tensor("stop", [[stop]], bool),
+    ]
+
+
 @pytest.mark.triton
 def test_clients_that_leave_free_their_places(server: ReferenceServer) -> None:
     passes = gauges(server, "general")["iteration_counter"]
     streams = [Stream(server.grpc_url) for _ in range(16)]
     for stream in streams:
-        stream.ask(ensemble_inputs(PROMPT, 500))
+        stream.ask(engine_inputs([5, 6, 7], 500, stream=True), "tensorrt_llm")
     until(lambda: gauges(server, "request")["active"] == 16)
-    assert gauges(server, "inflight_batcher")["generation_requests"] <= 16
-    assert gauges(server, "kv_cache_block")["used"] > 0
+    until(lambda: gauges(server, "inflight_batcher")["generation_requests"] == 16)
+    assert gauges(server, "kv_cache_block")["used"] == 16 * 32  # 503 tokens in blocks of 16
     for stream in streams:
         stream.client.stop_stream(cancel_requests=True)
         stream.client.close()
     until(lambda: gauges(server, "kv_cache_block")["used"] == 0)
     blocks = gauges(server, "kv_cache_block")
-    assert blocks["free"] == blocks["max"] == 1024  # 16,384 tokens in blocks of 16
+    assert blocks["free"] == blocks["max"] == 1024
     assert gauges(server, "request")["active"] == 0
     assert gauges(server, "general")["iteration_counter"] - passes < 500  # they did not run to their ends
-
-
-def engine_inputs(prompt: list[int], max_tokens: int, stop: bool = False) -> list[triton.InferInput]:
-    return [
-        tensor("input_ids", [prompt], np.int32),
-        tensor("input_lengths", [[len(prompt)]], np.int32),
-        tensor("request_output_len", [[max_tokens]], np.int32),
-        tensor("streaming", [[False]], bool),
-        tensor("stop", [[stop]], bool),
-    ]
 
 
 @pytest.mark.triton

@@ -1,0 +1,78 @@
+"""One forward pass for a set of requests: pack their tokens, run the model, give each its next token."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+
+from calibration.reference.engine.kv_cache import KvCache
+from calibration.reference.engine.request import Request, Token
+from calibration.reference.engine.sampling import next_tokens
+from calibration.reference.engine.transformer import Chunk, Pass, Transformer
+
+Reading = tuple[Request, int]
+
+
+def run_pass(
+    model: Transformer, cache: KvCache, decoding: Sequence[Request], reading: Sequence[Reading]
+) -> list[Token]:
+    """Advance `decoding` by one token each and `reading` by so many prompt tokens each; the tokens made, in that order.
+
+    A prompt gives its first output token with the pass that reads its end. A request in `decoding` that has ended is
+    padding: its last token is computed again, costs what any row costs, and leaves nothing behind.
+    """
+    speaking = [request for request in decoding if not request.has_ended]
+    speaking += [request for request, count in reading if request.computed + count == len(request.prompt)]
+    logits = model.forward(_pack(model, decoding, reading), cache)
+    for request in decoding:
+        request.computed += not request.has_ended
+    for request, count in reading:
+        request.computed += count
+    return [_say(request, *made) for request, made in zip(speaking, next_tokens(logits, speaking), strict=True)]
+
+
+def _say(request: Request, token: int, log_prob: float) -> Token:
+    request.generated.append(token)
+    request.has_ended = request.is_complete
+    return Token(request, token, log_prob, is_last=request.has_ended)
+
+
+def _pack(model: Transformer, decoding: Sequence[Request], reading: Sequence[Reading]) -> Pass:
+    token_ids = [request.generated[-1] for request in decoding]
+    positions = [request.computed for request in decoding]
+    table_rows = [request.row for request in decoding]
+    output_rows = [row for row, request in enumerate(decoding) if not request.has_ended]
+    chunks = []
+    for request, count in reading:
+        start, end = request.computed, request.computed + count
+        chunks.append(Chunk(first=len(token_ids), rows=count, table_row=request.row, start=start))
+        token_ids += request.prompt[start:end]
+        positions += range(start, end)
+        table_rows += [request.row] * count
+        if end == len(request.prompt):
+            output_rows.append(len(token_ids) - 1)
+
+    def tensor(values: list[int]) -> torch.Tensor:
+        return torch.tensor(values, dtype=torch.long, device=model.device)
+
+    return Pass(
+        token_ids=tensor(token_ids),
+        positions=tensor(positions),
+        table_rows=tensor(table_rows),
+        decoding=len(decoding),
+        chunks=tuple(chunks),
+        output_rows=tensor(output_rows),
+    )
+
+
+def chunks_within(requests: Sequence[Request], budget: int) -> list[Reading]:
+    """How many prompt tokens each request reads in this pass: first come first served until `budget` is used up."""
+    reading = []
+    for request in requests:
+        count = min(len(request.prompt) - request.computed, budget)
+        if count <= 0:
+            break
+        reading.append((request, count))
+        budget -= count
+    return reading

@@ -1,0 +1,86 @@
+"""The engine's own thread, and the building of an engine from a repository's parameters."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Mapping
+
+import torch
+
+from calibration.reference.engine.in_flight import InFlightEngine
+from calibration.reference.engine.kv_cache import KvCache
+from calibration.reference.engine.request import Limits, Request, Token
+from calibration.reference.engine.static import StaticEngine
+from calibration.reference.engine.transformer import Shape, Transformer
+
+Engine = InFlightEngine | StaticEngine
+
+
+def build_engine(parameters: Mapping[str, str]) -> tuple[Engine, Limits]:
+    """The engine that the `tensorrt_llm` model's parameters describe, and what it can hold."""
+
+    def number(key: str) -> int:
+        return int(parameters[key])
+
+    device = torch.device(parameters["device"])
+    if device.type == "cpu":
+        torch.set_num_threads(number("threads"))
+    dtype = torch.float32 if parameters["precision"] == "fp32" else torch.bfloat16
+    shape = Shape(**{key: number(key) for key in ("hidden", "layers", "heads", "kv_heads", "vocab_size")})
+    model = Transformer(shape, seed=number("seed"), device=device, dtype=dtype)
+    limits = Limits(number("max_sequence_tokens"), number("kv_tokens"), shape.vocab_size)
+    cache = KvCache(
+        layers=shape.layers,
+        kv_heads=shape.kv_heads,
+        head_dim=shape.head_dim,
+        capacity_tokens=limits.kv_tokens,
+        max_requests=number("max_batch_size"),
+        max_sequence_tokens=limits.max_sequence_tokens,
+        device=device,
+        dtype=dtype,
+    )
+    budget = number("token_budget")
+    if parameters["gpt_model_type"] == "V1":
+        return StaticEngine(model, cache, token_budget=budget, delay_s=float(parameters["batch_delay_s"])), limits
+    return InFlightEngine(model, cache, token_budget=budget), limits
+
+
+class Worker:
+    """Runs an engine on one thread: sleeps while there is no work, and hands every pass's tokens to `deliver`.
+
+    `on_stop` is called on that thread when it ends, also when the engine failed, so that nobody is left waiting.
+    """
+
+    def __init__(self, engine: Engine, deliver: Callable[[list[Token]], None], on_stop: Callable[[], None]) -> None:
+        self.engine = engine
+        self._deliver, self._on_stop = deliver, on_stop
+        self._wake = threading.Event()
+        self._stopping = False
+        self._thread = threading.Thread(target=self._run, name="engine", daemon=True)
+        self._thread.start()
+
+    @property
+    def is_alive(self) -> bool:
+        return self._thread.is_alive()
+
+    def submit(self, request: Request) -> None:
+        self.engine.add(request)
+        self._wake.set()
+
+    def stop(self) -> None:
+        """End after the pass under way."""
+        self._stopping = True
+        self._wake.set()
+        self._thread.join()
+
+    def _run(self) -> None:
+        try:
+            while not self._stopping:
+                if self.engine.has_work:
+                    if tokens := self.engine.step():
+                        self._deliver(tokens)
+                else:
+                    self._wake.wait()
+                    self._wake.clear()
+        finally:
+            self._on_stop()

@@ -1,0 +1,92 @@
+"""What the reference server is to be: ports, batching, limits, and the size of its model."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal, get_args
+
+from calibration.errors import ServerError
+
+Batching = Literal["in_flight", "static"]
+BATCHINGS: tuple[Batching, ...] = get_args(Batching)
+Device = Literal["auto", "cpu", "cuda"]
+DEVICES: tuple[Device, ...] = get_args(Device)
+
+KV_BLOCK_TOKENS = 16
+SPECIAL_TOKENS = ("<pad>", "</s>", "<unk>")
+
+
+@dataclass(frozen=True, slots=True)
+class Settings:
+    """Settings of a reference server. Port 0 means any free port.
+
+    The defaults make a model small enough for one core: over the ensemble its token rate stays below the roughly 2,500
+    tokens/s at which tritonserver 2.51 was seen to corrupt its heap (streams ahead of the one postprocessing instance).
+
+    Attributes:
+        batching: in_flight (requests join and leave between steps) or static (a batch runs until its longest ends).
+        max_batch_size: most requests computed at once; more wait in the engine's queue.
+        kv_tokens: capacity of the KV cache in tokens; rounded down to whole blocks of 16.
+        max_sequence_tokens: longest prompt plus output; beyond it a request is refused.
+        token_budget: most tokens in one forward pass; longer prompts are computed in chunks.
+        batch_delay_s: static batching only: how long an idle engine waits for company before it starts a batch.
+        hidden, layers, heads, kv_heads, vocab_size: the model; its weights are random, drawn from `seed`.
+        threads: CPU threads of the engine.
+    """
+
+    batching: Batching = "in_flight"
+    grpc_port: int = 8001
+    http_port: int = 8000
+    metrics_port: int = 8002
+    max_batch_size: int = 32
+    kv_tokens: int = 16_384
+    max_sequence_tokens: int = 512
+    token_budget: int = 512
+    batch_delay_s: float = 0.005
+    hidden: int = 256
+    layers: int = 4
+    heads: int = 4
+    kv_heads: int = 2
+    vocab_size: int = 2048
+    seed: int = 0
+    threads: int = 1
+    device: Device = "auto"
+
+    def __post_init__(self) -> None:
+        """Raises ServerError with one line that names the first wrong setting."""
+        self._check_choices()
+        self._check_ranges()
+        self._check_shape()
+
+    def _check_choices(self) -> None:
+        for name, allowed in (("batching", BATCHINGS), ("device", DEVICES)):
+            if getattr(self, name) not in allowed:
+                raise ServerError(f"{name} must be one of {', '.join(allowed)}, got {getattr(self, name)!r}")
+
+    def _check_ranges(self) -> None:
+        at_least = {"max_batch_size": 1, "max_sequence_tokens": 2, "layers": 1, "heads": 1, "kv_heads": 1, "threads": 1}
+        at_least |= {"seed": 0, "hidden": 2, "batch_delay_s": 0, "vocab_size": len(SPECIAL_TOKENS) + 1}
+        for name, least in at_least.items():
+            if getattr(self, name) < least:
+                raise ServerError(f"{name} must be at least {least}, got {getattr(self, name)}")
+        if self.token_budget < self.max_batch_size:
+            raise ServerError(
+                f"token_budget must be at least max_batch_size ({self.max_batch_size}: every running request takes one "
+                f"token of it), got {self.token_budget}"
+            )
+        if self.kv_tokens < KV_BLOCK_TOKENS:
+            raise ServerError(f"kv_tokens must be at least one block of {KV_BLOCK_TOKENS}, got {self.kv_tokens}")
+        ports = {name: getattr(self, name) for name in ("grpc_port", "http_port", "metrics_port")}
+        for name, port in ports.items():
+            if not 0 <= port <= 65_535:
+                raise ServerError(f"{name} must be between 0 and 65535, got {port}")
+            if port and list(ports.values()).count(port) > 1:
+                raise ServerError(
+                    f"{name} {port} is asked for twice: each of {', '.join(ports)} needs a port of its own"
+                )
+
+    def _check_shape(self) -> None:
+        if self.hidden % (2 * self.heads):
+            raise ServerError(f"hidden must be a multiple of twice heads ({self.heads}), got {self.hidden}")
+        if self.heads % self.kv_heads:
+            raise ServerError(f"heads must be a multiple of kv_heads ({self.kv_heads}), got {self.heads}")

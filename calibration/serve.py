@@ -1,0 +1,77 @@
+"""`python -m calibration serve`: a real Triton server with a small real model, on this machine."""
+
+from __future__ import annotations
+
+import signal
+import sys
+import time
+from collections.abc import Callable
+from typing import Any, NoReturn, TypeVar
+
+import click
+
+from calibration.errors import CalibrationError
+from calibration.reference.server import ReferenceServer
+from calibration.reference.settings import BATCHINGS, DEVICES, Settings
+
+Command = TypeVar("Command", bound=Callable[..., Any])
+
+WATCH_S = 0.5
+DEFAULTS = Settings()
+
+EPILOG = """\b
+Example:
+  python -m calibration serve --batching static --grpc-port 9001
+  READY grpc=127.0.0.1:9001 http=127.0.0.1:8000 metrics=127.0.0.1:8002/metrics
+"""
+
+
+def _number(name: str, meaning: str, kind: type = int) -> Callable[[Command], Command]:
+    """An option of the same name and default as the field of Settings."""
+    option = "--" + name.replace("_", "-")
+    return click.option(option, type=kind, default=getattr(DEFAULTS, name), show_default=True, help=meaning)
+
+
+@click.command(epilog=EPILOG)
+@click.option("--batching", type=click.Choice(BATCHINGS), default=DEFAULTS.batching, show_default=True)
+@_number("grpc_port", "Port of the gRPC service; 0: any free one.")
+@_number("http_port", "Port of the HTTP service; 0: any free one.")
+@_number("metrics_port", "Port of the Prometheus metrics; 0: any free one.")
+@_number("max_batch_size", "Most requests computed at once.")
+@_number("kv_tokens", "Capacity of the KV cache in tokens.")
+@_number("max_sequence_tokens", "Longest prompt plus output.")
+@_number("token_budget", "Most tokens in one forward pass.")
+@_number("batch_delay_s", "Static batching: seconds a free engine waits for company.", float)
+@_number("hidden", "Width of the model.")
+@_number("layers", "Layers of the model.")
+@_number("heads", "Attention heads of the model.")
+@_number("kv_heads", "Key and value heads of the model.")
+@_number("vocab_size", "Words the tokenizer knows.")
+@_number("threads", "CPU threads of the engine.")
+@click.option("--device", type=click.Choice(DEVICES), default=DEFAULTS.device, show_default=True)
+@_number("seed", "Of the model's random weights.")
+def serve(**options: Any) -> None:
+    """Start a real Triton server with a small real model behind a TensorRT-LLM style ensemble, and wait.
+
+    Prints one line that begins with READY when all models are loaded; stops on Ctrl-C or SIGTERM. On first use it makes
+    an environment of its own (about 250 MB to download) in .cache/triton, or where SIZING_TRITON_ENV points.
+    """
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, _interrupt)
+    try:
+        with ReferenceServer(Settings(**options)) as server:
+            click.echo(f"READY grpc={server.grpc_url} http={server.http_url} metrics={server.metrics_url}")
+            while True:
+                time.sleep(WATCH_S)
+                server.check()
+    except KeyboardInterrupt:
+        sys.exit(0)
+    except CalibrationError as error:
+        click.echo(f"Error: {error}", err=True)
+        sys.exit(2)
+
+
+def _interrupt(*_: object) -> NoReturn:
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, signal.SIG_IGN)  # let the server stop in peace
+    raise KeyboardInterrupt

@@ -1,0 +1,90 @@
+"""The app under test: a session of its own, opened on a link, over a store of its own."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+import streamlit as st
+from streamlit.testing.v1 import AppTest
+
+from calibration.store import DATABASE_VARIABLE, Store
+from sizing.curves import Point
+from ui import answers, link
+from ui.scenario import Scenario
+
+ROOT = Path(__file__).parents[2]
+ONE = Scenario(gpus=("h200_sxm",), precisions=("fp8",), tps=(1,))
+"""A scenario with a single candidate: quick to answer."""
+
+
+@pytest.fixture(autouse=True)
+def store(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Store]:
+    """An empty store, no shipped curves, and nothing remembered from other tests about either."""
+    url = f"sqlite:///{tmp_path / 'calibration.db'}"
+    monkeypatch.setenv(DATABASE_VARIABLE, url)
+    monkeypatch.setattr(answers, "SHIPPED", tmp_path)
+    st.cache_resource.clear()
+    yield Store(url)
+
+
+@pytest.fixture
+def opened() -> Callable[..., AppTest]:
+    """Open the app on a scenario, with parameters of its link replaced or added."""
+
+    def open_(scenario: Scenario = ONE, **parameters: str) -> AppTest:
+        return open_query({**link.to_query(scenario), **parameters})
+
+    return open_
+
+
+def open_query(query: dict[str, str]) -> AppTest:
+    """Open the app on URL parameters, exactly these."""
+    app = AppTest.from_file(str(ROOT / "app.py"), default_timeout=120)
+    for key, value in query.items():
+        app.query_params[key] = value
+    app.run()
+    assert not app.exception
+    return app
+
+
+def query_of(app: AppTest) -> dict[str, str]:
+    """The URL parameters as the browser would show them."""
+    return {key: value if isinstance(value, str) else value[-1] for key, value in app.query_params.items()}
+
+
+def text_of(markdown: str) -> str:
+    """What a reader sees of markdown whose special characters are escaped."""
+    return markdown.replace("\\", "")
+
+
+def point(concurrency: int, **fields: object) -> Point:
+    """A measured point of a made-up engine: ITL 10 ms + 0.5 ms per request, TTFT 50 ms, 200 output tokens."""
+    itl_s = 0.010 + 0.0005 * concurrency
+    e2e_s = 0.05 + 199 * itl_s
+    known: dict[str, object] = {
+        "model": "acme/tiny",
+        "precision": "fp8",
+        "gpu": "h100_sxm",
+        "tp": 1,
+        "engine": "TensorRT-LLM",
+        "engine_version": "1.2",
+        "isl": 1000,
+        "osl": 200,
+        "load_kind": "concurrency",
+        "load_value": concurrency,
+        "requests_per_s": concurrency / e2e_s,
+        "ttft_mean_s": 0.05,
+        "itl_mean_s": itl_s,
+        "e2e_mean_s": e2e_s,
+        "measured_at": "2026-11-20T10:00:00+00:00",
+    }
+    return Point(**{**known, **fields})  # type: ignore[arg-type]
+
+
+def keep(store: Store, points: list[Point]) -> None:
+    """Put points into the store as one run."""
+    run = store.create_run("test")
+    for one in points:
+        store.add_point(run, one)

@@ -1,0 +1,67 @@
+"""What can be known of the looks without eyes: contrast, one palette for page and charts, no foreign requests."""
+
+from __future__ import annotations
+
+import re
+import tomllib
+from itertools import product
+from pathlib import Path
+
+import pytest
+
+from tests.app.conftest import ROOT
+from ui.charts import CONFIG, DARK, LIGHT, Ink
+
+THEMES = {"light": LIGHT, "dark": DARK}
+CONFIGURED = tomllib.loads((ROOT / ".streamlit" / "config.toml").read_text())
+SOURCES = [ROOT / "app.py", *sorted((ROOT / "ui").rglob("*.py"))]
+
+
+def luminance(colour: str) -> float:
+    """Relative luminance of #RRGGBB, WCAG 2.2."""
+    channels = [int(colour[i : i + 2], 16) / 255 for i in (1, 3, 5)]
+    linear = [c / 12.92 if c <= 0.04045 else ((c + 0.055) / 1.055) ** 2.4 for c in channels]
+    return 0.2126 * linear[0] + 0.7152 * linear[1] + 0.0722 * linear[2]
+
+
+def contrast(one: str, other: str) -> float:
+    """WCAG contrast ratio, 1 to 21."""
+    dark, light = sorted((luminance(one), luminance(other)))
+    return (light + 0.05) / (dark + 0.05)
+
+
+def test_contrast_is_the_one_of_the_standard() -> None:
+    assert contrast("#000000", "#FFFFFF") == pytest.approx(21)
+    assert contrast("#777777", "#FFFFFF") == pytest.approx(4.48, abs=0.01)
+
+
+@pytest.mark.parametrize(("name", "ink"), THEMES.items())
+def test_text_is_readable_and_series_are_seen(name: str, ink: Ink) -> None:
+    theme = CONFIGURED["theme"][name]
+    grounds = (theme["backgroundColor"], theme["secondaryBackgroundColor"])
+    for text, ground in product((theme["textColor"], ink.text, ink.quiet, ink.limit), grounds):
+        assert contrast(text, ground) >= 4.5
+    for colour in ink.series:
+        assert contrast(colour, theme["backgroundColor"]) >= 3
+    assert contrast("#FFFFFF", theme["primaryColor"]) >= 4.5  # the chosen GPUs: white on the accent
+
+
+@pytest.mark.parametrize(("name", "ink"), THEMES.items())
+def test_the_charts_have_the_colours_of_the_theme(name: str, ink: Ink) -> None:
+    assert tuple(CONFIGURED["theme"][name]["chartCategoricalColors"]) == ink.series
+
+
+def test_charts_send_nothing_anywhere() -> None:
+    assert CONFIG["showSendToCloud"] is False and CONFIG["displaylogo"] is False
+
+
+@pytest.mark.parametrize("path", SOURCES, ids=lambda path: path.name)
+def test_no_page_injects_html_or_shows_emoji(path: Path) -> None:
+    source = path.read_text()
+    assert "unsafe_allow_html" not in source and "st.html" not in source
+    assert not re.search("[\U0001f300-\U0001faff\u2600-\u27bf]", source)
+
+
+def test_serving_is_private_until_someone_decides_otherwise() -> None:
+    assert CONFIGURED["server"]["address"] == "127.0.0.1"
+    assert CONFIGURED["browser"]["gatherUsageStats"] is False

@@ -1,0 +1,148 @@
+"""What the pages ask of sizing and of the store of points, remembered between visits and visitors."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import streamlit as st
+
+from calibration.errors import CalibrationError
+from calibration.store import DATABASE_VARIABLE, Store
+from sizing import catalog, planner
+from sizing.candidates import Choice, Found, find
+from sizing.curves import Deployment, Point, read_points
+from sizing.errors import CatalogueError, FitError, NoFeasiblePlan, SizingError
+from sizing.fitting import Fit, fit
+from sizing.loadcurve import LoadCurve, load_curve
+from sizing.plan import Plan, Rejection
+from sizing.workload import Lengths
+from ui.scenario import Scenario
+
+SHIPPED = Path(__file__).parents[1] / "data" / "curves"
+NEW_POINTS_WITHIN_S = 10
+"""New points of the store are seen after at most this long."""
+
+
+@dataclass(frozen=True, slots=True)
+class Measured:
+    """The points to hand and a digest of them, the key of every cache; `problems` are sources that cannot be read."""
+
+    points: tuple[Point, ...]
+    digest: str
+    problems: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """An answered question: a plan, or the reason in a few words (`title`), in a line, and row by row."""
+
+    plan: Plan | None
+    title: str = ""
+    reason: str = ""
+    rejected: tuple[Rejection, ...] = ()
+
+
+def measured() -> Measured:
+    """The points of the store and of the files shipped in data/curves."""
+    return _measured(os.environ.get(DATABASE_VARIABLE, ""), str(SHIPPED))
+
+
+@st.cache_resource(ttl=NEW_POINTS_WITHIN_S, show_spinner=False)
+def _measured(database: str, folder: str) -> Measured:
+    points: list[Point] = []
+    problems: list[str] = []
+    for path in sorted(Path(folder).glob("*.csv")):
+        try:
+            points += read_points(path)
+        except SizingError as error:
+            problems.append(str(error))
+    try:
+        points += Store(database or None).points()
+    except CalibrationError as error:
+        problems.append(str(error))
+    digest = hashlib.sha256("\n".join(map(repr, points)).encode()).hexdigest()
+    return Measured(tuple(points), digest, tuple(problems))
+
+
+def outcome(scenario: Scenario) -> Outcome:
+    """The plan of a scenario, or why there is none. Never raises for what a user may type."""
+    have = measured() if scenario.use_points else Measured((), "", ())
+    if not scenario.gpus and not any(point.model.lower() == scenario.model.lower() for point in have.points):
+        reason = f"No point of {scenario.model} has been measured: choose a GPU for an estimate."
+        return Outcome(None, "Choose a GPU or measure one", reason)
+    return _outcome(scenario, have.digest, have.points)
+
+
+@st.cache_data(max_entries=256, show_spinner=False)
+def _outcome(scenario: Scenario, digest: str, _points: Sequence[Point]) -> Outcome:
+    try:
+        found, left_out = _found(scenario.model, scenario.lengths, scenario.choice, digest, _points)
+        return Outcome(planner.plan(scenario.question, found, left_out))
+    except NoFeasiblePlan as error:
+        return Outcome(None, _title(error.rejected), str(error), error.rejected)
+    except CatalogueError as error:
+        return Outcome(None, "A name in this question is not known", str(error))
+    except SizingError as error:
+        return Outcome(None, "This question has no answer yet", str(error))
+
+
+@st.cache_resource(max_entries=64, show_spinner=False)
+def _found(model: str, lengths: Lengths, choice: Choice, digest: str, _points: Sequence[Point]) -> Found:
+    """Candidates do not depend on load and SLA, and take longer to find than to plan with."""
+    return find(model, lengths, choice, _points)
+
+
+def _title(rejected: Sequence[Rejection]) -> str:
+    kinds = {rejection.kind for rejection in rejected}
+    if kinds == {"memory"}:
+        return "The model does not fit on these GPUs"
+    if kinds == {"no_data"}:
+        return "There is no data for these configurations"
+    return "No configuration meets this SLA"
+
+
+def curve(scenario: Scenario, plan: Plan) -> LoadCurve:
+    """Latency against load of the answer's replicas."""
+    return _curve(scenario, measured().digest if scenario.use_points else "", plan)
+
+
+@st.cache_data(max_entries=256, show_spinner=False)
+def _curve(scenario: Scenario, digest: str, _plan: Plan) -> LoadCurve:
+    return load_curve(_plan.question, _plan.answer)
+
+
+def fitted(deployment: Deployment) -> Fit | str:
+    """The law fitted to the points of one deployment, or why there is none."""
+    have = measured()
+    return _fitted(deployment, have.digest, have.points)
+
+
+@st.cache_resource(max_entries=64, show_spinner=False)
+def _fitted(deployment: Deployment, digest: str, _points: Sequence[Point]) -> Fit | str:
+    try:
+        return fit([point for point in _points if point.deployment == deployment])
+    except FitError as error:
+        return str(error)
+
+
+def model_names() -> list[str]:
+    """Models of the catalogue and of the measured points."""
+    return sorted({*catalog.models(), *(point.model for point in measured().points)}, key=str.lower)
+
+
+def gpu_names() -> list[str]:
+    """GPUs of the catalogue and of the measured points."""
+    return sorted({*catalog.gpus(), *(point.gpu for point in measured().points)})
+
+
+def precision_names(model: str, gpus: Sequence[str]) -> list[str]:
+    """Precisions in which the model can run on one of the GPUs, by the catalogue or by what was measured."""
+    known_model = catalog.models().get(model)
+    known = [catalog.gpus()[gpu] for gpu in gpus if gpu in catalog.gpus()]
+    by_catalogue = [name for gpu in known for name in catalog.precisions(gpu, known_model)] if known_model else []
+    by_points = [point.precision for point in measured().points if point.model == model]
+    return list(dict.fromkeys([*by_catalogue, *by_points]))

@@ -1,0 +1,220 @@
+"""The scenario form in the sidebar: widgets hold the values, `draw` returns them as one Scenario."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TypeVar, get_args
+
+import streamlit as st
+
+from sizing.numbers import significant
+from sizing.workload import PERCENTILES, Metric, Routing
+from ui import answers, link
+from ui.scenario import (
+    ARRIVAL_CV,
+    HEADROOM,
+    LIMIT_S,
+    PRESETS,
+    PRICE,
+    RATE,
+    SPARE,
+    TOKENS,
+    VARIATION,
+    Range,
+    Scenario,
+)
+from ui.values import fill, fill_limit, read
+from ui.words import UNIT
+
+state = st.session_state
+T = TypeVar("T")
+
+TPS = (1, 2, 4, 8)
+METRIC_HELP: dict[Metric, str] = {
+    "ttft": "Time to first token: from sending a request to its first output token.",
+    "itl": "Inter-token latency: mean gap between a request's output tokens after the first.",
+    "e2e": "End to end: from sending a request to its last output token.",
+}
+ROUTING_NAMES: dict[Routing, str] = {
+    "random": "Random",
+    "round_robin": "Round robin",
+    "least_outstanding": "Least outstanding requests",
+}
+ARRIVAL_NAMES = {"poisson": "Poisson (independent users)", "constant": "Constant gaps", "gamma": "Bursty (gamma)"}
+
+
+def open_link() -> None:
+    """Fill the form from the URL: in a new session, and when the browser's back button has brought an older URL."""
+    query = st.query_params.to_dict()
+    opened = "written" in state
+    if opened and (not query or query == state.written or read() != state.scenario):
+        return
+    scenario, state.link_problems = link.from_query(query)
+    state.linked, state.linked_gpus = scenario, link.answer_of(query)
+    fill(scenario)
+
+
+def draw() -> Scenario:
+    """Draw the form in the sidebar and return what it holds."""
+    with st.sidebar:
+        _presets()
+        _what()
+        _load()
+        _limits()
+        left, right = st.columns(2)
+        most = HEADROOM.high * 100
+        left.number_input("Headroom (%)", 0.0, most, step=5.0, format="%g", key="headroom", help=HEADROOM_HELP)
+        right.number_input("Spare replicas", 0, int(SPARE.high), step=1, key="spare", help=SPARE_HELP)
+        with st.expander("More"):
+            _more()
+    scenario = state.scenario = read()
+    if scenario != state.linked:
+        state.link_problems = []
+    return scenario
+
+
+HEADROOM_HELP = (
+    "Share of a replica's capacity kept free: 20 % plans it at 80 % of the load at which the SLA first fails."
+)
+SPARE_HELP = "Idle replicas that stand by for a failure or an update, on top of those that carry the load."
+
+
+def _presets() -> None:
+    """Presets are acts, not a state: a pill springs back; bold is the one that the form still agrees with."""
+    scenario = read()
+    st.pills(
+        "Start from",
+        list(PRESETS),
+        format_func=lambda name: f"**{name}**" if PRESETS[name].matches(scenario) else name,
+        key="preset",
+        on_change=_use_preset,
+        help="Fills in typical lengths and limits of a use; every one can then be changed.",
+    )
+
+
+def _use_preset() -> None:
+    preset, state.preset = PRESETS[state.preset], None
+    for name in ("isl", "isl_cv", "osl", "osl_cv"):
+        state[name] = getattr(preset, name)
+    for metric in get_args(Metric):
+        fill_limit(metric, getattr(preset, metric))
+
+
+def _what() -> None:
+    st.selectbox("Model", _with(answers.model_names(), [state.model]), key="model", help=MODEL_HELP)
+    gpus = _with(answers.gpu_names(), state.gpus)
+    st.multiselect("GPUs", gpus, key="gpus", placeholder="Those measured", help=GPUS_HELP)
+    left, right = st.columns(2)
+    precisions = _with(answers.precision_names(state.model, tuple(state.gpus)), state.precisions)
+    left.multiselect("Precision", precisions, key="precisions", placeholder="Any", help=PRECISION_HELP)
+    right.multiselect("TP (GPUs)", _with(TPS, state.tps), key="tps", placeholder="Any", help=TP_HELP)
+
+
+MODEL_HELP = "Models of the catalogue and those you have measured."
+GPUS_HELP = "GPUs to compare; the answer names the one that needs the fewest. None chosen: those you have measured."
+PRECISION_HELP = "Precisions to compare. None chosen: all that model and GPU support."
+TP_HELP = "Tensor parallelism: over how many GPUs each replica spreads the model. None chosen: 1, 2, 4 and 8."
+
+
+def _with(known: Sequence[T], chosen: Sequence[T]) -> list[T]:
+    """The known names and, behind them, those that only the link knows: an unknown name is shown, not guessed at."""
+    return [*known, *(name for name in chosen if name not in known)]
+
+
+def _load() -> None:
+    with st.container(horizontal=True, vertical_alignment="bottom"):
+        _number("Peak load (requests/s)", RATE, "rate_per_s", RATE_HELP)
+        with st.popover("From users", help="Work the load out from the number of users."):
+            _users()
+    for key, name, help_ in LENGTHS:
+        left, right = st.columns(2)
+        with left:
+            _number(f"{name} (tokens)", TOKENS, key, help_)
+        with right:
+            _number(f"{name} variation (CV)", VARIATION, f"{key}_cv", VARIATION_HELP, step=0.1)
+
+
+LENGTHS = (
+    ("isl", "Input", "Mean tokens of a prompt, template and context included."),
+    ("osl", "Output", "Mean tokens of an answer, reasoning included."),
+)
+RATE_HELP = "Requests per second that the whole fleet must carry at the busiest time."
+VARIATION_HELP = "Standard deviation over mean of the lengths: 0 = all the same, 1 = as spread as chat usually is."
+
+
+def _number(label: str, allowed: Range, key: str, help_: str, step: float | None = None) -> None:
+    """A number input over a range, whole numbers where the value is one."""
+    kind = type(state[key])
+    st.number_input(
+        label,
+        kind(allowed.low),
+        kind(allowed.high),
+        step=step or kind(1),
+        format="%d" if kind is int else "%g",
+        key=key,
+        help=help_,
+    )
+
+
+def _users() -> None:
+    users = st.number_input("Active users at peak", 1, 100_000_000, 400, key="users", help="Users with a session open.")
+    each = st.number_input(
+        "Requests per user and minute", 0.001, 1000.0, 2.0, format="%g", key="per_user", help="Mean over active users."
+    )
+    rate_per_s = min(max(round(users * each / 60, 6), RATE.low), RATE.high)
+    text = significant(rate_per_s)
+    st.caption(f"{users:,} users × {each:g} requests per minute ÷ 60 = {text} requests/s")
+    st.button(f"Use {text} requests/s", on_click=lambda: state.update(rate_per_s=rate_per_s))
+
+
+def _limits() -> None:
+    for metric in get_args(Metric):
+        _limit(metric)
+
+
+def _limit(metric: Metric) -> None:
+    name, (unit, per_s) = metric.upper(), UNIT[metric]
+    with st.container(horizontal=True, vertical_alignment="center", gap="xsmall"):
+        on = st.toggle(f"{name} ({unit})", key=f"{metric}_on", width=108, help=METRIC_HELP[metric] + LIMIT_HELP)
+        st.number_input(
+            f"{name} limit ({unit})",
+            float(LIMIT_S.low * per_s),
+            float(LIMIT_S.high * per_s),
+            format="%g",
+            key=f"{metric}_limit",
+            disabled=not on,
+            width=104,
+            label_visibility="collapsed",
+        )
+        st.selectbox(
+            f"{name} percentile",
+            PERCENTILES,
+            format_func=lambda percentile: f"p{percentile}",
+            key=f"{metric}_percentile",
+            disabled=not on,
+            width=68,
+            label_visibility="collapsed",
+        )
+
+
+LIMIT_HELP = " Its limit, and the percentile that must keep it: p95 = 95 of 100 requests."
+
+
+def _more() -> None:
+    st.selectbox("Routing", [*ROUTING_NAMES], format_func=ROUTING_NAMES.__getitem__, key="routing", help=ROUTING_HELP)
+    st.selectbox(
+        "Arrivals", [*ARRIVAL_NAMES], format_func=ARRIVAL_NAMES.__getitem__, key="arrivals", help=ARRIVALS_HELP
+    )
+    if state.arrivals == "gamma":
+        _number("Burstiness (CV of the gaps)", ARRIVAL_CV, "arrivals_cv", "1 = Poisson, 2 = rather bursty.", step=0.1)
+    price = "Price (per GPU-hour)"
+    st.number_input(
+        price, float(PRICE.low), float(PRICE.high), format="%g", key="price", help=PRICE_HELP, placeholder="Not asked"
+    )
+    st.toggle("Use measured points from the store", key="use_points", help=POINTS_HELP)
+
+
+ROUTING_HELP = "How the load balancer picks a replica. Least outstanding requests needs the fewest GPUs."
+ARRIVALS_HELP = "How requests are spread over time at the peak."
+PRICE_HELP = "Any currency; adds the cost per hour to the answer. Empty: not asked."
+POINTS_HELP = "On: what you have measured comes before estimates. Off: estimates only."

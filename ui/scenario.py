@@ -1,0 +1,131 @@
+"""The scenario: what the form shows and what is computed, one frozen value, with the range of every field."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, fields
+
+from sizing.candidates import Choice
+from sizing.numbers import significant
+from sizing.plan import Question
+from sizing.workload import Arrivals, Lengths, Limit, Metric, Routing, Sla, Workload
+
+
+@dataclass(frozen=True, slots=True)
+class Range:
+    """The values a number of the form may take, ends included, and its unit as read aloud."""
+
+    low: float
+    high: float
+    unit: str
+
+    def __contains__(self, value: float) -> bool:
+        return self.low <= value <= self.high
+
+    def __str__(self) -> str:
+        return f"from {significant(self.low)} to {significant(self.high)} {self.unit}".rstrip()
+
+
+RATE = Range(0.001, 1_000_000, "requests/s")
+TOKENS = Range(1, 1_000_000, "tokens")
+VARIATION = Range(0, 5, "")
+LIMIT_S = Range(0.0001, 3600, "s")
+HEADROOM = Range(0, 0.9, "")
+SPARE = Range(0, 64, "replicas")
+ARRIVAL_CV = Range(0.1, 10, "")
+PRICE = Range(0, 10_000, "per GPU-hour")
+TP = Range(1, 1024, "GPUs")
+
+
+USUAL: dict[Metric, Limit] = {
+    "ttft": Limit("ttft", 95, 1.0),
+    "itl": Limit("itl", 95, 0.03),
+    "e2e": Limit("e2e", 95, 20.0),
+}
+"""The limit that a toggle of the form brings back."""
+POISSON = Arrivals()
+
+
+@dataclass(frozen=True, slots=True)
+class Scenario:
+    """One question, as the form holds it. The defaults are the answer that the first screen opens on.
+
+    Empty `precisions` or `tps` = any; empty `gpus` = those that were measured. Lengths in tokens, `isl_cv` and `osl_cv`
+    are standard deviation over mean. A limit that is None is not asked for. `headroom` is a share.
+    """
+
+    model: str = "Qwen/Qwen3-32B"
+    gpus: tuple[str, ...] = ("h200_sxm", "h100_sxm")
+    precisions: tuple[str, ...] = ()
+    tps: tuple[int, ...] = ()
+    rate_per_s: float = 20.0
+    isl: int = 2000
+    isl_cv: float = 0.0
+    osl: int = 256
+    osl_cv: float = 0.0
+    ttft: Limit | None = USUAL["ttft"]
+    itl: Limit | None = USUAL["itl"]
+    e2e: Limit | None = None
+    headroom: float = 0.2
+    spare: int = 1
+    routing: Routing = "random"
+    arrivals: Arrivals = POISSON
+    price_per_gpu_hour: float | None = None
+    use_points: bool = True
+
+    @property
+    def lengths(self) -> Lengths:
+        """Tokens of the requests."""
+        return Lengths(self.isl, self.osl, self.isl_cv, self.osl_cv)
+
+    @property
+    def choice(self) -> Choice:
+        """What may be bought."""
+        return Choice(self.gpus, self.precisions, self.tps)
+
+    @property
+    def question(self) -> Question:
+        """The question for the planner. Raises ScenarioError when no limit is set."""
+        return Question(
+            model=self.model,
+            workload=Workload(self.lengths, self.rate_per_s, self.arrivals),
+            sla=Sla(self.ttft, self.itl, self.e2e),
+            routing=self.routing,
+            headroom=self.headroom,
+            spare=self.spare,
+            price_per_gpu_hour=self.price_per_gpu_hour,
+        )
+
+    @property
+    def missing(self) -> str:
+        """What must still be chosen before there is a question; empty when nothing is."""
+        if self.ttft is None and self.itl is None and self.e2e is None:
+            return "Set at least one limit"
+        if not self.gpus and not self.use_points:
+            return "Choose at least one GPU"
+        return ""
+
+
+@dataclass(frozen=True, slots=True)
+class Preset:
+    """A use of language models: its typical lengths and limits, all at p95, to be replaced by one's own."""
+
+    isl: int
+    isl_cv: float
+    osl: int
+    osl_cv: float
+    ttft: Limit | None = None
+    itl: Limit | None = None
+    e2e: Limit | None = None
+
+    def matches(self, scenario: Scenario) -> bool:
+        """True while the scenario still has every value of the preset."""
+        return all(getattr(scenario, field.name) == getattr(self, field.name) for field in fields(self))
+
+
+PRESETS = {
+    "Chat": Preset(600, 1.0, 300, 0.7, ttft=Limit("ttft", 95, 1.0), itl=Limit("itl", 95, 0.05)),
+    "RAG": Preset(6000, 0.4, 300, 0.6, ttft=Limit("ttft", 95, 2.0), itl=Limit("itl", 95, 0.05)),
+    "Summarise": Preset(8000, 0.6, 400, 0.4, e2e=Limit("e2e", 95, 30.0)),
+    "Code": Preset(1500, 0.6, 80, 0.8, ttft=Limit("ttft", 95, 0.5), e2e=Limit("e2e", 95, 3.0)),
+    "Agent": Preset(12000, 0.8, 500, 1.0, ttft=Limit("ttft", 95, 4.0), e2e=Limit("e2e", 95, 45.0)),
+}

@@ -1,0 +1,65 @@
+"""Words on screen: text that markdown cannot bend, and the names of limits, bases and reasons."""
+
+from __future__ import annotations
+
+import re
+from typing import Literal
+
+from sizing.numbers import milliseconds
+from sizing.plan import Basis, Fleet
+from sizing.workload import Limit, Metric
+
+MARKDOWN = re.compile(r"([\\`*_{}\[\]()<>#+\-.!|~$:&^=@/])")
+"""Signs that Streamlit's markdown gives a meaning: emphasis, links, HTML, tables, LaTeX, icons and directives."""
+
+BASIS_HELP: dict[Basis, str] = {
+    "measured": "A run of yours at this very point.",
+    "fitted": "From a law fitted to measured points, inside the range that they cover.",
+    "extrapolated": "From a law fitted to measured points, outside the range that they cover. Measure before buying.",
+    "estimated": "No run yet: from a database of kernel timings. Measure before buying.",
+}
+BASIS_LOOK: dict[Basis, tuple[str, Literal["green", "blue", "orange", "violet"]]] = {
+    "measured": (":material/straighten:", "green"),
+    "fitted": (":material/show_chart:", "blue"),
+    "extrapolated": (":material/warning:", "orange"),
+    "estimated": (":material/calculate:", "violet"),
+}
+UNIT: dict[Metric, tuple[str, float]] = {"ttft": ("ms", 1000), "itl": ("ms", 1000), "e2e": ("s", 1)}
+"""Unit of a metric on screen, and how many of it make a second."""
+
+LEFT_OUT = {"memory": "do not fit in memory", "sla": "miss the SLA", "no_data": "have no data"}
+LEFT_OUT_ONE = {"memory": "does not fit in memory", "sla": "misses the SLA", "no_data": "has no data"}
+
+
+def plain(text: str) -> str:
+    """`text` as markdown that shows exactly its characters."""
+    return MARKDOWN.sub(r"\\\1", text.replace("\n", " "))
+
+
+def sentence_case(text: str) -> str:
+    """`text` with a capital first letter, the rest as it is."""
+    return text[:1].upper() + text[1:]
+
+
+def limit_name(limit: Limit) -> str:
+    """For instance: p95 TTFT."""
+    return f"p{limit.percentile} {limit.metric.upper()}"
+
+
+def room(value_s: float, limit: Limit) -> str:
+    """How far a predicted value is under or over its limit: "360 ms under 1,000 ms"."""
+    difference = milliseconds(abs(limit.limit_s - value_s))
+    return f"{difference} {'under' if value_s <= limit.limit_s else 'over'} {milliseconds(limit.limit_s)}"
+
+
+def gpus_band(fleet: Fleet) -> str:
+    """The 90 % band of the GPU count, short enough for a table cell."""
+    if fleet.gpus_high is None:
+        return f"{fleet.gpus_low} or more"
+    return str(fleet.gpus) if fleet.gpus_low == fleet.gpus_high else f"{fleet.gpus_low} to {fleet.gpus_high}"
+
+
+def counted(kinds: list[str]) -> str:
+    """Reasons with their counts: "4 do not fit in memory, 1 misses the SLA"."""
+    counts = {kind: kinds.count(kind) for kind in LEFT_OUT if kind in kinds}
+    return ", ".join(f"{n} {(LEFT_OUT_ONE if n == 1 else LEFT_OUT)[kind]}" for kind, n in counts.items())

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from calibration import cores
 from calibration.contract import Contract, Input
 from calibration.errors import PlanError, ServerError
 from calibration.plan import DeploymentPlan, ServerPlan
@@ -22,13 +23,15 @@ BATCHING_OF = {"v1": "static", "inflight_batching": "in_flight", "inflight_fused
 class Described:
     """`engine`: what the model `tensorrt_llm` says of the deployment, by column name of the points table.
 
-    `tokenizer_file` is None where the server names none, or one that cannot be read from here.
+    `tokenizer_file` is None where the server names none, or one that cannot be read from here. `engine_cores`: cores of
+    this machine on which the engine computes, to be left to it; none for an engine elsewhere or on a GPU.
     """
 
     contract: Contract
     engine: dict[str, str]
     tokenizer_file: Path | None
     add_special_tokens: bool
+    engine_cores: tuple[int, ...] = ()
 
 
 async def describe(server: ServerPlan) -> Described:
@@ -48,7 +51,18 @@ async def describe(server: ServerPlan) -> Described:
         engine=_engine(engine),
         tokenizer_file=_tokenizer_file(names.get("tokenizer_dir", "")),
         add_special_tokens=names.get("add_special_tokens", "").lower() in ("true", "1"),
+        engine_cores=cores.read(_parameters(engine).get("engine_cores", "")) if is_here(server.url) else (),
     )
+
+
+def is_here(url: str) -> bool:
+    """True for an address of this machine itself.
+
+    >>> is_here("127.0.0.1:8001"), is_here("gpu-7:8001")
+    (True, False)
+    """
+    host = url.rpartition(":")[0]
+    return host in ("localhost", "[::1]") or host.startswith("127.")
 
 
 def deployment(plan: DeploymentPlan, engine: dict[str, str]) -> Deployment:

@@ -125,8 +125,13 @@ class _ClosedLoop:
 
 
 def arrival_times(rate_per_s: float, n: int, rng: np.random.Generator) -> Seconds:
-    """Times in seconds from the start, shape (n,), of `n` Poisson arrivals at `rate_per_s`; gaps are exponential."""
-    return np.cumsum(Arrivals("poisson").gaps(n, rate_per_s, rng))
+    """Times in seconds from the start, shape (n,), of `n` Poisson arrivals, the last at exactly ``n / rate_per_s``.
+
+    A Poisson stream given its count in that time: gaps are as random as ever, but the rate of the run is the one asked
+    for. Left to chance, the rate of 600 arrivals would be off by 4 %, and latencies near saturation by far more.
+    """
+    times_s = np.cumsum(Arrivals("poisson").gaps(n, rate_per_s, rng))
+    return np.asarray(times_s * (n / rate_per_s / times_s[-1]))
 
 
 async def open_loop(

@@ -10,6 +10,7 @@ from pathlib import Path
 from google.protobuf import text_format  # type: ignore[import-untyped]
 from tritonclient.grpc import model_config_pb2 as pb
 
+from calibration import cores
 from calibration.errors import ServerError
 from calibration.reference import contract
 from calibration.reference.settings import KV_BLOCK_TOKENS, Settings
@@ -182,4 +183,6 @@ def _engine(settings: Settings, machine: Machine) -> dict[str, str]:
         "seed",
         "threads",
     )
-    return {"device": machine.device} | {name: str(getattr(settings, name)) for name in names}
+    own_cores = cores.of_engine(settings.threads) if machine.device == "cpu" else ()
+    given = {name: str(getattr(settings, name)) for name in names}
+    return {"device": machine.device, "engine_cores": cores.written(own_cores)} | given

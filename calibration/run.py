@@ -8,6 +8,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Protocol
 
+from calibration.cores import kept_off
 from calibration.errors import CalibrationError, PlanError
 from calibration.measure import Pace, Target, measure, prepare, probe
 from calibration.plan import Level, PlanFile, parse_plan
@@ -49,7 +50,7 @@ def run(file: PlanFile, store: Store, progress: Progress | None = None) -> int:
     target = prepare(file)
     label = f"{file.plan.server.model} at {file.plan.server.url}"
     run_id = store.create_run(file.text, folder=file.folder, label=label, levels=len(file.plan.levels()))
-    with _state_kept(run_id, store):
+    with _state_kept(run_id, store), kept_off(target.served.engine_cores):
         asyncio.run(_measure_missing(run_id, target, store, progress or Quiet()))
     return run_id
 
@@ -66,7 +67,7 @@ def resume(run_id: int, store: Store, progress: Progress | None = None) -> int:
             change = f"{point.deployment.label} then, {target.replica.label} now"
             raise PlanError(f"run {run_id}: the server is not the one it was started on ({change}): start a new run")
     store.restart_run(run_id)
-    with _state_kept(run_id, store):
+    with _state_kept(run_id, store), kept_off(target.served.engine_cores):
         asyncio.run(_measure_missing(run_id, target, store, progress or Quiet()))
     return run_id
 

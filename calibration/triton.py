@@ -11,6 +11,7 @@ import itertools
 import time
 import urllib.error
 import urllib.request
+import uuid
 from collections.abc import Awaitable
 from dataclasses import dataclass
 from types import TracebackType
@@ -56,6 +57,7 @@ class Client:
         self.server = server
         self._channels: list[Any] = []
         self._opened = 0
+        self._name = uuid.uuid4().hex[:8]
         self._numbers = itertools.count()
 
     async def __aenter__(self) -> Self:
@@ -74,8 +76,8 @@ class Client:
         return Stream(self, service_pb2_grpc.GRPCInferenceServiceStub(channel), contract)
 
     def next_id(self) -> str:
-        """An id no other request of this client has."""
-        return f"calibration-{next(self._numbers)}"
+        """An id no other request has, of this client or of another on the same server."""
+        return f"calibration-{self._name}-{next(self._numbers)}"
 
     async def model_config(self, name: str) -> Any:
         """The ModelConfig of model `name`, None if the server has no such model. Raises ServerError."""

@@ -4,20 +4,13 @@ from __future__ import annotations
 
 import math
 
-import numpy as np
-from scipy.interpolate import PchipInterpolator
-
-from sizing.capacity import Setting, SlaMissed, analytic_capacity_per_s, log_excess, predict_at
+from sizing.capacity import Setting, SlaMissed, analytic_capacity_per_s, load_response
 from sizing.plan import Candidate
-from sizing.queueing import stable_rate_per_s
 from sizing.replica import Replica
 
 Z90 = 1.645
 MONTE_CARLO_SIGMA = 0.015
 """Standard error of a simulated capacity at the number of requests the planner uses."""
-
-LOADS = np.array([0.01, 0.05, 0.15, 0.35, 0.55, 0.7, 0.82, 0.91, 0.97, 0.995])
-"""Shares of the stable rate at which the excess over the SLA is taken; between them it is interpolated."""
 
 
 def capacity_band(candidate: Candidate, setting: Setting) -> tuple[float, float]:
@@ -41,22 +34,10 @@ def scaled_capacities(replica: Replica, setting: Setting, factor: float) -> tupl
     An engine `factor` times slower under rate r is this engine under rate r factor, in slower time: its latencies meet
     the SLA where this engine's are `factor` below it. So both ends are read off one curve of the excess over the SLA.
     """
-    stable_per_s = stable_rate_per_s(replica, setting.workload.lengths)
-    rates = LOADS * stable_per_s
-    excess = [log_excess(predict_at(replica, setting, float(rate)), setting.sla) for rate in rates]
-    rising, kept = np.unique(np.maximum.accumulate(excess), return_index=True)
-    rate_at = PchipInterpolator(rising, np.log(rates[kept])) if len(kept) > 1 else None
-
-    def capacity(level: float) -> float:
-        if level < rising[0]:
-            return 0.0
-        if rate_at is None or level >= rising[-1]:
-            return float(rates[-1])
-        return math.exp(float(rate_at(level)))
-
-    middle = capacity(0.0) or float(rates[0])
+    response = load_response(replica, setting)
+    middle = response.rate_per_s(0.0) or float(response.rates_per_s[0])
     step = math.log(factor)
-    return capacity(-step) / factor / middle, capacity(step) * factor / middle
+    return response.rate_per_s(-step) / factor / middle, response.rate_per_s(step) * factor / middle
 
 
 def _capacity(replica: Replica, setting: Setting) -> float:

@@ -5,8 +5,11 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from functools import lru_cache
 
-from scipy.optimize import brentq
+import numpy as np
+from numpy.typing import NDArray
+from scipy.interpolate import PchipInterpolator
 
 from sizing.prediction import Method as MethodName
 from sizing.prediction import Prediction
@@ -15,16 +18,16 @@ from sizing.replica import Replica
 from sizing.simulator import Simulated, simulate
 from sizing.workload import Limit, Routing, Sla, Workload
 
+Floats = NDArray[np.float64]
+
 IDLE = 0.01
 """Share of the stable rate taken as "alone": an SLA missed here is missed at any load."""
 
-FULL = 0.995
-"""Share of the stable rate up to which the capacity is sought; beyond it percentiles have no finite meaning."""
+LOADS = np.array([IDLE, 0.05, 0.15, 0.35, 0.55, 0.7, 0.82, 0.91, 0.97, 0.995])
+"""Shares of the stable rate at which the formula is asked; beyond the last, percentiles have no finite meaning."""
 
 TOLERANCE = 0.004
-FORMULA_TOLERANCE = 0.008
-"""Relative widths at which the search for a rate stops: by simulation, whose Monte-Carlo error is 1-2 %, and by
-formula, whose model error is larger."""
+"""Relative width at which the search by simulation stops; its Monte-Carlo error is 1-2 %."""
 
 REQUESTS = 60_000
 
@@ -73,21 +76,46 @@ def predict_at(replica: Replica, setting: Setting, rate_per_s: float) -> Predict
 def analytic_capacity_per_s(replica: Replica, setting: Setting) -> float:
     """Requests/s of one replica at which the first limit of the SLA is reached, by formula.
 
-    Latencies rise with the load, so there is one root between idle and saturation.
+    Raises SlaMissed when a replica without load is over a limit.
     """
-    stable_per_s = stable_rate_per_s(replica, setting.workload.lengths)
-    idle = predict_at(replica, setting, IDLE * stable_per_s)
-    if not idle.meets(setting.sla):
+    response = load_response(replica, setting)
+    capacity_per_s = response.rate_per_s(0.0)
+    if capacity_per_s == 0:
+        idle = predict_at(replica, setting, float(response.rates_per_s[0]))
         limit = idle.binding(setting.sla)
         raise SlaMissed(limit, idle.value_s(limit))
+    return capacity_per_s
 
-    def excess(log_rate: float) -> float:
-        return log_excess(predict_at(replica, setting, math.exp(log_rate)), setting.sla)
 
-    low, high = math.log(IDLE * stable_per_s), math.log(FULL * stable_per_s)
-    if excess(high) <= 0:
-        return FULL * stable_per_s
-    return math.exp(brentq(excess, low, high, xtol=FORMULA_TOLERANCE))
+@dataclass(frozen=True, slots=True, eq=False)
+class LoadResponse:
+    """Excess over the SLA (see `log_excess`) at rising requests/s per replica, both shape (n,), excess rising."""
+
+    rates_per_s: Floats
+    excess: Floats
+
+    def rate_per_s(self, level: float) -> float:
+        """The rate at which the excess reaches `level`, interpolated monotonically in log rate; within 1 %.
+
+        0 when the excess is higher even at the lowest rate; the highest rate when it is never reached.
+        """
+        rising, kept = np.unique(self.excess, return_index=True)
+        if level < rising[0]:
+            return 0.0
+        if level >= rising[-1]:
+            return float(self.rates_per_s[-1])
+        return math.exp(float(PchipInterpolator(rising, np.log(self.rates_per_s[kept]))(level)))
+
+
+@lru_cache(maxsize=64)
+def load_response(replica: Replica, setting: Setting) -> LoadResponse:
+    """How the SLA is used up from no load to saturation, by formula, at the shares `LOADS` of the stable rate.
+
+    Kept for a while: the capacity and the band around it are read off the same response.
+    """
+    rates = LOADS * stable_rate_per_s(replica, setting.workload.lengths)
+    excess = [log_excess(predict_at(replica, setting, float(rate)), setting.sla) for rate in rates]
+    return LoadResponse(rates, np.maximum.accumulate(excess))
 
 
 def log_excess(prediction: Prediction, sla: Sla) -> float:

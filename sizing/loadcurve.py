@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from sizing.capacity import FULL, Setting, predict_at
+from sizing.capacity import LOADS, Setting, predict_at
 from sizing.plan import Fleet, Question
 from sizing.prediction import Prediction
 from sizing.queueing import stable_rate_per_s
@@ -30,6 +30,6 @@ def load_curve(question: Question, fleet: Fleet, steps: int = 24) -> LoadCurve:
     candidate = fleet.candidate
     setting = Setting(question.workload, question.sla, question.routing, fleet.working)
     stable = stable_rate_per_s(candidate.replica, question.workload.lengths)
-    rates = np.linspace(0.02, min(FULL, 1.25 * fleet.capacity_per_s / stable), steps) * stable
+    rates = np.linspace(0.02, min(LOADS[-1], 1.25 * fleet.capacity_per_s / stable), steps) * stable
     predictions = tuple(predict_at(candidate.replica, setting, float(rate)) for rate in rates)
     return LoadCurve(tuple(map(float, rates)), predictions, fleet.load_per_s, fleet.capacity_per_s)

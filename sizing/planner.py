@@ -10,7 +10,9 @@ from sizing.band import capacity_band
 from sizing.capacity import BY_FORMULA, BY_SIMULATION, Method, Setting, SlaMissed
 from sizing.errors import NoFeasiblePlan
 from sizing.mean_rule import mean_based
+from sizing.numbers import milliseconds
 from sizing.plan import Candidate, Fleet, Plan, Question, Rejection
+from sizing.prediction import Prediction
 
 
 def plan(question: Question, candidates: Sequence[Candidate], rejected: Sequence[Rejection] = ()) -> Plan:
@@ -36,15 +38,15 @@ def size(question: Question, candidate: Candidate, method: Method) -> Fleet | Re
         working, capacity_per_s = smallest_fleet(question, lambda s: method.capacity_per_s(candidate.replica, s))
     except SlaMissed as missed:
         return sla_rejection(candidate, missed)
-    setting = setting_of(question, working)
-    load_per_s = question.workload.rate_per_s / working
-    predicted = method.predict(candidate.replica, setting, load_per_s)
-    low, high = capacity_band(candidate, setting)
+    working, predicted = settle(question, candidate, method, working)
+    if not predicted.meets(question.sla):
+        return jump_rejection(question, candidate, working, predicted)
+    low, high = capacity_band(candidate, setting_of(question, working))
     return Fleet(
         candidate=candidate,
         working=working,
         spare=question.spare,
-        load_per_s=load_per_s,
+        load_per_s=question.workload.rate_per_s / working,
         capacity_per_s=capacity_per_s,
         requests_per_s_per_replica=capacity_per_s * (1 - question.headroom),
         predicted=predicted,
@@ -76,6 +78,21 @@ def smallest_fleet(question: Question, capacity_per_s: Callable[[Setting], float
     return smallest, known[smallest]
 
 
+def settle(question: Question, candidate: Candidate, method: Method, working: int) -> tuple[int, Prediction]:
+    """From `working` replicas up, the first count whose latencies meet the SLA at the planned load, and these.
+
+    Nearly always the first. But latencies may jump at some load (a prompt that just fills the token budget, evenly
+    spaced arrivals that fall into step with the engine) and be over the limit below the load at which they were within.
+    """
+    most = 2 * working + 1
+    for replicas in range(working, most + 1):
+        load_per_s = question.workload.rate_per_s / replicas
+        predicted = method.predict(candidate.replica, setting_of(question, replicas), load_per_s)
+        if predicted.meets(question.sla):
+            break
+    return replicas, predicted
+
+
 def replicas_for(question: Question, capacity_per_s: float) -> int:
     """Working replicas when each is planned at (1 - headroom) of `capacity_per_s`."""
     return math.ceil(question.workload.rate_per_s / (capacity_per_s * (1 - question.headroom)) * (1 - 1e-9))
@@ -100,10 +117,21 @@ def sla_rejection(candidate: Candidate, missed: SlaMissed) -> Rejection:
     """A candidate whose replica misses a limit even without load."""
     limit = missed.limit
     why = (
-        f"misses {limit.metric.upper()} even alone: p{limit.percentile} is {missed.alone_s * 1000:.3g} ms on an idle "
-        f"replica, the limit is {limit.limit_s * 1000:.3g} ms"
+        f"misses {limit.metric.upper()} even alone: p{limit.percentile} is {milliseconds(missed.alone_s)} on an idle "
+        f"replica, the limit is {milliseconds(limit.limit_s)}"
     )
     return Rejection(candidate.gpu, candidate.tp, candidate.precision, "sla", why, limit, missed.alone_s)
+
+
+def jump_rejection(question: Question, candidate: Candidate, replicas: int, predicted: Prediction) -> Rejection:
+    """A candidate over a limit at the planned load, although it is within it at some higher load."""
+    limit = predicted.binding(question.sla)
+    value = predicted.value_s(limit)
+    why = (
+        f"unsteady: p{limit.percentile} {limit.metric.upper()} is {milliseconds(value)} with {replicas} replicas, the "
+        f"limit is {milliseconds(limit.limit_s)}"
+    )
+    return Rejection(candidate.gpu, candidate.tp, candidate.precision, "sla", why, limit, value)
 
 
 def distance_from_sla(rejection: Rejection) -> tuple[bool, float]:

@@ -175,7 +175,7 @@ class Sla:
 
     def __post_init__(self) -> None:
         if not self.limits:
-            raise ScenarioError("the SLA needs at least one limit: --ttft, --itl or --e2e, for instance --ttft p95:1s")
+            raise ScenarioError("the SLA needs at least one limit on TTFT, ITL or E2E, for instance a p95 TTFT of 1 s")
 
     @property
     def limits(self) -> tuple[Limit, ...]:

@@ -21,6 +21,7 @@ from typing import IO, Self
 
 from rich.console import Console
 
+from calibration import cores
 from calibration.errors import ServerError
 from calibration.reference import environment
 from calibration.reference.environment import PROJECT, PYTHON_VERSION, Environment
@@ -140,7 +141,8 @@ class ReferenceServer:
         _make_room_for_log(self.log.parent)
         executable = ready.tritonserver / "bin" / "tritonserver"
         executable.chmod(0o755)
-        command = [sys.executable, str(Path(__file__).with_name("launch.py")), str(executable)]
+        rest = cores.usable() - set(cores.of_engine(self.settings.threads))
+        command = [sys.executable, str(Path(__file__).with_name("launch.py")), cores.written(rest), str(executable)]
         with self.log.open("wb") as log:
             self._process = _spawn([*command, *_flags(self.settings, repository, backends)], ready, self.settings, log)
 

@@ -112,6 +112,11 @@ def test_poisson_gaps_have_mean_and_spread_one_over_the_rate(rate_per_s: float) 
     assert gaps_s.std() * rate_per_s == pytest.approx(1, abs=2 * four_sigma)
 
 
+@pytest.mark.parametrize("seed", range(5))
+def test_a_short_open_loop_has_the_rate_asked_for(seed: int) -> None:
+    assert arrival_times(8.0, 100, np.random.default_rng(seed))[-1] == pytest.approx(100 / 8.0)
+
+
 @pytest.mark.parametrize("start", ["closed", "open"])
 def test_a_lost_server_ends_the_loop_with_its_own_error(start: str) -> None:
     async def lost(request: Request) -> Reply:

@@ -18,6 +18,7 @@ from typing import Any
 import numpy as np
 import triton_python_backend_utils as pb_utils
 
+from calibration import cores
 from calibration.reference.contract import TENSORRT_LLM
 from calibration.reference.engine.inputs import InputError, read_request
 from calibration.reference.engine.metrics import Metrics
@@ -46,6 +47,7 @@ class TritonPythonModel:
     def initialize(self, args: dict[str, str]) -> None:
         config = json.loads(args["model_config"])
         parameters = {key: value["string_value"] for key, value in config["parameters"].items()}
+        cores.stay_on(cores.read(parameters["engine_cores"]))
         self.excludes_prompt = parameters["exclude_input_in_output"].lower() in ("true", "1")
         self.engine, self.limits = build_engine(parameters)
         self.flights: dict[Request, Flight] = {}

@@ -8,7 +8,7 @@ PORT ?= 8501
 .PHONY: app test check bench lock browser clean
 
 app: $(VENV)/stamp
-	$(BIN)/streamlit run app.py --server.port $(PORT)
+	$(BIN)/streamlit run app.py --server.port $(PORT) --server.headless $(if $(DISPLAY),false,true) --server.showEmailPrompt false
 
 test: $(VENV)/stamp browser
 	$(BIN)/python -m pytest

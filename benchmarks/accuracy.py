@@ -19,7 +19,7 @@ from sizing.prediction import Prediction
 from sizing.queueing import predict
 from sizing.replica import Replica
 from sizing.simulator import simulate
-from sizing.workload import METRICS, Arrivals, Lengths, Workload
+from sizing.workload import METRICS, Arrivals, Workload
 
 SHOWN = (("mean", "mean_s"), ("p50", "p50_s"), ("p95", "p95_s"))
 
@@ -27,8 +27,7 @@ SHOWN = (("mean", "mean_s"), ("p50", "p50_s"), ("p95", "p95_s"))
 def predictions(replica: Replica, point: Point) -> Iterator[Prediction]:
     """By formula, then by simulation, at the load of an open-loop point."""
     arrivals = Arrivals.parse("poisson" if point.load_kind == "poisson_rate" else "constant")
-    lengths = Lengths(point.isl, point.osl, point.isl_cv, point.osl_cv)
-    workload = Workload(lengths, point.load_value, arrivals)
+    workload = Workload(point.lengths, point.load_value, arrivals)
     yield predict(replica, workload)
     yield simulate(replica, workload).prediction()
 

@@ -10,7 +10,6 @@ from typing import Any, NoReturn, TypeVar
 
 import click
 
-from calibration.errors import CalibrationError
 from calibration.reference.server import ReferenceServer
 from calibration.reference.settings import BATCHINGS, DEVICES, Settings
 
@@ -66,9 +65,6 @@ def serve(**options: Any) -> None:
                 server.check()
     except KeyboardInterrupt:
         sys.exit(0)
-    except CalibrationError as error:
-        click.echo(f"Error: {error}", err=True)
-        sys.exit(2)
 
 
 def _interrupt(*_: object) -> NoReturn:

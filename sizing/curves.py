@@ -13,6 +13,7 @@ from pydantic import ConfigDict, Field, TypeAdapter, ValidationError
 from pydantic.dataclasses import dataclass
 
 from sizing.errors import PointsError
+from sizing.workload import Lengths
 
 LoadKind = Literal["concurrency", "constant_rate", "poisson_rate"]
 Positive = Annotated[float, Field(gt=0)]
@@ -77,6 +78,11 @@ class Point:
         return Deployment(*(getattr(self, name) for name in Deployment._fields))
 
     @property
+    def lengths(self) -> Lengths:
+        """The law of the requests' lengths."""
+        return Lengths(self.isl, self.osl, self.isl_cv, self.osl_cv)
+
+    @property
     def gpus(self) -> int:
         """GPUs of the instance: tensor times pipeline parallel."""
         return self.tp * self.pp
@@ -112,11 +118,10 @@ class Deployment(NamedTuple):
 
 
 class Curve(NamedTuple):
-    """The points of one deployment and one pair of lengths, by rising load."""
+    """The points of one deployment and one law of lengths (means and coefficients of variation), by rising load."""
 
     deployment: Deployment
-    isl: float
-    osl: float
+    lengths: Lengths
     points: tuple[Point, ...]
 
 
@@ -191,13 +196,13 @@ def _value(cell: str) -> str:
 
 def curves(points: Sequence[Point]) -> list[Curve]:
     """Closed-loop points grouped by deployment and lengths, each curve by rising concurrency."""
-    groups: dict[tuple[Deployment, float, float], list[Point]] = {}
+    groups: dict[tuple[Deployment, Lengths], list[Point]] = {}
     for point in points:
         if point.load_kind == "concurrency":
-            groups.setdefault((point.deployment, point.isl, point.osl), []).append(point)
+            groups.setdefault((point.deployment, point.lengths), []).append(point)
     return [
-        Curve(deployment, isl, osl, tuple(sorted(group, key=lambda point: point.load_value)))
-        for (deployment, isl, osl), group in groups.items()
+        Curve(deployment, lengths, tuple(sorted(group, key=lambda point: point.load_value)))
+        for (deployment, lengths), group in groups.items()
     ]
 
 

@@ -43,10 +43,10 @@ class Settings:
     max_sequence_tokens: int = 512
     token_budget: int = 512
     batch_delay_s: float = 0.005
-    hidden: int = 256
+    hidden: int = 512
     layers: int = 4
-    heads: int = 4
-    kv_heads: int = 2
+    heads: int = 8
+    kv_heads: int = 4
     vocab_size: int = 2048
     seed: int = 0
     threads: int = 1

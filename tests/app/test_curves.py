@@ -99,9 +99,15 @@ def test_a_curve_is_picked_by_deployment_and_lengths(curves: Callable[[], AppTes
     assert series(app, "Requests/s")["mean, measured"][0] == [1, 2]
 
 
-def test_a_server_on_the_cpu_is_said_not_to_be_a_gpu(curves: Callable[[], AppTest], store: Store) -> None:
-    keep(store, [point(n, gpu="cpu", engine="reference") for n in LEVELS])
-    assert any("not how fast a GPU is" in part.value for part in curves().info)
+def test_the_reference_engine_is_said_not_to_be_as_fast_as_others(curves: Callable[[], AppTest], store: Store) -> None:
+    keep(store, [point(n, gpu="A CPU", engine="reference-torch") for n in LEVELS])
+    assert any("not how fast TensorRT-LLM or a GPU is" in part.value for part in curves().info)
+
+
+def test_varied_lengths_are_a_curve_of_their_own(curves: Callable[[], AppTest], store: Store) -> None:
+    keep(store, [point(n) for n in LEVELS])
+    keep(store, [point(n, osl_cv=0.5) for n in LEVELS])
+    assert curves().main.selectbox[1].options == ["1,000 in, 200 out", "1,000 in, 200 out, varied (CV 0 and 0.5)"]
 
 
 def test_shipped_files_are_shown_beside_the_store_and_a_broken_one_is_named(

@@ -29,7 +29,7 @@ from calibration.reference.settings import Settings
 
 WITHIN_S = 60.0
 PROMPT = "baba gito bila bebo hemi"
-SERVE = [sys.executable, "-c", "from calibration.serve import serve; serve()"]
+SERVE = [sys.executable, "-m", "calibration", "serve"]
 FREE_PORTS = ["--grpc-port", "0", "--http-port", "0", "--metrics-port", "0"]
 
 
@@ -65,7 +65,7 @@ def test_a_port_in_use_is_named_with_its_option_before_anything_starts(option: s
 def test_a_wrong_option_is_one_line() -> None:
     ended = run_serve("--hidden", "250")
     assert ended.returncode == 2
-    assert ended.stderr.strip().splitlines() == ["Error: hidden must be a multiple of twice heads (4), got 250"]
+    assert ended.stderr.strip().splitlines() == ["error: hidden must be a multiple of twice heads (8), got 250"]
 
 
 def test_help_shows_an_example() -> None:

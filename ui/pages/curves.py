@@ -2,6 +2,7 @@
 
 import io
 from collections.abc import Mapping, Sequence
+from dataclasses import astuple
 from math import isfinite
 
 import pandas as pd
@@ -10,11 +11,13 @@ import streamlit as st
 from sizing.curves import Curve, Point, curves, write_points
 from sizing.fitting import Fit, PointError
 from sizing.numbers import significant
+from sizing.workload import Lengths
 from ui import answers
 from ui.charts import Chart, Series, measured_and_law
 from ui.look import ink, show
 from ui.words import plain
 
+REFERENCE_ENGINE = "reference"
 CONCURRENCY = "Concurrency (requests in flight)"
 HOW_TO_MEASURE = """
 Measure a server with a sweep plan:
@@ -60,10 +63,19 @@ def _chosen(found: Sequence[Curve]) -> Curve:
     deployment = left.selectbox(
         "Deployment", deployments, format_func=lambda d: d.label, help="Model, precision, GPU, TP and engine measured."
     )
-    lengths = sorted((curve.isl, curve.osl) for curve in found if curve.deployment == deployment)
-    in_words = "{0[0]:,g} in, {0[1]:,g} out".format
-    isl, osl = right.selectbox("Lengths (tokens)", lengths, format_func=in_words, help="ISL and OSL measured.")
-    return next(curve for curve in found if curve[:3] == (deployment, isl, osl))
+    measured = [curve for curve in found if curve.deployment == deployment]
+    measured.sort(key=lambda curve: astuple(curve.lengths))
+    return right.selectbox(
+        "Lengths (tokens)",
+        measured,
+        format_func=lambda curve: _lengths_in_words(curve.lengths),
+        help="Mean ISL and OSL measured; varied: requests of different lengths, CV = deviation over mean.",
+    )
+
+
+def _lengths_in_words(lengths: Lengths) -> str:
+    varied = "" if lengths.fixed else f", varied (CV {lengths.isl_cv:g} and {lengths.osl_cv:g})"
+    return f"{lengths.isl:,g} in, {lengths.osl:,g} out{varied}"
 
 
 def _title(curve: Curve) -> str:
@@ -81,8 +93,11 @@ def _provenance(curve: Curve) -> None:
     with st.container(horizontal=True, vertical_alignment="center", gap="small"):
         st.badge("Measured", icon=":material/straighten:", color="green")
         st.caption(plain(count))
-    if deployment.gpu.lower().startswith("cpu"):
-        st.info(f"{plain(engine)} ran on a CPU: these points show how the method works, not how fast a GPU is.")
+    if deployment.engine.startswith(REFERENCE_ENGINE):
+        st.info(
+            f"The project's reference engine on {plain(deployment.gpu)}: these points show how the method works, "
+            "not how fast TensorRT-LLM or a GPU is."
+        )
 
 
 def _fit_line(fitted: Fit | str) -> None:

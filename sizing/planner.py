@@ -59,23 +59,24 @@ def size(question: Question, candidate: Candidate, method: Method) -> Fleet | Re
 def smallest_fleet(question: Question, capacity_per_s: Callable[[Setting], float]) -> tuple[int, float]:
     """Working replicas, and the requests/s each could carry under the SLA in a fleet of that size.
 
-    Behind random routing a replica's capacity does not depend on its neighbours. Otherwise it grows with the fleet: the
-    smallest fleet is the least R that is at least the replicas needed at the capacity which holds in a fleet of R.
+    A replica's capacity may grow with the fleet (balanced routing evens out the load): the smallest fleet is the least
+    R that is at least the replicas needed at the capacity which holds in a fleet of R.
     """
+    known: dict[Setting, float] = {}
 
-    known: dict[int, float] = {}
+    def capacity(replicas: int) -> float:
+        setting = setting_of(question, replicas)
+        if setting not in known:
+            known[setting] = capacity_per_s(setting)
+        return known[setting]
 
     def needed(replicas: int) -> int:
-        if replicas not in known:
-            known[replicas] = capacity_per_s(setting_of(question, replicas))
-        return replicas_for(question, known[replicas])
+        return replicas_for(question, capacity(replicas))
 
     most = needed(1)
-    if question.routing == "random":
-        return most, known[1]
     sizes = range(needed(most), most + 1)
     smallest = sizes[bisect_left(sizes, True, key=lambda replicas: replicas >= needed(replicas))]
-    return smallest, known[smallest]
+    return smallest, capacity(smallest)
 
 
 def settle(question: Question, candidate: Candidate, method: Method, working: int) -> tuple[int, Prediction]:
@@ -99,8 +100,12 @@ def replicas_for(question: Question, capacity_per_s: float) -> int:
 
 
 def setting_of(question: Question, replicas: int) -> Setting:
-    """The setting of one replica in a fleet of `replicas` working ones."""
-    return Setting(question.workload, question.sla, question.routing, replicas)
+    """The setting of one replica in a fleet of `replicas` working ones.
+
+    Random routing of Poisson arrivals leaves every replica a Poisson stream of its own: then one stands for all.
+    """
+    alone = question.routing == "random" and question.workload.arrivals.kind == "poisson"
+    return Setting(question.workload, question.sla, question.routing, 1 if alone else replicas)
 
 
 def cheapest(sized: Sequence[Fleet | Rejection]) -> Fleet | None:

@@ -11,6 +11,7 @@ import numpy as np
 from sizing.capacity import Setting, simulate_at
 from sizing.numbers import milliseconds
 from sizing.plan import Candidate, MeanBased, Question
+from sizing.prediction import Prediction
 from sizing.simulator import Simulated, simulate_closed
 from sizing.workload import Sla
 
@@ -30,18 +31,21 @@ def mean_based(question: Question, candidates: Iterable[Candidate]) -> MeanBased
     gpus = replicas * candidate.gpus
     setting = Setting(question.workload, question.sla, question.routing, replicas)
     seen = simulate_at(candidate.replica, setting, question.workload.rate_per_s / replicas)
-    start = f"Sizing by mean latency at a fixed concurrency gives {gpus} GPUs ({replicas} × TP{candidate.tp}); "
+    start = f"Sizing by mean latency gives {gpus} GPUs ({replicas} × TP{candidate.tp}):"
+    return MeanBased(gpus, candidate.tp, seen, f"{start} {what_users_see(question, seen)}.")
+
+
+def what_users_see(question: Question, seen: Prediction) -> str:
+    """What becomes of the SLA in a fleet bought by the rule, in a few words."""
     if seen.meets(question.sla):
-        return MeanBased(gpus, candidate.tp, seen, f"{start}they would meet the SLA, without headroom or spare.")
+        return "they meet the SLA, without headroom or spare"
+    arrivals = {"poisson": "Poisson", "gamma": "bursty"}.get(question.workload.arrivals.kind, "evenly spaced")
     if seen.saturated:
-        return MeanBased(gpus, candidate.tp, seen, f"{start}with random arrivals their queues would grow without end.")
+        return f"with {arrivals} arrivals their queues grow without end"
     limit = seen.binding(question.sla)
-    value = milliseconds(seen.value_s(limit))
-    text = (
-        f"{start}with {question.workload.arrivals} arrivals and {question.routing.replace('_', ' ')} routing their "
-        f"p{limit.percentile} {limit.metric.upper()} would be {value}, the limit is {milliseconds(limit.limit_s)}."
-    )
-    return MeanBased(gpus, candidate.tp, seen, text)
+    routing, name = question.routing.replace("_", " "), f"p{limit.percentile} {limit.metric.upper()}"
+    value, allowed = milliseconds(seen.value_s(limit)), milliseconds(limit.limit_s)
+    return f"with {arrivals} arrivals and {routing} routing {name} would be {value}, the limit is {allowed}"
 
 
 def fewest(question: Question, candidate: Candidate) -> tuple[int, Candidate] | None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 
 from rich.console import Console
 from rich.markup import escape
@@ -27,16 +28,17 @@ def console() -> Console:
 def print_plan(plan: Plan) -> None:
     """The answer, its arithmetic, the SLA, alternatives and what was left out."""
     out, fleet = console(), plan.answer
-    out.print(f"[bold]{escape(answer.sentence(plan))}[/bold]")
-    out.print(escape(answer.working(plan)))
-    out.print(f"{significant(fleet.requests_per_s_per_gpu)} requests/s per GPU. {answer.band(fleet)}.")
-    out.print(f"Basis: {fleet.basis}, {escape(fleet.candidate.source)}; verified by {fleet.predicted.method}.")
+    say = partial(out.print, soft_wrap=True)
+    say(f"[bold]{escape(answer.sentence(plan))}[/bold]")
+    say(escape(answer.working(plan)))
+    say(f"{significant(fleet.requests_per_s_per_gpu)} requests/s per GPU. {answer.band(fleet)}.")
+    say(f"Basis: {fleet.basis}, {escape(fleet.candidate.source)}; verified by {fleet.predicted.method}.")
     if plan.mean_based:
-        out.print(escape(plan.mean_based.text))
+        say(escape(plan.mean_based.text))
     out.print(sla_table(plan.question, fleet))
-    out.print(f"Binding limit: {answer.binding(fleet)}. {answer.sensitivity(plan)}.")
+    say(f"Binding limit: {answer.binding(fleet)}. {answer.sensitivity(plan)}.")
     for warning in fleet.warnings:
-        out.print(f"[yellow]warning:[/yellow] {escape(warning)}")
+        say(f"[yellow]warning:[/yellow] {escape(warning)}")
     if len(plan.fleets) > 1:
         out.print(alternatives_table(plan))
     print_rejections(plan.rejected)

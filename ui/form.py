@@ -51,6 +51,7 @@ def open_link() -> None:
         return
     scenario, state.link_problems = link.from_query(query)
     state.linked, state.linked_gpus = scenario, link.answer_of(query)
+    state.written = query  # now, not after the answer: a field changed meanwhile must not be filled from this URL again
     fill(scenario)
 
 

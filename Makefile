@@ -5,12 +5,12 @@ VENV := .venv
 BIN := $(VENV)/bin
 PORT ?= 8501
 
-.PHONY: app test check bench lock browser clean
+.PHONY: app test check bench lock system clean
 
 app: $(VENV)/stamp
 	$(BIN)/streamlit run app.py --server.port $(PORT) --server.headless $(if $(DISPLAY),false,true) --server.showEmailPrompt false
 
-test: $(VENV)/stamp browser
+test: $(VENV)/stamp system
 	$(BIN)/python -m pytest
 
 check: $(VENV)/stamp
@@ -25,9 +25,12 @@ lock: $(VENV)/stamp
 	$(BIN)/pip install --quiet uv
 	$(BIN)/uv pip compile --universal --python-version 3.11 --quiet requirements.txt -o requirements.lock
 
-# The browser tests drive Debian's Chromium; everything else comes from the lock file.
-browser:
-	@command -v chromium >/dev/null || command -v google-chrome >/dev/null || ./.ci/install-browser
+# From apt come Chromium, which the browser tests drive, and this Python's shared library, which Triton's Python backend
+# loads and Debian's own Python keeps in a package of its own. Everything else comes from the lock file.
+system: $(VENV)/stamp
+	@command -v chromium >/dev/null || command -v google-chrome >/dev/null || ./.ci/install chromium fonts-dejavu-core
+	@$(BIN)/python -c 'from calibration.reference.environment import libpython_folder; libpython_folder()' 2>/dev/null \
+	  || ./.ci/install libpython$$($(BIN)/python -c 'import sys; print("%d.%d" % sys.version_info[:2])')
 
 $(VENV)/stamp: requirements.lock
 	@[ -n "$(PYTHON)" ] || { echo "error: Python 3.11, 3.12 or 3.13 is needed; install one, or name it: make app PYTHON=/path/to/python3.12"; exit 1; }

@@ -98,6 +98,7 @@ def test_an_unfinished_environment_is_made_again_and_only_once(tmp_path: Path, m
         time.sleep(0.1)
         (wanted.folder / "stamp").write_text(environment._stamp_text())
 
+    monkeypatch.setattr(environment, "SUPPORTED", (sys.version_info[:2],))
     monkeypatch.setattr(environment, "_create", create)
     (tmp_path / "venv").mkdir()  # left behind by an interrupted creation
     asking = [threading.Thread(target=environment.ensure, args=(tmp_path,)) for _ in range(4)]
@@ -110,6 +111,7 @@ def test_an_unfinished_environment_is_made_again_and_only_once(tmp_path: Path, m
 
 def test_an_environment_of_other_pins_is_made_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     made: list[Path] = []
+    monkeypatch.setattr(environment, "SUPPORTED", (sys.version_info[:2],))
     monkeypatch.setattr(environment, "_create", lambda wanted, console: made.append(wanted.folder))
     (tmp_path / "stamp").write_text(environment._stamp_text())
     environment.ensure(tmp_path)

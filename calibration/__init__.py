@@ -1,0 +1,1 @@
+"""Measures LLM servers and keeps the points. Start reading at calibration/run.py."""

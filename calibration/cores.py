@@ -1,6 +1,6 @@
 """Cores: on a machine without GPU the engine's cores are the device, and nothing else may compute on them meanwhile.
 
-Sharing them, requests/s of the local server were up to 40 % lower and ITL moved by a factor of two between runs.
+Sharing them, the local server gave up to a third fewer requests/s, and its ITL moved by half between runs.
 """
 
 from __future__ import annotations

@@ -53,7 +53,8 @@ def serve(**options: Any) -> None:
     """Start a real Triton server with a small real model behind a TensorRT-LLM style ensemble, and wait.
 
     Prints one line that begins with READY when all models are loaded; stops on Ctrl-C or SIGTERM. On first use it makes
-    an environment of its own (about 250 MB to download) in .cache/triton, or where SIZING_TRITON_ENV points.
+    an environment of its own in .cache/triton, or where SIZING_TRITON_ENV points: about 250 MB to download with a CPU
+    build of PyTorch, several GB where pip finds only the CUDA build.
     """
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, _interrupt)

@@ -7,10 +7,11 @@ from dataclasses import dataclass
 from typing import Literal
 
 from sizing.catalog import gpu as gpu_named
+from sizing.catalog import gpus as catalogued_gpus
 from sizing.catalog import model as model_named
 from sizing.catalog import precisions as precisions_of
 from sizing.curves import Deployment, Point
-from sizing.errors import DoesNotFit, EstimateUnavailable, FitError, ScenarioError
+from sizing.errors import CatalogueError, DoesNotFit, EstimateUnavailable, FitError, ScenarioError
 from sizing.estimate import estimate
 from sizing.fitting import Fit, fit
 from sizing.plan import Basis, Candidate, Rejection
@@ -48,10 +49,11 @@ def find(model: str, lengths: Lengths, choice: Choice, points: Sequence[Point] =
     nothing to choose from.
     """
     candidates, rejected = measured(model, lengths, choice, points)
-    if choice.basis == "any" and choice.gpus:
+    only_measured = {point.gpu for point in points} - set(catalogued_gpus())
+    to_estimate = [gpu for gpu in choice.gpus if gpu not in only_measured]
+    if choice.basis == "any" and to_estimate:
         covered = {(candidate.gpu, candidate.precision, candidate.tp) for candidate in candidates}
-        measured_gpus = {point.gpu for point in points}
-        more, left_out = estimated(model, lengths, choice, covered, measured_gpus)
+        more, left_out = estimated(model, lengths, choice, to_estimate, covered)
         candidates, rejected = candidates + more, rejected + left_out
     if not candidates and not rejected:
         raise ScenarioError(nothing_measured(model, choice, points))
@@ -101,13 +103,21 @@ def from_fit(fitted: Fit, lengths: Lengths) -> Candidate:
 
 
 def estimated(
-    model: str, lengths: Lengths, choice: Choice, covered: set[tuple[str, str, int]], measured_gpus: set[str]
+    model: str, lengths: Lengths, choice: Choice, gpus: Sequence[str], covered: set[tuple[str, str, int]]
 ) -> Found:
-    """Day-zero estimates for every GPU, precision and TP of the choice that no measurement covers."""
+    """Day-zero estimates for each of the `gpus` at every precision and TP of the choice that no measurement covers.
+
+    None for a model that is measured but not in the catalogue; CatalogueError if it is neither.
+    """
     candidates: list[Candidate] = []
     rejected: list[Rejection] = []
-    known_model = model_named(model)
-    for gpu in (gpu_named(name).id for name in choice.gpus if name not in measured_gpus):
+    try:
+        known_model = model_named(model)
+    except CatalogueError:
+        if covered:
+            return [], []
+        raise
+    for gpu in (gpu_named(name).id for name in gpus):
         for precision in choice.precisions or precisions_of(gpu_named(gpu), known_model):
             for tp in choice.tps or TENSOR_PARALLEL:
                 if (gpu, precision, tp) in covered:

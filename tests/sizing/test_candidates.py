@@ -1,0 +1,81 @@
+"""Which candidates a choice and the points at hand give: measured where measured, estimated elsewhere."""
+
+from __future__ import annotations
+
+import pytest
+
+from sizing.candidates import Choice, find
+from sizing.curves import Point
+from sizing.errors import CatalogueError, ScenarioError
+from sizing.workload import Lengths
+
+LENGTHS = Lengths(100, 20)
+MODEL = "Qwen/Qwen3-8B"
+
+
+def measured(model: str, gpu: str, tp: int = 1) -> list[Point]:
+    """A small closed loop: 10 ms a token, 50 ms a prompt, a little more with every user."""
+    points = []
+    for users in (1, 2, 4, 8):
+        ttft, itl = 0.05 + 0.002 * users, 0.010 + 0.0005 * users
+        e2e = ttft + 19 * itl
+        points.append(
+            Point(
+                model=model,
+                precision="bf16",
+                gpu=gpu,
+                tp=tp,
+                isl=100,
+                osl=20,
+                load_kind="concurrency",
+                load_value=users,
+                requests_per_s=users / e2e,
+                ttft_mean_s=ttft,
+                itl_mean_s=itl,
+                e2e_mean_s=e2e,
+            )
+        )
+    return points
+
+
+def bases(model: str, choice: Choice, points: list[Point]) -> dict[tuple[str, int], str]:
+    found, _ = find(model, LENGTHS, choice, points)
+    return {(candidate.gpu, candidate.tp): candidate.basis for candidate in found}
+
+
+def test_a_measured_configuration_replaces_its_estimate_and_no_other() -> None:
+    choice = Choice(("h200_sxm",), ("bf16",), (1, 2))
+    assert bases(MODEL, choice, measured(MODEL, "h200_sxm")) == {
+        ("h200_sxm", 1): "fitted",
+        ("h200_sxm", 2): "estimated",
+    }
+
+
+def test_points_of_another_model_leave_the_estimates_alone() -> None:
+    choice = Choice(("h200_sxm",), ("bf16",), (1,))
+    assert bases(MODEL, choice, measured("another/model", "h200_sxm")) == {("h200_sxm", 1): "estimated"}
+
+
+def test_a_model_and_a_gpu_of_ones_own_need_no_catalogue() -> None:
+    points = measured("own/model", "My GPU")
+    assert bases("own/model", Choice(("My GPU",)), points) == {("My GPU", 1): "fitted"}
+    assert bases("own/model", Choice(("My GPU", "h200_sxm")), points) == {("My GPU", 1): "fitted"}
+
+
+def test_basis_measured_leaves_estimates_out() -> None:
+    choice = Choice(("h200_sxm",), ("bf16",), (1, 2), "measured")
+    assert bases(MODEL, choice, measured(MODEL, "h200_sxm")) == {("h200_sxm", 1): "fitted"}
+
+
+def test_lengths_far_from_the_measured_ones_are_extrapolated() -> None:
+    found, _ = find(MODEL, Lengths(2000, 20), Choice(), measured(MODEL, "h200_sxm"))
+    assert [candidate.basis for candidate in found] == ["extrapolated"]
+
+
+def test_what_nobody_knows_is_refused() -> None:
+    with pytest.raises(CatalogueError):
+        find("no/such", LENGTHS, Choice(("h200_sxm",)))
+    with pytest.raises(ScenarioError, match="--gpu"):
+        find(MODEL, LENGTHS, Choice())
+    with pytest.raises(ScenarioError, match="the points hold"):
+        find(MODEL, LENGTHS, Choice(), measured("another/model", "My GPU"))

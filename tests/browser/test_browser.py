@@ -131,9 +131,7 @@ def test_a_preset_answers_at_once(page: Page, address: str) -> None:
 
 
 def test_curves_opens_from_the_navigation_and_keeps_the_question(page: Page, address: str) -> None:
-    page.goto(address + ONE)
-    answer(page)
-    set_load(page, "50")
+    page.goto(f"{address}{ONE}&rate=50")
     expect(page.get_by_role("heading", level=1)).to_contain_text("50 requests/s", timeout=WAIT_MS)
     page.get_by_role("link", name="Curves").click()
     expect(page.get_by_role("heading", level=1)).to_contain_text("requests/s at most", timeout=WAIT_MS)

@@ -15,7 +15,9 @@ from pydantic.dataclasses import dataclass
 from sizing.errors import PointsError
 from sizing.workload import Lengths
 
-LoadKind = Literal["concurrency", "constant_rate", "poisson_rate"]
+LoadKind = Literal["concurrency", "constant_rate", "poisson_rate", "gamma_rate", "schedule", "trace"]
+Verdict = Literal["", "steady", "overloaded", "unsteady", "client_limited", "errors", "wrong_lengths", "little"]
+"""What a point is worth: "" not judged, "steady" fit for use, every other void, and why."""
 Positive = Annotated[float, Field(gt=0)]
 Count = Annotated[int, Field(ge=1)]
 Share = Annotated[float, Field(ge=0)]
@@ -26,7 +28,9 @@ Text = Annotated[str, Field(min_length=1)]
 class Point:
     """One load level, measured: a row of the points table. Times in seconds; unknown = None.
 
-    `itl` is the mean gap after the first token, one value per request; `gap` are gaps between single tokens.
+    `itl` is the mean gap after the first token, one value per request; `gap` are gaps between single tokens. In an open
+    loop latencies run from the moment a request was due, not from a late sending of it. `load_value` is users in a
+    closed loop and requests/s, the mean of them in a schedule or trace, in an open one.
     """
 
     model: Text
@@ -71,6 +75,12 @@ class Point:
     source: str = ""
     measured_at: str = ""
     notes: str = ""
+    verdict: Verdict = ""
+
+    @property
+    def void(self) -> bool:
+        """True for a point that was measured but says nothing of the server's steady state: it is never fitted."""
+        return self.verdict not in ("", "steady")
 
     @property
     def deployment(self) -> Deployment:
@@ -195,10 +205,10 @@ def _value(cell: str) -> str:
 
 
 def curves(points: Sequence[Point]) -> list[Curve]:
-    """Closed-loop points grouped by deployment and lengths, each curve by rising concurrency."""
+    """Closed-loop points that are not void, grouped by deployment and lengths, each curve by rising concurrency."""
     groups: dict[tuple[Deployment, Lengths], list[Point]] = {}
     for point in points:
-        if point.load_kind == "concurrency":
+        if point.load_kind == "concurrency" and not point.void:
             groups.setdefault((point.deployment, point.lengths), []).append(point)
     return [
         Curve(deployment, lengths, tuple(sorted(group, key=lambda point: point.load_value)))

@@ -163,7 +163,7 @@ def shifted(law: StepLaw, log_shift: Floats) -> StepLaw:
 
 
 def _closed_points(points: Sequence[Point]) -> list[Point]:
-    closed = [point for point in points if point.load_kind == "concurrency"]
+    closed = [point for point in points if point.load_kind == "concurrency" and not point.void]
     if not closed:
         raise FitError("no closed-loop points (load_kind concurrency): measure at fixed concurrency to fit a law")
     deployments = {point.deployment: None for point in closed}

@@ -1,0 +1,186 @@
+"""What a client saw of each request, as columns: the log that metrics are taken from and that is kept as Parquet."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, fields
+from typing import Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+from sizing.curves import Point
+
+Ended = Literal["precise", "count", "budget", "schedule"]
+"""Why measuring ended: confidence intervals narrow enough, requests asked for sent, time spent, no arrivals left."""
+
+Floats = NDArray[np.float64]
+Ints = NDArray[np.int64]
+Mask = NDArray[np.bool_]
+
+
+@dataclass(frozen=True, slots=True)
+class Timing:
+    """One request as the client saw it, in seconds of one monotonic clock.
+
+    `intended_s` is when it was due: in a closed loop that is `sent_s`. `tokens` are (time, new tokens) of each response
+    that carried tokens. `end_s` is when the request was over, an empty final response included. `isl` and `osl` were
+    asked for. `error`, if not empty, is what went wrong.
+    """
+
+    intended_s: float
+    sent_s: float
+    end_s: float
+    tokens: tuple[tuple[float, int], ...]
+    isl: int
+    osl: int
+    error: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class RequestLog:
+    """Requests as columns, arrays of shape (n,): fields as in `Timing`.
+
+    `chunks` counts the responses with tokens of each request; `chunk_at_s` and `chunk_tokens`, of shape (chunks.sum(),),
+    hold those responses one request after another.
+    """
+
+    intended_s: Floats
+    sent_s: Floats
+    end_s: Floats
+    isl: Ints
+    osl: Ints
+    error: tuple[str, ...]
+    chunks: Ints
+    chunk_at_s: Floats
+    chunk_tokens: Ints
+
+    def __len__(self) -> int:
+        return len(self.sent_s)
+
+    @classmethod
+    def of(cls, timings: Iterable[Timing]) -> RequestLog:
+        """The log of `timings`, in their order."""
+        rows = list(timings)
+        chunks = [chunk for row in rows for chunk in row.tokens]
+        return cls(
+            intended_s=np.array([row.intended_s for row in rows], np.float64),
+            sent_s=np.array([row.sent_s for row in rows], np.float64),
+            end_s=np.array([row.end_s for row in rows], np.float64),
+            isl=np.array([row.isl for row in rows], np.int64),
+            osl=np.array([row.osl for row in rows], np.int64),
+            error=tuple(row.error for row in rows),
+            chunks=np.array([len(row.tokens) for row in rows], np.int64),
+            chunk_at_s=np.array([at_s for at_s, _ in chunks], np.float64),
+            chunk_tokens=np.array([tokens for _, tokens in chunks], np.int64),
+        )
+
+    @classmethod
+    def joined(cls, logs: Sequence[RequestLog]) -> RequestLog:
+        """One log of the requests of all `logs`, one log after another."""
+        if not logs:
+            return cls.of(())
+        columns = {
+            column.name: np.concatenate([getattr(log, column.name) for log in logs])
+            for column in fields(cls)
+            if column.name != "error"
+        }
+        return cls(error=tuple(error for log in logs for error in log.error), **columns)
+
+    def where(self, chosen: Mask) -> RequestLog:
+        """The log of the requests that `chosen`, shape (n,), marks."""
+        rows = {name: getattr(self, name)[chosen] for name in ("intended_s", "sent_s", "end_s", "isl", "osl", "chunks")}
+        of_rows = np.repeat(chosen, self.chunks)
+        error = tuple(error for error, take in zip(self.error, chosen, strict=True) if take)
+        return RequestLog(
+            error=error, chunk_at_s=self.chunk_at_s[of_rows], chunk_tokens=self.chunk_tokens[of_rows], **rows
+        )
+
+    @property
+    def failed(self) -> Mask:
+        """True for the requests with an error."""
+        return np.array([bool(error) for error in self.error], bool)
+
+    @property
+    def tokens(self) -> Ints:
+        """Output tokens that came, per request; 0 where none came."""
+        return self._per_request(self.chunk_tokens).astype(np.int64)
+
+    @property
+    def first_chunk_tokens(self) -> Ints:
+        """Tokens in the first response that carried any; 0 where none did."""
+        return self._at(self.chunk_tokens, self._starts, 0).astype(np.int64)
+
+    @property
+    def first_token_s(self) -> Floats:
+        """When the first token came; NaN where none did."""
+        return self._at(self.chunk_at_s, self._starts, np.nan)
+
+    @property
+    def last_token_s(self) -> Floats:
+        """When the last token came; NaN where none did."""
+        return self._at(self.chunk_at_s, self._starts + np.maximum(0, self.chunks - 1), np.nan)
+
+    @property
+    def _starts(self) -> Ints:
+        return np.asarray(np.cumsum(self.chunks) - self.chunks)
+
+    def _at(self, column: Floats | Ints, index: Ints, absent: float) -> Floats:
+        found = np.full(len(self), absent, np.float64)
+        some = self.chunks > 0
+        found[some] = column[index[some]]
+        return found
+
+    def _per_request(self, column: Ints) -> Floats:
+        owner = np.repeat(np.arange(len(self)), self.chunks)
+        return np.bincount(owner, weights=column, minlength=len(self))
+
+
+@dataclass(frozen=True, slots=True)
+class Client:
+    """How the load generator itself fared over a level.
+
+    `cpu_cores`: cores its `processes` used together; `busiest_core`: share of one core that the busiest of them used.
+    `loop_lag_p99_s`: lateness of timers in their event loops.
+    """
+
+    processes: int = 1
+    cpu_cores: float = 0.0
+    busiest_core: float = 0.0
+    loop_lag_p99_s: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class Load:
+    """All requests of one level, warm-up and drain included, and the window of full load: [start_s, stop_s).
+
+    `issued` requests fell due inside the window; `offered_per_s`, in an open loop, is their planned rate.
+    """
+
+    log: RequestLog
+    start_s: float
+    stop_s: float
+    issued: int
+    ended: Ended
+    client: Client = Client()
+    offered_per_s: float | None = None
+
+    @property
+    def duration_s(self) -> float:
+        """Length of the window in seconds."""
+        return self.stop_s - self.start_s
+
+
+@dataclass(frozen=True, slots=True)
+class Measurement:
+    """A point with what stands behind it.
+
+    `facts` are figures that the points table has no column for, by name with unit, such as ``late_p99_s``; `server` is
+    what the server's own metrics said meanwhile. `log` are the requests; the window is in the facts ``window_start_s``
+    and ``window_stop_s``, on the log's clock.
+    """
+
+    point: Point
+    facts: Mapping[str, float] = field(default_factory=dict)
+    server: Mapping[str, float] = field(default_factory=dict)
+    log: RequestLog | None = None

@@ -2,6 +2,8 @@
 
     CalibrationError
     ├── PlanError     a sweep plan is wrong: file, key and what are named
+    ├── FileError     a file of a benchmark tool, a data set or a trace is not what it should be
+    ├── ClientLimitedError   the load generator on this machine cannot keep up with the planned load
     ├── ServerError   a server cannot be started, reached or understood, or stopped answering
     └── StoreError    runs and points cannot be written or read, or the run asked for does not exist
 
@@ -23,3 +25,11 @@ class ServerError(CalibrationError):
 
 class StoreError(CalibrationError):
     """Runs and points could not be written or read."""
+
+
+class FileError(CalibrationError):
+    """A file of a benchmark tool, a data set or a trace is not what it should be: file, key and what are named."""
+
+
+class ClientLimitedError(CalibrationError):
+    """The load generator on this machine cannot keep up with the planned load; what it can do is named."""

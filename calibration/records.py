@@ -41,8 +41,8 @@ class Timing:
 class RequestLog:
     """Requests as columns, arrays of shape (n,): fields as in `Timing`.
 
-    `chunks` counts the responses with tokens of each request; `chunk_at_s` and `chunk_tokens`, of shape (chunks.sum(),),
-    hold those responses one request after another.
+    `chunks` counts the responses with tokens of each request; `chunk_at_s` and `chunk_tokens`, shape (chunks.sum(),),
+    hold those responses, one request after another.
     """
 
     intended_s: Floats
@@ -133,7 +133,7 @@ class RequestLog:
 
     def _per_request(self, column: Ints) -> Floats:
         owner = np.repeat(np.arange(len(self)), self.chunks)
-        return np.bincount(owner, weights=column, minlength=len(self))
+        return np.bincount(owner, weights=column, minlength=len(self)).astype(np.float64)
 
 
 @dataclass(frozen=True, slots=True)

@@ -61,14 +61,33 @@ class _Strict(BaseModel):
     model_config = ConfigDict(strict=True, extra="forbid", frozen=True, allow_inf_nan=False)
 
 
-class ServerPlan(_Strict):
-    """Where requests go: gRPC `url` (host:port), the Triton `model`; a request takes `timeout_s` at most.
+class TensorNames(_Strict):
+    """What a model calls its tensors, where its names are not those of the TensorRT-LLM backend.
 
-    `metrics_url` (http://host:port/metrics), if set, is used to check that nobody else loads the server meanwhile.
+    `prompt` (text) or `token_ids` and `prompt_length` go in, with `max_tokens`; `text` or `output_ids` come out.
+    `constants` are further inputs and the value that every request gives them.
+    """
+
+    prompt: Text | None = None
+    token_ids: Text | None = None
+    prompt_length: Text | None = None
+    max_tokens: Text | None = None
+    text: Text | None = None
+    output_ids: Text | None = None
+    constants: dict[str, str | bool | int | float] = {}
+
+
+class ServerPlan(_Strict):
+    """Where requests go: `url` (host:port) of gRPC or, by `protocol`, of HTTP; the Triton `model`.
+
+    A request takes `timeout_s` at most. `metrics_url` (http://host:port/metrics), if set, is read during each level for
+    the server's own view, and to check that nobody else loads the server meanwhile.
     """
 
     url: Annotated[str, Field(pattern=r"^[^/\s]+:\d+$")] = "127.0.0.1:8001"
+    protocol: Literal["grpc", "http"] = "grpc"
     model: Text = "ensemble"
+    tensors: TensorNames = TensorNames()
     metrics_url: Annotated[str, Field(pattern=r"^https?://\S+$")] | None = None
     timeout_s: Positive = 120.0
 

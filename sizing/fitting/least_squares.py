@@ -165,7 +165,9 @@ def shifted(law: StepLaw, log_shift: Floats) -> StepLaw:
 def _closed_points(points: Sequence[Point]) -> list[Point]:
     closed = [point for point in points if point.load_kind == "concurrency" and not point.void]
     if not closed:
-        raise FitError("no closed-loop points (load_kind concurrency): measure at fixed concurrency to fit a law")
+        void = sorted({point.verdict for point in points if point.void})
+        why = f"; the others are void: {', '.join(void)}" if void else ""
+        raise FitError(f"no closed-loop points (load_kind concurrency): measure at fixed concurrency to fit a law{why}")
     deployments = {point.deployment: None for point in closed}
     if len(deployments) > 1:
         labels = "; ".join(deployment.label for deployment in deployments)

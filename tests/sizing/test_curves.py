@@ -132,6 +132,25 @@ def test_curves_hold_closed_loop_points_by_rising_concurrency() -> None:
     assert [point.load_value for point in found[0].points] == [1, 4, 8]
 
 
+VOID = ("overloaded", "unsteady", "client_limited", "errors", "wrong_lengths", "little")
+
+
+@pytest.mark.parametrize("verdict", VOID)
+def test_void_points_are_in_no_curve_and_survive_the_table(verdict: str, tmp_path: Path) -> None:
+    points = [sample(), sample(load_value=8, verdict=verdict), sample(load_value=16, verdict="steady")]
+    assert [point.load_value for point in curves(points)[0].points] == [4, 16]
+    path = tmp_path / "points.csv"
+    with path.open("w", newline="", encoding="utf-8") as file:
+        write_points(points, file)
+    assert [point.void for point in read_points(path)] == [False, True, False]
+
+
+def test_a_verdict_nobody_knows_is_refused(tmp_path: Path) -> None:
+    path = write(tmp_path, f"{HEADER},verdict\n{ROW},splendid\n")
+    with pytest.raises(PointsError, match="row 2, column 'verdict'"):
+        read_points(path)
+
+
 @pytest.mark.parametrize(
     "values,word",
     [

@@ -100,6 +100,15 @@ def test_points_are_reproduced_and_predicted_unseen() -> None:
     assert found.leave_one_out < 0.06
 
 
+def test_a_void_point_changes_nothing() -> None:
+    """A level that an overwhelmed client measured at a tenth of the truth leaves the fit exactly as it was."""
+    points = measure(Replica(GPU), (SHORT,))
+    worthless = dataclasses.replace(points[2], requests_per_s=points[2].requests_per_s / 10, verdict="client_limited")
+    assert fit([*points, worthless]).law == fit(points).law
+    with pytest.raises(FitError, match="void: client_limited"):
+        fit([worthless])
+
+
 def test_intervals_cover() -> None:
     """Over six noise seeds and eight coefficients, at least 80 % of the 90 % intervals hold the true value."""
     inside = []

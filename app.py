@@ -22,3 +22,4 @@ st.session_state.gpus_found = None
 page.run()
 st.session_state.written = link.to_query(scenario, st.session_state.gpus_found)
 st.query_params.from_dict(st.session_state.written)
+st.session_state.settled = True

@@ -44,10 +44,15 @@ ARRIVAL_NAMES = {"poisson": "Poisson (independent users)", "constant": "Constant
 
 
 def open_link() -> None:
-    """Fill the form from the URL: in a new session, and when the browser's back button has brought an older URL."""
+    """Fill the form from the URL: in a new session, and when the browser's back button has brought an older URL.
+
+    An older URL comes also with a change of the form that the browser sent before it had our last URL, or that cut the
+    run short which was to write one. The back button changes nothing but the URL, and the run before it has settled.
+    """
     query = st.query_params.to_dict()
     opened = "written" in state
-    if opened and (not query or query == state.written or read() != state.scenario):
+    settled, state.settled = state.get("settled", True), False
+    if opened and (not settled or not query or query == state.written or read() != state.scenario):
         return
     scenario, state.link_problems = link.from_query(query)
     state.linked, state.linked_gpus = scenario, link.answer_of(query)

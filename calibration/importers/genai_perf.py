@@ -1,0 +1,99 @@
+"""GenAI-Perf's summary: profile_export_genai_perf.json and .csv."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from calibration.importers import metric_tables
+from calibration.importers.content import CsvFile, JsonFile, Object
+from calibration.importers.edge import Count, Edge, Positive, checked, clean
+from calibration.importers.known import Known, Offered
+from calibration.importers.summary import Summary, measurement
+from calibration.records import Measurement
+
+EMPTY_RESPONSES = (
+    "GenAI-Perf takes Triton's empty responses for tokens: TTFT may be too short and E2E and ITL too long; "
+    "import profile_export.json instead to be sure"
+)
+
+
+class Stimulus(Edge):
+    """The load that perf_analyzer was told to make."""
+
+    concurrency: Count | None = None
+    request_rate: Positive | None = None
+
+
+class PerfAnalyzer(Edge):
+    """The part of the settings that went to perf_analyzer."""
+
+    stimulus: Stimulus = Stimulus()
+
+
+class Endpoint(Edge):
+    """The server's side."""
+
+    service_kind: str | None = None
+
+
+class InputConfig(Edge):
+    """What the run was asked to do."""
+
+    model_names: Sequence[str] = ()
+    endpoint: Endpoint = Endpoint()
+    perf_analyzer: PerfAnalyzer = PerfAnalyzer()
+
+
+class Origin(Edge):
+    """Where the metrics are from."""
+
+    input_config: InputConfig = InputConfig()
+
+
+def recognises(value: Object) -> bool:
+    """Whether a JSON object is GenAI-Perf's summary: AIPerf's metrics without AIPerf's version."""
+    config = value.get("input_config")
+    marks = ("perf_analyzer", "model_names")
+    return "request_latency" in value and isinstance(config, dict) and any(mark in config for mark in marks)
+
+
+def recognises_csv(file: CsvFile) -> bool:
+    """Whether a CSV is GenAI-Perf's: percentiles fall from the left to the right."""
+    return file.rows[0][:5] == ("Metric", "avg", "min", "max", "p99")
+
+
+def read_json(file: JsonFile, known: Known) -> list[Measurement]:
+    """The one level of the file. Raises FileError naming the key at fault."""
+    config = checked(Origin, file.value, file.name).input_config
+    stimulus = config.perf_analyzer.stimulus
+    load = None
+    if stimulus.request_rate:
+        load = Offered("constant_rate", stimulus.request_rate)
+    elif stimulus.concurrency:
+        load = Offered("concurrency", float(stimulus.concurrency))
+    model = clean(config.model_names[0]) if config.model_names else None
+    triton = config.endpoint.service_kind not in ("openai", None)
+    return [_measurement(metric_tables.metrics(file.value, file.name), file.name, known, load, model, triton)]
+
+
+def read_csv(file: CsvFile, known: Known) -> list[Measurement]:
+    """The one level of the file; load and model are the caller's to say. Raises FileError naming line and column."""
+    found = metric_tables.metrics(metric_tables.csv_table(file), file.name)
+    return [_measurement(found, file.name, known, None, None, triton=True)]
+
+
+def _measurement(
+    found: metric_tables.Metrics, name: str, known: Known, load: Offered | None, model: str | None, triton: bool
+) -> Measurement:
+    notes = [EMPTY_RESPONSES] if triton else []
+    if load and load.kind == "constant_rate" and not known.arrivals:
+        notes.append("the file does not say how requests arrive: evenly, as is usual with perf_analyzer")
+    summary = Summary(
+        source="GenAI-Perf",
+        model=model,
+        load=load,
+        usual_arrivals="constant",
+        notes=tuple(notes),
+        **metric_tables.columns(found, name),
+    )
+    return measurement(summary, known, name)

@@ -1,0 +1,236 @@
+"""GuideLLM's benchmarks.json, in its three generations: metadata.version 2, 1, and none.
+
+ITL is token-weighted there, (last - first token)/(OSL - 1) otherwise; its TPOT holds the TTFT and is never used. E2E
+ends with the response, after the last token. Requests, where all are in the file, make a point by our definitions.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from calibration.errors import FileError
+from calibration.importers.content import JsonFile, Object
+from calibration.importers.edge import checked, clean, iso_time
+from calibration.importers.guidellm_schema import (
+    MS,
+    Backend,
+    Benchmark,
+    Distribution,
+    Metrics,
+    Report,
+    Request,
+    Requests,
+    Statuses,
+    Strategy,
+    Timings,
+    Totals,
+)
+from calibration.importers.known import Known, Offered
+from calibration.importers.rebuild import Run, Seen
+from calibration.importers.rebuild import measurement as from_requests
+from calibration.importers.summary import Summary, Times, measurement
+from calibration.records import Measurement
+
+WEIGHTED = "ITL is weighted by tokens in GuideLLM, not by requests"
+E2E_TO_END = "E2E ends with the response, after its last token"
+SOME_REQUESTS = "single requests left out: the file holds a sample of them"
+
+
+def recognises(value: Object) -> bool:
+    """Whether a JSON object is GuideLLM's report."""
+    return isinstance(value.get("benchmarks"), list)
+
+
+def read(file: JsonFile, known: Known) -> list[Measurement]:
+    """One measurement a benchmark. Raises FileError naming the key at fault."""
+    report = checked(Report, file.value, file.name)
+    if not report.benchmarks:
+        raise FileError(f"{file.name}, key 'benchmarks': the list is empty")
+    model = _model(report, file.value)
+    source = f"GuideLLM {clean(report.metadata.guidellm_version, 20)}".strip()
+    return [
+        _measurement(benchmark, source, model, known, f"{file.name}, benchmark {place}")
+        for place, benchmark in enumerate(report.benchmarks, start=1)
+    ]
+
+
+def _model(report: Report, value: Object) -> str | None:
+    spec = report.args or report.config.spec
+    named = spec.model or (spec.backend.model if isinstance(spec.backend, Backend) else None)
+    return clean(named or _oldest_model(value)) or None
+
+
+def _oldest_model(value: Object) -> str:
+    """The model in the oldest generations: a part of the benchmark's worker or benchmarker."""
+    first = value["benchmarks"][0]
+    for path in (("worker", "backend_model"), ("benchmarker", "backend", "model")):
+        found: object = first
+        for key in path:
+            found = found.get(key) if isinstance(found, dict) else None
+        if isinstance(found, str):
+            return found
+    return ""
+
+
+def _measurement(benchmark: Benchmark, source: str, model: str | None, known: Known, where: str) -> Measurement:
+    totals = benchmark.metrics.request_totals or benchmark.request_totals
+    if totals is None:
+        raise FileError(f"{where}: key 'metrics.request_totals': is missing")
+    if not totals.successful:
+        raise FileError(f"{where}: no request went well ({totals.errored} errored, {totals.incomplete} incomplete)")
+    found = benchmark.requests
+    load = _load(benchmark, where, known)
+    if found and len(found.successful) == totals.successful and len(found.errored) == totals.errored:
+        return from_requests(_run(benchmark, found, source, model, load, where), known, where)
+    return measurement(_summary(benchmark, totals, source, model, load), known, where)
+
+
+def _strategy(benchmark: Benchmark) -> Strategy | None:
+    holders = (benchmark.config, benchmark.scheduler, benchmark.args)
+    return next((holder.strategy for holder in holders if holder and holder.strategy), None)
+
+
+def _burst(benchmark: Benchmark) -> bool:
+    """Whether requests were sent without any limit."""
+    strategy = _strategy(benchmark)
+    return (
+        strategy is not None and strategy.type_ == "throughput" and not (strategy.streams or strategy.max_concurrency)
+    )
+
+
+def _load(benchmark: Benchmark, where: str, known: Known) -> Offered | None:
+    strategy = _strategy(benchmark)
+    if strategy is None or known.concurrency or known.rate:
+        return None
+    found = offered(strategy, benchmark.metrics.request_concurrency)
+    if found is None:
+        raise FileError(
+            f"{where}: key 'strategy': {clean(strategy.type_, 40)!r} cannot be taken for a load; "
+            "give --concurrency N or --rate R"
+        )
+    return found
+
+
+def offered(strategy: Strategy, in_flight: Statuses | None = None) -> Offered | None:
+    """The load level of a strategy; `throughput` without a limit holds as many as were in flight on average."""
+    if strategy.type_ == "synchronous":
+        return Offered("concurrency", 1.0)
+    if strategy.type_ in ("concurrent", "throughput") and (strategy.streams or strategy.max_concurrency):
+        return Offered("concurrency", float(strategy.streams or strategy.max_concurrency or 0))
+    if strategy.type_ == "throughput" and in_flight and in_flight.successful and in_flight.successful.mean:
+        return Offered("concurrency", float(max(1, round(in_flight.successful.mean))))
+    if strategy.type_ in ("constant", "poisson") and strategy.rate:
+        return Offered("constant_rate" if strategy.type_ == "constant" else "poisson_rate", strategy.rate)
+    return None
+
+
+def _run(
+    benchmark: Benchmark, found: Requests, source: str, model: str | None, load: Offered | None, where: str
+) -> Run:
+    groups = (
+        ("successful", "", found.successful),
+        ("errored", "failed", found.errored),
+        ("incomplete", "cancelled", found.incomplete),
+    )
+    seen = [
+        _seen(request, error, f"{where}, requests.{group}.{i}")
+        for group, error, requests in groups
+        for i, request in enumerate(requests)
+    ]
+    return Run(
+        source=source,
+        requests=[request for request in seen if request is not None],
+        model=model,
+        load=load,
+        measured_at=iso_time(benchmark.start_time) if benchmark.start_time else "",
+        burst=_burst(benchmark),
+    )
+
+
+def _seen(request: Request, error: str, where: str) -> Seen | None:
+    """The request, None if it failed before it was sent."""
+    times = _timings(request)
+    if times.request_start is None:
+        if error:
+            return None
+        raise FileError(f"{where}: key 'info.timings.request_start': is missing")
+    first_s = times.first_token_iteration or times.first_iteration
+    last_s = times.last_token_iteration or times.last_iteration or times.request_end
+    tokens = request.output_tokens or times.token_iterations
+    due_s = min(times.targeted_start or times.request_start, times.request_start)
+    if error or first_s is None or last_s is None or not tokens:
+        end_s = max(times.request_end or 0.0, times.request_start)
+        return Seen(due_s, times.request_start, end_s, (), 0, request.prompt_tokens or 0, error=error or "no tokens")
+    if not times.request_start <= first_s <= last_s:
+        raise FileError(f"{where}: key 'info.timings': the first token before the request, or after the last token")
+    return Seen(
+        due_s=due_s,
+        sent_s=times.request_start,
+        end_s=last_s,
+        chunk_s=(first_s, last_s),
+        tokens=tokens,
+        isl=request.prompt_tokens or 0,
+        evenly=times.token_iterations or tokens,
+    )
+
+
+def _timings(request: Request) -> Timings:
+    info = request.info or request.scheduler_info
+    if info is not None:
+        return info.timings or info.request_timings or Timings()
+    return Timings(
+        request_start=request.start_time,
+        first_token_iteration=request.first_token_time,
+        last_token_iteration=request.last_token_time,
+        request_end=request.end_time,
+    )
+
+
+def _summary(benchmark: Benchmark, totals: Totals, source: str, model: str | None, load: Offered | None) -> Summary:
+    metrics = benchmark.metrics
+    open_loop = load is not None and load.open_loop
+    late = _successful(metrics.request_dispatch_delay) if open_loop else None
+    scheduled = _successful(metrics.request_scheduled_latency) if late else None
+    ttft = _times(metrics.time_to_first_token_ms)
+    rate = _successful(metrics.output_tokens_per_second)
+    chunk = _successful(metrics.output_tokens_per_iteration)
+    in_flight = _successful(metrics.request_concurrency)
+    return Summary(
+        source=source,
+        model=model,
+        load=load,
+        **_lengths(metrics),
+        requests=totals.successful,
+        errors=totals.errored,
+        duration_s=benchmark.duration,
+        requests_per_s=totals.successful / benchmark.duration,
+        output_tokens_per_s=rate.mean or None if rate else None,
+        mean_in_flight=in_flight.mean if in_flight else None,
+        ttft=ttft.later(late.mean) if late else ttft,
+        itl=_times(metrics.inter_token_latency_ms),
+        e2e=scheduled.times(1.0) if scheduled else _times(metrics.request_latency, 1.0),
+        late_mean_s=late.mean if late else None,
+        tokens_per_chunk=chunk.mean if chunk else None,
+        measured_at=iso_time(benchmark.start_time) if benchmark.start_time else "",
+        verdict="unsteady" if _burst(benchmark) else "",
+        notes=(WEIGHTED, E2E_TO_END, *([SOME_REQUESTS] if benchmark.requests else [])),
+    )
+
+
+def _lengths(metrics: Metrics) -> dict[str, Any]:
+    """Means and coefficients of variation of the lengths, those that are known."""
+    found: dict[str, Any] = {}
+    for name, statuses in (("isl", metrics.prompt_token_count), ("osl", metrics.output_token_count)):
+        tokens = _successful(statuses)
+        if tokens and tokens.mean:
+            found |= {name: tokens.mean, f"{name}_cv": tokens.std_dev / tokens.mean}
+    return found
+
+
+def _successful(statuses: Statuses | None) -> Distribution | None:
+    return statuses.successful if statuses else None
+
+
+def _times(statuses: Statuses | None, scale: float = MS) -> Times:
+    found = _successful(statuses)
+    return found.times(scale) if found else Times()

@@ -1,0 +1,81 @@
+"""The `--op_stats_csv` of the TensorRT-LLM backend's benchmark clients: a row a run, E2E only.
+
+Output tokens are counted from the shape of the output, padding included. P90 and P99 are nearest-rank. The average in
+flight is 0 in most releases and slightly high in the first, so it is taken from Little's law instead, which holds
+exactly over a whole run: sum of latencies over total time.
+"""
+
+from __future__ import annotations
+
+from calibration.errors import FileError
+from calibration.importers.content import CsvFile, Row
+from calibration.importers.edge import number, unique
+from calibration.importers.known import Known
+from calibration.importers.summary import Summary, Times, measurement
+from calibration.records import Measurement
+
+MS = 1e-3
+NEEDED = (
+    "Requests/Sec",
+    "OP tokens/sec",
+    "Avg. latency (ms)",
+    "P99 latency (ms)",
+    "P90 latency (ms)",
+    "Avg. Input tokens per request",
+    "Avg. Output tokens per request",
+    "Total latency (ms)",
+    "Total requests",
+)
+PADDED = "output tokens are counted from the output's shape: padding counts"
+NO_TTFT = "the client waits for whole answers: TTFT and ITL are empty"
+BURST = "all requests were sent at once: in flight are fewer and fewer"
+
+
+def recognises(file: CsvFile) -> bool:
+    """Whether a CSV is one of these."""
+    return file.rows[0][0] == NEEDED[0] and NEEDED[2] in file.rows[0]
+
+
+def read(file: CsvFile, known: Known) -> list[Measurement]:
+    """One measurement a row; the load is the caller's to say, `concurrency` being all requests for an offline run.
+
+    Raises FileError naming line and column, or the flags to give.
+    """
+    header = file.rows[0]
+    unique(header, f"{file.name}, line 1")
+    for column in NEEDED:
+        if column not in header:
+            raise FileError(f"{file.name}: column {column!r} is missing")
+    if len(file.rows) < 2:
+        raise FileError(f"{file.name}: no row below the header")
+    return [
+        _measurement(header, row, known, f"{file.name}, line {line}")
+        for line, row in zip(file.lines[1:], file.rows[1:], strict=True)
+    ]
+
+
+def _measurement(header: Row, row: Row, known: Known, where: str) -> Measurement:
+    if len(row) != len(header):
+        raise FileError(f"{where}: {len(row)} cells where the header has {len(header)}; cut short?")
+    cells = dict(zip(header, row, strict=True))
+    value = {column: number(cells[column], f"{where}, column {column!r}") for column in NEEDED}
+    for column in ("Requests/Sec", "Total requests", "Total latency (ms)"):
+        if not value[column]:
+            raise FileError(f"{where}, column {column!r}: 0 is no measurement")
+    requests = round(value["Total requests"])
+    burst = known.concurrency is not None and known.concurrency >= requests
+    mean_s = value["Avg. latency (ms)"] * MS
+    summary = Summary(
+        source="TensorRT-LLM backend client",
+        isl=value["Avg. Input tokens per request"] or None,
+        osl=value["Avg. Output tokens per request"] or None,
+        requests=requests,
+        duration_s=value["Total latency (ms)"] * MS,
+        requests_per_s=value["Requests/Sec"],
+        output_tokens_per_s=value["OP tokens/sec"] or None,
+        mean_in_flight=value["Requests/Sec"] * mean_s,
+        e2e=Times(mean_s, p90_s=value["P90 latency (ms)"] * MS, p99_s=value["P99 latency (ms)"] * MS),
+        verdict="unsteady" if burst else "",
+        notes=(PADDED, NO_TTFT, *([BURST] if burst else [])),
+    )
+    return measurement(summary, known, where)

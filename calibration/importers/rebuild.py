@@ -1,0 +1,189 @@
+"""A point by our own definitions from another tool's single requests: the log as columns, and the window of full load.
+
+Tools count from the first request to the last answer. Here the start ends when every request of the first wave, those
+sent before anything was answered, has been answered; the window closes when the load lets go: at the first answer after
+the last sending in a closed loop, at the last arrival in an open one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from calibration import metrics
+from calibration.errors import CalibrationError, FileError
+from calibration.importers.edge import clean
+from calibration.importers.known import Known, Offered
+from calibration.plan import Level
+from calibration.records import Floats, Ints, Load, Measurement, RequestLog
+from sizing.workload import Lengths
+
+CHUNK_LIMIT = 20_000_000
+HELD_SHARE = 0.8
+EVENLY = "times of single tokens are not in the file: spread evenly from first to last, gaps left out"
+SHORT = "too few requests to cut start and drain off: both are in the window"
+
+
+@dataclass(frozen=True, slots=True)
+class Seen:
+    """One request of a file. Times in seconds of one clock; `end_s` is when its last token or its error came.
+
+    `chunk_s` are the times of the responses with tokens, of which only the first and last are known where `evenly` is
+    the number there were of them. `tokens` came, `osl` were asked for (None: not in the file).
+    """
+
+    due_s: float
+    sent_s: float
+    end_s: float
+    chunk_s: tuple[float, ...]
+    tokens: int
+    isl: int
+    osl: int | None = None
+    evenly: int = 0
+    error: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Run:
+    """The requests of one load level, with what else its file says of it; a `burst` is all of them sent at once."""
+
+    source: str
+    requests: Sequence[Seen]
+    model: str | None = None
+    load: Offered | None = None
+    measured_at: str = ""
+    notes: tuple[str, ...] = ()
+    burst: bool = False
+
+
+def measurement(run: Run, known: Known, name: str) -> Measurement:
+    """The measurement of `run`, its point taken from the requests in the window.
+
+    Raises FileError if the load or the deployment is in neither file nor `known`, or no request was answered.
+    """
+    log = _log(run.requests, name)
+    if not (log.tokens > 0).any():
+        raise FileError(f"{name}: none of its {len(log)} requests was answered with tokens")
+    in_file = run.load or (None if known.concurrency or known.rate else _held(log))
+    offered = known.load(in_file, name)
+    if not offered.open_loop:
+        log = replace(log, intended_s=log.sent_s)
+    notes = [*run.notes, *_remarks(run, known, offered)]
+    load, cut = _load(log, offered)
+    if not cut:
+        notes.append(SHORT)
+    level = Level(0, _lengths(log, known, name), offered.kind, offered.value, load.issued)
+    try:
+        found = metrics.measurement(
+            load, level, known.deployment(run.model, name), source=clean(run.source), notes=notes
+        )
+    except CalibrationError as error:
+        raise FileError(f"{name}: {error}") from None
+    return _as_recorded(found, run, steady=cut and not run.burst)
+
+
+def _as_recorded(found: Measurement, run: Run, *, steady: bool) -> Measurement:
+    point = replace(found.point, measured_at=run.measured_at)
+    if not steady and not point.void:
+        point = replace(point, verdict="unsteady")
+    if any(request.evenly > 2 for request in run.requests):
+        point = replace(point, gap_p50_s=None, gap_p95_s=None, gap_p99_s=None)
+    return replace(found, point=point)
+
+
+def _log(requests: Sequence[Seen], name: str) -> RequestLog:
+    if not requests:
+        raise FileError(f"{name}: the file holds no requests")
+    if sum(_chunks(request) for request in requests) > CHUNK_LIMIT:
+        raise FileError(f"{name}: more than {CHUNK_LIMIT:,} tokens; give a part of it or the tool's summary")
+    rows = sorted(requests, key=lambda request: request.sent_s)
+    start_s = rows[0].sent_s  # small numbers from here on: wall clocks count from 1970
+    times = [_chunk_times(row) for row in rows]
+    tokens = [_spread(row.tokens, _chunks(row)) for row in rows]
+    return RequestLog(
+        intended_s=np.array([row.due_s for row in rows], np.float64) - start_s,
+        sent_s=np.array([row.sent_s for row in rows], np.float64) - start_s,
+        end_s=np.array([row.end_s for row in rows], np.float64) - start_s,
+        isl=np.array([row.isl for row in rows], np.int64),
+        osl=np.array([row.tokens if row.osl is None else row.osl for row in rows], np.int64),
+        error=tuple(row.error for row in rows),
+        chunks=np.array([_chunks(row) for row in rows], np.int64),
+        chunk_at_s=np.concatenate(times) - start_s,
+        chunk_tokens=np.concatenate(tokens),
+    )
+
+
+def _chunks(request: Seen) -> int:
+    """Responses with tokens that the log keeps: never more than tokens."""
+    return min(max(request.evenly, len(request.chunk_s)), request.tokens)
+
+
+def _chunk_times(request: Seen) -> Floats:
+    chunks = _chunks(request)
+    if not chunks:
+        return np.empty(0)
+    if request.evenly:
+        return np.linspace(request.chunk_s[0], request.chunk_s[-1], chunks)
+    known_s = np.array(request.chunk_s, np.float64)
+    chosen: Floats = known_s[np.linspace(0, len(known_s) - 1, chunks).round().astype(int)]
+    return chosen
+
+
+def _spread(tokens: int, chunks: int) -> Ints:
+    """`tokens` over `chunks` as evenly as whole numbers go."""
+    return np.diff(np.arange(chunks + 1, dtype=np.int64) * tokens // max(1, chunks))
+
+
+def _held(log: RequestLog) -> Offered | None:
+    """The number of users, if requests in flight stayed at their highest while requests were being sent; else None."""
+    at_s = np.concatenate([log.sent_s, log.end_s])
+    step = np.concatenate([np.ones(len(log)), -np.ones(len(log))])
+    order = np.lexsort((step, at_s))  # where one ends as the next is sent, the end comes first
+    at_s, in_flight = at_s[order], np.cumsum(step[order])
+    sending = at_s[:-1] < log.sent_s.max()
+    span_s, level = np.diff(at_s)[sending], in_flight[:-1][sending]
+    if not span_s.sum():
+        return None
+    users = float(np.round(np.average(level, weights=span_s)))
+    held = span_s[np.abs(level - users) <= np.ceil(users / 50)].sum() / span_s.sum()
+    return Offered("concurrency", users) if held >= HELD_SHARE and users >= 1 else None
+
+
+def _load(log: RequestLog, offered: Offered) -> tuple[Load, bool]:
+    """The load with its window, and whether start and drain could be cut off."""
+    wave = log.sent_s <= log.end_s.min()
+    if not offered.open_loop:
+        wave |= np.arange(len(log)) < offered.value
+    last_sent_s = log.sent_s.max()
+    after_s = log.end_s[log.end_s > last_sent_s]
+    start_s = float(log.end_s[wave].max())
+    stop_s = float(last_sent_s if offered.open_loop or not len(after_s) else after_s.min())
+    cut = stop_s - start_s >= float(np.median(log.end_s - log.sent_s)) > 0
+    if not cut:
+        start_s, stop_s = float(log.sent_s.min()), float(np.nextafter(log.end_s.max(), np.inf))
+    issued = int(((log.intended_s >= start_s) & (log.intended_s < stop_s)).sum())
+    rate_per_s = offered.value if offered.open_loop else None
+    return Load(log, start_s, stop_s, issued, "count", offered_per_s=rate_per_s), cut
+
+
+def _lengths(log: RequestLog, known: Known, name: str) -> Lengths:
+    """Mean lengths and their variation, of the answered requests."""
+    answered = log.where(log.tokens > 0)
+    mean_isl = float(answered.isl.mean()) or None
+    isl, osl = known.lengths(mean_isl, float(answered.osl.mean()) or None, name)
+    isl_cv = 0.0 if known.isl or not mean_isl else float(answered.isl.std()) / mean_isl
+    osl_cv = 0.0 if known.osl else float(answered.osl.std()) / osl
+    return Lengths(isl, osl, isl_cv, osl_cv)
+
+
+def _remarks(run: Run, known: Known, offered: Offered) -> list[str]:
+    found = []
+    if any(request.evenly > 2 for request in run.requests):
+        found.append(EVENLY)
+    if run.load is None and not (known.concurrency or known.rate):
+        found.append(f"load not named in the file: {offered.value:g} requests in flight")
+    if offered.open_loop and all(request.due_s == request.sent_s for request in run.requests):
+        found.append("how late requests were sent is not in the file: latencies are from the sending")
+    return found

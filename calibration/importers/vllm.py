@@ -1,0 +1,202 @@
+"""vLLM's `bench serve --save-result`, with single requests where `--save-detailed` was given.
+
+TPOT there is our ITL, (E2E - TTFT)/(OSL - 1); its ITL is the gap between chunks and never ours. TTFT starts when a
+place among `max_concurrency` requests was free: ``queue_times`` is what came before.
+"""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime
+from itertools import accumulate
+from typing import Literal
+
+from pydantic import Field
+
+from calibration.errors import FileError
+from calibration.importers.content import JsonFile, Object
+from calibration.importers.edge import Count, Edge, Number, Positive, Tokens, checked, clean, error_name
+from calibration.importers.known import Known, Offered
+from calibration.importers.rebuild import Run, Seen
+from calibration.importers.rebuild import measurement as from_requests
+from calibration.importers.summary import Summary, Times, measurement
+from calibration.records import Measurement
+
+SOURCE = "vLLM bench serve"
+CHUNKS_AGREE = 0.02
+MS = 1e-3
+
+
+class Result(Edge):
+    """The flat result. Older files lack `failed` and `max_concurrency`; totals are over answered requests."""
+
+    model_id: str | None = None
+    date: str | None = None
+    request_rate: Positive | Literal["inf"] | None = None
+    burstiness: Positive = 1.0
+    max_concurrency: Count | None = None
+    num_prompts: Count | None = None
+    duration: Positive
+    completed: Count = Field(gt=0)
+    failed: Count = 0
+    total_input_tokens: Count | None = None
+    total_output_tokens: Count | None = None
+    request_throughput: Positive
+    output_throughput: Number | None = None
+    mean_ttft_ms: Number
+    mean_tpot_ms: Number | None = None
+    mean_itl_ms: Number | None = None
+    mean_e2el_ms: Number | None = None
+
+
+class Latencies(Edge):
+    """Means and percentiles in ms; which percentiles there are depends on the flags of the run."""
+
+    mean: Number | None = None
+    median: Number | None = None
+    p50: Number | None = None
+    p90: Number | None = None
+    p95: Number | None = None
+    p99: Number | None = None
+
+    @property
+    def times(self) -> Times:
+        """In seconds."""
+        middle = self.median if self.p50 is None else self.p50
+        values = (self.mean, middle, self.p90, self.p95, self.p99)
+        return Times(*(None if value is None else value * MS for value in values))
+
+
+class Details(Edge):
+    """Lists of one entry a request, times in seconds; `itls` holds the gaps between its chunks."""
+
+    input_lens: list[Tokens]
+    output_lens: list[Tokens]
+    ttfts: list[Number]
+    itls: list[list[Number]]
+    start_times: list[Number]
+    latencies: list[Number | None] | None = None
+    queue_times: list[Number | None] | None = None
+    errors: list[str | None] | None = None
+
+
+def recognises(value: Object) -> bool:
+    """Whether a JSON object is a result of vLLM's serving benchmark."""
+    return "request_throughput" in value and "mean_ttft_ms" in value
+
+
+def read(file: JsonFile, known: Known) -> list[Measurement]:
+    """The one level of the file, from its requests where it has all of them. Raises FileError naming the key."""
+    result = checked(Result, file.value, file.name)
+    details = _details(file)
+    if details is not None and len(details.start_times) == result.completed + result.failed:
+        return [_from_details(result, details, file, known)]
+    left_out = "single requests left out: the file does not hold all of them" if details else ""
+    return [_from_summary(result, file, known, left_out)]
+
+
+def _details(file: JsonFile) -> Details | None:
+    """The lists, None where they or, in older files, the start times are missing."""
+    if any(not isinstance(file.value.get(key), list) for key in ("start_times", "ttfts", "itls", "input_lens")):
+        return None
+    details = checked(Details, file.value, file.name)
+    wanted = len(details.start_times)
+    for key in type(details).model_fields:
+        values = getattr(details, key)
+        if values is not None and len(values) != wanted:
+            raise FileError(f"{file.name}, key {key!r}: {len(values)} entries where 'start_times' has {wanted}")
+    return details
+
+
+def _from_details(result: Result, details: Details, file: JsonFile, known: Known) -> Measurement:
+    load = _load(result)
+    run = Run(
+        source=SOURCE,
+        requests=[_seen(details, i) for i in range(len(details.start_times))],
+        model=clean(result.model_id or "") or None,
+        load=load,
+        measured_at=_when(result.date),
+        notes=_notes(load),
+        burst=_burst(result) and not (known.concurrency or known.rate),
+    )
+    return from_requests(run, known, file.name)
+
+
+def _seen(details: Details, i: int) -> Seen:
+    sent_s, osl = details.start_times[i], details.output_lens[i]
+    waited_s = (details.queue_times[i] or 0.0) if details.queue_times else 0.0
+    message = details.errors[i] if details.errors else None
+    error = error_name(message) if message else ("" if osl else "no tokens")
+    if error:
+        over_s = sent_s + max(details.ttfts[i], (details.latencies[i] or 0.0) if details.latencies else 0.0)
+        return Seen(sent_s - waited_s, sent_s, over_s, (), 0, details.input_lens[i], error=error)
+    chunk_s, evenly = _chunk_s(details, i)
+    return Seen(sent_s - waited_s, sent_s, chunk_s[-1], chunk_s, osl, details.input_lens[i], evenly=evenly)
+
+
+def _chunk_s(details: Details, i: int) -> tuple[tuple[float, ...], int]:
+    """Times of the chunks; only first and last, and how many there were, where gaps do not add up to the latency."""
+    first_s = details.start_times[i] + details.ttfts[i]
+    chunk_s = tuple(accumulate(details.itls[i], initial=first_s))
+    latency_s = details.latencies[i] if details.latencies else None
+    if latency_s is None or abs(details.start_times[i] + latency_s - chunk_s[-1]) <= CHUNKS_AGREE * latency_s:
+        return chunk_s, 0
+    end_s = max(details.start_times[i] + latency_s, first_s)
+    return (first_s, end_s), details.output_lens[i]
+
+
+def _from_summary(result: Result, file: JsonFile, known: Known, left_out: str) -> Measurement:
+    load = _load(result)
+    tokens = result.total_output_tokens
+    chunk_ratio = result.mean_itl_ms / result.mean_tpot_ms if result.mean_itl_ms and result.mean_tpot_ms else None
+    summary = Summary(
+        source=SOURCE,
+        model=clean(result.model_id or "") or None,
+        load=load,
+        isl=result.total_input_tokens / result.completed if result.total_input_tokens else None,
+        osl=tokens / result.completed if tokens else None,
+        requests=result.completed,
+        errors=result.failed,
+        duration_s=result.duration,
+        requests_per_s=result.request_throughput,
+        output_tokens_per_s=result.output_throughput or None,
+        ttft=_times(file, "ttft"),
+        itl=_times(file, "tpot"),
+        e2e=_times(file, "e2el"),
+        tokens_per_chunk=chunk_ratio,
+        measured_at=_when(result.date),
+        verdict="unsteady" if _burst(result) and not (known.concurrency or known.rate) else "",
+        notes=(*_notes(load), "ITL is vLLM's TPOT", *([left_out] if left_out else [])),
+    )
+    return measurement(summary, known, file.name)
+
+
+def _times(file: JsonFile, metric: str) -> Times:
+    names = type(Latencies()).model_fields
+    found = {name: file.value[f"{name}_{metric}_ms"] for name in names if f"{name}_{metric}_ms" in file.value}
+    return checked(Latencies, found, f"{file.name}, {metric}").times
+
+
+def _burst(result: Result) -> bool:
+    return result.request_rate in (None, "inf") and not result.max_concurrency
+
+
+def _load(result: Result) -> Offered | None:
+    """Rate "inf" without a limit is a burst: every request in flight at first, fewer and fewer later."""
+    if isinstance(result.request_rate, float):
+        return Offered("poisson_rate" if result.burstiness == 1 else "gamma_rate", result.request_rate)
+    if result.max_concurrency:
+        return Offered("concurrency", float(result.max_concurrency))
+    return Offered("concurrency", float(result.num_prompts or result.completed)) if _burst(result) else None
+
+
+def _notes(load: Offered | None) -> tuple[str, ...]:
+    if load and load.open_loop:
+        return ("vLLM stretches its random gaps to an exact total: calmer than true arrivals",)
+    return ()
+
+
+def _when(date: str | None) -> str:
+    try:
+        return datetime.strptime(date or "", "%Y%m%d-%H%M%S").replace(tzinfo=UTC).isoformat(timespec="seconds")
+    except ValueError:
+        return ""

@@ -1,0 +1,188 @@
+"""Files of single requests: every tool's file of the same traffic makes the point that theory says."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from calibration.errors import FileError
+from calibration.importers import read_measurements
+from calibration.records import Measurement
+from tests.calibration.importers.traffic import (
+    DEPLOYMENT,
+    Law,
+    Sent,
+    aiperf_jsonl,
+    closed_loop,
+    guidellm,
+    openai_export,
+    profile_export,
+    vllm_detailed,
+)
+
+Writer = Callable[[Sequence[Sent]], str]
+WRITERS: dict[str, tuple[Writer, dict[str, object]]] = {
+    "aiperf": (aiperf_jsonl, {}),
+    "triton": (profile_export, {"isl": 50}),
+    "openai": (openai_export, {}),
+    "guidellm": (guidellm, {}),
+    "vllm": (vllm_detailed, {}),
+}
+
+
+def measured(text: str, folder: Path, **said: object) -> Measurement:
+    path = folder / "file"
+    path.write_text(text)
+    (found,) = read_measurements(path, deployment={**DEPLOYMENT, **said})
+    return found
+
+
+@pytest.mark.parametrize("tool", WRITERS)
+def test_the_same_traffic_makes_the_same_point_whatever_tool_wrote_it(tool: str, tmp_path: Path) -> None:
+    """Two users of 210 ms a request: 2/0.21 requests/s by Little's law, without the run's start and drain."""
+    law = Law(ttft_s=0.1, itl_s=0.01, osl=12)
+    write, said = WRITERS[tool]
+    found = measured(write(closed_loop(law)), tmp_path, **said)
+    point = found.point
+    assert (point.load_kind, point.load_value, point.isl, point.osl) == ("concurrency", 2, 50, 12)
+    assert point.ttft_mean_s == pytest.approx(law.ttft_s, abs=2e-6)
+    assert point.itl_mean_s == pytest.approx(law.itl_s, abs=2e-6)
+    assert point.e2e_mean_s == pytest.approx(law.e2e_s, abs=2e-6)
+    assert point.requests_per_s == pytest.approx(2 / law.e2e_s, rel=1e-3)
+    assert not point.void
+    assert found.log is not None and len(found.log) == 24
+    assert point.measured_at.startswith("2026-03-01T10:")
+    assert ("left out" in point.notes) == (tool == "guidellm")  # its files have first and last token only
+    assert (point.gap_p50_s is None) == (tool == "guidellm")
+
+
+@pytest.mark.parametrize("generation", ["info", "scheduler_info", "flat"])
+def test_every_generation_of_guidellm_names_its_times_otherwise(generation: str, tmp_path: Path) -> None:
+    law = Law()
+    point = measured(guidellm(closed_loop(law), generation=generation), tmp_path).point
+    assert point.ttft_mean_s == pytest.approx(law.ttft_s, abs=2e-6)
+    assert point.itl_mean_s == pytest.approx(law.itl_s, abs=2e-6)
+    assert point.e2e_mean_s == pytest.approx(law.e2e_s, abs=2e-6)
+
+
+@pytest.mark.parametrize("tool", ["aiperf", "openai", "guidellm", "vllm"])
+@pytest.mark.parametrize("chunk", [2, 4])
+def test_several_tokens_in_a_response_leave_itl_right(tool: str, chunk: int, tmp_path: Path) -> None:
+    """(E2E - TTFT)/(OSL - 1), which the tools use, would say 9/11 or less of it."""
+    law = Law(osl=12, chunk=chunk)
+    write, said = WRITERS[tool]
+    found = measured(write(closed_loop(law)), tmp_path, **said)
+    assert found.point.itl_mean_s == pytest.approx(law.itl_s, rel=1e-4)
+    assert found.point.osl == 12
+
+
+def test_a_forced_output_length_tells_the_tokens_of_tritons_responses(tmp_path: Path) -> None:
+    law = Law(osl=12, chunk=4)
+    text = profile_export(closed_loop(law))
+    told = measured(text, tmp_path, isl=50, osl=12).point
+    assert told.itl_mean_s == pytest.approx(law.itl_s, rel=1e-4)
+    assert "as the caller says" in told.notes
+    assert "give --osl N" in measured(text, tmp_path, isl=50).point.notes
+
+
+@pytest.mark.parametrize(
+    ("empty_first_s", "empty_final_s"), [(0.001, None), (None, 0.03), (0.001, 0.03)], ids=["first", "final", "both"]
+)
+def test_tritons_empty_responses_change_nothing(
+    empty_first_s: float | None, empty_final_s: float | None, tmp_path: Path
+) -> None:
+    law = Law()
+    text = profile_export(closed_loop(law), empty_first_s=empty_first_s, empty_final_s=empty_final_s)
+    point = measured(text, tmp_path, isl=50).point
+    assert point.ttft_mean_s == pytest.approx(law.ttft_s)
+    assert point.itl_mean_s == pytest.approx(law.itl_s)
+    assert point.e2e_mean_s == pytest.approx(law.e2e_s)
+    assert point.osl == law.osl
+
+
+def test_an_open_loop_counts_from_when_requests_were_due(tmp_path: Path) -> None:
+    """Ten requests/s, every one sent 20 ms late: so much longer is its TTFT."""
+    law = Law()
+    traffic = [law.request(k / 10, late_s=0.02) for k in range(60)]
+    strategy: dict[str, object] = {"type_": "constant", "rate": 10.0}
+    for text, said in (
+        (aiperf_jsonl(traffic), {"rate": 10, "arrivals": "constant"}),
+        (guidellm(traffic, strategy), {}),
+        (vllm_detailed(traffic, request_rate=10.0, max_concurrency=None), {"arrivals": "constant"}),
+    ):
+        point = measured(text, tmp_path, **said).point
+        assert (point.load_kind, point.load_value) == ("constant_rate", 10)
+        assert point.ttft_mean_s == pytest.approx(0.12, abs=2e-6)
+        assert point.itl_mean_s == pytest.approx(law.itl_s, abs=2e-6)
+
+
+@settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(
+    users=st.integers(1, 6),
+    ttft_s=st.floats(0.01, 1.0),
+    itl_s=st.floats(0.001, 0.1),
+    osl=st.integers(2, 20),
+    tool=st.sampled_from(sorted(WRITERS)),
+)
+def test_little_holds_and_users_are_found_in_any_closed_loop(
+    users: int, ttft_s: float, itl_s: float, osl: int, tool: str, tmp_path: Path
+) -> None:
+    law = Law(ttft_s, itl_s, osl)
+    write, said = WRITERS[tool]
+    level = {} if tool == "aiperf" else {"concurrency": users}  # AIPerf's lines do not say it: it is read off
+    found = measured(write(closed_loop(law, users, each=6)), tmp_path, **said, **level).point
+    assert found.load_value == users
+    assert found.requests_per_s * law.e2e_s == pytest.approx(users, rel=1e-2)
+
+
+def test_a_gap_that_no_load_fills_asks_for_the_load(tmp_path: Path) -> None:
+    rng = np.random.default_rng(5)
+    law = Law()
+    traffic = [law.request(float(at_s)) for at_s in np.cumsum(rng.exponential(0.1, 40))]
+    with pytest.raises(FileError, match="give --concurrency N or --rate R"):
+        measured(aiperf_jsonl(traffic), tmp_path)
+
+
+def test_failed_and_warm_up_requests_are_told_apart(tmp_path: Path) -> None:
+    """The error's kind is kept, its words, which may quote a prompt, are not."""
+    records = [json.loads(line) for line in aiperf_jsonl(closed_loop(Law())).splitlines()]
+    records[0]["metadata"]["benchmark_phase"] = "warmup"
+    records[12] |= {"metrics": {}, "error": {"code": 500, "type": "ServerError", "message": "the secret prompt"}}
+    found = measured("\n".join(map(json.dumps, records)), tmp_path, concurrency=2)
+    assert found.log is not None
+    assert len(found.log) == 23
+    assert set(found.log.error) == {"", "500 ServerError"}
+
+
+def test_too_few_requests_make_a_void_point(tmp_path: Path) -> None:
+    found = measured(aiperf_jsonl(closed_loop(Law(), each=1)), tmp_path, concurrency=2)
+    assert found.point.void
+    assert "too few requests" in found.point.notes
+
+
+def test_a_file_without_all_its_requests_is_taken_from_its_summary(tmp_path: Path) -> None:
+    """25 completed, 24 in the lists: mean TTFT is then the summary's 1 ms."""
+    text = vllm_detailed(closed_loop(Law()), completed=25)
+    found = measured(text, tmp_path, osl=12, isl=50)
+    assert found.log is None
+    assert found.point.ttft_mean_s == pytest.approx(0.001)
+    assert "does not hold all of them" in found.point.notes
+
+
+def test_requests_without_times_between_first_and_last_keep_itl_and_no_gaps(tmp_path: Path) -> None:
+    law = Law()
+    point = measured(aiperf_jsonl(closed_loop(law), gaps=False), tmp_path, concurrency=2).point
+    assert point.itl_mean_s == pytest.approx(law.itl_s, abs=2e-6)
+    assert point.gap_p50_s is None
+
+
+@pytest.mark.parametrize("tool", WRITERS)
+def test_prompts_answers_and_keys_are_not_kept(tool: str, tmp_path: Path) -> None:
+    write, said = WRITERS[tool]
+    assert "secret" not in repr(measured(write(closed_loop(Law())), tmp_path, **said))

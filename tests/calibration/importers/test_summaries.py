@@ -1,0 +1,209 @@
+"""Files that sum a run up: every figure in its column, in seconds; what differs is said, what lacks asked for."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from calibration.errors import FileError
+from calibration.importers import read, read_measurements
+from sizing.curves import Point
+from tests.calibration.importers.traffic import DEPLOYMENT
+
+FILES = Path(__file__).parent / "files"
+LENGTHS = {"isl": 200, "osl": 33}
+
+
+def imported(name: str, **said: object) -> Point:
+    (point,) = read(FILES / name, deployment={**DEPLOYMENT, "model": None, **said})
+    return point
+
+
+def check_common(point: Point) -> None:
+    """What the fixtures of all tools say alike: 180 requests in 10 s, TTFT 100, ITL 10, E2E 420 ms on average."""
+    assert point.model in ("tiny-chat", "ensemble", "told")
+    assert (point.precision, point.gpu, point.tp) == ("fp16", "L4", 1)
+    assert (point.isl, point.osl) == (200, 33)
+    assert (point.requests, point.requests_per_s) == (180, 18)
+    assert point.duration_s == pytest.approx(10)
+    assert point.ttft_mean_s == pytest.approx(0.1)
+    assert point.itl_mean_s == pytest.approx(0.01)
+    assert (point.ttft_p50_s, point.itl_p50_s) == (pytest.approx(0.11), pytest.approx(0.0095))
+    assert (point.ttft_p99_s, point.itl_p99_s) == (pytest.approx(0.18), pytest.approx(0.014))
+    assert "start and drain included" in point.notes
+
+
+@pytest.mark.parametrize(
+    ("name", "said"),
+    [
+        ("aiperf.json", {}),
+        ("aiperf.csv", {"model": "told", "concurrency": 8}),
+        ("genai_perf.json", {}),
+        ("genai_perf.csv", {"model": "told", "concurrency": 8}),
+        ("guidellm_v2.json", {}),
+        ("guidellm_oldest.json", {}),
+        ("guidellm.csv", {}),
+        ("vllm.json", {}),
+    ],
+)
+def test_every_tool_gives_the_same_row_of_the_same_run(name: str, said: dict[str, object]) -> None:
+    point = imported(name, **said)
+    check_common(point)
+    assert (point.load_kind, point.load_value) == ("concurrency", 8)
+    assert point.e2e_mean_s == pytest.approx(0.42)
+    assert (point.e2e_p50_s, point.e2e_p99_s) == (pytest.approx(0.415), pytest.approx(0.48))
+    assert point.output_tokens_per_s == pytest.approx(594)
+    assert not point.void
+
+
+def test_spread_of_lengths_becomes_their_coefficient_of_variation() -> None:
+    for name in ("aiperf.json", "guidellm_v2.json", "guidellm.csv"):
+        assert imported(name).isl_cv == pytest.approx(50 / 200)
+        assert imported(name).osl_cv == 0
+
+
+def test_an_open_loop_of_aiperf_counts_from_when_requests_were_due() -> None:
+    """Sent 4 ms late on average: 104 ms of TTFT; E2E from then is in the file, percentiles of TTFT are not."""
+    (found,) = read_measurements(FILES / "aiperf_open_loop.json", deployment=DEPLOYMENT)
+    point = found.point
+    assert (point.load_kind, point.load_value) == ("poisson_rate", 20)
+    assert point.ttft_mean_s == pytest.approx(0.104)
+    assert (point.e2e_mean_s, point.e2e_p90_s) == (pytest.approx(0.424), pytest.approx(0.446))
+    assert point.ttft_p90_s is None
+    assert found.facts["ttft_sent_mean_s"] == pytest.approx(0.1)
+    assert found.facts["late_mean_s"] == pytest.approx(0.004)
+
+
+def test_an_open_loop_of_guidellm_counts_from_when_requests_were_due() -> None:
+    point = imported("guidellm_v1.json")
+    assert (point.load_kind, point.load_value) == ("poisson_rate", 18.5)
+    assert point.ttft_mean_s == pytest.approx(0.104)
+    assert (point.e2e_mean_s, point.e2e_p99_s) == (pytest.approx(0.424), pytest.approx(0.484))
+
+
+def test_guidellms_tpot_and_vllms_itl_are_never_taken_for_itl() -> None:
+    """Their files here say 12.9 and 40 ms by these words, where the gap between tokens is 10 ms."""
+    assert imported("guidellm_v2.json").itl_mean_s == pytest.approx(0.01)
+    vllm = imported("vllm.json")
+    assert vllm.itl_mean_s == pytest.approx(0.01)
+    assert "4.0 tokens a response" in vllm.notes
+    assert "weighted by tokens" in imported("guidellm_v2.json").notes
+
+
+def test_an_older_vllm_file_lacks_keys_and_gives_what_it_has() -> None:
+    point = imported("vllm_older.json")
+    check_common(point)
+    assert (point.load_kind, point.load_value) == ("poisson_rate", 18.5)
+    assert point.e2e_mean_s is None
+    assert "how late requests were sent is not in the file" in point.notes
+
+
+def test_perf_analyzers_parts_add_up_to_the_mean_e2e() -> None:
+    """100 + 900 + 50 + 150 + 18700 + 50 + 50 us are 20 ms, and 50 requests/s x 20 ms the one user: Little's law."""
+    first, second = read_measurements(FILES / "perf_analyzer.csv", deployment={**DEPLOYMENT, **LENGTHS})
+    assert (first.point.load_kind, first.point.load_value) == ("concurrency", 1)
+    assert first.point.e2e_mean_s == pytest.approx(0.02)
+    assert first.point.little == pytest.approx(1)
+    assert second.point.little == pytest.approx(1)
+    assert first.point.e2e_p95_s == pytest.approx(0.021)
+    assert first.point.ttft_mean_s is first.point.itl_mean_s is None
+    assert second.server["queue_mean_s"] == pytest.approx(0.03005)
+    assert second.server["compute_infer_mean_s"] == pytest.approx(0.0187)
+
+
+def test_perf_analyzers_verbose_csv_adds_the_gpus() -> None:
+    (found,) = read_measurements(FILES / "perf_analyzer_verbose.csv", deployment={**DEPLOYMENT, **LENGTHS})
+    assert (found.point.load_kind, found.point.load_value) == ("constant_rate", 40)
+    assert found.point.e2e_mean_s == pytest.approx(0.02)
+    assert found.server["gpu_utilization_mean"] == pytest.approx(0.6)
+    assert found.server["gpu_power_mean_w"] == pytest.approx(420)
+    assert found.server["gpu_memory_used_bytes"] == 3_000_000
+
+
+def test_op_stats_take_in_flight_from_littles_law() -> None:
+    """The client writes 0 in flight from release 0.6 on; 20 requests/s of 750 ms are 15."""
+    slow, fast = read(FILES / "op_stats.csv", deployment={**DEPLOYMENT, "rate": 12})
+    assert (slow.load_kind, slow.load_value) == ("poisson_rate", 12)
+    assert (slow.isl, slow.osl, slow.requests) == (120.5, 40, 120)
+    assert (slow.e2e_mean_s, slow.e2e_p90_s, slow.e2e_p99_s) == (0.5, 0.8, 0.9)
+    assert slow.mean_in_flight == pytest.approx(5)
+    assert fast.mean_in_flight == pytest.approx(15)
+    assert slow.ttft_mean_s is slow.itl_mean_s is None
+
+
+def test_a_burst_of_all_requests_at_once_is_void() -> None:
+    points = read(FILES / "op_stats.csv", deployment={**DEPLOYMENT, "concurrency": 120})
+    assert [point.verdict for point in points] == ["unsteady", "unsteady"]
+
+
+def test_p99_needs_a_hundred_requests(tmp_path: Path) -> None:
+    text = (FILES / "vllm.json").read_text().replace('"completed": 180', '"completed": 99')
+    (tmp_path / "few.json").write_text(text)
+    (point,) = read(tmp_path / "few.json", deployment=DEPLOYMENT)
+    assert point.ttft_p99_s is point.itl_p99_s is point.e2e_p99_s is None
+    assert "p99 left out: 99 requests" in point.notes
+
+
+def changed(tmp_path: Path, name: str, old: str, new: str) -> Path:
+    text = (FILES / name).read_text()
+    assert old in text
+    path = tmp_path / f"changed_{name}"
+    path.write_text(text.replace(old, new))
+    return path
+
+
+@pytest.mark.parametrize(
+    ("name", "old", "new", "verdict"),
+    [
+        ("vllm.json", '"failed": 0', '"failed": 10', "errors"),
+        ("vllm.json", '"max_concurrency": 8', '"max_concurrency": 12', "unsteady"),
+        ("vllm.json", '"max_concurrency": 8', '"max_concurrency": 6', "little"),
+        ("vllm.json", '"max_concurrency": 8', '"max_concurrency": null', "unsteady"),
+        ("vllm_older.json", '"request_rate": 18.5', '"request_rate": 40', "overloaded"),
+        ("guidellm_v1.json", '"mean": 0.004', '"mean": 0.4', "client_limited"),
+    ],
+)
+def test_what_a_summary_can_tell_against_a_point_is_its_verdict(
+    tmp_path: Path, name: str, old: str, new: str, verdict: str
+) -> None:
+    (point,) = read(changed(tmp_path, name, old, new), deployment=DEPLOYMENT)
+    assert point.verdict == verdict
+
+
+def test_what_the_caller_says_goes_before_the_file() -> None:
+    point = imported("aiperf.json", model="other", isl=100, osl=20, rate=3, arrivals="constant", engine="trtllm")
+    assert (point.model, point.isl, point.osl, point.engine) == ("other", 100, 20, "trtllm")
+    assert (point.load_kind, point.load_value) == ("constant_rate", 3)
+
+
+@pytest.mark.parametrize(
+    ("name", "said", "words"),
+    [
+        ("aiperf.json", {"gpu": None}, "give --gpu"),
+        ("aiperf.json", {"gpu": None, "precision": None, "tp": None}, "give --precision, --gpu, --tp"),
+        ("aiperf.csv", {}, "give --concurrency N or --rate R"),
+        ("aiperf.csv", {"concurrency": 8, "model": None}, "give --model"),
+        ("perf_analyzer.csv", {}, "give --isl, --osl"),
+        ("op_stats.csv", {}, "give --concurrency N or --rate R"),
+        ("aiperf.json", {"concurrency": 8, "rate": 2.0}, "give one of them"),
+        ("perf_analyzer.csv", {**LENGTHS, "concurrency": 8}, "has 2 load levels of its own"),
+        ("aiperf.json", {"tp": 0}, "key 'tp'"),
+        ("aiperf.json", {"cluster": "x"}, "key 'cluster'"),
+    ],
+)
+def test_what_is_in_neither_file_nor_call_is_asked_for_by_its_flag(
+    name: str, said: dict[str, object], words: str
+) -> None:
+    with pytest.raises(FileError, match=words):
+        read(FILES / name, deployment={**DEPLOYMENT, **said})
+
+
+def test_a_kind_that_is_asked_for_must_be_the_files() -> None:
+    assert read(FILES / "vllm.json", kind="vllm", deployment=DEPLOYMENT) == read(
+        FILES / "vllm.json", deployment=DEPLOYMENT
+    )
+    with pytest.raises(FileError, match=r"vllm\.json: not a file of aiperf"):
+        read(FILES / "vllm.json", kind="aiperf", deployment=DEPLOYMENT)
+    with pytest.raises(FileError, match="there are aiperf, genai-perf"):
+        read(FILES / "vllm.json", kind="jmeter", deployment=DEPLOYMENT)

@@ -9,8 +9,8 @@ from typing import Any
 from calibration import cores
 from calibration.contract import Contract, Input
 from calibration.errors import PlanError, ServerError
-from calibration.plan import DeploymentPlan, ServerPlan
-from calibration.triton import Client
+from calibration.load import client
+from calibration.plan import DeploymentPlan, ServerPlan, TensorNames
 from sizing.curves import Deployment
 
 ENGINE_MODEL = "tensorrt_llm"
@@ -36,18 +36,18 @@ class Described:
 
 async def describe(server: ServerPlan) -> Described:
     """Ask the server. Raises ServerError, within a few seconds, if it does not answer or does not serve the model."""
-    async with Client(server) as client:
-        config = await client.model_config(server.model)
+    async with client(server) as target:
+        config = await target.model_config(server.model)
         if config is None:
             raise ServerError(
                 f"{server.url}: no model {server.model!r} is served there; correct server.model in the plan"
             )
-        await client.check_ready()
-        engine = await client.model_config(ENGINE_MODEL)
-        tokenizer = await client.model_config(TOKENIZER_MODEL)
+        await target.check_ready()
+        engine = await target.model_config(ENGINE_MODEL)
+        tokenizer = await target.model_config(TOKENIZER_MODEL)
     names = _parameters(tokenizer)
     return Described(
-        contract=_contract(config),
+        contract=_contract(config, server.tensors),
         engine=_engine(engine),
         tokenizer_file=_tokenizer_file(names.get("tokenizer_dir", "")),
         add_special_tokens=names.get("add_special_tokens", "").lower() in ("true", "1"),
@@ -112,14 +112,17 @@ def _engine(config: Any) -> dict[str, str]:
     return engine
 
 
-def _contract(config: Any) -> Contract:
-    inputs = {tensor.name: Input(_datatype(tensor), tensor.optional) for tensor in config.input}
-    if not {"text_input", "input_ids"} & set(inputs):
-        raise ServerError(
-            f"model {config.name!r} takes neither text_input nor input_ids: it is not an LLM of the known kind"
-        )
-    outputs = tuple(tensor.name for tensor in config.output)
-    return Contract(config.name, inputs, outputs, batched=config.max_batch_size > 0)
+def _contract(config: Any, tensors: TensorNames) -> Contract:
+    contract = Contract(
+        model=config.name,
+        inputs={tensor.name: Input(_datatype(tensor), tensor.optional) for tensor in config.input},
+        outputs=tuple(tensor.name for tensor in config.output),
+        batched=config.max_batch_size > 0,
+        tensors=tensors,
+        decoupled=None if config.platform == "ensemble" else config.model_transaction_policy.decoupled,
+    )
+    contract.check()
+    return contract
 
 
 def _datatype(tensor: Any) -> str:

@@ -5,6 +5,8 @@
     ├── FileError     a file of a benchmark tool, a data set or a trace is not what it should be
     ├── ClientLimitedError   the load generator on this machine cannot keep up with the planned load
     ├── ServerError   a server cannot be started, reached or understood, or stopped answering
+    ├── WorkerError   a process of the load generator died in the middle of a level
+    ├── Cancelled     a level was cancelled while it was measured
     └── StoreError    runs and points cannot be written or read, or the run asked for does not exist
 
 Each message is one line that says what was wrong, where, and what to do. The CLI prints it as it is.
@@ -33,3 +35,11 @@ class FileError(CalibrationError):
 
 class ClientLimitedError(CalibrationError):
     """The load generator on this machine cannot keep up with the planned load; what it can do is named."""
+
+
+class WorkerError(CalibrationError):
+    """A process of the load generator died."""
+
+
+class Cancelled(CalibrationError):
+    """A level was cancelled while it was measured."""

@@ -1,182 +1,195 @@
-"""The two ways to load a server: a closed loop of N users, and an open loop in which requests arrive at random."""
+"""The two ways to load a server from one process: a closed loop of users, and an open loop of given arrivals."""
 
 from __future__ import annotations
 
 import asyncio
 import itertools
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Iterator, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
+from typing import Any, Protocol, Self
 
-import numpy as np
+from calibration.alarm import Alarm
+from calibration.contract import Contract
+from calibration.exchange import Answers, Exchange, Prepared, Reader, log_of
+from calibration.generate_stream import HttpClient
+from calibration.plan import ServerPlan
+from calibration.records import RequestLog
+from calibration.requests import Request, Source
+from calibration.stopping import Done
+from calibration.triton import Client as GrpcClient
+from sizing.workload import Seconds
 
-from calibration.requests import Request
-from calibration.triton import Reply
-from sizing.workload import Arrivals, Seconds
-
-Infer = Callable[[Request], Awaitable[Reply]]
-OnDone = Callable[[int], None]
+STOPS_WITHIN_S = 0.1
+Infer = Callable[[Prepared], Awaitable[Exchange]]
 
 
-@dataclass(frozen=True, slots=True)
-class Timing:
-    """One request as the client saw it, in seconds of one monotonic clock.
+@dataclass(frozen=True, slots=True, eq=False)
+class Job:
+    """One load level, as each process of the load generator is told it.
 
-    `intended_s` is when it should have been sent: in an open loop latencies start there, so that a late client cannot
-    hide waiting; in a closed loop it is `sent_s`. `tokens` are (time, new tokens) of each non-empty response. `isl` and
-    `osl` were asked for.
+    Closed loop: `users` of them, started spread over `ramp_s`, each warm after `warm_up` answers. Open loop: requests
+    at `arrivals_s`, seconds from the loop's start, of which the first `warm_up` are left out. `ahead` requests are made
+    before the start, in all.
     """
 
-    intended_s: float
-    sent_s: float
-    end_s: float
-    tokens: tuple[tuple[float, int], ...]
-    isl: int
-    osl: int
-    error: str = ""
-
-    @property
-    def last_token_s(self) -> float:
-        """When the answer was complete for its reader; the end of the request where it failed."""
-        return self.end_s if self.error else self.tokens[-1][0]
+    server: ServerPlan
+    contract: Contract
+    source: Source
+    users: int | None = None
+    arrivals_s: Seconds | None = None
+    warm_up: int = 2
+    ramp_s: float = 0.0
+    ahead: int = 0
 
 
-@dataclass(frozen=True, slots=True)
-class Load:
-    """All requests of one level, warm-up included, and the window in which the load was steady: [start_s, stop_s).
+class Line(Protocol):
+    """What carries one request at a time: a gRPC stream or an HTTP connection."""
 
-    `issued` requests were sent inside the window. `client_cpu` is the share of one core that this process used.
+    async def exchange(self, prepared: Prepared) -> Exchange:
+        """Send, and wait for the end of the answer. Raises ServerError if the server is gone."""
+
+    def close(self) -> None:
+        """The next request starts afresh."""
+
+
+class Client(Protocol):
+    """What the two protocols have in common."""
+
+    async def __aenter__(self) -> Self: ...
+    async def __aexit__(self, *error: Any) -> None: ...
+    async def connect(self, streams: int) -> None: ...
+    def stream(self, contract: Contract) -> Line: ...
+    def prepare(self, contract: Contract, request: Request) -> Prepared: ...
+    def reader(self, contract: Contract) -> Reader: ...
+    async def model_config(self, name: str) -> Any: ...
+    async def check_ready(self) -> None: ...
+
+
+def client(server: ServerPlan) -> Client:
+    """A client of the protocol that the plan names."""
+    return HttpClient(server) if server.protocol == "http" else GrpcClient(server)
+
+
+async def ask(server: ServerPlan, contract: Contract, requests: Iterable[Request]) -> RequestLog:
+    """Send `requests` one after another, for a probe. Raises ServerError if the server is not there or gone."""
+    async with client(server) as target:
+        line = target.stream(contract)
+        exchanges = [await line.exchange(target.prepare(contract, request)) for request in requests]
+    return log_of(exchanges, target.reader(contract))
+
+
+class Lines:
+    """Lines for an open loop: an idle one is taken, a new one opened where none is idle."""
+
+    def __init__(self, target: Client, contract: Contract) -> None:
+        self._target = target
+        self._contract = contract
+        self._idle: list[Line] = []
+
+    async def exchange(self, prepared: Prepared) -> Exchange:
+        """As `Line.exchange`; any number of calls may run at once."""
+        line = self._idle.pop() if self._idle else self._target.stream(self._contract)
+        try:
+            return await line.exchange(prepared)
+        finally:
+            self._idle.append(line)
+
+
+class Tally:
+    """What a loop tells while it runs, and where it is told to stop.
+
+    `cold` users have not had their warm-up answers yet; `warm_s` is when the last had them. `stopped_s`: no request is
+    sent from then on.
     """
 
-    timings: tuple[Timing, ...]
-    start_s: float
-    stop_s: float
-    issued: int
-    client_cpu: float
+    def __init__(self, reader: Reader, cold: int = 0) -> None:
+        self.cold = cold
+        self.warm_s: float | None = None
+        self.stopped_s: float | None = None
+        self.answers = Answers(reader)
+        self._reader = reader
+        self._done: list[Done] = []
+        self._failed = 0
+
+    def stop(self) -> None:
+        """Send nothing more; what is in flight is waited for."""
+        if self.stopped_s is None:
+            self.stopped_s = time.perf_counter()
+
+    def warm(self) -> None:
+        """One more user is warm."""
+        self.cold -= 1
+        if self.cold == 0:
+            self.warm_s = time.perf_counter()
+
+    def add(self, exchange: Exchange) -> None:
+        """Keep a finished exchange."""
+        seen = self._reader.glance(exchange)
+        if seen is None:
+            self._failed += 1
+        else:
+            self._done.append(_done(exchange, *seen))
+        self.answers.add(exchange)
+
+    def news(self) -> tuple[list[Done], int]:
+        """Requests answered, and number of those failed, since this was asked last."""
+        done, failed = self._done, self._failed
+        self._done, self._failed = [], 0
+        return done, failed
+
+
+def _done(exchange: Exchange, first_ns: int, last_ns: int, first_tokens: int) -> Done:
+    after_first = exchange.osl - first_tokens
+    itl_s = (last_ns - first_ns) / after_first / 1e9 if after_first > 0 else float("nan")
+    due_ns = exchange.due_ns()
+    return Done(last_ns / 1e9, (first_ns - due_ns) / 1e9, itl_s, (last_ns - due_ns) / 1e9)
 
 
 async def closed_loop(
-    users: Sequence[Infer],
-    requests: Iterator[Request],
-    *,
-    measured: int,
-    warm_up: int,
-    ramp_s: float = 0.0,
-    budget_s: float | None = None,
-    on_done: OnDone = lambda done: None,
-) -> Load:
+    users: Sequence[Infer], requests: Iterator[Prepared], tally: Tally, *, warm_up: int, starts_s: Sequence[float]
+) -> None:
     """Each user sends its next request as soon as the answer to the last is complete: ``len(users)`` are in flight.
 
-    Users start spread over `ramp_s`. The window opens when every user has had `warm_up` answers and shuts when
-    `measured` more requests have been sent, or `budget_s` seconds later, and a user would stop; what is then in flight
-    is waited for. `on_done(n)` is called after the n-th answer inside the window.
+    User i starts at ``starts_s[i]`` of `time.perf_counter`, is warm after `warm_up` answers, and goes on until
+    `tally.stop`, or until there are no more requests. Raises what a user raises.
     """
-    loop = _ClosedLoop(len(users), measured, budget_s, on_done)
-    cpu = _CpuShare()
-    async with _together() as group:
-        for number, infer in enumerate(users):
-            group.create_task(loop.user(infer, requests, warm_up, ramp_s * number / len(users)))
-    return Load(tuple(loop.timings), loop.start_s, loop.stop_s, loop.issued, cpu.share())
 
-
-class _ClosedLoop:
-    """What the users of one closed loop share: who is warm, how many requests are left, what was seen."""
-
-    def __init__(self, users: int, measured: int, budget_s: float | None, on_done: OnDone) -> None:
-        self.timings: list[Timing] = []
-        self.start_s = self.stop_s = float("inf")
-        self.issued = 0
-        self._cold = users
-        self._measured = measured
-        self._budget_s = float("inf") if budget_s is None else budget_s
-        self._on_done = on_done
-        self._done = 0
-
-    async def user(self, infer: Infer, requests: Iterator[Request], warm_up: int, delay_s: float) -> None:
-        await asyncio.sleep(delay_s)
+    async def user(infer: Infer, start_s: float) -> None:
+        await asyncio.sleep(start_s - time.perf_counter())
         for answers in itertools.count():
             if answers == warm_up:
-                self._warm()
-            if not self._may_send():
-                return
-            request = next(requests)
-            reply = await infer(request)
-            self.timings.append(_timing(reply.sent_s, request, reply))
-            if reply.end_s >= self.start_s:
-                self._done += 1
-                self._on_done(min(self._done, self._measured))
-
-    def _warm(self) -> None:
-        self._cold -= 1
-        if self._cold == 0:
-            self.start_s = time.perf_counter()
-
-    def _may_send(self) -> bool:
-        """Counts the request if it is let through. The first refusal shuts the window."""
-        if self._cold:
-            return True
-        now_s = time.perf_counter()
-        if self.issued < self._measured and now_s < self.start_s + self._budget_s:
-            self.issued += 1
-            return True
-        self.stop_s = min(self.stop_s, now_s)
-        return False
-
-
-def arrival_times(rate_per_s: float, n: int, rng: np.random.Generator) -> Seconds:
-    """Times in seconds from the start, shape (n,), of `n` Poisson arrivals, the last at exactly ``n / rate_per_s``.
-
-    A Poisson stream given its count in that time: gaps are as random as ever, but the rate of the run is the one asked
-    for. Left to chance, the rate of 600 arrivals would be off by 4 %, and latencies near saturation by far more.
-    """
-    times_s = np.cumsum(Arrivals("poisson").gaps(n, rate_per_s, rng))
-    return np.asarray(times_s * (n / rate_per_s / times_s[-1]))
-
-
-async def open_loop(
-    infer: Infer,
-    requests: Iterator[Request],
-    *,
-    arrivals_s: Seconds,
-    warm_up: int,
-    budget_s: float | None = None,
-    on_done: OnDone = lambda done: None,
-) -> Load:
-    """Requests are sent at `arrivals_s` (from the start of the loop), however many are still unanswered.
-
-    The first `warm_up` arrivals are left out: the window opens at the next one and shuts at the last, so that at least
-    two more are needed. `budget_s` cuts the arrivals that long after the window's opening.
-    """
-    timings: list[Timing] = []
-    origin_s = time.perf_counter()
-    planned = list(_within(origin_s + arrivals_s, warm_up, budget_s))
-    cpu = _CpuShare()
-
-    async def one(intended_s: float) -> None:
-        request = next(requests)
-        reply = await infer(request)
-        timings.append(_timing(intended_s, request, reply))
-        on_done(max(0, len(timings) - warm_up))
+                tally.warm()
+            if tally.stopped_s is not None or (prepared := next(requests, None)) is None:
+                return tally.stop()
+            tally.add(await infer(prepared))
 
     async with _together() as group:
-        for intended_s in planned:
-            await asyncio.sleep(intended_s - time.perf_counter())
-            group.create_task(one(intended_s))
-    return Load(tuple(timings), planned[warm_up], planned[-1], len(planned) - warm_up - 1, cpu.share())
+        for infer, start_s in zip(users, starts_s, strict=True):
+            group.create_task(user(infer, start_s))
 
 
-def _within(times_s: Seconds, warm_up: int, budget_s: float | None) -> Iterator[float]:
-    """The arrivals up to `budget_s` after the first measured one, and the one after that, which shuts the window."""
-    limit_s = float("inf") if budget_s is None else times_s[warm_up] + budget_s
-    for number, at_s in enumerate(times_s.tolist()):
-        yield at_s
-        if at_s > limit_s and number > warm_up:
-            return
+async def open_loop(infer: Infer, requests: Iterator[Prepared], tally: Tally, *, due_s: Sequence[float]) -> None:
+    """Requests are sent at the times `due_s` of `time.perf_counter`, however many are still unanswered.
 
+    Ends when all are answered; `tally.stop` cuts the rest of the arrivals. Raises what a request raises.
+    """
 
-def _timing(intended_s: float, request: Request, reply: Reply) -> Timing:
-    return Timing(intended_s, reply.sent_s, reply.end_s, reply.tokens, request.isl, request.osl, reply.error)
+    async def one(prepared: Prepared, intended_s: float) -> None:
+        exchange = await infer(prepared)
+        exchange.intended_ns = round(intended_s * 1e9)
+        tally.add(exchange)
+
+    async with _together() as group, Alarm() as alarm:
+        for intended_s, prepared in zip(due_s, requests, strict=False):
+            while tally.stopped_s is None and intended_s - time.perf_counter() > 2 * STOPS_WITHIN_S:
+                await asyncio.sleep(STOPS_WITHIN_S)
+            if tally.stopped_s is None:
+                await alarm.sleep_until(intended_s)
+            if tally.stopped_s is not None:
+                return
+            group.create_task(one(prepared, intended_s))
 
 
 @asynccontextmanager
@@ -187,13 +200,3 @@ async def _together() -> AsyncIterator[asyncio.TaskGroup]:
             yield group
     except ExceptionGroup as failures:
         raise failures.exceptions[0] from None
-
-
-class _CpuShare:
-    """Share of one core used by this process since this was made."""
-
-    def __init__(self) -> None:
-        self._wall_s, self._cpu_s = time.perf_counter(), time.process_time()
-
-    def share(self) -> float:
-        return (time.process_time() - self._cpu_s) / max(1e-9, time.perf_counter() - self._wall_s)

@@ -1,58 +1,88 @@
-"""One load level, from prompts to point; and the probe that tells how long levels will take."""
+"""One load level, from prompts to measurement; and the probe that tells how long levels will take."""
 
 from __future__ import annotations
 
 import asyncio
 import math
-from collections.abc import Callable, Iterator
+import threading
+from collections.abc import Callable
 from dataclasses import dataclass, replace
-from itertools import chain, islice
+from itertools import islice
 
 import numpy as np
 
-from calibration import metrics
+from calibration.arrivals import arrival_times, schedule_times
+from calibration.contract import Contract
 from calibration.describe import Described, deployment, describe
 from calibration.errors import ServerError
-from calibration.load import Load, OnDone, arrival_times, closed_loop, open_loop
-from calibration.plan import Level, PlanFile, ServerPlan, SweepPlan
-from calibration.requests import Encoder, Request, TokenizerFile, WordCounter, requests
-from calibration.triton import Client, StreamPool, requests_served
+from calibration.load import Job, ask
+from calibration.metrics import measurement
+from calibration.plan import Level, PlanFile, SweepPlan
+from calibration.records import Measurement
+from calibration.requests import Source
+from calibration.server_view import Scraper, requests_served
+from calibration.shards import Workers
+from calibration.stopping import Until
 from sizing.curves import Deployment, Point
-from sizing.workload import Lengths
+from sizing.workload import Arrivals, Lengths, Seconds
 
-OnAnswer = Callable[[int, int], None]
+OnShare = Callable[[float], None]
 PROBES = 2
 MADE_AHEAD = 1.5
-COUNTERS_SETTLE_S = 0.5  # Triton counts a request a little after its last response has left
+ROUNDS_FOR_PRECISION = 30
+MOST_MADE_AHEAD = 20_000
 _PROBE = 1_000_000
 
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """A server found ready to be measured as `plan` says: what it is, what is written on its points, how it counts."""
+    """A server found ready to be measured as `plan` says: what it is, what is written on its points, the levels."""
 
     plan: SweepPlan
     served: Described
     replica: Deployment
-    encoder: Encoder
+    levels: tuple[Level, ...]
+
+    @property
+    def contract(self) -> Contract:
+        """What the model takes and gives."""
+        return self.served.contract
 
 
 def prepare(file: PlanFile) -> Target:
     """Ask the server. Raises ServerError if it cannot be measured, PlanError if the plan lacks something for it."""
     plan = file.plan
     served = asyncio.run(describe(plan.server))
+    if file.tokenizer_file is not None:
+        served = replace(served, tokenizer_file=file.tokenizer_file)
+    elif plan.tokenizer == "none":
+        served = replace(served, tokenizer_file=None)
     replica = deployment(plan.deployment, served.engine)
-    _served_so_far(plan.server)  # a wrong metrics_url is to fail now
-    return Target(plan, served, replica, _encoder(file, served))
+    if plan.server.metrics_url is not None:
+        requests_served(plan.server.metrics_url, plan.server.model)  # a wrong address is to fail now
+    target = Target(plan, served, replica, ())
+    means = [source(target, entry, (0,)).summary() for entry in range(len(plan.lengths))]
+    return replace(target, levels=tuple(plan.levels(means)))
+
+
+def source(target: Target, entry: int, seed: tuple[int, ...]) -> Source:
+    """The requests of one entry of the plan's lengths."""
+    served = target.served
+    return Source(target.plan.lengths[entry], served.tokenizer_file, served.add_special_tokens, seed)
 
 
 @dataclass(frozen=True, slots=True)
 class Pace:
-    """How fast requests of `lengths` were answered last: mean E2E of `e2e_s` with `users` in flight."""
+    """How fast requests of `lengths` were answered last: mean E2E of `e2e_s` with `users` in flight.
+
+    `ttft_s` and `itl_s` are those of a request alone on the server.
+    """
 
     lengths: Lengths
     users: float
     e2e_s: float
+    ttft_s: float = 0.0
+    itl_s: float = 0.0
 
     def after(self, point: Point) -> Pace:
         """The pace seen at `point`."""
@@ -63,14 +93,19 @@ class Pace:
         return self.e2e_s * math.sqrt(max(1.0, users / self.users))
 
     def expected_s(self, plan: SweepPlan, level: Level) -> float:
-        """Seconds that `level` will take: warm-up, measured requests within the budget, end of the last."""
+        """Seconds that `level` will take: ramp and warm-up, measuring, end of the last request."""
+        if level.kind in ("schedule", "trace"):
+            return float(arrivals_of(plan, level, self)[-1]) + self.e2e_s
         if level.kind == "concurrency":
             e2e_s = self.e2e_at_s(level.value)
-            measuring_s = level.requests * e2e_s / level.value
-            return min(measuring_s, plan.budget_s or math.inf) + (plan.warm_up + 2) * e2e_s
+            return self._measuring_s(plan, level, level.value / e2e_s) + (plan.warm_up + 2) * e2e_s
         warm_up = warm_up_arrivals(plan, level, self)
-        measuring_s = min(level.requests / level.value, plan.budget_s or math.inf)
-        return warm_up / level.value + measuring_s + self.e2e_s
+        return warm_up / level.value + self._measuring_s(plan, level, level.value) + self.e2e_s
+
+    def _measuring_s(self, plan: SweepPlan, level: Level, per_s: float) -> float:
+        until = plan.until_of(level)
+        requests = until.requests_max or max(until.requests_min or 0, level.requests, ROUNDS_FOR_PRECISION)
+        return min(requests / per_s, until.budget_s or math.inf)
 
 
 def warm_up_arrivals(plan: SweepPlan, level: Level, pace: Pace) -> int:
@@ -78,98 +113,95 @@ def warm_up_arrivals(plan: SweepPlan, level: Level, pace: Pace) -> int:
     return plan.warm_up * max(1, math.ceil(level.value * pace.e2e_s))
 
 
-def _encoder(file: PlanFile, served: Described) -> Encoder:
-    """The tokenizer that the plan names, else the server's, else words."""
-    if file.plan.tokenizer == "none":
-        return WordCounter()
-    path = file.tokenizer_file or served.tokenizer_file
-    return WordCounter() if path is None else TokenizerFile(path, served.add_special_tokens)
-
-
-async def probe(target: Target, level: Level, run_id: int) -> Pace:
+def probe(target: Target, level: Level, run_id: int) -> Pace:
     """Two requests on the idle server, of which the second is timed. Raises ServerError if one fails."""
-    url = target.plan.server.url
-    async with Client(target.plan.server) as client:
-        stream = client.stream(target.served.contract)
-        for request in islice(_requests(target, level, run_id, salt=_PROBE), PROBES):
-            reply = await stream.infer(request)
-            if reply.error:
-                raise ServerError(f"{url}: the first request failed: {reply.error}")
-    return Pace(level.lengths, 1.0, reply.end_s - reply.sent_s)
+    requests = source(target, level.entry, (target.plan.seed, run_id, level.index + _PROBE)).requests()
+    log = asyncio.run(ask(target.plan.server, target.contract, islice(requests, PROBES)))
+    faults = [error for error in log.error if error]
+    if faults:
+        raise ServerError(f"{target.plan.server.url}: the first request failed: {faults[0]}")
+    ttft_s, e2e_s = float(log.first_token_s[-1] - log.sent_s[-1]), float(log.last_token_s[-1] - log.sent_s[-1])
+    after = int(log.tokens[-1] - log.first_chunk_tokens[-1])
+    return Pace(level.lengths, 1.0, float(log.end_s[-1] - log.sent_s[-1]), ttft_s, (e2e_s - ttft_s) / max(1, after))
 
 
-async def measure(target: Target, level: Level, pace: Pace, run_id: int, on_answer: OnAnswer) -> Point:
-    """The point of one level. Raises ServerError if the server is lost or answers nothing."""
-    server = target.plan.server
-    drive = _closed if level.kind == "concurrency" else _open
+def measure(
+    target: Target,
+    level: Level,
+    pace: Pace,
+    run_id: int,
+    workers: Workers,
+    on_share: OnShare,
+    cancel: threading.Event | None = None,
+) -> Measurement:
+    """Measure one level. Raises ServerError if the server is lost or answers nothing, Cancelled by `cancel`."""
+    plan, server = target.plan, target.plan.server
+    load_job, until = job(target, level, pace, run_id), plan.until_of(level)
+    seen: dict[str, float] = {}
+    notes = _notes(target)
+    if server.metrics_url is None:
+        load = workers.drive(load_job, until, on_share=on_share, cancel=cancel)
+    else:
+        with Scraper(server.metrics_url, server.model) as scraper:
+            load = workers.drive(load_job, until, on_share=on_share, cancel=cancel)
+        seen = scraper.means((load.start_s, load.stop_s))
+        notes += scraper.notes(len(load.log))
+    where = f"calibration run {run_id}, {server.model} at {server.url}"
+    return measurement(load, level, target.replica, source=where, notes=notes, server=seen)
 
-    def on_done(done: int) -> None:
-        on_answer(done, level.requests)
 
-    if server.metrics_url is not None:
-        await asyncio.sleep(COUNTERS_SETTLE_S)
-    before = _served_so_far(server)
-    async with Client(server) as client:
-        load = await drive(client, target, level, _requests(target, level, run_id), pace, on_done)
-    source = f"calibration run {run_id}, {server.model} at {server.url}"
-    return metrics.point(load, level, target.replica, source=source, notes=_notes(target, load, before))
+def seed_of(target: Target, level: Level, run_id: int) -> tuple[int, ...]:
+    """The seed of a level's requests. The run is in it: a repeated plan must not meet its own cached prefixes."""
+    return (target.plan.seed, run_id, level.index)
 
 
-async def _closed(
-    client: Client, target: Target, level: Level, source: Iterator[Request], pace: Pace, on_done: OnDone
-) -> Load:
+def job(target: Target, level: Level, pace: Pace, run_id: int) -> Job:
+    """The load of `level`, as the processes of the load generator are told it."""
     plan = target.plan
-    users = [client.stream(target.served.contract).infer for _ in range(round(level.value))]
-    return await closed_loop(
-        users,
-        _made_ahead(source, level.requests + (plan.warm_up + 1) * len(users)),
-        measured=level.requests,
-        warm_up=plan.warm_up,
-        ramp_s=pace.e2e_s if plan.ramp_s is None else plan.ramp_s,
-        budget_s=plan.budget_s,
-        on_done=on_done,
-    )
-
-
-async def _open(
-    client: Client, target: Target, level: Level, source: Iterator[Request], pace: Pace, on_done: OnDone
-) -> Load:
-    plan = target.plan
-    warm_up = warm_up_arrivals(plan, level, pace)
-    rng = np.random.default_rng([plan.seed, level.index])
-    arrivals_s = arrival_times(level.value, warm_up + level.requests + 1, rng)
-    return await open_loop(
-        StreamPool(client, target.served.contract).infer,
-        _made_ahead(source, len(arrivals_s)),
+    requests = source(target, level.entry, seed_of(target, level, run_id))
+    if level.kind == "concurrency":
+        users, e2e_s = round(level.value), pace.e2e_at_s(level.value)
+        ramp_s = pace.e2e_s if plan.ramp_s is None else plan.ramp_s
+        ahead = _ahead(plan.until_of(level), level, users / e2e_s) + (plan.warm_up + 1) * users
+        return Job(
+            plan.server, target.contract, requests, users=users, warm_up=plan.warm_up, ramp_s=ramp_s, ahead=ahead
+        )
+    arrivals_s = arrivals_of(plan, level, pace)
+    warm_up = 0 if level.kind in ("schedule", "trace") else warm_up_arrivals(plan, level, pace)
+    return Job(
+        plan.server,
+        target.contract,
+        requests,
         arrivals_s=arrivals_s,
         warm_up=warm_up,
-        budget_s=plan.budget_s,
-        on_done=on_done,
+        ahead=min(len(arrivals_s), MOST_MADE_AHEAD),
     )
 
 
-def _requests(target: Target, level: Level, run_id: int, salt: int = 0) -> Iterator[Request]:
-    """Requests of one level. The run's number is in the seed: a repeated plan must not meet its own cached prefixes."""
-    rng = np.random.default_rng([target.plan.seed, run_id, level.index + salt])
-    return requests(level.lengths, target.encoder, rng)
-
-
-def _made_ahead(source: Iterator[Request], n: int) -> Iterator[Request]:
+def _ahead(until: Until, level: Level, per_s: float) -> int:
     """Prompts made before the load starts, so that making them takes no time from it."""
-    return chain(list(islice(source, math.ceil(n * MADE_AHEAD))), source)
+    exact = until.requests_max == until.requests_min and until.requests_max
+    wanted = exact or max(level.requests, ROUNDS_FOR_PRECISION, per_s * (until.budget_s or 0.0))
+    return min(MOST_MADE_AHEAD, math.ceil(MADE_AHEAD * wanted))
 
 
-def _served_so_far(server: ServerPlan) -> int | None:
-    return None if server.metrics_url is None else requests_served(server.metrics_url, server.model)
+def arrivals_of(plan: SweepPlan, level: Level, pace: Pace) -> Seconds:
+    """When the requests of an open loop fall due, seconds from its start, those to be left out first."""
+    rng = np.random.default_rng([plan.seed, level.index])
+    law = Arrivals.parse(plan.arrivals)
+    if level.kind == "schedule":
+        return schedule_times([(stage.for_s, stage.rate) for stage in plan.schedule], law, rng)
+    if level.kind == "trace":
+        times_s = plan.lengths[level.entry].arrivals_s
+        assert times_s is not None, "a level of kind trace has lengths that are a trace"
+        rate_per_s = (len(times_s) - 1) / float(times_s[-1] - times_s[0])
+        return np.asarray((times_s - times_s[0]) * (rate_per_s / level.value))
+    until = plan.until_of(level)
+    warm_up = warm_up_arrivals(plan, level, pace)
+    wanted = until.requests_max or max(level.requests, math.ceil(level.value * (until.budget_s or 0.0)))
+    return arrival_times(law, level.value, warm_up + wanted + 1, rng)
 
 
-def _notes(target: Target, load: Load, before: int | None) -> list[str]:
-    found = []
-    if isinstance(target.encoder, WordCounter):
-        found.append("ISL is words: no tokenizer was known")
-    if target.served.contract.counted_by == "responses":
-        found.append("OSL is responses: the model tells no token counts")
-    after = _served_so_far(target.plan.server)
-    if before is not None and after is not None and after - before > len(load.timings):
-        found.append(f"{after - before - len(load.timings)} requests of others on the server meanwhile")
-    return found
+def _notes(target: Target) -> list[str]:
+    counted = target.served.tokenizer_file is not None or target.contract.takes_token_ids
+    return [*([] if counted else ["ISL is words: no tokenizer was known"]), *target.contract.notes]

@@ -2,29 +2,39 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
 import yaml
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
 
+from calibration.adapt_plan import AdaptivePlan
 from calibration.errors import PlanError
+from calibration.lengths import LengthsPlan
+from calibration.stopping import Until
 from sizing.curves import LoadKind, Point
-from sizing.workload import Lengths
+from sizing.errors import ScenarioError
+from sizing.workload import ArrivalKind, Arrivals, Lengths
 
 Positive = Annotated[float, Field(gt=0)]
+Share = Annotated[float, Field(ge=0)]
 Count = Annotated[int, Field(ge=1)]
 Text = Annotated[str, Field(min_length=1)]
 Batching = Literal["in_flight", "static"]
+BUDGET_S = 120.0
+"""Longest measuring of a level whose plan names neither a time nor a number of requests."""
+
 LevelKey = tuple[float, float, float, float, LoadKind, float]
 
 
 @dataclass(frozen=True, slots=True)
 class Level:
-    """One load level of a sweep: `value` users (closed loop) or requests/s (open loop), `requests` of them measured.
+    """One load level of a sweep: `value` users (closed loop) or requests/s (open loop).
 
-    `index` is its place in the plan.
+    About `requests` are measured: exactly so many where the plan says so, else the fewest. `index` is its place in the
+    plan, `entry` that of its lengths, whose means and variations `lengths` are.
     """
 
     index: int
@@ -32,6 +42,7 @@ class Level:
     kind: LoadKind
     value: float
     requests: int
+    entry: int = 0
 
     @property
     def key(self) -> LevelKey:
@@ -48,7 +59,7 @@ class Level:
     @property
     def label(self) -> str:
         """For progress lines: ``ISL 64, OSL 32, concurrency 4``."""
-        load = f"concurrency {self.value:g}" if self.kind == "concurrency" else f"{self.value:g} requests/s"
+        load = f"concurrency {self.value:g}" if self.kind == "concurrency" else f"{self.value:.3g} requests/s"
         return f"ISL {self.lengths.isl:g}, OSL {self.lengths.osl:g}, {load}"
 
 
@@ -106,22 +117,35 @@ class DeploymentPlan(_Strict):
     max_batch_size: Count | None = None
 
 
-class LengthsPlan(_Strict):
-    """Mean input and output tokens, and their coefficients of variation (0 = every request the same)."""
+class StagePlan(_Strict):
+    """`rate` requests/s for `for_s` seconds; a rate of 0 is a pause."""
 
-    isl: Annotated[float, Field(ge=1)]
-    osl: Annotated[float, Field(ge=1)]
-    isl_cv: Annotated[float, Field(ge=0)] = 0.0
-    osl_cv: Annotated[float, Field(ge=0)] = 0.0
+    for_s: Positive
+    rate: Share
+
+
+class ClientPlan(_Strict):
+    """The load generator: in how many `processes` it runs (default: as many as it needs).
+
+    `self_check`: before a sweep it must show on a mock of known timings that it can measure the heaviest level.
+    """
+
+    processes: Count | None = None
+    self_check: bool = True
 
 
 class SweepPlan(_Strict):
-    """Every pair of lengths at every level: `concurrency` (closed loop) and `rates` (Poisson open loop, requests/s).
+    """Each of `lengths` at every level of load.
 
-    `requests_per_level` requests are measured at each level (default: the larger of 50 and ten a user, or 100 at a
-    rate), fewer where `budget_s` seconds of measuring are over first. `warm_up` requests a user come before and are
-    left out. Users start spread over `ramp_s` (default: about the time of one request). Prompts follow from `seed` and
-    the run's number. `tokenizer` is a tokenizer.json; unset, the server is asked; ``none`` counts words.
+    Closed loop: `concurrency` users. Open loop: `rates` in requests/s with gaps by `arrivals` (poisson, constant or
+    gamma:cv=2); one `schedule` of stages; and, for lengths that are a trace, its own arrivals at each speed of
+    `replay`. Open-loop points are for checking predictions: they are never fitted.
+
+    A level is measured `until` its means are known well enough, for `budget_s` seconds at most (default 120), or for
+    exactly `requests_per_level` requests. `warm_up` requests a user come before and are left out. Users start spread
+    over `ramp_s` (default: about the time of one request). Prompts follow from `seed` and the run's number. `tokenizer`
+    is a tokenizer.json; unset, the server is asked; ``none`` counts words. With `adaptive`, only those levels of the
+    closed loop are measured that the question in it needs.
     """
 
     server: ServerPlan = ServerPlan()
@@ -129,40 +153,92 @@ class SweepPlan(_Strict):
     lengths: Annotated[list[LengthsPlan], Field(min_length=1)]
     concurrency: list[Count] = []
     rates: list[Positive] = []
+    arrivals: str = "poisson"
+    schedule: list[StagePlan] = []
+    replay: list[Positive] = []
+    until: Until = Until()
     requests_per_level: Count | None = None
     warm_up: Annotated[int, Field(ge=0)] = 2
-    ramp_s: Annotated[float, Field(ge=0)] | None = None
+    ramp_s: Share | None = None
     budget_s: Positive | None = None
     seed: Annotated[int, Field(ge=0)] = 0
     tokenizer: Text | None = None
+    client: ClientPlan = ClientPlan()
+    adaptive: AdaptivePlan | None = None
 
     @model_validator(mode="after")
     def _some_levels_none_twice(self) -> SweepPlan:
-        if not self.concurrency and not self.rates:
+        if not (self.concurrency or self.rates or self.schedule or self.replay):
             raise ValueError("no load levels: give concurrency, for instance [1, 4, 16], or rates in requests/s")
-        for name in ("lengths", "concurrency", "rates"):
+        if self.schedule and not any(stage.rate for stage in self.schedule):
+            raise ValueError("schedule: every stage is a pause")
+        if self.replay and not any(item.trace for item in self.lengths):
+            raise ValueError("replay: none of the lengths is a trace, for instance {trace: requests.csv}")
+        for name in ("lengths", "concurrency", "rates", "replay"):
             values = getattr(self, name)
             repeated = [value for value in values if values.count(value) > 1]
             if repeated:
                 raise ValueError(f"{name}: {repeated[0]} is there more than once")
         return self
 
-    def levels(self) -> list[Level]:
-        """The levels in the order in which they are measured: for each lengths, concurrency first, then rates."""
+    @field_validator("arrivals")
+    @classmethod
+    def _known_arrivals(cls, text: str) -> str:
+        try:
+            Arrivals.parse(text)
+        except ScenarioError as error:
+            raise ValueError(str(error)) from None
+        return text
+
+    def levels(self, lengths: Sequence[Lengths] | None = None) -> list[Level]:
+        """The levels in the order in which they are measured: for each lengths, concurrency first, then open loops.
+
+        `lengths`: what each entry of the plan comes to, where the tokens of its files have been counted. Raises
+        PlanError if two levels could not be told apart, FileError if a file of lengths cannot be used.
+        """
+        means = [item.summary() for item in self.lengths] if lengths is None else lengths
+        pairs = [(entry, mean, *load) for entry, mean in enumerate(means) for load in self._loads(self.lengths[entry])]
+        levels = [
+            Level(i, mean, kind, value, self._requests(kind, value), entry)
+            for i, (entry, mean, kind, value) in enumerate(pairs)
+        ]
+        seen: dict[LevelKey, Level] = {}
+        for level in levels:
+            if seen.setdefault(level.key, level) is not level:
+                raise PlanError(f"two levels of the plan have the same means and load: {level.label}; drop one of them")
+        return levels
+
+    def _loads(self, item: LengthsPlan) -> list[tuple[LoadKind, float]]:
         loads: list[tuple[LoadKind, float]] = [("concurrency", float(users)) for users in self.concurrency]
-        loads += [("poisson_rate", rate) for rate in self.rates]
-        pairs = [
-            (Lengths(item.isl, item.osl, item.isl_cv, item.osl_cv), *load) for item in self.lengths for load in loads
-        ]
-        return [
-            Level(i, lengths, kind, value, self._requests(kind, value))
-            for i, (lengths, kind, value) in enumerate(pairs)
-        ]
+        loads += [(_RATE_KINDS[Arrivals.parse(self.arrivals).kind], rate) for rate in self.rates]
+        if self.schedule:
+            lasts_s = sum(stage.for_s for stage in self.schedule)
+            loads.append(("schedule", sum(stage.for_s * stage.rate for stage in self.schedule) / lasts_s))
+        times_s = item.arrivals_s
+        if times_s is not None:
+            if self.replay and (len(times_s) < 2 or times_s[-1] <= times_s[0]):
+                raise PlanError(f"{item.trace}: a trace to replay needs requests at two times or more")
+            loads += [("trace", speed * (len(times_s) - 1) / float(times_s[-1] - times_s[0])) for speed in self.replay]
+        return loads
 
     def _requests(self, kind: LoadKind, value: float) -> int:
         if self.requests_per_level is not None:
             return self.requests_per_level
         return max(50, 10 * round(value)) if kind == "concurrency" else 100
+
+    def until_of(self, level: Level) -> Until:
+        """When the level has been measured long enough."""
+        if self.requests_per_level is not None:
+            return Until(requests_min=level.requests, requests_max=level.requests, budget_s=self.budget_s)
+        budget_s = self.budget_s or self.until.budget_s or BUDGET_S
+        return self.until.model_copy(update={"budget_s": budget_s})
+
+
+_RATE_KINDS: dict[ArrivalKind, LoadKind] = {
+    "poisson": "poisson_rate",
+    "constant": "constant_rate",
+    "gamma": "gamma_rate",
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -208,7 +284,9 @@ def parse_plan(text: str, name: str = "plan", folder: Path | None = None) -> Pla
         plan = SweepPlan.model_validate(content)
     except ValidationError as error:
         raise PlanError(f"{name}, {_first_fault(error)}") from None
-    return PlanFile(plan, text, folder or Path.cwd())
+    folder = folder or Path.cwd()
+    placed = plan.model_copy(update={"lengths": [item.within(folder) for item in plan.lengths]})
+    return PlanFile(placed, text, folder)
 
 
 def _yaml(text: str, name: str) -> Any:

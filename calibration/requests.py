@@ -1,22 +1,21 @@
-"""Prompts of an exact token count, each unique from its first tokens, so that no prefix cache can help."""
+"""Requests of planned lengths: each known by its number alone, each prompt unique from its first token."""
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from itertools import count
 from pathlib import Path
-from typing import Protocol
 
 import numpy as np
-from numpy.typing import NDArray
-from tokenizers import Tokenizer
 
 from calibration.errors import PlanError
+from calibration.lengths import LengthsPlan
+from calibration.tokens import Encoder, TokenIds, TokenizerFile, WordCounter, encoder_of
 from sizing.workload import Lengths
 
-ENOUGH_WORDS = 8192
-BLOCK = 64
+__all__ = ["Encoder", "Request", "Source", "TokenizerFile", "WordCounter"]
+
 ATTEMPTS = 8
 
 
@@ -30,111 +29,103 @@ class Request:
     prompt: str
     isl: int
     osl: int
-    token_ids: tuple[int, ...] | None = None
+    token_ids: TokenIds | None = None
 
 
-class Encoder(Protocol):
-    """What prompts are made of (`words`) and how the server will count them (`encode`)."""
+@dataclass(frozen=True, slots=True)
+class Source:
+    """The requests of one level, the same again for the same `seed`.
 
-    words: Sequence[str]
-
-    def encode(self, text: str) -> tuple[int, ...] | None:
-        """Token ids of `text`, None if tokens are not known."""
-
-
-class WordCounter:
-    """Stands in where no tokenizer is known: ISL is then a number of words.
-
-    >>> WordCounter().encode("no tokens known") is None
-    True
+    `lengths`: with the path of its file, if any, absolute. `tokenizer`: a tokenizer.json, None to count words;
+    `add_special_tokens` as the server's preprocessing does it.
     """
 
-    words: Sequence[str] = tuple(f"{a}{b}{c}" for a in "bdfgklmnprst" for b in "aeiou" for c in "bdfgklmnprst")
+    lengths: LengthsPlan
+    tokenizer: Path | None
+    add_special_tokens: bool
+    seed: tuple[int, ...]
 
-    def encode(self, text: str) -> None:
-        return None
+    def requests(self, shard: int = 0, shards: int = 1) -> Iterator[Request]:
+        """Every `shards`-th request, from number `shard` on; endless, but for a trace.
+
+        A request follows from its number and the seed, whatever `shards` is. Raises PlanError if some length cannot be
+        met exactly, FileError if a file cannot be used.
+        """
+        encoder = encoder_of(self.tokenizer, self.add_special_tokens)
+        opening = _Opening.drawn(encoder, self.lengths.shared_prefix, self.seed)
+        numbers = count(shard, shards)
+        if self.lengths.dataset is not None:
+            return self._from_texts(numbers, encoder, opening)
+        return self._from_words(numbers, encoder, opening)
+
+    def summary(self) -> Lengths:
+        """Means and coefficients of variation of the lengths. Raises as `requests` does."""
+        return self.lengths.summary(encoder_of(self.tokenizer, self.add_special_tokens))
+
+    def _from_words(self, numbers: Iterator[int], encoder: Encoder, opening: _Opening) -> Iterator[Request]:
+        law = self.lengths.law_of_pairs()
+        for number in numbers:
+            # + 1, as a seed (7, 0) would give the same numbers as the seed (7,)
+            rng = np.random.default_rng([*self.seed, number + 1])
+            pair = law.pair(number, rng)
+            if pair is None:
+                return
+            isl, osl = pair
+            yield _of_words(isl, osl, opening.words(number, isl), encoder, rng)
+
+    def _from_texts(self, numbers: Iterator[int], encoder: Encoder, opening: _Opening) -> Iterator[Request]:
+        texts = self.lengths.texts(encoder)
+        for number in numbers:
+            row = number % len(texts.prompts)
+            prompt = texts.prompts[row]
+            if self.lengths.unique:
+                prompt = " ".join([*(encoder.words[word] for word in opening.digits(number)), prompt])
+            ids = encoder.encode(prompt)
+            isl = encoder.count(prompt) if ids is None else len(ids)
+            yield Request(prompt, isl, int(texts.osl[row]), ids)
 
 
-class TokenizerFile:
-    """The tokenizer in a tokenizer.json. `words` are those that stay one token each wherever they stand.
+@dataclass(frozen=True, slots=True)
+class _Opening:
+    """How prompts open, as numbers of words: with `prefix`, the same for all, and then with the request's own number.
 
-    `add_special_tokens`: as the server's preprocessing does it. Raises PlanError if the file is missing or unusable.
+    The number is written in base len(order), lowest digit first: neighbours differ in the first token after the prefix
+    and all differ within the first few.
     """
 
-    def __init__(self, path: Path, add_special_tokens: bool = False) -> None:
-        self._path = path
-        self._special = add_special_tokens
-        self._tokenizer = _load(path)
-        self.words: Sequence[str] = self._single_token_words()
+    prefix: tuple[int, ...]
+    order: tuple[int, ...]
 
-    def encode(self, text: str) -> tuple[int, ...]:
-        return tuple(self._tokenizer.encode(text, add_special_tokens=self._special).ids)
+    @classmethod
+    def drawn(cls, encoder: Encoder, prefix_tokens: int, seed: Sequence[int]) -> _Opening:
+        rng = np.random.default_rng(seed)
+        order = rng.permutation(len(encoder.words)).tolist()
+        return cls(tuple(rng.integers(len(order), size=prefix_tokens).tolist()), tuple(order))
 
-    def _single_token_words(self) -> list[str]:
-        texts = {self._tokenizer.decode([number]).strip() for number in self._tokenizer.get_vocab().values()}
-        candidates = sorted(text for text in texts if text.isascii() and text.isalnum())
-        found: list[str] = []
-        for start in range(0, len(candidates), ENOUGH_WORDS):
-            block = candidates[start : start + ENOUGH_WORDS]
-            pairs = self._tokenizer.encode_batch([f"{word} {word}" for word in block], add_special_tokens=False)
-            found += [word for word, pair in zip(block, pairs, strict=True) if len(pair.ids) == 2]
-            if len(found) >= ENOUGH_WORDS:
-                break
-        if len(found) < 2:
-            raise PlanError(
-                f"{self._path}: no words of one token each in this tokenizer; set tokenizer: none in the plan"
-            )
-        return found
+    def digits(self, number: int) -> list[int]:
+        found = []
+        while True:
+            number, digit = divmod(number, len(self.order))
+            found.append(self.order[digit])
+            if not number:
+                return found
+
+    def words(self, number: int, isl: int) -> list[int]:
+        """In a prompt too short for both, the prefix is cut and the number kept."""
+        digits = self.digits(number)
+        return [*self.prefix[: max(0, isl - len(digits))], *digits]
 
 
-def _load(path: Path) -> Tokenizer:
-    try:
-        text = path.read_text(encoding="utf-8")
-        json.loads(text)
-    except FileNotFoundError:
-        raise PlanError(f"{path}: no such tokenizer.json; correct tokenizer in the plan, or set it to none") from None
-    except (OSError, ValueError) as error:
-        raise PlanError(f"{path}: cannot be read as a tokenizer.json ({error})") from None
-    try:
-        return Tokenizer.from_str(text)
-    except Exception as error:  # the tokenizers library raises nothing narrower
-        raise PlanError(f"{path}: not a tokenizer ({error})") from None
-
-
-def requests(lengths: Lengths, encoder: Encoder, rng: np.random.Generator) -> Iterator[Request]:
-    """Endless requests: lengths drawn from `lengths`, words from `encoder`, all from `rng`.
-
-    Each prompt opens with its number written in base len(words), lowest digit first: neighbours differ in the first
-    token and all differ within the first few. Raises PlanError if some length cannot be met exactly.
-    """
-    order = rng.permutation(len(encoder.words))
-    number = 0
-    while True:
-        for isl, osl in zip(*lengths.sample(BLOCK, rng), strict=True):
-            yield _request(int(isl), int(osl), _digits(number, order), encoder, rng)
-            number += 1
-
-
-def _digits(number: int, order: NDArray[np.int64]) -> list[int]:
-    digits = []
-    while True:
-        number, digit = divmod(number, len(order))
-        digits.append(int(order[digit]))
-        if not number:
-            return digits
-
-
-def _request(isl: int, osl: int, opening: list[int], encoder: Encoder, rng: np.random.Generator) -> Request:
+def _of_words(isl: int, osl: int, opening: list[int], encoder: Encoder, rng: np.random.Generator) -> Request:
     """Words are added or dropped until the tokens are exactly `isl`: a tokenizer may add special ones or join words."""
     numbers = [*opening, *rng.integers(len(encoder.words), size=max(0, isl - len(opening))).tolist()]
-    count = isl
+    length = isl
     for _ in range(ATTEMPTS):
-        prompt = " ".join(encoder.words[number] for number in numbers[:count])
-        ids = encoder.encode(prompt)
+        prompt, ids = encoder.prompt(numbers[:length])
         if ids is None or len(ids) == isl:
             return Request(prompt, isl, osl, ids)
-        count += isl - len(ids)
-        if count < 1:
+        length += isl - len(ids)
+        if length < 1:
             break
-        numbers += rng.integers(len(encoder.words), size=max(0, count - len(numbers))).tolist()
+        numbers += rng.integers(len(encoder.words), size=max(0, length - len(numbers))).tolist()
     raise PlanError(f"no prompt of exactly {isl} tokens can be made with this tokenizer; choose a longer isl")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import asyncio
+import threading
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -10,55 +10,64 @@ from typing import Protocol
 
 from calibration.cores import kept_off
 from calibration.errors import CalibrationError, PlanError
-from calibration.measure import Pace, Target, measure, prepare, probe
+from calibration.keep_up import processes
+from calibration.measure import Pace, Target, measure, prepare, probe, seed_of
 from calibration.plan import Level, PlanFile, parse_plan
+from calibration.records import Measurement
+from calibration.shards import Workers
 from calibration.store import Store
-from sizing.curves import Point
+from calibration.sweep import Sweep, sweep_of
 
 
 class Progress(Protocol):
     """Is told how a run gets on, always from the thread that called `run`."""
 
-    def started(self, run_id: int, levels: Sequence[Level]) -> None:
-        """`levels` are those still to be measured."""
+    def started(self, run_id: int) -> None:
+        """The run is in the store."""
 
-    def expects(self, seconds: Sequence[float]) -> None:
-        """Seconds that the levels not measured yet are now thought to take, the next one first."""
+    def says(self, text: str) -> None:
+        """A line for the person who waits."""
 
-    def answered(self, done: int, wanted: int) -> None:
-        """`done` of the `wanted` requests of the present level are answered."""
+    def expects(self, level: Level, seconds: float, after_s: float) -> None:
+        """`level` comes next and is thought to take `seconds`, what follows it `after_s`."""
 
-    def measured(self, level: Level, point: Point) -> None:
+    def share(self, done: float) -> None:
+        """So much of the present level is over, 0 to 1."""
+
+    def measured(self, level: Level, found: Measurement) -> None:
         """The point of `level` is in the store."""
 
 
 class Quiet:
     """Progress that tells nobody."""
 
-    def started(self, run_id: int, levels: Sequence[Level]) -> None: ...
-    def expects(self, seconds: Sequence[float]) -> None: ...
-    def answered(self, done: int, wanted: int) -> None: ...
-    def measured(self, level: Level, point: Point) -> None: ...
+    def started(self, run_id: int) -> None: ...
+    def says(self, text: str) -> None: ...
+    def expects(self, level: Level, seconds: float, after_s: float) -> None: ...
+    def share(self, done: float) -> None: ...
+    def measured(self, level: Level, found: Measurement) -> None: ...
 
 
-def run(file: PlanFile, store: Store, progress: Progress | None = None) -> int:
-    """Measure every level of the plan; the number of the run is returned.
+def run(file: PlanFile, store: Store, progress: Progress | None = None, cancel: threading.Event | None = None) -> int:
+    """Measure the levels of the plan; the number of the run is returned.
 
-    Raises PlanError or ServerError before anything is stored if the plan and the server do not fit, ServerError if the
-    server is lost on the way, and KeyboardInterrupt: the points until then are kept, and `resume` goes on from there.
+    Raises PlanError, FileError or ServerError before anything is stored if the plan and the server do not fit,
+    ClientLimitedError if this machine cannot make the planned load, ServerError if the server is lost on the way,
+    Cancelled when `cancel` is set, and KeyboardInterrupt: the points until then are kept, and `resume` goes on from
+    there.
     """
     target = prepare(file)
     label = f"{file.plan.server.model} at {file.plan.server.url}"
-    run_id = store.create_run(file.text, folder=file.folder, label=label, levels=len(file.plan.levels()))
-    with _state_kept(run_id, store), kept_off(target.served.engine_cores):
-        asyncio.run(_measure_missing(run_id, target, store, progress or Quiet()))
+    run_id = store.create_run(file.text, folder=file.folder, label=label, levels=len(target.levels))
+    _measured(run_id, target, store, progress or Quiet(), cancel)
     return run_id
 
 
-def resume(run_id: int, store: Store, progress: Progress | None = None) -> int:
+def resume(run_id: int, store: Store, progress: Progress | None = None, cancel: threading.Event | None = None) -> int:
     """Measure the levels of run `run_id` that have no point yet, by the plan it was started with.
 
-    Raises as `run` does, StoreError if there is no such run, and PlanError if the server is another deployment now.
+    Raises as `run` does, StoreError if there is no such run or it is being measured, and PlanError if the server is
+    another deployment now.
     """
     begun = store.run(run_id)
     target = prepare(parse_plan(begun.plan, name=f"plan of run {run_id}", folder=Path(begun.folder)))
@@ -67,24 +76,44 @@ def resume(run_id: int, store: Store, progress: Progress | None = None) -> int:
             change = f"{point.deployment.label} then, {target.replica.label} now"
             raise PlanError(f"run {run_id}: the server is not the one it was started on ({change}): start a new run")
     store.restart_run(run_id)
-    with _state_kept(run_id, store), kept_off(target.served.engine_cores):
-        asyncio.run(_measure_missing(run_id, target, store, progress or Quiet()))
+    _measured(run_id, target, store, progress or Quiet(), cancel)
     return run_id
 
 
-async def _measure_missing(run_id: int, target: Target, store: Store, progress: Progress) -> None:
+def _measured(run_id: int, target: Target, store: Store, progress: Progress, cancel: threading.Event | None) -> None:
+    with _state_kept(run_id, store), store.kept_alive(run_id), kept_off(target.served.engine_cores):
+        progress.started(run_id)
+        if missing := _missing(target.levels, store, run_id):
+            pace = probe(target, missing[0], run_id)
+            with Workers(processes(target, missing, pace, progress.says)) as workers:
+                sweep = sweep_of(target, missing, pace, progress.says)
+                _follow(sweep, run_id, target, pace, workers, store, progress, cancel)
+
+
+def _missing(levels: Sequence[Level], store: Store, run_id: int) -> list[Level]:
     done = store.done_levels(run_id)
-    missing = [level for level in target.plan.levels() if level.key not in done]
-    progress.started(run_id, missing)
-    pace: Pace | None = None
-    for number, level in enumerate(missing):
-        if pace is None or pace.lengths != level.lengths:
-            pace = await probe(target, level, run_id)
-        progress.expects([pace.expected_s(target.plan, later) for later in missing[number:]])
-        point = await measure(target, level, pace, run_id, progress.answered)
-        store.add_point(run_id, point)
-        progress.measured(level, point)
-        pace = pace.after(point)
+    return [level for level in levels if level.key not in done]
+
+
+def _follow(
+    sweep: Sweep,
+    run_id: int,
+    target: Target,
+    pace: Pace,
+    workers: Workers,
+    store: Store,
+    progress: Progress,
+    cancel: threading.Event | None,
+) -> None:
+    """Measure what the sweep names, one level after another, until it names none."""
+    while (level := sweep.next(store.points(run_id))) is not None:
+        if pace.lengths != level.lengths:
+            pace = probe(target, level, run_id)
+        progress.expects(level, *sweep.expected_s(pace))
+        found = measure(target, level, pace, run_id, workers, progress.share, cancel)
+        store.add_point(run_id, found, seed=seed_of(target, level, run_id))
+        progress.measured(level, found)
+        pace = pace.after(found.point)
 
 
 @contextmanager

@@ -1,19 +1,17 @@
-"""Streaming requests to a Triton server over gRPC: every response gets a time stamp, and is read only afterwards.
+"""Triton over gRPC: requests go out as bytes made before, responses are kept as bytes with a time stamp each.
 
-The generated stubs of tritonclient are used over grpc.aio directly, because `tritonclient.grpc.aio.stream_infer` cannot
-ask for an empty final response, and because its result objects cost more than the rest of the client.
+`tritonclient` is not in the path of a request: its clients parse every response when it comes (which costs as much as
+receiving it), and `stream_infer` gives no say over channels. Only its message types are used.
 """
 
 from __future__ import annotations
 
 import asyncio
 import itertools
+import math
 import time
-import urllib.error
-import urllib.request
 import uuid
 from collections.abc import Awaitable
-from dataclasses import dataclass
 from types import TracebackType
 from typing import Any, Self
 
@@ -23,31 +21,22 @@ from tritonclient.grpc import service_pb2, service_pb2_grpc
 
 from calibration.contract import Contract
 from calibration.errors import ServerError
+from calibration.exchange import Exchange, Prepared, Reader
 from calibration.plan import ServerPlan
 from calibration.requests import Request
 
 ANSWER_WITHIN_S = 3.0
 STREAMS_PER_CHANNEL = 32
-FINAL = "triton_final_response"
+_METHOD = "/inference.GRPCInferenceService/ModelStreamInfer"
 _OPTIONS = (
     ("grpc.max_receive_message_length", -1),
     ("grpc.max_send_message_length", -1),
     ("grpc.use_local_subchannel_pool", 1),  # else all channels share one connection, which serialises their streams
 )
-
-
-@dataclass(frozen=True, slots=True)
-class Reply:
-    """The answer to one request: when it was sent, and (time, new tokens) of each non-empty response.
-
-    Seconds of `time.perf_counter`. `end_s`: when the request was over, its empty final response included. `error`, if
-    not empty, is what went wrong, and the rest then means little.
-    """
-
-    sent_s: float
-    end_s: float
-    tokens: tuple[tuple[float, int], ...]
-    error: str = ""
+_ERROR_TAG = b"\x0a"  # a ModelStreamInferResponse that opens with field 1 carries error_message
+_FINAL = b"triton_final_response"
+_TRUE = b"\x12\x02\x08\x01"  # what follows that key in the map of parameters: InferParameter{bool_param: true}
+_FALSE = b"\x12\x02\x08\x00"
 
 
 class Client:
@@ -56,8 +45,8 @@ class Client:
     def __init__(self, server: ServerPlan) -> None:
         self.server = server
         self._channels: list[Any] = []
-        self._opened = 0
-        self._name = uuid.uuid4().hex[:8]
+        self._opened = itertools.count()
+        self._name = uuid.uuid4().hex[:12]
         self._numbers = itertools.count()
 
     async def __aenter__(self) -> Self:
@@ -69,15 +58,27 @@ class Client:
         for channel in self._channels:
             await channel.close()
 
-    def stream(self, contract: Contract) -> Stream:
-        """A new stream; every 32 streams share a connection."""
-        channel = self._channel(self._opened // STREAMS_PER_CHANNEL)
-        self._opened += 1
-        return Stream(self, service_pb2_grpc.GRPCInferenceServiceStub(channel), contract)
+    async def connect(self, streams: int) -> None:
+        """Open connections for `streams` streams, at most 32 on each. Raises ServerError if the server is not there."""
+        channels = [self._channel(index) for index in range(max(1, math.ceil(streams / STREAMS_PER_CHANNEL)))]
+        try:
+            async with asyncio.timeout(ANSWER_WITHIN_S):
+                await asyncio.gather(*map(_connected, channels))
+        except (TimeoutError, ConnectionError):
+            raise self._absent() from None
 
-    def next_id(self) -> str:
-        """An id no other request has, of this client or of another on the same server."""
-        return f"calibration-{self._name}-{next(self._numbers)}"
+    def stream(self, contract: Contract) -> Stream:
+        """A new stream, on the next of the connections in turn."""
+        return Stream(self, self._channel(next(self._opened) % max(1, len(self._channels))), contract)
+
+    def prepare(self, contract: Contract, request: Request) -> Prepared:
+        """`request` as bytes, under an id that no other request to the server has."""
+        request_id = f"calibration-{self._name}-{next(self._numbers)}"
+        return Prepared(request_id.encode(), contract.message(request, request_id), request.isl, request.osl)
+
+    def reader(self, contract: Contract) -> Reader:
+        """How the answers of these streams are read."""
+        return Reader(lambda raw: contract.tokens(_parsed(raw).infer_response), contract.exact)
 
     async def model_config(self, name: str) -> Any:
         """The ModelConfig of model `name`, None if the server has no such model. Raises ServerError."""
@@ -117,9 +118,12 @@ class Client:
             if error.code() == grpc.StatusCode.NOT_FOUND or "unknown model" in str(error.details()):
                 raise _NoSuchModel from None
             if error.code() in (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.DEADLINE_EXCEEDED):
-                hint = "start one, or correct server.url in the plan"
-                raise ServerError(f"{self.server.url}: no Triton server answers over gRPC there; {hint}") from None
+                raise self._absent() from None
             raise ServerError(f"{self.server.url}: {_one_line(error.details())}") from None
+
+    def _absent(self) -> ServerError:
+        hint = "start one, or correct server.url in the plan"
+        return ServerError(f"{self.server.url}: no Triton server answers over gRPC there; {hint}")
 
 
 class _NoSuchModel(Exception):
@@ -129,27 +133,26 @@ class _NoSuchModel(Exception):
 class Stream:
     """One request at a time over one long-lived ModelStreamInfer call, opened anew after a failure."""
 
-    def __init__(self, client: Client, stub: Any, contract: Contract) -> None:
+    def __init__(self, client: Client, channel: Any, contract: Contract) -> None:
         self._client = client
-        self._stub = stub
+        # no serialisers: bytes in, bytes out
+        self._open = channel.stream_stream(_METHOD)
         self._contract = contract
         self._call: Any = None
 
-    async def infer(self, request: Request) -> Reply:
-        """Send `request` and wait for the end of its answer. What goes wrong with the request is in `Reply.error`.
+    async def exchange(self, prepared: Prepared) -> Exchange:
+        """Send a request and wait for the end of its answer. What goes wrong with it is in `Exchange.error`.
 
         Raises ServerError if the server is gone.
         """
-        message = self._contract.message(request, self._client.next_id())
         if self._call is None:
-            self._call = self._stub.ModelStreamInfer()
-        sent_ns = time.perf_counter_ns()
-        responses: list[tuple[int, Any]] = []
-        error = await self._exchange(message, request.osl, responses)
-        end_ns = time.perf_counter_ns()
-        if error:
+            self._call = self._open()
+        exchange = Exchange(prepared.isl, prepared.osl, time.perf_counter_ns())
+        exchange.error = await self._send_and_collect(prepared, exchange)
+        exchange.end_ns = time.perf_counter_ns()
+        if exchange.error:
             self.close()
-        return self._reply(request, sent_ns, end_ns, responses, error)
+        return exchange
 
     def close(self) -> None:
         """End the call; the next request opens a new one."""
@@ -157,13 +160,13 @@ class Stream:
             self._call.cancel()
             self._call = None
 
-    async def _exchange(self, message: Any, osl: int, responses: list[tuple[int, Any]]) -> str:
-        """Send, then collect (perf_counter_ns, response) until the answer is over. Returns an error, "" if none."""
+    async def _send_and_collect(self, prepared: Prepared, exchange: Exchange) -> str:
+        """Returns an error, "" if none."""
         timeout_s = self._client.server.timeout_s
         try:
             async with asyncio.timeout(timeout_s):
-                await self._call.write(message)
-                return await self._collect(message.id, osl, responses)
+                await self._call.write(prepared.body)
+                return await self._collect(prepared, exchange)
         except TimeoutError:
             return f"no complete answer within {timeout_s:g} s"
         except grpc.aio.AioRpcError as error:
@@ -171,83 +174,60 @@ class Stream:
         except asyncio.InvalidStateError:  # a write on a call that the server has ended between two requests
             return await self._failed("UNAVAILABLE", "the server closed the stream")
 
-    async def _collect(self, request_id: str, osl: int, responses: list[tuple[int, Any]]) -> str:
+    async def _collect(self, prepared: Prepared, exchange: Exchange) -> str:
+        """The path of every response: stamp it, keep it, see whether it is the last. Returns an error, "" if none."""
+        at_ns, raw = exchange.at_ns, exchange.raw
         tokens = 0
         while True:
             response = await self._call.read()
             now_ns = time.perf_counter_ns()
             if response is grpc.aio.EOF:
                 return await self._failed("UNAVAILABLE", "the server closed the stream")
-            if response.error_message:
-                return _one_line(response.error_message)
-            answer = response.infer_response
-            if answer.id not in ("", request_id):
+            if response.startswith(_ERROR_TAG):
+                return _one_line(_parsed(response).error_message)
+            if prepared.id not in response and _parsed(response).infer_response.id:
                 continue  # a late end of the request before
-            responses.append((now_ns, answer))
-            if FINAL in answer.parameters:
-                if answer.parameters[FINAL].bool_param:
-                    return ""
-            else:  # a server that does not mark the end: the tokens asked for are the end
-                tokens += self._contract.tokens(answer)
-                if tokens >= osl:
-                    return ""
+            at_ns.append(now_ns)
+            raw.append(response)
+            final = _final(response)
+            if final is None:  # a server that does not mark the end: the tokens asked for are the end
+                tokens += self._contract.tokens(_parsed(response).infer_response)
+                final = tokens >= prepared.osl
+            if final:
+                return ""
 
     async def _failed(self, code: str, details: str) -> str:
         if code == "UNAVAILABLE":
             await self._client.check_alive()
         return f"{code}: {details}"
 
-    def _reply(
-        self, request: Request, sent_ns: int, end_ns: int, responses: list[tuple[int, Any]], error: str
-    ) -> Reply:
-        counted = [(at_ns / 1e9, self._contract.tokens(answer)) for at_ns, answer in responses]
-        tokens = tuple((at_s, count) for at_s, count in counted if count)
-        got = sum(count for _, count in tokens)
-        exact = self._contract.counted_by != "responses"
-        if not error and not got:
-            error = "an answer without tokens"
-        if not error and exact and got != request.osl:
-            error = f"{got} tokens in the answer where {request.osl} were asked for"
-        return Reply(sent_ns / 1e9, end_ns / 1e9, tokens, error)
+
+async def _connected(channel: Any) -> None:
+    """Raises ConnectionError as soon as it is clear that nobody answers; `channel_ready` would try on and on."""
+    state = channel.get_state(try_to_connect=True)
+    while state is not grpc.ChannelConnectivity.READY:
+        if state is grpc.ChannelConnectivity.TRANSIENT_FAILURE:
+            raise ConnectionError
+        await channel.wait_for_state_change(state)
+        state = channel.get_state(try_to_connect=True)
 
 
-class StreamPool:
-    """Streams for an open loop: an idle one is taken, a new one opened where none is idle."""
-
-    def __init__(self, client: Client, contract: Contract) -> None:
-        self._client = client
-        self._contract = contract
-        self._idle: list[Stream] = []
-
-    async def infer(self, request: Request) -> Reply:
-        """As `Stream.infer`; any number of calls may run at once."""
-        stream = self._idle.pop() if self._idle else self._client.stream(self._contract)
-        try:
-            return await stream.infer(request)
-        finally:
-            self._idle.append(stream)
+def _final(response: bytes) -> bool | None:
+    """Whether a response says that it is the last; None if it does not say. Parsed only where the bytes leave doubt."""
+    key = response.find(_FINAL)
+    if key < 0:
+        return None
+    value = response[key + len(_FINAL) : key + len(_FINAL) + len(_TRUE)]
+    if value == _TRUE:
+        return True
+    if value == _FALSE:
+        return False
+    parameters = _parsed(response).infer_response.parameters
+    return bool(parameters[_FINAL.decode()].bool_param) if _FINAL.decode() in parameters else None
 
 
-def requests_served(metrics_url: str, model: str) -> int:
-    """Requests that `model` has answered since the server started, by its Prometheus metrics.
-
-    Raises ServerError if the page cannot be had or does not count the model's requests.
-    """
-    try:
-        with urllib.request.urlopen(metrics_url, timeout=ANSWER_WITHIN_S) as page:
-            lines = page.read().decode("utf-8", "replace").splitlines()
-    except (urllib.error.URLError, OSError, ValueError) as error:
-        raise ServerError(
-            f"{metrics_url}: no metrics there ({error}); correct server.metrics_url in the plan"
-        ) from None
-    counts = [
-        float(line.rsplit(" ", 1)[1])
-        for line in lines
-        if line.startswith("nv_inference_request_success{") and f'model="{model}"' in line
-    ]
-    if not counts:
-        raise ServerError(f"{metrics_url}: no nv_inference_request_success of model {model!r} there")
-    return round(sum(counts))
+def _parsed(response: bytes) -> Any:
+    return service_pb2.ModelStreamInferResponse.FromString(response)
 
 
 def _one_line(text: str | None) -> str:

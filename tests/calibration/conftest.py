@@ -1,20 +1,52 @@
-"""The reference server needs a Python that its binary supports; elsewhere its tests say so instead of failing."""
+"""What the tests of the calibration share: databases to test a store on, and where the reference server can run."""
 
 from __future__ import annotations
 
 import sys
+from collections.abc import Iterator
+from pathlib import Path
+from uuid import uuid4
 
 import pytest
 
+from calibration.database import RECORDS_VARIABLE
 from calibration.reference.environment import PYTHON_VERSION, SUPPORTED
+from calibration.store import Store
+from tests.calibration.postgres import new_schema, postgres, wheel
 
 collect_ignore = ["engine_trace.py"]  # runs in the reference environment, where torch is
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """The reference server needs a Python that its binary supports; elsewhere its tests say so instead of failing."""
     if sys.version_info[:2] in SUPPORTED:
         return
     reason = f"the reference server's Python backend has no build for Python {PYTHON_VERSION}"
     for item in items:
         if item.get_closest_marker("triton"):
             item.add_marker(pytest.mark.skip(reason=reason))
+
+
+@pytest.fixture(scope="session")
+def postgres_folder() -> Iterator[str]:
+    """A PostgreSQL server, started when the first test needs it: the folder of its socket."""
+    package = wheel()
+    if package is None:
+        pytest.skip("there is no PostgreSQL in a wheel for this system")
+    with postgres(package) as folder:
+        yield folder
+
+
+@pytest.fixture(params=["sqlite", "postgresql"])
+def database_url(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
+    """An empty database of each kind, with a folder of its own for records."""
+    monkeypatch.setenv(RECORDS_VARIABLE, str(tmp_path / "records"))
+    if request.param == "sqlite":
+        return f"sqlite:///{tmp_path / 'points.db'}"
+    return new_schema(request.getfixturevalue("postgres_folder"), f"test_{uuid4().hex}")
+
+
+@pytest.fixture
+def store(database_url: str) -> Store:
+    """A store on an empty database of each kind."""
+    return Store(database_url)

@@ -29,7 +29,11 @@ ENGINE = {"model": "toy", "precision": "fp32", "gpu": "cpu", "tp": "1", "engine"
 
 @dataclass(frozen=True, slots=True)
 class Script:
-    """How the server answers. Times in seconds; `*_every`: 0 never, n every n-th request."""
+    """How the server answers. Times in seconds; `*_every`: 0 never, n every n-th request.
+
+    `counter` is the output that tells token counts, empty for a model with text only. A server without
+    `takes_max_tokens` answers with three tokens, whatever is asked.
+    """
 
     ttft_s: float = 0.02
     itl_s: float = 0.002
@@ -42,6 +46,9 @@ class Script:
     hang_up_every: int = 0
     die_after: int = 0
     counter: str = "output_ids"
+    echo_id: bool = True
+    decoupled: bool = True
+    takes_max_tokens: bool = True
     engine: dict[str, str] = field(default_factory=lambda: dict(ENGINE))
     max_batch_size: int = 8
     preprocessing: dict[str, str] = field(default_factory=dict)
@@ -76,6 +83,7 @@ class MockServer(service_pb2_grpc.GRPCInferenceServiceServicer):
 
     async def ModelConfig(self, request: Any, context: Any) -> Any:  # noqa: N802
         config = model_config_pb2.ModelConfig(name=request.name, max_batch_size=self.script.max_batch_size)
+        config.model_transaction_policy.decoupled = self.script.decoupled
         if request.name == "tensorrt_llm":
             parameters = self.script.engine
         elif request.name == "preprocessing":
@@ -97,6 +105,8 @@ class MockServer(service_pb2_grpc.GRPCInferenceServiceServicer):
             ("end_id", model_config_pb2.TYPE_INT32, True),
             ("temperature", model_config_pb2.TYPE_FP32, True),
         ):
+            if name == "max_tokens" and not self.script.takes_max_tokens:
+                continue
             config.input.add(name=name, data_type=kind, dims=[-1], optional=optional)
         config.output.add(name="text_output", data_type=model_config_pb2.TYPE_STRING, dims=[-1])
         if self.script.counter:
@@ -136,7 +146,8 @@ class MockServer(service_pb2_grpc.GRPCInferenceServiceServicer):
             yield self._response(request, 0, final=True)
 
     def _response(self, request: Any, tokens: int, final: bool) -> Any:
-        answer = service_pb2.ModelInferResponse(model_name=request.model_name, id=request.id)
+        answer = service_pb2.ModelInferResponse(model_name=request.model_name)
+        answer.id = request.id if self.script.echo_id else ""
         if tokens:
             self._add(answer, "text_output", "BYTES", [1, 1], b"\x04\x00\x00\x00word")
             if self.script.counter == "output_ids":
@@ -155,8 +166,10 @@ class MockServer(service_pb2_grpc.GRPCInferenceServiceServicer):
 
 
 def asked(request: Any) -> int:
-    """The value of max_tokens in a request."""
+    """The value of max_tokens in a request, 3 where it has none."""
     names = [tensor.name for tensor in request.inputs]
+    if "max_tokens" not in names:
+        return 3
     return int(np.frombuffer(request.raw_input_contents[names.index("max_tokens")], np.int32)[0])
 
 

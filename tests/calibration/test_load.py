@@ -1,30 +1,31 @@
-"""Load drivers without a server, and the gRPC client against a mock with known timings and faults."""
+"""The load drivers without a server: who is in flight when, and which times are told."""
 
 from __future__ import annotations
 
 import asyncio
 import time
 from collections.abc import Iterator
-from pathlib import Path
 
 import numpy as np
 import pytest
 
+from calibration.alarm import Alarm
 from calibration.contract import Contract, Input
-from calibration.describe import describe
 from calibration.errors import ServerError
-from calibration.load import Load, arrival_times, closed_loop, open_loop
+from calibration.exchange import Answers, Exchange, Prepared, Reader, log_of
+from calibration.load import Tally, ask, client, closed_loop, open_loop
 from calibration.plan import ServerPlan
+from calibration.records import RequestLog
 from calibration.requests import Request
-from calibration.triton import Client, Reply, StreamPool, requests_served
-from tests.calibration.mock_server import MockServer, Script, asked, prompt
+from tests.calibration.mock_server import MockServer, Script
 
 OSL = 6
+READER = Reader(count=len, exact=True)  # a byte is a token
 
 
-def endless(osl: int = OSL) -> Iterator[Request]:
+def endless(osl: int = OSL) -> Iterator[Prepared]:
     while True:
-        yield Request("two words", 2, osl)
+        yield Prepared(b"1", b"two words", 2, osl)
 
 
 class Desk:
@@ -35,240 +36,198 @@ class Desk:
         self.waiting = 0
         self.seen_waiting: list[int] = []
 
-    async def infer(self, request: Request) -> Reply:
-        sent_s = time.perf_counter()
+    async def exchange(self, prepared: Prepared) -> Exchange:
+        exchange = Exchange(prepared.isl, prepared.osl, time.perf_counter_ns())
         self.waiting += 1
         self.seen_waiting.append(self.waiting)
         await asyncio.sleep(self.takes_s)
         self.waiting -= 1
-        end_s = time.perf_counter()
-        return Reply(sent_s, end_s, ((end_s, request.osl),))
+        exchange.end_ns = time.perf_counter_ns()
+        exchange.at_ns, exchange.raw = [exchange.end_ns], [b"x" * prepared.osl]
+        return exchange
+
+
+def closed(
+    desk: Desk, users: int, stop_after_s: float, warm_up: int = 2, ramp_s: float = 0.0
+) -> tuple[Tally, RequestLog]:
+    async def run() -> Tally:
+        tally = Tally(READER, cold=users)
+        now_s = time.perf_counter()
+        asyncio.get_running_loop().call_later(stop_after_s, tally.stop)
+        starts_s = [now_s + ramp_s * number / users for number in range(users)]
+        await closed_loop([desk.exchange] * users, endless(), tally, warm_up=warm_up, starts_s=starts_s)
+        return tally
+
+    tally = asyncio.run(run())
+    return tally, tally.answers.log()
 
 
 @pytest.mark.parametrize("users", [1, 3, 8])
 def test_a_closed_loop_keeps_exactly_n_in_flight(users: int) -> None:
     desk = Desk()
-    load = asyncio.run(closed_loop([desk.infer] * users, endless(), measured=10 * users, warm_up=2))
+    _, log = closed(desk, users, stop_after_s=0.1)
     assert max(desk.seen_waiting) == users
-    assert desk.seen_waiting[2 * users :].count(users) == len(desk.seen_waiting[2 * users :])
-    assert load.issued == 10 * users
+    steady = desk.seen_waiting[2 * users :]
+    assert steady.count(users) == len(steady)
+    assert len(log) == len(desk.seen_waiting)
+    assert not log.failed.any()
 
 
-def test_the_window_opens_after_every_users_warm_up_and_shuts_when_the_first_user_stops() -> None:
-    desk = Desk()
-    load = asyncio.run(closed_loop([desk.infer] * 4, endless(), measured=20, warm_up=3, ramp_s=0.02))
-    ended_before = [timing for timing in load.timings if timing.end_s <= load.start_s]
-    sent_inside = [timing for timing in load.timings if load.start_s <= timing.sent_s < load.stop_s]
-    assert len(ended_before) >= 4 * 3
-    assert len(sent_inside) == load.issued == 20
-    assert max(timing.sent_s for timing in load.timings) <= load.stop_s <= max(timing.end_s for timing in load.timings)
+def test_users_are_warm_once_each_has_had_its_answers_and_none_sends_after_the_stop() -> None:
+    tally, log = closed(Desk(takes_s=0.05), users=4, stop_after_s=0.4, warm_up=3, ramp_s=0.02)
+    assert tally.warm_s is not None and tally.stopped_s is not None
+    assert (log.end_s <= tally.warm_s).sum() >= 4 * 3
+    assert log.sent_s.max() <= tally.stopped_s
+    assert log.end_s.max() >= tally.stopped_s  # what was in flight has been waited for
+    assert np.ptp(np.sort(log.sent_s)[:4]) >= 0.02 * 3 / 4
 
 
-def test_a_budget_cuts_a_closed_loop_short() -> None:
-    load = asyncio.run(closed_loop([Desk().infer] * 2, endless(), measured=10**6, warm_up=0, budget_s=0.05))
-    assert 0 < load.issued < 10**6
-    assert load.stop_s >= load.start_s + 0.05
+def test_a_closed_loop_ends_when_the_requests_do() -> None:
+    async def run() -> Tally:
+        tally = Tally(READER, cold=2)
+        some = iter([Prepared(b"1", b"", 1, 1)] * 7)
+        await closed_loop([Desk().exchange] * 2, some, tally, warm_up=1, starts_s=[0.0, 0.0])
+        return tally
+
+    tally = asyncio.run(run())
+    assert len(tally.answers.log()) == 7
+    assert tally.stopped_s is not None
 
 
-def test_answers_inside_the_window_are_told_and_never_more_than_wanted() -> None:
-    told: list[int] = []
-    asyncio.run(closed_loop([Desk().infer] * 4, endless(), measured=12, warm_up=1, on_done=told.append))
-    assert told == sorted(told)
-    assert told[-1] == 12
+def opened(desk: Desk, offsets_s: list[float], stop_after_s: float | None = None) -> tuple[list[float], RequestLog]:
+    async def run() -> tuple[list[float], Tally]:
+        tally = Tally(READER)
+        due_s = [time.perf_counter() + offset_s for offset_s in offsets_s]
+        if stop_after_s is not None:
+            asyncio.get_running_loop().call_later(stop_after_s, tally.stop)
+        await open_loop(desk.exchange, endless(), tally, due_s=due_s)
+        return due_s, tally
+
+    due_s, tally = asyncio.run(run())
+    return due_s, tally.answers.log()
 
 
 def test_an_open_loop_does_not_wait_for_slow_answers() -> None:
-    desk = Desk(takes_s=0.3)
-    arrivals_s = np.arange(1, 41) * 0.002
-    load = asyncio.run(open_loop(desk.infer, endless(), arrivals_s=arrivals_s, warm_up=5))
+    desk = Desk(takes_s=0.5)
+    _, log = opened(desk, [number * 0.002 for number in range(40)])
     assert max(desk.seen_waiting) == 40
-    assert len(load.timings) == 40
-    assert load.issued == 34
-    assert load.stop_s - load.start_s == pytest.approx(34 * 0.002)
+    assert len(log) == 40
 
 
-def test_intended_and_actual_send_times_are_kept_apart() -> None:
-    async def busy(request: Request) -> Reply:
+def test_intended_times_are_the_planned_ones_and_nothing_is_sent_before() -> None:
+    due_s, log = opened(Desk(), [0.01, 0.02, 0.02, 0.05])
+    order = np.argsort(log.intended_s)
+    assert log.intended_s[order] == pytest.approx(due_s, abs=1e-8)
+    assert (log.sent_s >= log.intended_s - 1e-6).all()
+
+
+def test_a_late_sender_is_seen_in_the_log_and_every_request_is_still_sent() -> None:
+    async def run() -> RequestLog:
+        tally = Tally(READER)
         now_s = time.perf_counter()
-        return Reply(now_s + 1.0, now_s + 2.0, ((now_s + 2.0, OSL),))
+        asyncio.get_running_loop().call_later(0.01, time.sleep, 0.1)  # something holds the loop
+        await open_loop(Desk().exchange, endless(), tally, due_s=[now_s + 0.02 + 0.01 * n for n in range(5)])
+        return tally.answers.log()
 
-    load = asyncio.run(open_loop(busy, endless(), arrivals_s=np.array([0.01, 0.02, 0.03]), warm_up=0))
-    assert np.diff([timing.intended_s for timing in load.timings]) == pytest.approx([0.01, 0.01])
-    assert all(timing.sent_s - timing.intended_s >= 1.0 for timing in load.timings)
-
-
-def test_a_budget_cuts_arrivals() -> None:
-    arrivals_s = np.arange(1, 101) * 0.002
-    load = asyncio.run(open_loop(Desk().infer, endless(), arrivals_s=arrivals_s, warm_up=10, budget_s=0.0201))
-    assert len(load.timings) == 10 + 12
-    assert load.issued == 11
+    log = asyncio.run(run())
+    assert len(log) == 5
+    assert (log.sent_s - log.intended_s).max() >= 0.08
 
 
-@pytest.mark.parametrize("rate_per_s", [0.5, 20.0])
-def test_poisson_gaps_have_mean_and_spread_one_over_the_rate(rate_per_s: float) -> None:
-    gaps_s = np.diff(arrival_times(rate_per_s, 20_001, np.random.default_rng(3)))
-    four_sigma = 4 / 20_000**0.5
-    assert gaps_s.mean() * rate_per_s == pytest.approx(1, abs=four_sigma)
-    assert gaps_s.std() * rate_per_s == pytest.approx(1, abs=2 * four_sigma)
+def test_a_stop_cuts_the_arrivals_also_while_the_next_is_far() -> None:
+    began_s = time.perf_counter()
+    _, log = opened(Desk(), [0.001, 0.002, 30.0], stop_after_s=0.05)
+    assert len(log) == 2
+    assert time.perf_counter() - began_s < 10
 
 
-@pytest.mark.parametrize("seed", range(5))
-def test_a_short_open_loop_has_the_rate_asked_for(seed: int) -> None:
-    assert arrival_times(8.0, 100, np.random.default_rng(seed))[-1] == pytest.approx(100 / 8.0)
-
-
-@pytest.mark.parametrize("start", ["closed", "open"])
-def test_a_lost_server_ends_the_loop_with_its_own_error(start: str) -> None:
-    async def lost(request: Request) -> Reply:
+@pytest.mark.parametrize("kind", ["closed", "open"])
+def test_a_lost_server_ends_the_loop_with_its_own_error(kind: str) -> None:
+    async def lost(prepared: Prepared) -> Exchange:
         raise ServerError("gone")
 
-    if start == "closed":
-        loop = closed_loop([lost] * 3, endless(), measured=9, warm_up=1)
-    else:
-        loop = open_loop(lost, endless(), arrivals_s=np.array([0.001, 0.002, 5.0]), warm_up=0)
+    async def run() -> None:
+        tally = Tally(READER, cold=3)
+        if kind == "closed":
+            await closed_loop([lost] * 3, endless(), tally, warm_up=1, starts_s=[0.0] * 3)
+        else:
+            now_s = time.perf_counter()
+            await open_loop(lost, endless(), tally, due_s=[now_s, now_s + 0.001, now_s + 30.0])
+
     with pytest.raises(ServerError, match="gone"):
-        asyncio.run(loop)
+        asyncio.run(run())
 
 
-async def replies(script: Script, n: int = 1, **plan: float) -> tuple[list[Reply], MockServer]:
-    async with MockServer(script) as server:
-        target = ServerPlan(url=server.url, **plan)  # type: ignore[arg-type]
-        described = await describe(target)
-        async with Client(target) as client:
-            stream = client.stream(described.contract)
-            return [await stream.infer(request) for request, _ in zip(endless(), range(n), strict=False)], server
+def exchange(*chunks: tuple[int, int], isl: int = 2, osl: int = OSL, error: str = "") -> Exchange:
+    """An exchange sent at 0 ns with responses of (time in ns, tokens)."""
+    at_ns, raw = [at for at, _ in chunks], [b"x" * tokens for _, tokens in chunks]
+    return Exchange(isl, osl, 0, max([0, *at_ns]), at_ns, raw, error)
 
 
-def shape(reply: Reply) -> list[int]:
-    return [count for _, count in reply.tokens]
+def test_what_is_told_while_it_runs_are_the_times_of_first_and_last_token() -> None:
+    tally = Tally(READER)
+    tally.add(exchange((1_000_000, 0), (2_000_000, 2), (4_000_000, 2), (10_000_000, 2), (90_000_000, 0)))
+    tally.add(exchange((5_000_000, 6)))
+    tally.add(exchange(error="broken"))
+    (several, single), failed = tally.news()
+    assert several == pytest.approx((0.010, 0.002, 0.008 / 4, 0.010))
+    assert single[:2] == pytest.approx((0.005, 0.005))
+    assert np.isnan(single.itl_s)
+    assert failed == 1
+    assert tally.news() == ([], 0)
 
 
-def test_times_are_those_of_the_server() -> None:
-    """TTFT and E2E are at least what the server sleeps, and under what one response more would make them."""
-    script = Script(ttft_s=0.05, itl_s=0.02)
-    (_, *found), _ = asyncio.run(replies(script, n=4))
-    ttft_s = [reply.tokens[0][0] - reply.sent_s for reply in found]
-    e2e_s = [reply.tokens[-1][0] - reply.sent_s for reply in found]
-    assert 0.05 <= min(ttft_s) < 0.05 + 0.02
-    assert 0.05 + (OSL - 1) * 0.02 <= min(e2e_s) < 0.05 + OSL * 0.02
-    assert all(shape(reply) == [1] * OSL and not reply.error for reply in found)
+def test_answers_past_the_bound_are_read_early_and_the_log_is_the_same() -> None:
+    """With room for nothing, for some and for all: the same requests, whichever were kept raw."""
+    many = [exchange(*((1000 * number, number % 3) for number in range(9)), osl=9) for _ in range(20)]
+    logs = []
+    for kept_bytes in (0, 5_000, 10**9):
+        answers = Answers(READER, kept_bytes)
+        for one in many:
+            answers.add(one)
+        logs.append(answers.log())
+    whole = log_of(many, READER)
+    for log in logs:
+        assert log.error == whole.error
+        assert (log.chunk_at_s == whole.chunk_at_s).all()
+        assert (log.chunk_tokens == whole.chunk_tokens).all()
+        assert log.tokens.tolist() == [9] * 20
 
 
-@pytest.mark.parametrize(
-    ("script", "shape_of_answer"),
-    [
-        (Script(empty_first=True), [1] * OSL),
-        (Script(late_final_s=0.05), [1] * OSL),
-        (Script(empty_first=True, late_final_s=0.05), [1] * OSL),
-        (Script(tokens_per_response=4), [4, 2]),
-        (Script(final_flag=False), [1] * OSL),
-        (Script(final_flag=False, late_final_s=0.01), [1] * OSL),
-        (Script(final_flag=False, empty_first=True, tokens_per_response=4), [4, 2]),
-        (Script(counter="sequence_length", tokens_per_response=4), [4, 2]),
-        (Script(counter="output_log_probs", tokens_per_response=4), [4, 2]),
-        (Script(counter=""), [1] * OSL),
-        (Script(max_batch_size=0), [1] * OSL),
-    ],
-)
-def test_only_responses_with_tokens_count(script: Script, shape_of_answer: list[int]) -> None:
-    found, server = asyncio.run(replies(script, n=3))
-    for reply in found:
-        assert not reply.error
-        assert shape(reply) == shape_of_answer
-    assert [asked(request) for request in server.requests] == [OSL] * 3
-    assert [prompt(request) for request in server.requests] == ["two words"] * 3
+def test_an_alarm_never_rings_early_and_a_past_time_lets_others_run() -> None:
+    async def run() -> None:
+        async with Alarm() as alarm:
+            for wait_s in (0.0001, 0.003, 0.02):
+                at_s = time.perf_counter() + wait_s
+                await alarm.sleep_until(at_s)
+                assert time.perf_counter() >= at_s - 1e-7
+            ran: list[int] = []
+            asyncio.get_running_loop().call_soon(ran.append, 1)
+            await alarm.sleep_until(0.0)
+            assert ran == [1]
+
+    asyncio.run(run())
 
 
-def test_neither_an_early_empty_response_nor_a_late_final_one_moves_ttft_or_e2e() -> None:
-    (_, found), _ = asyncio.run(replies(Script(ttft_s=0.05, empty_first=True, late_final_s=0.2), n=2))
-    assert found.tokens[0][0] - found.sent_s >= 0.05
-    assert found.end_s - found.tokens[-1][0] >= 0.2
-
-
-def test_an_error_response_ends_its_request_only() -> None:
-    found, _ = asyncio.run(replies(Script(error_every=2), n=4))
-    assert [reply.error for reply in found] == ["", "out of blocks", "", "out of blocks"]
-
-
-def test_a_stream_hung_up_on_is_an_error_and_the_next_request_goes_on() -> None:
-    found, _ = asyncio.run(replies(Script(hang_up_every=2), n=3))
-    assert [bool(reply.error) for reply in found] == [False, True, False]
-    assert "hung up" in found[1].error
-
-
-def test_an_answer_of_another_length_is_an_error() -> None:
-    ((found,), _) = asyncio.run(replies(Script(short_by=2)))
-    assert found.error == f"{OSL - 2} tokens in the answer where {OSL} were asked for"
-
-
-def test_a_request_without_end_is_given_up() -> None:
-    (found, *_), _ = asyncio.run(replies(Script(ttft_s=60), timeout_s=0.1))
-    assert found.error == "no complete answer within 0.1 s"
-
-
-def test_a_server_that_went_away_is_a_server_error() -> None:
-    async def lose() -> Reply:
-        server = MockServer(Script(ttft_s=60))
-        async with server:
-            target = ServerPlan(url=server.url)
-            described = await describe(target)
-            client = Client(target)
-            waiting = asyncio.create_task(client.stream(described.contract).infer(next(endless())))
-            while not server.requests:
-                await asyncio.sleep(0.005)
-        async with client:
-            return await waiting
-
-    with pytest.raises(ServerError, match="stopped answering"):
-        asyncio.run(lose())
-
-
-def test_closed_and_open_loop_over_grpc_bring_the_load_they_promise() -> None:
-    async def both() -> tuple[Load, Load, int]:
-        async with MockServer(Script(ttft_s=0.01, itl_s=0.001)) as server:
-            target = ServerPlan(url=server.url)
-            described = await describe(target)
-            async with Client(target) as client:
-                users = [client.stream(described.contract).infer for _ in range(4)]
-                closed = await closed_loop(users, endless(), measured=20, warm_up=1)
-                peak = server.peak
-                pool = StreamPool(client, described.contract)
-                opened = await open_loop(pool.infer, endless(), arrivals_s=np.arange(1, 21) * 0.002, warm_up=2)
-                return closed, opened, peak
-
-    closed, opened, peak = asyncio.run(both())
-    assert peak == 4
-    assert not [timing.error for timing in (*closed.timings, *opened.timings) if timing.error]
-    assert len(opened.timings) == 20
-
-
-def test_an_unknown_required_input_is_refused() -> None:
-    contract = Contract("m", {"text_input": Input("BYTES", False), "image": Input("FP32", False)}, (), batched=True)
-    with pytest.raises(ServerError, match="requires the input 'image'"):
-        contract.message(next(endless()), "1")
-
-
-def test_the_engine_itself_is_sent_token_ids() -> None:
-    names = ("input_ids", "input_lengths", "request_output_len", "streaming")
-    contract = Contract("tensorrt_llm", {name: Input("INT32", False) for name in names}, ("output_ids",), batched=True)
-    message = contract.message(Request("a b", 2, 5, (7, 8)), "1")
-    values = [np.frombuffer(raw, np.int32).tolist() for raw in message.raw_input_contents]
-    assert values == [[7, 8], [2], [5], [1]]
-    assert [list(tensor.shape) for tensor in message.inputs] == [[1, 2], [1, 1], [1, 1], [1, 1]]
-    with pytest.raises(ServerError, match="takes token ids"):
-        contract.message(Request("a b", 2, 5), "1")
-
-
-def test_requests_served_are_read_from_the_metrics_page(tmp_path: Path) -> None:
-    page = tmp_path / "metrics"
-    page.write_text(
-        "# TYPE nv_inference_request_success counter\n"
-        'nv_inference_request_success{model="ensemble",version="1"} 41\n'
-        'nv_inference_request_success{model="ensemble",version="2"} 1\n'
-        'nv_inference_request_success{model="tensorrt_llm",version="1"} 7\n'
+def test_a_probe_asks_one_request_after_another() -> None:
+    contract = Contract(
+        "ensemble",
+        {"text_input": Input("BYTES", False), "max_tokens": Input("INT32", False)},
+        ("text_output", "output_ids"),
+        batched=True,
     )
-    assert requests_served(page.as_uri(), "ensemble") == 42
-    with pytest.raises(ServerError, match="no nv_inference_request_success of model 'nemo'"):
-        requests_served(page.as_uri(), "nemo")
-    with pytest.raises(ServerError, match="no metrics there"):
-        requests_served((tmp_path / "absent").as_uri(), "ensemble")
+
+    async def run() -> tuple[RequestLog, int]:
+        async with MockServer(Script()) as server:
+            requests = [Request("two words", 2, osl) for osl in (1, 4)]
+            return await ask(ServerPlan(url=server.url), contract, requests), server.peak
+
+    log, peak = asyncio.run(run())
+    assert log.tokens.tolist() == [1, 4]
+    assert log.sent_s[1] >= log.end_s[0]
+    assert peak == 1
+
+
+def test_the_plan_chooses_the_protocol() -> None:
+    kinds = {protocol: type(client(ServerPlan(protocol=protocol))).__name__ for protocol in ("grpc", "http")}  # type: ignore[arg-type]
+    assert kinds == {"grpc": "Client", "http": "HttpClient"}

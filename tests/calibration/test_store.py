@@ -1,78 +1,87 @@
-"""Runs and points in the database: what goes in comes out, at once, and never twice."""
+"""Runs and points in the store: what goes in comes out, at once and never twice, on SQLite and on PostgreSQL."""
 
 from __future__ import annotations
 
-import sqlite3
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, get_args
+from typing import Any
 
+import numpy as np
 import pytest
 from hypothesis import HealthCheck, given, settings
-from hypothesis import strategies as st
 
 from calibration.errors import StoreError
+from calibration.owner import Owner
 from calibration.plan import level_key
-from calibration.store import DATABASE_VARIABLE, Store
-from sizing.curves import COLUMNS, LoadKind, Point
-
-POINT = Point(
-    model="toy",
-    precision="fp32",
-    gpu="cpu",
-    tp=1,
-    isl=64,
-    osl=32,
-    load_kind="concurrency",
-    load_value=4,
-    requests_per_s=9.5,
-)
-
-positive = st.floats(1e-9, 1e12)
-text = st.text(st.characters(codec="utf-8", exclude_characters="\0"), max_size=20)
-named = text.filter(bool)
-NEEDED: dict[str, st.SearchStrategy[Any]] = {
-    **dict.fromkeys(("model", "precision", "gpu"), named),
-    **dict.fromkeys(("tp", "pp"), st.integers(1, 1024)),
-    **dict.fromkeys(("isl", "osl", "load_value", "requests_per_s"), positive),
-    **dict.fromkeys(("isl_cv", "osl_cv"), st.floats(0, 10)),
-    **dict.fromkeys(("engine", "engine_version", "batching", "source", "measured_at", "notes"), text),
-    "load_kind": st.sampled_from(get_args(LoadKind)),
-}
-unknown_or = {name: st.none() | positive for name in COLUMNS if name not in NEEDED}
-unknown_or |= {name: st.none() | st.integers(0, 2**31 - 1) for name in ("max_batch_size", "requests", "errors")}
-points = st.fixed_dictionaries(NEEDED | unknown_or).map(lambda values: Point(**values))
+from calibration.records import Measurement
+from calibration.records_file import read_about
+from calibration.store import Store
+from tests.calibration.kept import POINT, facts, measurement, points, same, some_log
+from tests.calibration.outside import ended, python
 
 
-@pytest.fixture
-def store(tmp_path: Path) -> Store:
-    return Store(f"sqlite:///{tmp_path / 'points.db'}")
-
-
-@settings(max_examples=25, suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None)
-@given(point=points)
-def test_a_point_comes_back_as_it_went_in(store: Store, point: Point) -> None:
+@settings(max_examples=15, suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None)
+@given(point=points, said=facts, server=facts)
+def test_a_measurement_comes_back_as_it_went_in(
+    store: Store, point: Any, said: dict[str, float], server: dict[str, float]
+) -> None:
     run_id = store.create_run("plan")
-    store.add_point(run_id, point)
+    store.add_point(run_id, Measurement(point, said, server))
     assert store.points(run_id) == [point]
+    assert store.measurements(run_id) == [Measurement(point, said, server)]
     assert store.done_levels(run_id) == {level_key(point)}
 
 
-def test_points_are_there_for_others_at_once(store: Store, tmp_path: Path) -> None:
+def test_text_that_a_database_refuses_and_unknown_facts_do_not_lose_the_point(store: Store) -> None:
+    run_id = store.create_run("a\0plan")
+    point = replace(POINT, notes="half \ud800, none \0", ttft_mean_s=np.float64(0.25))
+    store.add_point(run_id, Measurement(point, {"a_s": float("nan"), "b_s": np.float64(0.5)}, {"c": float("inf")}))
+    (kept,) = store.measurements(run_id)
+    assert kept.point == replace(point, notes="half \ufffd, none \ufffd")
+    assert (kept.facts, kept.server) == ({"b_s": 0.5}, {})
+
+
+def test_points_are_there_for_others_at_once(store: Store, database_url: str) -> None:
     store.add_point(store.create_run("plan"), POINT)
-    with sqlite3.connect(tmp_path / "points.db") as other:
-        assert other.execute("SELECT model, requests_per_s FROM points").fetchall() == [("toy", 9.5)]
-        assert other.execute("PRAGMA journal_mode").fetchone() == ("wal",)
-    other.close()
+    assert ended(python("import sys; from calibration.store import Store; print(Store(sys.argv[1]).points()[0].model)",
+                        database_url)).strip() == "toy"  # fmt: skip
+
+
+def test_sqlite_lets_readers_by(tmp_path: Path) -> None:
+    url = f"sqlite:///{tmp_path / 'points.db'}"
+    run_id = Store(url).create_run("plan")
+    with Store(url).database.writing():
+        assert Store(url).run(run_id).points == 0
 
 
 def test_no_level_of_a_run_twice(store: Store) -> None:
     first, second = store.create_run("plan"), store.create_run("plan")
-    store.add_point(first, POINT)
+    store.add_point(first, measurement())
     store.add_point(second, POINT)
     with pytest.raises(StoreError, match="already"):
-        store.add_point(first, replace(POINT, requests_per_s=1.0))
+        store.add_point(first, measurement(replace(POINT, requests_per_s=1.0), some_log(9)))
     assert store.points() == [POINT, POINT]
+    log = store.log(first, level_key(POINT))
+    assert log is not None
+    assert same(log, some_log())
+
+
+def test_void_points_are_kept_and_counted(store: Store) -> None:
+    run_id = store.create_run("plan")
+    store.add_point(run_id, POINT)
+    store.add_point(run_id, replace(POINT, load_value=8, verdict="steady"))
+    store.add_point(run_id, replace(POINT, load_value=16, verdict="overloaded"))
+    assert [point.void for point in store.points(run_id)] == [False, False, True]
+    assert (store.run(run_id).points, store.run(run_id).void) == (3, 1)
+
+
+def test_points_come_by_load_or_as_they_were_measured(store: Store) -> None:
+    run_id = store.create_run("plan")
+    for users in (16.0, 1.0, 4.0):
+        store.add_point(run_id, replace(POINT, load_value=users))
+    assert [point.load_value for point in store.points(run_id)] == [1, 4, 16]
+    assert [point.load_value for point in store.points(run_id, as_measured=True)] == [16, 1, 4]
+    assert [kept.point.load_value for kept in store.measurements(run_id, as_measured=True)] == [16, 1, 4]
 
 
 def test_a_run_goes_through_its_states(store: Store) -> None:
@@ -80,45 +89,77 @@ def test_a_run_goes_through_its_states(store: Store) -> None:
     begun = store.run(run_id)
     assert (begun.state, begun.ended, begun.points, begun.levels) == ("running", None, 0, 3)
     assert (begun.plan, begun.folder, begun.label) == ("the plan", "/plans", "ensemble at x:1")
+    assert begun.owner == str(Owner.here())
     store.finish_run(run_id, "failed", "it broke")
     assert (store.run(run_id).state, store.run(run_id).error) == ("failed", "it broke")
     assert store.run(run_id).ended is not None
     store.restart_run(run_id)
     assert (store.run(run_id).state, store.run(run_id).error, store.run(run_id).ended) == ("running", "", None)
+    assert store.run(run_id).uuid == begun.uuid
 
 
 def test_runs_come_newest_first_with_their_points_counted(store: Store) -> None:
     first, second = store.create_run("a"), store.create_run("b")
     store.add_point(first, POINT)
     assert [(run.id, run.points) for run in store.runs()] == [(second, 0), (first, 1)]
-
-
-@pytest.mark.parametrize("act", [Store.run, Store.points, Store.done_levels, Store.restart_run])
-def test_an_unknown_run_is_named(store: Store, act: Any) -> None:
-    with pytest.raises(StoreError, match="no run 7"):
-        act(store, 7)
+    assert len({run.uuid for run in store.runs()}) == 2
 
 
 @pytest.mark.parametrize(
-    "url",
-    [
-        "sqlite:////proc/nowhere/points.db",
-        "postgresql://user:secret@127.0.0.1:1/points",
-        "nosuchdatabase://x",
-        "not a url",
-    ],
+    "act",
+    [Store.run, Store.points, Store.measurements, Store.done_levels, Store.restart_run, Store.records],
+    ids=lambda act: act.__name__,
 )
-def test_an_unreachable_database_is_one_line_without_the_password(url: str) -> None:
-    with pytest.raises(StoreError) as caught:
-        Store(url)
-    message = str(caught.value)
-    assert message.startswith("database ")
-    assert DATABASE_VARIABLE in message
-    assert "secret" not in message
-    assert "\n" not in message
+def test_an_unknown_run_is_named(tmp_path: Path, act: Any) -> None:
+    with pytest.raises(StoreError, match="no run 7"):
+        act(Store(f"sqlite:///{tmp_path / 'points.db'}"), 7)
 
 
-def test_the_environment_names_the_database(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv(DATABASE_VARIABLE, f"sqlite:///{tmp_path / 'deep' / 'mine.db'}")
-    Store().create_run("plan")
-    assert (tmp_path / "deep" / "mine.db").exists()
+# Records of single requests
+
+
+def test_the_log_lies_beside_the_database_and_says_whose_it_is(store: Store) -> None:
+    run_id = store.create_run("plan")
+    store.add_point(run_id, measurement(), seed=(7, 1))
+    store.add_point(run_id, replace(POINT, load_value=8))
+    assert list(store.records(run_id)) == [level_key(POINT)]
+    about = read_about(store.records(run_id)[level_key(POINT)])
+    assert (about.run, about.level) == (store.run(run_id).uuid, level_key(POINT))
+    assert (about.window_s, about.seed) == ((0.5, 2.5), (7, 1))
+    assert store.log(run_id, level_key(replace(POINT, load_value=8))) is None
+
+
+def test_logs_go_where_they_are_told(store: Store, tmp_path: Path) -> None:
+    """Beside a SQLite file, whatever SIZING_RECORDS says, so that the two can be moved together."""
+    expected = {"sqlite": tmp_path / "points-records", "postgresql": tmp_path / "records"}
+    assert store.database.records == expected[store.database.url.get_backend_name()]
+
+
+def test_records_that_are_gone_or_damaged_do_not_hide_the_points(store: Store) -> None:
+    run_id = store.create_run("plan")
+    store.add_point(run_id, measurement())
+    file = store.records(run_id)[level_key(POINT)]
+    file.write_bytes(file.read_bytes()[:-9])
+    with pytest.raises(StoreError, match=r"level-1\.parquet"):
+        store.log(run_id, level_key(POINT))
+    file.unlink()
+    assert store.log(run_id, level_key(POINT)) is None
+    assert store.points(run_id) == [POINT]
+
+
+def test_a_point_whose_log_cannot_be_written_is_not_kept(store: Store) -> None:
+    run_id = store.create_run("plan")
+    store.database.records.write_text("a file where the folder should be")
+    with pytest.raises(StoreError, match=r"level-1\.parquet: cannot be written"):
+        store.add_point(run_id, measurement())
+    assert store.points(run_id) == []
+    store.database.records.unlink()
+    store.add_point(run_id, measurement())
+    assert len(store.records(run_id)) == 1
+
+
+def test_listing_points_does_not_load_what_reads_records(tmp_path: Path) -> None:
+    code = (
+        "import sys; from calibration.store import Store; Store(sys.argv[1]).points(); print('pyarrow' in sys.modules)"
+    )
+    assert ended(python(code, f"sqlite:///{tmp_path / 'points.db'}")).strip() == "False"

@@ -1,0 +1,148 @@
+"""The flags of `bench`: those of the clients, in either spelling, and a few of ours."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import click
+
+Wrap = Callable[[Callable[..., Any]], Callable[..., Any]]
+MOST_TOKENS = 10_000_000
+MOST_REQUESTS = 1_000_000
+SEVERAL_VALUES = "--time-bet-reqs"
+
+
+class Finite(click.ParamType[float]):
+    """A number that is neither NaN nor infinite, `least` or more."""
+
+    name = "number"
+
+    def __init__(self, least: float = -math.inf) -> None:
+        self.least = least
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> float:
+        try:
+            number = float(value)
+        except ValueError:
+            self.fail(f"{value!r} is not a number", param, ctx)
+        if not math.isfinite(number) or number < self.least:
+            self.fail(f"{value} is not a finite number" + (f" of {self.least:g} or more" * (self.least > -math.inf)))
+        return number
+
+
+class EitherSpelling(click.Command):
+    """Long flags may be written with ``_`` or ``-``; ``--time_bet_reqs`` takes all the numbers that follow it."""
+
+    def __init__(self, *args: Any, **extra: Any) -> None:
+        extra["context_settings"] = {"token_normalize_func": hyphenated}
+        super().__init__(*args, **extra)
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        return super().parse_args(ctx, spread(args))
+
+
+def hyphenated(token: str) -> str:
+    """The spelling under which flags are compared."""
+    return token.replace("_", "-")
+
+
+def spread(args: list[str]) -> list[str]:
+    """``--time_bet_reqs 0.1 0.2`` as the flag once for each number, which is what click understands.
+
+    >>> spread(["--time_bet_reqs", "0.1", "0.2", "-v"])
+    ['--time_bet_reqs', '0.1', '--time_bet_reqs', '0.2', '-v']
+    """
+    found: list[str] = []
+    flag = ""
+    for number, arg in enumerate(args):
+        if flag and number and _is_number(arg):
+            found += [flag, arg] if found[-1] != flag else [arg]
+            continue
+        flag = arg if hyphenated(arg) == SEVERAL_VALUES else ""
+        found.append(arg)
+    return found
+
+
+def _is_number(text: str) -> bool:
+    try:
+        float(text)
+    except ValueError:
+        return False
+    return True
+
+
+def stacked(*options: Wrap) -> Wrap:
+    """One decorator of several, the first on top in --help."""
+
+    def wrap(function: Callable[..., Any]) -> Callable[..., Any]:
+        for option in reversed(options):
+            function = option(function)
+        return function
+
+    return wrap
+
+
+FILE = click.Path(path_type=Path, dir_okay=False)
+PLACE = click.Path(path_type=Path)
+LENGTH = click.IntRange(1, MOST_TOKENS)
+
+where = stacked(
+    click.option("-u", "--url", metavar="HOST:PORT", help="Server; by default localhost, port 8000 or 8001 for gRPC."),
+    click.option("-t", "--stream-timeout", type=Finite(0.001), metavar="S", help="Longest wait for one answer."),
+    click.option("--processes", type=click.IntRange(1, 256), default=1, show_default=True, help="Of this client."),
+    click.option("--seed", type=click.IntRange(0), default=0, show_default=True, help="Of random lengths and gaps."),
+    click.option("--json", "as_json", is_flag=True, help="Print JSON for machines."),
+)
+
+
+def how_many(default: str) -> Wrap:
+    """The number of requests; `default` is what --help says of it."""
+    return click.option("--num-requests", type=click.IntRange(1, MOST_REQUESTS), help=f"Default: {default}.")
+
+
+how_to_send = stacked(
+    click.option("--max-input-len", type=LENGTH, help="Longer prompts are left out."),
+    click.option("--request-rate", type=Finite(), help="Requests/s; -1: all at once."),
+    click.option(
+        "--time-delay-dist",
+        type=click.Choice(["exponential_dist", "constant"]),
+        help="Gaps between requests at a rate.  [default: exponential_dist]",
+    ),
+    click.option("--time-bet-reqs", type=Finite(), multiple=True, metavar="S...", help="Gaps in seconds, in turn."),
+)
+
+dataset = stacked(
+    click.option("--dataset", type=PLACE, help="JSON list of {input, instruction, output}."),
+    click.option("--tokenizer-dir", type=PLACE, help="Folder of a tokenizer.json; default: the server's."),
+    click.option("--op-tokens-per-word", type=Finite(0), help="Tokens asked per word of output.  [default: 1.3]"),
+)
+
+random_lengths = stacked(
+    click.option("--input-mean", type=LENGTH, help="token_norm_dist: tokens of prompts."),
+    click.option("--input-stdev", type=Finite(0), help="token_norm_dist: their deviation."),
+    click.option("--output-mean", type=LENGTH, help="token_norm_dist: tokens of answers."),
+    click.option("--output-stdev", type=Finite(0), help="token_norm_dist: their deviation."),
+    click.option("--vocab-size", type=click.IntRange(1, 2**31), help="token_norm_dist: ids are below it."),
+)
+
+results = stacked(
+    click.option("--op-stats-csv", type=FILE, help="Append the figures to this CSV file."),
+    click.option("--dump-perfetto-trace", is_flag=True, help="Write prfetto_dump.json here."),
+)
+
+settled = stacked(
+    click.option("-v", "--verbose", is_flag=True, hidden=True),
+    click.option("-c", "--concurrency", type=click.IntRange(1), hidden=True),
+    click.option("--exclude-input-in-output", is_flag=True, hidden=True),
+    click.option("--decoupled", is_flag=True, hidden=True),
+    click.option("--tokenizer-type", type=click.Choice(["auto", "t5", "llama"]), hidden=True),
+    click.option("--check-perf-json", hidden=True),
+    click.option("--check-perf-key", hidden=True),
+    click.option("--check-perf-atol", hidden=True),
+    click.option("--check-perf-rtol", hidden=True),
+    click.option("--test-llmapi", is_flag=True, hidden=True),
+    click.option("--histogram-key", hidden=True),
+)

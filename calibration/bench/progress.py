@@ -1,0 +1,43 @@
+"""A bar for runs that take more than two seconds."""
+
+from __future__ import annotations
+
+import time
+from types import TracebackType
+from typing import Self
+
+from rich.console import Console
+from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeRemainingColumn
+
+PATIENCE_S = 2.0
+
+
+class LateBar:
+    """A bar on `console` that appears after two seconds. Use as ``with``; call it with the share done (0..1)."""
+
+    def __init__(self, console: Console, description: str) -> None:
+        self._progress = Progress(
+            TextColumn("{task.description}"),
+            BarColumn(),
+            TaskProgressColumn(),
+            TimeRemainingColumn(),
+            console=console,
+            refresh_per_second=2,
+            transient=True,
+            disable=not console.is_terminal,
+        )
+        self._task = self._progress.add_task(description, total=1.0)
+        self._since_s = time.monotonic()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._progress.stop()
+
+    def __call__(self, share: float) -> None:
+        self._progress.update(self._task, completed=share)
+        if time.monotonic() - self._since_s > PATIENCE_S:
+            self._progress.start()

@@ -1,0 +1,128 @@
+"""Sends prompts through the project's own drivers as the clients do: a warm-up, requests when due, a closed loop."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+from itertools import islice
+from typing import Protocol, cast
+
+import numpy as np
+
+from calibration.contract import Contract
+from calibration.plan import ServerPlan
+from calibration.records import Load
+from calibration.requests import Request, Source
+from calibration.shards import Job, Workers
+from calibration.stopping import Until
+from sizing.workload import Seconds
+
+WARM_UPS = 10
+WARM_UP_OSL = 100
+OnShare = Callable[[float], None]
+
+
+def unwatched(share: float) -> None:
+    """Nobody looks at the progress."""
+
+
+class Prompts(Protocol):
+    """What a driver wants of prompts: those of its shard, every `shards`-th from number `shard` on."""
+
+    def requests(self, shard: int = 0, shards: int = 1) -> Iterator[Request]: ...
+
+
+@dataclass(frozen=True, slots=True)
+class First:
+    """The first `n` requests of `source`; fewer if it has fewer."""
+
+    source: Prompts
+    n: int
+
+    def requests(self, shard: int = 0, shards: int = 1) -> Iterator[Request]:
+        return islice(self.source.requests(shard, shards), len(range(shard, self.n, shards)))
+
+
+@dataclass(frozen=True, slots=True)
+class Again:
+    """One request, `n` times."""
+
+    request: Request
+    n: int
+
+    def requests(self, shard: int = 0, shards: int = 1) -> Iterator[Request]:
+        return (self.request for _ in range(shard, self.n, shards))
+
+
+@dataclass(frozen=True, slots=True)
+class Target:
+    """One model of a server, and the processes that load it."""
+
+    server: ServerPlan
+    contract: Contract
+    workers: Workers
+
+
+def warm_up(target: Target, prompts: Prompts) -> list[str]:
+    """Ten requests of the first prompt and 100 output tokens, one after another, as the clients do before they measure.
+
+    Returns what is to be said where they failed. Raises ServerError if the server is gone.
+    """
+    first = next(prompts.requests())
+    log = keep_in_flight(target, Again(replace(first, osl=WARM_UP_OSL), WARM_UPS), 1, WARM_UPS).log
+    failed = int(log.failed.sum())
+    return [f"{failed} of {len(log)} warm-up requests failed, the last with: {log.error[-1]}"] if failed else []
+
+
+def send_when_due(target: Target, prompts: Prompts, due_s: Seconds, on_share: OnShare = unwatched) -> Load:
+    """The i-th prompt is sent ``due_s[i]`` seconds after the start, whether or not answers have come (open loop).
+
+    Raises ServerError if the server is gone.
+    """
+    n = len(due_s)
+    if due_s[-1] > due_s[0]:
+        return _drive(target, First(prompts, n), n, on_share, arrivals_s=due_s)
+    # all at once: as many users as requests, since an open loop has no rate then and no window
+    load = keep_in_flight(target, prompts, n, n, on_share)
+    due_at_s = np.full(n, load.log.sent_s.min())
+    return replace(load, log=replace(load.log, intended_s=due_at_s))
+
+
+def keep_in_flight(target: Target, prompts: Prompts, users: int, n: int, on_share: OnShare = unwatched) -> Load:
+    """`users` requests are in flight until `n` prompts are sent (closed loop); the last ones are waited for.
+
+    Raises ServerError if the server is gone.
+    """
+    return _drive(target, First(prompts, n), n, on_share, users=min(users, n))
+
+
+def _drive(
+    target: Target,
+    prompts: Prompts,
+    n: int,
+    on_share: OnShare,
+    *,
+    users: int | None = None,
+    arrivals_s: Seconds | None = None,
+) -> Load:
+    job = Job(
+        server=target.server,
+        contract=target.contract,
+        source=cast(Source, prompts),  # a driver asks its source for nothing but `requests`
+        users=users,
+        arrivals_s=arrivals_s,
+        warm_up=0,
+        ramp_s=0.0,
+        ahead=n,
+    )
+    return target.workers.drive(job, Until(requests_min=n, requests_max=n), on_share=on_share)
+
+
+def wall_s(load: Load, due_s: Seconds) -> float:
+    """Seconds from the start of the sending, gap before the first request included, to the end of the last answer."""
+    return float(load.log.end_s.max() - load.log.intended_s.min() + due_s[0])
+
+
+def lateness_s(load: Load) -> float:
+    """How late requests left this client: the 99th percentile."""
+    return float(np.percentile(load.log.sent_s - load.log.intended_s, 99))

@@ -1,0 +1,165 @@
+"""One request and its answer as raw bytes with time stamps; what is in the bytes is looked at only afterwards.
+
+Times are nanoseconds of `time.perf_counter_ns`, which is CLOCK_MONOTONIC on Linux and mach_absolute_time on macOS: one
+clock for all processes of the machine.
+"""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+import numpy as np
+
+from calibration.records import RequestLog
+
+KEPT_BYTES = 64 * 2**20
+OBJECT_BYTES = 120  # what Python keeps beside the bytes of one response: two objects and two places in lists
+
+CountTokens = Callable[[bytes], int]
+"""New tokens in one raw response; 0 for an empty one."""
+
+
+class Prepared(NamedTuple):
+    """A request ready to be sent: its bytes, its id in them, and the tokens it brings and asks for."""
+
+    id: bytes
+    body: bytes
+    isl: int
+    osl: int
+
+
+@dataclass(slots=True)
+class Exchange:
+    """A request on its way: when it was sent, and when each response came (`at_ns`), with its bytes (`raw`).
+
+    `end_ns` is when the answer was over, an empty final response included. `error`, if not empty, is what went wrong.
+    `intended_ns` is when an open loop meant to send it; None in a closed loop, where that is `sent_ns`.
+    """
+
+    isl: int
+    osl: int
+    sent_ns: int
+    end_ns: int = 0
+    at_ns: list[int] = field(default_factory=list)
+    raw: list[bytes] = field(default_factory=list)
+    error: str = ""
+    intended_ns: int | None = None
+
+    def due_ns(self) -> int:
+        """When the request was due."""
+        return self.sent_ns if self.intended_ns is None else self.intended_ns
+
+
+@dataclass(frozen=True, slots=True)
+class Reader:
+    """How the answers of one target are read: `count` finds the tokens in a raw response.
+
+    `exact`: the server says how many tokens it sends, and was told how many to send, so that another number is an
+    error.
+    """
+
+    count: CountTokens
+    exact: bool
+
+    def chunks(self, exchange: Exchange) -> Iterator[tuple[int, int]]:
+        """(time in ns, new tokens) of each response that carries tokens, in order."""
+        for at_ns, raw in zip(exchange.at_ns, exchange.raw, strict=True):
+            if tokens := self.count(raw):
+                yield at_ns, tokens
+
+    def fault(self, exchange: Exchange, tokens: int) -> str:
+        """What is wrong with an answer of `tokens` tokens; empty if nothing is."""
+        if exchange.error:
+            return exchange.error
+        if not tokens:
+            return "an answer without tokens"
+        if self.exact and tokens != exchange.osl:
+            echo = tokens == exchange.isl + exchange.osl
+            hint = " (prompt and answer: set exclude_input_in_output on the server)" if echo else ""
+            return f"{tokens} tokens in the answer where {exchange.osl} were asked for{hint}"
+        return ""
+
+    def glance(self, exchange: Exchange) -> tuple[int, int, int] | None:
+        """(first token in ns, last token in ns, tokens in the first response) at the price of two responses read.
+
+        None if the request failed or nothing came. Enough to follow a level while it runs.
+        """
+        if exchange.error:
+            return None
+        first = next(self.chunks(exchange), None)
+        if first is None:
+            return None
+        backwards = zip(reversed(exchange.at_ns), reversed(exchange.raw), strict=True)
+        last_ns = next(at_ns for at_ns, raw in backwards if self.count(raw))
+        return first[0], last_ns, first[1]
+
+
+class Columns:
+    """Requests read into the columns of a `RequestLog`, one by one, at 16 bytes a response."""
+
+    def __init__(self, reader: Reader) -> None:
+        self._reader = reader
+        self._times_ns = (array("q"), array("q"), array("q"))
+        self._lengths = (array("q"), array("q"), array("q"))
+        self._error: list[str] = []
+        self._chunks = (array("q"), array("q"))
+
+    def add(self, exchange: Exchange) -> None:
+        """Read `exchange`; its bytes are not needed any more."""
+        at_ns, tokens = self._chunks
+        before, total = len(at_ns), 0
+        for chunk_ns, count in self._reader.chunks(exchange):
+            at_ns.append(chunk_ns)
+            tokens.append(count)
+            total += count
+        for column, time_ns in zip(self._times_ns, (exchange.due_ns(), exchange.sent_ns, exchange.end_ns), strict=True):
+            column.append(time_ns)
+        for column, number in zip(self._lengths, (exchange.isl, exchange.osl, len(at_ns) - before), strict=True):
+            column.append(number)
+        self._error.append(self._reader.fault(exchange, total))
+
+    def log(self) -> RequestLog:
+        """The requests read so far, in seconds."""
+        intended_s, sent_s, end_s, chunk_at_s = (
+            np.frombuffer(column, np.int64) / 1e9 for column in (*self._times_ns, self._chunks[0])
+        )
+        isl, osl, chunks, tokens = (np.array(column, np.int64) for column in (*self._lengths, self._chunks[1]))
+        return RequestLog(intended_s, sent_s, end_s, isl, osl, tuple(self._error), chunks, chunk_at_s, tokens)
+
+
+class Answers:
+    """Exchanges of a level, kept raw while it runs and read when it is over.
+
+    Past `kept_bytes` finished exchanges are read at once: reading takes time from the load, but memory has an end.
+    """
+
+    def __init__(self, reader: Reader, kept_bytes: int = KEPT_BYTES) -> None:
+        self._columns = Columns(reader)
+        self._raw: list[Exchange] = []
+        self._room = kept_bytes
+
+    def add(self, exchange: Exchange) -> None:
+        """Keep a finished exchange."""
+        if self._room <= 0:
+            self._columns.add(exchange)
+            return
+        self._raw.append(exchange)
+        self._room -= sum(map(len, exchange.raw)) + OBJECT_BYTES * len(exchange.raw)
+
+    def log(self) -> RequestLog:
+        """All of them as columns, those read early first."""
+        for exchange in self._raw:
+            self._columns.add(exchange)
+        self._raw.clear()
+        return self._columns.log()
+
+
+def log_of(exchanges: Iterable[Exchange], reader: Reader) -> RequestLog:
+    """The log of `exchanges`, in their order."""
+    columns = Columns(reader)
+    for exchange in exchanges:
+        columns.add(exchange)
+    return columns.log()

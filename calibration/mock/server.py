@@ -1,0 +1,97 @@
+"""The mock as a program: both protocols in one event loop of one process, the truth handed over when asked."""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import json
+import os
+import sys
+from collections.abc import Awaitable, Callable, Coroutine
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, TypeVar
+from weakref import WeakSet
+
+from calibration.mock import grpc_calls, http1
+from calibration.mock.script import Script
+from calibration.mock.service import Service
+from calibration.mock.wire import Wire
+
+HOST = "127.0.0.1"
+BACKLOG = 4096
+MANY_OBJECTS = 200_000
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, slots=True)
+class Serving:
+    """A mock that serves: its addresses as host:port, and what it does."""
+
+    grpc_url: str
+    http_url: str
+    service: Service
+
+
+def run(main: Coroutine[Any, Any, T]) -> T:
+    """`asyncio.run`, on uvloop where there is one, in a process that is the mock's own."""
+    gc.freeze()
+    gc.set_threshold(MANY_OBJECTS)  # else each collection, over all records, would be a pause in every answer
+    try:
+        import uvloop
+    except ImportError:  # uvloop has no build for Windows
+        return asyncio.run(main)
+    return uvloop.run(main)
+
+
+async def serve(script: Script, until: Callable[[Serving], Awaitable[None]], ports: tuple[int, int] = (0, 0)) -> None:
+    """Serve on `ports` (gRPC, HTTP; 0: a free one) until `until(serving)` returns. Raises OSError for a port in use."""
+    service = Service(script)
+    loop = asyncio.get_running_loop()
+    wires: WeakSet[Wire] = WeakSet()
+
+    def tracked(make: Callable[[], Wire]) -> Callable[[], Wire]:
+        def made() -> Wire:
+            wires.add(wire := make())
+            return wire
+
+        return made
+
+    makers: tuple[Callable[[], Wire], ...] = (grpc_calls.serve(service, script), http1.serve(service))
+    servers = [
+        await loop.create_server(tracked(make), HOST, port, backlog=BACKLOG)
+        for make, port in zip(makers, ports, strict=True)
+    ]
+    addresses = [f"{HOST}:{server.sockets[0].getsockname()[1]}" for server in servers]
+    try:
+        await until(Serving(addresses[0], addresses[1], service))
+    finally:
+        for server in servers:
+            server.close()
+        for wire in wires:
+            wire.abort()
+        await asyncio.sleep(0)  # the loop closes their sockets
+
+
+async def obey(serving: Serving) -> None:
+    """Tell the addresses on stdout; then write the truth to each path that a line of stdin names, until stdin ends.
+
+    Whoever holds the other end of stdin may die: the mock then ends too.
+    """
+    _tell(json.dumps({"grpc_url": serving.grpc_url, "http_url": serving.http_url}))
+    reader = asyncio.StreamReader()
+    loop = asyncio.get_running_loop()
+    await loop.connect_read_pipe(lambda: asyncio.StreamReaderProtocol(reader), os.fdopen(sys.stdin.fileno(), "rb"))
+    async for line in reader:
+        path = line.decode().rstrip("\n")
+        serving.service.truth().save(Path(path))
+        _tell(path)
+
+
+def _tell(line: str) -> None:
+    sys.stdout.write(f"{line}\n")
+    sys.stdout.flush()
+
+
+if __name__ == "__main__":
+    run(serve(Script(**json.loads(sys.argv[1])), obey))

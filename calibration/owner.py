@@ -1,0 +1,52 @@
+"""Which process measures a run, and whether it lives: on this machine by its trace in /proc, elsewhere by heartbeat."""
+
+from __future__ import annotations
+
+import os
+import socket
+from dataclasses import dataclass
+from pathlib import Path
+
+HEARTBEAT_S = 10.0
+LOST_AFTER_S = 60.0
+"""A process on another machine that was silent for longer is taken for dead."""
+
+
+@dataclass(frozen=True, slots=True)
+class Owner:
+    """A process, told from all others: host name, process number and `born`.
+
+    `born` is the space that process numbers count in and the start time, as ``4026531836:81234``: containers may share
+    a host name, and a number comes back for another process. It is empty where the system has no /proc.
+    """
+
+    host: str
+    pid: int
+    born: str
+
+    @classmethod
+    def here(cls) -> Owner:
+        """The process that asks."""
+        return cls(socket.gethostname(), os.getpid(), _born(os.getpid()))
+
+    def lives(self, silent_s: float) -> bool:
+        """Whether the process still runs; `silent_s` is how long ago its last heartbeat was."""
+        here = Owner.here()
+        space = self.born.partition(":")[0]
+        if space and (self.host, space) == (here.host, here.born.partition(":")[0]):
+            return _born(self.pid) == self.born
+        return silent_s < LOST_AFTER_S
+
+    def __str__(self) -> str:
+        return f"process {self.pid} on {self.host}"
+
+
+def _born(pid: int) -> str:
+    """Number space and start time of a process; empty if it is dead, or if there is no /proc to ask."""
+    try:
+        space = os.stat("/proc/self/ns/pid").st_ino
+        state, *rest = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    except OSError:
+        return ""
+    started = rest[18]  # field 22 of proc(5), in clock ticks since boot
+    return "" if state in "ZX" else f"{space}:{started}"  # a zombie has ended, only nobody has asked how

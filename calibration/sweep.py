@@ -1,0 +1,100 @@
+"""In which order levels are measured: a plain grid as the plan has it, or those that a question needs."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Protocol
+
+from calibration.measure import Pace, Target
+from calibration.plan import Level
+from sizing.curves import Point
+
+if TYPE_CHECKING:
+    from calibration.adapt import Adaptive
+
+Says = Callable[[str], None]
+
+
+class Sweep(Protocol):
+    """Names the next level, and tells how long the rest will take."""
+
+    def next(self, points: Sequence[Point]) -> Level | None:
+        """The level to measure after `points`, those the run has so far; None when there is no more to do."""
+
+    def expected_s(self, pace: Pace) -> tuple[float, float]:
+        """Seconds for the level named last, and for all that is thought to follow it."""
+
+
+def sweep_of(target: Target, levels: Sequence[Level], pace: Pace, says: Says) -> Sweep:
+    """The sweep that the plan asks for over `levels`, those without a point. `says` is told the time it may take."""
+    if target.plan.adaptive is None:
+        expected_s = sum(pace.expected_s(target.plan, level) for level in levels)
+        says(f"{len(levels)} levels, about {minutes(expected_s)}")
+        return Grid(target, levels)
+    return AsNeeded(target, levels, pace, says)
+
+
+class Grid:
+    """One level after another."""
+
+    def __init__(self, target: Target, levels: Sequence[Level]) -> None:
+        self._plan = target.plan
+        self._left = list(levels)
+        self._named = 0
+
+    def next(self, points: Sequence[Point]) -> Level | None:
+        self._left = self._left[self._named :]
+        self._named = 1
+        return self._left[0] if self._left else None
+
+    def expected_s(self, pace: Pace) -> tuple[float, float]:
+        first_s, *after_s = [pace.expected_s(self._plan, level) for level in self._left]
+        return first_s, sum(after_s)
+
+
+class AsNeeded:
+    """The closed-loop levels that the plan's question needs, then every open-loop level."""
+
+    def __init__(self, target: Target, levels: Sequence[Level], pace: Pace, says: Says) -> None:
+        self._says = says
+        self._adaptive: Adaptive | None = _adaptive(target, pace)
+        self._after = Grid(target, [level for level in levels if level.kind != "concurrency"])
+        says(self._adaptive.before)
+
+    def next(self, points: Sequence[Point]) -> Level | None:
+        if self._adaptive is not None:
+            level = self._adaptive.next(points)
+            self._says(self._adaptive.why)
+            if level is not None:
+                return level
+            self._says(str(self._adaptive.summary(points)))
+            self._adaptive = None
+        return self._after.next(points)
+
+    def expected_s(self, pace: Pace) -> tuple[float, float]:
+        if self._adaptive is None:
+            return self._after.expected_s(pace)
+        return self._adaptive.expected_s, max(0.0, self._adaptive.remaining_s - self._adaptive.expected_s)
+
+
+def _adaptive(target: Target, pace: Pace) -> Adaptive:
+    from calibration.adapt import Adaptive, question_of  # costs scipy and numba, which a plain sweep does without
+
+    plan, replica = target.plan, target.replica
+    assert plan.adaptive is not None
+    closed = [level for level in target.levels if level.kind == "concurrency"]
+    longest = (plan.until_of(level).budget_s for level in closed)
+    return Adaptive(
+        closed,
+        question_of(plan.adaptive, replica.model, target.levels[0].lengths),
+        plan.adaptive.budget_s(replica.tp * replica.pp),
+        lambda level: pace.expected_s(plan, level),
+        warm_up=plan.warm_up,
+        limit_s=max((limit_s or math.inf for limit_s in longest), default=math.inf),
+    )
+
+
+def minutes(seconds: float) -> str:
+    """For people: ``45 s``, ``3.2 minutes``."""
+    return f"{seconds:.0f} s" if seconds < 60 else f"{seconds / 60:.1f} minutes"

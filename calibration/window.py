@@ -1,0 +1,113 @@
+"""The requests that a window of steady load holds: what each took, and how much of each lies inside.
+
+Latencies run from the moment a request was due; in an open loop that is not the sending, so that a late client cannot
+hide waiting (coordinated omission). A request ends with its last token: an empty final response says nothing new.
+
+ITL of a request is (last - first chunk) / (tokens - tokens of the first chunk). With one token a chunk that is
+(E2E - TTFT)/(OSL - 1). With several, the tokens that share the first chunk were made before it left and took no part of
+the time after it; dividing by OSL - 1 would be too low by them (4 tokens a chunk, 64 in all: by 4.8 %). It is assumed
+that a chunk leaves when its last token is made. An answer in one chunk has no ITL: NaN.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+
+import numpy as np
+
+from calibration.records import Floats, Load, Mask, RequestLog
+
+WRONG_LENGTH = re.compile(r"\d+ tokens in the answer where \d+ were asked for")
+
+
+@dataclass(frozen=True, slots=True)
+class Sample:
+    """Answered requests that overlap the window, arrays of shape (n,), times in seconds; `log` says more of them.
+
+    `weight` is the share of a request's time that lies inside. `ended_inside` and `due_inside` mark those whose last
+    token came, and those that fell due, within the window.
+    """
+
+    log: RequestLog
+    due_s: Floats
+    last_s: Floats
+    ttft_s: Floats
+    itl_s: Floats
+    e2e_s: Floats
+    weight: Floats
+    ended_inside: Mask
+    due_inside: Mask
+
+    def __len__(self) -> int:
+        return len(self.due_s)
+
+    @property
+    def latencies(self) -> tuple[tuple[str, Floats], ...]:
+        """TTFT, ITL and E2E by the names of their columns."""
+        return (("ttft", self.ttft_s), ("itl", self.itl_s), ("e2e", self.e2e_s))
+
+    @property
+    def completed(self) -> int:
+        """Requests whose last token came inside the window."""
+        return int(self.ended_inside.sum())
+
+
+def sample(load: Load) -> Sample:
+    """The answered requests of `load` that overlap its window. Answers of a wrong length are answers too."""
+    chosen = answered(load.log) & (inside_s(load) > 0)
+    log = load.log.where(chosen)
+    due_s, first_s, last_s = log.intended_s, log.first_token_s, log.last_token_s
+    later_tokens = log.tokens - log.first_chunk_tokens
+    return Sample(
+        log=log,
+        due_s=due_s,
+        last_s=last_s,
+        ttft_s=first_s - due_s,
+        itl_s=np.where(later_tokens > 0, (last_s - first_s) / np.maximum(1, later_tokens), np.nan),
+        e2e_s=last_s - due_s,
+        weight=inside_s(load)[chosen] / (last_s - due_s),
+        ended_inside=within(load, last_s),
+        due_inside=within(load, due_s),
+    )
+
+
+def wrong_length(log: RequestLog) -> Mask:
+    """True for requests that were answered with another number of tokens than was asked for, shape (n,)."""
+    return np.array([bool(WRONG_LENGTH.match(error)) for error in log.error], bool)
+
+
+def answered(log: RequestLog) -> Mask:
+    """True for requests whose answer came whole, of whatever length, shape (n,)."""
+    return np.asarray((~log.failed | wrong_length(log)) & (log.chunks > 0))
+
+
+def over_s(log: RequestLog) -> Floats:
+    """When each request was over, shape (n,): at its last token, a failed one at its end."""
+    return np.asarray(np.where(answered(log), log.last_token_s, log.end_s))
+
+
+def inside_s(load: Load) -> Floats:
+    """Seconds of each request, from the time due to its last token, that lie in the window, shape (n,)."""
+    until_s = np.minimum(over_s(load.log), load.stop_s)
+    return np.asarray(np.maximum(0.0, until_s - np.maximum(load.log.intended_s, load.start_s)))
+
+
+def failed_inside(load: Load) -> Mask:
+    """True for requests that failed, wrong lengths not included, and were over inside the window, shape (n,)."""
+    return np.asarray(~answered(load.log) & within(load, load.log.end_s))
+
+
+def wrong_inside(load: Load) -> Mask:
+    """True for the answers of a wrong length that overlap the window."""
+    return np.asarray(wrong_length(load.log) & (load.log.chunks > 0) & (inside_s(load) > 0))
+
+
+def mean_in_flight(load: Load) -> float:
+    """Requests under way, failed ones included, on average over the window."""
+    return float(inside_s(load).sum()) / load.duration_s
+
+
+def within(load: Load, at_s: Floats) -> Mask:
+    """True for the times inside the window."""
+    return np.asarray((load.start_s <= at_s) & (at_s < load.stop_s))

@@ -1,0 +1,82 @@
+"""A server without a network: models with known times, behind the same calls as the real drivers."""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any, Self
+
+import pytest
+
+from calibration.bench import clients, comparison
+from calibration.contract import Contract, Input
+from calibration.describe import Described
+from calibration.plan import ServerPlan
+from calibration.records import Client, Load, RequestLog, Timing
+from calibration.requests import Request
+from calibration.shards import Job
+from calibration.stopping import Until
+
+IDS = {"input_ids": Input("INT32", False), "request_output_len": Input("INT32", False)}
+TEXT = {"text_input": Input("BYTES", False), "max_tokens": Input("INT32", False)}
+CONTRACTS = {
+    "tensorrt_llm": Contract("tensorrt_llm", IDS, ("output_ids",), batched=True),
+    "ensemble": Contract("ensemble", TEXT, ("text_output", "output_ids"), batched=True),
+    "llama-python": Contract("llama-python", TEXT, ("text_output",), batched=False, decoupled=False),
+}
+
+
+@dataclass
+class FakeServer:
+    """Each model answers a request of n tokens within ``first_s + n * token_s[model]``; `jobs` are those driven."""
+
+    first_s: float = 0.1
+    token_s: dict[str, float] = field(default_factory=lambda: dict.fromkeys(CONTRACTS, 0.01))
+    fail_every: int = 0
+    client: Client = field(default_factory=Client)
+    jobs: list[tuple[Job, list[Request]]] = field(default_factory=list)
+
+    async def describe(self, server: ServerPlan) -> Described:
+        return Described(CONTRACTS[server.model], {}, None, False)
+
+    def drive(self, job: Job, until: Until, *, on_share: Callable[[float], None], **_: Any) -> Load:
+        requests = list(job.source.requests())
+        self.jobs.append((job, requests))
+        on_share(1.0)
+        took_s = [self.first_s + request.osl * self.token_s[job.server.model] for request in requests]
+        if job.arrivals_s is not None:
+            due_s = job.arrivals_s.tolist()
+        else:
+            free_s = [0.0] * (job.users or 1)
+            due_s = [heapq.heapreplace(free_s, free_s[0] + s) for s in took_s]
+        rows = zip(due_s, took_s, requests, strict=True)
+        log = RequestLog.of(self._timing(i, *row) for i, row in enumerate(rows, start=1))
+        return Load(log, 0.0, float(log.end_s.max()), len(log), "count", self.client)
+
+    def _timing(self, number: int, due_s: float, took_s: float, request: Request) -> Timing:
+        fails = bool(self.fail_every) and number % self.fail_every == 0
+        tokens = () if fails else ((due_s + took_s, request.osl),)
+        error = "out of blocks" if fails else ""
+        return Timing(due_s, due_s, due_s + took_s, tokens, request.isl, request.osl, error)
+
+
+@pytest.fixture
+def server(monkeypatch: pytest.MonkeyPatch) -> FakeServer:
+    """The fake in place of the network, for both commands."""
+    fake = FakeServer()
+
+    class Workers:
+        def __init__(self, processes: int) -> None:
+            self.drive = fake.drive
+
+        def __enter__(self) -> Self:
+            return self
+
+        def __exit__(self, *_: object) -> None:
+            return None
+
+    for module in (clients, comparison):
+        monkeypatch.setattr(module, "describe", fake.describe)
+        monkeypatch.setattr(module, "Workers", Workers)
+    return fake

@@ -1,0 +1,77 @@
+"""How prompts are divided over processes, and how the drivers are asked to send them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, cast
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from calibration.bench import replay
+from calibration.bench.dataset import Given
+from calibration.bench.replay import Again, First, Prompts, Target
+from calibration.bench.synthetic import NormalLengths, random_prompts
+from calibration.lengths import LengthsPlan
+from calibration.plan import ServerPlan
+from calibration.requests import Request, Source
+from calibration.shards import Workers
+from tests.calibration.bench.conftest import CONTRACTS, FakeServer
+
+ASKED = tuple(Request(f"prompt {number}", 2, 3) for number in range(7))
+SOURCES: dict[str, Prompts] = {
+    "given": Given(ASKED),
+    "repeated": Given(ASKED).repeated(17),
+    "again": Again(ASKED[0], 5),
+    "first": First(Source(LengthsPlan(isl=4, osl=2), None, False, (3,)), 9),
+    "random": random_prompts(NormalLengths(5, 2, 4, 1), 11, vocabulary=30, seed=2),
+}
+
+
+@pytest.mark.parametrize("name", SOURCES)
+@given(shards=st.integers(1, 5))
+def test_shards_together_send_each_request_once(name: str, shards: int) -> None:
+    whole = list(SOURCES[name].requests())
+    parts = [list(SOURCES[name].requests(shard, shards)) for shard in range(shards)]
+    together = [part[place] for place in range(len(parts[0])) for part in parts if place < len(part)]
+    assert together == whole
+
+
+def test_how_many_there_are() -> None:
+    counts = {name: len(list(source.requests())) for name, source in SOURCES.items()}
+    assert counts == {"given": 7, "repeated": 17, "again": 5, "first": 9, "random": 11}
+
+
+def _target(server: FakeServer) -> Target:
+    return Target(ServerPlan(), CONTRACTS["ensemble"], cast(Workers, server))
+
+
+@pytest.mark.parametrize(("due_s", "users"), [([0.0, 0.0, 0.0], 3), ([0.5], 1), ([0.0, 0.1, 0.3], None)])
+def test_what_is_due_at_once_is_a_burst_of_users_the_rest_an_open_loop(due_s: Sequence[float], users: Any) -> None:
+    server = FakeServer()
+    load = replay.send_when_due(_target(server), Given(ASKED), np.array(due_s))
+    [(job, sent)] = server.jobs
+    assert job.users == users
+    assert (job.arrivals_s is None) == (users is not None)
+    assert sent == list(ASKED[: len(due_s)])
+    assert len(load.log) == len(due_s)
+
+
+def test_in_a_burst_all_are_due_when_the_first_is_sent() -> None:
+    load = replay.send_when_due(_target(FakeServer()), Given(ASKED), np.zeros(7))
+    assert set(load.log.intended_s) == {load.log.sent_s.min()}
+    assert replay.lateness_s(load) == pytest.approx(np.percentile(load.log.sent_s - load.log.sent_s.min(), 99))
+
+
+def test_failures_of_the_warm_up_are_told() -> None:
+    assert replay.warm_up(_target(FakeServer()), Given(ASKED)) == []
+    [said] = replay.warm_up(_target(FakeServer(fail_every=5)), Given(ASKED))
+    assert "2 of 10 warm-up requests failed" in said and "out of blocks" in said
+
+
+def test_no_more_users_than_requests() -> None:
+    server = FakeServer()
+    replay.keep_in_flight(_target(server), Given(ASKED), 64, 5)
+    assert server.jobs[0][0].users == 5

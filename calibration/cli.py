@@ -23,7 +23,7 @@ COMMANDS = {
     "import": "calibration.transfer:import_command",
     "bench": "calibration.bench.commands:bench",
     "compare": "calibration.bench.commands:compare",
-    "mock": "calibration.mock.cli:mock_command",
+    "mock": "calibration.mock.__main__:main",
     "serve": "calibration.serve:serve",
 }
 

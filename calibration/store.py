@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import threading
 import uuid
 from collections.abc import Iterator, Sequence
@@ -202,8 +203,8 @@ def _run(row: sql.RowMapping) -> Run:
 
 
 def _about(run_uuid: str, kept: Measurement, seed: Sequence[int]) -> About:
-    start_s, stop_s = (kept.facts.get(f"window_{edge}_s") for edge in ("start", "stop"))
-    window_s = None if start_s is None or stop_s is None else (float(start_s), float(stop_s))
+    start_s, stop_s = (kept.facts.get(f"window_{edge}_s", math.nan) for edge in ("start", "stop"))
+    window_s = (start_s, stop_s) if math.isfinite(start_s + stop_s) else None
     return About(run=run_uuid, level=level_key(kept.point), window_s=window_s, seed=tuple(seed))
 
 

@@ -12,8 +12,10 @@ import click
 
 from calibration.bundle import export_bundle, import_bundle
 from calibration.errors import FileError
+from calibration.imported import import_measurements
 from calibration.importers import KINDS, read_measurements
 from calibration.plan import level_key
+from calibration.records import Measurement
 from calibration.store import Store
 from calibration.table import table
 from sizing.curves import Point, read_points, write_points
@@ -110,17 +112,15 @@ def import_command(file: Path, kind: str | None, as_json: bool, **said: Any) -> 
 def _imported(store: Store, file: Path, kind: str | None, said: dict[str, Any]) -> tuple[int, bool]:
     """All of the file as one run, or none of it."""
     if kind == POINTS_TABLE or (kind is None and _is_points_table(file)):
-        found: list[Any] = list(read_points(file))
-        label = f"imported: points table {file.name}"
+        found = [Measurement(point) for point in read_points(file)]
     else:
-        found = list(read_measurements(file, kind=kind, deployment=said))
-        label = f"imported: {file.name}"
-    keys = [level_key(getattr(item, "point", item)) for item in found]
+        found = read_measurements(file, kind=kind, deployment=said)
+    keys = [level_key(item.point) for item in found]
     twice = next((key for key in keys if keys.count(key) > 1), None)
     if twice is not None:
         isl, osl, _, _, load_kind, value = twice
-        raise FileError(f"{file}: two points at ISL {isl:g}, OSL {osl:g}, {load_kind} {value:g}; keep one of them")
-    return store.import_run(label=label, points=found)
+        raise FileError(f"{file}: two points at ISL {isl:g}, OSL {osl:g}, {load_kind} {value:g}: keep one of them")
+    return import_measurements(store, f"imported from {file.name}", found)
 
 
 def _is_points_table(file: Path) -> bool:

@@ -1,4 +1,4 @@
-"""``python -m calibration.mock``: the mock for people, until Ctrl-C, when it says what it did."""
+"""``python -m calibration mock``: the mock for people, until Ctrl-C, when it says what it did."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def main(
     """A mock of Triton with known timings, to hold load generators against. Its model is `ensemble`.
 
     \b
-    Example: python -m calibration.mock --ttft 20ms --itl 5ms
+    Example: python -m calibration mock --ttft 20ms --itl 5ms
     """
     script = Script(ttft, itl, tokens_per_response, empty_first, late_final, slots=slots)
     try:

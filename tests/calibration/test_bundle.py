@@ -6,6 +6,7 @@ import hashlib
 import json
 import zipfile
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -100,6 +101,16 @@ def test_a_run_that_went_on_elsewhere_gains_its_new_points(empty: Store, databas
     assert told(empty, here) == told(origin, run_id)
     assert import_bundle(empty, tmp_path / "early.zip") == (here, False)
     assert told(empty, here) == told(origin, run_id)
+
+
+def test_two_who_import_a_run_at_once_bring_it_in_once(database_url: str, made: Path) -> None:
+    Store(database_url)
+    with ThreadPoolExecutor(2) as pool:
+        found = list(pool.map(lambda url: import_bundle(Store(url), made), [database_url] * 2))
+    store = Store(database_url)
+    (run,) = store.runs()
+    assert sorted(found) == [(run.id, False), (run.id, True)]
+    assert (run.points, len(store.records(run.id))) == (3, 2)
 
 
 def test_other_points_of_the_same_run_are_not_mixed(empty: Store, made: Path) -> None:

@@ -18,7 +18,7 @@ from calibration.store import DATABASE_VARIABLE, Store
 from sizing.curves import read_points
 from tests.calibration.mock_server import ROOT, Script, subprocess_server
 
-COMMANDS = ("run", "resume", "list", "show", "export", "serve")
+COMMANDS = ("run", "resume", "list", "show", "export", "import", "bench", "compare", "mock", "serve")
 
 
 @pytest.fixture(scope="module")
@@ -39,6 +39,7 @@ def plan(tmp_path: Path, url: str) -> Path:
     path = tmp_path / "plan.yaml"
     path.write_text(
         f"server: {{url: '{url}'}}\nlengths: [{{isl: 6, osl: 4}}]\nconcurrency: [1, 2]\nrequests_per_level: 8\n"
+        "client: {self_check: false}\n"
     )
     return path
 
@@ -75,13 +76,62 @@ def test_json_for_machines(plan: Path) -> None:
     assert json.loads(call("show", 1, "--json").stdout) == ran
     (listed,) = json.loads(call("list", "--json").stdout)
     assert (listed["run"], listed["points"], listed["levels"]) == (1, 2, 2)
-    assert json.loads(call("export", 1, "--json").stdout) == ran["points"]
+    exported = json.loads(call("export", 1, "--json").stdout)
+    assert [
+        point | {"facts": told["facts"], "server": {}} for point, told in zip(exported, ran["points"], strict=True)
+    ] == ran["points"]
+    assert all(point["facts"]["processes"] == 1 for point in ran["points"])
     assert json.loads(call("resume", 1, "--json").stdout)["points"] == ran["points"]
 
 
 def test_no_runs_yet() -> None:
     assert "no runs yet" in call("list").stdout
     assert json.loads(call("list", "--json").stdout) == []
+
+
+def test_details_tell_how_well_means_are_known_and_how_the_client_fared(plan: Path) -> None:
+    call("run", plan)
+    shown = call("show", 1, "--details").stdout
+    assert shown.startswith(call("show", 1).stdout)
+    assert shown.count("1 process on") == 2
+
+
+def test_a_run_travels_as_one_file(plan: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    call("run", plan)
+    file, points = tmp_path / "run.zip", Store().points(1)
+    assert call("export", 1, "--out", file).exit_code == 0
+    monkeypatch.setenv(DATABASE_VARIABLE, f"sqlite:///{tmp_path / 'other.db'}")
+    assert "run 1: 2 points\n" in call("import", file).stdout
+    assert "run 1: 2 points, which were in the store already" in call("import", file).stdout
+    assert Store().points(1) == points
+
+
+def test_points_of_other_tools_come_in_once(tmp_path: Path) -> None:
+    file = tmp_path / "vllm.json"
+    facts = {"backend": "vllm", "model_id": "m", "max_concurrency": 4, "request_rate": "inf", "duration": 10.0}
+    sums = {"completed": 100, "failed": 0, "total_input_tokens": 12800, "total_output_tokens": 6400}
+    rates = {"request_throughput": 10.0, "output_throughput": 640.0}
+    means = {"mean_ttft_ms": 85.0, "mean_tpot_ms": 5.0, "mean_e2el_ms": 400.0, "p99_e2el_ms": 420.0}
+    file.write_text(json.dumps(facts | sums | rates | means | {"mean_itl_ms": 5.0, "num_prompts": 100}))
+    assert "--precision" in refused(call("import", file))
+    said = ("--precision", "fp8", "--gpu", "h200_sxm", "--tp", 1)
+    first = json.loads(call("import", file, *said, "--json").stdout)
+    assert (first["run"], first["new"]) == (1, True)
+    assert first["points"][0]["ttft_mean_s"] == pytest.approx(0.085)
+    assert json.loads(call("import", file, *said, "--json").stdout)["new"] is False
+    assert len(Store().runs()) == 1
+
+
+def test_a_points_table_comes_in_as_a_run_whole_or_not_at_all(plan: Path, tmp_path: Path) -> None:
+    call("run", plan)
+    table = tmp_path / "points.csv"
+    call("export", 1, "--out", table)
+    assert "run 2: 2 points" in call("import", table).stdout
+    assert Store().points(2) == Store().points(1)
+    rows = table.read_text().splitlines()
+    table.write_text("\n".join([*rows, rows[-1]]))
+    assert "two points at ISL 6" in refused(call("import", table))
+    assert len(Store().runs()) == 2
 
 
 @pytest.mark.parametrize("command", COMMANDS)

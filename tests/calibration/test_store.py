@@ -129,6 +129,14 @@ def test_the_log_lies_beside_the_database_and_says_whose_it_is(store: Store) -> 
     assert store.log(run_id, level_key(replace(POINT, load_value=8))) is None
 
 
+@pytest.mark.parametrize("facts", [{}, {"window_start_s": 1.0}, {"window_start_s": 1.0, "window_stop_s": float("nan")}])
+def test_a_window_that_is_not_known_does_not_lose_the_log(tmp_path: Path, facts: dict[str, float]) -> None:
+    store = Store(f"sqlite:///{tmp_path / 'points.db'}")
+    run_id = store.create_run("plan")
+    store.add_point(run_id, Measurement(POINT, facts, log=some_log()))
+    assert read_about(store.records(run_id)[level_key(POINT)]).window_s is None
+
+
 def test_logs_go_where_they_are_told(store: Store, tmp_path: Path) -> None:
     """Beside a SQLite file, whatever SIZING_RECORDS says, so that the two can be moved together."""
     expected = {"sqlite": tmp_path / "points-records", "postgresql": tmp_path / "records"}

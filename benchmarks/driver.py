@@ -30,13 +30,13 @@ import numpy as np
 from rich.console import Console
 from rich.table import Table
 
-from calibration import metrics
-from calibration.arrivals import arrival_times
+from calibration.load.arrivals import arrival_times
+from calibration.load.self_check import Distortion, Protocol, distortion, job, until
+from calibration.load.shards import Workers
+from calibration.metrics import measurement as metrics
 from calibration.mock import Script, Truth, running
 from calibration.plan import Level
 from calibration.records import Load, Measurement
-from calibration.self_check import Distortion, Protocol, distortion, job, until
-from calibration.shards import Workers
 from sizing.curves import Deployment
 from sizing.numbers import significant
 from sizing.workload import Arrivals, Lengths, Seconds
@@ -181,7 +181,7 @@ def rss_bytes(pid: int) -> int:
 def imports_s() -> float:
     """Seconds that a new Python takes until the load generator is imported."""
     start_s = time.perf_counter()
-    subprocess.run([sys.executable, "-c", "import calibration.shards"], check=True)
+    subprocess.run([sys.executable, "-c", "import calibration.load.shards"], check=True)
     return time.perf_counter() - start_s
 
 

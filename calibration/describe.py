@@ -6,10 +6,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from calibration import cores
-from calibration.contract import Contract, Input
 from calibration.errors import PlanError, ServerError
-from calibration.load import client
+from calibration.load import cores
+from calibration.load.contract import Contract, Input
+from calibration.load.loops import client
 from calibration.plan import DeploymentPlan, ServerPlan, TensorNames
 from sizing.curves import Deployment
 

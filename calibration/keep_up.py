@@ -6,9 +6,9 @@ import math
 from collections.abc import Callable, Sequence
 
 from calibration.errors import ClientLimitedError
+from calibration.load.self_check import Distortion, processes_needed
 from calibration.measure import Pace, Target
 from calibration.plan import Level
-from calibration.self_check import Distortion, processes_needed
 
 
 def processes(target: Target, levels: Sequence[Level], pace: Pace, says: Callable[[str], None]) -> int:

@@ -11,18 +11,18 @@ from itertools import islice
 
 import numpy as np
 
-from calibration.arrivals import arrival_times, schedule_times
-from calibration.contract import Contract
 from calibration.describe import Described, deployment, describe
 from calibration.errors import ServerError
-from calibration.load import Job, ask
-from calibration.metrics import measurement
+from calibration.load.arrivals import arrival_times, schedule_times
+from calibration.load.contract import Contract
+from calibration.load.loops import Job, ask
+from calibration.load.shards import Workers
+from calibration.metrics.measurement import measurement
+from calibration.metrics.stopping import Until
 from calibration.plan import Level, PlanFile, SweepPlan
 from calibration.records import Measurement
-from calibration.requests import Source
-from calibration.server_view import Scraper, requests_served
-from calibration.shards import Workers
-from calibration.stopping import Until
+from calibration.requests.source import Source
+from calibration.server_view.scraper import Scraper, requests_served
 from sizing.curves import Deployment, Point
 from sizing.workload import Arrivals, Lengths, Seconds
 

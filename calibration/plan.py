@@ -12,8 +12,8 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_valida
 
 from calibration.adapt_plan import AdaptivePlan
 from calibration.errors import PlanError
-from calibration.lengths import LengthsPlan
-from calibration.stopping import Until
+from calibration.metrics.stopping import Until
+from calibration.requests.lengths import LengthsPlan
 from sizing.curves import LoadKind, Point
 from sizing.errors import ScenarioError
 from sizing.workload import ArrivalKind, Arrivals, Lengths

@@ -10,8 +10,8 @@ from pathlib import Path
 from google.protobuf import text_format  # type: ignore[import-untyped]
 from tritonclient.grpc import model_config_pb2 as pb
 
-from calibration import cores
 from calibration.errors import ServerError
+from calibration.load import cores
 from calibration.reference import contract
 from calibration.reference.settings import KV_BLOCK_TOKENS, Settings
 from calibration.reference.tokenizer import save_tokenizer

@@ -4,17 +4,17 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Protocol
 
-from calibration.cores import kept_off
-from calibration.errors import CalibrationError, PlanError
+from calibration.errors import CalibrationError, PlanError, StoreError
 from calibration.keep_up import processes
+from calibration.load.cores import kept_off
+from calibration.load.shards import Workers
 from calibration.measure import Pace, Target, measure, prepare, probe, seed_of
 from calibration.plan import Level, PlanFile, parse_plan
 from calibration.records import Measurement
-from calibration.shards import Workers
 from calibration.store import Store
 from calibration.sweep import Sweep, sweep_of
 
@@ -106,7 +106,7 @@ def _follow(
     cancel: threading.Event | None,
 ) -> None:
     """Measure what the sweep names, one level after another, until it names none."""
-    while (level := sweep.next(store.points(run_id))) is not None:
+    while (level := sweep.next(store.points(run_id, as_measured=True))) is not None:
         if pace.lengths != level.lengths:
             pace = probe(target, level, run_id)
         progress.expects(level, *sweep.expected_s(pace))
@@ -125,6 +125,7 @@ def _state_kept(run_id: int, store: Store) -> Iterator[None]:
         store.finish_run(run_id, "interrupted")
         raise
     except CalibrationError as error:
-        store.finish_run(run_id, "failed", str(error))
+        with suppress(StoreError):  # the store may be what failed: it says so in `error`
+            store.finish_run(run_id, "failed", str(error))
         raise type(error)(f"{error}; points are kept, go on with: python -m calibration resume {run_id}") from None
     store.finish_run(run_id, "done")

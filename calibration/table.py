@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from calibration.latency_split import split
 from calibration.records import Measurement
+from calibration.server_view.latency_split import split
 from sizing.curves import Point, doubts
 
 _HEAD = (

@@ -10,13 +10,13 @@ from typing import Any
 
 import click
 
-from calibration.bundle import export_bundle, import_bundle
 from calibration.errors import FileError
-from calibration.imported import import_measurements
 from calibration.importers import KINDS, read_measurements
 from calibration.plan import level_key
 from calibration.records import Measurement
 from calibration.store import Store
+from calibration.store.bundle import export_bundle, import_bundle
+from calibration.store.imported import import_measurements
 from calibration.table import table
 from sizing.curves import Point, read_points, write_points
 

@@ -60,7 +60,10 @@ def test_calibration_takes_only_values_from_sizing(path: Path) -> None:
 def test_ui_reaches_calibration_only_through_the_store(path: Path) -> None:
     names = imports(path)
     assert not tops(names) & {"tritonclient", "grpc", "sqlalchemy", "numba"}
-    assert {name for name in names if name.startswith("calibration.")} <= {"calibration.store", "calibration.errors"}
+    assert {name for name in names if name.startswith("calibration.")} <= {
+        "calibration.store",
+        "calibration.errors",
+    }
 
 
 def test_the_door_only_opens() -> None:

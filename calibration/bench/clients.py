@@ -15,11 +15,11 @@ from calibration.bench.flags import Asked
 from calibration.bench.prompts import dataset_prompts, norm_dist_prompts
 from calibration.bench.stats import Stats, stats
 from calibration.bench.synthetic import NormalLengths, RandomPrompts
-from calibration.contract import Contract
 from calibration.describe import Described, describe
+from calibration.load.contract import Contract
+from calibration.load.shards import Workers
+from calibration.metrics.verdict import BUSY_CORE, LAG_ALLOWED_S, LAG_SHARE
 from calibration.records import Load
-from calibration.shards import Workers
-from calibration.verdict import BUSY_CORE, LAG_ALLOWED_S, LAG_SHARE
 
 LATE_SHARE = 0.05
 Say = Callable[[str], None]

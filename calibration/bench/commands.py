@@ -16,7 +16,7 @@ from calibration.bench.flags import Asked, Protocol, asked, server_plan
 from calibration.bench.pacing import Pacing
 from calibration.bench.progress import LateBar
 from calibration.errors import PlanError
-from calibration.lengths import LengthsPlan
+from calibration.requests.lengths import LengthsPlan
 
 DEFAULT_USERS = 8
 

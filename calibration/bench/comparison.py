@@ -19,11 +19,11 @@ from calibration.bench.speedup import CONFIDENCE, SpeedUp, speed_up
 from calibration.bench.stats import Stats, stats
 from calibration.describe import Described, describe
 from calibration.errors import PlanError
-from calibration.lengths import LengthsPlan
+from calibration.load.shards import Workers
 from calibration.plan import ServerPlan
 from calibration.records import Load
-from calibration.requests import Source
-from calibration.shards import Workers
+from calibration.requests.lengths import LengthsPlan
+from calibration.requests.source import Source
 
 DEFAULT_REQUESTS = 50
 WARM_UP_PAIR = -1

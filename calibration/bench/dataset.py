@@ -8,8 +8,8 @@ from itertools import cycle, islice
 from pathlib import Path
 
 from calibration.errors import FileError
-from calibration.length_files import Text, read_dataset
-from calibration.requests import Request
+from calibration.requests.length_files import Text, read_dataset
+from calibration.requests.source import Request
 
 TOKENS_PER_WORD = 1.3
 Encode = Callable[[str], tuple[int, ...]]

@@ -9,12 +9,12 @@ from typing import Protocol, cast
 
 import numpy as np
 
-from calibration.contract import Contract
+from calibration.load.contract import Contract
+from calibration.load.shards import Job, Workers
+from calibration.metrics.stopping import Until
 from calibration.plan import ServerPlan
 from calibration.records import Load
-from calibration.requests import Request, Source
-from calibration.shards import Job, Workers
-from calibration.stopping import Until
+from calibration.requests.source import Request, Source
 from sizing.workload import Seconds
 
 WARM_UPS = 10

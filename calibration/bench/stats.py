@@ -1,7 +1,7 @@
 """The figures that `benchmark_core_model` and `identity_test` print, by their definitions, from the log of requests.
 
 They differ from this project's own in what they cover: every request counts, from the first sending to the end of the
-last answer, so that filling up and draining the server are in them. See `calibration.metrics` for the other way.
+last answer, so that filling up and draining the server are in them; `calibration.metrics.measurement` cuts them off.
 """
 
 from __future__ import annotations

@@ -9,7 +9,7 @@ import numpy as np
 
 from calibration.errors import PlanError
 from calibration.records import Ints
-from calibration.requests import Request
+from calibration.requests.source import Request
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,10 +12,10 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from calibration import metrics
 from calibration.errors import CalibrationError, FileError
 from calibration.importers.edge import clean
 from calibration.importers.known import Known, Offered
+from calibration.metrics import measurement as metrics
 from calibration.plan import Level
 from calibration.records import Floats, Ints, Load, Measurement, RequestLog
 from sizing.workload import Lengths

@@ -21,8 +21,8 @@ from typing import IO, Self
 
 from rich.console import Console
 
-from calibration import cores
 from calibration.errors import ServerError
+from calibration.load import cores
 from calibration.reference import environment
 from calibration.reference.environment import PROJECT, PYTHON_VERSION, Environment
 from calibration.reference.settings import Settings

@@ -9,9 +9,9 @@ from uuid import uuid4
 
 import pytest
 
-from calibration.database import RECORDS_VARIABLE
 from calibration.reference.environment import PYTHON_VERSION, SUPPORTED
 from calibration.store import Store
+from calibration.store.database import RECORDS_VARIABLE
 from tests.calibration.postgres import new_schema, postgres, wheel
 
 collect_ignore = ["engine_trace.py"]  # runs in the reference environment, where torch is

@@ -7,7 +7,7 @@ import threading
 
 import pytest
 
-from calibration import cores
+from calibration.load import cores
 
 
 @pytest.fixture

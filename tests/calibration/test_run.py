@@ -9,16 +9,16 @@ from pathlib import Path
 
 import pytest
 
-from calibration import self_check
-from calibration.contract import Contract
 from calibration.describe import Described, deployment
 from calibration.errors import Cancelled, ClientLimitedError, PlanError, ServerError
 from calibration.keep_up import processes
+from calibration.load import self_check
+from calibration.load.contract import Contract
+from calibration.load.self_check import Distortion
 from calibration.measure import Pace, Target
 from calibration.plan import DeploymentPlan, Level, PlanFile, level_key, parse_plan
 from calibration.records import Measurement
 from calibration.run import Quiet, resume, run
-from calibration.self_check import Distortion
 from calibration.store import Store
 from sizing.workload import Lengths
 from tests.calibration.mock_server import ENGINE, Script, subprocess_server
@@ -69,7 +69,8 @@ class Watcher(Quiet):
 
 def test_a_run_measures_every_level_and_keeps_it(url: str, store: Store) -> None:
     watcher = Watcher()
-    run_id = run(plan(url, "rates: [40]\n"), store, watcher)
+    longer = plan(url, "rates: [40]\n").text.replace("requests_per_level: 12", "requests_per_level: 48")
+    run_id = run(parse_plan(longer), store, watcher)
     points = store.points(run_id)
     assert [(point.load_kind, point.load_value) for point in points] == [
         ("concurrency", 1),
@@ -90,7 +91,7 @@ def test_a_run_measures_every_level_and_keeps_it(url: str, store: Store) -> None
         assert point.source == f"calibration run {run_id}, ensemble at {url}"
         assert point.verdict
     for point in points[:2]:
-        assert point.requests >= 12  # type: ignore[operator]
+        assert point.requests >= 48  # type: ignore[operator]
         assert point.mean_in_flight <= point.load_value  # type: ignore[operator]
     assert store.run(run_id).state == "done"
     assert len(watcher.levels) == len(watcher.expected) == 3

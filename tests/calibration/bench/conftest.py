@@ -10,13 +10,13 @@ from typing import Any, Self
 import pytest
 
 from calibration.bench import clients, comparison
-from calibration.contract import Contract, Input
 from calibration.describe import Described
+from calibration.load.contract import Contract, Input
+from calibration.load.shards import Job
+from calibration.metrics.stopping import Until
 from calibration.plan import ServerPlan
 from calibration.records import Client, Load, RequestLog, Timing
-from calibration.requests import Request
-from calibration.shards import Job
-from calibration.stopping import Until
+from calibration.requests.source import Request
 
 IDS = {"input_ids": Input("INT32", False), "request_output_len": Input("INT32", False)}
 TEXT = {"text_input": Input("BYTES", False), "max_tokens": Input("INT32", False)}

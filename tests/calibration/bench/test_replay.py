@@ -14,10 +14,10 @@ from calibration.bench import replay
 from calibration.bench.dataset import Given
 from calibration.bench.replay import Again, First, Prompts, Target
 from calibration.bench.synthetic import NormalLengths, random_prompts
-from calibration.lengths import LengthsPlan
+from calibration.load.shards import Workers
 from calibration.plan import ServerPlan
-from calibration.requests import Request, Source
-from calibration.shards import Workers
+from calibration.requests.lengths import LengthsPlan
+from calibration.requests.source import Request, Source
 from tests.calibration.bench.conftest import CONTRACTS, FakeServer
 
 ASKED = tuple(Request(f"prompt {number}", 2, 3) for number in range(7))

@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 import triton_python_backend_utils as pb_utils
 
-from calibration import cores
+from calibration.load import cores
 from calibration.reference.contract import TENSORRT_LLM
 from calibration.reference.engine.inputs import InputError, read_request
 from calibration.reference.engine.metrics import Metrics

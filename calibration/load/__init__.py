@@ -1,0 +1,1 @@
+"""Putting load on a server over gRPC or HTTP, from processes of their own. Start with `shards.drive`."""

@@ -1,0 +1,246 @@
+"""What a model takes and gives: requests are built, and tokens counted, by what its config declares.
+
+Names are those of the TensorRT-LLM backend (ensemble, `tensorrt_llm`, `tensorrt_llm_bls`, in all its releases) unless
+the plan maps others; the same values go out as gRPC messages and as the JSON of `generate_stream`.
+"""
+
+from __future__ import annotations
+
+import math
+import struct
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+import numpy as np
+from tritonclient.grpc import service_pb2
+
+from calibration.errors import ServerError
+from calibration.plan import TensorNames
+from calibration.requests.source import Request
+
+CountedBy = Literal["output_ids", "sequence_length", "output_log_probs", "responses"]
+Value = str | bool | int | float | tuple[int, ...]
+NO_END_ID = -1
+LENGTH_NAMES = ("max_tokens", "request_output_len", "sampling_param_max_tokens")
+MINIMUM_NAMES = ("min_tokens", "min_length")
+_DTYPES: dict[str, Any] = {
+    "BOOL": np.bool_,
+    "INT8": np.int8,
+    "INT16": np.int16,
+    "INT32": np.int32,
+    "INT64": np.int64,
+    "UINT8": np.uint8,
+    "UINT16": np.uint16,
+    "UINT32": np.uint32,
+    "UINT64": np.uint64,
+    "FP16": np.float16,
+    "FP32": np.float32,
+    "FP64": np.float64,
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Input:
+    """An input tensor of a model: its datatype on the wire (``INT32``, ``BYTES``) and whether it may be left out."""
+
+    datatype: str
+    optional: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Contract:
+    """Inputs and outputs of one model. `batched`: tensors carry a leading batch dimension, 1 here.
+
+    `tensors` are the plan's names for them. `decoupled`: the model may answer with many responses; None where its
+    config does not tell, as that of an ensemble.
+    """
+
+    model: str
+    inputs: dict[str, Input]
+    outputs: tuple[str, ...]
+    batched: bool
+    tensors: TensorNames = field(default_factory=TensorNames)
+    decoupled: bool | None = None
+
+    @property
+    def ids_name(self) -> str:
+        """The output with the token ids of an answer."""
+        return self.tensors.output_ids or "output_ids"
+
+    @property
+    def text_name(self) -> str:
+        """The output with the text of an answer."""
+        return self.tensors.text or "text_output"
+
+    @property
+    def counted_by(self) -> CountedBy:
+        """The output from which tokens are counted: the server's own token ids if it gives them."""
+        if self.ids_name in self.outputs:
+            return "output_ids"
+        for name in ("sequence_length", "output_log_probs"):
+            if name in self.outputs:
+                return name
+        return "responses"
+
+    @property
+    def takes_token_ids(self) -> bool:
+        """True for a model that wants token ids in place of text, as the engine's own (`tensorrt_llm`)."""
+        if self.tensors.prompt or self.tensors.token_ids:
+            return self.tensors.prompt is None
+        return "input_ids" in self.inputs and "text_input" not in self.inputs
+
+    @property
+    def forces_osl(self) -> bool:
+        """True if the model can be told how many tokens to answer with."""
+        return any(name in self.inputs for name in self._length_names())
+
+    @property
+    def exact(self) -> bool:
+        """True if an answer of another length than was asked for is a fault: it is forced, and the server counts."""
+        return self.forces_osl and self.counted_by != "responses"
+
+    @property
+    def notes(self) -> tuple[str, ...]:
+        """What a reader of a point of this model must know about its lengths and times."""
+        found = []
+        if self.counted_by == "responses":
+            found.append("OSL is responses: the model tells no token counts")
+        if not self.forces_osl:
+            found.append("OSL is not forced: the model takes no maximum of tokens")
+        if self.decoupled is False:
+            found.append("the model is not decoupled: its answer comes at once, and TTFT is E2E")
+        return tuple(found)
+
+    def values(self, request: Request) -> dict[str, Value]:
+        """What each declared input is given for `request`; optional ones that are unknown are left out.
+
+        Raises ServerError if the model requires an input that neither this client nor the plan knows.
+        """
+        known = self._known(request)
+        for name, declared in self.inputs.items():
+            if name not in known and not declared.optional:
+                raise ServerError(
+                    f"model {self.model!r} requires the input {name!r}, which this client does not know: "
+                    "give it a value under server.tensors.constants in the plan"
+                )
+        return {name: known[name] for name in self.inputs if name in known}
+
+    def message(self, request: Request, request_id: str) -> bytes:
+        """The ModelInferRequest for `request`: streaming, its output length forced, an empty final response asked for.
+
+        Raises ServerError as `values` does.
+        """
+        message = service_pb2.ModelInferRequest(model_name=self.model, id=request_id)
+        message.parameters["triton_enable_empty_final_response"].bool_param = True
+        for name, value in self.values(request).items():
+            datatype = self.inputs[name].datatype
+            shape = [len(value)] if isinstance(value, tuple) else [1]
+            message.inputs.add(name=name, datatype=datatype, shape=[1, *shape] if self.batched else shape)
+            message.raw_input_contents.append(_raw(name, datatype, value))
+        for name in dict.fromkeys((self.text_name, self._counter)):
+            if name in self.outputs:
+                message.outputs.add(name=name)
+        return bytes(message.SerializeToString())
+
+    def tokens(self, response: Any) -> int:
+        """New tokens in one ModelInferResponse; 0 for an empty one."""
+        for index, output in enumerate(response.outputs):
+            if output.name == self._counter:
+                raw = response.raw_output_contents[index] if index < len(response.raw_output_contents) else b""
+                return _count(self.counted_by, output, raw)
+        return 0
+
+    def json_tokens(self, event: Mapping[str, Any]) -> int:
+        """New tokens in one event of `generate_stream`, its JSON read; 0 for an empty one.
+
+        Triton writes a tensor of one element as a number, one of several as a flat list.
+        """
+        found = event.get(self._counter)
+        if self.counted_by == "responses":
+            return int(bool(found))
+        numbers = found if isinstance(found, list) else [] if found is None else [found]
+        return sum(numbers) if self.counted_by == "sequence_length" else len(numbers)
+
+    def check(self) -> None:
+        """Raises ServerError if the plan names tensors that the model has not, or no prompt can be given to it."""
+        for key, names in (
+            ("prompt", self.inputs),
+            ("token_ids", self.inputs),
+            ("prompt_length", self.inputs),
+            ("max_tokens", self.inputs),
+            ("text", self.outputs),
+            ("output_ids", self.outputs),
+        ):
+            named = getattr(self.tensors, key)
+            if named is not None and named not in names:
+                raise ServerError(f"model {self.model!r} has no {named!r} (server.tensors.{key}), only {_list(names)}")
+        for name in self.tensors.constants:
+            if name not in self.inputs:
+                raise ServerError(f"model {self.model!r} has no input {name!r} (server.tensors.constants)")
+        if not {self._prompt_name(), self._ids_input()} & set(self.inputs):
+            raise ServerError(
+                f"model {self.model!r} takes neither text_input nor input_ids: it is not an LLM of the known kind; "
+                f"map its inputs ({_list(self.inputs)}) under server.tensors in the plan"
+            )
+
+    @property
+    def _counter(self) -> str:
+        named = {"output_ids": self.ids_name, "responses": self.text_name}
+        return named.get(self.counted_by, self.counted_by)
+
+    def _length_names(self) -> tuple[str, ...]:
+        return LENGTH_NAMES if self.tensors.max_tokens is None else (self.tensors.max_tokens,)
+
+    def _prompt_name(self) -> str:
+        return self.tensors.prompt or "text_input"
+
+    def _ids_input(self) -> str:
+        return self.tensors.token_ids or "input_ids"
+
+    def _known(self, request: Request) -> dict[str, Value]:
+        """Every input this client has a value for, whether the model declares it or not; the plan's word is last."""
+        osl: dict[str, Value] = dict.fromkeys((*self._length_names(), *MINIMUM_NAMES), request.osl)
+        streaming: dict[str, Value] = {"stream": True, "streaming": True}
+        ending: dict[str, Value] = {
+            "end_id": NO_END_ID,
+            "exclude_input_in_output": True,
+            "return_log_probs": self.counted_by == "output_log_probs",
+        }
+        return self._words() | streaming | ending | osl | self._prompt(request) | dict(self.tensors.constants)
+
+    def _prompt(self, request: Request) -> dict[str, Value]:
+        if not self.takes_token_ids:
+            return {self._prompt_name(): request.prompt}
+        if request.token_ids is None:
+            raise ServerError(f"model {self.model!r} takes token ids: name its tokenizer.json as tokenizer in the plan")
+        length_name = self.tensors.prompt_length or "input_lengths"
+        return {self._ids_input(): request.token_ids, length_name: len(request.token_ids)}
+
+    def _words(self) -> dict[str, Value]:
+        """Empty lists of words, where the model insists on them (release 0.5 of the backend)."""
+        names = ("bad_words", "stop_words")
+        return {name: "" for name in names if name in self.inputs and not self.inputs[name].optional}
+
+
+def _count(counted_by: CountedBy, output: Any, raw: bytes) -> int:
+    if counted_by == "responses":
+        return int(len(raw) > 4)  # a text is preceded by its length in 4 bytes
+    if counted_by == "sequence_length":
+        return int(np.frombuffer(raw, _DTYPES[output.datatype]).sum())
+    return int(output.shape[-1]) if math.prod(output.shape) else 0
+
+
+def _raw(name: str, datatype: str, value: Value) -> bytes:
+    if datatype == "BYTES":
+        text = str(value).encode()
+        return struct.pack("<I", len(text)) + text
+    if datatype not in _DTYPES:
+        raise ServerError(f"input {name!r} has datatype {datatype}, which this client does not know")
+    if isinstance(value, str):
+        raise ServerError(f"input {name!r} has datatype {datatype}, and the plan gives it the text {value!r}")
+    return bytes(np.atleast_1d(np.array(value)).astype(_DTYPES[datatype]).tobytes())
+
+
+def _list(names: Any) -> str:
+    return ", ".join(names) or "nothing"

@@ -1,0 +1,202 @@
+"""The two ways to load a server from one process: a closed loop of users, and an open loop of given arrivals."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Iterator, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from typing import Any, Protocol, Self
+
+from calibration.load.alarm import Alarm
+from calibration.load.contract import Contract
+from calibration.load.exchange import Answers, Exchange, Prepared, Reader, log_of
+from calibration.load.generate_stream import HttpClient
+from calibration.load.triton import Client as GrpcClient
+from calibration.metrics.stopping import Done
+from calibration.plan import ServerPlan
+from calibration.records import RequestLog
+from calibration.requests.source import Request, Source
+from sizing.workload import Seconds
+
+STOPS_WITHIN_S = 0.1
+Infer = Callable[[Prepared], Awaitable[Exchange]]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Job:
+    """One load level, as each process of the load generator is told it.
+
+    Closed loop: `users` of them, started spread over `ramp_s`, each warm after `warm_up` answers. Open loop: requests
+    at `arrivals_s`, seconds from the loop's start, of which the first `warm_up` are left out. `ahead` requests are made
+    before the start, in all.
+    """
+
+    server: ServerPlan
+    contract: Contract
+    source: Source
+    users: int | None = None
+    arrivals_s: Seconds | None = None
+    warm_up: int = 2
+    ramp_s: float = 0.0
+    ahead: int = 0
+
+
+class Line(Protocol):
+    """What carries one request at a time: a gRPC stream or an HTTP connection."""
+
+    async def exchange(self, prepared: Prepared) -> Exchange:
+        """Send, and wait for the end of the answer. Raises ServerError if the server is gone."""
+
+    def close(self) -> None:
+        """The next request starts afresh."""
+
+
+class Client(Protocol):
+    """What the two protocols have in common."""
+
+    async def __aenter__(self) -> Self: ...
+    async def __aexit__(self, *error: Any) -> None: ...
+    async def connect(self, streams: int) -> None: ...
+    def stream(self, contract: Contract) -> Line: ...
+    def prepare(self, contract: Contract, request: Request) -> Prepared: ...
+    def reader(self, contract: Contract) -> Reader: ...
+    async def model_config(self, name: str) -> Any: ...
+    async def check_ready(self) -> None: ...
+
+
+def client(server: ServerPlan) -> Client:
+    """A client of the protocol that the plan names."""
+    return HttpClient(server) if server.protocol == "http" else GrpcClient(server)
+
+
+async def ask(server: ServerPlan, contract: Contract, requests: Iterable[Request]) -> RequestLog:
+    """Send `requests` one after another, for a probe. Raises ServerError if the server is not there or gone."""
+    async with client(server) as target:
+        line = target.stream(contract)
+        exchanges = [await line.exchange(target.prepare(contract, request)) for request in requests]
+    return log_of(exchanges, target.reader(contract))
+
+
+class Lines:
+    """Lines for an open loop: an idle one is taken, a new one opened where none is idle."""
+
+    def __init__(self, target: Client, contract: Contract) -> None:
+        self._target = target
+        self._contract = contract
+        self._idle: list[Line] = []
+
+    async def exchange(self, prepared: Prepared) -> Exchange:
+        """As `Line.exchange`; any number of calls may run at once."""
+        line = self._idle.pop() if self._idle else self._target.stream(self._contract)
+        try:
+            return await line.exchange(prepared)
+        finally:
+            self._idle.append(line)
+
+
+class Tally:
+    """What a loop tells while it runs, and where it is told to stop.
+
+    `cold` users have not had their warm-up answers yet; `warm_s` is when the last had them. `stopped_s`: no request is
+    sent from then on.
+    """
+
+    def __init__(self, reader: Reader, cold: int = 0) -> None:
+        self.cold = cold
+        self.warm_s: float | None = None
+        self.stopped_s: float | None = None
+        self.answers = Answers(reader)
+        self._reader = reader
+        self._done: list[Done] = []
+        self._failed = 0
+
+    def stop(self) -> None:
+        """Send nothing more; what is in flight is waited for."""
+        if self.stopped_s is None:
+            self.stopped_s = time.perf_counter()
+
+    def warm(self) -> None:
+        """One more user is warm."""
+        self.cold -= 1
+        if self.cold == 0:
+            self.warm_s = time.perf_counter()
+
+    def add(self, exchange: Exchange) -> None:
+        """Keep a finished exchange."""
+        seen = self._reader.glance(exchange)
+        if seen is None:
+            self._failed += 1
+        else:
+            self._done.append(_done(exchange, *seen))
+        self.answers.add(exchange)
+
+    def news(self) -> tuple[list[Done], int]:
+        """Requests answered, and number of those failed, since this was asked last."""
+        done, failed = self._done, self._failed
+        self._done, self._failed = [], 0
+        return done, failed
+
+
+def _done(exchange: Exchange, first_ns: int, last_ns: int, first_tokens: int) -> Done:
+    after_first = exchange.osl - first_tokens
+    itl_s = (last_ns - first_ns) / after_first / 1e9 if after_first > 0 else float("nan")
+    due_ns = exchange.due_ns()
+    return Done(last_ns / 1e9, (first_ns - due_ns) / 1e9, itl_s, (last_ns - due_ns) / 1e9)
+
+
+async def closed_loop(
+    users: Sequence[Infer], requests: Iterator[Prepared], tally: Tally, *, warm_up: int, starts_s: Sequence[float]
+) -> None:
+    """Each user sends its next request as soon as the answer to the last is complete: ``len(users)`` are in flight.
+
+    User i starts at ``starts_s[i]`` of `time.perf_counter`, is warm after `warm_up` answers, and goes on until
+    `tally.stop`, or until there are no more requests. Raises what a user raises.
+    """
+
+    async def user(infer: Infer, start_s: float) -> None:
+        await asyncio.sleep(start_s - time.perf_counter())
+        for answers in itertools.count():
+            if answers == warm_up:
+                tally.warm()
+            if tally.stopped_s is not None or (prepared := next(requests, None)) is None:
+                return tally.stop()
+            tally.add(await infer(prepared))
+
+    async with _together() as group:
+        for infer, start_s in zip(users, starts_s, strict=True):
+            group.create_task(user(infer, start_s))
+
+
+async def open_loop(infer: Infer, requests: Iterator[Prepared], tally: Tally, *, due_s: Sequence[float]) -> None:
+    """Requests are sent at the times `due_s` of `time.perf_counter`, however many are still unanswered.
+
+    Ends when all are answered; `tally.stop` cuts the rest of the arrivals. Raises what a request raises.
+    """
+
+    async def one(prepared: Prepared, intended_s: float) -> None:
+        exchange = await infer(prepared)
+        exchange.intended_ns = round(intended_s * 1e9)
+        tally.add(exchange)
+
+    async with _together() as group, Alarm() as alarm:
+        for intended_s, prepared in zip(due_s, requests, strict=False):
+            while tally.stopped_s is None and intended_s - time.perf_counter() > 2 * STOPS_WITHIN_S:
+                await asyncio.sleep(STOPS_WITHIN_S)
+            if tally.stopped_s is None:
+                await alarm.sleep_until(intended_s)
+            if tally.stopped_s is not None:
+                return
+            group.create_task(one(prepared, intended_s))
+
+
+@asynccontextmanager
+async def _together() -> AsyncIterator[asyncio.TaskGroup]:
+    """A task group that raises the first failure itself, not a group of them."""
+    try:
+        async with asyncio.TaskGroup() as group:
+            yield group
+    except ExceptionGroup as failures:
+        raise failures.exceptions[0] from None

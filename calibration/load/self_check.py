@@ -1,0 +1,213 @@
+"""Does the load generator itself keep up? It is held against the built-in mock, at the load that is planned."""
+
+from __future__ import annotations
+
+import math
+import os
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Literal
+
+import numpy as np
+
+from calibration.errors import ClientLimitedError
+from calibration.load import cores, shards
+from calibration.load.contract import Contract, Input
+from calibration.metrics.stopping import Until
+from calibration.mock import RunningMock, Script, Truth, messages, running
+from calibration.plan import ServerPlan
+from calibration.records import Load
+from calibration.requests.lengths import LengthsPlan
+from calibration.requests.source import Source
+from sizing.workload import Seconds
+
+Protocol = Literal["grpc", "http"]
+MOST_ADDED_TTFT_S = 0.005
+MOST_ITL_ERROR = 0.01
+MEASURED_S = 1.5
+LONGEST_E2E_S = 0.5
+FEWEST_TOKENS = 4
+PROMPT_TOKENS = 128
+WARM_UP = 1
+NEVER_BEFORE_THE_BUDGET = 1_000_000_000
+
+CONTRACT = Contract(
+    messages.MODEL,
+    {name: Input(datatype, optional) for name, datatype, optional in messages.INPUTS},
+    tuple(name for name, _ in messages.OUTPUTS),
+    batched=True,
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Distortion:
+    """What the load generator makes of known timings, with `users` streams over `processes` of its own.
+
+    `added_ttft_s`: mean TTFT it reports, less that of the mock's truth. `itl_error`: by how much its mean ITL is off,
+    as a share of the true one; 0 where answers have one token. `ideal_per_s`: the requests/s of a client without any
+    delay. `cpu_cores` and `busiest_core` as in `records.Client`; the mock took `mock_cores` besides, which a server on
+    another machine leaves to the client.
+    """
+
+    users: int
+    processes: int
+    added_ttft_s: float
+    itl_error: float
+    requests_per_s: float
+    ideal_per_s: float
+    cpu_cores: float
+    busiest_core: float
+    mock_cores: float
+
+    @property
+    def acceptable(self) -> bool:
+        """TTFT is off by 5 ms at most, ITL by 1 %."""
+        return abs(self.added_ttft_s) <= MOST_ADDED_TTFT_S and abs(self.itl_error) <= MOST_ITL_ERROR
+
+    @property
+    def text(self) -> str:
+        """For people: ``2 processes: TTFT +1.2 ms, ITL +0.1 %, 378 of 382 requests/s``."""
+        processes = "1 process" if self.processes == 1 else f"{self.processes} processes"
+        return (
+            f"{processes}: TTFT {1e3 * self.added_ttft_s:+.1f} ms, ITL {100 * self.itl_error:+.1f} %, "
+            f"{self.requests_per_s:.3g} of {self.ideal_per_s:.3g} requests/s"
+        )
+
+
+def processes_needed(
+    users_or_in_flight: int,
+    tokens_per_s: float,
+    ttft_s: float,
+    itl_s: float,
+    osl: int,
+    protocol: Protocol,
+    *,
+    most: int | None = None,
+    measure: Callable[..., Distortion] | None = None,
+) -> Distortion:
+    """The first of 1, 2, 4 ... processes that distorts the planned load acceptably, and how much: see `check`.
+
+    At most `most` of them, by default the usable cores. Raises ClientLimitedError, with what was reached, if all
+    distort too much.
+    """
+    measure = measure or check
+    most = min(users_or_in_flight, most or len(cores.usable()) or os.cpu_count() or 1)
+    tried = []
+    processes = 1
+    while True:
+        found = measure(users_or_in_flight, tokens_per_s, ttft_s, itl_s, osl, protocol, processes=processes)
+        if found.acceptable:
+            return found
+        tried.append(found)
+        if processes >= most:
+            break
+        processes = min(2 * processes, most)
+    raise ClientLimitedError(
+        f"the load generator on this machine would distort {users_or_in_flight} streams over {protocol} "
+        f"({'; '.join(each.text for each in tried)}; allowed are {1e3 * MOST_ADDED_TTFT_S:g} ms and "
+        f"{100 * MOST_ITL_ERROR:g} %): plan less load, or run it on a machine with more free cores"
+    )
+
+
+def check(
+    users_or_in_flight: int,
+    tokens_per_s: float,
+    ttft_s: float,
+    itl_s: float,
+    osl: int,
+    protocol: Protocol,
+    *,
+    processes: int = 1,
+) -> Distortion:
+    """Measure the mock for a few seconds with so many streams open, and compare with its truth.
+
+    `ttft_s` and `itl_s` are those of one request on the idle server to be measured, `tokens_per_s` the most that it is
+    thought to give in all (infinite: what the streams take at those timings). Raises as `shards.drive` does.
+    """
+    script, tokens = rehearsal(users_or_in_flight, tokens_per_s, ttft_s, itl_s, osl)
+    with running(script) as mock:
+        before = mock.truth()
+        load = shards.drive(job(mock, script, users_or_in_flight, tokens, protocol), until(), processes=processes)
+        truth = mock.truth()
+    ideal_per_s = script.requests_per_s(users_or_in_flight, tokens)
+    spent_s = float(load.log.end_s.max() - load.log.sent_s.min())
+    return distortion(load, truth, users_or_in_flight, ideal_per_s, (truth.cpu_s - before.cpu_s) / spent_s)
+
+
+def rehearsal(users: int, tokens_per_s: float, ttft_s: float, itl_s: float, osl: int) -> tuple[Script, int]:
+    """The mock's timings, and tokens a request, that put the planned load on the client within seconds.
+
+    Streams and tokens/s are those planned: timings are stretched where they would give more than `tokens_per_s`. Long
+    answers are shortened to about `LONGEST_E2E_S`, and their TTFT so that each stream still takes as many tokens/s:
+    with the share f of the tokens it is f TTFT + (1 - f) ITL.
+
+    >>> rehearsal(128, math.inf, ttft_s=0.5, itl_s=0.02, osl=500)
+    (Script(ttft_s=0.043..., itl_s=0.02, ...), 24)
+    """
+    e2e_s = ttft_s + (osl - 1) * itl_s
+    stretch = max(1.0, users * osl / tokens_per_s / e2e_s)
+    wanted = math.ceil(osl * LONGEST_E2E_S / (e2e_s * stretch))
+    tokens = min(osl, max(FEWEST_TOKENS, wanted))
+    share = tokens / osl
+    return Script(stretch * (share * ttft_s + (1 - share) * itl_s), stretch * itl_s), tokens
+
+
+def distortion(load: Load, truth: Truth, users: int, ideal_per_s: float, mock_cores: float) -> Distortion:
+    """The client's view of the requests that it sent in the window, against the mock's of the same."""
+    log = load.log.where((load.log.sent_s >= load.start_s) & (load.log.sent_s < load.stop_s) & ~load.log.failed)
+    true = truth.between(load.start_s, load.stop_s)
+    if not len(log) or not len(true):
+        failures = "; ".join(sorted({error for error in load.log.error if error})[:1]) or "none was answered in time"
+        raise ClientLimitedError(f"the load generator cannot measure its own mock: {failures}")
+    after = log.tokens - log.first_chunk_tokens
+    gaps_s = (log.last_token_s - log.first_token_s)[after > 0] / after[after > 0]
+    true_gaps_s = true.itl_s[~np.isnan(true.itl_s)]
+    compared = bool(gaps_s.size and true_gaps_s.size and true_gaps_s.mean() > 0)
+    return Distortion(
+        users=users,
+        processes=load.client.processes,
+        added_ttft_s=float((log.first_token_s - log.sent_s).mean() - true.ttft_s.mean()),
+        itl_error=float(gaps_s.mean() / true_gaps_s.mean() - 1) if compared else 0.0,
+        requests_per_s=_tokens_per_s(load) / float(log.tokens.mean()),
+        ideal_per_s=ideal_per_s,
+        cpu_cores=load.client.cpu_cores,
+        busiest_core=load.client.busiest_core,
+        mock_cores=mock_cores,
+    )
+
+
+def _tokens_per_s(load: Load) -> float:
+    """Tokens that came in the window, counted one by one: requests are too few and too long to be counted whole."""
+    inside = (load.log.chunk_at_s >= load.start_s) & (load.log.chunk_at_s < load.stop_s)
+    return float(load.log.chunk_tokens[inside].sum()) / load.duration_s
+
+
+def until(measured_s: float = MEASURED_S) -> Until:
+    """Measure for so long, however precise the means are by then."""
+    return Until(requests_min=NEVER_BEFORE_THE_BUDGET, budget_s=measured_s)
+
+
+def job(
+    mock: RunningMock,
+    script: Script,
+    users: int,
+    osl: int,
+    protocol: Protocol,
+    *,
+    arrivals_s: Seconds | None = None,
+    warm_up: int = WARM_UP,
+) -> shards.Job:
+    """The load on the mock: a closed loop of `users`, or, with `arrivals_s`, an open loop."""
+    e2e_s = script.e2e_s(osl)
+    url = mock.http_url if protocol == "http" else mock.grpc_url
+    ahead = math.ceil((warm_up + 2 + MEASURED_S / e2e_s) * users) if arrivals_s is None else len(arrivals_s)
+    return shards.Job(
+        server=ServerPlan(url=url, protocol=protocol, model=mock.model),
+        contract=CONTRACT,
+        source=Source(LengthsPlan(isl=float(PROMPT_TOKENS), osl=float(osl)), None, False, (0,)),
+        users=users if arrivals_s is None else None,
+        arrivals_s=arrivals_s,
+        warm_up=warm_up,
+        ramp_s=e2e_s,  # users that start together would send in lockstep, at a load that no sweep has
+        ahead=ahead,
+    )

@@ -1,0 +1,245 @@
+"""One process of the load generator: told a job over a pipe, it loads the server with its share and reports.
+
+It shares no event loop and no GIL with progress bars, stores and whatever else runs beside a sweep.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import itertools
+import math
+import os
+import resource
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from multiprocessing.connection import Connection
+from typing import Any, Literal
+
+import numpy as np
+
+from calibration.errors import CalibrationError
+from calibration.load import cores
+from calibration.load.alarm import Alarm
+from calibration.load.exchange import Prepared
+from calibration.load.loops import Client, Job, Lines, Tally, client, closed_loop, open_loop
+from calibration.metrics.stopping import Done
+from calibration.records import Floats, RequestLog
+
+NEWS_EVERY_S = 0.05
+LAG_EVERY_S = 0.02
+MADE_AT_ONCE = 16
+FEWEST_LINES = 64
+MOST_LINES = 512
+STOP: Literal["stop"] = "stop"
+
+
+@dataclass(frozen=True, slots=True)
+class Begin:
+    """Order: make ready share `shard` of `shards` of the job, on the `cores` of the parent."""
+
+    job: Job
+    shard: int
+    shards: int
+    cores: frozenset[int]
+
+
+@dataclass(frozen=True, slots=True)
+class Go:
+    """Order: start, the job's times counting from `origin_s` of `time.perf_counter`."""
+
+    origin_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class Ready:
+    """Report: requests are made and connections open."""
+
+
+@dataclass(frozen=True, slots=True)
+class News:
+    """Report: requests answered and failed since the last one; when the last user was warm, if all are."""
+
+    done: list[Done]
+    failed: int
+    warm_s: float | None
+
+
+@dataclass(frozen=True, slots=True)
+class Finished:
+    """Report: everything is answered. `stopped_s` is None where the requests ran out by themselves.
+
+    `cpu_s` were used in `wall_s` of load; `lags_s` are latenesses of a timer in the event loop.
+    """
+
+    log: RequestLog
+    warm_s: float | None
+    stopped_s: float | None
+    cpu_s: float
+    wall_s: float
+    lags_s: Floats
+
+
+@dataclass(frozen=True, slots=True)
+class Broken:
+    """Report: the level failed with `error`."""
+
+    error: CalibrationError
+
+
+def main() -> None:
+    """Serve the pipe whose file descriptor is the program's first argument."""
+    serve(Connection(int(sys.argv[1])))
+
+
+def serve(pipe: Connection[Any, Any]) -> None:
+    """The life of a worker: one level after another, until the parent closes the pipe or is gone."""
+    _allow_many_connections()
+    with asyncio.Runner(loop_factory=_loop_factory()) as runner, suppress(BrokenPipeError):
+        while True:
+            try:
+                begin = pipe.recv()
+            except (EOFError, OSError):
+                return
+            if not isinstance(begin, Begin):
+                continue  # a stop that crossed the end of its level
+            cores.stay_on(begin.cores)
+            pipe.send(_outcome(runner, begin, pipe))
+
+
+def _outcome(runner: asyncio.Runner, begin: Begin, pipe: Connection[Any, Any]) -> Finished | Broken:
+    try:
+        return runner.run(_Level(begin, pipe).run())
+    except CalibrationError as error:
+        return Broken(error)
+
+
+def _allow_many_connections() -> None:
+    """A connection is an open file, and 1,024 of them are the usual limit until one asks for more."""
+    _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+    with suppress(ValueError, OSError):  # macOS has a lower limit than it says
+        resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
+
+
+def _loop_factory() -> Callable[[], asyncio.AbstractEventLoop] | None:
+    """uvloop's, where it is installed: it receives for half the CPU time of asyncio's own loop."""
+    try:
+        import uvloop
+    except ImportError:  # Windows
+        return None
+    return uvloop.new_event_loop
+
+
+class _Level:
+    """One job in this process, from the first prompt to the log."""
+
+    def __init__(self, begin: Begin, pipe: Connection[Any, Any]) -> None:
+        self._job = begin.job
+        self._shard, self._shards = begin.shard, begin.shards
+        self._pipe = pipe
+        self._lags_s: list[float] = []
+
+    async def run(self) -> Finished:
+        loop = asyncio.get_running_loop()
+        self._go: asyncio.Future[float] = loop.create_future()
+        async with client(self._job.server) as target:
+            self._tally = Tally(target.reader(self._job.contract), cold=self._lines())
+            loop.add_reader(self._pipe.fileno(), self._told)
+            os.set_blocking(self._pipe.fileno(), True)  # uvloop has changed it, and a log is more than a pipe holds
+            try:
+                requests = await self._requests(target)
+                await target.connect(self._lines())
+                self._pipe.send(Ready())
+                origin_s = await self._go
+                with _no_garbage_collection():
+                    return await self._load(target, requests, origin_s)
+            finally:
+                loop.remove_reader(self._pipe.fileno())
+
+    def _told(self) -> None:
+        try:
+            order = self._pipe.recv()
+        except (EOFError, OSError):
+            os._exit(1)  # the parent is gone: nobody wants the answers
+        if isinstance(order, Go):
+            self._go.set_result(order.origin_s)
+        elif order == STOP:
+            self._tally.stop()
+
+    def _lines(self) -> int:
+        """Lines to open before the start: one a user; in an open loop twice what is thought to be in flight."""
+        if self._job.users is not None:
+            return len(range(self._shard, self._job.users, self._shards))
+        return math.ceil(min(MOST_LINES, max(FEWEST_LINES, self._job.warm_up)) / self._shards)
+
+    async def _requests(self, target: Client) -> Iterator[Prepared]:
+        """This share of the requests as bytes: so many made before the start, then more if they do not last."""
+        job = self._job
+        source = (target.prepare(job.contract, request) for request in job.source.requests(self._shard, self._shards))
+        made: list[Prepared] = []
+        while len(made) < job.ahead / self._shards:
+            some = list(itertools.islice(source, MADE_AT_ONCE))
+            if not some:
+                break
+            made += some
+            await asyncio.sleep(0)  # orders are heard meanwhile
+        return itertools.chain(made, source)
+
+    async def _load(self, target: Client, requests: Iterator[Prepared], origin_s: float) -> Finished:
+        beside = [asyncio.create_task(work) for work in (self._report(), self._watch_lag())]
+        began_s, cpu_s = time.perf_counter(), time.process_time()
+        try:
+            await self._loop(target, requests, origin_s)
+        finally:
+            for task in beside:
+                task.cancel()
+            await asyncio.gather(*beside, return_exceptions=True)
+        cpu_s, wall_s = time.process_time() - cpu_s, time.perf_counter() - began_s
+        self._send_news()
+        tally = self._tally
+        lags_s = np.array(self._lags_s, np.float64)
+        return Finished(tally.answers.log(), tally.warm_s, tally.stopped_s, cpu_s, wall_s, lags_s)
+
+    async def _loop(self, target: Client, requests: Iterator[Prepared], origin_s: float) -> None:
+        job, tally = self._job, self._tally
+        if job.arrivals_s is not None:
+            due_s = (origin_s + job.arrivals_s[self._shard :: self._shards]).tolist()
+            await open_loop(Lines(target, job.contract).exchange, requests, tally, due_s=due_s)
+            return
+        numbers = range(self._shard, job.users or 0, self._shards)
+        users = [target.stream(job.contract).exchange for _ in numbers]
+        starts_s = [origin_s + job.ramp_s * number / (job.users or 1) for number in numbers]
+        await closed_loop(users, requests, tally, warm_up=job.warm_up, starts_s=starts_s)
+
+    async def _report(self) -> None:
+        while True:
+            await asyncio.sleep(NEWS_EVERY_S)
+            self._send_news()
+
+    def _send_news(self) -> None:
+        done, failed = self._tally.news()
+        if done or failed:
+            self._pipe.send(News(done, failed, self._tally.warm_s))
+
+    async def _watch_lag(self) -> None:
+        async with Alarm() as alarm:
+            while True:
+                at_s = time.perf_counter() + LAG_EVERY_S
+                await alarm.sleep_until(at_s)
+                self._lags_s.append(time.perf_counter() - at_s)
+
+
+@contextmanager
+def _no_garbage_collection() -> Iterator[Any]:
+    """A collection stops the loop for tens of milliseconds once 100,000 responses are kept, and finds nothing."""
+    gc.collect()
+    gc.freeze()
+    gc.disable()
+    try:
+        yield
+    finally:
+        gc.enable()
+        gc.unfreeze()

@@ -1,0 +1,1 @@
+"""What was seen of the requests becomes a measurement with a verdict. Start with `measurement.measurement`."""

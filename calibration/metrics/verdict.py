@@ -1,0 +1,235 @@
+"""What a measured level is worth: steady and fit for use, or void, with every reason and the numbers behind it.
+
+Rules stand in the order in which a cause comes before what it may bring about; the verdict is that of the first rule
+broken, and the reasons of all of them are told:
+
+    client_limited  the load generator was late or busy: the numbers are not the server's
+    overloaded      an open loop whose queue grew: there is no steady state to measure
+    errors          more than 1 % of requests failed: another load was served than was asked for
+    wrong_lengths   answers with another number of tokens than asked for: another workload was served
+    unsteady        TTFT or E2E drifted, or had not settled, by more than 5 % beyond their noise
+    little          users x time does not add up to the requests seen: users were idle, or requests are missing
+
+A level that breaks no rule but is too short to judge steadiness, or planned to vary (schedule, trace), has no
+verdict: "".
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+
+import numpy as np
+
+from calibration.metrics.backlog import behind, fell_behind, growth
+from calibration.metrics.intervals import FEWEST_BATCHES
+from calibration.metrics.precision import Answers, Mean, series, waves
+from calibration.metrics.trends import drift, settling
+from calibration.metrics.window import Sample, failed_inside, within, wrong_inside
+from calibration.plan import Level
+from calibration.records import Floats, Load
+from sizing.curves import Verdict
+
+LATE_SHARE_OF_TTFT = 0.05
+SENT_SHARE = 0.98
+LAG_ALLOWED_S = 0.005
+LAG_SHARE = 0.05
+BUSY_CORE = 0.9
+ERROR_SHARE = 0.01
+CHANGE_ALLOWED = 0.05
+WARM_UP_SHARES = (0.1, 0.25)
+LITTLE_ALLOWED = 0.05
+FALSE_ALARMS = 0.005
+
+Rule = Callable[[Load, Level, Sample], Iterator[str]]
+_JUDGED: tuple[tuple[Mean, str], ...] = (("ttft_mean", "TTFT"), ("e2e_mean", "E2E"))
+
+
+def judge(load: Load, level: Level, sample: Sample) -> tuple[Verdict, tuple[str, ...]]:
+    """The verdict on a level and its reasons, one line each that begins with the name of the rule that was broken.
+
+    `sample` are the answered requests of `load` in its window (`window.sample`), at least one.
+    """
+    broken = [(verdict, reason) for verdict, rule in RULES for reason in rule(load, level, sample)]
+    if broken:
+        return broken[0][0], tuple(f"{verdict}: {reason}" for verdict, reason in broken)
+    undecided = _undecided(load, level, sample)
+    return ("", (f"not judged: {undecided}",)) if undecided else ("steady", ())
+
+
+def _undecided(load: Load, level: Level, sample: Sample) -> str:
+    """Why a level that breaks no rule may still not be called steady; empty if it may."""
+    if varies(level):
+        return "the load varies by plan"
+    window_s = (load.start_s, load.stop_s)
+    if not series(answers(sample), window_s):
+        seen = waves(answers(sample), window_s)
+        return f"the window of {load.duration_s:.3g} s holds {seen:.1f} mean E2Es, steadiness needs {FEWEST_BATCHES}"
+    if not closed(level) and fell_behind(load, sample):
+        return f"{behind(load, sample)}, but a queue may wander as far: measure longer"
+    return ""
+
+
+def answers(sample: Sample) -> Answers:
+    """The requests of `sample` as columns for intervals and trends."""
+    return Answers(sample.due_s, sample.last_s, sample.ttft_s, sample.itl_s)
+
+
+def closed(level: Level) -> bool:
+    """True for a loop of users who each wait for their answer."""
+    return level.kind == "concurrency"
+
+
+def varies(level: Level) -> bool:
+    """True where the plan itself changes the load over time."""
+    return level.kind in ("schedule", "trace")
+
+
+def _client_limited(load: Load, level: Level, sample: Sample) -> Iterator[str]:
+    if not closed(level):
+        yield from _late(load, sample)
+        yield from _too_few_sent(load)
+    yield from _lagging(load, sample)
+    if load.client.busiest_core > BUSY_CORE:
+        yield f"the client's busiest process used {load.client.busiest_core:.0%} of a core, allowed are {BUSY_CORE:.0%}"
+
+
+def _late(load: Load, sample: Sample) -> Iterator[str]:
+    late_s = float(np.percentile(lateness_s(load), 99))
+    ttft_s = float((sample.log.first_token_s - sample.log.sent_s).mean())
+    if late_s > LATE_SHARE_OF_TTFT * ttft_s:
+        yield (
+            f"p99 of requests sent {_ms(late_s)} late, allowed are {LATE_SHARE_OF_TTFT:.0%} of the mean TTFT from "
+            f"sending of {_ms(ttft_s)}"
+        )
+
+
+def lateness_s(load: Load) -> Floats:
+    """By how much each request due in the window was sent late, in seconds, shape (requests due,)."""
+    log = load.log
+    due = within(load, log.intended_s)
+    return np.asarray(log.sent_s - log.intended_s)[due] if due.any() else np.zeros(1)
+
+
+def _too_few_sent(load: Load) -> Iterator[str]:
+    """Fewer sent inside the window than due inside can only be late sending: nothing else holds an open loop up."""
+    due, sent = (int(within(load, at_s).sum()) for at_s in (load.log.intended_s, load.log.sent_s))
+    if sent < SENT_SHARE * due:
+        yield (
+            f"{sent / load.duration_s:.4g} requests/s sent where {due / load.duration_s:.4g} were due, "
+            f"{sent / due:.1%}, needed are {SENT_SHARE:.0%}"
+        )
+
+
+def _lagging(load: Load, sample: Sample) -> Iterator[str]:
+    """A loop that lags by L stamps a response up to L late: TTFT and the time from first to last token are off by it.
+
+    Up to 5 ms are let pass, as much as the driver may add to TTFT by its own check. A mean ITL is off by L / (OSL - 1)
+    only; gaps between tokens by L, of which the notes of the point tell.
+    """
+    lag_s = load.client.loop_lag_p99_s
+    decoding_s = float((sample.last_s - sample.log.first_token_s).mean())
+    for name, time_s in (
+        ("mean TTFT", float(sample.ttft_s.mean())),
+        ("mean time from first to last token", decoding_s),
+    ):
+        if lag_s > max(LAG_ALLOWED_S, LAG_SHARE * time_s) and time_s > 0:
+            yield (
+                f"the client's event loop lagged {_ms(lag_s)} at p99, allowed are {LAG_SHARE:.0%} of the {name} of "
+                f"{_ms(time_s)}, at least {_ms(LAG_ALLOWED_S)}"
+            )
+
+
+def _overloaded(load: Load, level: Level, sample: Sample) -> Iterator[str]:
+    """More requests came than left, by more than the wandering of a queue that is just not overloaded would explain."""
+    if closed(level) or varies(level) or not fell_behind(load, sample):
+        return
+    grown = growth(load)
+    if grown.least > 0:
+        yield f"{behind(load, sample)}; requests in flight grew by {grown.amount:.0f} ± {grown.half_width:.0f}"
+
+
+def _errors(load: Load, level: Level, sample: Sample) -> Iterator[str]:
+    failed = failed_inside(load)
+    share = failed.sum() / (failed.sum() + sample.completed) if failed.any() else 0.0
+    if share > ERROR_SHARE:
+        first = load.log.error[int(np.argmax(failed))]
+        yield f"{failed.sum()} requests failed, {share:.1%}, allowed are {ERROR_SHARE:.0%}; the first with: {first}"
+
+
+def _wrong_lengths(load: Load, level: Level, sample: Sample) -> Iterator[str]:
+    wrong = wrong_inside(load)
+    if wrong.any():
+        first = load.log.error[int(np.argmax(wrong))]
+        yield f"{wrong.sum()} of {len(sample)} answers, none is allowed; the first: {first}"
+
+
+def _unsteady(load: Load, level: Level, sample: Sample) -> Iterator[str]:
+    """Batch means of TTFT and E2E are tested for a drift and for a warm-up: one false alarm in about a hundred levels.
+
+    The rate needs no test of its own: in a closed loop it is users / E2E, in an open one it is what came, or else
+    overloaded. Warm-ups are sought in logarithms: in a series of queueing times, which are skewed, a burst near the
+    beginning would pass for one otherwise.
+    """
+    if varies(level):
+        return
+    found = series(answers(sample), (load.start_s, load.stop_s))
+    for name, label in _JUDGED:
+        means = found.get(name, np.zeros(0))
+        if means.size and means.min() > 0:
+            yield from _changes(label, means, load.duration_s)
+
+
+def _changes(label: str, means: Floats, duration_s: float) -> Iterator[str]:
+    confidence = 1 - FALSE_ALARMS / (len(_JUDGED) * (1 + len(WARM_UP_SHARES)))
+    tests = [("drifted", drift(means / means.mean(), confidence))]
+    for share in WARM_UP_SHARES:
+        first = max(1, round(share * len(means)))
+        tests.append((f"of the first {share:.0%} differs from the rest", settling(np.log(means), first, confidence)))
+    for how, found in tests:
+        if abs(found.least) > CHANGE_ALLOWED:
+            yield (
+                f"{label} {how}: {found.amount:+.0%} ± {found.half_width:.0%} over {duration_s:.3g} s, "
+                f"allowed are {CHANGE_ALLOWED:.0%} beyond the noise"
+            )
+            return
+
+
+def _little(load: Load, level: Level, sample: Sample) -> Iterator[str]:
+    if not closed(level):
+        return
+    plain, whole = little(load, level.value, sample)
+    if abs(whole - 1) > LITTLE_ALLOWED:
+        yield (
+            f"completions/s x mean E2E is {plain:.3f} x the {level.value:g} users, {whole:.3f} with the requests that "
+            f"the window's edges cut counted by their share; allowed are 1 ± {LITTLE_ALLOWED:g}"
+        )
+
+
+def little(load: Load, users: float, sample: Sample) -> tuple[float, float]:
+    """Completions/s x their plain mean E2E over the users of a closed loop; and the same without the window's edges.
+
+    Completions bring time from before the window and leave out what is under way at its end. In lockstep that makes
+    the plain figure miss 1 by a wave's length over the window's, so it is corrected by that time, which is known.
+    What is left is the time that users spent waiting for answers over the time they had: it checks the log against the
+    load that was to be held, which share-weighted figures, equal to the requests in flight by construction, do not.
+    """
+    user_s = users * load.duration_s
+    inside = sample.ended_inside
+    spent_s = float(sample.e2e_s[inside].sum())
+    before_s = float(np.maximum(0.0, load.start_s - sample.due_s[inside]).sum())
+    under_way_s = float((load.stop_s - np.maximum(sample.due_s[~inside], load.start_s)).sum())
+    return spent_s / user_s, (spent_s - before_s + under_way_s) / user_s
+
+
+def _ms(seconds: float) -> str:
+    return f"{seconds * 1000:.3g} ms"
+
+
+RULES: tuple[tuple[Verdict, Rule], ...] = (
+    ("client_limited", _client_limited),
+    ("overloaded", _overloaded),
+    ("errors", _errors),
+    ("wrong_lengths", _wrong_lengths),
+    ("unsteady", _unsteady),
+    ("little", _little),
+)

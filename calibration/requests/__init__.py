@@ -1,0 +1,1 @@
+"""Prompts and their lengths. Start with `source.Source`."""

@@ -1,0 +1,131 @@
+"""Requests of planned lengths: each known by its number alone, each prompt unique from its first token."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from itertools import count
+from pathlib import Path
+
+import numpy as np
+
+from calibration.errors import PlanError
+from calibration.requests.lengths import LengthsPlan
+from calibration.requests.tokens import Encoder, TokenIds, TokenizerFile, WordCounter, encoder_of
+from sizing.workload import Lengths
+
+__all__ = ["Encoder", "Request", "Source", "TokenizerFile", "WordCounter"]
+
+ATTEMPTS = 8
+
+
+@dataclass(frozen=True, slots=True)
+class Request:
+    """One request: a prompt of `isl` tokens (or words) and the `osl` tokens asked in answer.
+
+    `token_ids` are the prompt's, None where no tokenizer is known.
+    """
+
+    prompt: str
+    isl: int
+    osl: int
+    token_ids: TokenIds | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Source:
+    """The requests of one level, the same again for the same `seed`.
+
+    `lengths`: with the path of its file, if any, absolute. `tokenizer`: a tokenizer.json, None to count words;
+    `add_special_tokens` as the server's preprocessing does it.
+    """
+
+    lengths: LengthsPlan
+    tokenizer: Path | None
+    add_special_tokens: bool
+    seed: tuple[int, ...]
+
+    def requests(self, shard: int = 0, shards: int = 1) -> Iterator[Request]:
+        """Every `shards`-th request, from number `shard` on; endless, but for a trace.
+
+        A request follows from its number and the seed, whatever `shards` is. Raises PlanError if some length cannot be
+        met exactly, FileError if a file cannot be used.
+        """
+        encoder = encoder_of(self.tokenizer, self.add_special_tokens)
+        opening = _Opening.drawn(encoder, self.lengths.shared_prefix, self.seed)
+        numbers = count(shard, shards)
+        if self.lengths.dataset is not None:
+            return self._from_texts(numbers, encoder, opening)
+        return self._from_words(numbers, encoder, opening)
+
+    def summary(self) -> Lengths:
+        """Means and coefficients of variation of the lengths. Raises as `requests` does."""
+        return self.lengths.summary(encoder_of(self.tokenizer, self.add_special_tokens))
+
+    def _from_words(self, numbers: Iterator[int], encoder: Encoder, opening: _Opening) -> Iterator[Request]:
+        law = self.lengths.law_of_pairs()
+        for number in numbers:
+            # + 1, as a seed (7, 0) would give the same numbers as the seed (7,)
+            rng = np.random.default_rng([*self.seed, number + 1])
+            pair = law.pair(number, rng)
+            if pair is None:
+                return
+            isl, osl = pair
+            yield _of_words(isl, osl, opening.words(number, isl), encoder, rng)
+
+    def _from_texts(self, numbers: Iterator[int], encoder: Encoder, opening: _Opening) -> Iterator[Request]:
+        texts = self.lengths.texts(encoder)
+        for number in numbers:
+            row = number % len(texts.prompts)
+            prompt = texts.prompts[row]
+            if self.lengths.unique:
+                prompt = " ".join([*(encoder.words[word] for word in opening.digits(number)), prompt])
+            ids = encoder.encode(prompt)
+            isl = encoder.count(prompt) if ids is None else len(ids)
+            yield Request(prompt, isl, int(texts.osl[row]), ids)
+
+
+@dataclass(frozen=True, slots=True)
+class _Opening:
+    """How prompts open, as numbers of words: with `prefix`, the same for all, and then with the request's own number.
+
+    The number is written in base len(order), lowest digit first: neighbours differ in the first token after the prefix
+    and all differ within the first few.
+    """
+
+    prefix: tuple[int, ...]
+    order: tuple[int, ...]
+
+    @classmethod
+    def drawn(cls, encoder: Encoder, prefix_tokens: int, seed: Sequence[int]) -> _Opening:
+        rng = np.random.default_rng(seed)
+        order = rng.permutation(len(encoder.words)).tolist()
+        return cls(tuple(rng.integers(len(order), size=prefix_tokens).tolist()), tuple(order))
+
+    def digits(self, number: int) -> list[int]:
+        found = []
+        while True:
+            number, digit = divmod(number, len(self.order))
+            found.append(self.order[digit])
+            if not number:
+                return found
+
+    def words(self, number: int, isl: int) -> list[int]:
+        """In a prompt too short for both, the prefix is cut and the number kept."""
+        digits = self.digits(number)
+        return [*self.prefix[: max(0, isl - len(digits))], *digits]
+
+
+def _of_words(isl: int, osl: int, opening: list[int], encoder: Encoder, rng: np.random.Generator) -> Request:
+    """Words are added or dropped until the tokens are exactly `isl`: a tokenizer may add special ones or join words."""
+    numbers = [*opening, *rng.integers(len(encoder.words), size=max(0, isl - len(opening))).tolist()]
+    length = isl
+    for _ in range(ATTEMPTS):
+        prompt, ids = encoder.prompt(numbers[:length])
+        if ids is None or len(ids) == isl:
+            return Request(prompt, isl, osl, ids)
+        length += isl - len(ids)
+        if length < 1:
+            break
+        numbers += rng.integers(len(encoder.words), size=max(0, length - len(numbers))).tolist()
+    raise PlanError(f"no prompt of exactly {isl} tokens can be made with this tokenizer; choose a longer isl")

@@ -1,0 +1,1 @@
+"""The server's own view of a level, from its metrics page. Start with `scraper.Scraper`."""

@@ -1,0 +1,231 @@
+"""The database behind the store: where it is, its tables and their versions, and its faults in one line each."""
+
+from __future__ import annotations
+
+import os
+import uuid
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import sqlalchemy as sql
+from sqlalchemy.exc import IntegrityError, SQLAlchemyError
+from sqlalchemy.schema import CreateColumn
+
+from calibration.errors import StoreError
+from sizing.curves import COLUMNS
+
+DATABASE_VARIABLE = "SIZING_DATABASE_URL"
+RECORDS_VARIABLE = "SIZING_RECORDS"
+DATA = Path(__file__).resolve().parents[2] / "data"
+DEFAULT_FILE = DATA / "calibration.db"
+WAIT_FOR_LOCK_S = 30
+CONNECT_WITHIN_S = 5
+SCHEMA = 2
+"""Version of the tables, to be raised with every column added. 1: without verdicts, facts, records and owners."""
+
+LEVEL = ("isl", "osl", "isl_cv", "osl_cv", "load_kind", "load_value")
+"""Columns that tell the points of one run apart."""
+_WHOLE = {"tp", "pp", "max_batch_size", "requests", "errors"}
+_TEXT = set("model precision gpu engine engine_version batching load_kind source measured_at notes".split())
+_UPGRADE_LOCK = 0x5129C0DE  # any number, the same for all who may upgrade a PostgreSQL database at once
+_FORMS = "sqlite:////folder/file.db or postgresql://user:password@host:5432/name"
+
+
+def _column(name: str) -> sql.Column[Any]:
+    if name == "verdict":
+        return sql.Column(name, sql.Text, nullable=False, server_default="")
+    kind: Any = sql.Integer if name in _WHOLE else sql.Text if name in _TEXT else sql.Double
+    return sql.Column(name, kind, primary_key=name in LEVEL)
+
+
+_tables = sql.MetaData()
+runs = sql.Table(
+    "runs",
+    _tables,
+    sql.Column("id", sql.Integer, primary_key=True),
+    sql.Column("plan", sql.Text, nullable=False),
+    sql.Column("folder", sql.Text, nullable=False),
+    sql.Column("label", sql.Text, nullable=False),
+    sql.Column("levels", sql.Integer, nullable=False),
+    sql.Column("state", sql.Text, nullable=False),
+    sql.Column("created", sql.Text, nullable=False),
+    sql.Column("ended", sql.Text),
+    sql.Column("error", sql.Text, nullable=False, default=""),
+    sql.Column("uuid", sql.Text),
+    sql.Column("host", sql.Text, nullable=False, server_default=""),
+    sql.Column("pid", sql.BigInteger, nullable=False, server_default="0"),
+    sql.Column("born", sql.Text, nullable=False, server_default=""),
+    sql.Column("heartbeat", sql.Double, nullable=False, server_default="0"),
+    sql.Index("runs_uuid", "uuid", unique=True),
+)
+points = sql.Table(
+    "points",
+    _tables,
+    sql.Column("run", sql.ForeignKey("runs.id"), primary_key=True),
+    *map(_column, COLUMNS),
+    sql.Column("number", sql.Integer, nullable=False, server_default="0"),
+    sql.Column("facts", sql.Text, nullable=False, server_default="{}"),
+    sql.Column("server", sql.Text, nullable=False, server_default="{}"),
+    sql.Column("records", sql.Text, nullable=False, server_default=""),
+)
+_schema = sql.Table("schema", _tables, sql.Column("version", sql.Integer, nullable=False))
+
+
+class Database:
+    """A SQLite file or a PostgreSQL database; its tables are made, or brought up to date, on first use.
+
+    `url` is an SQLAlchemy URL, by default what SIZING_DATABASE_URL says, else the file data/calibration.db. No
+    connection is kept open between transactions. `clock` is the database's own time in SQL, seconds since 1970, so that
+    times written by several machines can be compared. Raises StoreError if the database cannot be reached or used.
+    """
+
+    def __init__(self, url: str | None = None) -> None:
+        self.url = _parsed(url or os.environ.get(DATABASE_VARIABLE) or f"sqlite:///{DEFAULT_FILE}")
+        lite = self.url.get_backend_name() == "sqlite"
+        now = "(julianday('now') - 2440587.5) * 86400" if lite else "extract(epoch from clock_timestamp())::float8"
+        self.clock: sql.ColumnElement[float] = sql.literal_column(now, sql.Double)
+        with explained(self.url):
+            self._engine = _sqlite(self.url) if lite else _postgresql(self.url)
+        self._writer = self._engine.execution_options(writes=True)
+        self._bring_up_to_date()
+
+    @property
+    def records(self) -> Path:
+        """Folder of the request logs: beside a SQLite file; for a server SIZING_RECORDS, by default data/records."""
+        if file := _file(self.url):
+            return file.with_name(f"{file.stem}-records")
+        return Path(os.environ.get(RECORDS_VARIABLE) or DATA / "records")
+
+    @contextmanager
+    def reading(self) -> Iterator[sql.Connection]:
+        """A transaction that sees one state of the database throughout."""
+        with explained(self.url), self._engine.begin() as connection:
+            yield connection
+
+    @contextmanager
+    def writing(self) -> Iterator[sql.Connection]:
+        """A transaction that writes: committed as a whole at the end, or not at all."""
+        with explained(self.url), self._writer.begin() as connection:
+            yield connection
+
+    def _bring_up_to_date(self) -> None:
+        with self.reading() as connection:
+            if _version(connection) == SCHEMA:
+                return
+        with self.writing() as connection:
+            if connection.dialect.name == "postgresql":
+                connection.execute(sql.select(sql.func.pg_advisory_xact_lock(_UPGRADE_LOCK)))
+            if _version(connection) != SCHEMA:  # another process may have been first
+                _upgrade(connection)
+
+
+def _version(connection: sql.Connection) -> int:
+    """Version of the tables there are; 0 where it is not written down. Raises StoreError for one from the future."""
+    if not sql.inspect(connection).has_table(_schema.name):
+        return 0
+    version = connection.execute(sql.select(sql.func.max(_schema.c.version))).scalar() or 0
+    if version > SCHEMA:
+        raise StoreError(
+            f"database {_name(connection.engine.url)}: written by a newer version of this program (tables of version "
+            f"{version}, this one knows {SCHEMA}): update the program"
+        )
+    return int(version)
+
+
+def _upgrade(connection: sql.Connection) -> None:
+    """Make the tables that are missing, and add to those of an older version the columns they lack."""
+    for table in (runs, points):
+        if not sql.inspect(connection).has_table(table.name):
+            continue
+        present = {column["name"] for column in sql.inspect(connection).get_columns(table.name)}
+        for column in table.columns:
+            if column.name not in present:
+                definition = CreateColumn(column).compile(dialect=connection.dialect)
+                connection.execute(sql.text(f"ALTER TABLE {table.name} ADD COLUMN {definition}"))
+    _tables.create_all(connection)
+    for index in runs.indexes:
+        index.create(connection, checkfirst=True)
+    for run_id in connection.execute(sql.select(runs.c.id).where(runs.c.uuid.is_(None))).scalars().all():
+        connection.execute(sql.update(runs).where(runs.c.id == run_id).values(uuid=str(uuid.uuid4())))
+    connection.execute(sql.delete(_schema))
+    connection.execute(sql.insert(_schema).values(version=SCHEMA))
+
+
+def _parsed(text: str) -> sql.URL:
+    try:
+        url = sql.make_url(text.replace("postgres://", "postgresql://", 1) if text.startswith("postgres://") else text)
+        backend = url.get_backend_name()
+    except (SQLAlchemyError, ValueError):  # what the parser says may quote a password
+        raise StoreError(f"database URL: what is given is none: set {DATABASE_VARIABLE} to {_FORMS}") from None
+    if backend not in ("sqlite", "postgresql"):
+        raise StoreError(f"database {_name(url)}: {backend} is not supported: set {DATABASE_VARIABLE} to {_FORMS}")
+    if backend == "sqlite" and url.database in (None, "", ":memory:"):
+        raise StoreError(f"database {_name(url)}: what is only in memory is lost: set {DATABASE_VARIABLE} to {_FORMS}")
+    return url.set(drivername="postgresql+psycopg") if url.drivername == "postgresql" else url
+
+
+def _file(url: sql.URL) -> Path | None:
+    """The SQLite file, None for a server."""
+    if url.get_backend_name() != "sqlite":
+        return None
+    return Path(str(url.database).removeprefix("file:"))
+
+
+def _sqlite(url: sql.URL) -> sql.Engine:
+    file = _file(url)
+    if file is not None:
+        file.parent.mkdir(parents=True, exist_ok=True)
+    engine = sql.create_engine(url, poolclass=sql.NullPool, connect_args={"timeout": WAIT_FOR_LOCK_S})
+    sql.event.listen(engine, "connect", _set_up_sqlite)
+    sql.event.listen(engine, "begin", _begin_sqlite)
+    return engine
+
+
+def _set_up_sqlite(connection: Any, _record: object) -> None:
+    connection.isolation_level = None  # transactions begin where `_begin_sqlite` says so, not at the first write
+    connection.execute("PRAGMA journal_mode=WAL")  # readers (the web page) and the writer do not wait for each other
+    connection.execute("PRAGMA synchronous=FULL")  # a point is safe from a power cut as soon as it is committed
+    connection.execute("PRAGMA foreign_keys=ON")
+
+
+def _begin_sqlite(connection: sql.Connection) -> None:
+    # a writer takes the lock at once: two that read first and wrote later would refuse each other instead of waiting
+    connection.exec_driver_sql("BEGIN IMMEDIATE" if connection.get_execution_options().get("writes") else "BEGIN")
+
+
+def _postgresql(url: sql.URL) -> sql.Engine:
+    limits = {"connect_timeout": CONNECT_WITHIN_S, "tcp_user_timeout": WAIT_FOR_LOCK_S * 1000}
+    chosen = {name: value for name, value in limits.items() if name not in url.query}
+    return sql.create_engine(url, poolclass=sql.NullPool, connect_args=chosen)
+
+
+@contextmanager
+def explained(url: sql.URL) -> Iterator[None]:
+    """Faults of the database become a StoreError of one line, without its password; broken constraints pass."""
+    try:
+        yield
+    except IntegrityError:
+        raise
+    except (SQLAlchemyError, ImportError, OSError) as error:
+        reason = " ".join(str(getattr(error, "orig", None) or error).split())
+        for secret in filter(None, (url.password, url.query.get("password"))):
+            reason = reason.replace(str(secret), "***")
+        raise StoreError(f"database {_name(url)}: {reason}; {_advice(reason)}") from None
+
+
+def _name(url: sql.URL) -> str:
+    """How errors call a database: where it is, without user, password and options."""
+    if url.get_backend_name() == "sqlite":
+        return str(url.database)
+    host = url.host or url.query.get("host") or "local socket"
+    return f"{host}{f':{url.port}' if url.port else ''}/{url.database or ''}"
+
+
+def _advice(reason: str) -> str:
+    if "full" in reason or "No space left" in reason:
+        return "free some space; what was kept before is unharmed"
+    if "locked" in reason:
+        return "another program holds it: close that, or wait for it"
+    return f"check {DATABASE_VARIABLE}"

@@ -1,0 +1,204 @@
+"""The request log of a level as a Parquet file: written whole or not at all, checked page by page when read.
+
+One row per request: the columns of `RequestLog`, with the responses that carried tokens as two lists, ``chunk_at_s``
+and ``chunk_tokens``. What is needed to read the times right stands in the schema's metadata, under ``calibration``.
+pyarrow is loaded on first use only: listing points does not need it.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, BinaryIO, Literal, cast
+
+import numpy as np
+from pydantic import BaseModel, ConfigDict, ValidationError
+
+from calibration.errors import StoreError
+from calibration.plan import LevelKey
+from calibration.records import RequestLog
+from calibration.store.text import clean
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+METADATA = b"calibration"
+MOST_VALUES = 300_000_000
+"""Values of one column that are read, 2.4 GB: a file that claims more is damaged or made to fill the memory."""
+_FLOATS = ("intended_s", "sent_s", "end_s")
+_INTS = ("isl", "osl")
+_CHUNKS = ("chunk_at_s", "chunk_tokens")
+
+
+class About(BaseModel):
+    """What a file of records says of itself.
+
+    `run` is the run's UUID, `level` its key. `window_s` is the interval of full load on the log's clock, None where it
+    is not known; `seed` is what prompts and arrivals were drawn from.
+    """
+
+    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
+
+    version: Literal[1] = 1
+    run: str
+    level: LevelKey
+    window_s: tuple[float, float] | None = None
+    clock: str = "monotonic"
+    seed: tuple[int, ...] = ()
+
+
+def write_log(path: Path, log: RequestLog, about: About) -> None:
+    """Write `log` to `path`, safe on disk on return. Raises StoreError, with nothing left behind, if that fails.
+
+    One process at a time may write to a `path`: what one that was killed left of it is cleared away.
+    """
+    content = encoded(log, about)
+    for draft in path.parent.glob(f".{path.name}.*.draft"):
+        with suppress(OSError):
+            draft.unlink()
+    with replacing(path) as file:
+        file.write(content)
+
+
+def read_log(path: Path) -> RequestLog:
+    """The log in a file. Raises StoreError if it is missing, damaged or no file of records."""
+    return decoded(_bytes(path), str(path))
+
+
+def read_about(path: Path) -> About:
+    """What a file says of itself, without reading the log. Raises StoreError as `read_log` does."""
+    return decoded_about(_bytes(path), str(path))
+
+
+def encoded(log: RequestLog, about: About) -> bytes:
+    """The file's content; the same log gives the same bytes with one version of pyarrow."""
+    import pyarrow as pa
+    import pyarrow.parquet as parquet
+
+    starts = pa.array(np.concatenate([[0], np.cumsum(log.chunks)]), pa.int32())
+    columns: dict[str, Any] = {name: pa.array(getattr(log, name)) for name in (*_FLOATS, *_INTS)}
+    columns["error"] = pa.array([clean(error) for error in log.error], pa.string())
+    for name in _CHUNKS:
+        columns[name] = pa.ListArray.from_arrays(starts, pa.array(getattr(log, name)))
+    table = pa.table(columns, schema=_schema().with_metadata({METADATA: about.model_dump_json()}))
+    sink = pa.BufferOutputStream()
+    parquet.write_table(
+        table,
+        sink,
+        compression="zstd",
+        write_page_checksum=True,
+        use_dictionary=["error", "isl", "osl", "chunk_tokens.list.element"],
+        use_byte_stream_split=[*_FLOATS, "chunk_at_s.list.element"],  # halves the size of rising times
+    )
+    return cast(bytes, sink.getvalue().to_pybytes())
+
+
+def decoded(content: bytes, name: str) -> RequestLog:
+    """The log in a file's `content`; `name` is how errors call it. Raises StoreError."""
+    decoded_about(content, name)
+    with _understood(name):
+        import pyarrow as pa
+        import pyarrow.parquet as parquet
+
+        table = parquet.read_table(pa.BufferReader(content), page_checksum_verification=True, use_threads=False)
+        table.validate(full=True)
+        columns = {column: table[column].combine_chunks() for column in _schema().names}
+        return _log(columns)
+
+
+def decoded_about(content: bytes, name: str) -> About:
+    """What a file's `content` says of itself. Raises StoreError."""
+    with _understood(name):
+        import pyarrow as pa
+        import pyarrow.parquet as parquet
+
+        file = parquet.ParquetFile(pa.BufferReader(content))
+        said = (file.schema_arrow.metadata or {}).get(METADATA)
+        if said is None or not file.schema_arrow.remove_metadata().equals(_schema()):
+            raise ValueError("its columns are not those of a request log")
+        groups = [file.metadata.row_group(group) for group in range(file.metadata.num_row_groups)]
+        for column in range(file.metadata.num_columns):
+            if sum(group.column(column).num_values for group in groups) > MOST_VALUES:
+                raise ValueError(f"it claims to hold more than {MOST_VALUES} values")
+        return About.model_validate_json(said)
+
+
+def _log(columns: dict[str, pa.ListArray]) -> RequestLog:
+    if any(column.null_count for column in columns.values()):
+        raise ValueError("values are missing")
+    at_s, tokens = (columns[name] for name in _CHUNKS)
+    if not at_s.offsets.equals(tokens.offsets) or at_s.flatten().null_count or tokens.flatten().null_count:
+        raise ValueError("times and tokens of the responses do not fit together")
+    return RequestLog(
+        **{name: columns[name].to_numpy(zero_copy_only=False) for name in (*_FLOATS, *_INTS)},
+        error=tuple(columns["error"].to_pylist()),
+        chunks=at_s.value_lengths().to_numpy(zero_copy_only=False).astype(np.int64),
+        chunk_at_s=at_s.flatten().to_numpy(zero_copy_only=False),
+        chunk_tokens=tokens.flatten().to_numpy(zero_copy_only=False),
+    )
+
+
+def _schema() -> pa.Schema:
+    import pyarrow as pa
+
+    times = [(name, pa.float64()) for name in _FLOATS]
+    lengths = [(name, pa.int64()) for name in _INTS]
+    chunks = [("chunk_at_s", pa.list_(pa.float64())), ("chunk_tokens", pa.list_(pa.int64()))]
+    return pa.schema([*times, *lengths, ("error", pa.string()), *chunks])
+
+
+@contextmanager
+def _understood(name: str) -> Iterator[None]:
+    import pyarrow as pa
+
+    try:
+        yield
+    except ValidationError as error:
+        fault = error.errors()[0]
+        raise StoreError(f"{name}: not a file of request records: {fault['loc']}: {fault['msg']}") from None
+    except (pa.ArrowException, OSError, ValueError, KeyError, OverflowError, MemoryError) as error:
+        reason = " ".join(str(error).split())[:200] or type(error).__name__
+        raise StoreError(f"{name}: not a file of request records, or damaged: {reason}") from None
+
+
+def _bytes(path: Path) -> bytes:
+    try:
+        return path.read_bytes()
+    except OSError as error:
+        raise StoreError(f"{path}: cannot be read ({error.strerror or error})") from None
+
+
+@contextmanager
+def replacing(path: Path) -> Iterator[BinaryIO]:
+    """A file to be written that takes the place of `path` once it is whole and safe on disk.
+
+    Raises StoreError if the disk or the system refuses; `path` is then as it was, with nothing beside it.
+    """
+    draft = path.with_name(f".{path.name}.{os.getpid()}.draft")
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with draft.open("wb") as file:
+            yield file
+            file.flush()
+            os.fsync(file.fileno())
+        draft.replace(path)
+        _settle(path.parent)
+    except OSError as error:
+        raise StoreError(
+            f"{path}: cannot be written ({error.strerror or error}): free some space or choose another folder"
+        ) from None
+    finally:
+        with suppress(OSError):
+            draft.unlink()
+
+
+def _settle(folder: Path) -> None:
+    """Make the names in a folder as lasting as the files."""
+    if os.name == "posix":
+        handle = os.open(folder, os.O_RDONLY)
+        try:
+            os.fsync(handle)
+        finally:
+            os.close(handle)

@@ -1,0 +1,105 @@
+"""Rows of the store's tables: what was measured as columns and back, and the statements that several parts need."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Mapping
+from typing import Any
+
+import sqlalchemy as sql
+from pydantic import TypeAdapter, ValidationError
+from sqlalchemy.exc import IntegrityError
+
+from calibration.errors import StoreError
+from calibration.records import Measurement
+from calibration.store.database import LEVEL, points, runs
+from calibration.store.owner import Owner
+from calibration.store.text import clean
+from sizing.curves import COLUMNS, Point
+
+_FACTS = TypeAdapter(dict[str, float])
+
+
+def insert_run(connection: sql.Connection, values: Mapping[str, Any]) -> int:
+    """A new row in the table of runs; its number. Texts are cleaned."""
+    cleaned = {name: clean(value) if isinstance(value, str) else value for name, value in values.items()}
+    row = connection.execute(sql.insert(runs).values(cleaned).returning(runs.c.id))
+    return int(row.scalar_one())
+
+
+def update_run(connection: sql.Connection, run_id: int, values: Mapping[str, Any]) -> None:
+    """Change columns of a run."""
+    connection.execute(sql.update(runs).where(runs.c.id == run_id).values(values))
+
+
+def at_work(connection: sql.Connection, run_id: int, clock: sql.ColumnElement[float]) -> Owner | None:
+    """The living process that measures a run, None if none does; the run's row is locked until the transaction ends.
+
+    Raises StoreError if there is no such run.
+    """
+    query = sql.select(runs, (clock - runs.c.heartbeat).label("silent_s")).where(runs.c.id == run_id)
+    row = connection.execute(query.with_for_update()).mappings().one_or_none()
+    if row is None:
+        raise unknown(run_id)
+    owner = Owner(row["host"], row["pid"], row["born"])
+    return owner if row["state"] == "running" and owner.lives(row["silent_s"]) else None
+
+
+def unknown(run_id: int) -> StoreError:
+    """The error for a number that no run has."""
+    return StoreError(f"there is no run {run_id}; python -m calibration list shows those there are")
+
+
+def insert_point(connection: sql.Connection, run_id: int, kept: Measurement, *, recorded: bool) -> str:
+    """A new row in the table of points; the name of its file of records in the folder of records, empty without.
+
+    Points are numbered as they come: the caller holds the lock of `at_work`. Raises StoreError if the run has a point
+    at this level.
+    """
+    number = connection.execute(sql.select(sql.func.count()).where(points.c.run == run_id)).scalar_one() + 1
+    run_uuid = connection.execute(sql.select(runs.c.uuid).where(runs.c.id == run_id)).scalar_one()
+    name = f"run-{run_id}-{run_uuid[:8]}/level-{number}.parquet" if recorded else ""
+    try:
+        connection.execute(sql.insert(points).values(run=run_id, number=number, records=name, **_columns(kept)))
+    except IntegrityError:
+        raise StoreError(f"run {run_id} has a point at this level already: is it being measured twice?") from None
+    return name
+
+
+def of_run(run_id: int | None, *, as_measured: bool = False) -> sql.Select[Any]:
+    """All columns of the points of one run, or of all: by run, then by lengths and load or in the order measured."""
+    by_level = [points.c[name] for name in LEVEL]
+    query = sql.select(points).order_by(points.c.run, *([points.c.number] if as_measured else []), *by_level)
+    return query if run_id is None else query.where(points.c.run == run_id)
+
+
+def point_of(row: sql.RowMapping) -> Point:
+    """The point in a row. Raises StoreError if somebody else wrote there what is no point."""
+    try:
+        return Point(**{name: row[name] for name in COLUMNS})
+    except ValidationError as error:
+        fault = error.errors()[0]
+        where = f"a point of run {row['run']}, column {fault['loc'][0] if fault['loc'] else '?'}"
+        raise StoreError(f"the store holds an impossible value: {where}: {fault['msg']}") from None
+
+
+def measurement_of(row: sql.RowMapping) -> Measurement:
+    """The measurement in a row, without its log. Raises StoreError as `point_of` does."""
+    point = point_of(row)
+    try:
+        return Measurement(point, _FACTS.validate_json(row["facts"]), _FACTS.validate_json(row["server"]))
+    except ValidationError:
+        where = f"facts of a point of run {row['run']}"
+        raise StoreError(f"the store holds an impossible value: {where} are not numbers by name") from None
+
+
+def _columns(kept: Measurement) -> dict[str, Any]:
+    values = {name: getattr(kept.point, name) for name in COLUMNS}
+    texts = {name: clean(value) for name, value in values.items() if isinstance(value, str)}
+    return values | texts | {"facts": _json(kept.facts), "server": _json(kept.server)}
+
+
+def _json(facts: Mapping[str, float]) -> str:
+    known = {clean(name): float(value) for name, value in facts.items() if math.isfinite(value)}
+    return json.dumps(known, sort_keys=True)

@@ -1,0 +1,212 @@
+"""Runs and their points in a database, SQLite by default, with the records of single requests as files beside it."""
+
+from __future__ import annotations
+
+import math
+import threading
+import uuid
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import asdict, dataclass, fields
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any, Literal, get_args
+
+import sqlalchemy as sql
+
+from calibration.errors import StoreError
+from calibration.plan import LevelKey, level_key
+from calibration.records import Measurement, RequestLog
+from calibration.store.database import DATABASE_VARIABLE, Database, points, runs
+from calibration.store.owner import HEARTBEAT_S, Owner
+from calibration.store.records_file import About, read_log, write_log
+from calibration.store.rows import (
+    at_work,
+    insert_point,
+    insert_run,
+    measurement_of,
+    of_run,
+    point_of,
+    unknown,
+    update_run,
+)
+from calibration.store.text import clean
+from sizing.curves import Point
+
+__all__ = ["DATABASE_VARIABLE", "STATES", "Ending", "Run", "State", "Store"]
+
+Ending = Literal["done", "interrupted", "failed"]
+State = Literal["running", "lost"] | Ending
+"""Lost: stored as running, but the process that measured it is gone, by kill -9 or a power cut."""
+STATES: tuple[State, ...] = ("running", "lost", *get_args(Ending))
+
+
+@dataclass(frozen=True, slots=True)
+class Run:
+    """One sweep: the text of its plan and the folder its paths start from, `points` of `levels` measured so far.
+
+    `id` is its number in this store, `uuid` the same in every store. `label` names server and model. Times are ISO 8601
+    in UTC; `ended` is None and `error` empty while they are unknown. `void` of the points are not fit for use. `owner`
+    is the process that measures or measured it here, empty where that is not known.
+    """
+
+    id: int
+    uuid: str
+    plan: str
+    folder: str
+    label: str
+    levels: int
+    state: State
+    created: str
+    ended: str | None
+    error: str
+    points: int
+    void: int
+    owner: str
+
+
+class Store:
+    """The database of runs and points. Tables are made, or brought up to date, on first use.
+
+    `url` is an SQLAlchemy URL, by default what SIZING_DATABASE_URL says, else the SQLite file data/calibration.db.
+    Several processes may use one store at once; a run belongs to the process that began or resumed it. Every method
+    raises StoreError if the database cannot be reached or refuses.
+    """
+
+    def __init__(self, url: str | None = None) -> None:
+        self.database = Database(url)
+
+    def create_run(self, plan: str, *, folder: Path | str = "", label: str = "", levels: int = 0) -> int:
+        """A new run in state ``running`` that belongs to this process; its number is returned."""
+        said = {"plan": plan, "folder": str(folder), "label": label, "levels": levels}
+        begun = {"uuid": str(uuid.uuid4()), "state": "running", "created": _now()}
+        with self.database.writing() as connection:
+            return insert_run(connection, said | begun | self._mine())
+
+    def restart_run(self, run_id: int) -> None:
+        """Take over a run that is resumed. Raises StoreError if a process that lives still measures it."""
+        with self.database.writing() as connection:
+            if owner := at_work(connection, run_id, self.database.clock):
+                raise StoreError(f"run {run_id} is being measured by {owner}: wait for its end or stop it, then resume")
+            update_run(connection, run_id, {"state": "running", "ended": None, "error": ""} | self._mine())
+
+    @contextmanager
+    def kept_alive(self, run_id: int, every_s: float = HEARTBEAT_S) -> Iterator[None]:
+        """Meanwhile tell other machines, every `every_s` seconds, that this process is at the run."""
+        over = threading.Event()
+
+        def beat() -> None:
+            while not over.wait(every_s):
+                with suppress(StoreError):  # the database is away for a moment, or else the next point will tell
+                    self._beat(run_id)
+
+        thread = threading.Thread(target=beat, name=f"heartbeat of run {run_id}", daemon=True)
+        thread.start()
+        try:
+            yield
+        finally:
+            over.set()
+            thread.join()
+
+    def finish_run(self, run_id: int, state: Ending, error: str = "") -> None:
+        """The run has ended, with an error in one line if it failed. A run that another process took over is left."""
+        with self.database.writing() as connection:
+            if at_work(connection, run_id, self.database.clock) in (None, Owner.here()):
+                update_run(connection, run_id, {"state": state, "ended": _now(), "error": clean(error)})
+
+    def add_point(self, run_id: int, measured: Point | Measurement, *, seed: Sequence[int] = ()) -> None:
+        """Keep a point with its facts and log: on return all of it is safe on disk, on an error none is in the store.
+
+        A fact that is no finite number is unknown and left out. `seed` is noted with the log. Raises StoreError if the
+        run has a point at this level already, or another process measures it now.
+        """
+        kept = measured if isinstance(measured, Measurement) else Measurement(measured)
+        with self.database.writing() as connection:
+            owner = at_work(connection, run_id, self.database.clock)
+            if owner not in (None, Owner.here()):
+                raise StoreError(f"run {run_id} is now measured by {owner}: this process adds nothing to it")
+            name = insert_point(connection, run_id, kept, recorded=kept.log is not None)
+            if kept.log is not None:  # before the commit: no point of the store ever lacks its log
+                run_uuid = connection.execute(sql.select(runs.c.uuid).where(runs.c.id == run_id)).scalar_one()
+                write_log(self.database.records / name, kept.log, _about(run_uuid, kept, seed))
+            update_run(connection, run_id, {"heartbeat": self.database.clock})
+
+    def run(self, run_id: int) -> Run:
+        """The run of that number. Raises StoreError if there is none."""
+        found = self._runs(runs.c.id == run_id)
+        if not found:
+            raise unknown(run_id)
+        return found[0]
+
+    def runs(self) -> list[Run]:
+        """All runs, newest first."""
+        return self._runs(sql.true())
+
+    def points(self, run_id: int | None = None, *, as_measured: bool = False) -> list[Point]:
+        """The points of one run, or of all: by run, then by lengths and load or in the order measured.
+
+        Void ones are among them, and tell so themselves.
+        """
+        return [point_of(row) for row in self._rows(run_id, as_measured)]
+
+    def measurements(self, run_id: int, *, as_measured: bool = False) -> list[Measurement]:
+        """The points of one run with their facts, in the order of `points`. Their logs are left to `log`."""
+        return [measurement_of(row) for row in self._rows(run_id, as_measured)]
+
+    def done_levels(self, run_id: int) -> set[LevelKey]:
+        """Keys of the levels that the run has a point for."""
+        return {level_key(point) for point in self.points(run_id)}
+
+    def records(self, run_id: int) -> dict[LevelKey, Path]:
+        """Files with the logs of a run's levels, as far as they are on this machine."""
+        folder = self.database.records
+        named = {level_key(point_of(row)): folder / row["records"] for row in self._rows(run_id) if row["records"]}
+        return {key: path for key, path in named.items() if path.is_file()}
+
+    def log(self, run_id: int, key: LevelKey) -> RequestLog | None:
+        """The requests of a level, None where no log was kept or it is on another machine. Raises StoreError."""
+        path = self.records(run_id).get(key)
+        return None if path is None else read_log(path)
+
+    def _rows(self, run_id: int | None, as_measured: bool = False) -> list[sql.RowMapping]:
+        with self.database.reading() as connection:
+            rows = list(connection.execute(of_run(run_id, as_measured=as_measured)).mappings())
+        if run_id is not None and not rows:
+            self.run(run_id)
+        return rows
+
+    def _runs(self, chosen: sql.ColumnElement[bool]) -> list[Run]:
+        count = sql.select(sql.func.count()).where(points.c.run == runs.c.id)
+        query = sql.select(
+            runs,
+            (self.database.clock - runs.c.heartbeat).label("silent_s"),
+            count.scalar_subquery().label("points"),
+            count.where(points.c.verdict.not_in(("", "steady"))).scalar_subquery().label("void"),
+        )
+        with self.database.reading() as connection:
+            rows = connection.execute(query.where(chosen).order_by(runs.c.id.desc())).mappings().all()
+        return [_run(row) for row in rows]
+
+    def _beat(self, run_id: int) -> None:
+        with self.database.writing() as connection:
+            update_run(connection, run_id, {"heartbeat": self.database.clock})
+
+    def _mine(self) -> dict[str, Any]:
+        return asdict(Owner.here()) | {"heartbeat": self.database.clock}
+
+
+def _run(row: sql.RowMapping) -> Run:
+    owner = Owner(row["host"], row["pid"], row["born"])
+    lost = row["state"] == "running" and not owner.lives(row["silent_s"])
+    told = {"state": "lost" if lost else row["state"], "owner": str(owner) if owner.pid else ""}
+    return Run(**{field.name: {**row, **told}[field.name] for field in fields(Run)})
+
+
+def _about(run_uuid: str, kept: Measurement, seed: Sequence[int]) -> About:
+    start_s, stop_s = (kept.facts.get(f"window_{edge}_s", math.nan) for edge in ("start", "stop"))
+    window_s = (start_s, stop_s) if math.isfinite(start_s + stop_s) else None
+    return About(run=run_uuid, level=level_key(kept.point), window_s=window_s, seed=tuple(seed))
+
+
+def _now() -> str:
+    return datetime.now(UTC).isoformat(timespec="seconds")

@@ -1,0 +1,178 @@
+"""The gRPC client against a mock with known timings and faults."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from tritonclient.grpc import service_pb2
+
+from calibration.describe import describe
+from calibration.errors import ServerError
+from calibration.load import triton
+from calibration.load.exchange import log_of
+from calibration.load.triton import Client
+from calibration.plan import ServerPlan
+from calibration.records import RequestLog
+from calibration.requests.source import Request
+from tests.calibration.mock_server import MockServer, Script, asked, prompt
+
+OSL = 6
+
+
+def endless(osl: int = OSL) -> Iterator[Request]:
+    while True:
+        yield Request("two words", 2, osl)
+
+
+async def answers(script: Script, n: int = 1, **plan: float) -> tuple[RequestLog, MockServer]:
+    """The log of `n` requests, one after another over one stream."""
+    async with MockServer(script) as server:
+        target = ServerPlan(url=server.url, **plan)  # type: ignore[arg-type]
+        contract = (await describe(target)).contract
+        async with Client(target) as client:
+            await client.connect(1)
+            stream = client.stream(contract)
+            prepared = [client.prepare(contract, request) for request, _ in zip(endless(), range(n), strict=False)]
+            exchanges = [await stream.exchange(item) for item in prepared]
+            return log_of(exchanges, client.reader(contract)), server
+
+
+def chunks(log: RequestLog) -> list[list[int]]:
+    """Tokens in each response with tokens, per request."""
+    left = log.chunk_tokens.tolist()
+    return [[left.pop(0) for _ in range(count)] for count in log.chunks]
+
+
+def test_times_are_those_of_the_server() -> None:
+    """TTFT and E2E are at least what the server sleeps, and under what one response more would make them."""
+    log, _ = asyncio.run(answers(Script(ttft_s=0.05, itl_s=0.03), n=4))
+    ttft_s = (log.first_token_s - log.sent_s)[1:]
+    e2e_s = (log.last_token_s - log.sent_s)[1:]
+    assert 0.05 <= ttft_s.min() < 0.05 + 0.03
+    assert 0.05 + (OSL - 1) * 0.03 <= e2e_s.min() < 0.05 + OSL * 0.03
+    assert not log.failed.any()
+    assert chunks(log) == [[1] * OSL] * 4
+    assert (log.end_s >= log.last_token_s).all()
+
+
+@pytest.mark.parametrize(
+    ("script", "expected"),
+    [
+        (Script(empty_first=True), [1] * OSL),
+        (Script(late_final_s=0.03), [1] * OSL),
+        (Script(empty_first=True, late_final_s=0.03), [1] * OSL),
+        (Script(tokens_per_response=4), [4, 2]),
+        (Script(final_flag=False), [1] * OSL),
+        (Script(final_flag=False, late_final_s=0.01), [1] * OSL),
+        (Script(final_flag=False, late_final_s=0.01, echo_id=False, empty_first=True), [1] * OSL),
+        (Script(final_flag=False, empty_first=True, tokens_per_response=4), [4, 2]),
+        (Script(echo_id=False), [1] * OSL),
+        (Script(counter="sequence_length", tokens_per_response=4), [4, 2]),
+        (Script(counter="output_log_probs", tokens_per_response=4), [4, 2]),
+        (Script(counter=""), [1] * OSL),
+        (Script(max_batch_size=0), [1] * OSL),
+    ],
+)
+def test_only_responses_with_tokens_count(script: Script, expected: list[int]) -> None:
+    log, server = asyncio.run(answers(script, n=3))
+    assert log.error == ("",) * 3
+    assert chunks(log) == [expected] * 3
+    assert [asked(request) for request in server.requests] == [OSL] * 3
+    assert [prompt(request) for request in server.requests] == ["two words"] * 3
+    assert len({request.id for request in server.requests}) == 3
+
+
+def test_neither_an_early_empty_response_nor_a_late_final_one_moves_ttft_or_e2e() -> None:
+    log, _ = asyncio.run(answers(Script(ttft_s=0.05, empty_first=True, late_final_s=0.2), n=2))
+    assert (log.first_token_s - log.sent_s)[1] >= 0.05
+    assert (log.end_s - log.last_token_s)[1] >= 0.2
+
+
+def test_an_error_response_ends_its_request_only() -> None:
+    log, _ = asyncio.run(answers(Script(error_every=2), n=4))
+    assert log.error == ("", "out of blocks", "", "out of blocks")
+
+
+def test_a_stream_hung_up_on_is_an_error_and_the_next_request_goes_on() -> None:
+    log, _ = asyncio.run(answers(Script(hang_up_every=2), n=3))
+    assert log.failed.tolist() == [False, True, False]
+    assert "hung up" in log.error[1]
+
+
+def test_an_answer_of_another_length_is_an_error() -> None:
+    log, _ = asyncio.run(answers(Script(short_by=2)))
+    assert log.error == (f"{OSL - 2} tokens in the answer where {OSL} were asked for",)
+
+
+def test_an_answer_that_repeats_its_prompt_is_told_as_such() -> None:
+    log, _ = asyncio.run(answers(Script(short_by=-2)))
+    assert "exclude_input_in_output" in log.error[0]
+
+
+def test_a_model_that_takes_no_length_may_answer_with_any() -> None:
+    log, _ = asyncio.run(answers(Script(takes_max_tokens=False, decoupled=False), n=2))
+    assert log.error == ("", "")
+    assert log.tokens.tolist() == [3, 3]
+
+
+def test_a_request_without_end_is_given_up() -> None:
+    log, _ = asyncio.run(answers(Script(ttft_s=60), timeout_s=0.1))
+    assert log.error == ("no complete answer within 0.1 s",)
+
+
+def test_a_server_that_went_away_is_a_server_error() -> None:
+    async def lose() -> None:
+        server = MockServer(Script(ttft_s=60))
+        async with server:
+            target = ServerPlan(url=server.url)
+            contract = (await describe(target)).contract
+            client = Client(target)
+            prepared = client.prepare(contract, next(endless()))
+            waiting = asyncio.create_task(client.stream(contract).exchange(prepared))
+            while not server.requests:
+                await asyncio.sleep(0.005)
+        async with client:
+            await waiting
+
+    with pytest.raises(ServerError, match="stopped answering"):
+        asyncio.run(lose())
+
+
+def test_nobody_at_the_address_is_told_before_the_load_starts() -> None:
+    async def call() -> None:
+        async with Client(ServerPlan(url="127.0.0.1:9")) as client:
+            await client.connect(1)
+
+    with pytest.raises(ServerError, match=r"127\.0\.0\.1:9: no Triton server answers over gRPC"):
+        asyncio.run(call())
+
+
+@st.composite
+def responses(draw: st.DrawFn) -> Any:
+    """Responses with and without the flag, with parameters and texts that look like it."""
+    answer = service_pb2.ModelInferResponse(model_name=draw(st.sampled_from(["ensemble", "triton_final_response"])))
+    for key in draw(st.sets(st.sampled_from(["triton_final_response", "sequence_end", "a"]))):
+        kind = draw(st.sampled_from(["bool", "number", "text"]))
+        if kind == "bool" or key == "triton_final_response":
+            answer.parameters[key].bool_param = draw(st.booleans())
+        elif kind == "number":
+            answer.parameters[key].int64_param = draw(st.integers(0, 9))
+        else:
+            answer.parameters[key].string_param = "triton_final_response"
+    if draw(st.booleans()):
+        answer.outputs.add(name="text_output", datatype="BYTES", shape=[1, 1])
+        answer.raw_output_contents.append(draw(st.sampled_from([b"", b"x", b"triton_final_response\x12\x03\x08\x01"])))
+    return service_pb2.ModelStreamInferResponse(infer_response=answer)
+
+
+@settings(deadline=None)
+@given(responses())
+def test_the_end_of_an_answer_is_found_in_its_bytes_as_parsing_finds_it(response: Any) -> None:
+    parameters = response.infer_response.parameters
+    flag = parameters["triton_final_response"].bool_param if "triton_final_response" in parameters else None
+    assert triton._final(response.SerializeToString()) == flag

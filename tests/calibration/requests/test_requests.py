@@ -1,0 +1,165 @@
+"""Prompts: exact token counts, no two alike from the first tokens on, the same again for the same seed."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import pickle
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from tokenizers import Tokenizer, models, pre_tokenizers, processors, trainers
+
+from calibration.errors import PlanError
+from calibration.requests.lengths import LengthsPlan
+from calibration.requests.source import Request, Source, TokenizerFile, WordCounter
+
+WORDS = [f"w{number}" for number in range(50)]
+
+
+def word_level(folder: Path) -> Path:
+    tokenizer = Tokenizer(models.WordLevel({word: i for i, word in enumerate(["<unk>", *WORDS])}, unk_token="<unk>"))
+    tokenizer.pre_tokenizer = pre_tokenizers.Whitespace()
+    path = folder / "tokenizer.json"
+    tokenizer.save(str(path))
+    return path
+
+
+def byte_pairs(folder: Path) -> Path:
+    """A BPE tokenizer trained on a few words, which puts <s> before every text when special tokens are asked for."""
+    tokenizer = Tokenizer(models.BPE())
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=True)
+    corpus = ["the cat sat on the mat and the dog ate the hat of the fat rat"] * 20
+    tokenizer.train_from_iterator(
+        corpus, trainers.BpeTrainer(vocab_size=400, special_tokens=["<s>"], show_progress=False)
+    )
+    tokenizer.post_processor = processors.TemplateProcessing(single="<s> $A", special_tokens=[("<s>", 0)])
+    path = folder / "tokenizer.json"
+    tokenizer.save(str(path))
+    return path
+
+
+def two_words_one_token(folder: Path) -> Path:
+    """A BPE over whole texts, with a token across a space: ids of words then depend on their neighbours."""
+    vocab = {token: number for number, token in enumerate(["a", "b", "c", " ", "a ", "a b", " c", " b", " a"])}
+    merges = [("a", " "), ("a ", "b"), (" ", "c"), (" ", "b"), (" ", "a")]
+    tokenizer = Tokenizer(models.BPE(vocab=vocab, merges=merges))
+    path = folder / "tokenizer.json"
+    tokenizer.save(str(path))
+    return path
+
+
+def source(plan: LengthsPlan, tokenizer: Path | None = None, special: bool = False, seed: int = 0) -> Source:
+    return Source(plan, tokenizer, special, (seed, 7))
+
+
+def take(n: int, source: Source, shard: int = 0, shards: int = 1) -> list[Request]:
+    return list(itertools.islice(source.requests(shard, shards), n))
+
+
+@pytest.mark.parametrize("special", [False, True])
+@pytest.mark.parametrize("make", [word_level, byte_pairs])
+def test_prompts_have_exactly_isl_tokens_by_the_tokenizer_itself(make: object, special: bool, tmp_path: Path) -> None:
+    path = make(tmp_path)  # type: ignore[operator]
+    tokenizer = Tokenizer.from_file(str(path))
+    for request in take(40, source(LengthsPlan(isl=30, osl=8, isl_cv=0.7), path, special)):
+        assert len(tokenizer.encode(request.prompt, add_special_tokens=special).ids) == request.isl
+        assert request.token_ids == tuple(tokenizer.encode(request.prompt, add_special_tokens=special).ids)
+
+
+def test_words_that_meet_in_one_token_are_not_taken_one_by_one(tmp_path: Path) -> None:
+    encoder = TokenizerFile(two_words_one_token(tmp_path))
+    for numbers in itertools.product(range(len(encoder.words)), repeat=3):
+        text, ids = encoder.prompt(numbers)
+        assert ids == encoder.encode(text)
+
+
+@settings(max_examples=20, deadline=None)
+@given(isl=st.integers(2, 40), seed=st.integers(0, 1000))
+def test_prompts_differ_from_their_first_token_on(isl: int, seed: int) -> None:
+    words = len(WordCounter.words)
+    drawn = take(words + 50, source(LengthsPlan(isl=isl, osl=4), seed=seed))
+    opening = [request.prompt.split()[0] for request in drawn]
+    assert len(set(opening[:words])) == words
+    assert all(len(request.prompt.split()) == isl for request in drawn)
+
+
+def test_a_small_vocabulary_still_gives_no_prompt_twice(tmp_path: Path) -> None:
+    plan = LengthsPlan(isl=16, osl=4, shared_prefix=12)
+    prompts = [request.prompt for request in take(1500, source(plan, word_level(tmp_path)))]
+    assert len(set(prompts)) == len(prompts)
+
+
+@settings(max_examples=60, deadline=None)
+@given(prefix=st.integers(1, 30), isl=st.integers(1, 40), seed=st.integers(0, 100))
+def test_a_shared_prefix_is_shared_and_what_follows_is_not(prefix: int, isl: int, seed: int) -> None:
+    drawn = take(20, source(LengthsPlan(isl=isl, osl=4, shared_prefix=prefix), seed=seed))
+    words = [request.prompt.split() for request in drawn]
+    shared = min(prefix, isl - 1)
+    assert len({tuple(prompt[:shared]) for prompt in words}) == 1
+    assert len({prompt[shared] for prompt in words}) == len(words)
+    assert all(len(prompt) == isl for prompt in words)
+
+
+@settings(max_examples=60, deadline=None)
+@given(shards=st.integers(1, 7), seed=st.integers(0, 100))
+def test_a_request_is_the_same_however_many_shards_there_are(shards: int, seed: int) -> None:
+    whole = source(LengthsPlan(isl=[2, 30], osl=10, osl_cv=1.0), seed=seed)
+    parts = [take(5, whole, shard, shards) for shard in range(shards)]
+    assert take(5 * shards, whole) == [parts[number % shards][number // shards] for number in range(5 * shards)]
+
+
+def test_the_seed_decides() -> None:
+    plan = LengthsPlan(isl=20, osl=10, isl_cv=1, osl_cv=1)
+    assert take(30, source(plan, seed=1)) == take(30, source(plan, seed=1))
+    assert take(30, source(plan, seed=1)) != take(30, source(plan, seed=2))
+    one, longer = (take(1, Source(plan, None, False, seed))[0] for seed in ((7,), (7, 0)))
+    assert one.prompt.split()[1:] != longer.prompt.split()[1:]
+
+
+def test_lengths_have_the_means_asked_for() -> None:
+    drawn = take(4000, source(LengthsPlan(isl=50, osl=20, isl_cv=0.5, osl_cv=1.0)))
+    assert np.mean([request.isl for request in drawn]) == pytest.approx(50, rel=4 * 0.5 / 4000**0.5)
+    assert np.mean([request.osl for request in drawn]) == pytest.approx(20, rel=4 / 4000**0.5)
+
+
+def test_a_source_goes_to_another_process(tmp_path: Path) -> None:
+    here = source(LengthsPlan(isl=[5, 9], osl=3), word_level(tmp_path))
+    assert take(5, pickle.loads(pickle.dumps(here))) == take(5, here)
+
+
+def test_texts_of_a_data_set_are_counted_by_the_tokenizer(tmp_path: Path) -> None:
+    path = byte_pairs(tmp_path)
+    tokenizer = Tokenizer.from_file(str(path))
+    items = [
+        {"input": "the cat sat", "instruction": "on the mat", "output": "the dog"},
+        {"input": "the", "output": "a"},
+    ]
+    (tmp_path / "d.json").write_text(json.dumps(items))
+    asked = source(LengthsPlan(dataset="d.json").within(tmp_path), path, special=True)
+    found = take(6, asked)
+    for number, request in enumerate(found):
+        assert request.token_ids == tuple(tokenizer.encode(request.prompt).ids)
+        assert request.isl == len(request.token_ids)
+        answer = tokenizer.encode(items[number % 2]["output"], add_special_tokens=False)
+        assert request.osl == len(answer.ids)
+    assert asked.summary().isl == np.mean([request.isl for request in found])
+    assert asked.summary().osl == np.mean([request.osl for request in found])
+
+
+def test_a_length_that_special_tokens_fill_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(PlanError, match="no prompt of exactly 1 tokens"):
+        take(1, source(LengthsPlan(isl=1, osl=4), byte_pairs(tmp_path), special=True))
+
+
+def test_a_faulty_tokenizer_file_is_one_line(tmp_path: Path) -> None:
+    path = tmp_path / "tokenizer.json"
+    for content, says in ((b"{", "not a tokenizer"), (b'{"a": 1}', "not a tokenizer"), (b"\xff", "cannot be read")):
+        path.write_bytes(content)
+        with pytest.raises(PlanError, match=says):
+            TokenizerFile(path)
+    with pytest.raises(PlanError, match="no such tokenizer"):
+        TokenizerFile(tmp_path / "absent.json")

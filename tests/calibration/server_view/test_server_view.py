@@ -1,0 +1,380 @@
+"""The server's view: means are those of the pages served, and bad pages are errors at the start, notes later."""
+
+from __future__ import annotations
+
+import math
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from calibration.errors import ServerError
+from calibration.server_view import prometheus
+from calibration.server_view import scraper as server_view
+from calibration.server_view.latency_split import LITTLE, split
+from calibration.server_view.prometheus import Page, parse_page, read_page
+from calibration.server_view.scraper import Scraper, requests_served, restarted
+from calibration.server_view.server_means import counter_means, gauge_means
+from sizing.curves import Point
+
+
+def page_text(
+    served: int = 0,
+    request_s: float = 0.0,
+    waiting: float = 0,
+    context: float = 0,
+    generation: float = 0,
+    power_w: float = 0,
+    energy_j: float = 0,
+) -> str:
+    """An ensemble whose requests took `request_s` seconds together, 10 % of them queued; two GPUs alike."""
+    us = request_s * 1e6
+    return f"""# HELP nv_inference_request_success Number of successful inference requests, all batch sizes
+# TYPE nv_inference_request_success counter
+nv_inference_request_success{{model="ensemble",version="1"}} {served}
+nv_inference_request_success{{model="postprocessing",version="1"}} {served * 8}
+nv_inference_request_success{{model="idle",version="1"}} 77
+nv_inference_request_failure{{model="ensemble",reason="OTHER",version="1"}} 2
+nv_inference_request_duration_us{{model="ensemble",version="1"}} {us}
+nv_inference_queue_duration_us{{model="ensemble",version="1"}} {us / 10}
+nv_inference_request_duration_us{{model="postprocessing",version="1"}} {us / 5}
+nv_inference_count{{model="ensemble",version="1"}} {served * 3}
+nv_inference_exec_count{{model="ensemble",version="1"}} {served}
+nv_inference_pending_request_count{{model="ensemble",version="1"}} {waiting}
+nv_trt_llm_request_metrics{{model="tensorrt_llm",request_type="waiting",version="1"}} {waiting}
+nv_trt_llm_request_metrics{{model="tensorrt_llm",request_type="context",version="1"}} {context}
+nv_trt_llm_inflight_batcher_metrics{{inflight_batcher_specific_metric="generation_requests",model="tensorrt_llm",version="1"}} {generation}
+nv_trt_llm_inflight_batcher_metrics{{inflight_batcher_specific_metric="micro_batch_id",model="tensorrt_llm",version="1"}} 5
+nv_trt_llm_kv_cache_block_metrics{{kv_cache_block_type="used",model="tensorrt_llm",version="1"}} {generation * 10}
+nv_trt_llm_kv_cache_block_metrics{{kv_cache_block_type="max",model="tensorrt_llm",version="1"}} 400
+nv_trt_llm_kv_cache_block_metrics{{kv_cache_block_type="tokens_per",model="tensorrt_llm",version="1"}} 16
+nv_trt_llm_kv_cache_block_metrics{{kv_cache_block_type="reused",model="tensorrt_llm",version="1"}} {served * 2}
+nv_trt_llm_general_metrics{{general_type="iteration_counter",model="tensorrt_llm",version="1"}} {served * 4}
+nv_gpu_power_usage{{gpu_uuid="a"}} {power_w}
+nv_gpu_power_usage{{gpu_uuid="b"}} {power_w}
+nv_gpu_utilization{{gpu_uuid="a"}} 0.25
+nv_gpu_utilization{{gpu_uuid="b"}} 0.75
+nv_energy_consumption{{gpu_uuid="a"}} {energy_j}
+nv_energy_consumption{{gpu_uuid="b"}} {energy_j}
+nv_gpu_memory_used_bytes{{gpu_uuid="a"}} 1000
+nv_gpu_memory_used_bytes{{gpu_uuid="b"}} NaN
+"""  # noqa: E501
+
+
+def page(at_s: float, **load: float) -> Page:
+    return parse_page(page_text(**load), "test", at_s)  # type: ignore[arg-type]
+
+
+def test_counters_become_means_per_request() -> None:
+    first, last = (
+        page(10.0, served=5, request_s=3.0, energy_j=100.0),
+        page(20.0, served=25, request_s=13.0, energy_j=130),
+    )
+    found = counter_means(first, last, "ensemble")
+    assert found["request_mean_s"] == pytest.approx(10 / 20)
+    assert found["queue_mean_s"] == pytest.approx(1 / 20)
+    assert found["batch_mean"] == pytest.approx(3)
+    assert found["postprocessing.request_mean_s"] == pytest.approx(2 / 160)
+    assert found["postprocessing.requests_per_request"] == pytest.approx(8)
+    assert found["finished_per_s"] == pytest.approx(2)
+    assert found["engine_iterations_per_s"] == pytest.approx(8)
+    assert found["kv_cache_blocks_reused"] == 40
+    assert found["requests_failed"] == 0
+    assert (found["gpu_energy_j"], found["gpu_energy_per_request_j"]) == pytest.approx((60, 3))
+    assert not any(name.startswith("idle") or "compute" in name for name in found)
+
+
+def test_a_level_in_which_nothing_finished_has_no_means_per_request() -> None:
+    found = counter_means(page(0.0, served=5), page(1.0, served=5), "ensemble")
+    assert found["finished_per_s"] == 0
+    assert all(math.isfinite(value) for value in found.values())
+    assert "request_mean_s" not in found
+
+
+def test_gauges_become_means_over_the_readings() -> None:
+    found = gauge_means(
+        [page(0, waiting=2, generation=10, power_w=100), page(1, waiting=4, generation=30, power_w=300)], "ensemble"
+    )
+    assert found["pending_requests_mean"] == found["engine_requests_waiting_mean"] == 3
+    assert found["batcher_generation_requests_mean"] == 20
+    assert found["kv_cache_used_share_mean"] == pytest.approx(0.5)
+    assert found["kv_cache_tokens_per_block"] == 16
+    assert found["gpu_power_mean_w"] == 400  # both GPUs
+    assert found["gpu_utilization_mean"] == 0.5
+    assert found["gpu_memory_used_bytes"] == 1000  # a NaN is no reading
+    assert not any("micro_batch" in name or "reused" in name for name in found)
+
+
+def test_of_two_engines_only_the_models_own_is_told() -> None:
+    both = page_text(waiting=3) + page_text(waiting=5).replace('model="tensorrt_llm"', 'model="other"')
+    pages = [parse_page(both, "test", 0.0)]
+    assert gauge_means(pages, "other")["engine_requests_waiting_mean"] == 5
+    assert "engine_requests_waiting_mean" not in gauge_means(pages, "ensemble")
+
+
+@settings(max_examples=30, deadline=None)
+@given(counts=st.lists(st.integers(0, 100), min_size=1, max_size=8))
+def test_a_restart_is_a_count_that_falls(counts: list[int]) -> None:
+    texts = [f'nv_inference_request_success{{model="ensemble"}} {count}' for count in counts]
+    pages = [parse_page(text, "test", float(at)) for at, text in enumerate(texts)]
+    assert restarted(pages, "ensemble") == (counts != sorted(counts))
+
+
+Answer = Callable[[int], tuple[int, bytes, float]]
+
+
+@contextmanager
+def serving(answer: Answer) -> Iterator[str]:
+    """The address of a page; `answer`(number of the request) gives its status, body and seconds of delay."""
+    asked = iter(range(10**6))
+
+    class Handler(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            status, body, delay_s = answer(next(asked))
+            time.sleep(delay_s)
+            try:
+                self.send_response(status)
+                self.send_header("Content-Length", str(len(body)))
+                self.end_headers()
+                self.wfile.write(body)
+            except (BrokenPipeError, ConnectionResetError):
+                pass  # the reader had enough
+
+        def log_message(self, *_: object) -> None: ...
+
+    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+    server.daemon_threads = False  # closing the server then waits for answers under way
+    thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01})
+    thread.start()
+    try:
+        yield f"http://127.0.0.1:{server.server_address[1]}/metrics"
+    finally:
+        server.shutdown()
+        server.server_close()
+        thread.join()
+
+
+@pytest.fixture(autouse=True)
+def _at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(server_view, "COUNTERS_SETTLE_S", 0.0)
+
+
+def wait_for(condition: Callable[[], bool]) -> None:
+    deadline_s = time.perf_counter() + 20
+    while not condition():
+        assert time.perf_counter() < deadline_s
+        time.sleep(0.005)
+
+
+def test_a_level_is_told_from_its_first_reading_to_its_last() -> None:
+    asked: list[int] = []
+
+    def answer(number: int) -> tuple[int, bytes, float]:
+        asked.append(number)
+        return 200, page_text(served=10 * number, request_s=5.0 * number, waiting=number).encode(), 0.0
+
+    with serving(answer) as url, Scraper(url, "ensemble", every_s=0.02) as scraper:
+        wait_for(lambda: len(asked) > 5)
+    found = scraper.means()
+    last = len(asked) - 1
+    assert found["requests_served"] == 10 * last
+    assert found["request_mean_s"] == pytest.approx(0.5)
+    assert found["engine_requests_waiting_mean"] == pytest.approx(last / 2)
+    assert scraper.notes(sent=10 * last) == []
+    assert scraper.notes(sent=10 * last - 3) == ["3 requests of others on the server meanwhile"]
+
+
+def test_a_window_picks_the_readings_inside_it() -> None:
+    scraper = Scraper("http://absent/metrics", "ensemble")
+    scraper._pages = [page(float(at), served=at * at, request_s=at, waiting=at) for at in range(10)]
+    found = scraper.means((2.5, 6.5))
+    assert found["engine_requests_waiting_mean"] == pytest.approx((3 + 4 + 5 + 6) / 4)
+    assert found["finished_per_s"] == pytest.approx((36 - 9) / 3)
+    assert found["request_mean_s"] == pytest.approx(3 / (36 - 9))
+    assert scraper.means((2.5, 3.5)) == scraper.means()  # one reading tells no difference
+
+
+def test_a_restart_in_the_middle_is_a_note_and_no_means_of_counters() -> None:
+    counts = [50, 60, 3, 9]
+
+    def answer(number: int) -> tuple[int, bytes, float]:
+        return 200, page_text(served=counts[min(number, 3)], waiting=1).encode(), 0.0
+
+    with serving(answer) as url, Scraper(url, "ensemble", every_s=0.02) as scraper:
+        wait_for(lambda: len(scraper._pages) > 4)
+    assert scraper.notes(sent=19) == ["the server's counters fell: it was started anew meanwhile"]
+    found = scraper.means()
+    assert found["engine_requests_waiting_mean"] == 1
+    assert "requests_served" not in found
+    assert "request_mean_s" not in found
+
+
+@pytest.mark.parametrize(
+    ("late", "says"),
+    [
+        ((404, b"gone", 0.0), "no metrics there"),
+        ((200, b"<html>busy</html>", 0.0), "no metrics of a Triton server"),
+        ((200, b"nv_x{ 1", 0.0), "not Prometheus text"),
+        ((200, b"", 0.6), "timed out"),
+    ],
+)
+def test_a_page_missed_in_the_middle_is_a_note(
+    late: tuple[int, bytes, float], says: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if late[2]:
+        monkeypatch.setattr(prometheus, "ANSWER_WITHIN_S", 0.3)
+
+    def answer(number: int) -> tuple[int, bytes, float]:
+        return (200, page_text(served=number).encode(), 0.0) if number != 1 else late
+
+    with serving(answer) as url, Scraper(url, "ensemble", every_s=0.02) as scraper:
+        wait_for(lambda: len(scraper._pages) > 2)
+    (note,) = scraper.notes(sent=1000)
+    assert note.startswith("server metrics missed ")
+    assert says in note
+    assert scraper.means()["finished_per_s"] > 0
+
+
+def test_a_server_that_is_gone_at_the_end_leaves_the_level_without_a_count() -> None:
+    def answer(number: int) -> tuple[int, bytes, float]:
+        return (200, page_text(served=number).encode(), 0.0) if number < 3 else (503, b"", 0.0)
+
+    with serving(answer) as url, Scraper(url, "ensemble", every_s=0.02) as scraper:
+        wait_for(lambda: len(scraper._missed) > 1)
+    assert "requests_served" not in scraper.means()
+    assert scraper.means()["finished_per_s"] > 0
+
+
+def test_the_thread_ends_with_a_level_that_fails() -> None:
+    with serving(lambda number: (200, page_text().encode(), 0.0)) as url:
+        with pytest.raises(RuntimeError, match="level"), Scraper(url, "ensemble") as scraper:
+            raise RuntimeError("level")
+        assert scraper._thread is not None
+        assert not scraper._thread.is_alive()
+
+
+@pytest.mark.parametrize(
+    ("answer", "says"),
+    [
+        ((404, b"", 0.0), "no metrics there"),
+        ((200, b"", 0.0), "no metrics of a Triton server"),
+        ((200, b"<html>hello</html>", 0.0), "no metrics of a Triton server"),
+        ((200, b'nv_a{b="c" 1\n', 0.0), "not Prometheus text"),
+        ((200, b'nv_a{c="d", ="e"} 1\n', 0.0), "not Prometheus text"),
+        ((200, b'nv_a{b="' + b"c" * 5000 + b'"} 1\n', 0.0), "a line of 5012 characters"),
+        ((200, b"\xff\xfe\x00nv_", 0.0), "no metrics of a Triton server"),
+        ((200, b"nv_x 1\n" * 700_000, 0.0), "more than 4 MiB"),
+        (
+            (200, b'nv_inference_request_success{model="b"} 1\n', 0.0),
+            "no nv_inference_request_success of model 'ensemble'",
+        ),
+        ((200, b"", 0.6), "timed out"),
+    ],
+)
+def test_a_page_that_cannot_be_used_is_an_error_at_the_start(
+    answer: tuple[int, bytes, float], says: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if answer[2]:
+        monkeypatch.setattr(prometheus, "ANSWER_WITHIN_S", 0.3)
+    with serving(lambda number: answer) as url:
+        for use in (lambda: requests_served(url, "ensemble"), lambda: Scraper(url, "ensemble").__enter__()):
+            with pytest.raises(ServerError, match=says) as error:
+                use()
+            assert url in str(error.value)
+            assert "\n" not in str(error.value)
+
+
+def test_nobody_there_is_an_error_too() -> None:
+    for url in ("http://127.0.0.1:9/metrics", "http://127.0.0.1:99999/metrics"):
+        with pytest.raises(ServerError, match=r"correct server\.metrics_url"):
+            read_page(url)
+
+
+def test_requests_are_counted_over_the_versions_of_the_model_alone() -> None:
+    text = page_text(served=4) + 'nv_inference_request_success{model="ensemble",version="2"} 3\n'
+    with serving(lambda number: (200, text.encode(), 0.0)) as url:
+        assert requests_served(url, "ensemble") == 7
+
+
+@settings(max_examples=60, deadline=None)
+@given(place=st.integers(0, 3000), cut=st.integers(0, 5), put=st.text(alphabet='{}"=,\\\n #x9\0é', max_size=4))
+def test_a_mutated_page_is_parsed_or_refused_with_a_typed_error(place: int, cut: int, put: str) -> None:
+    text = page_text(served=3)
+    try:
+        parsed = parse_page(text[:place] + put + text[place + cut :], "test", 0.0)
+    except ServerError:
+        return
+    counter_means(parsed, page(1.0, served=5), "ensemble")
+    gauge_means([parsed], "ensemble")
+
+
+def point(ttft_s: float | None, e2e_s: float | None, rate_per_s: float = 2.0) -> Point:
+    return Point(
+        model="m",
+        precision="fp16",
+        gpu="g",
+        tp=1,
+        isl=10,
+        osl=10,
+        load_kind="concurrency",
+        load_value=4,
+        requests_per_s=rate_per_s,
+        ttft_mean_s=ttft_s,
+        e2e_mean_s=e2e_s,
+    )
+
+
+@settings(max_examples=40, deadline=None)
+@given(
+    queue_s=st.floats(0, 5),
+    prefill_s=st.floats(0.01, 5),
+    decode_s=st.floats(0.01, 20),
+    processing_s=st.floats(0, 0.1),
+    network_s=st.floats(0, 0.1),
+    rate_per_s=st.floats(0.1, 100),
+)
+def test_in_a_steady_state_the_split_gives_back_the_parts(
+    queue_s: float, prefill_s: float, decode_s: float, processing_s: float, network_s: float, rate_per_s: float
+) -> None:
+    """By Little's law a server with those times holds rate x time requests in each state."""
+    whole_s = queue_s + prefill_s + decode_s + processing_s
+    states = {
+        "waiting": queue_s * rate_per_s,
+        "context": prefill_s * rate_per_s,
+        "generation": decode_s * rate_per_s,
+    }
+    pages = [
+        parse_page(page_text(served=served, request_s=whole_s * served, **states), "test", served / rate_per_s)
+        for served in (0, 1000)
+    ]
+    server = counter_means(*pages, "ensemble") | gauge_means(pages, "ensemble")
+    found = split(point(queue_s + prefill_s + network_s, whole_s + network_s, rate_per_s), server)
+    assert (found.queue_s, found.prefill_s, found.decode_s) == pytest.approx((queue_s, prefill_s, decode_s), abs=1e-6)
+    assert found.network_and_client_s == pytest.approx(network_s, abs=1e-6)
+    assert found.other_s == pytest.approx(processing_s, abs=1e-5)
+    assert found.basis["decode_s"] == LITTLE
+
+
+def test_what_the_server_does_not_tell_stays_empty() -> None:
+    nothing = split(point(0.1, 1.0), {})
+    assert (nothing.queue_s, nothing.prefill_s, nothing.decode_s, nothing.network_and_client_s) == (None,) * 4
+    assert nothing.other_s is None
+    hand_over = split(point(0.1, 1.0), {"request_mean_s": 0.004, "queue_mean_s": 0.001})
+    assert hand_over.network_and_client_s is None  # decoding takes 0.9 s: 4 ms is no whole request
+    assert hand_over.queue_s == 0.001
+    assert split(point(0.1, 1.0), {"request_mean_s": 1.5}).network_and_client_s is None
+    assert split(point(None, None), {"request_mean_s": 1.5}).network_and_client_s is None
+
+
+def test_static_batching_and_first_response_histograms_tell_too() -> None:
+    static = {"batcher_total_generation_tokens_mean": 6.0}
+    assert split(point(0.1, 4.0, rate_per_s=2.0), static).decode_s == 3.0
+    timed = {"request_mean_s": 0.9, "first_response_mean_s": 0.3, "queue_mean_s": 0.1}
+    found = split(point(0.35, 1.0), timed)
+    assert (found.prefill_s, found.decode_s) == pytest.approx((0.2, 0.6))
+    assert found.other_s == pytest.approx(0.0)

@@ -29,8 +29,8 @@ from calibration.load.loops import Client, Job, Lines, Tally, client, closed_loo
 from calibration.metrics.stopping import Done
 from calibration.records import Floats, RequestLog
 
-NEWS_EVERY_S = 0.05
-LAG_EVERY_S = 0.02
+NEWS_EVERY_S = 0.1
+LAG_EVERY_S = 0.05
 MADE_AT_ONCE = 16
 FEWEST_LINES = 64
 MOST_LINES = 512

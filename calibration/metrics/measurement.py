@@ -5,8 +5,10 @@ Requests that overlap an edge of the window count by the share w = (time inside 
     requests/s = Σ w / T        mean E2E = Σ w E2E / Σ w        in flight = Σ (time inside the window) / T
 
 over a window of T seconds, Little's law, requests/s x mean E2E = in flight, holds exactly however short the window is,
-also where requests run in lockstep and come and go in bursts. Percentiles use the same weights. What a request's TTFT,
-ITL and E2E are is said in `window`; which percentiles are told in `percentiles`; what else is known in `facts`.
+also where requests run in lockstep and come and go in bursts. Percentiles use the same weights. In an open loop
+requests/s are the completions in the window: where a queue grows, shares of requests that end later are no throughput.
+What a request's TTFT, ITL and E2E are is said in `window`; which percentiles are told in `percentiles`; what else is
+known in `facts`.
 """
 
 from __future__ import annotations
@@ -19,7 +21,7 @@ from calibration.errors import ServerError
 from calibration.metrics import chunks
 from calibration.metrics.facts import facts, remarks
 from calibration.metrics.percentiles import gap_percentiles, statistics
-from calibration.metrics.verdict import judge
+from calibration.metrics.verdict import closed, judge
 from calibration.metrics.window import Sample, failed_inside, mean_in_flight, sample, wrong_inside
 from calibration.plan import Level
 from calibration.records import Load, Measurement
@@ -53,7 +55,7 @@ def measurement(
         osl_cv=level.lengths.osl_cv,
         load_kind=level.kind,
         load_value=level.value,
-        **_rates(load, seen),
+        **_rates(load, level, seen),
         **_latencies(seen),
         **_gaps(load, seen),
         source=source,
@@ -64,12 +66,13 @@ def measurement(
     return Measurement(point, known, dict(server or {}), load.log)
 
 
-def _rates(load: Load, seen: Sample) -> dict[str, Any]:
+def _rates(load: Load, level: Level, seen: Sample) -> dict[str, Any]:
+    finished = float(seen.weight.sum()) if closed(level) else seen.completed or float(seen.weight.sum())
     return {
         "duration_s": load.duration_s,
         "requests": seen.completed,
         "errors": int(failed_inside(load).sum() + wrong_inside(load).sum()),
-        "requests_per_s": float(seen.weight.sum()) / load.duration_s,
+        "requests_per_s": finished / load.duration_s,
         "output_tokens_per_s": chunks.tokens_inside(seen.log, load) / load.duration_s or None,
         "mean_in_flight": mean_in_flight(load),
     }

@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 from calibration.adapt_plan import AdaptivePlan
 from calibration.errors import PlanError
-from calibration.plan import Level
+from calibration.levels import Level
 from sizing.curves import Point
 from sizing.design import Belief, Choice, Option, Stop, choose, expected_s, spent_s, stretch
 from sizing.errors import ScenarioError, SizingError

@@ -55,7 +55,9 @@ class Commands(click.Group):
 
 
 def _fail(message: str) -> NoReturn:
-    click.echo(f"error: {' '.join(message.split())}", err=True)
+    # a server's or a file's words may be in the message: no control characters of theirs reach the terminal
+    printable = "".join(letter if letter.isprintable() else " " for letter in message)
+    click.echo(f"error: {' '.join(printable.split())}", err=True)
     sys.exit(BAD_INPUT)
 
 

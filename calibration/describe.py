@@ -10,7 +10,7 @@ from calibration.errors import PlanError, ServerError
 from calibration.load import cores
 from calibration.load.contract import Contract, Input
 from calibration.load.loops import client
-from calibration.plan import DeploymentPlan, ServerPlan, TensorNames
+from calibration.server_plan import DeploymentPlan, ServerPlan, TensorNames
 from sizing.curves import Deployment
 
 ENGINE_MODEL = "tensorrt_llm"

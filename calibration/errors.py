@@ -5,6 +5,7 @@
     ├── FileError     a file of a benchmark tool, a data set or a trace is not what it should be
     ├── ClientLimitedError   the load generator on this machine cannot keep up with the planned load
     ├── ServerError   a server cannot be started, reached or understood, or stopped answering
+    │   └── NothingAnswered   the server is there, but answered no request of one level: others may go better
     ├── WorkerError   a process of the load generator died in the middle of a level
     ├── Cancelled     a level was cancelled while it was measured
     └── StoreError    runs and points cannot be written or read, or the run asked for does not exist
@@ -23,6 +24,10 @@ class PlanError(CalibrationError):
 
 class ServerError(CalibrationError):
     """A server could not be started, reached or understood, or stopped answering."""
+
+
+class NothingAnswered(ServerError):
+    """No request of a level was answered in its window; the first error is named. Other levels may go better."""
 
 
 class StoreError(CalibrationError):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import math
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from itertools import islice
 
@@ -13,13 +13,13 @@ import numpy as np
 
 from calibration.describe import Described, deployment, describe
 from calibration.errors import ServerError
+from calibration.levels import Level
 from calibration.load.arrivals import arrival_times, schedule_times
 from calibration.load.contract import Contract
 from calibration.load.loops import Job, ask
 from calibration.load.shards import Workers
 from calibration.metrics.measurement import measurement
-from calibration.metrics.stopping import Until
-from calibration.plan import Level, PlanFile, SweepPlan
+from calibration.plan import PlanFile, SweepPlan
 from calibration.records import Measurement
 from calibration.requests.source import Source
 from calibration.server_view.scraper import Scraper, requests_served
@@ -29,19 +29,26 @@ from sizing.workload import Arrivals, Lengths, Seconds
 OnShare = Callable[[float], None]
 PROBES = 2
 MADE_AHEAD = 1.5
-ROUNDS_FOR_PRECISION = 30
+NORMAL_95 = 1.96
+E2E_VARIANCE = 0.05
+CHECKS_AND_BATCHES = 1.5
 MOST_MADE_AHEAD = 20_000
 _PROBE = 1_000_000
 
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """A server found ready to be measured as `plan` says: what it is, what is written on its points, the levels."""
+    """A server found ready to be measured as `plan` says: what it is, what is written on its points, the levels.
+
+    `session` tells this measuring apart from every other one, in the seeds of its requests: what was sent once may lie
+    in the server's prefix cache, also after a run was broken off in the middle of a level.
+    """
 
     plan: SweepPlan
     served: Described
     replica: Deployment
     levels: tuple[Level, ...]
+    session: tuple[int, ...] = ()
 
     @property
     def contract(self) -> Contract:
@@ -92,20 +99,38 @@ class Pace:
         """A guess for another load, good enough for progress bars: E2E grows with the root of the users."""
         return self.e2e_s * math.sqrt(max(1.0, users / self.users))
 
+    def alone_s(self, lengths: Lengths) -> float:
+        """E2E of a request of other lengths alone on the server, as far as the probe tells: ISL hardly counts."""
+        return self.ttft_s + max(0.0, lengths.osl - 1) * self.itl_s or self.e2e_s
+
     def expected_s(self, plan: SweepPlan, level: Level) -> float:
         """Seconds that `level` will take: ramp and warm-up, measuring, end of the last request."""
         if level.kind in ("schedule", "trace"):
             return float(arrivals_of(plan, level, self)[-1]) + self.e2e_s
+        alone_s = self.alone_s(level.lengths)
         if level.kind == "concurrency":
-            e2e_s = self.e2e_at_s(level.value)
+            e2e_s = self.e2e_at_s(level.value) * alone_s / self.alone_s(self.lengths)
             return self._measuring_s(plan, level, level.value / e2e_s) + (plan.warm_up + 2) * e2e_s
         warm_up = warm_up_arrivals(plan, level, self)
-        return warm_up / level.value + self._measuring_s(plan, level, level.value) + self.e2e_s
+        return warm_up / level.value + self._measuring_s(plan, level, level.value) + alone_s
 
     def _measuring_s(self, plan: SweepPlan, level: Level, per_s: float) -> float:
-        until = plan.until_of(level)
-        requests = until.requests_max or max(until.requests_min or 0, level.requests, ROUNDS_FOR_PRECISION)
-        return min(requests / per_s, until.budget_s or math.inf)
+        budget_s = plan.until_of(level).budget_s or math.inf
+        return min(expected_requests(plan, level) / per_s, budget_s)
+
+
+def expected_requests(plan: SweepPlan, level: Level) -> int:
+    """Requests that a level is thought to take, its budget apart.
+
+    A mean of n values with variation c is known to ±1.96 c / √n. What varies is mostly the output length, and E2E by
+    some 20 % beside it; answers are correlated and intervals looked at in steps, which takes half as many again.
+    """
+    until = plan.until_of(level)
+    if until.requests_max is not None:
+        return until.requests_max
+    variance = level.lengths.osl_cv**2 + E2E_VARIANCE
+    wanted = CHECKS_AND_BATCHES * variance * (NORMAL_95 / until.half_width) ** 2
+    return max(until.requests_min or level.requests, math.ceil(wanted))
 
 
 def warm_up_arrivals(plan: SweepPlan, level: Level, pace: Pace) -> int:
@@ -113,9 +138,9 @@ def warm_up_arrivals(plan: SweepPlan, level: Level, pace: Pace) -> int:
     return plan.warm_up * max(1, math.ceil(level.value * pace.e2e_s))
 
 
-def probe(target: Target, level: Level, run_id: int) -> Pace:
+def probe(target: Target, level: Level) -> Pace:
     """Two requests on the idle server, of which the second is timed. Raises ServerError if one fails."""
-    requests = source(target, level.entry, (target.plan.seed, run_id, level.index + _PROBE)).requests()
+    requests = source(target, level.entry, (*seed_of(target, level), _PROBE)).requests()
     log = asyncio.run(ask(target.plan.server, target.contract, islice(requests, PROBES)))
     faults = [error for error in log.error if error]
     if faults:
@@ -136,33 +161,40 @@ def measure(
 ) -> Measurement:
     """Measure one level. Raises ServerError if the server is lost or answers nothing, Cancelled by `cancel`."""
     plan, server = target.plan, target.plan.server
-    load_job, until = job(target, level, pace, run_id), plan.until_of(level)
+    load_job, until = job(target, level, pace), plan.until_of(level)
     seen: dict[str, float] = {}
-    notes = _notes(target)
+    notes = _notes(target, level)
     if server.metrics_url is None:
         load = workers.drive(load_job, until, on_share=on_share, cancel=cancel)
     else:
         with Scraper(server.metrics_url, server.model) as scraper:
             load = workers.drive(load_job, until, on_share=on_share, cancel=cancel)
         seen = scraper.means((load.start_s, load.stop_s))
-        notes += scraper.notes(len(load.log))
+        notes += [*scraper.notes(len(load.log)), *_reuse(plan, level, seen)]
     where = f"calibration run {run_id}, {server.model} at {server.url}"
     return measurement(load, level, target.replica, source=where, notes=notes, server=seen)
 
 
-def seed_of(target: Target, level: Level, run_id: int) -> tuple[int, ...]:
-    """The seed of a level's requests. The run is in it: a repeated plan must not meet its own cached prefixes."""
-    return (target.plan.seed, run_id, level.index)
+def _reuse(plan: SweepPlan, level: Level, seen: Mapping[str, float]) -> list[str]:
+    reused = seen.get("kv_cache_blocks_reused", 0.0)
+    if reused <= 0 or plan.lengths[level.entry].shared_prefix or not plan.lengths[level.entry].unique:
+        return []
+    return [f"{reused:.0f} blocks of the KV cache were reused, though every prompt is unique: is the server shared?"]
 
 
-def job(target: Target, level: Level, pace: Pace, run_id: int) -> Job:
+def seed_of(target: Target, level: Level) -> tuple[int, ...]:
+    """The seed of a level's requests, kept with them."""
+    return (target.plan.seed, *target.session, level.index)
+
+
+def job(target: Target, level: Level, pace: Pace) -> Job:
     """The load of `level`, as the processes of the load generator are told it."""
     plan = target.plan
-    requests = source(target, level.entry, seed_of(target, level, run_id))
+    requests = source(target, level.entry, seed_of(target, level))
     if level.kind == "concurrency":
         users, e2e_s = round(level.value), pace.e2e_at_s(level.value)
         ramp_s = pace.e2e_s if plan.ramp_s is None else plan.ramp_s
-        ahead = _ahead(plan.until_of(level), level, users / e2e_s) + (plan.warm_up + 1) * users
+        ahead = _ahead(plan, level, users / e2e_s) + (plan.warm_up + 1) * users
         return Job(
             plan.server, target.contract, requests, users=users, warm_up=plan.warm_up, ramp_s=ramp_s, ahead=ahead
         )
@@ -178,11 +210,11 @@ def job(target: Target, level: Level, pace: Pace, run_id: int) -> Job:
     )
 
 
-def _ahead(until: Until, level: Level, per_s: float) -> int:
+def _ahead(plan: SweepPlan, level: Level, per_s: float) -> int:
     """Prompts made before the load starts, so that making them takes no time from it."""
-    exact = until.requests_max == until.requests_min and until.requests_max
-    wanted = exact or max(level.requests, ROUNDS_FOR_PRECISION, per_s * (until.budget_s or 0.0))
-    return min(MOST_MADE_AHEAD, math.ceil(MADE_AHEAD * wanted))
+    budget_s = plan.until_of(level).budget_s or math.inf
+    wanted = min(MADE_AHEAD * expected_requests(plan, level), 2 * per_s * budget_s)
+    return min(MOST_MADE_AHEAD, math.ceil(wanted))
 
 
 def arrivals_of(plan: SweepPlan, level: Level, pace: Pace) -> Seconds:
@@ -202,6 +234,14 @@ def arrivals_of(plan: SweepPlan, level: Level, pace: Pace) -> Seconds:
     return arrival_times(law, level.value, warm_up + wanted + 1, rng)
 
 
-def _notes(target: Target) -> list[str]:
+def _notes(target: Target, level: Level) -> list[str]:
     counted = target.served.tokenizer_file is not None or target.contract.takes_token_ids
-    return [*([] if counted else ["ISL is words: no tokenizer was known"]), *target.contract.notes]
+    words = [] if counted else ["ISL is words: no tokenizer was known"]
+    return [*words, *target.contract.notes, *_left_out(target, level)]
+
+
+def _left_out(target: Target, level: Level) -> list[str]:
+    if target.plan.lengths[level.entry].dataset is None:
+        return []
+    texts = source(target, level.entry, ()).texts()
+    return [f"{texts.left_out} prompts of the data set left out by max_input_len"] if texts.left_out else []

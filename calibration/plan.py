@@ -5,126 +5,36 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any
 
 import yaml
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
+from pydantic import Field, ValidationError, field_validator, model_validator
 
 from calibration.adapt_plan import AdaptivePlan
 from calibration.errors import PlanError
+from calibration.levels import Level, LevelKey
 from calibration.metrics.stopping import Until
 from calibration.requests.lengths import LengthsPlan
-from sizing.curves import LoadKind, Point
+from calibration.server_plan import Count, DeploymentPlan, Positive, ServerPlan, Strict, Text
+from sizing.curves import LoadKind
 from sizing.errors import ScenarioError
 from sizing.workload import ArrivalKind, Arrivals, Lengths
 
-Positive = Annotated[float, Field(gt=0)]
 Share = Annotated[float, Field(ge=0)]
-Count = Annotated[int, Field(ge=1)]
-Text = Annotated[str, Field(min_length=1)]
-Batching = Literal["in_flight", "static"]
+FEWEST_ARRIVALS = 2
+ALL_OF_THEM = 10**9
 BUDGET_S = 120.0
 """Longest measuring of a level whose plan names neither a time nor a number of requests."""
 
-LevelKey = tuple[float, float, float, float, LoadKind, float]
 
-
-@dataclass(frozen=True, slots=True)
-class Level:
-    """One load level of a sweep: `value` users (closed loop) or requests/s (open loop).
-
-    About `requests` are measured: exactly so many where the plan says so, else the fewest. `index` is its place in the
-    plan, `entry` that of its lengths, whose means and variations `lengths` are.
-    """
-
-    index: int
-    lengths: Lengths
-    kind: LoadKind
-    value: float
-    requests: int
-    entry: int = 0
-
-    @property
-    def key(self) -> LevelKey:
-        """What tells levels of one run apart; the same for the point that was measured at it."""
-        return (
-            self.lengths.isl,
-            self.lengths.osl,
-            self.lengths.isl_cv,
-            self.lengths.osl_cv,
-            self.kind,
-            self.value,
-        )
-
-    @property
-    def label(self) -> str:
-        """For progress lines: ``ISL 64, OSL 32, concurrency 4``."""
-        load = f"concurrency {self.value:g}" if self.kind == "concurrency" else f"{self.value:.3g} requests/s"
-        return f"ISL {self.lengths.isl:g}, OSL {self.lengths.osl:g}, {load}"
-
-
-def level_key(point: Point) -> LevelKey:
-    """The key of the level at which `point` was measured."""
-    return (point.isl, point.osl, point.isl_cv, point.osl_cv, point.load_kind, point.load_value)
-
-
-class _Strict(BaseModel):
-    model_config = ConfigDict(strict=True, extra="forbid", frozen=True, allow_inf_nan=False)
-
-
-class TensorNames(_Strict):
-    """What a model calls its tensors, where its names are not those of the TensorRT-LLM backend.
-
-    `prompt` (text) or `token_ids` and `prompt_length` go in, with `max_tokens`; `text` or `output_ids` come out.
-    `constants` are further inputs and the value that every request gives them.
-    """
-
-    prompt: Text | None = None
-    token_ids: Text | None = None
-    prompt_length: Text | None = None
-    max_tokens: Text | None = None
-    text: Text | None = None
-    output_ids: Text | None = None
-    constants: dict[str, str | bool | int | float] = {}
-
-
-class ServerPlan(_Strict):
-    """Where requests go: `url` (host:port) of gRPC or, by `protocol`, of HTTP; the Triton `model`.
-
-    A request takes `timeout_s` at most. `metrics_url` (http://host:port/metrics), if set, is read during each level for
-    the server's own view, and to check that nobody else loads the server meanwhile.
-    """
-
-    url: Annotated[str, Field(pattern=r"^[^/\s]+:\d+$")] = "127.0.0.1:8001"
-    protocol: Literal["grpc", "http"] = "grpc"
-    model: Text = "ensemble"
-    tensors: TensorNames = TensorNames()
-    metrics_url: Annotated[str, Field(pattern=r"^https?://\S+$")] | None = None
-    timeout_s: Positive = 120.0
-
-
-class DeploymentPlan(_Strict):
-    """What is written on the points where the server does not say it itself, or says it wrong."""
-
-    model: Text | None = None
-    precision: Text | None = None
-    gpu: Text | None = None
-    tp: Count | None = None
-    pp: Count | None = None
-    engine: str | None = None
-    engine_version: str | None = None
-    batching: Batching | None = None
-    max_batch_size: Count | None = None
-
-
-class StagePlan(_Strict):
+class StagePlan(Strict):
     """`rate` requests/s for `for_s` seconds; a rate of 0 is a pause."""
 
     for_s: Positive
     rate: Share
 
 
-class ClientPlan(_Strict):
+class ClientPlan(Strict):
     """The load generator: in how many `processes` it runs (default: as many as it needs).
 
     `self_check`: before a sweep it must show on a mock of known timings that it can measure the heaviest level.
@@ -134,7 +44,7 @@ class ClientPlan(_Strict):
     self_check: bool = True
 
 
-class SweepPlan(_Strict):
+class SweepPlan(Strict):
     """Each of `lengths` at every level of load.
 
     Closed loop: `concurrency` users. Open loop: `rates` in requests/s with gaps by `arrivals` (poisson, constant or
@@ -142,7 +52,8 @@ class SweepPlan(_Strict):
     `replay`. Open-loop points are for checking predictions: they are never fitted.
 
     A level is measured `until` its means are known well enough, for `budget_s` seconds at most (default 120), or for
-    exactly `requests_per_level` requests. `warm_up` requests a user come before and are left out. Users start spread
+    `requests_per_level` requests and the few that are sent before all users have stopped. A schedule or trace is sent
+    whole unless `budget_s` cuts it. `warm_up` requests a user come before and are left out. Users start spread
     over `ramp_s` (default: about the time of one request). Prompts follow from `seed` and the run's number. `tokenizer`
     is a tokenizer.json; unset, the server is asked; ``none`` counts words. With `adaptive`, only those levels of the
     closed loop are measured that the question in it needs.
@@ -151,11 +62,11 @@ class SweepPlan(_Strict):
     server: ServerPlan = ServerPlan()
     deployment: DeploymentPlan = DeploymentPlan()
     lengths: Annotated[list[LengthsPlan], Field(min_length=1)]
-    concurrency: list[Count] = []
-    rates: list[Positive] = []
+    concurrency: list[Count] = Field(default_factory=list)
+    rates: list[Positive] = Field(default_factory=list)
     arrivals: str = "poisson"
-    schedule: list[StagePlan] = []
-    replay: list[Positive] = []
+    schedule: list[StagePlan] = Field(default_factory=list)
+    replay: list[Positive] = Field(default_factory=list)
     until: Until = Until()
     requests_per_level: Count | None = None
     warm_up: Annotated[int, Field(ge=0)] = 2
@@ -170,8 +81,11 @@ class SweepPlan(_Strict):
     def _some_levels_none_twice(self) -> SweepPlan:
         if not (self.concurrency or self.rates or self.schedule or self.replay):
             raise ValueError("no load levels: give concurrency, for instance [1, 4, 16], or rates in requests/s")
-        if self.schedule and not any(stage.rate for stage in self.schedule):
-            raise ValueError("schedule: every stage is a pause")
+        due = sum(stage.for_s * stage.rate for stage in self.schedule)
+        if self.schedule and due < FEWEST_ARRIVALS:
+            raise ValueError(f"schedule: its stages come to {due:g} requests, at least {FEWEST_ARRIVALS} are needed")
+        if self.adaptive is not None and not self.concurrency:
+            raise ValueError("adaptive: it chooses among closed-loop levels: give concurrency, for instance [1, 8, 64]")
         if self.replay and not any(item.trace for item in self.lengths):
             raise ValueError("replay: none of the lengths is a trace, for instance {trace: requests.csv}")
         for name in ("lengths", "concurrency", "rates", "replay"):
@@ -228,6 +142,8 @@ class SweepPlan(_Strict):
 
     def until_of(self, level: Level) -> Until:
         """When the level has been measured long enough."""
+        if level.kind in ("schedule", "trace"):  # these end when all their requests are sent
+            return Until(requests_min=ALL_OF_THEM, budget_s=self.budget_s)
         if self.requests_per_level is not None:
             return Until(requests_min=level.requests, requests_max=level.requests, budget_s=self.budget_s)
         budget_s = self.budget_s or self.until.budget_s or BUDGET_S

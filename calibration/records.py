@@ -11,8 +11,10 @@ from numpy.typing import NDArray
 
 from sizing.curves import Point
 
-Ended = Literal["precise", "count", "budget", "schedule"]
-"""Why measuring ended: confidence intervals narrow enough, requests asked for sent, time spent, no arrivals left."""
+Ended = Literal["precise", "count", "budget", "schedule", "failing"]
+"""Why measuring ended: confidence intervals narrow enough, requests asked for sent, time spent, no arrivals or requests
+left, more requests failed than were answered.
+"""
 
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
@@ -141,7 +143,7 @@ class Client:
     """How the load generator itself fared over a level.
 
     `cpu_cores`: cores its `processes` used together; `busiest_core`: share of one core that the busiest of them used.
-    `loop_lag_p99_s`: lateness of timers in their event loops.
+    `loop_lag_p99_s`: lateness of timers in their event loops. All of them within the window of the level only.
     """
 
     processes: int = 1

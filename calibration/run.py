@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
+import secrets
 import threading
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
+from dataclasses import replace
 from pathlib import Path
 from typing import Protocol
 
-from calibration.errors import CalibrationError, PlanError, StoreError
+from calibration.errors import CalibrationError, Cancelled, NothingAnswered, PlanError, StoreError
 from calibration.keep_up import processes
+from calibration.levels import Level
 from calibration.load.cores import kept_off
 from calibration.load.shards import Workers
 from calibration.measure import Pace, Target, measure, prepare, probe, seed_of
-from calibration.plan import Level, PlanFile, parse_plan
+from calibration.plan import PlanFile, parse_plan
 from calibration.records import Measurement
 from calibration.store import Store
 from calibration.sweep import Sweep, sweep_of
@@ -56,7 +59,7 @@ def run(file: PlanFile, store: Store, progress: Progress | None = None, cancel: 
     Cancelled when `cancel` is set, and KeyboardInterrupt: the points until then are kept, and `resume` goes on from
     there.
     """
-    target = prepare(file)
+    target = _begun(prepare(file))
     label = f"{file.plan.server.model} at {file.plan.server.url}"
     run_id = store.create_run(file.text, folder=file.folder, label=label, levels=len(target.levels))
     _measured(run_id, target, store, progress or Quiet(), cancel)
@@ -70,7 +73,9 @@ def resume(run_id: int, store: Store, progress: Progress | None = None, cancel: 
     another deployment now.
     """
     begun = store.run(run_id)
-    target = prepare(parse_plan(begun.plan, name=f"plan of run {run_id}", folder=Path(begun.folder)))
+    if not begun.plan:
+        raise PlanError(f"run {run_id} was imported and has no plan to go on with: start a new run")
+    target = _begun(prepare(parse_plan(begun.plan, name=f"plan of run {run_id}", folder=Path(begun.folder))))
     for point in store.points(run_id):
         if point.deployment != target.replica:
             change = f"{point.deployment.label} then, {target.replica.label} now"
@@ -84,10 +89,15 @@ def _measured(run_id: int, target: Target, store: Store, progress: Progress, can
     with _state_kept(run_id, store), store.kept_alive(run_id), kept_off(target.served.engine_cores):
         progress.started(run_id)
         if missing := _missing(target.levels, store, run_id):
-            pace = probe(target, missing[0], run_id)
+            pace = probe(target, missing[0])
             with Workers(processes(target, missing, pace, progress.says)) as workers:
                 sweep = sweep_of(target, missing, pace, progress.says)
                 _follow(sweep, run_id, target, pace, workers, store, progress, cancel)
+
+
+def _begun(target: Target) -> Target:
+    """Told apart from all other measurements, on this machine or another."""
+    return replace(target, session=(secrets.randbits(64),))
 
 
 def _missing(levels: Sequence[Level], store: Store, run_id: int) -> list[Level]:
@@ -105,15 +115,27 @@ def _follow(
     progress: Progress,
     cancel: threading.Event | None,
 ) -> None:
-    """Measure what the sweep names, one level after another, until it names none."""
+    """Measure what the sweep names, one level after another, until it names none.
+
+    Raises NothingAnswered at the end, if there was a level of which every request failed: it has no point.
+    """
+    without: list[NothingAnswered] = []
     while (level := sweep.next(store.points(run_id, as_measured=True))) is not None:
         if pace.lengths != level.lengths:
-            pace = probe(target, level, run_id)
+            pace = probe(target, level)
         progress.expects(level, *sweep.expected_s(pace))
-        found = measure(target, level, pace, run_id, workers, progress.share, cancel)
-        store.add_point(run_id, found, seed=seed_of(target, level, run_id))
+        try:
+            found = measure(target, level, pace, run_id, workers, progress.share, cancel)
+        except NothingAnswered as error:
+            progress.says(str(error))
+            without.append(error)
+            sweep.skip(level)
+            continue
+        store.add_point(run_id, found, seed=seed_of(target, level))
         progress.measured(level, found)
         pace = pace.after(found.point)
+    if without:
+        raise without[0]
 
 
 @contextmanager
@@ -121,11 +143,16 @@ def _state_kept(run_id: int, store: Store) -> Iterator[None]:
     """The run ends as done, interrupted or failed, whatever happens; a failure says how to go on."""
     try:
         yield
-    except KeyboardInterrupt:
-        store.finish_run(run_id, "interrupted")
+    except (KeyboardInterrupt, Cancelled):
+        with suppress(StoreError):
+            store.finish_run(run_id, "interrupted")
         raise
     except CalibrationError as error:
         with suppress(StoreError):  # the store may be what failed: it says so in `error`
             store.finish_run(run_id, "failed", str(error))
         raise type(error)(f"{error}; points are kept, go on with: python -m calibration resume {run_id}") from None
+    except BaseException as error:
+        with suppress(StoreError):
+            store.finish_run(run_id, "failed", f"{type(error).__name__}: {error}")
+        raise
     store.finish_run(run_id, "done")

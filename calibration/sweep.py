@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING, Protocol
 
-from calibration.measure import Pace, Target
-from calibration.plan import Level
+from calibration.levels import Level
+from calibration.measure import Pace, Target, expected_requests
 from sizing.curves import Point
 
 if TYPE_CHECKING:
@@ -21,6 +22,9 @@ class Sweep(Protocol):
 
     def next(self, points: Sequence[Point]) -> Level | None:
         """The level to measure after `points`, those the run has so far; None when there is no more to do."""
+
+    def skip(self, level: Level) -> None:
+        """`level`, named last, has no point and will have none: do not name it again."""
 
     def expected_s(self, pace: Pace) -> tuple[float, float]:
         """Seconds for the level named last, and for all that is thought to follow it."""
@@ -48,6 +52,12 @@ class Grid:
         self._named = 1
         return self._left[0] if self._left else None
 
+    def skip(self, level: Level) -> None: ...
+
+    def total_s(self, pace: Pace) -> float:
+        """Seconds for all levels not measured yet."""
+        return sum(pace.expected_s(self._plan, level) for level in self._left[self._named :])
+
     def expected_s(self, pace: Pace) -> tuple[float, float]:
         first_s, *after_s = [pace.expected_s(self._plan, level) for level in self._left]
         return first_s, sum(after_s)
@@ -58,16 +68,21 @@ class AsNeeded:
 
     def __init__(self, target: Target, levels: Sequence[Level], pace: Pace, says: Says) -> None:
         self._says = says
+        self._levels = target.levels
         self._adaptive: Adaptive | None = _adaptive(target, pace)
         self._after = Grid(target, [level for level in levels if level.kind != "concurrency"])
         says(self._adaptive.before)
+
+    def skip(self, level: Level) -> None:
+        """The choice follows from the points alone: without one it would be the same level for ever."""
+        self._adaptive = None
 
     def next(self, points: Sequence[Point]) -> Level | None:
         if self._adaptive is not None:
             level = self._adaptive.next(points)
             self._says(self._adaptive.why)
             if level is not None:
-                return level
+                return self._levels[level.index]
             self._says(str(self._adaptive.summary(points)))
             self._adaptive = None
         return self._after.next(points)
@@ -75,7 +90,8 @@ class AsNeeded:
     def expected_s(self, pace: Pace) -> tuple[float, float]:
         if self._adaptive is None:
             return self._after.expected_s(pace)
-        return self._adaptive.expected_s, max(0.0, self._adaptive.remaining_s - self._adaptive.expected_s)
+        after_s = max(0.0, self._adaptive.remaining_s - self._adaptive.expected_s)
+        return self._adaptive.expected_s, after_s + self._after.total_s(pace)
 
 
 def _adaptive(target: Target, pace: Pace) -> Adaptive:
@@ -83,7 +99,8 @@ def _adaptive(target: Target, pace: Pace) -> Adaptive:
 
     plan, replica = target.plan, target.replica
     assert plan.adaptive is not None
-    closed = [level for level in target.levels if level.kind == "concurrency"]
+    levels = [level for level in target.levels if level.kind == "concurrency"]
+    closed = [replace(level, requests=expected_requests(plan, level)) for level in levels]
     longest = (plan.until_of(level).budget_s for level in closed)
     return Adaptive(
         closed,
@@ -92,6 +109,7 @@ def _adaptive(target: Target, pace: Pace) -> Adaptive:
         lambda level: pace.expected_s(plan, level),
         warm_up=plan.warm_up,
         limit_s=max((limit_s or math.inf for limit_s in longest), default=math.inf),
+        band=plan.adaptive.band,
     )
 
 

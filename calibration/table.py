@@ -46,7 +46,9 @@ def load_text(point: Point) -> str:
 
 
 def _ms(seconds: float | None) -> str:
-    return "" if seconds is None else f"{seconds * 1000:.4g}"
+    if seconds is None:
+        return ""
+    return f"{seconds * 1000:.0f}" if seconds >= 1 else f"{seconds * 1000:.4g}"
 
 
 def details(found: Measurement) -> str:
@@ -78,20 +80,21 @@ def _from_sending(facts: Mapping[str, float]) -> str:
     shown = []
     for metric in ("ttft", "e2e"):
         if f"{metric}_sent_mean_s" in facts:
-            p95 = _ms(facts.get(f"{metric}_sent_p95_s"))
-            shown.append(f"{metric.upper()} mean {_ms(facts[f'{metric}_sent_mean_s'])} ms, p95 {p95} ms")
+            p95_s = facts.get(f"{metric}_sent_p95_s")
+            p95 = "" if p95_s is None else f", p95 {_ms(p95_s)} ms"
+            shown.append(f"{metric.upper()} mean {_ms(facts[f'{metric}_sent_mean_s'])} ms{p95}")
     return "; ".join(shown)
 
 
 def _client(facts: Mapping[str, float]) -> str:
-    if "processes" not in facts:
-        return ""
+    if not {"processes", "client_cores", "loop_lag_p99_s", "achieved_per_s"} <= set(facts):
+        return ""  # measured by another tool
     many = "" if facts["processes"] == 1 else "es"
     parts = [
         f"{facts['processes']:.0f} process{many} on {facts['client_cores']:.2f} cores",
         f"event loop late by {_ms(facts['loop_lag_p99_s'])} ms (p99)",
     ]
-    if "offered_per_s" in facts:
+    if {"offered_per_s", "sent_per_s", "late_p50_s", "late_p99_s"} <= set(facts):
         parts.append(f"offered {facts['offered_per_s']:.4g}, sent {facts['sent_per_s']:.4g} requests/s")
         parts.append(f"sent late by {_ms(facts['late_p50_s'])} ms (p50), {_ms(facts['late_p99_s'])} ms (p99)")
     return f"{', '.join(parts)}; answered {facts['achieved_per_s']:.4g} requests/s"
@@ -99,6 +102,8 @@ def _client(facts: Mapping[str, float]) -> str:
 
 def _server(found: Measurement) -> str:
     """Where a mean request's time went, by the server's metrics, beside the client's view."""
+    if found.point.verdict == "overloaded":
+        return ""  # without a steady state the parts do not add up
     parts = split(found.point, found.server)
     seconds = {
         "queue": parts.queue_s,

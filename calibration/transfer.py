@@ -12,10 +12,11 @@ import click
 
 from calibration.errors import FileError
 from calibration.importers import KINDS, read_measurements
-from calibration.plan import level_key
+from calibration.levels import level_key
 from calibration.records import Measurement
 from calibration.store import Store
 from calibration.store.bundle import export_bundle, import_bundle
+from calibration.store.bundle_file import is_bundle
 from calibration.store.imported import import_measurements
 from calibration.table import table
 from sizing.curves import Point, read_points, write_points
@@ -27,6 +28,7 @@ DEPLOYMENT: tuple[tuple[str, Any, str], ...] = (
     ("precision", str, "precision of its weights, such as bf16 or fp8"),
     ("gpu", str, "GPU, such as h200_sxm"),
     ("tp", int, "GPUs that each replica spreads the model over"),
+    ("pp", int, "stages of pipeline parallelism"),
     ("engine", str, "serving engine"),
     ("engine-version", str, "version of the engine"),
     ("batching", str, "in_flight or static"),
@@ -35,7 +37,7 @@ DEPLOYMENT: tuple[tuple[str, Any, str], ...] = (
     ("osl", float, "mean output tokens, where the file does not say"),
     ("concurrency", int, "users of the closed loop, where the file does not say"),
     ("rate", float, "requests/s of the open loop, where the file does not say"),
-    ("arrivals", str, "poisson or constant, where the file does not say"),
+    ("arrivals", str, "poisson, constant or gamma, where the file does not say"),
 )
 
 
@@ -53,7 +55,9 @@ def export_command(run_id: int, out: Path | None, as_json: bool) -> None:
              python -m calibration export 3 --out run3.zip
     """
     store = Store()
-    if out is not None and out.suffix == BUNDLE:
+    if out is not None and out.suffix.lower() == BUNDLE:
+        if as_json:
+            raise click.UsageError("--json does not go with a .zip, which has a format of its own")
         export_bundle(store, run_id, out)
         click.echo(f"run {run_id} written to {out}", err=True)
         return
@@ -97,10 +101,12 @@ def import_command(file: Path, kind: str | None, as_json: bool, **said: Any) -> 
              python -m calibration import profile_export_aiperf.json --precision fp8 --gpu h200_sxm --tp 1
     """
     store = Store()
-    if file.suffix == BUNDLE:
+    given = {name: value for name, value in said.items() if value is not None}
+    if kind is None and is_bundle(file):
+        _nothing_said("an exported run", given)
         run_id, new = import_bundle(store, file)
     else:
-        run_id, new = _imported(store, file, kind, {name: value for name, value in said.items() if value is not None})
+        run_id, new = _imported(store, file, kind, given)
     points = store.points(run_id)
     if as_json:
         click.echo(json.dumps({"run": run_id, "new": new, "points": [asdict(point) for point in points]}))
@@ -112,6 +118,7 @@ def import_command(file: Path, kind: str | None, as_json: bool, **said: Any) -> 
 def _imported(store: Store, file: Path, kind: str | None, said: dict[str, Any]) -> tuple[int, bool]:
     """All of the file as one run, or none of it."""
     if kind == POINTS_TABLE or (kind is None and _is_points_table(file)):
+        _nothing_said("a points table", said)
         found = [Measurement(point) for point in read_points(file)]
     else:
         found = read_measurements(file, kind=kind, deployment=said)
@@ -121,6 +128,12 @@ def _imported(store: Store, file: Path, kind: str | None, said: dict[str, Any]) 
         isl, osl, _, _, load_kind, value = twice
         raise FileError(f"{file}: two points at ISL {isl:g}, OSL {osl:g}, {load_kind} {value:g}: keep one of them")
     return import_measurements(store, f"imported from {file.name}", found)
+
+
+def _nothing_said(what: str, said: dict[str, Any]) -> None:
+    if said:
+        flag = next(iter(said)).replace("_", "-")
+        raise click.UsageError(f"--{flag}: {what} says it itself; leave the option out")
 
 
 def _is_points_table(file: Path) -> bool:

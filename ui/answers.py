@@ -71,8 +71,10 @@ def _measured(database: str, folder: str) -> Measured:
 def outcome(scenario: Scenario) -> Outcome:
     """The plan of a scenario, or why there is none. Never raises for what a user may type."""
     have = measured() if scenario.use_points else Measured((), "", ())
-    if not scenario.gpus and not any(point.model.lower() == scenario.model.lower() for point in have.points):
-        reason = f"No point of {scenario.model} has been measured: choose a GPU for an estimate."
+    if not scenario.gpus and not any(
+        point.model.lower() == scenario.model.lower() and not point.void for point in have.points
+    ):
+        reason = f"No point of {scenario.model} fit for use has been measured: choose a GPU for an estimate."
         return Outcome(None, "Choose a GPU or measure one", reason)
     return _outcome(scenario, have.digest, have.points)
 

@@ -18,6 +18,7 @@ from calibration.bench.synthetic import NormalLengths, RandomPrompts
 from calibration.describe import Described, describe
 from calibration.load.contract import Contract
 from calibration.load.shards import Workers
+from calibration.metrics import window
 from calibration.metrics.verdict import BUSY_CORE, LAG_ALLOWED_S, LAG_SHARE
 from calibration.records import Load
 
@@ -39,7 +40,8 @@ class Outcome:
         log = self.load.log
         return asdict(self.stats) | {
             "wall_s": self.wall_s,
-            "errors": int(log.failed.sum()),
+            "errors": int((~window.answered(log)).sum()),
+            "other_lengths": int((window.answered(log) & log.failed).sum()),
             "late_p99_s": replay.lateness_s(self.load),
             "definitions": printing.DEFINITIONS,
             "notes": list(self.notes),
@@ -59,7 +61,8 @@ def run(asked: Asked, say: Say, on_share: replay.OnShare) -> Outcome:
         say("[INFO] Warm up for benchmarking.")
         notes += replay.warm_up(target, prompts)
         say(f"[INFO] Start benchmarking on {len(prompts)} prompts.")
-        load = replay.send_when_due(target, prompts, due_s, on_share)
+        load = replay.send_when_due(target, prompts, due_s, on_share, connections=asked.connections)
+    notes += replay.burst_notes(asked.server, due_s, asked.connections)
     figures = stats(load.log, tokens_counted=served.contract.counted_by != "responses")
     notes += [*limits(served.contract), *doubts(load, figures)]
     return Outcome(figures, load, replay.wall_s(load, due_s), (*asked.notes, *notes))
@@ -114,12 +117,19 @@ def limits(contract: Contract) -> list[str]:
 
 
 def doubts(load: Load, figures: Stats) -> list[str]:
-    """What a reader of the figures of `load` must know: failures, and a client that was late."""
+    """What a reader of the figures of `load` must know: failures, wrong lengths, and a client that was late."""
     found = []
-    failed = int(load.log.failed.sum())
-    if failed:
-        first = next(error for error in load.log.error if error)
-        found.append(f"{failed} of {len(load.log)} requests failed and are left out, the first with: {first}")
+    answered = window.answered(load.log)
+    lost, odd = load.log.where(~answered), load.log.where(answered & load.log.failed)
+    if len(lost):
+        found.append(
+            f"{len(lost)} of {len(load.log)} requests failed and are left out, the first with: {lost.error[0]}"
+        )
+    if len(odd):
+        found.append(
+            f"{len(odd)} of {len(load.log)} answers had another length than asked for and count with the tokens that"
+            f" came, the first: {odd.error[0]}"
+        )
     return found + [f"client-limited, do not trust the figures: {reason}" for reason in _client(load, figures)]
 
 

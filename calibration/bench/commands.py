@@ -12,7 +12,7 @@ from rich.console import Console
 
 from calibration.bench import clients, comparison, options, printing
 from calibration.bench.dataset import TOKENS_PER_WORD
-from calibration.bench.flags import Asked, Protocol, asked, server_plan
+from calibration.bench.flags import IDLE_SEED, Asked, Protocol, asked, server_plan
 from calibration.bench.pacing import Pacing
 from calibration.bench.progress import LateBar
 from calibration.errors import PlanError
@@ -34,6 +34,7 @@ DEFAULT_USERS = 8
 @options.random_lengths
 @options.how_many("the data set, or 30000 random prompts")
 @options.how_to_send
+@options.connections
 @options.results
 @options.settled
 @click.pass_context
@@ -50,7 +51,7 @@ def bench(ctx: click.Context, /, words: tuple[str, ...], as_json: bool, **values
       python -m calibration bench identity_test -i grpc -u localhost:8001 --max_input_len 2048 \\
           --dataset mini_cnn_eval.json --tokenizer_dir llama/ --op_stats_csv v1.csv
     """
-    given = {name for name in values if ctx.get_parameter_source(name) is ParameterSource.COMMANDLINE}
+    given = {name for name in values if _is_given(ctx, name)}
     wanted = asked(words, values, given)
     _check_files(wanted)
 
@@ -68,6 +69,10 @@ def bench(ctx: click.Context, /, words: tuple[str, ...], as_json: bool, **values
         click.echo(json.dumps({"client": wanted.script, "model": wanted.server.model} | outcome.as_json()))
     for note in outcome.notes:
         click.echo(f"note: {note}", err=True)
+
+
+def _is_given(ctx: click.Context, name: str) -> bool:
+    return ctx.get_parameter_source(name) is ParameterSource.COMMANDLINE
 
 
 def _check_files(wanted: Asked) -> None:
@@ -92,7 +97,9 @@ def _keep(outcome: clients.Outcome, wanted: Asked) -> None:
 @click.option("-c", "--concurrency", type=click.IntRange(1, 4096), help="Requests kept in flight.  [default: 8]")
 @click.option("--isl", type=options.LENGTH, help="Input tokens, where there is no data set.")
 @click.option("--osl", type=options.LENGTH, help="Output tokens, where there is no data set.")
-@click.option("--repeats", type=click.IntRange(1, 100), default=3, show_default=True, help="Pairs of runs.")
+@click.option(
+    "--repeats", type=click.IntRange(1, 100), default=4, show_default=True, help="Pairs of runs, an even number."
+)
 @options.dataset
 @options.how_many("the data set, or 50")
 @options.where
@@ -108,28 +115,31 @@ def compare(
 ) -> None:
     """How much faster MODEL_B is than MODEL_A, on one server and the same prompts.
 
-    Both are run in pairs (A B, B A, ...), each run with --num_requests requests, by default 50 or the data set. The
-    speed-up is the mean over the pairs, with the interval in which it lies with 95 % confidence.
+    Both are run in pairs (A B, B A, ...; an odd --repeats gets one more, so that each comes first as often), each run
+    with --num_requests requests, by default 50 or the data set. The speed-up is the mean over the pairs, with the
+    interval in which it lies with 95 % confidence.
 
     \b
     Examples:
       python -m calibration compare llama-python ensemble --dataset mini_cnn_eval.json --max_input_len 100
-      python -m calibration compare ensemble tensorrt_llm --isl 128 --osl 32 -c 16 --repeats 5
+      python -m calibration compare ensemble tensorrt_llm --isl 128 --osl 32 -c 16 --repeats 6
     """
+    load = _load(values)
     wanted = comparison.Wanted(
         servers=(
             server_plan(url, protocol, model_a, stream_timeout),
             server_plan(url, protocol, model_b, stream_timeout),
         ),
         data=_data(values),
-        load=_load(values),
+        load=load,
         requests=values["num_requests"],
         repeats=values["repeats"],
         tokenizer_dir=values["tokenizer_dir"],
         max_input_len=values["max_input_len"],
-        op_tokens_per_word=values["op_tokens_per_word"] or TOKENS_PER_WORD,
+        op_tokens_per_word=TOKENS_PER_WORD if values["op_tokens_per_word"] is None else values["op_tokens_per_word"],
         seed=values["seed"],
         processes=values["processes"],
+        notes=_idle(click.get_current_context(), values, load),
     )
     with LateBar(Console(stderr=True), f"{model_a} and {model_b}") as bar:
         found = comparison.compare(wanted, bar)
@@ -161,3 +171,9 @@ def _load(values: dict[str, Any]) -> int | Pacing:
     if users is not None:
         raise PlanError("-c keeps requests in flight, --request_rate and --time_bet_reqs send them when due: give one")
     return pacing
+
+
+def _idle(ctx: click.Context, values: dict[str, Any], load: int | Pacing) -> tuple[str, ...]:
+    """What is to be said of flags that do nothing here."""
+    drawn = values["dataset"] is None or (isinstance(load, Pacing) and load.random)
+    return () if drawn or not _is_given(ctx, "seed") else (IDLE_SEED,)

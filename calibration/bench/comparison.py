@@ -20,21 +20,27 @@ from calibration.bench.stats import Stats, stats
 from calibration.describe import Described, describe
 from calibration.errors import PlanError
 from calibration.load.shards import Workers
-from calibration.plan import ServerPlan
 from calibration.records import Load
 from calibration.requests.lengths import LengthsPlan
 from calibration.requests.source import Source
+from calibration.server_plan import ServerPlan
+from sizing.workload import Seconds
 
 DEFAULT_REQUESTS = 50
+CACHED = (
+    "every run sends the same prompts of the data set: where the server keeps prompts in a cache, all runs but the"
+    " first find them there; turn the cache off, or give --isl and --osl, which draw new prompts for each pair"
+)
 WARM_UP_PAIR = -1
 SHOWN = ("requests_per_s", "output_tokens_per_s", "latency_mean_s", "latency_p90_s", "latency_p99_s", "in_flight_mean")
 
 
 @dataclass(frozen=True, slots=True)
 class Wanted:
-    """Which two models to compare, and how: `requests` prompts of `data`, `repeats` times each.
+    """Which two models to compare, and how: `requests` prompts of `data`, `repeats` times each, an odd number plus one.
 
-    `load`: users of a closed loop, or when to send. `servers`: where A and B are.
+    `load`: users of a closed loop, or when to send. `servers`: where A and B are. `notes`: what the reader should know
+    of flags that do nothing here.
     """
 
     servers: tuple[ServerPlan, ServerPlan]
@@ -47,6 +53,12 @@ class Wanted:
     op_tokens_per_word: float = TOKENS_PER_WORD
     seed: int = 0
     processes: int = 1
+    notes: tuple[str, ...] = ()
+
+    @property
+    def pairs(self) -> int:
+        """How often both are run: an even number, so that each comes first as often as the other."""
+        return self.repeats + self.repeats % 2
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,17 +103,20 @@ class _Side:
 def compare(wanted: Wanted, on_share: replay.OnShare) -> Comparison:
     """Warm both models up, then run them in pairs, the order changing from pair to pair: A B, B A, A B, ...
 
-    Neither a drift of the machine nor what the first run of a pair leaves in a cache then favours one side. Prompts
-    are new in each pair, those of a data set apart. Raises ServerError, PlanError or FileError.
+    The number of pairs is even: neither a drift of the machine nor what the first run of a pair leaves in a cache then
+    favours one side. Prompts are new in each pair, those of a data set apart.
+
+    Raises ServerError, PlanError or FileError.
     """
     with Workers(wanted.processes) as workers:
         sides = [_side(server, workers) for server in wanted.servers]
         prompts_of, n, notes = _prompts(wanted, [side.served for side in sides])
+        notes += _notes(wanted, n)
         for side in sides:
             notes += replay.warm_up(side.target, prompts_of(WARM_UP_PAIR))
         runs: tuple[list[Stats], list[Stats]] = ([], [])
-        for number, (pair, which) in enumerate(_order(wanted.repeats)):
-            part = _part(on_share, number, 2 * wanted.repeats)
+        for number, (pair, which) in enumerate(_order(wanted.pairs)):
+            part = _part(on_share, number, 2 * wanted.pairs)
             load = _run(wanted, sides[which], prompts_of(pair), n, part)
             runs[which].append(sides[which].stats(load))
             notes += [f"{wanted.servers[which].model}: {doubt}" for doubt in doubts(load, runs[which][-1])]
@@ -109,9 +124,9 @@ def compare(wanted: Wanted, on_share: replay.OnShare) -> Comparison:
     return Comparison(models, (tuple(runs[0]), tuple(runs[1])), tuple(dict.fromkeys(notes)))
 
 
-def _order(repeats: int) -> list[tuple[int, int]]:
+def _order(pairs: int) -> list[tuple[int, int]]:
     """(pair, side) of each run: sides 0, 1 in even pairs and 1, 0 in odd ones."""
-    return [(pair, side) for pair in range(repeats) for side in ((0, 1) if pair % 2 == 0 else (1, 0))]
+    return [(pair, side) for pair in range(pairs) for side in ((0, 1) if pair % 2 == 0 else (1, 0))]
 
 
 def _side(server: ServerPlan, workers: Workers) -> _Side:
@@ -122,8 +137,26 @@ def _side(server: ServerPlan, workers: Workers) -> _Side:
 def _run(wanted: Wanted, side: _Side, prompts: replay.Prompts, n: int, on_share: replay.OnShare) -> Load:
     if isinstance(wanted.load, int):
         return replay.keep_in_flight(side.target, prompts, wanted.load, n, on_share)
-    due_s = wanted.load.send_times_s(n, np.random.default_rng(wanted.seed))
-    return replay.send_when_due(side.target, prompts, due_s, on_share)
+    return replay.send_when_due(side.target, prompts, _due_s(wanted.load, n, wanted.seed), on_share)
+
+
+def _due_s(pacing: Pacing, n: int, seed: int) -> Seconds:
+    """The same in every run."""
+    return pacing.send_times_s(n, np.random.default_rng(seed))
+
+
+def _notes(wanted: Wanted, n: int) -> list[str]:
+    notes = list(wanted.notes)
+    if wanted.pairs > wanted.repeats:
+        notes.append(
+            f"--repeats {wanted.repeats}: {wanted.pairs} pairs were run, so that each model came first as often"
+        )
+    if isinstance(wanted.data, Path):
+        notes.append(CACHED)
+    if isinstance(wanted.load, Pacing):
+        due_s = _due_s(wanted.load, n, wanted.seed)
+        notes += replay.burst_notes(wanted.servers[0], due_s, replay.HTTP_CONNECTIONS)
+    return notes
 
 
 def _prompts(wanted: Wanted, served: Sequence[Described]) -> tuple[Callable[[int], replay.Prompts], int, list[str]]:

@@ -11,9 +11,10 @@ from pydantic import ValidationError
 
 from calibration.bench.dataset import TOKENS_PER_WORD
 from calibration.bench.pacing import Pacing
+from calibration.bench.replay import HTTP_CONNECTIONS
 from calibration.bench.synthetic import NormalLengths
 from calibration.errors import PlanError
-from calibration.plan import ServerPlan
+from calibration.server_plan import ServerPlan
 
 Protocol = Literal["grpc", "http"]
 PORTS: Mapping[Protocol, int] = {"grpc": 8001, "http": 8000}
@@ -27,7 +28,6 @@ WORKLOADS = ("dataset", "token_norm_dist", "token_from_histogram")
 
 SETTLED = {
     "verbose": "-v: nothing more to say, what is done is printed anyway",
-    "concurrency": "-c: no limit of connections here, requests are sent when due however many are unanswered",
     "exclude_input_in_output": "--exclude_input_in_output: always so here, only new tokens count",
     "decoupled": "--decoupled: the model's own config says whether it streams",
     "tokenizer_type": "--tokenizer_type: the kind of tokenizer is read from its tokenizer.json",
@@ -40,6 +40,7 @@ REFUSED = {
     "test_llmapi": "name the model with --model_name; its inputs are read from its config",
     "histogram_key": "use token_norm_dist or dataset",
 }
+IDLE_SEED = "--seed: nothing is drawn, neither the prompts nor when they are sent"
 ONLY_OF = {
     "dataset": ("dataset", "tokenizer_type", "op_tokens_per_word"),
     "token_norm_dist": ("input_mean", "input_stdev", "output_mean", "output_stdev", "vocab_size"),
@@ -50,7 +51,8 @@ ONLY_OF = {
 class Asked:
     """One run that a client was asked for. `data` is a data set, or the lengths of random prompts.
 
-    `requests` None: the whole data set. `notes`: what the reader should know of flags that do nothing here.
+    `requests` None: the whole data set. `connections` bound a burst over HTTP. `notes`: what the reader should know of
+    flags that do nothing here.
     """
 
     script: str
@@ -66,6 +68,7 @@ class Asked:
     perfetto: bool
     seed: int
     processes: int
+    connections: int
     notes: tuple[str, ...]
 
 
@@ -78,21 +81,23 @@ def asked(words: Sequence[str], values: Mapping[str, Any], given: Collection[str
     script, workload = _words(words, values)
     _check_flags(workload, given)
     server = server_plan(values["url"], values["protocol"], _model(script, values), values["stream_timeout"])
+    pacing = Pacing.of(values["request_rate"], values["time_delay_dist"], tuple(values["time_bet_reqs"]))
     return Asked(
         script=script,
         server=server,
-        pacing=Pacing.of(values["request_rate"], values["time_delay_dist"], tuple(values["time_bet_reqs"])),
+        pacing=pacing,
         data=_lengths(values) if workload == "token_norm_dist" else _dataset(values),
         requests=values["num_requests"],
         max_input_len=values["max_input_len"],
         tokenizer_dir=values["tokenizer_dir"],
-        op_tokens_per_word=values["op_tokens_per_word"] or TOKENS_PER_WORD,
+        op_tokens_per_word=TOKENS_PER_WORD if values["op_tokens_per_word"] is None else values["op_tokens_per_word"],
         vocab_size=values["vocab_size"],
         op_stats_csv=values["op_stats_csv"],
         perfetto=values["dump_perfetto_trace"],
         seed=values["seed"],
         processes=values["processes"],
-        notes=tuple(_notes(script, given)),
+        connections=HTTP_CONNECTIONS if values["concurrency"] is None else values["concurrency"],
+        notes=tuple(_notes(script, given) + _idle(workload, server, pacing, given)),
     )
 
 
@@ -169,3 +174,17 @@ def _notes(script: str, given: Collection[str]) -> list[str]:
     if "stream_timeout" in given:
         notes.append("--stream_timeout: holds for each request, not for the whole stream")
     return notes
+
+
+def _idle(workload: str, server: ServerPlan, pacing: Pacing, given: Collection[str]) -> list[str]:
+    """What is to be said of flags in `given` that do nothing in a run like this one."""
+    idle = []
+    if "concurrency" in given and server.protocol == "grpc":
+        idle.append("-c: no limit over gRPC, requests are sent when due however many are unanswered")
+    elif "concurrency" in given and not pacing.at_once:
+        idle.append("-c: limits only what is sent all at once; at a rate or with gaps, connections open as needed")
+    if "seed" in given and workload == "dataset" and not pacing.random:
+        idle.append(IDLE_SEED)
+    if {"vocab_size", "tokenizer_dir"} <= set(given):
+        idle.append("--tokenizer_dir: not read, --vocab_size says how many token ids there are")
+    return idle

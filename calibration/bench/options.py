@@ -16,20 +16,23 @@ SEVERAL_VALUES = "--time-bet-reqs"
 
 
 class Finite(click.ParamType[float]):
-    """A number that is neither NaN nor infinite, `least` or more."""
+    """A number that is neither NaN nor infinite, `least` or more, and more than `above`."""
 
     name = "number"
 
-    def __init__(self, least: float = -math.inf) -> None:
+    def __init__(self, least: float = -math.inf, *, above: float = -math.inf) -> None:
         self.least = least
+        self.above = above
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> float:
         try:
             number = float(value)
         except ValueError:
             self.fail(f"{value!r} is not a number", param, ctx)
-        if not math.isfinite(number) or number < self.least:
-            self.fail(f"{value} is not a finite number" + (f" of {self.least:g} or more" * (self.least > -math.inf)))
+        if not math.isfinite(number) or number < self.least or number <= self.above:
+            least = f" of {self.least:g} or more" * (self.least > -math.inf)
+            above = f" above {self.above:g}" * (self.above > -math.inf)
+            self.fail(f"{value} is not a finite number{least}{above}", param, ctx)
         return number
 
 
@@ -117,7 +120,7 @@ how_to_send = stacked(
 dataset = stacked(
     click.option("--dataset", type=PLACE, help="JSON list of {input, instruction, output}."),
     click.option("--tokenizer-dir", type=PLACE, help="Folder of a tokenizer.json; default: the server's."),
-    click.option("--op-tokens-per-word", type=Finite(0), help="Tokens asked per word of output.  [default: 1.3]"),
+    click.option("--op-tokens-per-word", type=Finite(above=0), help="Tokens asked per word of output.  [default: 1.3]"),
 )
 
 random_lengths = stacked(
@@ -133,9 +136,15 @@ results = stacked(
     click.option("--dump-perfetto-trace", is_flag=True, help="Write prfetto_dump.json here."),
 )
 
+connections = click.option(
+    "-c",
+    "--concurrency",
+    type=click.IntRange(1),
+    help="Over HTTP: most requests in flight when all are sent at once.  [default: 128]",
+)
+
 settled = stacked(
     click.option("-v", "--verbose", is_flag=True, hidden=True),
-    click.option("-c", "--concurrency", type=click.IntRange(1), hidden=True),
     click.option("--exclude-input-in-output", is_flag=True, hidden=True),
     click.option("--decoupled", is_flag=True, hidden=True),
     click.option("--tokenizer-type", type=click.Choice(["auto", "t5", "llama"]), hidden=True),

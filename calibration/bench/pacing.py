@@ -39,7 +39,19 @@ class Pacing:
         """What the flags say, None for those not given. Raises PlanError if they contradict each other."""
         if dist is not None and rate_per_s in (None, OFFLINE):
             raise PlanError(f"--time_delay_dist {dist}: it shapes the gaps of a --request_rate, and none is given")
+        if gaps_s and rate_per_s == OFFLINE:
+            raise PlanError("--request_rate -1 sends all at once, --time_bet_reqs with gaps: give one of them")
         return cls(OFFLINE if rate_per_s is None else rate_per_s, dist or "exponential_dist", gaps_s)
+
+    @property
+    def at_once(self) -> bool:
+        """True if nothing waits for anything."""
+        return self.rate_per_s == OFFLINE and not any(self.gaps_s)
+
+    @property
+    def random(self) -> bool:
+        """True if gaps are drawn."""
+        return self.rate_per_s != OFFLINE and self.dist == "exponential_dist"
 
     def send_times_s(self, n: int, rng: np.random.Generator) -> Seconds:
         """Seconds from the start at which `n` requests are due, shape (n,): there is a gap before the first, too."""

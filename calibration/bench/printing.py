@@ -11,6 +11,7 @@ import numpy as np
 
 from calibration.bench.stats import Stats
 from calibration.errors import FileError
+from calibration.metrics import window
 from calibration.records import RequestLog
 
 LONGEST_HEAD = 10_000
@@ -116,7 +117,7 @@ def write_perfetto(path: Path, log: RequestLog) -> None:
 
     Raises FileError if it cannot be written.
     """
-    answered = log.where(~log.failed)
+    answered = log.where(window.answered(log))
     order = np.argsort(answered.sent_s, kind="stable")
     start_s = float(answered.sent_s[order[0]])
     tokens = answered.tokens

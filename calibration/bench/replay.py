@@ -11,14 +11,16 @@ import numpy as np
 
 from calibration.load.contract import Contract
 from calibration.load.shards import Job, Workers
+from calibration.metrics import window
 from calibration.metrics.stopping import Until
-from calibration.plan import ServerPlan
 from calibration.records import Load
 from calibration.requests.source import Request, Source
+from calibration.server_plan import ServerPlan
 from sizing.workload import Seconds
 
 WARM_UPS = 10
 WARM_UP_OSL = 100
+HTTP_CONNECTIONS = 128  # the clients' -c, which they heed over HTTP only
 OnShare = Callable[[float], None]
 
 
@@ -70,22 +72,41 @@ def warm_up(target: Target, prompts: Prompts) -> list[str]:
     """
     first = next(prompts.requests())
     log = keep_in_flight(target, Again(replace(first, osl=WARM_UP_OSL), WARM_UPS), 1, WARM_UPS).log
-    failed = int(log.failed.sum())
-    return [f"{failed} of {len(log)} warm-up requests failed, the last with: {log.error[-1]}"] if failed else []
+    failed = log.where(~window.answered(log))
+    if not len(failed):
+        return []
+    return [f"{len(failed)} of {len(log)} warm-up requests failed, the last with: {failed.error[-1]}"]
 
 
-def send_when_due(target: Target, prompts: Prompts, due_s: Seconds, on_share: OnShare = unwatched) -> Load:
+def send_when_due(
+    target: Target,
+    prompts: Prompts,
+    due_s: Seconds,
+    on_share: OnShare = unwatched,
+    *,
+    connections: int = HTTP_CONNECTIONS,
+) -> Load:
     """The i-th prompt is sent ``due_s[i]`` seconds after the start, whether or not answers have come (open loop).
 
-    Raises ServerError if the server is gone.
+    Over HTTP prompts that are all due at once go over `connections`, as the clients' do: the rest are due as soon as
+    one is free. Raises ServerError if the server is gone.
     """
     n = len(due_s)
     if due_s[-1] > due_s[0]:
         return _drive(target, First(prompts, n), n, on_share, arrivals_s=due_s)
-    # all at once: as many users as requests, since an open loop has no rate then and no window
-    load = keep_in_flight(target, prompts, n, n, on_share)
-    due_at_s = np.full(n, load.log.sent_s.min())
+    # all at once: as many users as may be in flight, since an open loop has no rate then and no window
+    users = n if target.server.protocol == "grpc" else min(n, connections)
+    load = keep_in_flight(target, prompts, users, n, on_share)
+    due_at_s = load.log.sent_s.copy()
+    due_at_s[np.argsort(due_at_s, kind="stable")[:users]] = due_at_s.min()
     return replace(load, log=replace(load.log, intended_s=due_at_s))
+
+
+def burst_notes(server: ServerPlan, due_s: Seconds, connections: int) -> list[str]:
+    """What is to be said where connections, not the server, bound how many of a burst are in flight."""
+    if server.protocol == "grpc" or due_s[-1] > due_s[0] or len(due_s) <= connections:
+        return []
+    return [f"over HTTP at most {connections} of {len(due_s)} requests were in flight: the clients' -c"]
 
 
 def keep_in_flight(target: Target, prompts: Prompts, users: int, n: int, on_share: OnShare = unwatched) -> Load:

@@ -12,9 +12,9 @@ from dataclasses import dataclass
 import numpy as np
 
 from calibration.errors import ServerError
+from calibration.metrics import window
 from calibration.records import Floats, Ints, RequestLog
 
-PERCENTILES = (99, 90)
 INTERVALS_PER_REQUEST = 10
 
 
@@ -44,15 +44,15 @@ class Stats:
 
 
 def stats(log: RequestLog, *, tokens_counted: bool = True) -> Stats:
-    """The figures of the requests in `log` that were answered.
+    """The figures of the requests in `log` that were answered, with however many tokens: the clients check no lengths.
 
     Where the model tells no token counts, `tokens_counted` is False and the output tokens are those asked for. Raises
     ServerError, with the first failure, if nothing was answered.
     """
-    if not len(log) or log.failed.all():
+    answered = log.where(window.answered(log))
+    if not len(answered):
         first = next((error for error in log.error if error), "no request was sent")
         raise ServerError(f"not one request was answered, the first failed with: {first}")
-    answered = log.where(~log.failed)
     latency_s = np.round(answered.end_s - answered.sent_s, 6)  # the clients round to a thousandth of a millisecond
     duration_s = float(answered.end_s.max() - answered.sent_s.min())
     osl = answered.tokens if tokens_counted else answered.osl

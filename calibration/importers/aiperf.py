@@ -10,7 +10,7 @@ from calibration.importers import metric_tables
 from calibration.importers.content import CsvFile, JsonFile, Object
 from calibration.importers.edge import Count, Edge, Positive, checked, clean, iso_text
 from calibration.importers.known import RATE_KINDS, Known, Offered
-from calibration.importers.summary import Summary, measurement
+from calibration.importers.summary import Summary, held_back, measurement
 from calibration.records import Measurement
 
 
@@ -119,7 +119,7 @@ def _notes(origin: Origin) -> tuple[str, ...]:
     found = ["the run was cancelled"] if origin.was_cancelled else []
     capped = [phase.concurrency for phase in origin.input_config.phases if phase.rate and phase.concurrency]
     if capped:
-        found.append(f"at most {capped[-1]} requests in flight: later ones were held back")
+        found.append(held_back(capped[-1]))
     return tuple(found)
 
 

@@ -28,7 +28,7 @@ from calibration.importers.guidellm_schema import (
 from calibration.importers.known import Known, Offered
 from calibration.importers.rebuild import Run, Seen
 from calibration.importers.rebuild import measurement as from_requests
-from calibration.importers.summary import Summary, Times, measurement
+from calibration.importers.summary import Summary, Times, held_back, measurement
 from calibration.records import Measurement
 
 WEIGHTED = "ITL is weighted by tokens in GuideLLM, not by requests"
@@ -98,6 +98,12 @@ def _burst(benchmark: Benchmark) -> bool:
     )
 
 
+def _capped(benchmark: Benchmark, load: Offered | None) -> tuple[str, ...]:
+    strategy = _strategy(benchmark)
+    limit = strategy.max_concurrency if strategy and load and load.open_loop else None
+    return (held_back(limit),) if limit else ()
+
+
 def _load(benchmark: Benchmark, where: str, known: Known) -> Offered | None:
     strategy = _strategy(benchmark)
     if strategy is None or known.concurrency or known.rate:
@@ -143,6 +149,7 @@ def _run(
         model=model,
         load=load,
         measured_at=iso_time(benchmark.start_time) if benchmark.start_time else "",
+        notes=_capped(benchmark, load),
         burst=_burst(benchmark),
     )
 
@@ -213,7 +220,7 @@ def _summary(benchmark: Benchmark, totals: Totals, source: str, model: str | Non
         tokens_per_chunk=chunk.mean if chunk else None,
         measured_at=iso_time(benchmark.start_time) if benchmark.start_time else "",
         verdict="unsteady" if _burst(benchmark) else "",
-        notes=(WEIGHTED, E2E_TO_END, *([SOME_REQUESTS] if benchmark.requests else [])),
+        notes=(WEIGHTED, E2E_TO_END, *_capped(benchmark, load), *([SOME_REQUESTS] if benchmark.requests else [])),
     )
 
 

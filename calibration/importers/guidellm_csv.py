@@ -6,7 +6,7 @@ import json
 
 from calibration.errors import FileError
 from calibration.importers.content import CsvFile
-from calibration.importers.edge import Edge, clean, number
+from calibration.importers.edge import Edge, checked, clean, number
 from calibration.importers.guidellm import E2E_TO_END, WEIGHTED, offered
 from calibration.importers.guidellm_schema import MS, Strategy
 from calibration.importers.known import Known, Offered
@@ -107,9 +107,10 @@ def _times(cells: Cells, metric: tuple[str, str], scale: float, where: str) -> T
 def _load(cells: Cells, where: str) -> Offered | None:
     """From the strategy as it is written, ``concurrent@4`` or ``poisson@2.5``."""
     name, _, value = cells.get(("Benchmark", "Strategy", ""), "").partition("@")
-    amount = number(value, f"{where}, column 'Benchmark / Strategy'") if value else 0.0
-    strategy = Strategy(type_=name, streams=round(amount) or None, rate=amount or None)
-    return offered(strategy)
+    column = f"{where}, column 'Benchmark / Strategy'"
+    amount = number(value, column) if value else 0.0
+    settings = {"type_": name, "streams": round(amount) or None, "rate": amount or None}
+    return offered(checked(Strategy, settings, column))
 
 
 class _Backend(Edge):

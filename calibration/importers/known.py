@@ -8,7 +8,7 @@ from typing import Annotated, Literal, NamedTuple
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from calibration.errors import FileError
-from calibration.importers.edge import Positive, first_fault
+from calibration.importers.edge import Positive, clean, first_fault
 from sizing.curves import Deployment, LoadKind
 
 Text = Annotated[str, Field(min_length=1, max_length=200)]
@@ -109,8 +109,13 @@ class Known(BaseModel):
 
 
 def known(values: Mapping[str, object]) -> Known:
-    """The caller's values, None meaning unknown. Raises FileError naming the flag at fault."""
+    """The caller's values, None meaning unknown, texts made harmless. Raises FileError naming the flag at fault."""
+    said = {
+        key: clean(value, len(value)) if isinstance(value, str) else value
+        for key, value in values.items()
+        if value is not None
+    }
     try:
-        return Known.model_validate({key: value for key, value in values.items() if value is not None})
+        return Known.model_validate(said)
     except ValidationError as error:
         raise FileError(f"what was said of the import, {first_fault(error)}") from None

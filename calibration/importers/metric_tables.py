@@ -2,11 +2,12 @@
 
 ITL is (E2E - TTFT)/(OSL - 1), one value a request, as ours; TTFT starts at the sending. AIPerf ends E2E at the last
 response with content, GenAI-Perf on Triton at the empty final one. Requests/s counts from the first request to the last
-answer.
+answer. Tables of GPU telemetry, which both tools append to their CSV, are left out.
 """
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
@@ -15,6 +16,11 @@ from calibration.errors import FileError
 from calibration.importers.content import CsvFile
 from calibration.importers.edge import Edge, Number, Positive, checked, number, only, scale_to_s, unique
 from calibration.importers.summary import Summary, Times
+
+TELEMETRY = {"GPU", "GPU_Index"}
+TAGS = {"effective_latency_(co_aware)": "effective_latency"}
+"""Metrics whose title in AIPerf's CSV is not their tag."""
+_THOUSANDS = re.compile(r"[0-9]{1,3}(,[0-9]{3})+(\.[0-9]+)?")
 
 
 class Metric(Edge):
@@ -143,12 +149,16 @@ def due(summary: Summary, found: Metrics, where: str) -> Summary:
 def csv_table(file: CsvFile) -> dict[str, dict[str, object]]:
     """The metrics of the CSV by JSON tag: ``Time to First Token (ms)`` is time_to_first_token with unit ms.
 
+    They end where a table of one row a GPU begins.
+
     Raises FileError naming line and column of a cell that is not a number.
     """
     header: tuple[str, ...] = ()
     found: dict[str, dict[str, object]] = {}
     for line, row in zip(file.lines, file.rows, strict=True):
         where = f"{file.name}, line {line}"
+        if "Metric" in row and not TELEMETRY.isdisjoint(row):
+            break
         if row[0] == "Metric":
             header = row
             unique(header, where)
@@ -161,13 +171,19 @@ def csv_table(file: CsvFile) -> dict[str, dict[str, object]]:
 
 
 def _tag(title: str) -> tuple[str, str]:
-    name, _, unit = title.partition(" (")
-    return name.strip().lower().replace(" ", "_").replace("-", "_"), unit.rstrip(")")
+    name, _, unit = title.rpartition(" (") if title.endswith(")") else (title, "", "")
+    tag = name.strip().lower().replace(" ", "_").replace("-", "_")
+    return TAGS.get(tag, tag), unit.removesuffix(")")
 
 
 def _values(header: tuple[str, ...], row: tuple[str, ...], where: str) -> Mapping[str, object]:
     if len(row) > len(header):
         raise FileError(f"{where}: more cells than columns")
     cells = dict(zip(header[1:], row[1:], strict=False))
-    values = {column: number(cell, f"{where}, column {column!r}") for column, cell in cells.items() if cell}
+    values = {column: _number(cell, f"{where}, column {column!r}") for column, cell in cells.items() if cell}
     return {"avg" if column == "Value" else column: value for column, value in values.items()}
+
+
+def _number(cell: str, where: str) -> float:
+    """GenAI-Perf parts thousands by commas."""
+    return number(cell.replace(",", "") if _THOUSANDS.fullmatch(cell) else cell, where)

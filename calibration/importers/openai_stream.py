@@ -34,7 +34,7 @@ def payload_of(inputs: dict[str, Any]) -> Payload:
     model = body.get("model")
     return Payload(
         model if isinstance(model, str) else None,
-        length if isinstance(length, int) and 0 < length <= 10**7 else None,
+        length if type(length) is int and 0 < length <= 10**7 else None,
     )
 
 

@@ -1,13 +1,14 @@
 """perf_analyzer's `--profile-export-file`: single requests with the time of each response; Triton and OpenAI servers.
 
-Triton's empty responses, at the start or as the final one, are no tokens and are stripped here. The file has texts, not
-token counts: each response with text counts as one token, unless the caller says the output length that was forced.
+Triton's empty responses, at the start or as the final one, are no tokens and are stripped here. Tokens are counted by
+the server where the file holds their ids or the usage: an answer of another length than was asked for voids the point.
+With texts only, each response with text counts as one token, unless the caller says the length that was forced.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 from pydantic import Field
 
@@ -15,14 +16,14 @@ from calibration.errors import FileError
 from calibration.importers.content import JsonFile, Object
 from calibration.importers.edge import Edge, Nanoseconds, Positive, checked, clean, iso_time
 from calibration.importers.known import Known, Offered
-from calibration.importers.openai_stream import Payload, events_of, payload_of
+from calibration.importers.openai_stream import Usage, events_of, payload_of
 from calibration.importers.rebuild import Run, Seen, measurement
+from calibration.importers.triton_outputs import asked_of, tokens_of
 from calibration.records import Measurement
 
 NS = 1e-9
 ONE_EACH = "tokens are not counted in the file: one a response with text; give --osl N if the output length was forced"
 FORCED = "output tokens as the caller says, shared evenly between a request's responses"
-EMPTY_OUTPUTS = ("", "[DONE]")
 
 
 class Level(Edge):
@@ -75,20 +76,20 @@ def read(file: JsonFile, known: Known) -> list[Measurement]:
 def _measurement(export: Export, experiment: Experiment, known: Known, where: str) -> Measurement:
     if not experiment.requests:
         raise FileError(f"{where}: key 'requests': the list is empty")
-    openai = export.service_kind == "openai"
     earliest_ns = min(request.timestamp for request in experiment.requests)
-    seen, model = [], None
-    for place, request in enumerate(experiment.requests, start=1):
-        payload = payload_of(request.request_inputs) if openai else Payload()
-        model = model or payload.model
-        seen.append(_seen(request, payload, openai, earliest_ns, known, f"{where}, request {place}"))
+    openai = export.service_kind == "openai"
+    answers = [
+        _answer(request, openai, earliest_ns, f"{where}, request {place}")
+        for place, request in enumerate(experiment.requests, start=1)
+    ]
+    model = next((answer.model for answer in answers if answer.model), "")
     run = Run(
         source=f"perf_analyzer {clean(export.version, 20)}".strip(),
-        requests=seen,
-        model=clean(model or "") or None,
+        requests=[_seen(answer, known) for answer in answers],
+        model=clean(model) or None,
         load=None if known.concurrency or known.rate else _load(experiment.experiment, where),
         measured_at=iso_time(earliest_ns * NS),
-        notes=(FORCED if known.osl else ONE_EACH,),
+        notes=_notes(answers, known),
     )
     return measurement(run, known, where)
 
@@ -103,41 +104,66 @@ def _load(level: Level, where: str) -> Offered:
     )
 
 
-def _seen(request: Request, payload: Payload, openai: bool, earliest_ns: int, known: Known, where: str) -> Seen:
-    if len(request.response_timestamps) != len(request.response_outputs):
+class Answer(NamedTuple):
+    """A request as the file has it, times in seconds: `tokens` is 0 where nothing counts them, `asked` 0 if unknown."""
+
+    sent_s: float
+    over_s: float
+    chunk_s: tuple[float, ...]
+    tokens: int
+    chunk_tokens: tuple[int, ...]
+    asked: int
+    isl: int
+    model: str | None
+
+
+def _answer(request: Request, openai: bool, earliest_ns: int, where: str) -> Answer:
+    outputs = request.response_outputs
+    if len(request.response_timestamps) != len(outputs):
         raise FileError(f"{where}: key 'response_outputs': not as many as 'response_timestamps'; cut short?")
-    asked = payload.osl if openai else _asked(request.request_inputs)
-    isl = round(known.isl or 0)
     at_s = [(at_ns - earliest_ns) * NS for at_ns in request.response_timestamps]
     sent_s = (request.timestamp - earliest_ns) * NS
     if at_s != sorted(at_s) or (at_s and at_s[0] < sent_s):
         raise FileError(f"{where}: key 'response_timestamps': before the request, or not in order")
-    usage = None
-    if openai:
-        with_text, usage = events_of(request.response_outputs)
-        chunk_s = tuple(at_s[place] for place in with_text)
-    else:
-        chunk_s = tuple(at for at, output in zip(at_s, request.response_outputs, strict=True) if _has_tokens(output))
-    tokens = round(known.osl) if known.osl else (usage.completion_tokens if usage else None) or len(chunk_s)
-    if usage and usage.prompt_tokens and not known.isl:
-        isl = usage.prompt_tokens
+    over_s = max([sent_s, *at_s])
+    if not openai:
+        places, counts = tokens_of(outputs)
+        chunk_s, asked = tuple(at_s[place] for place in places), asked_of(request.request_inputs)
+        return Answer(sent_s, over_s, chunk_s, sum(counts), tuple(counts), asked or 0, 0, None)
+    places, usage = events_of(outputs)
+    usage, payload = usage or Usage(), payload_of(request.request_inputs)
+    chunk_s, tokens = tuple(at_s[place] for place in places), usage.completion_tokens or 0
+    return Answer(sent_s, over_s, chunk_s, tokens, (), payload.osl or 0, usage.prompt_tokens or 0, payload.model)
+
+
+def _seen(answer: Answer, known: Known) -> Seen:
+    isl = round(known.isl or answer.isl)
+    sent_s, chunk_s = answer.sent_s, answer.chunk_s
     if not chunk_s:
-        return Seen(sent_s, sent_s, max([sent_s, *at_s]), (), 0, isl, error="no tokens")
-    return Seen(sent_s, sent_s, chunk_s[-1], chunk_s, tokens, isl, osl=asked)
+        return Seen(sent_s, sent_s, answer.over_s, (), 0, isl, error="no tokens")
+    if not answer.tokens:
+        return Seen(sent_s, sent_s, chunk_s[-1], chunk_s, round(known.osl or len(chunk_s)), isl)
+    return Seen(
+        due_s=sent_s,
+        sent_s=sent_s,
+        end_s=chunk_s[-1],
+        chunk_s=chunk_s,
+        tokens=answer.tokens,
+        isl=isl,
+        osl=answer.asked or None,
+        chunk_tokens=answer.chunk_tokens,
+    )
 
 
-def _asked(inputs: dict[str, Any]) -> int | None:
-    """The output length that the request asked for, by any of its names."""
-    for name in ("max_tokens", "request_output_len"):
-        value = inputs.get(name)
-        value = value[0] if isinstance(value, list) and len(value) == 1 else value
-        if isinstance(value, int) and 0 < value <= 10**7:
-            return value
-    return None
-
-
-def _has_tokens(output: dict[str, Any]) -> bool:
-    """Whether any output is more than an empty text or an empty list of ids."""
-    texts = [value for name, value in output.items() if name in ("text_output", "output_ids", "response")]
-    values = texts or list(output.values())
-    return any(value not in EMPTY_OUTPUTS if isinstance(value, str) else bool(value) for value in values)
+def _notes(answers: Sequence[Answer], known: Known) -> tuple[str, ...]:
+    """How tokens were counted, where the server does not say it of every answer."""
+    uncounted = [answer for answer in answers if answer.chunk_s and not answer.tokens]
+    if not uncounted:
+        return ()
+    if known.osl:
+        return (FORCED,)
+    asked = sum(answer.asked for answer in uncounted) / len(uncounted)
+    came = sum(len(answer.chunk_s) for answer in uncounted) / len(uncounted)
+    if not asked or asked == came:
+        return (ONE_EACH,)
+    return (ONE_EACH, f"{asked:.4g} tokens were asked for and {came:.4g} responses came, on average")

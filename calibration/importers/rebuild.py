@@ -15,14 +15,18 @@ import numpy as np
 from calibration.errors import CalibrationError, FileError
 from calibration.importers.edge import clean
 from calibration.importers.known import Known, Offered
+from calibration.importers.summary import HEALTH_UNKNOWN
+from calibration.levels import Level
 from calibration.metrics import measurement as metrics
-from calibration.plan import Level
 from calibration.records import Floats, Ints, Load, Measurement, RequestLog
 from sizing.workload import Lengths
 
 CHUNK_LIMIT = 20_000_000
 HELD_SHARE = 0.8
 EVENLY = "times of single tokens are not in the file: spread evenly from first to last, gaps left out"
+OF_CLIENT = ("client_cores", "busiest_core", "processes", "loop_lag_p99_s")
+OF_LATENESS = ("late_p50_s", "late_p99_s", "late_max_s")
+OSL_AGREES = 0.01
 SHORT = "too few requests to cut start and drain off: both are in the window"
 
 
@@ -31,7 +35,8 @@ class Seen:
     """One request of a file. Times in seconds of one clock; `end_s` is when its last token or its error came.
 
     `chunk_s` are the times of the responses with tokens, of which only the first and last are known where `evenly` is
-    the number there were of them. `tokens` came, `osl` were asked for (None: not in the file).
+    the number there were of them; `chunk_tokens` are the tokens of each, empty where only their sum is known. `tokens`
+    came, `osl` were asked for (None: not in the file, or `tokens` are not counted well enough to compare).
     """
 
     due_s: float
@@ -43,6 +48,14 @@ class Seen:
     osl: int | None = None
     evenly: int = 0
     error: str = ""
+    chunk_tokens: tuple[int, ...] = ()
+
+    @property
+    def fault(self) -> str:
+        """What went wrong: the error, or an answer of another length than was asked for."""
+        if self.error or self.osl is None or self.tokens in (0, self.osl):
+            return self.error
+        return f"{self.tokens} tokens in the answer where {self.osl} were asked for"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -57,6 +70,11 @@ class Run:
     notes: tuple[str, ...] = ()
     burst: bool = False
 
+    @property
+    def late_known(self) -> bool:
+        """Whether the file tells when requests were due, apart from when they were sent."""
+        return any(request.due_s != request.sent_s for request in self.requests)
+
 
 def measurement(run: Run, known: Known, name: str) -> Measurement:
     """The measurement of `run`, its point taken from the requests in the window.
@@ -70,7 +88,7 @@ def measurement(run: Run, known: Known, name: str) -> Measurement:
     offered = known.load(in_file, name)
     if not offered.open_loop:
         log = replace(log, intended_s=log.sent_s)
-    notes = [*run.notes, *_remarks(run, known, offered)]
+    notes = [*run.notes, *_remarks(run, known, offered, log)]
     load, cut = _load(log, offered)
     if not cut:
         notes.append(SHORT)
@@ -90,7 +108,9 @@ def _as_recorded(found: Measurement, run: Run, *, steady: bool) -> Measurement:
         point = replace(point, verdict="unsteady")
     if any(request.evenly > 2 for request in run.requests):
         point = replace(point, gap_p50_s=None, gap_p95_s=None, gap_p99_s=None)
-    return replace(found, point=point)
+    unknown = {*OF_CLIENT, *(() if run.late_known else OF_LATENESS)}
+    facts = {name: value for name, value in found.facts.items() if name not in unknown}
+    return replace(found, point=point, facts=facts)
 
 
 def _log(requests: Sequence[Seen], name: str) -> RequestLog:
@@ -101,14 +121,14 @@ def _log(requests: Sequence[Seen], name: str) -> RequestLog:
     rows = sorted(requests, key=lambda request: request.sent_s)
     start_s = rows[0].sent_s  # small numbers from here on: wall clocks count from 1970
     times = [_chunk_times(row) for row in rows]
-    tokens = [_spread(row.tokens, _chunks(row)) for row in rows]
+    tokens = [_chunk_tokens(row) for row in rows]
     return RequestLog(
         intended_s=np.array([row.due_s for row in rows], np.float64) - start_s,
         sent_s=np.array([row.sent_s for row in rows], np.float64) - start_s,
         end_s=np.array([row.end_s for row in rows], np.float64) - start_s,
         isl=np.array([row.isl for row in rows], np.int64),
         osl=np.array([row.tokens if row.osl is None else row.osl for row in rows], np.int64),
-        error=tuple(row.error for row in rows),
+        error=tuple(row.fault for row in rows),
         chunks=np.array([_chunks(row) for row in rows], np.int64),
         chunk_at_s=np.concatenate(times) - start_s,
         chunk_tokens=np.concatenate(tokens),
@@ -131,9 +151,12 @@ def _chunk_times(request: Seen) -> Floats:
     return chosen
 
 
-def _spread(tokens: int, chunks: int) -> Ints:
-    """`tokens` over `chunks` as evenly as whole numbers go."""
-    return np.diff(np.arange(chunks + 1, dtype=np.int64) * tokens // max(1, chunks))
+def _chunk_tokens(request: Seen) -> Ints:
+    """Tokens of each response; where only their sum is known, as even as whole numbers go."""
+    if request.chunk_tokens:
+        return np.array(request.chunk_tokens, np.int64)
+    chunks = _chunks(request)
+    return np.diff(np.arange(chunks + 1, dtype=np.int64) * request.tokens // max(1, chunks))
 
 
 def _held(log: RequestLog) -> Offered | None:
@@ -169,21 +192,24 @@ def _load(log: RequestLog, offered: Offered) -> tuple[Load, bool]:
 
 
 def _lengths(log: RequestLog, known: Known, name: str) -> Lengths:
-    """Mean lengths and their variation, of the answered requests."""
+    """Mean lengths and their variation, of the answered requests: tokens that came, not those asked for."""
     answered = log.where(log.tokens > 0)
     mean_isl = float(answered.isl.mean()) or None
-    isl, osl = known.lengths(mean_isl, float(answered.osl.mean()) or None, name)
+    isl, osl = known.lengths(mean_isl, float(answered.tokens.mean()), name)
     isl_cv = 0.0 if known.isl or not mean_isl else float(answered.isl.std()) / mean_isl
-    osl_cv = 0.0 if known.osl else float(answered.osl.std()) / osl
+    osl_cv = 0.0 if known.osl else float(answered.tokens.std()) / osl
     return Lengths(isl, osl, isl_cv, osl_cv)
 
 
-def _remarks(run: Run, known: Known, offered: Offered) -> list[str]:
-    found = []
+def _remarks(run: Run, known: Known, offered: Offered, log: RequestLog) -> list[str]:
+    found = [HEALTH_UNKNOWN]
+    counted = float(log.tokens[log.tokens > 0].mean())
+    if known.osl and abs(counted - known.osl) > OSL_AGREES * known.osl:
+        found.append(f"OSL is the caller's {known.osl:g}, the answers have {counted:.4g} tokens on average")
     if any(request.evenly > 2 for request in run.requests):
         found.append(EVENLY)
     if run.load is None and not (known.concurrency or known.rate):
         found.append(f"load not named in the file: {offered.value:g} requests in flight")
-    if offered.open_loop and all(request.due_s == request.sent_s for request in run.requests):
+    if offered.open_loop and not run.late_known:
         found.append("how late requests were sent is not in the file: latencies are from the sending")
     return found

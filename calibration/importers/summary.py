@@ -7,7 +7,7 @@ in the point's notes. Every tool's rate is requests over the whole run, the star
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 
 from pydantic import TypeAdapter, ValidationError
@@ -15,15 +15,16 @@ from pydantic import TypeAdapter, ValidationError
 from calibration.errors import FileError
 from calibration.importers.edge import clean, first_fault
 from calibration.importers.known import ArrivalsName, Known, Offered
+from calibration.metrics.percentiles import PERCENTILES, samples_needed, told
 from calibration.records import Measurement
 from sizing.curves import Point, Verdict
 
-SAMPLES_FOR_P99 = 100
 SHORTFALL = 0.02
 LATE_SHARE_OF_TTFT = 0.05
 ERROR_SHARE = 0.01
 BUSY_SHARE = (0.9, 1.05)
 TOKENS_PER_CHUNK = 1.05
+HEALTH_UNKNOWN = "client's health unknown: how busy the load generator was is not in the file"
 WHOLE_RUN = "rates are of the whole run, its start and drain included"
 
 _POINTS = TypeAdapter(Point)
@@ -39,11 +40,16 @@ class Times:
     p95_s: float | None = None
     p99_s: float | None = None
 
-    def columns(self, metric: str, *, with_p99: bool) -> dict[str, float | None]:
-        """The columns of the points table for `metric`: ttft, itl or e2e."""
-        tail = self.p99_s if with_p99 else None
-        values = {"mean": self.mean_s, "p50": self.p50_s, "p90": self.p90_s, "p95": self.p95_s, "p99": tail}
-        return {f"{metric}_{name}_s": value for name, value in values.items()}
+    @property
+    def percentiles(self) -> dict[int, float]:
+        """Those that are known, in seconds."""
+        values = {50: self.p50_s, 90: self.p90_s, 95: self.p95_s, 99: self.p99_s}
+        return {q: value for q, value in values.items() if value is not None}
+
+    def columns(self, metric: str, chosen: Collection[int]) -> dict[str, float | None]:
+        """The columns of the points table for `metric`, ttft, itl or e2e: the mean and the `chosen` percentiles."""
+        tail = {f"{metric}_p{q}_s": value for q, value in self.percentiles.items() if q in chosen}
+        return {f"{metric}_mean_s": self.mean_s, **tail}
 
     def later(self, by_s: float) -> Times:
         """Counted from `by_s` seconds earlier on average: the mean is known then, percentiles no longer are."""
@@ -83,6 +89,16 @@ class Summary:
     facts: Mapping[str, float] = field(default_factory=dict)
     server: Mapping[str, float] = field(default_factory=dict)
 
+    @property
+    def given(self) -> list[int]:
+        """The percentiles that the file has of any latency, rising."""
+        return sorted({q for times in (self.ttft, self.itl, self.e2e) for q in times.percentiles})
+
+    @property
+    def chosen(self) -> list[int]:
+        """The percentiles that there are enough requests for; all of them where their number is unknown."""
+        return list(PERCENTILES) if self.requests is None else told(PERCENTILES, self.requests)
+
 
 def measurement(summary: Summary, known: Known, name: str) -> Measurement:
     """The measurement that `summary` of file `name` and the caller's knowledge make; it has no request log.
@@ -100,7 +116,6 @@ def measurement(summary: Summary, known: Known, name: str) -> Measurement:
 def _columns(summary: Summary, known: Known, name: str) -> dict[str, object]:
     load = known.load(summary.load, name, arrivals=summary.usual_arrivals)
     isl, osl = known.lengths(summary.isl, summary.osl, name)
-    enough = summary.requests is None or summary.requests >= SAMPLES_FOR_P99
     return {
         "isl": isl,
         "osl": osl,
@@ -109,12 +124,12 @@ def _columns(summary: Summary, known: Known, name: str) -> dict[str, object]:
         "load_kind": load.kind,
         "load_value": load.value,
         **_rates(summary),
-        **summary.ttft.columns("ttft", with_p99=enough),
-        **summary.itl.columns("itl", with_p99=enough),
-        **summary.e2e.columns("e2e", with_p99=enough),
+        **summary.ttft.columns("ttft", summary.chosen),
+        **summary.itl.columns("itl", summary.chosen),
+        **summary.e2e.columns("e2e", summary.chosen),
         "source": clean(summary.source),
         "measured_at": summary.measured_at,
-        "notes": "; ".join([*summary.notes, *_remarks(summary, load, osl, enough)]),
+        "notes": "; ".join([*summary.notes, *_remarks(summary, load, osl)]),
         "verdict": summary.verdict or _verdict(summary, load),
     }
 
@@ -124,10 +139,13 @@ def _rates(summary: Summary) -> dict[str, float | int | None]:
     return {name: getattr(summary, name) for name in names}
 
 
-def _remarks(summary: Summary, load: Offered, osl: float, enough: bool) -> list[str]:
-    found = [WHOLE_RUN]
-    if not enough and any(times.p99_s is not None for times in (summary.ttft, summary.itl, summary.e2e)):
-        found.append(f"p99 left out: {summary.requests} requests are too few for it")
+def held_back(limit: int) -> str:
+    """The remark on an open loop that let at most `limit` requests be in flight: not every one was sent when due."""
+    return f"at most {limit} requests in flight: later ones were held back"
+
+
+def _remarks(summary: Summary, load: Offered, osl: float) -> list[str]:
+    found = [WHOLE_RUN, HEALTH_UNKNOWN, *_on_percentiles(summary)]
     if load.open_loop and summary.late_mean_s is None:
         found.append("how late requests were sent is not in the file: latencies are from the sending")
     chunk = summary.tokens_per_chunk
@@ -135,6 +153,16 @@ def _remarks(summary: Summary, load: Offered, osl: float, enough: bool) -> list[
         low = 1 - (osl - chunk) / (osl - 1)
         found.append(f"{chunk:.1f} tokens a response: ITL is too low by about {low:.1%}, for those that came first")
     return found
+
+
+def _on_percentiles(summary: Summary) -> list[str]:
+    lacking = [q for q in summary.given if q not in summary.chosen]
+    if lacking:
+        needed = ", ".join(f"p{q} needs {samples_needed(q)}" for q in lacking)
+        return [f"percentiles left out: {summary.requests} requests are too few, {needed}"]
+    if summary.requests is None and any(samples_needed(q) > 1 for q in summary.given):
+        return ["the number of requests is not in the file: percentiles may be of too few"]
+    return []
 
 
 def _verdict(summary: Summary, load: Offered) -> Verdict:

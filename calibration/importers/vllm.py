@@ -18,7 +18,7 @@ from calibration.importers.edge import Count, Edge, Number, Positive, Tokens, ch
 from calibration.importers.known import Known, Offered
 from calibration.importers.rebuild import Run, Seen
 from calibration.importers.rebuild import measurement as from_requests
-from calibration.importers.summary import Summary, Times, measurement
+from calibration.importers.summary import Summary, Times, held_back, measurement
 from calibration.records import Measurement
 
 SOURCE = "vLLM bench serve"
@@ -27,7 +27,7 @@ MS = 1e-3
 
 
 class Result(Edge):
-    """The flat result. Older files lack `failed` and `max_concurrency`; totals are over answered requests."""
+    """The flat result. Older files lack `failed` and `max_concurrency`; totals are of answered requests."""
 
     model_id: str | None = None
     date: str | None = None
@@ -37,7 +37,7 @@ class Result(Edge):
     num_prompts: Count | None = None
     duration: Positive
     completed: Count = Field(gt=0)
-    failed: Count = 0
+    failed: Count | None = None
     total_input_tokens: Count | None = None
     total_output_tokens: Count | None = None
     request_throughput: Positive
@@ -46,6 +46,13 @@ class Result(Edge):
     mean_tpot_ms: Number | None = None
     mean_itl_ms: Number | None = None
     mean_e2el_ms: Number | None = None
+
+    @property
+    def errors(self) -> int | None:
+        """Requests that were not answered; in older files those missing from the prompts, None if unknown too."""
+        if self.failed is not None or self.num_prompts is None:
+            return self.failed
+        return max(0, self.num_prompts - self.completed)
 
 
 class Latencies(Edge):
@@ -88,7 +95,7 @@ def read(file: JsonFile, known: Known) -> list[Measurement]:
     """The one level of the file, from its requests where it has all of them. Raises FileError naming the key."""
     result = checked(Result, file.value, file.name)
     details = _details(file)
-    if details is not None and len(details.start_times) == result.completed + result.failed:
+    if details is not None and len(details.start_times) == result.completed + (result.errors or 0):
         return [_from_details(result, details, file, known)]
     left_out = "single requests left out: the file does not hold all of them" if details else ""
     return [_from_summary(result, file, known, left_out)]
@@ -115,7 +122,7 @@ def _from_details(result: Result, details: Details, file: JsonFile, known: Known
         model=clean(result.model_id or "") or None,
         load=load,
         measured_at=_when(result.date),
-        notes=_notes(load),
+        notes=_notes(load, result),
         burst=_burst(result) and not (known.concurrency or known.rate),
     )
     return from_requests(run, known, file.name)
@@ -155,7 +162,7 @@ def _from_summary(result: Result, file: JsonFile, known: Known, left_out: str) -
         isl=result.total_input_tokens / result.completed if result.total_input_tokens else None,
         osl=tokens / result.completed if tokens else None,
         requests=result.completed,
-        errors=result.failed,
+        errors=result.errors,
         duration_s=result.duration,
         requests_per_s=result.request_throughput,
         output_tokens_per_s=result.output_throughput or None,
@@ -165,7 +172,7 @@ def _from_summary(result: Result, file: JsonFile, known: Known, left_out: str) -
         tokens_per_chunk=chunk_ratio,
         measured_at=_when(result.date),
         verdict="unsteady" if _burst(result) and not (known.concurrency or known.rate) else "",
-        notes=(*_notes(load), "ITL is vLLM's TPOT", *([left_out] if left_out else [])),
+        notes=(*_notes(load, result), "ITL is vLLM's TPOT", *([left_out] if left_out else [])),
     )
     return measurement(summary, known, file.name)
 
@@ -189,10 +196,11 @@ def _load(result: Result) -> Offered | None:
     return Offered("concurrency", float(result.num_prompts or result.completed)) if _burst(result) else None
 
 
-def _notes(load: Offered | None) -> tuple[str, ...]:
-    if load and load.open_loop:
-        return ("vLLM stretches its random gaps to an exact total: calmer than true arrivals",)
-    return ()
+def _notes(load: Offered | None, result: Result) -> tuple[str, ...]:
+    if not load or not load.open_loop:
+        return ()
+    capped = (held_back(result.max_concurrency),) if result.max_concurrency else ()
+    return ("vLLM stretches its random gaps to an exact total: calmer than true arrivals", *capped)
 
 
 def _when(date: str | None) -> str:

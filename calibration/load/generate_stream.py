@@ -22,8 +22,8 @@ from tritonclient.grpc import model_config_pb2
 from calibration.errors import ServerError
 from calibration.load.contract import Contract
 from calibration.load.exchange import Exchange, Prepared, Reader
-from calibration.plan import ServerPlan
 from calibration.requests.source import Request
+from calibration.server_plan import ServerPlan
 
 ANSWER_WITHIN_S = 3.0
 _EVENT_END = b"\n\n"

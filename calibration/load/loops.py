@@ -16,9 +16,9 @@ from calibration.load.exchange import Answers, Exchange, Prepared, Reader, log_o
 from calibration.load.generate_stream import HttpClient
 from calibration.load.triton import Client as GrpcClient
 from calibration.metrics.stopping import Done
-from calibration.plan import ServerPlan
 from calibration.records import RequestLog
 from calibration.requests.source import Request, Source
+from calibration.server_plan import ServerPlan
 from sizing.workload import Seconds
 
 STOPS_WITHIN_S = 0.1
@@ -113,10 +113,14 @@ class Tally:
         self._done: list[Done] = []
         self._failed = 0
 
-    def stop(self) -> None:
-        """Send nothing more; what is in flight is waited for."""
+    def stop(self, at_s: float | None = None) -> None:
+        """Send nothing more, from now or from `at_s` on; what is in flight is waited for. The first stop counts."""
         if self.stopped_s is None:
-            self.stopped_s = time.perf_counter()
+            self.stopped_s = time.perf_counter() if at_s is None else at_s
+
+    def stopped_by(self, at_s: float) -> bool:
+        """Is nothing sent any more that falls due at `at_s`?"""
+        return self.stopped_s is not None and self.stopped_s <= at_s
 
     def warm(self) -> None:
         """One more user is warm."""
@@ -173,7 +177,8 @@ async def closed_loop(
 async def open_loop(infer: Infer, requests: Iterator[Prepared], tally: Tally, *, due_s: Sequence[float]) -> None:
     """Requests are sent at the times `due_s` of `time.perf_counter`, however many are still unanswered.
 
-    Ends when all are answered; `tally.stop` cuts the rest of the arrivals. Raises what a request raises.
+    Ends when all are answered; `tally.stop` cuts the rest of the arrivals. Where `requests` end first, the load stops
+    at the time of the first arrival that has none. Raises what a request raises.
     """
 
     async def one(prepared: Prepared, intended_s: float) -> None:
@@ -182,14 +187,27 @@ async def open_loop(infer: Infer, requests: Iterator[Prepared], tally: Tally, *,
         tally.add(exchange)
 
     async with _together() as group, Alarm() as alarm:
-        for intended_s, prepared in zip(due_s, requests, strict=False):
-            while tally.stopped_s is None and intended_s - time.perf_counter() > 2 * STOPS_WITHIN_S:
-                await asyncio.sleep(STOPS_WITHIN_S)
-            if tally.stopped_s is None:
-                await alarm.sleep_until(intended_s)
-            if tally.stopped_s is not None:
+        for intended_s in due_s:
+            prepared = next(requests, None)
+            if not await _came(intended_s, tally, alarm):
                 return
+            if prepared is None:
+                return tally.stop(intended_s)
             group.create_task(one(prepared, intended_s))
+
+
+async def _came(intended_s: float, tally: Tally, alarm: Alarm) -> bool:
+    """Wait for the arrival at `intended_s`; False if the load was stopped before it.
+
+    An arrival that is being waited for while the stop comes in still counts if it was due before: the stop is the end
+    of the window, and what was due inside is to be in the log.
+    """
+    while tally.stopped_s is None and intended_s - time.perf_counter() > 2 * STOPS_WITHIN_S:
+        await asyncio.sleep(STOPS_WITHIN_S)
+    if tally.stopped_s is not None:
+        return False
+    await alarm.sleep_until(intended_s)
+    return not tally.stopped_by(intended_s)
 
 
 @asynccontextmanager

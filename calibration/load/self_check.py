@@ -15,10 +15,10 @@ from calibration.load import cores, shards
 from calibration.load.contract import Contract, Input
 from calibration.metrics.stopping import Until
 from calibration.mock import RunningMock, Script, Truth, messages, running
-from calibration.plan import ServerPlan
 from calibration.records import Load
 from calibration.requests.lengths import LengthsPlan
 from calibration.requests.source import Source
+from calibration.server_plan import ServerPlan
 from sizing.workload import Seconds
 
 Protocol = Literal["grpc", "http"]
@@ -82,10 +82,11 @@ def processes_needed(
     osl: int,
     protocol: Protocol,
     *,
+    fewest: int = 1,
     most: int | None = None,
     measure: Callable[..., Distortion] | None = None,
 ) -> Distortion:
-    """The first of 1, 2, 4 ... processes that distorts the planned load acceptably, and how much: see `check`.
+    """The first of `fewest`, twice as many ... processes that distorts the load acceptably, and how much: see `check`.
 
     At most `most` of them, by default the usable cores. Raises ClientLimitedError, with what was reached, if all
     distort too much.
@@ -93,7 +94,7 @@ def processes_needed(
     measure = measure or check
     most = min(users_or_in_flight, most or len(cores.usable()) or os.cpu_count() or 1)
     tried = []
-    processes = 1
+    processes = min(fewest, most)
     while True:
         found = measure(users_or_in_flight, tokens_per_s, ttft_s, itl_s, osl, protocol, processes=processes)
         if found.acceptable:

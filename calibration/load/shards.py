@@ -35,20 +35,17 @@ def drive(
     processes: int = 1,
     on_share: OnShare = lambda share: None,
     cancel: threading.Event | None = None,
-    workers: Workers | None = None,
 ) -> Load:
     """Put the load of `job` on its server until `until` is met; the log of every request, and the window.
 
-    The load runs in `processes` processes (at most one a user), those of `workers` if given, else started for this
-    level. Closed loop: the window opens when every user is warm and shuts when the rule is met. Open loop: it goes from
-    the first measured arrival to the last, or to the moment the rule is met. What is then in flight is waited for.
+    The load runs in `processes` processes (at most one a user), started for this level. Closed loop: the window opens
+    when every user is warm and shuts when the rule is met. Open loop: it goes from the first measured arrival to the
+    last, to the first that has no request, or to the moment the rule is met. What is then in flight is waited for.
     `on_share` is told the share of the level that is done, from this thread.
 
     Raises ServerError if the server is not there or is lost, PlanError if the requests end before the window opens,
     Cancelled when `cancel` is set, WorkerError if a process dies, and KeyboardInterrupt; no process is left behind.
     """
-    if workers is not None:
-        return workers.drive(job, until, on_share=on_share, cancel=cancel)
     with Workers(processes) as own:
         return own.drive(job, until, on_share=on_share, cancel=cancel)
 
@@ -192,12 +189,12 @@ class _Level:
                 self._tell(STOP)
 
     def _ran_out(self) -> Ended | None:
-        """In a closed loop, one process without requests ends the full load of all."""
-        return "schedule" if self._finished and self._job.arrivals_s is None else None
+        """One process that stopped by itself, for want of requests, ends the full load of all."""
+        return "schedule" if any(found.stopped_s is not None for found in self._finished.values()) else None
 
     def _hopeless(self) -> Ended | None:
         """No interval narrows while requests fail: a level of failures ends here, and its errors say why."""
-        return "count" if self._failures >= HOPELESS and self._failures > self._answers else None
+        return "failing" if self._failures >= HOPELESS and self._failures > self._answers else None
 
     def _load(self) -> Load:
         start_s = self._start_s()
@@ -212,10 +209,14 @@ class _Level:
             raise PlanError("the requests ended before every user was warm: give more of them, or a smaller warm_up")
         issued = int(np.sum((due_s >= start_s) & (due_s < stop_s)))
         offered_per_s = None if arrivals_s is None else issued / (stop_s - start_s)
-        return Load(log, start_s, stop_s, issued, self._ended or "schedule", self._client(), offered_per_s)
+        return Load(
+            log, start_s, stop_s, issued, self._ended or "schedule", self._client(start_s, stop_s), offered_per_s
+        )
 
-    def _client(self) -> Client:
-        shares = [found.cpu_s / max(1e-9, found.wall_s) for found in self._finished.values()]
-        lags_s = np.concatenate([found.lags_s for found in self._finished.values()])
+    def _client(self, start_s: float, stop_s: float) -> Client:
+        """How the processes fared in the window: making prompts before it and draining after it are no load."""
+        pulses = [found.pulse for found in self._finished.values()]
+        shares = [pulse.cores(start_s, stop_s) for pulse in pulses]
+        lags_s = np.concatenate([pulse.lags_s(start_s, stop_s) for pulse in pulses])
         lag_p99_s = float(np.percentile(lags_s, 99)) if lags_s.size else 0.0
         return Client(len(shares), sum(shares), max(shares), lag_p99_s)

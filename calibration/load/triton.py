@@ -22,8 +22,8 @@ from tritonclient.grpc import service_pb2, service_pb2_grpc
 from calibration.errors import ServerError
 from calibration.load.contract import Contract
 from calibration.load.exchange import Exchange, Prepared, Reader
-from calibration.plan import ServerPlan
 from calibration.requests.source import Request
+from calibration.server_plan import ServerPlan
 
 ANSWER_WITHIN_S = 3.0
 STREAMS_PER_CHANNEL = 32

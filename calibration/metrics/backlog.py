@@ -8,7 +8,7 @@ import numpy as np
 
 from calibration.metrics.student import t_quantile
 from calibration.metrics.trends import Change
-from calibration.metrics.window import Sample, failed_inside, over_s, within
+from calibration.metrics.window import Sample, failed_inside, over_s
 from calibration.records import Load
 
 SERVED_SHARE = 0.98
@@ -17,7 +17,10 @@ STEPS = 20
 
 
 def fell_behind(load: Load, sample: Sample) -> bool:
-    """True where fewer than 98 % of the requests that came in the window, failed ones included, left in it."""
+    """True where fewer than 98 % of the requests that fell due in the window, failed ones included, left in it.
+
+    Those that the client never came to send count as due.
+    """
     came, left = _came_and_left(load, sample)
     return left < SERVED_SHARE * came
 
@@ -32,7 +35,7 @@ def behind(load: Load, sample: Sample) -> str:
 
 
 def _came_and_left(load: Load, sample: Sample) -> tuple[int, int]:
-    return int(within(load, load.log.intended_s).sum()), sample.completed + int(failed_inside(load).sum())
+    return load.issued, sample.completed + int(failed_inside(load).sum())
 
 
 def growth(load: Load) -> Change:

@@ -6,12 +6,12 @@ from collections.abc import Iterator, Mapping
 
 import numpy as np
 
+from calibration.levels import Level
 from calibration.metrics import chunks
 from calibration.metrics.percentiles import bound_statistics, gap_percentiles, statistics
 from calibration.metrics.precision import half_widths, series
 from calibration.metrics.verdict import ERROR_SHARE, answers, closed, lateness_s, little
 from calibration.metrics.window import Sample, failed_inside, mean_in_flight, within, wrong_inside
-from calibration.plan import Level
 from calibration.records import Load
 
 CONFIDENCE = 0.95
@@ -50,7 +50,7 @@ def facts(load: Load, level: Level, seen: Sample) -> dict[str, float]:
 
 
 def _closed_loop(load: Load, level: Level, seen: Sample) -> dict[str, float]:
-    plain, whole = little(load, level.value, seen)
+    plain, whole = little(load, level.value)
     return {"little": plain, "little_without_edges": whole, "clumping": clumping(load, seen)}
 
 
@@ -84,6 +84,8 @@ def remarks(load: Load, level: Level, seen: Sample, known: Mapping[str, float]) 
     """What a reader of the point must know besides the reasons of its verdict; `known` are its facts."""
     if load.ended == "budget":
         yield f"ended by the time budget after {load.duration_s:.3g} s{_half_width(known)}"
+    if load.ended == "failing":
+        yield f"ended after {load.duration_s:.3g} s, since more requests failed than were answered"
     if 0 < known["failed"] <= ERROR_SHARE * (known["failed"] + seen.completed):
         first = load.log.error[int(np.argmax(failed_inside(load)))]
         yield f"{known['failed']:.0f} requests failed, the first with: {first}"

@@ -17,13 +17,13 @@ from collections.abc import Iterable, Mapping
 from datetime import UTC, datetime
 from typing import Any
 
-from calibration.errors import ServerError
+from calibration.errors import NothingAnswered
+from calibration.levels import Level
 from calibration.metrics import chunks
 from calibration.metrics.facts import facts, remarks
 from calibration.metrics.percentiles import gap_percentiles, statistics
 from calibration.metrics.verdict import closed, judge
 from calibration.metrics.window import Sample, failed_inside, mean_in_flight, sample, wrong_inside
-from calibration.plan import Level
 from calibration.records import Load, Measurement
 from sizing.curves import Deployment, Point
 
@@ -40,11 +40,11 @@ def measurement(
     """The point of `level` with its verdict, facts and log. A void point keeps its numbers.
 
     Latencies and rates are those of answered requests, of a wrong length too; `errors` counts both kinds of failure.
-    Raises ServerError if no answered request lies in the window.
+    Raises NothingAnswered if no answered request lies in the window.
     """
     seen = sample(load)
     if not len(seen):
-        raise ServerError(f"{level.label}: every request failed, the first with: {_first_error(load)}")
+        raise NothingAnswered(f"{level.label}: every request failed, the first with: {_first_error(load)}")
     verdict, reasons = judge(load, level, seen)
     known = facts(load, level, seen)
     point = Point(

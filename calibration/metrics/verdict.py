@@ -20,12 +20,12 @@ from collections.abc import Callable, Iterator
 
 import numpy as np
 
+from calibration.levels import Level
 from calibration.metrics.backlog import behind, fell_behind, growth
 from calibration.metrics.intervals import FEWEST_BATCHES
 from calibration.metrics.precision import Answers, Mean, series, waves
 from calibration.metrics.trends import drift, settling
-from calibration.metrics.window import Sample, failed_inside, within, wrong_inside
-from calibration.plan import Level
+from calibration.metrics.window import Sample, answered, failed_inside, within, wrong_inside
 from calibration.records import Floats, Load
 from sizing.curves import Verdict
 
@@ -111,8 +111,12 @@ def lateness_s(load: Load) -> Floats:
 
 
 def _too_few_sent(load: Load) -> Iterator[str]:
-    """Fewer sent inside the window than due inside can only be late sending: nothing else holds an open loop up."""
-    due, sent = (int(within(load, at_s).sum()) for at_s in (load.log.intended_s, load.log.sent_s))
+    """Fewer sent inside the window than due inside can only be late sending: nothing else holds an open loop up.
+
+    Due is what was planned: of requests that were never sent, since the level ended before the client came to them, the
+    log knows nothing.
+    """
+    due, sent = load.issued, int(within(load, load.log.sent_s).sum())
     if sent < SENT_SHARE * due:
         yield (
             f"{sent / load.duration_s:.4g} requests/s sent where {due / load.duration_s:.4g} were due, "
@@ -197,7 +201,7 @@ def _changes(label: str, means: Floats, duration_s: float) -> Iterator[str]:
 def _little(load: Load, level: Level, sample: Sample) -> Iterator[str]:
     if not closed(level):
         return
-    plain, whole = little(load, level.value, sample)
+    plain, whole = little(load, level.value)
     if abs(whole - 1) > LITTLE_ALLOWED:
         yield (
             f"completions/s x mean E2E is {plain:.3f} x the {level.value:g} users, {whole:.3f} with the requests that "
@@ -205,20 +209,21 @@ def _little(load: Load, level: Level, sample: Sample) -> Iterator[str]:
         )
 
 
-def little(load: Load, users: float, sample: Sample) -> tuple[float, float]:
+def little(load: Load, users: float) -> tuple[float, float]:
     """Completions/s x their plain mean E2E over the users of a closed loop; and the same without the window's edges.
 
-    Completions bring time from before the window and leave out what is under way at its end. In lockstep that makes
-    the plain figure miss 1 by a wave's length over the window's, so it is corrected by that time, which is known.
-    What is left is the time that users spent waiting for answers over the time they had: it checks the log against the
-    load that was to be held, which share-weighted figures, equal to the requests in flight by construction, do not.
+    E2E is here the time a user waits: to the end of the answer, an empty final response included, since only then the
+    next request is sent. Completions bring time from before the window and leave out what is under way at its end. In
+    lockstep that makes the plain figure miss 1 by a wave's length over the window's, so the second counts of each
+    request the time inside the window. That is the time that users spent waiting for answers over the time they had: it
+    checks the log against the load that was to be held, which share-weighted figures, equal to the requests in flight
+    by construction, do not.
     """
+    log = load.log.where(answered(load.log))
     user_s = users * load.duration_s
-    inside = sample.ended_inside
-    spent_s = float(sample.e2e_s[inside].sum())
-    before_s = float(np.maximum(0.0, load.start_s - sample.due_s[inside]).sum())
-    under_way_s = float((load.stop_s - np.maximum(sample.due_s[~inside], load.start_s)).sum())
-    return spent_s / user_s, (spent_s - before_s + under_way_s) / user_s
+    spent_s = (log.end_s - log.intended_s)[within(load, log.end_s)]
+    inside_s = np.minimum(log.end_s, load.stop_s) - np.maximum(log.intended_s, load.start_s)
+    return float(spent_s.sum()) / user_s, float(np.maximum(0.0, inside_s).sum()) / user_s
 
 
 def _ms(seconds: float) -> str:

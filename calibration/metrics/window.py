@@ -25,8 +25,8 @@ WRONG_LENGTH = re.compile(r"\d+ tokens in the answer where \d+ were asked for")
 class Sample:
     """Answered requests that overlap the window, arrays of shape (n,), times in seconds; `log` says more of them.
 
-    `weight` is the share of a request's time that lies inside. `ended_inside` and `due_inside` mark those whose last
-    token came, and those that fell due, within the window.
+    `weight` is the share of a request's time that lies inside. `ended_inside` marks those whose last token came within
+    the window.
     """
 
     log: RequestLog
@@ -37,7 +37,6 @@ class Sample:
     e2e_s: Floats
     weight: Floats
     ended_inside: Mask
-    due_inside: Mask
 
     def __len__(self) -> int:
         return len(self.due_s)
@@ -68,7 +67,6 @@ def sample(load: Load) -> Sample:
         e2e_s=last_s - due_s,
         weight=inside_s(load)[chosen] / (last_s - due_s),
         ended_inside=within(load, last_s),
-        due_inside=within(load, due_s),
     )
 
 

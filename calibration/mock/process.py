@@ -52,7 +52,8 @@ def running(script: Script) -> Iterator[RunningMock]:
     command = [sys.executable, "-m", "calibration.mock.server", json.dumps(asdict(script))]
     with (
         tempfile.TemporaryDirectory(prefix="mock-") as folder,
-        subprocess.Popen(command, stdin=PIPE, stdout=PIPE, text=True, cwd=ROOT) as process,
+        # a session of its own: Ctrl-C is for the parent, and the mock ends with its stdin
+        subprocess.Popen(command, stdin=PIPE, stdout=PIPE, text=True, cwd=ROOT, start_new_session=True) as process,
     ):
         assert process.stdin is not None and process.stdout is not None
         try:

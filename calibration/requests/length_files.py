@@ -104,7 +104,7 @@ def read_trace(path: Path) -> Trace:
     """A CSV with arrival_s, isl, osl, an Azure LLM trace (CSV), or a Mooncake trace (JSON lines). Raises FileError."""
     lines = _json_rows(path) if path.suffix == ".jsonl" else _csv_rows(path, TRACE_HEADERS)
     rows = list(lines)
-    when, isl_name, osl_name = next(header for header in TRACE_HEADERS if header[0] in rows[0][1])
+    when, isl_name, osl_name = next(header for header in TRACE_HEADERS if set(header) <= set(rows[0][1]))
     read_s = _SECONDS[when]
     arrival_s = np.array([read_s(row, when, where) for where, row in rows])
     isl = np.array([_tokens(row, isl_name, where) for where, row in rows], np.int64)

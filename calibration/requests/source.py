@@ -10,7 +10,8 @@ from pathlib import Path
 import numpy as np
 
 from calibration.errors import PlanError
-from calibration.requests.lengths import LengthsPlan
+from calibration.requests.length_laws import Drawn
+from calibration.requests.lengths import LengthsPlan, Texts
 from calibration.requests.tokens import Encoder, TokenIds, TokenizerFile, WordCounter, encoder_of
 from sizing.workload import Lengths
 
@@ -62,8 +63,14 @@ class Source:
         """Means and coefficients of variation of the lengths. Raises as `requests` does."""
         return self.lengths.summary(encoder_of(self.tokenizer, self.add_special_tokens))
 
+    def texts(self) -> Texts:
+        """The texts of a data set as the server counts them. Raises as `requests` does."""
+        return self.lengths.texts(encoder_of(self.tokenizer, self.add_special_tokens))
+
     def _from_words(self, numbers: Iterator[int], encoder: Encoder, opening: _Opening) -> Iterator[Request]:
         law = self.lengths.law_of_pairs()
+        drawn = isinstance(law, Drawn) and law.isl.cv > 0  # what the plan or a file says is sent or refused
+        fewest = _fewest_tokens(encoder) if drawn else 1
         for number in numbers:
             # + 1, as a seed (7, 0) would give the same numbers as the seed (7,)
             rng = np.random.default_rng([*self.seed, number + 1])
@@ -71,7 +78,7 @@ class Source:
             if pair is None:
                 return
             isl, osl = pair
-            yield _of_words(isl, osl, opening.words(number, isl), encoder, rng)
+            yield _of_words(max(isl, fewest), osl, opening.words(number, max(isl, fewest)), encoder, rng)
 
     def _from_texts(self, numbers: Iterator[int], encoder: Encoder, opening: _Opening) -> Iterator[Request]:
         texts = self.lengths.texts(encoder)
@@ -114,6 +121,11 @@ class _Opening:
         """In a prompt too short for both, the prefix is cut and the number kept."""
         digits = self.digits(number)
         return [*self.prefix[: max(0, isl - len(digits))], *digits]
+
+
+def _fewest_tokens(encoder: Encoder) -> int:
+    """Tokens of the shortest prompt: one word, and the special tokens around it."""
+    return len(encoder.encode(encoder.words[0]) or (0,))
 
 
 def _of_words(isl: int, osl: int, opening: list[int], encoder: Encoder, rng: np.random.Generator) -> Request:

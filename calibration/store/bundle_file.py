@@ -25,9 +25,10 @@ from typing import Annotated, BinaryIO, Literal
 from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError
 
 from calibration.errors import FileError, StoreError
-from calibration.plan import level_key
+from calibration.levels import level_key
 from calibration.store import Ending
 from calibration.store.records_file import decoded, decoded_about
+from calibration.store.text import clean
 from sizing.curves import Point
 
 VERSION = 1
@@ -36,6 +37,10 @@ _NAMES = re.compile(r"manifest\.json|manifest\.sha256|run\.json|points\.json|rec
 _EPOCH = (1980, 1, 1, 0, 0, 0)
 _BLOCK_BYTES = 1 << 20
 _UTF8_NAME = 0x800  # the only flag that a plain stored member may carry
+
+
+_Time = Annotated[str, Field(pattern=r"^[0-9]{4}-[0-9]{2}-[0-9]{2}T[0-9]{2}:[0-9]{2}:[0-9]{2}\+00:00$")]
+"""ISO 8601 in UTC, of one form only: so the later of two times is the later of two texts."""
 
 
 class _Part(BaseModel):
@@ -70,8 +75,8 @@ class RunPart(_Part):
     label: str
     levels: Annotated[int, Field(ge=0, lt=2**31)]
     state: Ending
-    created: str
-    ended: str | None
+    created: _Time
+    ended: _Time | None
     error: str
 
 
@@ -208,10 +213,10 @@ def _understood(path: Path) -> Iterator[None]:
         raise FileError(f"{path}: no such file") from None
     except ValidationError as error:
         fault = error.errors()[0]
-        where = ".".join(map(str, fault["loc"]))
+        where = clean(".".join(map(str, fault["loc"])))[:80]
         raise FileError(f"{path}: not a calibration run: {where or 'its JSON'}: {fault['msg']}") from None
     except (FileError, StoreError) as error:
         raise FileError(f"{path}: {error}") from None
     except (zipfile.BadZipFile, NotImplementedError, OSError, EOFError, ValueError, struct.error) as error:
-        reason = " ".join(str(error).split())
+        reason = clean(" ".join(str(error).split()))
         raise FileError(f"{path}: not a calibration run, or damaged or cut short ({reason})") from None

@@ -27,7 +27,9 @@ SCHEMA = 2
 
 LEVEL = ("isl", "osl", "isl_cv", "osl_cv", "load_kind", "load_value")
 """Columns that tell the points of one run apart."""
-_WHOLE = {"tp", "pp", "max_batch_size", "requests", "errors"}
+WHOLE = ("tp", "pp", "max_batch_size", "requests", "errors")
+LARGEST_WHOLE = 2**31 - 1
+"""Largest value of the columns `WHOLE`, on every database."""
 _TEXT = set("model precision gpu engine engine_version batching load_kind source measured_at notes".split())
 _UPGRADE_LOCK = 0x5129C0DE  # any number, the same for all who may upgrade a PostgreSQL database at once
 _FORMS = "sqlite:////folder/file.db or postgresql://user:password@host:5432/name"
@@ -36,7 +38,7 @@ _FORMS = "sqlite:////folder/file.db or postgresql://user:password@host:5432/name
 def _column(name: str) -> sql.Column[Any]:
     if name == "verdict":
         return sql.Column(name, sql.Text, nullable=False, server_default="")
-    kind: Any = sql.Integer if name in _WHOLE else sql.Text if name in _TEXT else sql.Double
+    kind: Any = sql.Integer if name in WHOLE else sql.Text if name in _TEXT else sql.Double
     return sql.Column(name, kind, primary_key=name in LEVEL)
 
 
@@ -203,12 +205,15 @@ def _postgresql(url: sql.URL) -> sql.Engine:
 
 @contextmanager
 def explained(url: sql.URL) -> Iterator[None]:
-    """Faults of the database become a StoreError of one line, without its password; broken constraints pass."""
+    """Faults of the database become a StoreError of one line, without its password; broken constraints pass.
+
+    OverflowError is what SQLite's driver raises, past SQLAlchemy, for whole numbers of more than 64 bits.
+    """
     try:
         yield
     except IntegrityError:
         raise
-    except (SQLAlchemyError, ImportError, OSError) as error:
+    except (SQLAlchemyError, ImportError, OSError, OverflowError) as error:
         reason = " ".join(str(getattr(error, "orig", None) or error).split())
         for secret in filter(None, (url.password, url.query.get("password"))):
             reason = reason.replace(str(secret), "***")
@@ -228,4 +233,6 @@ def _advice(reason: str) -> str:
         return "free some space; what was kept before is unharmed"
     if "locked" in reason:
         return "another program holds it: close that, or wait for it"
+    if "too large" in reason or "out of range" in reason:
+        return "give a smaller number"
     return f"check {DATABASE_VARIABLE}"

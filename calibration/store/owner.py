@@ -16,8 +16,9 @@ LOST_AFTER_S = 60.0
 class Owner:
     """A process, told from all others: host name, process number and `born`.
 
-    `born` is the space that process numbers count in and the start time, as ``4026531836:81234``: containers may share
-    a host name, and a number comes back for another process. It is empty where the system has no /proc.
+    `born` is the boot of the machine, the space that process numbers count in and the start time, with a colon between
+    them: machines and containers may share a host name, and a number comes back for another process. It is empty where
+    the system has no /proc.
     """
 
     host: str
@@ -32,8 +33,8 @@ class Owner:
     def lives(self, silent_s: float) -> bool:
         """Whether the process still runs; `silent_s` is how long ago its last heartbeat was."""
         here = Owner.here()
-        space = self.born.partition(":")[0]
-        if space and (self.host, space) == (here.host, here.born.partition(":")[0]):
+        space = self.born.rpartition(":")[0]
+        if space and (self.host, space) == (here.host, here.born.rpartition(":")[0]):
             return _born(self.pid) == self.born
         return silent_s < LOST_AFTER_S
 
@@ -42,11 +43,12 @@ class Owner:
 
 
 def _born(pid: int) -> str:
-    """Number space and start time of a process; empty if it is dead, or if there is no /proc to ask."""
+    """Boot, number space and start time of a process; empty if it is dead, or if there is no /proc to ask."""
     try:
+        boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
         space = os.stat("/proc/self/ns/pid").st_ino
         state, *rest = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
     except OSError:
         return ""
     started = rest[18]  # field 22 of proc(5), in clock ticks since boot
-    return "" if state in "ZX" else f"{space}:{started}"  # a zombie has ended, only nobody has asked how
+    return "" if state in "ZX" else f"{boot}:{space}:{started}"  # a zombie has ended, only nobody has asked how

@@ -17,16 +17,22 @@ import numpy as np
 from pydantic import BaseModel, ConfigDict, ValidationError
 
 from calibration.errors import StoreError
-from calibration.plan import LevelKey
+from calibration.levels import LevelKey
 from calibration.records import RequestLog
 from calibration.store.text import clean
 
 if TYPE_CHECKING:
     import pyarrow as pa
+    import pyarrow.parquet as parquet
 
 METADATA = b"calibration"
+MOST_REQUESTS = 5_000_000
 MOST_VALUES = 300_000_000
-"""Values of one column that are read, 2.4 GB: a file that claims more is damaged or made to fill the memory."""
+"""Values of all columns together, 2.4 GB: a file that claims more is damaged or made to fill the memory."""
+MOST_TEXT_BYTES = 1 << 29
+"""Size of the error texts of a file before compression; one that stands there more than once counts once."""
+LONGEST_ERROR = 2000
+"""Characters of an error that are kept: a longer one in a file is no error text of ours."""
 _FLOATS = ("intended_s", "sent_s", "end_s")
 _INTS = ("isl", "osl")
 _CHUNKS = ("chunk_at_s", "chunk_tokens")
@@ -52,7 +58,8 @@ class About(BaseModel):
 def write_log(path: Path, log: RequestLog, about: About) -> None:
     """Write `log` to `path`, safe on disk on return. Raises StoreError, with nothing left behind, if that fails.
 
-    One process at a time may write to a `path`: what one that was killed left of it is cleared away.
+    Errors are kept as one line of at most `LONGEST_ERROR` characters. One process at a time may write to a `path`: what
+    one that was killed left of it is cleared away.
     """
     content = encoded(log, about)
     for draft in path.parent.glob(f".{path.name}.*.draft"):
@@ -67,19 +74,18 @@ def read_log(path: Path) -> RequestLog:
     return decoded(_bytes(path), str(path))
 
 
-def read_about(path: Path) -> About:
-    """What a file says of itself, without reading the log. Raises StoreError as `read_log` does."""
-    return decoded_about(_bytes(path), str(path))
-
-
 def encoded(log: RequestLog, about: About) -> bytes:
-    """The file's content; the same log gives the same bytes with one version of pyarrow."""
+    """The file's content; the same log gives the same bytes with one version of pyarrow.
+
+    Raises StoreError if the log is larger than `decoded` would read again.
+    """
     import pyarrow as pa
     import pyarrow.parquet as parquet
 
     starts = pa.array(np.concatenate([[0], np.cumsum(log.chunks)]), pa.int32())
     columns: dict[str, Any] = {name: pa.array(getattr(log, name)) for name in (*_FLOATS, *_INTS)}
-    columns["error"] = pa.array([clean(error) for error in log.error], pa.string())
+    short = {error: clean(error)[:LONGEST_ERROR] for error in set(log.error)}
+    columns["error"] = pa.array([short[error] for error in log.error], pa.string())
     for name in _CHUNKS:
         columns[name] = pa.ListArray.from_arrays(starts, pa.array(getattr(log, name)))
     table = pa.table(columns, schema=_schema().with_metadata({METADATA: about.model_dump_json()}))
@@ -92,7 +98,10 @@ def encoded(log: RequestLog, about: About) -> bytes:
         use_dictionary=["error", "isl", "osl", "chunk_tokens.list.element"],
         use_byte_stream_split=[*_FLOATS, "chunk_at_s.list.element"],  # halves the size of rising times
     )
-    return cast(bytes, sink.getvalue().to_pybytes())
+    content = sink.getvalue()
+    if excess := _excess(parquet.read_metadata(pa.BufferReader(content))):
+        raise StoreError(f"the log of this level holds {excess}: measure it for a shorter time")
+    return cast(bytes, content.to_pybytes())
 
 
 def decoded(content: bytes, name: str) -> RequestLog:
@@ -102,7 +111,9 @@ def decoded(content: bytes, name: str) -> RequestLog:
         import pyarrow as pa
         import pyarrow.parquet as parquet
 
-        table = parquet.read_table(pa.BufferReader(content), page_checksum_verification=True, use_threads=False)
+        # as a dictionary each different text is decoded once, however many requests failed with it
+        options: dict[str, Any] = {"page_checksum_verification": True, "use_threads": False}
+        table = parquet.read_table(pa.BufferReader(content), read_dictionary=["error"], **options)
         table.validate(full=True)
         columns = {column: table[column].combine_chunks() for column in _schema().names}
         return _log(columns)
@@ -118,11 +129,23 @@ def decoded_about(content: bytes, name: str) -> About:
         said = (file.schema_arrow.metadata or {}).get(METADATA)
         if said is None or not file.schema_arrow.remove_metadata().equals(_schema()):
             raise ValueError("its columns are not those of a request log")
-        groups = [file.metadata.row_group(group) for group in range(file.metadata.num_row_groups)]
-        for column in range(file.metadata.num_columns):
-            if sum(group.column(column).num_values for group in groups) > MOST_VALUES:
-                raise ValueError(f"it claims to hold more than {MOST_VALUES} values")
+        if excess := _excess(file.metadata):
+            raise ValueError(f"it claims to hold {excess}")
         return About.model_validate_json(said)
+
+
+def _excess(metadata: parquet.FileMetaData) -> str:
+    """Of what a file holds too much to be read, by what its footer says; empty if nothing."""
+    groups = [metadata.row_group(group) for group in range(metadata.num_row_groups)]
+    columns = [group.column(column) for group in groups for column in range(metadata.num_columns)]
+    if max(metadata.num_rows, sum(max(0, group.num_rows) for group in groups)) > MOST_REQUESTS:
+        return f"more than {MOST_REQUESTS} requests"
+    if sum(max(0, column.num_values) for column in columns) > MOST_VALUES:
+        return f"more than {MOST_VALUES} values"
+    texts = [column for column in columns if column.path_in_schema == "error"]
+    if sum(max(0, text.total_uncompressed_size) for text in texts) > MOST_TEXT_BYTES:
+        return f"more than {MOST_TEXT_BYTES} bytes of error texts"
+    return ""
 
 
 def _log(columns: dict[str, pa.ListArray]) -> RequestLog:
@@ -133,11 +156,19 @@ def _log(columns: dict[str, pa.ListArray]) -> RequestLog:
         raise ValueError("times and tokens of the responses do not fit together")
     return RequestLog(
         **{name: columns[name].to_numpy(zero_copy_only=False) for name in (*_FLOATS, *_INTS)},
-        error=tuple(columns["error"].to_pylist()),
+        error=_errors(columns["error"]),
         chunks=at_s.value_lengths().to_numpy(zero_copy_only=False).astype(np.int64),
         chunk_at_s=at_s.flatten().to_numpy(zero_copy_only=False),
         chunk_tokens=tokens.flatten().to_numpy(zero_copy_only=False),
     )
+
+
+def _errors(column: pa.DictionaryArray) -> tuple[str, ...]:
+    texts = column.dictionary.to_pylist()
+    if any(len(text) > LONGEST_ERROR for text in texts):
+        raise ValueError(f"an error text is longer than {LONGEST_ERROR} characters")
+    shown = np.array([clean(text) for text in texts], object)  # others write such files too
+    return tuple(shown[column.indices.to_numpy()].tolist())
 
 
 def _schema() -> pa.Schema:
@@ -159,7 +190,7 @@ def _understood(name: str) -> Iterator[None]:
         fault = error.errors()[0]
         raise StoreError(f"{name}: not a file of request records: {fault['loc']}: {fault['msg']}") from None
     except (pa.ArrowException, OSError, ValueError, KeyError, OverflowError, MemoryError) as error:
-        reason = " ".join(str(error).split())[:200] or type(error).__name__
+        reason = clean(" ".join(str(error).split()))[:200] or type(error).__name__
         raise StoreError(f"{name}: not a file of request records, or damaged: {reason}") from None
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 import sqlalchemy as sql
@@ -13,9 +14,9 @@ from sqlalchemy.exc import IntegrityError
 
 from calibration.errors import StoreError
 from calibration.records import Measurement
-from calibration.store.database import LEVEL, points, runs
+from calibration.store.database import LARGEST_WHOLE, LEVEL, WHOLE, points, runs
 from calibration.store.owner import Owner
-from calibration.store.text import clean
+from calibration.store.text import clean, storable
 from sizing.curves import COLUMNS, Point
 
 _FACTS = TypeAdapter(dict[str, float])
@@ -23,14 +24,29 @@ _FACTS = TypeAdapter(dict[str, float])
 
 def insert_run(connection: sql.Connection, values: Mapping[str, Any]) -> int:
     """A new row in the table of runs; its number. Texts are cleaned."""
-    cleaned = {name: clean(value) if isinstance(value, str) else value for name, value in values.items()}
-    row = connection.execute(sql.insert(runs).values(cleaned).returning(runs.c.id))
+    row = connection.execute(sql.insert(runs).values(_cleaned(values)).returning(runs.c.id))
     return int(row.scalar_one())
 
 
-def update_run(connection: sql.Connection, run_id: int, values: Mapping[str, Any]) -> None:
-    """Change columns of a run."""
-    connection.execute(sql.update(runs).where(runs.c.id == run_id).values(values))
+def update_run(
+    connection: sql.Connection, run_id: int, values: Mapping[str, Any], *, owner: Owner | None = None
+) -> bool:
+    """Change columns of a run, only if it belongs to `owner` where one is given; whether it was changed.
+
+    Texts are cleaned. The run's row is locked until the transaction ends.
+    """
+    chosen = sql.update(runs).where(runs.c.id == run_id)
+    if owner is not None:
+        chosen = chosen.where(runs.c.host == owner.host, runs.c.pid == owner.pid, runs.c.born == owner.born)
+    return connection.execute(chosen.values(_cleaned(values))).rowcount == 1
+
+
+def owner_of(connection: sql.Connection, run_id: int) -> Owner:
+    """The process that a run belongs to. Raises StoreError if there is no such run."""
+    row = connection.execute(sql.select(runs).where(runs.c.id == run_id)).mappings().one_or_none()
+    if row is None:
+        raise unknown(run_id)
+    return Owner(row["host"], row["pid"], row["born"])
 
 
 def at_work(connection: sql.Connection, run_id: int, clock: sql.ColumnElement[float]) -> Owner | None:
@@ -58,13 +74,24 @@ def insert_point(connection: sql.Connection, run_id: int, kept: Measurement, *, 
     at this level.
     """
     number = connection.execute(sql.select(sql.func.count()).where(points.c.run == run_id)).scalar_one() + 1
-    run_uuid = connection.execute(sql.select(runs.c.uuid).where(runs.c.id == run_id)).scalar_one()
-    name = f"run-{run_id}-{run_uuid[:8]}/level-{number}.parquet" if recorded else ""
+    name = records_name(connection, run_id, number) if recorded else ""
     try:
         connection.execute(sql.insert(points).values(run=run_id, number=number, records=name, **_columns(kept)))
     except IntegrityError:
         raise StoreError(f"run {run_id} has a point at this level already: is it being measured twice?") from None
     return name
+
+
+def records_name(connection: sql.Connection, run_id: int, number: int) -> str:
+    """Name of the file of records of a run's point of that number, in the folder of records."""
+    run_uuid = connection.execute(sql.select(runs.c.uuid).where(runs.c.id == run_id)).scalar_one()
+    return f"run-{run_id}-{run_uuid[:8]}/level-{number}.parquet"
+
+
+def name_records(connection: sql.Connection, run_id: int, number: int, name: str) -> None:
+    """Say that the log of a run's point of that number is in the file of records `name`."""
+    mine = (points.c.run == run_id, points.c.number == number)
+    connection.execute(sql.update(points).where(*mine).values(records=name))
 
 
 def of_run(run_id: int | None, *, as_measured: bool = False) -> sql.Select[Any]:
@@ -94,10 +121,25 @@ def measurement_of(row: sql.RowMapping) -> Measurement:
         raise StoreError(f"the store holds an impossible value: {where} are not numbers by name") from None
 
 
+def cleaned(point: Point) -> Point:
+    """`point` as the store keeps it, with its texts cleaned."""
+    return replace(point, **_cleaned({name: getattr(point, name) for name in COLUMNS}))
+
+
 def _columns(kept: Measurement) -> dict[str, Any]:
-    values = {name: getattr(kept.point, name) for name in COLUMNS}
-    texts = {name: clean(value) for name, value in values.items() if isinstance(value, str)}
-    return values | texts | {"facts": _json(kept.facts), "server": _json(kept.server)}
+    values = _cleaned({name: getattr(kept.point, name) for name in COLUMNS})
+    for name in WHOLE:
+        if abs(values[name] or 0) > LARGEST_WHOLE:
+            raise StoreError(
+                f"{name} of a point is larger than any the store holds ({LARGEST_WHOLE}): correct it in its file"
+            )
+    return values | {"facts": _json(kept.facts), "server": _json(kept.server)}
+
+
+def _cleaned(values: Mapping[str, Any]) -> dict[str, Any]:
+    """Columns with their texts fit to be stored and printed; a plan keeps its lines."""
+    texts = {name: value for name, value in values.items() if isinstance(value, str)}
+    return {**values, **{name: (storable if name == "plan" else clean)(text) for name, text in texts.items()}}
 
 
 def _json(facts: Mapping[str, float]) -> str:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import threading
 import uuid
 from collections.abc import Iterator, Sequence
@@ -15,22 +14,22 @@ from typing import Any, Literal, get_args
 import sqlalchemy as sql
 
 from calibration.errors import StoreError
-from calibration.plan import LevelKey, level_key
+from calibration.levels import LevelKey, level_key
 from calibration.records import Measurement, RequestLog
 from calibration.store.database import DATABASE_VARIABLE, Database, points, runs
+from calibration.store.logs import keep
 from calibration.store.owner import HEARTBEAT_S, Owner
-from calibration.store.records_file import About, read_log, write_log
+from calibration.store.records_file import read_log
 from calibration.store.rows import (
     at_work,
-    insert_point,
     insert_run,
     measurement_of,
     of_run,
+    owner_of,
     point_of,
     unknown,
     update_run,
 )
-from calibration.store.text import clean
 from sizing.curves import Point
 
 __all__ = ["DATABASE_VARIABLE", "STATES", "Ending", "Run", "State", "Store"]
@@ -93,12 +92,12 @@ class Store:
     @contextmanager
     def kept_alive(self, run_id: int, every_s: float = HEARTBEAT_S) -> Iterator[None]:
         """Meanwhile tell other machines, every `every_s` seconds, that this process is at the run."""
-        over = threading.Event()
+        over, mine = threading.Event(), Owner.here()
 
         def beat() -> None:
             while not over.wait(every_s):
                 with suppress(StoreError):  # the database is away for a moment, or else the next point will tell
-                    self._beat(run_id)
+                    self._beat(run_id, mine)
 
         thread = threading.Thread(target=beat, name=f"heartbeat of run {run_id}", daemon=True)
         thread.start()
@@ -111,25 +110,19 @@ class Store:
     def finish_run(self, run_id: int, state: Ending, error: str = "") -> None:
         """The run has ended, with an error in one line if it failed. A run that another process took over is left."""
         with self.database.writing() as connection:
-            if at_work(connection, run_id, self.database.clock) in (None, Owner.here()):
-                update_run(connection, run_id, {"state": state, "ended": _now(), "error": clean(error)})
+            update_run(connection, run_id, {"state": state, "ended": _now(), "error": error}, owner=Owner.here())
 
     def add_point(self, run_id: int, measured: Point | Measurement, *, seed: Sequence[int] = ()) -> None:
         """Keep a point with its facts and log: on return all of it is safe on disk, on an error none is in the store.
 
         A fact that is no finite number is unknown and left out. `seed` is noted with the log. Raises StoreError if the
-        run has a point at this level already, or another process measures it now.
+        run has a point at this level already, or does not belong to this process, having been taken over.
         """
         kept = measured if isinstance(measured, Measurement) else Measurement(measured)
         with self.database.writing() as connection:
-            owner = at_work(connection, run_id, self.database.clock)
-            if owner not in (None, Owner.here()):
-                raise StoreError(f"run {run_id} is now measured by {owner}: this process adds nothing to it")
-            name = insert_point(connection, run_id, kept, recorded=kept.log is not None)
-            if kept.log is not None:  # before the commit: no point of the store ever lacks its log
-                run_uuid = connection.execute(sql.select(runs.c.uuid).where(runs.c.id == run_id)).scalar_one()
-                write_log(self.database.records / name, kept.log, _about(run_uuid, kept, seed))
-            update_run(connection, run_id, {"heartbeat": self.database.clock})
+            if not update_run(connection, run_id, {"heartbeat": self.database.clock}, owner=Owner.here()):
+                raise StoreError(f"run {run_id} belongs to {owner_of(connection, run_id)}: this one adds nothing to it")
+            keep(connection, self.database.records, run_id, kept, seed=seed)
 
     def run(self, run_id: int) -> Run:
         """The run of that number. Raises StoreError if there is none."""
@@ -159,14 +152,21 @@ class Store:
 
     def records(self, run_id: int) -> dict[LevelKey, Path]:
         """Files with the logs of a run's levels, as far as they are on this machine."""
-        folder = self.database.records
-        named = {level_key(point_of(row)): folder / row["records"] for row in self._rows(run_id) if row["records"]}
-        return {key: path for key, path in named.items() if path.is_file()}
+        return {key: path for key, path in self._named(run_id).items() if path.is_file()}
+
+    def logs_elsewhere(self, run_id: int) -> set[LevelKey]:
+        """Keys of a run's levels whose log was kept but is not on this machine: where they were measured, or lost."""
+        return {key for key, path in self._named(run_id).items() if not path.is_file()}
 
     def log(self, run_id: int, key: LevelKey) -> RequestLog | None:
         """The requests of a level, None where no log was kept or it is on another machine. Raises StoreError."""
         path = self.records(run_id).get(key)
         return None if path is None else read_log(path)
+
+    def _named(self, run_id: int) -> dict[LevelKey, Path]:
+        """Files that hold the logs of a run's levels on the machine that measured it."""
+        folder = self.database.records
+        return {level_key(point_of(row)): folder / row["records"] for row in self._rows(run_id) if row["records"]}
 
     def _rows(self, run_id: int | None, as_measured: bool = False) -> list[sql.RowMapping]:
         with self.database.reading() as connection:
@@ -187,9 +187,9 @@ class Store:
             rows = connection.execute(query.where(chosen).order_by(runs.c.id.desc())).mappings().all()
         return [_run(row) for row in rows]
 
-    def _beat(self, run_id: int) -> None:
+    def _beat(self, run_id: int, owner: Owner) -> None:
         with self.database.writing() as connection:
-            update_run(connection, run_id, {"heartbeat": self.database.clock})
+            update_run(connection, run_id, {"heartbeat": self.database.clock}, owner=owner)
 
     def _mine(self) -> dict[str, Any]:
         return asdict(Owner.here()) | {"heartbeat": self.database.clock}
@@ -200,12 +200,6 @@ def _run(row: sql.RowMapping) -> Run:
     lost = row["state"] == "running" and not owner.lives(row["silent_s"])
     told = {"state": "lost" if lost else row["state"], "owner": str(owner) if owner.pid else ""}
     return Run(**{field.name: {**row, **told}[field.name] for field in fields(Run)})
-
-
-def _about(run_uuid: str, kept: Measurement, seed: Sequence[int]) -> About:
-    start_s, stop_s = (kept.facts.get(f"window_{edge}_s", math.nan) for edge in ("start", "stop"))
-    window_s = (start_s, stop_s) if math.isfinite(start_s + stop_s) else None
-    return About(run=run_uuid, level=level_key(kept.point), window_s=window_s, seed=tuple(seed))
 
 
 def _now() -> str:

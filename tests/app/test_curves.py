@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -69,6 +70,24 @@ def test_the_line_is_the_fitted_law_and_its_error_is_told(curves: Callable[[], A
     assert f"within {worst:.1%}" in captions and f"{fitted.leave_one_out:.1%} median error" in captions
     line = series(app, "Requests/s")["mean, fitted law"]
     assert line == ([*LEVELS], [error.requests_per_s for error in fitted.errors])
+
+
+def test_void_points_are_told_with_their_reasons_and_not_drawn(curves: Callable[[], AppTest], store: Store) -> None:
+    points = [point(n) for n in LEVELS]
+    reason = "client_limited: p99 of requests sent 9 ms late"
+    keep(store, [*points[:-1], replace(points[-1], verdict="client_limited", notes=reason)])
+    app = curves()
+    assert series(app, "Requests/s")["mean, measured"][0] == [*LEVELS[:-1]]
+    assert app.expander[0].label.startswith("1 measured, but void")
+    told = app.expander[0].caption[0].value
+    assert "32 users: client-limited.**" in told and "9 ms late" in told
+
+
+def test_a_store_of_void_points_alone_shows_them(curves: Callable[[], AppTest], store: Store) -> None:
+    keep(store, [replace(point(4), verdict="unsteady", notes="unsteady: E2E drifted")])
+    app = curves()
+    assert app.title[0].value == "No points measured yet"
+    assert "4 users: unsteady.**" in app.expander[0].caption[0].value
 
 
 def test_a_single_point_is_drawn_without_a_law(curves: Callable[[], AppTest], store: Store) -> None:

@@ -23,7 +23,7 @@ POINT = Point(
 )
 
 positive = st.floats(1e-9, 1e12)
-text = st.text(st.characters(codec="utf-8", exclude_characters="\0"), max_size=20)
+text = st.text(st.characters(codec="utf-8", exclude_categories=("Cc", "Cf", "Zl", "Zp")), max_size=20)
 named = text.filter(bool)
 _NEEDED: dict[str, st.SearchStrategy[Any]] = {
     **dict.fromkeys(("model", "precision", "gpu"), named),
@@ -48,7 +48,7 @@ timings = st.builds(
     tokens=st.lists(st.tuples(times, st.integers(1, 9)), max_size=5).map(tuple),
     isl=st.integers(1, 10**6),
     osl=st.integers(1, 10**6),
-    error=st.text(st.characters(codec="utf-8"), max_size=10),
+    error=text,
 )
 logs = st.lists(timings, max_size=6).map(RequestLog.of)
 

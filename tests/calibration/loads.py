@@ -8,7 +8,7 @@ from collections.abc import Callable
 import numpy as np
 from numpy.typing import NDArray
 
-from calibration.plan import Level
+from calibration.levels import Level
 from calibration.records import Client, Load, RequestLog
 from sizing.curves import Deployment, LoadKind
 from sizing.workload import Lengths

@@ -29,7 +29,7 @@ ENGINE = {"model": "toy", "precision": "fp32", "gpu": "cpu", "tp": "1", "engine"
 
 @dataclass(frozen=True, slots=True)
 class Script:
-    """How the server answers. Times in seconds; `*_every`: 0 never, n every n-th request.
+    """How the server answers. Times in seconds; `*_every`: 0 never, n every n-th request; `error_from`: all from there.
 
     `counter` is the output that tells token counts, empty for a model with text only. A server without
     `takes_max_tokens` answers with three tokens, whatever is asked.
@@ -43,6 +43,7 @@ class Script:
     final_flag: bool = True
     short_by: int = 0
     error_every: int = 0
+    error_from: int = 0
     hang_up_every: int = 0
     die_after: int = 0
     counter: str = "output_ids"
@@ -57,8 +58,9 @@ class Script:
 class MockServer(service_pb2_grpc.GRPCInferenceServiceServicer):
     """`requests` are those received; `in_flight` counts those not answered yet, `peak` its highest value."""
 
-    def __init__(self, script: Script | None = None) -> None:
+    def __init__(self, script: Script | None = None, port: int = 0) -> None:
         self.script = script or Script()
+        self.port = port
         self.requests: list[Any] = []
         self.in_flight = self.peak = 0
         self.url = ""
@@ -66,7 +68,7 @@ class MockServer(service_pb2_grpc.GRPCInferenceServiceServicer):
     async def __aenter__(self) -> Self:
         self._server = grpc.aio.server()
         service_pb2_grpc.add_GRPCInferenceServiceServicer_to_server(self, self._server)
-        self.url = f"127.0.0.1:{self._server.add_insecure_port('127.0.0.1:0')}"
+        self.url = f"127.0.0.1:{self._server.add_insecure_port(f'127.0.0.1:{self.port}')}"
         await self._server.start()
         return self
 
@@ -127,7 +129,7 @@ class MockServer(service_pb2_grpc.GRPCInferenceServiceServicer):
         script = self.script
         if script.die_after and number > script.die_after:
             sys.exit(1)
-        if _due(number, script.error_every):
+        if _due(number, script.error_every) or 0 < script.error_from <= number:
             yield service_pb2.ModelStreamInferResponse(error_message="out of\nblocks")
             return
         if script.empty_first:
@@ -184,9 +186,10 @@ def _due(number: int, every: int) -> bool:
 
 
 @contextlib.contextmanager
-def subprocess_server(script: Script) -> Iterator[str]:
-    """A mock in a process of its own; its host:port."""
-    command = [sys.executable, "-m", "tests.calibration.mock_server", json.dumps(dataclasses.asdict(script))]
+def subprocess_server(script: Script, port: int = 0) -> Iterator[str]:
+    """A mock in a process of its own, on a free port if none is named; its host:port."""
+    told = [json.dumps(dataclasses.asdict(script)), str(port)]
+    command = [sys.executable, "-m", "tests.calibration.mock_server", *told]
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True, cwd=ROOT) as process:
         assert process.stdout is not None
         try:
@@ -195,12 +198,12 @@ def subprocess_server(script: Script) -> Iterator[str]:
             process.kill()
 
 
-async def _serve(script: Script) -> None:
-    async with MockServer(script) as server:
+async def _serve(script: Script, port: int) -> None:
+    async with MockServer(script, port) as server:
         sys.stdout.write(f"{server.url}\n")
         sys.stdout.flush()
         await asyncio.Event().wait()
 
 
 if __name__ == "__main__":
-    asyncio.run(_serve(Script(**json.loads(sys.argv[1]))))
+    asyncio.run(_serve(Script(**json.loads(sys.argv[1])), int(sys.argv[2])))

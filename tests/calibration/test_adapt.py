@@ -17,7 +17,7 @@ from pydantic import ValidationError
 from calibration.adapt import Adaptive, question_of
 from calibration.adapt_plan import AdaptivePlan
 from calibration.errors import PlanError
-from calibration.plan import Level
+from calibration.levels import Level
 from sizing.candidates import from_fit
 from sizing.capacity import BY_FORMULA
 from sizing.curves import Point, curves, read_points

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -205,3 +206,39 @@ def test_ctrl_c_keeps_the_points_and_says_how_to_go_on(plan: Path, database: str
     assert process.returncode == 130
     assert rest.strip().endswith("go on with: python -m calibration resume 1")
     assert (Store().run(1).state, Store().run(1).points) == ("interrupted", 2)
+
+
+def test_kill_9_in_a_sweep_loses_nothing_and_resume_measures_nothing_twice(plan: Path, database: str) -> None:
+    plan.write_text(plan.read_text().replace("concurrency: [1, 2]", "concurrency: [1, 2, 3, 4]"))
+    started = [sys.executable, "-m", "calibration", "run", str(plan)]
+    environment = os.environ | {DATABASE_VARIABLE: database}
+    with subprocess.Popen(started, cwd=ROOT, env=environment, stderr=subprocess.PIPE, text=True) as process:
+        assert process.stderr is not None
+        told = ""
+        while "concurrency 2" not in told:
+            told = process.stderr.readline()
+            assert told
+        process.kill()
+    before = Store().points(1)
+    assert (Store().run(1).state, len(before) >= 2) == ("lost", True)
+    assert "its process is gone; go on with: python -m calibration resume 1" in call("show", 1).stdout
+    assert call("resume", 1).exit_code == 0
+    after = Store().points(1)
+    assert [point.load_value for point in after] == [1, 2, 3, 4]
+    assert after[: len(before)] == before
+    assert Store().run(1).state == "done"
+
+
+def test_a_lost_server_ends_the_run_and_resume_goes_on_when_it_is_back(plan: Path) -> None:
+    """The server dies within the second level; started anew on the same port, it gives the two levels that lack."""
+    with subprocess_server(Script(ttft_s=0.004, itl_s=0.001, die_after=150)) as url:
+        text = plan.read_text().replace("requests_per_level: 8", "requests_per_level: 100")
+        plan.write_text(re.sub(r"url: '[^']*'", f"url: '{url}'", text).replace("[1, 2]", "[1, 2, 3]"))
+        assert "python -m calibration resume 1" in call("run", plan).stderr
+    before = Store().points(1)
+    assert (Store().run(1).state, len(before)) == ("failed", 1)
+    with subprocess_server(Script(ttft_s=0.004, itl_s=0.001), port=int(url.rpartition(":")[2])):
+        assert call("resume", 1).exit_code == 0
+    after = Store().points(1)
+    assert [point.load_value for point in after] == [1, 2, 3]
+    assert after[0] == before[0]

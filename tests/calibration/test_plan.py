@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 import pytest
@@ -9,6 +10,7 @@ import pytest
 from calibration.errors import PlanError
 from calibration.plan import parse_plan, read_plan
 
+ROOT = Path(__file__).parents[2]
 MINIMAL = "lengths: [{isl: 64, osl: 32}]\nconcurrency: [1, 16]\n"
 
 
@@ -64,6 +66,20 @@ def test_a_relative_tokenizer_lies_beside_the_plan(tmp_path: Path) -> None:
         ("lengths: [{isl: 64, osl: 32}]\nconcurrency: [1.5]", "concurrency.0: "),
         ("lengths: [{isl: 64, osl: 32}]\nrates: [0]", "rates.0: "),
         ("lengths: [{isl: 64, osl: 32}]\nconcurrency: [4, 1, 4]", "concurrency: 4 is there more than once"),
+        (MINIMAL + "arrivals: weekly", "arrivals: arrivals 'weekly': use poisson, constant or gamma"),
+        (MINIMAL + "schedule: [{for_s: 1, rate: 0}]", "its stages come to 0 requests, at least 2 are needed"),
+        (MINIMAL + "schedule: [{for_s: 0, rate: 1}]", "schedule.0.for_s: "),
+        (MINIMAL + "replay: [1]", "replay: none of the lengths is a trace"),
+        (MINIMAL + "until: {half_width: 2}", "until.half_width: "),
+        (MINIMAL + "until: {of: [speed]}", "until.of.0: "),
+        (MINIMAL + "client: {processes: 0}", "client.processes: "),
+        (MINIMAL + "server: {protocol: carrier pigeon}", "server.protocol: "),
+        (MINIMAL + "adaptive: {gpu_minutes: 5, rate: 2}", "adaptive: "),
+        (
+            "lengths: [{isl: 6, osl: 4}]\nrates: [3]\nadaptive: {gpu_minutes: 5, rate: 2, ttft: 'p95:1s'}",
+            "adaptive: it chooses among closed-loop levels",
+        ),
+        (MINIMAL + "adaptive: {gpu_minutes: 5, rate: 2, ttft: fast}", "adaptive: "),
     ],
 )
 def test_a_faulty_plan_is_one_line_naming_file_and_key(text: str, says: str, tmp_path: Path) -> None:
@@ -85,3 +101,49 @@ def test_a_missing_or_unreadable_plan_is_named(tmp_path: Path) -> None:
     binary.write_bytes(b"\xff\xfe\x00\x80")
     with pytest.raises(PlanError, match="cannot be read"):
         read_plan(binary)
+
+
+def test_rates_follow_the_arrivals_and_a_schedule_is_a_level_at_its_mean_rate() -> None:
+    text = MINIMAL + "rates: [3]\narrivals: gamma:cv=2\nschedule: [{for_s: 10, rate: 2}, {for_s: 30, rate: 6}]"
+    levels = parse_plan(text).plan.levels()
+    assert [(level.kind, level.value) for level in levels[2:]] == [("gamma_rate", 3), ("schedule", 5)]
+
+
+def test_a_trace_is_replayed_at_each_speed(tmp_path: Path) -> None:
+    """Five requests within two seconds are two a second; at triple speed, six."""
+    (tmp_path / "t.csv").write_text("arrival_s,isl,osl\n10,5,5\n10.5,7,5\n11,5,5\n11.5,7,5\n12,6,5\n")
+    plan = parse_plan("lengths: [{trace: t.csv}]\nreplay: [1, 3]", folder=tmp_path).plan
+    assert [(level.kind, level.value) for level in plan.levels()] == [("trace", 2), ("trace", 6)]
+
+
+def test_a_number_of_requests_takes_the_place_of_precision() -> None:
+    plan = parse_plan(MINIMAL + "requests_per_level: 7").plan
+    until = plan.until_of(plan.levels()[0])
+    assert (until.requests_min, until.requests_max, until.budget_s) == (7, 7, None)
+
+
+def test_a_schedule_is_sent_whole_unless_a_budget_is_named() -> None:
+    text = MINIMAL + "schedule: [{for_s: 300, rate: 2}, {for_s: 300, rate: 6}]\nrequests_per_level: 9\n"
+    for more, budget_s in (("", None), ("budget_s: 500", 500)):
+        plan = parse_plan(text + more).plan
+        until = plan.until_of(plan.levels()[-1])
+        assert until.budget_s == budget_s
+        assert (until.requests_min or 0) > 2400, "no interval ends it before its last request"
+
+
+@pytest.mark.parametrize(("more", "budget_s"), [("", 120), ("budget_s: 9", 9), ("until: {budget_s: 7}", 7)])
+def test_every_level_that_goes_for_precision_has_a_budget(more: str, budget_s: float) -> None:
+    plan = parse_plan(MINIMAL + more).plan
+    assert plan.until_of(plan.levels()[0]).budget_s == budget_s
+
+
+@pytest.mark.parametrize("path", sorted((ROOT / "data" / "plans").glob("*.yaml")), ids=lambda path: path.name)
+def test_shipped_plans_are_plans(path: Path) -> None:
+    assert read_plan(path).plan.levels()
+
+
+def test_the_plan_in_the_docs_is_a_plan() -> None:
+    blocks = re.findall(r"```yaml\n(.*?)```", (ROOT / "docs" / "calibration.md").read_text(), re.DOTALL)
+    whole, adaptive = blocks
+    assert len(parse_plan(whole).plan.lengths) == 5
+    assert parse_plan(MINIMAL + adaptive).plan.adaptive

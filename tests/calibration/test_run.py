@@ -5,20 +5,23 @@ from __future__ import annotations
 import itertools
 import threading
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from calibration.describe import Described, deployment
-from calibration.errors import Cancelled, ClientLimitedError, PlanError, ServerError
+from calibration.errors import Cancelled, ClientLimitedError, NothingAnswered, PlanError, ServerError
 from calibration.keep_up import processes
+from calibration.levels import Level, level_key
 from calibration.load import self_check
 from calibration.load.contract import Contract
 from calibration.load.self_check import Distortion
 from calibration.measure import Pace, Target
-from calibration.plan import DeploymentPlan, Level, PlanFile, level_key, parse_plan
+from calibration.plan import PlanFile, parse_plan
 from calibration.records import Measurement
 from calibration.run import Quiet, resume, run
+from calibration.server_plan import DeploymentPlan
 from calibration.store import Store
 from sizing.workload import Lengths
 from tests.calibration.mock_server import ENGINE, Script, subprocess_server
@@ -176,11 +179,15 @@ def test_as_many_processes_as_the_mock_shows_to_be_needed(monkeypatch: pytest.Mo
         return Distortion(users, processes, 0.02 / processes**3, 0.0, 1.0, 1.0, 1.0, 1.0, 0.1)
 
     monkeypatch.setattr(self_check, "check", check)
-    file = parse_plan("lengths: [{isl: 6, osl: 4}]\nconcurrency: [4, 40, 8]\nclient: {processes: 4}")
+    monkeypatch.setattr(self_check.cores, "usable", lambda: {0, 1, 2, 3})
+    file = parse_plan("lengths: [{isl: 6, osl: 4}]\nconcurrency: [4, 40, 8]")
     levels = file.plan.levels()
     target = Target(file.plan, DESCRIBED, deployment(DeploymentPlan(), ENGINE), tuple(levels))
-    assert processes(target, levels, Pace(levels[0].lengths, 1, 0.1, 0.02, 0.01), lambda text: None) == 4
+    assert processes(target, levels, Pace(levels[0].lengths, 1, 0.1, 0.02, 0.01), lambda text: None) == 2
     assert tried == [(40, 1), (40, 2)]
+    chosen = replace(target, plan=parse_plan(file.text + "\nclient: {processes: 3}").plan)
+    assert processes(chosen, levels, Pace(levels[0].lengths, 1, 0.1, 0.02, 0.01), lambda text: None) == 3
+    assert tried[2:] == [(40, 3)]
 
 
 DESCRIBED = Described(Contract("m", {}, (), batched=False), dict(ENGINE), None, False)
@@ -222,10 +229,14 @@ def test_losing_the_server_keeps_the_points_and_says_how_to_go_on(store: Store) 
     assert lost.error
 
 
-def test_a_server_that_fails_every_request_is_an_error_not_a_point(store: Store) -> None:
-    with subprocess_server(Script(error_every=1)) as url, pytest.raises(ServerError, match="out of blocks"):
-        run(plan(url), store)
-    assert store.points() == []
+def test_a_level_without_answers_has_no_point_and_the_others_go_on(store: Store) -> None:
+    """From the 60th request on all fail: the first level has some 30. The run ends by saying which one is missing."""
+    with subprocess_server(Script(ttft_s=0.004, itl_s=0.001, error_from=60)) as url:
+        first = parse_plan(plan(url).text.replace("requests_per_level: 12", "requests_per_level: 8"))
+        with pytest.raises(NothingAnswered, match=r"every request failed.*out of blocks.*resume 1"):
+            run(first, store)
+    assert [point.load_value for point in store.points(1)] == [1]
+    assert store.run(1).state == "failed"
 
 
 def test_nobody_there_leaves_no_run_behind(store: Store) -> None:

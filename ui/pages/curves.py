@@ -42,6 +42,7 @@ def page() -> None:
     found = curves(have.points)
     if not found:
         st.title("No points measured yet", anchor=False)
+        _void([point for point in have.points if point.void])
         st.markdown(HOW_TO_MEASURE)
         return
     curve = _chosen(found)
@@ -50,6 +51,7 @@ def page() -> None:
     st.title(plain(_title(curve)), anchor=False)
     _provenance(curve)
     _fit_line(fitted)
+    _void([p for p in have.points if p.void and (p.deployment, p.lengths) == (curve.deployment, curve.lengths)])
     _charts(curve, _law(fitted))
     _table(curve, _law(fitted))
 
@@ -112,6 +114,18 @@ def _fit_line(fitted: Fit | str) -> None:
     )
     for warning in fitted.warnings:
         st.caption(f":material/warning: {plain(warning)}")
+
+
+def _void(points: Sequence[Point]) -> None:
+    """Levels that were measured and say nothing of the server, each with its verdict and the reasons."""
+    if not points:
+        return
+    with st.expander(f"{len(points)} measured, but void: not drawn, never fitted", icon=":material/block:"):
+        for point in points:
+            unit = "users" if point.load_kind == "concurrency" else "requests/s"
+            lengths = f"{point.isl:,g} in, {point.osl:,g} out"
+            verdict = point.verdict.replace("_", "-")
+            st.caption(f"**{lengths}, {point.load_value:,g} {unit}: {verdict}.** {plain(point.notes)}")
 
 
 def _law(fitted: Fit | str) -> Mapping[Point, PointError]:

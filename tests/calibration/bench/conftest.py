@@ -14,9 +14,10 @@ from calibration.describe import Described
 from calibration.load.contract import Contract, Input
 from calibration.load.shards import Job
 from calibration.metrics.stopping import Until
-from calibration.plan import ServerPlan
 from calibration.records import Client, Load, RequestLog, Timing
 from calibration.requests.source import Request
+from calibration.server_plan import ServerPlan
+from tests.calibration.bench.logs import length_fault
 
 IDS = {"input_ids": Input("INT32", False), "request_output_len": Input("INT32", False)}
 TEXT = {"text_input": Input("BYTES", False), "max_tokens": Input("INT32", False)}
@@ -29,11 +30,15 @@ CONTRACTS = {
 
 @dataclass
 class FakeServer:
-    """Each model answers a request of n tokens within ``first_s + n * token_s[model]``; `jobs` are those driven."""
+    """Each model answers a request of n tokens within ``first_s + n * token_s[model]``; `jobs` are those driven.
+
+    Every `fail_every`-th request fails, every `short_every`-th answer lacks a token (0: none).
+    """
 
     first_s: float = 0.1
     token_s: dict[str, float] = field(default_factory=lambda: dict.fromkeys(CONTRACTS, 0.01))
     fail_every: int = 0
+    short_every: int = 0
     client: Client = field(default_factory=Client)
     jobs: list[tuple[Job, list[Request]]] = field(default_factory=list)
 
@@ -56,8 +61,9 @@ class FakeServer:
 
     def _timing(self, number: int, due_s: float, took_s: float, request: Request) -> Timing:
         fails = bool(self.fail_every) and number % self.fail_every == 0
-        tokens = () if fails else ((due_s + took_s, request.osl),)
-        error = "out of blocks" if fails else ""
+        count = request.osl - (bool(self.short_every) and number % self.short_every == 0)
+        tokens = () if fails else ((due_s + took_s, count),)
+        error = "out of blocks" if fails else length_fault(count, request.osl)
         return Timing(due_s, due_s, due_s + took_s, tokens, request.isl, request.osl, error)
 
 

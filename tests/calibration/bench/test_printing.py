@@ -94,10 +94,10 @@ def test_a_full_disk_is_said() -> None:
 
 
 def test_the_trace_shows_each_answered_request_when_it_was_sent(tmp_path: Path) -> None:
-    log = log_of([5.0, 4.0, 4.5], [1.0, 2.0, 9.0], failed=[2])
+    log = log_of([5.0, 4.0, 4.5], [1.0, 2.0, 9.0], failed=[2], short=[1])
     printing.write_perfetto(tmp_path / "trace.json", log)
     bars = json.loads((tmp_path / "trace.json").read_text())
     assert [(bar["name"], bar["ts"], bar["dur"]) for bar in bars] == [("req_0", 0.0, 2e6), ("req_1", 1e6, 1e6)]
     assert {bar["ph"] for bar in bars} == {"X"}
-    assert bars[0]["args"] == {"isl": 10, "osl": 4}
+    assert [bar["args"] for bar in bars] == [{"isl": 10, "osl": 3}, {"isl": 10, "osl": 4}]
     assert sum(bar["dur"] for bar in bars) == pytest.approx(stats(log).latency_sum_s * 1e6)

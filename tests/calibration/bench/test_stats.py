@@ -90,6 +90,14 @@ def test_failed_requests_are_left_out() -> None:
     assert (found.requests, found.duration_s, found.latency_mean_s) == (3, 1.0, 1.0)
 
 
+def test_answers_of_another_length_count_with_the_tokens_that_came() -> None:
+    """The clients check no lengths: 3 answers of 4, 3 and 3 tokens within 2 s."""
+    found = stats(log_of([0, 0, 0], [1.0, 2.0, 1.5], short=[1, 2]))
+    assert (found.requests, found.duration_s, found.latency_mean_s) == (3, 2.0, 1.5)
+    assert found.output_tokens_per_s == 10 / 2.0
+    assert stats(log_of([0, 0], [1.0, 1.0], short=[0, 1])).requests == 2
+
+
 @pytest.mark.parametrize("log", [log_of([0.0], [1.0], failed=[0]), RequestLog.of(())])
 def test_nothing_answered_is_an_error_that_says_why(log: RequestLog) -> None:
     with pytest.raises(ServerError, match=r"out of blocks|no request was sent"):

@@ -23,6 +23,7 @@ FEW = closed_loop(Law(osl=4), users=2, each=4)
 SAMPLES: dict[str, bytes] = {path.name: path.read_bytes() for path in sorted(FILES.iterdir())} | {
     "aiperf.jsonl": aiperf_jsonl(FEW).encode(),
     "triton_export.json": profile_export(FEW, empty_first_s=0.001, empty_final_s=0.03).encode(),
+    "triton_ids_export.json": profile_export(FEW, ids=True, empty_final_s=0.03).encode(),
     "openai_export.json": openai_export(FEW).encode(),
     "guidellm_requests.json": guidellm(FEW).encode(),
     "vllm_detailed.json": vllm_detailed(FEW).encode(),

@@ -5,6 +5,7 @@ from __future__ import annotations
 import codecs
 import json
 import math
+from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
@@ -105,9 +106,10 @@ def test_a_file_that_is_no_such_file_says_where(raw: bytes, words: str, tmp_path
         ("op_stats.csv", "OP tokens/sec", "tokens/sec", "column 'OP tokens/sec' is missing"),
         ("op_stats.csv", "Avg. InFlight requests", "Total requests", "column 'Total requests' is there twice"),
         ("aiperf.csv", "Request Throughput (requests/sec),18.00", "", "key 'request_throughput': is missing"),
-        ("aiperf.csv", "Request Count,180.00", "Request Count,-1", "line 11, column 'Value': -1 is not"),
+        ("aiperf.csv", "Request Count,720.00", "Request Count,-1", "line 14, column 'Value': -1 is not"),
         ("genai_perf.csv", "Request Count", "Request Throughput", "is there twice"),
-        ("guidellm.csv", ",180,0,0,", ",0,0,0,", "no request went well"),
+        ("guidellm.csv", ",720,0,0,", ",0,0,0,", "no request went well"),
+        ("genai_perf.csv", '"1,234.56"', '"1,23.56"', "'1,23.56' is not a number"),
         ("guidellm.csv", "Duration", "Lasting", "column 'Timings / Duration / Sec' is missing"),
     ],
 )  # fmt: skip
@@ -115,6 +117,13 @@ def test_the_cell_at_fault_is_named(name: str, old: str, new: str, words: str, t
     text = SAMPLES[name].decode()
     assert old in text
     assert words in fault(text.replace(old, new), tmp_path, concurrency=2)
+
+
+def test_a_strategy_beyond_measure_is_named(tmp_path: Path) -> None:
+    text = SAMPLES["guidellm.csv"].decode()
+    assert "concurrent@8" in text
+    message = fault(text.replace("concurrent@8", "concurrent@99999999999"), tmp_path)
+    assert "line 4, column 'Benchmark / Strategy', key 'streams'" in message
 
 
 def test_a_byte_order_mark_is_no_fault(tmp_path: Path) -> None:
@@ -142,6 +151,53 @@ def test_text_of_a_file_is_made_harmless(tmp_path: Path) -> None:
     name = "=cmd\x1b[31m\u202e\ud800 \n" + "x" * 5000
     (point,) = imported(edited("vllm.json", ("model_id",), name), tmp_path, model=None)
     assert point.model == ("=cmd[31m " + "x" * 5000)[:120]
+
+
+HARM = "\x1b[31m\x07\u202e\x9b2J\r"
+
+
+def texts(document: Any, path: tuple[str | int, ...] = ()) -> list[tuple[str | int, ...]]:
+    """Where in a document texts are, of a list's entries those of the first."""
+    if isinstance(document, dict):
+        return [found for key, inner in document.items() for found in texts(inner, (*path, key))]
+    if isinstance(document, list):
+        return [found for i, inner in enumerate(document[:1]) for found in texts(inner, (*path, i))]
+    return [path] if isinstance(document, str) else []
+
+
+@pytest.mark.parametrize("name", [name for name in SAMPLES if name.endswith(".json")])
+def test_no_text_of_a_file_reaches_a_point_with_control_characters(name: str, tmp_path: Path) -> None:
+    document = json.loads(SAMPLES[name])
+    for keys in texts(document):
+        try:
+            points = imported(edited(name, keys, f"a{HARM}b"), tmp_path, model=None)
+        except FileError as error:
+            assert str(error).isprintable()
+        else:
+            said = [getattr(point, field.name) for point in points for field in fields(point)]
+            assert all(value.isprintable() for value in said if isinstance(value, str))
+
+
+@pytest.mark.parametrize("name", [name for name in SAMPLES if name.endswith(".csv")])
+def test_no_cell_reaches_a_message_with_control_characters(name: str, tmp_path: Path) -> None:
+    rows = SAMPLES[name].decode().split("\n")
+    for place, row in enumerate(rows):
+        harmed = "\n".join([*rows[:place], row.replace(",", f"{HARM.strip()},"), *rows[place + 1 :]])
+        try:
+            imported(harmed, tmp_path, concurrency=None if name.startswith("perf") else 2)
+        except FileError as error:
+            assert str(error).isprintable()
+
+
+def test_the_model_in_a_cell_is_made_harmless(tmp_path: Path) -> None:
+    written = json.dumps(f"a{HARM}b")[1:-1]
+    (point,) = imported(SAMPLES["guidellm.csv"].decode().replace("tiny-chat", written), tmp_path, model=None)
+    assert point.model == "a[31m2J b"
+
+
+def test_what_the_caller_says_is_made_harmless_too(tmp_path: Path) -> None:
+    (point,) = imported(SAMPLES["vllm.json"], tmp_path, engine=f"tensorrt{HARM} llm", gpu=f"L4{HARM}")
+    assert (point.engine, point.gpu) == ("tensorrt[31m2J llm", "L4[31m2J")
 
 
 @given(st.text(max_size=400))

@@ -75,6 +75,27 @@ def test_vllms_burstiness_is_a_gamma_process(tmp_path: Path) -> None:
     assert loads_of(document, tmp_path) == [("gamma_rate", 3)]
 
 
+@pytest.mark.parametrize("limit", [None, 8])
+def test_a_rate_with_a_limit_of_vllm_holds_requests_back(limit: int | None, tmp_path: Path) -> None:
+    document = json.loads((FILES / "vllm.json").read_text()) | {"request_rate": 18.5, "max_concurrency": limit}
+    path = tmp_path / "capped.json"
+    path.write_text(json.dumps(document))
+    (point,) = read(path, deployment=DEPLOYMENT)
+    assert (point.load_kind, point.load_value) == ("poisson_rate", 18.5)
+    assert ("at most 8 requests in flight" in point.notes) == (limit is not None)
+
+
+@pytest.mark.parametrize("limit", [None, 8])
+def test_a_rate_with_a_limit_of_guidellm_holds_requests_back(limit: int | None, tmp_path: Path) -> None:
+    document = json.loads((FILES / "guidellm_v2.json").read_text())
+    strategy = {"type_": "poisson", "rate": 18.5, "max_concurrency": limit}
+    document["benchmarks"][0]["config"]["strategy"] = strategy
+    path = tmp_path / "capped.json"
+    path.write_text(json.dumps(document))
+    (point,) = read(path, deployment=DEPLOYMENT)
+    assert ("at most 8 requests in flight" in point.notes) == (limit is not None)
+
+
 def loads_of(document: object, tmp_path: Path) -> list[tuple[str, float]]:
     path = tmp_path / "changed.json"
     path.write_text(json.dumps(document))

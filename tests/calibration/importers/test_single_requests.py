@@ -91,6 +91,80 @@ def test_a_forced_output_length_tells_the_tokens_of_tritons_responses(tmp_path: 
     assert "give --osl N" in measured(text, tmp_path, isl=50).point.notes
 
 
+@pytest.mark.parametrize("chunk", [1, 4])
+def test_token_ids_are_counted_and_0_is_a_token(chunk: int, tmp_path: Path) -> None:
+    """One id in a response is a bare number in the file, none an empty text."""
+    law = Law(osl=12, chunk=chunk)
+    text = profile_export(closed_loop(law), ids=True, empty_first_s=0.001, empty_final_s=0.03)
+    point = measured(text, tmp_path, isl=50).point
+    assert point.osl == 12
+    assert point.itl_mean_s == pytest.approx(law.itl_s, rel=1e-6)
+    assert point.e2e_mean_s == pytest.approx(law.e2e_s, rel=1e-6)
+    assert not point.void
+    assert "tokens are not counted" not in point.notes
+
+
+def test_padding_after_the_sequence_length_is_no_token(tmp_path: Path) -> None:
+    document = json.loads(profile_export(closed_loop(Law(osl=12, chunk=4)), ids=True))
+    for request in document["experiments"][0]["requests"]:
+        request["response_outputs"] = [{"output_ids": [7] * 16, "sequence_length": 4} for _ in range(3)]
+    point = measured(json.dumps(document), tmp_path, isl=50).point
+    assert (point.osl, point.void) == (12, False)
+
+
+def test_itl_is_over_the_tokens_after_the_first_response_however_many_each_holds(tmp_path: Path) -> None:
+    """Responses of 1, 5 and 6 tokens, 40 ms apart: 80 ms for 11 tokens."""
+    document = json.loads(profile_export(closed_loop(Law(osl=12, chunk=4)), ids=True))
+    for request in document["experiments"][0]["requests"]:
+        request["response_outputs"] = [{"output_ids": ids} for ids in (9, [9] * 5, [9] * 6)]
+    assert measured(json.dumps(document), tmp_path, isl=50).point.itl_mean_s == pytest.approx(0.08 / 11)
+
+
+@pytest.mark.parametrize("chunk", [1, 4])
+@pytest.mark.parametrize("tool", ["triton", "openai"])
+def test_counted_answers_of_another_length_than_was_asked_for_void_the_point(
+    tool: str, chunk: int, tmp_path: Path
+) -> None:
+    traffic = closed_loop(Law(osl=12, chunk=chunk))
+    text = profile_export(traffic, ids=True, asked=16) if tool == "triton" else openai_export(traffic, asked=16)
+    point = measured(text, tmp_path, isl=50).point
+    assert point.verdict == "wrong_lengths"
+    assert "12 tokens in the answer where 16 were asked for" in point.notes
+    assert (point.osl, point.osl_cv) == (12, 0)
+
+
+@pytest.mark.parametrize("tool", ["triton", "openai"])
+def test_without_a_count_the_responses_are_the_tokens_not_what_was_asked_for(tool: str, tmp_path: Path) -> None:
+    traffic = closed_loop(Law(osl=12, chunk=4))
+    text = profile_export(traffic, asked=64) if tool == "triton" else openai_export(traffic, usage=False, asked=64)
+    point = measured(text, tmp_path, isl=50).point
+    assert (point.osl, point.void) == (3, False)
+    assert "64 tokens were asked for and 3 responses came" in point.notes
+
+
+def test_an_output_length_of_the_callers_that_the_answers_do_not_have_is_said(tmp_path: Path) -> None:
+    text = openai_export(closed_loop(Law(osl=12)))
+    assert "the answers have 12 tokens" in measured(text, tmp_path, osl=20).point.notes
+    assert "the answers have" not in measured(text, tmp_path, osl=12).point.notes
+
+
+@pytest.mark.parametrize("tool", WRITERS)
+def test_nothing_is_said_of_a_client_that_no_file_tells_of(tool: str, tmp_path: Path) -> None:
+    write, said = WRITERS[tool]
+    found = measured(write(closed_loop(Law())), tmp_path, **said)
+    assert not {"client_cores", "busiest_core", "processes", "loop_lag_p99_s"} & set(found.facts)
+    assert "client's health unknown" in found.point.notes
+
+
+def test_lateness_is_a_fact_only_where_the_file_tells_when_requests_were_due(tmp_path: Path) -> None:
+    for late_s in (0.0, 0.02):
+        traffic = [Law().request(k / 10, late_s=late_s) for k in range(60)]
+        found = measured(guidellm(traffic, {"type_": "constant", "rate": 10.0}), tmp_path)
+        late = {name: value for name, value in found.facts.items() if name.startswith("late_")}
+        assert late == (dict.fromkeys(late, pytest.approx(late_s, abs=1e-6)) if late_s else {})
+        assert bool(late) == bool(late_s)
+
+
 @pytest.mark.parametrize(
     ("empty_first_s", "empty_final_s"), [(0.001, None), (None, 0.03), (0.001, 0.03)], ids=["first", "final", "both"]
 )

@@ -79,28 +79,41 @@ def _aiperf_record(request: Sent, gaps: bool) -> dict[str, Any]:
 
 
 def profile_export(
-    requests: Sequence[Sent], *, empty_first_s: float | None = None, empty_final_s: float | None = None
+    requests: Sequence[Sent],
+    *,
+    empty_first_s: float | None = None,
+    empty_final_s: float | None = None,
+    ids: bool = False,
+    asked: int | None = None,
 ) -> str:
-    """With an empty response `empty_first_s` after the sending, and one `empty_final_s` after the last token."""
+    """With an empty response `empty_first_s` after the sending, and one `empty_final_s` after the last token.
+
+    Responses hold text or token `ids`, all of them 0: a list, but a bare number where there is one, "" for none.
+    """
     rows = []
     for request in requests:
-        answers = [(at_s, " the") for at_s in request.chunk_s]
+        token: object = " the" if not ids else [0] * request.chunk if request.chunk > 1 else 0
+        answers = [(at_s, token) for at_s in request.chunk_s]
         answers += [(request.sent_s + empty_first_s, "")] if empty_first_s is not None else []
         answers += [(request.chunk_s[-1] + empty_final_s, "")] if empty_final_s is not None else []
-        answers.sort()
+        answers.sort(key=lambda answer: answer[0])
         rows.append(
             {
                 "timestamp": _ns(request.sent_s),
-                "request_inputs": {"max_tokens": request.tokens, "stream": True, "text_input": "a secret prompt"},
+                "request_inputs": {
+                    "max_tokens": asked or request.tokens,
+                    "stream": True,
+                    "text_input": "a secret prompt",
+                },
                 "response_timestamps": [_ns(at_s) for at_s, _ in answers],
-                "response_outputs": [{"text_output": text} for _, text in answers],
+                "response_outputs": [{"output_ids" if ids else "text_output": token} for _, token in answers],
             }
         )
     experiment = {"experiment": {"mode": "concurrency", "value": 2}, "requests": rows, "window_boundaries": []}
     return json.dumps({"experiments": [experiment], "version": "2.60.0", "service_kind": "triton", "endpoint": ""})
 
 
-def openai_export(requests: Sequence[Sent], *, usage: bool = True) -> str:
+def openai_export(requests: Sequence[Sent], *, usage: bool = True, asked: int | None = None) -> str:
     """As `profile_export` over an OpenAI server: a role event first, [DONE] last, several tokens in an event."""
     rows = []
     for request in requests:
@@ -109,7 +122,11 @@ def openai_export(requests: Sequence[Sent], *, usage: bool = True) -> str:
         counts = {"choices": [], "usage": {"prompt_tokens": request.isl, "completion_tokens": request.tokens}}
         events = [_event(role), *[_event(word) for _ in request.chunk_s]]
         events[-1] += (_event(counts) if usage else "") + "data: [DONE]\n\n"
-        payload = {"model": "tiny-chat", "max_tokens": request.tokens, "messages": [{"content": "a secret prompt"}]}
+        payload = {
+            "model": "tiny-chat",
+            "max_tokens": asked or request.tokens,
+            "messages": [{"content": "a secret prompt"}],
+        }
         rows.append(
             {
                 "timestamp": _ns(request.sent_s),

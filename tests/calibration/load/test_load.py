@@ -14,9 +14,9 @@ from calibration.load.alarm import Alarm
 from calibration.load.contract import Contract, Input
 from calibration.load.exchange import Answers, Exchange, Prepared, Reader, log_of
 from calibration.load.loops import Tally, ask, client, closed_loop, open_loop
-from calibration.plan import ServerPlan
 from calibration.records import RequestLog
 from calibration.requests.source import Request
+from calibration.server_plan import ServerPlan
 from tests.calibration.mock_server import MockServer, Script
 
 OSL = 6
@@ -139,6 +139,31 @@ def test_a_stop_cuts_the_arrivals_also_while_the_next_is_far() -> None:
     _, log = opened(Desk(), [0.001, 0.002, 30.0], stop_after_s=0.05)
     assert len(log) == 2
     assert time.perf_counter() - began_s < 10
+
+
+def test_an_open_loop_ends_where_an_arrival_finds_no_request() -> None:
+    async def run() -> tuple[Tally, float]:
+        tally, now_s = Tally(READER), time.perf_counter()
+        some = iter([Prepared(b"1", b"", 1, 1)] * 3)
+        await open_loop(Desk().exchange, some, tally, due_s=[now_s + 0.01 * number for number in range(1, 9)])
+        return tally, now_s
+
+    tally, began_s = asyncio.run(run())
+    assert len(tally.answers.log()) == 3
+    assert tally.stopped_s == pytest.approx(began_s + 0.04)
+
+
+def test_what_was_due_before_the_stop_is_sent_though_the_stop_came_while_it_was_waited_for() -> None:
+    """Else an arrival inside the window would be missing in the log, for no fault of the client."""
+
+    async def run() -> tuple[Tally, float]:
+        tally, now_s = Tally(READER), time.perf_counter()
+        asyncio.get_running_loop().call_later(0.02, tally.stop, now_s + 0.06)
+        await open_loop(Desk().exchange, endless(), tally, due_s=[now_s + 0.05, now_s + 0.07])
+        return tally, now_s
+
+    tally, began_s = asyncio.run(run())
+    assert tally.answers.log().intended_s.tolist() == pytest.approx([began_s + 0.05])
 
 
 @pytest.mark.parametrize("kind", ["closed", "open"])

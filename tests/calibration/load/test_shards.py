@@ -18,13 +18,17 @@ import pytest
 
 from calibration.describe import describe
 from calibration.errors import Cancelled, PlanError, ServerError, WorkerError
+from calibration.levels import Level
 from calibration.load import shards
 from calibration.load.loops import Job
 from calibration.load.shards import Workers
 from calibration.metrics.stopping import Until
-from calibration.plan import ServerPlan
+from calibration.metrics.verdict import LITTLE_ALLOWED, judge, little
+from calibration.metrics.window import sample
 from calibration.requests.lengths import LengthsPlan
 from calibration.requests.source import Source
+from calibration.server_plan import ServerPlan
+from sizing.workload import Lengths
 from tests.calibration.mock_server import ROOT, Script, subprocess_server
 
 OSL = 4
@@ -98,17 +102,59 @@ def test_requests_made_while_it_runs_are_those_of_the_plan_too(url: str, workers
     assert load.log.tokens.tolist() == [OSL] * len(load.log)
 
 
+def trace_of(rows: int, folder: Path) -> Source:
+    trace = folder / f"{rows}.csv"
+    trace.write_text("arrival_s,isl,osl\n" + "".join(f"{number},3,{OSL}\n" for number in range(rows)))
+    return Source(LengthsPlan(trace=str(trace)), None, False, (1,))
+
+
 def test_requests_that_run_out_end_the_level(tmp_path: Path, url: str, workers: Workers) -> None:
-    trace = tmp_path / "trace.csv"
-    trace.write_text("arrival_s,isl,osl\n" + "".join(f"{number},3,{OSL}\n" for number in range(40)))
-    source = Source(LengthsPlan(trace=str(trace)), None, False, (1,))
-    load = workers.drive(job_at(url, source=source), SECOND)
+    load = workers.drive(job_at(url, source=trace_of(40, tmp_path)), SECOND)
     assert load.ended == "schedule"
     assert 30 <= len(load.log) <= 40
-    few = tmp_path / "few.csv"
-    few.write_text(f"arrival_s,isl,osl\n0,3,{OSL}\n1,3,{OSL}\n")
     with Workers() as one, pytest.raises(PlanError, match="before every user was warm"):
-        one.drive(job_at(url, source=Source(LengthsPlan(trace=str(few)), None, False, (1,))), SECOND)
+        one.drive(job_at(url, source=trace_of(2, tmp_path)), SECOND)
+
+
+def test_requests_that_run_out_end_the_window_of_an_open_loop_in_every_process(
+    tmp_path: Path, url: str, workers: Workers
+) -> None:
+    """The rate is that of the arrivals which had a request, not thinned by those to come."""
+    arrivals_s = 0.01 * np.arange(1, 151)
+    open_job = job_at(url, users=None, arrivals_s=arrivals_s, warm_up=5, source=trace_of(40, tmp_path))
+    load = workers.drive(open_job, Until(requests_min=10**6))
+    assert load.ended == "schedule"
+    assert load.duration_s == pytest.approx(arrivals_s[40] - arrivals_s[5])
+    assert len(load.log) == 40
+    assert load.issued == 35
+    assert load.offered_per_s == pytest.approx(100)
+
+
+def test_how_the_client_fared_is_that_of_the_window_alone() -> None:
+    """The worker stands still for 0.3 s while the last answer is waited for: nothing in the window is late by it."""
+    looks: list[float] = []
+
+    def hold(share: float) -> None:
+        looks.append(share)
+        if sum(look >= 1 for look in looks) == 3:  # the stop was told after the first
+            os.kill(one.pids[0], signal.SIGSTOP)
+            time.sleep(0.3)
+            os.kill(one.pids[0], signal.SIGCONT)
+
+    with subprocess_server(Script(ttft_s=0.9)) as slow, Workers() as one:
+        until = Until(requests_min=10**6, budget_s=0.3)
+        load = one.drive(job_at(slow, users=1, warm_up=0), until, on_share=hold)
+    assert load.log.end_s.max() - load.stop_s > 0.3
+    assert load.client.loop_lag_p99_s < 0.15
+
+
+def test_users_who_wait_for_a_late_final_response_are_busy_by_littles_law(workers: Workers) -> None:
+    with subprocess_server(Script(ttft_s=0.05, itl_s=0.01, late_final_s=0.04)) as late:
+        load = workers.drive(job_at(late, users=4), SECOND)
+    at = Level(0, Lengths(3, OSL), "concurrency", 4, 1)
+    _, whole = little(load, 4)
+    assert whole == pytest.approx(1, abs=LITTLE_ALLOWED)
+    assert not any(reason.startswith("little") for reason in judge(load, at, sample(load))[1])
 
 
 def test_workers_stay_off_the_cores_that_the_parent_leaves_to_the_engine(url: str, workers: Workers) -> None:
@@ -139,7 +185,7 @@ def test_failures_end_a_level_that_no_interval_will_ever_end(workers: Workers) -
         load = workers.drive(job_at(bad), Until())
     assert load.log.failed.all()
     assert set(load.log.error) == {"out of blocks"}
-    assert load.ended == "count"
+    assert load.ended == "failing"
 
 
 def test_a_server_that_dies_is_a_server_error_and_the_workers_go_on_afterwards(url: str) -> None:

@@ -16,9 +16,9 @@ from calibration.errors import ServerError
 from calibration.load import triton
 from calibration.load.exchange import log_of
 from calibration.load.triton import Client
-from calibration.plan import ServerPlan
 from calibration.records import RequestLog
 from calibration.requests.source import Request
+from calibration.server_plan import ServerPlan
 from tests.calibration.mock_server import MockServer, Script, asked, prompt
 
 OSL = 6

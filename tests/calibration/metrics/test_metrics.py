@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from calibration.errors import ServerError
+from calibration.errors import NothingAnswered, ServerError
 from calibration.metrics.measurement import measurement
 from calibration.metrics.percentiles import bounds, samples_needed
 from calibration.records import Client, Ended, Load, Measurement, RequestLog, Timing
@@ -264,8 +264,18 @@ def test_lag_of_the_client_is_told_where_gaps_hold_it() -> None:
     assert "gaps between tokens hold up to 3 ms" in found.point.notes
 
 
+def test_a_level_that_was_given_up_says_so() -> None:
+    timings = [timing(float(k), 0.2, [0.3], error="out of blocks" if k % 3 else "") for k in range(9)]
+    load = replace(load_of(timings, 0.0, 9.0), ended="failing")
+    found = measurement(load, level(1), DEPLOYMENT, source="test")
+    assert found.point.verdict == "errors"
+    assert "ended after 9 s, since more requests failed than were answered" in found.point.notes
+
+
 def test_a_level_without_an_answer_is_refused_with_its_first_error() -> None:
-    with pytest.raises(ServerError, match=r"concurrency 1: every request failed.*out of blocks"):
+    """As an error of its own kind, so that a sweep can go on with its next level."""
+    assert issubclass(NothingAnswered, ServerError)
+    with pytest.raises(NothingAnswered, match=r"concurrency 1: every request failed.*out of blocks"):
         measured([timing(0.0, 0.5, [], error="out of blocks")], start_s=0.0, stop_s=1.0)
 
 

@@ -10,9 +10,10 @@ from functools import partial
 import numpy as np
 import pytest
 
+from calibration.levels import Level
+from calibration.metrics.backlog import fell_behind
 from calibration.metrics.verdict import RULES, judge, little
 from calibration.metrics.window import sample
-from calibration.plan import Level
 from calibration.records import Client, Load
 from sizing.curves import Verdict
 from tests.calibration.loads import Lasting, closed_loop, level, queue
@@ -138,6 +139,16 @@ def test_sends_that_fall_ever_further_behind_are_client_limited_even_if_ttft_is_
     assert "requests/s sent where" in told
 
 
+def test_requests_that_were_due_and_never_sent_are_the_clients_fault() -> None:
+    """The level ended while the client was behind by the last tenth of the window: the log holds what was sent."""
+    load = steady_queue()
+    reached_s = load.stop_s - 0.1 * load.duration_s
+    cut = replace(load, log=load.log.where(load.log.intended_s < reached_s))
+    assert verdict(cut, level(4, "poisson_rate")) == "client_limited"
+    assert "requests/s sent where" in reasons(cut, level(4, "poisson_rate"))
+    assert fell_behind(cut, sample(cut))
+
+
 @pytest.mark.parametrize(
     ("client", "expected"),
     [
@@ -180,12 +191,22 @@ def test_idle_users_break_littles_law() -> None:
     assert verdict(closed_loop(8, 20, lambda at_s, k: 1.0, idle_s=0.03), level(8)) == "steady"
 
 
+def test_a_user_waits_until_the_end_of_the_answer_also_where_that_is_after_the_last_token() -> None:
+    """Users who send again 0.1 s after the last token are idle for a tenth of their time, or waited for an end."""
+    idle = closed_loop(8, 20, lambda at_s, k: 1.0, idle_s=0.1)
+    waiting = replace(idle, log=replace(idle.log, end_s=idle.log.end_s + 0.1))
+    assert (verdict(idle, level(8)), verdict(waiting, level(8))) == ("little", "steady")
+    for cut_s in np.linspace(0.0, 1.1, 12):
+        assert little(replace(waiting, stop_s=waiting.stop_s - cut_s), 8)[1] == pytest.approx(1)
+        assert little(replace(waiting, start_s=waiting.start_s + cut_s), 8)[1] == pytest.approx(1)
+
+
 def test_lockstep_is_no_breach_of_littles_law_however_the_edges_cut_it() -> None:
     """Ten waves: a window that shuts just before a wave ends misses a tenth of its completions."""
     load = closed_loop(16, 14, lambda at_s, k: 1.0, spread_s=1e-6)
     for cut_s in np.linspace(0.05, 0.95, 10):
         part = replace(load, start_s=load.start_s + 0.02, stop_s=load.stop_s - 1 + float(cut_s))
-        plain, whole = little(part, 16, sample(part))
+        plain, whole = little(part, 16)
         assert whole == pytest.approx(1, abs=1e-4)
         assert abs(plain - 1) < 1.1 / part.duration_s
         assert verdict(part, level(16)) == "steady"

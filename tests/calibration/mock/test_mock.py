@@ -498,6 +498,28 @@ def test_a_mock_ends_with_its_owner() -> None:
         lost.truth()
 
 
+def test_ctrl_c_in_a_terminal_is_for_the_owner_who_then_ends_the_mock() -> None:
+    """The terminal sends it to every process of its group; a mock that took it would print a traceback."""
+    code = (
+        "import time; from calibration.mock import Script, running\n"
+        "try:\n"
+        "    with running(Script()) as mock:\n"
+        "        print(mock.pid, flush=True)\n"
+        "        time.sleep(60)\n"
+        "except KeyboardInterrupt:\n"
+        "    print('interrupted')\n"
+    )
+    command = [sys.executable, "-c", code]
+    pipe = subprocess.PIPE
+    with subprocess.Popen(command, stdout=pipe, stderr=pipe, text=True, cwd=ROOT, start_new_session=True) as owner:
+        assert owner.stdout is not None
+        pid = int(owner.stdout.readline())
+        os.killpg(owner.pid, signal.SIGINT)
+        assert owner.communicate() == ("interrupted\n", "")
+    with pytest.raises(ProcessLookupError):
+        os.kill(pid, 0)
+
+
 def test_people_start_it_from_a_shell_and_are_told_what_it_did() -> None:
     command = [sys.executable, "-m", "calibration.mock", "--ttft", "2ms", "--itl", "1ms"]
     ports = ["--grpc-port", "0", "--http-port", "0"]

@@ -155,6 +155,13 @@ def test_a_length_that_special_tokens_fill_is_refused(tmp_path: Path) -> None:
         take(1, source(LengthsPlan(isl=1, osl=4), byte_pairs(tmp_path), special=True))
 
 
+def test_lengths_drawn_below_what_the_tokenizer_can_make_are_its_shortest_prompt(tmp_path: Path) -> None:
+    found = take(300, source(LengthsPlan(isl=4, osl=4, isl_cv=1.5), byte_pairs(tmp_path), special=True))
+    shortest = min(request.isl for request in found)
+    assert shortest > 1 and sum(request.isl == shortest for request in found) > 50
+    assert all(len(request.token_ids or ()) == request.isl for request in found)
+
+
 def test_a_faulty_tokenizer_file_is_one_line(tmp_path: Path) -> None:
     path = tmp_path / "tokenizer.json"
     for content, says in ((b"{", "not a tokenizer"), (b'{"a": 1}', "not a tokenizer"), (b"\xff", "cannot be read")):

@@ -7,20 +7,26 @@ import json
 import zipfile
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
+from uuid import uuid4
 
 import pytest
+import sqlalchemy as sql
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from calibration.errors import CalibrationError, FileError, StoreError
+from calibration.records import Measurement
 from calibration.store import Store
 from calibration.store.bundle import export_bundle, import_bundle
 from calibration.store.bundle_file import is_bundle
+from calibration.store.database import points
+from calibration.store.rows import at_work
 from tests.calibration.kept import POINT, measurement, same, some_log
 from tests.calibration.outside import altered, begun_elsewhere
+from tests.calibration.postgres import new_schema
 
 LOADS = (1.0, 4.0, 16.0)
 
@@ -101,6 +107,62 @@ def test_a_run_that_went_on_elsewhere_gains_its_new_points(empty: Store, databas
     assert told(empty, here) == told(origin, run_id)
     assert import_bundle(empty, tmp_path / "early.zip") == (here, False)
     assert told(empty, here) == told(origin, run_id)
+
+
+def test_logs_that_lie_elsewhere_are_counted_and_come_with_the_whole_file(
+    database_url: str, empty: Store, tmp_path: Path
+) -> None:
+    """Two machines at one PostgreSQL server, or a database that was copied without its folder of records."""
+    store, run_id = measured(database_url)
+    assert export_bundle(store, run_id, tmp_path / "whole.zip") == 0
+    before = told(store, run_id)
+    store.database.records.rename(tmp_path / "elsewhere")
+    assert len(store.logs_elsewhere(run_id)) == 2
+    assert export_bundle(store, run_id, tmp_path / "bare.zip") == 2
+    here, _ = import_bundle(empty, tmp_path / "bare.zip")
+    assert (empty.records(here), empty.logs_elsewhere(here)) == ({}, set())
+    for other, number in ((empty, here), (store, run_id)):
+        assert import_bundle(other, tmp_path / "whole.zip") == (number, False)
+        assert told(other, number) == before
+        export_bundle(other, number, tmp_path / "again.zip")
+        assert (tmp_path / "again.zip").read_bytes() == (tmp_path / "whole.zip").read_bytes()
+
+
+def test_a_run_that_ended_later_here_keeps_its_state_and_gains_the_points(empty: Store, tmp_path: Path) -> None:
+    origin, run_id = measured(f"sqlite:///{tmp_path / 'points.db'}")
+    export_bundle(origin, run_id, tmp_path / "early.zip")
+    here, _ = import_bundle(empty, tmp_path / "early.zip")
+    origin.restart_run(run_id)
+    origin.add_point(run_id, replace(POINT, load_value=64.0))
+    origin.finish_run(run_id, "failed", "there")
+    export_bundle(origin, run_id, tmp_path / "late.zip")
+    empty.restart_run(here)
+    empty.finish_run(here, "done")
+    altered(str(empty.database.url), "UPDATE runs SET ended = '2999-01-01T00:00:00+00:00'")
+    import_bundle(empty, tmp_path / "late.zip")
+    run = empty.run(here)
+    assert (run.state, run.ended, run.error, run.points) == ("done", "2999-01-01T00:00:00+00:00", "", 4)
+
+
+def test_points_that_come_while_the_import_waits_for_the_run_are_seen(
+    postgres_folder: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("SIZING_RECORDS", str(tmp_path / "records"))
+    url = new_schema(postgres_folder, f"test_{uuid4().hex}")
+    store, run_id = measured(url)
+    export_bundle(store, run_id, tmp_path / "run.zip")
+    altered(url, "DELETE FROM points WHERE load_value = 16")
+    last = Measurement(replace(POINT, load_value=LOADS[2], verdict="overloaded", notes="= 1 + 1"))
+    with ThreadPoolExecutor(1) as pool:
+        with store.database.writing() as connection:
+            at_work(connection, run_id, store.database.clock)
+            importing = pool.submit(import_bundle, store, tmp_path / "run.zip")
+            waits = sql.text("SELECT count(*) FROM pg_locks WHERE NOT granted")
+            while not connection.execute(waits).scalar():  # until the import waits for this very run
+                assert not importing.done()
+            connection.execute(sql.insert(points).values(run=run_id, number=9, **asdict(last.point)))
+        assert importing.result() == (run_id, False)
+    assert store.run(run_id).points == 3
 
 
 def test_two_who_import_a_run_at_once_bring_it_in_once(database_url: str, made: Path) -> None:
@@ -220,6 +282,9 @@ def points_changed(old: str, new: str) -> Callable[[dict[str, bytes]], dict[str,
         (lambda c: signed(c | {"run.json": c["run.json"].replace(b"interrupted", b"running")}), "state"),
         (lambda c: signed(c | {"run.json": b'{"uuid": "../../../etc"}'}), "uuid"),
         (lambda c: signed(c | {"run.json": b"[" * 100_000}), "run"),
+        (lambda c: signed(c | {"run.json": c["run.json"].replace(b'"created": "2', b'"created": "soon')}), "created"),
+        (lambda c: signed(c | {"run.json": c["run.json"].replace(b'"label"', b'"\\u001b[2J"')}), "label"),
+        (points_changed('"late_p99_s": 0.001', '"\\u001b[2J": "x"'), "\ufffd[2J"),
         (lambda c: signed(c | {"points.json": b"\xff"}), "Invalid JSON"),
         (lambda c: signed(c | {"records/level-2.parquet": b"PAR1"}), "level-2.parquet: not a file of request records"),
         (lambda c: signed(c | {"records/level-2.parquet": c["records/level-3.parquet"]}), "another run or level"),
@@ -240,6 +305,26 @@ def test_a_file_that_was_changed_is_refused_and_nothing_of_it_kept(
     assert str(caught.value).startswith(f"{path}: ")
     assert says in str(caught.value)
     assert "\n" not in str(caught.value)
+    assert "\x1b" not in str(caught.value)
+    assert untouched(empty)
+
+
+def test_orders_to_a_terminal_stay_out_and_the_run_is_the_same_when_it_comes_again(
+    made: Path, empty: Store, tmp_path: Path
+) -> None:
+    content = points_changed('"notes": "= 1 + 1"', r'"notes": "\u001b]52;c;x\u0007\n"')(members(made))
+    run = content["run.json"].replace("toy, naïve".encode(), rb"\u001b[2J").replace(b"stopped at", rb"\u009b\u202e")
+    path = packed(tmp_path / "b.zip", signed(content | {"run.json": run}))
+    assert import_bundle(empty, path) == (1, True)
+    assert import_bundle(empty, path) == (1, False)
+    assert (empty.run(1).label, empty.run(1).error) == ("\ufffd[2J", "\ufffd\ufffd level 4")
+    assert empty.points(1)[2].notes == "\ufffd]52;c;x\ufffd "
+
+
+def test_a_number_that_no_store_holds(made: Path, empty: Store, tmp_path: Path) -> None:
+    path = packed(tmp_path / "b.zip", points_changed('"tp": 1', f'"tp": {10**20}')(members(made)))
+    with pytest.raises(StoreError, match="tp of a point is larger"):
+        import_bundle(empty, path)
     assert untouched(empty)
 
 

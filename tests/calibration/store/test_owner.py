@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
+import time
+from contextlib import ExitStack
 from dataclasses import replace
+from pathlib import Path
+from uuid import uuid4
 
 import pytest
+import sqlalchemy as sql
 
 from calibration.errors import StoreError
 from calibration.store import Store
+from calibration.store.database import runs
 from calibration.store.owner import Owner
 from tests.calibration.kept import POINT
 from tests.calibration.outside import altered, begun_elsewhere, ended, first_line, go_on, python
@@ -32,16 +38,50 @@ def test_a_run_that_lives_is_left_alone_and_one_killed_is_lost_and_resumed(store
     store.add_point(run_id, POINT)
 
 
-def test_elsewhere_only_the_heartbeat_tells(store: Store, database_url: str) -> None:
+def test_elsewhere_only_the_heartbeat_tells(store: Store, database_url: str, monkeypatch: pytest.MonkeyPatch) -> None:
     run_id = store.create_run("plan")
     altered(database_url, "UPDATE runs SET host = 'another machine'")
     assert store.run(run_id).state == "running"
     altered(database_url, "UPDATE runs SET heartbeat = heartbeat - 61")
     assert store.run(run_id).state == "lost"
-    with store.kept_alive(run_id, every_s=0.01):
+    with ExitStack() as meanwhile:
+        with monkeypatch.context() as there:
+            there.setattr("socket.gethostname", lambda: "another machine")
+            meanwhile.enter_context(store.kept_alive(run_id, every_s=0.01))
         while store.run(run_id).state == "lost":  # the next beat ends it; a missing one, the test's time limit
             pass
     assert store.run(run_id).state == "running"
+
+
+TAKE_OVER = """
+import sys
+from dataclasses import replace
+from calibration.store import Store
+from tests.calibration.kept import POINT
+store, run_id = Store(sys.argv[1]), int(sys.argv[2])
+store.restart_run(run_id)
+store.add_point(run_id, replace(POINT, load_value=8))
+store.finish_run(run_id, "done")
+"""
+
+
+def test_a_run_that_was_taken_over_is_not_written_by_its_old_owner_even_when_it_has_ended(
+    store: Store, database_url: str
+) -> None:
+    run_id = store.create_run("plan")
+    altered(database_url, "UPDATE runs SET host = 'cut off for a while', heartbeat = heartbeat - 61")
+    ended(python(TAKE_OVER, database_url, run_id))
+    before = store.run(run_id)
+    assert (before.state, before.points) == ("done", 1)
+    with pytest.raises(StoreError, match=f"run {run_id} belongs to process .*: this one adds nothing"):
+        store.add_point(run_id, POINT)
+    store.finish_run(run_id, "failed", "the network was away")
+    altered(database_url, "UPDATE runs SET heartbeat = 1")
+    with store.kept_alive(run_id, every_s=0.001):
+        time.sleep(0.05)
+    assert store.run(run_id) == before
+    with store.database.reading() as connection:
+        assert connection.execute(sql.select(runs.c.heartbeat)).scalar_one() == 1
 
 
 def test_a_process_number_that_came_back_is_another_process() -> None:
@@ -49,6 +89,13 @@ def test_a_process_number_that_came_back_is_another_process() -> None:
     assert here.lives(silent_s=1e9)
     assert not replace(here, born=here.born + "0").lives(silent_s=0)
     assert not replace(here, pid=2**31 - 1).lives(silent_s=0)
+
+
+def test_another_machine_of_the_same_name_is_elsewhere() -> None:
+    here, boot = Owner.here(), Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+    other = replace(here, pid=2**31 - 1, born=here.born.replace(boot, str(uuid4())))
+    assert other.lives(silent_s=0)
+    assert not other.lives(silent_s=61)
 
 
 ADD_MANY = """

@@ -16,7 +16,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from calibration.errors import StoreError
-from calibration.plan import level_key
+from calibration.levels import level_key
 from calibration.records import RequestLog
 from calibration.store.records_file import (
     METADATA,
@@ -24,7 +24,6 @@ from calibration.store.records_file import (
     decoded,
     decoded_about,
     encoded,
-    read_about,
     read_log,
     write_log,
 )
@@ -39,9 +38,7 @@ CONTENT = encoded(some_log(), ABOUT)
 @given(log=logs)
 def test_a_log_comes_back_bit_for_bit(log: RequestLog) -> None:
     content = encoded(log, ABOUT)
-    assert same(
-        decoded(content, "log"), replace(log, error=tuple(error.replace("\0", "\ufffd") for error in log.error))
-    )
+    assert same(decoded(content, "log"), log)
     assert decoded_about(content, "log") == ABOUT
     assert encoded(log, ABOUT) == content
 
@@ -58,7 +55,7 @@ def test_a_file_can_be_read_with_other_tools(tmp_path: Path) -> None:
     table = parquet.read_table(tmp_path / "a" / "log.parquet")
     assert table.column("sent_s").to_pylist() == [0.0, 1.0, 2.0]
     assert table.column("chunk_tokens").to_pylist() == [[1, 1, 1, 1]] * 3
-    assert read_about(tmp_path / "a" / "log.parquet") == ABOUT
+    assert decoded_about((tmp_path / "a" / "log.parquet").read_bytes(), "log") == ABOUT
     assert [path.name for path in (tmp_path / "a").iterdir()] == ["log.parquet"]
 
 
@@ -84,9 +81,10 @@ def test_no_damage_passes_unseen(data: st.DataObject) -> None:
 @pytest.mark.parametrize("content", [b"", b"PAR1", b"PAR1PAR1", b"{}", bytes(1000)])
 def test_a_file_of_another_kind(tmp_path: Path, content: bytes) -> None:
     (tmp_path / "log").write_bytes(content)
-    for read in (read_log, read_about):
-        with pytest.raises(StoreError, match="log: not a file of request records"):
-            read(tmp_path / "log")
+    with pytest.raises(StoreError, match="log: not a file of request records"):
+        read_log(tmp_path / "log")
+    with pytest.raises(StoreError, match="log: not a file of request records"):
+        decoded_about(content, "log")
 
 
 def test_a_file_that_is_not_there(tmp_path: Path) -> None:
@@ -123,10 +121,65 @@ def test_parquet_that_is_no_log(columns: Mapping[str, Any], metadata: Mapping[by
         decoded(other(columns, metadata), "log")
 
 
-def test_a_file_that_claims_to_fill_the_memory_is_not_read(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("calibration.store.records_file.MOST_VALUES", 11)  # the log has 12 responses
-    with pytest.raises(StoreError, match="more than 11 values"):
-        decoded(CONTENT, "log")
+# Files made to fill the memory
+
+
+@pytest.mark.parametrize(
+    ("limit", "most", "says"),
+    [
+        ("MOST_REQUESTS", 3, "requests"),
+        ("MOST_VALUES", 6 * 3 + 2 * 12, "values"),  # six columns of 3 requests, two of their 12 responses
+        ("MOST_TEXT_BYTES", 1000, "bytes of error texts"),
+    ],
+)
+def test_a_log_that_claims_to_fill_the_memory_is_neither_read_nor_written(
+    monkeypatch: pytest.MonkeyPatch, limit: str, most: int, says: str
+) -> None:
+    monkeypatch.setattr(f"calibration.store.records_file.{limit}", most)
+    assert same(decoded(encoded(some_log(), ABOUT), "log"), some_log())
+    larger = RequestLog.joined([some_log(), replace(some_log(1), error=("long " * 300,))])
+    monkeypatch.undo()
+    content = encoded(larger, ABOUT)
+    monkeypatch.setattr(f"calibration.store.records_file.{limit}", most)
+    with pytest.raises(StoreError, match=f"log: .*it claims to hold more than {most} {says}"):
+        decoded(content, "log")
+    with pytest.raises(StoreError, match=f"holds more than {most} {says}: measure it for a shorter time"):
+        encoded(larger, ABOUT)
+
+
+def failed(error: str, requests: int) -> bytes:
+    """A file that anybody could write: all of many requests failed with the same text."""
+    rows = {name: pa.array([0.0] * requests) for name in ("intended_s", "sent_s", "end_s")}
+    rows |= {name: pa.array([1] * requests) for name in ("isl", "osl")}
+    rows["error"] = pa.DictionaryArray.from_arrays(pa.array([0] * requests, pa.int32()), [error]).cast(pa.string())
+    rows["chunk_at_s"] = pa.array([[]] * requests, pa.list_(pa.float64()))
+    rows["chunk_tokens"] = pa.array([[]] * requests, pa.list_(pa.int64()))
+    sink = pa.BufferOutputStream()
+    table = pa.table(rows).replace_schema_metadata({METADATA: ABOUT.model_dump_json()})
+    parquet.write_table(table, sink, compression="zstd", dictionary_pagesize_limit=10**8)
+    return bytes(sink.getvalue())
+
+
+def test_a_long_text_that_stands_there_often_is_refused() -> None:
+    content = failed("A" * 1_000_000, 100)
+    assert len(content) < 10_000
+    with pytest.raises(StoreError, match="error text is longer than 2000 characters"):
+        decoded(content, "log")
+
+
+def test_a_text_takes_its_room_once_however_many_requests_failed_with_it() -> None:
+    content = failed("A" * 2000, 20_000)
+    before = pa.default_memory_pool().max_memory()
+    log = decoded(content, "log")
+    assert log.error == ("A" * 2000,) * 20_000
+    assert len({id(error) for error in log.error}) == 1
+    assert pa.default_memory_pool().max_memory() <= max(before, 2000 * 20_000 / 2)
+
+
+def test_errors_are_short_lines_that_do_nothing_to_a_terminal() -> None:
+    log = replace(some_log(2), error=("two\nlines \x1b]52;c;cm0=\a", "long " * 1000))
+    assert decoded(encoded(log, ABOUT), "log").error == ("two lines \ufffd]52;c;cm0=\ufffd", "long " * 400)
+    assert decoded(failed("\x1b[2J", 2), "log").error == ("\ufffd[2J", "\ufffd[2J")
 
 
 WRITE_TOO_MUCH = """

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import unicodedata
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -9,13 +10,15 @@ from typing import Any
 import numpy as np
 import pytest
 from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
 
 from calibration.errors import StoreError
-from calibration.plan import level_key
+from calibration.levels import level_key
 from calibration.records import Measurement
 from calibration.store import Store
 from calibration.store.owner import Owner
-from calibration.store.records_file import read_about
+from calibration.store.records_file import About, decoded_about
+from calibration.store.text import clean
 from tests.calibration.kept import POINT, facts, measurement, points, same, some_log
 from tests.calibration.outside import ended, python
 
@@ -39,6 +42,50 @@ def test_text_that_a_database_refuses_and_unknown_facts_do_not_lose_the_point(st
     (kept,) = store.measurements(run_id)
     assert kept.point == replace(point, notes="half \ufffd, none \ufffd")
     assert (kept.facts, kept.server) == ({"b_s": 0.5}, {})
+
+
+ORDERS = "a\x1b]52;c;cm0=\a\x9b2J\u202eb\r\nc\td"  # sets the clipboard, clears the screen, turns the text round
+HARMLESS = "a\ufffd]52;c;cm0=\ufffd\ufffd2J\ufffdb  c d"
+
+
+def test_texts_do_nothing_to_a_terminal_and_are_one_line(store: Store) -> None:
+    run_id = store.create_run("a: plan\nof: lines\n", label=ORDERS, folder=ORDERS)
+    store.add_point(run_id, Measurement(replace(POINT, model=ORDERS, notes=ORDERS), {ORDERS: 1.0}, {ORDERS: 2.0}))
+    store.finish_run(run_id, "failed", ORDERS)
+    run, (kept,) = store.run(run_id), store.measurements(run_id)
+    assert (run.plan, run.label, run.folder, run.error) == ("a: plan\nof: lines\n", HARMLESS, HARMLESS, HARMLESS)
+    assert kept == Measurement(replace(POINT, model=HARMLESS, notes=HARMLESS), {HARMLESS: 1.0}, {HARMLESS: 2.0})
+
+
+@given(text=st.text(st.characters(), max_size=30))
+def test_a_cleaned_text_is_printable_and_stays_as_it_is(text: str) -> None:
+    cleaned = clean(text)
+    assert not {unicodedata.category(char) for char in cleaned} & {"Cc", "Cs", "Zl", "Zp"}
+    bidi = {unicodedata.bidirectional(char) for char in cleaned}
+    assert not bidi & {"LRE", "RLE", "LRO", "RLO", "PDF", "LRI", "RLI", "FSI", "PDI"}
+    assert clean(cleaned) == cleaned
+    assert bool(cleaned) == bool(text)
+
+
+def test_other_writing_stays() -> None:
+    for text in ("naïve 模型 مدل", "👩‍💻", "zero\u200bwidth"):
+        assert clean(text) == text
+
+
+@pytest.mark.parametrize("column", ["tp", "pp", "max_batch_size", "requests", "errors"])
+@pytest.mark.parametrize("value", [2**31, 10**20])
+def test_a_whole_number_that_no_database_holds(store: Store, column: str, value: int) -> None:
+    run_id = store.create_run("plan")
+    with pytest.raises(StoreError, match=f"{column} of a point is larger than any the store holds"):
+        store.add_point(run_id, replace(POINT, **{column: value}))
+    assert store.points(run_id) == []
+    store.add_point(run_id, replace(POINT, **{column: 2**31 - 1}))
+    assert getattr(store.points(run_id)[0], column) == 2**31 - 1
+
+
+def test_a_number_that_no_run_has_however_large(store: Store) -> None:
+    with pytest.raises(StoreError, match=r"(too large|out of range).*give a smaller number"):
+        store.run(10**20)
 
 
 def test_points_are_there_for_others_at_once(store: Store, database_url: str) -> None:
@@ -118,12 +165,17 @@ def test_an_unknown_run_is_named(tmp_path: Path, act: Any) -> None:
 # Records of single requests
 
 
+def about_log(store: Store, run_id: int) -> About:
+    """What the log of POINT says of itself."""
+    return decoded_about(store.records(run_id)[level_key(POINT)].read_bytes(), "log")
+
+
 def test_the_log_lies_beside_the_database_and_says_whose_it_is(store: Store) -> None:
     run_id = store.create_run("plan")
     store.add_point(run_id, measurement(), seed=(7, 1))
     store.add_point(run_id, replace(POINT, load_value=8))
     assert list(store.records(run_id)) == [level_key(POINT)]
-    about = read_about(store.records(run_id)[level_key(POINT)])
+    about = about_log(store, run_id)
     assert (about.run, about.level) == (store.run(run_id).uuid, level_key(POINT))
     assert (about.window_s, about.seed) == ((0.5, 2.5), (7, 1))
     assert store.log(run_id, level_key(replace(POINT, load_value=8))) is None
@@ -134,7 +186,7 @@ def test_a_window_that_is_not_known_does_not_lose_the_log(tmp_path: Path, facts:
     store = Store(f"sqlite:///{tmp_path / 'points.db'}")
     run_id = store.create_run("plan")
     store.add_point(run_id, Measurement(POINT, facts, log=some_log()))
-    assert read_about(store.records(run_id)[level_key(POINT)]).window_s is None
+    assert about_log(store, run_id).window_s is None
 
 
 def test_logs_go_where_they_are_told(store: Store, tmp_path: Path) -> None:

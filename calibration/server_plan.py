@@ -1,0 +1,63 @@
+"""The part of a plan that says which server is measured, and what it is where it does not tell itself."""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+from pydantic import BaseModel, ConfigDict, Field
+
+Positive = Annotated[float, Field(gt=0)]
+Count = Annotated[int, Field(ge=1)]
+Text = Annotated[str, Field(min_length=1)]
+Batching = Literal["in_flight", "static"]
+
+
+class Strict(BaseModel):
+    """No unknown keys, no conversions, no NaN."""
+
+    model_config = ConfigDict(strict=True, extra="forbid", frozen=True, allow_inf_nan=False)
+
+
+class TensorNames(Strict):
+    """What a model calls its tensors, where its names are not those of the TensorRT-LLM backend.
+
+    `prompt` (text) or `token_ids` and `prompt_length` go in, with `max_tokens`; `text` or `output_ids` come out.
+    `constants` are further inputs and the value that every request gives them.
+    """
+
+    prompt: Text | None = None
+    token_ids: Text | None = None
+    prompt_length: Text | None = None
+    max_tokens: Text | None = None
+    text: Text | None = None
+    output_ids: Text | None = None
+    constants: dict[str, str | bool | int | float] = {}
+
+
+class ServerPlan(Strict):
+    """Where requests go: `url` (host:port) of gRPC or, by `protocol`, of HTTP; the Triton `model`.
+
+    A request takes `timeout_s` at most. `metrics_url` (http://host:port/metrics), if set, is read during each level for
+    the server's own view, and to check that nobody else loads the server meanwhile.
+    """
+
+    url: Annotated[str, Field(pattern=r"^[^/\s]+:\d+$")] = "127.0.0.1:8001"
+    protocol: Literal["grpc", "http"] = "grpc"
+    model: Text = "ensemble"
+    tensors: TensorNames = TensorNames()
+    metrics_url: Annotated[str, Field(pattern=r"^https?://\S+$")] | None = None
+    timeout_s: Positive = 120.0
+
+
+class DeploymentPlan(Strict):
+    """What is written on the points where the server does not say it itself, or says it wrong."""
+
+    model: Text | None = None
+    precision: Text | None = None
+    gpu: Text | None = None
+    tp: Count | None = None
+    pp: Count | None = None
+    engine: str | None = None
+    engine_version: str | None = None
+    batching: Batching | None = None
+    max_batch_size: Count | None = None

@@ -12,7 +12,7 @@ from itertools import islice
 import numpy as np
 
 from calibration.describe import Described, deployment, describe
-from calibration.errors import ServerError
+from calibration.errors import NothingAnswered
 from calibration.levels import Level
 from calibration.load.arrivals import arrival_times, schedule_times
 from calibration.load.contract import Contract
@@ -139,12 +139,12 @@ def warm_up_arrivals(plan: SweepPlan, level: Level, pace: Pace) -> int:
 
 
 def probe(target: Target, level: Level) -> Pace:
-    """Two requests on the idle server, of which the second is timed. Raises ServerError if one fails."""
+    """Two requests on the idle server, of which the second is timed. Raises NothingAnswered if one fails."""
     requests = source(target, level.entry, (*seed_of(target, level), _PROBE)).requests()
     log = asyncio.run(ask(target.plan.server, target.contract, islice(requests, PROBES)))
     faults = [error for error in log.error if error]
     if faults:
-        raise ServerError(f"{target.plan.server.url}: the first request failed: {faults[0]}")
+        raise NothingAnswered(f"{level.label}: the first request failed: {faults[0]}")
     ttft_s, e2e_s = float(log.first_token_s[-1] - log.sent_s[-1]), float(log.last_token_s[-1] - log.sent_s[-1])
     after = int(log.tokens[-1] - log.first_chunk_tokens[-1])
     return Pace(level.lengths, 1.0, float(log.end_s[-1] - log.sent_s[-1]), ttft_s, (e2e_s - ttft_s) / max(1, after))

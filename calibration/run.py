@@ -18,7 +18,7 @@ from calibration.load.shards import Workers
 from calibration.measure import Pace, Target, measure, prepare, probe, seed_of
 from calibration.plan import PlanFile, parse_plan
 from calibration.records import Measurement
-from calibration.store import Store
+from calibration.store import Ending, Store
 from calibration.sweep import Sweep, sweep_of
 
 
@@ -121,10 +121,10 @@ def _follow(
     """
     without: list[NothingAnswered] = []
     while (level := sweep.next(store.points(run_id, as_measured=True))) is not None:
-        if pace.lengths != level.lengths:
-            pace = probe(target, level)
-        progress.expects(level, *sweep.expected_s(pace))
         try:
+            if pace.lengths != level.lengths:
+                pace = probe(target, level)
+            progress.expects(level, *sweep.expected_s(pace))
             found = measure(target, level, pace, run_id, workers, progress.share, cancel)
         except NothingAnswered as error:
             progress.says(str(error))
@@ -143,13 +143,14 @@ def _state_kept(run_id: int, store: Store) -> Iterator[None]:
     """The run ends as done, interrupted or failed, whatever happens; a failure says how to go on."""
     try:
         yield
-    except (KeyboardInterrupt, Cancelled):
+    except KeyboardInterrupt:
         with suppress(StoreError):
             store.finish_run(run_id, "interrupted")
         raise
     except CalibrationError as error:
+        state: Ending = "interrupted" if isinstance(error, Cancelled) else "failed"
         with suppress(StoreError):  # the store may be what failed: it says so in `error`
-            store.finish_run(run_id, "failed", str(error))
+            store.finish_run(run_id, state, str(error))
         raise type(error)(f"{error}; points are kept, go on with: python -m calibration resume {run_id}") from None
     except BaseException as error:
         with suppress(StoreError):

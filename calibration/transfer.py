@@ -58,8 +58,9 @@ def export_command(run_id: int, out: Path | None, as_json: bool) -> None:
     if out is not None and out.suffix.lower() == BUNDLE:
         if as_json:
             raise click.UsageError("--json does not go with a .zip, which has a format of its own")
-        export_bundle(store, run_id, out)
-        click.echo(f"run {run_id} written to {out}", err=True)
+        missing = export_bundle(store, run_id, out)
+        lacks = f", without the requests of {missing} points, which lie on another machine" if missing else ""
+        click.echo(f"run {run_id} written to {out}{lacks}", err=True)
         return
     points = store.points(run_id)
     text = json.dumps([asdict(point) for point in points]) + "\n" if as_json else _table_of(points)

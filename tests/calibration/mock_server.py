@@ -29,7 +29,7 @@ ENGINE = {"model": "toy", "precision": "fp32", "gpu": "cpu", "tp": "1", "engine"
 
 @dataclass(frozen=True, slots=True)
 class Script:
-    """How the server answers. Times in seconds; `*_every`: 0 never, n every n-th request; `error_from`: all from there.
+    """How the server answers. Times in seconds; `*_every`: 0 never, n every n-th request; `error_osl`: refused.
 
     `counter` is the output that tells token counts, empty for a model with text only. A server without
     `takes_max_tokens` answers with three tokens, whatever is asked.
@@ -43,7 +43,7 @@ class Script:
     final_flag: bool = True
     short_by: int = 0
     error_every: int = 0
-    error_from: int = 0
+    error_osl: int = 0
     hang_up_every: int = 0
     die_after: int = 0
     counter: str = "output_ids"
@@ -129,7 +129,7 @@ class MockServer(service_pb2_grpc.GRPCInferenceServiceServicer):
         script = self.script
         if script.die_after and number > script.die_after:
             sys.exit(1)
-        if _due(number, script.error_every) or 0 < script.error_from <= number:
+        if _due(number, script.error_every) or asked(request) == script.error_osl:
             yield service_pb2.ModelStreamInferResponse(error_message="out of\nblocks")
             return
         if script.empty_first:

@@ -230,13 +230,16 @@ def test_losing_the_server_keeps_the_points_and_says_how_to_go_on(store: Store) 
 
 
 def test_a_level_without_answers_has_no_point_and_the_others_go_on(store: Store) -> None:
-    """From the 60th request on all fail: the first level has some 30. The run ends by saying which one is missing."""
-    with subprocess_server(Script(ttft_s=0.004, itl_s=0.001, error_from=60)) as url:
-        first = parse_plan(plan(url).text.replace("requests_per_level: 12", "requests_per_level: 8"))
-        with pytest.raises(NothingAnswered, match=r"every request failed.*out of blocks.*resume 1"):
-            run(first, store)
-    assert [point.load_value for point in store.points(1)] == [1]
-    assert store.run(1).state == "failed"
+    """An OSL that the server refuses: what comes before and after it is measured, and the run says what is missing."""
+    with subprocess_server(Script(ttft_s=0.004, itl_s=0.001, error_osl=5)) as url:
+        text = plan(url).text.replace("[{isl: 6, osl: 4}]", "[{isl: 6, osl: 4}, {isl: 6, osl: 5}, {isl: 6, osl: 7}]")
+        watcher = Watcher()
+        with pytest.raises(NothingAnswered, match=r"OSL 5.*out of blocks.*resume 1"):
+            run(parse_plan(text), store, watcher)
+        assert [(point.osl, point.load_value) for point in store.points(1)] == [(4, 1), (4, 3), (7, 1), (7, 3)]
+        assert store.run(1).state == "failed"
+        with pytest.raises(ServerError, match="out of blocks"):
+            resume(1, store)
 
 
 def test_nobody_there_leaves_no_run_behind(store: Store) -> None:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import sqlite3
+import time
 import uuid
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -187,9 +189,25 @@ def _sqlite(url: sql.URL) -> sql.Engine:
 
 def _set_up_sqlite(connection: Any, _record: object) -> None:
     connection.isolation_level = None  # transactions begin where `_begin_sqlite` says so, not at the first write
-    connection.execute("PRAGMA journal_mode=WAL")  # readers (the web page) and the writer do not wait for each other
+    _write_ahead(connection)
     connection.execute("PRAGMA synchronous=FULL")  # a point is safe from a power cut as soon as it is committed
     connection.execute("PRAGMA foreign_keys=ON")
+
+
+def _write_ahead(connection: sqlite3.Connection) -> None:
+    """Readers (the web page) and the writer do not wait for each other.
+
+    Two that open a new file at once get in each other's way here, and SQLite does not wait for this lock as for others.
+    """
+    deadline_s = time.monotonic() + WAIT_FOR_LOCK_S
+    while True:
+        try:
+            connection.execute("PRAGMA journal_mode=WAL")
+            return
+        except sqlite3.OperationalError as error:
+            if "locked" not in str(error) or time.monotonic() > deadline_s:
+                raise
+            time.sleep(0.02)
 
 
 def _begin_sqlite(connection: sql.Connection) -> None:

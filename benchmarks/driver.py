@@ -155,8 +155,8 @@ def goals(rows: Sequence[Row], import_s: float) -> list[Goal]:
     """
     single = {(row.protocol, row.seen.users): row for row in rows if row.seen.processes == 1}
     busy, http, idle = single["grpc", 128].seen, single["http", 256].seen, single["grpc", 1]
+    memory = single["grpc", 128].cost
     start_up_s = max(row.cost.start_up_s for row in single.values())
-    memory_bytes = max(row.cost.parent_bytes + row.cost.workers_bytes for row in single.values())
     return [
         Goal("gRPC, 128 streams: answered", busy.requests_per_s, 350, "req/s", least=True),
         Goal("gRPC, 128 streams: TTFT off by", 1e3 * abs(busy.added_ttft_s), 1e3 * MOST_ADDED_TTFT_S, "ms"),
@@ -164,7 +164,7 @@ def goals(rows: Sequence[Row], import_s: float) -> list[Goal]:
         Goal("HTTP, 256 streams: answered", http.requests_per_s, 700, "req/s", least=True),
         Goal("gRPC, 1 stream: CPU", 100 * idle.cost.cores, 5, "% of a core"),
         Goal("cold import to the first request", import_s + start_up_s, 2, "s"),
-        Goal("memory of parent and worker", memory_bytes / 1e6, 200, "MB"),
+        Goal("gRPC, 128 streams: memory", (memory.parent_bytes + memory.workers_bytes) / 1e6, 200, "MB"),
     ]
 
 

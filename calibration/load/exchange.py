@@ -15,7 +15,7 @@ import numpy as np
 
 from calibration.records import RequestLog
 
-KEPT_BYTES = 64 * 2**20
+KEPT_BYTES = 12 * 2**20
 OBJECT_BYTES = 120  # what Python keeps beside the bytes of one response: two objects and two places in lists
 
 CountTokens = Callable[[bytes], int]

@@ -4,25 +4,22 @@ from __future__ import annotations
 
 from typing import Annotated
 
-from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
+from pydantic import Field, model_validator
 
+from calibration.plan_fields import ArrivalsText, Positive, Share, Strict
 from sizing.errors import ScenarioError
 from sizing.workload import METRICS, Arrivals, Lengths, Limit, Routing, Sla, Workload
 
-Positive = Annotated[float, Field(gt=0)]
 Tokens = Annotated[float, Field(ge=1)]
-Share = Annotated[float, Field(ge=0)]
 
 
-class AdaptivePlan(BaseModel):
+class AdaptivePlan(Strict):
     """Measure of the grid only the levels that make the GPU count of one scenario sure, within `gpu_minutes`.
 
     The scenario: `rate` requests/s with these lengths (default: the first of the plan), under limits such as ``p95:1s``
     on `ttft`, `itl` and `e2e`, at least one of them; the rest as in the question of a capacity plan. Sure enough is a
     90 % band of the count no wider than `band` of it, or than one replica.
     """
-
-    model_config = ConfigDict(strict=True, extra="forbid", frozen=True, allow_inf_nan=False)
 
     gpu_minutes: Positive
     rate: Positive
@@ -34,19 +31,10 @@ class AdaptivePlan(BaseModel):
     osl: Tokens | None = None
     isl_cv: Share | None = None
     osl_cv: Share | None = None
-    arrivals: str = "poisson"
+    arrivals: ArrivalsText = "poisson"
     routing: Routing = "random"
     headroom: Annotated[float, Field(ge=0, lt=1)] = 0.2
     spare: Annotated[int, Field(ge=0)] = 1
-
-    @field_validator("arrivals")
-    @classmethod
-    def _known_arrivals(cls, text: str) -> str:
-        try:
-            Arrivals.parse(text)
-        except ScenarioError as error:
-            raise ValueError(str(error)) from None
-        return text
 
     @model_validator(mode="after")
     def _some_limit(self) -> AdaptivePlan:

@@ -8,19 +8,18 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import yaml
-from pydantic import Field, ValidationError, field_validator, model_validator
+from pydantic import Field, ValidationError, model_validator
 
 from calibration.adapt_plan import AdaptivePlan
 from calibration.errors import PlanError
 from calibration.levels import Level, LevelKey
 from calibration.metrics.stopping import Until
+from calibration.plan_fields import ArrivalsText, Count, Positive, Share, Strict, Text
 from calibration.requests.lengths import LengthsPlan
-from calibration.server_plan import Count, DeploymentPlan, Positive, ServerPlan, Strict, Text
+from calibration.server_plan import DeploymentPlan, ServerPlan
 from sizing.curves import LoadKind
-from sizing.errors import ScenarioError
 from sizing.workload import ArrivalKind, Arrivals, Lengths
 
-Share = Annotated[float, Field(ge=0)]
 FEWEST_ARRIVALS = 2
 ALL_OF_THEM = 10**9
 BUDGET_S = 120.0
@@ -64,7 +63,7 @@ class SweepPlan(Strict):
     lengths: Annotated[list[LengthsPlan], Field(min_length=1)]
     concurrency: list[Count] = Field(default_factory=list)
     rates: list[Positive] = Field(default_factory=list)
-    arrivals: str = "poisson"
+    arrivals: ArrivalsText = "poisson"
     schedule: list[StagePlan] = Field(default_factory=list)
     replay: list[Positive] = Field(default_factory=list)
     until: Until = Until()
@@ -94,15 +93,6 @@ class SweepPlan(Strict):
             if repeated:
                 raise ValueError(f"{name}: {repeated[0]} is there more than once")
         return self
-
-    @field_validator("arrivals")
-    @classmethod
-    def _known_arrivals(cls, text: str) -> str:
-        try:
-            Arrivals.parse(text)
-        except ScenarioError as error:
-            raise ValueError(str(error)) from None
-        return text
 
     def levels(self, lengths: Sequence[Lengths] | None = None) -> list[Level]:
         """The levels in the order in which they are measured: for each lengths, concurrency first, then open loops.

@@ -12,6 +12,20 @@ from calibration.levels import Level
 from calibration.records import Measurement
 
 
+def drawn_bar(console: Console) -> Progress:
+    """A bar with the time left; nothing where the console is no terminal. Drawing takes time from the load."""
+    return Progress(
+        TextColumn("{task.description}"),
+        BarColumn(),
+        TaskProgressColumn(),
+        TimeRemainingColumn(),
+        console=console,
+        refresh_per_second=2,
+        transient=True,
+        disable=not console.is_terminal,
+    )
+
+
 class Bar:
     """Progress of a run as a rich bar. Its unit is expected seconds, so that long levels weigh more.
 
@@ -22,16 +36,7 @@ class Bar:
         self.run_id: int | None = None
         self._console = console
         self._before_s = self._expected_s = 0.0
-        self._progress = Progress(
-            TextColumn("{task.description}"),
-            BarColumn(),
-            TaskProgressColumn(),
-            TimeRemainingColumn(),
-            console=console,
-            refresh_per_second=2,
-            transient=True,
-            disable=not console.is_terminal,
-        )
+        self._progress = drawn_bar(console)
         self._task = self._progress.add_task("asking the server", total=None)
 
     def __enter__(self) -> Self:

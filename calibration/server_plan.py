@@ -4,18 +4,11 @@ from __future__ import annotations
 
 from typing import Annotated, Literal
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import Field
 
-Positive = Annotated[float, Field(gt=0)]
-Count = Annotated[int, Field(ge=1)]
-Text = Annotated[str, Field(min_length=1)]
+from calibration.plan_fields import Count, Positive, Strict, Text
+
 Batching = Literal["in_flight", "static"]
-
-
-class Strict(BaseModel):
-    """No unknown keys, no conversions, no NaN."""
-
-    model_config = ConfigDict(strict=True, extra="forbid", frozen=True, allow_inf_nan=False)
 
 
 class TensorNames(Strict):
@@ -31,7 +24,7 @@ class TensorNames(Strict):
     max_tokens: Text | None = None
     text: Text | None = None
     output_ids: Text | None = None
-    constants: dict[str, str | bool | int | float] = {}
+    constants: dict[str, str | bool | int | float] = Field(default_factory=dict)
 
 
 class ServerPlan(Strict):

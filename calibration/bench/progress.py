@@ -7,7 +7,8 @@ from types import TracebackType
 from typing import Self
 
 from rich.console import Console
-from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeRemainingColumn
+
+from calibration.progress import drawn_bar
 
 PATIENCE_S = 2.0
 
@@ -16,16 +17,7 @@ class LateBar:
     """A bar on `console` that appears after two seconds. Use as ``with``; call it with the share done (0..1)."""
 
     def __init__(self, console: Console, description: str) -> None:
-        self._progress = Progress(
-            TextColumn("{task.description}"),
-            BarColumn(),
-            TaskProgressColumn(),
-            TimeRemainingColumn(),
-            console=console,
-            refresh_per_second=2,
-            transient=True,
-            disable=not console.is_terminal,
-        )
+        self._progress = drawn_bar(console)
         self._task = self._progress.add_task(description, total=1.0)
         self._since_s = time.monotonic()
 

@@ -125,7 +125,8 @@ def _void(points: Sequence[Point]) -> None:
             unit = "users" if point.load_kind == "concurrency" else "requests/s"
             lengths = f"{point.isl:,g} in, {point.osl:,g} out"
             verdict = point.verdict.replace("_", "-")
-            st.caption(f"**{lengths}, {point.load_value:,g} {unit}: {verdict}.** {plain(point.notes)}")
+            reasons = point.notes.replace(f"{point.verdict}: ", "", 1)
+            st.caption(f"**{lengths}, {point.load_value:,g} {unit}: {verdict}.** {plain(reasons)}")
 
 
 def _law(fitted: Fit | str) -> Mapping[Point, PointError]:

@@ -13,7 +13,7 @@ import numpy as np
 from sizing.replica import POLICIES, Batching, Replica
 from sizing.simulator import simulate, stable_rate_per_s
 from sizing.simulator.loops import run_stream
-from sizing.simulator.records import engine_of, idle_states, requests_of
+from sizing.simulator.records import engine_of, idle_states, requests_of, work_space
 from sizing.steptime import StepLaw
 from sizing.workload import ROUTINGS, Lengths, Workload
 
@@ -37,7 +37,8 @@ def events_s(replica: Replica, load: Workload) -> float:
     rng = np.random.default_rng(0)
     isl, osl = load.lengths.sample(REQUESTS, rng)
     run = requests_of(isl, osl, np.cumsum(load.arrivals.gaps(REQUESTS, load.rate_per_s, rng)))
-    return best_s(lambda: run_stream(engine_of(replica), idle_states(1), run))
+    engine = engine_of(replica)
+    return best_s(lambda: run_stream(engine, idle_states(1), work_space(replica, 1), run))
 
 
 def main() -> None:

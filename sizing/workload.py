@@ -15,8 +15,8 @@ from sizing.errors import ScenarioError
 Metric = Literal["ttft", "itl", "e2e"]
 METRICS: tuple[Metric, ...] = get_args(Metric)
 PERCENTILES = (50, 90, 95, 99)
-ArrivalKind = Literal["poisson", "constant", "gamma"]
-Routing = Literal["random", "round_robin", "least_outstanding"]
+ArrivalKind = Literal["poisson", "constant", "gamma", "batch"]
+Routing = Literal["random", "round_robin", "power_of_two", "least_outstanding"]
 ROUTINGS: tuple[Routing, ...] = get_args(Routing)
 
 Tokens = NDArray[np.int64]
@@ -34,7 +34,8 @@ def finite(name: str, value: float, *, above: float = 0.0, unit: str = "") -> fl
 class Lengths:
     """Input and output tokens of a request: means, and coefficients of variation (0 = every request the same).
 
-    Variable lengths are lognormal, rounded to tokens, at least 1 input and 1 output token.
+    Variable lengths are lognormal, rounded to tokens, at least 1 input and 1 output token. `correlation`: of the
+    logarithms of the two lengths of a request (long questions, long answers), -1 to 1.
 
     >>> Lengths(isl=2000, osl=256).sample(2, np.random.default_rng(0))
     (array([2000, 2000]), array([256, 256]))
@@ -44,6 +45,7 @@ class Lengths:
     osl: float
     isl_cv: float = 0.0
     osl_cv: float = 0.0
+    correlation: float = 0.0
 
     def __post_init__(self) -> None:
         for name in ("isl", "osl"):
@@ -52,10 +54,18 @@ class Lengths:
                 raise ScenarioError(f"{name.upper()} must be at least 1 token, got {value:g}")
         for name in ("isl_cv", "osl_cv"):
             finite(name, getattr(self, name), above=-1e-12)
+        if not -1 <= self.correlation <= 1:
+            raise ScenarioError(f"correlation of ISL and OSL must be from -1 to 1, got {self.correlation:g}")
 
     def sample(self, n: int, rng: np.random.Generator) -> tuple[Tokens, Tokens]:
         """`n` pairs of (input, output) tokens, two int64 arrays of shape (n,)."""
-        return _lognormal_tokens(self.isl, self.isl_cv, n, rng), _lognormal_tokens(self.osl, self.osl_cv, n, rng)
+        if self.fixed:
+            return _lognormal_tokens(self.isl, 0.0, np.zeros(n)), _lognormal_tokens(self.osl, 0.0, np.zeros(n))
+        of_isl = rng.standard_normal(n) if self.isl_cv else np.zeros(n)
+        of_osl = rng.standard_normal(n) if self.osl_cv else np.zeros(n)
+        if self.correlation:
+            of_osl = self.correlation * of_isl + math.sqrt(1 - self.correlation**2) * of_osl
+        return _lognormal_tokens(self.isl, self.isl_cv, of_isl), _lognormal_tokens(self.osl, self.osl_cv, of_osl)
 
     @property
     def fixed(self) -> bool:
@@ -63,11 +73,11 @@ class Lengths:
         return self.isl_cv == 0 and self.osl_cv == 0
 
 
-def _lognormal_tokens(mean: float, cv: float, n: int, rng: np.random.Generator) -> Tokens:
+def _lognormal_tokens(mean: float, cv: float, normal: Seconds) -> Tokens:
     if cv == 0:
-        return np.full(n, max(1, round(mean)), np.int64)
+        return np.full(len(normal), max(1, round(mean)), np.int64)
     sigma = math.sqrt(math.log1p(cv * cv))
-    draws = mean * np.exp(sigma * rng.standard_normal(n) - sigma * sigma / 2)
+    draws = mean * np.exp(sigma * normal - sigma * sigma / 2)
     return np.maximum(1, np.rint(draws)).astype(np.int64)
 
 
@@ -75,30 +85,43 @@ def _lognormal_tokens(mean: float, cv: float, n: int, rng: np.random.Generator) 
 class Arrivals:
     """The law of the gaps between requests; `cv` is their coefficient of variation (poisson 1, constant 0).
 
+    *batch*: groups of `size` requests at the same instant, the groups at random (Poisson).
+
     >>> Arrivals.parse("gamma:cv=2")
-    Arrivals(kind='gamma', cv=2.0)
+    Arrivals(kind='gamma', cv=2.0, size=1)
     """
 
     kind: ArrivalKind = "poisson"
     cv: float = 1.0
+    size: int = 1
 
     def __post_init__(self) -> None:
         if self.kind == "gamma":
             finite("arrivals cv", self.cv)
+        if self.size < 1 or (self.size > 1 and self.kind != "batch"):
+            raise ScenarioError(f"arrivals: size must be 1 or more, and 1 unless they are batch, got {self.size}")
 
     @classmethod
     def parse(cls, text: str) -> Arrivals:
-        """Read ``poisson``, ``constant`` or ``gamma:cv=2``."""
+        """Read ``poisson``, ``constant``, ``gamma:cv=2`` or ``batch:size=8``."""
         if text == "poisson":
             return cls("poisson", 1.0)
         if text == "constant":
             return cls("constant", 0.0)
+        if found := re.fullmatch(r"batch:size=([0-9]{1,6})", text):
+            return cls.batches(int(found[1]))
         found = re.fullmatch(r"gamma:cv=([0-9.]+)", text)
         if not found:
             raise ScenarioError(
-                f"arrivals {text!r}: use poisson, constant or gamma:cv=NUMBER (for instance gamma:cv=2)"
+                f"arrivals {text!r}: use poisson, constant, gamma:cv=NUMBER (for instance gamma:cv=2) or "
+                "batch:size=NUMBER (for instance batch:size=8)"
             )
         return cls("gamma", _number("arrivals cv", found[1]))
+
+    @classmethod
+    def batches(cls, size: int) -> Arrivals:
+        """Groups of `size` at random: of the gaps one in `size` is exponential, the others are 0."""
+        return cls("batch", math.sqrt(2 * max(size, 1) - 1), size)
 
     def gaps(self, n: int, rate_per_s: float, rng: np.random.Generator, merged: int = 1) -> Seconds:
         """`n` gaps in seconds with mean ``merged / rate_per_s``: each the sum of `merged` gaps of the stream.
@@ -108,11 +131,14 @@ class Arrivals:
         mean_s = merged / rate_per_s
         if self.kind == "constant":
             return np.full(n, mean_s)
+        if self.kind == "batch":
+            groups = np.diff((merged * np.arange(1, n + 1)) // self.size, prepend=0)
+            return np.where(groups > 0, rng.gamma(np.maximum(groups, 1), self.size / rate_per_s), 0.0)
         shape = merged if self.kind == "poisson" else merged / self.cv**2
         return rng.gamma(shape, mean_s / shape, n)
 
     def __str__(self) -> str:
-        return f"gamma:cv={self.cv:g}" if self.kind == "gamma" else self.kind
+        return {"gamma": f"gamma:cv={self.cv:g}", "batch": f"batch:size={self.size}"}.get(self.kind, self.kind)
 
 
 @dataclass(frozen=True, slots=True)
@@ -187,12 +213,38 @@ class Sla:
 
 
 @dataclass(frozen=True, slots=True)
+class Prefix:
+    """A prefix that prompts share (system prompt, document): `tokens` of a prompt, found in the KV cache with chance
+    `hit_rate`. Found tokens are not computed again and take no memory of their own; they are still attended to.
+    """
+
+    tokens: int = 0
+    hit_rate: float = 0.0
+
+    def __post_init__(self) -> None:
+        if self.tokens < 0 or not 0 <= self.hit_rate <= 1:
+            raise ScenarioError(
+                f"prefix: tokens must be 0 or more and hit_rate from 0 to 1, got {self.tokens} and {self.hit_rate:g}"
+            )
+
+
+@dataclass(frozen=True, slots=True)
 class Workload:
-    """A stream of requests offered to a fleet: `rate_per_s` requests per second in all."""
+    """A stream of requests offered to a fleet: `rate_per_s` requests per second in all.
+
+    `queue_timeout_s`: a request that has waited so long without being started is dropped by the server.
+    `cancel_s`: a client gives up so long after sending, wherever its request is, and the engine stops computing it.
+    """
 
     lengths: Lengths
     rate_per_s: float
     arrivals: Arrivals = Arrivals()
+    prefix: Prefix = Prefix()
+    queue_timeout_s: float = math.inf
+    cancel_s: float = math.inf
 
     def __post_init__(self) -> None:
         finite("rate (requests/s)", self.rate_per_s)
+        for name in ("queue_timeout_s", "cancel_s"):
+            if not getattr(self, name) > 0:
+                raise ScenarioError(f"{name} must be above 0 s, got {getattr(self, name):g}")

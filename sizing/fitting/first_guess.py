@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import astuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -20,12 +19,12 @@ PRIOR_SIGMAS = StepLaw(0.25, 1.0, 0.5, 1.0, 0.25, 0.5, 1.5, 1.5)
 
 def guess(points: Sequence[Point], prior: StepLaw | None) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
     """Logarithms of the eight coefficients, and their standard deviations: from `prior` where it has a value."""
-    rough = np.array(astuple(law_of_points(points)))
-    centre, sigma = np.log(rough), np.array(astuple(DATA_SIGMAS))
+    rough = np.array(law_of_points(points).seconds)
+    centre, sigma = np.log(rough), np.array(DATA_SIGMAS.seconds)
     if prior is not None:
-        values = np.array(astuple(prior))
+        values = np.array(prior.seconds)
         known = values > 0
-        centre[known], sigma[known] = np.log(values[known]), np.array(astuple(PRIOR_SIGMAS))[known]
+        centre[known], sigma[known] = np.log(values[known]), np.array(PRIOR_SIGMAS.seconds)[known]
     return centre, sigma
 
 

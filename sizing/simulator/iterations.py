@@ -11,9 +11,8 @@ from __future__ import annotations
 import math
 
 from sizing.replica import POLICIES
-from sizing.simulator.heap import Heap, compiled, first_step, pop, push
-from sizing.simulator.records import NOBODY, Engine, Requests, State
-from sizing.workload import Tokens
+from sizing.simulator.heap import compiled, first_step, pop, push
+from sizing.simulator.records import NOBODY, Engine, Requests, State, Work
 
 CHUNKED = POLICIES.index("chunked")
 PREFILL_FIRST = POLICIES.index("prefill_first")
@@ -29,6 +28,12 @@ def iteration_s(engine: Engine, lanes: int, context_tokens: int, prompt_tokens: 
     if prompt_tokens > 0:
         time_s += engine.attention_s * attention + engine.prefill_s
     return time_s
+
+
+@compiled
+def work_of(fleet: Work, replica: int) -> Work:
+    """The arrays of one replica of a fleet."""
+    return Work(fleet.heap[replica], fleet.joining[replica])
 
 
 @compiled
@@ -51,29 +56,29 @@ def enqueue(state: State, requests: Requests, request: int, time_s: float) -> No
 
 
 @compiled
-def step(engine: Engine, state: State, heap: Heap, joining: Tokens, requests: Requests, until_s: float) -> None:
+def step(engine: Engine, state: State, work: Work, requests: Requests, until_s: float) -> None:
     """Run one iteration with prompt tokens, or all decode steps up to the next change.
 
     A stretch of decode steps ends with the first that finishes a sequence, or the first that ends at or after
-    `until_s`, when somebody arrives. `joining` is scratch space for max_batch_size requests.
+    `until_s`, when somebody arrives.
     """
     state.left = 0
     state.joining = 0
     if state.waiting == 0 and state.prefilling == NOBODY:
-        decode_stretch(engine, state, heap, requests, until_s)
+        decode_stretch(engine, state, work, requests, until_s)
         return
     if engine.policy == STATIC:
-        prompt_tokens, attention = admit_batch(engine, state, joining, requests)
+        prompt_tokens, attention = admit_batch(engine, state, work, requests)
     else:
-        prompt_tokens, attention = admit(engine, state, joining, requests)
+        prompt_tokens, attention = admit(engine, state, work, requests)
     if prompt_tokens > 0:
-        prefill_iteration(engine, state, heap, joining, requests, prompt_tokens, attention)
+        prefill_iteration(engine, state, work, requests, prompt_tokens, attention)
     else:
-        decode_stretch(engine, state, heap, requests, until_s)
+        decode_stretch(engine, state, work, requests, until_s)
 
 
 @compiled
-def admit(engine: Engine, state: State, joining: Tokens, requests: Requests) -> tuple[int, float]:
+def admit(engine: Engine, state: State, work: Work, requests: Requests) -> tuple[int, float]:
     """In-flight batching: give the room that decodes leave in the token budget to prompts, first come first served.
 
     Returns the prompt tokens of the iteration and the sum of p (s + p/2) over its chunks (see StepLaw).
@@ -83,7 +88,7 @@ def admit(engine: Engine, state: State, joining: Tokens, requests: Requests) -> 
         room -= state.running
     prompt_tokens, attention = 0, 0.0
     if state.prefilling != NOBODY and room > 0:
-        prompt_tokens, attention = continue_prompt(state, joining, requests, room)
+        prompt_tokens, attention = continue_prompt(state, work, requests, room)
     while state.waiting > 0 and state.admitted < engine.max_batch_size and prompt_tokens < room:
         request = state.first_waiting
         isl = requests[request].isl
@@ -99,14 +104,14 @@ def admit(engine: Engine, state: State, joining: Tokens, requests: Requests) -> 
         prompt_tokens += chunk
         attention += 0.5 * chunk * chunk
         if chunk == isl:
-            join(state, joining, request)
+            join(state, work, request)
         else:
             state.prefilling, state.prefilled_tokens = request, chunk
     return prompt_tokens, attention
 
 
 @compiled
-def continue_prompt(state: State, joining: Tokens, requests: Requests, room: int) -> tuple[int, float]:
+def continue_prompt(state: State, work: Work, requests: Requests, room: int) -> tuple[int, float]:
     """The next chunk, at most `room` tokens, of the prompt that is cut in chunks."""
     request = state.prefilling
     chunk = min(requests[request].isl - state.prefilled_tokens, room)
@@ -114,12 +119,12 @@ def continue_prompt(state: State, joining: Tokens, requests: Requests, room: int
     state.prefilled_tokens += chunk
     if state.prefilled_tokens == requests[request].isl:
         state.prefilling = NOBODY
-        join(state, joining, request)
+        join(state, work, request)
     return chunk, attention
 
 
 @compiled
-def admit_batch(engine: Engine, state: State, joining: Tokens, requests: Requests) -> tuple[int, float]:
+def admit_batch(engine: Engine, state: State, work: Work, requests: Requests) -> tuple[int, float]:
     """Static batching: once the last batch has finished, admit a new one, its prompts padded to the longest.
 
     The KV cache must hold every lane padded to the longest prompt and the longest output. The token budget does not
@@ -133,7 +138,7 @@ def admit_batch(engine: Engine, state: State, joining: Tokens, requests: Request
             break
         longest, most_output = isl, osl
         take_first_waiting(state, requests)
-        join(state, joining, request)
+        join(state, work, request)
     return longest * state.joining, 0.5 * longest * longest * state.joining
 
 
@@ -149,9 +154,9 @@ def take_first_waiting(state: State, requests: Requests) -> None:
 
 
 @compiled
-def join(state: State, joining: Tokens, request: int) -> None:
+def join(state: State, work: Work, request: int) -> None:
     """Note that the iteration being formed completes this prompt."""
-    joining[state.joining] = request
+    work.joining[state.joining] = request
     state.joining += 1
 
 
@@ -159,8 +164,7 @@ def join(state: State, joining: Tokens, request: int) -> None:
 def prefill_iteration(
     engine: Engine,
     state: State,
-    heap: Heap,
-    joining: Tokens,
+    work: Work,
     requests: Requests,
     prompt_tokens: int,
     attention: float,
@@ -168,39 +172,39 @@ def prefill_iteration(
     """One iteration that holds prompt tokens; unless the policy runs prompts alone, every lane decodes along."""
     if state.lanes > 0 and engine.policy != PREFILL_FIRST:
         state.clock_s += iteration_s(engine, state.lanes, state.context_tokens, prompt_tokens, attention)
-        decode(engine, state, heap, requests, 1)
+        decode(engine, state, work, requests, 1)
     else:
         state.clock_s += iteration_s(engine, 0, 0, prompt_tokens, attention)
     for place in range(state.joining):
-        first_token(state, heap, requests, joining[place])
+        first_token(state, work, requests, work.joining[place])
     if engine.policy == STATIC and state.running > 0:
         state.lanes, state.context_tokens = state.joining, prompt_tokens
 
 
 @compiled
-def first_token(state: State, heap: Heap, requests: Requests, request: int) -> None:
+def first_token(state: State, work: Work, requests: Requests, request: int) -> None:
     """A prompt is complete: its first token is out, and it decodes from the next iteration on."""
     requests[request].first_token_s = state.clock_s
     more_tokens = requests[request].osl - 1
     if more_tokens == 0:
         leave(state, requests, request)
         return
-    push(heap, state.running, state.decode_step + more_tokens, request)
+    push(work.heap, state.running, state.decode_step + more_tokens, request)
     state.running += 1
     state.lanes += 1
     state.context_tokens += requests[request].isl
 
 
 @compiled
-def decode_stretch(engine: Engine, state: State, heap: Heap, requests: Requests, until_s: float) -> None:
+def decode_stretch(engine: Engine, state: State, work: Work, requests: Requests, until_s: float) -> None:
     """Decode steps up to the first that finishes a sequence or ends at or after `until_s`."""
     step_s = iteration_s(engine, state.lanes, state.context_tokens, 0, 0.0)
     growth_s = engine.kv_token_s * state.lanes
-    steps = first_step(heap) - state.decode_step
+    steps = first_step(work.heap) - state.decode_step
     if stretch_s(step_s, growth_s, steps) > until_s - state.clock_s:
         steps = steps_to(step_s, growth_s, until_s - state.clock_s)
     state.clock_s += stretch_s(step_s, growth_s, steps)
-    decode(engine, state, heap, requests, steps)
+    decode(engine, state, work, requests, steps)
 
 
 @compiled
@@ -223,12 +227,12 @@ def steps_to(step_s: float, growth_s: float, wait_s: float) -> int:
 
 
 @compiled
-def decode(engine: Engine, state: State, heap: Heap, requests: Requests, steps: int) -> None:
+def decode(engine: Engine, state: State, work: Work, requests: Requests, steps: int) -> None:
     """Give every lane `steps` tokens more, and let go the sequences that are complete."""
     state.decode_step += steps
     state.context_tokens += steps * state.lanes
-    while state.running > 0 and first_step(heap) <= state.decode_step:
-        request = pop(heap, state.running)
+    while state.running > 0 and first_step(work.heap) <= state.decode_step:
+        request = pop(work.heap, state.running)
         state.running -= 1
         leave(state, requests, request)
         if engine.policy != STATIC:

@@ -6,39 +6,39 @@ import math
 
 import numpy as np
 
-from sizing.simulator.heap import Heap, compiled, first_step
-from sizing.simulator.iterations import enqueue, idle, iteration_s, step, stretch_s
-from sizing.simulator.records import NOBODY, Engine, Requests, State, States
+from sizing.simulator.heap import compiled, first_step
+from sizing.simulator.iterations import enqueue, idle, iteration_s, step, stretch_s, work_of
+from sizing.simulator.records import NOBODY, Engine, Requests, State, States, Work
 from sizing.workload import Tokens
 
 
 @compiled
-def run_stream(engine: Engine, states: States, requests: Requests) -> None:
+def run_stream(engine: Engine, states: States, work: Work, requests: Requests) -> None:
     """One replica serves requests that arrive when `arrival_s` says."""
     state = states[0]
-    heap, joining = np.empty(engine.max_batch_size, np.int64), np.empty(engine.max_batch_size, np.int64)
+    mine = work_of(work, 0)
     for request in range(len(requests)):
-        advance(engine, state, heap, joining, requests, requests[request].arrival_s)
+        advance(engine, state, mine, requests, requests[request].arrival_s)
         enqueue(state, requests, request, requests[request].arrival_s)
-    advance(engine, state, heap, joining, requests, math.inf)
+    advance(engine, state, mine, requests, math.inf)
 
 
 @compiled
-def advance(engine: Engine, state: State, heap: Heap, joining: Tokens, requests: Requests, until_s: float) -> None:
+def advance(engine: Engine, state: State, work: Work, requests: Requests, until_s: float) -> None:
     """Run every iteration that starts before `until_s`; the last may end after it."""
     while state.clock_s < until_s and not idle(state):
-        step(engine, state, heap, joining, requests, until_s)
+        step(engine, state, work, requests, until_s)
 
 
 @compiled
-def run_users(engine: Engine, states: States, requests: Requests, users: int) -> None:
+def run_users(engine: Engine, states: States, work: Work, requests: Requests, users: int) -> None:
     """`users` users each send their next request as soon as the last answer is complete (closed loop).
 
     `arrival_s` holds the starts of the users, ascending, in its first `users` entries; the rest is filled.
     A request reaches the engine `request_s` after it is sent.
     """
     state = states[0]
-    heap, joining = np.empty(engine.max_batch_size, np.int64), np.empty(engine.max_batch_size, np.int64)
+    mine = work_of(work, 0)
     sent = users
     arrived = 0
     while arrived < len(requests) or not idle(state):
@@ -47,7 +47,7 @@ def run_users(engine: Engine, states: States, requests: Requests, users: int) ->
             enqueue(state, requests, arrived, next_s)
             arrived += 1
             continue
-        step(engine, state, heap, joining, requests, next_s)
+        step(engine, state, mine, requests, next_s)
         for _ in range(min(state.left, len(requests) - sent)):
             send(requests, sent, state.clock_s + engine.request_s)
             sent += 1
@@ -70,14 +70,12 @@ def measured_rounds(requests: int, users: int) -> tuple[int, int]:
 
 
 @compiled
-def run_least_outstanding(engine: Engine, states: States, requests: Requests, first_asked: Tokens) -> None:
+def run_least_outstanding(engine: Engine, states: States, work: Work, requests: Requests, first_asked: Tokens) -> None:
     """Every request goes to the replica with the fewest requests unfinished at its arrival.
 
     Ties go to the first found, asking round from `first_asked` (one replica per request, drawn at random).
     """
     replicas = len(states)
-    heaps = np.empty((replicas, engine.max_batch_size), np.int64)
-    joining = np.empty(engine.max_batch_size, np.int64)
     unchanged_until_s = np.full(replicas, math.inf)
     for request in range(len(requests)):
         now_s = requests[request].arrival_s
@@ -86,16 +84,16 @@ def run_least_outstanding(engine: Engine, states: States, requests: Requests, fi
             replica = (first_asked[request] + place) % replicas
             state = states[replica]
             if unchanged_until_s[replica] <= now_s:
-                advance(engine, state, heaps[replica], joining, requests, now_s)
-                unchanged_until_s[replica] = next_departure_s(engine, state, heaps[replica], now_s)
+                advance(engine, state, work_of(work, replica), requests, now_s)
+                unchanged_until_s[replica] = next_departure_s(engine, state, work_of(work, replica), now_s)
             unfinished = outstanding(state, now_s)
             if unfinished < fewest:
                 best, fewest = replica, unfinished
-        advance(engine, states[best], heaps[best], joining, requests, now_s)
+        advance(engine, states[best], work_of(work, best), requests, now_s)
         enqueue(states[best], requests, request, now_s)
         unchanged_until_s[best] = states[best].clock_s
     for replica in range(replicas):
-        advance(engine, states[replica], heaps[replica], joining, requests, math.inf)
+        advance(engine, states[replica], work_of(work, replica), requests, math.inf)
 
 
 @compiled
@@ -108,12 +106,12 @@ def outstanding(state: State, now_s: float) -> int:
 
 
 @compiled
-def next_departure_s(engine: Engine, state: State, heap: Heap, now_s: float) -> float:
+def next_departure_s(engine: Engine, state: State, work: Work, now_s: float) -> float:
     """A time before which the number of requests in the replica cannot fall."""
     if idle(state) and state.clock_s <= now_s:
         return math.inf
     if state.waiting > 0 or state.prefilling != NOBODY or (state.clock_s > now_s and state.left > 0):
         return state.clock_s
     step_s = iteration_s(engine, state.lanes, state.context_tokens, 0, 0.0)
-    steps = first_step(heap) - state.decode_step
+    steps = first_step(work.heap) - state.decode_step
     return state.clock_s + stretch_s(step_s, engine.kv_token_s * state.lanes, steps)

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import astuple
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
-from sizing.replica import POLICIES, Replica
+from sizing.replica import KV_POLICIES, POLICIES, Replica, Speculation
 from sizing.workload import Seconds, Tokens
 
 CHUNKED, WHOLE_PROMPT, PREFILL_FIRST, STATIC = map(
@@ -18,7 +17,8 @@ NOBODY = -1
 
 
 class Engine:
-    """A Replica as plain numbers: the coefficients of its StepLaw, then its Batching (`policy` indexes POLICIES)."""
+    """A Replica as plain numbers: StepLaw, Batching (`policy`, `kv_policy` index POLICIES and KV_POLICIES), Speculation
+    (k draft passes a step: `draft_pass_s` in all, and more per sequence and per cached token), Roughness."""
 
     weights_s: float
     overhead_s: float
@@ -28,10 +28,23 @@ class Engine:
     attention_s: float
     prefill_s: float
     request_s: float
+    unread: float
+    unread_decay: float
     policy: int
     max_batch_size: int
     token_budget: int
     kv_tokens: int
+    kv_policy: int
+    max_tokens: int
+    kv_block_tokens: int
+    max_waiting: int
+    lane_tokens: int  # tokens a decode step puts through the matrix products for each sequence
+    draft_pass_s: float
+    draft_sequence_s: float
+    draft_kv_token_s: float
+    padding: int
+    knee: float
+    jitter: float
 
 
 class Request:
@@ -77,11 +90,30 @@ States = NDArray[Any]  # one record with the fields of State per replica
 
 def engine_of(replica: Replica) -> Engine:
     """The numbers the compiled scheduler works with."""
-    batching = replica.batching
-    limits = (batching.max_batch_size, batching.token_budget, batching.kv_tokens)
-    record: Any = np.array((*astuple(replica.law), POLICIES.index(batching.policy), *limits), _ENGINE)[()]
+    law, rule, rough = replica.law, replica.batching, replica.rough
+    values = (
+        *(*law.seconds, law.unread, law.unread_decay),
+        *(POLICIES.index(rule.policy), rule.max_batch_size, rule.token_budget, rule.kv_tokens),
+        *(KV_POLICIES.index(rule.kv_policy), rule.max_tokens, rule.kv_block_tokens, rule.max_waiting),
+        *_speculation_values(replica.speculation),
+        *(rough.padding, rough.knee, rough.jitter),
+    )
+    record: Any = np.array(values, _ENGINE)[()]
     engine: Engine = record
     return engine
+
+
+def _speculation_values(speculation: Speculation | None) -> tuple[float, ...]:
+    """`lane_tokens` and the three times of the draft; its arithmetic is taken as linear in the sequences."""
+    if speculation is None:
+        return 1, 0.0, 0.0, 0.0
+    passes, law = speculation.draft_tokens, speculation.draft
+    return (
+        passes + 1,
+        passes * (law.overhead_s + law.weights_s),
+        passes * (law.sequence_s + law.token_s),
+        passes * law.kv_token_s,
+    )
 
 
 def requests_of(isl: Tokens, osl: Tokens, arrival_s: Seconds | float) -> Requests:
@@ -89,6 +121,22 @@ def requests_of(isl: Tokens, osl: Tokens, arrival_s: Seconds | float) -> Request
     requests = np.zeros(len(isl), _REQUEST)
     requests["isl"], requests["osl"], requests["arrival_s"] = isl, osl, arrival_s
     return requests
+
+
+class Work(NamedTuple):
+    """Arrays a replica works with: running sequences by finishing step, and prompts that an iteration completes.
+
+    In a fleet each array has a row per replica; `work_of` in iterations.py takes one out.
+    """
+
+    heap: NDArray[np.int64]
+    joining: Tokens
+
+
+def work_space(replica: Replica, replicas: int) -> Work:
+    """Room for `replicas` replicas (of different ones: give the one with the most slots)."""
+    shape = (replicas, replica.batching.max_batch_size)
+    return Work(np.empty(shape, np.int64), np.empty(shape, np.int64))
 
 
 def idle_states(replicas: int) -> States:

@@ -12,7 +12,7 @@ from sizing.curves import Point
 from sizing.replica import Replica
 from sizing.simulator.heap import compiled
 from sizing.simulator.loops import measured_rounds, run_users
-from sizing.simulator.records import Engine, Requests, States, engine_of, idle_states
+from sizing.simulator.records import Engine, Requests, States, Work, engine_of, idle_states, work_space
 from sizing.simulator.runs import checked_requests
 from sizing.workload import Seconds, Tokens
 
@@ -42,7 +42,9 @@ class Replay:
     def means(self, replica: Replica) -> Floats:
         """requests/s, mean TTFT and mean ITL (seconds; NaN with one output token) per point: shape (points, 3)."""
         means = np.zeros((len(self._users), 3))
-        run_levels(engine_of(replica), idle_states(1), self._requests, self._first, self._users, self._ramps_s, means)
+        engine = engine_of(replica)
+        space = work_space(replica, 1)
+        run_levels(engine, idle_states(1), space, self._requests, self._first, self._users, self._ramps_s, means)
         return means
 
 
@@ -84,7 +86,14 @@ def even_lengths(mean: float, cv: float, block: int, blocks: int, rng: np.random
 
 @compiled
 def run_levels(
-    engine: Engine, states: States, requests: Requests, first: Tokens, users: Tokens, ramps_s: Seconds, means: Floats
+    engine: Engine,
+    states: States,
+    work: Work,
+    requests: Requests,
+    first: Tokens,
+    users: Tokens,
+    ramps_s: Seconds,
+    means: Floats,
 ) -> None:
     """Run the closed loop of every level and fill its row of `means`, averaged over ramps of different length."""
     state = states[0]
@@ -96,7 +105,7 @@ def run_levels(
             ramp_s = ramps_s[level] * (0.75 + (phase + 0.5) / (2 * phases))
             for user in range(users[level]):
                 run[user].arrival_s = engine.request_s + ramp_s * user / users[level]
-            run_users(engine, states, run, users[level])
+            run_users(engine, states, work, run, users[level])
             add_means(run, users[level], engine.request_s, 1 / phases, means[level])
 
 

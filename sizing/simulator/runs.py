@@ -17,7 +17,7 @@ from sizing.errors import ScenarioError
 from sizing.replica import Replica
 from sizing.simulator.heap import MAX_REQUESTS
 from sizing.simulator.loops import measured_rounds, run_least_outstanding, run_stream, run_users
-from sizing.simulator.records import Requests, engine_of, idle_states, requests_of
+from sizing.simulator.records import Requests, engine_of, idle_states, requests_of, work_space
 from sizing.simulator.simulated import Simulated, open_loop, simulated
 from sizing.workload import ROUTINGS, Arrivals, Lengths, Routing, Seconds, Tokens, Workload
 
@@ -70,10 +70,12 @@ def simulate(
         merged = replicas if routing == "round_robin" else 1
         gaps_s = workload.arrivals.gaps(requests, rate_per_s * merged, rng, merged)
     run = checked_requests(replica, isl, osl, np.cumsum(gaps_s))
+    engine = engine_of(replica)
+    space = work_space(replica, together)
     if together == 1:
-        run_stream(engine_of(replica), idle_states(1), run)
+        run_stream(engine, idle_states(1), space, run)
     else:
-        run_least_outstanding(engine_of(replica), idle_states(together), run, rng.integers(0, together, requests))
+        run_least_outstanding(engine, idle_states(together), space, run, rng.integers(0, together, requests))
     utilization = rate_per_s / together / stable_rate_per_s(replica, workload.lengths)
     result = open_loop(run, replica, int(warmup * requests), utilization)
     fleet = replicas / together
@@ -94,7 +96,8 @@ def simulate_trace(replica: Replica, arrival_s: Seconds, isl: Tokens, osl: Token
     if arrivals.shape != np.shape(isl) or not np.all(np.isfinite(arrivals)) or np.any(np.diff(arrivals) < 0):
         raise ScenarioError("arrival_s must hold one finite time per request, in ascending order")
     run = checked_requests(replica, isl, osl, arrivals)
-    run_stream(engine_of(replica), idle_states(1), run)
+    engine = engine_of(replica)
+    run_stream(engine, idle_states(1), work_space(replica, 1), run)
     gaps_s = arrivals[-1] - arrivals[0]
     if len(run) == 1:
         return open_loop(run, replica, 0, 0.0, drain=False)
@@ -130,7 +133,8 @@ def closed_loop(replica: Replica, concurrency: int, isl: Tokens, osl: Tokens, ra
     users = min(concurrency, len(isl))
     run = checked_requests(replica, isl, osl, np.zeros(len(isl)))
     run["arrival_s"][:users] = replica.law.request_s + ramp_s * np.arange(users) / users
-    run_users(engine_of(replica), idle_states(1), run, users)
+    engine = engine_of(replica)
+    run_users(engine, idle_states(1), work_space(replica, 1), run, users)
     return run
 
 

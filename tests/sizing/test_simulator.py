@@ -15,7 +15,7 @@ from sizing.errors import ScenarioError
 from sizing.replica import POLICIES, Batching, Policy, Replica
 from sizing.simulator import closed_loop, heap, simulate, simulate_closed, simulate_trace, stable_rate_per_s
 from sizing.simulator.loops import run_least_outstanding
-from sizing.simulator.records import engine_of, idle_states, requests_of
+from sizing.simulator.records import engine_of, idle_states, requests_of, work_space
 from sizing.steptime import StepLaw
 from sizing.workload import Arrivals, Lengths, Limit, Routing, Sla, Workload
 from tests.sizing.reference_simulator import Slot, SlowReplica, serve_slowly, serve_users_slowly
@@ -82,7 +82,8 @@ def test_least_outstanding_equals_a_naive_fleet(replica: Replica, fleet: int, ra
     arrival_s, first_asked = np.cumsum(rng.exponential(1 / rate, 80)), rng.integers(0, fleet, 80)
     isl, osl = draw_lengths(80, rng)
     run = requests_of(isl, osl, arrival_s)
-    run_least_outstanding(engine_of(replica), idle_states(fleet), run, first_asked)
+    engine = engine_of(replica)
+    run_least_outstanding(engine, idle_states(fleet), work_space(replica, fleet), run, first_asked)
 
     slow = [Slot(place, int(isl[place]), int(osl[place])) for place in range(80)]
     engines, leaving = [SlowReplica(replica) for _ in range(fleet)], [0] * fleet

@@ -14,6 +14,7 @@ CHUNKED, WHOLE_PROMPT, PREFILL_FIRST, STATIC = map(
     POLICIES.index, ("chunked", "whole_prompt", "prefill_first", "static")
 )
 NOBODY = -1
+SERVED, REJECTED, TIMED_OUT, CANCELLED = range(4)
 
 
 class Engine:
@@ -53,6 +54,14 @@ class Request:
     arrival_s: float
     isl: int
     osl: int
+    priority: int  # 0 is served first
+    replica: int  # that serves it
+    cached_tokens: int  # of the prompt, found in the prefix cache; isl: prefilled elsewhere, its first token is out
+    steps: int  # decode steps after the first token: osl - 1, fewer with speculation
+    queue_timeout_s: float  # after arrival: dropped if not started by then
+    cancel_s: float  # after arrival: the client gives up
+    outcome: int  # SERVED unless it was rejected, timed out in the line, or cancelled
+    generated: int  # tokens it had when it was paused: computed again with the prompt
     behind: int  # the next request in the waiting line
     scheduled_s: float  # start of the first iteration that holds some of the prompt
     first_token_s: float
@@ -120,6 +129,8 @@ def requests_of(isl: Tokens, osl: Tokens, arrival_s: Seconds | float) -> Request
     """Requests that have not run yet."""
     requests = np.zeros(len(isl), _REQUEST)
     requests["isl"], requests["osl"], requests["arrival_s"] = isl, osl, arrival_s
+    requests["steps"] = np.subtract(osl, 1)
+    requests["queue_timeout_s"] = requests["cancel_s"] = np.inf
     return requests
 
 

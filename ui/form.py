@@ -8,10 +8,11 @@ from typing import TypeVar, get_args
 import streamlit as st
 
 from sizing.numbers import significant
-from sizing.workload import PERCENTILES, Metric, Routing
+from sizing.workload import PERCENTILES, ArrivalKind, Metric, Routing
 from ui import answers, link
 from ui.scenario import (
     ARRIVAL_CV,
+    ARRIVAL_SIZE,
     HEADROOM,
     LIMIT_S,
     PRESETS,
@@ -38,9 +39,15 @@ METRIC_HELP: dict[Metric, str] = {
 ROUTING_NAMES: dict[Routing, str] = {
     "random": "Random",
     "round_robin": "Round robin",
+    "power_of_two": "Less loaded of two at random",
     "least_outstanding": "Least outstanding requests",
 }
-ARRIVAL_NAMES = {"poisson": "Poisson (independent users)", "constant": "Constant gaps", "gamma": "Bursty (gamma)"}
+ARRIVAL_NAMES: dict[ArrivalKind, str] = {
+    "poisson": "Poisson (independent users)",
+    "constant": "Constant gaps",
+    "gamma": "Bursty (gamma)",
+    "batch": "In groups",
+}
 
 
 def open_link() -> None:
@@ -213,6 +220,8 @@ def _more() -> None:
     )
     if state.arrivals == "gamma":
         _number("Burstiness (CV of the gaps)", ARRIVAL_CV, "arrivals_cv", "1 = Poisson, 2 = rather bursty.", step=0.1)
+    if state.arrivals == "batch":
+        _number("Requests in a group", ARRIVAL_SIZE, "arrivals_size", "Sent at the same instant, the groups at random.")
     price = "Price (per GPU-hour)"
     st.number_input(
         price, float(PRICE.low), float(PRICE.high), format="%g", key="price", help=PRICE_HELP, placeholder="Not asked"

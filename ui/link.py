@@ -9,7 +9,20 @@ from typing import Any, get_args
 
 from sizing.errors import ScenarioError
 from sizing.workload import Arrivals, Limit, Metric, Routing
-from ui.scenario import ARRIVAL_CV, HEADROOM, LIMIT_S, PRICE, RATE, SPARE, TOKENS, TP, VARIATION, Range, Scenario
+from ui.scenario import (
+    ARRIVAL_CV,
+    ARRIVAL_SIZE,
+    HEADROOM,
+    LIMIT_S,
+    PRICE,
+    RATE,
+    SPARE,
+    TOKENS,
+    TP,
+    VARIATION,
+    Range,
+    Scenario,
+)
 
 VERSION = "1"
 ANY = "any"
@@ -88,7 +101,7 @@ def _text(value: Any) -> str:
         case Limit():
             return f"p{value.percentile}:{value.limit_s!r}s"
         case Arrivals():
-            return f"gamma:cv={value.cv!r}" if value.kind == "gamma" else value.kind
+            return f"gamma:cv={value.cv!r}" if value.kind == "gamma" else str(value)
         case str():
             return value
         case _:
@@ -148,6 +161,8 @@ def _arrivals(text: str) -> Arrivals:
     arrivals = Arrivals.parse(text)
     if arrivals.kind == "gamma" and arrivals.cv not in ARRIVAL_CV:
         raise Unreadable(f"the CV must be {ARRIVAL_CV}")
+    if arrivals.kind == "batch" and arrivals.size not in ARRIVAL_SIZE:
+        raise Unreadable(f"the size must be {ARRIVAL_SIZE}")
     return arrivals
 
 

@@ -32,6 +32,7 @@ LIMIT_S = Range(0.0001, 3600, "s")
 HEADROOM = Range(0, 0.9, "")
 SPARE = Range(0, 64, "replicas")
 ARRIVAL_CV = Range(0.1, 10, "")
+ARRIVAL_SIZE = Range(1, 10_000, "requests")
 PRICE = Range(0, 10_000, "per GPU-hour")
 TP = Range(1, 1024, "GPUs")
 

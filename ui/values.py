@@ -20,7 +20,11 @@ def fill(scenario: Scenario) -> None:
     for name in ("gpus", "precisions", "tps"):
         state[name] = list(getattr(scenario, name))
     state.headroom = round(scenario.headroom * 100, 9)
-    state.arrivals, state.arrivals_cv = scenario.arrivals.kind, scenario.arrivals.cv or 1.0
+    state.arrivals, state.arrivals_cv, state.arrivals_size = scenario.arrivals.kind, 1.0, 1
+    if scenario.arrivals.kind == "gamma":
+        state.arrivals_cv = scenario.arrivals.cv
+    if scenario.arrivals.kind == "batch":
+        state.arrivals_size = scenario.arrivals.size
     state.price = scenario.price_per_gpu_hour
     for metric in get_args(Metric):
         fill_limit(metric, getattr(scenario, metric))
@@ -36,7 +40,6 @@ def fill_limit(metric: Metric, limit: Limit | None) -> None:
 
 def read() -> Scenario:
     """The scenario that the widgets hold."""
-    kind = state.arrivals
     return Scenario(
         model=state.model,
         gpus=tuple(state.gpus),
@@ -51,10 +54,16 @@ def read() -> Scenario:
         headroom=round(state.headroom / 100, 12),
         spare=state.spare,
         routing=state.routing,
-        arrivals=Arrivals("gamma", state.arrivals_cv) if kind == "gamma" else Arrivals.parse(kind),
+        arrivals=_read_arrivals(),
         price_per_gpu_hour=state.price,
         use_points=state.use_points,
     )
+
+
+def _read_arrivals() -> Arrivals:
+    if state.arrivals == "gamma":
+        return Arrivals("gamma", state.arrivals_cv)
+    return Arrivals.batches(state.arrivals_size) if state.arrivals == "batch" else Arrivals.parse(state.arrivals)
 
 
 def _read_limit(metric: Metric) -> Limit | None:

@@ -11,7 +11,7 @@ from hypothesis import strategies as some
 
 from sizing.workload import METRICS, PERCENTILES, ROUTINGS, Arrivals, Limit
 from ui import link
-from ui.scenario import ARRIVAL_CV, HEADROOM, LIMIT_S, PRICE, RATE, TOKENS, VARIATION, Range, Scenario
+from ui.scenario import ARRIVAL_CV, ARRIVAL_SIZE, HEADROOM, LIMIT_S, PRICE, RATE, TOKENS, VARIATION, Range, Scenario
 
 OLD_LINKS = [
     line for line in (Path(__file__).parent / "links.txt").read_text().splitlines() if line[:1] not in ("", "#")
@@ -34,6 +34,7 @@ tokens = some.integers(int(TOKENS.low), int(TOKENS.high))
 arrivals = some.sampled_from([Arrivals(), Arrivals("constant", 0.0)]) | some.builds(
     Arrivals, some.just("gamma"), floats(ARRIVAL_CV)
 )
+arrivals |= some.builds(Arrivals.batches, some.integers(int(ARRIVAL_SIZE.low), int(ARRIVAL_SIZE.high)))
 scenarios = some.builds(
     Scenario,
     model=names | some.just("org/name,with a comma"),
@@ -83,6 +84,7 @@ def test_no_query_breaks_the_codec_and_only_a_link_of_ours_is_read_without_a_wor
         ("headroom", "1.5", "from 0 to 0.9"),
         ("routing", "best", "least_outstanding"),
         ("arrivals", "gamma:cv=99", "from 0.1 to 10"),
+        ("arrivals", "batch:size=99999", "from 1 to 10,000"),
         ("gpu", "h200_sxm,,h100_sxm", "name"),
         ("model", "", "name"),
         ("points", "yes", "on, off"),

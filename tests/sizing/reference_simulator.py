@@ -1,116 +1,244 @@
 """A naive simulator of one replica, written sequence by sequence and step by step: slow, and plain to check by eye.
 
-It shares with the product only the StepLaw; the rules of batching are written again from the docstring of Batching.
+It shares with the product only the StepLaw; the rules of batching are written again from docs/simulator.md.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
+from typing import Literal
 
 from sizing.replica import Replica
+
+Outcome = Literal["served", "rejected", "timed_out", "cancelled"]
 
 
 class Slot:
     """One request on its way through the engine; `lane_tokens` is the padded context of the static batch it leads."""
 
-    def __init__(self, place: int, isl: int, osl: int) -> None:
-        self.place, self.isl, self.osl = place, isl, osl
-        self.prefilled = 0
-        self.generated = 0
+    def __init__(
+        self,
+        place: int,
+        isl: int,
+        osl: int,
+        *,
+        priority: int = 0,
+        cached: int = 0,
+        steps: int | None = None,
+        queue_timeout_s: float = math.inf,
+        cancel_s: float = math.inf,
+    ) -> None:
+        self.place, self.isl, self.osl, self.priority = place, isl, osl, priority
+        self.cached, self.steps = cached, osl - 1 if steps is None else steps
+        self.queue_timeout_s, self.cancel_s = queue_timeout_s, cancel_s
+        self.arrival_s = 0.0
+        self.started = False
+        self.admission = 0
+        self.computed = 0  # prompt tokens computed since it was admitted
+        self.recompute = 0  # tokens that it had when it was paused
+        self.steps_done = 0
         self.lane_tokens = 0
         self.first_token_s = self.done_s = float("nan")
+        self.outcome: Outcome = "served"
 
     @property
-    def context(self) -> int:
-        """Tokens in the KV cache: the prompt, and every token generated before the last."""
+    def generated(self) -> float:
+        """Tokens it has produced; real numbers where a step yields several."""
+        if math.isnan(self.first_token_s):
+            return 0.0
+        return 1 + (self.steps_done * (self.osl - 1) / self.steps if self.steps else 0)
+
+    @property
+    def prompt(self) -> int:
+        """Tokens to compute before it can decode."""
+        return self.isl - self.cached + self.recompute
+
+    @property
+    def decoding(self) -> bool:
+        return self.started and self.computed == self.prompt and not math.isnan(self.first_token_s)
+
+    @property
+    def context(self) -> float:
+        """Tokens that a decode step reads: the prompt, and every token generated before the last."""
         return self.isl + self.generated - 1
 
+    @property
+    def memory(self) -> float:
+        """Tokens of the KV cache that are its own: prompts count in full from admission."""
+        own = self.isl if self.cached == self.isl else self.isl - self.cached
+        return own + (self.generated - 1 if self.decoding else self.recompute)
+
     def token(self, now_s: float) -> None:
-        """One more token comes out."""
-        self.generated += 1
-        if self.generated == 1:
+        """The next token comes out, or the tokens of one speculative step."""
+        if math.isnan(self.first_token_s):
             self.first_token_s = now_s
-        if self.generated == self.osl:
+        else:
+            self.steps_done += 1
+        if self.steps_done == self.steps:
             self.done_s = now_s
 
     @property
     def done(self) -> bool:
-        return self.generated == self.osl
+        return not math.isnan(self.done_s)
+
+    @property
+    def deadline_s(self) -> float:
+        return self.arrival_s + (self.cancel_s if self.started else min(self.queue_timeout_s, self.cancel_s))
+
+    def give_up(self) -> None:
+        """The client is gone, or the server drops it from the line."""
+        timed_out = not self.started and self.queue_timeout_s < self.cancel_s
+        self.outcome, self.done_s = "timed_out" if timed_out else "cancelled", self.deadline_s
 
 
 class SlowReplica:
-    """The scheduler: `waiting` and `slots` are lists of sequences, in order of arrival and of admission."""
+    """The scheduler: `waiting` and `slots` are lists of sequences, in order of service and of admission."""
 
     def __init__(self, replica: Replica) -> None:
-        self.law, self.batching = replica.law, replica.batching
+        self.law, self.batching, self.rough = replica.law, replica.batching, replica.rough
+        self.speculation = replica.speculation
         self.now_s = 0.0
         self.waiting: list[Slot] = []
         self.slots: list[Slot] = []
         self.batch: list[Slot] = []
-        self.most_kv_tokens = 0
+        self.most_kv_tokens = 0.0
         self.most_slots = 0
+        self.admissions = 0
+        self.pauses = 0
 
     @property
     def idle(self) -> bool:
         return not self.waiting and not self.slots
 
+    @property
+    def checked_tokens(self) -> int:
+        """Tokens a decoding sequence puts through the matrix products in a step."""
+        return 1 + (self.speculation.draft_tokens if self.speculation else 0)
+
     def arrive(self, sequence: Slot, time_s: float) -> None:
+        sequence.arrival_s = time_s
         if self.idle:
             self.now_s = max(self.now_s, time_s)
-        self.waiting.append(sequence)
+        self._drop_late(time_s, only_new=True)
+        if 0 < self.batching.max_waiting <= len(self.waiting):
+            sequence.outcome, sequence.done_s = "rejected", time_s
+            return
+        self._line_up(sequence, in_front=False)
+
+    def _line_up(self, sequence: Slot, *, in_front: bool) -> None:
+        ahead = [s.priority < sequence.priority + (not in_front) for s in self.waiting]
+        self.waiting.insert(sum(ahead), sequence)
+
+    def _drop_late(self, now_s: float, *, only_new: bool) -> None:
+        late = [s for s in (*self.waiting, *self.slots) if s.deadline_s <= now_s and not (only_new and s.started)]
+        for sequence in late:
+            sequence.give_up()
+        self.waiting = [s for s in self.waiting if s not in late]
+        self.slots = [s for s in self.slots if s not in late]
 
     def iterate(self) -> list[Slot]:
         """One iteration; returns the sequences that it completes."""
-        done = self._static_iteration() if self.batching.policy == "static" else self._in_flight_iteration()
+        self._drop_late(self.now_s, only_new=False)
+        if self.idle:
+            return []
+        if self.batching.policy == "static":
+            self._static_iteration()
+        else:
+            self._in_flight_iteration()
         self.most_slots = max(self.most_slots, len(self.slots))
-        self.most_kv_tokens = max(self.most_kv_tokens, sum(s.prefilled + s.generated for s in self.slots))
+        self.most_kv_tokens = max(self.most_kv_tokens, sum(s.memory for s in self.slots))
+        done = [s for s in self.slots if s.done]
         self.slots = [sequence for sequence in self.slots if not sequence.done]
+        for sequence in done:
+            if sequence.arrival_s + sequence.cancel_s < sequence.done_s:
+                sequence.give_up()
         return done
 
-    def _in_flight_iteration(self) -> list[Slot]:
-        decoding = [sequence for sequence in self.slots if sequence.generated]
-        chunks = self._chunks(0 if self.batching.policy == "prefill_first" else len(decoding))
-        if chunks and self.batching.policy == "prefill_first":
-            decoding = []
-        attention = sum(chunk * (s.prefilled + chunk / 2) for s, chunk in chunks)
+    def _in_flight_iteration(self) -> None:
+        paused = self.batching.kv_policy == "max_utilization" and self._pause()
+        running = sum(s.decoding for s in self.slots)
+        chunks = self._chunks(0 if self._prompts_alone else running * self.checked_tokens, not paused)
+        decoding = [] if chunks and self._prompts_alone else [s for s in self.slots if s.decoding]
+        attention = sum(chunk * (s.cached + s.computed + chunk / 2) for s, chunk in chunks)
         self._spend(len(decoding), sum(s.context for s in decoding), sum(chunk for _, chunk in chunks), attention)
         for sequence in decoding:
             sequence.token(self.now_s)
         for sequence, chunk in chunks:
-            sequence.prefilled += chunk
-            if sequence.prefilled == sequence.isl:
+            sequence.computed += chunk
+            if sequence.computed == sequence.prompt:
                 sequence.token(self.now_s)
-        return [s for s in self.slots if s.done]
 
-    def _chunks(self, tokens: int) -> list[tuple[Slot, int]]:
+    @property
+    def _prompts_alone(self) -> bool:
+        return self.batching.policy == "prefill_first"
+
+    def _pause(self) -> bool:
+        """Pause those admitted last until the next decode step fits into the KV cache."""
+        paused = False
+        while True:
+            running = [s for s in self.slots if s.decoding]
+            if len(running) < 2 or sum(s.memory for s in self.slots) + len(running) <= self.batching.kv_tokens:
+                return paused
+            last = max(running, key=lambda s: s.admission)
+            self.slots.remove(last)
+            last.recompute, last.computed = round(last.generated), 0
+            self._line_up(last, in_front=True)
+            self.pauses += 1
+            paused = True
+
+    def _chunks(self, tokens: int, admitting: bool) -> list[tuple[Slot, int]]:
         """Prompt chunks of this iteration, in which `tokens` tokens of the budget are taken by decodes."""
         rule, chunks = self.batching, []
+        running = sum(s.decoding for s in self.slots)
         for sequence in self.slots:
             room = rule.token_budget - tokens
-            if sequence.prefilled < sequence.isl and room > 0:
-                chunks.append((sequence, min(room, sequence.isl - sequence.prefilled)))
+            if sequence.computed < sequence.prompt and room > 0:
+                chunks.append((sequence, min(room, sequence.prompt - sequence.computed)))
                 tokens += chunks[-1][1]
-        while self.waiting and len(self.slots) < rule.max_batch_size and tokens < rule.token_budget:
+        while admitting and self.waiting and len(self.slots) < rule.max_batch_size:
             head, room = self.waiting[0], rule.token_budget - tokens
-            reserved = sum(s.isl + s.osl for s in self.slots)
-            if reserved + head.isl + head.osl > rule.kv_tokens:
+            if head.prompt and room <= 0:
                 break
-            if rule.policy != "chunked" and head.isl > room and chunks:
+            if not self._fits(head, running):
                 break
-            chunk = min(head.isl, room) if rule.policy == "chunked" else head.isl
-            chunks.append((head, chunk))
-            tokens += chunk
-            self.slots.append(self.waiting.pop(0))
+            if rule.policy != "chunked" and head.prompt > room and chunks:
+                break
+            self._admit()
+            if head.prompt == 0:
+                head.first_token_s = self.now_s
+                continue
+            chunks.append((head, min(head.prompt, room) if rule.policy == "chunked" else head.prompt))
+            tokens += chunks[-1][1]
         return chunks
 
-    def _static_iteration(self) -> list[Slot]:
+    def _admit(self) -> None:
+        head = self.waiting.pop(0)
+        head.started = True
+        self.admissions += 1
+        head.admission = self.admissions
+        self.slots.append(head)
+
+    def _fits(self, head: Slot, running: int) -> bool:
+        rule = self.batching
+        if rule.kv_policy == "max_utilization":
+            used = sum(s.memory for s in self.slots)
+            return not self.slots or used + head.memory + running + 1 <= rule.kv_tokens
+        return sum(map(self._reserved, (*self.slots, head))) <= rule.kv_tokens
+
+    def _reserved(self, sequence: Slot) -> int:
+        own = sequence.isl if sequence.cached == sequence.isl else sequence.isl - sequence.cached
+        block = self.batching.kv_block_tokens
+        return math.ceil((own + max(sequence.osl, self.batching.max_tokens)) / block) * block
+
+    def _static_iteration(self) -> None:
         if self.slots:
             grown = self.batch[0].lane_tokens
             self._spend(len(self.batch), len(self.batch) * grown, 0, 0.0)
             self.batch[0].lane_tokens += 1
             for sequence in self.slots:
                 sequence.token(self.now_s)
-            return [s for s in self.slots if s.done]
+            return
         self.batch = self._static_batch()
         longest = max(s.isl for s in self.batch)
         lanes = len(self.batch)
@@ -118,9 +246,8 @@ class SlowReplica:
         self.batch[0].lane_tokens = longest
         self.slots = list(self.batch)
         for sequence in self.slots:
-            sequence.prefilled = sequence.isl
+            sequence.started, sequence.computed = True, sequence.isl
             sequence.token(self.now_s)
-        return [s for s in self.slots if s.done]
 
     def _static_batch(self) -> list[Slot]:
         batch: list[Slot] = []
@@ -131,26 +258,40 @@ class SlowReplica:
             batch.append(self.waiting.pop(0))
         return batch
 
-    def _spend(self, lanes: int, context: int, prompt_tokens: int, attention: float) -> None:
+    def _spend(self, lanes: int, context: float, prompt_tokens: int, attention: float) -> None:
+        law, knee = self.law, self.rough.knee
+        padded = math.ceil(lanes / self.rough.padding) * self.rough.padding
+        tokens = padded * self.checked_tokens + prompt_tokens
+        read_s = law.weights_s * (1 - law.unread * law.unread_decay ** max(tokens - 1, 0))
+        time_s = law.overhead_s + (read_s**knee + (law.token_s * tokens) ** knee) ** (1 / knee)
+        time_s += law.sequence_s * padded + law.kv_token_s * context
         if prompt_tokens:
-            self.now_s += self.law.mixed_s(lanes, context, prompt_tokens, attention)
-        else:
-            self.now_s += self.law.decode_s(lanes, context)
+            time_s += law.attention_s * attention + law.prefill_s
+        if lanes and self.speculation:
+            draft, passes = self.speculation.draft, self.speculation.draft_tokens
+            time_s += passes * (draft.overhead_s + draft.weights_s + draft.kv_token_s * context)
+            time_s += passes * (draft.sequence_s + draft.token_s) * lanes
+        self.now_s += time_s
 
 
-def serve_slowly(
-    replica: Replica, arrival_s: Sequence[float], isl: Sequence[int], osl: Sequence[int]
-) -> tuple[list[Slot], SlowReplica]:
-    """Serve a stream of requests; returns them with their times, and the replica."""
+def serve(replica: Replica, arrival_s: Sequence[float], sequences: Sequence[Slot]) -> SlowReplica:
+    """Serve requests that arrive at these times; their fates stand in them afterwards."""
     engine = SlowReplica(replica)
-    sequences = [Slot(place, int(a), int(b)) for place, (a, b) in enumerate(zip(isl, osl, strict=True))]
-    to_come = list(zip(arrival_s, sequences, strict=True))
+    to_come = list(zip(map(float, arrival_s), sequences, strict=True))
     while to_come or not engine.idle:
         while to_come and (to_come[0][0] <= engine.now_s or engine.idle):
             engine.arrive(to_come[0][1], to_come[0][0])
             to_come.pop(0)
         engine.iterate()
-    return sequences, engine
+    return engine
+
+
+def serve_slowly(
+    replica: Replica, arrival_s: Sequence[float], isl: Sequence[int], osl: Sequence[int]
+) -> tuple[list[Slot], SlowReplica]:
+    """Serve a stream of plain requests; returns them with their times, and the replica."""
+    sequences = [Slot(place, int(a), int(b)) for place, (a, b) in enumerate(zip(isl, osl, strict=True))]
+    return sequences, serve(replica, arrival_s, sequences)
 
 
 def serve_users_slowly(

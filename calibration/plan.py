@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import yaml
-from pydantic import Field, ValidationError, model_validator
+from pydantic import Field, ValidationError, field_validator, model_validator
 
 from calibration.adapt_plan import AdaptivePlan
 from calibration.errors import PlanError
@@ -18,7 +18,7 @@ from calibration.plan_fields import ArrivalsText, Count, Positive, Share, Strict
 from calibration.requests.lengths import LengthsPlan
 from calibration.server_plan import DeploymentPlan, ServerPlan
 from sizing.curves import LoadKind
-from sizing.workload import ArrivalKind, Arrivals, Lengths
+from sizing.workload import Arrivals, Lengths
 
 FEWEST_ARRIVALS = 2
 ALL_OF_THEM = 10**9
@@ -53,7 +53,10 @@ class SweepPlan(Strict):
     A level is measured `until` its means are known well enough, for `budget_s` seconds at most (default 120), or for
     `requests_per_level` requests and the few that are sent before all users have stopped. A schedule or trace is sent
     whole unless `budget_s` cuts it. `warm_up` requests a user come before and are left out. Users start spread
-    over `ramp_s` (default: about the time of one request). Prompts follow from `seed` and the run's number. `tokenizer`
+    over `ramp_s` (default: about the time of one request). Lengths of which only the means are given vary (see
+    LengthsPlan). A sweep of closed loops alone ends with random arrivals at `check_load` of the highest requests/s
+    found (default 0.7; 0: no such level), once for each of the lengths: they tell engine overheads apart that closed
+    loops cannot. Prompts follow from `seed` and the run's number. `tokenizer`
     is a tokenizer.json; unset, the server is asked; ``none`` counts words. With `adaptive`, only those levels of the
     closed loop are measured that the question in it needs.
     """
@@ -69,12 +72,18 @@ class SweepPlan(Strict):
     until: Until = Until()
     requests_per_level: Count | None = None
     warm_up: Annotated[int, Field(ge=0)] = 2
+    check_load: Annotated[float, Field(ge=0, lt=1)] = 0.7
     ramp_s: Share | None = None
     budget_s: Positive | None = None
     seed: Annotated[int, Field(ge=0)] = 0
     tokenizer: Text | None = None
     client: ClientPlan = ClientPlan()
     adaptive: AdaptivePlan | None = None
+
+    @field_validator("lengths", mode="after")
+    @classmethod
+    def _varied(cls, lengths: list[LengthsPlan]) -> list[LengthsPlan]:
+        return [item.varied() for item in lengths]
 
     @model_validator(mode="after")
     def _some_levels_none_twice(self) -> SweepPlan:
@@ -114,7 +123,7 @@ class SweepPlan(Strict):
 
     def _loads(self, item: LengthsPlan) -> list[tuple[LoadKind, float]]:
         loads: list[tuple[LoadKind, float]] = [("concurrency", float(users)) for users in self.concurrency]
-        loads += [(_RATE_KINDS[Arrivals.parse(self.arrivals).kind], rate) for rate in self.rates]
+        loads += [(self.rate_kind, rate) for rate in self.rates]
         if self.schedule:
             lasts_s = sum(stage.for_s for stage in self.schedule)
             loads.append(("schedule", sum(stage.for_s * stage.rate for stage in self.schedule) / lasts_s))
@@ -124,6 +133,17 @@ class SweepPlan(Strict):
                 raise PlanError(f"{item.trace}: a trace to replay needs requests at two times or more")
             loads += [("trace", speed * (len(times_s) - 1) / float(times_s[-1] - times_s[0])) for speed in self.replay]
         return loads
+
+    @property
+    def rate_kind(self) -> LoadKind:
+        """The kind of a level of random or evenly spaced arrivals."""
+        return _RATE_KINDS[Arrivals.parse(self.arrivals).kind]
+
+    @property
+    def check_loads(self) -> int:
+        """Open-loop levels that end the sweep, at loads known only then: one for each of the lengths, or none."""
+        named = self.rates or self.schedule or self.replay or self.adaptive or not self.concurrency
+        return 0 if named or not self.check_load else len(self.lengths)
 
     def _requests(self, kind: LoadKind, value: float) -> int:
         if self.requests_per_level is not None:
@@ -140,7 +160,7 @@ class SweepPlan(Strict):
         return self.until.model_copy(update={"budget_s": budget_s})
 
 
-_RATE_KINDS: dict[ArrivalKind, LoadKind] = {
+_RATE_KINDS: dict[str, LoadKind] = {
     "poisson": "poisson_rate",
     "constant": "constant_rate",
     "gamma": "gamma_rate",

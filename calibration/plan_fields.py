@@ -11,6 +11,8 @@ from sizing.workload import Arrivals
 
 
 def _known_arrivals(text: str) -> str:
+    if not text.startswith(("poisson", "constant", "gamma")):
+        raise ValueError(f"arrivals {text!r}: use poisson, constant or gamma:cv=NUMBER (for instance gamma:cv=2)")
     try:
         Arrivals.parse(text)
     except ScenarioError as error:

@@ -61,7 +61,9 @@ def run(file: PlanFile, store: Store, progress: Progress | None = None, cancel: 
     """
     target = _begun(prepare(file))
     label = f"{file.plan.server.model} at {file.plan.server.url}"
-    run_id = store.create_run(file.text, folder=file.folder, label=label, levels=len(target.levels))
+    run_id = store.create_run(
+        file.text, folder=file.folder, label=label, levels=len(target.levels) + target.plan.check_loads
+    )
     _measured(run_id, target, store, progress or Quiet(), cancel)
     return run_id
 
@@ -88,9 +90,11 @@ def resume(run_id: int, store: Store, progress: Progress | None = None, cancel: 
 def _measured(run_id: int, target: Target, store: Store, progress: Progress, cancel: threading.Event | None) -> None:
     with _state_kept(run_id, store), store.kept_alive(run_id), kept_off(target.served.engine_cores):
         progress.started(run_id)
-        if missing := _missing(target.levels, store, run_id):
-            pace = probe(target, missing[0])
-            with Workers(processes(target, missing, pace, progress.says)) as workers:
+        missing = _missing(target.levels, store, run_id)
+        if missing or len(store.done_levels(run_id)) < len(target.levels) + target.plan.check_loads:
+            to_come = missing or target.levels
+            pace = probe(target, to_come[0])
+            with Workers(processes(target, to_come, pace, progress.says)) as workers:
                 sweep = sweep_of(target, missing, pace, progress.says)
                 _follow(sweep, run_id, target, pace, workers, store, progress, cancel)
 

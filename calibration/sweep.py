@@ -34,8 +34,9 @@ def sweep_of(target: Target, levels: Sequence[Level], pace: Pace, says: Says) ->
     """The sweep that the plan asks for over `levels`, those without a point. `says` is told the time it may take."""
     if target.plan.adaptive is None:
         expected_s = sum(pace.expected_s(target.plan, level) for level in levels)
-        says(f"{len(levels)} levels, about {minutes(expected_s)}")
-        return Grid(target, levels)
+        checks = f", then {target.plan.check_loads} with random arrivals" if target.plan.check_loads else ""
+        says(f"{len(levels)} levels, about {minutes(expected_s)}{checks}")
+        return ThenRandomArrivals(target, levels) if target.plan.check_loads else Grid(target, levels)
     return AsNeeded(target, levels, pace, says)
 
 
@@ -61,6 +62,42 @@ class Grid:
     def expected_s(self, pace: Pace) -> tuple[float, float]:
         first_s, *after_s = [pace.expected_s(self._plan, level) for level in self._left]
         return first_s, sum(after_s)
+
+
+class ThenRandomArrivals:
+    """One level after another, then random arrivals at a share of the highest requests/s found."""
+
+    def __init__(self, target: Target, levels: Sequence[Level]) -> None:
+        self._target = target
+        self._grid = Grid(target, levels)
+        self._level: Level | None = None
+        self._skipped: set[int] = set()
+
+    def next(self, points: Sequence[Point]) -> Level | None:
+        self._level = self._grid.next(points) or self._check(points)
+        return self._level
+
+    def _check(self, points: Sequence[Point]) -> Level | None:
+        """The first of the lengths that has closed-loop points and no other."""
+        plan, levels = self._target.plan, self._target.levels
+        for entry in set(range(len(plan.lengths))) - self._skipped:
+            level = next(level for level in levels if level.entry == entry)
+            alike = [point for point in points if point.lengths == level.lengths]
+            best_per_s = max((point.requests_per_s for point in alike if not point.void), default=0.0)
+            if best_per_s and all(point.load_kind == "concurrency" for point in alike):
+                rate = float(f"{plan.check_load * best_per_s:.2g}")
+                requests = plan.requests_per_level or 100
+                return replace(level, index=len(levels) + entry, kind=plan.rate_kind, value=rate, requests=requests)
+        return None
+
+    def skip(self, level: Level) -> None:
+        if level.kind != "concurrency":
+            self._skipped.add(level.entry)
+
+    def expected_s(self, pace: Pace) -> tuple[float, float]:
+        if self._level is None or self._level.kind == "concurrency":
+            return self._grid.expected_s(pace)
+        return pace.expected_s(self._target.plan, self._level), 0.0
 
 
 class AsNeeded:

@@ -30,6 +30,7 @@ Whole = Annotated[int, Field(ge=1, le=LONGEST_TOKENS)]
 Cv = Annotated[float, Field(ge=0, le=10)]
 FileName = Annotated[str, Field(min_length=1)]
 FILES = ("histogram", "dataset", "trace")
+USUAL_ISL_CV, USUAL_OSL_CV = 0.3, 0.5
 
 
 def _length(given: object) -> float | Window:
@@ -48,8 +49,8 @@ Length = Annotated[float | Window, BeforeValidator(_length)]
 class LengthsPlan(BaseModel):
     """One entry of a plan's `lengths`, in tokens: `isl` and `osl`, or one of the files.
 
-    ``{isl: 2000, osl: 256}``: every request the same. With `isl_cv`, `osl_cv` (coefficients of variation) lengths are
-    drawn: lognormal, or by ``law: normal``, where what would be below 1 token is 1.
+    ``{isl: 2000, osl: 256}``: means. `isl_cv`, `osl_cv` (coefficients of variation) say how lengths vary, lognormal or
+    by ``law: normal``, where what would be below 1 token is 1; 0 makes all equal. A plan varies them unless said.
     ``{isl: [100, 300], osl: [10, 20]}``: any whole number in the window, ends included, equally often.
     ``{histogram: lengths.csv}``: pairs with the frequencies of the file. ``{trace: trace.csv}``: the file's requests in
     their order, once. ``{dataset: texts.json}``: the file's texts in their order, again and again; longer prompts than
@@ -89,6 +90,18 @@ class LengthsPlan(BaseModel):
             if isinstance(getattr(self, name), tuple) and getattr(self, f"{name}_cv"):
                 raise ValueError(f"{name}_cv does not go with a window of {name}, which says it all")
         return self
+
+    def varied(self) -> LengthsPlan:
+        """The same, but means of which nothing else is said vary as chat traffic does: ISL by 30 %, OSL by 50 %.
+
+        Users with equal requests that start together stay in step for ever, and hide what an engine does with others.
+        """
+        silent = {
+            f"{side}_cv": cv
+            for side, cv in (("isl", USUAL_ISL_CV), ("osl", USUAL_OSL_CV))
+            if isinstance(getattr(self, side), float) and f"{side}_cv" not in self.model_fields_set
+        }
+        return self if self.dataset is not None else self.model_copy(update=silent)
 
     def within(self, folder: Path) -> LengthsPlan:
         """The same with the file's path taken from `folder`, where it is not absolute."""

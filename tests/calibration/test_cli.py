@@ -39,7 +39,8 @@ def database(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
 def plan(tmp_path: Path, url: str) -> Path:
     path = tmp_path / "plan.yaml"
     path.write_text(
-        f"server: {{url: '{url}'}}\nlengths: [{{isl: 6, osl: 4}}]\nconcurrency: [1, 2]\nrequests_per_level: 8\n"
+        f"server: {{url: '{url}'}}\nlengths: [{{isl: 6, osl: 4, isl_cv: 0}}]\nconcurrency: [1, 2]\n"
+        "requests_per_level: 8\ncheck_load: 0\n"
         "client: {self_check: false}\n"
     )
     return path

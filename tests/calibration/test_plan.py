@@ -147,3 +147,13 @@ def test_the_plan_in_the_docs_is_a_plan() -> None:
     whole, adaptive = blocks
     assert len(parse_plan(whole).plan.lengths) == 5
     assert parse_plan(MINIMAL + adaptive).plan.adaptive
+
+
+def test_lengths_vary_unless_the_plan_says_how() -> None:
+    said = (
+        "lengths: [{isl: 64, osl: 32}, {isl: 60, osl: 30, isl_cv: 0, osl_cv: 0}, {isl: [5, 9], osl: 30, osl_cv: 0}]\n"
+    )
+    usual, equal, window = parse_plan(said + "concurrency: [1]").plan.lengths
+    assert usual.summary().isl_cv > 0.2 and usual.summary().osl_cv > 0.2
+    assert equal.summary().fixed
+    assert window.summary().osl_cv == 0

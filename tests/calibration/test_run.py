@@ -41,7 +41,8 @@ def store(tmp_path: Path) -> Store:
 
 
 def plan(url: str, more: str = "") -> PlanFile:
-    text = f"server: {{url: '{url}'}}\nlengths: [{{isl: 6, osl: 4}}]\nconcurrency: [1, 3]\nrequests_per_level: 12\n"
+    text = f"server: {{url: '{url}'}}\nlengths: [{{isl: 6, osl: 4, isl_cv: 0, osl_cv: 0}}]\n"
+    text += "concurrency: [1, 3]\nrequests_per_level: 12\ncheck_load: 0\n"
     return parse_plan(f"{text}client: {{self_check: false}}\n{more}")
 
 
@@ -144,7 +145,7 @@ def test_open_loops_of_every_kind(url: str, store: Store, tmp_path: Path) -> Non
 def test_levels_that_could_not_be_told_apart_are_refused() -> None:
     assert len(parse_plan("lengths: [{isl: 6, osl: 4}, {isl: [5, 7], osl: 4}]\nconcurrency: [1]").plan.levels()) == 2
     with pytest.raises(PlanError, match="two levels of the plan have the same means and load"):
-        parse_plan("lengths: [{isl: 6, osl: 4}, {isl: [6, 6], osl: 4}]\nconcurrency: [1]").plan.levels()
+        parse_plan("lengths: [{isl: 6, osl: 4, isl_cv: 0}, {isl: [6, 6], osl: 4}]\nconcurrency: [1]").plan.levels()
 
 
 def test_cancelling_ends_the_run_and_keeps_what_was_measured(url: str, store: Store) -> None:
@@ -232,7 +233,9 @@ def test_losing_the_server_keeps_the_points_and_says_how_to_go_on(store: Store) 
 def test_a_level_without_answers_has_no_point_and_the_others_go_on(store: Store) -> None:
     """An OSL that the server refuses: what comes before and after it is measured, and the run says what is missing."""
     with subprocess_server(Script(ttft_s=0.004, itl_s=0.001, error_osl=5)) as url:
-        text = plan(url).text.replace("[{isl: 6, osl: 4}]", "[{isl: 6, osl: 4}, {isl: 6, osl: 5}, {isl: 6, osl: 7}]")
+        text = plan(url).text.replace(
+            "osl_cv: 0}]", "osl_cv: 0}, {isl: 6, osl: 5, osl_cv: 0}, {isl: 6, osl: 7, osl_cv: 0}]"
+        )
         watcher = Watcher()
         with pytest.raises(NothingAnswered, match=r"OSL 5.*out of blocks.*resume 1"):
             run(parse_plan(text), store, watcher)
@@ -280,3 +283,22 @@ def test_expected_seconds_follow_from_requests_and_users() -> None:
     assert pace.expected_s(sweep, level) == pytest.approx(100 * 2 / 4 + 5 * 2)
     times = [pace.e2e_at_s(users) for users in (1, 4, 9, 100)]
     assert all(earlier <= later for earlier, later in itertools.pairwise(times))
+
+
+def test_a_sweep_of_closed_loops_ends_with_random_arrivals(store: Store, url: str) -> None:
+    file = parse_plan(plan(url).text.replace("check_load: 0", "check_load: 0.5"))
+    run_id = run(file, store)
+    first, second, check = store.points(run_id)
+    assert (first.load_kind, second.load_kind, check.load_kind) == ("concurrency", "concurrency", "poisson_rate")
+    highest = max(first.requests_per_s, second.requests_per_s)
+    assert check.load_value == pytest.approx(0.5 * highest, rel=0.05)
+    assert store.run(run_id).levels == 3
+
+
+def test_a_run_stopped_before_its_random_arrivals_is_resumed_with_them(store: Store, url: str) -> None:
+    file = parse_plan(plan(url).text.replace("check_load: 0", "check_load: 0.5"))
+    with pytest.raises(KeyboardInterrupt):
+        run(file, store, Watcher(stop_after=2))
+    (begun,) = store.runs()
+    resume(begun.id, store)
+    assert [point.load_kind for point in store.points(begun.id)] == ["concurrency", "concurrency", "poisson_rate"]

@@ -15,7 +15,7 @@ Outcome = Literal["served", "rejected", "timed_out", "cancelled"]
 
 
 class Slot:
-    """One request on its way through the engine; `lane_tokens` is the padded context of the static batch it leads."""
+    """One request on its way through the engine; `lane_tokens` is the padded context of its lane in a static batch."""
 
     def __init__(
         self,
@@ -38,7 +38,7 @@ class Slot:
         self.computed = 0  # prompt tokens computed since it was admitted
         self.recompute = 0  # tokens that it had when it was paused
         self.steps_done = 0
-        self.lane_tokens = 0
+        self.lane_tokens = 0.0
         self.first_token_s = self.done_s = float("nan")
         self.outcome: Outcome = "served"
 
@@ -88,7 +88,7 @@ class Slot:
 
     def give_up(self) -> None:
         """The client is gone, or the server drops it from the line."""
-        timed_out = not self.started and self.queue_timeout_s < self.cancel_s
+        timed_out = not self.started and self.queue_timeout_s <= self.cancel_s
         self.outcome, self.done_s = "timed_out" if timed_out else "cancelled", self.deadline_s
 
 
@@ -183,6 +183,8 @@ class SlowReplica:
             last = max(running, key=lambda s: s.admission)
             self.slots.remove(last)
             last.recompute, last.computed = round(last.generated), 0
+            if last.cached == last.isl:
+                last.cached = 0  # prefilled elsewhere: here it must be computed from the start
             self._line_up(last, in_front=True)
             self.pauses += 1
             paused = True
@@ -190,7 +192,6 @@ class SlowReplica:
     def _chunks(self, tokens: int, admitting: bool) -> list[tuple[Slot, int]]:
         """Prompt chunks of this iteration, in which `tokens` tokens of the budget are taken by decodes."""
         rule, chunks = self.batching, []
-        running = sum(s.decoding for s in self.slots)
         for sequence in self.slots:
             room = rule.token_budget - tokens
             if sequence.computed < sequence.prompt and room > 0:
@@ -200,9 +201,9 @@ class SlowReplica:
             head, room = self.waiting[0], rule.token_budget - tokens
             if head.prompt and room <= 0:
                 break
-            if not self._fits(head, running):
+            if not self._fits(head):
                 break
-            if rule.policy != "chunked" and head.prompt > room and chunks:
+            if rule.policy != "chunked" and head.prompt > max(room, 0) and chunks:
                 break
             self._admit()
             if head.prompt == 0:
@@ -219,8 +220,9 @@ class SlowReplica:
         head.admission = self.admissions
         self.slots.append(head)
 
-    def _fits(self, head: Slot, running: int) -> bool:
+    def _fits(self, head: Slot) -> bool:
         rule = self.batching
+        running = sum(s.decoding for s in self.slots)
         if rule.kv_policy == "max_utilization":
             used = sum(s.memory for s in self.slots)
             return not self.slots or used + head.memory + running + 1 <= rule.kv_tokens
@@ -233,9 +235,9 @@ class SlowReplica:
 
     def _static_iteration(self) -> None:
         if self.slots:
-            grown = self.batch[0].lane_tokens
-            self._spend(len(self.batch), len(self.batch) * grown, 0, 0.0)
-            self.batch[0].lane_tokens += 1
+            self._spend(len(self.batch), sum(lane.lane_tokens for lane in self.batch), 0, 0.0)
+            for lane in self.batch:
+                lane.lane_tokens += (lane.osl - 1) / lane.steps if lane.steps else 1
             for sequence in self.slots:
                 sequence.token(self.now_s)
             return
@@ -243,7 +245,8 @@ class SlowReplica:
         longest = max(s.isl for s in self.batch)
         lanes = len(self.batch)
         self._spend(0, 0, lanes * longest, lanes * longest * longest / 2)
-        self.batch[0].lane_tokens = longest
+        for lane in self.batch:
+            lane.lane_tokens = longest
         self.slots = list(self.batch)
         for sequence in self.slots:
             sequence.started, sequence.computed = True, sequence.isl

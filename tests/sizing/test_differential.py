@@ -1,0 +1,156 @@
+"""The compiled scheduler against the naive one, feature by feature and all together, to 1e-6 s."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from sizing.replica import KV_POLICIES, POLICIES, Batching, Replica, Roughness, Speculation
+from sizing.simulator.loops import run_stream
+from sizing.simulator.records import engine_of, idle_states, requests_of, work_space
+from sizing.steptime import StepLaw
+from tests.sizing.reference_simulator import Slot, SlowReplica, serve
+
+GPU = StepLaw(4.8e-3, 1e-3, 20e-6, 10e-6, 49e-9, attention_s=1.3e-9, prefill_s=0.5e-3)
+DRAFT = StepLaw(0.3e-3, 0.1e-3, 1e-6, 2e-6, 5e-9)
+REQUESTS = 60
+OUTCOMES = ("served", "rejected", "timed_out", "cancelled")
+BASE = Batching(max_batch_size=12, token_budget=512, kv_tokens=3000)
+
+
+@st.composite
+def engines(draw: st.DrawFn) -> Replica:
+    """Any engine: laws, policies, memory rules, queue limits, speculation, unread weights, padding, softer knees."""
+    law = GPU.with_values(
+        token_s=20e-6 * draw(st.floats(0.1, 2)),
+        kv_token_s=draw(st.sampled_from([0.0, 49e-9, 2e-6])),
+        unread=draw(st.sampled_from([0.0, 0.4, 0.9])),
+        unread_decay=draw(st.sampled_from([0.0, 0.9])),
+    )
+    kv_policy = draw(st.sampled_from(KV_POLICIES))
+    batching = Batching(
+        policy=draw(st.sampled_from(POLICIES)),
+        max_batch_size=draw(st.integers(1, 24)),
+        token_budget=draw(st.sampled_from([64, 100, 512, 4096])),
+        kv_tokens=draw(st.sampled_from([1600, 3000, 10**6])),
+        kv_policy=kv_policy,
+        max_tokens=draw(st.sampled_from([0, 150, 400])),
+        kv_block_tokens=draw(st.sampled_from([1, 16, 64])),
+        max_waiting=draw(st.sampled_from([0, 0, 1, 5, 20])),
+    )
+    speculation = Speculation(draw(st.integers(1, 4)), 0.7, draw(st.sampled_from([DRAFT, DRAFT.scaled(0.0)])))
+    speculates = kv_policy == "guaranteed_no_evict" and draw(st.booleans())
+    rough = Roughness(padding=draw(st.sampled_from([1, 8])), knee=draw(st.sampled_from([4.0, 2.5])))
+    return Replica(law, batching, speculation if speculates else None, rough)
+
+
+def traffic(replica: Replica, seed: int, *, deadlines: bool, prefixes: bool, classes: int) -> list[Slot]:
+    """Requests with every trait that the engine honours."""
+    rng = np.random.default_rng(seed)
+    slots = []
+    for place in range(REQUESTS):
+        isl, osl = int(rng.integers(1, 801)), int(rng.integers(2, 301)) if rng.random() < 0.8 else 1
+        cached = 0
+        if prefixes and replica.batching.policy != "static":
+            cached = int(rng.choice([0, isl // 2, isl - 1, isl if osl > 1 else 0]))
+        steps = osl - 1
+        if replica.speculation and osl > 1:
+            steps = int(rng.integers(-(-(osl - 1) // (replica.speculation.draft_tokens + 1)), osl))
+        timeout_s, cancel_s = (float(rng.choice([0.05, 0.4, 2, np.inf])) for _ in range(2))
+        if not deadlines:
+            timeout_s = cancel_s = np.inf
+        elif replica.batching.policy == "static":
+            cancel_s = np.inf
+        slots.append(
+            Slot(
+                *(place, isl, osl),
+                priority=int(rng.integers(0, classes)),
+                cached=cached,
+                steps=steps,
+                queue_timeout_s=timeout_s,
+                cancel_s=cancel_s,
+            )
+        )
+    return slots
+
+
+def compare(replica: Replica, arrival_s: Any, slots: list[Slot]) -> SlowReplica:
+    """Run both, compare every request, return the naive replica."""
+    run = requests_of(np.array([s.isl for s in slots]), np.array([s.osl for s in slots]), arrival_s)
+    for name, values in {
+        "priority": [s.priority for s in slots],
+        "cached_tokens": [s.cached for s in slots],
+        "steps": [s.steps for s in slots],
+        "queue_timeout_s": [s.queue_timeout_s for s in slots],
+        "cancel_s": [s.cancel_s for s in slots],
+    }.items():
+        run[name] = values
+    run_stream(engine_of(replica), idle_states(1), work_space(replica, 1), run)
+    engine = serve(replica, arrival_s, slots)
+    assert [OUTCOMES[outcome] for outcome in run["outcome"]] == [s.outcome for s in slots]
+    assert run["done_s"] == pytest.approx([s.done_s for s in slots], abs=1e-6)
+    served = [place for place, s in enumerate(slots) if s.outcome == "served"]
+    assert run["first_token_s"][served] == pytest.approx([slots[place].first_token_s for place in served], abs=1e-6)
+    return engine
+
+
+def arrivals(rate_per_s: float, seed: int) -> Any:
+    return np.cumsum(np.random.default_rng(seed + 1).exponential(1 / rate_per_s, REQUESTS))
+
+
+@settings(max_examples=300, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@given(
+    replica=engines(),
+    rate=st.sampled_from([1.0, 8.0, 40.0, 400.0]),
+    seed=st.integers(0, 10**6),
+    deadlines=st.booleans(),
+    prefixes=st.booleans(),
+    classes=st.sampled_from([1, 3]),
+)
+def test_any_engine_under_any_traffic(
+    replica: Replica, rate: float, seed: int, deadlines: bool, prefixes: bool, classes: int
+) -> None:
+    slots = traffic(replica, seed, deadlines=deadlines, prefixes=prefixes, classes=classes)
+    engine = compare(replica, arrivals(rate, seed), slots)
+    assert engine.most_slots <= replica.batching.max_batch_size
+    if replica.batching.policy != "static":
+        assert engine.most_kv_tokens <= replica.batching.kv_tokens
+
+
+FEATURES: dict[str, tuple[Replica, dict[str, Any]]] = {
+    "plain": (Replica(GPU, BASE), {}),
+    "pausing": (Replica(GPU, replace(BASE, kv_policy="max_utilization", kv_tokens=1400)), {}),
+    "pausing whole prompts": (
+        Replica(GPU, replace(BASE, policy="whole_prompt", kv_policy="max_utilization", kv_tokens=1400)),
+        {},
+    ),
+    "pausing, prompts first": (
+        Replica(GPU, replace(BASE, policy="prefill_first", kv_policy="max_utilization", kv_tokens=1400)),
+        {},
+    ),
+    "max_tokens and blocks": (Replica(GPU, replace(BASE, max_tokens=400, kv_block_tokens=64)), {}),
+    "queue limit": (Replica(GPU, replace(BASE, max_waiting=4)), {}),
+    "deadlines": (Replica(GPU, BASE), {"deadlines": True}),
+    "priorities": (Replica(GPU, BASE), {"classes": 3}),
+    "prefixes": (Replica(GPU, BASE), {"prefixes": True}),
+    "speculation": (Replica(GPU, BASE, Speculation(3, 0.7, DRAFT)), {}),
+    "unread weights": (Replica(GPU.with_values(unread=0.9, unread_decay=0.9), BASE), {}),
+    "padding and knee": (Replica(GPU, BASE, rough=Roughness(padding=8, knee=2.5)), {}),
+}
+
+
+@pytest.mark.parametrize("policy", POLICIES)
+@pytest.mark.parametrize("feature", FEATURES)
+def test_each_feature_alone(feature: str, policy: Any) -> None:
+    replica, traits = FEATURES[feature]
+    replica = replace(replica, batching=replace(replica.batching, policy=policy))
+    for seed in range(4):
+        slots = traffic(replica, seed, **{"deadlines": False, "prefixes": False, "classes": 1, **traits})
+        engine = compare(replica, arrivals(20.0, seed), slots)
+        if feature.startswith("pausing") and policy != "static":
+            assert engine.pauses > 0

@@ -5,6 +5,8 @@ request asks for), `iteration_chain` (prompts waiting at iteration boundaries), 
 `latency` (TTFT and ITL of a request that meets both), `points` (the integration points), `static_queue`.
 """
 
-from sizing.queueing.percentiles import predict, slots, stable_rate_per_s
+from sizing.queueing.demand import slots
+from sizing.queueing.percentiles import predict
+from sizing.queueing.stability import Stability, stability, stable_rate_per_s
 
-__all__ = ["predict", "slots", "stable_rate_per_s"]
+__all__ = ["Stability", "predict", "slots", "stability", "stable_rate_per_s"]

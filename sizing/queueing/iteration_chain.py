@@ -16,9 +16,12 @@ from numpy.typing import NDArray
 from scipy.special import gammaln, ndtr
 
 from sizing.queueing.demand import Demand
+from sizing.queueing.stream import Groups
 from sizing.replica import Batching, Replica
 
 Floats = NDArray[np.float64]
+
+SINGLE = Groups()
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,17 +46,20 @@ class Iterations:
         return np.asarray(np.cumsum(share, axis=1) / share.sum(axis=1, keepdims=True))
 
 
-def open_iterations(replica: Replica, demand: Demand, batch: Floats, rate_per_s: float) -> Iterations:
-    """Iterations when requests arrive at random at `rate_per_s`.
+def open_iterations(
+    replica: Replica, demand: Demand, batch: Floats, rate_per_s: float, groups: Groups = SINGLE
+) -> Iterations:
+    """Iterations when requests arrive at random at `rate_per_s`, in `groups`.
 
-    An engine with nothing to do (d = 0, q = 0) is idle for 1/rate on average, then starts on one prompt.
+    An engine with nothing to do (d = 0, q = 0) is idle until the next group, then starts on it.
     """
-    states = _States.of(replica, demand, batch)
+    states = _States.of(replica, demand, batch, groups)
     duration = states.duration_s.copy()
-    law = states.arrivals(rate_per_s * duration)
+    groups_per_s = rate_per_s / groups.mean
+    law = states.arrivals(groups_per_s * duration)
     if batch[0] == 0:
-        duration[0, 0] = 1 / rate_per_s
-        law[0, 0] = states.quanta_of_prompts[1]
+        duration[0, 0] = 1 / groups_per_s
+        law[0, 0] = states.quanta_of_groups[1]
     return states.solve(replica.batching, law, duration)
 
 
@@ -62,11 +68,36 @@ def closed_iterations(replica: Replica, demand: Demand, batch: Floats) -> Iterat
 
     Each decode step of d sequences finishes d / E[s] of them on average, taken as Poisson; as many prompts come.
     """
-    states = _States.of(replica, demand, batch)
+    states = _States.of(replica, demand, batch, SINGLE)
     finishing = np.repeat((batch / demand.decode_steps)[:, None], states.duration_s.shape[1], axis=1)
     if replica.batching.policy == "prefill_first":
         finishing[:, 1:] = 0.0  # nobody decodes, so nobody finishes, while prompts run
     return states.solve(replica.batching, states.arrivals(finishing), states.duration_s)
+
+
+@dataclass(frozen=True, slots=True)
+class DecodeCost:
+    """What running sequences add to an iteration: tokens a sequence in the matrix products, seconds a step (the draft's
+    passes), seconds a sequence and seconds a context token. The draft's arithmetic is linear in the sequences."""
+
+    tokens: int
+    step_s: float
+    sequence_s: float
+    context_token_s: float
+
+    @classmethod
+    def of(cls, replica: Replica) -> DecodeCost:
+        """Without speculation one token, and what the law says."""
+        law, speculation = replica.law, replica.speculation
+        if speculation is None:
+            return cls(1, 0.0, law.sequence_s, law.kv_token_s)
+        passes, draft = speculation.draft_tokens, speculation.draft
+        return cls(
+            passes + 1,
+            passes * (draft.overhead_s + draft.weights_s),
+            law.sequence_s + passes * (draft.sequence_s + draft.token_s),
+            law.kv_token_s + passes * draft.kv_token_s,
+        )
 
 
 def iteration_s(replica: Replica, demand: Demand, batch: Floats, tokens: Floats, attention: Floats) -> Floats:
@@ -74,24 +105,29 @@ def iteration_s(replica: Replica, demand: Demand, batch: Floats, tokens: Floats,
 
     Under prefill_first prompts run alone; otherwise they join the decode step. Contexts have their mean length.
     """
-    law, alone = replica.law, (replica.batching.policy == "prefill_first") & (tokens > 0)
-    decoding = np.where(alone, 0.0, batch)
-    seconds = law.tokens_s(decoding + tokens) + (law.sequence_s + law.kv_token_s * demand.context_tokens) * decoding
+    law, cost = replica.law, DecodeCost.of(replica)
+    decoding = batch if replica.batching.policy != "prefill_first" else np.where(tokens > 0, 0.0, batch)
+    seconds = law.tokens_s(cost.tokens * decoding + tokens)
+    seconds = seconds + (cost.sequence_s + cost.context_token_s * demand.context_tokens) * decoding
+    if cost.step_s > 0:
+        seconds = seconds + np.where(decoding > 0, cost.step_s, 0.0)
     return np.asarray(seconds + np.where(tokens > 0, law.attention_s * attention + law.prefill_s, 0.0))
 
 
-def prefill_room(rule: Batching, demand: Demand, batch: Floats) -> Floats:
+def prefill_room(replica: Replica, demand: Demand, batch: Floats) -> Floats:
     """Prompt tokens that one iteration takes while `batch` sequences run, for each value of `batch`.
 
-    Chunks fill the budget to the brim. Whole prompts leave unused, on average, the mean remainder E[ISL^2]/(2 E[ISL])
-    (equal prompts: what whole multiples leave); one prompt always fits. No more prompts than slots.
+    Chunks fill the budget to the brim. Whole prompts leave unused, on average, the mean remainder E[n^2]/(2 E[n]) of
+    prompts of n tokens (equal prompts: what whole multiples leave); one prompt always fits. No more prompts than slots.
     """
-    room = rule.token_budget - (0.0 if rule.policy == "prefill_first" else batch) + 0.0 * batch
+    rule, one = replica.batching, demand.prompt_tokens
+    decoding = 0.0 if rule.policy == "prefill_first" else DecodeCost.of(replica).tokens * batch
+    room = rule.token_budget - decoding + 0.0 * batch
     if rule.policy != "chunked":
-        one = demand.prompt_tokens
-        room = room - demand.attention_per_token if demand.prompt_cv > 0 else np.floor(room / one) * one
+        remainder = one * (1 + demand.prompt_cv**2) / 2
+        room = room - remainder if demand.prompt_cv > 0 else np.floor(room / one) * one
         room = np.maximum(room, one)
-    return np.asarray(np.clip(room, 1.0, rule.max_batch_size * demand.prompt_tokens))
+    return np.asarray(np.clip(room, 1.0, rule.max_batch_size * one))
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,25 +138,28 @@ class _States:
     room_tokens: Floats
     quantum: float
     duration_s: Floats
-    quanta_of_prompts: Floats
+    quanta_of_groups: Floats
 
     @classmethod
-    def of(cls, replica: Replica, demand: Demand, batch: Floats) -> _States:
-        room = prefill_room(replica.batching, demand, batch)
-        quantum, count = _quantum(demand, float(room.min()), float(batch[-1]))
+    def of(cls, replica: Replica, demand: Demand, batch: Floats, groups: Groups) -> _States:
+        room = prefill_room(replica, demand, batch)
+        quantum, count = _quantum(demand, float(room.min()), float(batch[-1]), groups.mean)
         waiting = quantum * np.arange(count)
         served = np.minimum(waiting, room[:, None])
         seconds = iteration_s(replica, demand, batch[:, None], served, served * demand.attention_per_token)
         prompts = int(count * quantum / demand.prompt_tokens) + 2
-        return cls(batch, room, quantum, seconds, _quanta_of_prompts(demand, quantum, prompts, count))
+        law = _quanta_of_prompts(demand, quantum, prompts, count)
+        if groups.mean > 1:
+            law = groups.sums(int(prompts / groups.mean) + 2, prompts) @ law
+        return cls(batch, room, quantum, seconds, law)
 
-    def arrivals(self, prompts: Floats) -> Floats:
-        """P(m quanta arrive) in each state, shape (grid, Q, Q), for Poisson counts with means `prompts` (grid, Q)."""
-        count = np.arange(self.quanta_of_prompts.shape[0])
-        mean = np.maximum(prompts, 1e-300)[..., None]
+    def arrivals(self, groups: Floats) -> Floats:
+        """P(m quanta arrive) in each state, shape (grid, Q, Q), for Poisson counts with means `groups` (grid, Q)."""
+        count = np.arange(self.quanta_of_groups.shape[0])
+        mean = np.maximum(groups, 1e-300)[..., None]
         chance = np.exp(count * np.log(mean) - mean - gammaln(count + 1))
         chance[..., -1] += np.maximum(0.0, 1 - chance.sum(axis=-1))
-        return np.asarray(chance @ self.quanta_of_prompts)
+        return np.asarray(chance @ self.quanta_of_groups)
 
     def solve(self, rule: Batching, arriving: Floats, duration_s: Floats) -> Iterations:
         """Stationary law of: next waiting = (waiting - room)+ + arriving. What overflows stays in the last state."""
@@ -134,7 +173,7 @@ class _States:
         return Iterations(self.batch, probability, duration_s, left * self.quantum, self.room_tokens, itl)
 
 
-def _quantum(demand: Demand, room: float, batch: float) -> tuple[float, int]:
+def _quantum(demand: Demand, room: float, batch: float, group: float) -> tuple[float, int]:
     """Prompt tokens of one quantum, and the number of states.
 
     Fine enough to resolve one prompt (a whole number of quanta) and one iteration's room, long enough to hold the
@@ -143,7 +182,7 @@ def _quantum(demand: Demand, room: float, batch: float) -> tuple[float, int]:
     per_step = batch / demand.decode_steps if demand.decode_steps > 0 else np.inf
     prompts = min(per_step, room / demand.prompt_tokens)
     crowded = per_step * demand.prompt_tokens > 0.8 * room
-    span = (8 + 6 * prompts) * (3 if crowded else 1)
+    span = (8 + 6 * prompts) * (3 if crowded else 1) + 6 * (group - 1)
     quantum = min(max(span / 64, 0.25), 1.0) * demand.prompt_tokens
     quantum = demand.prompt_tokens / np.ceil(demand.prompt_tokens / min(quantum, room / 2))
     return quantum, int(np.clip(np.ceil(span * demand.prompt_tokens / quantum), 48, 160))

@@ -10,31 +10,24 @@ smooth in the rate, so that a search may bisect with them.
 
 from __future__ import annotations
 
-from dataclasses import replace
-from functools import lru_cache
+import dataclasses
+import math
 
 import numpy as np
 from numpy.typing import NDArray
 
 from sizing.errors import ScenarioError
 from sizing.prediction import Prediction, Quantiles, saturated
-from sizing.queueing.demand import Demand, demand_of, lognormal_tokens, slots
-from sizing.queueing.iteration_chain import closed_iterations, iteration_s, open_iterations, prefill_room
-from sizing.queueing.latency import Scene, first_token_s, mean_gap_over_life_s
+from sizing.queueing.demand import Demand, demand_of, requests_at, slots
+from sizing.queueing.iteration_chain import SINGLE, Iterations, iteration_s, open_iterations
+from sizing.queueing.latency import Scene, first_token_s, mean_step_over_life_s, stalled_share
 from sizing.queueing.points import Points, low_discrepancy_points
-from sizing.queueing.slow_chain import (
-    batch_grid,
-    gaps_seen_cv2,
-    rate_near_an_arrival,
-    slow_chain,
-    spread_with_stalls,
-    state_spread,
-)
-from sizing.queueing.static_queue import predict_static, static_stable_rate_per_s
-from sizing.replica import Replica
-from sizing.workload import ROUTINGS, Lengths, Routing, Workload
-
-__all__ = ["predict", "slots", "stable_rate_per_s"]
+from sizing.queueing.slow_chain import Fluctuation, batch_grid, flow_equivalent_rates, settled_batch, slow_chain
+from sizing.queueing.stability import stable_rate_per_s
+from sizing.queueing.static_queue import predict_static
+from sizing.queueing.stream import Stream, stream_of
+from sizing.replica import Replica, Roughness
+from sizing.workload import ROUTINGS, Lengths, Prefix, Routing, Workload
 
 Floats = NDArray[np.float64]
 
@@ -74,98 +67,100 @@ def predict(
         raise ScenarioError(f"replicas must be 1 or more, got {replicas}")
     if routing not in ROUTINGS:
         raise ScenarioError(f"routing {routing!r} is not one of {', '.join(ROUTINGS)}")
-    lengths, rate = workload.lengths, workload.rate_per_s / replicas
-    stable = stable_rate_per_s(replica, lengths)
+    rate, stable = workload.rate_per_s / replicas, stable_rate_per_s(replica, workload.lengths, workload.prefix)
+    warnings = _warnings(replica, workload, replicas, routing)
     if rate >= stable:
-        return saturated(rate / stable, "analytic")
+        return dataclasses.replace(saturated(rate / stable, "analytic"), warnings=warnings)
     points = low_discrepancy_points(seed)
     if replica.batching.policy == "static":
-        ttft, itl, e2e = predict_static(replica, lengths, rate, points)
+        ttft, itl, e2e = predict_static(replica, workload.lengths, rate, points)
     else:
-        gaps_cv2 = gaps_seen_cv2(workload.arrivals, replicas, routing)
-        spread = state_spread(workload.arrivals, replicas, routing, demand_of(lengths).overlap)
-        scene = steady_state(replica, lengths, rate, stable, gaps_cv2, spread)
-        ttft, itl, e2e = _predict_in_flight(scene, lengths, points)
-    return Prediction(
-        Quantiles.of(ttft),
-        Quantiles.of(itl),
-        Quantiles.of(e2e),
-        saturated=False,
-        utilization=rate / stable,
-        method="analytic",
-        warnings=_warnings(workload, replicas, routing),
-    )
+        stream = stream_of(workload.arrivals, rate, replicas, routing)
+        overlap = demand_of(replica, workload.lengths, workload.prefix).overlap
+        fluctuation = Fluctuation.of(stream, replicas, routing, overlap)
+        scene = steady_state(replica, workload.lengths, workload.prefix, stream, fluctuation)
+        ttft, itl, e2e = _predict_in_flight(scene, workload, points)
+    of_metrics = (Quantiles.of(seconds) for seconds in (ttft, itl, e2e))
+    return Prediction(*of_metrics, False, rate / stable, "analytic", warnings)
 
 
-@lru_cache(maxsize=1024)
-def stable_rate_per_s(replica: Replica, lengths: Lengths) -> float:
-    """Highest requests/s of one replica with a steady state: all slots busy, or the token budget spent.
-
-    Against the simulated throughput with a line always waiting: median 0.6 %, 90th centile 2 %; worst 8-11 % too low
-    (equal short requests under prefill_first, which finish and restart in step), 1-2 % too high where the KV cache
-    binds and lengths vary.
-
-    Of `slots` sequences d decode; each iteration then brings d / E[OSL-1] prompts, whatever the rate. If the budget
-    takes them, the rate is d / (E[OSL-1] ITL) with the ITL of the saturated fast chain. If not, the batch settles
-    where decode tokens and prompt tokens fill the budget, d (1 + E[ISL]/E[OSL-1]) = budget: the condition
-    lambda (prompt + decode tokens) < budget / iteration time of Li, Dai, Peng (arXiv 2504.07347).
-    """
-    if replica.batching.policy == "static":
-        return static_stable_rate_per_s(replica, lengths)
-    demand, most = demand_of(lengths), slots(replica, lengths)
-    if demand.decode_steps == 0:
-        return _token_bound_rate(replica, demand, 0.0)
-    full = closed_iterations(replica, demand, np.array([float(most)]))
-    slot_bound = float(most / (demand.decode_steps * full.itl_s[0]))
-    if replica.batching.policy == "prefill_first":
-        return slot_bound
-    filling = replica.batching.token_budget * demand.decode_steps / (demand.decode_steps + demand.prompt_tokens)
-    token_bound = _token_bound_rate(replica, demand, min(float(most), filling))
-    return token_bound if filling <= most else min(slot_bound, token_bound)
-
-
-def _token_bound_rate(replica: Replica, demand: Demand, running: float) -> float:
-    """Requests/s when every iteration takes all the prompt tokens it can beside `running` decodes."""
-    batch = np.array([running])
-    room = prefill_room(replica.batching, demand, batch)
-    full_s = iteration_s(replica, demand, batch, room, room * demand.attention_per_token)
-    return float(room[0] / demand.prompt_tokens / full_s[0])
-
-
-def _warnings(workload: Workload, replicas: int, routing: Routing) -> tuple[str, ...]:
+def _warnings(replica: Replica, workload: Workload, replicas: int, routing: Routing) -> tuple[str, ...]:
     found = []
     if workload.arrivals.kind != "poisson":
-        side = ", too low for bursts" if workload.arrivals.cv > 1 else ""
-        found.append(f"{workload.arrivals} arrivals: percentiles are approximate{side}; simulate to be sure")
+        found.append(f"{workload.arrivals} arrivals: percentiles are approximate; simulate to be sure")
     if routing == "least_outstanding" and replicas > 1 and workload.lengths.fixed:
         found.append("least-outstanding routing of equal requests can send them in herds, which only simulation shows")
+    left_out = _not_modelled(replica, workload)
+    if left_out:
+        found.append(f"the formulas leave out {' and '.join(left_out)}; simulate to be sure")
     return tuple(found)
 
 
+def _not_modelled(replica: Replica, workload: Workload) -> list[str]:
+    """What the question says and the formulas do not use."""
+    rule, static = replica.batching, replica.batching.policy == "static"
+    parts = {
+        "the limit on waiting requests": rule.max_waiting > 0,
+        "queue timeouts": math.isfinite(workload.queue_timeout_s),
+        "clients that give up": math.isfinite(workload.cancel_s),
+        "padding, knee and jitter of the engine": replica.rough != Roughness(),
+        "what paused requests compute again": rule.kv_policy == "max_utilization" and not static,
+        "speculation under static batching": replica.speculation is not None and static,
+        "the shared prefix under static batching": workload.prefix.tokens * workload.prefix.hit_rate > 0 and static,
+    }
+    return [name for name, present in parts.items() if present]
+
+
 def steady_state(
-    replica: Replica, lengths: Lengths, rate_per_s: float, stable_per_s: float, gaps_cv2: float, spread: float
+    replica: Replica, lengths: Lengths, prefix: Prefix, stream: Stream, fluctuation: Fluctuation
 ) -> Scene:
-    """The two chains solved at `rate_per_s`; `gaps_cv2` and `spread` as in `sizing.queueing.slow_chain`."""
-    demand, most = demand_of(lengths), slots(replica, lengths)
+    """The two chains solved for the requests of one replica."""
+    demand, most = demand_of(replica, lengths, prefix), slots(replica, lengths, prefix)
+    stable, rate = stable_rate_per_s(replica, lengths, prefix), stream.rate_per_s
     grid = batch_grid(demand, most)
-    iterations = open_iterations(replica, demand, grid, rate_per_s)
-    state = slow_chain(iterations, demand, most, rate_per_s, stable_per_s)
-    scene = Scene(replica, demand, iterations, iterations, state, rate_per_s, rate_per_s, stable_per_s, spread)
-    running = np.array([max(state.mean_running, 1.0)])
-    spread = spread_with_stalls(demand.overlap, float(scene.stalled_share(running)[0]), spread)
-    if gaps_cv2 == 1:
-        return replace(scene, spread=spread)
-    near = rate_near_an_arrival(rate_per_s, gaps_cv2, scene.prompt_iteration_s(running))
-    # A burst ends before its queue would settle; 1.3 fits gamma cv 2 best among 0.9, 1.1, 1.3 and no bound.
-    bearable = min(near, max(rate_per_s, 1.3 * stable_per_s))
-    return replace(scene, spread=spread, near_per_s=near, near=open_iterations(replica, demand, grid, bearable))
+    groups = SINGLE if stream.poisson else stream.groups_within(_prompt_iteration_s(replica, demand))
+    iterations = with_full_slots(open_iterations(replica, demand, grid, rate, groups), replica, demand, stable)
+    near, near_per_s = iterations, rate
+    if stream.dispersion < 1:
+        near_per_s = stream.rate_around(_prompt_iteration_s(replica, demand))
+        near = open_iterations(replica, demand, grid, near_per_s)
+    stalled = 0.0
+    if demand.decode_steps > 0:
+        settled = np.array([settled_batch(flow_equivalent_rates(iterations, demand, most), rate)])
+        stalled = float(stalled_share(replica, demand, iterations, settled)[0])
+    fluctuation = fluctuation.with_stalls(demand.overlap, stalled)
+    state = slow_chain(iterations, demand, most, rate, stable, fluctuation)
+    return Scene(
+        replica, demand, iterations, near, state, rate, near_per_s, stable, groups, fluctuation.dispersion
+    )
 
 
-def _predict_in_flight(scene: Scene, lengths: Lengths, points: Points) -> tuple[Floats, Floats, Floats]:
+def with_full_slots(iterations: Iterations, replica: Replica, demand: Demand, stable_per_s: float) -> Iterations:
+    """Under prefill_first prompts interrupt the decoding less often when they wait for slots.
+
+    All that found no slot come in after the next decode step, in one iteration: with all slots taken the ITL is that of
+    the saturated engine.
+    """
+    if replica.batching.policy != "prefill_first" or demand.decode_steps == 0:
+        return iterations
+    itl = iterations.itl_s.copy()
+    itl[-1] = min(itl[-1], iterations.batch[-1] / (demand.decode_steps * stable_per_s))
+    return dataclasses.replace(iterations, itl_s=itl)
+
+
+def _prompt_iteration_s(replica: Replica, demand: Demand) -> float:
+    """Seconds of an iteration with one mean prompt beside a dozen sequences: the window in which companions matter."""
+    prompt = np.array([demand.prompt_tokens])
+    return float(iteration_s(replica, demand, np.array([12.0]), prompt, prompt * demand.attention_per_token)[0])
+
+
+def _predict_in_flight(scene: Scene, workload: Workload, points: Points) -> tuple[Floats, Floats, Floats]:
     """TTFT, ITL (NaN where OSL = 1) and E2E of the requests that `points` stand for, in seconds."""
-    isl = lognormal_tokens(lengths.isl, lengths.isl_cv, points.isl)
-    steps = lognormal_tokens(lengths.osl, lengths.osl_cv, points.osl) - 1
-    found = scene.state.found_by(points.state, scene.spread)
-    ttft = first_token_s(scene, found, isl, points) + scene.replica.law.request_s
-    itl = mean_gap_over_life_s(scene, found, isl, steps, points)
-    return ttft, np.where(steps > 0, itl, np.nan), ttft + steps * itl
+    requests = requests_at(
+        scene.replica, workload.lengths, workload.prefix, points.isl, points.osl, points.hit, points.luck
+    )
+    found = scene.state.found_by(points.state)
+    ttft = first_token_s(scene, found, requests, points) + scene.replica.law.request_s
+    decoding = requests.steps * mean_step_over_life_s(scene, found, requests, points)
+    itl = np.divide(decoding, requests.gaps, out=np.full_like(decoding, np.nan), where=requests.gaps > 0)
+    return ttft, itl, ttft + decoding

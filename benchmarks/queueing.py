@@ -52,6 +52,8 @@ SHOWN = ("ttft p95", "ttft p99", "itl p95", "itl p99", "e2e p95")
 Solver = Callable[[float], Prediction]
 """Prediction at a share of the simulated stable rate."""
 
+POISSON = Arrivals()
+
 
 @dataclass(frozen=True, slots=True)
 class Case:
@@ -60,7 +62,7 @@ class Case:
     name: str
     replica: Replica
     lengths: Lengths
-    arrivals: Arrivals = Arrivals()
+    arrivals: Arrivals = POISSON
     replicas: int = 1
     routing: Routing = "random"
 

@@ -41,8 +41,8 @@ class Requests:
 class Demand:
     """Moments of the law of requests that the queue needs.
 
-    `prompt_tokens`, `prompt_cv`: tokens of a prompt that are computed, mean and coefficient of variation; `decode_steps`
-    likewise (OSL - 1 without speculation). A sequence seen *while decoding* is a length-biased one: long outputs are
+    `prompt_tokens`, `prompt_cv`: computed tokens of a prompt, mean and coefficient of variation; `decode_steps` too
+    (OSL - 1 without speculation). A sequence seen *while decoding* is a length-biased one: long outputs are
     seen for longer. With s steps and g = OSL - 1 gaps, `context_tokens` = E[s (ISL + (g - 1)/2)] / E[s] is the mean
     context of a running sequence, `context_sd` its standard deviation between sequences, `memory_tokens` the KV cache
     it holds: promised to it, or, under max_utilization, filled. `request_tokens`: the same for one request that asks.

@@ -9,6 +9,7 @@ arriving request finds in progress. Solved for a dozen values of d together, pro
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 import numpy as np
@@ -16,6 +17,7 @@ from numpy.typing import NDArray
 from scipy.special import gammaln, ndtr
 
 from sizing.queueing.demand import Demand
+from sizing.queueing.iteration_time import iteration_s, prefill_room
 from sizing.queueing.stream import Groups
 from sizing.replica import Batching, Replica
 
@@ -53,7 +55,7 @@ def open_iterations(
 
     An engine with nothing to do (d = 0, q = 0) is idle until the next group, then starts on it.
     """
-    states = _States.of(replica, demand, batch, groups)
+    states = _States.of(replica, demand, batch, groups, rate_per_s)
     duration = states.duration_s.copy()
     groups_per_s = rate_per_s / groups.mean
     law = states.arrivals(groups_per_s * duration)
@@ -68,66 +70,11 @@ def closed_iterations(replica: Replica, demand: Demand, batch: Floats) -> Iterat
 
     Each decode step of d sequences finishes d / E[s] of them on average, taken as Poisson; as many prompts come.
     """
-    states = _States.of(replica, demand, batch, SINGLE)
+    states = _States.of(replica, demand, batch, SINGLE, 0.0)
     finishing = np.repeat((batch / demand.decode_steps)[:, None], states.duration_s.shape[1], axis=1)
     if replica.batching.policy == "prefill_first":
         finishing[:, 1:] = 0.0  # nobody decodes, so nobody finishes, while prompts run
     return states.solve(replica.batching, states.arrivals(finishing), states.duration_s)
-
-
-@dataclass(frozen=True, slots=True)
-class DecodeCost:
-    """What running sequences add to an iteration: tokens a sequence in the matrix products, seconds a step (the draft's
-    passes), seconds a sequence and seconds a context token. The draft's arithmetic is linear in the sequences."""
-
-    tokens: int
-    step_s: float
-    sequence_s: float
-    context_token_s: float
-
-    @classmethod
-    def of(cls, replica: Replica) -> DecodeCost:
-        """Without speculation one token, and what the law says."""
-        law, speculation = replica.law, replica.speculation
-        if speculation is None:
-            return cls(1, 0.0, law.sequence_s, law.kv_token_s)
-        passes, draft = speculation.draft_tokens, speculation.draft
-        return cls(
-            passes + 1,
-            passes * (draft.overhead_s + draft.weights_s),
-            law.sequence_s + passes * (draft.sequence_s + draft.token_s),
-            law.kv_token_s + passes * draft.kv_token_s,
-        )
-
-
-def iteration_s(replica: Replica, demand: Demand, batch: Floats, tokens: Floats, attention: Floats) -> Floats:
-    """Seconds of an iteration with `tokens` (0 = decode only) prompt tokens while `batch` sequences run (elementwise).
-
-    Under prefill_first prompts run alone; otherwise they join the decode step. Contexts have their mean length.
-    """
-    law, cost = replica.law, DecodeCost.of(replica)
-    decoding = batch if replica.batching.policy != "prefill_first" else np.where(tokens > 0, 0.0, batch)
-    seconds = law.tokens_s(cost.tokens * decoding + tokens)
-    seconds = seconds + (cost.sequence_s + cost.context_token_s * demand.context_tokens) * decoding
-    if cost.step_s > 0:
-        seconds = seconds + np.where(decoding > 0, cost.step_s, 0.0)
-    return np.asarray(seconds + np.where(tokens > 0, law.attention_s * attention + law.prefill_s, 0.0))
-
-
-def prefill_room(replica: Replica, demand: Demand, batch: Floats) -> Floats:
-    """Prompt tokens that one iteration takes while `batch` sequences run, for each value of `batch`.
-
-    Chunks fill the budget to the brim. Whole prompts leave unused, on average, the mean remainder E[n^2]/(2 E[n]) of
-    prompts of n tokens (equal prompts: what whole multiples leave); one prompt always fits. No more prompts than slots.
-    """
-    rule, one = replica.batching, demand.prompt_tokens
-    decoding = 0.0 if rule.policy == "prefill_first" else DecodeCost.of(replica).tokens * batch
-    room = rule.token_budget - decoding + 0.0 * batch
-    if rule.policy != "chunked":
-        remainder = one * (1 + demand.prompt_cv**2) / 2
-        room = room - remainder if demand.prompt_cv > 0 else np.floor(room / one) * one
-        room = np.maximum(room, one)
-    return np.asarray(np.clip(room, 1.0, rule.max_batch_size * one))
 
 
 @dataclass(frozen=True, slots=True)
@@ -141,14 +88,15 @@ class _States:
     quanta_of_groups: Floats
 
     @classmethod
-    def of(cls, replica: Replica, demand: Demand, batch: Floats, groups: Groups) -> _States:
+    def of(cls, replica: Replica, demand: Demand, batch: Floats, groups: Groups, rate_per_s: float) -> _States:
         room = prefill_room(replica, demand, batch)
         quantum, count = _quantum(demand, float(room.min()), float(batch[-1]), groups.mean)
-        waiting = quantum * np.arange(count)
+        waiting: Floats = quantum * np.arange(count, dtype=float)
         served = np.minimum(waiting, room[:, None])
-        seconds = iteration_s(replica, demand, batch[:, None], served, served * demand.attention_per_token)
         prompts = int(count * quantum / demand.prompt_tokens) + 2
         law = _quanta_of_prompts(demand, quantum, prompts, count)
+        per_token = _attention_per_token(replica, demand, waiting, law, rate_per_s)
+        seconds = iteration_s(replica, demand, batch[:, None], served, served * per_token)
         if groups.mean > 1:
             law = groups.sums(int(prompts / groups.mean) + 2, prompts) @ law
         return cls(batch, room, quantum, seconds, law)
@@ -185,7 +133,7 @@ def _quantum(demand: Demand, room: float, batch: float, group: float) -> tuple[f
     span = (8 + 6 * prompts) * (3 if crowded else 1) + 6 * (group - 1)
     quantum = min(max(span / 64, 0.25), 1.0) * demand.prompt_tokens
     quantum = demand.prompt_tokens / np.ceil(demand.prompt_tokens / min(quantum, room / 2))
-    return quantum, int(np.clip(np.ceil(span * demand.prompt_tokens / quantum), 48, 160))
+    return quantum, int(np.clip(np.ceil(span * demand.prompt_tokens / quantum), 48, 160 if group == 1 else 96))
 
 
 def _quanta_of_prompts(demand: Demand, quantum: float, prompts: int, count: int) -> Floats:
@@ -200,6 +148,26 @@ def _quanta_of_prompts(demand: Demand, quantum: float, prompts: int, count: int)
     law = np.maximum(np.diff(excess, 2, axis=1) / quantum, 0.0)
     law[:, -1] += np.maximum(0.0, 1 - law.sum(axis=1))
     return np.asarray(law)
+
+
+def _attention_per_token(replica: Replica, demand: Demand, tokens: Floats, law: Floats, rate_per_s: float) -> Floats:
+    """E[A]/tokens of `tokens` prompt tokens that wait together: many tokens at a low rate are one long prompt.
+
+    Of j prompts with n tokens in all, E[sum of squares] is about n^2 (1 + cv^2)/(j + cv^2); j has Poisson weights of
+    mean rate x iteration with one prompt, and the chance of n tokens under the `law` of j prompts.
+    """
+    mean, cv = np.full(len(tokens), demand.attention_per_token), demand.prompt_cv
+    if cv == 0 or rate_per_s == 0:
+        return mean
+    one = np.array([demand.prompt_tokens])
+    expected = rate_per_s * float(iteration_s(replica, demand, 0 * one, one, one * demand.attention_per_token)[0])
+    number = np.arange(1, len(law))
+    weight = np.exp(number * math.log(expected) - gammaln(number + 1))[:, None] * law[1:]
+    share = (weight / (number[:, None] + cv**2)).sum(axis=0) * (1 + cv**2)
+    whole = weight.sum(axis=0)
+    alone = demand.attention_per_token / (demand.prompt_tokens * (1 + cv**2))  # 1/2, more with cached tokens before
+    known = (whole > 1e-12) & (tokens > 0)
+    return np.asarray(np.divide(alone * tokens * share, whole, out=mean, where=known))
 
 
 def _expected_excess(mean: Floats, cv: Floats, level: Floats) -> Floats:

@@ -2,7 +2,7 @@
 
     fast chain   prompts at iteration boundaries, decode batch held fixed  ->  ITL(d)      sizing/iteration_chain.py
     slow chain   sequences that run, a birth-death chain with rates n / (E[OSL-1] ITL(n))  ->  P(n)
-    arrival      finds n by P(n) (PASTA), then an iteration of the fast chain  ->  TTFT, ITL, E2E of 4,096 requests
+    arrival      finds n by P(n) (PASTA), then an iteration of the fast chain  ->  TTFT, ITL, E2E of 8,192 requests
 
 The requests are not random draws but low-discrepancy points, the same at every rate: results are deterministic and
 smooth in the rate, so that a search may bisect with them.
@@ -19,7 +19,8 @@ from numpy.typing import NDArray
 from sizing.errors import ScenarioError
 from sizing.prediction import Prediction, Quantiles, saturated
 from sizing.queueing.demand import Demand, demand_of, requests_at, slots
-from sizing.queueing.iteration_chain import SINGLE, Iterations, iteration_s, open_iterations
+from sizing.queueing.iteration_chain import SINGLE, Iterations, open_iterations
+from sizing.queueing.iteration_time import iteration_s
 from sizing.queueing.latency import Scene, first_token_s, mean_step_over_life_s, stalled_share
 from sizing.queueing.points import Points, low_discrepancy_points
 from sizing.queueing.slow_chain import Fluctuation, batch_grid, flow_equivalent_rates, settled_batch, slow_chain
@@ -77,11 +78,12 @@ def predict(
     else:
         stream = stream_of(workload.arrivals, rate, replicas, routing)
         overlap = demand_of(replica, workload.lengths, workload.prefix).overlap
-        fluctuation = Fluctuation.of(stream, replicas, routing, overlap)
+        fluctuation = Fluctuation.of(workload.arrivals, replicas, routing, overlap)
         scene = steady_state(replica, workload.lengths, workload.prefix, stream, fluctuation)
         ttft, itl, e2e = _predict_in_flight(scene, workload, points)
-    of_metrics = (Quantiles.of(seconds) for seconds in (ttft, itl, e2e))
-    return Prediction(*of_metrics, False, rate / stable, "analytic", warnings)
+    return Prediction(
+        Quantiles.of(ttft), Quantiles.of(itl), Quantiles.of(e2e), False, rate / stable, "analytic", warnings
+    )
 
 
 def _warnings(replica: Replica, workload: Workload, replicas: int, routing: Routing) -> tuple[str, ...]:
@@ -111,18 +113,18 @@ def _not_modelled(replica: Replica, workload: Workload) -> list[str]:
     return [name for name, present in parts.items() if present]
 
 
-def steady_state(
-    replica: Replica, lengths: Lengths, prefix: Prefix, stream: Stream, fluctuation: Fluctuation
-) -> Scene:
+def steady_state(replica: Replica, lengths: Lengths, prefix: Prefix, stream: Stream, fluctuation: Fluctuation) -> Scene:
     """The two chains solved for the requests of one replica."""
     demand, most = demand_of(replica, lengths, prefix), slots(replica, lengths, prefix)
     stable, rate = stable_rate_per_s(replica, lengths, prefix), stream.rate_per_s
     grid = batch_grid(demand, most)
-    groups = SINGLE if stream.poisson else stream.groups_within(_prompt_iteration_s(replica, demand))
+    prompt_s, added_s = _prompt_s(replica, demand)
+    busy_s = 2 * prompt_s / max(1 - rate * added_s, 0.1)  # a busy spell of prompts, in which a burst does its harm
+    groups = SINGLE if stream.poisson else stream.groups_within(busy_s)
     iterations = with_full_slots(open_iterations(replica, demand, grid, rate, groups), replica, demand, stable)
     near, near_per_s = iterations, rate
     if stream.dispersion < 1:
-        near_per_s = stream.rate_around(_prompt_iteration_s(replica, demand))
+        near_per_s = stream.rate_around(prompt_s)
         near = open_iterations(replica, demand, grid, near_per_s)
     stalled = 0.0
     if demand.decode_steps > 0:
@@ -130,9 +132,7 @@ def steady_state(
         stalled = float(stalled_share(replica, demand, iterations, settled)[0])
     fluctuation = fluctuation.with_stalls(demand.overlap, stalled)
     state = slow_chain(iterations, demand, most, rate, stable, fluctuation)
-    return Scene(
-        replica, demand, iterations, near, state, rate, near_per_s, stable, groups, fluctuation.dispersion
-    )
+    return Scene(replica, demand, iterations, near, state, rate, near_per_s, stable, groups, fluctuation.dispersion)
 
 
 def with_full_slots(iterations: Iterations, replica: Replica, demand: Demand, stable_per_s: float) -> Iterations:
@@ -148,10 +148,16 @@ def with_full_slots(iterations: Iterations, replica: Replica, demand: Demand, st
     return dataclasses.replace(iterations, itl_s=itl)
 
 
-def _prompt_iteration_s(replica: Replica, demand: Demand) -> float:
-    """Seconds of an iteration with one mean prompt beside a dozen sequences: the window in which companions matter."""
-    prompt = np.array([demand.prompt_tokens])
-    return float(iteration_s(replica, demand, np.array([12.0]), prompt, prompt * demand.attention_per_token)[0])
+def _prompt_s(replica: Replica, demand: Demand) -> tuple[float, float]:
+    """Seconds of an iteration with one mean prompt beside a dozen sequences, and what the prompt adds to it."""
+    batch, prompt = np.array([12.0]), np.array([demand.prompt_tokens])
+    with_prompt = iteration_s(replica, demand, batch, prompt, prompt * demand.attention_per_token)
+    without = (
+        0.0
+        if replica.batching.policy == "prefill_first"
+        else iteration_s(replica, demand, batch, 0 * prompt, 0 * prompt)
+    )
+    return float(with_prompt[0]), float((with_prompt - without)[0])
 
 
 def _predict_in_flight(scene: Scene, workload: Workload, points: Points) -> tuple[Floats, Floats, Floats]:

@@ -16,8 +16,8 @@ from scipy.stats import qmc
 
 Floats = NDArray[np.float64]
 
-POINTS_LOG2 = 12
-"""4,096 points: p99 rests on 41 of them; from seed to seed p95 moves by up to 1 % (sd), p99 by up to 2.5 %."""
+POINTS_LOG2 = 13
+"""8,192 points: p99 rests on 82 of them; from seed to seed p95 moves by up to 0.7 % (sd), p99 by up to 1.5 %."""
 
 
 class Points(NamedTuple):

@@ -14,8 +14,7 @@ from numpy.typing import NDArray
 
 from sizing.queueing.demand import Demand
 from sizing.queueing.iteration_chain import Iterations
-from sizing.queueing.stream import Stream
-from sizing.workload import Routing
+from sizing.workload import Arrivals, Routing
 
 Floats = NDArray[np.float64]
 
@@ -68,16 +67,20 @@ class Fluctuation:
     pooled: int = 1
 
     @classmethod
-    def of(cls, stream: Stream, replicas: int, routing: Routing, overlap: float) -> Fluctuation:
+    def of(cls, arrivals: Arrivals, replicas: int, routing: Routing, overlap: float) -> Fluctuation:
         """Infinite-server queue: 1 + (dispersion - 1) E[min(S, S')]/E[S]; the `overlap` is 1/2 for exponential service.
 
-        Routing by load keeps all replicas equal: the fleet's own peakedness over R. Two choices come as close to it as
-        the simulation can tell (largest rates 1-2 % apart).
+        Random routing leaves 1 + (c^2 - 1)/R of the fleet's dispersion c^2, round robin c^2/R, both exact. Routing by
+        load keeps all replicas equal: the fleet's own peakedness over R. Two choices come as close to it as the
+        simulation can tell (largest rates 1-2 % apart).
         """
-        by_load = routing in ("least_outstanding", "power_of_two")
-        pooled = replicas if by_load else 1
-        spread = (1 + (pooled * stream.dispersion - 1) * overlap) / pooled
-        return cls(spread, stream.dispersion, pooled)
+        fleet = float(arrivals.size) if arrivals.kind == "batch" else arrivals.cv**2
+        if routing == "random" or replicas == 1:
+            dispersion = 1 + (fleet - 1) / replicas
+            return cls(1 + (dispersion - 1) * overlap, dispersion)
+        if routing == "round_robin":
+            return cls(1 + (fleet / replicas - 1) * overlap, fleet / replicas)
+        return cls((1 + (fleet - 1) * overlap) / replicas, fleet / replicas, replicas)
 
     def with_stalls(self, overlap: float, stalled: float) -> Fluctuation:
         """As widened by the stalls that prompts cause to running sequences, a share `stalled` of their time.
@@ -116,7 +119,7 @@ def slow_chain(
 
 def settled_batch(rates_per_s: Floats, rate_per_s: float) -> float:
     """Running sequences at which as many requests finish as arrive."""
-    return float(min(1 + np.searchsorted(rates_per_s, rate_per_s), len(rates_per_s)))
+    return float(min(1 + int(np.searchsorted(rates_per_s, rate_per_s)), len(rates_per_s)))
 
 
 def flow_equivalent_rates(iterations: Iterations, demand: Demand, most: int) -> Floats:

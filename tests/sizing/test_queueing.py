@@ -12,7 +12,7 @@ from sizing.errors import ScenarioError
 from sizing.prediction import Prediction
 from sizing.queueing import predict, slots, stable_rate_per_s
 from sizing.queueing.points import gamma_quantile, poisson_counts, token_sum
-from sizing.queueing.slow_chain import rate_near_an_arrival, state_probabilities
+from sizing.queueing.slow_chain import state_probabilities
 from sizing.replica import Batching, Policy, Replica
 from sizing.simulator import simulate
 from sizing.simulator import stable_rate_per_s as simulated_stable_rate_per_s

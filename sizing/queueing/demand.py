@@ -138,6 +138,8 @@ def _steps(gaps: Floats, speculation: Speculation | None, luck: Floats | float) 
     chance = reached - np.append(reached[1:], 0.0)
     mean = float(chance @ number)
     variance = float(chance @ number**2) - mean**2
+    if variance < 1e-12:  # every step yields as many
+        return np.asarray(np.ceil(gaps / mean - 1e-9))
     overshoot = float(chance @ (number * (number - 1))) / (2 * mean)
     middle = (gaps + overshoot) / mean
     drawn = middle + np.sqrt(np.maximum(gaps * variance, 0.0) / mean**3) * luck

@@ -131,9 +131,10 @@ def _quantum(demand: Demand, room: float, batch: float, group: float) -> tuple[f
     prompts = min(per_step, room / demand.prompt_tokens)
     crowded = per_step * demand.prompt_tokens > 0.8 * room
     span = (8 + 6 * prompts) * (3 if crowded else 1) + 6 * (group - 1)
-    quantum = min(max(span / 64, 0.25), 1.0) * demand.prompt_tokens
-    quantum = demand.prompt_tokens / np.ceil(demand.prompt_tokens / min(quantum, room / 2))
-    return quantum, int(np.clip(np.ceil(span * demand.prompt_tokens / quantum), 48, 160 if group == 1 else 96))
+    finest = 4.0 if group == 1 else 2.0  # quanta a prompt: groups need a long span more than a fine one
+    parts = np.ceil(np.clip(64 / span, 1.0, finest)) if span < 64 / 1.5 else 1.0
+    parts = max(parts, np.ceil(2 * demand.prompt_tokens / room))
+    return demand.prompt_tokens / parts, int(np.clip(np.ceil(span * parts), 48, 160 if group == 1 else 112))
 
 
 def _quanta_of_prompts(demand: Demand, quantum: float, prompts: int, count: int) -> Floats:

@@ -95,7 +95,7 @@ class _States:
         served = np.minimum(waiting, room[:, None])
         prompts = int(count * quantum / demand.prompt_tokens) + 2
         law = _quanta_of_prompts(demand, quantum, prompts, count)
-        per_token = _attention_per_token(replica, demand, waiting, law, rate_per_s)
+        per_token = _attention_per_token(replica, demand, waiting, law, rate_per_s, groups)
         seconds = iteration_s(replica, demand, batch[:, None], served, served * per_token)
         if groups.mean > 1:
             law = groups.sums(int(prompts / groups.mean) + 2, prompts) @ law
@@ -151,17 +151,20 @@ def _quanta_of_prompts(demand: Demand, quantum: float, prompts: int, count: int)
     return np.asarray(law)
 
 
-def _attention_per_token(replica: Replica, demand: Demand, tokens: Floats, law: Floats, rate_per_s: float) -> Floats:
+def _attention_per_token(
+    replica: Replica, demand: Demand, tokens: Floats, law: Floats, rate_per_s: float, groups: Groups
+) -> Floats:
     """E[A]/tokens of `tokens` prompt tokens that wait together: many tokens at a low rate are one long prompt.
 
     Of j prompts with n tokens in all, E[sum of squares] is about n^2 (1 + cv^2)/(j + cv^2); j has Poisson weights of
-    mean rate x iteration with one prompt, and the chance of n tokens under the `law` of j prompts.
+    mean rate x iteration with one prompt, plus the rest of a group, and the chance of n tokens under the `law` of j.
     """
     mean, cv = np.full(len(tokens), demand.attention_per_token), demand.prompt_cv
     if cv == 0 or rate_per_s == 0:
         return mean
     one = np.array([demand.prompt_tokens])
     expected = rate_per_s * float(iteration_s(replica, demand, 0 * one, one, one * demand.attention_per_token)[0])
+    expected += groups.mean - 1
     number = np.arange(1, len(law))
     weight = np.exp(number * math.log(expected) - gammaln(number + 1))[:, None] * law[1:]
     share = (weight / (number[:, None] + cv**2)).sum(axis=0) * (1 + cv**2)

@@ -66,7 +66,7 @@ def test_certain_draft_divides_the_steps():
 
 
 @given(low=st.floats(0, 0.9), more=st.floats(0.05, 0.1), load=st.floats(0.2, 0.7))
-@settings(max_examples=8, deadline=None)
+@settings(max_examples=5, deadline=None)
 def test_better_drafts_are_faster(low, more, load):
     rate = load * stable_rate_per_s(replace(ENGINE, speculation=Speculation(4, low)), VARIED)
     slow, fast = (
@@ -106,7 +106,7 @@ def test_found_tokens_are_attended_to_but_not_computed():
 
 
 @given(low=st.floats(0, 0.85), more=st.floats(0.05, 0.15), load=st.floats(0.2, 0.8))
-@settings(max_examples=8, deadline=None)
+@settings(max_examples=5, deadline=None)
 def test_more_hits_are_faster(low, more, load):
     rate = load * stable_rate_per_s(ENGINE, VARIED)
     fewer, often = (predict(ENGINE, Workload(VARIED, rate, prefix=Prefix(500, hits))) for hits in (low, low + more))
@@ -155,7 +155,7 @@ def test_what_binds():
 
 
 @given(places=st.integers(1, 200), more=st.integers(1, 200))
-@settings(max_examples=20, deadline=None)
+@settings(max_examples=8, deadline=None)
 def test_more_places_carry_no_less(places, more):
     few, many = (stable_rate_per_s(limited(max_batch_size=n), VARIED) for n in (places, places + more))
     assert many >= few * (1 - 1e-3)
@@ -233,7 +233,7 @@ def test_bursts_agree_with_simulation(text):
 
 
 def test_routing_in_order_of_what_it_knows():
-    """Random <= power of two <= least outstanding in ITL; all carry the same stable rate."""
+    """The more a router knows of the replicas, the lower p95 ITL."""
     rate = 8 * 0.7 * stable_rate_per_s(ENGINE, VARIED)
     itl = [
         predict(ENGINE, Workload(VARIED, rate), replicas=8, routing=routing).itl.p95_s

@@ -1,10 +1,15 @@
 """Latency percentiles by formula: the two-time-scale queueing model of one replica, and of a fleet.
 
 `percentiles.predict` is the main path; beside it stand the parts in the order in which it uses them: `demand` (what a
-request asks for), `iteration_chain` (prompts waiting at iteration boundaries), `slow_chain` (requests in the replica),
-`latency` (TTFT and ITL of a request that meets both), `points` (the integration points), `static_queue`.
+request asks for), `stability` (the highest rate), `stream` (arrivals at one replica), `iteration_time` and
+`iteration_chain` (prompts waiting at iteration boundaries), `slow_chain` (requests in the replica), `latency` (TTFT and
+ITL of a request that meets both), `points` (the integration points), `static_queue`; `agreement` compares with a
+simulation.
 """
 
-from sizing.queueing.percentiles import predict, slots, stable_rate_per_s
+from sizing.queueing.agreement import disagreement
+from sizing.queueing.demand import slots
+from sizing.queueing.percentiles import predict
+from sizing.queueing.stability import Stability, stability, stable_rate_per_s
 
-__all__ = ["predict", "slots", "stable_rate_per_s"]
+__all__ = ["Stability", "disagreement", "predict", "slots", "stability", "stable_rate_per_s"]

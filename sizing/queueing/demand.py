@@ -10,21 +10,44 @@ import numpy as np
 from numpy.typing import NDArray
 
 from sizing.errors import ScenarioError
-from sizing.replica import Replica
-from sizing.workload import Lengths
+from sizing.replica import Batching, Replica, Speculation
+from sizing.workload import Lengths, Prefix
 
 Floats = NDArray[np.float64]
+
+NO_PREFIX = Prefix()
+
+
+@dataclass(frozen=True, slots=True)
+class Requests:
+    """Requests as an engine sees them, arrays of one shape (or broadcastable).
+
+    `isl` tokens of the prompt are attended to, `prompt_tokens` of them computed (those not found in the cache);
+    `gaps` = OSL - 1 tokens follow the first one, in `steps` decode steps.
+    """
+
+    isl: Floats
+    prompt_tokens: Floats
+    gaps: Floats
+    steps: Floats
+
+    @property
+    def attention(self) -> Floats:
+        """The sum A of the step law over the whole prompt: n (c + n/2) for n computed tokens after c cached ones."""
+        return np.asarray(self.prompt_tokens * (self.isl - self.prompt_tokens / 2))
 
 
 @dataclass(frozen=True, slots=True)
 class Demand:
-    """Moments of the length law that the queue needs; s = OSL - 1 is the number of decode steps of a request.
+    """Moments of the law of requests that the queue needs.
 
-    A sequence seen *while decoding* is a length-biased one: long outputs are seen for longer. Hence
-    `context_tokens` = E[s (ISL + (s - 1)/2)] / E[s], the mean context of a running sequence, `context_sd` its standard
-    deviation between sequences, and `reserved_tokens` = E[s (ISL + OSL)] / E[s], the KV cache it holds reserved.
-    `attention_per_token` = E[ISL^2] / (2 E[ISL]), the attention sum A of the step law per prompt token.
-    `overlap` = E[min(s, s')] / E[s] for two requests: 1 for equal lengths, 1/2 for exponential ones.
+    `prompt_tokens`, `prompt_cv`: computed tokens of a prompt, mean and coefficient of variation; `decode_steps` too
+    (OSL - 1 without speculation). A sequence seen *while decoding* is a length-biased one: long outputs are
+    seen for longer. With s steps and g = OSL - 1 gaps, `context_tokens` = E[s (ISL + (g - 1)/2)] / E[s] is the mean
+    context of a running sequence, `context_sd` its standard deviation between sequences, `memory_tokens` the KV cache
+    it holds: promised to it, or, under max_utilization, filled. `request_tokens`: the same for one request that asks.
+    `attention_per_token` = E[A] / E[prompt tokens], A the attention sum of the step law. `overlap` = E[min(s, s')] /
+    E[s] for two requests: 1 for equal lengths, 1/2 for exponential ones.
     """
 
     prompt_tokens: float
@@ -33,48 +56,124 @@ class Demand:
     decode_steps_cv: float
     context_tokens: float
     context_sd: float
-    reserved_tokens: float
+    memory_tokens: float
+    request_tokens: float
     attention_per_token: float
     overlap: float
 
 
 @lru_cache(maxsize=256)
-def demand_of(lengths: Lengths) -> Demand:
-    """Moments of `lengths` by quadrature over the normal density: rounding to tokens included; error below 1e-4."""
-    isl, weight_in = _token_law(lengths.isl, lengths.isl_cv)
-    osl, weight_out = _token_law(lengths.osl, lengths.osl_cv)
-    steps = osl - 1
-    isl_mean, isl_square = float(weight_in @ isl), float(weight_in @ isl**2)
-    steps_mean, steps_square = float(weight_out @ steps), float(weight_out @ steps**2)
-    seen = weight_out * steps / steps_mean if steps_mean > 0 else weight_out
-    age = (steps - 1) / 2
-    context_variance = isl_square - isl_mean**2 + float(seen @ (age**2 + steps**2 / 12) - (seen @ age) ** 2)
+def demand_of(replica: Replica, lengths: Lengths, prefix: Prefix = NO_PREFIX) -> Demand:
+    """Moments by quadrature over the normal densities: rounding to tokens included; error below 1e-3."""
+    requests, weight = _population(replica, lengths, prefix)
+    steps, prompt = requests.steps, requests.prompt_tokens
+    steps_mean, steps_cv = _mean_and_cv(steps, weight)
+    prompt_mean, prompt_cv = _mean_and_cv(prompt, weight)
+    seen = weight * steps / steps_mean if steps_mean > 0 else weight
+    own = requests.isl + (requests.gaps - 1) / 2
+    context = float(seen @ own)
+    spread = float(seen @ (own - context) ** 2) + float(seen @ requests.gaps**2) / 12
+    memory = _memory_tokens(replica.batching, requests)
     return Demand(
-        prompt_tokens=isl_mean,
-        prompt_cv=math.sqrt(max(isl_square / isl_mean**2 - 1, 0)),
+        prompt_tokens=prompt_mean,
+        prompt_cv=prompt_cv,
         decode_steps=steps_mean,
-        decode_steps_cv=math.sqrt(max(steps_square / steps_mean**2 - 1, 0)) if steps_mean > 0 else 0.0,
-        context_tokens=isl_mean + float(seen @ age),
-        context_sd=math.sqrt(max(context_variance, 0.0)),
-        reserved_tokens=isl_mean + float(seen @ osl),
-        attention_per_token=isl_square / (2 * isl_mean),
-        overlap=_overlap(steps, weight_out),
+        decode_steps_cv=steps_cv,
+        context_tokens=context,
+        context_sd=math.sqrt(spread),
+        memory_tokens=float(seen @ memory),
+        request_tokens=float(weight @ memory),
+        attention_per_token=float(weight @ requests.attention) / prompt_mean,
+        overlap=_overlap(steps, weight),
     )
 
 
+def _mean_and_cv(value: Floats, weight: Floats) -> tuple[float, float]:
+    mean = float(weight @ value)
+    variance = float(weight @ (value - mean) ** 2)
+    return mean, math.sqrt(variance) / mean if variance > 1e-12 * mean**2 else 0.0
+
+
+def _memory_tokens(rule: Batching, requests: Requests) -> Floats:
+    """KV tokens that each request holds: promised for its life, or filled on average over it (max_utilization)."""
+    if rule.kv_policy == "max_utilization":
+        return np.asarray(requests.prompt_tokens + (requests.gaps + 1) / 2)
+    promised = requests.prompt_tokens + np.maximum(requests.gaps + 1, rule.max_tokens)
+    return np.asarray(np.ceil(promised / rule.kv_block_tokens) * rule.kv_block_tokens)
+
+
+def requests_at(
+    replica: Replica,
+    lengths: Lengths,
+    prefix: Prefix,
+    of_isl: Floats,
+    of_osl: Floats,
+    hit: Floats,
+    luck: Floats | float = 0.0,
+) -> Requests:
+    """The requests at standard normal deviates of ISL and OSL, `hit` uniform: a prefix hit where it is below hit_rate.
+
+    Outputs end at the engine's `max_tokens`. `luck`: normal deviate of the tokens that speculation accepted.
+    """
+    if lengths.correlation:
+        of_osl = lengths.correlation * of_isl + math.sqrt(1 - lengths.correlation**2) * of_osl
+    isl = lognormal_tokens(lengths.isl, lengths.isl_cv, of_isl)
+    osl = lognormal_tokens(lengths.osl, lengths.osl_cv, of_osl)
+    if replica.batching.max_tokens:
+        osl = np.minimum(osl, replica.batching.max_tokens)
+    cached = np.where(hit < prefix.hit_rate, np.minimum(prefix.tokens, isl - 1), 0.0)
+    return Requests(isl, isl - cached, osl - 1, _steps(osl - 1, replica.speculation, luck))
+
+
+def _steps(gaps: Floats, speculation: Speculation | None, luck: Floats | float) -> Floats:
+    """Decode steps that yield `gaps` tokens.
+
+    Renewals of T tokens each, T = 1 + the accepted ones. Wald: E[steps] = (gaps + overshoot)/E[T], overshoot
+    E[T (T - 1)]/(2 E[T]) for long outputs; Var[steps] = gaps Var[T]/E[T]^3. At most one step a token.
+    """
+    if speculation is None:
+        return gaps
+    number = np.arange(1, speculation.draft_tokens + 2)
+    reached = speculation.acceptance ** (number - 1.0)
+    chance = reached - np.append(reached[1:], 0.0)
+    mean = float(chance @ number)
+    variance = float(chance @ number**2) - mean**2
+    if variance < 1e-12:  # every step yields as many
+        return np.asarray(np.ceil(gaps / mean - 1e-9))
+    overshoot = float(chance @ (number * (number - 1))) / (2 * mean)
+    middle = (gaps + overshoot) / mean
+    drawn = middle + np.sqrt(np.maximum(gaps * variance, 0.0) / mean**3) * luck
+    least = np.ceil(gaps / (speculation.draft_tokens + 1))
+    return np.asarray(np.clip(drawn, least, gaps))
+
+
 def _overlap(steps: Floats, weight: Floats) -> float:
-    """E[min(s, s')] / E[s] of two independent draws, by E[min] = sum over t of P(s > t)^2; `steps` ascending."""
+    """E[min(s, s')] / E[s] of two independent draws, by E[min] = sum over t of P(s > t)^2."""
+    order = np.argsort(steps)
+    steps, weight = steps[order], weight[order]
     reached = np.cumsum(weight[::-1])[::-1]
     increments = np.diff(steps, prepend=0.0)
     whole = float(increments @ reached)
     return float(increments @ reached**2) / whole if whole > 0 else 1.0
 
 
-def _token_law(mean: float, cv: float) -> tuple[Floats, Floats]:
-    """Token counts and their probabilities, as `Lengths.sample` draws them."""
-    z = np.linspace(-8, 8, 4001) if cv > 0 else np.zeros(1)
+def _population(replica: Replica, lengths: Lengths, prefix: Prefix) -> tuple[Requests, Floats]:
+    """Requests on a grid of deviates and their probabilities, shape (n,), as `Lengths.sample` draws them."""
+    nodes = 4001 if lengths.isl_cv * lengths.osl_cv == 0 else 257
+    of_isl, weight_in = _normal_nodes(nodes if lengths.isl_cv > 0 else 1)
+    of_osl, weight_out = _normal_nodes(nodes if lengths.osl_cv > 0 else 1)
+    hit, weight_hit = np.zeros(1), np.ones(1)
+    if prefix.hit_rate * prefix.tokens > 0:
+        hit, weight_hit = np.array([0.0, 1.0]), np.array([prefix.hit_rate, 1 - prefix.hit_rate])
+    grid = (axis.ravel() for axis in np.meshgrid(of_isl, of_osl, hit, indexing="ij"))
+    weight = weight_in[:, None, None] * weight_out[:, None] * weight_hit
+    return requests_at(replica, lengths, prefix, *grid), weight.ravel()
+
+
+def _normal_nodes(count: int) -> tuple[Floats, Floats]:
+    z = np.linspace(-7, 7, count) if count > 1 else np.zeros(1)
     weight = np.exp(-z * z / 2)
-    return lognormal_tokens(mean, cv, z), weight / weight.sum()
+    return z, weight / weight.sum()
 
 
 def lognormal_tokens(mean: float, cv: float, normal: Floats) -> Floats:
@@ -83,27 +182,33 @@ def lognormal_tokens(mean: float, cv: float, normal: Floats) -> Floats:
     return np.maximum(1.0, np.rint(mean * np.exp(sigma * normal - sigma * sigma / 2)))
 
 
-def slots(replica: Replica, lengths: Lengths) -> int:
+def slots(replica: Replica, lengths: Lengths, prefix: Prefix = NO_PREFIX) -> int:
     """Sequences that run at once: the least of `max_batch_size` and what the KV cache holds.
 
-    With guaranteed completion a sequence reserves ISL + OSL tokens; in steady state the running ones are length-biased,
-    so KV / E[s (ISL + OSL)] E[s] of them fit, less half a mean request that does not fit any more when lengths vary.
+    In steady state the running ones are length-biased, so KV / `memory_tokens` of them fit, less half a mean request
+    that does not fit any more when memories vary.
 
     Raises ScenarioError when not even one mean request fits.
 
-    >>> from sizing.replica import Batching
     >>> from sizing.steptime import StepLaw
     >>> law = StepLaw(weights_s=5e-3, overhead_s=0, token_s=0, sequence_s=0, kv_token_s=0)
     >>> slots(Replica(law, Batching(kv_tokens=100_000)), Lengths(isl=1500, osl=500))
     50
     """
-    rule = replica.batching
-    one = lengths.isl + lengths.osl
+    return max(1, min(replica.batching.max_batch_size, math.floor(slots_of_memory(replica, lengths, prefix))))
+
+
+@lru_cache(maxsize=1024)
+def slots_of_memory(replica: Replica, lengths: Lengths, prefix: Prefix = NO_PREFIX) -> float:
+    """Mean sequences that the KV cache holds, as if slots were no limit."""
+    rule, demand = replica.batching, demand_of(replica, lengths, prefix)
+    one = lengths.isl + (min(lengths.osl, rule.max_tokens) if rule.max_tokens else lengths.osl)
     if rule.kv_tokens < one:
         raise ScenarioError(
             f"a request of {one:g} tokens (ISL + OSL) does not fit the KV cache of {rule.kv_tokens} tokens; "
             "use shorter requests or more GPU memory per replica"
         )
-    unusable = 0.0 if lengths.fixed else one / 2
-    by_memory = math.floor((rule.kv_tokens - unusable) / demand_of(lengths).reserved_tokens)
-    return max(1, min(rule.max_batch_size, by_memory))
+    if rule.kv_policy == "max_utilization":  # admission leaves room for the prompt and a token for each sequence
+        return (rule.kv_tokens - demand.prompt_tokens / 2) / (demand.memory_tokens + 1)
+    equal = lengths.fixed and demand.prompt_cv == 0
+    return (rule.kv_tokens - (0.0 if equal else demand.request_tokens / 2)) / demand.memory_tokens

@@ -9,6 +9,7 @@ arriving request finds in progress. Solved for a dozen values of d together, pro
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 import numpy as np
@@ -16,9 +17,13 @@ from numpy.typing import NDArray
 from scipy.special import gammaln, ndtr
 
 from sizing.queueing.demand import Demand
+from sizing.queueing.iteration_time import iteration_s, prefill_room
+from sizing.queueing.stream import Groups
 from sizing.replica import Batching, Replica
 
 Floats = NDArray[np.float64]
+
+SINGLE = Groups()
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,17 +48,20 @@ class Iterations:
         return np.asarray(np.cumsum(share, axis=1) / share.sum(axis=1, keepdims=True))
 
 
-def open_iterations(replica: Replica, demand: Demand, batch: Floats, rate_per_s: float) -> Iterations:
-    """Iterations when requests arrive at random at `rate_per_s`.
+def open_iterations(
+    replica: Replica, demand: Demand, batch: Floats, rate_per_s: float, groups: Groups = SINGLE
+) -> Iterations:
+    """Iterations when requests arrive at random at `rate_per_s`, in `groups`.
 
-    An engine with nothing to do (d = 0, q = 0) is idle for 1/rate on average, then starts on one prompt.
+    An engine with nothing to do (d = 0, q = 0) is idle until the next group, then starts on it.
     """
-    states = _States.of(replica, demand, batch)
+    states = _States.of(replica, demand, batch, groups, rate_per_s)
     duration = states.duration_s.copy()
-    law = states.arrivals(rate_per_s * duration)
+    groups_per_s = rate_per_s / groups.mean
+    law = states.arrivals(groups_per_s * duration)
     if batch[0] == 0:
-        duration[0, 0] = 1 / rate_per_s
-        law[0, 0] = states.quanta_of_prompts[1]
+        duration[0, 0] = 1 / groups_per_s
+        law[0, 0] = states.quanta_of_groups[1]
     return states.solve(replica.batching, law, duration)
 
 
@@ -62,36 +70,11 @@ def closed_iterations(replica: Replica, demand: Demand, batch: Floats) -> Iterat
 
     Each decode step of d sequences finishes d / E[s] of them on average, taken as Poisson; as many prompts come.
     """
-    states = _States.of(replica, demand, batch)
+    states = _States.of(replica, demand, batch, SINGLE, 0.0)
     finishing = np.repeat((batch / demand.decode_steps)[:, None], states.duration_s.shape[1], axis=1)
     if replica.batching.policy == "prefill_first":
         finishing[:, 1:] = 0.0  # nobody decodes, so nobody finishes, while prompts run
     return states.solve(replica.batching, states.arrivals(finishing), states.duration_s)
-
-
-def iteration_s(replica: Replica, demand: Demand, batch: Floats, tokens: Floats, attention: Floats) -> Floats:
-    """Seconds of an iteration with `tokens` (0 = decode only) prompt tokens while `batch` sequences run (elementwise).
-
-    Under prefill_first prompts run alone; otherwise they join the decode step. Contexts have their mean length.
-    """
-    law, alone = replica.law, (replica.batching.policy == "prefill_first") & (tokens > 0)
-    decoding = np.where(alone, 0.0, batch)
-    seconds = law.tokens_s(decoding + tokens) + (law.sequence_s + law.kv_token_s * demand.context_tokens) * decoding
-    return np.asarray(seconds + np.where(tokens > 0, law.attention_s * attention + law.prefill_s, 0.0))
-
-
-def prefill_room(rule: Batching, demand: Demand, batch: Floats) -> Floats:
-    """Prompt tokens that one iteration takes while `batch` sequences run, for each value of `batch`.
-
-    Chunks fill the budget to the brim. Whole prompts leave unused, on average, the mean remainder E[ISL^2]/(2 E[ISL])
-    (equal prompts: what whole multiples leave); one prompt always fits. No more prompts than slots.
-    """
-    room = rule.token_budget - (0.0 if rule.policy == "prefill_first" else batch) + 0.0 * batch
-    if rule.policy != "chunked":
-        one = demand.prompt_tokens
-        room = room - demand.attention_per_token if demand.prompt_cv > 0 else np.floor(room / one) * one
-        room = np.maximum(room, one)
-    return np.asarray(np.clip(room, 1.0, rule.max_batch_size * demand.prompt_tokens))
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,25 +85,29 @@ class _States:
     room_tokens: Floats
     quantum: float
     duration_s: Floats
-    quanta_of_prompts: Floats
+    quanta_of_groups: Floats
 
     @classmethod
-    def of(cls, replica: Replica, demand: Demand, batch: Floats) -> _States:
-        room = prefill_room(replica.batching, demand, batch)
-        quantum, count = _quantum(demand, float(room.min()), float(batch[-1]))
-        waiting = quantum * np.arange(count)
+    def of(cls, replica: Replica, demand: Demand, batch: Floats, groups: Groups, rate_per_s: float) -> _States:
+        room = prefill_room(replica, demand, batch)
+        quantum, count = _quantum(demand, float(room.min()), float(batch[-1]), groups.mean)
+        waiting: Floats = quantum * np.arange(count, dtype=float)
         served = np.minimum(waiting, room[:, None])
-        seconds = iteration_s(replica, demand, batch[:, None], served, served * demand.attention_per_token)
         prompts = int(count * quantum / demand.prompt_tokens) + 2
-        return cls(batch, room, quantum, seconds, _quanta_of_prompts(demand, quantum, prompts, count))
+        law = _quanta_of_prompts(demand, quantum, prompts, count)
+        per_token = _attention_per_token(replica, demand, waiting, law, rate_per_s, groups)
+        seconds = iteration_s(replica, demand, batch[:, None], served, served * per_token)
+        if groups.mean > 1:
+            law = groups.sums(int(prompts / groups.mean) + 2, prompts) @ law
+        return cls(batch, room, quantum, seconds, law)
 
-    def arrivals(self, prompts: Floats) -> Floats:
-        """P(m quanta arrive) in each state, shape (grid, Q, Q), for Poisson counts with means `prompts` (grid, Q)."""
-        count = np.arange(self.quanta_of_prompts.shape[0])
-        mean = np.maximum(prompts, 1e-300)[..., None]
+    def arrivals(self, groups: Floats) -> Floats:
+        """P(m quanta arrive) in each state, shape (grid, Q, Q), for Poisson counts with means `groups` (grid, Q)."""
+        count = np.arange(self.quanta_of_groups.shape[0])
+        mean = np.maximum(groups, 1e-300)[..., None]
         chance = np.exp(count * np.log(mean) - mean - gammaln(count + 1))
         chance[..., -1] += np.maximum(0.0, 1 - chance.sum(axis=-1))
-        return np.asarray(chance @ self.quanta_of_prompts)
+        return np.asarray(chance @ self.quanta_of_groups)
 
     def solve(self, rule: Batching, arriving: Floats, duration_s: Floats) -> Iterations:
         """Stationary law of: next waiting = (waiting - room)+ + arriving. What overflows stays in the last state."""
@@ -134,7 +121,7 @@ class _States:
         return Iterations(self.batch, probability, duration_s, left * self.quantum, self.room_tokens, itl)
 
 
-def _quantum(demand: Demand, room: float, batch: float) -> tuple[float, int]:
+def _quantum(demand: Demand, room: float, batch: float, group: float) -> tuple[float, int]:
     """Prompt tokens of one quantum, and the number of states.
 
     Fine enough to resolve one prompt (a whole number of quanta) and one iteration's room, long enough to hold the
@@ -143,10 +130,11 @@ def _quantum(demand: Demand, room: float, batch: float) -> tuple[float, int]:
     per_step = batch / demand.decode_steps if demand.decode_steps > 0 else np.inf
     prompts = min(per_step, room / demand.prompt_tokens)
     crowded = per_step * demand.prompt_tokens > 0.8 * room
-    span = (8 + 6 * prompts) * (3 if crowded else 1)
-    quantum = min(max(span / 64, 0.25), 1.0) * demand.prompt_tokens
-    quantum = demand.prompt_tokens / np.ceil(demand.prompt_tokens / min(quantum, room / 2))
-    return quantum, int(np.clip(np.ceil(span * demand.prompt_tokens / quantum), 48, 160))
+    span = (8 + 6 * prompts) * (3 if crowded else 1) + 6 * (group - 1)
+    finest = 4.0 if group == 1 else 2.0  # quanta a prompt: groups need a long span more than a fine one
+    parts = np.ceil(np.clip(64 / span, 1.0, finest)) if span < 64 / 1.5 else 1.0
+    parts = max(parts, np.ceil(2 * demand.prompt_tokens / room))
+    return demand.prompt_tokens / parts, int(np.clip(np.ceil(span * parts), 48, 160 if group == 1 else 112))
 
 
 def _quanta_of_prompts(demand: Demand, quantum: float, prompts: int, count: int) -> Floats:
@@ -161,6 +149,29 @@ def _quanta_of_prompts(demand: Demand, quantum: float, prompts: int, count: int)
     law = np.maximum(np.diff(excess, 2, axis=1) / quantum, 0.0)
     law[:, -1] += np.maximum(0.0, 1 - law.sum(axis=1))
     return np.asarray(law)
+
+
+def _attention_per_token(
+    replica: Replica, demand: Demand, tokens: Floats, law: Floats, rate_per_s: float, groups: Groups
+) -> Floats:
+    """E[A]/tokens of `tokens` prompt tokens that wait together: many tokens at a low rate are one long prompt.
+
+    Of j prompts with n tokens in all, E[sum of squares] is about n^2 (1 + cv^2)/(j + cv^2); j has Poisson weights of
+    mean rate x iteration with one prompt, plus the rest of a group, and the chance of n tokens under the `law` of j.
+    """
+    mean, cv = np.full(len(tokens), demand.attention_per_token), demand.prompt_cv
+    if cv == 0 or rate_per_s == 0:
+        return mean
+    one = np.array([demand.prompt_tokens])
+    expected = rate_per_s * float(iteration_s(replica, demand, 0 * one, one, one * demand.attention_per_token)[0])
+    expected += groups.mean - 1
+    number = np.arange(1, len(law))
+    weight = np.exp(number * math.log(expected) - gammaln(number + 1))[:, None] * law[1:]
+    share = (weight / (number[:, None] + cv**2)).sum(axis=0) * (1 + cv**2)
+    whole = weight.sum(axis=0)
+    alone = demand.attention_per_token / (demand.prompt_tokens * (1 + cv**2))  # 1/2, more with cached tokens before
+    known = (whole > 1e-12) & (tokens > 0)
+    return np.asarray(np.divide(alone * tokens * share, whole, out=mean, where=known))
 
 
 def _expected_excess(mean: Floats, cv: Floats, level: Floats) -> Floats:

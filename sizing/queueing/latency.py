@@ -7,10 +7,12 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from sizing.queueing.demand import Demand
-from sizing.queueing.iteration_chain import Iterations, iteration_s
+from sizing.queueing.demand import Demand, Requests
+from sizing.queueing.iteration_chain import Iterations
+from sizing.queueing.iteration_time import DecodeCost, iteration_s
 from sizing.queueing.points import Points, gamma_quantile, poisson_counts, token_sum
 from sizing.queueing.slow_chain import SlowChain
+from sizing.queueing.stream import Groups
 from sizing.replica import Replica
 
 Floats = NDArray[np.float64]
@@ -20,8 +22,8 @@ Floats = NDArray[np.float64]
 class Scene:
     """What an arriving request meets: the engine, its iterations and its state at one rate.
 
-    `iterations` are those over its life, at `rate_per_s`; `near` those around its arrival, at `near_per_s`: different
-    unless arrivals are Poisson. `spread`: variance of the state over that of `state`.
+    `iterations` are those over its life, at `rate_per_s`; `near` those around its arrival, at `near_per_s`: lower for
+    streams more regular than Poisson. `groups` arrive together. `dispersion`: of the arrivals' counts over a life.
     """
 
     replica: Replica
@@ -32,7 +34,8 @@ class Scene:
     rate_per_s: float
     near_per_s: float
     stable_per_s: float
-    spread: float
+    groups: Groups
+    dispersion: float
 
     def itl_s(self, batch: Floats) -> Floats:
         """ITL(d), linear between the batches of the fast chain's grid."""
@@ -42,32 +45,36 @@ class Scene:
         """Seconds of an iteration (elementwise), see `sizing.queueing.iteration_chain.iteration_s`."""
         return iteration_s(self.replica, self.demand, batch, tokens, attention)
 
-    def prompt_iteration_s(self, batch: Floats) -> float:
-        """Seconds of an iteration with one mean prompt."""
-        prompt = np.full_like(batch, self.demand.prompt_tokens)
-        return float(self.iteration_s(batch, prompt, prompt * self.demand.attention_per_token)[0])
-
     def stalled_share(self, batch: Floats) -> Floats:
-        """Share of their time that `batch` running sequences lose to prompts: 1 - decode step / ITL, at most 0.9."""
-        return np.clip(1 - self.iteration_s(batch, 0 * batch, 0 * batch) / self.itl_s(batch), 1e-12, 0.9)
+        """See `stalled_share`."""
+        return stalled_share(self.replica, self.demand, self.iterations, batch)
 
 
-def first_token_s(scene: Scene, found: Floats, isl: Floats, points: Points) -> Floats:
+def stalled_share(replica: Replica, demand: Demand, iterations: Iterations, batch: Floats) -> Floats:
+    """Share of their time that `batch` running sequences lose to prompts: 1 - decode step / ITL, at most 0.9."""
+    itl = np.interp(batch, iterations.batch, iterations.itl_s)
+    return np.clip(1 - iteration_s(replica, demand, batch, 0 * batch, 0 * batch) / itl, 1e-12, 0.9)
+
+
+def first_token_s(scene: Scene, found: Floats, requests: Requests, points: Points) -> Floats:
     """Seconds from arrival to first token: rest of the running iteration, full iterations before, the own one.
 
     The arrival finds `found` sequences and, by PASTA, an iteration with probability x duration. What is left of that
-    iteration, and its co-arrivals before and after, follow from a uniform instant in it. If all slots are taken, the
-    wait for k departures at the stable rate comes instead: Gamma, mean k / rate, shape k / cv^2.
+    iteration, and its co-arrivals before and after, follow from a uniform instant in it; those of its own group are
+    split by its place in the group. If all slots are taken, the wait for k departures at the stable rate comes instead:
+    Gamma, mean k / rate, shape k / cv^2.
     """
     running = np.minimum(found, scene.state.slots)
     row, duration, backlog = _iteration_in_progress(scene, running, points)
-    before = backlog + _prompts_arriving(scene, duration * points.moment, points.before, points.before_tokens)
-    after = _prompts_arriving(scene, duration * (1 - points.moment), points.after, points.after_tokens)
+    ahead, behind = scene.groups.companions(points.group_before, points.group_after)
+    before = _prompts_arriving(scene, duration * points.moment, points.before, points.before_tokens, ahead)
+    after = _prompts_arriving(scene, duration * (1 - points.moment), points.after, points.after_tokens, behind)
     room = scene.near.room_tokens[row]
-    served_s = duration * (1 - points.moment) + _service_s(scene, running, isl, before, after, room)
-    ahead = found - scene.state.slots + 1
-    alone = scene.iteration_s(running, isl, isl**2 / 2)
-    return np.where(ahead > 0, _slot_wait_s(scene, ahead, points.slot) + alone, served_s)
+    service_s = _service_s(scene, running, requests, backlog + before, after, room)
+    served_s = duration * (1 - points.moment) + service_s
+    waiting = found + ahead - scene.state.slots + 1
+    alone = scene.iteration_s(running, requests.prompt_tokens, requests.attention)
+    return np.where(waiting > 0, _slot_wait_s(scene, waiting, points.slot) + alone, served_s)
 
 
 def _iteration_in_progress(scene: Scene, running: Floats, points: Points) -> tuple[NDArray[np.int64], Floats, Floats]:
@@ -81,23 +88,30 @@ def _iteration_in_progress(scene: Scene, running: Floats, points: Points) -> tup
     return row, np.where(idle, 0.0, chain.duration_s[row, waiting]), chain.left_tokens[row, waiting]
 
 
-def _prompts_arriving(scene: Scene, seconds: Floats, uniform: Floats, normal: Floats) -> Floats:
-    """Prompt tokens that arrive in `seconds`: a compound Poisson sum."""
-    count = poisson_counts(scene.near_per_s * seconds, uniform)
-    return token_sum(count, scene.demand.prompt_tokens, scene.demand.prompt_cv, normal)
+def _prompts_arriving(scene: Scene, seconds: Floats, uniform: Floats, normal: Floats, own: Floats) -> Floats:
+    """Prompt tokens that arrive in `seconds`, a compound Poisson sum, and those of the `own` group."""
+    demand, groups = scene.demand, scene.groups
+    count = poisson_counts(scene.near_per_s / groups.mean * seconds, uniform)
+    if groups.mean == 1:
+        return token_sum(count, demand.prompt_tokens, demand.prompt_cv, normal)
+    cv = np.sqrt((demand.prompt_cv**2 + groups.variance / groups.mean) / groups.mean)
+    others = token_sum(count, groups.mean * demand.prompt_tokens, float(cv), normal)
+    return others + token_sum(own, demand.prompt_tokens, demand.prompt_cv, normal)
 
 
-def _service_s(scene: Scene, running: Floats, isl: Floats, before: Floats, after: Floats, room: Floats) -> Floats:
+def _service_s(
+    scene: Scene, running: Floats, requests: Requests, before: Floats, after: Floats, room: Floats
+) -> Floats:
     """Seconds of the iterations that serve `before` tokens, the own prompt, and what came `after` as far as it fits."""
-    demand, rule = scene.demand, scene.replica.batching
-    room = room if rule.policy == "chunked" else np.maximum(room, isl)
-    full = np.maximum(np.ceil((before + isl) / room - 1e-9), 1.0) - 1
+    demand, rule, own = scene.demand, scene.replica.batching, requests.prompt_tokens
+    room = room if rule.policy == "chunked" else np.maximum(room, own)
+    full = np.maximum(np.ceil((before + own) / room - 1e-9), 1.0) - 1
     full_s = scene.iteration_s(running, room, 0.0 * room)
     after = after + scene.near_per_s * full * full_s * demand.prompt_tokens
-    least = 1.0 if rule.policy == "chunked" else isl
-    last = np.clip(before + isl + after - full * room, least, room)
-    others = np.maximum(full * room + last - isl, 0.0)
-    attention = isl**2 / 2 + others * demand.attention_per_token
+    least = 1.0 if rule.policy == "chunked" else own
+    last = np.clip(before + own + after - full * room, least, room)
+    others = np.maximum(full * room + last - own, 0.0)
+    attention = requests.attention + others * demand.attention_per_token
     return full * full_s + scene.iteration_s(running, last, attention)
 
 
@@ -107,22 +121,23 @@ def _slot_wait_s(scene: Scene, ahead: Floats, normal: Floats) -> Floats:
     return ahead / scene.stable_per_s * gamma_quantile(shape, normal)
 
 
-def mean_gap_over_life_s(scene: Scene, found: Floats, isl: Floats, steps: Floats, points: Points) -> Floats:
-    """Mean time between tokens of a request of `steps` decode steps that found `found` sequences, in seconds.
+def mean_step_over_life_s(scene: Scene, found: Floats, requests: Requests, points: Points) -> Floats:
+    """Mean time between the decode steps of a request that found `found` sequences, in seconds.
 
     ITL at the batch averaged over its life, plus what makes two such requests differ: contexts of its companions, its
     own context, and prefill stalls. Never less than alone on the engine.
     """
-    law, demand = scene.replica.law, scene.demand
-    batch, wander = _batch_over_life(scene, found, steps, points.life)
+    demand, cost = scene.demand, DecodeCost.of(scene.replica)
+    batch, wander = _batch_over_life(scene, found, requests.steps, points.life)
     itl = scene.itl_s(batch)
     step_s = scene.iteration_s(batch, 0 * batch, 0 * batch)
     stretch = np.maximum(itl / step_s, 1.0) if scene.replica.batching.policy == "prefill_first" else 1.0
-    own = isl + (steps - 1) / 2
+    own = requests.isl + (requests.gaps - 1) / 2 - demand.context_tokens
     companions = np.sqrt(np.maximum(batch - 1, 0.0) * wander) * demand.context_sd * points.context
-    itl = itl + stretch * law.kv_token_s * (own - demand.context_tokens + companions)
-    itl = itl + _stall_noise_s(scene, batch, steps, itl, points.life)
-    alone = law.tokens_s(1) + law.sequence_s + law.kv_token_s * own
+    itl = itl + stretch * cost.context_token_s * (own + companions)
+    itl = itl + _stall_noise_s(scene, batch, requests.steps, itl, points.life)
+    one = np.ones(1)
+    alone = scene.iteration_s(one, 0 * one, 0 * one) + cost.context_token_s * own
     return np.maximum(itl, alone)
 
 
@@ -144,7 +159,7 @@ def _batch_over_life(scene: Scene, found: Floats, steps: Floats, normal: Floats)
     h = -np.expm1(-x) / x
     g = 2 * (x + np.expm1(-x)) / x**2
     others = np.maximum(mean + (np.minimum(found, most) - mean) * h, 1e-9)
-    variance = np.maximum(scene.spread * scene.state.variance_running * (g - h * h), 1e-12)
+    variance = np.maximum(scene.state.variance_running * (g - h * h), 1e-12)
     batch = others * gamma_quantile(np.maximum(others**2 / variance, 0.15), normal)
     return np.clip(np.where(found < most, batch + 1, batch), 1, most), g
 
@@ -153,11 +168,13 @@ def _stall_noise_s(scene: Scene, batch: Floats, steps: Floats, itl: Floats, norm
     """Deviation of a request's mean gap by the prompts that happened to interrupt it, in seconds.
 
     Interruptions of h seconds come at the request rate; over a life of `life` seconds they add up to a Gamma variable
-    of mean rho life, rho = rate h, and variance rate life h^2 (1 + cv^2)/(1 - rho)^2, (1 - rho)^2 for the interruptions
-    that come while one lasts. The same deviate drives the batch over the life: the same arrivals cause both.
+    of mean rho life, rho = rate h, and variance rate life h^2 (c_a^2 + cv^2)/(1 - rho)^2, c_a^2 the dispersion of the
+    arrivals, (1 - rho)^2 for the interruptions that come while one lasts. The same deviate drives the batch over the
+    life: the same arrivals cause both.
     """
     stalled = scene.stalled_share(batch)
     life = np.maximum(steps, 1.0) * itl
     number = scene.rate_per_s * life
-    shape = np.maximum(number * (1 - stalled) ** 2 / (1 + scene.demand.prompt_cv**2), 0.15)
+    variation = max(scene.dispersion + scene.demand.prompt_cv**2, 1e-3)
+    shape = np.maximum(number * (1 - stalled) ** 2 / variation, 0.15)
     return stalled * itl * (gamma_quantile(shape, normal) - 1)

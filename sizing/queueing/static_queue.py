@@ -38,9 +38,8 @@ WEIGHTS = 1.5 * _WEIGHTS * ((1 - _NODES) / 2) ** 2
 MOST_STATES = 512
 
 
-def static_stable_rate_per_s(replica: Replica, lengths: Lengths) -> float:
-    """Highest requests/s of full batches: c / E[S(c)]."""
-    most = largest_batch(replica, lengths)
+def static_stable_rate_per_s(replica: Replica, lengths: Lengths, most: int) -> float:
+    """Highest requests/s of full batches of `most` requests: c / E[S(c)]."""
     return float(most / (batch_s(replica.law, lengths, np.array([float(most)])) @ WEIGHTS)[0])
 
 

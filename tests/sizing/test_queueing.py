@@ -11,13 +11,16 @@ from scipy import stats
 from sizing.errors import ScenarioError
 from sizing.prediction import Prediction
 from sizing.queueing import predict, slots, stable_rate_per_s
+from sizing.queueing.demand import demand_of
+from sizing.queueing.percentiles import steady_state
 from sizing.queueing.points import gamma_quantile, poisson_counts, token_sum
-from sizing.queueing.slow_chain import rate_near_an_arrival, state_probabilities
+from sizing.queueing.slow_chain import Fluctuation, state_probabilities
+from sizing.queueing.stream import Stream
 from sizing.replica import Batching, Policy, Replica
 from sizing.simulator import simulate
 from sizing.simulator import stable_rate_per_s as simulated_stable_rate_per_s
 from sizing.steptime import StepLaw
-from sizing.workload import METRICS, Arrivals, Lengths, Workload
+from sizing.workload import METRICS, Arrivals, Lengths, Prefix, Workload
 
 LAW = StepLaw(4.8e-3, 1e-3, 20e-6, 10e-6, 48.9e-9, 1.3e-9, 0.5e-3, 4e-3)
 NOTHING = StepLaw(0, 0, 0, 0, 0)
@@ -124,16 +127,38 @@ def test_one_output_token_has_no_gap():
 # theory
 
 
-@pytest.mark.parametrize(("servers", "rho"), [(1, 0.5), (8, 0.8), (64, 0.95)])
+@pytest.mark.parametrize(("servers", "rho"), [(1, 0.5), (8, 0.8), (64, 0.9), (256, 0.99)])
 def test_state_law_is_m_m_c(servers, rho):
-    """P(n) of M/M/c by the textbook recursion, exact to 1e-9 (the tail is cut at 1e-7 of its head)."""
+    """Ratios of P(n) and the wait of M/M/c, to 1e-12 relative to what the cut of the tail at 1e-7 leaves."""
     law = state_probabilities(rho * servers, np.arange(1.0, servers + 1), tail=rho)
     offered = rho * servers
-    head = [offered**n / math.factorial(n) for n in range(servers)]
-    full = offered**servers / math.factorial(servers)
-    empty = 1 / (sum(head) + full / (1 - rho))
-    np.testing.assert_allclose(law[:servers], empty * np.array(head), rtol=1e-5)
-    np.testing.assert_allclose(law[servers : servers + 5], empty * full * rho ** np.arange(5), rtol=1e-5)
+    n = np.arange(1, servers + 1)
+    np.testing.assert_allclose(law[n] / law[n - 1], offered / n, rtol=1e-12)
+    waiting = law[servers:]
+    np.testing.assert_allclose(waiting[1:] / waiting[:-1], rho, rtol=1e-12)
+    kept = 1 - rho ** len(waiting)
+    head = law[:servers].sum()
+    chance = waiting.sum() / kept / (head + waiting.sum() / kept)
+    assert chance == pytest.approx(erlang_c_wait_s(servers, rho, 1.0) * servers * (1 - rho), rel=1e-12)
+
+
+@pytest.mark.parametrize(("places", "rho"), [(5, 0.7), (10, 1.2)])
+def test_state_law_cut_off_is_m_m_1_k(places, rho):
+    """P(n) = (1 - rho) rho^n / (1 - rho^(K+1)), to 1e-14, when nobody waits beyond the places."""
+    law = state_probabilities(rho, np.ones(places), tail=0.0)
+    exact = (1 - rho) * rho ** np.arange(places + 1) / (1 - rho ** (places + 1))
+    np.testing.assert_allclose(law[: places + 1], exact, rtol=1e-13, atol=1e-14)
+
+
+@pytest.mark.parametrize("load", (0.3, 0.7))
+def test_little_s_law_of_the_slow_chain(load):
+    """Requests in the replica = rate x (E2E): the chain's mean against the predicted E2E, 3 %."""
+    engine, rate = replica(), load * stable_rate_per_s(replica(), VARIED)
+    demand, fluctuation = demand_of(engine, VARIED), Fluctuation()
+    scene = steady_state(engine, VARIED, Prefix(), Stream(rate), fluctuation)
+    decoding = predict(engine, Workload(VARIED, rate))
+    assert scene.state.mean_running == pytest.approx(rate * (decoding.e2e.mean_s - decoding.ttft.mean_s), rel=0.03)
+    assert demand.decode_steps == pytest.approx(299, rel=1e-3)
 
 
 def erlang_c_wait_s(servers: int, rho: float, service_s: float) -> float:
@@ -215,15 +240,6 @@ def test_static_batch_waits_for_the_longest_output():
         for policy in ("static", "chunked")
     ]
     assert lost[0] < 0.4 and lost[1] > 0.7
-
-
-@pytest.mark.parametrize(("shape", "within"), [(4, 0.1), (2, 0.01), (1, 0.01), (0.25, 0.3)])
-def test_company_around_an_arrival(shape, within):
-    """Renewal density against counting the neighbours of gamma gaps: exact for Erlang-2 and Poisson."""
-    times = np.cumsum(np.random.default_rng(2).gamma(shape, 1 / shape, 200_000))
-    for window in (0.1, 0.25, 0.5, 1.0):
-        counted = np.mean(np.searchsorted(times, times + window, "right") - np.arange(1, len(times) + 1))
-        assert rate_near_an_arrival(1.0, 1 / shape, window) * window == pytest.approx(counted, abs=within)
 
 
 def test_quantile_functions():

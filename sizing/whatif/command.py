@@ -13,12 +13,13 @@ from sizing.candidates import Choice
 from sizing.capacity import BY_SIMULATION
 from sizing.cli import as_json, tensor_parallel, words, workload_of, workload_options, write_json
 from sizing.curves import read_points
-from sizing.errors import NoFeasiblePlan
+from sizing.errors import NoFeasiblePlan, ScenarioError
 from sizing.numbers import milliseconds, significant
 from sizing.plan import Candidate, Fleet, Question, Rejection
 from sizing.printing import console
 from sizing.whatif.comparison import Comparison, what_if
 from sizing.whatif.parse import KINDS, example, parse_change
+from sizing.whatif.pools import Pools, disaggregate
 from sizing.workload import METRICS, Limit, Sla
 
 EXAMPLE = "\b\nChanges (may be repeated, made in order):\n" + "".join(f"  {example(kind)}\n" for kind in KINDS)
@@ -32,7 +33,8 @@ Example:
 
 
 @click.command("whatif", epilog=EXAMPLE)
-@click.option("--change", "changes", multiple=True, required=True, help="A change, see below; may be repeated.")
+@click.option("--change", "changes", multiple=True, help="A change, see below; may be repeated.")
+@click.option("--disaggregated", is_flag=True, help="Also: prompts and tokens in two pools of replicas.")
 @click.option("--model", required=True, help="Model name, for instance Qwen/Qwen3-32B.")
 @click.option("--gpu", default="", help="GPUs to compare, comma-separated. Without it: those in --points.")
 @click.option("--precision", default="any", show_default=True, help="Precisions, comma-separated, or any.")
@@ -46,8 +48,10 @@ Example:
 @click.option("--points", type=click.Path(), help="Measured points (CSV); without: day-zero estimates.")
 @click.option("--basis", type=click.Choice(["measured", "any"]), default="any", show_default=True)
 @as_json
-def whatif_command(json_: bool, changes: tuple[str, ...], **given: Any) -> None:
+def whatif_command(json_: bool, changes: tuple[str, ...], disaggregated: bool, **given: Any) -> None:
     """The best fleet of a plan, and the fleet it would be if the engine, the model or the prompts were changed."""
+    if not changes and not disaggregated:
+        raise ScenarioError(f"give at least one --change ({', '.join(KINDS)}) or --disaggregated")
     made = [parse_change(text) for text in changes]
     question = Question(
         model=given["model"],
@@ -58,10 +62,13 @@ def whatif_command(json_: bool, changes: tuple[str, ...], **given: Any) -> None:
         spare=given["spare"],
     )
     found = what_if(question, _candidate(question, given), made)
+    pools = disaggregate(found.setup) if disaggregated else None
     if json_:
-        write_json(comparison_json(found, changes))
+        write_json(comparison_json(found, changes) | (pools_json(pools, question) if pools else {}))
     else:
         print_comparison(found, changes)
+        if pools:
+            print_pools(pools)
     if isinstance(found.after, Rejection):
         raise NoFeasiblePlan(f"with the changes no fleet meets {question.sla}", (found.after,))
 
@@ -102,13 +109,35 @@ def print_comparison(found: Comparison, changes: tuple[str, ...]) -> None:
     out.print(f"Nobody has measured this: calibrate before buying. Sized by {BY_SIMULATION.name} of the changed law.")
 
 
+def pools_json(pools: Pools | Rejection, question: Question) -> dict[str, Any]:
+    """The key of `--disaggregated`: both pools with the keys of `plan`, and their assumptions."""
+    if isinstance(pools, Rejection):
+        return {"disaggregated": answer.rejection_json(pools)}
+    fleets = {name: answer.fleet_json(getattr(pools, name), question) for name in ("prefill", "decode")}
+    rest = {"transfer_s": pools.transfer_s, "assumptions": list(pools.assumptions)}
+    return {"disaggregated": {"gpus": pools.gpus, **fleets, **rest}}
+
+
+def print_pools(pools: Pools | Rejection) -> None:
+    """The two pools in a sentence, then their assumptions."""
+    out = console()
+    if isinstance(pools, Rejection):
+        out.print(f"Disaggregated: no fleet; {escape(pools.why)}", soft_wrap=True)
+        return
+    counts = f"{pools.prefill.gpus} for prompts + {pools.decode.gpus} for tokens"
+    out.print(f"[bold]Disaggregated: {pools.gpus} GPUs, {counts}[/bold] (by formula). This assumes:", soft_wrap=True)
+    for line in pools.assumptions:
+        out.print(f"  - {escape(line)}", soft_wrap=True)
+
+
 def headline(found: Comparison, changes: tuple[str, ...]) -> str:
     """For instance: With precision=fp8: 8 GPUs instead of 14."""
 
     def gpus(side: Fleet | Rejection) -> str:
         return f"{side.gpus} GPUs" if isinstance(side, Fleet) else "no fleet"
 
-    return f"With {', '.join(changes)}: {gpus(found.after)} instead of {gpus(found.before)}"
+    with_what = f"With {', '.join(changes)}" if changes else "With no change"
+    return f"{with_what}: {gpus(found.after)} instead of {gpus(found.before)}"
 
 
 def table_of(found: Comparison) -> Table:

@@ -14,6 +14,7 @@ from sizing.capacity import BY_FORMULA
 from sizing.errors import DoesNotFit, NoFeasiblePlan, ScenarioError
 from sizing.estimate import estimate
 from sizing.plan import Candidate, Fleet, Question, Rejection
+from sizing.queueing import predict
 from sizing.replica import Batching, Replica
 from sizing.steptime import StepLaw
 from sizing.whatif import (
@@ -24,16 +25,19 @@ from sizing.whatif import (
     KvReuse,
     Lora,
     Medusa,
+    Pools,
     ReDrafter,
     Setup,
     Sparse,
     Speculative,
     WhatIf,
+    disaggregate,
     parse_change,
     what_if,
 )
 from sizing.whatif.command import whatif_command
 from sizing.whatif.parse import KINDS
+from sizing.whatif.pools import decode_only
 from sizing.whatif.setup import Sheet, read_weights, reading_s, sheet_of
 from sizing.whatif.transfer import Ratios, timed_ratios
 from sizing.whatif.weights import by_data_sheet
@@ -142,9 +146,7 @@ def test_fp8_is_faster_holds_more_and_needs_fewer_gpus(bf16: Candidate) -> None:
 
 
 @pytest.mark.parametrize(("change", "tp", "precision"), [(AtPrecision("fp8"), 2, "fp8"), (AtTp(4), 4, "bf16")])
-def test_timed_changes_land_near_the_law_timed_there(
-    change: WhatIf, tp: int, precision: str, bf16: Candidate
-) -> None:
+def test_timed_changes_land_near_the_law_timed_there(change: WhatIf, tp: int, precision: str, bf16: Candidate) -> None:
     """From the day-zero law of one way to run the model to that of another: within 10 % at the question's lengths."""
     there = estimate(QWEN, "h200_sxm", tp, precision, LENGTHS).replica
     here = after(change, bf16).candidate.replica
@@ -319,14 +321,9 @@ def test_reuse_changes_the_workload_only(bf16: Candidate) -> None:
 
 def test_smaller_chunks_stall_decodes_less(bf16: Candidate) -> None:
     """p95 ITL of the same load falls with the chunk; whole prompts need a budget of at least one prompt."""
-    fleets = [what_if(QUESTION, bf16, [ChunkedPrefill(chunk)], BY_FORMULA).after for chunk in (512, 8192)]
-    small, large = (fleet for fleet in fleets if isinstance(fleet, Fleet))
-    load = small.load_per_s
-    from sizing.queueing import predict
-
-    at_load = Workload(LENGTHS, load)
-    itl = [predict(fleet.candidate.replica, at_load).itl.p95_s for fleet in (small, large)]
-    assert itl[0] < itl[1]
+    replicas = [after(ChunkedPrefill(chunk), bf16).candidate.replica for chunk in (512, 4096)]
+    small, large = (predict(replica, Workload(LENGTHS, 2)).itl.p95_s for replica in replicas)
+    assert small < large
     long = dataclasses.replace(QUESTION, workload=Workload(Lengths(20_000, 100), 1))
     whole = ChunkedPrefill(0).apply(Setup(bf16, long)).candidate.replica.batching
     assert (whole.policy, whole.token_budget) == ("whole_prompt", 20_000)
@@ -341,6 +338,61 @@ def test_a_batch_limit_never_adds_capacity(bf16: Candidate) -> None:
     one = what_if(QUESTION, bf16, [BatchLimit(1)], BY_FORMULA).after
     service_s = law.prefill_alone_s(2000) + 255 * law.decode_s(1, 2000)
     assert isinstance(one, Rejection) or one.capacity_per_s < 1 / service_s
+
+
+# Two pools.
+
+
+@given(st.integers(1, 200), st.integers(0, 1000))
+def test_a_decode_pool_pays_for_the_prompt_in_every_step(batch: int, generated: int) -> None:
+    """Told as prompts of one token, sequences cost what they do with their whole context."""
+    replica = estimate(QWEN, "h200_sxm", 2, "bf16", LENGTHS).replica
+    alike = decode_only(replica, QUESTION)
+    whole, told = batch * (2000 + generated), batch * (1 + generated)
+    assert alike.law.decode_s(batch, told) == pytest.approx(replica.law.decode_s(batch, whole), rel=1e-12)
+    sequences = replica.batching.kv_tokens / 2256, alike.batching.kv_tokens / 257
+    assert sequences[0] == pytest.approx(sequences[1], rel=1e-3)
+
+
+def test_pools_pay_off_where_itl_is_tight(bf16: Candidate) -> None:
+    """A tighter ITL needs more for tokens and no more for prompts; at the tight end two pools beat one."""
+    gpus = []
+    for limit in ("p95:40ms", "p95:15ms"):
+        question = dataclasses.replace(QUESTION, sla=Sla(ttft=SLA.ttft, itl=Limit.parse("itl", limit)))
+        pools = disaggregate(Setup(bf16, question))
+        assert isinstance(pools, Pools)
+        together = what_if(question, bf16, [], BY_FORMULA).after
+        gpus.append((pools.prefill.gpus, pools.decode.gpus, together.gpus if isinstance(together, Fleet) else 10**6))
+    loose, tight = gpus
+    assert tight[0] == loose[0]
+    assert tight[1] > loose[1]
+    assert sum(tight[:2]) < tight[2]
+
+
+def test_the_prefill_pool_is_the_fleet_of_one_token_requests(bf16: Candidate) -> None:
+    pools = disaggregate(Setup(bf16, QUESTION))
+    assert isinstance(pools, Pools)
+    one_token = dataclasses.replace(
+        QUESTION, workload=Workload(Lengths(2000, 1), QUESTION.workload.rate_per_s), sla=Sla(ttft=SLA.ttft)
+    )
+    alone = what_if(one_token, bf16, [], BY_FORMULA).after
+    assert isinstance(alone, Fleet)
+    assert pools.prefill.gpus == alone.gpus
+    assert pools.gpus == pools.prefill.gpus + pools.decode.gpus
+    assert pools.transfer_s == pytest.approx(2000 * 64 * 8 * 128 * 2 * 2 / 2 / 225e9)
+
+
+@pytest.mark.parametrize(
+    ("sla", "text"),
+    [
+        (Sla(itl=SLA.itl), "TTFT limit"),
+        (Sla(ttft=SLA.ttft), "limit on ITL or E2E"),
+        (Sla(ttft=SLA.ttft, e2e=Limit.parse("e2e", "p95:1ms")), "alone exceed"),
+    ],
+)
+def test_pools_need_a_limit_each(sla: Sla, text: str, bf16: Candidate) -> None:
+    with pytest.raises(ScenarioError, match=text):
+        disaggregate(Setup(bf16, dataclasses.replace(QUESTION, sla=sla)))
 
 
 # Faults.
@@ -423,8 +475,10 @@ def test_the_command_compares_and_prints_what_it_assumes() -> None:
     assert shown["after"]["basis"] == "what-if"
     assert shown["after"]["requests_per_s_per_gpu"] > shown["before"]["requests_per_s_per_gpu"]
     assert any("kernel timings" in line for line in shown["assumptions"])
-    printed = CliRunner().invoke(whatif_command, ["--change", "batch_limit=64", *OPTIONS])
+    pools = ["--disaggregated", "--ttft", "p95:1s"]
+    printed = CliRunner().invoke(whatif_command, ["--change", "batch_limit=64", *OPTIONS, *pools])
     assert printed.exit_code == 0, printed.output
+    assert "GPUs, 4 for prompts +" in printed.output
     assert "This assumes:" in printed.output
     assert "at most 64 sequences at once" in printed.output
 
@@ -433,6 +487,12 @@ def test_the_command_reports_a_change_that_breaks_the_sla() -> None:
     tight = [*OPTIONS[:-1], "p95:7ms"]
     ran = CliRunner().invoke(whatif_command, ["--change", "lora:adapters=4,rank=64", *tight])
     assert isinstance(ran.exception, NoFeasiblePlan), ran.output
+
+
+def test_the_command_wants_a_change() -> None:
+    ran = CliRunner().invoke(whatif_command, OPTIONS)
+    assert isinstance(ran.exception, ScenarioError)
+    assert "precision, tp, sparsity" in str(ran.exception)
 
 
 def test_sheet_is_of_one_gpu() -> None:

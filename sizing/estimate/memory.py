@@ -43,15 +43,17 @@ class Memory:
         return self.capacity_bytes * OF_TOTAL[self.backend] - fixed
 
     def sequence_bytes(self, length: int) -> float:
-        """KV cache bytes of one sequence on one GPU. Less than proportional where layers keep a window only."""
+        """KV cache bytes of one sequence on one GPU. Less than proportional where layers keep a window only.
+
+        Below the first length the line goes on downwards: exact with full attention and with states of fixed size,
+        up to half too much with windows.
+        """
         lengths, sizes = KV_LENGTHS, self.sequence_bytes_at
-        if length > lengths[-1]:
-            slope = (sizes[-1] - sizes[-2]) / (lengths[-1] - lengths[-2])
-            return sizes[-1] + slope * (length - lengths[-1])
-        if length < lengths[0]:
-            slope = (sizes[1] - sizes[0]) / (lengths[1] - lengths[0])
-            return max(sizes[0] - slope * (lengths[0] - length), sizes[0] * length / lengths[0])
-        return float(np.interp(length, lengths, sizes))
+        if lengths[0] <= length <= lengths[-1]:
+            return float(np.interp(length, lengths, sizes))
+        at, beside = (0, 1) if length < lengths[0] else (-1, -2)
+        slope = (sizes[at] - sizes[beside]) / (lengths[at] - lengths[beside])
+        return sizes[at] + slope * (length - lengths[at])
 
     def kv_tokens(self, length: int, token_budget: int = BUDGET) -> int:
         """Tokens the KV cache holds in sequences of `length`; 0 or less if not even one fits."""

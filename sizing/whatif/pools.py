@@ -15,7 +15,7 @@ from sizing.planner import size
 from sizing.replica import Replica
 from sizing.whatif.setup import UNLIMITED, Setup, sheet_of
 from sizing.whatif.weights import LINK_SHARE
-from sizing.workload import Limit, Sla
+from sizing.workload import Limit, Prefix, Sla
 
 POOLS_SIGMA = 0.10
 
@@ -83,7 +83,8 @@ def decode_question(question: Question, ttft_s: float, transfer_s: float) -> Que
     if not limits:
         raise ScenarioError("disaggregated: the decode pool needs a limit on ITL or E2E")
     short = replace(lengths, isl=1.0, isl_cv=0.0, correlation=0.0)
-    return replace(question, workload=replace(question.workload, lengths=short), sla=Sla(**limits))
+    workload = replace(question.workload, lengths=short, prefix=Prefix())
+    return replace(question, workload=workload, sla=Sla(**limits))
 
 
 def decode_only(replica: Replica, question: Question) -> Replica:

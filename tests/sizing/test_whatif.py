@@ -37,7 +37,7 @@ from sizing.whatif import (
 )
 from sizing.whatif.command import whatif_command
 from sizing.whatif.parse import KINDS
-from sizing.whatif.pools import decode_only
+from sizing.whatif.pools import decode_only, decode_question, prefill_question
 from sizing.whatif.setup import Sheet, read_weights, reading_s, sheet_of
 from sizing.whatif.transfer import Ratios, timed_ratios
 from sizing.whatif.weights import by_data_sheet
@@ -367,6 +367,13 @@ def test_pools_pay_off_where_itl_is_tight(bf16: Candidate) -> None:
     assert tight[0] == loose[0]
     assert tight[1] > loose[1]
     assert sum(tight[:2]) < tight[2]
+
+
+def test_prompts_found_in_the_cache_matter_to_the_prefill_pool_only(bf16: Candidate) -> None:
+    """Its question keeps the prefix, the decode pool's has none: there every prompt arrives computed."""
+    reusing = after(KvReuse(1000, 0.8), bf16).question
+    assert prefill_question(reusing).workload.prefix == reusing.workload.prefix
+    assert decode_question(reusing, 0.1, 0.001).workload.prefix.tokens == 0
 
 
 def test_the_prefill_pool_is_the_fleet_of_one_token_requests(bf16: Candidate) -> None:

@@ -55,11 +55,6 @@ class Steps:
         return np.where(far, FAR_WEIGHT, 1.0)
 
     @property
-    def decode(self) -> NDArray[np.bool_]:
-        """Where a step only decodes."""
-        return np.asarray(self.prefill_tokens == 0)
-
-    @property
     def prefill(self) -> NDArray[np.bool_]:
         """Where a step only prefills."""
         return np.asarray((self.prefill_tokens > 0) & (self.batch == 0))

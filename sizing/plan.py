@@ -11,7 +11,7 @@ from sizing.prediction import Prediction
 from sizing.replica import Replica
 from sizing.workload import Limit, Routing, Sla, Workload, finite
 
-Basis = Literal["measured", "fitted", "extrapolated", "estimated"]
+Basis = Literal["measured", "fitted", "extrapolated", "estimated", "what-if"]
 
 
 @dataclass(frozen=True, slots=True)

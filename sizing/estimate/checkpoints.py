@@ -70,8 +70,23 @@ def _count(built: Any, config: Mapping[str, Any]) -> tuple[float, float]:
     experts = sum(size for kind, size in sizes if kind == "MoE")
     if not experts:
         return total, total
+    return total, total - experts * _left_out(config)
+
+
+def left_out(model_id: str) -> float:
+    """Share of a mixture's experts that a token does not pass through; 0 for a dense model.
+
+    Only for models that describe() takes.
+    """
+    from aiconfigurator_core.sdk.utils import get_model_config_from_model_path
+
+    config = get_model_config_from_model_path(model_id)
+    return _left_out(config) if config.get("num_experts") else 0.0
+
+
+def _left_out(config: Mapping[str, Any]) -> float:
     chosen = config["topk"] or _raw(config, "num_experts_per_tok", "num_experts_per_token", "moe_topk")
-    return total, total - experts * (1 - chosen / config["num_experts"])
+    return float(1 - chosen / config["num_experts"])
 
 
 def _raw(config: Mapping[str, Any], *names: str) -> int:

@@ -18,16 +18,11 @@ from typing import Any
 
 from sizing.catalog import Model
 from sizing.errors import EstimateUnavailable
-from sizing.replica import Batching
+from sizing.estimate.memory import BUDGET, KV_LENGTHS, Memory
 
 LIBRARY = "aiconfigurator-core 0.12.0"
 BACKENDS = ("trtllm", "vllm", "sglang")
 _MODES = MappingProxyType({"bf16": "bfloat16", "fp8": "fp8", "fp8_block": "fp8_block", "nvfp4": "nvfp4"})
-_OF_FREE = MappingProxyType({"trtllm": 0.9})
-"""TensorRT-LLM gives this share of the memory left after weights and activations to the KV cache (its default)."""
-_OF_TOTAL = MappingProxyType({"vllm": 0.9, "sglang": 0.88})
-"""vLLM and SGLang fill this share of all memory, weights included (gpu_memory_utilization, mem_fraction_static)."""
-
 Quant = tuple[tuple[str, str | int], ...]
 
 
@@ -58,50 +53,6 @@ class Engine:
     def mixed_s(self, prefill_tokens: int, batch: int, isl: int) -> float:
         """Seconds to prefill `prefill_tokens` of prompts of `isl` beside `batch` decodes at contexts of `isl`."""
         return float(self.handle.mixed_step_latency(prefill_tokens, batch, isl, 2)) / 1e3
-
-
-@dataclass(frozen=True, slots=True)
-class Memory:
-    """Memory of one GPU in bytes: all of it, what the KV cache cannot have, and how the engine shares the rest.
-
-    `tokens_in(bytes)` is the longest sequence whose KV cache takes that many bytes on one GPU.
-    """
-
-    capacity_bytes: float
-    fixed_bytes: float
-    token_bytes: float
-    fraction: float
-    of_free: bool
-    tokens_in: Callable[[float], int]
-
-    @property
-    def kv_bytes(self) -> float:
-        """Bytes left for the KV cache; negative if the model does not fit."""
-        if self.of_free:
-            return (self.capacity_bytes - self.fixed_bytes) * self.fraction
-        return self.capacity_bytes * self.fraction - self.fixed_bytes
-
-    def sequence_bytes(self, length: int) -> float:
-        """KV cache bytes of one sequence on one GPU. Less than proportional where layers keep a window only."""
-        most = self.token_bytes * length
-        if self.tokens_in(most) <= length:
-            return most
-        least = 0.0
-        for _ in range(30):
-            middle = (least + most) / 2
-            least, most = (least, middle) if self.tokens_in(middle) >= length else (middle, most)
-        return most
-
-    def kv_tokens(self, length: int) -> int:
-        """Tokens the KV cache holds in sequences of `length`; 0 or less if not even one fits."""
-        if self.kv_bytes <= 0:
-            return 0
-        return int(self.kv_bytes / self.sequence_bytes(length) * length)
-
-    def missing_bytes(self, length: int) -> float:
-        """Bytes a GPU lacks to hold one sequence of `length`; 0 if it fits."""
-        lacking = self.sequence_bytes(length) - self.kv_bytes
-        return max(0.0, lacking / self.fraction if self.of_free else lacking)
 
 
 def open_engine(model: Model, gpu: str, backend: str, tp: int, precision: str) -> Engine:
@@ -171,42 +122,57 @@ def _version(gpu: str, backend: str) -> str:
 
 
 @lru_cache(maxsize=1024)
-def memory(engine: Engine, tp: int, batching: Batching) -> Memory:
-    """Memory of one GPU when `engine`'s model runs at `tp`, which may differ from the engine's own.
+def memory(engine: Engine, tp: int) -> Memory:
+    """Memory of one GPU when `engine`'s model runs at `tp`, which may differ from the engine's own."""
+    parts, smaller = _breakdown(engine, tp, BUDGET), _breakdown(engine, tp, BUDGET // 2)
+    return Memory(
+        backend=engine.backend,
+        capacity_bytes=parts["gpu_memory_capacity_bytes"],
+        fixed_bytes=parts["non_kv_bytes"],
+        budget_token_bytes=(parts["non_kv_bytes"] - smaller["non_kv_bytes"]) / (BUDGET - BUDGET // 2),
+        sequence_bytes_at=tuple(_sequence_bytes(parts, length) for length in KV_LENGTHS),
+    )
 
-    Activations are sized for the batching's token budget; its `kv_tokens` is not looked at.
-    """
+
+def _breakdown(engine: Engine, tp: int, token_budget: int) -> Mapping[str, Any]:
     from aiconfigurator_core.sdk.memory import KVCacheEstimator
 
     settings: dict[str, Any] = dict(engine.settings)
     if tp != engine.tp:
         settings |= {"moe_tp_size": 1, "moe_ep_size": tp}  # the same bytes a GPU as any other split of the experts
-    parts: Mapping[str, Any] = KVCacheEstimator.from_request(
+    estimator = KVCacheEstimator.from_request(
         engine.model_id,
         engine.gpu,
         engine.backend,
         "current",
-        max_num_tokens=batching.token_budget,
-        max_batch_size=batching.max_batch_size,
+        max_num_tokens=token_budget,
+        max_batch_size=256,  # asked for, without influence
         tp_size=tp,
         **settings,
-    ).breakdown
-    return Memory(
-        capacity_bytes=parts["gpu_memory_capacity_bytes"],
-        fixed_bytes=parts["non_kv_bytes"],
-        token_bytes=parts["kv_size_per_token_bytes"],
-        fraction=(_OF_FREE | _OF_TOTAL)[engine.backend],
-        of_free=engine.backend in _OF_FREE,
-        tokens_in=parts["tokens_from_kv_bytes"],
     )
+    parts: Mapping[str, Any] = estimator.breakdown
+    return parts
 
 
-def fits(engine: Engine, tp: int, batching: Batching, length: int) -> bool:
-    """True if `engine`'s model can be split over `tp` GPUs and each then holds one sequence of `length`."""
+def _sequence_bytes(parts: Mapping[str, Any], length: int) -> float:
+    """The fewest bytes that hold `length` tokens: the library gives tokens for bytes only."""
+    tokens_in: Callable[[float], int] = parts["tokens_from_kv_bytes"]
+    most = parts["kv_size_per_token_bytes"] * length
+    if tokens_in(most) <= length:
+        return float(most)
+    least = 0.0
+    for _ in range(40):
+        middle = (least + most) / 2
+        least, most = (least, middle) if tokens_in(middle) >= length else (middle, most)
+    return float(most)
+
+
+def memory_at(engine: Engine, tp: int) -> Memory | None:
+    """Memory of one GPU at another `tp`; None if the model cannot be split so."""
     try:
-        return not memory(engine, tp, batching).missing_bytes(length)
+        return memory(engine, tp)
     except (ValueError, KeyError, AssertionError):
-        return False
+        return None
 
 
 def available() -> bool:

@@ -16,9 +16,14 @@ import pytest
 
 from sizing.catalog import BITS, gpus, models
 from sizing.errors import CatalogueError, DoesNotFit, EstimateUnavailable, FitError, ScenarioError
-from sizing.estimate import KERNEL_SIGMA, estimate, kernels
+from sizing.estimate import KERNEL_SIGMA, day_zero, estimate, kernels, shipped
+from sizing.estimate.build_laws import keys, row
+from sizing.estimate.checkpoints import left_out
+from sizing.estimate.memory import KV_LENGTHS, Memory
 from sizing.estimate.roofline import DECODE_EFFICIENCY, PREFILL_EFFICIENCY, roofline
-from sizing.estimate.step_grid import fit_steps, law_seconds, observe
+from sizing.estimate.shipped import COLUMNS, row_of, rows, timed_of
+from sizing.estimate.step_grid import FAR_WEIGHT, fit_steps, law_seconds, observe
+from sizing.estimate.timed import Timed
 from sizing.replica import Batching
 from sizing.steptime import StepLaw
 from sizing.workload import Lengths
@@ -26,6 +31,7 @@ from sizing.workload import Lengths
 LLAMA, QWEN = "meta-llama/Meta-Llama-3.1-8B", "Qwen/Qwen3-32B"
 LENGTHS = Lengths(2000, 256)
 BATCHING = Batching("chunked", 256, 8192)
+ROOM = 2_000_000
 
 with_kernels = pytest.mark.skipif(not kernels.available(), reason="no aiconfigurator-core on this platform")
 
@@ -52,7 +58,7 @@ class Exact:
 @pytest.mark.parametrize("weights_s", [2e-3, 5e-3, 20e-3])
 def test_fit_returns_the_law_behind_the_steps(weights_s: float) -> None:
     law = StepLaw(weights_s, 1e-3, 20e-6, 8e-6, 45e-9, 9e-10, 1e-3)
-    steps = observe(Exact(law), BATCHING, LENGTHS)
+    steps = observe(Exact(law), ROOM)
     assert np.allclose(law_seconds(law, steps), steps.seconds, rtol=1e-12)
     fit = fit_steps(steps)
     assert np.abs(fit.error).max() < 0.01
@@ -60,25 +66,43 @@ def test_fit_returns_the_law_behind_the_steps(weights_s: float) -> None:
     assert fit.law.weights_s == pytest.approx(law.weights_s, rel=0.1)
 
 
+@pytest.mark.parametrize(("unread", "decay"), [(0.95, 0.9375), (0.6, 0.96875), (0.15, 0.0)])
+def test_fit_finds_the_weights_that_small_batches_leave_unread(unread: float, decay: float) -> None:
+    """Of a mixture with 8 of 128 or 1 of 32 experts, and of a dense model with a faster kernel for one sequence."""
+    law = StepLaw(15e-3, 1e-3, 20e-6, 8e-6, 45e-9, 9e-10, 1e-3, unread=unread, unread_decay=decay)
+    steps = observe(Exact(law), ROOM)
+    fit = fit_steps(steps, unread_decay=decay)
+    assert np.abs(fit.error).max() < 0.01
+    assert fit.law.unread * fit.law.weights_s == pytest.approx(unread * law.weights_s, rel=0.02)
+    assert fit.rms_error < 0.1 * fit_steps(steps, unread_decay=0.5).rms_error
+
+
+def test_fit_claims_no_unread_weights_where_all_are_read() -> None:
+    law = StepLaw(15e-3, 1e-3, 20e-6, 8e-6, 45e-9, 9e-10, 1e-3)
+    found = fit_steps(observe(Exact(law), ROOM), unread_decay=0.9).law
+    assert found.unread * found.weights_s < 0.01 * law.weights_s
+
+
 def test_fit_scales_with_time() -> None:
     """Steps three times as long give a law three times as long: nothing in the fit knows a unit."""
     law = StepLaw(5e-3, 1e-3, 20e-6, 8e-6, 45e-9, 9e-10, 1e-3)
-    one = fit_steps(observe(Exact(law), BATCHING, LENGTHS)).law
-    three = fit_steps(observe(Exact(law.scaled(3)), BATCHING, LENGTHS)).law
+    one = fit_steps(observe(Exact(law), ROOM)).law
+    three = fit_steps(observe(Exact(law.scaled(3)), ROOM)).law
     assert three.decode_s(32, 65536) == pytest.approx(3 * one.decode_s(32, 65536), rel=1e-3)
     assert three.prefill_alone_s(2000) == pytest.approx(3 * one.prefill_alone_s(2000), rel=1e-3)
 
 
-def test_grid_stays_within_the_batch_and_the_cache() -> None:
-    batching = Batching("chunked", 48, 2048, kv_tokens=30_000)
-    steps = observe(Exact(StepLaw(5e-3, 1e-3, 2e-5, 0, 4e-8)), batching, LENGTHS)
-    assert steps.batch.max() == 48
-    assert steps.kv_tokens.max() <= 30_000
-    assert steps.prefill_tokens.max() <= 2048
+def test_grid_stays_within_the_cache() -> None:
+    steps = observe(Exact(StepLaw(5e-3, 1e-3, 2e-5, 0, 4e-8)), 30_000)
+    assert (steps.kv_tokens + steps.prefill_tokens).max() <= 30_000
+    assert steps.batch.max() <= 30_000 / 64
+    whole = observe(Exact(StepLaw(5e-3, 1e-3, 2e-5, 0, 4e-8)), ROOM)
+    assert set(whole.weight[whole.batch > 256]) == {FAR_WEIGHT}
+    assert set(whole.weight[whole.prefill]) == {1.0}
 
 
 def test_too_small_a_cache_carries_no_law() -> None:
-    steps = observe(Exact(StepLaw(5e-3, 1e-3, 2e-5, 0, 4e-8)), Batching(kv_tokens=100), LENGTHS)
+    steps = observe(Exact(StepLaw(5e-3, 1e-3, 2e-5, 0, 4e-8)), 100)
     with pytest.raises(FitError, match="steps fit into the KV cache"):
         fit_steps(steps)
 
@@ -94,19 +118,19 @@ def test_reference_values_reach_us_in_seconds() -> None:
     assert engine.decode_s(32, 2049) * 1e3 == pytest.approx(6.93, abs=0.01)
     assert engine.handle.mixed_step_latency(2048, 32, 2048, 256) == pytest.approx(36.51, abs=0.01)
     assert engine.mixed_s(2048, 32, 2048) * 1e3 == pytest.approx(36.51, rel=0.02)  # contexts 128 tokens shorter
-    assert kernels.memory(engine, 1, BATCHING).kv_tokens(2256) == pytest.approx(993_196, abs=1)
+    assert kernels.memory(engine, 1).kv_tokens(2256) == pytest.approx(993_196, abs=1)
     assert estimate(LLAMA, "h100_sxm", 1, "fp8", LENGTHS).replica.batching.kv_tokens == pytest.approx(993_196, abs=1)
 
 
 @with_kernels
 def test_memory_shares_are_those_of_each_engine() -> None:
     """TensorRT-LLM shares what is left after the weights, vLLM all memory; both then fit as many tokens as bytes."""
-    of_free = kernels.memory(kernels.open_engine(models()[LLAMA], "h100_sxm", "trtllm", 1, "bf16"), 1, BATCHING)
-    of_total = kernels.memory(kernels.open_engine(models()[LLAMA], "h100_sxm", "vllm", 1, "bf16"), 1, BATCHING)
-    assert of_free.kv_bytes == pytest.approx(0.9 * (of_free.capacity_bytes - of_free.fixed_bytes))
-    assert of_total.kv_bytes == pytest.approx(0.9 * of_total.capacity_bytes - of_total.fixed_bytes)
+    of_free = kernels.memory(kernels.open_engine(models()[LLAMA], "h100_sxm", "trtllm", 1, "bf16"), 1)
+    of_total = kernels.memory(kernels.open_engine(models()[LLAMA], "h100_sxm", "vllm", 1, "bf16"), 1)
+    assert of_free.kv_bytes() == pytest.approx(0.9 * (of_free.capacity_bytes - of_free.fixed_bytes))
+    assert of_total.kv_bytes() == pytest.approx(0.9 * of_total.capacity_bytes - of_total.fixed_bytes)
     for memory in (of_free, of_total):
-        assert memory.kv_tokens(1000) * 2 * 65536 == pytest.approx(memory.kv_bytes, rel=1e-4)
+        assert memory.kv_tokens(1000) * 2 * 65536 == pytest.approx(memory.kv_bytes(), rel=1e-4)
         assert memory.missing_bytes(1000) == 0
 
 
@@ -114,10 +138,20 @@ def test_memory_shares_are_those_of_each_engine() -> None:
 def test_windowed_layers_keep_less_of_long_sequences() -> None:
     """gpt-oss: half the layers attend to 128 tokens, so a token of a long sequence takes about half the bytes."""
     engine = kernels.open_engine(models()["openai/gpt-oss-20b"], "h100_sxm", "trtllm", 1, "mxfp4")
-    memory = kernels.memory(engine, 1, BATCHING)
-    short, long = memory.sequence_bytes(64) / 64, memory.sequence_bytes(16384) / 16384
+    memory = kernels.memory(engine, 1)
+    short, long = memory.sequence_bytes(128) / 128, memory.sequence_bytes(16384) / 16384
     assert 0.5 < long / short < 0.55
-    assert memory.tokens_in(memory.sequence_bytes(16384) * 1.0001) >= 16384
+    tokens_in = kernels._breakdown(engine, 1, 8192)["tokens_from_kv_bytes"]
+    for length in (128, 500, 3000, 16384, 200_000):  # between the lengths at which the memory was asked
+        assert tokens_in(memory.sequence_bytes(length)) == pytest.approx(length, abs=1)
+
+
+@with_kernels
+@pytest.mark.parametrize("budget", [1024, 2048, 16384])
+def test_activations_follow_the_token_budget(budget: int) -> None:
+    engine = kernels.open_engine(models()[LLAMA], "h100_sxm", "trtllm", 1, "fp8")
+    free = (kernels.memory(engine, 1).capacity_bytes - kernels._breakdown(engine, 1, budget)["non_kv_bytes"]) * 0.9
+    assert kernels.memory(engine, 1).kv_bytes(budget) == pytest.approx(free, rel=1e-3)
 
 
 @with_kernels
@@ -143,12 +177,15 @@ def test_candidate_says_what_it_rests_on() -> None:
     assert (dense.model, dense.gpu, dense.tp, dense.precision) == (QWEN, "h200_sxm", 2, "bf16")
     assert dense.basis == "estimated"
     assert "aiconfigurator-core 0.12.0, trtllm 1.3.0rc20" in dense.source
-    assert KERNEL_SIGMA["dense"] < dense.relative_sigma < 0.2
+    assert KERNEL_SIGMA["dense"] < dense.relative_sigma < 0.25
     assert dense.warnings == ()
     assert (dense.replica.batching.max_batch_size, dense.replica.batching.token_budget) == (128, 4096)
     mixture = estimate("openai/gpt-oss-120b", "h200_sxm", 1, "mxfp4", LENGTHS)
-    assert mixture.relative_sigma > KERNEL_SIGMA["moe"]
-    assert "fewer than 16 sequences" in mixture.warnings[0]
+    assert KERNEL_SIGMA["moe"] < mixture.relative_sigma < KERNEL_SIGMA["moe_blackwell"]
+    assert mixture.warnings == ()
+    doubtful = estimate("openai/gpt-oss-120b", "b200_sxm", 1, "mxfp4", LENGTHS)
+    assert doubtful.relative_sigma > KERNEL_SIGMA["moe_blackwell"]
+    assert "Blackwell" in doubtful.warnings[0]
 
 
 @with_kernels
@@ -238,7 +275,9 @@ def test_a_local_folder_is_a_model(tmp_path: Path) -> None:
     source = importlib.resources.files("aiconfigurator_core") / "model_configs" / "Qwen--Qwen3-8B_config.json"
     (tmp_path / "config.json").write_text(source.read_text())
     own = estimate(str(tmp_path), "h200_sxm", 1, "bf16", LENGTHS)
-    assert own.replica == estimate("Qwen/Qwen3-8B", "h200_sxm", 1, "bf16", LENGTHS).replica
+    known = estimate("Qwen/Qwen3-8B", "h200_sxm", 1, "bf16", LENGTHS)
+    assert own.replica.law.seconds == pytest.approx(known.replica.law.seconds, rel=1e-5)  # shipped with six digits
+    assert own.replica.batching == known.replica.batching
     (tmp_path / "config.json").write_text(json.dumps({"architectures": ["Unheard"]}))
     kernels_cached = tmp_path / "other"
     kernels_cached.mkdir()
@@ -247,12 +286,98 @@ def test_a_local_folder_is_a_model(tmp_path: Path) -> None:
         estimate(str(kernels_cached), "h200_sxm", 1, "bf16", LENGTHS)
 
 
+# Shipped laws.
+
+
+def without_the_library(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "aiconfigurator_core", None)
+    monkeypatch.setitem(sys.modules, "aiconfigurator_core.sdk", None)
+
+
+def test_shipped_laws_need_no_library(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The whole answer, with what does not fit and why, where the kernel database cannot be installed."""
+    usual = estimate(QWEN, "h200_sxm", 2, "fp8", LENGTHS)
+    without_the_library(monkeypatch)
+    assert estimate(QWEN, "h200_sxm", 2, "fp8", LENGTHS) == usual
+    with pytest.raises(DoesNotFit, match="TP2 is the smallest that fits"):
+        estimate(QWEN, "l40s", 1, "bf16", LENGTHS)
+    other = estimate(QWEN, "h200_sxm", 2, "fp8", LENGTHS, backend="vllm")
+    assert other.replica == usual.replica
+    assert "no vllm timings" in other.warnings[0]
+
+
+def test_shipped_laws_cover_the_catalogue() -> None:
+    """A law, or the reason for none, for every model, GPU, precision and TP that can be asked for."""
+    wanted = {(model.id, gpu, tp, precision) for model, gpu, precision, tp in keys(models().values())}
+    assert wanted == set(rows())
+    assert len(wanted) > 5000
+    laws = [timed_of(cells) for cells in rows().values() if not cells["why_not"]]
+    assert len(laws) > 4500
+    for timed in laws:
+        assert min(timed.law.seconds) >= 0
+        assert 0 <= timed.law.unread <= 1
+        assert timed.law.decode_s(1, 1000) > 0
+        assert timed.law.prefill_alone_s(1000) > 0
+        assert list(timed.memory.sequence_bytes_at) == sorted(timed.memory.sequence_bytes_at)
+
+
+@with_kernels
+@pytest.mark.parametrize(
+    "key",
+    [
+        (LLAMA, "h100_sxm", 1, "fp8"),
+        ("openai/gpt-oss-20b", "h200_sxm", 2, "mxfp4"),
+        (LLAMA, "b60", 2, "bf16"),
+        ("google/gemma-4-26B-A4B", "a100_sxm", 1, "bf16"),
+    ],
+)
+def test_shipped_laws_are_those_fitted_now(key) -> None:
+    """Built again, the row is the same: law, memory, error, engine, or the reason why there is none."""
+    model, gpu, tp, precision = key
+    again, stored = row(models()[model], gpu, precision, tp), rows()[key]
+    for name in COLUMNS:
+        if again[name] != stored[name]:
+            assert float(again[name]) == pytest.approx(float(stored[name]), rel=1e-3), name
+
+
+def test_another_version_of_the_library_is_asked_itself(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(shipped, "version", lambda _: "0.13.0")
+    monkeypatch.setattr(day_zero, "shipped", lambda *_: pytest.fail("a law of another version"))
+    asked: list[str] = []
+    monkeypatch.setattr(day_zero, "time_kernels", lambda model, *_: asked.append(model.id) or timed())
+    estimate(QWEN, "h200_sxm", 2, "bf16", LENGTHS)
+    assert asked == [QWEN]
+
+
+def timed() -> Timed:
+    memory = Memory("trtllm", 80e9, 40e9, 0.0, tuple(1e5 * length for length in KV_LENGTHS))
+    return Timed("trtllm", "1.0", StepLaw(5e-3, 1e-3, 2e-5, 0, 4e-8), 0.02, 0.03, memory, lambda _: None)
+
+
+def test_rows_are_read_back() -> None:
+    key = (QWEN, "h100_sxm", 4, "fp8")
+    back, one = timed_of(row_of(key, timed())), timed()
+    assert back.law == one.law
+    assert back.memory.sequence_bytes_at == one.memory.sequence_bytes_at
+    assert (back.backend, back.version, back.mean_error, back.rms_error) == ("trtllm", "1.0", 0.02, 0.03)
+
+
+@pytest.mark.parametrize(("text", "why"), [(None, "cannot be read"), ("model,gpu\na,b\n", "its columns are not")])
+def test_a_faulty_table_says_so(text: str | None, why: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    table = tmp_path / "laws.csv"
+    if text is not None:
+        table.write_text(text)
+    monkeypatch.setattr(shipped, "LAWS", table)
+    with pytest.raises(CatalogueError, match=f"{why}.*build_laws"):
+        rows.__wrapped__()
+
+
 # Roofline.
 
 
 def test_without_the_library_a_roofline_answers(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(sys.modules, "aiconfigurator_core", None)
-    monkeypatch.setitem(sys.modules, "aiconfigurator_core.sdk", None)
+    without_the_library(monkeypatch)
+    monkeypatch.setattr(day_zero, "shipped", lambda *_: None)
     candidate = estimate(QWEN, "h200_sxm", 1, "bf16", LENGTHS)
     assert candidate.relative_sigma == 0.5
     assert "roofline" in candidate.source
@@ -326,49 +451,92 @@ def test_law_follows_the_kernel_timings(name: str, gpu: str, tp: int, precision:
     assert np.abs(prefill).mean() < 0.07
 
 
-SAMPLE_MODELS = {
-    "meta-llama/Llama-3.1-8B-Instruct": LLAMA,
-    "nvidia/Llama-3.1-8B-Instruct-FP8": LLAMA,
-    "Qwen/Qwen3-32B": QWEN,
-    "meta-llama/Llama-3.1-70B": "meta-llama/Meta-Llama-3.1-70B",
+MIXTURES = [
+    ("Qwen/Qwen3-30B-A3B", 1, "bf16", 8 / 128),
+    ("openai/gpt-oss-120b", 1, "mxfp4", 4 / 128),
+    ("deepseek-ai/DeepSeek-R1", 8, "fp8_block", 8 / 256),
+]
+
+
+@with_kernels
+@pytest.mark.measured
+@pytest.mark.parametrize(("name", "tp", "precision", "chosen"), MIXTURES)
+def test_law_follows_mixtures_of_experts(name: str, tp: int, precision: str, chosen: float) -> None:
+    """Decode between the points of the fit within 6 % on average, a single sequence's within 12 %."""
+    assert left_out(name) == pytest.approx(1 - chosen)
+    replica = estimate(name, "h200_sxm", tp, precision, LENGTHS).replica
+    law, engine = replica.law, kernels.open_engine(models()[name], "h200_sxm", "trtllm", tp, precision)
+    assert law.unread_decay == pytest.approx(1 - chosen)
+    grid = [(batch, context) for batch in (1, 3, 6, 12, 24, 48, 96, 192) for context in (400, 1500, 3000, 6000)]
+    errors = np.array([law.decode_s(n, n * context) / engine.decode_s(n, context) - 1 for n, context in grid])
+    print(f"{name}: decode mean {np.abs(errors).mean():.1%}, of one sequence {np.abs(errors[:4]).mean():.1%}")
+    assert np.abs(errors).mean() < 0.06
+    assert np.abs(errors[:4]).mean() < 0.12
+
+
+SAMPLE: dict[str, dict[str, tuple[str, dict[str, str]]]] = {
+    "dense": {
+        "meta-llama/Llama-3.1-8B-Instruct": (LLAMA, {"fp8": "fp8", "": "bf16"}),
+        "nvidia/Llama-3.1-8B-Instruct-FP8": (LLAMA, {"fp8": "fp8"}),
+        "Qwen/Qwen3-32B": (QWEN, {"fp8": "fp8", "fp4": "nvfp4", "": "bf16"}),
+        "meta-llama/Llama-3.1-70B": ("meta-llama/Meta-Llama-3.1-70B", {"fp8": "fp8", "fp4": "nvfp4"}),
+    },
+    "moe": {
+        "openai/gpt-oss-120b": ("openai/gpt-oss-120b", {"fp4": "mxfp4"}),
+        "deepseek-ai/DeepSeek-R1": ("deepseek-ai/DeepSeek-R1", {"fp8": "fp8"}),
+        "deepseek-ai/DeepSeek-V3": ("deepseek-ai/DeepSeek-V3", {"fp8": "fp8"}),
+        "Qwen/Qwen3-235B-A22B-FP8": ("Qwen/Qwen3-235B-A22B-FP8", {"fp8": "fp8"}),
+        "moonshotai/Kimi-K2.5": ("moonshotai/Kimi-K2.5", {"int4": "int4"}),
+    },
 }
 
 
 @with_kernels
 @pytest.mark.measured
-def test_dense_itl_of_real_servers() -> None:
-    """Mean time per output token in a closed loop, on the sample measured by NVIDIA and InferenceX."""
-    errors: dict[str, list[float]] = defaultdict(list)
+@pytest.mark.parametrize("kind", ["dense", "moe"])
+def test_itl_of_real_servers(kind: str) -> None:
+    """Mean time per output token in a closed loop, on the sample measured by NVIDIA and InferenceX.
+
+    The 90 % band of the candidate's own error covers at least 80 % of each kind.
+    """
+    errors: dict[str, list[tuple[float, float]]] = defaultdict(list)
     table = importlib.resources.files("aiconfigurator_core") / "systems" / "silicon_sample.csv"
     with table.open() as file:
-        for row in csv.DictReader(file):
-            if row["mode"] == "agg" and row["model_path"] in SAMPLE_MODELS and row["precision"] in ("fp8", "fp4"):
-                error = _itl_error(row)
+        for cells in csv.DictReader(file):
+            name, precisions = SAMPLE[kind].get(cells["model_path"], ("", {}))
+            if cells["mode"] == "agg" and cells["precision"] in precisions:
+                error = _itl_error(cells, name, precisions[cells["precision"]])
                 if error is not None:
-                    errors[f"{row['model_path']} {row['system']} {row['backend']} {row['precision']}"].append(error)
+                    errors[f"{cells['model_path']} {cells['system']} {cells['backend']}"].append(error)
     for group, values in errors.items():
-        print(f"{group}: {len(values)} rows, mean |error| {np.abs(values).mean():.0%}, bias {np.mean(values):+.0%}")
-    everything = np.concatenate([np.array(values) for values in errors.values()])
-    print(
-        f"all: {everything.size} rows, mean {np.abs(everything).mean():.1%}, median {np.median(np.abs(everything)):.1%}"
-    )
-    assert everything.size > 300
-    assert np.abs(everything).mean() < 2 * KERNEL_SIGMA["dense"]
+        shares = np.array(values)[:, 0]
+        print(f"{group}: {len(values)} rows, mean |error| {np.abs(shares).mean():.0%}, bias {shares.mean():+.0%}")
+    share, sigma = np.concatenate([np.array(values) for values in errors.values()]).T
+    covered = (np.abs(np.log1p(share)) < 1.645 * sigma).mean()
+    print(f"{kind}: {share.size} rows, mean |error| {np.abs(share).mean():.1%}, in the 90 % band {covered:.0%}")
+    assert share.size > 500
+    assert covered > 0.8
 
 
-def _itl_error(row: dict[str, str]) -> float | None:
-    """Error of the law's closed-loop ITL: each iteration decodes all and prefills what finished requests are replaced
-    by; None where the row lies outside one replica's batch, cache or token budget."""
-    batch, isl, osl = float(row["batch_size"]), float(row["isl"]), float(row["osl"])
-    precision = {"fp8": "fp8", "fp4": "nvfp4"}[row["precision"]]
-    if float(row["pp_size"]) != 1 or float(row["attention_dp_size"] or 1) != 1 or batch > 512:
+def _itl_error(cells: dict[str, str], name: str, precision: str) -> tuple[float, float] | None:
+    """Error of the law's closed-loop ITL, and the error the candidate claims.
+
+    Each iteration decodes all and prefills what finished requests are replaced by. None where the row lies outside one
+    replica's batch, cache or token budget, or the engine has no timings.
+    """
+    batch, isl, osl = float(cells["batch_size"]), float(cells["isl"]), float(cells["osl"])
+    if float(cells["pp_size"]) != 1 or float(cells["attention_dp_size"] or 1) != 1 or batch > 512:
         return None
-    name, gpu, tp = SAMPLE_MODELS[row["model_path"]], row["system"], int(float(row["tp_size"]))
-    replica = estimate(name, gpu, tp, precision, Lengths(isl, osl), backend=row["backend"], max_batch_size=512).replica
-    if batch * (isl + osl) > replica.batching.kv_tokens or batch > osl:
+    gpu, tp, backend = cells["system"], int(float(cells["tp_size"])), cells["backend"]
+    try:
+        found = estimate(name, gpu, tp, precision, Lengths(isl, osl), backend=backend, max_batch_size=512)
+    except (DoesNotFit, EstimateUnavailable):
+        return None
+    law, room = found.replica.law, found.replica.batching.kv_tokens
+    if batch * (isl + osl) > room or batch > osl or f", {backend} " not in found.source:
         return None
     cached = batch * (isl + osl / 2)
-    decode_s = replica.law.decode_s(batch, cached)
-    with_prompt_s = replica.law.mixed_s(batch, cached, isl, isl * isl / 2)
+    decode_s = law.decode_s(batch, cached)
+    with_prompt_s = law.mixed_s(batch, cached, isl, isl * isl / 2)
     itl_s = decode_s + batch / osl * (with_prompt_s - decode_s)
-    return itl_s / (float(row["silicon_tpot_ms"]) / 1e3) - 1
+    return itl_s / (float(cells["silicon_tpot_ms"]) / 1e3) - 1, found.relative_sigma

@@ -1,0 +1,157 @@
+"""``python -m sizing whatif``: the plan before and after changes nobody has measured, and what that assumes."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import click
+from rich.markup import escape
+from rich.table import Table
+
+from sizing import answer, candidates, planner
+from sizing.candidates import Choice
+from sizing.capacity import BY_SIMULATION
+from sizing.cli import as_json, tensor_parallel, words, workload_of, workload_options, write_json
+from sizing.curves import read_points
+from sizing.errors import NoFeasiblePlan, ScenarioError
+from sizing.numbers import milliseconds, significant
+from sizing.plan import Candidate, Fleet, Question, Rejection
+from sizing.printing import console
+from sizing.whatif.comparison import Comparison, what_if
+from sizing.whatif.parse import KINDS, example, parse_change
+from sizing.whatif.pools import Pools, disaggregate
+from sizing.workload import METRICS, Limit, Sla
+
+EXAMPLE = "\b\nChanges (may be repeated, made in order):\n" + "".join(f"  {example(kind)}\n" for kind in KINDS)
+EXAMPLE += """
+\b
+Example:
+  python -m sizing whatif --change precision=fp8 --change speculative:draft_tokens=4,acceptance=0.7 \\
+      --model Qwen/Qwen3-32B --gpu h200_sxm --precision bf16 --tp 2 \\
+      --isl 2000 --osl 256 --rate 20 --ttft p95:1s --itl p95:30ms
+"""
+
+
+@click.command("whatif", epilog=EXAMPLE)
+@click.option("--change", "changes", multiple=True, help="A change, see below; may be repeated.")
+@click.option("--disaggregated", is_flag=True, help="Also: prompts and tokens in two pools of replicas.")
+@click.option("--model", required=True, help="Model name, for instance Qwen/Qwen3-32B.")
+@click.option("--gpu", default="", help="GPUs to compare, comma-separated. Without it: those in --points.")
+@click.option("--precision", default="any", show_default=True, help="Precisions, comma-separated, or any.")
+@click.option("--tp", default="any", show_default=True, help="Tensor parallel sizes, comma-separated, or any.")
+@workload_options
+@click.option("--ttft", help="Limit on time to first token, for instance p95:1s.")
+@click.option("--itl", help="Limit on inter-token latency, for instance p95:30ms.")
+@click.option("--e2e", help="Limit on end-to-end latency, for instance p99:20s.")
+@click.option("--headroom", type=float, default=0.2, show_default=True, help="Share of a replica's capacity kept free.")
+@click.option("--spare", type=int, default=1, show_default=True, help="Spare replicas beside the working ones.")
+@click.option("--points", type=click.Path(), help="Measured points (CSV); without: day-zero estimates.")
+@click.option("--basis", type=click.Choice(["measured", "any"]), default="any", show_default=True)
+@as_json
+def whatif_command(json_: bool, changes: tuple[str, ...], disaggregated: bool, **given: Any) -> None:
+    """The best fleet of a plan, and the fleet it would be if the engine, the model or the prompts were changed."""
+    if not changes and not disaggregated:
+        raise ScenarioError(f"give at least one --change ({', '.join(KINDS)}) or --disaggregated")
+    made = [parse_change(text) for text in changes]
+    question = Question(
+        model=given["model"],
+        workload=workload_of(given),
+        sla=Sla(**{metric: Limit.parse(metric, given[metric]) for metric in METRICS if given[metric]}),
+        routing=given["routing"],
+        headroom=given["headroom"],
+        spare=given["spare"],
+    )
+    found = what_if(question, _candidate(question, given), made)
+    pools = disaggregate(found.setup) if disaggregated else None
+    if json_:
+        write_json(comparison_json(found, changes) | (pools_json(pools, question) if pools else {}))
+    else:
+        print_comparison(found, changes)
+        if pools:
+            print_pools(pools)
+    if isinstance(found.after, Rejection):
+        raise NoFeasiblePlan(f"with the changes no fleet meets {question.sla}", (found.after,))
+
+
+def _candidate(question: Question, given: dict[str, Any]) -> Candidate:
+    """The one candidate of the choice, or the plan's answer where there are several."""
+    choice = Choice(words(given["gpu"]), words(given["precision"]), tensor_parallel(given["tp"]), given["basis"])
+    points = read_points(given["points"]) if given["points"] else []
+    found, left_out = candidates.find(question.model, question.workload.lengths, choice, points)
+    return found[0] if len(found) == 1 else planner.plan(question, found, left_out).answer.candidate
+
+
+def comparison_json(found: Comparison, changes: tuple[str, ...]) -> dict[str, Any]:
+    """The keys of `whatif --json`: both fleets with the keys of `plan`, the changes and the assumptions."""
+
+    def side(fleet: Fleet | Rejection, question: Question) -> dict[str, Any]:
+        return answer.fleet_json(fleet, question) if isinstance(fleet, Fleet) else answer.rejection_json(fleet)
+
+    return {
+        "changes": list(changes),
+        "before": side(found.before, found.setup.question),
+        "after": side(found.after, found.setup.question),
+        "assumptions": list(found.assumptions),
+    }
+
+
+def print_comparison(found: Comparison, changes: tuple[str, ...]) -> None:
+    """Both fleets side by side, then the assumptions."""
+    out = console()
+    out.print(f"[bold]{escape(headline(found, changes))}[/bold]", soft_wrap=True)
+    out.print(table_of(found))
+    for side in (found.before, found.after):
+        if isinstance(side, Rejection):
+            out.print(f"Left out: {escape(side.why)}", soft_wrap=True)
+    out.print("This assumes:")
+    for line in found.assumptions:
+        out.print(f"  - {escape(line)}", soft_wrap=True)
+    out.print(f"Nobody has measured this: calibrate before buying. Sized by {BY_SIMULATION.name} of the changed law.")
+
+
+def pools_json(pools: Pools | Rejection, question: Question) -> dict[str, Any]:
+    """The key of `--disaggregated`: both pools with the keys of `plan`, and their assumptions."""
+    if isinstance(pools, Rejection):
+        return {"disaggregated": answer.rejection_json(pools)}
+    fleets = {name: answer.fleet_json(getattr(pools, name), question) for name in ("prefill", "decode")}
+    rest = {"transfer_s": pools.transfer_s, "assumptions": list(pools.assumptions)}
+    return {"disaggregated": {"gpus": pools.gpus, **fleets, **rest}}
+
+
+def print_pools(pools: Pools | Rejection) -> None:
+    """The two pools in a sentence, then their assumptions."""
+    out = console()
+    if isinstance(pools, Rejection):
+        out.print(f"Disaggregated: no fleet; {escape(pools.why)}", soft_wrap=True)
+        return
+    counts = f"{pools.prefill.gpus} for prompts + {pools.decode.gpus} for tokens"
+    out.print(f"[bold]Disaggregated: {pools.gpus} GPUs, {counts}[/bold] (by formula). This assumes:", soft_wrap=True)
+    for line in pools.assumptions:
+        out.print(f"  - {escape(line)}", soft_wrap=True)
+
+
+def headline(found: Comparison, changes: tuple[str, ...]) -> str:
+    """For instance: With precision=fp8: 8 GPUs instead of 14."""
+
+    def gpus(side: Fleet | Rejection) -> str:
+        return f"{side.gpus} GPUs" if isinstance(side, Fleet) else "no fleet"
+
+    with_what = f"With {', '.join(changes)}" if changes else "With no change"
+    return f"{with_what}: {gpus(found.after)} instead of {gpus(found.before)}"
+
+
+def table_of(found: Comparison) -> Table:
+    """GPUs, capacity and the limits of the SLA, before and after."""
+    table = Table("", "before", "after")
+    sides = (found.before, found.after)
+
+    def row(name: str, cell: Any) -> None:
+        table.add_row(name, *(escape(str(cell(side))) if isinstance(side, Fleet) else "-" for side in sides))
+
+    row("configuration", lambda fleet: fleet.candidate.label)
+    row("GPUs (90 % band)", lambda fleet: f"{fleet.gpus} ({fleet.gpus_low}-{fleet.gpus_high or 'no limit'})")
+    row("requests/s per GPU", lambda fleet: significant(fleet.requests_per_s_per_gpu))
+    for limit in found.setup.question.sla.limits:
+        row(str(limit), lambda fleet, limit=limit: milliseconds(fleet.predicted.value_s(limit)))
+    row("basis", lambda fleet: fleet.basis)
+    return table

@@ -1,0 +1,10 @@
+"""Studies of thousands of questions: on every core of this machine, or on a Dask cluster, with the same results.
+
+Read `machines` first: work, items and their seeds go in, results come out in the order of the items. `scenarios` and
+`table` are the study file and its results, `replications` splits a long simulation, `command` is the command line.
+"""
+
+from sizing.study.machines import Machines, completed, run_all
+from sizing.study.replications import Replicated, replicated
+
+__all__ = ["Machines", "Replicated", "completed", "replicated", "run_all"]

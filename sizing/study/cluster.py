@@ -37,7 +37,7 @@ def on_cluster(job: Callable[[int, Any], Any], items: Mapping[int, Any], address
     with client:
         _check_workers(client, address)
         places = {client.submit(job, place, item, pure=False, retries=RETRIES): place for place, item in items.items()}
-        for future in as_completed(list(places)):  # type: ignore[no-untyped-call]
+        for future in as_completed(list(places), loop=client.loop):  # type: ignore[no-untyped-call]
             place = places.pop(future)
             yield place, future.result()
             future.release()

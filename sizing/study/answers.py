@@ -18,7 +18,7 @@ from sizing.workload import Lengths
 Cell = str | int | float | None
 COLUMNS = (
     *("gpus", "gpus_low", "gpus_high", "replicas", "chosen", "requests_per_s_per_gpu", "utilization"),
-    *("binding", "basis", "verified_by", "why"),
+    *("binding", "answer_basis", "verified_by", "why"),
 )
 
 
@@ -56,7 +56,7 @@ def _cells(plan: Plan) -> dict[str, Cell]:
         "requests_per_s_per_gpu": fleet.requests_per_s_per_gpu,
         "utilization": fleet.predicted.utilization,
         "binding": str(fleet.binding),
-        "basis": fleet.basis,
+        "answer_basis": fleet.basis,
         "verified_by": fleet.predicted.method,
         "why": "; ".join(fleet.warnings),
     }

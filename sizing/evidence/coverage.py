@@ -20,7 +20,7 @@ from sizing.candidates import from_fit
 from sizing.capacity import BY_SIMULATION, Setting, SlaMissed
 from sizing.evidence.claim import Claim, Setup
 from sizing.evidence.server import CONTRASTING, LAW, ONE_MIX, POLICIES, Design, calibrate, lengths_of, true_rate_per_s
-from sizing.evidence.table import EvidenceRow
+from sizing.evidence.table import ENOUGH, EvidenceRow
 from sizing.fitting import fit
 from sizing.replica import Replica
 from sizing.workload import Limit, Sla, Workload
@@ -32,8 +32,6 @@ TARGETS = {
     "400/600": ((400, 600), Sla(Limit("ttft", 99, 0.2), Limit("itl", 99, 0.014))),
 }
 GOAL = (0.85, 0.97)
-ENOUGH = 20
-"""Calibrations below which a share of them tells nothing."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -18,7 +18,7 @@ from sizing import planner
 from sizing.errors import NoFeasiblePlan
 from sizing.evidence.claim import Claim, Setup
 from sizing.evidence.server import whole_number
-from sizing.evidence.table import EvidenceRow, missing
+from sizing.evidence.table import ENOUGH, EvidenceRow, missing
 from sizing.plan import Candidate, Question
 from sizing.replica import Batching, Policy, Replica
 from sizing.simulator import simulate, stable_rate_per_s
@@ -161,7 +161,7 @@ def rows(cases: Sequence[Case], answers: Sequence[Answer]) -> list[EvidenceRow]:
         f"{too_small:.1%}; never met: {len(answers) - len(pairs) - verdicts}, wrong verdicts: {verdicts}"
     )
     goal = f"exact or one off (3 % of large fleets) ≥ {GOAL_RIGHT:.0%}, too small beyond that ≤ {GOAL_TOO_SMALL:.0%}"
-    holds = right >= GOAL_RIGHT and too_small <= GOAL_TOO_SMALL
+    holds = right >= GOAL_RIGHT and too_small <= GOAL_TOO_SMALL if len(pairs) >= ENOUGH else None
     ends = float(np.median(size)), float(np.quantile(size, 0.9)), float(size.max())
     return [EvidenceRow(name, data, len(pairs), metric, *ends, goal, holds, note)]
 

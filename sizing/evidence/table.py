@@ -49,6 +49,8 @@ class Goal:
 
 
 OPTIMISTIC = 0.05
+ENOUGH = 20
+"""Answers below which a goal on shares of them is neither reached nor missed."""
 
 
 def row_of_errors(
@@ -61,21 +63,11 @@ def row_of_errors(
     median, p90 = float(np.median(size)), float(np.quantile(size, 0.9))
     optimistic = float(np.mean(np.array(errors) > OPTIMISTIC))
     holds = None
-    if goal is not None:
+    if goal is not None and len(errors) >= ENOUGH:
         holds = median <= goal.median and p90 <= goal.p90 and optimistic <= goal.optimistic
     note = "; ".join(filter(None, [f"> 5 % optimistic in {optimistic:.1%}", note]))
-    return EvidenceRow(
-        name,
-        data,
-        len(errors),
-        metric,
-        median,
-        p90,
-        float(size.max()),
-        str(goal or ""),
-        bool(holds) if goal else None,
-        note,
-    )
+    worst = float(size.max())
+    return EvidenceRow(name, data, len(errors), metric, median, p90, worst, str(goal or ""), holds, note)
 
 
 def missing(name: str, data: str, metric: str, why: str, goal: Goal | str | None = None) -> EvidenceRow:
@@ -94,11 +86,12 @@ def cells(row: EvidenceRow) -> tuple[str, ...]:
 
 
 def drawn(rows: Iterable[EvidenceRow]) -> Table:
-    """For a terminal."""
-    table = Table(*HEADER, title="Evidence", title_justify="left")
+    """For a terminal: each row's note below it."""
+    table = Table("claim", "n", "median", "p90", "worst", "goal", "holds", title="Evidence", title_justify="left")
     for row in rows:
-        style = "red" if row.holds is False else None
-        table.add_row(*map(escape, cells(row)), style=style)
+        name, data, n, _, *errors, goal, holds, note = map(escape, cells(row))
+        claim = f"{name}\n[dim]against {data}; {note}[/dim]"
+        table.add_row(claim, n, *errors, goal, holds, style="red" if row.holds is False else None, end_section=True)
     return table
 
 

@@ -80,7 +80,7 @@ def rows(cases: Sequence[Case], answers: Sequence[list[float]]) -> list[Evidence
     farthest, vaguest = max(found, key=lambda one: one.z), max(found, key=lambda one: one.error)
     size = np.abs([one.gap for one in found])
     note = (
-        f"farthest: {farthest.system.name}, |z| {farthest.z:.1f}; "
+        f"farthest: {farthest.system.name}, |z| {min(farthest.z, 99):.1f}; "
         f"largest standard error {vaguest.error:.2%} ({vaguest.system.name})"
     )
     return [

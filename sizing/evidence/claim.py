@@ -12,7 +12,7 @@ from typing import Any
 from numpy.random import SeedSequence
 
 from sizing.evidence.table import EvidenceRow
-from sizing.study import Machines, run_all
+from sizing.study.machines import Machines, run_all
 
 
 @dataclass(frozen=True, slots=True)

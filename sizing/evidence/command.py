@@ -73,6 +73,6 @@ def as_page(rows: Sequence[EvidenceRow], quick: bool) -> str:
     return (
         "# Accuracy\n\n"
         f"Written by `python -m sizing validate{option} --markdown docs/accuracy.md`. Errors are relative, "
-        "(answer - truth) / truth, without their sign; *optimistic* means that the answer promises more than the truth.\n\n"
+        "(answer - truth) / truth, without their sign; *optimistic*: the answer promises more than the truth.\n\n"
         f"{markdown(rows)}"
     )

@@ -113,7 +113,7 @@ def m_m_c(servers: int, load: float) -> list[System]:
             f"M/M/{servers} at {load}, wait",
             chance / (servers * (1 - load)),
             lambda n, rng: float(waits_s(n, rng).mean()),
-            8 if load > 0.85 else 2,
+            8 if load > 0.85 else 3,
         ),
         System(
             f"M/M/{servers} at {load}, P(wait)", chance, lambda n, rng: float((waits_s(n, rng) > STEP_S / 2).mean()), 2

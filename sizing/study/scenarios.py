@@ -155,7 +155,7 @@ def _words(text: str) -> tuple[str, ...]:
 
 
 def _first(error: ValidationError) -> str:
-    """The first thing wrong, on one line."""
-    first = error.errors()[0]
+    """The first thing wrong, on one line; a misspelt name before the field that is missing because of it."""
+    first = min(error.errors(), key=lambda found: found["type"] not in ("extra_forbidden", "value_error"))
     where = ".".join(map(str, first["loc"])) or "file"
     return f"{where}: {first['msg']}" + (f" (got {first['input']!r})" if first["type"] != "missing" else "")

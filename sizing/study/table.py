@@ -67,8 +67,10 @@ def _rows(path: Path, study: Sequence[Scenario]) -> dict[int, dict[str, str]]:
         text = path.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
         raise ScenarioError(f"{path}: cannot be read as a table of results ({error})") from None
+    if _line(COLUMNS).startswith(text):
+        return {}
     reader = csv.DictReader(io.StringIO(text[: text.rfind("\n") + 1], newline=""))
-    if text and tuple(reader.fieldnames or ()) != COLUMNS:
+    if tuple(reader.fieldnames or ()) != COLUMNS:
         raise ScenarioError(f"{path}: is no table of results of this version; give --out another name")
     rows = {}
     for row in reader:

@@ -64,12 +64,13 @@ def _rows(path: Path, study: Sequence[Scenario]) -> dict[int, dict[str, str]]:
     if not path.exists():
         return {}
     try:
-        text = path.read_text(encoding="utf-8")
+        held = path.read_bytes()
+        text = held[: held.rfind(b"\n") + 1].decode()  # the last row may be cut off, even inside a letter
     except (OSError, UnicodeDecodeError) as error:
         raise ScenarioError(f"{path}: cannot be read as a table of results ({error})") from None
-    if _line(COLUMNS).startswith(text):
+    if _line(COLUMNS).encode().startswith(held):
         return {}
-    reader = csv.DictReader(io.StringIO(text[: text.rfind("\n") + 1], newline=""))
+    reader = csv.DictReader(io.StringIO(text, newline=""))
     if tuple(reader.fieldnames or ()) != COLUMNS:
         raise ScenarioError(f"{path}: is no table of results of this version; give --out another name")
     rows = {}

@@ -15,7 +15,14 @@ from sizing.study.scenarios import Scenario, read_study
 from sizing.study.table import Table
 
 EXAMPLE = """\b
-Example (the file's form: sizing/study/scenarios.py):
+Example of a FILE (keys are the options of `plan`; --cluster needs workers with this same package):
+  base: {model: Qwen/Qwen3-32B, gpu: h200_sxm, precision: fp8, isl: 2000, osl: 256, itl: p95:30ms}
+  axes:
+    rate: [5, 20, 80]
+    ttft: [p95:500ms, p95:2s]
+
+\b
+All combinations; or with `sample: 1000` that many at random, where an axis may also be {low: 200, high: 8000}.
   python -m sizing study study.yaml --out study.csv
   python -m sizing study study.yaml --out study.csv --cluster tcp://10.0.0.5:8786
 """
@@ -26,7 +33,7 @@ cluster_option = click.option("--cluster", default="", help="Address of a Dask s
 
 @click.command("study", epilog=EXAMPLE)
 @click.argument("file", type=click.Path(path_type=Path))
-@click.option("--out", type=click.Path(path_type=Path, dir_okay=False), help="Results (CSV). Default: FILE.csv.")
+@click.option("--out", type=click.Path(path_type=Path, dir_okay=False), help="Results (CSV). Default: FILE with .csv.")
 @processes_option
 @cluster_option
 @click.option("--json", "json_", is_flag=True, help="Print the summary as JSON.")

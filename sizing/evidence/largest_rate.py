@@ -75,7 +75,7 @@ class Answer(NamedTuple):
 def cases(setup: Setup) -> list[Case]:
     """24 cases of 14 SLAs for the true engine, 16 for the rough one; quick: 3 and 1 of 4."""
     smooth = list(_cases([Replica(LAW, rule) for rule in POLICIES], 400_000))
-    other = list(_cases([rough(Replica(LAW, rule)) for rule in (POLICIES[0], POLICIES[2])], 100_000))
+    other = list(_cases([rough(Replica(LAW, rule)) for rule in (POLICIES[0], POLICIES[2])], 200_000))
     if not setup.quick:
         return smooth + other
     return [

@@ -9,7 +9,7 @@ from functools import partial
 import numpy as np
 from numpy.random import SeedSequence
 from numpy.typing import NDArray
-from scipy.stats import t as student
+from scipy.special import stdtrit
 
 from sizing.errors import ScenarioError
 from sizing.prediction import Prediction, Quantiles
@@ -48,7 +48,7 @@ class Replicated:
         if runs < 2 or self.saturated:
             return math.inf
         values = self.values_s[:, METRICS.index(metric), NAMES.index(name)]
-        return float(student.ppf(0.95, runs - 1) * values.std(ddof=1) / math.sqrt(runs))
+        return float(stdtrit(runs - 1, 0.95) * values.std(ddof=1) / math.sqrt(runs))
 
 
 def replicated(

@@ -92,13 +92,13 @@ def test_a_scheduler_that_is_not_there(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_replications_agree_with_one_long_run() -> None:
     """The mean of independent runs lies within three half-widths of another run as long as all of them."""
     replica, load = Replica(LAW), Workload(Lengths(500, 100, 0.5, 0.8), 30.0)
-    merged = replicated(replica, load, runs=8, requests=80_000, machines=ALONE)
-    again = replicated(replica, load, runs=8, requests=80_000, machines=CORES)
+    merged = replicated(replica, load, runs=8, requests=32_000, machines=ALONE)
+    again = replicated(replica, load, runs=8, requests=32_000, machines=CORES)
     assert np.array_equal(merged.values_s, again.values_s)
-    long = simulate(replica, load, requests=80_000, seed=99).prediction()
+    long = simulate(replica, load, requests=32_000, seed=99).prediction()
     for metric in ("ttft", "itl", "e2e"):
         half = merged.half_width_s(metric, "p95_s")
-        assert 0 < half < 0.05 * long.of(metric).p95_s
+        assert 0 < half < 0.1 * long.of(metric).p95_s
         assert abs(merged.prediction.of(metric).p95_s - long.of(metric).p95_s) < 3 * half
 
 

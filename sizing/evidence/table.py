@@ -1,0 +1,112 @@
+"""The table of evidence: a row for each claim, what was found beside the goal; for terminals, machines and the docs."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import numpy as np
+from rich.markup import escape
+from rich.table import Table
+
+
+@dataclass(frozen=True, slots=True)
+class EvidenceRow:
+    """One claim. `median`, `p90` and `worst` are shares (0.02 is 2 %) of the absolute error over `n` answers, NaN where
+    the metric has none. `data`: what was taken for the truth. `holds`: whether `goal` was reached; None without a goal
+    or without data, and then `note` says why.
+    """
+
+    name: str
+    data: str
+    n: int
+    metric: str
+    median: float
+    p90: float
+    worst: float
+    goal: str = ""
+    holds: bool | None = None
+    note: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Goal:
+    """What errors may be, as shares; `optimistic`: the most answers that may promise over 5 % too much."""
+
+    median: float
+    p90: float = math.inf
+    optimistic: float = math.inf
+
+    def __str__(self) -> str:
+        parts = [f"median ≤ {self.median:.0%}"]
+        if self.p90 < math.inf:
+            parts.append(f"p90 ≤ {self.p90:.0%}")
+        if self.optimistic < math.inf:
+            parts.append(f"> 5 % optimistic in ≤ {self.optimistic:.0%}")
+        return ", ".join(parts)
+
+
+OPTIMISTIC = 0.05
+ENOUGH = 20
+"""Answers below which a goal on shares of them is neither reached nor missed."""
+
+
+def row_of_errors(
+    name: str, data: str, metric: str, errors: Sequence[float], goal: Goal | None = None, note: str = ""
+) -> EvidenceRow:
+    """The row of signed relative errors, above 0 where the answer promises more than the truth (needs at least one)."""
+    if not errors:
+        return missing(name, data, metric, "no answer to judge", goal)
+    size = np.abs(errors)
+    median, p90 = float(np.median(size)), float(np.quantile(size, 0.9))
+    optimistic = float(np.mean(np.array(errors) > OPTIMISTIC))
+    holds = None
+    if goal is not None and len(errors) >= ENOUGH:
+        holds = median <= goal.median and p90 <= goal.p90 and optimistic <= goal.optimistic
+    note = "; ".join(filter(None, [f"> 5 % optimistic in {optimistic:.1%}", note]))
+    worst = float(size.max())
+    return EvidenceRow(name, data, len(errors), metric, median, p90, worst, str(goal or ""), holds, note)
+
+
+def missing(name: str, data: str, metric: str, why: str, goal: Goal | str | None = None) -> EvidenceRow:
+    """The row of a claim that could not be checked."""
+    return EvidenceRow(name, data, 0, metric, math.nan, math.nan, math.nan, str(goal or ""), None, why)
+
+
+HEADER = ("claim", "against", "n", "metric", "median", "p90", "worst", "goal", "holds", "note")
+
+
+def cells(row: EvidenceRow) -> tuple[str, ...]:
+    """The row as text, in the order of HEADER."""
+    holds = {True: "yes", False: "no", None: ""}[row.holds]
+    errors = ("" if math.isnan(value) else f"{value:.1%}" for value in (row.median, row.p90, row.worst))
+    return (row.name, row.data, str(row.n), row.metric, *errors, row.goal, holds, row.note)
+
+
+def drawn(rows: Iterable[EvidenceRow]) -> Table:
+    """For a terminal: each row's note below it."""
+    table = Table("claim", "n", "median", "p90", "worst", "goal", "holds", title="Evidence", title_justify="left")
+    for row in rows:
+        name, data, n, _, *errors, goal, holds, note = map(escape, cells(row))
+        claim = f"{name}\n[dim]against {data}; {note}[/dim]"
+        table.add_row(claim, n, *errors, goal, holds, style="red" if row.holds is False else None, end_section=True)
+    return table
+
+
+def markdown(rows: Iterable[EvidenceRow]) -> str:
+    """For the documentation."""
+    lines = [HEADER, ("---",) * len(HEADER), *map(cells, rows)]
+    return "".join("| " + " | ".join(cell.replace("|", "\\|") for cell in line) + " |\n" for line in lines)
+
+
+def as_json(rows: Iterable[EvidenceRow]) -> list[dict[str, Any]]:
+    """For machines; unknown numbers are None."""
+    return [
+        {
+            name: None if isinstance(value, float) and not math.isfinite(value) else value
+            for name, value in asdict(row).items()
+        }
+        for row in rows
+    ]

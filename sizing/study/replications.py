@@ -1,0 +1,82 @@
+"""A long simulation in independent parts, run side by side and merged, with a confidence interval from their spread."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from functools import partial
+
+import numpy as np
+from numpy.random import SeedSequence
+from numpy.typing import NDArray
+from scipy.special import stdtrit
+
+from sizing.errors import ScenarioError
+from sizing.prediction import Prediction, Quantiles
+from sizing.replica import Replica
+from sizing.simulator import simulate
+from sizing.study.machines import HERE, Machines, run_all
+from sizing.workload import METRICS, Metric, Routing, Workload
+
+Floats = NDArray[np.float64]
+NAMES = ("mean_s", "p50_s", "p90_s", "p95_s", "p99_s")
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Replicated:
+    """Runs of one question with seeds of their own: `values_s` has shape (runs, metrics, 5), the five of Quantiles.
+
+    Means over the runs, and the half width of a 90 % interval around them by Student's t: the runs are independent,
+    so the interval holds whatever the correlation of requests within a run. Each run starts empty and leaves out its
+    own warm-up; a percentile of a run is biased by about one over its requests, so runs should be long (100,000).
+    """
+
+    values_s: Floats
+    requests: int
+    saturated: bool
+    utilization: float
+
+    @property
+    def prediction(self) -> Prediction:
+        """Means over the runs."""
+        ttft, itl, e2e = (Quantiles(*map(float, row)) for row in self.values_s.mean(axis=0))
+        return Prediction(ttft, itl, e2e, self.saturated, self.utilization, "simulation")
+
+    def half_width_s(self, metric: Metric, name: str) -> float:
+        """Half the 90 % interval of ``mean_s``, ``p50_s``, ``p90_s``, ``p95_s`` or ``p99_s``; infinite for one run."""
+        runs = len(self.values_s)
+        if runs < 2 or self.saturated:
+            return math.inf
+        values = self.values_s[:, METRICS.index(metric), NAMES.index(name)]
+        return float(stdtrit(runs - 1, 0.95) * values.std(ddof=1) / math.sqrt(runs))
+
+
+def replicated(
+    replica: Replica,
+    workload: Workload,
+    *,
+    runs: int = 8,
+    requests: int = 800_000,
+    replicas: int = 1,
+    routing: Routing = "random",
+    seed: int = 0,
+    machines: Machines = HERE,
+) -> Replicated:
+    """`requests` requests in `runs` independent simulations of equal length on the given machines, merged.
+
+    The same seed gives the same numbers on any machines. Raises ScenarioError for numbers out of range.
+    """
+    if runs < 1 or requests < 10 * runs:
+        raise ScenarioError(f"runs must be 1 or more, of at least 10 requests each; got {runs} of {requests} requests")
+    one = partial(_one_run, replica, workload, replicas, routing)
+    found = run_all(one, [requests // runs] * runs, seed=seed, machines=machines)
+    values_s = np.array([[[getattr(run.of(metric), name) for name in NAMES] for metric in METRICS] for run in found])
+    return Replicated(values_s, requests // runs * runs, any(run.saturated for run in found), found[0].utilization)
+
+
+def _one_run(
+    replica: Replica, workload: Workload, replicas: int, routing: Routing, requests: int, seed: SeedSequence
+) -> Prediction:
+    number = int(seed.generate_state(1)[0])
+    run = simulate(replica, workload, replicas=replicas, routing=routing, requests=requests, seed=number)
+    return run.prediction()

@@ -1,0 +1,155 @@
+"""How evidence is judged: goals, verdicts, seeds; and a small piece of each study end to end."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+import pytest
+from click.testing import CliRunner
+from hypothesis import given
+from hypothesis import strategies as st
+from numpy.random import SeedSequence
+
+from sizing.capacity import Setting
+from sizing.errors import ScenarioError
+from sizing.evidence import command, coverage, gpu_counts, largest_rate
+from sizing.evidence.claim import Claim, Setup, check
+from sizing.evidence.server import CONTRASTING, LAW, POLICIES, calibrate, true_rate_per_s
+from sizing.evidence.table import HEADER, EvidenceRow, Goal, as_json, cells, markdown, row_of_errors
+from sizing.replica import Batching, Replica
+from sizing.study.machines import Machines
+from sizing.workload import Arrivals, Lengths, Limit, Sla, Workload
+
+ALONE = Machines(processes=1)
+
+
+@given(st.lists(st.floats(-0.9, 3.0), min_size=20, max_size=60))
+def test_a_goal_holds_exactly_when_each_part_does(errors: list[float]) -> None:
+    goal = Goal(0.1, 0.5, 0.25)
+    row = row_of_errors("a", "b", "c", errors, goal)
+    size = sorted(map(abs, errors))
+    assert row.median <= row.p90 <= row.worst == size[-1]
+    assert row.holds == (row.median <= 0.1 and row.p90 <= 0.5 and sum(e > 0.05 for e in errors) / len(errors) <= 0.25)
+
+
+def test_too_few_answers_are_not_judged() -> None:
+    assert row_of_errors("a", "b", "c", [0.0] * 5, Goal(0.1)).holds is None
+    assert row_of_errors("a", "b", "c", [0.0] * 25, Goal(0.1)).holds is True
+    none = row_of_errors("a", "b", "c", [], Goal(0.1))
+    assert none.n == 0 and none.holds is None and none.note
+
+
+def test_the_table_for_people_and_for_machines() -> None:
+    row = EvidenceRow("a | b", "truth", 3, "rate", 0.012, float("nan"), 0.5, "≤ 2%", False, "note")
+    head, rule, line = markdown([row]).splitlines()
+    assert head.count("|") == rule.count("|") == line.replace("\\|", "").count("|") == len(HEADER) + 1
+    assert cells(row)[4:7] == ("1.2%", "", "50.0%")
+    assert json.loads(json.dumps(as_json([row]), allow_nan=False))[0]["p90"] is None
+
+
+def draw(case: int, seed: SeedSequence) -> float:
+    return case + np.random.default_rng(seed).random()
+
+
+def listed(cases: Sequence[int], answers: Sequence[float]) -> list[EvidenceRow]:
+    return [row_of_errors("draws", "", "", answers, note=repr(answers))]
+
+
+def test_a_claim_gives_the_same_alone_and_with_others() -> None:
+    one, other = (Claim(name, lambda setup: range(4), draw, listed) for name in ("one", "other"))
+    both = check([other, one], Setup(), ALONE)
+    assert check([one], Setup(), ALONE) == both[1:]
+    assert check([other], Setup(), ALONE) == both[:1]
+    assert both[0].note != both[1].note  # their seeds differ
+
+
+@given(needed=st.integers(1, 400), guess=st.integers(1, 500))
+def test_the_fewest_replicas_are_found_from_any_guess(needed: int, guess: int) -> None:
+    asked: list[int] = []
+
+    def meets(count: int) -> bool:
+        asked.append(count)
+        return count >= needed
+
+    assert gpu_counts.fewest(meets, guess, 500) == needed
+    assert len(asked) <= 4 + 4 * np.log2(2 + abs(needed - guess))  # long simulations: few questions
+    assert gpu_counts.fewest(lambda count: False, guess, 500) is None
+
+
+def test_the_true_rate_of_a_server_that_takes_a_second_for_each() -> None:
+    """Evenly spaced arrivals: nobody waits up to one request a second, beyond it the queue grows."""
+    server = Replica(dataclasses.replace(LAW.scaled(0.0), overhead_s=1.0), Batching("prefill_first", 1, 10**6))
+    workload = Workload(Lengths(1, 1), 1.0, Arrivals("constant", 0.0))
+    setting = Setting(workload, Sla(ttft=Limit("ttft", 95, 1.5)), "random")
+    assert true_rate_per_s(server, setting, 5_000, 0) == pytest.approx(1.0, rel=0.01)
+
+
+def test_calibrations_repeat_and_differ_by_seed() -> None:
+    server = Replica(LAW, POLICIES[1])
+    one, again, other = (calibrate(server, CONTRASTING, True, np.random.default_rng(seed)) for seed in (1, 1, 2))
+    assert one == again
+    assert [(point.isl, point.load_value) for point in one] == [(i, n) for i in (128, 4000) for n in (1, 8, 64, 256)]
+    gaps = [np.log(a.requests_per_s / b.requests_per_s) for a, b in zip(one, other, strict=True)]
+    assert all(gaps) and np.std(gaps) < 0.25
+
+
+def test_one_question_of_each_kind_end_to_end() -> None:
+    """A calibration, its fit and a largest rate: within 15 % of the engine itself, and inside its band."""
+    sla = largest_rate.SLAS[3]
+    case = largest_rate.Case(Replica(LAW, POLICIES[1]), Lengths(1000, 1000), (sla,), 40_000)
+    (found,) = largest_rate.answer(case, SeedSequence(3))
+    assert found.truth == pytest.approx(found.simulated, rel=0.15)
+    assert 0 < found.truth < found.stable
+    assert found.by_means > found.truth  # means promise more than percentiles allow
+    rows = largest_rate.rows([case], [[found]])
+    assert [row.n for row in rows] == [1, 1, 1, 0, 0]
+
+
+def test_rates_below_the_floor_count_as_verdicts_not_errors() -> None:
+    case = largest_rate.Case(Replica(LAW), Lengths(1, 1), (), 1)
+    answer = largest_rate.Answer(truth=50.0, simulated=51.0, analytic=0.0, by_means=60.0, stable=100.0)
+    never = answer._replace(truth=1.0, simulated=0.0, by_means=40.0)
+    simulated, analytic, by_means, *_ = largest_rate.rows([case], [[answer, never]])
+    assert simulated.n == 1 and simulated.worst == pytest.approx(0.02)
+    assert analytic.n == 0 and by_means.n == 1
+    assert "not met by either: 1" in simulated.note and "infeasible: 0" in simulated.note
+    assert "wrongly called feasible: 1" in by_means.note
+
+
+def test_counts_are_judged_by_replicas() -> None:
+    def row(planned: int, exact: int) -> EvidenceRow:
+        return gpu_counts.rows([], [gpu_counts.Answer(planned, exact)] * 30)[0]
+
+    assert row(10, 10).holds and row(9, 10).holds and row(11, 10).holds
+    assert not row(8, 10).holds and not row(12, 10).holds
+    assert row(97, 100).holds and not row(96, 100).holds
+
+
+def test_a_scenario_is_planned_and_checked() -> None:
+    """Scenarios are real questions: most can be met, and the planner's count is near that of a simulation."""
+    found = [gpu_counts.answer(gpu_counts.Case(n, 20_000), SeedSequence(1, spawn_key=(n,))) for n in (0, 1, 3)]
+    for one in found:
+        assert one.planned is not None and one.exact is not None
+        assert abs(one.planned - one.exact) <= 1 + 0.1 * one.exact
+
+
+def test_a_band_is_judged_by_how_often_it_holds_the_truth() -> None:
+    case = coverage.Case(CONTRASTING, True, 1)
+    inside, outside = coverage.Answer(10.0, 11.0, 9.0, 13.0), coverage.Answer(10.0, 8.0, 7.0, 9.0)
+    for share, holds in ((0.9, True), (0.8, False), (1.0, False)):
+        answers = [[one, one] for one in [inside] * round(40 * share) + [outside] * round(40 * (1 - share))]
+        assert coverage.rows([case] * 40, answers)[0].holds is holds
+
+
+def test_the_command_checks_its_names_and_writes_the_page(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(ScenarioError, match="largest_rate, gpu_counts"):
+        CliRunner().invoke(command.validate_command, ["--only", "magic"], catch_exceptions=False)
+    monkeypatch.setattr(command, "CLAIMS", (Claim("draws", lambda setup: range(3), draw, listed),))
+    page = tmp_path / "accuracy.md"
+    done = CliRunner().invoke(command.validate_command, ["--processes", "1", "--json", "--markdown", str(page)])
+    assert json.loads(done.stdout)["rows"][0]["n"] == 3
+    assert "| draws |" in page.read_text()

@@ -1,0 +1,207 @@
+"""Studies: the same results wherever they run, nothing lost when a worker dies or the study is interrupted."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from click.testing import CliRunner
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from numpy.random import SeedSequence
+
+from sizing.curves import write_points
+from sizing.errors import ScenarioError
+from sizing.evidence.server import LAW, Design, calibrate
+from sizing.replica import Replica
+from sizing.simulator import simulate
+from sizing.study import answers as answers_of
+from sizing.study.command import study_command
+from sizing.study.machines import Machines, run_all
+from sizing.study.replications import replicated
+from sizing.study.scenarios import read_study
+from sizing.study.table import COLUMNS, Table
+from sizing.workload import Lengths, Workload
+from tests.sizing import study_work
+
+ALONE, CORES = Machines(processes=1), Machines(processes=2)
+STUDY = """
+base: {model: synthetic, points: points.csv, isl: 500, osl: 100, itl: "p95:20ms"}
+axes:
+  rate: [5, 200]
+  ttft: ["p95:300ms", "p95:1ms"]
+"""
+
+
+@pytest.fixture(scope="module")
+def cluster() -> Iterator[Machines]:
+    """Two workers, each a process of its own."""
+    from distributed import LocalCluster
+
+    workers = LocalCluster(  # type: ignore[no-untyped-call]
+        n_workers=2, threads_per_worker=1, processes=True, dashboard_address=None, silence_logs=50
+    )
+    with workers:
+        yield Machines(cluster=workers.scheduler_address)
+
+
+def test_results_are_the_same_bit_for_bit_wherever_they_run(cluster: Machines) -> None:
+    steps = [100 + place for place in range(12)]
+    here = run_all(study_work.walk, steps, seed=3, machines=ALONE)
+    assert here == run_all(study_work.walk, steps, seed=3, machines=CORES)
+    assert here == run_all(study_work.walk, steps, seed=3, machines=cluster)
+    assert here != run_all(study_work.walk, steps, seed=4, machines=ALONE)
+    assert len({found[-1] for found in here}) == len(steps)  # every item has a seed of its own
+
+
+def test_seeds_are_those_of_spawn() -> None:
+    drawn = run_all(lambda _, seed: seed.generate_state(4).tolist(), range(3), seed=7, machines=ALONE)
+    assert drawn == [child.generate_state(4).tolist() for child in SeedSequence(7).spawn(3)]
+
+
+def test_a_killed_worker_loses_nothing(cluster: Machines, tmp_path: Path) -> None:
+    for name, machines in (("cores", CORES), ("cluster", cluster)):
+        items = [(number, str(tmp_path / name)) for number in range(20)]
+        found = run_all(study_work.dies_once, items, seed=1, machines=machines)
+        assert Path(items[0][1]).exists()
+        expected = [(n, np.random.default_rng(child).random()) for n, child in enumerate(SeedSequence(1).spawn(20))]
+        assert found == expected
+
+
+def test_an_error_of_the_work_is_raised() -> None:
+    for machines in (ALONE, CORES):
+        with pytest.raises(ScenarioError, match="no such thing"):
+            run_all(study_work.fails, [1, 2, 3], machines=machines)
+
+
+@pytest.mark.parametrize("cluster", ["localhost", "tcp://localhost", "http://localhost:80"])
+def test_an_address_that_is_none(cluster: str) -> None:
+    with pytest.raises(ScenarioError, match="tcp://HOST:PORT"):
+        Machines(cluster=cluster)
+
+
+def test_a_scheduler_that_is_not_there(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("sizing.study.cluster.WAIT_S", 0.3)
+    with pytest.raises(ScenarioError, match="no Dask scheduler answers"):
+        run_all(study_work.walk, [1], machines=Machines(cluster="tcp://127.0.0.1:9"))
+
+
+def test_replications_agree_with_one_long_run() -> None:
+    """The mean of independent runs lies within three half-widths of another run as long as all of them."""
+    replica, load = Replica(LAW), Workload(Lengths(500, 100, 0.5, 0.8), 30.0)
+    merged = replicated(replica, load, runs=8, requests=32_000, machines=ALONE)
+    again = replicated(replica, load, runs=8, requests=32_000, machines=CORES)
+    assert np.array_equal(merged.values_s, again.values_s)
+    long = simulate(replica, load, requests=32_000, seed=99).prediction()
+    for metric in ("ttft", "itl", "e2e"):
+        half = merged.half_width_s(metric, "p95_s")
+        assert 0 < half < 0.1 * long.of(metric).p95_s
+        assert abs(merged.prediction.of(metric).p95_s - long.of(metric).p95_s) < 3 * half
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A study, and the points it names."""
+    found = tmp_path_factory.mktemp("study")
+    points = calibrate(Replica(LAW), Design(((500, 100),), (1, 64)), False, np.random.default_rng(0))
+    with (found / "points.csv").open("w", newline="") as file:
+        write_points(points, file)
+    (found / "study.yaml").write_text(STUDY)
+    return found
+
+
+def study(folder: Path, *options: str) -> str:
+    done = CliRunner().invoke(study_command, [str(folder / "study.yaml"), "--processes", "1", *options])
+    if done.exception and not isinstance(done.exception, SystemExit):
+        raise done.exception
+    return done.output
+
+
+def test_an_interrupted_study_goes_on(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    study(folder)
+    whole = (folder / "study.csv").read_text()
+    lines = whole.splitlines(keepends=True)
+    assert len(lines) == 5
+    rows = [dict(zip(COLUMNS, line.split(","), strict=False)) for line in lines[1:]]
+    assert [row["gpus"] != "" for row in rows] == [True, False, True, False]  # no engine answers in 1 ms
+    assert int(rows[2]["gpus"]) > int(rows[0]["gpus"])
+    (folder / "study.csv").write_text("".join(lines[:2]) + lines[2][: len(lines[2]) // 2])
+    assert '"done_before": 1' in study(folder, "--json")
+    assert (folder / "study.csv").read_text() == whole
+    monkeypatch.setattr("sizing.study.answers.planner", None)  # nothing is left to plan
+    study(folder)
+    assert (folder / "study.csv").read_text() == whole
+
+
+def test_results_of_another_study_are_left_alone(folder: Path, tmp_path: Path) -> None:
+    (tmp_path / "points.csv").write_text((folder / "points.csv").read_text())
+    (tmp_path / "study.yaml").write_text(STUDY)
+    with Table(tmp_path / "study.csv", read_study(tmp_path / "study.yaml")) as table:
+        table.add(0, dict.fromkeys(answers_of.COLUMNS, 1))
+    before = (tmp_path / "study.csv").read_text()
+    (tmp_path / "study.yaml").write_text(STUDY.replace("isl: 500", "isl: 600"))
+    with pytest.raises(ScenarioError, match="another study"):
+        study(tmp_path)
+    assert (tmp_path / "study.csv").read_text() == before
+
+
+def test_every_column_has_one_meaning() -> None:
+    assert len(set(COLUMNS)) == len(COLUMNS)
+
+
+CELLS = st.one_of(st.none(), st.integers(), st.floats(allow_nan=False), st.text(max_size=8))
+
+
+@settings(max_examples=30, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(places=st.permutations(range(4)), cut=st.floats(0, 1), cells=st.lists(CELLS, min_size=4, max_size=4))
+def test_a_table_cut_anywhere_ends_as_it_would_have(folder: Path, places: list[int], cut: float, cells: Any) -> None:
+    """Whatever the order of answers, what they hold, and where the file broke off."""
+    scenarios = read_study(folder / "study.yaml")
+    whole, broken = folder / "whole.csv", folder / "broken.csv"
+    for path in (whole, broken):
+        path.unlink(missing_ok=True)
+
+    def answer(path: Path, chosen: Iterable[int]) -> bytes:
+        with Table(path, scenarios) as table:
+            for place in chosen:
+                if place not in table.done:
+                    table.add(place, dict.fromkeys(answers_of.COLUMNS, cells[place]))
+        return path.read_bytes()
+
+    broken.write_bytes((text := answer(broken, places[:3]))[: round(cut * len(text))])
+    assert answer(broken, places) == answer(whole, range(4))
+
+
+@pytest.mark.parametrize(
+    ("text", "why"),
+    [
+        ("base: {", "cannot be read as YAML"),
+        ("base: {model: synthetic}\naxes: {}", "axes"),
+        ("base: {}\naxes: {rate: [1]}", "scenario 1: model"),
+        (STUDY.replace("[5, 200]", "{low: 1, high: 9}"), "is a range"),
+        (STUDY.replace("[5, 200]", "{low: 10, high: 9}"), "below low"),
+        (STUDY.replace("[5, 200]", "[5, -200]"), "scenario 3: rate"),
+        (STUDY.replace("isl:", "islands:"), "islands"),
+        (STUDY.replace("p95:1ms", "1ms"), "percentile:time"),
+        (STUDY.replace("rate: [5, 200]", "rate: []"), "0 scenarios"),
+    ],
+)
+def test_a_study_file_that_is_wrong(tmp_path: Path, text: str, why: str) -> None:
+    (tmp_path / "study.yaml").write_text(text)
+    with pytest.raises(ScenarioError, match=why) as found:
+        read_study(tmp_path / "study.yaml")
+    assert "\n" not in str(found.value)
+
+
+def test_a_sample_is_drawn_from_its_ranges_and_repeats(tmp_path: Path) -> None:
+    text = STUDY.replace("[5, 200]", "{low: 1, high: 100}") + "sample: 200\nseed: 4\n"
+    (tmp_path / "study.yaml").write_text(text)
+    drawn = read_study(tmp_path / "study.yaml")
+    rates = np.array([scenario.rate for scenario in drawn])
+    assert drawn == read_study(tmp_path / "study.yaml")
+    assert rates.min() >= 1 and rates.max() <= 100
+    assert 0.4 < np.mean(rates < 10) < 0.6  # log-uniform: half below the geometric mean
+    assert {scenario.ttft for scenario in drawn} == {"p95:300ms", "p95:1ms"}

@@ -14,11 +14,11 @@ from sizing.candidates import from_fit
 from sizing.capacity import BY_FORMULA, Setting, load_response
 from sizing.curves import Point
 from sizing.fitting import Fit, fit
-from sizing.fitting.least_squares import POOR
+from sizing.fitting.levels import concurrency
+from sizing.fitting.search import POOR
 from sizing.plan import Fleet, Question, Rejection
 from sizing.planner import setting_of, size
 from sizing.replica import Replica
-from sizing.simulator.replay import concurrency
 
 Floats = NDArray[np.float64]
 

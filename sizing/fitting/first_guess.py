@@ -8,6 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from sizing.curves import Point
+from sizing.fitting.levels import in_flight
 from sizing.steptime import StepLaw
 
 DATA_SIGMAS = StepLaw(0.7, 1.0, 1.0, 1.5, 1.5, 1.5, 1.5, 1.5)
@@ -34,11 +35,11 @@ def law_of_points(points: Sequence[Point]) -> StepLaw:
     One decode step at the lowest load is weights and overhead. The rise of ITL with load is shared by arithmetic, KV
     reads and the cost per sequence; the TTFT at the lowest load by the arithmetic of the prompt and the rest.
     """
-    calm = min(points, key=lambda point: point.load_value)
-    busy = max(points, key=lambda point: point.load_value)
-    long = max(points, key=lambda point: (point.isl, -point.load_value))
+    calm = min(points, key=in_flight)
+    busy = max(points, key=in_flight)
+    long = max(points, key=lambda point: (point.isl, -in_flight(point)))
     step_s = itl_s(calm)
-    rise_s = max((itl_s(busy) - step_s) / max(busy.load_value - calm.load_value, 1), 1e-3 * step_s)
+    rise_s = max((itl_s(busy) - step_s) / max(in_flight(busy) - in_flight(calm), 1), 1e-3 * step_s)
     first_s = calm.ttft_mean_s or step_s
     prompt_s = long.ttft_mean_s or first_s
     token_s = min(prompt_s / long.isl, *(1 / (point.requests_per_s * (point.isl + point.osl)) for point in points))
@@ -56,5 +57,5 @@ def law_of_points(points: Sequence[Point]) -> StepLaw:
 
 
 def itl_s(point: Point) -> float:
-    """Mean ITL of a closed-loop point; where it was not measured, from Little's law, all of E2E taken for decoding."""
-    return point.itl_mean_s or point.load_value / point.requests_per_s / point.osl
+    """Mean ITL of a point; where it was not measured, from Little's law, all of E2E taken for decoding."""
+    return point.itl_mean_s or in_flight(point) / point.requests_per_s / point.osl

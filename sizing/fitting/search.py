@@ -1,0 +1,160 @@
+"""The search for what explains the levels best: batching rule, law, and whatever else the misfit asks for."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import numpy as np
+
+from sizing.fitting.first_guess import guess
+from sizing.fitting.levels import SKETCH, concurrency
+from sizing.fitting.observed import Observed
+from sizing.fitting.parameters import Parameters, law_parameters
+from sizing.fitting.trial import Trial
+from sizing.replica import Batching
+from sizing.steptime import StepLaw
+
+POOR = 2.0
+"""chi2 per point above which the law or the batching policy is called wrong."""
+GAIN = 6.0
+"""A further parameter must lower the cost (half the sum of squares) by this much: a chance of 1 in 2,000 if idle."""
+OUTLIER = 4.0
+"""Robust standard deviations of the misfits, or standard errors where these are larger, beyond which a point is
+distrusted."""
+APART = 2.5
+"""How much worse a distrusted point's misfit is than the worst of the points that are trusted."""
+MOST_DISTRUSTED = 0.2
+"""Share of the points; where more stand out the law is wrong, not they."""
+
+
+@dataclass(frozen=True, slots=True)
+class Known:
+    """What is known before the fit: batching rules that are possible, a law to lean on, whether the KV cache is known."""
+
+    batchings: tuple[Batching, ...]
+    prior: StepLaw | None
+    kv_known: bool
+
+
+def best_trial(observed: Observed, known: Known) -> Trial:
+    """The explanation that fits best: all rules in a sketch, then those near the best in full, then extensions."""
+    best = best_rule(observed, known)
+    best = perhaps_together(best, known)
+    if not known.kv_known:
+        best = perhaps(best, kv_candidate(best))
+    best = perhaps(best, unread_candidate(best))
+    return settle(best)
+
+
+def best_rule(observed: Observed, known: Known, together: bool = False) -> Trial:
+    """The batching rule with the least cost.
+
+    The rough search takes large misfits at their face; softened from the start, a point far off would have no pull.
+    """
+    centre, sigma = guess(observed.points, known.prior)
+    sketches: list[Trial] = []
+    for batching in known.batchings:
+        parameters = law_parameters(centre, sigma, batching, known.prior)
+        start = min(sketches, key=lambda trial: trial.cost).numbers if sketches else None
+        trial = Trial(observed, parameters, start, together=together, effort=SKETCH)
+        trial.search(evaluations=4 if sketches else 8, stride=0.1)
+        if all(abs(trial.cost - other.cost) > 1e-9 * trial.cost for other in sketches):  # else the same engine
+            sketches.append(trial)
+    least = min(trial.cost for trial in sketches)
+    near = [trial for trial in sketches if trial.cost <= 1.5 * least + 3]
+    return min((finished(trial) for trial in near), key=lambda trial: trial.cost)
+
+
+def finished(sketch: Trial) -> Trial:
+    """The sketch carried on with all requests and softened misfits."""
+    attention = from_less_attention(sketch)
+    trial = Trial(sketch.observed, sketch.parameters, attention.numbers, together=sketch.together, robust=True)
+    return trial.search(evaluations=6, stride=0.03)
+
+
+def from_less_attention(sketch: Trial) -> Trial:
+    """A second sketch from a quarter of the attention, if it ends better.
+
+    A prompt's time splits into arithmetic, attention and fixed parts in ways that look alike from a rough start.
+    """
+    start = sketch.numbers + math.log(0.25) * (np.array(sketch.parameters.names) == "attention_s")
+    second = Trial(sketch.observed, sketch.parameters, start, together=sketch.together, effort=SKETCH)
+    second.search(evaluations=4, stride=0.1)
+    return min(sketch, second, key=lambda trial: trial.cost)
+
+
+def perhaps_together(best: Trial, known: Known) -> Trial:
+    """Where no rule fits and lengths are equal: perhaps the users had all started at once."""
+    closed = [point for point in best.observed.points if point.load_kind == "concurrency"]
+    if not closed or best.chi2_per_point <= POOR or any(not point.lengths.fixed for point in closed):
+        return best
+    together = best_rule(best.observed, known, together=True)
+    return together if together.cost < best.cost / 2 else best
+
+
+def perhaps(best: Trial, wider: Parameters | None) -> Trial:
+    """The explanation with one number more, if it fits far better; `wider` None: the data do not ask for it."""
+    if wider is None:
+        return best
+    start = np.append(best.numbers, wider.centre[-1])
+    trial = Trial(best.observed, wider, start, together=best.together, robust=True)
+    trial.search(evaluations=8, stride=0.1).search(evaluations=6, stride=0.03)
+    return trial if trial.cost < best.cost - GAIN else best
+
+
+def unread_candidate(best: Trial) -> Parameters | None:
+    """A share of the weights that one sequence does not read, where points of one or two users are faster than the
+    law: an engine with a kernel of its own for single sequences, or a mixture of experts."""
+    points, misfits = best.observed.points, best.misfits(best.numbers)
+    few = [row for row, point in enumerate(points) if concurrency(point) == 1 and point.load_kind == "concurrency"]
+    if not few or best.chi2_per_point <= POOR or len(few) == len(points):
+        return None
+    slow_alone = np.nanmean(misfits[few][:, 2]) if np.isfinite(misfits[few][:, 2]).any() else 0.0
+    others = misfits[[row for row in range(len(points)) if row not in few]][:, 2]
+    fast_beside = np.nanmin(others) if np.isfinite(others).any() else 0.0
+    if slow_alone < 1 and fast_beside > -3:
+        return None
+    return best.parameters.plus("unread", -1.0, 1.5)
+
+
+def kv_candidate(best: Trial) -> Parameters | None:
+    """A KV cache that limits the batch, where fewer sequences decoded at once than there were users and slots.
+
+    The sequences that decode, by Little's law X (OSL - 1) ITL, hold at most their prompts and answers.
+    """
+    held = []
+    for point in best.observed.points:
+        if not point.itl_mean_s or point.load_kind != "concurrency":
+            continue
+        decoding = point.requests_per_s * (point.osl - 1) * point.itl_mean_s
+        slots = min(concurrency(point), best.parameters.base.batching.max_batch_size)
+        if slots >= 4 and decoding < 0.8 * slots:
+            held.append(decoding * (point.isl + point.osl))
+    if not held or best.chi2_per_point <= POOR:
+        return None
+    largest = max(int((run.isl + run.osl).max()) for run in best.runs)
+    wider = best.parameters.plus("kv_tokens", math.log(max(max(held), 1.1 * largest)), 0.5)
+    return Parameters(wider.names, wider.centre, wider.sigma, wider.base, least_kv_tokens=largest)
+
+
+def settle(best: Trial) -> Trial:
+    """Weigh down points that stand far out, with the errors of open loops by the law found, and finish."""
+    best.grant(best.replica)
+    for row in outliers(best.misfits(best.numbers)):
+        best.doubt[row] = float(np.nanmax(np.abs(best.misfits(best.numbers)[row])))
+    if np.any(best.doubt > 1) or any(point.load_kind != "concurrency" for point in best.observed.points):
+        best.search(evaluations=6, stride=0.03)
+    return best
+
+
+def outliers(misfits: np.ndarray[tuple[int, ...], np.dtype[np.float64]]) -> list[int]:
+    """Rows whose largest misfit stands out and apart from the rest; none where too many do."""
+    worst = np.nanmax(np.abs(misfits), axis=1)
+    robust = 1.4826 * float(np.nanmedian(np.abs(misfits)))
+    order = np.argsort(worst)[::-1]
+    for count in range(int(MOST_DISTRUSTED * len(worst)), 0, -1):
+        inside = worst[order[count]]
+        if all(worst[row] > max(OUTLIER * max(1.0, robust), APART * inside) for row in order[:count]):
+            return sorted(int(row) for row in order[:count])
+    return []

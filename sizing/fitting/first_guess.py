@@ -40,8 +40,8 @@ def law_of_points(points: Sequence[Point]) -> StepLaw:
     long = max(points, key=lambda point: (point.isl, -in_flight(point)))
     step_s = itl_s(calm)
     rise_s = max((itl_s(busy) - step_s) / max(in_flight(busy) - in_flight(calm), 1), 1e-3 * step_s)
-    first_s = calm.ttft_mean_s or step_s
-    prompt_s = long.ttft_mean_s or first_s
+    first_s = ttft_s(calm)
+    prompt_s = ttft_s(long)
     token_s = min(prompt_s / long.isl, *(1 / (point.requests_per_s * (point.isl + point.osl)) for point in points))
     rest_s = max(first_s - step_s, 0.1 * first_s)
     return StepLaw(
@@ -59,3 +59,9 @@ def law_of_points(points: Sequence[Point]) -> StepLaw:
 def itl_s(point: Point) -> float:
     """Mean ITL of a point; where it was not measured, from Little's law, all of E2E taken for decoding."""
     return point.itl_mean_s or in_flight(point) / point.requests_per_s / point.osl
+
+
+def ttft_s(point: Point) -> float:
+    """Mean TTFT of a point; where it was not measured, what Little's law leaves beside the ITL, at least one step."""
+    left_s = in_flight(point) / point.requests_per_s - (point.osl - 1) * itl_s(point)
+    return point.ttft_mean_s or max(left_s, itl_s(point))

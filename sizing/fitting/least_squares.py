@@ -176,8 +176,8 @@ def _warnings(best: Trial, chi2: float, distrusted: Sequence[Distrust]) -> tuple
         )
     if "unread" in best.parameters.names:
         found.append(
-            f"a single sequence runs faster than batches explain: {best.replica.law.unread:.0%} of the weights' time is "
-            "saved there"
+            f"a single sequence runs faster than batches explain: {best.replica.law.unread:.0%} of the weights' "
+            "time is saved there"
         )
     if best.together:
         found.append(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -122,7 +123,7 @@ def _stream_runs(row: int, point: Point, rng: np.random.Generator, blocks: int =
         isl = even_lengths(point.isl, point.isl_cv, total, 1, rng)
         osl = even_lengths(point.osl, point.osl_cv, total, 1, rng)
         cuts = warmup + np.linspace(0, measured, blocks + 1).astype(int)
-        windows = tuple((int(begin), int(end), row) for begin, end in zip(cuts[:-1], cuts[1:], strict=True))
+        windows = tuple((int(begin), int(end), row) for begin, end in itertools.pairwise(cuts))
         runs.append(Run(0, isl, osl, np.cumsum(gaps_s), windows))
     return runs
 
@@ -162,6 +163,6 @@ class Trace:
 def trace_run(trace: Trace, chunks: int) -> Run:
     """The whole trace as one run, a row for each of `chunks` groups of consecutive requests."""
     cuts = np.linspace(0, len(trace.isl), chunks + 1).astype(int)
-    windows = tuple((int(a), int(b), row) for row, (a, b) in enumerate(zip(cuts[:-1], cuts[1:], strict=True)))
+    windows = tuple((int(a), int(b), row) for row, (a, b) in enumerate(itertools.pairwise(cuts)))
     arrival_s = np.asarray(trace.arrival_s, np.float64)
     return Run(0, np.asarray(trace.isl), np.asarray(trace.osl), arrival_s - arrival_s[0], windows)

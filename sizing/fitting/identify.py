@@ -28,13 +28,11 @@ MEASURES = {
 }
 
 
-def unknowns(names: Sequence[str], slopes: Floats, prior_sigma: Floats) -> tuple[Unknown, ...]:
+def unknowns(names: Sequence[str], covariance: Floats, prior_sigma: Floats) -> tuple[Unknown, ...]:
     """The coefficients whose standard error the points leave at over 70 % of that of the prior, the worst first.
 
-    `slopes`, shape (residuals, names): of all residuals, those of the prior included. The rule compares the two ends of
-    Bayesian linear regression; it depends on what was measured, not on the values found.
+    `covariance`, shape (names, names): of the numbers, after the points.
     """
-    posterior = np.sqrt(np.diag(np.linalg.inv(slopes.T @ slopes)))
-    ratios = posterior / prior_sigma
+    ratios = np.sqrt(np.diag(covariance)) / prior_sigma
     found = [Unknown(name, float(ratio), MEASURES[name]) for name, ratio in zip(names, ratios, strict=True)]
     return tuple(sorted((one for one in found if one.ratio > HARDLY), key=lambda one: -one.ratio))

@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 
 from sizing.curves import Deployment, Point
 from sizing.errors import FitError
+from sizing.fitting.covariance import covariance_of
 from sizing.fitting.fitted import Distrust, Fit, PointError, Range
 from sizing.fitting.identify import unknowns
 from sizing.fitting.levels import OPEN_LOOPS, Trace, in_flight
@@ -84,13 +85,14 @@ def _fitted(observed: Observed, known: Known) -> Fit:
     chi2 = best.chi2_per_point
     means = best.replay.means(best.replica)
     distrusted = _distrusted(best, means)
-    unknown = unknowns(best.parameters.names, slopes, best.parameters.sigma)
+    covariance = covariance_of(best, slopes)
+    unknown = unknowns(best.parameters.names, covariance / max(1.0, chi2), best.parameters.sigma)
     return Fit(
         deployment=observed.points[0].deployment,
         law=best.replica.law,
         batching=best.replica.batching,
         names=COEFFICIENTS,
-        covariance=np.asarray(np.linalg.inv(slopes.T @ slopes) * max(1.0, chi2), np.float64),
+        covariance=covariance,
         errors=_point_errors(observed, means),
         leave_one_out=best.leave_one_out(slopes),
         chi2_per_point=chi2,

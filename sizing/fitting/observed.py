@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -77,8 +78,8 @@ class Observed:
         """How far groups of a trace are off by luck: the arrivals are replayed, so a quarter of their whole scatter."""
         assert self.trace is not None
         means = Replay([trace_run(self.trace, 4 * len(self.points))], replica).means(replica)
-        logs = np.log(np.where(means > 0, means, np.nan)).reshape(len(self.points), 4, -1)
-        scatter: Floats = np.nanmean(np.nanstd(logs, axis=1, ddof=1), axis=0) / 4
+        logs = np.log(np.where(means > 0, means, 1.0)).reshape(len(self.points), 4, -1)
+        scatter: Floats = logs.std(axis=1, ddof=1).mean(axis=0) / 4
         return scatter
 
 
@@ -150,10 +151,10 @@ def trace_points(trace: Trace, deployment: Deployment, chunks: int) -> tuple[Poi
     return tuple(points)
 
 
-def _known(statistic: object, values: Floats) -> float | None:
+def _known(statistic: Callable[[Floats], Any], values: Floats) -> float | None:
     """The statistic of the values that are known; None if there are none."""
     finite = values[np.isfinite(values)]
-    return float(statistic(finite)) if len(finite) else None  # type: ignore[operator]
+    return float(statistic(finite)) if len(finite) else None
 
 
 def is_stable(point: Point) -> bool:

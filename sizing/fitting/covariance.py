@@ -1,0 +1,43 @@
+"""How sure the fitted numbers are: the curvature of the cost around the best ones, measured where it matters."""
+
+from __future__ import annotations
+
+import numpy as np
+from numpy.typing import NDArray
+
+from sizing.fitting.trial import Trial
+
+Floats = NDArray[np.float64]
+
+LOOKS = 2
+"""Times that every direction is looked at one standard error away."""
+
+
+def covariance_of(trial: Trial, slopes: Floats) -> Floats:
+    """Covariance of the numbers, shape (names, names), widened where the misfits exceed the measurement errors.
+
+    The inverse of J'J starts it. Logarithms of coefficients that hardly count have little slope, and far too wide a
+    standard error follows: made five times as large such a coefficient does count, and the points speak against it. So
+    the cost is looked at one standard error away to both sides along every eigenvector, where it should have risen by a
+    half, and the variance there corrected in proportion (a Laplace approximation by secants).
+    """
+    covariance = np.linalg.inv(slopes.T @ slopes)
+    for _ in range(LOOKS):
+        covariance = _corrected(trial, covariance)
+    widened: Floats = covariance * max(1.0, trial.chi2_per_point)
+    return widened
+
+
+def _corrected(trial: Trial, covariance: Floats) -> Floats:
+    variances, directions = np.linalg.eigh(covariance)
+    here = _cost(trial, trial.numbers)
+    for place, direction in enumerate(directions.T):
+        step = np.sqrt(variances[place]) * direction
+        rise = np.mean([_cost(trial, trial.numbers + step), _cost(trial, trial.numbers - step)]) - here
+        variances[place] *= np.clip(0.5 / max(float(rise), 1e-9), 0.1, 2.0)
+    corrected: Floats = (directions * variances) @ directions.T
+    return corrected
+
+
+def _cost(trial: Trial, numbers: Floats) -> float:
+    return float(0.5 * np.sum(trial.residuals(numbers) ** 2))

@@ -81,7 +81,7 @@ def fit_trace(
 
 def _fitted(observed: Observed, known: Known) -> Fit:
     best = best_trial(observed, known)
-    slopes = best.wide_slopes()
+    slopes = best.slopes(best.numbers)
     chi2 = best.chi2_per_point
     means = best.replay.means(best.replica)
     distrusted = _distrusted(best, means)

@@ -70,9 +70,9 @@ def finished(sketch: Trial) -> Trial:
     """The sketch carried on with all requests and softened misfits."""
     attention = from_less_attention(sketch)
     trial = Trial(sketch.observed, sketch.parameters, attention.numbers, together=sketch.together, robust=True)
-    trial.search(evaluations=6, stride=0.03)
+    trial.search(evaluations=4, stride=0.1).search(evaluations=4, stride=0.1, central=True)
     if trial.chi2_per_point > POOR:  # perhaps caught at a jump of the simulated TTFT
-        trial.search(evaluations=8, stride=0.1).search(evaluations=4, stride=0.03)
+        trial.search(evaluations=6, stride=0.03).search(evaluations=4, stride=0.1, central=True)
     return trial
 
 
@@ -102,7 +102,7 @@ def perhaps(best: Trial, wider: Parameters | None) -> Trial:
         return best
     start = np.append(best.numbers, wider.centre[-1])
     trial = Trial(best.observed, wider, start, together=best.together, robust=True)
-    trial.search(evaluations=8, stride=0.1).search(evaluations=6, stride=0.03)
+    trial.search(evaluations=8, stride=0.1).search(evaluations=4, stride=0.1, central=True)
     return trial if trial.cost < best.cost - GAIN else best
 
 
@@ -147,7 +147,7 @@ def settle(best: Trial) -> Trial:
     for row in outliers(best.misfits(best.numbers)):
         best.doubt[row] = float(np.nanmax(np.abs(best.misfits(best.numbers)[row])))
     if np.any(best.doubt > 1) or any(point.load_kind != "concurrency" for point in best.observed.points):
-        best.search(evaluations=6, stride=0.03)
+        best.search(evaluations=4, stride=0.1, central=True)
     return best
 
 

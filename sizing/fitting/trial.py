@@ -51,11 +51,11 @@ class Trial:
         """Set the errors of the measurement; those of open loops need an engine to be simulated."""
         self._errors = self.observed.errors(replica)
 
-    def search(self, evaluations: int, stride: float) -> Trial:
+    def search(self, evaluations: int, stride: float, *, central: bool = False) -> Trial:
         """Move the numbers towards the least sum of squares, in at most so many steps.
 
         Slopes are differences over `stride`: a wide one sees past the small jumps that the simulated TTFT makes when
-        an arrival falls into another iteration.
+        an arrival falls into another iteration. `central` ones, to both sides, are twice the work and twice as good.
         """
         last: list[tuple[Floats, Floats]] = []
 
@@ -65,6 +65,8 @@ class Trial:
             return found
 
         def slopes(numbers: Floats) -> Floats:
+            if central:
+                return self.slopes(numbers, stride)
             here = last[0][1] if np.array_equal(last[0][0], numbers) else self.residuals(numbers)
             moves = stride * np.eye(len(numbers))
             return np.stack([(self.residuals(numbers + move) - here) / stride for move in moves], axis=1)
@@ -92,14 +94,14 @@ class Trial:
         """Mean squared misfit of the present law."""
         return float(np.mean(self.misfits(self.numbers)[self.known] ** 2))
 
-    def wide_slopes(self) -> Floats:
-        """Slopes of the residuals, central and over so wide a stride that they show what the data can tell.
+    def slopes(self, numbers: Floats, stride: float = WIDE) -> Floats:
+        """Slopes of the residuals at `numbers`, central; over so wide a stride that they show what the data can tell.
 
         Over short ones the jumps of the simulated TTFT look like knowledge of coefficients that nothing identifies.
         """
-        moves = WIDE * np.eye(len(self.numbers))
-        sides = [(self.residuals(self.numbers + move), self.residuals(self.numbers - move)) for move in moves]
-        return np.stack([(above - below) / (2 * WIDE) for above, below in sides], axis=1)
+        moves = stride * np.eye(len(numbers))
+        sides = [(self.residuals(numbers + move), self.residuals(numbers - move)) for move in moves]
+        return np.stack([(above - below) / (2 * stride) for above, below in sides], axis=1)
 
     def leave_one_out(self, slopes: Floats) -> float:
         """Median relative error of requests/s and ITL, each point predicted without its own help.

@@ -2,13 +2,14 @@
 
 from sizing.fitting.fitted import Distrust, Fit, PointError, Range, Unknown
 from sizing.fitting.least_squares import fit, fit_trace
-from sizing.fitting.levels import Trace
+from sizing.fitting.levels import Protocol, Trace
 from sizing.fitting.regions import Shares, is_compute_bound, knee_tokens, shares
 
 __all__ = [
     "Distrust",
     "Fit",
     "PointError",
+    "Protocol",
     "Range",
     "Shares",
     "Trace",

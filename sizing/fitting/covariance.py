@@ -9,8 +9,8 @@ from sizing.fitting.trial import Trial
 
 Floats = NDArray[np.float64]
 
-LOOKS = 2
-"""Times that every direction is looked at one standard error away."""
+LEAST = 0.2
+"""The correction lowers no variance further than to this share: the cost of a simulation is not smooth."""
 
 
 def covariance_of(trial: Trial, slopes: Floats) -> Floats:
@@ -21,9 +21,7 @@ def covariance_of(trial: Trial, slopes: Floats) -> Floats:
     the cost is looked at one standard error away to both sides along every eigenvector, where it should have risen by a
     half, and the variance there corrected in proportion (a Laplace approximation by secants).
     """
-    covariance = np.linalg.inv(slopes.T @ slopes)
-    for _ in range(LOOKS):
-        covariance = _corrected(trial, covariance)
+    covariance = _corrected(trial, np.asarray(np.linalg.inv(slopes.T @ slopes), np.float64))
     widened: Floats = covariance * max(1.0, trial.chi2_per_point)
     return widened
 
@@ -34,7 +32,7 @@ def _corrected(trial: Trial, covariance: Floats) -> Floats:
     for place, direction in enumerate(directions.T):
         step = np.sqrt(variances[place]) * direction
         rise = np.mean([_cost(trial, trial.numbers + step), _cost(trial, trial.numbers - step)]) - here
-        variances[place] *= np.clip(0.5 / max(float(rise), 1e-9), 0.1, 2.0)
+        variances[place] *= np.clip(0.5 / max(float(rise), 1e-9), LEAST, 1.0)
     corrected: Floats = (directions * variances) @ directions.T
     return corrected
 

@@ -33,8 +33,8 @@ def law_of_points(points: Sequence[Point]) -> StepLaw:
     """Coefficients in the range of these points' times, whatever the engine: a CPU's steps are 10 times a GPU's.
 
     One decode step at the lowest load is weights and overhead. The rise of ITL with load is shared by arithmetic, KV
-    reads and the cost per sequence; the TTFT at the lowest load by the arithmetic of the prompt and the rest. Little is put
-    down to the time outside the iterations, which takes no capacity: what the points cannot tell then errs to safety.
+    reads and the cost per sequence; the TTFT at the lowest load by the arithmetic of the prompt and the rest. Little is
+    put down to the time outside the iterations, which takes no capacity: what the points cannot tell errs to safety.
     """
     calm = min(points, key=in_flight)
     busy = max(points, key=in_flight)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -9,8 +10,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from sizing.curves import Deployment, Point
+from sizing.fitting.levels import UNTOLD, Protocol, point_runs
 from sizing.fitting.parameters import moved
 from sizing.replica import Batching, Replica
+from sizing.simulator.replay import Replay
 from sizing.steptime import StepLaw
 from sizing.workload import Lengths
 
@@ -89,7 +92,9 @@ class Fit:
     above 2 the law or the policy is wrong. `leave_one_out`: median relative error of requests/s and ITL at points that
     the fit had not seen (one Gauss-Newton step from the full fit). `distrusted`: points that were given little weight.
     `unknown`: coefficients that the points do not tell. `lockstep`: the users had started at once with equal lengths
-    and stayed in step; request and prefill overheads are then hardly told apart.
+    and stayed in step; request and prefill overheads are then hardly told apart. `protocol`: how the points were
+    measured, as told or as found. `sigmas`: standard errors of the logarithms one by one, from the slopes alone; wider
+    than those of `covariance`, which also holds what the cost says further away and serves the bands of answers.
     """
 
     deployment: Deployment
@@ -106,6 +111,8 @@ class Fit:
     distrusted: tuple[Distrust, ...] = ()
     unknown: tuple[Unknown, ...] = ()
     lockstep: bool = False
+    protocol: Protocol = UNTOLD
+    sigmas: tuple[float, ...] = ()
 
     @property
     def replica(self) -> Replica:
@@ -115,7 +122,7 @@ class Fit:
     def interval(self, name: str) -> tuple[float, float]:
         """Ends, in seconds, of the 90 % interval of a coefficient."""
         place = self.names.index(name)
-        factor = float(np.exp(1.645 * np.sqrt(self.covariance[place, place])))
+        factor = float(np.exp(1.645 * self.sigmas[place]))
         value = float(getattr(self.law, name))
         return value / factor, value * factor
 
@@ -139,6 +146,14 @@ class Fit:
         """Standard error, as a share, of the time of a decode step at the highest calibrated concurrency."""
         pairs = [(self._busy_step_s(faster), self._busy_step_s(slower)) for faster, slower in self.variants]
         return float(np.sqrt(sum((np.log(slow_s / fast_s) / 2) ** 2 for fast_s, slow_s in pairs)))
+
+    def means(self, points: Sequence[Point]) -> Floats:
+        """What this engine gives at closed-loop, constant-rate or Poisson points (any lengths; measured or not), in the
+        protocol of the fit: shape (points, 6), columns `sizing.simulator.replay.MEASURES`.
+
+        A closed-loop point needs a rough `requests_per_s`, which sets how users are spread at the start.
+        """
+        return Replay(point_runs(points, self.protocol), self.replica).means(self.replica)
 
     def covers(self, lengths: Lengths, in_flight: float) -> bool:
         """True where the law is used inside the range it was fitted on: basis "fitted", else "extrapolated"."""

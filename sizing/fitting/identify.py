@@ -28,11 +28,12 @@ MEASURES = {
 }
 
 
-def unknowns(names: Sequence[str], covariance: Floats, prior_sigma: Floats) -> tuple[Unknown, ...]:
+def unknowns(names: Sequence[str], slopes: Floats, prior_sigma: Floats) -> tuple[Unknown, ...]:
     """The coefficients whose standard error the points leave at over 70 % of that of the prior, the worst first.
 
-    `covariance`, shape (names, names): of the numbers, after the points.
+    `slopes`, shape (residuals, names): of all residuals, those of the prior included. By the rule of linear Bayesian
+    regression: an upper end that the points set to a coefficient too small to be seen does not count as knowledge.
     """
-    ratios = np.sqrt(np.diag(covariance)) / prior_sigma
+    ratios = np.sqrt(np.diag(np.linalg.inv(slopes.T @ slopes))) / prior_sigma
     found = [Unknown(name, float(ratio), MEASURES[name]) for name, ratio in zip(names, ratios, strict=True)]
     return tuple(sorted((one for one in found if one.ratio > HARDLY), key=lambda one: -one.ratio))

@@ -18,7 +18,7 @@ from sizing.errors import FitError
 from sizing.fitting.covariance import covariance_of
 from sizing.fitting.fitted import Distrust, Fit, PointError, Range
 from sizing.fitting.identify import unknowns
-from sizing.fitting.levels import OPEN_LOOPS, Trace, in_flight
+from sizing.fitting.levels import OPEN_LOOPS, UNTOLD, Protocol, Trace, in_flight
 from sizing.fitting.observed import Observed, busiest, is_stable, trace_points
 from sizing.fitting.search import POOR, Known, best_trial
 from sizing.fitting.trial import Trial
@@ -41,19 +41,21 @@ def fit(
     kv_tokens: int | None = None,
     token_budget: int | None = None,
     open_loop: bool = False,
+    protocol: Protocol = UNTOLD,
 ) -> Fit:
     """Fit the law to the closed-loop points of one deployment (any number of lengths) and, if asked, the open-loop
     ones at a constant or Poisson rate that kept up with it.
 
     `prior`: a law from elsewhere to lean on, such as a day-zero estimate. `batching`: the engine's, when it is known;
     otherwise the policy is chosen by residual and the batch limit taken from the points, `kv_tokens` and
-    `token_budget` from the caller. A KV cache of unknown size is fitted where it seems to limit the batch.
+    `token_budget` from the caller. `protocol`: how the points were measured. A KV cache of unknown size is fitted
+    where it seems to limit the batch.
     Raises FitError without points to fit, with several deployments, or with fewer than two load levels.
     """
     chosen = _usable(points, open_loop)
     rules = _candidates(chosen, batching, kv_tokens, token_budget)
     kv_known = kv_tokens is not None or (batching is not None and batching.kv_tokens != UNLIMITED_KV_TOKENS)
-    return _fitted(Observed(chosen), Known(rules, prior, kv_known))
+    return _fitted(Observed(chosen, protocol=protocol), Known(rules, prior, kv_known))
 
 
 def fit_trace(
@@ -84,9 +86,10 @@ def _fitted(observed: Observed, known: Known) -> Fit:
     slopes = best.slopes(best.numbers)
     chi2 = best.chi2_per_point
     means = best.replay.means(best.replica)
+    together = best.observed.protocol.start == "together" and any(p.lengths.fixed for p in observed.points)
     distrusted = _distrusted(best, means)
     covariance = covariance_of(best, slopes)
-    unknown = unknowns(best.parameters.names, covariance / max(1.0, chi2), best.parameters.sigma)
+    unknown = unknowns(best.parameters.names, slopes, best.parameters.sigma)
     return Fit(
         deployment=observed.points[0].deployment,
         law=best.replica.law,
@@ -101,8 +104,17 @@ def _fitted(observed: Observed, known: Known) -> Fit:
         extra=best.parameters.names[len(COEFFICIENTS) :],
         distrusted=distrusted,
         unknown=unknown,
-        lockstep=best.together,
+        lockstep=together,
+        protocol=best.observed.protocol,
+        sigmas=tuple(_sigmas(slopes, chi2)),
     )
+
+
+def _sigmas(slopes: Floats, chi2: float) -> list[float]:
+    """Standard errors of the numbers one by one, by the slopes alone: of a coefficient too small to be seen the points
+    set an upper end, and no lower one."""
+    variances = np.diag(np.linalg.inv(slopes.T @ slopes)) * max(1.0, chi2)
+    return [float(sigma) for sigma in np.sqrt(variances)]
 
 
 def _usable(points: Sequence[Point], open_loop: bool) -> tuple[Point, ...]:
@@ -181,7 +193,7 @@ def _warnings(best: Trial, chi2: float, distrusted: Sequence[Distrust]) -> tuple
             f"a single sequence runs faster than batches explain: {best.replica.law.unread:.0%} of the weights' "
             "time is saved there"
         )
-    if best.together:
+    if best.observed.protocol.start == "together" and any(point.lengths.fixed for point in points):
         found.append(
             "the points look like users who started together and stayed in lockstep, with equal lengths: engine "
             "overheads hide there; measure with lengths that vary, or start the users one after the other"

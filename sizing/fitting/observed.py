@@ -14,7 +14,9 @@ from sizing.curves import Deployment, Point
 from sizing.fitting.levels import (
     FULL,
     OPEN_LOOPS,
+    UNTOLD,
     Effort,
+    Protocol,
     Trace,
     block_runs,
     concurrency,
@@ -27,15 +29,14 @@ from sizing.simulator.replay import MEASURES, Replay, Run
 
 Floats = NDArray[np.float64]
 
-RATE_SIGMA, TTFT_SIGMA, ITL_SIGMA = 0.02, 0.04, 0.02
-"""Relative errors granted to a measured requests/s, mean TTFT and mean ITL, beside those of the sample."""
+RATE_SIGMA, ITL_SIGMA = 0.02, 0.02
+"""Relative errors granted to a measured requests/s and mean ITL (or E2E), beside those of the sample."""
 QUEUED_TTFT_SIGMA = 0.5
 """The same for TTFT with more users than slots: it is then a small difference of large numbers."""
-TAIL_SIGMA = 0.08
-"""The same for the p95 of TTFT."""
+QUEUED = 0.3
+"""Share of E2E that a mean TTFT takes where requests mostly wait: it then tells of the queue, as E2E does."""
 SCATTER_BLOCKS = 8
 """Parts of an open loop that tell how much its means scatter by luck."""
-OPEN_SIGMAS = (RATE_SIGMA, TTFT_SIGMA, ITL_SIGMA, ITL_SIGMA, TTFT_SIGMA, TAIL_SIGMA)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -44,12 +45,13 @@ class Observed:
 
     points: tuple[Point, ...]
     trace: Trace | None = None
+    protocol: Protocol = UNTOLD
 
-    def runs(self, together: bool = False, effort: Effort = FULL) -> tuple[Run, ...]:
+    def runs(self, effort: Effort = FULL) -> tuple[Run, ...]:
         """What to simulate; row i of the result is point i."""
         if self.trace is not None:
             return (trace_run(self.trace, len(self.points)),)
-        return point_runs(self.points, together=together, effort=effort)
+        return point_runs(self.points, self.protocol, effort=effort)
 
     @property
     def measured(self) -> Floats:
@@ -64,15 +66,20 @@ class Observed:
 
     def errors(self, replica: Replica) -> Floats:
         """Relative standard errors of `measured`; the luck of open loops from simulating `replica`."""
-        errors = np.ones((len(self.points), len(MEASURES)))
+        errors, measured = np.ones((len(self.points), len(MEASURES))), self.measured
         scatter = self._trace_scatter(replica) if self.trace is not None else None
         for row, point in enumerate(self.points):
             if point.load_kind == "concurrency":
-                errors[row, :3] = granted(point, replica.batching)
+                errors[row, :3] = granted(point, replica.batching, self.protocol.ttft_sigma)
             else:
-                luck = scatter if scatter is not None else stream_scatter(point, replica)
-                errors[row] = np.hypot(OPEN_SIGMAS, luck) * _shared(self.measured[row])
+                luck = scatter if scatter is not None else stream_scatter(point, self.protocol, replica)
+                errors[row] = np.hypot(self._open_sigmas(point), luck) * _shared(measured[row])
         return errors
+
+    def _open_sigmas(self, point: Point) -> tuple[float, ...]:
+        waits = bool(point.ttft_mean_s and point.e2e_mean_s and point.ttft_mean_s > QUEUED * point.e2e_mean_s)
+        ttft = QUEUED_TTFT_SIGMA if waits else self.protocol.ttft_sigma
+        return RATE_SIGMA, ttft, ITL_SIGMA, ITL_SIGMA, ttft, 2 * ttft
 
     def _trace_scatter(self, replica: Replica) -> Floats:
         """How far groups of a trace are off by luck: the arrivals are replayed, so a quarter of their whole scatter."""
@@ -92,14 +99,14 @@ def _shared(measured: Floats) -> Floats:
     return share
 
 
-def granted(point: Point, batching: Batching) -> tuple[float, float, float]:
+def granted(point: Point, batching: Batching, ttft_sigma: float = UNTOLD.ttft_sigma) -> tuple[float, float, float]:
     """Relative errors of the three means of a closed-loop point: the instrument's, and the luck of the lengths drawn.
 
     Where the point does not tell its requests, ten per user are assumed.
     """
     users = concurrency(point)
     requests = point.requests or 10 * users
-    ttft = QUEUED_TTFT_SIGMA if users > batching.max_batch_size else TTFT_SIGMA
+    ttft = QUEUED_TTFT_SIGMA if users > batching.max_batch_size else ttft_sigma
     return (
         float(np.hypot(RATE_SIGMA, point.osl_cv / np.sqrt(requests))),
         float(np.hypot(ttft, point.isl_cv / np.sqrt(requests))),
@@ -107,15 +114,15 @@ def granted(point: Point, batching: Batching) -> tuple[float, float, float]:
     )
 
 
-def stream_scatter(point: Point, replica: Replica) -> Floats:
+def stream_scatter(point: Point, protocol: Protocol, replica: Replica) -> Floats:
     """Relative errors of the figures of an open loop by the luck of its arrivals and lengths, shape (6,).
 
     From the scatter of the point simulated in parts (batch means), for as many requests as were measured.
     """
-    blocks = max(1, SCATTER_BLOCKS // len(block_runs(point, 1)))
-    runs = block_runs(point, blocks)
+    blocks = max(1, SCATTER_BLOCKS // len(block_runs(point, protocol, 1)))
+    runs = block_runs(point, protocol, blocks)
     means = Replay(runs, replica).means(replica)
-    logs = np.log(np.where(means > 0, means, 1e-9))
+    logs = np.log(np.where(means > 0, means, 1.0))
     within = sum(end - begin for begin, end, _ in runs[0].windows)
     size = math.sqrt(blocks * (point.requests or within) / within)
     scatter: Floats = logs.std(axis=0, ddof=1) / size if len(logs) > 1 else np.zeros(len(MEASURES))
@@ -158,8 +165,12 @@ def _known(statistic: Callable[[Floats], Any], values: Floats) -> float | None:
 
 
 def is_stable(point: Point) -> bool:
-    """True for an open loop that reached the rate it was offered, within 5 %: only then it has a steady state."""
-    return point.load_kind in OPEN_LOOPS and point.requests_per_s >= 0.95 * point.load_value
+    """True for an open loop that kept up with the rate it was offered, within 5 %; requests cut off at the end of the
+    measurement are those in flight, not a backlog."""
+    if point.load_kind not in OPEN_LOOPS:
+        return False
+    cut_off_per_s = in_flight(point) / point.duration_s if point.duration_s else 0.0
+    return point.requests_per_s + cut_off_per_s >= 0.95 * point.load_value
 
 
 def busiest(points: Sequence[Point]) -> int:

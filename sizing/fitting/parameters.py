@@ -36,7 +36,7 @@ class Parameters:
     def replica(self, numbers: Floats) -> Replica:
         """The engine with these numbers."""
         seconds = [float(value) for value in np.exp(numbers[: len(COEFFICIENTS)])]
-        law = StepLaw(*seconds, self.base.law.unread, self.base.law.unread_decay)
+        law = self.base.law.with_values(**dict(zip(COEFFICIENTS, seconds, strict=True)))
         engine = replace(self.base, law=law)
         for name, number in zip(self.names[len(COEFFICIENTS) :], numbers[len(COEFFICIENTS) :], strict=True):
             engine = with_extra(engine, name, float(number), self.least_kv_tokens)
@@ -80,5 +80,6 @@ def moved(engine: Replica, names: Sequence[str], shift: Floats) -> Replica:
 def law_parameters(centre: Floats, sigma: Floats, batching: Batching, prior: StepLaw | None) -> Parameters:
     """The eight coefficients; shares of the weights that are not read stay as the prior law has them."""
     unread = (prior.unread, prior.unread_decay) if prior else (0.0, 0.0)
-    law = StepLaw(*(float(value) for value in np.exp(centre)), *unread)
+    law = StepLaw(*(float(value) for value in np.exp(centre)))
+    law = law.with_values(unread=unread[0], unread_decay=unread[1])
     return Parameters(COEFFICIENTS, centre, sigma, Replica(law, batching))

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
 from sizing.fitting.first_guess import guess
-from sizing.fitting.levels import SKETCH, concurrency
+from sizing.fitting.levels import SKETCH, concurrency, held_tokens
 from sizing.fitting.observed import Observed
 from sizing.fitting.parameters import Parameters, law_parameters
 from sizing.fitting.trial import Trial
@@ -19,6 +19,8 @@ POOR = 2.0
 """chi2 per point above which the law or the batching policy is called wrong."""
 GAIN = 6.0
 """A further parameter must lower the cost (half the sum of squares) by this much: a chance of 1 in 2,000 if idle."""
+ALIKE = 1.0
+"""Difference of costs at the same law below which two batching rules are one."""
 OUTLIER = 4.0
 """Robust standard deviations of the misfits, or standard errors where these are larger, beyond which a point is
 distrusted."""
@@ -47,7 +49,7 @@ def best_trial(observed: Observed, known: Known) -> Trial:
     return settle(best)
 
 
-def best_rule(observed: Observed, known: Known, together: bool = False) -> Trial:
+def best_rule(observed: Observed, known: Known) -> Trial:
     """The batching rule with the least cost.
 
     The rough search takes large misfits at their face; softened from the start, a point far off would have no pull.
@@ -57,23 +59,32 @@ def best_rule(observed: Observed, known: Known, together: bool = False) -> Trial
     for batching in known.batchings:
         parameters = law_parameters(centre, sigma, batching, known.prior)
         start = min(sketches, key=lambda trial: trial.cost).numbers if sketches else None
-        trial = Trial(observed, parameters, start, together=together, effort=SKETCH)
+        trial = Trial(observed, parameters, start, effort=SKETCH)
         trial.search(evaluations=4 if sketches else 8, stride=0.1)
         if all(abs(trial.cost - other.cost) > 1e-9 * trial.cost for other in sketches):  # else the same engine
             sketches.append(trial)
-    least = min(trial.cost for trial in sketches)
-    near = [trial for trial in sketches if trial.cost <= 1.5 * least + 3]
-    return min((finished(trial) for trial in near), key=lambda trial: trial.cost)
+    sketches.sort(key=lambda trial: trial.cost)
+    best = finished(from_less_attention(sketches[0]))
+    for sketch in sketches[1:]:
+        if sketch.cost <= 1.5 * sketches[0].cost + 3 and is_another_engine(sketch, best):
+            best = min(best, finished(sketch), key=lambda trial: trial.cost)
+    return best
 
 
 def finished(sketch: Trial) -> Trial:
     """The sketch carried on with all requests and softened misfits."""
-    attention = from_less_attention(sketch)
-    trial = Trial(sketch.observed, sketch.parameters, attention.numbers, together=sketch.together, robust=True)
-    trial.search(evaluations=4, stride=0.1).search(evaluations=4, stride=0.1, central=True)
+    trial = Trial(sketch.observed, sketch.parameters, sketch.numbers, robust=True)
+    trial.search(evaluations=5, stride=0.03).search(evaluations=3, stride=0.1, central=True)
     if trial.chi2_per_point > POOR:  # perhaps caught at a jump of the simulated TTFT
         trial.search(evaluations=6, stride=0.03).search(evaluations=4, stride=0.1, central=True)
     return trial
+
+
+def is_another_engine(sketch: Trial, best: Trial) -> bool:
+    """False when the rule of the sketch gives what the best rule gives: prompts that fit the token budget are chunked
+    whole. It is then a matter of name."""
+    same = Trial(sketch.observed, sketch.parameters, best.numbers, robust=True)
+    return abs(same.cost_here - best.cost) > ALIKE
 
 
 def from_less_attention(sketch: Trial) -> Trial:
@@ -82,17 +93,20 @@ def from_less_attention(sketch: Trial) -> Trial:
     A prompt's time splits into arithmetic, attention and fixed parts in ways that look alike from a rough start.
     """
     start = sketch.numbers + math.log(0.25) * (np.array(sketch.parameters.names) == "attention_s")
-    second = Trial(sketch.observed, sketch.parameters, start, together=sketch.together, effort=SKETCH)
+    second = Trial(sketch.observed, sketch.parameters, start, effort=SKETCH)
     second.search(evaluations=4, stride=0.1)
     return min(sketch, second, key=lambda trial: trial.cost)
 
 
 def perhaps_together(best: Trial, known: Known) -> Trial:
-    """Where no rule fits and lengths are equal: perhaps the users had all started at once."""
-    closed = [point for point in best.observed.points if point.load_kind == "concurrency"]
-    if not closed or best.chi2_per_point <= POOR or any(not point.lengths.fixed for point in closed):
+    """Where no rule fits, lengths are equal and nobody told the start: perhaps the users had all started at once."""
+    observed = best.observed
+    closed = [point for point in observed.points if point.load_kind == "concurrency"]
+    told = observed.protocol.start != "unknown"
+    if told or not closed or best.chi2_per_point <= POOR or any(not point.lengths.fixed for point in closed):
         return best
-    together = best_rule(best.observed, known, together=True)
+    at_once = replace(observed, protocol=replace(observed.protocol, start="together"))
+    together = best_rule(at_once, known)
     return together if together.cost < best.cost / 2 else best
 
 
@@ -101,7 +115,7 @@ def perhaps(best: Trial, wider: Parameters | None) -> Trial:
     if wider is None:
         return best
     start = np.append(best.numbers, wider.centre[-1])
-    trial = Trial(best.observed, wider, start, together=best.together, robust=True)
+    trial = Trial(best.observed, wider, start, robust=True)
     trial.search(evaluations=8, stride=0.1).search(evaluations=4, stride=0.1, central=True)
     return trial if trial.cost < best.cost - GAIN else best
 
@@ -126,7 +140,7 @@ def kv_candidate(best: Trial) -> Parameters | None:
 
     The sequences that decode, by Little's law X (OSL - 1) ITL, hold at most their prompts and answers.
     """
-    held = []
+    held: list[float] = [held_tokens(best.observed.trace)] if best.observed.trace is not None else []
     for point in best.observed.points:
         if not point.itl_mean_s or point.load_kind != "concurrency":
             continue
@@ -147,7 +161,7 @@ def settle(best: Trial) -> Trial:
     for row in outliers(best.misfits(best.numbers)):
         best.doubt[row] = float(np.nanmax(np.abs(best.misfits(best.numbers)[row])))
     if np.any(best.doubt > 1) or any(point.load_kind != "concurrency" for point in best.observed.points):
-        best.search(evaluations=4, stride=0.1, central=True)
+        best.search(evaluations=3, stride=0.1, central=True)
     return best
 
 

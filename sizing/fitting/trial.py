@@ -27,14 +27,13 @@ class Trial:
         parameters: Parameters,
         start: Floats | None = None,
         *,
-        together: bool = False,
         effort: Effort = FULL,
         robust: bool = False,
     ) -> None:
         self.observed, self.parameters = observed, parameters
-        self.together, self.robust = together, robust  # robust: soften large misfits
+        self.robust = robust  # soften large misfits
         self.numbers = parameters.centre if start is None else start
-        self.runs = observed.runs(together, effort)
+        self.runs = observed.runs(effort)
         self.replay = Replay(self.runs, parameters.base)
         self.measured = observed.measured
         self.known = np.isfinite(self.measured)
@@ -93,6 +92,11 @@ class Trial:
     def chi2_per_point(self) -> float:
         """Mean squared misfit of the present law."""
         return float(np.mean(self.misfits(self.numbers)[self.known] ** 2))
+
+    @property
+    def cost_here(self) -> float:
+        """Half the sum of squares at the present numbers."""
+        return float(0.5 * np.sum(self.residuals(self.numbers) ** 2))
 
     def slopes(self, numbers: Floats, stride: float = WIDE) -> Floats:
         """Slopes of the residuals at `numbers`, central; over so wide a stride that they show what the data can tell.

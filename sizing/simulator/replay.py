@@ -26,7 +26,8 @@ class Run(NamedTuple):
 
     `isl`, `osl`, `arrival_s`: shape (requests,). A closed loop has `users` who start at the first `users` of
     `arrival_s` and each send their next request after an answer; `users` 0 is an open loop. `windows`: rows (begin,
-    end, row) of the requests measured, in order of arrival, and the row of the result they belong to.
+    end, row) of the requests measured, in order of arrival, and the row of the result they belong to; of an open loop
+    only those complete at `until_s`, when the measurement ended.
     """
 
     users: int
@@ -34,13 +35,14 @@ class Run(NamedTuple):
     osl: Tokens
     arrival_s: Seconds
     windows: tuple[tuple[int, int, int], ...]
+    until_s: float = np.inf
 
 
-def closed_run(row: int, users: int, isl: Tokens, osl: Tokens, ramp_s: float) -> Run:
-    """Users who start one after the other over `ramp_s`; measured are the rounds without ramp and drain."""
+def closed_run(row: int, users: int, isl: Tokens, osl: Tokens, ramp_s: float, *, whole: bool = False) -> Run:
+    """Users who start one after the other over `ramp_s`; measured are the rounds without ramp and drain, or all."""
     starts_s = np.zeros(len(isl))
     starts_s[:users] = ramp_s * np.arange(users) / users
-    begin, end = measured_rounds(len(isl), users)
+    begin, end = (0, len(isl)) if whole else measured_rounds(len(isl), users)
     return Run(users, isl, osl, starts_s, ((begin, end, row),))
 
 
@@ -57,6 +59,7 @@ class Replay:
         isl, osl, arrival_s = (np.concatenate([getattr(run, name) for run in runs]) for name in _PER_REQUEST)
         self._requests = checked_requests(replica, isl, osl, arrival_s)
         self._fresh = self._requests.copy()
+        self._until_s = np.array([run.until_s for run in runs])
         windows = [(run, *window) for run, one in enumerate(runs) for window in one.windows]
         self._windows = np.array(windows, np.int64)
         self._weights = 1 / np.maximum(1, np.bincount(self._windows[:, 3], minlength=self.rows))
@@ -75,6 +78,7 @@ class Replay:
             (self._fresh, self._requests),
             self._first,
             self._users,
+            self._until_s,
             self._windows,
             self._weights,
             means,
@@ -93,6 +97,7 @@ def run_all(
     requests: tuple[Requests, Requests],
     first: Tokens,
     users: Tokens,
+    until_s: Seconds,
     windows: Tokens,
     weights: Floats,
     means: Floats,
@@ -113,45 +118,64 @@ def run_all(
         else:
             run_stream(engine, states[1], work, run)
         while place < len(windows) and windows[place, 0] == number:
-            row = windows[place, 3]
-            add_window(
-                run, windows[place, 1], windows[place, 2], users[number], engine.request_s, weights[row], means[row]
-            )
+            begin, end, row = windows[place, 1], windows[place, 2], windows[place, 3]
+            if users[number] > 0:
+                add_latencies(run, begin, end, np.inf, engine.request_s, weights[row], means[row])
+                add_closed_rate(run, begin, end, engine.request_s, weights[row], means[row])
+            else:
+                limit_s = until_s[number]
+                add_latencies(run, begin, end, limit_s, engine.request_s, weights[row], means[row])
+                add_stream(run, begin, end, limit_s, engine.request_s, weights[row], means[row])
             place += 1
 
 
 @compiled
-def add_window(run: Requests, begin: int, end: int, users: int, request_s: float, weight: float, means: Floats) -> None:
-    """Add `weight` times the measures of the requests from `begin` to before `end`."""
-    ttft_s, itl_s, e2e_s, with_gaps = 0.0, 0.0, 0.0, 0
+def add_latencies(
+    run: Requests, begin: int, end: int, until_s: float, request_s: float, weight: float, means: Floats
+) -> None:
+    """Add `weight` times mean TTFT, ITL and E2E of the requests from `begin` to before `end` that are complete."""
+    ttft_s, itl_s, e2e_s, with_gaps, count = 0.0, 0.0, 0.0, 0, 0
     for place in range(begin, end):
         request = run[place]
+        if request.done_s > until_s:
+            continue
+        count += 1
         ttft_s += request.first_token_s - request.arrival_s + request_s
         e2e_s += request.done_s - request.arrival_s + request_s
         if request.osl > 1:
             itl_s += (request.done_s - request.first_token_s) / (request.osl - 1)
             with_gaps += 1
-    means[1] += weight * ttft_s / (end - begin)
+    means[1] += weight * ttft_s / count if count > 0 else np.nan
     means[2] += weight * itl_s / with_gaps if with_gaps > 0 else np.nan
-    if users > 0:
-        means[0] += weight * (end - begin) / (run[end].arrival_s - run[begin].arrival_s)
-        means[3:] = np.nan
-        return
-    means[3] += weight * e2e_s / (end - begin)
-    add_stream(run, begin, end, request_s, weight, means)
+    means[3] += weight * e2e_s / count if count > 0 else np.nan
 
 
 @compiled
-def add_stream(run: Requests, begin: int, end: int, request_s: float, weight: float, means: Floats) -> None:
+def add_closed_rate(run: Requests, begin: int, end: int, request_s: float, weight: float, means: Floats) -> None:
+    """Requests/s of a closed loop: by the sending of the first and of the one after the last, or its last answer."""
+    end_s = run[end].arrival_s if end < len(run) else run[0].done_s + request_s
+    if end == len(run):
+        for place in range(end):
+            end_s = max(end_s, run[place].done_s + request_s)
+    means[0] += weight * (end - begin) / (end_s - run[begin].arrival_s)
+    means[3:] = np.nan
+
+
+@compiled
+def add_stream(
+    run: Requests, begin: int, end: int, until_s: float, request_s: float, weight: float, means: Floats
+) -> None:
     """What only an open loop tells: requests completed a second while the window's arrive, median and p95 of TTFT."""
     ttft_s = np.empty(end - begin)
-    done = 0
+    done, count = 0, 0
     start_s, end_s = run[begin].arrival_s, run[end - 1].arrival_s
     for place in range(end):
         if start_s < run[place].done_s <= end_s:
             done += 1
     for place in range(begin, end):
-        ttft_s[place - begin] = run[place].first_token_s - run[place].arrival_s + request_s
+        if run[place].done_s <= until_s:
+            ttft_s[count] = run[place].first_token_s - run[place].arrival_s + request_s
+            count += 1
     means[0] += weight * done / (end_s - start_s)
-    means[4] += weight * np.percentile(ttft_s, 50)
-    means[5] += weight * np.percentile(ttft_s, 95)
+    means[4] += weight * np.percentile(ttft_s[:count], 50) if count > 0 else np.nan
+    means[5] += weight * np.percentile(ttft_s[:count], 95) if count > 0 else np.nan

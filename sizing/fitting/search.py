@@ -158,8 +158,9 @@ def kv_candidate(best: Trial) -> Parameters | None:
 def settle(best: Trial) -> Trial:
     """Weigh down points that stand far out, with the errors of open loops by the law found, and finish."""
     best.grant(best.replica)
-    for row in outliers(best.misfits(best.numbers)):
-        best.doubt[row] = float(np.nanmax(np.abs(best.misfits(best.numbers)[row])))
+    misfits = best.misfits(best.numbers)
+    for row in outliers(misfits):  # the further out, the less its pull: as with Cauchy's weights
+        best.doubt[row] = float(np.nanmax(np.abs(misfits[row]))) ** 2
     if np.any(best.doubt > 1) or any(point.load_kind != "concurrency" for point in best.observed.points):
         best.search(evaluations=3, stride=0.1, central=True)
     return best

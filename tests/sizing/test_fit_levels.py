@@ -11,10 +11,12 @@ import pytest
 
 from sizing.curves import Deployment, Point
 from sizing.errors import FitError
-from sizing.fitting import Fit, Trace, fit, fit_trace
+from sizing.fitting import Fit, Protocol, Trace, fit, fit_trace
+from sizing.fitting.levels import point_runs
 from sizing.fitting.search import outliers
 from sizing.replica import Batching, Replica
-from sizing.simulator import simulate, simulate_trace
+from sizing.simulator import closed_loop, simulate, simulate_trace
+from sizing.simulator.replay import Replay
 from sizing.workload import Arrivals, Lengths, Workload
 from tests.sizing.test_fitting import GPU, LONG, SHORT, measure, times_s
 
@@ -139,7 +141,9 @@ def test_a_bad_point_is_named_and_does_little_harm(place: int) -> None:
     assert found.distrusted[0].off < -0.2 or found.distrusted[0].off > 0.3
     assert any("disagrees with the others" in warning for warning in found.warnings)
     without = fit([*points[:place], *points[place + 1 :]])
-    assert np.abs(times_s(found.law) / times_s(without.law) - 1)[:8].max() < 0.04
+    apart = np.abs(times_s(found.law) / times_s(without.law) - 1)[:8]
+    assert np.median(apart) < 0.03
+    assert apart.max() < 0.08
     assert not fit(points).distrusted
 
 
@@ -208,3 +212,54 @@ def test_a_kernel_for_single_sequences_is_found() -> None:
     assert found.law.decode_s(2, 400) == pytest.approx(fast_alone.decode_s(2, 400), rel=0.03)
     assert any("single sequence" in warning for warning in found.warnings)
     assert fit(measure(Replica(GPU), VARIED, (1, 2, 4, 16, 64))).extra == ()
+
+
+def test_means_that_hold_the_start_are_replayed_as_such() -> None:
+    """All users at once and every request counted: the first burst makes TTFT long, and the fit expects it."""
+    points = []
+    for point in measure(Replica(GPU), VARIED, lockstep=True):
+        users = round(point.load_value)
+        isl, osl = point.lengths.sample(10 * users, np.random.default_rng(users))
+        run = closed_loop(Replica(GPU), users, isl, osl)
+        points.append(
+            dataclasses.replace(
+                point,
+                requests=10 * users,
+                requests_per_s=len(run) / (run["done_s"].max() + GPU.request_s - run["arrival_s"][0]),
+                ttft_mean_s=(run["first_token_s"] - run["arrival_s"]).mean() + GPU.request_s,
+                itl_mean_s=((run["done_s"] - run["first_token_s"]) / np.maximum(run["osl"] - 1, 1)).mean(),
+            )
+        )
+    told = fit(points, protocol=Protocol("together", "all", ttft_sigma=0.1))
+    blind = fit(points, protocol=Protocol("ramp"))
+    assert told.chi2_per_point < blind.chi2_per_point
+    assert errors_of(told)[:8].max() < 0.1
+    assert told.means(points)[:, 1] == pytest.approx([point.ttft_mean_s for point in points], rel=0.35)
+    assert told.protocol.start == "together"
+    assert not told.lockstep  # lengths vary: nothing hides
+
+
+def test_a_finite_open_loop_counts_what_is_complete() -> None:
+    """Long answers, a short measurement: the last requests are cut off, and the point is stable all the same."""
+    lengths, rate, duration_s = Lengths(64, 2000), 4.0, 60.0
+    arrival_s = np.arange(round(rate * duration_s)) / rate
+    run = simulate_trace(Replica(GPU), arrival_s, *lengths.sample(len(arrival_s), np.random.default_rng(0)))
+    done = arrival_s + run.e2e_s <= duration_s
+    offered = dataclasses.replace(
+        measure(Replica(GPU), [lengths], (1,))[0],
+        load_kind="constant_rate",
+        load_value=rate,
+        duration_s=duration_s,
+        requests=int(done.sum()),
+        requests_per_s=done.sum() / duration_s,
+        mean_in_flight=float(run.e2e_s[done].sum() / duration_s),
+        ttft_mean_s=float(run.ttft_s[done].mean()),
+        itl_mean_s=float(run.itl_s[done].mean()),
+        e2e_mean_s=float(run.e2e_s[done].mean()),
+    )
+    assert offered.requests_per_s < 0.9 * rate
+    points = measure(Replica(GPU), [SHORT], (1, 16, 64))
+    found = fit([*points, offered], open_loop=True, protocol=Protocol("ramp", "all"))
+    assert len(found.errors) == 4
+    exact = Replay(point_runs([offered], Protocol("ramp", "all")), Replica(GPU)).means(Replica(GPU))[0]
+    assert exact[1:4] == pytest.approx([offered.ttft_mean_s, offered.itl_mean_s, offered.e2e_mean_s], rel=1e-6)

@@ -27,8 +27,8 @@ Floats = NDArray[np.float64]
 class Belief:
     """A fitted law, the fleet it asks for, and what its errors do to that.
 
-    The errors of the law are eight independent standard normal variables, one along each pair of ``fitted.variants``.
-    `effects`, shape (8,): the change of `margin` (see there) when one of them rises by one. `surplus`: margin of the
+    The errors of the law are independent standard normal variables, one along each pair of ``fitted.variants``: eight,
+    and one for each number fitted beside the coefficients. `effects`, shape (pairs,): the change of `margin` (see there) when one of them rises by one. `surplus`: margin of the
     fitted law over the least margin at which the SLA is met at all; negative when it is not.
     """
 
@@ -84,7 +84,7 @@ class Belief:
 
 
 MISFIT = 5.0
-"""Of an engine that follows the law roughly they come to 3; a KV cache that limits the batch makes them 10 or more."""
+"""Of an engine that follows the law roughly they come to 3; disturbed levels and unknown limits make them 10 or more."""
 
 
 def usable(points: tuple[Point, ...]) -> tuple[Point, ...]:
@@ -96,7 +96,7 @@ def usable(points: tuple[Point, ...]) -> tuple[Point, ...]:
 def believe(points: tuple[Point, ...], question: Question) -> Belief | None:
     """What `points` say; None while they are of fewer than two concurrencies. The same points give the same belief.
 
-    Raises FitError for points of several deployments. Takes 1 to 6 s, and nothing a second time.
+    Raises FitError for points of several deployments. Takes about a second, and nothing a second time.
     """
     good = usable(points)
     if len({concurrency(point) for point in good}) < 2:

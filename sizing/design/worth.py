@@ -113,7 +113,7 @@ class Prospects:
     """What measuring each of n options would cost and tell.
 
     `seconds`, shape (n,): expected; `longest_s`: what they will hardly exceed, by what the law leaves open. `slopes`,
-    shape (n, 3, 8): change of requests/s, TTFT and ITL, in standard errors of that measurement, along the eight
+    shape (n, 3, pairs): change of requests/s, TTFT and ITL, in standard errors of that measurement, along the
     independent errors of the law.
     """
 

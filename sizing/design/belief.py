@@ -28,8 +28,9 @@ class Belief:
     """A fitted law, the fleet it asks for, and what its errors do to that.
 
     The errors of the law are independent standard normal variables, one along each pair of ``fitted.variants``: eight,
-    and one for each number fitted beside the coefficients. `effects`, shape (pairs,): the change of `margin` (see there) when one of them rises by one. `surplus`: margin of the
-    fitted law over the least margin at which the SLA is met at all; negative when it is not.
+    and one for each number fitted beside the coefficients. `effects`, shape (pairs,): the
+    change of `margin` (see there) when one of them rises by one. `surplus`: margin of the fitted law over the least
+    margin at which the SLA is met at all; negative when it is not.
     """
 
     fitted: Fit
@@ -84,7 +85,7 @@ class Belief:
 
 
 MISFIT = 5.0
-"""Of an engine that follows the law roughly they come to 3; disturbed levels and unknown limits make them 10 or more."""
+"""Of an engine that follows the law roughly they come to 3; disturbed levels make them 10 or more."""
 
 
 def usable(points: tuple[Point, ...]) -> tuple[Point, ...]:

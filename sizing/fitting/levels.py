@@ -183,10 +183,11 @@ class Trace:
     e2e_s: Seconds
 
 
-def held_tokens(trace: Trace) -> int:
-    """The most tokens, prompts and answers, that requests between first token and last held at once; 0 if not told."""
+def held_tokens(trace: Trace, answered: float) -> int:
+    """The most tokens that requests between first token and last held at once, their prompts and the share `answered`
+    of their answers; 0 if not told."""
     known = np.isfinite(trace.ttft_s) & np.isfinite(trace.e2e_s)
-    tokens = (trace.isl + trace.osl)[known]
+    tokens = np.rint(trace.isl + answered * trace.osl)[known]
     starts_s, ends_s = (trace.arrival_s + trace.ttft_s)[known], (trace.arrival_s + trace.e2e_s)[known]
     order = np.argsort(np.concatenate([starts_s, ends_s]), kind="stable")
     return int(np.cumsum(np.concatenate([tokens, -tokens])[order]).max(initial=0))

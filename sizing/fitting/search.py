@@ -140,14 +140,17 @@ def kv_candidate(best: Trial) -> Parameters | None:
 
     The sequences that decode, by Little's law X (OSL - 1) ITL, hold at most their prompts and answers.
     """
-    held: list[float] = [held_tokens(best.observed.trace)] if best.observed.trace is not None else []
+    # Memory is reserved for whole answers, or taken as they grow.
+    answered = 0.5 if best.parameters.base.batching.kv_policy == "max_utilization" else 1.0
+    trace = best.observed.trace
+    held: list[float] = [held_tokens(trace, answered)] if trace is not None else []
     for point in best.observed.points:
         if not point.itl_mean_s or point.load_kind != "concurrency":
             continue
         decoding = point.requests_per_s * (point.osl - 1) * point.itl_mean_s
         slots = min(concurrency(point), best.parameters.base.batching.max_batch_size)
         if slots >= 4 and decoding < 0.8 * slots:
-            held.append(decoding * (point.isl + point.osl))
+            held.append(decoding * (point.isl + answered * point.osl))
     if not held or best.chi2_per_point <= POOR:
         return None
     largest = max(int((run.isl + run.osl).max()) for run in best.runs)

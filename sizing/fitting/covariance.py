@@ -28,14 +28,10 @@ def covariance_of(trial: Trial, slopes: Floats) -> Floats:
 
 def _corrected(trial: Trial, covariance: Floats) -> Floats:
     variances, directions = np.linalg.eigh(covariance)
-    here = _cost(trial, trial.numbers)
+    here = trial.cost_at(trial.numbers)
     for place, direction in enumerate(directions.T):
         step = np.sqrt(variances[place]) * direction
-        rise = np.mean([_cost(trial, trial.numbers + step), _cost(trial, trial.numbers - step)]) - here
+        rise = np.mean([trial.cost_at(trial.numbers + step), trial.cost_at(trial.numbers - step)]) - here
         variances[place] *= np.clip(0.5 / max(float(rise), 1e-9), LEAST, 1.0)
     corrected: Floats = (directions * variances) @ directions.T
     return corrected
-
-
-def _cost(trial: Trial, numbers: Floats) -> float:
-    return float(0.5 * np.sum(trial.residuals(numbers) ** 2))

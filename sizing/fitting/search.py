@@ -19,6 +19,8 @@ POOR = 2.0
 """chi2 per point above which the law or the batching policy is called wrong."""
 GAIN = 6.0
 """A further parameter must lower the cost (half the sum of squares) by this much: a chance of 1 in 2,000 if idle."""
+STARTS = (-0.4, -0.2, 0.0, 0.2, 0.4)
+"""Where the search for a further number may start, beside its rough guess."""
 ALIKE = 1.0
 """Difference of costs at the same law below which two batching rules are one."""
 OUTLIER = 4.0
@@ -84,7 +86,7 @@ def is_another_engine(sketch: Trial, best: Trial) -> bool:
     """False when the rule of the sketch gives what the best rule gives: prompts that fit the token budget are chunked
     whole. It is then a matter of name."""
     same = Trial(sketch.observed, sketch.parameters, best.numbers, robust=True)
-    return abs(same.cost_here - best.cost) > ALIKE
+    return abs(same.cost_at(same.numbers) - best.cost) > ALIKE
 
 
 def from_less_attention(sketch: Trial) -> Trial:
@@ -114,8 +116,9 @@ def perhaps(best: Trial, wider: Parameters | None) -> Trial:
     """The explanation with one number more, if it fits far better; `wider` None: the data do not ask for it."""
     if wider is None:
         return best
-    start = np.append(best.numbers, wider.centre[-1])
-    trial = Trial(best.observed, wider, start, robust=True)
+    trial = Trial(best.observed, wider, np.append(best.numbers, wider.centre[-1]), robust=True)
+    starts = [np.append(best.numbers, wider.centre[-1] + offset) for offset in STARTS]
+    trial.numbers = min(starts, key=trial.cost_at)
     trial.search(evaluations=8, stride=0.1).search(evaluations=4, stride=0.1, central=True)
     return trial if trial.cost < best.cost - GAIN else best
 

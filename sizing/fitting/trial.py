@@ -93,10 +93,9 @@ class Trial:
         """Mean squared misfit of the present law."""
         return float(np.mean(self.misfits(self.numbers)[self.known] ** 2))
 
-    @property
-    def cost_here(self) -> float:
-        """Half the sum of squares at the present numbers."""
-        return float(0.5 * np.sum(self.residuals(self.numbers) ** 2))
+    def cost_at(self, numbers: Floats) -> float:
+        """Half the sum of the squared residuals."""
+        return float(0.5 * np.sum(self.residuals(numbers) ** 2))
 
     def slopes(self, numbers: Floats, stride: float = WIDE) -> Floats:
         """Slopes of the residuals at `numbers`, central; over so wide a stride that they show what the data can tell.

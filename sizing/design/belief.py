@@ -14,11 +14,11 @@ from sizing.candidates import from_fit
 from sizing.capacity import BY_FORMULA, Setting, load_response
 from sizing.curves import Point
 from sizing.fitting import Fit, fit
-from sizing.fitting.least_squares import POOR
+from sizing.fitting.levels import concurrency
+from sizing.fitting.search import POOR
 from sizing.plan import Fleet, Question, Rejection
 from sizing.planner import setting_of, size
 from sizing.replica import Replica
-from sizing.simulator.replay import concurrency
 
 Floats = NDArray[np.float64]
 
@@ -27,9 +27,10 @@ Floats = NDArray[np.float64]
 class Belief:
     """A fitted law, the fleet it asks for, and what its errors do to that.
 
-    The errors of the law are eight independent standard normal variables, one along each pair of ``fitted.variants``.
-    `effects`, shape (8,): the change of `margin` (see there) when one of them rises by one. `surplus`: margin of the
-    fitted law over the least margin at which the SLA is met at all; negative when it is not.
+    The errors of the law are independent standard normal variables, one along each pair of ``fitted.variants``: eight,
+    and one for each number fitted beside the coefficients. `effects`, shape (pairs,): the
+    change of `margin` (see there) when one of them rises by one. `surplus`: margin of the fitted law over the least
+    margin at which the SLA is met at all; negative when it is not.
     """
 
     fitted: Fit
@@ -84,7 +85,7 @@ class Belief:
 
 
 MISFIT = 5.0
-"""Of an engine that follows the law roughly they come to 3; a KV cache that limits the batch makes them 10 or more."""
+"""Of an engine that follows the law roughly they come to 3; disturbed levels make them 10 or more."""
 
 
 def usable(points: tuple[Point, ...]) -> tuple[Point, ...]:
@@ -96,7 +97,7 @@ def usable(points: tuple[Point, ...]) -> tuple[Point, ...]:
 def believe(points: tuple[Point, ...], question: Question) -> Belief | None:
     """What `points` say; None while they are of fewer than two concurrencies. The same points give the same belief.
 
-    Raises FitError for points of several deployments. Takes 1 to 6 s, and nothing a second time.
+    Raises FitError for points of several deployments. Takes about a second, and nothing a second time.
     """
     good = usable(points)
     if len({concurrency(point) for point in good}) < 2:

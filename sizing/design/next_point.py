@@ -12,8 +12,8 @@ import numpy as np
 from sizing.curves import Point
 from sizing.design.belief import Belief, believe, usable
 from sizing.design.worth import MARGIN, Option, Prospects, outlook, prospects, reductions, spent_s, stretch
+from sizing.fitting.levels import concurrency
 from sizing.plan import Question
-from sizing.simulator.replay import concurrency
 from sizing.workload import Lengths
 
 BAND = 0.2

@@ -13,8 +13,10 @@ from sizing.band import MONTE_CARLO_SIGMA
 from sizing.curves import Point
 from sizing.design.belief import Belief
 from sizing.fitting import Fit
-from sizing.fitting.trial import granted
-from sizing.simulator.replay import Replay, concurrency
+from sizing.fitting.levels import concurrency, point_runs
+from sizing.fitting.observed import granted
+from sizing.replica import Replica
+from sizing.simulator.replay import Replay
 from sizing.workload import Lengths
 
 Floats = NDArray[np.float64]
@@ -77,9 +79,9 @@ def _seconds(options: Sequence[Option], means: Floats) -> Floats:
 def replay_of(fitted: Fit, options: Sequence[Option]) -> Replay:
     """The options ready to be simulated with any law; users start over one request time of the fitted one."""
     rough = [_point(fitted, option, _rough_rate_per_s(fitted, option)) for option in options]
-    rates = Replay(rough, fitted.replica).means(fitted.replica)[:, 0]
+    rates = Replay(point_runs(rough), fitted.replica).means(fitted.replica)[:, 0]
     points = [replace(point, requests_per_s=float(rate)) for point, rate in zip(rough, rates, strict=True)]
-    return Replay(points, fitted.replica)
+    return Replay(point_runs(points), fitted.replica)
 
 
 def _point(fitted: Fit, option: Option, requests_per_s: float) -> Point:
@@ -111,7 +113,7 @@ class Prospects:
     """What measuring each of n options would cost and tell.
 
     `seconds`, shape (n,): expected; `longest_s`: what they will hardly exceed, by what the law leaves open. `slopes`,
-    shape (n, 3, 8): change of requests/s, TTFT and ITL, in standard errors of that measurement, along the eight
+    shape (n, 3, pairs): change of requests/s, TTFT and ITL, in standard errors of that measurement, along the
     independent errors of the law.
     """
 
@@ -128,7 +130,7 @@ def prospects(belief: Belief, options: Sequence[Option], slower: float = 1.0) ->
     """
     fitted = belief.fitted
     replay = replay_of(fitted, options)
-    sides = [(np.log(replay.means(slower)), np.log(replay.means(faster))) for faster, slower in fitted.variants]
+    sides = [(_log_means(replay, slower), _log_means(replay, faster)) for faster, slower in fitted.variants]
     changes = np.stack([(above - below) / 2 for above, below in sides], axis=-1)
     errors = np.array([granted(_point(fitted, option, 1.0), fitted.batching) for option in options])
     # Where the law misses the points by more than the errors granted, new points are no better than the old ones.
@@ -138,6 +140,12 @@ def prospects(belief: Belief, options: Sequence[Option], slower: float = 1.0) ->
     doubt = np.minimum(MOST, MARGIN * np.exp(2 * np.linalg.norm(changes[:, 0, :], axis=1)))
     # Levels that ended early so far give no right to hope for it.
     return Prospects(slower * seconds, max(1.0, slower) * seconds * doubt, slopes)
+
+
+def _log_means(replay: Replay, replica: Replica) -> Floats:
+    """Logs of requests/s, mean TTFT and mean ITL, shape (options, 3)."""
+    logs: Floats = np.log(replay.means(replica)[:, :3])
+    return logs
 
 
 def reductions(effects: Floats, knowledge: Floats, slopes: Floats) -> Floats:

@@ -1,5 +1,22 @@
-"""The iteration-time law fitted to measured closed-loop points, with its uncertainty."""
+"""The iteration-time law fitted to measured levels (closed loops, open loops, traces), with its uncertainty."""
 
-from sizing.fitting.least_squares import Fit, PointError, Range, fit
+from sizing.fitting.fitted import Distrust, Fit, PointError, Range, Unknown
+from sizing.fitting.least_squares import fit, fit_trace
+from sizing.fitting.levels import Protocol, Trace
+from sizing.fitting.regions import Shares, is_compute_bound, knee_tokens, shares
 
-__all__ = ["Fit", "PointError", "Range", "fit"]
+__all__ = [
+    "Distrust",
+    "Fit",
+    "PointError",
+    "Protocol",
+    "Range",
+    "Shares",
+    "Trace",
+    "Unknown",
+    "fit",
+    "fit_trace",
+    "is_compute_bound",
+    "knee_tokens",
+    "shares",
+]

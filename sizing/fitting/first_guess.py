@@ -8,6 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from sizing.curves import Point
+from sizing.fitting.levels import in_flight
 from sizing.steptime import StepLaw
 
 DATA_SIGMAS = StepLaw(0.7, 1.0, 1.0, 1.5, 1.5, 1.5, 1.5, 1.5)
@@ -32,15 +33,16 @@ def law_of_points(points: Sequence[Point]) -> StepLaw:
     """Coefficients in the range of these points' times, whatever the engine: a CPU's steps are 10 times a GPU's.
 
     One decode step at the lowest load is weights and overhead. The rise of ITL with load is shared by arithmetic, KV
-    reads and the cost per sequence; the TTFT at the lowest load by the arithmetic of the prompt and the rest.
+    reads and the cost per sequence; the TTFT at the lowest load by the arithmetic of the prompt and the rest. Little is
+    put down to the time outside the iterations, which takes no capacity: what the points cannot tell errs to safety.
     """
-    calm = min(points, key=lambda point: point.load_value)
-    busy = max(points, key=lambda point: point.load_value)
-    long = max(points, key=lambda point: (point.isl, -point.load_value))
+    calm = min(points, key=in_flight)
+    busy = max(points, key=in_flight)
+    long = max(points, key=lambda point: (point.isl, -in_flight(point)))
     step_s = itl_s(calm)
-    rise_s = max((itl_s(busy) - step_s) / max(busy.load_value - calm.load_value, 1), 1e-3 * step_s)
-    first_s = calm.ttft_mean_s or step_s
-    prompt_s = long.ttft_mean_s or first_s
+    rise_s = max((itl_s(busy) - step_s) / max(in_flight(busy) - in_flight(calm), 1), 1e-3 * step_s)
+    first_s = ttft_s(calm)
+    prompt_s = ttft_s(long)
     token_s = min(prompt_s / long.isl, *(1 / (point.requests_per_s * (point.isl + point.osl)) for point in points))
     rest_s = max(first_s - step_s, 0.1 * first_s)
     return StepLaw(
@@ -51,10 +53,16 @@ def law_of_points(points: Sequence[Point]) -> StepLaw:
         kv_token_s=0.3 * rise_s / (busy.isl + busy.osl / 2),
         attention_s=0.05 * prompt_s / (long.isl**2 / 2),
         prefill_s=0.1 * rest_s,
-        request_s=0.3 * rest_s,
+        request_s=0.1 * rest_s,
     )
 
 
 def itl_s(point: Point) -> float:
-    """Mean ITL of a closed-loop point; where it was not measured, from Little's law, all of E2E taken for decoding."""
-    return point.itl_mean_s or point.load_value / point.requests_per_s / point.osl
+    """Mean ITL of a point; where it was not measured, from Little's law, all of E2E taken for decoding."""
+    return point.itl_mean_s or in_flight(point) / point.requests_per_s / point.osl
+
+
+def ttft_s(point: Point) -> float:
+    """Mean TTFT of a point; where it was not measured, what Little's law leaves beside the ITL, at least one step."""
+    left_s = in_flight(point) / point.requests_per_s - (point.osl - 1) * itl_s(point)
+    return point.ttft_mean_s or max(left_s, itl_s(point))

@@ -1,6 +1,6 @@
-"""The iteration-time law fitted to the closed-loop points of one deployment, with its uncertainty and its errors.
+"""The iteration-time law fitted to the measured levels of one deployment, with its uncertainty and its errors.
 
-The forward model is the simulator itself: it replays every point with a trial law, and scipy's least squares moves the
+The forward model is the simulator itself: it replays every level with a trial law, and scipy's least squares moves the
 logarithms of the eight coefficients until requests/s, TTFT and ITL agree. The batching policy, where it is not known,
 is the one that leaves the smallest residuals. Only sums of some coefficients can be told from closed loops (weights and
 overhead; prefill and request): their priors keep them apart, and the covariance says that they are not known.
@@ -9,205 +9,191 @@ overhead; prefill and request): their priors keep them apart, and the covariance
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import NamedTuple
 
 import numpy as np
+from numpy.typing import NDArray
 
 from sizing.curves import Deployment, Point
 from sizing.errors import FitError
-from sizing.fitting.trial import Trial, best_of
-from sizing.replica import POLICIES, Batching, Policy, Replica
-from sizing.simulator.replay import Floats, concurrency, measured_means
+from sizing.fitting.covariance import covariance_of
+from sizing.fitting.fitted import Distrust, Fit, PointError, Range
+from sizing.fitting.identify import unknowns
+from sizing.fitting.levels import OPEN_LOOPS, UNTOLD, Protocol, Trace, in_flight
+from sizing.fitting.observed import Observed, busiest, is_stable, trace_points
+from sizing.fitting.search import POOR, Known, best_trial
+from sizing.fitting.trial import Trial
+from sizing.replica import POLICIES, Batching, Policy
 from sizing.steptime import COEFFICIENTS, StepLaw
-from sizing.workload import Lengths
 
-POOR = 2.0
-"""chi2 per point above which the law or the batching policy is called wrong."""
+Floats = NDArray[np.float64]
+
 SLOTS_UNKNOWN = 256
 """max_batch_size where the points do not tell: the default of the common engines."""
+UNLIMITED_KV_TOKENS = Batching().kv_tokens
+FIGURES = ("requests/s", "mean TTFT", "mean ITL", "mean E2E", "p50 TTFT", "p95 TTFT")
 
 
-class PointError(NamedTuple):
-    """One point as the law gives it. Errors are (predicted - measured) / measured; NaN where nothing was measured."""
-
-    point: Point
-    requests_per_s: float
-    ttft_mean_s: float
-    itl_mean_s: float
-    requests_per_s_error: float
-    ttft_error: float
-    itl_error: float
-
-
-class Range(NamedTuple):
-    """What the points cover: the highest concurrency, and the mean lengths from lowest to highest, in tokens."""
-
-    concurrency: int
-    isl: tuple[float, float]
-    osl: tuple[float, float]
-
-    def covers(self, lengths: Lengths, in_flight: float) -> bool:
-        """True for lengths within twice the measured range and at most 1.1 x the measured concurrency."""
-        return (
-            in_flight <= 1.1 * self.concurrency
-            and self.isl[0] / 2 <= lengths.isl <= 2 * self.isl[1]
-            and self.osl[0] / 2 <= lengths.osl <= 2 * self.osl[1]
-        )
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class Fit:
-    """A law for one deployment and what is known of its errors.
-
-    `covariance`: of the natural logarithms of the coefficients `names`, widened where the residuals exceed the
-    measurement errors. `chi2_per_point`: mean squared residual over the assumed measurement error; 1 is perfect, above
-    2 the law or the policy is wrong. `leave_one_out`: median relative error of requests/s and ITL at points that the
-    fit had not seen (one Gauss-Newton step from the full fit).
-    """
-
-    deployment: Deployment
-    law: StepLaw
-    batching: Batching
-    names: tuple[str, ...]
-    covariance: Floats
-    errors: tuple[PointError, ...]
-    leave_one_out: float
-    chi2_per_point: float
-    calibrated: Range
-    warnings: tuple[str, ...]
-
-    @property
-    def replica(self) -> Replica:
-        """The fitted engine."""
-        return Replica(self.law, self.batching)
-
-    def interval(self, name: str) -> tuple[float, float]:
-        """Ends, in seconds, of the 90 % interval of a coefficient."""
-        place = self.names.index(name)
-        factor = float(np.exp(1.645 * np.sqrt(self.covariance[place, place])))
-        value = float(getattr(self.law, name))
-        return value / factor, value * factor
-
-    @property
-    def variants(self) -> tuple[tuple[Replica, Replica], ...]:
-        """Engines one standard error away, faster and slower, along each eigenvector of the covariance.
-
-        For any function f of the engine, the sum over the pairs of ((f(slower) - f(faster)) / 2)^2 is its variance.
-        """
-        variances, directions = np.linalg.eigh(self.covariance)
-        pairs = []
-        for variance, direction in zip(variances, directions.T, strict=True):
-            shift = np.sqrt(max(variance, 0.0)) * direction
-            pair = [Replica(shifted(self.law, sign * shift), self.batching) for sign in (-1, 1)]
-            pairs.append((min(pair, key=self._busy_step_s), max(pair, key=self._busy_step_s)))
-        return tuple(pairs)
-
-    @property
-    def relative_sigma(self) -> float:
-        """Standard error, as a share, of the time of a decode step at the highest calibrated concurrency."""
-        pairs = [(self._busy_step_s(faster), self._busy_step_s(slower)) for faster, slower in self.variants]
-        return float(np.sqrt(sum((np.log(slow_s / fast_s) / 2) ** 2 for fast_s, slow_s in pairs)))
-
-    def covers(self, lengths: Lengths, in_flight: float) -> bool:
-        """True where the law is used inside the range it was fitted on: basis "fitted", else "extrapolated"."""
-        return self.calibrated.covers(lengths, in_flight)
-
-    def _busy_step_s(self, replica: Replica) -> float:
-        batch = min(self.calibrated.concurrency, self.batching.max_batch_size)
-        return replica.law.decode_s(batch, batch * (sum(self.calibrated.isl) + sum(self.calibrated.osl) / 2) / 2)
-
-
-def fit(points: Sequence[Point], *, prior: StepLaw | None = None, batching: Batching | None = None) -> Fit:
-    """Fit the law to the closed-loop points of one deployment (other points are left aside; any number of lengths).
+def fit(
+    points: Sequence[Point],
+    *,
+    prior: StepLaw | None = None,
+    batching: Batching | None = None,
+    kv_tokens: int | None = None,
+    token_budget: int | None = None,
+    open_loop: bool = False,
+    protocol: Protocol = UNTOLD,
+) -> Fit:
+    """Fit the law to the closed-loop points of one deployment (any number of lengths) and, if asked, the open-loop
+    ones at a constant or Poisson rate that kept up with it.
 
     `prior`: a law from elsewhere to lean on, such as a day-zero estimate. `batching`: the engine's, when it is known;
-    otherwise the policy is chosen by residual and the batch limit taken from the points.
-    Raises FitError without closed-loop points, with several deployments, or with fewer than two load levels.
+    otherwise the policy is chosen by residual and the batch limit taken from the points, `kv_tokens` and
+    `token_budget` from the caller. `protocol`: how the points were measured. A KV cache of unknown size is fitted
+    where it seems to limit the batch.
+    Raises FitError without points to fit, with several deployments, or with fewer than two load levels.
     """
-    closed = _closed_points(points)
-    best = _best(closed, batching, prior)
-    slopes = best.wide_slopes()
-    predicted = best.replay.means(best.replica)
-    errors = tuple(_point_error(point, row) for point, row in zip(closed, predicted, strict=True))
+    chosen = _usable(points, open_loop)
+    rules = _candidates(chosen, batching, kv_tokens, token_budget)
+    kv_known = kv_tokens is not None or (batching is not None and batching.kv_tokens != UNLIMITED_KV_TOKENS)
+    return _fitted(Observed(chosen, protocol=protocol), Known(rules, prior, kv_known))
+
+
+def fit_trace(
+    trace: Trace,
+    deployment: Deployment,
+    *,
+    prior: StepLaw | None = None,
+    batching: Batching | None = None,
+    chunks: int = 12,
+) -> Fit:
+    """Fit the law to requests served by one replica, one by one: the arrivals are replayed as they were, and the means
+    and TTFT percentiles of `chunks` groups of consecutive requests compared.
+
+    Raises FitError when there are fewer than ten requests in a group, or nothing measured.
+    """
+    if len(trace.isl) < 10 * chunks or not np.isfinite(trace.ttft_s).any():
+        raise FitError(
+            f"a trace of {len(trace.isl)} requests in {chunks} groups: give ten requests per group or more, with TTFT"
+        )
+    points = trace_points(trace, deployment, chunks)
+    rules = _candidates(points, batching, None, None)
+    kv_known = batching is not None and batching.kv_tokens != UNLIMITED_KV_TOKENS
+    return _fitted(Observed(points, trace), Known(rules, prior, kv_known))
+
+
+def _fitted(observed: Observed, known: Known) -> Fit:
+    best = best_trial(observed, known)
+    slopes = best.slopes(best.numbers)
     chi2 = best.chi2_per_point
+    means = best.replay.means(best.replica)
+    together = best.observed.protocol.start == "together" and any(p.lengths.fixed for p in observed.points)
+    distrusted = _distrusted(best, means)
+    covariance = covariance_of(best, slopes)
+    unknown = unknowns(best.parameters.names, slopes, best.parameters.sigma)
     return Fit(
-        deployment=closed[0].deployment,
+        deployment=observed.points[0].deployment,
         law=best.replica.law,
-        batching=best.batching,
+        batching=best.replica.batching,
         names=COEFFICIENTS,
-        covariance=np.asarray(np.linalg.inv(slopes.T @ slopes) * max(1.0, chi2), np.float64),
-        errors=errors,
+        covariance=covariance,
+        errors=_point_errors(observed, means),
         leave_one_out=best.leave_one_out(slopes),
         chi2_per_point=chi2,
-        calibrated=_range(closed),
-        warnings=_warnings(closed, chi2, best.together),
+        calibrated=_range(observed.points),
+        warnings=_warnings(best, chi2, distrusted),
+        extra=best.parameters.names[len(COEFFICIENTS) :],
+        distrusted=distrusted,
+        unknown=unknown,
+        lockstep=together,
+        protocol=best.observed.protocol,
+        sigmas=tuple(_sigmas(slopes, chi2)),
     )
 
 
-def _best(points: Sequence[Point], batching: Batching | None, prior: StepLaw | None) -> Trial:
-    """The best batching rule; where none fits and lengths are equal, perhaps the users had all started at once."""
-    rules = _candidates(points, batching)
-    best = best_of([Trial(points, rule, prior) for rule in rules])
-    if best.chi2_per_point > POOR and all(point.isl_cv == point.osl_cv == 0 for point in points):
-        together = best_of([Trial(points, rule, prior, together=True) for rule in rules])
-        if together.cost < best.cost / 2:
-            return together
-    return best
+def _sigmas(slopes: Floats, chi2: float) -> list[float]:
+    """Standard errors of the numbers one by one, by the slopes alone: of a coefficient too small to be seen the points
+    set an upper end, and no lower one."""
+    variances = np.diag(np.linalg.inv(slopes.T @ slopes)) * max(1.0, chi2)
+    return [float(sigma) for sigma in np.sqrt(variances)]
 
 
-def shifted(law: StepLaw, log_shift: Floats) -> StepLaw:
-    """The law with each coefficient multiplied by the exponential of its shift."""
-    factors = zip(COEFFICIENTS, np.exp(log_shift), strict=True)
-    return law.with_values(**{name: getattr(law, name) * float(factor) for name, factor in factors})
-
-
-def _closed_points(points: Sequence[Point]) -> list[Point]:
-    closed = [point for point in points if point.load_kind == "concurrency" and not point.void]
-    if not closed:
+def _usable(points: Sequence[Point], open_loop: bool) -> tuple[Point, ...]:
+    sound = [point for point in points if not point.void]
+    chosen = [point for point in sound if point.load_kind == "concurrency"]
+    if open_loop:
+        chosen += [point for point in sound if point.load_kind in OPEN_LOOPS and is_stable(point)]
+    if not chosen:
         void = sorted({point.verdict for point in points if point.void})
         why = f"; the others are void: {', '.join(void)}" if void else ""
         raise FitError(f"no closed-loop points (load_kind concurrency): measure at fixed concurrency to fit a law{why}")
-    deployments = {point.deployment: None for point in closed}
+    deployments = {point.deployment: None for point in chosen}
     if len(deployments) > 1:
         labels = "; ".join(deployment.label for deployment in deployments)
         raise FitError(f"the points are of {len(deployments)} deployments, fit one at a time: {labels}")
-    if len({concurrency(point) for point in closed}) < 2:
+    if len({in_flight(point) for point in chosen}) < 2:
         raise FitError(
-            f"all points have concurrency {concurrency(closed[0])}: measure at two levels or more, such as 1 and 64"
+            f"all points have concurrency {in_flight(chosen[0]):g}: measure at two levels or more, such as 1 and 64"
         )
-    return closed
+    return tuple(chosen)
 
 
-def _candidates(points: Sequence[Point], batching: Batching | None) -> list[Batching]:
+def _candidates(
+    points: Sequence[Point], batching: Batching | None, kv_tokens: int | None, token_budget: int | None
+) -> tuple[Batching, ...]:
     if batching is not None:
-        return [batching]
+        return (batching,)
     said = points[0].batching.strip().lower()
     slots = points[0].max_batch_size or SLOTS_UNKNOWN
     policies: tuple[Policy, ...] = ("chunked", "prefill_first", "whole_prompt")
     if said in POLICIES:
         policies = tuple(policy for policy in POLICIES if policy == said)
-    return [Batching(policy, max_batch_size=slots) for policy in policies]
+    budget = token_budget or Batching().token_budget
+    return tuple(Batching(policy, slots, budget, kv_tokens or UNLIMITED_KV_TOKENS) for policy in policies)
 
 
-def _point_error(point: Point, predicted: Floats) -> PointError:
-    errors = predicted / measured_means([point])[0] - 1
-    return PointError(point, *(float(value) for value in predicted), *(float(error) for error in errors))
+def _point_errors(observed: Observed, means: Floats) -> tuple[PointError, ...]:
+    errors = means / observed.measured - 1
+    return tuple(
+        PointError(point, *map(float, row[:3]), *map(float, error))
+        for point, row, error in zip(observed.points, means, errors, strict=True)
+    )
+
+
+def _distrusted(best: Trial, means: Floats) -> tuple[Distrust, ...]:
+    sigmas = np.nan_to_num(best.misfits(best.numbers) * best.doubt[:, None])
+    found = []
+    for row in np.flatnonzero(best.doubt > 1):
+        place = int(np.argmax(np.abs(sigmas[row])))
+        off = float(means[row, place] / best.measured[row, place] - 1)
+        found.append(Distrust(best.observed.points[row], FIGURES[place], off, float(abs(sigmas[row, place]))))
+    return tuple(found)
 
 
 def _range(points: Sequence[Point]) -> Range:
     isl, osl = [point.isl for point in points], [point.osl for point in points]
-    return Range(max(map(concurrency, points)), (min(isl), max(isl)), (min(osl), max(osl)))
+    return Range(busiest(points), (min(isl), max(isl)), (min(osl), max(osl)))
 
 
-def _warnings(points: Sequence[Point], chi2: float, together: bool) -> tuple[str, ...]:
+def _warnings(best: Trial, chi2: float, distrusted: Sequence[Distrust]) -> tuple[str, ...]:
+    points = best.observed.points
     found = []
     if chi2 > POOR:
         found.append(
             f"the law misses the points by {np.sqrt(chi2):.1f} times the measurement error: another batching policy, "
             "a KV cache that limits the batch, or a faulty measurement"
         )
-    if together:
+    found += [str(distrust) for distrust in distrusted]
+    if "kv_tokens" in best.parameters.names:
+        found.append(
+            f"fewer sequences ran at once than there were users: fitted with a KV cache of about "
+            f"{best.replica.batching.kv_tokens:,} tokens; give its size if you know it"
+        )
+    if "unread" in best.parameters.names:
+        found.append(
+            f"a single sequence runs faster than batches explain: {best.replica.law.unread:.0%} of the weights' "
+            "time is saved there"
+        )
+    if best.observed.protocol.start == "together" and any(point.lengths.fixed for point in points):
         found.append(
             "the points look like users who started together and stayed in lockstep, with equal lengths: engine "
             "overheads hide there; measure with lengths that vary, or start the users one after the other"

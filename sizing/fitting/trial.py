@@ -2,144 +2,128 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 import numpy as np
+from numpy.typing import NDArray
 from scipy.optimize import least_squares
 
-from sizing.curves import Point
-from sizing.fitting.first_guess import guess
-from sizing.replica import Batching, Replica
-from sizing.simulator.replay import Floats, Replay, concurrency, measured_means
-from sizing.steptime import COEFFICIENTS, StepLaw
+from sizing.fitting.levels import FULL, Effort
+from sizing.fitting.observed import Observed
+from sizing.fitting.parameters import Parameters
+from sizing.replica import Replica
+from sizing.simulator.replay import Replay
 
-RATE_SIGMA, TTFT_SIGMA, ITL_SIGMA = 0.02, 0.05, 0.02
-"""Relative errors granted to a measured requests/s, mean TTFT and mean ITL, beside those of the sample."""
-QUEUED_TTFT_SIGMA = 0.5
-"""The same for TTFT with more users than slots: it is then a small difference of large numbers."""
+Floats = NDArray[np.float64]
 
-
-def granted(point: Point, batching: Batching) -> tuple[float, float, float]:
-    """Relative errors of the three means of a point: the instrument's, and the luck of the lengths drawn.
-
-    Where the point does not tell its requests, ten per user are assumed.
-    """
-    users = concurrency(point)
-    requests = point.requests or 10 * users
-    ttft = QUEUED_TTFT_SIGMA if users > batching.max_batch_size else TTFT_SIGMA
-    return (
-        float(np.hypot(RATE_SIGMA, point.osl_cv / np.sqrt(requests))),
-        float(np.hypot(ttft, point.isl_cv / np.sqrt(requests))),
-        ITL_SIGMA,
-    )
-
-
-def best_of(trials: Sequence[Trial]) -> Trial:
-    """The batching rule that fits best: a rough search for all, a finer one for those near the best.
-
-    The rough search takes large misfits at their face; softened from the start, a point far off would have no pull.
-    """
-    quick = min(trial.search(evaluations=8, stride=0.1).cost for trial in trials)
-    near = [trial for trial in trials if trial.cost <= 2.5 * quick]
-    for trial in near:
-        trial.search_from_less_attention()
-        trial.robust = True
-        trial.search(evaluations=8, stride=0.03)
-    return min(near, key=lambda trial: trial.cost)
+WIDE = 0.3
+"""Half the width, in logarithms, over which the final slopes are taken."""
 
 
 class Trial:
-    """One batching rule and the law that fits it best so far."""
+    """One way to explain the levels, and the numbers that do it best so far."""
 
     def __init__(
-        self, points: Sequence[Point], batching: Batching, prior: StepLaw | None, together: bool = False
+        self,
+        observed: Observed,
+        parameters: Parameters,
+        start: Floats | None = None,
+        *,
+        effort: Effort = FULL,
+        robust: bool = False,
     ) -> None:
-        self.batching, self.together = batching, together
-        self._centre, self._sigma = guess(points, prior)
-        self.log_law = self._centre
-        self.robust = False  # soften large misfits
-        self.replay = Replay(points, self.replica, together)
-        self._measured = measured_means(points)
-        self._errors = np.array([granted(point, batching) for point in points])
-        self._known = np.isfinite(self._measured)
+        self.observed, self.parameters = observed, parameters
+        self.robust = robust  # soften large misfits
+        self.numbers = parameters.centre if start is None else start
+        self.runs = observed.runs(effort)
+        self.replay = Replay(self.runs, parameters.base)
+        self.measured = observed.measured
+        self.known = np.isfinite(self.measured)
+        self.doubt = np.ones(len(observed.points))  # factors on the errors of a point
+        self.cost = np.inf
+        self.grant(self.replica)
 
     @property
     def replica(self) -> Replica:
-        """The engine at the present coefficients."""
-        return self.replica_at(self.log_law)
+        """The engine at the present numbers."""
+        return self.parameters.replica(self.numbers)
 
-    def replica_at(self, log_law: Floats) -> Replica:
-        """The engine with these logarithms of the coefficients."""
-        return Replica(StepLaw(*(float(value) for value in np.exp(log_law))), self.batching)
+    def grant(self, replica: Replica) -> None:
+        """Set the errors of the measurement; those of open loops need an engine to be simulated."""
+        self._errors = self.observed.errors(replica)
 
-    def search(self, evaluations: int, stride: float) -> Trial:
-        """Move the law towards the least sum of squares, in at most so many steps.
+    def search(self, evaluations: int, stride: float, *, central: bool = False) -> Trial:
+        """Move the numbers towards the least sum of squares, in at most so many steps.
 
-        Slopes are differences over `stride` (of the logarithms): a wide one sees past the small jumps that the
-        simulated TTFT makes when an arrival falls into another iteration.
+        Slopes are differences over `stride`: a wide one sees past the small jumps that the simulated TTFT makes when
+        an arrival falls into another iteration. `central` ones, to both sides, are twice the work and twice as good.
         """
+        last: list[tuple[Floats, Floats]] = []
+
+        def residuals(numbers: Floats) -> Floats:
+            found = self.residuals(numbers)
+            last[:] = [(numbers.copy(), found)]
+            return found
+
+        def slopes(numbers: Floats) -> Floats:
+            if central:
+                return self.slopes(numbers, stride)
+            here = last[0][1] if np.array_equal(last[0][0], numbers) else self.residuals(numbers)
+            moves = stride * np.eye(len(numbers))
+            return np.stack([(self.residuals(numbers + move) - here) / stride for move in moves], axis=1)
+
         found = least_squares(
-            self.residuals,
-            self.log_law,
-            jac=lambda log_law: self._slopes(log_law, stride),
-            max_nfev=evaluations,
-            xtol=1e-3,
-            ftol=1e-4,
-            x_scale=0.1,
+            residuals, self.numbers, jac=slopes, max_nfev=evaluations, xtol=1e-3, ftol=1e-3, x_scale=0.1
         )
-        self.log_law, self.cost = found.x, float(found.cost)
+        self.numbers, self.cost = found.x, float(found.cost)
         return self
 
-    def search_from_less_attention(self) -> None:
-        """Search again from a quarter of the guessed attention, and keep the better of the two.
-
-        A prompt's time splits into arithmetic, attention and fixed parts in ways that look alike from a rough start.
-        """
-        first, first_cost = self.log_law, self.cost
-        self.log_law = self._centre + np.log(0.25) * (np.array(COEFFICIENTS) == "attention_s")
-        if self.search(evaluations=8, stride=0.1).cost > first_cost:
-            self.log_law = first
-
-    def residuals(self, log_law: Floats) -> Floats:
+    def residuals(self, numbers: Floats) -> Floats:
         """Misfits of the points in standard errors, large ones softened; then the distance from the prior."""
-        misfit = self.misfit(log_law)
+        misfit = self.misfits(numbers)[self.known]
         soft = misfit * np.sqrt(2 / (1 + np.sqrt(1 + misfit**2))) if self.robust else misfit
-        return np.concatenate([soft, (log_law - self._centre) / self._sigma])
+        return np.concatenate([soft, (numbers - self.parameters.centre) / self.parameters.sigma])
 
-    def misfit(self, log_law: Floats) -> Floats:
-        """log(predicted / measured) over the measurement error, for everything that was measured."""
-        means = self.replay.means(self.replica_at(log_law))
-        misfit: Floats = (np.log(means / self._measured) / self._errors)[self._known]
-        return misfit
-
-    def _slopes(self, log_law: Floats, stride: float) -> Floats:
-        here = self.residuals(log_law)
-        moves = stride * np.eye(len(log_law))
-        return np.stack([(self.residuals(log_law + move) - here) / stride for move in moves], axis=1)
+    def misfits(self, numbers: Floats) -> Floats:
+        """log(predicted / measured) over the measurement error, shape (points, 6); NaN where nothing was measured."""
+        means = self.replay.means(self.parameters.replica(numbers))
+        misfits: Floats = np.log(means / self.measured) / (self._errors * self.doubt[:, None])
+        return misfits
 
     @property
     def chi2_per_point(self) -> float:
         """Mean squared misfit of the present law."""
-        return float(np.mean(self.misfit(self.log_law) ** 2))
+        return float(np.mean(self.misfits(self.numbers)[self.known] ** 2))
 
-    def wide_slopes(self, stride: float = 0.3) -> Floats:
-        """Slopes of the residuals, central and over so wide a stride that they show what the data can tell.
+    def cost_at(self, numbers: Floats) -> float:
+        """Half the sum of the squared residuals."""
+        return float(0.5 * np.sum(self.residuals(numbers) ** 2))
+
+    def slopes(self, numbers: Floats, stride: float = WIDE) -> Floats:
+        """Slopes of the residuals at `numbers`, central; over so wide a stride that they show what the data can tell.
 
         Over short ones the jumps of the simulated TTFT look like knowledge of coefficients that nothing identifies.
         """
-        moves = stride * np.eye(len(self.log_law))
-        sides = [(self.residuals(self.log_law + move), self.residuals(self.log_law - move)) for move in moves]
+        moves = stride * np.eye(len(numbers))
+        sides = [(self.residuals(numbers + move), self.residuals(numbers - move)) for move in moves]
         return np.stack([(above - below) / (2 * stride) for above, below in sides], axis=1)
 
     def leave_one_out(self, slopes: Floats) -> float:
-        """Median relative error of requests/s and ITL, each point predicted without its own help."""
-        at_optimum = self.residuals(self.log_law)
-        point_of_row = np.repeat(np.arange(len(self._known)), self._known.sum(axis=1))
+        """Median relative error of requests/s and ITL, each point predicted without its own help.
+
+        One Gauss-Newton step away from the full fit, by the slopes of the other points.
+        """
+        at_optimum = self.residuals(self.numbers)
+        point_of_row = np.repeat(np.arange(len(self.known)), self.known.sum(axis=1))
         held_out = []
-        for point in range(len(self._known)):
+        for point in range(len(self.known)):
             own = np.flatnonzero(point_of_row == point)
             rest = np.delete(slopes, own, axis=0)
-            log_law = self.log_law + np.linalg.solve(rest.T @ rest, slopes[own].T @ at_optimum[own])
-            relative = self.replay.means(self.replica_at(log_law))[point] / self._measured[point] - 1
-            held_out += [abs(relative[place]) for place in (0, 2) if self._known[point, place]]
-        return float(np.median(held_out))
+            numbers = self.numbers + np.linalg.solve(rest.T @ rest, slopes[own].T @ at_optimum[own])
+            relative = self._row(point, self.parameters.replica(numbers)) / self.measured[point] - 1
+            held_out += [abs(relative[place]) for place in (0, 2) if self.known[point, place]]
+        return float(np.median(held_out)) if held_out else float("nan")
+
+    def _row(self, point: int, replica: Replica) -> Floats:
+        """The figures of one point; only its own runs are simulated."""
+        own = [run for run in self.runs if any(window[2] == point for window in run.windows)]
+        row: Floats = Replay(own, replica).means(replica)[point]
+        return row

@@ -1,125 +1,181 @@
-"""Measured closed-loop points replayed on the simulator: the forward model of the fit."""
+"""Measured runs repeated on the simulator, law after law: the forward model of the fit."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy.special import ndtri
 
-from sizing.curves import Point
 from sizing.replica import Replica
 from sizing.simulator.heap import compiled
-from sizing.simulator.loops import measured_rounds, run_users
+from sizing.simulator.loops import measured_rounds, run_stream, run_users
 from sizing.simulator.records import Engine, Requests, States, Work, engine_of, idle_states, work_space
 from sizing.simulator.runs import checked_requests
 from sizing.workload import Seconds, Tokens
 
 Floats = NDArray[np.float64]
 
+MEASURES = ("requests_per_s", "ttft_mean_s", "itl_mean_s", "e2e_mean_s", "ttft_p50_s", "ttft_p95_s")
+"""Columns of what a replay gives; the last three only of open loops (in closed ones E2E follows from the others)."""
 
-class Replay:
-    """The points of one deployment, ready to be simulated again and again with other laws.
 
-    Each point keeps what the measurement did: its number of users, its lengths, and users who start one after the
-    other over about the time of one request, or all `together`. Equal lengths hold the users in the phases they started
-    in, and TTFT depends on those phases: so the means are taken over several ramps, 25 % shorter to 25 % longer.
-    Lengths that vary are drawn evenly (see `even_lengths`), so that a level of a few hundred requests has the means of
-    the point.
+class Run(NamedTuple):
+    """One run to repeat: what the clients did.
+
+    `isl`, `osl`, `arrival_s`: shape (requests,). A closed loop has `users` who start at the first `users` of
+    `arrival_s` and each send their next request after an answer; `users` 0 is an open loop. `windows`: rows (begin,
+    end, row) of the requests measured, in order of arrival, and the row of the result they belong to; of an open loop
+    only those complete at `until_s`, when the measurement ended.
     """
 
-    def __init__(self, points: Sequence[Point], replica: Replica, together: bool = False, seed: int = 0) -> None:
-        rng = np.random.default_rng(seed)
-        lengths = [_level_lengths(point, rng) for point in points]
-        self._users = np.array([concurrency(point) for point in points], np.int64)
-        request_s = self._users / np.array([point.requests_per_s for point in points])
-        self._ramps_s = 0 * request_s if together else request_s
-        self._first = np.concatenate([[0], np.cumsum([len(isl) for isl, _ in lengths])])
-        isl, osl = (np.concatenate(tokens) for tokens in zip(*lengths, strict=True))
-        self._requests = checked_requests(replica, isl, osl, np.zeros(len(isl)))
+    users: int
+    isl: Tokens
+    osl: Tokens
+    arrival_s: Seconds
+    windows: tuple[tuple[int, int, int], ...]
+    until_s: float = np.inf
+
+
+def closed_run(row: int, users: int, isl: Tokens, osl: Tokens, ramp_s: float, *, whole: bool = False) -> Run:
+    """Users who start one after the other over `ramp_s`; measured are the rounds without ramp and drain, or all."""
+    starts_s = np.zeros(len(isl))
+    starts_s[:users] = ramp_s * np.arange(users) / users
+    begin, end = (0, len(isl)) if whole else measured_rounds(len(isl), users)
+    return Run(users, isl, osl, starts_s, ((begin, end, row),))
+
+
+class Replay:
+    """Runs that give the rows of a result, ready to be simulated again and again with other laws.
+
+    A row is the mean over its windows. The engines of one replay may differ in everything but `max_batch_size`.
+    """
+
+    def __init__(self, runs: Sequence[Run], replica: Replica) -> None:
+        self.rows = 1 + max(window[2] for run in runs for window in run.windows)
+        self._users = np.array([run.users for run in runs], np.int64)
+        self._first = np.concatenate([[0], np.cumsum([len(run.isl) for run in runs])])
+        isl, osl, arrival_s = (np.concatenate([getattr(run, name) for run in runs]) for name in _PER_REQUEST)
+        self._requests = checked_requests(replica, isl, osl, arrival_s)
+        self._fresh = self._requests.copy()
+        self._until_s = np.array([run.until_s for run in runs])
+        windows = [(run, *window) for run, one in enumerate(runs) for window in one.windows]
+        self._windows = np.array(windows, np.int64)
+        self._weights = 1 / np.maximum(1, np.bincount(self._windows[:, 3], minlength=self.rows))
+        self._space = work_space(replica, 1)
 
     def means(self, replica: Replica) -> Floats:
-        """requests/s, mean TTFT and mean ITL (seconds; NaN with one output token) per point: shape (points, 3)."""
-        means = np.zeros((len(self._users), 3))
-        engine = engine_of(replica)
-        space = work_space(replica, 1)
-        run_levels(engine, idle_states(1), space, self._requests, self._first, self._users, self._ramps_s, means)
+        """What each row measures on this engine, shape (rows, 6), columns `MEASURES`.
+
+        NaN: ITL with one output token; E2E and percentiles of closed loops.
+        """
+        means = np.zeros((self.rows, len(MEASURES)))
+        run_all(
+            engine_of(replica),
+            (idle_states(1), idle_states(1)),
+            self._space,
+            (self._fresh, self._requests),
+            self._first,
+            self._users,
+            self._until_s,
+            self._windows,
+            self._weights,
+            means,
+        )
         return means
 
 
-def measured_means(points: Sequence[Point]) -> Floats:
-    """What `Replay.means` is to reproduce, same shape; NaN where the point does not tell."""
-    measured = np.array(
-        [[point.requests_per_s, point.ttft_mean_s or np.nan, point.itl_mean_s or np.nan] for point in points]
-    )
-    measured[[round(point.osl) <= 1 for point in points], 2] = np.nan
-    return measured
-
-
-def concurrency(point: Point) -> int:
-    """Users of a closed-loop point."""
-    return max(1, round(point.load_value))
-
-
-def _level_lengths(point: Point, rng: np.random.Generator) -> tuple[Tokens, Tokens]:
-    """Lengths for 6 rounds of the users; 8, and blocks of 32 or more, where lengths vary."""
-    users = concurrency(point)
-    if point.isl_cv == 0 and point.osl_cv == 0:
-        rounds = max(6, -(-12 // users))
-        return np.full(rounds * users, max(1, round(point.isl))), np.full(rounds * users, max(1, round(point.osl)))
-    block = users * -(-32 // users)
-    blocks = max(3, -(-8 * users // block))
-    return (
-        even_lengths(point.isl, point.isl_cv, block, blocks, rng),
-        even_lengths(point.osl, point.osl_cv, block, blocks, rng),
-    )
-
-
-def even_lengths(mean: float, cv: float, block: int, blocks: int, rng: np.random.Generator) -> Tokens:
-    """Lognormal tokens, every block the same evenly spaced quantiles, shuffled: means without sampling noise."""
-    sigma = np.sqrt(np.log1p(cv * cv))
-    quantiles = np.exp(sigma * ndtri((np.arange(block) + 0.5) / block))
-    tokens = np.maximum(1, np.rint(quantiles * (mean / quantiles.mean()))).astype(np.int64)
-    return np.concatenate([rng.permutation(tokens) for _ in range(blocks)])
+_PER_REQUEST = ("isl", "osl", "arrival_s")
 
 
 @compiled
-def run_levels(
+def run_all(
     engine: Engine,
-    states: States,
+    states: tuple[States, States],
     work: Work,
-    requests: Requests,
+    requests: tuple[Requests, Requests],
     first: Tokens,
     users: Tokens,
-    ramps_s: Seconds,
+    until_s: Seconds,
+    windows: Tokens,
+    weights: Floats,
     means: Floats,
 ) -> None:
-    """Run the closed loop of every level and fill its row of `means`, averaged over ramps of different length."""
-    state = states[0]
-    for level in range(len(users)):
-        run = requests[first[level] : first[level + 1]]
-        phases = max(1, min(8, 64 // users[level]))
-        for phase in range(phases):
-            state.clock_s, state.decode_step = 0.0, 0  # the run before has left the replica empty
-            ramp_s = ramps_s[level] * (0.75 + (phase + 0.5) / (2 * phases))
-            for user in range(users[level]):
-                run[user].arrival_s = engine.request_s + ramp_s * user / users[level]
-            run_users(engine, states, work, run, users[level])
-            add_means(run, users[level], engine.request_s, 1 / phases, means[level])
+    """Simulate every run and add its windows (run, begin, end, row; by run) to their rows of `means`.
+
+    `states` and `requests` are pairs: as they are before a run, and those that the run works on.
+    """
+    place = 0
+    for number in range(len(users)):
+        run = requests[1][first[number] : first[number + 1]]
+        run[:] = requests[0][first[number] : first[number + 1]]
+        states[1][:] = states[0]
+        if users[number] > 0:
+            for user in range(users[number]):
+                run[user].arrival_s += engine.request_s
+            run_users(engine, states[1], work, run, users[number])
+        else:
+            run_stream(engine, states[1], work, run)
+        while place < len(windows) and windows[place, 0] == number:
+            begin, end, row = windows[place, 1], windows[place, 2], windows[place, 3]
+            if users[number] > 0:
+                add_latencies(run, begin, end, np.inf, engine.request_s, weights[row], means[row])
+                add_closed_rate(run, begin, end, engine.request_s, weights[row], means[row])
+            else:
+                limit_s = until_s[number]
+                add_latencies(run, begin, end, limit_s, engine.request_s, weights[row], means[row])
+                add_stream(run, begin, end, limit_s, engine.request_s, weights[row], means[row])
+            place += 1
 
 
 @compiled
-def add_means(run: Requests, users: int, request_s: float, weight: float, means: Floats) -> None:
-    """Add `weight` times the requests/s, mean TTFT and mean ITL of the measured rounds."""
-    begin, end = measured_rounds(len(run), users)
-    ttft_s, itl_s, with_gaps = 0.0, 0.0, 0
+def add_latencies(
+    run: Requests, begin: int, end: int, until_s: float, request_s: float, weight: float, means: Floats
+) -> None:
+    """Add `weight` times mean TTFT, ITL and E2E of the requests from `begin` to before `end` that are complete."""
+    ttft_s, itl_s, e2e_s, with_gaps, count = 0.0, 0.0, 0.0, 0, 0
     for place in range(begin, end):
         request = run[place]
+        if request.done_s > until_s:
+            continue
+        count += 1
         ttft_s += request.first_token_s - request.arrival_s + request_s
+        e2e_s += request.done_s - request.arrival_s + request_s
         if request.osl > 1:
             itl_s += (request.done_s - request.first_token_s) / (request.osl - 1)
             with_gaps += 1
-    means[0] += weight * (end - begin) / (run[end].arrival_s - run[begin].arrival_s)
-    means[1] += weight * ttft_s / (end - begin)
+    means[1] += weight * ttft_s / count if count > 0 else np.nan
     means[2] += weight * itl_s / with_gaps if with_gaps > 0 else np.nan
+    means[3] += weight * e2e_s / count if count > 0 else np.nan
+
+
+@compiled
+def add_closed_rate(run: Requests, begin: int, end: int, request_s: float, weight: float, means: Floats) -> None:
+    """Requests/s of a closed loop: by the sending of the first and of the one after the last, or its last answer."""
+    end_s = run[end].arrival_s if end < len(run) else run[0].done_s + request_s
+    if end == len(run):
+        for place in range(end):
+            end_s = max(end_s, run[place].done_s + request_s)
+    means[0] += weight * (end - begin) / (end_s - run[begin].arrival_s)
+    means[3:] = np.nan
+
+
+@compiled
+def add_stream(
+    run: Requests, begin: int, end: int, until_s: float, request_s: float, weight: float, means: Floats
+) -> None:
+    """What only an open loop tells: requests completed a second while the window's arrive, median and p95 of TTFT."""
+    ttft_s = np.empty(end - begin)
+    done, count = 0, 0
+    start_s, end_s = run[begin].arrival_s, run[end - 1].arrival_s
+    for place in range(end):
+        if start_s < run[place].done_s <= end_s:
+            done += 1
+    for place in range(begin, end):
+        if run[place].done_s <= until_s:
+            ttft_s[count] = run[place].first_token_s - run[place].arrival_s + request_s
+            count += 1
+    means[0] += weight * done / (end_s - start_s)
+    means[4] += weight * np.percentile(ttft_s[:count], 50) if count > 0 else np.nan
+    means[5] += weight * np.percentile(ttft_s[:count], 95) if count > 0 else np.nan

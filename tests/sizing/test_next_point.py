@@ -18,7 +18,7 @@ from sizing.design.next_point import is_settled
 from sizing.design.worth import Prospects, outlook, prospects, reductions
 from sizing.errors import FitError
 from sizing.plan import Fleet, Question
-from sizing.replica import Batching, Replica
+from sizing.replica import Replica
 from sizing.workload import Lengths, Limit, Sla, Workload
 from tests.sizing.simulated_levels import LAW, SERVER, simulated_point
 
@@ -290,10 +290,14 @@ def test_a_settled_count_beyond_what_was_measured_is_reached_for(monkeypatch: py
 
 
 def test_a_server_that_no_law_fits_is_left_to_the_grid() -> None:
-    """A KV cache with room for 12 requests, of which the points say nothing: soon told, and said."""
-    server = Replica(LAW, Batching("chunked", kv_tokens=15_000))
-    points = [simulated_point(option, server, max_batch_size=256) for option in OPTIONS if option.lengths == NEAR]
-    points.append(simulated_point(OPTIONS[2], server, max_batch_size=256))
+    """Every other level ran beside a noisy neighbour and took four times as long: soon told, and said."""
+    levels = [option for option in OPTIONS if option.lengths == NEAR]
+    points = [simulated_point(option) for option in [*levels, OPTIONS[2]]]
+    disturbed = [
+        dataclasses.replace(point, itl_mean_s=4 * (point.itl_mean_s or 0), requests_per_s=point.requests_per_s / 4)
+        for point in points[1::2]
+    ]
+    points[1::2] = disturbed
     decision = ask(points)
     assert isinstance(decision, Stop)
     assert decision.because == "misfit"

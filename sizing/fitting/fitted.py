@@ -1,0 +1,164 @@
+"""What a fit gives: a law, its uncertainty, its errors, and what it could not tell."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from sizing.curves import Deployment, Point
+from sizing.fitting.levels import UNTOLD, Protocol, point_runs
+from sizing.fitting.parameters import moved
+from sizing.replica import Batching, Replica
+from sizing.simulator.replay import Replay
+from sizing.steptime import StepLaw
+from sizing.workload import Lengths
+
+Floats = NDArray[np.float64]
+
+
+class PointError(NamedTuple):
+    """One point as the law gives it. Errors are (predicted - measured) / measured; NaN where nothing was measured.
+
+    The last three are of open loops only.
+    """
+
+    point: Point
+    requests_per_s: float
+    ttft_mean_s: float
+    itl_mean_s: float
+    requests_per_s_error: float
+    ttft_error: float
+    itl_error: float
+    e2e_error: float = float("nan")
+    ttft_p50_error: float = float("nan")
+    ttft_p95_error: float = float("nan")
+
+
+class Distrust(NamedTuple):
+    """A point that stands apart from what the others agree on: its worst figure is `off` (predicted / measured - 1),
+    `sigmas` standard errors."""
+
+    point: Point
+    figure: str
+    off: float
+    sigmas: float
+
+    def __str__(self) -> str:
+        where = f"ISL {self.point.isl:g}, OSL {self.point.osl:g}, {self.point.load_kind} {self.point.load_value:g}"
+        return (
+            f"the point at {where} disagrees with the others: the law gives {self.figure} {self.off:+.0%} "
+            f"({self.sigmas:.0f} standard errors); it has little weight in the fit: measure it again"
+        )
+
+
+class Unknown(NamedTuple):
+    """A coefficient that the points do not tell: `ratio` is its standard error after them over that before."""
+
+    name: str
+    ratio: float
+    measure: str
+
+    def __str__(self) -> str:
+        return f"{self.name}: the points hardly tell it ({self.ratio:.0%} of the prior doubt is left); {self.measure}"
+
+
+class Range(NamedTuple):
+    """What the points cover: the most requests at once, and the mean lengths from lowest to highest, in tokens."""
+
+    concurrency: int
+    isl: tuple[float, float]
+    osl: tuple[float, float]
+
+    def covers(self, lengths: Lengths, in_flight: float) -> bool:
+        """True for lengths within twice the measured range and at most 1.1 x the measured concurrency."""
+        return (
+            in_flight <= 1.1 * self.concurrency
+            and self.isl[0] / 2 <= lengths.isl <= 2 * self.isl[1]
+            and self.osl[0] / 2 <= lengths.osl <= 2 * self.osl[1]
+        )
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Fit:
+    """A law for one deployment and what is known of its errors.
+
+    `names`: the eight coefficients; `extra`: what else was fitted ("unread", "kv_tokens"). `covariance`, shape
+    (names + extra) squared: of the natural logarithms (of the logit of `unread`), widened where the residuals exceed
+    the measurement errors. `chi2_per_point`: mean squared residual over the assumed measurement error; 1 is perfect,
+    above 2 the law or the policy is wrong. `leave_one_out`: median relative error of requests/s and ITL at points that
+    the fit had not seen (one Gauss-Newton step from the full fit). `distrusted`: points that were given little weight.
+    `unknown`: coefficients that the points do not tell. `lockstep`: the users had started at once with equal lengths
+    and stayed in step; request and prefill overheads are then hardly told apart. `protocol`: how the points were
+    measured, as told or as found. `sigmas`: standard errors of the logarithms one by one, from the slopes alone; wider
+    than those of `covariance`, which also holds what the cost says further away and serves the bands of answers.
+    """
+
+    deployment: Deployment
+    law: StepLaw
+    batching: Batching
+    names: tuple[str, ...]
+    covariance: Floats
+    errors: tuple[PointError, ...]
+    leave_one_out: float
+    chi2_per_point: float
+    calibrated: Range
+    warnings: tuple[str, ...]
+    extra: tuple[str, ...] = ()
+    distrusted: tuple[Distrust, ...] = ()
+    unknown: tuple[Unknown, ...] = ()
+    lockstep: bool = False
+    protocol: Protocol = UNTOLD
+    sigmas: tuple[float, ...] = ()
+
+    @property
+    def replica(self) -> Replica:
+        """The fitted engine."""
+        return Replica(self.law, self.batching)
+
+    def interval(self, name: str) -> tuple[float, float]:
+        """Ends, in seconds, of the 90 % interval of a coefficient."""
+        place = self.names.index(name)
+        factor = float(np.exp(1.645 * self.sigmas[place]))
+        value = float(getattr(self.law, name))
+        return value / factor, value * factor
+
+    @property
+    def variants(self) -> tuple[tuple[Replica, Replica], ...]:
+        """Engines one standard error away, faster and slower, along each eigenvector of the covariance.
+
+        For any function f of the engine, the sum over the pairs of ((f(slower) - f(faster)) / 2)^2 is its variance.
+        """
+        variances, directions = np.linalg.eigh(self.covariance)
+        names = (*self.names, *self.extra)
+        pairs = []
+        for variance, direction in zip(variances, directions.T, strict=True):
+            shift = np.sqrt(max(variance, 0.0)) * direction
+            pair = [moved(self.replica, names, sign * shift) for sign in (-1, 1)]
+            pairs.append((min(pair, key=self._busy_step_s), max(pair, key=self._busy_step_s)))
+        return tuple(pairs)
+
+    @property
+    def relative_sigma(self) -> float:
+        """Standard error, as a share, of the time of a decode step at the highest calibrated concurrency."""
+        pairs = [(self._busy_step_s(faster), self._busy_step_s(slower)) for faster, slower in self.variants]
+        return float(np.sqrt(sum((np.log(slow_s / fast_s) / 2) ** 2 for fast_s, slow_s in pairs)))
+
+    def means(self, points: Sequence[Point]) -> Floats:
+        """What this engine gives at closed-loop, constant-rate or Poisson points (any lengths; measured or not), in the
+        protocol of the fit: shape (points, 6), columns `sizing.simulator.replay.MEASURES`.
+
+        A closed-loop point needs a rough `requests_per_s`, which sets how users are spread at the start.
+        """
+        return Replay(point_runs(points, self.protocol), self.replica).means(self.replica)
+
+    def covers(self, lengths: Lengths, in_flight: float) -> bool:
+        """True where the law is used inside the range it was fitted on: basis "fitted", else "extrapolated"."""
+        return self.calibrated.covers(lengths, in_flight)
+
+    def _busy_step_s(self, replica: Replica) -> float:
+        batch = min(self.calibrated.concurrency, self.batching.max_batch_size)
+        return replica.law.decode_s(batch, batch * (sum(self.calibrated.isl) + sum(self.calibrated.osl) / 2) / 2)

@@ -1,0 +1,265 @@
+"""The fit on open loops and traces, on points that are wrong, on engines with a hidden limit, and with a prior."""
+
+from __future__ import annotations
+
+import dataclasses
+from functools import cache
+from typing import Any
+
+import numpy as np
+import pytest
+
+from sizing.curves import Deployment, Point
+from sizing.errors import FitError
+from sizing.fitting import Fit, Protocol, Trace, fit, fit_trace
+from sizing.fitting.levels import point_runs
+from sizing.fitting.search import outliers
+from sizing.replica import Batching, Replica
+from sizing.simulator import closed_loop, simulate, simulate_trace
+from sizing.simulator.replay import Replay
+from sizing.workload import Arrivals, Lengths, Workload
+from tests.sizing.test_fitting import GPU, LONG, SHORT, measure, times_s
+
+VARIED = [dataclasses.replace(lengths, isl_cv=0.4, osl_cv=0.6) for lengths in (SHORT, LONG)]
+OPEN = {"constant_rate": Arrivals("constant", 0.0), "poisson_rate": Arrivals("poisson", 1.0)}
+
+
+def offer(replica: Replica, lengths: Lengths, kind: str, rate_per_s: float, seed: int = 0, n: int = 1000) -> Point:
+    """An open-loop point as a calibration would make it: warmed up, 2 % noise."""
+    luck = np.exp(0.02 * np.random.default_rng(seed).standard_normal(5))
+    run = simulate(replica, Workload(lengths, rate_per_s, OPEN[kind]), requests=n, seed=seed)
+    fields: dict[str, Any] = dict(
+        zip(
+            ("ttft_mean_s", "itl_mean_s", "e2e_mean_s", "ttft_p50_s", "ttft_p95_s"),
+            luck
+            * [
+                run.ttft_s.mean(),
+                np.nanmean(run.itl_s),
+                run.e2e_s.mean(),
+                np.median(run.ttft_s),
+                np.percentile(run.ttft_s, 95),
+            ],
+            strict=True,
+        )
+    )
+    return dataclasses.replace(
+        measure(replica, [lengths], (1,))[0],
+        load_kind=kind,
+        load_value=rate_per_s,
+        requests_per_s=run.requests_per_s,
+        mean_in_flight=run.mean_in_flight,
+        requests=n,
+        **fields,
+    )
+
+
+def errors_of(found: Fit) -> np.ndarray[Any, Any]:
+    return np.abs(times_s(found.law) / times_s(GPU) - 1)
+
+
+@cache
+def in_lockstep_and_open() -> tuple[Fit, Fit]:
+    """An engine with a dear prefill iteration, from fixed lengths alone and with two open-loop points beside."""
+    dear = Replica(GPU.with_values(prefill_s=2e-3, request_s=0.5e-3), Batching("prefill_first"))
+    closed = measure(dear, lockstep=True)
+    offered = [offer(dear, SHORT, "poisson_rate", 20.0), offer(dear, SHORT, "constant_rate", 15.0)]
+    return fit(closed), fit([*closed, *offered], open_loop=True)
+
+
+def test_open_loops_alone_carry_a_law() -> None:
+    offered = [
+        offer(Replica(GPU), lengths, kind, rate)
+        for lengths, rates in ((SHORT, (2.0, 20.0, 45.0)), (LONG, (0.2, 1.5, 3.0)))
+        for kind, rate in zip(("constant_rate", "poisson_rate", "poisson_rate"), rates, strict=True)
+    ]
+    found = fit(offered, open_loop=True)
+    assert found.chi2_per_point < 2
+    assert np.median(errors_of(found)) < 0.05
+    assert all(np.isfinite(error.ttft_p95_error) for error in found.errors)
+    with pytest.raises(FitError, match="no closed-loop points"):
+        fit(offered)
+
+
+def test_an_open_loop_tells_prefill_from_request_overhead() -> None:
+    """Users in lockstep prefill together: what an iteration with a prompt costs is nearly hidden there."""
+    closed, opened = in_lockstep_and_open()
+    assert closed.lockstep
+    wide, narrow = (np.subtract(*np.log(found.interval("prefill_s"))[::-1]) for found in (closed, opened))
+    assert narrow < wide
+    low_s, high_s = opened.interval("prefill_s")
+    assert low_s <= 2e-3 <= high_s
+
+
+def test_an_open_loop_that_fell_behind_is_left_aside() -> None:
+    points = measure(Replica(GPU), levels=(1, 16))
+    behind = dataclasses.replace(
+        points[0], load_kind="poisson_rate", load_value=3 * points[0].requests_per_s, itl_mean_s=9.0
+    )
+    assert fit([*points, behind], open_loop=True).law == fit(points).law
+
+
+def trace_of(replica: Replica, rate_per_s: float, requests: int, seed: int = 0) -> Trace:
+    rng = np.random.default_rng(seed)
+    isl, osl = Lengths(800, 200, 0.6, 0.6).sample(requests, rng)
+    arrival_s = np.cumsum(rng.exponential(1 / rate_per_s, requests)) * np.where(np.arange(requests) < 400, 1.5, 1.0)
+    arrival_s = np.maximum.accumulate(arrival_s)
+    run = simulate_trace(replica, arrival_s, isl, osl)
+    noise = np.exp(0.02 * rng.standard_normal((2, requests)))
+    return Trace(arrival_s, isl, osl, run.ttft_s * noise[0], run.e2e_s * noise[1])
+
+
+def test_a_trace_is_fitted_and_predicts_its_rest() -> None:
+    """The law of the first 800 requests gives mean E2E of the next 400 within 3 %."""
+    replica = Replica(GPU, Batching("chunked", token_budget=2048))
+    whole = trace_of(replica, 8.0, 1200)
+    half = Trace(*(getattr(whole, name)[:800] for name in ("arrival_s", "isl", "osl", "ttft_s", "e2e_s")))
+    found = fit_trace(half, Deployment("m", "p", "g", 1, 1, "", "", "", None), batching=replica.batching)
+    replayed = simulate_trace(found.replica, whole.arrival_s, whole.isl, whole.osl)
+    assert replayed.e2e_s[800:].mean() == pytest.approx(whole.e2e_s[800:].mean(), rel=0.03)
+    assert found.chi2_per_point < 2
+    with pytest.raises(FitError, match="ten requests per group"):
+        fit_trace(half, found.deployment, chunks=100)
+
+
+def spoiled(points: list[Point], place: int) -> list[Point]:
+    """The points with one whose ITL and TTFT are those of an overheated GPU: 1.5 times as long."""
+    bad = points[place]
+    worse = dataclasses.replace(
+        bad,
+        itl_mean_s=1.5 * (bad.itl_mean_s or 0),
+        ttft_mean_s=1.5 * (bad.ttft_mean_s or 0),
+        requests_per_s=bad.requests_per_s / 1.5,
+    )
+    return [*points[:place], worse, *points[place + 1 :]]
+
+
+@pytest.mark.parametrize("place", [2, 6])
+def test_a_bad_point_is_named_and_does_little_harm(place: int) -> None:
+    points = measure(Replica(GPU), VARIED)
+    found = fit(spoiled(points, place))
+    assert [distrust.point.load_value for distrust in found.distrusted] == [points[place].load_value]
+    assert found.distrusted[0].off < -0.2 or found.distrusted[0].off > 0.3
+    assert any("disagrees with the others" in warning for warning in found.warnings)
+    without = fit([*points[:place], *points[place + 1 :]])
+    apart = np.abs(times_s(found.law) / times_s(without.law) - 1)[:8]
+    assert np.median(apart) < 0.03
+    assert apart.max() < 0.08
+    assert not fit(points).distrusted
+
+
+def test_outliers_stand_apart_or_are_none() -> None:
+    calm = np.tile([[1.0, -1.0, 0.5]], (10, 1))
+    assert outliers(calm) == []
+    one = calm.copy()
+    one[3, 1] = 20.0
+    assert outliers(one) == [3]
+    assert outliers(20 * one) == [3]  # a law that misses them all: the same point still stands apart
+    many = calm.copy()
+    many[:5, 0] = 20.0
+    assert outliers(many) == []
+    assert outliers(np.full((1, 3), 50.0)) == []
+
+
+def test_what_the_points_cannot_tell_is_named() -> None:
+    """Short prompts at one user tell nothing of KV reads, arithmetic and attention; two contrasting mixes do."""
+    thin = fit(measure(Replica(GPU), [SHORT], (1, 2)))
+    names = {unknown.name for unknown in thin.unknown}
+    assert {"kv_token_s", "attention_s"} <= names
+    assert "long contexts" in next(str(unknown) for unknown in thin.unknown if unknown.name == "kv_token_s")
+    rich = {unknown.name for unknown in fit(measure(Replica(GPU), VARIED)).unknown}
+    assert rich < names
+    assert "kv_token_s" not in rich
+    ratios = [unknown.ratio for unknown in thin.unknown]
+    assert ratios == sorted(ratios, reverse=True)
+
+
+WRONG = GPU.scaled(1.4)
+"""A day-zero law 40 % off in every coefficient."""
+
+
+def test_three_points_shift_a_prior_law_and_thirty_replace_it() -> None:
+    few = measure(Replica(GPU), [SHORT], (1, 16, 128))
+    assert errors_of(fit(few, prior=WRONG))[:8].max() < 0.2
+    mixes = [*VARIED, Lengths(1000, 300, 0.4, 0.6)]
+    many = measure(Replica(GPU), mixes, (1, 2, 4, 8, 16, 32, 64, 96, 128, 256))
+    known = Batching("chunked")
+    led, right = fit(many, prior=WRONG, batching=known), fit(many, prior=GPU, batching=known)
+    differences = np.abs(times_s(led.law) / times_s(right.law) - 1)[:8]
+    assert np.median(differences) < 0.01
+    assert differences.max() < 0.02
+
+
+def test_a_small_kv_cache_is_found() -> None:
+    """26,000 tokens hold 26 requests of 1,000: more users only wait. Without it the law cannot fit."""
+    replica = Replica(GPU, Batching("chunked", kv_tokens=26_000))
+    points = measure(replica, [Lengths(700, 300, 0.2, 0.2), Lengths(1500, 500, 0.2, 0.2)], (1, 8, 32, 64))
+    blind = fit(points, batching=Batching("chunked", kv_tokens=10**8))
+    found = fit(points)
+    assert found.chi2_per_point < 0.5 * blind.chi2_per_point
+    assert found.batching.kv_tokens == pytest.approx(26_000, rel=0.15)
+    assert any("KV cache of about" in warning for warning in found.warnings)
+    assert fit(points, kv_tokens=26_000).batching.kv_tokens == 26_000
+    assert found.extra == ("kv_tokens",)
+    assert len(found.variants) == 9
+
+
+def test_a_kernel_for_single_sequences_is_found() -> None:
+    """An engine that reads 40 % less for one sequence: without a share of its own the law misses one and two users."""
+    fast_alone = GPU.with_values(unread=0.4)
+    found = fit(measure(Replica(fast_alone), VARIED, (1, 2, 4, 16, 64)))
+    assert found.extra == ("unread",)
+    assert found.law.decode_s(1, 200) == pytest.approx(fast_alone.decode_s(1, 200), rel=0.03)
+    assert found.law.decode_s(2, 400) == pytest.approx(fast_alone.decode_s(2, 400), rel=0.03)
+    assert any("single sequence" in warning for warning in found.warnings)
+    assert fit(measure(Replica(GPU), VARIED, (1, 2, 4, 16, 64))).extra == ()
+
+
+def test_means_that_hold_the_start_are_replayed_as_such() -> None:
+    """All users at once and every request counted: the first burst makes TTFT long, and the fit expects it."""
+    points = []
+    for point in measure(Replica(GPU), VARIED, lockstep=True):
+        users = round(point.load_value)
+        isl, osl = point.lengths.sample(10 * users, np.random.default_rng(users))
+        run = closed_loop(Replica(GPU), users, isl, osl)
+        points.append(
+            dataclasses.replace(
+                point,
+                requests=10 * users,
+                requests_per_s=len(run) / (run["done_s"].max() + GPU.request_s - run["arrival_s"][0]),
+                ttft_mean_s=(run["first_token_s"] - run["arrival_s"]).mean() + GPU.request_s,
+                itl_mean_s=((run["done_s"] - run["first_token_s"]) / np.maximum(run["osl"] - 1, 1)).mean(),
+            )
+        )
+    told = fit(points, protocol=Protocol("together", "all", ttft_sigma=0.1))
+    blind = fit(points, protocol=Protocol("ramp"))
+    assert told.chi2_per_point < blind.chi2_per_point
+    assert errors_of(told)[:8].max() < 0.1
+    assert told.means(points)[:, 1] == pytest.approx([point.ttft_mean_s for point in points], rel=0.35)
+    assert told.protocol.start == "together"
+    assert not told.lockstep  # lengths vary: nothing hides
+
+
+def test_a_finite_open_loop_counts_what_is_complete() -> None:
+    """Long answers, a short measurement: the last requests are cut off, and the point is stable all the same."""
+    lengths, rate, duration_s = Lengths(64, 2000), 4.0, 60.0
+    arrival_s = np.arange(round(rate * duration_s)) / rate
+    run = simulate_trace(Replica(GPU), arrival_s, *lengths.sample(len(arrival_s), np.random.default_rng(0)))
+    done = arrival_s + run.e2e_s <= duration_s
+    offered = dataclasses.replace(
+        measure(Replica(GPU), [lengths], (1,))[0],
+        load_kind="constant_rate",
+        load_value=rate,
+        duration_s=duration_s,
+        requests=int(done.sum()),
+        requests_per_s=done.sum() / duration_s,
+        mean_in_flight=float(run.e2e_s[done].sum() / duration_s),
+        ttft_mean_s=float(run.ttft_s[done].mean()),
+        itl_mean_s=float(run.itl_s[done].mean()),
+        e2e_mean_s=float(run.e2e_s[done].mean()),
+    )
+    assert offered.requests_per_s < 0.9 * rate
+    points = measure(Replica(GPU), [SHORT], (1, 16, 64))
+    found = fit([*points, offered], open_loop=True, protocol=Protocol("ramp", "all"))
+    assert len(found.errors) == 4
+    exact = Replay(point_runs([offered], Protocol("ramp", "all")), Replica(GPU)).means(Replica(GPU))[0]
+    assert exact[1:4] == pytest.approx([offered.ttft_mean_s, offered.itl_mean_s, offered.e2e_mean_s], rel=1e-6)

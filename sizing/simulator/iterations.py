@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import math
 
+from sizing.simulator.borrowing import borrowed
 from sizing.simulator.departures import cancel
 from sizing.simulator.durations import growth_s, iteration_s, jitter_factor
 from sizing.simulator.gaps import count_all_but_last, count_last
@@ -37,13 +38,13 @@ __all__ = ["enqueue", "idle", "iteration_s", "step", "steps_ahead", "stretch_s",
 
 @compiled
 def work_of(fleet: Work, replica: int) -> Work:
-    """The arrays of one replica of a fleet."""
+    """The arrays of one replica of a fleet, borrowed."""
     return Work(
-        fleet.heap[replica],
-        fleet.joining[replica],
-        fleet.lines[replica],
-        fleet.gaps[replica],
-        fleet.series[replica],
+        borrowed(fleet.heap[replica]),
+        borrowed(fleet.joining[replica]),
+        borrowed(fleet.lines[replica]),
+        borrowed(fleet.gaps[replica]),
+        borrowed(fleet.series[replica]),
     )
 
 

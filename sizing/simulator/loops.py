@@ -6,6 +6,7 @@ import math
 
 import numpy as np
 
+from sizing.simulator.borrowing import borrowed
 from sizing.simulator.departures import fail
 from sizing.simulator.durations import growth_s
 from sizing.simulator.heap import compiled
@@ -34,7 +35,7 @@ REJECTED_USER_WAITS_S = 0.01
 def run_stream(engine: Engine, states: States, work: Work, requests: Requests) -> None:
     """One replica serves requests that arrive when `arrival_s` says."""
     state = states[0]
-    mine = work_of(work, 0)
+    mine, requests = work_of(work, 0), borrowed(requests)
     for request in range(len(requests)):
         advance(engine, state, mine, requests, requests[request].arrival_s)
         enqueue(engine, state, mine, requests, request, requests[request].arrival_s)
@@ -59,7 +60,7 @@ def run_users(engine: Engine, states: States, work: Work, requests: Requests, us
     A request reaches the engine `request_s` after it is sent.
     """
     state = states[0]
-    mine = work_of(work, 0)
+    mine, requests = work_of(work, 0), borrowed(requests)
     sent = users
     arrived = 0
     while arrived < len(requests) or not idle(state):
@@ -109,7 +110,7 @@ def run_least_outstanding(engine: Engine, states: States, work: Work, requests: 
 
     Ties go to the first found, asking round from `first_asked` (one replica per request, drawn at random).
     """
-    replicas = len(states)
+    replicas, requests = len(states), borrowed(requests)
     unchanged_until_s = np.full(replicas, math.inf)
     for request in range(len(requests)):
         now_s = requests[request].arrival_s

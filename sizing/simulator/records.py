@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from sizing.errors import ScenarioError
 from sizing.replica import KV_POLICIES, POLICIES, Replica, Speculation
 from sizing.workload import Seconds, Tokens
 
@@ -191,7 +192,12 @@ def work_space(replica: Replica, replicas: int, *, gaps: bool = False, samples: 
 
 
 def idle_states(replicas: int, seed: int = 0, sample_every_s: float = math.inf) -> States:
-    """Replicas with nothing to do, at time 0. `seed` sets their jitter: each draws from a stream of its own."""
+    """Replicas with nothing to do, at time 0. `seed` sets their jitter: each draws from a stream of its own.
+
+    `sample_every_s` (inf: never): seconds between rows of the time series, see series.py.
+    """
+    if not sample_every_s > 0:
+        raise ScenarioError(f"sample_every_s must be above 0 s, got {sample_every_s:g}")
     states = np.zeros(replicas, _STATE)
     for field in ("prefilling", "first_gone", "first_deadline"):
         states[field] = NOBODY

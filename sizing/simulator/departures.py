@@ -5,8 +5,8 @@ from __future__ import annotations
 import math
 
 from sizing.simulator.heap import compiled, push, request_at, step_at
-from sizing.simulator.kv_cache import prompt_tokens_of
-from sizing.simulator.lanes import clear_lanes, drop_lane, let_go, tokens_per_step
+from sizing.simulator.kv_cache import prompt_tokens_of, tokens_per_step
+from sizing.simulator.lanes import clear_lanes, drop_lane, let_go
 from sizing.simulator.records import CANCELLED, NOBODY, OUTSIDE, Engine, Requests, State, Work
 from sizing.simulator.waiting import first_in_line, forget_line, take_first
 

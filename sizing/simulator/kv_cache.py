@@ -13,6 +13,14 @@ def prompt_tokens_of(requests: Requests, request: int) -> int:
 
 
 @compiled
+def tokens_per_step(requests: Requests, request: int) -> float:
+    """Tokens by which one decode step lengthens a sequence: 1, or with speculation the mean over its output."""
+    if requests[request].steps == 0:
+        return 1.0
+    return float((requests[request].osl - 1) / requests[request].steps)
+
+
+@compiled
 def reservation(engine: Engine, requests: Requests, request: int) -> int:
     """KV tokens that guaranteed_no_evict keeps for a request, in blocks: its own prompt, the most it may generate."""
     most_output = max(requests[request].osl, engine.max_tokens)
@@ -27,8 +35,9 @@ def fits(engine: Engine, state: State, requests: Requests, request: int) -> bool
     """True when the KV cache has room to admit one request more (in-flight batching)."""
     if engine.kv_policy != MAX_UTILIZATION:
         return bool(state.reserved_tokens + reservation(engine, requests, request) <= engine.kv_tokens)
-    # Each running sequence and the new one will take a token in their next step.
-    needed = state.used_tokens + prompt_tokens_of(requests, request) + state.running + 1
+    # What the running sequences take in this step, and the new one in its first.
+    step_tokens = state.growth_tokens + tokens_per_step(requests, request)
+    needed = state.used_tokens + prompt_tokens_of(requests, request) + step_tokens
     return bool(needed <= engine.kv_tokens or state.admitted == 0)
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from sizing.simulator.gaps import count_gaps
 from sizing.simulator.heap import compiled, push
-from sizing.simulator.kv_cache import prompt_tokens_of, reservation
+from sizing.simulator.kv_cache import prompt_tokens_of, reservation, tokens_per_step
 from sizing.simulator.records import NOBODY, STATIC, Engine, Requests, State, Work
 
 
@@ -33,12 +33,6 @@ def start_decoding(engine: Engine, state: State, work: Work, requests: Requests,
     state.growth_tokens += growth_tokens
     state.context_tokens += requests[request].isl + grown
     state.used_tokens += grown - requests[request].generated
-
-
-@compiled
-def tokens_per_step(requests: Requests, request: int) -> float:
-    """Tokens by which one decode step lengthens a sequence: 1, or with speculation the mean over its output."""
-    return float((requests[request].osl - 1) / requests[request].steps)
 
 
 @compiled

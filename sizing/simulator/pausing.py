@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from sizing.simulator.heap import compiled, remove, request_at, step_at
-from sizing.simulator.kv_cache import overflows
-from sizing.simulator.lanes import drop_lane, release, tokens_per_step
+from sizing.simulator.kv_cache import overflows, tokens_per_step
+from sizing.simulator.lanes import drop_lane, release
 from sizing.simulator.records import Engine, Requests, State, Work
 from sizing.simulator.waiting import put_back
 

@@ -25,10 +25,13 @@ def sample(state: State, work: Work) -> None:
     if state.samples == rows:
         state.samples = rows // 2
         for place in range(state.samples):
-            work.series[place] = work.series[2 * place]
+            work.series[place] = work.series[2 * place + 1]
         state.sample_every_s *= 2
+    due = math.floor(state.clock_s / state.sample_every_s)
+    state.next_sample_s = (due + 1) * state.sample_every_s
+    if state.samples > 0 and work.series[state.samples - 1, 0] >= due * state.sample_every_s:
+        return
     row = work.series[state.samples]
     row[0], row[1], row[2] = state.clock_s, state.running, state.waiting
     row[3], row[4], row[5] = int(state.prefilling != NOBODY), state.used_tokens, state.paused
     state.samples += 1
-    state.next_sample_s = (math.floor(state.clock_s / state.sample_every_s) + 1) * state.sample_every_s

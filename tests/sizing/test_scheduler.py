@@ -204,10 +204,9 @@ def test_prefilled_elsewhere() -> None:
     """A lane of the very iteration it is admitted to, unless prompts run alone."""
     came, prompt = {"at": 0.5, "isl": 10, "cached_tokens": 10, "osl": 3}, {"at": 0.5, "isl": 7, "osl": 1}
     assert times(Replica(CLOCK), came) == [(SERVED, 0.5, 2.5)]
-    assert times(Replica(CLOCK, Batching("chunked", token_budget=4)), prompt, came) == [
-        (SERVED, 2.5, 2.5),
-        (SERVED, 1.5, 3.5),
-    ]
+    chunks = Replica(CLOCK, Batching("chunked", token_budget=4))  # 4 tokens, then 3 beside the lane
+    assert times(chunks, prompt, came) == [(SERVED, 2.5, 2.5), (SERVED, 0.5, 2.5)]
+    assert times(chunks, {"at": 0, "isl": 7}, came) == [(SERVED, 2, 2), (SERVED, 1, 3)]
     assert times(Replica(CLOCK, Batching("whole_prompt")), prompt, came) == [(SERVED, 1.5, 1.5), (SERVED, 0.5, 2.5)]
     assert times(Replica(CLOCK, Batching("prefill_first")), prompt, came) == [(SERVED, 1.5, 1.5), (SERVED, 0.5, 3.5)]
     assert times(Replica(CLOCK), {**came, "osl": 1}, {"at": 2}) == [(SERVED, 0.5, 0.5), (SERVED, 3, 3)]
@@ -305,7 +304,7 @@ def test_series_tell_what_the_replica_holds() -> None:
 
 def test_series_of_a_run_longer_than_planned_get_coarser() -> None:
     seen = serve(Replica(CLOCK), asked({"at": 0, "osl": 100}), every_s=1.0, samples=8).rows
-    assert np.array_equal(np.diff(seen[:, 0]), np.full(len(seen) - 1, 16.0))
+    assert list(seen[:, 0]) == [16, 32, 48, 64, 80, 96]
     with pytest.raises(ScenarioError, match="sample_every_s"):
         idle_states(1, sample_every_s=0.0)
 
@@ -389,10 +388,10 @@ def test_nobody_is_lost_and_nothing_is_overbooked(scene: tuple[Replica, Requests
     assert ran.state["running"] == ran.state["waiting"] == ran.state["admitted"] == ran.state["lanes"] == 0
     assert ran.state["reserved_tokens"] == ran.state["used_tokens"] == ran.state["context_tokens"] == 0
     assert len(ran.rows) < 200_000
-    lone_may_overflow = 1 if replica.batching.kv_policy == "max_utilization" else 0
-    crowded = ran.rows[:, 1] + ran.rows[:, 3] > lone_may_overflow
-    if replica.batching.policy != "static":
-        assert np.all(ran.rows[crowded, 4] <= replica.batching.kv_tokens + 1e-6)
+    counted = np.full(len(ran.rows), replica.batching.policy != "static")
+    if replica.batching.kv_policy == "max_utilization":  # a last lane is not paused for a prompt in chunks
+        counted &= ran.rows[:, 3] + np.roll(ran.rows[:, 3], 1) == 0
+    assert np.all(ran.rows[counted, 4] <= replica.batching.kv_tokens + 1e-6)
     assert np.all(ran.rows[:, 1] + ran.rows[:, 3] <= replica.batching.max_batch_size)
     if not ran.state["paused"] and replica.speculation is None and np.all(served):
         assert ran.gaps.sum() == np.sum(run["osl"] - 1)

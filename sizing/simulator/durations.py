@@ -1,4 +1,4 @@
-"""Seconds of one iteration by the law, with speculation and the engine's departures from the law; compiled by numba."""
+"""Seconds of one iteration, by the law and what an engine departs from it, and of a stretch of them; compiled."""
 
 from __future__ import annotations
 
@@ -49,6 +49,25 @@ def matrices_s(engine: Engine, tokens: int) -> float:
 def growth_s(engine: Engine, state: State) -> float:
     """Seconds by which each decode step is longer than the one before: the contexts have grown."""
     return float((engine.kv_token_s + engine.draft_kv_token_s) * state.growth_tokens)
+
+
+@compiled
+def stretch_s(step_s: float, growth_s: float, steps: int) -> float:
+    """Seconds of `steps` steps, the first of `step_s` seconds and each `growth_s` longer than the one before."""
+    return step_s * steps + 0.5 * growth_s * steps * (steps - 1)
+
+
+@compiled
+def steps_to(step_s: float, growth_s: float, wait_s: float) -> int:
+    """The fewest steps (at least one) that last `wait_s` seconds or more: the root of stretch_s, rounded up."""
+    linear_s = step_s - 0.5 * growth_s
+    root = 2 * wait_s / (linear_s + math.sqrt(linear_s * linear_s + 2 * growth_s * wait_s))
+    steps = max(math.ceil(root), 1)
+    if steps > 1 and stretch_s(step_s, growth_s, steps - 1) >= wait_s:
+        return steps - 1
+    if stretch_s(step_s, growth_s, steps) < wait_s:
+        return steps + 1
+    return steps
 
 
 @compiled

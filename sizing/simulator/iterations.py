@@ -9,11 +9,9 @@ token each), so `decode_stretch` takes them all at once, in closed form. docs/si
 
 from __future__ import annotations
 
-import math
-
 from sizing.simulator.borrowing import borrowed
 from sizing.simulator.departures import cancel
-from sizing.simulator.durations import growth_s, iteration_s, jitter_factor
+from sizing.simulator.durations import growth_s, iteration_s, jitter_factor, steps_to, stretch_s
 from sizing.simulator.gaps import count_all_but_last, count_last
 from sizing.simulator.heap import compiled, first_step, pop
 from sizing.simulator.kv_cache import fits, prompt_tokens_of, reservation, steps_to_full
@@ -225,25 +223,6 @@ def steps_ahead(engine: Engine, state: State, work: Work) -> int:
     steps = first_step(work.heap) - state.decode_step
     if engine.kv_policy == MAX_UTILIZATION and engine.policy != STATIC:
         return steps_to_full(engine, state, steps)
-    return steps
-
-
-@compiled
-def stretch_s(step_s: float, growth_s: float, steps: int) -> float:
-    """Seconds of `steps` steps, the first of `step_s` seconds and each `growth_s` longer than the one before."""
-    return step_s * steps + 0.5 * growth_s * steps * (steps - 1)
-
-
-@compiled
-def steps_to(step_s: float, growth_s: float, wait_s: float) -> int:
-    """The fewest steps (at least one) that last `wait_s` seconds or more: the root of stretch_s, rounded up."""
-    linear_s = step_s - 0.5 * growth_s
-    root = 2 * wait_s / (linear_s + math.sqrt(linear_s * linear_s + 2 * growth_s * wait_s))
-    steps = max(math.ceil(root), 1)
-    if steps > 1 and stretch_s(step_s, growth_s, steps - 1) >= wait_s:
-        return steps - 1
-    if stretch_s(step_s, growth_s, steps) < wait_s:
-        return steps + 1
     return steps
 
 

@@ -337,12 +337,14 @@ def test_users_whose_requests_are_turned_away_try_again() -> None:
 
 
 def test_users_who_give_up_send_their_next_request_at_once() -> None:
-    run = requests_of(np.ones(4, int), np.array([9, 9, 9, 1]), 0.0)
+    """The second leaves the line at 1.75, the first the slot at 2.5 (free at 3); the third starts then, at 3."""
+    run = requests_of(np.ones(4, int), np.full(4, 9), 0.0)
     run["cancel_s"], run["queue_timeout_s"] = 2.5, 1.5
     run["arrival_s"][:2] = 0.0, 0.25
     run_users(engine_of(ONE_SLOT), idle_states(1), work_space(ONE_SLOT, 1), run, 2)
     assert list(run["arrival_s"]) == [0, 0.25, 1.75, 2.5]
-    assert list(run["outcome"]) == [CANCELLED, TIMED_OUT, TIMED_OUT, SERVED] or list(run["done_s"][:2]) == [2.5, 1.75]
+    assert list(run["outcome"]) == [CANCELLED, TIMED_OUT, CANCELLED, TIMED_OUT]
+    assert list(run["done_s"]) == [2.5, 1.75, 4.25, 4.0]
 
 
 @st.composite
@@ -402,7 +404,7 @@ def test_nobody_is_lost_and_nothing_is_overbooked(scene: tuple[Replica, Requests
 def test_steps_taken_at_once_equal_steps_taken_one_by_one(scene: tuple[Replica, Requests]) -> None:
     replica, run = scene
     other = run.copy()
-    skipped, stepwise = serve(replica, run), serve(replica, other, every_s=1e-6, samples=4)
+    skipped, stepwise = serve(replica, run), serve(replica, other, every_s=1e-6, samples=200_000)
     assert list(skipped.run["outcome"]) == list(stepwise.run["outcome"])
     for field in ("scheduled_s", "first_token_s", "done_s"):
         assert skipped.run[field] == pytest.approx(stepwise.run[field], abs=1e-6, nan_ok=True)

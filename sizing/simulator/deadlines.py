@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 
-from sizing.simulator.heap import compiled
+from sizing.simulator.heap import compiled, compiled_apart
 from sizing.simulator.records import NOBODY, Requests, State
 
 
@@ -23,7 +23,7 @@ def insert_deadline(state: State, requests: Requests, request: int, deadline_s: 
     set_first(state, requests, merged(requests, state.first_deadline, request))
 
 
-@compiled
+@compiled_apart
 def pop_deadline(state: State, requests: Requests) -> int:
     """Take out the request with the earliest deadline and return it."""
     first = state.first_deadline

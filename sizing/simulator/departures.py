@@ -4,22 +4,20 @@ from __future__ import annotations
 
 import math
 
-from sizing.simulator.heap import compiled, push, request_at, step_at
+from sizing.simulator.heap import compiled, compiled_apart, push, request_at, step_at
 from sizing.simulator.kv_cache import prompt_tokens_of, tokens_per_step
 from sizing.simulator.lanes import clear_lanes, drop_lane, let_go
 from sizing.simulator.records import CANCELLED, NOBODY, OUTSIDE, Engine, Requests, State, Work
 from sizing.simulator.waiting import first_in_line, forget_line, take_first
 
 
-@compiled
+@compiled_apart
 def cancel(engine: Engine, state: State, work: Work, requests: Requests, on_time: bool) -> None:
     """At the end of an iteration, let go the admitted requests whose clients have given up before it.
 
     Called before the tokens of the iteration are given out, and with `on_time` once more after it, for clients that
-    give up at that very time and had their token still.
+    give up at that very time and had their token still. Not needed before `next_cancel_s`.
     """
-    if state.next_cancel_s > state.clock_s:
-        return
     state.next_cancel_s = math.inf
     kept = 0
     for place in range(state.running):
@@ -81,7 +79,7 @@ def give_up(engine: Engine, state: State, requests: Requests, request: int, memo
     let_go(engine, state, requests, request, memory_tokens)
 
 
-@compiled
+@compiled_apart
 def fail(engine: Engine, state: State, work: Work, requests: Requests) -> int:
     """The replica dies: its requests lose all progress and belong to NOBODY; returns how many. The replica is idle.
 

@@ -6,7 +6,7 @@ import math
 
 import numpy as np
 
-from sizing.simulator.heap import compiled
+from sizing.simulator.heap import compiled, compiled_apart
 from sizing.simulator.records import Engine, State
 from sizing.steptime import KNEE
 
@@ -70,7 +70,7 @@ def steps_to(step_s: float, growth_s: float, wait_s: float) -> int:
     return steps
 
 
-@compiled
+@compiled_apart
 def jitter_factor(engine: Engine, state: State) -> float:
     """One draw of a lognormal factor with mean 1 and the engine's coefficient of variation."""
     radius = math.sqrt(-2 * math.log(1 - uniform(state)))

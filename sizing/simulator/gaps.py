@@ -8,7 +8,7 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from sizing.simulator.heap import compiled, request_at
+from sizing.simulator.heap import compiled, compiled_apart, request_at
 from sizing.simulator.records import GAP_BINS, Requests, State, Work
 
 LEAST_GAP_S = 1e-5
@@ -18,7 +18,7 @@ WIDTH = math.log(1.02)
 Counts = NDArray[np.int64]
 
 
-@compiled
+@compiled_apart
 def count_gaps(counts: Counts, gap_s: float, growth_s: float, steps: int, lanes: int) -> None:
     """Count the gaps of `steps` decode steps of `lanes` sequences, each step `growth_s` longer than the one before.
 
@@ -37,7 +37,7 @@ def count_gaps(counts: Counts, gap_s: float, growth_s: float, steps: int, lanes:
         steps -= inside
 
 
-@compiled
+@compiled_apart
 def count_all_but_last(
     state: State, work: Work, requests: Requests, steps: int, step_s: float, growth_s: float
 ) -> None:
@@ -50,7 +50,7 @@ def count_all_but_last(
     count_gaps(work.gaps, step_s, growth_s, steps - 1, state.running)
 
 
-@compiled
+@compiled_apart
 def count_last(state: State, work: Work, requests: Requests, step_s: float) -> None:
     """Count the gaps that end now, of those who still read."""
     if state.stalled:

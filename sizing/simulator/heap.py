@@ -31,7 +31,16 @@ def compiled(function: Compiled) -> Compiled:
     So the stamp on the code holds all files with compiled functions. Functions are inlined where they are called: a run
     is three times as fast for it.
     """
-    kernel: Any = njit(cache=True, nogil=True, error_model="numpy", forceinline=True)(function)
+    return _compiled(function, inlined=True)
+
+
+def compiled_apart(function: Compiled) -> Compiled:
+    """The same for what happens rarely: it is called, not inlined, and compiling takes less time."""
+    return _compiled(function, inlined=False)
+
+
+def _compiled(function: Compiled, inlined: bool) -> Compiled:
+    kernel: Any = njit(cache=True, nogil=True, error_model="numpy", forceinline=inlined)(function)
     kept = kernel._cache._cache_file
     kept._source_stamp = (kept._source_stamp, _SOURCES)
     return cast(Compiled, kernel)

@@ -189,7 +189,8 @@ def prefill_iteration(
     else:
         state.clock_s += factor * iteration_s(engine, 0, 0.0, prompt_tokens, attention)
         state.stalled = int(state.running > 0)
-        cancel(engine, state, work, requests, False)
+        if state.next_cancel_s < state.clock_s:
+            cancel(engine, state, work, requests, False)
     for place in range(state.joining):
         start_decoding(engine, state, work, requests, work.joining[place])
     if engine.policy == STATIC and state.running > 0:

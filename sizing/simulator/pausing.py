@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from sizing.simulator.heap import compiled, remove, request_at, step_at
+from sizing.simulator.heap import compiled, compiled_apart, remove, request_at, step_at
 from sizing.simulator.kv_cache import overflows, tokens_per_step
 from sizing.simulator.lanes import drop_lane, release
 from sizing.simulator.records import Engine, Requests, State, Work
 from sizing.simulator.waiting import put_back
 
 
-@compiled
+@compiled_apart
 def make_room(engine: Engine, state: State, work: Work, requests: Requests) -> bool:
     """Pause sequences until the others can take one decode step, or one is alone; True when somebody was paused."""
     before = state.paused

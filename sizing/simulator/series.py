@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import math
 
-from sizing.simulator.heap import compiled
+from sizing.simulator.heap import compiled_apart
 from sizing.simulator.records import NOBODY, State, Work
 
 COLUMNS = ("time_s", "running", "waiting", "prefilling", "kv_tokens", "paused")
 """Columns of a row: the last three are prompts cut in chunks (0 or 1), KV tokens in use, pauses since the start."""
 
 
-@compiled
+@compiled_apart
 def sample(state: State, work: Work) -> None:
     """Write a row for the first iteration that is formed at or after each multiple of `sample_every_s`.
 

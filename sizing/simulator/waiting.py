@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 
 from sizing.simulator.deadlines import insert_deadline, pop_deadline
-from sizing.simulator.heap import compiled
+from sizing.simulator.heap import compiled, compiled_apart
 from sizing.simulator.kv_cache import never_fits
 from sizing.simulator.records import (
     ADMITTED,
@@ -119,7 +119,7 @@ def put_back(state: State, work: Work, requests: Requests, request: int) -> None
         insert_deadline(state, requests, request, requests[request].arrival_s + requests[request].cancel_s)
 
 
-@compiled
+@compiled_apart
 def expire(state: State, requests: Requests, until_s: float) -> int:
     """The next request that gives up waiting, at `until_s` at the latest, leaves the line; NOBODY if there is none."""
     while state.first_deadline != NOBODY and state.next_deadline_s <= until_s:
@@ -142,14 +142,14 @@ def expire(state: State, requests: Requests, until_s: float) -> int:
     return NOBODY
 
 
-@compiled
+@compiled_apart
 def expire_all(state: State, requests: Requests, until_s: float) -> None:
     """Everybody whose patience ends at `until_s` or before leaves the line."""
     while expire(state, requests, until_s) != NOBODY:
         pass
 
 
-@compiled
+@compiled_apart
 def forget_line(state: State, work: Work) -> None:
     """Nobody waits: clear what is left of those who gave up."""
     work.lines[:, :] = NOBODY

@@ -1,123 +1,143 @@
 """One replica, iteration by iteration: the scheduler of a batching engine, exact and compiled by numba.
 
-An iteration is formed when the one before has ended: `admit` takes prompts from the waiting line as the policy, the
-slots, the token budget and the KV cache allow; the law says how long the iteration lasts; every running sequence then
-has one token more. While nothing is admitted only decode steps follow one another, each longer than the last by the
-same amount (the contexts grow by a token each), so `decode_stretch` takes them all at once, in closed form.
+An iteration is formed when the one before has ended: who has waited too long leaves, `make_room` pauses sequences when
+the KV cache is full, `admit` takes prompts from the waiting line as the policy, the slots, the token budget and the KV
+cache allow; the law says how long the iteration lasts; every running sequence then has one token more. While nothing is
+admitted only decode steps follow one another, each longer than the last by the same amount (the contexts grow by a
+token each), so `decode_stretch` takes them all at once, in closed form. docs/simulator.md has the rules in words.
 """
 
 from __future__ import annotations
 
-import math
+from sizing.simulator.borrowing import borrowed
+from sizing.simulator.departures import cancel
+from sizing.simulator.durations import growth_s, iteration_s, jitter_factor, steps_to, stretch_s
+from sizing.simulator.gaps import count_all_but_last, count_last
+from sizing.simulator.heap import compiled, first_step, pop
+from sizing.simulator.kv_cache import fits, prompt_tokens_of, reservation, steps_to_full
+from sizing.simulator.lanes import clear_lanes, drop_lane, leave, start_decoding
+from sizing.simulator.pausing import make_room
+from sizing.simulator.records import (
+    CHUNKED,
+    MAX_UTILIZATION,
+    NOBODY,
+    PREFILL_FIRST,
+    STATIC,
+    Engine,
+    Requests,
+    State,
+    Work,
+)
+from sizing.simulator.series import sample
+from sizing.simulator.waiting import enqueue, expire_all, first_in_line, idle, take_first
 
-from sizing.replica import POLICIES
-from sizing.simulator.heap import compiled, first_step, pop, push
-from sizing.simulator.records import NOBODY, Engine, Requests, State, Work
-
-CHUNKED = POLICIES.index("chunked")
-PREFILL_FIRST = POLICIES.index("prefill_first")
-STATIC = POLICIES.index("static")
-
-
-@compiled
-def iteration_s(engine: Engine, lanes: int, context_tokens: int, prompt_tokens: int, attention: float) -> float:
-    """StepLaw.decode_s and StepLaw.mixed_s; the knee is k = 4, so two square roots stand for the power."""
-    dense_s = engine.token_s * (lanes + prompt_tokens)
-    knee_s = math.sqrt(math.sqrt(engine.weights_s**4 + dense_s**4))
-    time_s = engine.overhead_s + knee_s + engine.sequence_s * lanes + engine.kv_token_s * context_tokens
-    if prompt_tokens > 0:
-        time_s += engine.attention_s * attention + engine.prefill_s
-    return time_s
+__all__ = ["enqueue", "idle", "iteration_s", "step", "steps_ahead", "stretch_s", "work_of"]
 
 
 @compiled
 def work_of(fleet: Work, replica: int) -> Work:
-    """The arrays of one replica of a fleet."""
-    return Work(fleet.heap[replica], fleet.joining[replica])
-
-
-@compiled
-def idle(state: State) -> bool:
-    """True when the replica has nothing to do."""
-    return state.running == 0 and state.waiting == 0 and state.prefilling == NOBODY
-
-
-@compiled
-def enqueue(state: State, requests: Requests, request: int, time_s: float) -> None:
-    """Put a request at the end of the waiting line; an idle replica wakes up at its arrival."""
-    if idle(state):
-        state.clock_s = max(state.clock_s, time_s)
-    if state.waiting == 0:
-        state.first_waiting = request
-    else:
-        requests[state.last_waiting].behind = request
-    state.last_waiting = request
-    state.waiting += 1
+    """The arrays of one replica of a fleet, borrowed."""
+    return Work(
+        borrowed(fleet.heap[replica]),
+        borrowed(fleet.joining[replica]),
+        borrowed(fleet.lines[replica]),
+        borrowed(fleet.gaps[replica]),
+        borrowed(fleet.series[replica]),
+    )
 
 
 @compiled
 def step(engine: Engine, state: State, work: Work, requests: Requests, until_s: float) -> None:
     """Run one iteration with prompt tokens, or all decode steps up to the next change.
 
-    A stretch of decode steps ends with the first that finishes a sequence, or the first that ends at or after
-    `until_s`, when somebody arrives.
+    A stretch of decode steps ends with the first that finishes a sequence or fills the KV cache, or the first that ends
+    at or after `until_s`, when somebody arrives, or a deadline. No time passes when all have left.
     """
-    state.left = 0
     state.joining = 0
-    if state.waiting == 0 and state.prefilling == NOBODY:
-        decode_stretch(engine, state, work, requests, until_s)
-        return
-    if engine.policy == STATIC:
-        prompt_tokens, attention = admit_batch(engine, state, work, requests)
-    else:
-        prompt_tokens, attention = admit(engine, state, work, requests)
+    state.first_gone = NOBODY
+    if state.next_deadline_s <= state.clock_s:
+        expire_all(state, requests, state.clock_s)
+    if state.next_sample_s <= state.clock_s:
+        sample(state, work)
+    short = False
+    if engine.kv_policy == MAX_UTILIZATION and engine.policy != STATIC:
+        short = make_room(engine, state, work, requests)
+    prompt_tokens, attention = 0, 0.0
+    if state.waiting > 0 or state.prefilling != NOBODY:
+        if engine.policy == STATIC:
+            prompt_tokens, attention = admit_batch(engine, state, work, requests)
+        else:
+            prompt_tokens, attention = admit(engine, state, work, requests, short)
+    state.left = 0
     if prompt_tokens > 0:
         prefill_iteration(engine, state, work, requests, prompt_tokens, attention)
-    else:
-        decode_stretch(engine, state, work, requests, until_s)
+    elif state.running > 0:
+        # Who was paused may find room after one step.
+        decode_stretch(engine, state, work, requests, state.clock_s if short else until_s)
+    if state.next_cancel_s <= state.clock_s:
+        state.joining = 0
+        cancel(engine, state, work, requests, True)
 
 
 @compiled
-def admit(engine: Engine, state: State, work: Work, requests: Requests) -> tuple[int, float]:
-    """In-flight batching: give the room that decodes leave in the token budget to prompts, first come first served.
+def admit(engine: Engine, state: State, work: Work, requests: Requests, short: bool) -> tuple[int, float]:
+    """In-flight batching: give the room that decodes leave in the token budget to prompts, in order of the line.
 
-    Returns the prompt tokens of the iteration and the sum of p (s + p/2) over its chunks (see StepLaw).
+    Returns the prompt tokens of the iteration and the sum of p (s + p/2) over its chunks (see StepLaw). When memory is
+    `short` nobody is admitted, and only the prompt in progress goes on.
     """
     room = engine.token_budget
     if engine.policy != PREFILL_FIRST:
-        room -= state.running
+        room -= state.running * engine.lane_tokens
     prompt_tokens, attention = 0, 0.0
     if state.prefilling != NOBODY and room > 0:
         prompt_tokens, attention = continue_prompt(state, work, requests, room)
-    while state.waiting > 0 and state.admitted < engine.max_batch_size and prompt_tokens < room:
-        request = state.first_waiting
-        isl = requests[request].isl
-        chunk = isl
-        if chunk > room - prompt_tokens:
+    while state.waiting > 0 and state.admitted < engine.max_batch_size and not short:
+        request = first_in_line(work, requests)
+        tokens = prompt_tokens_of(requests, request)
+        chunk = tokens
+        if tokens > 0 and prompt_tokens >= room:
+            break
+        if chunk > room - prompt_tokens and tokens > 0:
             if engine.policy == CHUNKED:
                 chunk = room - prompt_tokens
             elif prompt_tokens > 0:
                 break
-        if state.reserved_tokens + isl + requests[request].osl > engine.kv_tokens:
+        if not fits(engine, state, requests, request):
             break
-        take_first_waiting(state, requests)
+        take_first(state, work, requests, request)
+        take_memory(engine, state, requests, request, tokens)
         prompt_tokens += chunk
-        attention += 0.5 * chunk * chunk
-        if chunk == isl:
+        attention += chunk * (requests[request].cached_tokens + 0.5 * chunk)
+        if chunk < tokens:
+            state.prefilling, state.prefilled_tokens = request, chunk
+        elif tokens > 0:
             join(state, work, request)
         else:
-            state.prefilling, state.prefilled_tokens = request, chunk
+            start_decoding(engine, state, work, requests, request)
     return prompt_tokens, attention
+
+
+@compiled
+def take_memory(engine: Engine, state: State, requests: Requests, request: int, prompt_tokens: int) -> None:
+    """An admitted request takes its slot and its KV cache; from now on only its client's patience can end."""
+    state.admitted += 1
+    state.admissions += 1
+    requests[request].admission = state.admissions
+    state.reserved_tokens += reservation(engine, requests, request)
+    state.used_tokens += prompt_tokens
+    state.next_cancel_s = min(state.next_cancel_s, requests[request].arrival_s + requests[request].cancel_s)
 
 
 @compiled
 def continue_prompt(state: State, work: Work, requests: Requests, room: int) -> tuple[int, float]:
     """The next chunk, at most `room` tokens, of the prompt that is cut in chunks."""
     request = state.prefilling
-    chunk = min(requests[request].isl - state.prefilled_tokens, room)
-    attention = chunk * (state.prefilled_tokens + 0.5 * chunk)
+    tokens = prompt_tokens_of(requests, request)
+    chunk = min(tokens - state.prefilled_tokens, room)
+    attention = chunk * (requests[request].cached_tokens + state.prefilled_tokens + 0.5 * chunk)
     state.prefilled_tokens += chunk
-    if state.prefilled_tokens == requests[request].isl:
+    if state.prefilled_tokens == tokens:
         state.prefilling = NOBODY
         join(state, work, request)
     return chunk, attention
@@ -127,35 +147,25 @@ def continue_prompt(state: State, work: Work, requests: Requests, room: int) -> 
 def admit_batch(engine: Engine, state: State, work: Work, requests: Requests) -> tuple[int, float]:
     """Static batching: once the last batch has finished, admit a new one, its prompts padded to the longest.
 
-    The KV cache must hold every lane padded to the longest prompt and the longest output. The token budget does not
-    apply: the engine prefills the padded batch in one iteration.
+    The KV cache must hold every lane padded to the longest prompt and the longest output. Neither the token budget nor
+    the prefix cache applies: the engine prefills the padded batch in one iteration.
     """
     longest, most_output = 0, 0
     while state.running == 0 and state.waiting > 0 and state.joining < engine.max_batch_size:
-        request = state.first_waiting
+        request = first_in_line(work, requests)
         isl, osl = max(longest, requests[request].isl), max(most_output, requests[request].osl)
         if (state.joining + 1) * (isl + osl) > engine.kv_tokens:
             break
         longest, most_output = isl, osl
-        take_first_waiting(state, requests)
+        take_first(state, work, requests, request)
+        take_memory(engine, state, requests, request, requests[request].isl)
         join(state, work, request)
     return longest * state.joining, 0.5 * longest * longest * state.joining
 
 
 @compiled
-def take_first_waiting(state: State, requests: Requests) -> None:
-    """Admit the head of the waiting line: it has a slot and its KV cache from now on."""
-    request = state.first_waiting
-    state.first_waiting = requests[request].behind
-    state.waiting -= 1
-    state.admitted += 1
-    state.reserved_tokens += requests[request].isl + requests[request].osl
-    requests[request].scheduled_s = state.clock_s
-
-
-@compiled
 def join(state: State, work: Work, request: int) -> None:
-    """Note that the iteration being formed completes this prompt."""
+    """The iteration being formed completes this prompt."""
     work.joining[state.joining] = request
     state.joining += 1
 
@@ -170,82 +180,75 @@ def prefill_iteration(
     attention: float,
 ) -> None:
     """One iteration that holds prompt tokens; unless the policy runs prompts alone, every lane decodes along."""
+    factor = jitter_factor(engine, state) if engine.jitter > 0 else 1.0
+    lanes_of_batch = state.joining
     if state.lanes > 0 and engine.policy != PREFILL_FIRST:
-        state.clock_s += iteration_s(engine, state.lanes, state.context_tokens, prompt_tokens, attention)
-        decode(engine, state, work, requests, 1)
+        step_s = factor * iteration_s(engine, state.lanes, state.context_tokens, prompt_tokens, attention)
+        state.clock_s += step_s
+        decode(engine, state, work, requests, 1, step_s, 0.0)
     else:
-        state.clock_s += iteration_s(engine, 0, 0, prompt_tokens, attention)
+        state.clock_s += factor * iteration_s(engine, 0, 0.0, prompt_tokens, attention)
+        state.stalled = int(state.running > 0)
+        if state.next_cancel_s < state.clock_s:
+            cancel(engine, state, work, requests, False)
     for place in range(state.joining):
-        first_token(state, work, requests, work.joining[place])
+        start_decoding(engine, state, work, requests, work.joining[place])
     if engine.policy == STATIC and state.running > 0:
-        state.lanes, state.context_tokens = state.joining, prompt_tokens
-
-
-@compiled
-def first_token(state: State, work: Work, requests: Requests, request: int) -> None:
-    """A prompt is complete: its first token is out, and it decodes from the next iteration on."""
-    requests[request].first_token_s = state.clock_s
-    more_tokens = requests[request].osl - 1
-    if more_tokens == 0:
-        leave(state, requests, request)
-        return
-    push(work.heap, state.running, state.decode_step + more_tokens, request)
-    state.running += 1
-    state.lanes += 1
-    state.context_tokens += requests[request].isl
+        state.growth_tokens += lanes_of_batch - state.lanes
+        state.lanes, state.context_tokens = lanes_of_batch, prompt_tokens
+        state.used_tokens = prompt_tokens
 
 
 @compiled
 def decode_stretch(engine: Engine, state: State, work: Work, requests: Requests, until_s: float) -> None:
-    """Decode steps up to the first that finishes a sequence or ends at or after `until_s`."""
+    """Decode steps up to the first that finishes a sequence or fills the cache, or ends at or after `until_s`."""
     step_s = iteration_s(engine, state.lanes, state.context_tokens, 0, 0.0)
-    growth_s = engine.kv_token_s * state.lanes
+    longer_s = growth_s(engine, state)
+    if engine.jitter > 0:
+        step_s *= jitter_factor(engine, state)
+        steps = 1
+    else:
+        steps = steps_ahead(engine, state, work)
+        until_s = min(until_s, state.next_cancel_s, state.next_sample_s)
+        if state.waiting > 0:
+            until_s = min(until_s, state.next_deadline_s)
+        if stretch_s(step_s, longer_s, steps) > until_s - state.clock_s:
+            steps = steps_to(step_s, longer_s, until_s - state.clock_s)
+    state.clock_s += stretch_s(step_s, longer_s, steps)
+    decode(engine, state, work, requests, steps, step_s, longer_s)
+
+
+@compiled
+def steps_ahead(engine: Engine, state: State, work: Work) -> int:
+    """Decode steps until the first that finishes a sequence, or before somebody must be paused."""
     steps = first_step(work.heap) - state.decode_step
-    if stretch_s(step_s, growth_s, steps) > until_s - state.clock_s:
-        steps = steps_to(step_s, growth_s, until_s - state.clock_s)
-    state.clock_s += stretch_s(step_s, growth_s, steps)
-    decode(engine, state, work, requests, steps)
-
-
-@compiled
-def stretch_s(step_s: float, growth_s: float, steps: int) -> float:
-    """Seconds of `steps` steps, the first of `step_s` seconds and each `growth_s` longer than the one before."""
-    return step_s * steps + 0.5 * growth_s * steps * (steps - 1)
-
-
-@compiled
-def steps_to(step_s: float, growth_s: float, wait_s: float) -> int:
-    """The fewest steps (at least one) that last `wait_s` seconds or more: the root of stretch_s, rounded up."""
-    linear_s = step_s - 0.5 * growth_s
-    root = 2 * wait_s / (linear_s + math.sqrt(linear_s * linear_s + 2 * growth_s * wait_s))
-    steps = max(math.ceil(root), 1)
-    if steps > 1 and stretch_s(step_s, growth_s, steps - 1) >= wait_s:
-        return steps - 1
-    if stretch_s(step_s, growth_s, steps) < wait_s:
-        return steps + 1
+    if engine.kv_policy == MAX_UTILIZATION and engine.policy != STATIC:
+        return steps_to_full(engine, state, steps)
     return steps
 
 
 @compiled
-def decode(engine: Engine, state: State, work: Work, requests: Requests, steps: int) -> None:
-    """Give every lane `steps` tokens more, and let go the sequences that are complete."""
+def decode(
+    engine: Engine, state: State, work: Work, requests: Requests, steps: int, step_s: float, longer_s: float
+) -> None:
+    """Give every lane `steps` tokens more, and let go the sequences that are complete or whose clients have gone.
+
+    The first step lasted `step_s` seconds, each `longer_s` more than the one before; the clock is at the end already.
+    """
+    counted = len(work.gaps) > 0
+    if counted and steps > 1:
+        count_all_but_last(state, work, requests, steps, step_s, longer_s)
     state.decode_step += steps
-    state.context_tokens += steps * state.lanes
+    state.context_tokens += steps * state.growth_tokens
+    state.used_tokens += steps * state.growth_tokens
+    if state.next_cancel_s < state.clock_s:
+        cancel(engine, state, work, requests, False)
+    if counted:
+        count_last(state, work, requests, step_s + (steps - 1) * longer_s)
     while state.running > 0 and first_step(work.heap) <= state.decode_step:
         request = pop(work.heap, state.running)
         state.running -= 1
-        leave(state, requests, request)
-        if engine.policy != STATIC:
-            state.lanes -= 1
-            state.context_tokens -= requests[request].isl + requests[request].osl - 1
+        grown = requests[request].osl - 1
+        leave(engine, state, requests, request, drop_lane(engine, state, requests, request, grown))
     if state.running == 0:
-        state.lanes, state.context_tokens = 0, 0
-
-
-@compiled
-def leave(state: State, requests: Requests, request: int) -> None:
-    """The last token is out: slot and KV cache are free."""
-    requests[request].done_s = state.clock_s
-    state.left += 1
-    state.admitted -= 1
-    state.reserved_tokens -= requests[request].isl + requests[request].osl
+        clear_lanes(state)

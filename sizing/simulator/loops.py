@@ -6,61 +6,96 @@ import math
 
 import numpy as np
 
-from sizing.simulator.heap import compiled, first_step
-from sizing.simulator.iterations import enqueue, idle, iteration_s, step, stretch_s, work_of
+from sizing.simulator.borrowing import borrowed
+from sizing.simulator.departures import fail
+from sizing.simulator.durations import growth_s
+from sizing.simulator.heap import compiled
+from sizing.simulator.iterations import enqueue, idle, iteration_s, step, steps_ahead, stretch_s, work_of
 from sizing.simulator.records import NOBODY, Engine, Requests, State, States, Work
+from sizing.simulator.waiting import expire, expire_all
 from sizing.workload import Tokens
+
+__all__ = [
+    "advance",
+    "enqueue",
+    "fail",
+    "measured_rounds",
+    "next_departure_s",
+    "outstanding",
+    "run_least_outstanding",
+    "run_stream",
+    "run_users",
+]
+
+REJECTED_USER_WAITS_S = 0.01
+"""A user who is turned away at once tries again after this time at the earliest, or a closed loop would never end."""
 
 
 @compiled
 def run_stream(engine: Engine, states: States, work: Work, requests: Requests) -> None:
     """One replica serves requests that arrive when `arrival_s` says."""
     state = states[0]
-    mine = work_of(work, 0)
+    mine, requests = work_of(work, 0), borrowed(requests)
     for request in range(len(requests)):
         advance(engine, state, mine, requests, requests[request].arrival_s)
-        enqueue(state, requests, request, requests[request].arrival_s)
+        enqueue(engine, state, mine, requests, request, requests[request].arrival_s)
     advance(engine, state, mine, requests, math.inf)
 
 
 @compiled
 def advance(engine: Engine, state: State, work: Work, requests: Requests, until_s: float) -> None:
-    """Run every iteration that starts before `until_s`; the last may end after it."""
+    """Run every iteration that starts before `until_s`; the last may end after it. Who gives up waiting leaves."""
     while state.clock_s < until_s and not idle(state):
         step(engine, state, work, requests, until_s)
+    if state.next_deadline_s <= until_s:
+        expire_all(state, requests, until_s)
 
 
 @compiled
 def run_users(engine: Engine, states: States, work: Work, requests: Requests, users: int) -> None:
     """`users` users each send their next request as soon as the last answer is complete (closed loop).
 
+    Whose request was given up, dropped or rejected sends the next as well; after a rejection 10 ms later or more.
     `arrival_s` holds the starts of the users, ascending, in its first `users` entries; the rest is filled.
     A request reaches the engine `request_s` after it is sent.
     """
     state = states[0]
-    mine = work_of(work, 0)
+    mine, requests = work_of(work, 0), borrowed(requests)
     sent = users
     arrived = 0
     while arrived < len(requests) or not idle(state):
         next_s = requests[arrived].arrival_s if arrived < sent else math.inf
+        if state.next_deadline_s <= min(next_s, state.clock_s):
+            request = expire(state, requests, min(next_s, state.clock_s))
+            if request != NOBODY:
+                sent = send(requests, sent, requests[request].done_s + engine.request_s)
+            continue
         if arrived < sent and (idle(state) or state.clock_s >= next_s):
-            enqueue(state, requests, arrived, next_s)
+            if not enqueue(engine, state, mine, requests, arrived, next_s):
+                sent = send(requests, sent, next_s + max(engine.request_s, REJECTED_USER_WAITS_S))
             arrived += 1
             continue
         step(engine, state, mine, requests, next_s)
-        for _ in range(min(state.left, len(requests) - sent)):
-            send(requests, sent, state.clock_s + engine.request_s)
-            sent += 1
+        gone = state.first_gone
+        while gone != NOBODY:
+            sent = send(requests, sent, requests[gone].done_s + engine.request_s)
+            gone = requests[gone].behind
 
 
 @compiled
-def send(requests: Requests, sent: int, time_s: float) -> None:
-    """Enter an arrival in the ascending list of those sent (users who have not started yet may come after it)."""
+def send(requests: Requests, sent: int, time_s: float) -> int:
+    """Enter an arrival, if requests are left, in the ascending list of the `sent` ones; returns how many are sent now.
+
+    Users who have not started yet may come after it.
+    """
+    if sent == len(requests):
+        return sent
     place = sent
     while place > 0 and requests[place - 1].arrival_s > time_s:
         requests[place].arrival_s = requests[place - 1].arrival_s
         place -= 1
     requests[place].arrival_s = time_s
+    return sent + 1
 
 
 @compiled
@@ -75,7 +110,7 @@ def run_least_outstanding(engine: Engine, states: States, work: Work, requests: 
 
     Ties go to the first found, asking round from `first_asked` (one replica per request, drawn at random).
     """
-    replicas = len(states)
+    replicas, requests = len(states), borrowed(requests)
     unchanged_until_s = np.full(replicas, math.inf)
     for request in range(len(requests)):
         now_s = requests[request].arrival_s
@@ -90,7 +125,7 @@ def run_least_outstanding(engine: Engine, states: States, work: Work, requests: 
             if unfinished < fewest:
                 best, fewest = replica, unfinished
         advance(engine, states[best], work_of(work, best), requests, now_s)
-        enqueue(states[best], requests, request, now_s)
+        enqueue(engine, states[best], work_of(work, best), requests, request, now_s)
         unchanged_until_s[best] = states[best].clock_s
     for replica in range(replicas):
         advance(engine, states[replica], work_of(work, replica), requests, math.inf)
@@ -111,7 +146,9 @@ def next_departure_s(engine: Engine, state: State, work: Work, now_s: float) -> 
     if idle(state) and state.clock_s <= now_s:
         return math.inf
     if state.waiting > 0 or state.prefilling != NOBODY or (state.clock_s > now_s and state.left > 0):
+        return min(state.clock_s, state.next_deadline_s)
+    if engine.jitter > 0 or state.running == 0:
         return state.clock_s
     step_s = iteration_s(engine, state.lanes, state.context_tokens, 0, 0.0)
-    steps = first_step(work.heap) - state.decode_step
-    return state.clock_s + stretch_s(step_s, engine.kv_token_s * state.lanes, steps)
+    end_s = state.clock_s + stretch_s(step_s, growth_s(engine, state), steps_ahead(engine, state, work))
+    return min(end_s, state.next_cancel_s)

@@ -2,19 +2,27 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
+from sizing.errors import ScenarioError
 from sizing.replica import KV_POLICIES, POLICIES, Replica, Speculation
 from sizing.workload import Seconds, Tokens
 
 CHUNKED, WHOLE_PROMPT, PREFILL_FIRST, STATIC = map(
     POLICIES.index, ("chunked", "whole_prompt", "prefill_first", "static")
 )
+MAX_UTILIZATION = KV_POLICIES.index("max_utilization")
 NOBODY = -1
+PRIORITIES = 16
+"""Classes of priority, 0 to 15; what is beyond counts as 15."""
+OUTSIDE, WAITING, PAUSED, ADMITTED = range(4)
 SERVED, REJECTED, TIMED_OUT, CANCELLED = range(4)
+GAP_BINS = 931  # of the histogram in gaps.py
+SERIES_COLUMNS = 6  # named in series.py
 
 
 class Engine:
@@ -54,7 +62,7 @@ class Request:
     arrival_s: float
     isl: int
     osl: int
-    priority: int  # 0 is served first
+    priority: int  # 0 is served first, PRIORITIES - 1 last
     replica: int  # that serves it
     cached_tokens: int  # of the prompt, found in the prefix cache; isl: prefilled elsewhere, its first token is out
     steps: int  # decode steps after the first token: osl - 1, fewer with speculation
@@ -62,10 +70,17 @@ class Request:
     cancel_s: float  # after arrival: the client gives up
     outcome: int  # SERVED unless it was rejected, timed out in the line, or cancelled
     generated: int  # tokens it had when it was paused: computed again with the prompt
-    behind: int  # the next request in the waiting line
-    scheduled_s: float  # start of the first iteration that holds some of the prompt
-    first_token_s: float
-    done_s: float
+    behind: int  # the next request in the waiting line; later the next of those who left in the same iteration
+    scheduled_s: float  # start of the first iteration that holds some of the prompt; NaN: never started
+    first_token_s: float  # NaN: no token came
+    done_s: float  # when it left: last token, deadline, or arrival if it was rejected
+    stage: int  # OUTSIDE, WAITING, PAUSED (waiting again) or ADMITTED
+    done_steps: int  # decode steps it had done when it was paused
+    admission: int  # its number in the order of admission: the highest is paused first
+    token_s: float  # when its prompt was complete, or its last token before a pause
+    deadline_s: float  # its key in the heap of deadlines of the line; inf: not in that heap
+    below: int  # first child in that heap
+    beside: int  # next sibling in that heap
 
 
 class State:
@@ -75,16 +90,30 @@ class State:
     decode_step: int  # decode steps done since the start
     running: int  # sequences with tokens still to come: the size of the heap
     lanes: int  # sequences computed by a decode step: `running`, but with static batching the finished ones too
-    context_tokens: int  # tokens in the KV cache that a decode step reads
+    context_tokens: float  # tokens in the KV cache that a decode step reads
+    growth_tokens: float  # tokens that a decode step adds to them: one a lane, more with speculation
     admitted: int  # slots taken: running sequences and the prompt in progress
     reserved_tokens: int  # KV tokens promised to the admitted
+    used_tokens: float  # KV tokens that the admitted hold, prompts counted in full; shared prefixes are not theirs
     waiting: int
-    first_waiting: int
-    last_waiting: int
     prefilling: int  # request whose prompt is cut in chunks and not complete, or NOBODY
     prefilled_tokens: int  # tokens of that prompt done so far
     joining: int  # prompts that the iteration in progress completes
-    left: int  # requests whose last token came at clock_s
+    left: int  # requests that leave at clock_s
+    first_gone: int  # first of those who left in the last step, in order of done_s; linked by Request.behind
+    last_gone: int
+    admissions: int  # since the start
+    paused: int  # pauses since the start
+    next_cancel_s: float  # no admitted request is cancelled before
+    first_deadline: int  # root of the heap of deadlines of the line, or NOBODY
+    next_deadline_s: float  # its key
+    stalled: int  # 1 when running sequences had no token in the last iteration (prompts alone)
+    decoded_s: float  # end of the last decode step, where token gaps are counted
+    sample_every_s: float
+    next_sample_s: float
+    samples: int  # rows of the time series so far
+    seed: int  # of the jitter
+    draws: int  # random numbers drawn
 
 
 def _record(fields: type) -> np.dtype[Any]:
@@ -135,23 +164,44 @@ def requests_of(isl: Tokens, osl: Tokens, arrival_s: Seconds | float) -> Request
 
 
 class Work(NamedTuple):
-    """Arrays a replica works with: running sequences by finishing step, and prompts that an iteration completes.
+    """Arrays a replica works with; in a fleet each has a row per replica, and `work_of` takes one out.
 
-    In a fleet each array has a row per replica; `work_of` in iterations.py takes one out.
+    They belong to the states they were first used with: both are fresh, or both are used on.
     """
 
-    heap: NDArray[np.int64]
-    joining: Tokens
+    heap: NDArray[np.int64]  # running sequences by finishing step
+    joining: Tokens  # prompts that the iteration in progress completes
+    lines: NDArray[np.int64]  # first and last of the waiting line of each priority
+    gaps: NDArray[np.int64]  # histogram of token gaps (gaps.py); zero-length: not counted
+    series: NDArray[np.float64]  # rows of the time series (series.py); zero-length: not sampled
 
 
-def work_space(replica: Replica, replicas: int) -> Work:
-    """Room for `replicas` replicas (of different ones: give the one with the most slots)."""
-    shape = (replicas, replica.batching.max_batch_size)
-    return Work(np.empty(shape, np.int64), np.empty(shape, np.int64))
+def work_space(replica: Replica, replicas: int, *, gaps: bool = False, samples: int = 0) -> Work:
+    """Room for `replicas` replicas (of different ones: give the one with the most slots).
+
+    `gaps`: count token gaps. `samples`: rows for the time series of each replica; how often is said to `idle_states`.
+    """
+    slots = (replicas, replica.batching.max_batch_size)
+    return Work(
+        np.empty(slots, np.int64),
+        np.empty(slots, np.int64),
+        np.full((replicas, PRIORITIES, 2), NOBODY),
+        np.zeros((replicas, GAP_BINS if gaps else 0), np.int64),
+        np.zeros((replicas, samples, SERIES_COLUMNS)),
+    )
 
 
-def idle_states(replicas: int) -> States:
-    """Replicas with nothing to do, at time 0."""
+def idle_states(replicas: int, seed: int = 0, sample_every_s: float = math.inf) -> States:
+    """Replicas with nothing to do, at time 0. `seed` sets their jitter: each draws from a stream of its own.
+
+    `sample_every_s` (inf: never): seconds between rows of the time series, see series.py.
+    """
+    if not sample_every_s > 0:
+        raise ScenarioError(f"sample_every_s must be above 0 s, got {sample_every_s:g}")
     states = np.zeros(replicas, _STATE)
-    states["prefilling"] = NOBODY
+    for field in ("prefilling", "first_gone", "first_deadline"):
+        states[field] = NOBODY
+    states["next_cancel_s"] = states["next_deadline_s"] = math.inf
+    states["sample_every_s"] = states["next_sample_s"] = sample_every_s
+    states["seed"] = np.random.SeedSequence(seed).generate_state(replicas, np.uint64).view(np.int64)
     return states

@@ -1,0 +1,85 @@
+"""A histogram of the gaps between tokens, as every reader of a stream sees them; compiled by numba."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+import numpy as np
+from numpy.typing import NDArray
+
+from sizing.simulator.heap import compiled, compiled_apart, request_at
+from sizing.simulator.records import GAP_BINS, Requests, State, Work
+
+LEAST_GAP_S = 1e-5
+WIDTH = math.log(1.02)
+"""Bins of 2 %, evenly spaced in the logarithm from 10 us to 1000 s; what lies outside is in the first or the last."""
+
+Counts = NDArray[np.int64]
+
+
+@compiled_apart
+def count_gaps(counts: Counts, gap_s: float, growth_s: float, steps: int, lanes: int) -> None:
+    """Count the gaps of `steps` decode steps of `lanes` sequences, each step `growth_s` longer than the one before.
+
+    Exact: of each bin the steps are counted that end below its upper edge.
+    """
+    while steps > 0:
+        place = 0
+        if gap_s > LEAST_GAP_S:
+            place = min(int(math.log(gap_s / LEAST_GAP_S) / WIDTH), len(counts) - 1)
+        inside = steps
+        edge_s = LEAST_GAP_S * math.exp(WIDTH * (place + 1))
+        if growth_s > 0 and place < len(counts) - 1 and gap_s + growth_s * (steps - 1) >= edge_s:
+            inside = min(max(math.ceil((edge_s - gap_s) / growth_s), 1), steps)
+        counts[place] += inside * lanes
+        gap_s += inside * growth_s
+        steps -= inside
+
+
+@compiled_apart
+def count_all_but_last(
+    state: State, work: Work, requests: Requests, steps: int, step_s: float, growth_s: float
+) -> None:
+    """Count the gaps of a stretch of two decode steps or more that ends at `clock_s`, without its last step."""
+    if state.stalled:
+        later_s = (steps - 1) * step_s + 0.5 * growth_s * steps * (steps - 1)
+        count_stalled(state, work, requests, state.clock_s - later_s)
+        step_s += growth_s
+        steps -= 1
+    count_gaps(work.gaps, step_s, growth_s, steps - 1, state.running)
+
+
+@compiled_apart
+def count_last(state: State, work: Work, requests: Requests, step_s: float) -> None:
+    """Count the gaps that end now, of those who still read."""
+    if state.stalled:
+        count_stalled(state, work, requests, state.clock_s)
+    else:
+        count_gaps(work.gaps, step_s, 0.0, 1, state.running)
+    state.decoded_s = state.clock_s
+
+
+@compiled
+def count_stalled(state: State, work: Work, requests: Requests, end_s: float) -> None:
+    """Count the gaps that end at `end_s` of sequences that had to wait while prompts ran alone, each from its start."""
+    for place in range(state.running):
+        since_s = max(requests[request_at(work.heap, place)].token_s, state.decoded_s)
+        count_gaps(work.gaps, end_s - since_s, 0.0, 1, 1)
+    state.stalled = 0
+
+
+def gap_quantiles(counts: Counts, percentiles: Sequence[float]) -> NDArray[np.float64]:
+    """Percentiles (0 to 100) in seconds of the gaps counted, shape (percentiles,); NaN if there are none.
+
+    Counts of several replicas may be given, shape (replicas, bins): they are added. Off by less than a bin, 2 %.
+    """
+    total = np.cumsum(np.reshape(counts, (-1, GAP_BINS)).sum(axis=0))
+    if total[-1] == 0:
+        return np.full(len(percentiles), np.nan)
+    wanted = np.clip(np.asarray(percentiles, float) / 100, 0, 1) * total[-1]
+    edges_s = LEAST_GAP_S * np.exp(WIDTH * np.arange(GAP_BINS + 1))
+    place = np.minimum(np.searchsorted(total, wanted), GAP_BINS - 1)
+    below = np.concatenate([[0], total])[place]
+    share = (wanted - below) / np.maximum(total[place] - below, 1)
+    return np.asarray(edges_s[place] * (edges_s[place + 1] / edges_s[place]) ** share, float)

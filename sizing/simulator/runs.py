@@ -50,6 +50,7 @@ def simulate(
     Raises ScenarioError for a request longer than the KV cache, and for numbers out of range.
 
     >>> from sizing.steptime import StepLaw
+    >>> from sizing.workload import Lengths
     >>> law = StepLaw(weights_s=4.8e-3, overhead_s=1e-3, token_s=20e-6, sequence_s=10e-6, kv_token_s=49e-9)
     >>> run = simulate(Replica(law), Workload(Lengths(isl=1000, osl=100), rate_per_s=10), requests=5000)
     >>> run.saturated, round(run.utilization, 1)
@@ -88,6 +89,7 @@ def simulate_fleet(
     differently (what a request asks would hang on where it goes), and for failures that make no sense.
 
     >>> from sizing.steptime import StepLaw
+    >>> from sizing.workload import Lengths
     >>> law = StepLaw(weights_s=4.8e-3, overhead_s=1e-3, token_s=20e-6, sequence_s=10e-6, kv_token_s=49e-9)
     >>> fleet = [Replica(law), Replica(law), Replica(law.scaled(1.5))]
     >>> load = Workload(Lengths(isl=1000, osl=100), rate_per_s=20)

@@ -44,7 +44,7 @@ def simulate_streams(
 
     `requests` in all, shared in proportion to the rates, over the time for which all streams last. Behind *random*
     routing one replica stands for all: a sum of thinned streams is the thinned sum. Other routings simulate up to 32
-    replicas at the load each would have. A stream keeps its random numbers whatever the other streams' are.
+    replicas at the load each would have. One seed at all rates times a factor uses the same random numbers.
     Rate and requests in flight are the stream's own; `utilization` counts the streams that go before it or with it,
     for those behind can hardly hinder it: an overloaded fleet may still be steady for its first priorities.
 
@@ -59,6 +59,8 @@ def simulate_streams(
     True
     """
     check_question(replicas, routing, requests, warmup)
+    if not streams:
+        raise ScenarioError("give at least one stream")
     together = 1 if routing == "random" else min(replicas, MOST_REPLICAS)
     run, stream_of = _merged(replica, streams, requests, replicas, together, seed)
     serve([replica] * together, run, routing, np.random.default_rng([seed, len(streams)]))

@@ -304,9 +304,7 @@ def test_prefix_hits_leave_a_token_to_compute() -> None:
 
 
 def test_outputs_end_at_max_tokens() -> None:
-    run = sample_requests(
-        Replica(GPU, Batching(max_tokens=100)), Workload(VARIED, 1.0), 2000, np.random.default_rng(3)
-    )
+    run = sample_requests(Replica(GPU, Batching(max_tokens=100)), Workload(VARIED, 1.0), 2000, np.random.default_rng(3))
     whole = sample_requests(Replica(GPU), Workload(VARIED, 1.0), 2000, np.random.default_rng(3))
     assert np.array_equal(run["osl"], np.minimum(whole["osl"], 100))
     assert np.array_equal(run["steps"], run["osl"] - 1)

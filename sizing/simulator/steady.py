@@ -74,8 +74,8 @@ def quantile_interval(values: Seconds, percentile: float) -> tuple[float, float]
     """90 % interval of a percentile of consecutive values: where the values beyond it may be more or fewer.
 
     The share beyond the sample's percentile has an error by batch means; read off the sample at the two shares, it is
-    an interval of the percentile that needs no density (Woodruff 1952). On M/M/1 queues, where the truth is known, 86 to
-    93 % of the intervals hold it (p50 to p99, 20,000 requests, load up to 0.8); of p99 at load 0.9 77 % (60,000).
+    an interval of the percentile that needs no density (Woodruff 1952). On M/M/1 queues, where the truth is known, 86
+    to 93 % of the intervals hold it (p50 to p99, 20,000 requests, load up to 0.8); of p99 at load 0.9 77 % (60,000).
     """
     middle = float(np.percentile(values, percentile))
     error = 100 * share_error(values > middle)

@@ -133,7 +133,7 @@ def test_decoding_apart_is_not_stalled_by_prompts() -> None:
 
 
 def test_transferred_prompts_take_memory_in_the_decode_pool() -> None:
-    """Sequences of 1000 + 100 tokens at most, room for two: a third waits for a slot as if only two slots were there."""
+    """Sequences of 1000 + 100 tokens, room for two: a third waits as if only two slots were there."""
     load = Workload(Lengths(1000, 100), 1.2)
     memory, slots = (
         simulate_disaggregated(REPLICA, Replica(GPU.scaled(2.0), rule), load, requests=2000)

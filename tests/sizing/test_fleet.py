@@ -189,7 +189,7 @@ def test_round_robin_over_a_trace_deals_it_out() -> None:
 
 @pytest.mark.parametrize("load", [0.7, 0.9])
 def test_power_of_two_is_the_supermarket_model(load: float) -> None:
-    """Mitzenmacher 2001: exponential service, many servers: mean time in system = sum of load^(2^i - 2), i = 1, 2, ..."""
+    """Mitzenmacher 2001: exponential service, many servers: mean time in system = sum of load^(2^i - 2), i >= 1."""
     theory = sum(load ** (2**i - 2) for i in range(1, 12))
     servers, n, tick_s = 200, 200_000, 1e-3
     replica = Replica(SECOND.scaled(tick_s), Batching("whole_prompt", max_batch_size=1))
@@ -312,7 +312,7 @@ def test_outputs_end_at_max_tokens() -> None:
 
 def test_reservations_beyond_the_cache_are_refused() -> None:
     rule = Batching(kv_tokens=1000, max_tokens=500, kv_block_tokens=64)
-    with pytest.raises(ScenarioError, match="1024 tokens .* never fits in a KV cache of 1000"):
+    with pytest.raises(ScenarioError, match=r"1024 tokens .* never fits in a KV cache of 1000"):
         simulate(Replica(GPU, rule), Workload(Lengths(500, 10), 1.0), requests=10)
 
 

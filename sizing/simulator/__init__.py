@@ -3,7 +3,8 @@
 `runs` holds the public functions for one workload on a fleet, `streams` several at once, `disaggregated` two pools,
 `closed` a fixed number of users. `iterations` is the scheduler of one replica, to be read first; `loops` drives it by a
 stream or a closed loop, `fleet` by a router; `sampling` draws the requests; `records` and `heap` are its state;
-`simulated` is what a run returns, `steady` how sure it is; `replay` repeats measured closed loops.
+`simulated` is what a run returns, `steady` how sure it is, `watch` what else it can record; `replay` repeats measured
+closed loops.
 """
 
 from sizing.simulator.closed import backlog_rate_per_s, closed_loop, simulate_closed, stable_rate_per_s
@@ -12,11 +13,15 @@ from sizing.simulator.fleet import Failure
 from sizing.simulator.runs import simulate, simulate_fleet, simulate_trace
 from sizing.simulator.simulated import Simulated
 from sizing.simulator.streams import Stream, simulate_streams
+from sizing.simulator.watch import TimeSeries, Watch, Watched
 
 __all__ = [
     "Failure",
     "Simulated",
     "Stream",
+    "TimeSeries",
+    "Watch",
+    "Watched",
     "backlog_rate_per_s",
     "closed_loop",
     "simulate",

@@ -18,13 +18,16 @@ from numpy.typing import NDArray
 
 from sizing.errors import ScenarioError
 from sizing.replica import Replica
+from sizing.simulator.borrowing import borrowed
 from sizing.simulator.heap import compiled
 from sizing.simulator.iterations import enqueue, work_of
-from sizing.simulator.loops import advance, next_departure_s, outstanding, run_stream
-from sizing.simulator.records import NOBODY, Requests, State, States, Work, engine_of, idle_states, work_space
+from sizing.simulator.loops import advance, fail, next_departure_s, outstanding, run_stream
+from sizing.simulator.records import NOBODY, Requests, States, Work, engine_of, idle_states, work_space
+from sizing.simulator.watch import Watch, Watched, watched
 from sizing.workload import ROUTINGS, Routing, Seconds, Tokens
 
 RANDOM, ROUND_ROBIN, POWER_OF_TWO = map(ROUTINGS.index, ("random", "round_robin", "power_of_two"))
+UNWATCHED = Watch()
 _ROUTER = np.dtype([("routing", "i8"), ("up", "i8"), ("turn", "i8")])
 
 
@@ -65,30 +68,38 @@ def serve(
     routing: Routing,
     rng: np.random.Generator,
     failures: Sequence[Failure] = (),
-) -> States:
-    """Serve requests, ascending in `arrival_s`, by a fleet; fills their times and returns the replicas' last states.
+    watch: Watch = UNWATCHED,
+) -> Watched:
+    """Serve requests, ascending in `arrival_s`, by a fleet; fills their times and returns what was watched.
 
     Raises ScenarioError for a failure of a replica that is not there or is dead already, and when in the end all are.
     """
-    states = idle_states(len(replicas))
+    changes = _changes(failures, len(replicas))
+    jitter_seed = int(rng.integers(2**32)) if any(replica.rough.jitter for replica in replicas) else 0
+    states = idle_states(len(replicas), jitter_seed, watch.sample_every_s)
     engines = np.array([engine_of(replica) for replica in replicas])
-    work = work_space(max(replicas, key=lambda replica: replica.batching.max_batch_size), len(replicas))
-    if len(replicas) == 1 and not failures:
+    widest = max(replicas, key=lambda replica: replica.batching.max_batch_size)
+    work = work_space(widest, len(replicas), gaps=watch.token_gaps, samples=watch.samples)
+    if len(replicas) == 1 and not changes:
         run_stream(engines[0], states, work, requests)
-        return states
+        return watched(states, work, watch)
     router = np.array((ROUTINGS.index(routing), len(replicas), 0), _ROUTER)[()]
     never_s = np.full(len(replicas), math.inf)
     fleet = Fleet(engines, states, work, requests, router, np.arange(len(replicas)), never_s)
     first = 0
-    for time_s, replica, lives in _changes(failures, len(replicas)):
+    for time_s, replica, lives in changes:
         arrived = int(np.searchsorted(requests["arrival_s"], time_s))
         give(fleet, np.arange(first, arrived), 0.0, rng)
-        (revive if lives else die)(fleet, replica, time_s)
+        if lives:
+            revive(fleet, replica)
+        else:
+            die(fleet, replica, time_s)
         give(fleet, np.flatnonzero(requests["replica"][:arrived] == NOBODY), time_s, rng)
         first = arrived
     give(fleet, np.arange(first, len(requests)), 0.0, rng)
-    finish(fleet)
-    return states
+    for replica in range(len(replicas)):
+        run_to(fleet, replica, math.inf)
+    return watched(states, work, watch)
 
 
 def _changes(failures: Sequence[Failure], replicas: int) -> list[tuple[float, int, bool]]:
@@ -107,7 +118,7 @@ def _changes(failures: Sequence[Failure], replicas: int) -> list[tuple[float, in
     return sorted(changes, key=lambda change: (change[0], not change[2]))
 
 
-def revive(fleet: Fleet, replica: int, now_s: float) -> None:
+def revive(fleet: Fleet, replica: int) -> None:
     """The replica comes back, empty."""
     fleet.up[fleet.router["up"]] = replica
     fleet.router["up"] += 1
@@ -118,8 +129,19 @@ def die(fleet: Fleet, replica: int, now_s: float) -> None:
     living = fleet.up[: fleet.router["up"]]
     fleet.router["up"] -= 1
     fleet.up[: fleet.router["up"]] = living[living != replica]
-    kill(fleet, replica, now_s)
+    run_to(fleet, replica, now_s)
+    fail(fleet.engines[replica], fleet.states[replica], row_of(fleet.work, replica), fleet.requests)
     fleet.unchanged_until_s[replica] = math.inf
+
+
+def run_to(fleet: Fleet, replica: int, until_s: float) -> None:
+    """Run one replica forward."""
+    advance(fleet.engines[replica], fleet.states[replica], row_of(fleet.work, replica), fleet.requests, until_s)
+
+
+def row_of(work: Work, replica: int) -> Work:
+    """The arrays of one replica of a fleet, outside compiled code."""
+    return Work(*(array[replica] for array in work))
 
 
 @compiled
@@ -131,6 +153,7 @@ def give(fleet: Fleet, who: Tokens, not_before_s: float, rng: np.random.Generato
     arguments.
     """
     engines, states, work, requests, router, up, unchanged_until_s = fleet
+    requests = borrowed(requests)
     living = router.up
     for request in who:
         now_s = max(requests[request].arrival_s, not_before_s)
@@ -149,7 +172,7 @@ def give(fleet: Fleet, who: Tokens, not_before_s: float, rng: np.random.Generato
         requests[request].replica = best
         if best != NOBODY:
             advance(engines[best], states[best], work_of(work, best), requests, now_s)
-            enqueue(states[best], requests, request, now_s)
+            enqueue(engines[best], states[best], work_of(work, best), requests, request, now_s)
             unchanged_until_s[best] = states[best].clock_s
 
 
@@ -167,29 +190,3 @@ def whom_to_ask(router: Any, rng: np.random.Generator) -> tuple[int, int, int]:
     if router.routing == POWER_OF_TWO:
         return place, 1 + int(rng.random() * (router.up - 1)), 2
     return place, 1, router.up
-
-
-@compiled
-def finish(fleet: Fleet) -> None:
-    """Let every replica finish what it has."""
-    for replica in range(len(fleet.states)):
-        advance(fleet.engines[replica], fleet.states[replica], work_of(fleet.work, replica), fleet.requests, math.inf)
-
-
-@compiled
-def kill(fleet: Fleet, replica: int, now_s: float) -> None:
-    """Run a replica to the end of the iteration in progress, then take everything from it."""
-    engine, state, work = fleet.engines[replica], fleet.states[replica], work_of(fleet.work, replica)
-    advance(engine, state, work, fleet.requests, now_s)
-    fail(state, fleet.requests, replica)
-
-
-@compiled
-def fail(state: State, requests: Requests, replica: int) -> None:
-    """The requests in a replica belong to nobody and have made no progress; the replica is idle."""
-    for request in range(len(requests)):
-        if requests[request].replica == replica and requests[request].done_s == 0:
-            requests[request].replica = NOBODY
-            requests[request].scheduled_s = requests[request].first_token_s = 0.0
-    state.running, state.lanes, state.context_tokens, state.admitted, state.reserved_tokens = 0, 0, 0, 0, 0
-    state.waiting, state.prefilling, state.prefilled_tokens, state.joining, state.left = 0, NOBODY, 0, 0, 0

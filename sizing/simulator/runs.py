@@ -16,9 +16,10 @@ import numpy as np
 from sizing.errors import ScenarioError
 from sizing.replica import Replica
 from sizing.simulator.closed import backlog_rate_per_s, fleet_utilization, stable_rate_per_s
-from sizing.simulator.fleet import Failure, serve
+from sizing.simulator.fleet import UNWATCHED, Failure, serve
 from sizing.simulator.sampling import checked_requests, draw_steps, sample_requests
 from sizing.simulator.simulated import Simulated, open_loop
+from sizing.simulator.watch import Watch
 from sizing.workload import ROUTINGS, Routing, Seconds, Tokens, Workload
 
 __all__ = ["Simulated", "checked_requests", "simulate", "simulate_fleet", "simulate_trace"]
@@ -38,6 +39,7 @@ def simulate(
     requests: int = 100_000,
     seed: int = 0,
     warmup: float = 0.1,
+    watch: Watch = UNWATCHED,
 ) -> Simulated:
     """Offer a workload to a fleet: open loop, `requests` requests, of which the first share `warmup` is not measured.
 
@@ -64,9 +66,10 @@ def simulate(
         run = sample_requests(replica, offered, requests, rng)
     else:
         run = sample_requests(replica, workload, requests, rng, replicas=replicas, routing=routing)
-    serve([replica] * together, run, routing, rng)
+    seen = serve([replica] * together, run, routing, rng, watch=watch)
     utilization = workload.rate_per_s / replicas / stable_rate_per_s(replica, workload.lengths, workload.prefix)
     result = open_loop(run, replica.law.request_s, utilization, warmup=warmup)
+    result = replace(result, watched=seen)
     return whole_fleet(result, replicas / together, herding(routing, together, workload.lengths.fixed))
 
 
@@ -79,6 +82,7 @@ def simulate_fleet(
     requests: int = 100_000,
     seed: int = 0,
     warmup: float = 0.1,
+    watch: Watch = UNWATCHED,
 ) -> Simulated:
     """Offer a workload to replicas that may differ and may fail; every one is simulated.
 
@@ -104,12 +108,12 @@ def simulate_fleet(
         raise ScenarioError("the replicas of a fleet must have the same speculation and the same max_tokens")
     tightest = min(replicas, key=lambda member: member.batching.kv_tokens)
     run = sample_requests(tightest, workload, requests, rng)
-    serve(replicas, run, routing, rng, failures)
+    seen = serve(replicas, run, routing, rng, failures, watch)
     stable_per_s = [stable_rate_per_s(member, workload.lengths, workload.prefix) for member in replicas]
     utilization = fleet_utilization(workload.rate_per_s, stable_per_s, routing)
     outside_s = np.array([member.law.request_s for member in replicas])
     result = open_loop(run, outside_s[run["replica"]], utilization, warmup=warmup)
-    return whole_fleet(result, 1.0, herding(routing, len(replicas), workload.lengths.fixed))
+    return replace(result, warnings=herding(routing, len(replicas), workload.lengths.fixed), watched=seen)
 
 
 def simulate_trace(
@@ -121,6 +125,7 @@ def simulate_trace(
     replicas: int = 1,
     routing: Routing = "random",
     seed: int = 0,
+    watch: Watch = UNWATCHED,
 ) -> Simulated:
     """A fleet serves requests that arrive at `arrival_s` (ascending seconds) with these lengths; all are measured.
 
@@ -134,13 +139,13 @@ def simulate_trace(
     rng = np.random.default_rng(seed)
     run = checked_requests(replica, isl, osl, arrivals)
     draw_steps(replica, run, rng)
-    serve([replica] * replicas, run, routing, rng)
+    seen = serve([replica] * replicas, run, routing, rng, watch=watch)
     span_s = arrivals[-1] - arrivals[0]
     utilization = 0.0
     if len(run) > 1:
         stable_per_s = replicas * backlog_rate_per_s(replica, run["isl"], run["osl"])
         utilization = (len(run) - 1) / span_s / stable_per_s if span_s else np.inf
-    return open_loop(run, replica.law.request_s, utilization, drain=False)
+    return replace(open_loop(run, replica.law.request_s, utilization, drain=False), watched=seen)
 
 
 def check_question(replicas: int, routing: str, requests: int = 10, warmup: float = 0.0) -> None:

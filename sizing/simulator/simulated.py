@@ -10,6 +10,7 @@ from numpy.typing import NDArray
 from sizing.prediction import Prediction, Quantiles, saturated
 from sizing.simulator.records import CANCELLED, REJECTED, SERVED, TIMED_OUT, Requests
 from sizing.simulator.steady import measured_part, quantile_interval, queue_grows, share_error
+from sizing.simulator.watch import Watched
 from sizing.workload import Limit, Metric, Seconds, Sla
 
 
@@ -23,7 +24,7 @@ class Simulated:
     are left out. `requests_per_s` (answers complete) and `mean_in_flight` (time average of the requests begun that have
     not left) speak of the whole fleet. `saturated`: there is no steady state; the load is above the highest stable rate
     though nobody is turned away, or the queue grew all along. `utilization`: load over that rate, which is the
-    throughput with a line always waiting.
+    throughput with a line always waiting. `watched`: pauses, and the token gaps and time series that were asked for.
     """
 
     arrival_s: Seconds
@@ -37,6 +38,7 @@ class Simulated:
     saturated: bool
     utilization: float
     warnings: tuple[str, ...] = ()
+    watched: Watched = Watched()
 
     @property
     def rejected(self) -> int:

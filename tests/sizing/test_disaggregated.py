@@ -79,7 +79,7 @@ def test_the_decode_pool_shares_its_processor() -> None:
     """Prompts in no time, a step of d sequences takes d ms: M/G/1 processor sharing, mean E[S] / (1 - load)."""
     load, tokens, tick_s = 0.7, 300, 1e-3
     decode = Replica(NOTHING.with_values(token_s=tick_s), Batching(max_batch_size=2000))
-    prefill = Replica(NOTHING, Batching("whole_prompt", 2000))
+    prefill = Replica(NOTHING.with_values(overhead_s=1e-7), Batching("whole_prompt", 2000))
     run = simulate_disaggregated(
         prefill, decode, Workload(Lengths(1, tokens + 1), load / (tokens * tick_s)), requests=150_000
     )
@@ -125,11 +125,11 @@ def test_a_part_of_the_pools_stands_for_them(monkeypatch: pytest.MonkeyPatch) ->
 
 def test_decoding_apart_is_not_stalled_by_prompts() -> None:
     """Long prompts on two replicas that do both stall the tokens of others; on a pool each they do not."""
-    load = Workload(Lengths(4000, 200, 0.3, 0.3), 4.0)
+    load = Workload(Lengths(8000, 200, 0.3, 0.3), 3.0)
     rule = Batching("prefill_first")
     both = simulate(Replica(GPU, rule), load, replicas=2, requests=4000)
     apart = simulate_disaggregated(Replica(GPU, rule), Replica(GPU, rule), load, requests=4000)
-    assert np.percentile(apart.itl_s, 95) < 0.7 * np.percentile(both.itl_s, 95)
+    assert np.percentile(apart.itl_s, 95) < 0.6 * np.percentile(both.itl_s, 95)
 
 
 def test_transferred_prompts_take_memory_in_the_decode_pool() -> None:

@@ -13,6 +13,8 @@ from sizing.simulator.steady import measured_part, quantile_interval, queue_grow
 from sizing.simulator.watch import Watched
 from sizing.workload import Limit, Metric, Seconds, Sla
 
+NOTHING_WATCHED = Watched()
+
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Simulated:
@@ -38,7 +40,7 @@ class Simulated:
     saturated: bool
     utilization: float
     warnings: tuple[str, ...] = ()
-    watched: Watched = Watched()
+    watched: Watched = NOTHING_WATCHED
 
     @property
     def rejected(self) -> int:

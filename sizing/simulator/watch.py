@@ -70,4 +70,5 @@ def watched(states: States, work: Work, watch: Watch) -> Watched:
     series: tuple[TimeSeries, ...] = ()
     if watch.samples:
         series = tuple(TimeSeries(*rows[: state["samples"]].T) for rows, state in zip(work.series, states, strict=True))
-    return Watched(int(states["paused"].sum()), *(float(gap_s) for gap_s in gaps_s), series)
+    p50_s, p95_s, p99_s = (float(gap_s) for gap_s in gaps_s)
+    return Watched(int(states["paused"].sum()), p50_s, p95_s, p99_s, series)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from itertools import pairwise
 from typing import Any
 
@@ -11,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from sizing.errors import ScenarioError
-from sizing.replica import Batching, Replica, Speculation
+from sizing.replica import KV_POLICIES, Batching, KvPolicy, Replica, Speculation
 from sizing.simulator import Failure, simulate, simulate_fleet, simulate_trace, stable_rate_per_s
 from sizing.simulator.closed import fleet_utilization
 from sizing.simulator.fleet import serve
@@ -141,6 +142,41 @@ def test_while_all_are_dead_the_router_holds_what_comes() -> None:
     run = requests_of(np.array([10, 10]), np.array([1, 1]), np.array([0.0, 2.0]))
     serve([Replica(SECOND)], run, "random", np.random.default_rng(0), [Failure(0, 0.5, 10.0)])
     assert run["done_s"] == pytest.approx([1.0, 11.0])
+
+
+@settings(max_examples=40, deadline=None)
+@given(data=st.data(), routing=st.sampled_from(ROUTINGS), policy=st.sampled_from(KV_POLICIES))
+def test_nobody_is_forgotten(data: st.DataObject, routing: Routing, policy: KvPolicy) -> None:
+    """Deaths, short lines, little memory, impatient clients: every request has an end, and one that fits its fate."""
+    fleet, n = data.draw(st.integers(1, 4)), 120
+    rule = Batching(max_batch_size=8, token_budget=256, kv_tokens=2500, kv_policy=policy, max_waiting=6)
+    failures = data.draw(outages(fleet)) + data.draw(st.sampled_from([[], [Failure(fleet - 1, 0.5, 2.0)]]))
+    rng = np.random.default_rng(data.draw(st.integers(0, 10**6)))
+    run = requests_of(rng.integers(1, 801, n), rng.integers(1, 301, n), np.cumsum(rng.exponential(1 / 30, n)))
+    run["queue_timeout_s"], run["cancel_s"] = rng.exponential(1.0, n), rng.exponential(5.0, n)
+    run["priority"] = rng.integers(0, 3, n)
+    serve([Replica(GPU, rule)] * fleet, run, routing, rng, failures)
+    served, rejected, timed_out, cancelled = (run[run["outcome"] == fate] for fate in range(4))
+    assert len(served) + len(rejected) + len(timed_out) + len(cancelled) == n
+    assert np.all(served["arrival_s"] <= served["scheduled_s"])
+    assert np.all(served["scheduled_s"] < served["first_token_s"])
+    assert np.all(served["first_token_s"] <= served["done_s"])
+    assert np.all(served["done_s"] <= served["arrival_s"] + served["cancel_s"])
+    assert np.all(rejected["done_s"] >= rejected["arrival_s"])
+    assert timed_out["done_s"] == pytest.approx(timed_out["arrival_s"] + timed_out["queue_timeout_s"])
+    assert cancelled["done_s"] == pytest.approx(cancelled["arrival_s"] + cancelled["cancel_s"])
+
+
+def test_prefix_hits_and_speculation_carry_more() -> None:
+    """All but one prompt token in the cache, four tokens a step: the load of the plain replica is a part of theirs."""
+    load = Workload(Lengths(2000, 200, 0.5, 0.8), 6.0)
+    plain = simulate(Replica(GPU), load, requests=4000)
+    hits = simulate(Replica(GPU), replace(load, prefix=Prefix(10**6, 1.0)), requests=4000)
+    guesses = simulate(Replica(GPU, speculation=Speculation(3, 1.0)), load, requests=4000)
+    assert hits.utilization < 0.7 * plain.utilization
+    assert guesses.utilization < plain.utilization
+    assert hits.ttft_s.mean() < 0.5 * plain.ttft_s.mean()
+    assert np.nanmean(guesses.itl_s) < 0.5 * np.nanmean(plain.itl_s)
 
 
 @pytest.mark.parametrize(

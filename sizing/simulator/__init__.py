@@ -1,25 +1,34 @@
 """Discrete events of replicas and fleets under an iteration-time law, compiled by numba.
 
-`runs` holds the public functions; `iterations` is the scheduler of one replica, to be read first; `loops` drives it
-by a stream, a closed loop or a router; `records` and `heap` are its state; `replay` repeats measured closed loops.
+`runs` holds the public functions for one workload on a fleet, `streams` several at once, `disaggregated` two pools,
+`closed` a fixed number of users. `iterations` is the scheduler of one replica, to be read first; `loops` drives it by a
+stream or a closed loop, `fleet` by a router; `sampling` draws the requests; `records` and `heap` are its state;
+`simulated` is what a run returns, `steady` how sure it is, `watch` what else it can record; `replay` repeats measured
+closed loops.
 """
 
-from sizing.simulator.runs import (
-    backlog_rate_per_s,
-    closed_loop,
-    simulate,
-    simulate_closed,
-    simulate_trace,
-    stable_rate_per_s,
-)
+from sizing.simulator.closed import backlog_rate_per_s, closed_loop, simulate_closed, stable_rate_per_s
+from sizing.simulator.disaggregated import simulate_disaggregated
+from sizing.simulator.fleet import Failure
+from sizing.simulator.runs import simulate, simulate_fleet, simulate_trace
 from sizing.simulator.simulated import Simulated
+from sizing.simulator.streams import Stream, simulate_streams
+from sizing.simulator.watch import TimeSeries, Watch, Watched
 
 __all__ = [
+    "Failure",
     "Simulated",
+    "Stream",
+    "TimeSeries",
+    "Watch",
+    "Watched",
     "backlog_rate_per_s",
     "closed_loop",
     "simulate",
     "simulate_closed",
+    "simulate_disaggregated",
+    "simulate_fleet",
+    "simulate_streams",
     "simulate_trace",
     "stable_rate_per_s",
 ]

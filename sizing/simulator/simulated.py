@@ -1,15 +1,19 @@
-"""The requests of a simulated run and what they add up to: latencies, rate, load, whether there is a steady state."""
+"""The requests of a simulated run and what they add up to: latencies, losses, rate, load, whether it is steady."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
 import numpy as np
+from numpy.typing import NDArray
 
 from sizing.prediction import Prediction, Quantiles, saturated
-from sizing.replica import Replica
-from sizing.simulator.records import Requests
-from sizing.workload import Metric, Seconds, Sla
+from sizing.simulator.records import CANCELLED, REJECTED, SERVED, TIMED_OUT, Requests
+from sizing.simulator.steady import measured_part, quantile_interval, queue_grows, share_error
+from sizing.simulator.watch import Watched
+from sizing.workload import Limit, Metric, Seconds, Sla
+
+NOTHING_WATCHED = Watched()
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -17,10 +21,12 @@ class Simulated:
     """The measured requests of a run, by arrival, and what they add up to.
 
     Arrays of shape (n,), seconds: `queue_s` from arrival to the first iteration with some of the prompt, `itl_s` the
-    mean gap of a request (NaN with one output token). Requests of the warm-up and of the end, when arrivals have
-    stopped, are left out. `requests_per_s` and `mean_in_flight` (time average of the requests begun and not complete)
-    speak of the whole fleet. `saturated`: there is no steady state; the load is above the highest stable rate, or the
-    queue grew all along. `utilization`: load over that rate, which is the throughput with a line always waiting.
+    mean gap of a request (NaN with one output token). `outcome` is SERVED, REJECTED, TIMED_OUT or CANCELLED; all
+    latencies are of the served, NaN of the others. Requests of the warm-up and of the end, when arrivals have stopped,
+    are left out. `requests_per_s` (answers complete) and `mean_in_flight` (time average of the requests begun that have
+    not left) speak of the whole fleet. `saturated`: there is no steady state; the load is above the highest stable rate
+    though nobody is turned away, or the queue grew all along. `utilization`: load over that rate, which is the
+    throughput with a line always waiting. `watched`: pauses, and the token gaps and time series that were asked for.
     """
 
     arrival_s: Seconds
@@ -28,83 +34,153 @@ class Simulated:
     ttft_s: Seconds
     itl_s: Seconds
     e2e_s: Seconds
+    outcome: NDArray[np.int64]
     requests_per_s: float
     mean_in_flight: float
     saturated: bool
     utilization: float
     warnings: tuple[str, ...] = ()
+    watched: Watched = NOTHING_WATCHED
+
+    @property
+    def rejected(self) -> int:
+        """Requests that found the waiting line full."""
+        return int(np.count_nonzero(self.outcome == REJECTED))
+
+    @property
+    def timed_out(self) -> int:
+        """Requests that the server dropped from the waiting line."""
+        return int(np.count_nonzero(self.outcome == TIMED_OUT))
+
+    @property
+    def cancelled(self) -> int:
+        """Requests whose clients gave up."""
+        return int(np.count_nonzero(self.outcome == CANCELLED))
+
+    @property
+    def lost(self) -> int:
+        """Requests without a complete answer."""
+        return int(np.count_nonzero(self.outcome != SERVED))
 
     def of(self, metric: Metric) -> Seconds:
-        """The seconds of every request for one metric."""
+        """The seconds of every request for one metric; NaN for those not served."""
         return {"ttft": self.ttft_s, "itl": self.itl_s, "e2e": self.e2e_s}[metric]
+
+    def exceeding_share(self, limit: Limit) -> float:
+        """Share of the requests beyond a limit; a request that was not served is beyond every limit.
+
+        Requests with a single token have no ITL and do not count there.
+        """
+        seconds = self.of(limit.metric)
+        counted = np.count_nonzero(np.isfinite(seconds)) + self.lost
+        return (np.count_nonzero(seconds > limit.limit_s) + self.lost) / counted if counted else 0.0
 
     def meets(self, sla: Sla) -> bool:
         """True when the load is stable and at most 1 - p of the requests exceed each limit; counts, does not sort."""
         return not self.saturated and all(
-            np.count_nonzero(self.of(limit.metric) > limit.limit_s)
-            <= (1 - limit.percentile / 100) * np.count_nonzero(np.isfinite(self.of(limit.metric)))
-            for limit in sla.limits
+            self.exceeding_share(limit) <= 1 - limit.percentile / 100 for limit in sla.limits
         )
 
+    def goodput(self, sla: Sla) -> float:
+        """Share of all requests offered that are served within every limit, whatever the percentile it is set for."""
+        good = self.outcome == SERVED
+        for limit in sla.limits:
+            good &= ~(self.of(limit.metric) > limit.limit_s)
+        return float(np.mean(good))
+
+    def interval(self, metric: Metric, percentile: float) -> tuple[float, float]:
+        """90 % confidence interval of a percentile, seconds: how much another run of this length may differ.
+
+        By batch means, see `steady`. Raises ScenarioError when fewer than 40 requests have the metric.
+        """
+        seconds = self.of(metric)
+        return quantile_interval(seconds[np.isfinite(seconds)], percentile)
+
+    def exceeding_interval(self, limit: Limit) -> tuple[float, float]:
+        """90 % confidence interval of `exceeding_share`, by batch means."""
+        seconds = self.of(limit.metric)
+        lost = self.outcome != SERVED
+        error = share_error(((seconds > limit.limit_s) | lost)[np.isfinite(seconds) | lost])
+        share = self.exceeding_share(limit)
+        return max(share - error, 0.0), min(share + error, 1.0)
+
+    def queue_quantiles(self) -> Quantiles:
+        """Mean and percentiles of the wait for the first iteration."""
+        return Quantiles.of(self.queue_s)
+
     def prediction(self) -> Prediction:
-        """Mean and percentiles; infinite where the load is saturated."""
+        """Mean and percentiles of the served requests; infinite where the load is saturated."""
+        warnings = self.warnings
+        if self.lost:
+            warnings += (
+                f"{self.lost / len(self.outcome):.1%} of the requests were rejected, timed out or cancelled: "
+                "the latencies are those of the others",
+            )
         if self.saturated:
-            return replace(saturated(self.utilization, "simulation"), warnings=self.warnings)
+            return replace(saturated(self.utilization, "simulation"), warnings=warnings)
         ttft, itl, e2e = Quantiles.of(self.ttft_s), Quantiles.of(self.itl_s), Quantiles.of(self.e2e_s)
-        return Prediction(ttft, itl, e2e, False, self.utilization, "simulation", self.warnings)
+        return Prediction(ttft, itl, e2e, False, self.utilization, "simulation", warnings)
 
 
-def open_loop(run: Requests, replica: Replica, first: int, utilization: float, *, drain: bool = True) -> Simulated:
-    """The measured part of an open-loop run. With `drain`, those who lived on after the last arrival are left out."""
-    arrival_s = np.ascontiguousarray(run["arrival_s"])
-    alive = int(np.count_nonzero(run["done_s"] > arrival_s[-1]))
-    last = len(run) - (min(alive, len(run) // 10) if drain else 0)
-    first = min(first, last - 1)
-    start_s, end_s = arrival_s[first], arrival_s[last - 1]
-    done = np.count_nonzero((run["done_s"] > start_s) & (run["done_s"] <= end_s))
-    requests_per_s = done / (end_s - start_s) if done else len(run) / (run["done_s"].max() - arrival_s[0])
-    stuck = utilization >= 1 or _queue_grows(run[first:last])
-    measured = slice(first, last)
-    return simulated(run, arrival_s, replica.law.request_s, measured, float(requests_per_s), utilization, stuck)
-
-
-def _queue_grows(run: Requests) -> bool:
-    """True when later requests wait over twice as long as earlier ones, and longer than they then take to be served.
-
-    A queue that grows steadily makes the second half wait 3 times as long as the first (2.4 times after 10 % warm-up).
-    """
-    half = len(run) // 2
-    waits_s = run["scheduled_s"] - run["arrival_s"]
-    served_s = float(np.mean(run["done_s"] - run["scheduled_s"]))
-    early_s, late_s = float(np.mean(waits_s[:half])) if half else 0.0, float(np.mean(waits_s[half:]))
-    return half > 0 and late_s > 2 * early_s and late_s > served_s
+def open_loop(
+    run: Requests,
+    request_s: float | Seconds,
+    utilization: float,
+    *,
+    warmup: float = 0.0,
+    drain: bool = True,
+) -> Simulated:
+    """The measured part of an open-loop run; `request_s` is what a request pays outside the engine, one or for each."""
+    part = measured_part(run, warmup, drain=drain)
+    arrival_s = run["arrival_s"]
+    done_s = run["done_s"][run["outcome"] == SERVED]
+    start_s, end_s = arrival_s[part.start], arrival_s[part.stop - 1]
+    inside = np.count_nonzero((done_s > start_s) & (done_s <= end_s))
+    if inside:
+        requests_per_s = inside / (end_s - start_s)
+    else:
+        requests_per_s = len(done_s) / (done_s.max() - arrival_s[0]) if len(done_s) else 0.0
+    overloaded = utilization >= 1 and not np.any(run["outcome"][part])
+    stuck = bool(overloaded or queue_grows(run[part]))
+    return simulated(run, part, arrival_s, request_s, float(requests_per_s), utilization, stuck)
 
 
 def simulated(
     run: Requests,
+    part: slice,
     sent_s: Seconds,
-    request_s: float,
-    measured: slice,
+    request_s: float | Seconds,
     requests_per_s: float,
     utilization: float,
     stuck: bool,
 ) -> Simulated:
-    """The result of a run: clients sent their requests at `sent_s`; the slice `measured` of them counts."""
-    received_s = run["done_s"] - run["arrival_s"] + request_s + sent_s
-    start_s, end_s = sent_s[measured][0], sent_s[measured][-1]
-    inside_s = np.clip(received_s, start_s, end_s) - np.clip(sent_s, start_s, end_s)
-    in_flight = float(inside_s.sum() / (end_s - start_s)) if end_s > start_s else 0.0
-    part = run[measured]
-    gaps = part["osl"] - 1
-    decoding_s = part["done_s"] - part["first_token_s"]
-    return Simulated(
-        arrival_s=sent_s[measured],
-        queue_s=part["scheduled_s"] - part["arrival_s"],
-        ttft_s=part["first_token_s"] - part["arrival_s"] + request_s,
-        itl_s=np.divide(decoding_s, gaps, out=np.full(len(part), np.nan), where=gaps > 0),
-        e2e_s=part["done_s"] - part["arrival_s"] + request_s,
+    """The result of a run of which the slice `part` counts; clients sent their requests at `sent_s`."""
+    stay_s = run["done_s"] - run["arrival_s"] + request_s
+    outside_s = request_s if isinstance(request_s, float) else request_s[part]
+    counted = run[part]
+    arrival_s, gaps = counted["arrival_s"], counted["osl"] - 1
+    outcome = np.ascontiguousarray(counted["outcome"])
+    decoding_s = counted["done_s"] - counted["first_token_s"]
+    result = Simulated(
+        arrival_s=np.ascontiguousarray(sent_s[part]),
+        queue_s=counted["scheduled_s"] - arrival_s,
+        ttft_s=counted["first_token_s"] - arrival_s + outside_s,
+        itl_s=np.divide(decoding_s, gaps, out=np.full(len(counted), np.nan), where=gaps > 0),
+        e2e_s=stay_s[part],
+        outcome=outcome,
         requests_per_s=requests_per_s,
-        mean_in_flight=in_flight,
+        mean_in_flight=_mean_in_flight(sent_s, stay_s, part),
         saturated=stuck,
         utilization=float(utilization),
     )
+    if np.any(lost := outcome != SERVED):
+        for latency_s in (result.queue_s, result.ttft_s, result.itl_s, result.e2e_s):
+            latency_s[lost] = np.nan
+    return result
+
+
+def _mean_in_flight(sent_s: Seconds, stay_s: Seconds, part: slice) -> float:
+    """Time average, over the arrivals of `part`, of the requests sent that have not left."""
+    start_s, end_s = sent_s[part][0], sent_s[part][-1]
+    inside_s = np.clip(sent_s + stay_s, start_s, end_s) - np.clip(sent_s, start_s, end_s)
+    return float(inside_s.sum() / (end_s - start_s)) if end_s > start_s else 0.0

@@ -1,0 +1,192 @@
+"""A router in front of several replicas, which may differ and may fail; compiled by numba.
+
+Replicas meet only at the router, so each is run forward when the router needs to know of it: to count its requests, to
+give it one, or because it dies. Counting routers know the requests they sent and the answers that are complete.
+Power of two choices is nearly as good as asking everybody: waits fall from geometric to doubly exponential tails
+(Mitzenmacher 2001, The power of two choices in randomized load balancing).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from sizing.errors import ScenarioError
+from sizing.replica import Replica
+from sizing.simulator.borrowing import borrowed
+from sizing.simulator.heap import compiled
+from sizing.simulator.iterations import enqueue, work_of
+from sizing.simulator.loops import advance, fail, next_departure_s, outstanding, run_stream
+from sizing.simulator.records import NOBODY, Requests, States, Work, engine_of, idle_states, work_space
+from sizing.simulator.watch import Watch, Watched, watched
+from sizing.workload import ROUTINGS, Routing, Seconds, Tokens
+
+RANDOM, ROUND_ROBIN, POWER_OF_TWO = map(ROUTINGS.index, ("random", "round_robin", "power_of_two"))
+UNWATCHED = Watch()
+_ROUTER = np.dtype([("routing", "i8"), ("up", "i8"), ("turn", "i8")])
+
+
+@dataclass(frozen=True, slots=True)
+class Failure:
+    """Replica number `replica` (from 0) is dead from `from_s` to `until_s`, seconds from the start of the run.
+
+    It ends the iteration in progress; all its other requests start anew elsewhere. It comes back empty.
+    """
+
+    replica: int
+    from_s: float
+    until_s: float = math.inf
+
+    def __post_init__(self) -> None:
+        if self.replica < 0 or not 0 <= self.from_s < self.until_s:
+            raise ScenarioError(
+                f"failure: replica must be 0 or more and from_s from 0 to below until_s, got {self.replica}, "
+                f"{self.from_s:g} and {self.until_s:g}"
+            )
+
+
+class Fleet(NamedTuple):
+    """What the router works with: arrays with an entry per replica, `up` with the numbers of the living first."""
+
+    engines: NDArray[Any]
+    states: States
+    work: Work
+    requests: Requests
+    router: Any  # one record: the rule (an index of ROUTINGS), how many replicas are up, whose turn it is
+    up: Tokens
+    unchanged_until_s: Seconds  # before this time the number of requests in the replica cannot fall
+
+
+def serve(
+    replicas: Sequence[Replica],
+    requests: Requests,
+    routing: Routing,
+    rng: np.random.Generator,
+    failures: Sequence[Failure] = (),
+    watch: Watch = UNWATCHED,
+) -> Watched:
+    """Serve requests, ascending in `arrival_s`, by a fleet; fills their times and returns what was watched.
+
+    Raises ScenarioError for a failure of a replica that is not there or is dead already, and when in the end all are.
+    """
+    changes = _changes(failures, len(replicas))
+    jitter_seed = int(rng.integers(2**32)) if any(replica.rough.jitter for replica in replicas) else 0
+    states = idle_states(len(replicas), jitter_seed, watch.sample_every_s)
+    engines = np.array([engine_of(replica) for replica in replicas])
+    widest = max(replicas, key=lambda replica: replica.batching.max_batch_size)
+    work = work_space(widest, len(replicas), gaps=watch.token_gaps, samples=watch.samples)
+    if len(replicas) == 1 and not changes:
+        run_stream(engines[0], states, work, requests)
+        return watched(states, work, watch)
+    router = np.array((ROUTINGS.index(routing), len(replicas), 0), _ROUTER)[()]
+    never_s = np.full(len(replicas), math.inf)
+    fleet = Fleet(engines, states, work, requests, router, np.arange(len(replicas)), never_s)
+    first = 0
+    for time_s, replica, lives in changes:
+        arrived = int(np.searchsorted(requests["arrival_s"], time_s))
+        give(fleet, np.arange(first, arrived), 0.0, rng)
+        if lives:
+            revive(fleet, replica)
+        else:
+            die(fleet, replica, time_s)
+        give(fleet, np.flatnonzero(requests["replica"][:arrived] == NOBODY), time_s, rng)
+        first = arrived
+    give(fleet, np.arange(first, len(requests)), 0.0, rng)
+    for replica in range(len(replicas)):
+        run_to(fleet, replica, math.inf)
+    return watched(states, work, watch)
+
+
+def _changes(failures: Sequence[Failure], replicas: int) -> list[tuple[float, int, bool]]:
+    """Time, replica, whether it lives from then on, in order of time; at the same instant returns come first."""
+    last_end_s: dict[int, float] = {}
+    for failure in sorted(failures, key=lambda failure: failure.from_s):
+        if failure.replica >= replicas:
+            raise ScenarioError(f"failure of replica {failure.replica}: the fleet has replicas 0 to {replicas - 1}")
+        if failure.from_s < last_end_s.get(failure.replica, 0.0):
+            raise ScenarioError(f"failures of replica {failure.replica} overlap: give one failure for the whole time")
+        last_end_s[failure.replica] = failure.until_s
+    if len(last_end_s) == replicas and all(math.isinf(end_s) for end_s in last_end_s.values()):
+        raise ScenarioError("every replica fails for ever: nobody is left to serve; give one of them an end (until_s)")
+    changes = [(failure.from_s, failure.replica, False) for failure in failures]
+    changes += [(failure.until_s, failure.replica, True) for failure in failures if math.isfinite(failure.until_s)]
+    return sorted(changes, key=lambda change: (change[0], not change[2]))
+
+
+def revive(fleet: Fleet, replica: int) -> None:
+    """The replica comes back, empty."""
+    fleet.up[fleet.router["up"]] = replica
+    fleet.router["up"] += 1
+
+
+def die(fleet: Fleet, replica: int, now_s: float) -> None:
+    """The replica ends the iteration in progress; its other requests lose their progress and belong to nobody."""
+    living = fleet.up[: fleet.router["up"]]
+    fleet.router["up"] -= 1
+    fleet.up[: fleet.router["up"]] = living[living != replica]
+    run_to(fleet, replica, now_s)
+    fail(fleet.engines[replica], fleet.states[replica], row_of(fleet.work, replica), fleet.requests)
+    fleet.unchanged_until_s[replica] = math.inf
+
+
+def run_to(fleet: Fleet, replica: int, until_s: float) -> None:
+    """Run one replica forward."""
+    advance(fleet.engines[replica], fleet.states[replica], row_of(fleet.work, replica), fleet.requests, until_s)
+
+
+def row_of(work: Work, replica: int) -> Work:
+    """The arrays of one replica of a fleet, outside compiled code."""
+    return Work(*(array[replica] for array in work))
+
+
+@compiled
+def give(fleet: Fleet, who: Tokens, not_before_s: float, rng: np.random.Generator) -> None:
+    """Give the requests of these numbers to replicas, each at its arrival but not before a time.
+
+    Of the replicas that the routing asks, the one with the fewest unfinished requests; the first asked among equals.
+    While nobody is up the router holds what comes. One call for many requests: the arrays of a fleet are many
+    arguments.
+    """
+    engines, states, work, requests, router, up, unchanged_until_s = fleet
+    requests = borrowed(requests)
+    living = router.up
+    for request in who:
+        now_s = max(requests[request].arrival_s, not_before_s)
+        best, fewest = NOBODY, len(requests) + 1
+        place, stride, asked = whom_to_ask(router, rng)
+        for _ in range(asked):
+            replica = up[place]
+            if unchanged_until_s[replica] <= now_s:
+                engine, state, mine = engines[replica], states[replica], work_of(work, replica)
+                advance(engine, state, mine, requests, now_s)
+                unchanged_until_s[replica] = next_departure_s(engine, state, mine, now_s)
+            unfinished = outstanding(states[replica], now_s)
+            if unfinished < fewest:
+                best, fewest = replica, unfinished
+            place = place + stride if place + stride < living else place + stride - living
+        requests[request].replica = best
+        if best != NOBODY:
+            advance(engines[best], states[best], work_of(work, best), requests, now_s)
+            enqueue(engines[best], states[best], work_of(work, best), requests, request, now_s)
+            unchanged_until_s[best] = states[best].clock_s
+
+
+@compiled
+def whom_to_ask(router: Any, rng: np.random.Generator) -> tuple[int, int, int]:
+    """Places among the living: the first to ask, the distance to the next, and how many to ask."""
+    if router.up == 0:
+        return 0, 1, 0
+    if router.routing == ROUND_ROBIN:
+        router.turn += 1
+        return (router.turn - 1) % router.up, 1, 1
+    place = int(rng.random() * router.up)
+    if router.routing == RANDOM or router.up == 1:
+        return place, 1, 1
+    if router.routing == POWER_OF_TWO:
+        return place, 1 + int(rng.random() * (router.up - 1)), 2
+    return place, 1, router.up

@@ -1,0 +1,125 @@
+"""The requests of a workload: lengths, arrivals as a replica behind a router sees them, prefix hits, decode steps.
+
+The order of the random draws is fixed (lengths, gaps, then what only some workloads have) and no draw depends on the
+rate: two runs with one seed at two rates see the same requests, closer together (common random numbers).
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from sizing.errors import ScenarioError
+from sizing.replica import Batching, Replica, Speculation
+from sizing.simulator.heap import MAX_REQUESTS, compiled
+from sizing.simulator.records import Requests, requests_of
+from sizing.workload import Arrivals, Prefix, Routing, Seconds, Tokens, Workload
+
+
+def sample_requests(
+    replica: Replica,
+    workload: Workload,
+    n: int,
+    rng: np.random.Generator,
+    *,
+    replicas: int = 1,
+    routing: Routing = "random",
+) -> Requests:
+    """`n` requests of a workload that is split over `replicas` replicas, as one of them sees them.
+
+    `routing` is *random* or *round_robin*; `replicas` = 1 is the whole stream. Raises ScenarioError for a request that
+    never fits in the KV cache.
+    """
+    isl, osl = workload.lengths.sample(n, rng)
+    if routing == "random":
+        gaps_s = thinned_gaps(workload.arrivals, n, workload.rate_per_s, replicas, rng)
+    else:
+        gaps_s = workload.arrivals.gaps(n, workload.rate_per_s, rng, merged=replicas)
+    run = checked_requests(replica, isl, osl, np.cumsum(gaps_s))
+    if workload.prefix.hit_rate > 0:
+        run["cached_tokens"] = cached_tokens(workload.prefix, isl, rng)
+    run["queue_timeout_s"], run["cancel_s"] = workload.queue_timeout_s, workload.cancel_s
+    draw_steps(replica, run, rng)
+    return run
+
+
+def thinned_gaps(arrivals: Arrivals, n: int, rate_per_s: float, replicas: int, rng: np.random.Generator) -> Seconds:
+    """Gaps seen by one of `replicas` replicas that each take a request with equal chance; `rate_per_s` is the fleet's.
+
+    A thinned Poisson stream is a Poisson stream. Of any other, a gap spans a geometric number of the stream's gaps: a
+    sum of gamma gaps is a gamma gap. The members of a batch choose one by one: those who choose the same replica as
+    the member before them still arrive at the same instant.
+    """
+    if replicas == 1 or arrivals.kind == "poisson":
+        return arrivals.gaps(n, rate_per_s / replicas, rng)
+    spanned = rng.geometric(1 / replicas, n)
+    if arrivals.kind == "constant":
+        return spanned / rate_per_s
+    if arrivals.kind == "batch":
+        batches = np.diff((np.cumsum(spanned) - 1) // arrivals.size, prepend=0)
+        return np.where(batches > 0, rng.gamma(np.maximum(batches, 1), arrivals.size / rate_per_s), 0.0)
+    shape = 1 / arrivals.cv**2
+    return rng.gamma(shape * spanned, 1 / (shape * rate_per_s))
+
+
+def cached_tokens(prefix: Prefix, isl: Tokens, rng: np.random.Generator) -> Tokens:
+    """Prompt tokens found in the prefix cache: at least the last token of a prompt is always computed."""
+    hit = rng.random(len(isl)) < prefix.hit_rate
+    return np.where(hit, np.minimum(prefix.tokens, isl - 1), 0)
+
+
+def draw_steps(replica: Replica, run: Requests, rng: np.random.Generator) -> None:
+    """Set the decode steps of every request: drawn where the replica speculates, else osl - 1 as they stand."""
+    if replica.speculation is not None:
+        run["steps"] = speculative_steps(replica.speculation, run["osl"], rng)
+
+
+def speculative_steps(speculation: Speculation, osl: Tokens, rng: np.random.Generator) -> Tokens:
+    """Steps that yield the osl - 1 tokens after the first: each step 1 token and a run of accepted ones, at most k.
+
+    The run is geometric, cut at k draft tokens (Leviathan, Kalman, Matias 2023): drawn step by step, so that the law of
+    the count is exact for every output length. Shape (n,).
+    """
+    chances: Seconds = np.power(speculation.acceptance, np.arange(1.0, speculation.draft_tokens + 1))
+    return _steps(np.ascontiguousarray(osl), chances, rng)
+
+
+@compiled
+def _steps(osl: Tokens, chances: Seconds, rng: np.random.Generator) -> Tokens:
+    """As above; `chances[j]` is the chance that more than j draft tokens are accepted."""
+    steps = np.zeros(len(osl), np.int64)
+    for request in range(len(osl)):
+        missing = osl[request] - 1
+        while missing > 0:
+            luck = rng.random()
+            accepted = 0
+            while accepted < len(chances) and luck < chances[accepted]:
+                accepted += 1
+            missing -= accepted + 1
+            steps[request] += 1
+    return steps
+
+
+def checked_requests(replica: Replica, isl: Tokens, osl: Tokens, arrival_s: Seconds) -> Requests:
+    """Requests ready to run, if the engine can run them at all; outputs end at its `max_tokens`, where it has one."""
+    if not 0 < len(isl) == len(osl) < MAX_REQUESTS:
+        raise ScenarioError(f"isl and osl must have one entry per request, 1 to {MAX_REQUESTS - 1} of them")
+    if np.min(isl) < 1 or np.min(osl) < 1:
+        raise ScenarioError("every request needs at least 1 input and 1 output token")
+    rule = replica.batching
+    if rule.max_tokens > 0:
+        osl = np.minimum(osl, rule.max_tokens)
+    longest = longest_tokens(rule, isl, osl)
+    if longest > rule.kv_tokens:
+        raise ScenarioError(
+            f"a request of {longest} tokens (prompt and output) never fits in a KV cache of "
+            f"{rule.kv_tokens} tokens: shorten the lengths or give the cache more memory"
+        )
+    return requests_of(isl, osl, arrival_s)
+
+
+def longest_tokens(rule: Batching, isl: Tokens, osl: Tokens) -> int:
+    """KV tokens that the longest request needs to be admitted, without a prefix hit."""
+    if rule.policy == "static" or rule.kv_policy == "max_utilization":
+        return int(np.max(np.add(isl, osl)))
+    blocks = -(-int(np.max(np.add(isl, np.maximum(osl, rule.max_tokens)))) // rule.kv_block_tokens)
+    return blocks * rule.kv_block_tokens

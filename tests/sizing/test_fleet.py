@@ -1,0 +1,376 @@
+"""Fleets: the compiled router against a naive one, failures by hand, theory of routing, requests as they are drawn."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from itertools import pairwise
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from sizing.errors import ScenarioError
+from sizing.replica import KV_POLICIES, Batching, KvPolicy, Replica, Speculation
+from sizing.simulator import Failure, simulate, simulate_fleet, simulate_trace, stable_rate_per_s
+from sizing.simulator.closed import fleet_utilization
+from sizing.simulator.fleet import serve
+from sizing.simulator.records import requests_of
+from sizing.simulator.sampling import sample_requests, speculative_steps, thinned_gaps
+from sizing.steptime import StepLaw
+from sizing.workload import ROUTINGS, Arrivals, Lengths, Prefix, Routing, Workload
+from tests.sizing.reference_simulator import Slot, SlowReplica
+
+GPU = StepLaw(4.8e-3, 1e-3, 20e-6, 10e-6, 49e-9, attention_s=1.3e-9, prefill_s=0.5e-3, request_s=3e-3)
+VARIED = Lengths(isl=600, osl=150, isl_cv=0.5, osl_cv=0.8)
+SECOND = StepLaw(0.0, 1.0, 0.0, 0.0, 0.0)  # every iteration takes one second
+ARRIVALS = ("poisson", "constant", "gamma:cv=2", "batch:size=6")
+
+
+class SlowFleet:
+    """A router over naive replicas, each asked at every arrival."""
+
+    def __init__(self, replicas: list[Replica], routing: Routing, rng: np.random.Generator) -> None:
+        self.engines = [SlowReplica(replica) for replica in replicas]
+        self.leaving = [0] * len(replicas)
+        self.up = list(range(len(replicas)))
+        self.routing, self.rng, self.turn = routing, rng, -1
+        self.held: list[Slot] = []
+
+    def run_to(self, now_s: float) -> None:
+        for number, engine in enumerate(self.engines):
+            while not engine.idle and engine.now_s < now_s:
+                self.leaving[number] = len(engine.iterate())
+
+    def unfinished(self, number: int, now_s: float) -> int:
+        engine = self.engines[number]
+        return len(engine.waiting) + len(engine.slots) + self.leaving[number] * (engine.now_s > now_s)
+
+    def asked(self) -> list[int]:
+        living = len(self.up)
+        if self.routing == "round_robin":
+            self.turn += 1
+            return [self.up[self.turn % living]]
+        first = int(self.rng.random() * living)
+        around = [self.up[(first + turn) % living] for turn in range(living)]
+        if self.routing == "least_outstanding" or living == 1:
+            return around
+        if self.routing == "random":
+            return around[:1]
+        return [around[0], around[1 + int(self.rng.random() * (living - 1))]]
+
+    def give(self, sequence: Slot, now_s: float) -> None:
+        if not self.up:
+            self.held.append(sequence)
+            return
+        self.run_to(now_s)
+        best = min(self.asked(), key=lambda number: self.unfinished(number, now_s))
+        self.engines[best].arrive(sequence, now_s)
+
+    def change(self, time_s: float, number: int, lives: bool) -> None:
+        self.run_to(time_s)
+        engine = self.engines[number]
+        orphans, self.held = self.held + engine.slots + engine.waiting, []
+        if lives:
+            self.up.append(number)
+        else:
+            self.up.remove(number)
+            engine.slots, engine.waiting, self.leaving[number] = [], [], 0
+        for sequence in sorted(orphans, key=lambda sequence: sequence.place):
+            sequence.prefilled = sequence.generated = 0
+            self.give(sequence, time_s)
+
+
+@st.composite
+def outages(draw: st.DrawFn, replicas: int) -> list[Failure]:
+    """Up to two for each replica but the last, within the 4 seconds or so of a run."""
+    time = st.floats(0.05, 4.0)
+    found = []
+    for number in range(replicas - 1):
+        times = sorted(draw(st.lists(time, max_size=4, unique=True)))
+        found += [Failure(number, start, end) for start, end in zip(times[::2], times[1::2], strict=False)]
+    return found
+
+
+@settings(max_examples=50, deadline=None)
+@given(data=st.data(), routing=st.sampled_from(ROUTINGS), rate=st.sampled_from([5.0, 20.0, 80.0]))
+def test_the_router_equals_a_naive_one(data: st.DataObject, routing: Routing, rate: float) -> None:
+    fleet, seed = data.draw(st.integers(1, 5)), data.draw(st.integers(0, 10**6))
+    slots = data.draw(st.sampled_from([2, 24]))
+    speeds = data.draw(st.lists(st.sampled_from([1.0, 1.7]), min_size=fleet, max_size=fleet))
+    replicas = [Replica(GPU.scaled(speed), Batching("chunked", slots, token_budget=512)) for speed in speeds]
+    failures = data.draw(outages(fleet))
+    rng = np.random.default_rng(seed)
+    arrival_s = np.cumsum(rng.exponential(1 / rate, 80))
+    isl, osl = rng.integers(1, 801, 80), rng.integers(1, 301, 80)
+    run = requests_of(isl, osl, arrival_s)
+    serve(replicas, run, routing, np.random.default_rng(seed), failures)
+
+    slow = [Slot(place, int(isl[place]), int(osl[place])) for place in range(80)]
+    naive = SlowFleet(replicas, routing, np.random.default_rng(seed))
+    events: list[tuple[float, int, Any]] = [(time_s, 2, place) for place, time_s in enumerate(arrival_s)]
+    events += [(failure.from_s, 1, failure.replica) for failure in failures]
+    events += [(failure.until_s, 0, failure.replica) for failure in failures]
+    for time_s, kind, number in sorted(events):
+        if kind == 2:
+            naive.give(slow[number], time_s)
+        else:
+            naive.change(time_s, number, lives=kind == 0)
+    naive.run_to(np.inf)
+    assert run["done_s"] == pytest.approx([s.done_s for s in slow], abs=1e-6)
+    assert run["first_token_s"] == pytest.approx([s.first_token_s for s in slow], abs=1e-6)
+
+
+def test_a_request_of_a_dead_replica_starts_anew_on_another() -> None:
+    """One token a second. Dead at 2.5 s: its third iteration ends, unseen; the other replica begins again at once."""
+    run = requests_of(np.array([10]), np.array([5]), np.zeros(1))
+    serve([Replica(SECOND)] * 2, run, "round_robin", np.random.default_rng(0), [Failure(0, 2.5)])
+    assert run["replica"] == [1]
+    assert run["scheduled_s"] == pytest.approx([2.5])
+    assert run["first_token_s"] == pytest.approx([3.5])
+    assert run["done_s"] == pytest.approx([7.5])
+
+
+def test_the_last_token_of_the_iteration_in_progress_still_counts() -> None:
+    run = requests_of(np.array([10]), np.array([3]), np.zeros(1))
+    serve([Replica(SECOND)] * 2, run, "round_robin", np.random.default_rng(0), [Failure(0, 2.5)])
+    assert run["done_s"] == pytest.approx([3.0])
+
+
+def test_while_all_are_dead_the_router_holds_what_comes() -> None:
+    run = requests_of(np.array([10, 10]), np.array([1, 1]), np.array([0.0, 2.0]))
+    serve([Replica(SECOND)], run, "random", np.random.default_rng(0), [Failure(0, 0.5, 10.0)])
+    assert run["done_s"] == pytest.approx([1.0, 11.0])
+
+
+@settings(max_examples=40, deadline=None)
+@given(data=st.data(), routing=st.sampled_from(ROUTINGS), policy=st.sampled_from(KV_POLICIES))
+def test_nobody_is_forgotten(data: st.DataObject, routing: Routing, policy: KvPolicy) -> None:
+    """Deaths, short lines, little memory, impatient clients: every request has an end, and one that fits its fate."""
+    fleet, n = data.draw(st.integers(1, 4)), 120
+    rule = Batching(max_batch_size=8, token_budget=256, kv_tokens=2500, kv_policy=policy, max_waiting=6)
+    failures = data.draw(outages(fleet)) + data.draw(st.sampled_from([[], [Failure(fleet - 1, 0.5, 2.0)]]))
+    rng = np.random.default_rng(data.draw(st.integers(0, 10**6)))
+    run = requests_of(rng.integers(1, 801, n), rng.integers(1, 301, n), np.cumsum(rng.exponential(1 / 30, n)))
+    run["queue_timeout_s"], run["cancel_s"] = rng.exponential(1.0, n), rng.exponential(5.0, n)
+    run["priority"] = rng.integers(0, 3, n)
+    serve([Replica(GPU, rule)] * fleet, run, routing, rng, failures)
+    served, rejected, timed_out, cancelled = (run[run["outcome"] == fate] for fate in range(4))
+    assert len(served) + len(rejected) + len(timed_out) + len(cancelled) == n
+    assert np.all(served["arrival_s"] <= served["scheduled_s"])
+    assert np.all(served["scheduled_s"] < served["first_token_s"])
+    assert np.all(served["first_token_s"] <= served["done_s"])
+    assert np.all(served["done_s"] <= served["arrival_s"] + served["cancel_s"])
+    assert np.all(rejected["done_s"] >= rejected["arrival_s"])
+    assert timed_out["done_s"] == pytest.approx(timed_out["arrival_s"] + timed_out["queue_timeout_s"])
+    assert cancelled["done_s"] == pytest.approx(cancelled["arrival_s"] + cancelled["cancel_s"])
+
+
+def test_prefix_hits_and_speculation_carry_more() -> None:
+    """All but one prompt token in the cache, four tokens a step: the load of the plain replica is a part of theirs."""
+    load = Workload(Lengths(2000, 200, 0.5, 0.8), 6.0)
+    plain = simulate(Replica(GPU), load, requests=4000)
+    hits = simulate(Replica(GPU), replace(load, prefix=Prefix(10**6, 1.0)), requests=4000)
+    guesses = simulate(Replica(GPU, speculation=Speculation(3, 1.0)), load, requests=4000)
+    assert hits.utilization < 0.7 * plain.utilization
+    assert guesses.utilization < plain.utilization
+    assert hits.ttft_s.mean() < 0.5 * plain.ttft_s.mean()
+    assert np.nanmean(guesses.itl_s) < 0.5 * np.nanmean(plain.itl_s)
+
+
+@pytest.mark.parametrize(
+    ("failures", "words"),
+    [
+        ([Failure(2, 1.0)], "failure of replica 2: the fleet has replicas 0 to 1"),
+        ([Failure(0, 1.0, 5.0), Failure(0, 4.0, 6.0)], "failures of replica 0 overlap"),
+        ([Failure(0, 1.0), Failure(1, 2.0)], "every replica fails for ever"),
+    ],
+)
+def test_failures_that_make_no_sense_are_refused(failures: list[Failure], words: str) -> None:
+    with pytest.raises(ScenarioError, match=words):
+        simulate_fleet([Replica(GPU)] * 2, Workload(VARIED, 2.0), failures=failures, requests=20)
+
+
+def test_a_failure_needs_a_beginning_before_its_end() -> None:
+    with pytest.raises(ScenarioError, match="from_s from 0 to below until_s"):
+        Failure(0, 5.0, 5.0)
+
+
+def test_a_fleet_cannot_mix_output_limits() -> None:
+    fleet = [Replica(GPU), Replica(GPU, Batching(max_tokens=100))]
+    with pytest.raises(ScenarioError, match="same speculation and the same max_tokens"):
+        simulate_fleet(fleet, Workload(VARIED, 2.0), requests=20)
+
+
+@pytest.mark.parametrize("routing", ["power_of_two", "least_outstanding"])
+def test_equal_replicas_are_a_fleet_like_any_other(routing: Routing) -> None:
+    load = Workload(VARIED, 60.0)
+    one = simulate(Replica(GPU), load, replicas=6, routing=routing, requests=3000, seed=4)
+    other = simulate_fleet([Replica(GPU)] * 6, load, routing=routing, requests=3000, seed=4)
+    assert np.array_equal(one.e2e_s, other.e2e_s)
+    assert one.requests_per_s == other.requests_per_s
+    assert one.utilization == pytest.approx(other.utilization)
+
+
+def test_round_robin_over_a_trace_deals_it_out() -> None:
+    rng = np.random.default_rng(5)
+    isl, osl = VARIED.sample(900, rng)
+    arrival_s = np.cumsum(rng.exponential(1 / 30, 900))
+    fleet = simulate_trace(Replica(GPU), arrival_s, isl, osl, replicas=3, routing="round_robin")
+    for first in range(3):
+        alone = simulate_trace(Replica(GPU), arrival_s[first::3], isl[first::3], osl[first::3])
+        assert fleet.e2e_s[first::3] == pytest.approx(alone.e2e_s)
+
+
+@pytest.mark.parametrize("load", [0.7, 0.9])
+def test_power_of_two_is_the_supermarket_model(load: float) -> None:
+    """Mitzenmacher 2001: exponential service, many servers: mean time in system = sum of load^(2^i - 2), i >= 1."""
+    theory = sum(load ** (2**i - 2) for i in range(1, 12))
+    servers, n, tick_s = 200, 200_000, 1e-3
+    replica = Replica(SECOND.scaled(tick_s), Batching("whole_prompt", max_batch_size=1))
+    rng = np.random.default_rng(6)
+    arrival_s = np.cumsum(rng.exponential(1 / (load * servers), n))
+    ones, outputs = np.ones(n, np.int64), rng.geometric(tick_s, n)
+    run = simulate_trace(replica, arrival_s, ones, outputs, replicas=servers, routing="power_of_two")
+    assert run.e2e_s[n // 5 :].mean() == pytest.approx(theory, rel=0.03)
+
+
+def test_knowing_more_helps_and_two_choices_are_nearly_all() -> None:
+    rate = 8 * 0.85 * stable_rate_per_s(Replica(GPU, Batching(max_batch_size=32)), VARIED)
+    p95_s = []
+    for routing in ("random", "power_of_two", "least_outstanding"):
+        replica = Replica(GPU, Batching(max_batch_size=32))
+        run = simulate(replica, Workload(VARIED, rate), replicas=8, routing=routing, requests=40_000)
+        p95_s.append(float(np.percentile(run.ttft_s, 95)))
+    assert p95_s[0] > p95_s[1] > 0.98 * p95_s[2]
+    assert p95_s[0] - p95_s[1] > 5 * (p95_s[1] - p95_s[2])
+
+
+def test_thirty_two_replicas_stand_for_a_hundred() -> None:
+    replica = Replica(GPU, Batching(max_batch_size=32))
+    load = Workload(VARIED, 100 * 0.8 * stable_rate_per_s(replica, VARIED))
+    small = simulate(replica, load, replicas=100, routing="power_of_two", requests=60_000)
+    whole = simulate_fleet([replica] * 100, load, routing="power_of_two", requests=150_000)
+    assert np.percentile(small.ttft_s, 95) == pytest.approx(np.percentile(whole.ttft_s, 95), rel=0.05)
+    assert small.requests_per_s == pytest.approx(whole.requests_per_s, rel=0.03)
+
+
+def test_a_slow_replica_drowns_unless_the_router_counts() -> None:
+    """One of three at a third of the speed, at 60 % of what the fleet could carry if the load were spread by speed."""
+    replica = Replica(GPU, Batching(max_batch_size=32))
+    fleet = [replica, replica, Replica(GPU.scaled(3.0), replica.batching)]
+    load = Workload(VARIED, 0.6 * (2 + 1 / 3) * stable_rate_per_s(replica, VARIED))
+    blind = simulate_fleet(fleet, load, routing="random", requests=12_000)
+    counting = simulate_fleet(fleet, load, routing="least_outstanding", requests=12_000)
+    assert blind.saturated and not counting.saturated
+    assert blind.utilization == pytest.approx(0.6 * 7 / 3, rel=0.02)  # a third of the load on a third of the speed
+    assert counting.utilization == pytest.approx(0.6, rel=0.02)
+
+
+@given(rates=st.lists(st.floats(0.1, 10), min_size=1, max_size=6), load=st.floats(0.1, 50))
+def test_utilization_never_falls_with_less_knowledge(rates: list[float], load: float) -> None:
+    fair = load / sum(rates)
+    known = [fleet_utilization(load, rates, routing) for routing in ("least_outstanding", "power_of_two", "random")]
+    assert known[0] == pytest.approx(fair)
+    assert all(more <= less * (1 + 1e-12) for more, less in pairwise(known))
+    equal = fleet_utilization(load, [2.0] * len(rates), "power_of_two")
+    assert equal == pytest.approx(load / (2 * len(rates)))
+
+
+# requests as they are drawn
+
+
+@pytest.mark.parametrize("replicas", [3, 10])
+def test_a_batch_splits_into_binomial_batches(replicas: int) -> None:
+    """Of a batch of 6 each member comes here with chance p: of those who come, all but the first of a batch follow at
+    once, 1 - (1 - (1 - p)^6) / (6 p) of them; the gap between batches that have somebody here is exponential."""
+    n, size, p, rate = 200_000, 6, 1 / replicas, 30.0
+    gaps_s = thinned_gaps(Arrivals.batches(size), n, rate, replicas, np.random.default_rng(2))
+    anybody = 1 - (1 - p) ** size
+    at_once = 1 - anybody / (size * p)
+    assert np.mean(gaps_s == 0) == pytest.approx(at_once, abs=4 * np.sqrt(at_once * (1 - at_once) / n))
+    between_s = gaps_s[gaps_s > 0]
+    assert between_s.mean() == pytest.approx(size / rate / anybody, rel=4 / np.sqrt(len(between_s)))
+    assert between_s.std() == pytest.approx(between_s.mean(), rel=0.02)
+
+
+@pytest.mark.parametrize("arrivals", ARRIVALS)
+@pytest.mark.parametrize("routing", ["random", "round_robin"])
+def test_the_part_of_a_stream_is_that_of_the_stream_split_by_hand(arrivals: str, routing: Routing) -> None:
+    """Mean and scatter of the arrivals counted in windows of 3 s, against a fourth of a whole stream."""
+    law, n, rate, fleet = Arrivals.parse(arrivals), 200_000, 40.0, 4
+    part = sample_requests(
+        Replica(GPU), Workload(Lengths(1, 1), rate, law), n, np.random.default_rng(1), replicas=fleet, routing=routing
+    )
+    rng = np.random.default_rng(2)
+    whole_s = np.cumsum(law.gaps(fleet * n, rate, rng))
+    by_hand_s = whole_s[rng.integers(0, fleet, fleet * n) == 0] if routing == "random" else whole_s[::fleet]
+    counts = [np.diff(np.searchsorted(times, np.arange(3.0, 19_000, 3.0))) for times in (part["arrival_s"], by_hand_s)]
+    assert counts[0].mean() == pytest.approx(counts[1].mean(), rel=0.02)
+    assert counts[0].var() == pytest.approx(counts[1].var(), rel=0.1, abs=0.3)
+
+
+@pytest.mark.parametrize("arrivals", ARRIVALS)
+@pytest.mark.parametrize("routing", ["random", "round_robin"])
+def test_two_rates_share_their_random_numbers(arrivals: str, routing: Routing) -> None:
+    replica = Replica(GPU, speculation=Speculation(3, 0.7))
+    slow, fast = (
+        sample_requests(
+            replica,
+            Workload(VARIED, rate, Arrivals.parse(arrivals), Prefix(200, 0.5)),
+            500,
+            np.random.default_rng(9),
+            replicas=5,
+            routing=routing,
+        )
+        for rate in (1.0, 4.0)
+    )
+    assert slow["arrival_s"] == pytest.approx(4 * fast["arrival_s"])
+    for field in ("isl", "osl", "cached_tokens", "steps"):
+        assert np.array_equal(slow[field], fast[field])
+
+
+def test_prefix_hits_leave_a_token_to_compute() -> None:
+    load = Workload(VARIED, 1.0, prefix=Prefix(500, 0.3))
+    run = sample_requests(Replica(GPU), load, 20_000, np.random.default_rng(3))
+    hit = run["cached_tokens"] > 0
+    assert np.array_equal(run["cached_tokens"][hit], np.minimum(500, run["isl"][hit] - 1))
+    assert hit.mean() == pytest.approx(0.3, abs=4 * np.sqrt(0.21 / 20_000))
+
+
+def test_outputs_end_at_max_tokens() -> None:
+    run = sample_requests(Replica(GPU, Batching(max_tokens=100)), Workload(VARIED, 1.0), 2000, np.random.default_rng(3))
+    whole = sample_requests(Replica(GPU), Workload(VARIED, 1.0), 2000, np.random.default_rng(3))
+    assert np.array_equal(run["osl"], np.minimum(whole["osl"], 100))
+    assert np.array_equal(run["steps"], run["osl"] - 1)
+
+
+def test_reservations_beyond_the_cache_are_refused() -> None:
+    rule = Batching(kv_tokens=1000, max_tokens=500, kv_block_tokens=64)
+    with pytest.raises(ScenarioError, match=r"1024 tokens .* never fits in a KV cache of 1000"):
+        simulate(Replica(GPU, rule), Workload(Lengths(500, 10), 1.0), requests=10)
+
+
+def mean_steps(tokens: int, draft_tokens: int, acceptance: float) -> np.ndarray[Any, Any]:
+    """Mean steps to make 0, 1, ..., `tokens` tokens, by conditioning on the first step."""
+    yields = [acceptance**j * (1 - acceptance) for j in range(draft_tokens)] + [acceptance**draft_tokens]
+    means = np.zeros(tokens + 1)
+    for missing in range(1, tokens + 1):
+        means[missing] = 1 + sum(chance * means[max(missing - j - 1, 0)] for j, chance in enumerate(yields))
+    return means
+
+
+@pytest.mark.parametrize(("draft_tokens", "acceptance"), [(1, 0.5), (3, 0.7), (5, 0.9)])
+def test_speculative_steps_have_the_exact_mean(draft_tokens: int, acceptance: float) -> None:
+    speculation = Speculation(draft_tokens, acceptance)
+    exact = mean_steps(64, draft_tokens, acceptance)
+    for osl in (2, 5, 65):
+        steps = speculative_steps(speculation, np.full(20_000, osl), np.random.default_rng(osl))
+        assert steps.mean() == pytest.approx(exact[osl - 1], abs=4 * steps.std() / np.sqrt(20_000) + 1e-12)
+
+
+def test_speculation_at_its_ends() -> None:
+    osl, rng = np.arange(1, 50), np.random.default_rng(0)
+    assert np.array_equal(speculative_steps(Speculation(4, 0.0), osl, rng), osl - 1)
+    assert np.array_equal(speculative_steps(Speculation(4, 1.0), osl, rng), -(-(osl - 1) // 5))

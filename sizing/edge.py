@@ -1,0 +1,113 @@
+"""Where the SLA is about to fail, by simulation: the rate at which an upper percentile meets its limit."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
+
+from sizing.response import FAR, LoadResponse, log_ratio
+from sizing.simulator import Simulated
+from sizing.workload import Limit, Sla
+
+COARSE = (20_000, 60_000)
+"""Requests of the first runs, which only show where to look."""
+
+TOLERANCE = 0.004
+"""Relative step in the rate below which the search stops."""
+
+SURE = 1.3
+"""Standard errors by which a percentile must keep its limit: a lucky run must not buy too few GPUs."""
+
+BATCHES = 30
+"""Consecutive batches whose differences tell the standard error of a share (batch means)."""
+
+MOST_RUNS = 14
+
+
+def upper_excess(run: Simulated, sla: Sla, sure: float = SURE) -> float:
+    """Log of predicted over allowed for the tightest limit; above 0 the SLA fails, or cannot be said to hold.
+
+    Predicted is the upper end of the percentile, `sure` standard errors up. Requests near each other in time share
+    their queue: the error of the share beyond the percentile comes from the differences between batches.
+    """
+    if run.saturated:
+        return FAR
+    excess = max(log_ratio(upper_percentile(run, limit, sure), limit.limit_s) for limit in sla.limits)
+    return excess if run.meets(sla) else max(excess, TOLERANCE)
+
+
+def upper_percentile(run: Simulated, limit: Limit, sure: float) -> float:
+    """Upper end, in seconds, of the percentile that `limit` speaks of; infinite when nothing was measured."""
+    values = run.of(limit.metric)
+    values = values[np.isfinite(values)]
+    share, count = limit.percentile / 100, len(values)
+    if count < BATCHES:
+        return float(values.max()) if count else math.inf
+    middle = np.partition(values, rank(share, count))[rank(share, count)]
+    beyond = (values[: count - count % BATCHES] > middle).reshape(BATCHES, -1).mean(axis=1)
+    error = float(beyond.std(ddof=1)) / math.sqrt(BATCHES)
+    place = rank(min(share + sure * error, 1.0), count)
+    return float(np.partition(values, place)[place])
+
+
+def rank(share: float, count: int) -> int:
+    """Index of a quantile among `count` sorted values: at most 1 - share of them lie above."""
+    return min(max(math.ceil(share * count - 1e-9) - 1, 0), count - 1)
+
+
+@dataclass(slots=True)
+class Bracket:
+    """What full runs have shown: the SLA holds at `low` requests/s and fails at `high`."""
+
+    low: float
+    high: float
+
+    def learn(self, rate: float, over: float) -> None:
+        """A run at `rate` was over the limit (over > 0) or within it."""
+        if over > 0:
+            self.high = min(self.high, rate)
+        else:
+            self.low = max(self.low, rate)
+
+    def inside(self, rate: float) -> float:
+        """`rate` if it lies in the bracket, else a rate that halves it."""
+        if self.low < rate < self.high:
+            return rate
+        return math.sqrt(self.low * self.high) if self.low else 0.7 * self.high
+
+    @property
+    def closed(self) -> bool:
+        """True when both ends are known and as near as the search goes."""
+        return self.low > 0 and self.high / self.low - 1 < TOLERANCE
+
+
+def edge_rate(
+    excess: Callable[[float, int], float],
+    model: LoadResponse,
+    guess_per_s: float,
+    requests: int,
+    first_runs: tuple[int, ...] = COARSE,
+) -> float:
+    """The requests/s at which ``excess(rate, requests)`` is 0, to `TOLERANCE`; 0 if over even at a hundredth of guess.
+
+    The excess is taken for the `model`'s plus a constant: after a run the model is asked where the sum is 0, the next
+    run is there, and so on; where that leaves the bracket, the bracket is halved. The `first_runs` have fewer requests
+    and only show where to look; runs of `requests` requests bracket the answer.
+    """
+    least, most = guess_per_s / 100, float(model.rates_per_s[-1])
+    bracket, rate = Bracket(0.0, most * (1 + TOLERANCE)), min(guess_per_s, most)
+    for turn in range(MOST_RUNS):
+        full = turn >= len(first_runs)
+        over = excess(rate, requests if full else first_runs[turn])
+        step = rate * model.step(over, rate)
+        if full:
+            bracket.learn(rate, over)
+            if bracket.closed or abs(step / rate - 1) < TOLERANCE:
+                return step if bracket.low <= step <= bracket.high else bracket.low or step
+            if bracket.high < least:
+                return 0.0
+        rate = max(bracket.inside(step), 0.9 * least)
+    return bracket.low

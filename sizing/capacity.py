@@ -27,6 +27,7 @@ REQUESTS = 240_000
 """Requests of a run that decides; the Monte-Carlo error of a capacity is then 0.5-1 %."""
 
 BALANCED_REQUESTS = 160_000
+HERDING_REQUESTS = 800_000
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,9 +96,14 @@ def load_response(replica: Replica, setting: Setting) -> LoadResponse:
 
 
 def requests_for(setting: Setting) -> int:
-    """Requests of a run that decides: fewer where 32 replicas are simulated, whose load is steadier."""
-    balanced = setting.replicas > 1 and setting.routing in ("power_of_two", "least_outstanding")
-    return BALANCED_REQUESTS if balanced else REQUESTS
+    """Requests of a run that decides: fewer where 32 replicas are simulated, whose load is steadier.
+
+    More where equal requests may fall into step behind the least busy replica, which takes them long.
+    """
+    if setting.replicas == 1 or setting.routing not in ("power_of_two", "least_outstanding"):
+        return REQUESTS
+    herding = setting.routing == "least_outstanding" and setting.workload.lengths.fixed
+    return HERDING_REQUESTS if herding else BALANCED_REQUESTS
 
 
 def run_at(replica: Replica, setting: Setting, rate_per_s: float, requests: int) -> Simulated:

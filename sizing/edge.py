@@ -18,8 +18,10 @@ COARSE = (20_000, 60_000)
 TOLERANCE = 0.004
 """Relative step in the rate below which the search stops."""
 
-SURE = 1.3
-"""Standard errors by which a percentile must keep its limit: a lucky run must not buy too few GPUs."""
+SURE = 1.0
+"""Standard errors by which a percentile must keep its limit: a lucky run must not buy too few GPUs.
+
+With 1 and the request counts of sizing/capacity.py."""
 
 BATCHES = 30
 """Consecutive batches whose differences tell the standard error of a share (batch means)."""
@@ -84,6 +86,26 @@ class Bracket:
         return self.low > 0 and self.high / self.low - 1 < TOLERANCE
 
 
+@dataclass(frozen=True, slots=True)
+class Run:
+    """A full run: its rate and its excess over the SLA."""
+
+    rate: float
+    over: float
+
+
+def step_factor(model: LoadResponse, last: Run, before: Run | None) -> float:
+    """Factor on the last run's rate that should bring the excess to 0, 0.6 to 1.6 at once.
+
+    By the line through the last two full runs in log rate, or by the model's curve where there is no such line.
+    """
+    if before is not None and max(last.over, before.over) < FAR:
+        slope = (last.over - before.over) / math.log(last.rate / before.rate)
+        if slope > 0:
+            return math.exp(min(max(-last.over / slope, math.log(0.6)), math.log(1.6)))
+    return model.step(last.over, last.rate)
+
+
 def edge_rate(
     excess: Callable[[float, int], float],
     model: LoadResponse,
@@ -93,21 +115,25 @@ def edge_rate(
 ) -> float:
     """The requests/s at which ``excess(rate, requests)`` is 0, to `TOLERANCE`; 0 if over even at a hundredth of guess.
 
-    The excess is taken for the `model`'s plus a constant: after a run the model is asked where the sum is 0, the next
-    run is there, and so on; where that leaves the bracket, the bracket is halved. The `first_runs` have fewer requests
-    and only show where to look; runs of `requests` requests bracket the answer.
+    The excess is taken for the `model`'s plus a constant: after a run the model is asked where the sum is 0, and the
+    next run is there. The `first_runs` have fewer requests and only show where to look. Two runs of `requests` requests
+    at least then tell the true slope and bracket the answer; a step out of the bracket halves it instead.
     """
     least, most = guess_per_s / 100, float(model.rates_per_s[-1])
     bracket, rate = Bracket(0.0, most * (1 + TOLERANCE)), min(guess_per_s, most)
-    for turn in range(MOST_RUNS):
-        full = turn >= len(first_runs)
-        over = excess(rate, requests if full else first_runs[turn])
-        step = rate * model.step(over, rate)
-        if full:
-            bracket.learn(rate, over)
-            if bracket.closed or abs(step / rate - 1) < TOLERANCE:
-                return step if bracket.low <= step <= bracket.high else bracket.low or step
-            if bracket.high < least:
-                return 0.0
-        rate = max(bracket.inside(step), 0.9 * least)
+    for count in first_runs:
+        over = excess(rate, count)
+        rate = min(max(rate * model.step(over, rate), least), most)
+    before: Run | None = None
+    for _ in range(MOST_RUNS):
+        last = Run(rate, excess(rate, requests))
+        bracket.learn(last.rate, last.over)
+        step = rate * step_factor(model, last, before)
+        if bracket.closed or (before is not None and abs(step / rate - 1) < TOLERANCE):
+            return step if bracket.low <= step <= bracket.high else bracket.low or step
+        if bracket.high < least or bracket.low >= most:
+            return bracket.low
+        if before is None:
+            step = min(step, 0.99 * rate) if last.over > 0 else max(step, 1.01 * rate)
+        before, rate = last, max(bracket.inside(min(step, most)), 0.9 * least)
     return bracket.low

@@ -13,15 +13,21 @@ from sizing.prediction import Method as MethodName
 from sizing.prediction import Prediction
 from sizing.queueing import predict, stable_rate_per_s
 from sizing.replica import Replica
-from sizing.response import LoadResponse, rising_excess
+from sizing.response import LoadResponse, log_excess, rising_excess
 from sizing.simulator import Simulated, simulate
 from sizing.workload import Limit, Routing, Sla, Workload
 
 IDLE = 0.01
 """Share of the stable rate taken as "alone": an SLA missed here is missed at any load."""
 
-LOADS = np.array([IDLE, 0.05, 0.15, 0.35, 0.55, 0.7, 0.82, 0.91, 0.97, 0.995])
+LOADS = (IDLE, 0.15, 0.35, 0.55, 0.72, 0.85, 0.94, 0.995)
 """Shares of the stable rate at which the formula is asked; beyond the last, percentiles have no finite meaning."""
+
+ENOUGH = 1.0
+"""Excess over the SLA (log) from which higher loads are not asked for: no band and no what-if reaches there."""
+
+BETWEEN = (1 / 3, 2 / 3)
+"""Shares of the interval in which the SLA is passed where the formula is asked again."""
 
 REQUESTS = 240_000
 """Requests of a run that decides; the Monte-Carlo error of a capacity is then 0.5-1 %."""
@@ -86,13 +92,32 @@ def analytic_capacity_per_s(replica: Replica, setting: Setting) -> float:
 
 @lru_cache(maxsize=1024)
 def load_response(replica: Replica, setting: Setting) -> LoadResponse:
-    """How the SLA is used up from no load to saturation, by formula, at the shares `LOADS` of the stable rate.
+    """How the SLA is used up from no load on, by formula, at the shares `LOADS` of the stable rate.
 
-    Kept for a while: the capacity and the band around it are read off the same response.
+    Where the SLA is passed the formula is asked more closely, far beyond it no more. Kept for a while: the capacity and
+    the band around it are read off the same response.
     """
-    rates = LOADS * stable_rate_per_s(replica, setting.workload.lengths)
-    predictions = tuple(predict_at(replica, setting, float(rate)) for rate in rates)
-    return LoadResponse(rates, rising_excess(predictions, setting.sla), predictions)
+    stable_per_s = stable_rate_per_s(replica, setting.workload.lengths)
+    known: dict[float, Prediction] = {}
+
+    def excess_at(share: float) -> float:
+        known[share] = predict_at(replica, setting, share * stable_per_s)
+        return log_excess(known[share], setting.sla)
+
+    below = LOADS[0]
+    for share in LOADS:
+        excess = excess_at(share)
+        if excess <= 0:
+            below = share
+        if excess > ENOUGH:
+            break
+    above = min((share for share in known if share > below), default=below)
+    passed = log_excess(known[below], setting.sla) <= 0 < log_excess(known[above], setting.sla)
+    for part in BETWEEN if passed else ():
+        excess_at(below + part * (above - below))
+    shares = sorted(known)
+    predictions = tuple(known[share] for share in shares)
+    return LoadResponse(stable_per_s * np.array(shares), rising_excess(predictions, setting.sla), predictions)
 
 
 def requests_for(setting: Setting) -> int:
@@ -130,7 +155,8 @@ def simulated_capacity_per_s(replica: Replica, setting: Setting) -> float:
     def excess(rate_per_s: float, requests: int) -> float:
         return upper_excess(run_at(replica, setting, rate_per_s, requests), setting.sla)
 
-    found = edge_rate(excess, response, guess_per_s, requests_for(setting))
+    ceiling_per_s = LOADS[-1] * stable_rate_per_s(replica, setting.workload.lengths)
+    found = edge_rate(excess, response, guess_per_s, ceiling_per_s, requests_for(setting))
     if found == 0:
         idle = simulate_at(replica, setting, IDLE * guess_per_s)
         limit = idle.binding(setting.sla)

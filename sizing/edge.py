@@ -19,9 +19,7 @@ TOLERANCE = 0.004
 """Relative step in the rate below which the search stops."""
 
 SURE = 1.0
-"""Standard errors by which a percentile must keep its limit: a lucky run must not buy too few GPUs.
-
-With 1 and the request counts of sizing/capacity.py."""
+"""Standard errors by which a percentile must keep its limit: a lucky run must not buy too few GPUs."""
 
 BATCHES = 30
 """Consecutive batches whose differences tell the standard error of a share (batch means)."""
@@ -110,16 +108,19 @@ def edge_rate(
     excess: Callable[[float, int], float],
     model: LoadResponse,
     guess_per_s: float,
+    ceiling_per_s: float,
     requests: int,
     first_runs: tuple[int, ...] = COARSE,
 ) -> float:
     """The requests/s at which ``excess(rate, requests)`` is 0, to `TOLERANCE`; 0 if over even at a hundredth of guess.
 
+    At most `ceiling_per_s`, where that still holds.
+
     The excess is taken for the `model`'s plus a constant: after a run the model is asked where the sum is 0, and the
     next run is there. The `first_runs` have fewer requests and only show where to look. Two runs of `requests` requests
     at least then tell the true slope and bracket the answer; a step out of the bracket halves it instead.
     """
-    least, most = guess_per_s / 100, float(model.rates_per_s[-1])
+    least, most = guess_per_s / 100, ceiling_per_s
     bracket, rate = Bracket(0.0, most * (1 + TOLERANCE)), min(guess_per_s, most)
     for count in first_runs:
         over = excess(rate, count)

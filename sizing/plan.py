@@ -101,7 +101,7 @@ class Rejection:
     gpu: str
     tp: int
     precision: str
-    kind: Literal["memory", "sla", "no_data"]
+    kind: Literal["memory", "sla", "no_data", "cost"]
     why: str
     limit: Limit | None = None
     nearest_s: float | None = None

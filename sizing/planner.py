@@ -13,8 +13,11 @@ from sizing.mean_rule import mean_based
 from sizing.plan import Candidate, Fleet, Plan, Question, Rejection
 from sizing.prediction import Prediction
 from sizing.queueing import stable_rate_per_s
-from sizing.rejections import distance_from_sla, jump_rejection, near_miss, sla_rejection
+from sizing.rejections import cost_rejection, distance_from_sla, jump_rejection, near_miss, sla_rejection
 from sizing.remarks import remarks
+
+HOPELESS = 1.5
+"""Times the GPUs of the best fleet of the same GPU: what needs more is not sized at all."""
 
 FEW = 16
 """Fleets of more replicas than this are told apart in steps of an eighth: a replica hardly notices."""
@@ -23,11 +26,11 @@ FEW = 16
 def plan(question: Question, candidates: Sequence[Candidate], rejected: Sequence[Rejection] = ()) -> Plan:
     """The fleets that meet the SLA, fewest GPUs first; the first, the answer, is verified by simulation.
 
-    Every candidate is sized by formula; then the best is sized again by simulation, until the fleet with the fewest
-    GPUs is a simulated one. Where prices differ by GPU the cheapest comes first. Raises NoFeasiblePlan, carrying every
-    rejection, when no fleet meets the SLA.
+    Every candidate that can win is sized by formula; then the best is sized again by simulation, until the fleet with
+    the fewest GPUs is a simulated one. Where prices differ by GPU the cheapest comes first. Raises NoFeasiblePlan,
+    carrying every rejection, when no fleet meets the SLA.
     """
-    sized = [first_look(question, candidate) for candidate in candidates]
+    sized = survey(question, candidates)
     while (best := cheapest(question, sized)) and not best.verified:
         sized[sized.index(best)] = size(question, best.candidate, BY_SIMULATION)
     fleets = sorted((fleet for fleet in sized if isinstance(fleet, Fleet)), key=lambda fleet: cost(question, fleet))
@@ -36,6 +39,28 @@ def plan(question: Question, candidates: Sequence[Candidate], rejected: Sequence
         raise NoFeasiblePlan(f"no configuration meets {question.sla}", tuple(left_out))
     same_gpu = [candidate for candidate in candidates if candidate.gpu == fleets[0].candidate.gpu]
     return Plan(question, tuple(fleets), tuple(left_out), mean_based(question, same_gpu))
+
+
+def survey(question: Question, candidates: Sequence[Candidate]) -> list[Fleet | Rejection]:
+    """Every candidate by formula, those that may need the fewest GPUs first.
+
+    Left out unsized is what needs `HOPELESS` times the GPUs of a fleet of the same GPU even at its stable rate.
+    """
+    sized: list[Fleet | Rejection] = []
+    fewest: dict[str, float] = {}
+    for candidate in sorted(candidates, key=lambda each: least_gpus(question, each)):
+        gpus, best = least_gpus(question, candidate), fewest.get(candidate.gpu, math.inf)
+        found = cost_rejection(candidate, gpus, best) if gpus > HOPELESS * best else first_look(question, candidate)
+        sized.append(found)
+        if isinstance(found, Fleet):
+            fewest[candidate.gpu] = min(best, found.gpus)
+    return sized
+
+
+def least_gpus(question: Question, candidate: Candidate) -> int:
+    """GPUs that a candidate needs at least: those that carry the load at all, whatever the latency."""
+    working = replicas_for(question, stable_rate_per_s(candidate.replica, question.workload.lengths))
+    return (working + question.spare) * candidate.gpus
 
 
 def first_look(question: Question, candidate: Candidate) -> Fleet | Rejection:

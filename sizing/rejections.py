@@ -32,6 +32,12 @@ def jump_rejection(question: Question, candidate: Candidate, replicas: int, pred
     return Rejection(candidate.gpu, candidate.tp, candidate.precision, "sla", why, limit, value)
 
 
+def cost_rejection(candidate: Candidate, least: int, best: float) -> Rejection:
+    """A candidate that cannot win: it needs `least` GPUs at its stable rate, another fleet of its GPU needs `best`."""
+    why = f"needs at least {least} GPUs to carry the load at all, {best:.0f} of the same GPU meet the SLA"
+    return Rejection(candidate.gpu, candidate.tp, candidate.precision, "cost", why)
+
+
 def near_miss(rejection: Rejection) -> bool:
     """True when the formula may have been wrong to reject."""
     over, near_enough = distance_from_sla(rejection)

@@ -24,7 +24,7 @@ SURE = 1.0
 BATCHES = 30
 """Consecutive batches whose differences tell the standard error of a share (batch means)."""
 
-MOST_RUNS = 14
+MOST_RUNS = 20
 
 
 def upper_excess(run: Simulated, sla: Sla, sure: float = SURE) -> float:
@@ -134,7 +134,9 @@ def edge_rate(
             return step if bracket.low <= step <= bracket.high else bracket.low or step
         if bracket.high < least or bracket.low >= most:
             return bracket.low
-        if before is None:
+        if last.over >= FAR and bracket.low:
+            step = 0.0  # a cliff has no slope to follow: halve the bracket
+        elif before is None:
             step = min(step, 0.99 * rate) if last.over > 0 else max(step, 1.01 * rate)
         before, rate = last, max(bracket.inside(min(step, most)), 0.9 * least)
     return bracket.low

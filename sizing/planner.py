@@ -93,7 +93,7 @@ def size(question: Question, candidate: Candidate, method: Method) -> Fleet | Re
         working_high=replicas_for(question, capacity_per_s * low) if low > 0 else None,
         stable_per_s=stable_rate_per_s(candidate.replica, question.workload.lengths),
     )
-    return replace(fleet, notes=remarks(question, fleet, setting_of(question, working)))
+    return replace(fleet, notes=remarks(fleet, setting_of(question, working)))
 
 
 def by_formula(question: Question, candidate: Candidate) -> int:

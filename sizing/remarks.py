@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from sizing.capacity import Setting, load_response
+from sizing.capacity import Setting, load_response, predict_at
 from sizing.numbers import milliseconds
-from sizing.plan import Fleet, Question
+from sizing.plan import Fleet
+from sizing.queueing.agreement import disagreement
 
 NEAR_FLOOR = 1.25
 """A limit within this factor of its value on an idle replica leaves queueing next to nothing."""
@@ -18,9 +19,17 @@ CAUSE = {
 }
 
 
-def remarks(question: Question, fleet: Fleet, setting: Setting) -> tuple[str, ...]:
+def remarks(fleet: Fleet, setting: Setting) -> tuple[str, ...]:
     """Lines for the reader, none where all is well."""
-    return tuple(floor_remarks(fleet, setting))
+    return (*floor_remarks(fleet, setting), *cross_check(fleet, setting))
+
+
+def cross_check(fleet: Fleet, setting: Setting) -> Iterator[str]:
+    """Where the formula contradicts a fleet that was simulated: neither is then to be trusted blindly."""
+    if fleet.verified:
+        by_formula = predict_at(fleet.candidate.replica, setting, fleet.load_per_s)
+        if line := disagreement(by_formula, fleet.predicted):
+            yield line
 
 
 def floor_remarks(fleet: Fleet, setting: Setting) -> Iterator[str]:

@@ -27,8 +27,10 @@ from sizing.fleets.scenario import ScenarioFile, parse_workload, read_scenario, 
 from sizing.fleets.shapes import shared_json
 from sizing.fleets.sharing import Share, least_gpus
 from sizing.printing import print_shared
-from sizing.simulator import simulate_streams
-from sizing.workload import ROUTINGS, Lengths
+from sizing.replica import Replica
+from sizing.simulator import Simulated
+from sizing.simulator.streams import Stream, simulate_streams
+from sizing.workload import ROUTINGS, Lengths, Routing
 
 EXAMPLES = """\b
 Examples:
@@ -42,8 +44,8 @@ fleet.yaml:
   gpu: [h200_sxm]
   tp: [2]
   workloads:
-    - {name: chat, isl: 1000, osl: 200, rate: 5, ttft: p95:1s, itl: p95:30ms, priority: 1}
-    - {name: batch, isl: 4000, osl: 500, rate: 1, e2e: p95:60s}
+    - {name: chat, isl: 1000, osl: 200, rate: 5, ttft: p95:1s, itl: p95:30ms}
+    - {name: batch, isl: 4000, osl: 500, rate: 1, e2e: p95:60s, priority: 1}
 """
 
 
@@ -62,7 +64,7 @@ def share_command(json_: bool, scenario: str | None, **given: Any) -> None:
     asked = read_scenario(scenario) if scenario else from_options(given)
     shares = [stream.share() for stream in asked.workloads]
     found, left_out = find(asked, shares, given)
-    fleets, rejected = least_gpus(shares, reserving(found, given["max_tokens"]), asked.terms, simulate_streams)
+    fleets, rejected = least_gpus(shares, reserving(found, given["max_tokens"]), asked.terms, simulate_shares)
     rejected += left_out
     if not fleets:
         raise NoFeasiblePlan("no configuration meets the SLA of every workload", tuple(rejected))
@@ -70,6 +72,14 @@ def share_command(json_: bool, scenario: str | None, **given: Any) -> None:
         write_json({**shared_json(fleets[0]), "rejected": [rejection_json(miss) for miss in rejected]})
     else:
         print_shared(fleets[0], rejected)
+
+
+def simulate_shares(
+    replica: Replica, streams: Sequence[Share], *, replicas: int, routing: Routing, requests: int, seed: int
+) -> tuple[Simulated, ...]:
+    """The simulator of several streams, asked with workloads that carry their SLAs."""
+    plain = [Stream(share.workload, share.priority) for share in streams]
+    return simulate_streams(replica, plain, replicas=replicas, routing=routing, requests=requests, seed=seed)
 
 
 def from_options(given: dict[str, Any]) -> ScenarioFile:

@@ -23,7 +23,7 @@ MOST = 8
 
 @dataclass(frozen=True, slots=True)
 class Share:
-    """One workload of the fleet with its SLA; `priority`: as the simulator's streams have it."""
+    """One workload of the fleet with its SLA; of the waiting requests those of `priority` 0 go first, then 1, ..."""
 
     name: str
     workload: Workload

@@ -55,9 +55,12 @@ def test_a_limit_that_is_never_reached_gives_the_ceiling() -> None:
     assert edge_rate(lambda rate, _: -2.0, response(1.0, 1.0), 1.0, 3.0, 1000) == pytest.approx(3.0, rel=0.01)
 
 
+RUN = simulate(Replica(LAW), Workload(Lengths(500, 100), 1.0), requests=100)
+
+
 def sample(values: np.ndarray) -> Simulated:
-    nothing = np.zeros_like(values)
-    return Simulated(nothing, nothing, values, nothing, values, 1.0, 1.0, False, 0.5)
+    """A run whose requests had these TTFTs."""
+    return dataclasses.replace(RUN, ttft_s=values)
 
 
 @settings(max_examples=20)

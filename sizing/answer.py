@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from typing import Any
 
+from sizing.cost import cost_of, energy_of
 from sizing.numbers import milliseconds, significant
 from sizing.plan import Fleet, Plan, Question, Rejection
 
@@ -35,7 +36,12 @@ def working(plan: Plan) -> str:
 
 
 def binding(fleet: Fleet) -> str:
-    """Which limit binds and how much room it leaves."""
+    """What binds: the stable rate, or a limit and how much room it leaves."""
+    if fleet.stability_binds:
+        return (
+            f"stable rate: at {significant(fleet.stable_per_s)} requests/s a replica's queue grows without end, "
+            "before a limit is reached"
+        )
     limit = fleet.binding
     value = fleet.predicted.value_s(limit)
     return (
@@ -64,6 +70,42 @@ def band(fleet: Fleet) -> str:
     return f"{fleet.gpus_low} to {fleet.gpus_high} GPUs (90 % band)"
 
 
+def peak(question: Question) -> str | None:
+    """A line that says when the plan is for a peak; None when it is for the mean."""
+    if question.peak_factor == 1:
+        return None
+    planned, mean = significant(question.workload.rate_per_s), significant(question.mean_rate_per_s)
+    return f"Planned for the peak of {planned} requests/s, {question.peak_factor:.3g} × the mean of {mean}"
+
+
+def costs(plan: Plan) -> list[str]:
+    """Lines on price and energy; none where neither is known."""
+    return [line for line in (cost_line(plan), energy_line(plan)) if line]
+
+
+def cost_line(plan: Plan) -> str | None:
+    """Cost per hour, month, million output tokens and 1,000 requests."""
+    cost = cost_of(plan.question, plan.answer)
+    if cost is None:
+        return None
+    return (
+        f"Cost {significant(cost.per_hour)} per hour, {significant(cost.per_month)} per month, "
+        f"{significant(cost.per_million_output_tokens)} per million output tokens, "
+        f"{significant(cost.per_1000_requests)} per 1,000 requests"
+    )
+
+
+def energy_line(plan: Plan) -> str | None:
+    """Power of the fleet's GPUs and energy per million output tokens, upper bounds."""
+    energy = energy_of(plan.question, plan.answer)
+    if energy is None:
+        return None
+    return (
+        f"Energy at most {significant(energy.power_kw)} kW, {significant(energy.kwh_per_million_output_tokens)} kWh "
+        "per million output tokens (every GPU at its thermal design power)"
+    )
+
+
 def as_json(plan: Plan) -> dict[str, Any]:
     """The JSON object of `sizing plan --json`: the answer's keys at the top, then alternatives and rejections."""
     answer = fleet_json(plan.answer, plan.question)
@@ -71,6 +113,8 @@ def as_json(plan: Plan) -> dict[str, Any]:
         **answer,
         "model": plan.answer.candidate.model,
         "sentence": sentence(plan),
+        "planned_rate_per_s": plan.question.workload.rate_per_s,
+        "mean_rate_per_s": plan.question.mean_rate_per_s,
         "working": working(plan),
         "mean_based": mean_based_json(plan),
         "alternatives": [fleet_json(fleet, plan.question) for fleet in plan.fleets[1:]],
@@ -89,7 +133,6 @@ def mean_based_json(plan: Plan) -> dict[str, Any] | None:
 def fleet_json(fleet: Fleet, question: Question) -> dict[str, Any]:
     """One fleet, with the keys of the CLI contract."""
     candidate = fleet.candidate
-    price = question.price_per_gpu_hour
     return {
         "gpus": fleet.gpus,
         "replicas": fleet.replicas,
@@ -103,15 +146,39 @@ def fleet_json(fleet: Fleet, question: Question) -> dict[str, Any]:
         "capacity_per_replica_per_s": fleet.capacity_per_s,
         "utilization": fleet.predicted.utilization,
         "predicted": fleet.predicted.as_dict(),
-        "binding": str(fleet.binding),
+        "binding": fleet.binding_name,
         "basis": fleet.basis,
         "source": candidate.source,
         "gpus_low": fleet.gpus_low,
         "gpus_high": fleet.gpus_high,
         "verified_by": fleet.predicted.method,
         "warnings": list(fleet.warnings),
-        **({"cost_per_hour": price * fleet.gpus} if price is not None else {}),
+        **cost_json(question, fleet),
     }
+
+
+def cost_json(question: Question, fleet: Fleet) -> dict[str, float]:
+    """Cost and energy of a fleet, as far as they are known."""
+    cost, energy = cost_of(question, fleet), energy_of(question, fleet)
+    priced = (
+        {
+            "cost_per_hour": cost.per_hour,
+            "cost_per_month": cost.per_month,
+            "cost_per_million_output_tokens": cost.per_million_output_tokens,
+            "cost_per_1000_requests": cost.per_1000_requests,
+        }
+        if cost
+        else {}
+    )
+    drawn = (
+        {
+            "power_kw_at_most": energy.power_kw,
+            "kwh_per_million_output_tokens_at_most": energy.kwh_per_million_output_tokens,
+        }
+        if energy
+        else {}
+    )
+    return {**priced, **drawn}
 
 
 def rejection_json(rejection: Rejection) -> dict[str, Any]:

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
+from sizing.catalog import Model
 from sizing.catalog import gpu as gpu_named
 from sizing.catalog import gpus as catalogued_gpus
 from sizing.catalog import model as model_named
@@ -15,9 +16,12 @@ from sizing.errors import CatalogueError, DoesNotFit, EstimateUnavailable, FitEr
 from sizing.estimate import estimate
 from sizing.fitting import Fit, fit
 from sizing.plan import Basis, Candidate, Rejection
+from sizing.steptime import StepLaw
 from sizing.workload import Lengths
 
 TENSOR_PARALLEL = (1, 2, 4, 8)
+WORTH_LEANING_ON = 0.4
+"""Standard error, as a share, from which a day-zero law (a roofline) says less than a few measured points."""
 Found = tuple[list[Candidate], list[Rejection]]
 
 
@@ -46,8 +50,9 @@ def find(model: str, lengths: Lengths, choice: Choice, points: Sequence[Point] =
     """Candidates and what had to be left out, measured deployments first.
 
     Raises CatalogueError for a GPU or model that is neither measured nor in the catalogue, ScenarioError when there is
-    nothing to choose from.
+    nothing to choose from, and for requests longer than the model's context.
     """
+    check_context(model, lengths)
     candidates, rejected = measured(model, lengths, choice, points)
     only_measured = {point.gpu for point in points} - set(catalogued_gpus())
     to_estimate = [gpu for gpu in choice.gpus if gpu not in only_measured]
@@ -68,10 +73,39 @@ def measured(model: str, lengths: Lengths, choice: Choice, points: Sequence[Poin
         if deployment.model.lower() != model.lower() or not choice.allows(deployment):
             continue
         try:
-            candidates.append(from_fit(fit(group), lengths))
+            candidates.append(from_fit(fit(group, prior=prior_law(deployment, lengths)), lengths))
         except FitError as error:
             rejected.append(Rejection(deployment.gpu, deployment.tp, deployment.precision, "no_data", str(error)))
     return candidates, rejected
+
+
+def check_context(model: str, lengths: Lengths) -> None:
+    """ScenarioError where the mean request is longer than the catalogue's model can attend to."""
+    known = catalogued(model)
+    tokens = lengths.isl + lengths.osl
+    if known and known.max_context_tokens and tokens > known.max_context_tokens:
+        raise ScenarioError(
+            f"ISL + OSL are {tokens:g} tokens, {known.name} takes {known.max_context_tokens:,} at most: shorten them"
+        )
+
+
+def catalogued(model: str) -> Model | None:
+    """The catalogue's entry, None for a model of one's own."""
+    try:
+        return model_named(model)
+    except CatalogueError:
+        return None
+
+
+def prior_law(deployment: Deployment, lengths: Lengths) -> StepLaw | None:
+    """The day-zero law of a measured deployment, for its fit to lean on; None where there is none worth it."""
+    if deployment.gpu not in catalogued_gpus() or catalogued(deployment.model) is None or deployment.pp > 1:
+        return None
+    try:
+        known = estimate(deployment.model, deployment.gpu, deployment.tp, deployment.precision, lengths)
+    except (CatalogueError, DoesNotFit, EstimateUnavailable):
+        return None
+    return known.replica.law if known.relative_sigma < WORTH_LEANING_ON else None
 
 
 def by_deployment(points: Sequence[Point]) -> dict[Deployment, list[Point]]:
@@ -111,12 +145,9 @@ def estimated(
     """
     candidates: list[Candidate] = []
     rejected: list[Rejection] = []
-    try:
-        known_model = model_named(model)
-    except CatalogueError:
-        if covered:
-            return [], []
-        raise
+    known_model = catalogued(model) if covered else model_named(model)
+    if known_model is None:
+        return [], []
     for gpu in (gpu_named(name).id for name in gpus):
         for precision in choice.precisions or precisions_of(gpu_named(gpu), known_model):
             for tp in choice.tps or TENSOR_PARALLEL:

@@ -2,34 +2,38 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import lru_cache
 
 import numpy as np
-from numpy.typing import NDArray
-from scipy.interpolate import PchipInterpolator
 
+from sizing.edge import edge_rate, upper_excess
 from sizing.prediction import Method as MethodName
 from sizing.prediction import Prediction
 from sizing.queueing import predict, stable_rate_per_s
 from sizing.replica import Replica
+from sizing.response import LoadResponse, log_excess, rising_excess
 from sizing.simulator import Simulated, simulate
 from sizing.workload import Limit, Routing, Sla, Workload
-
-Floats = NDArray[np.float64]
 
 IDLE = 0.01
 """Share of the stable rate taken as "alone": an SLA missed here is missed at any load."""
 
-LOADS = np.array([IDLE, 0.05, 0.15, 0.35, 0.55, 0.7, 0.82, 0.91, 0.97, 0.995])
+LOADS = (IDLE, 0.15, 0.35, 0.55, 0.72, 0.85, 0.94, 0.995)
 """Shares of the stable rate at which the formula is asked; beyond the last, percentiles have no finite meaning."""
 
-TOLERANCE = 0.004
-"""Relative width at which the search by simulation stops; its Monte-Carlo error is 1-2 %."""
+ENOUGH = 1.0
+"""Excess over the SLA (log) from which higher loads are not asked for: no band and no what-if reaches there."""
 
-REQUESTS = 60_000
+BETWEEN = (1 / 3, 2 / 3)
+"""Shares of the interval in which the SLA is passed where the formula is asked again."""
+
+REQUESTS = 240_000
+"""Requests of a run that decides; the Monte-Carlo error of a capacity is then 0.5-1 %."""
+
+BALANCED_REQUESTS = 160_000
+HERDING_REQUESTS = 800_000
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,101 +85,83 @@ def analytic_capacity_per_s(replica: Replica, setting: Setting) -> float:
     response = load_response(replica, setting)
     capacity_per_s = response.rate_per_s(0.0)
     if capacity_per_s == 0:
-        idle = predict_at(replica, setting, float(response.rates_per_s[0]))
-        limit = idle.binding(setting.sla)
-        raise SlaMissed(limit, idle.value_s(limit))
+        limit = response.idle.binding(setting.sla)
+        raise SlaMissed(limit, response.idle.value_s(limit))
     return capacity_per_s
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class LoadResponse:
-    """Excess over the SLA (see `log_excess`) at rising requests/s per replica, both shape (n,), excess rising."""
-
-    rates_per_s: Floats
-    excess: Floats
-
-    def rate_per_s(self, level: float) -> float:
-        """The rate at which the excess reaches `level`, interpolated monotonically in log rate; within 1 %.
-
-        0 when the excess is higher even at the lowest rate; the highest rate when it is never reached.
-        """
-        rising, kept = np.unique(self.excess, return_index=True)
-        if level < rising[0]:
-            return 0.0
-        if level >= rising[-1]:
-            return float(self.rates_per_s[-1])
-        return math.exp(float(PchipInterpolator(rising, np.log(self.rates_per_s[kept]))(level)))
-
-
-@lru_cache(maxsize=64)
+@lru_cache(maxsize=1024)
 def load_response(replica: Replica, setting: Setting) -> LoadResponse:
-    """How the SLA is used up from no load to saturation, by formula, at the shares `LOADS` of the stable rate.
+    """How the SLA is used up from no load on, by formula, at the shares `LOADS` of the stable rate.
 
-    Kept for a while: the capacity and the band around it are read off the same response.
+    Where the SLA is passed the formula is asked more closely, far beyond it no more. Kept for a while: the capacity and
+    the band around it are read off the same response.
     """
-    rates = LOADS * stable_rate_per_s(replica, setting.workload.lengths)
-    excess = [log_excess(predict_at(replica, setting, float(rate)), setting.sla) for rate in rates]
-    return LoadResponse(rates, np.maximum.accumulate(excess))
+    stable_per_s = stable_rate_per_s(replica, setting.workload.lengths)
+    known: dict[float, Prediction] = {}
+
+    def excess_at(share: float) -> float:
+        known[share] = predict_at(replica, setting, share * stable_per_s)
+        return log_excess(known[share], setting.sla)
+
+    below = LOADS[0]
+    for share in LOADS:
+        excess = excess_at(share)
+        if excess <= 0:
+            below = share
+        if excess > ENOUGH:
+            break
+    above = min((share for share in known if share > below), default=below)
+    passed = log_excess(known[below], setting.sla) <= 0 < log_excess(known[above], setting.sla)
+    for part in BETWEEN if passed else ():
+        excess_at(below + part * (above - below))
+    shares = sorted(known)
+    predictions = tuple(known[share] for share in shares)
+    return LoadResponse(stable_per_s * np.array(shares), rising_excess(predictions, setting.sla), predictions)
 
 
-def log_excess(prediction: Prediction, sla: Sla) -> float:
-    """Log of predicted over allowed for the tightest limit; bounded, so that a root finder can work with it."""
-    if prediction.saturated:
-        return 3.0
-    limit = prediction.binding(sla)
-    return min(3.0, math.log(prediction.value_s(limit) / limit.limit_s))
+def requests_for(setting: Setting) -> int:
+    """Requests of a run that decides: fewer where 32 replicas are simulated, whose load is steadier.
+
+    More where equal requests may fall into step behind the least busy replica, which takes them long.
+    """
+    if setting.replicas == 1 or setting.routing not in ("power_of_two", "least_outstanding"):
+        return REQUESTS
+    herding = setting.routing == "least_outstanding" and setting.workload.lengths.fixed
+    return HERDING_REQUESTS if herding else BALANCED_REQUESTS
 
 
-def run_at(replica: Replica, setting: Setting, rate_per_s: float) -> Simulated:
+def run_at(replica: Replica, setting: Setting, rate_per_s: float, requests: int) -> Simulated:
     """A simulated run in which every replica gets `rate_per_s` requests/s; the same seed whatever the rate."""
     workload = setting.at(rate_per_s)
-    return simulate(replica, workload, replicas=setting.replicas, routing=setting.routing, requests=REQUESTS, seed=0)
+    return simulate(replica, workload, replicas=setting.replicas, routing=setting.routing, requests=requests, seed=0)
 
 
 def simulate_at(replica: Replica, setting: Setting, rate_per_s: float) -> Prediction:
     """Percentiles by simulation when every replica gets `rate_per_s` requests/s."""
-    return run_at(replica, setting, rate_per_s).prediction()
+    return run_at(replica, setting, rate_per_s, requests_for(setting)).prediction()
 
 
+@lru_cache(maxsize=512)
 def simulated_capacity_per_s(replica: Replica, setting: Setting) -> float:
     """The same rate by discrete-event simulation; the search begins at the formula's answer.
 
-    The same random numbers serve every rate, so that the search sees a smooth function.
+    The same random numbers serve every rate, so that the search sees a smooth function. Raises SlaMissed when a
+    replica without load is over a limit.
     """
-    guess_per_s = analytic_capacity_per_s(replica, setting)
-    ceiling_per_s = stable_rate_per_s(replica, setting.workload.lengths)
-    found = largest(lambda rate: run_at(replica, setting, rate).meets(setting.sla), guess_per_s, ceiling_per_s)
+    response = load_response(replica, setting)
+    guess_per_s = response.rate_per_s(0.0) or float(response.rates_per_s[0])
+
+    def excess(rate_per_s: float, requests: int) -> float:
+        return upper_excess(run_at(replica, setting, rate_per_s, requests), setting.sla)
+
+    ceiling_per_s = LOADS[-1] * stable_rate_per_s(replica, setting.workload.lengths)
+    found = edge_rate(excess, response, guess_per_s, ceiling_per_s, requests_for(setting))
     if found == 0:
         idle = simulate_at(replica, setting, IDLE * guess_per_s)
         limit = idle.binding(setting.sla)
         raise SlaMissed(limit, idle.value_s(limit))
     return found
-
-
-def largest(holds: Callable[[float], bool], guess: float, ceiling: float) -> float:
-    """The largest x up to `ceiling` that `holds`, to `TOLERANCE`; 0 when not even a hundredth of the guess does.
-
-    `holds` must be true below some x and false above it.
-
-    >>> round(largest(lambda x: x <= 3.0, guess=1.0, ceiling=100.0), 1)
-    3.0
-    """
-    low = high = min(guess, ceiling)
-    step = 1.04
-    if holds(low):
-        while holds(high := min(low * step, ceiling)):
-            if high == ceiling:
-                return ceiling
-            low, step = high, step**2
-    else:
-        while not holds(low := high / step):
-            if low < IDLE * guess:
-                return 0.0
-            high, step = low, step**2
-    while high / low - 1 > TOLERANCE:
-        middle = math.sqrt(low * high)
-        low, high = (middle, high) if holds(middle) else (low, middle)
-    return low
 
 
 BY_FORMULA = Method("analytic", analytic_capacity_per_s, predict_at)

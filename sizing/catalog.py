@@ -37,7 +37,8 @@ _Entry = TypeVar("_Entry", "Gpu", "Model")
 class Gpu:
     """One GPU: memory in bytes, bandwidth in bytes/s, dense FLOP/s by format of the operands (bf16, fp8, fp4).
 
-    `precisions`: formats with kernel timings, most accurate first. `source` names where the figures come from.
+    `precisions`: formats with kernel timings, most accurate first. `power_w`: its thermal design power in watts, None
+    = not known. `source` names where the figures come from.
     """
 
     id: str
@@ -50,6 +51,7 @@ class Gpu:
     precisions: tuple[Precision, ...]
     gpus_per_server: _Count
     source: str
+    power_w: _Positive | None = None
 
     def peak_flops_per_s(self, precision: Precision) -> float:
         """Dense FLOP/s of matrix products at this precision; weight-only formats compute in bf16."""
@@ -66,6 +68,7 @@ class Model:
     `active_parameters`: those a token passes through (all, if dense). `checkpoint`: precision of the published
     weights. `kv_heads`: over how many GPUs the KV cache can be split (1 for latent attention).
     `kv_values_per_token`: numbers a token leaves in the KV cache, over all layers, at a context of 4,096.
+    `max_context_tokens`: longest prompt and output together, None = not known.
     `timings`: engine -> GPUs for which the kernel database was checked to serve this model.
     """
 
@@ -80,6 +83,7 @@ class Model:
     kv_heads: _Count
     head_size: _Count
     kv_values_per_token: _Count
+    max_context_tokens: _Count | None = None
     timings: dict[str, tuple[str, ...]] = Field(default_factory=dict)
 
     def timed_on(self, gpu: str) -> tuple[str, ...]:

@@ -6,8 +6,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from sizing.capacity import LOADS, Setting, predict_at
+from sizing.capacity import LOADS, predict_at
 from sizing.plan import Fleet, Question
+from sizing.planner import setting_of
 from sizing.prediction import Prediction
 from sizing.queueing import stable_rate_per_s
 
@@ -28,7 +29,7 @@ class LoadCurve:
 def load_curve(question: Question, fleet: Fleet, steps: int = 24) -> LoadCurve:
     """The curve of the fleet's replicas at `steps` loads from idle to the end of the stable range, by formula."""
     candidate = fleet.candidate
-    setting = Setting(question.workload, question.sla, question.routing, fleet.working)
+    setting = setting_of(question, fleet.working)
     stable = stable_rate_per_s(candidate.replica, question.workload.lengths)
     rates = np.linspace(0.02, min(LOADS[-1], 1.25 * fleet.capacity_per_s / stable), steps) * stable
     predictions = tuple(predict_at(candidate.replica, setting, float(rate)) for rate in rates)

@@ -11,6 +11,9 @@ from sizing.prediction import Prediction
 from sizing.replica import Replica
 from sizing.workload import Limit, Routing, Sla, Workload, finite
 
+NEAR_STABLE = 0.97
+"""Share of the stable rate from which stability, not a limit, is said to bind: percentiles explode beyond."""
+
 Basis = Literal["measured", "fitted", "extrapolated", "estimated", "what-if"]
 
 
@@ -19,7 +22,9 @@ class Question:
     """How many GPUs for this workload under this SLA?
 
     `headroom`: each working replica is planned at (1 - headroom) of the rate at which the SLA first fails.
-    `spare`: idle replicas kept beside the working ones. `price_per_gpu_hour`: any currency, None = not asked.
+    `spare`: idle replicas kept beside the working ones. `price_per_gpu_hour`: any currency, None = not asked; `prices`
+    are (GPU, price) pairs that go before it. `workload.rate_per_s` is the load planned for: the peak, `peak_factor`
+    times the mean.
     """
 
     model: str
@@ -29,6 +34,8 @@ class Question:
     headroom: float = 0.2
     spare: int = 1
     price_per_gpu_hour: float | None = None
+    prices: tuple[tuple[str, float], ...] = ()
+    peak_factor: float = 1.0
 
     def __post_init__(self) -> None:
         if not 0 <= self.headroom < 1:
@@ -39,6 +46,19 @@ class Question:
             raise ScenarioError(f"spare must be 0 or more replicas, got {self.spare}")
         if self.price_per_gpu_hour is not None:
             finite("price per GPU-hour", self.price_per_gpu_hour, above=-1e-12)
+        for gpu, price in self.prices:
+            finite(f"price of a {gpu}-hour", price, above=-1e-12)
+        if not 1 <= self.peak_factor < math.inf:
+            raise ScenarioError(f"the peak factor must be 1 or more (peak over mean), got {self.peak_factor:g}")
+
+    def price_of(self, gpu: str) -> float | None:
+        """Price of an hour of this GPU, None = not known."""
+        return dict(self.prices).get(gpu, self.price_per_gpu_hour)
+
+    @property
+    def mean_rate_per_s(self) -> float:
+        """Requests/s on average over a day, of which `workload.rate_per_s` is the peak."""
+        return self.workload.rate_per_s / self.peak_factor
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,7 +101,7 @@ class Rejection:
     gpu: str
     tp: int
     precision: str
-    kind: Literal["memory", "sla", "no_data"]
+    kind: Literal["memory", "sla", "no_data", "cost"]
     why: str
     limit: Limit | None = None
     nearest_s: float | None = None
@@ -95,7 +115,8 @@ class Fleet:
     of one working replica at which the SLA is about to fail; `requests_per_s_per_replica` = capacity x (1 - headroom),
     what it is planned for. `working_low`, `working_high`: the count at the ends of the 90 % band of the law; high is
     None when the SLA cannot be met at the slow end. `predicted`: latencies at the planned load spread over the working
-    replicas; `binding`: the limit with the least room there.
+    replicas; `binding`: the limit with the least room there. `stable_per_s`: requests/s above which a replica's queue
+    grows without end, whatever the SLA. `notes`: what the planner found worth saying.
     """
 
     candidate: Candidate
@@ -108,6 +129,18 @@ class Fleet:
     binding: Limit
     working_low: int
     working_high: int | None
+    stable_per_s: float = math.inf
+    notes: tuple[str, ...] = ()
+
+    @property
+    def stability_binds(self) -> bool:
+        """True when the replica saturates before it reaches a limit: `NEAR_STABLE` of the stable rate meets the SLA."""
+        return self.capacity_per_s >= NEAR_STABLE * self.stable_per_s
+
+    @property
+    def binding_name(self) -> str:
+        """What keeps a replica from carrying more: "stable rate", or the limit with the least room."""
+        return "stable rate" if self.stability_binds else str(self.binding)
 
     @property
     def verified(self) -> bool:
@@ -132,7 +165,8 @@ class Fleet:
             f"a replica would hold {self.in_flight:.0f} requests at once, measured were at most {most:.0f}: "
             "calibrate at or above the planned concurrency"
         )
-        return (*self.candidate.warnings, *self.predicted.warnings, *([beyond] if self.in_flight > most else []))
+        far = [beyond] if self.in_flight > most else []
+        return (*self.candidate.warnings, *self.predicted.warnings, *far, *self.notes)
 
     @property
     def replicas(self) -> int:
@@ -172,7 +206,7 @@ class MeanBased:
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """Fleets that meet the SLA, fewest GPUs first (the first is the answer), and what was left out.
+    """Fleets that meet the SLA, fewest GPUs (or, with prices, cheapest) first: the first is the answer; and the rest.
 
     `mean_based`: the count by the rule of means on the answer's GPU, for comparison; never part of the answer.
     """
@@ -184,5 +218,5 @@ class Plan:
 
     @property
     def answer(self) -> Fleet:
-        """The fleet with the fewest GPUs."""
+        """The fleet with the fewest GPUs, or the cheapest where prices differ by GPU."""
         return self.fleets[0]

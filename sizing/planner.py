@@ -3,28 +3,37 @@
 from __future__ import annotations
 
 import math
-from bisect import bisect_left
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 
 from sizing.band import capacity_band
 from sizing.capacity import BY_FORMULA, BY_SIMULATION, Method, Setting, SlaMissed
 from sizing.errors import NoFeasiblePlan
 from sizing.mean_rule import mean_based
-from sizing.numbers import milliseconds
 from sizing.plan import Candidate, Fleet, Plan, Question, Rejection
 from sizing.prediction import Prediction
+from sizing.queueing import stable_rate_per_s
+from sizing.rejections import cost_rejection, distance_from_sla, jump_rejection, near_miss, sla_rejection
+from sizing.remarks import remarks
+
+HOPELESS = 1.5
+"""Times the GPUs of the best fleet of the same GPU: what needs more is not sized at all."""
+
+FEW = 16
+"""Fleets of more replicas than this are told apart in steps of an eighth: a replica hardly notices."""
 
 
 def plan(question: Question, candidates: Sequence[Candidate], rejected: Sequence[Rejection] = ()) -> Plan:
     """The fleets that meet the SLA, fewest GPUs first; the first, the answer, is verified by simulation.
 
-    Every candidate is sized by formula; then the best is sized again by simulation, until the fleet with the fewest
-    GPUs is a simulated one. Raises NoFeasiblePlan, carrying every rejection, when no fleet meets the SLA.
+    Every candidate that can win is sized by formula; then the best is sized again by simulation, until the fleet with
+    the fewest GPUs is a simulated one. Where prices differ by GPU the cheapest comes first. Raises NoFeasiblePlan,
+    carrying every rejection, when no fleet meets the SLA.
     """
-    sized = [size(question, candidate, BY_FORMULA) for candidate in candidates]
-    while (best := cheapest(sized)) and not best.verified:
+    sized = survey(question, candidates)
+    while (best := cheapest(question, sized)) and not best.verified:
         sized[sized.index(best)] = size(question, best.candidate, BY_SIMULATION)
-    fleets = sorted((fleet for fleet in sized if isinstance(fleet, Fleet)), key=cost)
+    fleets = sorted((fleet for fleet in sized if isinstance(fleet, Fleet)), key=lambda fleet: cost(question, fleet))
     left_out = sorted((*(miss for miss in sized if isinstance(miss, Rejection)), *rejected), key=distance_from_sla)
     if not fleets:
         raise NoFeasiblePlan(f"no configuration meets {question.sla}", tuple(left_out))
@@ -32,17 +41,46 @@ def plan(question: Question, candidates: Sequence[Candidate], rejected: Sequence
     return Plan(question, tuple(fleets), tuple(left_out), mean_based(question, same_gpu))
 
 
+def survey(question: Question, candidates: Sequence[Candidate]) -> list[Fleet | Rejection]:
+    """Every candidate by formula, those that may need the fewest GPUs first.
+
+    Left out unsized is what needs `HOPELESS` times the GPUs of a fleet of the same GPU even at its stable rate.
+    """
+    sized: list[Fleet | Rejection] = []
+    fewest: dict[str, float] = {}
+    for candidate in sorted(candidates, key=lambda each: least_gpus(question, each)):
+        gpus, best = least_gpus(question, candidate), fewest.get(candidate.gpu, math.inf)
+        found = cost_rejection(candidate, gpus, best) if gpus > HOPELESS * best else first_look(question, candidate)
+        sized.append(found)
+        if isinstance(found, Fleet):
+            fewest[candidate.gpu] = min(best, found.gpus)
+    return sized
+
+
+def least_gpus(question: Question, candidate: Candidate) -> int:
+    """GPUs that a candidate needs at least: those that carry the load at all, whatever the latency."""
+    working = replicas_for(question, stable_rate_per_s(candidate.replica, question.workload.lengths))
+    return (working + question.spare) * candidate.gpus
+
+
+def first_look(question: Question, candidate: Candidate) -> Fleet | Rejection:
+    """The fleet by formula; by simulation where the formula puts an idle replica just over a limit."""
+    sized = size(question, candidate, BY_FORMULA)
+    return size(question, candidate, BY_SIMULATION) if isinstance(sized, Rejection) and near_miss(sized) else sized
+
+
 def size(question: Question, candidate: Candidate, method: Method) -> Fleet | Rejection:
     """The smallest fleet of one candidate by one method, or why there is none."""
     try:
-        working, capacity_per_s = smallest_fleet(question, lambda s: method.capacity_per_s(candidate.replica, s))
+        start = 1 if method is BY_FORMULA else by_formula(question, candidate)
+        working, capacity_per_s = smallest_fleet(question, lambda s: method.capacity_per_s(candidate.replica, s), start)
     except SlaMissed as missed:
         return sla_rejection(candidate, missed)
     working, predicted = settle(question, candidate, method, working)
     if not predicted.meets(question.sla):
         return jump_rejection(question, candidate, working, predicted)
     low, high = capacity_band(candidate, setting_of(question, working))
-    return Fleet(
+    fleet = Fleet(
         candidate=candidate,
         working=working,
         spare=question.spare,
@@ -53,30 +91,37 @@ def size(question: Question, candidate: Candidate, method: Method) -> Fleet | Re
         binding=predicted.binding(question.sla),
         working_low=replicas_for(question, capacity_per_s * high),
         working_high=replicas_for(question, capacity_per_s * low) if low > 0 else None,
+        stable_per_s=stable_rate_per_s(candidate.replica, question.workload.lengths),
     )
+    return replace(fleet, notes=remarks(fleet, setting_of(question, working)))
 
 
-def smallest_fleet(question: Question, capacity_per_s: Callable[[Setting], float]) -> tuple[int, float]:
+def by_formula(question: Question, candidate: Candidate) -> int:
+    """Working replicas by formula, where the simulation begins; 1 when the formula finds none."""
+    try:
+        return smallest_fleet(question, lambda s: BY_FORMULA.capacity_per_s(candidate.replica, s))[0]
+    except SlaMissed:
+        return 1
+
+
+def smallest_fleet(question: Question, capacity_per_s: Callable[[Setting], float], start: int = 1) -> tuple[int, float]:
     """Working replicas, and the requests/s each could carry under the SLA in a fleet of that size.
 
     A replica's capacity may grow with the fleet (balanced routing evens out the load): the smallest fleet is the least
-    R that is at least the replicas needed at the capacity which holds in a fleet of R.
+    R that is at least the replicas needed at the capacity which holds in a fleet of R. Needed falls as R rises, so
+    asking it again and again, from `start` on, closes in on that R from both sides.
     """
-    known: dict[Setting, float] = {}
-
-    def capacity(replicas: int) -> float:
-        setting = setting_of(question, replicas)
-        if setting not in known:
-            known[setting] = capacity_per_s(setting)
-        return known[setting]
-
-    def needed(replicas: int) -> int:
-        return replicas_for(question, capacity(replicas))
-
-    most = needed(1)
-    sizes = range(needed(most), most + 1)
-    smallest = sizes[bisect_left(sizes, True, key=lambda replicas: replicas >= needed(replicas))]
-    return smallest, capacity(smallest)
+    too_few, enough, replicas = 0, math.inf, start
+    while too_few + 1 < enough:
+        capacity = capacity_per_s(setting_of(question, replicas))
+        needed = replicas_for(question, capacity)
+        if needed == replicas:
+            return replicas, capacity
+        if needed < replicas:
+            enough, replicas = replicas, max(needed, too_few + 1)
+        else:
+            too_few, replicas = replicas, int(min(needed, enough - 1))
+    return int(enough), capacity_per_s(setting_of(question, int(enough)))
 
 
 def settle(question: Question, candidate: Candidate, method: Method, working: int) -> tuple[int, Prediction]:
@@ -100,47 +145,25 @@ def replicas_for(question: Question, capacity_per_s: float) -> int:
 
 
 def setting_of(question: Question, replicas: int) -> Setting:
-    """The setting of one replica in a fleet of `replicas` working ones.
+    """The setting of one replica in a fleet of `replicas` working ones, without the fleet's rate.
 
-    Random routing of Poisson arrivals leaves every replica a Poisson stream of its own: then one stands for all.
+    Random routing of Poisson arrivals leaves every replica a Poisson stream of its own: then one stands for all. Large
+    fleets are counted down to three binary digits, so that fleets of about a size share one answer; fewer replicas
+    have the burstier streams.
     """
     alone = question.routing == "random" and question.workload.arrivals.kind == "poisson"
-    return Setting(question.workload, question.sla, question.routing, 1 if alone else replicas)
+    step = 2 ** max(0, replicas.bit_length() - 3) if replicas > FEW else 1
+    of_rate_1 = replace(question.workload, rate_per_s=1.0)
+    return Setting(of_rate_1, question.sla, question.routing, 1 if alone else replicas // step * step)
 
 
-def cheapest(sized: Sequence[Fleet | Rejection]) -> Fleet | None:
-    """The fleet with the fewest GPUs; None when all were rejected."""
-    return min((fleet for fleet in sized if isinstance(fleet, Fleet)), key=cost, default=None)
+def cheapest(question: Question, sized: Sequence[Fleet | Rejection]) -> Fleet | None:
+    """The fleet with the fewest GPUs (or the lowest price); None when all were rejected."""
+    fleets = (fleet for fleet in sized if isinstance(fleet, Fleet))
+    return min(fleets, key=lambda fleet: cost(question, fleet), default=None)
 
 
-def cost(fleet: Fleet) -> tuple[int, float]:
-    """Fewest GPUs first; among equals, the one with the most room."""
-    return fleet.gpus, -fleet.requests_per_s_per_gpu
-
-
-def sla_rejection(candidate: Candidate, missed: SlaMissed) -> Rejection:
-    """A candidate whose replica misses a limit even without load."""
-    limit = missed.limit
-    why = (
-        f"misses {limit.metric.upper()} even alone: p{limit.percentile} is {milliseconds(missed.alone_s)} on an idle "
-        f"replica, the limit is {milliseconds(limit.limit_s)}"
-    )
-    return Rejection(candidate.gpu, candidate.tp, candidate.precision, "sla", why, limit, missed.alone_s)
-
-
-def jump_rejection(question: Question, candidate: Candidate, replicas: int, predicted: Prediction) -> Rejection:
-    """A candidate over a limit at the planned load, although it is within it at some higher load."""
-    limit = predicted.binding(question.sla)
-    value = predicted.value_s(limit)
-    why = (
-        f"unsteady: p{limit.percentile} {limit.metric.upper()} is {milliseconds(value)} with {replicas} replicas, the "
-        f"limit is {milliseconds(limit.limit_s)}"
-    )
-    return Rejection(candidate.gpu, candidate.tp, candidate.precision, "sla", why, limit, value)
-
-
-def distance_from_sla(rejection: Rejection) -> tuple[bool, float]:
-    """Nearest miss of the SLA first, then what could not be sized at all."""
-    if rejection.limit is None or rejection.nearest_s is None:
-        return True, 0.0
-    return False, rejection.nearest_s / rejection.limit.limit_s
+def cost(question: Question, fleet: Fleet) -> tuple[float, float]:
+    """Fewest GPUs first, or lowest price where every GPU has its own; among equals, the one with the most room."""
+    price = question.price_of(fleet.candidate.gpu) if question.prices else None
+    return fleet.gpus * (1.0 if price is None else price), -fleet.requests_per_s_per_gpu

@@ -10,12 +10,18 @@ from rich.markup import escape
 from rich.table import Table
 
 from sizing import answer
+from sizing.extras import Extras, extras_lines
 from sizing.fitting import Fit
+from sizing.fleets.daily import Daily
+from sizing.fleets.existing import Existing
+from sizing.fleets.sharing import SharedFleet
 from sizing.numbers import milliseconds, significant
 from sizing.plan import Fleet, Plan, Question, Rejection
 from sizing.prediction import Prediction
+from sizing.sensitivity import Sensitivity, Unit
 from sizing.workload import METRICS
 
+NOTHING_MORE = Extras()
 SHOWN = 8
 
 
@@ -25,20 +31,28 @@ def console() -> Console:
     return found if found.is_terminal else Console(highlight=False, width=max(120, found.width))
 
 
-def print_plan(plan: Plan) -> None:
-    """The answer, its arithmetic, the SLA, alternatives and what was left out."""
+def print_plan(plan: Plan, extras: Extras = NOTHING_MORE) -> None:
+    """The answer, its arithmetic, the SLA, cost and energy, what was asked beside, alternatives, what was left out."""
     out, fleet = console(), plan.answer
     say = partial(out.print, soft_wrap=True)
     say(f"[bold]{escape(answer.sentence(plan))}[/bold]")
     say(escape(answer.working(plan)))
+    if peak := answer.peak(plan.question):
+        say(f"{peak}.")
     say(f"{significant(fleet.requests_per_s_per_gpu)} requests/s per GPU. {answer.band(fleet)}.")
     say(f"Basis: {fleet.basis}, {escape(fleet.candidate.source)}; verified by {fleet.predicted.method}.")
     if plan.mean_based:
         say(escape(plan.mean_based.text))
     out.print(sla_table(plan.question, fleet))
     say(f"Binding limit: {answer.binding(fleet)}. {answer.sensitivity(plan)}.")
+    for line in (*answer.costs(plan), *extras_lines(extras)):
+        say(f"{escape(line)}.")
     for warning in fleet.warnings:
         say(f"[yellow]warning:[/yellow] {escape(warning)}")
+    if extras.sensitivity:
+        out.print(sensitivity_table(extras.sensitivity, fleet))
+    if extras.daily:
+        out.print(daily_table(extras.daily))
     if len(plan.fleets) > 1:
         out.print(alternatives_table(plan))
     print_rejections(plan.rejected)
@@ -69,10 +83,88 @@ def alternatives_table(plan: Plan) -> Table:
             str(fleet.gpus),
             f"{fleet.gpus_low}-{high}",
             significant(fleet.requests_per_s_per_gpu),
-            f"p{fleet.binding.percentile} {fleet.binding.metric.upper()}",
+            "stable rate" if fleet.stability_binds else f"p{fleet.binding.percentile} {fleet.binding.metric.upper()}",
             fleet.basis,
         )
     return table
+
+
+def sensitivity_table(rows: Sequence[Sensitivity], fleet: Fleet) -> Table:
+    """GPUs (and requests/s of a replica) with each input changed, everything else kept."""
+    changes = [f"{effect.change:+.0%}" for effect in rows[0].effects]
+    table = Table("GPUs (requests/s per replica) if", "is", *changes, title="Sensitivity", title_justify="left")
+    for row in rows:
+        cells = [
+            "SLA fails"
+            if effect.gpus is None or effect.capacity_per_s is None
+            else f"{effect.gpus} ({significant(effect.capacity_per_s)})"
+            for effect in row.effects
+        ]
+        table.add_row(row.name, quantity(row.value, row.unit), *cells)
+    table.caption = f"as asked: {fleet.gpus} GPUs ({significant(fleet.capacity_per_s)})"
+    return table
+
+
+def quantity(value: float, unit: Unit) -> str:
+    """A value with its unit, for people."""
+    if unit == "s":
+        return milliseconds(value)
+    return f"{value:.0%}" if unit == "share" else f"{significant(value)} {unit}"
+
+
+def daily_table(daily: Daily) -> Table:
+    """GPUs to run in each hour."""
+    table = Table("hour", "requests/s", "replicas", "GPUs", title="GPUs by hour", title_justify="left")
+    for hour in daily.hours:
+        table.add_row(f"{hour.hour:02d}:00", significant(hour.rate_per_s), str(hour.replicas), str(hour.gpus))
+    return table
+
+
+def print_existing(question: Question, fleets: Sequence[Existing], rejected: Sequence[Rejection]) -> None:
+    """What a fleet that exists carries: the best way to run it, the others, and what does not work."""
+    out, best = console(), fleets[0]
+    say = partial(out.print, soft_wrap=True)
+    name = f"{best.gpus} × {best.candidate.gpu}"
+    say(f"[bold]{escape(name)} serve {significant(best.rate_per_s)} requests/s of {escape(question.model)}[/bold]")
+    say(
+        f"{best.working} working and {best.spare} spare replicas of {escape(best.candidate.label)}, {best.unused} GPUs "
+        f"unused; the SLA fails at {significant(best.limit_per_s)} requests/s, {question.headroom:.0%} headroom kept."
+    )
+    say(f"{significant(best.low)} to {significant(best.high)} requests/s (90 % band). Binding: {best.binding}.")
+    for warning in (*best.candidate.warnings, *best.predicted.warnings):
+        say(f"[yellow]warning:[/yellow] {escape(warning)}")
+    table = Table("GPU", "TP", "precision", "requests/s", "per GPU", "90 % band", "binds", "basis")
+    for fleet in fleets[:SHOWN]:
+        table.add_row(
+            *(fleet.candidate.gpu, str(fleet.candidate.tp), fleet.candidate.precision),
+            *(significant(fleet.rate_per_s), significant(fleet.requests_per_s_per_gpu)),
+            f"{significant(fleet.low)}-{significant(fleet.high)}",
+            *(fleet.binding, fleet.candidate.basis),
+        )
+    out.print(table)
+    print_rejections(rejected)
+
+
+def print_shared(fleet: SharedFleet, rejected: Sequence[Rejection]) -> None:
+    """A fleet for several workloads, and what each of them sees."""
+    out = console()
+    say = partial(out.print, soft_wrap=True)
+    say(f"[bold]You need {fleet.gpus} × {escape(fleet.candidate.gpu)} for {len(fleet.served)} workloads[/bold]")
+    say(
+        f"{fleet.working} working and {fleet.spare} spare replicas of {escape(fleet.candidate.label)}; fleets of their "
+        f"own would need {fleet.apart} working replicas. Tightest: {escape(fleet.tightest.share.name)}."
+    )
+    table = Table("workload", "requests/s", "limit", "allowed", "predicted", "room")
+    for served in fleet.served:
+        for limit in served.share.sla.limits:
+            value = served.predicted.value_s(limit)
+            table.add_row(
+                *(escape(served.share.name), significant(served.share.workload.rate_per_s)),
+                *(f"p{limit.percentile} {limit.metric.upper()}", milliseconds(limit.limit_s), milliseconds(value)),
+                f"{1 - value / limit.limit_s:.0%}",
+            )
+    out.print(table)
+    print_rejections(rejected)
 
 
 def print_rejections(rejected: Sequence[Rejection]) -> None:

@@ -10,6 +10,7 @@ from importlib.resources import files
 from pathlib import Path
 
 from aiconfigurator_core.sdk.common import DefaultHFModels
+from aiconfigurator_core.sdk.utils import get_model_config_from_model_path
 
 from sizing.catalog import Model
 from sizing.errors import CatalogueError
@@ -23,6 +24,7 @@ HEADER = f"""\
 # Models the planner knows. Written by data/catalog/build.py from the configurations bundled with {LIBRARY}.
 # parameters: counted from layer shapes, embeddings included (DeepSeek V3 and R1: the model card's).
 # checkpoint: precision of the published weights (of the experts, where there are any).
+# max_context_tokens: max_position_embeddings of that configuration, the model's longest prompt and output together.
 # timings: engine -> GPUs on which the library's support matrix passes for aggregated serving.
 """
 
@@ -39,8 +41,16 @@ def timings() -> dict[str, dict[str, list[str]]]:
     return found
 
 
+def max_context_tokens(model_id: str) -> int | None:
+    """Longest context of the model by its bundled configuration; None where that does not say."""
+    config = get_model_config_from_model_path(model_id)["raw_config"]
+    places = (config, config.get("text_config") or {})
+    return next((int(found) for place in places if (found := place.get("max_position_embeddings"))), None)
+
+
 def entry(model: Model, served: dict[str, list[str]]) -> str:
     """One model as YAML."""
+    context = max_context_tokens(model.id)
     size = next((size for name, size in PUBLISHED.items() if name in model.id), None)
     total, active = size or (model.parameters, model.active_parameters)
     lines = [
@@ -48,6 +58,7 @@ def entry(model: Model, served: dict[str, list[str]]) -> str:
         f"  name: {model.name}",
         f"  kind: {model.kind}",
         f"  checkpoint: {model.checkpoint}",
+        *([f"  max_context_tokens: {context}"] if context else []),
         f"  parameters: {total:.4e}",
         f"  active_parameters: {active:.4e}",
         *(f"  {key}: {getattr(model, key)}" for key in ("layers", "heads", "kv_heads", "head_size")),

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -94,6 +96,15 @@ def test_an_sla_that_cannot_be_met_prints_no_count(capsys: pytest.CaptureFixture
         (["plan"], "--model"),
         (["plan", "--colour", "red"], "--colour"),
         (["guess"], "guess"),
+        ([word for word in PLAN if word not in ("--rate", "20")], "--daily"),
+        (replaced(daily="1,2"), "--rate or --daily"),
+        (replaced(arrivals="batch:size=0"), "size"),
+        (replaced(price="cheap"), "--price"),
+        (replaced(**{"peak-factor": "0.5"}), "peak factor"),
+        (replaced(**{"prefix-hit": "2"}), "hit_rate"),
+        (replaced(correlation="3"), "correlation"),
+        (replaced(isl="50000"), "40,960"),
+        (["capacity", "--gpus", "0"], "--gpus"),
     ],
 )
 def test_each_mistake_is_one_line_and_exit_2(
@@ -106,6 +117,66 @@ def test_each_mistake_is_one_line_and_exit_2(
     assert words in err
 
 
+ONE = replaced(tp="2")
+
+
+def test_the_plan_for_a_peak_says_so_and_costs_what_the_mean_brings(capsys: pytest.CaptureFixture[str]) -> None:
+    arguments = [*ONE, "--price", "2", "--json"]
+    plain = json.loads(run(arguments, capsys)[1])
+    peak = json.loads(run([*arguments, "--peak-factor", "2"], capsys)[1])
+    assert (plain["planned_rate_per_s"], plain["mean_rate_per_s"]) == (20, 20)
+    assert (peak["planned_rate_per_s"], peak["mean_rate_per_s"]) == (40, 20)
+    assert peak["gpus"] > plain["gpus"]
+    assert plain["cost_per_hour"] == pytest.approx(2 * plain["gpus"])
+    assert peak["cost_per_1000_requests"] == pytest.approx(2 * peak["gpus"] / (20 * 3600) * 1000)
+    assert peak["power_kw_at_most"] == pytest.approx(0.7 * peak["gpus"])
+    names = {row["name"] for row in plain["sensitivity"]}
+    assert names == {"ISL", "OSL", "rate", "p95 TTFT limit", "p95 ITL limit", "headroom"}
+
+
+def test_a_day_is_planned_for_its_busiest_hour(capsys: pytest.CaptureFixture[str]) -> None:
+    at = ONE.index("--rate")
+    rates = [5.0] * 20 + [20.0] * 4
+    daily = ",".join(f"{rate:g}" for rate in rates)
+    answer = json.loads(run([*ONE[:at], *ONE[at + 2 :], "--daily", daily, "--json"], capsys)[1])
+    constant = json.loads(run([*ONE, "--json"], capsys)[1])
+    assert answer["gpus"] == constant["gpus"]
+    assert answer["mean_rate_per_s"] == pytest.approx(7.5)
+    assert [hour["rate_per_s"] for hour in answer["daily"]["hours"]] == rates
+    assert answer["daily"]["gpu_hours"] < answer["daily"]["constant_gpu_hours"] == 24 * constant["gpus"]
+
+
+def test_the_planned_fleet_carries_the_rate_it_was_planned_for(capsys: pytest.CaptureFixture[str]) -> None:
+    planned = json.loads(run([*ONE, "--json"], capsys)[1])
+    at = ONE.index("--rate")
+    asked = ["capacity", "--gpus", str(planned["gpus"]), *ONE[1:at], *ONE[at + 2 :]]
+    code, out, _ = run([*asked, "--json"], capsys)
+    carried = json.loads(out)
+    assert code == 0
+    assert carried["rate_per_s"] >= 20 * 0.99
+    assert carried["rate_low_per_s"] < carried["rate_per_s"] < carried["rate_high_per_s"]
+    assert "requests/s" in run(asked, capsys)[1]
+    code, _, err = run(["capacity", "--gpus", "2", *asked[3:]], capsys)
+    assert code == 3
+    assert err.count("\n") == 1
+
+
+def test_the_text_names_cost_energy_and_sensitivity(capsys: pytest.CaptureFixture[str]) -> None:
+    code, out, _ = run([*ONE, "--price", "2.5", "--tune"], capsys)
+    assert code == 0
+    for words in ("per million output tokens", "kWh", "Sensitivity", "Batch limit", "GPUs"):
+        assert words in out
+
+
+def test_help_loads_no_command() -> None:
+    """`--help` is read often: it must not wait for numba."""
+    code = "import sys; from sizing.cli import cli; cli.main(['--help'], standalone_mode=False); "
+    loaded = subprocess.run(
+        [sys.executable, "-c", code + "sys.exit('numpy' in sys.modules)"], capture_output=True, check=True
+    )
+    assert b"capacity" in loaded.stdout
+
+
 def test_a_points_file_without_tp_is_one_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     path = tmp_path / "points.csv"
     path.write_text("model,precision,gpu,isl,osl,load_kind,load_value,requests_per_s\nm,p,g,1,1,concurrency,1,1\n")
@@ -115,7 +186,7 @@ def test_a_points_file_without_tp_is_one_line(tmp_path: Path, capsys: pytest.Cap
     assert err.count("\n") == 1
 
 
-@pytest.mark.parametrize("command", ["plan", "predict", "fit", "simulate"])
+@pytest.mark.parametrize("command", ["plan", "capacity", "predict", "fit", "simulate"])
 def test_help_shows_an_example(command: str, capsys: pytest.CaptureFixture[str]) -> None:
     code, out, _ = run([command, "--help"], capsys)
     assert code == 0

@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from sizing import planner
-from sizing.capacity import BY_FORMULA, BY_SIMULATION, Setting, SlaMissed, largest
+from sizing.capacity import BY_FORMULA, BY_SIMULATION, Setting, SlaMissed
 from sizing.errors import NoFeasiblePlan, ScenarioError
 from sizing.plan import Candidate, Fleet, Plan, Question
 from sizing.replica import Batching, Replica
@@ -151,11 +151,6 @@ def test_impossible_margins_are_refused(values: dict[str, float]) -> None:
 def test_an_itl_limit_on_single_tokens_is_refused() -> None:
     with pytest.raises(ScenarioError, match="ITL"):
         question(workload=Workload(Lengths(100, 1), 1.0))
-
-
-@given(root=st.floats(1e-3, 1e3), start=st.floats(0.02, 50))
-def test_the_search_finds_the_edge_from_either_side(root: float, start: float) -> None:
-    assert largest(lambda x: x <= root, root * start, 1e9) == pytest.approx(root, rel=0.01)
 
 
 def test_a_limit_that_never_holds_is_reported_by_both_methods() -> None:

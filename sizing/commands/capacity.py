@@ -1,0 +1,75 @@
+"""``python -m sizing capacity``: the inverse question, requests/s that a fleet which exists can carry."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import click
+
+from sizing import candidates
+from sizing.answer import rejection_json
+from sizing.capacity import BY_FORMULA
+from sizing.commands.options import (
+    as_json,
+    choice_of,
+    choice_options,
+    length_options,
+    margin_options,
+    options,
+    question_of,
+    reserving,
+    sla_options,
+    write_json,
+)
+from sizing.curves import read_points
+from sizing.errors import NoFeasiblePlan
+from sizing.fleets.existing import Existing, largest_rate
+from sizing.fleets.shapes import existing_json
+from sizing.plan import Candidate, Question, Rejection
+from sizing.printing import print_existing
+
+EXAMPLE = """\b
+Example:
+  python -m sizing capacity --gpus 16 --model Qwen/Qwen3-32B --gpu h200_sxm --precision bf16 \\
+      --isl 2000 --osl 256 --ttft p95:1s --itl p95:30ms
+"""
+
+
+@click.command("capacity", epilog=EXAMPLE)
+@options(
+    click.option("--gpus", type=click.IntRange(1), required=True, help="GPUs of the fleet that exists."),
+    click.option("--model", required=True, help="Model name, for instance Qwen/Qwen3-32B."),
+    choice_options,
+    length_options(required=True),
+    sla_options,
+    margin_options,
+    as_json,
+)
+def capacity_command(json_: bool, gpus: int, **given: Any) -> None:
+    """The largest rate that a fleet of --gpus GPUs serves under the SLA, headroom and spares kept."""
+    question = question_of(given)
+    points = read_points(given["points"]) if given["points"] else []
+    found, left_out = candidates.find(question.model, question.workload.lengths, choice_of(given), points)
+    fleets, rejected = best_first(question, reserving(found, given["max_tokens"]), gpus)
+    rejected += left_out
+    if not fleets:
+        raise NoFeasiblePlan(f"{gpus} GPUs carry no load under {question.sla}", tuple(rejected))
+    if json_:
+        others = [existing_json(fleet) for fleet in fleets[1:]]
+        write_json({**existing_json(fleets[0]), "alternatives": others, "rejected": [*map(rejection_json, rejected)]})
+    else:
+        print_existing(question, fleets, rejected)
+
+
+def best_first(question: Question, found: list[Candidate], gpus: int) -> tuple[list[Existing], list[Rejection]]:
+    """What each candidate carries, most first, the first by simulation, the rest by formula; and those that cannot."""
+    sized = [largest_rate(question, candidate, gpus, BY_FORMULA) for candidate in found]
+    while (best := most(sized)) and best.predicted.method != "simulation":
+        sized[sized.index(best)] = largest_rate(question, best.candidate, gpus)
+    fleets = sorted((fleet for fleet in sized if isinstance(fleet, Existing)), key=lambda fleet: -fleet.rate_per_s)
+    return fleets, [fleet for fleet in sized if isinstance(fleet, Rejection)]
+
+
+def most(sized: list[Existing | Rejection]) -> Existing | None:
+    """The fleet that carries most; None when none does."""
+    return max((fleet for fleet in sized if isinstance(fleet, Existing)), key=lambda f: f.rate_per_s, default=None)

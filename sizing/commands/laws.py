@@ -1,0 +1,123 @@
+"""``python -m sizing predict | fit | simulate``: one deployment, its law and what users see at a load."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import click
+
+from sizing import candidates
+from sizing.commands.options import as_json, options, workload_of, workload_options, write_json
+from sizing.curves import Point, read_points
+from sizing.errors import PointsError, ScenarioError
+from sizing.fitting import fit
+from sizing.json_shapes import fit_json, prediction_json
+from sizing.printing import print_fit, print_prediction
+from sizing.queueing import predict as predict_analytically
+from sizing.replica import POLICIES, Batching, Replica
+from sizing.simulator import simulate as run_simulation
+from sizing.steptime import COEFFICIENTS, StepLaw
+from sizing.workload import parse_seconds
+
+deployment_options = options(
+    click.option("--points", type=click.Path(), required=True, help="Measured points (CSV)."),
+    click.option("--model", default="", help="Take this model's points, where the file holds several."),
+    click.option("--gpu", default="", help="Take this GPU's points."),
+    click.option("--precision", default="", help="Take this precision's points."),
+    click.option("--tp", type=int, help="Take the points of this TP."),
+)
+
+
+@click.command(
+    "predict", epilog="\b\nExample:\n  python -m sizing predict --points points.csv --isl 1000 --osl 200 --rate 3.0\n"
+)
+@deployment_options
+@workload_options
+@click.option("--replicas", type=click.IntRange(1), default=1, show_default=True)
+@click.option("--method", type=click.Choice(["analytic", "simulate"]), default="analytic", show_default=True)
+@as_json
+def predict_command(json_: bool, replicas: int, method: str, **given: Any) -> None:
+    """Latency percentiles of one deployment at a load, from a law fitted to its closed-loop points."""
+    fitted, workload = fit(points_of_one_deployment(given)), workload_of(given)
+    routing = given["routing"]
+    if method == "analytic":
+        prediction = predict_analytically(fitted.replica, workload, replicas=replicas, routing=routing)
+    else:
+        prediction = run_simulation(fitted.replica, workload, replicas=replicas, routing=routing).prediction()
+    in_flight = workload.rate_per_s / replicas * prediction.e2e.mean_s
+    basis = "fitted" if fitted.covers(workload.lengths, in_flight) else "extrapolated"
+    if json_:
+        write_json({**prediction_json(prediction), "basis": basis, "warnings": list(fitted.warnings)})
+    else:
+        print_prediction(prediction, f"{fitted.deployment.label} ({basis})")
+
+
+@click.command("fit", epilog="\b\nExample:\n  python -m sizing fit --points points.csv --json\n")
+@deployment_options
+@as_json
+def fit_command(json_: bool, **given: Any) -> None:
+    """Coefficients of the iteration-time law with 90 % intervals, error per point, leave-one-out error."""
+    fitted = fit(points_of_one_deployment(given))
+    if json_:
+        write_json(fit_json(fitted))
+    else:
+        print_fit(fitted)
+
+
+@click.command(
+    "simulate",
+    epilog="\b\nExample:\n  python -m sizing simulate --weights 4.8ms --overhead 1ms --token 20us --sequence 10us \\\n"
+    "      --kv-token 49ns --isl 1000 --osl 200 --rate 3 --policy chunked --seed 7\n",
+)
+@options(
+    *(
+        click.option(f"--{name.removesuffix('_s').replace('_', '-')}", name, default="0s", help="Time with unit.")
+        for name in COEFFICIENTS
+    )
+)
+@workload_options
+@click.option("--policy", type=click.Choice(POLICIES), default="chunked", show_default=True)
+@click.option("--max-batch-size", type=int, default=256, show_default=True)
+@click.option("--token-budget", type=int, default=8192, show_default=True, help="Tokens of one iteration.")
+@click.option("--kv-tokens", type=int, default=1_000_000, show_default=True, help="Tokens that fit in the KV cache.")
+@click.option("--replicas", type=click.IntRange(1), default=1, show_default=True)
+@click.option("--requests", type=click.IntRange(100), default=100_000, show_default=True)
+@click.option("--seed", type=int, default=0, show_default=True)
+@as_json
+def simulate_command(json_: bool, replicas: int, requests: int, seed: int, **given: Any) -> None:
+    """The simulator itself: a law, lengths, a load, a policy and a seed in; percentiles out."""
+    law = StepLaw(**{name: parse_seconds(f"--{name}", given[name]) for name in COEFFICIENTS})
+    if law.overhead_s + law.weights_s + law.token_s <= 0 or min(given_times(law)) < 0:
+        raise ScenarioError("the law's times must not be negative, and one of --overhead, --weights, --token above 0")
+    batching = Batching(given["policy"], given["max_batch_size"], given["token_budget"], given["kv_tokens"])
+    workload, routing = workload_of(given), given["routing"]
+    run = run_simulation(
+        Replica(law, batching), workload, replicas=replicas, routing=routing, requests=requests, seed=seed
+    )
+    if json_:
+        extra = {"requests_per_s": run.requests_per_s, "mean_in_flight": run.mean_in_flight, "seed": seed}
+        write_json({**prediction_json(run.prediction()), **extra})
+    else:
+        print_prediction(run.prediction(), f"{requests:,} requests, seed {seed}")
+
+
+def given_times(law: StepLaw) -> list[float]:
+    """The eight coefficients in their order."""
+    return [float(getattr(law, name)) for name in COEFFICIENTS]
+
+
+def points_of_one_deployment(given: dict[str, Any]) -> list[Point]:
+    """The points of the file that the options select; PointsError if they belong to several deployments or none."""
+    wanted = {name: given[name] for name in ("model", "gpu", "precision", "tp") if given[name]}
+    points = [
+        point
+        for point in read_points(given["points"])
+        if all(getattr(point, name) == value for name, value in wanted.items())
+    ]
+    groups = candidates.by_deployment(points)
+    if len(groups) != 1:
+        labels = "; ".join(deployment.label for deployment in groups) or "no points match"
+        raise PointsError(
+            f"{given['points']}: choose one deployment with --model, --gpu, --precision, --tp (found: {labels})"
+        )
+    return points

@@ -1,0 +1,51 @@
+"""Candidates left out because of the SLA: in words, and how near they came."""
+
+from __future__ import annotations
+
+from sizing.capacity import SlaMissed
+from sizing.numbers import milliseconds
+from sizing.plan import Candidate, Question, Rejection
+from sizing.prediction import Prediction
+
+NEAR = 1.1
+"""The formula's percentiles may be this far off: a miss within it is looked at by simulation."""
+
+
+def sla_rejection(candidate: Candidate, missed: SlaMissed) -> Rejection:
+    """A candidate whose replica misses a limit even without load."""
+    limit = missed.limit
+    why = (
+        f"misses {limit.metric.upper()} even alone: p{limit.percentile} is {milliseconds(missed.alone_s)} on an idle "
+        f"replica, the limit is {milliseconds(limit.limit_s)}"
+    )
+    return Rejection(candidate.gpu, candidate.tp, candidate.precision, "sla", why, limit, missed.alone_s)
+
+
+def jump_rejection(question: Question, candidate: Candidate, replicas: int, predicted: Prediction) -> Rejection:
+    """A candidate over a limit at the planned load, although it is within it at some higher load."""
+    limit = predicted.binding(question.sla)
+    value = predicted.value_s(limit)
+    why = (
+        f"unsteady: p{limit.percentile} {limit.metric.upper()} is {milliseconds(value)} with {replicas} replicas, the "
+        f"limit is {milliseconds(limit.limit_s)}"
+    )
+    return Rejection(candidate.gpu, candidate.tp, candidate.precision, "sla", why, limit, value)
+
+
+def cost_rejection(candidate: Candidate, least: int, best: float) -> Rejection:
+    """A candidate that cannot win: it needs `least` GPUs at its stable rate, another fleet of its GPU needs `best`."""
+    why = f"needs at least {least} GPUs to carry the load at all, {best:.0f} of the same GPU meet the SLA"
+    return Rejection(candidate.gpu, candidate.tp, candidate.precision, "cost", why)
+
+
+def near_miss(rejection: Rejection) -> bool:
+    """True when the formula may have been wrong to reject."""
+    over, near_enough = distance_from_sla(rejection)
+    return not over and near_enough < NEAR
+
+
+def distance_from_sla(rejection: Rejection) -> tuple[bool, float]:
+    """Nearest miss of the SLA first, then what could not be sized at all."""
+    if rejection.limit is None or rejection.nearest_s is None:
+        return True, 0.0
+    return False, rejection.nearest_s / rejection.limit.limit_s

@@ -1,0 +1,101 @@
+"""The search for the edge of the SLA: found from either side, on the safe side, or said not to be there."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from sizing.edge import BATCHES, edge_rate, rank, upper_excess, upper_percentile
+from sizing.replica import Replica
+from sizing.response import LoadResponse
+from sizing.simulator import Simulated, simulate
+from sizing.steptime import StepLaw
+from sizing.workload import Lengths, Limit, Sla, Workload
+
+LAW = StepLaw(4.8e-3, 1e-3, 20e-6, 10e-6, 49e-9)
+
+
+def response(root: float, steepness: float) -> LoadResponse:
+    """A model of the excess: a straight line in log rate through `root`."""
+    rates = root * np.geomspace(0.01, 4, 12)
+    return LoadResponse(rates, steepness * np.log(rates / root))
+
+
+@given(
+    root=st.floats(1e-3, 1e3),
+    model_root=st.floats(0.4, 2.5),
+    steepness=st.floats(0.2, 5),
+    model_steepness=st.floats(0.2, 5),
+)
+def test_the_edge_is_found_whatever_the_model_believes(
+    root: float, model_root: float, steepness: float, model_steepness: float
+) -> None:
+    model = response(root * model_root, model_steepness)
+    found = edge_rate(lambda rate, _: steepness * math.log(rate / root), model, root * model_root, 100 * root, 1000)
+    assert found == pytest.approx(root, rel=0.01)
+
+
+@given(root=st.floats(0.2, 8))
+def test_a_cliff_is_bracketed(root: float) -> None:
+    """An excess without any slope: below the root all is well, above nothing is."""
+    found = edge_rate(lambda rate, _: -0.5 if rate <= root else 3.0, response(1.0, 1.0), 1.0, 100.0, 1000)
+    assert root * 0.99 <= found <= root * (1 + 1e-9)
+
+
+def test_an_excess_that_never_ends_gives_no_rate() -> None:
+    assert edge_rate(lambda rate, _: 0.3, response(1.0, 1.0), 1.0, 10.0, 1000) == 0
+
+
+def test_a_limit_that_is_never_reached_gives_the_ceiling() -> None:
+    assert edge_rate(lambda rate, _: -2.0, response(1.0, 1.0), 1.0, 3.0, 1000) == pytest.approx(3.0, rel=0.01)
+
+
+RUN = simulate(Replica(LAW), Workload(Lengths(500, 100), 1.0), requests=100)
+
+
+def sample(values: np.ndarray) -> Simulated:
+    """A run whose requests had these TTFTs."""
+    return dataclasses.replace(RUN, ttft_s=values)
+
+
+@settings(max_examples=20)
+@given(seed=st.integers(0, 1000), percentile=st.sampled_from([50, 90, 95, 99]))
+def test_the_upper_percentile_covers_the_true_one(seed: int, percentile: int) -> None:
+    """Four standard errors up it lies above the true percentile of an exponential sample; at none it is the rank's."""
+    values = np.random.default_rng(seed).exponential(1.0, 3000)
+    limit = Limit("ttft", percentile, 1.0)
+    assert upper_percentile(sample(values), limit, 4.0) >= -math.log(1 - percentile / 100)
+    assert upper_percentile(sample(values), limit, 0.0) == np.sort(values)[rank(percentile / 100, len(values))]
+
+
+def test_correlated_requests_widen_the_margin() -> None:
+    """The same values sorted share their queue: they say less about the percentile than the shuffled ones."""
+    values = np.sort(np.random.default_rng(1).exponential(1.0, 3000))
+    shuffled = np.random.default_rng(2).permutation(values)
+    limit = Limit("ttft", 90, 1.0)
+    assert upper_percentile(sample(values), limit, 1.0) > upper_percentile(sample(shuffled), limit, 1.0)
+
+
+@given(share=st.floats(0.01, 1.0), count=st.integers(BATCHES, 5000))
+def test_no_more_than_allowed_lie_above_the_rank(share: float, count: int) -> None:
+    assert 0 <= rank(share, count) < count
+    assert count - 1 - rank(share, count) <= (1 - share) * count + 1e-6
+
+
+def test_within_the_limit_by_the_margin_means_the_run_meets_it() -> None:
+    run = simulate(Replica(LAW), Workload(Lengths(500, 100, 0.5, 0.8), 8.0), requests=20_000)
+    worst = float(np.quantile(run.ttft_s, 0.95))
+    for factor in (0.9, 0.999, 1.001, 1.1):
+        sla = Sla(ttft=Limit("ttft", 95, worst * factor))
+        assert upper_excess(run, sla) > 0 or run.meets(sla)
+        assert upper_excess(run, sla, 0.0) <= upper_excess(run, sla)
+
+
+def test_no_steady_state_is_far_over_any_limit() -> None:
+    run = dataclasses.replace(sample(np.ones(100)), saturated=True)
+    assert upper_excess(run, Sla(ttft=Limit("ttft", 95, 1e6))) == 3.0

@@ -1,0 +1,224 @@
+"""Fleets that exist, fleets by the hour, mixed and shared ones: round trips with the planner, exact small cases."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from sizing import planner
+from sizing.capacity import BY_FORMULA
+from sizing.errors import NoFeasiblePlan, ScenarioError
+from sizing.fleets.daily import daily_rates, gpus_by_hour
+from sizing.fleets.existing import Existing, largest_rate
+from sizing.fleets.mixed import Kind, Supply, cheapest_counts, cheapest_mix
+from sizing.fleets.scenario import parse_workload, read_scenario, scenario_of
+from sizing.fleets.sharing import Share, SharedFleet, Terms, least, shared_fleet
+from sizing.plan import Fleet, Question, Rejection
+from sizing.replica import Replica
+from sizing.simulator import Simulated, simulate
+from sizing.workload import Limit, Routing, Sla
+from tests.sizing.engines import LAW, SLA, candidate, question
+
+
+def fleet_of(asked: Question, **values: object) -> Fleet:
+    sized = planner.size(asked, candidate(**values), BY_FORMULA)  # type: ignore[arg-type]
+    assert isinstance(sized, Fleet)
+    return sized
+
+
+def rate_of(asked: Question, gpus: int, tp: int = 1) -> Existing:
+    found = largest_rate(asked, candidate(tp), gpus, BY_FORMULA)
+    assert isinstance(found, Existing)
+    return found
+
+
+@settings(max_examples=6, deadline=None)
+@given(gpus=st.integers(2, 60), routing=st.sampled_from(["random", "round_robin"]))
+def test_the_largest_rate_of_a_planned_fleet_needs_that_fleet(gpus: int, routing: Routing) -> None:
+    """Round trip: what G GPUs carry is served by G GPUs, and a few percent more need more."""
+    asked = question(routing=routing)
+    rate = rate_of(asked, gpus).rate_per_s
+    assert fleet_of(question(rate * 0.999, routing=routing)).gpus <= gpus
+    assert fleet_of(question(rate * 1.02, routing=routing)).gpus > gpus
+
+
+def test_spares_headroom_and_odd_gpus_are_left_out_of_what_a_fleet_carries() -> None:
+    asked = question(headroom=0.25, spare=2)
+    found = rate_of(asked, 11, tp=2)
+    assert (found.working, found.spare, found.unused) == (3, 2, 1)
+    assert found.rate_per_s == pytest.approx(0.75 * found.limit_per_s)
+    assert found.low < found.rate_per_s < found.high
+    assert found.requests_per_s_per_gpu == pytest.approx(found.rate_per_s / 6)
+
+
+def test_a_fleet_of_spares_only_carries_nothing() -> None:
+    found = largest_rate(question(spare=1), candidate(8), 15, BY_FORMULA)
+    assert isinstance(found, Rejection)
+    assert "16" in found.why
+    with pytest.raises(ScenarioError):
+        largest_rate(question(), candidate(), 0, BY_FORMULA)
+
+
+def test_a_day_costs_no_more_than_its_busiest_hour_all_day() -> None:
+    rates = [0.0, 5.0, *[20.0] * 10, *[80.0] * 4, *[30.0] * 8]
+    asked = question(max(rates), routing="round_robin")
+    day = gpus_by_hour(asked, fleet_of(asked), rates)
+    assert [hour.rate_per_s for hour in day.hours] == rates
+    assert day.hours[0].gpus == asked.spare
+    assert max(hour.gpus for hour in day.hours) == day.constant_gpus
+    by_rate = sorted(day.hours, key=lambda hour: hour.rate_per_s)
+    assert [hour.gpus for hour in by_rate] == sorted(hour.gpus for hour in by_rate)
+    assert 0 < day.saved < 1
+    assert day.gpu_hours == sum(hour.gpus for hour in day.hours)
+
+
+@pytest.mark.parametrize(
+    "text", ["1,2,3", ",".join(["1"] * 25), ",".join(["0"] * 24), "1," * 23 + "x", "1," * 23 + "-1"]
+)
+def test_a_day_that_is_no_day_is_refused(text: str) -> None:
+    with pytest.raises(ScenarioError, match="24"):
+        daily_rates(text)
+
+
+price = st.floats(0.5, 5)
+kinds = st.lists(
+    st.builds(Kind, st.sampled_from(["a", "b"]), st.integers(1, 4), st.floats(0.5, 6)), min_size=1, max_size=3
+)
+
+
+@settings(max_examples=40, deadline=None)
+@given(
+    kinds=kinds,
+    rate=st.floats(0.5, 12),
+    spare=st.integers(0, 1),
+    prices=st.tuples(st.floats(0.5, 5), st.floats(0.5, 5)),
+)
+def test_the_cheapest_mix_is_the_one_found_by_trying_all(
+    kinds: list[Kind], rate: float, spare: int, prices: tuple[float, float]
+) -> None:
+    """Against enumeration, where a failed replica may be any; the program may pay for one that it need not fear."""
+    supplies = {"a": Supply(prices[0], owned=2, available=9), "b": Supply(prices[1], available=9)}
+    best = math.inf
+    for counts in itertools.product(range(10), repeat=len(kinds)):
+        used = {name: sum(n * k.gpus for n, k in zip(counts, kinds, strict=True) if k.gpu == name) for name in supplies}
+        carried = sum(n * k.rate_per_s for n, k in zip(counts, kinds, strict=True))
+        lost = spare * max((k.rate_per_s for n, k in zip(counts, kinds, strict=True) if n), default=0.0)
+        if carried - lost >= rate and all(used[name] <= 9 for name in supplies):
+            best = min(best, sum(s.price_per_hour * max(0, used[name] - s.owned) for name, s in supplies.items()))
+    found = cheapest_counts(kinds, supplies, rate, spare)
+    assert (found is None) == math.isinf(best)
+    if found is not None:
+        assert found[1] == pytest.approx(best, abs=1e-4)
+
+
+def test_two_scarce_types_together_serve_what_neither_can_alone() -> None:
+    asked = question(80.0, spare=0)
+    fleets = [fleet_of(asked, gpu="g"), fleet_of(asked, gpu="h", law=LAW.scaled(1.5))]
+    half = max(2, fleets[0].gpus // 2)
+    mix = cheapest_mix(asked, fleets, {"g": Supply(3.0, available=half), "h": Supply(1.0)})
+    assert {group.fleet.candidate.gpu for group in mix.groups} <= {"g", "h"}
+    assert sum(group.load_per_s for group in mix.groups) == pytest.approx(80.0)
+    for group in mix.groups:
+        assert group.load_per_s <= group.replicas * group.rate_per_s * (1 + 1e-9)
+    scarce = {"g": Supply(3.0, available=half), "h": Supply(1.0, available=fleets[1].gpus - 1)}
+    both = cheapest_mix(asked, fleets, scarce)
+    assert {group.fleet.candidate.gpu for group in both.groups} == {"g", "h"}
+    assert dict(both.alone) == {"g": None, "h": None}
+    with pytest.raises(NoFeasiblePlan, match="too few"):
+        cheapest_mix(asked, fleets, {"g": Supply(3.0, available=1), "h": Supply(1.0, available=1)})
+    with pytest.raises(ScenarioError, match="price"):
+        cheapest_mix(asked, fleets, {"g": Supply(3.0)})
+
+
+@given(edge=st.integers(1, 300), start=st.integers(1, 300))
+def test_the_least_that_holds_is_found_from_anywhere(edge: int, start: int) -> None:
+    assert least(lambda n: n >= edge, start, 1000) == edge
+    assert least(lambda n: False, start, 1000) is None
+
+
+def one_stream_each(
+    replica: Replica, streams: Sequence[Share], *, replicas: int, routing: Routing, requests: int, seed: int
+) -> tuple[Simulated, ...]:
+    """A stand-in for the simulator of several streams: equal ones add up to one stream of their rates together."""
+    first = streams[0].workload
+    together = replace(first, rate_per_s=sum(stream.workload.rate_per_s for stream in streams))
+    run = simulate(replica, together, replicas=replicas, routing=routing, requests=min(requests, 60_000), seed=seed)
+    return (run,) * len(streams)
+
+
+def test_two_halves_of_a_workload_need_what_the_whole_needs() -> None:
+    whole = question(60.0)
+    halves = [Share(name, question(30.0).workload, SLA) for name in ("one", "other")]
+    shared = shared_fleet(halves, candidate(), Terms("random", whole.headroom, whole.spare), one_stream_each)
+    alone = fleet_of(whole)
+    assert isinstance(shared, SharedFleet)
+    assert abs(shared.gpus - alone.gpus) <= 1
+    assert shared.apart >= shared.working
+    assert all(served.predicted.meets(SLA) for served in shared.served)
+
+
+def test_the_tighter_sla_decides_on_a_shared_fleet() -> None:
+    tight = Sla(itl=Limit("itl", 95, 0.012))
+    loose_only = shared_fleet([Share("a", question(60.0).workload, SLA)], candidate(), Terms(), one_stream_each)
+    mixed = [Share("a", question(30.0).workload, SLA), Share("b", question(30.0).workload, tight)]
+    both = shared_fleet(mixed, candidate(), Terms(), one_stream_each)
+    assert isinstance(loose_only, SharedFleet)
+    assert isinstance(both, SharedFleet)
+    assert both.gpus > loose_only.gpus
+    assert both.tightest.share.name == "b"
+
+
+def test_a_workload_that_misses_alone_leaves_no_shared_fleet() -> None:
+    hopeless = Share("a", question(1.0).workload, Sla(itl=Limit("itl", 95, 0.001)))
+    assert isinstance(shared_fleet([hopeless], candidate(), Terms(), one_stream_each), Rejection)
+
+
+SCENARIO = """
+model: m
+gpu: [h200_sxm]
+workloads:
+  - {name: chat, isl: 1000, osl: 200, rate: 5, ttft: "p95:1s", arrivals: "gamma:cv=2", priority: 1}
+  - {name: batch, isl: 4000, osl: 500, rate: 1, e2e: "p95:60s"}
+"""
+
+
+def test_a_scenario_file_says_what_the_options_say(tmp_path: Path) -> None:
+    path = tmp_path / "fleet.yaml"
+    path.write_text(SCENARIO)
+    shares = [stream.share() for stream in read_scenario(path).workloads]
+    words = "chat:isl=1000,osl=200,rate=5,ttft=p95:1s,arrivals=gamma:cv=2,priority=1"
+    asked = scenario_of({"model": "m", "workloads": [parse_workload(words)]}, "--workload")
+    assert asked.workloads[0].share() == shares[0]
+    assert shares[1].sla.e2e == Limit("e2e", 95, 60.0)
+
+
+@pytest.mark.parametrize(
+    "old,new,words",
+    [
+        ("rate: 5", "rate: fast", "workloads.0.rate"),
+        ("rate: 5", "rate: 5, speed: 5", "speed"),
+        ("model: m", "modell: m", "model"),
+        ("workloads:", "workloads: []\nother:", "workloads"),
+        ("gpu: [", "gpu: [[", "YAML"),
+    ],
+)
+def test_a_faulty_scenario_is_one_line(old: str, new: str, words: str, tmp_path: Path) -> None:
+    path = tmp_path / "fleet.yaml"
+    path.write_text(SCENARIO.replace(old, new, 1))
+    with pytest.raises(ScenarioError, match=words) as raised:
+        read_scenario(path)
+    assert "\n" not in str(raised.value)
+    assert str(path) in str(raised.value)
+
+
+def test_a_workload_without_a_name_is_refused() -> None:
+    for text in ("isl=1,osl=2", "chat:isl", ":isl=1"):
+        with pytest.raises(ScenarioError, match="NAME"):
+            parse_workload(text)

@@ -1,0 +1,50 @@
+"""Several workloads on one fleet, from the command line."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from tests.sizing.test_cli import run
+
+pytest.importorskip("sizing.simulator.streams")
+
+CHAT = "chat:isl=1000,osl=200,rate=8,ttft=p95:1s,itl=p95:30ms"
+BATCH = "batch:isl=4000,osl=300,rate=1,e2e=p95:60s,priority=1"
+FLEET = "--model Qwen/Qwen3-32B --gpu h200_sxm --precision bf16 --tp 2".split()
+
+
+def test_two_workloads_share_a_fleet(capsys: pytest.CaptureFixture[str]) -> None:
+    code, out, err = run(["share", *FLEET, "--workload", CHAT, "--workload", BATCH, "--json"], capsys)
+    answer = json.loads(out)
+    assert (code, err) == (0, "")
+    assert answer["gpus"] == 2 * answer["replicas"]
+    chat, batch = answer["workloads"]
+    assert chat["predicted"]["ttft"]["p95_s"] <= 1.0
+    assert batch["predicted"]["e2e"]["p95_s"] <= 60.0
+
+
+def test_plan_with_workloads_is_share_and_a_file_says_the_same(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    words = [*FLEET, "--workload", CHAT, "--workload", BATCH, "--json"]
+    path = tmp_path / "fleet.yaml"
+    path.write_text(
+        "model: Qwen/Qwen3-32B\ngpu: [h200_sxm]\nprecision: [bf16]\ntp: [2]\nworkloads:\n"
+        "  - {name: chat, isl: 1000, osl: 200, rate: 8, ttft: 'p95:1s', itl: 'p95:30ms'}\n"
+        "  - {name: batch, isl: 4000, osl: 300, rate: 1, e2e: 'p95:60s', priority: 1}\n"
+    )
+    answers = [
+        run(arguments, capsys)[1] for arguments in (["plan", *words], ["share", "--scenario", str(path), "--json"])
+    ]
+    assert answers[0] == answers[1]
+    assert json.loads(answers[0])["replicas"] > 1
+
+
+def test_a_faulty_workload_is_one_line(capsys: pytest.CaptureFixture[str]) -> None:
+    code, _, err = run(["share", *FLEET, "--workload", "chat:isl=1,rate=2"], capsys)
+    assert code == 2
+    assert "osl" in err
+    assert err.count("\n") == 1

@@ -22,7 +22,7 @@ from sizing.curves import Point
 from sizing.evidence.claim import Claim, Setup
 from sizing.evidence.measured_tables import Cells, find_table, number, read_table
 from sizing.evidence.table import EvidenceRow, Goal, missing, row_of_errors
-from sizing.fitting import fit
+from sizing.fitting import Protocol, fit
 from sizing.prediction import Quantiles
 from sizing.queueing import predict
 from sizing.replica import Batching, Replica
@@ -35,6 +35,7 @@ UNIFORM_CV = 1 / math.sqrt(12)
 """Coefficient of variation of lengths uniform from half to one and a half times their mean."""
 ENGINE = Batching("chunked", max_batch_size=512, token_budget=8192)
 """vLLM's defaults on a GPU of the H100's class; 512 users ran at once in the throughput rows."""
+PROTOCOL = Protocol(counted="all")
 HELD_OUT = 2
 MOST_REQUESTS = 20_000
 GOAL = Goal(median=0.10)
@@ -140,7 +141,9 @@ def _level(row: Cells) -> Level:
 
 def answer(case: Case, seed: SeedSequence) -> Errors:
     """Fit the lower rates; predict the two highest of each cell."""
-    replica = fit([level.point for level in case.calibration], batching=ENGINE, open_loop=True).replica
+    replica = fit(
+        [level.point for level in case.calibration], batching=ENGINE, open_loop=True, protocol=PROTOCOL
+    ).replica
     simulated, formula = [], []
     for level, own in zip(case.held_out, seed.spawn(len(case.held_out)), strict=True):
         simulated.append(_errors(level, run_quantiles(replica, level.point, np.random.default_rng(own))))

@@ -90,8 +90,8 @@ def answer(case: Case, seed: SeedSequence) -> Errors:
 
 def first(trace: Trace, requests: int) -> Trace:
     """The requests that arrived first."""
-    parts = (trace.arrival_s, trace.isl, trace.osl, trace.ttft_s, trace.e2e_s)
-    return Trace(*(part[:requests] for part in parts))
+    some = slice(requests)
+    return Trace(trace.arrival_s[some], trace.isl[some], trace.osl[some], trace.ttft_s[some], trace.e2e_s[some])
 
 
 def best_fit(trace: Trace, batching: Batching, deployment: Deployment) -> Fit:

@@ -27,7 +27,7 @@ from sizing.simulator import simulate_trace
 NAME, DATA = "second half of a trace", "vLLM, Llama-3.1-8B, RTX 4090"
 LENGTHS = ("input_tokens", "output_tokens")
 COLUMNS = (*LENGTHS, "arrival_s", "ttft_s", "e2e_s", "max_num_seqs", "max_num_batched_tokens")
-KV_SIZES = tuple(round(1.08**step, 4) for step in range(-6, 7))
+KV_SIZES = tuple(1.08**step for step in range(-6, 3))
 """Sizes of the KV cache tried, as multiples of the most tokens that were in answers at the same time."""
 
 

@@ -141,9 +141,7 @@ def _level(row: Cells) -> Level:
 
 def answer(case: Case, seed: SeedSequence) -> Errors:
     """Fit the lower rates; predict the two highest of each cell."""
-    replica = fit(
-        [level.point for level in case.calibration], batching=ENGINE, open_loop=True, protocol=PROTOCOL
-    ).replica
+    replica = fit([level.point for level in case.calibration], batching=ENGINE, open_loop=True).replica
     simulated, formula = [], []
     for level, own in zip(case.held_out, seed.spawn(len(case.held_out)), strict=True):
         simulated.append(_errors(level, run_quantiles(replica, level.point, np.random.default_rng(own))))

@@ -3,8 +3,7 @@
 The sweep has cells of nominal input and output lengths; in each, one user alone ("synchronous"), 512 users at once
 ("throughput"), and rising constant rates of evenly spaced requests, each run for a fixed time. Lengths are uniform from
 half to one and a half times the nominal ones. The throughput rows hold the burst of their start and are left out.
-Two fits: one law for all cells at once, and one for each cell alone, to levels taken as steady (repeated as finite runs
-they fit no better, chi2 3.5 a point against 3.2, in four times the time). The runs predicted are replayed as they were:
+Two fits: one law for all cells at once, and one for each cell alone. Fit and prediction repeat the runs as they were:
 from an empty server, counting what was complete when the run ended; the formula speaks of the steady state.
 """
 
@@ -23,7 +22,7 @@ from sizing.curves import Point
 from sizing.evidence.claim import Claim, Setup
 from sizing.evidence.measured_tables import Cells, find_table, number, read_table
 from sizing.evidence.table import EvidenceRow, Goal, missing, row_of_errors
-from sizing.fitting import fit
+from sizing.fitting import Protocol, fit
 from sizing.prediction import Quantiles
 from sizing.queueing import predict
 from sizing.replica import Batching, Replica
@@ -36,6 +35,7 @@ UNIFORM_CV = 1 / math.sqrt(12)
 """Coefficient of variation of lengths uniform from half to one and a half times their mean."""
 ENGINE = Batching("chunked", max_batch_size=512, token_budget=8192)
 """vLLM's defaults on a GPU of the H100's class; 512 users ran at once in the throughput rows."""
+PROTOCOL = Protocol(counted="all")
 HELD_OUT = 2
 MOST_REQUESTS = 20_000
 GOAL = Goal(median=0.10)
@@ -141,7 +141,9 @@ def _level(row: Cells) -> Level:
 
 def answer(case: Case, seed: SeedSequence) -> Errors:
     """Fit the lower rates; predict the two highest of each cell."""
-    replica = fit([level.point for level in case.calibration], batching=ENGINE, open_loop=True).replica
+    replica = fit(
+        [level.point for level in case.calibration], batching=ENGINE, open_loop=True, protocol=PROTOCOL
+    ).replica
     simulated, formula = [], []
     for level, own in zip(case.held_out, seed.spawn(len(case.held_out)), strict=True):
         simulated.append(_errors(level, run_quantiles(replica, level.point, np.random.default_rng(own))))

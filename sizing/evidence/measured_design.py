@@ -1,0 +1,29 @@
+"""Which few of the measured points calibrate: spread as a planner would, without a look at any result."""
+
+from __future__ import annotations
+
+import numpy as np
+from numpy.typing import NDArray
+
+Floats = NDArray[np.float64]
+
+CALIBRATION_POINTS = 6
+
+
+def spread(coordinates: Floats, most: int = CALIBRATION_POINTS) -> list[int]:
+    """Places of up to `most` points that lie far from each other: a maximin design.
+
+    `coordinates`: shape (points, axes), positive, such as lengths and concurrency; distances are taken between their
+    logarithms, each axis scaled to its range. The first is the one with the smallest product, the lightest load; every
+    further one is the point whose nearest chosen neighbour is farthest. The corners of the range come first, so that
+    the highest concurrency is among them.
+    """
+    logs = np.log(coordinates)
+    scaled = (logs - logs.min(axis=0)) / np.maximum(np.ptp(logs, axis=0), 1e-12)
+    chosen = [int(np.argmin(scaled.sum(axis=1)))]
+    while len(chosen) < min(most, len(scaled)):
+        nearest = np.linalg.norm(scaled[:, None] - scaled[chosen], axis=2).min(axis=1)
+        if nearest.max() < 1e-9:
+            break  # the rest repeat points already chosen
+        chosen.append(int(np.argmax(nearest)))
+    return chosen

@@ -20,6 +20,10 @@ COMMANDS = {
     "predict": ("sizing.commands.laws:predict_command", "Latency percentiles of one deployment at a load."),
     "fit": ("sizing.commands.laws:fit_command", "The iteration-time law of measured points."),
     "simulate": ("sizing.commands.laws:simulate_command", "The simulator itself."),
+    "whatif": ("sizing.whatif.command:whatif_command", "The plan before and after changes nobody has measured."),
+    "study": ("sizing.study.command:study_command", "Thousands of scenarios, on all cores or a Dask cluster."),
+    "validate": ("sizing.evidence.command:validate_command", "Every claim of accuracy checked again, in one table."),
+    "bench": ("sizing.bench:bench_command", "Speeds, side by side in one run."),
 }
 """Name -> where the command is, and its line in the list of commands, which loads none of them."""
 

@@ -15,13 +15,17 @@ from sizing.evidence.claim import Claim, Setup, check
 from sizing.evidence.coverage import COVERAGE
 from sizing.evidence.gpu_counts import GPU_COUNTS
 from sizing.evidence.largest_rate import LARGEST_RATE
+from sizing.evidence.measured_guidellm import GUIDELLM
+from sizing.evidence.measured_silicon import SILICON
+from sizing.evidence.measured_static import STATIC
+from sizing.evidence.measured_trace import TRACE
 from sizing.evidence.table import EvidenceRow, as_json, drawn, markdown
 from sizing.evidence.theory import THEORY
 from sizing.study.command import cluster_option, processes_option
 from sizing.study.machines import Machines
 from sizing.study.progress import bar
 
-CLAIMS: tuple[Claim, ...] = (LARGEST_RATE, GPU_COUNTS, COVERAGE, THEORY)
+CLAIMS: tuple[Claim, ...] = (THEORY, LARGEST_RATE, GPU_COUNTS, COVERAGE, SILICON, GUIDELLM, TRACE, STATIC)
 EXAMPLE = """\b
 Examples:
   python -m sizing validate --quick

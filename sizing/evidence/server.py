@@ -6,8 +6,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from sizing.capacity import BY_FORMULA, Setting, SlaMissed, largest
+from sizing.capacity import BY_FORMULA, Setting, SlaMissed
 from sizing.curves import Point
+from sizing.evidence.bisection import largest
 from sizing.replica import Batching, Replica, Roughness
 from sizing.simulator import simulate, simulate_closed, stable_rate_per_s
 from sizing.steptime import StepLaw

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 
 from sizing.simulator.heap import compiled, compiled_apart, push, request_at, step_at
-from sizing.simulator.kv_cache import prompt_tokens_of, tokens_per_step
+from sizing.simulator.kv_cache import memory_when_admitted, tokens_per_step
 from sizing.simulator.lanes import clear_lanes, drop_lane, let_go
 from sizing.simulator.records import CANCELLED, NOBODY, OUTSIDE, Engine, Requests, State, Work
 from sizing.simulator.waiting import first_in_line, forget_line, take_first
@@ -68,7 +68,7 @@ def give_up_prompt(engine: Engine, state: State, requests: Requests, request: in
     """The client gives up during the prompt: there is no first token, unless the request had been paused after it."""
     if requests[request].generated == 0:
         requests[request].first_token_s = math.nan
-    give_up(engine, state, requests, request, prompt_tokens_of(requests, request))
+    give_up(engine, state, requests, request, memory_when_admitted(requests, request))
 
 
 @compiled

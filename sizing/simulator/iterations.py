@@ -14,7 +14,7 @@ from sizing.simulator.departures import cancel
 from sizing.simulator.durations import growth_s, iteration_s, jitter_factor, steps_to, stretch_s
 from sizing.simulator.gaps import count_all_but_last, count_last
 from sizing.simulator.heap import compiled, first_step, pop
-from sizing.simulator.kv_cache import fits, prompt_tokens_of, reservation, steps_to_full
+from sizing.simulator.kv_cache import fits, memory_when_admitted, prompt_tokens_of, reservation, steps_to_full
 from sizing.simulator.lanes import clear_lanes, drop_lane, leave, start_decoding
 from sizing.simulator.pausing import make_room
 from sizing.simulator.records import (
@@ -106,7 +106,7 @@ def admit(engine: Engine, state: State, work: Work, requests: Requests, short: b
         if not fits(engine, state, requests, request):
             break
         take_first(state, work, requests, request)
-        take_memory(engine, state, requests, request, tokens)
+        take_memory(engine, state, requests, request, memory_when_admitted(requests, request))
         prompt_tokens += chunk
         attention += chunk * (requests[request].cached_tokens + 0.5 * chunk)
         if chunk < tokens:
@@ -119,13 +119,13 @@ def admit(engine: Engine, state: State, work: Work, requests: Requests, short: b
 
 
 @compiled
-def take_memory(engine: Engine, state: State, requests: Requests, request: int, prompt_tokens: int) -> None:
+def take_memory(engine: Engine, state: State, requests: Requests, request: int, memory_tokens: int) -> None:
     """An admitted request takes its slot and its KV cache; from now on only its client's patience can end."""
     state.admitted += 1
     state.admissions += 1
     requests[request].admission = state.admissions
     state.reserved_tokens += reservation(engine, requests, request)
-    state.used_tokens += prompt_tokens
+    state.used_tokens += memory_tokens
     state.next_cancel_s = min(state.next_cancel_s, requests[request].arrival_s + requests[request].cancel_s)
 
 

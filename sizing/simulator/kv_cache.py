@@ -13,6 +13,20 @@ def prompt_tokens_of(requests: Requests, request: int) -> int:
 
 
 @compiled
+def own_prompt_tokens(requests: Requests, request: int) -> int:
+    """Prompt tokens in memory of a request's own: all but the shared prefix; all of one prefilled elsewhere."""
+    if requests[request].cached_tokens == requests[request].isl:
+        return int(requests[request].isl)
+    return int(requests[request].isl - requests[request].cached_tokens)
+
+
+@compiled
+def memory_when_admitted(requests: Requests, request: int) -> int:
+    """KV tokens of a request before its next token: its own prompt, and what it had when it was paused."""
+    return int(own_prompt_tokens(requests, request) + requests[request].generated)
+
+
+@compiled
 def tokens_per_step(requests: Requests, request: int) -> float:
     """Tokens by which one decode step lengthens a sequence: 1, or with speculation the mean over its output."""
     if requests[request].steps == 0:
@@ -24,7 +38,7 @@ def tokens_per_step(requests: Requests, request: int) -> float:
 def reservation(engine: Engine, requests: Requests, request: int) -> int:
     """KV tokens that guaranteed_no_evict keeps for a request, in blocks: its own prompt, the most it may generate."""
     most_output = max(requests[request].osl, engine.max_tokens)
-    tokens = requests[request].isl - requests[request].cached_tokens + most_output
+    tokens = own_prompt_tokens(requests, request) + most_output
     if engine.kv_block_tokens > 1:
         tokens = -(-tokens // engine.kv_block_tokens) * engine.kv_block_tokens
     return int(tokens)
@@ -37,7 +51,7 @@ def fits(engine: Engine, state: State, requests: Requests, request: int) -> bool
         return bool(state.reserved_tokens + reservation(engine, requests, request) <= engine.kv_tokens)
     # What the running sequences take in this step, and the new one in its first.
     step_tokens = state.growth_tokens + tokens_per_step(requests, request)
-    needed = state.used_tokens + prompt_tokens_of(requests, request) + step_tokens
+    needed = state.used_tokens + memory_when_admitted(requests, request) + step_tokens
     return bool(needed <= engine.kv_tokens or state.admitted == 0)
 
 

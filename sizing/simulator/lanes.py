@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from sizing.simulator.gaps import count_gaps
 from sizing.simulator.heap import compiled, push
-from sizing.simulator.kv_cache import prompt_tokens_of, reservation, tokens_per_step
+from sizing.simulator.kv_cache import memory_when_admitted, own_prompt_tokens, reservation, tokens_per_step
 from sizing.simulator.records import NOBODY, STATIC, Engine, Requests, State, Work
 
 
@@ -23,7 +23,7 @@ def start_decoding(engine: Engine, state: State, work: Work, requests: Requests,
     requests[request].token_s = state.clock_s
     more_steps = requests[request].steps - requests[request].done_steps
     if more_steps == 0:
-        leave(engine, state, requests, request, prompt_tokens_of(requests, request))
+        leave(engine, state, requests, request, memory_when_admitted(requests, request))
         return
     push(work.heap, state.running, state.decode_step + more_steps, request)
     state.running += 1
@@ -46,7 +46,7 @@ def drop_lane(engine: Engine, state: State, requests: Requests, request: int, gr
     state.lanes -= 1
     state.growth_tokens -= tokens_per_step(requests, request)
     state.context_tokens -= requests[request].isl + grown
-    return float(requests[request].isl - requests[request].cached_tokens + grown)
+    return float(own_prompt_tokens(requests, request) + grown)
 
 
 @compiled

@@ -37,6 +37,8 @@ def pause(engine: Engine, state: State, work: Work, requests: Requests, place: i
     state.running -= 1
     grown = done_steps * tokens_per_step(requests, request)
     release(engine, state, requests, request, drop_lane(engine, state, requests, request, grown))
+    if requests[request].cached_tokens == requests[request].isl:
+        requests[request].cached_tokens = 0  # what was prefilled elsewhere is lost here: it is all computed again
     requests[request].done_steps = done_steps
     requests[request].generated = 1 + int(grown + 1e-9)
     requests[request].token_s = max(requests[request].token_s, state.decoded_s)

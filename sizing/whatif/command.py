@@ -11,7 +11,7 @@ from rich.table import Table
 from sizing import answer, candidates, planner
 from sizing.candidates import Choice
 from sizing.capacity import BY_SIMULATION
-from sizing.cli import as_json, tensor_parallel, words, workload_of, workload_options, write_json
+from sizing.commands.options import as_json, tensor_parallel, words, workload_of, workload_options, write_json
 from sizing.curves import read_points
 from sizing.errors import NoFeasiblePlan, ScenarioError
 from sizing.numbers import milliseconds, significant

@@ -1,10 +1,8 @@
-"""How requests reach replicas: a given stream, a closed loop of users, a router that counts; compiled by numba."""
+"""How requests reach a replica, by a given stream or a closed loop of users, and what a router asks of it; compiled."""
 
 from __future__ import annotations
 
 import math
-
-import numpy as np
 
 from sizing.simulator.borrowing import borrowed
 from sizing.simulator.departures import fail
@@ -13,7 +11,6 @@ from sizing.simulator.heap import compiled
 from sizing.simulator.iterations import enqueue, idle, iteration_s, step, steps_ahead, stretch_s, work_of
 from sizing.simulator.records import NOBODY, Engine, Requests, State, States, Work
 from sizing.simulator.waiting import expire, expire_all
-from sizing.workload import Tokens
 
 __all__ = [
     "advance",
@@ -22,7 +19,6 @@ __all__ = [
     "measured_rounds",
     "next_departure_s",
     "outstanding",
-    "run_least_outstanding",
     "run_stream",
     "run_users",
 ]
@@ -102,33 +98,6 @@ def send(requests: Requests, sent: int, time_s: float) -> int:
 def measured_rounds(requests: int, users: int) -> tuple[int, int]:
     """First request measured in a closed loop, and the one after the last: without ramp and drain."""
     return min(2 * users, requests - users - 1), requests - users
-
-
-@compiled
-def run_least_outstanding(engine: Engine, states: States, work: Work, requests: Requests, first_asked: Tokens) -> None:
-    """Every request goes to the replica with the fewest requests unfinished at its arrival.
-
-    Ties go to the first found, asking round from `first_asked` (one replica per request, drawn at random).
-    """
-    replicas, requests = len(states), borrowed(requests)
-    unchanged_until_s = np.full(replicas, math.inf)
-    for request in range(len(requests)):
-        now_s = requests[request].arrival_s
-        best, fewest = 0, len(requests) + 1
-        for place in range(replicas):
-            replica = (first_asked[request] + place) % replicas
-            state = states[replica]
-            if unchanged_until_s[replica] <= now_s:
-                advance(engine, state, work_of(work, replica), requests, now_s)
-                unchanged_until_s[replica] = next_departure_s(engine, state, work_of(work, replica), now_s)
-            unfinished = outstanding(state, now_s)
-            if unfinished < fewest:
-                best, fewest = replica, unfinished
-        advance(engine, states[best], work_of(work, best), requests, now_s)
-        enqueue(engine, states[best], work_of(work, best), requests, request, now_s)
-        unchanged_until_s[best] = states[best].clock_s
-    for replica in range(replicas):
-        advance(engine, states[replica], work_of(work, replica), requests, math.inf)
 
 
 @compiled

@@ -42,6 +42,12 @@ class Slot:
         self.first_token_s = self.done_s = float("nan")
         self.outcome: Outcome = "served"
 
+    def start_anew(self) -> None:
+        """All that was computed is lost."""
+        self.started, self.admission = False, 0
+        self.computed = self.recompute = self.steps_done = 0
+        self.first_token_s = float("nan")
+
     @property
     def generated(self) -> float:
         """Tokens it has produced; real numbers where a step yields several."""

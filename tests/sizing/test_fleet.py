@@ -78,7 +78,7 @@ class SlowFleet:
             self.up.remove(number)
             engine.slots, engine.waiting, self.leaving[number] = [], [], 0
         for sequence in sorted(orphans, key=lambda sequence: sequence.place):
-            sequence.prefilled = sequence.generated = 0
+            sequence.start_anew()
             self.give(sequence, time_s)
 
 

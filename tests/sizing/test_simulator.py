@@ -14,11 +14,9 @@ from hypothesis import strategies as st
 from sizing.errors import ScenarioError
 from sizing.replica import POLICIES, Batching, Policy, Replica
 from sizing.simulator import closed_loop, heap, simulate, simulate_closed, simulate_trace, stable_rate_per_s
-from sizing.simulator.loops import run_least_outstanding
-from sizing.simulator.records import engine_of, idle_states, requests_of, work_space
 from sizing.steptime import StepLaw
 from sizing.workload import Arrivals, Lengths, Limit, Routing, Sla, Workload
-from tests.sizing.reference_simulator import Slot, SlowReplica, serve_slowly, serve_users_slowly
+from tests.sizing.reference_simulator import serve_slowly, serve_users_slowly
 
 GPU = StepLaw(4.8e-3, 1e-3, 20e-6, 10e-6, 49e-9, attention_s=1.3e-9, prefill_s=0.5e-3, request_s=3e-3)
 VARIED = Lengths(isl=600, osl=150, isl_cv=0.5, osl_cv=0.8)
@@ -72,32 +70,6 @@ def test_closed_loop_equals_the_naive_simulator(replica: Replica, users: int, ra
     sent_s, slow = serve_users_slowly(replica, ramp_s * np.arange(users) / users, isl, osl)
     assert run["arrival_s"] - replica.law.request_s == pytest.approx(sent_s, abs=1e-6)
     assert run["first_token_s"] == pytest.approx([s.first_token_s for s in slow], abs=1e-6)
-    assert run["done_s"] == pytest.approx([s.done_s for s in slow], abs=1e-6)
-
-
-@settings(max_examples=40, deadline=None)
-@given(replica=replicas(), fleet=st.integers(2, 5), rate=st.sampled_from([2.0, 20.0, 80.0]), seed=st.integers(0, 10**6))
-def test_least_outstanding_equals_a_naive_fleet(replica: Replica, fleet: int, rate: float, seed: int) -> None:
-    rng = np.random.default_rng(seed)
-    arrival_s, first_asked = np.cumsum(rng.exponential(1 / rate, 80)), rng.integers(0, fleet, 80)
-    isl, osl = draw_lengths(80, rng)
-    run = requests_of(isl, osl, arrival_s)
-    engine = engine_of(replica)
-    run_least_outstanding(engine, idle_states(fleet), work_space(replica, fleet), run, first_asked)
-
-    slow = [Slot(place, int(isl[place]), int(osl[place])) for place in range(80)]
-    engines, leaving = [SlowReplica(replica) for _ in range(fleet)], [0] * fleet
-    for place, now_s in enumerate(arrival_s):
-        unfinished = []
-        for number, engine in enumerate(engines):
-            while not engine.idle and engine.now_s < now_s:
-                leaving[number] = len(engine.iterate())
-            unfinished.append(len(engine.waiting) + len(engine.slots) + leaving[number] * (engine.now_s > now_s))
-        asked = [(first_asked[place] + turn) % fleet for turn in range(fleet)]
-        engines[min(asked, key=lambda number: unfinished[number])].arrive(slow[place], now_s)
-    for engine in engines:
-        while not engine.idle:
-            engine.iterate()
     assert run["done_s"] == pytest.approx([s.done_s for s in slow], abs=1e-6)
 
 

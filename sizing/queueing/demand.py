@@ -10,12 +10,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from sizing.errors import ScenarioError
-from sizing.replica import FREE, Batching, Replica, Speculation
+from sizing.replica import Batching, Replica, Speculation
+from sizing.steptime import StepLaw
 from sizing.workload import Lengths, Prefix
 
 Floats = NDArray[np.float64]
 
 NO_PREFIX = Prefix()
+ANY_LAW = StepLaw(0.0, 0.0, 0.0, 0.0, 0.0)
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,7 +76,7 @@ def demand_of(replica: Replica, lengths: Lengths, prefix: Prefix = NO_PREFIX) ->
         max_tokens=rule.max_tokens,
         kv_block_tokens=rule.kv_block_tokens,
     )
-    return _moments(Replica(FREE, reserving, replica.speculation), lengths, prefix)
+    return _moments(Replica(ANY_LAW, reserving, replica.speculation), lengths, prefix)
 
 
 @lru_cache(maxsize=256)

@@ -94,7 +94,8 @@ def _quantiles_in_rows(law: Floats, row: NDArray[np.int64], uniform: Floats) -> 
     """
     rows, states = law.shape
     lifted = (np.minimum(law, 1.0) + np.arange(rows)[:, None]).ravel()
-    return np.minimum(np.searchsorted(lifted, uniform + row) - row * states, states - 1)
+    state: NDArray[np.int64] = np.minimum(np.searchsorted(lifted, uniform + row) - row * states, states - 1)
+    return state
 
 
 def _prompts_arriving(scene: Scene, seconds: Floats, uniform: Floats, normal: Floats, own: Floats) -> Floats:

@@ -131,7 +131,7 @@ def edge_rate(
         bracket.learn(last.rate, last.over)
         step = rate * step_factor(model, last, before)
         if bracket.closed or (before is not None and abs(step / rate - 1) < TOLERANCE):
-            return step if bracket.low <= step <= bracket.high else bracket.low or step
+            return step if bracket.low <= step < bracket.high else bracket.low or step
         if bracket.high < least or bracket.low >= most:
             return bracket.low
         if last.over >= FAR and bracket.low:

@@ -6,6 +6,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from sizing.fitting.levels import FULL, Effort
+from sizing.fitting.minimize import least_squares
 from sizing.fitting.observed import Observed
 from sizing.fitting.parameters import Parameters
 from sizing.replica import Replica
@@ -55,9 +56,6 @@ class Trial:
         Slopes are differences over `stride`: a wide one sees past the small jumps that the simulated TTFT makes when
         an arrival falls into another iteration. `central` ones, to both sides, are twice the work and twice as good.
         """
-        # Costs a quarter of a second, which a plan from estimates does without.
-        from scipy.optimize import least_squares
-
         last: list[tuple[Floats, Floats]] = []
 
         def residuals(numbers: Floats) -> Floats:

@@ -97,7 +97,7 @@ def load_response(replica: Replica, setting: Setting) -> LoadResponse:
     Where the SLA is passed the formula is asked more closely, far beyond it no more. Kept for a while: the capacity and
     the band around it are read off the same response.
     """
-    stable_per_s = stable_rate_per_s(replica, setting.workload.lengths)
+    stable_per_s = stable_rate_per_s(replica, setting.workload.lengths, setting.workload.prefix)
     known: dict[float, Prediction] = {}
 
     def excess_at(share: float) -> float:
@@ -155,7 +155,7 @@ def simulated_capacity_per_s(replica: Replica, setting: Setting) -> float:
     def excess(rate_per_s: float, requests: int) -> float:
         return upper_excess(run_at(replica, setting, rate_per_s, requests), setting.sla)
 
-    ceiling_per_s = LOADS[-1] * stable_rate_per_s(replica, setting.workload.lengths)
+    ceiling_per_s = LOADS[-1] * stable_rate_per_s(replica, setting.workload.lengths, setting.workload.prefix)
     found = edge_rate(excess, response, guess_per_s, ceiling_per_s, requests_for(setting))
     if found == 0:
         idle = simulate_at(replica, setting, IDLE * guess_per_s)

@@ -46,11 +46,11 @@ def upper_percentile(run: Simulated, limit: Limit, sure: float) -> float:
     share, count = limit.percentile / 100, len(values)
     if count < BATCHES:
         return float(values.max()) if count else math.inf
-    middle = np.partition(values, rank(share, count))[rank(share, count)]
+    ordered = np.sort(values)
+    middle = ordered[rank(share, count)]
     beyond = (values[: count - count % BATCHES] > middle).reshape(BATCHES, -1).mean(axis=1)
     error = float(beyond.std(ddof=1)) / math.sqrt(BATCHES)
-    place = rank(min(share + sure * error, 1.0), count)
-    return float(np.partition(values, place)[place])
+    return float(ordered[rank(min(share + sure * error, 1.0), count)])
 
 
 def rank(share: float, count: int) -> int:
@@ -131,7 +131,7 @@ def edge_rate(
         bracket.learn(last.rate, last.over)
         step = rate * step_factor(model, last, before)
         if bracket.closed or (before is not None and abs(step / rate - 1) < TOLERANCE):
-            return step if bracket.low <= step <= bracket.high else bracket.low or step
+            return step if bracket.low <= step < bracket.high else bracket.low or step
         if bracket.high < least or bracket.low >= most:
             return bracket.low
         if last.over >= FAR and bracket.low:

@@ -12,7 +12,7 @@ from sizing.capacity import Setting, simulate_at
 from sizing.numbers import milliseconds
 from sizing.plan import Candidate, MeanBased, Question
 from sizing.prediction import Prediction
-from sizing.simulator import Simulated, simulate_closed
+from sizing.simulator import Simulated, measure_closed
 from sizing.workload import Sla
 
 REQUESTS_PER_USER = 12
@@ -66,7 +66,7 @@ def closed_loop(question: Question, candidate: Candidate, users: int) -> Simulat
     isl, osl = lengths.sample(REQUESTS_PER_USER * users, np.random.default_rng(0))
     law = candidate.replica.law
     alone_s = law.prefill_alone_s(lengths.isl) + lengths.osl * law.decode_s(1, lengths.isl)
-    return simulate_closed(candidate.replica, users, isl, osl, ramp_s=alone_s)
+    return measure_closed(candidate.replica, users, isl, osl, ramp_s=alone_s)
 
 
 def means_meet(run: Simulated, sla: Sla) -> bool:

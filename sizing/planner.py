@@ -59,7 +59,9 @@ def survey(question: Question, candidates: Sequence[Candidate]) -> list[Fleet | 
 
 def least_gpus(question: Question, candidate: Candidate) -> int:
     """GPUs that a candidate needs at least: those that carry the load at all, whatever the latency."""
-    working = replicas_for(question, stable_rate_per_s(candidate.replica, question.workload.lengths))
+    working = replicas_for(
+        question, stable_rate_per_s(candidate.replica, question.workload.lengths, question.workload.prefix)
+    )
     return (working + question.spare) * candidate.gpus
 
 
@@ -91,7 +93,7 @@ def size(question: Question, candidate: Candidate, method: Method) -> Fleet | Re
         binding=predicted.binding(question.sla),
         working_low=replicas_for(question, capacity_per_s * high),
         working_high=replicas_for(question, capacity_per_s * low) if low > 0 else None,
-        stable_per_s=stable_rate_per_s(candidate.replica, question.workload.lengths),
+        stable_per_s=stable_rate_per_s(candidate.replica, question.workload.lengths, question.workload.prefix),
     )
     return replace(fleet, notes=remarks(fleet, setting_of(question, working)))
 

@@ -29,7 +29,9 @@ class Quantiles:
         sample = seconds[np.isfinite(seconds)]
         if not sample.size:
             return cls(*(float("nan"),) * 5)
-        return cls(float(sample.mean()), *(float(q) for q in np.percentile(sample, (50, 90, 95, 99))))
+        ordered = np.sort(sample)  # a whole sort is quicker than selecting four places
+        places = np.array((50, 90, 95, 99)) / 100 * (len(ordered) - 1)
+        return cls(float(sample.mean()), *np.interp(places, np.arange(len(ordered)), ordered).tolist())
 
     def at(self, percentile: int) -> float:
         """Seconds at p50, p90, p95 or p99."""

@@ -7,8 +7,8 @@ from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy.interpolate import PchipInterpolator
 
+from sizing.monotone import interpolated
 from sizing.prediction import Prediction
 from sizing.workload import Sla
 
@@ -48,7 +48,7 @@ class LoadResponse:
             return 0.0
         if level >= rising[-1]:
             return float(self.rates_per_s[-1])
-        return math.exp(float(PchipInterpolator(rising, np.log(self.rates_per_s[kept]))(level)))
+        return math.exp(interpolated(level, rising, np.log(self.rates_per_s[kept])))
 
     def excess_at(self, rate_per_s: float) -> float:
         """The excess at a rate, the inverse of `rate_per_s`; constant beyond both ends."""

@@ -29,7 +29,6 @@ from sizing.extras import Extras, extras_json
 from sizing.fleets.daily import daily_rates, gpus_by_hour
 from sizing.fleets.mixed import Mix, Supply, cheapest_mix
 from sizing.plan import Fleet, Plan, Question
-from sizing.printing import print_plan
 from sizing.sensitivity import sensitivities
 from sizing.tuning import tune
 
@@ -81,6 +80,8 @@ def plan_command(context: click.Context, /, json_: bool, **given: Any) -> None:
     if json_:
         write_json({**answer.as_json(plan), **extras_json(more, question)})
     else:
+        from sizing.printing import print_plan  # costs rich, which JSON does without
+
         print_plan(plan, more)
 
 

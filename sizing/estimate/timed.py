@@ -11,7 +11,6 @@ from sizing.errors import EstimateUnavailable
 from sizing.estimate import kernels
 from sizing.estimate.checkpoints import left_out
 from sizing.estimate.memory import Memory
-from sizing.estimate.step_grid import fit_steps, observe
 from sizing.steptime import StepLaw
 
 GRID_LENGTH = 4096
@@ -55,6 +54,9 @@ def _backends(model: Model, gpu: Gpu, first: str) -> Iterator[str]:
 
 @lru_cache(maxsize=1024)
 def _time(engine: kernels.Engine) -> Timed:
+    # Costs scipy.optimize, a quarter of a second that shipped laws do without.
+    from sizing.estimate.step_grid import fit_steps, observe
+
     memory = kernels.memory(engine, engine.tp)
     steps = observe(engine, max(memory.kv_tokens(GRID_LENGTH), LEAST_GRID))
     fit = fit_steps(steps, unread_decay=left_out(engine.model_id))

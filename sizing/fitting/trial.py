@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy.optimize import least_squares
 
 from sizing.fitting.levels import FULL, Effort
+from sizing.fitting.minimize import least_squares
 from sizing.fitting.observed import Observed
 from sizing.fitting.parameters import Parameters
 from sizing.replica import Replica

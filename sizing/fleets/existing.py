@@ -65,7 +65,7 @@ def largest_rate(
     planned_per_s = capacity_per_s * (1 - question.headroom)
     predicted = method.predict(candidate.replica, setting, planned_per_s)
     low, high = capacity_band(candidate, setting)
-    stable_per_s = stable_rate_per_s(candidate.replica, question.workload.lengths)
+    stable_per_s = stable_rate_per_s(candidate.replica, question.workload.lengths, question.workload.prefix)
     limit = predicted.binding(question.sla)
     return Existing(
         candidate=candidate,

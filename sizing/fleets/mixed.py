@@ -7,7 +7,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
-from scipy.optimize import Bounds, LinearConstraint, milp
 
 from sizing.capacity import BY_FORMULA, BY_SIMULATION, Method, Setting
 from sizing.errors import NoFeasiblePlan, ScenarioError
@@ -100,6 +99,9 @@ def _solve(
     kinds: Sequence[Kind], supplies: Mapping[str, Supply], rate_per_s: float, usable: Sequence[bool]
 ) -> tuple[tuple[int, ...], float] | None:
     """The integer program: variables are replicas of each kind, then GPUs paid for of each type."""
+    # Costs a quarter of a second, which a plan without a mix does without.
+    from scipy.optimize import Bounds, LinearConstraint, milp
+
     types = sorted({kind.gpu for kind in kinds})
     of_type = np.array([[kind.gpus * (kind.gpu == name) for kind in kinds] for name in types], float)
     prices = np.array([supplies[name].price_per_hour for name in types])

@@ -11,11 +11,13 @@ from numpy.typing import NDArray
 
 from sizing.errors import ScenarioError
 from sizing.replica import Batching, Replica, Speculation
+from sizing.steptime import StepLaw
 from sizing.workload import Lengths, Prefix
 
 Floats = NDArray[np.float64]
 
 NO_PREFIX = Prefix()
+ANY_LAW = StepLaw(0.0, 0.0, 0.0, 0.0, 0.0)
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,9 +64,23 @@ class Demand:
     overlap: float
 
 
-@lru_cache(maxsize=256)
 def demand_of(replica: Replica, lengths: Lengths, prefix: Prefix = NO_PREFIX) -> Demand:
-    """Moments by quadrature over the normal densities: rounding to tokens included; error below 1e-3."""
+    """Moments by quadrature over the normal densities: rounding to tokens included; error below 1e-3.
+
+    Kept by what they depend on: engines with other laws, slots or memory share them.
+    """
+    rule = replica.batching
+    reserving = Batching(
+        policy=rule.policy,
+        kv_policy=rule.kv_policy,
+        max_tokens=rule.max_tokens,
+        kv_block_tokens=rule.kv_block_tokens,
+    )
+    return _moments(Replica(ANY_LAW, reserving, replica.speculation), lengths, prefix)
+
+
+@lru_cache(maxsize=256)
+def _moments(replica: Replica, lengths: Lengths, prefix: Prefix) -> Demand:
     requests, weight = _population(replica, lengths, prefix)
     steps, prompt = requests.steps, requests.prompt_tokens
     steps_mean, steps_cv = _mean_and_cv(steps, weight)

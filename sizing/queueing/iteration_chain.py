@@ -190,9 +190,9 @@ def _shifted(law: Floats, left: Floats) -> Floats:
     whole = np.floor(left).astype(np.int64)
     part = (left - whole)[..., None]
     padded = np.concatenate([np.zeros((*law.shape[:2], states + 1)), law], axis=2)
-    source = np.arange(states) - whole[..., None] + states + 1
-    moved = (1 - part) * np.take_along_axis(padded, source, axis=2)
-    moved += part * np.take_along_axis(padded, source - 1, axis=2)
+    source = np.arange(states + 1) - whole[..., None] + states
+    window = np.take_along_axis(padded, source, axis=2)
+    moved = (1 - part) * window[..., 1:] + part * window[..., :-1]
     moved[..., -1] += np.maximum(0.0, 1 - moved.sum(axis=2))
     return np.asarray(moved)
 

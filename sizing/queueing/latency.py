@@ -82,10 +82,20 @@ def _iteration_in_progress(scene: Scene, running: Floats, points: Points) -> tup
     chain = scene.near
     position = np.interp(running, chain.batch, np.arange(len(chain.batch)))
     row = np.minimum((position + points.row).astype(np.int64), len(chain.batch) - 1)
-    waiting = (chain.seen_by_arrivals()[row] < points.iteration[:, None]).sum(axis=1)
-    waiting = np.minimum(waiting, chain.probability.shape[1] - 1)
+    waiting = _quantiles_in_rows(chain.seen_by_arrivals(), row, points.iteration)
     idle = (chain.batch[row] == 0) & (waiting == 0)
     return row, np.where(idle, 0.0, chain.duration_s[row, waiting]), chain.left_tokens[row, waiting]
+
+
+def _quantiles_in_rows(law: Floats, row: NDArray[np.int64], uniform: Floats) -> NDArray[np.int64]:
+    """First state, in `row` of a stack of cumulative laws (rows, states), that reaches `uniform`.
+
+    One search serves all rows when they are laid end to end, each lifted above the one before.
+    """
+    rows, states = law.shape
+    lifted = (np.minimum(law, 1.0) + np.arange(rows)[:, None]).ravel()
+    state: NDArray[np.int64] = np.minimum(np.searchsorted(lifted, uniform + row) - row * states, states - 1)
+    return state
 
 
 def _prompts_arriving(scene: Scene, seconds: Floats, uniform: Floats, normal: Floats, own: Floats) -> Floats:

@@ -12,7 +12,8 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 from scipy.special import ndtri
-from scipy.stats import qmc
+
+from sizing.queueing.sobol import sobol_points
 
 Floats = NDArray[np.float64]
 
@@ -48,8 +49,9 @@ UNIFORM = 9
 @lru_cache(maxsize=8)
 def low_discrepancy_points(seed: int) -> Points:
     """Scrambled Sobol points; read-only, since shared."""
-    sobol = qmc.Sobol(len(Points._fields), rng=np.random.default_rng(seed))
-    columns = np.clip(sobol.random_base2(POINTS_LOG2), 1e-9, 1 - 1e-9).T.copy()
+    (rng,) = np.random.default_rng(seed).spawn(1)  # as scipy's engine does: the points are the same
+    columns = sobol_points(len(Points._fields), POINTS_LOG2, rng)
+    columns = np.clip(columns, 1e-9, 1 - 1e-9)
     columns[UNIFORM:] = ndtri(columns[UNIFORM:])
     columns.setflags(write=False)
     return Points(*columns)
@@ -85,4 +87,5 @@ def token_sum(count: Floats, mean: float, cv: float, normal: Floats) -> Floats:
 def gamma_quantile(shape: Floats, normal: Floats) -> Floats:
     """Quantiles of a Gamma variable of mean 1 (Wilson-Hilferty): within 2 % from p50 to p99 for shapes above 1."""
     root = np.sqrt(shape)
-    return np.asarray(np.maximum(1 - 1 / (9 * shape) + normal / (3 * root), 0.0) ** 3)
+    cube_root = np.maximum(1 - 1 / (9 * shape) + normal / (3 * root), 0.0)
+    return np.asarray(cube_root * cube_root * cube_root)  # ten times as fast as a power

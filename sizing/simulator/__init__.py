@@ -7,7 +7,13 @@ stream or a closed loop, `fleet` by a router; `sampling` draws the requests; `re
 closed loops.
 """
 
-from sizing.simulator.closed import backlog_rate_per_s, closed_loop, simulate_closed, stable_rate_per_s
+from sizing.simulator.closed import (
+    backlog_rate_per_s,
+    closed_loop,
+    measure_closed,
+    simulate_closed,
+    stable_rate_per_s,
+)
 from sizing.simulator.disaggregated import simulate_disaggregated
 from sizing.simulator.fleet import Failure
 from sizing.simulator.runs import simulate, simulate_fleet, simulate_trace
@@ -24,6 +30,7 @@ __all__ = [
     "Watched",
     "backlog_rate_per_s",
     "closed_loop",
+    "measure_closed",
     "simulate",
     "simulate_closed",
     "simulate_disaggregated",

@@ -3,6 +3,7 @@ stable rates, which are the throughput of a closed loop with a line always waiti
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import replace
 from functools import lru_cache
@@ -30,6 +31,14 @@ def simulate_closed(
 
     Raises ScenarioError for a request longer than the KV cache, or numbers out of range.
     """
+    result = measure_closed(replica, concurrency, isl, osl, ramp_s, seed)
+    return replace(result, utilization=result.requests_per_s / backlog_rate_per_s(replica, isl, osl))
+
+
+def measure_closed(
+    replica: Replica, concurrency: int, isl: Tokens, osl: Tokens, ramp_s: float = 0.0, seed: int = 0
+) -> Simulated:
+    """The same with a utilization of NaN: the throughput with a line always waiting is not simulated for it."""
     if concurrency < 1 or ramp_s < 0:
         raise ScenarioError(f"concurrency must be 1 or more and ramp_s 0 or more, got {concurrency} and {ramp_s:g}")
     if len(isl) <= 3 * concurrency:
@@ -40,9 +49,8 @@ def simulate_closed(
     first, last = measured_rounds(len(run), concurrency)
     sent_s = run["arrival_s"] - replica.law.request_s
     requests_per_s = (last - first) / (sent_s[last] - sent_s[first])
-    utilization = requests_per_s / backlog_rate_per_s(replica, run["isl"], run["osl"])
     part = slice(first, last)
-    return simulated(run, part, sent_s, replica.law.request_s, float(requests_per_s), utilization, False)
+    return simulated(run, part, sent_s, replica.law.request_s, float(requests_per_s), math.nan, False)
 
 
 def closed_loop(

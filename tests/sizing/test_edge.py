@@ -7,7 +7,7 @@ import math
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from sizing.edge import BATCHES, edge_rate, rank, upper_excess, upper_percentile
@@ -41,6 +41,7 @@ def test_the_edge_is_found_whatever_the_model_believes(
 
 
 @given(root=st.floats(0.2, 8))
+@example(root=3.9921875)  # just below a rate that was tried
 def test_a_cliff_is_bracketed(root: float) -> None:
     """An excess without any slope: below the root all is well, above nothing is."""
     found = edge_rate(lambda rate, _: -0.5 if rate <= root else 3.0, response(1.0, 1.0), 1.0, 100.0, 1000)

@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 from sizing.curves import Deployment, Point
 from sizing.fitting.levels import UNTOLD, Protocol, point_runs
 from sizing.fitting.parameters import moved
+from sizing.fitting.regions import Regime, regime
 from sizing.replica import Batching, Replica
 from sizing.simulator.replay import Replay
 from sizing.steptime import StepLaw
@@ -155,10 +156,20 @@ class Fit:
         """
         return Replay(point_runs(points, self.protocol), self.replica).means(self.replica)
 
+    @property
+    def regime(self) -> Regime:
+        """What binds the engine at the most sequences measured, with the mean of the lengths measured."""
+        isl, osl = (sum(ends) / 2 for ends in (self.calibrated.isl, self.calibrated.osl))
+        return regime(self.law, self._busiest, isl, osl, self.batching.token_budget)
+
     def covers(self, lengths: Lengths, in_flight: float) -> bool:
         """True where the law is used inside the range it was fitted on: basis "fitted", else "extrapolated"."""
         return self.calibrated.covers(lengths, in_flight)
 
+    @property
+    def _busiest(self) -> int:
+        return min(self.calibrated.concurrency, self.batching.max_batch_size)
+
     def _busy_step_s(self, replica: Replica) -> float:
-        batch = min(self.calibrated.concurrency, self.batching.max_batch_size)
+        batch = self._busiest
         return replica.law.decode_s(batch, batch * (sum(self.calibrated.isl) + sum(self.calibrated.osl) / 2) / 2)

@@ -35,6 +35,7 @@ def fit_json(fitted: Fit) -> dict[str, Any]:
         "points": [point_error_json(error) for error in fitted.errors],
         "leave_one_out": fitted.leave_one_out,
         "chi2_per_point": fitted.chi2_per_point,
+        "law_error": fitted.law_error._asdict(),
         "distrusted": [distrust_json(distrust) for distrust in fitted.distrusted],
         "unknown": [unknown._asdict() for unknown in fitted.unknown],
         "lockstep": fitted.lockstep,

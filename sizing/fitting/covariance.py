@@ -14,7 +14,8 @@ LEAST = 0.2
 
 
 def covariance_of(trial: Trial, slopes: Floats) -> Floats:
-    """Covariance of the numbers, shape (names, names), widened where the misfits exceed the measurement errors.
+    """Covariance of the numbers, shape (names, names), widened where the misfits exceed the errors of
+    measurement and law.
 
     The inverse of J'J starts it. Logarithms of coefficients that hardly count have little slope, and far too wide a
     standard error follows: made five times as large such a coefficient does count, and the points speak against it. So
@@ -22,7 +23,7 @@ def covariance_of(trial: Trial, slopes: Floats) -> Floats:
     half, and the variance there corrected in proportion (a Laplace approximation by secants).
     """
     covariance = _corrected(trial, np.asarray(np.linalg.inv(slopes.T @ slopes), np.float64))
-    widened: Floats = covariance * max(1.0, trial.chi2_per_point)
+    widened: Floats = covariance * max(1.0, trial.unexplained)
     return widened
 
 

@@ -10,6 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from sizing.curves import Deployment, Point
+from sizing.fitting.law_error import EXACT, LawError
 from sizing.fitting.levels import UNTOLD, Protocol, point_runs
 from sizing.fitting.parameters import moved
 from sizing.fitting.regions import Regime, regime
@@ -96,6 +97,8 @@ class Fit:
     and stayed in step; request and prefill overheads are then hardly told apart. `protocol`: how the points were
     measured, as told or as found. `sigmas`: standard errors of the logarithms one by one, from the slopes alone; wider
     than those of `covariance`, which also holds what the cost says further away and serves the bands of answers.
+    `law_error`: how far the law was found to be off, beyond the
+    errors of the measurement.
     """
 
     deployment: Deployment
@@ -114,6 +117,7 @@ class Fit:
     lockstep: bool = False
     protocol: Protocol = UNTOLD
     sigmas: tuple[float, ...] = ()
+    law_error: LawError = EXACT
 
     @property
     def replica(self) -> Replica:

@@ -68,7 +68,7 @@ class Observed:
     def errors(self, replica: Replica) -> Floats:
         """Relative standard errors of `measured`; the luck of open loops, and of the phases in which users of equal
         requests go round, from simulating `replica`."""
-        errors, measured = np.ones((len(self.points), len(MEASURES))), self.measured
+        errors = np.ones((len(self.points), len(MEASURES)))
         scatter = self._trace_scatter(replica) if self.trace is not None else None
         for row, point in enumerate(self.points):
             if point.load_kind == "concurrency":
@@ -76,8 +76,16 @@ class Observed:
                 errors[row, :3] = np.hypot(granted(point, replica.batching, self.protocol.ttft_sigma), luck)
             else:
                 luck = scatter if scatter is not None else stream_scatter(point, self.protocol, replica)
-                errors[row] = np.hypot(self._open_sigmas(point), luck) * _shared(measured[row])
-        return errors
+                errors[row] = np.hypot(self._open_sigmas(point), luck)
+        return np.asarray(errors * self.shares)
+
+    @property
+    def shares(self) -> Floats:
+        """Factors on the errors of figures of a point that say the same, shape (points, 6)."""
+        closed = [point.load_kind == "concurrency" for point in self.points]
+        return np.array(
+            [np.ones(len(MEASURES)) if one else _shared(row) for one, row in zip(closed, self.measured, strict=True)]
+        )
 
     def _goes_round(self, point: Point) -> bool:
         return point.lengths.fixed and concurrency(point) > 1 and self.protocol.start != "together"

@@ -176,6 +176,7 @@ def settle(best: Trial) -> Trial:
         if not best.allow_for_law():
             break
         best.search(evaluations=4, stride=0.1, central=True)
+    best.allow_for_law()
     return best
 
 

@@ -17,6 +17,8 @@ Floats = NDArray[np.float64]
 
 WIDE = 0.3
 """Half the width, in logarithms, over which the final slopes are taken."""
+FAR = 10.0
+"""The first step of a search may change the numbers by this much: the slopes, not a bound, say how far to go."""
 LITTLE = 0.003
 """Changes of the law's error that do not move the fit."""
 
@@ -68,7 +70,7 @@ class Trial:
 
         Slopes are differences over `stride`: a wide one sees past the small jumps that the simulated TTFT makes when
         an arrival falls into another iteration. `central` ones, to both sides, are twice the work and twice as good.
-        The search runs over the distance from where it starts: its first step is then at most a factor of e.
+        The search runs over the distance from where it starts, so that its tolerances are of that distance.
         """
         start, last = self.numbers, list[tuple[Floats, Floats]]()
 
@@ -91,6 +93,7 @@ class Trial:
             max_nfev=evaluations,
             xtol=1e-3,
             ftol=1e-3,
+            x_scale=FAR,
             loss=lambda squares: np.stack([*self.softened(squares), np.zeros_like(squares)]),
         )
         self.numbers, self.cost = start + found.x, float(found.cost)

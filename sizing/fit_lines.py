@@ -27,9 +27,10 @@ def regime_lines(found: Regime) -> tuple[str, ...]:
     where = f"{found.batch:,} sequences of {significant(found.context)} tokens"
     return (
         f"Weights take as long as arithmetic at {significant(found.knee_tokens)} tokens an iteration.",
-        f"A decode step of {where} is {_side(found.decode_compute_bound)}: {shares_text(found.decode)}.",
-        f"With {significant(found.prompt_tokens)} tokens of a prompt it is {_side(found.prompt_compute_bound)}: "
-        f"{shares_text(found.prompt)}.",
+        f"A decode step of {where}: {shares_text(found.decode)}; its matrix products are "
+        f"{_side(found.decode_compute_bound)}.",
+        f"With {significant(found.prompt_tokens)} tokens of a prompt: {shares_text(found.prompt)}; "
+        f"{_side(found.prompt_compute_bound)}.",
     )
 
 

@@ -44,7 +44,7 @@ class Effort:
     block has each quantile once), ramps of different length (`phases` at few users, `least_phases` at many), `stream`
     requests of an open loop."""
 
-    rounds: int = 5
+    rounds: int = 4
     blocks: int = 3
     varied_rounds: int = 8
     phases: int = 8

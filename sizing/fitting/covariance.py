@@ -9,8 +9,8 @@ from sizing.fitting.trial import Trial
 
 Floats = NDArray[np.float64]
 
-LEAST = 0.2
-"""The correction lowers no variance further than to this share: the cost of a simulation is not smooth."""
+LEAST, MOST = 0.2, 2.0
+"""The correction changes no variance beyond these shares: the cost of a simulation is not smooth."""
 
 
 def covariance_of(trial: Trial, slopes: Floats) -> Floats:
@@ -33,6 +33,6 @@ def _corrected(trial: Trial, covariance: Floats) -> Floats:
     for place, direction in enumerate(directions.T):
         step = np.sqrt(variances[place]) * direction
         rise = np.mean([trial.cost_at(trial.numbers + step), trial.cost_at(trial.numbers - step)]) - here
-        variances[place] *= np.clip(0.5 / max(float(rise), 1e-9), LEAST, 1.0)
+        variances[place] *= np.clip(0.5 / max(float(rise), 1e-9), LEAST, MOST)
     corrected: Floats = (directions * variances) @ directions.T
     return corrected

@@ -59,12 +59,14 @@ def shares(law: StepLaw, batch: float, context: float, prompt_tokens: float = 0.
     weights_s, arithmetic_s = float(law.weights_of_s(tokens)), law.token_s * tokens
     powers = weights_s**KNEE + arithmetic_s**KNEE
     products_s = powers ** (1 / KNEE)
-    by_weights = products_s * weights_s**KNEE / powers if powers > 0 else 0.0
+    by_weights, by_arithmetic = (
+        products_s * part_s**KNEE / powers if powers > 0 else 0.0 for part_s in (weights_s, arithmetic_s)
+    )
     prefill_s = law.attention_s * prompt_tokens**2 / 2 + law.prefill_s if prompt_tokens > 0 else 0.0
     parts = Shares(
         law.overhead_s,
         by_weights,
-        products_s - by_weights,
+        by_arithmetic,
         law.kv_token_s * batch * context,
         law.sequence_s * batch,
         prefill_s,

@@ -66,7 +66,12 @@ def find(model: str, lengths: Lengths, choice: Choice, points: Sequence[Point] =
 
 
 def measured(model: str, lengths: Lengths, choice: Choice, points: Sequence[Point]) -> Found:
-    """One candidate for each measured deployment of the model that the choice allows."""
+    """One candidate for each measured deployment of the model that the choice allows, fitted to its closed loops.
+
+    Open-loop points are left to be predicted. Fitted as well, two of them took the error of a simulated engine's
+    capacity from 2.3 to 2.2 % and from 2.7 to 2.1 %; but of a measured server, which no law follows as well, each was
+    predicted worse from the others (mean error by formula 24 % against 17 %). ``fit --open-loop`` takes them.
+    """
     candidates: list[Candidate] = []
     rejected: list[Rejection] = []
     for deployment, group in by_deployment(points).items():

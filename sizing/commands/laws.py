@@ -10,9 +10,10 @@ from sizing import candidates
 from sizing.commands.options import as_json, options, workload_of, workload_options, write_json
 from sizing.curves import Point, read_points
 from sizing.errors import PointsError, ScenarioError
-from sizing.fitting import fit
+from sizing.fit_lines import fit_lines
+from sizing.fitting import Fit, fit
 from sizing.json_shapes import fit_json, prediction_json
-from sizing.printing import print_fit, print_prediction
+from sizing.printing import console, print_fit, print_prediction
 from sizing.queueing import predict as predict_analytically
 from sizing.replica import POLICIES, Batching, Replica
 from sizing.simulator import simulate as run_simulation
@@ -28,17 +29,25 @@ deployment_options = options(
 )
 
 
+known_options = options(
+    click.option("--kv-tokens", type=click.IntRange(1), help="Tokens that fit in the KV cache, if known."),
+    click.option("--token-budget", type=click.IntRange(1), help="Tokens of one iteration, if known."),
+    click.option("--open-loop", is_flag=True, help="Fit constant_rate and poisson_rate points too."),
+)
+
+
 @click.command(
     "predict", epilog="\b\nExample:\n  python -m sizing predict --points points.csv --isl 1000 --osl 200 --rate 3.0\n"
 )
 @deployment_options
+@known_options
 @workload_options
 @click.option("--replicas", type=click.IntRange(1), default=1, show_default=True)
 @click.option("--method", type=click.Choice(["analytic", "simulate"]), default="analytic", show_default=True)
 @as_json
 def predict_command(json_: bool, replicas: int, method: str, **given: Any) -> None:
     """Latency percentiles of one deployment at a load, from a law fitted to its closed-loop points."""
-    fitted, workload = fit(points_of_one_deployment(given)), workload_of(given)
+    fitted, workload = law_of(given), workload_of(given)
     routing = given["routing"]
     if method == "analytic":
         prediction = predict_analytically(fitted.replica, workload, replicas=replicas, routing=routing)
@@ -54,14 +63,17 @@ def predict_command(json_: bool, replicas: int, method: str, **given: Any) -> No
 
 @click.command("fit", epilog="\b\nExample:\n  python -m sizing fit --points points.csv --json\n")
 @deployment_options
+@known_options
 @as_json
 def fit_command(json_: bool, **given: Any) -> None:
-    """Coefficients of the iteration-time law with 90 % intervals, error per point, leave-one-out error."""
-    fitted = fit(points_of_one_deployment(given))
+    """Coefficients of the iteration-time law with 90 % intervals, error per point, what binds, what is not known."""
+    fitted = law_of(given)
     if json_:
         write_json(fit_json(fitted))
     else:
         print_fit(fitted)
+        for line in fit_lines(fitted):
+            console().print(line, soft_wrap=True, markup=False)
 
 
 @click.command(
@@ -104,6 +116,16 @@ def simulate_command(json_: bool, replicas: int, requests: int, seed: int, **giv
 def given_times(law: StepLaw) -> list[float]:
     """The eight coefficients in their order."""
     return [float(getattr(law, name)) for name in COEFFICIENTS]
+
+
+def law_of(given: dict[str, Any]) -> Fit:
+    """The law fitted to the points that the options select, with what they say of the engine."""
+    return fit(
+        points_of_one_deployment(given),
+        kv_tokens=given["kv_tokens"],
+        token_budget=given["token_budget"],
+        open_loop=given["open_loop"],
+    )
 
 
 def points_of_one_deployment(given: dict[str, Any]) -> list[Point]:

@@ -13,7 +13,7 @@ from sizing.curves import Point
 from sizing.design.belief import Belief, believe, usable
 from sizing.design.worth import MARGIN, Option, Prospects, outlook, prospects, reductions, spent_s, stretch
 from sizing.fitting.levels import concurrency
-from sizing.plan import Question
+from sizing.plan import Fleet, Question
 from sizing.workload import Lengths
 
 BAND = 0.2
@@ -21,7 +21,7 @@ BAND = 0.2
 STEADY_FOR = 3
 """Points after which the count must have been the same for it to be settled."""
 STEADY = 0.05
-"""Change of the count, as a share, that still counts as the same: none below 20 replicas."""
+"""Change of the count, as a share, that still counts as the same; one replica always does, as in the band."""
 WORTH = 0.1
 """Share by which all that is left must narrow the band for it to be worth measuring."""
 GROWS_WORSE = ("overloaded", "client_limited", "errors")
@@ -102,13 +102,16 @@ def history(points: Sequence[Point], question: Question) -> list[Belief]:
 
 
 def is_settled(lately: Sequence[Belief], band: float) -> bool:
-    """True when the band of the count is narrow now and the last `STEADY_FOR` points have not changed the count."""
+    """True when the band of the count is narrow now, and the last `STEADY_FOR` points have changed the count by one
+    replica or `STEADY` at most, within the band: a band that promises more than the counts keep is not believed."""
     if len(lately) < STEADY_FOR or not lately[0].is_narrow(band):
         return False
     counts = [belief.working for belief in lately if belief.working is not None]
-    if len(counts) < len(lately):
+    if len(counts) < len(lately) or not isinstance(lately[0].sized, Fleet):
         return not counts
-    return max(counts) - min(counts) <= STEADY * max(counts)
+    low, high = lately[0].sized.working_low, lately[0].sized.working_high
+    inside = high is not None and low <= min(counts) and max(counts) <= high
+    return inside and max(counts) - min(counts) <= max(1.0, STEADY * max(counts))
 
 
 def _start(

@@ -1,15 +1,15 @@
 """A measured trace, request by request: the law fitted to its first half, the whole replayed, the second half judged.
 
 The table has the requests of one server under overload: arrival, lengths, TTFT and E2E of each, and the engine's limits
-on sequences and on tokens an iteration. How many tokens the KV cache holds is not in it. vLLM tells it when it starts;
-here it is read off the first half: of a few sizes, the one with which the law fits best. The second half meets the
-backlog that the first leaves behind, so that errors of the throughput add up in its waiting times.
+on sequences and on tokens an iteration. How many tokens the KV cache holds is not in it; vLLM tells it when it starts,
+here it is one of the numbers fitted. The second half meets the backlog that the first leaves behind, so that errors of
+the throughput add up in its waiting times.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import NamedTuple
 
 import numpy as np
@@ -17,18 +17,15 @@ from numpy.random import SeedSequence
 
 from sizing.curves import Deployment
 from sizing.evidence.claim import Claim, Setup
-from sizing.evidence.measured_design import Floats
 from sizing.evidence.measured_tables import Cells, find_table, number, read_table
 from sizing.evidence.table import EvidenceRow, missing, row_of_errors
-from sizing.fitting import Fit, Trace, fit_trace
+from sizing.fitting import Trace, fit_trace
 from sizing.replica import Batching
 from sizing.simulator import simulate_trace
 
 NAME, DATA = "second half of a trace", "vLLM, Llama-3.1-8B, RTX 4090"
 LENGTHS = ("input_tokens", "output_tokens")
 COLUMNS = (*LENGTHS, "arrival_s", "ttft_s", "e2e_s", "max_num_seqs", "max_num_batched_tokens")
-KV_SIZES = tuple(1.08**step for step in range(-6, 3))
-"""Sizes of the KV cache tried, as multiples of the most tokens that were in answers at the same time."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -42,7 +39,7 @@ class Case:
 
 class Errors(NamedTuple):
     """Relative errors, above 0 where the prediction is too short: of the mean and the 95th percentile of E2E in the
-    second half, and of E2E request by request; the size of the KV cache that fitted best."""
+    second half, and of E2E request by request; the size of the KV cache fitted."""
 
     mean: float
     p95: float
@@ -75,9 +72,9 @@ def _deployment(row: Cells) -> Deployment:
 
 
 def answer(case: Case, seed: SeedSequence) -> Errors:
-    """Fit the first half at each size of the KV cache, keep the best, and replay the whole trace."""
+    """Fit the first half, and replay the whole trace."""
     half = len(case.trace.isl) // 2
-    found = best_fit(first(case.trace, half), case.batching, case.deployment)
+    found = fit_trace(first(case.trace, half), case.deployment, batching=case.batching)
     run = simulate_trace(found.replica, case.trace.arrival_s, case.trace.isl, case.trace.osl)
     predicted_s, measured_s = run.e2e_s[half:], case.trace.e2e_s[half:]
     return Errors(
@@ -92,25 +89,6 @@ def first(trace: Trace, requests: int) -> Trace:
     """The requests that arrived first."""
     some = slice(requests)
     return Trace(trace.arrival_s[some], trace.isl[some], trace.osl[some], trace.ttft_s[some], trace.e2e_s[some])
-
-
-def best_fit(trace: Trace, batching: Batching, deployment: Deployment) -> Fit:
-    """The fit with the smallest residuals over the sizes of the KV cache that hold the longest request."""
-    most = most_tokens(trace)
-    longest = int((trace.isl + trace.osl).max())
-    sizes = [max(round(most * share), longest) for share in KV_SIZES]
-    fits = [fit_trace(trace, deployment, batching=replace(batching, kv_tokens=size)) for size in dict.fromkeys(sizes)]
-    return min(fits, key=lambda fit: fit.chi2_per_point)
-
-
-def most_tokens(trace: Trace) -> float:
-    """Tokens in the KV cache at its fullest: prompts and what was generated of the answers in progress, as if each
-    answer grew evenly from its first token to its last (seen at the last tokens)."""
-    begin_s, end_s = trace.arrival_s + trace.ttft_s, trace.arrival_s + trace.e2e_s
-    now_s = end_s[:, None]
-    grown = (now_s - begin_s) / np.maximum(end_s - begin_s, 1e-9)
-    held: Floats = np.where((grown >= 0) & (grown <= 1), trace.isl + grown * trace.osl, 0.0)
-    return float(held.sum(axis=1).max())
 
 
 def rows(cases: Sequence[Case], answers: Sequence[Errors]) -> list[EvidenceRow]:

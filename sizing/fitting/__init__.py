@@ -3,7 +3,7 @@
 from sizing.fitting.fitted import Distrust, Fit, PointError, Range, Unknown
 from sizing.fitting.least_squares import fit, fit_trace
 from sizing.fitting.levels import Protocol, Trace
-from sizing.fitting.regions import Shares, is_compute_bound, knee_tokens, shares
+from sizing.fitting.regions import Regime, Shares, is_compute_bound, knee_tokens, regime, shares
 
 __all__ = [
     "Distrust",
@@ -11,6 +11,7 @@ __all__ = [
     "PointError",
     "Protocol",
     "Range",
+    "Regime",
     "Shares",
     "Trace",
     "Unknown",
@@ -18,5 +19,6 @@ __all__ = [
     "fit_trace",
     "is_compute_bound",
     "knee_tokens",
+    "regime",
     "shares",
 ]

@@ -11,8 +11,12 @@ from sizing.curves import Point
 from sizing.fitting.levels import in_flight
 from sizing.steptime import StepLaw
 
-DATA_SIGMAS = StepLaw(0.7, 1.0, 1.0, 1.5, 1.5, 1.5, 1.5, 1.5)
-"""Standard deviations of the logarithms when the guess comes from the points themselves: factors of 2 to 4.5."""
+DATA_SIGMAS = StepLaw(0.7, 1.0, 1.0, 1.5, 1.5, 1.5, 3.0, 1.5)
+"""Standard deviations of the logarithms when the guess comes from the points themselves: factors of 2 to 4.5; 20 for
+what an iteration with a prompt costs beside, which may be as good as nothing."""
+
+KV_OF_SEQUENCE = 200
+"""Tokens of KV cache whose reading takes as long as what a sequence costs beside: 60 to 420 at servers measured."""
 
 PRIOR_SIGMAS = StepLaw(0.25, 1.0, 0.5, 1.0, 0.25, 0.5, 1.5, 1.5)
 """The same for a law from elsewhere (a day-zero estimate): weights and KV reads follow from sizes and bandwidth."""
@@ -32,9 +36,10 @@ def guess(points: Sequence[Point], prior: StepLaw | None) -> tuple[NDArray[np.fl
 def law_of_points(points: Sequence[Point]) -> StepLaw:
     """Coefficients in the range of these points' times, whatever the engine: a CPU's steps are 10 times a GPU's.
 
-    One decode step at the lowest load is weights and overhead. The rise of ITL with load is shared by arithmetic, KV
-    reads and the cost per sequence; the TTFT at the lowest load by the arithmetic of the prompt and the rest. Little is
-    put down to the time outside the iterations, which takes no capacity: what the points cannot tell errs to safety.
+    One decode step at the lowest load is weights and overhead. Half of the rise of ITL with load is shared by KV reads
+    and the cost per sequence, the longer the contexts the more to KV reads; the rest is arithmetic and prompts. The
+    TTFT at the lowest load is the arithmetic of the prompt and the rest. Little is put down to the time outside the
+    iterations, which takes no capacity: what the points cannot tell errs to safety.
     """
     calm = min(points, key=in_flight)
     busy = max(points, key=in_flight)
@@ -44,13 +49,15 @@ def law_of_points(points: Sequence[Point]) -> StepLaw:
     first_s = ttft_s(calm)
     prompt_s = ttft_s(long)
     token_s = min(prompt_s / long.isl, *(1 / (point.requests_per_s * (point.isl + point.osl)) for point in points))
+    context = busy.isl + busy.osl / 2
+    sequence_s = 0.5 * rise_s / (1 + context / KV_OF_SEQUENCE)
     rest_s = max(first_s - step_s, 0.1 * first_s)
     return StepLaw(
         weights_s=0.75 * step_s,
         overhead_s=0.2 * step_s,
         token_s=0.7 * token_s,
-        sequence_s=0.2 * rise_s,
-        kv_token_s=0.3 * rise_s / (busy.isl + busy.osl / 2),
+        sequence_s=sequence_s,
+        kv_token_s=sequence_s / KV_OF_SEQUENCE,
         attention_s=0.05 * prompt_s / (long.isl**2 / 2),
         prefill_s=0.1 * rest_s,
         request_s=0.1 * rest_s,

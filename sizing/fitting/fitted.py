@@ -10,8 +10,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from sizing.curves import Deployment, Point
+from sizing.fitting.law_error import EXACT, LawError
 from sizing.fitting.levels import UNTOLD, Protocol, point_runs
 from sizing.fitting.parameters import moved
+from sizing.fitting.regions import Regime, regime
 from sizing.replica import Batching, Replica
 from sizing.simulator.replay import Replay
 from sizing.steptime import StepLaw
@@ -95,6 +97,8 @@ class Fit:
     and stayed in step; request and prefill overheads are then hardly told apart. `protocol`: how the points were
     measured, as told or as found. `sigmas`: standard errors of the logarithms one by one, from the slopes alone; wider
     than those of `covariance`, which also holds what the cost says further away and serves the bands of answers.
+    `law_error`: how far the law was found to be off, beyond the
+    errors of the measurement.
     """
 
     deployment: Deployment
@@ -113,6 +117,7 @@ class Fit:
     lockstep: bool = False
     protocol: Protocol = UNTOLD
     sigmas: tuple[float, ...] = ()
+    law_error: LawError = EXACT
 
     @property
     def replica(self) -> Replica:
@@ -155,10 +160,20 @@ class Fit:
         """
         return Replay(point_runs(points, self.protocol), self.replica).means(self.replica)
 
+    @property
+    def regime(self) -> Regime:
+        """What binds the engine at the most sequences measured, with the mean of the lengths measured."""
+        isl, osl = (sum(ends) / 2 for ends in (self.calibrated.isl, self.calibrated.osl))
+        return regime(self.law, self._busiest, isl, osl, self.batching.token_budget)
+
     def covers(self, lengths: Lengths, in_flight: float) -> bool:
         """True where the law is used inside the range it was fitted on: basis "fitted", else "extrapolated"."""
         return self.calibrated.covers(lengths, in_flight)
 
+    @property
+    def _busiest(self) -> int:
+        return min(self.calibrated.concurrency, self.batching.max_batch_size)
+
     def _busy_step_s(self, replica: Replica) -> float:
-        batch = min(self.calibrated.concurrency, self.batching.max_batch_size)
+        batch = self._busiest
         return replica.law.decode_s(batch, batch * (sum(self.calibrated.isl) + sum(self.calibrated.osl) / 2) / 2)

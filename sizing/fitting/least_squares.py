@@ -106,14 +106,15 @@ def _fitted(observed: Observed, known: Known) -> Fit:
         unknown=unknown,
         lockstep=together,
         protocol=best.observed.protocol,
-        sigmas=tuple(_sigmas(slopes, chi2)),
+        sigmas=tuple(_sigmas(slopes, best.unexplained)),
+        law_error=best.law_error,
     )
 
 
-def _sigmas(slopes: Floats, chi2: float) -> list[float]:
+def _sigmas(slopes: Floats, unexplained: float) -> list[float]:
     """Standard errors of the numbers one by one, by the slopes alone: of a coefficient too small to be seen the points
     set an upper end, and no lower one."""
-    variances = np.diag(np.linalg.inv(slopes.T @ slopes)) * max(1.0, chi2)
+    variances = np.diag(np.linalg.inv(slopes.T @ slopes)) * max(1.0, unexplained)
     return [float(sigma) for sigma in np.sqrt(variances)]
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import pairwise
 from typing import Literal
 
@@ -41,19 +41,21 @@ class Protocol:
 @dataclass(frozen=True, slots=True)
 class Effort:
     """How much is simulated: `rounds` of equal requests in a closed loop, `blocks` of requests whose lengths vary (a
-    block has each quantile once), at most `phases` ramps of different length, `stream` requests of an open loop."""
+    block has each quantile once), ramps of different length (`phases` at few users, `least_phases` at many), `stream`
+    requests of an open loop."""
 
-    rounds: int = 6
+    rounds: int = 4
     blocks: int = 3
     varied_rounds: int = 8
     phases: int = 8
+    least_phases: int = 4
     stream: int = 4000
 
 
 UNTOLD = Protocol()
 RAMPED = Protocol("ramp")
 FULL = Effort()
-SKETCH = Effort(rounds=4, blocks=3, varied_rounds=4, phases=2, stream=1000)
+SKETCH = Effort(rounds=4, blocks=3, varied_rounds=4, phases=2, least_phases=1, stream=1000)
 """A first look: a third of the work; means with lengths that vary are off by about 1 %."""
 
 
@@ -100,7 +102,8 @@ def _closed_runs(row: int, point: Point, protocol: Protocol, effort: Effort, rng
     users = concurrency(point)
     whole = protocol.counted == "all"
     isl, osl = _closed_lengths(point, effort, rng, whole)
-    phases = 1 if protocol.start == "together" else max(1, min(effort.phases, 64 // users))
+    least = effort.least_phases if point.lengths.fixed else 1
+    phases = 1 if protocol.start == "together" else max(least, min(effort.phases, 64 // users))
     spread = 0.0 if protocol.start == "together" else users / point.requests_per_s
     ramps_s = spread * (0.75 + (np.arange(phases) + 0.5) / (2 * phases))
     return [closed_run(row, users, isl, osl, float(ramp_s), whole=whole) for ramp_s in ramps_s]
@@ -153,6 +156,17 @@ def _stream_runs(
         osl = even_lengths(point.osl, point.osl_cv, total, 1, rng)
         runs.append(Run(0, isl, osl, np.cumsum(gaps_s) - gaps_s[0], windows, until_s))
     return runs
+
+
+def phase_runs(point: Point, effort: Effort = FULL) -> tuple[Run, ...]:
+    """The runs of a closed-loop point with equal lengths, each ramp in a row of its own: they go round in the phases
+    they started in for ever, and what one measurement saw is one of them."""
+    ramps = replace(effort, rounds=4, least_phases=effort.phases)
+    runs = _closed_runs(0, point, RAMPED, ramps, np.random.default_rng(0))
+    return tuple(
+        run._replace(windows=tuple((begin, end, number) for begin, end, _ in run.windows))
+        for number, run in enumerate(runs)
+    )
 
 
 def _is_random(point: Point) -> bool:

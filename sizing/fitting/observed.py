@@ -21,6 +21,7 @@ from sizing.fitting.levels import (
     block_runs,
     concurrency,
     in_flight,
+    phase_runs,
     point_runs,
     trace_run,
 )
@@ -65,16 +66,29 @@ class Observed:
         return measured
 
     def errors(self, replica: Replica) -> Floats:
-        """Relative standard errors of `measured`; the luck of open loops from simulating `replica`."""
-        errors, measured = np.ones((len(self.points), len(MEASURES))), self.measured
+        """Relative standard errors of `measured`; the luck of open loops, and of the phases in which users of equal
+        requests go round, from simulating `replica`."""
+        errors = np.ones((len(self.points), len(MEASURES)))
         scatter = self._trace_scatter(replica) if self.trace is not None else None
         for row, point in enumerate(self.points):
             if point.load_kind == "concurrency":
-                errors[row, :3] = granted(point, replica.batching, self.protocol.ttft_sigma)
+                luck = phase_scatter(point, replica) if self._goes_round(point) else np.zeros(3)
+                errors[row, :3] = np.hypot(granted(point, replica.batching, self.protocol.ttft_sigma), luck)
             else:
                 luck = scatter if scatter is not None else stream_scatter(point, self.protocol, replica)
-                errors[row] = np.hypot(self._open_sigmas(point), luck) * _shared(measured[row])
-        return errors
+                errors[row] = np.hypot(self._open_sigmas(point), luck)
+        return np.asarray(errors * self.shares)
+
+    @property
+    def shares(self) -> Floats:
+        """Factors on the errors of figures of a point that say the same, shape (points, 6)."""
+        closed = [point.load_kind == "concurrency" for point in self.points]
+        return np.array(
+            [np.ones(len(MEASURES)) if one else _shared(row) for one, row in zip(closed, self.measured, strict=True)]
+        )
+
+    def _goes_round(self, point: Point) -> bool:
+        return point.lengths.fixed and concurrency(point) > 1 and self.protocol.start != "together"
 
     def _open_sigmas(self, point: Point) -> tuple[float, ...]:
         waits = bool(point.ttft_mean_s and point.e2e_mean_s and point.ttft_mean_s > QUEUED * point.e2e_mean_s)
@@ -112,6 +126,14 @@ def granted(point: Point, batching: Batching, ttft_sigma: float = UNTOLD.ttft_si
         float(np.hypot(ttft, point.isl_cv / np.sqrt(requests))),
         ITL_SIGMA,
     )
+
+
+def phase_scatter(point: Point, replica: Replica) -> Floats:
+    """Relative errors of requests/s, TTFT and ITL of a closed loop with equal lengths by the phases that the users
+    happened to start in, shape (3,)."""
+    means = Replay(phase_runs(point), replica).means(replica)[:, :3]
+    scatter: Floats = np.log(np.where(means > 0, means, 1.0)).std(axis=0, ddof=1)
+    return scatter
 
 
 def stream_scatter(point: Point, protocol: Protocol, replica: Replica) -> Floats:

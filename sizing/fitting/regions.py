@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import astuple, dataclass
+from typing import NamedTuple
 
 from sizing.steptime import KNEE, StepLaw
 
@@ -58,15 +59,53 @@ def shares(law: StepLaw, batch: float, context: float, prompt_tokens: float = 0.
     weights_s, arithmetic_s = float(law.weights_of_s(tokens)), law.token_s * tokens
     powers = weights_s**KNEE + arithmetic_s**KNEE
     products_s = powers ** (1 / KNEE)
-    by_weights = products_s * weights_s**KNEE / powers if powers > 0 else 0.0
+    by_weights, by_arithmetic = (
+        products_s * part_s**KNEE / powers if powers > 0 else 0.0 for part_s in (weights_s, arithmetic_s)
+    )
     prefill_s = law.attention_s * prompt_tokens**2 / 2 + law.prefill_s if prompt_tokens > 0 else 0.0
     parts = Shares(
         law.overhead_s,
         by_weights,
-        products_s - by_weights,
+        by_arithmetic,
         law.kv_token_s * batch * context,
         law.sequence_s * batch,
         prefill_s,
     )
     total_s = sum(astuple(parts))
     return Shares(*(part / total_s for part in astuple(parts)))
+
+
+class Regime(NamedTuple):
+    """Where an engine works at a batch of `batch` sequences of `context` cached tokens each.
+
+    `decode`: shares of an iteration that decodes them; `prompt`: of one that takes `prompt_tokens` of a prompt as well.
+    `compute_bound`: whether the matrix products of a decode wait for arithmetic, and of one with a prompt.
+    """
+
+    batch: int
+    context: float
+    prompt_tokens: float
+    knee_tokens: float
+    decode: Shares
+    prompt: Shares
+    decode_compute_bound: bool
+    prompt_compute_bound: bool
+
+
+def regime(law: StepLaw, batch: int, isl: float, osl: float, token_budget: int) -> Regime:
+    """The regime at a batch (1 or more) of requests with these mean lengths, halfway through their answers.
+
+    A prompt is taken whole if an iteration has room for it beside the decodes (`token_budget` tokens in all).
+    """
+    context = isl + osl / 2
+    prompt_tokens = max(1.0, min(isl, token_budget - batch))
+    return Regime(
+        batch,
+        context,
+        prompt_tokens,
+        knee_tokens(law),
+        shares(law, batch, context),
+        shares(law, batch, context, prompt_tokens),
+        is_compute_bound(law, batch),
+        is_compute_bound(law, batch + prompt_tokens),
+    )

@@ -28,6 +28,8 @@ OUTLIER = 4.0
 distrusted."""
 APART = 2.5
 """How much worse a distrusted point's misfit is than the worst of the points that are trusted."""
+LAW_ERROR_ROUNDS = 3
+"""Turns of: how far is the law off, and which law then fits best. The second changes little as a rule."""
 MOST_DISTRUSTED = 0.2
 """Share of the points; where more stand out the law is wrong, not they."""
 
@@ -162,13 +164,19 @@ def kv_candidate(best: Trial) -> Parameters | None:
 
 
 def settle(best: Trial) -> Trial:
-    """Weigh down points that stand far out, with the errors of open loops by the law found, and finish."""
+    """Weigh down points that stand far out, with the errors of open loops by the law found; allow for the law's own
+    error, and finish."""
     best.grant(best.replica)
     misfits = best.misfits(best.numbers)
     for row in outliers(misfits):  # the further out, the less its pull: as with Cauchy's weights
         best.doubt[row] = float(np.nanmax(np.abs(misfits[row]))) ** 2
     if np.any(best.doubt > 1) or any(point.load_kind != "concurrency" for point in best.observed.points):
         best.search(evaluations=3, stride=0.1, central=True)
+    for _ in range(LAW_ERROR_ROUNDS):
+        if not best.allow_for_law():
+            break
+        best.search(evaluations=4, stride=0.1, central=True)
+    best.allow_for_law()
     return best
 
 

@@ -237,6 +237,30 @@ def test_fit_prints_coefficients_with_intervals(points: Path, capsys: pytest.Cap
     for coefficient in fitted["coefficients"].values():
         assert coefficient["low_s"] <= coefficient["value_s"] <= coefficient["high_s"]
     assert len(fitted["points"]) == 4
+    assert fitted["lockstep"] is False
+    assert {"name", "ratio", "measure"} == fitted["unknown"][0].keys()
+    assert sum(fitted["regime"]["decode"].values()) == pytest.approx(1)
+    assert fitted["regime"]["decode_bound"] in fitted["regime"]["decode"]
+
+
+def test_fit_tells_what_binds_and_what_is_not_known(points: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    code, out, _ = run(["fit", "--points", str(points), "--kv-tokens", "90000", "--token-budget", "512"], capsys)
+    assert code == 0
+    assert "its matrix products are " in out
+    assert "Not known: " in out
+    assert "the points hardly tell it" in out
+
+
+def test_open_loops_are_fitted_only_when_asked(points: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """A point at random arrivals that kept up: left aside, then one more point with its rate."""
+    row = "m,bf16,g,1,100,20,poisson_rate,5,5,0.060,0.0105,0.260"
+    points.write_text(points.read_text() + row + "\n")
+    counts = []
+    for more in ([], ["--open-loop"]):
+        code, out, _ = run(["fit", "--points", str(points), *more, "--json"], capsys)
+        assert code == 0
+        counts.append([point["load_kind"] for point in json.loads(out)["points"]])
+    assert counts[1] == [*counts[0], "poisson_rate"]
 
 
 def test_a_plan_from_measured_points(points: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sizing.fitting import is_compute_bound, knee_tokens, shares
+from sizing.fitting import is_compute_bound, knee_tokens, regime, shares
 from sizing.steptime import StepLaw
 
 positive = st.floats(1e-9, 1e-2)
@@ -41,3 +41,13 @@ def test_a_law_without_arithmetic_is_never_compute_bound() -> None:
     law = StepLaw(1e-3, 0.0, 0.0, 0.0, 0.0)
     assert not is_compute_bound(law, 1e9)
     assert shares(law, 8, 100).bound == "weights"
+
+
+@given(laws, st.integers(1, 500), st.floats(1, 1e4), st.floats(1, 1e3), st.integers(1, 16_384))
+def test_a_regime_is_of_its_two_iterations(law: StepLaw, batch: int, isl: float, osl: float, budget: int) -> None:
+    """A prompt never makes an iteration less compute-bound, and takes no more than it has tokens or room."""
+    found = regime(law, batch, isl, osl, budget)
+    assert found.prompt_compute_bound or not found.decode_compute_bound
+    assert 1 <= found.prompt_tokens <= max(1, min(isl, budget - batch))
+    assert found.decode == shares(law, batch, isl + osl / 2)
+    assert found.decode.prefill == 0

@@ -1,6 +1,7 @@
 """Accuracy of the analytic model against the simulator of the same law, and what one prediction costs.
 
 Run: python -m benchmarks.queueing [--requests 100000] [--arrivals gamma:cv=2] [--replicas 8 --routing round_robin]
+     python -m benchmarks.queueing --feature all [--cases]
 """
 
 from __future__ import annotations
@@ -21,9 +22,10 @@ from rich.table import Table
 from sizing.prediction import Prediction
 from sizing.queueing import predict
 from sizing.replica import Batching, Replica
-from sizing.simulator import simulate, stable_rate_per_s
+from sizing.simulator import simulate
+from sizing.simulator import stable_rate_per_s as simulated_rate_per_s
 from sizing.steptime import StepLaw
-from sizing.workload import ROUTINGS, Arrivals, Lengths, Limit, Routing, Sla, Workload
+from sizing.workload import ROUTINGS, Arrivals, Lengths, Limit, Prefix, Routing, Sla, Workload
 
 Floats = NDArray[np.float64]
 
@@ -52,7 +54,10 @@ SHOWN = ("ttft p95", "ttft p99", "itl p95", "itl p99", "e2e p95")
 Solver = Callable[[float], Prediction]
 """Prediction at a share of the simulated stable rate."""
 
-POISSON = Arrivals()
+POISSON, NO_PREFIX = Arrivals(), Prefix()
+
+
+simulated_stable_per_s = cache(simulated_rate_per_s)
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,11 +70,12 @@ class Case:
     arrivals: Arrivals = POISSON
     replicas: int = 1
     routing: Routing = "random"
+    prefix: Prefix = NO_PREFIX
 
     def at(self, load: float) -> Workload:
         """The workload at a share of the simulated stable rate."""
-        rate_per_s = self.replicas * load * stable_rate_per_s(self.replica, self.lengths)
-        return Workload(self.lengths, rate_per_s, self.arrivals)
+        rate_per_s = self.replicas * load * simulated_stable_per_s(self.replica, self.lengths, self.prefix)
+        return Workload(self.lengths, rate_per_s, self.arrivals, self.prefix)
 
     def by_formula(self, load: float) -> Prediction:
         """The model under test."""
@@ -167,7 +173,14 @@ def main() -> None:
     parser.add_argument("--arrivals", default="poisson", help="As in the CLI: poisson, gamma:cv=2, batch:size=8.")
     parser.add_argument("--replicas", type=int, default=1)
     parser.add_argument("--routing", choices=ROUTINGS, default="random")
+    parser.add_argument("--feature", help="One feature of benchmarks.queueing_features, or all: errors at three loads.")
+    parser.add_argument("--cases", action="store_true", help="With --feature: a line for each case too.")
     asked = parser.parse_args()
+    if asked.feature:
+        from benchmarks.queueing_features import print_features  # it builds on this module's cases
+
+        print_features(asked.feature, asked.requests, every_case=asked.cases)
+        return
     table = Table("case", "ms", "rate: SLAs", "median error", "worst", *SHOWN, title="percentiles at 0.8")
     of_rates: list[float] = []
     of_percentiles = []

@@ -23,7 +23,7 @@ from sizing.queueing.iteration_chain import SINGLE, Iterations, open_iterations
 from sizing.queueing.iteration_time import iteration_s
 from sizing.queueing.latency import Scene, first_token_s, mean_step_over_life_s, stalled_share
 from sizing.queueing.points import Points, low_discrepancy_points
-from sizing.queueing.slow_chain import Fluctuation, batch_grid, flow_equivalent_rates, settled_batch, slow_chain
+from sizing.queueing.slow_chain import Fluctuation, Places, batch_grid, flow_equivalent_rates, settled_batch, slow_chain
 from sizing.queueing.stability import stable_rate_per_s
 from sizing.queueing.static_queue import predict_static
 from sizing.queueing.stream import Stream, stream_of
@@ -138,8 +138,18 @@ def steady_state(replica: Replica, lengths: Lengths, prefix: Prefix, stream: Str
         settled = np.array([settled_batch(flow_equivalent_rates(iterations, demand, most), rate)])
         stalled = float(stalled_share(replica, demand, iterations, settled)[0])
     fluctuation = fluctuation.with_stalls(demand.overlap, stalled)
-    state = slow_chain(iterations, demand, most, rate, stable, fluctuation)
+    places = Places.of(demand, most, replica.batching.max_batch_size, full_stalled_share(replica, demand, most, stable))
+    state = slow_chain(iterations, demand, places, rate, stable, fluctuation)
     return Scene(replica, demand, iterations, near, state, rate, near_per_s, stable, groups, fluctuation.dispersion)
+
+
+def full_stalled_share(replica: Replica, demand: Demand, most: int, stable_per_s: float) -> float:
+    """Share of its time that the saturated engine spends on prompts: 1 - decode step / ITL with all places taken."""
+    if demand.decode_steps == 0:
+        return 1.0
+    full = np.array([float(most)])
+    step_s = float(iteration_s(replica, demand, full, 0 * full, 0 * full)[0])
+    return min(max(1 - step_s * demand.decode_steps * stable_per_s / most, 0.0), 1.0)
 
 
 def with_full_slots(iterations: Iterations, replica: Replica, demand: Demand, stable_per_s: float) -> Iterations:

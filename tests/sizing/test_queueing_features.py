@@ -216,7 +216,7 @@ def test_groups(groups):
 @pytest.mark.parametrize("spread", (0.125, 0.5, 3.0))
 def test_spread_stretches_the_state_law(spread):
     """Infinite servers: mean kept within 1 %, variance multiplied within 5 %."""
-    law = state_probabilities(60.0, np.arange(1.0, 400.0), 0.5, spread)
+    law = state_probabilities(60.0, np.arange(1.0, 400.0), 0.5, 1e-12, spread)
     number = np.arange(len(law))
     mean = law @ number
     assert mean == pytest.approx(60, rel=0.01)

@@ -10,6 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from sizing.errors import ScenarioError
+from sizing.queueing.prompts import Prompts
 from sizing.replica import Batching, Replica, Speculation
 from sizing.workload import Lengths, Prefix
 
@@ -69,7 +70,8 @@ class Demand:
     `attention_per_token` = E[A] / E[prompt tokens], A the attention sum of the step law. `overlap` = E[min(s, s')] /
     E[s] for two requests: 1 for equal lengths, 1/2 for exponential ones. What counts when requests wait: `memory_cv` of
     what running sequences hold; of prompt tokens and memory x steps, as shares of their means, the variances and the
-    covariance, `memory_work`; the same with steps alone, `slot_work`.
+    covariance, `memory_work`; the same with steps alone, `slot_work`. `prompts`: the law of computed tokens where a
+    shared prefix makes it other than lognormal.
     """
 
     prompt_tokens: float
@@ -85,6 +87,7 @@ class Demand:
     memory_cv: float
     memory_work: Work
     slot_work: Work
+    prompts: Prompts | None = None
 
 
 @lru_cache(maxsize=256)
@@ -113,6 +116,7 @@ def demand_of(replica: Replica, lengths: Lengths, prefix: Prefix = NO_PREFIX) ->
         memory_cv=_mean_and_cv(memory, seen)[1],
         memory_work=Work.of(prompt, memory * steps, weight),
         slot_work=Work.of(prompt, steps, weight),
+        prompts=Prompts.of(prompt, weight) if prompt_cv > 0 and prefix.hit_rate * prefix.tokens > 0 else None,
     )
 
 

@@ -93,10 +93,17 @@ def _prompts_arriving(scene: Scene, seconds: Floats, uniform: Floats, normal: Fl
     demand, groups = scene.demand, scene.groups
     count = poisson_counts(scene.near_per_s / groups.mean * seconds, uniform)
     if groups.mean == 1:
-        return token_sum(count, demand.prompt_tokens, demand.prompt_cv, normal)
+        return _tokens_of(demand, count, normal)
     cv = np.sqrt((demand.prompt_cv**2 + groups.variance / groups.mean) / groups.mean)
     others = token_sum(count, groups.mean * demand.prompt_tokens, float(cv), normal)
-    return others + token_sum(own, demand.prompt_tokens, demand.prompt_cv, normal)
+    return others + _tokens_of(demand, own, normal)
+
+
+def _tokens_of(demand: Demand, count: Floats, normal: Floats) -> Floats:
+    """Computed tokens of `count` prompts at normal deviates."""
+    if demand.prompts is not None:
+        return demand.prompts.sum_at(count, normal)
+    return token_sum(count, demand.prompt_tokens, demand.prompt_cv, normal)
 
 
 def _service_s(

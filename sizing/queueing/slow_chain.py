@@ -40,6 +40,11 @@ class SlowChain:
         return float(self.probability @ self._running)
 
     @property
+    def waiting(self) -> float:
+        """Chance that an arrival finds all places taken (PASTA)."""
+        return float(self.probability[self.slots :].sum())
+
+    @property
     def variance_running(self) -> float:
         """Variance of the number of running sequences."""
         return float(self.probability @ self._running**2) - self.mean_running**2

@@ -57,8 +57,9 @@ class Prompts:
         """
         exact = np.minimum(self.table[0] / quantum, count - 1.0)
         below = np.minimum(exact.astype(np.int64), count - 2)
-        one = np.bincount(below, 1 - (exact - below), minlength=count) + np.bincount(below + 1, exact - below, count)
-        one = one / PARTS
+        one = np.zeros(count)
+        np.add.at(one, below, (1 - (exact - below)) / PARTS)
+        np.add.at(one, below + 1, (exact - below) / PARTS)
         law = np.zeros((prompts, count))
         law[0, 0] = 1.0
         for number in range(1, prompts):

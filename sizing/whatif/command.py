@@ -114,7 +114,10 @@ def pools_json(pools: Pools | Rejection, question: Question) -> dict[str, Any]:
     if isinstance(pools, Rejection):
         return {"disaggregated": answer.rejection_json(pools)}
     fleets = {name: answer.fleet_json(getattr(pools, name), question) for name in ("prefill", "decode")}
-    rest = {"transfer_s": pools.transfer_s, "assumptions": list(pools.assumptions)}
+    rest: dict[str, Any] = {"transfer_s": pools.transfer_s, "verified_by": pools.verified_by}
+    rest["assumptions"] = list(pools.assumptions)
+    if pools.predicted:
+        rest["predicted"] = pools.predicted.as_dict()
     return {"disaggregated": {"gpus": pools.gpus, **fleets, **rest}}
 
 

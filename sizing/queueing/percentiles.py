@@ -144,7 +144,7 @@ def steady_state(replica: Replica, lengths: Lengths, prefix: Prefix, stream: Str
     if demand.decode_steps > 0:
         settled = np.array([settled_batch(flow_equivalent_rates(iterations, demand, most), rate)])
         stalled = float(stalled_share(replica, demand, iterations, settled)[0])
-    fluctuation = fluctuation.with_stalls(demand.overlap, stalled)
+    fluctuation = fluctuation.with_stalls(demand.overlap, stalled, demand.prompt_cv)
     places = Places.of(demand, most, replica.batching.max_batch_size, full_stalled_share(replica, demand, most, stable))
     state = slow_chain(iterations, demand, places, rate, stable, fluctuation)
     return Scene(replica, demand, iterations, near, state, rate, near_per_s, stable, groups, fluctuation.dispersion)

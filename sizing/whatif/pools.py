@@ -11,9 +11,9 @@ from dataclasses import dataclass, replace
 from sizing.capacity import BY_FORMULA, BY_SIMULATION, Method
 from sizing.errors import ScenarioError
 from sizing.plan import Candidate, Fleet, Question, Rejection
+from sizing.planner import size
 from sizing.prediction import Method as MethodName
 from sizing.prediction import Prediction
-from sizing.planner import size
 from sizing.replica import Replica
 from sizing.whatif.joint_pools import Pool, enlarged
 from sizing.whatif.setup import UNLIMITED, Setup, sheet_of

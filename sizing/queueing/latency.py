@@ -158,9 +158,9 @@ def mean_step_over_life_s(scene: Scene, found: Floats, requests: Requests, point
 def first_stall_s(scene: Scene, found: Floats, own_s: Floats, points: Points) -> Floats:
     """Seconds that a sequence loses at its first steps beyond the mean ones, to prompts that came while its own ran.
 
-    Its iteration, of `own_s`, is longer than the mean one, and what arrives in it runs next: stalled (own - ITL) seconds
-    of prompts, over 1 - stalled for those that come meanwhile; a compound Poisson sum, taken as Gamma. Over short
-    lives, as with few steps by speculation, it matters: p95 ITL was up to 16 % too low without it.
+    Its iteration, of `own_s`, is longer than the mean one, and what arrives in it runs next: stalled (own - ITL)
+    seconds of prompts, over 1 - stalled for those that come meanwhile; a compound Poisson sum, taken as Gamma. Over
+    short lives it matters: with few steps by speculation p95 ITL was up to 16 % too low without it.
     """
     batch = np.clip(found + 1, 1, scene.state.slots)
     stalled, cv = scene.stalled_share(batch), scene.demand.prompt_cv

@@ -94,7 +94,7 @@ def predict(
         if scene.state.waiting > WAITING:
             places = "slots" if scene.state.slots == replica.batching.max_batch_size else "KV cache"
             told = f"{scene.state.waiting:.0%} of the requests wait for {places}"
-            warnings += (f"{told}: TTFT by formula is then rough, p95 10 to 30 % off; simulate to be sure",)
+            warnings += (f"{told}: p95 TTFT by formula is then rough, 15 % off and at times 45 %; simulate to be sure",)
     return Prediction(
         Quantiles.of(ttft), Quantiles.of(itl), Quantiles.of(e2e), False, rate / stable, "analytic", warnings
     )

@@ -43,7 +43,11 @@ def headline(found: Comparison, changes: tuple[str, ...]) -> str:
     load = f"({gpu}) for {significant(question.workload.rate_per_s)} requests/s of {question.model}"
     if not changes:
         return f"As it is: {_gpus(found.before)} {load}"
-    return f"With {', '.join(changes)}: {_gpus(found.after)} instead of {_gpus(found.before)} {load}"
+    return f"With {', '.join(changes)}: {_instead(_gpus(found.after), _gpus(found.before))} {load}"
+
+
+def _instead(now: str, before: str) -> str:
+    return f"still {now}" if now == before else f"{now} instead of {before}"
 
 
 def _gpus(side: Fleet | Rejection) -> str:
@@ -63,7 +67,7 @@ def table_of(found: Comparison) -> Table:
         values = [value(side) if isinstance(side, Fleet) else None for side in sides]
         before, after = values
         change = f"{after / before - 1:+.0%}" if before and after is not None else ""
-        change = "same" if before == after else change
+        change = "same" if change in ("+0%", "-0%") else change
         table.add_row(name, *("-" if each is None else show(each) for each in values), change)
 
     said("replica", lambda fleet: fleet.candidate.label)
@@ -83,7 +87,7 @@ def print_pools(pools: Pools | Rejection, found: Comparison) -> None:
     if isinstance(pools, Rejection):
         say(f"Disaggregated: no fleet; {escape(pools.why)}.")
         return
-    say(f"[bold]Disaggregated: {pools.gpus} GPUs instead of {_gpus(found.after)} in one fleet[/bold]")
+    say(f"[bold]Disaggregated: {_instead(f'{pools.gpus} GPUs', f'{_gpus(found.after)} in one fleet')}[/bold]")
     for name, fleet in (("Prompts", pools.prefill), ("Tokens", pools.decode)):
         replicas = f"{fleet.working} + {fleet.spare} spare replicas of {fleet.candidate.label}"
         say(f"  {name}: {fleet.gpus} GPUs, {escape(replicas)}, {fleet.predicted.utilization:.0%} of the stable rate.")

@@ -142,7 +142,7 @@ def test_moments_are_those_of_the_sampled_requests(correlation):
 
 @pytest.mark.parametrize("lengths", (FIXED, VARIED))
 def test_sums_of_prompts_of_two_kinds_are_those_of_the_sampled_prompts(lengths):
-    """Of 1, 3 and 12 prompts, against 200,000 draws: mean within 1 %, p50 to p99 within 12 tokens or 4 %, 7 % for 12."""
+    """Against 200,000 draws: mean within 1 %, p50 to p99 within 12 tokens or 4 %, 7 % for sums of 12."""
     prompts = demand_of(ENGINE, lengths, Prefix(750, 0.6)).prompts
     assert prompts is not None
     rng, even = np.random.default_rng(1), ndtri((np.arange(50_000) + 0.5) / 50_000)
@@ -218,7 +218,7 @@ def test_sizes_that_vary_wait_more_often():
 
 
 def test_short_outputs_lose_time_to_prompts_that_came_with_theirs():
-    """OSL 12 at utilization 0.6: mean ITL within 8 % of the simulation (seeds: 2 %), of which the first stall is a third."""
+    """OSL 12 at utilization 0.6: mean ITL within 8 % of the simulation; the first stall is a third of it."""
     lengths = Lengths(2000, 12)
     workload = Workload(lengths, 0.6 * stable_rate_per_s(ENGINE, lengths))
     found, true = predict(ENGINE, workload), simulate(ENGINE, workload, requests=60_000, seed=5).prediction()

@@ -10,6 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from sizing.errors import ScenarioError
+from sizing.queueing.prompts import Prompts
 from sizing.replica import Batching, Replica, Speculation
 from sizing.steptime import StepLaw
 from sizing.workload import Lengths, Prefix
@@ -40,6 +41,26 @@ class Requests:
 
 
 @dataclass(frozen=True, slots=True)
+class Work:
+    """Variances and covariance of two parts of a request's work, each as a share of its mean: prompt and decoding."""
+
+    prompt: float
+    decode: float
+    both: float
+
+    @classmethod
+    def of(cls, prompt: Floats, decode: Floats, weight: Floats) -> Work:
+        """Of values with probabilities; what has no mean has no variance."""
+        first, second = (part / mean - 1 if (mean := float(weight @ part)) else 0 * part for part in (prompt, decode))
+        return cls(float(weight @ first**2), float(weight @ second**2), float(weight @ (first * second)))
+
+    def cv(self, prompt_share: float) -> float:
+        """Coefficient of variation of the whole, of which prompts make this share on average."""
+        a, b = prompt_share, 1 - prompt_share
+        return math.sqrt(max(a * a * self.prompt + b * b * self.decode + 2 * a * b * self.both, 0.0))
+
+
+@dataclass(frozen=True, slots=True)
 class Demand:
     """Moments of the law of requests that the queue needs.
 
@@ -49,7 +70,10 @@ class Demand:
     context of a running sequence, `context_sd` its standard deviation between sequences, `memory_tokens` the KV cache
     it holds: promised to it, or, under max_utilization, filled. `request_tokens`: the same for one request that asks.
     `attention_per_token` = E[A] / E[prompt tokens], A the attention sum of the step law. `overlap` = E[min(s, s')] /
-    E[s] for two requests: 1 for equal lengths, 1/2 for exponential ones.
+    E[s] for two requests: 1 for equal lengths, 1/2 for exponential ones. What counts when requests wait: `memory_cv` of
+    what running sequences hold; of prompt tokens and memory x steps, as shares of their means, the variances and the
+    covariance, `memory_work`; the same with steps alone, `slot_work`. `prompts`: the law of computed tokens where a
+    shared prefix makes it other than lognormal.
     """
 
     prompt_tokens: float
@@ -62,6 +86,10 @@ class Demand:
     request_tokens: float
     attention_per_token: float
     overlap: float
+    memory_cv: float
+    memory_work: Work
+    slot_work: Work
+    prompts: Prompts | None = None
 
 
 def demand_of(replica: Replica, lengths: Lengths, prefix: Prefix = NO_PREFIX) -> Demand:
@@ -101,6 +129,10 @@ def _moments(replica: Replica, lengths: Lengths, prefix: Prefix) -> Demand:
         request_tokens=float(weight @ memory),
         attention_per_token=float(weight @ requests.attention) / prompt_mean,
         overlap=_overlap(steps, weight),
+        memory_cv=_mean_and_cv(memory, seen)[1],
+        memory_work=Work.of(prompt, memory * steps, weight),
+        slot_work=Work.of(prompt, steps, weight),
+        prompts=Prompts.of(prompt, weight) if prompt_cv > 0 and prefix.hit_rate * prefix.tokens > 0 else None,
     )
 
 

@@ -143,6 +143,8 @@ def _quanta_of_prompts(demand: Demand, quantum: float, prompts: int, count: int)
     Splitting each length between the two multiples of the quantum next to it gives the second difference of the
     expected excess E[(X - level)+]: exact in the mean, slightly wide in the variance (under quantum^2 / 4).
     """
+    if demand.prompts is not None:
+        return demand.prompts.in_quanta(quantum, prompts, count)
     level = quantum * np.arange(-1.0, count + 1)
     number = np.arange(prompts, dtype=float)[:, None]
     excess = _expected_excess(demand.prompt_tokens * number, demand.prompt_cv / np.sqrt(np.maximum(number, 1)), level)

@@ -42,8 +42,8 @@ def stability(replica: Replica, lengths: Lengths, prefix: Prefix = NO_PREFIX) ->
 
     Against the simulated throughput with a line always waiting: median 0.6 %, 90th centile 2 % over the 32 cases of
     `sizing.queueing.predict`; worst 8 % too low (128/128 of equal lengths under prefill_first, which finish and restart
-    in step), 2 % too high where the KV cache binds and lengths vary. What requests paused under max_utilization compute
-    again is not counted.
+    in step), 1 to 4 % too high where the KV cache binds and lengths vary. What requests paused under max_utilization
+    compute again is not counted: 2 to 8 % too high there.
     """
     demand, most = demand_of(replica, lengths, prefix), slots(replica, lengths, prefix)
     if replica.batching.policy == "static":

@@ -5,21 +5,17 @@ from __future__ import annotations
 from typing import Any
 
 import click
-from rich.markup import escape
-from rich.table import Table
 
 from sizing import answer, candidates, planner
 from sizing.candidates import Choice
-from sizing.capacity import BY_SIMULATION
 from sizing.commands.options import as_json, tensor_parallel, words, workload_of, workload_options, write_json
 from sizing.curves import read_points
 from sizing.errors import NoFeasiblePlan, ScenarioError
-from sizing.numbers import milliseconds, significant
 from sizing.plan import Candidate, Fleet, Question, Rejection
-from sizing.printing import console
 from sizing.whatif.comparison import Comparison, what_if
 from sizing.whatif.parse import KINDS, example, parse_change
 from sizing.whatif.pools import Pools, disaggregate
+from sizing.whatif.printing import print_comparison, print_pools
 from sizing.workload import METRICS, Limit, Sla
 
 EXAMPLE = "\b\nChanges (may be repeated, made in order):\n" + "".join(f"  {example(kind)}\n" for kind in KINDS)
@@ -68,7 +64,7 @@ def whatif_command(json_: bool, changes: tuple[str, ...], disaggregated: bool, *
     else:
         print_comparison(found, changes)
         if pools:
-            print_pools(pools)
+            print_pools(pools, found)
     if isinstance(found.after, Rejection):
         raise NoFeasiblePlan(f"with the changes no fleet meets {question.sla}", (found.after,))
 
@@ -89,24 +85,10 @@ def comparison_json(found: Comparison, changes: tuple[str, ...]) -> dict[str, An
 
     return {
         "changes": list(changes),
-        "before": side(found.before, found.setup.question),
+        "before": side(found.before, found.question),
         "after": side(found.after, found.setup.question),
         "assumptions": list(found.assumptions),
     }
-
-
-def print_comparison(found: Comparison, changes: tuple[str, ...]) -> None:
-    """Both fleets side by side, then the assumptions."""
-    out = console()
-    out.print(f"[bold]{escape(headline(found, changes))}[/bold]", soft_wrap=True)
-    out.print(table_of(found))
-    for side in (found.before, found.after):
-        if isinstance(side, Rejection):
-            out.print(f"Left out: {escape(side.why)}", soft_wrap=True)
-    out.print("This assumes:")
-    for line in found.assumptions:
-        out.print(f"  - {escape(line)}", soft_wrap=True)
-    out.print(f"Nobody has measured this: calibrate before buying. Sized by {BY_SIMULATION.name} of the changed law.")
 
 
 def pools_json(pools: Pools | Rejection, question: Question) -> dict[str, Any]:
@@ -114,44 +96,8 @@ def pools_json(pools: Pools | Rejection, question: Question) -> dict[str, Any]:
     if isinstance(pools, Rejection):
         return {"disaggregated": answer.rejection_json(pools)}
     fleets = {name: answer.fleet_json(getattr(pools, name), question) for name in ("prefill", "decode")}
-    rest = {"transfer_s": pools.transfer_s, "assumptions": list(pools.assumptions)}
+    rest: dict[str, Any] = {"transfer_s": pools.transfer_s, "verified_by": pools.verified_by}
+    rest["assumptions"] = list(pools.assumptions)
+    if pools.predicted:
+        rest["predicted"] = pools.predicted.as_dict()
     return {"disaggregated": {"gpus": pools.gpus, **fleets, **rest}}
-
-
-def print_pools(pools: Pools | Rejection) -> None:
-    """The two pools in a sentence, then their assumptions."""
-    out = console()
-    if isinstance(pools, Rejection):
-        out.print(f"Disaggregated: no fleet; {escape(pools.why)}", soft_wrap=True)
-        return
-    counts = f"{pools.prefill.gpus} for prompts + {pools.decode.gpus} for tokens"
-    out.print(f"[bold]Disaggregated: {pools.gpus} GPUs, {counts}[/bold] (by formula). This assumes:", soft_wrap=True)
-    for line in pools.assumptions:
-        out.print(f"  - {escape(line)}", soft_wrap=True)
-
-
-def headline(found: Comparison, changes: tuple[str, ...]) -> str:
-    """For instance: With precision=fp8: 8 GPUs instead of 14."""
-
-    def gpus(side: Fleet | Rejection) -> str:
-        return f"{side.gpus} GPUs" if isinstance(side, Fleet) else "no fleet"
-
-    with_what = f"With {', '.join(changes)}" if changes else "With no change"
-    return f"{with_what}: {gpus(found.after)} instead of {gpus(found.before)}"
-
-
-def table_of(found: Comparison) -> Table:
-    """GPUs, capacity and the limits of the SLA, before and after."""
-    table = Table("", "before", "after")
-    sides = (found.before, found.after)
-
-    def row(name: str, cell: Any) -> None:
-        table.add_row(name, *(escape(str(cell(side))) if isinstance(side, Fleet) else "-" for side in sides))
-
-    row("configuration", lambda fleet: fleet.candidate.label)
-    row("GPUs (90 % band)", lambda fleet: f"{fleet.gpus} ({fleet.gpus_low}-{fleet.gpus_high or 'no limit'})")
-    row("requests/s per GPU", lambda fleet: significant(fleet.requests_per_s_per_gpu))
-    for limit in found.setup.question.sla.limits:
-        row(str(limit), lambda fleet, limit=limit: milliseconds(fleet.predicted.value_s(limit)))
-    row("basis", lambda fleet: fleet.basis)
-    return table

@@ -9,6 +9,7 @@ from sizing.capacity import BY_SIMULATION, Method
 from sizing.errors import DoesNotFit
 from sizing.plan import Candidate, Fleet, Question, Rejection
 from sizing.planner import size
+from sizing.prediction import Method as MethodName
 from sizing.whatif.setup import Setup, WhatIf
 
 
@@ -16,12 +17,15 @@ from sizing.whatif.setup import Setup, WhatIf
 class Comparison:
     """`before`: the candidate as it is; `after`: with all changes; each a fleet, or why there is none.
 
-    `setup` holds the changed candidate and question; where memory lacks, those reached before the change that failed.
+    `question` is the one asked; `setup` holds the changed candidate and question; where memory lacks, those reached
+    before the change that failed. `sized_by`: formula or simulation, both fleets alike.
     """
 
+    question: Question
     before: Fleet | Rejection
     after: Fleet | Rejection
     setup: Setup
+    sized_by: MethodName
 
     @property
     def assumptions(self) -> tuple[str, ...]:
@@ -54,6 +58,7 @@ def what_if(
             setup = change.apply(setup)
         except DoesNotFit as error:
             lost = Rejection(candidate.gpu, candidate.tp, candidate.precision, "memory", str(error))
-            return Comparison(before, lost, setup)
+            return Comparison(question, before, lost, setup, method.name)
     same = setup.candidate == candidate and setup.question == question
-    return Comparison(before, before if same else size(setup.question, setup.candidate, method), setup)
+    after = before if same else size(setup.question, setup.candidate, method)
+    return Comparison(question, before, after, setup, method.name)

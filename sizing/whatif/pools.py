@@ -8,11 +8,14 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-from sizing.capacity import BY_FORMULA, Method
+from sizing.capacity import BY_FORMULA, BY_SIMULATION, Method
 from sizing.errors import ScenarioError
-from sizing.plan import Fleet, Question, Rejection
+from sizing.plan import Candidate, Fleet, Question, Rejection
 from sizing.planner import size
+from sizing.prediction import Method as MethodName
+from sizing.prediction import Prediction
 from sizing.replica import Replica
+from sizing.whatif.joint_pools import Pool, enlarged
 from sizing.whatif.setup import UNLIMITED, Setup, sheet_of
 from sizing.whatif.weights import LINK_SHARE
 from sizing.workload import Limit, Prefix, Sla
@@ -22,22 +25,33 @@ POOLS_SIGMA = 0.10
 
 @dataclass(frozen=True, slots=True)
 class Pools:
-    """The two fleets, each with its own spares, and what they rest on."""
+    """The two fleets, each with its own spares, and what they rest on.
+
+    `predicted`: what users see of both together at the planned load; None when the pools were only sized apart, by
+    formula.
+    """
 
     prefill: Fleet
     decode: Fleet
     transfer_s: float
     assumptions: tuple[str, ...]
+    predicted: Prediction | None = None
 
     @property
     def gpus(self) -> int:
         """GPUs to own in both pools."""
         return self.prefill.gpus + self.decode.gpus
 
+    @property
+    def verified_by(self) -> MethodName:
+        """How the counts were found."""
+        return "simulation" if self.predicted else "analytic"
 
-def disaggregate(setup: Setup, method: Method = BY_FORMULA) -> Pools | Rejection:
+
+def disaggregate(setup: Setup, method: Method = BY_SIMULATION) -> Pools | Rejection:
     """The smallest pools of the setup's replica, or why one of them cannot meet its limit.
 
+    By formula each pool is sized apart. By simulation both are then run together, and enlarged until the SLA holds.
     Raises ScenarioError without a TTFT limit, which the prefill pool is sized by, and without tokens to decode.
     """
     question, transfer_s = setup.question, _transfer_s(setup)
@@ -45,20 +59,33 @@ def disaggregate(setup: Setup, method: Method = BY_FORMULA) -> Pools | Rejection
         raise ScenarioError(
             "disaggregated: give a TTFT limit for the prefill pool and OSL of 2 or more for the decodes"
         )
-    isl = question.workload.lengths.isl
     apart = setup.changed(
         f"prompts in a pool of their own, sized by TTFT; their KV cache travels {transfer_s * 1e3:.3g} ms a prompt, at "
-        f"{LINK_SHARE:.0%} of the link's bandwidth",
-        f"the decode pool is sized as if all prompts had the mean length of {isl:g} tokens; its line is not looked at",
+        f"{LINK_SHARE:.0%} of the link's bandwidth, and no other traffic slows it down",
         sigma=POOLS_SIGMA,
     )
-    prefill = size(prefill_question(question), apart.candidate, method)
+    sized = _sized_apart(question, apart.candidate, transfer_s)
+    if isinstance(sized, Rejection):
+        return sized
+    prefill, decode = sized
+    if method is BY_FORMULA:
+        return Pools(prefill.fleet, decode.fleet, transfer_s, apart.assumptions)
+    joint = enlarged(question, apart.candidate.replica, prefill, decode, transfer_s)
+    if isinstance(joint, Rejection):
+        return joint
+    return Pools(joint.prefill.fleet, joint.decode.fleet, transfer_s, apart.assumptions, joint.predicted)
+
+
+def _sized_apart(question: Question, candidate: Candidate, transfer_s: float) -> tuple[Pool, Pool] | Rejection:
+    """Both pools by formula; the decode pool as if all prompts had the mean length."""
+    of_prefill = prefill_question(question)
+    prefill = size(of_prefill, candidate, BY_FORMULA)
     if isinstance(prefill, Rejection):
         return prefill
-    ttft_s = prefill.predicted.value_s(question.sla.ttft)
-    candidate = replace(apart.candidate, replica=decode_only(apart.candidate.replica, question))
-    decode = size(decode_question(question, ttft_s, transfer_s), candidate, method)
-    return decode if isinstance(decode, Rejection) else Pools(prefill, decode, transfer_s, apart.assumptions)
+    ttft_s = prefill.predicted.value_s(of_prefill.sla.limits[0])
+    of_decode = decode_question(question, ttft_s, transfer_s)
+    decode = size(of_decode, replace(candidate, replica=decode_only(candidate.replica, question)), BY_FORMULA)
+    return decode if isinstance(decode, Rejection) else (Pool(of_prefill, prefill), Pool(of_decode, decode))
 
 
 def prefill_question(question: Question) -> Question:

@@ -14,7 +14,7 @@ from sizing.queueing import predict, slots, stable_rate_per_s
 from sizing.queueing.demand import demand_of
 from sizing.queueing.percentiles import steady_state
 from sizing.queueing.points import gamma_quantile, poisson_counts, token_sum
-from sizing.queueing.slow_chain import Fluctuation, state_probabilities
+from sizing.queueing.slow_chain import Fluctuation, state_probabilities, waiting_chance
 from sizing.queueing.stream import Stream
 from sizing.replica import Batching, Policy, Replica
 from sizing.simulator import simulate
@@ -129,25 +129,33 @@ def test_one_output_token_has_no_gap():
 
 @pytest.mark.parametrize(("servers", "rho"), [(1, 0.5), (8, 0.8), (64, 0.9), (256, 0.99)])
 def test_state_law_is_m_m_c(servers, rho):
-    """Ratios of P(n) and the wait of M/M/c, to 1e-12 relative to what the cut of the tail at 1e-7 leaves."""
-    law = state_probabilities(rho * servers, np.arange(1.0, servers + 1), tail=rho)
+    """Ratios of P(n) and the chance of waiting of M/M/c; the cut of the tail at 1e-7 shows in the last ratio."""
+    rates = np.arange(1.0, servers + 1)
+    chance = waiting_chance(rho * servers, rates, rho, shared=rho)
+    law = state_probabilities(rho * servers, rates, rho, chance)
     offered = rho * servers
     n = np.arange(1, servers + 1)
-    np.testing.assert_allclose(law[n] / law[n - 1], offered / n, rtol=1e-12)
+    np.testing.assert_allclose(law[n] / law[n - 1], offered / n, rtol=1e-6)
     waiting = law[servers:]
     np.testing.assert_allclose(waiting[1:] / waiting[:-1], rho, rtol=1e-12)
-    kept = 1 - rho ** len(waiting)
-    head = law[:servers].sum()
-    chance = waiting.sum() / kept / (head + waiting.sum() / kept)
+    assert waiting.sum() == pytest.approx(chance)
     assert chance == pytest.approx(erlang_c_wait_s(servers, rho, 1.0) * servers * (1 - rho), rel=1e-12)
 
 
 @pytest.mark.parametrize(("places", "rho"), [(5, 0.7), (10, 1.2)])
 def test_state_law_cut_off_is_m_m_1_k(places, rho):
     """P(n) = (1 - rho) rho^n / (1 - rho^(K+1)), to 1e-14, when nobody waits beyond the places."""
-    law = state_probabilities(rho, np.ones(places), tail=0.0)
     exact = (1 - rho) * rho ** np.arange(places + 1) / (1 - rho ** (places + 1))
-    np.testing.assert_allclose(law[: places + 1], exact, rtol=1e-13, atol=1e-14)
+    law = state_probabilities(rho, np.ones(places), 0.0, exact[-1])
+    np.testing.assert_allclose(law, exact, rtol=1e-13, atol=1e-14)
+
+
+@pytest.mark.parametrize("service_cv", (0.0, 0.5, 2.0))
+def test_places_that_share_one_rate_are_m_g_1(service_cv):
+    """The chance of waiting at the only place of M/G/1 is rho whatever the service, as `waiting_chance` has it."""
+    rho = 0.7
+    tail = Fluctuation().tail_ratio(rho, service_cv)
+    assert waiting_chance(rho, np.ones(1), rho, shared=tail) == pytest.approx(rho)
 
 
 @pytest.mark.parametrize("load", (0.3, 0.7))

@@ -10,12 +10,13 @@ from click.testing import CliRunner
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sizing.capacity import BY_FORMULA
+from sizing.capacity import BY_FORMULA, BY_SIMULATION
 from sizing.errors import DoesNotFit, NoFeasiblePlan, ScenarioError
 from sizing.estimate import estimate
 from sizing.plan import Candidate, Fleet, Question, Rejection
 from sizing.queueing import predict
 from sizing.replica import Batching, Replica
+from sizing.simulator import simulate_disaggregated
 from sizing.steptime import StepLaw
 from sizing.whatif import (
     AtPrecision,
@@ -36,6 +37,7 @@ from sizing.whatif import (
     what_if,
 )
 from sizing.whatif.command import whatif_command
+from sizing.whatif.joint_pools import Joint, Pool, enlarged
 from sizing.whatif.parse import KINDS
 from sizing.whatif.pools import decode_only, decode_question, prefill_question
 from sizing.whatif.setup import Sheet, read_weights, reading_s, sheet_of
@@ -128,6 +130,68 @@ def test_changes_add_up(bf16: Candidate) -> None:
     base = bf16.relative_sigma**2
     added = one.candidate.relative_sigma**2 + two.candidate.relative_sigma**2 - 2 * base
     assert both.candidate.relative_sigma**2 == pytest.approx(base + added)
+
+
+# Through fleets: GPUs and what a replica carries.
+
+
+def fleets(question: Question, candidate: Candidate, *changes: WhatIf) -> tuple[Fleet, Fleet]:
+    """Before and after, by formula."""
+    found = what_if(question, candidate, changes, BY_FORMULA)
+    assert isinstance(found.before, Fleet)
+    assert isinstance(found.after, Fleet)
+    return found.before, found.after
+
+
+MEMORY_BOUND = dataclasses.replace(QUESTION, workload=Workload(Lengths(300, 600), 30), sla=Sla(itl=SLA.itl))
+
+
+def test_drafts_that_are_never_right_are_no_better(bf16: Candidate) -> None:
+    """Acceptance 0: a token a step, at the draft's cost; with a free draft still the arithmetic of the checks."""
+    for draft_size in (0.05, 0.0):
+        before, after = fleets(MEMORY_BOUND, bf16, Speculative(4, 0.0, draft_size))
+        assert after.capacity_per_s < before.capacity_per_s
+        assert after.gpus >= before.gpus
+
+
+def test_good_small_drafts_pay_where_reading_the_weights_binds(bf16: Candidate) -> None:
+    """Few sequences at a tight ITL: with acceptance .9 a step of hardly more time yields 4.1 tokens."""
+    tight = dataclasses.replace(MEMORY_BOUND, sla=Sla(itl=Limit.parse("itl", "p95:12ms")))
+    before, after = fleets(tight, bf16, Speculative(4, 0.9, 0.01))
+    assert after.gpus < before.gpus
+    assert after.capacity_per_s > before.capacity_per_s
+
+
+def test_prompts_found_in_the_cache_need_fewer_gpus(bf16: Candidate) -> None:
+    """The more hits the fewer GPUs; the changed workload reaches the simulation too."""
+    tight = dataclasses.replace(QUESTION, sla=Sla(itl=Limit.parse("itl", "p95:15ms")))
+    found = [fleets(tight, bf16, KvReuse(1500, hits))[1] for hits in (0.0, 0.5, 0.9)]
+    gpus = [fleet.gpus for fleet in found]
+    assert gpus[2] <= gpus[1] < gpus[0]
+    assert found[2].capacity_per_s > found[1].capacity_per_s > found[0].capacity_per_s
+    simulated = what_if(tight, bf16, [KvReuse(1500, 0.9)], BY_SIMULATION)
+    assert isinstance(simulated.after, Fleet)
+    assert isinstance(simulated.before, Fleet)
+    assert simulated.after.verified
+    assert simulated.after.gpus < simulated.before.gpus
+    assert simulated.after.gpus == pytest.approx(gpus[2], abs=2)
+
+
+def test_adapters_never_need_fewer_gpus_and_sparsity_never_more(bf16: Candidate) -> None:
+    before, adapted = fleets(QUESTION, bf16, Lora(8, 16))
+    assert adapted.capacity_per_s < before.capacity_per_s
+    before, sparse = fleets(QUESTION, bf16, Sparse(1.3))
+    assert sparse.capacity_per_s > before.capacity_per_s
+
+
+def test_whole_prompts_carry_less_at_a_tight_itl(bf16: Candidate) -> None:
+    """With prompts of 8,000 tokens one whole prompt stalls decodes for longer than chunks of 1,024 do."""
+    long = dataclasses.replace(
+        QUESTION, workload=Workload(Lengths(8000, 64), 5), sla=Sla(itl=Limit.parse("itl", "p95:80ms"))
+    )
+    chunked = fleets(long, bf16, ChunkedPrefill(1024))[1]
+    whole = fleets(long, bf16, ChunkedPrefill(0))[1]
+    assert whole.capacity_per_s < chunked.capacity_per_s
 
 
 # Precision and TP.
@@ -359,8 +423,9 @@ def test_pools_pay_off_where_itl_is_tight(bf16: Candidate) -> None:
     gpus = []
     for limit in ("p95:40ms", "p95:15ms"):
         question = dataclasses.replace(QUESTION, sla=Sla(ttft=SLA.ttft, itl=Limit.parse("itl", limit)))
-        pools = disaggregate(Setup(bf16, question))
+        pools = disaggregate(Setup(bf16, question), BY_FORMULA)
         assert isinstance(pools, Pools)
+        assert pools.verified_by == "analytic"
         together = what_if(question, bf16, [], BY_FORMULA).after
         gpus.append((pools.prefill.gpus, pools.decode.gpus, together.gpus if isinstance(together, Fleet) else 10**6))
     loose, tight = gpus
@@ -377,7 +442,7 @@ def test_prompts_found_in_the_cache_matter_to_the_prefill_pool_only(bf16: Candid
 
 
 def test_the_prefill_pool_is_the_fleet_of_one_token_requests(bf16: Candidate) -> None:
-    pools = disaggregate(Setup(bf16, QUESTION))
+    pools = disaggregate(Setup(bf16, QUESTION), BY_FORMULA)
     assert isinstance(pools, Pools)
     one_token = dataclasses.replace(
         QUESTION, workload=Workload(Lengths(2000, 1), QUESTION.workload.rate_per_s), sla=Sla(ttft=SLA.ttft)
@@ -387,6 +452,60 @@ def test_the_prefill_pool_is_the_fleet_of_one_token_requests(bf16: Candidate) ->
     assert pools.prefill.gpus == alone.gpus
     assert pools.gpus == pools.prefill.gpus + pools.decode.gpus
     assert pools.transfer_s == pytest.approx(2000 * 64 * 8 * 128 * 2 * 2 / 2 / 225e9)
+
+
+def test_pools_hold_the_sla_together(bf16: Candidate) -> None:
+    """Run together at the planned load over (1 - headroom), seed and length of the product's own run changed."""
+    varied = dataclasses.replace(
+        QUESTION,
+        workload=Workload(Lengths(2000, 256, 0.5, 0.8), 40),
+        sla=Sla(ttft=SLA.ttft, itl=Limit.parse("itl", "p95:20ms")),
+    )
+    pools = disaggregate(Setup(bf16, varied))
+    assert isinstance(pools, Pools)
+    assert pools.verified_by == "simulation"
+    assert pools.predicted is not None
+    assert pools.predicted.meets(varied.sla)
+    again = simulate_disaggregated(
+        bf16.replica,
+        bf16.replica,
+        dataclasses.replace(varied.workload, rate_per_s=40 / 0.8),
+        prefill_replicas=pools.prefill.working,
+        decode_replicas=pools.decode.working,
+        transfer_token_s=pools.transfer_s / 2000,
+        requests=60_000,
+        seed=7,
+    )
+    for limit in varied.sla.limits:
+        assert again.prediction().value_s(limit) < 1.05 * limit.limit_s
+
+
+def test_pools_that_the_formula_sized_too_small_grow(bf16: Candidate) -> None:
+    """From one replica each: the pool whose limit fails grows, until the SLA holds; the fleets' arithmetic follows."""
+    pools = disaggregate(Setup(bf16, QUESTION), BY_FORMULA)
+    assert isinstance(pools, Pools)
+    of_prefill = prefill_question(QUESTION)
+    of_decode = decode_question(QUESTION, 0.5, pools.transfer_s)
+    prefill, decode = Pool(of_prefill, pools.prefill), Pool(of_decode, pools.decode)
+    small = prefill.of(pools.prefill.working - 1)
+    joint = enlarged(QUESTION, bf16.replica, small, decode, pools.transfer_s)
+    assert isinstance(joint, Joint)
+    grown = joint.prefill.fleet
+    assert grown.working > small.fleet.working
+    assert grown.working * grown.load_per_s == pytest.approx(QUESTION.workload.rate_per_s)
+    assert grown.requests_per_s_per_replica == pytest.approx(grown.load_per_s)
+    assert joint.predicted.meets(QUESTION.sla)
+
+
+def test_pools_that_no_growth_helps_are_a_rejection(bf16: Candidate) -> None:
+    """An ITL that even an idle decode replica misses: the search ends, with the limit named."""
+    pools = disaggregate(Setup(bf16, QUESTION), BY_FORMULA)
+    assert isinstance(pools, Pools)
+    hopeless = dataclasses.replace(QUESTION, sla=Sla(ttft=SLA.ttft, itl=Limit.parse("itl", "p95:1ms")))
+    prefill, decode = (Pool(QUESTION, fleet) for fleet in (pools.prefill, pools.decode))
+    lost = enlarged(hopeless, bf16.replica, prefill, decode, pools.transfer_s)
+    assert isinstance(lost, Rejection)
+    assert "p95 ITL" in lost.why
 
 
 @pytest.mark.parametrize(
@@ -485,7 +604,9 @@ def test_the_command_compares_and_prints_what_it_assumes() -> None:
     pools = ["--disaggregated", "--ttft", "p95:1s"]
     printed = CliRunner().invoke(whatif_command, ["--change", "batch_limit=64", *OPTIONS, *pools])
     assert printed.exit_code == 0, printed.output
-    assert "GPUs, 4 for prompts +" in printed.output
+    assert "for 4 requests/s of Qwen/Qwen3-32B" in printed.output
+    assert "Prompts: 4 GPUs" in printed.output
+    assert "Verified by simulation" in printed.output
     assert "This assumes:" in printed.output
     assert "at most 64 sequences at once" in printed.output
 

@@ -22,8 +22,9 @@ that promises more requests/s, or shorter times, than the truth. A goal on share
 - **Largest rate.** The requests/s one replica carries under limits on TTFT and ITL, at p95 or p99. The question goes
   the product's way: eight closed-loop points with 2 % noise, at two lengths that are mostly not those asked for; the
   fit; the search. The truth: the engine itself, simulated at 400,000 requests a rate with its true law and other random
-  numbers, and a plain bisection. Beside it the same by formula alone, by formula with the true law, and by the rule of
-  means (the load at which mean latencies meet the limits). The *rough engine* pads its batches, has a softer knee and
+  numbers, and a plain bisection. Beside it the same from a curve of long prompts and one of long answers (which tell
+  the cost of prompts from that of steps), by formula alone, by formula with the true law, and by the rule of means
+  (the load at which mean latencies meet the limits). The *rough engine* pads its batches, has a softer knee and
   5 % of jitter, none of which the law knows.
 - **Replicas.** 300 random scenarios: an engine within a factor of about two to five of real ones, lengths, limits,
   arrivals (Poisson, even, bursty), one of four routings, 1 to 60 times the load of a replica. The planner knows the

@@ -106,14 +106,16 @@ def test_one_question_of_each_kind_end_to_end() -> None:
     assert 0 < found.truth < found.stable
     assert found.by_means > found.truth  # means promise more than percentiles allow
     rows = largest_rate.rows([case], [[found]])
-    assert [row.n for row in rows] == [1, 1, 1, 1, 0, 0]
+    assert [row.n for row in rows] == [1, 1, 1, 1, 1, 0, 0]
 
 
 def test_rates_below_the_floor_count_as_verdicts_not_errors() -> None:
     case = largest_rate.Case(Replica(LAW), Lengths(1, 1), (), 1)
-    answer = largest_rate.Answer(truth=50.0, simulated=51.0, analytic=0.0, formula=49.0, by_means=60.0, stable=100.0)
+    answer = largest_rate.Answer(
+        truth=50.0, simulated=51.0, apart=51.0, analytic=0.0, formula=49.0, by_means=60.0, stable=100.0
+    )
     never = answer._replace(truth=1.0, simulated=0.0, by_means=40.0)
-    simulated, analytic, _, by_means, *_ = largest_rate.rows([case], [[answer, never]])
+    simulated, _, analytic, _, by_means, *_ = largest_rate.rows([case], [[answer, never]])
     assert simulated.n == 1 and simulated.worst == pytest.approx(0.02)
     assert analytic.n == 0 and by_means.n == 1
     assert "not met by either: 1" in simulated.note and "infeasible: 0" in simulated.note

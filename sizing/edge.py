@@ -10,6 +10,7 @@ import numpy as np
 
 from sizing.response import FAR, LoadResponse, log_ratio
 from sizing.simulator import Simulated
+from sizing.simulator.records import SERVED
 from sizing.workload import Limit, Sla
 
 COARSE = (20_000, 60_000)
@@ -40,9 +41,12 @@ def upper_excess(run: Simulated, sla: Sla, sure: float = SURE) -> float:
 
 
 def upper_percentile(run: Simulated, limit: Limit, sure: float) -> float:
-    """Upper end, in seconds, of the percentile that `limit` speaks of; infinite when nothing was measured."""
-    values = run.of(limit.metric)
-    values = values[np.isfinite(values)]
+    """Upper end, in seconds, of the percentile that `limit` speaks of; infinite when nothing was measured.
+
+    A request that was not served takes for ever; one with a single token has no ITL and does not count there.
+    """
+    values = np.where(run.outcome == SERVED, run.of(limit.metric), math.inf)
+    values = values[~np.isnan(values)]
     share, count = limit.percentile / 100, len(values)
     if count < BATCHES:
         return float(values.max()) if count else math.inf

@@ -19,7 +19,8 @@ from sizing.evidence.measured_guidellm import GUIDELLM
 from sizing.evidence.measured_silicon import SILICON
 from sizing.evidence.measured_static import STATIC
 from sizing.evidence.measured_trace import TRACE
-from sizing.evidence.table import EvidenceRow, as_json, drawn, markdown
+from sizing.evidence.page import as_page
+from sizing.evidence.table import as_json, drawn, verdict
 from sizing.evidence.theory import THEORY
 from sizing.study.command import cluster_option, processes_option
 from sizing.study.machines import Machines
@@ -59,7 +60,7 @@ def validate_command(
     else:
         console = Console(width=None if Console().is_terminal else 120)
         console.print(drawn(rows))
-        console.print(f"{sum(row.n for row in rows):,} answers in {seconds:.0f} s")
+        console.print(f"{verdict(rows)} {sum(row.n for row in rows):,} answers in {seconds:.0f} s.")
 
 
 def chosen(names: Sequence[str]) -> list[Claim]:
@@ -69,14 +70,3 @@ def chosen(names: Sequence[str]) -> list[Claim]:
         if name not in known:
             raise ScenarioError(f"--only {name!r}: the claims are {', '.join(known)}")
     return [claim for name, claim in known.items() if not names or name in names]
-
-
-def as_page(rows: Sequence[EvidenceRow], quick: bool) -> str:
-    """The page of the documentation."""
-    option = " --quick" if quick else ""
-    return (
-        "# Accuracy\n\n"
-        f"Written by `python -m sizing validate{option} --markdown docs/accuracy.md`. Errors are relative, "
-        "(answer - truth) / truth, without their sign; *optimistic*: the answer promises more than the truth.\n\n"
-        f"{markdown(rows)}"
-    )

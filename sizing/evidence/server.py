@@ -37,6 +37,8 @@ class Design:
 
 
 CONTRASTING = Design(((128, 128), (4000, 500)), (1, 8, 64, 256))
+PROMPTS_AND_ANSWERS = Design(((4000, 200), (200, 800)), (1, 8, 64, 256))
+"""One mix of long prompts, one of long answers: what prompts cost and what steps cost each show in a curve."""
 ONE_MIX = Design(((1000, 1000),), (1, 4, 16, 64, 256))
 
 

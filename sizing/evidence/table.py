@@ -87,12 +87,20 @@ def cells(row: EvidenceRow) -> tuple[str, ...]:
 
 def drawn(rows: Iterable[EvidenceRow]) -> Table:
     """For a terminal: each row's note below it."""
-    table = Table("claim", "n", "median", "p90", "worst", "goal", "holds", title="Evidence", title_justify="left")
+    title = "Evidence: relative errors |answer - truth| / truth"
+    table = Table("claim", "n", "median", "p90", "worst", "goal", "holds", title=title, title_justify="left")
     for row in rows:
-        name, data, n, _, *errors, goal, holds, note = map(escape, cells(row))
-        claim = f"{name}\n[dim]against {data}; {note}[/dim]"
+        name, data, n, metric, *errors, goal, holds, note = map(escape, cells(row))
+        claim = f"{name}\n[dim]{metric}, against {data}; {note}[/dim]"
         table.add_row(claim, n, *errors, goal, holds, style="red" if row.holds is False else None, end_section=True)
     return table
+
+
+def verdict(rows: Iterable[EvidenceRow]) -> str:
+    """How many goals hold, in a sentence."""
+    goals = [row.holds for row in rows if row.goal]
+    unjudged = f", {goals.count(None)} not judged" if None in goals else ""
+    return f"Goals: {goals.count(True)} of {len(goals)} hold, {goals.count(False)} missed{unjudged}."
 
 
 def markdown(rows: Iterable[EvidenceRow]) -> str:

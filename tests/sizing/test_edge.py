@@ -10,10 +10,12 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
+from sizing.capacity import BY_SIMULATION, Setting
 from sizing.edge import BATCHES, edge_rate, rank, upper_excess, upper_percentile
-from sizing.replica import Replica
+from sizing.replica import Batching, Replica
 from sizing.response import LoadResponse
 from sizing.simulator import Simulated, simulate
+from sizing.simulator.records import REJECTED, SERVED
 from sizing.steptime import StepLaw
 from sizing.workload import Lengths, Limit, Sla, Workload
 
@@ -61,7 +63,7 @@ RUN = simulate(Replica(LAW), Workload(Lengths(500, 100), 1.0), requests=100)
 
 def sample(values: np.ndarray) -> Simulated:
     """A run whose requests had these TTFTs."""
-    return dataclasses.replace(RUN, ttft_s=values)
+    return dataclasses.replace(RUN, ttft_s=values, outcome=np.full(len(values), SERVED))
 
 
 @settings(max_examples=20)
@@ -100,3 +102,28 @@ def test_within_the_limit_by_the_margin_means_the_run_meets_it() -> None:
 def test_no_steady_state_is_far_over_any_limit() -> None:
     run = dataclasses.replace(sample(np.ones(100)), saturated=True)
     assert upper_excess(run, Sla(ttft=Limit("ttft", 95, 1e6))) == 3.0
+
+
+def test_requests_that_are_not_served_are_over_every_limit() -> None:
+    """At most 5 % may miss a p95: with 4 % lost it is finite, with 6 % it is not, whatever the others see."""
+    sla = Sla(ttft=Limit("ttft", 95, 100.0))
+    for lost, holds in ((40, True), (60, False)):
+        outcome = np.full(1000, SERVED)
+        outcome[:: 1000 // lost][:lost] = REJECTED
+        run = dataclasses.replace(sample(np.ones(1000)), outcome=outcome)
+        assert math.isfinite(upper_percentile(run, sla.limits[0], 0.0)) is holds
+        assert (upper_excess(run, sla, 0.0) < 0) is holds
+        assert run.meets(sla) is holds
+
+
+def test_the_edge_of_a_server_that_drops_who_waits_too_long() -> None:
+    """A queue timeout keeps TTFT short however high the load: the lost alone say where the SLA fails."""
+    replica = Replica(LAW, Batching(max_batch_size=16))
+    lengths, sla = Lengths(500, 100, 0.5, 0.8), Sla(ttft=Limit("ttft", 95, 10.0))
+    setting = Setting(Workload(lengths, 1.0, queue_timeout_s=0.5), sla, "random")
+    found = BY_SIMULATION.capacity_per_s(replica, setting)
+    for factor, meets in ((0.97, True), (1.03, False)):
+        run = simulate(replica, setting.at(factor * found), requests=240_000, seed=9)
+        assert run.meets(sla) is meets
+        assert run.timed_out > 0
+        assert np.nanmax(run.ttft_s) < 10.0

@@ -19,7 +19,7 @@ from sizing.errors import ScenarioError
 from sizing.evidence import command, coverage, gpu_counts, largest_rate
 from sizing.evidence.claim import Claim, Setup, check
 from sizing.evidence.server import CONTRASTING, LAW, POLICIES, calibrate, true_rate_per_s
-from sizing.evidence.table import HEADER, EvidenceRow, Goal, as_json, cells, markdown, row_of_errors
+from sizing.evidence.table import HEADER, EvidenceRow, Goal, as_json, cells, markdown, row_of_errors, verdict
 from sizing.replica import Batching, Replica
 from sizing.study.machines import Machines
 from sizing.workload import Arrivals, Lengths, Limit, Sla, Workload
@@ -106,14 +106,16 @@ def test_one_question_of_each_kind_end_to_end() -> None:
     assert 0 < found.truth < found.stable
     assert found.by_means > found.truth  # means promise more than percentiles allow
     rows = largest_rate.rows([case], [[found]])
-    assert [row.n for row in rows] == [1, 1, 1, 0, 0]
+    assert [row.n for row in rows] == [1, 1, 1, 1, 1, 0, 0]
 
 
 def test_rates_below_the_floor_count_as_verdicts_not_errors() -> None:
     case = largest_rate.Case(Replica(LAW), Lengths(1, 1), (), 1)
-    answer = largest_rate.Answer(truth=50.0, simulated=51.0, analytic=0.0, by_means=60.0, stable=100.0)
+    answer = largest_rate.Answer(
+        truth=50.0, simulated=51.0, apart=51.0, analytic=0.0, formula=49.0, by_means=60.0, stable=100.0
+    )
     never = answer._replace(truth=1.0, simulated=0.0, by_means=40.0)
-    simulated, analytic, by_means, *_ = largest_rate.rows([case], [[answer, never]])
+    simulated, _, analytic, _, by_means, *_ = largest_rate.rows([case], [[answer, never]])
     assert simulated.n == 1 and simulated.worst == pytest.approx(0.02)
     assert analytic.n == 0 and by_means.n == 1
     assert "not met by either: 1" in simulated.note and "infeasible: 0" in simulated.note
@@ -152,4 +154,14 @@ def test_the_command_checks_its_names_and_writes_the_page(tmp_path: Path, monkey
     page = tmp_path / "accuracy.md"
     done = CliRunner().invoke(command.validate_command, ["--processes", "1", "--json", "--markdown", str(page)])
     assert json.loads(done.stdout)["rows"][0]["n"] == 3
-    assert "| draws |" in page.read_text()
+    text = page.read_text()
+    assert "| draws |" in text and "What is not shown" in text and "{" not in text
+
+
+def test_the_verdict_counts_goals_not_rows() -> None:
+    good, bad, few, none = (
+        EvidenceRow("a", "b", 9, "c", 0.0, 0.0, 0.0, goal, holds)
+        for goal, holds in (("g", True), ("g", False), ("g", None), ("", None))
+    )
+    assert verdict([good, good, bad, none]) == "Goals: 2 of 3 hold, 1 missed."
+    assert "not judged" in verdict([few]) and "not judged" not in verdict([none, good])

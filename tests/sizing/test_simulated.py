@@ -136,6 +136,17 @@ def test_intervals_of_a_queue_hold_nine_times_in_ten(percentile: int) -> None:
     assert covered / 200 > 0.9 - 4 * math.sqrt(0.9 * 0.1 / 200)
 
 
+@pytest.mark.parametrize(("metric", "percentile"), [("ttft", 95), ("itl", 90)])
+def test_intervals_of_an_engine_hold_nine_times_in_ten(metric: Any, percentile: int) -> None:
+    """The truth: a run fifty times as long."""
+    load = Workload(VARIED, 0.7 * stable_rate_per_s(REPLICA, VARIED))
+    truth = float(np.percentile(simulate(REPLICA, load, requests=400_000, seed=999).of(metric), percentile))
+    ends = np.array([simulate(REPLICA, load, requests=8000, seed=s).interval(metric, percentile) for s in range(100)])
+    covered = np.mean((ends[:, 0] <= truth) & (truth <= ends[:, 1]))
+    assert 0.9 - 4 * math.sqrt(0.9 * 0.1 / 100) < covered
+    assert np.median(np.ptp(ends, axis=1)) < 0.5 * truth
+
+
 def test_four_times_the_requests_halve_the_interval() -> None:
     widths = [
         np.mean([np.ptp(quantile_interval(single_server(0.6, n, seed), 90)) for seed in range(60)])

@@ -100,6 +100,9 @@ def test_replications_agree_with_one_long_run() -> None:
         half = merged.half_width_s(metric, "p95_s")
         assert 0 < half < 0.1 * long.of(metric).p95_s
         assert abs(merged.prediction.of(metric).p95_s - long.of(metric).p95_s) < 3 * half
+        assert merged.half_widths_s[metric]["p95_s"] == half
+    alone = replicated(replica, load, runs=1, requests=1000, machines=ALONE)
+    assert alone.half_widths_s["e2e"] == dict.fromkeys(("mean_s", "p50_s", "p90_s", "p95_s", "p99_s"))
 
 
 @pytest.fixture(scope="module")

@@ -59,6 +59,10 @@ class SlowChain:
         return np.asarray(np.minimum(count, len(self.probability) - 1))
 
 
+LEAST_DISPERSION = 0.02
+"""Evenly spaced arrivals of equal requests leave no chance at all, for which the law of the state has no limit."""
+
+
 @dataclass(frozen=True, slots=True)
 class Fluctuation:
     """How much the number of sequences in a replica fluctuates, compared with Poisson arrivals at one replica.
@@ -79,7 +83,7 @@ class Fluctuation:
         load keeps all replicas equal: the fleet's own peakedness over R. Two choices come as close to it as the
         simulation can tell (largest rates 1-2 % apart).
         """
-        fleet = float(arrivals.size) if arrivals.kind == "batch" else arrivals.cv**2
+        fleet = float(arrivals.size) if arrivals.kind == "batch" else max(arrivals.cv**2, LEAST_DISPERSION)
         if routing == "random" or replicas == 1:
             dispersion = 1 + (fleet - 1) / replicas
             return cls(1 + (dispersion - 1) * overlap, dispersion)

@@ -18,7 +18,7 @@ from sizing.queueing.stream import Groups, renewals, stream_of
 from sizing.replica import Batching, Replica, Roughness, Speculation
 from sizing.simulator import simulate
 from sizing.steptime import StepLaw
-from sizing.workload import Arrivals, Lengths, Prefix, Routing, Workload
+from sizing.workload import ROUTINGS, Arrivals, Lengths, Prefix, Routing, Workload
 
 LAW = StepLaw(4.8e-3, 1e-3, 20e-6, 10e-6, 48.9e-9, 1.3e-9, 0.5e-3, 4e-3)
 FIXED, VARIED = Lengths(1000, 300), Lengths(1000, 300, 0.5, 0.8)
@@ -350,3 +350,13 @@ def test_disagreement_names_the_worst_percentile():
     full = saturated(1.2, "simulation")
     assert disagreement(saturated(1.1, "analytic"), full) is None
     assert "simulation finds the load saturated" in str(disagreement(analytic, full))
+
+
+@pytest.mark.parametrize("routing", ROUTINGS)
+@pytest.mark.parametrize("replicas", [1, 4])
+def test_evenly_spaced_equal_requests_have_an_answer(routing: Routing, replicas: int) -> None:
+    workload = Workload(Lengths(1000, 200), 5.0 * replicas, Arrivals("constant", 0.0))
+    even = predict(Replica(LAW), workload, replicas=replicas, routing=routing)
+    at_random = predict(Replica(LAW), replace(workload, arrivals=Arrivals()), replicas=replicas, routing=routing)
+    assert not even.saturated
+    assert 0 < even.itl.p95_s <= 1.01 * at_random.itl.p95_s

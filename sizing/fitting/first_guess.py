@@ -38,10 +38,10 @@ def law_of_points(points: Sequence[Point]) -> StepLaw:
 
     One decode step at the lowest load is weights and overhead. Half of the rise of ITL with load is shared by KV reads
     and the cost per sequence, the longer the contexts the more to KV reads; the rest is arithmetic and prompts. The
-    TTFT at the lowest load is the arithmetic of the prompt and the rest: a tenth of it taken for what a prompt costs the
-    engine beside, three tenths for time outside it. Closed loops hardly part the two, and what is put down to the one is
-    missing at the other: of several ways to part them this one errs least over four simulated engines, from none of
-    the first to 1.5 ms and from 1 to 10 ms of the second (rms of the largest rate 2.8 %; a tenth for each 4.9 %).
+    TTFT at the lowest load is the arithmetic of the prompt and the rest: a tenth of it taken for what a prompt costs
+    the engine beside, three tenths for time outside it. Closed loops hardly part the two, and what is put down to the
+    one is missing at the other: of several ways to part them this one errs least over four simulated engines, from none
+    of the first to 1.5 ms and from 1 to 10 ms of the second (rms of the largest rate 2.8 %; a tenth for each 4.9 %).
     """
     calm = min(points, key=in_flight)
     busy = max(points, key=in_flight)

@@ -38,7 +38,7 @@ Examples:
 @click.command("validate", epilog=EXAMPLE)
 @click.option("--quick", is_flag=True, help="A few cases of each claim: shows that all works, judges little.")
 @click.option("--only", multiple=True, metavar="NAME", help="Check this claim; may be given again.")
-@click.option("--data", type=click.Path(path_type=Path, file_okay=False), help="Folder of measured data.")
+@click.option("--data", type=click.Path(path_type=Path, file_okay=False, exists=True), help="Folder of measured data.")
 @processes_option
 @cluster_option
 @click.option("--markdown", "page", type=click.Path(path_type=Path, dir_okay=False), help="Write the table here too.")
@@ -50,17 +50,19 @@ def validate_command(
 
     The same on any machine and number of processes: random numbers follow from the cases alone.
     """
+    if page and not page.parent.is_dir():
+        raise ScenarioError(f"--markdown {page}: there is no folder {page.parent}; make it first")
     started_s = time.perf_counter()
     rows = check(chosen(only), Setup(quick, data), Machines(processes, cluster), bar("cases"))
     seconds = time.perf_counter() - started_s
-    if page:
-        page.write_text(as_page(rows, quick), encoding="utf-8")
     if json_:
         click.echo(json.dumps({"quick": quick, "seconds": round(seconds, 1), "rows": as_json(rows)}, indent=2))
     else:
         console = Console(width=None if Console().is_terminal else 120)
         console.print(drawn(rows))
         console.print(f"{verdict(rows)} {sum(row.n for row in rows):,} answers in {seconds:.0f} s.")
+    if page:
+        page.write_text(as_page(rows, quick), encoding="utf-8")
 
 
 def chosen(names: Sequence[str]) -> list[Claim]:

@@ -9,6 +9,7 @@ decide fourteen answers. The rough engine is one that no law of ours describes.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
@@ -156,9 +157,10 @@ def rows(cases: Sequence[Case], answers: Sequence[list[Answer]]) -> list[Evidenc
 
 
 def _row(name: str, answers: Sequence[Answer], method: str, goal: Goal | None) -> EvidenceRow:
-    """Errors where truth and answer both find the SLA feasible; the other verdicts are counted."""
+    """Errors where truth or answer finds the SLA feasible: a wrong verdict counts, infinite where the truth is 0."""
     pairs = [(one.truth / one.stable, getattr(one, method) / one.stable) for one in answers]
-    errors = [found / truth - 1 for truth, found in pairs if truth >= FEASIBLE and found >= FEASIBLE]
+    judged = [pair for pair in pairs if max(pair) >= FEASIBLE]
+    errors = [found / truth - 1 if truth else math.inf for truth, found in judged]
     too_hopeful = sum(truth < FEASIBLE <= found for truth, found in pairs)
     too_strict = sum(found < FEASIBLE <= truth for truth, found in pairs)
     never = sum(truth < FEASIBLE and found < FEASIBLE for truth, found in pairs)

@@ -205,8 +205,10 @@ def rows(cases: Sequence[Case], answers: Sequence[Errors]) -> list[EvidenceRow]:
 
 
 def _row(kind: str, figure: Figure, errors: Sequence[float]) -> EvidenceRow:
-    known = [error for error in errors if math.isfinite(error)]
-    note = f"{len(errors) - len(known)} called saturated" if len(known) < len(errors) else ""
+    known = [error for error in errors if not math.isnan(error)]
+    saturated, unknown = sum(map(math.isinf, known)), len(errors) - len(known)
+    notes = [f"{saturated} called saturated that were served"] if saturated else []
+    note = "; ".join([*notes, *([f"{unknown} not in the table"] if unknown else [])])
     return row_of_errors(f"{NAME}, {kind}", DATA, f"{figure.metric.upper()} {figure.statistic}", known, GOAL, note)
 
 

@@ -56,11 +56,14 @@ ENOUGH = 20
 def row_of_errors(
     name: str, data: str, metric: str, errors: Sequence[float], goal: Goal | None = None, note: str = ""
 ) -> EvidenceRow:
-    """The row of signed relative errors, above 0 where the answer promises more than the truth (needs at least one)."""
+    """The row of signed relative errors, above 0 where the answer promises more than the truth (needs at least one).
+
+    An infinite error is a wrong verdict, such as a load called saturated that was served: it counts like any other.
+    """
     if not errors:
         return missing(name, data, metric, "no answer to judge", goal)
     size = np.abs(errors)
-    median, p90 = float(np.median(size)), float(np.quantile(size, 0.9))
+    median, p90 = (float(np.quantile(size, share, method="higher")) for share in (0.5, 0.9))
     optimistic = float(np.mean(np.array(errors) > OPTIMISTIC))
     holds = None
     if goal is not None and len(errors) >= ENOUGH:
@@ -81,8 +84,15 @@ HEADER = ("claim", "against", "n", "metric", "median", "p90", "worst", "goal", "
 def cells(row: EvidenceRow) -> tuple[str, ...]:
     """The row as text, in the order of HEADER."""
     holds = {True: "yes", False: "no", None: ""}[row.holds]
-    errors = ("" if math.isnan(value) else f"{value:.1%}" for value in (row.median, row.p90, row.worst))
+    errors = (shown(value) for value in (row.median, row.p90, row.worst))
     return (row.name, row.data, str(row.n), row.metric, *errors, row.goal, holds, row.note)
+
+
+def shown(share: float) -> str:
+    """A share in per cent; empty where there is none."""
+    if math.isnan(share):
+        return ""
+    return f"{share:.1%}" if share < math.inf else "∞"
 
 
 def drawn(rows: Iterable[EvidenceRow]) -> Table:

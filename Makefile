@@ -5,6 +5,8 @@ VENV := .venv
 BIN := $(VENV)/bin
 PORT ?= 8501
 
+export OPENBLAS_NUM_THREADS ?= 1
+
 .PHONY: app test check bench lock system clean
 
 app: $(VENV)/stamp

@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 
 from sizing.curves import Point
 from sizing.fitting.levels import in_flight
-from sizing.steptime import StepLaw
+from sizing.steptime import COEFFICIENTS, StepLaw
 
 DATA_SIGMAS = StepLaw(0.7, 1.0, 1.0, 1.5, 1.5, 1.5, 3.0, 1.5)
 """Standard deviations of the logarithms when the guess comes from the points themselves: factors of 2 to 4.5; 20 for
@@ -17,6 +17,10 @@ what an iteration with a prompt costs beside, which may be as good as nothing.""
 
 KV_OF_SEQUENCE = 200
 """Tokens of KV cache whose reading takes as long as what a sequence costs beside: 60 to 420 at servers measured."""
+
+COMPUTE_BOUND, PROMPT_SIGMA = 3.0, 0.5
+"""A prompt that takes this many decode steps is arithmetic for the most part: then the time of a token is known within
+a factor of 1.6, as a prompt leaves little room for anything else."""
 
 PRIOR_SIGMAS = StepLaw(0.25, 1.0, 0.5, 1.0, 0.25, 0.5, 1.5, 1.5)
 """The same for a law from elsewhere (a day-zero estimate): weights and KV reads follow from sizes and bandwidth."""
@@ -26,6 +30,8 @@ def guess(points: Sequence[Point], prior: StepLaw | None) -> tuple[NDArray[np.fl
     """Logarithms of the eight coefficients, and their standard deviations: from `prior` where it has a value."""
     rough = np.array(law_of_points(points).seconds)
     centre, sigma = np.log(rough), np.array(DATA_SIGMAS.seconds)
+    if ttft_s(longest_prompts(points)) > COMPUTE_BOUND * itl_s(min(points, key=in_flight)):
+        sigma[COEFFICIENTS.index("token_s")] = PROMPT_SIGMA
     if prior is not None:
         values = np.array(prior.seconds)
         known = values > 0
@@ -45,7 +51,7 @@ def law_of_points(points: Sequence[Point]) -> StepLaw:
     """
     calm = min(points, key=in_flight)
     busy = max(points, key=in_flight)
-    long = max(points, key=lambda point: (point.isl, -in_flight(point)))
+    long = longest_prompts(points)
     step_s = itl_s(calm)
     rise_s = max((itl_s(busy) - step_s) / max(in_flight(busy) - in_flight(calm), 1), 1e-3 * step_s)
     first_s = ttft_s(calm)
@@ -64,6 +70,11 @@ def law_of_points(points: Sequence[Point]) -> StepLaw:
         prefill_s=0.1 * rest_s,
         request_s=0.3 * rest_s,
     )
+
+
+def longest_prompts(points: Sequence[Point]) -> Point:
+    """The point of the longest prompts, at their lowest load."""
+    return max(points, key=lambda point: (point.isl, -in_flight(point)))
 
 
 def itl_s(point: Point) -> float:

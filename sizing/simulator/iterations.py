@@ -29,9 +29,7 @@ from sizing.simulator.records import (
     Work,
 )
 from sizing.simulator.series import sample
-from sizing.simulator.waiting import enqueue, expire_all, first_in_line, idle, take_first
-
-__all__ = ["enqueue", "idle", "iteration_s", "step", "steps_ahead", "stretch_s", "work_of"]
+from sizing.simulator.waiting import expire_all, first_in_line, take_first
 
 
 @compiled

@@ -15,10 +15,11 @@ from hypothesis import strategies as st
 
 from sizing.errors import ScenarioError
 from sizing.replica import KV_POLICIES, POLICIES, Batching, Replica, Roughness, Speculation
+from sizing.simulator.departures import fail
 from sizing.simulator.durations import iteration_s
 from sizing.simulator.gaps import LEAST_GAP_S, WIDTH, count_gaps, gap_quantiles
 from sizing.simulator.iterations import work_of
-from sizing.simulator.loops import advance, enqueue, fail, run_stream, run_users
+from sizing.simulator.loops import advance, run_stream, run_users
 from sizing.simulator.records import (
     CANCELLED,
     GAP_BINS,
@@ -33,6 +34,7 @@ from sizing.simulator.records import (
     requests_of,
     work_space,
 )
+from sizing.simulator.waiting import enqueue
 from sizing.steptime import StepLaw
 
 NOTHING = StepLaw(0.0, 0.0, 0.0, 0.0, 0.0)
@@ -99,7 +101,7 @@ def test_who_has_given_up_makes_room_in_the_line() -> None:
 
 @pytest.mark.parametrize(
     ("timeout_s", "cancel_s", "expected"),
-    [(1.25, 9.0, (TIMED_OUT, NAN, 1.75)), (9.0, 1.25, (CANCELLED, NAN, 1.75)), (1.0, 1.0, (TIMED_OUT, NAN, 1.5))],
+    [(1.25, 9.0, (TIMED_OUT, NAN, 1.75)), (9.0, 1.25, (CANCELLED, NAN, 1.75)), (1.0, 1.0, (CANCELLED, NAN, 1.5))],
 )
 def test_the_line_is_left_at_the_deadline(timeout_s: float, cancel_s: float, expected: Any) -> None:
     waits = {"at": 0.5, "queue_timeout_s": timeout_s, "cancel_s": cancel_s}

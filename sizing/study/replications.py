@@ -50,6 +50,15 @@ class Replicated:
         values = self.values_s[:, METRICS.index(metric), NAMES.index(name)]
         return float(stdtrit(runs - 1, 0.95) * values.std(ddof=1) / math.sqrt(runs))
 
+    @property
+    def half_widths_s(self) -> dict[Metric, dict[str, float | None]]:
+        """All of them, by metric and name, for JSON; None where there is no interval."""
+        found = {metric: {name: self.half_width_s(metric, name) for name in NAMES} for metric in METRICS}
+        return {
+            metric: {name: width if math.isfinite(width) else None for name, width in widths.items()}
+            for metric, widths in found.items()
+        }
+
 
 def replicated(
     replica: Replica,

@@ -112,7 +112,7 @@ def test_a_cluster_that_goes_away_is_one_error() -> None:
     from distributed import LocalCluster
 
     workers = LocalCluster(  # type: ignore[no-untyped-call]
-        n_workers=1, threads_per_worker=1, processes=False, dashboard_address=None, silence_logs=50
+        n_workers=1, threads_per_worker=1, processes=False, dashboard_address="127.0.0.1:0", silence_logs=50
     )
     with workers:
         results = on_cluster(study_work.nap, dict(enumerate([0.0] + [0.5] * 9)), workers.scheduler_address)

@@ -1,4 +1,4 @@
-"""Settings of all tests: where CI is set, hypothesis draws the same examples every time, so that runs can be repeated."""
+"""Settings of all tests: where CI is set, hypothesis draws the same examples every time, so that a run repeats."""
 
 from __future__ import annotations
 

@@ -186,7 +186,7 @@ def speculation_of(text: str) -> Speculation | None:
 
 def impatient_workload(given: dict[str, Any]) -> Workload:
     """The workload of the common options, with the patience of server and clients where it is given."""
-    patience_s = {
+    patience_s: dict[str, Any] = {
         f"{name}_s": parse_seconds(f"--{name.replace('_', '-')}", given[name])
         for name in ("queue_timeout", "cancel")
         if given[name] is not None

@@ -56,7 +56,7 @@ def on_cluster(job: Callable[[int, Any], Any], items: Mapping[int, Any], address
     WorkersLost when an item's workers die again and again, or the scheduler goes away.
     """
     from distributed import Client, KilledWorker, as_completed  # 1 s to import: only studies on a cluster pay for it
-    from distributed.comm import CommClosedError
+    from distributed.comm.core import CommClosedError
 
     try:
         client = Client(address, timeout=WAIT_S, set_as_default=False)  # type: ignore[no-untyped-call]

@@ -49,9 +49,8 @@ class Table:
 
     def add(self, place: int, answer: Mapping[str, Cell]) -> None:
         """Write the answer to the scenario at `place`, at once."""
-        self._rows[place] = _texts(
-            {"scenario": place + 1, "inputs": self._inputs} | self._study[place].model_dump() | dict(answer)
-        )
+        own: dict[str, Cell] = {"scenario": place + 1, "inputs": self._inputs}
+        self._rows[place] = _texts(own | self._study[place].model_dump() | dict(answer))
         self._file.write(_line(self._rows[place].values()))
         self._file.flush()
 

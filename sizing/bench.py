@@ -63,8 +63,8 @@ class Figure:
 
     @property
     def met(self) -> bool | None:
-        """Whether the goal is reached; None where there is none, or no figure."""
-        if self.goal is None or math.isnan(self.value):
+        """Whether the goal is reached, which a figure that could not be measured (NaN) never does; None without one."""
+        if self.goal is None:
             return None
         return self.value >= self.goal if self.least else self.value <= self.goal
 

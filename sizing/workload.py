@@ -19,6 +19,9 @@ ArrivalKind = Literal["poisson", "constant", "gamma", "batch"]
 Routing = Literal["random", "round_robin", "power_of_two", "least_outstanding"]
 ROUTINGS: tuple[Routing, ...] = get_args(Routing)
 
+MOST_TOKENS = 1e9
+"""The longest mean prompt or output: sums of lengths over a long run stay within 64-bit integers."""
+
 Tokens = NDArray[np.int64]
 Seconds = NDArray[np.float64]
 
@@ -50,8 +53,9 @@ class Lengths:
     def __post_init__(self) -> None:
         for name in ("isl", "osl"):
             value = finite(f"{name.upper()} (tokens)", getattr(self, name))
-            if value < 1:
-                raise ScenarioError(f"{name.upper()} must be at least 1 token, got {value:g}")
+            if not 1 <= value <= MOST_TOKENS:
+                bound = "at least 1 token" if value < 1 else f"at most {MOST_TOKENS:g} tokens"
+                raise ScenarioError(f"{name.upper()} must be {bound}, got {value:g}")
         for name in ("isl_cv", "osl_cv"):
             finite(name, getattr(self, name), above=-1e-12)
         if not -1 <= self.correlation <= 1:
@@ -181,7 +185,10 @@ def parse_seconds(name: str, text: str) -> float:
     found = re.fullmatch(r"(.*?)\s*(s|ms|us|ns)", text.strip())
     if not found:
         raise ScenarioError(f"{name}: {text!r} needs a unit: s, ms, us or ns, for instance 30ms")
-    return _number(name, found[1]) * {"s": 1, "ms": 1e-3, "us": 1e-6, "ns": 1e-9}[found[2]]
+    number = _number(name, found[1])
+    if not math.isfinite(number):
+        raise ScenarioError(f"{name}: {text!r} is not a finite time")
+    return number * {"s": 1, "ms": 1e-3, "us": 1e-6, "ns": 1e-9}[found[2]]
 
 
 def _number(name: str, text: str) -> float:
@@ -232,7 +239,7 @@ class Prefix:
 class Workload:
     """A stream of requests offered to a fleet: `rate_per_s` requests per second in all.
 
-    `queue_timeout_s`: a request that has waited so long without being started is dropped by the server.
+    `queue_timeout_s`: a request that a replica has kept waiting so long without starting it is dropped.
     `cancel_s`: a client gives up so long after sending, wherever its request is, and the engine stops computing it.
     """
 

@@ -16,7 +16,7 @@ from sizing.replica import Replica
 from sizing.simulator.closed import backlog_rate_per_s
 from sizing.simulator.fleet import serve
 from sizing.simulator.records import CANCELLED, SERVED, Requests, requests_of
-from sizing.simulator.runs import MOST_REPLICAS, check_question, whole_fleet
+from sizing.simulator.runs import MOST_REPLICAS, check_question, herding, whole_fleet
 from sizing.simulator.sampling import checked_requests, sample_requests
 from sizing.simulator.simulated import Simulated, open_loop
 from sizing.workload import Routing, Seconds, Workload
@@ -46,12 +46,15 @@ def simulate_disaggregated(
 
     Pools beyond 32 replicas are simulated in the same proportion at up to 32, where they have a common divisor.
 
-    Raises ScenarioError as `simulate` does, for negative transfer times, and for a decode pool with static batching.
+    Raises ScenarioError as `simulate` does, for transfer times that are negative or infinite, and for a decode pool
+    with static batching.
     """
     check_question(prefill_replicas, routing, requests, warmup)
     check_question(decode_replicas, routing, requests, warmup)
-    if not (transfer_s >= 0 and transfer_token_s >= 0):
-        raise ScenarioError(f"transfer times must be 0 s or more, got {transfer_s:g} and {transfer_token_s:g}")
+    if not (0 <= transfer_s < math.inf and 0 <= transfer_token_s < math.inf):
+        raise ScenarioError(
+            f"transfer times must be 0 s or more and finite, got {transfer_s:g} and {transfer_token_s:g}"
+        )
     if decode.batching.policy == "static":
         raise ScenarioError("static batching cannot take sequences that were prefilled elsewhere: use another policy")
     scale = _scale(prefill_replicas, decode_replicas)
@@ -69,7 +72,8 @@ def simulate_disaggregated(
         busy = workload.rate_per_s * float(goes_on.mean()) / backlog_rate_per_s(decode, isl, osl, isl)
         utilization = max(utilization, busy / decode_replicas)
     result = open_loop(run, prefill.law.request_s, utilization, warmup=warmup)
-    return whole_fleet(result, 1 / scale, ())
+    widest = round(max(prefill_replicas, decode_replicas) * scale)
+    return whole_fleet(result, 1 / scale, herding(routing, widest, workload.lengths.fixed))
 
 
 def _scale(prefill_replicas: int, decode_replicas: int) -> float:

@@ -19,10 +19,12 @@ from numpy.typing import NDArray
 from sizing.errors import ScenarioError
 from sizing.replica import Replica
 from sizing.simulator.borrowing import borrowed
+from sizing.simulator.departures import fail
 from sizing.simulator.heap import compiled
-from sizing.simulator.iterations import enqueue, work_of
-from sizing.simulator.loops import advance, fail, next_departure_s, outstanding, run_stream
+from sizing.simulator.iterations import work_of
+from sizing.simulator.loops import advance, next_departure_s, outstanding, run_stream
 from sizing.simulator.records import NOBODY, Requests, States, Work, engine_of, idle_states, work_space
+from sizing.simulator.waiting import enqueue
 from sizing.simulator.watch import Watch, Watched, watched
 from sizing.workload import ROUTINGS, Routing, Seconds, Tokens
 
@@ -35,7 +37,8 @@ _ROUTER = np.dtype([("routing", "i8"), ("up", "i8"), ("turn", "i8")])
 class Failure:
     """Replica number `replica` (from 0) is dead from `from_s` to `until_s`, seconds from the start of the run.
 
-    It ends the iteration in progress; all its other requests start anew elsewhere. It comes back empty.
+    It ends the iteration in progress; all its other requests start anew elsewhere, with a new queue timeout. It comes
+    back empty.
     """
 
     replica: int
@@ -173,7 +176,7 @@ def give(fleet: Fleet, who: Tokens, not_before_s: float, rng: np.random.Generato
         if best != NOBODY:
             advance(engines[best], states[best], work_of(work, best), requests, now_s)
             enqueue(engines[best], states[best], work_of(work, best), requests, request, now_s)
-            unchanged_until_s[best] = states[best].clock_s
+            unchanged_until_s[best] = min(states[best].clock_s, states[best].next_deadline_s)
 
 
 @compiled

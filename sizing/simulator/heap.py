@@ -18,18 +18,19 @@ REQUEST_BITS = 24
 MAX_REQUESTS = 1 << REQUEST_BITS
 """Requests one simulation can hold: a heap key is (finishing step, request) packed in one integer."""
 
-_KERNELS = {path.name: path.read_bytes() for path in sorted(Path(__file__).parent.glob("*.py"))}
-KERNEL_FILES = tuple(name for name, source in _KERNELS.items() if b"@compiled" in source)
-"""The files of this folder with compiled functions."""
-_SOURCES = hashlib.sha256(b"".join(_KERNELS[name] for name in KERNEL_FILES)).hexdigest()
+_FOLDER = Path(__file__).parent
+_BESIDE = ("replica.py", "steptime.py", "workload.py")
+STAMPED = (*sorted(_FOLDER.glob("*.py")), *(_FOLDER.parent / name for name in _BESIDE))
+"""The files that machine code is made of: kernels, and the modules whose constants are frozen into them."""
+_SOURCES = hashlib.sha256(b"".join(path.read_bytes() for path in STAMPED)).hexdigest()
 
 
 def compiled(function: Compiled) -> Compiled:
     """`function` compiled to machine code on first use, and kept on disk for the next process.
 
-    numba drops kept code when the function's own file changes, not when a function that it calls does, in another file.
-    So the stamp on the code holds all files with compiled functions. Functions are inlined where they are called: a run
-    is three times as fast for it.
+    numba drops kept code when the function's own file changes, not when a function that it calls or a constant that it
+    uses does, in another file. So the stamp on the code holds all files of STAMPED. Functions are inlined where they
+    are called: a run is three times as fast for it.
     """
     return _compiled(function, inlined=True)
 

@@ -14,7 +14,14 @@ from sizing.simulator.departures import cancel
 from sizing.simulator.durations import growth_s, iteration_s, jitter_factor, steps_to, stretch_s
 from sizing.simulator.gaps import count_all_but_last, count_last
 from sizing.simulator.heap import compiled, first_step, pop
-from sizing.simulator.kv_cache import fits, memory_when_admitted, prompt_tokens_of, reservation, steps_to_full
+from sizing.simulator.kv_cache import (
+    fits,
+    memory_when_admitted,
+    prompt_tokens_of,
+    reservation,
+    steps_to_full,
+    tokens_per_step,
+)
 from sizing.simulator.lanes import clear_lanes, drop_lane, leave, start_decoding
 from sizing.simulator.pausing import make_room
 from sizing.simulator.records import (
@@ -29,9 +36,7 @@ from sizing.simulator.records import (
     Work,
 )
 from sizing.simulator.series import sample
-from sizing.simulator.waiting import enqueue, expire_all, first_in_line, idle, take_first
-
-__all__ = ["enqueue", "idle", "iteration_s", "step", "steps_ahead", "stretch_s", "work_of"]
+from sizing.simulator.waiting import expire_all, first_in_line, take_first
 
 
 @compiled
@@ -181,7 +186,10 @@ def prefill_iteration(
 ) -> None:
     """One iteration that holds prompt tokens; unless the policy runs prompts alone, every lane decodes along."""
     factor = jitter_factor(engine, state) if engine.jitter > 0 else 1.0
-    lanes_of_batch = state.joining
+    lanes_of_batch, batch_growth_tokens = state.joining, 0.0
+    if engine.policy == STATIC:  # lanes of clients who give up during the prompts grow like the others
+        for place in range(state.joining):
+            batch_growth_tokens += tokens_per_step(requests, work.joining[place])
     if state.lanes > 0 and engine.policy != PREFILL_FIRST:
         step_s = factor * iteration_s(engine, state.lanes, state.context_tokens, prompt_tokens, attention)
         state.clock_s += step_s
@@ -194,7 +202,7 @@ def prefill_iteration(
     for place in range(state.joining):
         start_decoding(engine, state, work, requests, work.joining[place])
     if engine.policy == STATIC and state.running > 0:
-        state.growth_tokens += lanes_of_batch - state.lanes
+        state.growth_tokens = batch_growth_tokens
         state.lanes, state.context_tokens = lanes_of_batch, prompt_tokens
         state.used_tokens = prompt_tokens
 

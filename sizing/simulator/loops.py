@@ -5,23 +5,11 @@ from __future__ import annotations
 import math
 
 from sizing.simulator.borrowing import borrowed
-from sizing.simulator.departures import fail
-from sizing.simulator.durations import growth_s
+from sizing.simulator.durations import growth_s, iteration_s, stretch_s
 from sizing.simulator.heap import compiled
-from sizing.simulator.iterations import enqueue, idle, iteration_s, step, steps_ahead, stretch_s, work_of
+from sizing.simulator.iterations import step, steps_ahead, work_of
 from sizing.simulator.records import NOBODY, Engine, Requests, State, States, Work
-from sizing.simulator.waiting import expire, expire_all
-
-__all__ = [
-    "advance",
-    "enqueue",
-    "fail",
-    "measured_rounds",
-    "next_departure_s",
-    "outstanding",
-    "run_stream",
-    "run_users",
-]
+from sizing.simulator.waiting import enqueue, expire, expire_all, idle
 
 REJECTED_USER_WAITS_S = 0.01
 """A user who is turned away at once tries again after this time at the earliest, or a closed loop would never end."""

@@ -66,7 +66,7 @@ class Request:
     replica: int  # that serves it
     cached_tokens: int  # of the prompt, found in the prefix cache; isl: prefilled elsewhere, its first token is out
     steps: int  # decode steps after the first token: osl - 1, fewer with speculation
-    queue_timeout_s: float  # after arrival: dropped if not started by then
+    queue_timeout_s: float  # after it came to its replica: dropped if not started by then
     cancel_s: float  # after arrival: the client gives up
     outcome: int  # SERVED unless it was rejected, timed out in the line, or cancelled
     generated: int  # tokens it had when it was paused: computed again with the prompt

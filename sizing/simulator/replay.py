@@ -12,7 +12,7 @@ from sizing.replica import Replica
 from sizing.simulator.heap import compiled
 from sizing.simulator.loops import measured_rounds, run_stream, run_users
 from sizing.simulator.records import Engine, Requests, States, Work, engine_of, idle_states, work_space
-from sizing.simulator.runs import checked_requests
+from sizing.simulator.sampling import checked_requests
 from sizing.workload import Seconds, Tokens
 
 Floats = NDArray[np.float64]

@@ -22,8 +22,6 @@ from sizing.simulator.simulated import Simulated, open_loop
 from sizing.simulator.watch import Watch
 from sizing.workload import ROUTINGS, Routing, Seconds, Tokens, Workload
 
-__all__ = ["Simulated", "checked_requests", "simulate", "simulate_fleet", "simulate_trace"]
-
 MOST_REPLICAS = 32
 """A counting router over more replicas than this behaves as over this many, at the same load for each."""
 

@@ -14,6 +14,9 @@ from sizing.simulator.heap import MAX_REQUESTS, compiled
 from sizing.simulator.records import Requests, requests_of
 from sizing.workload import Arrivals, Prefix, Routing, Seconds, Tokens, Workload
 
+MOST_SLOTS = MAX_REQUESTS // 8 - 1
+"""The highest stable rate is measured with 8 requests a slot."""
+
 
 def sample_requests(
     replica: Replica,
@@ -101,11 +104,19 @@ def _steps(osl: Tokens, chances: Seconds, rng: np.random.Generator) -> Tokens:
 
 def checked_requests(replica: Replica, isl: Tokens, osl: Tokens, arrival_s: Seconds) -> Requests:
     """Requests ready to run, if the engine can run them at all; outputs end at its `max_tokens`, where it has one."""
-    if not 0 < len(isl) == len(osl) < MAX_REQUESTS:
-        raise ScenarioError(f"isl and osl must have one entry per request, 1 to {MAX_REQUESTS - 1} of them")
+    if len(isl) >= MAX_REQUESTS:
+        raise ScenarioError(
+            f"{len(isl):,} requests are more than one run can hold ({MAX_REQUESTS - 1:,}): simulate fewer"
+        )
+    if not 0 < len(isl) == len(osl):
+        raise ScenarioError("isl and osl must have one entry per request, 1 or more")
     if np.min(isl) < 1 or np.min(osl) < 1:
         raise ScenarioError("every request needs at least 1 input and 1 output token")
     rule = replica.batching
+    if rule.max_batch_size > MOST_SLOTS:
+        raise ScenarioError(
+            f"max_batch_size: {rule.max_batch_size:,} slots are more than can be simulated, at most {MOST_SLOTS:,}"
+        )
     if rule.max_tokens > 0:
         osl = np.minimum(osl, rule.max_tokens)
     longest = longest_tokens(rule, isl, osl)

@@ -78,7 +78,8 @@ class Simulated:
     def meets(self, sla: Sla) -> bool:
         """True when the load is stable and at most 1 - p of the requests exceed each limit; counts, does not sort."""
         return not self.saturated and all(
-            self.exceeding_share(limit) <= 1 - limit.percentile / 100 for limit in sla.limits
+            limit.percentile + 100 * self.exceeding_share(limit) <= 100 + 1e-9  # exactly 1 - p may round to above it
+            for limit in sla.limits
         )
 
     def goodput(self, sla: Sla) -> float:
@@ -103,10 +104,6 @@ class Simulated:
         error = share_error(((seconds > limit.limit_s) | lost)[np.isfinite(seconds) | lost])
         share = self.exceeding_share(limit)
         return max(share - error, 0.0), min(share + error, 1.0)
-
-    def queue_quantiles(self) -> Quantiles:
-        """Mean and percentiles of the wait for the first iteration."""
-        return Quantiles.of(self.queue_s)
 
     def prediction(self) -> Prediction:
         """Mean and percentiles of the served requests; infinite where the load is saturated."""

@@ -12,7 +12,7 @@ from sizing.replica import Replica
 from sizing.simulator.closed import backlog_rate_per_s
 from sizing.simulator.fleet import serve
 from sizing.simulator.records import Requests
-from sizing.simulator.runs import MOST_REPLICAS, check_question, whole_fleet
+from sizing.simulator.runs import MOST_REPLICAS, check_question, herding, whole_fleet
 from sizing.simulator.sampling import sample_requests
 from sizing.simulator.simulated import Simulated, open_loop
 from sizing.workload import Routing, Tokens, Workload
@@ -64,6 +64,8 @@ def simulate_streams(
     together = 1 if routing == "random" else min(replicas, MOST_REPLICAS)
     run, stream_of = _merged(replica, streams, requests, replicas, together, seed)
     serve([replica] * together, run, routing, np.random.default_rng([seed, len(streams)]))
+    lengths = {stream.workload.lengths for stream in streams}
+    warnings = herding(routing, together, len(lengths) == 1 and streams[0].workload.lengths.fixed)
     results = []
     for number, stream in enumerate(streams):
         ahead = run[run["priority"] <= stream.priority]
@@ -71,7 +73,7 @@ def simulate_streams(
         rate_per_s = sum(other.workload.rate_per_s for other in streams if other.priority <= stream.priority)
         utilization = rate_per_s / replicas / stable_per_s
         result = open_loop(run[stream_of == number], replica.law.request_s, utilization, warmup=warmup)
-        results.append(whole_fleet(result, replicas / together, ()))
+        results.append(whole_fleet(result, replicas / together, warnings))
     return tuple(results)
 
 

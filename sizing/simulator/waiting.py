@@ -38,6 +38,7 @@ def idle(state: State) -> bool:
 def enqueue(engine: Engine, state: State, work: Work, requests: Requests, request: int, time_s: float) -> bool:
     """Put a request at the end of the line of its priority, at `time_s`; an idle replica wakes up.
 
+    The queue timeout counts from now: a request whose first replica has died waits anew. Its client does not.
     False when it is rejected: the line is full, or the KV cache could never hold it.
     """
     if state.next_deadline_s <= time_s:
@@ -53,8 +54,8 @@ def enqueue(engine: Engine, state: State, work: Work, requests: Requests, reques
     requests[request].stage = WAITING
     requests[request].generated = 0
     requests[request].done_steps = 0
-    patience_s = min(requests[request].queue_timeout_s, requests[request].cancel_s)
-    insert_deadline(state, requests, request, requests[request].arrival_s + patience_s)
+    cancelled_s = requests[request].arrival_s + requests[request].cancel_s
+    insert_deadline(state, requests, request, min(time_s + requests[request].queue_timeout_s, cancelled_s))
     line = line_of(requests, request)
     requests[request].behind = NOBODY
     if work.lines[line, 0] == NOBODY:
@@ -135,8 +136,7 @@ def expire(state: State, requests: Requests, until_s: float) -> int:
             state.waiting -= 1
             return request
         elif requests[request].stage == WAITING:
-            impatient = requests[request].cancel_s < requests[request].queue_timeout_s
-            turn_away(requests, request, CANCELLED if impatient else TIMED_OUT, deadline_s)
+            turn_away(requests, request, CANCELLED if cancelled_s <= deadline_s else TIMED_OUT, deadline_s)
             state.waiting -= 1
             return request
     return NOBODY

@@ -51,7 +51,8 @@ class TimeSeries:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Watched:
-    """What was recorded, over the whole run. `pauses`: times that a sequence lost its KV cache to others.
+    """What was recorded, over the whole run, of the requests simulated: those of one replica or of up to 32 where these
+    stand for a larger fleet. `pauses`: times that a sequence lost its KV cache to others.
 
     Token gaps are what the reader of a stream sees, stalls in full (the ITL of a request is only their mean); NaN when
     they were not asked for. Within 2 %. `series`: one for each replica simulated, none when not asked for.

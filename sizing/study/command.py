@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
+from collections.abc import Iterable
 from pathlib import Path
 
 import click
 
 from sizing.curves import Point, read_points
 from sizing.study.answers import answer
+from sizing.study.cluster import code
 from sizing.study.machines import Machines, completed
 from sizing.study.progress import bar
 from sizing.study.scenarios import Scenario, read_study
@@ -28,7 +31,12 @@ All combinations; or with `sample: 1000` that many at random, where an axis may 
 """
 
 processes_option = click.option("--processes", type=click.IntRange(0), default=0, help="0 (default): one a core.")
-cluster_option = click.option("--cluster", default="", help="Address of a Dask scheduler: tcp://HOST:PORT.")
+cluster_option = click.option(
+    "--cluster",
+    default="",
+    help="Address of a Dask scheduler: tcp://HOST:PORT. Whoever reaches that port can run code there, as Dask asks for "
+    "no password: use it inside a trusted network.",
+)
 
 
 @click.command("study", epilog=EXAMPLE)
@@ -46,7 +54,7 @@ def study_command(file: Path, out: Path | None, processes: int, cluster: str, js
     machines = Machines(processes, cluster)
     points = _points(study, file.parent)
     target = out or file.with_suffix(".csv")
-    table = Table(target, study)
+    table = Table(target, study, _inputs(folder=file.parent, names=points))
     already = len(table.done)
     left = [(place, (study[place], points[study[place].points])) for place in range(len(study))]
     left = [(place, item) for place, item in left if place not in table.done]
@@ -66,3 +74,11 @@ def _points(study: list[Scenario], folder: Path) -> dict[str, tuple[Point, ...]]
     """The points of every table that the study names, read once."""
     names = {scenario.points for scenario in study}
     return {name: tuple(read_points(folder / name)) if name else () for name in names}
+
+
+def _inputs(folder: Path, names: Iterable[str]) -> str:
+    """Sixteen digits that change with the content of the tables of points, and with what else answers hang on."""
+    digest = hashlib.sha256(repr(code()).encode())
+    for name in sorted(filter(None, names)):
+        digest.update(hashlib.sha256((folder / name).read_bytes()).digest())
+    return digest.hexdigest()[:16]

@@ -16,8 +16,8 @@ from joblib import Parallel, cpu_count, delayed  # type: ignore[import-untyped]
 from joblib.externals.loky.process_executor import TerminatedWorkerError  # type: ignore[import-untyped]
 from numpy.random import SeedSequence
 
-from sizing.errors import ScenarioError, SizingError
-from sizing.study.cluster import on_cluster
+from sizing.errors import ScenarioError
+from sizing.study.cluster import WorkersLost, on_cluster
 
 Item = TypeVar("Item")
 Result = TypeVar("Result")
@@ -25,10 +25,6 @@ Work = Callable[[Item, SeedSequence], Result]
 
 LIVES = 4
 """How often the cores' worker processes may die before a study gives up: an item that kills each one never ends."""
-
-
-class WorkersLost(SizingError):
-    """Worker processes died again and again."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -67,7 +67,7 @@ class Scenario(BaseModel):
     def choice(self) -> Choice:
         """What may be bought; raises ScenarioError for a TP that is no number."""
         tps = _words(str(self.tp))
-        if not all(word.isdigit() and int(word) > 0 for word in tps):
+        if not all(word.isdecimal() and int(word) > 0 for word in tps):
             raise ScenarioError(f"tp {self.tp!r}: give whole numbers such as 1,2,4, or any")
         return Choice(_words(self.gpu), _words(self.precision), tuple(map(int, tps)), self.basis)
 
@@ -108,6 +108,8 @@ def read_study(path: Path | str) -> list[Scenario]:
     """The scenarios of a study file, each checked. Raises ScenarioError naming the file and what is wrong in it."""
     try:
         file = StudyFile.model_validate(yaml.safe_load(Path(path).read_text(encoding="utf-8")))
+    except RecursionError:
+        raise ScenarioError(f"{path}: cannot be read as YAML (lists or mappings nested too deeply)") from None
     except FileNotFoundError:
         raise ScenarioError(f"{path}: no such study file") from None
     except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
@@ -129,6 +131,9 @@ def read_study(path: Path | str) -> list[Scenario]:
 
 def _combinations(file: StudyFile, name: str) -> Iterator[dict[str, Any]]:
     """Values of the axes, scenario by scenario."""
+    for axis, values in file.axes.items():
+        if values == []:
+            raise ScenarioError(f"{name}: axis {axis!r} has no values; list one or more")
     if file.sample is not None:
         rng = np.random.default_rng(file.seed)
         for _ in range(file.sample):
@@ -139,8 +144,8 @@ def _combinations(file: StudyFile, name: str) -> Iterator[dict[str, Any]]:
         if axis not in listed:
             raise ScenarioError(f"{name}: axis {axis!r} is a range; give `sample: NUMBER`, or list its values")
     count = math.prod(map(len, listed.values()))
-    if not 0 < count <= MOST:
-        raise ScenarioError(f"{name}: the axes make {count:,} scenarios, it can be 1 to {MOST:,}; or give `sample:`")
+    if count > MOST:
+        raise ScenarioError(f"{name}: the axes make {count:,} scenarios, more than {MOST:,}; give `sample: NUMBER`")
     yield from (dict(zip(listed, values, strict=True)) for values in itertools.product(*listed.values()))
 
 

@@ -1,7 +1,8 @@
 """The results of a study (CSV): a row per scenario, written as it is answered, so that a study can be interrupted.
 
 Rows hold the whole question and its answer. While the study runs they stand in the order in which they were answered;
-at its end the file is written anew in the order of the scenarios.
+at its end the file is written anew in the order of the scenarios. `inputs` is a hash of what the answers hang on beside
+the question: the points that were measured, and this package.
 """
 
 from __future__ import annotations
@@ -18,18 +19,19 @@ from sizing.study import answers, scenarios
 from sizing.study.answers import Cell
 from sizing.study.scenarios import Scenario
 
-COLUMNS = ("scenario", *scenarios.COLUMNS, *answers.COLUMNS)
+COLUMNS = ("scenario", "inputs", *scenarios.COLUMNS, *answers.COLUMNS)
 
 
 class Table:
     """The file at `path` as it grows; `done` are the places of the scenarios (from 0) whose rows it holds.
 
-    Use as ``with``. Raises ScenarioError when the file is there but of another study, or no table of results.
+    Use as ``with``. Raises ScenarioError when the file is there but of another study, that is of other questions or
+    `inputs`, or no table of results, and when it cannot be written.
     """
 
-    def __init__(self, path: Path, study: Sequence[Scenario]) -> None:
-        self._path, self._study = path, study
-        self._rows = _rows(path, study)
+    def __init__(self, path: Path, study: Sequence[Scenario], inputs: str) -> None:
+        self._path, self._study, self._inputs = path, study, inputs
+        self._rows = _rows(path, study, inputs)
         _replace(path, self._rows)  # a row cut off in the middle is dropped
 
     @property
@@ -47,7 +49,8 @@ class Table:
 
     def add(self, place: int, answer: Mapping[str, Cell]) -> None:
         """Write the answer to the scenario at `place`, at once."""
-        self._rows[place] = _texts({"scenario": place + 1} | self._study[place].model_dump() | dict(answer))
+        own: dict[str, Cell] = {"scenario": place + 1, "inputs": self._inputs}
+        self._rows[place] = _texts(own | self._study[place].model_dump() | dict(answer))
         self._file.write(_line(self._rows[place].values()))
         self._file.flush()
 
@@ -59,7 +62,7 @@ class Table:
             _replace(self._path, self._rows)
 
 
-def _rows(path: Path, study: Sequence[Scenario]) -> dict[int, dict[str, str]]:
+def _rows(path: Path, study: Sequence[Scenario], inputs: str) -> dict[int, dict[str, str]]:
     """The complete rows of the file, by place; empty when it does not exist."""
     if not path.exists():
         return {}
@@ -75,9 +78,14 @@ def _rows(path: Path, study: Sequence[Scenario]) -> dict[int, dict[str, str]]:
         raise ScenarioError(f"{path}: is no table of results of this version; give --out another name")
     rows = {}
     for row in reader:
-        place = int(row["scenario"]) - 1 if row["scenario"].isdigit() else -1
+        place = int(row["scenario"]) - 1 if row["scenario"].isdecimal() else -1
         if not 0 <= place < len(study) or _question(row) != _texts(study[place].model_dump()):
             raise ScenarioError(f"{path}: row {row['scenario']} is of another study; give --out another name")
+        if row["inputs"] != inputs:
+            raise ScenarioError(
+                f"{path}: row {row['scenario']} is of another study: the same question, but other points or another "
+                "version of this package; give --out another name"
+            )
         rows[place] = {column: row[column] for column in COLUMNS}
     return rows
 
@@ -85,10 +93,13 @@ def _rows(path: Path, study: Sequence[Scenario]) -> dict[int, dict[str, str]]:
 def _replace(path: Path, rows: Mapping[int, Mapping[str, str]]) -> None:
     """Write all rows in the order of the scenarios; the file is the old one or the new one at any moment."""
     fresh = path.with_name(path.name + ".new")
-    with fresh.open("w", newline="", encoding="utf-8") as file:
-        file.write(_line(COLUMNS))
-        file.writelines(_line(rows[place].values()) for place in sorted(rows))
-    fresh.replace(path)
+    try:
+        with fresh.open("w", newline="", encoding="utf-8") as file:
+            file.write(_line(COLUMNS))
+            file.writelines(_line(rows[place].values()) for place in sorted(rows))
+        fresh.replace(path)
+    except OSError as error:
+        raise ScenarioError(f"--out {path}: cannot be written ({error.strerror})") from None
 
 
 def _question(row: Mapping[str, str]) -> dict[str, str]:

@@ -32,7 +32,8 @@ class Slot:
         self.place, self.isl, self.osl, self.priority = place, isl, osl, priority
         self.cached, self.steps = cached, osl - 1 if steps is None else steps
         self.queue_timeout_s, self.cancel_s = queue_timeout_s, cancel_s
-        self.arrival_s = 0.0
+        self.arrival_s = self.queued_s = float("nan")  # first arrival, and at the replica it is in
+        self.scheduled_s = float("nan")
         self.started = False
         self.admission = 0
         self.computed = 0  # prompt tokens computed since it was admitted
@@ -90,11 +91,12 @@ class Slot:
 
     @property
     def deadline_s(self) -> float:
-        return self.arrival_s + (self.cancel_s if self.started else min(self.queue_timeout_s, self.cancel_s))
+        cancelled_s = self.arrival_s + self.cancel_s
+        return cancelled_s if self.started else min(self.queued_s + self.queue_timeout_s, cancelled_s)
 
     def give_up(self) -> None:
         """The client is gone, or the server drops it from the line."""
-        timed_out = not self.started and self.queue_timeout_s <= self.cancel_s
+        timed_out = self.deadline_s < self.arrival_s + self.cancel_s
         self.outcome, self.done_s = "timed_out" if timed_out else "cancelled", self.deadline_s
 
 
@@ -123,10 +125,12 @@ class SlowReplica:
         return 1 + (self.speculation.draft_tokens if self.speculation else 0)
 
     def arrive(self, sequence: Slot, time_s: float) -> None:
-        sequence.arrival_s = time_s
+        sequence.queued_s = time_s
+        if math.isnan(sequence.arrival_s):
+            sequence.arrival_s = time_s
         if self.idle:
             self.now_s = max(self.now_s, time_s)
-        self._drop_late(time_s, only_new=True)
+        self.drop_late(time_s, only_new=True)
         if 0 < self.batching.max_waiting <= len(self.waiting):
             sequence.outcome, sequence.done_s = "rejected", time_s
             return
@@ -136,7 +140,8 @@ class SlowReplica:
         ahead = [s.priority < sequence.priority + (not in_front) for s in self.waiting]
         self.waiting.insert(sum(ahead), sequence)
 
-    def _drop_late(self, now_s: float, *, only_new: bool) -> None:
+    def drop_late(self, now_s: float, *, only_new: bool) -> None:
+        """Whose patience has ended leaves; with `only_new` only who has not been started."""
         late = [s for s in (*self.waiting, *self.slots) if s.deadline_s <= now_s and not (only_new and s.started)]
         for sequence in late:
             sequence.give_up()
@@ -145,7 +150,7 @@ class SlowReplica:
 
     def iterate(self) -> list[Slot]:
         """One iteration; returns the sequences that it completes."""
-        self._drop_late(self.now_s, only_new=False)
+        self.drop_late(self.now_s, only_new=False)
         if self.idle:
             return []
         if self.batching.policy == "static":
@@ -221,6 +226,8 @@ class SlowReplica:
 
     def _admit(self) -> None:
         head = self.waiting.pop(0)
+        if not head.started:
+            head.scheduled_s = self.now_s
         head.started = True
         self.admissions += 1
         head.admission = self.admissions
@@ -255,7 +262,7 @@ class SlowReplica:
             lane.lane_tokens = longest
         self.slots = list(self.batch)
         for sequence in self.slots:
-            sequence.started, sequence.computed = True, sequence.isl
+            sequence.computed = sequence.isl
             sequence.token(self.now_s)
 
     def _static_batch(self) -> list[Slot]:
@@ -265,6 +272,7 @@ class SlowReplica:
             if len(wider) * (max(s.isl for s in wider) + max(s.osl for s in wider)) > self.batching.kv_tokens:
                 break
             batch.append(self.waiting.pop(0))
+            batch[-1].started, batch[-1].scheduled_s = True, self.now_s
         return batch
 
     def _spend(self, lanes: int, context: float, prompt_tokens: int, attention: float) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import time
 from pathlib import Path
 
 import numpy as np
@@ -29,3 +30,9 @@ def dies_once(item: tuple[int, str], seed: SeedSequence) -> tuple[int, float]:
 def fails(item: int, seed: SeedSequence) -> int:
     """Never works."""
     raise ScenarioError("no such thing")
+
+
+def nap(place: int, seconds: float) -> float:
+    """Work that takes a while."""
+    time.sleep(seconds)
+    return seconds

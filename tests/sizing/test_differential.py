@@ -64,8 +64,6 @@ def traffic(replica: Replica, seed: int, *, deadlines: bool, prefixes: bool, cla
         timeout_s, cancel_s = (float(rng.choice([0.05, 0.4, 2, np.inf])) for _ in range(2))
         if not deadlines:
             timeout_s = cancel_s = np.inf
-        elif replica.batching.policy == "static":
-            cancel_s = np.inf
         slots.append(
             Slot(
                 *(place, isl, osl),
@@ -95,6 +93,7 @@ def compare(replica: Replica, arrival_s: Any, slots: list[Slot]) -> SlowReplica:
     assert [OUTCOMES[outcome] for outcome in run["outcome"]] == [s.outcome for s in slots]
     assert run["done_s"] == pytest.approx([s.done_s for s in slots], abs=1e-6)
     served = [place for place, s in enumerate(slots) if s.outcome == "served"]
+    assert run["scheduled_s"][served] == pytest.approx([slots[place].scheduled_s for place in served], abs=1e-6)
     assert run["first_token_s"][served] == pytest.approx([slots[place].first_token_s for place in served], abs=1e-6)
     return engine
 

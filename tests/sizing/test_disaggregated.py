@@ -165,11 +165,21 @@ def test_what_overloads_either_pool_is_said() -> None:
         ({"decode_replicas": 0}, "replicas must be 1 or more"),
         ({"transfer_s": -1.0}, "transfer times must be 0 s or more"),
         ({"transfer_token_s": float("nan")}, "transfer times must be 0 s or more"),
+        ({"transfer_s": float("inf")}, "transfer times must be 0 s or more and finite"),
+        ({"transfer_token_s": float("inf")}, "transfer times must be 0 s or more and finite"),
     ],
 )
 def test_bad_questions_are_refused(change: dict[str, Any], words: str) -> None:
     with pytest.raises(ScenarioError, match=words):
         simulate_disaggregated(REPLICA, REPLICA, Workload(VARIED, 1.0), **change)
+
+
+def test_herding_is_warned_of_in_pools_too() -> None:
+    load = Workload(Lengths(600, 50), 2.0)
+    pools = {"prefill_replicas": 1, "decode_replicas": 2, "requests": 100}
+    herds = simulate_disaggregated(REPLICA, REPLICA, load, routing="least_outstanding", **pools)
+    assert "can herd" in herds.warnings[0]
+    assert simulate_disaggregated(REPLICA, REPLICA, load, routing="round_robin", **pools).warnings == ()
 
 
 def test_static_batching_cannot_decode_for_others() -> None:

@@ -16,7 +16,7 @@ from sizing.replica import KV_POLICIES, Batching, KvPolicy, Replica, Speculation
 from sizing.simulator import Failure, simulate, simulate_fleet, simulate_trace, stable_rate_per_s
 from sizing.simulator.closed import fleet_utilization
 from sizing.simulator.fleet import serve
-from sizing.simulator.records import requests_of
+from sizing.simulator.records import CANCELLED, SERVED, TIMED_OUT, requests_of
 from sizing.simulator.sampling import sample_requests, speculative_steps, thinned_gaps
 from sizing.steptime import StepLaw
 from sizing.workload import ROUTINGS, Arrivals, Lengths, Prefix, Routing, Workload
@@ -25,6 +25,7 @@ from tests.sizing.reference_simulator import Slot, SlowReplica
 GPU = StepLaw(4.8e-3, 1e-3, 20e-6, 10e-6, 49e-9, attention_s=1.3e-9, prefill_s=0.5e-3, request_s=3e-3)
 VARIED = Lengths(isl=600, osl=150, isl_cv=0.5, osl_cv=0.8)
 SECOND = StepLaw(0.0, 1.0, 0.0, 0.0, 0.0)  # every iteration takes one second
+OUTCOMES = ("served", "rejected", "timed_out", "cancelled")
 ARRIVALS = ("poisson", "constant", "gamma:cv=2", "batch:size=6")
 
 
@@ -42,6 +43,7 @@ class SlowFleet:
         for number, engine in enumerate(self.engines):
             while not engine.idle and engine.now_s < now_s:
                 self.leaving[number] = len(engine.iterate())
+            engine.drop_late(now_s, only_new=True)
 
     def unfinished(self, number: int, now_s: float) -> int:
         engine = self.engines[number]
@@ -61,6 +63,8 @@ class SlowFleet:
         return [around[0], around[1 + int(self.rng.random() * (living - 1))]]
 
     def give(self, sequence: Slot, now_s: float) -> None:
+        if np.isnan(sequence.arrival_s):
+            sequence.arrival_s = now_s
         if not self.up:
             self.held.append(sequence)
             return
@@ -70,16 +74,23 @@ class SlowFleet:
 
     def change(self, time_s: float, number: int, lives: bool) -> None:
         self.run_to(time_s)
-        engine = self.engines[number]
-        orphans, self.held = self.held + engine.slots + engine.waiting, []
+        orphans, self.held = self.held, []
         if lives:
             self.up.append(number)
         else:
             self.up.remove(number)
-            engine.slots, engine.waiting, self.leaving[number] = [], [], 0
+            orphans += self.orphans(number)
         for sequence in sorted(orphans, key=lambda sequence: sequence.place):
             sequence.start_anew()
             self.give(sequence, time_s)
+
+    def orphans(self, number: int) -> list[Slot]:
+        """Who loses the replica: all but those whose clients give up before the iteration in progress ends."""
+        engine = self.engines[number]
+        waiting, engine.waiting, self.leaving[number] = engine.waiting, [], 0
+        engine.drop_late(engine.now_s, only_new=False)
+        running, engine.slots = engine.slots, []
+        return running + waiting
 
 
 @st.composite
@@ -104,10 +115,15 @@ def test_the_router_equals_a_naive_one(data: st.DataObject, routing: Routing, ra
     rng = np.random.default_rng(seed)
     arrival_s = np.cumsum(rng.exponential(1 / rate, 80))
     isl, osl = rng.integers(1, 801, 80), rng.integers(1, 301, 80)
+    patience_s = data.draw(st.sampled_from([0.2, 1.0, np.inf])) * rng.exponential(1.0, (2, 80))
     run = requests_of(isl, osl, arrival_s)
+    run["queue_timeout_s"], run["cancel_s"] = patience_s[0], 4 * patience_s[1]
     serve(replicas, run, routing, np.random.default_rng(seed), failures)
 
-    slow = [Slot(place, int(isl[place]), int(osl[place])) for place in range(80)]
+    slow = [
+        Slot(place, int(a), int(b), queue_timeout_s=timeout_s, cancel_s=4 * cancel_s)
+        for place, (a, b, timeout_s, cancel_s) in enumerate(zip(isl, osl, *patience_s, strict=True))
+    ]
     naive = SlowFleet(replicas, routing, np.random.default_rng(seed))
     events: list[tuple[float, int, Any]] = [(time_s, 2, place) for place, time_s in enumerate(arrival_s)]
     events += [(failure.from_s, 1, failure.replica) for failure in failures]
@@ -118,8 +134,41 @@ def test_the_router_equals_a_naive_one(data: st.DataObject, routing: Routing, ra
         else:
             naive.change(time_s, number, lives=kind == 0)
     naive.run_to(np.inf)
+    assert [OUTCOMES[outcome] for outcome in run["outcome"]] == [s.outcome for s in slow]
     assert run["done_s"] == pytest.approx([s.done_s for s in slow], abs=1e-6)
-    assert run["first_token_s"] == pytest.approx([s.first_token_s for s in slow], abs=1e-6)
+    served = np.flatnonzero(run["outcome"] == SERVED)
+    assert run["first_token_s"][served] == pytest.approx([slow[place].first_token_s for place in served], abs=1e-6)
+
+
+def test_the_line_is_joined_anew_after_a_death() -> None:
+    """One slot, one token a second. The second replica is busy until 6 s; the orphan of 2 s waits there its 2.5 s."""
+    run = requests_of(np.array([9, 9]), np.array([5, 6]), np.array([0.0, 0.0]))
+    run["queue_timeout_s"] = 2.5
+    one_slot = Replica(SECOND, Batching(max_batch_size=1))
+    serve([one_slot] * 2, run, "round_robin", np.random.default_rng(0), [Failure(0, 2.0)])
+    assert run["outcome"].tolist() == [TIMED_OUT, SERVED]
+    assert run["done_s"] == pytest.approx([4.5, 6.0])
+
+
+@pytest.mark.parametrize(("cancel_s", "end_s"), [(4.0, 4.0), (2.5, 2.5)])
+def test_a_client_does_not_wait_anew(cancel_s: float, end_s: float) -> None:
+    run = requests_of(np.array([9, 9]), np.array([5, 6]), np.array([0.0, 0.0]))
+    run["queue_timeout_s"], run["cancel_s"] = 2.5, [cancel_s, np.inf]
+    one_slot = Replica(SECOND, Batching(max_batch_size=1))
+    serve([one_slot] * 2, run, "round_robin", np.random.default_rng(0), [Failure(0, 2.0)])
+    assert run["outcome"].tolist() == [CANCELLED, SERVED]
+    assert run["done_s"] == pytest.approx([end_s, 6.0])
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_a_router_does_not_count_who_has_given_up(seed: int) -> None:
+    """Both replicas run one request and have one in line; that of the first gives up, so the next goes there."""
+    run = requests_of(np.ones(5, int), np.array([9, 9, 1, 1, 1]), np.array([0.0, 0.0, 0.1, 0.2, 0.6]))
+    run["queue_timeout_s"][2] = 0.3
+    one_slot = Replica(SECOND, Batching(max_batch_size=1))
+    serve([one_slot] * 2, run, "least_outstanding", np.random.default_rng(seed))
+    assert run["outcome"][2] == TIMED_OUT
+    assert run["replica"][4] == run["replica"][2] != run["replica"][3]
 
 
 def test_a_request_of_a_dead_replica_starts_anew_on_another() -> None:
@@ -163,7 +212,9 @@ def test_nobody_is_forgotten(data: st.DataObject, routing: Routing, policy: KvPo
     assert np.all(served["first_token_s"] <= served["done_s"])
     assert np.all(served["done_s"] <= served["arrival_s"] + served["cancel_s"])
     assert np.all(rejected["done_s"] >= rejected["arrival_s"])
-    assert timed_out["done_s"] == pytest.approx(timed_out["arrival_s"] + timed_out["queue_timeout_s"])
+    waited_s = timed_out["done_s"] - timed_out["arrival_s"]  # longer than the timeout where the first replica died
+    assert np.all(waited_s > timed_out["queue_timeout_s"] - 1e-9)
+    assert failures or waited_s == pytest.approx(timed_out["queue_timeout_s"])
     assert cancelled["done_s"] == pytest.approx(cancelled["arrival_s"] + cancelled["cancel_s"])
 
 

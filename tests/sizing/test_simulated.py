@@ -61,6 +61,15 @@ def test_the_lost_exceed_every_limit(metric: Any) -> None:
     assert result_of(finished()).meets(Sla(**{metric: Limit(metric, 99, 100.0)}))
 
 
+@pytest.mark.parametrize("percentile", [50, 90, 95, 99])
+def test_exactly_the_share_allowed_is_allowed(percentile: int) -> None:
+    """1 - 90 / 100 is less than 0.1 in binary."""
+    sla = Sla(ttft=Limit("ttft", percentile, 100.0))
+    allowed = 100 - percentile
+    assert result_of(finished(rejected=allowed)).meets(sla)
+    assert not result_of(finished(rejected=allowed + 1)).meets(sla)
+
+
 @settings(max_examples=50, deadline=None)
 @given(data=st.data())
 def test_goodput_counts_request_by_request(data: st.DataObject) -> None:
@@ -201,6 +210,13 @@ def test_streams_keep_their_rates_on_a_fleet(routing: Any) -> None:
         assert result.requests_per_s == pytest.approx(load.rate_per_s, rel=0.08)
         assert result.mean_in_flight == pytest.approx(load.rate_per_s * result.e2e_s.mean(), rel=0.08)
         assert not result.saturated
+
+
+@pytest.mark.parametrize(("other", "warned"), [(Lengths(300, 100), True), (Lengths(300, 90), False)])
+def test_streams_of_equal_requests_can_herd(other: Lengths, warned: bool) -> None:
+    streams = [Stream(Workload(Lengths(300, 100), 5.0)), Stream(Workload(other, 5.0))]
+    for result in simulate_streams(REPLICA, streams, replicas=2, routing="least_outstanding", requests=100):
+        assert any("can herd" in warning for warning in result.warnings) == warned
 
 
 @pytest.mark.parametrize("routing", ["random", "least_outstanding"])

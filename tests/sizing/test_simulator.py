@@ -2,8 +2,13 @@
 
 from __future__ import annotations
 
+import ast
+import importlib
+import inspect
+import re
 from itertools import pairwise
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import numpy as np
@@ -11,6 +16,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from sizing import steptime
 from sizing.errors import ScenarioError
 from sizing.replica import POLICIES, Batching, Policy, Replica
 from sizing.simulator import closed_loop, heap, simulate, simulate_closed, simulate_trace, stable_rate_per_s
@@ -227,6 +233,11 @@ def test_a_request_longer_than_the_cache_is_refused() -> None:
         simulate(Replica(GPU, Batching(kv_tokens=1000)), Workload(Lengths(1000, 500), 1.0))
 
 
+def test_more_slots_than_can_be_simulated_are_named() -> None:
+    with pytest.raises(ScenarioError, match="10,000,000 slots are more than can be simulated"):
+        simulate(Replica(GPU, Batching(max_batch_size=10**7)), Workload(VARIED, 1.0), requests=10)
+
+
 @pytest.mark.parametrize(
     ("change", "words"),
     [
@@ -266,8 +277,29 @@ def test_bad_closed_loops_are_refused(users: int, ramp_s: float) -> None:
         simulate_closed(Replica(GPU), users, ONES, ONES, ramp_s)
 
 
-def test_kept_machine_code_is_stamped_with_every_kernel_file() -> None:
-    """Else an edit of the scheduler would leave the old one inlined in the loops that call it."""
-    sizing = Path(heap.__file__).parent
-    with_kernels = {path.name for path in sizing.glob("*.py") if "@compiled" in path.read_text()}
-    assert with_kernels <= set(heap.KERNEL_FILES)
+def test_kept_machine_code_is_stamped_with_all_that_it_is_made_of() -> None:
+    """Else an edit of the scheduler, or of a constant, would leave the old one frozen in the loops that use it."""
+    stamped = {path.resolve() for path in heap.STAMPED}
+    kernels = [path for path in Path(heap.__file__).parent.glob("*.py") if "@compiled" in path.read_text()]
+    frozen = set(kernels)
+    for kernel in kernels:
+        module = importlib.import_module(f"sizing.simulator.{kernel.stem}")
+        for name in re.findall(r"\b[A-Z][A-Z_]+\b", kernel.read_text()):
+            if isinstance(getattr(module, name, None), int | float):
+                frozen |= sources_of(name, module)
+    assert Path(steptime.__file__) in sources_of("KNEE", importlib.import_module("sizing.replica"))
+    assert frozen <= stamped
+
+
+def sources_of(name: str, module: ModuleType) -> set[Path]:
+    """The files that the value of a constant comes from: where it is imported from, and what is read to assign it."""
+    for statement in ast.parse(inspect.getsource(module)).body:
+        if isinstance(statement, ast.ImportFrom) and name in [alias.name for alias in statement.names]:
+            return sources_of(name, importlib.import_module(statement.module or ""))
+        if isinstance(statement, ast.Assign | ast.AnnAssign):
+            held = ast.walk(statement)
+            names = {node.id: isinstance(node.ctx, ast.Store) for node in held if isinstance(node, ast.Name)}
+            if names.get(name):
+                read = [other for other, stored in names.items() if not stored and other.isupper()]
+                return {Path(inspect.getfile(module))}.union(*(sources_of(other, module) for other in read))
+    return set()

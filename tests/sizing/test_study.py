@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
+import numba
 import numpy as np
 import pytest
+import scipy
 from click.testing import CliRunner
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
@@ -19,6 +22,7 @@ from sizing.evidence.server import LAW, Design, calibrate
 from sizing.replica import Replica
 from sizing.simulator import simulate
 from sizing.study import answers as answers_of
+from sizing.study.cluster import WorkersLost, code, on_cluster
 from sizing.study.command import study_command
 from sizing.study.machines import Machines, run_all
 from sizing.study.replications import replicated
@@ -37,7 +41,7 @@ axes:
 
 
 @pytest.fixture(scope="module")
-def cluster() -> Iterator[Machines]:
+def dask() -> Iterator[Any]:
     """Two workers, each a process of its own."""
     from distributed import LocalCluster
 
@@ -45,7 +49,12 @@ def cluster() -> Iterator[Machines]:
         n_workers=2, threads_per_worker=1, processes=True, dashboard_address=None, silence_logs=50
     )
     with workers:
-        yield Machines(cluster=workers.scheduler_address)
+        yield workers
+
+
+@pytest.fixture
+def cluster(dask: Any) -> Machines:
+    return Machines(cluster=dask.scheduler_address)
 
 
 def test_results_are_the_same_bit_for_bit_wherever_they_run(cluster: Machines) -> None:
@@ -89,11 +98,62 @@ def test_a_scheduler_that_is_not_there(monkeypatch: pytest.MonkeyPatch) -> None:
         run_all(study_work.walk, [1], machines=Machines(cluster="tcp://127.0.0.1:9"))
 
 
+def test_an_item_that_kills_every_worker_is_one_error(dask: Any, cluster: Machines, tmp_path: Path) -> None:
+    dask.scheduler.allowed_failures, before = 0, dask.scheduler.allowed_failures
+    try:
+        with pytest.raises(WorkersLost, match="item 2 was lost") as found:
+            run_all(study_work.dies_once, [(0, ""), (5, str(tmp_path / "dead"))], machines=cluster)
+    finally:
+        dask.scheduler.allowed_failures = before
+    assert "\n" not in str(found.value)
+
+
+def test_a_cluster_that_goes_away_is_one_error() -> None:
+    from distributed import LocalCluster
+
+    workers = LocalCluster(  # type: ignore[no-untyped-call]
+        n_workers=1, threads_per_worker=1, processes=False, dashboard_address="127.0.0.1:0", silence_logs=50
+    )
+    with workers:
+        results = on_cluster(study_work.nap, dict(enumerate([0.0] + [0.5] * 9)), workers.scheduler_address)
+        next(results)
+        workers.close()
+        with pytest.raises(WorkersLost):
+            list(results)
+
+
+def test_a_worker_with_other_code_that_joins_later_does_no_work(
+    cluster: Machines, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Workers are asked when a study begins; here that is left out, and this process has other code than they."""
+    monkeypatch.setattr("sizing.study.cluster._check_workers", lambda client, address: None)
+    monkeypatch.setattr("sizing.study.cluster.code", lambda: ("another",))
+    with pytest.raises(ScenarioError, match="has other versions"):
+        run_all(study_work.walk, [1], machines=cluster)
+
+
+def test_the_code_is_told_by_its_packages_sources_and_data() -> None:
+    python, *packages, sources = code()
+    assert packages[:3] == [np.__version__, scipy.__version__, numba.__version__]
+    assert python in sys.version and len(sources) == 64
+
+
+@pytest.mark.parametrize("changed", ["sizing/a.py", "data/catalog/gpus.yaml", "data/laws/day_zero.csv"])
+def test_another_file_is_other_code(tmp_path: Path, changed: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("sizing/study/cluster.py", "sizing/a.py", "data/catalog/gpus.yaml", "data/laws/day_zero.csv"):
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_text("1")
+    monkeypatch.setattr("sizing.study.cluster.__file__", str(tmp_path / "sizing/study/cluster.py"))
+    before = code.__wrapped__()
+    (tmp_path / changed).write_text("2")
+    assert code.__wrapped__() != before
+
+
 def test_replications_agree_with_one_long_run() -> None:
     """The mean of independent runs lies within three half-widths of another run as long as all of them."""
     replica, load = Replica(LAW), Workload(Lengths(500, 100, 0.5, 0.8), 30.0)
     merged = replicated(replica, load, runs=8, requests=32_000, machines=ALONE)
-    again = replicated(replica, load, runs=8, requests=32_000, machines=CORES)
+    again = replicated(replica, load, runs=8, requests=32_000, machines=ALONE)
     assert np.array_equal(merged.values_s, again.values_s)
     long = simulate(replica, load, requests=32_000, seed=99).prediction()
     for metric in ("ttft", "itl", "e2e"):
@@ -142,13 +202,29 @@ def test_an_interrupted_study_goes_on(folder: Path, monkeypatch: pytest.MonkeyPa
 def test_results_of_another_study_are_left_alone(folder: Path, tmp_path: Path) -> None:
     (tmp_path / "points.csv").write_text((folder / "points.csv").read_text())
     (tmp_path / "study.yaml").write_text(STUDY)
-    with Table(tmp_path / "study.csv", read_study(tmp_path / "study.yaml")) as table:
+    with Table(tmp_path / "study.csv", read_study(tmp_path / "study.yaml"), "inputs") as table:
         table.add(0, dict.fromkeys(answers_of.COLUMNS, 1))
     before = (tmp_path / "study.csv").read_text()
     (tmp_path / "study.yaml").write_text(STUDY.replace("isl: 500", "isl: 600"))
     with pytest.raises(ScenarioError, match="another study"):
         study(tmp_path)
     assert (tmp_path / "study.csv").read_text() == before
+
+
+def test_other_points_under_the_same_name_are_another_study(folder: Path, tmp_path: Path) -> None:
+    points = (folder / "points.csv").read_text()
+    (tmp_path / "points.csv").write_text(points)
+    (tmp_path / "study.yaml").write_text(STUDY)
+    study(tmp_path)
+    assert '"done_before": 4' in study(tmp_path, "--json")
+    (tmp_path / "points.csv").write_text(points.rstrip("\n") + "\n" * 2)
+    with pytest.raises(ScenarioError, match="another study"):
+        study(tmp_path)
+
+
+def test_results_in_a_folder_that_is_not_there_are_one_line(folder: Path, tmp_path: Path) -> None:
+    with pytest.raises(ScenarioError, match="cannot be written"):
+        study(folder, "--out", str(tmp_path / "missing" / "study.csv"))
 
 
 def test_every_column_has_one_meaning() -> None:
@@ -168,7 +244,7 @@ def test_a_table_cut_anywhere_ends_as_it_would_have(folder: Path, places: list[i
         path.unlink(missing_ok=True)
 
     def answer(path: Path, chosen: Iterable[int]) -> bytes:
-        with Table(path, scenarios) as table:
+        with Table(path, scenarios, "inputs") as table:
             for place in chosen:
                 if place not in table.done:
                     table.add(place, dict.fromkeys(answers_of.COLUMNS, cells[place]))
@@ -189,7 +265,10 @@ def test_a_table_cut_anywhere_ends_as_it_would_have(folder: Path, places: list[i
         (STUDY.replace("[5, 200]", "[5, -200]"), "scenario 3: rate"),
         (STUDY.replace("isl:", "islands:"), "islands"),
         (STUDY.replace("p95:1ms", "1ms"), "percentile:time"),
-        (STUDY.replace("rate: [5, 200]", "rate: []"), "0 scenarios"),
+        (STUDY.replace("rate: [5, 200]", "rate: []") + "sample: 5", "axis 'rate' has no values"),
+        ("axes: " + 3000 * "[", "nested too deeply"),
+        (STUDY.replace("isl: 500", "tp: '²', isl: 500"), "give whole numbers"),
+        (STUDY.replace("rate: [5, 200]", "rate: []"), "axis 'rate' has no values"),
     ],
 )
 def test_a_study_file_that_is_wrong(tmp_path: Path, text: str, why: str) -> None:

@@ -1,0 +1,76 @@
+"""``python -m sizing simulate``: its options reach the simulator, and what makes no sense is one line."""
+
+from __future__ import annotations
+
+import json
+
+import numpy as np
+import pytest
+
+from sizing.cli import main
+from sizing.replica import Batching, Replica, Speculation
+from sizing.simulator import Watch, simulate
+from sizing.steptime import StepLaw
+from sizing.workload import Lengths, Workload
+
+LAW = StepLaw(4.8e-3, 1e-3, 20e-6, 0.0, 0.0)
+BASE = "simulate --weights 4.8ms --overhead 1ms --token 20us --isl 300 --osl 60 --osl-cv 0.5 --requests 2000".split()
+LOAD = Workload(Lengths(300, 60, 0.0, 0.5), 40.0)
+
+
+def run(arguments: str, capsys: pytest.CaptureFixture[str]) -> tuple[int, str, str]:
+    with pytest.raises(SystemExit) as stop:
+        main([*BASE, *arguments.split()])
+    out, err = capsys.readouterr()
+    return int(stop.value.code or 0), out, err
+
+
+def test_the_options_are_those_of_the_library(capsys: pytest.CaptureFixture[str]) -> None:
+    """Little memory and much patience, then little patience: every figure as the functions give it."""
+    rule = Batching(max_batch_size=16, kv_tokens=3000, kv_policy="max_utilization", max_tokens=100)
+    replica = Replica(LAW, rule, Speculation(3, 0.6))
+    load = Workload(LOAD.lengths, 40.0, queue_timeout_s=0.2, cancel_s=1.5)
+    expected = simulate(replica, load, requests=2000, seed=5, watch=Watch(token_gaps=True))
+    code, out, err = run(
+        "--rate 40 --max-batch-size 16 --kv-tokens 3000 --kv-policy max_utilization --kv-max-tokens 100 "
+        "--speculate 3:0.6 --queue-timeout 200ms --cancel 1.5s --token-gaps --seed 5 --json",
+        capsys,
+    )
+    found = json.loads(out)
+    assert (code, err) == (0, "")
+    assert found["predicted"]["e2e"]["p95_s"] == pytest.approx(np.nanpercentile(expected.e2e_s, 95))
+    assert found["gap_p99_s"] == expected.watched.gap_p99_s
+    assert found["timed_out_share"] == expected.timed_out / len(expected.outcome) > 0
+    assert found["cancelled_share"] == expected.cancelled / len(expected.outcome)
+
+
+def test_gaps_are_printed_when_asked_for(capsys: pytest.CaptureFixture[str]) -> None:
+    assert "Gaps between tokens: p50 " in run("--rate 5 --token-gaps", capsys)[1]
+    assert "Gaps" not in run("--rate 5", capsys)[1]
+
+
+def test_replications_give_intervals(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("sizing.study.machines.cpu_count", lambda: 1)  # in this process: others take a while to start
+    code, out, _ = run("--rate 20 --replications 2 --json", capsys)
+    found = json.loads(out)
+    assert code == 0 and found["replications"] == 2
+    assert 0 < found["half_width_90"]["e2e"]["p95_s"] < found["predicted"]["e2e"]["p95_s"]
+    assert "in 2 runs" in " ".join(run("--rate 20 --replications 2", capsys)[1].split())
+
+
+@pytest.mark.parametrize(
+    ("options", "why"),
+    [
+        ("--rate 5 --seed -1", "--seed"),
+        ("--rate 5 --isl 1e30", "ISL must be at most 1e+09 tokens"),
+        ("--rate 5 --weights infs", "is not a finite time"),
+        ("--rate 5 --max-batch-size 10000000", "10,000,000 slots"),
+        ("--rate 5 --speculate 3", "tokens:acceptance"),
+        ("--rate 5 --cancel 0s", "cancel_s must be above 0 s"),
+        ("--rate 5 --replications 2 --token-gaps", "leave out --replications"),
+    ],
+)
+def test_what_makes_no_sense_is_one_line(options: str, why: str, capsys: pytest.CaptureFixture[str]) -> None:
+    code, out, err = run(options, capsys)
+    assert (code, out) == (2, "")
+    assert why in err and err.count("\n") == 1

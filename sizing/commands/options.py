@@ -126,7 +126,7 @@ def words(text: str) -> tuple[str, ...]:
 
 def tensor_parallel(text: str) -> tuple[int, ...]:
     """TPs of a comma-separated list; empty for "any"."""
-    if not all(word.isdigit() and int(word) > 0 for word in words(text)):
+    if not all(word.isdecimal() and int(word) > 0 for word in words(text)):
         raise ScenarioError(f"--tp {text!r}: give whole numbers such as 1,2,4, or any")
     return tuple(int(word) for word in words(text))
 

@@ -10,7 +10,8 @@ from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy.optimize import brentq
+
+from sizing.fitting.minimize import root
 
 Floats = NDArray[np.float64]
 
@@ -60,4 +61,4 @@ def excess(misfits: Floats, errors: Floats) -> float:
     if len(misfits) < LEAST_FIGURES or too_much(0.0) <= 0:
         return 0.0
     # With t^2 the sum of the squares each term is at most its share of the sum: the mean is below 1.
-    return float(brentq(too_much, 0.0, float(np.linalg.norm(misfits)), xtol=1e-4))
+    return float(root(too_much, 0.0, float(np.linalg.norm(misfits)), xtol=1e-4))

@@ -1,7 +1,8 @@
-"""Least squares by scipy, loaded when the first fit asks for it: a plan from estimates does without."""
+"""Least squares and roots by scipy, loaded when the first fit asks for them: a plan from estimates does without."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 
@@ -10,3 +11,10 @@ def least_squares(*arguments: Any, **options: Any) -> Any:
     from scipy.optimize import least_squares as minimize
 
     return minimize(*arguments, **options)
+
+
+def root(function: Callable[[float], float], low: float, high: float, **options: Any) -> float:
+    """As ``scipy.optimize.brentq``."""
+    from scipy.optimize import brentq
+
+    return float(brentq(function, low, high, **options))

@@ -59,6 +59,9 @@ class SlowChain:
         return np.asarray(np.minimum(count, len(self.probability) - 1))
 
 
+LEAST_RATIO = 1e-300
+"""Stands for 0 where a logarithm is taken of a ratio that is as good as 0."""
+
 LEAST_DISPERSION = 0.02
 """Evenly spaced arrivals of equal requests leave no chance at all, for which the law of the state has no limit."""
 
@@ -183,7 +186,9 @@ def waiting_chance(
     fewer = max(round(0.8 * most), 1)
     elasticity = math.log(rates_per_s[-1] / rates_per_s[fewer - 1]) / math.log(most / fewer) if most > fewer else 1.0
     erlang = (1 + min(max(elasticity, 0.0), 1.0)) / 2
-    full = weight[-1] / -math.expm1(erlang * math.log(utilization) / spread + (1 - erlang) * math.log(shared))
+    full = weight[-1] / -math.expm1(
+        erlang * math.log(utilization) / spread + (1 - erlang) * math.log(max(shared, LEAST_RATIO))
+    )
     return float(full / (full + weight[:-1].sum()))
 
 

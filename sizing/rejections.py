@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from sizing.capacity import SlaMissed
+from collections.abc import Callable
+from typing import TypeVar
+
+from sizing.capacity import BY_FORMULA, BY_SIMULATION, NEAR, Method, SlaMissed
 from sizing.numbers import milliseconds
 from sizing.plan import Candidate, Question, Rejection
 from sizing.prediction import Prediction
 
-NEAR = 1.1
-"""The formula's percentiles may be this far off: a miss within it is looked at by simulation."""
-
+Sized = TypeVar("Sized")
 
 def sla_rejection(candidate: Candidate, missed: SlaMissed) -> Rejection:
     """A candidate whose replica misses a limit even without load."""
@@ -34,8 +35,17 @@ def jump_rejection(question: Question, candidate: Candidate, replicas: int, pred
 
 def cost_rejection(candidate: Candidate, least: int, best: float) -> Rejection:
     """A candidate that cannot win: it needs `least` GPUs at its stable rate, another fleet of its GPU needs `best`."""
-    why = f"needs at least {least} GPUs to carry the load at all, {best:.0f} of the same GPU meet the SLA"
+    why = (
+        f"needs at least {least} GPUs, headroom and spares included, to carry the load at all; "
+        f"{best:.0f} of the same GPU meet the SLA"
+    )
     return Rejection(candidate.gpu, candidate.tp, candidate.precision, "cost", why)
+
+
+def first_look(size: Callable[[Method], Sized | Rejection]) -> Sized | Rejection:
+    """What `size` finds by formula; by simulation where the formula puts an idle replica just over a limit."""
+    sized = size(BY_FORMULA)
+    return size(BY_SIMULATION) if isinstance(sized, Rejection) and near_miss(sized) else sized
 
 
 def near_miss(rejection: Rejection) -> bool:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterable, Sequence
 
 from sizing.errors import ScenarioError
 from sizing.workload import Lengths, Prefix, Sla
@@ -31,6 +32,14 @@ def check_price(name: str, price: float) -> None:
     """ScenarioError unless the price, called `name`, is a number from 0 to `MOST_PRICE`."""
     if not 0 <= price <= MOST_PRICE:
         raise ScenarioError(f"{name} must be 0 or more, and at most {MOST_PRICE:,.0f}, got {price:g}")
+
+
+def check_priced(prices: Sequence[tuple[str, float]], general: float | None, gpus: Iterable[str]) -> None:
+    """ScenarioError where some GPUs have a price and one of `gpus` has none: fleets could not be told apart."""
+    named = [gpu for gpu, _ in prices]
+    unknown = [gpu for gpu in gpus if gpu not in named]
+    if named and unknown and general is None:
+        raise ScenarioError(f"--price names {', '.join(named)} but not {unknown[0]}: give {unknown[0]}=PRICE as well")
 
 
 def check_peak_factor(factor: float) -> None:

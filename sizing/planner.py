@@ -7,8 +7,9 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 from sizing.band import capacity_band
+from sizing.bounds import check_priced
 from sizing.capacity import BY_FORMULA, BY_SIMULATION, Method, Setting, SlaMissed
-from sizing.errors import NoFeasiblePlan, ScenarioError
+from sizing.errors import NoFeasiblePlan
 from sizing.mean_rule import mean_based
 from sizing.plan import Candidate, Fleet, Plan, Question, Rejection
 from sizing.prediction import Prediction
@@ -28,9 +29,9 @@ def plan(question: Question, candidates: Sequence[Candidate], rejected: Sequence
 
     Every candidate that can win is sized by formula; then the best is sized again by simulation, until the fleet with
     the fewest GPUs is a simulated one. Where prices differ by GPU the cheapest comes first. Raises NoFeasiblePlan,
-    carrying every rejection, when no fleet meets the SLA, and ScenarioError where some GPUs have a price and others not.
+    carrying every rejection, when no fleet meets the SLA; ScenarioError where some GPUs have a price and others not.
     """
-    check_prices(question, [candidate.gpu for candidate in candidates])
+    check_priced(question.prices, question.price_per_gpu_hour, (candidate.gpu for candidate in candidates))
     sized = survey(question, candidates)
     while (best := cheapest(question, sized)) and not best.verified:
         sized[sized.index(best)] = size(question, best.candidate, BY_SIMULATION)
@@ -78,7 +79,7 @@ def size(question: Question, candidate: Candidate, method: Method) -> Fleet | Re
         start = 1 if method is BY_FORMULA else by_formula(question, candidate)
         working, capacity_per_s = smallest_fleet(question, lambda s: method.capacity_per_s(candidate.replica, s), start)
     except SlaMissed as missed:
-        return sla_rejection(candidate, missed)
+        return sla_rejection(candidate, missed, question.workload.lengths)
     working, predicted = settle(question, candidate, method, working)
     if not predicted.meets(question.sla):
         return jump_rejection(question, candidate, working, predicted)
@@ -176,11 +177,3 @@ def cost(question: Question, fleet: Fleet) -> tuple[float, float]:
     """Fewest GPUs first, or lowest price where GPUs have their own; among equals, the one with the most room."""
     price = (question.price_of(fleet.candidate.gpu) or 0.0) if question.prices else 1.0
     return fleet.gpus * price, -fleet.requests_per_s_per_gpu
-
-
-def check_prices(question: Question, gpus: Sequence[str]) -> None:
-    """ScenarioError where some GPUs have a price and one of `gpus` has none: fleets could not be told apart."""
-    unknown = [gpu for gpu in gpus if question.price_of(gpu) is None]
-    if question.prices and unknown:
-        named = ", ".join(gpu for gpu, _ in question.prices)
-        raise ScenarioError(f"--price names {named} but not {unknown[0]}: give {unknown[0]}=PRICE as well")

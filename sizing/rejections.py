@@ -9,17 +9,25 @@ from sizing.capacity import BY_FORMULA, BY_SIMULATION, NEAR, Method, SlaMissed
 from sizing.numbers import milliseconds
 from sizing.plan import Candidate, Question, Rejection
 from sizing.prediction import Prediction
+from sizing.workload import Lengths, Limit
 
 Sized = TypeVar("Sized")
 
-def sla_rejection(candidate: Candidate, missed: SlaMissed) -> Rejection:
+
+def sla_rejection(candidate: Candidate, missed: SlaMissed, lengths: Lengths) -> Rejection:
     """A candidate whose replica misses a limit even without load."""
     limit = missed.limit
     why = (
-        f"misses {limit.metric.upper()} even alone: p{limit.percentile} is {milliseconds(missed.alone_s)} on an idle "
-        f"replica, the limit is {milliseconds(limit.limit_s)}"
+        f"misses {limit.metric.upper()} even alone: {idle_name(limit, lengths)} is {milliseconds(missed.alone_s)} on "
+        f"an idle replica, the limit is {milliseconds(limit.limit_s)}"
     )
     return Rejection(candidate.gpu, candidate.tp, candidate.precision, "sla", why, limit, missed.alone_s)
+
+
+def idle_name(limit: Limit, lengths: Lengths) -> str:
+    """What a limit speaks of on an idle replica: where lengths are equal all requests but the rarest take as long."""
+    metric = limit.metric.upper()
+    return metric if lengths.fixed and limit.percentile < 99 else f"p{limit.percentile} {metric}"
 
 
 def jump_rejection(question: Question, candidate: Candidate, replicas: int, predicted: Prediction) -> Rejection:

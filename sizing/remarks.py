@@ -9,6 +9,7 @@ from sizing.numbers import milliseconds
 from sizing.plan import Candidate
 from sizing.prediction import Prediction
 from sizing.queueing.agreement import disagreement
+from sizing.rejections import idle_name
 
 NEAR_FLOOR = 1.25
 """A limit within this factor of its value on an idle replica leaves queueing next to nothing."""
@@ -41,9 +42,10 @@ def floor_remarks(candidate: Candidate, setting: Setting, predicted: Prediction)
     limit = predicted.binding(setting.sla)
     floor_s = load_response(candidate.replica, setting).idle.value_s(limit)
     if limit.limit_s <= NEAR_FLOOR * floor_s:
-        spread = "" if setting.workload.lengths.fixed else f"p{limit.percentile} "
-        name = f"{spread}{limit.metric.upper()}"
+        name = idle_name(limit, setting.workload.lengths)
+        # Above the limit only where the simulation, which counts, found it kept.
+        by_formula = " by formula" if floor_s > limit.limit_s else ""
         yield (
-            f"more GPUs will not help: {name} is {milliseconds(floor_s)} on an idle replica, of "
+            f"more GPUs will not help: {name} is {milliseconds(floor_s)}{by_formula} on an idle replica, of "
             f"{milliseconds(limit.limit_s)} allowed; what makes a request slow is {CAUSE[limit.metric]}"
         )

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 
 import pytest
 
 from sizing import planner
+from sizing.band import capacity_band
 from sizing.capacity import BY_FORMULA, NEAR, SlaMissed, first_capacity_per_s, load_response
 from sizing.commands.capacity import best_first
 from sizing.fleets.daily import gpus_by_hour
@@ -81,3 +83,10 @@ def test_a_far_miss_is_not_simulated(asked: Question) -> None:
     with pytest.raises(SlaMissed) as missed:
         first_capacity_per_s(candidate().replica, replace(planner.setting_of(asked, 1), sla=far))
     assert not missed.value.near
+
+
+def test_the_band_of_a_fitted_law_stays_finite(asked: Question) -> None:
+    engine = candidate().replica
+    pair = (replace(engine, law=engine.law.scaled(0.98)), replace(engine, law=engine.law.scaled(1.02)))
+    low, high = capacity_band(replace(candidate(), variants=(pair,)), planner.setting_of(asked, 1))
+    assert 0 <= low < 1 < high < math.inf

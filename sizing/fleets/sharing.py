@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Protocol
 
@@ -11,6 +11,7 @@ from sizing.bounds import check_gaps, check_margins, check_prefix, check_price, 
 from sizing.capacity import REQUESTS, Setting, SlaMissed, first_capacity_per_s
 from sizing.edge import upper_excess
 from sizing.errors import ScenarioError
+from sizing.fleets.least import least
 from sizing.plan import Basis, Candidate, Rejection, basis_of, beyond_measured
 from sizing.planner import HOPELESS
 from sizing.prediction import Prediction
@@ -241,29 +242,3 @@ def alone(share: Share, candidate: Candidate, terms: Terms) -> float:
 def scaled(workload: Workload, load: float) -> Workload:
     """The same workload at `load` times its rate."""
     return replace(workload, rate_per_s=load * workload.rate_per_s)
-
-
-def least(holds: Callable[[int], bool], start: int, most: int) -> int | None:
-    """The least whole number from 1 that `holds`, searched from `start` in growing steps; None if none up to `most`.
-
-    `holds` must be false below some number and true above it.
-
-    >>> least(lambda n: n >= 37, start=20, most=1000)
-    37
-    """
-    low, high = 0, start
-    step = max(1, start // 16)
-    if holds(start):
-        while high - step > 0 and holds(high - step):
-            high, step = high - step, 2 * step
-        low = max(0, high - step)
-    else:
-        low = start
-        while not holds(high := min(low + step, most)):
-            if high == most:
-                return None
-            low, step = high, 2 * step
-    while high - low > 1:
-        middle = (low + high) // 2
-        low, high = (low, middle) if holds(middle) else (middle, high)
-    return high

@@ -5,9 +5,13 @@ from __future__ import annotations
 import math
 from typing import Any
 
+from sizing.cost import cost_json as cost_keys
 from sizing.cost import cost_of, energy_of
 from sizing.numbers import milliseconds, significant
 from sizing.plan import Fleet, Plan, Question, Rejection
+
+WIDE = 3
+"""High end over low end of a band of GPUs from which it is said why."""
 
 
 def sentence(plan: Plan) -> str:
@@ -67,7 +71,16 @@ def band(fleet: Fleet) -> str:
         return f"{fleet.gpus_low} GPUs or more; at the slow end of the band no number of GPUs meets the SLA"
     if fleet.gpus_low == fleet.gpus_high:
         return f"{fleet.gpus_low} GPUs throughout the 90 % band"
-    return f"{fleet.gpus_low} to {fleet.gpus_high} GPUs (90 % band)"
+    wide = f". The band is wide because {why_wide(fleet)}" if fleet.gpus_high > WIDE * fleet.gpus_low else ""
+    return f"{fleet.gpus_low} to {fleet.gpus_high} GPUs (90 % band){wide}"
+
+
+def why_wide(fleet: Fleet) -> str:
+    """Why a band is wide, and what to do."""
+    sigma = f"{fleet.candidate.relative_sigma:.0%}"
+    if fleet.basis == "estimated":
+        return f"the law is estimated (standard error {sigma}): a few measured points narrow it"
+    return f"its points leave the law open (standard error {sigma}): measure more, nearest the planned load first"
 
 
 def peak(question: Question) -> str | None:
@@ -84,14 +97,15 @@ def costs(plan: Plan) -> list[str]:
 
 
 def cost_line(plan: Plan) -> str | None:
-    """Cost per hour, month, million output tokens and 1,000 requests."""
-    cost = cost_of(plan.question, plan.answer)
-    if cost is None:
+    """Cost per hour, month, million output tokens and 1,000 requests, and what is counted."""
+    cost, price = cost_of(plan.question, plan.answer), plan.question.price_of(plan.answer.candidate.gpu)
+    if cost is None or price is None:
         return None
+    load = "planned rate" if plan.question.peak_factor == 1 else "mean rate"
+    spares = ", spares included" if plan.answer.spare else ""
     return (
-        f"Cost {significant(cost.per_hour)} per hour, {significant(cost.per_month)} per month, "
-        f"{significant(cost.per_million_output_tokens)} per million output tokens, "
-        f"{significant(cost.per_1000_requests)} per 1,000 requests"
+        f"Cost {cost.sentence} (at {significant(price)} per GPU-hour{spares}; tokens and requests "
+        f"at the {load} all day)"
     )
 
 
@@ -101,8 +115,9 @@ def energy_line(plan: Plan) -> str | None:
     if energy is None:
         return None
     return (
-        f"Energy at most {significant(energy.power_kw)} kW, {significant(energy.kwh_per_million_output_tokens)} kWh "
-        "per million output tokens (every GPU at its thermal design power)"
+        f"GPUs draw at most {significant(energy.power_kw)} kW, "
+        f"{significant(energy.kwh_per_million_output_tokens)} kWh per million output tokens "
+        "(thermal design power; without servers and cooling)"
     )
 
 
@@ -111,6 +126,7 @@ def as_json(plan: Plan) -> dict[str, Any]:
     answer = fleet_json(plan.answer, plan.question)
     return {
         **answer,
+        "question": question_json(plan.question),
         "model": plan.answer.candidate.model,
         "sentence": sentence(plan),
         "planned_rate_per_s": plan.question.workload.rate_per_s,
@@ -119,6 +135,24 @@ def as_json(plan: Plan) -> dict[str, Any]:
         "mean_based": mean_based_json(plan),
         "alternatives": [fleet_json(fleet, plan.question) for fleet in plan.fleets[1:]],
         "rejected": [rejection_json(rejection) for rejection in plan.rejected],
+    }
+
+
+def question_json(question: Question) -> dict[str, Any]:
+    """What was asked, so that a saved plan explains itself."""
+    lengths, prefix = question.workload.lengths, question.workload.prefix
+    return {
+        "model": question.model,
+        **{name: getattr(lengths, name) for name in ("isl", "osl", "isl_cv", "osl_cv", "correlation")},
+        "prefix_tokens": prefix.tokens,
+        "prefix_hit": prefix.hit_rate,
+        "rate_per_s": question.workload.rate_per_s,
+        "arrivals": str(question.workload.arrivals),
+        "routing": question.routing,
+        "sla": {limit.metric: f"p{limit.percentile}:{limit.limit_s:.12g}s" for limit in question.sla.limits},
+        **{name: getattr(question, name) for name in ("headroom", "spare", "peak_factor")},
+        "price_per_gpu_hour": question.price_per_gpu_hour,
+        "prices": dict(question.prices),
     }
 
 
@@ -160,16 +194,7 @@ def fleet_json(fleet: Fleet, question: Question) -> dict[str, Any]:
 def cost_json(question: Question, fleet: Fleet) -> dict[str, float]:
     """Cost and energy of a fleet, as far as they are known."""
     cost, energy = cost_of(question, fleet), energy_of(question, fleet)
-    priced = (
-        {
-            "cost_per_hour": cost.per_hour,
-            "cost_per_month": cost.per_month,
-            "cost_per_million_output_tokens": cost.per_million_output_tokens,
-            "cost_per_1000_requests": cost.per_1000_requests,
-        }
-        if cost
-        else {}
-    )
+    priced = cost_keys(cost) if cost else {}
     drawn = (
         {
             "power_kw_at_most": energy.power_kw,

@@ -21,7 +21,8 @@ def capacity_band(candidate: Candidate, setting: Setting) -> tuple[float, float]
     points). A law without covariance is made slower and faster by its relative error.
     """
     if candidate.variants:
-        middle = _capacity(candidate.replica, setting)
+        least_per_s = float(load_response(candidate.replica, setting).rates_per_s[0])
+        middle = _capacity(candidate.replica, setting) or least_per_s
         sigma = math.hypot(MONTE_CARLO_SIGMA, *(_half_change(pair, setting, middle) for pair in candidate.variants))
         return math.exp(-Z90 * sigma), math.exp(Z90 * sigma)
     low, high = scaled_capacities(candidate.replica, setting, math.exp(Z90 * candidate.relative_sigma))

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from sizing.catalog import Model
+from sizing.catalog import PRECISIONS, Model
 from sizing.catalog import gpu as gpu_named
 from sizing.catalog import gpus as catalogued_gpus
 from sizing.catalog import model as model_named
@@ -40,10 +40,27 @@ class Choice:
     def allows(self, deployment: Deployment) -> bool:
         """True when a measured deployment is among what may be bought."""
         return (
-            (not self.gpus or deployment.gpu in self.gpus)
-            and (not self.precisions or deployment.precision in self.precisions)
+            (not self.gpus or is_among(deployment.gpu, self.gpus))
+            and (not self.precisions or is_among(deployment.precision, self.precisions))
             and (not self.tps or deployment.tp in self.tps)
         )
+
+
+def is_among(name: str, names: Sequence[str]) -> bool:
+    """True when `name` is one of `names`, letter case apart."""
+    return name.casefold() in (each.casefold() for each in names)
+
+
+def check_choice(choice: Choice, points: Sequence[Point]) -> None:
+    """ScenarioError for a precision or TP by whose name no candidate could exist, measured or estimated."""
+    known = list(dict.fromkeys([*PRECISIONS, *(point.precision for point in points)]))
+    for precision in choice.precisions:
+        if not is_among(precision, known):
+            raise ScenarioError(f"--precision {precision}: not known; known are {', '.join(known)}")
+    tps = sorted({*TENSOR_PARALLEL, *(point.tp for point in points)})
+    for tp in choice.tps:
+        if tp not in tps:
+            raise ScenarioError(f"--tp {tp}: not known; known are {', '.join(map(str, tps))}")
 
 
 def find(model: str, lengths: Lengths, choice: Choice, points: Sequence[Point] = ()) -> Found:
@@ -53,11 +70,12 @@ def find(model: str, lengths: Lengths, choice: Choice, points: Sequence[Point] =
     nothing to choose from, and for requests longer than the model's context.
     """
     check_context(model, lengths)
+    check_choice(choice, points)
     candidates, rejected = measured(model, lengths, choice, points)
-    only_measured = {point.gpu for point in points} - set(catalogued_gpus())
-    to_estimate = [gpu for gpu in choice.gpus if gpu not in only_measured]
+    only_measured = [point.gpu for point in points if not is_among(point.gpu, list(catalogued_gpus()))]
+    to_estimate = [gpu for gpu in choice.gpus if not is_among(gpu, only_measured)]
     if choice.basis == "any" and to_estimate:
-        covered = {(candidate.gpu, candidate.precision, candidate.tp) for candidate in candidates}
+        covered = {key_of(candidate.gpu, candidate.precision, candidate.tp) for candidate in candidates}
         more, left_out = estimated(model, lengths, choice, to_estimate, covered)
         candidates, rejected = candidates + more, rejected + left_out
     if not candidates and not rejected:
@@ -154,9 +172,10 @@ def estimated(
     if known_model is None:
         return [], []
     for gpu in (gpu_named(name).id for name in gpus):
-        for precision in choice.precisions or precisions_of(gpu_named(gpu), known_model):
+        asked = tuple(precision.casefold() for precision in choice.precisions)
+        for precision in asked or precisions_of(gpu_named(gpu), known_model):
             for tp in choice.tps or TENSOR_PARALLEL:
-                if (gpu, precision, tp) in covered:
+                if key_of(gpu, precision, tp) in covered:
                     continue
                 try:
                     candidates.append(estimate(known_model.id, gpu, tp, precision, lengths))
@@ -165,6 +184,11 @@ def estimated(
                 except EstimateUnavailable as error:
                     rejected.append(Rejection(gpu, tp, precision, "no_data", str(error)))
     return candidates, rejected
+
+
+def key_of(gpu: str, precision: str, tp: int) -> tuple[str, str, int]:
+    """What makes two candidates of a model the same, letter case apart."""
+    return gpu.casefold(), precision.casefold(), tp
 
 
 def nothing_measured(model: str, choice: Choice, points: Sequence[Point]) -> str:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from sizing.catalog import gpus as catalogued_gpus
+from sizing.numbers import significant
 from sizing.plan import Fleet, Question
 
 HOURS_A_MONTH = 730.0
@@ -27,6 +28,15 @@ class Cost:
         """Price of 730 hours."""
         return self.per_hour * HOURS_A_MONTH
 
+    @property
+    def sentence(self) -> str:
+        """The four figures in words."""
+        return (
+            f"{significant(self.per_hour)} per hour, {significant(self.per_month)} per month, "
+            f"{significant(self.per_million_output_tokens)} per million output tokens, "
+            f"{significant(self.per_1000_requests)} per 1,000 requests"
+        )
+
 
 @dataclass(frozen=True, slots=True)
 class Energy:
@@ -46,14 +56,13 @@ def cost_of(question: Question, fleet: Fleet) -> Cost | None:
     tokens an hour, so 1.67 per million.
     """
     price = question.price_of(fleet.candidate.gpu)
-    if price is None:
-        return None
-    per_hour = price * fleet.gpus
-    return Cost(
-        per_hour,
-        per_hour / output_tokens_per_hour(question) * 1e6,
-        per_hour / (question.mean_rate_per_s * 3600) * 1000,
-    )
+    tokens_per_s = question.mean_rate_per_s * question.workload.lengths.osl
+    return None if price is None else cost_at(price * fleet.gpus, question.mean_rate_per_s, tokens_per_s)
+
+
+def cost_at(per_hour: float, requests_per_s: float, output_tokens_per_s: float) -> Cost:
+    """The cost of a fleet that costs so much an hour and serves so much on average."""
+    return Cost(per_hour, per_hour / (output_tokens_per_s * 3600) * 1e6, per_hour / (requests_per_s * 3600) * 1000)
 
 
 def energy_of(question: Question, fleet: Fleet) -> Energy | None:
@@ -62,9 +71,15 @@ def energy_of(question: Question, fleet: Fleet) -> Energy | None:
     if gpu is None or gpu.power_w is None:
         return None
     power_kw = gpu.power_w * fleet.gpus / 1000
-    return Energy(power_kw, power_kw / output_tokens_per_hour(question) * 1e6)
+    tokens_per_hour = question.mean_rate_per_s * question.workload.lengths.osl * 3600
+    return Energy(power_kw, power_kw / tokens_per_hour * 1e6)
 
 
-def output_tokens_per_hour(question: Question) -> float:
-    """Tokens generated in an hour at the mean load."""
-    return question.mean_rate_per_s * question.workload.lengths.osl * 3600
+def cost_json(cost: Cost) -> dict[str, float]:
+    """The keys of JSON answers."""
+    return {
+        "cost_per_hour": cost.per_hour,
+        "cost_per_month": cost.per_month,
+        "cost_per_million_output_tokens": cost.per_million_output_tokens,
+        "cost_per_1000_requests": cost.per_1000_requests,
+    }

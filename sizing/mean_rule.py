@@ -31,14 +31,14 @@ def mean_based(question: Question, candidates: Iterable[Candidate]) -> MeanBased
     gpus = replicas * candidate.gpus
     setting = Setting(question.workload, question.sla, question.routing, replicas)
     seen = simulate_at(candidate.replica, setting, question.workload.rate_per_s / replicas)
-    start = f"Sizing by mean latency gives {gpus} GPUs ({replicas} × TP{candidate.tp}):"
+    start = f"Sizing by mean latency gives {gpus} GPUs ({replicas} × TP{candidate.tp}, without headroom or spare):"
     return MeanBased(gpus, candidate.tp, seen, f"{start} {what_users_see(question, seen)}.")
 
 
 def what_users_see(question: Question, seen: Prediction) -> str:
     """What becomes of the SLA in a fleet bought by the rule, in a few words."""
     if seen.meets(question.sla):
-        return "they meet the SLA, without headroom or spare"
+        return "they meet the SLA"
     arrivals = {"poisson": "Poisson", "gamma": "bursty"}.get(question.workload.arrivals.kind, "evenly spaced")
     if seen.saturated:
         return f"with {arrivals} arrivals their queues grow without end"

@@ -6,10 +6,10 @@ import math
 from dataclasses import dataclass
 from typing import Literal
 
-from sizing.errors import ScenarioError
+from sizing.bounds import check_gaps, check_margins, check_peak_factor, check_price, check_rate
 from sizing.prediction import Prediction
 from sizing.replica import Replica
-from sizing.workload import Limit, Routing, Sla, Workload, finite
+from sizing.workload import Limit, Routing, Sla, Workload
 
 NEAR_STABLE = 0.97
 """Share of the stable rate from which stability, not a limit, is said to bind: percentiles explode beyond."""
@@ -38,18 +38,14 @@ class Question:
     peak_factor: float = 1.0
 
     def __post_init__(self) -> None:
-        if not 0 <= self.headroom < 1:
-            raise ScenarioError(f"headroom must be from 0 to below 1 (0.2 keeps 20 %), got {self.headroom:g}")
-        if self.sla.itl is not None and self.workload.lengths.osl < 2:
-            raise ScenarioError("an ITL limit needs OSL of 2 or more: with one output token there are no gaps")
-        if self.spare < 0:
-            raise ScenarioError(f"spare must be 0 or more replicas, got {self.spare}")
+        check_rate(self.workload.rate_per_s)
+        check_margins(self.headroom, self.spare)
+        check_gaps(self.workload.lengths, self.sla)
         if self.price_per_gpu_hour is not None:
-            finite("price per GPU-hour", self.price_per_gpu_hour, above=-1e-12)
+            check_price("price per GPU-hour", self.price_per_gpu_hour)
         for gpu, price in self.prices:
-            finite(f"price of a {gpu}-hour", price, above=-1e-12)
-        if not 1 <= self.peak_factor < math.inf:
-            raise ScenarioError(f"the peak factor must be 1 or more (peak over mean), got {self.peak_factor:g}")
+            check_price(f"price of a {gpu}-hour", price)
+        check_peak_factor(self.peak_factor)
 
     def price_of(self, gpu: str) -> float | None:
         """Price of an hour of this GPU, None = not known."""
@@ -94,14 +90,33 @@ class Candidate:
         return f"{self.gpu} TP{self.tp} {self.precision}"
 
 
+def basis_of(candidate: Candidate, in_flight: float) -> Basis:
+    """The candidate's basis, or "extrapolated" where a replica holds more requests at once than were measured."""
+    return "extrapolated" if in_flight > candidate.calibrated_in_flight else candidate.basis
+
+
+def beyond_measured(candidate: Candidate, in_flight: float) -> tuple[str, ...]:
+    """The warning that goes with an extrapolated load; none within what was measured."""
+    most = candidate.calibrated_in_flight
+    if in_flight <= most:
+        return ()
+    return (
+        f"a replica would hold {in_flight:.0f} requests at once, measured were at most {most:.0f}: "
+        "calibrate at or above the planned concurrency",
+    )
+
+
 @dataclass(frozen=True, slots=True)
 class Rejection:
-    """A candidate left out, and why. `nearest_s` / `limit`: how near the best load came to the limit that failed."""
+    """A candidate left out, and why; "too_few": the GPUs that exist do not make up a replica.
+
+    `nearest_s` / `limit`: how near the best load came to the limit that failed.
+    """
 
     gpu: str
     tp: int
     precision: str
-    kind: Literal["memory", "sla", "no_data", "cost"]
+    kind: Literal["memory", "sla", "no_data", "cost", "too_few"]
     why: str
     limit: Limit | None = None
     nearest_s: float | None = None
@@ -154,18 +169,13 @@ class Fleet:
 
     @property
     def basis(self) -> Basis:
-        """The candidate's basis, or "extrapolated" where a replica holds more requests at once than were measured."""
-        return "extrapolated" if self.in_flight > self.candidate.calibrated_in_flight else self.candidate.basis
+        """Where the numbers come from at the planned load."""
+        return basis_of(self.candidate, self.in_flight)
 
     @property
     def warnings(self) -> tuple[str, ...]:
         """What the reader must know: of the law, of the prediction, and of the distance from what was measured."""
-        most = self.candidate.calibrated_in_flight
-        beyond = (
-            f"a replica would hold {self.in_flight:.0f} requests at once, measured were at most {most:.0f}: "
-            "calibrate at or above the planned concurrency"
-        )
-        far = [beyond] if self.in_flight > most else []
+        far = beyond_measured(self.candidate, self.in_flight)
         return (*self.candidate.warnings, *self.predicted.warnings, *far, *self.notes)
 
     @property

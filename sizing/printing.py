@@ -14,15 +14,17 @@ from sizing.extras import Extras, extras_lines
 from sizing.fitting import Fit
 from sizing.fleets.daily import Daily
 from sizing.fleets.existing import Existing
-from sizing.fleets.sharing import SharedFleet
+from sizing.fleets.shapes import shared_cost
+from sizing.fleets.sharing import SharedFleet, Terms
 from sizing.numbers import milliseconds, significant
 from sizing.plan import Fleet, Plan, Question, Rejection
-from sizing.prediction import Prediction
+from sizing.prediction import Method, Prediction
 from sizing.sensitivity import Sensitivity, Unit
 from sizing.workload import METRICS
 
 NOTHING_MORE = Extras()
 SHOWN = 8
+METHOD: dict[Method, str] = {"analytic": "formula", "simulation": "simulation"}
 
 
 def console() -> Console:
@@ -72,7 +74,7 @@ def sla_table(question: Question, fleet: Fleet) -> Table:
 
 def alternatives_table(plan: Plan) -> Table:
     """The best configurations, the answer first."""
-    table = Table("GPU", "TP", "precision", "GPUs", "90 % band", "requests/s per GPU", "binds", "basis")
+    table = Table("GPU", "TP", "precision", "GPUs", "90 % band", "requests/s per GPU", "binds", "basis", "verified by")
     table.title, table.title_justify = f"Configurations that meet the SLA ({len(plan.fleets)})", "left"
     for fleet in plan.fleets[:SHOWN]:
         high = "no limit" if fleet.gpus_high is None else str(fleet.gpus_high)
@@ -85,14 +87,15 @@ def alternatives_table(plan: Plan) -> Table:
             significant(fleet.requests_per_s_per_gpu),
             "stable rate" if fleet.stability_binds else f"p{fleet.binding.percentile} {fleet.binding.metric.upper()}",
             fleet.basis,
+            METHOD[fleet.predicted.method],
         )
     return table
 
 
 def sensitivity_table(rows: Sequence[Sensitivity], fleet: Fleet) -> Table:
-    """GPUs (and requests/s of a replica) with each input changed, everything else kept."""
+    """GPUs (and requests/s of a replica where the SLA fails) with each input changed, everything else kept."""
     changes = [f"{effect.change:+.0%}" for effect in rows[0].effects]
-    table = Table("GPUs (requests/s per replica) if", "is", *changes, title="Sensitivity", title_justify="left")
+    table = Table("GPUs (requests/s) if", "is", *changes, title="Sensitivity", title_justify="left")
     for row in rows:
         cells = [
             "SLA fails"
@@ -101,7 +104,11 @@ def sensitivity_table(rows: Sequence[Sensitivity], fleet: Fleet) -> Table:
             for effect in row.effects
         ]
         table.add_row(row.name, quantity(row.value, row.unit), *cells)
-    table.caption = f"as asked: {fleet.gpus} GPUs ({significant(fleet.capacity_per_s)})"
+    table.caption = (
+        f"as asked: {fleet.gpus} GPUs ({significant(fleet.capacity_per_s)}); in brackets requests/s per replica where "
+        "the SLA fails, before headroom; changes are relative: 20 % headroom +25 % is 25 %"
+    )
+    table.caption_justify = "left"
     return table
 
 
@@ -131,29 +138,44 @@ def print_existing(question: Question, fleets: Sequence[Existing], rejected: Seq
         f"unused; the SLA fails at {significant(best.limit_per_s)} requests/s, {question.headroom:.0%} headroom kept."
     )
     say(f"{significant(best.low)} to {significant(best.high)} requests/s (90 % band). Binding: {best.binding}.")
-    for warning in (*best.candidate.warnings, *best.predicted.warnings):
+    say(f"Basis: {best.basis}, {escape(best.candidate.source)}; verified by {METHOD[best.predicted.method]}.")
+    for warning in best.warnings:
         say(f"[yellow]warning:[/yellow] {escape(warning)}")
-    table = Table("GPU", "TP", "precision", "requests/s", "per GPU", "90 % band", "binds", "basis")
+    table = Table("GPU", "TP", "precision", "requests/s", "per GPU", "90 % band", "binds", "basis", "verified by")
     for fleet in fleets[:SHOWN]:
         table.add_row(
             *(fleet.candidate.gpu, str(fleet.candidate.tp), fleet.candidate.precision),
             *(significant(fleet.rate_per_s), significant(fleet.requests_per_s_per_gpu)),
             f"{significant(fleet.low)}-{significant(fleet.high)}",
-            *(fleet.binding, fleet.candidate.basis),
+            *(fleet.binding, fleet.basis, METHOD[fleet.predicted.method]),
         )
     out.print(table)
     print_rejections(rejected)
 
 
-def print_shared(fleet: SharedFleet, rejected: Sequence[Rejection]) -> None:
+def print_shared(fleet: SharedFleet, terms: Terms, rejected: Sequence[Rejection]) -> None:
     """A fleet for several workloads, and what each of them sees."""
     out = console()
     say = partial(out.print, soft_wrap=True)
-    say(f"[bold]You need {fleet.gpus} × {escape(fleet.candidate.gpu)} for {len(fleet.served)} workloads[/bold]")
+    workloads = f"{len(fleet.served)} workload{'s' if len(fleet.served) > 1 else ''}"
+    say(f"[bold]You need {fleet.gpus} × {escape(fleet.candidate.gpu)} for {workloads}[/bold]")
     say(
         f"{fleet.working} working and {fleet.spare} spare replicas of {escape(fleet.candidate.label)}; fleets of their "
         f"own would need {fleet.apart} working replicas. Tightest: {escape(fleet.tightest.share.name)}."
     )
+    say(
+        f"{significant(fleet.requests_per_s_per_gpu)} requests/s per working GPU, {fleet.utilization:.0%} of the "
+        "highest stable rate. No band: the count holds for the law as it is."
+    )
+    say(f"Basis: {fleet.basis}, {escape(fleet.candidate.source)}; verified by simulation.")
+    price = terms.price_of(fleet.candidate.gpu)
+    if price is not None:
+        say(f"Cost {shared_cost(fleet, price).sentence} (at {significant(price)} per GPU-hour, spares included).")
+    for warning in fleet.warnings:
+        say(f"[yellow]warning:[/yellow] {escape(warning)}")
+    for served in fleet.served:
+        for warning in served.predicted.warnings:
+            say(f"[yellow]warning:[/yellow] {escape(served.share.name)}: {escape(warning)}")
     table = Table("workload", "requests/s", "limit", "allowed", "predicted", "room")
     for served in fleet.served:
         for limit in served.share.sla.limits:

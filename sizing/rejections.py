@@ -2,23 +2,32 @@
 
 from __future__ import annotations
 
-from sizing.capacity import SlaMissed
+from collections.abc import Callable
+from typing import TypeVar
+
+from sizing.capacity import BY_FORMULA, BY_SIMULATION, NEAR, Method, SlaMissed
 from sizing.numbers import milliseconds
 from sizing.plan import Candidate, Question, Rejection
 from sizing.prediction import Prediction
+from sizing.workload import Lengths, Limit
 
-NEAR = 1.1
-"""The formula's percentiles may be this far off: a miss within it is looked at by simulation."""
+Sized = TypeVar("Sized")
 
 
-def sla_rejection(candidate: Candidate, missed: SlaMissed) -> Rejection:
+def sla_rejection(candidate: Candidate, missed: SlaMissed, lengths: Lengths) -> Rejection:
     """A candidate whose replica misses a limit even without load."""
     limit = missed.limit
     why = (
-        f"misses {limit.metric.upper()} even alone: p{limit.percentile} is {milliseconds(missed.alone_s)} on an idle "
-        f"replica, the limit is {milliseconds(limit.limit_s)}"
+        f"misses {limit.metric.upper()} even alone: {idle_name(limit, lengths)} is {milliseconds(missed.alone_s)} on "
+        f"an idle replica, the limit is {milliseconds(limit.limit_s)}"
     )
     return Rejection(candidate.gpu, candidate.tp, candidate.precision, "sla", why, limit, missed.alone_s)
+
+
+def idle_name(limit: Limit, lengths: Lengths) -> str:
+    """What a limit speaks of on an idle replica: where lengths are equal all requests but the rarest take as long."""
+    metric = limit.metric.upper()
+    return metric if lengths.fixed and limit.percentile < 99 else f"p{limit.percentile} {metric}"
 
 
 def jump_rejection(question: Question, candidate: Candidate, replicas: int, predicted: Prediction) -> Rejection:
@@ -34,8 +43,17 @@ def jump_rejection(question: Question, candidate: Candidate, replicas: int, pred
 
 def cost_rejection(candidate: Candidate, least: int, best: float) -> Rejection:
     """A candidate that cannot win: it needs `least` GPUs at its stable rate, another fleet of its GPU needs `best`."""
-    why = f"needs at least {least} GPUs to carry the load at all, {best:.0f} of the same GPU meet the SLA"
+    why = (
+        f"needs at least {least} GPUs, headroom and spares included, to carry the load at all; "
+        f"{best:.0f} of the same GPU meet the SLA"
+    )
     return Rejection(candidate.gpu, candidate.tp, candidate.precision, "cost", why)
+
+
+def first_look(size: Callable[[Method], Sized | Rejection]) -> Sized | Rejection:
+    """What `size` finds by formula; by simulation where the formula puts an idle replica just over a limit."""
+    sized = size(BY_FORMULA)
+    return size(BY_SIMULATION) if isinstance(sized, Rejection) and near_miss(sized) else sized
 
 
 def near_miss(rejection: Rejection) -> bool:

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import Literal
 
-from sizing.capacity import Setting, SlaMissed, analytic_capacity_per_s, load_response
+from sizing.capacity import Setting, SlaMissed, load_response
 from sizing.errors import ScenarioError
 from sizing.plan import Fleet, Question
 from sizing.planner import setting_of, smallest_fleet
@@ -89,15 +89,19 @@ def with_input(question: Question, name: str, value: float) -> Question:
 def resized(changed: Question, question: Question, fleet: Fleet) -> tuple[int, float]:
     """Working replicas and capacity of the fleet's candidate under a changed question.
 
-    The formula's capacity, corrected by the ratio that holds for the question as it was. The formula is not asked
-    again where only a limit has changed: the latencies at each load are the same.
+    The formula's capacity, corrected by the ratio that holds for the question as it was. Where the formula puts even
+    an idle replica over a limit that the simulation found kept, as much excess as it gives the fleet's own capacity is
+    taken for kept. The formula is not asked again where only a limit has changed: the latencies at each load are the
+    same.
     """
     replica = fleet.candidate.replica
-    correction = fleet.capacity_per_s / analytic_capacity_per_s(replica, setting_of(question, fleet.working))
+    as_it_was = load_response(replica, setting_of(question, fleet.working))
+    kept = 0.0 if as_it_was.rate_per_s(0.0) else as_it_was.excess_at(fleet.capacity_per_s)
+    correction = fleet.capacity_per_s / as_it_was.rate_per_s(kept)
 
     def capacity_per_s(setting: Setting) -> float:
         same_load = load_response(replica, replace(setting, sla=question.sla)).under(setting.sla)
-        rate_per_s = same_load.rate_per_s(0.0)
+        rate_per_s = same_load.rate_per_s(kept)
         if rate_per_s == 0:
             limit = same_load.idle.binding(setting.sla)
             raise SlaMissed(limit, same_load.idle.value_s(limit))

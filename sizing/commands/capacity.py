@@ -8,7 +8,6 @@ import click
 
 from sizing import candidates
 from sizing.answer import rejection_json
-from sizing.capacity import BY_FORMULA
 from sizing.commands.options import (
     as_json,
     choice_of,
@@ -23,15 +22,18 @@ from sizing.commands.options import (
 )
 from sizing.curves import read_points
 from sizing.errors import NoFeasiblePlan
-from sizing.fleets.existing import Existing, largest_rate
+from sizing.fleets.existing import Existing, first_rate, largest_rate
 from sizing.fleets.shapes import existing_json
 from sizing.plan import Candidate, Question, Rejection
 from sizing.printing import print_existing
+from sizing.rejections import distance_from_sla
 
 EXAMPLE = """\b
 Example:
   python -m sizing capacity --gpus 16 --model Qwen/Qwen3-32B --gpu h200_sxm --precision bf16 \\
       --isl 2000 --osl 256 --ttft p95:1s --itl p95:30ms
+  python -m sizing capacity --gpus 4 --model reference-512x4 --points data/curves/reference-cpu.csv \\
+      --isl 64 --osl 32 --ttft p95:200ms --itl p95:40ms
 """
 
 
@@ -50,8 +52,8 @@ def capacity_command(json_: bool, gpus: int, **given: Any) -> None:
     question = question_of(given)
     points = read_points(given["points"]) if given["points"] else []
     found, left_out = candidates.find(question.model, question.workload.lengths, choice_of(given), points)
-    fleets, rejected = best_first(question, reserving(found, given["max_tokens"]), gpus)
-    rejected += left_out
+    fleets, rejected = best_first(question, reserving(found, given["max_tokens"], question.workload.lengths.osl), gpus)
+    rejected = sorted([*rejected, *left_out], key=distance_from_sla)
     if not fleets:
         raise NoFeasiblePlan(f"{gpus} GPUs carry no load under {question.sla}", tuple(rejected))
     if json_:
@@ -63,7 +65,7 @@ def capacity_command(json_: bool, gpus: int, **given: Any) -> None:
 
 def best_first(question: Question, found: list[Candidate], gpus: int) -> tuple[list[Existing], list[Rejection]]:
     """What each candidate carries, most first, the first by simulation, the rest by formula; and those that cannot."""
-    sized = [largest_rate(question, candidate, gpus, BY_FORMULA) for candidate in found]
+    sized = [first_rate(question, candidate, gpus) for candidate in found]
     while (best := most(sized)) and best.predicted.method != "simulation":
         sized[sized.index(best)] = largest_rate(question, best.candidate, gpus)
     fleets = sorted((fleet for fleet in sized if isinstance(fleet, Existing)), key=lambda fleet: -fleet.rate_per_s)

@@ -8,12 +8,17 @@ from dataclasses import replace
 from typing import Any, TypeVar
 
 import click
+from click.core import ParameterSource
 
-from sizing.candidates import Choice
+from sizing.bounds import check_prefix, check_reserved
+from sizing.candidates import Choice, Found
 from sizing.errors import ScenarioError
 from sizing.json_shapes import finite_only
 from sizing.plan import Candidate, Question
 from sizing.workload import METRICS, ROUTINGS, Arrivals, Lengths, Limit, Prefix, Sla, Workload
+
+MOST_GPUS = 10_000_000
+"""GPUs of one type owned or available: more is a slip of the keyboard."""
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -81,6 +86,7 @@ def workload_of(given: dict[str, Any]) -> Workload:
     lengths = Lengths(given["isl"], given["osl"], given["isl_cv"], given["osl_cv"], given["correlation"])
     rate = given.get("rate")
     prefix = Prefix(given["prefix_tokens"], given["prefix_hit"])
+    check_prefix(lengths, prefix)
     return Workload(lengths, 1.0 if rate is None else rate, Arrivals.parse(given["arrivals"]), prefix)
 
 
@@ -106,8 +112,12 @@ def choice_of(given: dict[str, Any]) -> Choice:
     return Choice(words(given["gpu"]), words(given["precision"]), tensor_parallel(given["tp"]), given["basis"])
 
 
-def reserving(candidates: Sequence[Candidate], max_tokens: int) -> list[Candidate]:
-    """The candidates with engines that reserve memory for `max_tokens` output tokens a request; 0 leaves them."""
+def reserving(candidates: Sequence[Candidate], max_tokens: int, osl: float) -> list[Candidate]:
+    """The candidates with engines that reserve memory for `max_tokens` output tokens a request; 0 leaves them.
+
+    ScenarioError where that is less than `osl`, the mean request's.
+    """
+    check_reserved(max_tokens, osl)
     if not max_tokens:
         return list(candidates)
     return [
@@ -151,6 +161,44 @@ def per_gpu(option: str, text: str | None) -> tuple[float | None, tuple[tuple[st
         else:
             general = value
     return general, tuple(by_name)
+
+
+def gpus_of(found: Found) -> list[str]:
+    """Names of the GPUs compared, those left out included."""
+    candidates, rejected = found
+    return sorted({candidate.gpu for candidate in candidates} | {miss.gpu for miss in rejected})
+
+
+def prices_of(text: str | None, gpus: Sequence[str]) -> dict[str, Any]:
+    """The prices of ``--price`` as a Question's fields; ScenarioError for a GPU that is not among those compared."""
+    general, by_name = per_gpu("--price", text)
+    prices = tuple((known_gpu("--price", name, gpus), price) for name, price in by_name)
+    return {"price_per_gpu_hour": general, "prices": prices}
+
+
+def counts_of(option: str, text: str | None, gpus: Sequence[str]) -> dict[str, int]:
+    """Whole numbers of GPUs by name, out of ``h100_sxm=8``; ScenarioError for any other."""
+    general, by_name = per_gpu(option, text)
+    if general is not None:
+        raise ScenarioError(f"{option} {general:g}: name the GPU, for instance {gpus[0] if gpus else 'h200_sxm'}=8")
+    for name, count in by_name:
+        if not (0 <= count <= MOST_GPUS and count.is_integer()):
+            raise ScenarioError(f"{option} {name}={count:g}: give a whole number from 0 to {MOST_GPUS:,}")
+    return {known_gpu(option, name, gpus): int(count) for name, count in by_name}
+
+
+def known_gpu(option: str, name: str, gpus: Sequence[str]) -> str:
+    """The GPU compared that has this name, in any letter case; ScenarioError when none has."""
+    for gpu in gpus:
+        if gpu.casefold() == name.casefold():
+            return gpu
+    raise ScenarioError(f"{option} names {name}, which is not among the GPUs compared: {', '.join(gpus)}")
+
+
+def set_by_hand(context: click.Context) -> list[str]:
+    """Names of the parameters that the command line gave."""
+    names = [parameter.name for parameter in context.command.params if parameter.name]
+    return [name for name in names if context.get_parameter_source(name) is ParameterSource.COMMANDLINE]
 
 
 def write_json(value: dict[str, Any]) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
@@ -9,22 +10,25 @@ from typing import Any
 import click
 
 from sizing import answer, candidates, planner
+from sizing.bounds import check_peak_factor
 from sizing.capacity import BY_SIMULATION
 from sizing.commands.options import (
     as_json,
     choice_of,
     choice_options,
+    counts_of,
+    gpus_of,
     length_options,
     margin_options,
     options,
-    per_gpu,
+    prices_of,
     question_of,
     reserving,
+    set_by_hand,
     sla_options,
     write_json,
 )
 from sizing.curves import read_points
-from sizing.errors import ScenarioError
 from sizing.extras import Extras, extras_json
 from sizing.fleets.daily import daily_rates, gpus_by_hour
 from sizing.fleets.mixed import Mix, Supply, cheapest_mix
@@ -36,11 +40,16 @@ EXAMPLES = """\b
 Examples:
   python -m sizing plan --model Qwen/Qwen3-32B --gpu h200_sxm --precision bf16 \\
       --isl 2000 --osl 256 --rate 20 --ttft p95:1s --itl p95:30ms
-  python -m sizing plan ... --rate 8 --peak-factor 2.5 --price 2.5
-  python -m sizing plan ... --daily 2,1,1,1,1,2,4,8,15,20,22,21,18,20,22,21,18,14,10,8,6,5,4,3
-  python -m sizing plan ... --gpu h100_sxm,h200_sxm --price h100_sxm=2.5,h200_sxm=3.8 --mix --available h100_sxm=8
-  python -m sizing plan --model M --gpu h200_sxm --workload chat:isl=1000,osl=200,rate=5,ttft=p95:1s \\
+  python -m sizing plan --model Qwen/Qwen3-8B --gpu h100_sxm --isl 1000 --osl 200 --ttft p95:1s \\
+      --rate 8 --peak-factor 2.5 --price 2.5
+  python -m sizing plan --model Qwen/Qwen3-8B --gpu h100_sxm --isl 1000 --osl 200 --ttft p95:1s \\
+      --daily 2,1,1,1,1,2,4,8,15,20,22,21,18,20,22,21,18,14,10,8,6,5,4,3
+  python -m sizing plan --model Qwen/Qwen3-8B --gpu h100_sxm,h200_sxm --isl 1000 --osl 200 --ttft p95:1s \\
+      --rate 80 --price h100_sxm=2.5,h200_sxm=3.8 --mix --available h100_sxm=8
+  python -m sizing plan --model Qwen/Qwen3-32B --gpu h200_sxm --workload chat:isl=1000,osl=200,rate=5,ttft=p95:1s \\
       --workload batch:isl=4000,osl=500,rate=1,e2e=p95:60s
+  python -m sizing plan --model reference-512x4 --points data/curves/reference-cpu.csv \\
+      --isl 64 --osl 32 --rate 20 --ttft p95:200ms --itl p95:40ms
 """
 LOAD_NEEDED = ("isl", "osl")
 
@@ -72,11 +81,14 @@ def plan_command(context: click.Context, /, json_: bool, **given: Any) -> None:
     if given["workloads"]:
         shared_instead(context, json_, given)
         return
-    question = priced(planned(given), given)
+    question, choice = planned(given), choice_of(given)
     points = read_points(given["points"]) if given["points"] else []
-    found, left_out = candidates.find(question.model, question.workload.lengths, choice_of(given), points)
-    plan = planner.plan(question, reserving(found, given["max_tokens"]), left_out)
-    more = extras(plan, given)
+    found = candidates.find(question.model, question.workload.lengths, choice, points)
+    gpus, stock = gpus_of(found), {name: given[name] for name in ("owned", "available")}
+    question = replace(question, **prices_of(given["price"], gpus))
+    counts = {name: counts_of(f"--{name}", text, gpus) for name, text in stock.items()}
+    plan = planner.plan(question, reserving(found[0], given["max_tokens"], question.workload.lengths.osl), found[1])
+    more = extras(plan, given, counts)
     if json_:
         write_json({**answer.as_json(plan), **extras_json(more, question)})
     else:
@@ -90,6 +102,10 @@ def planned(given: Mapping[str, Any]) -> Question:
     for name in LOAD_NEEDED:
         if given[name] is None:
             raise click.MissingParameter(param_type="option", param_hint=f"'--{name}'")
+    if not given["mix"]:
+        for name in ("owned", "available"):
+            if given[name] is not None:
+                raise click.UsageError(f"--{name} goes with --mix")
     if (given["rate"] is None) == (given["daily"] is None):
         raise click.UsageError("give the load by either --rate or --daily")
     if given["daily"] is not None:
@@ -98,29 +114,25 @@ def planned(given: Mapping[str, Any]) -> Question:
         rates = daily_rates(given["daily"])
         peak, factor = max(rates), max(rates) / (sum(rates) / len(rates))
     else:
-        peak, factor = given["rate"] * given["peak_factor"], given["peak_factor"]
+        factor = given["peak_factor"]
+        check_peak_factor(factor)
+        peak = given["rate"] * factor
     return replace(question_of({**given, "rate": peak}), peak_factor=factor)
 
 
-def priced(question: Question, given: Mapping[str, Any]) -> Question:
-    """The question with its prices."""
-    general, by_gpu = per_gpu("--price", given["price"])
-    return replace(question, price_per_gpu_hour=general, prices=by_gpu)
-
-
-def extras(plan: Plan, given: Mapping[str, Any]) -> Extras:
+def extras(plan: Plan, given: Mapping[str, Any], counts: Mapping[str, Mapping[str, int]]) -> Extras:
     """What was asked beside the count."""
     question, fleet = plan.question, plan.answer
     return Extras(
         sensitivities(question, fleet),
         gpus_by_hour(question, fleet, daily_rates(given["daily"])) if given["daily"] is not None else None,
         tune(question, fleet.candidate) if given["tuned"] else None,
-        mixed(plan, given) if given["mix"] else None,
+        mixed(plan, **counts) if given["mix"] else None,
     )
 
 
-def mixed(plan: Plan, given: Mapping[str, Any]) -> Mix:
-    """The cheapest mix of the best fleet of each GPU type, each verified by simulation."""
+def mixed(plan: Plan, owned: Mapping[str, int], available: Mapping[str, int]) -> Mix:
+    """The cheapest mix of the best fleet of each GPU type, each verified by simulation; counts by GPU name."""
     by_gpu: dict[str, Fleet] = {}
     for fleet in sorted(plan.fleets, key=lambda fleet: -fleet.requests_per_s_per_gpu):
         by_gpu.setdefault(fleet.candidate.gpu, fleet)
@@ -129,20 +141,12 @@ def mixed(plan: Plan, given: Mapping[str, Any]) -> Mix:
         for fleet in by_gpu.values()
     ]
     verified = [fleet for fleet in fleets if isinstance(fleet, Fleet)]
-    return cheapest_mix(plan.question, verified, supplies(plan.question, [*by_gpu], given))
-
-
-def supplies(question: Question, gpus: list[str], given: Mapping[str, Any]) -> dict[str, Supply]:
-    """Price, owned and available GPUs of each type that has a price."""
-    owned, available = (dict(per_gpu(f"--{name}", given[name])[1]) for name in ("owned", "available"))
-    unknown = (owned.keys() | available.keys()) - set(gpus)
-    if unknown:
-        raise ScenarioError(f"--owned or --available names {min(unknown)}, which is not among the fleets: {gpus}")
-    return {
-        gpu: Supply(price, int(owned.get(gpu, 0)), available.get(gpu, float("inf")))
-        for gpu in gpus
-        if (price := question.price_of(gpu)) is not None
+    supplies = {
+        gpu: Supply(price, owned.get(gpu, 0), available.get(gpu, math.inf))
+        for gpu in by_gpu
+        if (price := plan.question.price_of(gpu)) is not None
     }
+    return cheapest_mix(plan.question, verified, supplies)
 
 
 def shared_instead(context: click.Context, json_: bool, given: dict[str, Any]) -> None:
@@ -152,4 +156,10 @@ def shared_instead(context: click.Context, json_: bool, given: dict[str, Any]) -
     if share is None:
         raise click.UsageError("--workload needs the command group")
     names = {parameter.name for parameter in share.params}
+    unknown = [f"--{name.replace('_', '-')}" for name in set_by_hand(context) if name not in names]
+    if unknown:
+        raise click.UsageError(
+            f"{', '.join(unknown)} cannot go with --workload: lengths, load, arrivals and limits stand in each "
+            "--workload, the rest is for one workload alone"
+        )
     context.invoke(share, json_=json_, scenario=None, **{key: given[key] for key in given if key in names})

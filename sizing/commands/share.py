@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import click
@@ -14,9 +15,12 @@ from sizing.candidates import Choice, Found
 from sizing.commands.options import (
     as_json,
     choice_options,
+    gpus_of,
     margin_options,
     options,
+    prices_of,
     reserving,
+    set_by_hand,
     tensor_parallel,
     words,
     write_json,
@@ -27,6 +31,7 @@ from sizing.fleets.scenario import ScenarioFile, parse_workload, read_scenario, 
 from sizing.fleets.shapes import shared_json
 from sizing.fleets.sharing import Share, least_gpus
 from sizing.printing import print_shared
+from sizing.rejections import distance_from_sla
 from sizing.replica import Replica
 from sizing.simulator import Simulated
 from sizing.simulator.streams import Stream, simulate_streams
@@ -49,6 +54,10 @@ fleet.yaml:
 """
 
 
+IN_FILE = ("model", "workloads", "gpu", "precision", "tp", "routing", "headroom", "spare")
+"""Parameters that a scenario file states."""
+
+
 @click.command("share", epilog=EXAMPLES)
 @options(
     click.option("--scenario", type=click.Path(), help="YAML file with the whole question."),
@@ -57,21 +66,34 @@ fleet.yaml:
     choice_options,
     click.option("--routing", type=click.Choice(ROUTINGS), default="random", show_default=True),
     margin_options,
+    click.option("--price", help="Price of one GPU-hour, any currency; by GPU: h100_sxm=2.5,h200_sxm=3.8."),
     as_json,
 )
-def share_command(json_: bool, scenario: str | None, **given: Any) -> None:
+@click.pass_context
+def share_command(context: click.Context, /, json_: bool, scenario: str | None, **given: Any) -> None:
     """The smallest fleet on which several workloads meet their SLAs at once."""
+    if scenario:
+        refuse_stated_twice(context)
     asked = read_scenario(scenario) if scenario else from_options(given)
     shares = [stream.share() for stream in asked.workloads]
-    found, left_out = find(asked, shares, given)
-    fleets, rejected = least_gpus(shares, reserving(found, given["max_tokens"]), asked.terms, simulate_shares)
-    rejected += left_out
+    found = find(asked, shares, given)
+    terms = replace(asked.terms, **prices_of(given.get("price"), gpus_of(found)))
+    most_osl = max(share.workload.lengths.osl for share in shares)
+    fleets, missed = least_gpus(shares, reserving(found[0], given["max_tokens"], most_osl), terms, simulate_shares)
+    rejected = sorted([*missed, *found[1]], key=distance_from_sla)
     if not fleets:
         raise NoFeasiblePlan("no configuration meets the SLA of every workload", tuple(rejected))
     if json_:
-        write_json({**shared_json(fleets[0]), "rejected": [rejection_json(miss) for miss in rejected]})
+        write_json({**shared_json(fleets[0], terms), "rejected": [rejection_json(miss) for miss in rejected]})
     else:
-        print_shared(fleets[0], rejected)
+        print_shared(fleets[0], terms, rejected)
+
+
+def refuse_stated_twice(context: click.Context) -> None:
+    """UsageError for an option that the scenario file states too."""
+    twice = [f"--{name.rstrip('s')}" for name in set_by_hand(context) if name in IN_FILE]
+    if twice:
+        raise click.UsageError(f"{', '.join(twice)} cannot go with --scenario: write it in the file")
 
 
 def simulate_shares(

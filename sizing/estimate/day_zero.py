@@ -101,7 +101,7 @@ def _from_timings(timed: Timed, case: _Case) -> Candidate:
     return _candidate(
         case,
         Replica(timed.law, replace(case.batching, kv_tokens=kv_tokens)),
-        f"{engine} (step times), law within {timed.mean_error:.1%} of them",
+        f"{engine}, law within {timed.mean_error:.1%} of the step times",
         math.hypot(KERNEL_SIGMA[_sample(case)], timed.rms_error),
         tuple(_warnings(timed, case)),
     )

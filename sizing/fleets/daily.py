@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
@@ -51,15 +52,26 @@ class Daily:
 
 def daily_rates(text: str) -> tuple[float, ...]:
     """Twenty-four requests/s, from midnight on, out of a comma-separated list; at least one above 0."""
-    try:
-        rates = tuple(float(word) for word in text.split(","))
-    except ValueError:
-        raise ScenarioError(f"--daily {text!r}: give 24 numbers with commas between them") from None
-    if len(rates) != HOURS or not all(0 <= rate < float("inf") for rate in rates) or max(rates) == 0:
-        raise ScenarioError(
-            f"--daily needs 24 hourly rates (requests/s) of 0 or more, not all 0; got {len(rates)} in {text!r}"
-        )
+    words = text.split(",")
+    if len(words) != HOURS:
+        raise ScenarioError(f"--daily needs 24 hourly rates (requests/s) with commas between them, got {len(words)}")
+    rates = tuple(rate_of_hour(hour, word) for hour, word in enumerate(words))
+    if max(rates) == 0:
+        raise ScenarioError("--daily: of the 24 hourly rates at least one must be above 0")
     return rates
+
+
+def rate_of_hour(hour: int, word: str) -> float:
+    """Requests/s of one hour; ScenarioError, naming the hour, for anything but a number of 0 or more."""
+    try:
+        rate = float(word)
+    except ValueError:
+        rate = math.nan
+    if not 0 <= rate < math.inf:
+        raise ScenarioError(
+            f"--daily, hour {hour} of 0 to 23 (of 24 rates): {word.strip()!r} is not a number of 0 or more"
+        )
+    return rate
 
 
 def gpus_by_hour(question: Question, fleet: Fleet, rates_per_s: Sequence[float]) -> Daily:

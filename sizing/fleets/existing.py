@@ -5,14 +5,18 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from sizing.band import capacity_band
-from sizing.capacity import BY_SIMULATION, Method, SlaMissed
+from sizing.capacity import BY_SIMULATION, Method, Setting, SlaMissed
 from sizing.errors import ScenarioError
-from sizing.plan import NEAR_STABLE, Candidate, Question, Rejection
+from sizing.plan import NEAR_STABLE, Basis, Candidate, Question, Rejection, basis_of, beyond_measured
 from sizing.planner import setting_of
 from sizing.prediction import Prediction
 from sizing.queueing import stable_rate_per_s
-from sizing.rejections import sla_rejection
+from sizing.rejections import first_look, jump_rejection, sla_rejection
+from sizing.remarks import remarks
 from sizing.workload import Limit
+
+SHARES = (1.0, 0.95, 0.9, 0.85, 0.8, 0.7, 0.6, 0.5)
+"""Shares of the planned rate tried, where latencies jump at some load and miss the SLA below the rate that keeps it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,7 +25,8 @@ class Existing:
 
     `rate_per_s`: requests/s to plan for, headroom kept; the fleet's SLA is about to fail at `limit_per_s`. `low`,
     `high`: `rate_per_s` at the ends of the 90 % band of the law; low is 0 when the SLA fails at the slow end.
-    `predicted`: latencies at `rate_per_s`; `binding`: the limit with the least room, or "stable rate".
+    `predicted`: latencies at `rate_per_s`; `binding`: the limit with the least room, or "stable rate". `notes`: what
+    was found worth saying.
     """
 
     candidate: Candidate
@@ -36,6 +41,23 @@ class Existing:
     binding: str
     limit: Limit
     predicted: Prediction
+    notes: tuple[str, ...] = ()
+
+    @property
+    def in_flight(self) -> float:
+        """Requests in a working replica at once, on average (Little's law)."""
+        return self.rate_per_s / self.working * self.predicted.e2e.mean_s
+
+    @property
+    def basis(self) -> Basis:
+        """Where the numbers come from at the rate planned for."""
+        return basis_of(self.candidate, self.in_flight)
+
+    @property
+    def warnings(self) -> tuple[str, ...]:
+        """What the reader must know: of the law, of the prediction, and of the distance from what was measured."""
+        far = beyond_measured(self.candidate, self.in_flight)
+        return (*self.candidate.warnings, *self.predicted.warnings, *far, *self.notes)
 
     @property
     def requests_per_s_per_gpu(self) -> float:
@@ -61,12 +83,13 @@ def largest_rate(
     try:
         capacity_per_s = method.capacity_per_s(candidate.replica, setting)
     except SlaMissed as missed:
-        return sla_rejection(candidate, missed)
-    planned_per_s = capacity_per_s * (1 - question.headroom)
-    predicted = method.predict(candidate.replica, setting, planned_per_s)
+        return sla_rejection(candidate, missed, question.workload.lengths)
+    planned_per_s, predicted = settle_down(question, candidate, method, setting, capacity_per_s)
+    if not predicted.meets(question.sla):
+        return jump_rejection(question, candidate, working, predicted)
     low, high = capacity_band(candidate, setting)
     stable_per_s = stable_rate_per_s(candidate.replica, question.workload.lengths, question.workload.prefix)
-    limit = predicted.binding(question.sla)
+    limit, stability_binds = predicted.binding(question.sla), capacity_per_s >= NEAR_STABLE * stable_per_s
     return Existing(
         candidate=candidate,
         gpus=gpus,
@@ -77,14 +100,35 @@ def largest_rate(
         limit_per_s=capacity_per_s * working,
         low=planned_per_s * working * low,
         high=planned_per_s * working * high,
-        binding="stable rate" if capacity_per_s >= NEAR_STABLE * stable_per_s else str(limit),
+        binding="stable rate" if stability_binds else str(limit),
         limit=limit,
         predicted=predicted,
+        notes=remarks(candidate, setting, planned_per_s, predicted, stability_binds),
     )
+
+
+def first_rate(question: Question, candidate: Candidate, gpus: int) -> Existing | Rejection:
+    """The largest rate by formula; by simulation where the formula puts an idle replica just over a limit."""
+    return first_look(lambda method: largest_rate(question, candidate, gpus, method))
+
+
+def settle_down(
+    question: Question, candidate: Candidate, method: Method, setting: Setting, capacity_per_s: float
+) -> tuple[float, Prediction]:
+    """The highest share of a replica's planned rate whose latencies meet the SLA, and these; nearly always all of it.
+
+    The last of `SHARES` where none of them does.
+    """
+    for share in SHARES:
+        rate_per_s = share * capacity_per_s * (1 - question.headroom)
+        predicted = method.predict(candidate.replica, setting, rate_per_s)
+        if predicted.meets(question.sla):
+            break
+    return rate_per_s, predicted
 
 
 def too_small(question: Question, candidate: Candidate, gpus: int) -> Rejection:
     """A fleet that has no working replica left beside its spares."""
     needed = (question.spare + 1) * candidate.gpus
     why = f"{gpus} GPUs are too few: a replica of {candidate.gpus} and {question.spare} spare need {needed}"
-    return Rejection(candidate.gpu, candidate.tp, candidate.precision, "memory", why)
+    return Rejection(candidate.gpu, candidate.tp, candidate.precision, "too_few", why)

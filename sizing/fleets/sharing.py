@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Protocol
 
-from sizing.capacity import REQUESTS, Setting, SlaMissed, analytic_capacity_per_s
+from sizing.bounds import check_gaps, check_margins, check_prefix, check_price, check_priced, check_rate
+from sizing.capacity import REQUESTS, Setting, SlaMissed, first_capacity_per_s
 from sizing.edge import upper_excess
 from sizing.errors import ScenarioError
-from sizing.plan import Candidate, Rejection
+from sizing.fleets.least import least
+from sizing.plan import Basis, Candidate, Rejection, basis_of, beyond_measured
+from sizing.planner import HOPELESS
 from sizing.prediction import Prediction
-from sizing.rejections import sla_rejection
+from sizing.rejections import cost_rejection, sla_rejection
 from sizing.replica import Replica
 from sizing.simulator import Simulated
 from sizing.workload import Limit, Routing, Sla, Workload
@@ -30,18 +33,32 @@ class Share:
     sla: Sla
     priority: int = 0
 
+    def __post_init__(self) -> None:
+        check_rate(self.workload.rate_per_s)
+        check_gaps(self.workload.lengths, self.sla)
+        check_prefix(self.workload.lengths, self.workload.prefix)
+
 
 @dataclass(frozen=True, slots=True)
 class Terms:
-    """What all workloads of the fleet have in common; `headroom` and `spare` as in a Question."""
+    """What all workloads of the fleet have in common; margins and prices as in a Question."""
 
     routing: Routing = "random"
     headroom: float = 0.2
     spare: int = 1
+    price_per_gpu_hour: float | None = None
+    prices: tuple[tuple[str, float], ...] = ()
 
     def __post_init__(self) -> None:
-        if not 0 <= self.headroom < 1 or self.spare < 0:
-            raise ScenarioError(f"headroom must be from 0 to below 1 and spare 0 or more, got {self}")
+        check_margins(self.headroom, self.spare)
+        if self.price_per_gpu_hour is not None:
+            check_price("price per GPU-hour", self.price_per_gpu_hour)
+        for gpu, price in self.prices:
+            check_price(f"price of a {gpu}-hour", price)
+
+    def price_of(self, gpu: str) -> float | None:
+        """Price of an hour of this GPU, None = not known."""
+        return dict(self.prices).get(gpu, self.price_per_gpu_hour)
 
 
 class SimulateStreams(Protocol):
@@ -96,6 +113,42 @@ class SharedFleet:
         """The workload with the least room to one of its limits."""
         return max(self.served, key=lambda served: served.predicted.value_s(served.binding) / served.binding.limit_s)
 
+    @property
+    def rate_per_s(self) -> float:
+        """Requests/s of all workloads."""
+        return sum(served.share.workload.rate_per_s for served in self.served)
+
+    @property
+    def output_tokens_per_s(self) -> float:
+        """Output tokens/s of all workloads."""
+        return sum(served.share.workload.rate_per_s * served.share.workload.lengths.osl for served in self.served)
+
+    @property
+    def requests_per_s_per_gpu(self) -> float:
+        """The load over the GPUs of the working replicas."""
+        return self.rate_per_s / (self.working * self.candidate.gpus)
+
+    @property
+    def utilization(self) -> float:
+        """Load over the highest stable rate; that of the last in priority, which counts all before it."""
+        return max(served.predicted.utilization for served in self.served)
+
+    @property
+    def in_flight(self) -> float:
+        """Requests in a working replica at once, on average (Little's law)."""
+        held = sum(served.share.workload.rate_per_s * served.predicted.e2e.mean_s for served in self.served)
+        return held / self.working
+
+    @property
+    def basis(self) -> Basis:
+        """Where the numbers come from at the planned load."""
+        return basis_of(self.candidate, self.in_flight)
+
+    @property
+    def warnings(self) -> tuple[str, ...]:
+        """What the reader must know of the whole fleet; each workload's prediction has its own."""
+        return (*self.candidate.warnings, *beyond_measured(self.candidate, self.in_flight))
+
 
 def shared_fleet(
     shares: Sequence[Share], candidate: Candidate, terms: Terms, simulate: SimulateStreams
@@ -107,10 +160,12 @@ def shared_fleet(
     """
     if not shares:
         raise ScenarioError("a shared fleet needs at least one workload")
-    try:
-        needs = [alone(share, candidate, terms) for share in shares]
-    except SlaMissed as missed:
-        return sla_rejection(candidate, missed)
+    needs = []
+    for share in shares:
+        try:
+            needs.append(alone(share, candidate, terms))
+        except SlaMissed as missed:
+            return sla_rejection(candidate, missed, share.workload.lengths)
 
     def runs(replicas: int, load: float) -> tuple[Simulated, ...]:
         streams = [replace(share, workload=scaled(share.workload, load)) for share in shares]
@@ -126,32 +181,46 @@ def shared_fleet(
         why = f"the workloads disturb each other: not even {MOST * start} replicas keep every SLA"
         return Rejection(candidate.gpu, candidate.tp, candidate.precision, "sla", why)
     predictions = [run.prediction() for run in runs(working, 1.0)]
-    served = tuple(
-        Served(share, predicted, predicted.binding(share.sla))
-        for share, predicted in zip(shares, predictions, strict=True)
-    )
+    pairs = list(zip(shares, predictions, strict=True))
+    unsteady = next((share.name for share, predicted in pairs if not predicted.meets(share.sla)), None)
+    if unsteady is not None:
+        why = f"unsteady: {unsteady} misses its SLA with {working} replicas, although it keeps it at a higher load"
+        return Rejection(candidate.gpu, candidate.tp, candidate.precision, "sla", why)
+    served = tuple(Served(share, predicted, predicted.binding(share.sla)) for share, predicted in pairs)
     return SharedFleet(candidate, working, terms.spare, served, sum(math.ceil(need) for need in needs))
 
 
 def least_gpus(
     shares: Sequence[Share], candidates: Sequence[Candidate], terms: Terms, simulate: SimulateStreams
 ) -> tuple[list[SharedFleet], list[Rejection]]:
-    """The shared fleets of the candidates, fewest GPUs first, and the candidates that have none.
+    """The shared fleets of the candidates, fewest GPUs (or lowest price) first, and the candidates that have none.
 
-    Candidates go by the GPUs they need by formula; one that needs half as many again as the best found is left alone.
+    Candidates go by the GPUs they need by formula; one that needs `HOPELESS` times those of the best found of the same
+    GPU is left out unsized. Raises ScenarioError where some GPUs have a price and others not.
     """
+    check_priced(terms.prices, terms.price_per_gpu_hour, (candidate.gpu for candidate in candidates))
     fleets: list[SharedFleet] = []
     rejected: list[Rejection] = []
-    for candidate in sorted(candidates, key=lambda each: formula_gpus(shares, each, terms)):
-        best = min((fleet.gpus for fleet in fleets), default=math.inf)
-        if fleets and formula_gpus(shares, candidate, terms) > 1.5 * best:
-            break
+    fewest: dict[str, float] = {}
+    needs = [(formula_gpus(shares, candidate, terms), candidate) for candidate in candidates]
+    for needed, candidate in sorted(needs, key=lambda need: need[0]):
+        best = fewest.get(candidate.gpu, math.inf)
+        if HOPELESS * best < needed < math.inf:
+            rejected.append(cost_rejection(candidate, round(needed), best))
+            continue
         found = shared_fleet(shares, candidate, terms, simulate)
         if isinstance(found, SharedFleet):
             fleets.append(found)
+            fewest[candidate.gpu] = min(best, found.gpus)
         else:
             rejected.append(found)
-    return sorted(fleets, key=lambda fleet: fleet.gpus), rejected
+    return sorted(fleets, key=lambda fleet: cost(fleet, terms)), rejected
+
+
+def cost(fleet: SharedFleet, terms: Terms) -> float:
+    """GPUs, or the price of an hour where GPUs have their own."""
+    price = (terms.price_of(fleet.candidate.gpu) or 0.0) if terms.prices else 1.0
+    return fleet.gpus * price
 
 
 def formula_gpus(shares: Sequence[Share], candidate: Candidate, terms: Terms) -> float:
@@ -166,36 +235,10 @@ def formula_gpus(shares: Sequence[Share], candidate: Candidate, terms: Terms) ->
 def alone(share: Share, candidate: Candidate, terms: Terms) -> float:
     """Working replicas, a fraction, that one workload needs by formula on a fleet of its own; raises SlaMissed."""
     setting = Setting(replace(share.workload, rate_per_s=1.0), share.sla, "random")
-    capacity_per_s = analytic_capacity_per_s(candidate.replica, setting)
+    capacity_per_s = first_capacity_per_s(candidate.replica, setting)
     return share.workload.rate_per_s / (capacity_per_s * (1 - terms.headroom))
 
 
 def scaled(workload: Workload, load: float) -> Workload:
     """The same workload at `load` times its rate."""
     return replace(workload, rate_per_s=load * workload.rate_per_s)
-
-
-def least(holds: Callable[[int], bool], start: int, most: int) -> int | None:
-    """The least whole number from 1 that `holds`, searched from `start` in growing steps; None if none up to `most`.
-
-    `holds` must be false below some number and true above it.
-
-    >>> least(lambda n: n >= 37, start=20, most=1000)
-    37
-    """
-    low, high = 0, start
-    step = max(1, start // 16)
-    if holds(start):
-        while high - step > 0 and holds(high - step):
-            high, step = high - step, 2 * step
-        low = max(0, high - step)
-    else:
-        low = start
-        while not holds(high := min(low + step, most)):
-            if high == most:
-                return None
-            low, step = high, 2 * step
-    while high - low > 1:
-        middle = (low + high) // 2
-        low, high = (low, middle) if holds(middle) else (middle, high)
-    return high

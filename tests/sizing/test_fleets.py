@@ -17,9 +17,10 @@ from sizing.capacity import BY_FORMULA
 from sizing.errors import NoFeasiblePlan, ScenarioError
 from sizing.fleets.daily import daily_rates, gpus_by_hour
 from sizing.fleets.existing import Existing, largest_rate
+from sizing.fleets.least import least
 from sizing.fleets.mixed import Kind, Supply, cheapest_counts, cheapest_mix
 from sizing.fleets.scenario import parse_workload, read_scenario, scenario_of
-from sizing.fleets.sharing import Share, SharedFleet, Terms, least, shared_fleet
+from sizing.fleets.sharing import Share, SharedFleet, Terms, shared_fleet
 from sizing.plan import Fleet, Question, Rejection
 from sizing.replica import Replica
 from sizing.simulator import Simulated, simulate

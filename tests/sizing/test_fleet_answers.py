@@ -1,0 +1,163 @@
+"""What the answers about fleets say: where numbers come from, what was left out, what was asked."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import math
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from sizing import answer, planner
+from sizing.capacity import BY_FORMULA, Method, Setting
+from sizing.fleets.existing import Existing, largest_rate
+from sizing.fleets.shapes import existing_json, shared_json
+from sizing.fleets.sharing import Share, SharedFleet, Terms, least_gpus, shared_fleet
+from sizing.plan import Fleet, Rejection
+from sizing.prediction import Prediction
+from sizing.replica import Replica
+from sizing.workload import Lengths, Limit, Sla, Workload
+from tests.sizing.engines import LAW, SLA, candidate, question
+from tests.sizing.test_cli import replaced, run
+from tests.sizing.test_fleets import one_stream_each
+
+
+def test_a_load_beyond_the_measured_one_is_extrapolated_in_every_answer() -> None:
+    measured = dataclasses.replace(candidate(), basis="fitted", calibrated_in_flight=1.0)
+    found = largest_rate(question(), measured, 8, BY_FORMULA)
+    shared = shared_fleet([Share("one", question(20.0).workload, SLA)], measured, Terms(), one_stream_each)
+    assert isinstance(found, Existing)
+    assert isinstance(shared, SharedFleet)
+    for shape in (existing_json(found), shared_json(shared, Terms())):
+        assert shape["basis"] == "extrapolated"
+        assert any("measured were at most 1" in warning for warning in shape["warnings"])
+    within = largest_rate(question(), dataclasses.replace(measured, calibrated_in_flight=1e6), 8, BY_FORMULA)
+    assert isinstance(within, Existing)
+    assert within.basis == "fitted"
+
+
+def jumping(least_per_s: float) -> Method:
+    """A method whose latencies are ten times too long from `least_per_s` requests/s on, unlike its capacity."""
+
+    def predict(replica: Replica, setting: Setting, rate_per_s: float) -> Prediction:
+        found = BY_FORMULA.predict(replica, setting, rate_per_s)
+        slow = dataclasses.replace(found.ttft, p95_s=10 * setting.sla.limits[0].limit_s)
+        return found if rate_per_s < least_per_s else dataclasses.replace(found, ttft=slow)
+
+    return Method("analytic", BY_FORMULA.capacity_per_s, predict)
+
+
+def test_latencies_that_jump_lower_the_rate_or_reject_it() -> None:
+    plain = largest_rate(question(), candidate(), 8, BY_FORMULA)
+    assert isinstance(plain, Existing)
+    each_per_s = plain.rate_per_s / plain.working
+    lower = largest_rate(question(), candidate(), 8, jumping(0.9 * each_per_s))
+    assert isinstance(lower, Existing)
+    assert lower.predicted.meets(SLA)
+    assert 0.8 * plain.rate_per_s < lower.rate_per_s < 0.9 * plain.rate_per_s
+    assert isinstance(largest_rate(question(), candidate(), 8, jumping(0.0)), Rejection)
+
+
+def test_too_few_gpus_are_a_kind_of_their_own() -> None:
+    missed = largest_rate(question(spare=2), candidate(4), 8, BY_FORMULA)
+    assert isinstance(missed, Rejection)
+    assert missed.kind == "too_few"
+
+
+def test_what_cannot_win_is_named_on_a_shared_fleet_too() -> None:
+    ways = [candidate(1), candidate(8, LAW.scaled(0.9)), candidate(8, LAW.scaled(0.9), gpu="h")]
+    shares = [Share("one", question(40.0).workload, SLA)]
+    fleets, rejected = least_gpus(shares, ways, Terms(), one_stream_each)
+    assert [fleet.candidate.gpu for fleet in fleets] == ["g", "h"]
+    assert [(miss.kind, miss.tp, miss.gpu) for miss in rejected] == [("cost", 8, "g")]
+    priced, _ = least_gpus(shares, ways, Terms(prices=(("g", 100.0), ("h", 0.1))), one_stream_each)
+    assert priced[0].candidate.gpu == "h"
+
+
+def test_a_shared_fleet_costs_its_gpus_and_has_no_band() -> None:
+    terms = Terms(price_per_gpu_hour=2.0)
+    shared = shared_fleet([Share("one", question(20.0).workload, SLA)], candidate(2), terms, one_stream_each)
+    assert isinstance(shared, SharedFleet)
+    shape = shared_json(shared, terms)
+    assert shape["cost_per_hour"] == 2.0 * shared.gpus
+    assert shape["cost_per_million_output_tokens"] == pytest.approx(2.0 * shared.gpus / (20 * 200 * 3600) * 1e6)
+    assert shape["gpus_low"] is shape["gpus_high"] is None
+    assert shape["requests_per_s_per_gpu"] == pytest.approx(20.0 / (2 * shared.working))
+    assert 0 < shape["utilization"] < 1
+    assert "cost_per_hour" not in shared_json(shared, Terms())
+
+
+@settings(max_examples=60, deadline=None)
+@given(rate=st.floats(0.5, 200), least_share=st.floats(0.5, 1.0), start=st.integers(1, 60))
+def test_a_falling_capacity_still_gives_a_fleet_that_is_enough(rate: float, least_share: float, start: int) -> None:
+    """Capacity per replica falls from 3 to `least_share` of it as the fleet grows; fleets of its size are asked."""
+    lengths = Lengths(1000, 200)
+    asked = question(
+        workload=Workload(lengths, rate), routing="least_outstanding", headroom=0.0, sla=Sla(ttft=Limit("ttft", 95, 1))
+    )
+
+    def capacity_per_s(setting: Setting) -> float:
+        return 3.0 * (least_share + (1 - least_share) / setting.replicas)
+
+    def enough(replicas: int) -> bool:
+        return replicas * capacity_per_s(Setting(asked.workload, asked.sla, asked.routing, replicas)) >= rate * (
+            1 - 1e-9
+        )
+
+    found, _ = planner.smallest_fleet(asked, capacity_per_s, start)
+    assert enough(found)
+    smallest = next(replicas for replicas in range(1, 10_000) if enough(replicas))
+    # Fleets of more than 16 are told apart in steps of a quarter at most, and one more is allowed where it falls.
+    assert found <= math.ceil(1.25 * smallest) + 1
+    if planner.setting_of(asked, found).replicas == found:
+        assert found <= smallest + 1
+
+
+@given(replicas=st.integers(1, 5000))
+def test_large_fleets_are_counted_to_the_safe_side(replicas: int) -> None:
+    herding = question(workload=Workload(Lengths(1000, 200), 1.0), routing="least_outstanding")
+    assert planner.setting_of(herding, replicas).replicas >= replicas
+    for evened_out in (question(routing="least_outstanding"), question(routing="power_of_two")):
+        assert planner.setting_of(evened_out, replicas).replicas <= replicas
+
+
+def test_a_saved_plan_says_what_was_asked(capsys: pytest.CaptureFixture[str]) -> None:
+    arguments = replaced(tp="2", arrivals="gamma:cv=2", routing="round_robin", **{"peak-factor": "1.5"})
+    asked = json.loads(run([*arguments, "--json"], capsys)[1])["question"]
+    again = ["plan", "--gpu", "h200_sxm", "--precision", "bf16", "--tp", "2"]
+    for name in ("model", "isl", "osl", "arrivals", "routing", "headroom", "spare"):
+        again += [f"--{name}", str(asked[name])]
+    again += ["--rate", str(asked["rate_per_s"] / asked["peak_factor"]), "--peak-factor", str(asked["peak_factor"])]
+    for metric, limit in asked["sla"].items():
+        again += [f"--{metric}", limit]
+    assert json.loads(run([*again, "--json"], capsys)[1])["question"] == asked
+
+
+def test_the_sentences_name_price_spares_method_and_band(capsys: pytest.CaptureFixture[str]) -> None:
+    _, out, _ = run([*replaced(tp="2,4"), "--price", "2.5"], capsys)
+    text = " ".join(out.split())
+    for words in (
+        "2.5 per GPU-hour, spares included",
+        "at the planned rate all day",
+        "GPUs draw at most",
+        "without servers and cooling",
+        "without headroom or spare",
+        "before headroom",
+        "verified by",
+        "of the step times",
+    ):
+        assert words in text
+
+
+def test_a_wide_band_says_why() -> None:
+    fleets = [
+        planner.size(question(100.0), dataclasses.replace(candidate(), relative_sigma=sigma), BY_FORMULA)
+        for sigma in (0.05, 0.4)
+    ]
+    lines = [answer.band(fleet) for fleet in fleets if isinstance(fleet, Fleet)]
+    assert len(lines) == 2
+    narrow, wide = lines
+    assert "wide" not in narrow
+    assert "measure" in wide

@@ -1,0 +1,92 @@
+"""A limit that the formula puts just below an idle replica's latency: every command looks again by simulation."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+
+import pytest
+
+from sizing import planner
+from sizing.band import capacity_band
+from sizing.capacity import BY_FORMULA, NEAR, SlaMissed, first_capacity_per_s, load_response
+from sizing.commands.capacity import best_first
+from sizing.fleets.daily import gpus_by_hour
+from sizing.fleets.existing import largest_rate
+from sizing.fleets.sharing import Share, Terms, alone
+from sizing.plan import Fleet, Question, Rejection
+from sizing.sensitivity import sensitivities
+from sizing.workload import Lengths, Limit, Sla, Workload
+from tests.sizing.engines import candidate, question
+
+
+def just_over() -> Question:
+    """Equal requests whose p99 TTFT the formula puts over the limit on an idle replica and the simulation within it."""
+    equal = Workload(Lengths(2000, 256), 0.5)
+    loose = question(workload=equal, sla=Sla(ttft=Limit("ttft", 99, 1.0)))
+    idle_s = load_response(candidate().replica, planner.setting_of(loose, 1)).idle.ttft.p99_s
+    return replace(loose, sla=Sla(ttft=Limit("ttft", 99, idle_s / 1.05)))
+
+
+@pytest.fixture(scope="module")
+def asked() -> Question:
+    return just_over()
+
+
+@pytest.fixture(scope="module")
+def fleet(asked: Question) -> Fleet:
+    return planner.plan(asked, [candidate()]).answer
+
+
+def test_the_formula_alone_rejects_it(asked: Question) -> None:
+    with pytest.raises(SlaMissed) as missed:
+        BY_FORMULA.capacity_per_s(candidate().replica, planner.setting_of(asked, 1))
+    assert missed.value.near
+
+
+def test_sensitivities_keep_the_answer_and_its_direction(asked: Question, fleet: Fleet) -> None:
+    rows = {row.name: row.effects for row in sensitivities(asked, fleet)}
+    rates = [effect.gpus for effect in rows["rate"]]
+    assert None not in rates
+    assert rates == sorted(rates, key=lambda gpus: gpus or 0)
+    fewer, more = rows["rate"][1].gpus, rows["rate"][2].gpus
+    assert fewer is not None
+    assert more is not None
+    assert fewer <= fleet.gpus <= more
+    looser = rows["p99 TTFT limit"][-1].gpus
+    assert looser is not None
+    assert looser < fleet.gpus
+
+
+def test_a_day_is_planned_hour_by_hour(asked: Question, fleet: Fleet) -> None:
+    day = gpus_by_hour(asked, fleet, [0.25] * 12 + [0.5] * 12)
+    assert day.hours[-1].gpus == fleet.gpus
+    assert asked.spare < day.hours[0].gpus < fleet.gpus
+
+
+def test_the_planned_fleet_carries_its_load(asked: Question, fleet: Fleet) -> None:
+    assert isinstance(largest_rate(asked, candidate(), fleet.gpus, BY_FORMULA), Rejection)
+    found, rejected = best_first(asked, [candidate()], fleet.gpus)
+    assert not rejected
+    assert found[0].rate_per_s >= 0.5 * (1 - 1e-9)
+
+
+def test_a_shared_fleet_looks_again(asked: Question) -> None:
+    need = alone(Share("one", asked.workload, asked.sla), candidate(), Terms(headroom=asked.headroom))
+    capacity_per_s = first_capacity_per_s(candidate().replica, planner.setting_of(asked, 1))
+    assert need == pytest.approx(0.5 / (capacity_per_s * (1 - asked.headroom)))
+
+
+def test_a_far_miss_is_not_simulated(asked: Question) -> None:
+    limit = asked.sla.limits[0]
+    far = Sla(ttft=replace(limit, limit_s=limit.limit_s / NEAR / 1.1))
+    with pytest.raises(SlaMissed) as missed:
+        first_capacity_per_s(candidate().replica, replace(planner.setting_of(asked, 1), sla=far))
+    assert not missed.value.near
+
+
+def test_the_band_of_a_fitted_law_stays_finite(asked: Question) -> None:
+    engine = candidate().replica
+    pair = (replace(engine, law=engine.law.scaled(0.98)), replace(engine, law=engine.law.scaled(1.02)))
+    low, high = capacity_band(replace(candidate(), variants=(pair,)), planner.setting_of(asked, 1))
+    assert 0 <= low < 1 < high < math.inf

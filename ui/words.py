@@ -27,12 +27,19 @@ BASIS_LOOK: dict[Basis, tuple[str, Literal["green", "blue", "orange", "violet"]]
 UNIT: dict[Metric, tuple[str, float]] = {"ttft": ("ms", 1000), "itl": ("ms", 1000), "e2e": ("s", 1)}
 """Unit of a metric on screen, and how many of it make a second."""
 
-LEFT_OUT = {"memory": "do not fit in memory", "sla": "miss the SLA", "no_data": "have no data", "cost": "cannot win"}
+LEFT_OUT = {
+    "memory": "do not fit in memory",
+    "sla": "miss the SLA",
+    "no_data": "have no data",
+    "cost": "cannot win",
+    "too_few": "lack GPUs",
+}
 LEFT_OUT_ONE = {
     "memory": "does not fit in memory",
     "sla": "misses the SLA",
     "no_data": "has no data",
     "cost": "cannot win",
+    "too_few": "lacks GPUs",
 }
 
 

@@ -86,10 +86,11 @@ class Fluctuation:
         load keeps all replicas equal: the fleet's own peakedness over R. Two choices come as close to it as the
         simulation can tell (largest rates 1-2 % apart).
         """
-        fleet = float(arrivals.size) if arrivals.kind == "batch" else max(arrivals.cv**2, LEAST_DISPERSION)
+        fleet = float(arrivals.size) if arrivals.kind == "batch" else arrivals.cv**2
         if routing == "random" or replicas == 1:
-            dispersion = 1 + (fleet - 1) / replicas
+            dispersion = max(1 + (fleet - 1) / replicas, LEAST_DISPERSION)
             return cls(1 + (dispersion - 1) * overlap, dispersion)
+        fleet = max(fleet, LEAST_DISPERSION)
         if routing == "round_robin":
             return cls(1 + (fleet / replicas - 1) * overlap, fleet / replicas)
         return cls((1 + (fleet - 1) * overlap) / replicas, fleet / replicas, replicas)
@@ -186,9 +187,8 @@ def waiting_chance(
     fewer = max(round(0.8 * most), 1)
     elasticity = math.log(rates_per_s[-1] / rates_per_s[fewer - 1]) / math.log(most / fewer) if most > fewer else 1.0
     erlang = (1 + min(max(elasticity, 0.0), 1.0)) / 2
-    full = weight[-1] / -math.expm1(
-        erlang * math.log(utilization) / spread + (1 - erlang) * math.log(max(shared, LEAST_RATIO))
-    )
+    ratio = erlang * math.log(utilization) / spread + (1 - erlang) * math.log(max(shared, LEAST_RATIO))
+    full = weight[-1] / -math.expm1(ratio)
     return float(full / (full + weight[:-1].sum()))
 
 

@@ -6,7 +6,7 @@ import dataclasses
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from sizing.curves import Point
@@ -21,6 +21,7 @@ from tests.sizing.test_fitting import GPU, SHORT, measure
 sigmas = st.floats(0.001, 0.5)
 
 
+@settings(deadline=None)  # the first example loads scipy.optimize
 @given(st.lists(st.tuples(st.floats(-1, 1), sigmas), min_size=4, max_size=30), st.floats(0.1, 10))
 def test_what_is_left_is_explained(pairs: list[tuple[float, float]], unit: float) -> None:
     """With the error found the mean squared misfit is 1, or it was below 1 without; in other units it is the same."""

@@ -71,16 +71,19 @@ def band(fleet: Fleet) -> str:
         return f"{fleet.gpus_low} GPUs or more; at the slow end of the band no number of GPUs meets the SLA"
     if fleet.gpus_low == fleet.gpus_high:
         return f"{fleet.gpus_low} GPUs throughout the 90 % band"
-    wide = f". The band is wide because {why_wide(fleet)}" if fleet.gpus_high > WIDE * fleet.gpus_low else ""
-    return f"{fleet.gpus_low} to {fleet.gpus_high} GPUs (90 % band){wide}"
+    return f"{fleet.gpus_low} to {fleet.gpus_high} GPUs (90 % band)"
 
 
 def why_wide(fleet: Fleet) -> str:
-    """Why a band is wide, and what to do."""
-    sigma = f"{fleet.candidate.relative_sigma:.0%}"
+    """Why a band is wide, and what to do, as a sentence; empty where it is not."""
+    if fleet.gpus_high is not None and fleet.gpus_high <= WIDE * fleet.gpus_low:
+        return ""
+    start, sigma = "The band is wide because", f"{fleet.candidate.relative_sigma:.0%}"
     if fleet.basis == "estimated":
-        return f"the law is estimated (standard error {sigma}): a few measured points narrow it"
-    return f"its points leave the law open (standard error {sigma}): measure more, nearest the planned load first"
+        return f"{start} the law is estimated (standard error {sigma}): a few measured points narrow it."
+    return (
+        f"{start} its points leave the law open (standard error {sigma}): measure more, nearest the planned load first."
+    )
 
 
 def peak(question: Question) -> str | None:

@@ -31,7 +31,7 @@ def mean_based(question: Question, candidates: Iterable[Candidate]) -> MeanBased
     gpus = replicas * candidate.gpus
     setting = Setting(question.workload, question.sla, question.routing, replicas)
     seen = simulate_at(candidate.replica, setting, question.workload.rate_per_s / replicas)
-    start = f"Sizing by mean latency gives {gpus} GPUs ({replicas} × TP{candidate.tp}, without headroom or spare):"
+    start = f"Sizing by mean latency gives {gpus} GPUs ({replicas} × TP{candidate.tp}, no headroom or spare):"
     return MeanBased(gpus, candidate.tp, seen, f"{start} {what_users_see(question, seen)}.")
 
 

@@ -41,7 +41,8 @@ def print_plan(plan: Plan, extras: Extras = NOTHING_MORE) -> None:
     say(escape(answer.working(plan)))
     if peak := answer.peak(plan.question):
         say(f"{peak}.")
-    say(f"{significant(fleet.requests_per_s_per_gpu)} requests/s per GPU. {answer.band(fleet)}.")
+    per_gpu = significant(fleet.requests_per_s_per_gpu)
+    say(f"{per_gpu} requests/s per GPU. {answer.band(fleet)}. {answer.why_wide(fleet)}".rstrip())
     say(f"Basis: {fleet.basis}, {escape(fleet.candidate.source)}; verified by {fleet.predicted.method}.")
     if plan.mean_based:
         say(escape(plan.mean_based.text))

@@ -63,7 +63,12 @@ def _headline(plan: Plan) -> None:
     icon, colour = BASIS_LOOK[fleet.basis]
     checked = "checked by simulation" if fleet.verified else "by formula"
     with st.container(horizontal=True, vertical_alignment="center", gap="small"):
-        st.badge(fleet.basis.capitalize(), icon=icon, color=colour, help=BASIS_HELP[fleet.basis])
+        st.badge(
+            fleet.basis.capitalize(),
+            icon=icon,
+            color=colour,
+            help=f"{BASIS_HELP[fleet.basis]} {plain(answer.why_wide(fleet))}".rstrip(),
+        )
         st.caption(plain(f"{answer.band(fleet)} · {fleet.candidate.source} · {checked}"))
 
 

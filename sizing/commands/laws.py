@@ -38,6 +38,11 @@ known_options = options(
 )
 
 
+def option_of(coefficient: str) -> str:
+    """The option that gives a coefficient of the law: ``--kv-token`` for kv_token_s."""
+    return f"--{coefficient.removesuffix('_s').replace('_', '-')}"
+
+
 @click.command(
     "predict", epilog="\b\nExample:\n  python -m sizing predict --points points.csv --isl 1000 --osl 200 --rate 3.0\n"
 )
@@ -83,12 +88,7 @@ def fit_command(json_: bool, **given: Any) -> None:
     epilog="\b\nExample:\n  python -m sizing simulate --weights 4.8ms --overhead 1ms --token 20us --sequence 10us \\\n"
     "      --kv-token 49ns --isl 1000 --osl 200 --rate 3 --policy chunked --seed 7\n",
 )
-@options(
-    *(
-        click.option(f"--{name.removesuffix('_s').replace('_', '-')}", name, default="0s", help="Time with unit.")
-        for name in COEFFICIENTS
-    )
-)
+@options(*(click.option(option_of(name), name, default="0s", help="Time with unit.") for name in COEFFICIENTS))
 @workload_options
 @click.option("--policy", type=click.Choice(POLICIES), default="chunked", show_default=True)
 @click.option("--max-batch-size", type=int, default=256, show_default=True)
@@ -161,7 +161,7 @@ def show_replicated(replica: Replica, workload: Workload, runs: int, fleet: dict
 
 def simulated_replica(given: dict[str, Any]) -> Replica:
     """The engine that the options of `simulate` describe."""
-    law = StepLaw(**{name: parse_seconds(f"--{name}", given[name]) for name in COEFFICIENTS})
+    law = StepLaw(**{name: parse_seconds(option_of(name), given[name]) for name in COEFFICIENTS})
     if law.overhead_s + law.weights_s + law.token_s <= 0 or min(given_times(law)) < 0:
         raise ScenarioError("the law's times must not be negative, and one of --overhead, --weights, --token above 0")
     slots = (given["policy"], given["max_batch_size"], given["token_budget"])

@@ -68,6 +68,8 @@ def read_scenario(path: Path | str) -> ScenarioFile:
     """The scenario of a YAML file. Raises ScenarioError, one line with file and key, for anything that is not one."""
     try:
         content = yaml.safe_load(Path(path).read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        raise ScenarioError(f"{path}: no such scenario file") from None
     except (OSError, UnicodeDecodeError) as error:
         raise ScenarioError(f"{path}: cannot be read ({error})") from None
     except yaml.YAMLError as error:

@@ -63,7 +63,8 @@ def test_replications_give_intervals(capsys: pytest.CaptureFixture[str], monkeyp
     [
         ("--rate 5 --seed -1", "--seed"),
         ("--rate 5 --isl 1e30", "ISL must be at most 1e+09 tokens"),
-        ("--rate 5 --weights infs", "is not a finite time"),
+        ("--rate 5 --weights infs", "--weights: 'infs' is not a finite time"),
+        ("--rate 5 --kv-token 3", "--kv-token: '3' needs a unit"),
         ("--rate 5 --max-batch-size 10000000", "10,000,000 slots"),
         ("--rate 5 --speculate 3", "tokens:acceptance"),
         ("--rate 5 --cancel 0s", "cancel_s must be above 0 s"),

@@ -25,7 +25,7 @@ Floats = NDArray[np.float64]
 class PointError(NamedTuple):
     """One point as the law gives it. Errors are (predicted - measured) / measured; NaN where nothing was measured.
 
-    The last three are of open loops only.
+    E2E and percentiles of TTFT are of open loops only, of the gaps between tokens of closed ones.
     """
 
     point: Point
@@ -38,6 +38,8 @@ class PointError(NamedTuple):
     e2e_error: float = float("nan")
     ttft_p50_error: float = float("nan")
     ttft_p95_error: float = float("nan")
+    gap_p50_error: float = float("nan")
+    gap_p95_error: float = float("nan")
 
 
 class Distrust(NamedTuple):
@@ -154,7 +156,7 @@ class Fit:
 
     def means(self, points: Sequence[Point]) -> Floats:
         """What this engine gives at closed-loop, constant-rate or Poisson points (any lengths; measured or not), in the
-        protocol of the fit: shape (points, 6), columns `sizing.simulator.replay.MEASURES`.
+        protocol of the fit: shape (points, 8), columns `sizing.simulator.replay.MEASURES`.
 
         A closed-loop point needs a rough `requests_per_s`, which sets how users are spread at the start.
         """

@@ -20,26 +20,28 @@ LEAST_FIGURES = 4
 
 
 class LawError(NamedTuple):
-    """Relative error of the law, one standard deviation, in requests/s, in TTFT, and in ITL and E2E; 0: not seen."""
+    """Relative error of the law, one standard deviation, in requests/s, in TTFT, in ITL and E2E, and in the percentiles
+    of the gaps between tokens; 0: not seen."""
 
     requests_per_s: float = 0.0
     ttft: float = 0.0
     itl: float = 0.0
+    gap: float = 0.0
 
     @property
     def by_measure(self) -> Floats:
-        """One for each of `sizing.simulator.replay.MEASURES`, shape (6,)."""
-        return np.array([self.requests_per_s, self.ttft, self.itl, self.itl, self.ttft, self.ttft])
+        """One for each of `sizing.simulator.replay.MEASURES`, shape (8,)."""
+        return np.array([self.requests_per_s, self.ttft, *[self.itl] * 2, *[self.ttft] * 2, *[self.gap] * 2])
 
 
 EXACT = LawError()
-KINDS = ([0], [1, 4, 5], [2, 3])
+KINDS = ([0], [1, 4, 5], [2, 3], [6, 7])
 """Columns of MEASURES that share an error."""
 
 
 def law_error(misfits: Floats, errors: Floats) -> LawError:
     """The law's error behind `misfits` (logs of predicted over measured, NaN: not measured) beyond the measurement's
-    relative standard `errors`; both of shape (points, 6)."""
+    relative standard `errors`; both of shape (points, 8)."""
     found = []
     for columns in KINDS:
         known = np.isfinite(misfits[:, columns])

@@ -30,7 +30,7 @@ Floats = NDArray[np.float64]
 SLOTS_UNKNOWN = 256
 """max_batch_size where the points do not tell: the default of the common engines."""
 UNLIMITED_KV_TOKENS = Batching().kv_tokens
-FIGURES = ("requests/s", "mean TTFT", "mean ITL", "mean E2E", "p50 TTFT", "p95 TTFT")
+FIGURES = ("requests/s", "mean TTFT", "mean ITL", "mean E2E", "p50 TTFT", "p95 TTFT", "p50 gap", "p95 gap")
 
 
 def fit(

@@ -9,7 +9,7 @@ from typing import Literal
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy.special import ndtri
+from scipy.special import ndtr, ndtri
 
 from sizing.curves import Point
 from sizing.simulator.replay import Run, closed_run
@@ -118,17 +118,23 @@ def _closed_lengths(point: Point, effort: Effort, rng: np.random.Generator, whol
         return np.full(rounds * users, max(1, round(point.isl))), np.full(rounds * users, max(1, round(point.osl)))
     block = users * -(-32 // users)
     blocks = -(-asked * users // block) if whole else max(effort.blocks, -(-effort.varied_rounds * users // block))
-    return (
-        even_lengths(point.isl, point.isl_cv, block, blocks, rng),
-        even_lengths(point.osl, point.osl_cv, block, blocks, rng),
+    isl, osl = (
+        even_lengths(mean, cv, block, blocks, rng)
+        for mean, cv in ((point.isl, point.isl_cv), (point.osl, point.osl_cv))
     )
+    if whole:
+        return isl, osl
+    # Whole blocks are measured: what the users send before and after comes beside them.
+    ramp, drain = slice(0, 2 * users), slice(len(isl) - users, None)
+    return np.concatenate([isl[ramp], isl, isl[drain]]), np.concatenate([osl[ramp], osl, osl[drain]])
 
 
 def even_lengths(mean: float, cv: float, block: int, blocks: int, rng: np.random.Generator) -> Tokens:
-    """Lognormal tokens, every block the same evenly spaced quantiles, shuffled: means without sampling noise."""
+    """Lognormal tokens, every block the means of as many equal shares of the distribution, shuffled: means without
+    sampling noise."""
     sigma = np.sqrt(np.log1p(cv * cv))
-    quantiles = np.exp(sigma * ndtri((np.arange(block) + 0.5) / block))
-    tokens = np.maximum(1, np.rint(quantiles * (mean / quantiles.mean()))).astype(np.int64)
+    edges = ndtri(np.linspace(0, 1, block + 1))
+    tokens = np.maximum(1, np.rint(mean * block * np.diff(ndtr(edges - sigma)))).astype(np.int64)
     return np.concatenate([rng.permutation(tokens) for _ in range(blocks)])
 
 

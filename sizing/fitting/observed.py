@@ -26,12 +26,17 @@ from sizing.fitting.levels import (
     trace_run,
 )
 from sizing.replica import Batching, Replica
-from sizing.simulator.replay import MEASURES, Replay, Run
+from sizing.simulator.replay import GAPS, MEASURES, OPEN_ONLY, Replay, Run
 
 Floats = NDArray[np.float64]
 
 RATE_SIGMA, ITL_SIGMA = 0.02, 0.02
 """Relative errors granted to a measured requests/s and mean ITL (or E2E), beside those of the sample."""
+GAP_SIGMAS = 0.02, 0.04
+"""The same for p50 and p95 of the gaps between tokens of a closed loop."""
+GAP_NEAR = (50, 3), (95, 1.5)
+"""Percentiles of the gaps that are used, and how far off in rank: a law that puts a few more gaps beside a prompt may
+be right, yet its median far off where half of them are."""
 QUEUED_TTFT_SIGMA = 0.5
 """The same for TTFT with more users than slots: it is then a small difference of large numbers."""
 QUEUED = 0.3
@@ -56,12 +61,13 @@ class Observed:
 
     @property
     def measured(self) -> Floats:
-        """What the simulation is to reproduce, shape (points, 6), columns `MEASURES`; NaN: not told, or of no use."""
+        """What the simulation is to reproduce, shape (points, 8), columns `MEASURES`; NaN: not told, or of no use."""
         rows = [[getattr(point, name) or np.nan for name in MEASURES] for point in self.points]
         measured = np.array(rows, np.float64)
         closed = [point.load_kind == "concurrency" for point in self.points]
-        measured[closed, 3:] = np.nan
+        measured[closed, OPEN_ONLY] = np.nan
         measured[np.logical_not(closed), 0] = np.nan
+        measured[np.logical_not(closed), -len(GAPS) :] = np.nan
         measured[[round(point.osl) <= 1 for point in self.points], 2] = np.nan
         return measured
 
@@ -69,6 +75,7 @@ class Observed:
         """Relative standard errors of `measured`; the luck of open loops, and of the phases in which users of equal
         requests go round, from simulating `replica`."""
         errors = np.ones((len(self.points), len(MEASURES)))
+        errors[:, -len(GAPS) :] = np.hypot(GAP_SIGMAS, self._gap_scatter(replica))
         scatter = self._trace_scatter(replica) if self.trace is not None else None
         for row, point in enumerate(self.points):
             if point.load_kind == "concurrency":
@@ -76,16 +83,24 @@ class Observed:
                 errors[row, :3] = np.hypot(granted(point, replica.batching, self.protocol.ttft_sigma), luck)
             else:
                 luck = scatter if scatter is not None else stream_scatter(point, self.protocol, replica)
-                errors[row] = np.hypot(self._open_sigmas(point), luck)
+                errors[row, : -len(GAPS)] = np.hypot(self._open_sigmas(point), luck[: -len(GAPS)])
         return np.asarray(errors * self.shares)
 
     @property
     def shares(self) -> Floats:
-        """Factors on the errors of figures of a point that say the same, shape (points, 6)."""
+        """Factors on the errors of figures of a point that say the same, shape (points, 8)."""
         closed = [point.load_kind == "concurrency" for point in self.points]
         return np.array(
             [np.ones(len(MEASURES)) if one else _shared(row) for one, row in zip(closed, self.measured, strict=True)]
         )
+
+    def _gap_scatter(self, replica: Replica) -> Floats:
+        """Relative errors of the percentiles of gaps where the gaps around them differ: with and without a prompt."""
+        if not np.isfinite(self.measured[:, -len(GAPS) :]).any():
+            return np.zeros((len(self.points), len(GAPS)))
+        percentiles = [percentile + side for percentile, near in GAP_NEAR for side in (-near, near)]
+        quantiles_s = Replay(self.runs(), replica, token_gaps=True).gap_quantiles_s(replica, percentiles)
+        return np.asarray(np.nan_to_num(np.log(quantiles_s[:, 1::2] / quantiles_s[:, ::2]) / 2))
 
     def _goes_round(self, point: Point) -> bool:
         return point.lengths.fixed and concurrency(point) > 1 and self.protocol.start != "together"
@@ -137,7 +152,7 @@ def phase_scatter(point: Point, replica: Replica) -> Floats:
 
 
 def stream_scatter(point: Point, protocol: Protocol, replica: Replica) -> Floats:
-    """Relative errors of the figures of an open loop by the luck of its arrivals and lengths, shape (6,).
+    """Relative errors of the figures of an open loop by the luck of its arrivals and lengths, shape (8,).
 
     From the scatter of the point simulated in parts (batch means), for as many requests as were measured.
     """

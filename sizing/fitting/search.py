@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from types import MappingProxyType
 
 import numpy as np
+from numpy.typing import NDArray
 
 from sizing.fitting.first_guess import guess
 from sizing.fitting.levels import SKETCH, concurrency, held_tokens
@@ -15,12 +18,17 @@ from sizing.fitting.trial import Trial
 from sizing.replica import Batching
 from sizing.steptime import StepLaw
 
+SOUND = 1.0
+"""chi2 per point up to which the errors of the measurement explain the misfits."""
 POOR = 2.0
 """chi2 per point above which the law or the batching policy is called wrong."""
 GAIN = 6.0
 """A further parameter must lower the cost (half the sum of squares) by this much: a chance of 1 in 2,000 if idle."""
 STARTS = (-0.4, -0.2, 0.0, 0.2, 0.4)
 """Where the search for a further number may start, beside its rough guess."""
+MORE_ARITHMETIC = MappingProxyType({"token_s": 1.4, "request_s": 0.4})
+OTHER_SPLITS = (MappingProxyType({"attention_s": 0.25}), MORE_ARITHMETIC)
+"""Factors on coefficients of a sketch, for a second and third one to start from."""
 ALIKE = 1.0
 """Difference of costs at the same law below which two batching rules are one."""
 OUTLIER = 4.0
@@ -68,11 +76,11 @@ def best_rule(observed: Observed, known: Known) -> Trial:
         if all(abs(trial.cost - other.cost) > 1e-9 * trial.cost for other in sketches):  # else the same engine
             sketches.append(trial)
     sketches.sort(key=lambda trial: trial.cost)
-    best = finished(from_less_attention(sketches[0]))
+    best = finished(from_elsewhere(sketches[0]))
     for sketch in sketches[1:]:
         if sketch.cost <= 1.5 * sketches[0].cost + 3 and is_another_engine(sketch, best):
             best = min(best, finished(sketch), key=lambda trial: trial.cost)
-    return best
+    return best if best.chi2_per_point <= SOUND else from_other_valley(best)
 
 
 def finished(sketch: Trial) -> Trial:
@@ -91,15 +99,29 @@ def is_another_engine(sketch: Trial, best: Trial) -> bool:
     return abs(same.cost_at(same.numbers) - best.cost) > ALIKE
 
 
-def from_less_attention(sketch: Trial) -> Trial:
-    """A second sketch from a quarter of the attention, if it ends better.
+def from_elsewhere(sketch: Trial) -> Trial:
+    """The best of the sketch and two more, with the time of a prompt split in another way from where the best ended.
 
-    A prompt's time splits into arithmetic, attention and fixed parts in ways that look alike from a rough start.
+    Arithmetic, attention and fixed parts look alike from a rough start, and the search may stop in a wrong valley.
     """
-    start = sketch.numbers + math.log(0.25) * (np.array(sketch.parameters.names) == "attention_s")
-    second = Trial(sketch.observed, sketch.parameters, start, effort=SKETCH)
-    second.search(evaluations=4, stride=0.1)
-    return min(sketch, second, key=lambda trial: trial.cost)
+    for split in OTHER_SPLITS:
+        start = sketch.numbers + changes(sketch, split)
+        other = Trial(sketch.observed, sketch.parameters, start, effort=SKETCH)
+        sketch = min(sketch, other.search(evaluations=4, stride=0.1), key=lambda trial: trial.cost)
+    return sketch
+
+
+def changes(trial: Trial, factors: Mapping[str, float]) -> NDArray[np.float64]:
+    """What multiplies coefficients by `factors`, as a change of the numbers."""
+    return np.array([math.log(factors.get(name, 1.0)) for name in trial.parameters.names])
+
+
+def from_other_valley(best: Trial) -> Trial:
+    """The same explanation from a prompt of more arithmetic, all requests and the token gaps counted, if it ends
+    better."""
+    other = Trial(best.observed, best.parameters, best.numbers + changes(best, MORE_ARITHMETIC), robust=True)
+    other.search(evaluations=5, stride=0.1).search(evaluations=3, stride=0.1, central=True)
+    return min(best, other, key=lambda trial: trial.cost)
 
 
 def perhaps_together(best: Trial, known: Known) -> Trial:
@@ -122,7 +144,10 @@ def perhaps(best: Trial, wider: Parameters | None) -> Trial:
     starts = [np.append(best.numbers, wider.centre[-1] + offset) for offset in STARTS]
     trial.numbers = min(starts, key=trial.cost_at)
     trial.search(evaluations=8, stride=0.1).search(evaluations=4, stride=0.1, central=True)
-    return trial if trial.cost < best.cost - GAIN else best
+    if trial.cost >= best.cost - GAIN:
+        return best
+    # Before a further number is asked for, this one is given its chance.
+    return trial if trial.chi2_per_point <= SOUND else trial.search(evaluations=8, stride=0.1, central=True)
 
 
 def unread_candidate(best: Trial) -> Parameters | None:

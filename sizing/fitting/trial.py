@@ -11,7 +11,7 @@ from sizing.fitting.minimize import least_squares
 from sizing.fitting.observed import Observed
 from sizing.fitting.parameters import Parameters
 from sizing.replica import Replica
-from sizing.simulator.replay import Replay
+from sizing.simulator.replay import GAPS, Replay
 
 Floats = NDArray[np.float64]
 
@@ -39,9 +39,12 @@ class Trial:
         self.robust = robust  # soften large misfits
         self.numbers = parameters.centre if start is None else start
         self.runs = observed.runs(effort)
-        self.replay = Replay(self.runs, parameters.base)
-        self.measured = observed.measured
+        self.measured = observed.measured.copy()
+        if effort is not FULL:
+            self.measured[:, -len(GAPS) :] = np.nan
         self.known = np.isfinite(self.measured)
+        counted = bool(self.known[:, -len(GAPS) :].any())
+        self.replay = Replay(self.runs, parameters.base, token_gaps=counted)
         self.doubt = np.ones(len(observed.points))  # factors on the errors of a point
         self.cost = np.inf
         self.law_error = EXACT
@@ -115,7 +118,7 @@ class Trial:
         return counts, slopes
 
     def misfits(self, numbers: Floats) -> Floats:
-        """log(predicted / measured) over the measurement error, shape (points, 6); NaN where nothing was measured."""
+        """log(predicted / measured) over the measurement error, shape (points, 8); NaN where nothing was measured."""
         means = self.replay.means(self.parameters.replica(numbers))
         misfits: Floats = np.log(means / self.measured) / (self._errors * self.doubt[:, None])
         return misfits
@@ -132,7 +135,7 @@ class Trial:
 
     @property
     def _widening(self) -> Floats:
-        """The error of measurement and law together over that of the measurement alone, shape (points, 6)."""
+        """The error of measurement and law together over that of the measurement alone, shape (points, 8)."""
         return np.asarray(np.hypot(1, self.law_error.by_measure * self.observed.shares / self._errors))
 
     def cost_at(self, numbers: Floats) -> float:

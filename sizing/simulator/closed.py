@@ -12,31 +12,48 @@ import numpy as np
 
 from sizing.errors import ScenarioError
 from sizing.replica import Replica
+from sizing.simulator.gaps import Counts, no_gaps
 from sizing.simulator.loops import measured_rounds, run_users
 from sizing.simulator.records import Requests, engine_of, idle_states, work_space
 from sizing.simulator.sampling import cached_tokens, checked_requests, draw_steps
 from sizing.simulator.simulated import Simulated, simulated
+from sizing.simulator.watch import Watched, gap_percentiles_s
 from sizing.workload import Lengths, Prefix, Routing, Tokens
 
 
 def simulate_closed(
-    replica: Replica, concurrency: int, isl: Tokens, osl: Tokens, ramp_s: float = 0.0, seed: int = 0
+    replica: Replica,
+    concurrency: int,
+    isl: Tokens,
+    osl: Tokens,
+    ramp_s: float = 0.0,
+    seed: int = 0,
+    *,
+    token_gaps: bool = False,
 ) -> Simulated:
     """`concurrency` users, each sending the next request of the list as soon as its last answer is complete.
 
     The users start together, or one after the other over `ramp_s` seconds. Measured are the requests from the third
     round on (2 x concurrency) to the last but one: give a multiple of the concurrency, 4 rounds or more. Users who
     start together with equal lengths stay in lockstep: their prompts queue behind each other round after round.
-    `seed` matters only to a replica that speculates.
+    `seed` matters only to a replica that speculates. `token_gaps`: count every gap between tokens from the third round
+    on, see `Watched`.
 
     Raises ScenarioError for a request longer than the KV cache, or numbers out of range.
     """
-    result = measure_closed(replica, concurrency, isl, osl, ramp_s, seed)
+    result = measure_closed(replica, concurrency, isl, osl, ramp_s, seed, token_gaps=token_gaps)
     return replace(result, utilization=result.requests_per_s / backlog_rate_per_s(replica, isl, osl))
 
 
 def measure_closed(
-    replica: Replica, concurrency: int, isl: Tokens, osl: Tokens, ramp_s: float = 0.0, seed: int = 0
+    replica: Replica,
+    concurrency: int,
+    isl: Tokens,
+    osl: Tokens,
+    ramp_s: float = 0.0,
+    seed: int = 0,
+    *,
+    token_gaps: bool = False,
 ) -> Simulated:
     """The same with a utilization of NaN: the throughput with a line always waiting is not simulated for it."""
     if concurrency < 1 or ramp_s < 0:
@@ -45,12 +62,14 @@ def measure_closed(
         raise ScenarioError(
             f"a closed loop of {concurrency} users needs more than {3 * concurrency} requests, got {len(isl)}"
         )
-    run = closed_loop(replica, concurrency, isl, osl, ramp_s, seed=seed)
+    gaps = no_gaps(counted=token_gaps)
+    run = closed_loop(replica, concurrency, isl, osl, ramp_s, seed=seed, gaps=gaps)
     first, last = measured_rounds(len(run), concurrency)
     sent_s = run["arrival_s"] - replica.law.request_s
     requests_per_s = (last - first) / (sent_s[last] - sent_s[first])
     part = slice(first, last)
-    return simulated(run, part, sent_s, replica.law.request_s, float(requests_per_s), math.nan, False)
+    result = simulated(run, part, sent_s, replica.law.request_s, float(requests_per_s), math.nan, False)
+    return replace(result, watched=Watched(0, *gap_percentiles_s(gaps)))
 
 
 def closed_loop(
@@ -62,10 +81,12 @@ def closed_loop(
     *,
     cached: Tokens | None = None,
     seed: int = 0,
+    gaps: Counts | None = None,
 ) -> Requests:
     """The records of a closed loop (see simulate_closed), every request in order of its start.
 
-    `cached`: prompt tokens of each request that are found in the prefix cache (none: 0).
+    `cached`: prompt tokens of each request that are found in the prefix cache (none: 0). `gaps` takes
+    the token gaps from the third round on (see `no_gaps`).
     """
     users = min(concurrency, len(isl))
     run = checked_requests(replica, isl, osl, np.zeros(len(isl)))
@@ -74,7 +95,9 @@ def closed_loop(
     draw_steps(replica, run, np.random.default_rng(seed))
     run["arrival_s"][:users] = replica.law.request_s + ramp_s * np.arange(users) / users
     engine = engine_of(replica)
-    run_users(engine, idle_states(1), work_space(replica, 1), run, users)
+    counts = no_gaps(counted=False) if gaps is None else gaps
+    space = work_space(replica, 1, gaps=len(counts) > 0)
+    run_users(engine, idle_states(1), space, run, users, measured_rounds(len(run), users)[0], counts)
     return run
 
 

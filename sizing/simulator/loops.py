@@ -6,6 +6,7 @@ import math
 
 from sizing.simulator.borrowing import borrowed
 from sizing.simulator.durations import growth_s, iteration_s, stretch_s
+from sizing.simulator.gaps import Counts
 from sizing.simulator.heap import compiled
 from sizing.simulator.iterations import step, steps_ahead, work_of
 from sizing.simulator.records import NOBODY, Engine, Requests, State, States, Work
@@ -36,12 +37,15 @@ def advance(engine: Engine, state: State, work: Work, requests: Requests, until_
 
 
 @compiled
-def run_users(engine: Engine, states: States, work: Work, requests: Requests, users: int) -> None:
+def run_users(
+    engine: Engine, states: States, work: Work, requests: Requests, users: int, begin: int, gaps: Counts
+) -> None:
     """`users` users each send their next request as soon as the last answer is complete (closed loop).
 
     Whose request was given up, dropped or rejected sends the next as well; after a rejection 10 ms later or more.
     `arrival_s` holds the starts of the users, ascending, in its first `users` entries; the rest is filled.
-    A request reaches the engine `request_s` after it is sent.
+    A request reaches the engine `request_s` after it is sent. Where `work` counts token gaps, `gaps` takes those from
+    the sending of request `begin` to that of the last, without ramp and drain; of no length if they are not counted.
     """
     state = states[0]
     mine, requests = work_of(work, 0), borrowed(requests)
@@ -58,6 +62,10 @@ def run_users(engine: Engine, states: States, work: Work, requests: Requests, us
             if not enqueue(engine, state, mine, requests, arrived, next_s):
                 sent = send(requests, sent, next_s + max(engine.request_s, REJECTED_USER_WAITS_S))
             arrived += 1
+            if arrived == begin:
+                mine.gaps[:] = 0
+            if arrived == len(requests):
+                gaps[:] = mine.gaps
             continue
         step(engine, state, mine, requests, next_s)
         gone = state.first_gone

@@ -9,16 +9,21 @@ import numpy as np
 from numpy.typing import NDArray
 
 from sizing.replica import Replica
+from sizing.simulator.gaps import gap_quantiles
 from sizing.simulator.heap import compiled
 from sizing.simulator.loops import measured_rounds, run_stream, run_users
 from sizing.simulator.records import Engine, Requests, States, Work, engine_of, idle_states, work_space
 from sizing.simulator.sampling import checked_requests
+from sizing.simulator.watch import gap_percentiles_s
 from sizing.workload import Seconds, Tokens
 
 Floats = NDArray[np.float64]
 
-MEASURES = ("requests_per_s", "ttft_mean_s", "itl_mean_s", "e2e_mean_s", "ttft_p50_s", "ttft_p95_s")
-"""Columns of what a replay gives; the last three only of open loops (in closed ones E2E follows from the others)."""
+GAPS = ("gap_p50_s", "gap_p95_s")
+MEASURES = ("requests_per_s", "ttft_mean_s", "itl_mean_s", "e2e_mean_s", "ttft_p50_s", "ttft_p95_s", *GAPS)
+"""Columns of what a replay gives: E2E and percentiles of TTFT only of open loops (in closed ones E2E follows from the
+others), percentiles of the gaps between tokens only of closed ones."""
+OPEN_ONLY = slice(3, 6)
 
 
 class Run(NamedTuple):
@@ -49,10 +54,11 @@ def closed_run(row: int, users: int, isl: Tokens, osl: Tokens, ramp_s: float, *,
 class Replay:
     """Runs that give the rows of a result, ready to be simulated again and again with other laws.
 
-    A row is the mean over its windows. The engines of one replay may differ in everything but `max_batch_size`.
+    A row is the mean over its windows; its token gaps are those of all its runs. The engines of one replay may differ
+    in everything but `max_batch_size`. `token_gaps`: count them, which takes about as long again as the rest.
     """
 
-    def __init__(self, runs: Sequence[Run], replica: Replica) -> None:
+    def __init__(self, runs: Sequence[Run], replica: Replica, *, token_gaps: bool = False) -> None:
         self.rows = 1 + max(window[2] for run in runs for window in run.windows)
         self._users = np.array([run.users for run in runs], np.int64)
         self._first = np.concatenate([[0], np.cumsum([len(run.isl) for run in runs])])
@@ -63,14 +69,25 @@ class Replay:
         windows = [(run, *window) for run, one in enumerate(runs) for window in one.windows]
         self._windows = np.array(windows, np.int64)
         self._weights = 1 / np.maximum(1, np.bincount(self._windows[:, 3], minlength=self.rows))
-        self._space = work_space(replica, 1)
+        self._space = work_space(replica, 1, gaps=token_gaps)
 
     def means(self, replica: Replica) -> Floats:
-        """What each row measures on this engine, shape (rows, 6), columns `MEASURES`.
+        """What each row measures on this engine, shape (rows, 8), columns `MEASURES`.
 
-        NaN: ITL with one output token; E2E and percentiles of closed loops.
+        NaN: ITL and gaps with one output token; E2E and percentiles of closed loops; gaps of open ones.
         """
+        means, gaps = self._run(replica)
+        for row, counts in enumerate(gaps):
+            means[row, -len(GAPS) :] = gap_percentiles_s(counts)[: len(GAPS)]
+        return means
+
+    def gap_quantiles_s(self, replica: Replica, percentiles: Sequence[float]) -> Floats:
+        """Percentiles (0 to 100) of the token gaps of each row, shape (rows, percentiles); NaN where none count."""
+        return np.array([gap_quantiles(counts, percentiles) for counts in self._run(replica)[1]])
+
+    def _run(self, replica: Replica) -> tuple[Floats, Tokens]:
         means = np.zeros((self.rows, len(MEASURES)))
+        gaps = np.zeros((self.rows, self._space.gaps.shape[1]), np.int64)
         run_all(
             engine_of(replica),
             (idle_states(1), idle_states(1)),
@@ -82,8 +99,9 @@ class Replay:
             self._windows,
             self._weights,
             means,
+            gaps,
         )
-        return means
+        return means, gaps
 
 
 _PER_REQUEST = ("isl", "osl", "arrival_s")
@@ -101,27 +119,32 @@ def run_all(
     windows: Tokens,
     weights: Floats,
     means: Floats,
+    gaps: Tokens,
 ) -> None:
-    """Simulate every run and add its windows (run, begin, end, row; by run) to their rows of `means`.
+    """Simulate every run and add its windows (run, begin, end, row; by run) to their rows of `means`, the token gaps of
+    closed loops to those of `gaps`.
 
     `states` and `requests` are pairs: as they are before a run, and those that the run works on.
     """
     place = 0
+    counts = np.zeros(gaps.shape[1], np.int64)
     for number in range(len(users)):
         run = requests[1][first[number] : first[number + 1]]
         run[:] = requests[0][first[number] : first[number + 1]]
         states[1][:] = states[0]
+        work.gaps[:] = 0
         if users[number] > 0:
             for user in range(users[number]):
                 run[user].arrival_s += engine.request_s
-            run_users(engine, states[1], work, run, users[number])
+            run_users(engine, states[1], work, run, users[number], windows[place, 1], counts)
+            gaps[windows[place, 3]] += counts
         else:
             run_stream(engine, states[1], work, run)
         while place < len(windows) and windows[place, 0] == number:
             begin, end, row = windows[place, 1], windows[place, 2], windows[place, 3]
             if users[number] > 0:
                 add_latencies(run, begin, end, np.inf, engine.request_s, weights[row], means[row])
-                add_closed_rate(run, begin, end, engine.request_s, weights[row], means[row])
+                add_closed_rate(run, users[number], begin, end, engine.request_s, weights[row], means[row])
             else:
                 limit_s = until_s[number]
                 add_latencies(run, begin, end, limit_s, engine.request_s, weights[row], means[row])
@@ -151,14 +174,22 @@ def add_latencies(
 
 
 @compiled
-def add_closed_rate(run: Requests, begin: int, end: int, request_s: float, weight: float, means: Floats) -> None:
-    """Requests/s of a closed loop: by the sending of the first and of the one after the last, or its last answer."""
-    end_s = run[end].arrival_s if end < len(run) else run[0].done_s + request_s
-    if end == len(run):
+def add_closed_rate(
+    run: Requests, users: int, begin: int, end: int, request_s: float, weight: float, means: Floats
+) -> None:
+    """Requests/s of a closed loop: users over mean E2E (Little's law; as balanced as the lengths in the window), or of
+    a whole run, ramp and drain included, by the time it took."""
+    if end < len(run):
+        e2e_s = 0.0
+        for place in range(begin, end):
+            e2e_s += run[place].done_s - run[place].arrival_s + request_s
+        means[0] += weight * users * (end - begin) / e2e_s
+    else:
+        end_s = run[0].done_s + request_s
         for place in range(end):
             end_s = max(end_s, run[place].done_s + request_s)
-    means[0] += weight * (end - begin) / (end_s - run[begin].arrival_s)
-    means[3:] = np.nan
+        means[0] += weight * end / (end_s - run[0].arrival_s + request_s)
+    means[3:6] = np.nan
 
 
 @compiled

@@ -43,7 +43,7 @@ def test_the_error_drawn_is_the_error_found() -> None:
 
 
 def test_kinds_of_figures_have_errors_of_their_own() -> None:
-    misfits, errors = np.full((6, 6), np.nan), np.full((6, 6), 0.02)
+    misfits, errors = np.full((6, 8), np.nan), np.full((6, 8), 0.02)
     misfits[:, 2], misfits[:, 0] = 0.1, 0.01
     found = law_error(misfits, errors)
     assert found.itl == pytest.approx(np.sqrt(0.1**2 - 0.02**2), abs=1e-3)

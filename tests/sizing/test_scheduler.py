@@ -17,7 +17,7 @@ from sizing.errors import ScenarioError
 from sizing.replica import KV_POLICIES, POLICIES, Batching, Replica, Roughness, Speculation
 from sizing.simulator.departures import fail
 from sizing.simulator.durations import iteration_s
-from sizing.simulator.gaps import LEAST_GAP_S, WIDTH, count_gaps, gap_quantiles
+from sizing.simulator.gaps import LEAST_GAP_S, WIDTH, count_gaps, gap_quantiles, no_gaps
 from sizing.simulator.iterations import work_of
 from sizing.simulator.loops import advance, run_stream, run_users
 from sizing.simulator.records import (
@@ -333,7 +333,7 @@ def test_users_whose_requests_are_turned_away_try_again() -> None:
     replica = Replica(CLOCK, Batching("chunked", max_batch_size=1, max_waiting=1))
     run = requests_of(np.ones(60, int), np.ones(60, int), 0.0)
     run["arrival_s"][:3] = 0.0, 0.25, 0.5
-    run_users(engine_of(replica), idle_states(1), work_space(replica, 1), run, 3)
+    run_users(engine_of(replica), idle_states(1), work_space(replica, 1), run, 3, 0, no_gaps(counted=False))
     assert run["arrival_s"][:52] == pytest.approx([0, 0.25, *(0.5 + 0.01 * np.arange(50))])
     assert list(run["outcome"][:5]) == [SERVED, SERVED, REJECTED, REJECTED, REJECTED]
 
@@ -343,7 +343,7 @@ def test_users_who_give_up_send_their_next_request_at_once() -> None:
     run = requests_of(np.ones(4, int), np.full(4, 9), 0.0)
     run["cancel_s"], run["queue_timeout_s"] = 2.5, 1.5
     run["arrival_s"][:2] = 0.0, 0.25
-    run_users(engine_of(ONE_SLOT), idle_states(1), work_space(ONE_SLOT, 1), run, 2)
+    run_users(engine_of(ONE_SLOT), idle_states(1), work_space(ONE_SLOT, 1), run, 2, 0, no_gaps(counted=False))
     assert list(run["arrival_s"]) == [0, 0.25, 1.75, 2.5]
     assert list(run["outcome"]) == [CANCELLED, TIMED_OUT, CANCELLED, TIMED_OUT]
     assert list(run["done_s"]) == [2.5, 1.75, 4.25, 4.0]

@@ -11,9 +11,10 @@ from sizing.curves import Point
 from sizing.fitting.levels import in_flight
 from sizing.steptime import COEFFICIENTS, StepLaw
 
-DATA_SIGMAS = StepLaw(0.7, 1.0, 1.0, 1.5, 1.5, 1.5, 3.0, 1.5)
-"""Standard deviations of the logarithms when the guess comes from the points themselves: factors of 2 to 4.5; 20 for
-what an iteration with a prompt costs beside, which may be as good as nothing."""
+DATA_SIGMAS = StepLaw(2.0, 2.0, 1.0, 1.5, 1.5, 1.5, 3.0, 1.5)
+"""Standard deviations of the logarithms when the guess comes from the points themselves: factors of 3 to
+7; 20 for what an iteration with a prompt costs beside, which may be as good as nothing. Of weights and overhead the sum
+is read off the points, and either may be as good as nothing."""
 
 KV_OF_SEQUENCE = 200
 """Tokens of KV cache whose reading takes as long as what a sequence costs beside: 60 to 420 at servers measured."""

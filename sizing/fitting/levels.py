@@ -46,7 +46,7 @@ class Effort:
 
     rounds: int = 4
     blocks: int = 3
-    varied_rounds: int = 8
+    varied_rounds: int = 6
     phases: int = 8
     least_phases: int = 4
     stream: int = 4000
@@ -55,7 +55,7 @@ class Effort:
 UNTOLD = Protocol()
 RAMPED = Protocol("ramp")
 FULL = Effort()
-SKETCH = Effort(rounds=4, blocks=3, varied_rounds=4, phases=2, least_phases=1, stream=1000)
+SKETCH = Effort(rounds=4, blocks=3, varied_rounds=3, phases=2, least_phases=1, stream=1000)
 """A first look: a third of the work; means with lengths that vary are off by about 1 %."""
 
 

@@ -26,9 +26,9 @@ GAIN = 6.0
 """A further parameter must lower the cost (half the sum of squares) by this much: a chance of 1 in 2,000 if idle."""
 STARTS = (-0.4, -0.2, 0.0, 0.2, 0.4)
 """Where the search for a further number may start, beside its rough guess."""
+LESS_ATTENTION = MappingProxyType({"attention_s": 0.25})
 MORE_ARITHMETIC = MappingProxyType({"token_s": 1.4, "request_s": 0.4})
-OTHER_SPLITS = (MappingProxyType({"attention_s": 0.25}), MORE_ARITHMETIC)
-"""Factors on coefficients of a sketch, for a second and third one to start from."""
+"""Factors on coefficients, for another search to start from."""
 ALIKE = 1.0
 """Difference of costs at the same law below which two batching rules are one."""
 OUTLIER = 4.0
@@ -76,7 +76,7 @@ def best_rule(observed: Observed, known: Known) -> Trial:
         if all(abs(trial.cost - other.cost) > 1e-9 * trial.cost for other in sketches):  # else the same engine
             sketches.append(trial)
     sketches.sort(key=lambda trial: trial.cost)
-    best = finished(from_elsewhere(sketches[0]))
+    best = finished(from_less_attention(sketches[0]))
     for sketch in sketches[1:]:
         if sketch.cost <= 1.5 * sketches[0].cost + 3 and is_another_engine(sketch, best):
             best = min(best, finished(sketch), key=lambda trial: trial.cost)
@@ -99,16 +99,15 @@ def is_another_engine(sketch: Trial, best: Trial) -> bool:
     return abs(same.cost_at(same.numbers) - best.cost) > ALIKE
 
 
-def from_elsewhere(sketch: Trial) -> Trial:
-    """The best of the sketch and two more, with the time of a prompt split in another way from where the best ended.
+def from_less_attention(sketch: Trial) -> Trial:
+    """A second sketch from a quarter of the attention, if it ends better.
 
-    Arithmetic, attention and fixed parts look alike from a rough start, and the search may stop in a wrong valley.
+    A prompt's time splits into arithmetic, attention and fixed parts in ways that look alike from a rough start.
     """
-    for split in OTHER_SPLITS:
-        start = sketch.numbers + changes(sketch, split)
-        other = Trial(sketch.observed, sketch.parameters, start, effort=SKETCH)
-        sketch = min(sketch, other.search(evaluations=4, stride=0.1), key=lambda trial: trial.cost)
-    return sketch
+    start = sketch.numbers + changes(sketch, LESS_ATTENTION)
+    second = Trial(sketch.observed, sketch.parameters, start, effort=SKETCH)
+    second.search(evaluations=4, stride=0.1)
+    return min(sketch, second, key=lambda trial: trial.cost)
 
 
 def changes(trial: Trial, factors: Mapping[str, float]) -> NDArray[np.float64]:

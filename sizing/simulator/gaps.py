@@ -12,10 +12,21 @@ from sizing.simulator.heap import compiled, compiled_apart, request_at
 from sizing.simulator.records import GAP_BINS, Requests, State, Work
 
 LEAST_GAP_S = 1e-5
-WIDTH = math.log(1.005)
-"""Bins of 0.5 %, evenly spaced in the logarithm from 10 us to 1000 s; what lies outside is in the first or the last."""
+PARTS = 128
+"""Bins from a gap to twice that gap, all as wide (as HdrHistogram has them): 0.4 to 0.8 % of the gaps in them. They
+begin at 10 us and end beyond 1000 s; what lies outside is in the first or the last."""
+EDGES_S = LEAST_GAP_S * np.ldexp(1 + np.arange(GAP_BINS + 1) % PARTS / PARTS, np.arange(GAP_BINS + 1) // PARTS)
 
 Counts = NDArray[np.int64]
+
+
+@compiled
+def bin_of(gap_s: float) -> int:
+    """The bin that a gap is counted in; the exponent of a binary number is its logarithm, ready made."""
+    if gap_s <= LEAST_GAP_S:
+        return 0
+    share, exponent = math.frexp(gap_s / LEAST_GAP_S)
+    return min((exponent - 1) * PARTS + int((2 * share - 1) * PARTS), GAP_BINS - 1)
 
 
 @compiled_apart
@@ -25,16 +36,27 @@ def count_gaps(counts: Counts, gap_s: float, growth_s: float, steps: int, lanes:
     Exact: of each bin the steps are counted that end below its upper edge.
     """
     while steps > 0:
-        place = 0
-        if gap_s > LEAST_GAP_S:
-            place = min(int(math.log(gap_s / LEAST_GAP_S) / WIDTH), len(counts) - 1)
+        place = bin_of(gap_s)
         inside = steps
-        edge_s = LEAST_GAP_S * math.exp(WIDTH * (place + 1))
-        if growth_s > 0 and place < len(counts) - 1 and gap_s + growth_s * (steps - 1) >= edge_s:
-            inside = min(max(math.ceil((edge_s - gap_s) / growth_s), 1), steps)
+        if steps > 1 and growth_s > 0 and place < len(counts) - 1:
+            room_s = EDGES_S[place + 1] - gap_s
+            if growth_s * (steps - 1) >= room_s:
+                inside = min(max(math.ceil(room_s / growth_s), 1), steps)
         counts[place] += inside * lanes
         gap_s += inside * growth_s
         steps -= inside
+
+
+@compiled
+def count_stretch(state: State, work: Work, requests: Requests, steps: int, step_s: float, growth_s: float) -> None:
+    """Count the gaps of a stretch of decode steps that ends now and in which nobody leaves but at its end."""
+    if state.stalled:
+        if steps > 1:
+            count_all_but_last(state, work, requests, steps, step_s, growth_s)
+        count_last(state, work, requests, step_s + (steps - 1) * growth_s)
+    else:
+        count_gaps(work.gaps, step_s, growth_s, steps, state.running)
+        state.decoded_s = state.clock_s
 
 
 @compiled_apart
@@ -77,14 +99,13 @@ def no_gaps(*, counted: bool) -> Counts:
 def gap_quantiles(counts: Counts, percentiles: Sequence[float]) -> NDArray[np.float64]:
     """Percentiles (0 to 100) in seconds of the gaps counted, shape (percentiles,); NaN if there are none.
 
-    Counts of several replicas may be given, shape (replicas, bins): they are added. Off by less than a bin, 0.5 %.
+    Counts of several replicas may be given, shape (replicas, bins): they are added. Off by less than a bin, 0.8 %.
     """
     total = np.cumsum(np.reshape(counts, (-1, GAP_BINS)).sum(axis=0))
     if total[-1] == 0:
         return np.full(len(percentiles), np.nan)
     wanted = np.clip(np.asarray(percentiles, float) / 100, 0, 1) * total[-1]
-    edges_s = LEAST_GAP_S * np.exp(WIDTH * np.arange(GAP_BINS + 1))
     place = np.minimum(np.searchsorted(total, wanted), GAP_BINS - 1)
-    below = np.concatenate([[0], total])[place]
+    below = np.where(place > 0, total[place - 1], 0)
     share = (wanted - below) / np.maximum(total[place] - below, 1)
-    return np.asarray(edges_s[place] * (edges_s[place + 1] / edges_s[place]) ** share, float)
+    return np.asarray(EDGES_S[place] + (EDGES_S[place + 1] - EDGES_S[place]) * share, float)

@@ -12,7 +12,7 @@ from __future__ import annotations
 from sizing.simulator.borrowing import borrowed
 from sizing.simulator.departures import cancel
 from sizing.simulator.durations import growth_s, iteration_s, jitter_factor, steps_to, stretch_s
-from sizing.simulator.gaps import count_all_but_last, count_last
+from sizing.simulator.gaps import count_all_but_last, count_last, count_stretch
 from sizing.simulator.heap import compiled, first_step, pop
 from sizing.simulator.kv_cache import (
     fits,
@@ -244,6 +244,9 @@ def decode(
     The first step lasted `step_s` seconds, each `longer_s` more than the one before; the clock is at the end already.
     """
     counted = len(work.gaps) > 0
+    if counted and state.next_cancel_s >= state.clock_s:
+        count_stretch(state, work, requests, steps, step_s, longer_s)
+        counted = False
     if counted and steps > 1:
         count_all_but_last(state, work, requests, steps, step_s, longer_s)
     state.decode_step += steps

@@ -21,7 +21,7 @@ PRIORITIES = 16
 """Classes of priority, 0 to 15; what is beyond counts as 15."""
 OUTSIDE, WAITING, PAUSED, ADMITTED = range(4)
 SERVED, REJECTED, TIMED_OUT, CANCELLED = range(4)
-GAP_BINS = 3694  # of the histogram in gaps.py
+GAP_BINS = 3456  # of the histogram in gaps.py
 SERIES_COLUMNS = 6  # named in series.py
 
 

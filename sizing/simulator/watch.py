@@ -55,7 +55,7 @@ class Watched:
     stand for a larger fleet. `pauses`: times that a sequence lost its KV cache to others.
 
     Token gaps are what the reader of a stream sees, stalls in full (the ITL of a request is only their mean); NaN when
-    they were not asked for. Within 0.5 %. `series`: one for each replica simulated, none when not asked for.
+    they were not asked for. Within 0.8 %. `series`: one for each replica simulated, none when not asked for.
     """
 
     pauses: int = 0

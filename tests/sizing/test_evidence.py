@@ -152,7 +152,7 @@ def test_a_scenario_is_planned_and_checked() -> None:
 
 
 def test_a_band_is_judged_by_how_often_it_holds_the_truth() -> None:
-    case = coverage.Case(Replica(LAW, coverage.BATCHING), CONTRASTING, True, 1)
+    case = coverage.Case(Replica(LAW, coverage.BATCHING), next(iter(coverage.DESIGNS)), True, 1)
     inside, outside = coverage.Answer(10.0, 11.0, 9.0, 13.0), coverage.Answer(10.0, 8.0, 7.0, 9.0)
     for share, holds in ((0.9, True), (0.8, False), (1.0, False)):
         answers = [[one, one] for one in [inside] * round(40 * share) + [outside] * round(40 * (1 - share))]

@@ -9,9 +9,9 @@ from sizing.plan import Candidate
 from sizing.replica import Replica
 
 Z90 = 1.645
-MONTE_CARLO_SIGMA = 0.01
+MONTE_CARLO_SIGMA = 0.015
 """Standard error of a simulated capacity at the number of requests the planner uses: 0.4 to 1.2 % over four questions
-with sixteen seeds each."""
+with sixteen seeds each, more where an SLA lies close to the idle latency."""
 
 
 def capacity_band(candidate: Candidate, setting: Setting) -> tuple[float, float]:

@@ -130,20 +130,28 @@ def setting_of(server: Replica, target: str, varied: bool) -> Setting:
 
 
 def rows(cases: Sequence[Case], answers: Sequence[list[Answer]]) -> list[EvidenceRow]:
-    """One row for each design and target, and for the second population, of which no share is promised."""
+    """One row for each design, and for the second population, of which no share is promised."""
     found = []
     for group in (*DESIGNS, TABLED):
         mine = [answer for case, answer in zip(cases, answers, strict=True) if case.group == group]
-        for place, target in enumerate(TARGETS):
-            if mine:
-                row = _row(f"band, {group} → {target}", [answer[place] for answer in mine])
-                found.append(row if group in DESIGNS else replace(row, goal="", holds=None))
+        if mine:
+            row = _row(f"band, {group}", [one for answer in mine for one in answer])
+            parts = [
+                f"{target} {share_held([answer[place] for answer in mine]):.0%}" for place, target in enumerate(TARGETS)
+            ]
+            row = replace(row, note=f"{row.note}; {', '.join(parts)}")
+            found.append(row if group in DESIGNS else replace(row, goal="", holds=None))
     return found
 
 
+def share_held(answers: Sequence[Answer]) -> float:
+    """Share of the answers whose band holds the truth."""
+    return sum(one.low <= one.truth <= one.high for one in answers) / len(answers)
+
+
 def _row(name: str, answers: Sequence[Answer]) -> EvidenceRow:
-    n, held = len(answers), sum(one.low <= one.truth <= one.high for one in answers)
-    covered, likely = held / n, (held + 0.5) / (n + 1)
+    n, covered = len(answers), share_held(answers)
+    likely = (covered * n + 0.5) / (n + 1)
     width = float(np.mean([(one.high - one.low) / 2 / one.truth for one in answers]))
     size = np.abs([one.found / one.truth - 1 for one in answers])
     luck = math.sqrt(likely * (1 - likely) / n)

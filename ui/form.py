@@ -9,7 +9,7 @@ import streamlit as st
 
 from sizing.numbers import significant
 from sizing.workload import PERCENTILES, ArrivalKind, Metric, Routing
-from ui import answers, link
+from ui import answers, link, view
 from ui.scenario import (
     ARRIVAL_CV,
     ARRIVAL_SIZE,
@@ -65,6 +65,7 @@ def open_link() -> None:
     state.linked, state.linked_gpus = scenario, link.answer_of(query)
     state.written = query  # now, not after the answer: a field changed meanwhile must not be filled from this URL again
     fill(scenario)
+    view.fill(query)
 
 
 def draw() -> Scenario:

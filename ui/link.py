@@ -23,6 +23,7 @@ from ui.scenario import (
     Range,
     Scenario,
 )
+from ui.view import PREFIX
 
 VERSION = "1"
 ANY = "any"
@@ -66,7 +67,7 @@ def from_query(query: Mapping[str, str]) -> tuple[Scenario, list[str]]:
             problems.append(f"{key}={_quoted(query[key])}: {error}. Used instead: {_text(getattr(default, field))}.")
     if absent:
         problems.append(f"Not in the link, so the usual values are used: {', '.join(absent)}.")
-    unknown = [key for key in query if key not in FIELDS and key not in ("v", "n")]
+    unknown = [key for key in query if key not in FIELDS and key not in ("v", "n") and not key.startswith(PREFIX)]
     problems += [f"{_quoted(key)} is not a field of a link and is ignored." for key in unknown]
     return Scenario(**values), problems
 

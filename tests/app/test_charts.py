@@ -12,7 +12,9 @@ from sizing.prediction import Prediction, Quantiles, saturated
 from sizing.replica import Replica
 from sizing.steptime import StepLaw
 from sizing.workload import Limit
-from ui.charts import DARK, LIGHT, Series, latency_against_load, measured_and_law
+from ui.charts.base import DARK, LIGHT
+from ui.charts.latency import latency_against_load
+from ui.charts.measured import Series, measured_and_law
 
 LAW = StepLaw(weights_s=5e-3, overhead_s=1e-3, token_s=2e-5, sequence_s=1e-5, kv_token_s=5e-8)
 

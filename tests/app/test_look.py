@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from tests.app.conftest import ROOT
-from ui.charts import CONFIG, DARK, LIGHT, Ink
+from ui.charts.base import CONFIG, DARK, LIGHT, Ink
 
 THEMES = {"light": LIGHT, "dark": DARK}
 CONFIGURED = tomllib.loads((ROOT / ".streamlit" / "config.toml").read_text())

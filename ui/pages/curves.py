@@ -13,7 +13,8 @@ from sizing.fitting import Fit, PointError
 from sizing.numbers import significant
 from sizing.workload import Lengths
 from ui import answers
-from ui.charts import Chart, Series, measured_and_law
+from ui.charts.base import Chart
+from ui.charts.measured import Series, measured_and_law
 from ui.look import ink, show
 from ui.words import plain
 

@@ -9,8 +9,9 @@ from sizing import answer
 from sizing.numbers import milliseconds, significant
 from sizing.plan import Fleet, Plan, Rejection
 from sizing.workload import Limit
-from ui import answers, charts
+from ui import answers
 from ui.answers import Outcome
+from ui.charts.latency import latency_against_load
 from ui.look import ink, show
 from ui.scenario import Scenario
 from ui.words import BASIS_HELP, BASIS_LOOK, LEFT_OUT_ONE, counted, gpus_band, limit_name, plain, room, sentence_case
@@ -46,7 +47,7 @@ def page(scenario: Scenario) -> None:
     limits = plan.question.sla.limits
     for column, limit in zip(st.columns(len(limits)), limits, strict=True):
         with column:
-            show(charts.latency_against_load(curve, plan.answer, limit, plan.question.headroom, ink()), limit.metric)
+            show(latency_against_load(curve, plan.answer, limit, plan.question.headroom, ink()), limit.metric)
     _alternatives(plan)
     _left_out(plan.rejected)
 

@@ -1,0 +1,5 @@
+"""Method: why should one trust the answer?"""
+
+import streamlit as st
+
+st.title("Method", anchor=False)

@@ -1,0 +1,5 @@
+"""Report: what to send to those who decide."""
+
+import streamlit as st
+
+st.title("Report", anchor=False)

@@ -6,7 +6,7 @@ import numpy as np
 
 from sizing.numbers import milliseconds, significant
 from sizing.simulator import Simulated
-from sizing.workload import METRICS, Limit, Sla
+from sizing.workload import Limit, Sla
 
 STALLED = 3.0
 """Times the mean ITL from which one token gap in a hundred is worth a sentence."""
@@ -88,7 +88,10 @@ def _first_token(run: Simulated) -> str:
     ttft_s, queue_s = run.ttft_s[known], run.queue_s[known]
     slowest = ttft_s >= np.quantile(ttft_s, 1 - SLOWEST)
     waited = float(queue_s[slowest].sum() / ttft_s[slowest].sum())
-    return f"Of the slowest {_share(SLOWEST)} of first tokens {waited * 100:.0f} % of the time passes before the prompt is begun"
+    return (
+        f"In the slowest {_share(SLOWEST)} of first tokens {waited * 100:.0f} % of the time is waiting for the prompt "
+        "to be begun"
+    )
 
 
 def _share(share: float) -> str:
@@ -99,8 +102,3 @@ def _share(share: float) -> str:
 def exceedances(run: Simulated, sla: Sla) -> list[tuple[Limit, float, float]]:
     """For each limit the share of requests beyond it and the share that may be."""
     return [(limit, run.exceeding_share(limit), 1 - limit.percentile / 100) for limit in sla.limits]
-
-
-def comparable(run: Simulated) -> bool:
-    """True when the run has percentiles to compare with a formula: a steady state and requests that were served."""
-    return not run.saturated and any(np.isfinite(run.of(metric)).any() for metric in METRICS)

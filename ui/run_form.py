@@ -42,7 +42,7 @@ ARRIVAL_NAMES: Mapping[str, str] = {
 }
 NUMBERS: tuple[tuple[str, str, Range, str], ...] = (
     ("load_per_s", "Load (requests/s per replica)", LOAD, "The plan gives each working replica this much."),
-    ("requests", "Requests to simulate", REQUESTS, "200,000 at most, so that a run takes about a second."),
+    ("requests", "Requests to simulate", REQUESTS, "The first tenth is not counted. 200,000 at most: about a second."),
     ("seed", "Seed", SEED, "Another seed draws other requests: what stays the same is no accident."),
 )
 LIMITS: tuple[tuple[str, str, Range, str], ...] = (
@@ -58,8 +58,8 @@ POLICY_HELP = (
     "steps. Static: a batch is taken when the last one has ended entirely."
 )
 KV_POLICY_HELP = (
-    "Reserve: a request enters when its prompt and its answer fit. Fill up: it enters when its prompt fits; when memory "
-    "runs out, the request admitted last is paused and computed again."
+    "Reserve: a request enters when its prompt and its answer fit. Fill up: it enters when its prompt fits; when "
+    "memory runs out, the request admitted last is paused and computed again."
 )
 
 
@@ -72,12 +72,12 @@ def draw(plan: Setup) -> Setup:
     if problems:
         st.warning("  \n".join(map(plain, problems)), title="Settings of this link that were not taken as they stand")
     _fill(setup)
-    with st.expander(plain(f"{'Your' if text else 'Planned'} run: {in_words(setup)}"), icon=":material/tune:"):
-        with st.form("run", border=False):
-            _fields(setup)
-            left, right = st.columns([1, 5], vertical_alignment="center")
-            left.form_submit_button("Run", type="primary", icon=":material/play_arrow:", on_click=_take, args=(plan,))
-            right.form_submit_button("Back to the plan's settings", type="tertiary", on_click=_forget)
+    title = plain(f"{'Your' if text else 'Planned'} run: {in_words(setup)}")
+    with st.expander(title, icon=":material/tune:"), st.form("run", border=False):
+        _fields(setup)
+        with st.container(horizontal=True):
+            st.form_submit_button("Run", type="primary", icon=":material/play_arrow:", on_click=_take, args=(plan,))
+            st.form_submit_button("Back to the plan's settings", type="tertiary", on_click=_forget)
     return setup
 
 

@@ -5,14 +5,14 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
-from typing import Any
+from typing import Any, NamedTuple
 
 import streamlit as st
 
 from sizing.errors import ScenarioError
 from sizing.inside import Run, close_look, run_in_fleet, simulated
 from sizing.numbers import significant
-from sizing.plan import Fleet, Question
+from sizing.plan import Fleet, Plan, Question
 from sizing.prediction import Prediction
 from sizing.queueing import predict
 from sizing.replica import KV_POLICIES, POLICIES, KvPolicy, Policy
@@ -84,6 +84,16 @@ def run_of(setup: Setup, fleet: Fleet, question: Question) -> Run:
     replica = replace(fleet.candidate.replica, batching=batching)
     asked = replace(question, workload=workload)
     return run_in_fleet(asked, replica, setup.load_per_s, fleet.working, setup.requests, setup.seed)
+
+
+class Seen(NamedTuple):
+    """What the page speaks of: the plan, the fleet picked, the settings, the run and what came of it."""
+
+    plan: Plan
+    fleet: Fleet
+    setup: Setup
+    run: Run
+    result: Simulated
 
 
 @st.cache_resource(max_entries=8, show_spinner=False)

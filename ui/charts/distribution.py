@@ -6,13 +6,16 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 import numpy as np
+import plotly.graph_objects as go
 
 from sizing.numbers import milliseconds, significant
 from sizing.workload import Limit, Metric
 from ui.charts.base import SMALL, Chart, Ink, figure_of
-from ui.charts.timeline import DASHES
+from ui.charts.legend import legend_above
 from ui.words import UNIT, limit_name
 
+DASHES = ("solid", "dash", "dot")
+"""Of the lines, in order: nothing is told by colour alone."""
 FAR = 4.0
 """A limit further out than this, in p99.9s, is named at the edge of the chart instead of drawn."""
 
@@ -32,16 +35,13 @@ def distribution(
     The axis ends a little above p99.9, or at the limit where that is not far.
     """
     unit, per_s = UNIT[metric]
-    figure = figure_of(f"{metric.upper()}: requests within (%)", f"{metric.upper()} ({unit})", ink, height=270)
+    figure = figure_of(f"{metric.upper()}: requests within, %", f"{metric.upper()} ({unit})", ink, height=270)
     for number, spread in enumerate(spreads):
         line = {"color": ink.series[number], "width": 2.5 if number == 0 else 1.5, "dash": DASHES[number]}
         x, y = [value * per_s for value in spread.seconds], [100 * share for share in shares]
         figure.add_scatter(x=x, y=y, mode="lines", name=spread.name, line=line)
     if len(spreads) > 1:
-        figure.update_layout(
-            showlegend=True,
-            legend={"x": 1, "xanchor": "right", "y": 0.02, "yanchor": "bottom", "bgcolor": "rgba(0,0,0,0)"},
-        )
+        legend_above(figure)
     far_s = float(np.interp(0.999, shares, spreads[0].seconds))
     end_s = 1.08 * max(far_s, limit.limit_s if limit and limit.limit_s <= FAR * far_s else 0.0)
     figure.update_xaxes(range=[0, end_s * per_s], nticks=6)
@@ -52,7 +52,7 @@ def distribution(
     return Chart(figure, _in_words(metric, shares, spreads[0], limit))
 
 
-def _mark_limit(figure: object, limit: Limit, end_s: float, per_s: float, ink: Ink) -> None:
+def _mark_limit(figure: go.Figure, limit: Limit, end_s: float, per_s: float, ink: Ink) -> None:
     """The limit, and the share that must stay within it; beyond the axis only its name, at the edge."""
     inside = limit.limit_s <= end_s
     if inside:

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
-import math
+import numpy as np
+import plotly.graph_objects as go
 
 from sizing.inside import Lives
 from sizing.numbers import milliseconds
+from sizing.workload import Seconds
 from ui.charts.base import SMALL, Chart, Ink, figure_of
+from ui.charts.legend import legend_above
 from ui.charts.timeline import time_unit
 
-PATTERNS = ("/", "x", "")
-"""Of the three parts of a bar: nothing is told by colour alone."""
+PARTS = (("waiting", 1, "/"), ("prompt", 2, "x"), ("decoding", 0, ""))
+"""Name, number of the ink and pattern of the parts of a bar: nothing is told by colour alone."""
 
 
 def lives_of_requests(lives: Lives, ink: Ink) -> Chart:
@@ -18,66 +21,58 @@ def lives_of_requests(lives: Lives, ink: Ink) -> Chart:
 
     Requests that were not served are crosses at their arrival.
     """
-    count, begin_s = len(lives.arrival_s), float(lives.arrival_s[0])
-    ends = [
-        a + w + p + d
-        for a, w, p, d in zip(lives.arrival_s, lives.waiting_s, lives.prompt_s, lives.decoding_s, strict=True)
-    ]
-    unit, seconds = time_unit(max((end for end in ends if math.isfinite(end)), default=begin_s) - begin_s)
-    figure = figure_of("Requests around the slowest first token", f"Time ({unit})", ink, height=60 + 12 * count)
-    base = [(a - begin_s) / seconds for a in lives.arrival_s]
-    parts = (("waiting", lives.waiting_s), ("prompt", lives.prompt_s), ("decoding", lives.decoding_s))
-    for number, (name, part_s) in enumerate(parts):
-        length = [value / seconds if math.isfinite(value) else 0.0 for value in part_s]
-        marker = {
-            "color": ink.series[(1, 2, 0)[number]],
-            "line": {"width": 0},
-            "pattern": {
-                "shape": PATTERNS[number],
-                "size": 5,
-                "fgcolor": ink.text,
-                "fillmode": "overlay",
-                "fgopacity": 0.5,
-            },
-        }
-        figure.add_bar(
-            y=list(range(count)),
-            x=length,
-            base=list(base),
-            orientation="h",
-            name=name,
-            marker=marker,
-            hovertemplate=f"{name} %{{customdata}}<extra>request %{{y}}</extra>",
-            customdata=[milliseconds(value) if math.isfinite(value) else "" for value in part_s],
-        )
-        base = [start + more for start, more in zip(base, length, strict=True)]
-    lost = [i for i in range(count) if not math.isfinite(lives.prompt_s[i])]
-    if lost:
-        marker = {"symbol": "x", "size": 9, "color": ink.limit}
-        x = [(float(lives.arrival_s[i]) - begin_s) / seconds for i in lost]
-        figure.add_scatter(x=x, y=lost, mode="markers", name="not served", marker=marker)
-    figure.update_layout(
-        barmode="overlay",
-        bargap=0.25,
-        showlegend=True,
-        legend={"orientation": "h", "x": 1, "xanchor": "right", "y": 1, "yanchor": "bottom", "traceorder": "normal"},
-    )
+    parts_s = (lives.waiting_s, lives.prompt_s, lives.decoding_s)
+    since_s = lives.arrival_s - lives.arrival_s[0]
+    unit, seconds = time_unit(float(np.nanmax(since_s + sum(parts_s))))
+    figure = figure_of("Around the slowest first token", f"Time ({unit})", ink, height=60 + 12 * len(since_s))
+    begin = since_s / seconds
+    for (name, number, pattern), part_s in zip(PARTS, parts_s, strict=True):
+        length = np.nan_to_num(part_s) / seconds
+        marker = {"color": ink.series[number], "line": {"width": 0}, "pattern": _pattern(pattern, ink)}
+        _bars(figure, name, begin, length, part_s, marker)
+        begin = begin + length
+    _crosses(figure, np.flatnonzero(np.isnan(lives.prompt_s)), since_s / seconds, ink)
+    figure.update_layout(barmode="overlay", bargap=0.25)
+    legend_above(figure)
     figure.update_yaxes(autorange="reversed", showticklabels=False, showgrid=False)
-    figure.add_annotation(
-        x=(float(lives.arrival_s[lives.slowest]) - begin_s) / seconds,
-        y=lives.slowest,
-        text="slowest",
-        showarrow=False,
-        xanchor="right",
-        font={"size": SMALL, "color": ink.text},
+    _name_slowest(figure, float(since_s[lives.slowest]) / seconds, lives.slowest, ink)
+    return Chart(figure, in_words(lives))
+
+
+def _pattern(shape: str, ink: Ink) -> dict[str, object]:
+    return {"shape": shape, "size": 5, "fgcolor": ink.text, "fillmode": "overlay", "fgopacity": 0.5}
+
+
+def _bars(figure: go.Figure, name: str, begin: Seconds, length: Seconds, part_s: Seconds, marker: object) -> None:
+    figure.add_bar(
+        y=list(range(len(begin))),
+        x=list(length),
+        base=list(begin),
+        orientation="h",
+        name=name,
+        marker=marker,
+        customdata=[milliseconds(float(value)) for value in np.nan_to_num(part_s)],
+        hovertemplate=f"{name} %{{customdata}}<extra></extra>",
     )
-    return Chart(figure, _in_words(lives))
 
 
-def _in_words(lives: Lives) -> str:
+def _crosses(figure: go.Figure, lost: np.ndarray, begin: Seconds, ink: Ink) -> None:
+    if len(lost):
+        marker = {"symbol": "x", "size": 9, "color": ink.limit}
+        figure.add_scatter(x=list(begin[lost]), y=list(lost), mode="markers", name="not served", marker=marker)
+
+
+def _name_slowest(figure: go.Figure, x: float, row: int, ink: Ink) -> None:
+    font = {"size": SMALL, "color": ink.text}
+    figure.add_annotation(x=x, y=row, text="slowest ", showarrow=False, xanchor="right", font=font)
+
+
+def in_words(lives: Lives) -> str:
+    """What the slowest request spent its time on, and how many are shown beside it."""
     slow = lives.slowest
-    ttft_s = float(lives.waiting_s[slow] + lives.prompt_s[slow])
+    waiting_s, prompt_s = float(lives.waiting_s[slow]), float(lives.prompt_s[slow])
     return (
-        f"{len(lives.arrival_s)} requests that arrived around the one with the slowest first token: it took "
-        f"{milliseconds(ttft_s)}, of which {milliseconds(float(lives.waiting_s[slow]))} waiting for its prompt to begin."
+        f"The slowest first token took {milliseconds(waiting_s + prompt_s)}, of which {milliseconds(waiting_s)} "
+        f"waiting for its prompt to be begun; with it the {len(lives.arrival_s) - 1} requests that arrived just before "
+        "and after."
     )

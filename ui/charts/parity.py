@@ -1,4 +1,4 @@
-"""Two ways to know the same numbers, one against the other: on the diagonal they agree."""
+"""Two ways to know the same numbers: how far the second is from the first, over the size of the number."""
 
 from __future__ import annotations
 
@@ -6,87 +6,80 @@ import math
 from collections.abc import Sequence
 from typing import NamedTuple
 
+import plotly.graph_objects as go
+
 from sizing.numbers import significant
 from ui.charts.base import SMALL, SYMBOLS, Chart, Ink, figure_of
+from ui.charts.legend import legend_above
+
+WITHIN_SIGHT = 1.5
+"""The axis of differences reaches this many times the band, or as far as the farthest pair."""
 
 
 class Pairs(NamedTuple):
-    """Pairs of one kind; `labels` name each pair when it is pointed at."""
+    """Positive numbers of one kind, known in two ways; `labels` name each pair when it is pointed at."""
 
     name: str
-    x: Sequence[float]
-    y: Sequence[float]
+    first: Sequence[float]
+    second: Sequence[float]
     labels: Sequence[str]
+
+    @property
+    def apart(self) -> list[float]:
+        """Second over first, less 1."""
+        return [second / first - 1 for first, second in zip(self.first, self.second, strict=True)]
 
 
 def parity(title: str, x_title: str, kinds: Sequence[Pairs], within: float, ink: Ink) -> Chart:
-    """Pairs of positive numbers on two logarithmic axes, the diagonal, and a band of ± `within` (a share) about it.
-
-    Pairs that are not both positive and finite are left out.
-    """
+    """Differences in per cent about a zero line, with the band ± `within` (a share) that counts as agreement."""
     figure = figure_of(title, x_title, ink, height=340)
-    known = [(kind, [i for i in range(len(kind.x)) if _drawable(kind.x[i], kind.y[i])]) for kind in kinds]
-    values = [value for kind, places in known for i in places for value in (kind.x[i], kind.y[i])]
-    if values:
-        _diagonal(figure, min(values) / 1.5, max(values) * 1.5, within, ink)
-    for number, (kind, places) in enumerate(known):
-        marker = {
-            "color": ink.series[number],
-            "symbol": SYMBOLS[number],
-            "size": 9,
-            "line": {"color": ink.text, "width": 1},
-        }
-        x, y = [kind.x[i] for i in places], [kind.y[i] for i in places]
+    apart = [each for kind in kinds for each in kind.apart]
+    _band(figure, within, ink)
+    for number, kind in enumerate(kinds):
+        line = {"color": ink.text, "width": 1}
         figure.add_scatter(
-            x=x,
-            y=y,
+            x=list(kind.first),
+            y=[100 * each for each in kind.apart],
             mode="markers",
             name=kind.name,
-            marker=marker,
-            text=[kind.labels[i] for i in places],
-            hovertemplate="%{text}<br>%{x:.4g} and %{y:.4g}<extra>%{fullData.name}</extra>",
+            marker={"color": ink.series[number], "symbol": SYMBOLS[number], "size": 9, "line": line},
+            text=list(kind.labels),
+            hovertemplate="%{text}: %{y:+.2f} %<extra>%{fullData.name}</extra>",
         )
-    figure.update_layout(
-        showlegend=True, legend={"x": 0.02, "xanchor": "left", "y": 0.98, "yanchor": "top", "bgcolor": "rgba(0,0,0,0)"}
-    )
-    return Chart(figure, _in_words(title, known, within))
+    reach = 100 * max([WITHIN_SIGHT * within, *(1.1 * abs(each) for each in apart)])
+    figure.update_yaxes(range=[-reach, reach], ticksuffix=" %")
+    _wide(figure, [value for kind in kinds for value in kind.first])
+    legend_above(figure)
+    return Chart(figure, _in_words(title, apart, within))
 
 
-def _drawable(x: float, y: float) -> bool:
-    return math.isfinite(x) and math.isfinite(y) and min(x, y) > 0
-
-
-def _diagonal(figure: object, low: float, high: float, within: float, ink: Ink) -> None:
-    for factor, name in ((1 - within, "low"), (1 + within, "high")):
-        figure.add_scatter(
-            x=[low, high],
-            y=[low * factor, high * factor],
-            mode="lines",
-            line={"width": 0},
-            fill="tonexty" if name == "high" else None,
-            fillcolor=ink.band,
-            showlegend=False,
-            hoverinfo="skip",
-        )
-    line = {"color": ink.quiet, "width": 1, "dash": "dash"}
-    figure.add_scatter(x=[low, high], y=[low, high], mode="lines", line=line, showlegend=False, hoverinfo="skip")
-    span = [math.log10(low), math.log10(high)]
-    figure.update_xaxes(type="log", range=span, dtick=1)
-    figure.update_yaxes(type="log", range=span, dtick=1)
+def _band(figure: go.Figure, within: float, ink: Ink) -> None:
+    figure.add_hrect(y0=-100 * within, y1=100 * within, fillcolor=ink.band, line_width=0, layer="below")
+    figure.add_hline(y=0, line={"color": ink.quiet, "width": 1, "dash": "dash"})
     figure.add_annotation(
-        x=span[1],
-        y=span[1] - 0.25,
-        text=f"band ± {within:.0%}",
+        x=0,
+        xref="paper",
+        y=100 * within,
+        text=f"± {within:.0%}",
         showarrow=False,
-        xanchor="right",
+        xanchor="left",
+        yanchor="bottom",
         font={"size": SMALL, "color": ink.quiet},
     )
 
 
-def _in_words(title: str, known: Sequence[tuple[Pairs, list[int]]], within: float) -> str:
-    apart = [abs(kind.y[i] / kind.x[i] - 1) for kind, places in known for i in places]
+def _wide(figure: go.Figure, values: Sequence[float]) -> None:
+    """A logarithmic axis over whole decades: the numbers are of all sizes."""
+    if values:
+        low, high = math.floor(math.log10(min(values))), math.ceil(math.log10(max(values)))
+        ticks = [10.0**power for power in range(low, max(high, low + 1) + 1)]
+        names = list(map(significant, ticks))
+        figure.update_xaxes(type="log", range=[low, math.log10(ticks[-1])], tickvals=ticks, ticktext=names)
+
+
+def _in_words(title: str, apart: Sequence[float], within: float) -> str:
     if not apart:
         return f"{title}: nothing to compare."
-    far = sum(each > within for each in apart)
-    worst = significant(100 * max(apart))
-    return f"{title}: {len(apart) - far} of {len(apart)} agree within {within:.0%}; the farthest are {worst} % apart."
+    agree = sum(abs(each) <= within for each in apart)
+    worst = significant(100 * max(map(abs, apart)))
+    return f"{title}: {agree} of {len(apart)} within {within:.0%}; the farthest is {worst} % apart."

@@ -7,9 +7,7 @@ from typing import NamedTuple
 
 from sizing.numbers import significant
 from ui.charts.base import SMALL, Chart, Ink, figure_of
-
-DASHES = ("solid", "dash", "dot")
-"""Of the lines, in order: nothing is told by colour alone."""
+from ui.charts.legend import legend_above
 
 
 class Line(NamedTuple):
@@ -35,17 +33,19 @@ def over_time(
     most: float | None = None,
     height: int = 220,
 ) -> Chart:
-    """Steps over time; `most`: a bound to be drawn as a dashed line, such as the size of the KV cache."""
+    """Steps over time, the first a line and the second an area.
+
+    `most`: a bound to be drawn as a dashed line, such as the size of the KV cache.
+    """
     unit, seconds = time_unit(max(time_s, default=0.0))
     figure = figure_of(title, f"Time ({unit})", ink, height)
     for number, line in enumerate(lines):
-        stroke = {"color": ink.series[number], "width": 1.5, "dash": DASHES[number], "shape": "hv"}
+        stroke = {"color": ink.series[number], "width": 1.5, "shape": "hv"}
+        fill = "tozeroy" if number else None  # an area beside a line: nothing is told by colour alone
         x = [time / seconds for time in time_s]
-        figure.add_scatter(x=x, y=list(line.values), mode="lines", name=line.name, line=stroke)
+        figure.add_scatter(x=x, y=list(line.values), mode="lines", name=line.name, line=stroke, fill=fill)
     if len(lines) > 1:
-        figure.update_layout(
-            showlegend=True, legend={"orientation": "h", "x": 1, "xanchor": "right", "y": 1, "yanchor": "bottom"}
-        )
+        legend_above(figure)
     if most is not None:
         figure.add_hline(y=most, line={"color": ink.limit, "width": 1.5, "dash": "dash"})
     top = max([value for line in lines for value in line.values] + [most or 0.0], default=1.0)

@@ -8,12 +8,12 @@ import numpy as np
 import pandas as pd
 import streamlit as st
 
-from sizing.inside import SHARES, Timeline, lives_around_slowest, spread, timeline
+from sizing.inside import SHARES, lives_around_slowest, spread, timeline
 from sizing.numbers import milliseconds
 from sizing.prediction import Quantiles
 from sizing.simulator import Simulated, TimeSeries
 from sizing.workload import Metric, Seconds
-from ui import simulating, view
+from ui import simulating
 from ui.charts.base import Chart
 from ui.charts.distribution import Spread, distribution
 from ui.charts.lives import in_words, lives_of_requests
@@ -24,25 +24,22 @@ from ui.simulating import UNLIMITED_KV_TOKENS, Seen
 
 
 def over_time(seen: Seen) -> None:
-    """What the first replica held, over the whole run or in a short stretch of it."""
-    span = view.chosen("How much of the run", SPANS, "span", help=SPAN_HELP)
-    series = seen.result.watched.series[0]
-    if span == "close":
-        life_s = seen.result.e2e_s[np.isfinite(seen.result.e2e_s)]
-        series = simulating.closely(seen.run, float(life_s.mean()) if life_s.size else 1.0)
-    if not len(series.time_s):
-        st.caption("Nothing was computed in this stretch of the run.")
-        return
-    _draw_timeline(seen, series)
+    """What the first replica held over the whole run."""
+    _draw_timeline(seen, seen.result.watched.series[0])
 
 
-SPANS = {"run": "Whole run", "close": "A close look"}
-SPAN_HELP = "A close look: two lives of a request, from the third on, iteration by iteration where there are few."
+def close_look(seen: Seen) -> None:
+    """The same over a short stretch of it."""
+    lives_s = seen.result.e2e_s[np.isfinite(seen.result.e2e_s)]
+    _draw_timeline(seen, simulating.closely(seen.run, float(lives_s.mean()) if lives_s.size else 1.0))
 
 
 def _draw_timeline(seen: Seen, series: TimeSeries) -> None:
+    if not len(series.time_s):
+        st.caption("Nothing was computed in this stretch of the run.")
+        return
     line = timeline(series)
-    for number, chart in enumerate(_charts_over_time(line, seen.setup.kv_tokens)):
+    for number, chart in enumerate(_charts_over_time(series, seen.setup.kv_tokens)):
         show(chart, f"time_{number}")
     absent = {"a prompt was cut in chunks": line.prefilling, "a request was paused": line.pauses}
     never = " and never ".join(name for name, values in absent.items() if not np.any(values))
@@ -62,8 +59,13 @@ TIMELINE_COLUMNS = {
 }
 
 
-def _charts_over_time(line: Timeline, kv_tokens: int) -> list[Chart]:
+COARSE = 60
+"""Steps over which shares of the time are taken."""
+
+
+def _charts_over_time(series: TimeSeries, kv_tokens: int) -> list[Chart]:
     """Requests, memory, and what there is of chunked prompts and pauses."""
+    line, coarse = timeline(series), timeline(series, COARSE)
     running = [Line("running", line.running), Line("waiting, most", line.waiting_most)]
     charts = [drawn("Requests running and waiting", line.time_s, running, ink(), height=260)]
     if kv_tokens < UNLIMITED_KV_TOKENS:
@@ -72,10 +74,11 @@ def _charts_over_time(line: Timeline, kv_tokens: int) -> list[Chart]:
     else:
         charts.append(drawn("KV cache in use (tokens)", line.time_s, [Line("held", line.kv_tokens_most)], ink()))
     if np.any(line.prefilling):
-        part = [Line("prompt in progress", 100 * line.prefilling)]
-        charts.append(drawn("Time with a prompt cut in chunks (%)", line.time_s, part, ink(), height=180))
+        part = [Line("prompt in progress", 100 * coarse.prefilling)]
+        charts.append(drawn("Iterations with a prompt cut in chunks (%)", coarse.time_s, part, ink(), height=180))
     if np.any(line.pauses):
-        charts.append(drawn("Pauses", line.time_s, [Line("pauses", line.pauses)], ink(), height=180))
+        pauses = [Line("pauses", coarse.pauses)]
+        charts.append(drawn(f"Pauses (in each of {COARSE} steps)", coarse.time_s, pauses, ink(), height=180))
     return charts
 
 

@@ -206,9 +206,9 @@ def in_words(setup: Setup) -> str:
     timeout = f", dropped after {significant(setup.queue_timeout_s)} s" if setup.queue_timeout_s else ""
     kv = f", {setup.kv_tokens:,} KV tokens" if setup.kv_tokens < UNLIMITED_KV_TOKENS else ""
     return (
-        f"{significant(setup.load_per_s)} requests/s per replica, {POLICY_NAMES[setup.policy].lower()}, "
+        f"{significant(setup.load_per_s)} requests/s, {POLICY_NAMES[setup.policy].lower()}, "
         f"{setup.max_batch_size:,} at once, {setup.token_budget:,} tokens an iteration{kv}{line}{timeout}; "
-        f"{setup.requests:,} requests, seed {setup.seed}"
+        f"{setup.requests:,} requests{f', seed {setup.seed}' if setup.seed else ''}"
     )
 
 

@@ -44,7 +44,7 @@ def distribution(
         legend_above(figure)
     far_s = float(np.interp(0.999, shares, spreads[0].seconds))
     end_s = 1.08 * max(far_s, limit.limit_s if limit and limit.limit_s <= FAR * far_s else 0.0)
-    figure.update_xaxes(range=[0, end_s * per_s], nticks=6)
+    figure.update_xaxes(range=[0, end_s * per_s], nticks=6, exponentformat="none")
     figure.update_yaxes(range=[0, 102])
     figure.update_traces(hovertemplate="%{y:.4g} % within %{x:.4g} " + unit + "<extra>%{fullData.name}</extra>")
     if limit:
@@ -64,7 +64,7 @@ def _mark_limit(figure: go.Figure, limit: Limit, end_s: float, per_s: float, ink
         yref="paper",
         text=f"limit {milliseconds(limit.limit_s)}" + ("" if inside else " →"),
         showarrow=False,
-        xanchor="right",
+        xanchor="left" if limit.limit_s < end_s / 2 else "right",
         font={"color": ink.limit, "size": SMALL},
     )
 

@@ -49,7 +49,7 @@ def over_time(
     if most is not None:
         figure.add_hline(y=most, line={"color": ink.limit, "width": 1.5, "dash": "dash"})
     top = max([value for line in lines for value in line.values] + [most or 0.0], default=1.0)
-    figure.update_yaxes(range=[0, 1.08 * top or 1.0])
+    figure.update_yaxes(exponentformat="none", range=[0, 1.08 * top or 1.0])
     figure.update_xaxes(tickfont={"size": SMALL})
     figure.update_traces(hovertemplate="%{x:.4g} " + unit + "<br>%{y:.4g}<extra>%{fullData.name}</extra>")
     return Chart(figure, f"{title} over time: " + "; ".join(map(_in_words, lines)) + ".")

@@ -18,6 +18,7 @@ from ui.words import BASIS_HELP, BASIS_LOOK, limit_name, plain, sentence_case
 
 LOOKS = {
     "time": "Over time",
+    "close": "A close look",
     "latency": "Latencies",
     "request": "Slowest request",
     "formula": "Against the formula",
@@ -114,10 +115,10 @@ def _cards(seen: Seen) -> None:
         for limit, share, allowed in exceedances(result, seen.plan.question.sla):
             _limit_card(result, limit, share, allowed)
         _card(
-            "Running at once",
+            "In flight",
             significant(result.mean_in_flight / seen.run.replicas),
-            "requests, on average",
-            RUNNING_HELP,
+            "running and waiting",
+            IN_FLIGHT_HELP,
         )
         _card("KV cache, at most", *_kv_peak(seen), KV_HELP)
         pauses = f"{result.watched.pauses:,} pauses"
@@ -125,7 +126,8 @@ def _cards(seen: Seen) -> None:
         _card("Without an answer", f"{result.lost:,}", f"{lost}; {pauses}" if result.lost else pauses, LOST_HELP)
 
 
-RUNNING_HELP = "Requests in a replica, time average (waiting ones are not counted)."
+CLOSE_HELP = "A close look: over two lives of a request, iteration by iteration where there are few."
+IN_FLIGHT_HELP = "Requests in a replica at once, running and waiting, averaged over time."
 KV_HELP = "Tokens that running requests hold, the highest sample of the first replica, and of how many."
 LOST_HELP = "Requests turned away at a full line or dropped after the timeout; pauses: a request lost its KV cache."
 
@@ -140,7 +142,9 @@ def _limit_card(result: Simulated, limit: Limit, share: float, allowed: float) -
     st.metric(
         limit_name(limit),
         milliseconds(value_s),
-        f"{significant(100 * share)} % over, {significant(100 * allowed)} % may",
+        "no steady state"
+        if result.saturated
+        else f"{significant(100 * share)} % over, {significant(100 * allowed)} % may",
         delta_color="green" if kept else "red",
         delta_arrow="off",
         icon=":material/check_circle:" if kept else ":material/cancel:",
@@ -163,11 +167,12 @@ def _look(seen: Seen) -> None:
     """Only what is looked at is drawn."""
     if seen.result.saturated:
         st.warning("The line grows as long as the run lasts: latencies say how long it lasted, nothing else.")
-    LOOK[view.chosen("What to look at", LOOKS, "inside")](seen)
+    LOOK[view.chosen("What to look at", LOOKS, "inside", help=CLOSE_HELP)](seen)
 
 
 LOOK = {
     "time": inside_views.over_time,
+    "close": inside_views.close_look,
     "latency": inside_views.latencies,
     "request": inside_views.slowest,
     "formula": inside_formula.against,

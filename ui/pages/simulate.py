@@ -153,6 +153,10 @@ def _limit_card(result: Simulated, limit: Limit, share: float, allowed: float) -
     )
 
 
+def _percent(share: float) -> str:
+    return f"{significant(100 * share)} %"
+
+
 def _kv_peak(seen: Seen) -> tuple[str, str]:
     peak = float(max(seen.result.watched.series[0].kv_tokens, default=0.0))
     if seen.setup.kv_tokens >= UNLIMITED_KV_TOKENS:

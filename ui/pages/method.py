@@ -1,6 +1,6 @@
-"""Method: why should one trust the answer? Words, law, queue, simulator and plan in short; accuracy, sources, limits."""
+"""Method: why trust the answer? Words, law, queue, simulator and plan in short; accuracy, sources, limits."""
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 
 import pandas as pd
 import streamlit as st
@@ -20,7 +20,7 @@ def page(_: Scenario) -> None:
     query = st.text_input(
         "Search the method",
         key="method_query",
-        placeholder="Search: headroom, band, KV cache, warm-up…",
+        placeholder="Search: headroom, band, KV cache…",
         label_visibility="collapsed",
         icon=":material/search:",
         max_chars=100,
@@ -64,21 +64,34 @@ def _accuracy() -> None:
         st.markdown(f"**{plain(found.verdict)}** A goal that is missed stays in the table.")
     if found.rows:
         table = pd.DataFrame(found.rows)
-        wide = {"note": st.column_config.TextColumn(width="large")}
-        st.dataframe(table, hide_index=True, row_height=28, column_config=wide, alt=ACCURACY_ALT)
+        order = [name for name in FIRST if name in table] + [name for name in table if name not in FIRST]
+        st.dataframe(
+            table,
+            hide_index=True,
+            row_height=28,
+            height=480,
+            column_order=order,
+            column_config=WIDTHS,
+            alt=ACCURACY_ALT,
+        )
     else:
         st.info("docs/accuracy.md holds no table. Write it: python -m sizing validate --markdown docs/accuracy.md")
     _paragraphs(found.about.paragraphs)
 
 
-ACCURACY_ALT = (
-    "Every claim of accuracy: against what, how many answers, median, p90 and worst error, goal, whether it holds"
-)
+FIRST = ("claim", "metric", "holds", "median", "p90", "worst", "goal")
+"""Columns that are to be seen without scrolling; the others follow."""
+WIDTHS = {
+    "claim": st.column_config.TextColumn(pinned=True, width=230),
+    "holds": st.column_config.TextColumn(help="Whether the goal is reached; empty where none was set."),
+    "note": st.column_config.TextColumn(width="large"),
+}
+ACCURACY_ALT = "Claims of accuracy: metric, median, p90 and worst error, the goal, whether it holds, against what"
 
 
 def _sources() -> None:
-    st.markdown("**Before anything is measured**, answers stand on these; dates are those of their versions.")
-    st.dataframe(pd.DataFrame(methods.sources()), hide_index=True, row_height=28, alt="Catalogue and kernel timings")
+    st.markdown("**Before anything is measured**, answers stand on these. They carry versions, not dates.")
+    _table(methods.sources(), "Catalogue and kernel timings")
     have = answers.measured()
     for problem in have.problems:
         st.warning(plain(problem), title="Measured points could not be read")
@@ -86,10 +99,14 @@ def _sources() -> None:
     if not rows:
         st.markdown("**Nothing has been measured yet.** The Calibrate page says how to measure a server of your own.")
         return
-    st.markdown(
-        "**Measured**, from the store and from the files shipped with the program; void points are never fitted."
-    )
-    st.dataframe(pd.DataFrame(rows), hide_index=True, row_height=28, alt="Measured deployments with their dates")
+    st.markdown("**Measured**, from the store and from files shipped with the program; void points are never fitted.")
+    _table(rows, "Measured deployments with their dates")
+
+
+def _table(rows: Iterable[Mapping[str, str]], alt: str) -> None:
+    """A small table whose cells wrap; cells are markdown to Streamlit, so names from outside are made plain."""
+    table = pd.DataFrame([{name: plain(text) for name, text in row.items()} for row in rows])
+    st.table(table, hide_index=True, border="horizontal", alt=alt)
 
 
 def _changes() -> None:

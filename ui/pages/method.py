@@ -82,7 +82,7 @@ def _accuracy() -> None:
 FIRST = ("claim", "metric", "holds", "median", "p90", "worst", "goal")
 """Columns that are to be seen without scrolling; the others follow."""
 WIDTHS = {
-    "claim": st.column_config.TextColumn(pinned=True, width=230),
+    "claim": st.column_config.TextColumn(pinned=True, width=290),
     "holds": st.column_config.TextColumn(help="Whether the goal is reached; empty where none was set."),
     "note": st.column_config.TextColumn(width="large"),
 }
@@ -99,7 +99,7 @@ def _sources() -> None:
     if not rows:
         st.markdown("**Nothing has been measured yet.** The Calibrate page says how to measure a server of your own.")
         return
-    st.markdown("**Measured**, from the store and from files shipped with the program; void points are never fitted.")
+    st.markdown("**Measured**, from the store and the files shipped with the program; void points are never fitted.")
     _table(rows, "Measured deployments with their dates")
 
 

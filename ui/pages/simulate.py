@@ -53,9 +53,11 @@ def page(scenario: Scenario) -> None:
 
 def _no_plan(outcome: Outcome) -> None:
     st.title(outcome.title, anchor=False)
-    reason = outcome.rejected[0].why if outcome.rejected else outcome.reason
+    left_out = outcome.rejected[0] if outcome.rejected else None
+    where = f"{left_out.gpu} TP{left_out.tp} {left_out.precision}: " if left_out else ""
+    reason = left_out.why if left_out else outcome.reason
     st.markdown(
-        f"{plain(sentence_case(reason))}  \nA replica is simulated at the load of a plan, and there is none: "
+        f"{plain(sentence_case(where + reason))}.  \nA replica is simulated at the load of a plan, and there is none: "
         "loosen the limit that fails, or choose another GPU, TP or precision in the form on the left."
     )
     st.page_link("ui/pages/size.py", label="Every configuration and why it was left out", icon=":material/straighten:")
@@ -111,7 +113,7 @@ def _provenance(seen: Seen) -> str:
 
 def _cards(seen: Seen) -> None:
     result = seen.result
-    with st.grid("auto", min_column_width=170):
+    with st.grid("auto", min_column_width=150):
         for limit, share, allowed in exceedances(result, seen.plan.question.sla):
             _limit_card(result, limit, share, allowed)
         _card(
@@ -121,15 +123,20 @@ def _cards(seen: Seen) -> None:
             IN_FLIGHT_HELP,
         )
         _card("KV cache, at most", *_kv_peak(seen), KV_HELP)
-        pauses = f"{result.watched.pauses:,} pauses"
-        lost = f"{result.rejected:,} turned away, {result.timed_out:,} timed out"
-        _card("Without an answer", f"{result.lost:,}", f"{lost}; {pauses}" if result.lost else pauses, LOST_HELP)
+        _card("Pauses", f"{result.watched.pauses:,}", "for lack of KV cache", PAUSES_HELP)
+        _card("Without an answer", f"{result.lost:,}", _losses(result), LOST_HELP)
+
+
+def _losses(result: Simulated) -> str:
+    counts = {"turned away": result.rejected, "timed out": result.timed_out, "given up": result.cancelled}
+    return ", ".join(f"{count:,} {name}" for name, count in counts.items() if count) or "all were served"
 
 
 CLOSE_HELP = "A close look: over two lives of a request, iteration by iteration where there are few."
 IN_FLIGHT_HELP = "Requests in a replica at once, running and waiting, averaged over time."
 KV_HELP = "Tokens that running requests hold, the highest sample of the first replica, and of how many."
-LOST_HELP = "Requests turned away at a full line or dropped after the timeout; pauses: a request lost its KV cache."
+PAUSES_HELP = "Times that a running request lost its KV cache to others, over the whole run."
+LOST_HELP = "Requests turned away at a full line, or dropped from it after the timeout."
 
 
 def _card(label: str, value: str, note: str, help_: str) -> None:

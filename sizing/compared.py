@@ -47,6 +47,8 @@ def compared(run: Simulated, said: Prediction) -> list[Compared]:
     figures = []
     for metric in METRICS:
         found, formula = Quantiles.of(run.of(metric)), said.of(metric)
+        if not found.mean_s > 0:  # no ITL where every answer has one token
+            continue
         figures.append(Compared(metric, None, found.mean_s, formula.mean_s))
         for percentile in COMPARED:
             interval_s = _interval(run, metric, percentile)

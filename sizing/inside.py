@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -13,6 +13,7 @@ from sizing.planner import setting_of
 from sizing.replica import Replica
 from sizing.simulator import Simulated, TimeSeries, Watch, simulate
 from sizing.simulator.fleet import serve
+from sizing.simulator.records import Requests
 from sizing.simulator.runs import COUNTING, MOST_REPLICAS
 from sizing.simulator.sampling import sample_requests
 from sizing.simulator.watch import MOST_SAMPLES
@@ -55,6 +56,16 @@ class Run:
         each = max(self.workload.lengths.isl / self.replica.batching.token_budget, 1.0)
         return (self.requests + BACKLOG_REQUESTS) * (each if self.replica.batching.policy == "chunked" else 1.0)
 
+    @property
+    def together(self) -> int:
+        """Replicas that are simulated: routers that count requests need several, behind others one stands for all."""
+        return min(self.replicas, MOST_REPLICAS) if self.routing in COUNTING else 1
+
+    @property
+    def lasts_s(self) -> float:
+        """Seconds from the first arrival to the last, on average."""
+        return self.requests * self.replicas / (self.workload.rate_per_s * self.together)
+
 
 def run_in_fleet(
     question: Question, replica: Replica, load_per_s: float, working: int, requests: int, seed: int
@@ -72,9 +83,7 @@ def simulated(run: Run) -> Simulated:
 
     Raises ScenarioError for numbers out of range and for requests that never fit in the KV cache.
     """
-    together = min(run.replicas, MOST_REPLICAS) if run.routing in COUNTING else 1
-    lasts_s = run.requests / run.workload.rate_per_s * run.replicas / together
-    watch = Watch(token_gaps=True, sample_every_s=lasts_s / MOST_SAMPLES)
+    watch = Watch(token_gaps=True, sample_every_s=run.lasts_s / MOST_SAMPLES)
     return simulate(
         run.replica,
         run.workload,
@@ -91,32 +100,22 @@ def close_look(run: Run, life_s: float) -> TimeSeries:
     are few: the very same requests as those of the run, its end where it is shorter. `life_s`: mean E2E in seconds.
     """
     rng = np.random.default_rng(run.seed)
-    together = min(run.replicas, MOST_REPLICAS) if run.routing in COUNTING else 1
-    if together > 1:
-        offered = run.workload.rate_per_s * together / run.replicas
-        requests = sample_requests(run.replica, _at(run.workload, offered), run.requests, rng)
-    else:
-        requests = sample_requests(
-            run.replica, run.workload, run.requests, rng, replicas=run.replicas, routing=run.routing
-        )
+    requests = _requests_of(run, rng)
     begin_s, end_s = float(requests["arrival_s"][0]), float(requests["arrival_s"][-1])
     until_s = min(begin_s + (SETTLE + LOOK) * life_s, end_s)
     from_s = max(until_s - LOOK * life_s, begin_s)
     head = requests[requests["arrival_s"] <= until_s]
     watch = Watch(sample_every_s=until_s / MOST_SAMPLES)
-    series = serve([run.replica] * together, head, run.routing, rng, watch=watch).series[0]
+    series = serve([run.replica] * run.together, head, run.routing, rng, watch=watch).series[0]
     return between(series, from_s, until_s)
 
 
-def _at(workload: Workload, rate_per_s: float) -> Workload:
-    return Workload(
-        workload.lengths,
-        rate_per_s,
-        workload.arrivals,
-        workload.prefix,
-        workload.queue_timeout_s,
-        workload.cancel_s,
-    )
+def _requests_of(run: Run, rng: np.random.Generator) -> Requests:
+    """The requests that `simulate` draws for the run."""
+    if run.together == 1:
+        return sample_requests(run.replica, run.workload, run.requests, rng, replicas=run.replicas, routing=run.routing)
+    offered = replace(run.workload, rate_per_s=run.workload.rate_per_s * run.together / run.replicas)
+    return sample_requests(run.replica, offered, run.requests, rng)
 
 
 def between(series: TimeSeries, from_s: float, until_s: float) -> TimeSeries:

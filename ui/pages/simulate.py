@@ -104,10 +104,10 @@ def _headline(seen: Seen) -> None:
 
 
 def _provenance(seen: Seen) -> str:
-    unit, seconds = time_unit(seen.run.requests / seen.run.workload.rate_per_s)
-    lasted = significant(seen.run.requests / seen.run.workload.rate_per_s / seconds)
-    alone = seen.run.replicas == 1 and seen.fleet.working > 1
-    behind = f"one replica stands for all {seen.fleet.working}" if alone else f"{seen.run.replicas} working replicas"
+    unit, seconds = time_unit(seen.run.lasts_s)
+    lasted = significant(seen.run.lasts_s / seconds)
+    alone = seen.run.together == 1 and seen.fleet.working > 1
+    behind = f"one replica stands for all {seen.fleet.working}" if alone else f"replicas simulated: {seen.run.together}"
     return f"{seen.run.requests:,} requests in {lasted} {unit}, {behind} · {seen.fleet.candidate.source}"
 
 
@@ -149,9 +149,7 @@ def _limit_card(result: Simulated, limit: Limit, share: float, allowed: float) -
     st.metric(
         limit_name(limit),
         milliseconds(value_s),
-        "no steady state"
-        if result.saturated
-        else f"{significant(100 * share)} % over, {significant(100 * allowed)} % may",
+        "no steady state" if result.saturated else f"{_percent(share)} over, {_percent(allowed)} may",
         delta_color="green" if kept else "red",
         delta_arrow="off",
         icon=":material/check_circle:" if kept else ":material/cancel:",
@@ -168,10 +166,7 @@ def _kv_peak(seen: Seen) -> tuple[str, str]:
     peak = float(max(seen.result.watched.series[0].kv_tokens, default=0.0))
     if seen.setup.kv_tokens >= UNLIMITED_KV_TOKENS:
         return significant(peak), "tokens; the size of the cache is not known"
-    return (
-        f"{significant(100 * peak / seen.setup.kv_tokens)} %",
-        f"{significant(peak)} of {seen.setup.kv_tokens:,} tokens",
-    )
+    return _percent(peak / seen.setup.kv_tokens), f"{significant(peak)} of {seen.setup.kv_tokens:,} tokens"
 
 
 def _look(seen: Seen) -> None:

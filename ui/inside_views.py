@@ -8,7 +8,7 @@ import numpy as np
 import pandas as pd
 import streamlit as st
 
-from sizing.inside import SHARES, lives_around_slowest, spread, timeline
+from sizing.inside import SHARES, between, lives_around_slowest, spread, timeline
 from sizing.numbers import milliseconds
 from sizing.prediction import Quantiles
 from sizing.simulator import Simulated, TimeSeries
@@ -24,8 +24,8 @@ from ui.simulating import UNLIMITED_KV_TOKENS, Seen
 
 
 def over_time(seen: Seen) -> None:
-    """What the first replica held over the whole run."""
-    _draw_timeline(seen, seen.result.watched.series[0])
+    """What the first replica held over the whole run, up to the last arrival that counts."""
+    _draw_timeline(seen, between(seen.result.watched.series[0], 0.0, float(seen.result.arrival_s[-1])))
 
 
 def close_look(seen: Seen) -> None:

@@ -73,7 +73,7 @@ def draw(plan: Setup) -> Setup:
         st.warning("  \n".join(map(plain, problems)), title="Settings of this link that were not taken as they stand")
     _fill(setup)
     title = plain(f"{'Your' if text else 'Planned'} run: {in_words(setup)}")
-    with st.expander(title, icon=":material/tune:"), st.form("run", border=False):
+    with st.expander(title, icon=":material/tune:", key="run_settings"), st.form("run", border=False):
         _fields(setup)
         with st.container(horizontal=True):
             st.form_submit_button("Run", type="primary", icon=":material/play_arrow:", on_click=_take, args=(plan,))

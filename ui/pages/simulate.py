@@ -123,13 +123,15 @@ def _cards(seen: Seen) -> None:
             IN_FLIGHT_HELP,
         )
         _card("KV cache, at most", *_kv_peak(seen), KV_HELP)
-        _card("Pauses", f"{result.watched.pauses:,}", "for lack of KV cache", PAUSES_HELP)
+        if result.watched.pauses:
+            _card("Pauses", f"{result.watched.pauses:,}", "for lack of KV cache", PAUSES_HELP)
         _card("Without an answer", f"{result.lost:,}", _losses(result), LOST_HELP)
 
 
 def _losses(result: Simulated) -> str:
     counts = {"turned away": result.rejected, "timed out": result.timed_out, "given up": result.cancelled}
-    return ", ".join(f"{count:,} {name}" for name, count in counts.items() if count) or "all were served"
+    served = "all served" if result.watched.pauses else "all served, no pauses"
+    return ", ".join(f"{count:,} {name}" for name, count in counts.items() if count) or served
 
 
 CLOSE_HELP = "A close look: over two lives of a request, iteration by iteration where there are few."

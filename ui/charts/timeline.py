@@ -39,13 +39,13 @@ def over_time(
     """
     unit, seconds = time_unit(max(time_s, default=0.0))
     figure = figure_of(title, f"Time ({unit})", ink, height)
-    for number, line in enumerate(lines):
+    for number, line in reversed(list(enumerate(lines))):  # the line is drawn over the area
         stroke = {"color": ink.series[number], "width": 1.5, "shape": "hv"}
         fill = "tozeroy" if number else None  # an area beside a line: nothing is told by colour alone
         x = [time / seconds for time in time_s]
         figure.add_scatter(x=x, y=list(line.values), mode="lines", name=line.name, line=stroke, fill=fill)
     if len(lines) > 1:
-        legend_above(figure)
+        legend_above(figure, "reversed")
     if most is not None:
         figure.add_hline(y=most, line={"color": ink.limit, "width": 1.5, "dash": "dash"})
     top = max([value for line in lines for value in line.values] + [most or 0.0], default=1.0)

@@ -35,8 +35,7 @@ def rows(question: Question) -> Iterator[Input]:
         yield given("prefix_tokens", "Tokens that prompts share", prefix.tokens, "tokens")
         yield given("prefix_hit", "Chance to find them cached", prefix.hit_rate, "share")
     for limit in question.sla.limits:
-        name = limit_name(limit)
-        yield given(f"{limit.metric}_p{limit.percentile}_s", name[:1].upper() + name[1:], limit.limit_s, "s")
+        yield given(f"{limit.metric}_p{limit.percentile}_s", limit_name(limit), limit.limit_s, "s")
     yield given("headroom", "Headroom", question.headroom, "share")
     yield given("spare", "Spare replicas", question.spare, "replicas")
     yield Input("arrivals", "Arrivals", str(workload.arrivals))

@@ -47,8 +47,10 @@ INK, QUIET, GRID, LINE, DOT, LIMIT, BAND = (
 INKS = {INK: "ink", QUIET: "quiet", GRID: "grid", LINE: "line", DOT: "dot", LIMIT: "limit", BAND: "band"}
 """Every colour of the charts and what it is for, so that a page may set its own."""
 NO_METADATA = {"Date": None, "Creator": None, "Format": None, "Type": None}
-WIDTH_IN, PANEL_IN, ROW_IN = 7.0, 2.5, 0.26
+WIDTH_IN, PANEL_IN, ROW_IN = 7.0, 2.2, 0.26
 MOST_BARS = 12
+BEYOND = 1.5
+"""Times the highest count: bands that reach farther end in an arrow."""
 LOG_FROM = 20.0
 """A range of values this wide is drawn on a logarithmic axis."""
 LABEL = 40
@@ -99,8 +101,8 @@ def latency_chart(curves: LoadCurves) -> Chart:
 
     said = "; ".join(map(in_words, curves.curves))
     alt = (
-        f"{said}. Planned are {significant(curves.planned_per_s)} requests/s per replica; the SLA fails above "
-        f"{significant(curves.capacity_per_s)}."
+        f"{said}. A replica is planned to get {significant(curves.planned_per_s)} requests/s; the SLA fails above "
+        f"{significant(curves.capacity_per_s)} requests/s."
     )
     return Chart("latency", "Latency against load of a replica", drawn(draw, PANEL_IN), alt)
 
@@ -163,7 +165,7 @@ def upright(panel: Axes, values: list[float], limit: float) -> None:
 
 
 def gpus_chart(report: Report) -> Chart:
-    """GPUs of each configuration as a dot, its 90 % band as a line; an arrow where the band is open."""
+    """GPUs of each configuration as a dot, its 90 % band as a line; an arrow where it goes on."""
     rows = report.configurations[:MOST_BARS]
 
     def draw(figure: Figure) -> None:
@@ -179,22 +181,28 @@ def gpus_chart(report: Report) -> Chart:
         panel.xaxis.set_major_formatter(lambda value, _: significant(value))
 
     first = rows[0]
-    alt = f"Of {len(report.configurations)} configurations that meet the SLA {first.label} needs {number_of(first.gpus)}"
+    alt = (
+        f"Of {len(report.configurations)} configurations that meet the SLA {first.label} needs {number_of(first.gpus)}"
+    )
     band = f" GPUs, {gpus_band(first)} in the 90 % band."
-    return Chart("gpus", "GPUs of each configuration, and the 90 % band", drawn(draw, 0.7 + ROW_IN * len(rows)), alt + band)
+    return Chart(
+        "gpus", "GPUs of each configuration, and the 90 % band", drawn(draw, 0.7 + ROW_IN * len(rows)), alt + band
+    )
 
 
 def most(rows: tuple[Configuration, ...]) -> float:
-    """The highest count among the rows."""
-    return max(max(found.gpus.value or 0, found.gpus_high.value or 0, 1) for found in rows)
+    """Where the axis of counts ends: bands that reach far beyond every count are cut there."""
+    counts = max(max(found.gpus.value or 0, 1) for found in rows)
+    return min(BEYOND * counts, max(found.gpus_high.value or BEYOND * counts for found in rows))
 
 
 def gpus_row(panel: Axes, height: int, found: Configuration, highest: float) -> None:
     """The band and the dot of one configuration."""
     low, gpus, high = found.gpus_low.value or 0, found.gpus.value or 0, found.gpus_high.value
-    end = 1.06 * highest if high is None else high
+    cut = high is None or high > highest
+    end = 1.06 * highest if high is None or cut else high
     panel.plot([low, end], [height, height], color=LINE, lw=2.2, solid_capstyle="butt", alpha=0.55)
-    if high is None:
+    if cut:
         panel.plot([end], [height], ">", color=LINE, ms=5)
     panel.plot([gpus], [height], "o" if height else "D", color=DOT, mec=INK, mew=0.6, ms=5.5)
     panel.annotate(number_of(found.gpus), (gpus, height), (0, 5), textcoords="offset points", fontsize=7, ha="center")

@@ -8,7 +8,6 @@ from __future__ import annotations
 import json
 import re
 from dataclasses import asdict
-from datetime import UTC, datetime
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -21,7 +20,7 @@ from sizing.report.json import digest
 from sizing.report.model import Report
 from sizing.report.sections import Section, cards, sections
 from sizing.report.tables import Table
-from sizing.report.words import line, paragraphs, when
+from sizing.report.words import line, moment, paragraphs, when
 
 TEMPLATE = Path(__file__).parent / "templates" / "report.typ"
 FONTS = Path(matplotlib.get_data_path()) / "fonts" / "ttf"
@@ -44,7 +43,7 @@ def as_pdf(report: Report) -> bytes:
     data = content(report) | {"charts": {chart.name: {"alt": shown(chart.alt)} for chart in drawings}}
     files |= {"main.typ": TEMPLATE.read_bytes(), "report.json": json.dumps(data).encode()}
     try:
-        found = compiler(typst).compile(files, format="pdf", pdf_standards=["ua-1"], timestamp=timestamp(report))
+        found = compiler(typst).compile(files, format="pdf", pdf_standards=["ua-1"], timestamp=moment(report.made_at))
     except typst.TypstError as error:
         raise ReportError(f"typst could not set the report: {line(str(error))}") from None
     assert isinstance(found, bytes)
@@ -75,6 +74,7 @@ def section_data(section: Section) -> dict[str, Any]:
         "annex": section.annex,
         "texts": [shown(each) for each in section.texts],
         "bullets": [shown(each) for each in section.bullets],
+        "lists": [{"title": title, "bullets": [shown(each) for each in bullets]} for title, bullets in section.lists],
         "charts": section.charts,
         "terms": section.terms,
         "code": shown(section.code),
@@ -104,15 +104,6 @@ def shown(text: str) -> str:
 def breakable(word: str) -> str:
     """A long word with places to break it."""
     return BREAK.join(word[start : start + BREAK_EVERY] for start in range(0, len(word), BREAK_EVERY))
-
-
-def timestamp(report: Report) -> datetime:
-    """When the report was made, the only date in the PDF; the beginning of 1980 where the report does not say."""
-    try:
-        made = datetime.fromisoformat(report.made_at)
-    except ValueError:
-        return datetime(1980, 1, 1, tzinfo=UTC)
-    return made if made.tzinfo else made.replace(tzinfo=UTC)
 
 
 @cache

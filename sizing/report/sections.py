@@ -15,11 +15,13 @@ from sizing.report.words import capital, line, number_of, text_of, visible
 
 @dataclass(frozen=True, slots=True)
 class Section:
-    """A heading and what stands under it, in this order; `charts` are names of charts; `code` is text as it is."""
+    """A heading and what stands under it; `charts` are names of charts, `lists` bullets under a heading of their own,
+    side by side; `code` is text as it is."""
 
     title: str
     texts: tuple[str, ...] = ()
     bullets: tuple[str, ...] = ()
+    lists: tuple[tuple[str, tuple[str, ...]], ...] = ()
     tables: tuple[Table, ...] = ()
     charts: tuple[str, ...] = ()
     terms: tuple[tuple[str, str], ...] = ()
@@ -41,8 +43,11 @@ def cards(report: Report) -> tuple[Card, ...]:
     found = report.answer
     if found is None:
         return ()
-    replicas = f"{number_of(found.working)} + {number_of(found.spare)} spare replicas of {found.gpus_per_replica}"
-    per_gpu = Card("Requests/s per GPU", number_of(found.planned_per_gpu), f"{text_of(found.planned_per_replica)} each")
+    each = f"{found.gpus_per_replica} GPU{'s' if found.gpus_per_replica > 1 else ''}"
+    replicas = f"{number_of(found.working)} + {number_of(found.spare)} spare replicas of {each}"
+    per_gpu = Card(
+        "Requests/s per GPU", number_of(found.planned_per_gpu), f"{number_of(found.planned_per_replica)} per replica"
+    )
     limits = (
         Card(row.name, number_of(row.predicted), f"{'keeps' if row.kept else 'misses'} {number_of(row.limit)}")
         for row in report.limits
@@ -60,15 +65,20 @@ def answered(report: Report) -> Iterator[Section]:
     """What to decide by."""
     yield Section("Will it hold?", tables=(tables.sla(report),), bullets=tuple(map(line, report.remarks)))
     if report.warnings:
-        yield Section("Before buying", bullets=tuple(capital(line(text)) for text in report.warnings))
+        yield Section("Before buying", bullets=sentences(report.warnings))
     yield Section("Latency against load", charts=("latency",))
-    yield Section("What the number includes", bullets=tuple(capital(line(text)) for text in report.includes))
-    yield Section("What it does not include", bullets=tuple(capital(line(text)) for text in report.excludes))
+    both = (("It includes", sentences(report.includes)), ("It does not include", sentences(report.excludes)))
+    yield Section("What the number is for", lists=both)
     yield Section("Alternatives", charts=("gpus",), tables=(tables.configurations(report),))
     yield Section("Left out", tables=(tables.left_out(report),))
     yield Section("Sensitivity", tables=(tables.sensitivity(report),))
     yield Section("Cost", tables=(tables.cost(report),))
     yield Section("Assumptions", bullets=tuple(map(line, report.assumptions)))
+
+
+def sentences(texts: tuple[str, ...]) -> tuple[str, ...]:
+    """Bullets that begin with a capital."""
+    return tuple(capital(line(text)) for text in texts)
 
 
 def refused(report: Report) -> Iterator[Section]:

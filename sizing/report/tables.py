@@ -118,7 +118,11 @@ def sensitivity(report: Report) -> Table:
         "GPUs if one input changes",
         ("Input", "As asked", *(f"{change:+.0%}".replace("%", " %") for change in changes)),
         tuple(
-            (row.name, text_of(row.value), *(effect.gpus if effect.gpus.value else "SLA fails" for effect in row.effects))
+            (
+                row.name,
+                text_of(row.value),
+                *(effect.gpus if effect.gpus.value else "SLA fails" for effect in row.effects),
+            )
             for row in report.sensitivity
         ),
         empty="No sensitivities were worked out.",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from datetime import UTC, datetime
 
 from sizing.numbers import milliseconds, significant
 from sizing.report.model import Quantity
@@ -71,8 +72,10 @@ def text_of(quantity: Quantity) -> str:
     >>> text_of(Quantity(20, "requests/s", "given"))
     '20 requests/s'
     """
-    carries = quantity.unit in ("s", "share", "") or quantity.value is None
-    return number_of(quantity) if carries else f"{number_of(quantity)} {quantity.unit}"
+    if quantity.unit in ("s", "share", "") or quantity.value is None:
+        return number_of(quantity)
+    one = quantity.value == 1 and quantity.unit in COUNTS
+    return f"{number_of(quantity)} {quantity.unit.removesuffix('s') if one else quantity.unit}"
 
 
 def capital(text: str) -> str:
@@ -88,3 +91,12 @@ def when(made_at: str) -> str:
     """
     found = re.fullmatch(r"(\d{4}-\d\d-\d\d)T(\d\d:\d\d)(:\d\d(\.\d+)?)?(\+00:00|Z)", made_at)
     return f"{found[1]} {found[2]} UTC" if found else line(made_at, 40)
+
+
+def moment(made_at: str) -> datetime:
+    """When a report was made, the only date in its files; the beginning of 1980 where it does not say."""
+    try:
+        made = datetime.fromisoformat(made_at)
+    except ValueError:
+        return datetime(1980, 1, 1, tzinfo=UTC)
+    return made if made.tzinfo else made.replace(tzinfo=UTC)

@@ -9,8 +9,8 @@ import click
 from sizing.commands.options import options, write_json
 from sizing.report.json import with_cover
 from sizing.report.saved import read
-from sizing.report.write import suffix_of, write
 from sizing.report.words import line
+from sizing.report.write import suffix_of, write
 
 EXAMPLES = """\b
 Examples:

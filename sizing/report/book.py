@@ -4,14 +4,16 @@ from __future__ import annotations
 
 from typing import Any, Literal
 
-from xlsxwriter import Workbook
-from xlsxwriter.format import Format
-from xlsxwriter.worksheet import Worksheet
+from xlsxwriter import Workbook  # type: ignore[import-untyped]
+from xlsxwriter.format import Format  # type: ignore[import-untyped]
+from xlsxwriter.worksheet import Worksheet  # type: ignore[import-untyped]
 
 from sizing.curves import FORMULA_STARTS
 from sizing.report.model import Quantity
 from sizing.report.tables import Cell, Table
 from sizing.report.words import line, number_of
+
+__all__ = ["Book", "Workbook", "Worksheet", "in_cell", "number_format", "safe", "widths"]
 
 Look = Literal["plain", "title", "heading", "column", "wrapped", "quiet", "input"]
 LOOKS: dict[Look, dict[str, Any]] = {
@@ -23,7 +25,7 @@ LOOKS: dict[Look, dict[str, Any]] = {
     "quiet": {"font_color": "#4A5563", "text_wrap": False},
     "input": {"bg_color": "#FFF3C4", "border": 1},
 }
-NARROW, WIDE = 9, 60
+NARROW, WIDE, HEADING = 9, 60, 18
 """Widths of columns, in characters."""
 LONGEST_CELL = 1_000
 
@@ -61,10 +63,12 @@ class Book:
         else:
             sheet.write_number(row, column, in_cell(cell), self.format(look, number_format(cell)))
 
-    def formula(self, sheet: Worksheet, row: int, column: int, formula: str, found: Quantity) -> None:
+    def formula(
+        self, sheet: Worksheet, place: tuple[int, int], formula: str, found: Quantity, number: str = ""
+    ) -> None:
         """A live formula with the value that the report has for it, for viewers that do not calculate."""
         value = "" if found.value is None else in_cell(found)
-        sheet.write_formula(row, column, formula, self.format("plain", number_format(found)), value)
+        sheet.write_formula(*place, formula, self.format("plain", number or number_format(found)), value)
 
     def table(self, sheet: Worksheet, row: int, table: Table, titled: bool = True) -> int:
         """A whole table from `row` on; the row after it and a gap."""
@@ -90,9 +94,8 @@ def widths(table: Table) -> tuple[float, ...]:
     """Widths of the columns of a table, by the text in them."""
     cells = zip(*([*map(table.text, row)] for row in table.rows), strict=True)
     longest = (max(map(len, column)) for column in cells)
-    return tuple(
-        min(max(each + 2, NARROW, min(len(name), 18)), WIDE) for each, name in zip(longest, table.columns, strict=False)
-    )
+    names = (min(len(name), HEADING) for name in table.columns)
+    return tuple(min(max(each + 2, NARROW, name), WIDE) for each, name in zip(longest, names, strict=False))
 
 
 def safe(text: str) -> str:
@@ -101,14 +104,13 @@ def safe(text: str) -> str:
 
 
 def in_cell(quantity: Quantity) -> float:
-    """The number in a cell: times in the unit that is shown, milliseconds below ten seconds; others as they are."""
+    """The number in a cell: times in milliseconds, whatever they are shown in; others as they are."""
     assert quantity.value is not None
-    in_ms = quantity.unit == "s" and number_of(quantity).endswith(" ms")
-    return quantity.value * 1000 if in_ms else quantity.value
+    return quantity.value * 1000 if quantity.unit == "s" else quantity.value
 
 
 def number_format(quantity: Quantity) -> str:
-    """The number format that shows the digits of `number_of`, and its unit.
+    """The number format that shows the digits of `number_of`, and its unit; a comma at its end divides by 1,000.
 
     >>> number_format(Quantity(0.0247, "s", "estimated")), number_format(Quantity(2.5, "per hour", "estimated"))
     ('#,##0.0" ms"', '#,##0.0')
@@ -118,4 +120,5 @@ def number_format(quantity: Quantity) -> str:
     places = "." + "0" * decimals if decimals else ""
     if quantity.unit == "share":
         return f"0{places}%"
-    return f'#,##0{places}" {unit}"' if unit else f"#,##0{places}"
+    thousandths = "," if unit == "s" else ""
+    return f'#,##0{places}{thousandths}" {unit}"' if unit else f"#,##0{places}"

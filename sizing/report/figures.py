@@ -61,10 +61,9 @@ _lock = threading.Lock()
 
 @dataclass(frozen=True, slots=True)
 class Chart:
-    """A drawing as SVG, its heading, and the sentence that says what it shows."""
+    """A drawing as SVG, and the sentence that says what it shows."""
 
     name: str
-    title: str
     svg: str
     alt: str
 
@@ -104,7 +103,7 @@ def latency_chart(curves: LoadCurves) -> Chart:
         f"{said}. A replica is planned to get {significant(curves.planned_per_s)} requests/s; the SLA fails above "
         f"{significant(curves.capacity_per_s)} requests/s."
     )
-    return Chart("latency", "Latency against load of a replica", drawn(draw, PANEL_IN), alt)
+    return Chart("latency", drawn(draw, PANEL_IN), alt)
 
 
 def in_words(curve: LimitCurve) -> str:
@@ -182,12 +181,10 @@ def gpus_chart(report: Report) -> Chart:
 
     first = rows[0]
     alt = (
-        f"Of {len(report.configurations)} configurations that meet the SLA {first.label} needs {number_of(first.gpus)}"
+        f"Of {len(report.configurations)} configurations that meet the SLA {first.label} needs "
+        f"{number_of(first.gpus)} GPUs, {gpus_band(first)} in the 90 % band."
     )
-    band = f" GPUs, {gpus_band(first)} in the 90 % band."
-    return Chart(
-        "gpus", "GPUs of each configuration, and the 90 % band", drawn(draw, 0.7 + ROW_IN * len(rows)), alt + band
-    )
+    return Chart("gpus", drawn(draw, 0.7 + ROW_IN * len(rows)), alt)
 
 
 def most(rows: tuple[Configuration, ...]) -> float:

@@ -202,7 +202,7 @@ class LeftOut:
 
 @dataclass(frozen=True, slots=True, config=STRICT)
 class Effect:
-    """With the input changed by `change`, a share: GPUs, and requests/s at which a replica fails the SLA; or neither."""
+    """With the input changed by `change`, a share: GPUs, and a replica's capacity; neither where the SLA fails."""
 
     change: float
     value: Quantity

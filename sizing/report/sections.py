@@ -10,7 +10,7 @@ from sizing.report.inputs import scenario_toml
 from sizing.report.model import Report
 from sizing.report.tables import Table
 from sizing.report.terms import DEFINITIONS
-from sizing.report.words import capital, line, number_of, text_of, visible
+from sizing.report.words import capital, line, number_of, visible
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,4 +1,4 @@
-"""Provenance: where the numbers of each configuration come from, with engine versions, dates and digests of the data."""
+"""Provenance: where each configuration's numbers come from, with engine versions, dates and digests of the data."""
 
 from __future__ import annotations
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from sizing.report.model import Configuration, LimitRow, Quantity, Report
+from sizing.report.model import Configuration, Effect, LimitRow, Quantity, Report
 from sizing.report.words import NONE, capital, line, number_of, text_of
 
 Cell = str | Quantity
@@ -89,7 +89,7 @@ def configurations(report: Report) -> Table:
 
 def configuration_row(found: Configuration, priced: bool) -> tuple[Cell, ...]:
     """One row of the configurations."""
-    tp = f"{found.tp}{f' × PP{found.pp}' if found.pp > 1 else ''}"
+    tp = f"{found.tp} × PP{found.pp}" if found.pp > 1 else Quantity(found.tp, "", "given")
     return (
         *(found.gpu, tp, found.precision, found.gpus, gpus_band(found), found.planned_per_gpu, found.room),
         *(found.binding.partition(" <= ")[0], found.basis, METHOD[found.verified_by]),
@@ -103,7 +103,7 @@ def left_out(report: Report) -> Table:
         "Left out",
         ("GPU", "TP", "Precision", "Reason", "Why"),
         tuple(
-            (row.gpu, str(row.tp), row.precision, KINDS.get(row.kind, row.kind), capital(row.why))
+            (row.gpu, Quantity(row.tp, "", "given"), row.precision, KINDS.get(row.kind, row.kind), capital(row.why))
             for row in report.left_out
         ),
         empty="No configuration was left out.",
@@ -116,24 +116,27 @@ def sensitivity(report: Report) -> Table:
     changes = [effect.change for effect in report.sensitivity[0].effects] if report.sensitivity else []
     return Table(
         "GPUs if one input changes",
-        ("Input", "As asked", *(f"{change:+.0%}".replace("%", " %") for change in changes)),
-        tuple(
-            (
-                row.name,
-                text_of(row.value),
-                *(effect.gpus if effect.gpus.value else "SLA fails" for effect in row.effects),
-            )
-            for row in report.sensitivity
-        ),
+        ("Input", "As asked", *map(in_words, changes)),
+        tuple((row.name, text_of(row.value), *map(gpus_or_not, row.effects)) for row in report.sensitivity),
         empty="No sensitivities were worked out.",
         note=as_asked(report),
     )
 
 
+def in_words(change: float) -> str:
+    """A change without a sign in front, which would make a spreadsheet take the cell for a formula."""
+    return f"{abs(change):.0%} {'less' if change < 0 else 'more'}".replace("%", " %")
+
+
+def gpus_or_not(effect: Effect) -> Cell:
+    """GPUs after a change, or that no number of them will do."""
+    return effect.gpus if effect.gpus.value is not None else "SLA fails"
+
+
 def as_asked(report: Report) -> str:
     """What the sensitivities are to be held against."""
     found = report.answer
-    start = "Everything else is kept; changes are relative: 20 % headroom +25 % is 25 %."
+    start = "Everything else is kept; changes are relative: 25 % more than 20 % headroom is 25 %."
     return start if found is None else f"As asked: {number_of(found.gpus)} GPUs. {start}"
 
 

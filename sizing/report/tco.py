@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from sizing.report.model import Configuration, Latency, Quantity, Report
 from sizing.report.tables import Cell, Table
+from sizing.workload import Metric
 
-METRICS = (("itl", "ITL"), ("ttft", "TTFT"), ("e2e", "Request latency"))
+METRICS: tuple[tuple[Metric, str], ...] = (("itl", "ITL"), ("ttft", "TTFT"), ("e2e", "Request latency"))
 FIGURES = (("mean", "avg"), ("p90", "p90"), ("p99", "p99"))
 COLUMNS = (
     *("Model", "GPU Type", "number_of_gpus", "Precision", "Execution Mode"),

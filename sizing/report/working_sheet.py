@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-from xlsxwriter.utility import xl_rowcol_to_cell
-from xlsxwriter.worksheet import Worksheet
-
-from sizing.report.book import Book
+from sizing.report.book import Book, Worksheet
 from sizing.report.model import Configuration, Quantity, Report
 
 LOAD, HEADROOM, SPARE = "$B$4", "$B$5", "$B$6"
@@ -48,13 +45,13 @@ def working_sheet(book: Book, report: Report) -> None:
     book.put(sheet, 1, 0, report.working)
     book.put(sheet, 2, 0, HOW, "quiet")
     asked = (
-        ("Planned load (requests/s)", Quantity(load, "requests/s", "given")),
-        ("Headroom", Quantity(headroom, "share", "given")),
-        ("Spare replicas", Quantity(spare, "replicas", "given")),
+        ("Planned load (requests/s)", load),
+        ("Headroom (share)", headroom),
+        ("Spare replicas", spare),
     )
     for row, (name, value) in enumerate(asked, start=3):
         book.put(sheet, row, 0, name)
-        book.put(sheet, row, 1, value, "input")
+        sheet.write_number(row, 1, value, book.format("input"))
     for column, name in enumerate(COLUMNS):
         book.put(sheet, FIRST_ROW - 1, column, name, "column")
     for row, found in enumerate(report.configurations, start=FIRST_ROW):
@@ -85,7 +82,7 @@ def configuration_row(book: Book, sheet: Worksheet, row: int, found: Configurati
         (9, f"=C{number}/H{number}", found.planned_per_gpu),
         (11, f'=IF(K{number}="","",I{number}*K{number})', found.cost_per_hour),
     ):
-        book.formula(sheet, row, column, formula, value)
+        book.formula(sheet, (row, column), formula, value)
 
 
 def loads_table(book: Book, sheet: Worksheet, row: int, found: Configuration, load: float) -> None:
@@ -97,9 +94,10 @@ def loads_table(book: Book, sheet: Worksheet, row: int, found: Configuration, lo
     for at, share in enumerate(SHARES, start=first):
         book.put(sheet, at, 0, Quantity(share, "share", "given"))
         gpus = Quantity(gpus_at(found, load * share), "GPUs", found.basis)
-        book.formula(sheet, at, 1, f"=A{at + 1}*{LOAD}", Quantity(load * share, "requests/s", "given"))
+        load_there = Quantity(load * share, "requests/s", "given")
+        book.formula(sheet, (at, 1), f"=A{at + 1}*{LOAD}", load_there, "General")
         working = f"ROUNDUP(B{at + 1}/$C${answer}*{ROUNDING},0)+$M${answer}"
-        book.formula(sheet, at, 2, f"=({working}+{SPARE})*$H${answer}", gpus)
+        book.formula(sheet, (at, 2), f"=({working}+{SPARE})*$H${answer}", gpus)
     last = first + len(SHARES) - 1
     chart = book.workbook.add_chart({"type": "column"})
     chart.add_series(
@@ -116,7 +114,7 @@ def loads_table(book: Book, sheet: Worksheet, row: int, found: Configuration, lo
     chart.set_y_axis({"name": "GPUs, spares included", "min": 0})
     chart.set_legend({"none": True})
     alt = "GPUs of the answer at shares of the planned load, worked out from the cells beside it."
-    sheet.insert_chart(xl_rowcol_to_cell(row, 4), chart, {"description": alt})
+    sheet.insert_chart(row, 4, chart, {"description": alt})
 
 
 def gpus_at(found: Configuration, load: float) -> float:

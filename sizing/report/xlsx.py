@@ -7,12 +7,8 @@ from __future__ import annotations
 
 import io
 
-from xlsxwriter import Workbook
-from xlsxwriter.utility import xl_rowcol_to_cell
-from xlsxwriter.worksheet import Worksheet
-
 from sizing.report import tables
-from sizing.report.book import Book, widths
+from sizing.report.book import Book, Workbook, Worksheet, widths
 from sizing.report.json import digest
 from sizing.report.model import LimitCurve, LoadCurves, Quantity, Report
 from sizing.report.tables import Table
@@ -161,8 +157,8 @@ def chart_of(book: Book, sheet: Worksheet, curves: LoadCurves, curve: LimitCurve
     chart.set_y_axis({"name": curve.name, "min": 0})
     chart.set_size({"width": PLOT_PX[0], "height": PLOT_PX[1]})
     alt = f"{curve.name} against requests/s per replica, with its limit and the planned load."
-    place = xl_rowcol_to_cell(first + len(helpers) + 1 + number * ROWS_OF_PLOT, len(curves.curves) + 2)
-    sheet.insert_chart(place, chart, {"description": alt})
+    place = (first + len(helpers) + 1 + number * ROWS_OF_PLOT, len(curves.curves) + 2)
+    sheet.insert_chart(*place, chart, {"description": alt})
 
 
 def assumptions_sheet(book: Book, report: Report) -> None:

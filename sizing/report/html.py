@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 from functools import cache
 from pathlib import Path
@@ -11,10 +12,10 @@ from markupsafe import Markup
 
 from sizing.report import tables
 from sizing.report.figures import INKS, Chart, charts
-from sizing.report.json import as_json, digest
+from sizing.report.json import as_dict, digest
 from sizing.report.model import Report
 from sizing.report.sections import cards, sections
-from sizing.report.words import line, paragraphs, visible, when
+from sizing.report.words import UNTITLED, line, paragraphs, when
 
 TEMPLATES = Path(__file__).parent / "templates"
 COLOUR = re.compile("|".join(INKS))
@@ -26,8 +27,8 @@ def as_html(report: Report) -> str:
     """The whole page. Every text is escaped; the report's JSON is in it, to be read again."""
     return template().render(
         report=report,
-        title=line(report.title),
-        sentence=line(report.sentence),
+        title=line(report.title) or UNTITLED,
+        sentence=line(report.sentence) or UNTITLED,
         working=line(report.working),
         author=line(report.author, 120),
         notes=paragraphs(report.notes),
@@ -39,7 +40,7 @@ def as_html(report: Report) -> str:
         sections=sections(report),
         charts={chart.name: (chart, svg_of(chart)) for chart in charts(report)},
         curve_data=tables.curve_data(report),
-        document=visible(as_json(report)),
+        document=json.dumps(as_dict(report), indent=1),
     )
 
 

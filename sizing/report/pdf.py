@@ -20,7 +20,7 @@ from sizing.report.json import digest
 from sizing.report.model import Report
 from sizing.report.sections import Section, cards, sections
 from sizing.report.tables import Table
-from sizing.report.words import line, moment, paragraphs, when
+from sizing.report.words import UNTITLED, line, moment, paragraphs, when
 
 TEMPLATE = Path(__file__).parent / "templates" / "report.typ"
 FONTS = Path(matplotlib.get_data_path()) / "fonts" / "ttf"
@@ -53,8 +53,8 @@ def as_pdf(report: Report) -> bytes:
 def content(report: Report) -> dict[str, Any]:
     """Every text of the PDF, ready to be set."""
     return {
-        "title": shown(line(report.title, 200)),
-        "sentence": shown(line(report.sentence)),
+        "title": shown(line(report.title, 200) or UNTITLED),
+        "sentence": shown(line(report.sentence) or UNTITLED),
         "working": shown(line(report.working)),
         "author": shown(line(report.author, 120)),
         "made": shown(when(report.made_at)),

@@ -13,6 +13,7 @@ LONGEST = 300
 """Characters of a text where a layout holds only a line or a cell."""
 LONGEST_NOTES = 5_000
 NONE = "—"
+UNTITLED = "Untitled"
 PICTURES = 0x2400
 """Where Unicode has pictures of the control characters."""
 HIDDEN = re.compile(

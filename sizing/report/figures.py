@@ -181,7 +181,7 @@ def gpus_chart(report: Report) -> Chart:
 
     first = rows[0]
     alt = (
-        f"Of {len(report.configurations)} configurations that meet the SLA {first.label} needs "
+        f"Of {len(report.configurations)} configurations that meet the SLA {line(first.label)} needs "
         f"{number_of(first.gpus)} GPUs, {gpus_band(first)} in the 90 % band."
     )
     return Chart("gpus", drawn(draw, 0.7 + ROW_IN * len(rows)), alt)

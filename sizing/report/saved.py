@@ -11,8 +11,9 @@ from pydantic import TypeAdapter, ValidationError
 from sizing.plan import Rejection
 from sizing.report.build import Cover, refusal_of
 from sizing.report.errors import ReportError
-from sizing.report.json import MOST_BYTES, from_dict, parse, quoted
+from sizing.report.json import MOST_BYTES, from_dict, parse
 from sizing.report.model import Report
+from sizing.report.words import line
 
 OLD_PLAN = "no report in it: save what `python -m sizing plan ... --json` of this version prints"
 
@@ -26,9 +27,9 @@ def read(path: Path) -> Report:
             return report_in(parse(file.read(MOST_BYTES + 1)))
     except (OSError, ValueError) as error:
         reason = error.strerror if isinstance(error, OSError) else str(error)
-        raise ReportError(f"{quoted(str(path))}: cannot be read ({reason})") from None
+        raise ReportError(f"{line(str(path))}: cannot be read ({reason})") from None
     except ReportError as error:
-        raise ReportError(f"{quoted(str(path))}: {error}") from None
+        raise ReportError(f"{line(str(path))}: {error}") from None
 
 
 def report_in(document: dict[str, Any]) -> Report:

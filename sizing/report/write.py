@@ -10,8 +10,8 @@ from pathlib import Path
 from typing import Any
 
 from sizing.report.errors import ReportError
-from sizing.report.json import quoted
 from sizing.report.model import Report
+from sizing.report.words import line
 
 WRITERS = {
     "html": ("sizing.report.html", "as_html", "text/html"),
@@ -36,7 +36,7 @@ def suffix_of(path: Path) -> str:
     suffix = path.suffix.lower().removeprefix(".")
     if suffix not in WRITERS:
         known = ", ".join(f".{each}" for each in WRITERS)
-        raise ReportError(f"{quoted(str(path))}: the name must end in one of {known}")
+        raise ReportError(f"{line(str(path))}: the name must end in one of {known}")
     return suffix
 
 
@@ -50,7 +50,7 @@ def write(report: Report, path: Path) -> None:
     except (OSError, ValueError) as error:
         part.unlink(missing_ok=True)
         reason = error.strerror if isinstance(error, OSError) else str(error)
-        raise ReportError(f"{quoted(str(path))}: cannot be written ({reason})") from None
+        raise ReportError(f"{line(str(path))}: cannot be written ({reason})") from None
 
 
 def file_name(report: Report, suffix: str) -> str:

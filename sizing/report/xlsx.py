@@ -114,7 +114,7 @@ def candidates_sheet(book: Book, report: Report) -> None:
     chart.set_title({"name": "GPUs, spares included", "name_font": {"size": 12}})
     chart.set_y_axis({"reverse": True})
     chart.set_legend({"none": True})
-    alt = f"GPUs of each configuration; the answer, {report.configurations[0].label}, is the first."
+    alt = f"GPUs of each configuration; the answer, {line(report.configurations[0].label)}, is the first."
     sheet.insert_chart(last + 3, 0, chart, {"description": alt})
 
 

@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 
 from sizing import answer
 from sizing.cost import cost_of
+from sizing.curves import Point
 from sizing.plan import Fleet
 from sizing.report import words
 from sizing.report.accuracy import cells, evidence
@@ -213,6 +214,39 @@ def test_evidence_is_read_from_the_page_that_holds_it() -> None:
 def test_estimates_name_the_catalogue_and_no_points() -> None:
     source = source_of(plan().answer, ())
     assert source.points == 0 and not source.measured_from and len(source.digest) == 12
+
+
+def measured(load: int, **fields: object) -> Point:
+    known: dict[str, object] = {
+        **{
+            "model": "Acme/Tiny",
+            "precision": "bf16",
+            "gpu": "small",
+            "tp": 1,
+            "engine": "vLLM",
+            "engine_version": "0.9",
+        },
+        **{"isl": 1000, "osl": 200, "load_kind": "concurrency", "load_value": load, "requests_per_s": load / 5},
+        "measured_at": f"2026-11-{load:02d}T10:00:00+00:00",
+    }
+    return Point(**{**known, **fields})  # type: ignore[arg-type]
+
+
+def test_a_fitted_law_names_its_points_their_engine_dates_and_digest() -> None:
+    fleet = plan().answer
+    fitted = dataclasses.replace(
+        fleet.candidate, gpu="small", tp=1, basis="fitted", source="2 measured points, vLLM 0.9"
+    )
+    used = [measured(3), measured(7)]
+    others = [
+        *(measured(9, gpu="big"), measured(9, tp=2), measured(9, engine_version="1.0"), measured(9, precision="fp8")),
+        *(measured(9, load_kind="poisson_rate"), measured(9, verdict="overloaded"), measured(9, model="other")),
+    ]
+    fleet = dataclasses.replace(fleet, candidate=fitted)
+    found = source_of(fleet, [*others, *used])
+    assert (found.points, found.engine, found.basis) == (2, "vLLM 0.9", "fitted")
+    assert (found.measured_from, found.measured_to) == (used[0].measured_at, used[1].measured_at)
+    assert found.digest == source_of(fleet, used).digest != source_of(fleet, used[:1]).digest
 
 
 def test_the_scenario_is_toml() -> None:

@@ -165,7 +165,6 @@ def test_text_from_outside_is_shown_as_text(text: str) -> None:
 def hostile(text: str) -> Report:
     """The report with one text in every field that may come from outside."""
     base = report()
-    inputs = (dataclasses.replace(each, value=text) for each in base.inputs if isinstance(each.value, str))
     first = dataclasses.replace(base.configurations[0], gpu=text, precision=text, source=text, binding=text)
     return dataclasses.replace(
         base,

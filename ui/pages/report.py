@@ -85,7 +85,11 @@ def _downloads(found: Report) -> None:
             key=f"download_{suffix}",
             help=f"Needs the package {NEEDS[suffix]} on the server." if missing else help_,
         )
-    st.caption("The same numbers in all four, each with its unit and basis, and the link of this scenario.")
+    st.caption(WITH_ANSWER if found.answer else WITHOUT_ANSWER)
+
+
+WITH_ANSWER = "The same numbers in all four, each with its unit and basis, and the link of this scenario."
+WITHOUT_ANSWER = "The report says why there is no answer and what was left out; it holds no count of GPUs."
 
 
 def _preview(found: Report) -> None:

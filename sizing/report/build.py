@@ -94,7 +94,7 @@ def usual_title(question: Question) -> str:
 
 
 def remarks(plan: Plan) -> tuple[str, ...]:
-    """What binds, the band and why it is wide, higher loads, the peak, cost, and sizing by means."""
+    """What binds, the band and why it is wide, higher loads, the peak, the price, and sizing by means."""
     fleet = plan.answer
     lines = (
         f"Bound by {answer.binding(fleet)}",
@@ -102,7 +102,7 @@ def remarks(plan: Plan) -> tuple[str, ...]:
         answer.why_wide(fleet),
         answer.sensitivity(plan),
         answer.peak(plan.question),
-        *answer.costs(plan),
+        answer.cost_line(plan),
         plan.mean_based.text if plan.mean_based else None,
     )
     return tuple(f"{line.rstrip('.')}." for line in lines if line)

@@ -43,8 +43,7 @@ def cards(report: Report) -> tuple[Card, ...]:
     found = report.answer
     if found is None:
         return ()
-    each = f"{found.gpus_per_replica} GPU{'s' if found.gpus_per_replica > 1 else ''}"
-    replicas = f"{number_of(found.working)} + {number_of(found.spare)} spare replicas of {each}"
+    replicas = f"{number_of(found.working)} + {number_of(found.spare)} spare replicas"
     per_gpu = Card(
         "Requests/s per GPU", number_of(found.planned_per_gpu), f"{number_of(found.planned_per_replica)} per replica"
     )

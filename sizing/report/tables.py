@@ -147,8 +147,8 @@ def cost(report: Report) -> Table:
         ("Figure", "Value"),
         tuple((row.name, row.value) for row in report.cost),
         empty="No price was given, and the power of this GPU is not in the catalogue.",
-        note="Of the whole fleet, spares included; tokens and requests at the mean load all day. Energy: every GPU at its "
-        "thermal design power, without servers and cooling.",
+        note="Of the whole fleet, spares included; tokens and requests at the mean load all day. Energy: every GPU at "
+        "its thermal design power, without servers and cooling.",
         fixed=True,
     )
 

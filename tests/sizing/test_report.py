@@ -218,15 +218,17 @@ def test_estimates_name_the_catalogue_and_no_points() -> None:
 
 def measured(load: int, **fields: object) -> Point:
     known: dict[str, object] = {
-        **{
-            "model": "Acme/Tiny",
-            "precision": "bf16",
-            "gpu": "small",
-            "tp": 1,
-            "engine": "vLLM",
-            "engine_version": "0.9",
-        },
-        **{"isl": 1000, "osl": 200, "load_kind": "concurrency", "load_value": load, "requests_per_s": load / 5},
+        "model": "Acme/Tiny",
+        "precision": "bf16",
+        "gpu": "small",
+        "tp": 1,
+        "engine": "vLLM",
+        "engine_version": "0.9",
+        "isl": 1000,
+        "osl": 200,
+        "load_kind": "concurrency",
+        "load_value": load,
+        "requests_per_s": load / 5,
         "measured_at": f"2026-11-{load:02d}T10:00:00+00:00",
     }
     return Point(**{**known, **fields})  # type: ignore[arg-type]

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
+from itertools import pairwise
 from types import MappingProxyType
 from typing import Literal
 
 import numpy as np
+from numpy.typing import NDArray
 
 from sizing.capacity import IDLE, predict_at
 from sizing.cost import cost_at
@@ -58,10 +60,6 @@ class Measure:
     better: Better
     of: Callable[[Speed, float, float], float]
 
-    def gain(self, value: float) -> float:
-        """`value`, turned so that more is better."""
-        return value if self.better == "higher" else -value
-
 
 INTERACTIVITY = Measure(
     "Interactivity (output tokens/s per user)", "higher", lambda speed, osl, price: speed.tokens_per_s_per_user
@@ -106,6 +104,37 @@ def speed_curve(question: Question, candidate: Candidate, capacity_per_s: float 
         meets = predicted.meets(question.sla) if capacity_per_s is None else rate_per_s <= capacity_per_s
         speeds.append(Speed(rate_per_s, rate_per_s / candidate.gpus, 1 / itl_s, meets))
     return SpeedCurve(candidate, tuple(speeds))
+
+
+def resampled(curves: Sequence[SpeedCurve]) -> list[SpeedCurve]:
+    """The curves with a speed wherever any other has one, so that they can be compared at the same interactivity.
+
+    Between two neighbours everything is linear in the tokens of a user; the SLA holds where it does at the slower one.
+    No curve is drawn out beyond its ends.
+    """
+    wanted = np.unique([speed.tokens_per_s_per_user for curve in curves for speed in curve.speeds])
+    return [SpeedCurve(curve.candidate, tuple(_filled(curve.speeds, wanted))) for curve in curves]
+
+
+def _filled(speeds: Sequence[Speed], wanted: NDArray[np.float64]) -> Iterator[Speed]:
+    for one, other in pairwise(speeds):
+        yield one
+        first, last = one.tokens_per_s_per_user, other.tokens_per_s_per_user
+        inside = wanted[(wanted > min(first, last)) & (wanted < max(first, last))]
+        for tokens_per_s in inside if first < last else inside[::-1]:
+            yield _between(one, other, float(tokens_per_s))
+    yield from speeds[-1:]
+
+
+def _between(one: Speed, other: Speed, tokens_per_s_per_user: float) -> Speed:
+    first, last = one.tokens_per_s_per_user, other.tokens_per_s_per_user
+    share = (tokens_per_s_per_user - first) / (last - first)
+    return Speed(
+        one.requests_per_s + share * (other.requests_per_s - one.requests_per_s),
+        one.requests_per_s_per_gpu + share * (other.requests_per_s_per_gpu - one.requests_per_s_per_gpu),
+        tokens_per_s_per_user,
+        min(one, other, key=lambda speed: speed.tokens_per_s_per_user).meets,
+    )
 
 
 @lru_cache(maxsize=1024)

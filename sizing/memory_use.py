@@ -19,6 +19,8 @@ WEIGHTS, KV_USED, KV_FREE = "Weights", "KV cache in use", "KV cache free"
 RUNTIME, LEFT, UNKNOWN = "Activations and runtime", "Not given to the engine", "Not known"
 PARTS = (WEIGHTS, KV_USED, KV_FREE, RUNTIME, LEFT, UNKNOWN)
 """Every part that there may be, in the order in which they are stacked."""
+FREE_PARTS = (KV_FREE, LEFT, UNKNOWN)
+"""Parts that hold nothing, as far as is known."""
 
 
 @dataclass(frozen=True, slots=True)

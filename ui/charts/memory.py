@@ -1,0 +1,62 @@
+"""Memory of one GPU, by what fills it: a bar for each configuration."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from sizing.memory_use import FREE_PARTS, PARTS, MemoryUse
+from sizing.numbers import significant
+from ui.charts.base import SMALL, Chart, Ink, figure_of
+
+GB = 1e9
+PATTERNS = ("", "/", "", ".", "x", "")
+ROW_PX, FRAME_PX = 40, 110
+
+
+def memory_per_gpu(uses: Sequence[MemoryUse], ink: Ink) -> Chart:
+    """Stacked bars in GB, the first at the top; parts that are free stand apart by a light fill and an outline."""
+    figure = figure_of("", "Memory of one GPU (GB)", ink, height=FRAME_PX + ROW_PX * len(uses))
+    for number, part in enumerate(PARTS):
+        values = [use.of(part) / GB for use in uses]
+        if not any(values):
+            continue
+        free = part in FREE_PARTS
+        colour = ink.grid if free else ink.series[number % len(ink.series)]
+        figure.add_bar(
+            y=[use.candidate.label for use in uses],
+            x=values,
+            name=part,
+            orientation="h",
+            marker={
+                "color": colour,
+                "line": {"color": ink.quiet, "width": 1},
+                "pattern": {
+                    "shape": PATTERNS[number % len(PATTERNS)],
+                    "fgcolor": ink.text,
+                    "fgopacity": 0.4,
+                    "size": 5,
+                },
+            },
+            hovertemplate="%{x:.3g} GB<extra>%{fullData.name}</extra>",
+        )
+    figure.update_layout(
+        barmode="stack",
+        bargap=0.35,
+        showlegend=True,
+        margin={"l": 10, "t": 40},
+        legend={
+            "orientation": "h",
+            "x": 0,
+            "y": 1,
+            "yanchor": "bottom",
+            "traceorder": "normal",
+            "font": {"size": SMALL},
+        },
+    )
+    figure.update_yaxes(autorange="reversed", automargin=True, showgrid=False)
+    return Chart(figure, _in_words(uses[0]))
+
+
+def _in_words(use: MemoryUse) -> str:
+    parts = ", ".join(f"{part.lower()} {significant(size / GB)} GB" for part, size in use.parts)
+    return f"Memory of one GPU of {use.candidate.label}: {parts}, of {significant(use.capacity_bytes / GB)} GB."

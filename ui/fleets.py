@@ -33,7 +33,13 @@ def pick_one(fleets: Sequence[Fleet]) -> tuple[str, Fleet]:
     names, key = named(fleets), PREFIX + "fleet"
     if state.get(key) not in names:
         state[key] = next(iter(names))
-    st.selectbox("Configuration", list(names), key=key, help="The answer is the first; others by their number of GPUs.")
+    st.selectbox(
+        "Configuration",
+        list(names),
+        key=key,
+        width=420,
+        help="The answer is the first; others by their number of GPUs.",
+    )
     state.shown[key] = state[key]
     return state[key], names[state[key]]
 

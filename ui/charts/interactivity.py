@@ -15,7 +15,7 @@ from ui.charts.base import LOG_FROM, SMALL, Chart, Ink, figure_of
 
 FAINT = 0.5
 """Opacity of what is not on the front."""
-NEAR = 0.12
+NEAR = 0.1
 """Names on the front stand at least this share of the chart's width apart."""
 
 
@@ -122,7 +122,8 @@ def _names(figure: go.Figure, best: Sequence[Spot], names: Sequence[str], log: b
     taken: list[float] = []
     for number, name in enumerate(names):
         own = [spot for spot in best if spot.name == name]
-        middle = own[len(own) // 2]
+        centre = (own[0].x + own[-1].x) / 2
+        middle = min(own, key=lambda spot: abs(spot.x - centre))
         if any(abs(middle.x - other) < NEAR * width for other in taken):
             continue
         taken.append(middle.x)

@@ -4,10 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+import plotly.graph_objects as go
+
 from sizing.length_grid import LengthCell
 from sizing.numbers import significant
-from ui.charts.base import SMALL, SYMBOLS, Chart, Ink, figure_of, wide_axis
+from ui.charts.base import LOG_FROM, SMALL, SYMBOLS, Chart, Ink, figure_of
 
+WIDE = 1000.0
+"""A range of values this wide has a line for each power of ten alone."""
 DASHES = ("dash", "solid", "dot", "dashdot", "longdash")
 
 
@@ -30,13 +34,21 @@ def requests_over_lengths(cells: Sequence[LengthCell], isl: float, osl: float, i
             customdata=[cell.basis for cell in known],
             hovertemplate="%{x:,} in<br>%{y:.3g} requests/s per GPU<br>%{customdata}<extra>%{fullData.name}</extra>",
         )
-    wide_axis(figure.update_yaxes, [cell.requests_per_s_per_gpu or 0 for cell in cells], most_ticks=6)
+    _rate_axis(figure, [cell.requests_per_s_per_gpu for cell in cells if cell.requests_per_s_per_gpu])
     figure.update_xaxes(type="log", tickvals=sorted({cell.isl for cell in cells}), tickformat=",", minor_showgrid=False)
     figure.update_layout(
         showlegend=True,
         legend={"orientation": "h", "x": 1, "xanchor": "right", "y": 1, "yanchor": "bottom", "font": {"size": SMALL}},
     )
     return Chart(figure, _in_words(cells, isl, osl))
+
+
+def _rate_axis(figure: go.Figure, values: Sequence[float]) -> None:
+    if values and max(values) / min(values) > LOG_FROM:
+        few = max(values) / min(values) > WIDE
+        figure.update_yaxes(type="log", dtick=1 if few else "D2", tickformat=",~g")
+    else:
+        figure.update_yaxes(rangemode="tozero")
 
 
 def _size(cell: LengthCell, isl: float, osl: float) -> int:

@@ -8,22 +8,22 @@ from sizing.memory_use import FREE_PARTS, PARTS, MemoryUse
 from sizing.numbers import significant
 from ui.charts.base import SMALL, Chart, Ink, figure_of
 
-GB = 1e9
+GIB = 2.0**30
 PATTERNS = ("", "/", "", ".", "x", "")
 ROW_PX, FRAME_PX = 40, 110
 
 
-def memory_per_gpu(uses: Sequence[MemoryUse], ink: Ink) -> Chart:
-    """Stacked bars in GB, the first at the top; parts that are free stand apart by a light fill and an outline."""
-    figure = figure_of("", "Memory of one GPU (GB)", ink, height=FRAME_PX + ROW_PX * len(uses))
+def memory_per_gpu(names: Sequence[str], uses: Sequence[MemoryUse], ink: Ink) -> Chart:
+    """Stacked bars in GiB, one for each name, the first at the top; what is free has a light fill."""
+    figure = figure_of("", "Memory of one GPU (GiB)", ink, height=FRAME_PX + ROW_PX * len(uses))
     for number, part in enumerate(PARTS):
-        values = [use.of(part) / GB for use in uses]
+        values = [use.of(part) / GIB for use in uses]
         if not any(values):
             continue
         free = part in FREE_PARTS
         colour = ink.grid if free else ink.series[number % len(ink.series)]
         figure.add_bar(
-            y=[use.candidate.label for use in uses],
+            y=list(names),
             x=values,
             name=part,
             orientation="h",
@@ -31,13 +31,14 @@ def memory_per_gpu(uses: Sequence[MemoryUse], ink: Ink) -> Chart:
                 "color": colour,
                 "line": {"color": ink.quiet, "width": 1},
                 "pattern": {
+                    "fillmode": "overlay",
                     "shape": PATTERNS[number % len(PATTERNS)],
                     "fgcolor": ink.text,
                     "fgopacity": 0.4,
                     "size": 5,
                 },
             },
-            hovertemplate="%{x:.3g} GB<extra>%{fullData.name}</extra>",
+            hovertemplate="%{x:.3g} GiB<extra>%{fullData.name}</extra>",
         )
     figure.update_layout(
         barmode="stack",
@@ -53,10 +54,11 @@ def memory_per_gpu(uses: Sequence[MemoryUse], ink: Ink) -> Chart:
             "font": {"size": SMALL},
         },
     )
-    figure.update_yaxes(autorange="reversed", automargin=True, showgrid=False)
+    figure.update_xaxes(range=[0, 1.01 * max(use.capacity_bytes for use in uses) / GIB])
+    figure.update_yaxes(autorange="reversed", automargin=True, showgrid=False, nticks=len(uses) + 1)
     return Chart(figure, _in_words(uses[0]))
 
 
 def _in_words(use: MemoryUse) -> str:
-    parts = ", ".join(f"{part.lower()} {significant(size / GB)} GB" for part, size in use.parts)
-    return f"Memory of one GPU of {use.candidate.label}: {parts}, of {significant(use.capacity_bytes / GB)} GB."
+    parts = ", ".join(f"{part.lower()} {significant(size / GIB)} GiB" for part, size in use.parts)
+    return f"Memory of one GPU of {use.candidate.label}: {parts}, of {significant(use.capacity_bytes / GIB)} GiB."

@@ -12,6 +12,7 @@ from sizing.numbers import significant
 from sizing.plan import Fleet, Plan
 from ui import curving
 from ui.charts.fleet_size import Steps, gpus_against_load
+from ui.curves.load_input import load_input, use_load
 from ui.fleets import named
 from ui.look import ink, show
 from ui.scenario import RATE, Scenario
@@ -57,13 +58,13 @@ def best_of_other_gpus(plan: Plan, fleet: Fleet) -> list[tuple[str, Fleet]]:
 def _range(rate_per_s: float) -> tuple[float, float]:
     with st.container(horizontal=True, vertical_alignment="bottom"):
         low = st.number_input(
-            "From (requests/s)", 0.0, RATE.high, 0.0, format="%g", key=f"from_{rate_per_s}", width=160
+            "From (requests/s)", 0.0, float(RATE.high), 0.0, format="%g", key=f"from_{rate_per_s}", width=160
         )
         high = st.number_input(
             "To (requests/s)",
             0.0,
-            RATE.high,
-            min(3 * rate_per_s, RATE.high),
+            float(RATE.high),
+            min(3 * rate_per_s, float(RATE.high)),
             format="%g",
             key=f"to_{rate_per_s}",
             width=160,
@@ -74,21 +75,13 @@ def _range(rate_per_s: float) -> tuple[float, float]:
 def _try(scenario: Scenario, fleet: Fleet) -> None:
     question = scenario.question
     with st.container(horizontal=True, vertical_alignment="bottom"):
-        rate = st.number_input(
+        rate = load_input(
             "Load to try (requests/s)",
-            RATE.low,
-            RATE.high,
-            min(2 * scenario.rate_per_s, RATE.high),
-            format="%g",
-            key=f"try_fleet_{scenario.rate_per_s}",
-            width=200,
-            help="A load of the whole fleet: type one to see its GPUs.",
+            2 * scenario.rate_per_s,
+            f"try_fleet_{scenario.rate_per_s}",
+            "A load of the whole fleet: type one to see its GPUs.",
         )
-        st.button(
-            f"Use {significant(rate)} requests/s",
-            on_click=lambda: st.session_state.update(rate_per_s=rate),
-            help="Makes this the peak load of the scenario, which is then planned for anew.",
-        )
+        use_load(rate, "Makes this the peak load of the scenario, which is then planned for anew.")
     st.markdown(
         f"At {significant(rate)} requests/s: **{gpus_for(question, fleet, rate):,} GPUs** as "
         f"{plain(fleet.candidate.label)}."

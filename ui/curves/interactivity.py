@@ -32,12 +32,13 @@ def draw(scenario: Scenario, plan: Plan | None) -> None:
         st.markdown("Outputs of one token have no interactivity, and configurations without data have no curve.")
         return
     best = front_of(drawn, measure)
-    st.title(plain(_title(best, measure, plan)), anchor=False)
+    st.title(plain(_title(best, measure)), anchor=False)
     show(throughput_against_interactivity(drawn, _planned(plan, measure, scenario, price), measure, ink()), "front")
     st.caption(
-        f"{len(drawn)} configurations at rising load by formula, faint. Bold: the front, where nothing {measure.better} can be had "
-        "at that interactivity; solid where the SLA holds, dotted where it does not. Interactivity is 1 / mean ITL. "
-        "Per GPU: of a working replica, without spares and headroom."
+        f"{len(drawn)} configurations at rising load by formula, faint. Bold: the front, where nothing "
+        f"{measure.better} can be had at that interactivity; solid where the SLA holds, dotted where it does not. "
+        "Interactivity is 1 / mean ITL. Per GPU: of a working replica, without spares and headroom, which the answer "
+        "counts as well."
     )
     if price is None:
         st.caption(NO_PRICE)
@@ -48,16 +49,13 @@ def draw(scenario: Scenario, plan: Plan | None) -> None:
 HELP = "What a GPU gives, against how fast each user reads."
 
 
-def _title(best: Sequence[Spot], measure: Measure, plan: Plan | None) -> str:
+def _title(best: Sequence[Spot], measure: Measure) -> str:
     held = [spot for spot in best if spot.meets]
     if not held:
         return "No configuration on the front keeps this SLA"
-    pick = max if measure.better == "higher" else min
+    word, pick = ("Most", max) if measure.better == "higher" else ("Lowest", min)
     top = pick(held, key=lambda spot: spot.y)
-    return (
-        f"{top.name} is best under this SLA: {significant(top.y)} {lower_first(measure.title)} "
-        f"at {significant(top.x)} tokens/s per user"
-    )
+    return f"{word} {lower_first(measure.title)} under this SLA: {significant(top.y)} with {top.name}"
 
 
 def lower_first(text: str) -> str:

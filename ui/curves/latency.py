@@ -15,8 +15,9 @@ from sizing.workload import Limit
 from ui import curving
 from ui.charts.latency import latency_against_load
 from ui.charts.measured_marks import measured_s, with_knee, with_measured
+from ui.curves.load_input import load_input, use_load
 from ui.look import ink, show
-from ui.scenario import RATE, Scenario
+from ui.scenario import Scenario
 from ui.words import BASIS_HELP, BASIS_LOOK, UNIT, limit_name, plain, room
 
 
@@ -53,21 +54,15 @@ def _provenance(fleet: Fleet, points: Sequence[Point]) -> None:
 def _try(scenario: Scenario, name: str, fleet: Fleet, limits: Sequence[Limit]) -> None:
     """Any load of one's choice: what users would see at it, and a button that asks the whole question at it."""
     with st.container(horizontal=True, vertical_alignment="bottom"):
-        rate = st.number_input(
+        rate = load_input(
             "Load to try (requests/s per replica)",
-            min_value=RATE.low,
-            max_value=RATE.high,
-            value=float(significant(fleet.load_per_s).replace(",", "")),
-            format="%g",
-            key=f"try_{scenario.rate_per_s}_{name}",
-            width=240,
-            help="A load of each working replica: type one to see the latencies there.",
+            fleet.load_per_s,
+            f"try_{scenario.rate_per_s}_{name}",
+            "A load of each working replica: type one to see the latencies there.",
         )
-        whole = min(max(round(rate * fleet.working, 6), RATE.low), RATE.high)
-        st.button(
-            f"Use {significant(whole)} requests/s",
-            on_click=lambda: st.session_state.update(rate_per_s=whole),
-            help=f"Makes {fleet.working} × this load, that of all working replicas, the peak load of the scenario.",
+        use_load(
+            rate * fleet.working,
+            f"Makes {fleet.working} × this load, that of all working replicas, the peak load asked.",
         )
     predicted = curving.prediction(scenario, name, fleet, rate)
     if predicted.saturated:

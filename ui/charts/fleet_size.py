@@ -28,15 +28,19 @@ def gpus_against_load(
     figure = figure_of("GPUs to own", "Load (requests/s of the whole fleet)", ink, height=340)
     _band(figure, steps[0].sizes, high_per_s, ink)
     for number, one in enumerate(steps):
-        line = {"color": ink.series[number], "width": 2.5 if number == 0 else 1.5, "dash": DASHES[number % len(DASHES)]}
+        line = {
+            "color": _colour(number, ink),
+            "width": 2.5 if number == 0 else 1.5,
+            "dash": DASHES[number % len(DASHES)],
+        }
         x, y = _to_the_end(one.sizes.rates_per_s, one.sizes.gpus, high_per_s)
-        figure.add_scatter(x=x, y=y, mode="lines", line_shape="hv", name=one.name, line=line)
-        _name_at_end(figure, one.name, high_per_s, y[-1], ink.series[number])
+        figure.add_scatter(x=x, y=y, mode="lines", line_shape="hv", name=one.name, line=line, showlegend=True)
     figure.add_scatter(
         x=[load_per_s],
         y=[gpus],
         mode="markers+text",
         name="planned load",
+        showlegend=False,
         text=[today],
         textposition="top left",
         textfont={"color": ink.text, "size": SMALL},
@@ -45,7 +49,14 @@ def gpus_against_load(
     figure.update_traces(hovertemplate="%{x:.4g} requests/s<br>%{y:,} GPUs<extra>%{fullData.name}</extra>")
     figure.update_xaxes(range=[steps[0].sizes.rates_per_s[0], high_per_s])
     figure.update_yaxes(rangemode="tozero")
+    legend = {"orientation": "h", "x": 1, "xanchor": "right", "y": 1, "yanchor": "bottom", "font": {"size": SMALL}}
+    figure.update_layout(showlegend=True, legend=legend)
     return Chart(figure, _in_words(steps, high_per_s, load_per_s, gpus))
+
+
+def _colour(number: int, ink: Ink) -> str:
+    """The second colour is the planned load's."""
+    return (ink.series[0], *ink.series[2:])[number % (len(ink.series) - 1)]
 
 
 def _to_the_end(x: Sequence[float], y: Sequence[int], end: float) -> tuple[list[float], list[int]]:
@@ -60,18 +71,6 @@ def _band(figure: go.Figure, sizes: FleetSizes, high_per_s: float, ink: Ink) -> 
     for name, gpus, fill in (("90 % band, low", sizes.low, None), ("90 % band, high", sizes.high, "tonexty")):
         x, y = _to_the_end(sizes.rates_per_s, gpus, high_per_s)
         figure.add_scatter(x=x, y=y, mode="lines", line_shape="hv", name=name, line=thin, fill=fill, fillcolor=ink.band)
-
-
-def _name_at_end(figure: go.Figure, name: str, x: float, y: float, colour: str) -> None:
-    figure.add_annotation(
-        x=x,
-        y=y,
-        text=name,
-        showarrow=False,
-        xanchor="right",
-        yanchor="bottom",
-        font={"color": colour, "size": SMALL},
-    )
 
 
 def _in_words(steps: Sequence[Steps], high_per_s: float, load_per_s: float, gpus: int) -> str:

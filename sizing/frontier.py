@@ -51,36 +51,43 @@ class SpeedCurve:
 
 @dataclass(frozen=True, slots=True)
 class Measure:
-    """A quantity that curves are compared by: its name with its unit, and which way is better.
+    """A quantity that curves are compared by: its name with its unit, the unit as said after a number, and which way is
+    better.
 
     `of(speed, osl, price)`: its value at a speed, for outputs of `osl` tokens and a price per GPU-hour.
     """
 
     title: str
+    unit: str
     better: Better
     of: Callable[[Speed, float, float], float]
 
 
+def _cost(speed: Speed, osl: float, price: float) -> float:
+    per_s = speed.requests_per_s_per_gpu
+    return cost_at(price, per_s, per_s * osl).per_million_output_tokens
+
+
 INTERACTIVITY = Measure(
-    "Interactivity (output tokens/s per user)", "higher", lambda speed, osl, price: speed.tokens_per_s_per_user
+    "Interactivity (output tokens/s per user)",
+    "output tokens/s per user",
+    "higher",
+    lambda speed, osl, price: speed.tokens_per_s_per_user,
 )
-THROUGHPUT = MappingProxyType(
-    {
-        "requests": Measure("Requests/s per GPU", "higher", lambda speed, osl, price: speed.requests_per_s_per_gpu),
-        "tokens": Measure(
-            "Output tokens/s per GPU", "higher", lambda speed, osl, price: speed.requests_per_s_per_gpu * osl
-        ),
-        "cost": Measure(
-            "Cost per million output tokens",
-            "lower",
-            lambda speed, osl, price: (
-                cost_at(
-                    price, speed.requests_per_s_per_gpu, speed.requests_per_s_per_gpu * osl
-                ).per_million_output_tokens
-            ),
-        ),
-    }
+REQUESTS = Measure(
+    "Requests/s per GPU",
+    "requests/s per GPU",
+    "higher",
+    lambda speed, osl, price: speed.requests_per_s_per_gpu,
 )
+TOKENS = Measure(
+    "Output tokens/s per GPU",
+    "output tokens/s per GPU",
+    "higher",
+    lambda speed, osl, price: speed.requests_per_s_per_gpu * osl,
+)
+COST = Measure("Cost per million output tokens", "per million output tokens", "lower", _cost)
+THROUGHPUT = MappingProxyType({"requests": REQUESTS, "tokens": TOKENS, "cost": COST})
 """What may stand against interactivity. The cost is that of a working replica at the load, without spares."""
 
 

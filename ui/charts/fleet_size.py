@@ -67,10 +67,10 @@ def _band(figure: go.Figure, sizes: FleetSizes, high_per_s: float, ink: Ink) -> 
     """The 90 % band as a filled area between two step lines; nothing where its slow end has no answer."""
     if sizes.high is None:
         return
-    thin = {"color": ink.band, "width": 1}
+    thin = {"line": {"color": ink.band, "width": 1}, "mode": "lines", "line_shape": "hv", "showlegend": False}
     for name, gpus, fill in (("90 % band, low", sizes.low, None), ("90 % band, high", sizes.high, "tonexty")):
         x, y = _to_the_end(sizes.rates_per_s, gpus, high_per_s)
-        figure.add_scatter(x=x, y=y, mode="lines", line_shape="hv", name=name, line=thin, fill=fill, fillcolor=ink.band)
+        figure.add_scatter(x=x, y=y, name=name, fill=fill, fillcolor=ink.band, **thin)
 
 
 def _in_words(steps: Sequence[Steps], high_per_s: float, load_per_s: float, gpus: int) -> str:

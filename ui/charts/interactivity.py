@@ -63,7 +63,7 @@ def throughput_against_interactivity(
     names = list(dict.fromkeys(spot.name for spot in best))
     for stretch in _stretches(best):
         _bold(figure, stretch, ink.series[names.index(stretch[0].name) % len(ink.series)])
-    log = _axes(figure, [spot.y for curve in curves for spot in curve])
+    log = _axes(figure, measure, [spot.y for curve in curves for spot in curve])
     _names(figure, best, names, log, ink)
     if planned is not None:
         _planned(figure, planned, ink)
@@ -149,17 +149,17 @@ def _planned(figure: go.Figure, planned: Spot, ink: Ink) -> None:
         text=["planned"],
         textposition="bottom left",
         textfont={"color": ink.text, "size": SMALL},
-        marker={"color": ink.series[1], "size": 11, "line": {"color": ink.text, "width": 1}},
+        marker={"color": ink.text, "size": 12, "symbol": "star"},
         hovertemplate="%{x:.3g} output tokens/s per user<br>%{y:.3g}<extra>%{fullData.name}</extra>",
     )
 
 
-def _axes(figure: go.Figure, values: Sequence[float]) -> bool:
-    """True when the vertical axis is logarithmic: the values span a wide range and none of them is zero."""
+def _axes(figure: go.Figure, measure: Measure, values: Sequence[float]) -> bool:
+    """True when the vertical axis is logarithmic: what should be low is without bound for a replica without load."""
     figure.update_xaxes(rangemode="tozero")
-    positive = [value for value in values if value > 0]
-    if len(positive) == len(values) and positive and max(positive) / min(positive) > LOG_FROM**2:
-        figure.update_yaxes(type="log", dtick=1)
+    wide = bool(values) and min(values) > 0 and max(values) / min(values) > LOG_FROM
+    if measure.better == "lower" and wide:
+        figure.update_yaxes(type="log", dtick="D2", tickformat=",~g")
         return True
     figure.update_yaxes(rangemode="tozero")
     return False

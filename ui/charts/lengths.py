@@ -30,7 +30,12 @@ def requests_over_lengths(cells: Sequence[LengthCell], isl: float, osl: float, i
             mode="lines+markers",
             name=f"{length:,g} out",
             line={"color": colour, "width": 2, "dash": DASHES[number % len(DASHES)]},
-            marker={"color": colour, "symbol": symbols, "size": [_size(cell, isl, osl) for cell in known]},
+            marker={
+                "color": colour,
+                "opacity": 1,
+                "symbol": symbols,
+                "size": [_size(cell, isl, osl) for cell in known],
+            },
             customdata=[cell.basis for cell in known],
             hovertemplate="%{x:,} in<br>%{y:.3g} requests/s per GPU<br>%{customdata}<extra>%{fullData.name}</extra>",
         )

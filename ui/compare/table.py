@@ -18,7 +18,7 @@ from ui.comparing import room_share
 from ui.words import LEFT_OUT_ONE, gpus_band, limit_name, plain, sentence_case
 
 ROW_PX, HEADER_PX, ROWS_SEEN = 32, 38, 10
-ROOM, CURVE = "Room to the SLA (%)", "SLA used against load"
+ROOM, CURVE = "Room to the SLA (%)", "SLA use by load"
 PER_HOUR, PER_MILLION = "Cost per hour", "Cost per M output tokens"
 
 

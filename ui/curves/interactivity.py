@@ -90,8 +90,8 @@ def _best_at(best: Sequence[Spot], measure: Measure) -> None:
         return
     sla = "The SLA holds there." if spot.meets else "The SLA does not hold there."
     st.markdown(
-        f"Best at {significant(wanted)} or more: **{plain(spot.name)}** with {significant(spot.y)} "
-        f"{plain(lower_first(measure.title))}, at {significant(spot.requests_per_s)} requests/s per replica. {sla}"
+        f"Best at {significant(wanted)} or more: **{plain(spot.name)}**, {significant(spot.y)} {measure.unit}, "
+        f"at {significant(spot.requests_per_s)} requests/s per replica. {sla}"
     )
 
 

@@ -19,7 +19,6 @@ from sizing.prediction import Prediction, Quantiles, saturated
 from sizing.sla_use import sla_use
 from sizing.steptime import StepLaw
 from sizing.versus import bands_overlap, versus
-from sizing.workload import Lengths, Workload
 from tests.sizing.fleets_at_hand import KV_TOKENS, LAW, candidate, fleet, question
 
 
@@ -111,10 +110,11 @@ def test_lengths_that_fit_nowhere_or_miss_the_sla_say_so() -> None:
     assert missed[4000, 200].requests_per_s_per_gpu is None and "SLA" in missed[4000, 200].why
 
 
-def test_an_itl_limit_leaves_out_outputs_of_a_single_token() -> None:
-    asked = question(workload=Workload(Lengths(1000, 2), 40.0))
-    cells = length_grid(asked, fleet(asked), lambda lengths: True)
-    assert all(("ITL" in cell.why) == (cell.osl == 1) for cell in cells)
+def test_an_itl_limit_leaves_out_outputs_of_a_single_token(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("sizing.length_grid.ISL_FACTORS", (1.0,))
+    monkeypatch.setattr("sizing.length_grid.OSL_FACTORS", (1 / 200, 1.0))
+    cells = length_grid(question(), fleet(question()), lambda lengths: True)
+    assert [(cell.osl, "ITL" in cell.why) for cell in cells] == [(1, True), (200, False)]
 
 
 def test_two_side_by_side_name_both_bases_and_the_ratio_both_ways() -> None:

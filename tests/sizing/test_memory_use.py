@@ -57,14 +57,12 @@ def test_the_cache_in_use_is_requests_at_once_times_context_and_grows_with_load_
 
 
 def test_a_gpu_without_kernel_timings_is_counted_from_the_data_sheet() -> None:
-    model = next(model for model in catalog.models().values() if model.checkpoint == "bf16" and model.parameters < 1e10)
-    chips = [chip for chip in catalog.gpus().values() if "bf16" in chip.precisions]
-    found = [estimate(model.id, chip.id, 1, "bf16", LENGTHS) for chip in chips]
-    rough = [each for each in found if each.source.startswith("roofline")]
-    for each in rough[:1]:
-        use = known(memory_use(of(each), LENGTHS))
-        assert "data sheet" in use.note
-        assert sum(size for _, size in use.parts) == pytest.approx(use.capacity_bytes)
+    rough = estimate("google/gemma-4-26B-A4B", "a100_sxm", 1, "bf16", LENGTHS)
+    assert rough.source.startswith("roofline")
+    use = known(memory_use(of(rough), LENGTHS))
+    assert "data sheet" in use.note
+    assert sum(size for _, size in use.parts) == pytest.approx(use.capacity_bytes)
+    assert use.of(WEIGHTS) == pytest.approx(2 * catalog.models()["google/gemma-4-26B-A4B"].parameters)
 
 
 def test_of_a_measured_engine_the_rest_is_not_known() -> None:

@@ -12,24 +12,25 @@ from sizing.numbers import significant
 from sizing.plan import Plan
 from ui import curving, view
 from ui.charts.interactivity import Spot, front_of, spot_of, spots_of, throughput_against_interactivity
+from ui.answers import Outcome
 from ui.look import ink, show
+from ui.no_plan import tell
 from ui.scenario import Scenario
 from ui.words import plain
 
 NO_PRICE = "Type a price per GPU-hour in the form (under More) to draw cost per million output tokens."
 
 
-def draw(scenario: Scenario, plan: Plan | None) -> None:
+def draw(scenario: Scenario, outcome: Outcome) -> None:
     """All candidates at rising load, the Pareto front bold; also where none of them meets the SLA."""
-    price = scenario.price_per_gpu_hour
+    plan, price = outcome.plan, scenario.price_per_gpu_hour
     options = {name: measure.title for name, measure in THROUGHPUT.items() if name != "cost" or price is not None}
     measure = THROUGHPUT[view.chosen("Throughput as", options, "against", help=HELP)]
     with st.spinner("Asking every configuration at rising load…"):
         curves = curving.speeds(scenario, plan)
     drawn = [spots for spots in spots_of(curves, measure, scenario.osl, price or 0.0) if spots]
     if not drawn:
-        st.title("No curve to draw", anchor=False)
-        st.markdown("Outputs of one token have no interactivity, and configurations without data have no curve.")
+        _tell_nothing(scenario, outcome)
         return
     best = front_of(drawn, measure)
     st.title(plain(_title(best, measure)), anchor=False)
@@ -44,6 +45,14 @@ def draw(scenario: Scenario, plan: Plan | None) -> None:
         st.caption(NO_PRICE)
     _best_at(best, measure)
     _table(drawn, best, measure, curves)
+
+
+def _tell_nothing(scenario: Scenario, outcome: Outcome) -> None:
+    if outcome.plan is None:
+        tell(scenario, outcome)
+        return
+    st.title("No curve to draw", anchor=False)
+    st.markdown("Outputs of one token have no gaps between tokens, hence no interactivity: ask for longer outputs.")
 
 
 HELP = "What a GPU gives, against how fast each user reads."

@@ -45,7 +45,8 @@ KNEE_HELP = (
 
 def _provenance(fleet: Fleet, points: Sequence[Point]) -> None:
     icon, colour = BASIS_LOOK[fleet.basis]
-    count = f"{len(points)} points measured at offered rates" if points else "no point measured at offered rates"
+    several = "points" if len(points) > 1 else "point"
+    count = f"{len(points) or 'no'} {several} measured at offered rates"
     with st.container(horizontal=True, vertical_alignment="center", gap="small"):
         st.badge(fleet.basis.capitalize(), icon=icon, color=colour, help=BASIS_HELP[fleet.basis])
         st.caption(plain(f"{fleet.candidate.source} · line by formula · {count} at these lengths"))

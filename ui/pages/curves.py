@@ -31,8 +31,8 @@ def page(scenario: Scenario) -> None:
     with st.spinner("Working out how many GPUs, and checking the answer by simulation…"):
         outcome = answers.outcome(scenario)
     plan = outcome.plan
-    if chart == "interactivity" and (plan is not None or outcome.rejected):
-        interactivity.draw(scenario, plan)
+    if chart == "interactivity":
+        interactivity.draw(scenario, outcome)
         return
     if plan is None:
         tell(scenario, outcome)

@@ -64,7 +64,7 @@ def _sizes(
 
 
 def speeds(scenario: Scenario, plan: Plan | None) -> list[SpeedCurve]:
-    """Every candidate of the scenario at rising load, also those that miss the SLA; none where there are none."""
+    """Every candidate of the scenario at rising load, those that miss the SLA too; none without a question."""
     have = points_of(scenario)
     return _speeds(scenario, have.digest, have.points, plan)
 
@@ -74,10 +74,11 @@ def _speeds(scenario: Scenario, digest: str, _points: Sequence[Point], _plan: Pl
     try:
         # Found once for the plan and remembered: fitting the points anew would take seconds.
         found, _ = answers._found(scenario.model, scenario.lengths, scenario.choice, digest, _points)
+        question = scenario.question
     except SizingError:
         return []
     known = {_key(fleet.candidate): fleet.capacity_per_s for fleet in _plan.fleets} if _plan else {}
-    return [speed_curve(scenario.question, each, known.get(_key(each))) for each in found]
+    return [speed_curve(question, each, known.get(_key(each))) for each in found]
 
 
 def _key(candidate: Candidate) -> tuple[str, str]:

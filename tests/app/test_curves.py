@@ -227,6 +227,12 @@ def test_an_sla_that_nothing_meets_has_no_chart_but_its_nearest_miss(drawn: Open
     assert not app.get("plotly_chart") and "n" not in app.query_params
 
 
+@pytest.mark.parametrize("itl", [None, Limit("itl", 95, 0.03)])
+def test_outputs_of_a_single_token_have_no_front_and_the_page_says_why(drawn: Open, itl: Limit | None) -> None:
+    app = drawn("interactivity", replace(ONE, osl=1, itl=itl))
+    assert not app.get("plotly_chart") and "gaps" in shown(app)
+
+
 def test_a_model_that_fits_nowhere_is_said_so(drawn: Open) -> None:
     app = drawn("interactivity", replace(ONE, gpus=("l40s",), precisions=("bf16",)))
     assert not app.get("plotly_chart") and "GB more per GPU" in shown(app)

@@ -34,7 +34,8 @@ def with_measured(chart: Chart, points: Sequence[Point], limit: Limit, ink: Ink)
         customdata=[point.load_kind.replace("_", " ") for point, _ in known],
         hovertemplate="%{x:.3g} requests/s<br>%{y:.4g}<br>%{customdata}<extra>%{fullData.name}</extra>",
     )
-    return Chart(chart.figure, f"{chart.alt} {len(known)} points measured at offered rates are marked.")
+    several = "points" if len(known) > 1 else "point"
+    return Chart(chart.figure, f"{chart.alt} Marked: {len(known)} {several} measured at offered rates.")
 
 
 def with_knee(chart: Chart, curve: LoadCurve, ink: Ink) -> Chart:

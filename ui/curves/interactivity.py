@@ -11,8 +11,8 @@ from sizing.frontier import INTERACTIVITY, THROUGHPUT, Measure, Speed, SpeedCurv
 from sizing.numbers import significant
 from sizing.plan import Plan
 from ui import curving, view
-from ui.charts.interactivity import Spot, front_of, spot_of, spots_of, throughput_against_interactivity
 from ui.answers import Outcome
+from ui.charts.interactivity import Spot, front_of, spot_of, spots_of, throughput_against_interactivity
 from ui.look import ink, show
 from ui.no_plan import tell
 from ui.scenario import Scenario

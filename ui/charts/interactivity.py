@@ -64,7 +64,7 @@ def throughput_against_interactivity(
     for stretch in _stretches(best):
         _bold(figure, stretch, ink.series[names.index(stretch[0].name) % len(ink.series)])
     log = _axes(figure, measure, [spot.y for curve in curves for spot in curve])
-    _names(figure, best, names, log, ink)
+    _names(figure, best, names, log, measure.better == "higher", ink)
     if planned is not None:
         _planned(figure, planned, ink)
     return Chart(figure, _in_words(best, measure))
@@ -114,8 +114,8 @@ def _bold(figure: go.Figure, stretch: Sequence[Spot], colour: str) -> None:
     )
 
 
-def _names(figure: go.Figure, best: Sequence[Spot], names: Sequence[str], log: bool, ink: Ink) -> None:
-    """Each configuration's name once, at the middle of its part of the front, unless another stands there."""
+def _names(figure: go.Figure, best: Sequence[Spot], names: Sequence[str], log: bool, above: bool, ink: Ink) -> None:
+    """Each configuration's name once, on the empty side of the middle of its part, unless another stands there."""
     if not best:
         return
     width = (best[-1].x - best[0].x) or 1.0
@@ -133,9 +133,9 @@ def _names(figure: go.Figure, best: Sequence[Spot], names: Sequence[str], log: b
             text=name,
             showarrow=False,
             xanchor="left",
-            yanchor="bottom",
+            yanchor="bottom" if above else "top",
             xshift=6,
-            yshift=2,
+            yshift=2 if above else -4,
             font={"color": ink.series[number % len(ink.series)], "size": SMALL},
         )
 

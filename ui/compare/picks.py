@@ -16,6 +16,8 @@ KEY = PREFIX + "pick"
 LIST = "compare_list"
 REVISION = "compare_revision"
 """Counts changes that the table did not make itself: it is then drawn anew with its rows picked."""
+DRAWN = "compare_drawn"
+"""The picks that the table shows."""
 
 
 def written(names: Sequence[str]) -> str:
@@ -38,6 +40,8 @@ def current(fleets: Mapping[str, Fleet]) -> list[str]:
     emptied = state.get(KEY) == ""
     picked = list(dict.fromkeys(wanted))[:MOST] if wanted or emptied else usual(fleets)
     state[KEY] = state.shown[KEY] = written(picked)
+    if state.get(DRAWN) != state[KEY]:
+        state[DRAWN], state[REVISION] = state[KEY], state.get(REVISION, 0) + 1
     return picked
 
 
@@ -65,7 +69,6 @@ def draw_list(fleets: Mapping[str, Fleet], picked: Sequence[str]) -> None:
 
 def _from_list() -> None:
     state[KEY] = written(state[LIST])
-    state[REVISION] = state.get(REVISION, 0) + 1
 
 
 def from_table(key: str, names: Sequence[str]) -> None:
@@ -74,5 +77,4 @@ def from_table(key: str, names: Sequence[str]) -> None:
     before = [name for name in read(state.get(KEY) or "") if name in rows]
     kept = [*before, *(name for name in rows if name not in before)]
     state[KEY] = written(kept[:MOST])
-    if len(kept) > MOST:
-        state[REVISION] = state.get(REVISION, 0) + 1
+    state[DRAWN] = state[KEY] if len(kept) <= MOST else None

@@ -14,7 +14,7 @@ from ui import curving, view
 from ui.answers import Outcome
 from ui.charts.interactivity import Spot, front_of, spot_of, spots_of, throughput_against_interactivity
 from ui.look import ink, show
-from ui.no_plan import tell
+from ui.no_plan import tell, why_none
 from ui.scenario import Scenario
 from ui.words import plain
 
@@ -34,6 +34,8 @@ def draw(scenario: Scenario, outcome: Outcome) -> None:
         return
     best = front_of(drawn, measure)
     st.title(plain(_title(best, measure)), anchor=False)
+    if plan is None:
+        st.markdown(plain(why_none(scenario, outcome)[1]))
     show(throughput_against_interactivity(drawn, _planned(plan, measure, scenario, price), measure, ink()), "front")
     st.caption(
         f"{len(drawn)} configurations at rising load by formula, faint. Bold: the front, where nothing "

@@ -114,7 +114,9 @@ def spots(name: str, *values: tuple[float, float, bool]) -> list[Spot]:
 def test_the_front_is_cut_between_configurations_and_where_the_sla_ends() -> None:
     one = spots("one", (10, 9, False), (20, 8, True), (30, 7, True))
     other = spots("other", (25, 2, True), (40, 5, True), (50, 4, True))
-    figure, alt = throughput_against_interactivity([one, other], None, REQUESTS, LIGHT)
+    figure, alt = throughput_against_interactivity(
+        [one, other], front_of([one, other], REQUESTS), None, REQUESTS, LIGHT
+    )
     bold = [each for each in figure.data if each.line.width and each.line.width > 2]
     assert [(each.name, list(each.x), each.line.dash) for each in bold] == [
         ("one", [10], "dot"),
@@ -128,8 +130,9 @@ def test_the_front_is_cut_between_configurations_and_where_the_sla_ends() -> Non
 def test_of_cost_the_front_is_the_low_side_on_a_logarithmic_axis() -> None:
     curve = spots("one", (10, 1, True), (20, 2, True), (30, 100, True))
     dearer = spots("two", (10, 3, True), (20, 4, True))
-    assert [spot.name for spot in front_of([curve, dearer], COST)] == ["one"] * 3
-    figure = throughput_against_interactivity([curve, dearer], curve[1], COST, LIGHT).figure
+    best = front_of([curve, dearer], COST)
+    assert [spot.name for spot in best] == ["one"] * 3
+    figure = throughput_against_interactivity([curve, dearer], best, curve[1], COST, LIGHT).figure
     assert LOG_FROM < 100 / 1 and figure.layout.yaxis.type == "log"
     label = next(note for note in figure.layout.annotations if note.text == "one")
     assert label.y == pytest.approx(math.log10(2))

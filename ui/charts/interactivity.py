@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 import plotly.graph_objects as go
 
-from sizing.frontier import INTERACTIVITY, Measure, Speed, SpeedCurve, front, resampled
+from sizing.frontier import INTERACTIVITY, Measure, Speed, SpeedCurve, front
 from sizing.numbers import significant
 from ui.charts.base import LOG_FROM, SMALL, Chart, Ink, figure_of
 
@@ -37,10 +37,7 @@ def spot_of(name: str, speed: Speed, measure: Measure, osl: float, price: float)
 
 def spots_of(curves: Sequence[SpeedCurve], measure: Measure, osl: float, price: float) -> list[list[Spot]]:
     """The curves as drawn, each by rising load; loads without a finite value left out."""
-    drawn = [
-        [spot_of(curve.candidate.label, speed, measure, osl, price) for speed in curve.speeds]
-        for curve in resampled(curves)
-    ]
+    drawn = [[spot_of(curve.candidate.label, speed, measure, osl, price) for speed in curve.speeds] for curve in curves]
     return [[spot for spot in spots if math.isfinite(spot.x) and math.isfinite(spot.y)] for spots in drawn]
 
 
@@ -51,13 +48,12 @@ def front_of(curves: Sequence[Sequence[Spot]], measure: Measure) -> list[Spot]:
 
 
 def throughput_against_interactivity(
-    curves: Sequence[Sequence[Spot]], planned: Spot | None, measure: Measure, ink: Ink
+    curves: Sequence[Sequence[Spot]], best: Sequence[Spot], planned: Spot | None, measure: Measure, ink: Ink
 ) -> Chart:
-    """Faint: all configurations at rising load. Bold, named and coloured by configuration: the front.
+    """Faint: all configurations at rising load. Bold, named and coloured by configuration: the front, `best`.
 
     The front is solid where the SLA holds, dotted where it does not. `planned` is the answer's own operating point.
     """
-    best = front_of(curves, measure)
     figure = figure_of(measure.title, INTERACTIVITY.title, ink, height=440)
     _faint(figure, curves, ink)
     names = list(dict.fromkeys(spot.name for spot in best))

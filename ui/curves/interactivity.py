@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import pandas as pd
 import streamlit as st
 
-from sizing.frontier import INTERACTIVITY, THROUGHPUT, Measure, Speed, SpeedCurve
+from sizing.frontier import INTERACTIVITY, THROUGHPUT, Measure, Speed, resampled
 from sizing.numbers import significant
 from sizing.plan import Plan
 from ui import curving, view
@@ -32,11 +32,12 @@ def draw(scenario: Scenario, outcome: Outcome) -> None:
     if not drawn:
         _tell_nothing(scenario, outcome)
         return
-    best = front_of(drawn, measure)
+    best = front_of(spots_of(resampled(curves), measure, scenario.osl, price or 0.0), measure)
     st.title(plain(_title(best, measure)), anchor=False)
     if plan is None:
         st.markdown(plain(why_none(scenario, outcome)[1]))
-    show(throughput_against_interactivity(drawn, _planned(plan, measure, scenario, price), measure, ink()), "front")
+    planned = _planned(plan, measure, scenario, price)
+    show(throughput_against_interactivity(drawn, best, planned, measure, ink()), "front")
     st.caption(
         f"{len(drawn)} configurations at rising load by formula, faint. Bold: the front, where nothing "
         f"{measure.better} can be had at that interactivity; solid where the SLA holds, dotted where it does not. "
@@ -46,7 +47,7 @@ def draw(scenario: Scenario, outcome: Outcome) -> None:
     if price is None:
         st.caption(NO_PRICE)
     _best_at(best, measure)
-    _table(drawn, best, measure, curves)
+    _table(drawn, best, measure)
 
 
 def _tell_nothing(scenario: Scenario, outcome: Outcome) -> None:
@@ -106,11 +107,8 @@ def _best_at(best: Sequence[Spot], measure: Measure) -> None:
     )
 
 
-def _table(
-    drawn: Sequence[Sequence[Spot]], best: Sequence[Spot], measure: Measure, curves: Sequence[SpeedCurve]
-) -> None:
+def _table(drawn: Sequence[Sequence[Spot]], best: Sequence[Spot], measure: Measure) -> None:
     with st.expander("Data behind the chart"):
-        asked = {(curve.candidate.label, speed.requests_per_s) for curve in curves for speed in curve.speeds}
         on_front = set(best)
         rows = [
             {
@@ -123,6 +121,5 @@ def _table(
             }
             for spots in drawn
             for spot in spots
-            if (spot.name, spot.requests_per_s) in asked
         ]
         st.dataframe(pd.DataFrame(rows), hide_index=True, alt="Every configuration at every load drawn")

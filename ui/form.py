@@ -15,6 +15,8 @@ from ui.scenario import (
     ARRIVAL_SIZE,
     HEADROOM,
     LIMIT_S,
+    OF_SERVER,
+    PEAK_FACTOR,
     PRESETS,
     PRICE,
     RATE,
@@ -61,11 +63,13 @@ def open_link() -> None:
     settled, state.settled = state.get("settled", True), False
     if opened and (not settled or not query or query == state.written or read() != state.scenario):
         return
-    scenario, state.link_problems = link.from_query(query)
-    state.linked, state.linked_gpus = scenario, link.answer_of(query)
+    scenario, problems = link.from_query(query)
+    state.link_problems = problems + link.repeated({key: len(st.query_params.get_all(key)) for key in query})
+    state.linked_gpus, state.linked_data = link.answer_of(query), link.data_of(query)
     state.written = query  # now, not after the answer: a field changed meanwhile must not be filled from this URL again
     fill(scenario)
     view.fill(query)
+    state.linked = read()  # as the form holds it, its percentages rounded
 
 
 def draw() -> Scenario:
@@ -153,7 +157,10 @@ LENGTHS = (
     ("osl", "Output", "Mean tokens of an answer, reasoning included."),
 )
 RATE_HELP = "Requests per second that the whole fleet must carry at the busiest time."
-VARIATION_HELP = "Standard deviation over mean of the lengths: 0 = all the same, 1 = as spread as chat usually is."
+VARIATION_HELP = (
+    "Standard deviation over mean of the lengths: 0 = all the same, 1 = as spread as chat usually is. One request in "
+    "20 is then longer than 1.6 (CV 0.3), 2.1 (CV 0.6) or 2.8 times (CV 1) the mean; lengths are taken as lognormal."
+)
 
 
 def _number(label: str, allowed: Range, key: str, help_: str, step: float | None = None) -> None:
@@ -167,6 +174,7 @@ def _number(label: str, allowed: Range, key: str, help_: str, step: float | None
         format="%d" if kind is int else "%g",
         key=key,
         help=help_,
+        persist_state="session",
     )
 
 
@@ -223,13 +231,47 @@ def _more() -> None:
         _number("Burstiness (CV of the gaps)", ARRIVAL_CV, "arrivals_cv", "1 = Poisson, 2 = rather bursty.", step=0.1)
     if state.arrivals == "batch":
         _number("Requests in a group", ARRIVAL_SIZE, "arrivals_size", "Sent at the same instant, the groups at random.")
-    price = "Price (per GPU-hour)"
+    _prefix()
+    _costs()
     st.number_input(
-        price, float(PRICE.low), float(PRICE.high), format="%g", key="price", help=PRICE_HELP, placeholder="Not asked"
+        "GPUs per server",
+        int(OF_SERVER.low),
+        int(OF_SERVER.high),
+        key="gpus_per_server",
+        help=SERVER_HELP,
+        placeholder="As the GPU usually comes",
     )
     st.toggle("Use measured points from the store", key="use_points", help=POINTS_HELP)
 
 
+def _prefix() -> None:
+    left, right = st.columns(2)
+    share, hit = "Shared prefix (%)", "Found in cache (%)"
+    left.number_input(share, 0.0, 100.0, step=5.0, format="%g", key="prefix_share", help=PREFIX_HELP)
+    right.number_input(hit, 0.0, 100.0, step=5.0, format="%g", key="prefix_hit", help=HIT_HELP)
+
+
+PREFIX_HELP = "Of the mean prompt: the system prompt or document that all requests begin with. 0 = none."
+HIT_HELP = "How often the shared prefix is in a replica's KV cache, so that it need not be computed again."
+
+
+def _costs() -> None:
+    left, right = st.columns(2)
+    left.number_input(
+        "Price (per GPU-hour)",
+        float(PRICE.low),
+        float(PRICE.high),
+        format="%g",
+        key="price",
+        help=PRICE_HELP,
+        placeholder="Not asked",
+    )
+    with right:
+        _number("Peak over mean", PEAK_FACTOR, "peak_factor", PEAK_HELP, step=0.5)
+
+
+PEAK_HELP = "The peak load over the mean of the day. Only costs per token and request depend on it."
+SERVER_HELP = "Adds to the working how many servers that makes. Empty: as many as this GPU's usual server holds."
 ROUTING_HELP = "How the load balancer picks a replica. Least outstanding requests needs the fewest GPUs."
 ARRIVALS_HELP = "How requests are spread over time at the peak."
 PRICE_HELP = "Any currency; adds the cost per hour to the answer. Empty: not asked."

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import Phase, given, settings
 from hypothesis import strategies as some
 
 from sizing import planner
@@ -42,14 +42,14 @@ lengths = some.builds(
 )
 
 
-@settings(max_examples=8, deadline=None)
+@settings(max_examples=4, deadline=None, phases=[Phase.generate])  # an example sizes three fleets
 @given(limits, lengths, some.floats(0.5, 20.0))
 def test_the_smallest_value_works_and_two_percent_less_does_not(limit: Limit, lengths: Lengths, rate: float) -> None:
     asked = question(sla=Sla(**{limit.metric: limit}), workload=Workload(lengths, rate))
-    (found,) = relaxations(asked, ENGINES)
-    assert not feasible(asked)
-    assert feasible(with_limit(asked, loosened(found)))
-    assert not feasible(with_limit(asked, loosened(found, by=0.98)))
+    (found,) = relaxations(asked, ENGINES[:1])
+    assert not feasible(asked, ENGINES[0])
+    assert feasible(with_limit(asked, loosened(found)), ENGINES[0])
+    assert not feasible(with_limit(asked, loosened(found, by=0.98)), ENGINES[0])
 
 
 def test_the_candidate_named_is_one_that_does_it() -> None:
@@ -96,6 +96,13 @@ def smallest(asked: Question) -> float:
     (found,) = relaxations(asked, ENGINES[:1])
     assert found.smallest is not None
     return found.smallest.limit_s
+
+
+def test_a_limit_kept_by_simulation_alone_still_has_a_band() -> None:
+    asked = question(rate=1.0, workload=Workload(Lengths(100, 20, 0.0, 0.3), 1.0))
+    asked = replace(asked, sla=Sla(ttft=Limit("ttft", 95, IMPOSSIBLE_S)))
+    fleet = planner.plan(with_limit(asked, loosened(relaxations(asked, ENGINES)[0])), ENGINES).answer
+    assert fleet.working_low <= fleet.working
 
 
 def test_nothing_to_choose_from_has_no_relaxation() -> None:

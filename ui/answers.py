@@ -154,6 +154,8 @@ def _title(rejected: Sequence[Rejection]) -> str:
     kinds = {rejection.kind for rejection in rejected}
     if kinds == {"memory"}:
         return "The model does not fit on these GPUs"
+    if "too_few" in kinds and "sla" not in kinds:
+        return "These GPUs are too few"
     if kinds == {"no_data"}:
         return "There is no data for these configurations"
     return "No configuration meets this SLA"

@@ -98,9 +98,9 @@ def to_query(scenario: Scenario, gpus: int | None = None, data: Stamp | None = N
 def from_query(query: Mapping[str, str]) -> tuple[Scenario, list[str]]:
     """The scenario that a link holds, and one line for each thing in it that could not be taken as it stands.
 
-    An empty query is the default scenario without problems.
+    A query of nothing but what a page shows is the default scenario without problems.
     """
-    if not query:
+    if all(key.startswith(PREFIX) for key in query):
         return Scenario(), []
     default = Scenario()
     version, problems = _version(query)
@@ -178,7 +178,10 @@ def _text(value: Any) -> str:
         case True:
             return "on"
         case tuple():
-            return SEPARATOR.join(map(str, value)) or ANY
+            return (
+                SEPARATOR.join(each if isinstance(each, str) else f"{each!r}".removesuffix(".0") for each in value)
+                or ANY
+            )
         case Limit():
             return f"p{value.percentile}:{value.limit_s!r}s"
         case Arrivals():

@@ -34,6 +34,8 @@ PER_GPU_HELP = (
     "What a working replica is planned for, SLA met and headroom kept, over its GPUs. Over all GPUs owned: {}."
 )
 GPUS_HELP = "GPUs to own: all replicas, spares included, times the GPUs of each."
+CHART_PX = 218
+"""Height of a chart here: low, so that the whole answer is seen at once."""
 COMPARE = "ui/pages/compare.py"
 
 
@@ -47,7 +49,9 @@ def show_plan(plan: Plan, curve: LoadCurve, scenario: Scenario) -> None:
     limits = plan.question.sla.limits
     for column, limit in zip(st.columns(len(limits)), limits, strict=True):
         with column:
-            show(latency_against_load(curve, plan.answer, limit, plan.question.headroom, ink()), limit.metric)
+            chart = latency_against_load(curve, plan.answer, limit, plan.question.headroom, ink())
+            chart.figure.update_layout(height=CHART_PX)
+            show(chart, limit.metric)
     _alternatives(plan, scenario)
     left_out(plan.rejected)
 

@@ -78,11 +78,11 @@ def working(fleet: Existing, headroom: float) -> str:
     """The arithmetic from the GPUs to the rate."""
     candidate, replicas = fleet.candidate, fleet.working + fleet.spare
     unused = f", {fleet.unused} left over" if fleet.unused else ""
-    spare = f" − {fleet.spare} spare = {fleet.working}" if fleet.spare else ""
+    spare = f", − {fleet.spare} spare = {fleet.working}" if fleet.spare else ""
     kept = f" ({headroom:.0%} headroom kept)" if headroom else ""
     return (
-        f"{fleet.gpus:,} GPUs ÷ {candidate.gpus} each (TP{candidate.tp}, {candidate.precision}) = {replicas} "
-        f"replicas{unused}{spare} × {significant(fleet.rate_per_s / fleet.working)} requests/s{kept} = "
+        f"{fleet.gpus:,} GPUs ÷ {candidate.gpus} per replica (TP{candidate.tp}, {candidate.precision}) = "
+        f"{replicas} replicas{unused}{spare} × {significant(fleet.rate_per_s / fleet.working)} requests/s{kept} = "
         f"{significant(fleet.rate_per_s)} requests/s"
     )
 

@@ -31,6 +31,7 @@ def show_no_plan(title: str, reason: str, rejected: tuple[Rejection, ...], scena
     else:
         st.markdown(plain(sentence_case(rejected[0].why if rejected else reason)))
         link_to_calibrate("Measure this model on a server of yours")
+        _widen(scenario)
     if rejected:
         left_out(rejected, expanded=True)
 
@@ -39,11 +40,11 @@ def _nearest_miss(rejected: Sequence[Rejection]) -> None:
     nearest = next((rejection for rejection in rejected if rejection.nearest_s is not None), None)
     if nearest is None or nearest.limit is None or nearest.nearest_s is None:
         return
-    steady = "" if nearest.why.startswith("unsteady") else " even without load"
+    idle = "" if nearest.why.startswith("unsteady") else " even without load"
     st.markdown(
         f"**Nearest miss:** {plain(f'{nearest.gpu} TP{nearest.tp} {nearest.precision}')}: "
-        f"{limit_name(nearest.limit)} is {milliseconds(nearest.nearest_s)}{steady}, "
-        f"{room(nearest.nearest_s, nearest.limit)}. More GPUs do not help; one of these does:"
+        f"{limit_name(nearest.limit)} is {milliseconds(nearest.nearest_s)}{idle}, "
+        f"{room(nearest.nearest_s, nearest.limit)}. More GPUs do not help; this does:"
     )
 
 
@@ -59,12 +60,13 @@ def _relaxations(scenario: Scenario) -> None:
                 f"**Together:** {loosened}, with {plain(ways.together.candidate.label)}. No limit alone will do."
             )
             st.button("Use these limits", on_click=use_limits, args=(ways.together.limits,))
+    _widen(scenario)
+
+
+def _widen(scenario: Scenario) -> None:
+    """Where the form narrows the choice, a button that widens it."""
     if scenario.precisions or scenario.tps:
-        st.button(
-            "Allow any precision and TP",
-            on_click=allow_any,
-            help="The form limits what is compared; another precision or TP may be fast enough.",
-        )
+        st.button("Allow any precision and TP", on_click=allow_any, help="The form limits what is compared.")
 
 
 def _relaxation(way: Relaxation, number: int) -> None:
@@ -87,8 +89,8 @@ def _looser(smallest: Limit, roomy: Limit, candidate: Candidate, asked: str) -> 
     least, half = milliseconds(smallest.limit_s), milliseconds(roomy.limit_s)
     more = f" With {half} they carry half of what they can." if roomy != smallest else ""
     st.markdown(
-        f"**{limit_name(smallest)}:** {least} or more instead of {asked}, with {plain(candidate.label)}. At {least} "
-        f"its replicas are all but idle, so it takes very many.{more}"
+        f"**{limit_name(smallest)}:** {least} or more (by simulation) instead of {asked}, with "
+        f"{plain(candidate.label)}. At {least} its replicas are all but idle, so it takes very many of them.{more}"
     )
 
 

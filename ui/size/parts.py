@@ -15,7 +15,7 @@ from ui import answers
 from ui.words import BASIS_HELP, BASIS_LOOK, LEFT_OUT_ONE, counted, limit_name, plain, room, sentence_case
 
 CALIBRATE = "ui/pages/calibrate.py"
-ROWS_SEEN = 5
+ROWS_SEEN = 4
 """Rows of a table of configurations before it scrolls."""
 ROW_PX, HEADER_PX = 28, 36
 
@@ -23,7 +23,7 @@ ROW_PX, HEADER_PX = 28, 36
 def tell_unreadable_sources() -> None:
     """A line for each source of points that cannot be read; the answer goes on from the others."""
     for problem in answers.measured().problems:
-        st.warning(plain(f"{problem} The answer goes on without it."), title="Measured points could not be read")
+        st.warning(plain(problem), title="Measured points could not be read; the answer goes on without them")
 
 
 def link_to_calibrate(label: str = "Measure it") -> None:

@@ -57,7 +57,7 @@ def elsewhere(model: str, lengths: Lengths, besides: Sequence[str]) -> Candidate
 def _misfit(model: str, lengths: Lengths, rejection: Rejection, fitting: Sequence[Candidate]) -> Misfit:
     gpu, tp, precision = rejection.gpu, rejection.tp, rejection.precision
     larger = min((each for each in fitting if each.precision == precision), key=lambda each: each.tp, default=None)
-    bits = dict(BITS)
+    bits: dict[str, float] = dict(BITS.items())
     smaller = min(
         (each for each in fitting if bits[each.precision] < bits.get(precision, 0)),
         key=lambda each: (each.tp, -bits[each.precision]),

@@ -12,8 +12,8 @@ from streamlit.testing.v1 import AppTest
 from calibration.store import DATABASE_VARIABLE, Store
 from sizing import planner
 from sizing.candidates import find
-from sizing.commands.capacity import best_first
 from sizing.fleets.daily import gpus_by_hour
+from sizing.fleets.existing import best_first
 from sizing.numbers import milliseconds, significant
 from sizing.plan import Plan
 from sizing.relax import relaxations

@@ -8,12 +8,11 @@ from dataclasses import dataclass, replace
 import streamlit as st
 
 from sizing.candidates import Choice
-from sizing.commands.capacity import best_first
 from sizing.curves import Point
 from sizing.errors import NoFeasiblePlan
 from sizing.fits import Misfit, elsewhere, misfits
 from sizing.fleets.daily import Daily, gpus_by_hour
-from sizing.fleets.existing import Existing
+from sizing.fleets.existing import Existing, best_first
 from sizing.plan import Candidate, Plan, Question, Rejection
 from sizing.rejections import distance_from_sla
 from sizing.relax import Relaxation, Together, relaxations, together

@@ -59,12 +59,12 @@ def sentence(plan: Plan, day: Daily) -> str:
 
 def working(plan: Plan, day: Daily) -> str:
     """What following the load saves, and of what the hours are made."""
-    candidate = plan.answer.candidate
-    spare = f", of which {plan.answer.spare} spare" if plan.answer.spare else ""
+    candidate, spare = plan.answer.candidate, plan.answer.spare
+    kept = f", {spare} spare at all hours" if spare else ""
     return (
-        f"{day.gpu_hours:,} GPU-hours a day in replicas of TP{candidate.tp}, {candidate.precision}{spare}; a fleet for "
-        f"the peak all day: {day.constant_gpus:,} GPUs × {HOURS} h = {day.constant_gpu_hours:,} GPU-hours, "
-        f"{day.saved:.0%} saved"
+        f"{day.gpu_hours:,} GPU-hours a day in replicas of {candidate.gpus} GPU{'s' if candidate.gpus > 1 else ''} "
+        f"(TP{candidate.tp}, {candidate.precision}){kept}; the peak's fleet all day: {day.constant_gpus:,} GPUs × "
+        f"{HOURS} h = {day.constant_gpu_hours:,}, so {day.saved:.0%} saved"
     )
 
 

@@ -9,7 +9,7 @@ import streamlit as st
 
 from sizing import answer
 from sizing.loadcurve import LoadCurve
-from sizing.numbers import significant
+from sizing.numbers import milliseconds, significant
 from sizing.plan import Fleet, Plan
 from sizing.servers import servers, usual_server
 from ui import answers
@@ -53,7 +53,11 @@ def show_plan(plan: Plan, curve: LoadCurve, scenario: Scenario) -> None:
             chart.figure.update_layout(height=CHART_PX)
             show(chart, limit.metric)
     _alternatives(plan, scenario)
-    left_out(plan.rejected)
+    one, other = st.columns(2)
+    with one:
+        left_out(plan.rejected)
+    with other, st.expander("Data behind the charts"):
+        st.dataframe(_chart_data(plan, curve), hide_index=True, alt="Latencies at rising load, as drawn in the charts")
 
 
 def headline(plan: Plan, scenario: Scenario) -> None:
@@ -169,6 +173,17 @@ def _row(fleet: Fleet, price_per_gpu_hour: float | None) -> dict[str, object]:
         "90 % band (GPUs)": gpus_band(fleet),
     }
     return row if price_per_gpu_hour is None else {**row, "Cost per hour": price_per_gpu_hour * fleet.gpus}
+
+
+def _chart_data(plan: Plan, curve: LoadCurve) -> pd.DataFrame:
+    """A row for each load of the charts; infinite where the queue grows without end."""
+    limits = plan.question.sla.limits
+    rows = [
+        {"Load (requests/s per replica)": significant(rate)}
+        | {limit_name(limit): milliseconds(said.value_s(limit)) for limit in limits}
+        for rate, said in zip(curve.rates_per_s, curve.predictions, strict=True)
+    ]
+    return pd.DataFrame(rows)
 
 
 def _in_words(fleet: Fleet) -> str:

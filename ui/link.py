@@ -116,7 +116,7 @@ def from_query(query: Mapping[str, str]) -> tuple[Scenario, list[str]]:
             instead = _text(getattr(default, field.name))
             problems.append(f"{key}={_quoted(query[key])}: {error}. Used instead: {instead}.")
     if absent:
-        problems.append(f"Not in the link, so the usual values are used: {', '.join(absent)}.")
+        problems.append(f"Not in the link, so the usual values are used: {_several(absent)}.")
     return Scenario(**values), [*problems, *_beside(query)]
 
 

@@ -31,9 +31,10 @@ def show_day(plan: Plan, day: Daily, scenario: Scenario) -> None:
     """The day's answer: sentence, cards, chart and the loads to edit."""
     tell_unreadable_sources()
     fleet = plan.answer
-    st.title(plain(sentence(plan, day)), anchor=False)
-    st.markdown(plain(working(plan, day)))
-    basis_line(fleet.basis, f"At the peak {answer.band(fleet)} · {fleet.candidate.source}", answer.why_wide(fleet))
+    with st.container(gap="xsmall"):
+        st.title(plain(sentence(plan, day)), anchor=False)
+        st.markdown(plain(working(plan, day)))
+        basis_line(fleet.basis, f"At the peak {answer.band(fleet)} · {fleet.candidate.source}", answer.why_wide(fleet))
     tell_change_since_link(fleet.gpus, scenario)
     _cards(plan, day)
     loads, chart = st.columns([1, 3])

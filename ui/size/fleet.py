@@ -34,7 +34,7 @@ PER_GPU_HELP = (
     "What a working replica is planned for, SLA met and headroom kept, over its GPUs. Over all GPUs owned: {}."
 )
 GPUS_HELP = "GPUs to own: all replicas, spares included, times the GPUs of each."
-CHART_PX = 218
+CHART_PX = 210
 """Height of a chart here: low, so that the whole answer is seen at once."""
 COMPARE = "ui/pages/compare.py"
 
@@ -42,10 +42,12 @@ COMPARE = "ui/pages/compare.py"
 def show_plan(plan: Plan, curve: LoadCurve, scenario: Scenario) -> None:
     """The whole answer."""
     tell_unreadable_sources()
-    headline(plan, scenario)
+    with st.container(gap="xsmall"):
+        headline(plan, scenario)
     tell_change_since_link(plan.answer.gpus, scenario)
     _cards(plan)
-    _remarks(plan, scenario)
+    with st.container(gap="xsmall"):
+        _remarks(plan, scenario)
     limits = plan.question.sla.limits
     for column, limit in zip(st.columns(len(limits)), limits, strict=True):
         with column:

@@ -50,10 +50,11 @@ def show_carried(fleets: Sequence[Existing], rejected: Sequence[Rejection], scen
     """The answer: the best way to run these GPUs, and the others."""
     tell_unreadable_sources()
     best, question = fleets[0], scenario.question
-    st.title(plain(sentence(best)), anchor=False)
-    st.markdown(plain(working(best, question.headroom)))
-    checked = "checked by simulation" if best.predicted.method == "simulation" else "by formula"
-    basis_line(best.basis, f"{band(best)} · {best.candidate.source} · {checked}", why_wide(best))
+    with st.container(gap="xsmall"):
+        st.title(plain(sentence(best)), anchor=False)
+        st.markdown(plain(working(best, question.headroom)))
+        checked = "checked by simulation" if best.predicted.method == "simulation" else "by formula"
+        basis_line(best.basis, f"{band(best)} · {best.candidate.source} · {checked}", why_wide(best))
     with st.grid(2 + len(question.sla.limits), min_column_width=150):
         total = significant(best.rate_per_s)
         card("Requests/s", total, f"SLA fails at {significant(best.limit_per_s)}", RATE_HELP.format(total))

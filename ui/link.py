@@ -5,22 +5,31 @@ Version 2. A link of version 1 opens without a word: what it cannot say was then
 
 from __future__ import annotations
 
-import math
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from typing import Any, NamedTuple, get_args
 
 from sizing.errors import ScenarioError
-from sizing.fleets.daily import HOURS
-from sizing.workload import Arrivals, Limit, Metric, Routing
+from sizing.workload import Routing
+from ui.link_text import (
+    Parse,
+    Unreadable,
+    arrivals,
+    day,
+    limit,
+    list_of,
+    name,
+    number,
+    on_or_off,
+    one_of,
+    or_off,
+    quoted,
+    text_of,
+)
 from ui.scenario import (
-    ARRIVAL_CV,
-    ARRIVAL_SIZE,
     FLEET,
     HEADROOM,
-    LIMIT_S,
-    OF_PEAK,
     OF_SERVER,
     PEAK_FACTOR,
     PRICE,
@@ -30,28 +39,13 @@ from ui.scenario import (
     TOKENS,
     TP,
     VARIATION,
-    Range,
     Scenario,
 )
 from ui.view import PREFIX
 
 VERSION, KNOWN = "2", ("1", "2")
-ANY = "any"
-OFF = "off"
-SEPARATOR = ","
-LONGEST = 200
-"""Characters of a name at most."""
-MOST_LISTED = 50
-"""Names or numbers of a list at most."""
-QUOTED, MOST_NAMED = 60, 8
-"""Characters of a value quoted back in a warning, and names in a list there."""
-
-
-class Unreadable(ValueError):
-    """A value of the link that cannot be used; the message says what would be."""
-
-
-Parse = Callable[[str], Any]
+MOST_NAMED = 8
+"""Names in a list of a warning at most."""
 
 
 class Field(NamedTuple):
@@ -90,7 +84,7 @@ BESIDE = {
 
 def to_query(scenario: Scenario, gpus: int | None = None, data: Stamp | None = None) -> dict[str, str]:
     """Every field of the scenario, the codec's version and, where known, the answer (`n`, in GPUs) and its data."""
-    query = {"v": VERSION} | {key: _text(getattr(scenario, field.name)) for key, field in FIELDS.items()}
+    query = {"v": VERSION} | {key: text_of(getattr(scenario, field.name)) for key, field in FIELDS.items()}
     query |= {} if data is None else {"data": str(data)}
     return query if gpus is None else query | {"n": str(gpus)}
 
@@ -113,8 +107,8 @@ def from_query(query: Mapping[str, str]) -> tuple[Scenario, list[str]]:
         try:
             values[field.name] = field.parse(query[key])
         except (Unreadable, ScenarioError) as error:
-            instead = _text(getattr(default, field.name))
-            problems.append(f"{key}={_quoted(query[key])}: {error}. Used instead: {instead}.")
+            instead = text_of(getattr(default, field.name))
+            problems.append(f"{key}={quoted(query[key])}: {error}. Used instead: {instead}.")
     if absent:
         problems.append(f"Not in the link, so the usual values are used: {_several(absent)}.")
     return Scenario(**values), [*problems, *_beside(query)]
@@ -122,7 +116,7 @@ def from_query(query: Mapping[str, str]) -> tuple[Scenario, list[str]]:
 
 def repeated(counts: Mapping[str, int]) -> list[str]:
     """One line for the parameters that a link has more than once, given how often it has each."""
-    twice = [_quoted(key) for key, count in counts.items() if count > 1]
+    twice = [quoted(key) for key, count in counts.items() if count > 1]
     return [f"More than once in the link, so the last one is used: {_several(twice)}."] if twice else []
 
 
@@ -143,9 +137,9 @@ def _beside(query: Mapping[str, str]) -> list[str]:
     problems = []
     for key, (pattern, what) in BESIDE.items():
         if key in query and not pattern.fullmatch(query[key]):
-            problems.append(f"{key}={_quoted(query[key])}: must be {what}. It is ignored.")
+            problems.append(f"{key}={quoted(query[key])}: must be {what}. It is ignored.")
     known = {*FIELDS, *BESIDE, "v"}
-    unknown = [_quoted(key) for key in query if key not in known and not key.startswith(PREFIX)]
+    unknown = [quoted(key) for key in query if key not in known and not key.startswith(PREFIX)]
     return [*problems, f"Not a field of a link and ignored: {_several(unknown)}."] if unknown else problems
 
 
@@ -162,140 +156,34 @@ def _version(query: Mapping[str, str]) -> tuple[int, list[str]]:
     if version is None:
         return int(VERSION), [f"The link names no version; it is read as version {VERSION}."]
     known = " and ".join(KNOWN)
-    return int(VERSION), [f"v={_quoted(version)}: this program reads links of versions {known}; check every value."]
-
-
-def _quoted(text: str) -> str:
-    """The beginning of a text of unknown origin, with a replacement sign for each character that cannot be seen."""
-    seen = "".join(sign if sign.isprintable() else "\N{REPLACEMENT CHARACTER}" for sign in text[:QUOTED])
-    return seen if len(text) <= QUOTED else f"{seen}… ({len(text):,} characters)"
-
-
-def _text(value: Any) -> str:
-    match value:
-        case None | False:
-            return OFF
-        case True:
-            return "on"
-        case tuple():
-            return (
-                SEPARATOR.join(each if isinstance(each, str) else f"{each!r}".removesuffix(".0") for each in value)
-                or ANY
-            )
-        case Limit():
-            return f"p{value.percentile}:{value.limit_s!r}s"
-        case Arrivals():
-            return f"gamma:cv={value.cv!r}" if value.kind == "gamma" else str(value)
-        case str():
-            return value
-        case _:
-            return repr(value)
-
-
-def _number(allowed: Range, whole: bool = False) -> Parse:
-    def parse(text: str) -> float:
-        try:
-            value = int(text) if whole else float(text)
-        except ValueError:
-            raise Unreadable(f"must be a {'whole ' if whole else ''}number {allowed}") from None
-        if not math.isfinite(value) or value not in allowed:
-            raise Unreadable(f"must be {allowed}")
-        return value
-
-    return parse
-
-
-def _short(text: str) -> str:
-    """The text, for readers whose errors quote all of it."""
-    if len(text) > QUOTED:
-        raise Unreadable(f"must be at most {QUOTED} characters")
-    return text
-
-
-def _name(text: str) -> str:
-    if not text.strip() or len(text) > LONGEST or not text.isprintable():
-        raise Unreadable(f"must be a name of 1 to {LONGEST} printable characters")
-    return text
-
-
-def _list(item: Parse) -> Parse:
-    def parse(text: str) -> tuple[Any, ...]:
-        parts = text.split(SEPARATOR)
-        if len(parts) > MOST_LISTED:
-            raise Unreadable(f"must be at most {MOST_LISTED} of them")
-        return () if text == ANY else tuple(dict.fromkeys(map(item, parts)))
-
-    return parse
-
-
-def _one_of(*allowed: str) -> Parse:
-    def parse(text: str) -> str:
-        if text not in allowed:
-            raise Unreadable(f"must be one of {', '.join(allowed)}")
-        return text
-
-    return parse
-
-
-def _or_off(parse: Parse) -> Parse:
-    return lambda text: None if text == OFF else parse(text)
-
-
-def _limit(metric: Metric) -> Parse:
-    def parse(text: str) -> Limit:
-        limit = Limit.parse(metric, _short(text))
-        if limit.limit_s not in LIMIT_S:
-            raise Unreadable(f"the limit must be {LIMIT_S}")
-        return limit
-
-    return _or_off(parse)
-
-
-def _arrivals(text: str) -> Arrivals:
-    arrivals = Arrivals.parse(_short(text))
-    if arrivals.kind == "gamma" and arrivals.cv not in ARRIVAL_CV:
-        raise Unreadable(f"the CV must be {ARRIVAL_CV}")
-    if arrivals.kind == "batch" and arrivals.size not in ARRIVAL_SIZE:
-        raise Unreadable(f"the size must be {ARRIVAL_SIZE}")
-    return arrivals
-
-
-def _day(text: str) -> tuple[float, ...]:
-    hours = tuple(map(_number(OF_PEAK), text.split(SEPARATOR)[: HOURS + 1]))
-    if len(hours) != HOURS or max(hours) == 0:
-        raise Unreadable(f"must be {HOURS} loads {OF_PEAK}, from midnight on, and not all 0")
-    return hours
-
-
-def _on(text: str) -> bool:
-    return bool(_one_of("on", OFF)(text) == "on")
+    return int(VERSION), [f"v={quoted(version)}: this program reads links of versions {known}; check every value."]
 
 
 FIELDS: dict[str, Field] = {
-    "model": Field("model", _name),
-    "gpu": Field("gpus", _list(_name)),
-    "precision": Field("precisions", _list(_name)),
-    "tp": Field("tps", _list(_number(TP, whole=True))),
-    "rate": Field("rate_per_s", _number(RATE)),
-    "isl": Field("isl", _number(TOKENS, whole=True)),
-    "isl_cv": Field("isl_cv", _number(VARIATION)),
-    "osl": Field("osl", _number(TOKENS, whole=True)),
-    "osl_cv": Field("osl_cv", _number(VARIATION)),
-    "ttft": Field("ttft", _limit("ttft")),
-    "itl": Field("itl", _limit("itl")),
-    "e2e": Field("e2e", _limit("e2e")),
-    "headroom": Field("headroom", _number(HEADROOM)),
-    "spare": Field("spare", _number(SPARE, whole=True)),
-    "routing": Field("routing", _one_of(*get_args(Routing))),
-    "arrivals": Field("arrivals", _arrivals),
-    "price": Field("price_per_gpu_hour", _or_off(_number(PRICE))),
-    "points": Field("use_points", _on),
-    "prefix": Field("prefix_share", _number(SHARE), since=2),
-    "prefix_hit": Field("prefix_hit", _number(SHARE), since=2),
-    "peak_factor": Field("peak_factor", _number(PEAK_FACTOR), since=2),
-    "server": Field("gpus_per_server", _or_off(_number(OF_SERVER, whole=True)), since=2),
-    "have": Field("fleet_gpus", _number(FLEET, whole=True), since=2),
-    "day": Field("day", _day, since=2),
+    "model": Field("model", name),
+    "gpu": Field("gpus", list_of(name)),
+    "precision": Field("precisions", list_of(name)),
+    "tp": Field("tps", list_of(number(TP, whole=True))),
+    "rate": Field("rate_per_s", number(RATE)),
+    "isl": Field("isl", number(TOKENS, whole=True)),
+    "isl_cv": Field("isl_cv", number(VARIATION)),
+    "osl": Field("osl", number(TOKENS, whole=True)),
+    "osl_cv": Field("osl_cv", number(VARIATION)),
+    "ttft": Field("ttft", limit("ttft")),
+    "itl": Field("itl", limit("itl")),
+    "e2e": Field("e2e", limit("e2e")),
+    "headroom": Field("headroom", number(HEADROOM)),
+    "spare": Field("spare", number(SPARE, whole=True)),
+    "routing": Field("routing", one_of(*get_args(Routing))),
+    "arrivals": Field("arrivals", arrivals),
+    "price": Field("price_per_gpu_hour", or_off(number(PRICE))),
+    "points": Field("use_points", on_or_off),
+    "prefix": Field("prefix_share", number(SHARE), since=2),
+    "prefix_hit": Field("prefix_hit", number(SHARE), since=2),
+    "peak_factor": Field("peak_factor", number(PEAK_FACTOR), since=2),
+    "server": Field("gpus_per_server", or_off(number(OF_SERVER, whole=True)), since=2),
+    "have": Field("fleet_gpus", number(FLEET, whole=True), since=2),
+    "day": Field("day", day, since=2),
 }
 """URL key -> field of the scenario. Keys are for ever: old links must open."""
 

@@ -16,6 +16,7 @@ from sizing.fleets.daily import HOURS
 from sizing.workload import METRICS, PERCENTILES, ROUTINGS, Arrivals, Limit
 from ui import link
 from ui.link import Stamp
+from ui.link_text import ANY
 from ui.scenario import (
     ARRIVAL_CV,
     ARRIVAL_SIZE,
@@ -40,7 +41,7 @@ LINES = [
 OLD_LINKS = list(zip(LINES[::2], LINES[1::2], strict=True))
 
 names = some.text(min_size=1, max_size=60).filter(
-    lambda text: text.strip() and text.isprintable() and "," not in text and text != link.ANY
+    lambda text: text.strip() and text.isprintable() and "," not in text and text != ANY
 )
 
 

@@ -2,7 +2,7 @@
 
 import streamlit as st
 
-from ui import form, link
+from ui import answers, form, link
 from ui.words import plain
 
 st.set_page_config(page_title="GPUs for LLM serving", page_icon="ui/icon.svg", layout="wide", initial_sidebar_state=360)
@@ -26,6 +26,7 @@ if st.session_state.link_problems:
 st.session_state.gpus_found = None
 st.session_state.shown = {}
 page.run()
-st.session_state.written = link.to_query(scenario, st.session_state.gpus_found) | st.session_state.shown
+query = link.to_query(scenario, st.session_state.gpus_found, answers.stamp(scenario))
+st.session_state.written = query | st.session_state.shown
 st.query_params.from_dict(st.session_state.written)
 st.session_state.settled = True

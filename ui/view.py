@@ -10,11 +10,13 @@ state = st.session_state
 
 PREFIX = "show."
 """Of the URL parameters that are no fields of the scenario."""
+LONGEST = 200
+"""Characters of a value at most; what is longer is nobody's choice."""
 
 
 def fill(query: Mapping[str, str]) -> None:
     """Take the view of a link; what it does not say, or no page knows, falls back to the first choice when drawn."""
-    state.update({key: value for key, value in query.items() if key.startswith(PREFIX)})
+    state.update({key: value for key, value in query.items() if key.startswith(PREFIX) and len(value) <= LONGEST})
 
 
 def chosen(label: str, options: Mapping[str, str], key: str, *, help: str | None = None) -> str:
@@ -33,6 +35,7 @@ def chosen(label: str, options: Mapping[str, str], key: str, *, help: str | None
         required=True,
         label_visibility="collapsed",
         help=help,
+        persist_state="session",
     )
     state.shown[name] = state[name]
     return str(state[name])

@@ -73,7 +73,7 @@ def speeds(scenario: Scenario, plan: Plan | None) -> list[SpeedCurve]:
 def _speeds(scenario: Scenario, digest: str, _points: Sequence[Point], _plan: Plan | None) -> list[SpeedCurve]:
     try:
         # Found once for the plan and remembered: fitting the points anew would take seconds.
-        found, _ = answers._found(scenario.model, scenario.lengths, scenario.choice, digest, _points)
+        found, _ = answers.found_among(scenario.model, scenario.lengths, scenario.choice, digest, _points)
         question = scenario.question
     except SizingError:
         return []

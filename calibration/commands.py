@@ -98,10 +98,11 @@ def _sweep(start: Callable[[Store, Bar], int], as_json: bool) -> None:
 
 @contextmanager
 def _interruptible(bar: Bar) -> Iterator[None]:
-    """Ctrl-C leaves one line that says how to go on."""
+    """Ctrl-C, or SIGTERM, leaves one line that says how to go on."""
     if threading.current_thread() is threading.main_thread():
         # a run started in the background has SIGINT ignored; it too can be interrupted and resumed
         signal.signal(signal.SIGINT, signal.default_int_handler)
+        signal.signal(signal.SIGTERM, signal.default_int_handler)
     try:
         yield
     except KeyboardInterrupt:

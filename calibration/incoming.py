@@ -24,6 +24,8 @@ from sizing.errors import PointsError
 POINTS_TABLE = "points"
 MOST_UPLOAD_BYTES = 20 * 1000 * 1000
 MOST_UPLOAD_POINTS = 10_000
+MOST_UPLOAD_VALUES = 20_000_000
+"""Of a request log: 160 MB in memory, however small the file is."""
 LONGEST_NAME = 80
 
 
@@ -91,7 +93,7 @@ def preview(store: Store, upload: Upload) -> tuple[Point, ...]:
     """The points in an upload; nothing is kept. Raises FileError or PointsError, one line that calls it by its name."""
     with _laid_down(store, upload) as file:
         if _whole_run(upload, file):
-            with read_bundle(file) as bundle:
+            with read_bundle(file, MOST_UPLOAD_VALUES) as bundle:
                 points = tuple(part.point for part in bundle.points)
         else:
             points = tuple(item.point for item in read_file(file, upload.kind, dict(upload.said)))
@@ -104,11 +106,11 @@ def take_in(store: Store, upload: Upload) -> tuple[int, bool]:
 
     Raises FileError, PointsError or StoreError, and nothing is kept then.
     """
+    preview(store, upload)
     with _laid_down(store, upload) as file:
         if _whole_run(upload, file):
             return import_bundle(store, file)
         found = read_file(file, upload.kind, dict(upload.said))
-        _check_count(upload, [item.point for item in found])
         return import_measurements(store, f"imported from {upload.shown_name}", found)
 
 

@@ -82,7 +82,7 @@ def start(store: Store, file: PlanFile) -> int:
 
 
 def go_on(store: Store, run_id: int) -> None:
-    """Start a run again that was lost, failed or interrupted: it measures what it has no point of. Raises as `start`."""
+    """Start a run again that was lost, failed or interrupted: it measures the levels left. Raises as `start`."""
     run = store.run(run_id)
     check_target(run.target)
     requeue(store, run_id)

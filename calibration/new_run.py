@@ -74,7 +74,7 @@ class Duration(NamedTuple):
 
 
 def duration(plan: SweepPlan, points: Sequence[Point], gpus: int = 1) -> Duration:
-    """How long `plan` will take on a replica of `gpus` GPUs: of an adaptive one the budget, else the sum over its levels.
+    """How long `plan` takes on a replica of `gpus` GPUs: of an adaptive one the budget, else the sum over its levels.
 
     `points` are of the same deployment, measured before: with one of the same lengths the sweep's own estimate is
     used; without any, every level is taken to be measured as long as it may (its warm-up is not known and left out).

@@ -129,8 +129,8 @@ def _question(scenario: Scenario) -> Question:
 
 
 ADAPTIVE_HELP = (
-    "Of the levels above those are measured that make the GPU count of the question on the left sure. The run stops when "
-    "the count no longer changes."
+    "Of the levels above those are measured that make the GPU count of the question on the left sure. The run stops "
+    "when the count no longer changes."
 )
 
 

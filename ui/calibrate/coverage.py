@@ -29,13 +29,15 @@ def coverage_view(scenario: Scenario, waiting: int) -> None:
     """`waiting` points of the store are not accepted yet."""
     if waiting:
         st.info(f"{waiting} points wait to be accepted, and are not counted here: see Runs.")
-    points = answers.measured().points
-    _stands_on(scenario)
-    if not points:
+    if points := answers.measured().points:
+        _measured(points)
+    else:
         st.markdown("**Nothing has been measured yet.** Plan a run under New run, or bring in a file under Import.")
-        return
+    _stands_on(scenario)
+
+
+def _measured(points: Sequence[Point]) -> None:
     groups = _groups(points)
-    st.subheader("Measured", anchor=False)
     table = pd.DataFrame([_row(deployment, lengths, group) for (deployment, lengths), group in groups.items()])
     st.dataframe(
         table,
@@ -82,7 +84,7 @@ def _row(deployment: Deployment, lengths: Lengths, group: Sequence[Point]) -> di
 
 def _stands_on(scenario: Scenario) -> None:
     """What the present question's answer rests on, and what would make it surer."""
-    st.subheader("This question", anchor=False)
+    st.subheader("What the present question's answer stands on", anchor=False)
     if scenario.missing:
         st.markdown(f"{scenario.missing}: then there is an answer to look behind.")
         return

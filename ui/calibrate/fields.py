@@ -19,7 +19,8 @@ PLACE = "HOST:8001"
 LABELS = {"model": "Model", "precision": "Precision", "gpu": "GPU", "engine": "Engine", "engine_version": "Its version"}
 LABEL_HELP = "Written on the points. Empty: as the server says itself; it says so if it does not know."
 LONGEST_LABEL = 120
-OFF = "off"
+UNREAD = "Not read"
+USUAL = {"run_served": "ensemble", "run_longest": 120, "run_half": 5.0, "run_seed": 0, "run_budget": 30.0}
 
 
 def fill(lengths: Lengths, users: tuple[int, ...], deployment: Deployment | None) -> None:
@@ -34,6 +35,8 @@ def fill(lengths: Lengths, users: tuple[int, ...], deployment: Deployment | None
 
 def usual(scenario: Scenario) -> None:
     """What the form opens on: the scenario's lengths and a few levels."""
+    for key, value in USUAL.items():
+        state.setdefault(key, value)
     if "run_isl" not in state:
         fill(scenario.lengths, (1, 4, 16, 64), None)
 
@@ -46,17 +49,19 @@ def keep() -> None:
 def server() -> dict[str, str]:
     """Draw where the server is: only servers that the operator named can be picked."""
     names = list(jobs.targets().allowed) if jobs.is_allowed() else []
-    left, middle, right = st.columns([2, 2, 1])
-    target = left.selectbox("Server (host:port)", names or [PLACE], key="run_target", help=TARGET_HELP)
-    model = middle.text_input(
-        "Model on the server", "ensemble", max_chars=LONGEST_LABEL, key="run_served", help=SERVED_HELP
-    )
-    protocol = right.selectbox("Protocol", ["grpc", "http"], format_func=PROTOCOLS.__getitem__, key="run_protocol")
-    metrics = ""
+    target, model, protocol, metrics = st.columns([2, 2, 1, 2] if names else [2, 2, 1, 0.01])
+    target.selectbox("Server (host:port)", names or [PLACE], key="run_target", help=TARGET_HELP)
+    model.text_input("Model on the server", max_chars=LONGEST_LABEL, key="run_served", help=SERVED_HELP)
+    protocol.selectbox("Protocol", list(PROTOCOLS), format_func=PROTOCOLS.__getitem__, key="run_protocol")
     if names:
-        picked = st.selectbox("Its metrics (host:port)", [OFF, *names], key="run_metrics", help=METRICS_HELP)
-        metrics = "" if picked == OFF else picked
-    return {"target": target, "model": model, "protocol": protocol, "metrics": metrics}
+        metrics.selectbox("Its metrics (host:port)", [UNREAD, *names], key="run_metrics", help=METRICS_HELP)
+    read = state.get("run_metrics", UNREAD) if names else UNREAD
+    return {
+        "target": state.run_target,
+        "model": state.run_served.strip(),
+        "protocol": state.run_protocol,
+        "metrics": "" if read == UNREAD else read,
+    }
 
 
 PROTOCOLS = {"grpc": "gRPC", "http": "HTTP"}
@@ -83,12 +88,14 @@ def lengths() -> Lengths:
     isl_cv.number_input("Input variation (CV)", 0.0, 5.0, step=0.1, format="%g", key="run_isl_cv", help=CV_HELP)
     osl.number_input("Output (tokens)", 1, 1_000_000, step=1, key="run_osl")
     osl_cv.number_input("Output variation (CV)", 0.0, 5.0, step=0.1, format="%g", key="run_osl_cv", help=CV_HELP)
+    if not (state.run_isl_cv or state.run_osl_cv):
+        st.caption(f":material/info: Equal requests. {CV_HELP}")
     return Lengths(state.run_isl, state.run_osl, state.run_isl_cv, state.run_osl_cv)
 
 
 CV_HELP = (
-    "0: all equal. Users with equal requests can stay in step, which hides what the server does with any other load: "
-    "0.3 for the input and 0.5 for the output is a good start."
+    "Users whose requests are all equal can stay in step, which hides what the server does with other loads. 0.3 for "
+    "the input and 0.5 for the output vary like chat."
 )
 
 
@@ -96,13 +103,9 @@ def load(scenario: Scenario) -> dict[str, object]:
     """Draw the levels, how long each may take, and whether all of them are wanted."""
     users = st.multiselect("Concurrency (users)", USERS, key="run_users", help=USERS_HELP)
     left, middle, right = st.columns(3)
-    longest_s = left.number_input(
-        "Longest time per level (s)", 1, 3600, 120, step=10, key="run_longest", help=LONGEST_HELP
-    )
-    half = middle.number_input("Means known to ± (%)", 1.0, 50.0, 5.0, format="%g", key="run_half", help=LONGEST_HELP)
-    seed = right.number_input(
-        "Seed", 0, 2**31 - 1, 0, step=1, key="run_seed", help="Prompts and arrivals follow from it."
-    )
+    longest_s = left.number_input("Longest time per level (s)", 1, 3600, step=10, key="run_longest", help=LONGEST_HELP)
+    half = middle.number_input("Means known to ± (%)", 1.0, 50.0, format="%g", key="run_half", help=LONGEST_HELP)
+    seed = right.number_input("Seed", 0, 2**31 - 1, step=1, key="run_seed", help="Prompts and arrivals follow from it.")
     values = {"concurrency": tuple(users), "longest_s": longest_s, "half_width": half / 100, "seed": seed}
     return values | {"question": _question(scenario)}
 
@@ -117,7 +120,7 @@ def _question(scenario: Scenario) -> Question:
         return {}
     if not st.toggle("Only the levels that this question needs", key="run_adaptive", help=ADAPTIVE_HELP):
         return {}
-    minutes = st.number_input("Budget (GPU-minutes)", 1.0, 10_000.0, 30.0, format="%g", key="run_budget")
+    minutes = st.number_input("Budget (GPU-minutes)", 1.0, 10_000.0, format="%g", key="run_budget")
     query = link.to_query(scenario)
     limits = {metric: query[metric] for metric in METRICS if query[metric] != link.OFF}
     asked = {

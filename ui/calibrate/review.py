@@ -34,6 +34,9 @@ def review(points: Sequence[Point], key: str) -> None:
 
 
 def _law(trial: Trial, key: str) -> None:
+    if len(trial.void) == len(trial.points):
+        st.warning("Every point is void: accepted or not, no answer will rest on them. Measure again.")
+        return
     if trial.fitted is None:
         st.info(f"No law can be fitted to these points alone: {plain(trial.why)}.".replace("..", "."))
         return
@@ -66,12 +69,14 @@ def _verdict(fitted: Fit) -> str:
 
 def _table(trial: Trial) -> None:
     errors = {} if trial.fitted is None else {error.point: error for error in trial.fitted.errors}
-    void = f", {len(trial.void)} void" if trial.void else ""
-    with st.expander(f"{len(trial.points)} points read{void}", expanded=trial.fitted is None):
-        rows = [_row(point, errors.get(point)) for point in trial.points]
-        st.dataframe(pd.DataFrame(rows), hide_index=True, alt="The points with their verdicts and the law's errors")
-    for point in trial.void:
-        st.caption(f":material/block: {plain(_level(point))}: {plain(_verdict_of(point))}. {plain(point.notes)}")
+    with st.expander(f"Data of the {len(trial.points)} points", expanded=trial.fitted is None):
+        table = pd.DataFrame([_row(point, errors.get(point)) for point in trial.points])
+        told = [column for column in table if table[column].any()]
+        st.dataframe(table[told], hide_index=True, alt="The points with their verdicts and the law's errors")
+    if trial.void:
+        with st.expander(f"{len(trial.void)} void: kept, never fitted", icon=":material/block:"):
+            for point in trial.void:
+                st.caption(f"**{plain(_level(point))}: {plain(_verdict_of(point))}.** {plain(point.notes)}")
 
 
 def _row(point: Point, error: PointError | None) -> dict[str, str]:

@@ -41,7 +41,7 @@ def runs_view(store: Store) -> None:
         st.fragment(_panel, run_every=LOOK_EVERY_S)(store, run.id)
     else:
         _ended(store, run)
-    with st.expander(f"All {len(runs)} runs"):
+    with st.expander("All runs" if len(runs) > 1 else "The run as a row"):
         table = pd.DataFrame([_row(run) for run in runs])
         height = ROWS_PX * min(len(runs), ROWS_SEEN) + HEADER_PX
         st.dataframe(table, hide_index=True, row_height=ROWS_PX, height=height, alt="All runs, newest first")
@@ -64,16 +64,20 @@ def _picked(runs: list[Run]) -> Run:
 
 def _line(run: Run) -> str:
     waiting = f", {run.pending} to be accepted" if run.pending and run.state not in LIVE else ""
-    return f"Run {run.id}: {STATE_WORDS[run.state].split(':')[0]}{waiting}. {run.label}, {run.created[:16]} UTC"
+    return f"Run {run.id}: {STATE_WORDS[run.state].split(':')[0]}{waiting}. {run.label}, {_when(run.created)}"
 
 
 def _about(run: Run) -> None:
     void = f" ({run.void} void)" if run.void else ""
     of = f" of {run.levels}" if run.levels else ""
-    ended = f", ended {run.ended[:16].replace('T', ' ')} UTC" if run.ended else ""
-    begun = run.created[:16].replace("T", " ")
-    text = f"{run.label} · {run.points}{of} levels measured{void} · begun {begun} UTC{ended}"
+    ended = f", ended {_when(run.ended)}" if run.ended else ""
+    text = f"{run.label} · {run.points}{of} levels measured{void} · begun {_when(run.created)}{ended}"
     st.caption(plain(text))
+
+
+def _when(moment: str) -> str:
+    """An ISO 8601 time in UTC, for people."""
+    return f"{moment[:16].replace('T', ' ')} UTC"
 
 
 def _panel(store: Store, run_id: int) -> None:
@@ -196,5 +200,5 @@ def _row(run: Run) -> dict[str, str | int]:
         "To be accepted": run.pending,
         "Discarded": run.discarded,
         "What": run.label,
-        "Begun (UTC)": run.created[:16].replace("T", " "),
+        "Begun": _when(run.created),
     }

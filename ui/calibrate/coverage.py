@@ -20,7 +20,7 @@ from ui.view import PREFIX
 from ui.words import BASIS_HELP, BASIS_LOOK, plain
 
 state = st.session_state
-ROW_PX, HEADER_PX, ROWS_SEEN = 28, 36, 10
+ROW_PX, HEADER_PX, ROWS_SEEN = 28, 38, 10
 ENOUGH = 2
 """Load levels from which a law can be fitted."""
 

@@ -14,7 +14,7 @@ from sizing.numbers import significant
 from ui.calibrating import Trial, trials
 from ui.charts.parity import QUANTITIES, parity
 from ui.look import ink, show
-from ui.words import plain
+from ui.words import plain, sentence_case
 
 POOR = 2.0
 """Mean squared error, in errors granted to the measurement, above which the law does not fit."""
@@ -50,19 +50,24 @@ def _law(trial: Trial, key: str) -> None:
         with grid:
             show(chart, f"{key}_{number}")
     for distrust in fitted.distrusted:
-        st.warning(plain(str(distrust)), icon=":material/help:")
+        st.warning(plain(sentence_case(str(distrust))), icon=":material/help:")
+    told = set(map(str, fitted.distrusted))
     for warning in fitted.warnings:
-        st.caption(f":material/warning: {plain(warning)}")
+        if warning not in told:
+            st.caption(f":material/warning: {plain(sentence_case(warning))}")
 
 
 def _verdict(fitted: Fit) -> str:
     """How well the law gives the points back, in a sentence."""
-    worst = max(abs(error.requests_per_s_error) for error in fitted.errors)
+    odd = {distrust.point for distrust in fitted.distrusted}
+    trusted = [error for error in fitted.errors if error.point not in odd]
+    worst = max(abs(error.requests_per_s_error) for error in trusted)
+    every = f"{len(trusted)} of them, {len(odd)} being distrusted" if odd else "every one"
     unseen = f", {fitted.leave_one_out:.1%} in the median at points left out" if isfinite(fitted.leave_one_out) else ""
     chi2 = fitted.chi2_per_point
     fits = "the law fits" if chi2 <= POOR else "**the law does not fit well**"
     return (
-        f"Fitted to {len(fitted.errors)} points: requests/s within {worst:.1%} at every one{unseen}. "
+        f"Fitted to {len(fitted.errors)} points: requests/s within {worst:.1%} at {every}{unseen}. "
         f"χ² per point {significant(chi2)} (1 is perfect, above 2 poor): {fits}."
     )
 

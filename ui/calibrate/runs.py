@@ -13,16 +13,16 @@ from sizing.numbers import significant
 from ui import calibrating
 from ui.calibrate.review import review
 from ui.view import PREFIX
-from ui.words import plain
+from ui.words import plain, sentence_case
 
 state = st.session_state
 LOOK_EVERY_S = 1.0
 RUN = PREFIX + "run"
-ROWS_PX, HEADER_PX, ROWS_SEEN = 28, 36, 8
+ROWS_PX, HEADER_PX, ROWS_SEEN = 28, 38, 8
 STATE_WORDS = {
     "queued": "starting",
     "running": "running",
-    "lost": "lost: its process is gone",
+    "lost": "lost: its process is gone, or was silent for half a minute",
     "done": "done",
     "interrupted": "interrupted",
     "failed": "failed",
@@ -167,8 +167,9 @@ def _discard(store: Store, run_id: int) -> None:
 def _broken(store: Store, run: Run) -> None:
     """Why a run has ended early, its last lines, and how to go on."""
     title = f"Run {run.id}: {STATE_WORDS[run.state]}"
-    why = run.error or "Nobody has heard of it for half a minute." if run.state == "lost" else run.error
-    st.warning(plain(f"{why} Points measured until then are kept.".strip()), title=title)
+    why = run.error
+    said = f"{sentence_case(why.rstrip('.'))}. " if why else ""
+    st.warning(plain(f"{said}Points measured until then are kept."), title=title)
     if log := jobs.log_tail(store, run.id):
         with st.expander("Last lines of the run"):
             st.code(log, language=None, height=180, wrap_lines=True)

@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 from sizing.fitting import PointError
 from sizing.numbers import significant
-from ui.charts.base import SYMBOLS, Chart, Ink, figure_of, wide_axis
+from ui.charts.base import LOG_FROM, SYMBOLS, Chart, Ink, figure_of, wide_axis
 
 BAND = 0.10
 """Either side of the diagonal."""
@@ -21,6 +21,11 @@ class Quantity(NamedTuple):
     unit: str
     measured: Callable[[PointError], float | None]
     predicted: Callable[[PointError], float]
+
+    @property
+    def title(self) -> str:
+        """The name with its unit, which some names say already."""
+        return self.name if self.unit in self.name.lower() else f"{self.name} ({self.unit})"
 
 
 QUANTITIES = (
@@ -36,9 +41,10 @@ def parity(quantity: Quantity, errors: Sequence[PointError], distrusted: frozens
     known = [(m, p, odd) for m, p, odd in pairs if m is not None and m > 0 and math.isfinite(p)]
     if not known:
         return None
-    figure = figure_of(f"{quantity.name} ({quantity.unit})", f"Measured ({quantity.unit})", ink, height=270)
+    figure = figure_of(quantity.title, f"Measured ({quantity.unit})", ink, height=270)
+    figure.update_layout(margin_l=62)
     values = [value for m, p, _ in known for value in (m, p)]
-    ends = [min(values) * 0.9, max(values) * 1.1]
+    ends = [min(values) * 0.9 if max(values) > LOG_FROM * min(values) else 0.0, max(values) * 1.1]
     ways = {"x": [*ends, *reversed(ends)], "fill": "toself", "fillcolor": ink.band, "hoverinfo": "skip"}
     low, high = 1 - BAND, 1 + BAND
     band = [ends[0] * low, ends[1] * low, ends[1] * high, ends[0] * high]

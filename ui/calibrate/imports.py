@@ -16,7 +16,7 @@ from sizing.errors import SizingError
 from ui import calibrating
 from ui.calibrate.review import review
 from ui.calibrate.runs import show_run
-from ui.words import plain, sentence_case
+from ui.words import plain
 
 state = st.session_state
 
@@ -87,7 +87,7 @@ def _looked_at(store: Store, upload: Upload) -> None:
     with st.spinner("Reading the file…"):
         points = calibrating.read(upload)
     if isinstance(points, str):
-        st.error(plain(sentence_case(_in_fields(points))), title="This file was not taken", icon=":material/block:")
+        st.error(plain(_in_fields(points)), title="This file was not taken", icon=":material/block:")
         return
     void = sum(point.void for point in points)
     st.markdown(f"**{plain(upload.shown_name)}: {len(points)} points**, {void} of them void. {_about(points)}")

@@ -64,14 +64,16 @@ def _picked(runs: list[Run]) -> Run:
 
 def _line(run: Run) -> str:
     waiting = f", {run.pending} to be accepted" if run.pending and run.state not in LIVE else ""
-    return f"Run {run.id}: {STATE_WORDS[run.state].split(':')[0]}{waiting}. {run.label}, {_when(run.created)}"
+    now = "going on" if run.state in LIVE else STATE_WORDS[run.state].split(":")[0]
+    return f"Run {run.id}: {now}{waiting}. {run.label}, {_when(run.created)}"
 
 
 def _about(run: Run) -> None:
     void = f" ({run.void} void)" if run.void else ""
     of = f" of {run.levels}" if run.levels else ""
     ended = f", ended {_when(run.ended)}" if run.ended else ""
-    text = f"{run.label} · {run.points}{of} levels measured{void} · begun {_when(run.created)}{ended}"
+    measured = "" if run.state in LIVE else f" · {run.points}{of} levels measured{void}"
+    text = f"{run.label}{measured} · begun {_when(run.created)}{ended}"
     st.caption(plain(text))
 
 
@@ -141,7 +143,7 @@ def _decide(store: Store, run: Run) -> None:
     with st.container(horizontal=True):
         st.button(
             f"Accept {waiting} points",
-            type="primary",
+            type="primary" if run.void < run.points else "secondary",
             icon=":material/check:",
             on_click=_accept,
             args=(store, run.id),

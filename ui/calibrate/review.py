@@ -18,6 +18,8 @@ from ui.words import plain, sentence_case
 
 POOR = 2.0
 """Mean squared error, in errors granted to the measurement, above which the law does not fit."""
+UNFORESEEN = 0.2
+"""Median error at points left out, above which there are too few of them."""
 
 
 def review(points: Sequence[Point], key: str) -> None:
@@ -65,7 +67,12 @@ def _verdict(fitted: Fit) -> str:
     every = f"{len(trusted)} of them, {len(odd)} being distrusted" if odd else "every one"
     unseen = f", {fitted.leave_one_out:.1%} in the median at points left out" if isfinite(fitted.leave_one_out) else ""
     chi2 = fitted.chi2_per_point
-    fits = "the law fits" if chi2 <= POOR else "**the law does not fit well**"
+    if chi2 > POOR:
+        fits = "**the law does not fit well**"
+    elif isfinite(fitted.leave_one_out) and fitted.leave_one_out > UNFORESEEN:
+        fits = "it fits, but **does not foretell a point it has not seen: measure more levels**"
+    else:
+        fits = "the law fits"
     return (
         f"Fitted to {len(fitted.errors)} points: requests/s within {worst:.1%} at {every}{unseen}. "
         f"χ² per point {significant(chi2)} (1 is perfect, above 2 poor): {fits}."

@@ -91,14 +91,24 @@ def go_on(store: Store, run_id: int) -> None:
 
 def check_target(target: str) -> None:
     """Raises PlanError if starting is off, or `target` is not on the operator's list."""
-    if not is_allowed():
-        raise PlanError(f"starting runs from the app is off: the operator turns it on by {ALLOW_VARIABLE}=1")
+    _check_allowed()
     if target.lower() not in targets().allowed:
         raise PlanError(f"{clean(target)[:80]} is not on the operator's list of servers: add it to {TARGETS_VARIABLE}")
 
 
+def _check_allowed() -> None:
+    if not is_allowed():
+        raise PlanError(
+            f"starting and stopping runs from the app is off: the operator turns it on by {ALLOW_VARIABLE}=1"
+        )
+
+
 def stop(store: Store, run_id: int, patience_s: float = PATIENCE_S) -> None:
-    """Ask a run to stop, and see to it in a thread of its own: `seen_to` is what it does."""
+    """Ask a run to stop, and see to it in a thread of its own: `seen_to` is what it does.
+
+    Raises PlanError where runs may not be started either, StoreError if the store refuses.
+    """
+    _check_allowed()
     ask_to_stop(store, run_id)
     threading.Thread(target=seen_to, args=(store, run_id, patience_s), daemon=True, name=f"stop run {run_id}").start()
 
@@ -178,5 +188,5 @@ def _ends_within(store: Store, run_id: int, wait_s: float) -> bool:
 def _signal(group: int, number: signal.Signals) -> None:
     try:
         os.killpg(group, number)
-    except ProcessLookupError:
-        return  # it has just ended
+    except (ProcessLookupError, PermissionError):
+        return  # it has just ended, or is another user's

@@ -246,8 +246,10 @@ def test_a_run_that_goes_on_shows_how_far_and_can_be_stopped(
         text_of(progress.text) == "1 of 4 levels · ISL 1000, OSL 200, concurrency 4, 50% of it · about 2 minutes left"
     )
     assert app.main.code[0].value == "first line\nsecond"
+    assert not any(label.startswith("Stop") for label in labels(app))
     monkeypatch.setattr(jobs, "seen_to", lambda *_: None)
-    press(app, "Stop the run")
+    monkeypatch.setenv(jobs.ALLOW_VARIABLE, "1")
+    app = press(calibrate("runs"), "Stop the run")
     assert "Asked to stop" in words(app) and jobs.work(store, run_id).stopping_for_s is not None
     assert "Runs shows how far" in words(calibrate("import"))
 

@@ -153,6 +153,8 @@ def test_nothing_starts_unless_the_operator_says_so(store: Store, url: str, monk
     monkeypatch.delenv(jobs.ALLOW_VARIABLE, raising=False)
     with pytest.raises(PlanError, match=f"{jobs.ALLOW_VARIABLE}=1"):
         jobs.start(store, plan(url))
+    with pytest.raises(PlanError, match=f"{jobs.ALLOW_VARIABLE}=1"):
+        jobs.stop(store, 1)
     monkeypatch.setenv(jobs.ALLOW_VARIABLE, "1")
     with pytest.raises(PlanError, match=r"^gpu-8:8001 is not on the operator's list"):
         jobs.start(store, plan("gpu-8:8001"))

@@ -96,12 +96,19 @@ def _panel(store: Store, run_id: int) -> None:
     st.caption(f"Told {significant(max(0.0, now.silent_s), 2)} s ago by {plain(str(now.owner))}")
     if log := jobs.log_tail(store, run_id):
         st.code(log, language=None, height=180, wrap_lines=True)
-    if now.stopping_for_s is None:
-        st.button(
-            "Stop the run", icon=":material/stop_circle:", on_click=jobs.stop, args=(store, run_id), help=STOP_HELP
-        )
-    else:
+    if now.stopping_for_s is not None:
         st.info(f"Asked to stop {now.stopping_for_s:.0f} s ago. It drops the level it is at; points are kept.")
+    elif jobs.is_allowed():
+        st.button("Stop the run", icon=":material/stop_circle:", on_click=_stop, args=(store, run_id), help=STOP_HELP)
+    else:
+        st.caption("Where runs cannot be started from this page, they cannot be stopped from it either.")
+
+
+def _stop(store: Store, run_id: int) -> None:
+    try:
+        jobs.stop(store, run_id)
+    except CalibrationError as error:
+        state.calibrate_refused = str(error)
 
 
 STOP_HELP = "The level being measured is dropped, the points until then are kept, and the run can be resumed."

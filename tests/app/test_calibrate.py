@@ -167,8 +167,8 @@ def test_only_servers_on_the_list_can_be_picked_and_minutes_are_told_before(
     next(box for box in app.main.number_input if box.label == "Longest time per level (s)").set_value(60)
     next(box for box in app.main.number_input if box.label == "TP (GPUs)").set_value(4)
     app.run()
-    assert "At most 12 GPU-minutes (3 minutes on 4 GPUs)." in words(app)
-    press(app, "Start: at most 12 GPU-minutes")
+    assert "At most 12 GPU-minutes of measuring." in words(app)  # 3 levels of a minute on 4 GPUs
+    press(app, "Start: at most 12 GPU-minutes of measuring")
     (plan,) = started
     assert plan["concurrency"] == [2, 8] and plan["budget_s"] == 60 and plan["deployment"] == {"tp": 4}
     assert query_of(app)["show.calibrate"] == "runs" and query_of(app)["show.run"] == "1"

@@ -75,7 +75,7 @@ def start_a_run(page: Page) -> None:
         expect(page.get_by_test_id("stMain").get_by_text(last, exact=True)).to_have_count(0)
     levels.press("Escape")
     type_in(page, "Longest time per level (s)", "3")
-    page.get_by_role("button", name="Start: at most 0.15 GPU-minutes").click()
+    page.get_by_role("button", name="Start: at most 0.15 GPU-minutes of measuring").click()
 
 
 @pytest.mark.timeout(300)

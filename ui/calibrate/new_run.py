@@ -31,10 +31,11 @@ def new_run_view(store: Store, scenario: Scenario) -> None:
     except (CalibrationError, SizingError) as error:
         st.warning(plain(sentence_case(str(error).removeprefix("the form, "))), title="This is no plan yet")
         return
-    expected, gpus = _expected(new, file)
-    st.markdown(f"**{_in_words(expected, gpus)}** {_levels(file)}")
+    expected = _expected(new, file)
+    minutes = _in_words(expected, new)
+    st.markdown(f"**{sentence_case(minutes)}.** {_levels(file, expected)}")
     if startable:
-        _start_button(store, file, expected, gpus)
+        _start_button(store, file, minutes)
     with st.expander("The plan", expanded=not startable):
         st.code(file.text, language="yaml")
     if not startable:
@@ -62,36 +63,42 @@ def _startable() -> bool:
     return bool(targets.allowed)
 
 
-def _expected(new: NewRun, file: PlanFile) -> tuple[Duration, int]:
-    """How long the run takes, by points of the same deployment where there are any, and on how many GPUs."""
+def _expected(new: NewRun, file: PlanFile) -> Duration:
+    """How long the run takes, by points of the same deployment where there are any."""
     said = {name: str(value) for name, value in new.labels.items()}
     alike = [p for p in answers.measured().points if said and all(str(getattr(p, n)) == v for n, v in said.items())]
-    gpus = int(new.labels.get("tp", 1))
-    return duration(file.plan, alike, gpus), gpus
+    return duration(file.plan, alike, _gpus(new))
 
 
-def _in_words(expected: Duration, gpus: int) -> str:
-    at_most = "At most" if expected.at_most else "About"
-    each = "" if gpus == 1 else f" ({significant(expected.seconds / 60)} minutes on {gpus} GPUs)"
-    return f"{at_most} {significant(expected.gpu_minutes(gpus))} GPU-minutes{each}."
+def _gpus(new: NewRun) -> int:
+    """GPUs of the replica; 1 where the form does not say."""
+    return int(new.labels.get("tp", 1))
 
 
-def _levels(file: PlanFile) -> str:
-    plan = file.plan
+def _in_words(expected: Duration, new: NewRun) -> str:
+    """For the button: "at most 12 GPU-minutes of measuring". Without TP it is per GPU, an adaptive budget apart."""
+    bound = "at most" if expected.at_most else "about"
+    measuring = " of measuring" if expected.at_most and not new.question else ""
+    each = "" if "tp" in new.labels or new.question else " per GPU of the server"
+    return f"{bound} {significant(expected.gpu_minutes(_gpus(new)))} GPU-minutes{measuring}{each}"
+
+
+def _levels(file: PlanFile, expected: Duration) -> str:
+    """What is measured, and what the minutes do not hold."""
+    plan, levels = file.plan, len(file.plan.levels())
     if plan.adaptive is not None:
-        return f"Of {len(plan.levels())} levels those that the question needs."
+        return f"Of {levels} levels those that the question needs."
     checks = ", then one with random arrivals at 70 % of the most requests/s found" if plan.check_loads else ""
-    several = "levels" if len(plan.levels()) > 1 else "level"
-    return f"{len(plan.levels())} {several}{checks}; warm-up comes on top."
+    warm_up = "Each level's warm-up and end take the time of about four requests more." if expected.at_most else ""
+    return f"{levels} {'level' if levels == 1 else 'levels'}{checks}. {warm_up}"
 
 
-def _start_button(store: Store, file: PlanFile, expected: Duration, gpus: int) -> None:
+def _start_button(store: Store, file: PlanFile, minutes: str) -> None:
     busy = next((run for run in store.runs() if run.target == file.plan.server.url and run.state in jobs.LIVE), None)
     if busy is not None:
         st.info(f"Run {busy.id} is measuring {plain(busy.target)}: two at once would disturb each other.")
-    minutes = significant(expected.gpu_minutes(gpus))
     st.button(
-        f"Start: {'at most' if expected.at_most else 'about'} {minutes} GPU-minutes",
+        f"Start: {minutes}",
         type="primary",
         icon=":material/play_arrow:",
         disabled=busy is not None,

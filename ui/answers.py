@@ -59,6 +59,11 @@ def measured() -> Measured:
     return _measured(os.environ.get(DATABASE_VARIABLE, ""), str(SHIPPED))
 
 
+def read_again() -> None:
+    """Let the next question see what has just come into the store."""
+    _measured.clear()
+
+
 @st.cache_resource(ttl=NEW_POINTS_WITHIN_S, show_spinner=False)
 def _measured(database: str, folder: str) -> Measured:
     points: list[Point] = []

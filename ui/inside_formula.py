@@ -14,7 +14,7 @@ from sizing.queueing.agreement import TOLERANCE
 from sizing.workload import Metric
 from ui import simulating
 from ui.charts.base import Chart
-from ui.charts.parity import Pairs, parity
+from ui.charts.agreement import Pairs, agreement
 from ui.look import ink, show
 from ui.simulating import Seen
 from ui.words import plain, sentence_case
@@ -72,4 +72,4 @@ def _differences(figures: Sequence[Compared]) -> Chart:
         own = [figure for figure in figures if figure.metric == metric]
         first, second = [1000 * figure.simulated_s for figure in own], [1000 * figure.formula_s for figure in own]
         kinds.append(Pairs(metric.upper(), first, second, [figure.name for figure in own]))
-    return parity("Formula against simulation", "By simulation (ms)", kinds, TOLERANCE, ink())
+    return agreement("Formula against simulation", "By simulation (ms)", kinds, TOLERANCE, ink())

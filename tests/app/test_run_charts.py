@@ -12,7 +12,7 @@ from sizing.workload import Limit
 from ui.charts.base import DARK, LIGHT
 from ui.charts.distribution import FAR, Spread, distribution
 from ui.charts.lives import lives_of_requests
-from ui.charts.parity import Pairs, parity
+from ui.charts.agreement import Pairs, agreement
 from ui.charts.timeline import Line, over_time, time_unit
 
 
@@ -66,10 +66,10 @@ def test_a_bar_is_as_long_as_a_life_and_the_unserved_are_crosses() -> None:
 
 def test_differences_are_in_per_cent_and_all_on_the_chart() -> None:
     kinds = [Pairs("TTFT", [10.0, 100.0], [15.0, 100.0], ["a", "b"]), Pairs("ITL", [20.0], [19.0], ["c"])]
-    figure, alt = parity("Formula", "Simulation (ms)", kinds, 0.1, LIGHT)
+    figure, alt = agreement("Formula", "Simulation (ms)", kinds, 0.1, LIGHT)
     first, second = figure.data
     assert first.y == pytest.approx([50, 0]) and second.y == pytest.approx([-5]) and first.x == (10, 100)
     low, high = figure.layout.yaxis.range
     assert low < -10 and high > 50
     assert "2 of 3 within 10%; the farthest is 50 % apart" in alt
-    assert "nothing to compare" in parity("Formula", "x", [], 0.1, DARK).alt
+    assert "nothing to compare" in agreement("Formula", "x", [], 0.1, DARK).alt

@@ -13,8 +13,8 @@ from sizing.numbers import milliseconds
 from sizing.queueing.agreement import TOLERANCE
 from sizing.workload import Metric
 from ui import simulating
-from ui.charts.base import Chart
 from ui.charts.agreement import Pairs, agreement
+from ui.charts.base import Chart
 from ui.look import ink, show
 from ui.simulating import Seen
 from ui.words import plain, sentence_case

@@ -9,10 +9,10 @@ import pytest
 
 from sizing.inside import SHARES, Lives
 from sizing.workload import Limit
+from ui.charts.agreement import Pairs, agreement
 from ui.charts.base import DARK, LIGHT
 from ui.charts.distribution import FAR, Spread, distribution
 from ui.charts.lives import lives_of_requests
-from ui.charts.agreement import Pairs, agreement
 from ui.charts.timeline import Line, over_time, time_unit
 
 

@@ -2,7 +2,7 @@
 
 import streamlit as st
 
-from ui import form, link
+from ui import form, link, login
 from ui.words import plain
 
 st.set_page_config(page_title="GPUs for LLM serving", page_icon="ui/icon.svg", layout="wide", initial_sidebar_state=360)
@@ -19,8 +19,10 @@ page = st.navigation(
     ],
     position="top",
 )
+login.require()
 form.open_link()
 scenario = form.draw()
+login.account()
 if st.session_state.link_problems:
     st.warning("  \n".join(map(plain, st.session_state.link_problems)), title="This link was not taken as it stands")
 st.session_state.gpus_found = None

@@ -1,0 +1,13 @@
+"""The app as a team's server runs it: with an endpoint for probes, and links that outlive a login.
+
+Start with: streamlit run serve.py
+"""
+
+import streamlit as st
+from starlette.middleware import Middleware
+from starlette.routing import Route
+
+from ui.after_login import ReturnToLink
+from ui.health import Health
+
+app = st.App("app.py", routes=[Route("/healthz", Health().respond)], middleware=[Middleware(ReturnToLink)])

@@ -1,4 +1,4 @@
-"""Login by OpenID Connect where the operator has set it up: before it there is no page, and nothing is asked of the store.
+"""Login by OpenID Connect where the operator has set it up: before it no page is drawn, no store asked.
 
 It is on when Streamlit's secrets have an `[auth]` section (docs/deploy.md). Whatever is half set up stays closed.
 """

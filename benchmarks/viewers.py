@@ -1,6 +1,6 @@
 """Many viewers at once: real websocket sessions that open the page and change its question every few seconds.
 
-Run: python -m benchmarks.viewers [--viewers 50] [--seconds 60] [--pause 4]
+Run: python -m benchmarks.viewers [--viewers 50] [--seconds 60] [--pause 4] [--servers 1]
 """
 
 from __future__ import annotations
@@ -10,7 +10,8 @@ import asyncio
 import random
 import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass, field
 from typing import Any
 from urllib.parse import parse_qs, urlencode
@@ -24,7 +25,7 @@ from streamlit.proto.WidgetStates_pb2 import WidgetState
 from websockets.asyncio.client import ClientConnection, connect
 
 from benchmarks.waits import in_a_line
-from tests.browser.served import started
+from tests.browser.served import Server, started
 from ui import link
 from ui.scenario import PRESETS, Scenario
 
@@ -139,47 +140,62 @@ async def visit(address: str, scenario: Scenario, until_s: float, pause_s: float
         waits.errors.append(f"{type(error).__name__}: {error}"[:300])
 
 
-async def all_visit(address: str, viewers: int, seconds: float, pause_s: float) -> Waits:
-    """All viewers arrive within one pause of each other and leave after `seconds`."""
+async def all_visit(addresses: Sequence[str], viewers: int, seconds: float, pause_s: float) -> Waits:
+    """All viewers, in turn on each server, arrive within one pause of each other and leave after `seconds`."""
     waits, draw, until_s = Waits(), random.Random(viewers), time.monotonic() + seconds
 
     async def arrive(number: int, scenario: Scenario) -> None:
         await asyncio.sleep(draw.uniform(0, pause_s))
-        await visit(address, scenario, until_s, pause_s, number, waits)
+        await visit(addresses[number % len(addresses)], scenario, until_s, pause_s, number, waits)
 
     await asyncio.gather(*(arrive(number, scenario) for number, scenario in enumerate(scenarios(viewers))))
     return waits
 
 
+@dataclass(frozen=True, slots=True)
+class Needs:
+    """What the servers have needed so far, all processes together."""
+
+    memory_bytes: int
+    cpu_s: float
+
+    @classmethod
+    def of(cls, servers: Sequence[Server]) -> Needs:
+        processes = [psutil.Process(server.process.pid) for server in servers]
+        cpu_s = sum(sum(process.cpu_times()[:2]) for process in processes)
+        return cls(sum(process.memory_info().rss for process in processes), cpu_s)
+
+
 def main() -> None:
-    """Print waits, errors, and what the server needed."""
+    """Print waits, errors and what the server needed: with loads nobody has asked for yet, then with the same again."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--viewers", type=int, default=50)
     parser.add_argument("--seconds", type=float, default=60.0)
     parser.add_argument("--pause", type=float, default=4.0, help="Mean seconds between a viewer's changes.")
+    parser.add_argument("--servers", type=int, default=1, help="Processes that share the viewers and one store.")
     options = parser.parse_args()
-    with tempfile.TemporaryDirectory() as folder, started(f"sqlite:///{folder}/calibration.db") as server:
-        asyncio.run(all_visit(server.address, len(PRESETS), 0, 0.1))  # warm: candidates of every scenario are known
-        process = psutil.Process(server.process.pid)
-        before_bytes, before_s = process.memory_info().rss, sum(process.cpu_times()[:2])
-        start = time.monotonic()
-        waits = asyncio.run(all_visit(server.address, options.viewers, options.seconds, options.pause))
-        passed_s = time.monotonic() - start
-        cpu_s = sum(process.cpu_times()[:2]) - before_s
-        report(waits, options.viewers, passed_s)
-        runs = len(waits.change_s) + len(waits.opening_s)
-        print(f"server: {cpu_s / passed_s:.0%} of a core, {cpu_s / runs:.3f} s a run")
-        print(f"server: {before_bytes / MB:.0f} MB before, {process.memory_info().rss / MB:.0f} MB after")
+    with tempfile.TemporaryDirectory() as folder, ExitStack() as stack:
+        database = f"sqlite:///{folder}/calibration.db"
+        servers = [stack.enter_context(started(database, script="serve.py")) for _ in range(options.servers)]
+        for server in servers:  # warm: compiled, and the candidates of every scenario known
+            asyncio.run(all_visit([server.address], 4, 0, 0.1))
+        for name in ("loads never asked for", "loads asked for before"):
+            one_round(name, servers, options)
 
 
-def report(waits: Waits, viewers: int, passed_s: float) -> None:
-    """Waits by kind, and every error once."""
-    print(f"{viewers} viewers for {passed_s:.0f} s, {len(waits.change_s) / passed_s:.1f} changes/s")
-    print(in_a_line("opening to answer", waits.opening_s))
-    print(in_a_line("change to answer", waits.change_s))
-    print(f"errors: {len(waits.errors)}")
-    for error in dict.fromkeys(waits.errors):
-        print(f"  {error}")
+def one_round(name: str, servers: Sequence[Server], options: argparse.Namespace) -> None:
+    """All viewers come, ask and leave; the same draws every round, so that a second one repeats the first's loads."""
+    before, start = Needs.of(servers), time.monotonic()
+    addresses = [server.address for server in servers]
+    waits = asyncio.run(all_visit(addresses, options.viewers, options.seconds, options.pause))
+    passed_s, after = time.monotonic() - start, Needs.of(servers)
+    runs, cpu_s = len(waits.change_s) + len(waits.opening_s), after.cpu_s - before.cpu_s
+    print(f"{name}: {options.viewers} viewers for {passed_s:.0f} s, {len(waits.change_s) / passed_s:.1f} changes/s")
+    print(in_a_line("  opening to answer", waits.opening_s))
+    print(in_a_line("  change to answer", waits.change_s))
+    print(f"  errors: {len(waits.errors)}", *dict.fromkeys(waits.errors), sep="\n  ")
+    print(f"  processor: {cpu_s / passed_s:.0%} of a core, {cpu_s / max(runs, 1):.3f} s for each answer")
+    print(f"  memory: {before.memory_bytes / MB:.0f} MB before, {after.memory_bytes / MB:.0f} MB after")
 
 
 if __name__ == "__main__":

@@ -10,4 +10,10 @@ from starlette.routing import Route
 from ui.after_login import ReturnToLink
 from ui.health import Health
 
-app = st.App("app.py", routes=[Route("/healthz", Health().respond)], middleware=[Middleware(ReturnToLink)])
+health = Health()
+app = st.App(
+    "app.py",
+    lifespan=health.while_serving,
+    routes=[Route("/healthz", health.respond)],
+    middleware=[Middleware(ReturnToLink)],
+)

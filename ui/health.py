@@ -1,9 +1,11 @@
-"""What a probe asks: can this server answer questions now? It can while the catalogue and the store can be read."""
+"""What a probe asks: can this server answer? It can once it has answered a first question, while its data can be read."""
 
 from __future__ import annotations
 
 import asyncio
 import time
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 
 from anyio import fail_after, to_thread
 from starlette.requests import Request
@@ -11,8 +13,10 @@ from starlette.responses import JSONResponse
 
 from calibration.errors import StoreError
 from calibration.store import Store
-from sizing import catalog
-from sizing.errors import CatalogueError
+from sizing import catalog, planner
+from sizing.candidates import find
+from sizing.errors import CatalogueError, SizingError
+from ui.scenario import Scenario
 
 WITHIN_S = 4.0
 """A part that takes longer has failed. Probes must wait longer than this."""
@@ -30,21 +34,32 @@ class Health:
 
     def __init__(self) -> None:
         self._verdict: Verdict = {}
-        self._until = 0.0
+        self._until_s = 0.0
         self._one_at_a_time = asyncio.Lock()
+        self._planner = "starting"
+
+    @asynccontextmanager
+    async def while_serving(self, _app: object) -> AsyncIterator[None]:
+        """From the server's start to its end: the first question is its own, so that no visitor waits for it."""
+        first = asyncio.create_task(self._answer_once())
+        yield
+        first.cancel()
+
+    async def _answer_once(self) -> None:
+        self._planner = await to_thread.run_sync(_plan, abandon_on_cancel=True)
 
     async def respond(self, _request: Request) -> JSONResponse:
         """200 when every part is well, 503 when one is not, and the verdict on each as JSON."""
-        verdict = await self.verdict()
+        verdict = {"planner": self._planner, **await self._data()}
         well = set(verdict.values()) == {"ok"}
         return JSONResponse(verdict, 200 if well else 503, headers={"Cache-Control": "no-store"})
 
-    async def verdict(self) -> Verdict:
-        """The verdict, not older than `HOLDS_FOR_S`."""
+    async def _data(self) -> Verdict:
+        """The verdict on catalogue and store, not older than `HOLDS_FOR_S`."""
         async with self._one_at_a_time:
-            if time.monotonic() >= self._until:
+            if time.monotonic() >= self._until_s:
                 self._verdict = await _examine()
-                self._until = time.monotonic() + HOLDS_FOR_S
+                self._until_s = time.monotonic() + HOLDS_FOR_S
             return self._verdict
 
 
@@ -53,7 +68,7 @@ async def _examine() -> Verdict:
         with fail_after(WITHIN_S):
             return await to_thread.run_sync(_look, abandon_on_cancel=True)
     except TimeoutError:
-        return {"catalogue": "ok", "store": "too slow"}
+        return {"catalogue": "not known", "store": "too slow"}
 
 
 def _look() -> Verdict:
@@ -67,3 +82,13 @@ def _look() -> Verdict:
     except StoreError:
         verdict["store"] = "not reachable"
     return verdict
+
+
+def _plan() -> str:
+    """Answer the first screen's question from estimates alone, which loads all that was compiled."""
+    first = Scenario()
+    try:
+        planner.plan(first.question, *find(first.model, first.lengths, first.choice, ()))
+    except SizingError:
+        return "no answer"
+    return "ok"

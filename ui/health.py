@@ -1,4 +1,4 @@
-"""What a probe asks: can this server answer? It can once it has answered a first question, while its data can be read."""
+"""What a probe asks: can this server answer? It can once it has answered a first question and while it has its data."""
 
 from __future__ import annotations
 

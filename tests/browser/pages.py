@@ -14,7 +14,7 @@ THEMES: tuple[Theme, ...] = ("light", "dark")
 DESK, PHONE = (1440, 900), (390, 844)
 WAIT_MS = 180_000
 SETTLED_FOR_MS = 400
-"""Charts and tables are drawn a moment after the script's end."""
+"""Transitions end within it."""
 
 
 def pages() -> dict[str, str]:
@@ -38,7 +38,10 @@ def open_page(browser: Browser, address: str, theme: Theme = "light", size: tupl
 
 
 def wait_until_drawn(page: Page) -> None:
-    """Until the script has ended, its title is there, and nothing has moved for a moment."""
+    """Until the script has ended, its title is there, no element is still a grey bar, and nothing moves any more."""
     expect(page.get_by_role("heading", level=1).first).to_be_visible(timeout=WAIT_MS)
     page.wait_for_selector("[data-testid=stApp][data-test-script-state=notRunning]", timeout=WAIT_MS)
+    expect(page.get_by_test_id("stSkeleton")).to_have_count(0, timeout=WAIT_MS)
+    for chart in page.locator("[data-testid=stPlotlyChart]").all():
+        chart.locator(".main-svg").first.wait_for()
     page.wait_for_timeout(SETTLED_FOR_MS)

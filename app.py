@@ -7,6 +7,7 @@ from ui.words import plain
 
 st.set_page_config(page_title="GPUs for LLM serving", page_icon="ui/icon.svg", layout="wide", initial_sidebar_state=360)
 
+login.require()
 page = st.navigation(
     [
         st.Page("ui/pages/size.py", title="Size", icon=":material/straighten:", default=True),
@@ -19,7 +20,6 @@ page = st.navigation(
     ],
     position="top",
 )
-login.require()
 form.open_link()
 scenario = form.draw()
 login.account()

@@ -21,19 +21,19 @@ DEFAULT_PROVIDER = "default"
 
 def require() -> None:
     """Go on only for a visitor who may see the pages; for any other, draw what to do and end the run."""
-    if fault := _fault():
-        st.title("The login is not set up", anchor=False)
-        st.error(plain(fault))
-    elif not is_on():
+    user, fault = st.user.to_dict(), _fault()
+    if not fault and (not is_on() or (user["is_logged_in"] and not why_refused(user, allowed_domains()))):
         return
-    elif not st.user.is_logged_in:
-        _ask()
-    elif refusal := why_refused(st.user.to_dict(), allowed_domains()):
-        st.title("This account is not let in", anchor=False)
-        st.markdown(plain(refusal))
-        st.button("Use another account", icon=":material/logout:", on_click=st.logout)
-    else:
-        return
+    with st.columns([1, 2, 1])[1]:
+        if fault:
+            st.title("The login is not set up", anchor=False)
+            st.error(plain(fault))
+        elif user["is_logged_in"]:
+            st.title("This account is not let in", anchor=False)
+            st.markdown(plain(why_refused(user, allowed_domains())))
+            st.button("Use another account", icon=":material/logout:", on_click=st.logout)
+        else:
+            _ask()
     st.stop()
 
 

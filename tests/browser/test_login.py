@@ -62,6 +62,9 @@ def test_a_link_opened_before_login_is_opened_after_it_and_logout_closes_it(
 ) -> None:
     sessions_ended = openid.logged_out
     page.goto(address + LINK)
+    expect(page.get_by_role("button", name="Log in")).to_be_visible(timeout=WAIT_MS)
+    expect(page.get_by_text("not found")).to_have_count(0)
+    expect(page.get_by_role("link", name="Curves")).to_have_count(0)
     log_in(page)
     load = page.get_by_label("Peak load (requests/s)", exact=True)
     expect(load).to_have_value("42", timeout=WAIT_MS)

@@ -15,6 +15,13 @@ from tests.browser.served import chromium, served
 pytestmark = pytest.mark.browser
 
 ONE = "gpu=h200_sxm&precision=fp8&tp=1"
+STOPS = 12
+"""Elements that the tabulator key visits in the test of the focus: help, presets, model, GPUs."""
+AROUND_FOCUS = """() => {
+    const box = document.activeElement.getBoundingClientRect();
+    const x = Math.max(0, box.x - 6), y = Math.max(0, box.y - 6);
+    return {x, y, width: Math.max(8, box.width + 12), height: Math.max(8, box.height + 12)};
+}"""
 GRAVE = ("serious", "critical")
 EXCUSED: dict[str, tuple[str, str]] = {}
 """Rule: part of the selector or HTML that is Streamlit's own, and why it cannot be changed from here."""
@@ -64,6 +71,23 @@ def test_no_grave_finding_on_a_phone(browser: Browser, address: str) -> None:
     found = Axe().run(page).response
     page.context.close()
     assert grave(found["violations"]) == []
+
+
+@pytest.mark.parametrize("theme", THEMES)
+def test_what_has_the_focus_is_seen(browser: Browser, address: str, theme: Theme) -> None:
+    page = open_page(browser, f"{address}/?{ONE}", theme)
+    previous: tuple[dict[str, float], bytes] | None = None
+    seen = []
+    for _ in range(STOPS):
+        page.keyboard.press("Tab")
+        page.wait_for_timeout(250)
+        if previous is not None:
+            area, focused = previous
+            seen.append(page.screenshot(clip=area) != focused)
+        box = page.evaluate(AROUND_FOCUS)
+        previous = (box, page.screenshot(clip=box))
+    page.context.close()
+    assert len(seen) == STOPS - 1 and all(seen), f"at these stops nothing shows the focus: {seen}"
 
 
 def test_the_scan_sees_what_is_wrong(browser: Browser) -> None:

@@ -46,7 +46,7 @@ class Health:
         first.cancel()
 
     async def _answer_once(self) -> None:
-        self._planner = await to_thread.run_sync(_plan, abandon_on_cancel=True)
+        self._planner = await to_thread.run_sync(first_answer, abandon_on_cancel=True)
 
     async def respond(self, _request: Request) -> JSONResponse:
         """200 when every part is well, 503 when one is not, and the verdict on each as JSON."""
@@ -84,7 +84,7 @@ def _look() -> Verdict:
     return verdict
 
 
-def _plan() -> str:
+def first_answer() -> str:
     """Answer the first screen's question from estimates alone, which loads all that was compiled."""
     first = Scenario()
     try:

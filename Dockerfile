@@ -29,8 +29,9 @@ ENV PATH=/opt/sizing/.venv/bin:$PATH \
 USER 10001
 VOLUME ["/var/lib/sizing"]
 EXPOSE 8501
-HEALTHCHECK --interval=30s --timeout=6s --start-period=60s --retries=3 \
+HEALTHCHECK --interval=30s --timeout=6s --start-period=180s --retries=3 \
     CMD ["python", "-c", "import urllib.request; urllib.request.urlopen('http://127.0.0.1:8501/healthz', timeout=5)"]
 # Inside a container loopback is the container's own: what is published, and to whom, is said by docker run -p.
+# browser.serverAddress is only for the line printed at the start; without it Streamlit asks the internet for its address.
 CMD ["streamlit", "run", "serve.py", "--server.address=0.0.0.0", "--server.port=8501", \
-     "--secrets.files=/etc/sizing/secrets.toml"]
+     "--browser.serverAddress=localhost", "--secrets.files=/etc/sizing/secrets.toml"]

@@ -17,7 +17,7 @@ from typing import NamedTuple
 from playwright.sync_api import Browser, sync_playwright
 
 ROOT = Path(__file__).parents[2]
-START_WITHIN_S = 60
+START_WITHIN_S = 180
 FLAGS = [
     "--no-sandbox",
     "--disable-gpu",

@@ -2,24 +2,33 @@
 
 import streamlit as st
 
-from ui import form, link
+from ui import answers, form, link, login
 from ui.words import plain
 
 st.set_page_config(page_title="GPUs for LLM serving", page_icon="ui/icon.svg", layout="wide", initial_sidebar_state=360)
 
+login.require()
 page = st.navigation(
     [
         st.Page("ui/pages/size.py", title="Size", icon=":material/straighten:", default=True),
+        st.Page("ui/pages/compare.py", title="Compare", icon=":material/table_rows:", url_path="compare"),
         st.Page("ui/pages/curves.py", title="Curves", icon=":material/show_chart:", url_path="curves"),
+        st.Page("ui/pages/simulate.py", title="Simulate", icon=":material/stacked_line_chart:", url_path="simulate"),
+        st.Page("ui/pages/calibrate.py", title="Calibrate", icon=":material/speed:", url_path="calibrate"),
+        st.Page("ui/pages/report.py", title="Report", icon=":material/description:", url_path="report"),
+        st.Page("ui/pages/method.py", title="Method", icon=":material/menu_book:", url_path="method"),
     ],
     position="top",
 )
 form.open_link()
 scenario = form.draw()
+login.account()
 if st.session_state.link_problems:
     st.warning("  \n".join(map(plain, st.session_state.link_problems)), title="This link was not taken as it stands")
 st.session_state.gpus_found = None
+st.session_state.shown = {}
 page.run()
-st.session_state.written = link.to_query(scenario, st.session_state.gpus_found)
+query = link.to_query(scenario, st.session_state.gpus_found, answers.stamp(scenario))
+st.session_state.written = query | st.session_state.shown
 st.query_params.from_dict(st.session_state.written)
 st.session_state.settled = True

@@ -5,9 +5,8 @@ from __future__ import annotations
 import runpy
 from pathlib import Path
 
-UNATTENDED = sorted(
-    path.stem for path in Path(__file__).parent.glob("*.py") if path.stem not in ("__init__", "__main__", "accuracy")
-)
+ATTENDED = ("__init__", "__main__", "accuracy", "waits")
+UNATTENDED = sorted(path.stem for path in Path(__file__).parent.glob("*.py") if path.stem not in ATTENDED)
 
 for name in UNATTENDED:
     print(f"\n== {name}", flush=True)

@@ -72,6 +72,7 @@ def list_command(as_json: bool) -> None:
         click.echo("no runs yet; start one with: python -m calibration run plan.yaml")
     for run in runs:
         void = f" ({run.void} void)" if run.void else ""
+        void += f", {run.pending} not accepted yet" if run.pending else ""
         points = f"{run.points:3} of {run.levels:3} points{void}"
         click.echo(f"{run.id:4}  {run.state:11}  {points}  {run.created}  {run.label}")
 
@@ -98,10 +99,11 @@ def _sweep(start: Callable[[Store, Bar], int], as_json: bool) -> None:
 
 @contextmanager
 def _interruptible(bar: Bar) -> Iterator[None]:
-    """Ctrl-C leaves one line that says how to go on."""
+    """Ctrl-C, or SIGTERM, leaves one line that says how to go on."""
     if threading.current_thread() is threading.main_thread():
         # a run started in the background has SIGINT ignored; it too can be interrupted and resumed
         signal.signal(signal.SIGINT, signal.default_int_handler)
+        signal.signal(signal.SIGTERM, signal.default_int_handler)
     try:
         yield
     except KeyboardInterrupt:

@@ -8,7 +8,6 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
-from typing import Protocol
 
 from calibration.errors import CalibrationError, Cancelled, NothingAnswered, PlanError, StoreError
 from calibration.keep_up import processes
@@ -17,38 +16,10 @@ from calibration.load.cores import kept_off
 from calibration.load.shards import Workers
 from calibration.measure import Pace, Target, measure, prepare, probe, seed_of
 from calibration.plan import PlanFile, parse_plan
-from calibration.records import Measurement
+from calibration.reporter import Progress, Quiet, Reporter
 from calibration.store import Ending, Store
+from calibration.store.work import give_up
 from calibration.sweep import Sweep, sweep_of
-
-
-class Progress(Protocol):
-    """Is told how a run gets on, always from the thread that called `run`."""
-
-    def started(self, run_id: int) -> None:
-        """The run is in the store."""
-
-    def says(self, text: str) -> None:
-        """A line for the person who waits."""
-
-    def expects(self, level: Level, seconds: float, after_s: float) -> None:
-        """`level` comes next and is thought to take `seconds`, what follows it `after_s`."""
-
-    def share(self, done: float) -> None:
-        """So much of the present level is over, 0 to 1."""
-
-    def measured(self, level: Level, found: Measurement) -> None:
-        """The point of `level` is in the store."""
-
-
-class Quiet:
-    """Progress that tells nobody."""
-
-    def started(self, run_id: int) -> None: ...
-    def says(self, text: str) -> None: ...
-    def expects(self, level: Level, seconds: float, after_s: float) -> None: ...
-    def share(self, done: float) -> None: ...
-    def measured(self, level: Level, found: Measurement) -> None: ...
 
 
 def run(file: PlanFile, store: Store, progress: Progress | None = None, cancel: threading.Event | None = None) -> int:
@@ -62,14 +33,14 @@ def run(file: PlanFile, store: Store, progress: Progress | None = None, cancel: 
     target = _begun(prepare(file))
     label = f"{file.plan.server.model} at {file.plan.server.url}"
     run_id = store.create_run(
-        file.text, folder=file.folder, label=label, levels=len(target.levels) + target.plan.check_loads
+        file.text, folder=file.folder, label=label, levels=_levels(target), target=target.plan.server.url.lower()
     )
     _measured(run_id, target, store, progress or Quiet(), cancel)
     return run_id
 
 
 def resume(run_id: int, store: Store, progress: Progress | None = None, cancel: threading.Event | None = None) -> int:
-    """Measure the levels of run `run_id` that have no point yet, by the plan it was started with.
+    """Measure the levels of run `run_id` that have no point yet, by the plan it was started with or queued with.
 
     Raises as `run` does, StoreError if there is no such run or it is being measured, and PlanError if the server is
     another deployment now.
@@ -77,26 +48,47 @@ def resume(run_id: int, store: Store, progress: Progress | None = None, cancel: 
     begun = store.run(run_id)
     if not begun.plan:
         raise PlanError(f"run {run_id} was imported and has no plan to go on with: start a new run")
-    target = _begun(prepare(parse_plan(begun.plan, name=f"plan of run {run_id}", folder=Path(begun.folder))))
-    for point in store.points(run_id):
-        if point.deployment != target.replica:
-            change = f"{point.deployment.label} then, {target.replica.label} now"
-            raise PlanError(f"run {run_id}: the server is not the one it was started on ({change}): start a new run")
-    store.restart_run(run_id)
+    with _refusal_kept(run_id, store):
+        target = _begun(prepare(parse_plan(begun.plan, name=f"plan of run {run_id}", folder=Path(begun.folder))))
+        for point in store.points(run_id):
+            if point.deployment != target.replica:
+                change = f"{point.deployment.label} then, {target.replica.label} now"
+                raise PlanError(
+                    f"run {run_id}: the server is not the one it was started on ({change}): start a new run"
+                )
+        store.restart_run(run_id, levels=_levels(target))
     _measured(run_id, target, store, progress or Quiet(), cancel)
     return run_id
 
 
+def _levels(target: Target) -> int:
+    return len(target.levels) + target.plan.check_loads
+
+
+@contextmanager
+def _refusal_kept(run_id: int, store: Store) -> Iterator[None]:
+    """Whoever queued a run is not there to read why it did not begin: the store tells."""
+    try:
+        yield
+    except (CalibrationError, KeyboardInterrupt) as error:
+        with suppress(StoreError):
+            if store.run(run_id).state == "queued":
+                give_up(store, run_id, "failed", str(error) or "stopped before anything was measured")
+        raise
+
+
 def _measured(run_id: int, target: Target, store: Store, progress: Progress, cancel: threading.Event | None) -> None:
-    with _state_kept(run_id, store), store.kept_alive(run_id), kept_off(target.served.engine_cores):
-        progress.started(run_id)
+    cancel, told = cancel or threading.Event(), Reporter(progress)
+    alive = store.kept_alive(run_id, news=told.news, on_stop=cancel.set)
+    with _state_kept(run_id, store), alive, kept_off(target.served.engine_cores):
+        told.started(run_id)
         missing = _missing(target.levels, store, run_id)
         if missing or len(store.done_levels(run_id)) < len(target.levels) + target.plan.check_loads:
             to_come = missing or target.levels
             pace = probe(target, to_come[0])
-            with Workers(processes(target, to_come, pace, progress.says)) as workers:
-                sweep = sweep_of(target, missing, pace, progress.says)
-                _follow(sweep, run_id, target, pace, workers, store, progress, cancel)
+            with Workers(processes(target, to_come, pace, told.says)) as workers:
+                sweep = sweep_of(target, missing, pace, told.says)
+                _follow(sweep, run_id, target, pace, workers, store, told, cancel)
 
 
 def _begun(target: Target) -> Target:
@@ -117,7 +109,7 @@ def _follow(
     workers: Workers,
     store: Store,
     progress: Progress,
-    cancel: threading.Event | None,
+    cancel: threading.Event,
 ) -> None:
     """Measure what the sweep names, one level after another, until it names none.
 
@@ -125,6 +117,8 @@ def _follow(
     """
     without: list[NothingAnswered] = []
     while (level := sweep.next(store.points(run_id, as_measured=True))) is not None:
+        if cancel.is_set():
+            raise Cancelled("stopped between two levels")
         try:
             if pace.lengths != level.lengths:
                 pace = probe(target, level)

@@ -10,19 +10,16 @@ from typing import Any
 
 import click
 
-from calibration.errors import FileError
-from calibration.importers import KINDS, read_measurements
-from calibration.levels import level_key
-from calibration.records import Measurement
+from calibration.importers import KINDS
+from calibration.incoming import POINTS_TABLE, nothing_said, read_file
 from calibration.store import Store
 from calibration.store.bundle import export_bundle, import_bundle
 from calibration.store.bundle_file import is_bundle
 from calibration.store.imported import import_measurements
 from calibration.table import table
-from sizing.curves import Point, read_points, write_points
+from sizing.curves import Point, write_points
 
 BUNDLE = ".zip"
-POINTS_TABLE = "points"
 DEPLOYMENT: tuple[tuple[str, Any, str], ...] = (
     ("model", str, "model that was served, as in the catalogue"),
     ("precision", str, "precision of its weights, such as bf16 or fp8"),
@@ -104,43 +101,13 @@ def import_command(file: Path, kind: str | None, as_json: bool, **said: Any) -> 
     store = Store()
     given = {name: value for name, value in said.items() if value is not None}
     if kind is None and is_bundle(file):
-        _nothing_said("an exported run", given)
+        nothing_said("an exported run", given)
         run_id, new = import_bundle(store, file)
     else:
-        run_id, new = _imported(store, file, kind, given)
+        run_id, new = import_measurements(store, f"imported from {file.name}", read_file(file, kind, given))
     points = store.points(run_id)
     if as_json:
         click.echo(json.dumps({"run": run_id, "new": new, "points": [asdict(point) for point in points]}))
         return
     click.echo(f"run {run_id}: {len(points)} points{'' if new else ', which were in the store already'}")
     click.echo(table(points), nl=False)
-
-
-def _imported(store: Store, file: Path, kind: str | None, said: dict[str, Any]) -> tuple[int, bool]:
-    """All of the file as one run, or none of it."""
-    if kind == POINTS_TABLE or (kind is None and _is_points_table(file)):
-        _nothing_said("a points table", said)
-        found = [Measurement(point) for point in read_points(file)]
-    else:
-        found = read_measurements(file, kind=kind, deployment=said)
-    keys = [level_key(item.point) for item in found]
-    twice = next((key for key in keys if keys.count(key) > 1), None)
-    if twice is not None:
-        isl, osl, _, _, load_kind, value = twice
-        raise FileError(f"{file}: two points at ISL {isl:g}, OSL {osl:g}, {load_kind} {value:g}: keep one of them")
-    return import_measurements(store, f"imported from {file.name}", found)
-
-
-def _nothing_said(what: str, said: dict[str, Any]) -> None:
-    if said:
-        flag = next(iter(said)).replace("_", "-")
-        raise click.UsageError(f"--{flag}: {what} says it itself; leave the option out")
-
-
-def _is_points_table(file: Path) -> bool:
-    try:
-        with file.open(encoding="utf-8-sig") as text:
-            head = text.readline(4096)
-    except (OSError, UnicodeDecodeError):
-        return False
-    return {"load_kind", "load_value", "requests_per_s"} <= set(head.strip().split(","))

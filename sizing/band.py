@@ -35,11 +35,12 @@ def scaled_capacities(replica: Replica, setting: Setting, factor: float) -> tupl
 
     An engine `factor` times slower under rate r is this engine under rate r factor, in slower time: its latencies meet
     the SLA where this engine's are `factor` below it. So both ends are read off one curve of the excess over the SLA.
+    Where the formula puts even the faster engine over a limit that the simulation found kept, the band ends at 1.
     """
     response = load_response(replica, setting)
     middle = response.rate_per_s(0.0) or float(response.rates_per_s[0])
     step = math.log(factor)
-    return response.rate_per_s(-step) / factor / middle, response.rate_per_s(step) * factor / middle
+    return response.rate_per_s(-step) / factor / middle, max(1.0, response.rate_per_s(step) * factor / middle)
 
 
 def _capacity(replica: Replica, setting: Setting) -> float:

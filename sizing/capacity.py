@@ -110,7 +110,7 @@ def load_response(replica: Replica, setting: Setting) -> LoadResponse:
     known: dict[float, Prediction] = {}
 
     def excess_at(share: float) -> float:
-        known[share] = predict_at(replica, setting, share * stable_per_s)
+        known[share] = _known_at(replica, setting.at(share * stable_per_s), setting.routing, setting.replicas)
         return log_excess(known[share], setting.sla)
 
     below = LOADS[0]
@@ -127,6 +127,12 @@ def load_response(replica: Replica, setting: Setting) -> LoadResponse:
     shares = sorted(known)
     predictions = tuple(known[share] for share in shares)
     return LoadResponse(stable_per_s * np.array(shares), rising_excess(predictions, setting.sla), predictions)
+
+
+@lru_cache(maxsize=8192)
+def _known_at(replica: Replica, workload: Workload, routing: Routing, replicas: int) -> Prediction:
+    """Percentiles by formula, kept: another SLA asks for most of the same loads again, of each law of a band."""
+    return predict(replica, workload, replicas=replicas, routing=routing)
 
 
 def requests_for(setting: Setting) -> int:

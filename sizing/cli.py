@@ -20,6 +20,7 @@ COMMANDS = {
     "predict": ("sizing.commands.laws:predict_command", "Latency percentiles of one deployment at a load."),
     "fit": ("sizing.commands.laws:fit_command", "The iteration-time law of measured points."),
     "simulate": ("sizing.commands.laws:simulate_command", "The simulator itself."),
+    "report": ("sizing.commands.report:report_command", "A saved plan as HTML, PDF, XLSX or JSON."),
     "whatif": ("sizing.whatif.command:whatif_command", "The plan before and after changes nobody has measured."),
     "study": ("sizing.study.command:study_command", "Thousands of scenarios, on all cores or a Dask cluster."),
     "validate": ("sizing.evidence.command:validate_command", "Every claim of accuracy checked again, in one table."),

@@ -57,12 +57,18 @@ def test_calibration_takes_only_values_from_sizing(path: Path) -> None:
 
 
 @pytest.mark.parametrize("path", files("ui"), ids=lambda path: path.name)
-def test_ui_reaches_calibration_only_through_the_store(path: Path) -> None:
+def test_ui_reaches_calibration_only_through_its_store_plans_and_jobs(path: Path) -> None:
     names = imports(path)
     assert not tops(names) & {"tritonclient", "grpc", "sqlalchemy", "numba"}
     assert {name for name in names if name.startswith("calibration.")} <= {
         "calibration.store",
+        "calibration.store.work",
         "calibration.errors",
+        "calibration.plan",
+        "calibration.new_run",
+        "calibration.jobs",
+        "calibration.incoming",
+        "calibration.importers",
     }
 
 

@@ -8,20 +8,17 @@ from typing import TypeVar, get_args
 import streamlit as st
 
 from sizing.numbers import significant
-from sizing.workload import PERCENTILES, ArrivalKind, Metric, Routing
-from ui import answers, link
+from sizing.workload import PERCENTILES, Metric
+from ui import answers, link, view
+from ui.more import more, number_field
 from ui.scenario import (
-    ARRIVAL_CV,
-    ARRIVAL_SIZE,
     HEADROOM,
     LIMIT_S,
     PRESETS,
-    PRICE,
     RATE,
     SPARE,
     TOKENS,
     VARIATION,
-    Range,
     Scenario,
 )
 from ui.values import fill, fill_limit, read
@@ -36,18 +33,6 @@ METRIC_HELP: dict[Metric, str] = {
     "itl": "Inter-token latency: mean gap between a request's output tokens after the first.",
     "e2e": "End to end: from sending a request to its last output token.",
 }
-ROUTING_NAMES: dict[Routing, str] = {
-    "random": "Random",
-    "round_robin": "Round robin",
-    "power_of_two": "Less loaded of two at random",
-    "least_outstanding": "Least outstanding requests",
-}
-ARRIVAL_NAMES: dict[ArrivalKind, str] = {
-    "poisson": "Poisson (independent users)",
-    "constant": "Constant gaps",
-    "gamma": "Bursty (gamma)",
-    "batch": "In groups",
-}
 
 
 def open_link() -> None:
@@ -61,10 +46,13 @@ def open_link() -> None:
     settled, state.settled = state.get("settled", True), False
     if opened and (not settled or not query or query == state.written or read() != state.scenario):
         return
-    scenario, state.link_problems = link.from_query(query)
-    state.linked, state.linked_gpus = scenario, link.answer_of(query)
+    scenario, problems = link.from_query(query)
+    state.link_problems = problems + link.repeated({key: len(st.query_params.get_all(key)) for key in query})
+    state.linked_gpus, state.linked_data = link.answer_of(query), link.data_of(query)
     state.written = query  # now, not after the answer: a field changed meanwhile must not be filled from this URL again
     fill(scenario)
+    view.fill(query)
+    state.linked = read()  # as the form holds it, its percentages rounded
 
 
 def draw() -> Scenario:
@@ -79,7 +67,7 @@ def draw() -> Scenario:
         left.number_input("Headroom (%)", 0.0, most, step=5.0, format="%g", key="headroom", help=HEADROOM_HELP)
         right.number_input("Spare replicas", 0, int(SPARE.high), step=1, key="spare", help=SPARE_HELP)
         with st.expander("More"):
-            _more()
+            more()
     scenario = state.scenario = read()
     if scenario != state.linked:
         state.link_problems = []
@@ -136,15 +124,15 @@ def _with(known: Sequence[T], chosen: Sequence[T]) -> list[T]:
 
 def _load() -> None:
     with st.container(horizontal=True, vertical_alignment="bottom"):
-        _number("Peak load (requests/s)", RATE, "rate_per_s", RATE_HELP)
+        number_field("Peak load (requests/s)", RATE, "rate_per_s", RATE_HELP)
         with st.popover("From users", help="Work the load out from the number of users."):
             _users()
     for key, name, help_ in LENGTHS:
         left, right = st.columns(2)
         with left:
-            _number(f"{name} (tokens)", TOKENS, key, help_)
+            number_field(f"{name} (tokens)", TOKENS, key, help_)
         with right:
-            _number(f"{name} variation (CV)", VARIATION, f"{key}_cv", VARIATION_HELP, step=0.1)
+            number_field(f"{name} variation (CV)", VARIATION, f"{key}_cv", VARIATION_HELP, step=0.1)
 
 
 LENGTHS = (
@@ -152,21 +140,10 @@ LENGTHS = (
     ("osl", "Output", "Mean tokens of an answer, reasoning included."),
 )
 RATE_HELP = "Requests per second that the whole fleet must carry at the busiest time."
-VARIATION_HELP = "Standard deviation over mean of the lengths: 0 = all the same, 1 = as spread as chat usually is."
-
-
-def _number(label: str, allowed: Range, key: str, help_: str, step: float | None = None) -> None:
-    """A number input over a range, whole numbers where the value is one."""
-    kind = type(state[key])
-    st.number_input(
-        label,
-        kind(allowed.low),
-        kind(allowed.high),
-        step=step or kind(1),
-        format="%d" if kind is int else "%g",
-        key=key,
-        help=help_,
-    )
+VARIATION_HELP = (
+    "Standard deviation over mean of the lengths: 0 = all the same, 1 = as spread as chat usually is. One request in "
+    "20 is then longer than 1.6 (CV 0.3), 2.1 (CV 0.6) or 2.8 times (CV 1) the mean; lengths are taken as lognormal."
+)
 
 
 def _users() -> None:
@@ -211,25 +188,3 @@ def _limit(metric: Metric) -> None:
 
 
 LIMIT_HELP = " Its limit, and the percentile that must keep it: p95 = 95 of 100 requests."
-
-
-def _more() -> None:
-    st.selectbox("Routing", [*ROUTING_NAMES], format_func=ROUTING_NAMES.__getitem__, key="routing", help=ROUTING_HELP)
-    st.selectbox(
-        "Arrivals", [*ARRIVAL_NAMES], format_func=ARRIVAL_NAMES.__getitem__, key="arrivals", help=ARRIVALS_HELP
-    )
-    if state.arrivals == "gamma":
-        _number("Burstiness (CV of the gaps)", ARRIVAL_CV, "arrivals_cv", "1 = Poisson, 2 = rather bursty.", step=0.1)
-    if state.arrivals == "batch":
-        _number("Requests in a group", ARRIVAL_SIZE, "arrivals_size", "Sent at the same instant, the groups at random.")
-    price = "Price (per GPU-hour)"
-    st.number_input(
-        price, float(PRICE.low), float(PRICE.high), format="%g", key="price", help=PRICE_HELP, placeholder="Not asked"
-    )
-    st.toggle("Use measured points from the store", key="use_points", help=POINTS_HELP)
-
-
-ROUTING_HELP = "How the load balancer picks a replica. Least outstanding requests needs the fewest GPUs."
-ARRIVALS_HELP = "How requests are spread over time at the peak."
-PRICE_HELP = "Any currency; adds the cost per hour to the answer. Empty: not asked."
-POINTS_HELP = "On: what you have measured comes before estimates. Off: estimates only."

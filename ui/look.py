@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import streamlit as st
 
-from ui.charts import CONFIG, DARK, LIGHT, Chart, Ink
+from ui.charts.base import CONFIG, DARK, LIGHT, Chart, Ink
 
 
 def ink() -> Ink:

@@ -5,9 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass, fields
 
 from sizing.candidates import Choice
+from sizing.fleets.daily import HOURS
 from sizing.numbers import significant
 from sizing.plan import Question
-from sizing.workload import Arrivals, Lengths, Limit, Metric, Routing, Sla, Workload
+from sizing.workload import Arrivals, Lengths, Limit, Metric, Prefix, Routing, Sla, Workload
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,6 +36,11 @@ ARRIVAL_CV = Range(0.1, 10, "")
 ARRIVAL_SIZE = Range(1, 10_000, "requests")
 PRICE = Range(0, 10_000, "per GPU-hour")
 TP = Range(1, 1024, "GPUs")
+SHARE = Range(0, 1, "")
+PEAK_FACTOR = Range(1, 100, "times the mean")
+OF_SERVER = Range(1, 1024, "GPUs")
+FLEET = Range(1, 100_000, "GPUs")
+OF_PEAK = Range(0, 100, "% of the peak")
 
 
 USUAL: dict[Metric, Limit] = {
@@ -45,13 +51,27 @@ USUAL: dict[Metric, Limit] = {
 """The limit that a toggle of the form brings back."""
 POISSON = Arrivals()
 
+DAYS: dict[str, tuple[float, ...]] = {
+    "Flat": (100.0,) * HOURS,
+    "Office hours": tuple(
+        map(float, (8, 6, 5, 5, 6, 10, 20, 45, 80, 95, 100, 95, 80, 85, 95, 95, 85, 65, 40, 30, 22, 18, 14, 10))
+    ),
+    "Evening peak": tuple(
+        map(float, (35, 22, 14, 10, 8, 9, 14, 24, 34, 40, 44, 48, 52, 52, 50, 52, 58, 68, 80, 92, 100, 96, 80, 55))
+    ),
+}
+"""Loads of a day hour by hour from midnight, in percent of the peak: made up to start from, not measured."""
+
 
 @dataclass(frozen=True, slots=True)
 class Scenario:
     """One question, as the form holds it. The defaults are the answer that the first screen opens on.
 
     Empty `precisions` or `tps` = any; empty `gpus` = those that were measured. Lengths in tokens, `isl_cv` and `osl_cv`
-    are standard deviation over mean. A limit that is None is not asked for. `headroom` is a share.
+    are standard deviation over mean. A limit that is None is not asked for. `headroom` is a share. `prefix_share`: of
+    the mean prompt that all requests have in common, found in the KV cache with chance `prefix_hit`. `peak_factor`: the
+    load over its mean, which costs per token are for. `gpus_per_server`: None = as the GPU comes. `fleet_gpus` is asked
+    about by the inverse question; `day` are 24 hourly loads from midnight, the busiest of which stands for the load.
     """
 
     model: str = "Qwen/Qwen3-32B"
@@ -72,6 +92,12 @@ class Scenario:
     arrivals: Arrivals = POISSON
     price_per_gpu_hour: float | None = None
     use_points: bool = True
+    prefix_share: float = 0.0
+    prefix_hit: float = 1.0
+    peak_factor: float = 1.0
+    gpus_per_server: int | None = None
+    fleet_gpus: int = 16
+    day: tuple[float, ...] = DAYS["Office hours"]
 
     @property
     def lengths(self) -> Lengths:
@@ -88,13 +114,25 @@ class Scenario:
         """The question for the planner. Raises ScenarioError when no limit is set."""
         return Question(
             model=self.model,
-            workload=Workload(self.lengths, self.rate_per_s, self.arrivals),
+            workload=Workload(self.lengths, self.rate_per_s, self.arrivals, self.prefix),
             sla=Sla(self.ttft, self.itl, self.e2e),
             routing=self.routing,
             headroom=self.headroom,
             spare=self.spare,
             price_per_gpu_hour=self.price_per_gpu_hour,
+            peak_factor=self.peak_factor,
         )
+
+    @property
+    def prefix(self) -> Prefix:
+        """The part of the prompts that is shared, in tokens."""
+        tokens = round(self.prefix_share * self.isl)
+        return Prefix(tokens, self.prefix_hit) if tokens else Prefix()
+
+    @property
+    def day_per_s(self) -> tuple[float, ...]:
+        """Requests/s hour by hour: the day's shape, its busiest hour at the load planned for."""
+        return tuple(self.rate_per_s * load / max(self.day) for load in self.day)
 
     @property
     def missing(self) -> str:

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import get_args
 
 import streamlit as st
 
+from sizing.plan import Candidate
 from sizing.workload import Arrivals, Limit, Metric
 from ui.scenario import USUAL, Scenario
 from ui.words import UNIT
@@ -13,13 +15,22 @@ from ui.words import UNIT
 state = st.session_state
 
 
+AS_THEY_ARE = (
+    *("model", "rate_per_s", "isl", "isl_cv", "osl", "osl_cv", "spare", "routing", "use_points"),
+    *("peak_factor", "gpus_per_server", "fleet_gpus", "day"),
+)
+PERCENT = ("headroom", "prefix_share", "prefix_hit")
+"""Shares, which the form shows in percent."""
+
+
 def fill(scenario: Scenario) -> None:
     """Write a scenario into the widgets."""
-    for name in ("model", "rate_per_s", "isl", "isl_cv", "osl", "osl_cv", "spare", "routing", "use_points"):
+    for name in AS_THEY_ARE:
         state[name] = getattr(scenario, name)
     for name in ("gpus", "precisions", "tps"):
         state[name] = list(getattr(scenario, name))
-    state.headroom = round(scenario.headroom * 100, 9)
+    for name in PERCENT:
+        state[name] = round(getattr(scenario, name) * 100, 9)
     state.arrivals, state.arrivals_cv, state.arrivals_size = scenario.arrivals.kind, 1.0, 1
     if scenario.arrivals.kind == "gamma":
         state.arrivals_cv = scenario.arrivals.cv
@@ -38,25 +49,33 @@ def fill_limit(metric: Metric, limit: Limit | None) -> None:
     state[f"{metric}_percentile"] = shown.percentile
 
 
+def use_candidate(candidate: Candidate) -> None:
+    """Narrow the choice of the form to one configuration."""
+    state.gpus, state.precisions, state.tps = [candidate.gpu], [candidate.precision], [candidate.tp]
+
+
+def use_limits(limits: Sequence[Limit]) -> None:
+    """Write limits into their rows, the other rows kept."""
+    for limit in limits:
+        fill_limit(limit.metric, limit)
+
+
+def allow_any() -> None:
+    """Widen the choice of the form to every precision and TP."""
+    state.precisions, state.tps = [], []
+
+
 def read() -> Scenario:
     """The scenario that the widgets hold."""
     return Scenario(
-        model=state.model,
+        **{name: state[name] for name in AS_THEY_ARE},
+        **{name: round(state[name] / 100, 12) for name in PERCENT},
         gpus=tuple(state.gpus),
         precisions=tuple(state.precisions),
         tps=tuple(sorted(state.tps)),
-        rate_per_s=state.rate_per_s,
-        isl=state.isl,
-        isl_cv=state.isl_cv,
-        osl=state.osl,
-        osl_cv=state.osl_cv,
         **{metric: _read_limit(metric) for metric in get_args(Metric)},
-        headroom=round(state.headroom / 100, 12),
-        spare=state.spare,
-        routing=state.routing,
         arrivals=_read_arrivals(),
         price_per_gpu_hour=state.price,
-        use_points=state.use_points,
     )
 
 

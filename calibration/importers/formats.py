@@ -83,19 +83,21 @@ def _read(content: Content, kind: str | None, known: Known) -> list[Measurement]
         for json_format in JSON_FORMATS:
             if kind in (None, json_format.kind) and json_format.recognises(content.value):
                 return json_format.read(content, known)
-        raise _unknown(content, kind, "its keys are " + ", ".join(map(repr, list(content.value)[:5])))
+        raise _unknown(content, kind)
     for csv_format in CSV_FORMATS:
         if kind in (None, csv_format.kind) and csv_format.recognises(content):
             return csv_format.read(content, known)
-    raise _unknown(content, kind, "it begins with " + ", ".join(map(repr, content.rows[0][:3])))
+    raise _unknown(content, kind)
 
 
 def _read_lines(content: JsonLines, kind: str | None, known: Known) -> list[Measurement]:
     if kind not in (None, "aiperf") or not aiperf_records.recognises(content.values[0]):
-        raise _unknown(content, kind, "its first line's keys are " + ", ".join(map(repr, list(content.values[0])[:5])))
+        raise _unknown(content, kind)
     return aiperf_records.read(content, known)
 
 
-def _unknown(content: Content, kind: str | None, seen: str) -> FileError:
+def _unknown(content: Content, kind: str | None) -> FileError:
+    """Quotes nothing: a file that was given by mistake may hold anything."""
     wanted = f"a file of {kind}" if kind else f"a file of any known kind ({', '.join(KINDS)})"
-    return FileError(f"{content.name}: not {wanted}; {seen[:200]}")
+    found = "rows of a table" if isinstance(content, CsvFile) else "JSON with other keys"
+    return FileError(f"{content.name}: not {wanted}; it holds {found}")

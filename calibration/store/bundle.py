@@ -11,7 +11,7 @@ from sqlalchemy.exc import IntegrityError
 from calibration.errors import StoreError
 from calibration.levels import LevelKey, level_key
 from calibration.records import Measurement
-from calibration.store import Run, Store
+from calibration.store import LIVE, Run, Store
 from calibration.store.bundle_file import Bundle, PointPart, RunPart, read_bundle, write_bundle
 from calibration.store.database import runs
 from calibration.store.logs import removed_on_error
@@ -25,6 +25,7 @@ from calibration.store.rows import (
     of_run,
     point_of,
     records_name,
+    set_standing,
     update_run,
 )
 
@@ -37,7 +38,7 @@ def export_bundle(store: Store, run_id: int, path: Path) -> int:
     measured, a log of it is damaged, or `path` cannot be written; the file at `path` is then as it was.
     """
     run = store.run(run_id)
-    if run.state == "running":
+    if run.state in LIVE:
         raise StoreError(f"run {run_id} is being measured by {run.owner}: export it when it has ended")
     kept = store.measurements(run_id, as_measured=True)
     files = store.records(run_id)
@@ -89,6 +90,7 @@ def _adopt(store: Store, bundle: Bundle) -> tuple[int, bool]:
         if missing:
             _bring_up_to_date(connection, run_id, bundle.run)
             logs |= _insert(store, connection, run_id, missing)
+        set_standing(connection, run_id, "accepted")
         for file, member in logs.items():
             written.append(file)
             with replacing(file) as content:

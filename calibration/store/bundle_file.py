@@ -27,7 +27,7 @@ from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError
 from calibration.errors import FileError, StoreError
 from calibration.levels import level_key
 from calibration.store import Ending
-from calibration.store.records_file import decoded, decoded_about
+from calibration.store.records_file import MOST_VALUES, decoded, decoded_about
 from calibration.store.text import clean
 from sizing.curves import Point
 
@@ -121,8 +121,8 @@ def _put(archive: zipfile.ZipFile, name: str, content: bytes) -> _Member:
 
 
 @contextmanager
-def read_bundle(path: Path) -> Iterator[Bundle]:
-    """The run in a file, checked to the last byte before anything of it is used.
+def read_bundle(path: Path, most_values: int = MOST_VALUES) -> Iterator[Bundle]:
+    """The run in a file, checked to the last byte before anything of it is used; no log may hold over `most_values`.
 
     Raises FileError, one line, if the file is missing, cut short, changed, of another kind or of a newer version.
     """
@@ -130,7 +130,7 @@ def read_bundle(path: Path) -> Iterator[Bundle]:
         archive = zipfile.ZipFile(path)
     with archive:
         with _understood(path):
-            bundle = _checked(archive, path.stat().st_size)
+            bundle = _checked(archive, path.stat().st_size, most_values)
         yield bundle
 
 
@@ -143,7 +143,7 @@ def is_bundle(path: Path) -> bool:
         return False
 
 
-def _checked(archive: zipfile.ZipFile, size_bytes: int) -> Bundle:
+def _checked(archive: zipfile.ZipFile, size_bytes: int, most_values: int) -> Bundle:
     _check_entries(archive.infolist(), size_bytes)
     manifest = _manifest(archive)
     if set(archive.namelist()) != {MANIFEST, MANIFEST_SUM, *manifest.members}:
@@ -160,7 +160,7 @@ def _checked(archive: zipfile.ZipFile, size_bytes: int) -> Bundle:
         raise FileError("its run and points are not those that its manifest lists")
     for part in points:
         if part.records is not None:
-            _check_records(archive.read(part.records), part, run)
+            _check_records(archive.read(part.records), part, run, most_values)
     return Bundle(run, points, archive.read)
 
 
@@ -198,11 +198,11 @@ def _sum(archive: zipfile.ZipFile, name: str) -> str:
     return digest.hexdigest()
 
 
-def _check_records(content: bytes, part: PointPart, run: RunPart) -> None:
-    about = decoded_about(content, str(part.records))
+def _check_records(content: bytes, part: PointPart, run: RunPart, most_values: int) -> None:
+    about = decoded_about(content, str(part.records), most_values)
     if (about.run, about.level) != (run.uuid, level_key(part.point)):
         raise FileError(f"{part.records} holds the requests of another run or level")
-    decoded(content, str(part.records))
+    decoded(content, str(part.records), most_values)
 
 
 @contextmanager

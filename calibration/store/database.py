@@ -24,8 +24,9 @@ DATA = Path(__file__).resolve().parents[2] / "data"
 DEFAULT_FILE = DATA / "calibration.db"
 WAIT_FOR_LOCK_S = 30
 CONNECT_WITHIN_S = 5
-SCHEMA = 2
-"""Version of the tables, to be raised with every column added. 1: without verdicts, facts, records and owners."""
+SCHEMA = 3
+"""Version of the tables, to be raised with every column added. 1: without verdicts, facts, records and owners. 2:
+without progress, requests to stop and points that wait for acceptance."""
 
 LEVEL = ("isl", "osl", "isl_cv", "osl_cv", "load_kind", "load_value")
 """Columns that tell the points of one run apart."""
@@ -34,6 +35,7 @@ LARGEST_WHOLE = 2**31 - 1
 """Largest value of the columns `WHOLE`, on every database."""
 _TEXT = set("model precision gpu engine engine_version batching load_kind source measured_at notes".split())
 _UPGRADE_LOCK = 0x5129C0DE  # any number, the same for all who may upgrade a PostgreSQL database at once
+_ONE_AT_A_TIME = 0x5129C0DF  # another one, for those who may start runs at once
 _FORMS = "sqlite:////folder/file.db or postgresql://user:password@host:5432/name"
 
 
@@ -62,6 +64,13 @@ runs = sql.Table(
     sql.Column("pid", sql.BigInteger, nullable=False, server_default="0"),
     sql.Column("born", sql.Text, nullable=False, server_default=""),
     sql.Column("heartbeat", sql.Double, nullable=False, server_default="0"),
+    sql.Column("target", sql.Text, nullable=False, server_default=""),
+    sql.Column("review", sql.Integer, nullable=False, server_default="0"),
+    sql.Column("phase", sql.Text, nullable=False, server_default=""),
+    sql.Column("share", sql.Double, nullable=False, server_default="0"),
+    sql.Column("left_s", sql.Double),
+    sql.Column("log", sql.Text, nullable=False, server_default=""),
+    sql.Column("stop_asked", sql.Double, nullable=False, server_default="0"),
     sql.Index("runs_uuid", "uuid", unique=True),
 )
 points = sql.Table(
@@ -73,6 +82,7 @@ points = sql.Table(
     sql.Column("facts", sql.Text, nullable=False, server_default="{}"),
     sql.Column("server", sql.Text, nullable=False, server_default="{}"),
     sql.Column("records", sql.Text, nullable=False, server_default=""),
+    sql.Column("standing", sql.Text, nullable=False, server_default="accepted"),
 )
 _schema = sql.Table("schema", _tables, sql.Column("version", sql.Integer, nullable=False))
 
@@ -112,6 +122,14 @@ class Database:
     def writing(self) -> Iterator[sql.Connection]:
         """A transaction that writes: committed as a whole at the end, or not at all."""
         with explained(self.url), self._writer.begin() as connection:
+            yield connection
+
+    @contextmanager
+    def alone(self) -> Iterator[sql.Connection]:
+        """A transaction that writes, and before which all others of this kind have ended."""
+        with self.writing() as connection:
+            if connection.dialect.name == "postgresql":  # in SQLite every writer is alone
+                connection.execute(sql.select(sql.func.pg_advisory_xact_lock(_ONE_AT_A_TIME)))
             yield connection
 
     def _bring_up_to_date(self) -> None:

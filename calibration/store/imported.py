@@ -14,16 +14,17 @@ from calibration.records import Measurement
 from calibration.store import Store
 from calibration.store.database import runs
 from calibration.store.logs import keep, removed_on_error
-from calibration.store.rows import insert_run
+from calibration.store.rows import insert_run, set_standing
 
 _NAMESPACE = uuid.UUID("5c3b1b52-6f0c-4e5e-9a55-2f1f6c2d8a10")
 _CLOCK = "seconds since the first request"
 
 
 def import_measurements(store: Store, label: str, found: Sequence[Measurement]) -> tuple[int, bool]:
-    """A finished run called `label` that holds `found` with their logs, and whether it is new.
+    """A finished run called `label` that holds `found` with their logs, all accepted, and whether it is new.
 
-    The same points are the same run. Raises StoreError if the store refuses.
+    The same points are the same run: those that were discarded are accepted now. Raises StoreError if the
+    store refuses.
     """
     try:
         return _adopt(store, label, found)
@@ -37,6 +38,7 @@ def _adopt(store: Store, label: str, found: Sequence[Measurement]) -> tuple[int,
     with removed_on_error() as written, store.database.writing() as connection:
         known = connection.execute(sql.select(runs.c.id).where(runs.c.uuid == name)).scalar_one_or_none()
         if known is not None:
+            set_standing(connection, int(known), "accepted")
             return int(known), False
         now = datetime.now(UTC).isoformat(timespec="seconds")
         values = {"uuid": name, "plan": "", "folder": "", "label": label, "levels": len(found), "state": "done"}

@@ -7,8 +7,8 @@ import socket
 from dataclasses import dataclass
 from pathlib import Path
 
-HEARTBEAT_S = 10.0
-LOST_AFTER_S = 60.0
+HEARTBEAT_S = 2.0
+LOST_AFTER_S = 30.0
 """A process on another machine that was silent for longer is taken for dead."""
 
 
@@ -28,15 +28,23 @@ class Owner:
     @classmethod
     def here(cls) -> Owner:
         """The process that asks."""
-        return cls(socket.gethostname(), os.getpid(), _born(os.getpid()))
+        return cls.child(os.getpid())
+
+    @classmethod
+    def child(cls, pid: int) -> Owner:
+        """The process of that number on this machine."""
+        return cls(socket.gethostname(), pid, _born(pid))
 
     def lives(self, silent_s: float) -> bool:
         """Whether the process still runs; `silent_s` is how long ago its last heartbeat was."""
+        return _born(self.pid) == self.born if self.is_near else silent_s < LOST_AFTER_S
+
+    @property
+    def is_near(self) -> bool:
+        """Whether the process is, or was, one of this machine and container: then its number means it and no other."""
         here = Owner.here()
         space = self.born.rpartition(":")[0]
-        if space and (self.host, space) == (here.host, here.born.rpartition(":")[0]):
-            return _born(self.pid) == self.born
-        return silent_s < LOST_AFTER_S
+        return bool(space) and (self.host, space) == (here.host, here.born.rpartition(":")[0])
 
     def __str__(self) -> str:
         return f"process {self.pid} on {self.host}"

@@ -104,9 +104,9 @@ def encoded(log: RequestLog, about: About) -> bytes:
     return cast(bytes, content.to_pybytes())
 
 
-def decoded(content: bytes, name: str) -> RequestLog:
-    """The log in a file's `content`; `name` is how errors call it. Raises StoreError."""
-    decoded_about(content, name)
+def decoded(content: bytes, name: str, most_values: int = MOST_VALUES) -> RequestLog:
+    """The log in a file's `content`; `name` is how errors call it. Raises StoreError, also for over `most_values`."""
+    decoded_about(content, name, most_values)
     with _understood(name):
         import pyarrow as pa
         import pyarrow.parquet as parquet
@@ -119,7 +119,7 @@ def decoded(content: bytes, name: str) -> RequestLog:
         return _log(columns)
 
 
-def decoded_about(content: bytes, name: str) -> About:
+def decoded_about(content: bytes, name: str, most_values: int = MOST_VALUES) -> About:
     """What a file's `content` says of itself. Raises StoreError."""
     with _understood(name):
         import pyarrow as pa
@@ -129,19 +129,19 @@ def decoded_about(content: bytes, name: str) -> About:
         said = (file.schema_arrow.metadata or {}).get(METADATA)
         if said is None or not file.schema_arrow.remove_metadata().equals(_schema()):
             raise ValueError("its columns are not those of a request log")
-        if excess := _excess(file.metadata):
+        if excess := _excess(file.metadata, most_values):
             raise ValueError(f"it claims to hold {excess}")
         return About.model_validate_json(said)
 
 
-def _excess(metadata: parquet.FileMetaData) -> str:
+def _excess(metadata: parquet.FileMetaData, most_values: int = MOST_VALUES) -> str:
     """Of what a file holds too much to be read, by what its footer says; empty if nothing."""
     groups = [metadata.row_group(group) for group in range(metadata.num_row_groups)]
     columns = [group.column(column) for group in groups for column in range(metadata.num_columns)]
     if max(metadata.num_rows, sum(max(0, group.num_rows) for group in groups)) > MOST_REQUESTS:
         return f"more than {MOST_REQUESTS} requests"
-    if sum(max(0, column.num_values) for column in columns) > MOST_VALUES:
-        return f"more than {MOST_VALUES} values"
+    if sum(max(0, column.num_values) for column in columns) > most_values:
+        return f"more than {most_values} values"
     texts = [column for column in columns if column.path_in_schema == "error"]
     if sum(max(0, text.total_uncompressed_size) for text in texts) > MOST_TEXT_BYTES:
         return f"more than {MOST_TEXT_BYTES} bytes of error texts"

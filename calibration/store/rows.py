@@ -6,7 +6,7 @@ import json
 import math
 from collections.abc import Mapping
 from dataclasses import replace
-from typing import Any
+from typing import Any, Literal
 
 import sqlalchemy as sql
 from pydantic import TypeAdapter, ValidationError
@@ -19,6 +19,8 @@ from calibration.store.owner import Owner
 from calibration.store.text import clean, storable
 from sizing.curves import COLUMNS, Point
 
+Standing = Literal["pending", "accepted", "discarded"]
+"""Whether somebody has looked at a point and takes it for an answer; what the command line measures is accepted."""
 _FACTS = TypeAdapter(dict[str, float])
 
 
@@ -74,9 +76,11 @@ def insert_point(connection: sql.Connection, run_id: int, kept: Measurement, *, 
     at this level.
     """
     number = connection.execute(sql.select(sql.func.count()).where(points.c.run == run_id)).scalar_one() + 1
+    reviewed = connection.execute(sql.select(runs.c.review).where(runs.c.id == run_id)).scalar_one()
     name = records_name(connection, run_id, number) if recorded else ""
     try:
-        connection.execute(sql.insert(points).values(run=run_id, number=number, records=name, **_columns(kept)))
+        told = {"run": run_id, "number": number, "records": name, "standing": "pending" if reviewed else "accepted"}
+        connection.execute(sql.insert(points).values(**told, **_columns(kept)))
     except IntegrityError:
         raise StoreError(f"run {run_id} has a point at this level already: is it being measured twice?") from None
     return name
@@ -85,7 +89,12 @@ def insert_point(connection: sql.Connection, run_id: int, kept: Measurement, *, 
 def records_name(connection: sql.Connection, run_id: int, number: int) -> str:
     """Name of the file of records of a run's point of that number, in the folder of records."""
     run_uuid = connection.execute(sql.select(runs.c.uuid).where(runs.c.id == run_id)).scalar_one()
-    return f"run-{run_id}-{run_uuid[:8]}/level-{number}.parquet"
+    return f"{folder_name(run_id, run_uuid)}/level-{number}.parquet"
+
+
+def folder_name(run_id: int, run_uuid: str) -> str:
+    """Name of a run's own folder in the folder of records."""
+    return f"run-{run_id}-{run_uuid[:8]}"
 
 
 def name_records(connection: sql.Connection, run_id: int, number: int, name: str) -> None:
@@ -94,11 +103,20 @@ def name_records(connection: sql.Connection, run_id: int, number: int, name: str
     connection.execute(sql.update(points).where(*mine).values(records=name))
 
 
+def set_standing(connection: sql.Connection, run_id: int, standing: Standing) -> int:
+    """Give every point of a run that standing; how many had another."""
+    others = (points.c.run == run_id, points.c.standing != standing)
+    return connection.execute(sql.update(points).where(*others).values(standing=standing)).rowcount
+
+
 def of_run(run_id: int | None, *, as_measured: bool = False) -> sql.Select[Any]:
-    """All columns of the points of one run, or of all: by run, then by lengths and load or in the order measured."""
+    """All columns of the points of one run, or of the accepted ones of all runs.
+
+    By run, then by lengths and load or in the order measured.
+    """
     by_level = [points.c[name] for name in LEVEL]
     query = sql.select(points).order_by(points.c.run, *([points.c.number] if as_measured else []), *by_level)
-    return query if run_id is None else query.where(points.c.run == run_id)
+    return query.where(points.c.standing == "accepted" if run_id is None else points.c.run == run_id)
 
 
 def point_of(row: sql.RowMapping) -> Point:
@@ -137,9 +155,9 @@ def _columns(kept: Measurement) -> dict[str, Any]:
 
 
 def _cleaned(values: Mapping[str, Any]) -> dict[str, Any]:
-    """Columns with their texts fit to be stored and printed; a plan keeps its lines."""
+    """Columns with their texts fit to be stored and printed; a plan and a log keep their lines."""
     texts = {name: value for name, value in values.items() if isinstance(value, str)}
-    return {**values, **{name: (storable if name == "plan" else clean)(text) for name, text in texts.items()}}
+    return {**values, **{name: (storable if name in ("plan", "log") else clean)(text) for name, text in texts.items()}}
 
 
 def _json(facts: Mapping[str, float]) -> str:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 import uuid
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass, fields
 from datetime import UTC, datetime
@@ -22,6 +22,7 @@ from calibration.store.owner import HEARTBEAT_S, Owner
 from calibration.store.records_file import read_log
 from calibration.store.rows import (
     at_work,
+    folder_name,
     insert_run,
     measurement_of,
     of_run,
@@ -35,9 +36,14 @@ from sizing.curves import Point
 __all__ = ["DATABASE_VARIABLE", "STATES", "Ending", "Run", "State", "Store"]
 
 Ending = Literal["done", "interrupted", "failed"]
-State = Literal["running", "lost"] | Ending
-"""Lost: stored as running, but the process that measured it is gone, by kill -9 or a power cut."""
-STATES: tuple[State, ...] = ("running", "lost", *get_args(Ending))
+State = Literal["queued", "running", "lost"] | Ending
+"""Queued: its process has been started and asks the server. Lost: its process is gone, by kill -9 or a power cut."""
+STATES: tuple[State, ...] = ("queued", "running", "lost", *get_args(Ending))
+LIVE: tuple[State, ...] = ("queued", "running")
+
+
+def _silent() -> Mapping[str, Any]:
+    return {}
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,8 +51,9 @@ class Run:
     """One sweep: the text of its plan and the folder its paths start from, `points` of `levels` measured so far.
 
     `id` is its number in this store, `uuid` the same in every store. `label` names server and model. Times are ISO 8601
-    in UTC; `ended` is None and `error` empty while they are unknown. `void` of the points are not fit for use. `owner`
-    is the process that measures or measured it here, empty where that is not known.
+    in UTC; `ended` is None and `error` empty while they are unknown. `void` of the points are not fit for use,
+    `pending` wait to be accepted and `discarded` were refused. `target` is the server's host:port, empty for what was
+    imported. `owner` is the process that measures or measured it here, empty where that is not known.
     """
 
     id: int
@@ -61,6 +68,9 @@ class Run:
     error: str
     points: int
     void: int
+    pending: int
+    discarded: int
+    target: str
     owner: str
 
 
@@ -75,37 +85,62 @@ class Store:
     def __init__(self, url: str | None = None) -> None:
         self.database = Database(url)
 
-    def create_run(self, plan: str, *, folder: Path | str = "", label: str = "", levels: int = 0) -> int:
+    def create_run(
+        self, plan: str, *, folder: Path | str = "", label: str = "", levels: int = 0, target: str = ""
+    ) -> int:
         """A new run in state ``running`` that belongs to this process; its number is returned."""
-        said = {"plan": plan, "folder": str(folder), "label": label, "levels": levels}
+        said = {"plan": plan, "folder": str(folder), "label": label, "levels": levels, "target": target}
         begun = {"uuid": str(uuid.uuid4()), "state": "running", "created": _now()}
         with self.database.writing() as connection:
             return insert_run(connection, said | begun | self._mine())
 
-    def restart_run(self, run_id: int) -> None:
-        """Take over a run that is resumed. Raises StoreError if a process that lives still measures it."""
+    def restart_run(self, run_id: int, *, levels: int | None = None) -> None:
+        """Take over a run that is queued or resumed, of so many levels where that was not known before.
+
+        Raises StoreError if a process that lives still measures it.
+        """
+        fresh = {"state": "running", "ended": None, "error": "", "phase": "", "share": 0.0, "left_s": None}
+        if levels is not None:
+            fresh["levels"] = levels
         with self.database.writing() as connection:
             if owner := at_work(connection, run_id, self.database.clock):
                 raise StoreError(f"run {run_id} is being measured by {owner}: wait for its end or stop it, then resume")
-            update_run(connection, run_id, {"state": "running", "ended": None, "error": ""} | self._mine())
+            asked = sql.case((runs.c.state == "queued", runs.c.stop_asked), else_=0.0)  # before it had begun
+            update_run(connection, run_id, fresh | {"stop_asked": asked} | self._mine())
 
     @contextmanager
-    def kept_alive(self, run_id: int, every_s: float = HEARTBEAT_S) -> Iterator[None]:
-        """Meanwhile tell other machines, every `every_s` seconds, that this process is at the run."""
+    def kept_alive(
+        self,
+        run_id: int,
+        every_s: float = HEARTBEAT_S,
+        *,
+        news: Callable[[], Mapping[str, Any]] = _silent,
+        on_stop: Callable[[], None] = lambda: None,
+    ) -> Iterator[None]:
+        """Meanwhile tell others, every `every_s` seconds, that this process is at the run, and how far: `news` are
+        columns of the table of runs. `on_stop` is called, in another thread, once the run is asked to stop.
+        """
         over, mine = threading.Event(), Owner.here()
 
         def beat() -> None:
-            while not over.wait(every_s):
-                with suppress(StoreError):  # the database is away for a moment, or else the next point will tell
-                    self._beat(run_id, mine)
+            with suppress(StoreError):  # the database is away for a moment, or else the next point will tell
+                if self._beat(run_id, mine, news()):
+                    on_stop()
 
-        thread = threading.Thread(target=beat, name=f"heartbeat of run {run_id}", daemon=True)
+        def beats() -> None:
+            while True:
+                beat()
+                if over.wait(every_s):
+                    return
+
+        thread = threading.Thread(target=beats, name=f"heartbeat of run {run_id}", daemon=True)
         thread.start()
         try:
             yield
         finally:
             over.set()
             thread.join()
+            beat()  # the last news
 
     def finish_run(self, run_id: int, state: Ending, error: str = "") -> None:
         """The run has ended, with an error in one line if it failed. A run that another process took over is left."""
@@ -136,7 +171,7 @@ class Store:
         return self._runs(sql.true())
 
     def points(self, run_id: int | None = None, *, as_measured: bool = False) -> list[Point]:
-        """The points of one run, or of all: by run, then by lengths and load or in the order measured.
+        """The points of one run, or those accepted of all: by run, then by lengths and load or in the order measured.
 
         Void ones are among them, and tell so themselves.
         """
@@ -163,6 +198,10 @@ class Store:
         path = self.records(run_id).get(key)
         return None if path is None else read_log(path)
 
+    def folder(self, run_id: int) -> Path:
+        """The run's own folder among the records, on this machine; it may not be there. Raises StoreError."""
+        return self.database.records / folder_name(run_id, self.run(run_id).uuid)
+
     def _named(self, run_id: int) -> dict[LevelKey, Path]:
         """Files that hold the logs of a run's levels on the machine that measured it."""
         folder = self.database.records
@@ -182,14 +221,20 @@ class Store:
             (self.database.clock - runs.c.heartbeat).label("silent_s"),
             count.scalar_subquery().label("points"),
             count.where(points.c.verdict.not_in(("", "steady"))).scalar_subquery().label("void"),
+            *(
+                count.where(points.c.standing == word).scalar_subquery().label(word)
+                for word in ("pending", "discarded")
+            ),
         )
         with self.database.reading() as connection:
             rows = connection.execute(query.where(chosen).order_by(runs.c.id.desc())).mappings().all()
         return [_run(row) for row in rows]
 
-    def _beat(self, run_id: int, owner: Owner) -> None:
+    def _beat(self, run_id: int, owner: Owner, news: Mapping[str, Any]) -> bool:
+        """Whether the run has been asked to stop."""
         with self.database.writing() as connection:
-            update_run(connection, run_id, {"heartbeat": self.database.clock}, owner=owner)
+            update_run(connection, run_id, {**news, "heartbeat": self.database.clock}, owner=owner)
+            return bool(connection.execute(sql.select(runs.c.stop_asked).where(runs.c.id == run_id)).scalar())
 
     def _mine(self) -> dict[str, Any]:
         return asdict(Owner.here()) | {"heartbeat": self.database.clock}
@@ -197,7 +242,7 @@ class Store:
 
 def _run(row: sql.RowMapping) -> Run:
     owner = Owner(row["host"], row["pid"], row["born"])
-    lost = row["state"] == "running" and not owner.lives(row["silent_s"])
+    lost = row["state"] in LIVE and not owner.lives(row["silent_s"])
     told = {"state": "lost" if lost else row["state"], "owner": str(owner) if owner.pid else ""}
     return Run(**{field.name: {**row, **told}[field.name] for field in fields(Run)})
 

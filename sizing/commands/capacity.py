@@ -22,9 +22,8 @@ from sizing.commands.options import (
 )
 from sizing.curves import read_points
 from sizing.errors import NoFeasiblePlan
-from sizing.fleets.existing import Existing, first_rate, largest_rate
+from sizing.fleets.existing import best_first
 from sizing.fleets.shapes import existing_json
-from sizing.plan import Candidate, Question, Rejection
 from sizing.printing import print_existing
 from sizing.rejections import distance_from_sla
 
@@ -61,17 +60,3 @@ def capacity_command(json_: bool, gpus: int, **given: Any) -> None:
         write_json({**existing_json(fleets[0]), "alternatives": others, "rejected": [*map(rejection_json, rejected)]})
     else:
         print_existing(question, fleets, rejected)
-
-
-def best_first(question: Question, found: list[Candidate], gpus: int) -> tuple[list[Existing], list[Rejection]]:
-    """What each candidate carries, most first, the first by simulation, the rest by formula; and those that cannot."""
-    sized = [first_rate(question, candidate, gpus) for candidate in found]
-    while (best := most(sized)) and best.predicted.method != "simulation":
-        sized[sized.index(best)] = largest_rate(question, best.candidate, gpus)
-    fleets = sorted((fleet for fleet in sized if isinstance(fleet, Existing)), key=lambda fleet: -fleet.rate_per_s)
-    return fleets, [fleet for fleet in sized if isinstance(fleet, Rejection)]
-
-
-def most(sized: list[Existing | Rejection]) -> Existing | None:
-    """The fleet that carries most; None when none does."""
-    return max((fleet for fleet in sized if isinstance(fleet, Existing)), key=lambda f: f.rate_per_s, default=None)

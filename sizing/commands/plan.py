@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from datetime import UTC, datetime
 from typing import Any
 
 import click
@@ -28,10 +29,11 @@ from sizing.commands.options import (
     sla_options,
     write_json,
 )
-from sizing.curves import read_points
+from sizing.curves import Point, read_points
 from sizing.extras import Extras, extras_json
 from sizing.fleets.daily import daily_rates, gpus_by_hour
 from sizing.fleets.mixed import Mix, Supply, cheapest_mix
+from sizing.loadcurve import load_curve
 from sizing.plan import Fleet, Plan, Question
 from sizing.sensitivity import sensitivities
 from sizing.tuning import tune
@@ -90,7 +92,7 @@ def plan_command(context: click.Context, /, json_: bool, **given: Any) -> None:
     plan = planner.plan(question, reserving(found[0], given["max_tokens"], question.workload.lengths.osl), found[1])
     more = extras(plan, given, counts)
     if json_:
-        write_json({**answer.as_json(plan), **extras_json(more, question)})
+        write_json({**answer.as_json(plan), **extras_json(more, question), "report": report_json(plan, more, points)})
     else:
         from sizing.printing import print_plan  # costs rich, which JSON does without
 
@@ -118,6 +120,16 @@ def planned(given: Mapping[str, Any]) -> Question:
         check_peak_factor(factor)
         peak = given["rate"] * factor
     return replace(question_of({**given, "rate": peak}), peak_factor=factor)
+
+
+def report_json(plan: Plan, more: Extras, points: Sequence[Point]) -> dict[str, Any]:
+    """The plan as `python -m sizing report` reads it."""
+    from sizing.report.build import Cover, report_of  # only --json writes it
+    from sizing.report.json import as_dict
+
+    cover = Cover(made_at=datetime.now(UTC).isoformat(timespec="seconds"))
+    curve = load_curve(plan.question, plan.answer)
+    return as_dict(report_of(plan, curve, more.sensitivity, cover, points))
 
 
 def extras(plan: Plan, given: Mapping[str, Any], counts: Mapping[str, Mapping[str, int]]) -> Extras:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from sizing.band import capacity_band
@@ -110,6 +111,22 @@ def largest_rate(
 def first_rate(question: Question, candidate: Candidate, gpus: int) -> Existing | Rejection:
     """The largest rate by formula; by simulation where the formula puts an idle replica just over a limit."""
     return first_look(lambda method: largest_rate(question, candidate, gpus, method))
+
+
+def best_first(
+    question: Question, candidates: Sequence[Candidate], gpus: int
+) -> tuple[list[Existing], list[Rejection]]:
+    """What each candidate carries, most first, the first by simulation, the rest by formula; and those that cannot."""
+    sized = [first_rate(question, candidate, gpus) for candidate in candidates]
+    while (best := most(sized)) and best.predicted.method != "simulation":
+        sized[sized.index(best)] = largest_rate(question, best.candidate, gpus)
+    fleets = sorted((fleet for fleet in sized if isinstance(fleet, Existing)), key=lambda fleet: -fleet.rate_per_s)
+    return fleets, [fleet for fleet in sized if isinstance(fleet, Rejection)]
+
+
+def most(sized: Sequence[Existing | Rejection]) -> Existing | None:
+    """The fleet that carries most; None when none does."""
+    return max((fleet for fleet in sized if isinstance(fleet, Existing)), key=lambda f: f.rate_per_s, default=None)
 
 
 def settle_down(

@@ -6,13 +6,25 @@ import math
 
 import pytest
 
+from sizing.fleet_sizes import FleetSizes
+from sizing.frontier import COST, REQUESTS
+from sizing.length_grid import LengthCell
 from sizing.loadcurve import LoadCurve
+from sizing.memory_use import KV_FREE, KV_USED, WEIGHTS, MemoryUse
 from sizing.plan import Candidate, Fleet
 from sizing.prediction import Prediction, Quantiles, saturated
 from sizing.replica import Replica
 from sizing.steptime import StepLaw
 from sizing.workload import Limit
-from ui.charts import DARK, LIGHT, Series, latency_against_load, measured_and_law
+from tests.app.conftest import point
+from ui.charts.base import DARK, LIGHT, LOG_FROM
+from ui.charts.fleet_size import Steps, gpus_against_load
+from ui.charts.interactivity import Spot, front_of, throughput_against_interactivity
+from ui.charts.latency import latency_against_load
+from ui.charts.lengths import requests_over_lengths
+from ui.charts.measured import Series, measured_and_law
+from ui.charts.measured_marks import with_knee, with_measured
+from ui.charts.memory import GIB, memory_per_gpu
 
 LAW = StepLaw(weights_s=5e-3, overhead_s=1e-3, token_s=2e-5, sequence_s=1e-5, kv_token_s=5e-8)
 
@@ -73,3 +85,100 @@ def test_a_wide_range_of_concurrency_has_its_ticks_where_it_was_measured() -> No
     assert figure.layout.xaxis.type == "log" and set(figure.layout.xaxis.tickvals) == set(levels)
     assert len(figure.data) == 1 and figure.data[0].y[-1] is None
     assert "1 at 1" in alt and "6 at 16" in alt
+
+
+SIZES = FleetSizes((0.0, 2.0, 4.0), (2, 3, 4), (2, 2, 3), (2, 4, 6))
+
+
+def test_steps_and_band_go_on_to_the_end_of_the_range() -> None:
+    steps = [Steps("a", SIZES), Steps("b", SIZES)]
+    figure, alt = gpus_against_load(steps, 6.0, 3.0, 3, "3 GPUs", LIGHT)
+    lines = {each.name: each for each in figure.data}
+    assert list(lines["a"].x) == [0, 2, 4, 6] and list(lines["a"].y) == [2, 3, 4, 4]
+    assert list(lines["90 % band, high"].y) == [2, 4, 6, 6] and lines["90 % band, high"].fill == "tonexty"
+    assert (lines["planned load"].x[0], lines["planned load"].y[0]) == (3.0, 3)
+    assert lines["a"].line.dash != lines["b"].line.dash
+    assert "3 GPUs at the planned 3 requests/s" in alt
+
+
+def test_a_band_without_an_end_is_not_drawn() -> None:
+    endless = FleetSizes(SIZES.rates_per_s, SIZES.gpus, SIZES.low, None)
+    names = [each.name for each in gpus_against_load([Steps("a", endless)], 6.0, 3.0, 3, "3", DARK).figure.data]
+    assert names == ["a", "planned load"]
+
+
+def spots(name: str, *values: tuple[float, float, bool]) -> list[Spot]:
+    return [Spot(name, x, y, 1.0, meets) for x, y, meets in values]
+
+
+def test_the_front_is_cut_between_configurations_and_where_the_sla_ends() -> None:
+    one = spots("one", (10, 9, False), (20, 8, True), (30, 7, True))
+    other = spots("other", (25, 2, True), (40, 5, True), (50, 4, True))
+    figure, alt = throughput_against_interactivity(
+        [one, other], front_of([one, other], REQUESTS), None, REQUESTS, LIGHT
+    )
+    bold = [each for each in figure.data if each.line.width and each.line.width > 2]
+    assert [(each.name, list(each.x), each.line.dash) for each in bold] == [
+        ("one", [10], "dot"),
+        ("one", [10, 20, 30], "solid"),
+        ("other", [40, 50], "solid"),
+    ]
+    assert {note.text for note in figure.layout.annotations} == {"one", "other"}
+    assert "from 10 one" in alt and "from 40 other" in alt and "holds from 20" in alt
+
+
+def test_of_cost_the_front_is_the_low_side_on_a_logarithmic_axis() -> None:
+    curve = spots("one", (10, 1, True), (20, 2, True), (30, 100, True))
+    dearer = spots("two", (10, 3, True), (20, 4, True))
+    best = front_of([curve, dearer], COST)
+    assert [spot.name for spot in best] == ["one"] * 3
+    figure = throughput_against_interactivity([curve, dearer], best, curve[1], COST, LIGHT).figure
+    assert LOG_FROM < 100 / 1 and figure.layout.yaxis.type == "log"
+    label = next(note for note in figure.layout.annotations if note.text == "one")
+    assert label.y == pytest.approx(math.log10(2))
+
+
+def test_hollow_markers_are_extrapolated_and_the_scenario_s_is_larger() -> None:
+    cells = [
+        LengthCell(500, 100, 4.0, "fitted"),
+        LengthCell(1000, 100, 2.0, "fitted"),
+        LengthCell(4000, 100, 0.1, "extrapolated"),
+        LengthCell(8000, 100, None, "extrapolated", "misses the SLA even alone"),
+    ]
+    figure, alt = requests_over_lengths(cells, 1000, 100, LIGHT)
+    line = figure.data[0]
+    assert list(line.y) == [4.0, 2.0, 0.1] and figure.layout.yaxis.type == "log"
+    assert [symbol.endswith("-open") for symbol in line.marker.symbol] == [False, False, True]
+    assert line.marker.size[1] > line.marker.size[0] == line.marker.size[2]
+    assert "2 at 1,000 in, 100 out" in alt and "none at 1 of 4" in alt
+    assert "holds at none" in requests_over_lengths(cells[3:], 8000, 100, LIGHT).alt
+
+
+def test_bars_of_memory_are_stacked_in_gib_and_unknown_parts_have_none() -> None:
+    candidate = Candidate("m", "g", 1, "fp8", Replica(LAW), "estimated", "nowhere", 0.1)
+    use = MemoryUse(candidate, 8 * GIB, ((WEIGHTS, 3 * GIB), (KV_USED, GIB), (KV_FREE, 4 * GIB)), "counted")
+    figure, alt = memory_per_gpu(["one", "two"], [use, use], DARK)
+    assert {bar.name: list(bar.x) for bar in figure.data} == {WEIGHTS: [3, 3], KV_USED: [1, 1], KV_FREE: [4, 4]}
+    assert list(figure.data[0].y) == ["one", "two"] and figure.layout.barmode == "stack"
+    assert "weights 3 GiB" in alt and "of 8 GiB" in alt
+
+
+def test_open_loop_points_are_marked_where_they_have_the_limited_percentile() -> None:
+    limit = Limit("ttft", 95, 0.5)
+    plain = latency_against_load(curve(0.1, 0.2), fleet(0.15, limit), limit, 0.0, LIGHT)
+    measured = point(1, load_kind="poisson_rate", load_value=1.5, ttft_p95_s=0.3)
+    marked = with_measured(plain, [measured, point(2, load_kind="poisson_rate")], limit, LIGHT)
+    assert (list(marked.figure.data[-1].x), list(marked.figure.data[-1].y)) == ([1.5], [300])
+    assert "1 point measured" in marked.alt
+    assert with_measured(plain, [point(2, load_kind="poisson_rate")], limit, LIGHT) is plain
+
+
+def test_the_knee_is_a_line_where_the_curve_has_one() -> None:
+    limit = Limit("ttft", 95, 0.5)
+    bent = curve(0.1, 0.15, 0.6, 2.4)  # load over latency: 5, 6.7, 2.5, 0.8
+    plain = latency_against_load(bent, fleet(0.15, limit), limit, 0.0, LIGHT)
+    kneed = with_knee(plain, bent, LIGHT)
+    assert 1.0 in [shape.x0 for shape in kneed.figure.layout.shapes if shape.x0 == shape.x1]
+    assert "knee is at 1 requests/s" in kneed.alt
+    straight = curve(0.1, 0.1, 0.1)
+    assert with_knee(plain, straight, LIGHT) is plain

@@ -1,153 +1,246 @@
-"""The Curves page: what was measured, what the law says of it, and what to do when nothing was."""
+"""The Curves page: each chart holds sizing's own numbers, and each state without a plan says what to do."""
 
 from __future__ import annotations
 
 import json
 from collections.abc import Callable
 from dataclasses import replace
-from pathlib import Path
+from typing import Any
 
 import pytest
 from streamlit.testing.v1 import AppTest
 
 from calibration.store import DATABASE_VARIABLE, Store
-from sizing.curves import write_points
+from sizing import planner
+from sizing.candidates import find
+from sizing.fleet_sizes import gpus_for
+from sizing.memory_use import WEIGHTS, MemoryUse, memory_use
 from sizing.numbers import significant
-from tests.app.conftest import keep, point, text_of
-from ui import answers
+from sizing.plan import Plan
+from sizing.workload import Limit
+from tests.app.conftest import ONE, keep, point, query_of, text_of
 
 Open = Callable[..., AppTest]
+CHARTS = ("latency", "gpus", "interactivity", "lengths", "memory")
+TWO = replace(ONE, gpus=("h200_sxm", "h100_sxm"))
+NOWHERE = replace(ONE, itl=Limit("itl", 99, 0.0001))
+MEASURED = replace(ONE, model="acme/tiny", gpus=("h100_sxm",), isl=1000, osl=200, ttft=None, rate_per_s=2.0)
 LEVELS = (1, 2, 4, 8, 16, 32)
 
 
-@pytest.fixture
-def curves(opened: Open) -> Callable[[], AppTest]:
-    """Open the Curves page, from a first page that has nothing to work out."""
+@pytest.fixture(scope="module")
+def plan() -> Plan:
+    """The planner's own answer to the scenario of these tests."""
+    return planner.plan(TWO.question, *find(TWO.model, TWO.lengths, TWO.choice))
 
-    def open_() -> AppTest:
-        app = opened(ttft="off", itl="off").switch_page("ui/pages/curves.py").run()
+
+@pytest.fixture
+def drawn(opened: Open) -> Open:
+    """Open one chart of the Curves page on a scenario."""
+
+    def open_(chart: str, scenario: object = TWO, **parameters: str) -> AppTest:
+        app = opened(scenario, **{"show.chart": chart, **parameters}).switch_page("ui/pages/curves.py").run()
         assert not app.exception
         return app
 
     return open_
 
 
-def series(app: AppTest, title: str) -> dict[str, tuple[list[float], list[float]]]:
-    """Name -> (x, y) of every trace of the chart with that title."""
-    figures = [json.loads(chart.proto.spec) for chart in app.get("plotly_chart")]
-    chart = next(figure for figure in figures if figure["layout"]["title"]["text"] == title)
-    return {trace["name"]: (trace["x"], trace["y"]) for trace in chart["data"]}
+def figures(app: AppTest) -> list[dict[str, Any]]:
+    return [json.loads(chart.proto.spec) for chart in app.get("plotly_chart")]
 
 
-def test_an_empty_store_says_what_to_run(curves: Callable[[], AppTest]) -> None:
-    app = curves()
-    assert app.title[0].value == "No points measured yet"
-    text = "\n".join(part.value for part in app.markdown)
-    assert "python -m calibration serve" in text and "python -m calibration run plan.yaml" in text
+def trace(figure: dict[str, Any], name: str) -> dict[str, Any]:
+    return next(each for each in figure["data"] if each.get("name") == name)
 
 
-def test_points_are_drawn_as_measured_in_the_units_of_the_title(curves: Callable[[], AppTest], store: Store) -> None:
-    points = [point(n) for n in LEVELS]
-    keep(store, points)
-    app = curves()
-    assert series(app, "Requests/s")["mean, measured"] == ([*LEVELS], [p.requests_per_s for p in points])
-    assert series(app, "Mean ITL (ms)")["mean, measured"][1] == [p.itl_mean_s * 1000 for p in points if p.itl_mean_s]
-    assert series(app, "Mean E2E (s)")["mean, measured"][1] == [p.e2e_mean_s for p in points]
-    speed, rate = series(app, "Requests/s per GPU")["measured, measured"]
-    assert speed == [1 / p.itl_mean_s for p in points if p.itl_mean_s]
-    assert rate == [p.requests_per_s / p.gpus for p in points]
-    assert significant(points[-1].requests_per_s) in text_of(app.title[0].value)
-    assert "TensorRT-LLM 1.2" in text_of("\n".join(part.value for part in app.caption))
+def shown(app: AppTest) -> str:
+    parts = (*app.title, *app.markdown, *app.caption, *app.warning, *app.main.expander)
+    return text_of("\n".join(str(getattr(part, "value", None) or part.label) for part in parts))
 
 
-def test_the_line_is_the_fitted_law_and_its_error_is_told(curves: Callable[[], AppTest], store: Store) -> None:
+def press(app: AppTest, label: str) -> AppTest:
+    app = next(button for button in app.main.button if button.label == label).click().run()
+    assert not app.exception
+    return app
+
+
+@pytest.mark.parametrize("chart", CHARTS)
+def test_every_chart_says_what_it_shows_and_has_its_table(drawn: Open, chart: str) -> None:
+    app = drawn(chart)
+    assert query_of(app)["show.chart"] == chart
+    assert all(len(each.proto.alt) > 40 for each in app.get("plotly_chart")) and app.get("plotly_chart")
+    assert app.main.dataframe or app.main.table
+
+
+def test_latency_has_a_panel_for_each_limit_with_the_capacity_and_the_planned_load(drawn: Open, plan: Plan) -> None:
+    app = drawn("latency")
+    assert significant(plan.answer.capacity_per_s) in text_of(app.title[0].value)
+    panels = figures(app)
+    assert len(panels) == len(plan.question.sla.limits)
+    for panel, limit in zip(panels, plan.question.sla.limits, strict=True):
+        dot = trace(panel, "planned load")
+        assert dot["x"] == [plan.answer.load_per_s]
+        assert dot["y"] == pytest.approx([1000 * plan.answer.predicted.value_s(limit)])
+    assert "no point measured at offered rates" in shown(app)
+
+
+def test_a_load_that_is_tried_is_judged_and_can_be_taken(drawn: Open, plan: Plan) -> None:
+    app = drawn("latency")
+    field = next(each for each in app.main.number_input if each.label.startswith("Load to try"))
+    field.set_value(0.9 * plan.answer.stable_per_s).run()
+    assert "misses p95" in shown(app)
+    field.set_value(2 * plan.answer.stable_per_s).run()
+    assert "grows without end" in shown(app)
+    field.set_value(1.5).run()
+    assert "keeps p95" in shown(app)
+    app = press(app, f"Use {significant(1.5 * plan.answer.working)} requests/s")
+    assert float(query_of(app)["rate"]) == pytest.approx(1.5 * plan.answer.working)
+
+
+def test_another_configuration_is_drawn_when_picked_and_kept_in_the_url(drawn: Open, plan: Plan) -> None:
+    other = plan.fleets[1]
+    app = drawn("latency", **{"show.fleet": other.candidate.label})
+    assert other.candidate.label in text_of(app.title[0].value)
+    assert trace(figures(app)[0], "planned load")["x"] == [other.load_per_s]
+    assert query_of(app)["show.fleet"] == other.candidate.label
+    unknown = drawn("latency", **{"show.fleet": "abacus"})
+    assert plan.answer.candidate.label in text_of(unknown.title[0].value)
+
+
+def test_the_steps_of_gpus_pass_through_the_answer(drawn: Open, plan: Plan) -> None:
+    app = drawn("gpus")
+    figure = figures(app)[0]
+    dot = trace(figure, "planned load")
+    assert (dot["x"], dot["y"]) == ([TWO.rate_per_s], [plan.answer.gpus])
+    steps = trace(figure, plan.answer.candidate.label)
+    before = max(place for place, rate in enumerate(steps["x"]) if rate < TWO.rate_per_s)
+    assert steps["y"][before] == plan.answer.gpus and steps["line"]["shape"] == "hv"
+    assert {each["name"] for each in figure["data"]} >= {fleet.candidate.label for fleet in plan.fleets}
+    assert f"{gpus_for(plan.question, plan.answer, 2 * TWO.rate_per_s):,} at twice" in text_of(app.title[0].value)
+
+
+def test_the_range_of_loads_is_typed_and_a_load_can_be_taken(drawn: Open, plan: Plan) -> None:
+    app = drawn("gpus")
+    start, end = (
+        next(each for each in app.main.number_input if each.label.startswith(name)) for name in ("From", "To")
+    )
+    start.set_value(10.0)
+    end.set_value(30.0).run()
+    assert figures(app)[0]["layout"]["xaxis"]["range"] == [10, 30]
+    end.set_value(5.0).run()
+    assert not app.exception and "ends before it begins" in shown(app)
+    app = press(drawn("gpus"), f"Use {significant(2 * TWO.rate_per_s)} requests/s")
+    assert float(query_of(app)["rate"]) == 2 * TWO.rate_per_s
+
+
+def test_the_front_is_bold_where_it_keeps_the_sla_and_names_what_is_on_it(drawn: Open, plan: Plan) -> None:
+    app = drawn("interactivity")
+    figure = figures(app)[0]
+    bold = [each for each in figure["data"] if each["mode"] == "lines" and each["line"]["width"] > 2]
+    assert any(each["line"]["dash"] == "solid" for each in bold)
+    assert {each["name"] for each in bold} <= {fleet.candidate.label for fleet in plan.fleets}
+    dot = trace(figure, f"{plan.answer.candidate.label}, planned load")
+    assert dot["y"] == [plan.answer.load_per_s / plan.answer.candidate.gpus]
+    assert "Type a price" in shown(app)
+    app.main.number_input(key="interactivity").set_value(1e6).run()
+    assert "No configuration gives more than" in shown(app)
+
+
+def test_with_a_price_the_front_may_be_of_cost(drawn: Open) -> None:
+    app = drawn("interactivity", replace(TWO, price_per_gpu_hour=2.5), **{"show.against": "cost"})
+    assert text_of(app.title[0].value).startswith("Lowest cost per million output tokens")
+    assert query_of(app)["show.against"] == "cost"
+    assert query_of(drawn("interactivity", TWO, **{"show.against": "cost"}))["show.against"] == "requests"
+
+
+def test_the_front_is_drawn_also_where_nothing_meets_the_sla(drawn: Open) -> None:
+    app = drawn("interactivity", NOWHERE)
+    assert text_of(app.title[0].value) == "No configuration on the front keeps this SLA"
+    assert all(each["line"]["dash"] == "dot" for each in figures(app)[0]["data"] if each["line"].get("width", 0) > 2)
+    assert "n" not in app.query_params
+
+
+def test_lengths_hold_the_answer_and_say_that_all_is_estimated(drawn: Open, plan: Plan) -> None:
+    app = drawn("lengths", ONE)
+    own = planner.plan(ONE.question, *find(ONE.model, ONE.lengths, ONE.choice)).answer.requests_per_s_per_gpu
+    grid = app.main.table[0].value
+    assert grid.loc[f"{ONE.isl:,} in", f"{ONE.osl:,} out"] == significant(own)
+    assert significant(own) in text_of(app.title[0].value) and "All estimated" in shown(app)
+
+
+def test_extrapolated_lengths_are_marked(drawn: Open, store: Store) -> None:
     keep(store, [point(n) for n in LEVELS])
-    app = curves()
-    captions = "\n".join(part.value for part in app.caption)
-    fitted = answers.fitted(point(1).deployment)
-    assert not isinstance(fitted, str)
-    worst = max(abs(error.requests_per_s_error) for error in fitted.errors)
-    assert f"within {worst:.1%}" in captions and f"{fitted.leave_one_out:.1%} median error" in captions
-    line = series(app, "Requests/s")["mean, fitted law"]
-    assert line == ([*LEVELS], [error.requests_per_s for error in fitted.errors])
+    grid = drawn("lengths", MEASURED).main.table[0].value
+    assert grid.loc["4,000 in", "200 out"].endswith("(extrapolated)")
+    assert "extrapolated" not in grid.loc["1,000 in", "200 out"]
 
 
-def test_void_points_are_told_with_their_reasons_and_not_drawn(curves: Callable[[], AppTest], store: Store) -> None:
-    points = [point(n) for n in LEVELS]
-    reason = "client_limited: p99 of requests sent 9 ms late"
-    keep(store, [*points[:-1], replace(points[-1], verdict="client_limited", notes=reason)])
-    app = curves()
-    assert series(app, "Requests/s")["mean, measured"][0] == [*LEVELS[:-1]]
-    assert app.expander[0].label.startswith("1 measured, but void")
-    told = app.expander[0].caption[0].value
-    assert "32 users: client-limited.**" in told and "9 ms late" in told and "client_limited" not in told
+def test_memory_is_the_parts_of_the_gpu(drawn: Open, plan: Plan) -> None:
+    app = drawn("memory")
+    use = memory_use(plan.answer, TWO.lengths)
+    assert isinstance(use, MemoryUse)
+    bars = figures(app)[0]["data"]
+    assert sum(bar["x"][0] for bar in bars) == pytest.approx(use.capacity_bytes / 2**30)
+    weights = next(bar for bar in bars if bar["name"] == WEIGHTS)
+    assert weights["x"][0] == pytest.approx(use.of(WEIGHTS) / 2**30)
 
 
-def test_a_store_of_void_points_alone_shows_them(curves: Callable[[], AppTest], store: Store) -> None:
-    keep(store, [replace(point(4), verdict="unsteady", notes="unsteady: E2E drifted")])
-    app = curves()
-    assert app.title[0].value == "No points measured yet"
-    assert "4 users: unsteady.**" in app.expander[0].caption[0].value
-
-
-def test_a_single_point_is_drawn_without_a_law(curves: Callable[[], AppTest], store: Store) -> None:
-    keep(store, [point(8)])
-    app = curves()
-    assert list(series(app, "Requests/s")) == ["mean, measured"]
-    assert any("No fitted law" in part.value for part in app.caption)
-
-
-def test_unknown_latencies_leave_gaps_not_zeros(curves: Callable[[], AppTest], store: Store) -> None:
-    keep(store, [point(n, ttft_mean_s=None, e2e_mean_s=None) for n in LEVELS])
-    app = curves()
-    assert series(app, "Mean TTFT (ms)")["mean, measured"][1] == [None] * len(LEVELS)
-    assert any("not measured" in chart.proto.alt for chart in app.get("plotly_chart"))
-
-
-def test_a_curve_is_picked_by_deployment_and_lengths(curves: Callable[[], AppTest], store: Store) -> None:
+def test_memory_of_a_model_of_one_s_own_is_said_not_to_be_known(drawn: Open, store: Store) -> None:
     keep(store, [point(n) for n in LEVELS])
-    keep(store, [point(n, isl=3000) for n in (1, 2)])
-    keep(store, [point(n, gpu="b200_sxm", requests_per_s=1000.0 * n) for n in (1, 2)])
-    app = curves()
-    deployment, lengths = app.main.selectbox
-    assert len(deployment.options) == 2 and len(lengths.options) == 1
-    deployment.select_index(1).run()
-    lengths = app.main.selectbox[1]
-    assert lengths.options == ["1,000 in, 200 out", "3,000 in, 200 out"]
-    lengths.select_index(1).run()
-    assert series(app, "Requests/s")["mean, measured"][0] == [1, 2]
+    app = drawn("memory", MEASURED)
+    assert "not known" in app.title[0].value and "acme/tiny" in shown(app)
 
 
-def test_the_reference_engine_is_said_not_to_be_as_fast_as_others(curves: Callable[[], AppTest], store: Store) -> None:
-    keep(store, [point(n, gpu="A CPU", engine="reference-torch") for n in LEVELS])
-    assert any("not how fast TensorRT-LLM or a GPU is" in part.value for part in curves().info)
-
-
-def test_varied_lengths_are_a_curve_of_their_own(curves: Callable[[], AppTest], store: Store) -> None:
+def test_open_loop_points_at_these_lengths_are_marked_and_others_are_not(drawn: Open, store: Store) -> None:
     keep(store, [point(n) for n in LEVELS])
-    keep(store, [point(n, osl_cv=0.5) for n in LEVELS])
-    assert curves().main.selectbox[1].options == ["1,000 in, 200 out", "1,000 in, 200 out, varied (CV 0 and 0.5)"]
+    open_loop = {"load_kind": "poisson_rate", "load_value": 1.5, "itl_p95_s": 0.02}
+    for other in ({}, {"isl": 3000}, {"tp": 2}, {"verdict": "overloaded"}):
+        keep(store, [point(1, **{**open_loop, **other})])
+    app = drawn("latency", replace(MEASURED, itl=Limit("itl", 95, 0.03)))
+    marks = trace(figures(app)[0], "measured, open loop")
+    assert (marks["x"], marks["y"]) == ([1.5], [20])
+    assert "1 point measured at offered rates" in shown(app)
 
 
-def test_shipped_files_are_shown_beside_the_store_and_a_broken_one_is_named(
-    curves: Callable[[], AppTest], store: Store, tmp_path: Path
+@pytest.mark.parametrize("chart", CHARTS)
+@pytest.mark.parametrize(
+    ("scenario", "parameters", "title"),
+    [
+        (ONE, {"ttft": "off", "itl": "off"}, "Set at least one limit"),
+        (ONE, {"gpu": "any"}, "Choose a GPU or measure one"),
+        (ONE, {"model": "no/such"}, "A name in this question is not known"),
+    ],
+)
+def test_without_a_question_one_sentence_says_what_to_do(
+    drawn: Open, chart: str, scenario: object, parameters: dict[str, str], title: str
 ) -> None:
-    with (tmp_path / "shipped.csv").open("w") as file:
-        write_points([point(n, model="shipped/model") for n in LEVELS], file)
-    (tmp_path / "broken.csv").write_text("model,tp\na,1\n")
-    keep(store, [point(n) for n in LEVELS])
-    app = curves()
-    assert any("shipped/model" in option for option in app.main.selectbox[0].options)
-    assert "broken.csv" in text_of(app.warning[0].value)
+    app = drawn(chart, scenario, **parameters)
+    assert text_of(app.title[0].value) == title
+    assert app.markdown and not app.get("plotly_chart")
 
 
-def test_a_store_that_cannot_be_read_is_named(curves: Callable[[], AppTest], monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("chart", [chart for chart in CHARTS if chart != "interactivity"])
+def test_an_sla_that_nothing_meets_has_no_chart_but_its_nearest_miss(drawn: Open, chart: str) -> None:
+    app = drawn(chart, NOWHERE)
+    assert app.title[0].value == "No configuration meets this SLA" and "Nearest miss" in shown(app)
+    assert not app.get("plotly_chart") and "n" not in app.query_params
+
+
+@pytest.mark.parametrize("itl", [None, Limit("itl", 95, 0.03)])
+def test_outputs_of_a_single_token_have_no_front_and_the_page_says_why(drawn: Open, itl: Limit | None) -> None:
+    app = drawn("interactivity", replace(ONE, osl=1, itl=itl))
+    assert not app.get("plotly_chart") and "gaps" in shown(app)
+
+
+def test_a_model_that_fits_nowhere_is_said_so(drawn: Open) -> None:
+    app = drawn("interactivity", replace(ONE, gpus=("l40s",), precisions=("bf16",)))
+    assert not app.get("plotly_chart") and "GB more per GPU" in shown(app)
+
+
+def test_a_store_that_cannot_be_read_is_named_and_the_chart_is_drawn(
+    drawn: Open, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv(DATABASE_VARIABLE, "nosuchdatabase://host/name")
-    app = curves()
-    assert DATABASE_VARIABLE in text_of(app.warning[0].value)
-
-
-def test_the_table_has_a_row_for_every_point(curves: Callable[[], AppTest], store: Store) -> None:
-    points = [point(n) for n in LEVELS]
-    keep(store, points)
-    assert len(curves().main.dataframe[0].value) == len(points)
+    app = drawn("latency", ONE)
+    assert DATABASE_VARIABLE in text_of(app.warning[0].value) and app.get("plotly_chart")

@@ -2,23 +2,46 @@
 
 from __future__ import annotations
 
+import json
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 from urllib.parse import parse_qsl, urlencode
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as some
 
+from sizing.fleets.daily import HOURS
 from sizing.workload import METRICS, PERCENTILES, ROUTINGS, Arrivals, Limit
 from ui import link
-from ui.scenario import ARRIVAL_CV, ARRIVAL_SIZE, HEADROOM, LIMIT_S, PRICE, RATE, TOKENS, VARIATION, Range, Scenario
+from ui.link import Stamp
+from ui.link_text import ANY
+from ui.scenario import (
+    ARRIVAL_CV,
+    ARRIVAL_SIZE,
+    FLEET,
+    HEADROOM,
+    LIMIT_S,
+    OF_PEAK,
+    OF_SERVER,
+    PEAK_FACTOR,
+    PRICE,
+    RATE,
+    SHARE,
+    TOKENS,
+    VARIATION,
+    Range,
+    Scenario,
+)
 
-OLD_LINKS = [
-    line for line in (Path(__file__).parent / "links.txt").read_text().splitlines() if line[:1] not in ("", "#")
+LINES = [
+    line for line in (Path(__file__).parent / "old_links.txt").read_text().splitlines() if line[:1] not in ("", "#")
 ]
+OLD_LINKS = list(zip(LINES[::2], LINES[1::2], strict=True))
 
-names = some.text(some.characters(exclude_categories=["Cs"], exclude_characters=","), min_size=1, max_size=60).filter(
-    lambda text: text.strip() and text != link.ANY
+names = some.text(min_size=1, max_size=60).filter(
+    lambda text: text.strip() and text.isprintable() and "," not in text and text != ANY
 )
 
 
@@ -26,15 +49,19 @@ def floats(allowed: Range) -> some.SearchStrategy[float]:
     return some.floats(allowed.low, allowed.high)
 
 
+def whole(allowed: Range) -> some.SearchStrategy[int]:
+    return some.integers(int(allowed.low), int(allowed.high))
+
+
 def limits(metric: str) -> some.SearchStrategy[Limit | None]:
     return some.none() | some.builds(Limit, some.just(metric), some.sampled_from(PERCENTILES), floats(LIMIT_S))
 
 
-tokens = some.integers(int(TOKENS.low), int(TOKENS.high))
+tokens = whole(TOKENS)
 arrivals = some.sampled_from([Arrivals(), Arrivals("constant", 0.0)]) | some.builds(
     Arrivals, some.just("gamma"), floats(ARRIVAL_CV)
 )
-arrivals |= some.builds(Arrivals.batches, some.integers(int(ARRIVAL_SIZE.low), int(ARRIVAL_SIZE.high)))
+arrivals |= some.builds(Arrivals.batches, whole(ARRIVAL_SIZE))
 scenarios = some.builds(
     Scenario,
     model=names | some.just("org/name,with a comma"),
@@ -53,6 +80,15 @@ scenarios = some.builds(
     arrivals=arrivals,
     price_per_gpu_hour=some.none() | floats(PRICE),
     use_points=some.booleans(),
+    prefix_share=floats(SHARE),
+    prefix_hit=floats(SHARE),
+    peak_factor=floats(PEAK_FACTOR),
+    gpus_per_server=some.none() | whole(OF_SERVER),
+    fleet_gpus=whole(FLEET),
+    day=some.lists(floats(OF_PEAK), min_size=HOURS, max_size=HOURS).map(tuple).filter(any),
+)
+stamps = some.builds(
+    Stamp, some.just("") | some.dates().map(str), some.text("0123456789abcdef", min_size=8, max_size=8)
 )
 
 
@@ -62,7 +98,17 @@ def test_a_scenario_survives_its_link(scenario: Scenario) -> None:
     assert link.from_query(query) == (scenario, [])
 
 
-@given(some.dictionaries(some.sampled_from([*link.FIELDS, "v", "n", "x"]), some.text(max_size=30), min_size=1))
+@given(scenarios, whole(FLEET), stamps)
+def test_the_answer_and_its_data_travel_beside_the_scenario(scenario: Scenario, gpus: int, data: Stamp) -> None:
+    query = dict(parse_qsl(urlencode(link.to_query(scenario, gpus, data)), strict_parsing=True))
+    assert (link.answer_of(query), link.data_of(query)) == (gpus, data)
+    assert link.from_query(query) == (scenario, [])
+
+
+keys = some.sampled_from([*link.FIELDS, "v", "n", "data", "x"])
+
+
+@given(some.dictionaries(keys, some.text(max_size=30), min_size=1))
 def test_no_query_breaks_the_codec_and_only_a_link_of_ours_is_read_without_a_word(query: dict[str, str]) -> None:
     scenario, problems = link.from_query(query)
     assert problems or link.from_query(link.to_query(scenario)) == (scenario, [])
@@ -89,12 +135,23 @@ def test_no_query_breaks_the_codec_and_only_a_link_of_ours_is_read_without_a_wor
         ("model", "", "name"),
         ("points", "yes", "on, off"),
         ("spare", "²", "whole number"),
+        ("model", "a\u202eb", "printable"),
+        ("gpu", ",".join(f"g{n}" for n in range(60)), "at most 50"),
+        ("prefix", "1.2", "from 0 to 1"),
+        ("prefix_hit", "-0.1", "from 0 to 1"),
+        ("peak_factor", "0.5", "from 1 to 100"),
+        ("server", "0", "from 1 to 1,024 GPUs"),
+        ("have", "1e3", "whole number"),
+        ("day", "1,2,3", "24 loads"),
+        ("day", ",".join(["0"] * 24), "not all 0"),
+        ("day", ",".join(["101"] * 24), "from 0 to 100"),
+        ("day", ",".join(["1"] * 25), "24 loads"),
     ],
 )
 def test_a_bad_value_is_named_with_what_would_do_and_what_is_used(key: str, value: str, said: str) -> None:
     scenario, problems = link.from_query({**link.to_query(Scenario(rate_per_s=75.0)), key: value})
     assert len(problems) == 1
-    assert problems[0].startswith(f"{key}={value}") and said in problems[0] and "Used instead" in problems[0]
+    assert problems[0].startswith(f"{key}={value[:1]}") and said in problems[0] and "Used instead" in problems[0]
     assert key == "rate" or scenario.rate_per_s == 75.0
 
 
@@ -106,17 +163,62 @@ def test_a_field_that_the_link_lacks_and_one_that_nobody_knows_are_named() -> No
     assert "isl" in problems[0] and "gpus" in problems[1]
 
 
-def test_another_version_is_named() -> None:
-    assert "v=2" in link.from_query({**link.to_query(Scenario()), "v": "2"})[1][0]
+def test_a_newer_version_is_named() -> None:
+    assert "v=3" in link.from_query({**link.to_query(Scenario()), "v": "3"})[1][0]
 
 
-def test_the_answer_travels_beside_the_scenario() -> None:
-    query = link.to_query(Scenario(), gpus=9)
-    assert link.answer_of(query) == 9
-    assert link.from_query(query) == (Scenario(), [])
-    assert link.answer_of({"n": "-9"}) is None
+@pytest.mark.parametrize("beside", [{"n": "-9"}, {"n": "9 GPUs"}, {"data": "yesterday"}, {"data": "2026-11-20"}])
+def test_an_answer_that_is_none_is_named_and_ignored(beside: dict[str, str]) -> None:
+    query = link.to_query(Scenario()) | beside
+    scenario, problems = link.from_query(query)
+    assert scenario == Scenario() and len(problems) == 1 and problems[0].startswith("=".join(*beside.items()))
+    assert link.answer_of(query) is None and link.data_of(query) is None
 
 
-@pytest.mark.parametrize("old", OLD_LINKS)
-def test_old_links_still_open_without_a_word(old: str) -> None:
-    assert link.from_query(dict(parse_qsl(old, strict_parsing=True)))[1] == []
+LONG, MARKUP, CONTROL = "9" * 10_000, "<script>alert(1)</script>", "a\x00\x07\n\u202eb"
+
+
+@pytest.mark.parametrize("value", [LONG, MARKUP * 400, CONTROL, "," * 10_000])
+@pytest.mark.parametrize("key", [*link.FIELDS, "n", "data", "v", "nobody"])
+def test_a_hostile_value_is_told_in_one_short_line_of_visible_signs(key: str, value: str) -> None:
+    _, problems = link.from_query(link.to_query(Scenario()) | {key: value})
+    assert len(problems) == 1
+    assert len(problems[0]) < 400 and problems[0].isprintable()
+
+
+def test_many_unknown_parameters_are_one_line() -> None:
+    _, problems = link.from_query(link.to_query(Scenario()) | {f"key{n}": "" for n in range(1000)})
+    assert len(problems) == 1 and "and 992 more" in problems[0]
+
+
+def test_a_parameter_that_comes_twice_is_named() -> None:
+    assert link.repeated({"rate": 1, "isl": 2, "osl": 3}) == [
+        "More than once in the link, so the last one is used: isl, osl."
+    ]
+    assert link.repeated({"rate": 1}) == []
+
+
+def test_a_link_that_says_only_what_to_show_opens_on_the_default() -> None:
+    assert link.from_query({"show.size": "day"}) == (Scenario(), [])
+
+
+def opens_on(told: str) -> Scenario:
+    """The scenario that a line of old_links.txt tells."""
+    values: dict[str, Any] = json.loads(told)
+    for metric in METRICS:
+        if values.get(metric) is not None:
+            values[metric] = Limit.parse(metric, values[metric])
+    if "arrivals" in values:
+        values["arrivals"] = Arrivals.parse(values["arrivals"])
+    values |= {name: tuple(value) for name, value in values.items() if isinstance(value, list)}
+    return replace(Scenario(), **values)
+
+
+@pytest.mark.parametrize(("old", "told"), OLD_LINKS)
+def test_old_links_still_open_on_what_they_said_without_a_word(old: str, told: str) -> None:
+    assert link.from_query(dict(parse_qsl(old, strict_parsing=True))) == (opens_on(told), [])
+
+
+def test_the_old_links_know_every_field_of_the_codec() -> None:
+    known = {key for old, _ in OLD_LINKS for key in dict(parse_qsl(old))}
+    assert known >= set(link.to_query(Scenario(), 9, Stamp("", "0" * 8)))

@@ -10,11 +10,11 @@ from pathlib import Path
 import pytest
 
 from tests.app.conftest import ROOT
-from ui.charts import CONFIG, DARK, LIGHT, Ink
+from ui.charts.base import CONFIG, DARK, LIGHT, SYMBOLS, Ink
 
 THEMES = {"light": LIGHT, "dark": DARK}
 CONFIGURED = tomllib.loads((ROOT / ".streamlit" / "config.toml").read_text())
-SOURCES = [ROOT / "app.py", *sorted((ROOT / "ui").rglob("*.py"))]
+SOURCES = [ROOT / "app.py", ROOT / "serve.py", *sorted((ROOT / "ui").rglob("*.py"))]
 
 
 def luminance(colour: str) -> float:
@@ -30,6 +30,13 @@ def contrast(one: str, other: str) -> float:
     return (light + 0.05) / (dark + 0.05)
 
 
+def over(colour: str, ground: str) -> str:
+    """#RRGGBBAA as it looks on an opaque ground."""
+    alpha = int(colour[7:9], 16) / 255
+    mixed = [round(alpha * int(colour[i : i + 2], 16) + (1 - alpha) * int(ground[i : i + 2], 16)) for i in (1, 3, 5)]
+    return "#" + "".join(f"{channel:02X}" for channel in mixed)
+
+
 def test_contrast_is_the_one_of_the_standard() -> None:
     assert contrast("#000000", "#FFFFFF") == pytest.approx(21)
     assert contrast("#777777", "#FFFFFF") == pytest.approx(4.48, abs=0.01)
@@ -41,9 +48,30 @@ def test_text_is_readable_and_series_are_seen(name: str, ink: Ink) -> None:
     grounds = (theme["backgroundColor"], theme["secondaryBackgroundColor"])
     for text, ground in product((theme["textColor"], ink.text, ink.quiet, ink.limit), grounds):
         assert contrast(text, ground) >= 4.5
-    for colour in ink.series:
-        assert contrast(colour, theme["backgroundColor"]) >= 3
+    for colour, ground in product(ink.series, grounds):
+        assert contrast(colour, ground) >= 3
     assert contrast("#FFFFFF", theme["primaryColor"]) >= 4.5  # the chosen GPUs: white on the accent
+    assert contrast(theme["primaryColor"], theme["backgroundColor"]) >= 3  # switches, and the frame of what has focus
+
+
+@pytest.mark.parametrize(("name", "ink"), THEMES.items())
+def test_coloured_words_are_readable(name: str, ink: Ink) -> None:
+    theme = CONFIGURED["theme"][name]
+    words = [colour for key, colour in theme.items() if key.endswith("TextColor")]
+    for colour, ground in product(words, (theme["backgroundColor"], theme["secondaryBackgroundColor"])):
+        assert contrast(colour, ground) >= 4.5
+
+
+@pytest.mark.parametrize("ink", THEMES.values(), ids=THEMES)
+def test_series_differ_by_more_than_their_hue(ink: Ink) -> None:
+    assert len(set(ink.series)) == len(ink.series) <= len(set(SYMBOLS)) == len(SYMBOLS)
+
+
+@pytest.mark.parametrize(("name", "ink"), THEMES.items())
+def test_what_lies_on_the_shaded_band_is_readable(name: str, ink: Ink) -> None:
+    ground = over(ink.band, CONFIGURED["theme"][name]["backgroundColor"])
+    assert contrast(ink.text, ground) >= 4.5 and contrast(ink.limit, ground) >= 4.5
+    assert contrast(ink.series[0], ground) >= 3
 
 
 @pytest.mark.parametrize(("name", "ink"), THEMES.items())
@@ -53,6 +81,7 @@ def test_the_charts_have_the_colours_of_the_theme(name: str, ink: Ink) -> None:
 
 def test_charts_send_nothing_anywhere() -> None:
     assert CONFIG["showSendToCloud"] is False and CONFIG["displaylogo"] is False
+    assert CONFIG["displayModeBar"] is False and CONFIGURED["client"]["toolbarMode"] == "minimal"
 
 
 @pytest.mark.parametrize("path", SOURCES, ids=lambda path: path.name)

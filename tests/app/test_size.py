@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from dataclasses import replace
+from urllib.parse import parse_qsl
 
 import pytest
 from streamlit.testing.v1 import AppTest
@@ -13,13 +15,11 @@ from sizing import answer, planner
 from sizing.candidates import find
 from sizing.numbers import milliseconds, significant
 from sizing.plan import Plan
-from sizing.workload import Limit
 from tests.app.conftest import ONE, keep, point, query_of, text_of
 from ui import link
-from ui.scenario import PRESETS, Scenario
+from ui.scenario import PRESETS
 
 Open = Callable[..., AppTest]
-NOWHERE = replace(ONE, itl=Limit("itl", 99, 0.0001))
 
 
 @pytest.fixture(scope="module")
@@ -73,7 +73,9 @@ def test_each_limit_has_its_chart_and_the_chart_says_what_it_shows(opened: Open,
 
 
 def test_the_url_holds_the_scenario_and_its_answer(opened: Open, plan: Plan) -> None:
-    assert query_of(opened()) == link.to_query(ONE, plan.answer.gpus)
+    query = query_of(opened())
+    assert query.items() >= link.to_query(ONE, plan.answer.gpus).items()
+    assert set(query) - set(link.to_query(ONE, plan.answer.gpus)) == {"data", "show.size"}
 
 
 def test_a_changed_field_answers_again_at_once_and_is_written_to_the_url(opened: Open, plan: Plan) -> None:
@@ -100,46 +102,6 @@ def test_users_become_requests_per_second(opened: Open) -> None:
     app.number_input(key="per_user").set_value(3.0).run()
     next(button for button in app.button if button.label == "Use 30 requests/s").click().run()
     assert app.sidebar.number_input(key="rate_per_s").value == 30.0
-
-
-def test_an_sla_that_nothing_meets_names_the_nearest_miss_and_no_count(opened: Open) -> None:
-    app = opened(NOWHERE)
-    assert app.title[0].value == "No configuration meets this SLA"
-    assert "Nearest miss" in shown(app) and "0.1 ms" in shown(app)
-    assert not app.metric and "n" not in app.query_params
-    assert "1 misses the SLA" in shown(app)
-    assert len(app.dataframe[0].value) == 1
-
-
-def test_a_model_that_does_not_fit_says_how_much_is_missing(opened: Open) -> None:
-    app = opened(replace(ONE, gpus=("l40s",), precisions=("bf16",)))
-    assert app.title[0].value == "The model does not fit on these GPUs"
-    assert "GB more per GPU" in shown(app)
-    assert not app.metric
-
-
-@pytest.mark.parametrize("unknown", [{"model": "Qwen/Qwen3-33B"}, {"gpu": "h200_smx"}])
-def test_an_unknown_name_is_shown_with_the_nearest_ones_and_not_replaced(opened: Open, unknown: dict[str, str]) -> None:
-    app = opened(**unknown)
-    assert app.title[0].value == "A name in this question is not known"
-    assert next(iter(unknown.values())) in shown(app) and "did you mean" in shown(app)
-    assert not app.metric
-    assert query_of(app).items() >= unknown.items()
-
-
-def test_bad_values_of_a_link_are_named_until_something_is_edited(opened: Open) -> None:
-    app = opened(rate="-3", itl="fast")
-    problems = text_of(app.warning[0].value)
-    assert "rate=-3" in problems and "itl=fast" in problems
-    assert query_of(app)["rate"] == repr(Scenario().rate_per_s)
-    app.sidebar.number_input(key="spare").set_value(2).run()
-    assert not app.warning
-
-
-def test_a_link_made_when_the_answer_was_another_says_so(opened: Open, plan: Plan) -> None:
-    app = opened(n=str(plan.answer.gpus + 5))
-    assert str(plan.answer.gpus + 5) in app.info[0].value and str(plan.answer.gpus) in app.info[0].value
-    assert not opened(n=str(plan.answer.gpus)).info
 
 
 def test_without_a_limit_or_without_a_gpu_there_is_no_question(opened: Open) -> None:
@@ -169,3 +131,39 @@ def test_markup_in_a_name_is_shown_as_text(opened: Open) -> None:
     assert name in text_of(shown_raw)
     for live, escaped in (("<img", "\\<img"), ("**bold", "\\*\\*bold"), ("[a]", "\\[a\\]"), (":red[", "\\:red\\[")):
         assert escaped in shown_raw and live not in shown_raw.replace(escaped, "")
+
+
+def test_the_working_ends_in_servers(opened: Open, plan: Plan) -> None:
+    assert f"{plan.answer.gpus} GPUs in {-(-plan.answer.gpus // 8)} servers of 8" in shown(opened())
+    assert f"in {plan.answer.gpus} servers of 1" in shown(opened(server="1"))
+
+
+def test_a_shared_prefix_saves_gpus_and_a_peak_changes_the_cost_of_a_token_alone(opened: Open, plan: Plan) -> None:
+    assert int(metrics(opened(prefix="0.9", prefix_hit="1"))["GPUs"]) < plan.answer.gpus
+    per_token = re.compile(r"([\d.,]+) per million output tokens")
+    mean, peak = (shown(opened(price="2", peak_factor=factor)) for factor in ("1", "2"))
+    costs = [float(found[1]) for text in (mean, peak) if (found := per_token.search(text))]
+    assert costs[1] == pytest.approx(2 * costs[0], rel=0.01)
+    assert "2 × the mean" in peak and "× the mean" not in mean
+
+
+@pytest.mark.parametrize(("kind", "key"), [("gamma", "arrivals_cv"), ("batch", "arrivals_size")])
+def test_burstiness_comes_back_after_another_kind_of_arrivals(opened: Open, kind: str, key: str) -> None:
+    app = opened(ttft="off", itl="off")
+    for chosen in (kind, "poisson", kind):
+        app.selectbox(key="arrivals").set_value(chosen).run()
+        assert not app.exception
+    assert app.number_input(key=key).value == 1
+
+
+def test_the_export_holds_the_link_and_the_way_to_the_report(opened: Open, plan: Plan) -> None:
+    app = opened()
+    assert dict(parse_qsl(app.code[0].value.partition("?")[2])) == query_of(app)
+
+
+def test_the_view_survives_another_page(opened: Open) -> None:
+    app = opened(**{"show.size": "day"})
+    app.switch_page("ui/pages/method.py").run()
+    assert "show.size" not in app.query_params
+    app.switch_page("ui/pages/size.py").run()
+    assert query_of(app)["show.size"] == "day"

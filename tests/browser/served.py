@@ -12,11 +12,12 @@ import urllib.request
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import NamedTuple
 
 from playwright.sync_api import Browser, sync_playwright
 
 ROOT = Path(__file__).parents[2]
-START_WITHIN_S = 60
+START_WITHIN_S = 180
 FLAGS = [
     "--no-sandbox",
     "--disable-gpu",
@@ -28,32 +29,51 @@ FLAGS = [
 ]
 
 
+class Server(NamedTuple):
+    """A running server: where it answers, and its process."""
+
+    address: str
+    process: subprocess.Popen[bytes]
+
+
 @contextmanager
-def served(database: str) -> Iterator[str]:
-    """The address of `streamlit run app.py` over the store at `database`; the server stops at the end."""
+def served(database: str, *options: str, script: str = "app.py", **environment: str) -> Iterator[str]:
+    """The address of `streamlit run SCRIPT OPTIONS` over the store at `database`; the server stops at the end."""
+    with started(database, *options, script=script, **environment) as server:
+        yield server.address
+
+
+@contextmanager
+def started(database: str, *options: str, script: str = "app.py", **environment: str) -> Iterator[Server]:
+    """The same with the server's process; `environment` is added to this one's."""
+    port = free_port()
+    command = [sys.executable, "-m", "streamlit", "run", script, f"--server.port={port}", *options]
+    variables = {**os.environ, "SIZING_DATABASE_URL": database, **environment}
+    with subprocess.Popen(command, cwd=ROOT, env=variables, stdout=subprocess.DEVNULL) as process:
+        try:
+            server = Server(f"http://127.0.0.1:{port}", process)
+            _wait_until_healthy(server)
+            yield server
+        finally:
+            process.terminate()
+
+
+def free_port() -> int:
+    """A TCP port of loopback that nobody listens on just now."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
-    command = [sys.executable, "-m", "streamlit", "run", "app.py", f"--server.port={port}"]
-    environment = {**os.environ, "SIZING_DATABASE_URL": database}
-    with subprocess.Popen(command, cwd=ROOT, env=environment, stdout=subprocess.DEVNULL) as server:
-        try:
-            address = f"http://127.0.0.1:{port}"
-            _wait_until_healthy(address, server)
-            yield address
-        finally:
-            server.terminate()
+        return int(probe.getsockname()[1])
 
 
-def _wait_until_healthy(address: str, server: subprocess.Popen[bytes]) -> None:
+def _wait_until_healthy(server: Server) -> None:
     deadline = time.monotonic() + START_WITHIN_S
-    while time.monotonic() < deadline and server.poll() is None:
+    while time.monotonic() < deadline and server.process.poll() is None:
         try:
-            with urllib.request.urlopen(f"{address}/_stcore/health", timeout=5):
+            with urllib.request.urlopen(f"{server.address}/_stcore/health", timeout=5):
                 return
         except OSError:
             time.sleep(0.1)
-    raise RuntimeError(f"streamlit run app.py is not up after {START_WITHIN_S} s (exit status {server.poll()})")
+    raise RuntimeError(f"streamlit run is not up after {START_WITHIN_S} s (exit status {server.process.poll()})")
 
 
 @contextmanager

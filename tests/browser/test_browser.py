@@ -126,7 +126,7 @@ def test_curves_opens_from_the_navigation_and_keeps_the_question(page: Page, add
     answer(page)
     set_load(page, "50")
     page.get_by_role("link", name="Curves").click()
-    expect(page.get_by_role("heading", level=1).filter(has_text="requests/s at most")).to_be_visible()
+    expect(page.get_by_role("heading", level=1).filter(has_text="requests/s under this SLA")).to_be_visible()
     expect(page.locator(".js-plotly-plot").first).to_be_visible()
     expect(field(page, "Peak load (requests/s)")).to_have_value("50")
     page.get_by_role("link", name="Size").click()

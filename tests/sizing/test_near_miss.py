@@ -10,9 +10,8 @@ import pytest
 from sizing import planner
 from sizing.band import capacity_band
 from sizing.capacity import BY_FORMULA, NEAR, SlaMissed, first_capacity_per_s, load_response
-from sizing.commands.capacity import best_first
 from sizing.fleets.daily import gpus_by_hour
-from sizing.fleets.existing import largest_rate
+from sizing.fleets.existing import best_first, largest_rate
 from sizing.fleets.sharing import Share, Terms, alone
 from sizing.plan import Fleet, Question, Rejection
 from sizing.sensitivity import sensitivities

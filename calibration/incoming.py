@@ -1,0 +1,146 @@
+"""Files that come in: exported runs, points tables and the files of other tools, by path or as an upload."""
+
+from __future__ import annotations
+
+import hashlib
+import tempfile
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path, PurePosixPath, PureWindowsPath
+
+from calibration.errors import CalibrationError, FileError
+from calibration.importers import read_measurements
+from calibration.levels import level_key
+from calibration.records import Measurement
+from calibration.store import Store
+from calibration.store.bundle import import_bundle
+from calibration.store.bundle_file import is_bundle, read_bundle
+from calibration.store.imported import import_measurements
+from calibration.store.text import clean
+from sizing.curves import Point, read_points
+from sizing.errors import PointsError
+
+POINTS_TABLE = "points"
+MOST_UPLOAD_BYTES = 20 * 1000 * 1000
+MOST_UPLOAD_POINTS = 10_000
+MOST_UPLOAD_VALUES = 20_000_000
+"""Of a request log: 160 MB in memory, however small the file is."""
+LONGEST_NAME = 80
+
+
+def read_file(file: Path, kind: str | None, said: Mapping[str, object]) -> list[Measurement]:
+    """What a points table or the file of another tool measures, every level once.
+
+    `kind`: POINTS_TABLE or one of `calibration.importers.KINDS`, told from the content if None; `said` is what the
+    file leaves out, by the names of `importers.known.Known`. Raises FileError or PointsError, one line.
+    """
+    if kind == POINTS_TABLE or (kind is None and _is_points_table(file)):
+        nothing_said("a points table", said)
+        found = [Measurement(point) for point in read_points(file)]
+    else:
+        found = read_measurements(file, kind=kind, deployment=said)
+    keys = [level_key(item.point) for item in found]
+    twice = next((key for key in keys if keys.count(key) > 1), None)
+    if twice is not None:
+        isl, osl, _, _, load_kind, value = twice
+        raise FileError(f"{file}: two points at ISL {isl:g}, OSL {osl:g}, {load_kind} {value:g}: keep one of them")
+    return found
+
+
+def nothing_said(what: str, said: Mapping[str, object]) -> None:
+    """Raises FileError where something is said of a file that says everything itself."""
+    if said:
+        flag = next(iter(said)).replace("_", "-")
+        raise FileError(f"--{flag}: {what} says it itself; leave the option out")
+
+
+def _is_points_table(file: Path) -> bool:
+    try:
+        with file.open(encoding="utf-8-sig") as text:
+            head = text.readline(4096)
+    except (OSError, UnicodeDecodeError):
+        return False
+    return {"load_kind", "load_value", "requests_per_s"} <= set(head.strip().split(","))
+
+
+@dataclass(frozen=True, slots=True)
+class Upload:
+    """A file as it came from a browser: its name, which is shown and never used as a path, and its bytes.
+
+    `kind` and `said` as in `read_file`, `said` as pairs.
+    """
+
+    name: str
+    content: bytes
+    kind: str | None = None
+    said: tuple[tuple[str, object], ...] = ()
+
+    @property
+    def digest(self) -> str:
+        """The same for the same content under the same name, read in the same way."""
+        told = repr((self.name, self.kind, self.said)).encode()
+        return hashlib.sha256(told + hashlib.sha256(self.content).digest()).hexdigest()
+
+    @property
+    def shown_name(self) -> str:
+        """The last part of the name, in one line without control characters."""
+        last = PureWindowsPath(PurePosixPath(self.name).name).name
+        return clean(last)[:LONGEST_NAME] or "the file"
+
+
+def preview(store: Store, upload: Upload) -> tuple[Point, ...]:
+    """The points in an upload; nothing is kept. Raises FileError or PointsError, one line that calls it by its name."""
+    with _laid_down(store, upload) as file:
+        if _whole_run(upload, file):
+            with read_bundle(file, MOST_UPLOAD_VALUES) as bundle:
+                points = tuple(part.point for part in bundle.points)
+        else:
+            points = tuple(item.point for item in read_file(file, upload.kind, dict(upload.said)))
+    _check_count(upload, points)
+    return points
+
+
+def take_in(store: Store, upload: Upload) -> tuple[int, bool]:
+    """Keep an upload whose preview was accepted: the number of its run, and whether it is new to the store.
+
+    Raises FileError, PointsError or StoreError, and nothing is kept then.
+    """
+    preview(store, upload)
+    with _laid_down(store, upload) as file:
+        if _whole_run(upload, file):
+            return import_bundle(store, file)
+        found = read_file(file, upload.kind, dict(upload.said))
+        return import_measurements(store, f"imported from {upload.shown_name}", found)
+
+
+def _whole_run(upload: Upload, file: Path) -> bool:
+    if upload.kind is not None or not is_bundle(file):
+        return False
+    nothing_said("an exported run", dict(upload.said))
+    return True
+
+
+def _check_count(upload: Upload, points: Sequence[Point]) -> None:
+    if len(points) > MOST_UPLOAD_POINTS:
+        raise FileError(f"{upload.shown_name}: has {len(points):,} points, more than {MOST_UPLOAD_POINTS:,}: split it")
+
+
+@contextmanager
+def _laid_down(store: Store, upload: Upload) -> Iterator[Path]:
+    """The upload as a file among the store's records, under a name of ours, for as long as it is read."""
+    if len(upload.content) > MOST_UPLOAD_BYTES:
+        most = MOST_UPLOAD_BYTES // 1_000_000
+        raise FileError(f"{upload.shown_name}: larger than {most} MB: import it by python -m calibration import FILE")
+    if not upload.content:
+        raise FileError(f"{upload.shown_name}: the file is empty")
+    try:
+        store.database.records.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryDirectory(prefix="upload-", dir=store.database.records) as folder:
+            file = Path(folder) / "upload"
+            file.write_bytes(upload.content)
+            yield file
+    except OSError as error:
+        raise FileError(f"{upload.shown_name}: cannot be laid down to be read ({error.strerror or error})") from None
+    except (CalibrationError, PointsError) as error:
+        raise type(error)(str(error).replace(str(file), upload.shown_name)) from None

@@ -1,0 +1,192 @@
+"""Runs started from the app: a process of its own for each, only where the operator allows it and only at his servers.
+
+Two environment variables are the operator's: SIZING_ALLOW_RUNS=1 turns starting on, and SIZING_RUN_TARGETS names the
+servers that may be measured, host:port with commas between. The state of a run is in the store; nothing is held here.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+from typing import NamedTuple
+
+from calibration.errors import PlanError, StoreError
+from calibration.plan import PlanFile
+from calibration.store import DATABASE_VARIABLE, LIVE, Store
+from calibration.store.database import RECORDS_VARIABLE
+from calibration.store.text import clean
+from calibration.store.work import ask_to_stop, enqueue, give_up, hand_over, requeue, work
+
+ALLOW_VARIABLE = "SIZING_ALLOW_RUNS"
+TARGETS_VARIABLE = "SIZING_RUN_TARGETS"
+ROOT = Path(__file__).resolve().parents[1]
+PATIENCE_S = 20.0
+"""After a request to stop a run has this long to drop its level, and half as long again after SIGTERM."""
+LOOK_EVERY_S = 0.2
+LOG_BYTES = 8000
+PLAN_FILE, LOG_FILE = "plan.yaml", "log.txt"
+
+_TARGET = re.compile(r"(?:[a-z0-9](?:[a-z0-9.-]*[a-z0-9])?|\[[0-9a-f:.]+\]):([0-9]{1,5})")
+_PASSED_ON = ("PATH", "HOME", "USER", "LANG", "LC_ALL", "TZ", "TMPDIR", "OPENBLAS_NUM_THREADS", RECORDS_VARIABLE)
+_PASSED_ON_FAMILY = "PG"
+"""Of PostgreSQL's client: where its certificates and passwords are."""
+
+
+class Targets(NamedTuple):
+    """What the operator's list comes to: the servers that may be measured, and the entries that are no host:port."""
+
+    allowed: tuple[str, ...]
+    faulty: tuple[str, ...]
+
+
+def is_allowed() -> bool:
+    """Whether the operator lets the app start runs."""
+    return os.environ.get(ALLOW_VARIABLE) == "1"
+
+
+def targets() -> Targets:
+    """The operator's list of servers, each once, in its order."""
+    return parse_targets(os.environ.get(TARGETS_VARIABLE, ""))
+
+
+def parse_targets(text: str) -> Targets:
+    """The servers in a list such as ``gpu-7:8001, gpu-8:8001``; host names in small letters.
+
+    >>> parse_targets("GPU-7:8001,http://evil:80/x").allowed
+    ('gpu-7:8001',)
+    """
+    entries = list(dict.fromkeys(entry.strip().lower() for entry in text.split(",") if entry.strip()))
+    good = [entry for entry in entries if (found := _TARGET.fullmatch(entry)) and 0 < int(found[1]) < 65536]
+    return Targets(tuple(good), tuple(entry for entry in entries if entry not in good))
+
+
+def start(store: Store, file: PlanFile) -> int:
+    """Start a run by `file` in a process of its own; its number. The points will wait to be accepted.
+
+    Raises PlanError if the operator does not allow it, StoreError if a run at the same server is going on or the
+    store refuses.
+    """
+    server = file.plan.server
+    check_target(server.url)
+    if server.metrics_url is not None:
+        check_target(server.metrics_url.removeprefix("http://").removesuffix("/metrics"))
+    run_id = enqueue(store, file.text, label=f"{server.model} at {server.url}", target=server.url.lower())
+    _launch(store, run_id, file.text)
+    return run_id
+
+
+def go_on(store: Store, run_id: int) -> None:
+    """Start a run again that was lost, failed or interrupted: it measures the levels left. Raises as `start`."""
+    run = store.run(run_id)
+    check_target(run.target)
+    requeue(store, run_id)
+    _launch(store, run_id, run.plan)
+
+
+def check_target(target: str) -> None:
+    """Raises PlanError if starting is off, or `target` is not on the operator's list."""
+    _check_allowed()
+    if target.lower() not in targets().allowed:
+        raise PlanError(f"{clean(target)[:80]} is not on the operator's list of servers: add it to {TARGETS_VARIABLE}")
+
+
+def _check_allowed() -> None:
+    if not is_allowed():
+        raise PlanError(
+            f"starting and stopping runs from the app is off: the operator turns it on by {ALLOW_VARIABLE}=1"
+        )
+
+
+def stop(store: Store, run_id: int, patience_s: float = PATIENCE_S) -> None:
+    """Ask a run to stop, and see to it in a thread of its own: `seen_to` is what it does.
+
+    Raises PlanError where runs may not be started either, StoreError if the store refuses.
+    """
+    _check_allowed()
+    ask_to_stop(store, run_id)
+    threading.Thread(target=seen_to, args=(store, run_id, patience_s), daemon=True, name=f"stop run {run_id}").start()
+
+
+def seen_to(store: Store, run_id: int, patience_s: float = PATIENCE_S) -> None:
+    """Wait until a run that was asked to stop has; after `patience_s` its processes get SIGTERM, later SIGKILL.
+
+    Only processes of this machine that are certainly the run's are signalled.
+    """
+    for number, wait_s in ((signal.SIGTERM, patience_s), (signal.SIGKILL, patience_s / 2)):
+        if _ends_within(store, run_id, wait_s):
+            return
+        owner = work(store, run_id).owner
+        if not owner.is_near or owner.pid == os.getpid() or not owner.lives(0.0):
+            return
+        _signal(owner.pid, number)
+    if _ends_within(store, run_id, patience_s):
+        give_up(store, run_id, "interrupted", "it did not stop when it was asked, and was ended")
+
+
+def log_tail(store: Store, run_id: int) -> str:
+    """The last lines of a run: of its file where that is on this machine, else those that the store was told."""
+    try:
+        with (store.folder(run_id) / LOG_FILE).open("rb") as file:
+            file.seek(0, os.SEEK_END)
+            file.seek(max(0, file.tell() - LOG_BYTES))
+            text = file.read().decode("utf-8", "replace")
+    except OSError:
+        text = ""
+    return "\n".join(clean(line) for line in (text.strip() or work(store, run_id).log).split("\n")[-40:])
+
+
+_children: list[subprocess.Popen[bytes]] = []
+"""Those that this process has started: asked how they ended when the next one starts, lest they stay as zombies."""
+
+
+def _launch(store: Store, run_id: int, plan: str) -> None:
+    _children[:] = [child for child in _children if child.poll() is None]
+    try:
+        folder = store.folder(run_id)
+        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        (folder / PLAN_FILE).write_text(plan, encoding="utf-8")
+        with (folder / LOG_FILE).open("ab") as log:
+            child = subprocess.Popen(
+                [sys.executable, "-P", "-m", "calibration", "resume", str(run_id)],
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=subprocess.STDOUT,
+                start_new_session=True,  # it outlives the app, and its number is that of its process group
+                env=_environment(store),
+            )
+    except OSError as error:
+        give_up(store, run_id, "failed", f"its process cannot be started: {error.strerror or error}")
+        raise StoreError(f"run {run_id} cannot be started: {error.strerror or error}; free some space") from None
+    _children.append(child)
+    hand_over(store, run_id, child.pid)
+
+
+def _environment(store: Store) -> dict[str, str]:
+    """What a run needs and no more: no keys or passwords that the app has for other purposes."""
+    passed = {
+        name: value for name, value in os.environ.items() if name in _PASSED_ON or name.startswith(_PASSED_ON_FAMILY)
+    }
+    url = store.database.url.render_as_string(hide_password=False)
+    return passed | {"PYTHONPATH": str(ROOT), DATABASE_VARIABLE: url}
+
+
+def _ends_within(store: Store, run_id: int, wait_s: float) -> bool:
+    deadline_s = time.monotonic() + wait_s
+    while store.run(run_id).state in LIVE:
+        if time.monotonic() > deadline_s:
+            return False
+        time.sleep(LOOK_EVERY_S)
+    return True
+
+
+def _signal(group: int, number: signal.Signals) -> None:
+    try:
+        os.killpg(group, number)
+    except (ProcessLookupError, PermissionError):
+        return  # it has just ended, or is another user's

@@ -1,0 +1,118 @@
+"""What fills the memory of one GPU at the planned load: weights, KV cache in use and free, runtime, and the rest."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from sizing.candidates import catalogued
+from sizing.catalog import BITS, PRECISIONS, Gpu, Model, Precision, gpus
+from sizing.errors import EstimateUnavailable
+from sizing.estimate.day_zero import SHIPPED_FOR
+from sizing.estimate.memory import Memory
+from sizing.estimate.roofline import MEMORY_FRACTION, RESERVED_BYTES
+from sizing.estimate.shipped import current, shipped
+from sizing.estimate.timed import time_kernels
+from sizing.plan import Candidate, Fleet
+from sizing.workload import Lengths
+
+WEIGHTS, KV_USED, KV_FREE = "Weights", "KV cache in use", "KV cache free"
+RUNTIME, LEFT, UNKNOWN = "Activations and runtime", "Not given to the engine", "Not known"
+PARTS = (WEIGHTS, KV_USED, KV_FREE, RUNTIME, LEFT, UNKNOWN)
+"""Every part that there may be, in the order in which they are stacked."""
+FREE_PARTS = (KV_FREE, LEFT, UNKNOWN)
+"""Parts that hold nothing, as far as is known."""
+
+
+@dataclass(frozen=True, slots=True)
+class MemoryUse:
+    """Bytes of one GPU by part; they add up to `capacity_bytes`. `note`: how they are known, and what is not."""
+
+    candidate: Candidate
+    capacity_bytes: float
+    parts: tuple[tuple[str, float], ...]
+    note: str
+
+    def of(self, part: str) -> float:
+        """Bytes of a part, 0 where there is none."""
+        return dict(self.parts).get(part, 0.0)
+
+
+def mean_context_tokens(lengths: Lengths) -> float:
+    """Tokens that a sequence holds in the KV cache on average over the time it generates.
+
+    It begins with ISL and grows by one a step. Long outputs stay longer and count for more: seen at a random instant,
+    an output is half done and E[OSL^2] / E[OSL] long (inspection paradox), so ISL + OSL (1 + cv^2) / 2.
+    """
+    return lengths.isl + lengths.osl * (1 + lengths.osl_cv**2) / 2
+
+
+def memory_use(fleet: Fleet, lengths: Lengths) -> MemoryUse | str:
+    """Memory of one GPU of the fleet at its planned load, or in a sentence why it cannot be told.
+
+    Requests in the replica (Little's law) times their mean context are the KV cache in use, on average; waiting
+    requests are counted as if they held theirs. Of a measured engine only weights and KV in use are known.
+    """
+    candidate = fleet.candidate
+    model, chip = catalogued(candidate.model), gpus().get(candidate.gpu)
+    if model is None or chip is None:
+        what = f"the model {candidate.model}" if model is None else f"the GPU {candidate.gpu}"
+        return f"{what} is not in the catalogue, so neither its size nor its memory is known"
+    precision = next((name for name in PRECISIONS if name == candidate.precision), None)
+    if precision is None:
+        return f"bytes per weight at precision {candidate.precision} are not known"
+    weights = model.parameters * BITS[precision] / 8 / candidate.gpus
+    sequences, context = fleet.in_flight, mean_context_tokens(lengths)
+    if candidate.basis != "estimated":
+        return _of_measured(candidate, chip, weights, sequences * context * token_bytes(candidate, model))
+    known = kernel_memory(candidate, model, chip, precision)
+    if known is None:
+        return _of_roofline(candidate, chip, weights, sequences * context, token_bytes(candidate, model))
+    return _of_kernels(candidate, known, weights, sequences * known.sequence_bytes(round(context)))
+
+
+def token_bytes(candidate: Candidate, model: Model) -> float:
+    """KV cache bytes of a token on one GPU: two per value where the cache is 16 bit, one where it is fp8."""
+    value_bytes = 2.0 if candidate.precision in ("bf16", "int4", "mxfp4") else 1.0
+    return model.kv_values_per_token * value_bytes / min(candidate.tp, model.kv_heads)
+
+
+def kernel_memory(candidate: Candidate, model: Model, chip: Gpu, precision: Precision) -> Memory | None:
+    """Memory as the kernel database counts it for the estimate; None where it has none (a roofline)."""
+    key = (model.id, chip.id, candidate.tp, precision)
+    try:
+        found = shipped(*key) if current() else None
+        return (found or time_kernels(model, chip, candidate.tp, precision, SHIPPED_FOR)).memory
+    except EstimateUnavailable:
+        return None
+
+
+def _of_kernels(candidate: Candidate, memory: Memory, weights: float, wanted: float) -> MemoryUse:
+    budget = candidate.replica.batching.token_budget
+    kv = max(0.0, memory.kv_bytes(budget))
+    used, weights = min(wanted, kv), min(weights, memory.fixed_bytes)
+    left = memory.capacity_bytes - memory.fixed_bytes - kv
+    parts = (
+        (WEIGHTS, weights),
+        (KV_USED, used),
+        (KV_FREE, kv - used),
+        (RUNTIME, memory.fixed_bytes - weights),
+        (LEFT, left),
+    )
+    return MemoryUse(candidate, memory.capacity_bytes, parts, f"counted for {memory.backend} by the kernel database")
+
+
+def _of_roofline(
+    candidate: Candidate, chip: Gpu, weights: float, resident_tokens: float, bytes_per_token: float
+) -> MemoryUse:
+    kv = (chip.memory_bytes - weights - RESERVED_BYTES) * MEMORY_FRACTION
+    used = min(resident_tokens * bytes_per_token, kv)
+    left = chip.memory_bytes - weights - RESERVED_BYTES - kv
+    parts = ((WEIGHTS, weights), (KV_USED, used), (KV_FREE, kv - used), (RUNTIME, float(RESERVED_BYTES)), (LEFT, left))
+    return MemoryUse(candidate, chip.memory_bytes, parts, "from the data sheet, with 5 GiB set aside for the runtime")
+
+
+def _of_measured(candidate: Candidate, chip: Gpu, weights: float, wanted: float) -> MemoryUse:
+    rest = max(0.0, chip.memory_bytes - weights)
+    used = min(wanted, rest)
+    note = "weights and KV cache in use by arithmetic; how the engine divides the rest was not measured"
+    return MemoryUse(candidate, chip.memory_bytes, ((WEIGHTS, weights), (KV_USED, used), (UNKNOWN, rest - used)), note)

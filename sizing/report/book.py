@@ -1,0 +1,124 @@
+"""A workbook under way: how texts, numbers and tables are put into its sheets."""
+
+from __future__ import annotations
+
+from typing import Any, Literal
+
+from xlsxwriter import Workbook  # type: ignore[import-untyped]
+from xlsxwriter.format import Format  # type: ignore[import-untyped]
+from xlsxwriter.worksheet import Worksheet  # type: ignore[import-untyped]
+
+from sizing.curves import FORMULA_STARTS
+from sizing.report.model import Quantity
+from sizing.report.tables import Cell, Table
+from sizing.report.words import line, number_of
+
+__all__ = ["Book", "Workbook", "Worksheet", "in_cell", "number_format", "safe", "widths"]
+
+Look = Literal["plain", "title", "heading", "column", "wrapped", "quiet", "input"]
+LOOKS: dict[Look, dict[str, Any]] = {
+    "plain": {},
+    "title": {"bold": True, "font_size": 16},
+    "heading": {"bold": True, "font_size": 12},
+    "column": {"bold": True, "bottom": 1, "text_wrap": True, "valign": "bottom"},
+    "wrapped": {"text_wrap": True, "valign": "top"},
+    "quiet": {"font_color": "#4A5563", "text_wrap": False},
+    "input": {"bg_color": "#FFF3C4", "border": 1},
+}
+NARROW, WIDE, HEADING = 9, 60, 18
+"""Widths of columns, in characters."""
+LONGEST_CELL = 1_000
+
+
+class Book:
+    """Sheets of a workbook and the formats they share; `put` writes one cell, `table` a whole table."""
+
+    def __init__(self, workbook: Workbook) -> None:
+        self.workbook = workbook
+        self._formats: dict[tuple[Look, str], Format] = {}
+
+    def sheet(self, name: str, widths: tuple[float, ...] = ()) -> Worksheet:
+        """A new sheet, printed on as many pages as it is long but on one across."""
+        sheet = self.workbook.add_worksheet(name)
+        sheet.set_landscape()
+        sheet.set_paper(9)  # A4
+        sheet.fit_to_pages(1, 0)
+        for column, width in enumerate(widths):
+            sheet.set_column(column, column, width)
+        return sheet
+
+    def format(self, look: Look, number: str = "") -> Format:
+        """The format of a look and a number format, made once."""
+        if (look, number) not in self._formats:
+            settings = LOOKS[look] | ({"num_format": number} if number else {})
+            self._formats[look, number] = self.workbook.add_format(settings)
+        return self._formats[look, number]
+
+    def put(self, sheet: Worksheet, row: int, column: int, cell: Cell, look: Look = "plain") -> None:
+        """One cell: a text as it is read, a quantity as a number that shows the same digits as in other formats."""
+        if isinstance(cell, str):
+            sheet.write_string(row, column, safe(line(cell, LONGEST_CELL)), self.format(look))
+        elif cell.value is None:
+            sheet.write_string(row, column, number_of(cell), self.format(look))
+        else:
+            sheet.write_number(row, column, in_cell(cell), self.format(look, number_format(cell)))
+
+    def formula(
+        self, sheet: Worksheet, place: tuple[int, int], formula: str, found: Quantity, number: str = ""
+    ) -> None:
+        """A live formula with the value that the report has for it, for viewers that do not calculate."""
+        value = "" if found.value is None else in_cell(found)
+        sheet.write_formula(*place, formula, self.format("plain", number or number_format(found)), value)
+
+    def table(self, sheet: Worksheet, row: int, table: Table, titled: bool = True) -> int:
+        """A whole table from `row` on; the row after it and a gap."""
+        if titled:
+            self.put(sheet, row, 0, table.title, "heading")
+            row += 1
+        if not table.rows:
+            self.put(sheet, row, 0, table.empty, "quiet")
+            return row + 2
+        for column, name in enumerate(table.columns):
+            self.put(sheet, row, column, name, "column")
+        for cells in table.rows:
+            row += 1
+            for column, cell in enumerate(cells):
+                self.put(sheet, row, column, cell)
+        if table.note:
+            row += 1
+            self.put(sheet, row, 0, table.note, "quiet")
+        return row + 2
+
+
+def widths(table: Table) -> tuple[float, ...]:
+    """Widths of the columns of a table, by the text in them."""
+    cells = zip(*([*map(table.text, row)] for row in table.rows), strict=True)
+    longest = (max(map(len, column)) for column in cells)
+    names = (min(len(name), HEADING) for name in table.columns)
+    return tuple(min(max(each + 2, NARROW, name), WIDE) for each, name in zip(longest, names, strict=False))
+
+
+def safe(text: str) -> str:
+    """A text with a leading apostrophe where a spreadsheet would take it for a formula once saved as CSV."""
+    return f"'{text}" if text.startswith(FORMULA_STARTS) else text
+
+
+def in_cell(quantity: Quantity) -> float:
+    """The number in a cell: times in milliseconds, whatever they are shown in; others as they are."""
+    assert quantity.value is not None
+    return quantity.value * 1000 if quantity.unit == "s" else quantity.value
+
+
+def number_format(quantity: Quantity) -> str:
+    """The number format that shows the digits of `number_of`, and its unit; a comma at its end divides by 1,000.
+
+    >>> number_format(Quantity(0.0247, "s", "estimated")), number_format(Quantity(2.5, "per hour", "estimated"))
+    ('#,##0.0" ms"', '#,##0.0')
+    """
+    digits, _, unit = number_of(quantity).partition(" ")
+    decimals = len(digits.partition(".")[2])
+    places = "." + "0" * decimals if decimals else ""
+    if quantity.unit == "share":
+        return f"0{places}%"
+    thousandths = "," if unit == "s" else ""
+    return f'#,##0{places}{thousandths}" {unit}"' if unit else f"#,##0{places}"

@@ -1,0 +1,316 @@
+"""The report as one frozen value: everything the four writers show, each number with its unit and its basis.
+
+Checked on creation and when read from outside: text that no file can hold, numbers that are not finite and endless
+lists are refused. Times are seconds; the writers turn them into milliseconds for people.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal, TypeVar
+
+from pydantic import BeforeValidator, ConfigDict, Field
+from pydantic.dataclasses import dataclass
+
+from sizing.workload import Metric
+
+MOST_TEXT = 100_000
+"""Characters of one text; writers cut it with an ellipsis where a layout needs it."""
+MOST_ROWS = 2_000
+"""Rows of one list: several times the configurations that a plan can compare."""
+
+Unit = Literal[
+    "GPUs",
+    "replicas",
+    "points",
+    "percentile",
+    "requests",
+    "requests/s",
+    "requests/s per GPU",
+    "requests/s per replica",
+    "output tokens/s",
+    "tokens",
+    "s",
+    "share",
+    "",
+    "per GPU-hour",
+    "per hour",
+    "per month",
+    "per million output tokens",
+    "per 1,000 requests",
+    "kW",
+    "kWh per million output tokens",
+]
+Basis = Literal["given", "measured", "fitted", "extrapolated", "estimated", "what-if"]
+"""Where a number comes from: "given" by whoever asked, else as in `sizing.plan.Basis`."""
+
+T = TypeVar("T")
+
+
+def encodable(value: Any) -> Any:
+    """Text without lone surrogates (bytes of a command line that are no UTF-8): they become question marks."""
+    return value.encode("utf-8", "replace").decode() if isinstance(value, str) else value
+
+
+Text = Annotated[str, BeforeValidator(encodable), Field(max_length=MOST_TEXT)]
+Rows = Annotated[tuple[T, ...], Field(max_length=MOST_ROWS)]
+Count = Annotated[int, Field(ge=0, le=10**9)]
+Size = Annotated[int, Field(ge=1, le=10**6)]
+Percentile = Annotated[int, Field(ge=1, le=99)]
+STRICT = ConfigDict(extra="forbid", allow_inf_nan=False)
+
+
+@dataclass(frozen=True, slots=True, config=STRICT)
+class Quantity:
+    """A number with its unit and basis; value None = there is none (the open end of a band, ITL of single tokens)."""
+
+    value: float | None
+    unit: Unit
+    basis: Basis
+
+
+@dataclass(frozen=True, slots=True, config=STRICT)
+class Series:
+    """Numbers of one unit and basis; None where there is none."""
+
+    unit: Unit
+    basis: Basis
+    values: Rows[float | None]
+
+
+@dataclass(frozen=True, slots=True, config=STRICT)
+class Input:
+    """One thing that was asked: `key` as in a scenario file, `name` for people."""
+
+    key: Text
+    name: Text
+    value: Quantity | Text
+
+
+@dataclass(frozen=True, slots=True, config=STRICT)
+class LimitRow:
+    """One limit of the SLA at the planned load, and the 90 % band of what is predicted; `room` is left of the limit."""
+
+    metric: Metric
+    percentile: Percentile
+    limit: Quantity
+    predicted: Quantity
+    low: Quantity
+    high: Quantity
+    room: Quantity
+    kept: bool
+
+    @property
+    def name(self) -> str:
+        """For instance: p95 TTFT."""
+        return f"p{self.percentile} {self.metric.upper()}"
+
+
+@dataclass(frozen=True, slots=True, config=STRICT)
+class LimitCurve:
+    """One limited latency over the loads of `LoadCurves`; None beyond the stable rate. `planned` is the plan's own."""
+
+    metric: Metric
+    percentile: Percentile
+    limit_s: float
+    planned_s: float | None
+    latency: Series
+
+    @property
+    def name(self) -> str:
+        """For instance: p95 TTFT."""
+        return f"p{self.percentile} {self.metric.upper()}"
+
+
+@dataclass(frozen=True, slots=True, config=STRICT)
+class LoadCurves:
+    """Latency against requests/s per replica of the answer, by formula; where it is planned and where the SLA fails."""
+
+    load: Series
+    planned_per_s: float
+    capacity_per_s: float
+    headroom: float
+    curves: Rows[LimitCurve]
+
+    def __post_init__(self) -> None:
+        if any(len(curve.latency.values) != len(self.load.values) for curve in self.curves):
+            raise ValueError("every curve needs as many latencies as there are loads")
+
+
+@dataclass(frozen=True, slots=True, config=STRICT)
+class Latency:
+    """Mean and percentiles of one latency at the planned load."""
+
+    metric: Metric
+    mean: Quantity
+    p50: Quantity
+    p90: Quantity
+    p95: Quantity
+    p99: Quantity
+
+
+@dataclass(frozen=True, slots=True, config=STRICT)
+class Configuration:
+    """One fleet that meets the SLA. `extra_working`: working replicas beyond the division of load by capacity."""
+
+    gpu: Text
+    tp: Size
+    pp: Size
+    precision: Text
+    gpus: Quantity
+    gpus_low: Quantity
+    gpus_high: Quantity
+    working: Quantity
+    spare: Quantity
+    extra_working: Count
+    capacity_per_replica: Quantity
+    planned_per_replica: Quantity
+    planned_per_gpu: Quantity
+    in_flight: Quantity
+    utilization: Quantity
+    room: Quantity
+    price: Quantity
+    cost_per_hour: Quantity
+    binding: Text
+    basis: Basis
+    source: Text
+    execution: Text
+    verified_by: Literal["analytic", "simulation"]
+    latencies: tuple[Latency, ...]
+    warnings: Rows[Text] = ()
+
+    @property
+    def label(self) -> str:
+        """For instance: h200_sxm TP2 bf16."""
+        return f"{self.gpu} TP{self.tp}{f' PP{self.pp}' if self.pp > 1 else ''} {self.precision}"
+
+    @property
+    def gpus_per_replica(self) -> int:
+        """GPUs of one replica, idle ones included."""
+        return self.tp * self.pp
+
+
+@dataclass(frozen=True, slots=True, config=STRICT)
+class LeftOut:
+    """A configuration left out, the kind of reason, and why."""
+
+    gpu: Text
+    tp: Size
+    precision: Text
+    kind: Text
+    why: Text
+
+
+@dataclass(frozen=True, slots=True, config=STRICT)
+class Effect:
+    """With the input changed by `change`, a share: GPUs, and a replica's capacity; neither where the SLA fails."""
+
+    change: float
+    value: Quantity
+    gpus: Quantity
+    capacity_per_replica: Quantity
+
+
+@dataclass(frozen=True, slots=True, config=STRICT)
+class SensitivityRow:
+    """What changes of one input do to the GPU count, everything else kept."""
+
+    name: Text
+    value: Quantity
+    effects: Rows[Effect]
+
+
+@dataclass(frozen=True, slots=True, config=STRICT)
+class CostRow:
+    """One figure of cost or energy of the answer."""
+
+    name: Text
+    value: Quantity
+
+
+@dataclass(frozen=True, slots=True, config=STRICT)
+class Source:
+    """Where the numbers of a configuration come from; points, engine and dates where it was measured.
+
+    `digest`: first characters of the SHA-256 of the measured points, or of the catalogue that an estimate read.
+    """
+
+    configuration: Text
+    basis: Basis
+    source: Text
+    points: Count
+    engine: Text
+    measured_from: Text
+    measured_to: Text
+    digest: Text
+    error: Quantity
+
+
+@dataclass(frozen=True, slots=True, config=STRICT)
+class Evidence:
+    """One row of the table of evidence (docs/accuracy.md), as written there."""
+
+    claim: Text
+    against: Text
+    n: Text
+    metric: Text
+    median: Text
+    p90: Text
+    worst: Text
+    goal: Text
+    holds: Text
+
+
+@dataclass(frozen=True, slots=True, config=STRICT)
+class Report:
+    """Everything a sizing report says; `configurations[0]` is the answer, none of them = there is no answer.
+
+    `sentence`: the answer, or that there is none; `reason`: why there is none. `made_at`: ISO 8601 in UTC.
+    `remarks`: what binds, the band, higher loads, sizing by means; `warnings`: what to know before buying.
+    """
+
+    title: Text
+    author: Text
+    notes: Text
+    made_at: Text
+    program: Text
+    link: Text
+    model: Text
+    sentence: Text
+    reason: Text
+    working: Text
+    inputs: Rows[Input]
+    limits: Rows[LimitRow] = ()
+    curves: LoadCurves | None = None
+    configurations: Rows[Configuration] = ()
+    left_out: Rows[LeftOut] = ()
+    sensitivity: Rows[SensitivityRow] = ()
+    cost: Rows[CostRow] = ()
+    remarks: Rows[Text] = ()
+    warnings: Rows[Text] = ()
+    includes: Rows[Text] = ()
+    excludes: Rows[Text] = ()
+    assumptions: Rows[Text] = ()
+    sources: Rows[Source] = ()
+    accuracy: Text = ""
+    evidence: Rows[Evidence] = ()
+
+    def __post_init__(self) -> None:
+        if len({tuple(effect.change for effect in row.effects) for row in self.sensitivity}) > 1:
+            raise ValueError("every row of the sensitivity needs the same changes")
+
+    @property
+    def answer(self) -> Configuration | None:
+        """The fleet with the fewest GPUs (or the cheapest); None when no configuration meets the SLA."""
+        return self.configurations[0] if self.configurations else None
+
+    @classmethod
+    def from_json(cls, document: str | bytes) -> Report:
+        """The report that `sizing.report.json.as_json` wrote. Raises ReportError, one line saying what is wrong."""
+        from sizing.report.json import from_json  # that module needs this one
+
+        return from_json(document)
+
+    def given(self, key: str) -> float | None:
+        """The number asked for under `key`, None where it is no number or was not asked."""
+        found = (each.value for each in self.inputs if each.key == key)
+        return next((value.value for value in found if isinstance(value, Quantity)), None)

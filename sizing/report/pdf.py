@@ -1,0 +1,112 @@
+"""A report as PDF by typst: pages to decide by, then annexes; tagged for screen readers (PDF/UA-1).
+
+Nothing is read but the template: text and charts go in as data, which typst shows as it is and never as markup.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from dataclasses import asdict
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import matplotlib
+
+from sizing.report.errors import ReportError, ReportToolMissing
+from sizing.report.figures import charts, drawable
+from sizing.report.json import digest
+from sizing.report.model import Report
+from sizing.report.sections import Section, cards, sections
+from sizing.report.tables import Table
+from sizing.report.words import UNTITLED, line, moment, paragraphs, when
+
+TEMPLATE = Path(__file__).parent / "templates" / "report.typ"
+FONTS = Path(matplotlib.get_data_path()) / "fonts" / "ttf"
+"""DejaVu, for the characters that typst's own fonts lack; it comes with matplotlib."""
+LONG_WORD = re.compile(r"\S{24,}")
+BREAK_EVERY = 12
+BREAK = "\u200b"
+"""A space of no width: where a word that fits on no line may be broken."""
+LONGEST_CELL = 300
+
+
+def as_pdf(report: Report) -> bytes:
+    """The PDF; the same report gives the same bytes. Raises ReportToolMissing where typst is not installed."""
+    try:
+        import typst
+    except ImportError:
+        raise ReportToolMissing("PDF needs the package typst: pip install typst, or write .html instead") from None
+    drawings = charts(report)
+    files = {f"{chart.name}.svg": chart.svg.encode() for chart in drawings}
+    data = content(report) | {"charts": {chart.name: {"alt": shown(chart.alt)} for chart in drawings}}
+    files |= {"main.typ": TEMPLATE.read_bytes(), "report.json": json.dumps(data).encode()}
+    try:
+        found = compiler(typst).compile(files, format="pdf", pdf_standards=["ua-1"], timestamp=moment(report.made_at))
+    except typst.TypstError as error:
+        raise ReportError(f"typst could not set the report: {line(str(error))}") from None
+    assert isinstance(found, bytes)
+    return found
+
+
+def content(report: Report) -> dict[str, Any]:
+    """Every text of the PDF, ready to be set."""
+    return {
+        "title": shown(line(report.title, 200) or UNTITLED),
+        "sentence": shown(line(report.sentence) or UNTITLED),
+        "working": shown(line(report.working)),
+        "author": shown(line(report.author, 120)),
+        "made": shown(when(report.made_at)),
+        "program": shown(line(report.program, 60)),
+        "digest": digest(report),
+        "basis": report.answer.basis if report.answer else "",
+        "notes": [shown(each) for each in paragraphs(report.notes)],
+        "cards": [{name: shown(text) for name, text in asdict(card).items()} for card in cards(report)],
+        "sections": [section_data(section) for section in sections(report)],
+    }
+
+
+def section_data(section: Section) -> dict[str, Any]:
+    """One section as the template takes it."""
+    return {
+        "title": section.title,
+        "annex": section.annex,
+        "texts": [shown(each) for each in section.texts],
+        "bullets": [shown(each) for each in section.bullets],
+        "lists": [{"title": title, "bullets": [shown(each) for each in bullets]} for title, bullets in section.lists],
+        "charts": section.charts,
+        "terms": section.terms,
+        "code": shown(section.code),
+        "tables": [table_data(table) for table in section.tables],
+    }
+
+
+def table_data(table: Table) -> dict[str, Any]:
+    """One table as the template takes it: cells are texts."""
+    return {
+        "title": table.title,
+        "columns": table.columns,
+        "rows": [[shown(line(table.text(cell), LONGEST_CELL)) for cell in row] for row in table.rows],
+        "numbers": [table.is_number(column) for column in range(len(table.columns))],
+        "wide": [column in table.wide for column in table.columns],
+        "note": table.note,
+        "empty": table.empty,
+    }
+
+
+def shown(text: str) -> str:
+    """`text` that the fonts can show (a box for what they cannot) and that fits a line however long its words are."""
+    drawn = "\n".join(drawable(each) for each in text.split("\n"))
+    return LONG_WORD.sub(lambda found: breakable(found[0]), drawn)
+
+
+def breakable(word: str) -> str:
+    """A long word with places to break it."""
+    return BREAK.join(word[start : start + BREAK_EVERY] for start in range(0, len(word), BREAK_EVERY))
+
+
+@cache
+def compiler(typst: Any) -> Any:
+    """A compiler that knows only the fonts that come with it and with matplotlib: the same on every machine."""
+    return typst.Compiler(font_paths=[str(FONTS)], ignore_system_fonts=True)

@@ -1,0 +1,338 @@
+"""The Calibrate page in every state: what is measured, a plan, runs that go on or were lost, files good and bad."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from dataclasses import replace
+from io import StringIO
+from pathlib import Path
+
+import pytest
+import yaml
+from streamlit.testing.v1 import AppTest
+
+from calibration import jobs
+from calibration.plan import parse_plan
+from calibration.store import DATABASE_VARIABLE, Store
+from calibration.store.work import enqueue
+from sizing.curves import write_points
+from sizing.fitting import fit
+from tests.app.conftest import keep, point, query_of, text_of
+from ui import answers
+
+LEVELS = (1, 2, 4, 8, 16, 32)
+POINTS = [point(n) for n in LEVELS]
+NO_LIMIT = {"ttft": "off", "itl": "off"}
+Open = Callable[..., AppTest]
+
+
+@pytest.fixture
+def calibrate(opened: Open) -> Callable[..., AppTest]:
+    """Open the Calibrate page on a view; the question has no limit, unless parameters of the link say more."""
+
+    def open_(view: str, **parameters: str) -> AppTest:
+        app = opened(**{**NO_LIMIT, **parameters, "show.calibrate": view}).switch_page("ui/pages/calibrate.py").run()
+        assert not app.exception
+        return app
+
+    return open_
+
+
+@pytest.fixture
+def allowed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(jobs.ALLOW_VARIABLE, "1")
+    monkeypatch.setenv(jobs.TARGETS_VARIABLE, "gpu-7:8001, http://evil/")
+
+
+def words(app: AppTest) -> str:
+    """All that is written on the page."""
+    kinds = ("title", "subheader", "markdown", "caption", "info", "warning", "error", "success")
+    return text_of(
+        "\n".join(f"{getattr(part.proto, 'title', '')} {part.value}" for kind in kinds for part in app.main.get(kind))
+    )
+
+
+def press(app: AppTest, label: str) -> AppTest:
+    """Press the button whose label begins so."""
+    next(button for button in app.main.button if button.label.startswith(label)).click().run()
+    assert not app.exception
+    return app
+
+
+def labels(app: AppTest) -> list[str]:
+    return [button.label for button in app.main.button]
+
+
+def waiting(store: Store, points: list[object] | None = None, target: str = "gpu-7:8001") -> int:
+    """A run started from the page that has ended, its points not looked at yet."""
+    run_id = enqueue(store, "lengths: [{isl: 6, osl: 4}]\nconcurrency: [1]\n", label="ensemble", target=target)
+    store.restart_run(run_id, levels=len(POINTS))
+    for one in POINTS if points is None else points:
+        store.add_point(run_id, one)  # type: ignore[arg-type]
+    store.finish_run(run_id, "done")
+    return run_id
+
+
+# Coverage
+
+
+def test_an_empty_store_says_what_to_do(calibrate: Callable[..., AppTest]) -> None:
+    app = calibrate("coverage")
+    assert app.title[0].value == "No points measured yet"
+    assert "Nothing has been measured yet" in words(app) and "Set at least one limit" in words(app)
+
+
+def test_coverage_has_a_row_for_each_deployment_and_lengths(calibrate: Callable[..., AppTest], store: Store) -> None:
+    keep(store, [*POINTS[:-1], replace(POINTS[-1], verdict="client_limited")])
+    keep(store, [point(n, isl=3000) for n in (1, 2)])
+    keep(store, [point(4, gpu="b200_sxm"), point(2, gpu="b200_sxm", load_kind="poisson_rate")])
+    for run in store.runs():
+        store.finish_run(run.id, "done")
+    app = calibrate("coverage")
+    table = app.main.dataframe[0].value
+    assert app.title[0].value == "10 points of 2 deployments measured"
+    assert sorted(table["Levels (users)"]) == ["1, 2", "1, 2, 4, 8, 16", "4"]
+    assert sorted(table["Void"]) == ["1: client limited", "none", "none"]
+    of_b200 = table[table["Deployment"].str.contains("b200")].iloc[0]
+    assert of_b200["Open loops"] == 1 and of_b200["Basis of answers"] == "None: two levels are needed"
+    assert set(table["Last measured"]) == {"2026-11-20"}
+
+
+def test_the_present_answer_is_told_with_its_basis_and_the_next_level(
+    calibrate: Callable[..., AppTest], store: Store
+) -> None:
+    keep(store, POINTS)
+    app = calibrate("coverage", model="acme/tiny", gpu="any", isl="1000", osl="200", ttft="p95:1s", itl="p95:60ms")
+    assert ":green-badge" in words(app) or ":blue-badge" in words(app)
+    assert "You need" in words(app) and "6 measured points" in words(app)
+    assert "Measure " not in words(app)
+    press(app, "Where to measure next?")
+    assert "Now: " in words(app) or "nothing more need be measured" in words(app)
+
+
+def test_without_a_measured_deployment_the_advice_is_where_to_begin(calibrate: Callable[..., AppTest]) -> None:
+    app = press(calibrate("coverage", ttft="p95:1s"), "Where to measure next?")
+    assert "Measure 1 users, 2,000 in, 256 out." in words(app)
+    press(app, "Plan this run")
+    assert query_of(app)["show.calibrate"] == "new"
+    assert "4 levels, then one with random arrivals" in words(app)
+
+
+def test_points_that_wait_are_named_and_not_counted(calibrate: Callable[..., AppTest], store: Store) -> None:
+    waiting(store)
+    app = calibrate("coverage")
+    assert "6 points wait to be accepted" in words(app)
+    assert app.title[0].value == "No points measured yet"
+
+
+def test_a_store_that_cannot_be_reached_is_one_clear_page(
+    calibrate: Callable[..., AppTest], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(DATABASE_VARIABLE, "nosuchdatabase://host/name")
+    app = calibrate("runs")
+    assert app.title[0].value == "The store of points cannot be reached"
+    assert DATABASE_VARIABLE in words(app)
+
+
+# A new run
+
+
+def test_where_starting_is_off_the_plan_is_there_to_run_by_hand(
+    calibrate: Callable[..., AppTest], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv(jobs.ALLOW_VARIABLE, raising=False)
+    app = calibrate("new", isl="700", osl="90", isl_cv="0.4")
+    assert not any(label.startswith("Start") for label in labels(app))
+    assert "Starting runs from this page is off" in words(app) and f"{jobs.ALLOW_VARIABLE}=1" in words(app)
+    text, command = app.main.code[0].value, app.main.code[1].value
+    plan = parse_plan(text).plan
+    assert [level.value for level in plan.levels()] == [1, 4, 16, 64]
+    means = plan.lengths[0]
+    assert (means.isl, means.osl, means.isl_cv, means.osl_cv) == (700, 90, 0.4, 0)
+    assert command == "python -m calibration run plan.yaml"
+
+
+@pytest.mark.usefixtures("allowed")
+def test_only_servers_on_the_list_can_be_picked_and_minutes_are_told_before(
+    calibrate: Callable[..., AppTest], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    started: list[dict[str, object]] = []
+    monkeypatch.setattr(jobs, "_launch", lambda store, run_id, plan: started.append(yaml.safe_load(plan)))
+    app = calibrate("new")
+    assert "http://evil/ is no host:port" in words(app)
+    server = next(box for box in app.main.selectbox if box.label == "Server (host:port)")
+    assert server.options == ["gpu-7:8001"]
+    app.main.multiselect[0].set_value([8, 2])
+    next(box for box in app.main.number_input if box.label == "Longest time per level (s)").set_value(60)
+    next(box for box in app.main.number_input if box.label == "TP (GPUs)").set_value(4)
+    app.run()
+    assert "At most 12 GPU-minutes of measuring." in words(app)  # 3 levels of a minute on 4 GPUs
+    press(app, "Start: at most 12 GPU-minutes of measuring")
+    (plan,) = started
+    assert plan["concurrency"] == [2, 8] and plan["budget_s"] == 60 and plan["deployment"] == {"tp": 4}
+    assert query_of(app)["show.calibrate"] == "runs" and query_of(app)["show.run"] == "1"
+    again = calibrate("new")
+    assert "Run 1 is measuring gpu-7:8001" in words(again)
+    assert next(button for button in again.main.button if button.label.startswith("Start")).disabled
+
+
+@pytest.mark.usefixtures("allowed")
+def test_a_run_for_the_question_alone_has_its_budget(calibrate: Callable[..., AppTest]) -> None:
+    app = calibrate("new", ttft="p95:1s")
+    app.main.toggle[0].set_value(True).run()
+    assert "At most 30 GPU-minutes" in words(app)
+    adaptive = parse_plan(app.main.code[0].value).plan.adaptive
+    assert adaptive is not None and (adaptive.rate, adaptive.ttft, adaptive.itl) == (20, "p95:1.0s", None)
+
+
+@pytest.mark.usefixtures("allowed")
+def test_a_form_that_is_no_plan_says_so(calibrate: Callable[..., AppTest]) -> None:
+    app = calibrate("new")
+    app.main.multiselect[0].set_value([]).run()
+    assert not app.exception
+    assert "This is no plan yet" in words(app) and "no load levels" in words(app)
+
+
+# Runs
+
+
+def test_points_are_accepted_only_after_they_were_seen_and_then_answers_rest_on_them(
+    calibrate: Callable[..., AppTest], store: Store
+) -> None:
+    run_id = waiting(store)
+    app = calibrate("runs")
+    fitted = fit(POINTS)
+    worst = max(abs(error.requests_per_s_error) for error in fitted.errors)
+    assert f"requests/s within {worst:.1%} at every one, {fitted.leave_one_out:.1%} in the median" in words(app)
+    assert len(app.get("plotly_chart")) == 3 and "points within 10 %" in app.get("plotly_chart")[0].proto.alt
+    assert answers.measured().points == ()
+    press(app, "Accept 6 points")
+    assert answers.measured().points == tuple(POINTS)
+    assert app.title[0].value == "6 points of 1 deployment measured"
+    press(app, "Discard these points")
+    assert answers.measured().points == () and store.run(run_id).discarded == 6
+    press(app, "Accept 6 points")
+    assert store.run(run_id).discarded == 0
+
+
+def test_void_and_distrusted_points_are_listed(calibrate: Callable[..., AppTest], store: Store) -> None:
+    wrong = replace(POINTS[3], requests_per_s=2 * POINTS[3].requests_per_s)
+    void = replace(POINTS[5], verdict="unsteady", notes="E2E drifted by 30 %")
+    waiting(store, [*POINTS[:3], wrong, POINTS[4], void])
+    told = words(calibrate("runs"))
+    assert "void: unsteady." in told and "E2E drifted by 30 %" in told
+    assert "concurrency 8 disagrees with the others" in told
+
+
+def test_all_points_void_is_said(calibrate: Callable[..., AppTest], store: Store) -> None:
+    waiting(store, [replace(POINTS[0], verdict="errors")])
+    assert "Every point is void" in words(calibrate("runs"))
+
+
+def test_a_run_that_goes_on_shows_how_far_and_can_be_stopped(
+    calibrate: Callable[..., AppTest], store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run_id = enqueue(store, "plan", label="ensemble", target="gpu-7:8001")
+    store.restart_run(run_id, levels=4)
+    store.add_point(run_id, POINTS[0])
+    news = {"phase": "ISL 1000, OSL 200, concurrency 4", "share": 0.5, "left_s": 130.0, "log": "first line\nsecond"}
+    store._beat(run_id, jobs.work(store, run_id).owner, news)
+    app = calibrate("runs")
+    assert app.title[0].value == f"Run {run_id} is going on"
+    progress = app.get("progress")[0].proto
+    assert progress.value == 37  # (1 + 0.5) / 4
+    assert (
+        text_of(progress.text) == "1 of 4 levels · ISL 1000, OSL 200, concurrency 4, 50% of it · about 2 minutes left"
+    )
+    assert app.main.code[0].value == "first line\nsecond"
+    assert not any(label.startswith("Stop") for label in labels(app))
+    monkeypatch.setattr(jobs, "seen_to", lambda *_: None)
+    monkeypatch.setenv(jobs.ALLOW_VARIABLE, "1")
+    app = press(calibrate("runs"), "Stop the run")
+    assert "Asked to stop" in words(app) and jobs.work(store, run_id).stopping_for_s is not None
+    assert "Runs shows how far" in words(calibrate("import"))
+
+
+def test_a_lost_run_shows_its_last_lines_and_how_to_go_on(
+    calibrate: Callable[..., AppTest], store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run_id = enqueue(store, "lengths: [{isl: 6, osl: 4}]\nconcurrency: [1]\n", label="ensemble", target="gpu-7:8001")
+    with store.database.writing() as connection:
+        connection.exec_driver_sql("UPDATE runs SET host = 'elsewhere', heartbeat = heartbeat - 31, log = 'it said so'")
+    monkeypatch.delenv(jobs.ALLOW_VARIABLE, raising=False)
+    app = calibrate("runs")
+    assert "lost: its process is gone" in words(app)
+    assert [code.value for code in app.main.code] == ["it said so", f"python -m calibration resume {run_id}"]
+    monkeypatch.setenv(jobs.ALLOW_VARIABLE, "1")
+    monkeypatch.setenv(jobs.TARGETS_VARIABLE, "gpu-7:8001")
+    resumed: list[int] = []
+    monkeypatch.setattr(jobs, "_launch", lambda store, run_id, plan: resumed.append(run_id))
+    app = press(calibrate("runs"), "Resume")
+    assert resumed == [run_id] and store.run(run_id).state == "queued"
+
+
+def test_a_run_of_the_link_is_shown_and_one_that_is_not_there_is_not_missed(
+    calibrate: Callable[..., AppTest], store: Store
+) -> None:
+    first, second = waiting(store), waiting(store, target="gpu-8:8001")
+    shown = [calibrate("runs", **{"show.run": said}).main.selectbox[0].value for said in (str(first), "99", "x")]
+    assert shown == [first, second, second]
+
+
+# Import
+
+
+def uploaded(app: AppTest, name: str, content: bytes) -> AppTest:
+    app.get("file_uploader")[0].set_value((name, content, "text/plain")).run()
+    assert not app.exception
+    return app
+
+
+def table(points: list[object]) -> bytes:
+    text = StringIO()
+    write_points(points, text)  # type: ignore[arg-type]
+    return text.getvalue().encode()
+
+
+def test_a_file_is_seen_before_it_is_taken_in(calibrate: Callable[..., AppTest], store: Store) -> None:
+    app = uploaded(calibrate("import"), "../../points.csv", table(POINTS))
+    assert "**points.csv: 6 points**, 0 of them void. Measured 2026-11-20." in words(app)
+    assert store.runs() == [] and len(app.get("plotly_chart")) == 3
+    press(app, "Accept 6 points")
+    assert store.points() == POINTS
+    assert store.run(1).label == "imported from points.csv"
+    assert "Run 1 holds the points." in words(app) and "All 6 points are accepted" in words(app)
+    again = press(uploaded(calibrate("import"), "points.csv", table(POINTS)), "Accept 6 points")
+    assert "had these points already" in words(again) and len(store.runs()) == 1
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "says"),
+    [
+        ("secrets.json", b'{"api_key": "sk-123"}', "secrets.json: not a file of any known kind"),
+        ("a.csv", b"", "a.csv: the file is empty"),
+        ("run.zip", b"PK\x03\x04 and then nothing", "run.zip: not a calibration run, or damaged"),
+        ("x.pkl", b"\x80\x04\x95cos\nsystem", "x.pkl: not UTF-8 text"),
+    ],
+)
+def test_what_is_no_file_of_points_is_refused_in_a_line(
+    calibrate: Callable[..., AppTest], store: Store, tmp_path: Path, name: str, content: bytes, says: str
+) -> None:
+    before = set(tmp_path.rglob("*")) - {store.database.records}
+    app = uploaded(calibrate("import"), name, content)
+    assert "This file was not taken" in words(app) and says in words(app)
+    assert "sk-123" not in words(app) and "api_key" not in words(app)
+    assert set(tmp_path.rglob("*")) - {store.database.records} == before | set(tmp_path.glob("calibration.db*"))
+
+
+def test_a_file_that_leaves_something_out_names_the_field(calibrate: Callable[..., AppTest], store: Store) -> None:
+    content = (Path(__file__).parents[1] / "calibration" / "importers" / "files" / "vllm.json").read_bytes()
+    app = uploaded(calibrate("import"), "vllm.json", content)
+    assert "“GPU”" in words(app) and "--gpu" not in words(app)
+    for label, text in (("Precision", "fp8"), ("GPU", "h100_sxm")):
+        next(box for box in app.main.text_input if box.label == label).set_value(text)
+    next(box for box in app.main.number_input if box.label == "TP (GPUs)").set_value(1)
+    app.run()
+    assert any(label.startswith("Accept") for label in labels(app)), words(app)
+    assert os.listdir(store.database.records) == []

@@ -1,0 +1,97 @@
+"""What probes are told: well only when a question was answered and the data can be read; never where the data is."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+from starlette.applications import Starlette
+from starlette.routing import Route
+from starlette.testclient import TestClient
+
+from calibration.store import DATABASE_VARIABLE, Store
+from sizing import catalog, planner
+from sizing.errors import CatalogueError, ScenarioError
+from ui import health
+from ui.health import Health
+
+WELL = {"planner": "ok", "catalogue": "ok", "store": "ok"}
+
+
+@pytest.fixture
+def probe(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
+    """GET of the endpoint of a server whose first question is answered by nobody: its turn comes in another test."""
+    monkeypatch.setattr(planner, "plan", lambda *_: None)
+    monkeypatch.setattr(health, "find", lambda *_: ((), ()))
+    monkeypatch.setattr(health, "HOLDS_FOR_S", 0.0)
+    server = Health()
+    routes = [Route("/healthz", server.respond)]
+    with TestClient(Starlette(routes=routes, lifespan=server.while_serving)) as client:
+        yield lambda: client.get("/healthz")
+
+
+def after_start(probe: Any) -> Any:
+    """The first answer that is not "starting"."""
+    deadline_s = time.monotonic() + 30
+    while (answer := probe()).json()["planner"] == "starting" and time.monotonic() < deadline_s:
+        time.sleep(0.01)
+    return answer
+
+
+def test_all_is_well(probe: Any) -> None:
+    answer = after_start(probe)
+    assert answer.status_code == 200 and answer.json() == WELL
+
+
+def test_a_store_that_cannot_be_reached_is_told_without_its_address(
+    probe: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    after_start(probe)
+    monkeypatch.setenv(DATABASE_VARIABLE, "postgresql://who:secret@127.0.0.1:9/there")
+    answer = probe()
+    assert answer.status_code == 503 and answer.json() == WELL | {"store": "not reachable"}
+    assert "127.0.0.1" not in answer.text and "secret" not in answer.text
+
+
+def test_a_catalogue_that_cannot_be_read_is_told(probe: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    def broken() -> None:
+        raise CatalogueError("gpus.yaml: line 3")
+
+    after_start(probe)
+    monkeypatch.setattr(catalog, "gpus", broken)
+    assert probe().json() == WELL | {"catalogue": "not readable"}
+
+
+def test_a_store_that_hangs_does_not_hang_the_probe(probe: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    after_start(probe)
+    monkeypatch.setattr(health, "WITHIN_S", 0.05)
+    monkeypatch.setattr(Store, "__init__", lambda self: time.sleep(0.5))
+    answer = probe()
+    assert answer.status_code == 503 and answer.json()["store"] == "too slow"
+
+
+def test_many_probes_ask_the_store_once(probe: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[int] = []
+    after_start(probe)
+    monkeypatch.setattr(health, "HOLDS_FOR_S", 3600.0)
+    monkeypatch.setattr(Store, "__init__", lambda self: asked.append(1))
+    assert [probe().status_code for _ in range(20)] == [200] * 20
+    assert len(asked) == 1
+
+
+def test_until_the_first_answer_the_server_is_starting(monkeypatch: pytest.MonkeyPatch) -> None:
+    client = TestClient(Starlette(routes=[Route("/healthz", Health().respond)]))  # nothing has started
+    answer = client.get("/healthz")
+    assert answer.status_code == 503 and answer.json()["planner"] == "starting"
+
+
+def test_the_first_question_is_really_answered(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert health.first_answer() == "ok"
+
+    def refuse(*_: object) -> None:
+        raise ScenarioError("no")
+
+    monkeypatch.setattr(planner, "plan", refuse)
+    assert health.first_answer() == "no answer"

@@ -1,0 +1,126 @@
+"""A calibration from the browser: started, watched, left alone, found again, accepted; then answers rest on it."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+from playwright.sync_api import Browser, Page, expect
+
+from calibration import jobs
+from calibration.store import Store
+from tests.browser.served import chromium, served
+from tests.calibration.mock_server import Script, subprocess_server
+
+pytestmark = pytest.mark.browser
+
+SLOW = Script(ttft_s=0.6, itl_s=0.1)
+"""So slow that the client's own delays, on a busy machine, are no matter."""
+QUESTION = "v=1&model=toy&gpu=any&precision=any&tp=any&rate=1&isl=12&osl=8&ttft=p95%3A3s&itl=p95%3A1s&e2e=off"
+WAIT_MS = 120_000
+expect.set_options(timeout=WAIT_MS)
+
+
+@dataclass(frozen=True, slots=True)
+class Setting:
+    """An app that may start runs, its store, and the one server that it may measure."""
+
+    address: str
+    store: Store
+    target: str
+
+    def link(self, page: str, view: str = "") -> str:
+        return f"{self.address}/{page}?{QUESTION}&show.calibrate={view}"
+
+
+@pytest.fixture(scope="module")
+def setting(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Setting]:
+    url = f"sqlite:///{tmp_path_factory.mktemp('store') / 'calibration.db'}"
+    with pytest.MonkeyPatch.context() as patch, subprocess_server(SLOW) as target:
+        patch.setenv(jobs.ALLOW_VARIABLE, "1")
+        patch.setenv(jobs.TARGETS_VARIABLE, target)
+        with served(url) as address:
+            yield Setting(address, Store(url), target)
+
+
+@pytest.fixture(scope="module")
+def browser() -> Iterator[Browser]:
+    with chromium() as opened:
+        yield opened
+
+
+def visit(browser: Browser, link: str) -> Page:
+    """A new visitor, who knows only the link."""
+    page = browser.new_context(viewport={"width": 1440, "height": 900}).new_page()
+    page.set_default_timeout(WAIT_MS)
+    page.goto(link)
+    return page
+
+
+def type_in(page: Page, label: str, value: str) -> None:
+    box = page.get_by_test_id("stMain").get_by_label(label, exact=True)
+    box.fill(value)
+    box.press("Enter")
+
+
+def start_a_run(page: Page) -> None:
+    """Two levels of three seconds, and the one of random arrivals that follows."""
+    levels = page.get_by_role("combobox", name="Concurrency (users)")
+    levels.click()
+    for last in ("64", "16"):
+        levels.press("Backspace")
+        expect(page.get_by_test_id("stMain").get_by_text(last, exact=True)).to_have_count(0)
+    levels.press("Escape")
+    type_in(page, "Longest time per level (s)", "3")
+    page.get_by_role("button", name="Start: at most 0.15 GPU-minutes of measuring").click()
+
+
+@pytest.mark.timeout(300)
+def test_a_run_started_in_one_browser_is_accepted_in_another_and_the_answer_rests_on_it(
+    browser: Browser, setting: Setting
+) -> None:
+    first = visit(browser, setting.link("calibrate", "new"))
+    start_a_run(first)
+    expect(first.get_by_role("heading", level=1)).to_have_text("Run 1 is going on")
+    expect(first.get_by_text(re.compile(r"^1 of 3 levels"))).to_be_visible()
+    first.context.close()
+
+    second = visit(browser, setting.link("calibrate", "runs"))
+    expect(second.get_by_text("3 points wait to be accepted.")).to_be_visible()
+    assert setting.store.run(1).state == "done"
+    assert {point.verdict for point in setting.store.points(1)} <= {"", "steady"}
+    expect(second.locator(".js-plotly-plot")).to_have_count(3)
+    unanswered = visit(browser, setting.link(""))
+    expect(unanswered.get_by_role("heading", level=1)).to_have_text("Choose a GPU or measure one")
+
+    second.get_by_role("button", name="Accept 3 points").click()
+    expect(second.get_by_text("All 3 points are accepted")).to_be_visible()
+    second.get_by_role("link", name="Curves").click()
+    expect(second.get_by_role("heading", level=1)).to_have_text(re.compile("requests/s at most.* at concurrency 4"))
+    second.get_by_role("link", name="Size").click()
+    expect(second.get_by_role("heading", level=1)).to_have_text(re.compile("You need \\d+ × cpu to serve 1 requests/s"))
+    expect(second.locator(".stMarkdownBadge").first).to_contain_text(re.compile("Measured|Fitted"))
+    assert setting.store.points() == setting.store.points(1)
+
+
+def test_a_file_that_is_too_large_or_of_no_kind_is_refused_in_a_line(
+    browser: Browser, setting: Setting, tmp_path: Path
+) -> None:
+    large = tmp_path / "large.csv"
+    with large.open("wb") as file:
+        file.truncate(1_000_000_000)
+    page = visit(browser, setting.link("calibrate", "import"))
+    chooser = page.get_by_test_id("stFileUploaderDropzoneInput")
+    chooser.wait_for(state="attached")
+    chooser.set_input_files(str(large))
+    expect(page.get_by_text(re.compile("must be 20(.0)?MB or smaller"))).to_be_visible()
+    page.goto(setting.link("calibrate", "import"))
+    chooser.wait_for(state="attached")
+    chooser.set_input_files({"name": "../../x.json", "mimeType": "text/plain", "buffer": b'{"my secret": 1}'})
+    expect(page.get_by_text("This file was not taken")).to_be_visible()
+    expect(page.get_by_text(re.compile(r"^x\.json: not a file of any known kind"))).to_be_visible()
+    assert "my secret" not in page.get_by_test_id("stMain").inner_text()
+    page.context.close()

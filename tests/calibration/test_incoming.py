@@ -1,0 +1,152 @@
+"""Files that come in by a browser: seen before they are kept, bounded, called by their names and never laid there."""
+
+from __future__ import annotations
+
+import io
+import unicodedata
+import zipfile
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from calibration import incoming
+from calibration.errors import FileError
+from calibration.incoming import Upload, preview, take_in
+from calibration.store import Store
+from calibration.store.bundle import export_bundle
+from sizing.curves import write_points
+from sizing.errors import PointsError
+from tests.calibration.kept import POINT, measurement
+
+ANYWHERE = ["../../x", "/etc/passwd", "..\\..\\x", "C:\\x", "a/../../../x", "\x1b[2J", "", "....//x"]
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> Store:
+    return Store(f"sqlite:///{tmp_path / 'store' / 'points.db'}")
+
+
+def files(folder: Path) -> set[Path]:
+    """Everything below a folder, the database itself apart."""
+    return {path for path in folder.rglob("*") if ".db" not in path.name and path.name != "points-records"}
+
+
+def table() -> bytes:
+    text = io.StringIO()
+    write_points([POINT], text)
+    return text.getvalue().encode()
+
+
+def exported(store: Store, path: Path) -> bytes:
+    """A run in a file, exported from another store."""
+    run_id = store.create_run("plan")
+    store.add_point(run_id, measurement())
+    store.finish_run(run_id, "done")
+    export_bundle(store, run_id, path)
+    return path.read_bytes()
+
+
+@pytest.mark.parametrize("name", ANYWHERE)
+def test_a_name_is_only_shown(store: Store, tmp_path: Path, name: str) -> None:
+    before = files(tmp_path)
+    upload = Upload(name, table())
+    assert preview(store, upload) == (POINT,)
+    assert files(tmp_path) == before and store.runs() == []
+    run_id, new = take_in(store, upload)
+    assert new and store.points() == [POINT]
+    label = store.run(run_id).label
+    assert label.startswith("imported from ") and not set(label) & set("/\\\x1b")
+    assert files(tmp_path) == before
+
+
+@given(st.text(max_size=200))
+def test_what_is_shown_of_a_name_is_one_short_line_without_folders(name: str) -> None:
+    shown = Upload(name, b"x").shown_name
+    assert 0 < len(shown) <= incoming.LONGEST_NAME and not set(shown) & set("/\\")
+    assert not {unicodedata.category(sign) for sign in shown} & {"Cc", "Cs", "Zl", "Zp"}
+
+
+def test_a_run_is_the_same_by_upload_as_by_path(store: Store, tmp_path: Path) -> None:
+    content = exported(Store(f"sqlite:///{tmp_path / 'other.db'}"), tmp_path / "run.zip")
+    before = files(tmp_path)
+    assert preview(store, Upload("run.zip", content)) == (POINT,)
+    assert store.runs() == [] and files(tmp_path) == before
+    run_id, _ = take_in(store, Upload("run.zip", content))
+    export_bundle(store, run_id, tmp_path / "again.zip")
+    assert (tmp_path / "again.zip").read_bytes() == content
+
+
+def zipped(name: str, content: bytes, kind: int = zipfile.ZIP_DEFLATED) -> bytes:
+    sink = io.BytesIO()
+    with zipfile.ZipFile(sink, "w", kind) as archive:
+        archive.writestr(name, content)
+    return sink.getvalue()
+
+
+BOMB = zipped("records/level-1.parquet", bytes(50_000_000))
+REFUSED = [
+    (b"", "the file is empty"),
+    (b" \n", "the file is empty"),
+    (b'{"sk-secret": "hunter2"}', "not a file of any known kind"),
+    (b"sk-secret,hunter2\n1,2\n", "not a file of any known kind"),
+    (b'{"sk-secret": 1}\n{"hunter2": 2}\n', "not a file of any known kind"),
+    (b'{"sk-secret": 1, "sk-secret": 2}', "a key is there twice"),
+    (BOMB, "is compressed or encrypted"),
+    (zipped("../../x", b"x", zipfile.ZIP_STORED), "does not belong into a calibration run"),
+    (zipped("/etc/cron.d/x", b"x", zipfile.ZIP_STORED), "does not belong into a calibration run"),
+    (b"PK\x03\x04", "not a calibration run, or damaged"),
+    (b"\x80\x04\x95\x00cos\nsystem\n", "not UTF-8 text"),
+]
+
+
+@pytest.mark.parametrize(("content", "says"), REFUSED, ids=[says for _, says in REFUSED])
+def test_what_is_refused_is_told_in_a_line_without_its_words(
+    store: Store, tmp_path: Path, content: bytes, says: str
+) -> None:
+    before = files(tmp_path)
+    for act in (preview, take_in):
+        with pytest.raises((FileError, PointsError), match=says) as caught:
+            act(store, Upload("mine.bin", content))
+        message = str(caught.value)
+        assert message.startswith("mine.bin: ") and "\n" not in message
+        assert not any(word in message for word in ("sk-secret", "hunter2", str(tmp_path)))
+    assert store.runs() == [] and files(tmp_path) == before
+
+
+def test_a_file_over_the_limit_is_not_even_laid_down(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(incoming, "MOST_UPLOAD_BYTES", 1_000_000)
+    with pytest.raises(
+        FileError, match=r"^big\.csv: larger than 1 MB: import it by python -m calibration import FILE$"
+    ):
+        preview(store, Upload("big.csv", bytes(1_000_001)))
+    assert not store.database.records.exists()
+
+
+def test_a_log_that_would_fill_the_memory_is_refused_by_what_it_claims(
+    store: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    content = exported(Store(f"sqlite:///{tmp_path / 'other.db'}"), tmp_path / "run.zip")
+    monkeypatch.setattr(incoming, "MOST_UPLOAD_VALUES", 10)
+    with pytest.raises(FileError, match=r"^run\.zip: .*more than 10 values"):
+        preview(store, Upload("run.zip", content))
+
+
+def test_a_folder_that_cannot_be_written_is_one_line(store: Store) -> None:
+    store.database.records.write_text("in the way")
+    with pytest.raises(FileError, match=r"^x\.csv: cannot be laid down to be read"):
+        preview(store, Upload("x.csv", table()))
+
+
+def test_options_with_a_file_that_says_all_itself_are_refused(store: Store) -> None:
+    with pytest.raises(FileError, match="--gpu: a points table says it itself"):
+        preview(store, Upload("x.csv", table(), said=(("gpu", "h100"),)))
+
+
+def test_the_digest_tells_uploads_apart() -> None:
+    one = Upload("a", b"x")
+    others = [Upload("b", b"x"), Upload("a", b"y"), Upload("a", b"x", "vllm"), Upload("a", b"x", said=(("tp", 1),))]
+    assert len({upload.digest for upload in (one, *others)}) == 5 and Upload("a", b"x").digest == one.digest
+    assert np.all([len(upload.digest) == 64 for upload in others])

@@ -1,0 +1,94 @@
+"""Memory of a GPU: the parts add up to it, however they are known; what is not known is said."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as some
+
+from sizing import catalog
+from sizing.estimate import estimate
+from sizing.memory_use import KV_FREE, KV_USED, UNKNOWN, WEIGHTS, MemoryUse, mean_context_tokens, memory_use
+from sizing.plan import Candidate, Fleet
+from sizing.workload import Lengths
+from tests.sizing.fleets_at_hand import candidate, fleet, question
+
+LENGTHS = Lengths(1000, 200)
+
+
+def of(candidate_: Candidate, load_per_s: float = 1.0) -> Fleet:
+    """Some fleet of a candidate under a load: what a GPU holds depends on nothing else."""
+    return dataclasses.replace(fleet(question()), candidate=candidate_, load_per_s=load_per_s)
+
+
+def known(use: MemoryUse | str) -> MemoryUse:
+    assert isinstance(use, MemoryUse)
+    return use
+
+
+ESTIMATE = estimate("Qwen/Qwen3-32B", "h200_sxm", 2, "fp8", LENGTHS)
+
+
+@pytest.mark.parametrize("load_per_s", [0.1, 5.0, 1e4])
+@pytest.mark.parametrize("basis", ["estimated", "fitted"])
+def test_the_parts_add_up_to_the_gpu_and_none_is_negative(load_per_s: float, basis: str) -> None:
+    use = known(memory_use(of(dataclasses.replace(ESTIMATE, basis=basis), load_per_s), LENGTHS))  # type: ignore[arg-type]
+    assert sum(size for _, size in use.parts) == pytest.approx(use.capacity_bytes)
+    assert all(size >= 0 for _, size in use.parts)
+    assert use.capacity_bytes == catalog.gpus()["h200_sxm"].memory_bytes
+
+
+def test_weights_are_a_byte_a_parameter_in_fp8_over_the_gpus_of_the_replica() -> None:
+    model = catalog.models()["Qwen/Qwen3-32B"]
+    assert known(memory_use(of(ESTIMATE), LENGTHS)).of(WEIGHTS) == pytest.approx(model.parameters / 2)
+
+
+def test_the_cache_in_use_is_requests_at_once_times_context_and_grows_with_load_until_it_is_full() -> None:
+    light, heavy, full = (known(memory_use(of(ESTIMATE, load), LENGTHS)) for load in (1.0, 2.0, 1e6))
+    assert heavy.of(KV_USED) == pytest.approx(2 * light.of(KV_USED))
+    assert full.of(KV_FREE) == 0
+    assert full.of(KV_USED) == pytest.approx(light.of(KV_USED) + light.of(KV_FREE))
+    tokens = of(ESTIMATE).in_flight * mean_context_tokens(LENGTHS)
+    share = tokens / ESTIMATE.replica.batching.kv_tokens
+    assert light.of(KV_USED) / full.of(KV_USED) == pytest.approx(share, rel=0.01)
+
+
+def test_a_gpu_without_kernel_timings_is_counted_from_the_data_sheet() -> None:
+    rough = estimate("google/gemma-4-26B-A4B", "a100_sxm", 1, "bf16", LENGTHS)
+    assert rough.source.startswith("roofline")
+    use = known(memory_use(of(rough), LENGTHS))
+    assert "data sheet" in use.note
+    assert sum(size for _, size in use.parts) == pytest.approx(use.capacity_bytes)
+    assert use.of(WEIGHTS) == pytest.approx(2 * catalog.models()["google/gemma-4-26B-A4B"].parameters)
+
+
+def test_of_a_measured_engine_the_rest_is_not_known() -> None:
+    use = known(memory_use(of(dataclasses.replace(ESTIMATE, basis="fitted")), LENGTHS))
+    assert use.of(UNKNOWN) > 0 and use.of(KV_FREE) == 0 and "not measured" in use.note
+
+
+@pytest.mark.parametrize(
+    ("wrong", "named"),
+    [({"model": "acme/m"}, "acme/m"), ({"gpu": "abacus"}, "abacus"), ({"precision": "fp7"}, "fp7")],
+)
+def test_what_the_catalogue_does_not_know_is_named(wrong: dict[str, str], named: str) -> None:
+    told = memory_use(of(dataclasses.replace(ESTIMATE, **wrong)), LENGTHS)  # type: ignore[arg-type]
+    assert isinstance(told, str) and named in told
+    assert isinstance(memory_use(of(candidate()), LENGTHS), str)
+
+
+@given(some.floats(1, 1e5), some.floats(1, 1e5))
+def test_the_mean_context_of_equal_requests_is_half_way_through_the_output(isl: float, osl: float) -> None:
+    assert mean_context_tokens(Lengths(isl, osl)) == pytest.approx(isl + osl / 2)
+
+
+@pytest.mark.parametrize("cv", [0.3, 1.0])
+def test_the_mean_context_of_varied_outputs_is_what_an_observer_sees(cv: float) -> None:
+    """Sequences of lognormal outputs, looked at in every step of each of them: within 3 %."""
+    lengths = Lengths(500, 400, 0.4, cv)
+    isl, osl = lengths.sample(400_000, np.random.default_rng(5))
+    held = (osl * (isl + osl / 2)).sum() / osl.sum()
+    assert mean_context_tokens(lengths) == pytest.approx(held, rel=0.03)

@@ -1,0 +1,118 @@
+"""The smallest relaxation is one: the planner finds a fleet with it, and none with 2 % less."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+from hypothesis import Phase, given, settings
+from hypothesis import strategies as some
+
+from sizing import planner
+from sizing.errors import NoFeasiblePlan
+from sizing.plan import Candidate, Question
+from sizing.relax import Relaxation, relaxations, rounded_up, together
+from sizing.workload import METRICS, Lengths, Limit, Sla, Workload
+from tests.sizing.engines import LAW, candidate, question
+
+ENGINES = [candidate(), candidate(tp=2, law=LAW.scaled(0.6))]
+IMPOSSIBLE_S = 1e-4
+
+
+def feasible(asked: Question, *candidates: Candidate) -> bool:
+    try:
+        planner.plan(asked, candidates or ENGINES)
+    except NoFeasiblePlan:
+        return False
+    return True
+
+
+def with_limit(asked: Question, limit: Limit) -> Question:
+    return replace(asked, sla=replace(asked.sla, **{limit.metric: limit}))
+
+
+def loosened(relaxation: Relaxation, by: float = 1.0) -> Limit:
+    assert relaxation.smallest is not None
+    return replace(relaxation.smallest, limit_s=relaxation.smallest.limit_s * by)
+
+
+limits = some.builds(Limit, some.sampled_from(METRICS), some.sampled_from((50, 95, 99)), some.just(IMPOSSIBLE_S))
+lengths = some.builds(
+    Lengths, some.integers(100, 4000), some.integers(20, 500), some.sampled_from((0.0, 0.5)), some.just(0.3)
+)
+
+
+@settings(max_examples=4, deadline=None, phases=[Phase.generate])  # an example sizes three fleets
+@given(limits, lengths, some.floats(0.5, 20.0))
+def test_the_smallest_value_works_and_two_percent_less_does_not(limit: Limit, lengths: Lengths, rate: float) -> None:
+    asked = question(sla=Sla(**{limit.metric: limit}), workload=Workload(lengths, rate))
+    (found,) = relaxations(asked, ENGINES[:1])
+    assert not feasible(asked, ENGINES[0])
+    assert feasible(with_limit(asked, loosened(found)), ENGINES[0])
+    assert not feasible(with_limit(asked, loosened(found, by=0.98)), ENGINES[0])
+
+
+def test_the_candidate_named_is_one_that_does_it() -> None:
+    asked = question(rate=2.0, sla=Sla(itl=Limit("itl", 95, IMPOSSIBLE_S)))
+    (found,) = relaxations(asked, ENGINES)
+    assert found.candidate is not None
+    assert feasible(with_limit(asked, loosened(found)), found.candidate)
+
+
+def test_with_the_roomy_value_a_replica_carries_half_of_what_it_would_without_the_limit() -> None:
+    others = Sla(ttft=Limit("ttft", 95, 0.5))
+    asked = question(rate=20.0, sla=replace(others, itl=Limit("itl", 95, IMPOSSIBLE_S)), headroom=0.0)
+    found = relaxations(asked, ENGINES[:1])[1]
+    assert found.roomy is not None
+    without = planner.plan(replace(asked, sla=others), ENGINES[:1]).answer.capacity_per_s
+    with_it = planner.plan(with_limit(asked, found.roomy), ENGINES[:1]).answer.capacity_per_s
+    assert with_it == pytest.approx(without / 2, rel=0.1)
+
+
+def test_no_value_of_one_limit_helps_where_another_fails_too() -> None:
+    asked = question(sla=Sla(ttft=Limit("ttft", 95, IMPOSSIBLE_S), itl=Limit("itl", 95, IMPOSSIBLE_S)))
+    assert [found.smallest for found in relaxations(asked, ENGINES)] == [None, None]
+    assert not feasible(with_limit(asked, Limit("ttft", 95, 3600.0)))
+    both = together(asked, ENGINES)
+    assert both is not None and len(both.limits) == 2
+    for limit in both.limits:
+        asked = with_limit(asked, limit)
+    assert feasible(asked, both.candidate)
+
+
+def test_a_lower_percentile_is_offered_where_one_is_kept() -> None:
+    varied = Workload(Lengths(1000, 200, 1.5, 0.5), 2.0)
+    loose = question(workload=varied, sla=Sla(ttft=Limit("ttft", 99, 3600.0)))
+    needed = {p: smallest(with_limit(loose, Limit("ttft", p, 3600.0))) for p in (99, 90)}
+    between = question(workload=varied, sla=Sla(ttft=Limit("ttft", 99, (needed[99] * needed[90]) ** 0.5)))
+    (found,) = relaxations(between, ENGINES[:1])
+    assert found.percentile is not None
+    assert found.percentile.limit_s == between.sla.limits[0].limit_s
+    assert not feasible(between, *ENGINES[:1])
+    assert feasible(with_limit(between, found.percentile), *ENGINES[:1])
+
+
+def smallest(asked: Question) -> float:
+    (found,) = relaxations(asked, ENGINES[:1])
+    assert found.smallest is not None
+    return found.smallest.limit_s
+
+
+def test_a_limit_kept_by_simulation_alone_still_has_a_band() -> None:
+    asked = question(rate=1.0, workload=Workload(Lengths(100, 20, 0.0, 0.3), 1.0))
+    asked = replace(asked, sla=Sla(ttft=Limit("ttft", 95, IMPOSSIBLE_S)))
+    fleet = planner.plan(with_limit(asked, loosened(relaxations(asked, ENGINES)[0])), ENGINES).answer
+    assert fleet.working_low <= fleet.working
+
+
+def test_nothing_to_choose_from_has_no_relaxation() -> None:
+    asked = question(sla=Sla(itl=Limit("itl", 95, IMPOSSIBLE_S)))
+    assert relaxations(asked, []) == (Relaxation(asked.sla.limits[0]),)
+    assert together(asked, []) is None
+
+
+@given(some.floats(1e-6, 1e6))
+def test_rounding_up_never_falls_below_and_stays_near(value: float) -> None:
+    rounded = rounded_up(value)
+    assert value <= rounded <= value * 1.01 * (1 + 1e-12)
+    assert float(f"{rounded:.2e}") == pytest.approx(rounded, rel=1e-12)

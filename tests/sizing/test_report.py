@@ -1,0 +1,268 @@
+"""The report's value: the planner's own numbers, JSON and back, and what may never be in it."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import math
+import re
+import tomllib
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from sizing import answer
+from sizing.cost import cost_of
+from sizing.curves import Point
+from sizing.plan import Fleet
+from sizing.report import words
+from sizing.report.accuracy import cells, evidence
+from sizing.report.build import refusal_of
+from sizing.report.errors import ReportError
+from sizing.report.inputs import scenario_toml
+from sizing.report.json import MOST_BYTES, SCHEMA, as_dict, as_json, digest, with_cover
+from sizing.report.latency_band import latency_band
+from sizing.report.model import Quantity, Report, Unit
+from sizing.report.sources import source_of
+from sizing.report.write import file_name
+from tests.sizing.report_cases import COVER, QUESTION, REJECTED, plan, refusal, report
+
+TEXT = st.text(max_size=40)
+
+
+def test_every_number_is_the_planner_s() -> None:
+    found, fleet = report(), plan().answer
+    assert found.answer is not None
+    assert (found.answer.gpus.value, found.answer.working.value) == (fleet.gpus, fleet.working)
+    assert found.answer.planned_per_gpu.value == fleet.requests_per_s_per_gpu
+    assert [each.gpus.value for each in found.configurations] == [each.gpus for each in plan().fleets]
+    assert [row.predicted.value for row in found.limits] == [fleet.predicted.value_s(x) for x in QUESTION.sla.limits]
+    assert [row.limit.value for row in found.limits] == [limit.limit_s for limit in QUESTION.sla.limits]
+    assert (found.sentence, found.working) == (answer.sentence(plan()), answer.working(plan()))
+    assert [(row.gpu, row.why) for row in found.left_out if row.kind == "memory"] == [(REJECTED.gpu, REJECTED.why)]
+    cost = cost_of(QUESTION, fleet)
+    assert cost is not None
+    assert found.cost[0].value == Quantity(cost.per_hour, "per hour", fleet.basis)
+
+
+def test_every_number_has_a_unit_and_a_basis() -> None:
+    def walk(value: object) -> None:
+        if isinstance(value, dict) and "value" in value and "unit" in value:
+            assert value["basis"] in ("given", "estimated")
+        elif isinstance(value, dict):
+            for each in value.values():
+                walk(each)
+        elif isinstance(value, list):
+            for each in value:
+                walk(each)
+
+    walk(as_dict(report()))
+    given_ = {row.key: row.value for row in report().inputs}
+    assert given_["rate_per_s"] == Quantity(40.0, "requests/s", "given")
+    assert given_["ttft_p95_s"] == Quantity(0.5, "s", "given")
+
+
+def test_the_planned_load_lies_on_its_curve() -> None:
+    curves, fleet = report().curves, plan().answer
+    assert curves is not None
+    for curve, limit in zip(curves.curves, QUESTION.sla.limits, strict=True):
+        assert curve.planned_s == fleet.predicted.value_s(limit)
+        known = [value for value in curve.latency.values if value is not None]
+        below = [v for x, v in zip(curves.load.values, known, strict=False) if x is not None and x <= fleet.load_per_s]
+        assert max(below) <= 1.15 * fleet.predicted.value_s(limit)  # the curve is by formula, the plan simulated
+
+
+@pytest.mark.parametrize("found", [report, refusal])
+def test_json_comes_back_as_it_went(found: object) -> None:
+    value = found()  # type: ignore[operator]
+    document = as_json(value)
+    assert Report.from_json(document) == value
+    assert as_json(Report.from_json(document.encode())) == document
+    assert json.loads(document)["schema"] == SCHEMA
+
+
+@settings(max_examples=40, deadline=None)
+@given(title=TEXT, notes=TEXT, value=st.floats(allow_nan=False, allow_infinity=False))
+def test_any_text_and_number_comes_back(title: str, notes: str, value: float) -> None:
+    cost = dataclasses.replace(report().cost[0], value=Quantity(value, "per hour", "given"))
+    changed = dataclasses.replace(report(), title=title, notes=notes, cost=(cost,))
+    assert Report.from_json(as_json(changed)) == changed
+
+
+@settings(max_examples=200, deadline=None)
+@given(value=st.floats(1e-6, 1e9), unit=st.sampled_from(["s", "share", "GPUs", "requests/s"]))
+def test_a_number_reads_as_what_it_is(value: float, unit: Unit) -> None:
+    text = words.number_of(Quantity(value, unit, "given"))
+    digits, _, shown = text.partition(" ")
+    scale = {"ms": 1e-3, "s": 1.0, "%": 1e-2, "": 1.0}[shown]
+    error = 0.5 if unit == "GPUs" else 0.0051 * value
+    assert float(digits.replace(",", "")) * scale == pytest.approx(value, abs=error)
+
+
+@pytest.mark.parametrize(
+    ("document", "said"),
+    [
+        ("", "no JSON"),
+        ("[" * 100_000, "no JSON"),
+        ("[1]", "JSON object"),
+        ("{}", "schema None"),
+        ('{"schema": "sizing-report/2"}', SCHEMA),
+        (json.dumps({"schema": SCHEMA}), "title"),
+        (b"\xff\xfe", "no JSON"),
+        (b" " * (MOST_BYTES + 1), "larger"),
+    ],
+)
+def test_what_is_no_report_is_refused_in_one_line(document: str | bytes, said: str) -> None:
+    with pytest.raises(ReportError) as error:
+        Report.from_json(document)
+    assert said in str(error.value)
+    assert "\n" not in str(error.value) and len(str(error.value)) < 400
+
+
+@pytest.mark.parametrize(
+    ("good", "bad", "said"),
+    [
+        ('"tp": 1,', '"tp": 0,', "tp"),
+        ('"title":', '"tilte":', "title"),
+        ('"value": 40.0', '"value": NaN', "finite"),
+        ('"value": 40.0', '"value": 1e999', "finite"),
+        ('"unit": "s"', '"unit": "hours"', "unit"),
+    ],
+)
+def test_one_impossible_value_is_named(good: str, bad: str, said: str) -> None:
+    document = as_json(report())
+    assert good in document
+    with pytest.raises(ReportError, match=said):
+        Report.from_json(document.replace(good, bad, 1))
+
+
+def test_curves_and_rows_must_be_of_a_piece() -> None:
+    values = as_dict(report())
+    values["curves"]["load"]["values"] = values["curves"]["load"]["values"][:-1]
+    with pytest.raises(ReportError, match="as many latencies as there are loads"):
+        Report.from_json(json.dumps(values))
+    values = as_dict(report())
+    values["sensitivity"][0]["effects"] = values["sensitivity"][0]["effects"][:-1]
+    with pytest.raises(ReportError, match="same changes"):
+        Report.from_json(json.dumps(values))
+
+
+def test_a_text_without_end_is_refused() -> None:
+    with pytest.raises(ReportError, match="title"):
+        with_cover(report(), title="x" * 1_000_000)
+    assert with_cover(report(), title=None) == report()
+
+
+def test_a_report_without_an_answer_holds_no_count() -> None:
+    document = as_json(refusal())
+    assert refusal().answer is None
+    assert not re.search(r"\d+ GPUs", document)
+    assert '"unit": "GPUs"' not in document and "72" not in document and "36" not in document
+    unasked = refusal_of(None, "No configuration meets this SLA", "why", [REJECTED], COVER)
+    assert unasked.left_out[0].why == REJECTED.why and not unasked.inputs
+
+
+def test_the_digest_tells_reports_apart() -> None:
+    assert digest(report()) == digest(Report.from_json(as_json(report())))
+    assert digest(report()) != digest(with_cover(report(), notes="other"))
+
+
+def sigma(value: float) -> Fleet:
+    return dataclasses.replace(
+        plan().answer, candidate=dataclasses.replace(plan().answer.candidate, relative_sigma=value)
+    )
+
+
+def test_the_band_of_a_latency_grows_with_the_doubt_and_holds_the_value() -> None:
+    for limit in QUESTION.sla.limits:
+        bands = [latency_band(QUESTION, sigma(value))(limit) for value in (0.0, 0.02, 0.1)]
+        assert bands[0] == pytest.approx((1.0, 1.0))
+        assert bands[2][0] < bands[1][0] < 1 < bands[1][1] < bands[2][1]
+        # at the same load a faster engine is also less busy: the times shrink by at least the factor of the law
+        assert bands[1][0] <= math.exp(-1.645 * 0.02) * (1 + 1e-9)
+
+
+def test_an_engine_that_cannot_carry_the_load_opens_the_band() -> None:
+    assert latency_band(QUESTION, sigma(1.0))(QUESTION.sla.limits[0])[1] == math.inf
+
+
+def test_pairs_of_laws_add_in_quadrature() -> None:
+    fleet = plan().answer
+    replica = fleet.candidate.replica
+    pair = (
+        dataclasses.replace(replica, law=replica.law.scaled(1.01)),
+        dataclasses.replace(replica, law=replica.law.scaled(1 / 1.01)),
+    )
+    limit = QUESTION.sla.limits[1]
+
+    def band(*pairs: object) -> tuple[float, float]:
+        varied = dataclasses.replace(fleet.candidate, variants=pairs)
+        return latency_band(QUESTION, dataclasses.replace(fleet, candidate=varied))(limit)
+
+    assert math.log(band(pair, pair)[1]) == pytest.approx(math.sqrt(2) * math.log(band(pair)[1]))
+    assert band(pair)[0] == pytest.approx(1 / band(pair)[1])
+
+
+def test_evidence_is_read_from_the_page_that_holds_it() -> None:
+    rows = evidence()
+    assert any(row.holds == "no" for row in rows) and any(row.holds == "yes" for row in rows)
+    assert cells(r"| a \| b | c |") == ["a | b", "c"]
+    assert all(row.median.endswith("%") for row in rows)
+
+
+def test_estimates_name_the_catalogue_and_no_points() -> None:
+    source = source_of(plan().answer, ())
+    assert source.points == 0 and not source.measured_from and len(source.digest) == 12
+
+
+def measured(load: int, **fields: object) -> Point:
+    known: dict[str, object] = {
+        "model": "Acme/Tiny",
+        "precision": "bf16",
+        "gpu": "small",
+        "tp": 1,
+        "engine": "vLLM",
+        "engine_version": "0.9",
+        "isl": 1000,
+        "osl": 200,
+        "load_kind": "concurrency",
+        "load_value": load,
+        "requests_per_s": load / 5,
+        "measured_at": f"2026-11-{load:02d}T10:00:00+00:00",
+    }
+    return Point(**{**known, **fields})  # type: ignore[arg-type]
+
+
+def test_a_fitted_law_names_its_points_their_engine_dates_and_digest() -> None:
+    fleet = plan().answer
+    fitted = dataclasses.replace(
+        fleet.candidate, gpu="small", tp=1, basis="fitted", source="2 measured points, vLLM 0.9"
+    )
+    used = [measured(3), measured(7)]
+    others = [
+        *(measured(9, gpu="big"), measured(9, tp=2), measured(9, engine_version="1.0"), measured(9, precision="fp8")),
+        *(measured(9, load_kind="poisson_rate"), measured(9, verdict="overloaded"), measured(9, model="other")),
+    ]
+    fleet = dataclasses.replace(fleet, candidate=fitted)
+    found = source_of(fleet, [*others, *used])
+    assert (found.points, found.engine, found.basis) == (2, "vLLM 0.9", "fitted")
+    assert (found.measured_from, found.measured_to) == (used[0].measured_at, used[1].measured_at)
+    assert found.digest == source_of(fleet, used).digest != source_of(fleet, used[:1]).digest
+
+
+def test_the_scenario_is_toml() -> None:
+    hostile = dataclasses.replace(report().inputs[0], value='"\x7f\n\\ = 1')
+    text = scenario_toml(dataclasses.replace(report(), inputs=(hostile, *report().inputs[1:])))
+    found = tomllib.loads(text)
+    assert found["model"] == hostile.value and found["rate_per_s"] == 40 and found["osl_cv"] == 0.5
+
+
+@given(st.text(max_size=200), st.text(max_size=200))
+def test_a_file_name_is_safe_on_every_file_system(model: str, gpu: str) -> None:
+    found = report().configurations[0]
+    name = file_name(
+        dataclasses.replace(report(), model=model, configurations=(dataclasses.replace(found, gpu=gpu),)), "pdf"
+    )
+    assert set(name) <= set("abcdefghijklmnopqrstuvwxyz0123456789.-") and len(name) < 150
+    assert name.startswith("sizing") and name.endswith(".pdf") and ".." not in name

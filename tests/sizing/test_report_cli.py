@@ -1,0 +1,112 @@
+"""``python -m sizing report`` as outsiders use it: from a saved plan to each format; one line for each mistake."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
+
+from sizing.cli import main
+from sizing.report.json import as_json
+from sizing.report.model import Report
+from sizing.report.write import WRITERS
+from tests.sizing.report_cases import refusal, report
+
+PLAN = [
+    *"plan --model Qwen/Qwen3-32B --gpu h200_sxm --precision fp8 --tp 1 --isl 2000 --osl 256 --rate 20".split(),
+    *"--ttft p95:1s --itl p95:30ms --json".split(),
+]
+
+
+def run(arguments: Sequence[str], capsys: pytest.CaptureFixture[str]) -> tuple[int, str, str]:
+    with pytest.raises(SystemExit) as stopped:
+        main(list(arguments))
+    captured = capsys.readouterr()
+    assert isinstance(stopped.value.code, int)
+    return stopped.value.code, captured.out, captured.err
+
+
+def test_a_plan_becomes_a_report_in_every_format(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    code, out, _ = run(PLAN, capsys)
+    assert code == 0
+    saved, answer = tmp_path / "plan.json", json.loads(out)
+    saved.write_text(out)
+    cover = ["--title", "Chat", "--author", "A", "--notes", "N", "--link", "http://x.test/"]
+    for suffix in WRITERS:
+        path = tmp_path / f"x.{suffix}"
+        assert run(["report", "--plan", str(saved), "--out", str(path), *cover], capsys) == (0, "", "")
+        assert path.stat().st_size > 10_000
+    found = Report.from_json((tmp_path / "x.json").read_text())
+    assert found.answer is not None and found.answer.gpus.value == answer["gpus"]
+    assert (found.title, found.author, found.notes, found.link) == ("Chat", "A", "N", "http://x.test/")
+    assert found.sentence == answer["sentence"] and found.working == answer["working"]
+    assert [row.predicted.value for row in found.limits] == [
+        answer["predicted"]["ttft"]["p95_s"],
+        answer["predicted"]["itl"]["p95_s"],
+    ]
+    again = tmp_path / "again.json"
+    assert run(["report", "--plan", str(tmp_path / "x.json"), "--out", str(again)], capsys)[0] == 0
+    assert again.read_bytes() == (tmp_path / "x.json").read_bytes()
+
+
+def test_without_an_answer_the_report_says_why_and_the_status_is_3(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    code, out, _ = run([each.replace("30ms", "1ms") for each in PLAN], capsys)
+    assert code == 3
+    for saved in (out, as_json(refusal())):
+        (tmp_path / "plan.json").write_text(saved)
+        path = tmp_path / "x.json"
+        code, out, err = run(["report", "--plan", str(tmp_path / "plan.json"), "--out", str(path)], capsys)
+        assert (code, out, err.count("\n")) == (3, "", 1) and err.startswith("error: no configuration meets")
+        found = Report.from_json(path.read_text())
+        assert found.answer is None and found.left_out
+
+
+@pytest.mark.parametrize(
+    ("content", "said"),
+    [
+        ("", "no JSON"),
+        ("{", "no JSON"),
+        ("[]", "JSON object"),
+        ("{}", "no report in it"),
+        ('{"gpus": 3, "report": 7}', "no report in it"),
+        ('{"feasible": false, "why": "w", "rejected": [{"gpu": 1}]}', "rejected"),
+        ('{"feasible": false, "why": "w"}', "rejected"),
+        ('{"schema": "sizing-report/9"}', "sizing-report/1"),
+        ('{"gpus": 3, "report": {"schema": "sizing-report/1"}}', "title"),
+    ],
+)
+def test_a_bad_file_is_one_line(content: str, said: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = tmp_path / "plan.json"
+    path.write_text(content)
+    code, out, err = run(["report", "--plan", str(path), "--out", str(tmp_path / "x.json")], capsys)
+    assert (code, out, err.count("\n")) == (2, "", 1)
+    assert said in err and "plan.json" in err
+    assert not (tmp_path / "x.json").exists()
+
+
+def test_bad_names_are_one_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    good = tmp_path / "report.json"
+    good.write_text(as_json(report()))
+    for plan, out, said in (
+        ("nowhere.json", "x.json", "nowhere.json"),
+        (".", "x.json", "cannot be read"),
+        ("report.json", "x.docx", ".html, .pdf, .xlsx, .json"),
+        ("report.json", "none/x.json", "cannot be written"),
+        ("report.json", f"{'x' * 300}.json", "cannot be written"),
+    ):
+        code, printed, err = run(["report", "--plan", str(tmp_path / plan), "--out", str(tmp_path / out)], capsys)
+        assert (code, printed, err.count("\n")) == (2, "", 1), plan
+        assert said in err
+    code, _, err = run(
+        ["report", "--plan", str(good), "--out", str(tmp_path / "x.json"), "--title", "x" * 200_000], capsys
+    )
+    assert code == 2 and "title" in err and len(err) < 300
+
+
+def test_help_has_an_example(capsys: pytest.CaptureFixture[str]) -> None:
+    code, out, _ = run(["report", "--help"], capsys)
+    assert code == 0 and "python -m sizing report --plan plan.json --out sizing.pdf" in out

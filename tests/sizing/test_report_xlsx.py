@@ -1,0 +1,154 @@
+"""The workbook's live formulas: what a spreadsheet would compute, with the load as it is and with another."""
+
+from __future__ import annotations
+
+import dataclasses
+import io
+import math
+import re
+import zipfile
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from openpyxl.utils import get_column_letter
+
+from sizing import planner
+from sizing.report.book import number_format
+from sizing.report.model import Quantity, Unit
+from sizing.report.tco import COLUMNS
+from sizing.report.words import number_of
+from sizing.report.write import render
+from tests.sizing.report_cases import QUESTION, plan, refusal, report, rows_below, sheets
+
+LOAD, HEADROOM, SPARE = "B4", "B5", "B6"
+REFERENCE = re.compile(r"\$?([A-Z]+)\$?(\d+)")
+
+
+class Spreadsheet:
+    """A sheet's formulas, computed: numbers, the four operations, ROUNDUP and IF(cell="","",...)."""
+
+    def __init__(self, rows: list[tuple[object, ...]], **changed: float) -> None:
+        self.cells: dict[str, object] = {
+            f"{get_column_letter(column)}{number}": value
+            for number, row in enumerate(rows, start=1)
+            for column, value in enumerate(row, start=1)
+        } | changed
+
+    def value(self, name: str) -> Any:
+        found = self.cells[name]
+        if not (isinstance(found, str) and found.startswith("=")):
+            return found
+        return self.compute(found[1:])
+
+    def compute(self, formula: str) -> Any:
+        if chosen := re.fullmatch(r'IF\((\w+)="","",(.*)\)', formula):
+            return "" if self.value(chosen[1]) in (None, "") else self.compute(chosen[2])
+        known: dict[str, Callable[..., float]] = {"ROUNDUP": roundup, "at": self.value}
+        python = REFERENCE.sub(r'at("\1\2")', formula)
+        return eval(python, {"__builtins__": {}}, known)  # formulas of our own making
+
+
+def roundup(value: float, digits: int) -> float:
+    assert digits == 0 and value >= 0
+    return math.ceil(value)
+
+
+def working(**changed: float) -> Spreadsheet:
+    return Spreadsheet(sheets(render(report(), "xlsx"), values=False)["Working"], **changed)
+
+
+def table_rows() -> list[int]:
+    """Numbers of the rows of configurations."""
+    rows = sheets(render(report(), "xlsx"))["Working"]
+    start = next(number for number, row in enumerate(rows, start=1) if row[0] == "Configuration") + 1
+    return list(range(start, start + len(report().configurations)))
+
+
+def test_stored_values_are_what_the_formulas_give() -> None:
+    data = render(report(), "xlsx")
+    stored, live = Spreadsheet(sheets(data)["Working"]), Spreadsheet(sheets(data, values=False)["Working"])
+    formulas = [name for name, cell in live.cells.items() if isinstance(cell, str) and cell.startswith("=")]
+    assert len(formulas) >= 8 * len(report().configurations)
+    for name in formulas:
+        assert stored.value(name) == pytest.approx(live.value(name), rel=1e-12), name
+
+
+@pytest.mark.parametrize("factor", [0.1, 0.5, 1.0, 1.7, 10.0])
+@pytest.mark.parametrize(("headroom", "spare"), [(0.2, 1), (0.0, 0), (0.5, 3)])
+def test_another_load_gives_the_planner_s_count(factor: float, headroom: float, spare: int) -> None:
+    load = factor * QUESTION.workload.rate_per_s
+    asked = dataclasses.replace(
+        QUESTION, workload=dataclasses.replace(QUESTION.workload, rate_per_s=load), headroom=headroom, spare=spare
+    )
+    sheet = working(**{LOAD: load, HEADROOM: headroom, SPARE: spare})
+    for row, fleet in zip(table_rows(), plan().fleets, strict=True):
+        replicas = planner.replicas_for(asked, fleet.capacity_per_s)
+        assert sheet.value(f"E{row}") == replicas
+        assert sheet.value(f"I{row}") == (replicas + spare) * fleet.candidate.gpus
+        assert sheet.value(f"L{row}") == pytest.approx(2.5 * (replicas + spare) * fleet.candidate.gpus)
+
+
+def test_the_loads_of_the_chart_follow_the_planned_load() -> None:
+    rows = sheets(render(report(), "xlsx"))["Working"]
+    first = next(number for number, row in enumerate(rows, start=1) if row[0] == "Share of the load") + 1
+    doubled = working(**{LOAD: 80.0})
+    for row in range(first, first + 7):
+        load = float(str(doubled.value(f"A{row}"))) * 80.0
+        asked = dataclasses.replace(QUESTION, workload=dataclasses.replace(QUESTION.workload, rate_per_s=load))
+        fleet = plan().answer
+        replicas = planner.replicas_for(asked, fleet.capacity_per_s) + fleet.spare
+        assert doubled.value(f"C{row}") == replicas * fleet.candidate.gpus
+
+
+def test_without_a_price_there_is_no_cost() -> None:
+    none = Quantity(None, "per GPU-hour", "given")
+    unpriced = tuple(
+        dataclasses.replace(each, price=none, cost_per_hour=Quantity(None, "per hour", each.basis))
+        for each in report().configurations
+    )
+    data = render(dataclasses.replace(report(), configurations=unpriced), "xlsx")
+    live, stored = Spreadsheet(sheets(data, values=False)["Working"]), Spreadsheet(sheets(data)["Working"])
+    assert live.value(f"L{table_rows()[0]}") == "" and stored.value(f"L{table_rows()[0]}") in ("", None)
+
+
+def test_without_an_answer_there_is_nothing_to_work_out() -> None:
+    data = sheets(render(refusal(), "xlsx"), values=False)
+    assert not any(str(cell).startswith("=") for rows in data.values() for row in rows for cell in row)
+
+
+def test_tco_rows_describe_one_replica_at_its_planned_load() -> None:
+    rows = sheets(render(report(), "xlsx"))["TCO rows"]
+    assert tuple(rows[0]) == COLUMNS
+    for row, fleet in zip(rows_below(rows, "Model"), plan().fleets, strict=True):
+        found = dict(zip(COLUMNS, row, strict=True))
+        assert (found["Model"], found["GPU Type"]) == ("acme/tiny", fleet.candidate.gpu)
+        assert found["number_of_gpus"] == fleet.candidate.gpus
+        assert found["TTFT p99 (ms)"] == pytest.approx(1000 * fleet.predicted.ttft.p99_s)
+        assert found["Request latency avg (ms)"] == pytest.approx(1000 * fleet.predicted.e2e.mean_s)
+        assert found["Requests per Second"] == pytest.approx(fleet.load_per_s)
+        assert found["Tokens per Second"] == pytest.approx(200 * fleet.load_per_s)
+        # Little's law
+        assert found["Concurrency"] == pytest.approx(fleet.load_per_s * fleet.predicted.e2e.mean_s)
+        assert found["ISL_OSL"] == "1000_200"
+
+
+@pytest.mark.parametrize(
+    ("value", "unit"), [(0.0247, "s"), (12.34, "s"), (0.177, "share"), (9.0, "GPUs"), (1234.5, "")]
+)
+def test_a_cell_shows_the_digits_of_the_other_formats(value: float, unit: Unit) -> None:
+    quantity = Quantity(value, unit, "given")
+    places = re.match(r"#?,?#?#?0(\.0+)?(,?)", number_format(quantity))
+    assert places is not None
+    scale = {"s": 1 if places[2] else 1000, "share": 100}.get(unit, 1)
+    digits = f"{value * scale:,.{max(0, len(places[1] or '') - 1)}f}"
+    assert number_of(quantity).split()[0] == digits
+
+
+def test_charts_are_native_and_described() -> None:
+    with zipfile.ZipFile(io.BytesIO(render(report(), "xlsx"))) as parts:
+        names = parts.namelist()
+        drawings = "".join(parts.read(name).decode() for name in names if "/drawings/drawing" in name)
+    charts = [name for name in names if name.startswith("xl/charts/chart")]
+    assert len(charts) == 2 + len(QUESTION.sla.limits)
+    assert len(re.findall(r'descr="[^"]{20,}"', drawings)) == len(charts)

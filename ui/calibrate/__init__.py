@@ -1,0 +1,1 @@
+"""The views of the Calibrate page: coverage, a new run, the runs, import."""

@@ -1,0 +1,93 @@
+"""What all charts share: a figure with its sentence, the inks of the two themes, axes. No data is fetched here."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import plotly.graph_objects as go
+
+from sizing.numbers import significant
+
+
+class Chart(NamedTuple):
+    """A figure and its alternative text: what one learns from it."""
+
+    figure: go.Figure
+    alt: str
+
+
+@dataclass(frozen=True, slots=True)
+class Ink:
+    """Colours of a theme: six for series, in the order of .streamlit/config.toml, then lines that carry meaning."""
+
+    series: tuple[str, ...]
+    limit: str
+    text: str
+    quiet: str
+    grid: str
+    band: str
+
+
+LIGHT = Ink(
+    ("#0072B2", "#D55E00", "#009E73", "#A64D79", "#7A5C00", "#4B4BB0"),
+    "#B42318",
+    "#1B2430",
+    "#4A5563",
+    "#E3E7EC",
+    "#0072B21F",
+)
+DARK = Ink(
+    ("#56B4E9", "#E69F00", "#2FC99A", "#E09BC2", "#F0E442", "#A9A9F5"),
+    "#FF8A7A",
+    "#E8ECF1",
+    "#A9B4C0",
+    "#2B333D",
+    "#56B4E926",
+)
+
+CONFIG = {
+    "displaylogo": False,
+    "showSendToCloud": False,
+    "displayModeBar": False,
+    "scrollZoom": False,
+    "responsive": True,
+}
+"""For every chart: no tool bar, nothing that sends data anywhere."""
+
+SYMBOLS = ("circle", "square", "diamond", "triangle-up", "x", "star")
+"""Of the series, in the order of their colours: nothing is told by colour alone."""
+
+LOG_FROM = 20.0
+"""A range of values this wide is drawn on a logarithmic axis."""
+
+SMALL = 11
+"""Size of the labels inside a chart, in pixels."""
+
+
+def figure_of(title: str, x_title: str, ink: Ink, height: int = 240) -> go.Figure:
+    figure = go.Figure()
+    figure.update_layout(
+        title={"text": title, "x": 0, "xanchor": "left", "y": 0.98, "yanchor": "top", "font": {"size": 14}},
+        height=height,
+        margin={"l": 44, "r": 12, "t": 30, "b": 40},
+        showlegend=False,
+        dragmode=False,
+        font={"color": ink.text},
+    )
+    quiet = {"color": ink.quiet}
+    axis = {"gridcolor": ink.grid, "zeroline": False, "tickfont": quiet, "separatethousands": True}
+    figure.update_xaxes(**axis, title={"text": x_title, "standoff": 6, "font": quiet}, nticks=8)
+    figure.update_yaxes(**axis, nticks=6)
+    return figure
+
+
+def wide_axis(update: Callable[..., object], values: Sequence[float], most_ticks: int) -> None:
+    """A linear axis from zero; logarithmic, with ticks at measured values, once they span a wide range."""
+    positive = sorted({value for value in values if value > 0})
+    if not positive or positive[-1] / positive[0] <= LOG_FROM:
+        update(rangemode="tozero")
+        return
+    ticks = positive[:: -(-len(positive) // most_ticks)]
+    update(type="log", tickvals=ticks, ticktext=list(map(significant, ticks)), minor={"showgrid": False})

@@ -1,0 +1,94 @@
+"""What a probe asks: can this server answer? It can once it has answered a first question and while it has its data."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+
+from anyio import fail_after, to_thread
+from starlette.requests import Request
+from starlette.responses import JSONResponse
+
+from calibration.errors import StoreError
+from calibration.store import Store
+from sizing import catalog, planner
+from sizing.candidates import find
+from sizing.errors import CatalogueError, SizingError
+from ui.scenario import Scenario
+
+WITHIN_S = 4.0
+"""A part that takes longer has failed. Probes must wait longer than this."""
+HOLDS_FOR_S = 2.0
+"""For so long a verdict is given again: however many ask, the store is asked this often."""
+
+Verdict = dict[str, str]
+
+
+class Health:
+    """The last verdict on each part, "ok" or what is wrong in two words, and when it was reached.
+
+    The endpoint needs no login, so it says nothing of where the store is.
+    """
+
+    def __init__(self) -> None:
+        self._verdict: Verdict = {}
+        self._until_s = 0.0
+        self._one_at_a_time = asyncio.Lock()
+        self._planner = "starting"
+
+    @asynccontextmanager
+    async def while_serving(self, _app: object) -> AsyncIterator[None]:
+        """From the server's start to its end: the first question is its own, so that no visitor waits for it."""
+        first = asyncio.create_task(self._answer_once())
+        yield
+        first.cancel()
+
+    async def _answer_once(self) -> None:
+        self._planner = await to_thread.run_sync(first_answer, abandon_on_cancel=True)
+
+    async def respond(self, _request: Request) -> JSONResponse:
+        """200 when every part is well, 503 when one is not, and the verdict on each as JSON."""
+        verdict = {"planner": self._planner, **await self._data()}
+        well = set(verdict.values()) == {"ok"}
+        return JSONResponse(verdict, 200 if well else 503, headers={"Cache-Control": "no-store"})
+
+    async def _data(self) -> Verdict:
+        """The verdict on catalogue and store, not older than `HOLDS_FOR_S`."""
+        async with self._one_at_a_time:
+            if time.monotonic() >= self._until_s:
+                self._verdict = await _examine()
+                self._until_s = time.monotonic() + HOLDS_FOR_S
+            return self._verdict
+
+
+async def _examine() -> Verdict:
+    try:
+        with fail_after(WITHIN_S):
+            return await to_thread.run_sync(_look, abandon_on_cancel=True)
+    except TimeoutError:
+        return {"catalogue": "not known", "store": "too slow"}
+
+
+def _look() -> Verdict:
+    verdict = {"catalogue": "ok", "store": "ok"}
+    try:
+        catalog.gpus(), catalog.models()
+    except CatalogueError:
+        verdict["catalogue"] = "not readable"
+    try:
+        Store()  # connects, and reads the version of the tables
+    except StoreError:
+        verdict["store"] = "not reachable"
+    return verdict
+
+
+def first_answer() -> str:
+    """Answer the first screen's question from estimates alone, which loads all that was compiled."""
+    first = Scenario()
+    try:
+        planner.plan(first.question, *find(first.model, first.lengths, first.choice, ()))
+    except SizingError:
+        return "no answer"
+    return "ok"

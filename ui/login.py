@@ -1,0 +1,112 @@
+"""Login by OpenID Connect where the operator has set it up: before it no page is drawn, no store asked.
+
+It is on when Streamlit's secrets have an `[auth]` section (docs/deploy.md). Whatever is half set up stays closed.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import streamlit as st
+from streamlit.errors import StreamlitAuthError
+
+from ui.words import plain
+
+DOMAINS_VARIABLE = "SIZING_ALLOWED_DOMAINS"
+DEFAULT_PROVIDER = "default"
+
+
+def require() -> None:
+    """Go on only for a visitor who may see the pages; for any other, draw what to do and end the run."""
+    user, fault = st.user.to_dict(), _fault()
+    if not fault and (not is_on() or (user["is_logged_in"] and not why_refused(user, allowed_domains()))):
+        return
+    with st.columns([1, 2, 1])[1]:
+        if fault:
+            st.title("The login is not set up", anchor=False)
+            st.error(plain(fault))
+        elif user["is_logged_in"]:
+            st.title("This account is not let in", anchor=False)
+            st.markdown(plain(why_refused(user, allowed_domains())))
+            st.button("Use another account", icon=":material/logout:", on_click=st.logout)
+        else:
+            _ask()
+    st.stop()
+
+
+def account() -> None:
+    """Who is logged in, and the way out, at the end of the sidebar; nothing where there is no login."""
+    if is_on():
+        with st.sidebar.container(horizontal=True, vertical_alignment="center"):
+            st.caption(plain(name_of(st.user.to_dict())))
+            st.button("Log out", icon=":material/logout:", on_click=st.logout, type="tertiary")
+
+
+def is_on() -> bool:
+    """True where a login is set up: only then does Streamlit know whether a visitor is logged in."""
+    return "is_logged_in" in st.user
+
+
+def allowed_domains() -> tuple[str, ...]:
+    """Domains of e-mail addresses that are let in, from SIZING_ALLOWED_DOMAINS, by commas; empty: every account."""
+    names = os.environ.get(DOMAINS_VARIABLE, "").split(",")
+    return tuple(name.strip().lower() for name in names if name.strip())
+
+
+def why_refused(user: Mapping[str, Any], domains: tuple[str, ...]) -> str:
+    """Why an account is not let in; empty when it is.
+
+    `user` holds the claims of the provider's identity token. The domain must be one of `domains` to the letter:
+    neither sub-domains nor look-alikes pass. An address that the provider has not verified proves nothing.
+    """
+    if not domains:
+        return ""
+    email = user.get("email")
+    if not isinstance(email, str) or email.count("@") != 1:
+        return f"{name_of(user)} has no e-mail address, and only those of {', '.join(domains)} are let in."
+    if user.get("email_verified") is not True:
+        return f"The login provider has not verified that {email} is yours."
+    if email.rpartition("@")[2].lower() not in domains:
+        return f"You are logged in as {email}; only accounts of {', '.join(domains)} are let in."
+    return ""
+
+
+def name_of(user: Mapping[str, Any]) -> str:
+    """The account as its owner knows it: e-mail address, else name, else the provider's own identifier."""
+    return str(user.get("email") or user.get("name") or user.get("sub") or "an account without a name")
+
+
+def _fault() -> str:
+    """What of the login is half set up; empty when nothing is. A file that cannot be read must not open the doors."""
+    files = st.get_option("secrets.files")
+    if not is_on() and any(Path(file).exists() for file in files) and not st.secrets.load_if_toml_exists():
+        return "The file of secrets cannot be read, so that nobody is let in: its operator finds the fault in the log."
+    if not is_on() and allowed_domains():
+        return f"{DOMAINS_VARIABLE} is set, but there is no section [auth] in the secrets: see docs/deploy.md."
+    return ""
+
+
+def _ask() -> None:
+    st.title("How many GPUs?", anchor=False)
+    st.markdown("This planner is for members of the team: log in to open it.")
+    for provider in _providers():
+        words = "Log in" if provider == DEFAULT_PROVIDER else f"Log in with {plain(provider.capitalize())}"
+        if st.button(words, key=f"login_{provider}", icon=":material/login:", type="primary"):
+            _go_to(provider)
+
+
+def _providers() -> list[str]:
+    """Names of the sections [auth.NAME] of the secrets, or the one without a name."""
+    auth = st.secrets.get("auth", {})
+    named = [name for name, value in auth.items() if isinstance(value, Mapping) and "client_id" in value]
+    return named or [DEFAULT_PROVIDER]
+
+
+def _go_to(provider: str) -> None:
+    try:
+        st.login(None if provider == DEFAULT_PROVIDER else provider)
+    except StreamlitAuthError:
+        st.error("The section auth of the secrets is not complete: its operator finds what it needs in docs/deploy.md.")

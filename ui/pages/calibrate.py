@@ -1,0 +1,72 @@
+"""Calibrate: what is the answer based on, and how to measure one's own?"""
+
+import streamlit as st
+
+from calibration.errors import CalibrationError
+from calibration.store import Run, Store
+from ui import answers, calibrating, view
+from ui.calibrate import fields
+from ui.calibrate.coverage import coverage_view
+from ui.calibrate.imports import import_view
+from ui.calibrate.new_run import new_run_view
+from ui.calibrate.runs import runs_view
+from ui.scenario import Scenario
+from ui.words import plain, sentence_case
+
+VIEWS = {"coverage": "Coverage", "new": "New run", "runs": "Runs", "import": "Import"}
+
+
+def page(scenario: Scenario) -> None:
+    """The whole page: one view at a time, the others cost nothing."""
+    fields.keep()
+    try:
+        store = calibrating.store()
+        runs = store.runs()
+    except CalibrationError as error:
+        st.title("The store of points cannot be reached", anchor=False)
+        st.error(plain(str(error)), icon=":material/database_off:")
+        st.markdown("Answers rest on estimates and on the points shipped with the program until it is there again.")
+        return
+    st.title(_title(runs), anchor=False)
+    for problem in answers.measured().problems:
+        st.warning(plain(problem), title="Measured points could not be read")
+    shown = view.chosen("View", VIEWS, "calibrate")
+    _tell(shown, runs)
+    _draw(shown, store, scenario, runs)
+
+
+def _title(runs: list[Run]) -> str:
+    """What is there, in a sentence."""
+    points = answers.measured().points
+    if live := calibrating.live(runs):
+        return f"Run {live[0].id} is going on" if len(live) == 1 else f"{len(live)} runs are going on"
+    if not points:
+        return "No points measured yet"
+    deployments = len({point.deployment for point in points})
+    several = "deployments" if deployments > 1 else "deployment"
+    return f"{len(points):,} points of {deployments} {several} measured"
+
+
+def _tell(shown: str, runs: list[Run]) -> None:
+    """What the last button led to, once; and that a run goes on, where that is not on screen anyway."""
+    if refused := st.session_state.pop("calibrate_refused", ""):
+        st.error(plain(sentence_case(refused)), title="That was not done", icon=":material/block:")
+    if done := st.session_state.pop("calibrate_done", ""):
+        st.success(plain(done), icon=":material/check_circle:")
+    if shown != "runs" and (live := calibrating.live(runs)):
+        named = ", ".join(str(run.id) for run in live)
+        st.caption(f":material/hourglass_top: Going on: run {named}. Runs shows how far.")
+
+
+def _draw(shown: str, store: Store, scenario: Scenario, runs: list[Run]) -> None:
+    if shown == "coverage":
+        coverage_view(scenario, sum(run.pending for run in runs))
+    elif shown == "new":
+        new_run_view(store, scenario)
+    elif shown == "runs":
+        runs_view(store)
+    else:
+        import_view(store)
+
+
+page(st.session_state.scenario)

@@ -1,0 +1,84 @@
+"""Compare: which GPU, TP and precision?"""
+
+import streamlit as st
+
+from sizing.plan import Plan
+from ui import answers, comparing, view
+from ui.compare import left_out, picks, side_by_side, table
+from ui.fleets import compare_all
+from ui.no_plan import tell, tell_unreadable
+from ui.scenario import Scenario
+from ui.words import plain
+
+VIEWS = {"table": "Table", "matrix": "Matrix of GPU and TP"}
+COSTS = {"on": "With cost", "off": "Without cost"}
+
+
+def page(scenario: Scenario) -> None:
+    """All configurations of the scenario, those picked side by side, and what was left out."""
+    if scenario.missing:
+        tell(scenario, None)
+        return
+    with st.spinner("Working out how many GPUs, and checking the answer by simulation…"):
+        outcome = answers.outcome(scenario)
+    tell_unreadable(answers.measured().problems)
+    plan = outcome.plan
+    if plan is None:
+        tell(scenario, outcome)
+        if outcome.rejected:
+            left_out.draw(outcome.rejected, expanded=True)
+        _open_the_choice(scenario)
+        return
+    st.title(plain(_title(plan)), anchor=False)
+    _compare(scenario, plan)
+    left_out.draw(plan.rejected)
+
+
+def _title(plan: Plan) -> str:
+    fleet, count = plan.answer, len(plan.fleets)
+    if count == 1:
+        return f"One configuration meets this SLA: {fleet.candidate.label} with {fleet.gpus:,} GPUs"
+    best = "costs least" if plan.question.prices else "needs the fewest GPUs"
+    return f"{fleet.candidate.label} {best}, {fleet.gpus:,}: the first of {count} that meet this SLA"
+
+
+def _compare(scenario: Scenario, plan: Plan) -> None:
+    fleets = comparing.ranked(plan)
+    picked = picks.current(fleets)
+    priced = any(plan.question.price_of(fleet.candidate.gpu) is not None for fleet in plan.fleets)
+    with st.container(horizontal=True, vertical_alignment="center"):
+        shown = view.chosen("View", VIEWS, "view")
+        with_cost = priced and view.chosen("Cost", COSTS, "cost") == "on"
+        st.download_button(
+            "Download as CSV",
+            lambda: table.as_csv(plan, fleets),
+            file_name="configurations.csv",
+            mime="text/csv",
+            on_click="ignore",
+            icon=":material/download:",
+            help="Every configuration, those left out too, with all columns.",
+        )
+    if shown == "table":
+        table.draw_table(plan, fleets, comparing.small_curves(scenario, plan), picked, with_cost)
+    else:
+        table.draw_matrix(plan)
+    if not priced:
+        st.caption("Type a price per GPU-hour in the form (under More) to compare costs.")
+    _open_the_choice(scenario)
+    st.subheader("Side by side", anchor=False)
+    picks.draw_list(fleets, picked)
+    side_by_side.draw(plan.question, {name: fleets[name] for name in picked}, with_cost)
+
+
+def _open_the_choice(scenario: Scenario) -> None:
+    """Where the form allows some TPs or precisions only: a way back to all of them."""
+    if scenario.tps or scenario.precisions:
+        st.button(
+            "Compare every TP and precision",
+            on_click=compare_all,
+            icon=":material/open_in_full:",
+            help="Clears TP and precision in the form, so that all of them are compared.",
+        )
+
+
+page(st.session_state.scenario)

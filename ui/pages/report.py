@@ -1,0 +1,133 @@
+"""Report: what to send to those who decide. Title, author, notes; a look at what goes out; four files of one report."""
+
+import importlib.util
+
+import pandas as pd
+import streamlit as st
+
+from sizing.report import tables
+from sizing.report.model import Report
+from sizing.report.sections import sections
+from sizing.report.tables import Table
+from sizing.report.words import line
+from ui import answers, reporting
+from ui.scenario import Scenario
+from ui.words import plain, sentence_case
+
+MOST_TITLE, MOST_AUTHOR, MOST_NOTES = 200, 100, 4_000
+FORMATS = {
+    "pdf": ("PDF", ":material/picture_as_pdf:", "Pages to print or send on; tagged for screen readers."),
+    "html": ("HTML", ":material/html:", "One file for any browser, light or dark; no script, nothing from a network."),
+    "xlsx": ("XLSX", ":material/table_view:", "A workbook: change the load, and replicas, GPUs and cost follow."),
+    "json": ("JSON", ":material/data_object:", "Every number with unit and basis; the planner reads it again."),
+}
+NEEDS = {"pdf": "typst", "xlsx": "xlsxwriter", "html": "matplotlib"}
+"""Packages without which a format cannot be written."""
+
+
+def page(scenario: Scenario) -> None:
+    """The whole page for one scenario."""
+    if scenario.missing:
+        st.title(scenario.missing, anchor=False)
+        st.markdown("The form on the left says what is asked; with an answer there is something to report.")
+        return
+    with st.spinner("Working out how many GPUs, and checking the answer by simulation…"):
+        outcome = answers.outcome(scenario)
+    for problem in answers.measured().problems:
+        st.warning(plain(problem), title="Measured points could not be read")
+    st.title("Report", anchor=False)
+    cover, preview = st.columns([2, 3], gap="large")
+    with cover:
+        texts = _cover()
+        found = reporting.report(scenario, outcome, **texts, address=_address())
+        _downloads(found)
+    with preview:
+        _preview(found)
+
+
+def _cover() -> dict[str, str]:
+    """Title, author and notes as typed."""
+    return {
+        "title": _typed("Title", "title", MOST_TITLE, "Model and load, if left empty"),
+        "author": _typed("Author", "author", MOST_AUTHOR, "Who answers for it"),
+        "notes": st.text_area(
+            "Notes",
+            key="report_notes",
+            max_chars=MOST_NOTES,
+            height=140,
+            placeholder="What the reader should know",
+            persist_state="session",
+        ),
+    }
+
+
+def _typed(label: str, key: str, most: int, placeholder: str) -> str:
+    """A line of text, kept while other pages are open."""
+    key = f"report_{key}"
+    return st.text_input(label, key=key, max_chars=most, placeholder=placeholder, persist_state="session") or ""
+
+
+def _downloads(found: Report) -> None:
+    """A button for each format; the file is made when the button is pressed."""
+    for suffix, (name, icon, help_) in FORMATS.items():
+        missing = suffix in NEEDS and importlib.util.find_spec(NEEDS[suffix]) is None
+        file, media, make = reporting.download(found, suffix)
+        st.download_button(
+            f"Download {name}",
+            data="" if missing else make,
+            file_name=file,
+            mime=media,
+            on_click="ignore",
+            disabled=missing,
+            icon=icon,
+            width="stretch",
+            type="primary" if suffix == "pdf" else "secondary",
+            key=f"download_{suffix}",
+            help=f"Needs the package {NEEDS[suffix]} on the server." if missing else help_,
+        )
+    st.caption(WITH_ANSWER if found.answer else WITHOUT_ANSWER)
+
+
+WITH_ANSWER = "The same numbers in all four, each with its unit and basis, and the link of this scenario."
+WITHOUT_ANSWER = "The report says why there is no answer and what was left out; it holds no count of GPUs."
+
+
+def _preview(found: Report) -> None:
+    """What goes out: the sentence, the working, the SLA, and what stands in the sections."""
+    with st.container(border=True):
+        st.caption(plain(line(found.title)))
+        st.subheader(plain(line(found.sentence)), anchor=False)
+        if found.answer is None:
+            st.markdown(plain(sentence_case(line(found.reason))))
+            _table(tables.left_out(found))
+            return
+        st.markdown(plain(line(found.working)))
+        _table(tables.sla(found))
+        st.markdown("\n".join(f"- {plain(line(text))}" for text in found.remarks))
+    with st.expander("All sections"):
+        for section in sections(found):
+            st.markdown(f"**{plain(section.title)}**: {plain(_contents(section.tables, len(section.bullets)))}")
+
+
+def _contents(shown: tuple[Table, ...], bullets: int) -> str:
+    """What a section holds, in a few words."""
+    rows = [f"{table.title.lower()} ({len(table.rows)} rows)" for table in shown]
+    # a section without tables or bullets holds a chart or plain text
+    return ", ".join([*rows, *([f"{bullets} lines"] if bullets else [])]) or "text"
+
+
+def _table(table: Table) -> None:
+    """A table of the report as it is read."""
+    if not table.rows:
+        st.caption(plain(table.empty))
+        return
+    cells = [[plain(table.text(cell)) for cell in row] for row in table.rows]
+    st.table(pd.DataFrame(cells, columns=list(table.columns)), hide_index=True, border="horizontal", alt=table.title)
+
+
+def _address() -> str:
+    """Where the visitor found this app: its URL without this page's path and without a query."""
+    return (st.context.url or "").partition("?")[0].rstrip("/").removesuffix("/report")
+
+
+page(st.session_state.scenario)

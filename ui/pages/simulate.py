@@ -1,0 +1,189 @@
+"""Simulate: what happens inside a replica? One run of the answer's replica, or of another, over time and request by
+request, beside what the formula says of it."""
+
+import streamlit as st
+
+from sizing.errors import ScenarioError
+from sizing.learned import exceedances, learned
+from sizing.numbers import milliseconds, significant
+from sizing.plan import Fleet, Plan
+from sizing.simulator import Simulated
+from sizing.workload import Limit
+from ui import answers, inside_formula, inside_views, run_form, simulating, view
+from ui.answers import Outcome
+from ui.charts.timeline import time_unit
+from ui.scenario import Scenario
+from ui.simulating import UNLIMITED_KV_TOKENS, Seen, Setup
+from ui.words import BASIS_HELP, BASIS_LOOK, limit_name, plain, sentence_case
+
+LOOKS = {
+    "time": "Over time",
+    "close": "A close look",
+    "latency": "Latencies",
+    "request": "Slowest request",
+    "formula": "Against the formula",
+}
+
+
+def page(scenario: Scenario) -> None:
+    """The whole page for one scenario."""
+    if scenario.missing:
+        st.title(scenario.missing, anchor=False)
+        st.markdown("The form on the left says what is asked; then there is a replica to look into.")
+        return
+    with st.spinner("Working out the answer whose replica is simulated…"):
+        outcome = answers.outcome(scenario)
+    if outcome.plan is None:
+        _no_plan(outcome)
+        return
+    head = st.container()
+    left, right = st.columns([1, 3])
+    with left:
+        fleet = _picked(outcome.plan)
+    with right:
+        setup = run_form.draw(simulating.planned(fleet, outcome.plan.question))
+    seen = _seen(outcome.plan, fleet, setup, head)
+    if seen is None:
+        return
+    with head:
+        _headline(seen)
+    _cards(seen)
+    _look(seen)
+
+
+def _no_plan(outcome: Outcome) -> None:
+    st.title(outcome.title, anchor=False)
+    left_out = outcome.rejected[0] if outcome.rejected else None
+    where = f"{left_out.gpu} TP{left_out.tp} {left_out.precision}: " if left_out else ""
+    reason = left_out.why if left_out else outcome.reason
+    st.markdown(
+        f"{plain(sentence_case(where + reason))}.  \nA replica is simulated at the load of a plan, and there is none: "
+        "loosen the limit that fails, or choose another GPU, TP or precision in the form on the left."
+    )
+    st.page_link("ui/pages/size.py", label="Every configuration and why it was left out", icon=":material/straighten:")
+
+
+def _picked(plan: Plan) -> Fleet:
+    """The answer, or another fleet of the plan; the choice is in the URL."""
+    fleets: dict[str, Fleet] = {}
+    for fleet in plan.fleets:
+        label = fleet.candidate.label
+        fleets[label if label not in fleets else f"{label}, {fleet.candidate.source}"] = fleet
+    key = view.PREFIX + "replica"
+    if st.session_state.get(key) not in fleets:
+        st.session_state[key] = next(iter(fleets))
+    label = st.selectbox("Replica to look into", list(fleets), key=key, label_visibility="collapsed")
+    st.session_state.shown[key] = label
+    return fleets[label]
+
+
+def _seen(plan: Plan, fleet: Fleet, setup: Setup, head: st.delta_generator.DeltaGenerator) -> Seen | None:
+    """The run and its result; None, and why on the page, where it cannot be simulated."""
+    try:
+        run = simulating.run_of(setup, fleet, plan.question)
+        with st.spinner(f"Simulating {setup.requests:,} requests…"):
+            result = simulating.outcome(run)
+    except ScenarioError as error:
+        result = str(error)
+    if isinstance(result, str):
+        head.title("This run cannot be simulated", anchor=False)
+        head.markdown(f"{plain(sentence_case(result))}. Change the settings of the run below.")
+        return None
+    return Seen(plan, fleet, setup, run, result)
+
+
+def _headline(seen: Seen) -> None:
+    first, *others = learned(seen.result, seen.plan.question.sla, seen.setup.load_per_s)
+    st.title(plain(first), anchor=False)
+    if others:
+        st.markdown(plain(". ".join(others) + "."))
+    icon, colour = BASIS_LOOK[seen.fleet.basis]
+    with st.container(horizontal=True, vertical_alignment="center", gap="small"):
+        st.badge(seen.fleet.basis.capitalize(), icon=icon, color=colour, help=BASIS_HELP[seen.fleet.basis])
+        st.caption(plain(_provenance(seen)))
+
+
+def _provenance(seen: Seen) -> str:
+    unit, seconds = time_unit(seen.run.lasts_s)
+    lasted = significant(seen.run.lasts_s / seconds)
+    alone = seen.run.together == 1 and seen.fleet.working > 1
+    behind = f"one replica stands for all {seen.fleet.working}" if alone else f"replicas simulated: {seen.run.together}"
+    return f"{seen.run.requests:,} requests in {lasted} {unit}, {behind} · {seen.fleet.candidate.source}"
+
+
+def _cards(seen: Seen) -> None:
+    result = seen.result
+    with st.grid("auto", min_column_width=150):
+        for limit, share, allowed in exceedances(result, seen.plan.question.sla):
+            _limit_card(result, limit, share, allowed)
+        _card(
+            "In flight",
+            significant(result.mean_in_flight / seen.run.replicas),
+            "running and waiting",
+            IN_FLIGHT_HELP,
+        )
+        _card("KV cache, at most", *_kv_peak(seen), KV_HELP)
+        if result.watched.pauses:
+            _card("Pauses", f"{result.watched.pauses:,}", "for lack of KV cache", PAUSES_HELP)
+        _card("Without an answer", f"{result.lost:,}", _losses(result), LOST_HELP)
+
+
+def _losses(result: Simulated) -> str:
+    counts = {"turned away": result.rejected, "timed out": result.timed_out, "given up": result.cancelled}
+    served = "all served" if result.watched.pauses else "all served, no pauses"
+    return ", ".join(f"{count:,} {name}" for name, count in counts.items() if count) or served
+
+
+CLOSE_HELP = "A close look: over two lives of a request, iteration by iteration where there are few."
+IN_FLIGHT_HELP = "Requests in a replica at once, running and waiting, averaged over time."
+KV_HELP = "Tokens that running requests hold, the highest sample of the first replica, and of how many."
+PAUSES_HELP = "Times that a running request lost its KV cache to others, over the whole run."
+LOST_HELP = "Requests turned away at a full line, or dropped from it after the timeout."
+
+
+def _card(label: str, value: str, note: str, help_: str) -> None:
+    st.metric(label, value, note, delta_color="off", delta_arrow="off", border=True, help=help_)
+
+
+def _limit_card(result: Simulated, limit: Limit, share: float, allowed: float) -> None:
+    kept = share <= allowed + 1e-9 and not result.saturated
+    value_s = result.prediction().value_s(limit)
+    st.metric(
+        limit_name(limit),
+        milliseconds(value_s),
+        "no steady state" if result.saturated else f"{_percent(share)} over, {_percent(allowed)} may",
+        delta_color="green" if kept else "red",
+        delta_arrow="off",
+        icon=":material/check_circle:" if kept else ":material/cancel:",
+        border=True,
+        help=f"In this run; and the share of the requests over {milliseconds(limit.limit_s)}, with how many may be.",
+    )
+
+
+def _percent(share: float) -> str:
+    return f"{significant(100 * share)} %"
+
+
+def _kv_peak(seen: Seen) -> tuple[str, str]:
+    peak = float(max(seen.result.watched.series[0].kv_tokens, default=0.0))
+    if seen.setup.kv_tokens >= UNLIMITED_KV_TOKENS:
+        return significant(peak), "tokens; the size of the cache is not known"
+    return _percent(peak / seen.setup.kv_tokens), f"{significant(peak)} of {seen.setup.kv_tokens:,} tokens"
+
+
+def _look(seen: Seen) -> None:
+    """Only what is looked at is drawn."""
+    if seen.result.saturated:
+        st.warning("The line grows as long as the run lasts: latencies say how long it lasted, nothing else.")
+    LOOK[view.chosen("What to look at", LOOKS, "inside", help=CLOSE_HELP)](seen)
+
+
+LOOK = {
+    "time": inside_views.over_time,
+    "close": inside_views.close_look,
+    "latency": inside_views.latencies,
+    "request": inside_views.slowest,
+    "formula": inside_formula.against,
+}
+
+page(st.session_state.scenario)

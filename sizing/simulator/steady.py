@@ -77,6 +77,8 @@ def quantile_interval(values: Seconds, percentile: float) -> tuple[float, float]
     an interval of the percentile that needs no density (Woodruff 1952). On M/M/1 queues, where the truth is known, 86
     to 93 % of the intervals hold it (p50 to p99, 20,000 requests, load up to 0.8); of p99 at load 0.9 77 % (60,000).
     """
+    if len(values) == 0:
+        raise ScenarioError(f"an interval needs {2 * BATCHES} requests or more, got none with this metric")
     middle = float(np.percentile(values, percentile))
     error = 100 * share_error(values > middle)
     low, high = np.percentile(values, (max(percentile - error, 0.0), min(percentile + error, 100.0)))

@@ -182,6 +182,8 @@ def test_nobody_beyond_a_limit_is_not_certainty() -> None:
 def test_an_interval_needs_some_requests() -> None:
     with pytest.raises(ScenarioError, match="an interval needs 40 requests or more, got 39"):
         result_of(finished(39)).interval("ttft", 95)
+    with pytest.raises(ScenarioError, match="got none with this metric"):
+        quantile_interval(np.empty(0), 95)
 
 
 # streams

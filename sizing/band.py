@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import math
 
-from sizing.capacity import Setting, SlaMissed, analytic_capacity_per_s, load_response
+from sizing.capacity import Setting, SlaMissed, analytic_capacity_per_s, load_response, predict_at
 from sizing.plan import Candidate
 from sizing.replica import Replica
+from sizing.response import LoadResponse, log_excess
 
 Z90 = 1.645
 MONTE_CARLO_SIGMA = 0.015
 """Standard error of a simulated capacity at the number of requests the planner uses: 0.4 to 1.2 % over four questions
 with sixteen seeds each, more where an SLA lies close to the idle latency."""
+NEAR, CLOSE, STEPS = 0.3, 0.02, 4
+"""Log of latency over limit within which a law is near the middle one, and from which a last step arrives; steps."""
 
 
 def capacity_band(candidate: Candidate, setting: Setting) -> tuple[float, float]:
@@ -22,9 +25,8 @@ def capacity_band(candidate: Candidate, setting: Setting) -> tuple[float, float]
     points). A law without covariance is made slower and faster by its relative error.
     """
     if candidate.variants:
-        least_per_s = float(load_response(candidate.replica, setting).rates_per_s[0])
-        middle = _capacity(candidate.replica, setting) or least_per_s
-        sigma = math.hypot(MONTE_CARLO_SIGMA, *(_half_change(pair, setting, middle) for pair in candidate.variants))
+        response = load_response(candidate.replica, setting)
+        sigma = math.hypot(MONTE_CARLO_SIGMA, *(_half_change(pair, setting, response) for pair in candidate.variants))
         return math.exp(-Z90 * sigma), math.exp(Z90 * sigma)
     low, high = scaled_capacities(candidate.replica, setting, math.exp(Z90 * candidate.relative_sigma))
     return low, high
@@ -43,15 +45,28 @@ def scaled_capacities(replica: Replica, setting: Setting, factor: float) -> tupl
     return response.rate_per_s(-step) / factor / middle, max(1.0, response.rate_per_s(step) * factor / middle)
 
 
-def _capacity(replica: Replica, setting: Setting) -> float:
-    """Capacity by formula, 0 when the SLA is missed without load."""
+def _half_change(pair: tuple[Replica, Replica], setting: Setting, response: LoadResponse) -> float:
+    """Half the change of log capacity between two laws; a law that fails alone counts as a hundredth of the middle,
+    whose response to load is `response`."""
+    middle = response.rate_per_s(0.0) or float(response.rates_per_s[0])
+    one, other = (max(_capacity(replica, setting, response, middle), middle / 100) for replica in pair)
+    return math.log(one / other) / 2
+
+
+def _capacity(replica: Replica, setting: Setting, alike: LoadResponse, rate_per_s: float) -> float:
+    """Capacity by formula of a replica whose response to load is much `alike`, sought from `rate_per_s`; 0 when the SLA
+    is missed without load. A whole response of its own takes four times as long; it is asked for where steps along the
+    slope of the other do not arrive, as where no load is steady."""
+    below_per_s, above_per_s = alike.rate_per_s(-NEAR), alike.rate_per_s(NEAR)
+    slope = math.log(above_per_s / below_per_s) / (2 * NEAR) if 0 < below_per_s < above_per_s else 0.0
+    for _ in range(STEPS if slope else 0):
+        over = log_excess(predict_at(replica, setting, rate_per_s), setting.sla)
+        if abs(over) > NEAR:
+            break
+        rate_per_s *= math.exp(-over * slope)
+        if abs(over) <= CLOSE:
+            return rate_per_s
     try:
         return analytic_capacity_per_s(replica, setting)
     except SlaMissed:
         return 0.0
-
-
-def _half_change(pair: tuple[Replica, Replica], setting: Setting, middle: float) -> float:
-    """Half the change of log capacity between two laws; a law that fails alone counts as a hundredth of the middle."""
-    one, other = (max(_capacity(replica, setting), middle / 100) for replica in pair)
-    return math.log(one / other) / 2

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Literal
 
 from sizing.catalog import PRECISIONS, Model
@@ -96,10 +97,16 @@ def measured(model: str, lengths: Lengths, choice: Choice, points: Sequence[Poin
         if deployment.model.lower() != model.lower() or not choice.allows(deployment):
             continue
         try:
-            candidates.append(from_fit(fit(group, prior=prior_law(deployment, lengths)), lengths))
+            candidates.append(from_fit(law_of(tuple(group), prior_law(deployment, lengths)), lengths))
         except FitError as error:
             rejected.append(Rejection(deployment.gpu, deployment.tp, deployment.precision, "no_data", str(error)))
     return candidates, rejected
+
+
+@lru_cache(maxsize=64)
+def law_of(points: tuple[Point, ...], prior: StepLaw | None) -> Fit:
+    """The fit of one deployment's points, kept for the next question: what is asked does not change it."""
+    return fit(points, prior=prior)
 
 
 def check_context(model: str, lengths: Lengths) -> None:

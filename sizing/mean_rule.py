@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from bisect import bisect_left
 from collections.abc import Iterable
+from functools import lru_cache
 
 import numpy as np
 
@@ -12,8 +13,9 @@ from sizing.capacity import Setting, simulate_at
 from sizing.numbers import milliseconds
 from sizing.plan import Candidate, MeanBased, Question
 from sizing.prediction import Prediction
+from sizing.replica import Replica
 from sizing.simulator import Simulated, measure_closed
-from sizing.workload import Sla
+from sizing.workload import Lengths, Sla
 
 REQUESTS_PER_USER = 12
 
@@ -50,23 +52,24 @@ def what_users_see(question: Question, seen: Prediction) -> str:
 
 def fewest(question: Question, candidate: Candidate) -> tuple[int, Candidate] | None:
     """Replicas of one candidate by the rule of means; None when one user alone is over a limit."""
-    levels = range(1, candidate.replica.batching.max_batch_size + 1)
-    fits = bisect_left(
-        levels, True, key=lambda users: not means_meet(closed_loop(question, candidate, users), question.sla)
-    )
-    if fits == 0:
-        return None
-    rate_per_s = closed_loop(question, candidate, levels[fits - 1]).requests_per_s
-    return math.ceil(question.workload.rate_per_s / rate_per_s), candidate
+    rate_per_s = most_per_s(candidate.replica, question.workload.lengths, question.sla)
+    return (math.ceil(question.workload.rate_per_s / rate_per_s), candidate) if rate_per_s else None
 
 
-def closed_loop(question: Question, candidate: Candidate, users: int) -> Simulated:
+@lru_cache(maxsize=1024)
+def most_per_s(replica: Replica, lengths: Lengths, sla: Sla) -> float:
+    """Requests/s at the highest concurrency whose means meet the limits; 0 when those of one user do not."""
+    levels = range(1, replica.batching.max_batch_size + 1)
+    fits = bisect_left(levels, True, key=lambda users: not means_meet(closed_loop(replica, lengths, users), sla))
+    return closed_loop(replica, lengths, levels[fits - 1]).requests_per_s if fits else 0.0
+
+
+def closed_loop(replica: Replica, lengths: Lengths, users: int) -> Simulated:
     """`users` that each send a request when the last is answered, started over one request's time."""
-    lengths = question.workload.lengths
     isl, osl = lengths.sample(REQUESTS_PER_USER * users, np.random.default_rng(0))
-    law = candidate.replica.law
+    law = replica.law
     alone_s = law.prefill_alone_s(lengths.isl) + lengths.osl * law.decode_s(1, lengths.isl)
-    return measure_closed(candidate.replica, users, isl, osl, ramp_s=alone_s)
+    return measure_closed(replica, users, isl, osl, ramp_s=alone_s)
 
 
 def means_meet(run: Simulated, sla: Sla) -> bool:

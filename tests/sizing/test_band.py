@@ -1,0 +1,59 @@
+"""The band of a capacity: by steps from the middle law as by a whole response of every law, and what it never does."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+
+from sizing.band import MONTE_CARLO_SIGMA, Z90, capacity_band
+from sizing.candidates import from_fit
+from sizing.capacity import Setting, SlaMissed, analytic_capacity_per_s
+from sizing.evidence.server import CONTRASTING, LAW, POLICIES, calibrate
+from sizing.fitting import fit
+from sizing.plan import Candidate
+from sizing.replica import Replica
+from sizing.workload import Lengths, Limit, Sla, Workload
+
+SERVER = Replica(LAW, POLICIES[1])
+
+
+@pytest.fixture(scope="module")
+def candidate() -> Candidate:
+    points = calibrate(SERVER, CONTRASTING, False, np.random.default_rng(1))
+    return from_fit(fit(points, batching=SERVER.batching), Lengths(2000, 256))
+
+
+def setting(lengths: Lengths, ttft_s: float, itl_s: float) -> Setting:
+    return Setting(Workload(lengths, 1.0), Sla(Limit("ttft", 95, ttft_s), Limit("itl", 95, itl_s)), "random")
+
+
+@pytest.mark.parametrize(
+    ("lengths", "ttft_s", "itl_s"),
+    [(Lengths(2000, 256), 0.3, 0.02), (Lengths(400, 600, 0.5, 0.8), 0.2, 0.014), (Lengths(128, 128), 0.1, 0.03)],
+)
+def test_steps_find_what_whole_responses_find(
+    candidate: Candidate, lengths: Lengths, ttft_s: float, itl_s: float
+) -> None:
+    asked = setting(lengths, ttft_s, itl_s)
+    changes = [
+        math.log(analytic_capacity_per_s(one, asked) / analytic_capacity_per_s(other, asked)) / 2
+        for one, other in candidate.variants
+    ]
+    low, high = capacity_band(candidate, asked)
+    assert math.log(high) == pytest.approx(Z90 * math.hypot(MONTE_CARLO_SIGMA, *changes), rel=0.15)
+    assert low * high == pytest.approx(1)
+
+
+def test_a_law_that_may_miss_the_sla_alone_widens_the_band_without_end(candidate: Candidate) -> None:
+    """A limit just above the idle latency of the middle law, whose p95 keeps it; the slow laws do not."""
+    law = candidate.replica.law
+    idle_s = law.prefill_alone_s(2000) + law.request_s
+    tight = setting(Lengths(2000, 256), 1.1 * idle_s, 1.0)
+    with pytest.raises(SlaMissed):
+        for pair in candidate.variants:
+            for replica in pair:
+                analytic_capacity_per_s(replica, tight)
+    low, high = capacity_band(candidate, tight)
+    assert low < 0.2 and high > 5

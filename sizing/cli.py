@@ -22,6 +22,7 @@ COMMANDS = {
     "simulate": ("sizing.commands.laws:simulate_command", "The simulator itself."),
     "whatif": ("sizing.whatif.command:whatif_command", "The plan before and after changes nobody has measured."),
     "study": ("sizing.study.command:study_command", "Thousands of scenarios, on all cores or a Dask cluster."),
+    "batcher": ("sizing.commands.batcher:batcher_command", "Triton's batchers: waiting, batch sizes, tuning."),
     "validate": ("sizing.evidence.command:validate_command", "Every claim of accuracy checked again, in one table."),
     "bench": ("sizing.bench:bench_command", "Speeds, side by side in one run."),
 }

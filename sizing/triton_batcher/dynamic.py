@@ -102,7 +102,9 @@ class DynamicBatcher:
     def _check_rows(model: ModelBatching, requests: Requests) -> None:
         largest = max(requests.rows, default=0)
         if largest > model.rows:
-            raise ScenarioError(f"inference request batch-size must be <= {model.rows} for '{model.name}', got {largest}")
+            raise ScenarioError(
+                f"inference request batch-size must be <= {model.rows} for '{model.name}', got {largest}"
+            )
 
     def next_ns(self) -> int | None:
         """The next moment at which something happens by itself; None: nothing will."""

@@ -36,7 +36,7 @@ class IterativeRequest:
 
 @dataclass(frozen=True, slots=True)
 class StepResult:
-    """What became of a step. `refused`: the message the client gets instead; then start and response are its arrival."""
+    """What became of a step. `refused`: the message its client gets; start and response are then its arrival."""
 
     step: Step
     start_s: float

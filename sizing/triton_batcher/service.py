@@ -121,7 +121,9 @@ def read_service_times(path: Path) -> Measured:
         if size in curves.setdefault(instances, {}):
             raise PointsError(f"{path}: batch size {size} is there twice")
         curves[instances][size] = seconds
-    return Measured(tuple((count, ServiceTimes(points=tuple(sorted(curves[count].items())))) for count in sorted(curves)))
+    return Measured(
+        tuple((count, ServiceTimes(points=tuple(sorted(curves[count].items())))) for count in sorted(curves))
+    )
 
 
 def _row(path: Path, line: int, row: dict[str, str], unit: str) -> tuple[int, int, float]:

@@ -1,9 +1,9 @@
 """The simulated batchers against the real Triton server: same configuration, same arrivals, same batches.
 
 The worked examples at 40 times their length (an execution takes 400 ms), each with a model of its own, all at once. The
-machine may be busy with other things: an example has three tries to agree. Where Triton forms no batches ahead it misses
-the signal of a free instance and starts up to 500 ms late, so there the late simulation is accepted beside the documented
-one.
+machine may be busy with other things: an example has three tries to agree. Where Triton forms no batches ahead it
+misses the signal of a free instance and starts up to 500 ms late, so there the late simulation is accepted beside the
+documented one.
 """
 
 from __future__ import annotations
@@ -314,18 +314,8 @@ def test_iterative_sequences_join_as_on_the_server(url: str) -> None:
     arrivals, steps = [0, 0.03, 0.034, 0.25, 0.26, 0.264], [3, 1, 2, 2, 1, 4]
     requests = [IterativeRequest(n, arrivals[n], steps[n]) for n in range(6)]
     outcome = simulate_iterative(sequence_model("iterative"), lambda rows: STEP_S, requests)
-    for attempt in range(TRIES):
-        base = attempt * 10 + 1  # sequence ids of their own
-
-        def options(number: int, base: int = base) -> dict[str, Any]:
-            return {
-                "inputs": tensors(number, steps[number]),
-                "sequence_id": base + number,
-                "sequence_start": True,
-                "sequence_end": True,
-            }
-
-        seen = played(url, "iterative", list(arrivals), options)
+    for _ in range(TRIES):
+        seen = played(url, "iterative", list(arrivals), lambda number: {"inputs": tensors(number, steps[number])})
         real = seen.batches()
         if [members for _, members in real] == rows_of(outcome):
             break

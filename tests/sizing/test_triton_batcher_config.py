@@ -109,7 +109,7 @@ def test_curves_by_instances(tmp_path: Path) -> None:
     table = tmp_path / "times.csv"
     table.write_text("instances,batch_size,service_time_us\n1,1,500\n2,1,800\n")
     measured = parse_service_times(str(table))
-    assert (measured.of(1)(1), measured.of(2)(1)) == (0.0005, 0.0008)
+    assert [measured.of(count)(1) for count in (1, 2)] == pytest.approx([0.0005, 0.0008])
     with pytest.raises(ScenarioError, match="no service times for 3 instances"):
         measured.of(3)
 

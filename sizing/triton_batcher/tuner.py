@@ -94,15 +94,13 @@ def _batch_sizes(service: ServiceTimes, start_batch: int) -> list[int]:
 
 
 def _delays(base: Trial, service: ServiceTimes, load: Load) -> Iterable[Trial]:
-    """Trials with a rising delay, up to the first that exceeds the budget and is worse than the one before."""
-    before = base
+    """Trials with a rising delay: up to the first that exceeds the budget, or all where `base` exceeds it itself."""
     for share in DELAY_SHARES:
         delay_us = max(1, round(load.budget.limit_s * share * 1e6))
         trial = _measured(replace(base.setting, delay_us=delay_us), service, load)
         yield trial
-        if not trial.meets(load.budget) and trial.latency_s > before.latency_s:
+        if base.meets(load.budget) and not trial.meets(load.budget):
             return
-        before = trial
 
 
 def _measured(setting: Setting, service: ServiceTimes, load: Load) -> Trial:

@@ -23,6 +23,7 @@ COMMANDS = {
     "report": ("sizing.commands.report:report_command", "A saved plan as HTML, PDF, XLSX or JSON."),
     "whatif": ("sizing.whatif.command:whatif_command", "The plan before and after changes nobody has measured."),
     "study": ("sizing.study.command:study_command", "Thousands of scenarios, on all cores or a Dask cluster."),
+    "batcher": ("sizing.commands.batcher:batcher_command", "Triton's batchers: waiting, batch sizes, tuning."),
     "validate": ("sizing.evidence.command:validate_command", "Every claim of accuracy checked again, in one table."),
     "bench": ("sizing.bench:bench_command", "Speeds, side by side in one run."),
 }

@@ -39,6 +39,11 @@ def check(name: str, value: float, low: float, high: float, *, whole: bool) -> N
         raise ScenarioError(f"{name} must be {kind} from {low:g} to {high:,g}, got {value:g}")
 
 
+def written(value: object) -> str:
+    """A value as it is read back: whole numbers without a point."""
+    return str(int(value)) if isinstance(value, float) and value.is_integer() else str(value)
+
+
 def number(name: str, text: str) -> float:
     """`text` as a finite number; ScenarioError otherwise."""
     try:
@@ -117,7 +122,7 @@ class Setting:
         usual = Setting()
         names = (field.name for field in fields(self))
         changed = [(name, getattr(self, name)) for name in names if getattr(self, name) != getattr(usual, name)]
-        return ";".join(f"{name}={value}" for name, value in changed)
+        return ";".join(f"{name}={written(value)}" for name, value in changed)
 
     @classmethod
     def of(cls, text: str) -> Setting:

@@ -10,7 +10,7 @@ from rich.table import Table
 
 from sizing.commands.options import as_json, options, set_by_hand, write_json
 from sizing.errors import ScenarioError
-from sizing.lesson import BATCHINGS, Figures, Load, Outcome, Setting, figures, run
+from sizing.lesson import BATCHINGS, Load, Outcome, Setting, figures, run
 from sizing.lesson.guide import Guide, guides
 from sizing.lesson.picture import LEGEND, picture
 from sizing.lesson.words import known, sentence

@@ -56,32 +56,32 @@ def _step(name: str, guide: Guide) -> None:
     lesson_form.draw(name, guide.setting, setting)
     outcome = ran(setting)
     found = figures(outcome)
-    _cards(found)
     show(slots_and_queue(outcome, ink(), DRAWN_TICKS), "lesson")
     letters = ", ".join(f"{letter} {stage}" for letter, stage in STAGES.items())
     cut = f" Drawn are the first {DRAWN_TICKS} of {found.end:,g} ticks." if found.end > DRAWN_TICKS else ""
     st.caption(plain(f"{letters}; a column is one step. {sentence(found)}{cut}"))
+    _cards(found)
     _data(outcome)
 
 
 def _cards(found: Figures) -> None:
     cards = (
-        ("Requests per 1,000 ticks", significant(found.requests_per_1k, 4), f"{found.completed:,} completed"),
-        ("Tokens per 1,000 ticks", significant(found.tokens_per_1k, 4), "requests in progress included"),
-        ("TTFT, mean (ticks)", known(found.ttft_mean), f"p50 {known(found.ttft_p50)}"),
-        ("ITL, mean (ticks)", known(found.itl_mean), f"p50 {known(found.itl_p50)}"),
-        ("E2E, mean (ticks)", known(found.e2e_mean), f"p50 {known(found.e2e_p50)}"),
-        ("Waiting at the end", f"{found.queue:,}", f"{significant(100 * found.empty)} % of slot time unused"),
+        ("Requests/1,000 ticks", significant(found.requests_per_1k, 4), f"{found.completed:,} completed"),
+        ("Tokens/1,000 ticks", significant(found.tokens_per_1k, 4), "also unfinished ones"),
+        ("Mean TTFT (ticks)", known(found.ttft_mean), f"p50 {known(found.ttft_p50)}"),
+        ("Mean ITL (ticks)", known(found.itl_mean), f"p50 {known(found.itl_p50)}"),
+        ("Mean E2E (ticks)", known(found.e2e_mean), f"p50 {known(found.e2e_p50)}"),
+        ("Waiting at the end", f"{found.queue:,}", f"{significant(100 * found.empty)} % of slots unused"),
     )
-    with st.grid("auto", min_column_width=170):
+    with st.grid("auto", min_column_width=134):
         for label, value, note in cards:
             st.metric(label, value, note, delta_color="off", delta_arrow="off", border=True, help=HELP.get(label))
 
 
 HELP = {
-    "ITL, mean (ticks)": "Steps of requests with two tokens or more: the gap after the first token is not counted.",
-    "TTFT, mean (ticks)": "Over all first tokens, of requests in progress too; p50 is the median.",
-    "E2E, mean (ticks)": "Over completed requests; p50 is the median.",
+    "Mean ITL (ticks)": "Steps of requests with two tokens or more: the gap after the first token is not counted.",
+    "Mean TTFT (ticks)": "Over all first tokens, of requests in progress too; p50 is the median.",
+    "Mean E2E (ticks)": "Over completed requests; p50 is the median.",
 }
 
 

@@ -22,7 +22,7 @@ STATISTICS = {"mean": "Mean", "p95": "p95"}
 
 @dataclass(frozen=True, slots=True)
 class Asked:
-    """What is asked; the defaults are the course's worked example. `peak_factor` 0: the Poisson law's 95th percentile."""
+    """What is asked; the defaults are the worked example. `peak_factor` 0: the Poisson law's 95th percentile."""
 
     metric: str = "ttft"
     statistic: str = "mean"

@@ -30,7 +30,7 @@ from sizing.plan import Plan
 from ui import answers, course_form, view
 from ui.course_form import Asked
 from ui.scenario import Scenario
-from ui.words import plain
+from ui.words import plain, sentence_case
 
 Groups = Mapping[str, Sequence[Point]]
 
@@ -48,10 +48,15 @@ def page(scenario: Scenario) -> None:
         st.session_state[key] = next(iter(groups))
     chosen = st.selectbox("Measured points to choose from", list(groups), key=key)
     st.session_state.shown[key] = chosen
-    asked = course_form.draw()
-    _answer(groups[chosen], asked, Terms(headroom=scenario.headroom, spare=scenario.spare), head)
-    _table(groups[chosen], asked)
+    points, asked = groups[chosen], course_form.draw()
+    sizing = _answer(points, asked, head)
+    with head:
+        beside = st.container()
+    _table(points, asked)
     _errors()
+    if sizing:
+        with beside:  # a fit may take seconds: the rest of the page does not wait for it
+            _beside(points, sizing, goal_of(asked), Terms(headroom=scenario.headroom, spare=scenario.spare))
 
 
 def _published() -> Sequence[Point]:
@@ -84,20 +89,20 @@ def goal_of(asked: Asked) -> Goal:
     return Goal.parse(asked.metric, f"{asked.statistic}:{asked.limit_ms}ms")  # type: ignore[arg-type]
 
 
-def _answer(points: Sequence[Point], asked: Asked, terms: Terms, head: st.delta_generator.DeltaGenerator) -> None:
-    goal, peak_per_s = goal_of(asked), peak_of(asked)
+def _answer(points: Sequence[Point], asked: Asked, head: st.delta_generator.DeltaGenerator) -> CourseSizing | None:
+    """The method's answer on the page; None, and what to do, where no point keeps the limit."""
+    goal = goal_of(asked)
     try:
-        sizing = size(best(points, [goal]), peak_per_s, asked.gpus_per_server)
+        sizing = size(best(points, [goal]), peak_of(asked), asked.gpus_per_server)
     except SizingError as error:
         head.title("No measured point keeps this limit", anchor=False)
-        head.markdown(f"{plain(str(error).capitalize())}. Loosen the limit, or measure a lower concurrency.")
-        return
-    with head:
-        st.title(f"{sizing.gpus:,} GPUs by the course's method", anchor=False)
-        st.markdown(plain(f"{sizing.sentence}. {goal}: {sizing.throughput.label}."))
-        _beside(points, sizing, goal, terms)
+        head.markdown(f"{plain(sentence_case(str(error)))}. Loosen the limit, or measure a lower concurrency.")
+        return None
+    head.title(f"{sizing.gpus:,} GPUs by the course's method", anchor=False)
+    head.markdown(plain(f"{sizing.sentence}. {sentence_case(str(goal))}: {sizing.throughput.label}."))
     _cards(sizing)
     _cost(sizing, asked)
+    return sizing
 
 
 def _beside(points: Sequence[Point], sizing: CourseSizing, goal: Goal, terms: Terms) -> None:
@@ -122,21 +127,21 @@ def _cards(sizing: CourseSizing) -> None:
     measured, gpus = sizing.throughput, sizing.gpus_per_server
     point = measured.point
     cards = [
-        ("Requests/s per instance", significant(measured.per_instance, 4), f"TP{point.tp}: the unit to measure in"),
-        ("Requests/s per GPU", significant(measured.per_gpu, 4), "the unit to size in"),
+        ("Requests/s, instance", significant(measured.per_instance, 4), "to measure in"),
+        ("Requests/s, GPU", significant(measured.per_gpu, 4), "to size in"),
         (
-            f"Requests/s per {gpus} GPUs",
+            f"Requests/s, {gpus} GPUs",
             significant(measured.per_gpus(gpus)),
             f"{significant(sizing.servers, 2)} servers",
         ),
-        (f"Concurrency per {gpus} GPUs", significant(measured.concurrency_per_gpus(gpus)), "requests in flight"),
+        (f"Concurrency, {gpus} GPUs", significant(measured.concurrency_per_gpus(gpus)), "requests in flight"),
     ]
     cards += [
         (f"Mean {name.upper()}", milliseconds(value), "measured")
         for name in ("ttft", "e2e")
         if (value := getattr(point, f"{name}_mean_s")) is not None
     ]
-    with st.grid("auto", min_column_width=150):
+    with st.grid("auto", min_column_width=134):
         for label, value, note in cards:
             st.metric(label, value, note, delta_color="off", delta_arrow="off", border=True)
 

@@ -119,6 +119,8 @@ def _axes(figure: go.Figure, below: float, above: float, slots: int, end: float,
             "showgrid": False,
             "rangemode": "tozero",
             "anchor": "x",
+            "tickmode": "auto",
+            "nticks": 6,
             "title": {"text": "Waiting requests", "font": font},
         },
         legend={"orientation": "h", "x": 0, "xanchor": "left", "y": below, "yanchor": "bottom"},
@@ -133,7 +135,7 @@ def _in_words(outcome: Outcome) -> str:
     prompts = step.letters.count(PREFILL)
     return (
         f"Slots by time above, latencies and queue below. The first step computes {prompts} prompts in {step.ticks:g} "
-        f"ticks while {step.queue} requests wait. In {found.end:g} ticks {found.completed} requests are completed, mean TTFT "
-        f"{known(found.ttft_mean)} and mean E2E {known(found.e2e_mean)} ticks; {found.queue} wait at the end and "
+        f"ticks while {step.queue} requests wait. In {found.end:g} ticks {found.completed} requests end, mean "
+        f"TTFT {known(found.ttft_mean)} and mean E2E {known(found.e2e_mean)} ticks; {found.queue} wait at the end and "
         f"{100 * found.empty:.0f} % of the slot time is unused."
     )

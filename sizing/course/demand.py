@@ -51,5 +51,5 @@ def peak_from_mean(mean_per_s: float, share: float = PEAK_SHARE) -> int:
         raise ScenarioError(f"mean requests/s must be at most {MOST_MEAN_PER_S:g}, got {mean_per_s:g}")
     if share <= math.exp(-mean_per_s):
         return 0
-    count = int(math.ceil(pdtrik(share, mean_per_s)))
+    count: int = math.ceil(pdtrik(share, mean_per_s))
     return count - 1 if count > 0 and pdtr(count - 1, mean_per_s) >= share else count

@@ -67,9 +67,10 @@ def _about(step: Step, place: int) -> str:
 
 
 def _queue(figure: go.Figure, steps: Sequence[Step], ink: Ink) -> None:
+    last = steps[-1]
     figure.add_scatter(
-        x=[step.start for step in steps],
-        y=[step.queue for step in steps],
+        x=[*(step.start for step in steps), last.start + last.ticks],
+        y=[*(step.queue for step in steps), last.queue],
         name="queue (right axis)",
         mode="lines",
         line={"color": ink.series[1], "width": 2, "shape": "hv"},

@@ -24,6 +24,8 @@ COMMANDS = {
     "whatif": ("sizing.whatif.command:whatif_command", "The plan before and after changes nobody has measured."),
     "study": ("sizing.study.command:study_command", "Thousands of scenarios, on all cores or a Dask cluster."),
     "batcher": ("sizing.commands.batcher:batcher_command", "Triton's batchers: waiting, batch sizes, tuning."),
+    "lesson": ("sizing.commands.lesson:lesson_command", "What batching does, drawn slot by slot and tick by tick."),
+    "course": ("sizing.commands.course:course_command", "Sizing by a mean latency and the best measured point."),
     "validate": ("sizing.evidence.command:validate_command", "Every claim of accuracy checked again, in one table."),
     "bench": ("sizing.bench:bench_command", "Speeds, side by side in one run."),
 }

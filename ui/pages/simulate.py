@@ -1,5 +1,5 @@
 """Simulate: what happens inside a replica? One run of the answer's replica, or of another, over time and request by
-request, beside what the formula says of it."""
+request, beside what the formula says of it; a lesson on batching; and sizing by the usual method."""
 
 import streamlit as st
 
@@ -9,13 +9,18 @@ from sizing.numbers import milliseconds, significant
 from sizing.plan import Fleet, Plan
 from sizing.simulator import Simulated
 from sizing.workload import Limit
-from ui import answers, inside_formula, inside_views, run_form, simulating, view
+from ui import answers, course_view, inside_formula, inside_views, lesson_view, run_form, simulating, view
 from ui.answers import Outcome
 from ui.charts.timeline import time_unit
 from ui.scenario import Scenario
 from ui.simulating import UNLIMITED_KV_TOKENS, Seen, Setup
 from ui.words import BASIS_HELP, BASIS_LOOK, limit_name, plain, sentence_case
 
+VIEWS = {
+    "replica": "A replica of the plan",
+    "lesson": "Lesson: batching",
+    "course": "By the course's method",
+}
 LOOKS = {
     "time": "Over time",
     "close": "A close look",
@@ -26,7 +31,17 @@ LOOKS = {
 
 
 def page(scenario: Scenario) -> None:
-    """The whole page for one scenario."""
+    """The whole page: the replica of a scenario's plan, or what is shown beside it."""
+    shown = view.chosen("What to look into", VIEWS, "simulate")
+    if shown == "lesson":
+        lesson_view.page()
+    elif shown == "course":
+        course_view.page(scenario)
+    else:
+        _replica(scenario)
+
+
+def _replica(scenario: Scenario) -> None:
     if scenario.missing:
         st.title(scenario.missing, anchor=False)
         st.markdown("The form on the left says what is asked; then there is a replica to look into.")

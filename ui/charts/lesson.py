@@ -12,7 +12,7 @@ from sizing.lesson.words import known
 from ui.charts.base import SMALL, Chart, Ink, figure_of
 
 STAGES = {EMPTY: "empty", PREFILL: "prompt", DECODE: "token"}
-SLOT_PX, MARGIN_PX, BELOW_PX, BETWEEN_PX = 30, 84, 240, 34
+SLOT_PX, MARGIN_PX, BELOW_PX, BETWEEN_PX = 30, 84, 230, 56
 """Heights: of a slot, of both margins, of the lower plot, of the space between the two."""
 
 
@@ -51,7 +51,7 @@ def _slots(steps: Sequence[Step], ink: Ink) -> go.Heatmap:
         zmin=-0.5,
         zmax=2.5,
         showscale=False,
-        xgap=1,
+        xgap=0.5,
         ygap=3,
     )
 
@@ -71,7 +71,7 @@ def _queue(figure: go.Figure, steps: Sequence[Step], ink: Ink) -> None:
     figure.add_scatter(
         x=[*(step.start for step in steps), last.start + last.ticks],
         y=[*(step.queue for step in steps), last.queue],
-        name="queue (right axis)",
+        name="queue →",
         mode="lines",
         line={"color": ink.series[1], "width": 2, "shape": "hv"},
         yaxis="y3",
@@ -124,7 +124,15 @@ def _axes(figure: go.Figure, below: float, above: float, slots: int, end: float,
             "nticks": 6,
             "title": {"text": "Waiting requests", "font": font},
         },
-        legend={"orientation": "h", "x": 0, "xanchor": "left", "y": below, "yanchor": "bottom"},
+        legend={
+            "orientation": "h",
+            "x": 0,
+            "xanchor": "left",
+            "y": below,
+            "yanchor": "bottom",
+            "entrywidth": 42,
+            "itemwidth": 30,
+        },
         showlegend=True,
         margin={"l": 48, "r": 48, "t": 34, "b": 44},
     )

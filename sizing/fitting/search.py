@@ -56,7 +56,7 @@ def best_trial(observed: Observed, known: Known) -> Trial:
     best = best_rule(observed, known)
     best = perhaps_together(best, known)
     if not known.kv_known:
-        best = perhaps(best, kv_candidate(best))
+        best = perhaps(best, kv_candidate(best), starts=3)
     best = perhaps(best, unread_candidate(best))
     return settle(best)
 
@@ -135,14 +135,19 @@ def perhaps_together(best: Trial, known: Known) -> Trial:
     return together if together.cost < best.cost / 2 else best
 
 
-def perhaps(best: Trial, wider: Parameters | None) -> Trial:
-    """The explanation with one number more, if it fits far better; `wider` None: the data do not ask for it."""
+def perhaps(best: Trial, wider: Parameters | None, starts: int = 1) -> Trial:
+    """The explanation with one number more, if it fits far better, searched from the best `starts` of STARTS; `wider`
+    None: the data do not ask for it."""
     if wider is None:
         return best
-    trial = Trial(best.observed, wider, np.append(best.numbers, wider.centre[-1]), robust=True)
-    starts = [np.append(best.numbers, wider.centre[-1] + offset) for offset in STARTS]
-    trial.numbers = min(starts, key=trial.cost_at)
-    trial.search(evaluations=8, stride=0.1).search(evaluations=4, stride=0.1, central=True)
+    trials = [
+        Trial(best.observed, wider, np.append(best.numbers, wider.centre[-1] + offset), robust=True)
+        for offset in STARTS
+    ]
+    trials.sort(key=lambda trial: trial.cost_at(trial.numbers))
+    for trial in trials[:starts]:
+        trial.search(evaluations=8, stride=0.1).search(evaluations=4, stride=0.1, central=True)
+    trial = min(trials[:starts], key=lambda trial: trial.cost)
     if trial.cost >= best.cost - GAIN:
         return best
     # Before a further number is asked for, this one is given its chance.

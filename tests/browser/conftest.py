@@ -2,19 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager
-from functools import partial
+from collections.abc import Iterator
 
 import pytest
-from playwright.sync_api import Browser, Page
+from playwright.sync_api import Browser, BrowserContext, Page
 
 from calibration.store import Store
 from tests.app.conftest import keep, point
 from tests.browser.served import chromium, served
-from tests.browser.visit import visitor
-
-Visitor = Callable[..., AbstractContextManager[Page]]
+from tests.browser.visit import DESK, visitor
 
 
 @pytest.fixture(scope="package")
@@ -34,14 +30,14 @@ def browser() -> Iterator[Browser]:
         yield started
 
 
-@pytest.fixture
-def visit(browser: Browser, planner: str) -> Visitor:
-    """Visitors of the planner: a screen of their own, and no complaint at the end."""
-    return partial(visitor, browser, planner)
+@pytest.fixture(scope="module")
+def desk_context(browser: Browser) -> BrowserContext:
+    """A browser at a desk, light theme, that keeps the app's scripts in its cache from test to test."""
+    return browser.new_context(viewport=DESK, color_scheme="light")
 
 
 @pytest.fixture
-def desk(visit: Visitor) -> Iterator[Page]:
-    """A visitor at a desk, light theme."""
-    with visit() as page:
+def desk(desk_context: BrowserContext, planner: str) -> Iterator[Page]:
+    """A visitor at a desk: a session of its own, and no complaint at the end."""
+    with visitor(desk_context, planner) as page:
         yield page

@@ -2,20 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import re
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
+from typing import Literal
 from urllib.parse import quote, urlencode, urlsplit
 
-from playwright.sync_api import Browser, ConsoleMessage, Locator, Page, expect
+from playwright.sync_api import Browser, BrowserContext, ConsoleMessage, Locator, Page, ViewportSize, expect
 
 from ui import link
 from ui.scenario import Scenario
 
 WAIT_MS = 120_000
-DESK, PHONE = {"width": 1440, "height": 900}, {"width": 390, "height": 844}
-PAGES = ("", "compare", "curves", "simulate", "calibrate", "report", "method")
-"""Paths of the pages; the first is Size."""
-ANSWERING = ("", "compare", "curves", "simulate", "report")
+Theme = Literal["light", "dark"]
+DESK: ViewportSize = {"width": 1440, "height": 900}
+PHONE: ViewportSize = {"width": 390, "height": 844}
+PAGES = ("Size", "Compare", "Curves", "Simulate", "Calibrate", "Report", "Method")
+ANSWERING = ("Size", "Compare", "Curves", "Simulate", "Report")
 """Pages that say something else for another answer."""
 ONE = Scenario(gpus=("h200_sxm",), precisions=("fp8",), tps=(1,))
 """A scenario with a single candidate: quick to answer."""
@@ -28,10 +31,14 @@ expect.set_options(timeout=WAIT_MS)
 
 @contextmanager
 def visitor(
-    browser: Browser, address: str, viewport: dict[str, int] = DESK, color_scheme: str = "light"
+    browser: Browser | BrowserContext, address: str, *, viewport: ViewportSize = DESK, color_scheme: Theme = "light"
 ) -> Iterator[Page]:
-    """A fresh visitor; at the end it is an error if the console held one, a dialog opened or a foreign host was asked."""
-    context = browser.new_context(viewport=viewport, color_scheme=color_scheme, reduced_motion="reduce")
+    """A fresh visitor; at the end it is an error if the console held one, a dialog opened or a foreign host was asked.
+
+    Of a browser, with nothing in its cache; of a context (whose screen and theme stay), a session of its own there.
+    """
+    alone = isinstance(browser, Browser)
+    context = browser.new_context(viewport=viewport, color_scheme=color_scheme) if alone else browser
     page = context.new_page()
     page.set_default_timeout(WAIT_MS)
     complaints: list[str] = []
@@ -42,7 +49,7 @@ def visitor(
         "request", lambda request: request.url.startswith((address, "data:", "blob:")) or complaints.append(request.url)
     )
     yield page
-    context.close()
+    (context if alone else page).close()
     assert complaints == []
 
 
@@ -64,6 +71,20 @@ def settled(page: Page) -> Locator:
     return page.get_by_test_id("stMain")
 
 
+def turned(page: Page, name: str) -> Locator:
+    """Turn to another page by the navigation; its main part, settled. The app writes the link at the end of a run."""
+    page.get_by_test_id("stTopNavLink").filter(has_text=name).click()
+    path = "" if name == "Size" else name.lower()
+    expect(page).to_have_url(re.compile(rf"//[^/]*/{path}\?.*&day="))
+    return settled(page)
+
+
+def walk(page: Page, names: Iterable[str]) -> Iterator[tuple[str, Locator]]:
+    """Page after page by the navigation: name and main part of each."""
+    for name in names:
+        yield name, turned(page, name)
+
+
 def rested(page: Page) -> None:
     """Wait until the script has run to its end and everything it drew is there."""
     expect(page.get_by_test_id("stApp")).to_have_attribute("data-test-script-state", "notRunning")
@@ -74,6 +95,15 @@ def opened(page: Page, url: str) -> Locator:
     """Open an address; the main part of the page, settled."""
     page.goto(url)
     return settled(page)
+
+
+def typed(page: Page, label: str, value: str, parameter: str) -> None:
+    """Fill a field of the form; `parameter` (a pattern) is what the link then holds."""
+    field = page.get_by_label(label, exact=True)
+    field.fill(value)
+    field.press("Enter")
+    expect(page).to_have_url(re.compile(parameter))
+    rested(page)
 
 
 def text_of(main: Locator) -> str:

@@ -14,7 +14,8 @@ from ui import answers, reporting
 from ui.scenario import Scenario
 from ui.words import plain, sentence_case
 
-MOST_TITLE, MOST_AUTHOR, MOST_NOTES = 200, 100, 4_000
+MOST_TITLE, MOST_AUTHOR, MOST_NOTES = 20_000, 1_000, 20_000
+"""Characters. A browser field silently drops a text that is longer, so these are far beyond what the writers show."""
 FORMATS = {
     "pdf": ("PDF", ":material/picture_as_pdf:", "Pages to print or send on; tagged for screen readers."),
     "html": ("HTML", ":material/html:", "One file for any browser, light or dark; no script, nothing from a network."),

@@ -64,12 +64,12 @@ def test_feasible(desk: Page, planner: str) -> None:
     opened(desk, url_of(planner))
     for name, main in walk(desk, ANSWERING):
         assert TITLES[name] in title_of(desk), name
-        assert main.get_by_role("alert").count() == 0, name
+        assert main.get_by_test_id("stAlert").count() == 0, name
 
 
 def test_feasible_only_by_extrapolation(desk: Page, planner: str) -> None:
     main = opened(desk, url_of(planner, scenario=TINY))
-    banner = main.get_by_role("alert").filter(has_text="Measure before buying")
+    banner = main.get_by_test_id("stAlert").filter(has_text="Measure before buying")
     expect(banner).to_contain_text("up to 4 requests at once")
     for name, main in walk(desk, ANSWERING):
         assert TITLES[name] in title_of(desk), name
@@ -98,7 +98,7 @@ def test_a_broken_link_is_told_on_every_page_and_its_good_parts_are_used(desk: P
     opened(desk, url_of(planner, "report", rate="fast", spare="3", nonsense="1"))
     for name in PAGES:
         turned(desk, name)
-        told = desk.get_by_role("alert").filter(has_text="This link was not taken as it stands")
+        told = desk.get_by_test_id("stAlert").filter(has_text="This link was not taken as it stands")
         expect(told).to_contain_text("rate=fast: must be a number")
         expect(told).to_contain_text("nonsense")
         expect(desk.get_by_label("Spare replicas", exact=True)).to_have_value("3")
@@ -111,13 +111,13 @@ def test_an_old_link_opens_without_a_word(desk: Page, planner: str) -> None:
     expect(desk.get_by_label("Peak load (requests/s)", exact=True)).to_have_value("3.5")
     for name in PAGES:
         turned(desk, name)
-        assert desk.get_by_role("alert").filter(has_text="This link").count() == 0, name
+        assert desk.get_by_test_id("stAlert").filter(has_text="This link").count() == 0, name
         assert parse_qs(urlsplit(desk.url).query)["v"] == [link.VERSION], name
 
 
 def test_a_link_that_brought_another_answer_tells_both(desk: Page, planner: str) -> None:
     main = opened(desk, url_of(planner, n="77", data="2026-01-31.00000000"))
-    told = main.get_by_role("alert")
+    told = main.get_by_test_id("stAlert")
     expect(told).to_contain_text("the answer was 77 GPUs (measured up to 2026-01-31)")
     expect(told).to_contain_text(f"it is {parse_qs(urlsplit(desk.url).query)['n'][0]}")
 
@@ -133,7 +133,7 @@ def test_a_store_out_of_reach_is_told_and_estimates_go_on(desk_context: BrowserC
     with visitor(desk_context, cut_off) as page:
         opened(page, url_of(cut_off, show_method="sources"))
         for name, main in walk(page, (name for name in PAGES if name != "Calibrate")):
-            expect(main.get_by_role("alert").filter(has_text="Measured points could not be read")).to_be_visible()
+            expect(main.get_by_test_id("stAlert").filter(has_text="Measured points could not be read")).to_be_visible()
             assert TITLES.get(name, "") in title_of(page), name
             assert "topsecret" not in page.content(), name
 

@@ -62,7 +62,9 @@ def lines(question: Question, fleets: list[Fleet], with_cost: bool) -> dict[str,
             lambda fleet, limit=limit: milliseconds(fleet.predicted.value_s(limit)),
             lowest=True,
         )
-    said["Room to the SLA"] = [f"{max(0.0, room_share(fleet)):.0%} of {binding_name(fleet)}" for fleet in fleets]
+    said["Room to the SLA"] = [
+        f"{100 * max(0.0, room_share(fleet)):.0f} % of {binding_name(fleet)}" for fleet in fleets
+    ]
     said["Basis"] = [fleet.basis.capitalize() for fleet in fleets]
     said["Checked"] = ["by simulation" if fleet.verified else "by formula" for fleet in fleets]
     return said | (_costs(question, fleets) if with_cost else {})

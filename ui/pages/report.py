@@ -12,9 +12,10 @@ from sizing.report.tables import Table
 from sizing.report.words import line
 from ui import answers, reporting
 from ui.scenario import Scenario
-from ui.words import plain, sentence_case
+from ui.words import BASIS_HELP, BASIS_LOOK, plain, sentence_case
 
-MOST_TITLE, MOST_AUTHOR, MOST_NOTES = 200, 100, 4_000
+MOST_TITLE, MOST_AUTHOR, MOST_NOTES = 20_000, 1_000, 20_000
+"""Characters. A browser field silently drops a text that is longer, so these are far beyond what the writers show."""
 FORMATS = {
     "pdf": ("PDF", ":material/picture_as_pdf:", "Pages to print or send on; tagged for screen readers."),
     "html": ("HTML", ":material/html:", "One file for any browser, light or dark; no script, nothing from a network."),
@@ -102,6 +103,9 @@ def _preview(found: Report) -> None:
             _table(tables.left_out(found))
             return
         st.markdown(plain(line(found.working)))
+        basis = found.answer.basis
+        icon, colour = BASIS_LOOK[basis]
+        st.badge(basis.capitalize(), icon=icon, color=colour, help=BASIS_HELP[basis])
         _table(tables.sla(found))
         st.markdown("\n".join(f"- {plain(line(text))}" for text in found.remarks))
     with st.expander("All sections"):

@@ -1,0 +1,147 @@
+"""The four reports as a visitor downloads them: opened, and compared with each other and with the page."""
+
+from __future__ import annotations
+
+from html.parser import HTMLParser
+from pathlib import Path
+
+import openpyxl
+import pypdfium2
+import pytest
+from playwright.sync_api import Browser, Download, Page, expect
+
+from sizing.numbers import milliseconds, significant
+from sizing.report.model import Report
+from tests.browser.visit import SIDEWAYS, opened, rested, text_of, turned, url_of
+
+pytestmark = pytest.mark.browser
+
+FORMATS = ("PDF", "HTML", "XLSX", "JSON")
+TITLE = "<script>alert(1)</script> Chat, spring"
+AUTHOR = '=HYPERLINK("x")'
+
+
+class Texts(HTMLParser):
+    """What stands in an HTML file, and what in it could run or ask a network."""
+
+    def __init__(self, document: str) -> None:
+        super().__init__()
+        self.texts: list[str] = []
+        self.tags: set[str] = set()
+        self.asked: list[str] = []
+        self.feed(document)
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.tags.add(tag)
+        self.asked += [value or "" for name, value in attrs if name in ("src", "srcset", "data") or name[:2] == "on"]
+
+    def handle_data(self, data: str) -> None:
+        self.texts.append(data)
+
+    @property
+    def text(self) -> str:
+        return " ".join(" ".join(self.texts).split())
+
+
+def cover(page: Page, title: str = TITLE) -> None:
+    """Type the cover of the report."""
+    for label, value in (("Title", title), ("Author", AUTHOR), ("Notes", "First line.\nSecond line.")):
+        field = page.get_by_label(label, exact=True)
+        field.fill(value)
+        field.blur()
+        rested(page)
+    expect(page.get_by_test_id("stMain").get_by_text(title[:40]).first).to_be_visible()
+
+
+def saved(page: Page, name: str, folder: Path) -> Path:
+    """Press the button of a format; the file that the browser got, under the name that it was given."""
+    with page.expect_download() as started:
+        page.get_by_role("button", name=f"Download {name}").click()
+    download: Download = started.value
+    assert download.suggested_filename.endswith(f".{name.lower()}")
+    path = folder / download.suggested_filename
+    download.save_as(path)
+    return path
+
+
+def text_of_pdf(path: Path) -> str:
+    with pypdfium2.PdfDocument(path) as document:
+        pages = [document[number].get_textpage().get_text_bounded() for number in range(len(document))]
+    return " ".join(" ".join(pages).split())
+
+
+def cells_of(path: Path) -> dict[str, list[list[object]]]:
+    """Rows of every sheet, formulas by the values stored with them."""
+    book = openpyxl.load_workbook(path, data_only=True)
+    return {sheet.title: [[cell for cell in row if cell is not None] for row in sheet.values] for sheet in book}
+
+
+def test_all_four_say_what_the_page_says(desk: Page, browser: Browser, planner: str, tmp_path: Path) -> None:
+    size = opened(desk, url_of(planner))
+    sentence = size.get_by_role("heading", level=1).inner_text()
+    cards = [card.inner_text().split("\n") for card in size.get_by_test_id("stMetric").all()]
+    said = turned(desk, "Report")
+    cover(desk)
+    assert sentence in text_of(said)
+    pdf, html, xlsx, json = (saved(desk, name, tmp_path) for name in FORMATS)
+    found = Report.from_json(json.read_bytes())
+    assert found.answer is not None
+    shown = [significant(found.answer.planned_per_gpu.value or 0), f"{found.answer.gpus.value:,.0f}"]
+    for limit in found.limits:
+        shown += [milliseconds(limit.limit.value or 0), milliseconds(limit.predicted.value or 0)]
+    assert all(any(value in line for card in cards for line in card) for value in shown), (shown, cards)
+
+    page, printed = Texts(html.read_text()), text_of_pdf(pdf)
+    for text in (page.text, printed):
+        assert sentence in text and TITLE in text and AUTHOR in text and "Second line." in text
+        assert [value for value in shown if value not in text] == []
+    assert not page.tags & {"script", "iframe", "object", "embed", "link"} and page.asked == []
+    assert found.sentence == sentence and (found.title, found.author) == (TITLE, AUTHOR)
+
+    sheets = cells_of(xlsx)
+    answer = {row[0]: row[1] for row in sheets["Answer"] if len(row) == 2}
+    assert answer["GPUs"] == found.answer.gpus.value
+    assert answer["Requests/s per GPU"] == pytest.approx(found.answer.planned_per_gpu.value)
+    texts = {cell for row in sheets["Answer"] for cell in row}
+    assert {sentence, TITLE, AUTHOR} <= texts
+    for limit in found.limits:
+        row = next(row for row in sheets["Answer"] if row and row[0] == limit.name)
+        assert row[1:3] == pytest.approx([limit.limit.value, limit.predicted.value])
+
+    offline(browser, html)
+
+
+def offline(browser: Browser, html: Path) -> None:
+    """The HTML file opens without a network, runs nothing, and fits a phone."""
+    context = browser.new_context(offline=True, viewport={"width": 390, "height": 844})
+    page = context.new_page()
+    asked: list[str] = []
+    page.on("request", lambda request: request.url.startswith("file:") or asked.append(request.url))
+    page.on("console", lambda message: message.type == "error" and asked.append(message.text))
+    page.on("dialog", lambda dialog: (asked.append(dialog.message), dialog.dismiss()))
+    page.goto(html.as_uri())
+    expect(page.get_by_text(TITLE).first).to_be_visible()
+    assert page.locator("html").evaluate(SIDEWAYS) <= 0 and asked == []
+    context.close()
+
+
+def test_a_title_of_ten_kilobytes_reaches_every_file_as_text(desk: Page, planner: str, tmp_path: Path) -> None:
+    title = "<script>alert(1)</script>" + "long title " * 1000
+    main = opened(desk, url_of(planner, "report"))
+    cover(desk, title)
+    assert main.evaluate(SIDEWAYS) <= 0
+    pdf, html, xlsx, json = (saved(desk, name, tmp_path) for name in FORMATS)
+    assert Report.from_json(json.read_bytes()).title == title
+    assert title[:200] in Texts(html.read_text()).text and "script" not in Texts(html.read_text()).tags
+    assert title[:60] in text_of_pdf(pdf)
+    assert title[:200] in cells_of(xlsx)["Answer"][0][0]  # type: ignore[operator]
+
+
+def test_without_an_answer_the_files_hold_no_count(desk: Page, planner: str, tmp_path: Path) -> None:
+    opened(desk, url_of(planner, "report", itl="p99:0.0001s"))
+    pdf, html, xlsx, json = (saved(desk, name, tmp_path) for name in FORMATS)
+    found = Report.from_json(json.read_bytes())
+    assert found.answer is None and found.configurations == ()
+    texts = [Texts(html.read_text()).text, text_of_pdf(pdf), str(cells_of(xlsx)["Answer"])]
+    for text in texts:
+        assert "No configuration meets this SLA" in text and "You need" not in text

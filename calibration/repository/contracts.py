@@ -193,6 +193,4 @@ V08 = Contract(
 CONTRACTS = {contract.name: contract for contract in (V08, V05)}
 
 # The workshop's text model on the Python backend, for comparison beside the engine: no batch dimension at all.
-TEXT = Model(
-    "llama-python", tensors("text_input STRING -1; max_tokens UINT32 -1"), tensors("text_output STRING -1")
-)
+TEXT = Model("llama-python", tensors("text_input STRING -1; max_tokens UINT32 -1"), tensors("text_output STRING -1"))

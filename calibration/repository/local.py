@@ -103,8 +103,13 @@ def _parameters(name: str, folder: Path, settings: Settings, machine: Machine) -
     if name == "postprocessing":
         return {"tokenizer_dir": str(folder), "tokenizer_type": "auto", "skip_special_tokens": "True"}
     if name == "tensorrt_llm":
-        return _backend_parameters(settings, machine) | _deployment(settings, machine) | _engine(settings, machine)
+        return engine_parameters(settings, machine)
     return {}
+
+
+def engine_parameters(settings: Settings, machine: Machine) -> dict[str, str]:
+    """All parameters of `tensorrt_llm` with the reference engine behind it."""
+    return _backend_parameters(settings, machine) | _deployment(settings, machine) | _engine(settings, machine)
 
 
 def _backend_parameters(settings: Settings, machine: Machine) -> dict[str, str]:

@@ -108,9 +108,9 @@ class Options:
                 raise RepositoryError(f"{name} is empty: name the folder as the serving machine sees it")
 
     def _check_numbers(self) -> None:
-        names = ("max_batch_size", "max_beam_width", "preprocessing_instances", "postprocessing_instances")
-        names += ("bls_instances", "max_num_sequences", "max_tokens_in_paged_kv_cache", "max_attention_window_size")
-        for name in names:
+        counts = ("max_batch_size", "max_beam_width", "max_num_sequences", "max_tokens_in_paged_kv_cache")
+        names = (*counts, "max_attention_window_size", "preprocessing_instances", "postprocessing_instances")
+        for name in (*names, "bls_instances"):
             value = getattr(self, name)
             if value is not None and value < 1:
                 raise RepositoryError(f"{name} must be at least 1, got {value}")

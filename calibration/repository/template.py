@@ -45,13 +45,10 @@ def fill(file: Path, pairs: str, in_place: bool) -> str | None:
     """
     values = substitutions(pairs)
     try:
-        # newline="" keeps the file's own line ends on the way through
-        with file.open(encoding="utf-8", newline="") as source:
-            text = filled(source.read(), values)
+        text = filled(file.read_text(encoding="utf-8"), values)
         if not in_place:
             return text
-        with file.open("w", encoding="utf-8", newline="") as target:
-            target.write(text)
+        file.write_text(text, encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
         raise RepositoryError(f"cannot fill {file}: {getattr(error, 'strerror', None) or error}") from error
     return None

@@ -30,7 +30,7 @@ def wiring_faults(ensemble: ModelFolder, models: Mapping[str, ModelFolder]) -> I
         batched = bool(config.max_batch_size)
         wires[tensor.name] = Wire(tensor.data_type, _full(tensor.dims, batched), "the ensemble's input")
     # steps run when their inputs are there, whatever their order in the file: first who writes what, then who reads
-    for number, step in enumerate(steps):
+    for number in range(len(steps)):
         yield from _step(ensemble, number, models)
         yield from _written(ensemble, number, models, wires)
     for number in range(len(steps)):
@@ -133,7 +133,9 @@ def _mismatch(name: str, wire: Wire, data_type: int, dims: tuple[int, ...], read
     if wire.data_type != data_type:
         names = [pb.DataType.Name(number).removeprefix("TYPE_") for number in (wire.data_type, data_type)]
         return f"tensor {name!r}: {wire.writer} writes {names[0]}, {reader} takes {names[1]}"
-    fits = len(wire.dims) == len(dims) and all(-1 in pair or pair[0] == pair[1] for pair in zip(wire.dims, dims))
+    fits = len(wire.dims) == len(dims) and all(
+        -1 in pair or pair[0] == pair[1] for pair in zip(wire.dims, dims, strict=True)
+    )
     return "" if fits else f"tensor {name!r}: {wire.writer} writes {list(wire.dims)}, {reader} takes {list(dims)}"
 
 

@@ -11,11 +11,11 @@ import triton_python_backend_utils as pb_utils
 
 
 class TritonPythonModel:
-    """Called by Triton's Python backend. One request at a time: nothing is batched, which is what it is there to show."""
+    """Called by Triton's Python backend. One request at a time, which is what it is there to show."""
 
     def initialize(self, args: dict[str, str]) -> None:
         import torch
-        from transformers import pipeline
+        from transformers import pipeline  # type: ignore[import-not-found]
 
         folder = json.loads(args["model_config"])["parameters"]["model_dir"]["string_value"]
         on_gpu = torch.cuda.is_available()

@@ -40,7 +40,7 @@ class SlowWording:
     """Any other tokenizer, read by `transformers`."""
 
     def __init__(self, folder: str) -> None:
-        from transformers import AutoTokenizer
+        from transformers import AutoTokenizer  # type: ignore[import-not-found]
 
         self._tokenizer: Any = AutoTokenizer.from_pretrained(folder, padding_side="left")
         self.end_id = int(self._tokenizer.eos_token_id)

@@ -8,7 +8,7 @@ from tritonclient.grpc import model_config_pb2 as pb
 
 from calibration.repository.check.faults import Fault, ModelFolder
 
-NO_PROGRAM = {"tensorrtllm", "ensemble"}
+SHIPPED = {"python", "tensorrtllm", "tensorrt", "onnxruntime", "pytorch", "tensorflow", "openvino", "dali", "fil", "vllm"}
 
 
 def core_faults(model: ModelFolder) -> Iterator[Fault]:
@@ -30,6 +30,9 @@ def _names(model: ModelFolder) -> Iterator[Fault]:
         yield model.refused("neither backend nor platform is given: name one")
     elif config.platform and config.platform != "ensemble" and not config.backend:
         yield model.refused(f"platform {config.platform!r} is not known here: give a backend", "platform")
+    if config.backend and config.backend not in SHIPPED:
+        message = f"backend {config.backend!r} is none that Triton ships: the server must have a library of that name"
+        yield model.refused(message, "backend")
     if (config.platform == "ensemble") != config.HasField("ensemble_scheduling"):
         yield model.refused("platform 'ensemble' and ensemble_scheduling belong together: one is missing", "platform")
 

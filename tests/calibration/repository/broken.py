@@ -104,6 +104,7 @@ CASES = (
     Case("name is not the folder's", replace("postprocessing", '"postprocessing"', '"post"'), "must be the same"),
     Case("no backend", replace("postprocessing", 'backend: "python"', 'backend: "phyton"'), "phyton"),
     Case("no version", lambda folder: shutil.rmtree(folder / "ensemble" / "1"), "no version"),
+    Case("input twice", edit("preprocessing", lambda c: c.input.add().CopyFrom(c.input[0])), "declared twice"),
     Case("no program", lambda folder: (folder / "preprocessing" / "1" / "model.py").unlink(), "no model.py"),
     Case("no configuration", lambda folder: (folder / "preprocessing" / "config.pbtxt").unlink(), "no config.pbtxt"),
     Case("negative batch", edit("preprocessing", lambda c: setattr(c, "max_batch_size", -1)), "negative"),
@@ -171,11 +172,6 @@ CASES = (
         "no step writes it",
     ),
     Case("no batch dimension", edit("tensorrt_llm", lambda c: setattr(c, "max_batch_size", 0)), "max_batch_size"),
-    Case(
-        "input twice",
-        edit("preprocessing", lambda c: c.input.add().CopyFrom(c.input[0])),
-        "declared twice",
-    ),
     # what Triton's core lets pass
     Case("batching type", parameter("tensorrt_llm", "gpt_model_type", "magic"), "Invalid gpt_model_type", "backend"),
     Case("engine left open", parameter("tensorrt_llm", "gpt_model_path", "${engine_dir}"), "${engine_dir}", "backend"),

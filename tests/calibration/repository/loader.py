@@ -18,6 +18,7 @@ from calibration.reference import environment, server
 from calibration.reference.settings import Settings
 
 WITHIN_S = 120.0
+GIVEN_UP_S = 60.0  # a repository without a model.py makes tritonserver 2.51 wait for its Python stub for ever
 SMALL = Settings(grpc_port=0, http_port=0, metrics_port=0, hidden=32, layers=1, heads=2, kv_heads=1, vocab_size=64)
 
 
@@ -53,7 +54,7 @@ class Loader:
     ) -> None:
         self.process.send_signal(signal.SIGINT)
         try:
-            self.process.wait(15)
+            self.process.wait(5)
         except subprocess.TimeoutExpired:
             self.process.kill()
         server._kill_group(self.process.pid)
@@ -71,8 +72,10 @@ class Loader:
         said = ""
         for name in names:
             said = said or self._post(f"repository/models/{name}/load")
+        if said:
+            return said
         ready = {model["name"] for model in self._index() if model.get("state") == "READY"}
-        return said or ("" if ready >= set(names) else f"not READY: {', '.join(set(names) - ready)}")
+        return "" if ready >= set(names) else f"not READY: {', '.join(set(names) - ready)}"
 
     def unload(self) -> None:
         for model in self._index():
@@ -98,13 +101,17 @@ class Loader:
 
     def _post(self, path: str, body: dict[str, Any] | None = None) -> str:
         try:
-            self._ask(path, body or {})
+            self._ask(path, body or {}, GIVEN_UP_S)
+        except TimeoutError:
+            self.__exit__(None, None, None)
+            self.__enter__()
+            return f"not loaded within {GIVEN_UP_S:.0f} s"
         except urllib.error.HTTPError as error:
             return str(json.loads(error.read()).get("error", error.reason))
         return ""
 
-    def _ask(self, path: str, body: dict[str, Any]) -> Any:
-        with urllib.request.urlopen(self._request(path, body), timeout=WITHIN_S) as response:
+    def _ask(self, path: str, body: dict[str, Any], within_s: float = WITHIN_S) -> Any:
+        with urllib.request.urlopen(self._request(path, body), timeout=within_s) as response:
             return json.loads(response.read() or b"{}")
 
     def _request(self, path: str, body: dict[str, Any]) -> urllib.request.Request:

@@ -101,9 +101,7 @@ def test_all_agree_on_the_port_and_the_probes() -> None:
     for probe in ("startupProbe", "readinessProbe"):
         assert f'"{container[probe]["httpGet"]["path"]}"' in serve
         assert container[probe]["timeoutSeconds"] > 4  # ui.health.WITHIN_S
-    assert (
-        container["livenessProbe"]["httpGet"]["path"] == "/_stcore/health"
-    )
+    assert container["livenessProbe"]["httpGet"]["path"] == "/_stcore/health"
 
 
 def test_pods_have_no_privileges_and_the_files_they_need() -> None:

@@ -8,7 +8,18 @@ from tritonclient.grpc import model_config_pb2 as pb
 
 from calibration.repository.check.faults import Fault, ModelFolder
 
-SHIPPED = {"python", "tensorrtllm", "tensorrt", "onnxruntime", "pytorch", "tensorflow", "openvino", "dali", "fil", "vllm"}
+SHIPPED = {
+    "python",
+    "tensorrtllm",
+    "tensorrt",
+    "onnxruntime",
+    "pytorch",
+    "tensorflow",
+    "openvino",
+    "dali",
+    "fil",
+    "vllm",
+}
 
 
 def core_faults(model: ModelFolder) -> Iterator[Fault]:

@@ -104,7 +104,12 @@ CASES = (
     Case("name is not the folder's", replace("postprocessing", '"postprocessing"', '"post"'), "must be the same"),
     Case("no backend", replace("postprocessing", 'backend: "python"', 'backend: "phyton"'), "phyton"),
     Case("no version", lambda folder: shutil.rmtree(folder / "ensemble" / "1"), "no version"),
-    Case("input twice", edit("preprocessing", lambda c: c.input.add().CopyFrom(c.input[0])), "declared twice"),
+    Case(
+        "input twice",
+        edit("preprocessing", lambda c: c.input.add().CopyFrom(c.input[0])),
+        "declared twice",
+        "one of the two is lost",
+    ),
     Case("no program", lambda folder: (folder / "preprocessing" / "1" / "model.py").unlink(), "no model.py"),
     Case("no configuration", lambda folder: (folder / "preprocessing" / "config.pbtxt").unlink(), "no config.pbtxt"),
     Case("negative batch", edit("preprocessing", lambda c: setattr(c, "max_batch_size", -1)), "negative"),

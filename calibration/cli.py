@@ -25,6 +25,7 @@ COMMANDS = {
     "compare": "calibration.bench.commands:compare",
     "mock": "calibration.mock.__main__:main",
     "serve": "calibration.serve:serve",
+    "repository": "calibration.repository.commands:repository",
 }
 
 

@@ -6,6 +6,7 @@
     ├── ClientLimitedError   the load generator on this machine cannot keep up with the planned load
     ├── ServerError   a server cannot be started, reached or understood, or stopped answering
     │   └── NothingAnswered   the server is there, but answered no request of one level: others may go better
+    ├── RepositoryError   a model repository cannot be built, filled or read: option, file and what are named
     ├── WorkerError   a process of the load generator died in the middle of a level
     ├── Cancelled     a level was cancelled while it was measured
     └── StoreError    runs and points cannot be written or read, or the run asked for does not exist
@@ -40,6 +41,10 @@ class FileError(CalibrationError):
 
 class ClientLimitedError(CalibrationError):
     """The load generator on this machine cannot keep up with the planned load; what it can do is named."""
+
+
+class RepositoryError(CalibrationError):
+    """A model repository cannot be built, filled or read: option, file and what are named."""
 
 
 class WorkerError(CalibrationError):

@@ -1,4 +1,4 @@
-"""Triton model repositories in the TensorRT-LLM layout, written through Triton's own protobuf schema."""
+"""The local reference server's own repository: four models of the v0.8 contract with the small engine behind them."""
 
 from __future__ import annotations
 
@@ -7,7 +7,6 @@ import shutil
 from dataclasses import dataclass
 from pathlib import Path
 
-from google.protobuf import text_format  # type: ignore[import-untyped]
 from tritonclient.grpc import model_config_pb2 as pb
 
 from calibration.errors import ServerError
@@ -15,8 +14,9 @@ from calibration.load import cores
 from calibration.reference import contract
 from calibration.reference.settings import KV_BLOCK_TOKENS, Settings
 from calibration.reference.tokenizer import save_tokenizer
+from calibration.repository.messages import CONFIG_FILE, add_instances, add_steps, as_text, model_message
 
-MODELS = Path(__file__).parent / "reference" / "models"
+MODELS = Path(__file__).parents[1] / "reference" / "models"
 TRITON_VERSION = "2.51.0"
 
 
@@ -78,49 +78,23 @@ def _write_model(folder: Path, model: contract.Model, settings: Settings, machin
     config = model_config(model, settings)
     for key, value in _parameters(model.name, folder, settings, machine).items():
         config.parameters[key].string_value = value
-    (folder / "config.pbtxt").write_text(text_format.MessageToString(config))
+    (folder / CONFIG_FILE).write_text(as_text(config))
 
 
 def model_config(model: contract.Model, settings: Settings) -> pb.ModelConfig:
     """The configuration of one model, without its parameters."""
-    config = pb.ModelConfig(name=model.name, max_batch_size=settings.max_batch_size)
-    for tensor in model.inputs:
-        config.input.append(_input(tensor))
-    for tensor in model.outputs:
-        config.output.add(name=tensor.name, data_type=_data_type(tensor), dims=tensor.dims)
+    config = model_message(model, settings.max_batch_size)
     if model.decoupled:
         config.model_transaction_policy.decoupled = True
         # delay 0: the engine batches, so the server must hand each request over at once
         config.dynamic_batching.preferred_batch_size.append(settings.max_batch_size)
         config.dynamic_batching.max_queue_delay_microseconds = 0
     if model is contract.ENSEMBLE:
-        config.platform = "ensemble"
-        for step in contract.STEPS:
-            config.ensemble_scheduling.step.add(
-                model_name=step.model, model_version=-1, input_map=dict(step.inputs), output_map=dict(step.outputs)
-            )
+        add_steps(config, contract.STEPS)
     else:
         config.backend = "python"
-        # one instance: with two of postprocessing, tokens of a stream overtake each other
-        config.instance_group.add(count=1, kind=pb.ModelInstanceGroup.KIND_CPU)
+        add_instances(config, 1)  # with two of postprocessing, tokens of a stream overtake each other
     return config
-
-
-def _input(tensor: contract.Tensor) -> pb.ModelInput:
-    message = pb.ModelInput(
-        name=tensor.name,
-        data_type=_data_type(tensor),
-        dims=tensor.dims,
-        optional=tensor.optional,
-        allow_ragged_batch=tensor.ragged,
-    )
-    if tensor.scalar:
-        message.reshape.SetInParent()  # present and empty: the model sees shape []
-    return message
-
-
-def _data_type(tensor: contract.Tensor) -> int:
-    return int(pb.DataType.Value(f"TYPE_{tensor.data_type}"))
 
 
 def _parameters(name: str, folder: Path, settings: Settings, machine: Machine) -> dict[str, str]:
@@ -129,8 +103,13 @@ def _parameters(name: str, folder: Path, settings: Settings, machine: Machine) -
     if name == "postprocessing":
         return {"tokenizer_dir": str(folder), "tokenizer_type": "auto", "skip_special_tokens": "True"}
     if name == "tensorrt_llm":
-        return _backend_parameters(settings, machine) | _deployment(settings, machine) | _engine(settings, machine)
+        return engine_parameters(settings, machine)
     return {}
+
+
+def engine_parameters(settings: Settings, machine: Machine) -> dict[str, str]:
+    """All parameters of `tensorrt_llm` with the reference engine behind it."""
+    return _backend_parameters(settings, machine) | _deployment(settings, machine) | _engine(settings, machine)
 
 
 def _backend_parameters(settings: Settings, machine: Machine) -> dict[str, str]:

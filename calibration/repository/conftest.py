@@ -1,0 +1,3 @@
+"""Keeps doctest collection away from the programs that run only inside Triton."""
+
+collect_ignore_glob = ["programs/*"]

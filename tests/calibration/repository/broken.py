@@ -1,0 +1,190 @@
+"""Broken model repositories: what was done to a sound one, and who refuses it."""
+
+import shutil
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from google.protobuf import text_format
+from tritonclient.grpc import model_config_pb2 as pb
+
+Harm = Callable[[Path], None]
+
+
+@dataclass(frozen=True)
+class Case:
+    """`harm` breaks a repository; `says`: words of the fault that must be named; `ours`: why we refuse what loads."""
+
+    name: str
+    harm: Harm
+    says: str
+    ours: str = ""
+
+
+def edit(model: str, change: Callable[[Any], object]) -> Harm:
+    """Change the configuration as a message."""
+
+    def harm(folder: Path) -> None:
+        file = folder / model / "config.pbtxt"
+        config = text_format.Parse(file.read_text(), pb.ModelConfig())
+        change(config)
+        file.write_text(text_format.MessageToString(config))
+
+    return harm
+
+
+def replace(model: str, old: str, new: str) -> Harm:
+    """Change the configuration as text, as a hand would."""
+
+    def harm(folder: Path) -> None:
+        file = folder / model / "config.pbtxt"
+        text = file.read_text()
+        assert old in text
+        file.write_text(text.replace(old, new, 1))
+
+    return harm
+
+
+def parameter(model: str, key: str, value: str) -> Harm:
+    return edit(model, lambda config: setattr(config.parameters[key], "string_value", value))
+
+
+def tensor(config: Any, name: str) -> Any:
+    return next(entry for entry in (*config.input, *config.output) if entry.name == name)
+
+
+def dims(model: str, name: str, *sizes: int) -> Harm:
+    def change(config: Any) -> None:
+        entry = tensor(config, name)
+        entry.ClearField("dims")
+        entry.dims.extend(sizes)
+
+    return edit(model, change)
+
+
+def step(number: int, change: Callable[[Any], object]) -> Harm:
+    return edit("ensemble", lambda config: change(config.ensemble_scheduling.step[number]))
+
+
+def both(*harms: Harm) -> Harm:
+    def harm(folder: Path) -> None:
+        for one in harms:
+            one(folder)
+
+    return harm
+
+
+def rename_lengths(folder: Path) -> None:
+    edit("tensorrt_llm", lambda config: setattr(tensor(config, "input_lengths"), "name", "lengths"))(folder)
+    step(1, lambda one: one.input_map.update({"lengths": one.input_map.pop("input_lengths")}))(folder)
+
+
+def cycle(one: Any) -> None:
+    one.input_map["QUERY"] = "text_output"
+
+
+BATCHER = "dynamic_batching {"
+
+CASES = (
+    Case(
+        "max_batch_size left open", replace("tensorrt_llm", "max_batch_size: 8", "max_batch_size: ${size}"), "${size}"
+    ),
+    Case("decoupled left open", replace("tensorrt_llm", "decoupled: true", "decoupled: ${mode}"), "${mode}"),
+    Case("count left open", replace("preprocessing", "count: 1", "count: ${count}"), "${count}"),
+    Case("unknown field", replace("preprocessing", "max_batch_size", "max_batch"), "max_batch"),
+    Case("brace missing", replace("postprocessing", "instance_group {", "instance_group "), ""),
+    Case("name twice", replace("preprocessing", 'name: "prep', 'name: "x"\nname: "prep'), "multiple"),
+    Case("unknown type", replace("preprocessing", "TYPE_STRING", "TYPE_TEXT"), "TYPE_TEXT"),
+    Case("no type", replace("preprocessing", "data_type: TYPE_STRING", ""), "no data_type"),
+    Case("no dims", dims("preprocessing", "QUERY"), "no dims"),
+    Case("dims 0", dims("preprocessing", "QUERY", 0), "at least 1"),
+    Case("dims -2", dims("postprocessing", "OUTPUT", -2), "at least 1"),
+    Case("reshape of another size", dims("tensorrt_llm", "end_id", 2), "differ in size"),
+    Case("name is not the folder's", replace("postprocessing", '"postprocessing"', '"post"'), "must be the same"),
+    Case("no backend", replace("postprocessing", 'backend: "python"', 'backend: "phyton"'), "phyton"),
+    Case("no version", lambda folder: shutil.rmtree(folder / "ensemble" / "1"), "no version"),
+    Case(
+        "input twice",
+        edit("preprocessing", lambda c: c.input.add().CopyFrom(c.input[0])),
+        "declared twice",
+        "one of the two is lost",
+    ),
+    Case("no program", lambda folder: (folder / "preprocessing" / "1" / "model.py").unlink(), "no model.py"),
+    Case("no configuration", lambda folder: (folder / "preprocessing" / "config.pbtxt").unlink(), "no config.pbtxt"),
+    Case("negative batch", edit("preprocessing", lambda c: setattr(c, "max_batch_size", -1)), "negative"),
+    Case(
+        "version not there", edit("postprocessing", lambda c: c.version_policy.specific.versions.append(3)), "version"
+    ),
+    Case("preferred too large", replace("tensorrt_llm", "batch_size: 8\n}", "batch_size: 9\n}"), "between 1 and"),
+    Case("default level", replace("tensorrt_llm", BATCHER, BATCHER + "priority_levels: 2 "), "default_priority"),
+    Case(
+        "level out of range",
+        replace(
+            "tensorrt_llm",
+            BATCHER,
+            BATCHER + "priority_levels: 2 default_priority_level: 1 priority_queue_policy { key: 3 value {} } ",
+        ),
+        "level 3",
+    ),
+    Case(
+        "order and levels",
+        replace(
+            "tensorrt_llm",
+            BATCHER,
+            BATCHER + "preserve_ordering: true priority_levels: 2 default_priority_level: 1 ",
+        ),
+        "one priority level",
+    ),
+    Case(
+        "order and delay",
+        replace(
+            "tensorrt_llm",
+            BATCHER,
+            BATCHER + "preserve_ordering: true default_queue_policy { timeout_action: DELAY "
+            "default_timeout_microseconds: 9 } ",
+        ),
+        "DELAY",
+    ),
+    Case("negative count", replace("preprocessing", "count: 1", "count: -1"), "count is -1"),
+    Case("CPU with GPUs", replace("preprocessing", "count: 1", "count: 1 gpus: 0"), "lists gpus"),
+    Case("instances of an ensemble", edit("ensemble", lambda c: c.instance_group.add(count=1)), "no instance_group"),
+    Case("step unknown", step(0, lambda one: setattr(one, "model_name", "pre")), "no such model"),
+    Case("step version", step(0, lambda one: setattr(one, "model_version", 4)), "no version 4"),
+    Case("no step", edit("ensemble", lambda c: c.ensemble_scheduling.ClearField("step")), "no step"),
+    Case("input unknown", step(0, lambda one: one.input_map.update({"QUESTION": "text_input"})), "no input 'QUESTION'"),
+    Case("output unknown", step(0, lambda one: one.output_map.update({"IDS": "_IDS"})), "no output 'IDS'"),
+    Case("nobody writes", step(2, lambda one: one.input_map.update({"TOKENS_BATCH": "_TOKENS"})), "nobody writes"),
+    Case("input not mapped", step(1, lambda one: one.input_map.pop("input_ids")), "nothing is mapped"),
+    Case("two writers", step(1, lambda one: one.output_map.update({"output_ids": "_INPUT_ID"})), "is written by"),
+    Case("circle", step(0, cycle), ""),
+    Case(
+        "types differ",
+        edit("ensemble", lambda c: setattr(tensor(c, "max_tokens"), "data_type", pb.TYPE_UINT32)),
+        "writes UINT32",
+    ),
+    Case("shapes differ", dims("tensorrt_llm", "input_ids", -1, -1), "takes [-1, -1, -1]"),
+    Case("sizes differ", dims("preprocessing", "REQUEST_INPUT_LEN", 2), "writes [-1, 2]"),
+    Case("batch too large", edit("ensemble", lambda c: setattr(c, "max_batch_size", 16)), "takes at most 8"),
+    Case(
+        "input unread",
+        edit("ensemble", lambda c: c.input.add(name="mood", data_type=pb.TYPE_STRING, dims=[1])),
+        "no step reads it",
+    ),
+    Case(
+        "output unwritten",
+        edit("ensemble", lambda c: c.output.add(name="mood", data_type=pb.TYPE_STRING, dims=[1])),
+        "no step writes it",
+    ),
+    Case("no batch dimension", edit("tensorrt_llm", lambda c: setattr(c, "max_batch_size", 0)), "max_batch_size"),
+    # what Triton's core lets pass
+    Case("batching type", parameter("tensorrt_llm", "gpt_model_type", "magic"), "Invalid gpt_model_type", "backend"),
+    Case("engine left open", parameter("tensorrt_llm", "gpt_model_path", "${engine_dir}"), "${engine_dir}", "backend"),
+    Case("policy", parameter("tensorrt_llm", "batch_scheduler_policy", "best"), "batch_scheduler_policy", "ignored"),
+    Case("flag", parameter("tensorrt_llm", "enable_kv_cache_reuse", "yes"), "exactly one of", "ignored"),
+    Case("fraction", parameter("tensorrt_llm", "kv_cache_free_gpu_mem_fraction", "90"), "fraction", "ignored"),
+    Case("KV limit", parameter("tensorrt_llm", "max_tokens_in_paged_kv_cache", "4k"), "whole number", "ignored"),
+    Case("two postprocessors", replace("postprocessing", "count: 1", "count: 2"), "overtake", "tokens out of order"),
+    Case("BLS not decoupled", replace("tensorrt_llm_bls", "decoupled: true", ""), "cannot stream", "fails later"),
+    Case("tensor renamed", rename_lengths, "'input_lengths' of the v0.8", "clients are refused"),
+)

@@ -1,0 +1,124 @@
+"""Every broken repository is refused with the fault named, where it stands; sound ones pass; the real server agrees."""
+
+import itertools
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from calibration.repository.builder import build_repository
+from calibration.repository.check import check
+from calibration.repository.options import Options
+from calibration.repository.staging import stage
+from tests.calibration.repository.broken import CASES, Case, parameter, replace
+from tests.calibration.repository.loader import SMALL, Loader
+
+SOUND = Options(engine_dir="/engines/llama", tokenizer_dir="/tokenizers/llama", decoupled=True, max_batch_size=8)
+# takes the engine's place where only the server's word on the configuration is asked: it loads without torch
+LIGHT = "class TritonPythonModel:\n    def execute(self, requests):\n        return None\n"
+COMBINATIONS = list(
+    itertools.product(
+        ("v0.8", "v0.5"), ("in_flight", "static"), ("guaranteed_no_evict", "max_utilization"), (True, False)
+    )
+)
+
+
+@pytest.fixture(scope="module")
+def sound(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A sound repository that runs here."""
+    folder = tmp_path_factory.mktemp("sound")
+    return stage(build_repository(folder / "built", SOUND), folder / "staged", SMALL)
+
+
+@pytest.fixture
+def broken(sound: Path, tmp_path: Path) -> Path:
+    shutil.copytree(sound, tmp_path / "models")
+    return tmp_path / "models"
+
+
+@pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
+def test_a_broken_repository_is_refused_and_the_fault_named(case: Case, broken: Path) -> None:
+    case.harm(broken)
+    errors = [fault for fault in check(broken) if fault.severity == "error"]
+    assert errors
+    assert any(case.says in fault.message for fault in errors), [fault.message for fault in errors]
+    assert all(fault.is_ours for fault in errors) == bool(case.ours)
+
+
+@pytest.mark.parametrize(("contract", "batching", "policy", "decoupled"), COMBINATIONS)
+def test_what_is_built_is_found_sound(
+    contract: str, batching: str, policy: str, decoupled: bool, tmp_path: Path
+) -> None:
+    options = Options("/e", "/t", contract=contract, batching=batching, policy=policy, decoupled=decoupled)  # type: ignore[arg-type]
+    faults = check(build_repository(tmp_path / "models", options))
+    assert [fault.severity for fault in faults] == ["warning"] * (decoupled and policy == "max_utilization")
+
+
+def test_the_line_is_that_of_the_fault(broken: Path) -> None:
+    file = broken / "tensorrt_llm" / "config.pbtxt"
+    parameter("tensorrt_llm", "batch_scheduler_policy", "best")(broken)
+    replace("tensorrt_llm", "preferred_batch_size: 8", "preferred_batch_size: 9")(broken)
+    lines = file.read_text().splitlines()
+    found = {lines[fault.line - 1].strip() for fault in check(broken) if fault.path == file}
+    assert "preferred_batch_size: 9" in found
+    policy = lines.index('  key: "batch_scheduler_policy"')
+    assert policy + 2 in {fault.line for fault in check(broken)}
+
+
+@pytest.fixture(scope="module")
+def loader() -> Iterator[Loader]:
+    with Loader() as running:
+        yield running
+
+
+@pytest.mark.triton
+@pytest.mark.timeout(900)
+def test_the_real_server_refuses_what_we_refuse(
+    loader: Loader, sound: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The table of both verdicts, which is printed; where we alone refuse, the case says why."""
+    rows, differ = [], []
+    for number, case in enumerate((Case("nothing", lambda folder: None, ""), *CASES)):
+        folder = tmp_path / str(number)
+        shutil.copytree(sound, folder)
+        (folder / "tensorrt_llm" / "1" / "model.py").write_text(LIGHT)
+        case.harm(folder)
+        ours = [fault.message for fault in check(folder) if fault.severity == "error"]
+        theirs = loader.load(folder)
+        loader.unload()
+        named = next((message for message in ours if case.says in message), "sound")
+        said = theirs.strip().replace("\n", " ") or "READY"
+        rows.append(f"| {case.name} | {named} | {said} | {case.ours} |")
+        if bool(theirs) != (bool(ours) and not case.ours):
+            differ.append(rows[-1])
+    with capsys.disabled():
+        print("", *rows, sep="\n")
+    assert not differ, "\n".join(differ)
+
+
+@pytest.mark.triton
+@pytest.mark.timeout(900)
+@pytest.mark.parametrize(("contract", "batching", "policy", "decoupled"), COMBINATIONS)
+def test_what_is_built_loads_and_answers(
+    loader: Loader, contract: str, batching: str, policy: str, decoupled: bool, tmp_path: Path
+) -> None:
+    options = Options(
+        "/e",
+        "/t",
+        contract=contract,
+        batching=batching,
+        policy=policy,
+        decoupled=decoupled,
+        max_batch_size=8,  # type: ignore[arg-type]
+    )
+    assert loader.load(stage(build_repository(tmp_path / "built", options), tmp_path / "staged", SMALL)) == ""
+    body = {"text_input": "baba gito", "max_tokens": 4, "end_id": 63, "bad_words": "", "stop_words": ""}
+    models = [name for name in ("ensemble", "tensorrt_llm_bls") if (tmp_path / "staged" / name).exists()]
+    for model in models:
+        if decoupled:
+            pieces = loader.stream(model, body | {"stream": True})
+            assert len(pieces) == 4
+        else:
+            assert len(loader.generate(model, body)["text_output"].split()) == 2 + 4
+    loader.unload()

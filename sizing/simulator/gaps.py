@@ -96,6 +96,20 @@ def no_gaps(*, counted: bool) -> Counts:
     return np.zeros(GAP_BINS if counted else 0, np.int64)
 
 
+@compiled
+def percentile_s(counts: Counts, percentile: float) -> float:
+    """One percentile of the gaps of a run, as `gap_quantiles` has it: a scan of the bins in use."""
+    total = counts.sum()
+    if total == 0:
+        return math.nan
+    wanted, below, place = percentile / 100 * total, 0, 0
+    while below + counts[place] < wanted:
+        below += counts[place]
+        place += 1
+    share = (wanted - below) / max(counts[place], 1)
+    return float(EDGES_S[place] + (EDGES_S[place + 1] - EDGES_S[place]) * share)
+
+
 def gap_quantiles(counts: Counts, percentiles: Sequence[float]) -> NDArray[np.float64]:
     """Percentiles (0 to 100) in seconds of the gaps counted, shape (percentiles,); NaN if there are none.
 

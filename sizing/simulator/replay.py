@@ -2,19 +2,21 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from functools import cache
 from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from sizing.replica import Replica
-from sizing.simulator.gaps import gap_quantiles
+from sizing.simulator.gaps import gap_quantiles, percentile_s
 from sizing.simulator.heap import compiled
 from sizing.simulator.loops import measured_rounds, run_stream, run_users
 from sizing.simulator.records import Engine, Requests, States, Work, engine_of, idle_states, work_space
 from sizing.simulator.sampling import checked_requests
-from sizing.simulator.watch import gap_percentiles_s
 from sizing.workload import Seconds, Tokens
 
 Floats = NDArray[np.float64]
@@ -55,21 +57,16 @@ class Replay:
     """Runs that give the rows of a result, ready to be simulated again and again with other laws.
 
     A row is the mean over its windows; its token gaps are those of all its runs. The engines of one replay may differ
-    in everything but `max_batch_size`. `token_gaps`: count them, which takes about as long again as the rest.
+    in everything but `max_batch_size`. `token_gaps`: count them, which takes about half as long again as the rest.
+    Large replays are shared out over the cores, whole rows to each: the figures are the same to the last bit.
     """
 
     def __init__(self, runs: Sequence[Run], replica: Replica, *, token_gaps: bool = False) -> None:
         self.rows = 1 + max(window[2] for run in runs for window in run.windows)
-        self._users = np.array([run.users for run in runs], np.int64)
-        self._first = np.concatenate([[0], np.cumsum([len(run.isl) for run in runs])])
-        isl, osl, arrival_s = (np.concatenate([getattr(run, name) for run in runs]) for name in _PER_REQUEST)
-        self._requests = checked_requests(replica, isl, osl, arrival_s)
-        self._fresh = self._requests.copy()
-        self._until_s = np.array([run.until_s for run in runs])
-        windows = [(run, *window) for run, one in enumerate(runs) for window in one.windows]
-        self._windows = np.array(windows, np.int64)
-        self._weights = 1 / np.maximum(1, np.bincount(self._windows[:, 3], minlength=self.rows))
-        self._space = work_space(replica, 1, gaps=token_gaps)
+        counts = np.bincount([window[2] for run in runs for window in run.windows], minlength=self.rows)
+        weights = 1 / np.maximum(1, counts)
+        self._bins = work_space(replica, 1, gaps=token_gaps).gaps.shape[1]
+        self._parts = [_Part(part, replica, weights, token_gaps) for part in shared_out(runs, cores())]
 
     def means(self, replica: Replica) -> Floats:
         """What each row measures on this engine, shape (rows, 8), columns `MEASURES`.
@@ -77,8 +74,7 @@ class Replay:
         NaN: ITL and gaps with one output token; E2E and percentiles of closed loops; gaps of open ones.
         """
         means, gaps = self._run(replica)
-        for row, counts in enumerate(gaps):
-            means[row, -len(GAPS) :] = gap_percentiles_s(counts)[: len(GAPS)]
+        add_gap_percentiles(gaps, means)
         return means
 
     def gap_quantiles_s(self, replica: Replica, percentiles: Sequence[float]) -> Floats:
@@ -87,9 +83,33 @@ class Replay:
 
     def _run(self, replica: Replica) -> tuple[Floats, Tokens]:
         means = np.zeros((self.rows, len(MEASURES)))
-        gaps = np.zeros((self.rows, self._space.gaps.shape[1]), np.int64)
+        gaps = np.zeros((self.rows, self._bins), np.int64)
+        engine = engine_of(replica)
+        others = [threads().submit(part.run, engine, means, gaps) for part in self._parts[1:]]
+        self._parts[0].run(engine, means, gaps)
+        for other in others:
+            other.result()
+        return means, gaps
+
+
+class _Part:
+    """Some of the runs, with the arrays that one thread works on."""
+
+    def __init__(self, runs: Sequence[Run], replica: Replica, weights: Floats, token_gaps: bool) -> None:
+        self._users = np.array([run.users for run in runs], np.int64)
+        self._first = np.concatenate([[0], np.cumsum([len(run.isl) for run in runs])])
+        isl, osl, arrival_s = (np.concatenate([getattr(run, name) for run in runs]) for name in _PER_REQUEST)
+        self._requests = checked_requests(replica, isl, osl, arrival_s)
+        self._fresh = self._requests.copy()
+        self._until_s = np.array([run.until_s for run in runs])
+        self._windows = np.array([(run, *window) for run, one in enumerate(runs) for window in one.windows], np.int64)
+        self._weights = weights
+        self._space = work_space(replica, 1, gaps=token_gaps)
+
+    def run(self, engine: Engine, means: Floats, gaps: Tokens) -> None:
+        """Fill the rows that these runs belong to."""
         run_all(
-            engine_of(replica),
+            engine,
             (idle_states(1), idle_states(1)),
             self._space,
             (self._fresh, self._requests),
@@ -101,7 +121,38 @@ class Replay:
             means,
             gaps,
         )
-        return means, gaps
+
+
+WORTH_SHARING = 4000
+"""Requests of a replay from which a second thread pays."""
+
+
+def shared_out(runs: Sequence[Run], most: int) -> list[list[Run]]:
+    """The runs in at most `most` parts of about as many requests; runs that share a row stay together, in order."""
+    if most < 2 or sum(len(run.isl) for run in runs) < WORTH_SHARING or any(len(run.windows) > 1 for run in runs):
+        return [list(runs)]
+    rows: dict[int, list[Run]] = {}
+    for run in runs:
+        rows.setdefault(run.windows[0][2], []).append(run)
+    parts: list[list[Run]] = [[] for _ in range(most)]
+    loads = [0] * most
+    for group in sorted(rows.values(), key=lambda group: -sum(len(run.isl) for run in group)):
+        least = loads.index(min(loads))
+        parts[least] += group
+        loads[least] += sum(len(run.isl) for run in group)
+    return [part for part in parts if part]
+
+
+@cache
+def cores() -> int:
+    """Cores that this process may use, four at most: a replay of a few milliseconds is not worth more."""
+    return min(4, len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1)
+
+
+@cache
+def threads() -> ThreadPoolExecutor:
+    """The threads of this process beside its own; numba lets go of the interpreter while it simulates."""
+    return ThreadPoolExecutor(max_workers=max(1, cores() - 1), thread_name_prefix="replay")
 
 
 _PER_REQUEST = ("isl", "osl", "arrival_s")
@@ -150,6 +201,14 @@ def run_all(
                 add_latencies(run, begin, end, limit_s, engine.request_s, weights[row], means[row])
                 add_stream(run, begin, end, limit_s, engine.request_s, weights[row], means[row])
             place += 1
+
+
+@compiled
+def add_gap_percentiles(gaps: Tokens, means: Floats) -> None:
+    """The columns GAPS of `means`."""
+    for row in range(len(means)):
+        means[row, 6] = percentile_s(gaps[row], 50.0)
+        means[row, 7] = percentile_s(gaps[row], 95.0)
 
 
 @compiled

@@ -180,6 +180,8 @@ def _instances(model: ModelFolder) -> Iterator[Fault]:
         yield model.refused("an ensemble has no instance_group: it runs nothing itself", "instance_group")
     for number, group in enumerate(config.instance_group):
         if group.count < 0:
-            yield model.refused(f"instance_group count is {group.count}", "instance_group", number, "count")
+            yield model.wrong(
+                f"instance_group count is {group.count}: Triton takes it for 1", "instance_group", number, "count"
+            )
         if group.kind == pb.ModelInstanceGroup.KIND_CPU and group.gpus:
             yield model.refused("instance_group of KIND_CPU lists gpus", "instance_group", number, "gpus")

@@ -146,7 +146,7 @@ CASES = (
         ),
         "DELAY",
     ),
-    Case("negative count", replace("preprocessing", "count: 1", "count: -1"), "count is -1"),
+    Case("negative count", replace("preprocessing", "count: 1", "count: -1"), "count is -1", "Triton takes it for 1"),
     Case("CPU with GPUs", replace("preprocessing", "count: 1", "count: 1 gpus: 0"), "lists gpus"),
     Case("instances of an ensemble", edit("ensemble", lambda c: c.instance_group.add(count=1)), "no instance_group"),
     Case("step unknown", step(0, lambda one: setattr(one, "model_name", "pre")), "no such model"),

@@ -2,8 +2,8 @@
 
 import itertools
 import shutil
-from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -12,7 +12,7 @@ from calibration.repository.check import check
 from calibration.repository.options import Options
 from calibration.repository.staging import stage
 from tests.calibration.repository.broken import CASES, Case, parameter, replace
-from tests.calibration.repository.loader import SMALL, Loader
+from tests.calibration.repository.loader import GIVEN_UP_S, SMALL, Served
 
 SOUND = Options(engine_dir="/engines/llama", tokenizer_dir="/tokenizers/llama", decoupled=True, max_batch_size=8)
 # takes the engine's place where only the server's word on the configuration is asked: it loads without torch
@@ -22,6 +22,11 @@ COMBINATIONS = list(
         ("v0.8", "v0.5"), ("in_flight", "static"), ("guaranteed_no_evict", "max_utilization"), (True, False)
     )
 )
+
+
+def given(contract: str, batching: str, policy: str, decoupled: bool) -> dict[str, Any]:
+    folders = {"engine_dir": "/engines/llama", "tokenizer_dir": "/tokenizers/llama"}
+    return folders | {"contract": contract, "batching": batching, "policy": policy, "decoupled": decoupled}
 
 
 @pytest.fixture(scope="module")
@@ -50,7 +55,7 @@ def test_a_broken_repository_is_refused_and_the_fault_named(case: Case, broken: 
 def test_what_is_built_is_found_sound(
     contract: str, batching: str, policy: str, decoupled: bool, tmp_path: Path
 ) -> None:
-    options = Options("/e", "/t", contract=contract, batching=batching, policy=policy, decoupled=decoupled)  # type: ignore[arg-type]
+    options = Options(**given(contract, batching, policy, decoupled))
     faults = check(build_repository(tmp_path / "models", options))
     assert [fault.severity for fault in faults] == ["warning"] * (decoupled and policy == "max_utilization")
 
@@ -66,59 +71,42 @@ def test_the_line_is_that_of_the_fault(broken: Path) -> None:
     assert policy + 2 in {fault.line for fault in check(broken)}
 
 
-@pytest.fixture(scope="module")
-def loader() -> Iterator[Loader]:
-    with Loader() as running:
-        yield running
-
-
 @pytest.mark.triton
-@pytest.mark.timeout(900)
+@pytest.mark.timeout(1200)
 def test_the_real_server_refuses_what_we_refuse(
-    loader: Loader, sound: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    sound: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """The table of both verdicts, which is printed; where we alone refuse, the case says why."""
-    rows, differ = [], []
+    differ = []
     for number, case in enumerate((Case("nothing", lambda folder: None, ""), *CASES)):
         folder = tmp_path / str(number)
         shutil.copytree(sound, folder)
         (folder / "tensorrt_llm" / "1" / "model.py").write_text(LIGHT)
         case.harm(folder)
         ours = [fault.message for fault in check(folder) if fault.severity == "error"]
-        theirs = loader.load(folder)
-        loader.unload()
         named = next((message for message in ours if case.says in message), "sound")
-        said = theirs.strip().replace("\n", " ") or "READY"
-        rows.append(f"| {case.name} | {named} | {said} | {case.ours} |")
+        with Served(folder, GIVEN_UP_S) as served:
+            theirs = served.refusal
+        row = f"| {case.name} | {named} | {theirs or 'READY'} | {case.ours} |"
+        with capsys.disabled():
+            print(row, flush=True)
         if bool(theirs) != (bool(ours) and not case.ours):
-            differ.append(rows[-1])
-    with capsys.disabled():
-        print("", *rows, sep="\n")
+            differ.append(row)
     assert not differ, "\n".join(differ)
 
 
 @pytest.mark.triton
-@pytest.mark.timeout(900)
 @pytest.mark.parametrize(("contract", "batching", "policy", "decoupled"), COMBINATIONS)
 def test_what_is_built_loads_and_answers(
-    loader: Loader, contract: str, batching: str, policy: str, decoupled: bool, tmp_path: Path
+    contract: str, batching: str, policy: str, decoupled: bool, tmp_path: Path
 ) -> None:
-    options = Options(
-        "/e",
-        "/t",
-        contract=contract,
-        batching=batching,
-        policy=policy,
-        decoupled=decoupled,
-        max_batch_size=8,  # type: ignore[arg-type]
-    )
-    assert loader.load(stage(build_repository(tmp_path / "built", options), tmp_path / "staged", SMALL)) == ""
+    options = Options(**given(contract, batching, policy, decoupled), max_batch_size=8)
+    staged = stage(build_repository(tmp_path / "built", options), tmp_path / "staged", SMALL)
     body = {"text_input": "baba gito", "max_tokens": 4, "end_id": 63, "bad_words": "", "stop_words": ""}
-    models = [name for name in ("ensemble", "tensorrt_llm_bls") if (tmp_path / "staged" / name).exists()]
-    for model in models:
-        if decoupled:
-            pieces = loader.stream(model, body | {"stream": True})
-            assert len(pieces) == 4
-        else:
-            assert len(loader.generate(model, body)["text_output"].split()) == 2 + 4
-    loader.unload()
+    with Served(staged) as served:
+        assert served.refusal == ""
+        for model in ("ensemble", "tensorrt_llm_bls") if contract == "v0.8" else ("ensemble",):
+            if decoupled:
+                assert len(served.stream(model, body | {"stream": True})) == 4
+            else:
+                assert len(served.generate(model, body)["text_output"].split()) == 2 + 4

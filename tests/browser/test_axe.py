@@ -23,8 +23,14 @@ AROUND_FOCUS = """() => {
     return {x, y, width: Math.max(8, box.width + 12), height: Math.max(8, box.height + 12)};
 }"""
 GRAVE = ("serious", "critical")
-EXCUSED: dict[str, tuple[str, str]] = {}
-"""Rule: part of the selector or HTML that is Streamlit's own, and why it cannot be changed from here."""
+EXCUSED: dict[str, tuple[tuple[str, ...], str]] = {
+    "color-contrast": (
+        ('data-variant="segmented_control"', 'data-selected="true"'),
+        "The chosen segment is written in the primary colour on a tint of it, 3.8:1 in the dark theme. White on the same "
+        "colour, in the tags of a multiselect, must have 4.5:1: no colour has both, and no option parts them.",
+    )
+}
+"""Rule: parts of the selector or HTML that are Streamlit's own, and why it cannot be changed from here."""
 
 
 @pytest.fixture(scope="module")
@@ -53,7 +59,7 @@ def grave(findings: list[dict[str, Any]]) -> list[str]:
 
 def is_excused(rule: str, node: dict[str, Any]) -> bool:
     """True for what Streamlit draws by itself."""
-    return rule in EXCUSED and EXCUSED[rule][0] in f"{node['target']} {node['html']}"
+    return rule in EXCUSED and any(part in f"{node['target']} {node['html']}" for part in EXCUSED[rule][0])
 
 
 @pytest.mark.parametrize("theme", THEMES)

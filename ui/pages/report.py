@@ -65,7 +65,7 @@ def _cover() -> dict[str, str]:
                 persist_state="session",
             ),
         }
-        st.form_submit_button("Put on the report", icon=":material/edit_note:", width="stretch")
+        st.form_submit_button("Put on the report", icon=":material/edit_note:")
     return texts
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from html.parser import HTMLParser
 from pathlib import Path
 
@@ -46,11 +47,10 @@ class Texts(HTMLParser):
 def cover(page: Page, title: str = TITLE) -> None:
     """Type the cover of the report."""
     for label, value in (("Title", title), ("Author", AUTHOR), ("Notes", "First line.\nSecond line.")):
-        field = page.get_by_label(label, exact=True)
-        field.fill(value)
-        field.blur()
-        rested(page)
-    expect(page.get_by_test_id("stMain").get_by_text(title[:40]).first).to_be_visible()
+        page.get_by_label(label, exact=True).fill(value)
+    page.get_by_role("button", name="Put on the report").click()
+    expect(page.get_by_test_id("stMain").get_by_text(title[:25]).first).to_be_visible()
+    rested(page)
 
 
 def saved(page: Page, name: str, folder: Path) -> Path:
@@ -68,6 +68,11 @@ def text_of_pdf(path: Path) -> str:
     with pypdfium2.PdfDocument(path) as document:
         pages = [document[number].get_textpage().get_text_bounded() for number in range(len(document))]
     return " ".join(" ".join(pages).split())
+
+
+def solid(text: str) -> str:
+    """`text` without white space and places to break a line, which a page of paper has where it likes."""
+    return re.sub(r"[\s\u200b]", "", text)
 
 
 def cells_of(path: Path) -> dict[str, list[list[object]]]:
@@ -93,8 +98,8 @@ def test_all_four_say_what_the_page_says(desk: Page, browser: Browser, planner: 
 
     page, printed = Texts(html.read_text()), text_of_pdf(pdf)
     for text in (page.text, printed):
-        assert sentence in text and TITLE in text and AUTHOR in text and "Second line." in text
-        assert [value for value in shown if value not in text] == []
+        for part in (sentence, TITLE, AUTHOR, "Second line.", *shown):
+            assert solid(part) in solid(text), part
     assert not page.tags & {"script", "iframe", "object", "embed", "link"} and page.asked == []
     assert found.sentence == sentence and (found.title, found.author) == (TITLE, AUTHOR)
 
@@ -103,7 +108,7 @@ def test_all_four_say_what_the_page_says(desk: Page, browser: Browser, planner: 
     assert answer["GPUs"] == found.answer.gpus.value
     assert answer["Requests/s per GPU"] == pytest.approx(found.answer.planned_per_gpu.value)
     texts = {cell for row in sheets["Answer"] for cell in row}
-    assert {sentence, TITLE, AUTHOR} <= texts
+    assert {sentence, TITLE, f"'{AUTHOR}"} <= texts  # a leading apostrophe keeps a spreadsheet from computing it
     for limit in found.limits:
         row = next(row for row in sheets["Answer"] if row and row[0] == limit.name)
         assert row[1:3] == pytest.approx([limit.limit.value, limit.predicted.value])
@@ -133,7 +138,7 @@ def test_a_title_of_ten_kilobytes_reaches_every_file_as_text(desk: Page, planner
     pdf, html, xlsx, json = (saved(desk, name, tmp_path) for name in FORMATS)
     assert Report.from_json(json.read_bytes()).title == title
     assert title[:200] in Texts(html.read_text()).text and "script" not in Texts(html.read_text()).tags
-    assert title[:60] in text_of_pdf(pdf)
+    assert solid(title[:60]) in solid(text_of_pdf(pdf))
     assert title[:200] in cells_of(xlsx)["Answer"][0][0]  # type: ignore[operator]
 
 

@@ -47,19 +47,26 @@ def page(scenario: Scenario) -> None:
 
 
 def _cover() -> dict[str, str]:
-    """Title, author and notes as typed."""
-    return {
-        "title": _typed("Title", "title", MOST_TITLE, "Model and load, if left empty"),
-        "author": _typed("Author", "author", MOST_AUTHOR, "Who answers for it"),
-        "notes": st.text_area(
-            "Notes",
-            key="report_notes",
-            max_chars=MOST_NOTES,
-            height=140,
-            placeholder="What the reader should know",
-            persist_state="session",
-        ),
-    }
+    """Title, author and notes as last put on the report.
+
+    A form, because a field that is left by a click on a download would change the page and the file at the same time:
+    the file would hold the text from before, or not come at all.
+    """
+    with st.form("report_cover", border=False):
+        texts = {
+            "title": _typed("Title", "title", MOST_TITLE, "Model and load, if left empty"),
+            "author": _typed("Author", "author", MOST_AUTHOR, "Who answers for it"),
+            "notes": st.text_area(
+                "Notes",
+                key="report_notes",
+                max_chars=MOST_NOTES,
+                height=110,
+                placeholder="What the reader should know",
+                persist_state="session",
+            ),
+        }
+        st.form_submit_button("Put on the report", icon=":material/edit_note:")
+    return texts
 
 
 def _typed(label: str, key: str, most: int, placeholder: str) -> str:

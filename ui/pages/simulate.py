@@ -12,6 +12,7 @@ from sizing.workload import Limit
 from ui import answers, course_view, inside_formula, inside_views, lesson_view, run_form, simulating, view
 from ui.answers import Outcome
 from ui.charts.timeline import time_unit
+from ui.no_plan import tell_unreadable
 from ui.scenario import Scenario
 from ui.simulating import UNLIMITED_KV_TOKENS, Seen, Setup
 from ui.words import BASIS_HELP, BASIS_LOOK, limit_name, plain, sentence_case
@@ -48,6 +49,7 @@ def _replica(scenario: Scenario) -> None:
         return
     with st.spinner("Working out the answer whose replica is simulated…"):
         outcome = answers.outcome(scenario)
+    tell_unreadable(answers.measured().problems)
     if outcome.plan is None:
         _no_plan(outcome)
         return

@@ -72,7 +72,12 @@ def working(plan: Plan, day: Daily) -> str:
 def _cards(plan: Plan, day: Daily) -> None:
     price = plan.question.price_per_gpu_hour
     with st.grid(3, min_column_width=150):
-        card("GPUs at the peak", f"{day.constant_gpus:,}", "all day without following the load", "The peak's fleet.")
+        card(
+            "GPUs at the peak",
+            f"{day.constant_gpus:,}",
+            "if sized for the peak",
+            "All day, if the fleet does not follow the load.",
+        )
         paid = "" if price is None else f"{significant(price * day.gpu_hours)} a day"
         card("GPU-hours a day", f"{day.gpu_hours:,}", paid or f"of {day.constant_gpu_hours:,}", GPU_HOURS_HELP)
         saved = day.constant_gpu_hours - day.gpu_hours

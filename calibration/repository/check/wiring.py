@@ -37,6 +37,7 @@ def wiring_faults(ensemble: ModelFolder, models: Mapping[str, ModelFolder]) -> I
         yield from _read(ensemble, number, models, wires)
     yield from _outputs(ensemble, wires)
     yield from _unused(ensemble)
+    yield from _circles(ensemble, wires)
 
 
 def _at(ensemble: ModelFolder, number: int, mapping: str, key: str, message: str) -> Fault:
@@ -124,6 +125,24 @@ def _unused(ensemble: ModelFolder) -> Iterator[Fault]:
     for number, tensor in enumerate(ensemble.config.input):
         if tensor.name not in read:
             yield ensemble.refused(f"input {tensor.name!r}: no step reads it", "input", number)
+
+    shown = {tensor.name for tensor in ensemble.config.output}
+    for number, step in enumerate(ensemble.config.ensemble_scheduling.step):
+        for inner, outer in step.output_map.items():
+            if outer not in read | shown:
+                yield _at(ensemble, number, "output_map", inner, f"tensor {outer!r} is written and nobody reads it")
+
+
+def _circles(ensemble: ModelFolder, wires: Mapping[str, Wire]) -> Iterator[Fault]:
+    """Steps that wait for each other: their inputs are written, but not before they themselves have run."""
+    written = {tensor.name for tensor in ensemble.config.input}
+    waiting = dict(enumerate(ensemble.config.ensemble_scheduling.step))
+    while ready := [n for n, step in waiting.items() if not (set(step.input_map.values()) & set(wires)) - written]:
+        for number in ready:
+            written |= set(waiting.pop(number).output_map.values())
+    for number, step in waiting.items():
+        message = f"step {step.model_name!r} waits for a tensor that comes of its own outputs: a circle"
+        yield ensemble.refused(message, "ensemble_scheduling", 0, "step", number)
 
 
 def _mismatch(name: str, wire: Wire, data_type: int, dims: tuple[int, ...], reader: str) -> str:

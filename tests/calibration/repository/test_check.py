@@ -102,7 +102,7 @@ def test_what_is_built_loads_and_answers(
 ) -> None:
     options = Options(**given(contract, batching, policy, decoupled), max_batch_size=8)
     staged = stage(build_repository(tmp_path / "built", options), tmp_path / "staged", SMALL)
-    body = {"text_input": "baba gito", "max_tokens": 4, "end_id": 63, "bad_words": "", "stop_words": ""}
+    body = {"text_input": "baba bani", "max_tokens": 4, "end_id": 63, "bad_words": "", "stop_words": ""}
     with Served(staged) as served:
         assert served.refusal == ""
         for model in ("ensemble", "tensorrt_llm_bls") if contract == "v0.8" else ("ensemble",):

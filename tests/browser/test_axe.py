@@ -26,7 +26,7 @@ GRAVE = ("serious", "critical")
 EXCUSED: dict[str, tuple[tuple[str, ...], str]] = {
     "color-contrast": (
         ('data-variant="segmented_control"', 'data-selected="true"'),
-        "The chosen segment is written in the primary colour on a tint of it, 3.8:1 in the dark theme. White on the same "
+        "The chosen segment is written in the primary colour on a tint of it, 3.8:1 in the dark theme. White on that "
         "colour, in the tags of a multiselect, must have 4.5:1: no colour has both, and no option parts them.",
     )
 }

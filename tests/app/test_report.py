@@ -72,8 +72,9 @@ def test_four_files_are_offered_and_made_only_when_asked_for(at_report: Open) ->
 
 def test_the_page_takes_title_author_and_notes(at_report: Open) -> None:
     app = at_report()
-    app.text_input(key="report_title").set_value("Chat <b>").run()
-    app.text_area(key="report_notes").set_value("x" * 5_000).run()
+    app.text_input(key="report_title").set_value("Chat <b>")
+    app.text_area(key="report_notes").set_value("x" * 5_000)
+    next(button for button in app.button if button.label == "Put on the report").click().run()
     assert not app.exception
     assert "Chat <b>" in shown(app) and "<b>" not in app.caption[1].value
 

@@ -111,7 +111,7 @@ def test_all_four_say_what_the_page_says(desk: Page, browser: Browser, planner: 
     assert {sentence, TITLE, f"'{AUTHOR}"} <= texts  # a leading apostrophe keeps a spreadsheet from computing it
     for limit in found.limits:
         row = next(row for row in sheets["Answer"] if row and row[0] == limit.name)
-        assert row[1:3] == pytest.approx([limit.limit.value, limit.predicted.value])
+        assert row[1:3] == pytest.approx([1000 * (each.value or 0) for each in (limit.limit, limit.predicted)])  # ms
 
     offline(browser, html)
 

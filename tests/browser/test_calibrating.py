@@ -79,7 +79,7 @@ def start_a_run(page: Page) -> None:
 
 
 @pytest.mark.timeout(300)
-@pytest.mark.skip(reason="does not end since the pages were merged: to be mended next")
+@pytest.mark.skip(reason="expects Curves to open on the measured points; it opens on latency since the merge")
 def test_a_run_started_in_one_browser_is_accepted_in_another_and_the_answer_rests_on_it(
     browser: Browser, setting: Setting
 ) -> None:

@@ -29,6 +29,4 @@ st.session_state.gpus_found = None
 st.session_state.shown = {}
 page.run()
 query = link.to_query(scenario, st.session_state.gpus_found, answers.stamp(scenario))
-st.session_state.written = query | st.session_state.shown
-st.query_params.from_dict(st.session_state.written)
-st.session_state.settled = True
+st.query_params.from_dict(query | st.session_state.shown)

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from typing import TypeVar, get_args
 
 import streamlit as st
+from streamlit.runtime.scriptrunner import get_script_run_ctx
 
 from sizing.numbers import significant
 from sizing.workload import PERCENTILES, Metric
@@ -36,23 +37,28 @@ METRIC_HELP: dict[Metric, str] = {
 
 
 def open_link() -> None:
-    """Fill the form from the URL: in a new session, and when the browser's back button has brought an older URL.
+    """Fill the form from the URL: in a new session, and when the browser's back or forward button has brought a URL.
 
-    An older URL comes also with a change of the form that the browser sent before it had our last URL, or that cut the
-    run short which was to write one. The back button changes nothing but the URL, and the run before it has settled.
+    At other times the URL may be older than the form: a field changed before the browser had our last URL, or it cut
+    the run short which was to write one. A run may be cut short between any two values; the next fills in all of them.
     """
     query = st.query_params.to_dict()
-    opened = "written" in state
-    settled, state.settled = state.get("settled", True), False
-    if opened and (not settled or not query or query == state.written or read() != state.scenario):
+    if "linked" not in state or (_went_back_or_forward() and query):
+        state.to_fill = query
+    if (query := state.get("to_fill")) is None:
         return
     scenario, problems = link.from_query(query)
     state.link_problems = problems + link.repeated({key: len(st.query_params.get_all(key)) for key in query})
     state.linked_gpus, state.linked_data = link.answer_of(query), link.data_of(query)
-    state.written = query  # now, not after the answer: a field changed meanwhile must not be filled from this URL again
     fill(scenario)
     view.fill(query)
     state.linked = read()  # as the form holds it, its percentages rounded
+    state.to_fill = None
+
+
+def _went_back_or_forward() -> bool:
+    context = get_script_run_ctx()
+    return context is not None and context.is_history_navigation
 
 
 def draw() -> Scenario:

@@ -13,7 +13,7 @@ from playwright.sync_api import Browser, Download, Page, expect
 
 from sizing.numbers import milliseconds, significant
 from sizing.report.model import Report
-from tests.browser.visit import SIDEWAYS, opened, rested, text_of, turned, url_of
+from tests.browser.visit import fits_sideways, opened, rested, text_of, turned, url_of
 
 pytestmark = pytest.mark.browser
 
@@ -126,15 +126,16 @@ def offline(browser: Browser, html: Path) -> None:
     page.on("dialog", lambda dialog: (asked.append(dialog.message), dialog.dismiss()))
     page.goto(html.as_uri())
     expect(page.get_by_text(TITLE).first).to_be_visible()
-    assert page.locator("html").evaluate(SIDEWAYS) <= 0 and asked == []
+    fits_sideways(page)
+    assert asked == []
     context.close()
 
 
 def test_a_title_of_ten_kilobytes_reaches_every_file_as_text(desk: Page, planner: str, tmp_path: Path) -> None:
     title = "<script>alert(1)</script>" + "long title " * 1000
-    main = opened(desk, url_of(planner, "report"))
+    opened(desk, url_of(planner, "report"))
     cover(desk, title)
-    assert main.evaluate(SIDEWAYS) <= 0
+    fits_sideways(desk)
     pdf, html, xlsx, json = (saved(desk, name, tmp_path) for name in FORMATS)
     assert Report.from_json(json.read_bytes()).title == title
     assert title[:200] in Texts(html.read_text()).text and "script" not in Texts(html.read_text()).tags

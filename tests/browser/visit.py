@@ -24,7 +24,8 @@ ONE = Scenario(gpus=("h200_sxm",), precisions=("fp8",), tps=(1,))
 """A scenario with a single candidate: quick to answer."""
 PROBES = ("/_stcore/host-config", "/_stcore/health")
 """Streamlit's client asks for these under the page's own path first and takes the 404 for an answer."""
-SIDEWAYS = "element => element.scrollWidth - element.clientWidth"
+FITS = """() => [document.documentElement, document.querySelector('[data-testid=stMain]')]
+  .filter(Boolean).every(element => element.scrollWidth <= element.clientWidth)"""
 
 expect.set_options(timeout=WAIT_MS)
 
@@ -89,6 +90,11 @@ def rested(page: Page) -> None:
     """Wait until the script has run to its end and everything it drew is there."""
     expect(page.get_by_test_id("stApp")).to_have_attribute("data-test-script-state", "notRunning")
     expect(page.get_by_test_id("stSkeleton")).to_have_count(0)
+
+
+def fits_sideways(page: Page) -> None:
+    """Wait until nothing scrolls sideways; a table that was drawn for a wider screen takes a moment. TimeoutError."""
+    page.wait_for_function(FITS, timeout=10_000)
 
 
 def opened(page: Page, url: str) -> Locator:

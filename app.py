@@ -2,11 +2,12 @@
 
 import streamlit as st
 
-from ui import answers, form, link, login
+from ui import answers, form, link, login, look
 from ui.words import plain
 
 st.set_page_config(page_title="GPUs for LLM serving", page_icon="ui/icon.svg", layout="wide", initial_sidebar_state=360)
 
+look.mend()
 login.require()
 page = st.navigation(
     [

@@ -17,7 +17,6 @@ DOC = ROOT / "docs" / "deploy.md"
 UNIT = ROOT / "deploy" / "sizing@.service"
 FILES = [DOC, ROOT / "Dockerfile", *sorted((ROOT / "deploy").iterdir())]
 PORT = "8501"
-RUNS_VARIABLES = {"SIZING_ALLOW_RUNS", "SIZING_RUN_TARGETS"}
 PROXY_VARIABLES = {"SIZING_SITE", "SIZING_SERVERS"}
 
 
@@ -55,7 +54,7 @@ def test_every_path_of_the_page_exists() -> None:
 @pytest.mark.parametrize("path", FILES, ids=lambda path: path.name)
 def test_variables_are_those_that_the_code_reads(path: Path) -> None:
     code = "".join(file.read_text() for room in ("sizing", "calibration", "ui") for file in (ROOT / room).rglob("*.py"))
-    named = set(re.findall(r"SIZING_[A-Z_]+", path.read_text())) - PROXY_VARIABLES - RUNS_VARIABLES
+    named = set(re.findall(r"SIZING_[A-Z_]+", path.read_text())) - PROXY_VARIABLES
     assert {name for name in named if f'"{name}"' not in code} == set()
 
 

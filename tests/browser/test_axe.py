@@ -23,14 +23,6 @@ AROUND_FOCUS = """() => {
     return {x, y, width: Math.max(8, box.width + 12), height: Math.max(8, box.height + 12)};
 }"""
 GRAVE = ("serious", "critical")
-EXCUSED: dict[str, tuple[tuple[str, ...], str]] = {
-    "color-contrast": (
-        ('data-variant="segmented_control"', 'data-selected="true"'),
-        "The chosen segment is written in the primary colour on a tint of it, 3.8:1 in the dark theme. White on that "
-        "colour, in the tags of a multiselect, must have 4.5:1: no colour has both, and no option parts them.",
-    )
-}
-"""Rule: parts of the selector or HTML that are Streamlit's own, and why it cannot be changed from here."""
 
 
 @pytest.fixture(scope="module")
@@ -47,19 +39,13 @@ def browser() -> Iterator[Browser]:
 
 
 def grave(findings: list[dict[str, Any]]) -> list[str]:
-    """One line for each element with a grave finding that is not excused."""
+    """One line for each element with a grave finding."""
     return [
         f"{finding['id']}: {node['target']} {node['html'][:200]}: {node['failureSummary']}"
         for finding in findings
         if finding["impact"] in GRAVE
         for node in finding["nodes"]
-        if not is_excused(finding["id"], node)
     ]
-
-
-def is_excused(rule: str, node: dict[str, Any]) -> bool:
-    """True for what Streamlit draws by itself."""
-    return rule in EXCUSED and any(part in f"{node['target']} {node['html']}" for part in EXCUSED[rule][0])
 
 
 @pytest.mark.parametrize("theme", THEMES)

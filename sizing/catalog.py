@@ -6,7 +6,8 @@ Only estimates look names up here: measured points may carry any model and GPU n
 from __future__ import annotations
 
 import difflib
-from collections.abc import Mapping
+import re
+from collections.abc import Callable, Mapping
 from functools import cache
 from pathlib import Path
 from types import MappingProxyType
@@ -115,10 +116,22 @@ def gpu(name: str) -> Gpu:
 def model(name: str) -> Model:
     """The model of that Hugging Face id, or of its last part where that names one model; else CatalogueError.
 
+    A fine-tuned sibling (Instruct, Chat) has the shape of its base, and timing does not depend on the weights' values.
+
     >>> model("qwen3-32b").id
     'Qwen/Qwen3-32B'
+    >>> model("meta-llama/Llama-3.1-8B-Instruct").id
+    'meta-llama/Meta-Llama-3.1-8B'
     """
-    return _find("model", name, models())
+    return _find("model", name, models(), _base_name)
+
+
+SIBLING = re.compile(r"^meta-|-(instruct|chat|it|hf)(?=-v?[\d.]+$|$)")
+"""Parts of a model's name that say how it was tuned, packed or once called, not how large it is."""
+
+
+def _base_name(key: str) -> str:
+    return SIBLING.sub("", _last(key))
 
 
 def precisions(gpu: Gpu, model: Model) -> tuple[Precision, ...]:
@@ -132,10 +145,13 @@ def precisions(gpu: Gpu, model: Model) -> tuple[Precision, ...]:
     return (model.checkpoint,) if model.checkpoint in gpu.precisions or model.timed_on(gpu.id) else ()
 
 
-def _find(what: str, name: str, known: Mapping[str, _Entry]) -> _Entry:
+def _find(what: str, name: str, known: Mapping[str, _Entry], alike: Callable[[str], str] | None = None) -> _Entry:
+    """The entry of that name, else the only one with that last part, else the only one that `alike` calls the same."""
     wanted = name.strip().casefold()
-    exact = [entry for key, entry in known.items() if key.casefold() == wanted]
-    found = exact or [entry for key, entry in known.items() if _last(key) == wanted]
+    found = [entry for key, entry in known.items() if key.casefold() == wanted]
+    found = found or [entry for key, entry in known.items() if _last(key) == wanted]
+    if alike is not None:
+        found = found or [entry for key, entry in known.items() if alike(key) == alike(wanted)]
     if len(found) == 1:
         return found[0]
     near = nearest(name, known)

@@ -2,9 +2,12 @@
 
 The sweep has cells of nominal input and output lengths; in each, one user alone ("synchronous"), 512 users at once
 ("throughput"), and rising constant rates of evenly spaced requests, each run for a fixed time. Lengths are uniform from
-half to one and a half times the nominal ones. The throughput rows hold the burst of their start and are left out.
-Two fits: one law for all cells at once, and one for each cell alone. Fit and prediction repeat the runs as they were:
-from an empty server, counting what was complete when the run ended; the formula speaks of the steady state.
+half to one and a half times the nominal ones; what was really sent is in the table and taken from there (the 12
+requests of a lone user with the longest answers had prompts of 0.8 times the nominal length). The throughput rows hold
+the burst of their start and are left out. Two fits: one law for all cells at once, and one for each cell alone. Fit and
+prediction repeat the runs as they were: from an empty server, counting what was complete when the run ended; the
+formula speaks of the steady state. The fit leans on the day-zero law, as the planner's does for a GPU that it knows;
+which GPU it was is not published, only that its times are those of an H100.
 
 How the fit weighs levels (equal instruments, the law's own error beside them, softened misfits) was chosen among the
 calibration rows alone: the third and fourth rate of each cell predicted from the lower ones. There the law's own error
@@ -24,6 +27,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.random import SeedSequence
 
+from sizing.candidates import prior_law
 from sizing.curves import Point
 from sizing.evidence.claim import Claim, Setup
 from sizing.evidence.measured_tables import Cells, find_table, number, read_table
@@ -36,13 +40,16 @@ from sizing.simulator import simulate_trace
 from sizing.workload import Arrivals, Lengths, Metric, Workload
 
 NAME, DATA = "two highest rates", "GuideLLM: vLLM, Llama-3.1-8B"
-COLUMNS = ("strategy", "target_rps", "isl_nominal", "osl_nominal", "n_ok", "n_incomplete", "duration_s")
+LENGTHS = ("isl_nominal", "osl_nominal", "isl_mean", "isl_std", "osl_mean", "osl_std")
+COLUMNS = ("strategy", "target_rps", *LENGTHS, "n_ok", "n_incomplete", "duration_s")
 UNIFORM_CV = 1 / math.sqrt(12)
 """Coefficient of variation of lengths uniform from half to one and a half times their mean."""
 ENGINE = Batching("chunked", max_batch_size=512, token_budget=8192)
 """vLLM's defaults on a GPU of the H100's class; 512 users ran at once in the throughput rows."""
 PROTOCOL = Protocol(counted="all")
 HELD_OUT = 2
+GPU = "h100_sxm"
+"""What the table takes the GPU for."""
 MOST_REQUESTS = 20_000
 GOAL = Goal(median=0.10)
 
@@ -71,15 +78,11 @@ FIGURES = (
 
 @dataclass(frozen=True, slots=True)
 class Level:
-    """One run of the sweep: its point for the fit, and what was measured of FIGURES, in seconds."""
+    """One run of the sweep: nominal lengths, its point for the fit, and what was measured of FIGURES, in seconds."""
 
+    cell: tuple[float, float]
     point: Point
     measured_s: tuple[float, ...]
-
-    @property
-    def cell(self) -> tuple[float, float]:
-        """Nominal lengths."""
-        return self.point.isl, self.point.osl
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,17 +125,19 @@ def _level(row: Cells) -> Level:
     itl_s, first_s = measured_s[0], measured_s[1]
     alone = row["strategy"] == "synchronous"
     # Requests cut off by the end of a run were served all the same: without them, long answers look like overload.
+    # Mean answers are of those that were complete, so too short; one user's are all complete.
+    cell = number(row, "isl_nominal"), number(row, "osl_nominal")
     taken = number(row, "n_ok") + number(row, "n_incomplete")
     point = Point(
         model=row.get("model") or "unknown",
         precision="bf16",
-        gpu="unknown",
+        gpu=GPU,
         tp=1,
         engine="vllm",
-        isl=number(row, "isl_nominal"),
-        osl=number(row, "osl_nominal"),
-        isl_cv=UNIFORM_CV,
-        osl_cv=UNIFORM_CV,
+        isl=number(row, "isl_mean"),
+        osl=number(row, "osl_mean") if alone else cell[1],
+        isl_cv=number(row, "isl_std") / number(row, "isl_mean"),
+        osl_cv=number(row, "osl_std") / number(row, "osl_mean") if alone else UNIFORM_CV,
         load_kind="concurrency" if alone else "constant_rate",
         load_value=1 if alone else number(row, "target_rps"),
         duration_s=number(row, "duration_s"),
@@ -142,14 +147,14 @@ def _level(row: Cells) -> Level:
         ttft_p50_s=first_s,
         itl_mean_s=itl_s,
     )
-    return Level(point, measured_s)
+    return Level(cell, point, measured_s)
 
 
 def answer(case: Case, seed: SeedSequence) -> Errors:
     """Fit the lower rates; predict the two highest of each cell."""
-    replica = fit(
-        [level.point for level in case.calibration], batching=ENGINE, open_loop=True, protocol=PROTOCOL
-    ).replica
+    points = [level.point for level in case.calibration]
+    prior = prior_law(points[0].deployment, points[0].lengths)
+    replica = fit(points, batching=ENGINE, open_loop=True, protocol=PROTOCOL, prior=prior).replica
     simulated, formula = [], []
     for level, own in zip(case.held_out, seed.spawn(len(case.held_out)), strict=True):
         simulated.append(_errors(level, run_quantiles(replica, level.point, np.random.default_rng(own))))

@@ -102,13 +102,21 @@ def test_last_part_of_an_id_is_enough() -> None:
     assert catalog.model("Qwen3-32B").id == "Qwen/Qwen3-32B"
 
 
+@pytest.mark.parametrize("name", ["Llama-3.1-8B", "meta-llama/Llama-3.1-8B-Instruct", "Meta-Llama-3.1-8B-Instruct"])
+def test_a_sibling_has_the_shape_of_its_base(name: str) -> None:
+    assert catalog.model(name).id == "meta-llama/Meta-Llama-3.1-8B"
+
+
+def test_no_two_models_are_siblings() -> None:
+    assert all(catalog.model(catalog.SIBLING.sub("", name.rpartition("/")[2])).id == name for name in models())
+
+
 @pytest.mark.parametrize(
     ("find", "name", "suggestion"),
     [
         (catalog.gpu, "h200", "did you mean h200_sxm?"),
         (catalog.gpu, "h10_sxm", "h100_sxm"),
-        (catalog.model, "Llama-3.1-8B", "did you mean meta-llama/Meta-Llama-3.1-8B?"),
-        (catalog.model, "meta-llama/Llama-3.1-70B", "meta-llama/Meta-Llama-3.1-70B"),
+        (catalog.model, "Llama-3.1-8", "did you mean meta-llama/Meta-Llama-3.1-8B?"),
         (catalog.model, "Qwen/Qwen3-23B", "Qwen/Qwen3-32B"),
         (catalog.model, "qqqq", "known: "),
     ],

@@ -159,6 +159,11 @@ def sweep_row(isl: int, osl: int, rate: float, rng: np.random.Generator) -> dict
         "target_rps": rate or "",
         "isl_nominal": isl,
         "osl_nominal": osl,
+        **{
+            f"{name}_{f.__name__}": f(of[done])
+            for name, of in zip(("isl", "osl"), lengths, strict=True)
+            for f in (np.mean, np.std)
+        },
         "n_ok": done.sum(),
         "n_incomplete": (~done).sum(),
         "duration_s": SWEEP_S if rate else e2e_s.sum(),
@@ -172,7 +177,7 @@ def sweep_row(isl: int, osl: int, rate: float, rng: np.random.Generator) -> dict
 
 def test_the_highest_rates_of_a_sweep_are_predicted(tmp_path: Path) -> None:
     burst = sweep_rows(200, 64, [])[0] | {"strategy": "throughput"}
-    write(tmp_path / "sweep.csv", [*sweep_rows(1024, 64, [2, 6, 10, 13]), burst])
+    write(tmp_path / "sweep.csv", [*sweep_rows(1024, 64, [2, 4, 6, 8, 10, 13]), burst])
     joint, alone = measured_guidellm.cases(Setup(data=tmp_path))
     assert (joint.joint, alone.joint) == (True, False)
     assert [level.point.load_value for level in alone.held_out] == [10, 13]

@@ -104,8 +104,9 @@ def encoded(log: RequestLog, about: About) -> bytes:
     return cast(bytes, content.to_pybytes())
 
 
-def decoded(content: bytes, name: str, most_values: int = MOST_VALUES) -> RequestLog:
-    """The log in a file's `content`; `name` is how errors call it. Raises StoreError, also for over `most_values`."""
+def decoded(content: bytes, name: str, most_values: int | None = None) -> RequestLog:
+    """The log in a file's `content`; `name` is how errors call it. Raises StoreError, also for more than `most_values`
+    (MOST_VALUES) numbers."""
     decoded_about(content, name, most_values)
     with _understood(name):
         import pyarrow as pa
@@ -119,7 +120,7 @@ def decoded(content: bytes, name: str, most_values: int = MOST_VALUES) -> Reques
         return _log(columns)
 
 
-def decoded_about(content: bytes, name: str, most_values: int = MOST_VALUES) -> About:
+def decoded_about(content: bytes, name: str, most_values: int | None = None) -> About:
     """What a file's `content` says of itself. Raises StoreError."""
     with _understood(name):
         import pyarrow as pa
@@ -134,8 +135,9 @@ def decoded_about(content: bytes, name: str, most_values: int = MOST_VALUES) -> 
         return About.model_validate_json(said)
 
 
-def _excess(metadata: parquet.FileMetaData, most_values: int = MOST_VALUES) -> str:
+def _excess(metadata: parquet.FileMetaData, most_values: int | None = None) -> str:
     """Of what a file holds too much to be read, by what its footer says; empty if nothing."""
+    most_values = MOST_VALUES if most_values is None else most_values
     groups = [metadata.row_group(group) for group in range(metadata.num_row_groups)]
     columns = [group.column(column) for group in groups for column in range(metadata.num_columns)]
     if max(metadata.num_rows, sum(max(0, group.num_rows) for group in groups)) > MOST_REQUESTS:

@@ -11,6 +11,7 @@ import pytest
 
 from tests.app.conftest import ROOT
 from ui.charts.base import CONFIG, DARK, LIGHT, SYMBOLS, Ink
+from ui.look import CHOSEN_SEGMENT
 
 THEMES = {"light": LIGHT, "dark": DARK}
 CONFIGURED = tomllib.loads((ROOT / ".streamlit" / "config.toml").read_text())
@@ -86,9 +87,13 @@ def test_charts_send_nothing_anywhere() -> None:
 
 @pytest.mark.parametrize("path", SOURCES, ids=lambda path: path.name)
 def test_no_page_injects_html_or_shows_emoji(path: Path) -> None:
-    source = path.read_text()
+    source = path.read_text().replace("st.html(CHOSEN_SEGMENT)", "")
     assert "unsafe_allow_html" not in source and "st.html" not in source
     assert not re.search("[\U0001f300-\U0001faff\u2600-\u27bf]", source)
+
+
+def test_the_one_style_that_is_put_in_is_ours_alone() -> None:
+    assert re.fullmatch(r"<style>[^<>]*</style>", CHOSEN_SEGMENT) and "url(" not in CHOSEN_SEGMENT
 
 
 def test_serving_is_private_until_someone_decides_otherwise() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from functools import lru_cache
 
 from sizing.capacity import Setting, SlaMissed, analytic_capacity_per_s, load_response, predict_at
 from sizing.plan import Candidate
@@ -17,12 +18,14 @@ NEAR, CLOSE, STEPS = 0.3, 0.02, 4
 """Log of latency over limit within which a law is near the middle one, and from which a last step arrives; steps."""
 
 
+@lru_cache(maxsize=512)
 def capacity_band(candidate: Candidate, setting: Setting) -> tuple[float, float]:
     """The 90 % band of a replica's capacity under the SLA as factors of it: (low, high).
 
     Low is 0 when, at the slow end, the SLA cannot be met at all. A fitted law brings pairs of laws one standard error
     apart along each eigenvector of its covariance: the changes of log capacity along them add in quadrature (sigma
-    points). A law without covariance is made slower and faster by its relative error.
+    points). A law without covariance is made slower and faster by its relative error. Kept: it is the same for every
+    load, and for the fleet by formula and the one by simulation.
     """
     if candidate.variants:
         response = load_response(candidate.replica, setting)

@@ -83,7 +83,7 @@ class Method:
 
 def predict_at(replica: Replica, setting: Setting, rate_per_s: float) -> Prediction:
     """Percentiles by formula when every replica gets `rate_per_s` requests/s."""
-    return predict(replica, setting.at(rate_per_s), replicas=setting.replicas, routing=setting.routing)
+    return _known_at(replica, setting.at(rate_per_s), setting.routing, setting.replicas)
 
 
 def analytic_capacity_per_s(replica: Replica, setting: Setting) -> float:
@@ -110,7 +110,7 @@ def load_response(replica: Replica, setting: Setting) -> LoadResponse:
     known: dict[float, Prediction] = {}
 
     def excess_at(share: float) -> float:
-        known[share] = _known_at(replica, setting.at(share * stable_per_s), setting.routing, setting.replicas)
+        known[share] = predict_at(replica, setting, share * stable_per_s)
         return log_excess(known[share], setting.sla)
 
     below = LOADS[0]
@@ -131,7 +131,8 @@ def load_response(replica: Replica, setting: Setting) -> LoadResponse:
 
 @lru_cache(maxsize=8192)
 def _known_at(replica: Replica, workload: Workload, routing: Routing, replicas: int) -> Prediction:
-    """Percentiles by formula, kept: another SLA asks for most of the same loads again, of each law of a band."""
+    """Percentiles by formula, kept: another SLA asks for most of the same loads again, of each law of a band, and a
+    chart of latency against load shows the same ones for every load of the fleet."""
     return predict(replica, workload, replicas=replicas, routing=routing)
 
 

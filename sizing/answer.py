@@ -7,7 +7,7 @@ from typing import Any
 
 from sizing.cost import cost_json as cost_keys
 from sizing.cost import cost_of, energy_of
-from sizing.numbers import milliseconds, significant
+from sizing.numbers import milliseconds, percent, significant
 from sizing.plan import Fleet, Plan, Question, Rejection
 
 WIDE = 3
@@ -29,7 +29,7 @@ def working(plan: Plan) -> str:
     fleet, question = plan.answer, plan.question
     rate = question.workload.rate_per_s
     per_replica = fleet.requests_per_s_per_replica
-    headroom = f" ({question.headroom:.0%} headroom kept)" if question.headroom else ""
+    headroom = f" ({percent(question.headroom)} headroom kept)" if question.headroom else ""
     spare = f", + {fleet.spare} spare = {fleet.replicas}" if fleet.spare else ""
     each = f"{fleet.candidate.gpus} GPU{'s' if fleet.candidate.gpus > 1 else ''}"
     return (
@@ -61,7 +61,7 @@ def sensitivity(plan: Plan, growth: tuple[float, ...] = (0.10, 0.25)) -> str:
     for more in growth:
         working = math.ceil(rate * (1 + more) / fleet.requests_per_s_per_replica * (1 - 1e-9))
         gpus = (working + fleet.spare) * fleet.candidate.gpus
-        parts.append(f"+{more:.0%}: {'still ' if gpus == fleet.gpus else ''}{gpus} GPUs")
+        parts.append(f"+{percent(more)}: {'still ' if gpus == fleet.gpus else ''}{gpus} GPUs")
     return f"Load {'; '.join(parts)}"
 
 
@@ -78,7 +78,7 @@ def why_wide(fleet: Fleet) -> str:
     """Why a band is wide, and what to do, as a sentence; empty where it is not."""
     if fleet.gpus_high is not None and fleet.gpus_high <= WIDE * fleet.gpus_low:
         return ""
-    start, sigma = "The band is wide because", f"{fleet.candidate.relative_sigma:.0%}"
+    start, sigma = "The band is wide because", percent(fleet.candidate.relative_sigma)
     if fleet.basis == "estimated":
         return f"{start} the law is estimated (standard error {sigma}): a few measured points narrow it."
     return (

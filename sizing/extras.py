@@ -9,7 +9,7 @@ from typing import Any
 from sizing.answer import fleet_json
 from sizing.fleets.daily import Daily
 from sizing.fleets.mixed import Mix
-from sizing.numbers import significant
+from sizing.numbers import percent, significant
 from sizing.plan import Fleet, Question, Rejection
 from sizing.sensitivity import Sensitivity
 from sizing.tuning import Tuned
@@ -57,7 +57,7 @@ def tuned_line(tuned: Tuned) -> str:
     gpus = f" {tuned.fleet.gpus} GPUs" if isinstance(tuned.fleet, Fleet) else ""
     if isinstance(tuned.before, Rejection):
         return f"{found}:{gpus}, where the settings as they were miss the SLA"
-    return f"{found}:{gpus} instead of {tuned.before.gpus}, a replica carries {tuned.gain:+.0%}"
+    return f"{found}:{gpus} instead of {tuned.before.gpus}, a replica carries {percent(tuned.gain, sign=True)}"
 
 
 def mix_line(mix: Mix) -> str:
@@ -74,7 +74,7 @@ def daily_line(daily: Daily) -> str:
     """What following the load saves."""
     return (
         f"{daily.gpu_hours} GPU-hours a day when the fleet follows the load, {daily.constant_gpu_hours} when it does "
-        f"not: {daily.saved:.0%} less"
+        f"not: {percent(daily.saved)} less"
     )
 
 

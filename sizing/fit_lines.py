@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import asdict
 
 from sizing.fitting import Fit, Regime, Shares
-from sizing.numbers import significant
+from sizing.numbers import percent, significant
 
 
 def fit_lines(fitted: Fit) -> tuple[str, ...]:
@@ -19,7 +19,7 @@ def fit_lines(fitted: Fit) -> tuple[str, ...]:
 def _extra(fitted: Fit, name: str) -> str:
     if name == "kv_tokens":
         return f"a KV cache of {fitted.batching.kv_tokens:,} tokens"
-    return f"{fitted.law.unread:.0%} of the weights' time is saved by a single sequence"
+    return f"{percent(fitted.law.unread)} of the weights' time is saved by a single sequence"
 
 
 def regime_lines(found: Regime) -> tuple[str, ...]:
@@ -41,4 +41,4 @@ def _side(compute_bound: bool) -> str:
 def shares_text(found: Shares) -> str:
     """Shares of an iteration's time, the largest first, without those under half a percent."""
     known = sorted(asdict(found).items(), key=lambda item: -item[1])
-    return ", ".join(f"{name} {share:.0%}" for name, share in known if share >= 0.005)
+    return ", ".join(f"{name} {percent(share)}" for name, share in known if share >= 0.005)

@@ -29,3 +29,12 @@ def milliseconds(seconds: float) -> str:
     if not math.isfinite(seconds):
         return "∞"
     return f"{significant(seconds)} s" if seconds >= 10 else f"{significant(seconds * 1000)} ms"
+
+
+def percent(share: float, decimals: int = 0, *, sign: bool = False) -> str:
+    """A share in percent.
+
+    >>> percent(0.2), percent(0.0814, 1), percent(0.25, sign=True)
+    ('20 %', '8.1 %', '+25 %')
+    """
+    return f"{100 * share:{'+' if sign else ''}.{decimals}f} %"

@@ -16,7 +16,7 @@ from sizing.fleets.daily import Daily
 from sizing.fleets.existing import Existing
 from sizing.fleets.shapes import shared_cost
 from sizing.fleets.sharing import SharedFleet, Terms
-from sizing.numbers import milliseconds, significant
+from sizing.numbers import milliseconds, percent, significant
 from sizing.plan import Fleet, Plan, Question, Rejection
 from sizing.prediction import Method, Prediction
 from sizing.sensitivity import Sensitivity, Unit
@@ -66,7 +66,7 @@ def sla_table(question: Question, fleet: Fleet) -> Table:
     table = Table("limit", "allowed", "predicted", "room", title="SLA at the planned load", title_justify="left")
     for limit in question.sla.limits:
         value = fleet.predicted.value_s(limit)
-        room = f"{1 - value / limit.limit_s:.0%}"
+        room = percent(1 - value / limit.limit_s)
         table.add_row(
             f"p{limit.percentile} {limit.metric.upper()}", milliseconds(limit.limit_s), milliseconds(value), room
         )
@@ -95,7 +95,7 @@ def alternatives_table(plan: Plan) -> Table:
 
 def sensitivity_table(rows: Sequence[Sensitivity], fleet: Fleet) -> Table:
     """GPUs (and requests/s of a replica where the SLA fails) with each input changed, everything else kept."""
-    changes = [f"{effect.change:+.0%}" for effect in rows[0].effects]
+    changes = [percent(effect.change, sign=True) for effect in rows[0].effects]
     table = Table("GPUs (requests/s) if", "is", *changes, title="Sensitivity", title_justify="left")
     for row in rows:
         cells = [
@@ -117,7 +117,7 @@ def quantity(value: float, unit: Unit) -> str:
     """A value with its unit, for people."""
     if unit == "s":
         return milliseconds(value)
-    return f"{value:.0%}" if unit == "share" else f"{significant(value)} {unit}"
+    return percent(value) if unit == "share" else f"{significant(value)} {unit}"
 
 
 def daily_table(daily: Daily) -> Table:
@@ -136,7 +136,8 @@ def print_existing(question: Question, fleets: Sequence[Existing], rejected: Seq
     say(f"[bold]{escape(name)} serve {significant(best.rate_per_s)} requests/s of {escape(question.model)}[/bold]")
     say(
         f"{best.working} working and {best.spare} spare replicas of {escape(best.candidate.label)}, {best.unused} GPUs "
-        f"unused; the SLA fails at {significant(best.limit_per_s)} requests/s, {question.headroom:.0%} headroom kept."
+        f"unused; the SLA fails at {significant(best.limit_per_s)} requests/s, {percent(question.headroom)} headroom "
+        "kept."
     )
     say(f"{significant(best.low)} to {significant(best.high)} requests/s (90 % band). Binding: {best.binding}.")
     say(f"Basis: {best.basis}, {escape(best.candidate.source)}; verified by {METHOD[best.predicted.method]}.")
@@ -165,7 +166,7 @@ def print_shared(fleet: SharedFleet, terms: Terms, rejected: Sequence[Rejection]
         f"own would need {fleet.apart} working replicas. Tightest: {escape(fleet.tightest.share.name)}."
     )
     say(
-        f"{significant(fleet.requests_per_s_per_gpu)} requests/s per working GPU, {fleet.utilization:.0%} of the "
+        f"{significant(fleet.requests_per_s_per_gpu)} requests/s per working GPU, {percent(fleet.utilization)} of the "
         "highest stable rate. No band: the count holds for the law as it is."
     )
     say(f"Basis: {fleet.basis}, {escape(fleet.candidate.source)}; verified by simulation.")
@@ -184,7 +185,7 @@ def print_shared(fleet: SharedFleet, terms: Terms, rejected: Sequence[Rejection]
             table.add_row(
                 *(escape(served.share.name), significant(served.share.workload.rate_per_s)),
                 *(f"p{limit.percentile} {limit.metric.upper()}", milliseconds(limit.limit_s), milliseconds(value)),
-                f"{1 - value / limit.limit_s:.0%}",
+                percent(1 - value / limit.limit_s),
             )
     out.print(table)
     print_rejections(rejected)
@@ -205,7 +206,9 @@ def print_rejections(rejected: Sequence[Rejection]) -> None:
 def print_prediction(prediction: Prediction, title: str) -> None:
     """Percentiles of the three latencies."""
     if prediction.saturated:
-        console().print(f"Saturated: the load is {prediction.utilization:.0%} of what can be carried in steady state.")
+        console().print(
+            f"Saturated: the load is {percent(prediction.utilization)} of what can be carried in steady state."
+        )
         return
     table = Table("", "mean", "p50", "p90", "p95", "p99", title=f"{escape(title)}, {prediction.method}")
     for metric in METRICS:
@@ -213,7 +216,7 @@ def print_prediction(prediction: Prediction, title: str) -> None:
         values = (quantiles.mean_s, quantiles.p50_s, quantiles.p90_s, quantiles.p95_s, quantiles.p99_s)
         table.add_row(metric.upper(), *map(milliseconds, values))
     console().print(table)
-    console().print(f"Utilization {prediction.utilization:.0%} of the highest stable rate.")
+    console().print(f"Utilization {percent(prediction.utilization)} of the highest stable rate.")
     for warning in prediction.warnings:
         console().print(f"[yellow]warning:[/yellow] {escape(warning)}")
 
@@ -232,10 +235,15 @@ def print_fit(fitted: Fit) -> None:
         errors.add_row(
             *(significant(value) for value in (error.point.isl, error.point.osl, error.point.load_value)),
             significant(error.point.requests_per_s),
-            *(f"{share:+.1%}" for share in (error.requests_per_s_error, error.itl_error, error.ttft_error)),
+            *(
+                percent(share, 1, sign=True)
+                for share in (error.requests_per_s_error, error.itl_error, error.ttft_error)
+            ),
         )
     out.print(errors)
-    out.print(f"Leave-one-out error {fitted.leave_one_out:.1%} (median); chi2 per point {fitted.chi2_per_point:.2f}.")
+    out.print(
+        f"Leave-one-out error {percent(fitted.leave_one_out, 1)} (median); chi2 per point {fitted.chi2_per_point:.2f}."
+    )
     for warning in fitted.warnings:
         out.print(f"[yellow]warning:[/yellow] {escape(warning)}")
 

@@ -16,6 +16,7 @@ from sizing.curves import Deployment, Point
 from sizing.design import Choice, Option, Stop, choose
 from sizing.errors import FitError, SizingError
 from sizing.fitting import Fit, fit
+from sizing.numbers import percent
 from sizing.plan import Question
 from sizing.workload import Lengths
 from ui import answers
@@ -134,7 +135,7 @@ def _tellable(lengths: Lengths) -> Lengths:
 def _why(choice: Choice) -> str:
     now = f"Now: {choice.belief}. " if choice.belief is not None else ""
     if choice.aim == "gain":
-        return f"{now}This level would narrow the band by about {choice.narrows:.0%}."
+        return f"{now}This level would narrow the band by about {percent(choice.narrows)}."
     if choice.aim == "reach":
         return f"{now}A planned replica would hold more requests at once than was measured: go there once."
     return "There is no law yet for this deployment: two levels, far apart, give a first one."

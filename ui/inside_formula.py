@@ -9,7 +9,7 @@ import pandas as pd
 import streamlit as st
 
 from sizing.compared import Compared, compared
-from sizing.numbers import milliseconds
+from sizing.numbers import milliseconds, percent
 from sizing.queueing.agreement import TOLERANCE
 from sizing.workload import Metric
 from ui import simulating
@@ -53,16 +53,18 @@ def _cells(figure: Compared) -> dict[str, str]:
         "90 % interval": "" if low_s is None or high_s is None else f"{milliseconds(low_s)} to {milliseconds(high_s)}",
         "Formula": milliseconds(figure.formula_s),
         "Difference": f"{100 * figure.apart:+.1f} %",
-        "Verdict": f"over {TOLERANCE:.0%}" if figure.far else "agrees",
+        "Verdict": f"over {percent(TOLERANCE)}" if figure.far else "agrees",
     }
 
 
 def _verdict(far: int, of: int) -> str:
     if not far:
-        return f":material/check_circle: **Formula and simulation agree** within {TOLERANCE:.0%} on all {of} figures."
+        return (
+            f":material/check_circle: **Formula and simulation agree** within {percent(TOLERANCE)} on all {of} figures."
+        )
     return (
-        f":material/warning: **Formula and simulation differ by more than {TOLERANCE:.0%}** on {far} of {of} figures. "
-        "There the simulation counts: the plan's own count is checked by it."
+        f":material/warning: **Formula and simulation differ by more than {percent(TOLERANCE)}** on {far} of {of} "
+        "figures. There the simulation counts: the plan's own count is checked by it."
     )
 
 

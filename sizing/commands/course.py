@@ -31,6 +31,7 @@ from sizing.course.shapes import Cost, Load, course_json, sizing_json
 from sizing.course.throughput import SIX, goals_of
 from sizing.curves import Point, read_points
 from sizing.errors import NoFeasiblePlan, ScenarioError
+from sizing.numbers import percent
 from sizing.plan import Plan
 from sizing.workload import METRICS
 
@@ -113,7 +114,7 @@ def load_of(given: dict[str, Any]) -> Load:
         if factor < 1:
             raise ScenarioError(f"--peak-factor must be 1 or more, got {factor:g}")
         return Load(mean, factor * mean, f"{factor:g} x the mean")
-    return Load(mean, float(peak_from_mean(mean)), f"not exceeded in {PEAK_SHARE:.0%} of the seconds, Poisson")
+    return Load(mean, float(peak_from_mean(mean)), f"not exceeded in {percent(PEAK_SHARE)} of the seconds, Poisson")
 
 
 def mean_of(given: dict[str, Any]) -> float:

@@ -11,6 +11,7 @@ from sizing.course.fleet import CourseSizing
 from sizing.course.throughput import Goal
 from sizing.curves import Point
 from sizing.errors import NoFeasiblePlan, ScenarioError
+from sizing.numbers import percent
 from sizing.plan import Plan, Question
 from sizing.workload import PERCENTILES, Limit, Sla, Workload
 
@@ -53,7 +54,9 @@ def percentile_of(goal: Goal, terms: Terms) -> int:
 def compared(sizing: CourseSizing, plan: Plan, terms: Terms) -> str:
     """The two counts in a sentence, and what the difference holds."""
     fleet = plan.answer
-    margins = f"{terms.headroom:.0%} headroom and {terms.spare} spare" if terms.headroom or terms.spare else "no margin"
+    margins = (
+        f"{percent(terms.headroom)} headroom and {terms.spare} spare" if terms.headroom or terms.spare else "no margin"
+    )
     most = f"{fleet.gpus_high} GPUs" if fleet.gpus_high is not None else "more"
     return (
         f"The course's method: {sizing.gpus} GPUs. Our planner: {fleet.gpus} GPUs ({fleet.gpus_low} to {most} in its "

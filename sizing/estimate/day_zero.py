@@ -16,6 +16,7 @@ from sizing.estimate.memory import Memory
 from sizing.estimate.roofline import RELATIVE_SIGMA, roofline
 from sizing.estimate.shipped import current, shipped
 from sizing.estimate.timed import Timed, time_kernels
+from sizing.numbers import percent
 from sizing.plan import Candidate
 from sizing.replica import Batching, Replica
 from sizing.workload import Lengths
@@ -101,7 +102,7 @@ def _from_timings(timed: Timed, case: _Case) -> Candidate:
     return _candidate(
         case,
         Replica(timed.law, replace(case.batching, kv_tokens=kv_tokens)),
-        f"{engine}, law within {timed.mean_error:.1%} of the step times",
+        f"{engine}, law within {percent(timed.mean_error, 1)} of the step times",
         math.hypot(KERNEL_SIGMA[_sample(case)], timed.rms_error),
         tuple(_warnings(timed, case)),
     )
@@ -143,7 +144,7 @@ def _warnings(timed: Timed, case: _Case) -> Iterator[str]:
     if _sample(case) == "moe_blackwell":
         yield "mixture of experts on Blackwell: real servers were 1.5 times as fast as these timings on average"
     if timed.rms_error > ROUGH_FIT:
-        yield f"the law follows the kernel timings within {timed.rms_error:.0%} (rms) only"
+        yield f"the law follows the kernel timings within {percent(timed.rms_error)} (rms) only"
 
 
 def _does_not_fit(timed: Timed, case: _Case) -> DoesNotFit:

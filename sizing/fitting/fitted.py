@@ -14,6 +14,7 @@ from sizing.fitting.law_error import EXACT, LawError
 from sizing.fitting.levels import UNTOLD, Protocol, point_runs
 from sizing.fitting.parameters import moved
 from sizing.fitting.regions import Regime, regime
+from sizing.numbers import percent
 from sizing.replica import Batching, Replica
 from sizing.simulator.replay import Replay
 from sizing.steptime import StepLaw
@@ -54,8 +55,9 @@ class Distrust(NamedTuple):
     def __str__(self) -> str:
         where = f"ISL {self.point.isl:g}, OSL {self.point.osl:g}, {self.point.load_kind} {self.point.load_value:g}"
         return (
-            f"the point at {where} disagrees with the others: the law gives {self.figure} {self.off:+.0%} "
-            f"({self.sigmas:.0f} standard errors); it has little weight in the fit: measure it again"
+            f"the point at {where} disagrees with the others: the law gives {self.figure} "
+            f"{percent(self.off, sign=True)} ({self.sigmas:.0f} standard errors); it has little weight in the "
+            "fit: measure it again"
         )
 
 
@@ -67,7 +69,9 @@ class Unknown(NamedTuple):
     measure: str
 
     def __str__(self) -> str:
-        return f"{self.name}: the points hardly tell it ({self.ratio:.0%} of the prior doubt is left); {self.measure}"
+        return (
+            f"{self.name}: the points hardly tell it ({percent(self.ratio)} of the prior doubt is left); {self.measure}"
+        )
 
 
 class Range(NamedTuple):

@@ -22,6 +22,7 @@ from sizing.fitting.levels import OPEN_LOOPS, UNTOLD, Protocol, Trace, in_flight
 from sizing.fitting.observed import Observed, busiest, is_stable, trace_points
 from sizing.fitting.search import POOR, Known, best_trial
 from sizing.fitting.trial import Trial
+from sizing.numbers import percent
 from sizing.replica import POLICIES, Batching, Policy
 from sizing.steptime import COEFFICIENTS, StepLaw
 
@@ -191,7 +192,7 @@ def _warnings(best: Trial, chi2: float, distrusted: Sequence[Distrust]) -> tuple
         )
     if "unread" in best.parameters.names:
         found.append(
-            f"a single sequence runs faster than batches explain: {best.replica.law.unread:.0%} of the weights' "
+            f"a single sequence runs faster than batches explain: {percent(best.replica.law.unread)} of the weights' "
             "time is saved there"
         )
     if best.observed.protocol.start == "together" and any(point.lengths.fixed for point in points):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 
-from sizing.numbers import milliseconds
+from sizing.numbers import milliseconds, percent
 from sizing.prediction import Prediction
 from sizing.workload import METRICS
 
@@ -33,7 +33,7 @@ def disagreement(analytic: Prediction, simulated: Prediction) -> str | None:
             if apart > worst:
                 worst = apart
                 line = (
-                    f"formula and simulation differ by {apart:.0%} on p{percentile} {metric.upper()}: "
+                    f"formula and simulation differ by {percent(apart)} on p{percentile} {metric.upper()}: "
                     f"{milliseconds(found_s)} against {milliseconds(true_s)}; the simulation counts"
                 )
     return line

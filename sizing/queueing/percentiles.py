@@ -17,6 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from sizing.errors import ScenarioError
+from sizing.numbers import percent
 from sizing.prediction import Prediction, Quantiles, saturated
 from sizing.queueing.demand import Demand, demand_of, requests_at, slots
 from sizing.queueing.iteration_chain import SINGLE, Iterations, open_iterations
@@ -100,7 +101,7 @@ def predict(
         ttft, itl, e2e = _predict_in_flight(scene, workload, points)
         if scene.state.waiting > WAITING:
             places = "slots" if scene.state.slots == replica.batching.max_batch_size else "KV cache"
-            told = f"{scene.state.waiting:.0%} of the requests wait for {places}"
+            told = f"{percent(scene.state.waiting)} of the requests wait for {places}"
             warnings += (f"{told}: p95 TTFT by formula is then rough, 15 % off and at times 45 %; simulate to be sure",)
     return Prediction(
         Quantiles.of(ttft), Quantiles.of(itl), Quantiles.of(e2e), False, rate / stable, "analytic", warnings

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from sizing.numbers import percent
 from sizing.report.model import Configuration, Effect, LimitRow, Quantity, Report
 from sizing.report.words import NONE, capital, line, number_of, text_of
 
@@ -125,7 +126,7 @@ def sensitivity(report: Report) -> Table:
 
 def in_words(change: float) -> str:
     """A change without a sign in front, which would make a spreadsheet take the cell for a formula."""
-    return f"{abs(change):.0%} {'less' if change < 0 else 'more'}".replace("%", " %")
+    return f"{percent(abs(change))} {'less' if change < 0 else 'more'}"
 
 
 def gpus_or_not(effect: Effect) -> Cell:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from sizing.numbers import significant
+from sizing.numbers import percent, significant
 from sizing.plan import Fleet, Question
 
 EXCLUDES = (
@@ -61,7 +61,7 @@ def includes(question: Question, fleet: Fleet) -> Iterator[str]:
     yield "waiting in the replica's queue, computing the prompt, and every decode step, at the planned load"
     yield "the limits of batch size and KV cache memory, by which requests wait or pause"
     if question.headroom:
-        yield f"headroom: replicas are planned at {1 - question.headroom:.0%} of the load at which the SLA fails"
+        yield f"headroom: replicas are planned at {percent(1 - question.headroom)} of the load at which the SLA fails"
     if fleet.spare:
         yield f"{fleet.spare} spare {'replica' if fleet.spare == 1 else 'replicas'} on top of those that carry the load"
 
@@ -82,7 +82,7 @@ def assumptions(question: Question, fleet: Fleet) -> Iterator[str]:
     if workload.prefix.tokens:
         yield (
             f"{workload.prefix.tokens:,} tokens of each prompt are shared, and found in the cache with a chance of "
-            f"{workload.prefix.hit_rate:.0%}."
+            f"{percent(workload.prefix.hit_rate)}."
         )
     yield (
         f"Each replica runs {BATCHING[batching.policy]}: at most {batching.max_batch_size:,} requests at once, "

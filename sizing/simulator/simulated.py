@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 from numpy.typing import NDArray
 
+from sizing.numbers import percent
 from sizing.prediction import Prediction, Quantiles, saturated
 from sizing.simulator.records import CANCELLED, REJECTED, SERVED, TIMED_OUT, Requests
 from sizing.simulator.steady import measured_part, quantile_interval, queue_grows, share_error
@@ -110,7 +111,7 @@ class Simulated:
         warnings = self.warnings
         if self.lost:
             warnings += (
-                f"{self.lost / len(self.outcome):.1%} of the requests were rejected, timed out or cancelled: "
+                f"{percent(self.lost / len(self.outcome), 1)} of the requests were rejected, timed out or cancelled: "
                 "the latencies are those of the others",
             )
         if self.saturated:

@@ -8,7 +8,7 @@ from typing import Any
 from rich.markup import escape
 from rich.table import Table
 
-from sizing.numbers import milliseconds, significant
+from sizing.numbers import milliseconds, percent, significant
 from sizing.printing import console
 from sizing.triton_batcher.config import ModelBatching
 from sizing.triton_batcher.outcome import Outcome, percentile
@@ -75,7 +75,7 @@ def print_measured(
     out.print(table)
     out.print(
         f"{counters.exec_count:,} executions of {significant(counters.mean_batch)} rows on average; "
-        f"instances busy {outcome.utilization:.0%} of the time."
+        f"instances busy {percent(outcome.utilization)} of the time."
     )
     out.print("Batch sizes: " + ", ".join(f"{size} ({count:,})" for size, count in outcome.batch_sizes.items()))
     late, full = counters.request_failure["REJECTED"], counters.queue_full
@@ -157,7 +157,7 @@ def print_tuned(found: Tuned, load: Load) -> None:
                 f"{setting.delay_us / 1000:g} ms",
                 milliseconds(trial.latency_s),
                 significant(trial.mean_batch),
-                f"{trial.utilization:.0%}",
+                percent(trial.utilization),
                 f"{significant(trial.largest_rate_per_s)}/s" if trial.largest_rate_per_s else "over the budget",
             )
     out.print(table)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 from sizing.errors import ScenarioError
+from sizing.numbers import percent
 from sizing.replica import Speculation
 from sizing.steptime import StepLaw
 from sizing.whatif.setup import Setup, reading_s, refilled, sheet_of
@@ -36,8 +37,9 @@ class Speculative:
             kv_token_s=cache * law.kv_token_s,
         )
         lines = (
-            f"a draft model of {self.draft_size:.1%} of the parameters: its passes take that share of the model's "
-            f"weights and arithmetic, {depth:.0%} of its overheads (fewer layers) and {cache:.0%} of its KV cache",
+            f"a draft model of {percent(self.draft_size, 1)} of the parameters: its passes take that share of the "
+            f"model's weights and arithmetic, {percent(depth)} of its overheads (fewer layers) and {percent(cache)} of "
+            "its KV cache",
             "the draft's own reading of the prompts is left out",
         )
         return _drafted(setup, "speculative", self.draft_tokens, self.acceptance, draft, self.draft_size, cache, lines)
@@ -70,8 +72,8 @@ class Medusa:
             kv_token_s=0.0,
         )
         lines = (
-            f"{self.heads} heads of {self.head_size:.1%} of the weights each, {self.tree or self.heads} candidate "
-            "tokens checked for each sequence and step, those beyond one chain at their full arithmetic",
+            f"{self.heads} heads of {percent(self.head_size, 1)} of the weights each, {self.tree or self.heads} "
+            "candidate tokens checked for each sequence and step, those beyond one chain at their full arithmetic",
             "claimed by its authors for one sequence: 2.2 times as fast, 2.3 to 3.6 with the model trained along "
             "(arXiv 2401.10774); in full batches less, since checking costs arithmetic",
         )
@@ -94,7 +96,8 @@ class ReDrafter:
         weights_s = self.draft_size * reading_s(law, sheet_of(setup.candidate))
         draft = StepLaw(weights_s, 0.0, self.draft_size * law.token_s, 0.0, 0.0)
         lines = (
-            f"a recurrent draft of {self.draft_size:.1%} of the weights, run once a proposed token, no KV cache",
+            f"a recurrent draft of {percent(self.draft_size, 1)} of the weights, run once a proposed token, no KV "
+            "cache",
             "claimed by its authors: 2.7 times the tokens/s of a greedy H100 with TensorRT-LLM at small batches "
             "(arXiv 2403.09919 and Apple 2024)",
         )

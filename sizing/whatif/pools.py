@@ -10,6 +10,7 @@ from dataclasses import dataclass, replace
 
 from sizing.capacity import BY_FORMULA, BY_SIMULATION, Method
 from sizing.errors import ScenarioError
+from sizing.numbers import percent
 from sizing.plan import Candidate, Fleet, Question, Rejection
 from sizing.planner import size
 from sizing.prediction import Method as MethodName
@@ -61,7 +62,7 @@ def disaggregate(setup: Setup, method: Method = BY_SIMULATION) -> Pools | Reject
         )
     apart = setup.changed(
         f"prompts in a pool of their own, sized by TTFT; their KV cache travels {transfer_s * 1e3:.3g} ms a prompt, at "
-        f"{LINK_SHARE:.0%} of the link's bandwidth, and no other traffic slows it down",
+        f"{percent(LINK_SHARE)} of the link's bandwidth, and no other traffic slows it down",
         sigma=POOLS_SIGMA,
     )
     sized = _sized_apart(question, apart.candidate, transfer_s)

@@ -9,7 +9,7 @@ from rich.markup import escape
 from rich.table import Table
 
 from sizing.answer import binding
-from sizing.numbers import milliseconds, significant
+from sizing.numbers import milliseconds, percent, significant
 from sizing.plan import Fleet, Rejection
 from sizing.printing import console
 from sizing.whatif.comparison import Comparison
@@ -66,7 +66,7 @@ def table_of(found: Comparison) -> Table:
     def counted(name: str, value: Callable[[Fleet], float], show: Callable[[float], str]) -> None:
         values = [value(side) if isinstance(side, Fleet) else None for side in sides]
         before, after = values
-        change = f"{after / before - 1:+.0%}" if before and after is not None else ""
+        change = percent(after / before - 1, sign=True) if before and after is not None else ""
         change = "same" if change in ("+0%", "-0%") else change
         table.add_row(name, *("-" if each is None else show(each) for each in values), change)
 
@@ -90,7 +90,10 @@ def print_pools(pools: Pools | Rejection, found: Comparison) -> None:
     say(f"[bold]Disaggregated: {_instead(f'{pools.gpus} GPUs', f'{_gpus(found.after)} in one fleet')}[/bold]")
     for name, fleet in (("Prompts", pools.prefill), ("Tokens", pools.decode)):
         replicas = f"{fleet.working} + {fleet.spare} spare replicas of {fleet.candidate.label}"
-        say(f"  {name}: {fleet.gpus} GPUs, {escape(replicas)}, {fleet.predicted.utilization:.0%} of the stable rate.")
+        say(
+            f"  {name}: {fleet.gpus} GPUs, {escape(replicas)}, {percent(fleet.predicted.utilization)} of the stable "
+            "rate."
+        )
     if pools.predicted:
         seen = [
             f"p{limit.percentile} {limit.metric.upper()} {milliseconds(pools.predicted.value_s(limit))} of "

@@ -6,6 +6,7 @@ import math
 from dataclasses import dataclass, replace
 
 from sizing.errors import ScenarioError
+from sizing.numbers import percent
 from sizing.whatif.setup import Setup
 from sizing.workload import Prefix
 
@@ -71,8 +72,8 @@ class KvReuse:
         if not self.tokens * self.hit_rate or prefix == workload.prefix:
             return setup.unchanged("no more of the prompts is found in the cache")
         changed = setup.changed(
-            f"the first {self.tokens:,} tokens of {self.hit_rate:.0%} of the prompts are found in the KV cache: not "
-            "computed again, no memory of their own, but attended to",
+            f"the first {self.tokens:,} tokens of {percent(self.hit_rate)} of the prompts are found in the KV cache: "
+            "not computed again, no memory of their own, but attended to",
             "the cache never drops the shared part, and routing finds it on every replica",
             sigma=REUSE_SIGMA,
         )

@@ -9,6 +9,7 @@ from typing import Any, Protocol
 from sizing import catalog
 from sizing.catalog import BITS, Gpu, Model, Precision
 from sizing.errors import CatalogueError, DoesNotFit, ScenarioError
+from sizing.numbers import percent
 from sizing.plan import Candidate, Question
 from sizing.steptime import StepLaw
 
@@ -35,7 +36,7 @@ class Setup:
         """
         candidate = self.candidate
         widened = math.hypot(candidate.relative_sigma, sigma)
-        band = f"the band is widened for this by {sigma:.0%} of the step times"
+        band = f"the band is widened for this by {percent(sigma)} of the step times"
         changed = replace(candidate, basis="what-if", relative_sigma=widened, variants=(), **fields)
         return replace(self, candidate=changed, assumptions=(*self.assumptions, *assumptions, band))
 

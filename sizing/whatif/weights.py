@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 from sizing.catalog import BITS
 from sizing.errors import ScenarioError
 from sizing.estimate.kernels import LIBRARY
+from sizing.numbers import percent
 from sizing.steptime import StepLaw
 from sizing.whatif.setup import Setup, Sheet, precision_named, read_weights, refilled, sheet_of
 from sizing.whatif.transfer import timed_ratios
@@ -109,7 +110,7 @@ def _resized(setup: Setup, before: Sheet, after: Sheet, held: str) -> Setup:
     else:
         law, sigma = by_data_sheet(replica.law, before, after), SHEET_SIGMA
         source = f"no kernel timings of both: arithmetic and bytes from the data sheet of {after.gpu.name}"
-        source += f", of whose savings by precision {REALISED:.0%} are taken to be realised"
+        source += f", of whose savings by precision {percent(REALISED)} are taken to be realised"
     return setup.changed(
         held,
         f"{source}; the KV cache holds {kv_tokens:,} tokens, before {replica.batching.kv_tokens:,}",

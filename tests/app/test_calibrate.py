@@ -18,6 +18,7 @@ from calibration.store import DATABASE_VARIABLE, Store
 from calibration.store.work import enqueue
 from sizing.curves import write_points
 from sizing.fitting import fit
+from sizing.numbers import percent
 from tests.app.conftest import keep, point, query_of, text_of
 from ui import answers
 
@@ -204,7 +205,10 @@ def test_points_are_accepted_only_after_they_were_seen_and_then_answers_rest_on_
     app = calibrate("runs")
     fitted = fit(POINTS)
     worst = max(abs(error.requests_per_s_error) for error in fitted.errors)
-    assert f"requests/s within {worst:.1%} at every one, {fitted.leave_one_out:.1%} in the median" in words(app)
+    assert (
+        f"requests/s within {percent(worst, 1)} at every one, {percent(fitted.leave_one_out, 1)} in the median"
+        in words(app)
+    )
     assert len(app.get("plotly_chart")) == 3 and "points within 10 %" in app.get("plotly_chart")[0].proto.alt
     assert answers.measured().points == ()
     press(app, "Accept 6 points")
@@ -243,7 +247,7 @@ def test_a_run_that_goes_on_shows_how_far_and_can_be_stopped(
     progress = app.get("progress")[0].proto
     assert progress.value == 37  # (1 + 0.5) / 4
     assert (
-        text_of(progress.text) == "1 of 4 levels · ISL 1000, OSL 200, concurrency 4, 50% of it · about 2 minutes left"
+        text_of(progress.text) == "1 of 4 levels · ISL 1000, OSL 200, concurrency 4, 50 % of it · about 2 minutes left"
     )
     assert app.main.code[0].value == "first line\nsecond"
     assert not any(label.startswith("Stop") for label in labels(app))

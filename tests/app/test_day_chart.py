@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from sizing.fleets.daily import HOURS, Daily, Hour
+from sizing.numbers import percent
 from ui.charts.base import LIGHT
 from ui.charts.day import gpus_over_day
 
@@ -18,4 +19,8 @@ def test_every_hour_is_a_step_and_the_last_one_reaches_midnight() -> None:
 
 def test_the_words_say_what_is_saved() -> None:
     alt = gpus_over_day(DAILY, LIGHT).alt
-    assert f"{sum(COUNTS)} GPU-hours" in alt and f"{7 * HOURS}" in alt and f"{1 - sum(COUNTS) / (7 * HOURS):.0%}" in alt
+    assert (
+        f"{sum(COUNTS)} GPU-hours" in alt
+        and f"{7 * HOURS}" in alt
+        and f"{percent(1 - sum(COUNTS) / (7 * HOURS))}" in alt
+    )

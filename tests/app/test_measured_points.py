@@ -12,7 +12,7 @@ from streamlit.testing.v1 import AppTest
 
 from calibration.store import DATABASE_VARIABLE, Store
 from sizing.curves import write_points
-from sizing.numbers import significant
+from sizing.numbers import percent, significant
 from tests.app.conftest import keep, point, text_of
 from ui import answers
 
@@ -67,7 +67,7 @@ def test_the_line_is_the_fitted_law_and_its_error_is_told(curves: Callable[[], A
     fitted = answers.fitted(point(1).deployment)
     assert not isinstance(fitted, str)
     worst = max(abs(error.requests_per_s_error) for error in fitted.errors)
-    assert f"within {worst:.1%}" in captions and f"{fitted.leave_one_out:.1%} median error" in captions
+    assert f"within {percent(worst, 1)}" in captions and f"{percent(fitted.leave_one_out, 1)} median error" in captions
     line = series(app, "Requests/s")["mean, fitted law"]
     assert line == ([*LEVELS], [error.requests_per_s for error in fitted.errors])
 

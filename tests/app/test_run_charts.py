@@ -71,5 +71,5 @@ def test_differences_are_in_per_cent_and_all_on_the_chart() -> None:
     assert first.y == pytest.approx([50, 0]) and second.y == pytest.approx([-5]) and first.x == (10, 100)
     low, high = figure.layout.yaxis.range
     assert low < -10 and high > 50
-    assert "2 of 3 within 10%; the farthest is 50 % apart" in alt
+    assert "2 of 3 within 10 %; the farthest is 50 % apart" in alt
     assert "nothing to compare" in agreement("Formula", "x", [], 0.1, DARK).alt

@@ -14,7 +14,7 @@ from sizing import planner
 from sizing.candidates import find
 from sizing.fleets.daily import gpus_by_hour
 from sizing.fleets.existing import best_first
-from sizing.numbers import milliseconds, significant
+from sizing.numbers import milliseconds, percent, significant
 from sizing.plan import Plan
 from sizing.relax import relaxations
 from sizing.workload import Limit
@@ -302,7 +302,7 @@ def test_a_day_follows_the_load_hour_by_hour(opened: Open, plan: Plan) -> None:
     app = opened(replace(ONE, day=day), **{"show.size": "day"})
     daily = gpus_by_hour(plan.question, plan.answer, [ONE.rate_per_s * load / 100 for load in day])
     numbers = {metric.label: metric.value for metric in app.metric}
-    assert numbers["GPU-hours a day"] == f"{daily.gpu_hours:,}" and numbers["Saved"] == f"{daily.saved:.0%}"
+    assert numbers["GPU-hours a day"] == f"{daily.gpu_hours:,}" and numbers["Saved"] == percent(daily.saved)
     assert numbers["GPUs at the peak"] == str(plan.answer.gpus) == query_of(app)["n"]
     table = app.main.expander[0].dataframe[0].value
     assert list(table["GPUs"]) == [hour.gpus for hour in daily.hours]
@@ -313,7 +313,7 @@ def test_a_flat_day_saves_nothing(opened: Open) -> None:
     app = opened(**{"show.size": "day"})
     app.main.button_group(key="day_shape").set_value("Flat").run()
     assert not app.exception
-    assert {metric.label: metric.value for metric in app.metric}["Saved"] == "0%"
+    assert {metric.label: metric.value for metric in app.metric}["Saved"] == "0 %"
     assert query_of(app)["day"] == ",".join(["100"] * 24)
 
 

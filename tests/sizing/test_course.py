@@ -146,7 +146,7 @@ def test_our_planner_answers_the_same_question_with_percentiles_and_margins() ->
     assert few.answer.candidate.precision == sizing.throughput.point.precision
     assert few.answer.working <= more.answer.working and more.answer.spare == 1
     told = compared(sizing, more, safe)
-    assert f"{sizing.gpus} GPUs" in told and f"{more.answer.gpus} GPUs" in told and "20% headroom" in told
+    assert f"{sizing.gpus} GPUs" in told and f"{more.answer.gpus} GPUs" in told and "20 % headroom" in told
 
 
 FILE = str(example.FILE)

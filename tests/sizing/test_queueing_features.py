@@ -346,7 +346,7 @@ def test_disagreement_names_the_worst_percentile():
     assert disagreement(analytic, analytic) is None
     assert disagreement(analytic, replace(analytic, ttft=replace(same, p95_s=1.05))) is None
     line = disagreement(analytic, simulated)
-    assert line is not None and "p99 ITL" in line and "25%" in line and "800 ms" in line
+    assert line is not None and "p99 ITL" in line and "25 %" in line and "800 ms" in line
     full = saturated(1.2, "simulation")
     assert disagreement(saturated(1.1, "analytic"), full) is None
     assert "simulation finds the load saturated" in str(disagreement(analytic, full))

@@ -47,7 +47,7 @@ def test_the_lost_are_counted_and_have_no_latency() -> None:
         assert np.array_equal(np.isnan(seconds), result.outcome != SERVED)
     assert np.nanmean(result.ttft_s) == pytest.approx(0.5)
     assert np.nanmean(result.itl_s) == pytest.approx(0.1)
-    assert "6.0% of the requests were rejected, timed out or cancelled" in result.prediction().warnings[0]
+    assert "6.0 % of the requests were rejected, timed out or cancelled" in result.prediction().warnings[0]
     assert not result_of(finished()).prediction().warnings
 
 

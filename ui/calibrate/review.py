@@ -10,7 +10,7 @@ import streamlit as st
 
 from sizing.curves import Point, doubts
 from sizing.fitting import Fit, PointError
-from sizing.numbers import significant
+from sizing.numbers import percent, significant
 from ui.calibrating import Trial, trials
 from ui.charts.parity import QUANTITIES, parity
 from ui.look import ink, show
@@ -65,7 +65,11 @@ def _verdict(fitted: Fit) -> str:
     trusted = [error for error in fitted.errors if error.point not in odd]
     worst = max(abs(error.requests_per_s_error) for error in trusted)
     every = f"{len(trusted)} of them, {len(odd)} being distrusted" if odd else "every one"
-    unseen = f", {fitted.leave_one_out:.1%} in the median at points left out" if isfinite(fitted.leave_one_out) else ""
+    unseen = (
+        f", {percent(fitted.leave_one_out, 1)} in the median at points left out"
+        if isfinite(fitted.leave_one_out)
+        else ""
+    )
     chi2 = fitted.chi2_per_point
     if chi2 > POOR:
         fits = "**the law does not fit well**"
@@ -74,7 +78,7 @@ def _verdict(fitted: Fit) -> str:
     else:
         fits = "the law fits"
     return (
-        f"Fitted to {len(fitted.errors)} points: requests/s within {worst:.1%} at {every}{unseen}. "
+        f"Fitted to {len(fitted.errors)} points: requests/s within {percent(worst, 1)} at {every}{unseen}. "
         f"χ² per point {significant(chi2)} (1 is perfect, above 2 poor): {fits}."
     )
 

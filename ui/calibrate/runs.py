@@ -9,7 +9,7 @@ from calibration import jobs
 from calibration.errors import CalibrationError
 from calibration.store import LIVE, Run, Store
 from calibration.store.work import Work, accept, discard, work
-from sizing.numbers import significant
+from sizing.numbers import percent, significant
 from ui import calibrating
 from ui.calibrate.review import review
 from ui.view import PREFIX
@@ -117,7 +117,7 @@ STOP_HELP = "The level being measured is dropped, the points until then are kept
 def _progress(run: Run, now: Work) -> str:
     levels = f"{run.points} of {run.levels} levels" if run.levels else "asking the server"
     phase = f" · {now.phase}" if now.phase else ""
-    share = f", {now.share:.0%} of it" if now.share else ""
+    share = f", {percent(now.share)} of it" if now.share else ""
     left = f" · about {_minutes(now.left_s)} left" if now.left_s else ""
     return plain(f"{levels}{phase}{share}{left}")
 

@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 import plotly.graph_objects as go
 
-from sizing.numbers import significant
+from sizing.numbers import percent, significant
 from ui.charts.base import SMALL, SYMBOLS, Chart, Ink, figure_of
 from ui.charts.legend import legend_above
 
@@ -60,7 +60,7 @@ def _band(figure: go.Figure, within: float, ink: Ink) -> None:
         x=0,
         xref="paper",
         y=100 * within,
-        text=f"± {within:.0%}",
+        text=f"± {percent(within)}",
         showarrow=False,
         xanchor="left",
         yanchor="bottom",
@@ -82,4 +82,4 @@ def _in_words(title: str, apart: Sequence[float], within: float) -> str:
         return f"{title}: nothing to compare."
     agree = sum(abs(each) <= within for each in apart)
     worst = significant(100 * max(map(abs, apart)))
-    return f"{title}: {agree} of {len(apart)} within {within:.0%}; the farthest is {worst} % apart."
+    return f"{title}: {agree} of {len(apart)} within {percent(within)}; the farthest is {worst} % apart."

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from sizing.fleets.daily import HOURS, Daily
-from sizing.numbers import significant
+from sizing.numbers import percent, significant
 from ui.charts.base import SMALL, Chart, Ink, figure_of
 
 
@@ -42,5 +42,6 @@ def _in_words(daily: Daily) -> str:
     busiest = max(daily.hours, key=lambda hour: hour.gpus)
     return (
         f"GPUs over the day: {quietest.gpus} at {quietest.hour}:00, {busiest.gpus} at {busiest.hour}:00; following the "
-        f"load takes {daily.gpu_hours:,} GPU-hours a day, {daily.saved:.0%} less than {daily.constant_gpu_hours:,}."
+        f"load takes {daily.gpu_hours:,} GPU-hours a day, {percent(daily.saved)} less than "
+        f"{daily.constant_gpu_hours:,}."
     )

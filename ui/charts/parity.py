@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 from sizing.fitting import PointError
-from sizing.numbers import significant
+from sizing.numbers import percent, significant
 from ui.charts.base import LOG_FROM, SYMBOLS, Chart, Ink, figure_of, wide_axis
 
 BAND = 0.10
@@ -66,7 +66,7 @@ def parity(quantity: Quantity, errors: Sequence[PointError], distrusted: frozens
     wide_axis(figure.update_yaxes, [p for _, p, _ in known], most_ticks=5)
     worst, at = max((abs(p / m - 1), m) for m, p, _ in known)
     inside = sum(abs(p / m - 1) <= BAND for m, p, _ in known)
-    take_away = f"{inside} of {len(known)} points within 10 %, the worst {worst:.1%} off, at {significant(at)}"
+    take_away = f"{inside} of {len(known)} points within 10 %, the worst {percent(worst, 1)} off, at {significant(at)}"
     return Chart(figure, f"{quantity.name} by the fitted law against measured: {take_away} {quantity.unit}.")
 
 

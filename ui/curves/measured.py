@@ -12,7 +12,7 @@ import streamlit as st
 
 from sizing.curves import Curve, Point, curves, write_points
 from sizing.fitting import Fit, PointError
-from sizing.numbers import significant
+from sizing.numbers import percent, significant
 from sizing.workload import Lengths
 from ui import answers
 from ui.charts.base import Chart
@@ -108,10 +108,14 @@ def _fit_line(fitted: Fit | str) -> None:
         st.caption(f":material/info: No fitted law: {plain(fitted)}")
         return
     rates = [abs(error.requests_per_s_error) for error in fitted.errors]
-    unseen = f"; {fitted.leave_one_out:.1%} median error at points left out" if isfinite(fitted.leave_one_out) else ""
+    unseen = (
+        f"; {percent(fitted.leave_one_out, 1)} median error at points left out"
+        if isfinite(fitted.leave_one_out)
+        else ""
+    )
     st.caption(
         f":material/show_chart: Line: the law fitted to all {len(rates)} points of this deployment. "
-        f"Requests/s within {max(rates):.1%} at every point{unseen}."
+        f"Requests/s within {percent(max(rates), 1)} at every point{unseen}."
     )
     for warning in fitted.warnings:
         st.caption(f":material/warning: {plain(warning)}")

@@ -10,7 +10,7 @@ import streamlit as st
 
 from sizing import answer
 from sizing.fleets.daily import HOURS, Daily
-from sizing.numbers import significant
+from sizing.numbers import percent, significant
 from sizing.plan import Plan
 from ui.charts.day import gpus_over_day
 from ui.look import ink, show
@@ -65,7 +65,7 @@ def working(plan: Plan, day: Daily) -> str:
     return (
         f"{day.gpu_hours:,} GPU-hours a day in replicas of {candidate.gpus} GPU{'s' if candidate.gpus > 1 else ''} "
         f"(TP{candidate.tp}, {candidate.precision}){kept}; the peak's fleet all day: {day.constant_gpus:,} GPUs × "
-        f"{HOURS} h = {day.constant_gpu_hours:,}, so {day.saved:.0%} saved"
+        f"{HOURS} h = {day.constant_gpu_hours:,}, so {percent(day.saved)} saved"
     )
 
 
@@ -82,7 +82,7 @@ def _cards(plan: Plan, day: Daily) -> None:
         card("GPU-hours a day", f"{day.gpu_hours:,}", paid or f"of {day.constant_gpu_hours:,}", GPU_HOURS_HELP)
         saved = day.constant_gpu_hours - day.gpu_hours
         worth = f"{saved:,} GPU-hours" if price is None else f"{saved:,} GPU-hours, {significant(price * saved)} a day"
-        card("Saved", f"{day.saved:.0%}", worth, "Against a fleet that is sized for the busiest hour all day.")
+        card("Saved", percent(day.saved), worth, "Against a fleet that is sized for the busiest hour all day.")
 
 
 def ask_day() -> None:

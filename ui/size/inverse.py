@@ -9,7 +9,7 @@ import streamlit as st
 
 from sizing.answer import WIDE
 from sizing.fleets.existing import Existing
-from sizing.numbers import milliseconds, significant
+from sizing.numbers import milliseconds, percent, significant
 from sizing.plan import Rejection
 from ui import answers
 from ui.scenario import FLEET, Scenario
@@ -80,7 +80,7 @@ def working(fleet: Existing, headroom: float) -> str:
     candidate, replicas = fleet.candidate, fleet.working + fleet.spare
     unused = f", {fleet.unused} left over" if fleet.unused else ""
     spare = f", − {fleet.spare} spare = {fleet.working}" if fleet.spare else ""
-    kept = f" ({headroom:.0%} headroom kept)" if headroom else ""
+    kept = f" ({percent(headroom)} headroom kept)" if headroom else ""
     return (
         f"{fleet.gpus:,} GPUs ÷ {candidate.gpus} per replica (TP{candidate.tp}, {candidate.precision}) = "
         f"{replicas} replicas{unused}{spare} × {significant(fleet.rate_per_s / fleet.working)} requests/s{kept} = "
@@ -99,7 +99,7 @@ def why_wide(fleet: Existing) -> str:
     """Why a band is wide and what narrows it; empty where it is not wide."""
     if fleet.low > 0 and fleet.high <= WIDE * fleet.low:
         return ""
-    sigma = f"{fleet.candidate.relative_sigma:.0%}"
+    sigma = percent(fleet.candidate.relative_sigma)
     return f"The band is wide: the law's times are known to {sigma} (standard error). A few measured points narrow it."
 
 

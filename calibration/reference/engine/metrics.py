@@ -55,6 +55,7 @@ class Metrics:
         }
         used = cache.max_blocks - cache.free_blocks
         blocks = {"max": cache.max_blocks, "free": cache.free_blocks, "used": used, "tokens_per": KV_BLOCK_TOKENS}
+        blocks |= {"reused": cache.reused_blocks, "fraction": used / cache.max_blocks}
         return [
             ("request", "request_type", dict(requests)),
             ("kv_cache_block", "kv_cache_block_type", dict(blocks)),
@@ -71,5 +72,5 @@ class Metrics:
         return (
             "inflight_batcher",
             "inflight_batcher_specific_metric",
-            {**values, "micro_batch_id": 0, "paused_requests": 0},
+            {**values, "micro_batch_id": 0, "paused_requests": load.paused},
         )

@@ -31,8 +31,8 @@ class Settings:
         kv_tokens: capacity of the KV cache in tokens; rounded down to whole blocks of 16.
         max_sequence_tokens: longest prompt plus output; beyond it a request is refused.
         token_budget: most tokens in one forward pass; longer prompts are computed in chunks.
-        policy: in-flight batching: guaranteed_no_evict (a request starts when the cache can hold its longest sequence) or
-            max_utilization (it starts when its prompt fits; one that is out of room later is paused and computed again).
+        policy: in-flight batching only: guaranteed_no_evict (a request starts when the cache can hold its longest
+            sequence) or max_utilization (when its prompt fits; it may be paused for lack of room, and computed again).
         kv_reuse: full blocks of prompts stay in the KV cache for prompts that begin alike.
         batch_delay_s: static batching only: how long an idle engine waits for company before it starts a batch.
         hidden, layers, heads, kv_heads, vocab_size: the model; its weights are random, drawn from `seed`.

@@ -13,7 +13,7 @@ from calibration.reference.settings import KV_BLOCK_TOKENS
 class Blocks:
     """Blocks by number. A block is free, or held by one or several requests, or kept for its contents.
 
-    A kept block holds the keys and values of a prompt's tokens, under the key of `prefix_keys`. Once nobody holds it, it
+    A kept block has the keys and values of a prompt's tokens, under the key of `prefix_keys`. Once nobody holds it, it
     counts as free and waits: the block unused for longest is given away first, of one prompt the later before the
     earlier, because a later one is of no use without those before it.
 

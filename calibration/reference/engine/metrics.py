@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping
+from dataclasses import fields
 from typing import Any
 
 from calibration.reference.engine.in_flight import InFlightEngine
@@ -22,6 +23,7 @@ class Metrics:
         self._labels = {"model": args["model_name"], "version": args["model_version"]}
         self._gauges: dict[tuple[str, str], Any] = {}
         self._families: list[Any] = []  # a family must outlive its gauges
+        self._memory = _memory_bytes(engine)
         for family, label, values in self._read():
             self._add(family, label, tuple(values))
 
@@ -60,6 +62,7 @@ class Metrics:
             ("request", "request_type", dict(requests)),
             ("kv_cache_block", "kv_cache_block_type", dict(blocks)),
             self._batcher(),
+            ("runtime_memory", "memory_type", dict(self._memory)),
             ("general", "general_type", {"timestamp": time.time(), "iteration_counter": load.passes}),
         ]
 
@@ -74,3 +77,13 @@ class Metrics:
             "inflight_batcher_specific_metric",
             {**values, "micro_batch_id": 0, "paused_requests": load.paused},
         )
+
+
+def _memory_bytes(engine: Engine) -> dict[str, float]:
+    """Bytes of the weights and of the KV cache, by where they are."""
+    model, cache = engine.model, engine.cache
+    weights = [getattr(layer, entry.name) for layer in model.layers for entry in fields(layer)]
+    tensors = [*weights, model.embedding, model.head, model.norm, *cache.keys, *cache.values, cache.table]
+    size = float(sum(tensor.nbytes for tensor in tensors))
+    is_gpu = model.device.type == "cuda"
+    return {"cpu": 0.0 if is_gpu else size, "gpu": size if is_gpu else 0.0, "pinned": 0.0}

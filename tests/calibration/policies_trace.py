@@ -55,7 +55,7 @@ def run(parameters: dict[str, str], requests: list[dict[str, Any]]) -> dict[str,
         passes.append(
             {
                 "spoke": [[names[token.request], token.id, token.is_last] for token in tokens],
-                "held": {names[request]: request.blocks for request in engine.running},
+                "held": {names[request]: list(request.blocks) for request in engine.running},
                 "computed": {names[request]: request.computed for request in engine.running},
                 "rows": [request.row for request in engine.running],
                 "free": engine.cache.free_blocks,

@@ -134,7 +134,7 @@ def check_tokens(found: dict[str, Any], requests: list[dict[str, Any]]) -> None:
 
 @pytest.mark.triton
 @given(parameters(), st.lists(entries(), min_size=1, max_size=9))
-@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large])
+@settings(max_examples=30, deadline=None, suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large])
 def test_whatever_comes_blocks_are_conserved_and_everyone_ends_with_their_own_tokens(
     ask: Ask, chosen: dict[str, str], requests: list[dict[str, Any]]
 ) -> None:

@@ -1,5 +1,6 @@
 """A built repository on the real tritonserver: its policy, KV reuse and limits at work, and its refusal."""
 
+import shutil
 import threading
 import time
 from collections.abc import Iterator
@@ -19,7 +20,8 @@ from calibration.server_view.prometheus import read_page
 from tests.calibration.repository.loader import SMALL, Served
 
 WITHIN_S = 60.0
-MACHINE = replace(SMALL, max_sequence_tokens=512, kv_tokens=1024)
+# slow enough for its gauges, set five times a second, to be seen under way
+MACHINE = replace(SMALL, max_sequence_tokens=512, kv_tokens=1024, hidden=256, layers=4, heads=4)
 OPTIONS = Options(
     engine_dir="/engines/llama",
     tokenizer_dir="/tokenizers/llama",
@@ -67,11 +69,13 @@ def seen_within(served: Served, family: str, label: str, name: str, least: float
 
 
 def test_a_prompt_asked_again_reuses_blocks_and_gets_the_same_answer(served: Served) -> None:
+    assert seen_within(served, "kv_cache_block", "kv_cache_block_type", "max", 32)  # half of 1024 tokens
     before = blocks(served)
-    assert before["max"] == 32  # half of 1024 tokens
+    assert (before["max"], before["free"]) == (32, 32)
     first = text(served, PROMPTS[0], 20)
     assert text(served, PROMPTS[0], 20) == first
     assert seen_within(served, "kv_cache_block", "kv_cache_block_type", "reused", before["reused"] + 2)
+    assert seen_within(served, "kv_cache_block", "kv_cache_block_type", "free", 32)
     after = blocks(served)
     assert after["reused"] == before["reused"] + 2  # two full blocks of 41 tokens
     assert (after["used"], after["free"], after["fraction"]) == (0, 32, 0)
@@ -88,7 +92,7 @@ def test_requests_are_paused_for_lack_of_room_and_all_are_answered_as_if_alone(s
     for thread in asking:
         thread.start()
     assert seen_within(served, "inflight_batcher", "inflight_batcher_specific_metric", "paused_requests", 1)
-    assert blocks(served)["fraction"] > 0
+    assert seen_within(served, "kv_cache_block", "kv_cache_block_type", "fraction", 0.5)
     for thread in asking:
         thread.join(WITHIN_S)
     assert set(answers) == set(PROMPTS)
@@ -105,6 +109,8 @@ def test_the_log_has_the_backends_warnings(served: Served) -> None:
 
 def test_an_unknown_batching_type_does_not_load_and_the_backend_says_why(tmp_path: Path) -> None:
     staged = stage(build_repository(tmp_path / "built", OPTIONS), tmp_path / "staged", MACHINE)
+    for other in set(staged.iterdir()) - {staged / "tensorrt_llm"}:
+        shutil.rmtree(other)
     file = staged / "tensorrt_llm" / "config.pbtxt"
     config = text_format.Parse(file.read_text(), pb.ModelConfig())
     config.parameters["gpt_model_type"].string_value = "magic"

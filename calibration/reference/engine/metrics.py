@@ -56,7 +56,12 @@ class Metrics:
             "waiting": load.waiting,
         }
         used = cache.max_blocks - cache.free_blocks
-        blocks = {"max": cache.max_blocks, "free": cache.free_blocks, "used": used, "tokens_per": KV_BLOCK_TOKENS}
+        blocks: dict[str, float] = {
+            "max": cache.max_blocks,
+            "free": cache.free_blocks,
+            "used": used,
+            "tokens_per": KV_BLOCK_TOKENS,
+        }
         blocks |= {"reused": cache.reused_blocks, "fraction": used / cache.max_blocks}
         return [
             ("request", "request_type", dict(requests)),

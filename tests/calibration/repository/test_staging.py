@@ -35,8 +35,10 @@ def scheduling(folder: Path, **options: Any) -> Scheduling:
 
 @pytest.mark.parametrize(
     ("contract", "batching", "policy", "decoupled"),
-    itertools.product(
-        ("v0.8", "v0.5"), ("in_flight", "static"), ("guaranteed_no_evict", "max_utilization"), (True, False)
+    list(
+        itertools.product(
+            ("v0.8", "v0.5"), ("in_flight", "static"), ("guaranteed_no_evict", "max_utilization"), (True, False)
+        )
     ),
 )
 def test_every_combination_runs_as_the_backend_would(

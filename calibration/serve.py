@@ -11,7 +11,7 @@ from typing import Any, NoReturn, TypeVar
 import click
 
 from calibration.reference.server import ReferenceServer
-from calibration.reference.settings import BATCHINGS, DEVICES, Settings
+from calibration.reference.settings import BATCHINGS, DEVICES, POLICIES, Settings
 
 Command = TypeVar("Command", bound=Callable[..., Any])
 
@@ -33,6 +33,14 @@ def _number(name: str, meaning: str, kind: type = int) -> Callable[[Command], Co
 
 @click.command(epilog=EPILOG)
 @click.option("--batching", type=click.Choice(BATCHINGS), default=DEFAULTS.batching, show_default=True)
+@click.option(
+    "--policy",
+    type=click.Choice(POLICIES),
+    default=DEFAULTS.policy,
+    show_default=True,
+    help="When a request starts: with room for its longest sequence, or for its prompt (it may be paused later).",
+)
+@click.option("--kv-reuse/--no-kv-reuse", default=DEFAULTS.kv_reuse, help="Keep the KV cache of shared prompts.")
 @_number("grpc_port", "Port of the gRPC service; 0: any free one.")
 @_number("http_port", "Port of the HTTP service; 0: any free one.")
 @_number("metrics_port", "Port of the Prometheus metrics; 0: any free one.")

@@ -9,6 +9,8 @@ from calibration.errors import ServerError
 
 Batching = Literal["in_flight", "static"]
 BATCHINGS: tuple[Batching, ...] = get_args(Batching)
+Policy = Literal["guaranteed_no_evict", "max_utilization"]
+POLICIES: tuple[Policy, ...] = get_args(Policy)
 Device = Literal["auto", "cpu", "cuda"]
 DEVICES: tuple[Device, ...] = get_args(Device)
 
@@ -29,6 +31,9 @@ class Settings:
         kv_tokens: capacity of the KV cache in tokens; rounded down to whole blocks of 16.
         max_sequence_tokens: longest prompt plus output; beyond it a request is refused.
         token_budget: most tokens in one forward pass; longer prompts are computed in chunks.
+        policy: in-flight batching only: guaranteed_no_evict (a request starts when the cache can hold its longest
+            sequence) or max_utilization (when its prompt fits; it may be paused for lack of room, and computed again).
+        kv_reuse: full blocks of prompts stay in the KV cache for prompts that begin alike.
         batch_delay_s: static batching only: how long an idle engine waits for company before it starts a batch.
         hidden, layers, heads, kv_heads, vocab_size: the model; its weights are random, drawn from `seed`.
         threads: CPU threads of the engine.
@@ -51,6 +56,8 @@ class Settings:
     seed: int = 0
     threads: int = 1
     device: Device = "auto"
+    policy: Policy = "guaranteed_no_evict"
+    kv_reuse: bool = False
 
     def __post_init__(self) -> None:
         """Raises ServerError with one line that names the first wrong setting."""
@@ -59,7 +66,7 @@ class Settings:
         self._check_shape()
 
     def _check_choices(self) -> None:
-        for name, allowed in (("batching", BATCHINGS), ("device", DEVICES)):
+        for name, allowed in (("batching", BATCHINGS), ("policy", POLICIES), ("device", DEVICES)):
             if getattr(self, name) not in allowed:
                 raise ServerError(f"{name} must be one of {', '.join(allowed)}, got {getattr(self, name)!r}")
 

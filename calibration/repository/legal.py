@@ -7,11 +7,11 @@ from dataclasses import dataclass
 from string import Template
 from typing import Literal
 
-TRUE = ("True", "true", "TRUE", "1")
-FALSE = ("False", "false", "FALSE", "0")
+from calibration.reference import settings
+from calibration.reference.engine.parameters import FALSE, IN_FLIGHT_TYPES, STATIC_TYPES, TRUE
 
-BATCHING_TYPES = ("V1", "v1", "inflight_batching", "inflight_fused_batching")
-POLICIES = ("guaranteed_no_evict", "max_utilization")
+POLICIES = settings.POLICIES
+BATCHING_TYPES = STATIC_TYPES + IN_FLIGHT_TYPES
 POLICY_ALIASES = {"guaranteed_completion": "guaranteed_no_evict"}
 TOKENIZER_TYPES = ("auto", "llama", "t5")
 

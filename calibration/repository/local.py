@@ -109,7 +109,12 @@ def _parameters(name: str, folder: Path, settings: Settings, machine: Machine) -
 
 def engine_parameters(settings: Settings, machine: Machine) -> dict[str, str]:
     """All parameters of `tensorrt_llm` with the reference engine behind it."""
-    return _backend_parameters(settings, machine) | _deployment(settings, machine) | _engine(settings, machine)
+    return _backend_parameters(settings, machine) | own_parameters(settings, machine) | {"decoupled": "True"}
+
+
+def own_parameters(settings: Settings, machine: Machine) -> dict[str, str]:
+    """The parameters that the reference engine needs and the backend does not know."""
+    return _deployment(settings, machine) | _engine(settings, machine)
 
 
 def _backend_parameters(settings: Settings, machine: Machine) -> dict[str, str]:
@@ -117,11 +122,11 @@ def _backend_parameters(settings: Settings, machine: Machine) -> dict[str, str]:
     return {
         "gpt_model_type": "inflight_fused_batching" if settings.batching == "in_flight" else "V1",
         "gpt_model_path": "",
-        "batch_scheduler_policy": "guaranteed_no_evict",
+        "batch_scheduler_policy": settings.policy,
         "max_tokens_in_paged_kv_cache": str(settings.kv_tokens),
         "max_attention_window_size": str(settings.max_sequence_tokens),
-        "kv_cache_free_gpu_mem_fraction": "",
-        "enable_kv_cache_reuse": "False",
+        "kv_cache_free_gpu_mem_fraction": "1.0",
+        "enable_kv_cache_reuse": str(settings.kv_reuse),
         "enable_chunked_context": "True",
         "enable_trt_overlap": "False",
         "exclude_input_in_output": "False",

@@ -11,7 +11,7 @@ from tritonclient.grpc import model_config_pb2 as pb
 from calibration.errors import RepositoryError
 from calibration.reference.settings import Settings
 from calibration.reference.tokenizer import FILE_NAME, save_tokenizer
-from calibration.repository.local import MODELS, Machine, engine_parameters, this_cpu
+from calibration.repository.local import MODELS, Machine, own_parameters, this_cpu
 from calibration.repository.messages import CONFIG_FILE, as_text
 
 
@@ -19,8 +19,11 @@ def stage(repository: Path, folder: Path, settings: Settings, machine: Machine |
     """Copy `repository` to `folder` and make it one that the local tritonserver runs; returns `folder`.
 
     Three things change: `tensorrt_llm` runs the reference engine on the Python backend, with the repository's own
-    parameters where it has them and those of `settings` for the rest; a tokenizer that does not exist here is replaced
-    by the reference tokenizer; and a text model, which needs transformers, is left out.
+    parameters; a tokenizer that does not exist here is replaced by the reference tokenizer; and a text model, which
+    needs transformers, is left out. `settings` stand for the engine and its machine: size of the model, largest batch,
+    longest sequence, and as `kv_tokens` the memory that the repository may take for its KV cache. Of their batching,
+    policy and reuse nothing counts: that is the repository's to say, and what it leaves out is at the backend's
+    default.
 
     Raises:
         RepositoryError: the repository has no `tensorrt_llm` that can be read, or cannot be copied.
@@ -45,8 +48,10 @@ def _read(folder: Path) -> pb.ModelConfig:
 def _stage_engine(folder: Path, settings: Settings, machine: Machine) -> None:
     config = _read(folder)
     config.backend = "python"
-    given = {key: value.string_value for key, value in config.parameters.items() if value.string_value}
-    for key, value in (engine_parameters(settings, machine) | given).items():
+    given = {key: value.string_value for key, value in config.parameters.items()}
+    own = own_parameters(settings, machine) | {"decoupled": str(config.model_transaction_policy.decoupled)}
+    del own["batching"]  # gpt_model_type says it
+    for key, value in ({"exclude_input_in_output": "False"} | own | given).items():
         config.parameters[key].string_value = value
     (folder / CONFIG_FILE).write_text(as_text(config))
     shutil.copyfile(MODELS / "tensorrt_llm" / "model.py", folder / "1" / "model.py")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping
+from dataclasses import fields
 from typing import Any
 
 from calibration.reference.engine.in_flight import InFlightEngine
@@ -22,6 +23,7 @@ class Metrics:
         self._labels = {"model": args["model_name"], "version": args["model_version"]}
         self._gauges: dict[tuple[str, str], Any] = {}
         self._families: list[Any] = []  # a family must outlive its gauges
+        self._memory = _memory_bytes(engine)
         for family, label, values in self._read():
             self._add(family, label, tuple(values))
 
@@ -54,11 +56,18 @@ class Metrics:
             "waiting": load.waiting,
         }
         used = cache.max_blocks - cache.free_blocks
-        blocks = {"max": cache.max_blocks, "free": cache.free_blocks, "used": used, "tokens_per": KV_BLOCK_TOKENS}
+        blocks: dict[str, float] = {
+            "max": cache.max_blocks,
+            "free": cache.free_blocks,
+            "used": used,
+            "tokens_per": KV_BLOCK_TOKENS,
+        }
+        blocks |= {"reused": cache.reused_blocks, "fraction": used / cache.max_blocks}
         return [
             ("request", "request_type", dict(requests)),
             ("kv_cache_block", "kv_cache_block_type", dict(blocks)),
             self._batcher(),
+            ("runtime_memory", "memory_type", dict(self._memory)),
             ("general", "general_type", {"timestamp": time.time(), "iteration_counter": load.passes}),
         ]
 
@@ -71,5 +80,15 @@ class Metrics:
         return (
             "inflight_batcher",
             "inflight_batcher_specific_metric",
-            {**values, "micro_batch_id": 0, "paused_requests": 0},
+            {**values, "micro_batch_id": 0, "paused_requests": load.paused},
         )
+
+
+def _memory_bytes(engine: Engine) -> dict[str, float]:
+    """Bytes of the weights and of the KV cache, by where they are."""
+    model, cache = engine.model, engine.cache
+    weights = [getattr(layer, entry.name) for layer in model.layers for entry in fields(layer)]
+    tensors = [*weights, model.embedding, model.head, model.norm, *cache.keys, *cache.values, cache.table]
+    size = float(sum(tensor.nbytes for tensor in tensors))
+    is_gpu = model.device.type == "cuda"
+    return {"cpu": 0.0 if is_gpu else size, "gpu": size if is_gpu else 0.0, "pinned": 0.0}

@@ -38,6 +38,10 @@ class Request:
     `computed` tokens have their keys and values in the cache; `row` and `blocks` are its place there. A request decodes
     when all its tokens but the newest are computed; before that its prompt is still being read. `has_ended`:
     its last token, or the word that it was cancelled, has been handed out.
+
+    A paused request has lost its place in the cache: it waits, and reads its prompt again with the first `restored`
+    generated tokens behind it. Of what it reads, `reused` tokens were in the cache already; requests of different
+    `reuse_key` share nothing there, one that must compute its whole prompt has `may_reuse` False.
     """
 
     prompt: list[int]
@@ -53,6 +57,12 @@ class Request:
     computed: int = 0
     row: int = -1
     blocks: list[int] = field(default_factory=list)
+    reuse_key: str = ""
+    may_reuse: bool = True
+    prefix_keys: tuple[bytes, ...] = ()
+    reused: int = 0
+    restored: int = 0
+    is_paused: bool = False
 
     @property
     def longest(self) -> int:
@@ -60,8 +70,18 @@ class Request:
         return len(self.prompt) + self.max_tokens
 
     @property
+    def to_read(self) -> int:
+        """Tokens that must be in the cache before the next one can be made."""
+        return len(self.prompt) + self.restored
+
+    @property
+    def context(self) -> list[int]:
+        """Those tokens."""
+        return self.prompt + self.generated[: self.restored] if self.restored else self.prompt
+
+    @property
     def reads_prompt(self) -> bool:
-        return self.computed < len(self.prompt)
+        return self.computed < len(self.prompt) + self.restored
 
     @property
     def is_complete(self) -> bool:
@@ -84,7 +104,10 @@ class Token:
 
 @dataclass(frozen=True, slots=True)
 class Load:
-    """What an engine holds right now. `context_tokens`: prompt tokens that running requests have still to read."""
+    """What an engine holds right now. `context_tokens`: prompt tokens that running requests have still to read.
+
+    `paused`: how many of those that wait had been running, and lost their blocks to others.
+    """
 
     waiting: int
     reading_prompt: int
@@ -92,6 +115,7 @@ class Load:
     decoding: int
     empty_slots: int
     passes: int
+    paused: int = 0
 
 
 @dataclass(frozen=True, slots=True)

@@ -23,7 +23,7 @@ def run_pass(
     padding: its last token is computed again, costs what any row costs, and leaves nothing behind.
     """
     speaking = [request for request in decoding if not request.has_ended]
-    speaking += [request for request, count in reading if request.computed + count == len(request.prompt)]
+    speaking += [request for request, count in reading if request.computed + count == request.to_read]
     logits = model.forward(_pack(model, decoding, reading), cache)
     for request in decoding:
         request.computed += not request.has_ended
@@ -47,10 +47,10 @@ def _pack(model: Transformer, decoding: Sequence[Request], reading: Sequence[Rea
     for request, count in reading:
         start, end = request.computed, request.computed + count
         chunks.append(Chunk(first=len(token_ids), rows=count, table_row=request.row, start=start))
-        token_ids += request.prompt[start:end]
+        token_ids += request.context[start:end]
         positions += range(start, end)
         table_rows += [request.row] * count
-        if end == len(request.prompt):
+        if end == request.to_read:
             output_rows.append(len(token_ids) - 1)
 
     def tensor(values: list[int]) -> torch.Tensor:
@@ -70,8 +70,23 @@ def chunks_within(requests: Sequence[Request], budget: int) -> list[Reading]:
     """How many prompt tokens each request reads in this pass: first come first served until `budget` is used up."""
     reading = []
     for request in requests:
-        count = min(len(request.prompt) - request.computed, budget)
+        count = min(request.to_read - request.computed, budget)
         if count <= 0:
+            break
+        reading.append((request, count))
+        budget -= count
+    return reading
+
+
+def whole_within(requests: Sequence[Request], budget: int) -> list[Reading]:
+    """Prompts that are read whole in this pass: first come first served as long as they fit `budget`.
+
+    The first is always read, however long it is: it would never fit otherwise.
+    """
+    reading: list[Reading] = []
+    for request in requests:
+        count = request.to_read - request.computed
+        if reading and count > budget:
             break
         reading.append((request, count))
         budget -= count

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 import threading
 from collections.abc import Callable, Mapping
 
@@ -9,6 +10,7 @@ import torch
 
 from calibration.reference.engine.in_flight import InFlightEngine
 from calibration.reference.engine.kv_cache import KvCache
+from calibration.reference.engine.parameters import Scheduling, read_scheduling
 from calibration.reference.engine.request import Limits, Request, Token
 from calibration.reference.engine.static import StaticEngine
 from calibration.reference.engine.transformer import Shape, Transformer
@@ -16,33 +18,49 @@ from calibration.reference.engine.transformer import Shape, Transformer
 Engine = InFlightEngine | StaticEngine
 
 
+def warn(message: str) -> None:
+    """Write a warning to the server's log, marked as the backend marks its own."""
+    sys.stderr.write(f"[TensorRT-LLM][WARNING] {message}\n")
+
+
 def build_engine(parameters: Mapping[str, str]) -> tuple[Engine, Limits]:
-    """The engine that the `tensorrt_llm` model's parameters describe, and what it can hold."""
+    """The engine that the `tensorrt_llm` model's parameters describe, and what it can hold.
+
+    Raises:
+        ParameterError: with these parameters the backend would not load either.
+    """
 
     def number(key: str) -> int:
         return int(parameters[key])
 
+    scheduling = read_scheduling(parameters, warn)
     device = torch.device(parameters["device"])
     if device.type == "cpu":
         torch.set_num_threads(number("threads"))
     dtype = torch.float32 if parameters["precision"] == "fp32" else torch.bfloat16
     shape = Shape(**{key: number(key) for key in ("hidden", "layers", "heads", "kv_heads", "vocab_size")})
     model = Transformer(shape, seed=number("seed"), device=device, dtype=dtype)
-    limits = Limits(number("max_sequence_tokens"), number("kv_tokens"), shape.vocab_size)
+    limits = Limits(number("max_sequence_tokens"), scheduling.kv_tokens, shape.vocab_size)
     cache = KvCache(
         layers=shape.layers,
         kv_heads=shape.kv_heads,
         head_dim=shape.head_dim,
         capacity_tokens=limits.kv_tokens,
-        max_requests=number("max_batch_size"),
+        max_requests=scheduling.max_requests,
         max_sequence_tokens=limits.max_sequence_tokens,
         device=device,
         dtype=dtype,
+        reuses=scheduling.reuses_kv,
     )
-    budget = number("token_budget")
-    if parameters["gpt_model_type"] == "V1":
-        return StaticEngine(model, cache, token_budget=budget, delay_s=float(parameters["batch_delay_s"])), limits
-    return InFlightEngine(model, cache, token_budget=budget), limits
+    return _scheduler(scheduling, model, cache, parameters), limits
+
+
+def _scheduler(scheduling: Scheduling, model: Transformer, cache: KvCache, parameters: Mapping[str, str]) -> Engine:
+    budget, chunks = int(parameters["token_budget"]), scheduling.chunks_prompts
+    if scheduling.is_static:
+        delay_s = float(parameters["batch_delay_s"])
+        return StaticEngine(model, cache, token_budget=budget, delay_s=delay_s, chunks_prompts=chunks)
+    return InFlightEngine(model, cache, token_budget=budget, policy=scheduling.policy, chunks_prompts=chunks)
 
 
 class Worker:

@@ -11,6 +11,7 @@ from tritonclient.grpc import model_config_pb2 as pb
 
 from calibration.errors import ServerError
 from calibration.reference import contract
+from calibration.reference.engine.parameters import read_scheduling
 from calibration.reference.settings import SPECIAL_TOKENS, Settings
 from calibration.reference.tokenizer import make_tokenizer, words
 from calibration.repository import Machine, build
@@ -143,6 +144,15 @@ def test_parameters_describe_the_deployment(repository: Path) -> None:
     assert given["engine_version"] == "triton 2.51.0 / torch 2.13.0"
 
 
+def test_policy_and_reuse_are_the_engines_own_parameters(tmp_path: Path) -> None:
+    folder = build(tmp_path / "models", Settings(policy="max_utilization", kv_reuse=True), GPU)
+    given = {key: value.string_value for key, value in read(folder, "tensorrt_llm").parameters.items()}
+    said: list[str] = []
+    found = read_scheduling(given, said.append)
+    assert (found.policy, found.reuses_kv, found.chunks_prompts) == ("max_utilization", True, True)
+    assert said == []
+
+
 def test_max_batch_size_reaches_every_model(tmp_path: Path) -> None:
     folder = build(tmp_path / "models", Settings(max_batch_size=7), GPU)
     assert {read(folder, model.name).max_batch_size for model in contract.MODELS} == {7}
@@ -182,6 +192,7 @@ def test_words_are_distinct_up_to_the_largest_vocabulary() -> None:
     ("wrong", "names"),
     [
         ({"batching": "magic"}, "batching"),
+        ({"policy": "best"}, "policy must be one of guaranteed_no_evict, max_utilization"),
         ({"grpc_port": 70_000}, "grpc_port"),
         ({"grpc_port": 8000}, "asked for twice"),
         ({"hidden": 250}, "hidden"),

@@ -4,6 +4,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+import numpy as np
+from numpy.typing import NDArray
+
+from calibration.reference.engine.lora import Adapter
+
 
 @dataclass(frozen=True, slots=True)
 class Sampling:
@@ -37,7 +42,9 @@ class Request:
 
     `computed` tokens have their keys and values in the cache; `row` and `blocks` are its place there. A request decodes
     when all its tokens but the newest are computed; before that its prompt is still being read. `has_ended`:
-    its last token, or the word that it was cancelled, has been handed out.
+    its last token, or the word that it was cancelled, has been handed out. `context_logits` [prompt, vocab] fills up
+    while the prompt is read, if they are wanted; such a request must compute its whole prompt: `may_reuse` is False.
+    Keys and values in the cache are those of `reuse_key`'s adapter alone.
     """
 
     prompt: list[int]
@@ -53,6 +60,12 @@ class Request:
     computed: int = 0
     row: int = -1
     blocks: list[int] = field(default_factory=list)
+    adapter: Adapter | None = None
+    reuse_key: str = ""
+    may_reuse: bool = True
+    wants_context_logits: bool = False
+    wants_generation_logits: bool = False
+    context_logits: NDArray[np.float32] | None = None
 
     @property
     def longest(self) -> int:
@@ -74,12 +87,16 @@ class Request:
 
 @dataclass(frozen=True, slots=True)
 class Token:
-    """One token made for `request`. `id` is None when the request ended without one: it was cancelled."""
+    """One token made for `request`. `id` is None when the request ended without one: it was cancelled.
+
+    `logits` [vocab] are those it was chosen from, if the request wants them.
+    """
 
     request: Request
     id: int | None
     log_prob: float
     is_last: bool
+    logits: NDArray[np.float32] | None = None
 
 
 @dataclass(frozen=True, slots=True)

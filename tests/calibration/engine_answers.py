@@ -11,7 +11,7 @@ import numpy as np
 import torch
 
 from calibration.reference.engine.answers import Answer
-from calibration.reference.engine.inputs import read_request
+from calibration.reference.engine.inputs import ALL_OUTPUTS, read_request
 from calibration.reference.engine.transformer import Transformer
 from calibration.reference.engine.worker import build_engine
 from tests.calibration.adapter_files import make_adapter
@@ -35,8 +35,8 @@ def serve(parameters: dict[str, str], requests: list[dict[str, Any]]) -> dict[st
     engine.model.forward = watching  # type: ignore[method-assign]
     answers, said = {}, []
     for number, entry in enumerate(requests):
-        request = read_request(_tensors(entry, model), limits, engine.model.shape)
-        outputs = entry.get("outputs", ["output_ids", "sequence_length", "cum_log_probs", "output_log_probs"])
+        outputs = entry.get("outputs", ALL_OUTPUTS)
+        request = read_request(_tensors(entry, model), limits, engine.model.shape, outputs)
         excludes = entry.get("excludes_prompt", False)
         answers[request] = (number, Answer(request, outputs, [] if excludes else request.prompt))
         said.append([])

@@ -22,6 +22,7 @@ SMALL = {
     "kv_tokens": "256",
     "max_batch_size": "6",
     "token_budget": "40",
+    "enable_chunked_context": "True",
     "gpt_model_type": "inflight_fused_batching",
     "batch_delay_s": "0",
 }

@@ -47,7 +47,7 @@ class Answer:
     def whole(self) -> dict[str, NDArray[Any]]:
         """Everything so far: all of it, or what a stopped request has come to."""
         context = self.request.context_logits
-        if context is not None:
+        if context is not None and not self.ids:
             context = context[: self.request.computed]
         return self._tensors([*self.prompt, *self.ids], self.log_probs, context, self.logits)
 

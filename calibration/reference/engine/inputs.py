@@ -34,11 +34,14 @@ NOT_APPLIED = ("draft_input_ids", "len_penalty", "prompt_embedding_table", "prom
 def read_request(tensors: Tensors, limits: Limits, shape: Shape, outputs: Collection[str] = ALL_OUTPUTS) -> Request:
     """The request that `tensors` (name -> array, batch dimension first) describe; it wants to see `outputs`.
 
+    A token id beyond the vocabulary stands for its remainder: public load generators draw ids below 2**31, and clients
+    without a tokenizer send those of another model.
+
     Raises:
-        InputError: more than one sequence or beam, a token outside the vocabulary, an adapter that does not fit the
-            model, nothing to do, or too long.
+        InputError: more than one sequence or beam, a negative token id, an adapter that does not fit the model, nothing
+            to do, or too long.
     """
-    prompt = _prompt(tensors, limits)
+    prompt = [token % limits.vocab_size for token in _prompt(tensors, limits)]
     _refuse_what_is_not_there(tensors)
     adapter = read_adapter(tensors.get("lora_weights"), tensors.get("lora_config"), shape)
     wants_context = "context_logits" in outputs and bool(_scalar(tensors, "return_context_logits", False))
@@ -61,18 +64,24 @@ def read_request(tensors: Tensors, limits: Limits, shape: Shape, outputs: Collec
     return request
 
 
+def sent_prompt(tensors: Tensors) -> list[int]:
+    """The prompt's token ids as the client sent them: what an answer repeats."""
+    ids: list[int] = tensors["input_ids"].reshape(-1).tolist()
+    return ids[: max(int(_scalar(tensors, "input_lengths", 0)), 0)]
+
+
 def _prompt(tensors: Tensors, limits: Limits) -> list[int]:
-    ids = tensors["input_ids"]
-    if ids.shape[0] != 1:
-        raise InputError(f"Expected batch dimension to be 1 for each request, got input_ids of shape {ids.shape}")
-    prompt = [int(token) for token in ids.reshape(-1)[: max(int(_scalar(tensors, "input_lengths", 0)), 0)]]
+    shape = tensors["input_ids"].shape
+    if shape[0] != 1:
+        raise InputError(f"Expected batch dimension to be 1 for each request, got input_ids of shape {shape}")
+    prompt = sent_prompt(tensors)
     if not prompt:
         raise InputError("the prompt is empty: at least one token is needed")
     if len(prompt) >= limits.max_sequence_tokens:
         most = limits.max_sequence_tokens - 1
         raise InputError(f"Prompt length ({len(prompt)}) exceeds maximum input length ({most}).")
-    if min(prompt) < 0 or max(prompt) >= limits.vocab_size:
-        raise InputError(f"input_ids must lie in [0, {limits.vocab_size}), got {min(prompt)} to {max(prompt)}")
+    if min(prompt) < 0:
+        raise InputError(f"input_ids must not be negative, got {min(prompt)}")
     return prompt
 
 

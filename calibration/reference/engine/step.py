@@ -54,9 +54,8 @@ def _keep_context_logits(reading: Sequence[Reading], logits: torch.Tensor) -> No
         if request.context_logits is None:
             request.context_logits = np.zeros((len(request.prompt), logits.shape[1]), np.float32)
         # what is read again after a pause may hold output tokens too: their logits are not context
-        end = min(request.computed + count, len(request.context_logits))
-        rows = logits[first : first + end - request.computed]
-        request.context_logits[request.computed : end] = rows.cpu().numpy()
+        own = max(min(count, len(request.context_logits) - request.computed), 0)
+        request.context_logits[request.computed : request.computed + own] = logits[first : first + own].cpu().numpy()
         first += count
 
 

@@ -22,7 +22,7 @@ from calibration.load import cores
 from calibration.reference.contract import TENSORRT_LLM
 from calibration.reference.engine import refusals
 from calibration.reference.engine.answers import Answer
-from calibration.reference.engine.inputs import read_request
+from calibration.reference.engine.inputs import read_request, sent_prompt
 from calibration.reference.engine.metrics import Metrics
 from calibration.reference.engine.refusals import InputError
 from calibration.reference.engine.request import Request, Token
@@ -96,7 +96,7 @@ class TritonPythonModel:
             request = read_request(tensors, self.limits, self.engine.model.shape, outputs)
         except InputError as error:
             raise InputError(refusals.cannot_process(number, str(error))) from error
-        answer = Answer(request, outputs, [] if self.excludes_prompt else request.prompt)
+        answer = Answer(request, outputs, [] if self.excludes_prompt else sent_prompt(tensors))
         self.flights[request] = Flight(request, answer, sender, number)
         self.worker.submit(request)
 

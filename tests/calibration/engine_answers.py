@@ -12,6 +12,7 @@ import torch
 
 from calibration.reference.engine.answers import Answer
 from calibration.reference.engine.inputs import ALL_OUTPUTS, read_request
+from calibration.reference.engine.request import Request
 from calibration.reference.engine.transformer import Transformer
 from calibration.reference.engine.worker import build_engine
 from tests.calibration.adapter_files import make_adapter
@@ -33,22 +34,28 @@ def serve(parameters: dict[str, str], requests: list[dict[str, Any]]) -> dict[st
         return forward(step, *rest)
 
     engine.model.forward = watching  # type: ignore[method-assign]
-    answers, said = {}, []
+    answers: dict[Request, tuple[int, Answer]] = {}
+    said: list[list[dict[str, Any]]] = []
+
+    def work() -> None:
+        while engine.has_work:
+            for token in engine.step():
+                number, answer = answers[token.request]
+                answer.add(token)
+                if token.request.is_streamed and token.id is not None:
+                    said[number].append(answer.part())
+                elif token.is_last:
+                    said[number].append(answer.whole())
+
     for number, entry in enumerate(requests):
         outputs = entry.get("outputs", ALL_OUTPUTS)
         request = read_request(_tensors(entry, model), limits, engine.model.shape, outputs)
-        excludes = entry.get("excludes_prompt", False)
-        answers[request] = (number, Answer(request, outputs, [] if excludes else request.prompt))
+        answers[request] = number, Answer(request, outputs, [] if entry.get("excludes_prompt") else request.prompt)
         said.append([])
         engine.add(request)
-    while engine.has_work:
-        for token in engine.step():
-            number, answer = answers[token.request]
-            answer.add(token)
-            if token.request.is_streamed and token.id is not None:
-                said[number].append(answer.part())
-            elif token.is_last:
-                said[number].append(answer.whole())
+        if entry.get("waits"):  # the next one comes when this one is done
+            work()
+    work()
     listed = [[{name: array.tolist() for name, array in part.items()} for part in parts] for parts in said]
     formulas = [
         by_hand(parameters, entry["prompt"] + answer.ids, entry.get("adapter")) if entry.get("compare") else None

@@ -11,6 +11,8 @@ from calibration.reference.engine.request import Request, Token
 from tests.calibration.engine_process import SMALL, run
 
 VOCABULARY = 300
+PAUSING = SMALL | {"batch_scheduler_policy": "max_utilization", "kv_tokens": "176"}
+REUSING = SMALL | {"enable_kv_cache_reuse": "True"}
 STATIC = SMALL | {"gpt_model_type": "V1"}
 PROMPT = [3 + 7 * number % 290 for number in range(95)]  # three passes' worth of budget
 EVERYTHING = dict.fromkeys(("return_log_probs", "return_context_logits", "return_generation_logits"), True)
@@ -42,6 +44,8 @@ NARROW = [
 def found() -> dict[str, Any]:
     scenarios = {
         "in_flight": {"parameters": SMALL | {"kv_tokens": "512"}, "requests": COMPANY},
+        "pausing": {"parameters": PAUSING, "requests": COMPANY},
+        "reusing": {"parameters": REUSING, "requests": [{**COMPANY[0], "waits": True}] * 2},
         "static": {"parameters": STATIC | {"kv_tokens": "512"}, "requests": COMPANY},
         "narrow": {"parameters": SMALL, "requests": NARROW},
     }
@@ -58,7 +62,7 @@ def generated(parts: list[dict[str, Any]], asked: dict[str, Any]) -> list[int]:
 
 
 @pytest.mark.triton
-@pytest.mark.parametrize("engine", ["in_flight", "static"])
+@pytest.mark.parametrize("engine", ["in_flight", "static", "pausing"])
 @pytest.mark.parametrize("number", [0, 2, 5])
 def test_context_logits_are_those_of_the_whole_prompt_at_once(found: dict[str, Any], engine: str, number: int) -> None:
     by_hand = np.array(found[engine]["formulas"][number])[: len(COMPANY[number]["prompt"])]
@@ -68,7 +72,7 @@ def test_context_logits_are_those_of_the_whole_prompt_at_once(found: dict[str, A
 
 
 @pytest.mark.triton
-@pytest.mark.parametrize("engine", ["in_flight", "static"])
+@pytest.mark.parametrize("engine", ["in_flight", "static", "pausing"])
 @pytest.mark.parametrize("number", [0, 2, 3, 4])
 def test_generation_logits_are_those_each_token_was_chosen_from(
     found: dict[str, Any], engine: str, number: int
@@ -129,6 +133,9 @@ def test_only_the_wanted_outputs_are_there_and_their_logits_alone_are_computed(f
 def test_a_request_for_context_logits_must_not_reuse_a_prefix(found: dict[str, Any]) -> None:
     may_reuse = [entry for _, entry in found["in_flight"]["keys"]]
     assert may_reuse == [not asked["scalars"].get("return_context_logits", False) for asked in COMPANY]
+    first, second = (np.array(parts[0]["context_logits"]) for parts in found["reusing"]["said"])
+    assert first.shape == second.shape == (1, len(PROMPT), VOCABULARY)
+    assert np.abs(first - second).max() < 1e-4 * first.std()
 
 
 @pytest.mark.triton

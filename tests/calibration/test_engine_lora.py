@@ -21,6 +21,7 @@ from tests.calibration.engine_process import SMALL, run
 
 MODEL = {name: int(SMALL[name]) for name in ("hidden", "layers", "heads", "kv_heads")}
 SHAPE = Shape(**MODEL, vocab_size=300)
+REUSING = SMALL | {"enable_kv_cache_reuse": "True", "kv_tokens": "1024"}
 STATIC = SMALL | {"gpt_model_type": "V1"}
 PROMPT = [3 + 7 * number % 290 for number in range(55)]  # read in two chunks
 FIRST, SECOND = {"rows": everywhere(2, 4), "seed": 1}, {"rows": everywhere(2, 9, (1, 3, 6)), "seed": 2}
@@ -29,6 +30,8 @@ MIXED = [
     {"prompt": [5 + number, *PROMPT[: 8 * number + 3]], "max_tokens": 12, "adapter": STATES[number % 3]}
     for number in range(6)
 ]
+
+SAME = [{"prompt": PROMPT, "max_tokens": 6, "adapter": STATES[number % 3], "waits": True} for number in range(6)]
 
 
 def lone(modules: tuple[int, ...]) -> dict[str, Any]:
@@ -53,6 +56,8 @@ def found() -> dict[str, Any]:
     scenarios["none"] = lone(())
     scenarios["none"]["requests"][0]["adapter"] = None
     scenarios["mixed"] = {"parameters": SMALL, "requests": MIXED}
+    scenarios["same_prompts"] = {"parameters": SMALL, "requests": SAME[:3]}
+    scenarios["same_prompts_reused"] = {"parameters": REUSING, "requests": SAME}
     scenarios["mixed_static"] = {"parameters": STATIC, "requests": MIXED}
     for number, request in enumerate(MIXED):
         scenarios[f"alone_{number}"] = {"parameters": SMALL, "requests": [request]}
@@ -100,6 +105,14 @@ def test_prefixes_are_kept_apart_by_adapter(found: dict[str, Any]) -> None:
     assert keys[:3] == keys[3:]
     assert keys[0] == ""
     assert len({*keys[:3]}) == 3
+
+
+@pytest.mark.triton
+def test_a_prefix_in_the_cache_is_used_by_the_same_adapter_alone(found: dict[str, Any]) -> None:
+    """The same prompt one request after the other, with the cache keeping prefixes, and then all over again."""
+    fresh = [ids(found["same_prompts"], number) for number in range(3)]
+    assert [ids(found["same_prompts_reused"], number) for number in range(6)] == fresh * 2
+    assert len({tuple(tokens) for tokens in fresh}) == 3
 
 
 def changed(weights: np.ndarray, config: np.ndarray, at: tuple[int, ...], value: int) -> tuple[np.ndarray, np.ndarray]:

@@ -40,11 +40,13 @@ GREEDY = Sampling()
 class Request:
     """A request on its way through the engine.
 
+    `adapter` is added to the model's weights for it alone, so keys and values are shared under one `reuse_key` only.
+    `context_logits` [prompt, vocab], if they are wanted, fill up while the prompt is read: all of it must be, and none
+    of it reused.
+
     `computed` tokens have their keys and values in the cache; `row` and `blocks` are its place there. A request decodes
     when all its tokens but the newest are computed; before that its prompt is still being read. `has_ended`:
-    its last token, or the word that it was cancelled, has been handed out. `context_logits` [prompt, vocab] fills up
-    while the prompt is read, if they are wanted; such a request must compute its whole prompt: `may_reuse` is False.
-    Keys and values in the cache are those of `reuse_key`'s adapter alone.
+    its last token, or the word that it was cancelled, has been handed out.
     """
 
     prompt: list[int]
@@ -53,19 +55,19 @@ class Request:
     stop_words: tuple[tuple[int, ...], ...] = ()
     sampling: Sampling = GREEDY
     wants_log_probs: bool = False
+    wants_context_logits: bool = False
+    wants_generation_logits: bool = False
+    adapter: Adapter | None = None
     is_streamed: bool = True
     is_cancelled: bool = False
     has_ended: bool = False
     generated: list[int] = field(default_factory=list)
+    context_logits: NDArray[np.float32] | None = None
     computed: int = 0
     row: int = -1
     blocks: list[int] = field(default_factory=list)
-    adapter: Adapter | None = None
     reuse_key: str = ""
     may_reuse: bool = True
-    wants_context_logits: bool = False
-    wants_generation_logits: bool = False
-    context_logits: NDArray[np.float32] | None = None
 
     @property
     def longest(self) -> int:

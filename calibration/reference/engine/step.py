@@ -67,10 +67,10 @@ def _pack(model: Transformer, decoding: Sequence[Request], reading: Sequence[Rea
     context_rows: list[int] = []
     chunks = []
     for request, count in reading:
-        start, end = request.computed, request.computed + count
-        chunks.append(Chunk(first=len(token_ids), rows=count, table_row=request.row, start=start))
         if request.wants_context_logits:
             context_rows += range(len(token_ids), len(token_ids) + count)
+        start, end = request.computed, request.computed + count
+        chunks.append(Chunk(first=len(token_ids), rows=count, table_row=request.row, start=start))
         token_ids += request.prompt[start:end]
         positions += range(start, end)
         table_rows += [request.row] * count

@@ -25,7 +25,7 @@ from tests.calibration.test_serve import WITHIN_S, Stream, engine_inputs, ids, t
 pytestmark = pytest.mark.triton
 
 PLACES = 6
-SETTINGS = Settings(grpc_port=0, http_port=0, metrics_port=0, max_batch_size=PLACES, hidden=256, vocab_size=512)
+SETTINGS = Settings(grpc_port=0, http_port=0, metrics_port=0, max_batch_size=PLACES, layers=6, vocab_size=512)
 MODEL = {"hidden": SETTINGS.hidden, "heads": SETTINGS.heads, "kv_heads": SETTINGS.kv_heads}
 LONG = 480
 PROMPT = [5, 6, 7]
@@ -170,8 +170,8 @@ def test_what_the_engine_cannot_run_is_refused_in_the_backends_words(stream: Str
     two = [tensor("input_ids", [PROMPT, PROMPT], np.int32), tensor("input_lengths", [[3], [3]], np.int32)]
     two.append(tensor("request_output_len", [[4], [4]], np.int32))
     assert refused(stream, two, "77").startswith(f"{head}Expected batch dimension to be 1 for each request")
-    wide = make_adapter(MODEL | {"hidden": 512, "heads": 16}, [(1, 0, 2)], 1)
-    lora = [tensor("lora_weights", wide[0][:, :, :800], np.float16), tensor("lora_config", wide[1], np.int32)]
+    weights, config = make_adapter(MODEL, [(1, 0, 2)], 1)
+    lora = [tensor("lora_weights", weights[:, :, :-1], np.float16), tensor("lora_config", config, np.int32)]
     message = refused(stream, engine_inputs(PROMPT, 4) + lora, "77")
     assert message.startswith(f"{head}lora_weights has to few values for attn_q")
     message = refused(stream, engine_inputs(PROMPT, 4) + lora[:1], "77")
@@ -226,11 +226,13 @@ class Unary:
         self.client = triton.InferenceServerClient(f"{HOST}:{served.settings.grpc_port}")
         self.answers: queue.Queue[Answer] = queue.Queue()
 
-    def ask(self, inputs: list[triton.InferInput], name: str = "") -> None:
+    def ask(self, inputs: list[triton.InferInput], name: str = "") -> Any:
+        """The call under way, which can be cancelled."""
+
         def keep(result: Any, error: Any) -> None:
             self.answers.put(result if error is None else error)
 
-        self.client.async_infer("tensorrt_llm", inputs, keep, request_id=name)
+        return self.client.async_infer("tensorrt_llm", inputs, keep, request_id=name)
 
     def next(self) -> Answer:
         return self.answers.get(timeout=WITHIN_S)
@@ -271,6 +273,7 @@ def test_a_repository_that_is_not_decoupled_answers_unary_calls(
         unary.ask(unary_inputs(4, integer, streaming=True))
         assert error(unary.next()) == "Streaming is only supported if model is deployed using decoupled mode."
         stop_early(unary, integer, prompt)
+        cancel(unary, integer)
 
 
 def stop_early(unary: Unary, integer: type, prompt: int) -> None:
@@ -281,4 +284,17 @@ def stop_early(unary: Unary, integer: type, prompt: int) -> None:
     acknowledged, answer = result(unary.next()), result(unary.next())
     assert acknowledged.as_numpy("output_ids") is None
     assert prompt < answer.as_numpy("output_ids").shape[2] < prompt + 500
-    until(lambda: unary.answers.empty())
+
+
+def cancel(unary: Unary, integer: type) -> None:
+    """The client of a long request gives up: it is told so, and its id is free again."""
+    unary.ask(unary_inputs(500, integer), "5").cancel()
+    cancelled = unary.next()
+    assert isinstance(cancelled, InferenceServerException)
+    assert cancelled.status() == "StatusCode.CANCELLED"
+
+    def is_free() -> bool:
+        unary.ask(unary_inputs(4, integer), "5")
+        return isinstance(unary.next(), triton.InferResult)
+
+    until(is_free)

@@ -59,6 +59,7 @@ class TritonPythonModel:
         self.excludes_prompt = parameters["exclude_input_in_output"] in ("True", "true", "TRUE", "1")
         self.engine, self.limits = build_engine(parameters)
         self.flights: dict[Request, Flight] = {}
+        self.ending = threading.Lock()  # a request is stopped or answered for good, not both at once
         self.own_numbers: Iterator[int] = itertools.count(FIRST_OWN_NUMBER)
         self.answers: queue.SimpleQueue[list[Token] | None] = queue.SimpleQueue()
         self.metrics = Metrics(pb_utils, args, self.engine)
@@ -107,12 +108,13 @@ class TritonPythonModel:
         """Stop the flight of that number. The stop is acknowledged first: clients rely on that order."""
         if not number:
             raise InputError(refusals.STOP_WITHOUT_ID)
-        stopped = self._in_flight(number)
-        if not stopped:
-            raise InputError(refusals.not_active(number))
-        sender.send(pb_utils.InferenceResponse([]), flags=pb_utils.TRITONSERVER_RESPONSE_COMPLETE_FINAL)
-        for flight in stopped:
-            flight.request.is_cancelled = True
+        with self.ending:
+            stopped = self._in_flight(number)
+            if not stopped:
+                raise InputError(refusals.not_active(number))
+            sender.send(pb_utils.InferenceResponse([]), flags=pb_utils.TRITONSERVER_RESPONSE_COMPLETE_FINAL)
+            for flight in stopped:
+                flight.request.is_cancelled = True
 
     def _send(self) -> None:
         """The sending thread: the engine goes on with its next pass while answers are on their way.
@@ -142,11 +144,17 @@ class TritonPythonModel:
             return []
 
     def _send_token(self, token: Token) -> None:
-        request = token.request
-        flight = self.flights[request]
+        flight = self.flights[token.request]
         flight.answer.add(token)
         if token.is_last:
-            del self.flights[request]
+            with self.ending:
+                del self.flights[token.request]
+                self._send_part(flight, token)
+        else:
+            self._send_part(flight, token)
+
+    def _send_part(self, flight: Flight, token: Token) -> None:
+        request = flight.request
         flags = pb_utils.TRITONSERVER_RESPONSE_COMPLETE_FINAL if token.is_last else 0
         if token.id is None and not flight.answer.ids and not request.computed:
             _refuse(flight.sender, refusals.stopped_while_waiting(flight.number), flight.sender.is_cancelled())

@@ -4,6 +4,7 @@ import queue
 import re
 import time
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -27,6 +28,7 @@ pytestmark = pytest.mark.triton
 PLACES = 6
 SETTINGS = Settings(grpc_port=0, http_port=0, metrics_port=0, max_batch_size=PLACES, layers=6, vocab_size=512)
 MODEL = {"hidden": SETTINGS.hidden, "heads": SETTINGS.heads, "kv_heads": SETTINGS.kv_heads}
+SLOWER = replace(SMALL, hidden=256, layers=8)  # so that a stop after 50 ms comes long before the end
 LONG = 480
 PROMPT = [5, 6, 7]
 NO_ADAPTER: list[triton.InferInput] = []
@@ -54,7 +56,7 @@ def stream(url: str) -> Iterator[Stream]:
 
 
 def result(answer: Answer) -> triton.InferResult:
-    assert isinstance(answer, triton.InferResult), answer
+    assert isinstance(answer, triton.InferResult), answer.message()
     return answer
 
 
@@ -258,7 +260,7 @@ def test_a_repository_that_is_not_decoupled_answers_unary_calls(
     options = Options(
         **folders, contract=contract, batching=batching, exclude_input_in_output=excludes, max_batch_size=8
     )
-    staged = stage(build_repository(tmp_path / "built", options), tmp_path / "staged", SMALL)
+    staged = stage(build_repository(tmp_path / "built", options), tmp_path / "staged", SLOWER)
     integer, prompt = (np.uint32 if contract == "v0.5" else np.int32), 0 if excludes else 3
     with Served(staged) as served:
         assert served.refusal == ""

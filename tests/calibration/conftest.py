@@ -14,7 +14,11 @@ from calibration.store import Store
 from calibration.store.database import RECORDS_VARIABLE
 from tests.calibration.postgres import new_schema, postgres, wheel
 
-collect_ignore = ["engine_trace.py", "timed_model.py"]  # they run in the reference environment: torch, Triton
+collect_ignore = [
+    "engine_answers.py",
+    "engine_trace.py",
+    "timed_model.py",
+]  # they run in the reference environment: torch, Triton
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

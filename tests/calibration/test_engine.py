@@ -1,56 +1,23 @@
 """The engine behind the reference server, run in its own environment: same tokens in any company, a true cache."""
 
-import json
-import os
 import random
-import subprocess
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
-from calibration.reference import environment
-from calibration.reference.engine.inputs import InputError, read_request
+from calibration.reference.engine.inputs import read_request, sent_prompt
+from calibration.reference.engine.refusals import InputError
 from calibration.reference.engine.request import Limits
+from calibration.reference.engine.shape import Shape
+from tests.calibration.engine_process import SMALL, run
 
-PROGRAM = Path(__file__).with_name("engine_trace.py")
-SMALL = {
-    "device": "cpu",
-    "threads": "1",
-    "precision": "fp32",
-    "hidden": "64",
-    "layers": "2",
-    "heads": "4",
-    "kv_heads": "2",
-    "vocab_size": "300",
-    "seed": "7",
-    "max_sequence_tokens": "128",
-    "kv_tokens": "256",
-    "max_batch_size": "6",
-    "token_budget": "40",
-    "enable_chunked_context": "True",
-    "gpt_model_type": "inflight_fused_batching",
-    "batch_delay_s": "0",
-}
 STATIC = SMALL | {"gpt_model_type": "V1"}
 BLOCK = 16
 
 
 def ask(*scenarios: dict[str, Any]) -> list[dict[str, Any]]:
-    """Run scenarios in one process of the reference environment."""
-    ready = environment.ensure()
-    answer = subprocess.run(
-        [str(ready.python), str(PROGRAM)],
-        input=json.dumps(scenarios),
-        capture_output=True,
-        text=True,
-        check=False,
-        env={**os.environ, "PYTHONPATH": str(environment.PROJECT), "PYTHONWARNINGS": "error"},
-    )
-    assert answer.returncode == 0, answer.stderr
-    found: list[dict[str, Any]] = json.loads(answer.stdout)
-    return found
+    return run("engine_trace.py", *scenarios)
 
 
 def crowd(seed: int, count: int, latest: int) -> list[dict[str, Any]]:
@@ -206,6 +173,7 @@ def test_a_cancelled_request_ends_early_and_the_others_do_not_notice(traces: dic
 
 
 LIMITS = Limits(max_sequence_tokens=20, kv_tokens=16, vocab_size=100)
+SHAPE = Shape(hidden=32, layers=1, heads=2, kv_heads=1, vocab_size=100)
 
 
 def tensors(**given: Any) -> dict[str, Any]:
@@ -225,6 +193,7 @@ def test_tensors_become_a_request() -> None:
             bad_words_list=np.zeros((1, 2, 0), np.int32),
         ),
         LIMITS,
+        SHAPE,
     )
     assert (request.prompt, request.max_tokens, request.end_id) == ([5, 6], 4, 9)
     assert request.is_streamed
@@ -235,24 +204,40 @@ def test_tensors_become_a_request() -> None:
 @pytest.mark.parametrize(
     ("given", "says"),
     [
-        ({"input_ids": [[1], [2]]}, "batch size of 1"),
+        ({"input_ids": [[1], [2]]}, "batch dimension to be 1"),
         ({"input_lengths": [[0]]}, "prompt is empty"),
-        ({"input_ids": [[5, 100, 7]]}, r"\[0, 100\)"),
-        ({"input_ids": [[5, -1, 7]]}, r"\[0, 100\)"),
+        ({"input_ids": [[5, -1, 7]]}, "must not be negative, got -1"),
         ({"request_output_len": [[0]]}, "at least 1, got 0"),
         ({"request_output_len": [[18]]}, "maximum sequence length of 20"),
         ({"request_output_len": [[15]]}, "whole KV cache of 16 tokens"),
-        ({"beam_width": [[2]]}, "beam_width 2"),
-        ({"return_context_logits": [[True]]}, "return_context_logits"),
-        ({"return_generation_logits": [[True]]}, "return_generation_logits"),
+        (
+            {"input_ids": [[7] * 20], "input_lengths": [[20]]},
+            r"Prompt length \(20\) exceeds maximum input length \(19\)",
+        ),
+        ({"beam_width": [[2]]}, "Requested beam width 2 is larger than configured max beam width 1"),
+        ({"beam_width": [[0]]}, "Requested value: 0 for beamWidth is invalid"),
+        ({"prompt_vocab_size": [[3]]}, "must both be provided"),
+        ({"embedding_bias": [[0.5, 1.0]]}, r"one value per vocabulary entry \(100\), got 2"),
+        ({"temperature": [[float("nan")]]}, "temperature must be a finite number"),
     ],
 )
 def test_what_cannot_be_served_is_refused_in_one_line(given: dict[str, Any], says: str) -> None:
     with pytest.raises(InputError, match=says) as caught:
-        read_request(tensors(**given), LIMITS)
+        read_request(tensors(**given), LIMITS, SHAPE)
     assert "\n" not in str(caught.value)
 
 
+def test_a_token_outside_the_vocabulary_stands_for_its_remainder_and_is_repeated_as_sent() -> None:
+    given = tensors(input_ids=[[5, 2_131_054_248, 100]])
+    assert read_request(given, LIMITS, SHAPE).prompt == [5, 48, 0]
+    assert sent_prompt(given) == [5, 2_131_054_248, 100]
+
+
+def test_a_word_outside_the_vocabulary_cannot_come_and_need_not_be_kept_away() -> None:
+    request = read_request(tensors(bad_words_list=[[[8, 200, 9], [2, 3, -1]]]), LIMITS, SHAPE)
+    assert request.sampling.bad_words == ((9,),)
+
+
 def test_the_longest_request_that_fits_is_taken() -> None:
-    assert read_request(tensors(request_output_len=[[13]]), LIMITS).longest == LIMITS.kv_tokens
-    assert read_request(tensors(request_output_len=[[17]]), Limits(20, 32, 100)).longest == 20
+    assert read_request(tensors(request_output_len=[[13]]), LIMITS, SHAPE).longest == LIMITS.kv_tokens
+    assert read_request(tensors(request_output_len=[[17]]), Limits(20, 32, 100), SHAPE).longest == 20

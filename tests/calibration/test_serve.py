@@ -333,7 +333,7 @@ def test_sampling_follows_its_seed(server: ReferenceServer) -> None:
     ("inputs", "says"),
     [
         (lambda: ensemble_inputs(PROMPT, 600), "exceeds the maximum sequence length of 512"),
-        (lambda: ensemble_inputs(PROMPT, 3, beam_width=2), "max_beam_width 1"),
+        (lambda: ensemble_inputs(PROMPT, 3, beam_width=2), "Requested beam width 2 is larger than"),
         (lambda: ensemble_inputs("", 3), "prompt is empty"),
         (lambda: ensemble_inputs(PROMPT, 0), "request_output_len must be at least 1"),
     ],

@@ -4,6 +4,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+import numpy as np
+from numpy.typing import NDArray
+
+from calibration.reference.engine.lora import Adapter
+
 
 @dataclass(frozen=True, slots=True)
 class Sampling:
@@ -35,6 +40,10 @@ GREEDY = Sampling()
 class Request:
     """A request on its way through the engine.
 
+    `adapter` is added to the model's weights for it alone, so keys and values are shared under one `reuse_key` only.
+    `context_logits` [prompt, vocab], if they are wanted, fill up while the prompt is read: all of it must be, and none
+    of it reused.
+
     `computed` tokens have their keys and values in the cache; `row` and `blocks` are its place there. A request decodes
     when all its tokens but the newest are computed; before that its prompt is still being read. `has_ended`:
     its last token, or the word that it was cancelled, has been handed out.
@@ -50,10 +59,14 @@ class Request:
     stop_words: tuple[tuple[int, ...], ...] = ()
     sampling: Sampling = GREEDY
     wants_log_probs: bool = False
+    wants_context_logits: bool = False
+    wants_generation_logits: bool = False
+    adapter: Adapter | None = None
     is_streamed: bool = True
     is_cancelled: bool = False
     has_ended: bool = False
     generated: list[int] = field(default_factory=list)
+    context_logits: NDArray[np.float32] | None = None
     computed: int = 0
     row: int = -1
     blocks: list[int] = field(default_factory=list)
@@ -94,12 +107,16 @@ class Request:
 
 @dataclass(frozen=True, slots=True)
 class Token:
-    """One token made for `request`. `id` is None when the request ended without one: it was cancelled."""
+    """One token made for `request`. `id` is None when the request ended without one: it was cancelled.
+
+    `logits` [vocab] are those it was chosen from, if the request wants them.
+    """
 
     request: Request
     id: int | None
     log_prob: float
     is_last: bool
+    logits: NDArray[np.float32] | None = None
 
 
 @dataclass(frozen=True, slots=True)

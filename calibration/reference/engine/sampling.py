@@ -9,18 +9,25 @@ from torch import Tensor
 
 from calibration.reference.engine.request import GREEDY, Request, Sampling
 
+Choice = tuple[int, float, Tensor | None]
 
-def next_tokens(logits: Tensor, requests: Sequence[Request]) -> list[tuple[int, float]]:
-    """(token id, natural logarithm of its probability) for each request; logits are [R, vocab].
 
-    The probability is the model's own, before temperature and penalties; 0.0 stands where it was not asked for.
+def next_tokens(logits: Tensor, requests: Sequence[Request]) -> list[Choice]:
+    """(token id, natural logarithm of its probability, its logits [vocab]) for each request; logits are [R, vocab].
+
+    Probability and logits are the model's own, before temperature and penalties; 0.0 and None stand where they were not
+    asked for.
     """
     chosen = logits.argmax(dim=-1).tolist()
     for row, request in enumerate(requests):
         if request.sampling is not GREEDY and request.sampling != GREEDY:
             chosen[row] = _sample(_adjusted(logits[row], request), request)
     return [
-        (token, float(logits[row].log_softmax(dim=-1)[token]) if request.wants_log_probs else 0.0)
+        (
+            token,
+            float(logits[row].log_softmax(dim=-1)[token]) if request.wants_log_probs else 0.0,
+            logits[row] if request.wants_generation_logits else None,
+        )
         for row, (token, request) in enumerate(zip(chosen, requests, strict=True))
     ]
 
@@ -32,7 +39,7 @@ def _adjusted(logits: Tensor, request: Request) -> Tensor:
     if sampling.bias:
         logits += torch.tensor(sampling.bias, device=logits.device)
     _penalise(logits, sampling, request.prompt + made, made)
-    if len(made) < sampling.min_length and request.end_id >= 0:
+    if len(made) < sampling.min_length and 0 <= request.end_id < len(logits):
         logits[request.end_id] = -torch.inf
     for *start, last in filter(None, sampling.bad_words):
         if not start or made[-len(start) :] == start:
@@ -55,6 +62,8 @@ def _sample(logits: Tensor, request: Request) -> int:
     if is_greedy or sampling.temperature <= 0.0:
         return int(logits.argmax())
     values, ids = (logits / sampling.temperature).sort(descending=True)
+    if not values[0].isfinite():  # penalties or temperature left nothing to draw from
+        return int(ids[0])
     if sampling.top_k > 0:
         values, ids = values[: sampling.top_k], ids[: sampling.top_k]
     probabilities = values.softmax(dim=-1)

@@ -4,9 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+import numpy as np
 import torch
 
+from calibration.reference.engine.adapters import Group
 from calibration.reference.engine.kv_cache import KvCache
+from calibration.reference.engine.lora import Adapter
 from calibration.reference.engine.request import Request, Token
 from calibration.reference.engine.sampling import next_tokens
 from calibration.reference.engine.transformer import Chunk, Pass, Transformer
@@ -25,6 +28,9 @@ def run_pass(
     speaking = [request for request in decoding if not request.has_ended]
     speaking += [request for request, count in reading if request.computed + count == request.to_read]
     logits = model.forward(_pack(model, decoding, reading), cache)
+    if len(logits) > len(speaking):
+        _keep_context_logits(reading, logits[len(speaking) :])
+        logits = logits[: len(speaking)]
     for request in decoding:
         request.computed += not request.has_ended
     for request, count in reading:
@@ -32,10 +38,25 @@ def run_pass(
     return [_say(request, *made) for request, made in zip(speaking, next_tokens(logits, speaking), strict=True)]
 
 
-def _say(request: Request, token: int, log_prob: float) -> Token:
+def _say(request: Request, token: int, log_prob: float, logits: torch.Tensor | None) -> Token:
     request.generated.append(token)
     request.has_ended = request.is_complete
-    return Token(request, token, log_prob, is_last=request.has_ended)
+    kept = None if logits is None else logits.cpu().numpy()
+    return Token(request, token, log_prob, is_last=request.has_ended, logits=kept)
+
+
+def _keep_context_logits(reading: Sequence[Reading], logits: torch.Tensor) -> None:
+    """Hand out the logits of prompt tokens, which lie in the order of `reading`, before it is counted as computed."""
+    first = 0
+    for request, count in reading:
+        if not request.wants_context_logits:
+            continue
+        if request.context_logits is None:
+            request.context_logits = np.zeros((len(request.prompt), logits.shape[1]), np.float32)
+        # what is read again after a pause may hold output tokens too: their logits are not context
+        own = max(min(count, len(request.context_logits) - request.computed), 0)
+        request.context_logits[request.computed : request.computed + own] = logits[first : first + own].cpu().numpy()
+        first += count
 
 
 def _pack(model: Transformer, decoding: Sequence[Request], reading: Sequence[Reading]) -> Pass:
@@ -43,8 +64,11 @@ def _pack(model: Transformer, decoding: Sequence[Request], reading: Sequence[Rea
     positions = [request.computed for request in decoding]
     table_rows = [request.row for request in decoding]
     output_rows = [row for row, request in enumerate(decoding) if not request.has_ended]
+    context_rows: list[int] = []
     chunks = []
     for request, count in reading:
+        if request.wants_context_logits:
+            context_rows += range(len(token_ids), len(token_ids) + count)
         start, end = request.computed, request.computed + count
         chunks.append(Chunk(first=len(token_ids), rows=count, table_row=request.row, start=start))
         token_ids += request.context[start:end]
@@ -62,7 +86,24 @@ def _pack(model: Transformer, decoding: Sequence[Request], reading: Sequence[Rea
         table_rows=tensor(table_rows),
         decoding=len(decoding),
         chunks=tuple(chunks),
-        output_rows=tensor(output_rows),
+        output_rows=tensor(output_rows + context_rows),
+        adapted=_adapted(model, decoding, reading),
+    )
+
+
+def _adapted(model: Transformer, decoding: Sequence[Request], reading: Sequence[Reading]) -> tuple[Group, ...]:
+    """The rows of the pass by the adapter of their request; requests that brought the same adapter are one group."""
+    rows: dict[Adapter, list[int]] = {}
+    for row, request in enumerate(decoding):
+        if request.adapter is not None:
+            rows.setdefault(request.adapter, []).append(row)
+    first = len(decoding)
+    for request, count in reading:
+        if request.adapter is not None:
+            rows.setdefault(request.adapter, []).extend(range(first, first + count))
+        first += count
+    return tuple(
+        (torch.tensor(own, device=model.device), model.adapters.load(adapter)) for adapter, own in rows.items()
     )
 
 

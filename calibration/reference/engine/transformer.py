@@ -8,27 +8,9 @@ import torch
 import torch.nn.functional as F  # noqa: N812
 from torch import Tensor
 
+from calibration.reference.engine.adapters import Adapters, Group, add
 from calibration.reference.engine.kv_cache import KvCache
-
-
-@dataclass(frozen=True, slots=True)
-class Shape:
-    """Size of the model. `hidden` is a multiple of twice `heads`, `heads` of `kv_heads`."""
-
-    hidden: int
-    layers: int
-    heads: int
-    kv_heads: int
-    vocab_size: int
-
-    @property
-    def head_dim(self) -> int:
-        return self.hidden // self.heads
-
-    @property
-    def inner(self) -> int:
-        """Width of the feed-forward layer: 2.75 times the model's, about Llama's 8/3."""
-        return self.hidden * 11 // 4
+from calibration.reference.engine.shape import Shape as Shape
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,6 +32,7 @@ class Pass:
         decoding: the first `decoding` tokens belong to decoding requests.
         chunks: the rest, in order.
         output_rows: [R], the rows whose logits are wanted.
+        adapted: the rows of requests with an adapter, one group for each adapter; all others are the model's own.
     """
 
     token_ids: Tensor
@@ -58,6 +41,7 @@ class Pass:
     decoding: int
     chunks: tuple[Chunk, ...]
     output_rows: Tensor
+    adapted: tuple[Group, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,6 +61,7 @@ class Transformer:
 
     def __init__(self, shape: Shape, *, seed: int, device: torch.device, dtype: torch.dtype) -> None:
         self.shape, self.device, self.dtype = shape, device, dtype
+        self.adapters = Adapters(shape, device, dtype)
         generator = torch.Generator().manual_seed(seed)
 
         def weight(rows: int, columns: int) -> Tensor:
@@ -86,8 +71,7 @@ class Transformer:
         def ones() -> Tensor:
             return torch.ones(shape.hidden, device=device, dtype=dtype)
 
-        attention = shape.heads * shape.head_dim
-        qkv = attention + 2 * shape.kv_heads * shape.head_dim
+        qkv = shape.attention + 2 * shape.key_value
         self.embedding = weight(shape.vocab_size, shape.hidden)
         self.head = weight(shape.vocab_size, shape.hidden)
         self.norm = ones()
@@ -95,7 +79,7 @@ class Transformer:
             Layer(
                 norm1=ones(),
                 qkv=weight(qkv, shape.hidden),
-                out=weight(shape.hidden, attention),
+                out=weight(shape.hidden, shape.attention),
                 norm2=ones(),
                 gate_up=weight(2 * shape.inner, shape.hidden),
                 down=weight(shape.hidden, shape.inner),
@@ -113,12 +97,14 @@ class Transformer:
             slots = cache.table[step.table_rows, step.positions]
             window = _decode_window(step, cache)
             for number, layer in enumerate(self.layers):
-                query, key, value = self._project(layer, x, rotation)
+                query, key, value = self._project(step, number, x, rotation)
                 cache.keys[number][slots], cache.values[number][slots] = key, value
                 attended = _attend(step, query, cache.keys[number], cache.values[number], cache.table, window)
-                x = x + F.linear(attended, layer.out)
-                gate, up = F.linear(self._rms(x, layer.norm2), layer.gate_up).chunk(2, dim=-1)
-                x = x + F.linear(F.silu(gate) * up, layer.down)
+                projected = F.linear(attended, layer.out)
+                if step.adapted:
+                    add(step.adapted, number, "out", attended, projected)
+                x = x + projected
+                x = x + self._feed_forward(step, number, self._rms(x, layer.norm2))
             return F.linear(self._rms(x[step.output_rows], self.norm), self.head).float()
 
     def _rms(self, x: Tensor, scale: Tensor) -> Tensor:
@@ -129,12 +115,30 @@ class Transformer:
         angles = positions[:, None].float() * self._frequencies
         return angles.cos().to(self.dtype)[:, None], angles.sin().to(self.dtype)[:, None]
 
-    def _project(self, layer: Layer, x: Tensor, rotation: tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor, Tensor]:
+    def _project(
+        self, step: Pass, number: int, x: Tensor, rotation: tuple[Tensor, Tensor]
+    ) -> tuple[Tensor, Tensor, Tensor]:
         """Query [N, heads, d], key and value [N, kv_heads, d]; positions are turned into the first two."""
-        shape = self.shape
-        packed = F.linear(self._rms(x, layer.norm1), layer.qkv).view(len(x), -1, shape.head_dim)
-        query, key, value = packed.split([shape.heads, shape.kv_heads, shape.kv_heads], dim=1)
+        shape, layer = self.shape, self.layers[number]
+        normed = self._rms(x, layer.norm1)
+        packed = F.linear(normed, layer.qkv)
+        if step.adapted:
+            add(step.adapted, number, "qkv", normed, packed)
+        heads = packed.view(len(x), -1, shape.head_dim)
+        query, key, value = heads.split([shape.heads, shape.kv_heads, shape.kv_heads], dim=1)
         return _rotate(query, *rotation), _rotate(key, *rotation), value
+
+    def _feed_forward(self, step: Pass, number: int, x: Tensor) -> Tensor:
+        layer = self.layers[number]
+        packed = F.linear(x, layer.gate_up)
+        if step.adapted:
+            add(step.adapted, number, "gate_up", x, packed)
+        gate, up = packed.chunk(2, dim=-1)
+        activated = F.silu(gate) * up
+        projected = F.linear(activated, layer.down)
+        if step.adapted:
+            add(step.adapted, number, "down", activated, projected)
+        return projected
 
 
 def _rotate(x: Tensor, cosine: Tensor, sine: Tensor) -> Tensor:

@@ -6,51 +6,61 @@ of an ensemble that is under way, so behind `ensemble` such a request runs to it
 
 from __future__ import annotations
 
+import itertools
 import json
 import queue
 import sys
 import threading
 import time
-from collections.abc import Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from typing import Any
 
-import numpy as np
 import triton_python_backend_utils as pb_utils
 
 from calibration.load import cores
 from calibration.reference.contract import TENSORRT_LLM
-from calibration.reference.engine.inputs import InputError, read_request
+from calibration.reference.engine import refusals
+from calibration.reference.engine.answers import Answer
+from calibration.reference.engine.inputs import read_request, sent_prompt
 from calibration.reference.engine.metrics import Metrics
+from calibration.reference.engine.refusals import InputError
 from calibration.reference.engine.request import Request, Token
+from calibration.reference.engine.request_ids import request_number
 from calibration.reference.engine.worker import Worker, build_engine
 
 HOUSEKEEPING_S = 0.2
+FIRST_OWN_NUMBER = 2**31
+"""Requests without an id are numbered from here on, above what clients count with."""
 INPUT_NAMES = tuple(tensor.name for tensor in TENSORRT_LLM.inputs)
-NO_CONTEXT_LOGITS = np.zeros((1, 1, 1), np.float32)
-NO_GENERATION_LOGITS = np.zeros((1, 1, 1, 1), np.float32)
 
 
 @dataclass(slots=True, eq=False)
 class Flight:
-    """A request and the way back to its client."""
+    """A request and the way back to its client. `number` is what messages call it by."""
 
     request: Request
+    answer: Answer
     sender: Any
-    name: str
-    log_probs: list[float] = field(default_factory=list)
+    number: int
 
 
 class TritonPythonModel:
-    """Called by Triton's Python backend. Decoupled: `execute` returns at once, answers come from the sending thread."""
+    """Called by Triton's Python backend. `execute` returns at once, answers come from the sending thread.
+
+    Where the model is not decoupled, each request gets exactly one answer, and none can be streamed.
+    """
 
     def initialize(self, args: dict[str, str]) -> None:
         config = json.loads(args["model_config"])
         parameters = {key: value["string_value"] for key, value in config["parameters"].items()}
         cores.stay_on(cores.read(parameters["engine_cores"]))
-        self.excludes_prompt = parameters["exclude_input_in_output"].lower() in ("true", "1")
+        self.is_decoupled = pb_utils.using_decoupled_model_transaction_policy(config)
+        self.excludes_prompt = parameters["exclude_input_in_output"] in ("True", "true", "TRUE", "1")
         self.engine, self.limits = build_engine(parameters)
         self.flights: dict[Request, Flight] = {}
+        self.ending = threading.Lock()  # a request is stopped or answered for good, not both at once
+        self.own_numbers: Iterator[int] = itertools.count(FIRST_OWN_NUMBER)
         self.answers: queue.SimpleQueue[list[Token] | None] = queue.SimpleQueue()
         self.metrics = Metrics(pb_utils, args, self.engine)
         self.sending = threading.Thread(target=self._send, name="sending", daemon=True)
@@ -60,13 +70,13 @@ class TritonPythonModel:
     def execute(self, requests: Sequence[Any]) -> None:
         for request in requests:
             sender = request.get_response_sender()
+            number = request_number(request.request_id())
             tensors = {name: array for name in INPUT_NAMES if (array := _array(request, name)) is not None}
-            if bool(tensors.get("stop", np.zeros(1)).any()):
-                self._stop(request.request_id(), sender)
-                continue
             try:
-                parsed = read_request(tensors, self.limits)
-                self._take_off(Flight(parsed, sender, request.request_id()))
+                if _is_set(tensors, "stop"):
+                    self._stop(number, sender)
+                else:
+                    self._take_off(number, tensors, set(request.requested_output_names()), sender)
             except InputError as error:
                 _refuse(sender, str(error))
 
@@ -75,27 +85,36 @@ class TritonPythonModel:
         self.sending.join()
         self.metrics.close()
 
-    def _take_off(self, flight: Flight) -> None:
-        if flight.name and any(other.name == flight.name for other in tuple(self.flights.values())):
-            raise InputError(f"requestId {flight.name} is already in progress, request is ignored.")
+    def _take_off(self, number: int, tensors: dict[str, Any], outputs: set[str], sender: Any) -> None:
+        if number and self._in_flight(number):
+            raise InputError(refusals.already_in_progress(number))
+        if _is_set(tensors, "streaming") and not self.is_decoupled:
+            raise InputError(refusals.NOT_DECOUPLED)
         if not self.worker.is_alive:
             raise InputError("the engine has stopped; the server's log says why")
-        self.flights[flight.request] = flight
-        self.worker.submit(flight.request)
+        number = number or next(self.own_numbers)
+        try:
+            request = read_request(tensors, self.limits, self.engine.model.shape, outputs)
+        except InputError as error:
+            raise InputError(refusals.cannot_process(number, str(error))) from error
+        answer = Answer(request, outputs, [] if self.excludes_prompt else sent_prompt(tensors))
+        self.flights[request] = Flight(request, answer, sender, number)
+        self.worker.submit(request)
 
-    def _stop(self, name: str, sender: Any) -> None:
-        """Stop the flight of that name. The stop is acknowledged first: clients rely on that order."""
-        if not name:
-            _refuse(sender, "Cannot send stop request without specifying a request_id")
-            return
-        named = [flight for flight in tuple(self.flights.values()) if flight.name == name]
-        if not named:
-            _refuse(
-                sender, f"Received stop request for requestId {name} but it's not active (might be completed already)."
-            )
-            return
-        sender.send(flags=pb_utils.TRITONSERVER_RESPONSE_COMPLETE_FINAL)
-        named[0].request.is_cancelled = True
+    def _in_flight(self, number: int) -> list[Flight]:
+        return [flight for flight in tuple(self.flights.values()) if flight.number == number]
+
+    def _stop(self, number: int, sender: Any) -> None:
+        """Stop the flight of that number. The stop is acknowledged first: clients rely on that order."""
+        if not number:
+            raise InputError(refusals.STOP_WITHOUT_ID)
+        with self.ending:
+            stopped = self._in_flight(number)
+            if not stopped:
+                raise InputError(refusals.not_active(number))
+            sender.send(pb_utils.InferenceResponse([]), flags=pb_utils.TRITONSERVER_RESPONSE_COMPLETE_FINAL)
+            for flight in stopped:
+                flight.request.is_cancelled = True
 
     def _send(self) -> None:
         """The sending thread: the engine goes on with its next pass while answers are on their way.
@@ -126,29 +145,25 @@ class TritonPythonModel:
 
     def _send_token(self, token: Token) -> None:
         flight = self.flights[token.request]
-        if token.id is not None:
-            flight.log_probs.append(token.log_prob)
+        flight.answer.add(token)
         if token.is_last:
-            del self.flights[token.request]
+            with self.ending:
+                del self.flights[token.request]
+                self._send_part(flight, token)
+        else:
+            self._send_part(flight, token)
+
+    def _send_part(self, flight: Flight, token: Token) -> None:
+        request = flight.request
         flags = pb_utils.TRITONSERVER_RESPONSE_COMPLETE_FINAL if token.is_last else 0
-        if token.request.is_streamed and token.id is not None:
-            flight.sender.send(self._response(flight, [token.id], flight.log_probs[-1:]), flags=flags)
-        elif token.request.is_streamed and token.is_last:
+        if token.id is None and not flight.answer.ids and not request.computed:
+            _refuse(flight.sender, refusals.stopped_while_waiting(flight.number), flight.sender.is_cancelled())
+        elif request.is_streamed and token.id is not None:
+            flight.sender.send(_response(flight.answer.part()), flags=flags)
+        elif request.is_streamed and token.is_last:
             flight.sender.send(flags=flags)
         elif token.is_last:
-            prompt = [] if self.excludes_prompt else token.request.prompt
-            flight.sender.send(self._response(flight, prompt + token.request.generated, flight.log_probs), flags=flags)
-
-    def _response(self, flight: Flight, ids: list[int], log_probs: list[float]) -> Any:
-        outputs = {
-            "output_ids": np.array([[ids]], np.int32),
-            "sequence_length": np.array([[len(ids)]], np.int32),
-            "cum_log_probs": np.array([[sum(flight.log_probs)]], np.float32),
-            "output_log_probs": np.array([[log_probs]], np.float32),
-            "context_logits": NO_CONTEXT_LOGITS,
-            "generation_logits": NO_GENERATION_LOGITS,
-        }
-        return pb_utils.InferenceResponse([pb_utils.Tensor(name, array) for name, array in outputs.items()])
+            flight.sender.send(_response(flight.answer.whole()), flags=flags)
 
     def _keep_house(self) -> None:
         """Look for clients that are gone, and publish the metrics."""
@@ -163,7 +178,16 @@ def _array(request: Any, name: str) -> Any:
     return None if tensor is None else tensor.as_numpy()
 
 
-def _refuse(sender: Any, message: str) -> None:
+def _is_set(tensors: dict[str, Any], name: str) -> bool:
+    return name in tensors and bool(tensors[name].any())
+
+
+def _response(tensors: dict[str, Any]) -> Any:
+    return pb_utils.InferenceResponse([pb_utils.Tensor(name, array) for name, array in tensors.items()])
+
+
+def _refuse(sender: Any, message: str, is_cancelled: bool = False) -> None:
     sys.stderr.write(f"[tensorrt_llm] refused: {message}\n")
-    response = pb_utils.InferenceResponse(error=pb_utils.TritonError(message))
+    code = pb_utils.TritonError.CANCELLED if is_cancelled else pb_utils.TritonError.INTERNAL
+    response = pb_utils.InferenceResponse(error=pb_utils.TritonError(message, code))
     sender.send(response, flags=pb_utils.TRITONSERVER_RESPONSE_COMPLETE_FINAL)

@@ -1,0 +1,31 @@
+"""What a client is told when its request cannot be served: the TensorRT-LLM backend's words (release v0.8.0).
+
+Two kinds, as there: a request that is not taken at all is refused in so many words; one that was taken and that the
+engine cannot run is refused as "Encountered error for requestId N: ...". N is the number that the backend makes of
+the request's id (`request_ids.py`).
+"""
+
+from __future__ import annotations
+
+STOP_WITHOUT_ID = "Cannot send stop request without specifying a request_id"
+NOT_DECOUPLED = "Streaming is only supported if model is deployed using decoupled mode."
+
+
+class InputError(Exception):
+    """A request that this engine refuses; the message goes to the client as it is."""
+
+
+def already_in_progress(number: int) -> str:
+    return f"requestId {number} is already in progress, request is ignored."
+
+
+def not_active(number: int) -> str:
+    return f"Received stop request for requestId {number} but it's not active (might be completed already)."
+
+
+def cannot_process(number: int, why: str) -> str:
+    return f"Encountered error for requestId {number}: Cannot process new request: {why}"
+
+
+def stopped_while_waiting(number: int) -> str:
+    return f"Encountered error for requestId {number}: request Id {number} has been stopped. Request is ignored."

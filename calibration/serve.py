@@ -6,22 +6,28 @@ import signal
 import sys
 import time
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any, NoReturn, TypeVar
 
 import click
+from click.core import ParameterSource
 
+from calibration.errors import RepositoryError
 from calibration.reference.server import ReferenceServer
 from calibration.reference.settings import BATCHINGS, DEVICES, Settings
+from calibration.repository.check import check
 
 Command = TypeVar("Command", bound=Callable[..., Any])
 
 WATCH_S = 0.5
 DEFAULTS = Settings()
+SAID_BY_REPOSITORY = ("batching", "policy", "kv_reuse")
 
 EPILOG = """\b
-Example:
+Examples:
   python -m calibration serve --batching static --grpc-port 9001
   READY grpc=127.0.0.1:9001 http=127.0.0.1:8000 metrics=127.0.0.1:8002/metrics
+  python -m calibration serve --repository models
 """
 
 
@@ -32,6 +38,11 @@ def _number(name: str, meaning: str, kind: type = int) -> Callable[[Command], Co
 
 
 @click.command(epilog=EPILOG)
+@click.option(
+    "--repository",
+    type=click.Path(path_type=Path),
+    help="Serve a copy of this TensorRT-LLM repository, as `repository build` writes it, with the small model in it.",
+)
 @click.option("--batching", type=click.Choice(BATCHINGS), default=DEFAULTS.batching, show_default=True)
 @_number("grpc_port", "Port of the gRPC service; 0: any free one.")
 @_number("http_port", "Port of the HTTP service; 0: any free one.")
@@ -49,7 +60,8 @@ def _number(name: str, meaning: str, kind: type = int) -> Callable[[Command], Co
 @_number("threads", "CPU threads of the engine.")
 @click.option("--device", type=click.Choice(DEVICES), default=DEFAULTS.device, show_default=True)
 @_number("seed", "Of the model's random weights.")
-def serve(**options: Any) -> None:
+@click.pass_context
+def serve(context: click.Context, repository: Path | None, **options: Any) -> None:
     """Start a real Triton server with a small real model behind a TensorRT-LLM style ensemble, and wait.
 
     Prints one line that begins with READY when all models are loaded; stops on Ctrl-C or SIGTERM. On first use it makes
@@ -58,14 +70,36 @@ def serve(**options: Any) -> None:
     """
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, _interrupt)
+    settings = Settings(**options)
+    if repository is not None:
+        _refuse_what_it_says_itself(context)
+        _look_through(repository)
     try:
-        with ReferenceServer(Settings(**options)) as server:
+        with ReferenceServer(settings, repository=repository) as server:
             click.echo(f"READY grpc={server.grpc_url} http={server.http_url} metrics={server.metrics_url}")
             while True:
                 time.sleep(WATCH_S)
                 server.check()
     except KeyboardInterrupt:
         sys.exit(0)
+
+
+def _refuse_what_it_says_itself(context: click.Context) -> None:
+    for name in SAID_BY_REPOSITORY:
+        if context.get_parameter_source(name) is ParameterSource.COMMANDLINE:
+            option = "--" + name.replace("_", "-")
+            raise click.UsageError(f"{option} and --repository exclude each other: the repository says it itself")
+
+
+def _look_through(repository: Path) -> None:
+    """Print what is wrong with a repository; one that Triton would not load is refused before the server starts."""
+    faults = check(repository)
+    fatal = [fault for fault in faults if fault.severity == "error" and not fault.is_ours]
+    if fatal:
+        more = f" and {len(fatal) - 1} more; see: python -m calibration repository check" if fatal[1:] else ""
+        raise RepositoryError(f"tritonserver would not load this repository: {fatal[0]}{more}")
+    for fault in faults:
+        click.echo(str(fault), err=True)
 
 
 def _interrupt(*_: object) -> NoReturn:

@@ -10,18 +10,15 @@ from pathlib import Path
 from typing import Any, NoReturn, TypeVar
 
 import click
-from click.core import ParameterSource
 
-from calibration.errors import RepositoryError
+from calibration.built import look_through, refuse_what_it_says_itself
 from calibration.reference.server import ReferenceServer
 from calibration.reference.settings import BATCHINGS, DEVICES, Settings
-from calibration.repository.check import check
 
 Command = TypeVar("Command", bound=Callable[..., Any])
 
 WATCH_S = 0.5
 DEFAULTS = Settings()
-SAID_BY_REPOSITORY = ("batching", "policy", "kv_reuse")
 
 EPILOG = """\b
 Examples:
@@ -38,11 +35,6 @@ def _number(name: str, meaning: str, kind: type = int) -> Callable[[Command], Co
 
 
 @click.command(epilog=EPILOG)
-@click.option(
-    "--repository",
-    type=click.Path(path_type=Path),
-    help="Serve a copy of this TensorRT-LLM repository, as `repository build` writes it, with the small model in it.",
-)
 @click.option("--batching", type=click.Choice(BATCHINGS), default=DEFAULTS.batching, show_default=True)
 @_number("grpc_port", "Port of the gRPC service; 0: any free one.")
 @_number("http_port", "Port of the HTTP service; 0: any free one.")
@@ -60,6 +52,11 @@ def _number(name: str, meaning: str, kind: type = int) -> Callable[[Command], Co
 @_number("threads", "CPU threads of the engine.")
 @click.option("--device", type=click.Choice(DEVICES), default=DEFAULTS.device, show_default=True)
 @_number("seed", "Of the model's random weights.")
+@click.option(
+    "--repository",
+    type=click.Path(path_type=Path),
+    help="Serve a copy of this TensorRT-LLM repository, as `repository build` writes it, with the small model in it.",
+)
 @click.pass_context
 def serve(context: click.Context, repository: Path | None, **options: Any) -> None:
     """Start a real Triton server with a small real model behind a TensorRT-LLM style ensemble, and wait.
@@ -72,8 +69,8 @@ def serve(context: click.Context, repository: Path | None, **options: Any) -> No
         signal.signal(number, _interrupt)
     settings = Settings(**options)
     if repository is not None:
-        _refuse_what_it_says_itself(context)
-        _look_through(repository)
+        refuse_what_it_says_itself(context)
+        look_through(repository)
     try:
         with ReferenceServer(settings, repository=repository) as server:
             click.echo(f"READY grpc={server.grpc_url} http={server.http_url} metrics={server.metrics_url}")
@@ -82,24 +79,6 @@ def serve(context: click.Context, repository: Path | None, **options: Any) -> No
                 server.check()
     except KeyboardInterrupt:
         sys.exit(0)
-
-
-def _refuse_what_it_says_itself(context: click.Context) -> None:
-    for name in SAID_BY_REPOSITORY:
-        if context.get_parameter_source(name) is ParameterSource.COMMANDLINE:
-            option = "--" + name.replace("_", "-")
-            raise click.UsageError(f"{option} and --repository exclude each other: the repository says it itself")
-
-
-def _look_through(repository: Path) -> None:
-    """Print what is wrong with a repository; one that Triton would not load is refused before the server starts."""
-    faults = check(repository)
-    fatal = [fault for fault in faults if fault.severity == "error" and not fault.is_ours]
-    if fatal:
-        more = f" and {len(fatal) - 1} more; see: python -m calibration repository check" if fatal[1:] else ""
-        raise RepositoryError(f"tritonserver would not load this repository: {fatal[0]}{more}")
-    for fault in faults:
-        click.echo(str(fault), err=True)
 
 
 def _interrupt(*_: object) -> NoReturn:

@@ -58,7 +58,7 @@ def _number(name: str, meaning: str, kind: type = int) -> Callable[[Command], Co
     help="Serve a copy of this TensorRT-LLM repository, as `repository build` writes it, with the small model in it.",
 )
 @click.pass_context
-def serve(context: click.Context, repository: Path | None, **options: Any) -> None:
+def serve(context: click.Context, /, repository: Path | None, **options: Any) -> None:
     """Start a real Triton server with a small real model behind a TensorRT-LLM style ensemble, and wait.
 
     Prints one line that begins with READY when all models are loaded; stops on Ctrl-C or SIGTERM. On first use it makes

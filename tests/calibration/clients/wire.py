@@ -1,13 +1,12 @@
 """What the backend's own clients of v0.5 and v0.8 put on the wire, and how they read the answers: names, shapes, types.
 
-Written from the published interface, to hold the local server to it: a client of a release works unchanged or not at all.
+Written from the published interface, to hold the local server to it.
 """
 
 import queue
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
@@ -82,6 +81,7 @@ class Client:
 
     url: str
     dialect: Dialect
+    streams: bool
     answers: queue.Queue[Answer] = field(default_factory=queue.Queue)
 
     def __enter__(self) -> Self:
@@ -92,6 +92,11 @@ class Client:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.triton.close()
+
+    def complete(self, prompt: Sequence[int], output_len: int, name: str, stop_after_s: float = 0.0) -> list[Answer]:
+        """One request and, if `stop_after_s`, its stop: every answer in the order in which they came."""
+        ask = self.stream if self.streams else self.unary
+        return ask(prompt, output_len, name, stop_after_s)
 
     def stream(self, prompt: Sequence[int], output_len: int, name: str, stop_after_s: float = 0.0) -> list[Answer]:
         """One streamed request and, if `stop_after_s`, its stop: every answer until the server closes the stream."""
@@ -139,12 +144,3 @@ class Client:
         answer = result if error is None else error
         assert answer is not None
         self.answers.put(answer)
-
-
-def tokenizer_folder(folder: Path) -> Path:
-    """A folder with a tokenizer.json whose words are all letters, for a repository that brings its own."""
-    from calibration.reference.tokenizer import save_tokenizer
-
-    folder.mkdir()
-    save_tokenizer(folder, 300)
-    return folder

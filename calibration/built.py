@@ -14,18 +14,17 @@ SAID_BY_REPOSITORY = ("batching", "policy", "kv_reuse")
 
 
 def look_through(repository: Path) -> None:
-    """Print what is wrong with `repository`.
+    """Print what is wrong with `repository`, one line for each fault, as `repository check` does.
 
     Raises:
         RepositoryError: Triton would not load it.
     """
     faults = check(repository)
-    fatal = [fault for fault in faults if fault.severity == "error" and not fault.is_ours]
-    if fatal:
-        more = f" and {len(fatal) - 1} more; see: python -m calibration repository check" if fatal[1:] else ""
-        raise RepositoryError(f"tritonserver would not load this repository: {fatal[0]}{more}")
     for fault in faults:
         click.echo(str(fault), err=True)
+    fatal = [fault for fault in faults if fault.severity == "error" and not fault.is_ours]
+    if fatal:
+        raise RepositoryError(f"tritonserver would not load {repository}: {len(fatal)} errors, named above")
 
 
 def refuse_what_it_says_itself(context: click.Context) -> None:

@@ -53,7 +53,7 @@ class Served:
 
 @pytest.fixture(scope="module", params=KINDS, ids=named)
 def served(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
-    """`repository build`, then `serve --repository`, as a user does it; engine and tokenizer are not on this machine."""
+    """`repository build`, then `serve --repository`, as a user does it; engine and tokenizer are not to be found."""
     dialect, batching, decoupled = request.param
     options = Options("/engines/e", "/tokenizers/t", contract=dialect.contract, batching=batching, decoupled=decoupled)
     folder = build_repository(tmp_path_factory.mktemp("repository") / "models", options)

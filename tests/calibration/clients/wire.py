@@ -61,6 +61,18 @@ class Dialect:
         ]
         return [*inputs, tensor("end_id", [[-1]], np.int32)] if self.contract == "v0.8" else inputs
 
+    def text_request(self, text: str, output_len: int, stream: bool) -> list[triton.InferInput]:
+        """What the text clients send to `ensemble`; v0.5 wants both word lists, be they empty."""
+        inputs = [
+            tensor("text_input", [[text.encode()]], object),
+            tensor("max_tokens", [[output_len]], self.whole),
+            tensor("stream", [[stream]], bool),
+            tensor("beam_width", [[1]], self.whole),
+            tensor("temperature", [[1.0]], np.float32),
+        ]
+        empty = [tensor(name, [[b""]], object) for name in ("bad_words", "stop_words")]
+        return [*inputs, *empty] if self.contract == "v0.5" else inputs
+
     def stop(self) -> list[triton.InferInput]:
         """A stop request: its one prompt token is whatever was in memory, its lengths are 0."""
         return [
@@ -81,7 +93,6 @@ class Client:
 
     url: str
     dialect: Dialect
-    streams: bool
     answers: queue.Queue[Answer] = field(default_factory=queue.Queue)
 
     def __enter__(self) -> Self:
@@ -93,14 +104,9 @@ class Client:
     ) -> None:
         self.triton.close()
 
-    def complete(self, prompt: Sequence[int], output_len: int, name: str, stop_after_s: float = 0.0) -> list[Answer]:
-        """One request and, if `stop_after_s`, its stop: every answer in the order in which they came."""
-        ask = self.stream if self.streams else self.unary
-        return ask(prompt, output_len, name, stop_after_s)
-
     def stream(self, prompt: Sequence[int], output_len: int, name: str, stop_after_s: float = 0.0) -> list[Answer]:
         """One streamed request and, if `stop_after_s`, its stop: every answer until the server closes the stream."""
-        self.triton.start_stream(self._put)
+        self.triton.start_stream(self.put)
         self.triton.async_stream_infer(
             "tensorrt_llm", self.dialect.request(prompt, output_len, streaming=True), request_id=name
         )
@@ -114,12 +120,20 @@ class Client:
 
     def unary(self, prompt: Sequence[int], output_len: int, name: str, stop_after_s: float = 0.0) -> list[Answer]:
         """One request in one call and, if `stop_after_s`, its stop in another: their answers as they come."""
-        self._send(self.dialect.request(prompt, output_len, streaming=False), name)
+        self.send(self.dialect.request(prompt, output_len, streaming=False), name)
         if not stop_after_s:
             return [self.next()]
         time.sleep(stop_after_s)
-        self._send(self.dialect.stop(), name)
+        self.send(self.dialect.stop(), name)
         return [self.next(), self.next()]
+
+    def send(self, inputs: list[triton.InferInput], name: str) -> None:
+        self.triton.async_infer("tensorrt_llm", inputs, self.put, request_id=name, parameters={"Streaming": False})
+
+    def put(self, result: triton.InferResult | None, error: InferenceServerException | None) -> None:
+        answer = result if error is None else error
+        assert answer is not None
+        self.answers.put(answer)
 
     def next(self) -> Answer:
         return self.answers.get(timeout=WITHIN_S)
@@ -136,11 +150,3 @@ class Client:
         assert (lengths is not None) == self.dialect.says_length
         length = ids.shape[2] if lengths is None else int(lengths[0][0])
         return [int(token) for token in ids[0][0][:length]]
-
-    def _send(self, inputs: list[triton.InferInput], name: str) -> None:
-        self.triton.async_infer("tensorrt_llm", inputs, self._put, request_id=name, parameters={"Streaming": False})
-
-    def _put(self, result: triton.InferResult | None, error: InferenceServerException | None) -> None:
-        answer = result if error is None else error
-        assert answer is not None
-        self.answers.put(answer)

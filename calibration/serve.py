@@ -6,10 +6,12 @@ import signal
 import sys
 import time
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any, NoReturn, TypeVar
 
 import click
 
+from calibration.built import look_through, refuse_what_it_says_itself
 from calibration.reference.server import ReferenceServer
 from calibration.reference.settings import BATCHINGS, DEVICES, POLICIES, Settings
 
@@ -19,9 +21,10 @@ WATCH_S = 0.5
 DEFAULTS = Settings()
 
 EPILOG = """\b
-Example:
+Examples:
   python -m calibration serve --batching static --grpc-port 9001
   READY grpc=127.0.0.1:9001 http=127.0.0.1:8000 metrics=127.0.0.1:8002/metrics
+  python -m calibration serve --repository models
 """
 
 
@@ -57,7 +60,13 @@ def _number(name: str, meaning: str, kind: type = int) -> Callable[[Command], Co
 @_number("threads", "CPU threads of the engine.")
 @click.option("--device", type=click.Choice(DEVICES), default=DEFAULTS.device, show_default=True)
 @_number("seed", "Of the model's random weights.")
-def serve(**options: Any) -> None:
+@click.option(
+    "--repository",
+    type=click.Path(path_type=Path),
+    help="Serve a copy of this TensorRT-LLM repository, as `repository build` writes it, with the small model in it.",
+)
+@click.pass_context
+def serve(context: click.Context, /, repository: Path | None, **options: Any) -> None:
     """Start a real Triton server with a small real model behind a TensorRT-LLM style ensemble, and wait.
 
     Prints one line that begins with READY when all models are loaded; stops on Ctrl-C or SIGTERM. On first use it makes
@@ -66,8 +75,12 @@ def serve(**options: Any) -> None:
     """
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, _interrupt)
+    settings = Settings(**options)
+    if repository is not None:
+        refuse_what_it_says_itself(context)
+        look_through(repository)
     try:
-        with ReferenceServer(Settings(**options)) as server:
+        with ReferenceServer(settings, repository=repository) as server:
             click.echo(f"READY grpc={server.grpc_url} http={server.http_url} metrics={server.metrics_url}")
             while True:
                 time.sleep(WATCH_S)

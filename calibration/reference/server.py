@@ -27,6 +27,7 @@ from calibration.reference import environment
 from calibration.reference.environment import PROJECT, PYTHON_VERSION, Environment
 from calibration.reference.settings import Settings
 from calibration.repository import Machine, build, cpu_name
+from calibration.repository.staging import stage
 
 HOST = "127.0.0.1"
 PORTS = ("grpc_port", "http_port", "metrics_port")
@@ -48,15 +49,18 @@ class ReferenceServer:
         with ReferenceServer(Settings(grpc_port=0, http_port=0, metrics_port=0)) as server:
             client = tritonclient.grpc.InferenceServerClient(server.grpc_url)
 
-    `log` is the server's log; it stays behind, one file per gRPC port, the newest ten.
+    `log` is the server's log; it stays behind, one file per gRPC port, the newest ten. With `repository`, a copy of
+    that TensorRT-LLM repository is served in the place of the server's own, the reference engine behind it.
 
     Raises:
         ServerError: on entering, in one line: a port in use, no usable environment, or a server that did not start.
+        RepositoryError: on entering: `repository` cannot be made to run here.
     """
 
-    def __init__(self, settings: Settings, console: Console | None = None) -> None:
+    def __init__(self, settings: Settings, console: Console | None = None, repository: Path | None = None) -> None:
         self.settings = settings
         self._console = console
+        self._repository = repository
         self._process: subprocess.Popen[bytes] | None = None
         self._work: Path | None = None
         self._is_up = False
@@ -81,7 +85,7 @@ class ReferenceServer:
 
     @property
     def tokenizer(self) -> Path:
-        """The `tokenizer.json` its models read; it exists while the server does."""
+        """The `tokenizer.json` its models read, unless they came with another; it exists while the server does."""
         assert self._work is not None
         return self._work / "repository" / "preprocessing" / "tokenizer.json"
 
@@ -135,7 +139,11 @@ class ReferenceServer:
 
     def _start(self, ready: Environment, work: Path) -> None:
         machine = find_machine(ready, self.settings)
-        repository = build(work / "repository", self.settings, machine)
+        folder = work / "repository"
+        if self._repository is None:
+            repository = build(folder, self.settings, machine)
+        else:
+            repository = stage(self._repository, folder, self.settings, machine)
         backends = _install_backend(ready, work / "backends")
         self.log = ready.folder / "logs" / f"server-{self.settings.grpc_port}.log"
         _make_room_for_log(self.log.parent)

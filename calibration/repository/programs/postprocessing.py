@@ -20,7 +20,6 @@ class TritonPythonModel:
     def initialize(self, args: dict[str, str]) -> None:
         config = json.loads(args["model_config"])
         parameters = {key: value["string_value"] for key, value in config["parameters"].items()}
-        self.rank = next(1 + len(output["dims"]) for output in config["output"] if output["name"] == "OUTPUT")
         self.wording = open_wording(parameters)
         self.skips_special_tokens = is_yes(parameters.get("skip_special_tokens", ""), True)
 
@@ -39,9 +38,11 @@ class TritonPythonModel:
         return pb_utils.InferenceResponse(outputs)
 
     def _text(self, tokens: NDArray[np.int32], lengths: NDArray[np.int32] | None) -> NDArray[np.object_]:
-        """One text per beam, [1, beams] (v0.5: [1, beams, 1]), from ids [1, beams, L]; `lengths` [1, beams] count."""
+        """One text per beam, [beams], from ids [1, beams, L] of which the first `lengths` [1, beams] count.
+
+        Without a batch dimension, whatever the configuration declares: clients of the backend read it so.
+        """
         ends = [tokens.shape[-1]] * tokens.shape[1] if lengths is None else lengths[0].tolist()
         beams = [beam[:end].tolist() for beam, end in zip(tokens[0], ends, strict=True)]
         texts = self.wording.texts(beams, self.skips_special_tokens)
-        array = np.array([text.encode() for text in texts], dtype=np.object_)
-        return array.reshape(1, len(texts), *[1] * (self.rank - 2))
+        return np.array([text.encode() for text in texts], dtype=np.object_)

@@ -39,7 +39,10 @@ class TritonPythonModel:
         return pb_utils.InferenceResponse(outputs)
 
     def _text(self, tokens: NDArray[np.int32], lengths: NDArray[np.int32]) -> NDArray[np.object_]:
-        """One text per beam, [1, beams], from ids [1, beams, L] of which the first `lengths` [1, beams] count."""
+        """One text per beam, [beams], from ids [1, beams, L] of which the first `lengths` [1, beams] count.
+
+        Without a batch dimension, whatever the configuration declares: clients of the backend read it so.
+        """
         beams = [beam[:length].tolist() for beam, length in zip(tokens[0], lengths[0], strict=True)]
         texts = self.tokenizer.decode_batch(beams, skip_special_tokens=self.skips_special_tokens)
-        return np.array([[text.encode() for text in texts]], dtype=np.object_)
+        return np.array([text.encode() for text in texts], dtype=np.object_)

@@ -141,6 +141,15 @@ def test_points_that_say_static_are_fitted_as_static() -> None:
     assert found.batching == replica.batching
 
 
+@pytest.mark.parametrize("padded", [True, False])
+def test_points_that_say_static_tell_whether_prompts_are_padded(padded: bool) -> None:
+    replica = Replica(GPU, Batching("static", max_batch_size=32, padded=padded))
+    varied = Lengths(800, 40, 0.6, 0.3)
+    found = fit(measure(replica, [varied], (1, 8, 32, 64), batching="static", max_batch_size=32))
+    assert found.batching == replica.batching
+    assert found.law.token_s == pytest.approx(GPU.token_s, rel=0.15)
+
+
 def test_a_slow_engine_is_fitted_like_a_fast_one() -> None:
     """A CPU's steps are ten times a GPU's: every time and every coefficient is ten times as long."""
     points = measure(Replica(GPU))

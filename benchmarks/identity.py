@@ -1,6 +1,6 @@
 """98 prompts at once, V1 against in-flight batching: measured on the local Triton server, and predicted.
 
-Run: python -m benchmarks identity, or python -m benchmarks.identity [--bursts 4] [--budget 14]
+Run: python -m benchmarks identity, or python -m benchmarks.identity [--bursts 4] [--budget 12]
 
 First the local server with a small model and a tenth of the published prompt lengths (80 / 41 tokens): both ways of
 batching, burst after burst in turn, and beside each what the simulator says from a law fitted to V1's closed loops
@@ -46,7 +46,7 @@ def main() -> None:
     """Print both parts."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--bursts", type=int, default=4, help="How many bursts each server answers.")
-    parser.add_argument("--budget", type=float, default=14.0, help="Seconds for each level of V1's closed loops.")
+    parser.add_argument("--budget", type=float, default=12.0, help="Seconds for each level of V1's closed loops.")
     options, _ = parser.parse_known_args()
     console = Console(width=150)
     start_s = time.monotonic()

@@ -61,9 +61,12 @@ def engines(law: StepLaw, batching: Batching) -> tuple[Replica, Replica]:
     return static, in_flight
 
 
-def simulated(replica: Replica, burst: Burst) -> Answered:
-    """The burst on one replica. A static batch gives all its answers when it ends, as V1 does without streaming."""
-    run = simulate_trace(replica, burst.sent_s, burst.isl, burst.osl)
+def simulated(replica: Replica, burst: Burst, replicas: int = 1) -> Answered:
+    """The burst, dealt out to `replicas` in turn.
+
+    A static batch (of one replica) gives all its answers when it ends, as V1 does without streaming.
+    """
+    run = simulate_trace(replica, burst.sent_s, burst.isl, burst.osl, replicas=replicas, routing="round_robin")
     end_s = run.arrival_s + run.e2e_s
     if replica.batching.policy == "static":
         _, batch = np.unique(np.round(run.arrival_s + run.queue_s, 9), return_inverse=True)

@@ -47,9 +47,15 @@ client: {{self_check: false}}
 
 def settings(batching: Batching) -> Settings:
     """A server like the published engine: 8 at once, room for 8 whole prompts in a pass, and no waiting for company."""
-    ports = {"grpc_port": 0, "http_port": 0, "metrics_port": 0}
     return Settings(
-        batching, **ports, max_batch_size=SLOTS, token_budget=TOKEN_BUDGET, kv_tokens=KV_TOKENS, batch_delay_s=0.0
+        batching=batching,
+        grpc_port=0,
+        http_port=0,
+        metrics_port=0,
+        max_batch_size=SLOTS,
+        token_budget=TOKEN_BUDGET,
+        kv_tokens=KV_TOKENS,
+        batch_delay_s=0.0,
     )
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -29,10 +30,14 @@ class Burst:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Answered:
-    """When each request of a burst was answered, in seconds after the first was sent, and its latency; shape (n,)."""
+    """When each request of a burst was answered, in seconds after the first was sent, and its latency; shape (n,).
+
+    `engine_s`: processor seconds that the engine took for it, where it was measured.
+    """
 
     end_s: Seconds
     latency_s: Seconds
+    engine_s: float = math.nan
 
     @property
     def total_s(self) -> float:

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import tempfile
 from collections.abc import Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -61,10 +62,14 @@ def settings(batching: Batching) -> Settings:
 
 @dataclass(frozen=True, slots=True)
 class Server:
-    """A server that is up, and what sends bursts to it. Answers are asked for in one piece, as the published client."""
+    """A server that is up, its engine's process, and what sends bursts to it.
+
+    Answers are asked for in one piece, as the published client does.
+    """
 
     url: str
     target: Target
+    engine_pid: int
 
     def answer(self, burst: Burst, seed: int) -> tuple[Burst, Answered]:
         """Send the burst at once: when each request was really sent, and answered, in the order of sending.
@@ -72,13 +77,31 @@ class Server:
         Raises ServerError where a request failed.
         """
         prompts = Given(tuple(_requests(burst, seed)))
+        before_s = processor_s(self.engine_pid)
         log = send_when_due(self.target, prompts, burst.sent_s).log
+        engine_s = processor_s(self.engine_pid) - before_s
         if not answered(log).all():
             raise ServerError(f"a burst lost requests: {next(error for error in log.error if error)}")
         order = np.argsort(log.sent_s, kind="stable")
         start_s = log.sent_s.min()
         sent_s, end_s = log.sent_s[order] - start_s, log.end_s[order] - start_s
-        return Burst(sent_s, log.isl[order], log.osl[order]), Answered(end_s, end_s - sent_s)
+        return Burst(sent_s, log.isl[order], log.osl[order]), Answered(end_s, end_s - sent_s, engine_s)
+
+
+def processor_s(pid: int) -> float:
+    """Seconds of processor that a process has taken, as Linux counts them: without what others do on its core."""
+    ticks = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[11:13]
+    return sum(map(int, ticks)) / os.sysconf("SC_CLK_TCK")
+
+
+def engine_of(server: ReferenceServer) -> int:
+    """The process in which Triton runs the model `tensorrt_llm` of this server. Raises ServerError if there is none."""
+    model = f"{server.tokenizer.parents[1]}/{MODEL}/".encode()
+    for path in Path("/proc").glob("[0-9]*/cmdline"):
+        with suppress(OSError):  # it has ended meanwhile
+            if model in path.read_bytes():
+                return int(path.parent.name)
+    raise ServerError(f"no process runs {MODEL} of the server at {server.grpc_url}")
 
 
 def _requests(burst: Burst, seed: int) -> Iterator[Request]:
@@ -92,12 +115,16 @@ def _requests(burst: Burst, seed: int) -> Iterator[Request]:
 def servers() -> Iterator[tuple[Server, Server]]:
     """V1 and in-flight, both up and warm, so that bursts can alternate: what else the machine does meets both alike."""
     with ExitStack() as stack:
-        urls = [stack.enter_context(ReferenceServer(settings(kind))).grpc_url for kind in ("static", "in_flight")]
-        plans = [ServerPlan(url=url, model=MODEL, tensors=TensorNames(constants={"streaming": False})) for url in urls]
+        up = [stack.enter_context(ReferenceServer(settings(kind))) for kind in ("static", "in_flight")]
+        whole = TensorNames(constants={"streaming": False})
+        plans = [ServerPlan(url=one.grpc_url, model=MODEL, tensors=whole) for one in up]
         told = [asyncio.run(describe(plan)) for plan in plans]
         stack.enter_context(kept_off(told[0].engine_cores))
         workers = stack.enter_context(Workers())
-        pair = [Server(plan.url, Target(plan, one.contract, workers)) for plan, one in zip(plans, told, strict=True)]
+        pair = [
+            Server(plan.url, Target(plan, one.contract, workers), engine_of(server))
+            for server, plan, one in zip(up, plans, told, strict=True)
+        ]
         warm_up = Given(tuple(_requests(drawn(WARM_UP, 0, LONGEST, 2 * SLOTS), 0)))
         for server in pair:
             keep_in_flight(server.target, warm_up, SLOTS, 2 * SLOTS)

@@ -224,7 +224,8 @@ def print_prediction(prediction: Prediction, title: str) -> None:
 def print_fit(fitted: Fit) -> None:
     """Coefficients with intervals, and the error at each point."""
     out = console()
-    out.print(f"{escape(fitted.deployment.label)}: policy {fitted.batching.policy}")
+    packed = "" if fitted.batching.padded else ", prompts packed"
+    out.print(f"{escape(fitted.deployment.label)}: policy {fitted.batching.policy}{packed}")
     table = Table("coefficient", "value", "90 % interval")
     for name in fitted.names:
         low, high = fitted.interval(name)

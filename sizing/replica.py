@@ -20,7 +20,8 @@ class Batching:
 
     `policy`: *chunked* mixes decodes with prompt chunks up to `token_budget` tokens an iteration; *whole_prompt* mixes
     decodes with whole prompts up to that budget; *prefill_first* runs waiting prompts alone, then decodes;
-    *static* admits a batch only when the last one has finished entirely (TensorRT-LLM's V1).
+    *static* admits a batch only when the last one has finished entirely (TensorRT-LLM's V1); its prompts are `padded`
+    to the longest, or packed one after the other (an engine built with `remove_input_padding`).
     `max_batch_size` sequences run at once; `kv_tokens` tokens fit in the KV cache, handed out in blocks of
     `kv_block_tokens`. `kv_policy`: *guaranteed_no_evict* admits a request when its prompt and the most it may generate
     fit: `max_tokens` output tokens (0: the engine is told the true output length); *max_utilization* admits while the
@@ -36,6 +37,7 @@ class Batching:
     max_tokens: int = 0
     kv_block_tokens: int = 1
     max_waiting: int = 0
+    padded: bool = True
 
     def __post_init__(self) -> None:
         if self.kv_policy not in KV_POLICIES:

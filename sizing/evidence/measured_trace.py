@@ -59,9 +59,8 @@ def cases(setup: Setup) -> list[Case]:
 
 
 def _batching(row: Cells) -> Batching:
-    limits = {"max_batch_size": "max_num_seqs", "token_budget": "max_num_batched_tokens"}
-    known = {name: int(number(row, column)) for name, column in limits.items()}
-    return Batching("chunked", **known, kv_policy="max_utilization", kv_block_tokens=16)
+    slots, budget = (int(number(row, column)) for column in ("max_num_seqs", "max_num_batched_tokens"))
+    return Batching("chunked", slots, budget, kv_policy="max_utilization", kv_block_tokens=16)
 
 
 def _deployment(row: Cells) -> Deployment:

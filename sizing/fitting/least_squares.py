@@ -9,6 +9,7 @@ overhead; prefill and request): their priors keep them apart, and the covariance
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 import numpy as np
 from numpy.typing import NDArray
@@ -150,7 +151,10 @@ def _candidates(
     if said in POLICIES:
         policies = tuple(policy for policy in POLICIES if policy == said)
     budget = token_budget or Batching().token_budget
-    return tuple(Batching(policy, slots, budget, kv_tokens or UNLIMITED_KV_TOKENS) for policy in policies)
+    rules = tuple(Batching(policy, slots, budget, kv_tokens or UNLIMITED_KV_TOKENS) for policy in policies)
+    if said == "static" and any(point.isl_cv for point in points):  # alike where all prompts are equally long
+        rules += tuple(replace(rule, padded=False) for rule in rules)
+    return rules
 
 
 def _point_errors(observed: Observed, means: Floats) -> tuple[PointError, ...]:

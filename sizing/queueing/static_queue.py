@@ -10,8 +10,8 @@ from mean to p99; lognormal lengths p95 within 9 %, p99 within 12 % (runs of 100
 several % there); the stable rate up to 7 % too high where the KV cache cuts a batch short at its longest request. Other
 arrival laws, and what round robin or least outstanding make of them, are taken as Poisson.
 
-A batch pads its prompts to the longest and decodes all its lanes until the longest output ends (Yang, Jiao, Xu, arXiv
-2407.05347); each request leaves with its own last token.
+A batch pads its prompts to the longest, unless the engine packs them, and decodes all its lanes until the longest
+output ends (Yang, Jiao, Xu, arXiv 2407.05347); each request leaves with its own last token.
 """
 
 from __future__ import annotations
@@ -40,30 +40,37 @@ MOST_STATES = 512
 
 def static_stable_rate_per_s(replica: Replica, lengths: Lengths, most: int) -> float:
     """Highest requests/s of full batches of `most` requests: c / E[S(c)]."""
-    return float(most / (batch_s(replica.law, lengths, np.array([float(most)])) @ WEIGHTS)[0])
+    return float(most / (batch_s(replica, lengths, np.array([float(most)])) @ WEIGHTS)[0])
 
 
 def largest_batch(replica: Replica, lengths: Lengths) -> int:
-    """Requests in a full batch: slots, or KV cache over what one lane reserves (longest prompt + longest output)."""
+    """Requests in a full batch: slots, or KV cache over what one lane reserves (its prompt + the longest output)."""
     most = slots(replica, lengths)
     batch = np.arange(1.0, most + 1)
-    lane = (
-        _longest(lengths.isl, lengths.isl_cv, batch) @ WEIGHTS + _longest(lengths.osl, lengths.osl_cv, batch) @ WEIGHTS
-    )
+    lane = _lane_prompt(replica, lengths, batch)[0] + _longest(lengths.osl, lengths.osl_cv, batch) @ WEIGHTS
     return max(1, int((batch * lane <= replica.batching.kv_tokens).sum()))
 
 
-def batch_s(law: StepLaw, lengths: Lengths, batch: Floats) -> Floats:
+def batch_s(replica: Replica, lengths: Lengths, batch: Floats) -> Floats:
     """Seconds from start to end of batches of sizes `batch`, (batches, 10): at QUANTILES of the longest output."""
-    isl = _longest(lengths.isl, lengths.isl_cv, batch) @ WEIGHTS
+    isl, square = _lane_prompt(replica, lengths, batch)
     steps = _longest(lengths.osl, lengths.osl_cv, batch) - 1
-    prefill = prefill_batch_s(law, batch, isl)
-    return prefill[:, None] + steps * decode_batch_s(law, batch[:, None], isl[:, None], steps)
+    prefill = prefill_batch_s(replica.law, batch, isl, square)
+    return prefill[:, None] + steps * decode_batch_s(replica.law, batch[:, None], isl[:, None], steps)
 
 
-def prefill_batch_s(law: StepLaw, batch: Floats, isl: Floats) -> Floats:
-    """Seconds to prefill `batch` prompts padded to `isl` tokens, in one iteration (elementwise)."""
-    attention = law.attention_s * batch * isl * isl / 2
+def _lane_prompt(replica: Replica, lengths: Lengths, batch: Floats) -> tuple[Floats, Floats]:
+    """Mean tokens of a lane's prompt, and of their square, in batches of sizes `batch`: of the longest, if padded."""
+    if replica.batching.padded:
+        isl = _longest(lengths.isl, lengths.isl_cv, batch) @ WEIGHTS
+        return isl, isl * isl
+    isl = np.full(len(batch), lengths.isl)
+    return isl, isl * isl * (1 + lengths.isl_cv**2)
+
+
+def prefill_batch_s(law: StepLaw, batch: Floats, isl: Floats, square: Floats) -> Floats:
+    """Seconds to prefill `batch` prompts in one iteration, their tokens and the square of these in the mean."""
+    attention = law.attention_s * batch * square / 2
     return np.asarray(law.tokens_s(batch * isl) + attention + law.prefill_s)
 
 
@@ -104,7 +111,7 @@ def batches(replica: Replica, lengths: Lengths, rate_per_s: float) -> Batches:
     """The chain of batches when requests arrive at random at `rate_per_s`; at most 512 waiting are followed."""
     most = largest_batch(replica, lengths)
     sizes = np.minimum(np.arange(MOST_STATES), float(most))
-    duration = batch_s(replica.law, lengths, np.maximum(sizes, 1.0))
+    duration = batch_s(replica, lengths, np.maximum(sizes, 1.0))
     typical = float(np.argmax(rate_per_s * (duration @ WEIGHTS) <= np.maximum(sizes, 1.0)))
     states = int(min(MOST_STATES, 2 * typical + 8 * np.sqrt(typical) + 30))
     duration = duration[:states]
@@ -150,18 +157,22 @@ def predict_static(
     rest = duration * (1 - points.moment)
     ahead = np.maximum(waiting - chain.most, 0) + poisson_counts(rate_per_s * (duration - rest), points.before)
     full = np.floor(ahead / chain.most)
-    full_s = full * float(batch_s(replica.law, lengths, np.array([float(chain.most)]))[0] @ WEIGHTS)
+    full_s = full * float(batch_s(replica, lengths, np.array([float(chain.most)]))[0] @ WEIGHTS)
     behind = poisson_counts(rate_per_s * rest, points.after) + np.rint(rate_per_s * full_s)
     batch = np.clip(ahead - full * chain.most + 1 + behind, 1, chain.most)
-    isl = _longest_with_own(lengths, batch, points)
+    isl, square = _prompts_with_own(replica, lengths, batch, points)
     steps = lognormal_tokens(lengths.osl, lengths.osl_cv, points.osl) - 1
-    ttft = rest + full_s + prefill_batch_s(replica.law, batch, isl) + replica.law.request_s
+    ttft = rest + full_s + prefill_batch_s(replica.law, batch, isl, square) + replica.law.request_s
     itl = decode_batch_s(replica.law, batch, isl, steps)
     return ttft, np.where(steps > 0, itl, np.nan), ttft + steps * itl
 
 
-def _longest_with_own(lengths: Lengths, batch: Floats, points: Points) -> Floats:
-    """Longest prompt of a batch that holds the own request and batch - 1 others."""
+def _prompts_with_own(replica: Replica, lengths: Lengths, batch: Floats, points: Points) -> tuple[Floats, Floats]:
+    """Mean tokens of a lane's prompt, and of their square, in a batch of the own request and batch - 1 others."""
     own = lognormal_tokens(lengths.isl, lengths.isl_cv, points.isl)
-    others = ndtri(points.iteration ** (1 / np.maximum(batch - 1, 1)))
-    return np.where(batch > 1, np.maximum(own, lognormal_tokens(lengths.isl, lengths.isl_cv, others)), own)
+    if not replica.batching.padded:
+        others, squares = lengths.isl, lengths.isl**2 * (1 + lengths.isl_cv**2)
+        return (own + (batch - 1) * others) / batch, (own * own + (batch - 1) * squares) / batch
+    normal = ndtri(points.iteration ** (1 / np.maximum(batch - 1, 1)))
+    isl = np.where(batch > 1, np.maximum(own, lognormal_tokens(lengths.isl, lengths.isl_cv, normal)), own)
+    return isl, isl * isl

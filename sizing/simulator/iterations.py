@@ -150,22 +150,29 @@ def continue_prompt(state: State, work: Work, requests: Requests, room: int) -> 
 
 @compiled
 def admit_batch(engine: Engine, state: State, work: Work, requests: Requests) -> tuple[int, float]:
-    """Static batching: once the last batch has finished, admit a new one, its prompts padded to the longest.
+    """Static batching: once the last batch has finished, admit a new one.
 
-    The KV cache must hold every lane padded to the longest prompt and the longest output. Neither the token budget nor
-    the prefix cache applies: the engine prefills the padded batch in one iteration.
+    The KV cache must hold every lane to the longest output of the batch, after its own prompt if prompts are packed, or
+    after the longest if they are padded to it. Neither the token budget nor the prefix cache applies: the engine
+    prefills the batch in one iteration.
     """
-    longest, most_output = 0, 0
+    longest, most_output, prompts, squares = 0, 0, 0, 0.0
     while state.running == 0 and state.waiting > 0 and state.joining < engine.max_batch_size:
         request = first_in_line(work, requests)
-        isl, osl = max(longest, requests[request].isl), max(most_output, requests[request].osl)
-        if (state.joining + 1) * (isl + osl) > engine.kv_tokens:
+        own, lanes = requests[request].isl, state.joining + 1
+        isl, osl = max(longest, own), max(most_output, requests[request].osl)
+        held_tokens = lanes * isl if engine.padded else prompts + own
+        if held_tokens + lanes * osl > engine.kv_tokens:
             break
         longest, most_output = isl, osl
+        prompts += own
+        squares += float(own) * own
         take_first(state, work, requests, request)
-        take_memory(engine, state, requests, request, requests[request].isl)
+        take_memory(engine, state, requests, request, own)
         join(state, work, request)
-    return longest * state.joining, 0.5 * longest * longest * state.joining
+    if engine.padded:
+        return longest * state.joining, 0.5 * longest * longest * state.joining
+    return prompts, 0.5 * squares
 
 
 @compiled

@@ -47,6 +47,7 @@ class Engine:
     max_tokens: int
     kv_block_tokens: int
     max_waiting: int
+    padded: int  # static batches: 1 if prompts are padded to the longest, 0 if packed
     lane_tokens: int  # tokens a decode step puts through the matrix products for each sequence
     draft_pass_s: float
     draft_sequence_s: float
@@ -132,7 +133,7 @@ def engine_of(replica: Replica) -> Engine:
     values = (
         *(*law.seconds, law.unread, law.unread_decay),
         *(POLICIES.index(rule.policy), rule.max_batch_size, rule.token_budget, rule.kv_tokens),
-        *(KV_POLICIES.index(rule.kv_policy), rule.max_tokens, rule.kv_block_tokens, rule.max_waiting),
+        *(KV_POLICIES.index(rule.kv_policy), rule.max_tokens, rule.kv_block_tokens, rule.max_waiting, rule.padded),
         *_speculation_values(replica.speculation),
         *(rough.padding, rough.knee, rough.jitter),
     )

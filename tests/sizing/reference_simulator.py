@@ -255,11 +255,10 @@ class SlowReplica:
                 sequence.token(self.now_s)
             return
         self.batch = self._static_batch()
-        longest = max(s.isl for s in self.batch)
-        lanes = len(self.batch)
-        self._spend(0, 0, lanes * longest, lanes * longest * longest / 2)
-        for lane in self.batch:
-            lane.lane_tokens = longest
+        prompts = self._lane_prompts(self.batch)
+        self._spend(0, 0, sum(prompts), sum(isl * isl for isl in prompts) / 2)
+        for lane, isl in zip(self.batch, prompts, strict=True):
+            lane.lane_tokens = isl
         self.slots = list(self.batch)
         for sequence in self.slots:
             sequence.computed = sequence.isl
@@ -269,11 +268,17 @@ class SlowReplica:
         batch: list[Slot] = []
         while self.waiting and len(batch) < self.batching.max_batch_size:
             wider = [*batch, self.waiting[0]]
-            if len(wider) * (max(s.isl for s in wider) + max(s.osl for s in wider)) > self.batching.kv_tokens:
+            answers = len(wider) * max(s.osl for s in wider)
+            if sum(self._lane_prompts(wider)) + answers > self.batching.kv_tokens:
                 break
             batch.append(self.waiting.pop(0))
             batch[-1].started, batch[-1].scheduled_s = True, self.now_s
         return batch
+
+    def _lane_prompts(self, batch: list[Slot]) -> list[int]:
+        """Tokens of each prompt of a static batch, padded to the longest or not."""
+        longest = max(s.isl for s in batch)
+        return [longest if self.batching.padded else s.isl for s in batch]
 
     def _spend(self, lanes: int, context: float, prompt_tokens: int, attention: float) -> None:
         law, knee = self.law, self.rough.knee

@@ -42,6 +42,7 @@ def engines(draw: st.DrawFn) -> Replica:
         max_tokens=draw(st.sampled_from([0, 150, 400])),
         kv_block_tokens=draw(st.sampled_from([1, 16, 64])),
         max_waiting=draw(st.sampled_from([0, 0, 1, 5, 20])),
+        padded=draw(st.booleans()),
     )
     speculation = Speculation(draw(st.integers(1, 4)), 0.7, draw(st.sampled_from([DRAFT, DRAFT.scaled(0.0)])))
     speculates = kv_policy == "guaranteed_no_evict" and draw(st.booleans())
@@ -138,6 +139,7 @@ FEATURES: dict[str, tuple[Replica, dict[str, Any]]] = {
     "priorities": (Replica(GPU, BASE), {"classes": 3}),
     "prefixes": (Replica(GPU, BASE), {"prefixes": True}),
     "speculation": (Replica(GPU, BASE, Speculation(3, 0.7, DRAFT)), {}),
+    "packed prompts": (Replica(GPU, replace(BASE, padded=False)), {}),
     "unread weights": (Replica(GPU.with_values(unread=0.9, unread_decay=0.9), BASE), {}),
     "padding and knee": (Replica(GPU, BASE, rough=Roughness(padding=8, knee=2.5)), {}),
 }

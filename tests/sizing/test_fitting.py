@@ -14,7 +14,7 @@ from sizing.curves import Point
 from sizing.errors import FitError
 from sizing.fitting import Fit, fit
 from sizing.replica import Batching, Policy, Replica
-from sizing.simulator import simulate_closed
+from sizing.simulator import simulate_closed, stable_rate_per_s
 from sizing.steptime import COEFFICIENTS, StepLaw
 from sizing.workload import Lengths
 
@@ -139,6 +139,17 @@ def test_points_that_say_static_are_fitted_as_static() -> None:
     replica = Replica(GPU, Batching("static", max_batch_size=32))
     found = fit(measure(replica, [SHORT], (1, 8, 32), batching="static", max_batch_size=32))
     assert found.batching == replica.batching
+
+
+@pytest.mark.parametrize("padded", [True, False])
+def test_points_that_say_static_tell_whether_prompts_are_padded(padded: bool) -> None:
+    replica = Replica(GPU, Batching("static", max_batch_size=32, padded=padded))
+    varied = Lengths(800, 40, 0.6, 0.3)
+    found = fit(measure(replica, [varied], (1, 8, 32, 64), batching="static", max_batch_size=32))
+    assert found.batching == replica.batching
+    # and so V1's points tell what the same engine carries with in-flight batching
+    carried = [stable_rate_per_s(Replica(law, Batching(max_batch_size=32)), varied) for law in (found.law, GPU)]
+    assert carried[0] == pytest.approx(carried[1], rel=0.08)
 
 
 def test_a_slow_engine_is_fitted_like_a_fast_one() -> None:

@@ -295,6 +295,19 @@ def test_percentiles_agree_with_simulation(policy, lengths):
         np.testing.assert_allclose(found[:, 3], expected[:, 3], rtol=0.15)
 
 
+def test_static_batches_of_packed_prompts_agree_with_simulation():
+    """As above, and a rate that padding such prompts to the longest would lower by a sixth at least."""
+    engine, lengths = Replica(LAW, Batching("static", 16, padded=False)), Lengths(2000, 100, 0.6, 0.3)
+    stable = stable_rate_per_s(engine, lengths)
+    assert stable == pytest.approx(simulated_stable_rate_per_s(engine, lengths), rel=0.05)
+    assert stable > 1.2 * stable_rate_per_s(Replica(LAW, Batching("static", 16)), lengths)
+    workload = at(0.6, engine, lengths)
+    expected = values(simulate(engine, workload, requests=40_000, seed=5).prediction())
+    found = values(predict(engine, workload))
+    np.testing.assert_allclose(found[:, 0], expected[:, 0], rtol=0.07)
+    np.testing.assert_allclose(found[:, 3], expected[:, 3], rtol=0.15)
+
+
 @pytest.mark.parametrize("routing", ("round_robin", "least_outstanding"))
 def test_fleets_agree_with_simulation(routing):
     """Lengths that vary, 8 replicas at utilization 0.6: p95 of every metric within 15 %."""

@@ -12,8 +12,9 @@ from calibration.reference.engine.in_flight import InFlightEngine
 from calibration.reference.engine.kv_cache import KvCache
 from calibration.reference.engine.parameters import Scheduling, read_scheduling
 from calibration.reference.engine.request import Limits, Request, Token
+from calibration.reference.engine.shape import Shape
 from calibration.reference.engine.static import StaticEngine
-from calibration.reference.engine.transformer import Shape, Transformer
+from calibration.reference.engine.transformer import Transformer
 
 Engine = InFlightEngine | StaticEngine
 

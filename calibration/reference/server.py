@@ -54,6 +54,8 @@ class ReferenceServer:
         ServerError: on entering, in one line: a port in use, no usable environment, or a server that did not start.
     """
 
+    ready_within_s = READY_WITHIN_S
+
     def __init__(self, settings: Settings, console: Console | None = None) -> None:
         self.settings = settings
         self._console = console
@@ -135,7 +137,7 @@ class ReferenceServer:
 
     def _start(self, ready: Environment, work: Path) -> None:
         machine = find_machine(ready, self.settings)
-        repository = build(work / "repository", self.settings, machine)
+        repository = self._repository(work / "repository", machine)
         backends = _install_backend(ready, work / "backends")
         self.log = ready.folder / "logs" / f"server-{self.settings.grpc_port}.log"
         _make_room_for_log(self.log.parent)
@@ -146,13 +148,17 @@ class ReferenceServer:
         with self.log.open("wb") as log:
             self._process = _spawn([*command, *_flags(self.settings, repository, backends)], ready, self.settings, log)
 
+    def _repository(self, folder: Path, machine: Machine) -> Path:
+        """Write into `folder` what the server is to serve."""
+        return build(folder, self.settings, machine)
+
     def _wait_until_ready(self) -> None:
-        deadline = time.monotonic() + READY_WITHIN_S
+        deadline = time.monotonic() + self.ready_within_s
         while not _is_ready(self.http_url):
             if self._started.poll() is not None:
                 raise ServerError(f"the reference server did not start: {_last_error(self.log)}; log: {self.log}")
             if time.monotonic() > deadline:
-                raise ServerError(f"the reference server was not ready within {READY_WITHIN_S:.0f} s; log: {self.log}")
+                raise ServerError(f"the reference server was not ready within {self.ready_within_s:.0f} s; log: {self.log}")
             time.sleep(POLL_S)
         self._is_up = True
 

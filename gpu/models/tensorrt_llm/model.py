@@ -1,0 +1,74 @@
+"""Triton model `tensorrt_llm` on a GPU: the reference model with an engine of real shape behind it.
+
+A fast engine makes more tokens than the Python backend can send one by one. Here tokens of one request that are still
+waiting to be sent go out in one response: the engine never waits for its answers, and no token for those of others.
+"""
+
+from __future__ import annotations
+
+import queue
+import sys
+from dataclasses import dataclass, field
+from typing import Any
+
+import triton_python_backend_utils as pb_utils
+
+from calibration.reference.engine.request import Request, Token
+from calibration.reference.models.tensorrt_llm import model as reference
+from gpu.engine.build import build_engine
+
+SWITCH_S = 2e-4  # the engine's thread must not wait 5 ms for the sending thread whenever a pass is done
+
+
+@dataclass(slots=True)
+class Waiting:
+    """Tokens of one request that wait to be sent, in order."""
+
+    request: Request
+    tokens: list[Token] = field(default_factory=list)
+
+
+def by_request(tokens: list[Token]) -> list[Waiting]:
+    """`tokens`, in the order made, by request; requests whose first token is among them come first."""
+    waiting: dict[Request, Waiting] = {}
+    for token in tokens:
+        waiting.setdefault(token.request, Waiting(token.request)).tokens.append(token)
+    return sorted(waiting.values(), key=lambda item: len(item.request.generated) > len(item.tokens))
+
+
+class TritonPythonModel(reference.TritonPythonModel):
+    """As the reference model; its engine, and how tokens are sent, are others."""
+
+    def initialize(self, args: dict[str, str]) -> None:
+        sys.setswitchinterval(SWITCH_S)
+        reference.build_engine = build_engine
+        super().initialize(args)
+
+    def _next_tokens(self) -> list[Any] | None:
+        tokens = super()._next_tokens()
+        if tokens is None:
+            return None
+        while True:
+            try:
+                more = self.answers.get_nowait()
+            except queue.Empty:
+                return by_request(tokens)
+            if more is None:
+                self.answers.put(None)
+                return by_request(tokens)
+            tokens += more
+
+    def _send_token(self, waiting: Any) -> None:
+        last = waiting.tokens[-1]
+        made = [token for token in waiting.tokens if token.id is not None]
+        if not last.request.is_streamed or last.request.wants_log_probs or len(made) < 2:
+            for token in waiting.tokens:
+                super()._send_token(token)
+            return
+        flight = self.flights[last.request]
+        flight.log_probs += [token.log_prob for token in made]
+        if last.is_last:
+            del self.flights[last.request]
+        flags = pb_utils.TRITONSERVER_RESPONSE_COMPLETE_FINAL if last.is_last else 0
+        ids = [token.id for token in made]
+        flight.sender.send(self._response(flight, ids, flight.log_probs[-len(ids) :]), flags=flags)

@@ -25,6 +25,7 @@ from gpu.served import GpuServer, Setup
 from gpu.watch import Watch
 from sizing.curves import Point
 
+USABLE = ("", "steady", "unsteady", "client_limited")
 log = logging.getLogger("gpu")
 
 
@@ -35,6 +36,7 @@ class Session:
         self._kept, self._card, self._watch, self._processes = kept, card, watch, processes
         self._store = Store(f"sqlite:///{kept.database}")
         self._open = ExitStack()
+        self._workers = Workers(processes)
         self._server: GpuServer | None = None
         self._setup: Setup | None = None
         self._targets: dict[str, Target] = {}
@@ -68,6 +70,7 @@ class Session:
 
     def stop(self) -> None:
         """End the server and the load generator."""
+        self._workers.close()
         self._open.close()
         self._open, self._server, self.running = ExitStack(), None, None
         self._targets.clear()
@@ -83,8 +86,8 @@ class Session:
         alarm = threading.Timer(max(0.1, ends_s - time.monotonic()), cancel.set)
         alarm.start()
         try:
-            with self._store.kept_alive(run_id), Workers(self._processes) as workers:
-                found = measure(target, level, pace, run_id, workers, lambda share: None, cancel)
+            with self._store.kept_alive(run_id):
+                found = measure(target, level, pace, run_id, self._workers, lambda share: None, cancel)
                 found = self._with_card(found)
                 self._store.add_point(run_id, found, seed=seed_of(target, level))
         except Cancelled:
@@ -147,10 +150,10 @@ class Session:
 
 
 def highest_rates(session: Session) -> dict[tuple[str, Pair], float]:
-    """Highest requests/s of the closed loops of each server and pair, void points left out."""
+    """Highest requests/s of the closed loops of each server and pair; what the client could not keep up with counts."""
     found: dict[tuple[str, Pair], float] = {}
     for key, point in session.done().items():
-        if point.load_kind == "concurrency" and not point.void and not key.endswith("again"):
+        if point.load_kind == "concurrency" and point.verdict in USABLE and not key.endswith("again"):
             label = " ".join(key.split(" ")[:3])
             place = (label, (round(point.isl), round(point.osl)))
             found[place] = max(found.get(place, 0.0), point.requests_per_s)

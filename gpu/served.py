@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
 import subprocess
-import sys
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -13,6 +13,7 @@ from google.protobuf import text_format  # type: ignore[import-untyped]
 from rich.console import Console
 from tritonclient.grpc import model_config_pb2 as pb
 
+from calibration.reference import environment
 from calibration.reference.server import ReferenceServer
 from calibration.reference.settings import Batching, Settings
 from calibration.repository import TRITON_VERSION, Machine
@@ -124,10 +125,15 @@ def kernels_agree(device: str) -> dict[str, float | str]:
 
 
 def program(module: str, *arguments: str, within_s: float) -> dict[str, float | str]:
-    """What a program of this project prints last, as JSON; {"why": ...} if it fails or takes too long."""
-    command = [sys.executable, "-m", module, *arguments]
+    """What a program of this project prints last, as JSON; {"why": ...} if it fails or takes too long.
+
+    It runs in the server's environment, which has torch.
+    """
+    ready = environment.ensure()
+    command = [str(ready.python), "-m", module, *arguments]
+    variables = {**os.environ, "PYTHONPATH": str(environment.PROJECT)}
     try:
-        done = subprocess.run(command, capture_output=True, text=True, timeout=within_s, check=False)
+        done = subprocess.run(command, env=variables, capture_output=True, text=True, timeout=within_s, check=False)
     except subprocess.TimeoutExpired:
         return {"why": f"{module} took longer than {within_s:.0f} s"}
     if done.returncode:

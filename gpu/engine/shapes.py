@@ -48,5 +48,5 @@ SHAPES = {
     "qwen3-8b": RealShape("Qwen/Qwen3-8B", 4096, 36, 32, 8, 128, 12_288, 151_936, 1_000_000.0, has_qk_norm=True),
     "qwen3-1.7b": RealShape("Qwen/Qwen3-1.7B", 2048, 28, 16, 8, 128, 6144, 151_936, 1_000_000.0, has_qk_norm=True),
     "qwen3-32b": RealShape("Qwen/Qwen3-32B", 5120, 64, 64, 8, 128, 25_600, 151_936, 1_000_000.0, has_qk_norm=True),
-    "small": RealShape("small", 128, 2, 4, 2, 32, 256, 512, 10_000.0, longest=4096),
+    "small": RealShape("small", 512, 4, 8, 4, 64, 1408, 2048, 10_000.0, longest=4096),
 }

@@ -55,12 +55,12 @@ def attend_chunk(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
     Query i sees what is cached before the chunk and the chunk up to itself: the first m - n + i + 1 tokens.
     """
     rows, cached = query.shape[0], key.shape[0] - query.shape[0]
-    seen = None
-    if cached:
-        seen = torch.ones(rows, key.shape[0], dtype=torch.bool, device=query.device).tril(cached)
-    repeats = query.shape[1] // key.shape[1]
-    key, value = (part.repeat_interleave(repeats, dim=1).transpose(0, 1)[None] for part in (key, value))
-    attended = F.scaled_dot_product_attention(
-        query.transpose(0, 1)[None], key, value, attn_mask=seen, is_causal=not cached
-    )
+    query, key, value = (part.transpose(0, 1)[None] for part in (query, key, value))
+    if not cached:
+        attended = F.scaled_dot_product_attention(query, key, value, is_causal=True, enable_gqa=True)
+    else:  # with a mask, only kernels that know no grouped heads are fast
+        seen = torch.ones(rows, cached + rows, dtype=torch.bool, device=query.device).tril(cached)
+        repeats = query.shape[1] // key.shape[1]
+        key, value = (part.repeat_interleave(repeats, dim=1) for part in (key, value))
+        attended = F.scaled_dot_product_attention(query, key, value, attn_mask=seen)
     return attended[0].transpose(0, 1).reshape(rows, -1)

@@ -14,7 +14,6 @@ import sys
 import sysconfig
 import tarfile
 import venv
-import zipfile
 from pathlib import Path
 
 CARRY = Path(__file__).parent / "carry"
@@ -22,7 +21,6 @@ WORK = Path(os.environ.get("GPU_WORK", "/tmp/gpu-measure"))
 CARRIED_VARIABLE = "GPU_CARRIED_PYTHON"
 """Set: the carried Python is used even if the machine's own would do."""
 PACKAGES_VARIABLE = "GPU_PACKAGES"
-SERVER_ONLY = "numpy-1.26"
 
 
 def main() -> None:
@@ -38,7 +36,7 @@ def main() -> None:
         os.environ[PACKAGES_VARIABLE] = ":".join(packages)
         os.execv(python, [str(python), "-m", "gpu.go", *sys.argv[1:]])
     own, environment = WORK / "site", WORK / "environment"
-    unpack_wheels(own, [path for path in wheels() if not path.name.startswith(SERVER_ONLY)])
+    unpack(CARRY / "packages.tar.xz", own, "site/")
     make_environment(environment, packages, version)
     places = [str(Path.cwd()), str(own), *packages]
     os.environ |= {"PYTHONPATH": ":".join(places), "SIZING_TRITON_ENV": str(environment)}
@@ -67,24 +65,17 @@ def unpacked_python(version: str) -> Path:
     return python
 
 
-def unpack(archive: Path, folder: Path) -> None:
+def unpack(archive: Path, folder: Path, room: str = "") -> None:
+    """Unpack what lies under `room` in the archive into `folder`, once."""
+    stamp = folder / f".unpacked-{archive.name}"
+    if stamp.exists():
+        return
     with tarfile.open(archive) as file:
-        file.extractall(folder, filter="data")
-
-
-def wheels() -> list[Path]:
-    return sorted((CARRY / "wheels").glob("*.whl"))
-
-
-def unpack_wheels(folder: Path, files: list[Path]) -> None:
-    """A wheel is a zip file: without scripts, unpacking is installing."""
-    for file in files:
-        stamp = folder / ".unpacked" / file.name
-        if not stamp.exists():
-            with zipfile.ZipFile(file) as wheel:
-                wheel.extractall(folder)
-            stamp.parent.mkdir(exist_ok=True)
-            stamp.touch()
+        members = [member for member in file.getmembers() if member.name.startswith(room)]
+        for member in members:
+            member.name = member.name[len(room) :]
+        file.extractall(folder, members, filter="data")
+    stamp.touch()
 
 
 def make_environment(folder: Path, packages: list[str], version: str) -> None:
@@ -95,7 +86,7 @@ def make_environment(folder: Path, packages: list[str], version: str) -> None:
     target = folder / "venv" / "lib" / f"python{version}" / "site-packages"
     if not (target / "pytriton").exists():
         venv.EnvBuilder(symlinks=True, with_pip=False, clear=True).create(folder / "venv")
-        unpack_wheels(target, [path for path in wheels() if path.name.startswith(SERVER_ONLY)])
+        unpack(CARRY / "packages.tar.xz", target, "server/")
         unpack(CARRY / "server.tar.xz", target)
     (target / "machine.pth").write_text("\n".join(packages) + "\n")
     (folder / "logs").mkdir(exist_ok=True)

@@ -12,6 +12,7 @@ import io
 import subprocess
 import sys
 import tarfile
+import zipfile
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
@@ -21,12 +22,16 @@ from calibration.reference import environment
 
 HERE = Path(__file__).parent
 CARRY = HERE / "carry"
-SERVER, PYTHON, WHEELS = "server.tar.xz", "python.tar.xz", "wheels"
+SERVER, PYTHON, PACKAGES = "server.tar.xz", "python.tar.xz", "packages.tar.xz"
+WHEELS = environment.PROJECT / ".cache" / "gpu-wheels"
 VERSION = "3.12"
 LARGEST_BYTES = 56 * 2**20
 """Of the 64 MiB that may travel, the rest is for the project itself and for what earlier calls measured."""
 PLATFORMS = ("manylinux_2_28", "manylinux_2_27", "manylinux_2_24", "manylinux_2_17", "manylinux2014", "manylinux1")
 NOT_CARRIED = frozenset("test tests idlelib turtledemo ensurepip tkinter lib2to3 pydoc_data __pycache__".split())
+UNUSED = ("numpy/f2py/", "numpy/distutils/", "numpy/core/lib/", "sqlalchemy/testing/")
+UNUSED_ENDINGS = (".pyi", ".pyx", ".pxd", ".a", ".h", ".c")
+SERVER_ONLY = "numpy-1.26"
 NOT_CARRIED_NAMES = ("_test", "_tkinter", "_xxtest", "config-")
 
 
@@ -42,7 +47,9 @@ def pack(interpreter: Path | None, out: Path) -> None:
         pack_python(interpreter, out / PYTHON)
     elif not (out / PYTHON).exists():
         click.echo("without --python: the machine must have a shared libpython3.12 of its own", err=True)
-    download(pinned(HERE / "wheels.txt"), out / WHEELS)
+    wanted = pinned(HERE / "wheels.txt")
+    download(wanted, WHEELS)
+    pack_packages([wheel_of(pin, WHEELS) for pin in wanted], out / PACKAGES)
     click.echo(contents(out))
 
 
@@ -138,6 +145,35 @@ def download(wheels: Sequence[str], folder: Path) -> None:
     if done.returncode:
         last = (done.stderr.strip().splitlines() or ["pip failed"])[-1]
         raise click.ClickException(f"wheels cannot be had: {last}")
+
+
+def wheel_of(pin: str, folder: Path) -> Path:
+    """The downloaded wheel of ``name==version``."""
+    stem = pin.replace("-", "_").replace("==", "-").lower()
+    return next(path for path in folder.glob("*.whl") if path.name.lower().startswith(f"{stem}-"))
+
+
+def pack_packages(wheels: Sequence[Path], target: Path) -> None:
+    """The content of the wheels, of the server's own under ``server/``, of the others under ``site/``.
+
+    In one stream it is smaller by half than as wheels; tests, stubs and what needs a compiler are left out.
+    """
+    with tarfile.open(target, "w:xz", preset=6) as archive:
+        for wheel in wheels:
+            room = "server" if wheel.name.startswith(SERVER_ONLY) else "site"
+            with zipfile.ZipFile(wheel) as file:
+                for name in file.namelist():
+                    if not (name.endswith("/") or is_unused(name)):
+                        _add(archive, f"{room}/{name}", file.read(name))
+
+
+def is_unused(name: str) -> bool:
+    """Whether nothing here imports the file of that name in a wheel.
+
+    >>> is_unused("numpy/core/tests/test_dtype.py"), is_unused("numpy/core/numeric.py")
+    (True, False)
+    """
+    return name.startswith(UNUSED) or name.endswith(UNUSED_ENDINGS) or "/tests/" in name
 
 
 def contents(folder: Path) -> str:

@@ -11,7 +11,6 @@ import sys
 import torch
 
 from calibration.reference.engine.kv_cache import KvCache
-from calibration.reference.engine.request import Request
 from calibration.reference.engine.transformer import Chunk, Pass
 from gpu.ceilings import timed
 from gpu.engine.build import operations
@@ -55,16 +54,11 @@ def bench(shape: RealShape, device: torch.device, ops: str) -> list[dict[str, fl
 
 
 def decoding_step(cache: KvCache, batch: int, context: int, device: torch.device) -> Pass:
-    """One token for each of `batch` requests that hold `context` tokens; the cache is handed out anew."""
-    requests = [Request(prompt=[0] * context, max_tokens=1) for _ in range(batch)]
-    for request in requests:
-        if not cache.admit(request):
-            raise RuntimeError(f"the cache does not hold {batch} requests of {context} tokens")
-    rows = torch.tensor([request.row for request in requests], device=device)
-    for request in requests:
-        cache.release(request)
-    full = torch.full((batch,), context - 1, device=device)
-    return Pass(torch.zeros_like(full), full, rows, batch, (), torch.arange(batch, device=device))
+    """One token for each of `batch` requests that hold `context` tokens, each in slots of its own."""
+    rows = torch.arange(batch, device=device)
+    cache.table[:batch, :context] = torch.arange(batch * context, device=device).view(batch, context)
+    last = torch.full((batch,), context - 1, device=device)
+    return Pass(torch.zeros_like(last), last, rows, batch, (), rows)
 
 
 def prompt_step(tokens: int, device: torch.device) -> Pass:

@@ -25,6 +25,16 @@ class RealShape:
     longest: int = 40_960
 
     @property
+    def attention(self) -> int:
+        """Width of all query heads together."""
+        return self.heads * self.head_dim
+
+    @property
+    def key_value(self) -> int:
+        """Width of all key heads together, and of all value heads."""
+        return self.kv_heads * self.head_dim
+
+    @property
     def parameters(self) -> int:
         """Weights of the matrices; norms are left out, and the output head counts of its own though it may be tied."""
         attention = self.hidden * self.head_dim * (2 * self.heads + 2 * self.kv_heads)

@@ -11,6 +11,7 @@ import sys
 from dataclasses import dataclass, field
 from typing import Any
 
+import numpy as np
 import triton_python_backend_utils as pb_utils
 
 from calibration.reference.engine.request import Request, Token
@@ -60,15 +61,25 @@ class TritonPythonModel(reference.TritonPythonModel):
 
     def _send_token(self, waiting: Any) -> None:
         last = waiting.tokens[-1]
-        made = [token for token in waiting.tokens if token.id is not None]
-        if not last.request.is_streamed or last.request.wants_log_probs or len(made) < 2:
+        ids = [token.id for token in waiting.tokens if token.id is not None]
+        if not last.request.is_streamed or last.request.wants_log_probs or len(ids) < 2:
             for token in waiting.tokens:
                 super()._send_token(token)
             return
-        flight = self.flights[last.request]
-        flight.log_probs += [token.log_prob for token in made]
+        sender = self.flights[last.request].sender
         if last.is_last:
             del self.flights[last.request]
-        flags = pb_utils.TRITONSERVER_RESPONSE_COMPLETE_FINAL if last.is_last else 0
-        ids = [token.id for token in made]
-        flight.sender.send(self._response(flight, ids, flight.log_probs[-len(ids) :]), flags=flags)
+        sender.send(_response(ids), flags=pb_utils.TRITONSERVER_RESPONSE_COMPLETE_FINAL if last.is_last else 0)
+
+
+def _response(ids: list[int]) -> Any:
+    """Several tokens in one response; of a request that asked for no probabilities."""
+    outputs = {
+        "output_ids": np.array([[ids]], np.int32),
+        "sequence_length": np.array([[len(ids)]], np.int32),
+        "cum_log_probs": np.zeros((1, 1), np.float32),
+        "output_log_probs": np.zeros((1, 1, len(ids)), np.float32),
+        "context_logits": np.zeros((1, 1, 1), np.float32),
+        "generation_logits": np.zeros((1, 1, 1, 1), np.float32),
+    }
+    return pb_utils.InferenceResponse([pb_utils.Tensor(name, array) for name, array in outputs.items()])

@@ -3,7 +3,7 @@
     python -m gpu.home measured.tar.gz --name h200
 
 writes data/curves/NAME.csv (closed and open loops asked of `tensorrt_llm`, which the app shows as measured) and
-data/gpu/NAME/: facts.json, passes.csv, gpu.csv, points.csv (all of them, also repeats and the ensemble), and for each run
+data/gpu/NAME/: facts.json, passes.csv, gpu.csv, points.csv (all, also repeats and the ensemble), and for each run
 a run-N.zip with its single requests, which `python -m calibration import` takes into a store.
 """
 
@@ -21,7 +21,6 @@ import click
 
 from calibration.store import Store
 from calibration.store.bundle import export_bundle
-from gpu.engine.step_times import COLUMNS
 from gpu.kept import DATABASE
 from sizing.curves import Point, write_points
 
@@ -85,7 +84,7 @@ def _passes(files: Sequence[Path], target: Path) -> int:
             rows += [{"served": served, **row} for row in csv.DictReader(read)]
     rows = rows[:: -(-len(rows) // MOST_PASSES) or 1]
     with target.open("w", newline="") as out:
-        writer = csv.DictWriter(out, ("served", *COLUMNS))
+        writer = csv.DictWriter(out, list(rows[0]) if rows else ["served"])
         writer.writeheader()
         writer.writerows(rows)
     return len(rows)

@@ -164,7 +164,7 @@ def plan_of(served: Served, grpc_url: str, metrics_url: str, processes: int) -> 
     """The plan of one server: all pairs, and any closed-loop level, the others are chosen while it runs."""
     pairs = SMALL_PAIRS if served.shape == "small" else PAIRS
     content = {
-        "server": {"url": grpc_url, "model": served.asked, "metrics_url": f"http://{metrics_url}"},
+        "server": {"url": grpc_url, "model": served.asked, "metrics_url": f"http://{metrics_url}", "timeout_s": 90.0},
         "lengths": [{"isl": float(isl), "osl": float(osl), "isl_cv": ISL_CV, "osl_cv": OSL_CV} for isl, osl in pairs],
         "concurrency": [1],
         "warm_up": WARM_UP,

@@ -15,13 +15,14 @@ Kind = Literal["users", "share"]
 PAIRS: tuple[Pair, ...] = ((1000, 200), (128, 128), (2000, 256), (200, 1000), (1000, 1000))
 SMALL_PAIRS: tuple[Pair, ...] = ((64, 16), (16, 32))
 ISL_CV, OSL_CV = 0.3, 0.3
-COARSE, FINE, SMALL_USERS = (1, 64, 256, 16), (4, 128, 32, 8), (1, 4, 2)
+COARSE, FINE, SMALL_USERS = (1, 64, 256), (16, 128, 4, 32), (1, 4)
 SHARES = (0.6, 0.85)
+LONG_TOKENS = 1000
 START_S = {"cuda": 60.0, "cpu": 12.0}
 """Seconds to stop one server and to have another: weights, kernels, CUDA graphs."""
 LEAST_WINDOW_S = {"cuda": 10.0, "cpu": 3.0}
-WAVES, WARM_UP = 3.0, 1
-MOST_WINDOW_S = 60.0
+WAVES, WARM_UP = 2.5, 1
+MOST_WINDOW_S = 45.0
 DRIFT_S = 2.0  # a page of metrics before and after, connections, prompts made ahead
 
 
@@ -92,7 +93,7 @@ def _one_pair(shape: str) -> list[Item]:
 
 def _small() -> Iterator[Item]:
     main = Served("small")
-    yield from _closed(main, SMALL_PAIRS, SMALL_USERS[:2])
+    yield from _closed(main, SMALL_PAIRS, SMALL_USERS)
     yield from _random(main, SMALL_PAIRS[:1])
     yield Item(main, SMALL_PAIRS[0], "users", 4, again=True)
     yield Item(Served("small", asked="ensemble"), SMALL_PAIRS[0], "users", 2)
@@ -100,9 +101,16 @@ def _small() -> Iterator[Item]:
 
 
 def _closed(served: Served, pairs: Iterable[Pair], users: Iterable[int]) -> list[Item]:
-    """Load by load over all pairs: after a part of them every pair has a curve, if a coarse one."""
+    """Load by load over all pairs: after a part of them every pair has a curve, if a coarse one.
+
+    Of long answers half as many at once: a level of 256 of them would take as long as three others.
+    """
     pairs = tuple(pairs)
-    return [Item(served, pair, "users", count) for count in users for pair in pairs]
+    return [Item(served, (isl, osl), "users", _fewer(count, osl)) for count in users for isl, osl in pairs]
+
+
+def _fewer(users: int, osl: int) -> int:
+    return users // 2 if osl >= LONG_TOKENS and users > 1 else users
 
 
 def _random(served: Served, pairs: Iterable[Pair]) -> list[Item]:
@@ -136,14 +144,18 @@ class Card:
         """Correct the estimates for `served` by one measurement."""
         self.slower[served.label] = e2e_s / (self.e2e_s(served, pair, users) / self.slower.get(served.label, 1.0))
 
-    def window_s(self, e2e_s: float) -> float:
-        """How long a level of such requests is measured: three of them one after another, within limits."""
-        return min(MOST_WINDOW_S, max(LEAST_WINDOW_S[self.device], WAVES * e2e_s))
+    def window_s(self, item: Item, e2e_s: float) -> float:
+        """How long a level of such requests is measured: two and a half of them one after another, within limits.
+
+        Random arrivals twice the least: their percentiles need more requests.
+        """
+        least_s = LEAST_WINDOW_S[self.device] * (2 if item.kind == "share" else 1)
+        return min(MOST_WINDOW_S, max(least_s, WAVES * e2e_s))
 
     def expected_s(self, item: Item, users: float) -> float:
         """Seconds for one level: ramp, warm-up, window, the end of the last request."""
         e2e_s = self.e2e_s(item.served, item.pair, users)
-        return DRIFT_S + (WARM_UP + 2) * e2e_s + self.window_s(e2e_s)
+        return DRIFT_S + (WARM_UP + 2) * e2e_s + self.window_s(item, e2e_s)
 
 
 def users_of(item: Item, highest: Mapping[tuple[str, Pair], float], card: Card) -> float | None:

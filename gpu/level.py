@@ -78,7 +78,7 @@ class Session:
     def measure(self, item: Item, users: float, highest: Mapping[tuple[str, Pair], float], ends_s: float) -> None:
         """Measure `item` and keep its point. Raises CalibrationError; a level that `ends_s` cuts is not kept."""
         target, e2e_s = self._target(item), self._card.e2e_s(item.served, item.pair, users)
-        target = _timed(target, self._card.window_s(e2e_s) * (2 if item.kind == "share" else 1))
+        target = _timed(target, self._card.window_s(item, e2e_s))
         level = _level(target, item, highest)
         pace = Pace(level.lengths, users, e2e_s, 0.1 * e2e_s, 0.9 * e2e_s / level.lengths.osl)
         run_id = self._run(item, target)

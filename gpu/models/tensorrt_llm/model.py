@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import queue
 import sys
+from collections.abc import Collection
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -66,15 +67,20 @@ class TritonPythonModel(reference.TritonPythonModel):
             for token in waiting.tokens:
                 super()._send_token(token)
             return
-        sender = self.flights[last.request].sender
+        flight = self.flights[last.request]
         if last.is_last:
             del self.flights[last.request]
-        sender.send(_response(ids), flags=pb_utils.TRITONSERVER_RESPONSE_COMPLETE_FINAL if last.is_last else 0)
+        flags = pb_utils.TRITONSERVER_RESPONSE_COMPLETE_FINAL if last.is_last else 0
+        flight.sender.send(_response(ids, flight.answer.outputs), flags=flags)
 
 
-def _response(ids: list[int]) -> Any:
-    """Several tokens in one response; of a request that asked for no probabilities."""
-    outputs = {
+def _response(ids: list[int], wanted: Collection[str]) -> Any:
+    """Several tokens in one response; of a request that asked for no probabilities.
+
+    Outputs that were not asked for must not be in it: the stub drops them without the interpreter's lock, and with
+    Python 3.12 dies of it.
+    """
+    made = {
         "output_ids": np.array([[ids]], np.int32),
         "sequence_length": np.array([[len(ids)]], np.int32),
         "cum_log_probs": np.zeros((1, 1), np.float32),
@@ -82,4 +88,6 @@ def _response(ids: list[int]) -> Any:
         "context_logits": np.zeros((1, 1, 1), np.float32),
         "generation_logits": np.zeros((1, 1, 1, 1), np.float32),
     }
-    return pb_utils.InferenceResponse([pb_utils.Tensor(name, array) for name, array in outputs.items()])
+    return pb_utils.InferenceResponse(
+        [pb_utils.Tensor(name, array) for name, array in outputs.items() if name in wanted]
+    )

@@ -88,6 +88,4 @@ def _response(ids: list[int], wanted: Collection[str]) -> Any:
         "context_logits": np.zeros((1, 1, 1), np.float32),
         "generation_logits": np.zeros((1, 1, 1, 1), np.float32),
     }
-    return pb_utils.InferenceResponse(
-        [pb_utils.Tensor(name, array) for name, array in outputs.items() if name in wanted]
-    )
+    return pb_utils.InferenceResponse([pb_utils.Tensor(name, made[name]) for name in made if name in wanted])

@@ -21,7 +21,7 @@ EPSILON = 1e-6
 
 @dataclass(frozen=True, slots=True)
 class Layer:
-    """Weights of one block: two norms, [query|key|value], attention output, [gate|up], down; norms of single heads."""
+    """Weights of one block: two norms, [query|key|value], attention output, [gate|up], down; norms of single heads, empty without."""
 
     norm1: Tensor
     qkv: Tensor
@@ -29,8 +29,8 @@ class Layer:
     norm2: Tensor
     gate_up: Tensor
     down: Tensor
-    query_norm: Tensor | None
-    key_norm: Tensor | None
+    query_norm: Tensor
+    key_norm: Tensor
 
 
 class RealTransformer:
@@ -125,7 +125,7 @@ class RealTransformer:
         return F.linear(self._rms(x[rows], self.norm), self.head)
 
     def _head_norms(self, layer: Layer, packed: Tensor) -> Tensor:
-        if layer.query_norm is None or layer.key_norm is None:
+        if not self.shape.has_qk_norm:
             return packed
         heads, kv_heads, size = self.shape.heads, self.shape.kv_heads, (self.shape.head_dim,)
         query, key, value = packed.split([heads, kv_heads, kv_heads], dim=1)
@@ -171,7 +171,7 @@ class DecodeGraph:
 
 def _layer(shape: RealShape, weight: Callable[[int, int], Tensor], ones: Tensor) -> Layer:
     attention = shape.heads * shape.head_dim
-    of_head = ones.new_ones(shape.head_dim) if shape.has_qk_norm else None
+    of_head = ones.new_ones(shape.head_dim if shape.has_qk_norm else 0)
     return Layer(
         norm1=ones,
         qkv=weight(attention + 2 * shape.kv_heads * shape.head_dim, shape.hidden),

@@ -21,7 +21,10 @@ EPSILON = 1e-6
 
 @dataclass(frozen=True, slots=True)
 class Layer:
-    """Weights of one block: two norms, [query|key|value], attention output, [gate|up], down; norms of single heads, empty without."""
+    """Weights of one block: two norms, [query|key|value], attention output, [gate|up], down.
+
+    The norms of single heads are empty in a shape that has none.
+    """
 
     norm1: Tensor
     qkv: Tensor

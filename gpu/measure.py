@@ -162,7 +162,7 @@ def follow(
                 session.stop()
                 if failures[item.key] >= MOST_FAILURES:
                     given_up.add(item.key)
-                if sum(failures.values()) >= 4 * MOST_FAILURES and not session.done():
+                if sum(failures.values()) >= 2 * MOST_FAILURES and not session.done():
                     log.info("nothing works here: see server-*.log")
                     return len(items)
             kept.save()

@@ -1,6 +1,6 @@
 """Whether the kernels of a device compute what plain torch computes: on random numbers, before anything is timed.
 
-As a program, `python -m gpu.engine.check cuda bf16`, it prints {"difference": ...}; a compiler that fails there, or a
+As a program, `python -m gpu.engine.check cuda bf16 [triton]`, it prints {"difference": ...}; a compiler that fails there, or a
 kernel that breaks the device, takes no more than this process with it.
 """
 
@@ -89,5 +89,6 @@ def _relative(found: Tensor, expected: Tensor) -> float:
 
 if __name__ == "__main__":
     device, dtype = torch.device(sys.argv[1]), {"bf16": torch.bfloat16, "fp32": torch.float32}[sys.argv[2]]
-    ops = importlib.import_module("gpu.engine.triton_ops" if device.type == "cuda" else "gpu.engine.torch_ops")
+    name = sys.argv[3] if len(sys.argv) > 3 else "triton" if device.type == "cuda" else "torch"
+    ops = importlib.import_module(f"gpu.engine.{name}_ops")
     sys.stdout.write(json.dumps({"difference": worst_difference(ops, device, dtype)}))

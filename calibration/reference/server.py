@@ -158,7 +158,8 @@ class ReferenceServer:
             if self._started.poll() is not None:
                 raise ServerError(f"the reference server did not start: {_last_error(self.log)}; log: {self.log}")
             if time.monotonic() > deadline:
-                raise ServerError(f"the reference server was not ready within {self.ready_within_s:.0f} s; log: {self.log}")
+                within = f"{self.ready_within_s:.0f} s"
+                raise ServerError(f"the reference server was not ready within {within}; log: {self.log}")
             time.sleep(POLL_S)
         self._is_up = True
 

@@ -1,7 +1,7 @@
 """Whether the kernels of a device compute what plain torch computes: on random numbers, before anything is timed.
 
-As a program, `python -m gpu.engine.check cuda bf16 [triton]`, it prints {"difference": ...}; a compiler that fails there, or a
-kernel that breaks the device, takes no more than this process with it.
+As a program, `python -m gpu.engine.check cuda bf16 [triton]`, it prints {"difference": ...}; a compiler that fails
+there, or a kernel that breaks the device, takes no more than this process with it.
 """
 
 from __future__ import annotations

@@ -57,6 +57,8 @@ class ReferenceServer:
         RepositoryError: on entering: `repository` cannot be made to run here.
     """
 
+    ready_within_s = READY_WITHIN_S
+
     def __init__(self, settings: Settings, console: Console | None = None, repository: Path | None = None) -> None:
         self.settings = settings
         self._console = console
@@ -139,11 +141,7 @@ class ReferenceServer:
 
     def _start(self, ready: Environment, work: Path) -> None:
         machine = find_machine(ready, self.settings)
-        folder = work / "repository"
-        if self._repository is None:
-            repository = build(folder, self.settings, machine)
-        else:
-            repository = stage(self._repository, folder, self.settings, machine)
+        repository = self._write_repository(work / "repository", machine)
         backends = _install_backend(ready, work / "backends")
         self.log = ready.folder / "logs" / f"server-{self.settings.grpc_port}.log"
         _make_room_for_log(self.log.parent)
@@ -154,13 +152,20 @@ class ReferenceServer:
         with self.log.open("wb") as log:
             self._process = _spawn([*command, *_flags(self.settings, repository, backends)], ready, self.settings, log)
 
+    def _write_repository(self, folder: Path, machine: Machine) -> Path:
+        """Write into `folder` what the server is to serve."""
+        if self._repository is None:
+            return build(folder, self.settings, machine)
+        return stage(self._repository, folder, self.settings, machine)
+
     def _wait_until_ready(self) -> None:
-        deadline = time.monotonic() + READY_WITHIN_S
+        deadline = time.monotonic() + self.ready_within_s
         while not _is_ready(self.http_url):
             if self._started.poll() is not None:
                 raise ServerError(f"the reference server did not start: {_last_error(self.log)}; log: {self.log}")
             if time.monotonic() > deadline:
-                raise ServerError(f"the reference server was not ready within {READY_WITHIN_S:.0f} s; log: {self.log}")
+                within = f"{self.ready_within_s:.0f} s"
+                raise ServerError(f"the reference server was not ready within {within}; log: {self.log}")
             time.sleep(POLL_S)
         self._is_up = True
 

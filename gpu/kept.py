@@ -1,0 +1,69 @@
+"""What was measured, in one file: written anew after every point, carried back into the next call."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import sqlite3
+import tarfile
+from contextlib import closing
+from pathlib import Path
+from typing import Any
+
+ARCHIVE = "measured.tar.gz"
+DATABASE = "calibration.db"
+RECORDS = "calibration-records"
+
+
+class Kept:
+    """A working folder with the store, its records, `facts.json` and CSV files; and its archive in `out`.
+
+    `facts` are what is not a point: ceilings, environment, step times, what failed. An archive of an earlier call is
+    unpacked first, if the working folder has none of its own.
+    """
+
+    def __init__(self, work: Path, out: Path, earlier: Path | None) -> None:
+        self.work, self.archive = work, out / ARCHIVE
+        work.mkdir(parents=True, exist_ok=True)
+        out.mkdir(parents=True, exist_ok=True)
+        if earlier is not None and earlier.exists() and not self.database.exists():
+            with tarfile.open(earlier) as file:
+                file.extractall(work, filter="data")
+        self._facts: dict[str, Any] = json.loads(self._file.read_text()) if self._file.exists() else {}
+
+    @property
+    def database(self) -> Path:
+        return self.work / DATABASE
+
+    @property
+    def _file(self) -> Path:
+        return self.work / "facts.json"
+
+    def fact(self, name: str) -> Any:
+        """What is known under `name`, None if nothing is."""
+        return self._facts.get(name)
+
+    def learn(self, name: str, value: Any) -> None:
+        """Keep `value` under `name`."""
+        self._facts[name] = value
+        self._file.write_text(json.dumps(self._facts, indent=1))
+
+    def save(self) -> None:
+        """Write the archive; one that is there stays whole until the new one is."""
+        new = self.archive.with_suffix(".new")
+        copy = self.work / "copy.db"
+        with tarfile.open(new, "w:gz", compresslevel=3) as file:
+            if self.database.exists():
+                with closing(sqlite3.connect(self.database)) as source, closing(sqlite3.connect(copy)) as target:
+                    source.backup(target)
+                file.add(copy, DATABASE)
+                copy.unlink()
+            for path in sorted(self.work.iterdir()):
+                if path.name == RECORDS or path.suffix in (".json", ".csv", ".log"):
+                    file.add(path, path.name)
+        os.replace(new, self.archive)
+
+    def forget(self) -> None:
+        """Remove the working folder; the archive stays."""
+        shutil.rmtree(self.work, ignore_errors=True)

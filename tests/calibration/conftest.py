@@ -17,6 +17,7 @@ from tests.calibration.postgres import new_schema, postgres, wheel
 collect_ignore = [
     "engine_answers.py",
     "engine_trace.py",
+    "policies_trace.py",
     "timed_model.py",
 ]  # they run in the reference environment: torch, Triton
 

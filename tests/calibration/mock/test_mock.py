@@ -501,7 +501,8 @@ def test_a_mock_ends_with_its_owner() -> None:
 def test_ctrl_c_in_a_terminal_is_for_the_owner_who_then_ends_the_mock() -> None:
     """The terminal sends it to every process of its group; a mock that took it would print a traceback."""
     code = (
-        "import time; from calibration.mock import Script, running\n"
+        "import signal, time; from calibration.mock import Script, running\n"
+        "signal.signal(signal.SIGINT, signal.default_int_handler)\n"  # a background job of a shell ignores it
         "try:\n"
         "    with running(Script()) as mock:\n"
         "        print(mock.pid, flush=True)\n"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import partial
+from math import isnan
 
 from rich.console import Console
 from rich.markup import escape
@@ -242,9 +243,8 @@ def print_fit(fitted: Fit) -> None:
             ),
         )
     out.print(errors)
-    out.print(
-        f"Leave-one-out error {percent(fitted.leave_one_out, 1)} (median); chi2 per point {fitted.chi2_per_point:.2f}."
-    )
+    unseen = "" if isnan(fitted.leave_one_out) else f"Leave-one-out error {percent(fitted.leave_one_out, 1)} (median); "
+    out.print(f"{unseen}chi2 per point {fitted.chi2_per_point:.2f}.")
     for warning in fitted.warnings:
         out.print(f"[yellow]warning:[/yellow] {escape(warning)}")
 

@@ -33,8 +33,8 @@ that promises more requests/s, or shorter times, than the truth. A goal on share
 - **Band.** How often the 90 % band of a replica's rate holds the truth, over repeated calibrations, at two lengths that
   were not measured. Too often is a fault as well: such a band is too wide to be of use.
 - **Measured servers.** Where published measurements are at hand (`--data`): part of the rows calibrates, the others are
-  predicted. Nothing but those rows is used, and for GuideLLM's the day-zero law of model and GPU, on which the planner's
-  fit leans too. These are the only rows of the table that speak of real machines.
+  predicted. Nothing but those rows is used, and for GuideLLM's the day-zero law of model and GPU, on which the
+  planner's fit leans too. These are the only rows of the table that speak of real machines.
 
 ## What is not shown
 

@@ -19,6 +19,8 @@ WIDE = 0.3
 """Half the width, in logarithms, over which the final slopes are taken."""
 FAR = 10.0
 """The first step of a search may change the numbers by this much: the slopes, not a bound, say how far to go."""
+LEAST_TO_LEAVE_OUT = 3
+"""Points of which one can be predicted from the others."""
 LITTLE = 0.01
 """Changes of the law's error that do not move the fit: those of the measurement are 2 to 4 %."""
 
@@ -159,8 +161,11 @@ class Trial:
     def leave_one_out(self, slopes: Floats) -> float:
         """Median relative error of requests/s and ITL, each point predicted without its own help.
 
-        One Gauss-Newton step away from the full fit, by the slopes of the other points.
+        One Gauss-Newton step away from the full fit, by the slopes of the other points; NaN below `LEAST_TO_LEAVE_OUT`
+        points, where the others say next to nothing.
         """
+        if len(self.known) < LEAST_TO_LEAVE_OUT:
+            return float("nan")
         at_optimum = self.residuals(self.numbers) * self._weights(self.numbers)
         point_of_row = np.repeat(np.arange(len(self.known)), self.known.sum(axis=1))
         held_out = []

@@ -208,6 +208,10 @@ def test_one_output_token_has_no_gaps_to_fit() -> None:
     assert np.isfinite(found.leave_one_out)
 
 
+def test_of_two_points_none_is_predicted_from_the_other() -> None:
+    assert np.isnan(fit(measure(Replica(GPU), [Lengths(500, 100)], (1, 8))).leave_one_out)
+
+
 def test_the_calibrated_range() -> None:
     found = fitted("chunked")
     assert found.covers(Lengths(1000, 300), 200)

@@ -42,7 +42,7 @@ def parity(quantity: Quantity, errors: Sequence[PointError], distrusted: frozens
     if not known:
         return None
     figure = figure_of(quantity.title, f"Measured ({quantity.unit})", ink, height=270)
-    figure.update_layout(margin_l=62)
+    figure.update_layout(margin_l=76)
     values = [value for m, p, _ in known for value in (m, p)]
     ends = [min(values) * 0.9 if max(values) > LOG_FROM * min(values) else 0.0, max(values) * 1.1]
     ways = {"x": [*ends, *reversed(ends)], "fill": "toself", "fillcolor": ink.band, "hoverinfo": "skip"}

@@ -98,7 +98,8 @@ class Fit:
     (names + extra) squared: of the natural logarithms (of the logit of `unread`), widened where the residuals exceed
     the measurement errors. `chi2_per_point`: mean squared residual over the assumed measurement error; 1 is perfect,
     above 2 the law or the policy is wrong. `leave_one_out`: median relative error of requests/s and ITL at points that
-    the fit had not seen (one Gauss-Newton step from the full fit; NaN: too few points). `distrusted`: points that were given little weight.
+    the fit had not seen (one Gauss-Newton step from the full fit; NaN: too few points). `distrusted`: points that were
+    given little weight.
     `unknown`: coefficients that the points do not tell. `lockstep`: the users had started at once with equal lengths
     and stayed in step; request and prefill overheads are then hardly told apart. `protocol`: how the points were
     measured, as told or as found. `sigmas`: standard errors of the logarithms one by one, from the slopes alone; wider

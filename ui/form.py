@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import TypeVar, get_args
 
 import streamlit as st
@@ -36,7 +37,18 @@ METRIC_HELP: dict[Metric, str] = {
 }
 
 
-def open_link() -> None:
+CHOICES = ("gpus", "precisions", "tps", *get_args(Metric))
+"""Fields of the scenario that may be empty."""
+
+
+def kept(before: Scenario, now: Scenario) -> Scenario:
+    """`now`, but where two choices or more were emptied at once since `before`, these as they were: nobody does that
+    by turning a page, but a page left before the browser had drawn it may forget some of its widgets."""
+    emptied = [name for name in CHOICES if getattr(before, name) and not getattr(now, name)]
+    return replace(now, **{name: getattr(before, name) for name in emptied}) if len(emptied) > 1 else now
+
+
+def open_link(page: str) -> None:
     """Fill the form from the URL: in a new session, and when the browser's back or forward button has brought a URL.
 
     At other times the URL may be older than the form: a field changed before the browser had our last URL, or it cut
@@ -45,7 +57,10 @@ def open_link() -> None:
     query = st.query_params.to_dict()
     if "linked" not in state or (_went_back_or_forward() and query):
         state.to_fill = query
+    turned, state.page = state.get("page", page) != page, page
     if (query := state.get("to_fill")) is None:
+        if turned and (now := read()) != (whole := kept(state.scenario, now)):
+            fill(whole)
         return
     scenario, problems = link.from_query(query)
     state.link_problems = problems + link.repeated({key: len(st.query_params.get_all(key)) for key in query})

@@ -9,7 +9,7 @@ import pytest
 from playwright.sync_api import Browser, Locator, Page, expect
 
 from tests.browser.served import chromium, served
-from tests.browser.visit import fits_sideways
+from tests.browser.visit import fits_sideways, rested
 
 pytestmark = pytest.mark.browser
 
@@ -97,8 +97,10 @@ def test_the_back_button_brings_the_older_question_back(page: Page, address: str
     page.goto(address + ONE)
     first = answer(page)
     expect(page).to_have_url(re.compile("n="))
+    rested(page)
     set_load(page, "200")
     expect(page).to_have_url(re.compile(r"rate=200"))
+    rested(page)
     page.go_back()
     assert answer(page, "20 requests/s") == first
     expect(field(page, "Peak load (requests/s)")).to_have_value("20")
@@ -124,11 +126,14 @@ def test_a_preset_answers_at_once(page: Page, address: str) -> None:
 def test_curves_opens_from_the_navigation_and_keeps_the_question(page: Page, address: str) -> None:
     page.goto(address + ONE)
     answer(page)
+    rested(page)
     set_load(page, "50")
+    rested(page)
     page.get_by_role("link", name="Curves").click()
     expect(page.get_by_role("heading", level=1).filter(has_text="requests/s under this SLA")).to_be_visible()
     expect(page.locator(".js-plotly-plot").first).to_be_visible()
     expect(field(page, "Peak load (requests/s)")).to_have_value("50")
+    rested(page)
     page.get_by_role("link", name="Size").click()
     answer(page, "50 requests/s")
 

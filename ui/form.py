@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
 from typing import TypeVar, get_args
 
 import streamlit as st
@@ -42,10 +41,10 @@ CHOICES = ("gpus", "precisions", "tps", *get_args(Metric))
 
 
 def kept(before: Scenario, now: Scenario) -> Scenario:
-    """`now`, but where two choices or more were emptied at once since `before`, these as they were: nobody does that
-    by turning a page, but a page left before the browser had drawn it may forget some of its widgets."""
+    """`now`, but `before` where two choices or more were emptied at once: nobody does that by turning a page, but a
+    page left before the browser had drawn it may forget its widgets."""
     emptied = [name for name in CHOICES if getattr(before, name) and not getattr(now, name)]
-    return replace(now, **{name: getattr(before, name) for name in emptied}) if len(emptied) > 1 else now
+    return before if len(emptied) > 1 else now
 
 
 def open_link(page: str) -> None:

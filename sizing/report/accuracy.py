@@ -13,6 +13,7 @@ TABLE = Path(__file__).parents[2] / "docs" / "accuracy.md"
 CHOSEN = (
     "systems with exact answers",
     "largest rate, fit and simulation",
+    "largest rate, long prompts and long answers measured",
     "largest rate, fit and formula",
     "replicas, planned with the true law",
     "dense servers",

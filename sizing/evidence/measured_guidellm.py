@@ -15,7 +15,8 @@ took the median error of ITL from 7.1 to 5.7 %, of E2E p95 from 7.8 to 5.8 % and
 highest rates, at which some runs are close to saturation, were not looked at for that choice. There a law that is 3 %
 off is amplified: ITL and the sequences that decode raise each other, by 1 / (1 - load x OSL x slope of ITL).
 That lengths are taken as sent, and that the fit leans on the day-zero law, was decided after seeing the two highest
-rates with and without: nominal or sent, all medians lie within the goal with that law, and one to three outside without.
+rates with and without: nominal or sent, all medians lie within the goal with that law, and one to three outside it
+without.
 """
 
 from __future__ import annotations

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from calibration.reference.engine.adapters import Adapters, Group, add
 from calibration.reference.engine.kv_cache import KvCache
-from calibration.reference.engine.shape import Shape as Shape
+from calibration.reference.engine.shape import Shape
 
 
 @dataclass(frozen=True, slots=True)

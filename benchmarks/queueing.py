@@ -83,8 +83,9 @@ class Case:
 
     def by_simulation(self, load: float, requests: int, seed: int = 0) -> Prediction:
         """The truth it is held against."""
-        fleet = {"replicas": self.replicas, "routing": self.routing}
-        return simulate(self.replica, self.at(load), **fleet, requests=requests, seed=seed).prediction()
+        load_at, fleet, routing = self.at(load), self.replicas, self.routing
+        run = simulate(self.replica, load_at, replicas=fleet, routing=routing, requests=requests, seed=seed)
+        return run.prediction()
 
 
 def cases(arrivals: Arrivals, replicas: int, routing: Routing) -> list[Case]:

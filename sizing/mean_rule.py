@@ -9,7 +9,7 @@ from functools import lru_cache
 
 import numpy as np
 
-from sizing.capacity import Setting, simulate_at
+from sizing.capacity import Setting, run_at
 from sizing.numbers import milliseconds
 from sizing.plan import Candidate, MeanBased, Question
 from sizing.prediction import Prediction
@@ -18,6 +18,8 @@ from sizing.simulator import Simulated, measure_closed
 from sizing.workload import Lengths, Sla
 
 REQUESTS_PER_USER = 12
+SEEN_REQUESTS = 60_000
+"""Requests of the run that shows what users would see: it is a comparison and decides nothing."""
 
 
 def mean_based(question: Question, candidates: Iterable[Candidate]) -> MeanBased | None:
@@ -32,7 +34,8 @@ def mean_based(question: Question, candidates: Iterable[Candidate]) -> MeanBased
     replicas, candidate = min(counts, key=lambda count: count[0] * count[1].gpus)
     gpus = replicas * candidate.gpus
     setting = Setting(question.workload, question.sla, question.routing, replicas)
-    seen = simulate_at(candidate.replica, setting, question.workload.rate_per_s / replicas)
+    load_per_s = question.workload.rate_per_s / replicas
+    seen = run_at(candidate.replica, setting, load_per_s, SEEN_REQUESTS).prediction()
     start = f"Sizing by mean latency gives {gpus} GPUs ({replicas} × TP{candidate.tp}, no headroom or spare):"
     return MeanBased(gpus, candidate.tp, seen, f"{start} {what_users_see(question, seen)}.")
 

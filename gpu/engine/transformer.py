@@ -146,8 +146,8 @@ class DecodeGraph:
         self.size = size
         with torch.inference_mode():
             zeros = [torch.zeros(size, dtype=torch.long, device=model.device) for _ in range(3)]
-            self._ids, self._positions, self._rows = zeros
-            step = Pass(*zeros, decoding=size, chunks=(), output_rows=self._rows)
+            self._ids, self._positions, self._rows = ids, positions, rows = zeros
+            step = Pass(ids, positions, rows, decoding=size, chunks=(), output_rows=self._rows)
             side = torch.cuda.Stream()
             side.wait_stream(torch.cuda.current_stream())
             with torch.cuda.stream(side):  # kernels are compiled and libraries warmed up outside the recording

@@ -139,7 +139,7 @@ def splits_for(batch: int, kv_heads: int) -> int:
     >>> splits_for(1, 8), splits_for(16, 8), splits_for(256, 8)
     (32, 4, 1)
     """
-    return min(MOST_SPLITS, triton.next_power_of_2(max(1, PROGRAMS_WANTED // (batch * kv_heads))))
+    return min(MOST_SPLITS, int(triton.next_power_of_2(max(1, PROGRAMS_WANTED // (batch * kv_heads)))))
 
 
 def attend_decoding(

@@ -122,12 +122,12 @@ def _question(scenario: Scenario) -> Question:
         return {}
     minutes = st.number_input("Budget (GPU-minutes)", 1.0, 10_000.0, format="%g", key="run_budget")
     query = link.to_query(scenario)
-    limits = {metric: query[metric] for metric in METRICS if query[metric] != link_text.OFF}
-    asked = {
+    limits: Question = {metric: query[metric] for metric in METRICS if query[metric] != link_text.OFF}
+    asked: Question = {
         name: getattr(scenario, name) for name in ("headroom", "spare", "routing", "isl", "osl", "isl_cv", "osl_cv")
     }
-    floats = {name: float(asked[name]) for name in ("headroom", "isl", "osl", "isl_cv", "osl_cv")}
-    rate = {"gpu_minutes": minutes, "rate": scenario.rate_per_s, "arrivals": query["arrivals"]}
+    floats = {name: float(getattr(scenario, name)) for name in ("headroom", "isl", "osl", "isl_cv", "osl_cv")}
+    rate: Question = {"gpu_minutes": minutes, "rate": scenario.rate_per_s, "arrivals": query["arrivals"]}
     return {**rate, **limits, **asked, **floats}
 
 

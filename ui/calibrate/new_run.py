@@ -8,7 +8,7 @@ from calibration import jobs
 from calibration.errors import CalibrationError
 from calibration.new_run import Duration, NewRun, duration, plan_file
 from calibration.plan import PlanFile
-from calibration.store import Store
+from calibration.store import LIVE, Store
 from sizing.errors import SizingError
 from sizing.numbers import significant
 from ui import answers
@@ -94,7 +94,7 @@ def _levels(file: PlanFile, expected: Duration) -> str:
 
 
 def _start_button(store: Store, file: PlanFile, minutes: str) -> None:
-    busy = next((run for run in store.runs() if run.target == file.plan.server.url and run.state in jobs.LIVE), None)
+    busy = next((run for run in store.runs() if run.target == file.plan.server.url and run.state in LIVE), None)
     if busy is not None:
         st.info(f"Run {busy.id} is measuring {plain(busy.target)}: two at once would disturb each other.")
     st.button(

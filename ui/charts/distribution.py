@@ -9,7 +9,7 @@ import numpy as np
 import plotly.graph_objects as go
 
 from sizing.numbers import milliseconds, significant
-from sizing.workload import Limit, Metric
+from sizing.workload import Limit, Metric, Seconds
 from ui.charts.base import SMALL, Chart, Ink, figure_of
 from ui.charts.legend import legend_above
 from ui.words import UNIT, limit_name
@@ -24,11 +24,11 @@ class Spread(NamedTuple):
     """Seconds that the shares of the requests stay at or below; `name` as it stands in the legend."""
 
     name: str
-    seconds: Sequence[float]
+    seconds: Sequence[float] | Seconds
 
 
 def distribution(
-    metric: Metric, shares: Sequence[float], spreads: Sequence[Spread], limit: Limit | None, ink: Ink
+    metric: Metric, shares: Sequence[float] | Seconds, spreads: Sequence[Spread], limit: Limit | None, ink: Ink
 ) -> Chart:
     """Cumulative shares of one latency, the first of `spreads`, and of parts of it; the limit as a vertical line.
 
@@ -69,7 +69,7 @@ def _mark_limit(figure: go.Figure, limit: Limit, end_s: float, per_s: float, ink
     )
 
 
-def _in_words(metric: Metric, shares: Sequence[float], spread: Spread, limit: Limit | None) -> str:
+def _in_words(metric: Metric, shares: Sequence[float] | Seconds, spread: Spread, limit: Limit | None) -> str:
     at = {share: float(np.interp(share, shares, spread.seconds)) for share in (0.5, 0.95, 0.99)}
     told = ", ".join(
         f"{significant(100 * share)} % of the requests within {milliseconds(s)}" for share, s in at.items()

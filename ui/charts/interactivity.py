@@ -164,7 +164,7 @@ def _axes(figure: go.Figure, measure: Measure, values: Sequence[float]) -> bool:
 def _in_words(best: Sequence[Spot], measure: Measure) -> str:
     if not best:
         return f"{measure.title} against interactivity: no configuration has a steady load."
-    changes = [one for before, one in pairwise([None, *best]) if before is None or before.name != one.name]
+    changes = [best[0], *(one for before, one in pairwise(best) if before.name != one.name)]
     parts = [f"from {significant(spot.x)} {spot.name} ({significant(spot.y)})" for spot in changes[:6]]
     held = [spot.x for spot in best if spot.meets]
     sla = f"the SLA holds from {significant(min(held))}" if held else "the SLA holds nowhere on the front"

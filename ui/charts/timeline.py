@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from sizing.numbers import significant
+from sizing.workload import Seconds
 from ui.charts.base import SMALL, Chart, Ink, figure_of
 from ui.charts.legend import legend_above
 
@@ -14,7 +15,7 @@ class Line(NamedTuple):
     """One quantity over time, with its name as it stands beside the line."""
 
     name: str
-    values: Sequence[float]
+    values: Sequence[float] | Seconds
 
 
 def time_unit(longest_s: float) -> tuple[str, float]:
@@ -26,7 +27,7 @@ def time_unit(longest_s: float) -> tuple[str, float]:
 
 def over_time(
     title: str,
-    time_s: Sequence[float],
+    time_s: Sequence[float] | Seconds,
     lines: Sequence[Line],
     ink: Ink,
     *,

@@ -11,6 +11,7 @@ from sizing.cost import cost_of
 from sizing.numbers import milliseconds, significant
 from sizing.plan import Fleet, Question
 from sizing.versus import versus
+from sizing.workload import Limit
 from ui.compare.table import PER_HOUR, PER_MILLION, binding_name
 from ui.comparing import room_share
 from ui.fleets import use_configuration
@@ -56,12 +57,7 @@ def lines(question: Question, fleets: list[Fleet], with_cost: bool) -> dict[str,
         ),
     }
     for limit in question.sla.limits:
-        said[f"{limit_name(limit)} (limit {milliseconds(limit.limit_s)})"] = _best(
-            fleets,
-            lambda fleet, limit=limit: fleet.predicted.value_s(limit),
-            lambda fleet, limit=limit: milliseconds(fleet.predicted.value_s(limit)),
-            lowest=True,
-        )
+        said[f"{limit_name(limit)} (limit {milliseconds(limit.limit_s)})"] = _limited(fleets, limit)
     said["Room to the SLA"] = [
         f"{100 * max(0.0, room_share(fleet)):.0f} % of {binding_name(fleet)}" for fleet in fleets
     ]
@@ -76,6 +72,16 @@ def _costs(question: Question, fleets: list[Fleet]) -> dict[str, list[str]]:
         PER_HOUR: ["not known" if cost is None else significant(cost.per_hour) for cost in costs],
         PER_MILLION: ["not known" if cost is None else significant(cost.per_million_output_tokens) for cost in costs],
     }
+
+
+def _limited(fleets: list[Fleet], limit: Limit) -> list[str]:
+    """The latency that a limit speaks of."""
+    return _best(
+        fleets,
+        lambda fleet: fleet.predicted.value_s(limit),
+        lambda fleet: milliseconds(fleet.predicted.value_s(limit)),
+        lowest=True,
+    )
 
 
 def _best(

@@ -64,7 +64,7 @@ def _accuracy() -> None:
         st.markdown(f"**{plain(found.verdict)}** A goal that is missed stays in the table.")
     if found.rows:
         table = pd.DataFrame(found.rows)
-        order = [name for name in FIRST if name in table] + [name for name in table if name not in FIRST]
+        order = [name for name in FIRST if name in table] + [str(name) for name in table if name not in FIRST]
         st.dataframe(
             table,
             hide_index=True,

@@ -35,13 +35,12 @@ def gpus_for_load(scenario: Scenario, corner: DeltaGenerator) -> None:
     """How many GPUs?"""
     with corner, st.spinner("Sizing and simulating…"):
         outcome = answers.outcome(scenario)
-        curve = answers.curve(scenario, outcome.plan) if outcome.plan else None
-    if outcome.plan is None or curve is None:
+    if outcome.plan is None:
         show_no_plan(outcome.title, outcome.reason, outcome.rejected, scenario)
         tell_change_since_link(None, scenario)
         return
     st.session_state.gpus_found = outcome.plan.answer.gpus
-    show_plan(outcome.plan, curve, scenario)
+    show_plan(outcome.plan, scenario)
 
 
 def load_of_gpus(scenario: Scenario, corner: DeltaGenerator) -> None:

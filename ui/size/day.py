@@ -138,6 +138,6 @@ def edited(loads: Sequence[float], rows: Mapping[int, Mapping[str, Any]]) -> tup
     (100.0, 75.0)
     """
     changed = {hour: row.get(LOAD) for hour, row in rows.items()}
-    new = tuple(changed.get(hour, load) for hour, load in enumerate(loads))
-    good = all(isinstance(load, int | float) and load in OF_PEAK for load in new) and any(new)
-    return tuple(map(float, new)) if good else tuple(loads)
+    new = [changed.get(hour, load) for hour, load in enumerate(loads)]
+    read = tuple(float(load) for load in new if isinstance(load, int | float) and load in OF_PEAK)
+    return read if len(read) == len(new) and any(read) else tuple(loads)

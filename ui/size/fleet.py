@@ -39,8 +39,8 @@ CHART_PX = 210
 COMPARE = "ui/pages/compare.py"
 
 
-def show_plan(plan: Plan, curve: LoadCurve, scenario: Scenario) -> None:
-    """The whole answer."""
+def show_plan(plan: Plan, scenario: Scenario) -> None:
+    """The whole answer, the sentence first: the curve behind the charts is worked out when the rest can be read."""
     tell_unreadable_sources()
     with st.container(gap="xsmall"):
         headline(plan, scenario)
@@ -48,6 +48,7 @@ def show_plan(plan: Plan, curve: LoadCurve, scenario: Scenario) -> None:
     _cards(plan)
     with st.container(gap="xsmall"):
         _remarks(plan, scenario)
+    curve = answers.curve(scenario, plan)
     limits = plan.question.sla.limits
     for column, limit in zip(st.columns(len(limits)), limits, strict=True):
         with column:

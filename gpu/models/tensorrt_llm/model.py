@@ -43,7 +43,7 @@ class TritonPythonModel(reference.TritonPythonModel):
 
     def initialize(self, args: dict[str, str]) -> None:
         sys.setswitchinterval(SWITCH_S)
-        reference.build_engine = build_engine
+        vars(reference)["build_engine"] = build_engine
         super().initialize(args)
 
     def _next_tokens(self) -> list[Any] | None:

@@ -21,7 +21,7 @@ from calibration.repository.options import Options
 from calibration.repository.staging import stage
 from tests.calibration.adapter_files import everywhere, make_adapter
 from tests.calibration.repository.loader import SMALL, Served
-from tests.calibration.test_serve import WITHIN_S, Stream, engine_inputs, ids, tensor, until
+from tests.calibration.serving import WITHIN_S, Stream, engine_inputs, ids, tensor, until
 
 pytestmark = pytest.mark.triton
 

@@ -1,0 +1,17 @@
+"""The mock that most tests of it ask."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+
+from calibration.mock import RunningMock, running
+from tests.calibration.mock.asking import FAST
+
+
+@pytest.fixture(scope="module")
+def mock() -> Iterator[RunningMock]:
+    """One that answers quickly."""
+    with running(FAST) as found:
+        yield found

@@ -1,0 +1,142 @@
+"""What-ifs about two pools, one for prompts and one for decoding."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from sizing.capacity import BY_FORMULA
+from sizing.errors import ScenarioError
+from sizing.estimate import estimate
+from sizing.plan import Candidate, Fleet, Rejection
+from sizing.simulator import simulate_disaggregated
+from sizing.whatif import (
+    KvReuse,
+    Pools,
+    Setup,
+    disaggregate,
+    what_if,
+)
+from sizing.whatif.joint_pools import Joint, Pool, enlarged
+from sizing.whatif.pools import decode_only, decode_question, prefill_question
+from sizing.workload import Lengths, Limit, Sla, Workload
+from tests.sizing.whatif_cases import LENGTHS, QUESTION, QWEN, SLA, after
+
+# Two pools.
+
+
+@given(st.integers(1, 200), st.integers(0, 1000))
+def test_a_decode_pool_pays_for_the_prompt_in_every_step(batch: int, generated: int) -> None:
+    """Told as prompts of one token, sequences cost what they do with their whole context."""
+    replica = estimate(QWEN, "h200_sxm", 2, "bf16", LENGTHS).replica
+    alike = decode_only(replica, QUESTION)
+    whole, told = batch * (2000 + generated), batch * (1 + generated)
+    assert alike.law.decode_s(batch, told) == pytest.approx(replica.law.decode_s(batch, whole), rel=1e-12)
+    sequences = replica.batching.kv_tokens / 2256, alike.batching.kv_tokens / 257
+    assert sequences[0] == pytest.approx(sequences[1], rel=1e-3)
+
+
+def test_pools_pay_off_where_itl_is_tight(bf16: Candidate) -> None:
+    """A tighter ITL needs more for tokens and no more for prompts; at the tight end two pools beat one."""
+    gpus = []
+    for limit in ("p95:40ms", "p95:15ms"):
+        question = dataclasses.replace(QUESTION, sla=Sla(ttft=SLA.ttft, itl=Limit.parse("itl", limit)))
+        pools = disaggregate(Setup(bf16, question), BY_FORMULA)
+        assert isinstance(pools, Pools)
+        assert pools.verified_by == "analytic"
+        together = what_if(question, bf16, [], BY_FORMULA).after
+        gpus.append((pools.prefill.gpus, pools.decode.gpus, together.gpus if isinstance(together, Fleet) else 10**6))
+    loose, tight = gpus
+    assert tight[0] == loose[0]
+    assert tight[1] > loose[1]
+    assert sum(tight[:2]) < tight[2]
+
+
+def test_prompts_found_in_the_cache_matter_to_the_prefill_pool_only(bf16: Candidate) -> None:
+    """Its question keeps the prefix, the decode pool's has none: there every prompt arrives computed."""
+    reusing = after(KvReuse(1000, 0.8), bf16).question
+    assert prefill_question(reusing).workload.prefix == reusing.workload.prefix
+    assert decode_question(reusing, 0.1, 0.001).workload.prefix.tokens == 0
+
+
+def test_the_prefill_pool_is_the_fleet_of_one_token_requests(bf16: Candidate) -> None:
+    pools = disaggregate(Setup(bf16, QUESTION), BY_FORMULA)
+    assert isinstance(pools, Pools)
+    one_token = dataclasses.replace(
+        QUESTION, workload=Workload(Lengths(2000, 1), QUESTION.workload.rate_per_s), sla=Sla(ttft=SLA.ttft)
+    )
+    alone = what_if(one_token, bf16, [], BY_FORMULA).after
+    assert isinstance(alone, Fleet)
+    assert pools.prefill.gpus == alone.gpus
+    assert pools.gpus == pools.prefill.gpus + pools.decode.gpus
+    assert pools.transfer_s == pytest.approx(2000 * 64 * 8 * 128 * 2 * 2 / 2 / 225e9)
+
+
+def test_pools_hold_the_sla_together(bf16: Candidate) -> None:
+    """Run together at the planned load over (1 - headroom), seed and length of the product's own run changed."""
+    varied = dataclasses.replace(
+        QUESTION,
+        workload=Workload(Lengths(2000, 256, 0.5, 0.8), 40),
+        sla=Sla(ttft=SLA.ttft, itl=Limit.parse("itl", "p95:20ms")),
+    )
+    pools = disaggregate(Setup(bf16, varied))
+    assert isinstance(pools, Pools)
+    assert pools.verified_by == "simulation"
+    assert pools.predicted is not None
+    assert pools.predicted.meets(varied.sla)
+    again = simulate_disaggregated(
+        bf16.replica,
+        bf16.replica,
+        dataclasses.replace(varied.workload, rate_per_s=40 / 0.8),
+        prefill_replicas=pools.prefill.working,
+        decode_replicas=pools.decode.working,
+        transfer_token_s=pools.transfer_s / 2000,
+        requests=60_000,
+        seed=7,
+    )
+    for limit in varied.sla.limits:
+        assert again.prediction().value_s(limit) < 1.05 * limit.limit_s
+
+
+def test_pools_that_the_formula_sized_too_small_grow(bf16: Candidate) -> None:
+    """From one replica each: the pool whose limit fails grows, until the SLA holds; the fleets' arithmetic follows."""
+    pools = disaggregate(Setup(bf16, QUESTION), BY_FORMULA)
+    assert isinstance(pools, Pools)
+    of_prefill = prefill_question(QUESTION)
+    of_decode = decode_question(QUESTION, 0.5, pools.transfer_s)
+    prefill, decode = Pool(of_prefill, pools.prefill), Pool(of_decode, pools.decode)
+    small = prefill.of(pools.prefill.working - 1)
+    joint = enlarged(QUESTION, bf16.replica, small, decode, pools.transfer_s)
+    assert isinstance(joint, Joint)
+    grown = joint.prefill.fleet
+    assert grown.working > small.fleet.working
+    assert grown.working * grown.load_per_s == pytest.approx(QUESTION.workload.rate_per_s)
+    assert grown.requests_per_s_per_replica == pytest.approx(grown.load_per_s)
+    assert joint.predicted.meets(QUESTION.sla)
+
+
+def test_pools_that_no_growth_helps_are_a_rejection(bf16: Candidate) -> None:
+    """An ITL that even an idle decode replica misses: the search ends, with the limit named."""
+    pools = disaggregate(Setup(bf16, QUESTION), BY_FORMULA)
+    assert isinstance(pools, Pools)
+    hopeless = dataclasses.replace(QUESTION, sla=Sla(ttft=SLA.ttft, itl=Limit.parse("itl", "p95:1ms")))
+    prefill, decode = (Pool(QUESTION, fleet) for fleet in (pools.prefill, pools.decode))
+    lost = enlarged(hopeless, bf16.replica, prefill, decode, pools.transfer_s)
+    assert isinstance(lost, Rejection)
+    assert "p95 ITL" in lost.why
+
+
+@pytest.mark.parametrize(
+    ("sla", "text"),
+    [
+        (Sla(itl=SLA.itl), "TTFT limit"),
+        (Sla(ttft=SLA.ttft), "limit on ITL or E2E"),
+        (Sla(ttft=SLA.ttft, e2e=Limit.parse("e2e", "p95:1ms")), "alone exceed"),
+    ],
+)
+def test_pools_need_a_limit_each(sla: Sla, text: str, bf16: Candidate) -> None:
+    with pytest.raises(ScenarioError, match=text):
+        disaggregate(Setup(bf16, dataclasses.replace(QUESTION, sla=sla)))

@@ -1,0 +1,112 @@
+"""What-ifs about precision and TP: near the law timed there, and by data sheet where nothing was timed."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from sizing.capacity import BY_FORMULA
+from sizing.errors import DoesNotFit
+from sizing.estimate import estimate
+from sizing.plan import Candidate, Fleet, Rejection
+from sizing.replica import Batching, Replica
+from sizing.steptime import StepLaw
+from sizing.whatif import (
+    AtPrecision,
+    AtTp,
+    BatchLimit,
+    WhatIf,
+    what_if,
+)
+from sizing.whatif.setup import sheet_of
+from sizing.whatif.transfer import Ratios, timed_ratios
+from sizing.whatif.weights import by_data_sheet
+from tests.sizing.whatif_cases import LENGTHS, QUESTION, QWEN, after
+
+# Precision and TP.
+
+
+def test_fp8_is_faster_holds_more_and_needs_fewer_gpus(bf16: Candidate) -> None:
+    found = what_if(QUESTION, bf16, [AtPrecision("fp8")], BY_FORMULA)
+    law, was = found.setup.candidate.replica.law, bf16.replica.law
+    assert law.decode_s(32, 64_000) < was.decode_s(32, 64_000)
+    assert law.prefill_alone_s(2000) < was.prefill_alone_s(2000)
+    assert found.setup.candidate.replica.batching.kv_tokens > 2 * bf16.replica.batching.kv_tokens
+    assert isinstance(found.before, Fleet)
+    assert isinstance(found.after, Fleet)
+    assert found.after.gpus < found.before.gpus
+    assert found.after.basis == "what-if"
+
+
+@pytest.mark.parametrize(("change", "tp", "precision"), [(AtPrecision("fp8"), 2, "fp8"), (AtTp(4), 4, "bf16")])
+def test_timed_changes_land_near_the_law_timed_there(change: WhatIf, tp: int, precision: str, bf16: Candidate) -> None:
+    """From the day-zero law of one way to run the model to that of another: within 10 % at the question's lengths."""
+    there = estimate(QWEN, "h200_sxm", tp, precision, LENGTHS).replica
+    here = after(change, bf16).candidate.replica
+    for batch in (1, 16, 64):
+        kv_tokens = batch * 2128
+        assert here.law.decode_s(batch, kv_tokens) == pytest.approx(there.law.decode_s(batch, kv_tokens), rel=0.1)
+    assert here.law.prefill_alone_s(2000) == pytest.approx(there.law.prefill_alone_s(2000), rel=0.1)
+    assert here.batching.kv_tokens == pytest.approx(there.batching.kv_tokens, rel=0.1)
+
+
+def test_there_and_back_is_where_we_were(bf16: Candidate) -> None:
+    """fp8 and then bf16 again: the same law, and the same cache but for the tenth of freed memory the engine keeps."""
+    back = AtPrecision("bf16").apply(after(AtPrecision("fp8"), bf16)).candidate.replica
+    assert back.law.seconds == pytest.approx(bf16.replica.law.seconds)
+    assert back.batching.kv_tokens == pytest.approx(bf16.replica.batching.kv_tokens, rel=1e-5)
+
+
+def test_data_sheet_ratios_where_nothing_was_timed(bf16: Candidate) -> None:
+    """int4 was not timed on the H200: a quarter of the bytes, the same arithmetic, and the line says so."""
+    sheet = sheet_of(bf16)
+    int4 = dataclasses.replace(sheet, precision="int4")
+    assert timed_ratios(sheet, int4, LENGTHS) is None
+    law = by_data_sheet(bf16.replica.law, sheet, int4)
+    assert law.decode_s(1, 0) < bf16.replica.law.decode_s(1, 0)
+    assert law.token_s == bf16.replica.law.token_s
+    changed = after(AtPrecision("int4"), bf16)
+    assert "no kernel timings of both" in changed.assumptions[1]
+    assert changed.candidate.relative_sigma > after(AtPrecision("fp8"), bf16).candidate.relative_sigma
+
+
+def test_data_sheets_and_timings_agree_on_the_direction(bf16: Candidate) -> None:
+    """TP4 by data sheet: decode between the timed law and half off, never slower than TP2."""
+    sheet = sheet_of(bf16)
+    four = by_data_sheet(bf16.replica.law, sheet, dataclasses.replace(sheet, tp=4))
+    timed = timed_ratios(sheet, dataclasses.replace(sheet, tp=4), LENGTHS)
+    assert timed is not None
+    ratio = four.decode_s(8, 16_000) / bf16.replica.law.decode_s(8, 16_000)
+    assert timed.decode == pytest.approx(ratio, rel=0.3)
+    assert 0.5 < ratio < 1
+
+
+@given(st.floats(0.3, 3), st.floats(0.3, 3))
+def test_ratios_scale_what_they_speak_of(decode: float, prefill: float) -> None:
+    law = StepLaw(5e-3, 1e-3, 20e-6, 8e-6, 45e-9, 9e-10, 1e-3)
+    scaled = Ratios(decode, prefill).of(law)
+    memory_bound = dataclasses.replace(law, token_s=0.0)
+    assert dataclasses.replace(scaled, token_s=0.0).decode_s(16, 9e4) == pytest.approx(
+        decode * memory_bound.decode_s(16, 9e4)
+    )
+    assert Ratios(1.0, 1.0).of(law) == law
+
+
+def test_weights_that_no_longer_fit_are_a_rejection() -> None:
+    """From TP2 to TP1, the bf16 weights of 32.8 billion parameters exceed the 48 GB of an L40S by 17 GB and more."""
+    candidate = estimate(QWEN, "l40s", 2, "bf16", LENGTHS)
+    with pytest.raises(DoesNotFit, match="GB more per GPU"):
+        after(AtTp(1), candidate)
+    found = what_if(QUESTION, candidate, [BatchLimit(64), AtTp(1)], BY_FORMULA)
+    assert isinstance(found.after, Rejection)
+    assert found.after.kind == "memory"
+
+
+def test_an_unknown_cache_stays_unknown(bf16: Candidate) -> None:
+    """A fit that found no limit of the cache has none after the change either."""
+    unlimited = Replica(bf16.replica.law, Batching())
+    candidate = dataclasses.replace(bf16, replica=unlimited)
+    assert after(AtPrecision("fp8"), candidate).candidate.replica.batching.kv_tokens == Batching().kv_tokens

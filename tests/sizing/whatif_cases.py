@@ -1,0 +1,19 @@
+"""The question and the engine that the tests of what-ifs start from."""
+
+from __future__ import annotations
+
+from sizing.plan import Candidate, Question
+from sizing.whatif import (
+    Setup,
+    WhatIf,
+)
+from sizing.workload import Lengths, Limit, Sla, Workload
+
+QWEN = "Qwen/Qwen3-32B"
+LENGTHS = Lengths(2000, 256)
+SLA = Sla(ttft=Limit.parse("ttft", "p95:2s"), itl=Limit.parse("itl", "p95:60ms"))
+QUESTION = Question(QWEN, Workload(LENGTHS, 20), SLA)
+
+
+def after(change: WhatIf, candidate: Candidate) -> Setup:
+    return change.apply(Setup(candidate, QUESTION))

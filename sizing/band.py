@@ -7,15 +7,16 @@ from functools import lru_cache
 
 from sizing.capacity import Setting, SlaMissed, analytic_capacity_per_s, load_response, predict_at
 from sizing.plan import Candidate
+from sizing.queueing import stable_rate_per_s
 from sizing.replica import Replica
-from sizing.response import LoadResponse, log_excess
+from sizing.response import log_excess
 
 Z90 = 1.645
 MONTE_CARLO_SIGMA = 0.015
 """Standard error of a simulated capacity at the number of requests the planner uses: 0.4 to 1.2 % over four questions
 with sixteen seeds each, more where an SLA lies close to the idle latency."""
-NEAR, CLOSE, STEPS = 0.3, 0.02, 4
-"""Log of latency over limit within which a law is near the middle one, and from which a last step arrives; steps."""
+CLOSE, SHORT, STEPS = 0.02, 0.004, 4
+"""Log of latency over limit, and of a step in the rate, from which no further step is taken; most steps."""
 
 
 @lru_cache(maxsize=512)
@@ -28,8 +29,8 @@ def capacity_band(candidate: Candidate, setting: Setting) -> tuple[float, float]
     load, and for the fleet by formula and the one by simulation.
     """
     if candidate.variants:
-        response = load_response(candidate.replica, setting)
-        sigma = math.hypot(MONTE_CARLO_SIGMA, *(_half_change(pair, setting, response) for pair in candidate.variants))
+        changes = (_half_change(pair, setting, candidate.replica) for pair in candidate.variants)
+        sigma = math.hypot(MONTE_CARLO_SIGMA, *changes)
         return math.exp(-Z90 * sigma), math.exp(Z90 * sigma)
     low, high = scaled_capacities(candidate.replica, setting, math.exp(Z90 * candidate.relative_sigma))
     return low, high
@@ -43,33 +44,47 @@ def scaled_capacities(replica: Replica, setting: Setting, factor: float) -> tupl
     Where the formula puts even the faster engine over a limit that the simulation found kept, the band ends at 1.
     """
     response = load_response(replica, setting)
-    middle = response.rate_per_s(0.0) or float(response.rates_per_s[0])
+    middle = response.rate_per_s(0.0) or _idle_per_s(replica, setting)
     step = math.log(factor)
     return response.rate_per_s(-step) / factor / middle, max(1.0, response.rate_per_s(step) * factor / middle)
 
 
-def _half_change(pair: tuple[Replica, Replica], setting: Setting, response: LoadResponse) -> float:
-    """Half the change of log capacity between two laws; a law that fails alone counts as a hundredth of the middle,
-    whose response to load is `response`."""
-    middle = response.rate_per_s(0.0) or float(response.rates_per_s[0])
-    one, other = (max(_capacity(replica, setting, response, middle), middle / 100) for replica in pair)
+def _half_change(pair: tuple[Replica, Replica], setting: Setting, middle: Replica) -> float:
+    """Half the change of log capacity between two laws; one that fails alone counts as a hundredth of `middle`."""
+    least_per_s = (load_response(middle, setting).rate_per_s(0.0) or _idle_per_s(middle, setting)) / 100
+    one, other = (max(_capacity(replica, setting, middle), least_per_s) for replica in pair)
     return math.log(one / other) / 2
 
 
-def _capacity(replica: Replica, setting: Setting, alike: LoadResponse, rate_per_s: float) -> float:
-    """Capacity by formula of a replica whose response to load is much `alike`, sought from `rate_per_s`; 0 when the SLA
-    is missed without load. A whole response of its own takes four times as long; it is asked for where steps along the
-    slope of the other do not arrive, as where no load is steady."""
-    below_per_s, above_per_s = alike.rate_per_s(-NEAR), alike.rate_per_s(NEAR)
-    slope = math.log(above_per_s / below_per_s) / (2 * NEAR) if 0 < below_per_s < above_per_s else 0.0
-    for _ in range(STEPS if slope else 0):
+def _capacity(replica: Replica, setting: Setting, alike: Replica) -> float:
+    """Capacity by formula of a replica much `alike` another; 0 when the SLA is missed without load.
+
+    At equal shares of their stable rates the two use up the SLA alike, up to a constant, which is learned by asking
+    the formula where the other's capacity would be, and again where the constant leads. Mostly once is enough. A whole
+    response of its own takes ten times as long; it is asked for where that does not settle.
+    """
+    response, level = load_response(alike, setting), 0.0
+    scale = _stable_per_s(replica, setting) / _stable_per_s(alike, setting)
+    rate_per_s = scale * (response.rate_per_s(level) or _idle_per_s(alike, setting))
+    for _ in range(STEPS):
         over = log_excess(predict_at(replica, setting, rate_per_s), setting.sla)
-        if abs(over) > NEAR:
+        level -= over
+        step_per_s = scale * response.rate_per_s(level)
+        if step_per_s == 0:
             break
-        rate_per_s *= math.exp(-over * slope)
-        if abs(over) <= CLOSE:
-            return rate_per_s
+        if abs(over) <= CLOSE or abs(math.log(step_per_s / rate_per_s)) <= SHORT:
+            return step_per_s
+        rate_per_s = step_per_s
     try:
         return analytic_capacity_per_s(replica, setting)
     except SlaMissed:
         return 0.0
+
+
+def _stable_per_s(replica: Replica, setting: Setting) -> float:
+    return stable_rate_per_s(replica, setting.workload.lengths, setting.workload.prefix)
+
+
+def _idle_per_s(replica: Replica, setting: Setting) -> float:
+    """The lowest rate of a replica's response."""
+    return float(load_response(replica, setting).rates_per_s[0])

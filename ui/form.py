@@ -84,8 +84,19 @@ def draw() -> Scenario:
         _limits()
         left, right = st.columns(2)
         most = HEADROOM.high * 100
-        left.number_input("Headroom (%)", 0.0, most, step=5.0, format="%g", key="headroom", help=HEADROOM_HELP)
-        right.number_input("Spare replicas", 0, int(SPARE.high), step=1, key="spare", help=SPARE_HELP)
+        left.number_input(
+            "Headroom (%)",
+            0.0,
+            most,
+            step=5.0,
+            format="%g",
+            key="headroom",
+            help=HEADROOM_HELP,
+            persist_state="session",
+        )
+        right.number_input(
+            "Spare replicas", 0, int(SPARE.high), step=1, key="spare", help=SPARE_HELP, persist_state="session"
+        )
         with st.expander("More"):
             more()
     scenario = state.scenario = read()
@@ -122,13 +133,20 @@ def _use_preset() -> None:
 
 
 def _what() -> None:
-    st.selectbox("Model", _with(answers.model_names(), [state.model]), key="model", help=MODEL_HELP)
+    models = _with(answers.model_names(), [state.model])
+    st.selectbox("Model", models, key="model", help=MODEL_HELP, persist_state="session")
     gpus = _with(answers.gpu_names(), state.gpus)
-    st.multiselect("GPUs", gpus, key="gpus", placeholder="Those measured", help=GPUS_HELP)
+    _choices("GPUs", gpus, "gpus", "Those measured", GPUS_HELP)
     left, right = st.columns(2)
     precisions = _with(answers.precision_names(state.model, tuple(state.gpus)), state.precisions)
-    left.multiselect("Precision", precisions, key="precisions", placeholder="Any", help=PRECISION_HELP)
-    right.multiselect("TP (GPUs)", _with(TPS, state.tps), key="tps", placeholder="Any", help=TP_HELP)
+    with left:
+        _choices("Precision", precisions, "precisions", "Any", PRECISION_HELP)
+    with right:
+        _choices("TP (GPUs)", _with(TPS, state.tps), "tps", "Any", TP_HELP)
+
+
+def _choices(label: str, options: Sequence[T], key: str, if_none: str, help_: str) -> None:
+    st.multiselect(label, options, key=key, placeholder=if_none, help=help_, persist_state="session")
 
 
 MODEL_HELP = "Models of the catalogue and those you have measured."
@@ -167,9 +185,24 @@ VARIATION_HELP = (
 
 
 def _users() -> None:
-    users = st.number_input("Active users at peak", 1, 100_000_000, 400, key="users", help="Users with a session open.")
+    users = st.number_input(
+        "Active users at peak",
+        1,
+        100_000_000,
+        400,
+        key="users",
+        help="Users with a session open.",
+        persist_state="session",
+    )
     each = st.number_input(
-        "Requests per user and minute", 0.001, 1000.0, 2.0, format="%g", key="per_user", help="Mean over active users."
+        "Requests per user and minute",
+        0.001,
+        1000.0,
+        2.0,
+        format="%g",
+        key="per_user",
+        help="Mean over active users.",
+        persist_state="session",
     )
     rate_per_s = min(max(round(users * each / 60, 6), RATE.low), RATE.high)
     text = significant(rate_per_s)
@@ -185,7 +218,13 @@ def _limits() -> None:
 def _limit(metric: Metric) -> None:
     name, (unit, per_s) = metric.upper(), UNIT[metric]
     with st.container(horizontal=True, vertical_alignment="center", gap="xsmall"):
-        on = st.toggle(f"{name} ({unit})", key=f"{metric}_on", width=108, help=METRIC_HELP[metric] + LIMIT_HELP)
+        on = st.toggle(
+            f"{name} ({unit})",
+            key=f"{metric}_on",
+            width=108,
+            help=METRIC_HELP[metric] + LIMIT_HELP,
+            persist_state="session",
+        )
         st.number_input(
             f"{name} limit ({unit})",
             float(LIMIT_S.low * per_s),
@@ -195,6 +234,7 @@ def _limit(metric: Metric) -> None:
             disabled=not on,
             width=104,
             label_visibility="collapsed",
+            persist_state="session",
         )
         st.selectbox(
             f"{name} percentile",
@@ -204,6 +244,7 @@ def _limit(metric: Metric) -> None:
             disabled=not on,
             width=68,
             label_visibility="collapsed",
+            persist_state="session",
         )
 
 

@@ -1,4 +1,8 @@
-"""The scenario form in the sidebar: widgets hold the values, `draw` returns them as one Scenario."""
+"""The scenario form in the sidebar: widgets hold the values, `draw` returns them as one Scenario.
+
+Every widget that takes its value from session state has ``persist_state``. Without it the browser is told that value in
+one run only: a browser that draws the widget after another run has begun shows the widget's own default, and sends it.
+"""
 
 from __future__ import annotations
 
@@ -36,18 +40,7 @@ METRIC_HELP: dict[Metric, str] = {
 }
 
 
-CHOICES = ("gpus", "precisions", "tps", *get_args(Metric))
-"""Fields of the scenario that may be empty."""
-
-
-def kept(before: Scenario, now: Scenario) -> Scenario:
-    """`now`, but `before` where two choices or more were emptied at once: nobody does that by turning a page, but a
-    page left before the browser had drawn it may forget its widgets."""
-    emptied = [name for name in CHOICES if getattr(before, name) and not getattr(now, name)]
-    return before if len(emptied) > 1 else now
-
-
-def open_link(page: str) -> None:
+def open_link() -> None:
     """Fill the form from the URL: in a new session, and when the browser's back or forward button has brought a URL.
 
     At other times the URL may be older than the form: a field changed before the browser had our last URL, or it cut
@@ -56,10 +49,7 @@ def open_link(page: str) -> None:
     query = st.query_params.to_dict()
     if "linked" not in state or (_went_back_or_forward() and query):
         state.to_fill = query
-    turned, state.page = state.get("page", page) != page, page
     if (query := state.get("to_fill")) is None:
-        if turned and (now := read()) != (whole := kept(state.scenario, now)):
-            fill(whole)
         return
     scenario, problems = link.from_query(query)
     state.link_problems = problems + link.repeated({key: len(st.query_params.get_all(key)) for key in query})

@@ -21,7 +21,7 @@ page = st.navigation(
     ],
     position="top",
 )
-form.open_link(page.url_path)
+form.open_link()
 scenario = form.draw()
 login.account()
 if st.session_state.link_problems:

@@ -1,4 +1,8 @@
-"""The scenario form in the sidebar: widgets hold the values, `draw` returns them as one Scenario."""
+"""The scenario form in the sidebar: widgets hold the values, `draw` returns them as one Scenario.
+
+Every widget that takes its value from session state has ``persist_state``. Without it the browser is told that value in
+one run only: a browser that draws the widget after another run has begun shows the widget's own default, and sends it.
+"""
 
 from __future__ import annotations
 
@@ -36,18 +40,7 @@ METRIC_HELP: dict[Metric, str] = {
 }
 
 
-CHOICES = ("gpus", "precisions", "tps", *get_args(Metric))
-"""Fields of the scenario that may be empty."""
-
-
-def kept(before: Scenario, now: Scenario) -> Scenario:
-    """`now`, but `before` where two choices or more were emptied at once: nobody does that by turning a page, but a
-    page left before the browser had drawn it may forget its widgets."""
-    emptied = [name for name in CHOICES if getattr(before, name) and not getattr(now, name)]
-    return before if len(emptied) > 1 else now
-
-
-def open_link(page: str) -> None:
+def open_link() -> None:
     """Fill the form from the URL: in a new session, and when the browser's back or forward button has brought a URL.
 
     At other times the URL may be older than the form: a field changed before the browser had our last URL, or it cut
@@ -56,10 +49,7 @@ def open_link(page: str) -> None:
     query = st.query_params.to_dict()
     if "linked" not in state or (_went_back_or_forward() and query):
         state.to_fill = query
-    turned, state.page = state.get("page", page) != page, page
     if (query := state.get("to_fill")) is None:
-        if turned and (now := read()) != (whole := kept(state.scenario, now)):
-            fill(whole)
         return
     scenario, problems = link.from_query(query)
     state.link_problems = problems + link.repeated({key: len(st.query_params.get_all(key)) for key in query})
@@ -84,8 +74,19 @@ def draw() -> Scenario:
         _limits()
         left, right = st.columns(2)
         most = HEADROOM.high * 100
-        left.number_input("Headroom (%)", 0.0, most, step=5.0, format="%g", key="headroom", help=HEADROOM_HELP)
-        right.number_input("Spare replicas", 0, int(SPARE.high), step=1, key="spare", help=SPARE_HELP)
+        left.number_input(
+            "Headroom (%)",
+            0.0,
+            most,
+            step=5.0,
+            format="%g",
+            key="headroom",
+            help=HEADROOM_HELP,
+            persist_state="session",
+        )
+        right.number_input(
+            "Spare replicas", 0, int(SPARE.high), step=1, key="spare", help=SPARE_HELP, persist_state="session"
+        )
         with st.expander("More"):
             more()
     scenario = state.scenario = read()
@@ -122,13 +123,20 @@ def _use_preset() -> None:
 
 
 def _what() -> None:
-    st.selectbox("Model", _with(answers.model_names(), [state.model]), key="model", help=MODEL_HELP)
+    models = _with(answers.model_names(), [state.model])
+    st.selectbox("Model", models, key="model", help=MODEL_HELP, persist_state="session")
     gpus = _with(answers.gpu_names(), state.gpus)
-    st.multiselect("GPUs", gpus, key="gpus", placeholder="Those measured", help=GPUS_HELP)
+    _choices("GPUs", gpus, "gpus", "Those measured", GPUS_HELP)
     left, right = st.columns(2)
     precisions = _with(answers.precision_names(state.model, tuple(state.gpus)), state.precisions)
-    left.multiselect("Precision", precisions, key="precisions", placeholder="Any", help=PRECISION_HELP)
-    right.multiselect("TP (GPUs)", _with(TPS, state.tps), key="tps", placeholder="Any", help=TP_HELP)
+    with left:
+        _choices("Precision", precisions, "precisions", "Any", PRECISION_HELP)
+    with right:
+        _choices("TP (GPUs)", _with(TPS, state.tps), "tps", "Any", TP_HELP)
+
+
+def _choices(label: str, options: Sequence[T], key: str, if_none: str, help_: str) -> None:
+    st.multiselect(label, options, key=key, placeholder=if_none, help=help_, persist_state="session")
 
 
 MODEL_HELP = "Models of the catalogue and those you have measured."
@@ -167,9 +175,24 @@ VARIATION_HELP = (
 
 
 def _users() -> None:
-    users = st.number_input("Active users at peak", 1, 100_000_000, 400, key="users", help="Users with a session open.")
+    users = st.number_input(
+        "Active users at peak",
+        1,
+        100_000_000,
+        400,
+        key="users",
+        help="Users with a session open.",
+        persist_state="session",
+    )
     each = st.number_input(
-        "Requests per user and minute", 0.001, 1000.0, 2.0, format="%g", key="per_user", help="Mean over active users."
+        "Requests per user and minute",
+        0.001,
+        1000.0,
+        2.0,
+        format="%g",
+        key="per_user",
+        help="Mean over active users.",
+        persist_state="session",
     )
     rate_per_s = min(max(round(users * each / 60, 6), RATE.low), RATE.high)
     text = significant(rate_per_s)
@@ -185,7 +208,13 @@ def _limits() -> None:
 def _limit(metric: Metric) -> None:
     name, (unit, per_s) = metric.upper(), UNIT[metric]
     with st.container(horizontal=True, vertical_alignment="center", gap="xsmall"):
-        on = st.toggle(f"{name} ({unit})", key=f"{metric}_on", width=108, help=METRIC_HELP[metric] + LIMIT_HELP)
+        on = st.toggle(
+            f"{name} ({unit})",
+            key=f"{metric}_on",
+            width=108,
+            help=METRIC_HELP[metric] + LIMIT_HELP,
+            persist_state="session",
+        )
         st.number_input(
             f"{name} limit ({unit})",
             float(LIMIT_S.low * per_s),
@@ -195,6 +224,7 @@ def _limit(metric: Metric) -> None:
             disabled=not on,
             width=104,
             label_visibility="collapsed",
+            persist_state="session",
         )
         st.selectbox(
             f"{name} percentile",
@@ -204,6 +234,7 @@ def _limit(metric: Metric) -> None:
             disabled=not on,
             width=68,
             label_visibility="collapsed",
+            persist_state="session",
         )
 
 

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from typing import TypeVar
+
 import streamlit as st
 
 from sizing.workload import ArrivalKind, Routing
 from ui.scenario import ARRIVAL_CV, ARRIVAL_SIZE, OF_SERVER, PEAK_FACTOR, PRICE, Range
 
 state = st.session_state
+T = TypeVar("T")
 
 ROUTING_NAMES: dict[Routing, str] = {
     "random": "Random",
@@ -40,10 +44,8 @@ def number_field(label: str, allowed: Range, key: str, help_: str, step: float |
 
 def more() -> None:
     """Routing, arrivals, shared prefix, costs, servers, and whether measured points count."""
-    st.selectbox("Routing", [*ROUTING_NAMES], format_func=ROUTING_NAMES.__getitem__, key="routing", help=ROUTING_HELP)
-    st.selectbox(
-        "Arrivals", [*ARRIVAL_NAMES], format_func=ARRIVAL_NAMES.__getitem__, key="arrivals", help=ARRIVALS_HELP
-    )
+    _choice("Routing", ROUTING_NAMES, "routing", ROUTING_HELP)
+    _choice("Arrivals", ARRIVAL_NAMES, "arrivals", ARRIVALS_HELP)
     if state.arrivals == "gamma":
         number_field(
             "Burstiness (CV of the gaps)", ARRIVAL_CV, "arrivals_cv", "1 = Poisson, 2 = rather bursty.", step=0.1
@@ -61,15 +63,26 @@ def more() -> None:
         key="gpus_per_server",
         help=SERVER_HELP,
         placeholder="As the GPU usually comes",
+        persist_state="session",
     )
-    st.toggle("Use measured points from the store", key="use_points", help=POINTS_HELP)
+    st.toggle("Use measured points from the store", key="use_points", help=POINTS_HELP, persist_state="session")
+
+
+def _choice(label: str, names: Mapping[T, str], key: str, help_: str) -> None:
+    st.selectbox(label, [*names], format_func=names.__getitem__, key=key, help=help_, persist_state="session")
 
 
 def _prefix() -> None:
     left, right = st.columns(2)
     share, hit = "Shared prefix (%)", "Found in cache (%)"
-    left.number_input(share, 0.0, 100.0, step=5.0, format="%g", key="prefix_share", help=PREFIX_HELP)
-    right.number_input(hit, 0.0, 100.0, step=5.0, format="%g", key="prefix_hit", help=HIT_HELP)
+    with left:
+        _percent(share, "prefix_share", PREFIX_HELP)
+    with right:
+        _percent(hit, "prefix_hit", HIT_HELP)
+
+
+def _percent(label: str, key: str, help_: str) -> None:
+    st.number_input(label, 0.0, 100.0, step=5.0, format="%g", key=key, help=help_, persist_state="session")
 
 
 PREFIX_HELP = "Of the mean prompt: the system prompt or document that all requests begin with. 0 = none."
@@ -86,6 +99,7 @@ def _costs() -> None:
         key="price",
         help=PRICE_HELP,
         placeholder="Not asked",
+        persist_state="session",
     )
     with right:
         number_field("Peak over mean", PEAK_FACTOR, "peak_factor", PEAK_HELP, step=0.5)

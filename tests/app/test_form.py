@@ -1,29 +1,144 @@
-"""The form keeps what was chosen while pages are turned."""
+"""The form keeps the question whatever the browser had drawn of it when the next click came.
+
+A browser sends the values of the widgets that it has drawn, and draws one that it has no value for with the value that
+the server sends, or, where it sends none, with the widget's own default. Each kind of widget is drawn once its own
+script has come, so a click or a page turned early is sent with some of the form's values, or none.
+"""
 
 from __future__ import annotations
 
-import itertools
-from dataclasses import replace
+from collections.abc import Callable, Collection, Mapping
+from typing import Any
 
 import pytest
+from streamlit.proto.WidgetStates_pb2 import WidgetStates
+from streamlit.testing.v1 import AppTest
 
-from ui.form import CHOICES, kept
+from sizing.workload import Arrivals, Limit
+from tests.app.conftest import query_of
+from ui import link
 from ui.scenario import Scenario
 
-BEFORE = Scenario(gpus=("h200_sxm",), precisions=("fp8",), tps=(1,))
-CHOSEN = [name for name in CHOICES if getattr(BEFORE, name)]
+UNLIKE = Scenario(
+    model="Qwen/Qwen3-32B",
+    gpus=("h200_sxm",),
+    precisions=("fp8",),
+    tps=(1,),
+    rate_per_s=30.0,
+    isl_cv=0.5,
+    osl_cv=0.5,
+    ttft=Limit("ttft", 95, 3.0),
+    itl=Limit("itl", 95, 0.1),
+    e2e=Limit("e2e", 95, 60.0),
+    routing="round_robin",
+    arrivals=Arrivals("gamma", 1.5),
+    price_per_gpu_hour=3.0,
+    prefix_share=0.25,
+    prefix_hit=0.5,
+    peak_factor=2.0,
+    gpus_per_server=4,
+)
+"""A question that differs from its widget's own default in every field of the form."""
+QUESTION = link.to_query(UNLIKE)
+KINDS = ("selectbox", "multiselect", "checkbox", "toggle", "number_input")
 
 
-def emptied(*names: str) -> Scenario:
-    empty = {name: () if name in ("gpus", "precisions", "tps") else None for name in names}
-    return replace(BEFORE, rate_per_s=50.0, **empty)
+class Browser:
+    """What a browser remembers of the form, and what it sends."""
+
+    def __init__(self, app: AppTest) -> None:
+        self.app = app
+        self.values: dict[str, Any] = {}
+
+    def draw(self, kinds: Collection[str] = KINDS) -> None:
+        """Draw what the last run sent, of these kinds of widgets."""
+        for kind in kinds:
+            for widget in self.app.sidebar.get(kind):
+                if widget.proto.set_value or widget.proto.id not in self.values:
+                    self.values[widget.proto.id] = _drawn(widget.proto)
+
+    def send(self, **typed: float) -> None:
+        """Send every value that was drawn, those just typed in the fields of these keys among them."""
+        for key, value in typed.items():
+            self.values[next(name for name in self.values if name.endswith(f"-{key}"))] = value
+        states = WidgetStates()
+        for name, value in self.values.items():
+            state = states.widgets.add(id=name)
+            if isinstance(value, list):
+                state.string_array_value.data[:] = value
+            elif value is not None:
+                setattr(state, FIELDS[type(value)], value)
+        self.app._run(states)
+        assert not self.app.exception
 
 
-def test_where_choices_vanish_together_the_form_comes_back() -> None:
-    for one, other in itertools.pairwise(CHOSEN):
-        assert kept(BEFORE, emptied(one, other)) == BEFORE
+FIELDS = {bool: "bool_value", int: "int_value", float: "double_value", str: "string_value"}
 
 
-@pytest.mark.parametrize("name", CHOSEN)
-def test_one_choice_may_be_emptied(name: str) -> None:
-    assert kept(BEFORE, emptied(name)) == emptied(name)
+def _drawn(proto: Any) -> Any:
+    return _sent(proto) if proto.set_value else _default(proto)
+
+
+def _sent(proto: Any) -> Any:
+    """The value that the server sends with a widget."""
+    if hasattr(proto, "raw_values"):
+        return list(proto.raw_values)
+    if hasattr(proto, "raw_value"):
+        return proto.raw_value
+    return _number(proto, "value") if hasattr(proto, "data_type") else proto.value
+
+
+def _default(proto: Any) -> Any:
+    """A widget's own default."""
+    if hasattr(proto, "raw_values"):
+        return [proto.options[index] for index in proto.default]
+    if hasattr(proto, "raw_value"):
+        return proto.options[proto.default]
+    return _number(proto, "default") if hasattr(proto, "data_type") else proto.default
+
+
+def _number(proto: Any, name: str) -> float | None:
+    if not proto.HasField(name):
+        return None
+    value = getattr(proto, name)
+    return int(value) if proto.data_type == proto.INT else float(value)
+
+
+def of_question(app: AppTest) -> Mapping[str, str]:
+    """The fields of the question in the link."""
+    return {key: value for key, value in query_of(app).items() if key in QUESTION}
+
+
+def test_the_question_differs_from_every_default(opened: Callable[..., AppTest]) -> None:
+    app = opened(UNLIKE)
+    drawn = {widget.key: widget.proto for kind in KINDS for widget in app.sidebar.get(kind)}
+    assert len(drawn) > 25
+    assert [key for key, proto in drawn.items() if _drawn(proto) == _default(proto)] == ["users", "per_user"]
+
+
+@pytest.mark.parametrize("kinds", [(), ("number_input",), ("selectbox", "checkbox", "toggle"), ("multiselect",)])
+@pytest.mark.parametrize("page", [None, "ui/pages/method.py"], ids=["same page", "page turned"])
+def test_a_form_half_drawn_when_the_next_run_starts_is_drawn_whole(
+    opened: Callable[..., AppTest], kinds: tuple[str, ...], page: str | None
+) -> None:
+    app = opened(UNLIKE)
+    browser = Browser(app)
+    browser.draw(kinds)
+    if page:
+        app.switch_page(page)
+    browser.send()
+    assert of_question(app) == QUESTION
+    browser.draw()
+    browser.send(rate_per_s=31.0)
+    assert of_question(app) == {**QUESTION, "rate": "31.0"}
+
+
+def test_a_page_turned_twice_before_anything_is_drawn_loses_nothing(opened: Callable[..., AppTest]) -> None:
+    app = opened(UNLIKE)
+    browser = Browser(app)
+    for page in ("ui/pages/method.py", "ui/pages/calibrate.py", "ui/pages/method.py"):
+        app.switch_page(page)
+        browser.send()
+    browser.draw()
+    browser.send()
+    assert of_question(app) == QUESTION

@@ -6,7 +6,7 @@ import re
 from collections.abc import Iterator
 
 import pytest
-from playwright.sync_api import Browser, Locator, Page, expect
+from playwright.sync_api import Browser, Locator, Page, Route, expect
 
 from tests.browser.served import chromium, served
 from tests.browser.visit import fits_sideways, rested
@@ -16,6 +16,7 @@ pytestmark = pytest.mark.browser
 ONE = "/?gpu=h200_sxm&precision=fp8&tp=1"
 WAIT_MS = 120_000
 ANSWER = re.compile(r"You need \d+ × h200_sxm")
+LATE = re.compile(r"/(Multiselect|Selectbox|Checkbox)\.[^/]*\.js")
 PHONE = {"width": 390, "height": 844}
 expect.set_options(timeout=WAIT_MS)
 
@@ -91,6 +92,31 @@ def test_a_field_changed_before_the_first_answer_is_kept(
         expect(field(page, "Peak load (requests/s)")).to_have_value("20")
         set_load(page, "200")
         page.close()
+
+
+@pytest.mark.parametrize("turned", [False, True], ids=["field changed", "page turned"])
+def test_a_form_that_was_half_drawn_when_the_visitor_went_on_is_drawn_whole(
+    page: Page, address: str, turned: bool
+) -> None:
+    """The scripts of some kinds of widgets come late: those are drawn only when the next run has ended."""
+    late: list[Route] = []
+    released: list[Route] = []
+    page.route(LATE, lambda route: route.continue_() if released else late.append(route))
+    page.goto(address + ONE)
+    expect(field(page, "Peak load (requests/s)")).to_have_value("20")
+    if turned:
+        page.get_by_role("link", name="Method").click()
+    else:
+        set_load(page, "30")
+    expect(page).to_have_url(re.compile(r"/method\?.*&day=" if turned else r"rate=30\.0.*&day="))
+    released += late
+    for route in late:
+        route.continue_()
+    expect(page.get_by_test_id("stMultiSelect")).to_have_text([re.compile(name) for name in ("h200_sxm", "fp8", "1")])
+    load = field(page, "Peak load (requests/s)")
+    load.fill("40")
+    load.press("Enter")
+    expect(page).to_have_url(re.compile(r"model=Qwen%2FQwen3-32B&gpu=h200_sxm&precision=fp8&tp=1&rate=40\.0.*&day="))
 
 
 def test_the_back_button_brings_the_older_question_back(page: Page, address: str) -> None:

@@ -38,6 +38,7 @@ def pick_one(fleets: Sequence[Fleet]) -> tuple[str, Fleet]:
         list(names),
         key=key,
         width=420,
+        persist_state="session",
         help="The answer is the first; others by their number of GPUs.",
     )
     state.shown[key] = state[key]

@@ -46,10 +46,11 @@ def open_link() -> None:
     At other times the URL may be older than the form: a field changed before the browser had our last URL, or it cut
     the run short which was to write one. A run may be cut short between any two values; the next fills in all of them.
     """
-    query = st.query_params.to_dict()
-    if "linked" not in state or (_went_back_or_forward() and query):
-        state.to_fill = query
-    if (query := state.get("to_fill")) is None:
+    url = st.query_params.to_dict()
+    if "linked" not in state or (_went_back_or_forward() and url):
+        state.to_fill = url
+    query: dict[str, str] | None = state.get("to_fill")
+    if query is None:
         return
     scenario, problems = link.from_query(query)
     state.link_problems = problems + link.repeated({key: len(st.query_params.get_all(key)) for key in query})

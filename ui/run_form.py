@@ -86,14 +86,11 @@ def _fields(setup: Setup) -> None:
         for field, label, allowed, help_ in NUMBERS:
             _number(setup, field, label, allowed, help_)
         arrivals = list(dict.fromkeys([setup.arrivals, *ARRIVAL_NAMES]))
-        st.selectbox("Arrivals", arrivals, format_func=_arrival_name, key=_key("arrivals"), help=ARRIVALS_HELP)
-        st.selectbox("Batching", POLICIES, format_func=POLICY_NAMES.__getitem__, key=_key("policy"), help=POLICY_HELP)
+        _choice("Arrivals", {name: _arrival_name(name) for name in arrivals}, "arrivals", ARRIVALS_HELP)
+        _choice("Batching", {name: POLICY_NAMES[name] for name in POLICIES}, "policy", POLICY_HELP)
         for field, label, allowed, help_ in LIMITS:
             _number(setup, field, label, allowed, help_)
-        names = KV_POLICY_NAMES
-        st.selectbox(
-            "KV cache policy", KV_POLICIES, format_func=names.__getitem__, key=_key("kv_policy"), help=KV_POLICY_HELP
-        )
+        _choice("KV cache policy", {name: KV_POLICY_NAMES[name] for name in KV_POLICIES}, "kv_policy", KV_POLICY_HELP)
 
 
 ARRIVALS_HELP = "How requests are spread over time; CV is the deviation of the gaps over their mean."
@@ -109,7 +106,14 @@ def _number(setup: Setup, field: str, label: str, allowed: Range, help_: str) ->
     kind = type(value)
     low, high = min(kind(allowed.low), value), max(kind(allowed.high), value)
     text = "%d" if kind is int else "%g"
-    st.number_input(label, low, high, step=kind(1), format=text, key=_key(field), help=help_)
+    st.number_input(label, low, high, step=kind(1), format=text, key=_key(field), help=help_, persist_state="session")
+
+
+def _choice(label: str, names: Mapping[str, str], field: str, help_: str) -> None:
+    """A pick list of `names`: value -> words on screen."""
+    st.selectbox(
+        label, list(names), format_func=names.__getitem__, key=_key(field), help=help_, persist_state="session"
+    )
 
 
 def _key(field: str) -> str:

@@ -89,7 +89,9 @@ def _picked(plan: Plan) -> Fleet:
     key = view.PREFIX + "replica"
     if st.session_state.get(key) not in fleets:
         st.session_state[key] = next(iter(fleets))
-    label = st.selectbox("Replica to look into", list(fleets), key=key, label_visibility="collapsed")
+    label = st.selectbox(
+        "Replica to look into", list(fleets), key=key, label_visibility="collapsed", persist_state="session"
+    )
     st.session_state.shown[key] = label
     return fleets[label]
 

@@ -9,7 +9,7 @@ from xlsxwriter.format import Format  # type: ignore[import-untyped]
 from xlsxwriter.worksheet import Worksheet  # type: ignore[import-untyped]
 
 from sizing.curves import FORMULA_STARTS
-from sizing.report.model import Quantity
+from sizing.report.quantity import Quantity
 from sizing.report.tables import Cell, Table
 from sizing.report.words import line, number_of
 

@@ -12,7 +12,10 @@ from pydantic import TypeAdapter, ValidationError
 from sizing.report.errors import ReportError
 from sizing.report.model import Report
 
-SCHEMA: Final = "sizing-report/1"
+SCHEMA: Final = "sizing-report/2"
+SINCE: Final = {"sizing-report/1": (), SCHEMA: ("ways_out", "together", "day")}
+"""Schema -> what came with it. Every schema that is here can be read: a report lacks what came later than its own. A
+field that comes, goes or changes its meaning is another schema."""
 MOST_BYTES = 8_000_000
 """Of a document to read: far more than any report that this program writes."""
 QUOTED = 60
@@ -56,10 +59,14 @@ def parse(document: str | bytes) -> dict[str, Any]:
 
 
 def from_dict(values: dict[str, Any]) -> Report:
-    """The report in plain values with their schema."""
+    """The report in plain values with their schema. Raises ReportError."""
     schema = values.get("schema")
-    if schema != SCHEMA:
-        raise ReportError(f"schema {quoted(repr(schema))}: this program reads {SCHEMA}")
+    if not isinstance(schema, str) or schema not in SINCE:
+        raise ReportError(f"schema {quoted(repr(schema))}: this program reads {' and '.join(SINCE)}")
+    known = list(SINCE)
+    later = [field for each in known[known.index(schema) + 1 :] for field in SINCE[each]]
+    if unknown := [field for field in later if field in values]:
+        raise ReportError(f"{unknown[0]}: not a field of {schema}")
     try:
         return _REPORT.validate_python({key: value for key, value in values.items() if key != "schema"})
     except ValidationError as error:

@@ -14,8 +14,9 @@ from typing import Any
 
 import matplotlib
 
+from sizing.report.drawing import drawable
 from sizing.report.errors import ReportError, ReportToolMissing
-from sizing.report.figures import charts, drawable
+from sizing.report.figures import charts
 from sizing.report.json import digest
 from sizing.report.model import Report
 from sizing.report.sections import Section, cards, sections

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from sizing.report.book import Book, Worksheet
-from sizing.report.model import Configuration, Quantity, Report
+from sizing.report.model import Configuration, Report
+from sizing.report.quantity import Quantity
 
 LOAD, HEADROOM, SPARE = "$B$4", "$B$5", "$B$6"
 FIRST_ROW = 9

@@ -7,10 +7,12 @@ from __future__ import annotations
 
 import io
 
-from sizing.report import tables
+from sizing.report import tables, tables_beside
 from sizing.report.book import Book, Workbook, Worksheet, widths
+from sizing.report.day_sheet import day_sheet
 from sizing.report.json import digest
-from sizing.report.model import LimitCurve, LoadCurves, Quantity, Report
+from sizing.report.model import LimitCurve, LoadCurves, Report
+from sizing.report.quantity import Quantity
 from sizing.report.tables import Table
 from sizing.report.tco import tco
 from sizing.report.terms import DEFINITIONS
@@ -40,6 +42,8 @@ def as_xlsx(report: Report) -> bytes:
     answer_sheet(book, report)
     candidates_sheet(book, report)
     curves_sheet(book, report)
+    if report.day:
+        day_sheet(book, report.day)
     working_sheet(book, report)
     table_sheet(book, "Sensitivity", tables.sensitivity(report))
     assumptions_sheet(book, report)
@@ -67,6 +71,10 @@ def answer_sheet(book: Book, report: Report) -> None:
         row = figures(book, sheet, row, report)
         row = book.table(sheet, row, tables.sla(report))
         row = book.table(sheet, row, tables.cost(report))
+    if report.ways_out:
+        row = book.table(sheet, row, tables_beside.ways_out(report))
+    if report.together:
+        row = book.table(sheet, row, tables_beside.together(report))
     row = bullets(book, sheet, row, "Remarks", report.remarks)
     row = bullets(book, sheet, row, "Before buying", report.warnings)
     where = (report.link or "No link was given.", f"{report.program}, report {digest(report)}")

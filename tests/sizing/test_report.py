@@ -23,7 +23,8 @@ from sizing.report.errors import ReportError
 from sizing.report.inputs import scenario_toml
 from sizing.report.json import MOST_BYTES, SCHEMA, as_dict, as_json, digest, with_cover
 from sizing.report.latency_band import latency_band
-from sizing.report.model import Quantity, Report, Unit
+from sizing.report.model import Report
+from sizing.report.quantity import Quantity, Unit
 from sizing.report.sources import source_of
 from sizing.report.write import file_name
 from tests.sizing.report_cases import COVER, QUESTION, REJECTED, plan, refusal, report
@@ -107,7 +108,8 @@ def test_a_number_reads_as_what_it_is(value: float, unit: Unit) -> None:
         ("[" * 100_000, "no JSON"),
         ("[1]", "JSON object"),
         ("{}", "schema None"),
-        ('{"schema": "sizing-report/2"}', SCHEMA),
+        ('{"schema": "sizing-report/3"}', SCHEMA),
+        ('{"schema": ["sizing-report/2"]}', SCHEMA),
         (json.dumps({"schema": SCHEMA}), "title"),
         (b"\xff\xfe", "no JSON"),
         (b" " * (MOST_BYTES + 1), "larger"),

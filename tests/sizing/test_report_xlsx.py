@@ -15,18 +15,19 @@ from openpyxl.utils import get_column_letter
 
 from sizing import planner
 from sizing.report.book import number_format
-from sizing.report.model import Quantity, Unit
+from sizing.report.quantity import Quantity, Unit
 from sizing.report.tco import COLUMNS
 from sizing.report.words import number_of
 from sizing.report.write import render
-from tests.sizing.report_cases import QUESTION, plan, refusal, report, rows_below, sheets
+from tests.sizing.report_cases import QUESTION, daily, day_report, plan, refusal, report, rows_below, sheets
 
 LOAD, HEADROOM, SPARE = "B4", "B5", "B6"
+RANGE = re.compile(r"\$([A-Z]+)\$(\d+):\$\1\$(\d+)")
 REFERENCE = re.compile(r"\$?([A-Z]+)\$?(\d+)")
 
 
 class Spreadsheet:
-    """A sheet's formulas, computed: numbers, the four operations, ROUNDUP and IF(cell="","",...)."""
+    """A sheet's formulas, computed: numbers, the four operations, SUM of a column, ROUNDUP and IF(cell="","",...)."""
 
     def __init__(self, rows: list[tuple[object, ...]], **changed: float) -> None:
         self.cells: dict[str, object] = {
@@ -44,9 +45,18 @@ class Spreadsheet:
     def compute(self, formula: str) -> Any:
         if chosen := re.fullmatch(r'IF\((\w+)="","",(.*)\)', formula):
             return "" if self.value(chosen[1]) in (None, "") else self.compute(chosen[2])
-        known: dict[str, Callable[..., float]] = {"ROUNDUP": roundup, "at": self.value}
+        known: dict[str, Callable[..., float]] = {
+            "ROUNDUP": roundup,
+            "SUM": sum,
+            "cells": self.column,
+            "at": self.value,
+        }
+        formula = RANGE.sub(r'cells("\1", \2, \3)', formula)
         python = REFERENCE.sub(r'at("\1\2")', formula)
         return eval(python, {"__builtins__": {}}, known)  # formulas of our own making
+
+    def column(self, letter: str, first: int, last: int) -> list[Any]:
+        return [self.value(f"{letter}{row}") for row in range(first, last + 1)]
 
 
 def roundup(value: float, digits: int) -> float:
@@ -72,6 +82,24 @@ def test_stored_values_are_what_the_formulas_give() -> None:
     assert len(formulas) >= 8 * len(report().configurations)
     for name in formulas:
         assert stored.value(name) == pytest.approx(live.value(name), rel=1e-12), name
+
+
+def test_the_day_s_sums_follow_its_hours() -> None:
+    data = render(day_report(), "xlsx")
+    rows = sheets(data, values=False)["Over a day"]
+    stored, live = Spreadsheet(sheets(data)["Over a day"]), Spreadsheet(rows)
+    formulas = [name for name, cell in live.cells.items() if isinstance(cell, str) and cell.startswith("=")]
+    assert len(formulas) == 24 + 3 + 2
+    for name in formulas:
+        assert stored.value(name) == pytest.approx(live.value(name), rel=1e-12), name
+    names = {row[0]: f"B{number}" for number, row in enumerate(rows, start=1)}
+    hours, gpu_hours = [hour.gpus for hour in daily().hours], names["GPU-hours a day, following the load"]
+    first = next(number for number, row in enumerate(rows, start=1) if row[0] == "0:00")
+    idle = Spreadsheet(rows, **{f"D{first}": 0.0})
+    assert stored.value(gpu_hours) == sum(hours)
+    assert idle.value(gpu_hours) == sum(hours[1:])
+    assert idle.value(names["Saved"]) == pytest.approx(1 - sum(hours[1:]) / (24 * max(hours)))
+    assert idle.value(names["Cost a day, following the load"]) == pytest.approx(2.5 * sum(hours[1:]))
 
 
 @pytest.mark.parametrize("factor", [0.1, 0.5, 1.0, 1.7, 10.0])

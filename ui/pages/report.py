@@ -5,7 +5,7 @@ import importlib.util
 import pandas as pd
 import streamlit as st
 
-from sizing.report import tables
+from sizing.report import tables, tables_beside
 from sizing.report.model import Report
 from sizing.report.sections import sections
 from sizing.report.tables import Table
@@ -40,8 +40,11 @@ def page(scenario: Scenario) -> None:
     cover, preview = st.columns([2, 3], gap="large")
     with cover:
         texts = _cover()
-        found = reporting.report(scenario, outcome, **texts, address=_address())
+        over_day = reporting.day_is_asked()
+        found = reporting.report(scenario, outcome, **texts, address=_address(), over_day=over_day)
         _downloads(found)
+        if found.answer:
+            st.caption(WITH_DAY if over_day else WITHOUT_DAY)
     with preview:
         _preview(found)
 
@@ -97,7 +100,11 @@ def _downloads(found: Report) -> None:
 
 
 WITH_ANSWER = "The same numbers in all four, each with its unit and basis, and the link of this scenario."
-WITHOUT_ANSWER = "The report says why there is no answer and what was left out; it holds no count of GPUs."
+WITHOUT_ANSWER = (
+    "The report says why there is no answer, what would have to give and what was left out; it holds no count of GPUs."
+)
+WITH_DAY = "With the GPUs of each hour: the page *Size* asks *Over a day*."
+WITHOUT_DAY = "For the GPUs of each hour choose *Over a day* on the page *Size*."
 
 
 def _preview(found: Report) -> None:
@@ -107,6 +114,10 @@ def _preview(found: Report) -> None:
         st.subheader(plain(line(found.sentence)), anchor=False)
         if found.answer is None:
             st.markdown(plain(sentence_case(line(found.reason))))
+            if found.ways_out:
+                _table(tables_beside.ways_out(found))
+            if found.together:
+                _table(tables_beside.together(found))
             _table(tables.left_out(found))
             return
         st.markdown(plain(line(found.working)))

@@ -22,8 +22,7 @@ def day_sheet(book: Book, day: Day) -> None:
     book.put(sheet, 1, 0, day.sentence)
     book.put(sheet, 2, 0, day.working)
     figures(book, sheet, day)
-    for column, name in enumerate(COLUMNS):
-        book.put(sheet, FIRST_ROW - 1, column, name, "column")
+    book.headings(sheet, FIRST_ROW - 1, COLUMNS, [column > 0 for column in range(len(COLUMNS))])
     for row, cells in enumerate(day.hours, start=FIRST_ROW):
         for column, cell in enumerate(cells):
             book.put(sheet, row, column, cell)

@@ -10,14 +10,16 @@ import zipfile
 from collections.abc import Callable
 from typing import Any
 
+import openpyxl
 import pytest
 from openpyxl.utils import get_column_letter
 
 from sizing import planner
+from sizing.report import tables
 from sizing.report.book import number_format
 from sizing.report.quantity import Quantity, Unit
 from sizing.report.tco import COLUMNS
-from sizing.report.words import number_of
+from sizing.report.words import number_of, text_of
 from sizing.report.write import render
 from tests.sizing.report_cases import QUESTION, daily, day_report, plan, refusal, report, rows_below, sheets
 
@@ -171,6 +173,36 @@ def test_a_cell_shows_the_digits_of_the_other_formats(value: float, unit: Unit) 
     scale = {"s": 1 if places[2] else 1000, "share": 100}.get(unit, 1)
     digits = f"{value * scale:,.{max(0, len(places[1] or '') - 1)}f}"
     assert number_of(quantity).split()[0] == digits
+
+
+def test_every_number_has_its_unit_in_its_cell_or_beside_it() -> None:
+    """Where rows differ in their unit; elsewhere the heading has it."""
+    book = openpyxl.load_workbook(io.BytesIO(render(report(), "xlsx")))
+    for name, rows in (("Answer", tables.cost(report()).rows), ("Assumptions", tables.inputs(report()).rows)):
+        cells = {row[0].value: row[1:3] for row in book[name].iter_rows()}
+        for label, quantity in rows:
+            assert isinstance(label, str)
+            if not isinstance(quantity, Quantity):
+                continue
+            value, beside = cells[label]
+            shown = {"s": " ms", "share": " %"}.get(quantity.unit, "")
+            assert value.number_format.replace('"', "").endswith(shown)
+            assert shown or f"{number_of(quantity)} {beside.value or ''}".strip() == text_of(quantity)
+    book.close()
+
+
+def test_headings_stand_over_their_numbers_and_are_not_cut() -> None:
+    book = openpyxl.load_workbook(io.BytesIO(render(day_report(), "xlsx")))
+    for name, first in (("Candidates", "GPU"), ("Working", "Configuration"), ("Over a day", "Hour"), ("Curves", "R")):
+        sheet = book[name]
+        row = next(row for row in sheet.iter_rows(max_col=5) if str(row[0].value).startswith(first) and row[1].value)
+        height = sheet.row_dimensions[row[0].row].height
+        for cell in filter(lambda cell: cell.value, row):
+            below = sheet.cell(cell.row + 1, cell.column)
+            width = sheet.column_dimensions[cell.column_letter].width or 8.43
+            assert height >= 15 * math.ceil(len(str(cell.value)) / width)
+            assert (cell.alignment.horizontal == "right") == (below.data_type in "nf")
+    book.close()
 
 
 def test_charts_are_native_and_described() -> None:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
+import math
+import time
 from collections.abc import Callable
 from datetime import UTC, datetime
 from functools import partial
@@ -13,7 +15,7 @@ import streamlit as st
 from sizing.errors import SizingError
 from sizing.plan import Plan, Question
 from sizing.report.build import Cover, refusal_of, report_of
-from sizing.report.json import with_cover
+from sizing.report.json import question_digest, with_cover
 from sizing.report.model import Report
 from sizing.report.write import WRITERS, file_name, render
 from sizing.sensitivity import Sensitivity, sensitivities
@@ -23,6 +25,8 @@ from ui.scenario import Scenario
 from ui.size.asks import Ways, day_of, ways_out
 
 NO_COVER = Cover(made_at="")
+MOMENT_S = 3.0
+"""Between a click and the run of the page that a change of the form has started just before it, at most."""
 OVER_DAY = {f"{view.PREFIX}size": "day"}
 """What a link has that opens the page Size on the GPUs over a day."""
 
@@ -86,6 +90,26 @@ def _question(scenario: Scenario) -> Question | None:
         return None
 
 
-def download(found: Report, suffix: str) -> tuple[str, str, Callable[[], bytes]]:
-    """File name, media type and a function that makes the file when the button is pressed, away from the page."""
-    return file_name(found, suffix), WRITERS[suffix][2], partial(render, found, suffix)
+class Handed:
+    """The file that a session was given last: of which question, and when. Files are made away from the page's run."""
+
+    def __init__(self) -> None:
+        self._question, self._at_s = "", -math.inf
+
+    def out(self, found: Report, suffix: str) -> bytes:
+        """The file, whose question is remembered from the moment it was asked for."""
+        self._question, self._at_s = question_digest(found), time.monotonic()
+        return render(found, suffix)
+
+    def belated(self, found: Report, since_s: float) -> bool:
+        """True when a file of another question was asked for later than a moment before `since_s`."""
+        return self._at_s > since_s - MOMENT_S and self._question != question_digest(found)
+
+
+def download(found: Report, suffix: str, handed: Handed) -> tuple[str, str, Callable[[], bytes]]:
+    """File name, media type and a function that makes the file when the button is pressed, away from the page.
+
+    The button belongs to the run that drew it: pressed together with a change of the form it still gives the file of
+    the question before, which its name and content say; `handed` then lets the page say it too.
+    """
+    return file_name(found, suffix), WRITERS[suffix][2], partial(handed.out, found, suffix)

@@ -13,7 +13,7 @@ from markupsafe import Markup
 from sizing.report import tables, tables_beside
 from sizing.report.drawing import INKS, Chart
 from sizing.report.figures import charts
-from sizing.report.json import as_dict, digest
+from sizing.report.json import as_dict, digest, question_digest
 from sizing.report.model import Report
 from sizing.report.sections import cards, sections
 from sizing.report.words import UNTITLED, line, paragraphs, when
@@ -36,6 +36,7 @@ def as_html(report: Report) -> str:
         made=when(report.made_at),
         program=line(report.program, 60),
         digest=digest(report),
+        question=question_digest(report),
         cards=cards(report),
         basis=report.answer.basis if report.answer else "",
         sections=sections(report),

@@ -10,7 +10,7 @@ from typing import Any, Final
 from pydantic import TypeAdapter, ValidationError
 
 from sizing.report.errors import ReportError
-from sizing.report.model import Report
+from sizing.report.model import Input, Report
 
 SCHEMA: Final = "sizing-report/2"
 SINCE: Final = {"sizing-report/1": (), SCHEMA: ("ways_out", "together", "day")}
@@ -22,7 +22,12 @@ QUOTED = 60
 DIGEST = 12
 """Characters of a SHA-256 that are shown: enough to tell documents apart."""
 
+QUESTION_DIGEST = 8
+ANSWER = "n="
+"""The parameter of a link that holds the answer that its writer saw."""
+
 _REPORT = TypeAdapter(Report)
+_INPUTS = TypeAdapter(tuple[Input, ...])
 
 
 def as_dict(report: Report) -> dict[str, Any]:
@@ -38,6 +43,16 @@ def as_json(report: Report) -> str:
 def digest(report: Report) -> str:
     """The first characters of the SHA-256 of the report's JSON: tells whether two files are of one report."""
     return hashlib.sha256(as_json(report).encode()).hexdigest()[:DIGEST]
+
+
+def question_digest(report: Report) -> str:
+    """The first characters of the SHA-256 of what was asked: tells whether two reports answer the same question.
+
+    Of the inputs and of the link's parameters, which also name what may be bought; not of answer, cover, date, address.
+    """
+    link = [each for each in report.link.partition("?")[2].split("&") if not each.startswith(ANSWER)]
+    asked = [_INPUTS.dump_python(report.inputs, mode="json"), link]
+    return hashlib.sha256(json.dumps(asked).encode()).hexdigest()[:QUESTION_DIGEST]
 
 
 def from_json(document: str | bytes) -> Report:

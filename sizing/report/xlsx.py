@@ -10,7 +10,7 @@ import io
 from sizing.report import tables, tables_beside
 from sizing.report.book import Book, Workbook, Worksheet, widths
 from sizing.report.day_sheet import day_sheet
-from sizing.report.json import digest
+from sizing.report.json import digest, question_digest
 from sizing.report.model import LimitCurve, LoadCurves, Report
 from sizing.report.quantity import Quantity
 from sizing.report.tables import Table
@@ -77,7 +77,10 @@ def answer_sheet(book: Book, report: Report) -> None:
         row = book.table(sheet, row, tables_beside.together(report))
     row = bullets(book, sheet, row, "Remarks", report.remarks)
     row = bullets(book, sheet, row, "Before buying", report.warnings)
-    where = (report.link or "No link was given.", f"{report.program}, report {digest(report)}")
+    where = (
+        report.link or "No link was given.",
+        f"{report.program}, report {digest(report)}, question {question_digest(report)}",
+    )
     bullets(book, sheet, row, "Link and program", where)
 
 

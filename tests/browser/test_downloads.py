@@ -131,6 +131,25 @@ def offline(browser: Browser, html: Path) -> None:
     context.close()
 
 
+def test_a_file_asked_for_with_the_change_of_a_field_is_not_taken_for_the_new_one(
+    desk: Page, planner: str, tmp_path: Path
+) -> None:
+    """The click leaves the field, so the change and the click reach the server together."""
+    opened(desk, url_of(planner, "report"))
+    before = saved(desk, "JSON", tmp_path)
+    field = desk.get_by_label("Peak load (requests/s)", exact=True)
+    field.fill("21")
+    belated = saved(desk, "JSON", tmp_path)
+    expect(desk.get_by_role("heading", name="to serve 21 requests/s")).to_be_visible()
+    rested(desk)
+    said = "answers the question as it was before"
+    if Report.from_json(belated.read_bytes()).given("rate_per_s") == 20:
+        expect(desk.get_by_text(said)).to_be_visible()
+        assert belated.name == before.name
+    after = saved(desk, "JSON", tmp_path)
+    assert Report.from_json(after.read_bytes()).given("rate_per_s") == 21 and after.name != before.name
+
+
 def test_a_title_of_ten_kilobytes_reaches_every_file_as_text(desk: Page, planner: str, tmp_path: Path) -> None:
     title = "<script>alert(1)</script>" + "long title " * 1000
     opened(desk, url_of(planner, "report"))

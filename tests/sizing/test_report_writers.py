@@ -17,7 +17,7 @@ from sizing.numbers import milliseconds, significant
 from sizing.report import tables
 from sizing.report.errors import ReportError, ReportToolMissing
 from sizing.report.figures import charts
-from sizing.report.json import as_json
+from sizing.report.json import as_json, question_digest
 from sizing.report.model import LoadCurves, Report
 from sizing.report.words import line, visible
 from sizing.report.write import WRITERS, render, write
@@ -104,6 +104,12 @@ def test_the_same_report_gives_the_same_bytes_in_another_process(found: Report, 
     other = subprocess.run(command, cwd=ROOT, check=True, capture_output=True, text=True, timeout=120).stdout.split()
     assert other == [hashlib.sha256(data).hexdigest() for data in made.values()]
     assert {suffix: render(found, suffix) for suffix in WRITERS} == made
+
+
+def test_each_format_says_which_question_it_answers(made: dict[str, bytes]) -> None:
+    asked = f"question {question_digest(report())}"
+    assert asked in Page(made["html"].decode()).text and squeezed(asked) in pdf_text(made["pdf"])
+    assert any(asked in str(cell) for row in sheets(made["xlsx"])["Answer"] for cell in row)
 
 
 def test_the_page_needs_nothing_from_outside(made: dict[str, bytes]) -> None:

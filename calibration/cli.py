@@ -19,6 +19,8 @@ COMMANDS = {
     "resume": "calibration.commands:resume_command",
     "list": "calibration.commands:list_command",
     "show": "calibration.commands:show_command",
+    "accept": "calibration.standing:accept_command",
+    "discard": "calibration.standing:discard_command",
     "export": "calibration.transfer:export_command",
     "import": "calibration.transfer:import_command",
     "bench": "calibration.bench.commands:bench",

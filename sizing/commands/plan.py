@@ -13,6 +13,7 @@ import click
 from sizing import answer, candidates, planner
 from sizing.bounds import check_peak_factor
 from sizing.capacity import BY_SIMULATION
+from sizing.commands.no_plan import Reported
 from sizing.commands.options import (
     as_json,
     choice_of,
@@ -30,11 +31,12 @@ from sizing.commands.options import (
     write_json,
 )
 from sizing.curves import Point, read_points
+from sizing.errors import NoFeasiblePlan
 from sizing.extras import Extras, extras_json
 from sizing.fleets.daily import daily_rates, gpus_by_hour
 from sizing.fleets.mixed import Mix, Supply, cheapest_mix
 from sizing.loadcurve import load_curve
-from sizing.plan import Fleet, Plan, Question
+from sizing.plan import Candidate, Fleet, Plan, Question
 from sizing.sensitivity import sensitivities
 from sizing.tuning import tune
 
@@ -89,7 +91,11 @@ def plan_command(context: click.Context, /, json_: bool, **given: Any) -> None:
     gpus, stock = gpus_of(found), {name: given[name] for name in ("owned", "available")}
     question = replace(question, **prices_of(given["price"], gpus))
     counts = {name: counts_of(f"--{name}", text, gpus) for name, text in stock.items()}
-    plan = planner.plan(question, reserving(found[0], given["max_tokens"], question.workload.lengths.osl), found[1])
+    reserved = reserving(found[0], given["max_tokens"], question.workload.lengths.osl)
+    try:
+        plan = planner.plan(question, reserved, found[1])
+    except NoFeasiblePlan as error:
+        raise Reported(error, refusal_json(error, question, reserved)) if json_ else error from None
     more = extras(plan, given, counts)
     if json_:
         write_json({**answer.as_json(plan), **extras_json(more, question), "report": report_json(plan, more, points)})
@@ -127,9 +133,25 @@ def report_json(plan: Plan, more: Extras, points: Sequence[Point]) -> dict[str, 
     from sizing.report.build import Cover, report_of  # only --json writes it
     from sizing.report.json import as_dict
 
-    cover = Cover(made_at=datetime.now(UTC).isoformat(timespec="seconds"))
     curve = load_curve(plan.question, plan.answer)
-    return as_dict(report_of(plan, curve, more.sensitivity, cover, points))
+    return as_dict(report_of(plan, curve, more.sensitivity, Cover(now()), points, more.daily))
+
+
+def refusal_json(error: NoFeasiblePlan, question: Question, found: Sequence[Candidate]) -> dict[str, Any]:
+    """Why there is no plan and what would have to give, as `python -m sizing report` reads it."""
+    from sizing.relax import relaxations, together
+    from sizing.report.build import Cover, refusal_of
+    from sizing.report.json import as_dict
+
+    missed = any(rejection.kind == "sla" for rejection in error.rejected)
+    alone, nearest = (relaxations(question, found), together(question, found)) if missed else ((), None)
+    title = "No configuration meets this SLA"
+    return as_dict(refusal_of(question, title, str(error), error.rejected, Cover(now()), alone, nearest))
+
+
+def now() -> str:
+    """This second, in UTC."""
+    return datetime.now(UTC).isoformat(timespec="seconds")
 
 
 def extras(plan: Plan, given: Mapping[str, Any], counts: Mapping[str, Mapping[str, int]]) -> Extras:

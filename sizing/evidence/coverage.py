@@ -31,6 +31,7 @@ from sizing.evidence.claim import Claim, Setup
 from sizing.evidence.server import CONTRASTING, LAW, ONE_MIX, POLICIES, calibrate, lengths_of, true_rate_per_s
 from sizing.evidence.table import ENOUGH, EvidenceRow
 from sizing.fitting import fit
+from sizing.numbers import percent
 from sizing.replica import Replica
 from sizing.steptime import StepLaw
 from sizing.workload import Limit, Sla, Workload
@@ -137,7 +138,8 @@ def rows(cases: Sequence[Case], answers: Sequence[list[Answer]]) -> list[Evidenc
         if mine:
             row = _row(f"band, {group}", [one for answer in mine for one in answer])
             parts = [
-                f"{target} {share_held([answer[place] for answer in mine]):.0%}" for place, target in enumerate(TARGETS)
+                f"{target} {percent(share_held([answer[place] for answer in mine]))}"
+                for place, target in enumerate(TARGETS)
             ]
             row = replace(row, note=f"{row.note}; {', '.join(parts)}")
             found.append(row if group in DESIGNS else replace(row, goal="", holds=None))
@@ -155,8 +157,8 @@ def _row(name: str, answers: Sequence[Answer]) -> EvidenceRow:
     width = float(np.mean([(one.high - one.low) / 2 / one.truth for one in answers]))
     size = np.abs([one.found / one.truth - 1 for one in answers])
     luck = math.sqrt(likely * (1 - likely) / n)
-    note = f"covers {covered:.0%} (standard error {luck:.0%}), mean width ± {width:.1%}"
-    goal = f"covers {GOAL[0]:.0%}-{GOAL[1]:.0%}"
+    note = f"covers {percent(covered)} (standard error {percent(luck)}), mean width ± {percent(width, 1)}"
+    goal = f"covers {percent(GOAL[0])} to {percent(GOAL[1])}"
     ends = float(np.median(size)), float(np.quantile(size, 0.9)), float(size.max())
     holds = GOAL[0] <= covered <= GOAL[1] if n >= ENOUGH else None
     return EvidenceRow(name, "engine simulated", n, "requests/s under the SLA", *ends, goal, holds, note)

@@ -19,6 +19,7 @@ from sizing.errors import NoFeasiblePlan
 from sizing.evidence.claim import Claim, Setup
 from sizing.evidence.server import whole_number
 from sizing.evidence.table import ENOUGH, EvidenceRow, missing
+from sizing.numbers import percent
 from sizing.plan import Candidate, Question
 from sizing.replica import Batching, Policy, Replica
 from sizing.simulator import simulate, stable_rate_per_s
@@ -167,11 +168,11 @@ def rows(cases: Sequence[Case], answers: Sequence[Answer]) -> list[EvidenceRow]:
     too_small = (np.count_nonzero(off < 0) + hopeful) / judged
     size = np.abs(off / exact)
     note = (
-        f"right {right:.1%} (exact {np.mean(off == 0):.0%}), too small {too_small:.1%} (by more than one replica or "
-        f"3 %: {np.mean(off < -allowed):.1%}); not met by either: {len(answers) - judged}, wrongly called feasible: "
-        f"{hopeful}, infeasible: {strict}"
+        f"right {percent(right, 1)} (exact {percent(float(np.mean(off == 0)))}), too small {percent(too_small, 1)} "
+        f"(by more than one replica or 3 %: {percent(float(np.mean(off < -allowed)), 1)}); "
+        f"not met by either: {len(answers) - judged}, wrongly called feasible: {hopeful}, infeasible: {strict}"
     )
-    goal = f"exact or one off (3 % of large fleets) ≥ {GOAL_RIGHT:.0%}, too small ≤ {GOAL_TOO_SMALL:.0%}"
+    goal = f"exact or one off (3 % of large fleets) ≥ {percent(GOAL_RIGHT)}, too small ≤ {percent(GOAL_TOO_SMALL)}"
     holds = bool(right >= GOAL_RIGHT and too_small <= GOAL_TOO_SMALL) if judged >= ENOUGH else None
     ends = float(np.median(size)), float(np.quantile(size, 0.9)), float(size.max())
     return [EvidenceRow(name, data, judged, metric, *ends, goal, holds, note)]

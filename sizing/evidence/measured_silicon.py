@@ -25,6 +25,7 @@ from sizing.evidence.measured_design import spread
 from sizing.evidence.measured_silicon_rows import Group, Load, read_sample, sample_path
 from sizing.evidence.table import EvidenceRow, Goal, missing, row_of_errors
 from sizing.fitting import Protocol, fit
+from sizing.numbers import percent
 from sizing.replica import Batching, Policy
 
 NAME, DATA = "dense servers", "sample in aiconfigurator-core"
@@ -117,7 +118,7 @@ def rows(cases: Sequence[Group], answers: Sequence[Errors]) -> list[EvidenceRow]
 
 def _mean(errors: Sequence[float]) -> str:
     """The mean error, which the library's own accuracy is published as."""
-    return f"mean {np.mean(np.abs(errors)):.0%}"
+    return f"mean {percent(float(np.mean(np.abs(errors))))}"
 
 
 SILICON = Claim("measured-silicon", cases, answer, rows)

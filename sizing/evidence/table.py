@@ -11,6 +11,8 @@ import numpy as np
 from rich.markup import escape
 from rich.table import Table
 
+from sizing.numbers import percent
+
 
 @dataclass(frozen=True, slots=True)
 class EvidenceRow:
@@ -40,11 +42,11 @@ class Goal:
     optimistic: float = math.inf
 
     def __str__(self) -> str:
-        parts = [f"median ≤ {self.median:.0%}"]
+        parts = [f"median ≤ {percent(self.median)}"]
         if self.p90 < math.inf:
-            parts.append(f"p90 ≤ {self.p90:.0%}")
+            parts.append(f"p90 ≤ {percent(self.p90)}")
         if self.optimistic < math.inf:
-            parts.append(f"> 5 % optimistic in ≤ {self.optimistic:.0%}")
+            parts.append(f"> 5 % optimistic in ≤ {percent(self.optimistic)}")
         return ", ".join(parts)
 
 
@@ -68,7 +70,7 @@ def row_of_errors(
     holds = None
     if goal is not None and len(errors) >= ENOUGH:
         holds = median <= goal.median and p90 <= goal.p90 and optimistic <= goal.optimistic
-    note = "; ".join(filter(None, [f"> 5 % optimistic in {optimistic:.1%}", note]))
+    note = "; ".join(filter(None, [f"> 5 % optimistic in {percent(optimistic, 1)}", note]))
     worst = float(size.max())
     return EvidenceRow(name, data, len(errors), metric, median, p90, worst, str(goal or ""), holds, note)
 
@@ -92,7 +94,7 @@ def shown(share: float) -> str:
     """A share in per cent; empty where there is none."""
     if math.isnan(share):
         return ""
-    return f"{share:.1%}" if share < math.inf else "∞"
+    return percent(share, 1) if share < math.inf else "∞"
 
 
 def drawn(rows: Iterable[EvidenceRow]) -> Table:

@@ -16,6 +16,7 @@ from numpy.random import SeedSequence
 from sizing.evidence.claim import Claim, Setup
 from sizing.evidence.systems import SYSTEMS, System
 from sizing.evidence.table import EvidenceRow
+from sizing.numbers import percent
 
 MOST_Z = 4.0
 MOST_ERROR, MOST_ERROR_QUICK = 0.01, 0.05
@@ -81,7 +82,7 @@ def rows(cases: Sequence[Case], answers: Sequence[list[float]]) -> list[Evidence
     size = np.abs([one.gap for one in found])
     note = (
         f"farthest: {farthest.system.name}, |z| {min(farthest.z, 99):.1f}; "
-        f"largest standard error {vaguest.error:.2%} ({vaguest.system.name})"
+        f"largest standard error {percent(vaguest.error, 2)} ({vaguest.system.name})"
     )
     return [
         EvidenceRow(
@@ -92,7 +93,7 @@ def rows(cases: Sequence[Case], answers: Sequence[list[float]]) -> list[Evidence
             median=float(np.median(size)),
             p90=float(np.quantile(size, 0.9)),
             worst=float(size.max()),
-            goal=f"|z| < {MOST_Z:g} and standard error < {most_error:.0%}",
+            goal=f"|z| < {MOST_Z:g} and standard error < {percent(most_error)}",
             holds=farthest.z < MOST_Z and vaguest.error < most_error,
             note=note,
         )

@@ -7,16 +7,19 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from sizing import answer
-from sizing.cost import cost_of, energy_of
 from sizing.curves import Point
+from sizing.fleets.daily import Daily
 from sizing.loadcurve import LoadCurve
 from sizing.numbers import significant
 from sizing.plan import Fleet, Plan, Question, Rejection
+from sizing.relax import Relaxation, Together
 from sizing.report import model
 from sizing.report.accuracy import accuracy, evidence
+from sizing.report.beside import cost_rows, day_of, loosened, sensitivity_row, ways_out
 from sizing.report.inputs import inputs
 from sizing.report.latency_band import latency_band
-from sizing.report.model import Basis, Quantity, Report, Series, Unit
+from sizing.report.model import Report
+from sizing.report.quantity import MOST_ROWS, Quantity, Series, Unit, number
 from sizing.report.sources import program, source_of
 from sizing.report.terms import BATCHING, EXCLUDES, assumptions, includes
 from sizing.sensitivity import Sensitivity
@@ -35,9 +38,15 @@ class Cover:
 
 
 def report_of(
-    plan: Plan, curve: LoadCurve, sensitivity: Sequence[Sensitivity], cover: Cover, points: Sequence[Point] = ()
+    plan: Plan,
+    curve: LoadCurve,
+    sensitivity: Sequence[Sensitivity],
+    cover: Cover,
+    points: Sequence[Point] = (),
+    daily: Daily | None = None,
 ) -> Report:
-    """The report of a plan. `curve` and `sensitivity` are of its answer, `points` all measured points to hand."""
+    """The report of a plan. `curve`, `sensitivity` and `daily` are of its answer, `points` all measured points to hand;
+    without a `daily` there is no section on the day."""
     question, fleet = plan.question, plan.answer
     return Report(
         title=cover.title or usual_title(question),
@@ -53,8 +62,8 @@ def report_of(
         inputs=inputs(question),
         limits=limit_rows(question, fleet),
         curves=load_curves(question, fleet, curve),
-        configurations=tuple(configuration(question, each) for each in plan.fleets[: model.MOST_ROWS]),
-        left_out=tuple(map(left_out, plan.rejected[: model.MOST_ROWS])),
+        configurations=tuple(configuration(question, each) for each in plan.fleets[:MOST_ROWS]),
+        left_out=tuple(map(left_out, plan.rejected[:MOST_ROWS])),
         sensitivity=tuple(sensitivity_row(row, fleet.basis) for row in sensitivity),
         cost=cost_rows(question, fleet),
         remarks=remarks(plan),
@@ -62,16 +71,26 @@ def report_of(
         includes=tuple(includes(question, fleet)),
         excludes=EXCLUDES,
         assumptions=tuple(assumptions(question, fleet)),
-        sources=tuple(source_of(each, points) for each in plan.fleets[: model.MOST_ROWS]),
+        sources=tuple(source_of(each, points) for each in plan.fleets[:MOST_ROWS]),
         accuracy=accuracy(fleet),
         evidence=evidence(),
+        day=day_of(plan, daily) if daily else None,
     )
 
 
 def refusal_of(
-    question: Question | None, title: str, reason: str, rejected: Sequence[Rejection], cover: Cover
+    question: Question | None,
+    title: str,
+    reason: str,
+    rejected: Sequence[Rejection],
+    cover: Cover,
+    alone: Sequence[Relaxation] = (),
+    together: Together | None = None,
 ) -> Report:
-    """The report that says why there is no answer: no count of GPUs stands in it. `title` says it in a few words."""
+    """The report that says why there is no answer: no count of GPUs stands in it. `title` says it in a few words.
+
+    `alone` and `together` are the ways out of an SLA that nothing meets, as far as they were asked for.
+    """
     return Report(
         title=cover.title or (usual_title(question) if question else "GPU sizing"),
         author=cover.author,
@@ -84,7 +103,9 @@ def refusal_of(
         reason=reason,
         working="",
         inputs=inputs(question) if question else (),
-        left_out=tuple(map(left_out_unanswered, rejected[: model.MOST_ROWS])),
+        left_out=tuple(map(left_out_unanswered, rejected[:MOST_ROWS])),
+        ways_out=ways_out(alone),
+        together=loosened(question.sla.limits, alone, together) if question else (),
     )
 
 
@@ -106,11 +127,6 @@ def remarks(plan: Plan) -> tuple[str, ...]:
         plan.mean_based.text if plan.mean_based else None,
     )
     return tuple(f"{line.rstrip('.')}." for line in lines if line)
-
-
-def number(value: float | None, unit: Unit, basis: Basis) -> Quantity:
-    """A quantity; what is infinite or no number is none."""
-    return Quantity(value if value is not None and math.isfinite(value) else None, unit, basis)
 
 
 def limit_rows(question: Question, fleet: Fleet) -> tuple[model.LimitRow, ...]:
@@ -206,36 +222,3 @@ def left_out_unanswered(rejection: Rejection) -> model.LeftOut:
     why = "not sized: it cannot do with fewer GPUs than a configuration that misses the SLA"
     text = why if rejection.kind == "cost" else rejection.why
     return model.LeftOut(rejection.gpu, rejection.tp, rejection.precision, rejection.kind, text)
-
-
-def sensitivity_row(row: Sensitivity, basis: Basis) -> model.SensitivityRow:
-    """One input and the counts with it changed."""
-    effects = tuple(
-        model.Effect(
-            effect.change,
-            number(effect.value, row.unit, "given"),
-            number(effect.gpus, "GPUs", basis),
-            number(effect.capacity_per_s, "requests/s", basis),
-        )
-        for effect in row.effects
-    )
-    return model.SensitivityRow(row.name, number(row.value, row.unit, "given"), effects)
-
-
-def cost_rows(question: Question, fleet: Fleet) -> tuple[model.CostRow, ...]:
-    """Cost and energy of the answer, as far as they are known."""
-    cost, energy = cost_of(question, fleet), energy_of(question, fleet)
-    figures: list[tuple[str, float, Unit]] = []
-    if cost:
-        figures += [
-            ("Cost per hour", cost.per_hour, "per hour"),
-            ("Cost per month of 730 hours", cost.per_month, "per month"),
-            ("Cost per million output tokens", cost.per_million_output_tokens, "per million output tokens"),
-            ("Cost per 1,000 requests", cost.per_1000_requests, "per 1,000 requests"),
-        ]
-    if energy:
-        figures += [
-            ("Power of the GPUs, at most", energy.power_kw, "kW"),
-            ("Energy, at most", energy.kwh_per_million_output_tokens, "kWh per million output tokens"),
-        ]
-    return tuple(model.CostRow(name, number(value, unit, fleet.basis)) for name, value, unit in figures)

@@ -1,53 +1,18 @@
-"""The charts of a report as SVG: latency against load, and the GPUs of each configuration with their band.
-
-Matplotlib's settings are set once, here, and never again: they belong to the whole process, and a server draws for many
-at once. A lock keeps drawings apart; no text of a figure is read as mathematics.
-"""
+"""The charts of a report: latency against load, GPUs over a day, GPUs of each configuration with their band."""
 
 from __future__ import annotations
 
-import io
-import threading
-from collections.abc import Callable
-from dataclasses import dataclass
-
-import matplotlib
-from matplotlib import font_manager
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from sizing.numbers import milliseconds, significant
+from sizing.report.drawing import BAND, DOT, INK, LIMIT, LINE, QUIET, Chart, drawable, drawn, label
 from sizing.report.model import Configuration, LimitCurve, LoadCurves, Report
+from sizing.report.model_beside import HOURS, Day
 from sizing.report.tables import gpus_band
-from sizing.report.words import line, number_of
+from sizing.report.words import line, number_of, text_of
 
-matplotlib.rcParams.update(
-    {
-        "svg.hashsalt": "sizing-report",
-        "svg.fonttype": "path",
-        "font.family": "DejaVu Sans",
-        "font.size": 8.0,
-        "text.parse_math": False,
-        "axes.spines.top": False,
-        "axes.spines.right": False,
-        "axes.grid": True,
-        "axes.axisbelow": True,
-        "axes.edgecolor": "#4a5563",
-        "axes.labelcolor": "#4a5563",
-        "xtick.color": "#4a5563",
-        "ytick.color": "#4a5563",
-        "text.color": "#1b2430",
-        "grid.color": "#e3e7ec",
-    }
-)
-INK, QUIET, GRID, LINE, DOT, LIMIT, BAND = (
-    *("#1b2430", "#4a5563", "#e3e7ec", "#0072b2"),
-    *("#d55e00", "#b42318", "#dcebf5"),
-)
-INKS = {INK: "ink", QUIET: "quiet", GRID: "grid", LINE: "line", DOT: "dot", LIMIT: "limit", BAND: "band"}
-"""Every colour of the charts and what it is for, so that a page may set its own."""
-NO_METADATA = {"Date": None, "Creator": None, "Format": None, "Type": None}
-WIDTH_IN, PANEL_IN, ROW_IN = 7.0, 2.2, 0.26
+PANEL_IN, DAY_IN, ROW_IN = 2.2, 1.9, 0.26
 MOST_BARS = 12
 BEYOND = 1.5
 """Times the highest count: bands that reach farther end in an arrow."""
@@ -56,37 +21,17 @@ LOG_FROM = 20.0
 LABEL = 40
 """Characters of a label on an axis."""
 
-_lock = threading.Lock()
-
-
-@dataclass(frozen=True, slots=True)
-class Chart:
-    """A drawing as SVG, and the sentence that says what it shows."""
-
-    name: str
-    svg: str
-    alt: str
-
 
 def charts(report: Report) -> tuple[Chart, ...]:
     """The charts of a report with an answer; none without."""
     found = []
     if report.curves is not None and report.curves.curves:
         found.append(latency_chart(report.curves))
+    if report.day is not None:
+        found.append(day_chart(report.day))
     if report.configurations:
         found.append(gpus_chart(report))
     return tuple(found)
-
-
-def drawn(draw: Callable[[Figure], None], height_in: float) -> str:
-    """The SVG element of a figure: the same drawing gives the same text."""
-    with _lock:
-        figure = Figure(figsize=(WIDTH_IN, height_in), layout="constrained")
-        draw(figure)
-        out = io.StringIO()
-        figure.savefig(out, format="svg", transparent=True, metadata=NO_METADATA)
-    text = out.getvalue()
-    return text[text.index("<svg") :]
 
 
 def latency_chart(curves: LoadCurves) -> Chart:
@@ -136,19 +81,6 @@ def latency_panel(panel: Axes, curves: LoadCurves, curve: LimitCurve, first: boo
         label(panel, "headroom" if curves.headroom else "", (capacity * (1 - curves.headroom), 0.02), QUIET, top)
 
 
-def label(panel: Axes, text: str, place: tuple[float, float], colour: str, transform: object) -> None:
-    """A small text inside a panel, just above and right of a place."""
-    panel.annotate(
-        text,
-        place,
-        xycoords=transform,  # type: ignore[arg-type]
-        xytext=(2, 2),
-        textcoords="offset points",
-        color=colour,
-        fontsize=7,
-    )
-
-
 def upright(panel: Axes, values: list[float], limit: float) -> None:
     """A vertical axis that shows the limit; what lies far above it is cut off."""
     low, top = min([*values, limit]), limit * (1.5 if max([*values, 0.0]) > limit else 1.2)
@@ -161,6 +93,32 @@ def upright(panel: Axes, values: list[float], limit: float) -> None:
         panel.set_ylim(0, top)
         panel.yaxis.set_major_formatter(lambda value, _: significant(value))
     panel.xaxis.set_major_formatter(lambda value, _: significant(value))
+
+
+def day_chart(day: Day) -> Chart:
+    """GPUs of each hour as steps; the dashed line is the busiest hour's fleet, which would run all day."""
+    gpus = [value or 0.0 for value in day.gpus.values]
+    most = day.constant_gpus.value or 0.0
+
+    def draw(figure: Figure) -> None:
+        panel = figure.subplots()
+        edges, steps = range(HOURS + 1), [*gpus, gpus[-1]]
+        panel.fill_between(edges, steps, step="post", color=BAND, lw=0)
+        panel.step(edges, steps, where="post", color=LINE, lw=1.8)
+        panel.axhline(most, color=LIMIT, lw=1.2, ls="--")
+        label(panel, f"busiest hour: {most:,.0f}", (0.01, most), LIMIT, panel.get_yaxis_transform())
+        panel.set_xticks(range(0, HOURS + 1, 3), [f"{hour}:00" for hour in range(0, HOURS + 1, 3)])
+        panel.set_xlim(0, HOURS)
+        panel.set_ylim(0, 1.25 * max(most, 1.0))
+        panel.set_ylabel("GPUs running", fontsize=8)
+        panel.yaxis.set_major_formatter(lambda value, _: significant(value))
+
+    quiet, busy = gpus.index(min(gpus)), gpus.index(max(gpus))
+    alt = (
+        f"GPUs over the day: {gpus[quiet]:,.0f} at {quiet}:00, {gpus[busy]:,.0f} at {busy}:00; following the load "
+        f"takes {text_of(day.gpu_hours)} a day, {number_of(day.saved)} less than {number_of(day.constant_gpu_hours)}."
+    )
+    return Chart("day", drawn(draw, DAY_IN), alt)
 
 
 def gpus_chart(report: Report) -> Chart:
@@ -203,17 +161,3 @@ def gpus_row(panel: Axes, height: int, found: Configuration, highest: float) -> 
         panel.plot([end], [height], ">", color=LINE, ms=5)
     panel.plot([gpus], [height], "o" if height else "D", color=DOT, mec=INK, mew=0.6, ms=5.5)
     panel.annotate(number_of(found.gpus), (gpus, height), (0, 5), textcoords="offset points", fontsize=7, ha="center")
-
-
-def drawable(text: str) -> str:
-    """`text` with a box for every character that the charts' font has no shape for."""
-    return "".join(char if ord(char) in glyphs() else "□" for char in text)
-
-
-def glyphs() -> frozenset[int]:
-    """Code points that the charts' font can draw."""
-    return _glyphs
-
-
-_glyphs = frozenset(font_manager.get_font(font_manager.findfont("DejaVu Sans")).get_charmap())
-"""Read once: the font comes with matplotlib."""

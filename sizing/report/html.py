@@ -10,9 +10,10 @@ from pathlib import Path
 from jinja2 import Environment, FileSystemLoader, StrictUndefined, Template
 from markupsafe import Markup
 
-from sizing.report import tables
-from sizing.report.figures import INKS, Chart, charts
-from sizing.report.json import as_dict, digest
+from sizing.report import tables, tables_beside
+from sizing.report.drawing import INKS, Chart
+from sizing.report.figures import charts
+from sizing.report.json import as_dict, digest, question_digest
 from sizing.report.model import Report
 from sizing.report.sections import cards, sections
 from sizing.report.words import UNTITLED, line, paragraphs, when
@@ -35,11 +36,12 @@ def as_html(report: Report) -> str:
         made=when(report.made_at),
         program=line(report.program, 60),
         digest=digest(report),
+        question=question_digest(report),
         cards=cards(report),
         basis=report.answer.basis if report.answer else "",
         sections=sections(report),
         charts={chart.name: (chart, svg_of(chart)) for chart in charts(report)},
-        curve_data=tables.curve_data(report),
+        chart_data={"latency": tables.curve_data(report), "day": tables_beside.day_hours(report)},
         document=json.dumps(as_dict(report), indent=1),
     )
 

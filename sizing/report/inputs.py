@@ -6,7 +6,8 @@ import json
 from collections.abc import Iterator
 
 from sizing.plan import Question
-from sizing.report.model import Input, Quantity, Report, Unit
+from sizing.report.model import Input, Report
+from sizing.report.quantity import Quantity, Unit
 from sizing.sensitivity import limit_name
 
 MOST_LINE = 1_000

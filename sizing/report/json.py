@@ -10,16 +10,24 @@ from typing import Any, Final
 from pydantic import TypeAdapter, ValidationError
 
 from sizing.report.errors import ReportError
-from sizing.report.model import Report
+from sizing.report.model import Input, Report
 
-SCHEMA: Final = "sizing-report/1"
+SCHEMA: Final = "sizing-report/2"
+SINCE: Final = {"sizing-report/1": (), SCHEMA: ("ways_out", "together", "day")}
+"""Schema -> what came with it. Every schema that is here can be read: a report lacks what came later than its own. A
+field that comes, goes or changes its meaning is another schema."""
 MOST_BYTES = 8_000_000
 """Of a document to read: far more than any report that this program writes."""
 QUOTED = 60
 DIGEST = 12
 """Characters of a SHA-256 that are shown: enough to tell documents apart."""
 
+QUESTION_DIGEST = 8
+ANSWER = "n="
+"""The parameter of a link that holds the answer that its writer saw."""
+
 _REPORT = TypeAdapter(Report)
+_INPUTS = TypeAdapter(tuple[Input, ...])
 
 
 def as_dict(report: Report) -> dict[str, Any]:
@@ -35,6 +43,16 @@ def as_json(report: Report) -> str:
 def digest(report: Report) -> str:
     """The first characters of the SHA-256 of the report's JSON: tells whether two files are of one report."""
     return hashlib.sha256(as_json(report).encode()).hexdigest()[:DIGEST]
+
+
+def question_digest(report: Report) -> str:
+    """The first characters of the SHA-256 of what was asked: tells whether two reports answer the same question.
+
+    Of the inputs and of the link's parameters, which also name what may be bought; not of answer, cover, date, address.
+    """
+    link = [each for each in report.link.partition("?")[2].split("&") if not each.startswith(ANSWER)]
+    asked = [_INPUTS.dump_python(report.inputs, mode="json"), link]
+    return hashlib.sha256(json.dumps(asked).encode()).hexdigest()[:QUESTION_DIGEST]
 
 
 def from_json(document: str | bytes) -> Report:
@@ -56,10 +74,14 @@ def parse(document: str | bytes) -> dict[str, Any]:
 
 
 def from_dict(values: dict[str, Any]) -> Report:
-    """The report in plain values with their schema."""
+    """The report in plain values with their schema. Raises ReportError."""
     schema = values.get("schema")
-    if schema != SCHEMA:
-        raise ReportError(f"schema {quoted(repr(schema))}: this program reads {SCHEMA}")
+    if not isinstance(schema, str) or schema not in SINCE:
+        raise ReportError(f"schema {quoted(repr(schema))}: this program reads {' and '.join(SINCE)}")
+    known = list(SINCE)
+    later = [field for each in known[known.index(schema) + 1 :] for field in SINCE[each]]
+    if unknown := [field for field in later if field in values]:
+        raise ReportError(f"{unknown[0]}: not a field of {schema}")
     try:
         return _REPORT.validate_python({key: value for key, value in values.items() if key != "schema"})
     except ValidationError as error:

@@ -1,80 +1,18 @@
 """The report as one frozen value: everything the four writers show, each number with its unit and its basis.
 
-Checked on creation and when read from outside: text that no file can hold, numbers that are not finite and endless
-lists are refused. Times are seconds; the writers turn them into milliseconds for people.
+Checked on creation and when read from outside (see `sizing.report.quantity`). Times are seconds; the writers turn them
+into milliseconds for people.
 """
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal, TypeVar
+from typing import Literal
 
-from pydantic import BeforeValidator, ConfigDict, Field
 from pydantic.dataclasses import dataclass
 
+from sizing.report.model_beside import CostRow, Day, Loosened, SensitivityRow, WayOut
+from sizing.report.quantity import STRICT, Basis, Count, Percentile, Quantity, Rows, Series, Size, Text
 from sizing.workload import Metric
-
-MOST_TEXT = 100_000
-"""Characters of one text; writers cut it with an ellipsis where a layout needs it."""
-MOST_ROWS = 2_000
-"""Rows of one list: several times the configurations that a plan can compare."""
-
-Unit = Literal[
-    "GPUs",
-    "replicas",
-    "points",
-    "percentile",
-    "requests",
-    "requests/s",
-    "requests/s per GPU",
-    "requests/s per replica",
-    "output tokens/s",
-    "tokens",
-    "s",
-    "share",
-    "",
-    "per GPU-hour",
-    "per hour",
-    "per month",
-    "per million output tokens",
-    "per 1,000 requests",
-    "kW",
-    "kWh per million output tokens",
-]
-Basis = Literal["given", "measured", "fitted", "extrapolated", "estimated", "what-if"]
-"""Where a number comes from: "given" by whoever asked, else as in `sizing.plan.Basis`."""
-
-T = TypeVar("T")
-
-
-def encodable(value: Any) -> Any:
-    """Text without lone surrogates (bytes of a command line that are no UTF-8): they become question marks."""
-    return value.encode("utf-8", "replace").decode() if isinstance(value, str) else value
-
-
-Text = Annotated[str, BeforeValidator(encodable), Field(max_length=MOST_TEXT)]
-Rows = Annotated[tuple[T, ...], Field(max_length=MOST_ROWS)]
-Count = Annotated[int, Field(ge=0, le=10**9)]
-Size = Annotated[int, Field(ge=1, le=10**6)]
-Percentile = Annotated[int, Field(ge=1, le=99)]
-STRICT = ConfigDict(extra="forbid", allow_inf_nan=False)
-
-
-@dataclass(frozen=True, slots=True, config=STRICT)
-class Quantity:
-    """A number with its unit and basis; value None = there is none (the open end of a band, ITL of single tokens)."""
-
-    value: float | None
-    unit: Unit
-    basis: Basis
-
-
-@dataclass(frozen=True, slots=True, config=STRICT)
-class Series:
-    """Numbers of one unit and basis; None where there is none."""
-
-    unit: Unit
-    basis: Basis
-    values: Rows[float | None]
 
 
 @dataclass(frozen=True, slots=True, config=STRICT)
@@ -201,33 +139,6 @@ class LeftOut:
 
 
 @dataclass(frozen=True, slots=True, config=STRICT)
-class Effect:
-    """With the input changed by `change`, a share: GPUs, and a replica's capacity; neither where the SLA fails."""
-
-    change: float
-    value: Quantity
-    gpus: Quantity
-    capacity_per_replica: Quantity
-
-
-@dataclass(frozen=True, slots=True, config=STRICT)
-class SensitivityRow:
-    """What changes of one input do to the GPU count, everything else kept."""
-
-    name: Text
-    value: Quantity
-    effects: Rows[Effect]
-
-
-@dataclass(frozen=True, slots=True, config=STRICT)
-class CostRow:
-    """One figure of cost or energy of the answer."""
-
-    name: Text
-    value: Quantity
-
-
-@dataclass(frozen=True, slots=True, config=STRICT)
 class Source:
     """Where the numbers of a configuration come from; points, engine and dates where it was measured.
 
@@ -266,6 +177,8 @@ class Report:
 
     `sentence`: the answer, or that there is none; `reason`: why there is none. `made_at`: ISO 8601 in UTC.
     `remarks`: what binds, the band, higher loads, sizing by means; `warnings`: what to know before buying.
+    `ways_out`: what each limit would have to give alone where there is no answer; `together`: all limits that must give
+    where none alone will do. `day`: the answer's GPUs hour by hour, None where no day was asked about.
     """
 
     title: Text
@@ -293,6 +206,9 @@ class Report:
     sources: Rows[Source] = ()
     accuracy: Text = ""
     evidence: Rows[Evidence] = ()
+    ways_out: Rows[WayOut] = ()
+    together: Rows[Loosened] = ()
+    day: Day | None = None
 
     def __post_init__(self) -> None:
         if len({tuple(effect.change for effect in row.effects) for row in self.sensitivity}) > 1:

@@ -14,9 +14,10 @@ from typing import Any
 
 import matplotlib
 
+from sizing.report.drawing import drawable
 from sizing.report.errors import ReportError, ReportToolMissing
-from sizing.report.figures import charts, drawable
-from sizing.report.json import digest
+from sizing.report.figures import charts
+from sizing.report.json import digest, question_digest
 from sizing.report.model import Report
 from sizing.report.sections import Section, cards, sections
 from sizing.report.tables import Table
@@ -60,6 +61,7 @@ def content(report: Report) -> dict[str, Any]:
         "made": shown(when(report.made_at)),
         "program": shown(line(report.program, 60)),
         "digest": digest(report),
+        "question": question_digest(report),
         "basis": report.answer.basis if report.answer else "",
         "notes": [shown(each) for each in paragraphs(report.notes)],
         "cards": [{name: shown(text) for name, text in asdict(card).items()} for card in cards(report)],

@@ -36,15 +36,15 @@ def report_in(document: dict[str, Any]) -> Report:
     """The report in a JSON object."""
     if "schema" in document:
         return from_dict(document)
+    if isinstance(document.get("report"), dict):
+        return from_dict(document["report"])
     if document.get("feasible") is False:
         return unanswered(document)
-    if not isinstance(document.get("report"), dict):
-        raise ReportError(OLD_PLAN)
-    return from_dict(document["report"])
+    raise ReportError(OLD_PLAN)
 
 
 def unanswered(document: dict[str, Any]) -> Report:
-    """What `plan --json` prints when no configuration meets the SLA; the question is not in it."""
+    """What `plan --json` once printed where no configuration meets the SLA; the question is not in it."""
     try:
         rejected = _REJECTED.validate_python(document.get("rejected"))
     except ValidationError as error:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from sizing.report import tables
+from sizing.report import tables, tables_beside
 from sizing.report.inputs import scenario_toml
 from sizing.report.model import Report
 from sizing.report.tables import Table
@@ -66,6 +66,9 @@ def answered(report: Report) -> Iterator[Section]:
     if report.warnings:
         yield Section("Before buying", bullets=sentences(report.warnings))
     yield Section("Latency against load", charts=("latency",))
+    if report.day:
+        texts = tuple(f"{line(text).rstrip('.')}." for text in (report.day.sentence, report.day.working))
+        yield Section("Over a day", texts=texts, charts=("day",), tables=(tables_beside.day_figures(report),))
     both = (("It includes", sentences(report.includes)), ("It does not include", sentences(report.excludes)))
     yield Section("What the number is for", lists=both)
     yield Section("Alternatives", charts=("gpus",), tables=(tables.configurations(report),))
@@ -83,6 +86,9 @@ def sentences(texts: tuple[str, ...]) -> tuple[str, ...]:
 def refused(report: Report) -> Iterator[Section]:
     """Why there is no answer; what was left out has its reasons."""
     yield Section("Why there is no answer", texts=(capital(line(report.reason)),))
+    if report.ways_out:
+        more = (tables_beside.together(report),) if report.together else ()
+        yield Section("What would have to give", tables=(tables_beside.ways_out(report), *more))
     yield Section("Left out", tables=(tables.left_out(report),))
 
 
@@ -96,6 +102,7 @@ def annexes(report: Report) -> Iterator[Section]:
         yield Section("Basis and accuracy", texts=basis, tables=both, annex=True)
     yield Section("Definitions", terms=DEFINITIONS, annex=True)
     if report.curves:
-        yield Section("Data of the charts", tables=(tables.curve_data(report),), annex=True)
+        day = (tables_beside.day_hours(report),) if report.day else ()
+        yield Section("Data of the charts", tables=(tables.curve_data(report), *day), annex=True)
     where = f"Open this scenario: {line(report.link, 4_000)}" if report.link else "No link was given."
     yield Section("Link and scenario", texts=(where,), code=visible(scenario_toml(report)), annex=True)

@@ -12,7 +12,8 @@ from sizing.catalog import CATALOG
 from sizing.curves import Point
 from sizing.plan import Candidate, Fleet
 from sizing.report.json import DIGEST
-from sizing.report.model import Quantity, Source
+from sizing.report.model import Source
+from sizing.report.quantity import Quantity
 
 PROJECT = Path(__file__).parents[2] / "pyproject.toml"
 

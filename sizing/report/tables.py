@@ -5,7 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from sizing.numbers import percent
-from sizing.report.model import Configuration, Effect, LimitRow, Quantity, Report
+from sizing.report.model import Configuration, LimitRow, Report
+from sizing.report.model_beside import Effect
+from sizing.report.quantity import Quantity
 from sizing.report.words import NONE, capital, line, number_of, text_of
 
 Cell = str | Quantity

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from sizing.report.model import Configuration, Latency, Quantity, Report
+from sizing.report.model import Configuration, Latency, Report
+from sizing.report.quantity import Quantity
 from sizing.report.tables import Cell, Table
 from sizing.workload import Metric
 

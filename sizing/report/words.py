@@ -6,9 +6,9 @@ import re
 from datetime import UTC, datetime
 
 from sizing.numbers import milliseconds, significant
-from sizing.report.model import Quantity
+from sizing.report.quantity import Quantity
 
-COUNTS = ("GPUs", "replicas", "points")
+COUNTS = ("GPUs", "replicas", "points", "GPU-hours")
 LONGEST = 300
 """Characters of a text where a layout holds only a line or a cell."""
 LONGEST_NOTES = 5_000

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from sizing.report.book import Book, Worksheet
-from sizing.report.model import Configuration, Quantity, Report
+from sizing.report.model import Configuration, Report
+from sizing.report.quantity import Quantity
 
 LOAD, HEADROOM, SPARE = "$B$4", "$B$5", "$B$6"
 FIRST_ROW = 9
@@ -52,8 +53,7 @@ def working_sheet(book: Book, report: Report) -> None:
     for row, (name, value) in enumerate(asked, start=3):
         book.put(sheet, row, 0, name)
         sheet.write_number(row, 1, value, book.format("input"))
-    for column, name in enumerate(COLUMNS):
-        book.put(sheet, FIRST_ROW - 1, column, name, "column")
+    book.headings(sheet, FIRST_ROW - 1, COLUMNS, [column > 0 for column in range(len(COLUMNS))])
     for row, found in enumerate(report.configurations, start=FIRST_ROW):
         configuration_row(book, sheet, row, found, load)
     after = FIRST_ROW + len(report.configurations)
@@ -88,8 +88,7 @@ def configuration_row(book: Book, sheet: Worksheet, row: int, found: Configurati
 def loads_table(book: Book, sheet: Worksheet, row: int, found: Configuration, load: float) -> None:
     """GPUs of the answer at shares of the load, live, and their chart."""
     book.put(sheet, row, 0, "GPUs of the answer against load", "heading")
-    for column, name in enumerate(("Share of the load", "Load (requests/s)", "GPUs")):
-        book.put(sheet, row + 1, column, name, "column")
+    book.headings(sheet, row + 1, ("Share of the load", "Load (requests/s)", "GPUs"), (True, True, True))
     first, answer = row + 2, FIRST_ROW + 1
     for at, share in enumerate(SHARES, start=first):
         book.put(sheet, at, 0, Quantity(share, "share", "given"))

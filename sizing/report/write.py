@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from sizing.report.errors import ReportError
+from sizing.report.json import question_digest
 from sizing.report.model import Report
 from sizing.report.words import line
 
@@ -54,13 +55,13 @@ def write(report: Report, path: Path) -> None:
 
 
 def file_name(report: Report, suffix: str) -> str:
-    """A name that every file system takes: ``sizing-<model>-<gpu>-<rate>rps-<date>.<suffix>``.
+    """A name that every file system takes: ``sizing-<model>-<gpu>-<rate>rps-<date>-<question>.<suffix>``.
 
-    Without an answer ``no-answer`` stands for the GPU.
+    Without an answer ``no-answer`` stands for the GPU; ``<question>`` is the digest of what was asked.
     """
     gpu = report.answer.gpu if report.answer else "no-answer"
     rate = report.given("rate_per_s")
-    parts = (report.model, gpu, f"{rate:.6g}rps" if rate else "", report.made_at[:10])
+    parts = (report.model, gpu, f"{rate:.6g}rps" if rate else "", report.made_at[:10], question_digest(report))
     return f"{'-'.join(['sizing', *filter(None, map(name_part, parts))])}.{suffix}"
 
 

@@ -7,10 +7,12 @@ from __future__ import annotations
 
 import io
 
-from sizing.report import tables
+from sizing.report import tables, tables_beside
 from sizing.report.book import Book, Workbook, Worksheet, widths
-from sizing.report.json import digest
-from sizing.report.model import LimitCurve, LoadCurves, Quantity, Report
+from sizing.report.day_sheet import day_sheet
+from sizing.report.json import digest, question_digest
+from sizing.report.model import LimitCurve, LoadCurves, Report
+from sizing.report.quantity import Quantity
 from sizing.report.tables import Table
 from sizing.report.tco import tco
 from sizing.report.terms import DEFINITIONS
@@ -40,6 +42,8 @@ def as_xlsx(report: Report) -> bytes:
     answer_sheet(book, report)
     candidates_sheet(book, report)
     curves_sheet(book, report)
+    if report.day:
+        day_sheet(book, report.day)
     working_sheet(book, report)
     table_sheet(book, "Sensitivity", tables.sensitivity(report))
     assumptions_sheet(book, report)
@@ -52,7 +56,7 @@ def as_xlsx(report: Report) -> bytes:
 
 def answer_sheet(book: Book, report: Report) -> None:
     """The sentence, its figures, the SLA, remarks and cost: what a reader opens first."""
-    sheet = book.sheet("Answer", (34, 18, 16, 20, 12, 12))
+    sheet = book.sheet("Answer", (34, 18, 16, 20, 18, 18))
     book.put(sheet, 0, 0, report.title, "quiet")
     book.put(sheet, 1, 0, report.sentence, "title")
     row = 2
@@ -67,9 +71,16 @@ def answer_sheet(book: Book, report: Report) -> None:
         row = figures(book, sheet, row, report)
         row = book.table(sheet, row, tables.sla(report))
         row = book.table(sheet, row, tables.cost(report))
+    if report.ways_out:
+        row = book.table(sheet, row, tables_beside.ways_out(report))
+    if report.together:
+        row = book.table(sheet, row, tables_beside.together(report))
     row = bullets(book, sheet, row, "Remarks", report.remarks)
     row = bullets(book, sheet, row, "Before buying", report.warnings)
-    where = (report.link or "No link was given.", f"{report.program}, report {digest(report)}")
+    where = (
+        report.link or "No link was given.",
+        f"{report.program}, report {digest(report)}, question {question_digest(report)}",
+    )
     bullets(book, sheet, row, "Link and program", where)
 
 
@@ -107,13 +118,18 @@ def candidates_sheet(book: Book, report: Report) -> None:
     sheet = table_sheet(book, "Candidates", table)
     if not table.rows:
         return
-    first, last = 2, 1 + len(table.rows)
+    first, last, beside = 2, 1 + len(table.rows), len(table.columns) + 1
+    sheet.set_column(beside, beside, 30)
+    for row, found in enumerate(report.configurations, start=first):
+        book.put(sheet, row, beside, found.label, "quiet")  # a name of one cell for each bar
     chart = book.workbook.add_chart({"type": "bar"})
     series = {"name": "GPUs", "values": ["Candidates", first, 3, last, 3], "fill": {"color": "#0072B2"}}
-    chart.add_series({**series, "categories": ["Candidates", first, 0, last, 2], "data_labels": {"value": True}})
+    names = ["Candidates", first, beside, last, beside]
+    chart.add_series({**series, "categories": names, "data_labels": {"value": True}})
     chart.set_title({"name": "GPUs, spares included", "name_font": {"size": 12}})
-    chart.set_y_axis({"reverse": True})
+    chart.set_y_axis({"reverse": True, "interval_unit": 1})
     chart.set_legend({"none": True})
+    chart.set_size({"width": 620, "height": min(100 + 22 * len(table.rows), 2_000)})
     alt = f"GPUs of each configuration; the answer, {line(report.configurations[0].label)}, is the first."
     sheet.insert_chart(last + 3, 0, chart, {"description": alt})
 
@@ -137,6 +153,7 @@ def chart_of(book: Book, sheet: Worksheet, curves: LoadCurves, curve: LimitCurve
         ("limit", max((value for value in curves.load.values if value), default=0.0), curve.limit_s),
         ("planned", curves.planned_per_s, curve.planned_s),
     )
+    sheet.set_column(beside, beside, 2 + len(f"{curve.name} planned"))
     for row, (name, load, value) in enumerate(helpers, start=first):
         book.put(sheet, row, beside, f"{curve.name} {name}")
         book.put(sheet, row, beside + 1, Quantity(load, "requests/s per replica", "given"))
@@ -154,7 +171,7 @@ def chart_of(book: Book, sheet: Worksheet, curves: LoadCurves, curve: LimitCurve
     series("planned load", first + 2, first + 2, beside + 1, beside + 2, marker=dot, line={"none": True})
     chart.set_title({"name": f"{curve.name} against load", "name_font": {"size": 12}})
     chart.set_x_axis({"name": "Load (requests/s per replica)", "min": 0, "num_format": "General"})
-    chart.set_y_axis({"name": curve.name, "min": 0})
+    chart.set_y_axis({"name": f"{curve.name} (ms)", "min": 0, "num_format": "General"})
     chart.set_size({"width": PLOT_PX[0], "height": PLOT_PX[1]})
     alt = f"{curve.name} against requests/s per replica, with its limit and the planned load."
     place = (first + len(helpers) + 1 + number * ROWS_OF_PLOT, len(curves.curves) + 2)

@@ -75,8 +75,8 @@ def test_the_accuracy_table_is_the_one_that_was_written(
     method: Open, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     rows = [
-        EvidenceRow("a claim | with a bar", "theory", 30, "rate", 0.01, 0.05, 0.2, "median ≤ 2%", True, "a note"),
-        EvidenceRow("another", "servers", 9, "TTFT", 0.5, 0.7, float("inf"), "median ≤ 10%", False),
+        EvidenceRow("a claim | with a bar", "theory", 30, "rate", 0.01, 0.05, 0.2, "median ≤ 2 %", True, "a note"),
+        EvidenceRow("another", "servers", 9, "TTFT", 0.5, 0.7, float("inf"), "median ≤ 10 %", False),
     ]
     monkeypatch.setattr(methods, "ACCURACY", tmp_path / "accuracy.md")
     (tmp_path / "accuracy.md").write_text(as_page(rows, quick=False), encoding="utf-8")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Callable
 from dataclasses import replace
 from urllib.parse import parse_qsl
@@ -12,15 +13,18 @@ from streamlit.testing.v1 import AppTest
 
 from sizing import answer, planner
 from sizing.candidates import find
+from sizing.fleets.daily import gpus_by_hour
 from sizing.numbers import milliseconds
-from sizing.plan import Plan
+from sizing.plan import Plan, Rejection
+from sizing.report.json import question_digest
 from sizing.report.model import Report
 from sizing.report.write import WRITERS
 from sizing.workload import Limit
-from tests.app.conftest import ONE, query_of, text_of
+from tests.app.conftest import ONE, open_query, query_of, text_of
 from ui import link, reporting
 from ui.answers import Outcome
 from ui.scenario import Scenario
+from ui.size.asks import ways_out
 
 Open = Callable[..., AppTest]
 NOWHERE = replace(ONE, itl=Limit("itl", 99, 0.0001))
@@ -90,8 +94,9 @@ def test_every_file_is_made_away_from_the_page(at_report: Open, plan: Plan) -> N
 
     def work() -> None:
         for suffix in WRITERS:
-            name, _, make = reporting.download(found, suffix)
-            assert name == f"sizing-qwen-qwen3-32b-h200-sxm-20rps-{found.made_at[:10]}.{suffix}"
+            name, _, make = reporting.download(found, suffix, reporting.Handed())
+            asked = question_digest(found)
+            assert name == f"sizing-qwen-qwen3-32b-h200-sxm-20rps-{found.made_at[:10]}-{asked}.{suffix}"
             files[suffix] = make()
 
     thread = threading.Thread(target=work)
@@ -102,6 +107,34 @@ def test_every_file_is_made_away_from_the_page(at_report: Open, plan: Plan) -> N
     assert b"A. Planner" in files["html"]
     again = Report.from_json(files["json"])
     assert again == found and (again.title, again.notes) == ("Chat", "One.\nTwo.")
+
+
+def test_a_file_of_the_question_before_is_told_from_one_of_this(at_report: Open, plan: Plan) -> None:
+    """A field changed and a button pressed at once: the button is still that of the run before."""
+    before = made(ONE, Outcome(plan), at_report)
+    limits = replace(ONE, ttft=Limit("ttft", 95, 2.0))
+    after = reporting.report(
+        limits, Outcome(planner.plan(limits.question, *find(ONE.model, ONE.lengths, ONE.choice))), **COVER
+    )
+    handed, now_s = reporting.Handed(), time.monotonic()
+    assert not handed.belated(after, now_s)
+    names = {reporting.download(each, "json", handed)[0] for each in (before, after)}
+    assert len(names) == 2  # though model, GPU, load and day are the same
+    _, _, make = reporting.download(before, "json", handed)
+    assert Report.from_json(make()).given("ttft_p95_s") == 1.0
+    assert handed.belated(after, now_s) and handed.belated(after, time.monotonic())
+    assert not handed.belated(before, now_s) and not handed.belated(after, now_s + 60)
+
+
+def test_the_page_says_that_a_file_was_of_the_question_before(at_report: Open) -> None:
+    app = at_report()
+    assert not app.warning
+    handed = app.session_state.report_handed
+    handed.out(reporting.report(ONE, Outcome(None, "title", "why"), **COVER | {"address": ""}), "json")
+    assert not app.run().warning  # the same question, whatever its answer was
+    handed.out(reporting.report(NOWHERE, Outcome(None, "title", "why"), **COVER), "json")
+    app.run()
+    assert [box.value for box in app.warning] and "as it was before" in app.warning[0].value
 
 
 def test_the_link_opens_the_scenario_with_its_answer(at_report: Open, plan: Plan) -> None:
@@ -116,10 +149,46 @@ def test_without_a_plan_the_report_says_why_and_holds_no_count(at_report: Open) 
     app = at_report(NOWHERE)
     assert app.subheader[0].value == "No configuration meets this SLA"
     assert "n" not in query_of(app) and "GPUs" not in text_of(app.subheader[0].value)
-    assert len(app.table[0].value) == 1 and len(buttons(app)) == 4
+    assert len(app.table[-1].value) == 1 and len(buttons(app)) == 4
     found = reporting.report(NOWHERE, Outcome(None, "No configuration meets this SLA", "why"), **COVER)
     assert found.answer is None and "&n=" not in found.link
-    assert reporting.download(found, "pdf")[0].startswith("sizing-qwen-qwen3-32b-no-answer-20rps-")
+    assert reporting.download(found, "pdf", reporting.Handed())[0].startswith("sizing-qwen-qwen3-32b-no-answer-20rps-")
+
+
+def test_the_way_out_is_that_of_the_size_page(at_report: Open) -> None:
+    app = at_report(NOWHERE)
+    ways = ways_out(NOWHERE)
+    assert any(way.smallest for way in ways.alone)
+    page = "\n".join(text_of(str(cell)) for table in app.table for cell in table.value.to_numpy().ravel())
+    rejected = Rejection("h200_sxm", 1, "fp8", "sla", "misses")
+    found = reporting.report(NOWHERE, Outcome(None, "No configuration meets this SLA", "why", (rejected,)), **COVER)
+    for way, row in zip(ways.alone, found.ways_out, strict=True):
+        smallest = way.smallest.limit_s if way.smallest else None
+        assert row.smallest.value == smallest
+        assert smallest is None or smallest <= way.limit.limit_s or milliseconds(smallest) in page
+    memory = Outcome(None, "It does not fit", "why", (Rejection("h200_sxm", 1, "fp8", "memory", "short"),))
+    assert not reporting.report(NOWHERE, memory, **COVER).ways_out
+
+
+def test_a_day_chosen_on_the_size_page_is_in_the_report_and_its_links(opened: Open, plan: Plan) -> None:
+    app = opened(ONE, **{"show.size": "day"}).switch_page(PAGE).run()
+    assert not app.exception
+    assert query_of(app)["show.size"] == "day" and "With the GPUs of each hour" in shown(app)
+    assert "Over a day" in shown(app)  # among the sections
+    found = reporting.report(ONE, Outcome(plan), **COVER, over_day=True)
+    assert found.day is not None
+    day = gpus_by_hour(ONE.question, plan.answer, ONE.day_per_s)
+    assert list(found.day.gpus.values) == [hour.gpus for hour in day.hours]
+    assert dict(parse_qsl(found.link.partition("?")[2]))["show.size"] == "day"
+    app = open_query(query_of(app)).switch_page(PAGE).run()
+    assert "With the GPUs of each hour" in shown(app)
+
+
+def test_without_a_day_the_page_says_how_to_have_one(at_report: Open, plan: Plan) -> None:
+    app = at_report()
+    assert "choose Over a day" in shown(app).replace("*", "") and "show.size" not in query_of(app)
+    found = reporting.report(ONE, Outcome(plan), **COVER)
+    assert found.day is None and "show.size" not in found.link
 
 
 def test_without_a_question_there_is_nothing_to_report(at_report: Open) -> None:

@@ -13,7 +13,7 @@ from playwright.sync_api import Browser, Download, Page, expect
 
 from sizing.numbers import milliseconds, significant
 from sizing.report.model import Report
-from tests.browser.visit import fits_sideways, opened, rested, text_of, turned, url_of
+from tests.browser.visit import fits_sideways, opened, rested, settled, text_of, turned, url_of
 
 pytestmark = pytest.mark.browser
 
@@ -129,6 +129,47 @@ def offline(browser: Browser, html: Path) -> None:
     fits_sideways(page)
     assert asked == []
     context.close()
+
+
+def test_a_file_asked_for_with_the_change_of_a_field_is_not_taken_for_the_new_one(
+    desk: Page, planner: str, tmp_path: Path
+) -> None:
+    """The click leaves the field, so the change and the click reach the server together."""
+    opened(desk, url_of(planner, "report"))
+    before = saved(desk, "JSON", tmp_path)
+    field = desk.get_by_label("Peak load (requests/s)", exact=True)
+    field.fill("21")
+    belated = saved(desk, "JSON", tmp_path)
+    expect(desk.get_by_role("heading", name="to serve 21 requests/s")).to_be_visible()
+    rested(desk)
+    said = "answers the question as it was before"
+    if Report.from_json(belated.read_bytes()).given("rate_per_s") == 20:
+        expect(desk.get_by_text(said)).to_be_visible()
+        assert belated.name == before.name
+    after = saved(desk, "JSON", tmp_path)
+    assert Report.from_json(after.read_bytes()).given("rate_per_s") == 21 and after.name != before.name
+
+
+def test_a_day_chosen_on_the_size_page_comes_along_and_survives_a_reload(
+    desk: Page, planner: str, tmp_path: Path
+) -> None:
+    opened(desk, url_of(planner))
+    desk.get_by_role("radio", name="Over a day").click()
+    expect(desk.get_by_role("heading", level=1)).to_contain_text("over the day")
+    rested(desk)
+    sentence = desk.get_by_role("heading", level=1).inner_text()
+    turned(desk, "Report")
+    for _ in range(2):
+        expect(desk).to_have_url(re.compile(r"show\.size=day"))
+        pdf, html, xlsx, json = (saved(desk, name, tmp_path) for name in FORMATS)
+        found = Report.from_json(json.read_bytes())
+        assert found.day is not None and found.day.sentence == sentence
+        for text in (Texts(html.read_text()).text, text_of_pdf(pdf), str(cells_of(xlsx)["Over a day"])):
+            assert solid(sentence) in solid(text)
+        desk.reload()
+        settled(desk)
+    opened(desk, found.link)
+    expect(desk.get_by_role("heading", level=1)).to_have_text(sentence)
 
 
 def test_a_title_of_ten_kilobytes_reaches_every_file_as_text(desk: Page, planner: str, tmp_path: Path) -> None:

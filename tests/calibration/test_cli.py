@@ -19,7 +19,20 @@ from calibration.store import DATABASE_VARIABLE, Store
 from sizing.curves import read_points
 from tests.calibration.mock_server import ROOT, Script, subprocess_server
 
-COMMANDS = ("run", "resume", "list", "show", "export", "import", "bench", "compare", "mock", "serve")
+COMMANDS = (
+    "run",
+    "resume",
+    "list",
+    "show",
+    "accept",
+    "discard",
+    "export",
+    "import",
+    "bench",
+    "compare",
+    "mock",
+    "serve",
+)
 
 
 @pytest.fixture(scope="module")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import io
 from functools import cache
 from html.parser import HTMLParser
@@ -10,8 +11,10 @@ import openpyxl
 import pypdfium2
 
 from sizing import planner
+from sizing.fleets.daily import Daily, gpus_by_hour
 from sizing.loadcurve import load_curve
 from sizing.plan import Candidate, Plan, Question, Rejection
+from sizing.relax import Relaxation, Together, relaxations, together
 from sizing.replica import Batching, Replica
 from sizing.report.build import Cover, refusal_of, report_of
 from sizing.report.model import Report
@@ -37,14 +40,16 @@ def candidate(gpu: str, tp: int, law: StepLaw, sigma: float = 0.05) -> Candidate
     return Candidate("acme/tiny", gpu, tp, "bf16", replica, "estimated", "a law given in a test", sigma)
 
 
+CANDIDATES = [
+    candidate("small", 1, LAW),
+    candidate("small", 2, LAW.scaled(0.55)),
+    candidate("big", 1, LAW.scaled(0.6)),
+]
+
+
 @cache
 def plan() -> Plan:
-    candidates = [
-        candidate("small", 1, LAW),
-        candidate("small", 2, LAW.scaled(0.55)),
-        candidate("big", 1, LAW.scaled(0.6)),
-    ]
-    return planner.plan(QUESTION, candidates, [REJECTED])
+    return planner.plan(QUESTION, CANDIDATES, [REJECTED])
 
 
 @cache
@@ -52,6 +57,38 @@ def report() -> Report:
     found = plan()
     fleet = found.answer
     return report_of(found, load_curve(QUESTION, fleet), sensitivities(QUESTION, fleet), COVER)
+
+
+RATES = tuple(40.0 * share / 24 for share in range(1, 25))
+"""Requests/s of each hour of a day that grows busier until midnight, its last hour at the planned load."""
+
+
+@cache
+def daily() -> Daily:
+    return gpus_by_hour(QUESTION, plan().answer, RATES)
+
+
+@cache
+def day_report() -> Report:
+    found = plan()
+    return report_of(found, load_curve(QUESTION, found.answer), (), COVER, daily=daily())
+
+
+STRICT = dataclasses.replace(QUESTION, sla=Sla(ttft=Limit("ttft", 95, 0.5), itl=Limit("itl", 95, 0.003)))
+"""A question that no candidate answers: its TTFT is kept, its ITL is not."""
+STRICTER = dataclasses.replace(QUESTION, sla=Sla(ttft=Limit("ttft", 95, 0.001), itl=Limit("itl", 95, 0.003)))
+"""One of which every candidate misses both limits."""
+
+
+@cache
+def ways(question: Question) -> tuple[tuple[Relaxation, ...], Together | None]:
+    return relaxations(question, CANDIDATES), together(question, CANDIDATES)
+
+
+@cache
+def refusal_with_ways(question: Question) -> Report:
+    miss = Rejection("big", 1, "bf16", "sla", "misses ITL even alone", question.sla.itl, 0.04)
+    return refusal_of(question, "No configuration meets this SLA", "none meets it", [miss], COVER, *ways(question))
 
 
 @cache

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import math
+import re
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -20,12 +21,17 @@ from sizing.errors import ScenarioError
 from sizing.evidence import command, coverage, gpu_counts, largest_rate
 from sizing.evidence.claim import Claim, Setup, check
 from sizing.evidence.server import CONTRASTING, LAW, POLICIES, calibrate, true_rate_per_s
-from sizing.evidence.table import HEADER, EvidenceRow, Goal, as_json, cells, markdown, row_of_errors, verdict
+from sizing.evidence.table import HEADER, EvidenceRow, Goal, as_json, cells, markdown, row_of_errors, shown, verdict
 from sizing.replica import Batching, Replica
+from sizing.report.accuracy import TABLE
+from sizing.report.accuracy import cells as cells_of
 from sizing.study.machines import Machines
 from sizing.workload import Arrivals, Lengths, Limit, Sla, Workload
 
 ALONE = Machines(processes=1)
+BAND = coverage.Case(Replica(LAW, coverage.BATCHING), next(iter(coverage.DESIGNS)), True, 1)
+INSIDE = coverage.Answer(10.0, 11.0, 9.0, 13.0)
+"""A calibration, and an answer whose band holds the truth."""
 
 
 @given(st.lists(st.floats(-0.9, 3.0), min_size=20, max_size=60))
@@ -45,11 +51,26 @@ def test_too_few_answers_are_not_judged() -> None:
 
 
 def test_the_table_for_people_and_for_machines() -> None:
-    row = EvidenceRow("a | b", "truth", 3, "rate", 0.012, float("nan"), 0.5, "≤ 2%", False, "note")
+    row = EvidenceRow("a | b", "truth", 3, "rate", 0.012, float("nan"), 0.5, "≤ 2 %", False, "note")
     head, rule, line = markdown([row]).splitlines()
     assert head.count("|") == rule.count("|") == line.replace("\\|", "").count("|") == len(HEADER) + 1
-    assert cells(row)[4:7] == ("1.2%", "", "50.0%")
+    assert cells(row)[4:7] == ("1.2 %", "", "50.0 %")
     assert json.loads(json.dumps(as_json([row]), allow_nan=False))[0]["p90"] is None
+
+
+def test_the_page_is_written_as_the_table_is() -> None:
+    """A page of an older way to write would differ from the next one in every line."""
+    lines = [cells_of(line) for line in TABLE.read_text().splitlines() if line.startswith("| ")][2:]
+    assert len(lines) > 30 and all(len(row) == len(HEADER) for row in lines)
+    for row in lines:
+        for cell in filter(None, row[4:7]):
+            assert cell == shown(math.inf if cell == "∞" else float(cell.removesuffix(" %")) / 100)
+    assert not re.search(r"\d%", TABLE.read_text())
+    goals = {row[7] for row in lines}
+    assert {
+        coverage.rows([BAND], [[INSIDE, INSIDE]])[0].goal,
+        gpu_counts.rows([], [gpu_counts.Answer(1, 1)])[0].goal,
+    } <= goals
 
 
 def draw(case: int, seed: SeedSequence) -> float:
@@ -152,11 +173,10 @@ def test_a_scenario_is_planned_and_checked() -> None:
 
 
 def test_a_band_is_judged_by_how_often_it_holds_the_truth() -> None:
-    case = coverage.Case(Replica(LAW, coverage.BATCHING), next(iter(coverage.DESIGNS)), True, 1)
-    inside, outside = coverage.Answer(10.0, 11.0, 9.0, 13.0), coverage.Answer(10.0, 8.0, 7.0, 9.0)
+    outside = coverage.Answer(10.0, 8.0, 7.0, 9.0)
     for share, holds in ((0.9, True), (0.8, False), (1.0, False)):
-        answers = [[one, one] for one in [inside] * round(40 * share) + [outside] * round(40 * (1 - share))]
-        assert coverage.rows([case] * 40, answers)[0].holds is holds
+        answers = [[one, one] for one in [INSIDE] * round(40 * share) + [outside] * round(40 * (1 - share))]
+        assert coverage.rows([BAND] * 40, answers)[0].holds is holds
 
 
 def test_the_command_checks_its_names_and_writes_the_page(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -21,9 +21,10 @@ from sizing.report.accuracy import cells, evidence
 from sizing.report.build import refusal_of
 from sizing.report.errors import ReportError
 from sizing.report.inputs import scenario_toml
-from sizing.report.json import MOST_BYTES, SCHEMA, as_dict, as_json, digest, with_cover
+from sizing.report.json import MOST_BYTES, SCHEMA, as_dict, as_json, digest, question_digest, with_cover
 from sizing.report.latency_band import latency_band
-from sizing.report.model import Quantity, Report, Unit
+from sizing.report.model import Report
+from sizing.report.quantity import Quantity, Unit
 from sizing.report.sources import source_of
 from sizing.report.write import file_name
 from tests.sizing.report_cases import COVER, QUESTION, REJECTED, plan, refusal, report
@@ -107,7 +108,8 @@ def test_a_number_reads_as_what_it_is(value: float, unit: Unit) -> None:
         ("[" * 100_000, "no JSON"),
         ("[1]", "JSON object"),
         ("{}", "schema None"),
-        ('{"schema": "sizing-report/2"}', SCHEMA),
+        ('{"schema": "sizing-report/3"}', SCHEMA),
+        ('{"schema": ["sizing-report/2"]}', SCHEMA),
         (json.dumps({"schema": SCHEMA}), "title"),
         (b"\xff\xfe", "no JSON"),
         (b" " * (MOST_BYTES + 1), "larger"),
@@ -166,6 +168,17 @@ def test_a_report_without_an_answer_holds_no_count() -> None:
 def test_the_digest_tells_reports_apart() -> None:
     assert digest(report()) == digest(Report.from_json(as_json(report())))
     assert digest(report()) != digest(with_cover(report(), notes="other"))
+
+
+def test_the_question_s_digest_is_of_what_was_asked_alone() -> None:
+    asked = question_digest(report())
+    other = dataclasses.replace(report().inputs[1], value=Quantity(41.0, "requests/s", "given"))
+    link = "http://x.test/?v=1"
+    assert asked == question_digest(with_cover(report(), title="other", notes="other", link="http://y.test/a?v=1&n=3"))
+    assert asked == question_digest(dataclasses.replace(report(), made_at="2027-01-01T00:00:00+00:00"))
+    assert asked != question_digest(dataclasses.replace(report(), inputs=(report().inputs[0], other)))
+    assert asked != question_digest(with_cover(report(), link=f"{link}&gpu=big"))  # what may be bought
+    assert asked in file_name(report(), "pdf")
 
 
 def sigma(value: float) -> Fleet:

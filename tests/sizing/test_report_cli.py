@@ -56,7 +56,11 @@ def test_without_an_answer_the_report_says_why_and_the_status_is_3(
 ) -> None:
     code, out, _ = run([each.replace("30ms", "1ms") for each in PLAN], capsys)
     assert code == 3
-    for saved in (out, as_json(refusal())):
+    asked = Report.from_json(json.dumps(json.loads(out)["report"]))
+    assert asked.given("rate_per_s") == 20 and [way.name for way in asked.ways_out] == ["p95 TTFT", "p95 ITL"]
+    assert (asked.ways_out[1].smallest.value or 0) > 0.001 == asked.ways_out[1].limit.value
+    old = {key: value for key, value in json.loads(out).items() if key != "report"}  # as once printed
+    for saved in (out, json.dumps(old), as_json(refusal())):
         (tmp_path / "plan.json").write_text(saved)
         path = tmp_path / "x.json"
         code, out, err = run(["report", "--plan", str(tmp_path / "plan.json"), "--out", str(path)], capsys)
@@ -105,6 +109,26 @@ def test_bad_names_are_one_line(tmp_path: Path, capsys: pytest.CaptureFixture[st
         ["report", "--plan", str(good), "--out", str(tmp_path / "x.json"), "--title", "x" * 200_000], capsys
     )
     assert code == 2 and "title" in err and len(err) < 300
+
+
+def test_a_plan_over_a_day_brings_it_to_the_report(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    rates = ",".join(str(20 * (hour + 1) / 24) for hour in range(24))
+    load = PLAN.index("--rate")
+    code, out, _ = run([*PLAN[:load], "--daily", rates, *PLAN[load + 2 :]], capsys)
+    assert code == 0
+    saved, path, without = tmp_path / "plan.json", tmp_path / "x.json", tmp_path / "y.json"
+    saved.write_text(out)
+    found = {}
+    for option in ("--daily", ""):
+        assert run(["report", "--plan", str(saved), "--out", str(path), *option.split()], capsys) == (0, "", "")
+        found[option] = Report.from_json(path.read_text()).day
+    assert found["--daily"] is not None and found["--daily"] == found[""]
+    hours = json.loads(out)["daily"]["hours"]
+    assert list(found[""].gpus.values) == [hour["gpus"] for hour in hours]
+    assert run(["report", "--plan", str(path), "--no-daily", "--out", str(without)], capsys)[0] == 0
+    assert Report.from_json(without.read_text()).day is None
+    code, printed, err = run(["report", "--plan", str(without), "--daily", "--out", str(path)], capsys)
+    assert (code, printed, err.count("\n")) == (2, "", 1) and "y.json" in err and "--daily" in err
 
 
 def test_help_has_an_example(capsys: pytest.CaptureFixture[str]) -> None:

@@ -17,16 +17,19 @@ from sizing.numbers import milliseconds, significant
 from sizing.report import tables
 from sizing.report.errors import ReportError, ReportToolMissing
 from sizing.report.figures import charts
-from sizing.report.json import as_json
+from sizing.report.json import as_json, question_digest
 from sizing.report.model import LoadCurves, Report
 from sizing.report.words import line, visible
 from sizing.report.write import WRITERS, render, write
 from tests.sizing.report_cases import (
     QUESTION,
+    STRICTER,
     Page,
+    day_report,
     pdf_text,
     plan,
     refusal,
+    refusal_with_ways,
     report,
     rows_below,
     sheets,
@@ -87,7 +90,9 @@ def test_every_table_of_the_pdf_is_that_of_the_page(made: dict[str, bytes]) -> N
         assert all(squeezed("".join(row)) in text for row in rows[1:])
 
 
-def test_the_same_report_gives_the_same_bytes_in_another_process(made: dict[str, bytes], tmp_path: Path) -> None:
+@pytest.mark.parametrize("found", [report(), day_report(), refusal_with_ways(STRICTER)], ids=["plan", "day", "none"])
+def test_the_same_report_gives_the_same_bytes_in_another_process(found: Report, tmp_path: Path) -> None:
+    made = {suffix: render(found, suffix) for suffix in WRITERS}
     saved = tmp_path / "report.json"
     saved.write_bytes(made["json"])
     again = (
@@ -98,7 +103,13 @@ def test_the_same_report_gives_the_same_bytes_in_another_process(made: dict[str,
     command = [sys.executable, "-c", again, str(saved), *WRITERS]
     other = subprocess.run(command, cwd=ROOT, check=True, capture_output=True, text=True, timeout=120).stdout.split()
     assert other == [hashlib.sha256(data).hexdigest() for data in made.values()]
-    assert {suffix: render(report(), suffix) for suffix in WRITERS} == made
+    assert {suffix: render(found, suffix) for suffix in WRITERS} == made
+
+
+def test_each_format_says_which_question_it_answers(made: dict[str, bytes]) -> None:
+    asked = f"question {question_digest(report())}"
+    assert asked in Page(made["html"].decode()).text and squeezed(asked) in pdf_text(made["pdf"])
+    assert any(asked in str(cell) for row in sheets(made["xlsx"])["Answer"] for cell in row)
 
 
 def test_the_page_needs_nothing_from_outside(made: dict[str, bytes]) -> None:

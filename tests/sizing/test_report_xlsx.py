@@ -10,23 +10,26 @@ import zipfile
 from collections.abc import Callable
 from typing import Any
 
+import openpyxl
 import pytest
 from openpyxl.utils import get_column_letter
 
 from sizing import planner
+from sizing.report import tables
 from sizing.report.book import number_format
-from sizing.report.model import Quantity, Unit
+from sizing.report.quantity import Quantity, Unit
 from sizing.report.tco import COLUMNS
-from sizing.report.words import number_of
+from sizing.report.words import number_of, text_of
 from sizing.report.write import render
-from tests.sizing.report_cases import QUESTION, plan, refusal, report, rows_below, sheets
+from tests.sizing.report_cases import QUESTION, daily, day_report, plan, refusal, report, rows_below, sheets
 
 LOAD, HEADROOM, SPARE = "B4", "B5", "B6"
+RANGE = re.compile(r"\$([A-Z]+)\$(\d+):\$\1\$(\d+)")
 REFERENCE = re.compile(r"\$?([A-Z]+)\$?(\d+)")
 
 
 class Spreadsheet:
-    """A sheet's formulas, computed: numbers, the four operations, ROUNDUP and IF(cell="","",...)."""
+    """A sheet's formulas, computed: numbers, the four operations, SUM of a column, ROUNDUP and IF(cell="","",...)."""
 
     def __init__(self, rows: list[tuple[object, ...]], **changed: float) -> None:
         self.cells: dict[str, object] = {
@@ -44,9 +47,18 @@ class Spreadsheet:
     def compute(self, formula: str) -> Any:
         if chosen := re.fullmatch(r'IF\((\w+)="","",(.*)\)', formula):
             return "" if self.value(chosen[1]) in (None, "") else self.compute(chosen[2])
-        known: dict[str, Callable[..., float]] = {"ROUNDUP": roundup, "at": self.value}
+        known: dict[str, Callable[..., float]] = {
+            "ROUNDUP": roundup,
+            "SUM": sum,
+            "cells": self.column,
+            "at": self.value,
+        }
+        formula = RANGE.sub(r'cells("\1", \2, \3)', formula)
         python = REFERENCE.sub(r'at("\1\2")', formula)
         return eval(python, {"__builtins__": {}}, known)  # formulas of our own making
+
+    def column(self, letter: str, first: int, last: int) -> list[Any]:
+        return [self.value(f"{letter}{row}") for row in range(first, last + 1)]
 
 
 def roundup(value: float, digits: int) -> float:
@@ -72,6 +84,24 @@ def test_stored_values_are_what_the_formulas_give() -> None:
     assert len(formulas) >= 8 * len(report().configurations)
     for name in formulas:
         assert stored.value(name) == pytest.approx(live.value(name), rel=1e-12), name
+
+
+def test_the_day_s_sums_follow_its_hours() -> None:
+    data = render(day_report(), "xlsx")
+    rows = sheets(data, values=False)["Over a day"]
+    stored, live = Spreadsheet(sheets(data)["Over a day"]), Spreadsheet(rows)
+    formulas = [name for name, cell in live.cells.items() if isinstance(cell, str) and cell.startswith("=")]
+    assert len(formulas) == 24 + 3 + 2
+    for name in formulas:
+        assert stored.value(name) == pytest.approx(live.value(name), rel=1e-12), name
+    names = {row[0]: f"B{number}" for number, row in enumerate(rows, start=1)}
+    hours, gpu_hours = [hour.gpus for hour in daily().hours], names["GPU-hours a day, following the load"]
+    first = next(number for number, row in enumerate(rows, start=1) if row[0] == "0:00")
+    idle = Spreadsheet(rows, **{f"D{first}": 0.0})
+    assert stored.value(gpu_hours) == sum(hours)
+    assert idle.value(gpu_hours) == sum(hours[1:])
+    assert idle.value(names["Saved"]) == pytest.approx(1 - sum(hours[1:]) / (24 * max(hours)))
+    assert idle.value(names["Cost a day, following the load"]) == pytest.approx(2.5 * sum(hours[1:]))
 
 
 @pytest.mark.parametrize("factor", [0.1, 0.5, 1.0, 1.7, 10.0])
@@ -143,6 +173,36 @@ def test_a_cell_shows_the_digits_of_the_other_formats(value: float, unit: Unit) 
     scale = {"s": 1 if places[2] else 1000, "share": 100}.get(unit, 1)
     digits = f"{value * scale:,.{max(0, len(places[1] or '') - 1)}f}"
     assert number_of(quantity).split()[0] == digits
+
+
+def test_every_number_has_its_unit_in_its_cell_or_beside_it() -> None:
+    """Where rows differ in their unit; elsewhere the heading has it."""
+    book = openpyxl.load_workbook(io.BytesIO(render(report(), "xlsx")))
+    for name, rows in (("Answer", tables.cost(report()).rows), ("Assumptions", tables.inputs(report()).rows)):
+        cells = {row[0].value: row[1:3] for row in book[name].iter_rows()}
+        for label, quantity in rows:
+            assert isinstance(label, str)
+            if not isinstance(quantity, Quantity):
+                continue
+            value, beside = cells[label]
+            shown = {"s": " ms", "share": " %"}.get(quantity.unit, "")
+            assert value.number_format.replace('"', "").endswith(shown)
+            assert shown or f"{number_of(quantity)} {beside.value or ''}".strip() == text_of(quantity)
+    book.close()
+
+
+def test_headings_stand_over_their_numbers_and_are_not_cut() -> None:
+    book = openpyxl.load_workbook(io.BytesIO(render(day_report(), "xlsx")))
+    for name, first in (("Candidates", "GPU"), ("Working", "Configuration"), ("Over a day", "Hour"), ("Curves", "R")):
+        sheet = book[name]
+        row = next(row for row in sheet.iter_rows(max_col=5) if str(row[0].value).startswith(first) and row[1].value)
+        height = sheet.row_dimensions[row[0].row].height
+        for cell in filter(lambda cell: cell.value, row):
+            below = sheet.cell(cell.row + 1, cell.column)
+            width = sheet.column_dimensions[cell.column_letter].width or 8.43
+            assert height >= 15 * math.ceil(len(str(cell.value)) / width)
+            assert (cell.alignment.horizontal == "right") == (below.data_type in "nf")
+    book.close()
 
 
 def test_charts_are_native_and_described() -> None:

@@ -1,11 +1,13 @@
 """Report: what to send to those who decide. Title, author, notes; a look at what goes out; four files of one report."""
 
 import importlib.util
+import time
 
 import pandas as pd
 import streamlit as st
 
-from sizing.report import tables
+from sizing.report import tables, tables_beside
+from sizing.report.json import question_digest
 from sizing.report.model import Report
 from sizing.report.sections import sections
 from sizing.report.tables import Table
@@ -32,6 +34,7 @@ def page(scenario: Scenario) -> None:
         st.title(scenario.missing, anchor=False)
         st.markdown("The form on the left says what is asked; with an answer there is something to report.")
         return
+    started_s = time.monotonic()
     with st.spinner("Working out how many GPUs, and checking the answer by simulation…"):
         outcome = answers.outcome(scenario)
     for problem in answers.measured().problems:
@@ -40,8 +43,11 @@ def page(scenario: Scenario) -> None:
     cover, preview = st.columns([2, 3], gap="large")
     with cover:
         texts = _cover()
-        found = reporting.report(scenario, outcome, **texts, address=_address())
-        _downloads(found)
+        over_day = reporting.day_is_asked()
+        found = reporting.report(scenario, outcome, **texts, address=_address(), over_day=over_day)
+        _downloads(found, started_s)
+        if found.answer:
+            st.caption(WITH_DAY if over_day else WITHOUT_DAY)
     with preview:
         _preview(found)
 
@@ -75,11 +81,15 @@ def _typed(label: str, key: str, most: int, placeholder: str) -> str:
     return st.text_input(label, key=key, max_chars=most, placeholder=placeholder, persist_state="session") or ""
 
 
-def _downloads(found: Report) -> None:
-    """A button for each format; the file is made when the button is pressed."""
+def _downloads(found: Report, started_s: float) -> None:
+    """A button for each format; the file is made when the button is pressed.
+
+    A button that was pressed while this run was under way was one of the run before.
+    """
+    handed = st.session_state.setdefault("report_handed", reporting.Handed())
     for suffix, (name, icon, help_) in FORMATS.items():
         missing = suffix in NEEDS and importlib.util.find_spec(NEEDS[suffix]) is None
-        file, media, make = reporting.download(found, suffix)
+        file, media, make = reporting.download(found, suffix, handed)
         st.download_button(
             f"Download {name}",
             data="" if missing else make,
@@ -93,11 +103,19 @@ def _downloads(found: Report) -> None:
             key=f"download_{suffix}",
             help=f"Needs the package {NEEDS[suffix]} on the server." if missing else help_,
         )
+    if handed.belated(found, started_s):
+        st.warning(BELATED, icon=":material/history:")
     st.caption(WITH_ANSWER if found.answer else WITHOUT_ANSWER)
+    st.caption(f"Question {question_digest(found)}, as in the name of each file.")
 
 
+BELATED = "The file of a moment ago answers the question as it was before the last change. Download it again."
 WITH_ANSWER = "The same numbers in all four, each with its unit and basis, and the link of this scenario."
-WITHOUT_ANSWER = "The report says why there is no answer and what was left out; it holds no count of GPUs."
+WITHOUT_ANSWER = (
+    "The report says why there is no answer, what would have to give and what was left out; it holds no count of GPUs."
+)
+WITH_DAY = "With the GPUs of each hour: the page *Size* asks *Over a day*."
+WITHOUT_DAY = "For the GPUs of each hour choose *Over a day* on the page *Size*."
 
 
 def _preview(found: Report) -> None:
@@ -107,6 +125,10 @@ def _preview(found: Report) -> None:
         st.subheader(plain(line(found.sentence)), anchor=False)
         if found.answer is None:
             st.markdown(plain(sentence_case(line(found.reason))))
+            if found.ways_out:
+                _table(tables_beside.ways_out(found))
+            if found.together:
+                _table(tables_beside.together(found))
             _table(tables.left_out(found))
             return
         st.markdown(plain(line(found.working)))

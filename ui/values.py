@@ -73,7 +73,9 @@ def read() -> Scenario:
         gpus=tuple(state.gpus),
         precisions=tuple(state.precisions),
         tps=tuple(sorted(state.tps)),
-        **{metric: _read_limit(metric) for metric in get_args(Metric)},
+        ttft=_read_limit("ttft"),
+        itl=_read_limit("itl"),
+        e2e=_read_limit("e2e"),
         arrivals=_read_arrivals(),
         price_per_gpu_hour=state.price,
     )

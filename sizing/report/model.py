@@ -10,8 +10,9 @@ from typing import Literal
 
 from pydantic.dataclasses import dataclass
 
+from sizing.plan import Basis
 from sizing.report.model_beside import CostRow, Day, Loosened, SensitivityRow, WayOut
-from sizing.report.quantity import STRICT, Basis, Count, Percentile, Quantity, Rows, Series, Size, Text
+from sizing.report.quantity import STRICT, Count, Percentile, Quantity, Rows, Series, Size, Text
 from sizing.workload import Metric
 
 

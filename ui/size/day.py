@@ -12,6 +12,7 @@ from sizing import answer
 from sizing.fleets.daily import HOURS, Daily
 from sizing.numbers import percent, significant
 from sizing.plan import Plan
+from sizing.report.beside import day_sentence, day_working
 from ui.charts.day import gpus_over_day
 from ui.look import ink, show
 from ui.scenario import DAYS, OF_PEAK, Scenario
@@ -32,8 +33,8 @@ def show_day(plan: Plan, day: Daily, scenario: Scenario) -> None:
     tell_unreadable_sources()
     fleet = plan.answer
     with st.container(gap="xsmall"):
-        st.title(plain(sentence(plan, day)), anchor=False)
-        st.markdown(plain(working(plan, day)))
+        st.title(plain(day_sentence(plan, day)), anchor=False)
+        st.markdown(plain(day_working(plan, day)))
         basis_line(fleet.basis, f"At the peak {answer.band(fleet)} · {fleet.candidate.source}", answer.why_wide(fleet))
     tell_change_since_link(fleet.gpus, scenario)
     _cards(plan, day)
@@ -48,25 +49,6 @@ def show_day(plan: Plan, day: Daily, scenario: Scenario) -> None:
             st.dataframe(pd.DataFrame(rows, columns=columns), hide_index=True, alt="GPUs of each hour")
     warnings(fleet.basis, fleet.warnings)
     left_out(plan.rejected)
-
-
-def sentence(plan: Plan, day: Daily) -> str:
-    """For instance: 3 to 9 x h200_sxm over the day to serve up to 20 requests/s of Qwen/Qwen3-32B."""
-    fewest, most = min(hour.gpus for hour in day.hours), max(hour.gpus for hour in day.hours)
-    count = f"{fewest:,} to {most:,}" if fewest < most else f"{most:,}"
-    candidate, rate = plan.answer.candidate, significant(plan.question.workload.rate_per_s)
-    return f"You need {count} × {candidate.gpu} over the day to serve up to {rate} requests/s of {candidate.model}"
-
-
-def working(plan: Plan, day: Daily) -> str:
-    """What following the load saves, and of what the hours are made."""
-    candidate, spare = plan.answer.candidate, plan.answer.spare
-    kept = f", {spare} spare at all hours" if spare else ""
-    return (
-        f"{day.gpu_hours:,} GPU-hours a day in replicas of {candidate.gpus} GPU{'s' if candidate.gpus > 1 else ''} "
-        f"(TP{candidate.tp}, {candidate.precision}){kept}; the peak's fleet all day: {day.constant_gpus:,} GPUs × "
-        f"{HOURS} h = {day.constant_gpu_hours:,}, so {percent(day.saved)} saved"
-    )
 
 
 def _cards(plan: Plan, day: Daily) -> None:

@@ -48,10 +48,11 @@ UNIFORM = 9
 
 @lru_cache(maxsize=8)
 def low_discrepancy_points(seed: int) -> Points:
-    """Scrambled Sobol points; read-only, since shared."""
+    """Scrambled Sobol points; read-only, since shared. Their order means nothing: by `state`, tables are searched in
+    sequence, which is several times as fast as at random."""
     (rng,) = np.random.default_rng(seed).spawn(1)  # as scipy's engine does: the points are the same
     columns = sobol_points(len(Points._fields), POINTS_LOG2, rng)
-    columns = np.clip(columns, 1e-9, 1 - 1e-9)
+    columns = np.clip(columns[:, np.argsort(columns[0])], 1e-9, 1 - 1e-9)
     columns[UNIFORM:] = ndtri(columns[UNIFORM:])
     columns.setflags(write=False)
     return Points(*columns)
@@ -61,14 +62,19 @@ def poisson_counts(mean: Floats, uniform: Floats) -> Floats:
     """Poisson quantiles (elementwise): by summing probabilities up to mean 30, by Cornish-Fisher (within 1) above."""
     small = np.minimum(mean, 30.0)
     term = np.exp(-small)
-    reached, count = term.copy(), np.zeros_like(small)
+    count = np.zeros_like(small)
+    more = np.flatnonzero(uniform > term)
+    small, term, sought = small[more], term[more], uniform[more]
+    reached = term
     for number in range(1, 100):
-        more = uniform > reached
-        if not more.any():
+        if not len(more):
             break
-        count += more
+        count[more] = number
         term = term * small / number
         reached = reached + term
+        open_ = np.flatnonzero(sought > reached)
+        if len(open_) < len(more):
+            more, small, term, sought, reached = (part[open_] for part in (more, small, term, sought, reached))
     if mean.max(initial=0) <= 30:
         return count
     z = ndtri(uniform)
@@ -86,6 +92,6 @@ def token_sum(count: Floats, mean: float, cv: float, normal: Floats) -> Floats:
 
 def gamma_quantile(shape: Floats, normal: Floats) -> Floats:
     """Quantiles of a Gamma variable of mean 1 (Wilson-Hilferty): within 2 % from p50 to p99 for shapes above 1."""
-    root = np.sqrt(shape)
-    cube_root = np.maximum(1 - 1 / (9 * shape) + normal / (3 * root), 0.0)
+    spread = 1 / (3 * np.sqrt(shape))
+    cube_root = np.maximum(1 - spread * spread + normal * spread, 0.0)
     return np.asarray(cube_root * cube_root * cube_root)  # ten times as fast as a power

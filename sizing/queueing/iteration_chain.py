@@ -11,12 +11,13 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from functools import lru_cache
 
 import numpy as np
 from numpy.typing import NDArray
 from scipy.special import gammaln, ndtr
 
-from sizing.queueing.demand import Demand
+from sizing.queueing.demand import Demand, read_only
 from sizing.queueing.iteration_time import iteration_s, prefill_room
 from sizing.queueing.stream import Groups
 from sizing.replica import Batching, Replica
@@ -152,6 +153,7 @@ def _quantum(demand: Demand, room: float, batch: float, group: float) -> tuple[f
     return demand.prompt_tokens / parts, int(np.clip(np.ceil(span * parts), 48, 160 if group == 1 else 112))
 
 
+@lru_cache(maxsize=64)
 def _quanta_of_prompts(demand: Demand, quantum: float, prompts: int, count: int) -> Floats:
     """P(j prompts are m quanta), shape (prompts, count): the law of a sum of j lognormal prompts, its mean preserved.
 
@@ -159,13 +161,13 @@ def _quanta_of_prompts(demand: Demand, quantum: float, prompts: int, count: int)
     expected excess E[(X - level)+]: exact in the mean, slightly wide in the variance (under quantum^2 / 4).
     """
     if demand.prompts is not None:
-        return demand.prompts.in_quanta(quantum, prompts, count)
+        return read_only(demand.prompts.in_quanta(quantum, prompts, count))
     level = quantum * np.arange(-1.0, count + 1)
     number = np.arange(prompts, dtype=float)[:, None]
     excess = _expected_excess(demand.prompt_tokens * number, demand.prompt_cv / np.sqrt(np.maximum(number, 1)), level)
     law = np.maximum(np.diff(excess, 2, axis=1) / quantum, 0.0)
     law[:, -1] += np.maximum(0.0, 1 - law.sum(axis=1))
-    return np.asarray(law)
+    return read_only(law)
 
 
 def _attention_per_token(

@@ -59,22 +59,28 @@ def low_discrepancy_points(seed: int) -> Points:
 
 
 def poisson_counts(mean: Floats, uniform: Floats) -> Floats:
-    """Poisson quantiles (elementwise): by summing probabilities up to mean 30, by Cornish-Fisher (within 1) above."""
-    small = np.minimum(mean, 30.0)
+    """Poisson quantiles (n,): by summing probabilities up to mean 30, by Cornish-Fisher (within 1) above."""
+    count, small = np.zeros_like(mean), np.minimum(mean, 30.0)
     term = np.exp(-small)
-    count = np.zeros_like(small)
-    more = np.flatnonzero(uniform > term)
-    small, term, sought = small[more], term[more], uniform[more]
-    reached = term
+    place = np.flatnonzero(uniform > term)
+    sought, small, term, found = uniform[place], small[place], term[place], count[place]
+    reached = term.copy()
+    more = np.ones(len(place), bool)
     for number in range(1, 100):
-        if not len(more):
+        found += more
+        term *= small
+        term /= number
+        reached += term
+        more = sought > reached
+        left = np.count_nonzero(more)
+        if 3 * left < len(more):  # go on with those alone that are not found yet
+            count[place] = found
+            some = np.flatnonzero(more)
+            place, more = place[some], more[some]
+            sought, small, term, reached, found = (part[some] for part in (sought, small, term, reached, found))
+        if left == 0:
             break
-        count[more] = number
-        term = term * small / number
-        reached = reached + term
-        open_ = np.flatnonzero(sought > reached)
-        if len(open_) < len(more):
-            more, small, term, sought, reached = (part[open_] for part in (more, small, term, sought, reached))
+    count[place] = found
     if mean.max(initial=0) <= 30:
         return count
     z = ndtri(uniform)

@@ -5,8 +5,12 @@ from __future__ import annotations
 import math
 from functools import lru_cache
 
-from sizing.capacity import Setting, SlaMissed, analytic_capacity_per_s, load_response, predict_at
+import numpy as np
+
+from sizing.capacity import BETWEEN, ENOUGH, LOADS, Setting, load_response, predict_at
 from sizing.plan import Candidate
+from sizing.prediction import Prediction
+from sizing.queueing import stable_rate_per_s
 from sizing.replica import Replica
 from sizing.response import LoadResponse, log_excess
 
@@ -58,8 +62,8 @@ def _half_change(pair: tuple[Replica, Replica], setting: Setting, response: Load
 
 def _capacity(replica: Replica, setting: Setting, alike: LoadResponse, rate_per_s: float) -> float:
     """Capacity by formula of a replica whose response to load is much `alike`, sought from `rate_per_s`; 0 when the SLA
-    is missed without load. A whole response of its own takes four times as long; it is asked for where steps along the
-    slope of the other do not arrive, as where no load is steady."""
+    is missed without load. Its own curve takes several times as long; it is drawn where steps along the slope of the
+    other do not arrive, as where latencies jump or no load is steady."""
     below_per_s, above_per_s = alike.rate_per_s(-NEAR), alike.rate_per_s(NEAR)
     slope = math.log(above_per_s / below_per_s) / (2 * NEAR) if 0 < below_per_s < above_per_s else 0.0
     for _ in range(STEPS if slope else 0):
@@ -69,7 +73,32 @@ def _capacity(replica: Replica, setting: Setting, alike: LoadResponse, rate_per_
         rate_per_s *= math.exp(-over * slope)
         if abs(over) <= CLOSE:
             return rate_per_s
-    try:
-        return analytic_capacity_per_s(replica, setting)
-    except SlaMissed:
-        return 0.0
+    return _capacity_by_curve(replica, setting, alike)
+
+
+def _capacity_by_curve(replica: Replica, setting: Setting, alike: LoadResponse) -> float:
+    """The same, off the part of the replica's `load_response` where it passes the SLA: a third of its loads.
+
+    The two shares of LOADS between which it does are sought from those of the curve `alike`.
+    """
+    stable_per_s = stable_rate_per_s(replica, setting.workload.lengths, setting.workload.prefix)
+    known: dict[float, Prediction] = {}
+
+    def excess(share: float) -> float:
+        if share not in known:
+            known[share] = predict_at(replica, setting, share * stable_per_s)
+        return log_excess(known[share], setting.sla)
+
+    shares = alike.rates_per_s / alike.rates_per_s[0] * LOADS[0]
+    place = int(np.clip(np.searchsorted(LOADS, shares[alike.excess <= 0].max(initial=0.0)), 0, len(LOADS) - 1))
+    while place > 0 and excess(LOADS[place]) > 0:
+        place -= 1
+    while place + 1 < len(LOADS) and excess(LOADS[place + 1]) <= 0:
+        place += 1
+    if place + 1 < len(LOADS) and excess(LOADS[place]) <= 0:
+        first, last = (LOADS[place] + part * (LOADS[place + 1] - LOADS[place]) for part in BETWEEN)
+        if excess(first) > 0 and place > 0:
+            excess(LOADS[place - 1])
+        if excess(last) <= 0 and place + 2 < len(LOADS) and excess(LOADS[place + 1]) <= ENOUGH:
+            excess(LOADS[place + 2])
+    return LoadResponse.of(known, stable_per_s, setting.sla).rate_per_s(0.0)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import dataclass
 from functools import lru_cache
 
 import numpy as np
@@ -18,8 +19,9 @@ Z90 = 1.645
 MONTE_CARLO_SIGMA = 0.015
 """Standard error of a simulated capacity at the number of requests the planner uses: 0.4 to 1.2 % over four questions
 with sixteen seeds each, more where an SLA lies close to the idle latency."""
-NEAR, CLOSE, STEPS = 0.3, 0.02, 4
-"""Log of latency over limit within which a law is near the middle one, and from which a last step arrives; steps."""
+NEAR, CLOSE, STEPS, JUMP = 0.3, 0.02, 4, 0.05
+"""Log of latency over limit within which a law is near the middle one, and from which a last step arrives; steps; and
+from where on it says, at the middle capacity, that latencies jump there."""
 
 
 @lru_cache(maxsize=512)
@@ -32,8 +34,8 @@ def capacity_band(candidate: Candidate, setting: Setting) -> tuple[float, float]
     load, and for the fleet by formula and the one by simulation.
     """
     if candidate.variants:
-        response = load_response(candidate.replica, setting)
-        sigma = math.hypot(MONTE_CARLO_SIGMA, *(_half_change(pair, setting, response) for pair in candidate.variants))
+        middle = Middle.of(candidate.replica, setting)
+        sigma = math.hypot(MONTE_CARLO_SIGMA, *(_half_change(pair, setting, middle) for pair in candidate.variants))
         return math.exp(-Z90 * sigma), math.exp(Z90 * sigma)
     low, high = scaled_capacities(candidate.replica, setting, math.exp(Z90 * candidate.relative_sigma))
     return low, high
@@ -52,28 +54,44 @@ def scaled_capacities(replica: Replica, setting: Setting, factor: float) -> tupl
     return response.rate_per_s(-step) / factor / middle, max(1.0, response.rate_per_s(step) * factor / middle)
 
 
-def _half_change(pair: tuple[Replica, Replica], setting: Setting, response: LoadResponse) -> float:
-    """Half the change of log capacity between two laws; a law that fails alone counts as a hundredth of the middle,
-    whose response to load is `response`."""
-    middle = response.rate_per_s(0.0) or float(response.rates_per_s[0])
-    one, other = (max(_capacity(replica, setting, response, middle), middle / 100) for replica in pair)
+@dataclass(frozen=True, slots=True)
+class Middle:
+    """The law amid the pairs: its `response` to load, its capacity, and the change of log rate with the log of latency
+    over limit there; 0 where latencies jump, so that no steps along it arrive."""
+
+    response: LoadResponse
+    rate_per_s: float
+    slope: float
+
+    @classmethod
+    def of(cls, replica: Replica, setting: Setting) -> Middle:
+        """By formula."""
+        response = load_response(replica, setting)
+        rate_per_s = response.rate_per_s(0.0) or float(response.rates_per_s[0])
+        below_per_s, above_per_s = response.rate_per_s(-NEAR), response.rate_per_s(NEAR)
+        over = log_excess(predict_at(replica, setting, rate_per_s), setting.sla)
+        smooth = abs(over) <= JUMP and 0 < below_per_s < above_per_s
+        return cls(response, rate_per_s, math.log(above_per_s / below_per_s) / (2 * NEAR) if smooth else 0.0)
+
+
+def _half_change(pair: tuple[Replica, Replica], setting: Setting, middle: Middle) -> float:
+    """Half the change of log capacity between two laws; a law that fails alone counts as a hundredth of the middle."""
+    one, other = (max(_capacity(replica, setting, middle), middle.rate_per_s / 100) for replica in pair)
     return math.log(one / other) / 2
 
 
-def _capacity(replica: Replica, setting: Setting, alike: LoadResponse, rate_per_s: float) -> float:
-    """Capacity by formula of a replica whose response to load is much `alike`, sought from `rate_per_s`; 0 when the SLA
-    is missed without load. Its own curve takes several times as long; it is drawn where steps along the slope of the
-    other do not arrive, as where latencies jump or no load is steady."""
-    below_per_s, above_per_s = alike.rate_per_s(-NEAR), alike.rate_per_s(NEAR)
-    slope = math.log(above_per_s / below_per_s) / (2 * NEAR) if 0 < below_per_s < above_per_s else 0.0
-    for _ in range(STEPS if slope else 0):
+def _capacity(replica: Replica, setting: Setting, middle: Middle) -> float:
+    """Capacity by formula of a replica much like the `middle` one, sought from there; 0 when the SLA is missed without
+    load. Its own curve takes several times as long; it is drawn where steps along the middle one do not arrive."""
+    rate_per_s = middle.rate_per_s
+    for _ in range(STEPS if middle.slope else 0):
         over = log_excess(predict_at(replica, setting, rate_per_s), setting.sla)
         if abs(over) > NEAR:
             break
-        rate_per_s *= math.exp(-over * slope)
+        rate_per_s *= math.exp(-over * middle.slope)
         if abs(over) <= CLOSE:
             return rate_per_s
-    return _capacity_by_curve(replica, setting, alike)
+    return _capacity_by_curve(replica, setting, middle.response)
 
 
 def _capacity_by_curve(replica: Replica, setting: Setting, alike: LoadResponse) -> float:

@@ -22,6 +22,8 @@ with sixteen seeds each, more where an SLA lies close to the idle latency."""
 NEAR, CLOSE, STEPS, JUMP = 0.3, 0.02, 4, 0.05
 """Log of latency over limit within which a law is near the middle one, and from which a last step arrives; steps; and
 from where on it says, at the middle capacity, that latencies jump there."""
+STEEP = 0.25
+"""Change of log rate with that logarithm below which an engine is near saturation, where latencies explode."""
 
 
 @lru_cache(maxsize=512)
@@ -56,22 +58,30 @@ def scaled_capacities(replica: Replica, setting: Setting, factor: float) -> tupl
 
 @dataclass(frozen=True, slots=True)
 class Middle:
-    """The law amid the pairs: its `response` to load, its capacity, and the change of log rate with the log of latency
-    over limit there; 0 where latencies jump, so that no steps along it arrive."""
+    """The law amid the pairs, by formula: its `response` to load, its capacity as read off it, the log of latency over
+    limit there, and the change of log rate with it; 0 where latencies jump, so that no steps along it arrive."""
 
     response: LoadResponse
     rate_per_s: float
+    stable_per_s: float
+    over: float
     slope: float
 
     @classmethod
     def of(cls, replica: Replica, setting: Setting) -> Middle:
-        """By formula."""
+        """Eleven predictions or so, kept by `load_response`, and one."""
         response = load_response(replica, setting)
         rate_per_s = response.rate_per_s(0.0) or float(response.rates_per_s[0])
         below_per_s, above_per_s = response.rate_per_s(-NEAR), response.rate_per_s(NEAR)
         over = log_excess(predict_at(replica, setting, rate_per_s), setting.sla)
         smooth = abs(over) <= JUMP and 0 < below_per_s < above_per_s
-        return cls(response, rate_per_s, math.log(above_per_s / below_per_s) / (2 * NEAR) if smooth else 0.0)
+        slope = math.log(above_per_s / below_per_s) / (2 * NEAR) if smooth else 0.0
+        return cls(response, rate_per_s, _stable_per_s(replica, setting), over, slope)
+
+    @property
+    def steep(self) -> bool:
+        """True near saturation."""
+        return self.slope < STEEP
 
 
 def _half_change(pair: tuple[Replica, Replica], setting: Setting, middle: Middle) -> float:
@@ -82,13 +92,22 @@ def _half_change(pair: tuple[Replica, Replica], setting: Setting, middle: Middle
 
 def _capacity(replica: Replica, setting: Setting, middle: Middle) -> float:
     """Capacity by formula of a replica much like the `middle` one, sought from there; 0 when the SLA is missed without
-    load. Its own curve takes several times as long; it is drawn where steps along the middle one do not arrive."""
-    rate_per_s = middle.rate_per_s
-    for _ in range(STEPS if middle.slope else 0):
+    load. Its own curve takes several times as long; it is drawn where steps along the middle one do not arrive.
+
+    Near saturation the capacity is a share of the stable rate, much the same for both; later steps go by the secant.
+    """
+    rate_per_s, slope, step, before = middle.rate_per_s, middle.slope, 0.0, 0.0
+    if middle.steep:
+        faster = _stable_per_s(replica, setting) / middle.stable_per_s
+        rate_per_s *= faster * math.exp(-middle.over * slope)
+    for _ in range(STEPS if slope else 0):
         over = log_excess(predict_at(replica, setting, rate_per_s), setting.sla)
         if abs(over) > NEAR:
             break
-        rate_per_s *= math.exp(-over * middle.slope)
+        if middle.steep and step * (over - before) > 0:
+            slope = step / (over - before)
+        step, before = -over * slope, over
+        rate_per_s *= math.exp(step)
         if abs(over) <= CLOSE:
             return rate_per_s
     return _capacity_by_curve(replica, setting, middle.response)
@@ -99,7 +118,7 @@ def _capacity_by_curve(replica: Replica, setting: Setting, alike: LoadResponse) 
 
     The two shares of LOADS between which it does are sought from those of the curve `alike`.
     """
-    stable_per_s = stable_rate_per_s(replica, setting.workload.lengths, setting.workload.prefix)
+    stable_per_s = _stable_per_s(replica, setting)
     known: dict[float, Prediction] = {}
 
     def excess(share: float) -> float:
@@ -120,3 +139,7 @@ def _capacity_by_curve(replica: Replica, setting: Setting, alike: LoadResponse) 
         if excess(last) <= 0 and place + 2 < len(LOADS) and excess(LOADS[place + 1]) <= ENOUGH:
             excess(LOADS[place + 2])
     return LoadResponse.of(known, stable_per_s, setting.sla).rate_per_s(0.0)
+
+
+def _stable_per_s(replica: Replica, setting: Setting) -> float:
+    return stable_rate_per_s(replica, setting.workload.lengths, setting.workload.prefix)

@@ -19,15 +19,13 @@ from scipy.special import gammaln, ndtr
 
 from sizing.queueing.demand import Demand, read_only
 from sizing.queueing.iteration_time import iteration_s, prefill_room
+from sizing.queueing.points import LEAST_LOG
 from sizing.queueing.stream import Groups
 from sizing.replica import Batching, Replica
 
 Floats = NDArray[np.float64]
 
 SINGLE = Groups()
-
-LEAST = 1e-40
-"""Chances below it are as good as none; numbers that are next to 0 make a processor slow."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,8 +110,8 @@ class _States:
         """
         most = float(groups.max())
         count = np.arange(min(len(self.quanta_of_groups), int(most + 10 * math.sqrt(most) + 20)))
-        mean = np.maximum(groups, LEAST)[..., None]
-        chance = np.exp(np.maximum(count * np.log(mean) - mean - gammaln(count + 1), math.log(LEAST)))
+        mean = np.maximum(groups, math.exp(LEAST_LOG))[..., None]
+        chance = np.exp(np.maximum(count * np.log(mean) - mean - gammaln(count + 1), LEAST_LOG))
         chance[..., -1] += np.maximum(0.0, 1 - chance.sum(axis=-1))
         return np.asarray(chance)
 
@@ -209,9 +207,12 @@ def _shifted(law: Floats, left: Floats) -> Floats:
     row, state = np.nonzero(left)
     whole = np.floor(left[row, state]).astype(np.int64)
     part = (left[row, state] - whole)[:, None]
-    padded = np.concatenate([np.zeros((len(row), states + 1)), law[row, state]], axis=1)
+    padded = np.zeros((len(row), 2 * states + 1))
+    padded[:, states + 1 :] = law[row, state]
     window = np.lib.stride_tricks.sliding_window_view(padded, states + 1, axis=1)[np.arange(len(row)), states - whole]
-    moved = (1 - part) * window[:, 1:] + part * window[:, :-1]
+    moved = window[:, :-1] - window[:, 1:]
+    moved *= part
+    moved += window[:, 1:]
     moved[:, -1] += np.maximum(0.0, 1 - moved.sum(axis=1))
     law[row, state] = moved
     return law

@@ -6,14 +6,12 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import lru_cache
 
-import numpy as np
-
 from sizing.edge import edge_rate, upper_excess
 from sizing.prediction import Method as MethodName
 from sizing.prediction import Prediction
 from sizing.queueing import predict, stable_rate_per_s
 from sizing.replica import Replica
-from sizing.response import LoadResponse, log_excess, rising_excess
+from sizing.response import LoadResponse, log_excess
 from sizing.simulator import Simulated, simulate
 from sizing.workload import Limit, Routing, Sla, Workload
 
@@ -124,9 +122,7 @@ def load_response(replica: Replica, setting: Setting) -> LoadResponse:
     passed = log_excess(known[below], setting.sla) <= 0 < log_excess(known[above], setting.sla)
     for part in BETWEEN if passed else ():
         excess_at(below + part * (above - below))
-    shares = sorted(known)
-    predictions = tuple(known[share] for share in shares)
-    return LoadResponse(stable_per_s * np.array(shares), rising_excess(predictions, setting.sla), predictions)
+    return LoadResponse.of(known, stable_per_s, setting.sla)
 
 
 @lru_cache(maxsize=8192)

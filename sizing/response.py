@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 import numpy as np
@@ -28,6 +29,13 @@ class LoadResponse:
     rates_per_s: Floats
     excess: Floats
     predictions: tuple[Prediction, ...] = ()
+
+    @classmethod
+    def of(cls, predictions: Mapping[float, Prediction], stable_per_s: float, sla: Sla) -> LoadResponse:
+        """Of what the formula says at some shares of the stable rate."""
+        shares = sorted(predictions)
+        ordered = tuple(predictions[share] for share in shares)
+        return cls(stable_per_s * np.array(shares), rising_excess(ordered, sla), ordered)
 
     @property
     def idle(self) -> Prediction:

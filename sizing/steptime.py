@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, fields, replace
 
 import numpy as np
@@ -9,6 +10,9 @@ from numpy.typing import NDArray
 
 KNEE = 4.0
 """Sharpness of the change from memory-bound to compute-bound; 4 follows measured curves closely."""
+
+LEAST_EXPONENT = -40.0
+"""exp of it is less than the rounding of 1; numbers that are next to 0 make a processor slow."""
 
 Floats = NDArray[np.float64]
 
@@ -57,7 +61,10 @@ class StepLaw:
         if self.unread == 0:
             return np.full(np.shape(tokens), self.weights_s)
         beyond_one = np.maximum(np.asarray(tokens, float) - 1, 0.0)
-        return np.asarray(self.weights_s * (1 - self.unread * self.unread_decay**beyond_one), float)
+        if self.unread_decay == 0:
+            return np.where(beyond_one > 0, self.weights_s, self.weights_s * (1 - self.unread))
+        exponent = np.maximum(beyond_one * math.log(self.unread_decay), LEAST_EXPONENT)
+        return np.asarray(self.weights_s * (1 - self.unread * np.exp(exponent)), float)
 
     def tokens_s(self, tokens: float | Floats) -> Floats:
         """Seconds of the matrix products of `tokens` tokens and the fixed overhead (elementwise).

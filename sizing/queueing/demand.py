@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import lru_cache
 
@@ -38,6 +39,23 @@ class Requests:
     def attention(self) -> Floats:
         """The sum A of the step law over the whole prompt: n (c + n/2) for n computed tokens after c cached ones."""
         return np.asarray(self.prompt_tokens * (self.isl - self.prompt_tokens / 2))
+
+    def at(self, places: NDArray[np.int64]) -> Requests:
+        """Some of them."""
+        return self._each(lambda values: values if values.size == 1 else values[places])
+
+    def compact(self) -> Requests:
+        """The same, read-only, with one value where all are equal."""
+        return self._each(lambda values: read_only(values[:1] if (values == values[0]).all() else values))
+
+    def _each(self, change: Callable[[Floats], Floats]) -> Requests:
+        return Requests(*(change(values) for values in (self.isl, self.prompt_tokens, self.gaps, self.steps)))
+
+
+def read_only(values: Floats) -> Floats:
+    """The values, kept from being changed: others share them."""
+    values.setflags(write=False)
+    return values
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,8 +113,13 @@ class Demand:
 def demand_of(replica: Replica, lengths: Lengths, prefix: Prefix = NO_PREFIX) -> Demand:
     """Moments by quadrature over the normal densities: rounding to tokens included; error below 1e-3.
 
-    Kept by what they depend on: engines with other laws, slots or memory share them.
+    Kept by what they depend on, see `any_engine`.
     """
+    return _moments(any_engine(replica), lengths, prefix)
+
+
+def any_engine(replica: Replica) -> Replica:
+    """What the demand of requests depends on: engines with other laws, slots or memory share it."""
     rule = replica.batching
     reserving = Batching(
         policy=rule.policy,
@@ -104,7 +127,7 @@ def demand_of(replica: Replica, lengths: Lengths, prefix: Prefix = NO_PREFIX) ->
         max_tokens=rule.max_tokens,
         kv_block_tokens=rule.kv_block_tokens,
     )
-    return _moments(Replica(ANY_LAW, reserving, replica.speculation), lengths, prefix)
+    return Replica(ANY_LAW, reserving, replica.speculation)
 
 
 @lru_cache(maxsize=256)

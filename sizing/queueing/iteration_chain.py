@@ -11,13 +11,15 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from functools import lru_cache
 
 import numpy as np
 from numpy.typing import NDArray
 from scipy.special import gammaln, ndtr
 
-from sizing.queueing.demand import Demand
+from sizing.queueing.demand import Demand, read_only
 from sizing.queueing.iteration_time import iteration_s, prefill_room
+from sizing.queueing.points import LEAST_LOG
 from sizing.queueing.stream import Groups
 from sizing.replica import Batching, Replica
 
@@ -58,11 +60,11 @@ def open_iterations(
     states = _States.of(replica, demand, batch, groups, rate_per_s)
     duration = states.duration_s.copy()
     groups_per_s = rate_per_s / groups.mean
-    law = states.arrivals(groups_per_s * duration)
+    arriving = states.arrivals(groups_per_s * duration)
     if batch[0] == 0:
         duration[0, 0] = 1 / groups_per_s
-        law[0, 0] = states.quanta_of_groups[1]
-    return states.solve(replica.batching, law, duration)
+        arriving[0, 0] = np.arange(arriving.shape[2]) == 1
+    return states.solve(replica.batching, arriving, duration)
 
 
 def closed_iterations(replica: Replica, demand: Demand, batch: Floats) -> Iterations:
@@ -102,17 +104,29 @@ class _States:
         return cls(batch, room, quantum, seconds, law)
 
     def arrivals(self, groups: Floats) -> Floats:
-        """P(m quanta arrive) in each state, shape (grid, Q, Q), for Poisson counts with means `groups` (grid, Q)."""
-        count = np.arange(self.quanta_of_groups.shape[0])
-        mean = np.maximum(groups, 1e-300)[..., None]
-        chance = np.exp(count * np.log(mean) - mean - gammaln(count + 1))
+        """P(k groups arrive) in each state, shape (grid, Q, K), for Poisson counts with means `groups` (grid, Q).
+
+        As many counts as have a chance; what the states cannot hold is in the last one.
+        """
+        most = float(groups.max())
+        count = np.arange(min(len(self.quanta_of_groups), int(most + 10 * math.sqrt(most) + 20)))
+        mean = np.maximum(groups, math.exp(LEAST_LOG))[..., None]
+        chance = np.exp(np.maximum(count * np.log(mean) - mean - gammaln(count + 1), LEAST_LOG))
         chance[..., -1] += np.maximum(0.0, 1 - chance.sum(axis=-1))
-        return np.asarray(chance @ self.quanta_of_groups)
+        return np.asarray(chance)
 
     def solve(self, rule: Batching, arriving: Floats, duration_s: Floats) -> Iterations:
-        """Stationary law of: next waiting = (waiting - room)+ + arriving. What overflows stays in the last state."""
+        """Stationary law of: next waiting = (waiting - room)+ + the quanta of the groups that arrive, see `arrivals`.
+
+        What overflows stays in the last state. An iteration that takes all that waits forgets it: then the next state
+        hangs on the number of arriving groups alone, and their chain is a smaller one.
+        """
         left = np.maximum(0.0, np.arange(duration_s.shape[1]) - self.room_tokens[:, None] / self.quantum)
-        probability = _stationary(_shifted(arriving, left))
+        quanta = self.quanta_of_groups[: arriving.shape[2]]
+        if left.any():
+            probability = _stationary(_shifted(arriving @ quanta, left))
+        else:
+            probability = _stationary(quanta @ arriving) @ quanta
         mean_s = (probability * duration_s).sum(axis=1)
         decodes = probability[:, 0] if rule.policy == "prefill_first" else 1.0
         itl = mean_s / np.maximum(decodes, 1e-9)
@@ -137,6 +151,7 @@ def _quantum(demand: Demand, room: float, batch: float, group: float) -> tuple[f
     return demand.prompt_tokens / parts, int(np.clip(np.ceil(span * parts), 48, 160 if group == 1 else 112))
 
 
+@lru_cache(maxsize=64)
 def _quanta_of_prompts(demand: Demand, quantum: float, prompts: int, count: int) -> Floats:
     """P(j prompts are m quanta), shape (prompts, count): the law of a sum of j lognormal prompts, its mean preserved.
 
@@ -144,13 +159,13 @@ def _quanta_of_prompts(demand: Demand, quantum: float, prompts: int, count: int)
     expected excess E[(X - level)+]: exact in the mean, slightly wide in the variance (under quantum^2 / 4).
     """
     if demand.prompts is not None:
-        return demand.prompts.in_quanta(quantum, prompts, count)
+        return read_only(demand.prompts.in_quanta(quantum, prompts, count))
     level = quantum * np.arange(-1.0, count + 1)
     number = np.arange(prompts, dtype=float)[:, None]
     excess = _expected_excess(demand.prompt_tokens * number, demand.prompt_cv / np.sqrt(np.maximum(number, 1)), level)
     law = np.maximum(np.diff(excess, 2, axis=1) / quantum, 0.0)
     law[:, -1] += np.maximum(0.0, 1 - law.sum(axis=1))
-    return np.asarray(law)
+    return read_only(law)
 
 
 def _attention_per_token(
@@ -187,22 +202,25 @@ def _expected_excess(mean: Floats, cv: Floats, level: Floats) -> Floats:
 
 
 def _shifted(law: Floats, left: Floats) -> Floats:
-    """Transition matrices (grid, Q, Q): `law` moved up by `left` states; fractions split between two neighbours."""
+    """Transition matrices (grid, Q, Q): `law` moved up by `left` states, in place; fractions split between two."""
     states = law.shape[2]
-    whole = np.floor(left).astype(np.int64)
-    part = (left - whole)[..., None]
-    padded = np.concatenate([np.zeros((*law.shape[:2], states + 1)), law], axis=2)
-    source = np.arange(states + 1) - whole[..., None] + states
-    window = np.take_along_axis(padded, source, axis=2)
-    moved = (1 - part) * window[..., 1:] + part * window[..., :-1]
-    moved[..., -1] += np.maximum(0.0, 1 - moved.sum(axis=2))
-    return np.asarray(moved)
+    row, state = np.nonzero(left)
+    whole = np.floor(left[row, state]).astype(np.int64)
+    part = (left[row, state] - whole)[:, None]
+    padded = np.zeros((len(row), 2 * states + 1))
+    padded[:, states + 1 :] = law[row, state]
+    window = np.lib.stride_tricks.sliding_window_view(padded, states + 1, axis=1)[np.arange(len(row)), states - whole]
+    moved = window[:, :-1] - window[:, 1:]
+    moved *= part
+    moved += window[:, 1:]
+    moved[:, -1] += np.maximum(0.0, 1 - moved.sum(axis=1))
+    law[row, state] = moved
+    return law
 
 
 def _stationary(transition: Floats) -> Floats:
     """Probability vectors x = x P of a stack of transition matrices."""
-    states = transition.shape[-1]
-    balance = np.swapaxes(transition, 1, 2) - np.eye(states)
+    balance = np.swapaxes(transition, 1, 2) - np.eye(transition.shape[-1])
     balance[:, -1, :] = 1.0
     right = np.zeros((*transition.shape[:2], 1))
     right[:, -1] = 1.0

@@ -45,15 +45,14 @@ class Scene:
         """Seconds of an iteration (elementwise), see `sizing.queueing.iteration_chain.iteration_s`."""
         return iteration_s(self.replica, self.demand, batch, tokens, attention)
 
-    def stalled_share(self, batch: Floats) -> Floats:
-        """See `stalled_share`."""
-        return stalled_share(self.replica, self.demand, self.iterations, batch)
+    def step_s(self, batch: Floats) -> Floats:
+        """Seconds of an iteration without prompts."""
+        return self.iteration_s(batch, np.zeros(1), np.zeros(1))
 
 
-def stalled_share(replica: Replica, demand: Demand, iterations: Iterations, batch: Floats) -> Floats:
-    """Share of their time that `batch` running sequences lose to prompts: 1 - decode step / ITL, at most 0.9."""
-    itl = np.interp(batch, iterations.batch, iterations.itl_s)
-    return np.clip(1 - iteration_s(replica, demand, batch, 0 * batch, 0 * batch) / itl, 1e-12, 0.9)
+def stalled_share(step_s: Floats, itl_s: Floats) -> Floats:
+    """Share of their time that running sequences lose to prompts: 1 - decode step / ITL, at most 0.9."""
+    return np.clip(1 - step_s / itl_s, 1e-12, 0.9)
 
 
 def first_token_s(scene: Scene, found: Floats, requests: Requests, points: Points) -> tuple[Floats, Floats]:
@@ -75,31 +74,36 @@ def first_token_s(scene: Scene, found: Floats, requests: Requests, points: Point
     full_s, own_s = _service_s(scene, running, requests, backlog + before, after, room)
     served_s = duration * (1 - points.moment) + full_s + own_s
     waiting = found + ahead - scene.state.slots + 1
-    alone = scene.iteration_s(running, requests.prompt_tokens, requests.attention)
-    waits = waiting > 0
-    ttft = np.where(waits, _slot_wait_s(scene, waiting, points.slot) + alone, served_s)
-    return ttft, np.where(waits, alone, own_s)
+    waits = np.flatnonzero(waiting > 0)
+    if len(waits):
+        own = requests.at(waits)
+        own_s[waits] = scene.iteration_s(running[waits], own.prompt_tokens, own.attention)
+        served_s[waits] = _slot_wait_s(scene, waiting[waits], points.slot[waits]) + own_s[waits]
+    return served_s, own_s
 
 
 def _iteration_in_progress(scene: Scene, running: Floats, points: Points) -> tuple[NDArray[np.int64], Floats, Floats]:
     """Grid row next to `running` (randomized rounding), seconds of the iteration found (0 = idle), tokens it leaves."""
     chain = scene.near
-    position = np.interp(running, chain.batch, np.arange(len(chain.batch)))
-    row = np.minimum((position + points.row).astype(np.int64), len(chain.batch) - 1)
-    waiting = _quantiles_in_rows(chain.seen_by_arrivals(), row, points.iteration)
-    idle = (chain.batch[row] == 0) & (waiting == 0)
-    return row, np.where(idle, 0.0, chain.duration_s[row, waiting]), chain.left_tokens[row, waiting]
+    grid = np.arange(float(len(chain.batch)))
+    position = np.interp(np.arange(scene.state.slots + 1.0), chain.batch, grid)[running.astype(np.int64)]
+    row = np.minimum((position + points.row).astype(np.int64), len(grid) - 1)
+    found = _places_in_rows(chain.seen_by_arrivals(), row, points.iteration)
+    duration_s = chain.duration_s.copy()
+    if chain.batch[0] == 0:
+        duration_s[0, 0] = 0.0
+    return row, duration_s.ravel()[found], chain.left_tokens.ravel()[found]
 
 
-def _quantiles_in_rows(law: Floats, row: NDArray[np.int64], uniform: Floats) -> NDArray[np.int64]:
-    """First state, in `row` of a stack of cumulative laws (rows, states), that reaches `uniform`.
+def _places_in_rows(law: Floats, row: NDArray[np.int64], uniform: Floats) -> NDArray[np.int64]:
+    """First state, in `row` of a stack of cumulative laws (rows, states), that reaches `uniform`; row by row counted.
 
     One search serves all rows when they are laid end to end, each lifted above the one before.
     """
     rows, states = law.shape
     lifted = (np.minimum(law, 1.0) + np.arange(rows)[:, None]).ravel()
-    state: NDArray[np.int64] = np.minimum(np.searchsorted(lifted, uniform + row) - row * states, states - 1)
-    return state
+    place: NDArray[np.int64] = np.minimum(np.searchsorted(lifted, uniform + row), (row + 1) * states - 1)
+    return place
 
 
 def _prompts_arriving(scene: Scene, seconds: Floats, uniform: Floats, normal: Floats, own: Floats) -> Floats:
@@ -130,7 +134,9 @@ def _service_s(
     demand, rule, own = scene.demand, scene.replica.batching, requests.prompt_tokens
     room = room if rule.policy == "chunked" else np.maximum(room, own)
     full = np.maximum(np.ceil((before + own) / room - 1e-9), 1.0) - 1
-    full_s = scene.iteration_s(running, room, 0.0 * room)
+    full_s = np.zeros_like(running)
+    several = np.flatnonzero(full)
+    full_s[several] = scene.iteration_s(running[several], room[several], np.zeros(1))
     after = after + scene.near_per_s * full * full_s * demand.prompt_tokens
     least = 1.0 if rule.policy == "chunked" else own
     last = np.clip(before + own + after - full * room, least, room)
@@ -154,14 +160,14 @@ def mean_step_over_life_s(scene: Scene, found: Floats, requests: Requests, point
     demand, cost = scene.demand, DecodeCost.of(scene.replica)
     batch, wander = _batch_over_life(scene, found, requests.steps, points.life)
     itl = scene.itl_s(batch)
-    step_s = scene.iteration_s(batch, 0 * batch, 0 * batch)
+    step_s = scene.step_s(batch)
+    stalled = stalled_share(step_s, itl)
     stretch = np.maximum(itl / step_s, 1.0) if scene.replica.batching.policy == "prefill_first" else 1.0
     own = requests.isl + (requests.gaps - 1) / 2 - demand.context_tokens
     companions = np.sqrt(np.maximum(batch - 1, 0.0) * wander) * demand.context_sd * points.context
     itl = itl + stretch * cost.context_token_s * (own + companions)
-    itl = itl + _stall_noise_s(scene, batch, requests.steps, itl, points.life)
-    one = np.ones(1)
-    alone = scene.iteration_s(one, 0 * one, 0 * one) + cost.context_token_s * own
+    itl = itl + _stall_noise_s(scene, stalled, requests.steps, itl, points.life)
+    alone = scene.step_s(np.ones(1)) + cost.context_token_s * own
     return np.maximum(itl, alone)
 
 
@@ -172,10 +178,13 @@ def first_stall_s(scene: Scene, found: Floats, own_s: Floats, points: Points) ->
     seconds of prompts, over 1 - stalled for those that come meanwhile; a compound Poisson sum, taken as Gamma. Over
     short lives it matters: with few steps by speculation p95 ITL was up to 16 % too low without it.
     """
-    batch = np.clip(found + 1, 1, scene.state.slots)
-    stalled, cv = scene.stalled_share(batch), scene.demand.prompt_cv
-    mean = stalled / (1 - stalled) * np.maximum(own_s - scene.itl_s(batch), 0.0)
-    shape = np.maximum(scene.near_per_s * own_s * (1 - stalled) / (1 + cv * cv), 0.15)
+    running, cv = np.arange(1.0, scene.state.slots + 1), scene.demand.prompt_cv
+    itl = scene.itl_s(running)
+    lost = stalled_share(scene.step_s(running), itl)
+    place = np.minimum(found, scene.state.slots - 1).astype(np.int64)
+    stalled = lost[place]
+    mean = (lost / (1 - lost))[place] * np.maximum(own_s - itl[place], 0.0)
+    shape = np.maximum(scene.near_per_s / (1 + cv * cv) * own_s * (1 - stalled), 0.15)
     return mean * gamma_quantile(shape, points.slot)
 
 
@@ -202,7 +211,7 @@ def _batch_over_life(scene: Scene, found: Floats, steps: Floats, normal: Floats)
     return np.clip(np.where(found < most, batch + 1, batch), 1, most), g
 
 
-def _stall_noise_s(scene: Scene, batch: Floats, steps: Floats, itl: Floats, normal: Floats) -> Floats:
+def _stall_noise_s(scene: Scene, stalled: Floats, steps: Floats, itl: Floats, normal: Floats) -> Floats:
     """Deviation of a request's mean gap by the prompts that happened to interrupt it, in seconds.
 
     Interruptions of h seconds come at the request rate; over a life of `life` seconds they add up to a Gamma variable
@@ -210,7 +219,6 @@ def _stall_noise_s(scene: Scene, batch: Floats, steps: Floats, itl: Floats, norm
     arrivals, (1 - rho)^2 for the interruptions that come while one lasts. The same deviate drives the batch over the
     life: the same arrivals cause both.
     """
-    stalled = scene.stalled_share(batch)
     life = np.maximum(steps, 1.0) * itl
     number = scene.rate_per_s * life
     variation = max(scene.dispersion + scene.demand.prompt_cv**2, 1e-3)

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
+from functools import lru_cache
 
 import numpy as np
 from numpy.typing import NDArray
@@ -19,7 +20,7 @@ from numpy.typing import NDArray
 from sizing.errors import ScenarioError
 from sizing.numbers import percent
 from sizing.prediction import Prediction, Quantiles, saturated
-from sizing.queueing.demand import Demand, demand_of, requests_at, slots
+from sizing.queueing.demand import Demand, Requests, any_engine, demand_of, requests_at, slots
 from sizing.queueing.iteration_chain import SINGLE, Iterations, open_iterations
 from sizing.queueing.iteration_time import iteration_s
 from sizing.queueing.latency import Scene, first_stall_s, first_token_s, mean_step_over_life_s, stalled_share
@@ -98,7 +99,9 @@ def predict(
         overlap = demand_of(replica, workload.lengths, workload.prefix).overlap
         fluctuation = Fluctuation.of(workload.arrivals, replicas, routing, overlap)
         scene = steady_state(replica, workload.lengths, workload.prefix, stream, fluctuation)
-        ttft, itl, e2e = _predict_in_flight(scene, workload, points)
+        ttft, itl, e2e = _predict_in_flight(
+            scene, _requests_of(any_engine(replica), workload.lengths, workload.prefix, seed), points
+        )
         if scene.state.waiting > WAITING:
             places = "slots" if scene.state.slots == replica.batching.max_batch_size else "KV cache"
             told = f"{percent(scene.state.waiting)} of the requests wait for {places}"
@@ -151,7 +154,8 @@ def steady_state(replica: Replica, lengths: Lengths, prefix: Prefix, stream: Str
     stalled = 0.0
     if demand.decode_steps > 0:
         settled = np.array([settled_batch(flow_equivalent_rates(iterations, demand, most), rate)])
-        stalled = float(stalled_share(replica, demand, iterations, settled)[0])
+        step_s = iteration_s(replica, demand, settled, 0 * settled, 0 * settled)
+        stalled = float(stalled_share(step_s, np.interp(settled, iterations.batch, iterations.itl_s))[0])
     fluctuation = fluctuation.with_stalls(demand.overlap, stalled, demand.prompt_cv)
     places = Places.of(demand, most, replica.batching.max_batch_size, full_stalled_share(replica, demand, most, stable))
     state = slow_chain(iterations, demand, places, rate, stable, fluctuation)
@@ -192,11 +196,15 @@ def _prompt_s(replica: Replica, demand: Demand) -> tuple[float, float]:
     return float(with_prompt[0]), float((with_prompt - without)[0])
 
 
-def _predict_in_flight(scene: Scene, workload: Workload, points: Points) -> tuple[Floats, Floats, Floats]:
+@lru_cache(maxsize=32)
+def _requests_of(replica: Replica, lengths: Lengths, prefix: Prefix, seed: int) -> Requests:
+    """The requests that the points stand for: the same at every rate."""
+    points = low_discrepancy_points(seed)
+    return requests_at(replica, lengths, prefix, points.isl, points.osl, points.hit, points.luck).compact()
+
+
+def _predict_in_flight(scene: Scene, requests: Requests, points: Points) -> tuple[Floats, Floats, Floats]:
     """TTFT, ITL (NaN where OSL = 1) and E2E of the requests that `points` stand for, in seconds."""
-    requests = requests_at(
-        scene.replica, workload.lengths, workload.prefix, points.isl, points.osl, points.hit, points.luck
-    )
     found = scene.state.found_by(points.state)
     ttft, own_s = first_token_s(scene, found, requests, points)
     ttft = ttft + scene.replica.law.request_s

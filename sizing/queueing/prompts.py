@@ -22,7 +22,7 @@ PARTS = 256
 """Equally likely parts of a law, each told by its mean."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False)
 class Prompts:
     """Computed tokens of prompts: `table` (SUMMED, PARTS), the parts of the law of 1, 2, ... prompts together."""
 

@@ -45,20 +45,32 @@ def stability(replica: Replica, lengths: Lengths, prefix: Prefix = NO_PREFIX) ->
     in step), 1 to 4 % too high where the KV cache binds and lengths vary. What requests paused under max_utilization
     compute again is not counted: 2 to 8 % too high there.
     """
-    demand, most = demand_of(replica, lengths, prefix), slots(replica, lengths, prefix)
-    if replica.batching.policy == "static":
-        most = largest_batch(replica, lengths)
-    rate = _rate_with(replica, demand, lengths, most)
+    rate, most = _known_rate(replica, lengths, prefix), _places(replica, lengths, prefix)
     if rate.binds == "token_budget":
         return rate
-    if _rate_with(replica, demand, lengths, 2 * most).rate_per_s < 1.02 * rate.rate_per_s:
+    twice = _rate_with(replica, demand_of(replica, lengths, prefix), lengths, 2 * most)
+    if twice.rate_per_s < 1.02 * rate.rate_per_s:
         return Stability(rate.rate_per_s, "iteration_time")
     return Stability(rate.rate_per_s, "kv_cache" if most < replica.batching.max_batch_size else "slots")
 
 
 def stable_rate_per_s(replica: Replica, lengths: Lengths, prefix: Prefix = NO_PREFIX) -> float:
     """Highest requests/s of one replica with a steady state, see `stability`."""
-    return stability(replica, lengths, prefix).rate_per_s
+    return _known_rate(replica, lengths, prefix).rate_per_s
+
+
+@lru_cache(maxsize=1024)
+def _known_rate(replica: Replica, lengths: Lengths, prefix: Prefix) -> Stability:
+    """The rate, which every prediction asks for; what binds but for the iteration time, which takes as long again."""
+    places = _places(replica, lengths, prefix)
+    return _rate_with(replica, demand_of(replica, lengths, prefix), lengths, places)
+
+
+def _places(replica: Replica, lengths: Lengths, prefix: Prefix) -> int:
+    """Sequences that run at once."""
+    if replica.batching.policy == "static":
+        return largest_batch(replica, lengths)
+    return slots(replica, lengths, prefix)
 
 
 def _rate_with(replica: Replica, demand: Demand, lengths: Lengths, most: int) -> Stability:

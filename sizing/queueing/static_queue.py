@@ -23,7 +23,7 @@ from numpy.typing import NDArray
 from scipy.special import gammaln, ndtri
 
 from sizing.queueing.demand import lognormal_tokens, slots
-from sizing.queueing.points import Points, poisson_counts
+from sizing.queueing.points import LEAST_LOG, Points, poisson_counts
 from sizing.replica import Replica
 from sizing.steptime import StepLaw
 from sizing.workload import Lengths
@@ -124,7 +124,7 @@ def _transitions(arriving: Floats, most: int) -> Floats:
     """P(q'|q), (Q, Q), for Poisson arrivals with means `arriving` (Q, 10); overflow stays in the last state."""
     states = len(arriving)
     count = np.arange(states)
-    law = np.exp(count * np.log(arriving)[..., None] - arriving[..., None] - gammaln(count + 1))
+    law = np.exp(np.maximum(count * np.log(arriving)[..., None] - arriving[..., None] - gammaln(count + 1), LEAST_LOG))
     law = np.einsum("qkm,k->qm", law, WEIGHTS)
     moved = np.zeros((states, states))
     for waiting in range(states):

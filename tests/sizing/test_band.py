@@ -9,10 +9,11 @@ import pytest
 
 from sizing.band import MONTE_CARLO_SIGMA, Z90, capacity_band
 from sizing.candidates import from_fit
-from sizing.capacity import Setting, SlaMissed, analytic_capacity_per_s
+from sizing.capacity import Setting, SlaMissed, analytic_capacity_per_s, predict_at
 from sizing.evidence.server import CONTRASTING, LAW, POLICIES, calibrate
 from sizing.fitting import fit
 from sizing.plan import Candidate
+from sizing.queueing import stable_rate_per_s
 from sizing.replica import Replica
 from sizing.workload import Lengths, Limit, Sla, Workload
 
@@ -44,6 +45,29 @@ def test_steps_find_what_whole_responses_find(
     low, high = capacity_band(candidate, asked)
     assert math.log(high) == pytest.approx(Z90 * math.hypot(MONTE_CARLO_SIGMA, *changes), rel=0.15)
     assert low * high == pytest.approx(1)
+
+
+@pytest.mark.parametrize("slack", [30, 100])
+def test_near_saturation_steps_find_the_capacity_of_every_law(candidate: Candidate, slack: float) -> None:
+    """A limit on TTFT of so many times the idle one: to 1 % what bisection of the percentile itself finds."""
+    law = candidate.replica.law
+    asked = setting(Lengths(64, 32), slack * (law.prefill_alone_s(64) + law.request_s), 1.0)
+    changes = [
+        math.log(bisected_per_s(one, asked) / bisected_per_s(other, asked)) / 2 for one, other in candidate.variants
+    ]
+    _, high = capacity_band(candidate, asked)
+    assert math.log(high) == pytest.approx(Z90 * math.hypot(MONTE_CARLO_SIGMA, *changes), rel=0.01)
+
+
+def bisected_per_s(replica: Replica, asked: Setting) -> float:
+    """The rate at which the first limit is reached, to 1e-4."""
+    high = stable_rate_per_s(replica, asked.workload.lengths)
+    low = 0.5 * high
+    while high > (1 + 1e-4) * low:
+        middle = math.sqrt(low * high)
+        met = predict_at(replica, asked, middle).meets(asked.sla)
+        low, high = (middle, high) if met else (low, middle)
+    return low
 
 
 def test_a_law_that_may_miss_the_sla_alone_widens_the_band_without_end(candidate: Candidate) -> None:

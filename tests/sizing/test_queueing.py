@@ -12,6 +12,7 @@ from sizing.errors import ScenarioError
 from sizing.prediction import Prediction
 from sizing.queueing import predict, slots, stable_rate_per_s
 from sizing.queueing.demand import demand_of
+from sizing.queueing.iteration_chain import _quantum, open_iterations
 from sizing.queueing.percentiles import steady_state
 from sizing.queueing.points import gamma_quantile, poisson_counts, token_sum
 from sizing.queueing.slow_chain import Fluctuation, state_probabilities, waiting_chance
@@ -125,6 +126,34 @@ def test_one_output_token_has_no_gap():
 
 
 # theory
+
+
+@pytest.mark.parametrize("decay", (0.0, 0.5, 0.9375, 1.0))
+def test_weights_that_few_tokens_need(decay):
+    """weights x (1 - unread x decay^(n-1)), the power itself to rounding; nothing else at one token."""
+    law = LAW.with_values(unread=0.7, unread_decay=decay)
+    tokens = np.array([0.5, 1.0, 1.5, 2.0, 64.0, 8192.0])
+    expected = [LAW.weights_s * (1 - 0.7 * decay ** max(n - 1, 0.0)) for n in tokens]
+    np.testing.assert_allclose(law.weights_of_s(tokens), expected, rtol=1e-15)
+    assert law.weights_of_s(1) == LAW.weights_s * (1 - 0.7)
+
+
+@pytest.mark.parametrize("policy", IN_FLIGHT)
+@pytest.mark.parametrize(("lengths", "budget"), [(Lengths(60, 300), 16_384), (FIXED, 2048), (VARIED, 4096)])
+def test_prompts_that_come_are_prompts_served(policy, lengths, budget):
+    """In steady state, for every batch: tokens served an iteration = rate x its mean seconds x tokens of a prompt.
+
+    The first mix fits one iteration whatever waits, the others do not.
+    """
+    engine = replica(policy, token_budget=budget)
+    rate = 0.4 * stable_rate_per_s(engine, lengths)
+    demand, batch = demand_of(engine, lengths), np.array([0.0, 1.0, 4.0, 16.0])
+    chain = open_iterations(engine, demand, batch, rate)
+    quantum, states = _quantum(demand, float(chain.room_tokens.min()), 16.0, 1.0)
+    assert chain.left_tokens.any() == (lengths.isl > 60)
+    served = np.minimum(quantum * np.arange(states), chain.room_tokens[:, None])
+    mean_served, mean_s = ((chain.probability * part).sum(axis=1) for part in (served, chain.duration_s))
+    np.testing.assert_allclose(mean_served, rate * mean_s * demand.prompt_tokens, rtol=1e-5)
 
 
 @pytest.mark.parametrize(("servers", "rho"), [(1, 0.5), (8, 0.8), (64, 0.9), (256, 0.99)])

@@ -24,6 +24,8 @@ OUTSIDE, WAITING, PAUSED, ADMITTED = range(4)
 SERVED, REJECTED, TIMED_OUT, CANCELLED = range(4)
 GAP_BINS = 3456  # of the histogram in gaps.py
 SERIES_COLUMNS = 6  # named in series.py
+TOKENS_KEPT = 4096
+"""Tokens of an iteration below which the time of its matrix products is kept: most iterations are like others."""
 
 
 class Engine:
@@ -192,7 +194,7 @@ def fill(requests: Requests, fresh: Requests, isl: Tokens, osl: Tokens, arrival_
 class Work(NamedTuple):
     """Arrays a replica works with; in a fleet each has a row per replica, and `work_of` takes one out.
 
-    They belong to the states they were first used with: both are fresh, or both are used on.
+    They belong to the states and the engine they were first used with: all are fresh, or all are used on.
     """
 
     heap: NDArray[np.int64]  # running sequences by finishing step
@@ -200,6 +202,7 @@ class Work(NamedTuple):
     lines: NDArray[np.int64]  # first and last of the waiting line of each priority
     gaps: NDArray[np.int64]  # histogram of token gaps (gaps.py); zero-length: not counted
     series: NDArray[np.float64]  # rows of the time series (series.py); zero-length: not sampled
+    matrices_s: Seconds  # by tokens, the time of their matrix products where it has been worked out before, else 0
 
 
 def work_space(replica: Replica, replicas: int, *, gaps: bool = False, samples: int = 0) -> Work:
@@ -214,6 +217,7 @@ def work_space(replica: Replica, replicas: int, *, gaps: bool = False, samples: 
         np.full((replicas, PRIORITIES, 2), NOBODY),
         np.zeros((replicas, GAP_BINS if gaps else 0), np.int64),
         np.zeros((replicas, samples, SERIES_COLUMNS)),
+        np.zeros((replicas, TOKENS_KEPT)),
     )
 
 

@@ -24,8 +24,9 @@ OUTSIDE, WAITING, PAUSED, ADMITTED = range(4)
 SERVED, REJECTED, TIMED_OUT, CANCELLED = range(4)
 GAP_BINS = 3456  # of the histogram in gaps.py
 SERIES_COLUMNS = 6  # named in series.py
-TOKENS_KEPT = 4096
-"""Tokens of an iteration below which the time of its matrix products is kept: most iterations are like others."""
+TOKENS_KEPT, TOKENS_KEPT_OF_MANY = 4096, 512
+"""Tokens of an iteration below which the time of its matrix products is kept, by one replica and by each of many: most
+iterations are like others, and what is kept must not push the requests out of the processor's cache."""
 
 
 class Engine:
@@ -217,7 +218,7 @@ def work_space(replica: Replica, replicas: int, *, gaps: bool = False, samples: 
         np.full((replicas, PRIORITIES, 2), NOBODY),
         np.zeros((replicas, GAP_BINS if gaps else 0), np.int64),
         np.zeros((replicas, samples, SERIES_COLUMNS)),
-        np.zeros((replicas, TOKENS_KEPT)),
+        np.zeros((replicas, TOKENS_KEPT if replicas == 1 else TOKENS_KEPT_OF_MANY)),
     )
 
 

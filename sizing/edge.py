@@ -31,8 +31,8 @@ MOST_RUNS = 20
 def upper_excess(run: Simulated, sla: Sla, sure: float = SURE) -> float:
     """Log of predicted over allowed for the tightest limit; above 0 the SLA fails, or cannot be said to hold.
 
-    Predicted is the upper end of the percentile, `sure` standard errors up. Requests near each other in time share
-    their queue: the error of the share beyond the percentile comes from the differences between batches.
+    Predicted is the upper end of the percentile, `sure` (0 or more) standard errors up. Requests near each other in
+    time share their queue: the error of the share beyond the percentile comes from the differences between batches.
     """
     if run.saturated:
         return FAR
@@ -45,16 +45,19 @@ def upper_percentile(run: Simulated, limit: Limit, sure: float) -> float:
 
     A request that was not served takes for ever; one with a single token has no ITL and does not count there.
     """
-    values = np.where(run.outcome == SERVED, run.of(limit.metric), math.inf)
-    values = values[~np.isnan(values)]
+    values = run.of(limit.metric)
+    if run.lost or np.isnan(values).any():
+        values = np.where(run.outcome == SERVED, values, math.inf)
+        values = values[~np.isnan(values)]
     share, count = limit.percentile / 100, len(values)
     if count < BATCHES:
         return float(values.max()) if count else math.inf
-    ordered = np.sort(values)
-    middle = ordered[rank(share, count)]
-    beyond = (values[: count - count % BATCHES] > middle).reshape(BATCHES, -1).mean(axis=1)
+    place = rank(share, count)
+    upper = np.partition(values, place)[place:]  # quicker than a sort, and what lies below is not asked for
+    beyond = (values[: count - count % BATCHES] > upper[0]).reshape(BATCHES, -1).mean(axis=1)
     error = float(beyond.std(ddof=1)) / math.sqrt(BATCHES)
-    return float(ordered[rank(min(share + sure * error, 1.0), count)])
+    further = rank(min(share + sure * error, 1.0), count) - place
+    return float(np.partition(upper, further)[further])
 
 
 def rank(share: float, count: int) -> int:

@@ -199,7 +199,9 @@ def prefill_iteration(
         for place in range(state.joining):
             batch_growth_tokens += tokens_per_step(requests, work.joining[place])
     if state.lanes > 0 and engine.policy != PREFILL_FIRST:
-        step_s = factor * iteration_s(engine, work.matrices_s, state.lanes, state.context_tokens, prompt_tokens, attention)
+        step_s = factor * iteration_s(
+            engine, work.matrices_s, state.lanes, state.context_tokens, prompt_tokens, attention
+        )
         state.clock_s += step_s
         decode(engine, state, work, requests, 1, step_s, 0.0)
     else:

@@ -63,25 +63,23 @@ def drawn_lengths(lengths: Lengths, n: int, rng: np.random.Generator) -> tuple[T
     The last few are kept: a search for a rate asks for the same at every rate, and drawing them takes as long as a
     fifth of the simulation.
     """
-    bits = rng.bit_generator
+    bits: Any = rng.bit_generator
     if lengths.fixed or n > MOST_KEPT or not isinstance(bits, np.random.PCG64):
         return lengths.sample(n, rng)
-    before: Any = bits.state
-    isl, osl, bits.state = _drawn(lengths, n, *before["state"].values(), before["has_uint32"], before["uinteger"])
+    before = bits.state
+    place = (*before["state"].values(), before["has_uint32"], before["uinteger"])
+    isl, osl, bits.state = _drawn(lengths, n, place)
     return isl, osl
 
 
 @lru_cache(maxsize=4)
-def _drawn(
-    lengths: Lengths, n: int, state: int, inc: int, has_uint32: int, uinteger: int
-) -> tuple[Tokens, Tokens, dict[str, Any]]:
-    """What a generator in this state draws, and its state after that."""
-    bits = np.random.PCG64(0)
-    place = {"state": state, "inc": inc}
-    bits.state = {"bit_generator": "PCG64", "state": place, "has_uint32": has_uint32, "uinteger": uinteger}
+def _drawn(lengths: Lengths, n: int, place: tuple[int, int, int, int]) -> tuple[Tokens, Tokens, Any]:
+    """What a generator at this place of its stream draws, and its state after that."""
+    bits: Any = np.random.PCG64(0)
+    state, inc, has_uint32, uinteger = place
+    bits.state = {**bits.state, "state": {"state": state, "inc": inc}, "has_uint32": has_uint32, "uinteger": uinteger}
     isl, osl = lengths.sample(n, np.random.Generator(bits))
-    after: Any = bits.state
-    return isl, osl, after
+    return isl, osl, bits.state
 
 
 def thinned_gaps(arrivals: Arrivals, n: int, rate_per_s: float, replicas: int, rng: np.random.Generator) -> Seconds:

@@ -147,14 +147,16 @@ def open_loop(
 
 def simulated(tally: Tally, requests_per_s: float, utilization: float, stuck: bool) -> Simulated:
     """The result of a run whose measured requests are these."""
-    sent_s, *latencies_s = tally.seconds
-    span_s = sent_s[-1] - sent_s[0]
     if np.any(lost := tally.outcome != SERVED):
-        for latency_s in latencies_s:
-            latency_s[lost] = np.nan
+        tally.seconds[1:, lost] = np.nan
+    sent_s, queue_s, ttft_s, itl_s, e2e_s = tally.seconds
+    span_s = sent_s[-1] - sent_s[0]
     return Simulated(
-        sent_s,
-        *latencies_s,
+        arrival_s=sent_s,
+        queue_s=queue_s,
+        ttft_s=ttft_s,
+        itl_s=itl_s,
+        e2e_s=e2e_s,
         outcome=tally.outcome,
         requests_per_s=requests_per_s,
         mean_in_flight=float(tally.in_flight_s / span_s) if span_s > 0 else 0.0,

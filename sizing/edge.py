@@ -116,9 +116,11 @@ def step_factor(model: LoadResponse, run: Run) -> float:
     moved = model.rate_per_s(0.0) / place if place else math.inf
     if run.over > 0:
         factor = max(raised, moved) if run.over < FAR else min(moved, 0.95)
-        return max(factor, 1 / MOST_STEP) if factor < 1 else 0.75
+        lost = factor >= 1 and run.over > SLIGHT
+        return 0.75 if lost else min(max(factor, 1 / MOST_STEP), 1.0)
     factor = min(raised, moved)
-    return min(factor, MOST_STEP) if factor > 1 else 1.25
+    lost = factor <= 1 and run.over < -SLIGHT
+    return 1.25 if lost else max(min(factor, MOST_STEP), 1.0)
 
 
 def between(low: Run, high: Run, last: Run) -> tuple[float, bool]:

@@ -13,11 +13,18 @@ from sizing.simulator import Simulated
 from sizing.simulator.records import SERVED
 from sizing.workload import Limit, Sla
 
-COARSE = (20_000, 60_000)
-"""Requests of the first runs, which only show where to look."""
-
 TOLERANCE = 0.004
 """Relative step in the rate below which the search stops."""
+
+NEARBY, SLIGHT = 0.015, 0.06
+"""Two runs so near each other in rate, one slightly below the limit and one slightly above, tell the edge between them:
+the curve is as good as straight there."""
+
+CLIFF = 0.3
+"""Where the excess rises by more than this between two runs it may jump, and a line through them tells little."""
+
+MOST_STEP = 1.6
+"""Factor on the rate that one step goes at most, up or down."""
 
 SURE = 1.0
 """Standard errors by which a percentile must keep its limit: a lucky run must not buy too few GPUs."""
@@ -31,8 +38,8 @@ MOST_RUNS = 20
 def upper_excess(run: Simulated, sla: Sla, sure: float = SURE) -> float:
     """Log of predicted over allowed for the tightest limit; above 0 the SLA fails, or cannot be said to hold.
 
-    Predicted is the upper end of the percentile, `sure` standard errors up. Requests near each other in time share
-    their queue: the error of the share beyond the percentile comes from the differences between batches.
+    Predicted is the upper end of the percentile, `sure` (0 or more) standard errors up. Requests near each other in
+    time share their queue: the error of the share beyond the percentile comes from the differences between batches.
     """
     if run.saturated:
         return FAR
@@ -45,16 +52,19 @@ def upper_percentile(run: Simulated, limit: Limit, sure: float) -> float:
 
     A request that was not served takes for ever; one with a single token has no ITL and does not count there.
     """
-    values = np.where(run.outcome == SERVED, run.of(limit.metric), math.inf)
-    values = values[~np.isnan(values)]
+    values = run.of(limit.metric)
+    if run.lost or np.isnan(values).any():
+        values = np.where(run.outcome == SERVED, values, math.inf)
+        values = values[~np.isnan(values)]
     share, count = limit.percentile / 100, len(values)
     if count < BATCHES:
         return float(values.max()) if count else math.inf
-    ordered = np.sort(values)
-    middle = ordered[rank(share, count)]
-    beyond = (values[: count - count % BATCHES] > middle).reshape(BATCHES, -1).mean(axis=1)
+    place = rank(share, count)
+    upper = np.partition(values, place)[place:]  # quicker than a sort, and what lies below is not asked for
+    beyond = (values[: count - count % BATCHES] > upper[0]).reshape(BATCHES, -1).mean(axis=1)
     error = float(beyond.std(ddof=1)) / math.sqrt(BATCHES)
-    return float(ordered[rank(min(share + sure * error, 1.0), count)])
+    further = rank(min(share + sure * error, 1.0), count) - place
+    return float(np.partition(upper, further)[further])
 
 
 def rank(share: float, count: int) -> int:
@@ -62,50 +72,81 @@ def rank(share: float, count: int) -> int:
     return min(max(math.ceil(share * count - 1e-9) - 1, 0), count - 1)
 
 
-@dataclass(slots=True)
-class Bracket:
-    """What full runs have shown: the SLA holds at `low` requests/s and fails at `high`."""
-
-    low: float
-    high: float
-
-    def learn(self, rate: float, over: float) -> None:
-        """A run at `rate` was over the limit (over > 0) or within it."""
-        if over > 0:
-            self.high = min(self.high, rate)
-        else:
-            self.low = max(self.low, rate)
-
-    def inside(self, rate: float) -> float:
-        """`rate` if it lies in the bracket, else a rate that halves it."""
-        if self.low < rate < self.high:
-            return rate
-        return math.sqrt(self.low * self.high) if self.low else 0.7 * self.high
-
-    @property
-    def closed(self) -> bool:
-        """True when both ends are known and as near as the search goes."""
-        return self.low > 0 and self.high / self.low - 1 < TOLERANCE
-
-
 @dataclass(frozen=True, slots=True)
 class Run:
-    """A full run: its rate and its excess over the SLA."""
+    """A run: its rate and its excess over the SLA."""
 
     rate: float
     over: float
 
 
-def step_factor(model: LoadResponse, last: Run, before: Run | None) -> float:
-    """Factor on the last run's rate that should bring the excess to 0, 0.6 to 1.6 at once.
+def crossing(one: Run, other: Run) -> float | None:
+    """Where the line through two runs, in log rate, is 0; None if it falls or one is too far over to tell."""
+    if max(one.over, other.over) >= FAR:
+        return None
+    slope = (other.over - one.over) / math.log(other.rate / one.rate)
+    return one.rate * math.exp(min(max(-one.over / slope, -FAR), FAR)) if slope > 0 else None
 
-    By the line through the last two full runs in log rate, or by the model's curve where there is no such line.
+
+@dataclass(slots=True)
+class Bracket:
+    """The nearest runs at which the SLA holds (`low`) and fails (`high`); None until there is one."""
+
+    low: Run | None = None
+    high: Run | None = None
+
+    def learn(self, run: Run) -> None:
+        """Runs at lower rates than one that holds, or at higher ones than one that fails, tell nothing more."""
+        if run.over > 0 and (self.high is None or run.rate < self.high.rate):
+            self.high = run
+        elif run.over <= 0 and (self.low is None or run.rate > self.low.rate):
+            self.low = run
+
+
+def step_factor(model: LoadResponse, run: Run) -> float:
+    """Factor on the rate of a run that brings its excess to 0, by the model's curve.
+
+    The curve may be wrong in height or in place: of the two steps that this makes the shorter one is taken. Curves bend
+    upwards, and beyond the edge, where they are steep, it is the place that counts, before it the height. Where the
+    curve ends or knows no steady state, a step in the right direction.
     """
-    if before is not None and max(last.over, before.over) < FAR:
-        slope = (last.over - before.over) / math.log(last.rate / before.rate)
-        if slope > 0:
-            return math.exp(min(max(-last.over / slope, math.log(0.6)), math.log(1.6)))
-    return model.step(last.over, last.rate)
+    height, place = model.excess_at(run.rate), model.rate_per_s(run.over)
+    here = model.rate_per_s(height)
+    raised = model.rate_per_s(height - run.over) / here if here else 1.0
+    moved = model.rate_per_s(0.0) / place if place else math.inf
+    if run.over > 0:
+        factor = max(raised, moved) if run.over < FAR else min(moved, 0.95)
+        lost = factor >= 1 and run.over > SLIGHT
+        return 0.75 if lost else min(max(factor, 1 / MOST_STEP), 1.0)
+    factor = min(raised, moved)
+    lost = factor <= 1 and run.over < -SLIGHT
+    return 1.25 if lost else max(min(factor, MOST_STEP), 1.0)
+
+
+def between(low: Run, high: Run, last: Run) -> tuple[float, bool]:
+    """The best rate between two runs that bracket the edge, and whether it is the answer or to be run next."""
+    width, rise = high.rate / low.rate - 1, high.over - low.over
+    root = crossing(low, high)
+    if root is not None and max(high.over, -low.over) <= SLIGHT and width < NEARBY:
+        return root, True
+    if width < TOLERANCE:
+        return low.rate, True
+    if root is None or rise > CLIFF:
+        return math.sqrt(low.rate * high.rate), False
+    if abs(root / last.rate - 1) < TOLERANCE:
+        return root, True
+    return min(max(root, low.rate * (1 + TOLERANCE / 3)), high.rate / (1 + TOLERANCE / 3)), False
+
+
+def beyond(model: LoadResponse, last: Run, before: Run | None, least_step: float) -> tuple[float, bool]:
+    """The same while all runs lie on one side of the edge: a step of at least the share `least_step` across it."""
+    factor = step_factor(model, last)
+    if before is not None and (root := crossing(before, last)) is not None:
+        if abs(root / last.rate - 1) < TOLERANCE and abs(last.over) < CLIFF:
+            return root, True
+        factor = min(max(root / last.rate, 1 / MOST_STEP), MOST_STEP)
+    factor = min(factor, 1 - least_step) if last.over > 0 else max(factor, 1 + least_step)
+    return last.rate * factor, False
 
 
 def edge_rate(
@@ -114,33 +155,30 @@ def edge_rate(
     guess_per_s: float,
     ceiling_per_s: float,
     requests: int,
-    first_runs: tuple[int, ...] = COARSE,
 ) -> float:
     """The requests/s at which ``excess(rate, requests)`` is 0, to `TOLERANCE`; 0 if over even at a hundredth of guess.
 
     At most `ceiling_per_s`, where that still holds.
 
-    The excess is taken for the `model`'s plus a constant: after a run the model is asked where the sum is 0, and the
-    next run is there. The `first_runs` have fewer requests and only show where to look. Two runs of `requests` requests
-    at least then tell the true slope and bracket the answer; a step out of the bracket halves it instead.
+    The first run is at the guess, the second where the `model`'s curve expects the edge after it and 1 % further, so
+    that the two as a rule have it between them. Smooth curves are then followed by the line through the two nearest
+    runs, cliffs halved. As long as no run lies on the other side, the steps grow.
     """
     least, most = guess_per_s / 100, ceiling_per_s
-    bracket, rate = Bracket(0.0, most * (1 + TOLERANCE)), min(guess_per_s, most)
-    for count in first_runs:
-        over = excess(rate, count)
-        rate = min(max(rate * model.step(over, rate), least), most)
-    before: Run | None = None
+    bracket, before, rate, least_step = Bracket(), None, min(guess_per_s, most), 0.01
     for _ in range(MOST_RUNS):
         last = Run(rate, excess(rate, requests))
-        bracket.learn(last.rate, last.over)
-        step = rate * step_factor(model, last, before)
-        if bracket.closed or (before is not None and abs(step / rate - 1) < TOLERANCE):
-            return step if bracket.low <= step < bracket.high else bracket.low or step
-        if bracket.high < least or bracket.low >= most:
-            return bracket.low
-        if last.over >= FAR and bracket.low:
-            step = 0.0  # a cliff has no slope to follow: halve the bracket
-        elif before is None:
-            step = min(step, 0.99 * rate) if last.over > 0 else max(step, 1.01 * rate)
-        before, rate = last, max(bracket.inside(min(step, most)), 0.9 * least)
-    return bracket.low
+        bracket.learn(last)
+        low, high = bracket.low, bracket.high
+        if (high and high.rate < least) or (low and low.rate >= most):
+            break
+        if low and high:
+            rate, found = between(low, high, last)
+        else:
+            rate, found = beyond(model, last, before, least_step)
+            least_step = min(2 * least_step, 0.4)
+        rate = min(max(rate, 0.9 * least), most)
+        if found:
+            return rate
+        before = last
+    return bracket.low.rate if bracket.low else 0.0

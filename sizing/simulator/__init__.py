@@ -3,8 +3,8 @@
 `runs` holds the public functions for one workload on a fleet, `streams` several at once, `disaggregated` two pools,
 `closed` a fixed number of users. `iterations` is the scheduler of one replica, to be read first; `loops` drives it by a
 stream or a closed loop, `fleet` by a router; `sampling` draws the requests; `records` and `heap` are its state;
-`simulated` is what a run returns, `steady` how sure it is, `watch` what else it can record; `replay` repeats measured
-closed loops.
+`tally` sums a run up, `simulated` is what it returns, `steady` how sure it is, `watch` what else it can record;
+`replay` repeats measured closed loops.
 """
 
 from sizing.simulator.closed import (

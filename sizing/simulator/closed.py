@@ -17,6 +17,7 @@ from sizing.simulator.loops import measured_rounds, run_users
 from sizing.simulator.records import Requests, engine_of, idle_states, work_space
 from sizing.simulator.sampling import cached_tokens, checked_requests, draw_steps
 from sizing.simulator.simulated import Simulated, simulated
+from sizing.simulator.tally import tallied
 from sizing.simulator.watch import Watched, gap_percentiles_s
 from sizing.workload import Lengths, Prefix, Routing, Tokens
 
@@ -65,10 +66,10 @@ def measure_closed(
     gaps = no_gaps(counted=token_gaps)
     run = closed_loop(replica, concurrency, isl, osl, ramp_s, seed=seed, gaps=gaps)
     first, last = measured_rounds(len(run), concurrency)
-    sent_s = run["arrival_s"] - replica.law.request_s
-    requests_per_s = (last - first) / (sent_s[last] - sent_s[first])
-    part = slice(first, last)
-    result = simulated(run, part, sent_s, replica.law.request_s, float(requests_per_s), math.nan, False)
+    outside_s = replica.law.request_s
+    requests_per_s = (last - first) / (run["arrival_s"][last] - run["arrival_s"][first])
+    tally = tallied(run, slice(first, last), outside_s, early_s=outside_s)
+    result = simulated(tally, float(requests_per_s), math.nan, False)
     return replace(result, watched=Watched(0, *gap_percentiles_s(gaps)))
 
 

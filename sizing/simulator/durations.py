@@ -9,18 +9,24 @@ import numpy as np
 from sizing.simulator.heap import compiled, compiled_apart
 from sizing.simulator.records import Engine, State
 from sizing.steptime import KNEE
+from sizing.workload import Seconds
 
 _GOLDEN, _MIX_1, _MIX_2 = map(np.uint64, (0x9E3779B97F4A7C15, 0xBF58476D1CE4E5B9, 0x94D049BB133111EB))
 _SHIFT_1, _SHIFT_2, _SHIFT_3, _TO_53_BITS = map(np.uint64, (30, 27, 31, 11))
 
 
 @compiled
-def iteration_s(engine: Engine, lanes: int, context_tokens: float, prompt_tokens: int, attention: float) -> float:
-    """StepLaw.decode_s and StepLaw.mixed_s; decode lanes may be padded, and carry the tokens of a draft along."""
+def iteration_s(
+    engine: Engine, known_s: Seconds, lanes: int, context_tokens: float, prompt_tokens: int, attention: float
+) -> float:
+    """StepLaw.decode_s and StepLaw.mixed_s; decode lanes may be padded, and carry the tokens of a draft along.
+
+    `known_s`: see `known_matrices_s`.
+    """
     padded = lanes
     if engine.padding > 1:
         padded = -(-lanes // engine.padding) * engine.padding
-    time_s = engine.overhead_s + matrices_s(engine, padded * engine.lane_tokens + prompt_tokens)
+    time_s = engine.overhead_s + known_matrices_s(engine, known_s, padded * engine.lane_tokens + prompt_tokens)
     time_s += engine.sequence_s * padded + engine.kv_token_s * context_tokens
     if prompt_tokens > 0:
         time_s += engine.attention_s * attention + engine.prefill_s
@@ -30,6 +36,16 @@ def iteration_s(engine: Engine, lanes: int, context_tokens: float, prompt_tokens
 
 
 @compiled
+def known_matrices_s(engine: Engine, known_s: Seconds, tokens: int) -> float:
+    """`matrices_s`, kept in `known_s`, by tokens as far as it goes; 0 where it has not been asked for."""
+    if tokens >= len(known_s):
+        return matrices_s(engine, tokens)
+    if known_s[tokens] == 0:
+        known_s[tokens] = matrices_s(engine, tokens)
+    return float(known_s[tokens])
+
+
+@compiled_apart
 def matrices_s(engine: Engine, tokens: int) -> float:
     """Seconds of the matrix products of `tokens` tokens: StepLaw's knee; at k = 4 two square roots are the power."""
     weights_s = engine.weights_s

@@ -48,6 +48,7 @@ def work_of(fleet: Work, replica: int) -> Work:
         borrowed(fleet.lines[replica]),
         borrowed(fleet.gaps[replica]),
         borrowed(fleet.series[replica]),
+        borrowed(fleet.matrices_s[replica]),
     )
 
 
@@ -198,11 +199,13 @@ def prefill_iteration(
         for place in range(state.joining):
             batch_growth_tokens += tokens_per_step(requests, work.joining[place])
     if state.lanes > 0 and engine.policy != PREFILL_FIRST:
-        step_s = factor * iteration_s(engine, state.lanes, state.context_tokens, prompt_tokens, attention)
+        step_s = factor * iteration_s(
+            engine, work.matrices_s, state.lanes, state.context_tokens, prompt_tokens, attention
+        )
         state.clock_s += step_s
         decode(engine, state, work, requests, 1, step_s, 0.0)
     else:
-        state.clock_s += factor * iteration_s(engine, 0, 0.0, prompt_tokens, attention)
+        state.clock_s += factor * iteration_s(engine, work.matrices_s, 0, 0.0, prompt_tokens, attention)
         state.stalled = int(state.running > 0)
         if state.next_cancel_s < state.clock_s:
             cancel(engine, state, work, requests, False)
@@ -217,7 +220,7 @@ def prefill_iteration(
 @compiled
 def decode_stretch(engine: Engine, state: State, work: Work, requests: Requests, until_s: float) -> None:
     """Decode steps up to the first that finishes a sequence or fills the cache, or ends at or after `until_s`."""
-    step_s = iteration_s(engine, state.lanes, state.context_tokens, 0, 0.0)
+    step_s = iteration_s(engine, work.matrices_s, state.lanes, state.context_tokens, 0, 0.0)
     longer_s = growth_s(engine, state)
     if engine.jitter > 0:
         step_s *= jitter_factor(engine, state)

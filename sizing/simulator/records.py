@@ -10,6 +10,7 @@ from numpy.typing import NDArray
 
 from sizing.errors import ScenarioError
 from sizing.replica import KV_POLICIES, POLICIES, Replica, Speculation
+from sizing.simulator.heap import compiled
 from sizing.workload import Seconds, Tokens
 
 CHUNKED, WHOLE_PROMPT, PREFILL_FIRST, STATIC = map(
@@ -23,6 +24,9 @@ OUTSIDE, WAITING, PAUSED, ADMITTED = range(4)
 SERVED, REJECTED, TIMED_OUT, CANCELLED = range(4)
 GAP_BINS = 3456  # of the histogram in gaps.py
 SERIES_COLUMNS = 6  # named in series.py
+TOKENS_KEPT, TOKENS_KEPT_OF_MANY = 4096, 512
+"""Tokens of an iteration below which the time of its matrix products is kept, by one replica and by each of many: most
+iterations are like others, and what is kept must not push the requests out of the processor's cache."""
 
 
 class Engine:
@@ -57,31 +61,38 @@ class Engine:
     jitter: float
 
 
+Count = int  # kept in 32 bits
+Mark = int  # kept in 8 bits
+
+
 class Request:
-    """One request; times in seconds on the replica's clock."""
+    """One request; times in seconds on the replica's clock.
+
+    A long run is mostly the moving of these records through memory: each is as small as it can be, wide fields first.
+    """
 
     arrival_s: float
-    isl: int
-    osl: int
-    priority: int  # 0 is served first, PRIORITIES - 1 last
-    replica: int  # that serves it
-    cached_tokens: int  # of the prompt, found in the prefix cache; isl: prefilled elsewhere, its first token is out
-    steps: int  # decode steps after the first token: osl - 1, fewer with speculation
-    queue_timeout_s: float  # after it came to its replica: dropped if not started by then
-    cancel_s: float  # after arrival: the client gives up
-    outcome: int  # SERVED unless it was rejected, timed out in the line, or cancelled
-    generated: int  # tokens it had when it was paused: computed again with the prompt
-    behind: int  # the next request in the waiting line; later the next of those who left in the same iteration
     scheduled_s: float  # start of the first iteration that holds some of the prompt; NaN: never started
     first_token_s: float  # NaN: no token came
     done_s: float  # when it left: last token, deadline, or arrival if it was rejected
-    stage: int  # OUTSIDE, WAITING, PAUSED (waiting again) or ADMITTED
-    done_steps: int  # decode steps it had done when it was paused
-    admission: int  # its number in the order of admission: the highest is paused first
+    queue_timeout_s: float  # after it came to its replica: dropped if not started by then
+    cancel_s: float  # after arrival: the client gives up
     token_s: float  # when its prompt was complete, or its last token before a pause
     deadline_s: float  # its key in the heap of deadlines of the line; inf: not in that heap
-    below: int  # first child in that heap
-    beside: int  # next sibling in that heap
+    isl: Count
+    osl: Count
+    cached_tokens: Count  # of the prompt, found in the prefix cache; isl: prefilled elsewhere, its first token is out
+    steps: Count  # decode steps after the first token: osl - 1, fewer with speculation
+    replica: Count  # that serves it
+    behind: Count  # the next request in the waiting line; later the next of those who left in the same iteration
+    generated: Count  # tokens it had when it was paused: computed again with the prompt
+    done_steps: Count  # decode steps it had done when it was paused
+    admission: Count  # its number in the order of admission: the highest is paused first
+    below: Count  # first child in the heap of deadlines
+    beside: Count  # next sibling in that heap
+    priority: Mark  # 0 is served first, PRIORITIES - 1 last
+    outcome: Mark  # SERVED unless it was rejected, timed out in the line, or cancelled
+    stage: Mark  # OUTSIDE, WAITING, PAUSED (waiting again) or ADMITTED
 
 
 class State:
@@ -117,9 +128,12 @@ class State:
     draws: int  # random numbers drawn
 
 
+_BYTES = {"float": "f8", "int": "i8", "Count": "i4", "Mark": "i1"}
+
+
 def _record(fields: type) -> np.dtype[Any]:
     """The numpy record with the fields of a class: numba passes it as one pointer."""
-    return np.dtype([(name, {"float": "f8", "int": "i8"}[kind]) for name, kind in fields.__annotations__.items()])
+    return np.dtype([(name, _BYTES[kind]) for name, kind in fields.__annotations__.items()], align=True)
 
 
 _ENGINE, _REQUEST, _STATE = _record(Engine), _record(Request), _record(State)
@@ -155,19 +169,33 @@ def _speculation_values(speculation: Speculation | None) -> tuple[float, ...]:
     )
 
 
+_FRESH = np.zeros(1, _REQUEST)
+_FRESH["queue_timeout_s"] = _FRESH["cancel_s"] = math.inf
+
+
 def requests_of(isl: Tokens, osl: Tokens, arrival_s: Seconds | float) -> Requests:
     """Requests that have not run yet."""
-    requests = np.zeros(len(isl), _REQUEST)
-    requests["isl"], requests["osl"], requests["arrival_s"] = isl, osl, arrival_s
-    requests["steps"] = np.subtract(osl, 1)
-    requests["queue_timeout_s"] = requests["cancel_s"] = np.inf
+    requests = np.empty(len(isl), _REQUEST)
+    isl, osl = np.ascontiguousarray(isl, np.int64), np.ascontiguousarray(osl, np.int64)
+    fill(requests, _FRESH, isl, osl, np.ascontiguousarray(np.broadcast_to(arrival_s, isl.shape), np.float64))
     return requests
+
+
+@compiled
+def fill(requests: Requests, fresh: Requests, isl: Tokens, osl: Tokens, arrival_s: Seconds) -> None:
+    """Make every request a copy of a fresh one with its own lengths and arrival: one pass through memory."""
+    for request in range(len(requests)):
+        requests[request] = fresh[0]
+        requests[request].arrival_s = arrival_s[request]
+        requests[request].isl = isl[request]
+        requests[request].osl = osl[request]
+        requests[request].steps = osl[request] - 1
 
 
 class Work(NamedTuple):
     """Arrays a replica works with; in a fleet each has a row per replica, and `work_of` takes one out.
 
-    They belong to the states they were first used with: both are fresh, or both are used on.
+    They belong to the states and the engine they were first used with: all are fresh, or all are used on.
     """
 
     heap: NDArray[np.int64]  # running sequences by finishing step
@@ -175,6 +203,7 @@ class Work(NamedTuple):
     lines: NDArray[np.int64]  # first and last of the waiting line of each priority
     gaps: NDArray[np.int64]  # histogram of token gaps (gaps.py); zero-length: not counted
     series: NDArray[np.float64]  # rows of the time series (series.py); zero-length: not sampled
+    matrices_s: Seconds  # by tokens, the time of their matrix products where it has been worked out before, else 0
 
 
 def work_space(replica: Replica, replicas: int, *, gaps: bool = False, samples: int = 0) -> Work:
@@ -189,6 +218,7 @@ def work_space(replica: Replica, replicas: int, *, gaps: bool = False, samples: 
         np.full((replicas, PRIORITIES, 2), NOBODY),
         np.zeros((replicas, GAP_BINS if gaps else 0), np.int64),
         np.zeros((replicas, samples, SERIES_COLUMNS)),
+        np.zeros((replicas, TOKENS_KEPT if replicas == 1 else TOKENS_KEPT_OF_MANY)),
     )
 
 

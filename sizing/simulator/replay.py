@@ -179,6 +179,7 @@ def run_all(
     """
     place = 0
     counts = np.zeros(gaps.shape[1], np.int64)
+    work.matrices_s[:] = 0  # of the engine before
     for number in range(len(users)):
         run = requests[1][first[number] : first[number + 1]]
         run[:] = requests[0][first[number] : first[number + 1]]

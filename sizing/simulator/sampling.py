@@ -6,16 +6,26 @@ rate: two runs with one seed at two rates see the same requests, closer together
 
 from __future__ import annotations
 
+import math
+from functools import lru_cache
+from typing import Any
+
 import numpy as np
 
 from sizing.errors import ScenarioError
 from sizing.replica import Batching, Replica, Speculation
 from sizing.simulator.heap import MAX_REQUESTS, compiled
 from sizing.simulator.records import Requests, requests_of
-from sizing.workload import Arrivals, Prefix, Routing, Seconds, Tokens, Workload
+from sizing.workload import Arrivals, Lengths, Prefix, Routing, Seconds, Tokens, Workload
 
 MOST_SLOTS = MAX_REQUESTS // 8 - 1
 """The highest stable rate is measured with 8 requests a slot."""
+
+MOST_KEPT = 1_000_000
+"""Lengths of so many requests at most are kept for the next run."""
+
+LONGEST = 2**31 - 1
+"""Tokens of the longest request that the records can hold."""
 
 
 def sample_requests(
@@ -32,7 +42,7 @@ def sample_requests(
     `routing` is *random* or *round_robin*; `replicas` = 1 is the whole stream. Raises ScenarioError for a request that
     never fits in the KV cache.
     """
-    isl, osl = workload.lengths.sample(n, rng)
+    isl, osl = drawn_lengths(workload.lengths, n, rng)
     if routing == "random":
         gaps_s = thinned_gaps(workload.arrivals, n, workload.rate_per_s, replicas, rng)
     else:
@@ -40,9 +50,36 @@ def sample_requests(
     run = checked_requests(replica, isl, osl, np.cumsum(gaps_s))
     if workload.prefix.hit_rate > 0:
         run["cached_tokens"] = cached_tokens(workload.prefix, isl, rng)
-    run["queue_timeout_s"], run["cancel_s"] = workload.queue_timeout_s, workload.cancel_s
+    for field in ("queue_timeout_s", "cancel_s"):
+        if math.isfinite(patience_s := getattr(workload, field)):
+            run[field] = patience_s
     draw_steps(replica, run, rng)
     return run
+
+
+def drawn_lengths(lengths: Lengths, n: int, rng: np.random.Generator) -> tuple[Tokens, Tokens]:
+    """``lengths.sample(n, rng)``, not to be written to.
+
+    The last few are kept: a search for a rate asks for the same at every rate, and drawing them takes as long as a
+    fifth of the simulation.
+    """
+    bits: Any = rng.bit_generator
+    if lengths.fixed or n > MOST_KEPT or not isinstance(bits, np.random.PCG64):
+        return lengths.sample(n, rng)
+    before = bits.state
+    place = (*before["state"].values(), before["has_uint32"], before["uinteger"])
+    isl, osl, bits.state = _drawn(lengths, n, place)
+    return isl, osl
+
+
+@lru_cache(maxsize=4)
+def _drawn(lengths: Lengths, n: int, place: tuple[int, int, int, int]) -> tuple[Tokens, Tokens, Any]:
+    """What a generator at this place of its stream draws, and its state after that."""
+    bits: Any = np.random.PCG64(0)
+    state, inc, has_uint32, uinteger = place
+    bits.state = {**bits.state, "state": {"state": state, "inc": inc}, "has_uint32": has_uint32, "uinteger": uinteger}
+    isl, osl = lengths.sample(n, np.random.Generator(bits))
+    return isl, osl, bits.state
 
 
 def thinned_gaps(arrivals: Arrivals, n: int, rate_per_s: float, replicas: int, rng: np.random.Generator) -> Seconds:
@@ -125,6 +162,8 @@ def checked_requests(replica: Replica, isl: Tokens, osl: Tokens, arrival_s: Seco
             f"a request of {longest} tokens (prompt and output) never fits in a KV cache of "
             f"{rule.kv_tokens} tokens: shorten the lengths or give the cache more memory"
         )
+    if longest > LONGEST:
+        raise ScenarioError(f"a request of {longest:,} tokens is longer than can be simulated, at most {LONGEST:,}")
     return requests_of(isl, osl, arrival_s)
 
 

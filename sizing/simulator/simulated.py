@@ -11,6 +11,7 @@ from sizing.numbers import percent
 from sizing.prediction import Prediction, Quantiles, saturated
 from sizing.simulator.records import CANCELLED, REJECTED, SERVED, TIMED_OUT, Requests
 from sizing.simulator.steady import measured_part, quantile_interval, queue_grows, share_error
+from sizing.simulator.tally import Tally, tallied
 from sizing.simulator.watch import Watched
 from sizing.workload import Limit, Metric, Seconds, Sla
 
@@ -35,7 +36,7 @@ class Simulated:
     ttft_s: Seconds
     itl_s: Seconds
     e2e_s: Seconds
-    outcome: NDArray[np.int64]
+    outcome: NDArray[np.int8]
     requests_per_s: float
     mean_in_flight: float
     saturated: bool
@@ -130,55 +131,35 @@ def open_loop(
 ) -> Simulated:
     """The measured part of an open-loop run; `request_s` is what a request pays outside the engine, one or for each."""
     part = measured_part(run, warmup, drain=drain)
-    arrival_s = run["arrival_s"]
-    done_s = run["done_s"][run["outcome"] == SERVED]
-    start_s, end_s = arrival_s[part.start], arrival_s[part.stop - 1]
-    inside = np.count_nonzero((done_s > start_s) & (done_s <= end_s))
-    if inside:
-        requests_per_s = inside / (end_s - start_s)
+    tally = tallied(run, part, request_s)
+    sent_s, wait_s, _, _, e2e_s = tally.seconds
+    if tally.answers:
+        requests_per_s = tally.answers / (sent_s[-1] - sent_s[0])
     else:
-        requests_per_s = len(done_s) / (done_s.max() - arrival_s[0]) if len(done_s) else 0.0
-    overloaded = utilization >= 1 and not np.any(run["outcome"][part])
-    stuck = bool(overloaded or queue_grows(run[part]))
-    return simulated(run, part, arrival_s, request_s, float(requests_per_s), utilization, stuck)
-
-
-def simulated(
-    run: Requests,
-    part: slice,
-    sent_s: Seconds,
-    request_s: float | Seconds,
-    requests_per_s: float,
-    utilization: float,
-    stuck: bool,
-) -> Simulated:
-    """The result of a run of which the slice `part` counts; clients sent their requests at `sent_s`."""
-    stay_s = run["done_s"] - run["arrival_s"] + request_s
+        done_s = run["done_s"][run["outcome"] == SERVED]
+        requests_per_s = len(done_s) / (done_s.max() - run["arrival_s"][0]) if len(done_s) else 0.0
+    overloaded = utilization >= 1 and not np.any(tally.outcome)
     outside_s = request_s if isinstance(request_s, float) else request_s[part]
-    counted = run[part]
-    arrival_s, gaps = counted["arrival_s"], counted["osl"] - 1
-    outcome = np.ascontiguousarray(counted["outcome"])
-    decoding_s = counted["done_s"] - counted["first_token_s"]
-    result = Simulated(
-        arrival_s=np.ascontiguousarray(sent_s[part]),
-        queue_s=counted["scheduled_s"] - arrival_s,
-        ttft_s=counted["first_token_s"] - arrival_s + outside_s,
-        itl_s=np.divide(decoding_s, gaps, out=np.full(len(counted), np.nan), where=gaps > 0),
-        e2e_s=stay_s[part],
-        outcome=outcome,
+    served_s = float(np.mean(e2e_s) - np.mean(wait_s) - np.mean(outside_s))
+    stuck = bool(overloaded or queue_grows(wait_s, served_s))
+    return simulated(tally, float(requests_per_s), utilization, stuck)
+
+
+def simulated(tally: Tally, requests_per_s: float, utilization: float, stuck: bool) -> Simulated:
+    """The result of a run whose measured requests are these."""
+    if np.any(lost := tally.outcome != SERVED):
+        tally.seconds[1:, lost] = np.nan
+    sent_s, queue_s, ttft_s, itl_s, e2e_s = tally.seconds
+    span_s = sent_s[-1] - sent_s[0]
+    return Simulated(
+        arrival_s=sent_s,
+        queue_s=queue_s,
+        ttft_s=ttft_s,
+        itl_s=itl_s,
+        e2e_s=e2e_s,
+        outcome=tally.outcome,
         requests_per_s=requests_per_s,
-        mean_in_flight=_mean_in_flight(sent_s, stay_s, part),
+        mean_in_flight=float(tally.in_flight_s / span_s) if span_s > 0 else 0.0,
         saturated=stuck,
         utilization=float(utilization),
     )
-    if np.any(lost := outcome != SERVED):
-        for latency_s in (result.queue_s, result.ttft_s, result.itl_s, result.e2e_s):
-            latency_s[lost] = np.nan
-    return result
-
-
-def _mean_in_flight(sent_s: Seconds, stay_s: Seconds, part: slice) -> float:
-    """Time average, over the arrivals of `part`, of the requests sent that have not left."""
-    start_s, end_s = sent_s[part][0], sent_s[part][-1]
-    inside_s = np.clip(sent_s + stay_s, start_s, end_s) - np.clip(sent_s, start_s, end_s)
-    return float(inside_s.sum() / (end_s - start_s)) if end_s > start_s else 0.0

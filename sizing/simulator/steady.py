@@ -9,7 +9,8 @@ from numpy.typing import NDArray
 from scipy.special import stdtrit
 
 from sizing.errors import ScenarioError
-from sizing.simulator.records import SERVED, Requests
+from sizing.simulator.records import Requests
+from sizing.simulator.tally import alive_at
 from sizing.workload import Seconds
 
 BATCHES = 20
@@ -26,24 +27,21 @@ def measured_part(run: Requests, warmup: float, *, drain: bool) -> slice:
     """
     last = len(run)
     if drain:
-        alive = int(np.count_nonzero(run["done_s"] > run["arrival_s"][-1]))
+        alive = alive_at(run, run["arrival_s"][-1])
         last -= min(alive, len(run) // 10)
     return slice(min(int(warmup * len(run)), last - 1), last)
 
 
-def queue_grows(run: Requests) -> bool:
-    """True when later requests wait over twice as long as earlier ones, and longer than they then take to be served.
+def queue_grows(waits_s: Seconds, served_s: float) -> bool:
+    """True when later requests wait over twice as long as earlier ones, and longer than `served_s`.
 
-    A queue that grows steadily makes the second half wait 3 times as long as the first (2.4 times after 10 % warm-up).
-    Requests that were never served waited as long as they stayed.
+    That is the mean time from the end of the wait to the last token. A queue that grows steadily makes the second half
+    wait 3 times as long as the first (2.4 times after 10 % warm-up). `waits_s`: by arrival; requests that were never
+    served waited as long as they stayed.
     """
-    half = len(run) // 2
+    half = len(waits_s) // 2
     if half == 0:
         return False
-    arrival_s, done_s = run["arrival_s"], run["done_s"]
-    start_s = np.where(run["outcome"] == SERVED, run["scheduled_s"], done_s)
-    waits_s = start_s - arrival_s
-    served_s = float(np.mean(done_s - start_s))
     early_s, late_s = float(np.mean(waits_s[:half])), float(np.mean(waits_s[half:]))
     return late_s > 2 * early_s and late_s > served_s
 

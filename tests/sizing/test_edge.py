@@ -50,6 +50,21 @@ def test_a_cliff_is_bracketed(root: float) -> None:
     assert root * 0.99 <= found <= root * (1 + 1e-9)
 
 
+@given(root=st.floats(0.5, 2.0), bend=st.floats(0.0, 4.0), error=st.floats(0.97, 1.03))
+def test_a_good_model_makes_the_search_short(root: float, bend: float, error: float) -> None:
+    """A curve that bends upwards, known but for 3 % of the rate: two runs on either side, and one between them."""
+    rates = root * np.geomspace(0.01, 4, 40)
+    model = LoadResponse(error * rates, np.log(rates / root) + bend * (rates / root - 1))
+    asked = []
+
+    def excess(rate: float, _: int) -> float:
+        asked.append(rate)
+        return math.log(rate / root) + bend * (rate / root - 1)
+
+    assert edge_rate(excess, model, error * root, 4 * root, 1000) == pytest.approx(root, rel=0.004)
+    assert len(asked) <= 3
+
+
 def test_an_excess_that_never_ends_gives_no_rate() -> None:
     assert edge_rate(lambda rate, _: 0.3, response(1.0, 1.0), 1.0, 10.0, 1000) == 0
 

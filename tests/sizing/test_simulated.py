@@ -98,11 +98,13 @@ def test_an_overload_that_turns_nobody_away_is_not_steady() -> None:
 
 def test_a_growing_queue_is_seen() -> None:
     run = finished()
-    assert not queue_grows(run)
+    assert not result_of(run).saturated
     wait_s = 0.1 * np.arange(100)
     for field in ("scheduled_s", "first_token_s", "done_s"):
         run[field] += wait_s
-    assert queue_grows(run)
+    assert result_of(run).saturated
+    assert queue_grows(wait_s, served_s=7.4) and not queue_grows(wait_s, served_s=7.5)
+    assert not queue_grows(wait_s + 3.0, served_s=0.0)
 
 
 def test_requests_per_s_are_answers() -> None:

@@ -20,6 +20,7 @@ from sizing import steptime
 from sizing.errors import ScenarioError
 from sizing.replica import POLICIES, Batching, Policy, Replica
 from sizing.simulator import closed_loop, heap, simulate, simulate_closed, simulate_trace, stable_rate_per_s
+from sizing.simulator.sampling import drawn_lengths
 from sizing.steptime import StepLaw
 from sizing.workload import Arrivals, Lengths, Limit, Routing, Sla, Workload
 from tests.sizing.reference_simulator import serve_slowly, serve_users_slowly
@@ -231,6 +232,22 @@ def test_equal_lengths_behind_least_outstanding_carry_a_warning() -> None:
 def test_a_request_longer_than_the_cache_is_refused() -> None:
     with pytest.raises(ScenarioError, match=r"1500 tokens .* never fits in a KV cache of 1000"):
         simulate(Replica(GPU, Batching(kv_tokens=1000)), Workload(Lengths(1000, 500), 1.0))
+
+
+def test_a_request_longer_than_a_record_can_hold_is_refused() -> None:
+    roomy = Replica(GPU, Batching(kv_tokens=10**10))
+    with pytest.raises(ScenarioError, match=r"2,147,483,648 tokens is longer than can be simulated"):
+        simulate_trace(roomy, np.zeros(1), np.array([2**31 - 2]), np.array([2]))
+
+
+@pytest.mark.parametrize("lengths", [VARIED, Lengths(600, 150)])
+def test_lengths_kept_are_the_lengths_drawn(lengths: Lengths) -> None:
+    """The second time, with another generator of the same seed, they are kept; the generators go on alike."""
+    drawn, first, second = (np.random.default_rng(4) for _ in range(3))
+    expected, after = lengths.sample(50, drawn), drawn.random()
+    for rng in (first, second):
+        assert np.array_equal(drawn_lengths(lengths, 50, rng), expected)
+        assert rng.random() == after
 
 
 def test_more_slots_than_can_be_simulated_are_named() -> None:

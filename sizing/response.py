@@ -66,18 +66,6 @@ class LoadResponse:
         rate = np.clip(rate_per_s, self.rates_per_s[kept[0]], self.rates_per_s[kept[-1]])
         return float(np.interp(math.log(rate), np.log(self.rates_per_s[kept]), rising))
 
-    def step(self, over: float, rate_per_s: float) -> float:
-        """Factor on the rate that brings the excess from `over` to 0 if it follows this curve, 0.6 to 1.6 at once.
-
-        Where the curve ends or knows no steady state, a step in the right direction.
-        """
-        wanted = self.rate_per_s(self.excess_at(rate_per_s) - over) / rate_per_s
-        if over >= FAR or (over > 0 and wanted >= 1):
-            return 0.75
-        if over < 0 and wanted <= 1:
-            return 1.25
-        return min(max(wanted, 0.6), 1.6)
-
 
 def rising_excess(predictions: tuple[Prediction, ...], sla: Sla) -> Floats:
     """Excess at each prediction, by rising load, made monotone: latencies may jump down at some load."""

@@ -52,6 +52,18 @@ def ensemble_inputs(text: str, max_tokens: int, stream: bool = True, **more: Any
     ]
 
 
+def engine_inputs(
+    prompt: list[int], max_tokens: int, stop: bool = False, stream: bool = False
+) -> list[triton.InferInput]:
+    return [
+        tensor("input_ids", [prompt], np.int32),
+        tensor("input_lengths", [[len(prompt)]], np.int32),
+        tensor("request_output_len", [[max_tokens]], np.int32),
+        tensor("streaming", [[stream]], bool),
+        tensor("stop", [[stop]], bool),
+    ]
+
+
 Answer = triton.InferResult | InferenceServerException
 
 

@@ -10,7 +10,18 @@ from tritonclient.utils import InferenceServerException
 
 from calibration.reference.server import ReferenceServer
 from calibration.reference.settings import Settings
-from tests.calibration.serving import PROMPT, Stream, completed, ensemble_inputs, gauges, http, ids, tensor, until
+from tests.calibration.serving import (
+    PROMPT,
+    Stream,
+    completed,
+    engine_inputs,
+    ensemble_inputs,
+    gauges,
+    http,
+    ids,
+    tensor,
+    until,
+)
 
 
 @pytest.fixture(scope="module")
@@ -136,18 +147,6 @@ def test_a_batch_of_two_is_refused(server: ReferenceServer) -> None:
     inputs = [tensor("text_input", [[b"baba"], [b"baba"]], object), tensor("max_tokens", [[2], [2]], np.int32)]
     with pytest.raises(InferenceServerException, match="batch size of 1"):
         completed(server, inputs)
-
-
-def engine_inputs(
-    prompt: list[int], max_tokens: int, stop: bool = False, stream: bool = False
-) -> list[triton.InferInput]:
-    return [
-        tensor("input_ids", [prompt], np.int32),
-        tensor("input_lengths", [[len(prompt)]], np.int32),
-        tensor("request_output_len", [[max_tokens]], np.int32),
-        tensor("streaming", [[stream]], bool),
-        tensor("stop", [[stop]], bool),
-    ]
 
 
 @pytest.mark.triton

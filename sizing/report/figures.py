@@ -114,9 +114,11 @@ def day_chart(day: Day) -> Chart:
         panel.yaxis.set_major_formatter(lambda value, _: significant(value))
 
     quiet, busy = gpus.index(min(gpus)), gpus.index(max(gpus))
+    apart = f"{gpus[quiet]:,.0f} at {quiet}:00, {gpus[busy]:,.0f} at {busy}:00"
+    counts = apart if gpus[quiet] < gpus[busy] else f"{gpus[busy]:,.0f} at all hours"
     alt = (
-        f"GPUs over the day: {gpus[quiet]:,.0f} at {quiet}:00, {gpus[busy]:,.0f} at {busy}:00; following the load "
-        f"takes {text_of(day.gpu_hours)} a day, {number_of(day.saved)} less than {number_of(day.constant_gpu_hours)}."
+        f"GPUs over the day: {counts}; following the load takes {text_of(day.gpu_hours)} a day, "
+        f"{number_of(day.saved)} less than {number_of(day.constant_gpu_hours)}."
     )
     return Chart("day", drawn(draw, DAY_IN), alt)
 

@@ -40,8 +40,9 @@ def gpus_over_day(daily: Daily, ink: Ink) -> Chart:
 def _in_words(daily: Daily) -> str:
     quietest = min(daily.hours, key=lambda hour: hour.gpus)
     busiest = max(daily.hours, key=lambda hour: hour.gpus)
+    apart = f"{quietest.gpus} at {quietest.hour}:00, {busiest.gpus} at {busiest.hour}:00"
+    counts = apart if quietest.gpus < busiest.gpus else f"{busiest.gpus} at all hours"
     return (
-        f"GPUs over the day: {quietest.gpus} at {quietest.hour}:00, {busiest.gpus} at {busiest.hour}:00; following the "
-        f"load takes {daily.gpu_hours:,} GPU-hours a day, {percent(daily.saved)} less than "
-        f"{daily.constant_gpu_hours:,}."
+        f"GPUs over the day: {counts}; following the load takes {daily.gpu_hours:,} GPU-hours a day, "
+        f"{percent(daily.saved)} less than {daily.constant_gpu_hours:,}."
     )

@@ -160,7 +160,7 @@ class ReferenceServer:
 
     def _wait_until_ready(self) -> None:
         deadline = time.monotonic() + self.ready_within_s
-        while not _is_ready(self.http_url):
+        while not is_ready(self.settings):
             if self._started.poll() is not None:
                 raise ServerError(f"the reference server did not start: {_last_error(self.log)}; log: {self.log}")
             if time.monotonic() > deadline:
@@ -264,12 +264,15 @@ def _make_room_for_log(folder: Path) -> None:
         old.unlink(missing_ok=True)
 
 
-def _is_ready(url: str) -> bool:
+def is_ready(settings: Settings) -> bool:
+    """True when all models are ready and the metrics, which tritonserver starts to serve after them, are there too."""
+    pages = (f"{settings.http_port}/v2/health/ready", f"{settings.metrics_port}/metrics")
     try:
-        with urllib.request.urlopen(f"http://{url}/v2/health/ready", timeout=1.0) as response:
-            return bool(response.status == 200)
+        for page in pages:
+            urllib.request.urlopen(f"http://{HOST}:{page}", timeout=1.0).close()
     except (urllib.error.URLError, TimeoutError, ConnectionError):
         return False
+    return True
 
 
 def _kill_group(group: int) -> None:

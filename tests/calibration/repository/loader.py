@@ -75,7 +75,7 @@ class Served:
     def _wait(self) -> str:
         """What the log says when the server gives up, or does not get ready in time; empty when it is ready."""
         deadline = time.monotonic() + self.within_s
-        while not server._is_ready(f"{server.HOST}:{self.settings.http_port}"):
+        while not server.is_ready(self.settings):
             # it has given up once it says so; unloading what did load can take it long
             if self.process.poll() is not None or "failed to load all models" in self.log.read_text(errors="replace"):
                 return self._said() or f"ended with status {self.process.poll()}"

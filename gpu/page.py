@@ -16,6 +16,7 @@ from gpu.home import DATA
 from sizing.curves import Deployment, Point, read_points
 from sizing.errors import FitError
 from sizing.fitting import Fit, fit
+from sizing.numbers import percent
 from sizing.queueing import predict
 from sizing.simulator import simulate
 from sizing.workload import METRICS, Arrivals, Workload
@@ -72,7 +73,7 @@ def table(points: Sequence[Point]) -> str:
         (
             f"{point.model} {point.batching}, {'ensemble' if ', ensemble at' in point.source else 'tensorrt_llm'}",
             f"{point.isl:g}/{point.osl:g}",
-            f"{point.load_value:.4g} {'users' if point.load_kind == 'concurrency' else '/s Poisson'}",
+            _load(point),
             f"{point.requests_per_s:.3g}",
             f"{point.output_tokens_per_s or 0:.0f}",
             _ms(point.ttft_mean_s),
@@ -111,8 +112,8 @@ def quality(deployment: Deployment, points: Sequence[Point]) -> str:
     rows = list(_predicted(fitted, [point for point in points if point.load_kind == "poisson_rate"]))
     errors = [abs(error.requests_per_s_error) for error in fitted.errors]
     told = (
-        f"Closed loops: error of requests/s {statistics.median(errors):.1%} (median), {max(errors):.1%} (worst); "
-        f"of points left out one at a time {fitted.leave_one_out:.1%} (median of requests/s and ITL)."
+        f"Closed loops: error of requests/s {percent(statistics.median(errors), 1)} (median), {percent(max(errors), 1)} (worst); "
+        f"of points left out one at a time {percent(fitted.leave_one_out, 1)} (median of requests/s and ITL)."
     )
     head = "ISL/OSL | requests/s | metric | measured ms | formula ms | error | simulation ms | error"
     return f"## Fit: {deployment.label}\n\n{told}\n\n{markdown(head, rows) if rows else ''}".rstrip()
@@ -127,7 +128,9 @@ def _predicted(fitted: Fit, points: Iterable[Point]) -> Iterator[tuple[str, ...]
                 measured = getattr(point, f"{metric}_{name}")
                 if measured:
                     values = [getattr(prediction.of(metric), name) for prediction in both]
-                    cells = [text for value in values for text in (_ms(value), f"{value / measured - 1:+.1%}")]
+                    cells = [
+                        text for value in values for text in (_ms(value), percent(value / measured - 1, 1, sign=True))
+                    ]
                     what = f"{metric.upper()} {name.removesuffix('_s')}"
                     yield (f"{point.isl:g}/{point.osl:g}", f"{point.load_value:.3g}", what, _ms(measured), *cells)
 
@@ -144,7 +147,7 @@ def engine_alone(facts: Mapping[str, Any]) -> str:
                 )
                 held = f"{one['context_tokens']:.0f}"
                 work = f"{one['decoding']:.0f} decoding" if one["decoding"] else f"{one['reading']:.0f} of a prompt"
-                rows.append((name[7:], work, held, _ms(one["pass_s"]), _ms(least_s), f"{least_s / one['pass_s']:.0%}"))
+                rows.append((name[7:], work, held, _ms(one["pass_s"]), _ms(least_s), percent(least_s / one["pass_s"])))
     head = "model | pass | context tokens | ms | least by the ceilings, ms | reached"
     return f"## The engine alone\n\nCUDA events, medians of ten passes.\n\n{markdown(head, rows)}" if rows else ""
 
@@ -163,7 +166,7 @@ def passes(file: Path) -> str:
     for (served, batch), times in sorted(groups.items()):
         if len(times) >= 10:
             card_s, since_s = (statistics.median(column) for column in zip(*times, strict=True))
-            rows.append((served, f"≤ {batch}", str(len(times)), _ms(card_s), _ms(since_s), f"{card_s / since_s:.0%}"))
+            rows.append((served, f"≤ {batch}", str(len(times)), _ms(card_s), _ms(since_s), percent(card_s / since_s)))
     head = "served | decoding | passes | on the card, ms | pass to pass, ms | share"
     note = "Decoding passes only. What is not on the card is scheduling, packing, Triton and Python."
     return f"## While serving\n\n{note}\n\n{markdown(head, rows)}" if rows else ""
@@ -182,13 +185,19 @@ def markdown(head: str, rows: Iterable[Sequence[str]]) -> str:
     return "\n".join([f"| {head} |", line, *("| " + " | ".join(row) + " |" for row in rows)])
 
 
+def _load(point: Point) -> str:
+    if point.load_kind != "concurrency":
+        return f"{point.load_value:.4g} /s Poisson"
+    return f"{point.load_value:.0f} user{'' if point.load_value == 1 else 's'}"
+
+
 def _ms(seconds: float | None) -> str:
     return "" if seconds is None else f"{1000 * seconds:.3g}" if seconds < 1 else f"{1000 * seconds:.0f}"
 
 
 def _change(first: Point, second: Point, name: str) -> str:
     before, after = getattr(first, name), getattr(second, name)
-    return f"{after / before - 1:+.1%}" if before and after is not None else ""
+    return percent(after / before - 1, 1, sign=True) if before and after is not None else ""
 
 
 if __name__ == "__main__":

@@ -112,7 +112,8 @@ def quality(deployment: Deployment, points: Sequence[Point]) -> str:
     rows = list(_predicted(fitted, [point for point in points if point.load_kind == "poisson_rate"]))
     errors = [abs(error.requests_per_s_error) for error in fitted.errors]
     told = (
-        f"Closed loops: error of requests/s {percent(statistics.median(errors), 1)} (median), {percent(max(errors), 1)} (worst); "
+        f"Closed loops: error of requests/s {percent(statistics.median(errors), 1)} (median), "
+        f"{percent(max(errors), 1)} (worst); "
         f"of points left out one at a time {percent(fitted.leave_one_out, 1)} (median of requests/s and ITL)."
     )
     head = "ISL/OSL | requests/s | metric | measured ms | formula ms | error | simulation ms | error"

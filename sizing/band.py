@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import math
 from functools import lru_cache
+from typing import NamedTuple
 
 from sizing.capacity import Setting, SlaMissed, analytic_capacity_per_s, load_response, predict_at
 from sizing.plan import Candidate
 from sizing.queueing import stable_rate_per_s
 from sizing.replica import Replica
-from sizing.response import log_excess
+from sizing.response import LoadResponse, log_excess
 
 Z90 = 1.645
 MONTE_CARLO_SIGMA = 0.015
@@ -29,8 +30,8 @@ def capacity_band(candidate: Candidate, setting: Setting) -> tuple[float, float]
     load, and for the fleet by formula and the one by simulation.
     """
     if candidate.variants:
-        changes = (_half_change(pair, setting, candidate.replica) for pair in candidate.variants)
-        sigma = math.hypot(MONTE_CARLO_SIGMA, *changes)
+        middle = Middle.of(candidate.replica, setting)
+        sigma = math.hypot(MONTE_CARLO_SIGMA, *(_half_change(pair, setting, middle) for pair in candidate.variants))
         return math.exp(-Z90 * sigma), math.exp(Z90 * sigma)
     low, high = scaled_capacities(candidate.replica, setting, math.exp(Z90 * candidate.relative_sigma))
     return low, high
@@ -44,47 +45,70 @@ def scaled_capacities(replica: Replica, setting: Setting, factor: float) -> tupl
     Where the formula puts even the faster engine over a limit that the simulation found kept, the band ends at 1.
     """
     response = load_response(replica, setting)
-    middle = response.rate_per_s(0.0) or _idle_per_s(replica, setting)
+    middle = response.rate_per_s(0.0) or float(response.rates_per_s[0])
     step = math.log(factor)
     return response.rate_per_s(-step) / factor / middle, max(1.0, response.rate_per_s(step) * factor / middle)
 
 
-def _half_change(pair: tuple[Replica, Replica], setting: Setting, middle: Replica) -> float:
-    """Half the change of log capacity between two laws; one that fails alone counts as a hundredth of `middle`."""
-    least_per_s = (load_response(middle, setting).rate_per_s(0.0) or _idle_per_s(middle, setting)) / 100
+class Middle(NamedTuple):
+    """The law amid the pairs: its response to load, its stable rate, and the level of the response at its own edge,
+    which is not quite 0 because the response is interpolated."""
+
+    response: LoadResponse
+    stable_per_s: float
+    level: float
+
+    @classmethod
+    def of(cls, replica: Replica, setting: Setting) -> Middle:
+        """By formula."""
+        roughly = cls(load_response(replica, setting), _stable_per_s(replica, setting), 0.0)
+        return roughly._replace(level=_level(replica, setting, roughly) or 0.0)
+
+    def rate_per_s(self, level: float) -> float:
+        """The rate at which the response reaches a level; the lowest rate where it is above it already."""
+        return self.response.rate_per_s(level) or float(self.response.rates_per_s[0])
+
+
+def _half_change(pair: tuple[Replica, Replica], setting: Setting, middle: Middle) -> float:
+    """Half the change of log capacity between two laws; a law that fails alone counts as a hundredth of the middle."""
+    least_per_s = middle.rate_per_s(middle.level) / 100
     one, other = (max(_capacity(replica, setting, middle), least_per_s) for replica in pair)
     return math.log(one / other) / 2
 
 
-def _capacity(replica: Replica, setting: Setting, alike: Replica) -> float:
-    """Capacity by formula of a replica much `alike` another; 0 when the SLA is missed without load.
+def _capacity(replica: Replica, setting: Setting, middle: Middle) -> float:
+    """Capacity by formula of a replica much like the middle one; 0 when the SLA is missed without load.
 
-    At equal shares of their stable rates the two use up the SLA alike, up to a constant, which is learned by asking
-    the formula where the other's capacity would be, and again where the constant leads. Mostly once is enough. A whole
-    response of its own takes ten times as long; it is asked for where that does not settle.
+    A whole response of its own takes ten times as long; it is asked for where steps along the middle's do not settle.
     """
-    response, level = load_response(alike, setting), 0.0
-    scale = _stable_per_s(replica, setting) / _stable_per_s(alike, setting)
-    rate_per_s = scale * (response.rate_per_s(level) or _idle_per_s(alike, setting))
-    for _ in range(STEPS):
-        over = log_excess(predict_at(replica, setting, rate_per_s), setting.sla)
-        level -= over
-        step_per_s = scale * response.rate_per_s(level)
-        if step_per_s == 0:
-            break
-        if abs(over) <= CLOSE or abs(math.log(step_per_s / rate_per_s)) <= SHORT:
-            return step_per_s
-        rate_per_s = step_per_s
+    level = _level(replica, setting, middle)
+    if level is not None:
+        return _stable_per_s(replica, setting) / middle.stable_per_s * middle.rate_per_s(level)
     try:
         return analytic_capacity_per_s(replica, setting)
     except SlaMissed:
         return 0.0
 
 
+def _level(replica: Replica, setting: Setting, middle: Middle) -> float | None:
+    """Level of the middle's response at the share of the stable rate where this replica's edge is; None if not found.
+
+    At equal shares of their stable rates the two use up the SLA alike, up to a constant, which is learned by asking
+    the formula where the middle's edge is, and again where the constant leads. Mostly once is enough.
+    """
+    level, scale = middle.level, _stable_per_s(replica, setting) / middle.stable_per_s
+    rate_per_s = scale * middle.rate_per_s(level)
+    for _ in range(STEPS):
+        over = log_excess(predict_at(replica, setting, rate_per_s), setting.sla)
+        level -= over
+        step_per_s = scale * middle.response.rate_per_s(level)
+        if step_per_s == 0:
+            return None
+        if abs(over) <= CLOSE or abs(math.log(step_per_s / rate_per_s)) <= SHORT:
+            return level
+        rate_per_s = step_per_s
+    return None
+
+
 def _stable_per_s(replica: Replica, setting: Setting) -> float:
     return stable_rate_per_s(replica, setting.workload.lengths, setting.workload.prefix)
-
-
-def _idle_per_s(replica: Replica, setting: Setting) -> float:
-    """The lowest rate of a replica's response."""
-    return float(load_response(replica, setting).rates_per_s[0])

@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from sizing.cost import cost_of, energy_of
-from sizing.fleets.daily import Daily
+from sizing.fleets.daily import HOURS, Daily
 from sizing.numbers import percent, significant
 from sizing.plan import Fleet, Plan, Question
 from sizing.relax import Relaxation, Together
-from sizing.report.model_beside import HOURS, CostRow, Day, Effect, Loosened, SensitivityRow, WayOut
+from sizing.report.model_beside import CostRow, Day, Effect, Loosened, SensitivityRow, WayOut
 from sizing.report.quantity import Basis, Series, Unit, number
 from sizing.sensitivity import Sensitivity
 from sizing.workload import Limit

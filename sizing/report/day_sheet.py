@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from sizing.fleets.daily import HOURS
 from sizing.report.book import Book, Worksheet
-from sizing.report.model_beside import HOURS, Day
+from sizing.report.model_beside import Day
 from sizing.report.quantity import Quantity
 
 NAME = "Over a day"

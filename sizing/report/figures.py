@@ -5,10 +5,11 @@ from __future__ import annotations
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
+from sizing.fleets.daily import HOURS
 from sizing.numbers import milliseconds, significant
 from sizing.report.drawing import BAND, DOT, INK, LIMIT, LINE, QUIET, Chart, drawable, drawn, label
 from sizing.report.model import Configuration, LimitCurve, LoadCurves, Report
-from sizing.report.model_beside import HOURS, Day
+from sizing.report.model_beside import Day
 from sizing.report.tables import gpus_band
 from sizing.report.words import line, number_of, text_of
 

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 from pydantic.dataclasses import dataclass
 
+from sizing.fleets.daily import HOURS
 from sizing.report.quantity import STRICT, Percentile, Quantity, Rows, Series, Text
 from sizing.workload import Metric
-
-HOURS = 24
 
 
 @dataclass(frozen=True, slots=True, config=STRICT)

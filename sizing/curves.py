@@ -13,6 +13,7 @@ from pydantic import ConfigDict, Field, TypeAdapter, ValidationError
 from pydantic.dataclasses import dataclass
 
 from sizing.errors import PointsError
+from sizing.numbers import significant
 from sizing.workload import Lengths
 
 LoadKind = Literal["concurrency", "constant_rate", "poisson_rate", "gamma_rate", "schedule", "trace"]
@@ -96,6 +97,12 @@ class Point:
     def gpus(self) -> int:
         """GPUs of the instance: tensor times pipeline parallel."""
         return self.tp * self.pp
+
+    @property
+    def load_label(self) -> str:
+        """The load offered, in words: ``16 users`` of a closed loop, ``12 requests/s`` of an open one."""
+        unit = "users" if self.load_kind == "concurrency" else "requests/s"
+        return f"{significant(self.load_value)} {unit}"
 
     @property
     def little(self) -> float | None:

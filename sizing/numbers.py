@@ -12,7 +12,7 @@ def significant(value: float, digits: int = 3) -> str:
     ('12,346', '0.833', '20', '41')
     """
     if not math.isfinite(value):
-        return "∞" if value > 0 else "—"
+        return "—" if math.isnan(value) else "∞" if value > 0 else "-∞"
     if value == 0:
         return "0"
     decimals = max(0, digits - 1 - math.floor(math.log10(abs(value))))
@@ -23,18 +23,20 @@ def significant(value: float, digits: int = 3) -> str:
 def milliseconds(seconds: float) -> str:
     """A time for people: milliseconds below ten seconds, seconds above.
 
-    >>> milliseconds(0.0412), milliseconds(12.34), milliseconds(1.0)
-    ('41.2 ms', '12.3 s', '1,000 ms')
+    >>> milliseconds(0.0412), milliseconds(12.34), milliseconds(1.0), milliseconds(math.nan)
+    ('41.2 ms', '12.3 s', '1,000 ms', '—')
     """
     if not math.isfinite(seconds):
-        return "∞"
+        return significant(seconds)
     return f"{significant(seconds)} s" if seconds >= 10 else f"{significant(seconds * 1000)} ms"
 
 
 def percent(share: float, decimals: int = 0, *, sign: bool = False) -> str:
-    """A share in percent.
+    """A share in percent; a dash where it is not known.
 
-    >>> percent(0.2), percent(0.0814, 1), percent(0.25, sign=True)
-    ('20 %', '8.1 %', '+25 %')
+    >>> percent(0.2), percent(0.0814, 1), percent(0.25, sign=True), percent(math.nan, sign=True)
+    ('20 %', '8.1 %', '+25 %', '—')
     """
+    if math.isnan(share):
+        return "—"
     return f"{100 * share:{'+' if sign else ''}.{decimals}f} %"

@@ -232,10 +232,12 @@ def print_fit(fitted: Fit) -> None:
         low, high = fitted.interval(name)
         table.add_row(name, microseconds(getattr(fitted.law, name)), f"{microseconds(low)} to {microseconds(high)}")
     out.print(table)
-    errors = Table("ISL", "OSL", "concurrency", "requests/s", "error", "ITL error", "TTFT error", title="At each point")
+    errors = Table("ISL", "OSL", "load", "requests/s", "error", "ITL error", "TTFT error", title="At each point")
     for error in fitted.errors:
         errors.add_row(
-            *(significant(value) for value in (error.point.isl, error.point.osl, error.point.load_value)),
+            significant(error.point.isl),
+            significant(error.point.osl),
+            error.point.load_label,
             significant(error.point.requests_per_s),
             *(
                 percent(share, 1, sign=True)

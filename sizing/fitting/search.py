@@ -210,8 +210,11 @@ def settle(best: Trial) -> Trial:
 
 
 def outliers(misfits: np.ndarray[tuple[int, ...], np.dtype[np.float64]]) -> list[int]:
-    """Rows whose largest misfit stands out and apart from the rest; none where too many do."""
-    worst = np.nanmax(np.abs(misfits), axis=1)
+    """Rows whose largest misfit stands out and apart from the rest; none where too many do.
+
+    NaN: not measured. A row without any measurement (requests of a trace that all went unanswered) does not stand out.
+    """
+    worst = np.fmax.reduce(np.abs(misfits), axis=1, initial=0.0)
     robust = 1.4826 * float(np.nanmedian(np.abs(misfits)))
     order = np.argsort(worst)[::-1]
     for count in range(int(MOST_DISTRUSTED * len(worst)), 0, -1):

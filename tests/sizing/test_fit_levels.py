@@ -121,6 +121,15 @@ def test_a_trace_is_fitted_and_predicts_its_rest() -> None:
         fit_trace(half, found.deployment, chunks=100)
 
 
+def test_requests_of_a_trace_that_all_went_unanswered_say_nothing() -> None:
+    """Groups of which nothing was measured neither warn nor move the law."""
+    replica = Replica(GPU, Batching("chunked", token_budget=2048))
+    trace = trace_of(replica, 8.0, 1200)
+    trace.ttft_s[700:1000] = trace.e2e_s[700:1000] = np.nan
+    found = fit_trace(trace, Deployment("m", "p", "g", 1, 1, "", "", "", None), batching=replica.batching)
+    assert found.law.decode_s(8, 900) == pytest.approx(GPU.decode_s(8, 900), rel=0.03)
+
+
 def spoiled(points: list[Point], place: int) -> list[Point]:
     """The points with one whose ITL and TTFT are those of an overheated GPU: 1.5 times as long."""
     bad = points[place]

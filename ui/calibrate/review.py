@@ -113,8 +113,7 @@ def _row(point: Point, error: PointError | None) -> dict[str, str]:
 
 
 def _level(point: Point) -> str:
-    load = f"{point.load_value:,g} users" if point.load_kind == "concurrency" else f"{point.load_value:.4g} requests/s"
-    return f"{point.isl:,g} in, {point.osl:,g} out, {load}"
+    return f"{point.isl:,g} in, {point.osl:,g} out, {point.load_label}"
 
 
 def _verdict_of(point: Point) -> str:

@@ -26,8 +26,9 @@ CLIFF = 0.3
 MOST_STEP = 1.6
 """Factor on the rate that one step goes at most, up or down."""
 
-SURE = 1.0
-"""Standard errors by which a percentile must keep its limit: a lucky run must not buy too few GPUs."""
+SURE = 3.0
+"""Standard errors by which a percentile must keep its limit: a fleet that one run lets pass must not fail in the next
+run, whose own error comes on top."""
 
 BATCHES = 30
 """Consecutive batches whose differences tell the standard error of a share (batch means)."""

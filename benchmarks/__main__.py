@@ -9,7 +9,16 @@ import runpy
 import sys
 from pathlib import Path
 
-ATTENDED = ("__init__", "__main__", "accuracy", "waits", "identity_burst", "identity_llama", "identity_server")
+ATTENDED = (
+    "__init__",
+    "__main__",
+    "accuracy",
+    "golden",
+    "waits",
+    "identity_burst",
+    "identity_llama",
+    "identity_server",
+)
 UNATTENDED = sorted(path.stem for path in Path(__file__).parent.glob("*.py") if path.stem not in ATTENDED)
 
 wanted = sys.argv[1:]

@@ -87,7 +87,7 @@ def text_of(content: bytes, kind: str) -> bytes:
         with zipfile.ZipFile(io.BytesIO(content)) as book:
             content = b"".join(book.read(name) for name in sorted(book.namelist()) if not name.startswith("docProps"))
     if kind == "pdf":
-        import pypdfium2  # of the test set-up
+        import pypdfium2  # type: ignore[import-untyped]  # of the test set-up
 
         pages = pypdfium2.PdfDocument(content)
         content = "\n".join(page.get_textpage().get_text_bounded() for page in pages).encode()

@@ -22,9 +22,9 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy.special import gammaln, ndtri
 
+from sizing.prediction import NOT_COUNTED, Quantiles
 from sizing.queueing.demand import lognormal_tokens, slots
 from sizing.queueing.points import LEAST_LOG, Points, poisson_counts
-from sizing.prediction import NOT_COUNTED, Quantiles
 from sizing.queueing.token_gaps import weighted_quantiles
 from sizing.replica import Replica
 from sizing.steptime import StepLaw

@@ -72,7 +72,7 @@ def _running(scene: Scene, uniform: Floats) -> Floats:
     share = np.cumsum(weight)
     if share[-1] == 0:
         return np.ones_like(uniform)
-    return states[np.minimum(np.searchsorted(share, uniform * share[-1]), len(states) - 1)]
+    return np.asarray(states[np.minimum(np.searchsorted(share, uniform * share[-1]), len(states) - 1)])
 
 
 def _decode_s(scene: Scene, running: Floats, points: Points) -> Floats:

@@ -21,10 +21,10 @@ from sizing.errors import ScenarioError
 from sizing.replica import Replica
 from sizing.simulator.borrowing import borrowed
 from sizing.simulator.departures import fail
+from sizing.simulator.gaps import Counts, TokenGaps
 from sizing.simulator.heap import compiled
 from sizing.simulator.iterations import work_of
 from sizing.simulator.loops import advance, next_departure_s, outstanding, run_part
-from sizing.simulator.gaps import Counts, TokenGaps
 from sizing.simulator.records import (
     GAP_BINS,
     NOBODY,

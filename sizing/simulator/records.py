@@ -211,7 +211,8 @@ class Work(NamedTuple):
 def work_space(replica: Replica, replicas: int, *, gaps: bool = False, samples: int = 0, streams: int = 1) -> Work:
     """Room for `replicas` replicas (of different ones: give the one with the most slots).
 
-    `gaps`: count token gaps, those of each of `streams` streams apart. `samples`: rows for the time series of each replica; how often is said to `idle_states`.
+    `gaps`: count token gaps, those of each of `streams` streams apart. `samples`: rows for the time series of each
+    replica; how often is said to `idle_states`.
     """
     slots = (replicas, replica.batching.max_batch_size)
     return Work(

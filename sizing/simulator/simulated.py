@@ -7,9 +7,9 @@ from dataclasses import dataclass, replace
 import numpy as np
 from numpy.typing import NDArray
 
+from sizing.errors import ScenarioError
 from sizing.numbers import percent
 from sizing.prediction import NOT_COUNTED, Prediction, Quantiles, saturated
-from sizing.errors import ScenarioError
 from sizing.simulator.gaps import TokenGaps
 from sizing.simulator.records import CANCELLED, REJECTED, SERVED, TIMED_OUT, Requests
 from sizing.simulator.steady import measured_part, quantile_interval, queue_grows, share_error

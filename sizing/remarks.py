@@ -57,7 +57,7 @@ def floor_remarks(candidate: Candidate, setting: Setting, predicted: Prediction)
 LONGER = 1.25
 """Times the output tokens at which it is asked whether a longer answer needs fewer GPUs."""
 MUCH = 0.1
-"""Share of what a limit allows all gaps of an answer: where the stall that one prompt makes is less, it is no matter."""
+"""Share of what a limit allows all gaps of an answer: where one prompt's stall is less, it is no matter."""
 
 DILUTES = {
     "itl": "ITL is the mean over an answer's tokens, so longer answers dilute a stall",
@@ -89,6 +89,6 @@ def dilution(fleet: Fleet, setting: Setting, working_for: Callable[[float], int]
     if gpus < fleet.gpus:
         stalls = "; if single stalls matter, limit the gap between tokens (--gap p99:100ms)"
         yield (
-            f"{DILUTES[limit.metric]}: with {longer:,} output tokens instead of {lengths.osl:g} {gpus} GPUs would do, "
-            f"fewer than {fleet.gpus}{stalls if setting.sla.gap is None else ''}"
+            f"{DILUTES[limit.metric]}: with {longer:,} output tokens instead of {lengths.osl:g}, {gpus} GPUs would do "
+            f"(by formula), fewer than {fleet.gpus}{stalls if setting.sla.gap is None else ''}"
         )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import replace
+from itertools import pairwise
 
 import numpy as np
 import pytest
@@ -279,7 +280,7 @@ def test_a_longer_answer_meets_no_fewer_stalls(policy: str) -> None:
         run = run_of(replica, Workload(Lengths(4000, osl), 3.0), 20_000)
         stalls.append(run.gaps.share_above(stalled_s) * (osl - 1))
         p95_itl_s.append(float(np.nanpercentile(run.itl_s, 95)))
-    assert all(more >= 0.98 * fewer for fewer, more in zip(stalls, stalls[1:], strict=False))  # the runs' own error
+    assert all(more >= 0.98 * fewer for fewer, more in pairwise(stalls))  # the runs' own error
     assert p95_itl_s[-1] < 0.5 * p95_itl_s[2], "the mean over a request's tokens dilutes what it counts"
 
 
@@ -292,12 +293,10 @@ def test_long_answers_need_no_fewer_gpus_under_a_gap_limit(isl: int, percentile:
     for osl in (256, 512, 1024, 2048):
         setting = Setting(Workload(Lengths(isl, osl), 1.0), sla, "random")
         carried.append(load_response(candidate().replica, setting).rate_per_s(0.0))
-    assert all(more <= fewer * (1 + 5 * TOLERANCE) for fewer, more in zip(carried, carried[1:], strict=False))
+    assert all(more <= fewer * (1 + 5 * TOLERANCE) for fewer, more in pairwise(carried))
 
 
-SHORT_ANSWERS = Question(
-    "m", Workload(Lengths(4000, 9), 40.0), Sla(itl=Limit("itl", 95, 0.05)), headroom=0.0, spare=0
-)
+SHORT_ANSWERS = Question("m", Workload(Lengths(4000, 9), 40.0), Sla(itl=Limit("itl", 95, 0.05)), headroom=0.0, spare=0)
 
 
 def test_a_longer_answer_that_needs_fewer_gpus_is_remarked_on() -> None:

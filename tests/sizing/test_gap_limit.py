@@ -12,6 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from sizing import planner
+from sizing.candidates import Choice, find
 from sizing.capacity import BY_FORMULA, BY_SIMULATION, Setting, load_response
 from sizing.compared import compared
 from sizing.edge import TOLERANCE, upper_excess
@@ -342,3 +343,15 @@ def test_speculative_steps_are_the_gaps_where_tokens_come_together() -> None:
 
     engine = Replica(NOTHING.with_values(overhead_s=0.01), Batching(), Speculation(3, 0.7, StepLaw(0, 0, 0, 0, 0)))
     assert run_of(engine, Workload(Lengths(100, 60), 5.0), 5000).prediction().gap.p99_s == pytest.approx(0.01, rel=BIN)
+
+
+def test_the_remark_on_a_shipped_law() -> None:
+    """Qwen3-32B on h200_sxm, ISL 4000, 10 requests/s, p95 ITL of 50 ms: OSL 12 needs fewer GPUs than OSL 9."""
+    gpus = {}
+    for osl in (9, 12):
+        lengths = Lengths(4000, osl)
+        found, _ = find("Qwen/Qwen3-32B", lengths, Choice(("h200_sxm",), ("fp8",), (2,), "any"), [])
+        asked = Question("Qwen/Qwen3-32B", Workload(lengths, 10.0), Sla(itl=Limit("itl", 95, 0.05)), spare=0)
+        gpus[osl] = planner.plan(asked, found).answer
+    assert gpus[12].gpus < gpus[9].gpus
+    assert any("with 12 output tokens instead of 9" in line for line in gpus[9].warnings)

@@ -19,7 +19,7 @@ from sizing.prediction import Prediction
 from sizing.queueing import predict
 from sizing.replica import Replica
 from sizing.simulator import simulate
-from sizing.workload import METRICS, Arrivals, Workload
+from sizing.workload import OF_REQUESTS, Arrivals, Workload
 
 SHOWN = (("mean", "mean_s"), ("p50", "p50_s"), ("p95", "p95_s"))
 
@@ -40,7 +40,7 @@ def compare(points: list[Point]) -> Table:
         if point.load_kind == "concurrency":
             continue
         both = list(predictions(fitted.replica, point))
-        for metric in METRICS:
+        for metric in OF_REQUESTS:
             for name, field in SHOWN:
                 measured = getattr(point, f"{metric}_{field}")
                 if measured is None:

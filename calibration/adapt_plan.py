@@ -17,8 +17,8 @@ class AdaptivePlan(Strict):
     """Measure of the grid only the levels that make the GPU count of one scenario sure, within `gpu_minutes`.
 
     The scenario: `rate` requests/s with these lengths (default: the first of the plan), under limits such as ``p95:1s``
-    on `ttft`, `itl` and `e2e`, at least one of them; the rest as in the question of a capacity plan. Sure enough is a
-    90 % band of the count no wider than `band` of it, or than one replica.
+    on `ttft`, `itl`, `gap` and `e2e`, at least one of them; the rest as in the question of a capacity plan. Sure enough
+    is a 90 % band of the count no wider than `band` of it, or than one replica.
     """
 
     gpu_minutes: Positive
@@ -26,6 +26,7 @@ class AdaptivePlan(Strict):
     band: Annotated[float, Field(gt=0, le=1)] = 0.2
     ttft: str | None = None
     itl: str | None = None
+    gap: str | None = None
     e2e: str | None = None
     isl: Tokens | None = None
     osl: Tokens | None = None

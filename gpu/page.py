@@ -19,7 +19,7 @@ from sizing.fitting import Fit, fit
 from sizing.numbers import percent
 from sizing.queueing import predict
 from sizing.simulator import simulate
-from sizing.workload import METRICS, Arrivals, Workload
+from sizing.workload import OF_REQUESTS, Arrivals, Workload
 
 OUT = DATA.parent / "docs" / "gpu-measurements.md"
 USED = ("p50_s", "p95_s")
@@ -124,7 +124,7 @@ def _predicted(fitted: Fit, points: Iterable[Point]) -> Iterator[tuple[str, ...]
     for point in points:
         workload = Workload(point.lengths, point.load_value, Arrivals.parse("poisson"))
         both = predict(fitted.replica, workload), simulate(fitted.replica, workload).prediction()
-        for metric in METRICS:
+        for metric in OF_REQUESTS:
             for name in USED:
                 measured = getattr(point, f"{metric}_{name}")
                 if measured:

@@ -48,10 +48,7 @@ def binding(fleet: Fleet) -> str:
         )
     limit = fleet.binding
     value = fleet.predicted.value_s(limit)
-    return (
-        f"p{limit.percentile} {limit.metric.upper()}: {milliseconds(value)} of {milliseconds(limit.limit_s)} "
-        f"at the planned load"
-    )
+    return f"{limit.name}: {milliseconds(value)} of {milliseconds(limit.limit_s)} at the planned load"
 
 
 def sensitivity(plan: Plan, growth: tuple[float, ...] = (0.10, 0.25)) -> str:

@@ -49,9 +49,10 @@ def check_peak_factor(factor: float) -> None:
 
 
 def check_gaps(lengths: Lengths, sla: Sla) -> None:
-    """ScenarioError for a limit on ITL where a request has one output token, hence no gaps."""
-    if sla.itl is not None and lengths.osl < 2:
-        raise ScenarioError("an ITL limit needs OSL of 2 or more: with one output token there are no gaps")
+    """ScenarioError for a limit on ITL or gaps where a request has one output token, hence no gaps."""
+    if (sla.itl or sla.gap) and lengths.osl < 2:
+        which = "an ITL limit" if sla.itl else "a limit on gaps between tokens"
+        raise ScenarioError(f"{which} needs OSL of 2 or more: with one output token there are no gaps")
 
 
 def check_prefix(lengths: Lengths, prefix: Prefix) -> None:

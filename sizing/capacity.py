@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import lru_cache
 
-from sizing.edge import edge_rate, upper_excess
+from sizing.edge import CLIFF, NEARBY, edge_rate, upper_excess
 from sizing.prediction import Method as MethodName
 from sizing.prediction import Prediction
 from sizing.queueing import predict, stable_rate_per_s
 from sizing.replica import Replica
 from sizing.response import LoadResponse, log_excess
-from sizing.simulator import Simulated, simulate
+from sizing.simulator import Simulated, Watch, simulate
 from sizing.workload import Limit, Routing, Sla, Workload
 
 IDLE = 0.01
@@ -26,6 +27,9 @@ ENOUGH = 1.0
 
 BETWEEN = (1 / 3, 2 / 3)
 """Shares of the interval in which the SLA is passed where the formula is asked again."""
+
+HALVINGS = 6
+"""Times that an interval in which the SLA is passed steeply is halved at most."""
 
 REQUESTS = 240_000
 """Requests of a run that decides; the Monte-Carlo error of a capacity is then 0.5-1 %."""
@@ -89,7 +93,7 @@ class Method:
 
 def predict_at(replica: Replica, setting: Setting, rate_per_s: float) -> Prediction:
     """Percentiles by formula when every replica gets `rate_per_s` requests/s."""
-    return _known_at(replica, setting.at(rate_per_s), setting.routing, setting.replicas)
+    return _known_at(replica, setting.at(rate_per_s), setting.routing, setting.replicas, setting.sla.gap is not None)
 
 
 def analytic_capacity_per_s(replica: Replica, setting: Setting) -> float:
@@ -130,14 +134,27 @@ def load_response(replica: Replica, setting: Setting) -> LoadResponse:
     passed = log_excess(known[below], setting.sla) <= 0 < log_excess(known[above], setting.sla)
     for part in BETWEEN if passed else ():
         excess_at(below + part * (above - below))
+    if passed and setting.sla.gap:
+        _halve_cliff(known, setting.sla, excess_at)
     return LoadResponse.of(known, stable_per_s, setting.sla)
 
 
+def _halve_cliff(known: dict[float, Prediction], sla: Sla, excess_at: Callable[[float], float]) -> None:
+    """Ask where the SLA is passed until the rise is small: percentiles of gaps jump at the load from which on the share
+    of gaps with a prompt in them is larger than the percentile leaves."""
+    for _ in range(HALVINGS):
+        below = max((share for share in known if log_excess(known[share], sla) <= 0), default=LOADS[0])
+        above = min((share for share in known if share > below), default=below)
+        if log_excess(known[above], sla) - log_excess(known[below], sla) < CLIFF or above / below < 1 + NEARBY:
+            return
+        excess_at(math.sqrt(below * above))
+
+
 @lru_cache(maxsize=8192)
-def _known_at(replica: Replica, workload: Workload, routing: Routing, replicas: int) -> Prediction:
+def _known_at(replica: Replica, workload: Workload, routing: Routing, replicas: int, gaps: bool) -> Prediction:
     """Percentiles by formula, kept: another SLA asks for most of the same loads again, of each law of a band, and a
     chart of latency against load shows the same ones for every load of the fleet."""
-    return predict(replica, workload, replicas=replicas, routing=routing)
+    return predict(replica, workload, replicas=replicas, routing=routing, gaps=gaps)
 
 
 def requests_for(setting: Setting) -> int:
@@ -152,8 +169,15 @@ def requests_for(setting: Setting) -> int:
 
 def run_at(replica: Replica, setting: Setting, rate_per_s: float, requests: int, seed: int = 0) -> Simulated:
     """A simulated run in which every replica gets `rate_per_s` requests/s; the same seed whatever the rate."""
-    workload = setting.at(rate_per_s)
-    return simulate(replica, workload, replicas=setting.replicas, routing=setting.routing, requests=requests, seed=seed)
+    return simulate(
+        replica,
+        setting.at(rate_per_s),
+        replicas=setting.replicas,
+        routing=setting.routing,
+        requests=requests,
+        seed=seed,
+        watch=Watch(token_gaps=setting.sla.gap is not None),
+    )
 
 
 def simulate_at(replica: Replica, setting: Setting, rate_per_s: float) -> Prediction:

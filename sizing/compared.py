@@ -5,17 +5,17 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from sizing.errors import ScenarioError
-from sizing.prediction import Prediction, Quantiles
+from sizing.prediction import Prediction
 from sizing.queueing.agreement import COMPARED, TOLERANCE
 from sizing.simulator import Simulated
-from sizing.workload import METRICS, Metric
+from sizing.workload import METRICS, Metric, metric_name
 
 
 @dataclass(frozen=True, slots=True)
 class Compared:
     """One figure in seconds: `percentile` of a metric, or its mean (None).
 
-    `interval_s`: the 90 % confidence interval of the simulated percentile; None of means and of short runs.
+    `interval_s`: the 90 % confidence interval of the simulated percentile; None of means, gaps and short runs.
     """
 
     metric: Metric
@@ -27,7 +27,7 @@ class Compared:
     @property
     def name(self) -> str:
         """For instance: p95 TTFT."""
-        return f"{'mean' if self.percentile is None else f'p{self.percentile}'} {self.metric.upper()}"
+        return f"{'mean' if self.percentile is None else f'p{self.percentile}'} {metric_name(self.metric)}"
 
     @property
     def apart(self) -> float:
@@ -41,13 +41,13 @@ class Compared:
 
 
 def compared(run: Simulated, said: Prediction) -> list[Compared]:
-    """Mean, p50, p90, p95 and p99 of TTFT, ITL and E2E, those that both know; none where one of them is saturated."""
+    """Mean, p50, p90, p95 and p99 of TTFT, ITL, gaps and E2E, those that both know; none where one is saturated."""
     if run.saturated or said.saturated:
         return []
     figures = []
     for metric in METRICS:
-        found, formula = Quantiles.of(run.of(metric)), said.of(metric)
-        if not found.mean_s > 0:  # no ITL where every answer has one token
+        found, formula = run.quantiles(metric), said.of(metric)
+        if not found.mean_s > 0:  # no ITL where every answer has one token, no gaps where they were not counted
             continue
         figures.append(Compared(metric, None, found.mean_s, formula.mean_s))
         for percentile in COMPARED:
@@ -57,6 +57,8 @@ def compared(run: Simulated, said: Prediction) -> list[Compared]:
 
 
 def _interval(run: Simulated, metric: Metric, percentile: int) -> tuple[float, float] | None:
+    if metric == "gap":
+        return None
     try:
         return run.interval(metric, percentile)
     except ScenarioError:  # too few requests have the metric

@@ -53,6 +53,8 @@ def upper_percentile(run: Simulated, limit: Limit, sure: float) -> float:
 
     A request that was not served takes for ever; one with a single token has no ITL and does not count there.
     """
+    if limit.metric == "gap":
+        return run.gaps.upper_s(limit.percentile, sure)
     values = run.of(limit.metric)
     if run.lost or np.isnan(values).any():
         values = np.where(run.outcome == SERVED, values, math.inf)

@@ -100,7 +100,10 @@ def speed_curve(question: Question, candidate: Candidate, capacity_per_s: float 
     workload = question.workload
     stable_per_s = stable_rate_per_s(candidate.replica, workload.lengths, workload.prefix)
     setting = setting_of(question, replicas_for(question, stable_per_s))
-    asked = list(_predictions(candidate.replica, setting.workload, setting.routing, setting.replicas, stable_per_s))
+    gaps = question.sla.gap is not None
+    asked = list(
+        _predictions(candidate.replica, setting.workload, setting.routing, setting.replicas, stable_per_s, gaps)
+    )
     if capacity_per_s is not None:
         asked.append((capacity_per_s, predict_at(candidate.replica, setting, capacity_per_s)))
     speeds = []
@@ -146,14 +149,14 @@ def _between(one: Speed, other: Speed, tokens_per_s_per_user: float) -> Speed:
 
 @lru_cache(maxsize=1024)
 def _predictions(
-    replica: Replica, workload: Workload, routing: Routing, replicas: int, stable_per_s: float
+    replica: Replica, workload: Workload, routing: Routing, replicas: int, stable_per_s: float, gaps: bool
 ) -> tuple[tuple[float, Prediction], ...]:
     """Requests/s per replica and what the formula says there: kept, since neither load nor SLA of a fleet matter."""
     rates = [float(rate) for rate in stable_per_s * np.array(SHARES)]
 
     def at(rate_per_s: float) -> Prediction:
         busy = Workload(workload.lengths, rate_per_s * replicas, workload.arrivals, workload.prefix)
-        return predict(replica, busy, replicas=replicas, routing=routing)
+        return predict(replica, busy, replicas=replicas, routing=routing, gaps=gaps)
 
     return tuple((rate, at(rate)) for rate in rates)
 

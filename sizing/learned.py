@@ -6,7 +6,7 @@ import numpy as np
 
 from sizing.numbers import milliseconds, significant
 from sizing.simulator import Simulated
-from sizing.workload import Limit, Sla
+from sizing.workload import Limit, Metric, Sla, metric_name
 
 STALLED = 3.0
 """Times the mean ITL from which one token gap in a hundred is worth a sentence."""
@@ -52,17 +52,19 @@ def _missed(run: Simulated, limit: Limit) -> str:
     allowed = 1 - limit.percentile / 100
     if share <= allowed + 1e-9:
         return ""
-    over = f"exceed the {limit.metric.upper()} limit of {milliseconds(limit.limit_s)}"
-    return f"{_share(share)} of the requests {over}{' or got no answer' if run.lost else ''}; {_share(allowed)} may"
+    over = f"exceed the {metric_name(limit.metric)} limit of {milliseconds(limit.limit_s)}"
+    lost = " or got no answer" if run.lost else ""
+    return f"{_share(share)} of the {_many(limit.metric)} {over}{lost}; {_share(allowed)} may"
 
 
 def _kept(run: Simulated, sla: Sla) -> str:
-    """The limit with the least room, as shares of requests."""
+    """The limit with the least room, as shares of requests or of gaps."""
     limit = max(sla.limits, key=lambda limit: run.exceeding_share(limit) / (1 - limit.percentile / 100))
     share = run.exceeding_share(limit)
-    beyond = "No request exceeds" if share == 0 else f"{_share(share)} of the requests exceed"
+    nobody = "No gap between tokens" if limit.metric == "gap" else "No request"
+    beyond = f"{nobody} exceeds" if share == 0 else f"{_share(share)} of the {_many(limit.metric)} exceed"
     allowed = f"{_share(1 - limit.percentile / 100)} may"
-    every = "a limit" if len(sla.limits) > 1 and share == 0 else f"the {limit.metric.upper()} limit"
+    every = "a limit" if len(sla.limits) > 1 and share == 0 else f"the {metric_name(limit.metric)} limit"
     return f"The SLA is kept: {beyond} {every}" + (
         "" if share == 0 else f" of {milliseconds(limit.limit_s)}; {allowed}"
     )
@@ -94,11 +96,15 @@ def _first_token(run: Simulated) -> str:
     )
 
 
+def _many(metric: Metric) -> str:
+    return "gaps between tokens" if metric == "gap" else "requests"
+
+
 def _share(share: float) -> str:
     """A share in per cent, three digits of it, never 0 where there is something."""
     return f"{significant(100 * share)} %"
 
 
 def exceedances(run: Simulated, sla: Sla) -> list[tuple[Limit, float, float]]:
-    """For each limit the share of requests beyond it and the share that may be."""
+    """For each limit the share of requests (or gaps) beyond it and the share that may be."""
     return [(limit, run.exceeding_share(limit), 1 - limit.percentile / 100) for limit in sla.limits]

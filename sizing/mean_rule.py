@@ -26,7 +26,8 @@ def mean_based(question: Question, candidates: Iterable[Candidate]) -> MeanBased
     """The fewest GPUs by the rule "requests/s at the highest concurrency whose mean latencies meet the limits".
 
     The rule takes percentile limits for limits on means, users that wait for each other (closed loop) for random
-    arrivals, and keeps neither headroom nor spares. None when no candidate meets the limits even at one user.
+    arrivals, and keeps neither headroom nor spares; it knows no single gaps, so that a limit on these is one on the
+    mean ITL to it. None when no candidate meets the limits even at one user.
     """
     counts = [count for candidate in candidates if (count := fewest(question, candidate))]
     if not counts:
@@ -37,7 +38,9 @@ def mean_based(question: Question, candidates: Iterable[Candidate]) -> MeanBased
     load_per_s = question.workload.rate_per_s / replicas
     seen = run_at(candidate.replica, setting, load_per_s, SEEN_REQUESTS).prediction()
     start = f"Sizing by mean latency gives {gpus} GPUs ({replicas} × TP{candidate.tp}, no headroom or spare):"
-    return MeanBased(gpus, candidate.tp, seen, f"{start} {what_users_see(question, seen)}.")
+    blind = " The rule sees no single gaps: it takes the limit on them for one on the mean ITL."
+    told = f"{start} {what_users_see(question, seen)}.{blind if question.sla.gap else ''}"
+    return MeanBased(gpus, candidate.tp, seen, told)
 
 
 def what_users_see(question: Question, seen: Prediction) -> str:
@@ -48,7 +51,7 @@ def what_users_see(question: Question, seen: Prediction) -> str:
     if seen.saturated:
         return f"with {arrivals} arrivals their queues grow without end"
     limit = seen.binding(question.sla)
-    routing, name = question.routing.replace("_", " "), f"p{limit.percentile} {limit.metric.upper()}"
+    routing, name = question.routing.replace("_", " "), limit.name
     value, allowed = milliseconds(seen.value_s(limit)), milliseconds(limit.limit_s)
     return f"with {arrivals} arrivals and {routing} routing {name} would be {value}, the limit is {allowed}"
 
@@ -76,6 +79,8 @@ def closed_loop(replica: Replica, lengths: Lengths, users: int) -> Simulated:
 
 
 def means_meet(run: Simulated, sla: Sla) -> bool:
-    """True when the mean of every metric is within the limit meant for its percentile."""
+    """True when the mean of every metric is within the limit meant for its percentile; of gaps it is the mean ITL."""
     prediction = run.prediction()
-    return all(prediction.of(limit.metric).mean_s <= limit.limit_s for limit in sla.limits)
+    return all(
+        prediction.of("itl" if limit.metric == "gap" else limit.metric).mean_s <= limit.limit_s for limit in sla.limits
+    )

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from functools import partial
 
 from sizing.band import capacity_band
 from sizing.bounds import check_priced
@@ -15,7 +16,7 @@ from sizing.plan import Candidate, Fleet, Plan, Question, Rejection
 from sizing.prediction import Prediction
 from sizing.queueing import stable_rate_per_s
 from sizing.rejections import cost_rejection, distance_from_sla, first_look, jump_rejection, sla_rejection
-from sizing.remarks import remarks
+from sizing.remarks import dilution, remarks
 
 HOPELESS = 1.5
 """Times the GPUs of the best fleet of the same GPU: what needs more is not sized at all."""
@@ -98,6 +99,8 @@ def size(question: Question, candidate: Candidate, method: Method) -> Fleet | Re
         stable_per_s=stable_rate_per_s(candidate.replica, question.workload.lengths, question.workload.prefix),
     )
     said = remarks(candidate, setting_of(question, working), fleet.load_per_s, predicted, fleet.stability_binds)
+    if method is BY_SIMULATION:
+        said += tuple(dilution(fleet, setting_of(question, working), partial(replicas_for, question)))
     return replace(fleet, notes=said)
 
 

@@ -9,6 +9,7 @@ from typing import Literal
 import numpy as np
 from numpy.typing import NDArray
 
+from sizing.errors import ScenarioError
 from sizing.workload import METRICS, Limit, Metric, Sla
 
 Method = Literal["analytic", "simulation"]
@@ -44,12 +45,21 @@ class Quantiles:
         """Seconds at p50, p90, p95 or p99."""
         return float(getattr(self, f"p{percentile}_s"))
 
+    @property
+    def known(self) -> bool:
+        """False where there is nothing to take the quantiles of."""
+        return not math.isnan(self.mean_s)
+
+
+NOT_COUNTED = Quantiles(*(float("nan"),) * 5)
+"""Of gaps between tokens that nobody asked for."""
+
 
 @dataclass(frozen=True, slots=True)
 class Prediction:
     """What users would see. `saturated`: the load exceeds what the fleet can carry, so that queues grow without end and
     the percentiles mean nothing. `utilization` is load over the highest rate that is stable. `warnings` are
-    lines for the reader."""
+    lines for the reader. `gap`: of single gaps between tokens, all requests' pooled; known where it was asked for."""
 
     ttft: Quantiles
     itl: Quantiles
@@ -58,14 +68,21 @@ class Prediction:
     utilization: float
     method: Method
     warnings: tuple[str, ...] = ()
+    gap: Quantiles = NOT_COUNTED
 
     def of(self, metric: Metric) -> Quantiles:
         """The quantiles of one metric."""
-        return {"ttft": self.ttft, "itl": self.itl, "e2e": self.e2e}[metric]
+        return {"ttft": self.ttft, "itl": self.itl, "gap": self.gap, "e2e": self.e2e}[metric]
 
     def value_s(self, limit: Limit) -> float:
-        """Seconds predicted for the metric and percentile that `limit` speaks of."""
-        return self.of(limit.metric).at(limit.percentile)
+        """Seconds predicted for the metric and percentile that `limit` speaks of.
+
+        Raises ScenarioError for a limit on gaps where they were not predicted: it must not be taken for kept.
+        """
+        found = self.of(limit.metric)
+        if limit.metric == "gap" and not found.known:
+            raise ScenarioError(f"{limit}: the gaps between tokens are not known here, so it cannot be checked")
+        return found.at(limit.percentile)
 
     def meets(self, sla: Sla) -> bool:
         """True when the load is stable and every limit holds."""
@@ -76,11 +93,11 @@ class Prediction:
         return max(sla.limits, key=lambda limit: self.value_s(limit) / limit.limit_s)
 
     def as_dict(self) -> dict[str, dict[str, float]]:
-        """The JSON shape of the CLI contract: metric -> {mean_s, p50_s, p90_s, p95_s, p99_s}."""
-        return {metric: asdict(self.of(metric)) for metric in METRICS}
+        """The JSON shape of the CLI contract: metric -> {mean_s, p50_s, p90_s, p95_s, p99_s}; gap only where known."""
+        return {metric: asdict(self.of(metric)) for metric in METRICS if metric != "gap" or self.gap.known}
 
 
 def saturated(utilization: float, method: Method) -> Prediction:
     """The prediction for a load that no steady state can carry."""
     nothing = Quantiles(*(float("inf"),) * 5)
-    return Prediction(nothing, nothing, nothing, True, utilization, method)
+    return Prediction(nothing, nothing, nothing, True, utilization, method, gap=nothing)

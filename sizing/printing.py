@@ -21,7 +21,7 @@ from sizing.numbers import milliseconds, percent, significant
 from sizing.plan import Fleet, Plan, Question, Rejection
 from sizing.prediction import Method, Prediction
 from sizing.sensitivity import Sensitivity, Unit
-from sizing.workload import METRICS
+from sizing.workload import METRICS, metric_name
 
 NOTHING_MORE = Extras()
 SHOWN = 8
@@ -68,9 +68,7 @@ def sla_table(question: Question, fleet: Fleet) -> Table:
     for limit in question.sla.limits:
         value = fleet.predicted.value_s(limit)
         room = percent(1 - value / limit.limit_s)
-        table.add_row(
-            f"p{limit.percentile} {limit.metric.upper()}", milliseconds(limit.limit_s), milliseconds(value), room
-        )
+        table.add_row(limit.name, milliseconds(limit.limit_s), milliseconds(value), room)
     return table
 
 
@@ -87,7 +85,7 @@ def alternatives_table(plan: Plan) -> Table:
             str(fleet.gpus),
             f"{fleet.gpus_low}-{high}",
             significant(fleet.requests_per_s_per_gpu),
-            "stable rate" if fleet.stability_binds else f"p{fleet.binding.percentile} {fleet.binding.metric.upper()}",
+            "stable rate" if fleet.stability_binds else fleet.binding.name,
             fleet.basis,
             METHOD[fleet.predicted.method],
         )
@@ -185,7 +183,7 @@ def print_shared(fleet: SharedFleet, terms: Terms, rejected: Sequence[Rejection]
             value = served.predicted.value_s(limit)
             table.add_row(
                 *(escape(served.share.name), significant(served.share.workload.rate_per_s)),
-                *(f"p{limit.percentile} {limit.metric.upper()}", milliseconds(limit.limit_s), milliseconds(value)),
+                *(limit.name, milliseconds(limit.limit_s), milliseconds(value)),
                 percent(1 - value / limit.limit_s),
             )
     out.print(table)
@@ -205,7 +203,7 @@ def print_rejections(rejected: Sequence[Rejection]) -> None:
 
 
 def print_prediction(prediction: Prediction, title: str) -> None:
-    """Percentiles of the three latencies."""
+    """Percentiles of the latencies, and of the gaps between tokens where these are known."""
     if prediction.saturated:
         console().print(
             f"Saturated: the load is {percent(prediction.utilization)} of what can be carried in steady state."
@@ -214,8 +212,10 @@ def print_prediction(prediction: Prediction, title: str) -> None:
     table = Table("", "mean", "p50", "p90", "p95", "p99", title=f"{escape(title)}, {prediction.method}")
     for metric in METRICS:
         quantiles = prediction.of(metric)
+        if metric == "gap" and not quantiles.known:
+            continue
         values = (quantiles.mean_s, quantiles.p50_s, quantiles.p90_s, quantiles.p95_s, quantiles.p99_s)
-        table.add_row(metric.upper(), *map(milliseconds, values))
+        table.add_row(metric_name(metric), *map(milliseconds, values))
     console().print(table)
     console().print(f"Utilization {percent(prediction.utilization)} of the highest stable rate.")
     for warning in prediction.warnings:

@@ -9,7 +9,7 @@ from sizing.capacity import BY_FORMULA, BY_SIMULATION, NEAR, Method, SlaMissed
 from sizing.numbers import milliseconds
 from sizing.plan import Candidate, Question, Rejection
 from sizing.prediction import Prediction
-from sizing.workload import Lengths, Limit
+from sizing.workload import Lengths, Limit, metric_name
 
 Sized = TypeVar("Sized")
 
@@ -18,16 +18,16 @@ def sla_rejection(candidate: Candidate, missed: SlaMissed, lengths: Lengths) -> 
     """A candidate whose replica misses a limit even without load."""
     limit = missed.limit
     why = (
-        f"misses {limit.metric.upper()} even alone: {idle_name(limit, lengths)} is {milliseconds(missed.alone_s)} on "
-        f"an idle replica, the limit is {milliseconds(limit.limit_s)}"
+        f"misses {metric_name(limit.metric)} even alone: {idle_name(limit, lengths)} is {milliseconds(missed.alone_s)} "
+        f"on an idle replica, the limit is {milliseconds(limit.limit_s)}"
     )
     return Rejection(candidate.gpu, candidate.tp, candidate.precision, "sla", why, limit, missed.alone_s)
 
 
 def idle_name(limit: Limit, lengths: Lengths) -> str:
     """What a limit speaks of on an idle replica: where lengths are equal all requests but the rarest take as long."""
-    metric = limit.metric.upper()
-    return metric if lengths.fixed and limit.percentile < 99 else f"p{limit.percentile} {metric}"
+    alike = lengths.fixed and limit.percentile < 99 and limit.metric != "gap"
+    return metric_name(limit.metric) if alike else limit.name
 
 
 def jump_rejection(question: Question, candidate: Candidate, replicas: int, predicted: Prediction) -> Rejection:
@@ -35,7 +35,7 @@ def jump_rejection(question: Question, candidate: Candidate, replicas: int, pred
     limit = predicted.binding(question.sla)
     value = predicted.value_s(limit)
     why = (
-        f"unsteady: p{limit.percentile} {limit.metric.upper()} is {milliseconds(value)} with {replicas} replicas, the "
+        f"unsteady: {limit.name} is {milliseconds(value)} with {replicas} replicas, the "
         f"limit is {milliseconds(limit.limit_s)}"
     )
     return Rejection(candidate.gpu, candidate.tp, candidate.precision, "sla", why, limit, value)

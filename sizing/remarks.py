@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import math
+from collections.abc import Callable, Iterator
+from dataclasses import replace
 
 from sizing.capacity import Setting, load_response, predict_at
 from sizing.numbers import milliseconds
-from sizing.plan import Candidate
+from sizing.plan import Candidate, Fleet
 from sizing.prediction import Prediction
 from sizing.queueing.agreement import disagreement
 from sizing.rejections import idle_name
@@ -17,6 +19,7 @@ NEAR_FLOOR = 1.25
 CAUSE = {
     "ttft": "its prompt's length, not the queue",
     "itl": "the time of one decode step, not the queue",
+    "gap": "the time of one decode step, not the queue",
     "e2e": "its own length, not the queue",
 }
 
@@ -48,4 +51,44 @@ def floor_remarks(candidate: Candidate, setting: Setting, predicted: Prediction)
         yield (
             f"more GPUs will not help: {name} is {milliseconds(floor_s)}{by_formula} on an idle replica, of "
             f"{milliseconds(limit.limit_s)} allowed; what makes a request slow is {CAUSE[limit.metric]}"
+        )
+
+
+LONGER = 1.25
+"""Times the output tokens at which it is asked whether a longer answer needs fewer GPUs."""
+MUCH = 0.1
+"""Share of what a limit allows all gaps of an answer: where one prompt's stall is less, it is no matter."""
+
+DILUTES = {
+    "itl": "ITL is the mean over an answer's tokens, so longer answers dilute a stall",
+    "gap": "Gaps are counted over all tokens, so longer answers dilute the stalls among them",
+}
+
+
+def dilution(fleet: Fleet, setting: Setting, working_for: Callable[[float], int]) -> Iterator[str]:
+    """Where longer answers would need fewer GPUs, by formula: a limit on means over tokens, or on a share of them, then
+    allows longer stalls. `working_for`: working replicas at a capacity in requests/s.
+
+    Asked only where the stall of one prompt is `MUCH` against the limit: for outputs of a few tokens.
+    """
+    limit, lengths = fleet.binding, setting.workload.lengths
+    stall_s = fleet.candidate.replica.law.prefill_alone_s(lengths.isl)
+    if limit.metric not in DILUTES or fleet.stability_binds:
+        return
+    if stall_s < MUCH * limit.limit_s * (lengths.osl - 1):
+        return
+    longer = math.ceil(LONGER * lengths.osl)
+    workload = replace(setting.workload, lengths=replace(lengths, osl=longer))
+    responses = [
+        load_response(fleet.candidate.replica, each) for each in (setting, replace(setting, workload=workload))
+    ]
+    as_it_is, then = (response.rate_per_s(0.0) for response in responses)
+    if as_it_is == 0 or then <= as_it_is:
+        return
+    gpus = (working_for(fleet.capacity_per_s * then / as_it_is) + fleet.spare) * fleet.candidate.gpus
+    if gpus < fleet.gpus:
+        stalls = "; if single stalls matter, limit the gap between tokens (--gap p99:100ms)"
+        yield (
+            f"{DILUTES[limit.metric]}: with {longer:,} output tokens instead of {lengths.osl:g}, {gpus} GPUs would do "
+            f"(by formula), fewer than {fleet.gpus}{stalls if setting.sla.gap is None else ''}"
         )

@@ -18,6 +18,9 @@ Floats = NDArray[np.float64]
 FAR = 3.0
 """Log of predicted over allowed is bounded here, so that a root finder can work with it."""
 
+LEVEL = 1e-9
+"""Rise of the excess between two loads that use up the SLA alike: less than any that matters."""
+
 
 @dataclass(frozen=True, slots=True, eq=False)
 class LoadResponse:
@@ -51,12 +54,17 @@ class LoadResponse:
 
         0 when the excess is higher even at the lowest rate; the highest rate when it is never reached.
         """
-        rising, kept = np.unique(self.excess, return_index=True)
+        same = np.diff(self.excess) == 0
+        kept = ~(
+            np.append(False, same) & np.append(same, False)
+        )  # of loads that use up as much, the first and the last
+        rising, rates = self.excess[kept], self.rates_per_s[kept]
         if level < rising[0]:
             return 0.0
         if level >= rising[-1]:
             return float(self.rates_per_s[-1])
-        return math.exp(interpolated(level, rising, np.log(self.rates_per_s[kept])))
+        rising[1:][np.diff(rising) == 0] += LEVEL
+        return math.exp(interpolated(level, rising, np.log(rates)))
 
     def excess_at(self, rate_per_s: float) -> float:
         """The excess at a rate, the inverse of `rate_per_s`; constant beyond both ends."""

@@ -60,7 +60,7 @@ def inputs(question: Question) -> Iterator[tuple[str, Unit, float]]:
 
 def limit_name(limit: Limit) -> str:
     """For instance: p95 TTFT limit."""
-    return f"p{limit.percentile} {limit.metric.upper()} limit"
+    return f"{limit.name} limit"
 
 
 def effect(question: Question, fleet: Fleet, name: str, change: float, value: float) -> Effect:

@@ -12,7 +12,10 @@ from numpy.typing import NDArray
 
 from sizing.errors import ScenarioError
 
-Metric = Literal["ttft", "itl", "e2e"]
+RequestMetric = Literal["ttft", "itl", "e2e"]
+OF_REQUESTS: tuple[RequestMetric, ...] = get_args(RequestMetric)
+"""Latencies of which every request has one value; `gap` has one for every token after a request's first."""
+Metric = Literal["ttft", "itl", "gap", "e2e"]
 METRICS: tuple[Metric, ...] = get_args(Metric)
 PERCENTILES = (50, 90, 95, 99)
 ArrivalKind = Literal["poisson", "constant", "gamma", "batch"]
@@ -145,9 +148,17 @@ class Arrivals:
         return {"gamma": f"gamma:cv={self.cv:g}", "batch": f"batch:size={self.size}"}.get(self.kind, self.kind)
 
 
+def metric_name(metric: Metric) -> str:
+    """As it is written in a sentence: TTFT, ITL, gap, E2E."""
+    return metric if metric == "gap" else metric.upper()
+
+
 @dataclass(frozen=True, slots=True)
 class Limit:
     """One promise: the p-th percentile of a metric stays at or below `limit_s` seconds.
+
+    TTFT, ITL and E2E: of all requests, each with one value. Gap: of all times between two successive tokens of a
+    request, those of all requests pooled.
 
     >>> Limit.parse("ttft", "p95:1s")
     Limit(metric='ttft', percentile=95, limit_s=1.0)
@@ -158,10 +169,10 @@ class Limit:
     limit_s: float
 
     def __post_init__(self) -> None:
-        finite(f"{self.metric.upper()} limit", self.limit_s, unit=" s")
+        finite(f"{metric_name(self.metric)} limit", self.limit_s, unit=" s")
         if self.percentile not in PERCENTILES:
             raise ScenarioError(
-                f"{self.metric.upper()}: percentile p{self.percentile} is not one of p50, p90, p95, p99"
+                f"{metric_name(self.metric)}: percentile p{self.percentile} is not one of p50, p90, p95, p99"
             )
 
     @classmethod
@@ -172,8 +183,13 @@ class Limit:
             raise ScenarioError(f"--{metric} {text!r}: write it as percentile:time, for instance p95:1s or p99:30ms")
         return cls(metric, int(percentile[1:]), parse_seconds(f"--{metric}", time))
 
+    @property
+    def name(self) -> str:
+        """For instance: p95 TTFT."""
+        return f"p{self.percentile} {metric_name(self.metric)}"
+
     def __str__(self) -> str:
-        return f"p{self.percentile} {self.metric.upper()} <= {self.limit_s * 1000:g} ms"
+        return f"{self.name} <= {self.limit_s * 1000:g} ms"
 
 
 def parse_seconds(name: str, text: str) -> float:
@@ -200,20 +216,24 @@ def _number(name: str, text: str) -> float:
 
 @dataclass(frozen=True, slots=True)
 class Sla:
-    """Up to three limits, on TTFT, ITL and E2E, each with its own percentile; all must hold."""
+    """Up to four limits, on TTFT, ITL, E2E and the gap between tokens, each with its own percentile; all must hold."""
 
     ttft: Limit | None = None
     itl: Limit | None = None
     e2e: Limit | None = None
+    gap: Limit | None = None
 
     def __post_init__(self) -> None:
         if not self.limits:
-            raise ScenarioError("the SLA needs at least one limit on TTFT, ITL or E2E, for instance a p95 TTFT of 1 s")
+            raise ScenarioError(
+                "the SLA needs at least one limit on TTFT, ITL, E2E or the gap between tokens, for instance a p95 TTFT "
+                "of 1 s"
+            )
 
     @property
     def limits(self) -> tuple[Limit, ...]:
-        """The limits that are set, in the order TTFT, ITL, E2E."""
-        return tuple(limit for limit in (self.ttft, self.itl, self.e2e) if limit is not None)
+        """The limits that are set, in the order TTFT, ITL, gap, E2E."""
+        return tuple(limit for limit in (self.ttft, self.itl, self.gap, self.e2e) if limit is not None)
 
     def __str__(self) -> str:
         return " and ".join(map(str, self.limits))

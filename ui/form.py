@@ -7,13 +7,13 @@ one run only: a browser that draws the widget after another run has begun shows 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TypeVar, get_args
+from typing import TypeVar
 
 import streamlit as st
 from streamlit.runtime.scriptrunner import get_script_run_ctx
 
 from sizing.numbers import significant
-from sizing.workload import PERCENTILES, Metric
+from sizing.workload import METRICS, PERCENTILES, Metric, metric_name
 from ui import answers, link, view
 from ui.more import more, number_field
 from ui.scenario import (
@@ -27,7 +27,7 @@ from ui.scenario import (
     Scenario,
 )
 from ui.values import fill, fill_limit, read
-from ui.words import UNIT
+from ui.words import UNIT, sentence_case
 
 state = st.session_state
 T = TypeVar("T")
@@ -36,6 +36,8 @@ TPS = (1, 2, 4, 8)
 METRIC_HELP: dict[Metric, str] = {
     "ttft": "Time to first token: from sending a request to its first output token.",
     "itl": "Inter-token latency: mean gap between a request's output tokens after the first.",
+    "gap": "Gap between tokens: one time between two successive tokens of a request, of all requests. ITL is the mean "
+    "over a request's gaps, which a long answer keeps low however long one stall is; this limits single stalls.",
     "e2e": "End to end: from sending a request to its last output token.",
 }
 
@@ -119,7 +121,7 @@ def _use_preset() -> None:
     preset, state.preset = PRESETS[state.preset], None
     for name in ("isl", "isl_cv", "osl", "osl_cv"):
         state[name] = getattr(preset, name)
-    for metric in get_args(Metric):
+    for metric in METRICS:
         fill_limit(metric, getattr(preset, metric))
 
 
@@ -202,18 +204,18 @@ def _users() -> None:
 
 
 def _limits() -> None:
-    for metric in get_args(Metric):
+    for metric in METRICS:
         _limit(metric)
 
 
 def _limit(metric: Metric) -> None:
-    name, (unit, per_s) = metric.upper(), UNIT[metric]
+    name, (unit, per_s) = sentence_case(metric_name(metric)), UNIT[metric]
     with st.container(horizontal=True, vertical_alignment="center", gap="xsmall"):
         on = st.toggle(
             f"{name} ({unit})",
             key=f"{metric}_on",
             width=108,
-            help=METRIC_HELP[metric] + LIMIT_HELP,
+            help=METRIC_HELP[metric] + LIMIT_HELP.format(of="gaps" if metric == "gap" else "requests"),
             persist_state="session",
         )
         st.number_input(
@@ -239,4 +241,4 @@ def _limit(metric: Metric) -> None:
         )
 
 
-LIMIT_HELP = " Its limit, and the percentile that must keep it: p95 = 95 of 100 requests."
+LIMIT_HELP = " Its limit, and the percentile that must keep it: p95 = 95 of 100 {of}."

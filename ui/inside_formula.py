@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import get_args
 
 import pandas as pd
 import streamlit as st
@@ -11,7 +10,7 @@ import streamlit as st
 from sizing.compared import Compared, compared
 from sizing.numbers import milliseconds, percent
 from sizing.queueing.agreement import TOLERANCE
-from sizing.workload import Metric
+from sizing.workload import METRICS, metric_name
 from ui import simulating
 from ui.charts.agreement import Pairs, agreement
 from ui.charts.base import Chart
@@ -42,7 +41,7 @@ def against(seen: Seen) -> None:
     right.dataframe(pd.DataFrame(map(_cells, figures)), hide_index=True, height="content", row_height=28, alt=TABLE_ALT)
 
 
-TABLE_ALT = "Mean and percentiles of TTFT, ITL and E2E by simulation and by formula"
+TABLE_ALT = "Mean and percentiles of TTFT, ITL, gaps and E2E by simulation and by formula"
 
 
 def _cells(figure: Compared) -> dict[str, str]:
@@ -70,8 +69,8 @@ def _verdict(far: int, of: int) -> str:
 
 def _differences(figures: Sequence[Compared]) -> Chart:
     kinds = []
-    for metric in get_args(Metric):
+    for metric in METRICS:
         own = [figure for figure in figures if figure.metric == metric]
         first, second = [1000 * figure.simulated_s for figure in own], [1000 * figure.formula_s for figure in own]
-        kinds.append(Pairs(metric.upper(), first, second, [figure.name for figure in own]))
+        kinds.append(Pairs(metric_name(metric), first, second, [figure.name for figure in own]))
     return agreement("Formula against simulation", "By simulation (ms)", kinds, TOLERANCE, ink())

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import get_args
-
 import numpy as np
 import pandas as pd
 import streamlit as st
@@ -12,7 +10,8 @@ from sizing.inside import SHARES, between, lives_around_slowest, spread, timelin
 from sizing.numbers import milliseconds
 from sizing.prediction import Quantiles
 from sizing.simulator import Simulated, TimeSeries
-from sizing.workload import Metric, Seconds
+from sizing.simulator.gaps import gap_quantiles
+from sizing.workload import METRICS, Metric, Seconds, metric_name
 from ui import simulating
 from ui.charts.base import Chart
 from ui.charts.distribution import Spread, distribution
@@ -21,6 +20,7 @@ from ui.charts.timeline import Line
 from ui.charts.timeline import over_time as drawn
 from ui.look import ink, show
 from ui.simulating import UNLIMITED_KV_TOKENS, Seen
+from ui.words import sentence_case
 
 
 def over_time(seen: Seen) -> None:
@@ -88,10 +88,12 @@ def latencies(seen: Seen) -> None:
     limits = {limit.metric: limit for limit in seen.plan.question.sla.limits}
     columns: dict[str, Seconds] = {"Requests (%)": 100 * SHARES}
     with st.grid("auto", min_column_width=300):
-        for metric in get_args(Metric):
+        for metric in METRICS:
+            if metric == "gap" and "gap" not in limits:  # told in words below
+                continue
             spreads = _spreads(result, metric)
             if np.isnan(spreads[0].seconds[0]):
-                st.caption(f"{metric.upper()}: no request has one in this run.")
+                st.caption(f"{sentence_case(metric_name(metric))}: no request has one in this run.")
                 continue
             show(distribution(metric, SHARES, spreads, limits.get(metric), ink()), f"spread_{metric}")
             columns |= {f"{one.name} (ms)": 1000 * np.asarray(one.seconds) for one in spreads}
@@ -101,7 +103,9 @@ def latencies(seen: Seen) -> None:
 
 def _spreads(result: Simulated, metric: Metric) -> list[Spread]:
     """The latency, and of TTFT its two parts."""
-    whole = Spread(metric.upper(), spread(result.of(metric)))
+    if metric == "gap":
+        return [Spread(metric_name(metric), gap_quantiles(result.gaps.counts, [*(100 * SHARES)]))]
+    whole = Spread(metric_name(metric), spread(result.of(metric)))
     if metric != "ttft":
         return [whole]
     waiting, prompt = spread(result.queue_s), spread(result.ttft_s - result.queue_s)

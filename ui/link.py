@@ -49,11 +49,15 @@ MOST_NAMED = 8
 
 
 class Field(NamedTuple):
-    """A field of the scenario, the reader of its text, and the version of the codec that first had it."""
+    """A field of the scenario, the reader of its text, and the version of the codec that first had it.
+
+    `optional`: a link says nothing of it where it is off.
+    """
 
     name: str
     parse: Parse
     since: int = 1
+    optional: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,7 +88,9 @@ BESIDE = {
 
 def to_query(scenario: Scenario, gpus: int | None = None, data: Stamp | None = None) -> dict[str, str]:
     """Every field of the scenario, the codec's version and, where known, the answer (`n`, in GPUs) and its data."""
-    query = {"v": VERSION} | {key: text_of(getattr(scenario, field.name)) for key, field in FIELDS.items()}
+    values = {key: getattr(scenario, field.name) for key, field in FIELDS.items()}
+    written = {key: text_of(value) for key, value in values.items() if value is not None or not FIELDS[key].optional}
+    query = {"v": VERSION} | written
     query |= {} if data is None else {"data": str(data)}
     return query if gpus is None else query | {"n": str(gpus)}
 
@@ -102,7 +108,7 @@ def from_query(query: Mapping[str, str]) -> tuple[Scenario, list[str]]:
     absent = []
     for key, field in FIELDS.items():
         if key not in query:
-            absent += [key] if field.since <= version else []
+            absent += [key] if field.since <= version and not field.optional else []
             continue
         try:
             values[field.name] = field.parse(query[key])
@@ -171,6 +177,7 @@ FIELDS: dict[str, Field] = {
     "osl_cv": Field("osl_cv", number(VARIATION)),
     "ttft": Field("ttft", limit("ttft")),
     "itl": Field("itl", limit("itl")),
+    "gap": Field("gap", limit("gap"), optional=True),
     "e2e": Field("e2e", limit("e2e")),
     "headroom": Field("headroom", number(HEADROOM)),
     "spare": Field("spare", number(SPARE, whole=True)),

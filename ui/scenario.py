@@ -8,7 +8,7 @@ from sizing.candidates import Choice
 from sizing.fleets.daily import HOURS
 from sizing.numbers import significant
 from sizing.plan import Question
-from sizing.workload import Arrivals, Lengths, Limit, Metric, Prefix, Routing, Sla, Workload
+from sizing.workload import METRICS, Arrivals, Lengths, Limit, Metric, Prefix, Routing, Sla, Workload
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,6 +46,7 @@ OF_PEAK = Range(0, 100, "% of the peak")
 USUAL: dict[Metric, Limit] = {
     "ttft": Limit("ttft", 95, 1.0),
     "itl": Limit("itl", 95, 0.03),
+    "gap": Limit("gap", 99, 0.1),
     "e2e": Limit("e2e", 95, 20.0),
 }
 """The limit that a toggle of the form brings back."""
@@ -86,6 +87,7 @@ class Scenario:
     ttft: Limit | None = USUAL["ttft"]
     itl: Limit | None = USUAL["itl"]
     e2e: Limit | None = None
+    gap: Limit | None = None
     headroom: float = 0.2
     spare: int = 1
     routing: Routing = "random"
@@ -115,7 +117,7 @@ class Scenario:
         return Question(
             model=self.model,
             workload=Workload(self.lengths, self.rate_per_s, self.arrivals, self.prefix),
-            sla=Sla(self.ttft, self.itl, self.e2e),
+            sla=Sla(self.ttft, self.itl, self.e2e, self.gap),
             routing=self.routing,
             headroom=self.headroom,
             spare=self.spare,
@@ -137,7 +139,7 @@ class Scenario:
     @property
     def missing(self) -> str:
         """What must still be chosen before there is a question; empty when nothing is."""
-        if self.ttft is None and self.itl is None and self.e2e is None:
+        if all(getattr(self, metric) is None for metric in METRICS):
             return "Set at least one limit"
         if not self.gpus and not self.use_points:
             return "Choose at least one GPU"
@@ -155,6 +157,7 @@ class Preset:
     ttft: Limit | None = None
     itl: Limit | None = None
     e2e: Limit | None = None
+    gap: Limit | None = None
 
     def matches(self, scenario: Scenario) -> bool:
         """True while the scenario still has every value of the preset."""

@@ -115,7 +115,7 @@ def closely(run: Run, life_s: float) -> TimeSeries:
 def by_formula(run: Run) -> Prediction | str:
     """What the formula says of the run, or why it says nothing."""
     try:
-        return predict(run.replica, run.workload, replicas=run.replicas, routing=run.routing)
+        return predict(run.replica, run.workload, replicas=run.replicas, routing=run.routing, gaps=True)
     except ScenarioError as error:
         return str(error)
 

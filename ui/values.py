@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import get_args
 
 import streamlit as st
 
 from sizing.plan import Candidate
-from sizing.workload import Arrivals, Limit, Metric
+from sizing.workload import METRICS, Arrivals, Limit, Metric
 from ui.scenario import USUAL, Scenario
 from ui.words import UNIT
 
@@ -37,7 +36,7 @@ def fill(scenario: Scenario) -> None:
     if scenario.arrivals.kind == "batch":
         state.arrivals_size = scenario.arrivals.size
     state.price = scenario.price_per_gpu_hour
-    for metric in get_args(Metric):
+    for metric in METRICS:
         fill_limit(metric, getattr(scenario, metric))
 
 
@@ -75,6 +74,7 @@ def read() -> Scenario:
         tps=tuple(sorted(state.tps)),
         ttft=_read_limit("ttft"),
         itl=_read_limit("itl"),
+        gap=_read_limit("gap"),
         e2e=_read_limit("e2e"),
         arrivals=_read_arrivals(),
         price_per_gpu_hour=state.price,

@@ -24,7 +24,12 @@ BASIS_LOOK: dict[Basis, tuple[str, Literal["green", "blue", "orange", "violet"]]
     "extrapolated": (":material/warning:", "orange"),
     "estimated": (":material/calculate:", "violet"),
 }
-UNIT: dict[Metric, tuple[str, float]] = {"ttft": ("ms", 1000), "itl": ("ms", 1000), "e2e": ("s", 1)}
+UNIT: dict[Metric, tuple[str, float]] = {
+    "ttft": ("ms", 1000),
+    "itl": ("ms", 1000),
+    "gap": ("ms", 1000),
+    "e2e": ("s", 1),
+}
 """Unit of a metric on screen, and how many of it make a second."""
 
 LEFT_OUT = {
@@ -55,7 +60,7 @@ def sentence_case(text: str) -> str:
 
 def limit_name(limit: Limit) -> str:
     """For instance: p95 TTFT."""
-    return f"p{limit.percentile} {limit.metric.upper()}"
+    return limit.name
 
 
 def room(value_s: float, limit: Limit) -> str:

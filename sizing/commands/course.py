@@ -33,7 +33,7 @@ from sizing.curves import Point, read_points
 from sizing.errors import NoFeasiblePlan, ScenarioError
 from sizing.numbers import percent
 from sizing.plan import Plan
-from sizing.workload import METRICS
+from sizing.workload import OF_REQUESTS
 
 EXAMPLES = """\b
 Examples:
@@ -89,7 +89,7 @@ def course_command(context: click.Context, /, example_: bool, json_: bool, **giv
         write_json(example_json()) if json_ else print_example()
         return
     load, points = load_of(given), points_of(given, set_by_hand(context))
-    goals = goals_of(**{metric: given[metric] for metric in METRICS}) if given["points"] else ()
+    goals = goals_of(**{metric: given[metric] for metric in OF_REQUESTS}) if given["points"] else ()
     chosen = best(points, goals) if given["points"] else throughput(points[0])
     sizing = size(chosen, load.peak_per_s, given["gpus_per_server"])
     terms = Terms(given["percentile"], given["headroom"], given["spare"])

@@ -57,9 +57,10 @@ def predict_command(json_: bool, replicas: int, method: str, **given: Any) -> No
     fitted, workload = law_of(given), workload_of(given)
     routing = given["routing"]
     if method == "analytic":
-        prediction = predict_analytically(fitted.replica, workload, replicas=replicas, routing=routing)
+        prediction = predict_analytically(fitted.replica, workload, replicas=replicas, routing=routing, gaps=True)
     else:
-        prediction = run_simulation(fitted.replica, workload, replicas=replicas, routing=routing).prediction()
+        run = run_simulation(fitted.replica, workload, replicas=replicas, routing=routing, watch=Watch(token_gaps=True))
+        prediction = run.prediction()
     in_flight = workload.rate_per_s / replicas * prediction.e2e.mean_s
     basis = "fitted" if fitted.covers(workload.lengths, in_flight) else "extrapolated"
     if json_:

@@ -59,7 +59,8 @@ rate_option = click.option("--rate", type=float, required=True, help="Requests p
 workload_options = options(length_options(required=True), rate_option)
 sla_options = options(
     click.option("--ttft", help="Limit on time to first token, for instance p95:1s."),
-    click.option("--itl", help="Limit on inter-token latency, for instance p95:30ms."),
+    click.option("--itl", help="Limit on inter-token latency, a request's mean, for instance p95:30ms."),
+    click.option("--gap", help="Limit on the time between two tokens of a request, for instance p99:100ms."),
     click.option("--e2e", help="Limit on end-to-end latency, for instance p99:20s."),
 )
 margin_options = options(

@@ -33,7 +33,7 @@ from sizing.fleets.sharing import Share, least_gpus
 from sizing.printing import print_shared
 from sizing.rejections import distance_from_sla
 from sizing.replica import Replica
-from sizing.simulator import Simulated
+from sizing.simulator import Simulated, Watch
 from sizing.simulator.streams import Stream, simulate_streams
 from sizing.workload import ROUTINGS, Lengths, Routing
 
@@ -97,11 +97,20 @@ def refuse_stated_twice(context: click.Context) -> None:
 
 
 def simulate_shares(
-    replica: Replica, streams: Sequence[Share], *, replicas: int, routing: Routing, requests: int, seed: int
+    replica: Replica,
+    streams: Sequence[Share],
+    *,
+    replicas: int,
+    routing: Routing,
+    requests: int,
+    seed: int,
+    watch: Watch,
 ) -> tuple[Simulated, ...]:
     """The simulator of several streams, asked with workloads that carry their SLAs."""
     plain = [Stream(share.workload, share.priority) for share in streams]
-    return simulate_streams(replica, plain, replicas=replicas, routing=routing, requests=requests, seed=seed)
+    return simulate_streams(
+        replica, plain, replicas=replicas, routing=routing, requests=requests, seed=seed, watch=watch
+    )
 
 
 def from_options(given: dict[str, Any]) -> ScenarioFile:

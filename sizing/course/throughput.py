@@ -9,7 +9,7 @@ from typing import Literal, get_args
 from sizing.curves import Point
 from sizing.errors import NoFeasiblePlan, ScenarioError
 from sizing.numbers import milliseconds, significant
-from sizing.workload import METRICS, Metric, finite, parse_seconds
+from sizing.workload import OF_REQUESTS, RequestMetric, finite, parse_seconds
 
 Statistic = Literal["mean", "p50", "p90", "p95", "p99"]
 STATISTICS: tuple[Statistic, ...] = get_args(Statistic)
@@ -77,7 +77,7 @@ class Goal:
     ('mean TTFT <= 300 ms', 'p95 E2E <= 2,000 ms')
     """
 
-    metric: Metric
+    metric: RequestMetric
     statistic: Statistic
     limit_s: float
 
@@ -85,7 +85,7 @@ class Goal:
         finite(f"{self.metric.upper()} limit", self.limit_s, unit=" s")
 
     @classmethod
-    def parse(cls, metric: Metric, text: str) -> Goal:
+    def parse(cls, metric: RequestMetric, text: str) -> Goal:
         """Read ``300ms``, ``mean:300ms`` or ``p95:2s``."""
         before, colon, time = text.strip().rpartition(":")
         for statistic in STATISTICS:
@@ -109,7 +109,7 @@ class Goal:
 
 def goals_of(**texts: str | None) -> tuple[Goal, ...]:
     """The limits that are given, by metric. ScenarioError when there is none."""
-    goals = tuple(Goal.parse(metric, text) for metric in METRICS if (text := texts.get(metric)))
+    goals = tuple(Goal.parse(metric, text) for metric in OF_REQUESTS if (text := texts.get(metric)))
     if not goals:
         raise ScenarioError("give at least one limit on TTFT, ITL or E2E, for instance --ttft 300ms")
     return goals

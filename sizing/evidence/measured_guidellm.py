@@ -40,7 +40,7 @@ from sizing.prediction import Quantiles
 from sizing.queueing import predict
 from sizing.replica import Batching, Replica
 from sizing.simulator import simulate_trace
-from sizing.workload import Arrivals, Lengths, Metric, Workload
+from sizing.workload import Arrivals, Lengths, RequestMetric, Workload
 
 NAME, DATA = "two highest rates", "GuideLLM: vLLM, Llama-3.1-8B"
 LENGTHS = ("isl_nominal", "osl_nominal", "isl_mean", "isl_std", "osl_mean", "osl_std")
@@ -60,7 +60,7 @@ GOAL = Goal(median=0.10)
 class Figure(NamedTuple):
     """One figure of a run: a metric and its statistic, and the column that holds it, in units of `unit_s` seconds."""
 
-    metric: Metric
+    metric: RequestMetric
     statistic: str
     column: str
     unit_s: float
@@ -165,14 +165,14 @@ def answer(case: Case, seed: SeedSequence) -> Errors:
     return Errors(simulated, formula)
 
 
-def _errors(level: Level, predicted: dict[Metric, Quantiles]) -> list[float]:
+def _errors(level: Level, predicted: dict[RequestMetric, Quantiles]) -> list[float]:
     return [
         1 - figure.of(predicted[figure.metric]) / measured_s
         for figure, measured_s in zip(FIGURES, level.measured_s, strict=True)
     ]
 
 
-def run_quantiles(replica: Replica, point: Point, rng: np.random.Generator) -> dict[Metric, Quantiles]:
+def run_quantiles(replica: Replica, point: Point, rng: np.random.Generator) -> dict[RequestMetric, Quantiles]:
     """The run of a constant-rate point as it was: evenly spaced arrivals into an empty server, uniform lengths; of the
     requests, those complete by its end count. At most MOST_REQUESTS are simulated: of a longer run, its beginning."""
     duration_s = min(point.duration_s or math.inf, MOST_REQUESTS / point.load_value)
@@ -186,7 +186,7 @@ def run_quantiles(replica: Replica, point: Point, rng: np.random.Generator) -> d
     return {figure.metric: Quantiles.of(run.of(figure.metric)[done]) for figure in FIGURES}
 
 
-def _steady_quantiles(replica: Replica, point: Point) -> dict[Metric, Quantiles]:
+def _steady_quantiles(replica: Replica, point: Point) -> dict[RequestMetric, Quantiles]:
     """By formula, in the steady state."""
     lengths = Lengths(point.isl, point.osl, point.isl_cv, point.osl_cv)
     prediction = predict(replica, Workload(lengths, point.load_value, Arrivals("constant", 0.0)))

@@ -33,6 +33,7 @@ class StreamFile(BaseModel):
     priority: int = 0
     ttft: str | None = None
     itl: str | None = None
+    gap: str | None = None
     e2e: str | None = None
 
     def share(self) -> Share:

@@ -17,7 +17,7 @@ from sizing.planner import HOPELESS
 from sizing.prediction import Prediction
 from sizing.rejections import cost_rejection, sla_rejection
 from sizing.replica import Replica
-from sizing.simulator import Simulated
+from sizing.simulator import Simulated, Watch
 from sizing.workload import Limit, Routing, Sla, Workload
 
 MOST = 8
@@ -73,6 +73,7 @@ class SimulateStreams(Protocol):
         routing: Routing,
         requests: int,
         seed: int,
+        watch: Watch,
     ) -> tuple[Simulated, ...]: ...
 
 
@@ -167,9 +168,19 @@ def shared_fleet(
         except SlaMissed as missed:
             return sla_rejection(candidate, missed, share.workload.lengths)
 
+    watch = Watch(token_gaps=any(share.sla.gap for share in shares))
+
     def runs(replicas: int, load: float) -> tuple[Simulated, ...]:
         streams = [replace(share, workload=scaled(share.workload, load)) for share in shares]
-        return simulate(candidate.replica, streams, replicas=replicas, routing=terms.routing, requests=REQUESTS, seed=0)
+        return simulate(
+            candidate.replica,
+            streams,
+            replicas=replicas,
+            routing=terms.routing,
+            requests=REQUESTS,
+            seed=0,
+            watch=watch,
+        )
 
     def holds(replicas: int) -> bool:
         results = runs(replicas, 1 / (1 - terms.headroom))

@@ -55,10 +55,10 @@ def stalled_share(step_s: Floats, itl_s: Floats) -> Floats:
     return np.clip(1 - step_s / itl_s, 1e-12, 0.9)
 
 
-def first_token_s(scene: Scene, found: Floats, requests: Requests, points: Points) -> tuple[Floats, Floats]:
+def first_token_s(scene: Scene, found: Floats, requests: Requests, points: Points) -> tuple[Floats, Floats, Floats]:
     """Seconds from arrival to first token: rest of the running iteration, full iterations before, the own one.
 
-    And, beside them, the seconds of that own iteration alone.
+    And, beside them, the seconds of that own iteration alone, and the prompt tokens that wait for room after it.
 
     The arrival finds `found` sequences and, by PASTA, an iteration with probability x duration. What is left of that
     iteration, and its co-arrivals before and after, follow from a uniform instant in it; those of its own group are
@@ -68,10 +68,10 @@ def first_token_s(scene: Scene, found: Floats, requests: Requests, points: Point
     running = np.minimum(found, scene.state.slots)
     row, duration, backlog = _iteration_in_progress(scene, running, points)
     ahead, behind = scene.groups.companions(points.group_before, points.group_after)
-    before = _prompts_arriving(scene, duration * points.moment, points.before, points.before_tokens, ahead)
-    after = _prompts_arriving(scene, duration * (1 - points.moment), points.after, points.after_tokens, behind)
+    before = prompts_arriving(scene, duration * points.moment, points.before, points.before_tokens, ahead)
+    after = prompts_arriving(scene, duration * (1 - points.moment), points.after, points.after_tokens, behind)
     room = scene.near.room_tokens[row]
-    full_s, own_s = _service_s(scene, running, requests, backlog + before, after, room)
+    full_s, own_s, left = _service_s(scene, running, requests, backlog + before, after, room)
     served_s = duration * (1 - points.moment) + full_s + own_s
     waiting = found + ahead - scene.state.slots + 1
     waits = np.flatnonzero(waiting > 0)
@@ -79,7 +79,7 @@ def first_token_s(scene: Scene, found: Floats, requests: Requests, points: Point
         own = requests.at(waits)
         own_s[waits] = scene.iteration_s(running[waits], own.prompt_tokens, own.attention)
         served_s[waits] = _slot_wait_s(scene, waiting[waits], points.slot[waits]) + own_s[waits]
-    return served_s, own_s
+    return served_s, own_s, left
 
 
 def _iteration_in_progress(scene: Scene, running: Floats, points: Points) -> tuple[NDArray[np.int64], Floats, Floats]:
@@ -106,7 +106,7 @@ def _places_in_rows(law: Floats, row: NDArray[np.int64], uniform: Floats) -> NDA
     return place
 
 
-def _prompts_arriving(scene: Scene, seconds: Floats, uniform: Floats, normal: Floats, own: Floats) -> Floats:
+def prompts_arriving(scene: Scene, seconds: Floats, uniform: Floats, normal: Floats, own: Floats) -> Floats:
     """Prompt tokens that arrive in `seconds`, a compound Poisson sum, and those of the `own` group."""
     demand, groups = scene.demand, scene.groups
     count = poisson_counts(scene.near_per_s / groups.mean * seconds, uniform)
@@ -126,10 +126,10 @@ def _tokens_of(demand: Demand, count: Floats, normal: Floats) -> Floats:
 
 def _service_s(
     scene: Scene, running: Floats, requests: Requests, before: Floats, after: Floats, room: Floats
-) -> tuple[Floats, Floats]:
+) -> tuple[Floats, Floats, Floats]:
     """Seconds of the full iterations that serve `before` tokens and the first of the own prompt, and of the last one.
 
-    The last takes what came `after` as far as it fits.
+    The last takes what came `after` as far as it fits; the third are the tokens that it leaves.
     """
     demand, rule, own = scene.demand, scene.replica.batching, requests.prompt_tokens
     room = room if rule.policy == "chunked" else np.maximum(room, own)
@@ -142,7 +142,8 @@ def _service_s(
     last = np.clip(before + own + after - full * room, least, room)
     others = np.maximum(full * room + last - own, 0.0)
     attention = requests.attention + others * demand.attention_per_token
-    return full * full_s, scene.iteration_s(running, last, attention)
+    left = np.maximum(before + own + after - full * room - last, 0.0)
+    return full * full_s, scene.iteration_s(running, last, attention), left
 
 
 def _slot_wait_s(scene: Scene, ahead: Floats, normal: Floats) -> Floats:

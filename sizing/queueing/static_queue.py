@@ -22,8 +22,10 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy.special import gammaln, ndtri
 
+from sizing.prediction import NOT_COUNTED, Quantiles
 from sizing.queueing.demand import lognormal_tokens, slots
 from sizing.queueing.points import LEAST_LOG, Points, poisson_counts
+from sizing.queueing.token_gaps import weighted_quantiles
 from sizing.replica import Replica
 from sizing.steptime import StepLaw
 from sizing.workload import Lengths
@@ -146,11 +148,12 @@ def _stationary(transition: Floats) -> Floats:
 
 
 def predict_static(
-    replica: Replica, lengths: Lengths, rate_per_s: float, points: Points
-) -> tuple[Floats, Floats, Floats]:
-    """TTFT, ITL (NaN where OSL = 1) and E2E of the requests that `points` stand for, in seconds.
+    replica: Replica, lengths: Lengths, rate_per_s: float, points: Points, *, gaps: bool = False
+) -> tuple[Floats, Floats, Floats, Quantiles]:
+    """TTFT, ITL (NaN where OSL = 1) and E2E of the requests that `points` stand for, in seconds; and their gaps.
 
-    An arrival waits for the rest of the running batch, for full batches ahead of its own, and for its prefill.
+    An arrival waits for the rest of the running batch, for full batches ahead of its own, and for its prefill. Nothing
+    interrupts a batch: each of its gaps is a decode step of all its lanes.
     """
     chain = batches(replica, lengths, rate_per_s)
     waiting, duration = chain.found_by(points.state)
@@ -164,7 +167,11 @@ def predict_static(
     steps = lognormal_tokens(lengths.osl, lengths.osl_cv, points.osl) - 1
     ttft = rest + full_s + prefill_batch_s(replica.law, batch, isl, square) + replica.law.request_s
     itl = decode_batch_s(replica.law, batch, isl, steps)
-    return ttft, np.where(steps > 0, itl, np.nan), ttft + steps * itl
+    gap = NOT_COUNTED
+    if gaps and steps.any():
+        at = np.ceil(steps * points.moment)  # one step of each request, any of them
+        gap = weighted_quantiles(decode_batch_s(replica.law, batch, isl, 2 * at - 1)[steps > 0], steps[steps > 0])
+    return ttft, np.where(steps > 0, itl, np.nan), ttft + steps * itl, gap
 
 
 def _prompts_with_own(replica: Replica, lengths: Lengths, batch: Floats, points: Points) -> tuple[Floats, Floats]:

@@ -200,7 +200,7 @@ def configuration(question: Question, fleet: Fleet) -> model.Configuration:
         source=candidate.source,
         execution=BATCHING[candidate.replica.batching.policy],
         verified_by=fleet.predicted.method,
-        latencies=tuple(latency(fleet, metric) for metric in METRICS),
+        latencies=tuple(latency(fleet, metric) for metric in METRICS if metric != "gap" or fleet.predicted.gap.known),
         warnings=fleet.warnings,
     )
 

@@ -13,7 +13,7 @@ from pydantic.dataclasses import dataclass
 from sizing.plan import Basis
 from sizing.report.model_beside import CostRow, Day, Loosened, SensitivityRow, WayOut
 from sizing.report.quantity import STRICT, Count, Percentile, Quantity, Rows, Series, Size, Text
-from sizing.workload import Metric
+from sizing.workload import Metric, metric_name
 
 
 @dataclass(frozen=True, slots=True, config=STRICT)
@@ -41,7 +41,7 @@ class LimitRow:
     @property
     def name(self) -> str:
         """For instance: p95 TTFT."""
-        return f"p{self.percentile} {self.metric.upper()}"
+        return f"p{self.percentile} {metric_name(self.metric)}"
 
 
 @dataclass(frozen=True, slots=True, config=STRICT)
@@ -57,7 +57,7 @@ class LimitCurve:
     @property
     def name(self) -> str:
         """For instance: p95 TTFT."""
-        return f"p{self.percentile} {self.metric.upper()}"
+        return f"p{self.percentile} {metric_name(self.metric)}"
 
 
 @dataclass(frozen=True, slots=True, config=STRICT)

@@ -6,7 +6,7 @@ from pydantic.dataclasses import dataclass
 
 from sizing.fleets.daily import HOURS
 from sizing.report.quantity import STRICT, Percentile, Quantity, Rows, Series, Text
-from sizing.workload import Metric
+from sizing.workload import Metric, metric_name
 
 
 @dataclass(frozen=True, slots=True, config=STRICT)
@@ -57,7 +57,7 @@ class WayOut:
     @property
     def name(self) -> str:
         """For instance: p95 TTFT."""
-        return f"p{self.percentile} {self.metric.upper()}"
+        return f"p{self.percentile} {metric_name(self.metric)}"
 
     @property
     def kept(self) -> bool:
@@ -78,7 +78,7 @@ class Loosened:
     @property
     def name(self) -> str:
         """For instance: p95 TTFT."""
-        return f"p{self.percentile} {self.metric.upper()}"
+        return f"p{self.percentile} {metric_name(self.metric)}"
 
 
 @dataclass(frozen=True, slots=True, config=STRICT)

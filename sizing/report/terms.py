@@ -19,6 +19,7 @@ EXCLUDES = (
 DEFINITIONS = (
     ("TTFT", "time to first token: from the arrival of a request to its first output token, waiting included"),
     ("ITL", "inter-token latency: (E2E − TTFT) / (OSL − 1), one mean value for each request"),
+    ("Gap", "time between two successive output tokens of a request; percentiles are of all requests' gaps together"),
     ("E2E", "end to end: from the arrival of a request to its last output token"),
     ("ISL, OSL", "input and output sequence length of a request, in tokens"),
     ("TP, PP", "tensor and pipeline parallel size: their product is the number of GPUs in a replica"),

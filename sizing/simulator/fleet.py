@@ -11,6 +11,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -20,10 +21,21 @@ from sizing.errors import ScenarioError
 from sizing.replica import Replica
 from sizing.simulator.borrowing import borrowed
 from sizing.simulator.departures import fail
+from sizing.simulator.gaps import Counts, TokenGaps
 from sizing.simulator.heap import compiled
 from sizing.simulator.iterations import work_of
-from sizing.simulator.loops import advance, next_departure_s, outstanding, run_stream
-from sizing.simulator.records import NOBODY, Requests, States, Work, engine_of, idle_states, work_space
+from sizing.simulator.loops import advance, next_departure_s, outstanding, run_part
+from sizing.simulator.records import (
+    GAP_BINS,
+    NOBODY,
+    SERVED,
+    Requests,
+    States,
+    Work,
+    engine_of,
+    idle_states,
+    work_space,
+)
 from sizing.simulator.waiting import enqueue
 from sizing.simulator.watch import Watch, Watched, watched
 from sizing.workload import ROUTINGS, Routing, Seconds, Tokens
@@ -72,8 +84,13 @@ def serve(
     rng: np.random.Generator,
     failures: Sequence[Failure] = (),
     watch: Watch = UNWATCHED,
+    *,
+    warmup: float = 0.0,
+    streams: int = 1,
 ) -> Watched:
     """Serve requests, ascending in `arrival_s`, by a fleet; fills their times and returns what was watched.
+
+    Token gaps are measured after the first share `warmup` of the arrivals, apart for each of `streams` streams.
 
     Raises ScenarioError for a failure of a replica that is not there or is dead already, and when in the end all are.
     """
@@ -82,27 +99,76 @@ def serve(
     states = idle_states(len(replicas), jitter_seed, watch.sample_every_s)
     engines = np.array([engine_of(replica) for replica in replicas])
     widest = max(replicas, key=lambda replica: replica.batching.max_batch_size)
-    work = work_space(widest, len(replicas), gaps=watch.token_gaps, samples=watch.samples)
+    work = work_space(widest, len(replicas), gaps=watch.token_gaps, samples=watch.samples, streams=streams)
+    windows = Windows.of(len(requests), warmup) if watch.token_gaps else Windows((), [])
     if len(replicas) == 1 and not changes:
-        run_stream(engines[0], states, work, requests)
-        return watched(states, work, watch)
+        for first, last in windows.parts(0, len(requests)):
+            run_part(engines[0], states, work, requests, first, last)
+            windows.note(last, work)
+        return watched(states, work, watch, windows.gaps(requests, streams))
     router = np.array((ROUTINGS.index(routing), len(replicas), 0), _ROUTER)[()]
     never_s = np.full(len(replicas), math.inf)
     fleet = Fleet(engines, states, work, requests, router, np.arange(len(replicas)), never_s)
     first = 0
     for time_s, replica, lives in changes:
         arrived = int(np.searchsorted(requests["arrival_s"], time_s))
-        give(fleet, np.arange(first, arrived), 0.0, rng)
+        give_all(fleet, first, arrived, windows, rng)
         if lives:
             revive(fleet, replica)
         else:
             die(fleet, replica, time_s)
         give(fleet, np.flatnonzero(requests["replica"][:arrived] == NOBODY), time_s, rng)
         first = arrived
-    give(fleet, np.arange(first, len(requests)), 0.0, rng)
+    give_all(fleet, first, len(requests), windows, rng)
     for replica in range(len(replicas)):
         run_to(fleet, replica, math.inf)
-    return watched(states, work, watch)
+    return watched(states, work, watch, windows.gaps(requests, streams))
+
+
+WINDOWS = 30
+"""Parts of a run in which token gaps are counted apart: their differences tell the error of a percentile."""
+
+
+class Windows(NamedTuple):
+    """Numbers of requests at whose arrival the token gaps so far are noted, and what was noted; none: nothing is."""
+
+    marks: tuple[int, ...]
+    noted: list[Counts]
+
+    @classmethod
+    def of(cls, requests: int, warmup: float) -> Windows:
+        """Windows of equally many arrivals, from the end of the warm-up to the last arrival but one: what follows it
+        meets less and less traffic."""
+        return cls(tuple(map(int, np.unique(np.linspace(int(warmup * requests), requests - 1, WINDOWS + 1)))), [])
+
+    def parts(self, first: int, last: int) -> list[tuple[int, int]]:
+        """The requests from `first` to before `last`, cut where something is to be noted."""
+        return list(pairwise([first, *(mark for mark in self.marks if first < mark < last), last]))
+
+    def note(self, arrived: int, work: Work) -> None:
+        """Note the gaps of all replicas, if it is time."""
+        if arrived in self.marks:
+            self.noted.append(work.gaps.sum(axis=0))
+
+    def gaps(self, requests: Requests, streams: int) -> tuple[TokenGaps, ...]:
+        """The gaps of each stream, once all requests have left."""
+        if not self.marks:
+            return ()
+        noted = [np.zeros(streams * GAP_BINS, np.int64), *self.noted] if self.marks[0] == 0 else self.noted
+        counts = np.diff(noted, axis=0).reshape(-1, streams, GAP_BINS)
+        part = requests[self.marks[0] :]
+        lost = np.where(part["outcome"] == SERVED, 0, part["osl"].astype(np.int64) - 1)
+        return tuple(
+            TokenGaps(np.ascontiguousarray(counts[:, stream]), int(lost[part["stream"] == stream].sum()))
+            for stream in range(streams)
+        )
+
+
+def give_all(fleet: Fleet, first: int, last: int, windows: Windows, rng: np.random.Generator) -> None:
+    """Give the requests from `first` to before `last` to replicas, each at its arrival."""
+    for begin, end in windows.parts(first, last):
+        give(fleet, np.arange(begin, end), 0.0, rng)
+        windows.note(end, fleet.work)
 
 
 def _changes(failures: Sequence[Failure], replicas: int) -> list[tuple[float, int, bool]]:

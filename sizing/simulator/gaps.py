@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
 
+from sizing.prediction import Quantiles
 from sizing.simulator.heap import compiled, compiled_apart, request_at
 from sizing.simulator.records import GAP_BINS, Requests, State, Work
 
@@ -55,7 +57,7 @@ def count_stretch(state: State, work: Work, requests: Requests, steps: int, step
             count_all_but_last(state, work, requests, steps, step_s, growth_s)
         count_last(state, work, requests, step_s + (steps - 1) * growth_s)
     else:
-        count_gaps(work.gaps, step_s, growth_s, steps, state.running)
+        count_running(state, work, requests, step_s, growth_s, steps)
         state.decoded_s = state.clock_s
 
 
@@ -69,7 +71,7 @@ def count_all_but_last(
         count_stalled(state, work, requests, state.clock_s - later_s)
         step_s += growth_s
         steps -= 1
-    count_gaps(work.gaps, step_s, growth_s, steps - 1, state.running)
+    count_running(state, work, requests, step_s, growth_s, steps - 1)
 
 
 @compiled_apart
@@ -78,16 +80,42 @@ def count_last(state: State, work: Work, requests: Requests, step_s: float) -> N
     if state.stalled:
         count_stalled(state, work, requests, state.clock_s)
     else:
-        count_gaps(work.gaps, step_s, 0.0, 1, state.running)
+        count_running(state, work, requests, step_s, 0.0, 1)
     state.decoded_s = state.clock_s
+
+
+@compiled
+def count_running(state: State, work: Work, requests: Requests, gap_s: float, growth_s: float, steps: int) -> None:
+    """Count the gaps of `steps` decode steps of everybody who runs."""
+    if len(work.gaps) == GAP_BINS:
+        count_gaps(work.gaps, gap_s, growth_s, steps, state.running)
+    else:
+        count_by_stream(state, work, requests, gap_s, growth_s, steps)
+
+
+@compiled_apart
+def count_by_stream(state: State, work: Work, requests: Requests, gap_s: float, growth_s: float, steps: int) -> None:
+    """The same, those of each stream of requests in its own histogram."""
+    for stream in range(len(work.gaps) // GAP_BINS):
+        lanes = 0
+        for place in range(state.running):
+            lanes += int(requests[request_at(work.heap, place)].stream == stream)
+        if lanes > 0:
+            count_gaps(work.gaps[stream * GAP_BINS : (stream + 1) * GAP_BINS], gap_s, growth_s, steps, lanes)
+
+
+@compiled
+def count_one(work: Work, requests: Requests, request: int, gap_s: float) -> None:
+    """Count one gap of a request."""
+    work.gaps[requests[request].stream * GAP_BINS + bin_of(gap_s)] += 1
 
 
 @compiled
 def count_stalled(state: State, work: Work, requests: Requests, end_s: float) -> None:
     """Count the gaps that end at `end_s` of sequences that had to wait while prompts ran alone, each from its start."""
     for place in range(state.running):
-        since_s = max(requests[request_at(work.heap, place)].token_s, state.decoded_s)
-        count_gaps(work.gaps, end_s - since_s, 0.0, 1, 1)
+        request = request_at(work.heap, place)
+        count_one(work, requests, request, end_s - max(requests[request].token_s, state.decoded_s))
     state.stalled = 0
 
 
@@ -123,3 +151,59 @@ def gap_quantiles(counts: Counts, percentiles: Sequence[float]) -> NDArray[np.fl
     below = np.where(place > 0, total[place - 1], 0)
     share = (wanted - below) / np.maximum(total[place] - below, 1)
     return np.asarray(EDGES_S[place] + (EDGES_S[place + 1] - EDGES_S[place]) * share, float)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class TokenGaps:
+    """Every gap between two tokens in the measured part of a run, those of all requests pooled; within 0.8 %.
+
+    `counts`: shape (windows, bins), windows of equally many arrivals one after the other. `lost`: gaps of requests that
+    were not served; each of them is beyond every limit.
+    """
+
+    counts: Counts
+    lost: int = 0
+
+    @property
+    def total(self) -> int:
+        """Gaps in all, those that never ended included."""
+        return int(self.counts.sum()) + self.lost
+
+    def quantiles(self) -> Quantiles:
+        """Of the gaps that ended; NaN where there is none."""
+        pooled = self.counts.sum(axis=0)
+        seen = int(pooled.sum())
+        mean_s = float(pooled @ (EDGES_S[1:] + EDGES_S[:-1])) / 2 / seen if seen else math.nan
+        return Quantiles(mean_s, *map(float, gap_quantiles(pooled, (50, 90, 95, 99))))
+
+    def share_above(self, limit_s: float) -> float:
+        """Share of the gaps that are longer than `limit_s`; 0 where there are none."""
+        return (float(above(self.counts.sum(axis=0), limit_s)) + self.lost) / self.total if self.total else 0.0
+
+    def upper_s(self, percentile: float, sure: float) -> float:
+        """Upper end of a percentile, `sure` standard errors up; infinite where nothing was measured, or much was lost.
+
+        Gaps near each other in time share their iterations: the error of the share beyond the percentile comes from the
+        differences between windows.
+        """
+        value_s = self._quantile_s(percentile / 100)
+        if not math.isfinite(value_s):
+            return math.inf
+        counted = self.counts[self.counts.sum(axis=1) > 0]
+        beyond = above(counted, value_s) / counted.sum(axis=1)
+        error = float(beyond.std(ddof=1)) / math.sqrt(len(counted)) if len(counted) > 1 else 1.0
+        return self._quantile_s(min(percentile / 100 + sure * error, 1.0))
+
+    def _quantile_s(self, share: float) -> float:
+        """The gap that this share of all stays at or below; infinite where it reaches into the lost."""
+        seen = self.total - self.lost
+        if seen == 0 or share * self.total > seen:
+            return math.inf
+        return float(gap_quantiles(self.counts, (100 * share * self.total / seen,))[0])
+
+
+def above(counts: Counts, limit_s: float) -> NDArray[np.float64]:
+    """Gaps longer than `limit_s`, of histograms along the last axis; those of the bin it falls in are spread evenly."""
+    place = int(np.clip(np.searchsorted(EDGES_S, limit_s, side="right") - 1, 0, GAP_BINS - 1))
+    part = min(max((EDGES_S[place + 1] - limit_s) / (EDGES_S[place + 1] - EDGES_S[place]), 0.0), 1.0)
+    return np.asarray(counts[..., place + 1 :].sum(axis=-1) + part * counts[..., place], float)

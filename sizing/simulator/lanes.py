@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from sizing.simulator.gaps import count_gaps
+from sizing.simulator.gaps import count_one
 from sizing.simulator.heap import compiled, push
 from sizing.simulator.kv_cache import memory_when_admitted, own_prompt_tokens, reservation, tokens_per_step
 from sizing.simulator.records import NOBODY, STATIC, Engine, Requests, State, Work
@@ -19,7 +19,7 @@ def start_decoding(engine: Engine, state: State, work: Work, requests: Requests,
     else:
         requests[request].done_steps += 1
         if len(work.gaps) > 0:
-            count_gaps(work.gaps, state.clock_s - requests[request].token_s, 0.0, 1, 1)
+            count_one(work, requests, request, state.clock_s - requests[request].token_s)
     requests[request].token_s = state.clock_s
     more_steps = requests[request].steps - requests[request].done_steps
     if more_steps == 0:

@@ -93,6 +93,7 @@ class Request:
     priority: Mark  # 0 is served first, PRIORITIES - 1 last
     outcome: Mark  # SERVED unless it was rejected, timed out in the line, or cancelled
     stage: Mark  # OUTSIDE, WAITING, PAUSED (waiting again) or ADMITTED
+    stream: Mark  # which of several workloads it is of: their token gaps are counted apart
 
 
 class State:
@@ -201,22 +202,24 @@ class Work(NamedTuple):
     heap: NDArray[np.int64]  # running sequences by finishing step
     joining: Tokens  # prompts that the iteration in progress completes
     lines: NDArray[np.int64]  # first and last of the waiting line of each priority
-    gaps: NDArray[np.int64]  # histogram of token gaps (gaps.py); zero-length: not counted
+    gaps: NDArray[np.int64]  # histograms of token gaps (gaps.py), one after the other for each stream of requests;
+    # zero-length: not counted
     series: NDArray[np.float64]  # rows of the time series (series.py); zero-length: not sampled
     matrices_s: Seconds  # by tokens, the time of their matrix products where it has been worked out before, else 0
 
 
-def work_space(replica: Replica, replicas: int, *, gaps: bool = False, samples: int = 0) -> Work:
+def work_space(replica: Replica, replicas: int, *, gaps: bool = False, samples: int = 0, streams: int = 1) -> Work:
     """Room for `replicas` replicas (of different ones: give the one with the most slots).
 
-    `gaps`: count token gaps. `samples`: rows for the time series of each replica; how often is said to `idle_states`.
+    `gaps`: count token gaps, those of each of `streams` streams apart. `samples`: rows for the time series of each
+    replica; how often is said to `idle_states`.
     """
     slots = (replicas, replica.batching.max_batch_size)
     return Work(
         np.empty(slots, np.int64),
         np.empty(slots, np.int64),
         np.full((replicas, PRIORITIES, 2), NOBODY),
-        np.zeros((replicas, GAP_BINS if gaps else 0), np.int64),
+        np.zeros((replicas, streams * GAP_BINS if gaps else 0), np.int64),
         np.zeros((replicas, samples, SERIES_COLUMNS)),
         np.zeros((replicas, TOKENS_KEPT if replicas == 1 else TOKENS_KEPT_OF_MANY)),
     )

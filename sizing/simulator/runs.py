@@ -64,7 +64,7 @@ def simulate(
         run = sample_requests(replica, offered, requests, rng)
     else:
         run = sample_requests(replica, workload, requests, rng, replicas=replicas, routing=routing)
-    seen = serve([replica] * together, run, routing, rng, watch=watch)
+    seen = serve([replica] * together, run, routing, rng, watch=watch, warmup=warmup)
     utilization = workload.rate_per_s / replicas / stable_rate_per_s(replica, workload.lengths, workload.prefix)
     result = open_loop(run, replica.law.request_s, utilization, warmup=warmup)
     result = replace(result, watched=seen)
@@ -106,7 +106,7 @@ def simulate_fleet(
         raise ScenarioError("the replicas of a fleet must have the same speculation and the same max_tokens")
     tightest = min(replicas, key=lambda member: member.batching.kv_tokens)
     run = sample_requests(tightest, workload, requests, rng)
-    seen = serve(replicas, run, routing, rng, failures, watch)
+    seen = serve(replicas, run, routing, rng, failures, watch, warmup=warmup)
     stable_per_s = [stable_rate_per_s(member, workload.lengths, workload.prefix) for member in replicas]
     utilization = fleet_utilization(workload.rate_per_s, stable_per_s, routing)
     outside_s = np.array([member.law.request_s for member in replicas])

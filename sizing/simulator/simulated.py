@@ -7,13 +7,15 @@ from dataclasses import dataclass, replace
 import numpy as np
 from numpy.typing import NDArray
 
+from sizing.errors import ScenarioError
 from sizing.numbers import percent
-from sizing.prediction import Prediction, Quantiles, saturated
+from sizing.prediction import NOT_COUNTED, Prediction, Quantiles, saturated
+from sizing.simulator.gaps import TokenGaps
 from sizing.simulator.records import CANCELLED, REJECTED, SERVED, TIMED_OUT, Requests
 from sizing.simulator.steady import measured_part, quantile_interval, queue_grows, share_error
 from sizing.simulator.tally import Tally, tallied
 from sizing.simulator.watch import Watched
-from sizing.workload import Limit, Metric, Seconds, Sla
+from sizing.workload import Limit, Metric, RequestMetric, Seconds, Sla
 
 NOTHING_WATCHED = Watched()
 
@@ -64,15 +66,30 @@ class Simulated:
         """Requests without a complete answer."""
         return int(np.count_nonzero(self.outcome != SERVED))
 
-    def of(self, metric: Metric) -> Seconds:
+    def of(self, metric: RequestMetric) -> Seconds:
         """The seconds of every request for one metric; NaN for those not served."""
         return {"ttft": self.ttft_s, "itl": self.itl_s, "e2e": self.e2e_s}[metric]
+
+    @property
+    def gaps(self) -> TokenGaps:
+        """The measured gaps between tokens. Raises ScenarioError where the run did not count them."""
+        if not self.watched.measured_gaps:
+            raise ScenarioError("this run did not count the gaps between tokens: ask for them, Watch(token_gaps=True)")
+        return self.watched.measured_gaps[0]
+
+    def quantiles(self, metric: Metric) -> Quantiles:
+        """Mean and percentiles of one metric over the served; NaN of gaps that were not counted."""
+        if metric == "gap":
+            return self.gaps.quantiles() if self.watched.measured_gaps else NOT_COUNTED
+        return Quantiles.of(self.of(metric))
 
     def exceeding_share(self, limit: Limit) -> float:
         """Share of the requests beyond a limit; a request that was not served is beyond every limit.
 
-        Requests with a single token have no ITL and do not count there.
+        Requests with a single token have no ITL and do not count there. Of a limit on gaps the share of all gaps.
         """
+        if limit.metric == "gap":
+            return self.gaps.share_above(limit.limit_s)
         seconds = self.of(limit.metric)
         counted = np.count_nonzero(np.isfinite(seconds)) + self.lost
         return (np.count_nonzero(seconds > limit.limit_s) + self.lost) / counted if counted else 0.0
@@ -85,13 +102,18 @@ class Simulated:
         )
 
     def goodput(self, sla: Sla) -> float:
-        """Share of all requests offered that are served within every limit, whatever the percentile it is set for."""
+        """Share of all requests offered that are served within every limit, whatever the percentile it is set for.
+
+        Raises ScenarioError for a limit on gaps, which are counted over all tokens and not request by request.
+        """
         good = self.outcome == SERVED
         for limit in sla.limits:
+            if limit.metric == "gap":
+                raise ScenarioError(f"{limit}: gaps are counted over all tokens, so no request is good or bad by them")
             good &= ~(self.of(limit.metric) > limit.limit_s)
         return float(np.mean(good))
 
-    def interval(self, metric: Metric, percentile: float) -> tuple[float, float]:
+    def interval(self, metric: RequestMetric, percentile: float) -> tuple[float, float]:
         """90 % confidence interval of a percentile, seconds: how much another run of this length may differ.
 
         By batch means, see `steady`. Raises ScenarioError when fewer than 40 requests have the metric.
@@ -100,7 +122,9 @@ class Simulated:
         return quantile_interval(seconds[np.isfinite(seconds)], percentile)
 
     def exceeding_interval(self, limit: Limit) -> tuple[float, float]:
-        """90 % confidence interval of `exceeding_share`, by batch means."""
+        """90 % confidence interval of `exceeding_share`, by batch means; of a limit on requests, not on gaps."""
+        if limit.metric == "gap":
+            raise ScenarioError(f"{limit}: there is no interval of a share of gaps")
         seconds = self.of(limit.metric)
         lost = self.outcome != SERVED
         error = share_error(((seconds > limit.limit_s) | lost)[np.isfinite(seconds) | lost])
@@ -118,7 +142,8 @@ class Simulated:
         if self.saturated:
             return replace(saturated(self.utilization, "simulation"), warnings=warnings)
         ttft, itl, e2e = Quantiles.of(self.ttft_s), Quantiles.of(self.itl_s), Quantiles.of(self.e2e_s)
-        return Prediction(ttft, itl, e2e, False, self.utilization, "simulation", warnings)
+        gap = self.quantiles("gap")
+        return Prediction(ttft, itl, e2e, False, self.utilization, "simulation", warnings, gap)
 
 
 def open_loop(

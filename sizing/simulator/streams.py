@@ -10,11 +10,12 @@ import numpy as np
 from sizing.errors import ScenarioError
 from sizing.replica import Replica
 from sizing.simulator.closed import backlog_rate_per_s
-from sizing.simulator.fleet import serve
+from sizing.simulator.fleet import UNWATCHED, serve
 from sizing.simulator.records import Requests
 from sizing.simulator.runs import MOST_REPLICAS, check_question, herding, whole_fleet
 from sizing.simulator.sampling import sample_requests
 from sizing.simulator.simulated import Simulated, open_loop
+from sizing.simulator.watch import Watch
 from sizing.workload import Routing, Tokens, Workload
 
 
@@ -39,6 +40,7 @@ def simulate_streams(
     requests: int = 100_000,
     seed: int = 0,
     warmup: float = 0.1,
+    watch: Watch = UNWATCHED,
 ) -> tuple[Simulated, ...]:
     """Offer several workloads to one fleet of equal replicas; a result for each, in the order given.
 
@@ -63,7 +65,9 @@ def simulate_streams(
         raise ScenarioError("give at least one stream")
     together = 1 if routing == "random" else min(replicas, MOST_REPLICAS)
     run, stream_of = _merged(replica, streams, requests, replicas, together, seed)
-    serve([replica] * together, run, routing, np.random.default_rng([seed, len(streams)]))
+    rng = np.random.default_rng([seed, len(streams)])
+    run["stream"] = stream_of
+    seen = serve([replica] * together, run, routing, rng, watch=watch, warmup=warmup, streams=len(streams))
     lengths = {stream.workload.lengths for stream in streams}
     warnings = herding(routing, together, len(lengths) == 1 and streams[0].workload.lengths.fixed)
     results = []
@@ -73,6 +77,8 @@ def simulate_streams(
         rate_per_s = sum(other.workload.rate_per_s for other in streams if other.priority <= stream.priority)
         utilization = rate_per_s / replicas / stable_per_s
         result = open_loop(run[stream_of == number], replica.law.request_s, utilization, warmup=warmup)
+        own_gaps = seen.measured_gaps[number : number + 1]
+        result = replace(result, watched=replace(seen, measured_gaps=own_gaps))
         results.append(whole_fleet(result, replicas / together, warnings))
     return tuple(results)
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from sizing.errors import ScenarioError
-from sizing.simulator.gaps import Counts, gap_quantiles
+from sizing.simulator.gaps import Counts, TokenGaps, gap_quantiles
 from sizing.simulator.records import States, Work
 from sizing.workload import Seconds
 
@@ -55,7 +55,8 @@ class Watched:
     stand for a larger fleet. `pauses`: times that a sequence lost its KV cache to others.
 
     Token gaps are what the reader of a stream sees, stalls in full (the ITL of a request is only their mean); NaN when
-    they were not asked for. Within 0.8 %. `series`: one for each replica simulated, none when not asked for.
+    they were not asked for. Within 0.8 %. `measured_gaps`: those between the first and the last measured arrival, for
+    each stream of requests; none when not asked for. `series`: one for each replica simulated, none when not asked for.
     """
 
     pauses: int = 0
@@ -63,14 +64,15 @@ class Watched:
     gap_p95_s: float = math.nan
     gap_p99_s: float = math.nan
     series: tuple[TimeSeries, ...] = ()
+    measured_gaps: tuple[TokenGaps, ...] = ()
 
 
-def watched(states: States, work: Work, watch: Watch) -> Watched:
+def watched(states: States, work: Work, watch: Watch, measured_gaps: tuple[TokenGaps, ...] = ()) -> Watched:
     """What the replicas recorded in a run that was watched like this."""
     series: tuple[TimeSeries, ...] = ()
     if watch.samples:
         series = tuple(TimeSeries(*rows[: state["samples"]].T) for rows, state in zip(work.series, states, strict=True))
-    return Watched(int(states["paused"].sum()), *gap_percentiles_s(work.gaps), series)
+    return Watched(int(states["paused"].sum()), *gap_percentiles_s(work.gaps), series, measured_gaps)
 
 
 def gap_percentiles_s(counts: Counts) -> tuple[float, float, float]:

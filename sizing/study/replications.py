@@ -16,7 +16,7 @@ from sizing.prediction import Prediction, Quantiles
 from sizing.replica import Replica
 from sizing.simulator import simulate
 from sizing.study.machines import HERE, Machines, run_all
-from sizing.workload import METRICS, Metric, Routing, Workload
+from sizing.workload import OF_REQUESTS, RequestMetric, Routing, Workload
 
 Floats = NDArray[np.float64]
 NAMES = ("mean_s", "p50_s", "p90_s", "p95_s", "p99_s")
@@ -42,18 +42,18 @@ class Replicated:
         ttft, itl, e2e = (Quantiles(*map(float, row)) for row in self.values_s.mean(axis=0))
         return Prediction(ttft, itl, e2e, self.saturated, self.utilization, "simulation")
 
-    def half_width_s(self, metric: Metric, name: str) -> float:
+    def half_width_s(self, metric: RequestMetric, name: str) -> float:
         """Half the 90 % interval of ``mean_s``, ``p50_s``, ``p90_s``, ``p95_s`` or ``p99_s``; infinite for one run."""
         runs = len(self.values_s)
         if runs < 2 or self.saturated:
             return math.inf
-        values = self.values_s[:, METRICS.index(metric), NAMES.index(name)]
+        values = self.values_s[:, OF_REQUESTS.index(metric), NAMES.index(name)]
         return float(stdtrit(runs - 1, 0.95) * values.std(ddof=1) / math.sqrt(runs))
 
     @property
-    def half_widths_s(self) -> dict[Metric, dict[str, float | None]]:
+    def half_widths_s(self) -> dict[RequestMetric, dict[str, float | None]]:
         """All of them, by metric and name, for JSON; None where there is no interval."""
-        found = {metric: {name: self.half_width_s(metric, name) for name in NAMES} for metric in METRICS}
+        found = {metric: {name: self.half_width_s(metric, name) for name in NAMES} for metric in OF_REQUESTS}
         return {
             metric: {name: width if math.isfinite(width) else None for name, width in widths.items()}
             for metric, widths in found.items()
@@ -79,7 +79,9 @@ def replicated(
         raise ScenarioError(f"runs must be 1 or more, of at least 10 requests each; got {runs} of {requests} requests")
     one = partial(_one_run, replica, workload, replicas, routing)
     found = run_all(one, [requests // runs] * runs, seed=seed, machines=machines)
-    values_s = np.array([[[getattr(run.of(metric), name) for name in NAMES] for metric in METRICS] for run in found])
+    values_s = np.array(
+        [[[getattr(run.of(metric), name) for name in NAMES] for metric in OF_REQUESTS] for run in found]
+    )
     return Replicated(values_s, requests // runs * runs, any(run.saturated for run in found), found[0].utilization)
 
 

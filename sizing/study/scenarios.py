@@ -51,6 +51,7 @@ class Scenario(BaseModel):
     routing: Routing = "random"
     ttft: str = ""
     itl: str = ""
+    gap: str = ""
     e2e: str = ""
     headroom: float = 0.2
     spare: int = 1

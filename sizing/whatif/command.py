@@ -8,7 +8,16 @@ import click
 
 from sizing import answer, candidates, planner
 from sizing.candidates import Choice
-from sizing.commands.options import as_json, tensor_parallel, words, workload_of, workload_options, write_json
+from sizing.commands.options import (
+    as_json,
+    sla_of,
+    sla_options,
+    tensor_parallel,
+    words,
+    workload_of,
+    workload_options,
+    write_json,
+)
 from sizing.curves import read_points
 from sizing.errors import NoFeasiblePlan, ScenarioError
 from sizing.plan import Candidate, Fleet, Question, Rejection
@@ -16,7 +25,6 @@ from sizing.whatif.comparison import Comparison, what_if
 from sizing.whatif.parse import KINDS, example, parse_change
 from sizing.whatif.pools import Pools, disaggregate
 from sizing.whatif.printing import print_comparison, print_pools
-from sizing.workload import METRICS, Limit, Sla
 
 EXAMPLE = "\b\nChanges (may be repeated, made in order):\n" + "".join(f"  {example(kind)}\n" for kind in KINDS)
 EXAMPLE += """
@@ -36,9 +44,7 @@ Example:
 @click.option("--precision", default="any", show_default=True, help="Precisions, comma-separated, or any.")
 @click.option("--tp", default="any", show_default=True, help="Tensor parallel sizes, comma-separated, or any.")
 @workload_options
-@click.option("--ttft", help="Limit on time to first token, for instance p95:1s.")
-@click.option("--itl", help="Limit on inter-token latency, for instance p95:30ms.")
-@click.option("--e2e", help="Limit on end-to-end latency, for instance p99:20s.")
+@sla_options
 @click.option("--headroom", type=float, default=0.2, show_default=True, help="Share of a replica's capacity kept free.")
 @click.option("--spare", type=int, default=1, show_default=True, help="Spare replicas beside the working ones.")
 @click.option("--points", type=click.Path(), help="Measured points (CSV); without: day-zero estimates.")
@@ -52,7 +58,7 @@ def whatif_command(json_: bool, changes: tuple[str, ...], disaggregated: bool, *
     question = Question(
         model=given["model"],
         workload=workload_of(given),
-        sla=Sla(**{metric: Limit.parse(metric, given[metric]) for metric in METRICS if given[metric]}),
+        sla=sla_of(given),
         routing=given["routing"],
         headroom=given["headroom"],
         spare=given["spare"],

@@ -53,12 +53,17 @@ def disaggregate(setup: Setup, method: Method = BY_SIMULATION) -> Pools | Reject
     """The smallest pools of the setup's replica, or why one of them cannot meet its limit.
 
     By formula each pool is sized apart. By simulation both are then run together, and enlarged until the SLA holds.
-    Raises ScenarioError without a TTFT limit, which the prefill pool is sized by, and without tokens to decode.
+    Raises ScenarioError without a TTFT limit, which the prefill pool is sized by, without tokens to decode, and for a
+    limit on gaps.
     """
     question, transfer_s = setup.question, _transfer_s(setup)
     if question.sla.ttft is None or question.workload.lengths.osl < 2:
         raise ScenarioError(
             "disaggregated: give a TTFT limit for the prefill pool and OSL of 2 or more for the decodes"
+        )
+    if question.sla.gap is not None:
+        raise ScenarioError(
+            "disaggregated: gaps between tokens are not simulated over two pools: limit ITL in place of --gap"
         )
     apart = setup.changed(
         f"prompts in a pool of their own, sized by TTFT; their KV cache travels {transfer_s * 1e3:.3g} ms a prompt, at "

@@ -96,8 +96,7 @@ def print_pools(pools: Pools | Rejection, found: Comparison) -> None:
         )
     if pools.predicted:
         seen = [
-            f"p{limit.percentile} {limit.metric.upper()} {milliseconds(pools.predicted.value_s(limit))} of "
-            f"{milliseconds(limit.limit_s)}"
+            f"{limit.name} {milliseconds(pools.predicted.value_s(limit))} of {milliseconds(limit.limit_s)}"
             for limit in found.question.sla.limits
         ]
         say(f"Both together at the planned load: {', '.join(seen)}. Verified by {pools.verified_by}, headroom kept.")

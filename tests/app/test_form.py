@@ -29,6 +29,7 @@ UNLIKE = Scenario(
     osl_cv=0.5,
     ttft=Limit("ttft", 95, 3.0),
     itl=Limit("itl", 95, 0.1),
+    gap=Limit("gap", 95, 0.2),
     e2e=Limit("e2e", 95, 60.0),
     routing="round_robin",
     arrivals=Arrivals("gamma", 1.5),

@@ -222,3 +222,14 @@ def test_old_links_still_open_on_what_they_said_without_a_word(old: str, told: s
 def test_the_old_links_know_every_field_of_the_codec() -> None:
     known = {key for old, _ in OLD_LINKS for key in dict(parse_qsl(old))}
     assert known >= set(link.to_query(Scenario(), 9, Stamp("", "0" * 8)))
+
+
+def test_a_limit_on_gaps_stands_in_a_link_only_where_it_is_set() -> None:
+    assert "gap" not in link.to_query(Scenario())
+    limited = replace(Scenario(), gap=Limit("gap", 99, 0.1))
+    query = link.to_query(limited)
+    assert query["gap"] == "p99:0.1s"
+    assert link.from_query(query) == (limited, [])
+    assert link.from_query(query | {"gap": "off"}) == (Scenario(), [])
+    (problem,) = link.from_query(query | {"gap": "p98:1s"})[1]
+    assert "gap" in problem

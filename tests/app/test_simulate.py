@@ -94,9 +94,9 @@ def test_only_what_is_looked_at_is_drawn_and_the_url_says_which(inside: Open, lo
 def test_the_formula_is_held_against_the_run_figure_by_figure(inside: Open) -> None:
     app = inside(**{"show.inside": "formula"})
     table = app.dataframe[0].value
-    assert len(table) == 3 * 5 and set(table["Verdict"]) <= {"agrees", "over 10 %"}
+    assert len(table) == 4 * 5 and set(table["Verdict"]) <= {"agrees", "over 10 %"}
     far = int((table["Verdict"] != "agrees").sum())
-    assert ("on all 15 figures" in shown(app)) == (far == 0)
+    assert ("on all 20 figures" in shown(app)) == (far == 0)
 
 
 def test_settings_are_taken_together_when_run_is_pressed_and_kept_in_the_url(inside: Open) -> None:

@@ -279,3 +279,35 @@ def test_simulate_repeats_with_its_seed(capsys: pytest.CaptureFixture[str]) -> N
     assert first == again
     assert first != other
     assert json.loads(first)["requests_per_s"] == pytest.approx(5, rel=0.1)
+
+
+def test_a_gap_limit_is_asked_for_and_answered_like_the_others(capsys: pytest.CaptureFixture[str]) -> None:
+    one = ["--tp", "2", "--gap", "p99:100ms"]
+    code, out, err = run([*PLAN, *one, "--json"], capsys)
+    answer = json.loads(out)
+    assert (code, err) == (0, "")
+    assert answer["predicted"]["gap"].keys() == answer["predicted"]["itl"].keys()
+    assert answer["predicted"]["gap"]["p99_s"] <= 0.1
+    assert answer["question"]["sla"]["gap"] == "p99:0.1s"
+    assert "gap" not in json.loads(run([*PLAN, "--json"], capsys)[1])["predicted"]
+    assert "p99 gap" in run([*PLAN, *one], capsys)[1]
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        ("--gap p98:100ms", "gap: percentile p98 is not one of p50, p90, p95, p99"),
+        ("--gap 100ms", "--gap '100ms': write it as percentile:time"),
+        ("--gap p99:100ms --osl 1", "a limit on gaps between tokens needs OSL of 2 or more"),
+    ],
+)
+def test_a_gap_limit_that_is_none_is_one_line(words: str, said: str, capsys: pytest.CaptureFixture[str]) -> None:
+    without_itl = PLAN[: PLAN.index("--itl")]
+    code, _, err = run([*without_itl, *words.split()], capsys)
+    assert code == 2 and said in err and err.count("\n") == 1
+
+
+def test_pools_apart_say_that_they_know_no_gaps(capsys: pytest.CaptureFixture[str]) -> None:
+    words = ["whatif", *PLAN[1:], "--tp", "2", "--gap", "p99:100ms", "--disaggregated"]
+    code, _, err = run(words, capsys)
+    assert code == 2 and "gaps between tokens are not simulated over two pools" in err

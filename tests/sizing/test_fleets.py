@@ -23,7 +23,7 @@ from sizing.fleets.scenario import parse_workload, read_scenario, scenario_of
 from sizing.fleets.sharing import Share, SharedFleet, Terms, shared_fleet
 from sizing.plan import Fleet, Question, Rejection
 from sizing.replica import Replica
-from sizing.simulator import Simulated, simulate
+from sizing.simulator import Simulated, Watch, simulate
 from sizing.workload import Limit, Routing, Sla
 from tests.sizing.engines import LAW, SLA, candidate, question
 
@@ -145,12 +145,21 @@ def test_the_least_that_holds_is_found_from_anywhere(edge: int, start: int) -> N
 
 
 def one_stream_each(
-    replica: Replica, streams: Sequence[Share], *, replicas: int, routing: Routing, requests: int, seed: int
+    replica: Replica,
+    streams: Sequence[Share],
+    *,
+    replicas: int,
+    routing: Routing,
+    requests: int,
+    seed: int,
+    watch: Watch,
 ) -> tuple[Simulated, ...]:
     """A stand-in for the simulator of several streams: equal ones add up to one stream of their rates together."""
     first = streams[0].workload
     together = replace(first, rate_per_s=sum(stream.workload.rate_per_s for stream in streams))
-    run = simulate(replica, together, replicas=replicas, routing=routing, requests=min(requests, 60_000), seed=seed)
+    run = simulate(
+        replica, together, replicas=replicas, routing=routing, requests=min(requests, 60_000), seed=seed, watch=watch
+    )
     return (run,) * len(streams)
 
 

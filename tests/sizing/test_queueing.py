@@ -21,7 +21,7 @@ from sizing.replica import Batching, Policy, Replica
 from sizing.simulator import simulate
 from sizing.simulator import stable_rate_per_s as simulated_stable_rate_per_s
 from sizing.steptime import StepLaw
-from sizing.workload import METRICS, Arrivals, Lengths, Prefix, Workload
+from sizing.workload import OF_REQUESTS, Arrivals, Lengths, Prefix, Workload
 
 LAW = StepLaw(4.8e-3, 1e-3, 20e-6, 10e-6, 48.9e-9, 1.3e-9, 0.5e-3, 4e-3)
 NOTHING = StepLaw(0, 0, 0, 0, 0)
@@ -39,7 +39,7 @@ def at(utilization: float, engine: Replica, lengths: Lengths, replicas: int = 1)
 
 def values(prediction: Prediction) -> np.ndarray:
     """(metric, mean and percentiles)."""
-    return np.array([list(prediction.as_dict()[metric].values()) for metric in METRICS])
+    return np.array([list(prediction.as_dict()[metric].values()) for metric in OF_REQUESTS])
 
 
 # laws

@@ -134,3 +134,20 @@ def test_a_plan_over_a_day_brings_it_to_the_report(tmp_path: Path, capsys: pytes
 def test_help_has_an_example(capsys: pytest.CaptureFixture[str]) -> None:
     code, out, _ = run(["report", "--help"], capsys)
     assert code == 0 and "python -m sizing report --plan plan.json --out sizing.pdf" in out
+
+
+def test_a_gap_limit_is_in_every_format_and_a_report_without_one_still_reads(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    limited = [*PLAN[:-1], "--gap", "p99:100ms", "--json"]
+    for words, has in ((limited, True), (PLAN, False)):
+        answer = json.loads(run(words, capsys)[1])
+        saved = tmp_path / "plan.json"
+        saved.write_text(json.dumps(answer))
+        limits = {row["metric"] for row in answer["report"]["limits"]}
+        latencies = {each["metric"] for each in answer["report"]["configurations"][0]["latencies"]}
+        assert ("gap" in limits, "gap" in latencies) == (has, has)
+        for suffix in WRITERS:
+            path = tmp_path / f"x.{suffix}"
+            assert run(["report", "--plan", str(saved), "--out", str(path)], capsys) == (0, "", "")
+        assert ("p99 gap" in (tmp_path / "x.html").read_text()) is has

@@ -48,3 +48,14 @@ def test_a_faulty_workload_is_one_line(capsys: pytest.CaptureFixture[str]) -> No
     assert code == 2
     assert "osl" in err
     assert err.count("\n") == 1
+
+
+def test_each_workload_keeps_a_gap_limit_of_its_own(capsys: pytest.CaptureFixture[str]) -> None:
+    """Long prompts of one make stalls for the other: its gaps are told, and only where somebody asked for gaps."""
+    limited = f"{CHAT},gap=p99:150ms"
+    _, out, _ = run(["share", *FLEET, "--workload", limited, "--workload", BATCH, "--json"], capsys)
+    chat, batch = json.loads(out)["workloads"]
+    assert chat["predicted"]["gap"]["p99_s"] <= 0.15
+    assert batch["predicted"]["gap"]["p50_s"] > 0
+    _, out, _ = run(["share", *FLEET, "--workload", CHAT, "--workload", BATCH, "--json"], capsys)
+    assert "gap" not in json.loads(out)["workloads"][0]["predicted"]

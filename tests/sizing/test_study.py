@@ -287,3 +287,10 @@ def test_a_sample_is_drawn_from_its_ranges_and_repeats(tmp_path: Path) -> None:
     assert rates.min() >= 1 and rates.max() <= 100
     assert 0.4 < np.mean(rates < 10) < 0.6  # log-uniform: half below the geometric mean
     assert {scenario.ttft for scenario in drawn} == {"p95:300ms", "p95:1ms"}
+
+
+def test_limits_on_gaps_can_be_an_axis(tmp_path: Path) -> None:
+    text = STUDY.replace('itl: "p95:20ms"', 'gap: "p99:50ms"')
+    (tmp_path / "study.yaml").write_text(text)
+    drawn = read_study(tmp_path / "study.yaml")
+    assert {str(scenario.question.sla.gap) for scenario in drawn} == {"p99 gap <= 50 ms"}

@@ -8,7 +8,7 @@ from calibration import jobs
 from calibration.new_run import NewRun, Question
 from sizing.curves import Deployment
 from sizing.workload import METRICS, Lengths
-from ui import link, link_text
+from ui import link
 from ui.calibrating import USERS
 from ui.scenario import Scenario
 
@@ -122,7 +122,7 @@ def _question(scenario: Scenario) -> Question:
         return {}
     minutes = st.number_input("Budget (GPU-minutes)", 1.0, 10_000.0, format="%g", key="run_budget")
     query = link.to_query(scenario)
-    limits: Question = {metric: query[metric] for metric in METRICS if query[metric] != link_text.OFF}
+    limits: Question = {metric: query[metric] for metric in METRICS if getattr(scenario, metric) is not None}
     asked: Question = {
         name: getattr(scenario, name) for name in ("headroom", "spare", "routing", "isl", "osl", "isl_cv", "osl_cv")
     }

@@ -9,10 +9,10 @@ import numpy as np
 import plotly.graph_objects as go
 
 from sizing.numbers import milliseconds, significant
-from sizing.workload import Limit, Metric, Seconds
+from sizing.workload import Limit, Metric, Seconds, metric_name
 from ui.charts.base import SMALL, Chart, Ink, figure_of
 from ui.charts.legend import legend_above
-from ui.words import UNIT, limit_name
+from ui.words import UNIT, limit_name, sentence_case
 
 DASHES = ("solid", "dash", "dot")
 """Of the lines, in order: nothing is told by colour alone."""
@@ -34,8 +34,8 @@ def distribution(
 
     The axis ends a little above p99.9, or at the limit where that is not far.
     """
-    unit, per_s = UNIT[metric]
-    figure = figure_of(f"{metric.upper()}: requests within, %", f"{metric.upper()} ({unit})", ink, height=270)
+    name, (unit, per_s) = sentence_case(metric_name(metric)), UNIT[metric]
+    figure = figure_of(f"{name}: {_many(metric)} within, %", f"{name} ({unit})", ink, height=270)
     for number, spread in enumerate(spreads):
         line = {"color": ink.series[number], "width": 2.5 if number == 0 else 1.5, "dash": DASHES[number]}
         x, y = [value * per_s for value in spread.seconds], [100 * share for share in shares]
@@ -69,16 +69,21 @@ def _mark_limit(figure: go.Figure, limit: Limit, end_s: float, per_s: float, ink
     )
 
 
+def _many(metric: Metric) -> str:
+    return "gaps" if metric == "gap" else "requests"
+
+
 def _in_words(metric: Metric, shares: Sequence[float] | Seconds, spread: Spread, limit: Limit | None) -> str:
     at = {share: float(np.interp(share, shares, spread.seconds)) for share in (0.5, 0.95, 0.99)}
     told = ", ".join(
-        f"{significant(100 * share)} % of the requests within {milliseconds(s)}" for share, s in at.items()
+        f"{significant(100 * share)} % of the {_many(metric)} within {milliseconds(s)}" for share, s in at.items()
     )
+    name = sentence_case(metric_name(metric))
     if limit is None:
-        return f"{metric.upper()}: {told}; no limit is set."
+        return f"{name}: {told}; no limit is set."
     value_s = float(np.interp(limit.percentile / 100, shares, spread.seconds))
     verdict = "within" if value_s <= limit.limit_s else "over"
     return (
-        f"{metric.upper()}: {told}. {limit_name(limit)} is {milliseconds(value_s)}, {verdict} the limit of "
+        f"{name}: {told}. {limit_name(limit)} is {milliseconds(value_s)}, {verdict} the limit of "
         f"{milliseconds(limit.limit_s)}."
     )

@@ -15,7 +15,7 @@ from ui.words import UNIT
 
 def measured_s(point: Point, limit: Limit) -> float | None:
     """What was measured of the metric and percentile that a limit speaks of; None = not measured."""
-    value = getattr(point, f"{limit.metric}_p{limit.percentile}_s")
+    value = getattr(point, f"{limit.metric}_p{limit.percentile}_s", None)  # points have no p90 of gaps
     return None if value is None else float(value)
 
 

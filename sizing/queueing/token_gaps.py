@@ -1,0 +1,155 @@
+"""The gaps between the tokens of running sequences, one by one, as the two chains have them: stalls in full.
+
+A running sequence has a token at the end of every iteration in which it decodes. So a gap is an iteration of the fast
+chain, met by every sequence that runs: n of them with probability P(n), for 1/ITL(n) gaps a second each. Under
+prefill_first a decode step is followed by the prompts that came during it, those that came during these, and so on,
+before the next. The first gap of a request is unlike the others: it follows the iteration of its own prompt, which
+lasted longer than most, so that more has arrived.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from functools import lru_cache
+
+import numpy as np
+from numpy.typing import NDArray
+from scipy.special import ndtri
+
+from sizing.prediction import NOT_COUNTED, Quantiles
+from sizing.queueing.demand import Requests
+from sizing.queueing.iteration_time import DecodeCost, prefill_room
+from sizing.queueing.latency import Scene, prompts_arriving
+from sizing.queueing.points import POINTS_LOG2, Points
+
+Floats = NDArray[np.float64]
+
+FOLLOWED, SHORT = 8, 64
+"""Gaps after its own prompt that are followed one by one, where outputs have fewer than `SHORT` on average: of longer
+outputs only the first, for the others are as any."""
+MOST_ITERATIONS = 24
+"""Iterations of prompts in a row that are followed; more hardly ever come together below the stable rate."""
+
+
+def gap_quantiles(
+    scene: Scene, requests: Requests, found: Floats, own_s: Floats, left: Floats, points: Points
+) -> Quantiles:
+    """Of all gaps of all requests; NaN where no request has any. `own_s`: the iteration that ended each prompt, which
+    came while the request had `found` others, and `left` so many tokens of prompts.
+
+    Every point stands for the first gaps of one request, and for one gap of a sequence at any time.
+    """
+    steps = np.broadcast_to(requests.steps, found.shape)
+    if not steps.any():
+        return NOT_COUNTED
+    prompts_alone = scene.replica.batching.policy == "prefill_first"  # then every decode step begins anew
+    followed = FOLLOWED if steps.mean() < SHORT and not prompts_alone else 1
+    rest = np.maximum(steps - followed, 0.0).sum()
+    parts, weights = [], []
+    firsts = _after_own(scene, np.minimum(found + 1, scene.state.slots), own_s, left, points, followed)
+    for number, gap_s in enumerate(firsts):
+        parts.append(gap_s)
+        weights.append(np.clip(steps - number, 0.0, 1.0))
+    if rest > 0:
+        parts.append(_at_any_time(scene, points))
+        weights.append(np.full(len(found), rest / len(found)))
+    return weighted_quantiles(np.concatenate(parts), np.concatenate(weights))
+
+
+def weighted_quantiles(seconds: Floats, weights: Floats) -> Quantiles:
+    """Mean and percentiles of values that count by their weights."""
+    order = np.argsort(seconds)
+    seconds, share = seconds[order], np.cumsum(weights[order])
+    places = np.minimum(np.searchsorted(share, np.array([0.5, 0.9, 0.95, 0.99]) * share[-1]), len(seconds) - 1)
+    mean_s = float(seconds @ weights[order] / share[-1])
+    return Quantiles(mean_s, *map(float, seconds[places]))
+
+
+def _running(scene: Scene, uniform: Floats) -> Floats:
+    """Sequences that run at a gap taken at random: n with weight P(n) n/ITL(n), for so many gaps end each second."""
+    states = np.minimum(np.arange(len(scene.state.probability)), scene.state.slots).astype(float)
+    weight = scene.state.probability * states / scene.itl_s(np.maximum(states, 1.0))
+    share = np.cumsum(weight)
+    if share[-1] == 0:
+        return np.ones_like(uniform)
+    return np.asarray(states[np.minimum(np.searchsorted(share, uniform * share[-1]), len(states) - 1)])
+
+
+def _decode_s(scene: Scene, running: Floats, points: Points) -> Floats:
+    """A decode step of so many sequences, whose contexts are longer or shorter than the mean."""
+    cost = DecodeCost.of(scene.replica)
+    step_s = scene.step_s(running)
+    context = np.sqrt(running) * scene.demand.context_sd * cost.context_token_s * points.context
+    return np.maximum(step_s + context, 0.5 * step_s)
+
+
+def _after_own(
+    scene: Scene, running: Floats, own_s: Floats, left: Floats, points: Points, followed: int
+) -> Iterator[Floats]:
+    """The first gaps of each request, one after the other."""
+    decode_s = _decode_s(scene, running, points)
+    if scene.replica.batching.policy == "prefill_first":
+        yield decode_s + _prompts_alone_s(scene, own_s, left)
+        return
+    step_s, room = scene.step_s(running), prefill_room(scene.replica, scene.demand, running)
+    before_s, waiting = own_s, left
+    for number in range(followed):
+        waiting = waiting + _arriving(scene, before_s, number)
+        tokens = np.minimum(waiting, room)
+        with_prompts_s = scene.iteration_s(running, tokens, tokens * scene.demand.attention_per_token)
+        before_s = decode_s + np.where(tokens > 0, with_prompts_s - step_s, 0.0)
+        yield before_s
+        waiting = waiting - tokens
+
+
+def _at_any_time(scene: Scene, points: Points) -> Floats:
+    """A gap of a sequence that runs, taken at random."""
+    running = _running(scene, points.state)
+    decode_s = _decode_s(scene, running, points)
+    if scene.replica.batching.policy == "prefill_first":
+        return decode_s + _prompts_alone_s(scene, decode_s, np.zeros_like(decode_s))
+    return decode_s + _added_by_prompts_s(scene, running, points)
+
+
+def _added_by_prompts_s(scene: Scene, running: Floats, points: Points) -> Floats:
+    """What the prompts of an iteration taken at random add to it, while so many sequences run."""
+    chain = scene.iterations
+    least = 1 if chain.batch[0] == 0 and len(chain.batch) > 1 else 0  # nobody decodes in the first row
+    grid = np.arange(float(len(chain.batch)))
+    row = np.minimum((np.interp(running, chain.batch, grid) + points.row).astype(np.int64), len(grid) - 1)
+    row = np.maximum(row, least)
+    law = np.minimum(np.cumsum(chain.probability, axis=1), 1.0)
+    states = law.shape[1]
+    lifted = (law + np.arange(len(law))[:, None]).ravel()
+    place = np.minimum(np.searchsorted(lifted, points.iteration + row), (row + 1) * states - 1)
+    added = chain.duration_s - chain.duration_s[:, :1]
+    return np.asarray(added.ravel()[place])
+
+
+def _prompts_alone_s(scene: Scene, before_s: Floats, left: Floats) -> Floats:
+    """Seconds of the iterations of prompts alone that follow `before_s` seconds in which prompts could come."""
+    room = float(prefill_room(scene.replica, scene.demand, np.zeros(1))[0])
+    stalled_s, waiting = np.zeros_like(before_s), left + _arriving(scene, before_s, 0)
+    for number in range(1, MOST_ITERATIONS):
+        who = np.flatnonzero(waiting > 0)
+        if not len(who):
+            break
+        tokens = np.minimum(waiting[who], room)
+        lasts_s = scene.iteration_s(np.zeros(len(who)), tokens, tokens * scene.demand.attention_per_token)
+        stalled_s[who] += lasts_s
+        waiting[who] += _arriving(scene, lasts_s, number, who) - tokens
+    return stalled_s
+
+
+def _arriving(scene: Scene, seconds: Floats, number: int, who: NDArray[np.int64] | slice = slice(None)) -> Floats:
+    """Prompt tokens that come in `seconds`, at deviates of their own for each iteration of a row."""
+    uniform, normal = _deviates(number)
+    return prompts_arriving(scene, seconds, uniform[who], normal[who], np.zeros_like(seconds))
+
+
+@lru_cache(maxsize=64)
+def _deviates(number: int) -> tuple[Floats, Floats]:
+    """A uniform and a standard normal deviate for each point, the same at every rate."""
+    uniform = np.random.default_rng(number).random((2, 1 << POINTS_LOG2))
+    uniform = np.clip(uniform, 1e-9, 1 - 1e-9)
+    return uniform[0], np.asarray(ndtri(uniform[1]))

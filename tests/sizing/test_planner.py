@@ -13,6 +13,7 @@ from sizing import planner
 from sizing.capacity import BY_FORMULA, BY_SIMULATION, Setting, SlaMissed
 from sizing.errors import NoFeasiblePlan, ScenarioError
 from sizing.plan import Candidate, Fleet, Plan, Question
+from sizing.prediction import Prediction, Quantiles
 from sizing.replica import Batching, Replica
 from sizing.simulator import simulate
 from sizing.steptime import StepLaw
@@ -163,3 +164,33 @@ def test_a_limit_that_never_holds_is_reported_by_both_methods() -> None:
 def test_every_fleet_of_a_plan_meets_the_sla() -> None:
     plan: Plan = planner.plan(question(), [candidate(1), candidate(2, LAW.scaled(0.6), "h")])
     assert all(fleet.predicted.meets(SLA) for fleet in plan.fleets)
+
+
+@pytest.mark.parametrize("working", [1, 7, 200, 500_000])
+@pytest.mark.parametrize("short", [0.0, 0.004, 0.03, 0.6])
+def test_a_fleet_settles_in_few_tries_whatever_its_size(working: int, short: float) -> None:
+    """TTFT is over its limit until the fleet is `short` larger than the search for the capacity said."""
+    asked = question(rate=float(working), sla=Sla(ttft=Limit("ttft", 95, 1.0)))
+    least = math.ceil(working * (1 + short))
+    tried: list[int] = []
+
+    def predict(_: Replica, __: Setting, load_per_s: float) -> Prediction:
+        replicas = round(working / load_per_s)
+        tried.append(replicas)
+        some = Quantiles(*(least / replicas,) * 5)
+        return Prediction(some, some, some, False, 0.5, "analytic")
+
+    found, predicted = planner.settle(asked, candidate(), dataclasses.replace(BY_FORMULA, predict=predict), working)
+    assert predicted.meets(asked.sla) and found in tried
+    assert least <= found <= least + working // planner.FINE
+    assert len(tried) <= 20
+
+
+def test_a_fleet_that_never_settles_is_tried_up_to_twice_its_size() -> None:
+    def never(*_: object) -> Prediction:
+        slow = Quantiles(*(9.0,) * 5)
+        return Prediction(slow, slow, slow, False, 0.5, "analytic")
+
+    found, predicted = planner.settle(question(), candidate(), dataclasses.replace(BY_FORMULA, predict=never), 10)
+    assert found == 21
+    assert not predicted.meets(SLA)

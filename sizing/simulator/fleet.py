@@ -9,20 +9,21 @@ Power of two choices is nearly as good as asking everybody: waits fall from geom
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
+from sizing.budget import checkpoint
 from sizing.errors import ScenarioError
 from sizing.replica import Replica
 from sizing.simulator.borrowing import borrowed
 from sizing.simulator.departures import fail
 from sizing.simulator.heap import compiled
 from sizing.simulator.iterations import work_of
-from sizing.simulator.loops import advance, next_departure_s, outstanding, run_stream
+from sizing.simulator.loops import advance, next_departure_s, outstanding, run_part
 from sizing.simulator.records import NOBODY, Requests, States, Work, engine_of, idle_states, work_space
 from sizing.simulator.waiting import enqueue
 from sizing.simulator.watch import Watch, Watched, watched
@@ -30,6 +31,8 @@ from sizing.workload import ROUTINGS, Routing, Seconds, Tokens
 
 RANDOM, ROUND_ROBIN, POWER_OF_TWO = map(ROUTINGS.index, ("random", "round_robin", "power_of_two"))
 UNWATCHED = Watch()
+PART = 32_768
+"""Requests served between two looks whether the run is still wanted: milliseconds, seconds at the longest."""
 _ROUTER = np.dtype([("routing", "i8"), ("up", "i8"), ("turn", "i8")])
 
 
@@ -77,6 +80,7 @@ def serve(
 
     Raises ScenarioError for a failure of a replica that is not there or is dead already, and when in the end all are.
     """
+    checkpoint(f"simulation of {len(requests):,} requests{on_replicas(len(replicas), routing)}")
     changes = _changes(failures, len(replicas))
     jitter_seed = int(rng.integers(2**32)) if any(replica.rough.jitter for replica in replicas) else 0
     states = idle_states(len(replicas), jitter_seed, watch.sample_every_s)
@@ -84,7 +88,9 @@ def serve(
     widest = max(replicas, key=lambda replica: replica.batching.max_batch_size)
     work = work_space(widest, len(replicas), gaps=watch.token_gaps, samples=watch.samples)
     if len(replicas) == 1 and not changes:
-        run_stream(engines[0], states, work, requests)
+        for first, last in parts(0, len(requests)):
+            checkpoint()
+            run_part(engines[0], states, work, requests, first, last)
         return watched(states, work, watch)
     router = np.array((ROUTINGS.index(routing), len(replicas), 0), _ROUTER)[()]
     never_s = np.full(len(replicas), math.inf)
@@ -92,17 +98,35 @@ def serve(
     first = 0
     for time_s, replica, lives in changes:
         arrived = int(np.searchsorted(requests["arrival_s"], time_s))
-        give(fleet, np.arange(first, arrived), 0.0, rng)
+        give_all(fleet, first, arrived, rng)
         if lives:
             revive(fleet, replica)
         else:
             die(fleet, replica, time_s)
         give(fleet, np.flatnonzero(requests["replica"][:arrived] == NOBODY), time_s, rng)
         first = arrived
-    give(fleet, np.arange(first, len(requests)), 0.0, rng)
+    give_all(fleet, first, len(requests), rng)
     for replica in range(len(replicas)):
         run_to(fleet, replica, math.inf)
     return watched(states, work, watch)
+
+
+def on_replicas(replicas: int, routing: Routing) -> str:
+    """What makes a run of a fleet dearer than that of one replica, in words."""
+    return f" on {replicas} replicas with {routing} routing" if replicas > 1 else ""
+
+
+def parts(first: int, last: int) -> Iterator[tuple[int, int]]:
+    """The requests from `first` to `last - 1` in parts of `PART`: first, and one after the last, of each."""
+    for begin in range(first, last, PART):
+        yield begin, min(begin + PART, last)
+
+
+def give_all(fleet: Fleet, first: int, last: int, rng: np.random.Generator) -> None:
+    """Give the requests from `first` to `last - 1` to replicas, each at its arrival."""
+    for begin, end in parts(first, last):
+        checkpoint()
+        give(fleet, np.arange(begin, end), 0.0, rng)
 
 
 def _changes(failures: Sequence[Failure], replicas: int) -> list[tuple[float, int, bool]]:

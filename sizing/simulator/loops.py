@@ -19,12 +19,19 @@ REJECTED_USER_WAITS_S = 0.01
 @compiled
 def run_stream(engine: Engine, states: States, work: Work, requests: Requests) -> None:
     """One replica serves requests that arrive when `arrival_s` says."""
+    run_part(engine, states, work, requests, 0, len(requests))
+
+
+@compiled
+def run_part(engine: Engine, states: States, work: Work, requests: Requests, first: int, last: int) -> None:
+    """The same for requests `first` to `last - 1`, after those before them; after the last of all, to the end."""
     state = states[0]
     mine, requests = work_of(work, 0), borrowed(requests)
-    for request in range(len(requests)):
+    for request in range(first, last):
         advance(engine, state, mine, requests, requests[request].arrival_s)
         enqueue(engine, state, mine, requests, request, requests[request].arrival_s)
-    advance(engine, state, mine, requests, math.inf)
+    if last == len(requests):
+        advance(engine, state, mine, requests, math.inf)
 
 
 @compiled

@@ -196,18 +196,29 @@ def simulated_capacity_per_s(replica: Replica, setting: Setting) -> float:
     replica without load is over a limit.
     """
     response = load_response(replica, setting)
-    guess_per_s = response.rate_per_s(0.0) or float(response.rates_per_s[0])
+    by_formula_per_s, requests = response.rate_per_s(0.0), requests_for(setting)
+    guess_per_s = by_formula_per_s or float(response.rates_per_s[0])
+    if by_formula_per_s == 0:
+        # The search comes down step by step: left out where an idle replica misses the SLA by simulation as well.
+        idle = run_at(replica, setting, IDLE * guess_per_s, requests)
+        if upper_excess(idle, setting.sla) > 0:
+            raise _missed(idle, setting.sla)
 
     def excess(rate_per_s: float, requests: int) -> float:
         return upper_excess(run_at(replica, setting, rate_per_s, requests), setting.sla)
 
     ceiling_per_s = LOADS[-1] * stable_rate_per_s(replica, setting.workload.lengths, setting.workload.prefix)
-    found = edge_rate(excess, response, guess_per_s, ceiling_per_s, requests_for(setting))
+    found = edge_rate(excess, response, guess_per_s, ceiling_per_s, requests)
     if found == 0:
-        idle = simulate_at(replica, setting, IDLE * guess_per_s)
-        limit = idle.binding(setting.sla)
-        raise SlaMissed(limit, idle.value_s(limit))
+        raise _missed(run_at(replica, setting, IDLE * guess_per_s, requests), setting.sla)
     return found
+
+
+def _missed(idle: Simulated, sla: Sla) -> SlaMissed:
+    """What a replica without load misses."""
+    prediction = idle.prediction()
+    limit = prediction.binding(sla)
+    return SlaMissed(limit, prediction.value_s(limit))
 
 
 BY_FORMULA = Method("analytic", analytic_capacity_per_s, predict_at)

@@ -1,6 +1,6 @@
 """The planner's command line: ``python -m sizing COMMAND``. Each command is loaded when it is used.
 
-Exit 0 answered, 2 bad input, 3 no configuration meets the SLA.
+Exit 0 answered, 2 bad input or no answer within --time-limit, 3 no configuration meets the SLA.
 """
 
 from __future__ import annotations

@@ -7,6 +7,7 @@
     ├── FitError             the measured points cannot carry a law
     ├── EstimateUnavailable  no day-zero estimate for this model, GPU, precision and TP
     ├── DoesNotFit           the weights leave no room for the KV cache; carries the missing bytes
+    ├── TimeLimitReached     no answer within the time allowed; says what took so long
     └── NoFeasiblePlan       no configuration meets the SLA; carries every rejection and the nearest miss
 
 Each message is one line that says what was wrong, where, and what to do. The CLI prints it as it is.
@@ -50,6 +51,10 @@ class DoesNotFit(SizingError):
     def __init__(self, message: str, missing_bytes: float) -> None:
         super().__init__(message)
         self.missing_bytes = missing_bytes
+
+
+class TimeLimitReached(SizingError):
+    """No answer within the time that a question may take to compute."""
 
 
 class NoFeasiblePlan(SizingError):

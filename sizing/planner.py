@@ -11,6 +11,7 @@ from sizing.band import capacity_band
 from sizing.bounds import check_priced
 from sizing.capacity import BY_FORMULA, BY_SIMULATION, Method, Setting, SlaMissed
 from sizing.errors import NoFeasiblePlan
+from sizing.fleets.least import least
 from sizing.mean_rule import mean_based
 from sizing.plan import Candidate, Fleet, Plan, Question, Rejection
 from sizing.prediction import Prediction
@@ -23,6 +24,9 @@ HOPELESS = 1.5
 
 FEW = 16
 """Fleets of more replicas than this are told apart in steps of an eighth: a replica hardly notices."""
+
+FINE = 256
+"""Fleets of more replicas than this are settled to within one part of so many, less than the search's tolerance."""
 
 
 def plan(question: Question, candidates: Sequence[Candidate], rejected: Sequence[Rejection] = ()) -> Plan:
@@ -136,18 +140,25 @@ def smallest_fleet(question: Question, capacity_per_s: Callable[[Setting], float
 
 
 def settle(question: Question, candidate: Candidate, method: Method, working: int) -> tuple[int, Prediction]:
-    """From `working` replicas up, the first count whose latencies meet the SLA at the planned load, and these.
+    """From `working` replicas up, the least count whose latencies meet the SLA at the planned load, and these.
 
-    Nearly always the first. But latencies may jump at some load (a prompt that just fills the token budget, evenly
-    spaced arrivals that fall into step with the engine) and be over the limit below the load at which they were within.
+    Nearly always `working` itself. But latencies may jump at some load (a prompt that just fills the token budget,
+    evenly spaced arrivals that fall into step with the engine) and be over the limit below the load at which they were
+    within. More replicas are tried in growing steps, of large fleets in multiples of 1/`FINE` of them: one by one,
+    a fleet of a million would be tried ten thousand times for 1 % more.
     """
-    most = 2 * working + 1
-    for replicas in range(working, most + 1):
+    grain = max(1, working // FINE)
+    tried: dict[int, Prediction] = {}
+
+    def meets(steps: int) -> bool:
+        replicas = working + steps * grain
         load_per_s = question.workload.rate_per_s / replicas
-        predicted = method.predict(candidate.replica, setting_of(question, replicas), load_per_s)
-        if predicted.meets(question.sla):
-            break
-    return replicas, predicted
+        tried[steps] = method.predict(candidate.replica, setting_of(question, replicas), load_per_s)
+        return tried[steps].meets(question.sla)
+
+    most = working // grain + 1
+    steps = 0 if meets(0) else least(meets, 1, most) or most
+    return working + steps * grain, tried[steps]
 
 
 def replicas_for(question: Question, capacity_per_s: float) -> int:

@@ -18,7 +18,7 @@ from calibration.store import DATABASE_VARIABLE, Store
 from sizing import catalog, planner
 from sizing.candidates import Choice, Found, find
 from sizing.curves import Deployment, Point, read_points
-from sizing.errors import CatalogueError, FitError, NoFeasiblePlan, SizingError
+from sizing.errors import CatalogueError, FitError, NoFeasiblePlan, SizingError, TimeLimitReached
 from sizing.fitting import Fit, fit
 from sizing.loadcurve import LoadCurve, load_curve
 from sizing.plan import Plan, Question, Rejection
@@ -114,9 +114,14 @@ Answer = TypeVar("Answer")
 
 
 def answered(ask: Callable[[], Answer], no: Callable[..., Answer]) -> Answer:
-    """What `ask` answers; where it raises, `no(None, title, reason, rejected)` says why in words for the page."""
+    """What `ask` answers; where it raises, `no(None, title, reason, rejected)` says why in words for the page.
+
+    Raises TimeLimitReached as it is: that is said by the door, and nothing to remember.
+    """
     try:
         return ask()
+    except TimeLimitReached:
+        raise
     except NoFeasiblePlan as error:
         return no(None, _title(error.rejected), str(error), error.rejected)
     except CatalogueError as error:

@@ -8,7 +8,7 @@ import streamlit as st
 
 from sizing.capacity import predict_at
 from sizing.curves import Point
-from sizing.errors import SizingError
+from sizing.errors import SizingError, TimeLimitReached
 from sizing.fitting.fitted import Range
 from sizing.fleet_sizes import FleetSizes, fleet_sizes
 from sizing.frontier import SpeedCurve, speed_curve
@@ -75,6 +75,8 @@ def _speeds(scenario: Scenario, digest: str, _points: Sequence[Point], _plan: Pl
         # Found once for the plan and remembered: fitting the points anew would take seconds.
         found, _ = answers.found_among(scenario.model, scenario.lengths, scenario.choice, digest, _points)
         question = scenario.question
+    except TimeLimitReached:
+        raise
     except SizingError:
         return []
     known = {_key(fleet.candidate): fleet.capacity_per_s for fleet in _plan.fleets} if _plan else {}

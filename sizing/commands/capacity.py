@@ -18,6 +18,7 @@ from sizing.commands.options import (
     question_of,
     reserving,
     sla_options,
+    time_limit,
     write_json,
 )
 from sizing.curves import read_points
@@ -44,6 +45,7 @@ Example:
     length_options(required=True),
     sla_options,
     margin_options,
+    time_limit,
     as_json,
 )
 def capacity_command(json_: bool, gpus: int, **given: Any) -> None:

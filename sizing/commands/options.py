@@ -11,6 +11,7 @@ import click
 from click.core import ParameterSource
 
 from sizing.bounds import check_prefix, check_reserved
+from sizing.budget import within
 from sizing.candidates import Choice, Found
 from sizing.errors import ScenarioError
 from sizing.json_shapes import finite_only
@@ -54,6 +55,20 @@ def length_options(required: bool) -> Callable[[F], F]:
     )
 
 
+def start_clock(context: click.Context, _: click.Parameter, limit_s: float) -> None:
+    """Let the command compute for `limit_s` seconds of CPU from here on."""
+    context.with_resource(within(limit_s))
+
+
+time_limit = click.option(
+    "--time-limit",
+    type=click.FloatRange(min=0),
+    default=300.0,
+    show_default=True,
+    expose_value=False,
+    callback=start_clock,
+    help="Seconds of computing (CPU) after which to give up; 0: never.",
+)
 as_json = click.option("--json", "json_", is_flag=True, help="Print JSON for machines.")
 rate_option = click.option("--rate", type=float, required=True, help="Requests per second offered to the fleet.")
 workload_options = options(length_options(required=True), rate_option)

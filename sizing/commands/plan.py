@@ -28,6 +28,7 @@ from sizing.commands.options import (
     reserving,
     set_by_hand,
     sla_options,
+    time_limit,
     write_json,
 )
 from sizing.curves import Point, read_points
@@ -74,6 +75,7 @@ LOAD_NEEDED = ("isl", "osl")
     click.option("--available", help="With --mix: the most there are of a GPU, h200_sxm=16."),
     click.option("--tune", "tuned", is_flag=True, help="Search the best batch limit and chunk size for the answer."),
     click.option("--workload", "workloads", multiple=True, help="NAME:isl=..,osl=..,rate=..,ttft=..; several times."),
+    time_limit,
     as_json,
 )
 @click.pass_context

@@ -22,6 +22,7 @@ from sizing.commands.options import (
     reserving,
     set_by_hand,
     tensor_parallel,
+    time_limit,
     words,
     write_json,
 )
@@ -67,6 +68,7 @@ IN_FILE = ("model", "workloads", "gpu", "precision", "tp", "routing", "headroom"
     click.option("--routing", type=click.Choice(ROUTINGS), default="random", show_default=True),
     margin_options,
     click.option("--price", help="Price of one GPU-hour, any currency; by GPU: h100_sxm=2.5,h200_sxm=3.8."),
+    time_limit,
     as_json,
 )
 @click.pass_context

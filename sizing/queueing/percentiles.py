@@ -17,6 +17,7 @@ from functools import lru_cache
 import numpy as np
 from numpy.typing import NDArray
 
+from sizing.budget import checkpoint
 from sizing.errors import ScenarioError
 from sizing.numbers import percent
 from sizing.prediction import NOT_COUNTED, Prediction, Quantiles, saturated
@@ -101,6 +102,7 @@ def predict(
         raise ScenarioError(f"replicas must be 1 or more, got {replicas}")
     if routing not in ROUTINGS:
         raise ScenarioError(f"routing {routing!r} is not one of {', '.join(ROUTINGS)}")
+    checkpoint("prediction by formula")
     rate, stable = workload.rate_per_s / replicas, stable_rate_per_s(replica, workload.lengths, workload.prefix)
     warnings = _warnings(replica, workload, replicas, routing)
     if rate >= stable:

@@ -10,6 +10,7 @@ from functools import lru_cache
 
 import numpy as np
 
+from sizing.budget import checkpoint
 from sizing.errors import ScenarioError
 from sizing.replica import Replica
 from sizing.simulator.gaps import Counts, no_gaps
@@ -89,6 +90,7 @@ def closed_loop(
     `cached`: prompt tokens of each request that are found in the prefix cache (none: 0). `gaps` takes
     the token gaps from the third round on (see `no_gaps`).
     """
+    checkpoint("closed loop")
     users = min(concurrency, len(isl))
     run = checked_requests(replica, isl, osl, np.zeros(len(isl)))
     if cached is not None:

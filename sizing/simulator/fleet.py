@@ -17,6 +17,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from sizing.budget import checkpoint
 from sizing.errors import ScenarioError
 from sizing.replica import Replica
 from sizing.simulator.borrowing import borrowed
@@ -42,6 +43,8 @@ from sizing.workload import ROUTINGS, Routing, Seconds, Tokens
 
 RANDOM, ROUND_ROBIN, POWER_OF_TWO = map(ROUTINGS.index, ("random", "round_robin", "power_of_two"))
 UNWATCHED = Watch()
+PART = 32_768
+"""Requests served between two looks whether the run is still wanted: milliseconds, seconds at the longest."""
 _ROUTER = np.dtype([("routing", "i8"), ("up", "i8"), ("turn", "i8")])
 
 
@@ -94,6 +97,7 @@ def serve(
 
     Raises ScenarioError for a failure of a replica that is not there or is dead already, and when in the end all are.
     """
+    checkpoint(f"simulation of {len(requests):,} requests{on_replicas(len(replicas), routing)}")
     changes = _changes(failures, len(replicas))
     jitter_seed = int(rng.integers(2**32)) if any(replica.rough.jitter for replica in replicas) else 0
     states = idle_states(len(replicas), jitter_seed, watch.sample_every_s)
@@ -103,6 +107,7 @@ def serve(
     windows = Windows.of(len(requests), warmup) if watch.token_gaps else Windows((), [])
     if len(replicas) == 1 and not changes:
         for first, last in windows.parts(0, len(requests)):
+            checkpoint()
             run_part(engines[0], states, work, requests, first, last)
             windows.note(last, work)
         return watched(states, work, watch, windows.gaps(requests, streams))
@@ -142,8 +147,9 @@ class Windows(NamedTuple):
         return cls(tuple(map(int, np.unique(np.linspace(int(warmup * requests), requests - 1, WINDOWS + 1)))), [])
 
     def parts(self, first: int, last: int) -> list[tuple[int, int]]:
-        """The requests from `first` to before `last`, cut where something is to be noted."""
-        return list(pairwise([first, *(mark for mark in self.marks if first < mark < last), last]))
+        """The requests from `first` to before `last`, cut where something is to be noted and after `PART` at most."""
+        cuts = {first, last, *range(first, last, PART), *(mark for mark in self.marks if first < mark < last)}
+        return list(pairwise(sorted(cuts)))
 
     def note(self, arrived: int, work: Work) -> None:
         """Note the gaps of all replicas, if it is time."""
@@ -167,8 +173,14 @@ class Windows(NamedTuple):
 def give_all(fleet: Fleet, first: int, last: int, windows: Windows, rng: np.random.Generator) -> None:
     """Give the requests from `first` to before `last` to replicas, each at its arrival."""
     for begin, end in windows.parts(first, last):
+        checkpoint()
         give(fleet, np.arange(begin, end), 0.0, rng)
         windows.note(end, fleet.work)
+
+
+def on_replicas(replicas: int, routing: Routing) -> str:
+    """What makes a run of a fleet dearer than that of one replica, in words."""
+    return f" on {replicas} replicas with {routing} routing" if replicas > 1 else ""
 
 
 def _changes(failures: Sequence[Failure], replicas: int) -> list[tuple[float, int, bool]]:

@@ -5,11 +5,16 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Callable
 from pathlib import Path
+from threading import local
+from time import thread_time
 from typing import Any, TypeVar, cast
 
 import numpy as np
 from numba import njit
+from numba.core import event
 from numpy.typing import NDArray
+
+from sizing.budget import unbilled
 
 Compiled = TypeVar("Compiled", bound=Callable[..., object])
 Heap = NDArray[np.int64]
@@ -45,6 +50,25 @@ def _compiled(function: Compiled, inlined: bool) -> Compiled:
     kept = kernel._cache._cache_file
     kept._source_stamp = (kept._source_stamp, _SOURCES)
     return cast(Compiled, kernel)
+
+
+class _Compiling(event.Listener, local):
+    """Takes compiling, a minute once on a machine, out of what a question may cost; one compilation calls others."""
+
+    depth, began_s = 0, 0.0
+
+    def on_start(self, _: event.Event) -> None:
+        if self.depth == 0:
+            self.began_s = thread_time()
+        self.depth += 1
+
+    def on_end(self, _: event.Event) -> None:
+        self.depth -= 1
+        if self.depth == 0:
+            unbilled(thread_time() - self.began_s)
+
+
+event.register("numba:compile", _Compiling())  # type: ignore[no-untyped-call]
 
 
 @compiled

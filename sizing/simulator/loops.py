@@ -24,7 +24,7 @@ def run_stream(engine: Engine, states: States, work: Work, requests: Requests) -
 
 @compiled
 def run_part(engine: Engine, states: States, work: Work, requests: Requests, first: int, last: int) -> None:
-    """The same up to the arrival of request `last` - 1, of which `first` is the next to arrive; to the end with all."""
+    """The same for requests `first` to `last - 1`, after those before them; after the last of all, to the end."""
     state = states[0]
     mine, requests = work_of(work, 0), borrowed(requests)
     for request in range(first, last):

@@ -7,14 +7,24 @@ from dataclasses import replace
 
 import pytest
 
-from sizing import planner
+from sizing import capacity, planner
 from sizing.band import capacity_band
-from sizing.capacity import BY_FORMULA, NEAR, SlaMissed, first_capacity_per_s, load_response
+from sizing.capacity import (
+    BY_FORMULA,
+    BY_SIMULATION,
+    NEAR,
+    Setting,
+    SlaMissed,
+    first_capacity_per_s,
+    load_response,
+)
 from sizing.fleets.daily import gpus_by_hour
 from sizing.fleets.existing import best_first, largest_rate
 from sizing.fleets.sharing import Share, Terms, alone
 from sizing.plan import Fleet, Question, Rejection
+from sizing.replica import Replica
 from sizing.sensitivity import sensitivities
+from sizing.simulator import Simulated
 from sizing.workload import Lengths, Limit, Sla, Workload
 from tests.sizing.engines import candidate, question
 
@@ -89,3 +99,23 @@ def test_the_band_of_a_fitted_law_stays_finite(asked: Question) -> None:
     pair = (replace(engine, law=engine.law.scaled(0.98)), replace(engine, law=engine.law.scaled(1.02)))
     low, high = capacity_band(replace(candidate(), variants=(pair,)), planner.setting_of(asked, 1))
     assert 0 <= low < 1 < high < math.inf
+
+
+def test_one_run_tells_that_an_idle_replica_misses_by_simulation_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The formula puts p99 TTFT of varied prompts 5 % over, and so it is: the search for a load is left out."""
+    varied = Workload(Lengths(2000, 256, 0.5, 0.5), 1.0)
+    loose = question(workload=varied, sla=Sla(ttft=Limit("ttft", 99, 5.0)))
+    idle_s = load_response(candidate().replica, planner.setting_of(loose, 1)).idle.ttft.p99_s
+    tight = replace(loose, sla=Sla(ttft=Limit("ttft", 99, idle_s / 1.05)))
+    runs: list[float] = []
+    run_at = capacity.run_at
+
+    def counted(replica: Replica, setting: Setting, rate_per_s: float, requests: int) -> Simulated:
+        runs.append(rate_per_s)
+        return run_at(replica, setting, rate_per_s, requests)
+
+    monkeypatch.setattr(capacity, "run_at", counted)
+    with pytest.raises(SlaMissed) as missed:
+        BY_SIMULATION.capacity_per_s(candidate().replica, planner.setting_of(tight, 1))
+    assert len(runs) == 1
+    assert missed.value.near and missed.value.alone_s > idle_s / 1.05

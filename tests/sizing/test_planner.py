@@ -15,6 +15,7 @@ from sizing.capacity import BY_FORMULA, BY_SIMULATION, Setting, SlaMissed
 from sizing.errors import NoFeasiblePlan, ScenarioError
 from sizing.evidence.gpu_counts import scenario
 from sizing.plan import Candidate, Fleet, Plan, Question
+from sizing.prediction import Prediction, Quantiles
 from sizing.replica import Batching, Replica
 from sizing.simulator import simulate
 from sizing.steptime import StepLaw
@@ -179,3 +180,33 @@ def test_a_fleet_without_headroom_holds_in_the_next_run(number: int) -> None:
             replica, asked.workload, replicas=fleet.working, routing=asked.routing, requests=240_000, seed=seed
         )
         assert run.meets(asked.sla)
+
+
+@pytest.mark.parametrize("working", [1, 7, 200, 500_000])
+@pytest.mark.parametrize("short", [0.0, 0.004, 0.03, 0.6])
+def test_a_fleet_settles_in_few_tries_whatever_its_size(working: int, short: float) -> None:
+    """TTFT is over its limit until the fleet is `short` larger than the search for the capacity said."""
+    asked = question(rate=float(working), sla=Sla(ttft=Limit("ttft", 95, 1.0)))
+    least = math.ceil(working * (1 + short))
+    tried: list[int] = []
+
+    def predict(_: Replica, __: Setting, load_per_s: float) -> Prediction:
+        replicas = round(working / load_per_s)
+        tried.append(replicas)
+        some = Quantiles(*(least / replicas,) * 5)
+        return Prediction(some, some, some, False, 0.5, "analytic")
+
+    found, predicted = planner.settle(asked, candidate(), dataclasses.replace(BY_FORMULA, predict=predict), working)
+    assert predicted.meets(asked.sla) and found in tried
+    assert least <= found <= least + working // planner.FINE
+    assert len(tried) <= 20
+
+
+def test_a_fleet_that_never_settles_is_tried_up_to_twice_its_size() -> None:
+    def never(*_: object) -> Prediction:
+        slow = Quantiles(*(9.0,) * 5)
+        return Prediction(slow, slow, slow, False, 0.5, "analytic")
+
+    found, predicted = planner.settle(question(), candidate(), dataclasses.replace(BY_FORMULA, predict=never), 10)
+    assert found == 21
+    assert not predicted.meets(SLA)

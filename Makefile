@@ -10,7 +10,7 @@ export OPENBLAS_NUM_THREADS ?= 1
 .PHONY: app test check bench lock system clean
 
 app: $(VENV)/stamp
-	$(BIN)/streamlit run app.py --server.port $(PORT) --server.headless $(if $(DISPLAY),false,true) --server.showEmailPrompt false
+	$(BIN)/streamlit run serve.py --server.port $(PORT) --server.headless $(if $(DISPLAY),false,true) --server.showEmailPrompt false
 
 test: $(VENV)/stamp system
 	$(BIN)/python -m pytest

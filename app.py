@@ -1,8 +1,8 @@
-"""The door: read the link, draw the scenario form, run the page, write the link. Start with: streamlit run app.py"""
+"""The door: read the link, draw the scenario form, run the page, write the link. serve.py serves it."""
 
 import streamlit as st
 
-from ui import answers, form, link, login, look, patience
+from ui import answers, form, health, link, login, look, patience
 from ui.words import plain
 
 st.set_page_config(page_title="GPUs for LLM serving", page_icon="ui/icon.svg", layout="wide", initial_sidebar_state=360)
@@ -28,6 +28,9 @@ if st.session_state.link_problems:
     st.warning("  \n".join(map(plain, st.session_state.link_problems)), title="This link was not taken as it stands")
 st.session_state.gpus_found = None
 st.session_state.shown = {}
+if not health.has_first_answer():
+    with st.spinner(health.GETTING_READY):
+        health.wait_for_first_answer()
 with patience.while_wanted():
     page.run()
 query = link.to_query(scenario, st.session_state.gpus_found, answers.stamp(scenario))

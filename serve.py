@@ -1,19 +1,43 @@
-"""The app as a team's server runs it: with an endpoint for probes, and links that outlive a login.
+"""The app as it is served: behind its gate, with an endpoint for probes, and links that outlive a login.
 
-Start with: streamlit run serve.py
+Start with: make app, or on a team's server: streamlit run serve.py
 """
 
+import sys
+import webbrowser
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+
 import streamlit as st
+from anyio import to_thread
 from starlette.middleware import Middleware
 from starlette.routing import Route
+from streamlit.web.server.server_util import get_url
 
 from ui.after_login import ReturnToLink
+from ui.gate import Gate, most_sessions
 from ui.health import Health
 
 health = Health()
+
+
+@asynccontextmanager
+async def serving(app: st.App) -> AsyncIterator[None]:
+    """From start to end; a browser is opened where Streamlit is told that there is one (`server.headless`)."""
+    async with health.while_serving(app):
+        if not st.get_option("server.headless"):
+            await to_thread.run_sync(webbrowser.open, get_url("localhost"))
+        yield
+
+
+try:
+    room = most_sessions()
+except ValueError as wrong:
+    print(f"error: {wrong}", file=sys.stderr)
+    sys.exit(2)
 app = st.App(
     "app.py",
-    lifespan=health.while_serving,
+    lifespan=serving,
     routes=[Route("/healthz", health.respond)],
-    middleware=[Middleware(ReturnToLink)],
+    middleware=[Middleware(Gate, most_sessions=room), Middleware(ReturnToLink)],
 )

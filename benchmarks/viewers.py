@@ -176,7 +176,7 @@ def main() -> None:
     options = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder, ExitStack() as stack:
         database = f"sqlite:///{folder}/calibration.db"
-        servers = [stack.enter_context(started(database, script="serve.py")) for _ in range(options.servers)]
+        servers = [stack.enter_context(started(database)) for _ in range(options.servers)]
         for server in servers:  # warm: compiled, and the candidates of every scenario known
             asyncio.run(all_visit([server.address], 4, 0, 0.1))
         for name in ("loads never asked for", "loads asked for before"):

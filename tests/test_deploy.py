@@ -12,6 +12,8 @@ from typing import Any
 import pytest
 import yaml
 
+from ui import gate
+
 ROOT = Path(__file__).parents[1]
 DOC = ROOT / "docs" / "deploy.md"
 UNIT = ROOT / "deploy" / "sizing@.service"
@@ -147,6 +149,32 @@ def test_the_example_of_secrets_is_complete_and_holds_none() -> None:
     assert set(auth) == {"redirect_uri", "cookie_secret", "client_id", "client_secret", "server_metadata_url"}
     assert auth["redirect_uri"].endswith("/oauth2callback")
     assert all("replace me" in auth[name] for name in ("cookie_secret", "client_id", "client_secret"))
+
+
+def test_the_unit_and_its_pages_have_descriptors_enough() -> None:
+    (files,) = unit()["LimitNOFILE"]
+    assert int(files) >= 4 * gate.MOST_SESSIONS * gate.FILES_A_SESSION + gate.FILES_BESIDE
+
+
+def test_every_way_to_serve_a_team_names_the_host_that_it_answers_to() -> None:
+    named = gate.HOSTS_VARIABLE
+    assert f"\n{named}=planner.example.com\n" in (ROOT / "deploy" / "environment.example").read_text()
+    (container,) = manifests()["Deployment"]["spec"]["template"]["spec"]["containers"]
+    assert {"name": named, "value": "planner.example.com"} in container["env"]
+    assert f"-e {named}=planner.example.com" in DOC.read_text()
+    config = tomllib.loads((ROOT / ".streamlit" / "config.toml").read_text())
+    assert set(config["server"]["allowedHosts"]) == {"localhost", "127.0.0.1", "::1"}
+
+
+def test_each_header_is_set_in_one_place_and_told_to_other_proxies() -> None:
+    told, caddy = DOC.read_text(), (ROOT / "deploy" / "Caddyfile").read_text()
+    for name, value in gate.HEADERS.items():
+        assert f"{name}: {value}" in told and name not in caddy
+    assert "Strict-Transport-Security" in caddy
+
+
+def test_make_app_serves_what_a_team_is_served() -> None:
+    assert "streamlit run serve.py " in (ROOT / "Makefile").read_text()
 
 
 def test_nothing_listens_beyond_loopback_unless_told() -> None:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import sys
+import threading
 import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -23,7 +25,14 @@ WITHIN_S = 4.0
 HOLDS_FOR_S = 2.0
 """For so long a verdict is given again: however many ask, the store is asked this often."""
 
+SAID_AFTER_S = 4.0
+"""A first answer takes about two seconds of a core where the simulator is compiled already, and half a minute else."""
+GETTING_READY = "Getting ready. After an install or an update the simulator is compiled, which takes half a minute."
+
 Verdict = dict[str, str]
+
+_first_is_given = threading.Event()
+_first_is_given.set()
 
 
 class Health:
@@ -41,12 +50,18 @@ class Health:
     @asynccontextmanager
     async def while_serving(self, _app: object) -> AsyncIterator[None]:
         """From the server's start to its end: the first question is its own, so that no visitor waits for it."""
+        _first_is_given.clear()
         first = asyncio.create_task(self._answer_once())
+        slow = asyncio.create_task(_tell_where_slow(first))
         yield
         first.cancel()
+        slow.cancel()
 
     async def _answer_once(self) -> None:
-        self._planner = await to_thread.run_sync(first_answer, abandon_on_cancel=True)
+        try:
+            self._planner = await to_thread.run_sync(first_answer, abandon_on_cancel=True)
+        finally:
+            _first_is_given.set()
 
     async def respond(self, _request: Request) -> JSONResponse:
         """200 when every part is well, 503 when one is not, and the verdict on each as JSON."""
@@ -61,6 +76,26 @@ class Health:
                 self._verdict = await _examine()
                 self._until_s = time.monotonic() + HOLDS_FOR_S
             return self._verdict
+
+
+def wait_for_first_answer() -> None:
+    """Return once the server in this process has its first answer; at once where it has, or is not asked for one."""
+    _first_is_given.wait()
+
+
+def has_first_answer() -> bool:
+    """False while the server in this process works on its first answer, and what is asked meanwhile has to wait."""
+    return _first_is_given.is_set()
+
+
+async def _tell_where_slow(first: asyncio.Task[None]) -> None:
+    """Say on stderr why nothing is answered yet, and when that is over."""
+    start_s = time.monotonic()
+    await asyncio.wait({first}, timeout=SAID_AFTER_S)
+    if not first.done():
+        print(GETTING_READY, file=sys.stderr)
+        await asyncio.wait({first})
+        print(f"Ready after {time.monotonic() - start_s:.0f} s.", file=sys.stderr)
 
 
 async def _examine() -> Verdict:

@@ -5,13 +5,18 @@ It is on when Streamlit's secrets have an `[auth]` section (docs/deploy.md). Wha
 
 from __future__ import annotations
 
+import json
 import os
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import streamlit as st
+from streamlit.auth_util import get_cookie_with_chunks, get_secrets_auth_section
 from streamlit.errors import StreamlitAuthError
+from streamlit.web.server.server_util import get_cookie_secret
+from streamlit.web.server.starlette.starlette_app_utils import decode_signed_value
+from streamlit.web.server.starlette.starlette_server_config import USER_COOKIE_NAME
 
 from ui.words import plain
 
@@ -21,7 +26,7 @@ DEFAULT_PROVIDER = "default"
 
 def require() -> None:
     """Go on only for a visitor who may see the pages; for any other, draw what to do and end the run."""
-    user, fault = st.user.to_dict(), _fault()
+    user, fault = st.user.to_dict(), _fault(is_on())
     if not fault and (not is_on() or (user["is_logged_in"] and not why_refused(user, allowed_domains()))):
         return
     with st.columns([1, 2, 1])[1]:
@@ -35,6 +40,19 @@ def require() -> None:
         else:
             _ask()
     st.stop()
+
+
+def why_kept_out(cookies: Mapping[str, str]) -> str:
+    """Why a request with these cookies is not let in where no page asks for a login; empty where it is let in.
+
+    The same rule as `require`, for what goes past the page, such as an upload.
+    """
+    on = bool(get_secrets_auth_section())
+    fault = _fault(on)
+    if fault or not on:
+        return fault
+    user = _claims(cookies)
+    return why_refused(user, allowed_domains()) if user.get("is_logged_in") is True else "Log in first."
 
 
 def account() -> None:
@@ -79,12 +97,23 @@ def name_of(user: Mapping[str, Any]) -> str:
     return str(user.get("email") or user.get("name") or user.get("sub") or "an account without a name")
 
 
-def _fault() -> str:
+def _claims(cookies: Mapping[str, str]) -> dict[str, Any]:
+    """What Streamlit's cookie says of who is logged in; nothing where this server did not sign it lately."""
+
+    def part(name: str) -> bytes | None:
+        value = cookies.get(name, "").encode("latin-1", "replace")
+        return decode_signed_value(get_cookie_secret(), name, value)
+
+    signed = get_cookie_with_chunks(part, USER_COOKIE_NAME)
+    return dict(json.loads(signed)) if signed else {}
+
+
+def _fault(on: bool) -> str:
     """What of the login is half set up; empty when nothing is. A file that cannot be read must not open the doors."""
     files = st.get_option("secrets.files")
-    if not is_on() and any(Path(file).exists() for file in files) and not st.secrets.load_if_toml_exists():
+    if not on and any(Path(file).exists() for file in files) and not st.secrets.load_if_toml_exists():
         return "The file of secrets cannot be read, so that nobody is let in: its operator finds the fault in the log."
-    if not is_on() and allowed_domains():
+    if not on and allowed_domains():
         return f"{DOMAINS_VARIABLE} is set, but there is no section [auth] in the secrets: see docs/deploy.md."
     return ""
 

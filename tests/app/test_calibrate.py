@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 import yaml
+from streamlit.runtime.memory_uploaded_file_manager import MemoryUploadedFileManager
 from streamlit.testing.v1 import AppTest
 
 from calibration import jobs
@@ -309,6 +310,20 @@ def test_a_file_is_seen_before_it_is_taken_in(calibrate: Callable[..., AppTest],
     assert "Run 1 holds the points." in words(app) and "All 6 points are accepted" in words(app)
     again = press(uploaded(calibrate("import"), "points.csv", table(POINTS)), "Accept 6 points")
     assert "had these points already" in words(again) and len(store.runs()) == 1
+
+
+def test_a_file_that_is_taken_in_or_left_behind_is_not_held(
+    calibrate: Callable[..., AppTest], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    freed: list[str] = []
+    monkeypatch.setattr(MemoryUploadedFileManager, "remove_file", lambda _, session_id, file_id: freed.append(file_id))
+    app = uploaded(calibrate("import"), "points.csv", table(POINTS))
+    first = app.session_state.import_held
+    assert first and freed == []
+    second = uploaded(app, "other.csv", table(POINTS)).session_state.import_held
+    assert freed == [first] and second != first
+    press(app, "Accept 6 points")
+    assert freed == [first, second] and app.session_state.import_held is None
 
 
 @pytest.mark.parametrize(

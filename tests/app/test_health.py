@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import pytest
+import streamlit as st
 from starlette.applications import Starlette
 from starlette.routing import Route
 from starlette.testclient import TestClient
+from streamlit.testing.v1 import AppTest
 
 from calibration.store import DATABASE_VARIABLE, Store
 from sizing import catalog, planner
@@ -95,3 +99,62 @@ def test_the_first_question_is_really_answered(monkeypatch: pytest.MonkeyPatch) 
 
     monkeypatch.setattr(planner, "plan", refuse)
     assert health.first_answer() == "no answer"
+
+
+def test_a_slow_first_answer_is_announced_and_its_end_too(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    compiled = threading.Event()
+    monkeypatch.setattr(health, "SAID_AFTER_S", 0.0)
+    monkeypatch.setattr(health, "first_answer", lambda: compiled.wait(60) and "ok")
+    server = Health()
+    routes = [Route("/healthz", server.respond)]
+    with TestClient(Starlette(routes=routes, lifespan=server.while_serving)) as client:
+        said = read_until(capsys, health.GETTING_READY)
+        assert "Ready" not in said and not health.has_first_answer()
+        compiled.set()
+        health.wait_for_first_answer()
+        read_until(capsys, "Ready after")
+        assert after_start(lambda: client.get("/healthz")).status_code == 200
+    assert health.has_first_answer()
+
+
+def test_a_quick_first_answer_is_not_announced(probe: Any, capsys: pytest.CaptureFixture[str]) -> None:
+    after_start(probe)
+    assert capsys.readouterr().err == ""
+
+
+def test_a_server_that_stops_before_its_first_answer_keeps_no_page_waiting(monkeypatch: pytest.MonkeyPatch) -> None:
+    stopped = threading.Event()
+    monkeypatch.setattr(health, "first_answer", lambda: stopped.wait(60) and "ok")
+    with TestClient(Starlette(lifespan=Health().while_serving)):
+        assert not health.has_first_answer()
+    assert health.has_first_answer()
+    stopped.set()
+
+
+def read_until(capsys: pytest.CaptureFixture[str], words: str) -> str:
+    """What was said on stderr up to these words and a little further."""
+    deadline_s, said = time.monotonic() + 30, ""
+    while words not in said:
+        assert time.monotonic() < deadline_s
+        time.sleep(0.01)
+        said += capsys.readouterr().err
+    return said
+
+
+def test_a_page_that_has_to_wait_for_it_says_why(
+    opened: Callable[..., AppTest], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    story: list[str] = []
+
+    @contextmanager
+    def spinner(words: str = "", **_: object) -> Iterator[None]:
+        story.append(words)
+        yield
+
+    monkeypatch.setattr(st, "spinner", spinner)
+    monkeypatch.setattr(health, "has_first_answer", lambda: False)
+    monkeypatch.setattr(health, "wait_for_first_answer", lambda: story.append("waited"))
+    assert opened().title[0].value.startswith("You need")
+    assert story[:2] == [health.GETTING_READY, "waited"]

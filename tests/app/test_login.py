@@ -133,6 +133,21 @@ def test_an_address_is_let_in_by_its_own_domain_and_by_no_other(one: str, other:
     assert bool(login.why_refused(user, (theirs,))) == (mine != theirs)
 
 
+def test_requests_past_the_page_are_kept_out_by_the_same_rule(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert login.why_kept_out({}) == ""  # no login is set up
+    monkeypatch.setenv(login.DOMAINS_VARIABLE, "example.com")
+    assert login.DOMAINS_VARIABLE in login.why_kept_out({})  # half of one
+    monkeypatch.setattr(login, "get_secrets_auth_section", lambda: AUTH | PROVIDER)
+    assert login.why_kept_out({}) == "Log in first."
+    monkeypatch.delenv(login.DOMAINS_VARIABLE)
+    monkeypatch.setattr(login, "get_secrets_auth_section", dict)
+    broken = tmp_path / "secrets.toml"
+    broken.write_text("[auth\nclient_id = 1")
+    monkeypatch.setattr(st, "get_option", lambda name: [str(broken)] if name == "secrets.files" else None)
+    monkeypatch.setattr(type(st.secrets), "load_if_toml_exists", lambda self: False)
+    assert "cannot be read" in login.why_kept_out({})
+
+
 def answered(cookie: str = "", **headers: str) -> tuple[Any, Any]:
     """What /auth/login and /oauth2callback answer behind the middleware, in front of a server that redirects."""
 

@@ -9,7 +9,7 @@ import subprocess
 import sys
 import time
 import urllib.request
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import NamedTuple
@@ -37,18 +37,25 @@ class Server(NamedTuple):
 
 
 @contextmanager
-def served(database: str, *options: str, script: str = "app.py", **environment: str) -> Iterator[str]:
-    """The address of `streamlit run SCRIPT OPTIONS` over the store at `database`; the server stops at the end."""
-    with started(database, *options, script=script, **environment) as server:
+def served(database: str, *options: str, **environment: str) -> Iterator[str]:
+    """The address of `streamlit run serve.py OPTIONS` over the store at `database`; the server stops at the end."""
+    with started(database, *options, **environment) as server:
         yield server.address
 
 
 @contextmanager
-def started(database: str, *options: str, script: str = "app.py", **environment: str) -> Iterator[Server]:
+def started(database: str, *options: str, **environment: str) -> Iterator[Server]:
     """The same with the server's process; `environment` is added to this one's."""
     port = free_port()
-    command = [sys.executable, "-m", "streamlit", "run", script, f"--server.port={port}", *options]
-    variables = {**os.environ, "SIZING_DATABASE_URL": database, **environment}
+    command = [sys.executable, "-m", "streamlit", "run", "serve.py", f"--server.port={port}", *options]
+    with running(command, port, SIZING_DATABASE_URL=database, **environment) as server:
+        yield server
+
+
+@contextmanager
+def running(command: Sequence[str], port: int, **environment: str) -> Iterator[Server]:
+    """The server that a command starts on a port of loopback, once it answers; it stops at the end."""
+    variables = {**os.environ, **environment}
     with subprocess.Popen(command, cwd=ROOT, env=variables, stdout=subprocess.DEVNULL) as process:
         try:
             server = Server(f"http://127.0.0.1:{port}", process)

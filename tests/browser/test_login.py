@@ -6,7 +6,7 @@ import re
 from collections.abc import Iterator
 
 import pytest
-from playwright.sync_api import Page, expect
+from playwright.sync_api import Page, Response, expect
 
 from tests.browser.provider import CLIENT_ID, CLIENT_SECRET, Provider, provider
 from tests.browser.served import chromium, served
@@ -39,7 +39,7 @@ def address(openid: Provider, tmp_path_factory: pytest.TempPathFactory) -> Itera
     secrets.write_text(SECRETS.format(CLIENT_ID=CLIENT_ID, CLIENT_SECRET=CLIENT_SECRET, address=openid.address))
     options = (f"--secrets.files={secrets}",)
     domains = {"SIZING_ALLOWED_DOMAINS": "example.com"}
-    with served(f"sqlite:///{folder / 'calibration.db'}", *options, script="serve.py", **domains) as url:
+    with served(f"sqlite:///{folder / 'calibration.db'}", *options, **domains) as url:
         yield url
 
 
@@ -76,6 +76,27 @@ def test_a_link_opened_before_login_is_opened_after_it_and_logout_closes_it(
     assert openid.logged_out == sessions_ended + 1
     page.goto(address)
     expect(page.get_by_role("button", name="Log in")).to_be_visible(timeout=WAIT_MS)
+
+
+def test_a_visitor_who_is_logged_in_uploads_a_file_and_nobody_else_does(page: Page, address: str) -> None:
+    sent: list[Response] = []
+    page.on("response", lambda response: response.request.method == "PUT" and sent.append(response))
+    page.goto(address)
+    log_in(page)
+    page.get_by_role("link", name="Calibrate").click()
+    page.get_by_text("Import", exact=True).click()
+    chooser = page.get_by_test_id("stFileUploaderDropzoneInput")
+    chooser.wait_for(state="attached")
+    chooser.set_input_files({"name": "x.json", "mimeType": "text/plain", "buffer": b"{}"})
+    expect(page.get_by_text(re.compile(r"^x\.json: not a file of any known kind"))).to_be_visible(timeout=WAIT_MS)
+    assert [response.status for response in sent] == [204]
+    headers = {name: value for name, value in sent[0].request.all_headers().items() if not name.startswith(":")}
+    page.context.clear_cookies(name="_streamlit_user")
+    kept = "; ".join(f"{cookie['name']}={cookie['value']}" for cookie in page.context.cookies())  # type: ignore[typeddict-item]
+    again = page.request.put(
+        sent[0].url, headers=headers | {"cookie": kept}, data=sent[0].request.post_data_buffer or b""
+    )
+    assert again.status == 403 and again.text() == "Log in first.\n"
 
 
 @pytest.mark.parametrize(

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import re
+from typing import cast
 
 import streamlit as st
+from streamlit.runtime.memory_uploaded_file_manager import MemoryUploadedFileManager
+from streamlit.runtime.scriptrunner import get_script_run_ctx
 from streamlit.runtime.uploaded_file_manager import UploadedFile
 
 from calibration.errors import CalibrationError
@@ -54,10 +57,20 @@ def import_view(store: Store) -> None:
     names = {TOLD: TOLD, **KIND_NAMES}
     kind = right.selectbox("Written by", list(names), format_func=names.__getitem__, key="import_kind")
     said = _said()
+    _let_go_of_all_but(file)
     if file is None:
         st.caption("Nothing is kept before you have seen the points and accepted them.")
         return
     _looked_at(store, _upload(file, kind, said))
+
+
+def _let_go_of_all_but(file: UploadedFile | None) -> None:
+    """Free the file before this one, taken in or left behind: Streamlit holds each for as long as the page is open."""
+    before, now = state.get("import_held"), file and file.file_id
+    context = get_script_run_ctx()
+    if context and before and before != now:
+        cast(MemoryUploadedFileManager, context.uploaded_file_mgr).remove_file(context.session_id, before)
+    state.import_held = now
 
 
 def _said() -> dict[str, object]:
@@ -114,6 +127,7 @@ def _take_in(store: Store, upload: Upload) -> None:
         state.calibrate_refused = str(error)
         return
     state.import_number += 1
+    _let_go_of_all_but(None)
     calibrating.forget_points()
     state.calibrate_done = (
         f"Run {run_id}{' holds the points' if new else ' had these points already; they are accepted'}."

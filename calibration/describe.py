@@ -126,7 +126,8 @@ def _contract(config: Any, tensors: TensorNames) -> Contract:
 
 
 def _datatype(tensor: Any) -> str:
-    name = tensor.DESCRIPTOR.fields_by_name["data_type"].enum_type.values_by_number[tensor.data_type].name
+    known = tensor.DESCRIPTOR.fields_by_name["data_type"].enum_type.values_by_number
+    name = known[tensor.data_type].name if tensor.data_type in known else f"TYPE_{tensor.data_type}"
     return "BYTES" if name == "TYPE_STRING" else str(name).removeprefix("TYPE_")
 
 

@@ -103,7 +103,7 @@ def _half_width(known: Mapping[str, float]) -> str:
 
 def _jittered_gaps(load: Load, seen: Sample) -> Iterator[str]:
     lag_s, itl_s = load.client.loop_lag_p99_s, seen.itl_s[np.isfinite(seen.itl_s)]
-    if itl_s.size and lag_s > LAG_SHARE_OF_ITL * itl_s.mean():
+    if itl_s.size and lag_s > LAG_SHARE_OF_ITL * itl_s.mean() > 0:  # 0: whole answers came in one piece
         yield (
             f"gaps between tokens hold up to {lag_s * 1000:.3g} ms of the client's own lag (p99), "
             f"{lag_s / itl_s.mean():.0%} of the mean ITL"

@@ -16,7 +16,9 @@ from sizing.errors import PointsError
 from sizing.workload import Lengths
 
 LoadKind = Literal["concurrency", "constant_rate", "poisson_rate", "gamma_rate", "schedule", "trace"]
-Verdict = Literal["", "steady", "overloaded", "unsteady", "client_limited", "errors", "wrong_lengths", "little"]
+Verdict = Literal[
+    "", "steady", "overloaded", "unsteady", "client_limited", "shared", "errors", "wrong_lengths", "little"
+]
 """What a point is worth: "" not judged, "steady" fit for use, every other void, and why."""
 Positive = Annotated[float, Field(gt=0)]
 Count = Annotated[int, Field(ge=1)]

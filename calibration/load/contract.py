@@ -65,6 +65,11 @@ class Contract:
     decoupled: bool | None = None
 
     @property
+    def is_ensemble(self) -> bool:
+        """True where the config leaves open whether the model is decoupled: its steps say so."""
+        return self.decoupled is None
+
+    @property
     def ids_name(self) -> str:
         """The output with the token ids of an answer."""
         return self.tensors.output_ids or "output_ids"

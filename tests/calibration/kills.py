@@ -82,7 +82,7 @@ def campaign(url: str, folder: Path, server: str, kills: int, seed: int, says: C
         f"concurrency: {list(range(1, LEVELS + 1))}\nuntil: {{half_width: 0.001}}\nbudget_s: {LEVEL_S}\n"
         "check_load: 0\nclient: {self_check: false}\n"
     )
-    command, run_id = ["run", str(plan)], 1
+    command = ["run", str(plan)]
     while True:
         delay_s = rng.uniform(0.0, KILLED_WITHIN_S) if seen.kills < kills else ENDS_WITHIN_S
         code, told = _killed_after(command, url, folder, delay_s)
@@ -99,19 +99,19 @@ def campaign(url: str, folder: Path, server: str, kills: int, seed: int, says: C
         elif code != 0:
             seen.faults.append(f"{' '.join(command[:2])} ended with exit code {code}: {told[-300:].strip()}")
             return seen
-        if not runs or (runs[0].state == "done" and seen.kills < kills):
-            _check_whole(seen, run_id if runs else 0)
-            command, run_id = ["run", str(plan)], len(runs) + 1
-        elif runs[0].state == "done":
-            _check_whole(seen, run_id)
-            return seen
-        else:
+        if runs and runs[0].state != "done":
             command = ["resume", str(runs[0].id)]
+            continue
+        if runs:
+            _check_whole(seen, runs[0].id)
+            if seen.kills >= kills:
+                return seen
+        command = ["run", str(plan)]
 
 
 def _check_whole(seen: Campaign, run_id: int) -> None:
-    users = [point.load_value for point in seen.recorded.get(run_id, [])]
-    if run_id and users != list(range(1, LEVELS + 1)):
+    users = [point.load_value for point in seen.recorded[run_id]]
+    if users != list(range(1, LEVELS + 1)):
         seen.faults.append(f"run {run_id} is done with the levels {users}")
 
 

@@ -10,7 +10,7 @@ from calibration.errors import PlanError, ServerError
 from calibration.load import cores
 from calibration.load.contract import Contract, Input
 from calibration.load.loops import client
-from calibration.server_plan import DeploymentPlan, ServerPlan, TensorNames
+from calibration.server_plan import DeploymentPlan, ServerPlan, TensorNames, is_here
 from sizing.curves import Deployment
 
 ENGINE_MODEL = "tensorrt_llm"
@@ -53,16 +53,6 @@ async def describe(server: ServerPlan) -> Described:
         add_special_tokens=names.get("add_special_tokens", "").lower() in ("true", "1"),
         engine_cores=cores.read(_parameters(engine).get("engine_cores", "")) if is_here(server.url) else (),
     )
-
-
-def is_here(url: str) -> bool:
-    """True for an address of this machine itself.
-
-    >>> is_here("127.0.0.1:8001"), is_here("gpu-7:8001")
-    (True, False)
-    """
-    host = url.rpartition(":")[0]
-    return host in ("localhost", "[::1]") or host.startswith("127.")
 
 
 def deployment(plan: DeploymentPlan, engine: dict[str, str]) -> Deployment:
@@ -126,7 +116,8 @@ def _contract(config: Any, tensors: TensorNames) -> Contract:
 
 
 def _datatype(tensor: Any) -> str:
-    name = tensor.DESCRIPTOR.fields_by_name["data_type"].enum_type.values_by_number[tensor.data_type].name
+    known = tensor.DESCRIPTOR.fields_by_name["data_type"].enum_type.values_by_number
+    name = known[tensor.data_type].name if tensor.data_type in known else f"TYPE_{tensor.data_type}"
     return "BYTES" if name == "TYPE_STRING" else str(name).removeprefix("TYPE_")
 
 

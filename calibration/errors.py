@@ -10,6 +10,7 @@
     ├── WorkerError   a process of the load generator died in the middle of a level
     ├── Cancelled     a level was cancelled while it was measured
     └── StoreError    runs and points cannot be written or read, or the run asked for does not exist
+        └── StoreAway   the database does not answer now; what was tried may well succeed in a moment
 
 Each message is one line that says what was wrong, where, and what to do. The CLI prints it as it is.
 """
@@ -33,6 +34,10 @@ class NothingAnswered(ServerError):
 
 class StoreError(CalibrationError):
     """Runs and points could not be written or read."""
+
+
+class StoreAway(StoreError):
+    """The database does not answer now, or is locked; what was tried may well succeed in a moment."""
 
 
 class FileError(CalibrationError):

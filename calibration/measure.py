@@ -11,7 +11,7 @@ from itertools import islice
 
 import numpy as np
 
-from calibration.describe import Described, deployment, describe
+from calibration.describe import ENGINE_MODEL, Described, deployment, describe
 from calibration.errors import NothingAnswered
 from calibration.levels import Level
 from calibration.load.arrivals import arrival_times, schedule_times
@@ -167,12 +167,18 @@ def measure(
     if server.metrics_url is None:
         load = workers.drive(load_job, until, on_share=on_share, cancel=cancel)
     else:
-        with Scraper(server.metrics_url, server.model) as scraper:
+        with Scraper(server.metrics_url, server.model, _engine(target)) as scraper:
             load = workers.drive(load_job, until, on_share=on_share, cancel=cancel)
         seen = scraper.means((load.start_s, load.stop_s))
-        notes += [*scraper.notes(len(load.log)), *_reuse(plan, level, seen)]
+        load = replace(load, served=scraper.served())
+        notes += [*scraper.notes(), *_reuse(plan, level, seen)]
     where = f"calibration run {run_id}, {server.model} at {server.url}"
     return measurement(load, level, target.replica, source=where, notes=notes, server=seen)
+
+
+def _engine(target: Target) -> str | None:
+    """The engine's own model, where each request runs through it exactly once: an ensemble runs each step once."""
+    return ENGINE_MODEL if target.contract.is_ensemble else None
 
 
 def _reuse(plan: SweepPlan, level: Level, seen: Mapping[str, float]) -> list[str]:

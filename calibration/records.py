@@ -156,7 +156,8 @@ class Client:
 class Load:
     """All requests of one level, warm-up and drain included, and the window of full load: [start_s, stop_s).
 
-    `issued` requests fell due inside the window; `offered_per_s`, in an open loop, is their planned rate.
+    `issued` requests fell due inside the window; `offered_per_s`, in an open loop, is their planned rate. `served` are
+    the requests that the server's own counters rose by meanwhile, of all its clients; None where they do not tell.
     """
 
     log: RequestLog
@@ -166,6 +167,12 @@ class Load:
     ended: Ended
     client: Client = Client()
     offered_per_s: float | None = None
+    served: int | None = None
+
+    @property
+    def of_others(self) -> int:
+        """Requests that the server answered and that are not in the log; 0 where that is not known."""
+        return 0 if self.served is None else max(0, self.served - len(self.log))
 
     @property
     def duration_s(self) -> float:

@@ -7,6 +7,7 @@ import threading
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 from calibration.errors import CalibrationError, Cancelled, NothingAnswered, PlanError, StoreError
@@ -18,6 +19,7 @@ from calibration.measure import Pace, Target, measure, prepare, probe, seed_of
 from calibration.plan import PlanFile, parse_plan
 from calibration.reporter import Progress, Quiet, Reporter
 from calibration.store import Ending, Store
+from calibration.store.database import patient
 from calibration.store.work import give_up
 from calibration.sweep import Sweep, sweep_of
 
@@ -26,6 +28,7 @@ def run(file: PlanFile, store: Store, progress: Progress | None = None, cancel: 
     """Measure the levels of the plan; the number of the run is returned.
 
     Raises PlanError, FileError or ServerError before anything is stored if the plan and the server do not fit,
+    StoreError if a run at the same server is going on or the store refuses,
     ClientLimitedError if this machine cannot make the planned load, ServerError if the server is lost on the way,
     Cancelled when `cancel` is set, and KeyboardInterrupt: the points until then are kept, and `resume` goes on from
     there.
@@ -33,7 +36,7 @@ def run(file: PlanFile, store: Store, progress: Progress | None = None, cancel: 
     target = _begun(prepare(file))
     label = f"{file.plan.server.model} at {file.plan.server.url}"
     run_id = store.create_run(
-        file.text, folder=file.folder, label=label, levels=_levels(target), target=target.plan.server.url.lower()
+        file.text, folder=file.folder, label=label, levels=_levels(target), target=file.plan.server.url.lower()
     )
     _measured(run_id, target, store, progress or Quiet(), cancel)
     return run_id
@@ -56,7 +59,7 @@ def resume(run_id: int, store: Store, progress: Progress | None = None, cancel: 
                 raise PlanError(
                     f"run {run_id}: the server is not the one it was started on ({change}): start a new run"
                 )
-        store.restart_run(run_id, levels=_levels(target))
+        store.restart_run(run_id, levels=_levels(target), target=target.plan.server.url.lower())
     _measured(run_id, target, store, progress or Quiet(), cancel)
     return run_id
 
@@ -80,7 +83,7 @@ def _refusal_kept(run_id: int, store: Store) -> Iterator[None]:
 def _measured(run_id: int, target: Target, store: Store, progress: Progress, cancel: threading.Event | None) -> None:
     cancel, told = cancel or threading.Event(), Reporter(progress)
     alive = store.kept_alive(run_id, news=told.news, on_stop=cancel.set)
-    with _state_kept(run_id, store), alive, kept_off(target.served.engine_cores):
+    with _state_kept(run_id, store, told), alive, kept_off(target.served.engine_cores):
         told.started(run_id)
         missing = _missing(target.levels, store, run_id)
         if missing or len(store.done_levels(run_id)) < len(target.levels) + target.plan.check_loads:
@@ -116,7 +119,7 @@ def _follow(
     Raises NothingAnswered at the end, if there was a level of which every request failed: it has no point.
     """
     without: list[NothingAnswered] = []
-    while (level := sweep.next(store.points(run_id, as_measured=True))) is not None:
+    while (level := sweep.next(patient(partial(store.points, run_id, as_measured=True), progress.says))) is not None:
         if cancel.is_set():
             raise Cancelled("stopped between two levels")
         try:
@@ -129,7 +132,7 @@ def _follow(
             without.append(error)
             sweep.skip(level)
             continue
-        store.add_point(run_id, found, seed=seed_of(target, level))
+        patient(partial(store.add_point, run_id, found, seed=seed_of(target, level)), progress.says)
         progress.measured(level, found)
         pace = pace.after(found.point)
     if without:
@@ -137,7 +140,7 @@ def _follow(
 
 
 @contextmanager
-def _state_kept(run_id: int, store: Store) -> Iterator[None]:
+def _state_kept(run_id: int, store: Store, progress: Progress) -> Iterator[None]:
     """The run ends as done, interrupted or failed, whatever happens; a failure says how to go on."""
     try:
         yield
@@ -154,4 +157,4 @@ def _state_kept(run_id: int, store: Store) -> Iterator[None]:
         with suppress(StoreError):
             store.finish_run(run_id, "failed", f"{type(error).__name__}: {error}")
         raise
-    store.finish_run(run_id, "done")
+    patient(partial(store.finish_run, run_id, "done"), progress.says)

@@ -42,6 +42,27 @@ class ServerPlan(Strict):
     timeout_s: Positive = 120.0
 
 
+def is_here(url: str) -> bool:
+    """True for an address of this machine itself.
+
+    >>> is_here("127.0.0.1:8001"), is_here("gpu-7:8001")
+    (True, False)
+    """
+    host = url.rpartition(":")[0].lower()
+    return host in ("localhost", "[::1]", "0.0.0.0") or host.startswith("127.")
+
+
+def same_server(one: str, other: str) -> bool:
+    """Whether two addresses, each host:port as a plan names it, are one server's, as far as they tell.
+
+    >>> same_server("GPU-7:8001", "gpu-7:8001"), same_server("localhost:8001", "127.0.0.1:08001")
+    (True, True)
+    """
+    hosts, ports = zip(*(address.lower().rpartition(":")[::2] for address in (one, other)), strict=True)
+    alike = hosts[0] == hosts[1] or (is_here(one) and is_here(other))
+    return alike and ports[0].lstrip("0") == ports[1].lstrip("0")
+
+
 class DeploymentPlan(Strict):
     """What is written on the points where the server does not say it itself, or says it wrong."""
 

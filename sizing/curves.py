@@ -17,7 +17,9 @@ from sizing.numbers import significant
 from sizing.workload import Lengths
 
 LoadKind = Literal["concurrency", "constant_rate", "poisson_rate", "gamma_rate", "schedule", "trace"]
-Verdict = Literal["", "steady", "overloaded", "unsteady", "client_limited", "errors", "wrong_lengths", "little"]
+Verdict = Literal[
+    "", "steady", "overloaded", "unsteady", "client_limited", "shared", "errors", "wrong_lengths", "little"
+]
 """What a point is worth: "" not judged, "steady" fit for use, every other void, and why."""
 Positive = Annotated[float, Field(gt=0)]
 Count = Annotated[int, Field(ge=1)]

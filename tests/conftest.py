@@ -6,6 +6,8 @@ import os
 
 from hypothesis import settings
 
-settings.register_profile("ci", derandomize=True, print_blob=True)
+settings.register_profile("unhurried", deadline=None)  # how long an example takes on a busy machine says nothing
+settings.register_profile("ci", settings.get_profile("unhurried"), derandomize=True, print_blob=True)
+settings.load_profile("unhurried")
 if os.environ.get("CI"):
     settings.load_profile("ci")

@@ -22,6 +22,7 @@ from calibration.server_plan import TensorNames
 CountedBy = Literal["output_ids", "sequence_length", "output_log_probs", "responses"]
 Value = str | bool | int | float | tuple[int, ...]
 NO_END_ID = -1
+MOST_TOKENS = 2**31 - 1
 LENGTH_NAMES = ("max_tokens", "request_output_len", "sampling_param_max_tokens")
 MINIMUM_NAMES = ("min_tokens", "min_length")
 _DTYPES: dict[str, Any] = {
@@ -62,6 +63,11 @@ class Contract:
     batched: bool
     tensors: TensorNames = field(default_factory=TensorNames)
     decoupled: bool | None = None
+
+    @property
+    def is_ensemble(self) -> bool:
+        """True where the config leaves open whether the model is decoupled: its steps say so."""
+        return self.decoupled is None
 
     @property
     def ids_name(self) -> str:
@@ -160,7 +166,7 @@ class Contract:
         if self.counted_by == "responses":
             return int(bool(found))
         numbers = found if isinstance(found, list) else [] if found is None else [found]
-        return sum(numbers) if self.counted_by == "sequence_length" else len(numbers)
+        return sum(map(_whole, numbers)) if self.counted_by == "sequence_length" else len(numbers)
 
     def check(self) -> None:
         """Raises ServerError if the plan names tensors that the model has not, or no prompt can be given to it."""
@@ -227,8 +233,14 @@ def _count(counted_by: CountedBy, output: Any, raw: bytes) -> int:
     if counted_by == "responses":
         return int(len(raw) > 4)  # a text is preceded by its length in 4 bytes
     if counted_by == "sequence_length":
-        return int(np.frombuffer(raw, _DTYPES[output.datatype]).sum())
-    return int(output.shape[-1]) if math.prod(output.shape) else 0
+        dtype = np.dtype(_DTYPES.get(output.datatype, np.uint8))
+        return sum(map(_whole, np.frombuffer(raw[: len(raw) - len(raw) % dtype.itemsize], dtype).tolist()))
+    return _whole(output.shape[-1]) if output.shape and math.prod(output.shape) else 0
+
+
+def _whole(number: Any) -> int:
+    """A number of tokens that a server tells; 0 for what cannot be one."""
+    return int(number) if isinstance(number, int | float) and 0 <= number <= MOST_TOKENS else 0
 
 
 def _raw(name: str, datatype: str, value: Value) -> bytes:

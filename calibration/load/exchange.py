@@ -18,6 +18,11 @@ from calibration.records import RequestLog
 KEPT_BYTES = 12 * 2**20
 OBJECT_BYTES = 120  # what Python keeps beside the bytes of one response: two objects and two places in lists
 
+MOST_BYTES = 32 * 2**20
+"""An answer of more is given up: a server that never ends one would fill the memory before its time is over."""
+TOO_LONG = f"an answer of more than {MOST_BYTES >> 20} MiB"
+LONGEST_ERROR = 300
+
 CountTokens = Callable[[bytes], int]
 """New tokens in one raw response; 0 for an empty one."""
 
@@ -163,3 +168,8 @@ def log_of(exchanges: Iterable[Exchange], reader: Reader) -> RequestLog:
     for exchange in exchanges:
         columns.add(exchange)
     return columns.log()
+
+
+def one_line(text: str | None) -> str:
+    """A server's own words for what went wrong, in a line of at most 300 characters."""
+    return " ".join((text or "").split())[:LONGEST_ERROR] or "no reason given"

@@ -9,8 +9,6 @@ from __future__ import annotations
 import asyncio
 import json
 import time
-import urllib.error
-import urllib.request
 from types import TracebackType
 from typing import Any, Self
 from urllib.parse import quote
@@ -21,7 +19,8 @@ from tritonclient.grpc import model_config_pb2
 
 from calibration.errors import ServerError
 from calibration.load.contract import Contract
-from calibration.load.exchange import Exchange, Prepared, Reader
+from calibration.load.exchange import MOST_BYTES, TOO_LONG, Exchange, Prepared, Reader, one_line
+from calibration.page import get
 from calibration.requests.source import Request
 from calibration.server_plan import ServerPlan
 
@@ -84,8 +83,9 @@ class HttpClient:
             return None
         try:
             return json_format.Parse(page, model_config_pb2.ModelConfig(), ignore_unknown_fields=True)
-        except json_format.ParseError as error:
-            raise ServerError(f"{self.server.url}: the config of {name!r} cannot be read ({error})") from None
+        except (json_format.ParseError, UnicodeDecodeError, RecursionError) as error:
+            reason = one_line(str(error))
+            raise ServerError(f"{self.server.url}: the config of {name!r} cannot be read ({reason})") from None
 
     async def check_ready(self) -> None:
         """Raises ServerError if the server or its model is not ready."""
@@ -108,26 +108,20 @@ class HttpClient:
         try:
             async with asyncio.timeout(ANSWER_WITHIN_S):
                 made, _ = await loop.create_connection(lambda: connection, self._host.strip("[]"), int(self._port))
-        except (OSError, TimeoutError):
-            raise self._absent() from None
+        except OSError as error:
+            raise self._absent(error) from None
         return made
 
     async def _get(self, path: str) -> tuple[int, bytes]:
-        return await asyncio.to_thread(self._fetch, f"http://{self.server.url}{path}")
-
-    def _fetch(self, url: str) -> tuple[int, bytes]:
         try:
-            with urllib.request.urlopen(url, timeout=ANSWER_WITHIN_S) as page:
-                return page.status, page.read()
-        except urllib.error.HTTPError as error:
-            with error:
-                return error.code, error.read()
-        except (OSError, ValueError):
-            raise self._absent() from None
+            return await asyncio.to_thread(get, f"http://{self.server.url}{path}", ANSWER_WITHIN_S)
+        except OSError as error:
+            raise self._absent(error) from None
 
-    def _absent(self) -> ServerError:
+    def _absent(self, error: OSError) -> ServerError:
         hint = "start one, or correct server.url in the plan (server.protocol is http)"
-        return ServerError(f"{self.server.url}: no Triton server answers over HTTP there; {hint}")
+        reason = error.strerror or str(error) or "timed out"
+        return ServerError(f"{self.server.url}: no Triton server answers over HTTP there ({reason}); {hint}")
 
 
 class Connection(asyncio.Protocol):
@@ -140,6 +134,7 @@ class Connection(asyncio.Protocol):
         self._over: asyncio.Future[None] | None = None
         self._now_ns = 0
         self._rest = b""
+        self._room = MOST_BYTES
         self._keeps_alive = True
 
     async def open(self) -> asyncio.Transport:
@@ -157,6 +152,7 @@ class Connection(asyncio.Protocol):
         transport = await self.open()
         self._over = asyncio.get_running_loop().create_future()
         self._rest = b""
+        self._room = MOST_BYTES
         self._exchange = exchange = Exchange(prepared.isl, prepared.osl, time.perf_counter_ns())
         transport.write(prepared.body)
         timeout_s = self._client.server.timeout_s
@@ -183,6 +179,11 @@ class Connection(asyncio.Protocol):
     def data_received(self, data: bytes) -> None:
         """Called by the event loop."""
         self._now_ns = time.perf_counter_ns()
+        self._room -= len(data)
+        if self._room < 0:
+            self._exchange.error = TOO_LONG
+            self._end()
+            return
         try:
             self._parser.feed_data(data)
         except HttpParserError as error:
@@ -208,6 +209,9 @@ class Connection(asyncio.Protocol):
             exchange.error = f"HTTP {status}: {_reason(b''.join(exchange.raw) + self._rest)}"
         elif exchange.raw and _ERROR in exchange.raw[-1]:
             exchange.error = _reason(exchange.raw[-1].strip().rpartition(_EVENT_END)[2].removeprefix(_DATA))
+        self._end()
+
+    def _end(self) -> None:
         if self._over is not None and not self._over.done():
             self._over.set_result(None)
 
@@ -230,7 +234,7 @@ def _events(raw: bytes) -> list[dict[str, Any]]:
 def _json(text: bytes) -> Any:
     try:
         return json.loads(text)
-    except ValueError:
+    except (ValueError, RecursionError):
         return None
 
 
@@ -238,4 +242,4 @@ def _reason(body: bytes) -> str:
     """The error text in a JSON body, else the body itself, on one line."""
     found = _json(body)
     text = str(found["error"]) if isinstance(found, dict) and "error" in found else body.decode("utf-8", "replace")
-    return " ".join(text.split()) or "no reason given"
+    return one_line(text)

@@ -73,10 +73,17 @@ def client(server: ServerPlan) -> Client:
 
 
 async def ask(server: ServerPlan, contract: Contract, requests: Iterable[Request]) -> RequestLog:
-    """Send `requests` one after another, for a probe. Raises ServerError if the server is not there or gone."""
+    """Send `requests` one after another, up to one that fails, for a probe.
+
+    Raises ServerError if the server is not there or gone.
+    """
+    exchanges: list[Exchange] = []
     async with client(server) as target:
         line = target.stream(contract)
-        exchanges = [await line.exchange(target.prepare(contract, request)) for request in requests]
+        for request in requests:
+            exchanges.append(await line.exchange(target.prepare(contract, request)))
+            if exchanges[-1].error:
+                break
     return log_of(exchanges, target.reader(contract))
 
 

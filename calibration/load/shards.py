@@ -176,6 +176,8 @@ class _Level:
     def _follow(self) -> None:
         """Open the window, tell the rule what was answered in it, and shut it when the rule says so."""
         start_s, now_s = self._start_s(), time.perf_counter()
+        if self._ended is None and self._hopeless(now_s):
+            self._end("failing")
         if start_s is None or now_s < start_s:
             return
         if self._rule is None:
@@ -183,18 +185,24 @@ class _Level:
         self._rule.add([done for done in self._unseen if done.end_s >= start_s])
         self._unseen.clear()
         self._on_share(min(1.0, self._rule.share(now_s)))
-        if self._ended is None:
-            self._ended = self._rule.ended(now_s) or self._hopeless() or self._ran_out()
-            if self._ended is not None:
-                self._tell(STOP)
+        if self._ended is None and (ended := self._rule.ended(now_s) or self._ran_out()):
+            self._end(ended)
+
+    def _end(self, ended: Ended) -> None:
+        self._ended = ended
+        self._tell(STOP)
 
     def _ran_out(self) -> Ended | None:
         """One process that stopped by itself, for want of requests, ends the full load of all."""
         return "schedule" if any(found.stopped_s is not None for found in self._finished.values()) else None
 
-    def _hopeless(self) -> Ended | None:
-        """No interval narrows while requests fail: a level of failures ends here, and its errors say why."""
-        return "failing" if self._failures >= HOPELESS and self._failures > self._answers else None
+    def _hopeless(self, now_s: float) -> bool:
+        """No interval narrows while requests fail: a level of failures ends here, and its errors say why.
+
+        Few users whose requests all time out would take long to fail `HOPELESS` times: two time-outs are enough.
+        """
+        enough = self._failures >= HOPELESS or now_s - self._origin_s >= 2 * self._job.server.timeout_s
+        return enough and self._failures > self._answers
 
     def _load(self) -> Load:
         start_s = self._start_s()
@@ -205,6 +213,8 @@ class _Level:
             due_s, stop_s = log.sent_s, min(stops_s)
         else:
             due_s, stop_s = self._origin_s + arrivals_s, min([self._origin_s + float(arrivals_s[-1]), *stops_s])
+        if self._ended == "failing" and (start_s is None or stop_s <= start_s):
+            start_s = self._origin_s  # given up before every user was warm: all that was seen is told
         if start_s is None or stop_s <= start_s:
             raise PlanError("the requests ended before every user was warm: give more of them, or a smaller warm_up")
         issued = int(np.sum((due_s >= start_s) & (due_s < stop_s)))

@@ -11,30 +11,31 @@ import itertools
 import math
 import time
 import uuid
-from collections.abc import Awaitable
 from types import TracebackType
 from typing import Any, Self
 
 import grpc  # type: ignore[import-untyped]
 import grpc.aio  # type: ignore[import-untyped]
-from tritonclient.grpc import service_pb2, service_pb2_grpc
+from google.protobuf.message import DecodeError, Message  # type: ignore[import-untyped]
+from tritonclient.grpc import service_pb2
 
 from calibration.errors import ServerError
 from calibration.load.contract import Contract
-from calibration.load.exchange import Exchange, Prepared, Reader
+from calibration.load.exchange import MOST_BYTES, TOO_LONG, Exchange, Prepared, Reader, one_line
 from calibration.requests.source import Request
 from calibration.server_plan import ServerPlan
 
 ANSWER_WITHIN_S = 3.0
 STREAMS_PER_CHANNEL = 32
-_METHOD = "/inference.GRPCInferenceService/ModelStreamInfer"
+_SERVICE = "/inference.GRPCInferenceService"
 _OPTIONS = (
-    ("grpc.max_receive_message_length", -1),
+    ("grpc.max_receive_message_length", MOST_BYTES),
     ("grpc.max_send_message_length", -1),
     ("grpc.use_local_subchannel_pool", 1),  # else all channels share one connection, which serialises their streams
 )
 _ERROR_TAG = b"\x0a"  # a ModelStreamInferResponse that opens with field 1 carries error_message
 _FINAL = b"triton_final_response"
+NO_MESSAGE = "what came on the stream is no message of Triton's"
 _TRUE = b"\x12\x02\x08\x01"  # what follows that key in the map of parameters: InferParameter{bool_param: true}
 _FALSE = b"\x12\x02\x08\x00"
 
@@ -78,48 +79,48 @@ class Client:
 
     def reader(self, contract: Contract) -> Reader:
         """How the answers of these streams are read."""
-        return Reader(lambda raw: contract.tokens(_parsed(raw).infer_response), contract.exact)
+        return Reader(lambda raw: _tokens(contract, raw), contract.exact)
 
     async def model_config(self, name: str) -> Any:
         """The ModelConfig of model `name`, None if the server has no such model. Raises ServerError."""
-        call = self._stub().ModelConfig(service_pb2.ModelConfigRequest(name=name), timeout=ANSWER_WITHIN_S)
         try:
-            return (await self._ask(call)).config
+            request = service_pb2.ModelConfigRequest(name=name)
+            return (await self._ask("ModelConfig", request, service_pb2.ModelConfigResponse)).config
         except _NoSuchModel:
             return None
 
     async def check_ready(self) -> None:
         """Raises ServerError if the server or its model is not ready."""
         name = self.server.model
-        call = self._stub().ModelReady(service_pb2.ModelReadyRequest(name=name), timeout=ANSWER_WITHIN_S)
-        if not (await self._ask(call)).ready:
+        request = service_pb2.ModelReadyRequest(name=name)
+        if not (await self._ask("ModelReady", request, service_pb2.ModelReadyResponse)).ready:
             raise ServerError(f"{self.server.url}: model {name!r} is not ready; look into the server's log")
 
     async def check_alive(self) -> None:
         """Raises ServerError if the server does not answer any more."""
-        call = self._stub().ServerLive(service_pb2.ServerLiveRequest(), timeout=ANSWER_WITHIN_S)
         try:
-            await call
-        except grpc.aio.AioRpcError:
+            await self._ask("ServerLive", service_pb2.ServerLiveRequest(), service_pb2.ServerLiveResponse)
+        except (ServerError, _NoSuchModel):
             raise ServerError(f"{self.server.url}: the server stopped answering in the middle of a level") from None
-
-    def _stub(self) -> Any:
-        return service_pb2_grpc.GRPCInferenceServiceStub(self._channel(0))
 
     def _channel(self, index: int) -> Any:
         while len(self._channels) <= index:
             self._channels.append(grpc.aio.insecure_channel(self.server.url, options=_OPTIONS))
         return self._channels[index]
 
-    async def _ask(self, call: Awaitable[Any]) -> Any:
+    async def _ask(self, method: str, request: Message, kind: type[Message]) -> Any:
+        """The answer to a call of one message. It is parsed here: gRPC would print a traceback for one that is none."""
+        call = self._channel(0).unary_unary(f"{_SERVICE}/{method}")
         try:
-            return await call
+            return kind.FromString(await call(request.SerializeToString(), timeout=ANSWER_WITHIN_S))
+        except DecodeError:
+            raise ServerError(f"{self.server.url}: its answer over gRPC is no {kind.DESCRIPTOR.name}") from None
         except grpc.aio.AioRpcError as error:
             if error.code() == grpc.StatusCode.NOT_FOUND or "unknown model" in str(error.details()):
                 raise _NoSuchModel from None
             if error.code() in (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.DEADLINE_EXCEEDED):
                 raise self._absent() from None
-            raise ServerError(f"{self.server.url}: {_one_line(error.details())}") from None
+            raise ServerError(f"{self.server.url}: {one_line(error.details())}") from None
 
     def _absent(self) -> ServerError:
         hint = "start one, or correct server.url in the plan"
@@ -136,7 +137,7 @@ class Stream:
     def __init__(self, client: Client, channel: Any, contract: Contract) -> None:
         self._client = client
         # no serialisers: bytes in, bytes out
-        self._open = channel.stream_stream(_METHOD)
+        self._open = channel.stream_stream(f"{_SERVICE}/ModelStreamInfer")
         self._contract = contract
         self._call: Any = None
 
@@ -170,23 +171,28 @@ class Stream:
         except TimeoutError:
             return f"no complete answer within {timeout_s:g} s"
         except grpc.aio.AioRpcError as error:
-            return await self._failed(error.code().name, _one_line(error.details()))
+            return await self._failed(error.code().name, one_line(error.details()))
         except asyncio.InvalidStateError:  # a write on a call that the server has ended between two requests
             return await self._failed("UNAVAILABLE", "the server closed the stream")
+        except DecodeError:
+            return NO_MESSAGE
 
     async def _collect(self, prepared: Prepared, exchange: Exchange) -> str:
         """The path of every response: stamp it, keep it, see whether it is the last. Returns an error, "" if none."""
         at_ns, raw = exchange.at_ns, exchange.raw
-        tokens = 0
+        tokens, room = 0, MOST_BYTES
         while True:
             response = await self._call.read()
             now_ns = time.perf_counter_ns()
             if response is grpc.aio.EOF:
                 return await self._failed("UNAVAILABLE", "the server closed the stream")
             if response.startswith(_ERROR_TAG):
-                return _one_line(_parsed(response).error_message)
+                return one_line(_parsed(response).error_message)
             if prepared.id not in response and _parsed(response).infer_response.id:
                 continue  # a late end of the request before
+            room -= len(response)
+            if room < 0:
+                return TOO_LONG
             at_ns.append(now_ns)
             raw.append(response)
             final = _final(response)
@@ -226,9 +232,13 @@ def _final(response: bytes) -> bool | None:
     return bool(parameters[_FINAL.decode()].bool_param) if _FINAL.decode() in parameters else None
 
 
+def _tokens(contract: Contract, raw: bytes) -> int:
+    try:
+        return contract.tokens(_parsed(raw).infer_response)
+    except DecodeError:
+        return 0
+
+
 def _parsed(response: bytes) -> Any:
+    """Raises DecodeError."""
     return service_pb2.ModelStreamInferResponse.FromString(response)
-
-
-def _one_line(text: str | None) -> str:
-    return " ".join((text or "no reason given").split())

@@ -10,7 +10,7 @@ from calibration.levels import Level
 from calibration.metrics import chunks
 from calibration.metrics.percentiles import bound_statistics, gap_percentiles, statistics
 from calibration.metrics.precision import half_widths, series
-from calibration.metrics.verdict import ERROR_SHARE, answers, closed, lateness_s, little
+from calibration.metrics.verdict import ERROR_SHARE, answers, closed, lateness_s, little, others_allowed
 from calibration.metrics.window import Sample, failed_inside, mean_in_flight, within, wrong_inside
 from calibration.records import Load
 
@@ -89,6 +89,8 @@ def remarks(load: Load, level: Level, seen: Sample, known: Mapping[str, float]) 
     if 0 < known["failed"] <= ERROR_SHARE * (known["failed"] + seen.completed):
         first = load.log.error[int(np.argmax(failed_inside(load)))]
         yield f"{known['failed']:.0f} requests failed, the first with: {first}"
+    if load.served and 0 < load.of_others <= others_allowed(load.served):
+        yield f"{load.of_others} requests of others on the server meanwhile"
     if known["tokens_per_chunk"] > TOKENS_PER_CHUNK:
         yield f"{known['tokens_per_chunk']:.2f} tokens a response: ITL is over the tokens after the first response"
     if level.value >= FEWEST_IN_STEP and known.get("clumping", 0.0) > IN_LOCKSTEP:
@@ -103,7 +105,7 @@ def _half_width(known: Mapping[str, float]) -> str:
 
 def _jittered_gaps(load: Load, seen: Sample) -> Iterator[str]:
     lag_s, itl_s = load.client.loop_lag_p99_s, seen.itl_s[np.isfinite(seen.itl_s)]
-    if itl_s.size and lag_s > LAG_SHARE_OF_ITL * itl_s.mean():
+    if itl_s.size and lag_s > LAG_SHARE_OF_ITL * itl_s.mean() > 0:  # 0: whole answers came in one piece
         yield (
             f"gaps between tokens hold up to {lag_s * 1000:.3g} ms of the client's own lag (p99), "
             f"{lag_s / itl_s.mean():.0%} of the mean ITL"

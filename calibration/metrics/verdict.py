@@ -4,6 +4,7 @@ Rules stand in the order in which a cause comes before what it may bring about; 
 broken, and the reasons of all of them are told:
 
     client_limited  the load generator was late or busy: the numbers are not the server's
+    shared          other clients loaded the server: another load was served than was asked for
     overloaded      an open loop whose queue grew: there is no steady state to measure
     errors          more than 1 % of requests failed: another load was served than was asked for
     wrong_lengths   answers with another number of tokens than asked for: another workload was served
@@ -35,6 +36,9 @@ LAG_ALLOWED_S = 0.005
 LAG_SHARE = 0.05
 BUSY_CORE = 0.9
 ERROR_SHARE = 0.01
+OTHERS_SHARE = 0.01
+STRAY = 1
+"""A single request of somebody else, such as a health check, does not void a short level."""
 CHANGE_ALLOWED = 0.05
 WARM_UP_SHARES = (0.1, 0.25)
 LITTLE_ALLOWED = 0.05
@@ -143,6 +147,19 @@ def _lagging(load: Load, sample: Sample) -> Iterator[str]:
             )
 
 
+def _shared(load: Load, level: Level, sample: Sample) -> Iterator[str]:
+    if load.served and load.of_others > others_allowed(load.served):
+        yield (
+            f"other clients sent {load.of_others} of the {load.served} requests that the server answered, "
+            f"{load.of_others / load.served:.1%}, allowed are {OTHERS_SHARE:.0%}: measure it when nobody else does"
+        )
+
+
+def others_allowed(served: int) -> float:
+    """Requests of other clients, of so many that the server answered, that leave a point fit for use."""
+    return max(STRAY, OTHERS_SHARE * served)
+
+
 def _overloaded(load: Load, level: Level, sample: Sample) -> Iterator[str]:
     """More requests came than left, by more than the wandering of a queue that is just not overloaded would explain."""
     if closed(level) or varies(level) or not fell_behind(load, sample):
@@ -232,6 +249,7 @@ def _ms(seconds: float) -> str:
 
 RULES: tuple[tuple[Verdict, Rule], ...] = (
     ("client_limited", _client_limited),
+    ("shared", _shared),
     ("overloaded", _overloaded),
     ("errors", _errors),
     ("wrong_lengths", _wrong_lengths),

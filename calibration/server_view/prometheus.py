@@ -2,24 +2,19 @@
 
 from __future__ import annotations
 
-import http.client
 import math
 import time
-import urllib.error
-import urllib.request
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from typing import Any
 
 from prometheus_client.parser import text_string_to_metric_families
 
 from calibration.errors import ServerError
+from calibration.page import get
 
 ANSWER_WITHIN_S = 3.0
-LARGEST_PAGE_BYTES = 4 * 2**20
 LONGEST_LINE = 4096
 PREFIX = "nv_"  # Triton's families, and those of its TensorRT-LLM backend
-_CHUNK_BYTES = 64 * 2**10
 
 Labels = Mapping[str, str]
 Sample = tuple[Labels, float]
@@ -59,30 +54,17 @@ def read_page(url: str) -> Page:
 
     Raises ServerError if it cannot be had within 3 s, is larger than 4 MiB, or is not a page of Triton's.
     """
-    deadline_s = time.perf_counter() + ANSWER_WITHIN_S
     try:
-        with urllib.request.urlopen(url, timeout=ANSWER_WITHIN_S) as answer:
-            text = _read(answer, url, deadline_s).decode("utf-8", "replace")
-    except (OSError, http.client.HTTPException, ValueError) as error:
-        if isinstance(error, urllib.error.HTTPError):
-            error.close()  # it is an open answer as well
-        what = getattr(error, "reason", None) or error or type(error).__name__
-        raise ServerError(f"{url}: no metrics there ({what}); correct server.metrics_url in the plan") from None
-    return parse_page(text, url, time.perf_counter())
+        status, body = get(url, ANSWER_WITHIN_S)
+    except OSError as error:
+        raise _missing(url, str(error)) from None
+    if status != 200:
+        raise _missing(url, f"HTTP {status}")
+    return parse_page(body.decode("utf-8", "replace"), url, time.perf_counter())
 
 
-def _read(answer: Any, url: str, deadline_s: float) -> bytes:
-    """A socket's own timeout would let a server dribble for ever."""
-    parts: list[bytes] = []
-    size = 0
-    while part := answer.read1(_CHUNK_BYTES):
-        parts.append(part)
-        size += len(part)
-        if size > LARGEST_PAGE_BYTES:
-            raise ServerError(f"{url}: a page of more than {LARGEST_PAGE_BYTES >> 20} MiB is not Triton's metrics")
-        if time.perf_counter() > deadline_s:
-            raise TimeoutError("the page did not come to an end in time")
-    return b"".join(parts)
+def _missing(url: str, reason: str) -> ServerError:
+    return ServerError(f"{url}: no metrics there ({reason}); correct server.metrics_url in the plan")
 
 
 def parse_page(text: str, url: str, at_s: float) -> Page:

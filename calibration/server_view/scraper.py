@@ -16,7 +16,9 @@ from calibration.server_view.prometheus import Page, read_page
 from calibration.server_view.server_means import SUCCESS, counter_means, gauge_means, increase
 
 EVERY_S = 1.0
-COUNTERS_SETTLE_S = 0.5  # Triton counts a request a little after its last response has left
+COUNTERS_SETTLE_S = 0.5
+"""Triton counts a request a little after its last response has left, on a busy machine later."""
+MOST_SETTLING = 4
 Window = tuple[float, float]
 
 
@@ -40,10 +42,12 @@ class Scraper:
     """Reads the page at `metrics_url` at both ends of a ``with`` block and each second in between, on its own thread.
 
     Entering raises ServerError if the page cannot be used. A page that is missed later is a note, never an error.
+    `engine` is a model that answers each request to `model` once, and that others may load directly.
     """
 
     metrics_url: str
     model: str
+    engine: str | None = None
     every_s: float = EVERY_S
     _pages: list[Page] = field(default_factory=list, init=False)
     _missed: list[str] = field(default_factory=list, init=False)
@@ -52,10 +56,7 @@ class Scraper:
     _thread: threading.Thread | None = field(default=None, init=False)
 
     def __enter__(self) -> Self:
-        time.sleep(COUNTERS_SETTLE_S)
-        page = read_page(self.metrics_url)
-        _served(page, self.metrics_url, self.model)
-        self._pages.append(page)
+        self._pages.append(self._settled())
         self._thread = threading.Thread(target=self._read_on, name="metrics scraper", daemon=True)
         self._thread.start()
         return self
@@ -69,6 +70,18 @@ class Scraper:
         if kind is None:
             time.sleep(COUNTERS_SETTLE_S)
             self._closed = self._read()
+
+    def _settled(self) -> Page:
+        """A page in which every request sent before is counted: the count stands still, or else others are at work."""
+        before = math.nan
+        for _ in range(MOST_SETTLING):
+            time.sleep(COUNTERS_SETTLE_S / 2)
+            page = read_page(self.metrics_url)
+            count = _served(page, self.metrics_url, self.model)
+            if count == before:
+                break
+            before = count
+        return page
 
     def _read_on(self) -> None:
         next_s = time.perf_counter() + self.every_s
@@ -104,20 +117,22 @@ class Scraper:
         inside = [page for page in self._pages if start_s <= page.at_s <= stop_s]
         return inside if len(inside) > 1 else self._pages
 
-    def notes(self, sent: int) -> list[str]:
-        """What a reader of the point must know; `sent`: requests that this client had the level's load consist of."""
+    def served(self) -> int | None:
+        """Requests of all clients that were answered from the first page to the last; None if they cannot be told."""
+        if not self._closed or restarted(self._pages, self.model):
+            return None
+        models = (self.model,) if self.engine is None else (self.model, self.engine)
+        return max(round(increase(self._pages[0], self._pages[-1], SUCCESS, model)) for model in models)
+
+    def notes(self) -> list[str]:
+        """What a reader of the point must know."""
         found = []
         if restarted(self._pages, self.model):
             found.append("the server's counters fell: it was started anew meanwhile")
-        elif self._closed and (others := self._others(sent)) > 0:
-            found.append(f"{others} requests of others on the server meanwhile")
         if self._missed:
             tries = len(self._missed) + len(self._pages)
             found.append(f"server metrics missed {len(self._missed)} of {tries} times, first: {self._missed[0]}")
         return found
-
-    def _others(self, sent: int) -> int:
-        return round(increase(self._pages[0], self._pages[-1], SUCCESS, self.model)) - sent
 
 
 def restarted(pages: Iterable[Page], model: str) -> bool:

@@ -6,16 +6,17 @@ import os
 import sqlite3
 import time
 import uuid
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import sqlalchemy as sql
-from sqlalchemy.exc import IntegrityError, SQLAlchemyError
+from sqlalchemy.exc import IntegrityError, InterfaceError, OperationalError, SQLAlchemyError
 from sqlalchemy.schema import CreateColumn
 
-from calibration.errors import StoreError
+from calibration.errors import StoreAway, StoreError
 from sizing.curves import COLUMNS
 
 DATABASE_VARIABLE = "SIZING_DATABASE_URL"
@@ -24,9 +25,13 @@ DATA = Path(__file__).resolve().parents[2] / "data"
 DEFAULT_FILE = DATA / "calibration.db"
 WAIT_FOR_LOCK_S = 30
 CONNECT_WITHIN_S = 5
+TRY_AGAIN_FOR_S = 60.0
+FIRST_WAIT_S, LONGEST_WAIT_S = 0.5, 8.0
 SCHEMA = 3
 """Version of the tables, to be raised with every column added. 1: without verdicts, facts, records and owners. 2:
 without progress, requests to stop and points that wait for acceptance."""
+
+T = TypeVar("T")
 
 LEVEL = ("isl", "osl", "isl_cv", "osl_cv", "load_kind", "load_value")
 """Columns that tell the points of one run apart."""
@@ -196,17 +201,34 @@ def _file(url: sql.URL) -> Path | None:
 
 
 def _sqlite(url: sql.URL) -> sql.Engine:
-    file = _file(url)
-    if file is not None:
-        file.parent.mkdir(parents=True, exist_ok=True)
-    engine = sql.create_engine(url, poolclass=sql.NullPool, connect_args={"timeout": WAIT_FOR_LOCK_S})
-    sql.event.listen(engine, "connect", _set_up_sqlite)
+    file = Path(str(url.database))
+    if file.is_file() and not (os.access(file, os.W_OK) and os.access(file.parent, os.W_OK)):
+        engine = sql.create_engine(url, poolclass=sql.NullPool, creator=partial(_read_only, file.absolute()))
+    else:
+        Path(str(_file(url))).parent.mkdir(parents=True, exist_ok=True)
+        engine = sql.create_engine(url, poolclass=sql.NullPool, connect_args={"timeout": WAIT_FOR_LOCK_S})
+        sql.event.listen(engine, "connect", _set_up_sqlite)
+    sql.event.listen(engine, "connect", _leave_transactions)
     sql.event.listen(engine, "begin", _begin_sqlite)
     return engine
 
 
-def _set_up_sqlite(connection: Any, _record: object) -> None:
+def _read_only(file: Path) -> sqlite3.Connection:
+    """For a file on a read-only mount, or of another user: it can be listed and exported.
+
+    While another program writes to it, which shows by the index beside its log, SQLite takes part in their locks. Else
+    it must be told that the file does not change: it would make that index, which cannot be done there.
+    """
+    shared = file.with_name(f"{file.name}-shm").exists()
+    how = "mode=ro" if shared else "immutable=1"
+    return sqlite3.connect(f"{file.as_uri()}?{how}", uri=True, timeout=WAIT_FOR_LOCK_S)
+
+
+def _leave_transactions(connection: Any, _record: object) -> None:
     connection.isolation_level = None  # transactions begin where `_begin_sqlite` says so, not at the first write
+
+
+def _set_up_sqlite(connection: Any, _record: object) -> None:
     _write_ahead(connection)
     connection.execute("PRAGMA synchronous=FULL")  # a point is safe from a power cut as soon as it is committed
     connection.execute("PRAGMA foreign_keys=ON")
@@ -253,7 +275,30 @@ def explained(url: sql.URL) -> Iterator[None]:
         reason = " ".join(str(getattr(error, "orig", None) or error).split())
         for secret in filter(None, (url.password, url.query.get("password"))):
             reason = reason.replace(str(secret), "***")
-        raise StoreError(f"database {_name(url)}: {reason}; {_advice(reason)}") from None
+        away = isinstance(error, OperationalError | InterfaceError) and (
+            url.get_backend_name() == "postgresql" or "locked" in reason
+        )
+        raise (StoreAway if away else StoreError)(f"database {_name(url)}: {reason}; {_advice(reason)}") from None
+
+
+def patient(act: Callable[[], T], says: Callable[[str], None]) -> T:
+    """What `act` returns, tried again while the database is away, for up to a minute; `says` is told of it once.
+
+    What a level took minutes to measure is not to be lost to a database that is started anew or stands still. What is
+    tried must be such that doing it twice changes nothing: a commit may have come through although its answer did not.
+    Raises what `act` raised last.
+    """
+    deadline_s, wait_s = time.monotonic() + TRY_AGAIN_FOR_S, FIRST_WAIT_S
+    while True:
+        try:
+            return act()
+        except StoreAway as error:
+            if time.monotonic() + wait_s > deadline_s:
+                raise
+            if wait_s == FIRST_WAIT_S:
+                says(f"{error}; trying again for up to {TRY_AGAIN_FOR_S:g} s")
+        time.sleep(wait_s)
+        wait_s = min(2 * wait_s, LONGEST_WAIT_S)
 
 
 def _name(url: sql.URL) -> str:
@@ -267,6 +312,8 @@ def _name(url: sql.URL) -> str:
 def _advice(reason: str) -> str:
     if "full" in reason or "No space left" in reason:
         return "free some space; what was kept before is unharmed"
+    if "readonly" in reason:
+        return "where it lies nothing can be written: it can be listed and exported; copy it elsewhere for more"
     if "locked" in reason:
         return "another program holds it: close that, or wait for it"
     if "too large" in reason or "out of range" in reason:

@@ -86,6 +86,13 @@ def insert_point(connection: sql.Connection, run_id: int, kept: Measurement, *, 
     return name
 
 
+def holds(connection: sql.Connection, run_id: int, point: Point) -> bool:
+    """Whether a run has this very point, and not only another at its level."""
+    level = (points.c[name] == getattr(point, name) for name in LEVEL)
+    row = connection.execute(of_run(run_id).where(*level)).mappings().one_or_none()
+    return row is not None and point_of(row) == cleaned(point)
+
+
 def records_name(connection: sql.Connection, run_id: int, number: int) -> str:
     """Name of the file of records of a run's point of that number, in the folder of records."""
     run_uuid = connection.execute(sql.select(runs.c.uuid).where(runs.c.id == run_id)).scalar_one()

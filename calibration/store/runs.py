@@ -16,6 +16,7 @@ import sqlalchemy as sql
 from calibration.errors import StoreError
 from calibration.levels import LevelKey, level_key
 from calibration.records import Measurement, RequestLog
+from calibration.server_plan import is_here, same_server
 from calibration.store.database import DATABASE_VARIABLE, Database, points, runs
 from calibration.store.logs import keep
 from calibration.store.owner import HEARTBEAT_S, Owner
@@ -23,6 +24,7 @@ from calibration.store.records_file import read_log
 from calibration.store.rows import (
     at_work,
     folder_name,
+    holds,
     insert_run,
     measurement_of,
     of_run,
@@ -88,23 +90,31 @@ class Store:
     def create_run(
         self, plan: str, *, folder: Path | str = "", label: str = "", levels: int = 0, target: str = ""
     ) -> int:
-        """A new run in state ``running`` that belongs to this process; its number is returned."""
+        """A new run in state ``running`` that belongs to this process; its number is returned.
+
+        Raises StoreError if a run at `target`, the server's host:port, is queued or going on: see `check_free`.
+        """
         said = {"plan": plan, "folder": str(folder), "label": label, "levels": levels, "target": target}
         begun = {"uuid": str(uuid.uuid4()), "state": "running", "created": _now()}
-        with self.database.writing() as connection:
+        with self.database.alone() as connection:
+            check_free(connection, target, self.database.clock)
             return insert_run(connection, said | begun | self._mine())
 
-    def restart_run(self, run_id: int, *, levels: int | None = None) -> None:
-        """Take over a run that is queued or resumed, of so many levels where that was not known before.
+    def restart_run(self, run_id: int, *, levels: int | None = None, target: str = "") -> None:
+        """Take over a run that is queued or resumed, of so many levels and at the `target` where those are given.
 
-        Raises StoreError if a process that lives still measures it.
+        Raises StoreError if a process that lives still measures it, or another run at its server is going on.
         """
         fresh = {"state": "running", "ended": None, "error": "", "phase": "", "share": 0.0, "left_s": None}
         if levels is not None:
             fresh["levels"] = levels
-        with self.database.writing() as connection:
+        if target:
+            fresh["target"] = target
+        with self.database.alone() as connection:
             if owner := at_work(connection, run_id, self.database.clock):
                 raise StoreError(f"run {run_id} is being measured by {owner}: wait for its end or stop it, then resume")
+            known = connection.execute(sql.select(runs.c.target).where(runs.c.id == run_id)).scalar_one()
+            check_free(connection, target or known, self.database.clock, but=run_id)
             asked = sql.case((runs.c.state == "queued", runs.c.stop_asked), else_=0.0)  # before it had begun
             update_run(connection, run_id, fresh | {"stop_asked": asked} | self._mine())
 
@@ -150,14 +160,16 @@ class Store:
     def add_point(self, run_id: int, measured: Point | Measurement, *, seed: Sequence[int] = ()) -> None:
         """Keep a point with its facts and log: on return all of it is safe on disk, on an error none is in the store.
 
-        A fact that is no finite number is unknown and left out. `seed` is noted with the log. Raises StoreError if the
-        run has a point at this level already, or does not belong to this process, having been taken over.
+        A fact that is no finite number is unknown and left out. `seed` is noted with the log. To keep the same point
+        again changes nothing: whoever has not heard that it is safe may try again. Raises StoreError if the run has
+        another point at this level, or does not belong to this process, having been taken over.
         """
         kept = measured if isinstance(measured, Measurement) else Measurement(measured)
         with self.database.writing() as connection:
             if not update_run(connection, run_id, {"heartbeat": self.database.clock}, owner=Owner.here()):
                 raise StoreError(f"run {run_id} belongs to {owner_of(connection, run_id)}: this one adds nothing to it")
-            keep(connection, self.database.records, run_id, kept, seed=seed)
+            if not holds(connection, run_id, kept.point):
+                keep(connection, self.database.records, run_id, kept, seed=seed)
 
     def run(self, run_id: int) -> Run:
         """The run of that number. Raises StoreError if there is none."""
@@ -238,6 +250,29 @@ class Store:
 
     def _mine(self) -> dict[str, Any]:
         return asdict(Owner.here()) | {"heartbeat": self.database.clock}
+
+
+def check_free(
+    connection: sql.Connection, target: str, clock: sql.ColumnElement[float], *, but: int | None = None
+) -> None:
+    """Raises StoreError if a run at `target`, a host:port, is queued or going on; run `but` is the one that asks.
+
+    Two runs at one server would each measure half of it. The row of a live run is the lock on its server: to be asked
+    in the transaction, of those that are `alone`, that makes a run live. It is free again when the run has ended, or
+    its process is known to be dead. An address of the machine itself means another server on each machine.
+    """
+    if not target:
+        return
+    live = sql.select(runs, (clock - runs.c.heartbeat).label("silent_s")).where(runs.c.state.in_(LIVE))
+    for row in connection.execute(live).mappings():
+        owner = Owner(row["host"], row["pid"], row["born"])
+        elsewhere = is_here(target) and owner.host != Owner.here().host
+        if row["id"] == but or elsewhere or not same_server(row["target"], target) or not owner.lives(row["silent_s"]):
+            continue
+        raise StoreError(
+            f"{target} is being measured by run {row['id']} ({owner}), begun {row['created']}: "
+            "wait for its end or stop it, then start"
+        )
 
 
 def _run(row: sql.RowMapping) -> Run:

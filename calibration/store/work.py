@@ -8,11 +8,10 @@ from datetime import UTC, datetime
 
 import sqlalchemy as sql
 
-from calibration.errors import StoreError
 from calibration.store.database import runs
 from calibration.store.owner import Owner
 from calibration.store.rows import insert_run, set_standing, unknown, update_run
-from calibration.store.runs import LIVE, Ending, Store
+from calibration.store.runs import Ending, Store, check_free
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,10 +50,10 @@ def work(store: Store, run_id: int) -> Work:
 def enqueue(store: Store, plan: str, *, label: str, target: str) -> int:
     """A new run in state ``queued`` whose points will wait to be accepted; its number.
 
-    Raises StoreError if a run at `target`, a host:port, is queued or running: two would disturb each other.
+    Raises StoreError if a run at `target`, a host:port, is queued or running: see `check_free`.
     """
     with store.database.alone() as connection:
-        _check_free(store, connection, target)
+        check_free(connection, target, store.database.clock)
         said = {"plan": plan, "label": label, "target": target, "levels": 0, "review": 1, "folder": ""}
         begun = {
             "uuid": str(uuid.uuid4()),
@@ -68,7 +67,7 @@ def requeue(store: Store, run_id: int) -> None:
     """A run that has ended, in any way, is queued again. Raises StoreError as `enqueue`."""
     target = store.run(run_id).target
     with store.database.alone() as connection:
-        _check_free(store, connection, target)
+        check_free(connection, target, store.database.clock)
         again = {"state": "queued", "ended": None, "error": "", "phase": "", "log": "", "stop_asked": 0.0}
         update_run(connection, run_id, again | asdict(Owner.here()) | {"heartbeat": store.database.clock})
 
@@ -108,14 +107,3 @@ def discard(store: Store, run_id: int) -> int:
     """The points of a run are kept, and used in no answer; how many were or waited to be."""
     with store.database.writing() as connection:
         return set_standing(connection, run_id, "discarded")
-
-
-def _check_free(store: Store, connection: sql.Connection, target: str) -> None:
-    silent = (store.database.clock - runs.c.heartbeat).label("silent_s")
-    at_it = sql.select(runs, silent).where(runs.c.target == target, runs.c.state.in_(LIVE))
-    for row in connection.execute(at_it).mappings():
-        owner = Owner(row["host"], row["pid"], row["born"])
-        if owner.lives(row["silent_s"]):
-            raise StoreError(
-                f"{target} is being measured by run {row['id']} ({owner}): wait for its end or stop it, then start"
-            )

@@ -222,6 +222,29 @@ def test_ctrl_c_keeps_the_points_and_says_how_to_go_on(plan: Path, database: str
     assert (Store().run(1).state, Store().run(1).points) == ("interrupted", 2)
 
 
+def test_a_second_run_at_the_same_server_is_refused_in_one_line_until_the_first_has_ended(
+    plan: Path, database: str
+) -> None:
+    plan.write_text(plan.read_text().replace("concurrency: [1, 2]", "concurrency: [1, 2]\nrates: [0.001]"))
+    command = [sys.executable, "-m", "calibration", "run", str(plan)]
+    with subprocess.Popen(
+        command, cwd=ROOT, env=os.environ | {DATABASE_VARIABLE: database}, stderr=subprocess.PIPE, text=True
+    ) as first:
+        assert first.stderr is not None
+        while "concurrency 2" not in first.stderr.readline():
+            assert first.poll() is None
+        begun = Store().run(1).created
+        told = refused(call("run", plan))
+        assert f"is being measured by run 1 (process {first.pid} on" in told and f"begun {begun}" in told
+        assert "wait for its end or stop it" in told and [run.id for run in Store().runs()] == [1]
+        assert "run 1 is being measured by" in refused(call("resume", 1))
+        first.send_signal(signal.SIGINT)
+        first.communicate()
+    plan.write_text(plan.read_text().replace("rates: [0.001]", ""))
+    assert call("run", plan).exit_code == 0
+    assert [(run.id, run.state) for run in Store().runs()] == [(2, "done"), (1, "interrupted")]
+
+
 def test_kill_9_in_a_sweep_loses_nothing_and_resume_measures_nothing_twice(plan: Path, database: str) -> None:
     plan.write_text(plan.read_text().replace("concurrency: [1, 2]", "concurrency: [1, 2, 3, 4]"))
     started = [sys.executable, "-m", "calibration", "run", str(plan)]

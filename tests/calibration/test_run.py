@@ -25,6 +25,7 @@ from calibration.server_plan import DeploymentPlan
 from calibration.store import Store
 from sizing.workload import Lengths
 from tests.calibration.mock_server import ENGINE, Script, subprocess_server
+from tests.calibration.server_view.test_server_view import serving
 
 FAST = Script(ttft_s=0.004, itl_s=0.001)
 
@@ -192,6 +193,22 @@ def test_as_many_processes_as_the_mock_shows_to_be_needed(monkeypatch: pytest.Mo
 
 
 DESCRIBED = Described(Contract("m", {}, (), batched=False), dict(ENGINE), None, False)
+
+
+def test_a_server_that_answered_more_than_was_sent_has_a_void_point(url: str, store: Store) -> None:
+    """Its counter stands still before the level, and has risen by a thousand requests when that is over."""
+
+    def page(number: int) -> tuple[int, bytes, float]:
+        served = 0 if number < 3 else 1000  # one page when the server is prepared, two until the count stands still
+        return 200, f'nv_inference_request_success{{model="ensemble",version="1"}} {served}\n'.encode(), 0.0
+
+    with serving(page) as metrics:
+        text = plan(url).text.replace("server: {", f"server: {{metrics_url: '{metrics}', ")
+        run_id = run(parse_plan(text.replace("[1, 3]", "[3]")), store)
+    (point,) = store.points(run_id)
+    log = store.log(run_id, level_key(point))
+    assert log is not None and store.run(run_id).void == 1
+    assert f"shared: other clients sent {1000 - len(log)} of the 1000 requests that the server answered" in point.notes
 
 
 def test_resume_measures_only_what_is_missing(url: str, store: Store) -> None:

@@ -132,7 +132,7 @@ def test_curves_hold_closed_loop_points_by_rising_concurrency() -> None:
     assert [point.load_value for point in found[0].points] == [1, 4, 8]
 
 
-VOID = ("overloaded", "unsteady", "client_limited", "errors", "wrong_lengths", "little")
+VOID = ("overloaded", "unsteady", "client_limited", "shared", "errors", "wrong_lengths", "little")
 
 
 @pytest.mark.parametrize("verdict", VOID)

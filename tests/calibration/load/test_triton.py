@@ -49,15 +49,22 @@ def chunks(log: RequestLog) -> list[list[int]]:
 
 
 def test_times_are_those_of_the_server() -> None:
-    """TTFT and E2E are at least what the server sleeps, and under what one response more would make them."""
-    log, _ = asyncio.run(answers(Script(ttft_s=0.05, itl_s=0.03), n=4))
-    ttft_s = (log.first_token_s - log.sent_s)[1:]
-    e2e_s = (log.last_token_s - log.sent_s)[1:]
-    assert 0.05 <= ttft_s.min() < 0.05 + 0.03
-    assert 0.05 + (OSL - 1) * 0.03 <= e2e_s.min() < 0.05 + OSL * 0.03
-    assert not log.failed.any()
-    assert chunks(log) == [[1] * OSL] * 4
-    assert (log.end_s >= log.last_token_s).all()
+    """TTFT and E2E are at least what the server sleeps, and, of one of many answers, less than with one response more.
+
+    A busy machine may be late with any answer, but hardly with twenty.
+    """
+    ttft_s, e2e_s = [], []
+    for _ in range(20):
+        log, _ = asyncio.run(answers(Script(ttft_s=0.05, itl_s=0.03), n=2))
+        assert not log.failed.any()
+        assert chunks(log) == [[1] * OSL] * 2
+        assert (log.end_s >= log.last_token_s).all()
+        ttft_s.append(float(log.first_token_s[-1] - log.sent_s[-1]))
+        e2e_s.append(float(log.last_token_s[-1] - log.sent_s[-1]))
+        if min(ttft_s) < 0.05 + 0.03 and min(e2e_s) < 0.05 + OSL * 0.03:
+            break
+    assert 0.05 <= min(ttft_s) < 0.05 + 0.03
+    assert 0.05 + (OSL - 1) * 0.03 <= min(e2e_s) < 0.05 + OSL * 0.03
 
 
 @pytest.mark.parametrize(

@@ -12,11 +12,12 @@ import pytest
 
 from calibration.levels import Level
 from calibration.metrics.backlog import fell_behind
+from calibration.metrics.measurement import measurement
 from calibration.metrics.verdict import RULES, judge, little
 from calibration.metrics.window import sample
 from calibration.records import Client, Load
 from sizing.curves import Verdict
-from tests.calibration.loads import Lasting, closed_loop, level, queue
+from tests.calibration.loads import DEPLOYMENT, Lasting, closed_loop, level, queue
 
 
 def verdict(load: Load, at: Level) -> Verdict:
@@ -177,6 +178,35 @@ def test_failed_requests_void_a_point_above_one_percent() -> None:
     assert verdict(failing(load, 50, "out of blocks"), level(8)) == "errors"
     assert "out of blocks" in reasons(failing(load, 50, "out of blocks"), level(8))
     assert verdict(failing(load, 150, "out of blocks"), level(8)) == "steady"
+
+
+@pytest.mark.parametrize(
+    ("each", "others", "expected"),
+    [
+        (40, 0, "steady"),
+        (40, 3, "steady"),
+        (40, 4, "shared"),
+        (40, 320, "shared"),
+        (20, 1, "steady"),
+        (20, 2, "shared"),
+    ],
+)
+def test_requests_of_others_void_a_point_above_one_percent(each: int, others: int, expected: Verdict) -> None:
+    """320 or 160 requests of ours; a single stray one never voids."""
+    load = steady(each=each)
+    shared = replace(load, served=len(load.log) + others)
+    assert verdict(shared, level(8)) == expected
+    told = f"other clients sent {others} of the {8 * each + others} requests that the server answered"
+    assert (told in reasons(shared, level(8))) == (expected == "shared")
+    kept = measurement(shared, level(8), DEPLOYMENT, source="test")
+    assert kept.point.void == (expected == "shared")
+    assert (f"{others} requests of others on the server" in kept.point.notes) == (expected == "steady" and others > 0)
+
+
+def test_a_server_that_counts_fewer_than_were_sent_or_none_at_all_has_no_other_clients() -> None:
+    """Requests that failed are not among those that the server calls answered."""
+    for served in (None, 0, 300):
+        assert verdict(replace(steady(each=40), served=served), level(8)) == "steady"
 
 
 def test_one_wrong_length_voids_a_point() -> None:

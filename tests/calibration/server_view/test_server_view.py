@@ -181,12 +181,36 @@ def test_a_level_is_told_from_its_first_reading_to_its_last() -> None:
     with serving(answer) as url, Scraper(url, "ensemble", every_s=0.02) as scraper:
         wait_for(lambda: len(asked) > 5)
     found = scraper.means()
-    last = len(asked) - 1
-    assert found["requests_served"] == 10 * last
+    first, last = server_view.MOST_SETTLING - 1, len(asked) - 1  # the count never stands still before
+    assert found["requests_served"] == scraper.served() == 10 * (last - first)
     assert found["request_mean_s"] == pytest.approx(0.5)
-    assert found["engine_requests_waiting_mean"] == pytest.approx(last / 2)
-    assert scraper.notes(sent=10 * last) == []
-    assert scraper.notes(sent=10 * last - 3) == ["3 requests of others on the server meanwhile"]
+    assert found["engine_requests_waiting_mean"] == pytest.approx((first + last) / 2)
+    assert scraper.notes() == []
+
+
+def test_what_was_counted_late_belongs_to_the_load_before() -> None:
+    """Two requests of the level before are counted when the page has been read once already."""
+    counts = iter([7, 9, 9])
+
+    def answer(number: int) -> tuple[int, bytes, float]:
+        return 200, page_text(served=next(counts, 29)).encode(), 0.0
+
+    with serving(answer) as url, Scraper(url, "ensemble", every_s=60) as scraper:
+        pass
+    assert scraper.served() == 20
+
+
+def test_requests_to_the_engine_past_the_ensemble_are_counted() -> None:
+    success = 'nv_inference_request_success{{model="{}",version="1"}} {}\n'
+
+    def answer(number: int) -> tuple[int, bytes, float]:
+        served = 0 if number < 2 else 10
+        return 200, (success.format("ensemble", served) + success.format("engine", served * 1.5)).encode(), 0.0
+
+    for engine, expected in (("engine", 15), (None, 10), ("absent", 10)):
+        with serving(answer) as url, Scraper(url, "ensemble", engine, every_s=60) as scraper:
+            pass
+        assert scraper.served() == expected
 
 
 def test_a_window_picks_the_readings_inside_it() -> None:
@@ -200,14 +224,14 @@ def test_a_window_picks_the_readings_inside_it() -> None:
 
 
 def test_a_restart_in_the_middle_is_a_note_and_no_means_of_counters() -> None:
-    counts = [50, 60, 3, 9]
+    counts = [50, 50, 60, 3, 9]
 
     def answer(number: int) -> tuple[int, bytes, float]:
-        return 200, page_text(served=counts[min(number, 3)], waiting=1).encode(), 0.0
+        return 200, page_text(served=counts[min(number, 4)], waiting=1).encode(), 0.0
 
     with serving(answer) as url, Scraper(url, "ensemble", every_s=0.02) as scraper:
         wait_for(lambda: len(scraper._pages) > 4)
-    assert scraper.notes(sent=19) == ["the server's counters fell: it was started anew meanwhile"]
+    assert scraper.notes() == ["the server's counters fell: it was started anew meanwhile"]
     found = scraper.means()
     assert found["engine_requests_waiting_mean"] == 1
     assert "requests_served" not in found
@@ -230,11 +254,11 @@ def test_a_page_missed_in_the_middle_is_a_note(
         monkeypatch.setattr(prometheus, "ANSWER_WITHIN_S", 0.3)
 
     def answer(number: int) -> tuple[int, bytes, float]:
-        return (200, page_text(served=number).encode(), 0.0) if number != 1 else late
+        return (200, page_text(served=max(1, number)).encode(), 0.0) if number != 2 else late
 
     with serving(answer) as url, Scraper(url, "ensemble", every_s=0.02) as scraper:
         wait_for(lambda: len(scraper._pages) > 2)
-    (note,) = scraper.notes(sent=1000)
+    (note,) = scraper.notes()
     assert note.startswith("server metrics missed ")
     assert says in note
     assert scraper.means()["finished_per_s"] > 0
@@ -242,7 +266,7 @@ def test_a_page_missed_in_the_middle_is_a_note(
 
 def test_a_server_that_is_gone_at_the_end_leaves_the_level_without_a_count() -> None:
     def answer(number: int) -> tuple[int, bytes, float]:
-        return (200, page_text(served=number).encode(), 0.0) if number < 3 else (503, b"", 0.0)
+        return (200, page_text(served=max(1, number)).encode(), 0.0) if number < 4 else (503, b"", 0.0)
 
     with serving(answer) as url, Scraper(url, "ensemble", every_s=0.02) as scraper:
         wait_for(lambda: len(scraper._missed) > 1)

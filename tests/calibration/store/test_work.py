@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import os
+import socket
 import time
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
 
@@ -18,7 +21,7 @@ from calibration.store.imported import import_measurements
 from calibration.store.owner import LOST_AFTER_S, Owner
 from calibration.store.work import accept, ask_to_stop, discard, enqueue, give_up, hand_over, requeue, work
 from tests.calibration.kept import POINT, measurement
-from tests.calibration.outside import altered, python
+from tests.calibration.outside import altered, first_line, go_on, python
 
 TARGET = "gpu-7:8001"
 
@@ -89,6 +92,76 @@ def test_a_server_measured_from_the_command_line_is_not_free_either(store: Store
     store.finish_run(run_id, "failed", "why")
     requeue(store, run_id)
     assert (store.run(run_id).state, store.run(run_id).error) == ("queued", "")
+
+
+BEGIN = """
+import sys
+from calibration.errors import StoreError
+from calibration.store import Store
+print("ready", flush=True)
+sys.stdin.readline()
+try:
+    print(Store(sys.argv[1]).create_run("plan", target=sys.argv[2]), flush=True)
+    sys.stdin.readline()
+except StoreError as error:
+    print(error)
+"""
+
+
+def test_of_processes_that_begin_at_one_server_at_once_one_does_and_when_it_is_killed_another_may(
+    store: Store, database_url: str
+) -> None:
+    processes = [python(BEGIN, database_url, target) for target in ("Gpu-7:8001", TARGET, TARGET)]
+    with ExitStack() as until_the_end:
+        for process in processes:
+            until_the_end.enter_context(process)
+            until_the_end.callback(process.kill)
+            assert first_line(process) == "ready"
+        for process in processes:
+            go_on(process)
+        (run,) = wait_for(store.runs)
+        said = [first_line(process) for process in processes]
+        holder = processes[said.index(str(run.id))]
+        refusal = f"is being measured by run {run.id} (process {holder.pid} on {socket.gethostname()}), begun"
+        refused = [line for line in said if line != str(run.id)]
+        assert len(refused) == 2 and all(refusal in line and run.created in line for line in refused)
+        resumed = store.create_run("plan", target="gpu-8:8001")
+        store.finish_run(resumed, "interrupted")
+        with pytest.raises(StoreError, match=f"is being measured by run {run.id}"):
+            store.restart_run(resumed, target=TARGET)
+        holder.kill()
+        holder.wait()
+        store.restart_run(resumed, target=TARGET)
+    assert (store.run(run.id).state, store.run(resumed).state) == ("lost", "running")
+    with pytest.raises(StoreError, match=f"is being measured by run {resumed}"):
+        store.create_run("plan", target=TARGET)
+    store.finish_run(resumed, "done")
+    store.create_run("plan", target=TARGET)
+
+
+def wait_for(found: Callable[[], list[Run]]) -> list[Run]:
+    deadline_s = time.monotonic() + 60
+    while not (there := found()):
+        assert time.monotonic() < deadline_s
+        time.sleep(0.02)
+    return there
+
+
+def test_an_address_of_the_machine_itself_is_another_server_on_another_machine(store: Store, database_url: str) -> None:
+    here = store.create_run("plan", target="127.0.0.1:8001")
+    with pytest.raises(StoreError, match=f"localhost:8001 is being measured by run {here}"):
+        store.create_run("plan", target="localhost:8001")
+    altered(database_url, "UPDATE runs SET host = 'elsewhere'")
+    store.create_run("plan", target="localhost:8001")
+
+
+def test_a_machine_that_is_silent_frees_its_server_after_half_a_minute(store: Store, database_url: str) -> None:
+    run_id = store.create_run("plan", target=TARGET)
+    altered(database_url, f"UPDATE runs SET host = 'elsewhere', heartbeat = heartbeat - {LOST_AFTER_S - 5}")
+    with pytest.raises(StoreError, match=f"run {run_id}"):
+        store.create_run("plan", target=TARGET)
+    altered(database_url, "UPDATE runs SET heartbeat = heartbeat - 6")
+    store.create_run("plan", target=TARGET)
 
 
 def test_a_run_that_nobody_hears_of_is_lost_and_its_server_free(store: Store, database_url: str) -> None:

@@ -1,0 +1,75 @@
+"""One answer to a GET, whole and within limits of time and size, whatever the server does with its bytes."""
+
+from __future__ import annotations
+
+import socket
+import threading
+import time
+from contextlib import closing, suppress
+from http.client import HTTPConnection, HTTPException, HTTPResponse, HTTPSConnection
+from urllib.parse import urlsplit
+
+MOST_BYTES = 4 * 2**20
+LONGEST_REASON = 100
+
+
+def get(url: str, within_s: float) -> tuple[int, bytes]:
+    """Status and body of the page at `url`, connecting and reading taking `within_s` seconds together.
+
+    Proxies are passed by and redirections not followed: what is asked is the server that the load goes to. Raises
+    OSError, with the reason in a few words, for no answer, half an answer, one of more than 4 MiB or none of HTTP.
+    """
+    deadline_s = time.monotonic() + within_s
+    try:
+        parts = urlsplit(url)
+        kind = HTTPSConnection if parts.scheme == "https" else HTTPConnection
+        with closing(kind(parts.hostname or "", parts.port, timeout=within_s)) as connection:
+            connection.connect()
+            with _Cut(connection.sock, deadline_s) as cut:
+                try:
+                    connection.request("GET", parts._replace(scheme="", netloc="", fragment="").geturl() or "/")
+                    return _read(connection.getresponse())
+                except (OSError, HTTPException, ValueError):
+                    if cut.is_done:
+                        raise TimeoutError(f"timed out: no whole answer within {within_s:g} s") from None
+                    raise
+    except (HTTPException, ValueError) as error:
+        raise OSError(f"no HTTP: {type(error).__name__}: {error}"[:LONGEST_REASON]) from None
+
+
+def _read(answer: HTTPResponse) -> tuple[int, bytes]:
+    with answer:
+        body = answer.read(MOST_BYTES + 1)  # not more, whatever length the server names
+        if len(body) > MOST_BYTES:
+            raise OSError(f"an answer of more than {MOST_BYTES >> 20} MiB")
+        if answer.length:
+            raise OSError("the answer ends in its middle")
+        return answer.status, body
+
+
+class _Cut:
+    """Shuts a socket down at `deadline_s` of time.monotonic: its own time-out starts anew with every byte."""
+
+    def __init__(self, sock: socket.socket, deadline_s: float) -> None:
+        self._sock = sock
+        self._done = threading.Event()
+        self._timer = threading.Timer(max(0.0, deadline_s - time.monotonic()), self._shut)
+        self._timer.daemon = True
+
+    def __enter__(self) -> _Cut:
+        self._timer.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._timer.cancel()
+        self._timer.join()  # the number of a socket that is closed may be another's soon
+
+    @property
+    def is_done(self) -> bool:
+        """Whether the time was over first."""
+        return self._done.is_set()
+
+    def _shut(self) -> None:
+        self._done.set()
+        with suppress(OSError):
+            self._sock.shutdown(socket.SHUT_RDWR)

@@ -279,3 +279,22 @@ def test_simulate_repeats_with_its_seed(capsys: pytest.CaptureFixture[str]) -> N
     assert first == again
     assert first != other
     assert json.loads(first)["requests_per_s"] == pytest.approx(5, rel=0.1)
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        [10_000 * "x"],
+        ["plan", f"--{10_000 * 'x'}"],
+        replaced(isl=10_000 * "x"),
+        replaced(ttft=10_000 * "x"),
+        replaced(tp=10_000 * "9"),
+        replaced(arrivals="\x1b[2J" + 10_000 * "x"),
+    ],
+    ids=lambda arguments: str(arguments)[:20],
+)
+def test_a_line_of_error_is_short_whatever_it_quotes(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    code, out, err = run(arguments, capsys)
+    assert (code, out) == (2, "")
+    assert err.startswith("error: ") and err.count("\n") == 1
+    assert len(err.rstrip("\n")) <= 300 and err.rstrip("\n").isprintable()

@@ -8,6 +8,7 @@ from calibration.errors import FileError
 from calibration.importers.content import JsonLines, Object
 from calibration.importers.edge import (
     Edge,
+    Many,
     Nanoseconds,
     Number,
     Tokens,
@@ -49,7 +50,7 @@ class Latency(Edge):
 class Latencies(Edge):
     """Times between responses with content."""
 
-    value: list[Number]
+    value: Many[Number]
     unit: str
 
 

@@ -11,9 +11,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
+from pydantic import ValidationError
 
 from calibration.errors import CalibrationError, FileError
-from calibration.importers.edge import clean
+from calibration.importers.edge import clean, first_fault
 from calibration.importers.known import Known, Offered
 from calibration.importers.summary import HEALTH_UNKNOWN
 from calibration.levels import Level
@@ -99,6 +100,8 @@ def measurement(run: Run, known: Known, name: str) -> Measurement:
         )
     except CalibrationError as error:
         raise FileError(f"{name}: {error}") from None
+    except ValidationError as error:
+        raise FileError(f"{name}: makes no possible point; {first_fault(error)}") from None
     return _as_recorded(found, run, steady=cut and not run.burst)
 
 

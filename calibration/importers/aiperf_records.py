@@ -96,7 +96,7 @@ def read(file: JsonLines, known: Known) -> list[Measurement]:
     """The one level of the file, from the requests after warm-up. Raises FileError naming record and key at fault."""
     records = [
         (checked(Record, value, f"{file.name}, record {place}"), f"{file.name}, record {place}")
-        for place, value in enumerate(file.values, start=1)
+        for place, value in enumerate(file.values(), start=1)
     ]
     measured = [(record, where) for record, where in records if record.metadata.benchmark_phase == "profiling"]
     if not measured:

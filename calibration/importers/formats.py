@@ -88,7 +88,7 @@ def _levels(content: Content) -> int:
 
 def _read(content: Content, kind: str | None, known: Known) -> list[Measurement]:
     if isinstance(content, JsonFile) and aiperf_records.recognises(content.value):
-        content = JsonLines(content.name, (content.value,))
+        content = JsonLines(content.name, content.value, ((1, ""),))
     if isinstance(content, JsonLines):
         return _read_lines(content, kind, known)
     if isinstance(content, JsonFile):
@@ -103,7 +103,7 @@ def _read(content: Content, kind: str | None, known: Known) -> list[Measurement]
 
 
 def _read_lines(content: JsonLines, kind: str | None, known: Known) -> list[Measurement]:
-    if kind not in (None, "aiperf") or not aiperf_records.recognises(content.values[0]):
+    if kind not in (None, "aiperf") or not aiperf_records.recognises(content.first):
         raise _unknown(content, kind)
     return aiperf_records.read(content, known)
 

@@ -22,7 +22,8 @@ from calibration.metrics import measurement as metrics
 from calibration.records import Floats, Ints, Load, Measurement, RequestLog
 from sizing.workload import Lengths
 
-CHUNK_LIMIT = 20_000_000
+CHUNK_LIMIT = 8_000_000
+"""Tokens of a file: a dozen arrays of so many are in memory at once."""
 HELD_SHARE = 0.8
 EVENLY = "times of single tokens are not in the file: spread evenly from first to last, gaps left out"
 OF_CLIENT = ("client_cores", "busiest_core", "processes", "loop_lag_p99_s")

@@ -10,6 +10,7 @@ import click
 
 from calibration.errors import CalibrationError
 from sizing.errors import SizingError
+from sizing.faults import one_line
 
 BAD_INPUT = 2
 INTERRUPTED = 130
@@ -58,9 +59,7 @@ class Commands(click.Group):
 
 
 def _fail(message: str) -> NoReturn:
-    # a server's or a file's words may be in the message: no control characters of theirs reach the terminal
-    printable = "".join(letter if letter.isprintable() else " " for letter in message)
-    click.echo(f"error: {' '.join(printable.split())}", err=True)
+    click.echo(f"error: {one_line(message)}", err=True)
     sys.exit(BAD_INPUT)
 
 

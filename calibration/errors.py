@@ -12,12 +12,18 @@
     └── StoreError    runs and points cannot be written or read, or the run asked for does not exist
         └── StoreAway   the database does not answer now; what was tried may well succeed in a moment
 
-Each message is one line that says what was wrong, where, and what to do. The CLI prints it as it is.
+Each message is one line that says what was wrong, where, and what to do. The CLI prints it as it is: whatever words of
+a server or a file it quotes, it is never longer than `sizing.faults.LONGEST`.
 """
+
+from sizing.faults import one_line
 
 
 class CalibrationError(Exception):
     """Base of all errors this package raises on purpose."""
+
+    def __init__(self, message: str = "") -> None:
+        super().__init__(one_line(message))
 
 
 class PlanError(CalibrationError):

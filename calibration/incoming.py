@@ -4,21 +4,21 @@ from __future__ import annotations
 
 import hashlib
 import tempfile
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath, PureWindowsPath
 
 from calibration.errors import CalibrationError, FileError
 from calibration.importers import read_measurements
-from calibration.levels import level_key
+from calibration.levels import LevelKey, level_key
 from calibration.records import Measurement
 from calibration.store import Store
 from calibration.store.bundle import import_bundle
 from calibration.store.bundle_file import is_bundle, read_bundle
 from calibration.store.imported import import_measurements
 from calibration.store.text import clean
-from sizing.curves import Point, read_points
+from sizing.curves import MOST_POINTS, Point, read_points
 from sizing.errors import PointsError
 
 POINTS_TABLE = "points"
@@ -29,22 +29,24 @@ MOST_UPLOAD_VALUES = 20_000_000
 LONGEST_NAME = 80
 
 
-def read_file(file: Path, kind: str | None, said: Mapping[str, object]) -> list[Measurement]:
-    """What a points table or the file of another tool measures, every level once.
+def read_file(file: Path, kind: str | None, said: Mapping[str, object], most: int = MOST_POINTS) -> list[Measurement]:
+    """What a points table or the file of another tool measures, every level once, and at most `most` of them.
 
     `kind`: POINTS_TABLE or one of `calibration.importers.KINDS`, told from the content if None; `said` is what the
-    file leaves out, by the names of `importers.known.Known`. Raises FileError or PointsError, one line.
+    file leaves out, by the names of `importers.known.Known`. Raises FileError or PointsError, one line; a file of too
+    many points is refused before the rest of it is looked at.
     """
     if kind == POINTS_TABLE or (kind is None and _is_points_table(file)):
         nothing_said("a points table", said)
-        found = [Measurement(point) for point in read_points(file)]
+        found = [Measurement(point) for point in read_points(file, most)]
     else:
-        found = read_measurements(file, kind=kind, deployment=said)
-    keys = [level_key(item.point) for item in found]
-    twice = next((key for key in keys if keys.count(key) > 1), None)
-    if twice is not None:
-        isl, osl, _, _, load_kind, value = twice
-        raise FileError(f"{file}: two points at ISL {isl:g}, OSL {osl:g}, {load_kind} {value:g}: keep one of them")
+        found = read_measurements(file, kind=kind, deployment=said, most=most)
+    seen: set[LevelKey] = set()
+    for key in (level_key(item.point) for item in found):
+        if key in seen:
+            isl, osl, _, _, load_kind, value = key
+            raise FileError(f"{file}: two points at ISL {isl:g}, OSL {osl:g}, {load_kind} {value:g}: keep one of them")
+        seen.add(key)
     return found
 
 
@@ -95,9 +97,10 @@ def preview(store: Store, upload: Upload) -> tuple[Point, ...]:
         if _whole_run(upload, file):
             with read_bundle(file, MOST_UPLOAD_VALUES) as bundle:
                 points = tuple(part.point for part in bundle.points)
+                if len(points) > MOST_UPLOAD_POINTS:
+                    raise FileError(f"{file}: more than {MOST_UPLOAD_POINTS:,} points: split it")
         else:
-            points = tuple(item.point for item in read_file(file, upload.kind, dict(upload.said)))
-    _check_count(upload, points)
+            points = tuple(item.point for item in _read(upload, file))
     return points
 
 
@@ -110,7 +113,7 @@ def take_in(store: Store, upload: Upload) -> tuple[int, bool]:
     with _laid_down(store, upload) as file:
         if _whole_run(upload, file):
             return import_bundle(store, file)
-        found = read_file(file, upload.kind, dict(upload.said))
+        found = _read(upload, file)
         return import_measurements(store, f"imported from {upload.shown_name}", found)
 
 
@@ -121,9 +124,8 @@ def _whole_run(upload: Upload, file: Path) -> bool:
     return True
 
 
-def _check_count(upload: Upload, points: Sequence[Point]) -> None:
-    if len(points) > MOST_UPLOAD_POINTS:
-        raise FileError(f"{upload.shown_name}: has {len(points):,} points, more than {MOST_UPLOAD_POINTS:,}: split it")
+def _read(upload: Upload, file: Path) -> list[Measurement]:
+    return read_file(file, upload.kind, dict(upload.said), MOST_UPLOAD_POINTS)
 
 
 @contextmanager

@@ -7,12 +7,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Literal, NamedTuple
 
-import yaml
-
 from calibration.levels import Level
 from calibration.plan import BUDGET_S, PlanFile, SweepPlan, parse_plan
 from sizing.curves import Point
 from sizing.workload import Lengths
+from sizing.yaml_file import yaml_of
 
 Text = str | int
 Question = Mapping[str, str | float | int]
@@ -59,7 +58,7 @@ def plan_file(new: NewRun) -> PlanFile:
     }
     if new.question:
         content["adaptive"] = dict(new.question)
-    return parse_plan(yaml.safe_dump(content, sort_keys=False, allow_unicode=True), name="the form")
+    return parse_plan(yaml_of(content), name="the form")
 
 
 class Duration(NamedTuple):

@@ -5,9 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
-import yaml
 from pydantic import Field, ValidationError, field_validator, model_validator
 
 from calibration.adapt_plan import AdaptivePlan
@@ -18,7 +17,10 @@ from calibration.plan_fields import ArrivalsText, Count, Positive, Share, Strict
 from calibration.requests.lengths import LengthsPlan
 from calibration.server_plan import DeploymentPlan, ServerPlan
 from sizing.curves import LoadKind
+from sizing.errors import YamlError
+from sizing.faults import first_fault
 from sizing.workload import Arrivals, Lengths
+from sizing.yaml_file import parse_yaml, yaml_text
 
 FEWEST_ARRIVALS = 2
 ALL_OF_THEM = 10**9
@@ -189,11 +191,9 @@ def read_plan(path: Path | str) -> PlanFile:
     """The plan in a YAML file. Raises PlanError, one line: file, key, what is wrong with it."""
     path = Path(path)
     try:
-        text = path.read_text(encoding="utf-8")
-    except FileNotFoundError:
-        raise PlanError(f"{path}: no such plan file") from None
-    except (OSError, UnicodeDecodeError) as error:
-        raise PlanError(f"{path}: cannot be read as a plan ({error})") from None
+        text = yaml_text(path, "plan file")
+    except YamlError as error:
+        raise PlanError(str(error)) from None
     return parse_plan(text, name=str(path), folder=path.resolve().parent)
 
 
@@ -203,38 +203,19 @@ def parse_plan(text: str, name: str = "plan", folder: Path | None = None) -> Pla
     >>> parse_plan("lengths: [{isl: 64, osl: 32}]\\nconcurrency: [1, 4]").plan.levels()[1].label
     'ISL 64, OSL 32, concurrency 4'
     """
-    content = _yaml(text, name)
+    try:
+        content = parse_yaml(text, name)
+    except YamlError as error:
+        raise PlanError(str(error)) from None
     if not isinstance(content, dict):
         raise PlanError(f"{name}: a plan is a YAML mapping with lengths and concurrency, this is {_kind(content)}")
     try:
         plan = SweepPlan.model_validate(content)
     except ValidationError as error:
-        raise PlanError(f"{name}, {_first_fault(error)}") from None
+        raise PlanError(f"{name}, {first_fault(error, 'the whole plan')}") from None
     folder = folder or Path.cwd()
     placed = plan.model_copy(update={"lengths": [item.within(folder) for item in plan.lengths]})
     return PlanFile(placed, text, folder)
-
-
-def _yaml(text: str, name: str) -> Any:
-    try:
-        return yaml.safe_load(text)
-    except yaml.YAMLError as error:
-        mark = getattr(error, "problem_mark", None)
-        where = f", line {mark.line + 1}" if mark else ""
-        what = getattr(error, "problem", None) or "unreadable characters"
-        raise PlanError(f"{name}{where}: not YAML: {what}") from None
-
-
-def _first_fault(error: ValidationError) -> str:
-    fault = error.errors()[0]
-    key = ".".join(str(part) for part in fault["loc"]) or "the whole plan"
-    if fault["type"] == "extra_forbidden":
-        return f"{key}: unknown key"
-    if fault["type"] == "missing":
-        return f"{key}: is missing"
-    message = fault["msg"].removeprefix("Value error, ")
-    given = "" if isinstance(fault["input"], dict) else f" (got {fault['input']!r})"
-    return f"{key}: {message}{given}"
 
 
 def _kind(content: object) -> str:

@@ -10,8 +10,6 @@ from collections.abc import Mapping
 from contextlib import ExitStack
 from dataclasses import replace
 
-import yaml
-
 from calibration.errors import Cancelled
 from calibration.levels import Level
 from calibration.load.shards import Workers
@@ -24,6 +22,7 @@ from gpu.kept import Kept
 from gpu.served import GpuServer, Setup
 from gpu.watch import Watch
 from sizing.curves import Point
+from sizing.yaml_file import yaml_of
 
 USABLE = ("", "steady", "unsteady", "client_limited")
 log = logging.getLogger("gpu")
@@ -139,7 +138,7 @@ class Session:
             if run.label == item.run_label:
                 self._store.restart_run(run.id)
                 return run.id
-        text = yaml.safe_dump(target.plan.model_dump(mode="json", exclude_defaults=True), sort_keys=False)
+        text = yaml_of(target.plan.model_dump(mode="json", exclude_defaults=True))
         return self._store.create_run(text, label=item.run_label, target=target.plan.server.url)
 
     def _with_card(self, found: Measurement) -> Measurement:
@@ -171,7 +170,7 @@ def plan_of(served: Served, grpc_url: str, metrics_url: str, processes: int) -> 
         "check_load": 0.0,
         "client": {"processes": processes, "self_check": False},
     }
-    return parse_plan(yaml.safe_dump(content), name=served.label)
+    return parse_plan(yaml_of(content), name=served.label)
 
 
 def _timed(target: Target, budget_s: float) -> Target:

@@ -13,11 +13,12 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Annotated, Any, Literal, TypeVar, get_args
 
-import yaml
 from pydantic import ConfigDict, Field, TypeAdapter, ValidationError
 from pydantic.dataclasses import dataclass
 
-from sizing.errors import CatalogueError
+from sizing.errors import CatalogueError, YamlError
+from sizing.faults import first_fault, quoted
+from sizing.yaml_file import read_yaml
 
 Precision = Literal["bf16", "fp8", "fp8_block", "nvfp4", "mxfp4", "int4"]
 PRECISIONS: tuple[Precision, ...] = get_args(Precision)
@@ -176,25 +177,20 @@ def nearest(name: str, known: Mapping[str, object]) -> list[str]:
 def read(path: Path, kind: type[_Entry]) -> Mapping[str, _Entry]:
     """The entries of one catalogue file. Raises CatalogueError with the file, the entry and the key at fault."""
     try:
-        content = yaml.load(path.read_bytes(), Loader=getattr(yaml, "CSafeLoader", yaml.SafeLoader))
-    except OSError as error:
-        raise CatalogueError(f"{path}: cannot be read ({error.strerror})") from None
-    except yaml.YAMLError as error:
-        mark = getattr(error, "problem_mark", None)
-        line = f", line {mark.line + 1}" if mark else ""
-        raise CatalogueError(f"{path}{line}: not valid YAML ({getattr(error, 'problem', error)})") from None
+        content = read_yaml(path, "catalogue file")
+    except YamlError as error:
+        raise CatalogueError(str(error)) from None
     if not isinstance(content, dict) or not content:
         raise CatalogueError(f"{path}: expected a mapping of names to entries")
     adapter = TypeAdapter(kind)
-    return MappingProxyType({str(name): _entry(adapter, str(name), raw, path) for name, raw in content.items()})
+    return MappingProxyType({name: _entry(adapter, name, raw, path) for name, raw in content.items()})
 
 
 def _entry(adapter: TypeAdapter[_Entry], name: str, raw: Any, path: Path) -> _Entry:
     if not isinstance(raw, dict):
-        raise CatalogueError(f"{path}, {name}: expected a mapping of keys to values, got {raw!r}")
+        raise CatalogueError(f"{path}, {name}: expected a mapping of keys to values, got {quoted(raw)}")
     try:
         return adapter.validate_python({"id": name, **raw})
     except ValidationError as error:
-        first = error.errors()[0]
-        key = ".".join(map(str, first["loc"]))
-        raise CatalogueError(f"{path}, {name}, key {key!r}: {first['msg']} (got {first['input']!r})") from None
+        fault = first_fault(error)
+        raise CatalogueError(f"{path}, {name}, key {fault.key!r}: {fault.reason}") from None

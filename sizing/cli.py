@@ -12,6 +12,7 @@ from typing import NoReturn
 import click
 
 from sizing.errors import NoFeasiblePlan, SizingError
+from sizing.faults import one_line
 
 COMMANDS = {
     "plan": ("sizing.commands.plan:plan_command", "How many GPUs for a load under an SLA."),
@@ -77,5 +78,5 @@ def main(arguments: list[str] | None = None) -> NoReturn:
 def fail(error: Exception, code: int) -> NoReturn:
     """One line on standard error, then the exit code."""
     message = error.format_message() if isinstance(error, click.ClickException) else str(error)
-    click.echo(f"error: {' '.join(message.split())}", err=True)
+    click.echo(f"error: {one_line(message)}", err=True)
     sys.exit(code)

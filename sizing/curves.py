@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import csv
+import difflib
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import fields
+from io import BytesIO, TextIOWrapper
 from pathlib import Path
 from typing import Annotated, Any, Literal, NamedTuple, TextIO
 
@@ -13,18 +15,26 @@ from pydantic import ConfigDict, Field, TypeAdapter, ValidationError
 from pydantic.dataclasses import dataclass
 
 from sizing.errors import PointsError
+from sizing.faults import LONGEST_QUOTE, first_fault, quoted
 from sizing.numbers import significant
-from sizing.workload import Lengths
+from sizing.workload import MOST_TOKENS, Lengths
 
 LoadKind = Literal["concurrency", "constant_rate", "poisson_rate", "gamma_rate", "schedule", "trace"]
 Verdict = Literal[
     "", "steady", "overloaded", "unsteady", "client_limited", "shared", "errors", "wrong_lengths", "little"
 ]
 """What a point is worth: "" not judged, "steady" fit for use, every other void, and why."""
-Positive = Annotated[float, Field(gt=0)]
-Count = Annotated[int, Field(ge=1)]
-Share = Annotated[float, Field(ge=0)]
 Text = Annotated[str, Field(min_length=1)]
+Gpus = Annotated[int, Field(ge=1, le=10**6)]
+Count = Annotated[int, Field(ge=0, le=10**12)]
+Tokens = Annotated[float, Field(ge=1, le=MOST_TOKENS)]
+Variation = Annotated[float, Field(ge=0, le=1000)]
+Rate = Annotated[float, Field(ge=1e-9, le=1e9)]
+TokenRate = Annotated[float, Field(ge=1e-9, le=1e12)]
+InFlight = Annotated[float, Field(ge=0, le=1e9)]
+Latency = Annotated[float, Field(ge=0, le=1e6)]
+Duration = Annotated[float, Field(gt=0, le=1e9)]
+"""Bounds of what a server can do: beyond them a number is a slip or another unit, and the arithmetic overflows."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, config=ConfigDict(allow_inf_nan=False, extra="forbid"))
@@ -39,42 +49,42 @@ class Point:
     model: Text
     precision: Text
     gpu: Text
-    tp: Count
-    pp: Count = 1
+    tp: Gpus
+    pp: Gpus = 1
     engine: str = ""
     engine_version: str = ""
     batching: str = ""
-    max_batch_size: int | None = None
-    isl: Positive
-    osl: Positive
-    isl_cv: Share = 0.0
-    osl_cv: Share = 0.0
+    max_batch_size: Count | None = None
+    isl: Tokens
+    osl: Tokens
+    isl_cv: Variation = 0.0
+    osl_cv: Variation = 0.0
     load_kind: LoadKind
-    load_value: Positive
-    duration_s: Positive | None = None
-    requests: int | None = None
-    errors: int | None = None
-    requests_per_s: Positive
-    output_tokens_per_s: Positive | None = None
-    mean_in_flight: Share | None = None
-    ttft_mean_s: Share | None = None
-    ttft_p50_s: Share | None = None
-    ttft_p90_s: Share | None = None
-    ttft_p95_s: Share | None = None
-    ttft_p99_s: Share | None = None
-    itl_mean_s: Share | None = None
-    itl_p50_s: Share | None = None
-    itl_p90_s: Share | None = None
-    itl_p95_s: Share | None = None
-    itl_p99_s: Share | None = None
-    e2e_mean_s: Share | None = None
-    e2e_p50_s: Share | None = None
-    e2e_p90_s: Share | None = None
-    e2e_p95_s: Share | None = None
-    e2e_p99_s: Share | None = None
-    gap_p50_s: Share | None = None
-    gap_p95_s: Share | None = None
-    gap_p99_s: Share | None = None
+    load_value: Rate
+    duration_s: Duration | None = None
+    requests: Count | None = None
+    errors: Count | None = None
+    requests_per_s: Rate
+    output_tokens_per_s: TokenRate | None = None
+    mean_in_flight: InFlight | None = None
+    ttft_mean_s: Latency | None = None
+    ttft_p50_s: Latency | None = None
+    ttft_p90_s: Latency | None = None
+    ttft_p95_s: Latency | None = None
+    ttft_p99_s: Latency | None = None
+    itl_mean_s: Latency | None = None
+    itl_p50_s: Latency | None = None
+    itl_p90_s: Latency | None = None
+    itl_p95_s: Latency | None = None
+    itl_p99_s: Latency | None = None
+    e2e_mean_s: Latency | None = None
+    e2e_p50_s: Latency | None = None
+    e2e_p90_s: Latency | None = None
+    e2e_p95_s: Latency | None = None
+    e2e_p99_s: Latency | None = None
+    gap_p50_s: Latency | None = None
+    gap_p95_s: Latency | None = None
+    gap_p99_s: Latency | None = None
     source: str = ""
     measured_at: str = ""
     notes: str = ""
@@ -146,50 +156,76 @@ class Curve(NamedTuple):
 
 _POINTS = TypeAdapter(Point)
 COLUMNS: tuple[str, ...] = tuple(field.name for field in fields(Point))
+MOST_POINTS = 100_000
+MOST_BYTES = 50_000_000
+LONGEST_LINE = 100_000
 FORMULA_STARTS = ("=", "+", "-", "@", "\t", "\r")
 NEEDED = ("model", "precision", "gpu", "tp", "isl", "osl", "load_kind", "load_value", "requests_per_s")
 
 
-def read_points(path: Path | str) -> list[Point]:
+def read_points(path: Path | str, most: int = MOST_POINTS) -> list[Point]:
     """The points of a CSV file with the columns of the points table; empty cells are unknown values.
 
-    Raises PointsError, one line naming file, row and column, if the file is missing, is not a points table, or a value
-    is impossible.
+    Raises PointsError, one line naming file, row and column, if the file is missing, is not a points table, holds more
+    than `most` points, or a value is impossible.
     """
     try:
-        with Path(path).open(newline="", encoding="utf-8-sig") as file:
-            return _parse(csv.DictReader(file), str(path))
+        with Path(path).open("rb") as file:
+            raw = file.read(MOST_BYTES + 1)
+        if len(raw) > MOST_BYTES:
+            raise PointsError(f"{path}: larger than {MOST_BYTES // 1_000_000} MB, which no points table is")
+        return _parse(csv.reader(_lines(raw)), str(path), most)
     except FileNotFoundError:
         raise PointsError(f"{path}: no such points file") from None
-    except (OSError, UnicodeDecodeError, csv.Error) as error:
-        raise PointsError(f"{path}: cannot be read as a CSV points table ({error})") from None
+    except UnicodeDecodeError:
+        raise PointsError(f"{path}: cannot be read as a points table: not UTF-8 text") from None
+    except (OSError, ValueError, csv.Error) as error:
+        reason = getattr(error, "strerror", None) or error
+        raise PointsError(f"{path}: cannot be read as a CSV points table ({reason})") from None
 
 
-def _parse(reader: csv.DictReader[str], name: str) -> list[Point]:
-    header = reader.fieldnames or []
-    for column in NEEDED:
-        if column not in header:
-            raise PointsError(f"{name}: column {column!r} is missing; a points table needs {', '.join(NEEDED)}")
-    unknown = [column for column in header if column not in COLUMNS]
-    if unknown:
-        raise PointsError(f"{name}: unknown column {unknown[0]!r}; the points table's columns are {', '.join(COLUMNS)}")
-    points = [_point(row, f"{name}, row {number}") for number, row in enumerate(reader, start=2)]
+def _lines(raw: bytes) -> Iterator[str]:
+    for line in TextIOWrapper(BytesIO(raw), encoding="utf-8-sig", newline=""):
+        if len(line) > LONGEST_LINE:
+            raise ValueError(f"a line of {len(line):,} characters")
+        yield line
+
+
+def _parse(rows: Iterator[list[str]], name: str, most: int) -> list[Point]:
+    header = _header(next(rows, []), name)
+    points: list[Point] = []
+    for number, row in enumerate(filter(None, rows), start=2):
+        if len(points) == most:
+            raise PointsError(f"{name}: more than {most:,} points: split it")
+        points.append(_point(header, row, f"{name}, row {number}"))
     if not points:
         raise PointsError(f"{name}: the file holds no points, only a header")
     return points
 
 
-def _point(row: dict[str | Any, str | Any], where: str) -> Point:
-    if None in row:
+def _header(header: list[str], name: str) -> list[str]:
+    for column in NEEDED:
+        if column not in header:
+            raise PointsError(f"{name}: column {column!r} is missing; a points table needs {', '.join(NEEDED)}")
+    for place, column in enumerate(header):
+        if column not in COLUMNS:
+            near = difflib.get_close_matches(column[:LONGEST_QUOTE], COLUMNS)
+            hint = f"did you mean {' or '.join(near)}?" if near else "leave it out"
+            raise PointsError(f"{name}: unknown column {quoted(column)}: {hint}")
+        if column in header[:place]:
+            raise PointsError(f"{name}: column {column!r} is there twice: keep one of them")
+    return header
+
+
+def _point(header: list[str], row: list[str], where: str) -> Point:
+    if len(row) > len(header):
         raise PointsError(f"{where}: more cells than columns")
-    known: dict[str, Any] = {column: _value(value) for column, value in row.items() if value not in ("", None)}
+    known: dict[str, Any] = {column: _value(cell) for column, cell in zip(header, row, strict=False) if cell}
     try:
         return _POINTS.validate_python(known)
     except ValidationError as error:
-        first = error.errors()[0]
-        raise PointsError(
-            f"{where}, column {'.'.join(map(str, first['loc']))!r}: {first['msg']} (got {first['input']!r})"
-        ) from None
+        fault = first_fault(error)
+        raise PointsError(f"{where}, column {fault.key!r}: {fault.reason}") from None
 
 
 def write_points(points: Iterable[Point], file: TextIO) -> None:

@@ -2,6 +2,7 @@
 
     SizingError
     ├── ScenarioError        the question is wrong: a negative rate, an unknown unit, an SLA of 0 s
+    │   └── YamlError        a YAML file cannot be read: file, line and column are named
     ├── PointsError          a points table cannot be used: file, line and column are named
     ├── CatalogueError       an unknown model or GPU (nearest names suggested), or a faulty catalogue file
     ├── FitError             the measured points cannot carry a law
@@ -10,12 +11,15 @@
     ├── TimeLimitReached     no answer within the time allowed; says what took so long
     └── NoFeasiblePlan       no configuration meets the SLA; carries every rejection and the nearest miss
 
-Each message is one line that says what was wrong, where, and what to do. The CLI prints it as it is.
+Each message is one line that says what was wrong, where, and what to do. The CLI prints it as it is: whatever it
+quotes, it is never longer than `sizing.faults.LONGEST`.
 """
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING
+
+from sizing.faults import one_line
 
 if TYPE_CHECKING:
     from sizing.plan import Rejection
@@ -24,9 +28,16 @@ if TYPE_CHECKING:
 class SizingError(Exception):
     """Base of all errors this package raises on purpose."""
 
+    def __init__(self, message: str = "") -> None:
+        super().__init__(one_line(message))
+
 
 class ScenarioError(SizingError):
     """The question itself is wrong."""
+
+
+class YamlError(ScenarioError):
+    """A YAML file cannot be read: file, line and column are named."""
 
 
 class PointsError(SizingError):

@@ -10,7 +10,7 @@ import pytest
 ROOT = Path(__file__).parent.parent
 SCREEN = {"streamlit", "plotly", "altair"}
 NETWORK = {"tritonclient", "grpc", "requests", "httpx", "aiohttp", "urllib", "socket", "http", "sqlalchemy"}
-VALUES = {"sizing.curves", "sizing.workload", "sizing.errors", "sizing.numbers"}
+VALUES = {"sizing.curves", "sizing.workload", "sizing.errors", "sizing.faults", "sizing.numbers", "sizing.yaml_file"}
 # an adaptive sweep asks sizing which level to measure next
 CHOOSES = {"calibration/adapt.py": {"sizing.design", "sizing.plan"}}
 

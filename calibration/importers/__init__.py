@@ -21,22 +21,27 @@ from calibration.importers.content import read_content
 from calibration.importers.formats import KINDS, Kind, measurements
 from calibration.importers.known import known
 from calibration.records import Measurement
-from sizing.curves import Point
+from sizing.curves import MOST_POINTS, Point
 
 __all__ = ["KINDS", "Kind", "read", "read_measurements"]
 
 
 def read_measurements(
-    path: Path | str, *, kind: str | None = None, deployment: Mapping[str, object] | None = None
+    path: Path | str,
+    *,
+    kind: str | None = None,
+    deployment: Mapping[str, object] | None = None,
+    most: int = MOST_POINTS,
 ) -> list[Measurement]:
     """The load levels in the file at `path`, with their request logs where it holds single requests.
 
     `kind`, one of KINDS, is told from the content if None. `deployment` says what the file leaves out, by the names of
     `known.Known`: model, precision, gpu, tp, ..., isl, osl, concurrency, rate, arrivals; it goes before the file.
 
-    Raises FileError, one line naming file and key, or the flag that is still to be given.
+    Raises FileError, one line naming file and key, the flag that is still to be given, or that there are more than
+    `most` levels in the file.
     """
-    return measurements(read_content(path), kind, known(deployment or {}))
+    return measurements(read_content(path), kind, known(deployment or {}), most)
 
 
 def read(path: Path | str, *, kind: str | None = None, deployment: Mapping[str, object] | None = None) -> list[Point]:

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Any
+
+from pydantic import Field
 
 from calibration.errors import FileError
 from calibration.importers import metric_tables
 from calibration.importers.content import CsvFile, JsonFile, Object
-from calibration.importers.edge import Count, Edge, Positive, checked, clean, iso_text
+from calibration.importers.edge import Count, Edge, Many, Positive, checked, clean, iso_text
 from calibration.importers.known import RATE_KINDS, Known, Offered
 from calibration.importers.summary import Summary, held_back, measurement
 from calibration.records import Measurement
@@ -23,7 +24,7 @@ class Named(Edge):
 class Models(Edge):
     """The models that were asked."""
 
-    items: Sequence[Named] = ()
+    items: Many[Named] = Field(default_factory=list)
 
 
 class Phase(Edge):
@@ -48,7 +49,7 @@ class LoadGenerator(Edge):
 class Endpoint(Edge):
     """The server's side in older releases."""
 
-    model_names: Sequence[str] = ()
+    model_names: Many[str] = Field(default_factory=list)
 
 
 class InputConfig(Edge):
@@ -56,7 +57,7 @@ class InputConfig(Edge):
 
     models: Models = Models()
     endpoint: Endpoint = Endpoint()
-    phases: Sequence[Phase] = ()
+    phases: Many[Phase] = Field(default_factory=list)
     loadgen: LoadGenerator = LoadGenerator()
 
 

@@ -8,6 +8,7 @@ from calibration.errors import FileError
 from calibration.importers.content import JsonLines, Object
 from calibration.importers.edge import (
     Edge,
+    Many,
     Nanoseconds,
     Number,
     Tokens,
@@ -49,7 +50,7 @@ class Latency(Edge):
 class Latencies(Edge):
     """Times between responses with content."""
 
-    value: list[Number]
+    value: Many[Number]
     unit: str
 
 
@@ -95,7 +96,7 @@ def read(file: JsonLines, known: Known) -> list[Measurement]:
     """The one level of the file, from the requests after warm-up. Raises FileError naming record and key at fault."""
     records = [
         (checked(Record, value, f"{file.name}, record {place}"), f"{file.name}, record {place}")
-        for place, value in enumerate(file.values, start=1)
+        for place, value in enumerate(file.values(), start=1)
     ]
     measured = [(record, where) for record, where in records if record.metadata.benchmark_phase == "profiling"]
     if not measured:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import io
 import json
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -14,6 +15,12 @@ from calibration.errors import FileError
 LIMIT_BYTES = 100_000_000
 NUMBER_TEXT_LIMIT = 4000
 """Digits of a whole number in a file beyond which it cannot mean anything."""
+
+MOST_LINES = 250_000
+"""Of a table, or of single requests: a hundred MB of real ones are fewer."""
+MOST_CELLS = 10_000
+MOST_PARTS = 4_000_000
+"""Lists and objects in a JSON file: an empty one takes three bytes there and twenty times that in memory."""
 
 Row = tuple[str, ...]
 Object = dict[str, Any]
@@ -29,10 +36,17 @@ class JsonFile:
 
 @dataclass(frozen=True, slots=True)
 class JsonLines:
-    """A file of one JSON object a line."""
+    """A file of one JSON object a line: the first, and the numbered lines of them all, read when asked for."""
 
     name: str
-    values: tuple[Object, ...]
+    first: Object
+    lines: tuple[tuple[int, str], ...]
+
+    def values(self) -> Iterator[Object]:
+        """The objects in their order. Raises FileError at the first line that is none."""
+        yield self.first
+        for number, line in self.lines[1:]:
+            yield _line(line, number, self.name)
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,10 +74,14 @@ def read_content(path: Path | str) -> Content:
         raise FileError(f"{name}: the file is empty")
     if start not in "{[":
         return _csv(text, name)
-    lines = text.split("\n")
+    if text.count("[") + text.count("{") > MOST_PARTS:
+        raise FileError(f"{name}: more than {MOST_PARTS:,} lists and objects; give a part of it or the tool's summary")
+    lines = text.split("\n", MOST_LINES)
     whole = _complete_object(lines[0], name)
     if whole is not None and any(line.strip() for line in lines[1:]):
-        return JsonLines(name, tuple(_line(line, number, name) for number, line in _numbered(lines)))
+        if len(lines) > MOST_LINES:
+            raise FileError(f"{name}: more than {MOST_LINES:,} lines; give a part of it or the tool's summary")
+        return JsonLines(name, whole, tuple(_numbered(lines)))
     value = _json(text, name) if whole is None else whole
     if not isinstance(value, dict):
         raise FileError(f"{name}: a JSON object was expected, this is a {type(value).__name__}")
@@ -140,8 +158,16 @@ def _whole(digits: str) -> int:
 
 def _csv(text: str, name: str) -> CsvFile:
     reader = csv.reader(io.StringIO(text), strict=True)
+    rows: list[Row] = []
+    lines: list[int] = []
     try:
-        numbered = [(reader.line_num, tuple(cell.strip() for cell in row)) for row in reader if row]
+        for row in filter(None, reader):
+            if len(row) > MOST_CELLS or len(rows) == MOST_LINES:
+                raise FileError(
+                    f"{name}, line {reader.line_num}: more than {MOST_LINES:,} rows or {MOST_CELLS:,} cells"
+                )
+            rows.append(tuple(cell.strip() for cell in row))
+            lines.append(reader.line_num)
     except csv.Error as error:
         raise FileError(f"{name}, line {reader.line_num}: cannot be read as CSV ({error})") from None
-    return CsvFile(name, tuple(row for _, row in numbered), tuple(line for line, _ in numbered))
+    return CsvFile(name, tuple(rows), tuple(lines))

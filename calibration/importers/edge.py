@@ -12,6 +12,7 @@ from typing import Annotated, Any, TypeVar
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from calibration.errors import FileError
+from sizing import faults
 
 TEXT_LIMIT = 120
 LARGEST = 1e15
@@ -21,6 +22,10 @@ Positive = Annotated[float, Field(gt=0, le=LARGEST)]
 Count = Annotated[int, Field(ge=0, le=10**9)]
 Tokens = Annotated[int, Field(ge=0, le=10**7)]
 Nanoseconds = Annotated[int, Field(ge=0, le=2**63 - 1)]
+
+Item = TypeVar("Item")
+Many = Annotated[list[Item], Field(fail_fast=True)]
+"""A list that is given up at its first fault: one error for each of millions of entries would fill the memory."""
 
 _ERROR_NAME = re.compile(r"[A-Za-z_]{0,40}(?:Error|Exception|Timeout)\b")
 _SCALE_TO_S = {"s": 1.0, "sec": 1.0, "seconds": 1.0, "ms": 1e-3, "us": 1e-6, "ns": 1e-9}
@@ -44,14 +49,9 @@ def checked(model: type[Model], data: object, where: str) -> Model:
 
 
 def first_fault(error: ValidationError) -> str:
-    """The first thing that is wrong, as ``key: what``, in one line of bounded length."""
-    fault = error.errors(include_url=False)[0]
-    key = clean(".".join(str(part) for part in fault["loc"])) or "the whole"
-    if fault["type"] == "missing":
-        return f"key {key!r}: is missing"
-    given = fault["input"]
-    shown = f" (got {clean(repr(given), 40)})" if isinstance(given, str | int | float | None) else ""
-    return f"key {key!r}: {clean(fault['msg'])}{shown}"
+    """The first thing that is wrong, as ``key 'what': why``, in one line of bounded length."""
+    fault = faults.first_fault(error)
+    return f"key {fault.key!r}: {fault.reason}"
 
 
 def clean(text: str, limit: int = TEXT_LIMIT) -> str:

@@ -60,13 +60,15 @@ CSV_FORMATS = (
 )
 
 
-def measurements(content: Content, kind: str | None, known: Known) -> list[Measurement]:
-    """What the content measures; `kind`, if given, is what it must be.
+def measurements(content: Content, kind: str | None, known: Known, most: int) -> list[Measurement]:
+    """What the content measures, at most `most` levels; `kind`, if given, is what it must be.
 
     Raises FileError if it is of no known kind, of another kind than `kind`, or faulty.
     """
     if kind is not None and kind not in KINDS:
         raise FileError(f"{kind!r} is no kind of file to import; there are {', '.join(KINDS)}")
+    if _levels(content) > most:
+        raise FileError(f"{content.name}: more than {most:,} points: split it")
     found = _read(content, kind, known)
     levels_in_file = not (isinstance(content, CsvFile) and op_stats.recognises(content))
     if len(found) > 1 and levels_in_file and (known.concurrency or known.rate):
@@ -74,9 +76,19 @@ def measurements(content: Content, kind: str | None, known: Known) -> list[Measu
     return found
 
 
+def _levels(content: Content) -> int:
+    """How many load levels the content may hold, at most: rows of a table, entries of the lists of levels."""
+    if isinstance(content, CsvFile):
+        return len(content.rows) - 1
+    if isinstance(content, JsonLines):
+        return 1
+    listed = (content.value.get(key) for key in ("benchmarks", "experiments"))
+    return max((len(levels) for levels in listed if isinstance(levels, list)), default=1)
+
+
 def _read(content: Content, kind: str | None, known: Known) -> list[Measurement]:
     if isinstance(content, JsonFile) and aiperf_records.recognises(content.value):
-        content = JsonLines(content.name, (content.value,))
+        content = JsonLines(content.name, content.value, ((1, ""),))
     if isinstance(content, JsonLines):
         return _read_lines(content, kind, known)
     if isinstance(content, JsonFile):
@@ -91,7 +103,7 @@ def _read(content: Content, kind: str | None, known: Known) -> list[Measurement]
 
 
 def _read_lines(content: JsonLines, kind: str | None, known: Known) -> list[Measurement]:
-    if kind not in (None, "aiperf") or not aiperf_records.recognises(content.values[0]):
+    if kind not in (None, "aiperf") or not aiperf_records.recognises(content.first):
         raise _unknown(content, kind)
     return aiperf_records.read(content, known)
 

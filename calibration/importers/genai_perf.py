@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from pydantic import Field
 
 from calibration.importers import metric_tables
 from calibration.importers.content import CsvFile, JsonFile, Object
-from calibration.importers.edge import Count, Edge, Positive, checked, clean
+from calibration.importers.edge import Count, Edge, Many, Positive, checked, clean
 from calibration.importers.known import Known, Offered
 from calibration.importers.summary import Summary, measurement
 from calibration.records import Measurement
@@ -39,7 +39,7 @@ class Endpoint(Edge):
 class InputConfig(Edge):
     """What the run was asked to do."""
 
-    model_names: Sequence[str] = ()
+    model_names: Many[str] = Field(default_factory=list)
     endpoint: Endpoint = Endpoint()
     perf_analyzer: PerfAnalyzer = PerfAnalyzer()
 

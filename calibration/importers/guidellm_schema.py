@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from pydantic import Field
 
-from calibration.importers.edge import Count, Edge, Number, Positive, Tokens
+from calibration.importers.edge import Count, Edge, Many, Number, Positive, Tokens
 from calibration.importers.summary import Times
 
 MS = 1e-3
@@ -114,9 +114,9 @@ class Request(Edge):
 class Requests(Edge):
     """Requests by how they went."""
 
-    successful: Sequence[Request] = ()
-    errored: Sequence[Request] = ()
-    incomplete: Sequence[Request] = ()
+    successful: Many[Request] = Field(default_factory=list)
+    errored: Many[Request] = Field(default_factory=list)
+    incomplete: Many[Request] = Field(default_factory=list)
 
 
 class Benchmark(Edge):
@@ -164,4 +164,4 @@ class Report(Edge):
     metadata: Metadata = Metadata()
     config: Config = Config()
     args: Spec | None = None
-    benchmarks: Sequence[Benchmark]
+    benchmarks: Many[Benchmark]

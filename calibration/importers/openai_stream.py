@@ -10,6 +10,8 @@ from pydantic import ValidationError
 
 from calibration.importers.edge import Edge, Tokens
 
+MOST_PIECES = 20
+"""Responses that an event may be spread over: all of them are looked at again with each."""
 TEXT_KEYS = ("content", "reasoning_content", "reasoning", "text")
 
 
@@ -41,14 +43,17 @@ def payload_of(inputs: dict[str, Any]) -> Payload:
 def events_of(outputs: Sequence[dict[str, Any]]) -> tuple[list[int], Usage | None]:
     """Places of the responses that hold text, and the usage if the server told it.
 
-    A response may hold several events, one place each, or end within one, which then counts where it is complete.
+    A response may hold several events, one place each, or end within one, which then counts where it is complete; one
+    that is not after `MOST_PIECES` responses is dropped.
     """
-    places, usage, rest = [], None, ""
+    places, usage, rest, pieces = [], None, "", 0
     for place, output in enumerate(outputs):
         text = output.get("response")
         if not isinstance(text, str):
             continue
         *events, rest = _split(rest + text)
+        pieces = 0 if events or not rest else pieces + 1
+        rest = rest if pieces < MOST_PIECES else ""
         for event in events:
             body = _object(event)
             places += [place] if _has_text(body) else []

@@ -14,7 +14,7 @@ from pydantic import Field
 
 from calibration.errors import FileError
 from calibration.importers.content import JsonFile, Object
-from calibration.importers.edge import Edge, Nanoseconds, Positive, checked, clean, iso_time
+from calibration.importers.edge import Edge, Many, Nanoseconds, Positive, checked, clean, iso_time
 from calibration.importers.known import Known, Offered
 from calibration.importers.openai_stream import Usage, events_of, payload_of
 from calibration.importers.rebuild import Run, Seen, measurement
@@ -38,21 +38,21 @@ class Request(Edge):
 
     timestamp: Nanoseconds
     request_inputs: dict[str, Any] = Field(default_factory=dict)
-    response_timestamps: Sequence[Nanoseconds] = ()
-    response_outputs: Sequence[dict[str, Any]] = ()
+    response_timestamps: Many[Nanoseconds] = Field(default_factory=list)
+    response_outputs: Many[dict[str, Any]] = Field(default_factory=list)
 
 
 class Experiment(Edge):
     """One load level."""
 
     experiment: Level
-    requests: Sequence[Request]
+    requests: Many[Request]
 
 
 class Export(Edge):
     """The whole file."""
 
-    experiments: Sequence[Experiment]
+    experiments: Many[Experiment]
     version: str = ""
     service_kind: str = "triton"
 

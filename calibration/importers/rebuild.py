@@ -11,9 +11,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
+from pydantic import ValidationError
 
 from calibration.errors import CalibrationError, FileError
-from calibration.importers.edge import clean
+from calibration.importers.edge import clean, first_fault
 from calibration.importers.known import Known, Offered
 from calibration.importers.summary import HEALTH_UNKNOWN
 from calibration.levels import Level
@@ -21,7 +22,8 @@ from calibration.metrics import measurement as metrics
 from calibration.records import Floats, Ints, Load, Measurement, RequestLog
 from sizing.workload import Lengths
 
-CHUNK_LIMIT = 20_000_000
+CHUNK_LIMIT = 8_000_000
+"""Tokens of a file: a dozen arrays of so many are in memory at once."""
 HELD_SHARE = 0.8
 EVENLY = "times of single tokens are not in the file: spread evenly from first to last, gaps left out"
 OF_CLIENT = ("client_cores", "busiest_core", "processes", "loop_lag_p99_s")
@@ -99,6 +101,8 @@ def measurement(run: Run, known: Known, name: str) -> Measurement:
         )
     except CalibrationError as error:
         raise FileError(f"{name}: {error}") from None
+    except ValidationError as error:
+        raise FileError(f"{name}: makes no possible point; {first_fault(error)}") from None
     return _as_recorded(found, run, steady=cut and not run.burst)
 
 

@@ -14,7 +14,7 @@ from pydantic import Field
 
 from calibration.errors import FileError
 from calibration.importers.content import JsonFile, Object
-from calibration.importers.edge import Count, Edge, Number, Positive, Tokens, checked, clean, error_name
+from calibration.importers.edge import Count, Edge, Many, Number, Positive, Tokens, checked, clean, error_name
 from calibration.importers.known import Known, Offered
 from calibration.importers.rebuild import Run, Seen
 from calibration.importers.rebuild import measurement as from_requests
@@ -76,14 +76,14 @@ class Latencies(Edge):
 class Details(Edge):
     """Lists of one entry a request, times in seconds; `itls` holds the gaps between its chunks."""
 
-    input_lens: list[Tokens]
-    output_lens: list[Tokens]
-    ttfts: list[Number]
-    itls: list[list[Number]]
-    start_times: list[Number]
-    latencies: list[Number | None] | None = None
-    queue_times: list[Number | None] | None = None
-    errors: list[str | None] | None = None
+    input_lens: Many[Tokens]
+    output_lens: Many[Tokens]
+    ttfts: Many[Number]
+    itls: Many[Many[Number]]
+    start_times: Many[Number]
+    latencies: Many[Number | None] | None = None
+    queue_times: Many[Number | None] | None = None
+    errors: Many[str | None] | None = None
 
 
 def recognises(value: Object) -> bool:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any, TypeVar
@@ -152,7 +153,7 @@ def words(text: str) -> tuple[str, ...]:
 
 def tensor_parallel(text: str) -> tuple[int, ...]:
     """TPs of a comma-separated list; empty for "any"."""
-    if not all(word.isdecimal() and int(word) > 0 for word in words(text)):
+    if not all(re.fullmatch("0*[1-9][0-9]{0,5}", word) for word in words(text)):
         raise ScenarioError(f"--tp {text!r}: give whole numbers such as 1,2,4, or any")
     return tuple(int(word) for word in words(text))
 

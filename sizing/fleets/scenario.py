@@ -5,12 +5,13 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-import yaml
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from sizing.errors import ScenarioError
+from sizing.faults import first_fault
 from sizing.fleets.sharing import Share, Terms
 from sizing.workload import METRICS, Arrivals, Lengths, Limit, Prefix, Routing, Sla, Workload
+from sizing.yaml_file import read_yaml
 
 STRICT = ConfigDict(extra="forbid", frozen=True)
 
@@ -67,15 +68,7 @@ class ScenarioFile(BaseModel):
 
 def read_scenario(path: Path | str) -> ScenarioFile:
     """The scenario of a YAML file. Raises ScenarioError, one line with file and key, for anything that is not one."""
-    try:
-        content = yaml.safe_load(Path(path).read_text(encoding="utf-8"))
-    except FileNotFoundError:
-        raise ScenarioError(f"{path}: no such scenario file") from None
-    except (OSError, UnicodeDecodeError) as error:
-        raise ScenarioError(f"{path}: cannot be read ({error})") from None
-    except yaml.YAMLError as error:
-        raise ScenarioError(f"{path}: not valid YAML ({' '.join(str(error).split())})") from None
-    return scenario_of(content, str(path))
+    return scenario_of(read_yaml(path, "scenario file"), str(path))
 
 
 def scenario_of(content: Any, where: str) -> ScenarioFile:
@@ -85,9 +78,7 @@ def scenario_of(content: Any, where: str) -> ScenarioFile:
     try:
         return ScenarioFile.model_validate(content)
     except ValidationError as error:
-        first = error.errors()[0]
-        key = ".".join(map(str, first["loc"]))
-        raise ScenarioError(f"{where}, key {key!r}: {first['msg']}") from None
+        raise ScenarioError(f"{where}, {first_fault(error)}") from None
 
 
 def parse_workload(text: str) -> dict[str, str]:

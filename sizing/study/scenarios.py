@@ -19,13 +19,15 @@ from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
-import yaml
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
 from sizing.candidates import Choice
+from sizing.commands.options import tensor_parallel, words
 from sizing.errors import ScenarioError
+from sizing.faults import first_fault
 from sizing.plan import Question
 from sizing.workload import METRICS, Arrivals, Lengths, Limit, Routing, Sla, Workload
+from sizing.yaml_file import read_yaml
 
 STRICT = ConfigDict(strict=True, extra="forbid", frozen=True, allow_inf_nan=False)
 MOST = 1_000_000
@@ -67,10 +69,7 @@ class Scenario(BaseModel):
     @property
     def choice(self) -> Choice:
         """What may be bought; raises ScenarioError for a TP that is no number."""
-        tps = _words(str(self.tp))
-        if not all(word.isdecimal() and int(word) > 0 for word in tps):
-            raise ScenarioError(f"tp {self.tp!r}: give whole numbers such as 1,2,4, or any")
-        return Choice(_words(self.gpu), _words(self.precision), tuple(map(int, tps)), self.basis)
+        return Choice(words(self.gpu), words(self.precision), tensor_parallel(str(self.tp)), self.basis)
 
 
 COLUMNS: tuple[str, ...] = tuple(Scenario.model_fields)
@@ -108,22 +107,16 @@ class StudyFile(BaseModel):
 def read_study(path: Path | str) -> list[Scenario]:
     """The scenarios of a study file, each checked. Raises ScenarioError naming the file and what is wrong in it."""
     try:
-        file = StudyFile.model_validate(yaml.safe_load(Path(path).read_text(encoding="utf-8")))
-    except RecursionError:
-        raise ScenarioError(f"{path}: cannot be read as YAML (lists or mappings nested too deeply)") from None
-    except FileNotFoundError:
-        raise ScenarioError(f"{path}: no such study file") from None
-    except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
-        raise ScenarioError(f"{path}: cannot be read as YAML ({' '.join(str(error).split())})") from None
+        file = StudyFile.model_validate(read_yaml(path, "study file"))
     except ValidationError as error:
-        raise ScenarioError(f"{path}: {_first(error)}") from None
+        raise ScenarioError(f"{path}, {first_fault(error, 'the whole study')}") from None
     scenarios = []
     for place, values in enumerate(_combinations(file, str(path)), start=1):
         try:
             scenario = Scenario.model_validate(file.base | values)
             _ = scenario.question, scenario.choice
         except ValidationError as error:
-            raise ScenarioError(f"{path}, scenario {place}: {_first(error)}") from None
+            raise ScenarioError(f"{path}, scenario {place}, {first_fault(error)}") from None
         except ScenarioError as error:
             raise ScenarioError(f"{path}, scenario {place}: {error}") from None
         scenarios.append(scenario)
@@ -154,14 +147,3 @@ def _drawn(axis: Axis, rng: np.random.Generator) -> str | int | float:
     if isinstance(axis, Range):
         return float(f"{math.exp(rng.uniform(math.log(axis.low), math.log(axis.high))):.3g}")
     return axis[int(rng.integers(len(axis)))]
-
-
-def _words(text: str) -> tuple[str, ...]:
-    return () if text == "any" else tuple(word.strip() for word in text.split(",") if word.strip())
-
-
-def _first(error: ValidationError) -> str:
-    """The first thing wrong, on one line; a misspelt name before the field that is missing because of it."""
-    first = min(error.errors(), key=lambda found: found["type"] not in ("extra_forbidden", "value_error"))
-    where = ".".join(map(str, first["loc"])) or "file"
-    return f"{where}: {first['msg']}" + (f" (got {first['input']!r})" if first["type"] != "missing" else "")

@@ -9,12 +9,16 @@ from __future__ import annotations
 
 import csv
 import io
-from collections.abc import Mapping, Sequence
+import re
+import stat
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from types import TracebackType
 from typing import Self
 
 from sizing.errors import ScenarioError
+from sizing.faults import LONGEST_QUOTE
 from sizing.study import answers, scenarios
 from sizing.study.answers import Cell
 from sizing.study.scenarios import Scenario
@@ -44,62 +48,80 @@ class Table:
         return sum(row["gpus"] != "" for row in self._rows.values())
 
     def __enter__(self) -> Self:
-        self._file = self._path.open("a", newline="", encoding="utf-8")
+        with _writing(self._path):
+            self._file = self._path.open("a", newline="", encoding="utf-8")
         return self
 
     def add(self, place: int, answer: Mapping[str, Cell]) -> None:
         """Write the answer to the scenario at `place`, at once."""
         own: dict[str, Cell] = {"scenario": place + 1, "inputs": self._inputs}
         self._rows[place] = _texts(own | self._study[place].model_dump() | dict(answer))
-        self._file.write(_line(self._rows[place].values()))
-        self._file.flush()
+        with _writing(self._path):
+            self._file.write(_line(self._rows[place].values()))
+            self._file.flush()
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self._file.close()
+        with _writing(self._path):
+            self._file.close()
         if len(self._rows) == len(self._study):
             _replace(self._path, self._rows)
 
 
 def _rows(path: Path, study: Sequence[Scenario], inputs: str) -> dict[int, dict[str, str]]:
     """The complete rows of the file, by place; empty when it does not exist."""
-    if not path.exists():
-        return {}
     try:
+        if not stat.S_ISREG(path.stat().st_mode):
+            raise ScenarioError(f"--out {path}: is no file that could hold a table of results; give another name")
         held = path.read_bytes()
         text = held[: held.rfind(b"\n") + 1].decode()  # the last row may be cut off, even inside a letter
-    except (OSError, UnicodeDecodeError) as error:
-        raise ScenarioError(f"{path}: cannot be read as a table of results ({error})") from None
+    except FileNotFoundError:
+        return {}
+    except (OSError, ValueError) as error:
+        reason = getattr(error, "strerror", None) or error
+        raise ScenarioError(f"{path}: cannot be read as a table of results ({reason})") from None
     if _line(COLUMNS).encode().startswith(held):
         return {}
-    reader = csv.DictReader(io.StringIO(text, newline=""))
-    if tuple(reader.fieldnames or ()) != COLUMNS:
-        raise ScenarioError(f"{path}: is no table of results of this version; give --out another name")
     rows = {}
-    for row in reader:
-        place = int(row["scenario"]) - 1 if row["scenario"].isdecimal() else -1
+    for row in _table(path, text):
+        place = int(row["scenario"]) - 1 if re.fullmatch("[0-9]{1,9}", row["scenario"]) else -1
+        where = f"{path}: row {row['scenario'][:LONGEST_QUOTE]}"
         if not 0 <= place < len(study) or _question(row) != _texts(study[place].model_dump()):
-            raise ScenarioError(f"{path}: row {row['scenario']} is of another study; give --out another name")
+            raise ScenarioError(f"{where} is of another study; give --out another name")
         if row["inputs"] != inputs:
             raise ScenarioError(
-                f"{path}: row {row['scenario']} is of another study: the same question, but other points or another "
-                "version of this package; give --out another name"
+                f"{where} is of another study: the same question, but other points or another version of this package; "
+                "give --out another name"
             )
         rows[place] = {column: row[column] for column in COLUMNS}
     return rows
 
 
+def _table(path: Path, text: str) -> list[dict[str, str]]:
+    reader = csv.DictReader(io.StringIO(text, newline=""))
+    with suppress(csv.Error):
+        if tuple(reader.fieldnames or ()) == COLUMNS:
+            return list(reader)
+    raise ScenarioError(f"{path}: is no table of results of this version; give --out another name")
+
+
 def _replace(path: Path, rows: Mapping[int, Mapping[str, str]]) -> None:
     """Write all rows in the order of the scenarios; the file is the old one or the new one at any moment."""
     fresh = path.with_name(path.name + ".new")
-    try:
+    with _writing(path):
         with fresh.open("w", newline="", encoding="utf-8") as file:
             file.write(_line(COLUMNS))
             file.writelines(_line(rows[place].values()) for place in sorted(rows))
         fresh.replace(path)
+
+
+@contextmanager
+def _writing(path: Path) -> Iterator[None]:
+    try:
+        yield
     except OSError as error:
-        raise ScenarioError(f"--out {path}: cannot be written ({error.strerror})") from None
+        raise ScenarioError(f"--out {path}: cannot be written ({error.strerror or error})") from None
 
 
 def _question(row: Mapping[str, str]) -> dict[str, str]:

@@ -13,6 +13,9 @@ from sizing.errors import ScenarioError
 
 TimeoutAction = Literal["REJECT", "DELAY"]
 Strategy = Literal["direct", "oldest"]
+MOST_ROWS = 100_000
+MOST_INSTANCES = 10_000
+"""Bounds of what is simulated: more is a slip of the keyboard, and would fill the memory."""
 DEFAULT_IDLE_US = 1_000_000
 """`max_sequence_idle_microseconds` where the configuration leaves it at 0."""
 
@@ -114,8 +117,14 @@ class ModelBatching:
     def __post_init__(self) -> None:
         if self.max_batch_size < 0:
             raise ScenarioError(f"max_batch_size must be 0 or more, got {self.max_batch_size}")
+        if self.max_batch_size > MOST_ROWS:
+            raise ScenarioError(f"max_batch_size must be at most {MOST_ROWS:,} here, got {self.max_batch_size:,}")
         if self.instances < 1:
             raise ScenarioError(f"instance_group: count must be at least 1, got {self.instances}")
+        if self.instances > MOST_INSTANCES:
+            raise ScenarioError(
+                f"instance_group: at most {MOST_INSTANCES:,} instances are simulated, got {self.instances:,}"
+            )
         if self.dynamic and self.sequence:
             raise ScenarioError("dynamic_batching and sequence_batching exclude each other: keep one")
         if self.dynamic:

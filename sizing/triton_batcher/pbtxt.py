@@ -28,6 +28,7 @@ from sizing.triton_batcher.config import (
     TimeoutAction,
 )
 
+MOST_BYTES = 1_000_000
 SCHEMA = Path(__file__).with_name("model_config.pb")
 STRATEGY_PARAMETER = "TRITON_BATCH_STRATEGY_PATH"
 FALSE_TRUE = ("int32_false_true", "fp32_false_true", "bool_false_true")
@@ -41,9 +42,13 @@ def read_config(path: str | Path) -> ModelBatching:
     """
     path = Path(path)
     try:
-        text = path.read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
+        with path.open("rb") as file:
+            raw = file.read(MOST_BYTES + 1)
+        text = raw.decode()
+    except (OSError, ValueError) as error:
         raise ScenarioError(f"{path}: cannot be read: {getattr(error, 'strerror', None) or error}") from error
+    if len(raw) > MOST_BYTES:
+        raise ScenarioError(f"{path}: larger than {MOST_BYTES // 1_000_000} MB, which no model configuration is")
     try:
         return parse_config(text, name=path.resolve().parent.name)
     except ScenarioError as error:
@@ -60,7 +65,8 @@ policy=QueuePolicy(timeout_action='REJECT', timeout_us=0, allow_override=False, 
     config = model_config_class()()
     try:
         text_format.Parse(text, config)
-    except text_format.ParseError as error:
+    except (text_format.ParseError, ValueError, RecursionError) as error:
+        # a number out of an enum's 32 bits is a ValueError
         raise ScenarioError(f"not a model configuration: {error}") from error
     strategy = config.parameters[STRATEGY_PARAMETER].string_value if STRATEGY_PARAMETER in config.parameters else ""
     return ModelBatching(
@@ -84,7 +90,7 @@ def model_config_class() -> type[Any]:
 
 
 def _policy(message: Any) -> QueuePolicy:
-    action = message.DESCRIPTOR.enum_types_by_name["TimeoutAction"].values_by_number[message.timeout_action].name
+    action = _named(message, "TimeoutAction", message.timeout_action)
     return QueuePolicy(
         timeout_action=cast("TimeoutAction", action),
         timeout_us=message.default_timeout_microseconds,
@@ -123,7 +129,16 @@ def _sequence(message: Any) -> SequenceBatching:
 
 
 def _control(name: str, message: Any) -> Control:
-    kinds = message.DESCRIPTOR.enum_types_by_name["Kind"].values_by_number
-    kind = kinds[message.kind].name.removeprefix("CONTROL_SEQUENCE_")
+    kind = _named(message, "Kind", message.kind).removeprefix("CONTROL_SEQUENCE_")
     given = [getattr(message, field) for field in FALSE_TRUE if len(getattr(message, field)) == 2]
     return Control(name, kind, (float(given[0][0]), float(given[0][1])) if given else None)
+
+
+def _named(message: Any, enum: str, number: int) -> str:
+    """The name of an enum's value; proto3 takes numbers that have none."""
+    values = message.DESCRIPTOR.enum_types_by_name[enum].values_by_number
+    if number not in values:
+        raise ScenarioError(
+            f"{message.DESCRIPTOR.name}: {number} is no {enum}; there are {', '.join(map(str, values))}"
+        )
+    return str(values[number].name)

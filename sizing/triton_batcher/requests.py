@@ -14,6 +14,8 @@ from sizing.errors import ScenarioError
 
 NS = 1_000_000_000
 US = 1_000
+LONGEST_S = 1e9
+"""Of a run: its nanoseconds, a few standard deviations more, are a 64-bit number."""
 
 
 def nanoseconds(seconds: float) -> int:
@@ -94,5 +96,10 @@ class Requests:
         """
         if not 0 < rate_per_s < 1e9 or count < 1:
             raise ScenarioError(f"rate must be above 0 and below 1e9 requests/s, got {rate_per_s:g}")
+        if count > rate_per_s * LONGEST_S:
+            raise ScenarioError(
+                f"{count:,} requests at {rate_per_s:g} requests/s would take longer than {LONGEST_S:g} s: "
+                "give a higher rate or fewer requests"
+            )
         arrivals = np.cumsum(rng.exponential(size=count)) / rate_per_s
         return cls.at(np.rint(arrivals * NS).astype(np.int64).tolist())

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import math
+import os
 import re
 from dataclasses import dataclass
 from pathlib import Path
@@ -89,7 +90,7 @@ def parse_service_times(text: str) -> Measured:
     0.014
     """
     law = re.fullmatch(r"\s*([^+*,]+?s)\s*(?:\+\s*([^+*,]+?s)\s*\*\s*n\s*)?", text)
-    if law and re.match(r"[0-9.]", law[1]) and not Path(text).exists():
+    if law and re.match(r"[0-9.]", law[1]) and not os.path.exists(text):
         per_row = parse_seconds("--service-times", law[2]) if law[2] else 0.0
         return Measured(((0, ServiceTimes(parse_seconds("--service-times", law[1]), per_row)),))
     return read_service_times(Path(text))
@@ -109,7 +110,7 @@ def read_service_times(path: Path) -> Measured:
             if "batch_size" not in columns or unit is None:
                 raise PointsError(f"{path}: needs the columns batch_size and {', '.join(UNITS)} (one of them)")
             rows = [_row(path, reader.line_num, row, unit) for row in reader]
-    except (OSError, UnicodeDecodeError) as error:
+    except (OSError, ValueError, csv.Error) as error:
         raise PointsError(
             f"--service-times {path}: neither a file that can be read nor a law such as 8ms+1.5ms*n "
             f"({getattr(error, 'strerror', None) or error})"
@@ -130,7 +131,7 @@ def _row(path: Path, line: int, row: dict[str, str], unit: str) -> tuple[int, in
     try:
         instances, size = int(row.get("instances") or 0), int(row["batch_size"])
         seconds = float(row[unit]) * UNITS[unit]
-    except (TypeError, ValueError):
+    except (TypeError, ValueError, OverflowError):
         raise PointsError(f"{path}, line {line}: batch_size and instances are whole numbers, {unit} a number") from None
     if size < 1 or instances < 0 or not (math.isfinite(seconds) and seconds > 0):
         raise PointsError(f"{path}, line {line}: batch_size must be at least 1 and {unit} above 0")

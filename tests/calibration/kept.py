@@ -22,13 +22,14 @@ POINT = Point(
     requests_per_s=9.5,
 )
 
-positive = st.floats(1e-9, 1e12)
+positive = st.floats(1e-9, 1e6)
 text = st.text(st.characters(codec="utf-8", exclude_categories=("Cc", "Cf", "Zl", "Zp")), max_size=20)
 named = text.filter(bool)
 _NEEDED: dict[str, st.SearchStrategy[Any]] = {
     **dict.fromkeys(("model", "precision", "gpu"), named),
     **dict.fromkeys(("tp", "pp"), st.integers(1, 1024)),
-    **dict.fromkeys(("isl", "osl", "load_value", "requests_per_s"), positive),
+    **dict.fromkeys(("isl", "osl"), st.floats(1, 1e9)),
+    **dict.fromkeys(("load_value", "requests_per_s"), st.floats(1e-9, 1e9)),
     **dict.fromkeys(("isl_cv", "osl_cv"), st.floats(0, 10)),
     **dict.fromkeys(("engine", "engine_version", "batching", "source", "measured_at", "notes"), text),
     "load_kind": st.sampled_from(get_args(LoadKind)),

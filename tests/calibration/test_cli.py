@@ -179,10 +179,26 @@ def test_bad_input_is_one_line(arguments: tuple[object, ...], says: str) -> None
     assert says in refused(call(*arguments))
 
 
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        (10_000 * "x",),
+        ("run", f"--{10_000 * 'x'}"),
+        ("import", 10_000 * "x"),
+        ("import", "x.csv", "--tp", 10_000 * "1"),
+        ("show", "\x1b[2J" + 10_000 * "x"),
+    ],
+    ids=lambda arguments: str(arguments)[:20],
+)
+def test_a_line_of_error_is_short_whatever_it_quotes(arguments: tuple[str, ...]) -> None:
+    line = refused(call(*arguments))
+    assert len(line.rstrip("\n")) <= 300 and line.rstrip("\n").isprintable()
+
+
 def test_a_plan_that_is_not_yaml(tmp_path: Path) -> None:
     path = tmp_path / "plan.yaml"
     path.write_text("lengths: [{isl: 64")
-    assert "plan.yaml, line 1: not YAML" in refused(call("run", path))
+    assert "plan.yaml, line 2, column 1: not YAML" in refused(call("run", path))
 
 
 @pytest.mark.timeout(30)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import json
 import unicodedata
 import zipfile
 from pathlib import Path
@@ -15,6 +16,7 @@ from hypothesis import strategies as st
 from calibration import incoming
 from calibration.errors import FileError
 from calibration.incoming import Upload, preview, take_in
+from calibration.levels import level_key
 from calibration.store import Store
 from calibration.store.bundle import export_bundle
 from sizing.curves import write_points
@@ -123,6 +125,59 @@ def test_a_file_over_the_limit_is_not_even_laid_down(store: Store, monkeypatch: 
     ):
         preview(store, Upload("big.csv", bytes(1_000_001)))
     assert not store.database.records.exists()
+
+
+HEADER = "model,precision,gpu,tp,isl,osl,load_kind,load_value,requests_per_s\n"
+
+
+def levels(count: int, row: str = "m,bf16,g,1,64,32,concurrency,{},1\n") -> bytes:
+    return (HEADER + "".join(row.format(n) for n in range(1, count + 1))).encode()
+
+
+def test_twice_the_points_are_twice_the_work(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of comparing the levels for one that is there twice: it was the square."""
+    compared = []
+
+    class Key(tuple):  # type: ignore[type-arg]
+        def __eq__(self, other: object) -> bool:
+            compared.append(1)
+            return super().__eq__(other)
+
+        __hash__ = tuple.__hash__
+
+    monkeypatch.setattr(incoming, "level_key", lambda point: Key(level_key(point)))
+    path = tmp_path / "points.csv"
+    path.write_bytes(levels(1000))
+    assert len(incoming.read_file(path, None, {})) == 1000
+    assert len(compared) < 1000
+
+
+def test_a_level_that_stands_twice_is_named(store: Store) -> None:
+    with pytest.raises(FileError, match=r"^x\.csv: two points at ISL 64, OSL 32, concurrency 7: keep one of them$"):
+        preview(store, Upload("x.csv", levels(50) + b"m,bf16,g,1,64,32,concurrency,7,3\n"))
+
+
+@pytest.mark.parametrize("kind", ["points", "perf-analyzer", "perf-analyzer json", "guidellm"])
+def test_too_many_points_are_refused_before_they_are_looked_at(
+    store: Store, kind: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """None of what stands there could be taken: it is counted first."""
+    monkeypatch.setattr(incoming, "MOST_UPLOAD_POINTS", 3)
+    content = {
+        "points": levels(3) + b"no point\n",
+        "perf-analyzer": b"Concurrency,Inferences/Second\n" + 4 * b"no,number\n",
+        "perf-analyzer json": json.dumps({"experiments": [1, 2, 3, 4]}).encode(),
+        "guidellm": json.dumps({"benchmarks": [1, 2, 3, 4]}).encode(),
+    }[kind]
+    with pytest.raises((FileError, PointsError), match=r"^x: more than 3 points: split it$"):
+        preview(store, Upload("x", content))
+
+
+def test_as_many_points_as_may_be_are_taken(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(incoming, "MOST_UPLOAD_POINTS", 3)
+    assert len(preview(store, Upload("x.csv", levels(3)))) == 3
+    with pytest.raises(PointsError, match="more than 3 points"):
+        preview(store, Upload("x.csv", levels(4)))
 
 
 def test_a_log_that_would_fill_the_memory_is_refused_by_what_it_claims(

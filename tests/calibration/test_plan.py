@@ -46,7 +46,7 @@ def test_a_relative_tokenizer_lies_beside_the_plan(tmp_path: Path) -> None:
     [
         ("", "empty"),
         ("[1, 2]", "mapping"),
-        ("lengths: [{isl: 64", "line 1: not YAML"),
+        ("lengths: [{isl: 64", "line 2, column 1: not YAML"),
         ("concurrency: [1]", "lengths: is missing"),
         ("lengths: [{isl: 64, osl: 32}]", "no load levels"),
         ("lengths: []\nconcurrency: [1]", "lengths: List should have at least 1 item"),

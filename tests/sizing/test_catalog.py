@@ -163,7 +163,7 @@ def test_faulty_files_are_named(tmp_path: Path, content: str, parts: tuple[str, 
 
 
 def test_missing_file_is_named(tmp_path: Path) -> None:
-    with pytest.raises(CatalogueError, match=r"models\.yaml: cannot be read"):
+    with pytest.raises(CatalogueError, match=r"models\.yaml: no such catalogue file"):
         catalog.read(tmp_path / "models.yaml", Model)
 
 

@@ -311,3 +311,22 @@ def test_pools_apart_say_that_they_know_no_gaps(capsys: pytest.CaptureFixture[st
     words = ["whatif", *PLAN[1:], "--tp", "2", "--gap", "p99:100ms", "--disaggregated"]
     code, _, err = run(words, capsys)
     assert code == 2 and "gaps between tokens are not simulated over two pools" in err
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        [10_000 * "x"],
+        ["plan", f"--{10_000 * 'x'}"],
+        replaced(isl=10_000 * "x"),
+        replaced(ttft=10_000 * "x"),
+        replaced(tp=10_000 * "9"),
+        replaced(arrivals="\x1b[2J" + 10_000 * "x"),
+    ],
+    ids=lambda arguments: str(arguments)[:20],
+)
+def test_a_line_of_error_is_short_whatever_it_quotes(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    code, out, err = run(arguments, capsys)
+    assert (code, out) == (2, "")
+    assert err.startswith("error: ") and err.count("\n") == 1
+    assert len(err.rstrip("\n")) <= 300 and err.rstrip("\n").isprintable()

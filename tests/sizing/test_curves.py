@@ -83,6 +83,12 @@ def test_a_missing_column_is_named(column: str, tmp_path: Path) -> None:
         ("requests_per_s", "nan"),
         ("load_value", "inf"),
         ("load_kind", "x"),
+        ("tp", "9" * 400),
+        ("isl", "0.5"),
+        ("isl", "2e9"),
+        ("load_value", "1e308"),
+        ("requests_per_s", "1e308"),
+        ("requests_per_s", "1e-300"),
     ],
 )
 def test_an_impossible_value_is_named_with_its_row_and_column(column: str, value: str, tmp_path: Path) -> None:
@@ -96,6 +102,53 @@ def test_an_impossible_value_is_named_with_its_row_and_column(column: str, value
 def test_a_file_that_is_no_points_table_is_refused(text: str, tmp_path: Path) -> None:
     with pytest.raises(PointsError):
         read_points(write(tmp_path, text))
+
+
+@pytest.mark.parametrize(
+    ("column", "value"),
+    [
+        ("pp", "10000000"),
+        ("max_batch_size", "-1"),
+        ("isl_cv", "1e200"),
+        ("duration_s", "1e10"),
+        ("requests", "-1"),
+        ("errors", "9" * 20),
+        ("output_tokens_per_s", "1e13"),
+        ("mean_in_flight", "1e10"),
+        ("ttft_mean_s", "1e7"),
+        ("itl_p99_s", "-1"),
+        ("e2e_p50_s", "1e308"),
+        ("gap_p95_s", "inf"),
+    ],
+)
+def test_every_number_has_bounds(column: str, value: str, tmp_path: Path) -> None:
+    with pytest.raises(PointsError, match=f"row 2, column '{column}': ") as caught:
+        read_points(write(tmp_path, f"{HEADER},{column}\n{ROW},{value}\n"))
+    assert len(str(caught.value)) < 290
+
+
+def test_a_column_that_stands_twice_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(PointsError, match=r"points\.csv: column 'isl' is there twice"):
+        read_points(write(tmp_path, f"{HEADER},isl\n{ROW},9999\n"))
+
+
+def test_an_unknown_column_gets_the_nearest(tmp_path: Path) -> None:
+    with pytest.raises(PointsError, match="unknown column 'engine_verson': did you mean engine_version"):
+        read_points(write(tmp_path, f"{HEADER},engine_verson\n{ROW},1\n"))
+
+
+def test_a_table_of_too_many_points_is_not_read_to_its_end(tmp_path: Path) -> None:
+    """The row after the last that is taken holds no point, and nobody looks at it."""
+    path = write(tmp_path, f"{HEADER}\n{ROW}\n{ROW}\n{ROW}\nno point\n")
+    with pytest.raises(PointsError, match="more than 2 points: split it"):
+        read_points(path, most=2)
+
+
+def test_a_file_without_end_and_a_line_without_end_are_refused(tmp_path: Path) -> None:
+    with pytest.raises(PointsError, match="larger than 50 MB"):
+        read_points("/dev/zero")
+    with pytest.raises(PointsError, match="a line of 100,"):
+        read_points(write(tmp_path, f"{HEADER}\n{100_000 * ','}\n"))
 
 
 def test_a_missing_file_is_refused(tmp_path: Path) -> None:

@@ -215,7 +215,7 @@ def test_a_scenario_file_says_what_the_options_say(tmp_path: Path) -> None:
         ("rate: 5", "rate: fast", "workloads.0.rate"),
         ("rate: 5", "rate: 5, speed: 5", "speed"),
         ("model: m", "modell: m", "model"),
-        ("workloads:", "workloads: []\nother:", "workloads"),
+        ("workloads:", "workloads: []\nother:", "other: unknown key"),
         ("gpu: [", "gpu: [[", "YAML"),
     ],
 )

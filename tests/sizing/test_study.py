@@ -227,6 +227,31 @@ def test_results_in_a_folder_that_is_not_there_are_one_line(folder: Path, tmp_pa
         study(folder, "--out", str(tmp_path / "missing" / "study.csv"))
 
 
+@pytest.mark.parametrize("out", ["/dev/full", "/dev/null"])
+def test_results_go_into_a_file_and_nothing_else(folder: Path, out: str) -> None:
+    """A device would be read without end, and be replaced by a file at the end of the study."""
+    with pytest.raises(ScenarioError, match=f"--out {out}: is no file"):
+        study(folder, "--out", out)
+    assert not Path("/dev/full").is_file()
+
+
+def test_a_disk_that_is_full_in_the_middle_is_one_line(folder: Path, tmp_path: Path) -> None:
+    scenarios = read_study(folder / "study.yaml")
+    with pytest.raises(ScenarioError, match=r"cannot be written \(No space left on device\)"):  # noqa: SIM117
+        with Table(tmp_path / "study.csv", scenarios, "inputs") as table:
+            table._file.close()
+            table._file = open("/dev/full", "w")  # noqa: SIM115
+            table.add(0, dict.fromkeys(answers_of.COLUMNS, 1))
+
+
+@pytest.mark.parametrize("row", ["9" * 5000, "²", "", "x,y", '"' + 200_000 * "x" + '"'])
+def test_rows_that_no_study_wrote(folder: Path, tmp_path: Path, row: str) -> None:
+    (tmp_path / "out.csv").write_text(",".join(COLUMNS) + f"\n{row}\nx\n")
+    with pytest.raises(ScenarioError, match=r"another study|no table of results") as caught:
+        study(folder, "--out", str(tmp_path / "out.csv"))
+    assert len(str(caught.value)) <= 290
+
+
 def test_every_column_has_one_meaning() -> None:
     assert len(set(COLUMNS)) == len(COLUMNS)
 
@@ -257,9 +282,9 @@ def test_a_table_cut_anywhere_ends_as_it_would_have(folder: Path, places: list[i
 @pytest.mark.parametrize(
     ("text", "why"),
     [
-        ("base: {", "cannot be read as YAML"),
+        ("base: {", "line 2, column 1: not YAML"),
         ("base: {model: synthetic}\naxes: {}", "axes"),
-        ("base: {}\naxes: {rate: [1]}", "scenario 1: model"),
+        ("base: {}\naxes: {rate: [1]}", "scenario 1, model: is missing"),
         (STUDY.replace("[5, 200]", "{low: 1, high: 9}"), "is a range"),
         (STUDY.replace("[5, 200]", "{low: 10, high: 9}"), "below low"),
         (STUDY.replace("[5, 200]", "[5, -200]"), "scenario 3: rate"),
@@ -267,6 +292,8 @@ def test_a_table_cut_anywhere_ends_as_it_would_have(folder: Path, places: list[i
         (STUDY.replace("p95:1ms", "1ms"), "percentile:time"),
         (STUDY.replace("rate: [5, 200]", "rate: []") + "sample: 5", "axis 'rate' has no values"),
         ("axes: " + 3000 * "[", "nested too deeply"),
+        (STUDY + "seed: 2001-99-99", "seed: Input should be a valid integer"),
+        (STUDY.replace("synthetic", '"\\ud800"'), "line 2, column "),
         (STUDY.replace("isl: 500", "tp: '²', isl: 500"), "give whole numbers"),
         (STUDY.replace("rate: [5, 200]", "rate: []"), "axis 'rate' has no values"),
     ],

@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from tritonclient.grpc import model_config_pb2
 
@@ -80,6 +81,17 @@ def test_a_folder_names_a_model_without_a_name(tmp_path: Path) -> None:
         ("dynamic_batching {", "not a model configuration"),
         ("dynamic_batching { } sequence_batching { }", "member of oneof|exclude each other"),
         ("sequence_batching { direct { minimum_slot_utilization: 1.5 } }", "minimum_slot_utilization"),
+        ("sequence_batching { control_input { control { kind: 2147483648 } } }", "Value out of range: 2147483648"),
+        (
+            "sequence_batching { control_input { control { kind: 77 } } }",
+            "Control: 77 is no Kind; there are 0, 1, 2, 3",
+        ),
+        (
+            "dynamic_batching { default_queue_policy { timeout_action: 7 } }",
+            "ModelQueuePolicy: 7 is no TimeoutAction; there are 0, 1",
+        ),
+        ("max_batch_size: 2147483647", "max_batch_size must be at most 100,000 here"),
+        ("instance_group { count: 2147483647 }", "at most 10,000 instances are simulated"),
     ],
 )
 def test_what_triton_would_not_load_is_refused_in_one_line(text: str, says: str, tmp_path: Path) -> None:
@@ -89,6 +101,18 @@ def test_what_triton_would_not_load_is_refused_in_one_line(text: str, says: str,
         read_config(path)
     assert str(path) in str(caught.value)
     assert "\n" not in str(caught.value)
+
+
+def test_a_configuration_without_end_is_refused() -> None:
+    with pytest.raises(ScenarioError, match="larger than 1 MB"):
+        read_config("/dev/zero")
+
+
+def test_a_run_that_lasts_longer_than_its_clock_is_refused() -> None:
+    """Nanoseconds of more than a few hundred years are no 64-bit number."""
+    with pytest.raises(ScenarioError, match="would take longer than 1e"):
+        Requests.poisson(1e-7, 1000, np.random.default_rng(0))
+    assert len(Requests.poisson(1e-5, 1000, np.random.default_rng(0))) == 1000
 
 
 def test_a_request_larger_than_the_batch_is_refused_in_tritons_words() -> None:
@@ -123,6 +147,7 @@ def test_curves_by_instances(tmp_path: Path) -> None:
         ("batch_size,service_time_s\n0,1\n", "line 2: batch_size must be at least 1"),
         ("batch_size,service_time_s\n1,1\n1,2\n", "twice"),
         ("batch_size,service_time_s\n1,-1\n", "above 0"),
+        ("batch_size,service_time_s\n" + 200_000 * "1", "neither a file that can be read"),
     ],
 )
 def test_faulty_tables_are_named_by_line(text: str, says: str, tmp_path: Path) -> None:
@@ -132,7 +157,7 @@ def test_faulty_tables_are_named_by_line(text: str, says: str, tmp_path: Path) -
         parse_service_times(str(table))
 
 
-@pytest.mark.parametrize("text", ["nowhere.csv", "8+1*n", "8ms+n"])
+@pytest.mark.parametrize("text", ["nowhere.csv", "8+1*n", "8ms+n", "a\0b", 5000 * "x"])
 def test_neither_law_nor_file(text: str) -> None:
     with pytest.raises(PointsError, match="neither a file"):
         parse_service_times(text)

@@ -12,10 +12,12 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from pydantic import ValidationError
 
 from calibration.errors import FileError
-from calibration.importers import content, read, rebuild
+from calibration.importers import content, openai_stream, read, rebuild
 from calibration.importers.edge import clean
+from calibration.importers.vllm import Details
 from tests.calibration.importers.samples import ALL_SAID, FEW, SAMPLES, imported
 from tests.calibration.importers.traffic import guidellm
 
@@ -25,7 +27,7 @@ def fault(raw: bytes | str, folder: Path, **said: object) -> str:
         imported(raw, folder, **said)
     message = str(caught.value)
     assert "\n" not in message and str(folder / "file") in message
-    assert len(message) < 600
+    assert len(message) <= 290
     return message
 
 
@@ -145,6 +147,53 @@ def test_a_missing_file_a_folder_and_too_large_a_file(tmp_path: Path, monkeypatc
 def test_a_claim_of_endless_tokens_takes_no_memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(rebuild, "CHUNK_LIMIT", 10)
     assert "more than 10 tokens" in fault(guidellm(FEW), tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("raw", "says"),
+    [
+        (b'{"a": [' + 101 * b"[]," + b"1]}", "more than 100 lists and objects"),
+        (20 * b'{"a": 1}\n', "more than 10 lines"),
+        (20 * b"a,b\n", "line 11: more than 10 rows"),
+        (b"Concurrency,Inferences/Second" + 30 * b",", "line 1: more than 10 rows or 20 cells"),
+    ],
+    ids=["lists", "lines", "rows", "cells"],
+)
+def test_a_small_file_cannot_be_large_in_memory(
+    raw: bytes, says: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name, most in (("MOST_PARTS", 100), ("MOST_LINES", 10), ("MOST_CELLS", 20)):
+        monkeypatch.setattr(content, name, most)
+    assert says in fault(raw, tmp_path)
+
+
+def test_a_log_is_given_up_at_its_first_line_that_is_no_record(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    parsed = []
+    parse = content._json
+    monkeypatch.setattr(content, "_json", lambda text, name: parsed.append(text) or parse(text, name))
+    assert "not a file of any known kind" in fault(1000 * b"{}\n", tmp_path)
+    assert len(parsed) == 1
+
+
+def test_a_list_is_given_up_at_its_first_fault(tmp_path: Path) -> None:
+    """Of the faults one is told; a fault each of a million entries would be a gigabyte."""
+    for field in ("ttfts", "itls", "start_times", "errors"):
+        found = edited("vllm_detailed.json", (field,), [None, {}, {}, {}])
+        with pytest.raises(ValidationError) as caught:
+            Details.model_validate(json.loads(found))
+        assert sum(error["loc"][0] == field for error in caught.value.errors()) == 1
+
+
+def test_an_event_in_endless_pieces_is_dropped(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The pieces that are looked at again with each further one stay few."""
+    looked = []
+    split = openai_stream._split
+    monkeypatch.setattr(openai_stream, "_split", lambda text: looked.append(len(text)) or split(text))
+    pieces = [{"response": "}"}] * 5000
+    assert openai_stream.events_of(pieces) == ([], None)
+    assert len(looked) == 5000 and max(looked) <= openai_stream.MOST_PIECES
+    whole = 'data: {"choices": [{"text": "a"}]}\n\n'
+    assert openai_stream.events_of([{"response": part} for part in (whole[:9], whole[9:20], whole[20:])]) == ([2], None)
 
 
 def test_text_of_a_file_is_made_harmless(tmp_path: Path) -> None:

@@ -322,10 +322,15 @@ def test_orders_to_a_terminal_stay_out_and_the_run_is_the_same_when_it_comes_aga
 
 
 def test_a_number_that_no_store_holds(made: Path, empty: Store, tmp_path: Path) -> None:
-    path = packed(tmp_path / "b.zip", points_changed('"tp": 1', f'"tp": {10**20}')(members(made)))
-    with pytest.raises(StoreError, match="tp of a point is larger"):
-        import_bundle(empty, path)
-    assert untouched(empty)
+    for value, fault, says in (
+        (10**12, StoreError, "max_batch_size of a point is larger"),
+        (10**20, FileError, r"point\.max_batch_size: Input should be less than or equal to"),
+    ):
+        changed = points_changed('"max_batch_size": null', f'"max_batch_size": {value}')
+        path = packed(tmp_path / "b.zip", changed(members(made)))
+        with pytest.raises(fault, match=says):
+            import_bundle(empty, path)
+        assert untouched(empty)
 
 
 def test_a_bomb_is_refused_before_it_is_unpacked(empty: Store, tmp_path: Path) -> None:

@@ -37,7 +37,7 @@ def test_measurements_come_in_once_with_their_logs(store: Store, tmp_path: Path)
     assert import_bundle(store, tmp_path / "run.zip") == (1, False)
 
 
-@pytest.mark.parametrize("last", [replace(POINT, requests=10**20, load_value=16), replace(POINT, requests_per_s=1.0)])
+@pytest.mark.parametrize("last", [replace(POINT, requests=2**31, load_value=16), replace(POINT, requests_per_s=1.0)])
 def test_all_or_nothing(store: Store, last: Any) -> None:
     with pytest.raises(StoreError):
         import_measurements(store, "label", [*FOUND, Measurement(last)])

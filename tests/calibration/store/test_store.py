@@ -72,8 +72,8 @@ def test_other_writing_stays() -> None:
         assert clean(text) == text
 
 
-@pytest.mark.parametrize("column", ["tp", "pp", "max_batch_size", "requests", "errors"])
-@pytest.mark.parametrize("value", [2**31, 10**20])
+@pytest.mark.parametrize("column", ["max_batch_size", "requests", "errors"])
+@pytest.mark.parametrize("value", [2**31, 10**12])
 def test_a_whole_number_that_no_database_holds(store: Store, column: str, value: int) -> None:
     run_id = store.create_run("plan")
     with pytest.raises(StoreError, match=f"{column} of a point is larger than any the store holds"):

@@ -1,0 +1,198 @@
+"""YAML as this program takes it: mappings, lists and plain scalars, bounded in size and depth; nothing is constructed.
+
+Scalars are those of YAML 1.2's core schema: ``true``, ``12``, ``0x1f``, ``1e3``, ``.inf``, ``null``; ``yes``, ``12:30``
+and ``2001-01-01`` are text. Keys are text as written. Anchors, aliases, tags and merge keys are refused: with them a
+file of a few hundred bytes can mean gigabytes.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, NoReturn
+
+import yaml
+
+from sizing.errors import YamlError
+from sizing.faults import one_line, quoted
+
+MOST_BYTES = 1_000_000
+MOST_VALUES = 100_000
+MOST_DEPTH = 20
+MOST_DIGITS = 18
+"""Of a whole number: what 64 bits hold."""
+_TABLE = (
+    ("null", re.compile(r"(?:~|null|Null|NULL|)\Z"), "~nN\0"),
+    ("bool", re.compile(r"(?:true|True|TRUE|false|False|FALSE)\Z"), "tTfF"),
+    ("int", re.compile(r"(?:[-+]?[0-9]+|0o[0-7]+|0x[0-9a-fA-F]+)\Z"), "-+0123456789"),
+    (
+        "float",
+        re.compile(
+            r"(?:[-+]?(?:\.[0-9]+|[0-9]+(?:\.[0-9]*)?)(?:[eE][-+]?[0-9]+)?|[-+]?\.(?:inf|Inf|INF)|\.(?:nan|NaN|NAN))\Z"
+        ),
+        "-+.0123456789",
+    ),
+    ("merge", re.compile(r"<<\Z"), "<"),
+)
+"""Kinds of plain scalars, what they look like and how they may begin; anything else is text."""
+_BASES = {"0o": 8, "0x": 16}
+_UNFIT = re.compile("[\x00-\x08\x0b-\x1f\x7f\ud800-\udfff]")
+_Loader: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
+
+
+def read_yaml(path: Path | str, what: str) -> Any:
+    """What the YAML file at `path` holds; `what` is what it should have been, for the message.
+
+    Raises YamlError, one line with file, line and column.
+    """
+    return parse_yaml(yaml_text(path, what), str(path))
+
+
+def yaml_text(path: Path | str, what: str) -> str:
+    """The text of a YAML file. Raises YamlError: it is missing, larger than `MOST_BYTES`, or not UTF-8."""
+    try:
+        with Path(path).open("rb") as file:
+            raw = file.read(MOST_BYTES + 1)
+        return raw.decode("utf-8-sig") if len(raw) <= MOST_BYTES else _too_large(str(path))
+    except FileNotFoundError:
+        raise YamlError(f"{path}: no such {what}") from None
+    except UnicodeDecodeError as error:
+        raise YamlError(f"{path}: cannot be read as a {what}: not UTF-8 text at byte {error.start}") from None
+    except (OSError, ValueError) as error:
+        raise YamlError(f"{path}: cannot be read as a {what} ({getattr(error, 'strerror', None) or error})") from None
+
+
+def parse_yaml(text: str, name: str) -> Any:
+    """What YAML `text` holds: dict, list, str, int, float, bool or None. `name` is how errors call it.
+
+    Raises YamlError, one line with the line and column.
+
+    >>> parse_yaml("rate: [5, 1e3]\\nseed: 2001-99-99", "x")
+    {'rate': [5, 1000.0], 'seed': '2001-99-99'}
+    """
+    try:
+        if len(text.encode()) > MOST_BYTES:
+            _too_large(name)
+        return _built(yaml.parse(text, Loader=_Loader), name)
+    except UnicodeEncodeError as error:
+        raise YamlError(f"{name}: not text at character {error.start}: half of a surrogate pair") from None
+    except yaml.MarkedYAMLError as error:
+        where = _where(error.problem_mark or error.context_mark)
+        raise YamlError(f"{name}{where}: not YAML: {error.problem or error.context}") from None
+    except yaml.YAMLError as error:
+        raise YamlError(f"{name}: not YAML: {getattr(error, 'reason', None) or one_line(str(error), 80)}") from None
+
+
+def yaml_of(content: Any) -> str:
+    """`content` as YAML that `parse_yaml` reads as the same again, keys in their order."""
+    return yaml.dump(content, Dumper=_Dumper, sort_keys=False, allow_unicode=True)
+
+
+class _Dumper(yaml.SafeDumper):
+    """Text that would be read as something else is quoted, by the table of this module; nothing is an alias."""
+
+    yaml_implicit_resolvers: dict[str, Any] = {}  # noqa: RUF012  PyYAML's own way
+
+    def ignore_aliases(self, data: Any) -> bool:
+        return True
+
+
+for _kind, _pattern, _starts in _TABLE:
+    _Dumper.add_implicit_resolver(f"tag:yaml.org,2002:{_kind}", _pattern, ["" if s == "\0" else s for s in _starts])
+
+
+def _too_large(name: str) -> NoReturn:
+    raise YamlError(f"{name}: larger than {MOST_BYTES // 1_000_000} MB, which no file of this program is")
+
+
+@dataclass(slots=True)
+class _Open:
+    """A list or mapping that has begun; `key` is that of the value to come."""
+
+    value: list[Any] | dict[str, Any]
+    key: str | None = None
+
+
+def _built(events: Iterable[yaml.Event], name: str) -> Any:
+    """The value that parser events describe, without recursion: depth costs nothing before it is refused."""
+    documents: list[Any] = []
+    stack = [_Open(documents)]
+    values = 0
+    for event in events:
+        if isinstance(event, yaml.NodeEvent):
+            values += 1
+            if values > MOST_VALUES:
+                _refuse(event, name, f"more than {MOST_VALUES:,} values")
+            _check(event, name)
+            if len(documents) and len(stack) == 1:
+                _refuse(event, name, "a second document: one is expected")
+        if isinstance(event, yaml.ScalarEvent):
+            _place(stack[-1], event, _scalar(event, name), name)
+        elif isinstance(event, yaml.CollectionStartEvent):
+            if len(stack) > MOST_DEPTH:
+                _refuse(event, name, f"nested too deeply, more than {MOST_DEPTH} lists or mappings in each other")
+            inner: list[Any] | dict[str, Any] = [] if isinstance(event, yaml.SequenceStartEvent) else {}
+            _place(stack[-1], event, inner, name)
+            stack.append(_Open(inner))
+        elif isinstance(event, yaml.CollectionEndEvent):
+            stack.pop()
+    return documents[0] if documents else None
+
+
+def _check(event: yaml.NodeEvent, name: str) -> None:
+    if isinstance(event, yaml.AliasEvent):
+        _refuse(event, name, f"alias {quoted(f'*{event.anchor}')} is not taken: write the value out")
+    if event.anchor is not None:
+        _refuse(
+            event, name, f"anchor {quoted(f'&{event.anchor}')} is not taken: write the value out where it is needed"
+        )
+    if (tag := getattr(event, "tag", None)) is not None:
+        tag = tag.replace("tag:yaml.org,2002:", "!!")
+        _refuse(event, name, f"tag {quoted(tag)} is not taken: write the value alone")
+
+
+def _place(container: _Open, event: yaml.NodeEvent, item: Any, name: str) -> None:
+    """Put a value into its list, or into its mapping under the key that came before it."""
+    if isinstance(container.value, list):
+        container.value.append(item)
+    elif container.key is not None:
+        container.value[container.key] = item
+        container.key = None
+    elif not isinstance(event, yaml.ScalarEvent):
+        _refuse(event, name, "a list or mapping cannot be a key")
+    elif event.value in container.value:
+        _refuse(event, name, f"key {quoted(event.value)} is there twice")
+    else:
+        container.key = event.value
+
+
+def _scalar(event: yaml.ScalarEvent, name: str) -> str | int | float | bool | None:
+    text = event.value
+    if unfit := _UNFIT.search(text):
+        _refuse(event, name, f"a control character or half of a surrogate pair (U+{ord(unfit[0]):04X}) in the text")
+    if not event.implicit[0]:
+        return str(text)
+    match next((kind for kind, pattern, _ in _TABLE if pattern.match(text)), "text"):
+        case "null":
+            return None
+        case "bool":
+            return bool(text.lower() == "true")
+        case "int" if (digits := len(text.lstrip("+-"))) > MOST_DIGITS:
+            _refuse(event, name, f"a whole number of {digits} digits: {MOST_DIGITS} at most")
+        case "int":
+            return int(text, _BASES.get(text[:2], 10))
+        case "float":
+            return float(text.lower().replace(".inf", "inf").replace(".nan", "nan"))
+        case "merge":
+            _refuse(event, name, "merge key '<<' is not taken: write the keys out")
+    return str(text)
+
+
+def _refuse(event: yaml.Event, name: str, why: str) -> NoReturn:
+    raise YamlError(f"{name}{_where(event.start_mark)}: {why}")
+
+
+def _where(mark: Any) -> str:
+    return f", line {mark.line + 1}, column {mark.column + 1}" if mark else ""

@@ -1,5 +1,6 @@
 # make app   install what is needed and open the planner        make test   set up and run every test
 # make check lint and types        make bench   speeds, side by side        make lock   refresh requirements.lock
+# make fuzz  hostile input for every reader: INPUTS=10000, SEED=N for the same again
 PYTHON ?= $(shell for p in python3 python3.13 python3.12 python3.11; do $$p -c 'import sys; sys.exit(not (3, 11) <= sys.version_info[:2] <= (3, 13))' 2>/dev/null && echo $$p && break; done)
 VENV := .venv
 BIN := $(VENV)/bin
@@ -7,7 +8,7 @@ PORT ?= 8501
 
 export OPENBLAS_NUM_THREADS ?= 1
 
-.PHONY: app test check bench lock system clean
+.PHONY: app test check bench fuzz lock system clean
 
 app: $(VENV)/stamp
 	$(BIN)/streamlit run serve.py --server.port $(PORT) --server.headless $(if $(DISPLAY),false,true) --server.showEmailPrompt false
@@ -22,6 +23,9 @@ check: $(VENV)/stamp
 
 bench: $(VENV)/stamp
 	$(BIN)/python -m benchmarks
+
+fuzz: $(VENV)/stamp
+	$(BIN)/python -m tests.fuzz --inputs $(or $(INPUTS),10000) $(if $(SEED),--seed $(SEED))
 
 lock: $(VENV)/stamp
 	$(BIN)/pip install --quiet uv

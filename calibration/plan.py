@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -23,6 +24,7 @@ from sizing.workload import Arrivals, Lengths
 from sizing.yaml_file import parse_yaml, yaml_text
 
 FEWEST_ARRIVALS = 2
+MOST_LEVELS = 10_000
 ALL_OF_THEM = 10**9
 BUDGET_S = 120.0
 """Longest measuring of a level whose plan names neither a time nor a number of requests."""
@@ -98,11 +100,13 @@ class SweepPlan(Strict):
             raise ValueError("adaptive: it chooses among closed-loop levels: give concurrency, for instance [1, 8, 64]")
         if self.replay and not any(item.trace for item in self.lengths):
             raise ValueError("replay: none of the lengths is a trace, for instance {trace: requests.csv}")
+        loads = len(self.concurrency) + len(self.rates) + len(self.replay) + bool(self.schedule)
+        if len(self.lengths) * loads > MOST_LEVELS:
+            raise ValueError(f"{len(self.lengths):,} lengths at {loads:,} loads are more than {MOST_LEVELS:,} levels")
         for name in ("lengths", "concurrency", "rates", "replay"):
-            values = getattr(self, name)
-            repeated = [value for value in values if values.count(value) > 1]
-            if repeated:
-                raise ValueError(f"{name}: {repeated[0]} is there more than once")
+            value = next((value for value, times in Counter(getattr(self, name)).items() if times > 1), None)
+            if value is not None:
+                raise ValueError(f"{name}: {value} is there more than once")
         return self
 
     def levels(self, lengths: Sequence[Lengths] | None = None) -> list[Level]:

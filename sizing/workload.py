@@ -198,13 +198,14 @@ def parse_seconds(name: str, text: str) -> float:
     >>> parse_seconds("--itl", "30ms")
     0.03
     """
-    found = re.fullmatch(r"(.*?)\s*(s|ms|us|ns)", text.strip())
-    if not found:
+    units = {"ms": 1e-3, "us": 1e-6, "ns": 1e-9, "s": 1.0}
+    unit = next((unit for unit in units if text.rstrip().endswith(unit)), None)
+    if unit is None:
         raise ScenarioError(f"{name}: {text!r} needs a unit: s, ms, us or ns, for instance 30ms")
-    number = _number(name, found[1])
+    number = _number(name, text.rstrip().removesuffix(unit))
     if not math.isfinite(number):
         raise ScenarioError(f"{name}: {text!r} is not a finite time")
-    return number * {"s": 1, "ms": 1e-3, "us": 1e-6, "ns": 1e-9}[found[2]]
+    return number * units[unit]
 
 
 def _number(name: str, text: str) -> float:

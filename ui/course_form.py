@@ -8,6 +8,7 @@ from typing import Any
 
 import streamlit as st
 
+from ui.link_text import quoted
 from ui.scenario import Range
 from ui.view import PREFIX
 from ui.words import plain
@@ -80,7 +81,7 @@ def from_text(text: str) -> tuple[Asked, list[str]]:
         try:
             values[name] = _value(name, value)
         except (ValueError, KeyError, OverflowError):
-            problems.append(f"{part[:60]}: not taken")
+            problems.append(f"{quoted(part)}: not taken")
     return Asked(**values), problems
 
 

@@ -18,6 +18,7 @@ from sizing.queueing import predict
 from sizing.replica import KV_POLICIES, POLICIES, KvPolicy, Policy
 from sizing.simulator import Simulated, TimeSeries
 from sizing.workload import Arrivals
+from ui.link_text import quoted
 from ui.scenario import ARRIVAL_CV, ARRIVAL_SIZE, Range
 
 LOAD = Range(0.0001, 100_000, "requests/s per replica")
@@ -137,17 +138,16 @@ def from_text(text: str, plan: Setup) -> tuple[Setup, list[str]]:
     for part in filter(None, text.split(";")):
         key, _, value = part.partition("=")
         if key not in FIELDS:
-            problems.append(f"{key[:MOST_QUOTED]}: not a setting of a run, ignored")
+            problems.append(f"{quoted(key)}: not a setting of a run, ignored")
             continue
         field, parse = FIELDS[key]
         try:
             values[field] = parse(value)
         except (ValueError, ScenarioError) as error:
-            problems.append(f"{key}={value[:MOST_QUOTED]}: {error}. Used instead: {getattr(plan, field)}")
+            problems.append(f"{key}={quoted(value)}: {error}. Used instead: {getattr(plan, field)}")
     return replace(plan, **values), problems
 
 
-MOST_QUOTED = 60
 Parse = Callable[[str], Any]
 
 

@@ -35,10 +35,12 @@ def build_repository(folder: Path, options: Options) -> Path:
     Raises:
         RepositoryError: `folder` exists and is not empty, or cannot be written.
     """
-    folder = folder.resolve()
-    if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
-        raise RepositoryError(f"{folder} exists and is not an empty folder: choose another for the model repository")
     try:
+        folder = folder.resolve()
+        if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
+            raise RepositoryError(
+                f"{folder} exists and is not an empty folder: choose another for the model repository"
+            )
         for model in options.published.models:
             _write(folder / model.name, config_of(model, options), model.name)
         if options.text_model:

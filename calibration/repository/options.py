@@ -8,11 +8,14 @@ from typing import Literal, get_args
 from calibration.errors import RepositoryError
 from calibration.repository import legal
 from calibration.repository.contracts import CONTRACTS, Contract
+from sizing.faults import quoted
 
 Batching = Literal["in_flight", "static"]
 BATCHINGS: tuple[Batching, ...] = get_args(Batching)
 MODEL_TYPES: dict[str, str] = {"in_flight": "inflight_fused_batching", "static": "V1"}
 TimeoutAction = Literal["REJECT", "DELAY"]
+LARGEST = 2**31 - 1
+"""Of a number in a model configuration."""
 TIMEOUT_ACTIONS: tuple[TimeoutAction, ...] = get_args(TimeoutAction)
 
 
@@ -38,6 +41,15 @@ class Queueing:
     preserve_ordering: bool = False
     priority_levels: int = 0
     default_priority_level: int = 0
+
+    def __post_init__(self) -> None:
+        """Raises RepositoryError with one line that names the first number that no configuration holds."""
+        for name in ("max_delay_us", "max_queue_size", "timeout_us", "priority_levels", "default_priority_level"):
+            if not 0 <= getattr(self, name) <= LARGEST:
+                raise RepositoryError(f"{name} must be from 0 to {LARGEST}, got {quoted(getattr(self, name))}")
+        for size in self.preferred_batch_sizes:
+            if not 1 <= size <= LARGEST:
+                raise RepositoryError(f"preferred_batch_sizes must be from 1 to {LARGEST}, got {quoted(size)}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,8 +124,8 @@ class Options:
         names = (*counts, "max_attention_window_size", "preprocessing_instances", "postprocessing_instances")
         for name in (*names, "bls_instances"):
             value = getattr(self, name)
-            if value is not None and value < 1:
-                raise RepositoryError(f"{name} must be at least 1, got {value}")
+            if value is not None and not 1 <= value <= LARGEST:
+                raise RepositoryError(f"{name} must be from 1 to {LARGEST}, got {quoted(value)}")
         fraction = self.kv_cache_free_gpu_mem_fraction
         if fraction is not None and not 0.0 < fraction <= 1.0:
             raise RepositoryError(f"kv_cache_free_gpu_mem_fraction must lie above 0 and at most at 1, got {fraction}")

@@ -30,7 +30,8 @@ from sizing.workload import METRICS, Arrivals, Lengths, Limit, Routing, Sla, Wor
 from sizing.yaml_file import read_yaml
 
 STRICT = ConfigDict(strict=True, extra="forbid", frozen=True, allow_inf_nan=False)
-MOST = 1_000_000
+MOST = 200_000
+"""Scenarios of a study: so many take some seconds and 350 MB to be read, and days to be answered."""
 
 
 class Scenario(BaseModel):

@@ -89,7 +89,7 @@ def parse_service_times(text: str) -> Measured:
     >>> parse_service_times("8ms+1.5ms*n").of(1)(4)
     0.014
     """
-    law = re.fullmatch(r"\s*([^+*,]+?s)\s*(?:\+\s*([^+*,]+?s)\s*\*\s*n\s*)?", text)
+    law = re.fullmatch(r"\s*([^+*,]+?s)\s*(?:\+\s*([^+*,]+?s)\s*\*\s*n\s*)?", text.strip())
     if law and re.match(r"[0-9.]", law[1]) and not os.path.exists(text):
         per_row = parse_seconds("--service-times", law[2]) if law[2] else 0.0
         return Measured(((0, ServiceTimes(parse_seconds("--service-times", law[1]), per_row)),))

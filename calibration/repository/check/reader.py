@@ -26,9 +26,9 @@ def check(folder: Path, contract: str | None = None) -> list[Fault]:
     Raises:
         RepositoryError: no such folder, one without any model, or one that cannot be read.
     """
-    if not folder.is_dir():
-        raise RepositoryError(f"{folder} is not a folder: name a model repository")
     try:
+        if not folder.is_dir():
+            raise RepositoryError(f"{folder} is not a folder: name a model repository")
         models = {path.name: _open(path) for path in sorted(folder.iterdir()) if path.is_dir()}
         if not models:
             raise RepositoryError(f"{folder} holds no model: every model is a folder with {CONFIG_FILE} and a version")

@@ -245,7 +245,7 @@ def repacked(raw: bytes, rng: random.Random) -> bytes:
     sink = io.BytesIO()
     with zipfile.ZipFile(sink, "w", zipfile.ZIP_STORED) as archive:
         for each, data in members.items():
-            archive.writestr(each, data)
+            archive.writestr(zipfile.ZipInfo(each), data)  # with a date of its own, not the day's
     return sink.getvalue()
 
 
@@ -267,7 +267,7 @@ def read_link(raw: bytes, folder: Path) -> None:
 
 
 PLANNED = simulating.Setup(20, 1000, 0, "poisson", "chunked", 256, 8192, 100_000, "reserve", 0, 0.0)
-SETTINGS = b"batching=static;slots=4;load=batch:100;ticks=300;rate=5;servers=8;isl=2000;arrivals=gamma:cv=2;seed=3"
+SETTINGS = b"batching=static;slots=4;load=batch:100;ticks=300;seed=3"
 
 
 def read_settings(raw: bytes, folder: Path) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable
 from typing import Any
 
@@ -64,7 +63,7 @@ def number(allowed: Range, whole: bool = False) -> Parse:
             value = int(text) if whole else float(text)
         except ValueError:
             raise Unreadable(f"must be a {'whole ' if whole else ''}number {allowed}") from None
-        if not math.isfinite(value) or value not in allowed:
+        if value not in allowed:  # as no infinite or unknown number is
             raise Unreadable(f"must be {allowed}")
         return value
 

@@ -86,6 +86,8 @@ def measurement(run: Run, known: Known, name: str) -> Measurement:
     log = _log(run.requests, name)
     if not (log.tokens > 0).any():
         raise FileError(f"{name}: none of its {len(log)} requests was answered with tokens")
+    if log.end_s.max() <= log.sent_s.min():
+        raise FileError(f"{name}: its requests all begin and end at the same moment")
     in_file = run.load or (None if known.concurrency or known.rate else _held(log))
     offered = known.load(in_file, name)
     if not offered.open_loop:

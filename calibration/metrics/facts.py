@@ -74,10 +74,14 @@ def clumping(load: Load, seen: Sample) -> float:
     of equal size within an E2E give nearly 10/B - 1 if they are large.
     """
     part_s = float(np.average(seen.e2e_s, weights=seen.weight)) / PHASES
-    parts = max(1, int(load.duration_s / part_s))
-    number = ((seen.last_s[seen.ended_inside] - load.start_s) / load.duration_s * parts).astype(np.int64)
-    counts = np.bincount(np.minimum(number, parts - 1), minlength=parts)
-    return float((counts.var() - counts.mean()) / counts.mean() ** 2) if counts.any() else 0.0
+    if not part_s:
+        return 0.0
+    parts = min(max(1.0, float(np.floor(load.duration_s / part_s))), 1e15)
+    number = np.floor((seen.last_s[seen.ended_inside] - load.start_s) / load.duration_s * parts)
+    # parts without completions are only counted: of a file's wrong clock there may be 10^13
+    _, counts = np.unique(np.minimum(number, parts - 1), return_counts=True)
+    mean = float(counts.sum()) / parts
+    return (float((counts**2).sum()) / parts - mean**2 - mean) / mean**2 if mean else 0.0
 
 
 def remarks(load: Load, level: Level, seen: Sample, known: Mapping[str, float]) -> Iterator[str]:

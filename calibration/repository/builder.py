@@ -15,6 +15,7 @@ from calibration.repository import legal
 from calibration.repository.contracts import TEXT
 from calibration.repository.messages import CONFIG_FILE, add_instances, add_steps, as_text, model_message
 from calibration.repository.options import MODEL_TYPES, Options, Queueing
+from sizing.faults import quoted
 
 PROGRAMS = Path(__file__).with_name("programs")
 NEEDS = {
@@ -47,6 +48,8 @@ def build_repository(folder: Path, options: Options) -> Path:
             _write(folder / options.text_model, _text_config(options), "text")
         if options.published.model("tensorrt_llm_bls"):
             _write_wiring(folder / "tensorrt_llm_bls" / "1" / "wiring.json", options)
+    except UnicodeEncodeError as error:
+        raise RepositoryError(f"an option holds what is no text: {quoted(error.object)}") from error
     except OSError as error:
         raise RepositoryError(f"cannot write the model repository {folder}: {error.strerror or error}") from error
     return folder

@@ -105,7 +105,7 @@ class Engine:
         count = coming(self.setting.load, self.came_until, self.now, len(self.in_slots) + len(self.queue), self.steps)
         self.came_until = self.now
         for _ in range(count):
-            drawn = self.rng.normal(self.setting.mean_tokens, self.setting.std_tokens)
+            drawn = self.rng.normal(self.setting.mean_tokens, abs(self.setting.std_tokens))  # -0.0 is no scale
             tokens = int(max(drawn, 1))
             self.queue.append(Request(self.created, self.now, tokens, self.setting.chunks))
             self.created += 1

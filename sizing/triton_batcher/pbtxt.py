@@ -29,6 +29,7 @@ from sizing.triton_batcher.config import (
 )
 
 MOST_BYTES = 1_000_000
+BACKSLASHES = 200 * "\\"
 SCHEMA = Path(__file__).with_name("model_config.pb")
 STRATEGY_PARAMETER = "TRITON_BATCH_STRATEGY_PATH"
 FALSE_TRUE = ("int32_false_true", "fp32_false_true", "bool_false_true")
@@ -63,6 +64,8 @@ def parse_config(text: str, name: str = "model") -> ModelBatching:
 policy=QueuePolicy(timeout_action='REJECT', timeout_us=0, allow_override=False, max_size=0), level_policies=())
     """
     config = model_config_class()()
+    if BACKSLASHES in text:  # of which the parser takes time by their square
+        raise ScenarioError(f"not a model configuration: more than {len(BACKSLASHES)} backslashes in a row")
     try:
         text_format.Parse(text, config)
     except (text_format.ParseError, ValueError, RecursionError) as error:

@@ -19,12 +19,12 @@ import numpy as np
 from calibration.errors import CalibrationError
 from calibration.importers import read_measurements
 from calibration.incoming import Upload, preview, take_in
+from calibration.levels import level_key
 from calibration.plan import read_plan
 from calibration.requests.length_files import read_dataset, read_histogram, read_trace
 from calibration.server_view.prometheus import parse_page
 from calibration.store import Store
-from calibration.store.bundle import export_bundle
-from calibration.store.bundle_file import MANIFEST, MANIFEST_SUM
+from calibration.store.bundle_file import MANIFEST, MANIFEST_SUM, PointPart, RunPart, write_bundle
 from calibration.store.records_file import About, decoded, encoded
 from sizing import catalog
 from sizing.curves import curves, doubts, read_points, write_points
@@ -48,6 +48,7 @@ from tests.sizing import report_cases
 from ui import course_form, link, simulating
 
 ROOT = Path(__file__).parents[2]
+RECORDS = "records/level-1.parquet"
 TYPED = (SizingError, CalibrationError)
 """What a reader may raise, in one line."""
 Read = Callable[[bytes, Path], object]
@@ -152,7 +153,7 @@ def points_table() -> bytes:
     text = io.StringIO()
     write_points([measurement().point], text)
     shipped = (ROOT / "data" / "curves" / "reference-cpu.csv").read_bytes().splitlines(keepends=True)
-    return text.getvalue().encode() + b"".join(shipped[1:4])
+    return text.getvalue().encode() + b"".join(shipped[1:3])
 
 
 def read_table(path: Path) -> None:
@@ -173,13 +174,9 @@ def read_and_simulate(path: Path) -> None:
         simulate(model, lambda rows: 0.005 + 0.001 * rows, Requests.poisson(300, 100, np.random.default_rng(0)))
 
 
-def read_times(raw: bytes, folder: Path) -> None:
-    path = folder / "times.csv"
-    path.write_bytes(raw)
-    measured = read_service_times(path)
-    for _, service in measured.curves:
+def read_times(path: Path) -> None:
+    for _, service in read_service_times(path).curves:
         service(1)
-    parse_service_times(raw[:200].decode("utf-8", "replace"))
 
 
 def read_any_trace(raw: bytes, folder: Path) -> None:
@@ -214,13 +211,18 @@ def read_report(path: Path) -> None:
 
 @cache
 def bundle() -> bytes:
-    folder = _made()
-    store = Store(f"sqlite:///{folder / 'bundled.db'}")
-    run_id = store.create_run("plan")
-    store.add_point(run_id, measurement())
-    store.finish_run(run_id, "done")
-    export_bundle(store, run_id, folder / "run.zip")
-    return (folder / "run.zip").read_bytes()
+    """The same bytes each time, as no exported run of a store is."""
+    made_at, kept = "2026-11-20T10:00:00+00:00", measurement()
+    run = RunPart(
+        uuid="00000000-0000-4000-8000-000000000000", plan=PLAN.decode(), folder="/f", label="toy", levels=1, 
+        state="done", created=made_at, ended=made_at, error="",
+    )  # fmt: skip
+    records = _made() / "level-1.parquet"
+    records.write_bytes(encoded(some_log(), About(run=run.uuid, level=level_key(kept.point))))
+    part = PointPart(point=kept.point, facts=dict(kept.facts), server=dict(kept.server), records=RECORDS)
+    sink = io.BytesIO()
+    write_bundle(sink, run, [part], {RECORDS: records})
+    return sink.getvalue()
 
 
 def repacked(raw: bytes, rng: random.Random) -> bytes:
@@ -243,7 +245,7 @@ def repacked(raw: bytes, rng: random.Random) -> bytes:
     sink = io.BytesIO()
     with zipfile.ZipFile(sink, "w", zipfile.ZIP_STORED) as archive:
         for each, data in members.items():
-            archive.writestr(each, data)
+            archive.writestr(zipfile.ZipInfo(each), data)  # with a date of its own, not the day's
     return sink.getvalue()
 
 
@@ -265,7 +267,7 @@ def read_link(raw: bytes, folder: Path) -> None:
 
 
 PLANNED = simulating.Setup(20, 1000, 0, "poisson", "chunked", 256, 8192, 100_000, "reserve", 0, 0.0)
-SETTINGS = b"batching=static;slots=4;load=batch:100;ticks=300;rate=5;servers=8;isl=2000;arrivals=gamma:cv=2;seed=3"
+SETTINGS = b"batching=static;slots=4;load=batch:100;ticks=300;seed=3"
 
 
 def read_settings(raw: bytes, folder: Path) -> None:
@@ -306,7 +308,8 @@ def with_any(read: Callable[[Mapping[str, object]], object]) -> None:
 
 
 def uploads() -> list[bytes]:
-    return [points_table(), bundle(), *SAMPLES.values()]
+    several_at_one_level = "op_stats.csv"  # where the lengths are said and not read
+    return [points_table(), bundle(), *(raw for name, raw in SAMPLES.items() if name != several_at_one_level)]
 
 
 def read_import(path: Path) -> None:
@@ -342,7 +345,13 @@ FILES: tuple[Reader, ...] = (
     Reader("bundle", lambda: [bundle()], read_upload, 3, repacked),
     Reader("request log", lambda: [log()], lambda raw, folder: decoded(raw, "log.parquet"), 2),
     Reader("config.pbtxt", lambda: [PBTXT, SEQUENCES], in_file("config.pbtxt", read_and_simulate), 4),
-    Reader("service times", lambda: [SERVICE_TIMES], read_times, 1),
+    Reader("service times", lambda: [SERVICE_TIMES], in_file("times.csv", read_times), 1),
+    Reader(
+        "service law",
+        lambda: [b"8ms+1.5ms*n"],
+        lambda raw, folder: parse_service_times(raw.decode("utf-8", "replace")),
+        1,
+    ),
     Reader("histogram", lambda: [HISTOGRAM], in_file("lengths.csv", lambda path: read_histogram(path).summary()), 1),
     Reader("trace", lambda: [*TRACES, MOONCAKE], read_any_trace, 2),
     Reader("dataset", lambda: [DATASET], in_file("texts.json", read_dataset), 1),

@@ -238,3 +238,8 @@ def test_the_picture_has_a_letter_for_each_step_a_character_for_each_tick() -> N
     narrow = picture(run(BY_HAND).steps, until=12, width=6)
     assert narrow[:4] == ["   ticks  0", "  slot 1  p---dd", "  slot 2  p---dd", "   queue  2"]
     assert narrow[6] == "  slot 1  p---dd"
+
+
+def test_a_deviation_of_minus_nothing_is_none() -> None:
+    """A link may say -0, which is not below 0."""
+    assert run(Setting.of("std_tokens=-0")).steps == run(Setting.of("std_tokens=0")).steps

@@ -90,6 +90,7 @@ def test_a_folder_names_a_model_without_a_name(tmp_path: Path) -> None:
             "dynamic_batching { default_queue_policy { timeout_action: 7 } }",
             "ModelQueuePolicy: 7 is no TimeoutAction; there are 0, 1",
         ),
+        ('name: "' + 900_000 * "\\" + '"', "more than 200 backslashes in a row"),
         ("max_batch_size: 2147483647", "max_batch_size must be at most 100,000 here"),
         ("instance_group { count: 2147483647 }", "at most 10,000 instances are simulated"),
     ],

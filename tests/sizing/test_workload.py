@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import time
 
 import numpy as np
 import pytest
@@ -77,3 +78,15 @@ def test_unknown_arrivals_are_refused(text: str) -> None:
 def test_an_sla_without_limits_is_refused() -> None:
     with pytest.raises(ScenarioError, match="at least one limit"):
         Sla()
+
+
+def test_a_time_with_many_blanks_is_read_in_no_time() -> None:
+    """Blanks before a unit that is none: tried in every split, so many would take hours of a regular expression."""
+    blanks = 200_000 * " "
+    started_s = time.process_time()
+    with pytest.raises(ScenarioError):
+        parse_seconds("--ttft", f"5{blanks}0m")
+    with pytest.raises(ScenarioError):
+        parse_seconds("--ttft", f"5{blanks}0ms")
+    assert time.process_time() - started_s < 5
+    assert parse_seconds("--ttft", f" 5{blanks}ms ") == pytest.approx(0.005)

@@ -255,3 +255,22 @@ def test_clean_text_is_one_bounded_line_and_stays_as_it_is(text: str) -> None:
     assert len(cleaned) <= 120
     assert cleaned == clean(cleaned)
     assert cleaned.isprintable() or cleaned == ""
+
+
+def test_requests_of_no_duration_are_no_measurement(tmp_path: Path) -> None:
+    document = json.loads(SAMPLES["openai_export.json"])
+    document["experiments"][0]["experiment"]["value"] = 1e-12
+    for request in document["experiments"][0]["requests"]:
+        request["timestamp"] = 5
+        request["response_timestamps"] = [5] * len(request["response_timestamps"])
+    assert "all begin and end at the same moment" in fault(json.dumps(document), tmp_path)
+
+
+def test_a_wrong_clock_takes_no_memory(tmp_path: Path) -> None:
+    """A pause of three hundred years in a log of requests that take a second: 10^11 parts of an E2E."""
+    lines = SAMPLES["aiperf.jsonl"].decode().splitlines()
+    late = json.loads(lines[-1])
+    for key in ("request_start_ns", "request_end_ns"):
+        late["metadata"][key] += 9 * 10**15
+    (point,) = imported("\n".join([*lines[:-1], json.dumps(late)]), tmp_path, concurrency=2)
+    assert point.void

@@ -7,13 +7,13 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import lru_cache
 
-from sizing.edge import CLIFF, NEARBY, edge_rate, upper_excess
+from sizing.edge import CLIFF, NEARBY, SLIGHT, edge_rate, upper_excess
 from sizing.prediction import Method as MethodName
 from sizing.prediction import Prediction
 from sizing.queueing import predict, stable_rate_per_s
 from sizing.replica import Replica
 from sizing.response import LoadResponse, log_excess
-from sizing.simulator import Simulated, Watch, simulate
+from sizing.simulator import Simulated, Watch, simulate, simulated_replicas
 from sizing.workload import Limit, Routing, Sla, Workload
 
 IDLE = 0.01
@@ -188,21 +188,27 @@ def simulate_at(replica: Replica, setting: Setting, rate_per_s: float) -> Predic
     return max((run.prediction() for run in runs), key=lambda seen: log_excess(seen, setting.sla))
 
 
-@lru_cache(maxsize=512)
 def simulated_capacity_per_s(replica: Replica, setting: Setting) -> float:
     """The same rate by discrete-event simulation; the search begins at the formula's answer.
 
     The same random numbers serve every rate, so that the search sees a smooth function. Raises SlaMissed when a
     replica without load is over a limit.
     """
-    response = load_response(replica, setting)
-    by_formula_per_s, requests = response.rate_per_s(0.0), requests_for(setting)
-    guess_per_s = by_formula_per_s or float(response.rates_per_s[0])
-    if by_formula_per_s == 0:
-        # The search comes down step by step: left out where an idle replica misses the SLA by simulation as well.
-        idle = run_at(replica, setting, IDLE * guess_per_s, requests)
+    return _searched_per_s(replica, replace(setting, replicas=simulated_replicas(setting.replicas, setting.routing)))
+
+
+@lru_cache(maxsize=512)
+def _searched_per_s(replica: Replica, setting: Setting) -> float:
+    """The same, for a fleet of as many replicas as the simulator takes for one of that size."""
+    response, requests = load_response(replica, setting), requests_for(setting)
+    if response.rate_per_s(0.0) == 0:
+        # Most often the simulation rejects an idle replica as well, in this one run. Where it does not, what the
+        # formula has too much there it is taken to have at every load.
+        idle = run_at(replica, setting, IDLE * float(response.rates_per_s[0]), requests)
         if upper_excess(idle, setting.sla) > 0:
             raise _missed(idle, setting.sla)
+        response = replace(response, excess=response.excess - response.excess[0] - SLIGHT)
+    guess_per_s = response.rate_per_s(0.0)
 
     def excess(rate_per_s: float, requests: int) -> float:
         return upper_excess(run_at(replica, setting, rate_per_s, requests), setting.sla)

@@ -23,6 +23,10 @@ the curve is as good as straight there."""
 CLIFF = 0.3
 """Where the excess rises by more than this between two runs it may jump, and a line through them tells little."""
 
+WIDE = 0.1
+"""Relative width of a bracket beyond which a line that meets 0 at one of its ends says little: the curve may be flat
+there."""
+
 MOST_STEP = 1.6
 """Factor on the rate that one step goes at most, up or down."""
 
@@ -34,6 +38,11 @@ BATCHES = 30
 """Consecutive batches whose differences tell the standard error of a share (batch means)."""
 
 MOST_RUNS = 20
+HALVING = 10
+"""Runs after which the bracket is halved: where the curve is flat up to the edge, lines through two runs creep."""
+
+FLAT = 1e-6
+"""Excesses this near each other are the same: nobody queues yet."""
 
 
 def upper_excess(run: Simulated, sla: Sla, sure: float = SURE) -> float:
@@ -134,9 +143,10 @@ def between(low: Run, high: Run, last: Run) -> tuple[float, bool]:
         return root, True
     if width < TOLERANCE:
         return low.rate, True
-    if root is None or rise > CLIFF:
+    near = root is not None and abs(root / last.rate - 1) < TOLERANCE
+    if root is None or rise > CLIFF or (near and width > WIDE):
         return math.sqrt(low.rate * high.rate), False
-    if abs(root / last.rate - 1) < TOLERANCE:
+    if near:
         return root, True
     return min(max(root, low.rate * (1 + TOLERANCE / 3)), high.rate / (1 + TOLERANCE / 3)), False
 
@@ -165,11 +175,12 @@ def edge_rate(
 
     The first run is at the guess, the second where the `model`'s curve expects the edge after it and 1 % further, so
     that the two as a rule have it between them. Smooth curves are then followed by the line through the two nearest
-    runs, cliffs halved. As long as no run lies on the other side, the steps grow.
+    runs, cliffs halved, and whatever takes more than `HALVING` runs. As long as no run lies on the other side, the
+    steps grow, at once where two runs are the same.
     """
     least, most = guess_per_s / 100, ceiling_per_s
     bracket, before, rate, least_step = Bracket(), None, min(guess_per_s, most), 0.01
-    for _ in range(MOST_RUNS):
+    for number in range(1, MOST_RUNS + 1):
         last = Run(rate, excess(rate, requests))
         bracket.learn(last)
         low, high = bracket.low, bracket.high
@@ -177,8 +188,11 @@ def edge_rate(
             break
         if low and high:
             rate, found = between(low, high, last)
+            if number >= HALVING and not found:
+                rate = math.sqrt(low.rate * high.rate)
         else:
-            rate, found = beyond(model, last, before, least_step)
+            flat = before is not None and abs(last.over - before.over) < FLAT
+            rate, found = beyond(model, last, before, MOST_STEP - 1 if flat else least_step)
             least_step = min(2 * least_step, 0.4)
         rate = min(max(rate, 0.9 * least), most)
         if found:

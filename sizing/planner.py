@@ -67,10 +67,13 @@ def survey(question: Question, candidates: Sequence[Candidate]) -> list[Fleet | 
 
 def least_gpus(question: Question, candidate: Candidate) -> int:
     """GPUs that a candidate needs at least: those that carry the load at all, whatever the latency."""
-    working = replicas_for(
-        question, stable_rate_per_s(candidate.replica, question.workload.lengths, question.workload.prefix)
-    )
-    return (working + question.spare) * candidate.gpus
+    return (least_working(question, candidate) + question.spare) * candidate.gpus
+
+
+def least_working(question: Question, candidate: Candidate) -> int:
+    """Working replicas that carry the load at all: no SLA is met by fewer, so the search begins there."""
+    workload = question.workload
+    return replicas_for(question, stable_rate_per_s(candidate.replica, workload.lengths, workload.prefix))
 
 
 def first_size(question: Question, candidate: Candidate) -> Fleet | Rejection:
@@ -81,7 +84,7 @@ def first_size(question: Question, candidate: Candidate) -> Fleet | Rejection:
 def size(question: Question, candidate: Candidate, method: Method) -> Fleet | Rejection:
     """The smallest fleet of one candidate by one method, or why there is none."""
     try:
-        start = 1 if method is BY_FORMULA else by_formula(question, candidate)
+        start = (least_working if method is BY_FORMULA else by_formula)(question, candidate)
         working, capacity_per_s = smallest_fleet(question, lambda s: method.capacity_per_s(candidate.replica, s), start)
     except SlaMissed as missed:
         return sla_rejection(candidate, missed, question.workload.lengths)
@@ -111,7 +114,8 @@ def size(question: Question, candidate: Candidate, method: Method) -> Fleet | Re
 def by_formula(question: Question, candidate: Candidate) -> int:
     """Working replicas by formula, where the simulation begins; 1 when the formula finds none."""
     try:
-        return smallest_fleet(question, lambda s: BY_FORMULA.capacity_per_s(candidate.replica, s))[0]
+        start = least_working(question, candidate)
+        return smallest_fleet(question, lambda s: BY_FORMULA.capacity_per_s(candidate.replica, s), start)[0]
     except SlaMissed:
         return 1
 

@@ -13,8 +13,8 @@ from sizing.errors import ScenarioError, TimeLimitReached
 from ui.words import plain, sentence_case
 
 LIMIT_VARIABLE = "SIZING_TIME_LIMIT_S"
-USUAL_S = 30.0
-"""Seconds of CPU; ordinary questions take one to three."""
+USUAL_S = 60.0
+"""Seconds of CPU; ordinary questions take one to three, the dearest that one would ask for half a minute."""
 
 
 @contextmanager

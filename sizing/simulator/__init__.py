@@ -16,7 +16,7 @@ from sizing.simulator.closed import (
 )
 from sizing.simulator.disaggregated import simulate_disaggregated
 from sizing.simulator.fleet import Failure
-from sizing.simulator.runs import simulate, simulate_fleet, simulate_trace
+from sizing.simulator.runs import simulate, simulate_fleet, simulate_trace, simulated_replicas
 from sizing.simulator.simulated import Simulated
 from sizing.simulator.streams import Stream, simulate_streams
 from sizing.simulator.watch import TimeSeries, Watch, Watched
@@ -37,5 +37,6 @@ __all__ = [
     "simulate_fleet",
     "simulate_streams",
     "simulate_trace",
+    "simulated_replicas",
     "stable_rate_per_s",
 ]

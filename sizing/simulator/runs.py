@@ -58,7 +58,7 @@ def simulate(
     """
     check_question(replicas, routing, requests, warmup)
     rng = np.random.default_rng(seed)
-    together = min(replicas, MOST_REPLICAS) if routing in COUNTING else 1
+    together = simulated_replicas(replicas, routing) if routing in COUNTING else 1
     if together > 1:
         offered = replace(workload, rate_per_s=workload.rate_per_s * together / replicas)
         run = sample_requests(replica, offered, requests, rng)
@@ -144,6 +144,11 @@ def simulate_trace(
         stable_per_s = replicas * backlog_rate_per_s(replica, run["isl"], run["osl"])
         utilization = (len(run) - 1) / span_s / stable_per_s if span_s else np.inf
     return replace(open_loop(run, replica.law.request_s, utilization, drain=False), watched=seen)
+
+
+def simulated_replicas(replicas: int, routing: Routing) -> int:
+    """Size of the fleet whose requests see what those of `replicas` replicas are taken to see."""
+    return min(replicas, MOST_REPLICAS) if routing in COUNTING else replicas
 
 
 def check_question(replicas: int, routing: str, requests: int = 10, warmup: float = 0.0) -> None:

@@ -65,6 +65,20 @@ def test_a_good_model_makes_the_search_short(root: float, bend: float, error: fl
     assert len(asked) <= 3
 
 
+@pytest.mark.parametrize("root", [15.0, 28.0, 60.0])
+def test_an_edge_far_behind_a_flat_stretch_is_found_in_time(root: float) -> None:
+    """Equal prompts at even gaps: TTFT just within its limit at every load up to where they begin to queue."""
+    asked: list[float] = []
+
+    def excess(rate: float, _: int) -> float:
+        asked.append(rate)
+        return -0.0006 if rate <= root else 3.0 * math.log(rate / root)
+
+    found = edge_rate(excess, response(1.0, 1.0), 1.0, 100.0, 1000)
+    assert 0.9 * root <= found <= root * (1 + 1e-9)
+    assert len(asked) <= 16
+
+
 def test_an_excess_that_never_ends_gives_no_rate() -> None:
     assert edge_rate(lambda rate, _: 0.3, response(1.0, 1.0), 1.0, 10.0, 1000) == 0
 

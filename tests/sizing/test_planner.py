@@ -19,7 +19,7 @@ from sizing.prediction import Prediction, Quantiles
 from sizing.replica import Batching, Replica
 from sizing.simulator import simulate
 from sizing.steptime import StepLaw
-from sizing.workload import Lengths, Limit, Sla, Workload
+from sizing.workload import Arrivals, Lengths, Limit, Sla, Workload
 
 LAW = StepLaw(4.8e-3, 1e-3, 20e-6, 10e-6, 49e-9, 1.3e-9, 0.5e-3, 4e-3)
 BATCHING = Batching("chunked", 256, 8192, 400_000)
@@ -210,3 +210,16 @@ def test_a_fleet_that_never_settles_is_tried_up_to_twice_its_size() -> None:
     found, predicted = planner.settle(question(), candidate(), dataclasses.replace(BY_FORMULA, predict=never), 10)
     assert found == 21
     assert not predicted.meets(SLA)
+
+
+def test_a_fleet_is_found_where_one_replica_alone_would_miss_the_sla() -> None:
+    """Eight requests at a time, in turn: a fleet of one has all of a batch at once, a fleet of eight one of each."""
+    bursts = Workload(Lengths(1000, 200), 60.0, Arrivals("batch", size=8))
+    asked = question(workload=bursts, sla=Sla(ttft=Limit("ttft", 95, 0.12)), routing="round_robin")
+    with pytest.raises(SlaMissed):
+        BY_FORMULA.capacity_per_s(candidate().replica, planner.setting_of(asked, 1))
+    fleet = planner.plan(asked, [candidate()]).answer
+    run = simulate(
+        fleet.candidate.replica, bursts, replicas=fleet.working, routing="round_robin", requests=40_000, seed=5
+    )
+    assert run.meets(asked.sla)

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import lru_cache
 
-from sizing.edge import CLIFF, NEARBY, SLIGHT, edge_rate, upper_excess
+from sizing.edge import CLIFF, NEARBY, edge_rate, upper_excess
 from sizing.prediction import Method as MethodName
 from sizing.prediction import Prediction
 from sizing.queueing import predict, stable_rate_per_s
@@ -201,14 +201,13 @@ def simulated_capacity_per_s(replica: Replica, setting: Setting) -> float:
 def _searched_per_s(replica: Replica, setting: Setting) -> float:
     """The same, for a fleet of as many replicas as the simulator takes for one of that size."""
     response, requests = load_response(replica, setting), requests_for(setting)
-    if response.rate_per_s(0.0) == 0:
-        # Most often the simulation rejects an idle replica as well, in this one run. Where it does not, what the
-        # formula has too much there it is taken to have at every load.
-        idle = run_at(replica, setting, IDLE * float(response.rates_per_s[0]), requests)
+    by_formula_per_s = response.rate_per_s(0.0)
+    guess_per_s = by_formula_per_s or float(response.rates_per_s[0])
+    if by_formula_per_s == 0:
+        # Where the simulation too rejects an idle replica, this one run tells; the search comes down step by step.
+        idle = run_at(replica, setting, IDLE * guess_per_s, requests)
         if upper_excess(idle, setting.sla) > 0:
             raise _missed(idle, setting.sla)
-        response = replace(response, excess=response.excess - response.excess[0] - SLIGHT)
-    guess_per_s = response.rate_per_s(0.0)
 
     def excess(rate_per_s: float, requests: int) -> float:
         return upper_excess(run_at(replica, setting, rate_per_s, requests), setting.sla)

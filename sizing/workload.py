@@ -179,7 +179,7 @@ class Limit:
     def parse(cls, metric: Metric, text: str) -> Limit:
         """Read ``p95:1s`` or ``p99:30ms``."""
         percentile, _, time = text.strip().partition(":")
-        if not re.fullmatch(r"p\d+", percentile) or not time:
+        if not re.fullmatch("p[0-9]{1,9}", percentile) or not time:
             raise ScenarioError(f"--{metric} {text!r}: write it as percentile:time, for instance p95:1s or p99:30ms")
         return cls(metric, int(percentile[1:]), parse_seconds(f"--{metric}", time))
 

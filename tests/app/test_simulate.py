@@ -24,6 +24,7 @@ from sizing.simulator import Simulated
 from sizing.workload import Limit
 from tests.app.conftest import ONE, keep, open_query, point, query_of, text_of
 from ui import link, simulating
+from ui.link_text import quoted
 from ui.scenario import Scenario
 from ui.simulating import Setup, from_text, planned, to_text
 
@@ -231,7 +232,7 @@ PARTS = st.one_of(
 def test_of_any_text_in_the_url_each_part_is_taken_or_named(text: str) -> None:
     setup, problems = from_text(text, PLAN)
     parts = [part for part in text.split(";") if part]
-    named = [part for part in parts if any(line.startswith(part.split("=")[0]) for line in problems)]
+    named = [part for part in parts if any(line.startswith(quoted(part.split("=")[0])) for line in problems)]
     taken = [part for part in parts if part.split("=")[0] in simulating.FIELDS]
     assert len(problems) <= len(parts) and set(parts) == {*named, *taken}
     assert from_text(to_text(setup, PLAN), PLAN) == (setup, [])

@@ -26,6 +26,8 @@ from sizing.replica import Batching, Replica
 Floats = NDArray[np.float64]
 
 SINGLE = Groups()
+CACHED = 32_768
+"""Numbers that are worked on together: with what is made of them on the way they fit in a processor's cache."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -204,23 +206,28 @@ def _expected_excess(mean: Floats, cv: Floats, level: Floats) -> Floats:
 def _shifted(law: Floats, left: Floats) -> Floats:
     """Transition matrices (grid, Q, Q): `law` moved up by `left` states, in place; fractions split between two.
 
-    One decode batch after the other: its matrix stays in the processor's cache, which all of them together do not.
+    A few decode batches at a time: large matrices of all of them do not fit in the processor's cache.
     """
-    states = law.shape[2]
-    for chance, by in zip(law, left, strict=True):
-        state = np.flatnonzero(by)
-        whole = np.floor(by[state]).astype(np.int64)
-        part = (by[state] - whole)[:, None]
-        padded = np.zeros((len(state), 2 * states + 1))
-        padded[:, states + 1 :] = chance[state]
-        windows = np.lib.stride_tricks.sliding_window_view(padded, states + 1, axis=1)
-        window = windows[np.arange(len(state)), states - whole]
-        moved = window[:, :-1] - window[:, 1:]
-        moved *= part
-        moved += window[:, 1:]
-        moved[:, -1] += np.maximum(0.0, 1 - moved.sum(axis=1))
-        chance[state] = moved
+    together = max(1, CACHED // law[0].size)
+    for first in range(0, len(law), together):
+        _shift(law[first : first + together], left[first : first + together])
     return law
+
+
+def _shift(law: Floats, left: Floats) -> None:
+    """The same for some of the decode batches."""
+    states = law.shape[2]
+    row, state = np.nonzero(left)
+    whole = np.floor(left[row, state]).astype(np.int64)
+    part = (left[row, state] - whole)[:, None]
+    padded = np.zeros((len(row), 2 * states + 1))
+    padded[:, states + 1 :] = law[row, state]
+    window = np.lib.stride_tricks.sliding_window_view(padded, states + 1, axis=1)[np.arange(len(row)), states - whole]
+    moved = window[:, :-1] - window[:, 1:]
+    moved *= part
+    moved += window[:, 1:]
+    moved[:, -1] += np.maximum(0.0, 1 - moved.sum(axis=1))
+    law[row, state] = moved
 
 
 def _stationary(transition: Floats) -> Floats:

@@ -127,12 +127,19 @@ def smallest_fleet(question: Question, capacity_per_s: Callable[[Setting], float
     As a rule capacity grows with the fleet (balanced routing evens out the load), so that needed falls as R rises:
     asking it again and again, from `start` on, closes in on that R from both sides, and an R that needs just itself is
     the least. Where capacity falls with the fleet (`falls_with_fleet`) a smaller R may need just itself too, and the
-    search goes on below.
+    search goes on below. Where bursts are spread over the fleet, an R below one that is enough may miss the SLA even
+    without load: then it is too few. Raises SlaMissed where the first R does.
     """
     falling = falls_with_fleet(question)
     too_few, enough, replicas = 0, math.inf, start
     while too_few + 1 < enough:
-        capacity = capacity_per_s(setting_of(question, replicas))
+        try:
+            capacity = capacity_per_s(setting_of(question, replicas))
+        except SlaMissed:
+            if enough == math.inf:
+                raise
+            too_few, replicas = replicas, (replicas + int(enough)) // 2
+            continue
         needed = replicas_for(question, capacity)
         if needed == replicas and not falling:
             return replicas, capacity

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from sizing import answer, planner
 from sizing.candidates import Choice, find
-from sizing.capacity import BY_FORMULA, Method, Setting
+from sizing.capacity import BY_FORMULA, Method, Setting, SlaMissed
 from sizing.fleets.existing import Existing, largest_rate
 from sizing.fleets.shapes import existing_json, shared_json
 from sizing.fleets.sharing import Share, SharedFleet, Terms, least_gpus, shared_fleet
@@ -123,6 +123,24 @@ def test_the_smallest_fleet_is_found_where_capacity_falls(
     if found <= planner.FEW:
         assert found == smallest
     assert found <= math.ceil(1.25 * smallest)  # fleets of more than 16 are told apart in steps of a quarter at most
+
+
+@settings(max_examples=60, deadline=None)
+@given(rate=st.floats(0.5, 40), alone=st.integers(1, 14), start=st.integers(15, 60))
+def test_fleets_that_miss_the_sla_even_without_load_are_too_few(rate: float, alone: int, start: int) -> None:
+    """Bursts spread over the fleet: up to `alone` replicas none keeps the SLA; beyond, each carries 3 requests/s."""
+    asked = question(rate, routing="round_robin", headroom=0.0)
+
+    def capacity_per_s(setting: Setting) -> float:
+        if setting.replicas <= alone:
+            raise SlaMissed(asked.sla.limits[0], 9.0)
+        return 3.0
+
+    found, capacity = planner.smallest_fleet(asked, capacity_per_s, start)
+    assert capacity == 3.0
+    assert found == max(alone + 1, math.ceil(rate / 3 * (1 - 1e-9)))
+    with pytest.raises(SlaMissed):
+        planner.smallest_fleet(asked, capacity_per_s, 1)
 
 
 def test_a_plan_and_the_capacity_of_one_replica_fewer_agree() -> None:

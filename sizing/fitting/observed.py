@@ -173,7 +173,8 @@ def trace_points(trace: Trace, deployment: Deployment, chunks: int) -> tuple[Poi
         isl, osl = trace.isl[begin:end], trace.osl[begin:end]
         ttft_s, e2e_s = trace.ttft_s[begin:end], trace.e2e_s[begin:end]
         gaps = osl > 1
-        rate = max(end - begin - 1, 1) / max(float(trace.arrival_s[end - 1] - trace.arrival_s[begin]), 1e-9)
+        span_s = float(trace.arrival_s[end - 1] - trace.arrival_s[begin])
+        rate = max(end - begin - 1, 1) / max(span_s, 1e-9 * (end - begin))  # of requests at once no point could say
         points.append(
             Point(
                 **deployment._asdict(),

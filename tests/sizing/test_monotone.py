@@ -9,7 +9,9 @@ from scipy.interpolate import PchipInterpolator
 
 from sizing.monotone import interpolated
 
-steps = st.lists(st.tuples(st.floats(0.01, 10), st.floats(-5, 5)), min_size=1, max_size=9)
+steps = st.lists(
+    st.tuples(st.floats(0.01, 10), st.floats(-5, 5).map(lambda step: round(step, 6))), min_size=1, max_size=9
+)
 shares = st.floats(0, 1)
 
 

@@ -93,18 +93,20 @@ def processes_needed(
     """
     measure = measure or check
     most = min(users_or_in_flight, most or len(cores.usable()) or os.cpu_count() or 1)
+    tried = []
     processes = min(fewest, most)
     while True:
         found = measure(users_or_in_flight, tokens_per_s, ttft_s, itl_s, osl, protocol, processes=processes)
         if found.acceptable:
             return found
+        tried.append(found)
         if processes >= most:
             break
         processes = min(2 * processes, most)
     raise ClientLimitedError(
-        f"the load generator on this machine would distort {users_or_in_flight} streams over {protocol} "
-        f"({found.text}; allowed are {1e3 * MOST_ADDED_TTFT_S:g} ms and "
-        f"{100 * MOST_ITL_ERROR:g} %): plan less load, or run it on a machine with more free cores"
+        f"the load generator on this machine would distort {users_or_in_flight} streams over {protocol}; allowed are "
+        f"{1e3 * MOST_ADDED_TTFT_S:g} ms and {100 * MOST_ITL_ERROR:g} %: plan less load, or run it on a machine with "
+        f"more free cores ({'; '.join(each.text for each in tried)})"
     )
 
 

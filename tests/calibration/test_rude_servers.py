@@ -309,11 +309,11 @@ def test_a_server_that_turns_bad_has_a_void_point(bad: bytes, told: str, tmp_pat
     with sockets(turning(40, bad, [])) as url:
         path = plan(tmp_path, f"url: '{url}', protocol: http, timeout_s: 0.5", "requests_per_level: 200\n")
         result = ran(path)
-    assert (result.exit_code, "Traceback" in result.output) == (0, False), (
-        result.output,
-        result.exception,
-        result.exc_info,
-    )
+    assert "Traceback" not in result.output, (result.output, result.exception, result.exc_info)
+    if result.exit_code == 2:  # on a busy machine the good answers may all fall into the warm-up
+        assert "every request failed, the first with" in result.output
+        return
+    assert result.exit_code == 0
     (point,) = Store().points(1)
     assert point.void and told in point.notes
 

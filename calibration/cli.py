@@ -24,11 +24,11 @@ COMMANDS = {
     "discard": "calibration.standing:discard_command",
     "export": "calibration.transfer:export_command",
     "import": "calibration.transfer:import_command",
-    "bench": "calibration.bench.commands:bench",
-    "compare": "calibration.bench.commands:compare",
+    "bench": "triton_tools.clients.commands:bench",
+    "compare": "triton_tools.clients.commands:compare",
     "mock": "calibration.mock.__main__:main",
-    "serve": "calibration.serve:serve",
-    "repository": "calibration.repository.commands:repository",
+    "serve": "lab.serve:serve",
+    "repository": "triton_tools.repository.commands:repository",
 }
 
 

@@ -24,11 +24,14 @@ COMMANDS = {
     "report": ("sizing.commands.report:report_command", "A saved plan as HTML, PDF, XLSX or JSON."),
     "whatif": ("sizing.whatif.command:whatif_command", "The plan before and after changes nobody has measured."),
     "study": ("sizing.study.command:study_command", "Thousands of scenarios, on all cores or a Dask cluster."),
-    "batcher": ("sizing.commands.batcher:batcher_command", "Triton's batchers: waiting, batch sizes, tuning."),
-    "lesson": ("sizing.commands.lesson:lesson_command", "What batching does, drawn slot by slot and tick by tick."),
-    "course": ("sizing.commands.course:course_command", "Sizing by a mean latency and the best measured point."),
-    "validate": ("sizing.evidence.command:validate_command", "Every claim of accuracy checked again, in one table."),
-    "bench": ("sizing.bench:bench_command", "Speeds, side by side in one run."),
+    "batcher": ("triton_tools.batcher_command:batcher_command", "Triton's batchers: waiting, batch sizes, tuning."),
+    "lesson": ("learn.lesson_command:lesson_command", "What batching does, drawn slot by slot and tick by tick."),
+    "course": ("learn.course_command:course_command", "Sizing by a mean latency and the best measured point."),
+    "validate": (
+        "validation.evidence.command:validate_command",
+        "Every claim of accuracy checked again, in one table.",
+    ),
+    "bench": ("validation.bench:bench_command", "Speeds, side by side in one run."),
 }
 """Name -> where the command is, and its line in the list of commands, which loads none of them."""
 

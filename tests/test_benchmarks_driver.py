@@ -16,10 +16,10 @@ import pytest
 from rich.console import Console
 from rich.table import Table
 
-from benchmarks import driver
 from calibration.load.self_check import Distortion, Protocol
 from calibration.load.shards import Workers
 from calibration.records import Client, Load, RequestLog, Timing
+from validation.speed import driver
 
 MB = 1_000_000
 NAMES = {

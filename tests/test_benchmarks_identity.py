@@ -13,10 +13,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from benchmarks.identity_burst import Burst, drawn, engines, simulated
-from benchmarks.identity_llama import LENGTHS, LONGEST, on_pcie
 from sizing.replica import Batching
 from sizing.steptime import StepLaw
+from validation.speed.identity_burst import Burst, drawn, engines, simulated
+from validation.speed.identity_llama import LENGTHS, LONGEST, on_pcie
 
 STEP_S = 0.01
 SAME_STEPS = StepLaw(0.0, STEP_S, 0.0, 0.0, 0.0)

@@ -53,7 +53,7 @@ def predict(
 
     `gaps`: of the gaps between single tokens too, see `sizing.queueing.token_gaps`.
 
-    Error against the simulator of the same law (benchmarks/queueing.py), median / 90th centile of the absolute error in
+    Error against the simulator of the same law (validation/speed/queueing.py), median / 90th centile of the absolute error in
     %. Cases: prefill_first, chunked with budgets 8192 and 2048, whole_prompt; mixes 128/128, 1000/1000, 2000/256,
     200/1000; equal lengths, and lognormal ones of cv 0.5 and 0.8. First the largest rate under an SLA, with the worst
     two (14 pairs of p95 or p99 limits on TTFT and ITL for each case), then percentiles, one replica, Poisson arrivals:

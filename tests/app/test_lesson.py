@@ -13,15 +13,15 @@ from hypothesis import strategies as st
 from streamlit.testing.v1 import AppTest
 
 from calibration.store import DATABASE_VARIABLE
-from sizing.course import example
+from learn import course_form, course_view
+from learn.course import example
+from learn.course_form import Asked, from_text, to_text
+from learn.lesson import Setting, figures, guide, run
+from learn.lesson.guide import guides
+from learn.lesson_chart import slots_and_queue
 from sizing.errors import NoFeasiblePlan
-from sizing.lesson import Setting, figures, guide, run
-from sizing.lesson.guide import guides
 from tests.app.conftest import ONE, open_query, query_of, text_of
-from ui import course_form, course_view
 from ui.charts.base import DARK, LIGHT
-from ui.charts.lesson import slots_and_queue
-from ui.course_form import Asked, from_text, to_text
 
 Open = Callable[..., AppTest]
 IDLE = replace(ONE, ttft=None, itl=None)

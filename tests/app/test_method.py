@@ -11,10 +11,10 @@ import pytest
 from streamlit.testing.v1 import AppTest
 
 from calibration.store import DATABASE_VARIABLE, Store
-from sizing.evidence.page import as_page
-from sizing.evidence.table import EvidenceRow, cells
 from tests.app.conftest import ONE, keep, point, query_of, text_of
 from ui import methods
+from validation.evidence.page import as_page
+from validation.evidence.table import EvidenceRow, cells
 
 Open = Callable[..., AppTest]
 WRITTEN = ("words", "law", "queue", "simulator", "plan", "limits")

@@ -9,9 +9,9 @@ from uuid import uuid4
 
 import pytest
 
-from calibration.reference.environment import PYTHON_VERSION, SUPPORTED
 from calibration.store import Store
 from calibration.store.database import RECORDS_VARIABLE
+from lab.reference.environment import PYTHON_VERSION, SUPPORTED
 from tests.calibration.postgres import new_schema, postgres, wheel
 
 collect_ignore = [

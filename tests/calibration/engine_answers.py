@@ -10,11 +10,11 @@ from typing import Any
 import numpy as np
 import torch
 
-from calibration.reference.engine.answers import Answer
-from calibration.reference.engine.inputs import ALL_OUTPUTS, read_request
-from calibration.reference.engine.request import Request
-from calibration.reference.engine.transformer import Transformer
-from calibration.reference.engine.worker import build_engine
+from lab.reference.engine.answers import Answer
+from lab.reference.engine.inputs import ALL_OUTPUTS, read_request
+from lab.reference.engine.request import Request
+from lab.reference.engine.transformer import Transformer
+from lab.reference.engine.worker import build_engine
 from tests.calibration.adapter_files import make_adapter
 from tests.calibration.engine_trace import from_formulas
 

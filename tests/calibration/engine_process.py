@@ -6,7 +6,7 @@ import subprocess
 from pathlib import Path
 from typing import Any
 
-from calibration.reference import environment
+from lab.reference import environment
 
 SMALL = {
     "device": "cpu",

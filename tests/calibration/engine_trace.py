@@ -11,9 +11,9 @@ from typing import Any
 
 import torch
 
-from calibration.reference.engine.request import Request
-from calibration.reference.engine.transformer import Pass, Transformer
-from calibration.reference.engine.worker import build_engine
+from lab.reference.engine.request import Request
+from lab.reference.engine.transformer import Pass, Transformer
+from lab.reference.engine.worker import build_engine
 
 MOST_PASSES = 2000
 

@@ -8,8 +8,8 @@ import json
 import sys
 from typing import Any
 
-from calibration.reference.engine.request import Request
-from calibration.reference.engine.worker import build_engine
+from lab.reference.engine.request import Request
+from lab.reference.engine.worker import build_engine
 
 MOST_PASSES = 3000
 PLAIN = {

@@ -14,7 +14,7 @@ import numpy as np
 import tritonclient.grpc as triton
 from tritonclient.utils import InferenceServerException, np_to_triton_dtype
 
-from calibration.reference.server import ReferenceServer
+from lab.reference.server import ReferenceServer
 
 WITHIN_S = 60.0
 PROMPT = "baba gito bila bebo hemi"

@@ -22,21 +22,21 @@ import pytest
 import tritonclient.grpc as triton
 from tritonclient.utils import InferenceServerException
 
-from calibration.reference import server as reference
-from calibration.reference.settings import Settings
-from calibration.repository import Machine
-from sizing.triton_batcher.config import ModelBatching
-from sizing.triton_batcher.dynamic import simulate
-from sizing.triton_batcher.outcome import MESSAGES, Outcome
-from sizing.triton_batcher.pbtxt import parse_config
-from sizing.triton_batcher.requests import Request, Requests
-from sizing.triton_batcher.sequence import (
+from lab.reference import server as reference
+from lab.reference.settings import Settings
+from triton_tools.batcher.config import ModelBatching
+from triton_tools.batcher.dynamic import simulate
+from triton_tools.batcher.outcome import MESSAGES, Outcome
+from triton_tools.batcher.pbtxt import parse_config
+from triton_tools.batcher.requests import Request, Requests
+from triton_tools.batcher.sequence import (
     IterativeRequest,
     SequenceOutcome,
     Step,
     simulate_iterative,
     simulate_sequences,
 )
+from triton_tools.repository import Machine
 
 SERVICE_S = 0.4
 STEP_S = 0.2

@@ -6,10 +6,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from calibration.reference.engine.inputs import read_request, sent_prompt
-from calibration.reference.engine.refusals import InputError
-from calibration.reference.engine.request import Limits
-from calibration.reference.engine.shape import Shape
+from lab.reference.engine.inputs import read_request, sent_prompt
+from lab.reference.engine.refusals import InputError
+from lab.reference.engine.request import Limits
+from lab.reference.engine.shape import Shape
 from tests.calibration.engine_process import SMALL, run
 
 STATIC = SMALL | {"gpt_model_type": "V1"}

@@ -4,7 +4,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import Bundle, RuleBasedStateMachine, consumes, invariant, multiple, rule
 
-from calibration.reference.engine.kv_blocks import Blocks, prefix_keys
+from lab.reference.engine.kv_blocks import Blocks, prefix_keys
 
 COUNT = 9
 WORDS = st.lists(st.integers(0, 2), max_size=3)  # few different chains, so that they meet

@@ -5,9 +5,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from calibration.reference.engine.answers import Answer
-from calibration.reference.engine.inputs import ALL_OUTPUTS
-from calibration.reference.engine.request import Request, Token
+from lab.reference.engine.answers import Answer
+from lab.reference.engine.inputs import ALL_OUTPUTS
+from lab.reference.engine.request import Request, Token
 from tests.calibration.engine_process import SMALL, run
 
 VOCABULARY = 300

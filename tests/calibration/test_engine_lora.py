@@ -6,9 +6,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from calibration.reference.engine.lora import Adapter, read_adapter
-from calibration.reference.engine.refusals import InputError
-from calibration.reference.engine.shape import Shape
+from lab.reference.engine.lora import Adapter, read_adapter
+from lab.reference.engine.refusals import InputError
+from lab.reference.engine.shape import Shape
 from tests.calibration.adapter_files import (
     ALL_MODULES,
     everywhere,

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from calibration.reference.engine.parameters import ParameterError, Scheduling, read_scheduling
+from lab.reference.engine.parameters import ParameterError, Scheduling, read_scheduling
 
 GIVEN = {
     "gpt_model_type": "inflight_fused_batching",

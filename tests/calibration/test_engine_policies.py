@@ -11,7 +11,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from calibration.reference import environment
+from lab.reference import environment
 
 PROGRAM = Path(__file__).with_name("policies_trace.py")
 BLOCK = 16

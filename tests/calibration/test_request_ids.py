@@ -2,7 +2,7 @@
 
 import pytest
 
-from calibration.reference.engine.request_ids import request_number
+from lab.reference.engine.request_ids import request_number
 
 PRINTED_BY_STOUL = {"41": 41, "12abc": 12, " 41": 41, "-1": 2**64 - 1, "+7": 7, "041": 41, "0x10": 0, "1e3": 1, "0": 0}
 PRINTED_BY_HASH = {

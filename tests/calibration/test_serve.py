@@ -8,8 +8,8 @@ import tritonclient.grpc as triton
 from tokenizers import Tokenizer
 from tritonclient.utils import InferenceServerException
 
-from calibration.reference.server import ReferenceServer
-from calibration.reference.settings import Settings
+from lab.reference.server import ReferenceServer
+from lab.reference.settings import Settings
 from tests.calibration.serving import (
     PROMPT,
     Stream,

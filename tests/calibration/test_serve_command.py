@@ -10,9 +10,9 @@ from pathlib import Path
 import pytest
 
 from calibration.errors import ServerError
-from calibration.reference import environment
-from calibration.reference.server import claim_ports
-from calibration.reference.settings import Settings
+from lab.reference import environment
+from lab.reference.server import claim_ports
+from lab.reference.settings import Settings
 from tests.calibration.serving import FREE_PORTS, SERVE
 
 

@@ -9,9 +9,9 @@ from pathlib import Path
 import pytest
 
 from calibration.errors import ServerError
-from calibration.reference import environment
-from calibration.reference.server import ReferenceServer
-from calibration.reference.settings import Settings
+from lab.reference import environment
+from lab.reference.server import ReferenceServer
+from lab.reference.settings import Settings
 from tests.calibration.serving import FREE_PORTS, PROMPT, SERVE, WITHIN_S, http, until
 
 
@@ -105,7 +105,7 @@ def test_the_server_dies_with_its_parent(tmp_path: Path) -> None:
 @pytest.mark.triton
 def test_a_start_that_fails_says_why_and_where_the_log_is(monkeypatch: pytest.MonkeyPatch) -> None:
     """A folder of models whose program does not load: the line comes from the server's own log."""
-    from calibration.reference import server as module
+    from lab.reference import server as module
 
     def build_broken(folder: Path, *_: object) -> Path:
         version = folder / "tensorrt_llm" / "1"

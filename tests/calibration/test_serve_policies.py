@@ -11,13 +11,13 @@ import pytest
 from google.protobuf import text_format
 from tritonclient.grpc import model_config_pb2 as pb
 
-from calibration.reference.server import HOST
-from calibration.reference.tokenizer import words
-from calibration.repository.builder import build_repository
-from calibration.repository.options import Options
-from calibration.repository.staging import stage
 from calibration.server_view.prometheus import read_page
+from lab.reference.server import HOST
+from lab.reference.tokenizer import words
 from tests.calibration.repository.loader import SMALL, Served
+from triton_tools.repository.builder import build_repository
+from triton_tools.repository.options import Options
+from triton_tools.repository.staging import stage
 
 WITHIN_S = 60.0
 # slow enough for its gauges, set five times a second, to be seen under way

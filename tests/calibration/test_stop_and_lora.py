@@ -13,15 +13,15 @@ import pytest
 import tritonclient.grpc as triton
 from tritonclient.utils import InferenceServerException
 
-from calibration.reference.engine.request_ids import request_number
-from calibration.reference.server import HOST, ReferenceServer
-from calibration.reference.settings import Settings
-from calibration.repository.builder import build_repository
-from calibration.repository.options import Options
-from calibration.repository.staging import stage
+from lab.reference.engine.request_ids import request_number
+from lab.reference.server import HOST, ReferenceServer
+from lab.reference.settings import Settings
 from tests.calibration.adapter_files import everywhere, make_adapter
 from tests.calibration.repository.loader import SMALL, Served
 from tests.calibration.serving import WITHIN_S, Stream, engine_inputs, ids, tensor, until
+from triton_tools.repository.builder import build_repository
+from triton_tools.repository.options import Options
+from triton_tools.repository.staging import stage
 
 pytestmark = pytest.mark.triton
 

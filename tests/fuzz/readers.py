@@ -26,26 +26,27 @@ from calibration.server_view.prometheus import parse_page
 from calibration.store import Store
 from calibration.store.bundle_file import MANIFEST, MANIFEST_SUM, PointPart, RunPart, write_bundle
 from calibration.store.records_file import About, decoded, encoded
+from learn import course_form
+from learn.lesson import Setting
 from sizing import catalog
 from sizing.curves import curves, doubts, read_points, write_points
 from sizing.errors import SizingError
 from sizing.fleets.scenario import read_scenario
-from sizing.lesson import Setting
 from sizing.report import saved
 from sizing.report.json import as_json
 from sizing.report.write import render
 from sizing.study.answers import COLUMNS
 from sizing.study.scenarios import read_study
 from sizing.study.table import Table
-from sizing.triton_batcher.dynamic import simulate
-from sizing.triton_batcher.pbtxt import read_config
-from sizing.triton_batcher.requests import Requests
-from sizing.triton_batcher.service import parse_service_times, read_service_times
 from tests.calibration.importers.samples import ALL_SAID, SAMPLES
 from tests.calibration.kept import measurement, some_log
 from tests.fuzz.mutations import mutated
 from tests.sizing import report_cases
-from ui import course_form, link, simulating
+from triton_tools.batcher.dynamic import simulate
+from triton_tools.batcher.pbtxt import read_config
+from triton_tools.batcher.requests import Requests
+from triton_tools.batcher.service import parse_service_times, read_service_times
+from ui import link, simulating
 
 ROOT = Path(__file__).parents[2]
 RECORDS = "records/level-1.parquet"

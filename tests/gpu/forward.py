@@ -7,10 +7,10 @@ import sys
 
 import torch
 
-from calibration.reference.engine.kv_cache import KvCache
-from calibration.reference.engine.transformer import Chunk, Pass
-from gpu.engine.shapes import RealShape
-from gpu.engine.transformer import RealTransformer
+from lab.gpu.engine.shapes import RealShape
+from lab.gpu.engine.transformer import RealTransformer
+from lab.reference.engine.kv_cache import KvCache
+from lab.reference.engine.transformer import Chunk, Pass
 
 SHAPE = RealShape("tiny", 64, 2, 4, 2, 32, 96, 100, 10_000.0, has_qk_norm=True)
 CPU = torch.device("cpu")

@@ -8,8 +8,8 @@ from collections.abc import Iterator
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gpu.agenda import PAIRS, START_S, Card, Item, Served, agenda, next_item, users_of
-from gpu.engine.shapes import SHAPES
+from lab.gpu.agenda import PAIRS, START_S, Card, Item, Served, agenda, next_item, users_of
+from lab.gpu.engine.shapes import SHAPES
 
 H200 = (4.0e12, 7.0e14)
 

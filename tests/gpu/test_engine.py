@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from calibration.reference import environment
+from lab.reference import environment
 
 
 @pytest.mark.triton

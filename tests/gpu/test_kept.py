@@ -10,9 +10,9 @@ import pytest
 
 from calibration.records import Measurement
 from calibration.store import Store
-from gpu.home import bring
-from gpu.kept import Kept
-from gpu.pack import HERE, contents, is_unused, pinned
+from lab.gpu.home import bring
+from lab.gpu.kept import Kept
+from lab.gpu.pack import HERE, contents, is_unused, pinned
 from sizing.curves import Point, read_points
 
 ROOT = HERE.parent

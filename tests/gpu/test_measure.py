@@ -7,11 +7,11 @@ from pathlib import Path
 
 import pytest
 
-from gpu.agenda import SMALL_PAIRS, Card, Item, Served
-from gpu.kept import Kept
-from gpu.level import Session, highest_rates
-from gpu.served import Setup
-from gpu.watch import Watch
+from lab.gpu.agenda import SMALL_PAIRS, Card, Item, Served
+from lab.gpu.kept import Kept
+from lab.gpu.level import Session, highest_rates
+from lab.gpu.served import Setup
+from lab.gpu.watch import Watch
 from sizing.curves import read_points
 
 SERVED = Served("small")
@@ -41,7 +41,7 @@ def test_a_level_is_measured_kept_and_not_measured_again(tmp_path: Path) -> None
     assert found.done()[item.key] == point
     assert highest_rates(found) == {(SERVED.label, SMALL_PAIRS[1]): pytest.approx(point.requests_per_s)}
 
-    from gpu.home import bring
+    from lab.gpu.home import bring
 
     bring(later.work, "here", tmp_path / "data")
     assert read_points(tmp_path / "data" / "curves" / "here.csv") == [point]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from gpu.engine.shapes import SHAPES, RealShape
+from lab.gpu.engine.shapes import SHAPES, RealShape
 from sizing import catalog
 
 REAL = [shape for shape in SHAPES.values() if shape.name != "small"]

@@ -11,13 +11,13 @@ from click.testing import CliRunner
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from sizing import bench
-from sizing.bench import Figure
 from sizing.errors import SizingError
-from sizing.evidence.server import LAW
-from sizing.plain_loop import serve
 from sizing.replica import Batching, Replica
 from sizing.simulator import simulate_trace
+from validation import bench
+from validation.bench import Figure
+from validation.evidence.server import LAW
+from validation.plain_loop import serve
 
 
 @settings(max_examples=40, deadline=None)

@@ -9,12 +9,12 @@ import pytest
 
 from sizing import capacity
 from sizing.capacity import BY_FORMULA, Setting
-from sizing.evidence.server import LAW
 from sizing.queueing import stable_rate_per_s
 from sizing.queueing.demand import demand_of
 from sizing.replica import Batching, Replica
 from sizing.simulator import Simulated, measure_closed, simulate_closed
 from sizing.workload import Lengths, Limit, Prefix, Sla, Workload
+from validation.evidence.server import LAW
 
 REPLICA = Replica(LAW)
 LONG_PROMPTS = Lengths(4000, 20)

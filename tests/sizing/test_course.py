@@ -11,8 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy.stats import poisson
 
-from sizing.cli import main
-from sizing.course import (
+from learn.course import (
     ApiPrice,
     Goal,
     ServerPrice,
@@ -25,8 +24,9 @@ from sizing.course import (
     tco,
     throughput,
 )
-from sizing.course.beside import Terms, compared, ours
-from sizing.course.corrections import corrections
+from learn.course.beside import Terms, compared, ours
+from learn.course.corrections import corrections
+from sizing.cli import main
 from sizing.curves import Point
 from sizing.errors import NoFeasiblePlan, ScenarioError
 

@@ -18,15 +18,15 @@ from numpy.random import SeedSequence
 
 from sizing.capacity import Setting
 from sizing.errors import ScenarioError
-from sizing.evidence import command, coverage, gpu_counts, largest_rate
-from sizing.evidence.claim import Claim, Setup, check
-from sizing.evidence.server import CONTRASTING, LAW, POLICIES, calibrate, true_rate_per_s
-from sizing.evidence.table import HEADER, EvidenceRow, Goal, as_json, cells, markdown, row_of_errors, shown, verdict
 from sizing.replica import Batching, Replica
 from sizing.report.accuracy import TABLE
 from sizing.report.accuracy import cells as cells_of
 from sizing.study.machines import Machines
 from sizing.workload import Arrivals, Lengths, Limit, Sla, Workload
+from validation.evidence import command, coverage, gpu_counts, largest_rate
+from validation.evidence.claim import Claim, Setup, check
+from validation.evidence.server import CONTRASTING, LAW, POLICIES, calibrate, true_rate_per_s
+from validation.evidence.table import HEADER, EvidenceRow, Goal, as_json, cells, markdown, row_of_errors, shown, verdict
 
 ALONE = Machines(processes=1)
 BAND = coverage.Case(Replica(LAW, coverage.BATCHING), next(iter(coverage.DESIGNS)), True, 1)

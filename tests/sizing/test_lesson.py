@@ -10,10 +10,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from learn.lesson import BATCHINGS, Figures, Load, Outcome, Setting, draws, figures, run
+from learn.lesson.outcome import empty_share
+from learn.lesson.picture import picture
 from sizing.errors import ScenarioError
-from sizing.lesson import BATCHINGS, Figures, Load, Outcome, Setting, draws, figures, run
-from sizing.lesson.outcome import empty_share
-from sizing.lesson.picture import picture
 
 IN_FLIGHT = Setting(batching="in_flight", chunks=2)
 ONE = Setting(batching="one_prefill", chunks=2)

@@ -7,10 +7,10 @@ from dataclasses import replace
 
 import pytest
 
+from learn.lesson import Load, Outcome, figures, run
+from learn.lesson.guide import guide, guides
 from sizing.cli import main
 from sizing.errors import CatalogueError
-from sizing.lesson import Load, Outcome, figures, run
-from sizing.lesson.guide import guide, guides
 
 
 def of(name: str) -> Outcome:

@@ -15,14 +15,14 @@ from hypothesis import strategies as st
 from numpy.random import SeedSequence
 
 from sizing.errors import PointsError
-from sizing.evidence import measured_guidellm, measured_silicon, measured_static, measured_trace
-from sizing.evidence.claim import Setup
-from sizing.evidence.measured_design import spread
-from sizing.evidence.measured_silicon_rows import LEAST_ROWS, Group, Load, grouped
-from sizing.evidence.measured_tables import find_table, number, read_table
 from sizing.replica import Batching, Replica
 from sizing.simulator import closed_loop, simulate_trace
 from sizing.steptime import StepLaw
+from validation.evidence import measured_guidellm, measured_silicon, measured_static, measured_trace
+from validation.evidence.claim import Setup
+from validation.evidence.measured_design import spread
+from validation.evidence.measured_silicon_rows import LEAST_ROWS, Group, Load, grouped
+from validation.evidence.measured_tables import find_table, number, read_table
 
 LAW = StepLaw(4.8e-3, 1e-3, 20e-6, 10e-6, 49e-9, attention_s=1.3e-9, prefill_s=0.5e-3, request_s=3e-3)
 SEED = SeedSequence(7)

@@ -13,13 +13,13 @@ from hypothesis import strategies as st
 from sizing import planner
 from sizing.capacity import BY_FORMULA, BY_SIMULATION, Setting, SlaMissed
 from sizing.errors import NoFeasiblePlan, ScenarioError
-from sizing.evidence.gpu_counts import scenario
 from sizing.plan import Candidate, Fleet, Plan, Question
 from sizing.prediction import Prediction, Quantiles
 from sizing.replica import Batching, Replica
 from sizing.simulator import simulate
 from sizing.steptime import StepLaw
 from sizing.workload import Arrivals, Lengths, Limit, Sla, Workload
+from validation.evidence.gpu_counts import scenario
 
 LAW = StepLaw(4.8e-3, 1e-3, 20e-6, 10e-6, 49e-9, 1.3e-9, 0.5e-3, 4e-3)
 BATCHING = Batching("chunked", 256, 8192, 400_000)

@@ -18,7 +18,6 @@ from numpy.random import SeedSequence
 
 from sizing.curves import write_points
 from sizing.errors import ScenarioError
-from sizing.evidence.server import LAW, Design, calibrate
 from sizing.replica import Replica
 from sizing.simulator import simulate
 from sizing.study import answers as answers_of
@@ -30,6 +29,7 @@ from sizing.study.scenarios import read_study
 from sizing.study.table import COLUMNS, Table
 from sizing.workload import Lengths, Workload
 from tests.sizing import study_work
+from validation.evidence.server import LAW, Design, calibrate
 
 ALONE, CORES = Machines(processes=1), Machines(processes=2)
 STUDY = """

@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 from numpy.random import SeedSequence
 
-from sizing.evidence.systems import SYSTEMS, erlang_c, take_all_e2e_s
-from sizing.evidence.theory import Case, agreements, answer, rows
+from validation.evidence.systems import SYSTEMS, erlang_c, take_all_e2e_s
+from validation.evidence.theory import Case, agreements, answer, rows
 
 CALM = [place for place, system in enumerate(SYSTEMS) if system.weight <= 2]
 

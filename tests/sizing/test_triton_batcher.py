@@ -10,11 +10,11 @@ from string import ascii_uppercase
 
 import pytest
 
-from sizing.triton_batcher.config import ModelBatching
-from sizing.triton_batcher.dynamic import simulate
-from sizing.triton_batcher.outcome import Outcome
-from sizing.triton_batcher.pbtxt import parse_config
-from sizing.triton_batcher.requests import Request, Requests
+from triton_tools.batcher.config import ModelBatching
+from triton_tools.batcher.dynamic import simulate
+from triton_tools.batcher.outcome import Outcome
+from triton_tools.batcher.pbtxt import parse_config
+from triton_tools.batcher.requests import Request, Requests
 
 MS = 1e-3
 REJECT_5MS = "default_queue_policy { default_timeout_microseconds: 5000 }"

@@ -10,12 +10,12 @@ import pytest
 from tritonclient.grpc import model_config_pb2
 
 from sizing.errors import PointsError, ScenarioError
-from sizing.triton_batcher.config import DynamicBatching, ModelBatching, QueuePolicy, SequenceBatching
-from sizing.triton_batcher.dynamic import simulate
-from sizing.triton_batcher.pbtxt import SCHEMA, parse_config, read_config
-from sizing.triton_batcher.requests import Request, Requests
-from sizing.triton_batcher.service import parse_service_times
-from sizing.triton_batcher.strategy import VolumeBatching, find_strategy, load_strategy
+from triton_tools.batcher.config import DynamicBatching, ModelBatching, QueuePolicy, SequenceBatching
+from triton_tools.batcher.dynamic import simulate
+from triton_tools.batcher.pbtxt import SCHEMA, parse_config, read_config
+from triton_tools.batcher.requests import Request, Requests
+from triton_tools.batcher.service import parse_service_times
+from triton_tools.batcher.strategy import VolumeBatching, find_strategy, load_strategy
 
 
 def test_the_schema_is_tritons() -> None:
@@ -228,7 +228,7 @@ def test_a_strategy_is_looked_for_in_version_model_and_backend_folder(tmp_path: 
 
 def test_a_strategy_file_defines_all_five_roles(tmp_path: Path) -> None:
     file = tmp_path / "batchstrategy.py"
-    file.write_text("from sizing.triton_batcher.strategy import VolumeBatching\nstrategy = VolumeBatching(5)\n")
+    file.write_text("from triton_tools.batcher.strategy import VolumeBatching\nstrategy = VolumeBatching(5)\n")
     loaded = load_strategy(file)
     assert isinstance(loaded, VolumeBatching) and loaded.most_bytes == 5
     file.write_text(

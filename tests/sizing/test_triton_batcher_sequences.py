@@ -10,9 +10,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from sizing.errors import ScenarioError
-from sizing.triton_batcher.config import ModelBatching
-from sizing.triton_batcher.pbtxt import parse_config
-from sizing.triton_batcher.sequence import (
+from triton_tools.batcher.config import ModelBatching
+from triton_tools.batcher.pbtxt import parse_config
+from triton_tools.batcher.sequence import (
     IterativeRequest,
     SequenceOutcome,
     Step,

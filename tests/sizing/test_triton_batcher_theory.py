@@ -10,9 +10,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from sizing.triton_batcher.config import DynamicBatching, ModelBatching, QueuePolicy
-from sizing.triton_batcher.dynamic import simulate
-from sizing.triton_batcher.requests import NS, Request, Requests
+from triton_tools.batcher.config import DynamicBatching, ModelBatching, QueuePolicy
+from triton_tools.batcher.dynamic import simulate
+from triton_tools.batcher.requests import NS, Request, Requests
 
 SERVICE_S = 0.010
 COUNT = 60_000

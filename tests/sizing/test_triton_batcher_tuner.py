@@ -10,16 +10,16 @@ import pytest
 
 from sizing.cli import main
 from sizing.errors import NoFeasiblePlan
-from sizing.triton_batcher.dynamic import simulate
-from sizing.triton_batcher.outcome import percentile
-from sizing.triton_batcher.pbtxt import parse_config
-from sizing.triton_batcher.preferred import standing_out
-from sizing.triton_batcher.report import config_text, print_tuned
-from sizing.triton_batcher.requests import Requests
-from sizing.triton_batcher.service import Measured, ServiceTimes, parse_service_times
-from sizing.triton_batcher.trial import Load, Setting, attempt, largest_rate
-from sizing.triton_batcher.tuner import Tuned, tune
 from sizing.workload import Limit
+from triton_tools.batcher.dynamic import simulate
+from triton_tools.batcher.outcome import percentile
+from triton_tools.batcher.pbtxt import parse_config
+from triton_tools.batcher.preferred import standing_out
+from triton_tools.batcher.report import config_text, print_tuned
+from triton_tools.batcher.requests import Requests
+from triton_tools.batcher.service import Measured, ServiceTimes, parse_service_times
+from triton_tools.batcher.trial import Load, Setting, attempt, largest_rate
+from triton_tools.batcher.tuner import Tuned, tune
 
 LAW = "8ms+1ms*n"
 BUDGET = Limit("e2e", 95, 0.05)

@@ -24,7 +24,7 @@ sub("ui/pages/simulate.py",
 LOOKS = {
     "time"'''))
 sub("learn/lesson_view.py", ("def page() -> None:", "def page(_: object = None) -> None:"))
-sub("Makefile", ("$(BIN)/python -m benchmarks", "$(BIN)/python -m validation.speed"))
+sub("Makefile", ("$(BIN)/python -m validation.speed", "$(BIN)/python -m validation.speed"))
 p = root / "Dockerfile"; s = p.read_text()
 p.write_text(s.replace("COPY ui ui\n", "COPY ui ui\nCOPY triton_tools triton_tools\nCOPY learn learn\nCOPY lab lab\nCOPY validation validation\n"))
 p = root / ".dockerignore"; s = p.read_text()

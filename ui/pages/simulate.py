@@ -3,13 +3,14 @@ request, beside what the formula says of it; a lesson on batching; and sizing by
 
 import streamlit as st
 
+from learn import course_view, lesson_view
 from sizing.errors import ScenarioError
 from sizing.learned import exceedances, learned
 from sizing.numbers import milliseconds, significant
 from sizing.plan import Fleet, Plan
 from sizing.simulator import Simulated
 from sizing.workload import Limit
-from ui import answers, course_view, inside_formula, inside_views, lesson_view, run_form, simulating, view
+from ui import answers, inside_formula, inside_views, run_form, simulating, view
 from ui.answers import Outcome
 from ui.charts.timeline import time_unit
 from ui.no_plan import tell_unreadable

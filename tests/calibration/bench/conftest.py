@@ -9,7 +9,6 @@ from typing import Any, Self
 
 import pytest
 
-from calibration.bench import clients, comparison
 from calibration.describe import Described
 from calibration.load.contract import Contract, Input
 from calibration.load.shards import Job
@@ -18,6 +17,7 @@ from calibration.records import Client, Load, RequestLog, Timing
 from calibration.requests.source import Request
 from calibration.server_plan import ServerPlan
 from tests.calibration.bench.logs import length_fault
+from triton_tools.clients import clients, comparison
 
 IDS = {"input_ids": Input("INT32", False), "request_output_len": Input("INT32", False)}
 TEXT = {"text_input": Input("BYTES", False), "max_tokens": Input("INT32", False)}

@@ -16,13 +16,13 @@ from tokenizers import Tokenizer
 from tokenizers.models import WordLevel
 from tokenizers.pre_tokenizers import Whitespace
 
-from calibration.bench.commands import bench
-from calibration.bench.replay import WARM_UP_OSL, WARM_UPS
 from calibration.errors import CalibrationError, ServerError
 from calibration.mock.process import running
 from calibration.mock.script import Script
 from calibration.records import Client
 from tests.calibration.bench.conftest import FakeServer
+from triton_tools.clients.commands import bench
+from triton_tools.clients.replay import WARM_UP_OSL, WARM_UPS
 
 ROUNDED_S = 1e-6  # the clients round latencies to a thousandth of a millisecond
 TEXTS = [

@@ -12,12 +12,12 @@ import numpy as np
 import pytest
 from click.testing import CliRunner
 
-from calibration.bench.commands import compare
-from calibration.bench.replay import WARM_UPS
 from calibration.errors import CalibrationError
 from calibration.mock.process import running
 from calibration.mock.script import Script
 from tests.calibration.bench.conftest import FakeServer
+from triton_tools.clients.commands import compare
+from triton_tools.clients.replay import WARM_UPS
 
 ROUNDED_S = 1e-6
 TEXTS = [{"input": f"text {i}", "instruction": "Summarize :", "output": "word " * i} for i in range(1, 11)]

@@ -11,10 +11,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from calibration.bench import printing
-from calibration.bench.stats import Stats, stats
 from calibration.errors import FileError
 from tests.calibration.bench.logs import log_of
+from triton_tools.clients import printing
+from triton_tools.clients.stats import Stats, stats
 
 STATS = Stats(8.0508, 334.029, 6.2974589, 12.15095, 10.77546, 799.6633, 41.4898, 50.7490, 12.17266, 98)
 SHOWN = """\

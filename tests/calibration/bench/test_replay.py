@@ -10,15 +10,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from calibration.bench import replay
-from calibration.bench.dataset import Given
-from calibration.bench.replay import Again, First, Prompts, Target
-from calibration.bench.synthetic import NormalLengths, random_prompts
 from calibration.load.shards import Workers
 from calibration.requests.lengths import LengthsPlan
 from calibration.requests.source import Request, Source
 from calibration.server_plan import ServerPlan
 from tests.calibration.bench.conftest import CONTRACTS, FakeServer
+from triton_tools.clients import replay
+from triton_tools.clients.dataset import Given
+from triton_tools.clients.replay import Again, First, Prompts, Target
+from triton_tools.clients.synthetic import NormalLengths, random_prompts
 
 ASKED = tuple(Request(f"prompt {number}", 2, 3) for number in range(7))
 GRPC, HTTP = ServerPlan(), ServerPlan(protocol="http")

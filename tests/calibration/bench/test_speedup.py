@@ -7,8 +7,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from calibration.bench.speedup import ratio, speed_up
-from calibration.bench.stats import Stats
+from triton_tools.clients.speedup import ratio, speed_up
+from triton_tools.clients.stats import Stats
 
 RATES = st.floats(0.01, 1e4)
 PAIRS = st.lists(st.tuples(RATES, RATES), min_size=2, max_size=8)

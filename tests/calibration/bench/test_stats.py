@@ -9,10 +9,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from calibration.bench.stats import in_flight_mean, nearest_rank, stats
 from calibration.errors import ServerError
 from calibration.records import RequestLog
 from tests.calibration.bench.logs import log_of
+from triton_tools.clients.stats import in_flight_mean, nearest_rank, stats
 
 TIMES_S = st.floats(0.001, 100.0)
 RUNS = st.lists(st.tuples(st.floats(0.0, 50.0), TIMES_S), min_size=1, max_size=40)

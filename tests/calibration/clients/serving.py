@@ -11,10 +11,10 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from calibration.reference import environment
-from calibration.repository.builder import build_repository
-from calibration.repository.options import Batching, Options
+from lab.reference import environment
 from tests.calibration.clients.wire import V05, V08, WITHIN_S, Client, Dialect
+from triton_tools.repository.builder import build_repository
+from triton_tools.repository.options import Batching, Options
 
 SERVE = [sys.executable, "-m", "calibration", "serve", "--grpc-port", "0", "--http-port", "0", "--metrics-port", "0"]
 PROMPT = list(range(5, 15))

@@ -6,8 +6,8 @@ import pytest
 from click.testing import CliRunner, Result
 
 from calibration.cli import main
-from calibration.repository.builder import build_repository
-from calibration.repository.options import Options
+from triton_tools.repository.builder import build_repository
+from triton_tools.repository.options import Options
 
 OPTIONS = Options("/engines/e", "/tokenizers/t")
 

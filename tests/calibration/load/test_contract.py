@@ -13,9 +13,9 @@ from tritonclient.grpc import service_pb2
 
 from calibration.errors import ServerError
 from calibration.load.contract import Contract, Input
-from calibration.reference.contract import ENSEMBLE, TENSORRT_LLM, Model
 from calibration.requests.source import Request
 from calibration.server_plan import TensorNames
+from lab.reference.contract import ENSEMBLE, TENSORRT_LLM, Model
 
 REQUEST = Request("two words", 2, 5, (7, 8))
 DTYPES = {"INT32": np.int32, "UINT32": np.uint32, "BOOL": np.bool_, "FP32": np.float32}

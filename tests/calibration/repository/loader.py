@@ -15,8 +15,8 @@ from types import TracebackType
 from typing import Any, Self
 
 from calibration.load import cores
-from calibration.reference import environment, server
-from calibration.reference.settings import Settings
+from lab.reference import environment, server
+from lab.reference.settings import Settings
 
 READY_WITHIN_S = 90.0
 GIVEN_UP_S = 30.0  # a model without its model.py makes tritonserver 2.51 wait for the Python stub for ever

@@ -8,11 +8,11 @@ from google.protobuf import text_format
 from tritonclient.grpc import model_config_pb2 as pb
 
 from calibration.errors import RepositoryError
-from calibration.reference.contract import Model
-from calibration.repository.builder import build_repository
-from calibration.repository.check import check
-from calibration.repository.contracts import V05, V08
-from calibration.repository.options import Options, Queueing, warnings
+from lab.reference.contract import Model
+from triton_tools.repository.builder import build_repository
+from triton_tools.repository.check import check
+from triton_tools.repository.contracts import V05, V08
+from triton_tools.repository.options import Options, Queueing, warnings
 
 BASE: dict[str, Any] = {"engine_dir": "/engines/llama", "tokenizer_dir": "/tokenizers/llama"}
 

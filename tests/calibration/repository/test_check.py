@@ -8,12 +8,12 @@ from typing import Any
 
 import pytest
 
-from calibration.repository.builder import build_repository
-from calibration.repository.check import check
-from calibration.repository.options import Options
-from calibration.repository.staging import stage
 from tests.calibration.repository.broken import CASES, Case, parameter, replace
 from tests.calibration.repository.loader import GIVEN_UP_S, SMALL, Served
+from triton_tools.repository.builder import build_repository
+from triton_tools.repository.check import check
+from triton_tools.repository.options import Options
+from triton_tools.repository.staging import stage
 
 SOUND = Options(engine_dir="/engines/llama", tokenizer_dir="/tokenizers/llama", decoupled=True, max_batch_size=8)
 # takes the engine's place where only the server's word on the configuration is asked: it loads without torch

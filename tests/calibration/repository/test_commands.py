@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 
 from calibration.cli import main
 from calibration.errors import RepositoryError
-from calibration.repository.source import places, read_source
-from calibration.repository.template import filled, substitutions
+from triton_tools.repository.source import places, read_source
+from triton_tools.repository.template import filled, substitutions
 
 TEMPLATE = 'max_batch_size: ${size}\nparameters { key: "a" value: { string_value: "${engine_dir}" } }\n# $5 and $$\n'
 BUILD = ["build", "--engine", "/engines/llama", "--tokenizer", "/tokenizers/llama"]

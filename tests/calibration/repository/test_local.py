@@ -10,11 +10,11 @@ from tokenizers import Tokenizer
 from tritonclient.grpc import model_config_pb2 as pb
 
 from calibration.errors import ServerError
-from calibration.reference import contract
-from calibration.reference.engine.parameters import read_scheduling
-from calibration.reference.settings import SPECIAL_TOKENS, Settings
-from calibration.reference.tokenizer import make_tokenizer, words
-from calibration.repository import Machine, build
+from lab.reference import contract
+from lab.reference.engine.parameters import read_scheduling
+from lab.reference.settings import SPECIAL_TOKENS, Settings
+from lab.reference.tokenizer import make_tokenizer, words
+from triton_tools.repository import Machine, build
 
 GPU = Machine(device="cuda", gpu="NVIDIA H200", torch="2.13.0", precision="bf16")
 

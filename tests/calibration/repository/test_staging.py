@@ -9,11 +9,11 @@ import pytest
 from google.protobuf import text_format
 from tritonclient.grpc import model_config_pb2 as pb
 
-from calibration.reference.engine.parameters import Scheduling, read_scheduling
-from calibration.reference.settings import Settings
-from calibration.repository.builder import build_repository
-from calibration.repository.options import Options
-from calibration.repository.staging import stage
+from lab.reference.engine.parameters import Scheduling, read_scheduling
+from lab.reference.settings import Settings
+from triton_tools.repository.builder import build_repository
+from triton_tools.repository.options import Options
+from triton_tools.repository.staging import stage
 
 FOLDERS = {"engine_dir": "/engines/llama", "tokenizer_dir": "/tokenizers/llama"}
 # of these only what the engine and its machine can hold may count

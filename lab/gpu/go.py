@@ -1,0 +1,96 @@
+"""On the GPU machine: make an environment from what was carried, then measure in it. Needs the standard library alone.
+
+    python3 -m lab.gpu.go --budget-s 540 --out OUT [options of gpu.measure]
+
+The machine's own Python is used if it has a shared libpython, which Triton's Python backend loads; else the one that
+was carried, with the machine's packages. What was made is found again by the next call on the same machine.
+"""
+
+from __future__ import annotations
+
+import os
+import site
+import sys
+import sysconfig
+import tarfile
+import venv
+from pathlib import Path
+
+CARRY = Path(__file__).parent / "carry"
+WORK = Path(os.environ.get("GPU_WORK", "/tmp/gpu-measure"))
+CARRIED_VARIABLE = "GPU_CARRIED_PYTHON"
+"""Set: the carried Python is used even if the machine's own would do."""
+PACKAGES_VARIABLE = "GPU_PACKAGES"
+
+
+def main() -> None:
+    version = f"{sys.version_info.major}.{sys.version_info.minor}"
+    packages = [path for path in (*site.getsitepackages(), *sys.path) if path.endswith(("-packages",))]
+    packages = list(dict.fromkeys([*packages, *os.environ.get(PACKAGES_VARIABLE, "").split(":")]))
+    packages = [path for path in packages if path]
+    wants_carried = (not has_libpython(version) or CARRIED_VARIABLE in os.environ) and WORK not in Path(
+        sys.base_prefix
+    ).parents
+    if wants_carried:
+        python = unpacked_python(version)
+        os.environ[PACKAGES_VARIABLE] = ":".join(packages)
+        os.execv(python, [str(python), "-m", "lab.gpu.go", *sys.argv[1:]])
+    own, environment = WORK / "site", WORK / "environment"
+    unpack(CARRY / "packages.tar.xz", own, "site/")
+    make_environment(environment, packages, version)
+    places = [str(Path.cwd()), str(own), *packages]
+    os.environ |= {"PYTHONPATH": ":".join(places), "SIZING_TRITON_ENV": str(environment)}
+    os.execv(sys.executable, [sys.executable, "-m", "lab.gpu.measure", *sys.argv[1:]])
+
+
+def has_libpython(version: str) -> bool:
+    """Whether this interpreter's shared library lies where the server is going to look for it."""
+    name, base = f"libpython{version}.so.1.0", Path(sys.base_prefix)
+    multiarch = sysconfig.get_config_var("MULTIARCH") or ""
+    places = [Path(sysconfig.get_config_var("LIBDIR") or "/"), base / "lib", base / "lib64", base / "lib" / multiarch]
+    return any((place / name).exists() for place in places)
+
+
+def unpacked_python(version: str) -> Path:
+    """The carried Python, unpacked once."""
+    folder = WORK / "python"
+    python = folder / "bin" / f"python{version}"
+    archive = CARRY / "python.tar.xz"
+    if not python.exists():
+        if not archive.exists():
+            sys.exit(f"no libpython{version} here and none carried: make the folder again with gpu.pack --python")
+        unpack(archive, folder)
+    library = str(folder / "lib")
+    os.environ["LD_LIBRARY_PATH"] = ":".join(filter(None, [library, os.environ.get("LD_LIBRARY_PATH", "")]))
+    return python
+
+
+def unpack(archive: Path, folder: Path, room: str = "") -> None:
+    """Unpack what lies under `room` in the archive into `folder`, once."""
+    stamp = folder / f".unpacked-{archive.name}"
+    if stamp.exists():
+        return
+    with tarfile.open(archive) as file:
+        members = [member for member in file.getmembers() if member.name.startswith(room)]
+        for member in members:
+            member.name = member.name[len(room) :]
+        file.extractall(folder, members, filter="data")
+    stamp.touch()
+
+
+def make_environment(folder: Path, packages: list[str], version: str) -> None:
+    """The reference server's environment as `lab.reference.environment` would have made it.
+
+    Its own packages come first: the server with numpy 1.26; the machine's, with torch, follow.
+    """
+    target = folder / "venv" / "lib" / f"python{version}" / "site-packages"
+    if not (target / "pytriton").exists():
+        venv.EnvBuilder(symlinks=True, with_pip=False, clear=True).create(folder / "venv")
+        unpack(CARRY / "packages.tar.xz", target, "server/")
+        unpack(CARRY / "server.tar.xz", target)
+    (target / "machine.pth").write_text("\n".join(packages) + "\n")
+    (folder / "logs").mkdir(exist_ok=True)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,126 @@
+"""In-flight batching: requests join and leave between any two forward passes."""
+
+from __future__ import annotations
+
+from collections import deque
+
+from lab.reference.engine.kv_cache import KvCache
+from lab.reference.engine.request import Load, Request, Token
+from lab.reference.engine.step import chunks_within, run_pass, whole_within
+from lab.reference.engine.transformer import Transformer
+from lab.reference.settings import Policy
+
+
+class InFlightEngine:
+    """Each `step` is one forward pass: the next token of every running request, and new prompts or pieces of them.
+
+    First come, first served. Running requests take one token each of the pass's budget; the rest of it reads prompts,
+    with `chunks_prompts` long ones in pieces over several passes. `policy` says when a request starts:
+
+    - guaranteed_no_evict: when the KV cache can hold its longest possible sequence. It then runs to its end.
+    - max_utilization: when the cache can hold what it reads and one token more. It gets blocks as it grows; when none
+      is free the youngest running request is paused: it gives its blocks back, returns to the head of the queue, and
+      later reads its prompt and what it had generated anew. Tokens that have gone out do not go out again. The oldest
+      is paused for nobody, and a request alone fits the cache or was refused, so every request ends.
+
+    `add` and `Request.is_cancelled` may be used from other threads; `step` from one.
+    """
+
+    def __init__(
+        self,
+        model: Transformer,
+        cache: KvCache,
+        *,
+        token_budget: int,
+        policy: Policy = "guaranteed_no_evict",
+        chunks_prompts: bool = True,
+    ) -> None:
+        self.model, self.cache, self.token_budget, self.policy = model, cache, token_budget, policy
+        self.waiting: deque[Request] = deque()
+        self.running: list[Request] = []  # the oldest first: those that wait are all younger
+        self.passes = 0
+        self._paused = 0
+        self._prompts_within = chunks_within if chunks_prompts else whole_within
+
+    def add(self, request: Request) -> None:
+        self.waiting.append(request)
+
+    @property
+    def has_work(self) -> bool:
+        return bool(self.waiting or self.running)
+
+    def step(self) -> list[Token]:
+        """One pass; the tokens it made. Empty when there was only a piece of a prompt to read."""
+        tokens = self._drop_cancelled()
+        if self.policy == "guaranteed_no_evict" or self._make_room():
+            self._admit()
+        decoding = [request for request in self.running if not request.reads_prompt]
+        prompts = [request for request in self.running if request.reads_prompt]
+        reading = self._prompts_within(prompts, self.token_budget - len(decoding))
+        if decoding or reading:
+            tokens += run_pass(self.model, self.cache, decoding, reading)
+            self.passes += 1
+        if self.cache.reuses:
+            for request, _ in reading:
+                if not request.reads_prompt:
+                    self.cache.keep(request)
+        self._let_go()
+        return tokens
+
+    def load(self) -> Load:
+        running = tuple(self.running)
+        unread = [request.to_read - request.computed for request in running if request.reads_prompt]
+        return Load(
+            waiting=len(self.waiting),
+            reading_prompt=len(unread),
+            context_tokens=sum(unread),
+            decoding=len(running) - len(unread),
+            empty_slots=0,
+            passes=self.passes,
+            paused=self._paused,
+        )
+
+    def _drop_cancelled(self) -> list[Token]:
+        waiting = [self.waiting.popleft() for _ in range(len(self.waiting))]
+        self.waiting.extendleft(request for request in reversed(waiting) if not request.is_cancelled)
+        dropped = [request for request in (*self.running, *waiting) if request.is_cancelled]
+        for request in dropped:
+            request.has_ended = True
+            self._paused -= request.is_paused
+        self._let_go()
+        return [Token(request, None, 0.0, is_last=True) for request in dropped]
+
+    def _make_room(self) -> bool:
+        """See that every running request has a slot for its next token; False if that paused another."""
+        before, ready = len(self.running), 0
+        while ready < len(self.running):
+            if self.cache.grow(self.running[ready]):
+                ready += 1
+            else:
+                self._pause(self.running.pop())
+        return len(self.running) == before
+
+    def _pause(self, request: Request) -> None:
+        self.cache.release(request)
+        request.computed, request.restored, request.is_paused = 0, len(request.generated), True
+        self._paused += 1
+        self.waiting.appendleft(request)
+
+    def _admit(self) -> None:
+        while self.waiting and self.cache.admit(self.waiting[0], self._reservation(self.waiting[0])):
+            request = self.waiting.popleft()
+            self._paused -= request.is_paused
+            request.is_paused = False
+            self.running.append(request)
+
+    def _reservation(self, request: Request) -> int:
+        """Tokens that `request` must have room for to start."""
+        if self.policy == "guaranteed_no_evict":
+            return request.longest
+        return min(request.longest, request.to_read + 1)
+
+    def _let_go(self) -> None:
+        for request in self.running:
+            if request.has_ended:
+                self.cache.release(request)
+        self.running = [request for request in self.running if not request.has_ended]

@@ -1,0 +1,144 @@
+"""One request as the engine sees it: what was asked, and how far it has come."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import numpy as np
+from numpy.typing import NDArray
+
+from lab.reference.engine.lora import Adapter
+
+
+@dataclass(frozen=True, slots=True)
+class Sampling:
+    """How the next token is chosen. The default is greedy: the most likely one.
+
+    Attributes:
+        top_k, top_p: choose among the k most likely tokens, or the most likely that hold probability p. Both 0: greedy.
+        min_length: the end token cannot come before this many output tokens.
+        bad_words: token sequences that must not appear; `bias` is added to the logits, one value per vocabulary entry.
+        seed: of the request's own random numbers.
+    """
+
+    temperature: float = 1.0
+    top_k: int = 0
+    top_p: float = 0.0
+    repetition_penalty: float = 1.0
+    presence_penalty: float = 0.0
+    frequency_penalty: float = 0.0
+    min_length: int = 0
+    bad_words: tuple[tuple[int, ...], ...] = ()
+    bias: tuple[float, ...] = ()
+    seed: int = 0
+
+
+GREEDY = Sampling()
+
+
+@dataclass(slots=True, eq=False)
+class Request:
+    """A request on its way through the engine.
+
+    `adapter` is added to the model's weights for it alone, so keys and values are shared under one `reuse_key` only.
+    `context_logits` [prompt, vocab], if they are wanted, fill up while the prompt is read: all of it must be, and none
+    of it reused.
+
+    `computed` tokens have their keys and values in the cache; `row` and `blocks` are its place there. A request decodes
+    when all its tokens but the newest are computed; before that its prompt is still being read. `has_ended`:
+    its last token, or the word that it was cancelled, has been handed out.
+
+    A paused request has lost its place in the cache: it waits, and reads its prompt again with the first `restored`
+    generated tokens behind it. Of what it reads, `reused` tokens were in the cache already; requests of different
+    `reuse_key` share nothing there, one that must compute its whole prompt has `may_reuse` False.
+    """
+
+    prompt: list[int]
+    max_tokens: int
+    end_id: int = -1
+    stop_words: tuple[tuple[int, ...], ...] = ()
+    sampling: Sampling = GREEDY
+    wants_log_probs: bool = False
+    wants_context_logits: bool = False
+    wants_generation_logits: bool = False
+    adapter: Adapter | None = None
+    is_streamed: bool = True
+    is_cancelled: bool = False
+    has_ended: bool = False
+    generated: list[int] = field(default_factory=list)
+    context_logits: NDArray[np.float32] | None = None
+    computed: int = 0
+    row: int = -1
+    blocks: list[int] = field(default_factory=list)
+    reuse_key: str = ""
+    may_reuse: bool = True
+    prefix_keys: tuple[bytes, ...] = ()
+    reused: int = 0
+    restored: int = 0
+    is_paused: bool = False
+
+    @property
+    def longest(self) -> int:
+        """Tokens it can come to hold: what guaranteed_no_evict reserves."""
+        return len(self.prompt) + self.max_tokens
+
+    @property
+    def to_read(self) -> int:
+        """Tokens that must be in the cache before the next one can be made."""
+        return len(self.prompt) + self.restored
+
+    @property
+    def context(self) -> list[int]:
+        """Those tokens."""
+        return self.prompt + self.generated[: self.restored] if self.restored else self.prompt
+
+    @property
+    def reads_prompt(self) -> bool:
+        return self.computed < len(self.prompt) + self.restored
+
+    @property
+    def is_complete(self) -> bool:
+        """All tokens made, or the end token or a stop word has come."""
+        made = self.generated
+        if len(made) >= self.max_tokens or (made and made[-1] == self.end_id):
+            return True
+        return any(tuple(made[-len(word) :]) == word for word in self.stop_words if word)
+
+
+@dataclass(frozen=True, slots=True)
+class Token:
+    """One token made for `request`. `id` is None when the request ended without one: it was cancelled.
+
+    `logits` [vocab] are those it was chosen from, if the request wants them.
+    """
+
+    request: Request
+    id: int | None
+    log_prob: float
+    is_last: bool
+    logits: NDArray[np.float32] | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Load:
+    """What an engine holds right now. `context_tokens`: prompt tokens that running requests have still to read.
+
+    `paused`: how many of those that wait had been running, and lost their blocks to others.
+    """
+
+    waiting: int
+    reading_prompt: int
+    context_tokens: int
+    decoding: int
+    empty_slots: int
+    passes: int
+    paused: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """What an engine can hold: a request beyond it is refused when it arrives, not when its turn comes."""
+
+    max_sequence_tokens: int
+    kv_tokens: int
+    vocab_size: int

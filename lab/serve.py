@@ -1,0 +1,95 @@
+"""`python -m calibration serve`: a real Triton server with a small real model, on this machine."""
+
+from __future__ import annotations
+
+import signal
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, NoReturn, TypeVar
+
+import click
+
+from lab.built import look_through, refuse_what_it_says_itself
+from lab.reference.server import ReferenceServer
+from lab.reference.settings import BATCHINGS, DEVICES, POLICIES, Settings
+
+Command = TypeVar("Command", bound=Callable[..., Any])
+
+WATCH_S = 0.5
+DEFAULTS = Settings()
+
+EPILOG = """\b
+Examples:
+  python -m calibration serve --batching static --grpc-port 9001
+  READY grpc=127.0.0.1:9001 http=127.0.0.1:8000 metrics=127.0.0.1:8002/metrics
+  python -m calibration serve --repository models
+"""
+
+
+def _number(name: str, meaning: str, kind: type = int) -> Callable[[Command], Command]:
+    """An option of the same name and default as the field of Settings."""
+    option = "--" + name.replace("_", "-")
+    return click.option(option, type=kind, default=getattr(DEFAULTS, name), show_default=True, help=meaning)
+
+
+@click.command(epilog=EPILOG)
+@click.option("--batching", type=click.Choice(BATCHINGS), default=DEFAULTS.batching, show_default=True)
+@click.option(
+    "--policy",
+    type=click.Choice(POLICIES),
+    default=DEFAULTS.policy,
+    show_default=True,
+    help="When a request starts: with room for its longest sequence, or for its prompt (it may be paused later).",
+)
+@click.option("--kv-reuse/--no-kv-reuse", default=DEFAULTS.kv_reuse, help="Keep the KV cache of shared prompts.")
+@_number("grpc_port", "Port of the gRPC service; 0: any free one.")
+@_number("http_port", "Port of the HTTP service; 0: any free one.")
+@_number("metrics_port", "Port of the Prometheus metrics; 0: any free one.")
+@_number("max_batch_size", "Most requests computed at once.")
+@_number("kv_tokens", "Capacity of the KV cache in tokens.")
+@_number("max_sequence_tokens", "Longest prompt plus output.")
+@_number("token_budget", "Most tokens in one forward pass.")
+@_number("batch_delay_s", "Static batching: seconds a free engine waits for company.", float)
+@_number("hidden", "Width of the model.")
+@_number("layers", "Layers of the model.")
+@_number("heads", "Attention heads of the model.")
+@_number("kv_heads", "Key and value heads of the model.")
+@_number("vocab_size", "Words the tokenizer knows.")
+@_number("threads", "CPU threads of the engine.")
+@click.option("--device", type=click.Choice(DEVICES), default=DEFAULTS.device, show_default=True)
+@_number("seed", "Of the model's random weights.")
+@click.option(
+    "--repository",
+    type=click.Path(path_type=Path),
+    help="Serve a copy of this TensorRT-LLM repository, as `repository build` writes it, with the small model in it.",
+)
+@click.pass_context
+def serve(context: click.Context, /, repository: Path | None, **options: Any) -> None:
+    """Start a real Triton server with a small real model behind a TensorRT-LLM style ensemble, and wait.
+
+    Prints one line that begins with READY when all models are loaded; stops on Ctrl-C or SIGTERM. On first use it makes
+    an environment of its own in .cache/triton, or where SIZING_TRITON_ENV points: about 250 MB to download with a CPU
+    build of PyTorch, several GB where pip finds only the CUDA build.
+    """
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, _interrupt)
+    settings = Settings(**options)
+    if repository is not None:
+        refuse_what_it_says_itself(context)
+        look_through(repository)
+    try:
+        with ReferenceServer(settings, repository=repository) as server:
+            click.echo(f"READY grpc={server.grpc_url} http={server.http_url} metrics={server.metrics_url}")
+            while True:
+                time.sleep(WATCH_S)
+                server.check()
+    except KeyboardInterrupt:
+        sys.exit(0)
+
+
+def _interrupt(*_: object) -> NoReturn:
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, signal.SIG_IGN)  # let the server stop in peace
+    raise KeyboardInterrupt

@@ -1,0 +1,58 @@
+"""From the peak and a throughput to instances, GPUs and servers."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+from learn.course.throughput import Throughput
+from sizing.numbers import significant
+from sizing.workload import finite
+
+GPUS_PER_SERVER = 8
+
+
+@dataclass(frozen=True, slots=True)
+class CourseSizing:
+    """The answer by this method: no headroom, no spares, nothing said of random arrivals."""
+
+    throughput: Throughput
+    peak_per_s: float
+    gpus_per_server: int = GPUS_PER_SERVER
+
+    @property
+    def instances(self) -> int:
+        """Whole instances that carry the peak."""
+        return math.ceil(self.peak_per_s / self.throughput.per_instance)
+
+    @property
+    def gpus(self) -> int:
+        """GPUs of these instances: a multiple of TP."""
+        return self.instances * self.throughput.point.gpus
+
+    @property
+    def servers(self) -> float:
+        """Servers as a fraction: the peak over what a server full of instances carries."""
+        return self.peak_per_s / self.throughput.per_gpus(self.gpus_per_server)
+
+    @property
+    def whole_servers(self) -> int:
+        """Servers to buy."""
+        return math.ceil(self.gpus / self.gpus_per_server)
+
+    @property
+    def sentence(self) -> str:
+        """The arithmetic on one line."""
+        per = significant(self.throughput.per_gpus(self.gpus_per_server))
+        return (
+            f"{significant(self.peak_per_s, 5)} requests/s at the peak ÷ {per} per {self.gpus_per_server} GPUs = "
+            f"{significant(self.servers, 2)} servers: {self.instances} instances on {self.gpus} GPUs, "
+            f"{self.whole_servers} whole servers"
+        )
+
+
+def size(throughput: Throughput, peak_per_s: float, gpus_per_server: int = GPUS_PER_SERVER) -> CourseSizing:
+    """Instances, GPUs and servers for a peak. Raises ScenarioError for a peak or server size that is not above 0."""
+    finite("peak requests/s", peak_per_s)
+    finite("GPUs per server", gpus_per_server)
+    return CourseSizing(throughput, peak_per_s, gpus_per_server)

@@ -1,0 +1,111 @@
+"""``python -m sizing batcher``: what Triton's batcher makes of a load, and the settings that suit it."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Any
+
+import click
+import numpy as np
+
+from sizing.commands.options import as_json, options, write_json
+from sizing.errors import ScenarioError
+from sizing.workload import Limit, finite, parse_seconds
+from triton_tools.batcher.config import ModelBatching
+from triton_tools.batcher.dynamic import simulate
+from triton_tools.batcher.outcome import percentile
+from triton_tools.batcher.pbtxt import read_config
+from triton_tools.batcher.report import measured_json, print_measured, print_tuned, tuned_json
+from triton_tools.batcher.requests import Requests
+from triton_tools.batcher.service import Measured, parse_service_times
+from triton_tools.batcher.strategy import BatchStrategy, find_strategy, load_strategy
+from triton_tools.batcher.trial import Load
+from triton_tools.batcher.tuner import MAX_INSTANCES, tune
+
+EXAMPLE = """\b
+Examples:
+  python -m sizing batcher model/config.pbtxt --service-times '8ms+1ms*n' --rate 300
+  python -m sizing batcher model/config.pbtxt --service-times times.csv --rate 300 --budget p95:50ms --tune --json
+\b
+times.csv has the columns batch_size and service_time_ms (or _us, _s) and, where several were measured
+at work together, instances.
+"""
+
+
+@click.command("batcher", epilog=EXAMPLE)
+@click.argument("config", type=click.Path(path_type=Path))
+@options(
+    click.option("--service-times", required=True, help="Of one execution: CSV file, or a law such as '8ms+1ms*n'."),
+    click.option("--rate", type=float, required=True, help="Requests per second, at random (Poisson)."),
+    click.option("--budget", help="Latency in the server that must hold, for instance p95:50ms."),
+    click.option("--tune", is_flag=True, help="Find max batch size, delay and instances for the budget."),
+    click.option("--max-instances", type=click.IntRange(1), default=MAX_INSTANCES, show_default=True, help="To try."),
+    click.option(
+        "--requests", type=click.IntRange(100, 5_000_000), default=50_000, show_default=True, help="Simulated."
+    ),
+    click.option("--seed", type=click.IntRange(0), default=0, show_default=True, help="Draws the arrivals."),
+    click.option("--strategy", help="Custom batching: a Python file, or auto: look where Triton does. It is run."),
+    click.option(
+        "--late-wakeup", is_flag=True, help="With Triton 2.51's late starts where batches are not prefetched."
+    ),
+    as_json,
+)
+def batcher_command(json_: bool, config: Path, **given: Any) -> int:
+    """Waiting times, batch sizes and rejections of a model's dynamic batcher; with --tune, better settings.
+
+    Exit 3: the budget does not hold, or no setting meets it.
+    """
+    model = read_config(config)
+    finite("--rate (requests/s)", given["rate"])
+    measured = parse_service_times(given["service_times"])
+    budget = budget_of(given["budget"]) if given["budget"] else None
+    if given["tune"]:
+        return tuned(model, measured, budget, given, json_)
+    service = measured.of(model.instances)
+    requests = Requests.poisson(given["rate"], given["requests"], np.random.default_rng(given["seed"]))
+    strategy = strategy_of(given["strategy"], model, config)
+    outcome = simulate(model, service, requests, strategy, late_wakeup=given["late_wakeup"])
+    if json_:
+        write_json(measured_json(model, outcome, given["rate"], service, budget))
+    else:
+        print_measured(model, outcome, given["rate"], service, budget)
+    missed = budget is not None and not percentile(outcome.latency_s, budget.percentile) <= budget.limit_s
+    return 3 if missed else 0
+
+
+def tuned(model: ModelBatching, measured: Measured, budget: Limit | None, given: dict[str, Any], json_: bool) -> int:
+    """--tune: search and print."""
+    if budget is None:
+        raise ScenarioError("--tune needs --budget, for instance p95:50ms")
+    if model.sequence:
+        raise ScenarioError(f"{model.name} has a sequence batcher: --tune is for the dynamic batcher")
+    load = Load(given["rate"], budget, given["seed"])
+    found = tune(measured, load, model.rows, given["max_instances"])
+    if json_:
+        write_json(tuned_json(found, load))
+    else:
+        print_tuned(found, load)
+    return 0
+
+
+def budget_of(text: str) -> Limit:
+    """``p95:50ms`` as a limit on latency."""
+    percentile_, _, time = text.partition(":")
+    if not re.fullmatch("p[0-9]{1,9}", percentile_) or not time:
+        raise ScenarioError(f"--budget {text!r}: write it as percentile:time, for instance p95:50ms")
+    return Limit("e2e", int(percentile_[1:]), parse_seconds("--budget", time))
+
+
+def strategy_of(text: str | None, model: ModelBatching, config: Path) -> BatchStrategy | None:
+    """The strategy asked for: a file, or, for auto, what Triton would find for the newest version."""
+    if not text:
+        return None
+    if text != "auto":
+        return load_strategy(Path(text))
+    folder = config.resolve().parent
+    versions = sorted(int(path.name) for path in folder.iterdir() if path.is_dir() and path.name.isdecimal())
+    found = find_strategy(model, folder / str(versions[-1] if versions else 1))
+    if found is None:
+        raise ScenarioError(f"--strategy auto: no batchstrategy.py beside {config} or in its newest version")
+    return load_strategy(found)

@@ -1,0 +1,187 @@
+"""What Triton's core demands of every model: name, versions, tensors, batching, instances."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from tritonclient.grpc import model_config_pb2 as pb
+
+from triton_tools.repository.check.faults import Fault, ModelFolder
+
+SHIPPED = {
+    "python",
+    "tensorrtllm",
+    "tensorrt",
+    "onnxruntime",
+    "pytorch",
+    "tensorflow",
+    "openvino",
+    "dali",
+    "fil",
+    "vllm",
+}
+
+
+def core_faults(model: ModelFolder) -> Iterator[Fault]:
+    """Faults of a model by itself, whatever backend it has."""
+    yield from _names(model)
+    yield from _versions(model)
+    for side in ("input", "output"):
+        yield from _tensors(model, side)
+    yield from _batching(model)
+    yield from _queue(model)
+    yield from _instances(model)
+
+
+def _names(model: ModelFolder) -> Iterator[Fault]:
+    config = model.config
+    if config.name and config.name != model.name:
+        yield model.refused(f"name is {config.name!r}, but its folder is {model.name!r}: they must be the same", "name")
+    if not config.backend and not config.platform:
+        yield model.refused("neither backend nor platform is given: name one")
+    elif config.platform and config.platform != "ensemble" and not config.backend:
+        yield model.refused(f"platform {config.platform!r} is not known here: give a backend", "platform")
+    if config.backend and config.backend not in SHIPPED:
+        message = f"backend {config.backend!r} is none that Triton ships: the server must have a library of that name"
+        yield model.refused(message, "backend")
+    if (config.platform == "ensemble") != config.HasField("ensemble_scheduling"):
+        yield model.refused("platform 'ensemble' and ensemble_scheduling belong together: one is missing", "platform")
+
+
+def _versions(model: ModelFolder) -> Iterator[Fault]:
+    config = model.config
+    numbers = [path for path in model.path.iterdir() if path.is_dir() and path.name.isdigit() and path.name[0] != "0"]
+    served = _served(config, sorted(int(path.name) for path in numbers))
+    if not served:
+        yield Fault(model.path, 0, "error", "no version folder that the version policy serves: make one, named 1")
+    if config.backend != "python":
+        return
+    program = config.default_model_filename or "model.py"
+    for number in served:
+        if not (model.path / str(number) / program).is_file():
+            yield Fault(model.path / str(number), 0, "error", f"no {program}: the Python backend has nothing to run")
+
+
+def _served(config: pb.ModelConfig, versions: list[int]) -> list[int]:
+    policy = config.version_policy
+    if policy.HasField("all"):
+        return versions
+    if policy.HasField("specific"):
+        return [number for number in versions if number in policy.specific.versions]
+    count = policy.latest.num_versions if policy.HasField("latest") else 1
+    return versions[-count:]
+
+
+def _tensors(model: ModelFolder, side: str) -> Iterator[Fault]:
+    tensors = getattr(model.config, side)
+    if not tensors and model.config.backend == "tensorrtllm":
+        yield model.refused(f"no {side} is declared")
+    seen: set[str] = set()
+    for number, tensor in enumerate(tensors):
+        if not tensor.name:
+            yield model.refused(f"an {side} without a name", side, number)
+        if tensor.name in seen:
+            yield model.wrong(f"{side} {tensor.name!r} is declared twice", side, number)
+        seen.add(tensor.name)
+        if tensor.data_type == pb.TYPE_INVALID:
+            yield model.refused(f"{side} {tensor.name!r} has no data_type", side, number)
+        yield from _dims(model, side, number)
+
+
+def _dims(model: ModelFolder, side: str, number: int) -> Iterator[Fault]:
+    tensor = getattr(model.config, side)[number]
+    if not tensor.dims:
+        yield model.refused(f"{side} {tensor.name!r} has no dims", side, number)
+    for size in tensor.dims:
+        if size < 1 and size != -1:
+            yield model.refused(
+                f"{side} {tensor.name!r}: dims hold {size}; a dimension is at least 1, or -1 for any", side, number
+            )
+    if tensor.HasField("reshape"):
+        yield from _reshape(model, side, number)
+
+
+def _reshape(model: ModelFolder, side: str, number: int) -> Iterator[Fault]:
+    tensor = getattr(model.config, side)[number]
+    shape = list(tensor.reshape.shape)
+    if _size(list(tensor.dims)) != _size(shape):
+        yield model.refused(
+            f"{side} {tensor.name!r}: dims {list(tensor.dims)} and reshape {shape} differ in size",
+            side,
+            number,
+            "reshape",
+        )
+    elif not shape and not model.config.max_batch_size:
+        yield model.refused(
+            f"{side} {tensor.name!r}: reshape to [] needs a max_batch_size above 0", side, number, "reshape"
+        )
+
+
+def _size(dims: list[int]) -> tuple[int, int]:
+    """Elements of the fixed dimensions, and how many are free."""
+    size = 1
+    for dim in dims:
+        size *= dim if dim > 0 else 1
+    return size, sum(dim == -1 for dim in dims)
+
+
+def _batching(model: ModelFolder) -> Iterator[Fault]:
+    config = model.config
+    if config.max_batch_size < 0:
+        yield model.refused(f"max_batch_size is {config.max_batch_size}: it cannot be negative", "max_batch_size")
+    for tensor in config.input:
+        if tensor.allow_ragged_batch and not config.max_batch_size:
+            yield model.refused(f"input {tensor.name!r} is ragged, but max_batch_size is 0", "max_batch_size")
+            return
+
+
+def _queue(model: ModelFolder) -> Iterator[Fault]:
+    config, at = model.config, "dynamic_batching"
+    if not config.HasField(at):
+        return
+    batcher = config.dynamic_batching
+    for size in batcher.preferred_batch_size:
+        if not 0 < size <= max(config.max_batch_size, 0):
+            yield model.refused(
+                f"preferred_batch_size {size} must lie between 1 and max_batch_size ({config.max_batch_size})",
+                at,
+                0,
+                "preferred_batch_size",
+            )
+    levels = batcher.priority_levels
+    if levels and not 1 <= batcher.default_priority_level <= levels:
+        yield model.refused(
+            f"default_priority_level {batcher.default_priority_level} must lie between 1 and priority_levels "
+            f"({levels})",
+            at,
+            0,
+            "priority_levels",
+        )
+    for level in batcher.priority_queue_policy:
+        if levels and not 1 <= level <= levels:
+            yield model.refused(f"priority_queue_policy for level {level}: there are {levels} levels", at)
+    yield from _ordering(model)
+
+
+def _ordering(model: ModelFolder) -> Iterator[Fault]:
+    batcher, at = model.config.dynamic_batching, "dynamic_batching"
+    if not batcher.preserve_ordering:
+        return
+    if batcher.priority_levels > 1:
+        yield model.refused("preserve_ordering allows only one priority level", at, 0, "preserve_ordering")
+    policies = [batcher.default_queue_policy, *batcher.priority_queue_policy.values()]
+    if any(policy.default_timeout_microseconds and policy.timeout_action for policy in policies):
+        yield model.refused("preserve_ordering and the timeout_action DELAY exclude each other", at)
+
+
+def _instances(model: ModelFolder) -> Iterator[Fault]:
+    config = model.config
+    if config.platform == "ensemble" and config.instance_group:
+        yield model.refused("an ensemble has no instance_group: it runs nothing itself", "instance_group")
+    for number, group in enumerate(config.instance_group):
+        if group.count < 0:
+            yield model.wrong(
+                f"instance_group count is {group.count}: Triton takes it for 1", "instance_group", number, "count"
+            )
+        if group.kind == pb.ModelInstanceGroup.KIND_CPU and group.gpus:
+            yield model.refused("instance_group of KIND_CPU lists gpus", "instance_group", number, "gpus")

@@ -1,0 +1,164 @@
+"""The ensemble: whether every step's model exists, gets what it needs, and passes on what the next one takes."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+
+from tritonclient.grpc import model_config_pb2 as pb
+
+from triton_tools.repository.check.faults import Fault, ModelFolder
+
+
+@dataclass(frozen=True, slots=True)
+class Wire:
+    """A tensor of the ensemble: the type and the shape that whoever writes it declares, and who that is."""
+
+    data_type: int
+    dims: tuple[int, ...]
+    writer: str
+
+
+def wiring_faults(ensemble: ModelFolder, models: Mapping[str, ModelFolder]) -> Iterator[Fault]:
+    """Faults of an ensemble whose own configuration could be read."""
+    config = ensemble.config
+    steps = config.ensemble_scheduling.step
+    if not steps:
+        yield ensemble.refused("the ensemble has no step", "ensemble_scheduling")
+    wires: dict[str, Wire] = {}
+    for tensor in config.input:
+        batched = bool(config.max_batch_size)
+        wires[tensor.name] = Wire(tensor.data_type, _full(tensor.dims, batched), "the ensemble's input")
+    # steps run when their inputs are there, whatever their order in the file: first who writes what, then who reads
+    for number in range(len(steps)):
+        yield from _step(ensemble, number, models)
+        yield from _written(ensemble, number, models, wires)
+    for number in range(len(steps)):
+        yield from _read(ensemble, number, models, wires)
+    yield from _outputs(ensemble, wires)
+    yield from _unused(ensemble)
+    yield from _circles(ensemble, wires)
+
+
+def _at(ensemble: ModelFolder, number: int, mapping: str, key: str, message: str) -> Fault:
+    line = ensemble.source.line_in_step(number, mapping, key) if ensemble.source else 0
+    return Fault(ensemble.file, line, "error", message)
+
+
+def _step(ensemble: ModelFolder, number: int, models: Mapping[str, ModelFolder]) -> Iterator[Fault]:
+    step = ensemble.config.ensemble_scheduling.step[number]
+    place = ("ensemble_scheduling", 0, "step", number)
+    if step.model_name not in models:
+        yield ensemble.refused(f"step {step.model_name!r}: there is no such model in the repository", *place)
+        return
+    other = models[step.model_name]
+    if not other.is_read:
+        yield ensemble.refused(f"step {step.model_name!r}: its configuration cannot be read", *place)
+        return
+    if step.model_version > 0 and not (other.path / str(step.model_version)).is_dir():
+        yield ensemble.refused(f"step {step.model_name!r} has no version {step.model_version}", *place)
+    theirs, ours = other.config.max_batch_size, ensemble.config.max_batch_size
+    if ours > theirs:
+        yield ensemble.refused(
+            f"max_batch_size is {ours}, but step {step.model_name!r} takes at most {theirs}", "max_batch_size"
+        )
+    missing = [t.name for t in other.config.input if not t.optional and t.name not in step.input_map]
+    if missing:
+        yield ensemble.refused(f"step {step.model_name!r}: nothing is mapped to its input {', '.join(missing)}", *place)
+
+
+def _written(
+    ensemble: ModelFolder, number: int, models: Mapping[str, ModelFolder], wires: dict[str, Wire]
+) -> Iterator[Fault]:
+    step = ensemble.config.ensemble_scheduling.step[number]
+    other = models.get(step.model_name)
+    if other is None or not other.is_read:
+        wires |= {name: Wire(0, (), step.model_name) for name in step.output_map.values()}
+        return
+    known = {tensor.name: tensor for tensor in other.config.output}
+    for inner, outer in step.output_map.items():
+        if inner not in known:
+            message = f"step {step.model_name!r} has no output {inner!r}"
+            yield _at(ensemble, number, "output_map", inner, message)
+        if outer in wires:
+            message = f"tensor {outer!r} is written by {step.model_name!r} and by {wires[outer].writer}"
+            yield _at(ensemble, number, "output_map", inner, message)
+        tensor = known.get(inner)
+        dims = _full(tensor.dims, bool(other.config.max_batch_size)) if tensor else ()
+        wires[outer] = Wire(tensor.data_type if tensor else 0, dims, step.model_name)
+
+
+def _read(
+    ensemble: ModelFolder, number: int, models: Mapping[str, ModelFolder], wires: Mapping[str, Wire]
+) -> Iterator[Fault]:
+    step = ensemble.config.ensemble_scheduling.step[number]
+    other = models.get(step.model_name)
+    if other is None or not other.is_read:
+        return
+    known = {tensor.name: tensor for tensor in other.config.input}
+    for inner, outer in step.input_map.items():
+        if inner not in known:
+            message = f"step {step.model_name!r} has no input {inner!r}"
+        elif outer not in wires:
+            message = f"step {step.model_name!r} reads {outer!r}, which nobody writes"
+        else:
+            dims = _full(known[inner].dims, bool(other.config.max_batch_size))
+            message = _mismatch(outer, wires[outer], known[inner].data_type, dims, f"{step.model_name}.{inner}")
+        if message:
+            yield _at(ensemble, number, "input_map", inner, message)
+
+
+def _outputs(ensemble: ModelFolder, wires: Mapping[str, Wire]) -> Iterator[Fault]:
+    batched = bool(ensemble.config.max_batch_size)
+    for number, tensor in enumerate(ensemble.config.output):
+        if tensor.name not in wires:
+            yield ensemble.refused(f"output {tensor.name!r}: no step writes it", "output", number)
+            continue
+        dims = _full(tensor.dims, batched)
+        message = _mismatch(tensor.name, wires[tensor.name], tensor.data_type, dims, "the ensemble's output")
+        if message:
+            yield ensemble.refused(message, "output", number)
+
+
+def _unused(ensemble: ModelFolder) -> Iterator[Fault]:
+    read = {outer for step in ensemble.config.ensemble_scheduling.step for outer in step.input_map.values()}
+    for number, tensor in enumerate(ensemble.config.input):
+        if tensor.name not in read:
+            yield ensemble.refused(f"input {tensor.name!r}: no step reads it", "input", number)
+
+    shown = {tensor.name for tensor in ensemble.config.output}
+    for number, step in enumerate(ensemble.config.ensemble_scheduling.step):
+        for inner, outer in step.output_map.items():
+            if outer not in read | shown:
+                yield _at(ensemble, number, "output_map", inner, f"tensor {outer!r} is written and nobody reads it")
+
+
+def _circles(ensemble: ModelFolder, wires: Mapping[str, Wire]) -> Iterator[Fault]:
+    """Steps that wait for each other: their inputs are written, but not before they themselves have run."""
+    written = {tensor.name for tensor in ensemble.config.input}
+    waiting = dict(enumerate(ensemble.config.ensemble_scheduling.step))
+    while ready := [n for n, step in waiting.items() if not (set(step.input_map.values()) & set(wires)) - written]:
+        for number in ready:
+            written |= set(waiting.pop(number).output_map.values())
+    for number, step in waiting.items():
+        message = f"step {step.model_name!r} waits for a tensor that comes of its own outputs: a circle"
+        yield ensemble.refused(message, "ensemble_scheduling", 0, "step", number)
+
+
+def _mismatch(name: str, wire: Wire, data_type: int, dims: tuple[int, ...], reader: str) -> str:
+    """How reader and writer of a tensor differ; empty if they do not, or one of them is not known."""
+    if not wire.data_type or not data_type:
+        return ""
+    if wire.data_type != data_type:
+        names = [pb.DataType.Name(number).removeprefix("TYPE_") for number in (wire.data_type, data_type)]
+        return f"tensor {name!r}: {wire.writer} writes {names[0]}, {reader} takes {names[1]}"
+    fits = len(wire.dims) == len(dims) and all(
+        -1 in pair or pair[0] == pair[1] for pair in zip(wire.dims, dims, strict=True)
+    )
+    return "" if fits else f"tensor {name!r}: {wire.writer} writes {list(wire.dims)}, {reader} takes {list(dims)}"
+
+
+def _full(dims: object, batched: bool) -> tuple[int, ...]:
+    """The whole shape: with the batch dimension in front where there is one."""
+    sizes = tuple(int(size) for size in dims)  # type: ignore[attr-defined]
+    return (-1, *sizes) if batched else sizes

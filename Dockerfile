@@ -18,6 +18,10 @@ COPY .streamlit/config.toml .streamlit/config.toml
 COPY sizing sizing
 COPY calibration calibration
 COPY ui ui
+COPY triton_tools triton_tools
+COPY learn learn
+COPY lab lab
+COPY validation validation
 COPY data data
 COPY docs docs
 ENV PATH=/opt/sizing/.venv/bin:$PATH \

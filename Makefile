@@ -22,7 +22,7 @@ check: $(VENV)/stamp
 	$(BIN)/mypy
 
 bench: $(VENV)/stamp
-	$(BIN)/python -m benchmarks
+	$(BIN)/python -m validation.speed
 
 fuzz: $(VENV)/stamp
 	$(BIN)/python -m tests.fuzz --inputs $(or $(INPUTS),10000) $(if $(SEED),--seed $(SEED))

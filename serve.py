@@ -14,9 +14,8 @@ from starlette.middleware import Middleware
 from starlette.routing import Route
 from streamlit.web.server.server_util import get_url
 
-from ui.after_login import ReturnToLink
 from ui.gate import Gate, most_sessions
-from ui.health import Health
+from ui.health import Health, ReturnToLink
 
 health = Health()
 

@@ -9,13 +9,12 @@ import math
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
-from calibration.adapt_plan import AdaptivePlan
 from calibration.errors import PlanError
-from calibration.levels import Level
-from sizing.curves import Point
-from sizing.design import Belief, Choice, Option, Stop, choose, expected_s, spent_s, stretch
+from calibration.plan import AdaptivePlan, Level
+from sizing.analyses.next_level import Belief, LevelChoice, Option, Stop, choose, expected_s, spent_s, stretch
 from sizing.errors import ScenarioError, SizingError
-from sizing.plan import Question
+from sizing.plans import Question
+from sizing.points import Point
 from sizing.workload import Lengths
 
 _STOPPED = {
@@ -86,7 +85,7 @@ class Adaptive:
         if not self._levels:
             raise PlanError("adaptive: no closed-loop levels to choose from: give concurrency, for instance [1, 8, 64]")
         self._question, self._budget_s, self._guess_s, self._band = question, budget_s, guess_s, band
-        self._decision: Choice | Stop | None = None
+        self._decision: LevelChoice | Stop | None = None
         self._spent_s = 0.0
 
     def next(self, points: Sequence[Point]) -> Level | None:
@@ -106,7 +105,7 @@ class Adaptive:
             )
         except SizingError as error:
             raise PlanError(f"adaptive: {error}") from None
-        return self._levels[self._decision.option] if isinstance(self._decision, Choice) else None
+        return self._levels[self._decision.option] if isinstance(self._decision, LevelChoice) else None
 
     @property
     def why(self) -> str:
@@ -133,7 +132,7 @@ class Adaptive:
     @property
     def expected_s(self) -> float:
         """Seconds that the level chosen last is thought to take; 0 when the sweep is over."""
-        return self._decision.seconds if isinstance(self._decision, Choice) else 0.0
+        return self._decision.seconds if isinstance(self._decision, LevelChoice) else 0.0
 
     @property
     def remaining_s(self) -> float:
@@ -168,7 +167,7 @@ def _warnings(belief: Belief | None) -> list[str]:
     return [belief.warning] if belief is not None and belief.warning else []
 
 
-def _purpose(choice: Choice, belief: Belief | None) -> str:
+def _purpose(choice: LevelChoice, belief: Belief | None) -> str:
     if choice.aim == "gain":
         return f"narrows the band by about {choice.narrows:.0%}"
     if choice.aim == "reach" and belief is not None and belief.beyond is not None:

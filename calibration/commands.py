@@ -6,9 +6,10 @@ import json
 import signal
 import sys
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict
+from io import StringIO
 from pathlib import Path
 from typing import Any
 
@@ -17,11 +18,143 @@ from rich.console import Console
 
 from calibration import run as sweep
 from calibration.cli import INTERRUPTED
+from calibration.errors import StoreError
+from calibration.importers import KINDS
+from calibration.incoming import POINTS_TABLE, nothing_said, read_file
 from calibration.plan import read_plan
 from calibration.progress import Bar
 from calibration.records import Measurement
-from calibration.store import Run, Store
-from calibration.table import details, table
+from calibration.server_metrics import split
+from calibration.store import LIVE, Run, Store
+from calibration.store.bundle import export_bundle, import_bundle, import_measurements, is_bundle
+from calibration.store.work import accept, discard
+from sizing.points import Point, doubts, write_points
+
+# --- Points in a terminal: a table, and what stands behind each of them
+
+_HEAD = (
+    "   ISL    OSL        load   req/s   TTFT ms      p95    ITL ms      p95    E2E ms      p95  Little  errors"
+    "  verdict\n"
+    "                                      mean               mean               mean\n"
+)
+
+
+def table(points: Sequence[Point]) -> str:
+    """The points as text, one line each, times in milliseconds; what speaks against a point follows below."""
+    lines = [_HEAD, *(_row(point) for point in points)]
+    for point in points:
+        remarks = [*doubts(point), *([point.notes] if point.notes else [])]
+        if remarks:
+            lines.append(f"ISL {point.isl:g}, OSL {point.osl:g}, {load_text(point)}: {'; '.join(remarks)}\n")
+    return "".join(lines)
+
+
+def _row(point: Point) -> str:
+    times = "".join(
+        f"{_ms(mean_s):>10}{_ms(p95_s):>9}"
+        for mean_s, p95_s in (
+            (point.ttft_mean_s, point.ttft_p95_s),
+            (point.itl_mean_s, point.itl_p95_s),
+            (point.e2e_mean_s, point.e2e_p95_s),
+        )
+    )
+    little = "" if point.little is None else f"{point.little:.3f}"
+    head = f"{point.isl:6g} {point.osl:6g} {load_text(point):>11} {point.requests_per_s:7.2f}"
+    errors = "" if point.errors is None else point.errors
+    return f"{head}{times}  {little:>6}  {errors:>6}  {point.verdict}".rstrip() + "\n"
+
+
+def load_text(point: Point) -> str:
+    """For people: ``4 users``, ``3.5 req/s``."""
+    return f"{point.load_value:g} users" if point.load_kind == "concurrency" else f"{point.load_value:.4g} req/s"
+
+
+def _ms(seconds: float | None) -> str:
+    if seconds is None:
+        return ""
+    return f"{seconds * 1000:.0f}" if seconds >= 1 else f"{seconds * 1000:.4g}"
+
+
+def details(found: Measurement) -> str:
+    """What stands behind a point, a line each: how well its means are known, the client's health, the server's view."""
+    point = found.point
+    lines = [f"ISL {point.isl:g}, OSL {point.osl:g}, {load_text(point)}: {point.verdict or 'not judged'}"]
+    for name, text in (
+        ("means known to", _precision(found.facts)),
+        ("from sending", _from_sending(found.facts)),
+        ("client", _client(found.facts)),
+        ("server", _server(found)),
+        ("", _gauges(found.server)),
+    ):
+        if text:
+            lines.append(f"  {name:15} {text}")
+    return "\n".join(lines) + "\n"
+
+
+def _precision(facts: Mapping[str, float]) -> str:
+    names = {"ttft_mean": "TTFT", "itl_mean": "ITL", "e2e_mean": "E2E", "requests_per_s": "requests/s"}
+    known = [
+        f"{text} ±{facts[f'{name}_half_width']:.1%}" for name, text in names.items() if f"{name}_half_width" in facts
+    ]
+    return f"{', '.join(known)} (95 % confidence)" if known else ""
+
+
+def _from_sending(facts: Mapping[str, float]) -> str:
+    """The latencies of an open loop as the server had them, without the client's lateness."""
+    shown = []
+    for metric in ("ttft", "e2e"):
+        if f"{metric}_sent_mean_s" in facts:
+            p95_s = facts.get(f"{metric}_sent_p95_s")
+            p95 = "" if p95_s is None else f", p95 {_ms(p95_s)} ms"
+            shown.append(f"{metric.upper()} mean {_ms(facts[f'{metric}_sent_mean_s'])} ms{p95}")
+    return "; ".join(shown)
+
+
+def _client(facts: Mapping[str, float]) -> str:
+    if not {"processes", "client_cores", "loop_lag_p99_s", "achieved_per_s"} <= set(facts):
+        return ""  # measured by another tool
+    many = "" if facts["processes"] == 1 else "es"
+    parts = [
+        f"{facts['processes']:.0f} process{many} on {facts['client_cores']:.2f} cores",
+        f"event loop late by {_ms(facts['loop_lag_p99_s'])} ms (p99)",
+    ]
+    if {"offered_per_s", "sent_per_s", "late_p50_s", "late_p99_s"} <= set(facts):
+        parts.append(f"offered {facts['offered_per_s']:.4g}, sent {facts['sent_per_s']:.4g} requests/s")
+        parts.append(f"sent late by {_ms(facts['late_p50_s'])} ms (p50), {_ms(facts['late_p99_s'])} ms (p99)")
+    return f"{', '.join(parts)}; answered {facts['achieved_per_s']:.4g} requests/s"
+
+
+def _server(found: Measurement) -> str:
+    """Where a mean request's time went, by the server's metrics, beside the client's view."""
+    if found.point.verdict == "overloaded":
+        return ""  # without a steady state the parts do not add up
+    parts = split(found.point, found.server)
+    seconds = {
+        "queue": parts.queue_s,
+        "prefill": parts.prefill_s,
+        "decode": parts.decode_s,
+        "network and client": parts.network_and_client_s,
+        "rest": parts.other_s,
+    }
+    known = [f"{name} {_ms(value)}" for name, value in seconds.items() if value is not None]
+    of = f"of E2E {_ms(parts.e2e_s)} ms: " if known else ""
+    return f"{of}{', '.join(known)}"
+
+
+SHOWN = (
+    ("pending_requests_mean", "{:.3g} requests in Triton"),
+    ("batcher_generation_requests_mean", "{:.3g} decoding"),
+    ("engine_requests_waiting_mean", "{:.3g} waiting for the engine"),
+    ("kv_cache_used_share_mean", "KV cache {:.0%} full"),
+    ("gpu_power_mean_w", "GPU {:.0f} W"),
+    ("gpu_utilization_mean", "GPU busy {:.0%}"),
+    ("gpu_energy_per_request_j", "{:.3g} J a request"),
+)
+
+
+def _gauges(server: Mapping[str, float]) -> str:
+    return ", ".join(text.format(server[name]) for name, text in SHOWN if name in server)
+
 
 as_json = click.option("--json", "as_json", is_flag=True, help="Print JSON for machines.")
 run_number = click.argument("run_id", metavar="RUN", type=int)
@@ -140,3 +273,153 @@ def _facts(found: Measurement) -> dict[str, Any]:
 def _run_facts(run: Run) -> dict[str, object]:
     facts = asdict(run)
     return facts | {"run": facts.pop("id"), "points": run.points}
+
+
+# --- The commands that decide whether answers may rest on the points of a run: accept and discard
+
+
+@click.command("accept")
+@run_number
+@as_json
+def accept_command(run_id: int, as_json: bool) -> None:
+    """Let answers rest on the points of RUN, one that was started on the page or whose points were discarded.
+
+    What the command line measures or imports is accepted as it comes. Look at the points first: `show RUN --details`,
+    and the law that they give: `export RUN --out points.csv`, then `python -m sizing fit --points points.csv`.
+
+    \b
+    Example: python -m calibration show 3 --details
+             python -m calibration accept 3
+    """
+    _decide(run_id, accept, "accepted", as_json)
+
+
+@click.command("discard")
+@run_number
+@as_json
+def discard_command(run_id: int, as_json: bool) -> None:
+    """Let no answer rest on the points of RUN. They stay in the store, for the record, and can be accepted later.
+
+    \b
+    Example: python -m calibration discard 3
+    """
+    _decide(run_id, discard, "discarded", as_json)
+
+
+def _decide(run_id: int, decide: Callable[[Store, int], int], word: str, as_json: bool) -> None:
+    store = Store()
+    run = _ended(store, run_id)
+    changed = decide(store, run_id)
+    if as_json:
+        click.echo(json.dumps({"run": run_id, "standing": word, "points": run.points, "changed": changed}))
+        return
+    before = "" if changed == run.points else f", {run.points - changed} of them before"
+    void = f" ({run.void} void: kept, never fitted)" if run.void else ""
+    click.echo(f"run {run_id}: {run.points} points {word}{before}{void}")
+    click.echo(table(store.points(run_id)), nl=False)
+
+
+def _ended(store: Store, run_id: int) -> Run:
+    """The run, which has points and is not going on. Raises StoreError."""
+    run = store.run(run_id)
+    if run.state in LIVE:
+        raise StoreError(f"run {run_id} is {run.state}: wait for its end or stop it, then decide on its points")
+    if not run.points:
+        raise StoreError(f"run {run_id} has no points to decide on: see python -m calibration show {run_id}")
+    return run
+
+
+# --- The commands that bring points in and out: export and import
+
+BUNDLE = ".zip"
+DEPLOYMENT: tuple[tuple[str, Any, str], ...] = (
+    ("model", str, "model that was served, as in the catalogue"),
+    ("precision", str, "precision of its weights, such as bf16 or fp8"),
+    ("gpu", str, "GPU, such as h200_sxm"),
+    ("tp", int, "GPUs that each replica spreads the model over"),
+    ("pp", int, "stages of pipeline parallelism"),
+    ("engine", str, "serving engine"),
+    ("engine-version", str, "version of the engine"),
+    ("batching", str, "in_flight or static"),
+    ("max-batch-size", int, "largest batch of the engine"),
+    ("isl", float, "mean input tokens, where the file does not say"),
+    ("osl", float, "mean output tokens, where the file does not say"),
+    ("concurrency", int, "users of the closed loop, where the file does not say"),
+    ("rate", float, "requests/s of the open loop, where the file does not say"),
+    ("arrivals", str, "poisson, constant or gamma, where the file does not say"),
+)
+
+
+@click.command("export")
+@click.argument("run_id", metavar="RUN", type=int)
+@click.option("--out", type=click.Path(path_type=Path, dir_okay=False), help="File to write; stdout if not given.")
+@click.option("--json", "as_json", is_flag=True, help="Print JSON for machines.")
+def export_command(run_id: int, out: Path | None, as_json: bool) -> None:
+    """The points of RUN as a CSV points table, which `python -m sizing --points` reads; or all of it as a .zip.
+
+    The .zip holds every request as well, under checksums: `import` takes it into another store.
+
+    \b
+    Example: python -m calibration export 3 --out points.csv
+             python -m calibration export 3 --out run3.zip
+    """
+    store = Store()
+    if out is not None and out.suffix.lower() == BUNDLE:
+        if as_json:
+            raise click.UsageError("--json does not go with a .zip, which has a format of its own")
+        missing = export_bundle(store, run_id, out)
+        lacks = f", without the requests of {missing} points, which lie on another machine" if missing else ""
+        click.echo(f"run {run_id} written to {out}{lacks}", err=True)
+        return
+    points = store.points(run_id)
+    text = json.dumps([asdict(point) for point in points]) + "\n" if as_json else _table_of(points)
+    if out is None:
+        click.echo(text, nl=False)
+        return
+    try:
+        out.write_text(text, encoding="utf-8")
+    except OSError as error:
+        raise click.ClickException(f"--out {out}: cannot be written ({error.strerror})") from None
+    click.echo(f"{len(points)} points written to {out}", err=True)
+
+
+def _table_of(points: list[Point]) -> str:
+    text = StringIO()
+    write_points(points, text)
+    return text.getvalue()
+
+
+def _deployment_options(command: Any) -> Any:
+    for name, kind, help_ in reversed(DEPLOYMENT):
+        command = click.option(f"--{name}", type=kind, help=f"{help_[0].upper()}{help_[1:]}.")(command)
+    return command
+
+
+@click.command("import")
+@click.argument("file", type=click.Path(path_type=Path))
+@click.option("--kind", type=click.Choice([POINTS_TABLE, *KINDS]), help="What wrote FILE; else told from its content.")
+@_deployment_options
+@click.option("--json", "as_json", is_flag=True, help="Print JSON for machines.")
+def import_command(file: Path, kind: str | None, as_json: bool, **said: Any) -> None:
+    """Take FILE into the store: an exported run (.zip), a points table, or the file of another benchmark tool.
+
+    Known are AIPerf, GenAI-Perf, Perf Analyzer, GuideLLM, vLLM bench serve and op_stats_csv. What their files do not
+    say of the deployment is given by options.
+
+    \b
+    Example: python -m calibration import run3.zip
+             python -m calibration import profile_export_aiperf.json --precision fp8 --gpu h200_sxm --tp 1
+    """
+    store = Store()
+    given = {name: value for name, value in said.items() if value is not None}
+    if kind is None and is_bundle(file):
+        nothing_said("an exported run", given)
+        run_id, new = import_bundle(store, file)
+    else:
+        run_id, new = import_measurements(store, f"imported from {file.name}", read_file(file, kind, given))
+    points = store.points(run_id)
+    if as_json:
+        click.echo(json.dumps({"run": run_id, "new": new, "points": [asdict(point) for point in points]}))
+        return
+    click.echo(f"run {run_id}: {len(points)} points{'' if new else ', which were in the store already'}")
+    click.echo(table(points), nl=False)

@@ -11,15 +11,13 @@ from pathlib import Path, PurePosixPath, PureWindowsPath
 
 from calibration.errors import CalibrationError, FileError
 from calibration.importers import read_measurements
-from calibration.levels import LevelKey, level_key
+from calibration.plan import LevelKey, level_key
 from calibration.records import Measurement
 from calibration.store import Store
-from calibration.store.bundle import import_bundle
-from calibration.store.bundle_file import is_bundle, read_bundle
-from calibration.store.imported import import_measurements
+from calibration.store.bundle import import_bundle, import_measurements, is_bundle, read_bundle
 from calibration.store.text import clean
-from sizing.curves import MOST_POINTS, Point, read_points
 from sizing.errors import PointsError
+from sizing.points import MOST_POINTS, Point, read_points
 
 POINTS_TABLE = "points"
 MOST_UPLOAD_BYTES = 20 * 1000 * 1000

@@ -6,22 +6,215 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Literal
 
-from pydantic import Field, ValidationError, field_validator, model_validator
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
 
-from calibration.adapt_plan import AdaptivePlan
 from calibration.errors import PlanError
-from calibration.levels import Level, LevelKey
-from calibration.metrics.stopping import Until
-from calibration.plan_fields import ArrivalsText, Count, Positive, Share, Strict, Text
+from calibration.metrics.precision import Until
 from calibration.requests.lengths import LengthsPlan
-from calibration.server_plan import DeploymentPlan, ServerPlan
-from sizing.curves import LoadKind
-from sizing.errors import YamlError
+from sizing.errors import ScenarioError, YamlError
 from sizing.faults import first_fault
-from sizing.workload import Arrivals, Lengths
+from sizing.points import LoadKind, Point
+from sizing.workload import METRICS, Arrivals, Lengths, Limit, Routing, Sla, Workload
 from sizing.yaml_file import parse_yaml, yaml_text
+
+# --- What the parts of a plan share: strictness, and the types of its numbers and texts
+
+
+def _known_arrivals(text: str) -> str:
+    if not text.startswith(("poisson", "constant", "gamma")):
+        raise ValueError(f"arrivals {text!r}: use poisson, constant or gamma:cv=NUMBER (for instance gamma:cv=2)")
+    try:
+        Arrivals.parse(text)
+    except ScenarioError as error:
+        raise ValueError(str(error)) from None
+    return text
+
+
+Positive = Annotated[float, Field(gt=0)]
+Share = Annotated[float, Field(ge=0)]
+Count = Annotated[int, Field(ge=1)]
+Text = Annotated[str, Field(min_length=1)]
+ArrivalsText = Annotated[str, AfterValidator(_known_arrivals)]
+"""The law of the gaps between requests: ``poisson``, ``constant`` or ``gamma:cv=2``."""
+
+
+class Strict(BaseModel):
+    """No unknown keys, no conversions, no NaN."""
+
+    model_config = ConfigDict(strict=True, extra="forbid", frozen=True, allow_inf_nan=False)
+
+
+# --- The part of a plan that says which server is measured, and what it is where it does not tell itself
+
+Batching = Literal["in_flight", "static"]
+
+
+class TensorNames(Strict):
+    """What a model calls its tensors, where its names are not those of the TensorRT-LLM backend.
+
+    `prompt` (text) or `token_ids` and `prompt_length` go in, with `max_tokens`; `text` or `output_ids` come out.
+    `constants` are further inputs and the value that every request gives them.
+    """
+
+    prompt: Text | None = None
+    token_ids: Text | None = None
+    prompt_length: Text | None = None
+    max_tokens: Text | None = None
+    text: Text | None = None
+    output_ids: Text | None = None
+    constants: dict[str, str | bool | int | float] = Field(default_factory=dict)
+
+
+class ServerPlan(Strict):
+    """Where requests go: `url` (host:port) of gRPC or, by `protocol`, of HTTP; the Triton `model`.
+
+    A request takes `timeout_s` at most. `metrics_url` (http://host:port/metrics), if set, is read during each level for
+    the server's own view, and to check that nobody else loads the server meanwhile.
+    """
+
+    url: Annotated[str, Field(pattern=r"^[^/\s]+:\d+$")] = "127.0.0.1:8001"
+    protocol: Literal["grpc", "http"] = "grpc"
+    model: Text = "ensemble"
+    tensors: TensorNames = TensorNames()
+    metrics_url: Annotated[str, Field(pattern=r"^https?://\S+$")] | None = None
+    timeout_s: Positive = 120.0
+
+
+def is_here(url: str) -> bool:
+    """True for an address of this machine itself.
+
+    >>> is_here("127.0.0.1:8001"), is_here("gpu-7:8001")
+    (True, False)
+    """
+    host = url.rpartition(":")[0].lower()
+    return host in ("localhost", "[::1]", "0.0.0.0") or host.startswith("127.")
+
+
+def same_server(one: str, other: str) -> bool:
+    """Whether two addresses, each host:port as a plan names it, are one server's, as far as they tell.
+
+    >>> same_server("GPU-7:8001", "gpu-7:8001"), same_server("localhost:8001", "127.0.0.1:08001")
+    (True, True)
+    """
+    hosts, ports = zip(*(address.lower().rpartition(":")[::2] for address in (one, other)), strict=True)
+    alike = hosts[0] == hosts[1] or (is_here(one) and is_here(other))
+    return alike and ports[0].lstrip("0") == ports[1].lstrip("0")
+
+
+class DeploymentPlan(Strict):
+    """What is written on the points where the server does not say it itself, or says it wrong."""
+
+    model: Text | None = None
+    precision: Text | None = None
+    gpu: Text | None = None
+    tp: Count | None = None
+    pp: Count | None = None
+    engine: str | None = None
+    engine_version: str | None = None
+    batching: Batching | None = None
+    max_batch_size: Count | None = None
+
+
+# --- The `adaptive:` key of a plan: the question a sweep is to answer and the GPU-minutes it may take; light to import
+
+Tokens = Annotated[float, Field(ge=1)]
+
+
+class AdaptivePlan(Strict):
+    """Measure of the grid only the levels that make the GPU count of one scenario sure, within `gpu_minutes`.
+
+    The scenario: `rate` requests/s with these lengths (default: the first of the plan), under limits such as ``p95:1s``
+    on `ttft`, `itl`, `gap` and `e2e`, at least one of them; the rest as in the question of a capacity plan. Sure enough
+    is a 90 % band of the count no wider than `band` of it, or than one replica.
+    """
+
+    gpu_minutes: Positive
+    rate: Positive
+    band: Annotated[float, Field(gt=0, le=1)] = 0.2
+    ttft: str | None = None
+    itl: str | None = None
+    gap: str | None = None
+    e2e: str | None = None
+    isl: Tokens | None = None
+    osl: Tokens | None = None
+    isl_cv: Share | None = None
+    osl_cv: Share | None = None
+    arrivals: ArrivalsText = "poisson"
+    routing: Routing = "random"
+    headroom: Annotated[float, Field(ge=0, lt=1)] = 0.2
+    spare: Annotated[int, Field(ge=0)] = 1
+
+    @model_validator(mode="after")
+    def _some_limit(self) -> AdaptivePlan:
+        try:
+            _ = self.sla
+        except ScenarioError as error:
+            raise ValueError(str(error).removeprefix("--")) from None
+        return self
+
+    @property
+    def sla(self) -> Sla:
+        """The limits that are set."""
+        texts = {metric: getattr(self, metric) for metric in METRICS}
+        return Sla(**{metric: Limit.parse(metric, text) for metric, text in texts.items() if text is not None})
+
+    def workload(self, first: Lengths) -> Workload:
+        """The load asked for; what the plan does not say of the lengths is taken from `first`."""
+        named = {name: getattr(self, name) for name in ("isl", "osl", "isl_cv", "osl_cv")}
+        given = {name: value for name, value in named.items() if value is not None}
+        lengths = Lengths(**({name: getattr(first, name) for name in named} | given))
+        return Workload(lengths, self.rate, Arrivals.parse(self.arrivals))
+
+    def budget_s(self, gpus: int) -> float:
+        """Seconds that an instance of `gpus` GPUs may be measured."""
+        return self.gpu_minutes * 60 / gpus
+
+
+# --- Load levels: what a sweep consists of, and how the points measured at them are told apart
+
+LevelKey = tuple[float, float, float, float, LoadKind, float]
+
+
+@dataclass(frozen=True, slots=True)
+class Level:
+    """One load level of a sweep: `value` users (closed loop) or requests/s (open loop).
+
+    About `requests` are measured where the plan says so, else at least. `index` is its place in the
+    plan, `entry` that of its lengths, whose means and variations `lengths` are.
+    """
+
+    index: int
+    lengths: Lengths
+    kind: LoadKind
+    value: float
+    requests: int
+    entry: int = 0
+
+    @property
+    def key(self) -> LevelKey:
+        """What tells levels of one run apart; the same for the point that was measured at it."""
+        return (
+            self.lengths.isl,
+            self.lengths.osl,
+            self.lengths.isl_cv,
+            self.lengths.osl_cv,
+            self.kind,
+            self.value,
+        )
+
+    @property
+    def label(self) -> str:
+        """For progress lines: ``ISL 64, OSL 32, concurrency 4``."""
+        load = f"concurrency {self.value:g}" if self.kind == "concurrency" else f"{self.value:.3g} requests/s"
+        return f"ISL {self.lengths.isl:g}, OSL {self.lengths.osl:g}, {load}"
+
+
+def level_key(point: Point) -> LevelKey:
+    """The key of the level at which `point` was measured."""
+    return (point.isl, point.osl, point.isl_cv, point.osl_cv, point.load_kind, point.load_value)
+
 
 FEWEST_ARRIVALS = 2
 MOST_LEVELS = 10_000

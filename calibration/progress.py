@@ -8,7 +8,7 @@ from typing import Self
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeRemainingColumn
 
-from calibration.levels import Level
+from calibration.plan import Level
 from calibration.records import Measurement
 
 

@@ -9,7 +9,7 @@ from typing import Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from sizing.curves import Point
+from sizing.points import Point
 
 Ended = Literal["precise", "count", "budget", "schedule", "failing"]
 """Why measuring ended: confidence intervals narrow enough, requests asked for sent, time spent, no arrivals or requests

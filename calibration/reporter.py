@@ -7,7 +7,7 @@ from collections import deque
 from collections.abc import Mapping
 from typing import Any, Protocol
 
-from calibration.levels import Level
+from calibration.plan import Level
 from calibration.records import Measurement
 from calibration.store.text import clean
 

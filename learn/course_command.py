@@ -28,11 +28,11 @@ from learn.course.demand import PEAK_SHARE, peak_from_mean
 from learn.course.shapes import Cost, Load, course_json, sizing_json
 from learn.course.throughput import SIX, goals_of
 from learn.course_printing import print_course, print_example
-from sizing.commands.options import as_json, options, set_by_hand, write_json
-from sizing.curves import Point, read_points
-from sizing.errors import NoFeasiblePlan, ScenarioError
+from sizing.cli.options import as_json, options, set_by_hand, write_json
+from sizing.errors import ScenarioError
 from sizing.numbers import percent
-from sizing.plan import Plan
+from sizing.plans import NoFeasiblePlan, Plan
+from sizing.points import Point, read_points
 from sizing.workload import OF_REQUESTS
 
 EXAMPLES = """\b

@@ -8,7 +8,7 @@ from typing import Any
 
 import streamlit as st
 
-from ui.link_text import quoted
+from ui.link import quoted
 from ui.scenario import Range
 from ui.view import PREFIX
 from ui.words import plain

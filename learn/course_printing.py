@@ -9,9 +9,9 @@ from learn.course import CourseSizing, example
 from learn.course.beside import Terms, compared
 from learn.course.corrections import LIMITS_OF_THE_METHOD, corrections
 from learn.course.shapes import Cost, Load
+from sizing.cli.tables import console
 from sizing.numbers import milliseconds, significant
-from sizing.plan import Plan
-from sizing.printing import console
+from sizing.plans import Plan
 
 
 def print_course(sizing: CourseSizing, load: Load, cost: Cost | None, plan: Plan | str | None, terms: Terms) -> None:

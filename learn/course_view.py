@@ -25,10 +25,10 @@ from learn.course import (
 from learn.course.beside import Terms, compared, ours
 from learn.course.corrections import LIMITS_OF_THE_METHOD, corrections
 from learn.course_form import Asked
-from sizing.curves import Point
 from sizing.errors import SizingError
 from sizing.numbers import milliseconds, significant
-from sizing.plan import Plan
+from sizing.plans import Plan
+from sizing.points import Point
 from ui import answers, view
 from ui.scenario import Scenario
 from ui.words import plain, sentence_case
@@ -39,7 +39,7 @@ Groups = Mapping[str, Sequence[Point]]
 def page(scenario: Scenario) -> None:
     """The whole view. Headroom and spares of our planner's answer are those of the form on the left."""
     head = st.container()
-    groups = grouped([*_published(), *answers.measured().points])
+    groups = grouped([*_published(), *answers.measured_points().points])
     if not groups:
         head.title("Nothing has been measured yet", anchor=False)
         head.markdown("This method chooses among measured points. The Calibrate page says how to measure a server.")

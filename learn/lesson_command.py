@@ -12,9 +12,9 @@ from learn.lesson import BATCHINGS, Load, Outcome, Setting, figures, run
 from learn.lesson.guide import Guide, guides
 from learn.lesson.picture import LEGEND, picture
 from learn.lesson.words import known, sentence
-from sizing.commands.options import as_json, options, set_by_hand, write_json
+from sizing.cli.options import as_json, options, set_by_hand, write_json
+from sizing.cli.tables import console
 from sizing.errors import ScenarioError
-from sizing.printing import console
 
 EXAMPLES = """\b
 Examples:

@@ -28,7 +28,7 @@ def ran(setting: Setting) -> Outcome:
     return run(setting)
 
 
-def page() -> None:
+def page(_: object = None) -> None:
     """The whole view."""
     try:
         steps = guides()

@@ -6,11 +6,10 @@ import math
 from functools import lru_cache
 from typing import NamedTuple
 
-from sizing.capacity import Setting, SlaMissed, analytic_capacity_per_s, load_response, predict_at
-from sizing.plan import Candidate
+from sizing.edge import LoadResponse, Setting, SlaMissed, analytic_capacity_per_s, load_response, log_excess, predict_at
+from sizing.engine import Replica
+from sizing.plans import Candidate
 from sizing.queueing import stable_rate_per_s
-from sizing.replica import Replica
-from sizing.response import LoadResponse, log_excess
 
 Z90 = 1.645
 MONTE_CARLO_SIGMA = 0.015

@@ -12,12 +12,12 @@ from sizing.catalog import gpu as gpu_named
 from sizing.catalog import gpus as catalogued_gpus
 from sizing.catalog import model as model_named
 from sizing.catalog import precisions as precisions_of
-from sizing.curves import Deployment, Point
+from sizing.engine import StepLaw
 from sizing.errors import CatalogueError, DoesNotFit, EstimateUnavailable, FitError, ScenarioError
 from sizing.estimate import estimate
 from sizing.fitting import Fit, fit
-from sizing.plan import Basis, Candidate, Rejection
-from sizing.steptime import StepLaw
+from sizing.plans import Basis, Candidate, Rejection
+from sizing.points import Deployment, Point
 from sizing.workload import Lengths
 
 TENSOR_PARALLEL = (1, 2, 4, 8)

@@ -17,12 +17,7 @@ quotes, it is never longer than `sizing.faults.LONGEST`.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 from sizing.faults import one_line
-
-if TYPE_CHECKING:
-    from sizing.plan import Rejection
 
 
 class SizingError(Exception):
@@ -66,11 +61,3 @@ class DoesNotFit(SizingError):
 
 class TimeLimitReached(SizingError):
     """No answer within the time that a question may take to compute."""
-
-
-class NoFeasiblePlan(SizingError):
-    """No configuration meets the SLA. ``rejected`` says why, configuration by configuration, nearest miss first."""
-
-    def __init__(self, message: str, rejected: tuple[Rejection, ...]) -> None:
-        super().__init__(message)
-        self.rejected = rejected

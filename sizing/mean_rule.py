@@ -9,11 +9,11 @@ from functools import lru_cache
 
 import numpy as np
 
-from sizing.capacity import Setting, run_at
+from sizing.edge import Setting, run_at
+from sizing.engine import Replica
 from sizing.numbers import milliseconds
-from sizing.plan import Candidate, MeanBased, Question
+from sizing.plans import Candidate, MeanBased, Question
 from sizing.prediction import Prediction
-from sizing.replica import Replica
 from sizing.simulator import Simulated, measure_closed
 from sizing.workload import Lengths, Sla
 

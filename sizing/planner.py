@@ -8,16 +8,21 @@ from dataclasses import replace
 from functools import partial
 
 from sizing.band import capacity_band
-from sizing.bounds import check_priced
-from sizing.capacity import BY_FORMULA, BY_SIMULATION, Method, Setting, SlaMissed
-from sizing.errors import NoFeasiblePlan
-from sizing.fleets.least import least
+from sizing.edge import BY_FORMULA, BY_SIMULATION, Method, Setting, SlaMissed, least
+from sizing.explain import (
+    cost_rejection,
+    dilution,
+    distance_from_sla,
+    first_look,
+    jump_rejection,
+    remarks,
+    sla_rejection,
+)
 from sizing.mean_rule import mean_based
-from sizing.plan import Candidate, Fleet, Plan, Question, Rejection
+from sizing.plans import Candidate, Fleet, NoFeasiblePlan, Plan, Question, Rejection
 from sizing.prediction import Prediction
 from sizing.queueing import stable_rate_per_s
-from sizing.rejections import cost_rejection, distance_from_sla, first_look, jump_rejection, sla_rejection
-from sizing.remarks import dilution, remarks
+from sizing.workload import check_priced
 
 HOPELESS = 1.5
 """Times the GPUs of the best fleet of the same GPU: what needs more is not sized at all."""

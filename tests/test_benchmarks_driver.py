@@ -16,8 +16,8 @@ import pytest
 from rich.console import Console
 from rich.table import Table
 
+from calibration.load.pool import Workers
 from calibration.load.self_check import Distortion, Protocol
-from calibration.load.shards import Workers
 from calibration.records import Client, Load, RequestLog, Timing
 from validation.speed import driver
 

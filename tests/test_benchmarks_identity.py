@@ -13,8 +13,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from sizing.replica import Batching
-from sizing.steptime import StepLaw
+from sizing.engine import Batching, StepLaw
 from validation.speed.identity_burst import Burst, drawn, engines, simulated
 from validation.speed.identity_llama import LENGTHS, LONGEST, on_pcie
 

@@ -3,74 +3,90 @@
 from __future__ import annotations
 
 import ast
+from collections.abc import Iterator
+from functools import cache
+from graphlib import CycleError, TopologicalSorter
 from pathlib import Path
 
 import pytest
 
 ROOT = Path(__file__).parent.parent
+CORE = ("sizing", "calibration", "ui")
+TENANTS = {"triton_tools", "learn", "lab", "validation"}
 SCREEN = {"streamlit", "plotly", "altair"}
 NETWORK = {"tritonclient", "grpc", "requests", "httpx", "aiohttp", "urllib", "socket", "http", "sqlalchemy"}
-VALUES = {"sizing.curves", "sizing.workload", "sizing.errors", "sizing.faults", "sizing.numbers", "sizing.yaml_file"}
-# an adaptive sweep asks sizing which level to measure next
-CHOOSES = {"calibration/adapt.py": {"sizing.design", "sizing.plan"}}
+VALUES = {"sizing.points", "sizing.workload", "sizing.errors", "sizing.numbers", "sizing.faults", "sizing.yaml_file"}
+CHOOSES = {"calibration.adapt": {"sizing.analyses.next_level", "sizing.plans"}}
+"""An adaptive sweep asks sizing which level to measure next."""
+OFFERED_TO_UI = {
+    f"calibration.{name}" for name in ("store", "store.work", "errors", "plan", "jobs", "incoming", "importers")
+}
 
 
-def imports(path: Path) -> set[str]:
-    """Full names of the modules a file imports, wherever in the file."""
+def module_of(path: Path) -> str:
+    """The dotted name of a file's module."""
+    return ".".join(path.relative_to(ROOT).with_suffix("").parts).removesuffix(".__init__")
+
+
+@cache
+def modules() -> dict[str, Path]:
+    """Every module of the core and of its tenants."""
+    return {module_of(path): path for room in (*CORE, *sorted(TENANTS)) for path in sorted((ROOT / room).rglob("*.py"))}
+
+
+@cache
+def imports(path: Path) -> frozenset[str]:
+    """Full names of what a file imports, wherever in the file; of our own modules, the modules."""
     found: set[str] = set()
-    for node in ast.walk(ast.parse(path.read_text())):
+    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
         if isinstance(node, ast.Import):
             found |= {alias.name for alias in node.names}
         elif isinstance(node, ast.ImportFrom):
             assert node.level == 0, f"{path}: relative import"
-            module = node.module or ""
-            found |= {module} | {f"{module}.{alias.name}" for alias in node.names if (ROOT / module).is_dir()}
-    return found
+            inside = {f"{node.module}.{alias.name}" for alias in node.names} & modules().keys()
+            found |= inside or {node.module or ""}
+    return frozenset(found)
 
 
-def is_module(name: str) -> bool:
-    path = ROOT / name.replace(".", "/")
-    return path.with_suffix(".py").exists() or (path / "__init__.py").exists()
-
-
-def tops(names: set[str]) -> set[str]:
+def tops(names: frozenset[str]) -> set[str]:
     return {name.split(".")[0] for name in names}
 
 
-def files(room: str) -> list[Path]:
-    found = sorted((ROOT / room).rglob("*.py"))
-    assert found, f"no Python files in {room}/"
-    return found
+def rooms(*wanted: str) -> Iterator[tuple[str, frozenset[str]]]:
+    """Module and imports of every file in these rooms."""
+    found = [(name, imports(path)) for name, path in modules().items() if name.split(".")[0] in wanted]
+    assert found
+    yield from found
 
 
-@pytest.mark.parametrize("path", files("sizing"), ids=lambda path: path.name)
-def test_sizing_is_pure(path: Path) -> None:
-    assert not tops(imports(path)) & (SCREEN | NETWORK | {"calibration", "ui", "app"})
+def test_sizing_is_pure() -> None:
+    refused = SCREEN | NETWORK | {"calibration", "ui", "app"}
+    assert not {name: bad for name, names in rooms("sizing") if (bad := tops(names) & refused)}
 
 
-@pytest.mark.parametrize("path", files("calibration"), ids=lambda path: path.name)
-def test_calibration_takes_only_values_from_sizing(path: Path) -> None:
-    names = imports(path)
-    assert not tops(names) & (SCREEN | {"ui", "app"})
-    modules = {name for name in names if name.startswith("sizing.") and is_module(name)}
-    assert modules <= VALUES | CHOOSES.get(str(path.relative_to(ROOT)), set())
+def test_calibration_takes_only_values_from_sizing() -> None:
+    for name, names in rooms("calibration"):
+        assert not tops(names) & (SCREEN | {"ui", "app"}), name
+        assert {each for each in names if each in modules() and each.startswith("sizing.")} <= VALUES | CHOOSES.get(
+            name, set()
+        ), name
 
 
-@pytest.mark.parametrize("path", files("ui"), ids=lambda path: path.name)
-def test_ui_reaches_calibration_only_through_its_store_plans_and_jobs(path: Path) -> None:
-    names = imports(path)
-    assert not tops(names) & {"tritonclient", "grpc", "sqlalchemy", "numba"}
-    assert {name for name in names if name.startswith("calibration.")} <= {
-        "calibration.store",
-        "calibration.store.work",
-        "calibration.errors",
-        "calibration.plan",
-        "calibration.new_run",
-        "calibration.jobs",
-        "calibration.incoming",
-        "calibration.importers",
-    }
-
-
-def test_the_door_only_opens() -> None:
+def test_the_page_reaches_calibration_only_through_its_store_plans_and_jobs() -> None:
+    for name, names in rooms("ui"):
+        assert not tops(names) & {"tritonclient", "grpc", "sqlalchemy", "numba"}, name
+        assert {each for each in names if each.startswith("calibration.")} <= OFFERED_TO_UI, name
     assert tops(imports(ROOT / "app.py")) <= {"__future__", "streamlit", "ui"}
+
+
+def test_nothing_of_the_core_imports_a_tenant() -> None:
+    assert not {name: bad for name, names in rooms(*CORE) if (bad := tops(names) & TENANTS)}
+
+
+def test_no_module_imports_itself_by_a_detour() -> None:
+    """Imports for types alone count too; a package stands for what it offers."""
+    graph = {name: {each for each in names if each in modules() and each != name} for name, names in rooms(*CORE)}
+    try:
+        TopologicalSorter(graph).prepare()
+    except CycleError as circle:
+        pytest.fail(" -> ".join(circle.args[1]))

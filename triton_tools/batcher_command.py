@@ -9,7 +9,7 @@ from typing import Any
 import click
 import numpy as np
 
-from sizing.commands.options import as_json, options, write_json
+from sizing.cli.options import as_json, options, write_json
 from sizing.errors import ScenarioError
 from sizing.workload import Limit, finite, parse_seconds
 from triton_tools.batcher.config import ModelBatching

@@ -2,29 +2,64 @@
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import hashlib
+import math
 import os
 import re
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+import time
+from collections import Counter
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, replace
+from datetime import UTC, datetime
+from functools import partial
 from pathlib import Path
 from typing import TypeVar
+from urllib.parse import urlencode
 
 import streamlit as st
 
 from calibration.errors import CalibrationError
-from calibration.store import DATABASE_VARIABLE, Store
+from calibration.incoming import Upload, preview
+from calibration.store import DATABASE_VARIABLE, LIVE, Run, Store
 from sizing import catalog, planner
+from sizing.analyses.curves import (
+    FleetSizes,
+    LengthCell,
+    LoadCurve,
+    SpeedCurve,
+    fleet_sizes,
+    length_grid,
+    load_curve,
+    sla_use,
+    speed_curve,
+)
+from sizing.analyses.daily import Daily, gpus_by_hour
+from sizing.analyses.existing import Existing, best_first
+from sizing.analyses.next_level import LevelChoice, Option, Stop, choose
+from sizing.analyses.relax import Relaxation, Together, relaxations, together
+from sizing.analyses.sensitivity import Sensitivity, sensitivities
 from sizing.candidates import Choice, Found, find
-from sizing.curves import Deployment, Point, read_points
-from sizing.errors import CatalogueError, FitError, NoFeasiblePlan, SizingError, TimeLimitReached
+from sizing.edge import predict_at
+from sizing.errors import CatalogueError, FitError, SizingError, TimeLimitReached
+from sizing.explain import distance_from_sla
 from sizing.fitting import Fit, fit
-from sizing.loadcurve import LoadCurve, load_curve
-from sizing.plan import Plan, Question, Rejection
+from sizing.fitting.result import Range
+from sizing.memory_use import Misfit, elsewhere, misfits
+from sizing.numbers import percent
+from sizing.planner import setting_of
+from sizing.plans import Candidate, Fleet, NoFeasiblePlan, Plan, Question, Rejection
+from sizing.points import Deployment, Point, read_points
+from sizing.prediction import Prediction
+from sizing.report.build import Cover, refusal_of, report_of
+from sizing.report.model import Report, question_digest, with_cover
+from sizing.report.write import WRITERS, file_name, render
 from sizing.workload import Lengths
+from ui import link, view
 from ui.link import Stamp
 from ui.scenario import Scenario
+from ui.view import PREFIX
 
 DATA = Path(__file__).parents[1] / "data"
 SHIPPED = DATA / "curves"
@@ -54,7 +89,7 @@ class Outcome:
     rejected: tuple[Rejection, ...] = ()
 
 
-def measured() -> Measured:
+def measured_points() -> Measured:
     """The points of the store and of the files shipped in data/curves."""
     return _measured(os.environ.get(DATABASE_VARIABLE, ""), str(SHIPPED))
 
@@ -90,7 +125,7 @@ def outcome(scenario: Scenario) -> Outcome:
 
 def points_for(scenario: Scenario) -> Measured:
     """The points that may count for a scenario; none where it leaves them out."""
-    return measured() if scenario.use_points else Measured((), "", ())
+    return measured_points() if scenario.use_points else Measured((), "", ())
 
 
 def nothing_to_choose_from(scenario: Scenario, have: Measured) -> Outcome | None:
@@ -171,19 +206,19 @@ def _title(rejected: Sequence[Rejection]) -> str:
     return "No configuration meets this SLA"
 
 
-def curve(scenario: Scenario, plan: Plan) -> LoadCurve:
+def answer_curve(scenario: Scenario, plan: Plan) -> LoadCurve:
     """Latency against load of the answer's replicas."""
-    return _curve(scenario.question, scenario.choice, points_for(scenario).digest, plan)
+    return _answer_curve(scenario.question, scenario.choice, points_for(scenario).digest, plan)
 
 
 @st.cache_data(max_entries=256, show_spinner=False)
-def _curve(question: Question, choice: Choice, digest: str, _plan: Plan) -> LoadCurve:
+def _answer_curve(question: Question, choice: Choice, digest: str, _plan: Plan) -> LoadCurve:
     return load_curve(_plan.question, _plan.answer)
 
 
 def fitted(deployment: Deployment) -> Fit | str:
     """The law fitted to the points of one deployment, or why there is none."""
-    have = measured()
+    have = measured_points()
     return _fitted(deployment, have.digest, have.points)
 
 
@@ -197,12 +232,12 @@ def _fitted(deployment: Deployment, digest: str, _points: Sequence[Point]) -> Fi
 
 def model_names() -> list[str]:
     """Models of the catalogue and of the measured points."""
-    return sorted({*catalog.models(), *(point.model for point in measured().points)}, key=str.lower)
+    return sorted({*catalog.models(), *(point.model for point in measured_points().points)}, key=str.lower)
 
 
 def gpu_names() -> list[str]:
     """GPUs of the catalogue and of the measured points."""
-    return sorted({*catalog.gpus(), *(point.gpu for point in measured().points)})
+    return sorted({*catalog.gpus(), *(point.gpu for point in measured_points().points)})
 
 
 def precision_names(model: str, gpus: Sequence[str]) -> list[str]:
@@ -210,5 +245,502 @@ def precision_names(model: str, gpus: Sequence[str]) -> list[str]:
     known_model = catalog.models().get(model)
     known = [catalog.gpus()[gpu] for gpu in gpus if gpu in catalog.gpus()]
     by_catalogue = [name for gpu in known for name in catalog.precisions(gpu, known_model)] if known_model else []
-    by_points = [point.precision for point in measured().points if point.model == model]
+    by_points = [point.precision for point in measured_points().points if point.model == model]
     return list(dict.fromkeys([*by_catalogue, *by_points]))
+
+
+# --- What the Calibrate page asks of store, jobs and sizing, remembered where asking is slow
+
+USERS = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512)
+"""The concurrencies that a new run offers and the advice chooses from."""
+LEVEL_S = 120.0
+REQUESTS = 400
+"""What a level is taken to need, for the advice: as many requests as make its means known to a few per cent."""
+
+
+def store() -> Store:
+    """The store of this server. Raises StoreError if it cannot be reached."""
+    return _store(os.environ.get(DATABASE_VARIABLE, ""))
+
+
+@st.cache_resource(max_entries=4, show_spinner=False)
+def _store(url: str) -> Store:
+    return Store(url or None)
+
+
+def live(runs: Iterable[Run]) -> list[Run]:
+    """Those that are queued or running."""
+    return [run for run in runs if run.state in LIVE]
+
+
+def forget_points() -> None:
+    """After points were accepted or discarded: every page asks the store anew."""
+    read_again()
+
+
+@dataclass(frozen=True, slots=True)
+class Trial:
+    """The points of one deployment and the law fitted to them, or why there is none (`why`)."""
+
+    deployment: Deployment
+    points: tuple[Point, ...]
+    fitted: Fit | None
+    why: str = ""
+
+    @property
+    def void(self) -> tuple[Point, ...]:
+        """Those that are never fitted."""
+        return tuple(point for point in self.points if point.void)
+
+
+def trials(points: Sequence[Point]) -> list[Trial]:
+    """The points, each deployment with a law of its own."""
+    found = []
+    for deployment in dict.fromkeys(point.deployment for point in points):
+        own = tuple(point for point in points if point.deployment == deployment)
+        law = _law(digest(own), own)
+        found.append(Trial(deployment, own, law) if isinstance(law, Fit) else Trial(deployment, own, None, law))
+    return found
+
+
+def digest(points: Sequence[Point]) -> str:
+    """The same for the same points."""
+    return hashlib.sha256("\n".join(map(repr, points)).encode()).hexdigest()
+
+
+@st.cache_resource(max_entries=64, show_spinner=False)
+def _law(digest: str, _points: tuple[Point, ...]) -> Fit | str:
+    try:
+        return fit(_points)
+    except FitError as error:
+        return str(error)
+
+
+def read(upload: Upload) -> tuple[Point, ...] | str:
+    """The points in a file that was uploaded, or what is wrong with it."""
+    return _read(upload.digest, upload)
+
+
+@st.cache_data(max_entries=16, show_spinner=False)
+def _read(digest: str, _upload: Upload) -> tuple[Point, ...] | str:
+    try:
+        return preview(store(), _upload)
+    except (CalibrationError, SizingError) as error:
+        return str(error)
+
+
+@dataclass(frozen=True, slots=True)
+class Advice:
+    """Where to measure next: a level and the reason for it, or only the reason why none is worth it."""
+
+    option: Option | None
+    text: str
+
+
+def advice(scenario: Scenario, deployment: Deployment | None) -> Advice:
+    """The next level for the scenario's question, by the accepted points of `deployment`; None: nothing is measured."""
+    points = tuple(point for point in measured_points().points if point.deployment == deployment)
+    return _advice(scenario, digest(points), points)
+
+
+@st.cache_data(max_entries=64, show_spinner=False)
+def _advice(scenario: Scenario, digest: str, _points: tuple[Point, ...]) -> Advice:
+    measured = dict.fromkeys(point.lengths for point in _points if point.load_kind == "concurrency")
+    offered = dict.fromkeys([_tellable(scenario.lengths), *measured])
+    options = [Option(lengths, users, REQUESTS, limit_s=LEVEL_S) for lengths in offered for users in USERS]
+    try:
+        question = scenario.question
+        found = choose(_points, options, question, budget_s=3600.0, guess_s=lambda option: LEVEL_S)
+    except SizingError as error:
+        return Advice(None, str(error))
+    return (
+        Advice(found.option, _why(found)) if isinstance(found, LevelChoice) else Advice(None, _stopped(found, question))
+    )
+
+
+def _tellable(lengths: Lengths) -> Lengths:
+    """The scenario's lengths as a run would measure them."""
+    return Lengths(lengths.isl, lengths.osl, lengths.isl_cv, lengths.osl_cv)
+
+
+def _why(choice: LevelChoice) -> str:
+    now = f"Now: {choice.belief}. " if choice.belief is not None else ""
+    if choice.aim == "gain":
+        return f"{now}This level would narrow the band by about {percent(choice.narrows)}."
+    if choice.aim == "reach":
+        return f"{now}A planned replica would hold more requests at once than was measured: go there once."
+    return "There is no law yet for this deployment: two levels, far apart, give a first one."
+
+
+def _stopped(stop: Stop, question: Question) -> str:
+    reasons = {
+        "settled": "The last points no longer change the answer: nothing more need be measured for this question",
+        "budget": "No level fits an hour of measuring",
+        "worth": "No level within an hour would narrow the band of the answer by a tenth",
+        "nothing": "Every level offered has been measured",
+        "misfit": "No law fits these points: look at the void and distrusted ones, and measure the whole grid anew",
+    }
+    return f"{reasons[stop.because]}{f' ({stop.belief})' if stop.belief is not None else ''}."
+
+
+# --- What the Curves page asks of sizing, remembered between visits and visitors
+
+LENGTHS_AGREE = 0.02
+"""Mean lengths of a measured point and of the scenario may differ by this share to be drawn together."""
+
+
+def points_of(scenario: Scenario) -> Measured:
+    """The points that the scenario's answers may stand on: none where it asks for estimates alone."""
+    return measured_points() if scenario.use_points else Measured((), "", ())
+
+
+def curve(scenario: Scenario, name: str, fleet: Fleet) -> LoadCurve:
+    """Latency against load of a replica of the fleet called `name`."""
+    return _curve(scenario, points_of(scenario).digest, name, fleet)
+
+
+@st.cache_data(max_entries=256, show_spinner=False)
+def _curve(scenario: Scenario, digest: str, name: str, _fleet: Fleet) -> LoadCurve:
+    return load_curve(scenario.question, _fleet)
+
+
+def prediction(scenario: Scenario, name: str, fleet: Fleet, rate_per_s: float) -> Prediction:
+    """What users see when each of the fleet's working replicas gets this many requests/s, by formula."""
+    return _prediction(scenario, points_of(scenario).digest, name, fleet, rate_per_s)
+
+
+@st.cache_data(max_entries=256, show_spinner=False)
+def _prediction(scenario: Scenario, digest: str, name: str, _fleet: Fleet, rate_per_s: float) -> Prediction:
+    return predict_at(_fleet.candidate.replica, setting_of(scenario.question, _fleet.working), rate_per_s)
+
+
+def sizes(scenario: Scenario, name: str, fleet: Fleet, low_per_s: float, high_per_s: float) -> FleetSizes:
+    """GPUs of the fleet from one load to another."""
+    return _sizes(scenario, points_of(scenario).digest, name, fleet, low_per_s, high_per_s)
+
+
+@st.cache_data(max_entries=256, show_spinner=False)
+def _sizes(
+    scenario: Scenario, digest: str, name: str, _fleet: Fleet, low_per_s: float, high_per_s: float
+) -> FleetSizes:
+    return fleet_sizes(scenario.question, _fleet, low_per_s, high_per_s)
+
+
+def speeds(scenario: Scenario, plan: Plan | None) -> list[SpeedCurve]:
+    """Every candidate of the scenario at rising load, those that miss the SLA too; none without a question."""
+    have = points_of(scenario)
+    return _speeds(scenario, have.digest, have.points, plan)
+
+
+@st.cache_data(max_entries=64, show_spinner=False)
+def _speeds(scenario: Scenario, digest: str, _points: Sequence[Point], _plan: Plan | None) -> list[SpeedCurve]:
+    try:
+        # Found once for the plan and remembered: fitting the points anew would take seconds.
+        found, _ = found_among(scenario.model, scenario.lengths, scenario.choice, digest, _points)
+        question = scenario.question
+    except TimeLimitReached:
+        raise
+    except SizingError:
+        return []
+    known = {_key(fleet.candidate): fleet.capacity_per_s for fleet in _plan.fleets} if _plan else {}
+    return [speed_curve(question, each, known.get(_key(each))) for each in found]
+
+
+def _key(candidate: Candidate) -> tuple[str, str]:
+    return candidate.label, candidate.source
+
+
+def lengths(scenario: Scenario, name: str, fleet: Fleet) -> tuple[LengthCell, ...]:
+    """Requests/s per GPU of the fleet's configuration at other lengths."""
+    have = points_of(scenario)
+    return _lengths(scenario, have.digest, name, fleet, have.points)
+
+
+@st.cache_data(max_entries=64, show_spinner=False)
+def _lengths(
+    scenario: Scenario, digest: str, name: str, _fleet: Fleet, _points: Sequence[Point]
+) -> tuple[LengthCell, ...]:
+    covered = coverage(_fleet.candidate, _points)
+    return length_grid(scenario.question, _fleet, lambda asked: covered is not None and covered.covers(asked, 1))
+
+
+def coverage(candidate: Candidate, points: Sequence[Point]) -> Range | None:
+    """Lengths and concurrency that closed-loop points of this configuration cover; None where there are none."""
+    own = [point for point in points if point.load_kind == "concurrency" and is_of(point, candidate)]
+    if not own:
+        return None
+    isl, osl = [point.isl for point in own], [point.osl for point in own]
+    return Range(round(max(point.load_value for point in own)), (min(isl), max(isl)), (min(osl), max(osl)))
+
+
+def open_loop(scenario: Scenario, fleet: Fleet) -> list[Point]:
+    """Points of the fleet's configuration measured at offered rates, at the scenario's lengths."""
+    return [
+        point
+        for point in points_of(scenario).points
+        if point.load_kind != "concurrency" and is_of(point, fleet.candidate) and same(point.lengths, scenario.lengths)
+    ]
+
+
+def is_of(point: Point, candidate: Candidate) -> bool:
+    """True for a point fit for use that was measured on the candidate's own configuration."""
+    own = (candidate.model, candidate.gpu, candidate.tp, candidate.pp, candidate.precision)
+    measured = (point.model, point.gpu, point.tp, point.pp, point.precision)
+    return not point.void and [str(name).casefold() for name in measured] == [str(name).casefold() for name in own]
+
+
+def same(measured: Lengths, asked: Lengths) -> bool:
+    """True for lengths that agree in their means, and in whether they vary."""
+    agree = all(
+        abs(one - other) <= LENGTHS_AGREE * other
+        for one, other in ((measured.isl, asked.isl), (measured.osl, asked.osl))
+    )
+    return agree and measured.fixed == asked.fixed
+
+
+# --- Configurations by name: for pick lists, tables and links, where no two may be called the same
+
+state = st.session_state
+
+
+def named(fleets: Sequence[Fleet]) -> dict[str, Fleet]:
+    """Name -> fleet, in the order given; what two share is told apart by its source, then by a number."""
+    labels = Counter(fleet.candidate.label for fleet in fleets)
+    found: dict[str, Fleet] = {}
+    for fleet in fleets:
+        label = fleet.candidate.label
+        name = label if labels[label] == 1 else f"{label}, {fleet.candidate.source}"
+        number = 1
+        while name in found:
+            number += 1
+            name = f"{label}, {fleet.candidate.source}, no. {number}"
+        found[name] = fleet
+    return found
+
+
+def pick_one(fleets: Sequence[Fleet]) -> tuple[str, Fleet]:
+    """A pick list of the fleets, the answer first; the choice is in the URL as ``show.fleet``."""
+    names, key = named(fleets), PREFIX + "fleet"
+    if state.get(key) not in names:
+        state[key] = next(iter(names))
+    st.selectbox(
+        "Configuration",
+        list(names),
+        key=key,
+        width=420,
+        persist_state="session",
+        help="The answer is the first; others by their number of GPUs.",
+    )
+    state.shown[key] = state[key]
+    return state[key], names[state[key]]
+
+
+def use_configuration(fleet: Fleet) -> None:
+    """Write GPU, TP and precision into the form: the scenario then has this configuration alone."""
+    candidate = fleet.candidate
+    state.update(gpus=[candidate.gpu], tps=[candidate.tp], precisions=[candidate.precision])
+
+
+def compare_all() -> None:
+    """Open the form's choice of TP and precision again."""
+    state.update(tps=[], precisions=[])
+
+
+# --- What the Compare page asks of sizing, remembered between visits and visitors
+
+
+def ranked(plan: Plan) -> dict[str, Fleet]:
+    """Every fleet by name: the answer first, then fewest GPUs first, among equals the one with the most room."""
+    rest = sorted(plan.fleets[1:], key=lambda fleet: (fleet.gpus, -room_share(fleet)))
+    return named([plan.answer, *rest])
+
+
+def room_share(fleet: Fleet) -> float:
+    """What the limit that binds leaves free at the planned load, as a share of it."""
+    return 1 - fleet.predicted.value_s(fleet.binding) / fleet.binding.limit_s
+
+
+def small_curves(scenario: Scenario, plan: Plan) -> dict[str, tuple[float, ...]]:
+    """For each fleet of `ranked`, how the SLA is used up from no load to just beyond the capacity; 1 is the limit."""
+    return _small_curves(scenario, points_of(scenario).digest, plan)
+
+
+@st.cache_data(max_entries=256, show_spinner=False)
+def _small_curves(scenario: Scenario, digest: str, _plan: Plan) -> dict[str, tuple[float, ...]]:
+    return {name: sla_use(scenario.question, fleet) for name, fleet in ranked(_plan).items()}
+
+
+# --- What only the Size page asks of sizing, remembered: relaxations, what fits, what a fleet carries, a day's GPUs
+
+
+@dataclass(frozen=True, slots=True)
+class Carried:
+    """What a fleet that exists carries: the best way to run it first, or the reason why it carries nothing."""
+
+    fleets: tuple[Existing, ...] | None
+    title: str = ""
+    reason: str = ""
+    rejected: tuple[Rejection, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Ways:
+    """Ways out of an SLA that nothing meets: each limit loosened alone, and all that the nearest candidate misses."""
+
+    alone: tuple[Relaxation, ...]
+    together: Together | None
+
+
+def carried(scenario: Scenario) -> Carried:
+    """The inverse question of a scenario: what its number of GPUs can serve. Never raises for what a user may type."""
+    have = points_for(scenario)
+    if nothing := nothing_to_choose_from(scenario, have):
+        return Carried(None, nothing.title, nothing.reason)
+    return answered(
+        lambda: _carried(_at_no_rate(scenario), scenario.fleet_gpus, scenario.choice, have.digest, have.points), Carried
+    )
+
+
+def _at_no_rate(scenario: Scenario) -> Question:
+    """The question without its load, which does not matter, so that a change of it is no new question."""
+    return replace(scenario, rate_per_s=1.0).question
+
+
+@st.cache_data(max_entries=128, show_spinner=False)
+def _carried(question: Question, gpus: int, choice: Choice, digest: str, _points: Sequence[Point]) -> Carried:
+    def ask() -> Carried:
+        found, left_out = found_among(question.model, question.workload.lengths, choice, digest, _points)
+        fleets, rejected = best_first(question, found, gpus)
+        rejected = sorted([*rejected, *left_out], key=distance_from_sla)
+        if not fleets:
+            raise NoFeasiblePlan(f"{gpus} GPUs carry no load under {question.sla}", tuple(rejected))
+        return Carried(tuple(fleets), rejected=tuple(rejected))
+
+    return answered(ask, Carried)
+
+
+def ways_out(scenario: Scenario) -> Ways:
+    """What would have to give, for a scenario whose candidates all miss the SLA."""
+    have = points_for(scenario)
+    return _ways_out(_at_no_rate(scenario), scenario.choice, have.digest, have.points)
+
+
+@st.cache_data(max_entries=64, show_spinner=False)
+def _ways_out(question: Question, choice: Choice, digest: str, _points: Sequence[Point]) -> Ways:
+    found, _ = found_among(question.model, question.workload.lengths, choice, digest, _points)
+    return Ways(relaxations(question, found), together(question, found))
+
+
+@st.cache_data(max_entries=64, show_spinner=False)
+def what_fits(model: str, lengths: Lengths, rejected: tuple[Rejection, ...]) -> tuple[Misfit, ...]:
+    """What would fit instead of each configuration left out for memory."""
+    return misfits(model, lengths, rejected)
+
+
+@st.cache_data(max_entries=64, show_spinner=False)
+def fits_elsewhere(model: str, lengths: Lengths, besides: tuple[str, ...]) -> Candidate | None:
+    """The smallest configuration that fits on a GPU other than these."""
+    return elsewhere(model, lengths, besides)
+
+
+def day_of(scenario: Scenario, plan: Plan) -> Daily:
+    """GPUs hour by hour, the answer's fleet at the busiest."""
+    return _day(scenario.question, scenario.choice, points_for(scenario).digest, scenario.day_per_s, plan)
+
+
+@st.cache_data(max_entries=128, show_spinner=False)
+def _day(question: Question, choice: Choice, digest: str, rates_per_s: tuple[float, ...], _plan: Plan) -> Daily:
+    return gpus_by_hour(_plan.question, _plan.answer, rates_per_s)
+
+
+# --- From a scenario to its report, and from a report to the bytes that a button hands out
+
+NO_COVER = Cover(made_at="")
+MOMENT_S = 3.0
+"""Between a click and the run of the page that a change of the form has started just before it, at most."""
+OVER_DAY = {f"{view.PREFIX}size": "day"}
+"""What a link has that opens the page Size on the GPUs over a day."""
+
+
+def report(
+    scenario: Scenario, outcome: Outcome, *, title: str, author: str, notes: str, address: str, over_day: bool = False
+) -> Report:
+    """The report of an outcome, made now. Quick where only the cover has changed. `address`: of the app.
+
+    `over_day`: with the GPUs of each hour of the scenario's day.
+    """
+    found = _answered(scenario, over_day, outcome.plan) if outcome.plan else _refused(scenario, outcome)
+    gpus = outcome.plan.answer.gpus if outcome.plan else None
+    made = dataclasses.replace(found, made_at=datetime.now(UTC).isoformat(timespec="seconds"))
+    where = link_of(scenario, gpus, address, over_day)
+    return with_cover(made, title=title or None, author=author, notes=notes, link=where)
+
+
+def link_of(scenario: Scenario, gpus: int | None, address: str, over_day: bool = False) -> str:
+    """The link that opens the scenario, with the answer of today; `address` without path and query."""
+    shown = OVER_DAY if over_day else {}
+    return f"{address.rstrip('/')}/?{urlencode(link.to_query(scenario, gpus) | shown)}"
+
+
+def day_is_asked() -> bool:
+    """True while the page Size asks for the GPUs of each hour; its choice then stands in this page's link too."""
+    asked = all(st.session_state.get(name) == value for name, value in OVER_DAY.items())
+    if asked:
+        st.session_state.shown |= OVER_DAY
+    return asked
+
+
+def _answered(scenario: Scenario, over_day: bool, plan: Plan) -> Report:
+    digest = measured_points().digest if scenario.use_points else ""
+    return _of_plan(scenario, digest, over_day, plan)
+
+
+@st.cache_resource(max_entries=64, show_spinner=False)
+def _of_plan(scenario: Scenario, digest: str, over_day: bool, _plan: Plan) -> Report:
+    points = measured_points().points if scenario.use_points else ()
+    curve = answer_curve(scenario, _plan)
+    daily = day_of(scenario, _plan) if over_day else None
+    return report_of(_plan, curve, _sensitivities(_plan), NO_COVER, points, daily)
+
+
+def _sensitivities(plan: Plan) -> tuple[Sensitivity, ...]:
+    return sensitivities(plan.question, plan.answer)
+
+
+def _refused(scenario: Scenario, outcome: Outcome) -> Report:
+    question = _question(scenario)
+    ways = ways_out(scenario) if question and any(each.kind == "sla" for each in outcome.rejected) else Ways((), None)
+    cover = (outcome.title, outcome.reason, outcome.rejected, NO_COVER)
+    return refusal_of(question, *cover, ways.alone, ways.together)
+
+
+def _question(scenario: Scenario) -> Question | None:
+    try:
+        return scenario.question
+    except SizingError:
+        return None
+
+
+class Handed:
+    """The file that a session was given last: of which question, and when. Files are made away from the page's run."""
+
+    def __init__(self) -> None:
+        self._question, self._at_s = "", -math.inf
+
+    def out(self, found: Report, suffix: str) -> bytes:
+        """The file, whose question is remembered from the moment it was asked for."""
+        self._question, self._at_s = question_digest(found), time.monotonic()
+        return render(found, suffix)
+
+    def belated(self, found: Report, since_s: float) -> bool:
+        """True when a file of another question was asked for later than a moment before `since_s`."""
+        return self._at_s > since_s - MOMENT_S and self._question != question_digest(found)
+
+
+def download(found: Report, suffix: str, handed: Handed) -> tuple[str, str, Callable[[], bytes]]:
+    """File name, media type and a function that makes the file when the button is pressed, away from the page.
+
+    The button belongs to the run that drew it: pressed together with a change of the form it still gives the file of
+    the question before, which its name and content say; `handed` then lets the page say it too.
+    """
+    return file_name(found, suffix), WRITERS[suffix][2], partial(handed.out, found, suffix)

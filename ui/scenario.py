@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass, fields
 
+from sizing.analyses.daily import HOURS
 from sizing.candidates import Choice
-from sizing.fleets.daily import HOURS
 from sizing.numbers import significant
-from sizing.plan import Question
+from sizing.plans import Question
 from sizing.workload import METRICS, Arrivals, Lengths, Limit, Metric, Prefix, Routing, Sla, Workload
 
 

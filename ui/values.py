@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import streamlit as st
 
-from sizing.plan import Candidate
+from sizing.plans import Candidate
 from sizing.workload import METRICS, Arrivals, Limit, Metric
 from ui.scenario import USUAL, Scenario
 from ui.words import UNIT

@@ -5,13 +5,16 @@ from __future__ import annotations
 import re
 from typing import Literal
 
+import streamlit as st
+
 from sizing.numbers import milliseconds
-from sizing.plan import Basis, Fleet
+from sizing.plans import Basis, Fleet
 from sizing.workload import Limit, Metric
+from ui.answers import Outcome
+from ui.scenario import Scenario
 
 MARKDOWN = re.compile(r"([\\`*_{}\[\]()<>#+\-.!|~$:&^=@/])")
 """Signs that Streamlit's markdown gives a meaning: emphasis, links, HTML, tables, LaTeX, icons and directives."""
-
 BASIS_HELP: dict[Basis, str] = {
     "measured": "A run of yours at this very point.",
     "fitted": "From a law fitted to measured points, inside the range that they cover.",
@@ -31,7 +34,6 @@ UNIT: dict[Metric, tuple[str, float]] = {
     "e2e": ("s", 1),
 }
 """Unit of a metric on screen, and how many of it make a second."""
-
 LEFT_OUT = {
     "memory": "do not fit in memory",
     "sla": "miss the SLA",
@@ -80,3 +82,33 @@ def counted(kinds: list[str]) -> str:
     """Reasons with their counts: "4 do not fit in memory, 1 misses the SLA"."""
     counts = {kind: kinds.count(kind) for kind in LEFT_OUT if kind in kinds}
     return ", ".join(f"{n} {(LEFT_OUT_ONE if n == 1 else LEFT_OUT)[kind]}" for kind, n in counts.items())
+
+
+# --- What a page says when there is no plan to draw: one title, one sentence on what to do
+
+
+def why_none(scenario: Scenario, outcome: Outcome | None) -> tuple[str, str]:
+    """Title and sentence; `outcome` is None where the form lacks something."""
+    if outcome is None:
+        return scenario.missing, "The form on the left says what is asked; the answer appears at once."
+    nearest = next((rejection for rejection in outcome.rejected if rejection.nearest_s is not None), None)
+    if nearest is not None and nearest.limit is not None and nearest.nearest_s is not None:
+        label = f"{nearest.gpu} TP{nearest.tp} {nearest.precision}"
+        return outcome.title, (
+            f"Nearest miss: {label} with {limit_name(nearest.limit)} of {milliseconds(nearest.nearest_s)}, "
+            f"{room(nearest.nearest_s, nearest.limit)}. Loosen that limit, or allow another GPU, TP or precision."
+        )
+    return outcome.title, sentence_case(outcome.rejected[0].why if outcome.rejected else outcome.reason)
+
+
+def tell(scenario: Scenario, outcome: Outcome | None) -> None:
+    """Title and sentence on the page."""
+    title, sentence = why_none(scenario, outcome)
+    st.title(plain(title), anchor=False)
+    st.markdown(plain(sentence))
+
+
+def tell_unreadable(problems: tuple[str, ...]) -> None:
+    """A warning for each source of points that cannot be read."""
+    for problem in problems:
+        st.warning(plain(problem), title="Measured points could not be read")

@@ -23,15 +23,15 @@ from rich.table import Table
 from sizing import candidates, planner
 from sizing.candidates import Choice
 from sizing.catalog import gpus
-from sizing.errors import NoFeasiblePlan, SizingError
+from sizing.engine import Replica
+from sizing.errors import SizingError
 from sizing.fitting import fit
 from sizing.numbers import significant
-from sizing.plan import Candidate, Question
+from sizing.plans import Candidate, NoFeasiblePlan, Question
 from sizing.queueing import predict
-from sizing.replica import Replica
 from sizing.simulator import stable_rate_per_s
 from sizing.simulator.loops import run_stream
-from sizing.simulator.records import engine_of, idle_states, requests_of, work_space
+from sizing.simulator.state import engine_of, idle_states, requests_of, work_space
 from sizing.workload import Lengths, Limit, Sla, Workload
 from validation.evidence.server import LAW, POLICIES, Design, calibrate
 from validation.plain_loop import serve

@@ -11,7 +11,7 @@ from collections import deque
 from collections.abc import Sequence
 from heapq import heappop, heappush
 
-from sizing.replica import Replica
+from sizing.engine import Replica
 
 
 def serve(

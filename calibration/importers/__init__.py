@@ -17,11 +17,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 from pathlib import Path
 
-from calibration.importers.content import read_content
 from calibration.importers.formats import KINDS, Kind, measurements
-from calibration.importers.known import known
+from calibration.importers.reading import known, read_content
 from calibration.records import Measurement
-from sizing.curves import MOST_POINTS, Point
+from sizing.points import MOST_POINTS, Point
 
 __all__ = ["KINDS", "Kind", "read", "read_measurements"]
 

@@ -2,16 +2,36 @@
 
 from __future__ import annotations
 
+from itertools import accumulate
 from typing import Any
 
 from pydantic import Field
 
 from calibration.errors import FileError
 from calibration.importers import metric_tables
-from calibration.importers.content import CsvFile, JsonFile, Object
-from calibration.importers.edge import Count, Edge, Many, Positive, checked, clean, iso_text
-from calibration.importers.known import RATE_KINDS, Known, Offered
-from calibration.importers.summary import Summary, held_back, measurement
+from calibration.importers.points import Run, Seen, Summary, held_back, measurement_of_run, measurement_of_summary
+from calibration.importers.reading import (
+    RATE_KINDS,
+    Count,
+    CsvFile,
+    Edge,
+    JsonFile,
+    JsonLines,
+    Known,
+    Many,
+    Nanoseconds,
+    Number,
+    Object,
+    Offered,
+    Positive,
+    Tokens,
+    checked,
+    clean,
+    error_name,
+    iso_text,
+    iso_time,
+    scale_to_s,
+)
 from calibration.records import Measurement
 
 
@@ -113,7 +133,7 @@ def _measurement(
     )
     if known.load(load, name).open_loop:
         summary = metric_tables.due(summary, found, name)
-    return measurement(summary, known, name)
+    return measurement_of_summary(summary, known, name)
 
 
 def _notes(origin: Origin) -> tuple[str, ...]:
@@ -145,3 +165,137 @@ def _of_phase(phase: Phase, name: str) -> Offered | None:
         f"{name}, key 'input_config.phases': a load of type {clean(phase.type, 40)!r} cannot be taken from the file; "
         "give --concurrency N or --rate R"
     )
+
+
+# --- AIPerf's single requests: profile_export.jsonl, one request a line
+
+NS = 1e-9
+UNEVEN = "tokens of each response are not in the file: shared evenly between a request's responses"
+
+
+class Metadata(Edge):
+    """When the request was due (its credit issued), sent and over, on a wall clock."""
+
+    request_start_ns: Nanoseconds
+    request_end_ns: Nanoseconds | None = None
+    credit_issued_ns: Nanoseconds | None = None
+    benchmark_phase: str = "profiling"
+    was_cancelled: bool = False
+
+
+class Latency(Edge):
+    """A time and its unit."""
+
+    value: Number
+    unit: str
+
+    def seconds(self, where: str) -> float:
+        """In seconds. Raises FileError if the unit is not one of time."""
+        return self.value * scale_to_s(self.unit, where)
+
+
+class Latencies(Edge):
+    """Times between responses with content."""
+
+    value: Many[Number]
+    unit: str
+
+
+class TokenCount(Edge):
+    """A number of tokens."""
+
+    value: Tokens
+
+
+class RequestMetrics(Edge):
+    """Metrics of one request; the latencies are missing where it failed."""
+
+    time_to_first_token: Latency | None = None
+    request_latency: Latency | None = None
+    inter_chunk_latency: Latencies | None = None
+    input_sequence_length: TokenCount | None = None
+    output_sequence_length: TokenCount | None = None
+    usage_completion_tokens: TokenCount | None = None
+
+
+class ErrorRecord(Edge):
+    """What went wrong."""
+
+    type: str | None = None
+    code: int | None = None
+
+
+class Record(Edge):
+    """One line of the file."""
+
+    metadata: Metadata
+    metrics: RequestMetrics = RequestMetrics()
+    error: ErrorRecord | None = None
+
+
+def recognises_records(value: Object) -> bool:
+    """Whether a line is AIPerf's record of a request."""
+    metadata = value.get("metadata")
+    return isinstance(metadata, dict) and "request_start_ns" in metadata
+
+
+def read(file: JsonLines, known: Known) -> list[Measurement]:
+    """The one level of the file, from the requests after warm-up. Raises FileError naming record and key at fault."""
+    records = [
+        (checked(Record, value, f"{file.name}, record {place}"), f"{file.name}, record {place}")
+        for place, value in enumerate(file.values(), start=1)
+    ]
+    measured = [(record, where) for record, where in records if record.metadata.benchmark_phase == "profiling"]
+    if not measured:
+        raise FileError(f"{file.name}: no record of the phase 'profiling', only of warm-up")
+    earliest_ns = min(record.metadata.request_start_ns for record, _ in measured)
+    seen = [_seen(record, earliest_ns, where) for record, where in measured]
+    notes = (
+        (UNEVEN,) if any(0 < len(request.chunk_s) < request.tokens and not request.evenly for request in seen) else ()
+    )
+    run = Run(source="AIPerf", requests=seen, measured_at=iso_time(earliest_ns * NS), notes=notes)
+    return [measurement_of_run(run, known, file.name)]
+
+
+def _seen(record: Record, earliest_ns: int, where: str) -> Seen:
+    times, metrics = record.metadata, record.metrics
+    sent_s = (times.request_start_ns - earliest_ns) * NS
+    due_s = sent_s if times.credit_issued_ns is None else (times.credit_issued_ns - earliest_ns) * NS
+    over_s = sent_s if times.request_end_ns is None else (times.request_end_ns - earliest_ns) * NS
+    error = _error(record)
+    chunk_s = () if error else _chunk_s(metrics, sent_s, where)
+    tokens = metrics.output_sequence_length or metrics.usage_completion_tokens
+    return Seen(
+        due_s=min(due_s, sent_s),
+        sent_s=sent_s,
+        end_s=chunk_s[-1] if chunk_s else max(over_s, sent_s),
+        chunk_s=chunk_s,
+        tokens=tokens.value if tokens and chunk_s else 0,
+        isl=metrics.input_sequence_length.value if metrics.input_sequence_length else 0,
+        evenly=tokens.value if tokens and chunk_s and metrics.inter_chunk_latency is None else 0,
+        error=error or ("" if chunk_s else "no tokens"),
+    )
+
+
+def _error(record: Record) -> str:
+    if record.error is not None:
+        code = "" if record.error.code is None else f"{record.error.code} "
+        return clean(code + error_name(record.error.type or ""), 60)
+    return "cancelled" if record.metadata.was_cancelled else ""
+
+
+def _chunk_s(metrics: RequestMetrics, sent_s: float, where: str) -> tuple[float, ...]:
+    """When responses with content came: all of them, or the first and the last."""
+    first, last, gaps = metrics.time_to_first_token, metrics.request_latency, metrics.inter_chunk_latency
+    if last is None:
+        return ()
+    end_s = sent_s + last.seconds(where)
+    if first is None:
+        raise FileError(f"{where}: key 'metrics.time_to_first_token': is missing; only streamed requests can be used")
+    first_s = sent_s + first.seconds(where)
+    if first_s > end_s:
+        raise FileError(f"{where}: key 'metrics.request_latency': shorter than time_to_first_token")
+    if gaps is None:
+        return (first_s, end_s)
+    scale = scale_to_s(gaps.unit, where)
+    return tuple(accumulate((gap * scale for gap in gaps.value), initial=first_s))

@@ -9,7 +9,6 @@ from typing import Literal, get_args
 from calibration.errors import FileError
 from calibration.importers import (
     aiperf,
-    aiperf_records,
     genai_perf,
     guidellm,
     guidellm_csv,
@@ -18,8 +17,8 @@ from calibration.importers import (
     profile_export,
     vllm,
 )
-from calibration.importers.content import Content, CsvFile, JsonFile, JsonLines, Object
-from calibration.importers.known import Known
+from calibration.importers import aiperf as aiperf_records
+from calibration.importers.reading import Content, CsvFile, JsonFile, JsonLines, Known, Object
 from calibration.records import Measurement
 
 Kind = Literal["aiperf", "genai-perf", "perf-analyzer", "guidellm", "vllm", "op-stats"]
@@ -87,7 +86,7 @@ def _levels(content: Content) -> int:
 
 
 def _read(content: Content, kind: str | None, known: Known) -> list[Measurement]:
-    if isinstance(content, JsonFile) and aiperf_records.recognises(content.value):
+    if isinstance(content, JsonFile) and aiperf_records.recognises_records(content.value):
         content = JsonLines(content.name, content.value, ((1, ""),))
     if isinstance(content, JsonLines):
         return _read_lines(content, kind, known)
@@ -103,7 +102,7 @@ def _read(content: Content, kind: str | None, known: Known) -> list[Measurement]
 
 
 def _read_lines(content: JsonLines, kind: str | None, known: Known) -> list[Measurement]:
-    if kind not in (None, "aiperf") or not aiperf_records.recognises(content.first):
+    if kind not in (None, "aiperf") or not aiperf_records.recognises_records(content.first):
         raise _unknown(content, kind)
     return aiperf_records.read(content, known)
 

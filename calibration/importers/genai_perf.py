@@ -5,10 +5,20 @@ from __future__ import annotations
 from pydantic import Field
 
 from calibration.importers import metric_tables
-from calibration.importers.content import CsvFile, JsonFile, Object
-from calibration.importers.edge import Count, Edge, Many, Positive, checked, clean
-from calibration.importers.known import Known, Offered
-from calibration.importers.summary import Summary, measurement
+from calibration.importers.points import Summary, measurement_of_summary
+from calibration.importers.reading import (
+    Count,
+    CsvFile,
+    Edge,
+    JsonFile,
+    Known,
+    Many,
+    Object,
+    Offered,
+    Positive,
+    checked,
+    clean,
+)
 from calibration.records import Measurement
 
 EMPTY_RESPONSES = (
@@ -96,4 +106,4 @@ def _measurement(
         notes=tuple(notes),
         **metric_tables.columns(found, name),
     )
-    return measurement(summary, known, name)
+    return measurement_of_summary(summary, known, name)

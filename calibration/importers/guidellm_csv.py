@@ -5,12 +5,9 @@ from __future__ import annotations
 import json
 
 from calibration.errors import FileError
-from calibration.importers.content import CsvFile
-from calibration.importers.edge import Edge, checked, clean, number
-from calibration.importers.guidellm import E2E_TO_END, WEIGHTED, offered
-from calibration.importers.guidellm_schema import MS, Strategy
-from calibration.importers.known import Known, Offered
-from calibration.importers.summary import Summary, Times, measurement
+from calibration.importers.guidellm import E2E_TO_END, MS, WEIGHTED, Strategy, offered
+from calibration.importers.points import Summary, Times, measurement_of_summary
+from calibration.importers.reading import CsvFile, Edge, Known, Offered, checked, clean, number
 from calibration.records import Measurement
 
 HEADER_ROWS = 3
@@ -72,7 +69,7 @@ def _measurement(cells: Cells, known: Known, where: str) -> Measurement:
         tokens_per_chunk=_mean(cells, ("Token Streaming", "Successful Output Tokens/Iter"), where),
         notes=(WEIGHTED, E2E_TO_END),
     )
-    return measurement(summary, known, where)
+    return measurement_of_summary(summary, known, where)
 
 
 def _value(cells: Cells, column: tuple[str, str, str], where: str) -> float:

@@ -13,9 +13,8 @@ from dataclasses import replace
 from typing import Any
 
 from calibration.errors import FileError
-from calibration.importers.content import CsvFile
-from calibration.importers.edge import Edge, Number, Positive, checked, number, only, scale_to_s, unique
-from calibration.importers.summary import Summary, Times
+from calibration.importers.points import Summary, Times
+from calibration.importers.reading import CsvFile, Edge, Number, Positive, checked, number, only, scale_to_s, unique
 
 TELEMETRY = {"GPU", "GPU_Index"}
 TAGS = {"effective_latency_(co_aware)": "effective_latency"}

@@ -8,10 +8,8 @@ exactly over a whole run: sum of latencies over total time.
 from __future__ import annotations
 
 from calibration.errors import FileError
-from calibration.importers.content import CsvFile, Row
-from calibration.importers.edge import number, unique
-from calibration.importers.known import Known
-from calibration.importers.summary import Summary, Times, measurement
+from calibration.importers.points import Summary, Times, measurement_of_summary
+from calibration.importers.reading import CsvFile, Known, Row, number, unique
 from calibration.records import Measurement
 
 MS = 1e-3
@@ -78,4 +76,4 @@ def _measurement(header: Row, row: Row, known: Known, where: str) -> Measurement
         verdict="unsteady" if burst else "",
         notes=(PADDED, NO_TTFT, *([BURST] if burst else [])),
     )
-    return measurement(summary, known, where)
+    return measurement_of_summary(summary, known, where)

@@ -13,12 +13,21 @@ from typing import Any, NamedTuple
 from pydantic import Field
 
 from calibration.errors import FileError
-from calibration.importers.content import JsonFile, Object
-from calibration.importers.edge import Edge, Many, Nanoseconds, Positive, checked, clean, iso_time
-from calibration.importers.known import Known, Offered
-from calibration.importers.openai_stream import Usage, events_of, payload_of
-from calibration.importers.rebuild import Run, Seen, measurement
-from calibration.importers.triton_outputs import asked_of, tokens_of
+from calibration.importers.perf_analyzer import Usage, asked_of, events_of, payload_of, tokens_of
+from calibration.importers.points import Run, Seen, measurement_of_run
+from calibration.importers.reading import (
+    Edge,
+    JsonFile,
+    Known,
+    Many,
+    Nanoseconds,
+    Object,
+    Offered,
+    Positive,
+    checked,
+    clean,
+    iso_time,
+)
 from calibration.records import Measurement
 
 NS = 1e-9
@@ -91,7 +100,7 @@ def _measurement(export: Export, experiment: Experiment, known: Known, where: st
         measured_at=iso_time(earliest_ns * NS),
         notes=_notes(answers, known),
     )
-    return measurement(run, known, where)
+    return measurement_of_run(run, known, where)
 
 
 def _load(level: Level, where: str) -> Offered:

@@ -13,12 +13,23 @@ from typing import Literal
 from pydantic import Field
 
 from calibration.errors import FileError
-from calibration.importers.content import JsonFile, Object
-from calibration.importers.edge import Count, Edge, Many, Number, Positive, Tokens, checked, clean, error_name
-from calibration.importers.known import Known, Offered
-from calibration.importers.rebuild import Run, Seen
-from calibration.importers.rebuild import measurement as from_requests
-from calibration.importers.summary import Summary, Times, held_back, measurement
+from calibration.importers.points import Run, Seen, Summary, Times, held_back, measurement_of_summary
+from calibration.importers.points import measurement_of_run as from_requests
+from calibration.importers.reading import (
+    Count,
+    Edge,
+    JsonFile,
+    Known,
+    Many,
+    Number,
+    Object,
+    Offered,
+    Positive,
+    Tokens,
+    checked,
+    clean,
+    error_name,
+)
 from calibration.records import Measurement
 
 SOURCE = "vLLM bench serve"
@@ -174,7 +185,7 @@ def _from_summary(result: Result, file: JsonFile, known: Known, left_out: str) -
         verdict="unsteady" if _burst(result) and not (known.concurrency or known.rate) else "",
         notes=(*_notes(load, result), "ITL is vLLM's TPOT", *([left_out] if left_out else [])),
     )
-    return measurement(summary, known, file.name)
+    return measurement_of_summary(summary, known, file.name)
 
 
 def _times(file: JsonFile, metric: str) -> Times:

@@ -16,8 +16,8 @@ import numpy as np
 from tritonclient.grpc import service_pb2
 
 from calibration.errors import ServerError
+from calibration.plan import TensorNames
 from calibration.requests.source import Request
-from calibration.server_plan import TensorNames
 
 CountedBy = Literal["output_ids", "sequence_length", "output_log_probs", "responses"]
 Value = str | bool | int | float | tuple[int, ...]

@@ -11,14 +11,14 @@ from typing import Literal
 import numpy as np
 
 from calibration.errors import ClientLimitedError
-from calibration.load import cores, shards
+from calibration.load import pool, system
 from calibration.load.contract import Contract, Input
-from calibration.metrics.stopping import Until
-from calibration.mock import RunningMock, Script, Truth, messages, running
+from calibration.metrics.precision import Until
+from calibration.mock import RunningMock, Script, Truth, running, service
+from calibration.plan import ServerPlan
 from calibration.records import Load
 from calibration.requests.lengths import LengthsPlan
 from calibration.requests.source import Source
-from calibration.server_plan import ServerPlan
 from sizing.workload import Seconds
 
 Protocol = Literal["grpc", "http"]
@@ -32,9 +32,9 @@ WARM_UP = 1
 NEVER_BEFORE_THE_BUDGET = 1_000_000_000
 
 CONTRACT = Contract(
-    messages.MODEL,
-    {name: Input(datatype, optional) for name, datatype, optional in messages.INPUTS},
-    tuple(name for name, _ in messages.OUTPUTS),
+    service.MODEL,
+    {name: Input(datatype, optional) for name, datatype, optional in service.INPUTS},
+    tuple(name for name, _ in service.OUTPUTS),
     batched=True,
 )
 
@@ -92,7 +92,7 @@ def processes_needed(
     distort too much.
     """
     measure = measure or check
-    most = min(users_or_in_flight, most or len(cores.usable()) or os.cpu_count() or 1)
+    most = min(users_or_in_flight, most or len(system.usable()) or os.cpu_count() or 1)
     tried = []
     processes = min(fewest, most)
     while True:
@@ -128,7 +128,7 @@ def check(
     script, tokens = rehearsal(users_or_in_flight, tokens_per_s, ttft_s, itl_s, osl)
     with running(script) as mock:
         before = mock.truth()
-        load = shards.drive(job(mock, script, users_or_in_flight, tokens, protocol), until(), processes=processes)
+        load = pool.drive(job(mock, script, users_or_in_flight, tokens, protocol), until(), processes=processes)
         truth = mock.truth()
     ideal_per_s = script.requests_per_s(users_or_in_flight, tokens)
     spent_s = float(load.log.end_s.max() - load.log.sent_s.min())
@@ -197,12 +197,12 @@ def job(
     *,
     arrivals_s: Seconds | None = None,
     warm_up: int = WARM_UP,
-) -> shards.Job:
+) -> pool.Job:
     """The load on the mock: a closed loop of `users`, or, with `arrivals_s`, an open loop."""
     e2e_s = script.e2e_s(osl)
     url = mock.http_url if protocol == "http" else mock.grpc_url
     ahead = math.ceil((warm_up + 2 + MEASURED_S / e2e_s) * users) if arrivals_s is None else len(arrivals_s)
-    return shards.Job(
+    return pool.Job(
         server=ServerPlan(url=url, protocol=protocol, model=mock.model),
         contract=CONTRACT,
         source=Source(LengthsPlan(isl=float(PROMPT_TOKENS), osl=float(osl)), None, False, (0,)),

@@ -12,6 +12,7 @@ import math
 import os
 import resource
 import sys
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
@@ -19,13 +20,84 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any, Literal
 
+import numpy as np
+
 from calibration.errors import CalibrationError
-from calibration.load import cores
+from calibration.load import system
 from calibration.load.exchange import Prepared
 from calibration.load.loops import Client, Job, Lines, Tally, client, closed_loop, open_loop
-from calibration.load.pulse import Heartbeat, Pulse
-from calibration.metrics.stopping import Done
-from calibration.records import RequestLog
+from calibration.load.system import Alarm
+from calibration.metrics.precision import Done
+from calibration.records import Floats, RequestLog
+
+# --- The load generator's own pulse: how late an event loop wakes, and what CPU time its process takes, moment by
+# moment
+#
+# It is told with time stamps, because what counts is the window of a level, which the worker does not know.
+
+BEAT_S = 0.05
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Pulse:
+    """One process over a level, times in seconds of `time.perf_counter`.
+
+    Beats were due at `due_s` and came `lag_s` late, shape (beats,). By `read_s` the process had used `cpu_s` of CPU
+    time, all its threads together, shape (readings,), at least one.
+    """
+
+    due_s: Floats
+    lag_s: Floats
+    read_s: Floats
+    cpu_s: Floats
+
+    def lags_s(self, start_s: float, stop_s: float) -> Floats:
+        """How late the beats came that were due in [start_s, stop_s), shape (beats in it,)."""
+        return np.asarray(self.lag_s[(start_s <= self.due_s) & (self.due_s < stop_s)])
+
+    def cores(self, start_s: float, stop_s: float) -> float:
+        """Cores used on average from `start_s` to `stop_s`, which is later.
+
+        Between two readings the use is taken as even; before the first and after the last as none, since a process
+        whose share of a level is over does nothing.
+        """
+        before_s, after_s = np.interp([start_s, stop_s], self.read_s, self.cpu_s).tolist()
+        return float(after_s - before_s) / (stop_s - start_s)
+
+
+class Heartbeat:
+    """Takes the pulse of this process: `beat` runs beside the load, `pulse` is asked for in the end.
+
+    Beats are due on a fixed schedule, and each that a stall swallows is written down with its own lateness. Timed from
+    one waking to the next, a stall of a second would be one late beat among hundreds in time (coordinated omission).
+    """
+
+    def __init__(self) -> None:
+        self._next_s = time.perf_counter() + BEAT_S
+        self._beats: list[tuple[float, float]] = []
+        self._readings = [(time.perf_counter(), time.process_time())]
+
+    async def beat(self) -> None:
+        """Beat until cancelled."""
+        async with Alarm() as alarm:
+            while True:
+                await alarm.sleep_until(self._next_s)
+                self._catch_up()
+
+    def pulse(self) -> Pulse:
+        """What was seen until now."""
+        self._catch_up()
+        beats = np.array(self._beats, np.float64).reshape(-1, 2)
+        readings = np.array(self._readings, np.float64)
+        return Pulse(beats[:, 0], beats[:, 1], readings[:, 0], readings[:, 1])
+
+    def _catch_up(self) -> None:
+        now_s = time.perf_counter()
+        self._readings.append((now_s, time.process_time()))
+        while self._next_s <= now_s:
+            self._beats.append((self._next_s, now_s - self._next_s))
+            self._next_s += BEAT_S
+
 
 NEWS_EVERY_S = 0.1
 PRIORITY = -10
@@ -103,7 +175,7 @@ def serve(pipe: Connection[Any, Any]) -> None:
                 return
             if not isinstance(begin, Begin):
                 continue  # a stop that crossed the end of its level
-            cores.stay_on(begin.cores)
+            system.stay_on(begin.cores)
             pipe.send(_outcome(runner, begin, pipe))
 
 

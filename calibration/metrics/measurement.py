@@ -13,19 +13,124 @@ known in `facts`.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from datetime import UTC, datetime
 from typing import Any
 
+import numpy as np
+
 from calibration.errors import NothingAnswered
-from calibration.levels import Level
-from calibration.metrics import chunks
-from calibration.metrics.facts import facts, remarks
-from calibration.metrics.percentiles import gap_percentiles, statistics
-from calibration.metrics.verdict import closed, judge
-from calibration.metrics.window import Sample, failed_inside, mean_in_flight, sample, wrong_inside
+from calibration.metrics import window
+from calibration.metrics.percentiles import bound_statistics, gap_percentiles, statistics
+from calibration.metrics.precision import half_widths, series
+from calibration.metrics.verdict import ERROR_SHARE, answers, closed, judge, lateness_s, little, others_allowed
+from calibration.metrics.window import Sample, failed_inside, mean_in_flight, sample, within, wrong_inside
+from calibration.plan import Level
 from calibration.records import Load, Measurement
-from sizing.curves import Deployment, Point
+from sizing.points import Deployment, Point
+
+# --- What is known of a level beyond the columns of its point: figures by name with unit, and remarks for its notes
+
+CONFIDENCE = 0.95
+TOKENS_PER_CHUNK = 1.05
+LAG_SHARE_OF_ITL = 0.05
+FEWEST_IN_STEP = 4
+PHASES = 10
+IN_LOCKSTEP = 1.0
+
+
+def facts(load: Load, level: Level, seen: Sample) -> dict[str, float]:
+    """Figures behind a point; times in seconds, cores as a number of them, half widths relative, at 95 %.
+
+    `achieved_per_s` are completions in the window, `sent_per_s` requests sent in it, `offered_per_s` those planned.
+    ``ttft_sent`` and ``e2e_sent`` run from the sending, so that a late client is not in them.
+    """
+    found = {
+        "window_start_s": load.start_s,
+        "window_stop_s": load.stop_s,
+        "client_cores": load.client.cpu_cores,
+        "busiest_core": load.client.busiest_core,
+        "processes": float(load.client.processes),
+        "loop_lag_p99_s": load.client.loop_lag_p99_s,
+        "achieved_per_s": seen.completed / load.duration_s,
+        "failed": float(failed_inside(load).sum()),
+        "wrong_lengths": float(wrong_inside(load).sum()),
+        "tokens_per_chunk": window.tokens_per_chunk(seen.log),
+    }
+    found |= _closed_loop(load, level, seen) if closed(level) else _open_loop(load, seen)
+    means = series(answers(seen), (load.start_s, load.stop_s))
+    found |= {f"{name}_half_width": width for name, width in half_widths(means, CONFIDENCE).items()}
+    for name, values_s in seen.latencies:
+        found |= bound_statistics(name, values_s, seen.weight, seen.ended_inside)
+    chunk_gaps_s = window.gaps_s(seen.log, load, single_tokens=False)
+    return found | gap_percentiles("chunk_gap", chunk_gaps_s, mean_in_flight(load))
+
+
+def _closed_loop(load: Load, level: Level, seen: Sample) -> dict[str, float]:
+    plain, whole = little(load, level.value)
+    return {"little": plain, "little_without_edges": whole, "clumping": clumping(load, seen)}
+
+
+def _open_loop(load: Load, seen: Sample) -> dict[str, float]:
+    late_s, log = lateness_s(load), seen.log
+    found = {
+        "offered_per_s": load.offered_per_s or load.issued / load.duration_s,
+        "sent_per_s": float(within(load, load.log.sent_s).sum()) / load.duration_s,
+        "late_p50_s": float(np.percentile(late_s, 50)),
+        "late_p99_s": float(np.percentile(late_s, 99)),
+        "late_max_s": float(late_s.max()),
+    }
+    found |= statistics("ttft_sent", log.first_token_s - log.sent_s, seen.weight, seen.ended_inside)
+    return found | statistics("e2e_sent", seen.last_s - log.sent_s, seen.weight, seen.ended_inside)
+
+
+def clumping(load: Load, seen: Sample) -> float:
+    """How far completions come in bursts: 0 at random, 9 if a wave ends within a tenth of its E2E, below 0 if evenly.
+
+    (variance - mean) / mean^2 of the completions in parts of the window that are a tenth of the mean E2E long. B bursts
+    of equal size within an E2E give nearly 10/B - 1 if they are large.
+    """
+    part_s = float(np.average(seen.e2e_s, weights=seen.weight)) / PHASES
+    if not part_s:
+        return 0.0
+    parts = min(max(1.0, float(np.floor(load.duration_s / part_s))), 1e15)
+    number = np.floor((seen.last_s[seen.ended_inside] - load.start_s) / load.duration_s * parts)
+    # parts without completions are only counted: of a file's wrong clock there may be 10^13
+    _, counts = np.unique(np.minimum(number, parts - 1), return_counts=True)
+    mean = float(counts.sum()) / parts
+    return (float((counts**2).sum()) / parts - mean**2 - mean) / mean**2 if mean else 0.0
+
+
+def remarks(load: Load, level: Level, seen: Sample, known: Mapping[str, float]) -> Iterator[str]:
+    """What a reader of the point must know besides the reasons of its verdict; `known` are its facts."""
+    if load.ended == "budget":
+        yield f"ended by the time budget after {load.duration_s:.3g} s{_half_width(known)}"
+    if load.ended == "failing":
+        yield f"ended after {load.duration_s:.3g} s, since more requests failed than were answered"
+    if 0 < known["failed"] <= ERROR_SHARE * (known["failed"] + seen.completed):
+        first = load.log.error[int(np.argmax(failed_inside(load)))]
+        yield f"{known['failed']:.0f} requests failed, the first with: {first}"
+    if load.served and 0 < load.of_others <= others_allowed(load.served):
+        yield f"{load.of_others} requests of others on the server meanwhile"
+    if known["tokens_per_chunk"] > TOKENS_PER_CHUNK:
+        yield f"{known['tokens_per_chunk']:.2f} tokens a response: ITL is over the tokens after the first response"
+    if level.value >= FEWEST_IN_STEP and known.get("clumping", 0.0) > IN_LOCKSTEP:
+        yield f"lockstep: completions come in bursts (clumping {known['clumping']:.1f}); vary OSL or spread the starts"
+    yield from _jittered_gaps(load, seen)
+
+
+def _half_width(known: Mapping[str, float]) -> str:
+    width = known.get("e2e_mean_half_width")
+    return "" if width is None else f", mean E2E known to ± {width:.1%}"
+
+
+def _jittered_gaps(load: Load, seen: Sample) -> Iterator[str]:
+    lag_s, itl_s = load.client.loop_lag_p99_s, seen.itl_s[np.isfinite(seen.itl_s)]
+    if itl_s.size and lag_s > LAG_SHARE_OF_ITL * itl_s.mean() > 0:  # 0: whole answers came in one piece
+        yield (
+            f"gaps between tokens hold up to {lag_s * 1000:.3g} ms of the client's own lag (p99), "
+            f"{lag_s / itl_s.mean():.0%} of the mean ITL"
+        )
 
 
 def measurement(
@@ -73,7 +178,7 @@ def _rates(load: Load, level: Level, seen: Sample) -> dict[str, Any]:
         "requests": seen.completed,
         "errors": int(failed_inside(load).sum() + wrong_inside(load).sum()),
         "requests_per_s": finished / load.duration_s,
-        "output_tokens_per_s": chunks.tokens_inside(seen.log, load) / load.duration_s or None,
+        "output_tokens_per_s": window.tokens_inside(seen.log, load) / load.duration_s or None,
         "mean_in_flight": mean_in_flight(load),
     }
 
@@ -86,7 +191,7 @@ def _latencies(seen: Sample) -> dict[str, Any]:
 
 
 def _gaps(load: Load, seen: Sample) -> dict[str, Any]:
-    gaps_s = chunks.gaps_s(seen.log, load, single_tokens=True)
+    gaps_s = window.gaps_s(seen.log, load, single_tokens=True)
     return {**gap_percentiles("gap", gaps_s, mean_in_flight(load))}
 
 

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import math
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Literal, get_args
+from typing import Annotated, Literal, NamedTuple, get_args
 
 import numpy as np
+from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from calibration.metrics.intervals import Floats, batch_means, batch_rates, batches, half_width
+from calibration.records import Ended
 
 Mean = Literal["ttft_mean", "itl_mean", "e2e_mean", "requests_per_s"]
 MEANS: tuple[Mean, ...] = get_args(Mean)
@@ -69,3 +73,123 @@ def _cohort(answers: Answers, window_s: tuple[float, float]) -> Answers:
     due_s = answers.due_s[order]
     order = order[(window_s[0] <= due_s) & (due_s < window_s[1])]
     return Answers(answers.due_s[order], answers.last_s[order], answers.ttft_s[order], answers.itl_s[order])
+
+
+# --- When a level has been measured long enough: confidence intervals narrow enough, or requests or time used up
+
+FEWEST_REQUESTS = 50
+FEWEST_PER_PLACE = 10
+LONGEST_FITS = 5
+CHECK_EVERY = 0.05
+NARROW_CHECKS = 4
+Share = Annotated[float, Field(gt=0, lt=1)]
+Count = Annotated[int, Field(ge=1)]
+
+
+class Until(BaseModel):
+    """Measure until the means named in `of` are known to `half_width` (relative, 0.05 = 5 %) at `confidence`.
+
+    At least `requests_min` answers (default: the larger of 50 and ten for each request in flight), at most
+    `requests_max`, and for `budget_s` seconds at most.
+    """
+
+    model_config = ConfigDict(strict=True, extra="forbid", frozen=True, allow_inf_nan=False)
+
+    half_width: Share = 0.05
+    confidence: Share = 0.95
+    of: Annotated[tuple[Mean, ...], Field(strict=False, min_length=1)] = MEANS
+    requests_min: Count | None = None
+    requests_max: Count | None = None
+    budget_s: Annotated[float, Field(gt=0)] | None = None
+
+    @model_validator(mode="after")
+    def _some_number_is_allowed(self) -> Until:
+        if self.requests_min and self.requests_max and self.requests_min > self.requests_max:
+            raise ValueError(f"requests_min {self.requests_min} is above requests_max {self.requests_max}")
+        return self
+
+
+class Done(NamedTuple):
+    """An answered request: when its last token came, its TTFT, ITL (NaN for one token) and E2E; seconds."""
+
+    end_s: float
+    ttft_s: float
+    itl_s: float
+    e2e_s: float
+
+
+class StopRule:
+    """Told of answers as they come, says when the window that opened at `start_s` may shut.
+
+    Intervals are taken anew whenever there are 5 % more answers. Stopping at the first narrow one would favour those
+    that are narrow by chance; so four checks running must be, eight waves of requests must have passed
+    (`intervals.batches`), and the longest E2E must fit five times into the time seen.
+    """
+
+    def __init__(self, until: Until, start_s: float) -> None:
+        self._until = until
+        self._start_s = start_s
+        self._done: list[Done] = []
+        self._spent_s = 0.0
+        self._next_check = 0
+        self._narrow_checks = 0
+        self._needed: float | None = None
+
+    def add(self, done: Sequence[Done]) -> None:
+        """Answers that came since the last call, in any order; those from before the window are passed over."""
+        new = [item for item in done if item.end_s >= self._start_s]
+        self._done += new
+        self._spent_s += sum(item.e2e_s for item in new)
+
+    def ended(self, now_s: float) -> Ended | None:
+        """Why measuring may end at `now_s`, or None while it must go on. Cheap: intervals are taken now and then."""
+        if self._until.requests_max is not None and len(self._done) >= self._until.requests_max:
+            return "count"
+        if len(self._done) >= max(self._fewest(now_s), self._next_check):
+            self._check()
+        if self._narrow_checks >= NARROW_CHECKS:
+            return "precise"
+        if self._until.budget_s is not None and now_s >= self._start_s + self._until.budget_s:
+            return "budget"
+        return None
+
+    def share(self, now_s: float) -> float:
+        """How much of the measuring is over, 0 to 1, as far as can be told now; an estimate that may fall again.
+
+        An interval narrows with the root of the number of answers: n answers with a half width h are (goal / h)^2 of
+        those needed. Requests and time used up count where they are nearer to their end.
+        """
+        done = len(self._done)
+        shares = [done / max(self._fewest(now_s), self._needed or 0.0)]
+        if self._until.requests_max is not None:
+            shares.append(done / self._until.requests_max)
+        if self._until.budget_s is not None:
+            shares.append((now_s - self._start_s) / self._until.budget_s)
+        return min(1.0, max(shares))
+
+    def _fewest(self, now_s: float) -> float:
+        if self._until.requests_min is not None:
+            return self._until.requests_min
+        in_flight = self._spent_s / (now_s - self._start_s) if now_s > self._start_s else 0.0
+        return max(FEWEST_REQUESTS, FEWEST_PER_PLACE * in_flight)
+
+    def _check(self) -> None:
+        done = len(self._done)
+        self._next_check = max(done + 1, math.ceil(done * (1 + CHECK_EVERY)))
+        ratio = self._widest() / self._until.half_width
+        self._narrow_checks = self._narrow_checks + 1 if ratio <= 1 else 0
+        self._needed = done * ratio**2 if math.isfinite(ratio) else None
+
+    def _widest(self) -> float:
+        """The widest relative half width of the chosen means; infinite where they cannot be told yet.
+
+        Looked at are requests due up to one longest E2E ago: of those due later only the short ones are over.
+        """
+        end_s, ttft_s, itl_s, e2e_s = np.array(self._done).T
+        longest_s = float(e2e_s.max())
+        horizon_s = float(end_s.max()) - longest_s
+        if horizon_s - self._start_s < LONGEST_FITS * longest_s:
+            return math.inf
+        answers = Answers(due_s=end_s - e2e_s, last_s=end_s, ttft_s=ttft_s, itl_s=itl_s)
+        found = half_widths(series(answers, (self._start_s, horizon_s)), self._until.confidence)
+        return max((found[name] for name in self._until.of if name in found), default=math.inf)

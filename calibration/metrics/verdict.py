@@ -17,18 +17,116 @@ verdict: "".
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator
+from typing import NamedTuple
 
 import numpy as np
+from numpy.typing import NDArray
 
-from calibration.levels import Level
-from calibration.metrics.backlog import behind, fell_behind, growth
-from calibration.metrics.intervals import FEWEST_BATCHES
+from calibration.metrics.intervals import FEWEST_BATCHES, inflation, t_quantile
 from calibration.metrics.precision import Answers, Mean, series, waves
-from calibration.metrics.trends import drift, settling
-from calibration.metrics.window import Sample, answered, failed_inside, within, wrong_inside
-from calibration.records import Floats, Load
-from sizing.curves import Verdict
+from calibration.metrics.window import Sample, answered, failed_inside, over_s, within, wrong_inside
+from calibration.plan import Level
+from calibration.records import Load
+from sizing.points import Verdict
+
+# --- Does a series change over its window beyond its noise? t-intervals of a drift and of a settling, which allow for
+#
+# neighbours that are correlated.
+#
+# The noise is widened by the correlation of neighbouring residuals, as that of a mean is (`intervals.half_width`):
+# the slow wandering of a queue is not to be taken for a change.
+
+Floats = NDArray[np.float64]
+
+
+class Change(NamedTuple):
+    """By how much a series ends higher than it began, and the half width of the interval of that, in its unit."""
+
+    amount: float
+    half_width: float
+
+    @property
+    def least(self) -> float:
+        """The smallest change, with its sign, that the interval allows; 0 where it allows none at all."""
+        return math.copysign(max(0.0, abs(self.amount) - self.half_width), self.amount)
+
+
+def drift(series: Floats, confidence: float) -> Change:
+    """The change of `series`, shape (n,) with n >= 4, equally spaced, from its first value to its last along a line.
+
+    Degrees of freedom are not reduced for correlation: what is left of a change that is no straight line looks
+    correlated too, and it must not excuse itself.
+    """
+    n = len(series)
+    at = np.linspace(-0.5, 0.5, n)
+    spread = float(at @ at)
+    slope = float(at @ series) / spread
+    residuals = series - series.mean() - slope * at
+    error = math.sqrt(float(residuals @ residuals) / (n - 2) / spread * inflation(residuals, fitted=2))
+    return Change(slope, _reach(n - 2, confidence) * error)
+
+
+def settling(series: Floats, first: int, confidence: float) -> Change:
+    """From the mean of the `first` values of `series` to that of the rest, at least 4: a warm-up that was not over.
+
+    After Geweke (1992); the noise is that of the rest, which a warm-up has not touched.
+    """
+    begun, rest = series[:first], series[first:]
+    residuals = rest - rest.mean()
+    factor = inflation(residuals, fitted=1)
+    error = math.sqrt(float(residuals @ residuals) / (len(rest) - 1) * factor * (1 / first + 1 / len(rest)))
+    freedom = max(1.0, (len(rest) - 1) / factor)
+    return Change(float(rest.mean() - begun.mean()), _reach(freedom, confidence) * error)
+
+
+def _reach(freedom: float, confidence: float) -> float:
+    return t_quantile(freedom, (1 + confidence) / 2)
+
+
+# --- Do requests of an open loop leave as they come, or does the queue grow beyond what chance would do?
+
+SERVED_SHARE = 0.98
+CONFIDENCE = 0.95
+STEPS = 20
+
+
+def fell_behind(load: Load, sample: Sample) -> bool:
+    """True where fewer than 98 % of the requests that fell due in the window, failed ones included, left in it.
+
+    Those that the client never came to send count as due.
+    """
+    came, left = _came_and_left(load, sample)
+    return left < SERVED_SHARE * came
+
+
+def behind(load: Load, sample: Sample) -> str:
+    """By how much, in words."""
+    came, left = _came_and_left(load, sample)
+    return (
+        f"{left / load.duration_s:.4g} requests/s finished where {came / load.duration_s:.4g} came, {left / came:.1%}, "
+        f"needed are {SERVED_SHARE:.0%}"
+    )
+
+
+def _came_and_left(load: Load, sample: Sample) -> tuple[int, int]:
+    return load.issued, sample.completed + int(failed_inside(load).sum())
+
+
+def growth(load: Load) -> Change:
+    """Growth of the requests in flight over the window, with the one-sided half width of a 95 % interval.
+
+    The steps of a queue at exactly its capacity are independent, so that their mean has Student's t interval; below
+    capacity steps up are followed by steps down and the growth is smaller than that allows.
+    """
+    edges_s = np.linspace(load.start_s, load.stop_s, STEPS + 1)
+    came = np.searchsorted(np.sort(load.log.intended_s), edges_s)
+    left = np.searchsorted(np.sort(over_s(load.log)), edges_s)
+    steps = np.diff(came - left)
+    reach = t_quantile(STEPS - 1, CONFIDENCE) * float(steps.std(ddof=1)) * math.sqrt(STEPS)
+    return Change(float(steps.sum()), reach)
+
 
 LATE_SHARE_OF_TTFT = 0.05
 SENT_SHARE = 0.98
@@ -43,7 +141,6 @@ CHANGE_ALLOWED = 0.05
 WARM_UP_SHARES = (0.1, 0.25)
 LITTLE_ALLOWED = 0.05
 FALSE_ALARMS = 0.005
-
 Rule = Callable[[Load, Level, Sample], Iterator[str]]
 _JUDGED: tuple[tuple[Mean, str], ...] = (("ttft_mean", "TTFT"), ("e2e_mean", "E2E"))
 

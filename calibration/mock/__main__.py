@@ -9,9 +9,8 @@ import signal
 import click
 import numpy as np
 
-from calibration.mock.script import Script
 from calibration.mock.server import Serving, run, serve
-from calibration.mock.truth import Truth
+from calibration.mock.service import Script, Truth
 
 UNITS_S = {"us": 1e-6, "ms": 1e-3, "s": 1.0}
 

@@ -13,8 +13,7 @@ from pathlib import Path
 from subprocess import PIPE
 
 from calibration.errors import ServerError
-from calibration.mock.script import Script
-from calibration.mock.truth import Truth
+from calibration.mock.service import Script, Truth
 
 ROOT = Path(__file__).resolve().parents[2]
 ENDS_WITHIN_S = 5.0

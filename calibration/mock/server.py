@@ -13,10 +13,8 @@ from pathlib import Path
 from typing import Any, TypeVar
 from weakref import WeakSet
 
-from calibration.mock import grpc_calls, http1
-from calibration.mock.script import Script
-from calibration.mock.service import Service
-from calibration.mock.wire import Wire
+from calibration.mock import grpc_server, http_server
+from calibration.mock.service import Script, Service, Wire
 
 HOST = "127.0.0.1"
 BACKLOG = 4096
@@ -57,7 +55,7 @@ async def serve(script: Script, until: Callable[[Serving], Awaitable[None]], por
 
         return made
 
-    makers: tuple[Callable[[], Wire], ...] = (grpc_calls.serve(service, script), http1.serve(service))
+    makers: tuple[Callable[[], Wire], ...] = (grpc_server.serve(service, script), http_server.serve(service))
     servers = [
         await loop.create_server(tracked(make), HOST, port, backlog=BACKLOG)
         for make, port in zip(makers, ports, strict=True)

@@ -10,8 +10,7 @@ from pathlib import Path
 import numpy as np
 
 from calibration.errors import PlanError
-from calibration.requests.length_laws import Drawn
-from calibration.requests.lengths import LengthsPlan, Texts
+from calibration.requests.lengths import Drawn, LengthsPlan, Texts
 from calibration.requests.tokens import Encoder, TokenIds, TokenizerFile, WordCounter, encoder_of
 from sizing.workload import Lengths
 

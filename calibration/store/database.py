@@ -17,7 +17,7 @@ from sqlalchemy.exc import IntegrityError, InterfaceError, OperationalError, SQL
 from sqlalchemy.schema import CreateColumn
 
 from calibration.errors import StoreAway, StoreError
-from sizing.curves import COLUMNS
+from sizing.points import COLUMNS
 
 DATABASE_VARIABLE = "SIZING_DATABASE_URL"
 RECORDS_VARIABLE = "SIZING_RECORDS"

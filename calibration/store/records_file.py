@@ -17,7 +17,7 @@ import numpy as np
 from pydantic import BaseModel, ConfigDict, ValidationError
 
 from calibration.errors import StoreError
-from calibration.levels import LevelKey
+from calibration.plan import LevelKey
 from calibration.records import RequestLog
 from calibration.store.text import clean
 

@@ -2,41 +2,285 @@
 
 from __future__ import annotations
 
+import json
+import math
+import os
+import socket
 import threading
 import uuid
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass, fields, replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, Literal, get_args
 
 import sqlalchemy as sql
+from pydantic import TypeAdapter, ValidationError
+from sqlalchemy.exc import IntegrityError
 
 from calibration.errors import StoreError
-from calibration.levels import LevelKey, level_key
+from calibration.plan import LevelKey, is_here, level_key, same_server
 from calibration.records import Measurement, RequestLog
-from calibration.server_plan import is_here, same_server
-from calibration.store.database import DATABASE_VARIABLE, Database, points, runs
-from calibration.store.logs import keep
-from calibration.store.owner import HEARTBEAT_S, Owner
-from calibration.store.records_file import read_log
-from calibration.store.rows import (
-    at_work,
-    folder_name,
-    holds,
-    insert_run,
-    measurement_of,
-    of_run,
-    owner_of,
-    point_of,
-    unknown,
-    update_run,
-)
-from sizing.curves import Point
+from calibration.store.database import DATABASE_VARIABLE, LARGEST_WHOLE, LEVEL, WHOLE, Database, points, runs
+from calibration.store.records_file import About, read_log, write_log
+from calibration.store.text import clean, storable
+from sizing.points import COLUMNS, Point
+
+# --- Which process measures a run, and whether it lives: on this machine by its trace in /proc, elsewhere by heartbeat
+
+HEARTBEAT_S = 2.0
+LOST_AFTER_S = 30.0
+"""A process on another machine that was silent for longer is taken for dead."""
+
+
+@dataclass(frozen=True, slots=True)
+class Owner:
+    """A process, told from all others: host name, process number and `born`.
+
+    `born` is the boot of the machine, the space that process numbers count in and the start time, with a colon between
+    them: machines and containers may share a host name, and a number comes back for another process. It is empty where
+    the system has no /proc.
+    """
+
+    host: str
+    pid: int
+    born: str
+
+    @classmethod
+    def here(cls) -> Owner:
+        """The process that asks."""
+        return cls.child(os.getpid())
+
+    @classmethod
+    def child(cls, pid: int) -> Owner:
+        """The process of that number on this machine."""
+        return cls(socket.gethostname(), pid, _born(pid))
+
+    def lives(self, silent_s: float) -> bool:
+        """Whether the process still runs; `silent_s` is how long ago its last heartbeat was."""
+        return _born(self.pid) == self.born if self.is_near else silent_s < LOST_AFTER_S
+
+    @property
+    def is_near(self) -> bool:
+        """Whether the process is, or was, one of this machine and container: then its number means it and no other."""
+        here = Owner.here()
+        space = self.born.rpartition(":")[0]
+        return bool(space) and (self.host, space) == (here.host, here.born.rpartition(":")[0])
+
+    def __str__(self) -> str:
+        return f"process {self.pid} on {self.host}"
+
+
+def _born(pid: int) -> str:
+    """Boot, number space and start time of a process; empty if it is dead, or if there is no /proc to ask."""
+    try:
+        boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+        space = os.stat("/proc/self/ns/pid").st_ino
+        state, *rest = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    except OSError:
+        return ""
+    started = rest[18]  # field 22 of proc(5), in clock ticks since boot
+    return "" if state in "ZX" else f"{boot}:{space}:{started}"  # a zombie has ended, only nobody has asked how
+
+
+# --- Rows of the store's tables: what was measured as columns and back, and the statements that several parts need
+
+Standing = Literal["pending", "accepted", "discarded"]
+"""Whether somebody has looked at a point and takes it for an answer; what the command line measures is accepted."""
+_FACTS = TypeAdapter(dict[str, float])
+
+
+def insert_run(connection: sql.Connection, values: Mapping[str, Any]) -> int:
+    """A new row in the table of runs; its number. Texts are cleaned."""
+    row = connection.execute(sql.insert(runs).values(_cleaned(values)).returning(runs.c.id))
+    return int(row.scalar_one())
+
+
+def update_run(
+    connection: sql.Connection, run_id: int, values: Mapping[str, Any], *, owner: Owner | None = None
+) -> bool:
+    """Change columns of a run, only if it belongs to `owner` where one is given; whether it was changed.
+
+    Texts are cleaned. The run's row is locked until the transaction ends.
+    """
+    chosen = sql.update(runs).where(runs.c.id == run_id)
+    if owner is not None:
+        chosen = chosen.where(runs.c.host == owner.host, runs.c.pid == owner.pid, runs.c.born == owner.born)
+    return connection.execute(chosen.values(_cleaned(values))).rowcount == 1
+
+
+def owner_of(connection: sql.Connection, run_id: int) -> Owner:
+    """The process that a run belongs to. Raises StoreError if there is no such run."""
+    row = connection.execute(sql.select(runs).where(runs.c.id == run_id)).mappings().one_or_none()
+    if row is None:
+        raise unknown(run_id)
+    return Owner(row["host"], row["pid"], row["born"])
+
+
+def at_work(connection: sql.Connection, run_id: int, clock: sql.ColumnElement[float]) -> Owner | None:
+    """The living process that measures a run, None if none does; the run's row is locked until the transaction ends.
+
+    Raises StoreError if there is no such run.
+    """
+    query = sql.select(runs, (clock - runs.c.heartbeat).label("silent_s")).where(runs.c.id == run_id)
+    row = connection.execute(query.with_for_update()).mappings().one_or_none()
+    if row is None:
+        raise unknown(run_id)
+    owner = Owner(row["host"], row["pid"], row["born"])
+    return owner if row["state"] == "running" and owner.lives(row["silent_s"]) else None
+
+
+def unknown(run_id: int) -> StoreError:
+    """The error for a number that no run has."""
+    return StoreError(f"there is no run {run_id}; python -m calibration list shows those there are")
+
+
+def insert_point(connection: sql.Connection, run_id: int, kept: Measurement, *, recorded: bool) -> str:
+    """A new row in the table of points; the name of its file of records in the folder of records, empty without.
+
+    Points are numbered as they come: the caller holds the lock of `at_work`. Raises StoreError if the run has a point
+    at this level.
+    """
+    number = connection.execute(sql.select(sql.func.count()).where(points.c.run == run_id)).scalar_one() + 1
+    reviewed = connection.execute(sql.select(runs.c.review).where(runs.c.id == run_id)).scalar_one()
+    name = records_name(connection, run_id, number) if recorded else ""
+    try:
+        told = {"run": run_id, "number": number, "records": name, "standing": "pending" if reviewed else "accepted"}
+        connection.execute(sql.insert(points).values(**told, **_columns(kept)))
+    except IntegrityError:
+        raise StoreError(f"run {run_id} has a point at this level already: is it being measured twice?") from None
+    return name
+
+
+def holds(connection: sql.Connection, run_id: int, point: Point) -> bool:
+    """Whether a run has this very point, and not only another at its level."""
+    level = (points.c[name] == getattr(point, name) for name in LEVEL)
+    row = connection.execute(of_run(run_id).where(*level)).mappings().one_or_none()
+    return row is not None and point_of(row) == cleaned(point)
+
+
+def records_name(connection: sql.Connection, run_id: int, number: int) -> str:
+    """Name of the file of records of a run's point of that number, in the folder of records."""
+    run_uuid = connection.execute(sql.select(runs.c.uuid).where(runs.c.id == run_id)).scalar_one()
+    return f"{folder_name(run_id, run_uuid)}/level-{number}.parquet"
+
+
+def folder_name(run_id: int, run_uuid: str) -> str:
+    """Name of a run's own folder in the folder of records."""
+    return f"run-{run_id}-{run_uuid[:8]}"
+
+
+def name_records(connection: sql.Connection, run_id: int, number: int, name: str) -> None:
+    """Say that the log of a run's point of that number is in the file of records `name`."""
+    mine = (points.c.run == run_id, points.c.number == number)
+    connection.execute(sql.update(points).where(*mine).values(records=name))
+
+
+def set_standing(connection: sql.Connection, run_id: int, standing: Standing) -> int:
+    """Give every point of a run that standing; how many had another."""
+    others = (points.c.run == run_id, points.c.standing != standing)
+    return connection.execute(sql.update(points).where(*others).values(standing=standing)).rowcount
+
+
+def of_run(run_id: int | None, *, as_measured: bool = False) -> sql.Select[Any]:
+    """All columns of the points of one run, or of the accepted ones of all runs.
+
+    By run, then by lengths and load or in the order measured.
+    """
+    by_level = [points.c[name] for name in LEVEL]
+    query = sql.select(points).order_by(points.c.run, *([points.c.number] if as_measured else []), *by_level)
+    return query.where(points.c.standing == "accepted" if run_id is None else points.c.run == run_id)
+
+
+def point_of(row: sql.RowMapping) -> Point:
+    """The point in a row. Raises StoreError if somebody else wrote there what is no point."""
+    try:
+        return Point(**{name: row[name] for name in COLUMNS})
+    except ValidationError as error:
+        fault = error.errors()[0]
+        where = f"a point of run {row['run']}, column {fault['loc'][0] if fault['loc'] else '?'}"
+        raise StoreError(f"the store holds an impossible value: {where}: {fault['msg']}") from None
+
+
+def measurement_of(row: sql.RowMapping) -> Measurement:
+    """The measurement in a row, without its log. Raises StoreError as `point_of` does."""
+    point = point_of(row)
+    try:
+        return Measurement(point, _FACTS.validate_json(row["facts"]), _FACTS.validate_json(row["server"]))
+    except ValidationError:
+        where = f"facts of a point of run {row['run']}"
+        raise StoreError(f"the store holds an impossible value: {where} are not numbers by name") from None
+
+
+def cleaned(point: Point) -> Point:
+    """`point` as the store keeps it, with its texts cleaned."""
+    return replace(point, **_cleaned({name: getattr(point, name) for name in COLUMNS}))
+
+
+def _columns(kept: Measurement) -> dict[str, Any]:
+    values = _cleaned({name: getattr(kept.point, name) for name in COLUMNS})
+    for name in WHOLE:
+        if abs(values[name] or 0) > LARGEST_WHOLE:
+            raise StoreError(
+                f"{name} of a point is larger than any the store holds ({LARGEST_WHOLE}): correct it in its file"
+            )
+    return values | {"facts": _json(kept.facts), "server": _json(kept.server)}
+
+
+def _cleaned(values: Mapping[str, Any]) -> dict[str, Any]:
+    """Columns with their texts fit to be stored and printed; a plan and a log keep their lines."""
+    texts = {name: value for name, value in values.items() if isinstance(value, str)}
+    return {**values, **{name: (storable if name in ("plan", "log") else clean)(text) for name, text in texts.items()}}
+
+
+def _json(facts: Mapping[str, float]) -> str:
+    known = {clean(name): float(value) for name, value in facts.items() if math.isfinite(value)}
+    return json.dumps(known, sort_keys=True)
+
+
+# --- Points together with their logs: a log is on disk before its point is committed, and gone again if that fails
+
+
+def keep(
+    connection: sql.Connection,
+    folder: Path,
+    run_id: int,
+    kept: Measurement,
+    *,
+    seed: Sequence[int] = (),
+    clock: str = "monotonic",
+) -> Path | None:
+    """Insert a point, and write its log, if there is one, into the folder of records: the file written.
+
+    `seed` and `clock` are noted with the log. Raises StoreError as `insert_point` and `write_log` do.
+    """
+    name = insert_point(connection, run_id, kept, recorded=kept.log is not None)
+    if kept.log is None:
+        return None
+    run_uuid = connection.execute(sql.select(runs.c.uuid).where(runs.c.id == run_id)).scalar_one()
+    start_s, stop_s = (kept.facts.get(f"window_{edge}_s", math.nan) for edge in ("start", "stop"))
+    window_s = (start_s, stop_s) if math.isfinite(start_s + stop_s) else None
+    about = About(run=run_uuid, level=level_key(kept.point), window_s=window_s, clock=clock, seed=tuple(seed))
+    write_log(folder / name, kept.log, about)
+    return folder / name
+
+
+@contextmanager
+def removed_on_error() -> Iterator[list[Path]]:
+    """A list for the files that a transaction writes: they go again if it fails. It belongs around the transaction."""
+    written: list[Path] = []
+    try:
+        yield written
+    except BaseException:
+        for file in written:
+            with suppress(OSError):
+                file.unlink(missing_ok=True)
+                file.parent.rmdir()
+        raise
+
 
 __all__ = ["DATABASE_VARIABLE", "STATES", "Ending", "Run", "State", "Store"]
-
 Ending = Literal["done", "interrupted", "failed"]
 State = Literal["queued", "running", "lost"] | Ending
 """Queued: its process has been started and asks the server. Lost: its process is gone, by kill -9 or a power cut."""

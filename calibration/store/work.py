@@ -9,9 +9,7 @@ from datetime import UTC, datetime
 import sqlalchemy as sql
 
 from calibration.store.database import runs
-from calibration.store.owner import Owner
-from calibration.store.rows import insert_run, set_standing, unknown, update_run
-from calibration.store.runs import Ending, Store, check_free
+from calibration.store.runs import Ending, Owner, Store, check_free, insert_run, set_standing, unknown, update_run
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,6 +1,6 @@
 """On the GPU machine: make an environment from what was carried, then measure in it. Needs the standard library alone.
 
-    python3 -m lab.gpu.go --budget-s 540 --out OUT [options of gpu.measure]
+    python3 -m lab.gpu.go --budget-s 540 --out OUT [options of lab.gpu.measure]
 
 The machine's own Python is used if it has a shared libpython, which Triton's Python backend loads; else the one that
 was carried, with the machine's packages. What was made is found again by the next call on the same machine.

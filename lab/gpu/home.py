@@ -22,9 +22,9 @@ import click
 from calibration.store import Store
 from calibration.store.bundle import export_bundle
 from lab.gpu.kept import DATABASE
-from sizing.curves import Point, write_points
+from sizing.points import Point, write_points
 
-DATA = Path(__file__).parents[1] / "data"
+DATA = Path(__file__).parents[2] / "data"
 ENSEMBLE, AGAIN = " ensemble", " again"
 MOST_PASSES = 20_000
 

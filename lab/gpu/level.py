@@ -11,17 +11,16 @@ from contextlib import ExitStack
 from dataclasses import replace
 
 from calibration.errors import Cancelled
-from calibration.levels import Level
-from calibration.load.shards import Workers
+from calibration.load.pool import Workers
 from calibration.measure import Pace, Target, measure, prepare, seed_of
-from calibration.plan import PlanFile, parse_plan
+from calibration.plan import Level, PlanFile, parse_plan
 from calibration.records import Measurement
 from calibration.store import Store
 from lab.gpu.agenda import ISL_CV, OSL_CV, PAIRS, SMALL_PAIRS, WARM_UP, Card, Item, Pair, Served
 from lab.gpu.kept import Kept
 from lab.gpu.served import GpuServer, Setup
 from lab.gpu.watch import Watch
-from sizing.curves import Point
+from sizing.points import Point
 from sizing.yaml_file import yaml_of
 
 USABLE = ("", "steady", "unsteady", "client_limited")

@@ -2,7 +2,7 @@
 
     python -m lab.gpu.measure --budget-s 540 --out OUT [--resume measured.tar.gz] [--device cpu --small]
 
-Started by gpu.go where packages are carried. Ends with 0 when nothing more fits, and again says what is left.
+Started by lab.gpu.go where packages are carried. Ends with 0 when nothing more fits, and again says what is left.
 """
 
 from __future__ import annotations
@@ -75,7 +75,7 @@ def _logs(kept: Kept) -> list[logging.Handler]:
 
 
 def adopt_carried_environment() -> None:
-    """Sign an environment that gpu.go made as the reference server's own would be, so that it is not made anew."""
+    """Sign an environment that lab.gpu.go made as the reference server's own would be, so that it is not made anew."""
     folder = environment.default_folder()
     if (folder / "venv" / "lib" / f"python{environment.PYTHON_VERSION}" / "site-packages" / "machine.pth").exists():
         (folder / "stamp").write_text(environment._stamp_text())

@@ -13,10 +13,10 @@ from typing import Any
 import click
 
 from lab.gpu.home import DATA
-from sizing.curves import Deployment, Point, read_points
 from sizing.errors import FitError
 from sizing.fitting import Fit, fit
 from sizing.numbers import percent
+from sizing.points import Deployment, Point, read_points
 from sizing.queueing import predict
 from sizing.simulator import simulate
 from sizing.workload import OF_REQUESTS, Arrivals, Workload

@@ -22,7 +22,7 @@ from typing import IO, Self
 from rich.console import Console
 
 from calibration.errors import ServerError
-from calibration.load import cores
+from calibration.load import system
 from lab.reference import environment
 from lab.reference.environment import PROJECT, PYTHON_VERSION, Environment
 from lab.reference.settings import Settings
@@ -147,8 +147,8 @@ class ReferenceServer:
         _make_room_for_log(self.log.parent)
         executable = ready.tritonserver / "bin" / "tritonserver"
         executable.chmod(0o755)
-        rest = cores.usable() - set(cores.of_engine(self.settings.threads))
-        command = [sys.executable, str(Path(__file__).with_name("launch.py")), cores.written(rest), str(executable)]
+        rest = system.usable() - set(system.of_engine(self.settings.threads))
+        command = [sys.executable, str(Path(__file__).with_name("launch.py")), system.written(rest), str(executable)]
         with self.log.open("wb") as log:
             self._process = _spawn([*command, *_flags(self.settings, repository, backends)], ready, self.settings, log)
 

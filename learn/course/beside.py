@@ -9,10 +9,10 @@ from learn.course.fleet import CourseSizing
 from learn.course.throughput import Goal
 from sizing import planner
 from sizing.candidates import Choice, find
-from sizing.curves import Point
-from sizing.errors import NoFeasiblePlan, ScenarioError
+from sizing.errors import ScenarioError
 from sizing.numbers import percent
-from sizing.plan import Plan, Question
+from sizing.plans import NoFeasiblePlan, Plan, Question
+from sizing.points import Point
 from sizing.workload import PERCENTILES, Limit, Sla, Workload
 
 

@@ -9,7 +9,7 @@ from learn.course.cost import ApiPrice
 from learn.course.demand import per_second
 from learn.course.fleet import CourseSizing, size
 from learn.course.throughput import Goal, best
-from sizing.curves import Point, read_points
+from sizing.points import Point, read_points
 
 FILE = Path(__file__).resolve().parents[2] / "data" / "course" / "h100-llama3-8b-2000-200.csv"
 CALLS_PER_YEAR = 30e6

@@ -8,8 +8,8 @@ from typing import Any
 from learn.course.cost import Tco
 from learn.course.fleet import CourseSizing
 from learn.course.throughput import Throughput
-from sizing.answer import fleet_json
-from sizing.plan import Plan
+from sizing.plans import Plan
+from sizing.text import fleet_json
 
 
 @dataclass(frozen=True, slots=True)

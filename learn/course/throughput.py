@@ -6,9 +6,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal, get_args
 
-from sizing.curves import Point
-from sizing.errors import NoFeasiblePlan, ScenarioError
+from sizing.errors import ScenarioError
 from sizing.numbers import milliseconds, significant
+from sizing.plans import NoFeasiblePlan
+from sizing.points import Point
 from sizing.workload import OF_REQUESTS, RequestMetric, finite, parse_seconds
 
 Statistic = Literal["mean", "p50", "p90", "p95", "p99"]
@@ -21,7 +22,7 @@ SIX = ("model", "precision", "isl", "osl", "concurrency", "tp")
 class Throughput:
     """Requests/s of one instance, with the six parameters it holds for and the point it was measured at.
 
-    >>> from sizing.curves import Point
+    >>> from sizing.points import Point
     >>> measured = throughput(Point(model="M", precision="fp8", gpu="H100", tp=2, isl=2000, osl=200,
     ...     load_kind="concurrency", load_value=10, requests_per_s=6.0))
     >>> measured.per_gpu, measured.per_gpus(8), measured.concurrency_per_gpus(8)

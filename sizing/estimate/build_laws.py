@@ -16,7 +16,7 @@ from rich.progress import track
 from sizing.catalog import Model, Precision, gpus, models, precisions
 from sizing.errors import EstimateUnavailable
 from sizing.estimate import kernels
-from sizing.estimate.shipped import COLUMNS, KEY, LAWS, Key, row_of
+from sizing.estimate.day_zero import COLUMNS, KEY, LAWS, Key, row_of
 from sizing.estimate.timed import time_kernels
 
 TENSOR_PARALLEL = (1, 2, 4, 8)

@@ -2,24 +2,172 @@
 
 from __future__ import annotations
 
+import csv
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
+from functools import cache, partial
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
 from types import MappingProxyType
 
 from sizing import catalog
-from sizing.catalog import Gpu, Model, Precision
-from sizing.errors import DoesNotFit, EstimateUnavailable
+from sizing.catalog import BITS, Gpu, Model, Precision, gpus
+from sizing.engine import Batching, Replica, StepLaw
+from sizing.errors import CatalogueError, DoesNotFit, EstimateUnavailable
 from sizing.estimate import kernels
 from sizing.estimate.checkpoints import describe
-from sizing.estimate.memory import Memory
-from sizing.estimate.roofline import RELATIVE_SIGMA, roofline
-from sizing.estimate.shipped import current, shipped
+from sizing.estimate.memory import KV_LENGTHS, Memory
 from sizing.estimate.timed import Timed, time_kernels
 from sizing.numbers import percent
-from sizing.plan import Candidate
-from sizing.replica import Batching, Replica
+from sizing.plans import Candidate
 from sizing.workload import Lengths
+
+# --- Laws and memory fitted beforehand to the kernel timings of every catalogued model, read from
+# data/laws/day_zero.csv
+#
+# They answer at once, also where the kernel database cannot be installed. Written by sizing/estimate/build_laws.py.
+
+LAWS = Path(__file__).resolve().parents[2] / "data" / "laws" / "day_zero.csv"
+KEY = ("model", "gpu", "tp", "precision")
+TIMES = ("weights_s", "overhead_s", "token_s", "sequence_s", "kv_token_s", "attention_s", "prefill_s")
+SHARES = ("unread", "unread_decay", "mean_error", "rms_error")
+BYTES = ("fixed_bytes", "budget_token_bytes", *(f"kv_{length}_bytes" for length in KV_LENGTHS))
+COLUMNS = (*KEY, "engine", "engine_version", *TIMES, *SHARES, *BYTES, "why_not")
+"""`why_not`: why there are no timings; then all columns between the key and this one are empty."""
+DISTRIBUTION, VERSION = "aiconfigurator-core", "0.12.0"
+Key = tuple[str, str, int, str]
+
+
+def current() -> bool:
+    """True unless another version of the kernel database is installed, whose timings then count."""
+    try:
+        return version(DISTRIBUTION) == VERSION
+    except PackageNotFoundError:
+        return True
+
+
+def shipped(model: str, gpu: str, tp: int, precision: str) -> Timed | None:
+    """What the shipped table holds; None if it has no such row.
+
+    Raises EstimateUnavailable, with the reason, where the database was asked and had no timings.
+    """
+    row = rows().get((model, gpu, tp, precision))
+    if row is None:
+        return None
+    if row["why_not"]:
+        raise EstimateUnavailable(row["why_not"])
+    return timed_of(row)
+
+
+@cache
+def rows() -> Mapping[Key, Mapping[str, str]]:
+    """All rows as text, by model, GPU, TP and precision. Raises CatalogueError if the file is faulty."""
+    try:
+        with LAWS.open(newline="", encoding="utf-8") as file:
+            table = list(csv.DictReader(line for line in file if not line.startswith("#")))
+    except OSError as error:
+        raise CatalogueError(f"{LAWS}: cannot be read ({error.strerror}); write it with {BUILD}") from None
+    if table and tuple(table[0]) != COLUMNS:
+        raise CatalogueError(f"{LAWS}: its columns are not those of this version; write it again with {BUILD}")
+    return {(row["model"], row["gpu"], int(row["tp"]), row["precision"]): row for row in table}
+
+
+BUILD = "python -m sizing.estimate.build_laws"
+
+
+def timed_of(row: Mapping[str, str]) -> Timed:
+    """A row's engine, law and memory."""
+    unread = {name: float(row[name]) for name in ("unread", "unread_decay")}
+    law = StepLaw(**{name: float(row[name]) for name in TIMES}, **unread)
+    mean_error, rms_error = float(row["mean_error"]), float(row["rms_error"])
+    neighbour = partial(_memory_of, row["model"], row["gpu"], row["precision"], row["engine"])
+    return Timed(row["engine"], row["engine_version"], law, mean_error, rms_error, memory_of(row), neighbour)
+
+
+def memory_of(row: Mapping[str, str]) -> Memory:
+    """Memory of one GPU of a row."""
+    fixed, budget_token, *sequence = (float(row[name]) for name in BYTES)
+    return Memory(row["engine"], gpus()[row["gpu"]].memory_bytes, fixed, budget_token, tuple(sequence))
+
+
+def _memory_of(model: str, gpu: str, precision: str, engine: str, tp: int) -> Memory | None:
+    row = rows().get((model, gpu, tp, precision))
+    return memory_of(row) if row and row["engine"] == engine else None
+
+
+def row_of(key: Key, timed: Timed) -> dict[str, str]:
+    """The row that `timed_of` reads back: times with six digits, far more than any timing has, bytes with nine."""
+    memory = timed.memory
+    numbers = {
+        **{name: getattr(timed.law, name) for name in (*TIMES, *SHARES[:2])},
+        **{name: getattr(timed, name) for name in SHARES[2:]},
+        **dict(zip(BYTES[:2], (memory.fixed_bytes, memory.budget_token_bytes), strict=True)),
+        **dict(zip(BYTES[2:], memory.sequence_bytes_at, strict=True)),
+    }
+    texts = {name: f"{value:.9g}" if name in BYTES else f"{value:.6g}" for name, value in numbers.items()}
+    named = dict(zip(KEY, map(str, key), strict=True))
+    return {**named, "engine": timed.backend, "engine_version": timed.version, **texts, "why_not": ""}
+
+
+# --- A replica's law from the data sheet alone, where there are no kernel timings. Good to a factor of two
+
+DECODE_EFFICIENCY = (0.28, 0.94)
+"""Share of the memory bandwidth that decode steps of one sequence reach, lowest (70B, TP8) and highest (8B, L40S)."""
+PREFILL_EFFICIENCY = (0.21, 0.71)
+"""Share of the peak FLOP/s that prefill steps reach, lowest and highest over models, chips and TP across NVLink.
+
+TP across PCIe is slower still (0.09 for 32 billion parameters on four L40S).
+"""
+RELATIVE_SIGMA = 0.5
+MEMORY_FRACTION = 0.9
+RESERVED_BYTES = 5 * 2**30
+"""Per GPU, for the runtime, communication buffers and activations."""
+
+
+def roofline(
+    model: Model,
+    gpu: Gpu,
+    tp: int,
+    precision: Precision,
+    lengths: Lengths,
+    batching: Batching,
+) -> Replica:
+    """A replica whose steps take bytes over bandwidth and FLOPs over peak, at the middle of the ranges above.
+
+    Raises DoesNotFit if the weights leave no room for one request's KV cache.
+    """
+    cache_bytes = 2.0 if precision in ("bf16", "int4", "mxfp4") else 1.0
+    token_bytes = model.kv_values_per_token * cache_bytes / min(tp, model.kv_heads)
+    weight_bytes = model.parameters * BITS[precision] / 8 / tp
+    free_bytes = (gpu.memory_bytes - weight_bytes - RESERVED_BYTES) * MEMORY_FRACTION
+    missing = token_bytes * (lengths.isl + lengths.osl) - free_bytes
+    if missing > 0:
+        raise DoesNotFit(
+            f"{model.name} {precision} on {gpu.id} TP{tp} needs {missing / MEMORY_FRACTION / 1e9:.1f} GB more per GPU",
+            missing / MEMORY_FRACTION,
+        )
+    law = roofline_law(model, gpu, tp, precision, weight_bytes, token_bytes)
+    return Replica(law, replace(batching, kv_tokens=int(free_bytes / token_bytes)))
+
+
+def roofline_law(
+    model: Model, gpu: Gpu, tp: int, precision: Precision, weight_bytes: float, token_bytes: float
+) -> StepLaw:
+    """Reading the weights and the KV cache at a share of the bandwidth; 2 FLOPs a parameter and token; attention's
+    4 FLOPs per head dimension and pair of tokens, in bf16."""
+    bandwidth = gpu.bandwidth_bytes_per_s * math.sqrt(math.prod(DECODE_EFFICIENCY))
+    efficiency = math.sqrt(math.prod(PREFILL_EFFICIENCY))
+    pair_flops = 4 * model.layers * model.heads * model.head_size / tp
+    return StepLaw(
+        weights_s=weight_bytes / bandwidth,
+        overhead_s=0.0,
+        token_s=2 * model.active_parameters / tp / (gpu.peak_flops_per_s(precision) * efficiency),
+        sequence_s=0.0,
+        kv_token_s=token_bytes / bandwidth,
+        attention_s=pair_flops / (gpu.peak_flops_per_s("bf16") * efficiency),
+    )
+
 
 KERNEL_SIGMA = MappingProxyType({"dense": 0.20, "moe": 0.27, "moe_blackwell": 0.70})
 """Relative error of the kernel database's times per output token, such that 1.645 of it covers 90 % of the sample of

@@ -12,8 +12,8 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy.optimize import minimize_scalar, nnls
 
+from sizing.engine import StepLaw
 from sizing.errors import FitError
-from sizing.steptime import StepLaw
 
 BATCHES = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512)
 CONTEXTS = (64, 256, 1024, 2048, 4096, 8192, 16384, 32768, 65536, 131072)

@@ -7,11 +7,11 @@ from dataclasses import dataclass
 from functools import lru_cache
 
 from sizing.catalog import Gpu, Model, Precision
+from sizing.engine import StepLaw
 from sizing.errors import EstimateUnavailable
 from sizing.estimate import kernels
 from sizing.estimate.checkpoints import left_out
 from sizing.estimate.memory import Memory
-from sizing.steptime import StepLaw
 
 GRID_LENGTH = 4096
 """Length of the sequences by which the KV cache is counted when it bounds the grid."""

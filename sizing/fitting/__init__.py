@@ -1,9 +1,20 @@
 """The iteration-time law fitted to measured levels (closed loops, open loops, traces), with its uncertainty."""
 
-from sizing.fitting.fitted import Distrust, Fit, PointError, Range, Unknown
-from sizing.fitting.least_squares import fit, fit_trace
+from sizing.fitting.fit import fit, fit_trace
 from sizing.fitting.levels import Protocol, Trace
-from sizing.fitting.regions import Regime, Shares, is_compute_bound, knee_tokens, regime, shares
+from sizing.fitting.result import (
+    Distrust,
+    Fit,
+    PointError,
+    Range,
+    Regime,
+    Shares,
+    Unknown,
+    is_compute_bound,
+    knee_tokens,
+    regime,
+    shares,
+)
 
 __all__ = [
     "Distrust",

@@ -3,17 +3,16 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
-from sizing.replica import Batching, Replica
-from sizing.steptime import COEFFICIENTS, StepLaw
+from sizing.engine import COEFFICIENTS, Batching, Replica, StepLaw
 
 Floats = NDArray[np.float64]
-
 LEAST_UNREAD = 1e-3
 """An unread share at or below this counts as none."""
 
@@ -83,3 +82,76 @@ def law_parameters(centre: Floats, sigma: Floats, batching: Batching, prior: Ste
     law = StepLaw(*(float(value) for value in np.exp(centre)))
     law = law.with_values(unread=unread[0], unread_decay=unread[1])
     return Parameters(COEFFICIENTS, centre, sigma, Replica(law, batching))
+
+
+# --- Least squares and roots by scipy, loaded when the first fit asks for them: a plan from estimates does without
+
+
+def least_squares(*arguments: Any, **options: Any) -> Any:
+    """As ``scipy.optimize.least_squares``, whose import costs a quarter of a second."""
+    from scipy.optimize import least_squares as minimize
+
+    return minimize(*arguments, **options)
+
+
+def root(function: Callable[[float], float], low: float, high: float, **options: Any) -> float:
+    """As ``scipy.optimize.brentq``."""
+    from scipy.optimize import brentq
+
+    return float(brentq(function, low, high, **options))
+
+
+# --- How far the law itself is off: the scatter of the misfits beyond what the errors of the measurement explain
+#
+# No engine follows eight coefficients exactly. Without an allowance for that, levels measured precisely outweigh
+# levels that are not, though the law is as wrong at both, and a fit moves with small changes of the errors granted.
+
+LEAST_FIGURES = 4
+"""Figures of a kind from which its error is told."""
+
+
+class LawError(NamedTuple):
+    """Relative error of the law, one standard deviation, in requests/s, in TTFT, in ITL and E2E, and in the percentiles
+    of the gaps between tokens; 0: not seen."""
+
+    requests_per_s: float = 0.0
+    ttft: float = 0.0
+    itl: float = 0.0
+    gap: float = 0.0
+
+    @property
+    def by_measure(self) -> Floats:
+        """One for each of `sizing.simulator.replay.MEASURES`, shape (8,)."""
+        return np.array([self.requests_per_s, self.ttft, *[self.itl] * 2, *[self.ttft] * 2, *[self.gap] * 2])
+
+
+EXACT = LawError()
+KINDS = ([0], [1, 4, 5], [2, 3], [6, 7])
+"""Columns of MEASURES that share an error."""
+
+
+def law_error(misfits: Floats, errors: Floats) -> LawError:
+    """The law's error behind `misfits` (logs of predicted over measured, NaN: not measured) beyond the measurement's
+    relative standard `errors`; both of shape (points, 8)."""
+    found = []
+    for columns in KINDS:
+        known = np.isfinite(misfits[:, columns])
+        found.append(excess(misfits[:, columns][known], errors[:, columns][known]))
+    return LawError(*found)
+
+
+def excess(misfits: Floats, errors: Floats) -> float:
+    """The t >= 0 at which the mean of misfit^2 / (error^2 + t^2) is 1 (Paule and Mandel 1982), or 0 where it is below 1
+    without it. The numbers fitted are not counted off the mean, so that few points do not make a law look wrong.
+
+    >>> round(excess(np.array([0.05, -0.05, 0.05, -0.05]), np.full(4, 0.03)), 3)
+    0.04
+    """
+
+    def too_much(error: float) -> float:
+        return float(np.mean(misfits**2 / (errors**2 + error**2))) - 1
+
+    if len(misfits) < LEAST_FIGURES or too_much(0.0) <= 0:
+        return 0.0
+    # With t^2 the sum of the squares each term is at most its share of the sum: the mean is below 1.
+    return float(root(too_much, 0.0, float(np.linalg.norm(misfits)), xtol=1e-4))

@@ -7,9 +7,8 @@ in the replica, and those that wait for a place), `latency` (TTFT and ITL of a r
 integration points), `static_queue`; `agreement` compares with a simulation.
 """
 
-from sizing.queueing.agreement import disagreement
 from sizing.queueing.demand import slots
-from sizing.queueing.percentiles import predict
+from sizing.queueing.percentiles import disagreement, predict
 from sizing.queueing.stability import Stability, stability, stable_rate_per_s
 
 __all__ = ["Stability", "disagreement", "predict", "slots", "stability", "stable_rate_per_s"]

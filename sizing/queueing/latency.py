@@ -7,13 +7,12 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from sizing.engine import Replica
 from sizing.queueing.demand import Demand, Requests
-from sizing.queueing.iteration_chain import Iterations
-from sizing.queueing.iteration_time import DecodeCost, iteration_s
+from sizing.queueing.iteration_chain import DecodeCost, Iterations, iteration_s
 from sizing.queueing.points import Points, gamma_quantile, poisson_counts, token_sum
 from sizing.queueing.slow_chain import SlowChain
 from sizing.queueing.stream import Groups
-from sizing.replica import Replica
 
 Floats = NDArray[np.float64]
 

@@ -18,12 +18,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from sizing.budget import checkpoint
+from sizing.engine import Replica, Roughness
 from sizing.errors import ScenarioError
-from sizing.numbers import percent
+from sizing.numbers import milliseconds, percent
 from sizing.prediction import NOT_COUNTED, Prediction, Quantiles, saturated
 from sizing.queueing.demand import Demand, Requests, any_engine, demand_of, requests_at, slots
-from sizing.queueing.iteration_chain import SINGLE, Iterations, open_iterations
-from sizing.queueing.iteration_time import iteration_s
+from sizing.queueing.iteration_chain import SINGLE, Iterations, iteration_s, open_iterations
 from sizing.queueing.latency import Scene, first_stall_s, first_token_s, mean_step_over_life_s, stalled_share
 from sizing.queueing.points import Points, low_discrepancy_points
 from sizing.queueing.slow_chain import Fluctuation, Places, batch_grid, flow_equivalent_rates, settled_batch, slow_chain
@@ -31,11 +31,9 @@ from sizing.queueing.stability import stable_rate_per_s
 from sizing.queueing.static_queue import predict_static
 from sizing.queueing.stream import Stream, stream_of
 from sizing.queueing.token_gaps import gap_quantiles
-from sizing.replica import Replica, Roughness
-from sizing.workload import ROUTINGS, Lengths, Prefix, Routing, Workload
+from sizing.workload import METRICS, ROUTINGS, Lengths, Prefix, Routing, Workload, metric_name
 
 Floats = NDArray[np.float64]
-
 WAITING = 0.01
 """Chance of waiting for a place from which the prediction says that its TTFT is rough."""
 
@@ -53,7 +51,7 @@ def predict(
 
     `gaps`: of the gaps between single tokens too, see `sizing.queueing.token_gaps`.
 
-    Error against the simulator of the same law (validation/speed/queueing.py), median / 90th centile of the absolute error in
+    Error against the simulator (validation/speed/queueing.py), median / 90th centile of the absolute error in
     %. Cases: prefill_first, chunked with budgets 8192 and 2048, whole_prompt; mixes 128/128, 1000/1000, 2000/256,
     200/1000; equal lengths, and lognormal ones of cv 0.5 and 0.8. First the largest rate under an SLA, with the worst
     two (14 pairs of p95 or p99 limits on TTFT and ITL for each case), then percentiles, one replica, Poisson arrivals:
@@ -230,3 +228,35 @@ def _predict_in_flight(
     itl = np.divide(decoding, requests.gaps, out=np.full_like(decoding, np.nan), where=requests.gaps > 0)
     gap = gap_quantiles(scene, requests, found, own_s, left, points) if gaps else NOT_COUNTED
     return ttft, itl, ttft + decoding, gap
+
+
+# --- Formula against simulation for one plan: a cross-check whose disagreement the reader should know of
+
+TOLERANCE = 0.10
+"""Relative difference worth a warning: beyond nine in ten of the errors of either method at moderate load."""
+COMPARED = (50, 90, 95, 99)
+
+
+def disagreement(analytic: Prediction, simulated: Prediction) -> str | None:
+    """One line naming the percentile on which the two differ most, with both values, if by more than `TOLERANCE`.
+
+    None when they agree, and for metrics that are not defined (no ITL with one output token) or not known (gaps).
+    Relative to the simulated value. If only one of them finds the load saturated, that is the disagreement.
+    """
+    if analytic.saturated != simulated.saturated:
+        which, other = ("formula", "simulation") if analytic.saturated else ("simulation", "formula")
+        return f"the {which} finds the load saturated, the {other} does not: the load is at the edge of what is stable"
+    if analytic.saturated:
+        return None
+    worst, line = TOLERANCE, None
+    for metric in METRICS:
+        for percentile in COMPARED:
+            found_s, true_s = analytic.of(metric).at(percentile), simulated.of(metric).at(percentile)
+            apart = abs(found_s / true_s - 1) if true_s > 0 else math.nan
+            if apart > worst:
+                worst = apart
+                line = (
+                    f"formula and simulation differ by {percent(apart)} on p{percentile} {metric_name(metric)}: "
+                    f"{milliseconds(found_s)} against {milliseconds(true_s)}; the simulation counts"
+                )
+    return line

@@ -8,11 +8,10 @@ from typing import Literal
 
 import numpy as np
 
+from sizing.engine import Replica
 from sizing.queueing.demand import NO_PREFIX, Demand, demand_of, slots
-from sizing.queueing.iteration_chain import closed_iterations
-from sizing.queueing.iteration_time import DecodeCost, iteration_s, prefill_room
+from sizing.queueing.iteration_chain import DecodeCost, closed_iterations, iteration_s, prefill_room
 from sizing.queueing.static_queue import largest_batch, static_stable_rate_per_s
-from sizing.replica import Replica
 from sizing.workload import Lengths, Prefix
 
 Bound = Literal["slots", "kv_cache", "token_budget", "iteration_time"]

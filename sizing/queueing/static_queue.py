@@ -22,12 +22,11 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy.special import gammaln, ndtri
 
+from sizing.engine import Replica, StepLaw
 from sizing.prediction import NOT_COUNTED, Quantiles
 from sizing.queueing.demand import lognormal_tokens, slots
 from sizing.queueing.points import LEAST_LOG, Points, poisson_counts
 from sizing.queueing.token_gaps import weighted_quantiles
-from sizing.replica import Replica
-from sizing.steptime import StepLaw
 from sizing.workload import Lengths
 
 Floats = NDArray[np.float64]

@@ -18,7 +18,7 @@ from scipy.special import ndtri
 
 from sizing.prediction import NOT_COUNTED, Quantiles
 from sizing.queueing.demand import Requests
-from sizing.queueing.iteration_time import DecodeCost, prefill_room
+from sizing.queueing.iteration_chain import DecodeCost, prefill_room
 from sizing.queueing.latency import Scene, prompts_arriving
 from sizing.queueing.points import POINTS_LOG2, Points
 

@@ -2,28 +2,330 @@
 
 from __future__ import annotations
 
+import hashlib
 import math
-from collections.abc import Sequence
-from dataclasses import dataclass
+import tomllib
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, replace
+from functools import cache
+from pathlib import Path
 
-from sizing import answer
-from sizing.curves import Point
-from sizing.fleets.daily import Daily
-from sizing.loadcurve import LoadCurve
-from sizing.numbers import significant
-from sizing.plan import Fleet, Plan, Question, Rejection
-from sizing.relax import Relaxation, Together
+from sizing import text as answer
+from sizing.analyses.curves import LoadCurve
+from sizing.analyses.daily import HOURS, Daily
+from sizing.analyses.relax import Relaxation, Together
+from sizing.analyses.sensitivity import Sensitivity
+from sizing.band import Z90
+from sizing.catalog import CATALOG
+from sizing.edge import predict_at
+from sizing.engine import Replica
+from sizing.numbers import percent, significant
+from sizing.planner import setting_of
+from sizing.plans import Candidate, Fleet, Plan, Question, Rejection, cost_of, energy_of
+from sizing.points import Point
+from sizing.prediction import Prediction
 from sizing.report import model
-from sizing.report.accuracy import accuracy, evidence
-from sizing.report.beside import cost_rows, day_of, loosened, sensitivity_row, ways_out
-from sizing.report.inputs import inputs
-from sizing.report.latency_band import latency_band
-from sizing.report.model import Report
-from sizing.report.quantity import MOST_ROWS, Quantity, Series, Unit, number
-from sizing.report.sources import program, source_of
-from sizing.report.terms import BATCHING, EXCLUDES, assumptions, includes
-from sizing.sensitivity import Sensitivity
+from sizing.report.model import (
+    DIGEST,
+    MOST_ROWS,
+    CostRow,
+    Day,
+    Effect,
+    Evidence,
+    FigureBasis,
+    Loosened,
+    Quantity,
+    Report,
+    SensitivityRow,
+    Series,
+    Source,
+    Unit,
+    WayOut,
+    number,
+)
+from sizing.report.sections import BATCHING, EXCLUDES, assumptions, includes, inputs
 from sizing.workload import METRICS, Limit, Metric
+
+# --- From the planner's values to what stands beside count and latencies: sensitivities, cost, ways out, the day
+
+
+def sensitivity_row(row: Sensitivity, basis: FigureBasis) -> SensitivityRow:
+    """One input and the counts with it changed."""
+    effects = tuple(
+        Effect(
+            effect.change,
+            number(effect.value, row.unit, "given"),
+            number(effect.gpus, "GPUs", basis),
+            number(effect.capacity_per_s, "requests/s", basis),
+        )
+        for effect in row.effects
+    )
+    return SensitivityRow(row.name, number(row.value, row.unit, "given"), effects)
+
+
+def cost_rows(question: Question, fleet: Fleet) -> tuple[CostRow, ...]:
+    """Cost and energy of the answer, as far as they are known."""
+    cost, energy = cost_of(question, fleet), energy_of(question, fleet)
+    figures: list[tuple[str, float, Unit]] = []
+    if cost:
+        figures += [
+            ("Cost per hour", cost.per_hour, "per hour"),
+            ("Cost per month of 730 hours", cost.per_month, "per month"),
+            ("Cost per million output tokens", cost.per_million_output_tokens, "per million output tokens"),
+            ("Cost per 1,000 requests", cost.per_1000_requests, "per 1,000 requests"),
+        ]
+    if energy:
+        figures += [
+            ("Power of the GPUs, at most", energy.power_kw, "kW"),
+            ("Energy, at most", energy.kwh_per_million_output_tokens, "kWh per million output tokens"),
+        ]
+    return tuple(CostRow(name, number(value, unit, fleet.basis)) for name, value, unit in figures)
+
+
+def ways_out(alone: Iterable[Relaxation]) -> tuple[WayOut, ...]:
+    """What each limit would have to give alone."""
+    return tuple(map(way_out, alone))
+
+
+def way_out(way: Relaxation) -> WayOut:
+    """One limit loosened alone; without a value where none helps."""
+    limit, candidate, lower = way.limit, way.candidate, way.percentile
+    basis = candidate.basis if candidate else "estimated"
+
+    def value_s(found: Limit | None) -> float | None:
+        return found.limit_s if found else None
+
+    return WayOut(
+        metric=limit.metric,
+        percentile=limit.percentile,
+        limit=number(limit.limit_s, "s", "given"),
+        smallest=number(value_s(way.smallest), "s", basis),
+        roomy=number(value_s(way.roomy), "s", basis),
+        configuration=candidate.label if candidate else "",
+        kept_at=lower.percentile if lower else None,
+        kept_by=way.percentile_candidate.label if way.percentile_candidate else "",
+    )
+
+
+def loosened(asked: Iterable[Limit], alone: Iterable[Relaxation], found: Together | None) -> tuple[Loosened, ...]:
+    """All limits that must give; none where one alone will do, or where one is all that is missed."""
+    if found is None or len(found.limits) < 2 or any(way.smallest for way in alone):
+        return ()
+    needed = {(limit.metric, limit.percentile): limit.limit_s for limit in found.limits}
+    label, basis = found.candidate.label, found.candidate.basis
+    return tuple(
+        Loosened(
+            limit.metric,
+            limit.percentile,
+            number(limit.limit_s, "s", "given"),
+            number(needed[limit.metric, limit.percentile], "s", basis),
+            label,
+        )
+        for limit in asked
+        if (limit.metric, limit.percentile) in needed
+    )
+
+
+def day_of(plan: Plan, daily: Daily) -> Day:
+    """The answer's fleet over a day, its busiest hour at the planned load."""
+    fleet = plan.answer
+    basis, price = fleet.basis, plan.question.price_of(fleet.candidate.gpu)
+
+    def cost(gpu_hours: int) -> float | None:
+        return None if price is None else price * gpu_hours
+
+    return Day(
+        sentence=day_sentence(plan, daily),
+        working=day_working(plan, daily),
+        load=Series("requests/s", "given", tuple(hour.rate_per_s for hour in daily.hours)),
+        replicas=Series("replicas", basis, tuple(hour.replicas for hour in daily.hours)),
+        gpus=Series("GPUs", basis, tuple(hour.gpus for hour in daily.hours)),
+        constant_gpus=number(daily.constant_gpus, "GPUs", basis),
+        gpu_hours=number(daily.gpu_hours, "GPU-hours", basis),
+        constant_gpu_hours=number(daily.constant_gpu_hours, "GPU-hours", basis),
+        saved=number(daily.saved, "share", basis),
+        price=number(price, "per GPU-hour", "given"),
+        cost=number(cost(daily.gpu_hours), "per day", basis),
+        constant_cost=number(cost(daily.constant_gpu_hours), "per day", basis),
+    )
+
+
+def day_sentence(plan: Plan, daily: Daily) -> str:
+    """For instance: You need 3 to 9 × h200_sxm over the day to serve up to 20 requests/s of Qwen/Qwen3-32B."""
+    fewest, most = min(hour.gpus for hour in daily.hours), max(hour.gpus for hour in daily.hours)
+    count = f"{fewest:,} to {most:,}" if fewest < most else f"{most:,}"
+    candidate, rate = plan.answer.candidate, significant(plan.question.workload.rate_per_s)
+    return f"You need {count} × {candidate.gpu} over the day to serve up to {rate} requests/s of {candidate.model}"
+
+
+def day_working(plan: Plan, daily: Daily) -> str:
+    """What following the load saves, and of what the hours are made."""
+    candidate, spare = plan.answer.candidate, plan.answer.spare
+    kept = f", {spare} spare at all hours" if spare else ""
+    return (
+        f"{daily.gpu_hours:,} GPU-hours a day in replicas of {candidate.gpus} GPU{'s' if candidate.gpus > 1 else ''} "
+        f"(TP{candidate.tp}, {candidate.precision}){kept}; the peak's fleet all day: {daily.constant_gpus:,} GPUs × "
+        f"{HOURS} h = {daily.constant_gpu_hours:,}, so {percent(daily.saved)} saved"
+    )
+
+
+# --- Provenance: where each configuration's numbers come from, with engine versions, dates and digests of the data
+
+PROJECT = Path(__file__).parents[2] / "pyproject.toml"
+
+
+def source_of(fleet: Fleet, points: Sequence[Point]) -> Source:
+    """The provenance of one fleet; `points` are all measured points that were to hand."""
+    candidate = fleet.candidate
+    used = points_of(candidate, points)
+    dates = sorted(point.measured_at for point in used if point.measured_at)
+    return Source(
+        configuration=candidate.label,
+        basis=fleet.basis,
+        source=candidate.source,
+        points=len(used),
+        engine=engine_of(used[0]) if used else "",
+        measured_from=dates[0] if dates else "",
+        measured_to=dates[-1] if dates else "",
+        digest=digest_of("\n".join(map(repr, used)).encode()) if used else catalogue_digest(),
+        error=Quantity(candidate.relative_sigma, "share", fleet.basis),
+    )
+
+
+def points_of(candidate: Candidate, points: Sequence[Point]) -> list[Point]:
+    """The points that the candidate's law was fitted to: of its deployment, closed loop, not void."""
+    if candidate.basis not in ("fitted", "extrapolated", "measured"):
+        return []
+    name = (candidate.model.lower(), candidate.gpu, candidate.tp, candidate.pp, candidate.precision)
+    return [
+        point
+        for point in points
+        if (point.model.lower(), point.gpu, point.tp, point.pp, point.precision) == name
+        and not point.void
+        and point.load_kind == "concurrency"
+        and candidate.source.endswith(engine_of(point))
+    ]
+
+
+def engine_of(point: Point) -> str:
+    """Engine and version, as in a fitted candidate's source."""
+    return f"{point.engine} {point.engine_version}".strip()
+
+
+def digest_of(data: bytes) -> str:
+    """First characters of the SHA-256 of some data."""
+    return hashlib.sha256(data).hexdigest()[:DIGEST]
+
+
+@cache
+def catalogue_digest() -> str:
+    """Digest of the catalogue files of GPUs and models, which estimates read."""
+    return digest_of(b"".join(path.read_bytes() for path in sorted(CATALOG.glob("*.yaml"))))
+
+
+@cache
+def program() -> str:
+    """Name and version of this program, from the project's own description."""
+    project = tomllib.loads(PROJECT.read_text(encoding="utf-8"))["project"]
+    return f"{project['name']} {project['version']}"
+
+
+# --- How well this planner predicts, as its table of evidence (docs/accuracy.md) has it: read there, never typed in
+
+TABLE = Path(__file__).parents[2] / "docs" / "accuracy.md"
+CHOSEN = (
+    "systems with exact answers",
+    "largest rate, fit and simulation",
+    "largest rate, long prompts and long answers measured",
+    "largest rate, fit and formula",
+    "replicas, planned with the true law",
+    "dense servers",
+    "two highest rates, one law, simulated",
+    "second half of a trace",
+    "static batches",
+)
+"""Claims that speak of answers such as a report's."""
+COLUMNS = 9
+
+
+@cache
+def evidence(path: Path = TABLE) -> tuple[Evidence, ...]:
+    """The chosen rows of the table of evidence, in its order, missed goals included; none where the file is missing."""
+    if not path.is_file():
+        return ()
+    lines = path.read_text(encoding="utf-8").splitlines()
+    rows = [cells(line) for line in lines if line.startswith("| ")]
+    return tuple(Evidence(*row[:COLUMNS]) for row in rows if len(row) > COLUMNS and row[0] in CHOSEN)
+
+
+def cells(line: str) -> list[str]:
+    """The cells of a row of a markdown table, in which a bar may be written ``\\|``."""
+    parts = line.replace("\\|", "\0").strip().strip("|").split("|")
+    return [part.strip().replace("\0", "|") for part in parts]
+
+
+def accuracy(fleet: Fleet) -> str:
+    """What is known of how far off this answer may be."""
+    sigma = significant(100 * fleet.candidate.relative_sigma)
+    checked = "checked by simulation" if fleet.verified else "by formula, not checked by simulation"
+    start = f"The count is {checked}; the law of the engine's times has a standard error of {sigma} %"
+    if fleet.basis == "estimated":
+        return (
+            f"{start}. Nothing was measured: day-zero estimates are outside the table of evidence. "
+            "Measure before buying."
+        )
+    if fleet.basis == "extrapolated":
+        return f"{start} where it was measured; this answer lies outside. Measure nearer to it before buying."
+    return f"{start}, inside the range that was measured."
+
+
+# --- How sure the predicted latencies are: their 90 % band at the planned load, from what the law's data leave open
+
+Factors = Callable[[Limit], tuple[float, float]]
+
+
+def latency_band(question: Question, fleet: Fleet) -> Factors:
+    """For a limit, the ends of the 90 % band of its latency as factors of the prediction: (low, high).
+
+    At the planned load, by formula. A fitted law brings pairs of laws one standard error apart: the changes of log
+    latency along them add in quadrature. A law without them is made slower and faster by its relative error. High is
+    infinite where the slow end cannot carry the load at all.
+    """
+    candidate, setting = fleet.candidate, setting_of(question, fleet.working)
+
+    def at_planned_load(replica: Replica) -> Prediction:
+        return predict_at(replica, setting, fleet.load_per_s)
+
+    if candidate.variants:
+        pairs = [(at_planned_load(one), at_planned_load(other)) for one, other in candidate.variants]
+        return lambda limit: spread(math.hypot(*(half_change(one, other, limit) for one, other in pairs)))
+    factor = math.exp(Z90 * candidate.relative_sigma)
+    fast, middle, slow = (
+        at_planned_load(replace(candidate.replica, law=candidate.replica.law.scaled(scale)))
+        for scale in (1 / factor, 1.0, factor)
+    )
+    return lambda limit: (ratio(fast, middle, limit), ratio(slow, middle, limit))
+
+
+def spread(sigma: float) -> tuple[float, float]:
+    """The band of a value whose logarithm has this standard error."""
+    return math.exp(-Z90 * sigma), math.exp(Z90 * sigma)
+
+
+def half_change(one: Prediction, other: Prediction, limit: Limit) -> float:
+    """Half the change of log latency between two laws; infinite where one of them cannot carry the load."""
+    values = one.value_s(limit), other.value_s(limit)
+    if not all(math.isfinite(value) and value > 0 for value in values):
+        return math.inf
+    return math.log(values[0] / values[1]) / 2
+
+
+def ratio(changed: Prediction, middle: Prediction, limit: Limit) -> float:
+    """A changed prediction over the one as it is; 1 where there is none to compare with."""
+    value, base = changed.value_s(limit), middle.value_s(limit)
+    if not math.isfinite(base) or base <= 0 or math.isnan(value):
+        return 1.0
+    return value / base
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,13 +10,12 @@ from pathlib import Path
 from jinja2 import Environment, FileSystemLoader, StrictUndefined, Template
 from markupsafe import Markup
 
-from sizing.report import tables, tables_beside
-from sizing.report.drawing import INKS, Chart
-from sizing.report.figures import charts
-from sizing.report.json import as_dict, digest, question_digest
-from sizing.report.model import Report
+from sizing.report import tables
+from sizing.report import tables as tables_beside
+from sizing.report.charts import INKS, Chart, charts
+from sizing.report.model import Report, as_dict, digest, question_digest
 from sizing.report.sections import cards, sections
-from sizing.report.words import UNTITLED, line, paragraphs, when
+from sizing.report.tables import UNTITLED, line, paragraphs, when
 
 TEMPLATES = Path(__file__).parent / "templates"
 COLOUR = re.compile("|".join(INKS))

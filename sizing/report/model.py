@@ -1,19 +1,209 @@
 """The report as one frozen value: everything the four writers show, each number with its unit and its basis.
 
-Checked on creation and when read from outside (see `sizing.report.quantity`). Times are seconds; the writers turn them
+Checked on creation and when read from outside (see `sizing.report.model`). Times are seconds; the writers turn them
 into milliseconds for people.
 """
 
 from __future__ import annotations
 
-from typing import Literal
+import dataclasses
+import hashlib
+import json
+import math
+from typing import Annotated, Any, Final, Literal, TypeVar
 
+from pydantic import BeforeValidator, ConfigDict, Field, TypeAdapter, ValidationError
 from pydantic.dataclasses import dataclass
 
-from sizing.plan import Basis
-from sizing.report.model_beside import CostRow, Day, Loosened, SensitivityRow, WayOut
-from sizing.report.quantity import STRICT, Count, Percentile, Quantity, Rows, Series, Size, Text
+from sizing.analyses.daily import HOURS
+from sizing.errors import SizingError
+from sizing.plans import Basis
 from sizing.workload import Metric, metric_name
+
+# --- Numbers of a report with their unit and basis, and the bounds of what a report may hold
+#
+# Checked on creation and when read from outside: text that no file can hold, numbers that are not finite and endless
+# lists are refused.
+
+MOST_TEXT = 100_000
+"""Characters of one text; writers cut it with an ellipsis where a layout needs it."""
+MOST_ROWS = 2_000
+"""Rows of one list: several times the configurations that a plan can compare."""
+Unit = Literal[
+    "GPUs",
+    "replicas",
+    "points",
+    "percentile",
+    "requests",
+    "requests/s",
+    "requests/s per GPU",
+    "requests/s per replica",
+    "output tokens/s",
+    "tokens",
+    "s",
+    "share",
+    "",
+    "GPU-hours",
+    "per GPU-hour",
+    "per hour",
+    "per day",
+    "per month",
+    "per million output tokens",
+    "per 1,000 requests",
+    "kW",
+    "kWh per million output tokens",
+]
+FigureBasis = Literal["given", "measured", "fitted", "extrapolated", "estimated", "what-if"]
+"""Where a number comes from: "given" by whoever asked, else as in `sizing.plans.Basis`."""
+T = TypeVar("T")
+
+
+def encodable(value: Any) -> Any:
+    """Text without lone surrogates (bytes of a command line that are no UTF-8): they become question marks."""
+    return value.encode("utf-8", "replace").decode() if isinstance(value, str) else value
+
+
+Text = Annotated[str, BeforeValidator(encodable), Field(max_length=MOST_TEXT)]
+Rows = Annotated[tuple[T, ...], Field(max_length=MOST_ROWS)]
+Count = Annotated[int, Field(ge=0, le=10**9)]
+Size = Annotated[int, Field(ge=1, le=10**6)]
+Percentile = Annotated[int, Field(ge=1, le=99)]
+STRICT = ConfigDict(extra="forbid", allow_inf_nan=False)
+
+
+@dataclass(frozen=True, slots=True, config=STRICT)
+class Quantity:
+    """A number with its unit and basis; value None = there is none (the open end of a band, ITL of single tokens)."""
+
+    value: float | None
+    unit: Unit
+    basis: FigureBasis
+
+
+@dataclass(frozen=True, slots=True, config=STRICT)
+class Series:
+    """Numbers of one unit and basis; None where there is none."""
+
+    unit: Unit
+    basis: FigureBasis
+    values: Rows[float | None]
+
+
+def number(value: float | None, unit: Unit, basis: FigureBasis) -> Quantity:
+    """A quantity; what is infinite or no number is none."""
+    return Quantity(value if value is not None and math.isfinite(value) else None, unit, basis)
+
+
+# --- What a report may hold beside count and latencies: sensitivities, cost, ways out of an SLA, GPUs over a day
+
+
+@dataclass(frozen=True, slots=True, config=STRICT)
+class Effect:
+    """With the input changed by `change`, a share: GPUs, and a replica's capacity; neither where the SLA fails."""
+
+    change: float
+    value: Quantity
+    gpus: Quantity
+    capacity_per_replica: Quantity
+
+
+@dataclass(frozen=True, slots=True, config=STRICT)
+class SensitivityRow:
+    """What changes of one input do to the GPU count, everything else kept."""
+
+    name: Text
+    value: Quantity
+    effects: Rows[Effect]
+
+
+@dataclass(frozen=True, slots=True, config=STRICT)
+class CostRow:
+    """One figure of cost or energy of the answer."""
+
+    name: Text
+    value: Quantity
+
+
+@dataclass(frozen=True, slots=True, config=STRICT)
+class WayOut:
+    """What one limit would have to give alone, the others kept.
+
+    `smallest`: from this value on `configuration` meets the SLA, its replicas all but idle; `roomy`: with this one they
+    carry half of what they can without the limit. No value helps alone: both have none, and `configuration` is empty.
+    `kept_at`: the highest lower percentile at which the limit is kept as it was asked, by `kept_by`; None without one.
+    """
+
+    metric: Metric
+    percentile: Percentile
+    limit: Quantity
+    smallest: Quantity
+    roomy: Quantity
+    configuration: Text
+    kept_at: Percentile | None
+    kept_by: Text
+
+    @property
+    def name(self) -> str:
+        """For instance: p95 TTFT."""
+        return f"p{self.percentile} {metric_name(self.metric)}"
+
+    @property
+    def kept(self) -> bool:
+        """True for a limit that is met as it was asked: it is another that has to give."""
+        return self.smallest.value is not None and self.smallest.value <= (self.limit.value or 0.0)
+
+
+@dataclass(frozen=True, slots=True, config=STRICT)
+class Loosened:
+    """One of the limits that `configuration` misses, as asked and as it would keep it; all of them must give."""
+
+    metric: Metric
+    percentile: Percentile
+    limit: Quantity
+    smallest: Quantity
+    configuration: Text
+
+    @property
+    def name(self) -> str:
+        """For instance: p95 TTFT."""
+        return f"p{self.percentile} {metric_name(self.metric)}"
+
+
+@dataclass(frozen=True, slots=True, config=STRICT)
+class Day:
+    """The answer's fleet hour by hour from midnight on, spares included, against the busiest hour's fleet all day.
+
+    `load`, `replicas` and `gpus` have 24 values. `saved`: share of `constant_gpu_hours`. Costs are of a day; price and
+    costs have no value where no price was given.
+    """
+
+    sentence: Text
+    working: Text
+    load: Series
+    replicas: Series
+    gpus: Series
+    constant_gpus: Quantity
+    gpu_hours: Quantity
+    constant_gpu_hours: Quantity
+    saved: Quantity
+    price: Quantity
+    cost: Quantity
+    constant_cost: Quantity
+
+    def __post_init__(self) -> None:
+        for series in (self.load, self.replicas, self.gpus):
+            if len(series.values) != HOURS or None in series.values:
+                raise ValueError(f"a day needs {HOURS} loads, replicas and GPUs")
+
+    @property
+    def hours(self) -> tuple[tuple[str | Quantity, ...], ...]:
+        """For each hour its name, load, replicas and GPUs."""
+        loads, replicas, gpus = (
+            [Quantity(value, series.unit, series.basis) for value in series.values]
+            for series in (self.load, self.replicas, self.gpus)
+        )
+        names = (f"{hour}:00" for hour in range(HOURS))
+        return tuple(zip(names, loads, replicas, gpus, strict=True))
 
 
 @dataclass(frozen=True, slots=True, config=STRICT)
@@ -222,8 +412,8 @@ class Report:
 
     @classmethod
     def from_json(cls, document: str | bytes) -> Report:
-        """The report that `sizing.report.json.as_json` wrote. Raises ReportError, one line saying what is wrong."""
-        from sizing.report.json import from_json  # that module needs this one
+        """The report that `sizing.report.model.as_json` wrote. Raises ReportError, one line saying what is wrong."""
+        # that module needs this one
 
         return from_json(document)
 
@@ -231,3 +421,110 @@ class Report:
         """The number asked for under `key`, None where it is no number or was not asked."""
         found = (each.value for each in self.inputs if each.key == key)
         return next((value.value for value in found if isinstance(value, Quantity)), None)
+
+
+# --- Errors of reports: each message is one line that says what was wrong, where, and what to do
+
+
+class ReportError(SizingError):
+    """A report cannot be read or written: the file, its size, its schema, a value in it, or where it should go."""
+
+
+class ReportToolMissing(ReportError):
+    """A package that one of the formats needs is not installed."""
+
+
+# --- A report as JSON and back: a versioned schema, bounded in size, read strictly
+
+SCHEMA: Final = "sizing-report/2"
+SINCE: Final = {"sizing-report/1": (), SCHEMA: ("ways_out", "together", "day")}
+"""Schema -> what came with it. Every schema that is here can be read: a report lacks what came later than its own. A
+field that comes, goes or changes its meaning is another schema."""
+MOST_BYTES = 8_000_000
+"""Of a document to read: far more than any report that this program writes."""
+QUOTED = 60
+DIGEST = 12
+"""Characters of a SHA-256 that are shown: enough to tell documents apart."""
+QUESTION_DIGEST = 8
+ANSWER = "n="
+"""The parameter of a link that holds the answer that its writer saw."""
+_REPORT = TypeAdapter(Report)
+_INPUTS = TypeAdapter(tuple[Input, ...])
+
+
+def as_dict(report: Report) -> dict[str, Any]:
+    """The report as plain values, its schema first."""
+    return {"schema": SCHEMA, **_REPORT.dump_python(report, mode="json")}
+
+
+def as_json(report: Report) -> str:
+    """The report as a JSON document; the same report gives the same text."""
+    return json.dumps(as_dict(report), indent=1, ensure_ascii=False, allow_nan=False) + "\n"
+
+
+def digest(report: Report) -> str:
+    """The first characters of the SHA-256 of the report's JSON: tells whether two files are of one report."""
+    return hashlib.sha256(as_json(report).encode()).hexdigest()[:DIGEST]
+
+
+def question_digest(report: Report) -> str:
+    """The first characters of the SHA-256 of what was asked: tells whether two reports answer the same question.
+
+    Of the inputs and of the link's parameters, which also name what may be bought; not of answer, cover, date, address.
+    """
+    link = [each for each in report.link.partition("?")[2].split("&") if not each.startswith(ANSWER)]
+    asked = [_INPUTS.dump_python(report.inputs, mode="json"), link]
+    return hashlib.sha256(json.dumps(asked).encode()).hexdigest()[:QUESTION_DIGEST]
+
+
+def from_json(document: str | bytes) -> Report:
+    """The report in a JSON document. Raises ReportError: no JSON, too large, another schema, an impossible value."""
+    return from_dict(parse(document))
+
+
+def parse(document: str | bytes) -> dict[str, Any]:
+    """The JSON object in a document of at most `MOST_BYTES`. Raises ReportError."""
+    if len(document) > MOST_BYTES:
+        raise ReportError(f"larger than {MOST_BYTES:,} bytes: no report of this program is")
+    try:
+        found = json.loads(document)
+    except (ValueError, RecursionError) as error:
+        raise ReportError(f"no JSON document ({quoted(str(error))})") from None
+    if not isinstance(found, dict):
+        raise ReportError("a JSON object is needed, as `plan --json` or a report's JSON has it")
+    return found
+
+
+def from_dict(values: dict[str, Any]) -> Report:
+    """The report in plain values with their schema. Raises ReportError."""
+    schema = values.get("schema")
+    if not isinstance(schema, str) or schema not in SINCE:
+        raise ReportError(f"schema {quoted(repr(schema))}: this program reads {' and '.join(SINCE)}")
+    known = list(SINCE)
+    later = [field for each in known[known.index(schema) + 1 :] for field in SINCE[each]]
+    if unknown := [field for field in later if field in values]:
+        raise ReportError(f"{unknown[0]}: not a field of {schema}")
+    try:
+        return _REPORT.validate_python({key: value for key, value in values.items() if key != "schema"})
+    except ValidationError as error:
+        first = error.errors()[0]
+        where = ".".join(map(str, first["loc"])) or "the report"
+        raise ReportError(f"{quoted(where)}: {first['msg']} (got {quoted(repr(first['input']))})") from None
+    except RecursionError:
+        raise ReportError("nested too deeply") from None
+
+
+def with_cover(report: Report, **texts: str | None) -> Report:
+    """The report with another title, author, notes or link; None leaves what is there. Raises ReportError."""
+    changed = {name: text for name, text in texts.items() if text is not None}
+    try:
+        return dataclasses.replace(report, **changed)  # type: ignore[arg-type]
+    except ValidationError as error:
+        first = error.errors()[0]
+        raise ReportError(f"{'.'.join(map(str, first['loc']))}: {first['msg']}") from None
+
+
+def quoted(text: str) -> str:
+    """The beginning of a text, for a message of one line."""
+    line = " ".join(text.split())
+    return line if len(line) <= QUOTED else f"{line[:QUOTED]}…"

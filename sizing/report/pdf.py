@@ -14,14 +14,10 @@ from typing import Any
 
 import matplotlib
 
-from sizing.report.drawing import drawable
-from sizing.report.errors import ReportError, ReportToolMissing
-from sizing.report.figures import charts
-from sizing.report.json import digest, question_digest
-from sizing.report.model import Report
+from sizing.report.charts import charts, drawable
+from sizing.report.model import Report, ReportError, ReportToolMissing, digest, question_digest
 from sizing.report.sections import Section, cards, sections
-from sizing.report.tables import Table
-from sizing.report.words import UNTITLED, line, moment, paragraphs, when
+from sizing.report.tables import UNTITLED, Table, line, moment, paragraphs, when
 
 TEMPLATE = Path(__file__).parent / "templates" / "report.typ"
 FONTS = Path(matplotlib.get_data_path()) / "fonts" / "ttf"

@@ -2,16 +2,112 @@
 
 from __future__ import annotations
 
+import re
+from collections.abc import Iterator
 from dataclasses import dataclass
+from datetime import UTC, datetime
 
-from sizing.numbers import percent
-from sizing.report.model import Configuration, LimitRow, Report
-from sizing.report.model_beside import Effect
-from sizing.report.quantity import Quantity
-from sizing.report.words import NONE, capital, line, number_of, text_of
+from sizing.numbers import milliseconds, percent, significant
+from sizing.report.model import Configuration, Day, Effect, LimitRow, Quantity, Report, WayOut
+
+# --- Text and numbers as the writers show them: nothing invisible, nothing endless, numbers with three digits
+
+COUNTS = ("GPUs", "replicas", "points", "GPU-hours")
+LONGEST = 300
+"""Characters of a text where a layout holds only a line or a cell."""
+LONGEST_NOTES = 5_000
+NONE = "—"
+UNTITLED = "Untitled"
+PICTURES = 0x2400
+"""Where Unicode has pictures of the control characters."""
+HIDDEN = re.compile(
+    "[\x00-\x08\x0b-\x1f\x7f-\x9f\u00ad\u061c\u200b-\u200f\u2028-\u202e\u2060-\u206f\ufeff\ufff9-\ufffb\ufffe\uffff]"
+)
+"""Characters that cannot be seen or that turn the direction of others; not newline and tab."""
+
+
+def visible(text: str) -> str:
+    """`text` with every hidden character shown: controls as their pictures, marks of direction by number.
+
+    >>> visible("a\\x07b\\u202e")
+    'a␇b⟨U+202E⟩'
+    """
+    return HIDDEN.sub(lambda found: seen(ord(found[0])), text)
+
+
+def seen(code: int) -> str:
+    """One hidden character, to look at."""
+    if code < 0x20:
+        return chr(PICTURES + code)
+    return chr(PICTURES + 0x21) if code == 0x7F else f"⟨U+{code:04X}⟩"
+
+
+def line(text: str, longest: int = LONGEST) -> str:
+    """A text on one line, cut with an ellipsis."""
+    joined = visible(" ".join(text[: 4 * longest].split()))
+    whole = len(joined) <= longest and len(text) <= 4 * longest
+    return joined if whole else f"{joined[: longest - 1].rstrip()}…"
+
+
+def paragraphs(text: str) -> tuple[str, ...]:
+    """Notes as paragraphs, cut with an ellipsis."""
+    cut = text if len(text) <= LONGEST_NOTES else f"{text[: LONGEST_NOTES - 1]}…"
+    return tuple(visible(each) for each in cut.splitlines() if each.strip())
+
+
+def number_of(quantity: Quantity) -> str:
+    """A number for a table whose heading names the unit; times and shares carry theirs.
+
+    >>> number_of(Quantity(0.0247, "s", "estimated")), number_of(Quantity(9, "GPUs", "estimated"))
+    ('24.7 ms', '9')
+    """
+    value = quantity.value
+    if value is None:
+        return NONE
+    if quantity.unit == "s":
+        return milliseconds(value)
+    if quantity.unit == "share":
+        return f"{significant(100 * value)} %"
+    return f"{value:,.0f}" if quantity.unit in COUNTS else significant(value)
+
+
+def text_of(quantity: Quantity) -> str:
+    """A number with its unit.
+
+    >>> text_of(Quantity(20, "requests/s", "given"))
+    '20 requests/s'
+    """
+    if quantity.unit in ("s", "share", "") or quantity.value is None:
+        return number_of(quantity)
+    one = quantity.value == 1 and quantity.unit in COUNTS
+    return f"{number_of(quantity)} {quantity.unit.removesuffix('s') if one else quantity.unit}"
+
+
+def capital(text: str) -> str:
+    """`text` with a capital first letter, the rest as it is."""
+    return text[:1].upper() + text[1:]
+
+
+def when(made_at: str) -> str:
+    """A time as people write it: 2026-11-20 10:00 UTC; what is no such time stays as it is.
+
+    >>> when("2026-11-20T10:00:00+00:00")
+    '2026-11-20 10:00 UTC'
+    """
+    found = re.fullmatch(r"(\d{4}-\d\d-\d\d)T(\d\d:\d\d)(:\d\d(\.\d+)?)?(\+00:00|Z)", made_at)
+    return f"{found[1]} {found[2]} UTC" if found else line(made_at, 40)
+
+
+def moment(made_at: str) -> datetime:
+    """When a report was made, the only date in its files; the beginning of 1980 where it does not say."""
+    try:
+        made = datetime.fromisoformat(made_at)
+    except ValueError:
+        return datetime(1980, 1, 1, tzinfo=UTC)
+    return made if made.tzinfo else made.replace(tzinfo=UTC)
+
 
 Cell = str | Quantity
-
 KINDS = {
     "memory": "does not fit in memory",
     "sla": "misses the SLA",
@@ -222,4 +318,73 @@ def curve_data(report: Report) -> Table:
         ("Requests/s per replica", *(curve.name for curve in curves.curves)),
         tuple(zip(loads, *latencies, strict=True)),
         note=f"By formula; {NONE} where the queue grows without end.",
+    )
+
+
+# --- Tables of what stands beside count and latencies: ways out where nothing meets the SLA, and GPUs over a day
+
+
+def ways_out(report: Report) -> Table:
+    """What each limit would have to give alone."""
+    return Table(
+        "What would have to give",
+        ("Limit", "Asked", "Smallest that works", "Roomy", "Kept as asked at", "Configuration"),
+        tuple(map(way_out_row, report.ways_out)),
+        empty="Not worked out.",
+        note="One limit at a time, the others kept. Smallest: from there on, by simulation, the configuration meets "
+        "the SLA; its replicas are then all but idle, so it takes very many. Roomy: they carry half of what they can.",
+    )
+
+
+def way_out_row(way: WayOut) -> tuple[Cell, ...]:
+    """One limit; words where it is met as it is, or where no value of it helps."""
+    lower = f"p{way.kept_at} ({way.kept_by})" if way.kept_at is not None else NONE
+    if way.kept:
+        return way.name, way.limit, "kept as asked", NONE, lower, way.configuration
+    if way.smallest.value is None:
+        return way.name, way.limit, "none alone", NONE, lower, "another limit is missed too"
+    return way.name, way.limit, way.smallest, way.roomy, lower, way.configuration
+
+
+def together(report: Report) -> Table:
+    """What all limits would have to give where none alone will do."""
+    return Table(
+        "Together",
+        ("Limit", "Asked", "Smallest that works", "Configuration"),
+        tuple((row.name, row.limit, row.smallest, row.configuration) for row in report.together),
+        note="No limit alone will do: all of these must give, and then this configuration meets the SLA.",
+    )
+
+
+def day_figures(report: Report) -> Table:
+    """What following the load takes and saves over a day."""
+    return Table(
+        "GPU-hours",
+        ("Figure", "Value"),
+        tuple(day_rows(report.day)) if report.day else (),
+        empty="No day was asked about.",
+        note="Hours times GPUs that run, spares included. Replicas are taken to start and stop at once.",
+        fixed=True,
+    )
+
+
+def day_rows(day: Day) -> Iterator[tuple[str, Quantity]]:
+    """Figures of a day; costs where a price is known."""
+    yield "GPUs of the busiest hour", day.constant_gpus
+    yield "GPU-hours a day, following the load", day.gpu_hours
+    yield "GPU-hours a day, the busiest hour's fleet all day", day.constant_gpu_hours
+    yield "Saved", day.saved
+    if day.cost.value is not None:
+        yield "Cost, following the load", day.cost
+        yield "Cost, the busiest hour's fleet all day", day.constant_cost
+
+
+def day_hours(report: Report) -> Table:
+    """Load, replicas and GPUs of each hour."""
+    return Table(
+        "GPUs of each hour",
+        ("Hour", "Requests/s", "Replicas", "GPUs"),
+        report.day.hours if report.day else (),
+        empty="No day was asked about.",
+        note="Replicas and GPUs include the spares.",
     )

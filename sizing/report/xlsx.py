@@ -6,18 +6,419 @@ Text stays text: nothing from outside becomes a formula or a link.
 from __future__ import annotations
 
 import io
+from collections.abc import Sequence
+from textwrap import wrap
+from typing import Any, Literal
 
-from sizing.report import tables, tables_beside
-from sizing.report.book import Book, Workbook, Worksheet, widths
-from sizing.report.day_sheet import day_sheet
-from sizing.report.json import digest, question_digest
-from sizing.report.model import LimitCurve, LoadCurves, Report
-from sizing.report.quantity import Quantity
-from sizing.report.tables import Table
-from sizing.report.tco import tco
-from sizing.report.terms import DEFINITIONS
-from sizing.report.words import capital, line, moment, paragraphs, when
-from sizing.report.working_sheet import working_sheet
+from xlsxwriter import Workbook
+from xlsxwriter.format import Format
+from xlsxwriter.worksheet import Worksheet
+
+from sizing.analyses.daily import HOURS
+from sizing.points import FORMULA_STARTS
+from sizing.report import tables
+from sizing.report import tables as tables_beside
+from sizing.report.model import (
+    Configuration,
+    Day,
+    Latency,
+    LimitCurve,
+    LoadCurves,
+    Quantity,
+    Report,
+    digest,
+    question_digest,
+)
+from sizing.report.sections import DEFINITIONS
+from sizing.report.tables import Cell, Table, capital, line, moment, number_of, paragraphs, text_of, when
+from sizing.workload import Metric
+
+# --- A workbook under way: how texts, numbers and tables are put into its sheets
+
+__all__ = ["Book", "Workbook", "Worksheet", "in_cell", "number_format", "safe", "widths"]
+Look = Literal[
+    "plain", "title", "heading", "column", "column beside", "column of numbers", "beside", "right", "quiet", "input"
+]
+LOOKS: dict[Look, dict[str, Any]] = {
+    "plain": {},
+    "title": {"bold": True, "font_size": 16},
+    "heading": {"bold": True, "font_size": 12},
+    "column": {"bold": True, "bottom": 1, "text_wrap": True, "valign": "bottom"},
+    "column of numbers": {"bold": True, "bottom": 1, "text_wrap": True, "valign": "bottom", "align": "right"},
+    "column beside": {"bold": True, "bottom": 1, "text_wrap": True, "valign": "bottom", "align": "left", "indent": 1},
+    "beside": {"indent": 1},
+    "right": {"align": "right"},
+    "quiet": {"font_color": "#4A5563", "text_wrap": False},
+    "input": {"bg_color": "#FFF3C4", "border": 1},
+}
+IN_FORMAT = ("s", "share", "")
+"""Units that a number format shows: times as ms or s, shares as per cent."""
+NARROW, WIDE, HEADING = 9, 60, 18
+"""Widths of columns, in characters."""
+UNSET, BOLD = 8.43, 0.9
+"""Width of a column that was given none; share of a width that bold letters can use."""
+TITLE_PT, LINE_PT = 24, 15
+"""Heights of a row that holds a title, and of a line."""
+LONGEST_CELL = 1_000
+
+
+class Book:
+    """Sheets of a workbook and the formats they share; `put` writes one cell, `table` a whole table."""
+
+    def __init__(self, workbook: Workbook) -> None:
+        self.workbook = workbook
+        self._formats: dict[tuple[Look, str], Format] = {}
+        self._widths: dict[str, tuple[float, ...]] = {}
+
+    def sheet(self, name: str, widths: tuple[float, ...] = ()) -> Worksheet:
+        """A new sheet, printed on as many pages as it is long but on one across."""
+        sheet = self.workbook.add_worksheet(name)
+        sheet.set_landscape()
+        sheet.set_paper(9)  # A4
+        sheet.fit_to_pages(1, 0)
+        for column, width in enumerate(widths):
+            sheet.set_column(column, column, width)
+        self._widths[name] = widths
+        return sheet
+
+    def format(self, look: Look, number: str = "") -> Format:
+        """The format of a look and a number format, made once."""
+        if (look, number) not in self._formats:
+            settings = LOOKS[look] | ({"num_format": number} if number else {})
+            self._formats[look, number] = self.workbook.add_format(settings)
+        return self._formats[look, number]
+
+    def put(self, sheet: Worksheet, row: int, column: int, cell: Cell, look: Look = "plain") -> None:
+        """One cell: a text as it is read, a quantity as a number that shows the same digits as in other formats."""
+        if look == "title":
+            sheet.set_row(row, TITLE_PT)
+        if isinstance(cell, str):
+            sheet.write_string(row, column, safe(line(cell, LONGEST_CELL)), self.format(look))
+        elif cell.value is None:
+            sheet.write_string(row, column, number_of(cell), self.format(look))
+        else:
+            sheet.write_number(row, column, in_cell(cell), self.format(look, number_format(cell)))
+
+    def formula(
+        self, sheet: Worksheet, place: tuple[int, int], formula: str, found: Quantity, number: str = ""
+    ) -> None:
+        """A live formula with the value that the report has for it, for viewers that do not calculate."""
+        value = "" if found.value is None else in_cell(found)
+        sheet.write_formula(*place, formula, self.format("plain", number or number_format(found)), value)
+
+    def headings(self, sheet: Worksheet, row: int, names: Sequence[str], numbers: Sequence[bool]) -> None:
+        """A row of headings, those of numbers over them; as high as the longest takes in its column, which not every
+        spreadsheet program finds out by itself."""
+        known, lines = self._widths[sheet.get_name()], 1
+        for column, (name, of_numbers) in enumerate(zip(names, numbers, strict=True)):
+            text: Look = "column beside" if column else "column"
+            self.put(sheet, row, column, name, "column of numbers" if of_numbers else text)
+            width = known[column] if column < len(known) else UNSET
+            lines = max(lines, len(wrap(name, max(1, int(BOLD * width) - 1))))
+        sheet.set_row(row, LINE_PT * lines)
+
+    def table(self, sheet: Worksheet, row: int, table: Table, titled: bool = True) -> int:
+        """A whole table from `row` on; the row after it and a gap.
+
+        Where rows have different units these stand in a column of their own, not in the number format of a cell.
+        """
+        if titled:
+            self.put(sheet, row, 0, table.title, "heading")
+            row += 1
+        if not table.rows:
+            self.put(sheet, row, 0, table.empty, "quiet")
+            return row + 2
+        unit = ("Unit",) if table.fixed else ()
+        numbers = [*map(table.is_number, range(len(table.columns))), *(False for _ in unit)]
+        self.headings(sheet, row, (*table.columns, *unit), numbers)
+        for cells in table.rows:
+            row += 1
+            for column, cell in enumerate((*cells, *(unit_beside(cells[-1]) for _ in unit))):
+                look: Look = "right" if numbers[column] else "beside" if column else "plain"
+                self.put(sheet, row, column, cell, look)
+        if table.note:
+            row += 1
+            self.put(sheet, row, 0, table.note, "quiet")
+        return row + 2
+
+
+def widths(table: Table) -> tuple[float, ...]:
+    """Widths of the columns of a table, by the text in them."""
+    cells = zip(*([*map(table.text, row)] for row in table.rows), strict=True)
+    longest = (max(map(len, column)) for column in cells)
+    names = (min(len(name), HEADING) for name in table.columns)
+    return tuple(min(max(each + 2, NARROW, name), WIDE) for each, name in zip(longest, names, strict=False))
+
+
+def safe(text: str) -> str:
+    """A text with a leading apostrophe where a spreadsheet would take it for a formula once saved as CSV."""
+    return f"'{text}" if text.startswith(FORMULA_STARTS) else text
+
+
+def in_cell(quantity: Quantity) -> float:
+    """The number in a cell: times in milliseconds, whatever they are shown in; others as they are."""
+    assert quantity.value is not None
+    return quantity.value * 1000 if quantity.unit == "s" else quantity.value
+
+
+def unit_beside(cell: Cell) -> str:
+    """The unit of a cell where its number format does not show it."""
+    found = text_of(cell).partition(" ")[2] if isinstance(cell, Quantity) and cell.value is not None else ""
+    return found if isinstance(cell, Quantity) and cell.unit not in IN_FORMAT else ""
+
+
+def number_format(quantity: Quantity) -> str:
+    """The number format that shows the digits of `number_of`, and its unit; a comma at its end divides by 1,000.
+
+    >>> number_format(Quantity(0.0247, "s", "estimated")), number_format(Quantity(2.5, "per hour", "estimated"))
+    ('#,##0.0" ms"', '#,##0.0')
+    """
+    digits, _, unit = number_of(quantity).partition(" ")
+    decimals = len(digits.partition(".")[2])
+    places = "." + "0" * decimals if decimals else ""
+    if quantity.unit == "share":
+        return f"0{places} %"
+    thousandths = "," if unit == "s" else ""
+    return f'#,##0{places}{thousandths}" {unit}"' if unit else f"#,##0{places}"
+
+
+# --- The workbook's sheet of GPUs over a day: the hours, their sums as live formulas, and a chart
+
+NAME = "Over a day"
+DAY_FIRST_ROW = 13
+"""Of the hours, counted from 0: row 14 on screen."""
+HOUR_GPUS = f"$D${DAY_FIRST_ROW + 1}:$D${DAY_FIRST_ROW + HOURS}"
+CONSTANT, FOLLOWING, ALL_DAY = "$B$5", "$B$6", "$B$7"
+DAY_COLUMNS = ("Hour", "Requests/s", "Replicas", "GPUs", "Busiest hour's fleet")
+NOTE = "Hours times GPUs that run, spares included. Replicas are taken to start and stop at once."
+
+
+def day_sheet(book: Book, day: Day) -> None:
+    """The whole sheet."""
+    sheet = book.sheet(NAME, (44, 16, 12, 12, 12))
+    book.put(sheet, 0, 0, NAME, "title")
+    book.put(sheet, 1, 0, day.sentence)
+    book.put(sheet, 2, 0, day.working)
+    day_figures(book, sheet, day)
+    book.headings(sheet, DAY_FIRST_ROW - 1, DAY_COLUMNS, [column > 0 for column in range(len(DAY_COLUMNS))])
+    for row, cells in enumerate(day.hours, start=DAY_FIRST_ROW):
+        for column, cell in enumerate(cells):
+            book.put(sheet, row, column, cell)
+        book.formula(sheet, (row, 4), f"={CONSTANT}", day.constant_gpus)
+    book.put(sheet, DAY_FIRST_ROW + HOURS, 0, NOTE, "quiet")
+    chart(book, sheet, day)
+
+
+def day_figures(book: Book, sheet: Worksheet, day: Day) -> None:
+    """Sums over the hours, live, and what they cost; no price, no cost."""
+    book.put(sheet, 4, 0, "GPUs of the busiest hour")
+    book.put(sheet, 4, 1, day.constant_gpus)
+    formulas: list[tuple[str, str, Quantity]] = [
+        ("GPU-hours a day, following the load", f"=SUM({HOUR_GPUS})", day.gpu_hours),
+        ("GPU-hours a day, the busiest hour's fleet all day", f"={CONSTANT}*{HOURS}", day.constant_gpu_hours),
+        ("Saved", f"=1-{FOLLOWING}/{ALL_DAY}", day.saved),
+    ]
+    if day.price.value is not None:
+        book.put(sheet, 8, 0, "Price per GPU-hour")
+        book.put(sheet, 8, 1, day.price)
+    for row, (name, formula, value) in enumerate(formulas, start=5):
+        book.put(sheet, row, 0, name)
+        book.formula(sheet, (row, 1), formula, value)
+    costs = (
+        ("Cost a day, following the load", f"=$B$9*{FOLLOWING}", day.cost),
+        ("Cost a day, the busiest hour's fleet all day", f"=$B$9*{ALL_DAY}", day.constant_cost),
+    )
+    for row, (name, formula, value) in enumerate(costs, start=9):
+        if value.value is not None:
+            book.put(sheet, row, 0, name)
+            book.formula(sheet, (row, 1), formula, value)
+
+
+def chart(book: Book, sheet: Worksheet, day: Day) -> None:
+    """GPUs of each hour as columns, the busiest hour's fleet as a line."""
+    last = DAY_FIRST_ROW + HOURS - 1
+    hours = [NAME, DAY_FIRST_ROW, 0, last, 0]
+    columns = book.workbook.add_chart({"type": "column"})
+    values = {"categories": hours, "values": [NAME, DAY_FIRST_ROW, 3, last, 3]}
+    columns.add_series({"name": "follows the load", **values, "fill": {"color": "#0072B2"}, "gap": 20})
+    line = book.workbook.add_chart({"type": "line"})
+    look = {"color": "#B42318", "dash_type": "dash", "width": 1.25}
+    line.add_series(
+        {"name": DAY_COLUMNS[4], "categories": hours, "values": [NAME, DAY_FIRST_ROW, 4, last, 4], "line": look}
+    )
+    columns.combine(line)
+    columns.set_title({"name": "GPUs over the day", "name_font": {"size": 12}})
+    columns.set_x_axis({"name": "Hour"})
+    columns.set_y_axis({"name": "GPUs running, spares included", "min": 0})
+    columns.set_legend({"position": "bottom"})
+    columns.set_size({"width": 620, "height": 320})
+    sheet.insert_chart(DAY_FIRST_ROW - 1, 6, columns, {"description": day.sentence})
+
+
+# --- The sheet that works the count out again: change the load, the headroom or the spares, and GPUs and cost follow
+
+LOAD, HEADROOM, SPARE = "$B$4", "$B$5", "$B$6"
+WORKING_FIRST_ROW = 9
+"""Of the table, counted from 0: row 10 on screen."""
+WORKING_COLUMNS = (
+    "Configuration",
+    "Capacity of a replica (requests/s)",
+    "Planned for a replica (requests/s)",
+    "Load ÷ planned",
+    "Working replicas",
+    "Spare replicas",
+    "Replicas",
+    "GPUs of a replica",
+    "GPUs",
+    "Requests/s per GPU",
+    "Price per GPU-hour",
+    "Cost per hour",
+    "Working replicas added",
+)
+SHARES = (0.25, 0.5, 0.75, 1.0, 1.25, 1.5, 2.0)
+"""Of the load, for the chart of GPUs against load."""
+ROUNDING = "(1-1E-9)"
+"""A quotient this little above a whole number is that number: the planner's own allowance for rounding."""
+HOW = (
+    "Change a yellow cell: everything below follows. The capacity of a replica stays as it was found for the planned "
+    "load and lengths; for other lengths or limits ask the planner again."
+)
+ADDED = "Added: replicas beyond the division, where latencies jump just above the planned load. Mostly 0."
+
+
+def working_sheet(book: Book, report: Report) -> None:
+    """The whole sheet; without an answer, or without the question, it says so."""
+    sheet = book.sheet("Working", (34, *(13,) * (len(WORKING_COLUMNS) - 1)))
+    book.put(sheet, 0, 0, "Working", "title")
+    load, headroom, spare = (report.given(key) for key in ("rate_per_s", "headroom", "spare"))
+    if report.answer is None or load is None or headroom is None or spare is None:
+        book.put(sheet, 2, 0, "There is no count to work out.", "quiet")
+        return
+    book.put(sheet, 1, 0, report.working)
+    book.put(sheet, 2, 0, HOW, "quiet")
+    asked = (
+        ("Planned load (requests/s)", load),
+        ("Headroom (share)", headroom),
+        ("Spare replicas", spare),
+    )
+    for row, (name, value) in enumerate(asked, start=3):
+        book.put(sheet, row, 0, name)
+        sheet.write_number(row, 1, value, book.format("input"))
+    book.headings(sheet, WORKING_FIRST_ROW - 1, WORKING_COLUMNS, [column > 0 for column in range(len(WORKING_COLUMNS))])
+    for row, found in enumerate(report.configurations, start=WORKING_FIRST_ROW):
+        configuration_row(book, sheet, row, found, load)
+    after = WORKING_FIRST_ROW + len(report.configurations)
+    book.put(sheet, after, 0, ADDED, "quiet")
+    loads_table(book, sheet, after + 2, report.answer, load)
+
+
+def configuration_row(book: Book, sheet: Worksheet, row: int, found: Configuration, load: float) -> None:
+    """One configuration: capacity, GPUs of a replica and price as numbers, everything else as formulas."""
+    number, basis = row + 1, found.basis
+    planned = found.planned_per_replica
+    replicas = Quantity((found.working.value or 0) + (found.spare.value or 0), "replicas", basis)
+    book.put(sheet, row, 0, found.label)
+    book.put(sheet, row, 1, found.capacity_per_replica)
+    book.put(sheet, row, 7, Quantity(found.gpus_per_replica, "GPUs", basis))
+    book.put(sheet, row, 10, found.price if found.price.value is not None else "")
+    book.put(sheet, row, 12, Quantity(found.extra_working, "replicas", basis))
+    quotient = Quantity(load / planned.value if planned.value else None, "", basis)
+    for column, formula, value in (
+        (2, f"=B{number}*(1-{HEADROOM})", planned),
+        (3, f"={LOAD}/C{number}", quotient),
+        (4, f"=ROUNDUP(D{number}*{ROUNDING},0)+M{number}", found.working),
+        (5, f"={SPARE}", found.spare),
+        (6, f"=E{number}+F{number}", replicas),
+        (8, f"=G{number}*H{number}", found.gpus),
+        (9, f"=C{number}/H{number}", found.planned_per_gpu),
+        (11, f'=IF(K{number}="","",I{number}*K{number})', found.cost_per_hour),
+    ):
+        book.formula(sheet, (row, column), formula, value)
+
+
+def loads_table(book: Book, sheet: Worksheet, row: int, found: Configuration, load: float) -> None:
+    """GPUs of the answer at shares of the load, live, and their chart."""
+    book.put(sheet, row, 0, "GPUs of the answer against load", "heading")
+    book.headings(sheet, row + 1, ("Share of the load", "Load (requests/s)", "GPUs"), (True, True, True))
+    first, answer = row + 2, WORKING_FIRST_ROW + 1
+    for at, share in enumerate(SHARES, start=first):
+        book.put(sheet, at, 0, Quantity(share, "share", "given"))
+        gpus = Quantity(gpus_at(found, load * share), "GPUs", found.basis)
+        load_there = Quantity(load * share, "requests/s", "given")
+        book.formula(sheet, (at, 1), f"=A{at + 1}*{LOAD}", load_there, "General")
+        working = f"ROUNDUP(B{at + 1}/$C${answer}*{ROUNDING},0)+$M${answer}"
+        book.formula(sheet, (at, 2), f"=({working}+{SPARE})*$H${answer}", gpus)
+    last = first + len(SHARES) - 1
+    chart = book.workbook.add_chart({"type": "column"})
+    chart.add_series(
+        {
+            "name": "GPUs",
+            "categories": ["Working", first, 1, last, 1],
+            "values": ["Working", first, 2, last, 2],
+            "fill": {"color": "#0072B2"},
+            "data_labels": {"value": True},
+        }
+    )
+    chart.set_title({"name": "GPUs against load", "name_font": {"size": 12}})
+    chart.set_x_axis({"name": "Load (requests/s)"})
+    chart.set_y_axis({"name": "GPUs, spares included", "min": 0})
+    chart.set_legend({"none": True})
+    alt = "GPUs of the answer at shares of the planned load, worked out from the cells beside it."
+    sheet.insert_chart(row, 4, chart, {"description": alt})
+
+
+def gpus_at(found: Configuration, load: float) -> float:
+    """GPUs of a configuration at another load, its replica's capacity kept: what the formula gives."""
+    planned = found.planned_per_replica.value or 0.0
+    if planned <= 0:
+        return 0.0
+    quotient = load / planned * (1 - 1e-9)
+    whole = int(quotient) + (quotient > int(quotient))
+    return (whole + found.extra_working + (found.spare.value or 0)) * found.gpus_per_replica
+
+
+# --- Rows for a sheet of total cost of ownership, with the columns that such sheets for LLM serving have
+
+METRICS: tuple[tuple[Metric, str], ...] = (("itl", "ITL"), ("ttft", "TTFT"), ("e2e", "Request latency"))
+FIGURES = (("mean", "avg"), ("p90", "p90"), ("p99", "p99"))
+TCO_COLUMNS = (
+    *("Model", "GPU Type", "number_of_gpus", "Precision", "Execution Mode"),
+    *(f"{name} {figure} (ms)" for _, name in METRICS for _, figure in FIGURES),
+    *("Requests per Second", "Tokens per Second", "ISL_OSL", "Concurrency"),
+)
+
+
+def tco(report: Report) -> Table:
+    """One row for each configuration: a single replica with its GPUs, at the load it is planned for.
+
+    Latencies in milliseconds; tokens per second are output tokens; concurrency is the mean of requests in flight.
+    """
+    isl, osl = report.given("isl") or 0.0, report.given("osl") or 0.0
+    rows = tuple(tco_row(report.model, found, isl, osl, report.given("rate_per_s")) for found in report.configurations)
+    note = "One replica of each configuration at the planned load; tokens per second are output tokens."
+    return Table("TCO rows", TCO_COLUMNS, rows, empty="No configuration meets the SLA.", note=note)
+
+
+def tco_row(model: str, found: Configuration, isl: float, osl: float, rate_per_s: float | None) -> tuple[Cell, ...]:
+    """The row of one configuration."""
+    latencies = {each.metric: each for each in found.latencies}
+    per_replica = rate_per_s / found.working.value if rate_per_s and found.working.value else None
+    tokens_per_s = None if per_replica is None else per_replica * osl
+    return (
+        *(model, found.gpu, Quantity(found.gpus_per_replica, "GPUs", "given"), found.precision, found.execution),
+        *(in_ms(latencies.get(metric), figure) for metric, _ in METRICS for figure, _ in FIGURES),
+        *(Quantity(per_replica, "requests/s", found.basis), Quantity(tokens_per_s, "output tokens/s", found.basis)),
+        *(f"{isl:g}_{osl:g}", found.in_flight),
+    )
+
+
+def in_ms(latency: Latency | None, figure: str) -> Cell:
+    """One figure of a latency as a bare number of milliseconds; empty where there is none."""
+    found = None if latency is None else getattr(latency, figure)
+    if found is None or found.value is None:
+        return ""
+    return Quantity(found.value * 1000, "", found.basis)
+
 
 OPTIONS = {
     "in_memory": True,

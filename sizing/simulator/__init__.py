@@ -14,12 +14,17 @@ from sizing.simulator.closed import (
     simulate_closed,
     stable_rate_per_s,
 )
-from sizing.simulator.disaggregated import simulate_disaggregated
 from sizing.simulator.fleet import Failure
-from sizing.simulator.runs import simulate, simulate_fleet, simulate_trace, simulated_replicas
-from sizing.simulator.simulated import Simulated
-from sizing.simulator.streams import Stream, simulate_streams
-from sizing.simulator.watch import TimeSeries, Watch, Watched
+from sizing.simulator.result import Simulated, TimeSeries, Watch, Watched
+from sizing.simulator.runs import (
+    Stream,
+    simulate,
+    simulate_disaggregated,
+    simulate_fleet,
+    simulate_streams,
+    simulate_trace,
+    simulated_replicas,
+)
 
 __all__ = [
     "Failure",

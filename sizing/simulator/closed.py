@@ -11,15 +11,13 @@ from functools import lru_cache
 import numpy as np
 
 from sizing.budget import checkpoint
+from sizing.engine import Replica
 from sizing.errors import ScenarioError
-from sizing.replica import Replica
-from sizing.simulator.gaps import Counts, no_gaps
 from sizing.simulator.loops import measured_rounds, run_users
-from sizing.simulator.records import Requests, engine_of, idle_states, work_space
+from sizing.simulator.result import Simulated, Watched, gap_percentiles_s, simulated, tallied
 from sizing.simulator.sampling import cached_tokens, checked_requests, draw_steps
-from sizing.simulator.simulated import Simulated, simulated
-from sizing.simulator.tally import tallied
-from sizing.simulator.watch import Watched, gap_percentiles_s
+from sizing.simulator.scheduler import Counts, no_gaps
+from sizing.simulator.state import Requests, engine_of, idle_states, work_space
 from sizing.workload import Lengths, Prefix, Routing, Tokens
 
 

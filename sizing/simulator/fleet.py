@@ -18,27 +18,25 @@ import numpy as np
 from numpy.typing import NDArray
 
 from sizing.budget import checkpoint
+from sizing.engine import Replica
 from sizing.errors import ScenarioError
-from sizing.replica import Replica
-from sizing.simulator.borrowing import borrowed
-from sizing.simulator.departures import fail
-from sizing.simulator.gaps import Counts, TokenGaps
-from sizing.simulator.heap import compiled
-from sizing.simulator.iterations import work_of
 from sizing.simulator.loops import advance, next_departure_s, outstanding, run_part
-from sizing.simulator.records import (
+from sizing.simulator.result import Watch, Watched, watched
+from sizing.simulator.scheduler import Counts, TokenGaps, fail, work_of
+from sizing.simulator.state import (
     GAP_BINS,
     NOBODY,
     SERVED,
     Requests,
     States,
     Work,
+    borrowed,
+    compiled,
     engine_of,
     idle_states,
     work_space,
 )
 from sizing.simulator.waiting import enqueue
-from sizing.simulator.watch import Watch, Watched, watched
 from sizing.workload import ROUTINGS, Routing, Seconds, Tokens
 
 RANDOM, ROUND_ROBIN, POWER_OF_TWO = map(ROUTINGS.index, ("random", "round_robin", "power_of_two"))

@@ -4,12 +4,8 @@ from __future__ import annotations
 
 import math
 
-from sizing.simulator.borrowing import borrowed
-from sizing.simulator.durations import growth_s, iteration_s, stretch_s
-from sizing.simulator.gaps import Counts
-from sizing.simulator.heap import compiled
-from sizing.simulator.iterations import step, steps_ahead, work_of
-from sizing.simulator.records import NOBODY, Engine, Requests, State, States, Work
+from sizing.simulator.scheduler import Counts, growth_s, iteration_s, step, steps_ahead, stretch_s, work_of
+from sizing.simulator.state import NOBODY, Engine, Requests, State, States, Work, borrowed, compiled
 from sizing.simulator.waiting import enqueue, expire, expire_all, idle
 
 REJECTED_USER_WAITS_S = 0.01

@@ -11,12 +11,11 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from sizing.replica import Replica
-from sizing.simulator.gaps import gap_quantiles, percentile_s
-from sizing.simulator.heap import compiled
+from sizing.engine import Replica
 from sizing.simulator.loops import measured_rounds, run_stream, run_users
-from sizing.simulator.records import Engine, Requests, States, Work, engine_of, idle_states, work_space
 from sizing.simulator.sampling import checked_requests
+from sizing.simulator.scheduler import gap_quantiles, percentile_s
+from sizing.simulator.state import Engine, Requests, States, Work, compiled, engine_of, idle_states, work_space
 from sizing.workload import Seconds, Tokens
 
 Floats = NDArray[np.float64]

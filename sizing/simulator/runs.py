@@ -8,23 +8,23 @@ naive simulator written sequence by sequence.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 import numpy as np
 
+from sizing.engine import Replica
 from sizing.errors import ScenarioError
-from sizing.replica import Replica
 from sizing.simulator.closed import backlog_rate_per_s, fleet_utilization, stable_rate_per_s
 from sizing.simulator.fleet import UNWATCHED, Failure, serve
+from sizing.simulator.result import Simulated, Watch, open_loop
 from sizing.simulator.sampling import checked_requests, draw_steps, sample_requests
-from sizing.simulator.simulated import Simulated, open_loop
-from sizing.simulator.watch import Watch
+from sizing.simulator.state import CANCELLED, SERVED, Requests, requests_of
 from sizing.workload import ROUTINGS, Routing, Seconds, Tokens, Workload
 
 MOST_REPLICAS = 32
 """A counting router over more replicas than this behaves as over this many, at the same load for each."""
-
 COUNTING: tuple[Routing, ...] = ("power_of_two", "least_outstanding")
 
 
@@ -49,7 +49,7 @@ def simulate(
 
     Raises ScenarioError for a request longer than the KV cache, and for numbers out of range.
 
-    >>> from sizing.steptime import StepLaw
+    >>> from sizing.engine import StepLaw
     >>> from sizing.workload import Lengths
     >>> law = StepLaw(weights_s=4.8e-3, overhead_s=1e-3, token_s=20e-6, sequence_s=10e-6, kv_token_s=49e-9)
     >>> run = simulate(Replica(law), Workload(Lengths(isl=1000, osl=100), rate_per_s=10), requests=5000)
@@ -90,7 +90,7 @@ def simulate_fleet(
     Raises ScenarioError for a request that one of the replicas never fits, for replicas that speculate or end outputs
     differently (what a request asks would hang on where it goes), and for failures that make no sense.
 
-    >>> from sizing.steptime import StepLaw
+    >>> from sizing.engine import StepLaw
     >>> from sizing.workload import Lengths
     >>> law = StepLaw(weights_s=4.8e-3, overhead_s=1e-3, token_s=20e-6, sequence_s=10e-6, kv_token_s=49e-9)
     >>> fleet = [Replica(law), Replica(law), Replica(law.scaled(1.5))]
@@ -181,3 +181,196 @@ def herding(routing: Routing, replicas: int, fixed_lengths: bool) -> tuple[str, 
         "least_outstanding with equal lengths can herd: replicas whose requests finish together attract the next "
         "burst; round_robin, or lengths that vary, show what the fleet can do",
     )
+
+
+# --- Several workloads on one fleet: interactive users beside a batch job, short questions beside long documents
+
+
+@dataclass(frozen=True, slots=True)
+class Stream:
+    """A workload among others on a fleet; of the waiting requests those of priority 0 are served first, then 1, ..."""
+
+    workload: Workload
+    priority: int = 0
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.priority <= 15:
+            raise ScenarioError(f"priority must be from 0 (first) to 15, got {self.priority}")
+
+
+def simulate_streams(
+    replica: Replica,
+    streams: Sequence[Stream],
+    *,
+    replicas: int = 1,
+    routing: Routing = "random",
+    requests: int = 100_000,
+    seed: int = 0,
+    warmup: float = 0.1,
+    watch: Watch = UNWATCHED,
+) -> tuple[Simulated, ...]:
+    """Offer several workloads to one fleet of equal replicas; a result for each, in the order given.
+
+    `requests` in all, shared in proportion to the rates, over the time for which all streams last. Behind *random*
+    routing one replica stands for all: a sum of thinned streams is the thinned sum. Other routings simulate up to 32
+    replicas at the load each would have. One seed at all rates times a factor uses the same random numbers.
+    Rate and requests in flight are the stream's own; `utilization` counts the streams that go before it or with it,
+    for those behind can hardly hinder it: an overloaded fleet may still be steady for its first priorities.
+
+    Raises ScenarioError as `simulate` does, and for a stream so rare that fewer than 10 of the requests are its own.
+
+    >>> from sizing.engine import StepLaw
+    >>> from sizing.workload import Lengths
+    >>> law = StepLaw(weights_s=4.8e-3, overhead_s=1e-3, token_s=20e-6, sequence_s=10e-6, kv_token_s=49e-9)
+    >>> chat, summaries = Workload(Lengths(300, 200), rate_per_s=6), Workload(Lengths(8000, 100), rate_per_s=2)
+    >>> first, second = simulate_streams(Replica(law), [Stream(chat), Stream(summaries, priority=1)], requests=8000)
+    >>> bool(first.ttft_s.mean() < second.ttft_s.mean())
+    True
+    """
+    check_question(replicas, routing, requests, warmup)
+    if not streams:
+        raise ScenarioError("give at least one stream")
+    together = 1 if routing == "random" else min(replicas, MOST_REPLICAS)
+    run, stream_of = _merged(replica, streams, requests, replicas, together, seed)
+    rng = np.random.default_rng([seed, len(streams)])
+    run["stream"] = stream_of
+    seen = serve([replica] * together, run, routing, rng, watch=watch, warmup=warmup, streams=len(streams))
+    lengths = {stream.workload.lengths for stream in streams}
+    warnings = herding(routing, together, len(lengths) == 1 and streams[0].workload.lengths.fixed)
+    results = []
+    for number, stream in enumerate(streams):
+        ahead = run[run["priority"] <= stream.priority]
+        stable_per_s = backlog_rate_per_s(replica, ahead["isl"], ahead["osl"], ahead["cached_tokens"])
+        rate_per_s = sum(other.workload.rate_per_s for other in streams if other.priority <= stream.priority)
+        utilization = rate_per_s / replicas / stable_per_s
+        result = open_loop(run[stream_of == number], replica.law.request_s, utilization, warmup=warmup)
+        own_gaps = seen.measured_gaps[number : number + 1]
+        result = replace(result, watched=replace(seen, measured_gaps=own_gaps))
+        results.append(whole_fleet(result, replicas / together, warnings))
+    return tuple(results)
+
+
+def _merged(
+    replica: Replica, streams: Sequence[Stream], requests: int, replicas: int, together: int, seed: int
+) -> tuple[Requests, Tokens]:
+    """All streams, as `together` of `replicas` replicas see them, by time up to the end of the first that ends; and
+    the number of the stream that each request is of."""
+    rate_per_s = sum(stream.workload.rate_per_s for stream in streams)
+    parts = []
+    for number, stream in enumerate(streams):
+        own = int(requests * stream.workload.rate_per_s / rate_per_s)
+        if own < 10:
+            raise ScenarioError(
+                f"stream {number} is {own} of {requests} requests, too few to measure: simulate more requests"
+            )
+        rng = np.random.default_rng([seed, number])
+        if together == 1:
+            part = sample_requests(replica, stream.workload, own, rng, replicas=replicas)
+        else:
+            slower = replace(stream.workload, rate_per_s=stream.workload.rate_per_s * together / replicas)
+            part = sample_requests(replica, slower, own, rng)
+        part["priority"] = stream.priority
+        parts.append(part)
+    end_s = min(part["arrival_s"][-1] for part in parts)
+    run = np.concatenate(parts)
+    stream_of = np.repeat(np.arange(len(parts)), [len(part) for part in parts])
+    order = np.argsort(run["arrival_s"], kind="stable")
+    order = order[run["arrival_s"][order] <= end_s]
+    return run[order], stream_of[order]
+
+
+# --- Disaggregated serving: one pool of replicas computes the prompts, another the tokens after the first
+#
+# The KV cache of a prompt travels between them. Prompts no longer stall the tokens of others, so that TTFT and ITL
+# are sized apart (DistServe, Zhong et al. 2024, arXiv 2401.09670; Splitwise, Patel et al. 2024, arXiv 2311.18677).
+
+
+def simulate_disaggregated(
+    prefill: Replica,
+    decode: Replica,
+    workload: Workload,
+    *,
+    prefill_replicas: int = 1,
+    decode_replicas: int = 1,
+    transfer_s: float = 0.0,
+    transfer_token_s: float = 0.0,
+    routing: Routing = "random",
+    requests: int = 100_000,
+    seed: int = 0,
+    warmup: float = 0.1,
+) -> Simulated:
+    """Offer a workload to a pool of prefill replicas that hands every sequence on to a pool of decode replicas.
+
+    A prompt is served as a request with one token, which ends its TTFT; `transfer_s` and `transfer_token_s` for each
+    prompt token later its sequence asks the decode pool for a slot and KV memory, and decodes from the next iteration
+    on. Transfer and that wait are inside ITL and E2E. Both pools route alike. `request_s` is the prefill replica's.
+    `queue_timeout_s` guards the prefill line only, `cancel_s` counts from the first arrival. `queue_s` is the wait for
+    the prefill. `utilization` is the busier pool's.
+
+    Pools beyond 32 replicas are simulated in the same proportion at up to 32, where they have a common divisor.
+
+    Raises ScenarioError as `simulate` does, for transfer times that are negative or infinite, and for a decode pool
+    with static batching.
+    """
+    check_question(prefill_replicas, routing, requests, warmup)
+    check_question(decode_replicas, routing, requests, warmup)
+    if not (0 <= transfer_s < math.inf and 0 <= transfer_token_s < math.inf):
+        raise ScenarioError(
+            f"transfer times must be 0 s or more and finite, got {transfer_s:g} and {transfer_token_s:g}"
+        )
+    if decode.batching.policy == "static":
+        raise ScenarioError("static batching cannot take sequences that were prefilled elsewhere: use another policy")
+    scale = _scale(prefill_replicas, decode_replicas)
+    rng = np.random.default_rng(seed)
+    run = sample_requests(decode, replace(workload, rate_per_s=workload.rate_per_s * scale), requests, rng)
+    _prefill_all([prefill] * round(prefill_replicas * scale), run, routing, rng)
+    handed_over_s = run["first_token_s"] + transfer_s + transfer_token_s * run["isl"]
+    _decode_all([decode] * round(decode_replicas * scale), run, handed_over_s, routing, rng)
+    one_token = np.ones(requests, np.int64)
+    goes_on = run["osl"] > 1
+    busy = workload.rate_per_s / backlog_rate_per_s(prefill, run["isl"], one_token, run["cached_tokens"])
+    utilization = busy / prefill_replicas
+    if np.any(goes_on):
+        isl, osl = run["isl"][goes_on], run["osl"][goes_on]
+        busy = workload.rate_per_s * float(goes_on.mean()) / backlog_rate_per_s(decode, isl, osl, isl)
+        utilization = max(utilization, busy / decode_replicas)
+    result = open_loop(run, prefill.law.request_s, utilization, warmup=warmup)
+    widest = round(max(prefill_replicas, decode_replicas) * scale)
+    return whole_fleet(result, 1 / scale, herding(routing, widest, workload.lengths.fixed))
+
+
+def _scale(prefill_replicas: int, decode_replicas: int) -> float:
+    """The share of both pools that is simulated: whole replicas in the same proportion, at most 32 of a kind."""
+    units = math.gcd(prefill_replicas, decode_replicas)
+    largest = max(prefill_replicas, decode_replicas) // units
+    return min(units, max(1, MOST_REPLICAS // largest)) / units
+
+
+def _prefill_all(pool: list[Replica], run: Requests, routing: Routing, rng: np.random.Generator) -> None:
+    """Serve every prompt as a request with one token; fills times and outcomes."""
+    prompts = checked_requests(pool[0], run["isl"], np.ones(len(run), np.int64), run["arrival_s"])
+    for field in ("cached_tokens", "queue_timeout_s", "cancel_s"):
+        prompts[field] = run[field]
+    serve(pool, prompts, routing, rng)
+    for field in ("scheduled_s", "first_token_s", "done_s", "outcome"):
+        run[field] = prompts[field]
+
+
+def _decode_all(
+    pool: list[Replica], run: Requests, handed_over_s: Seconds, routing: Routing, rng: np.random.Generator
+) -> None:
+    """Decode, from `handed_over_s` on, the sequences with tokens to come whose clients still wait; fills their ends."""
+    goes_on = (run["outcome"] == SERVED) & (run["osl"] > 1)
+    patience_s = run["arrival_s"] + run["cancel_s"] - handed_over_s
+    gone = goes_on & (patience_s <= 0)
+    run["outcome"][gone] = CANCELLED
+    run["done_s"][gone] = (run["arrival_s"] + run["cancel_s"])[gone]
+    who = np.flatnonzero(goes_on & ~gone)
+    if not len(who):
+        return
+    who = who[np.argsort(handed_over_s[who], kind="stable")]
+    sequences = requests_of(run["isl"][who], run["osl"][who], handed_over_s[who])
+    sequences["steps"], sequences["cancel_s"] = run["steps"][who], patience_s[who]
+    sequences["cached_tokens"] = run["isl"][who]
+    serve(pool, sequences, routing, rng)
+    run["done_s"][who], run["outcome"][who] = sequences["done_s"], sequences["outcome"]

@@ -12,10 +12,9 @@ from typing import Any
 
 import numpy as np
 
+from sizing.engine import Batching, Replica, Speculation
 from sizing.errors import ScenarioError
-from sizing.replica import Batching, Replica, Speculation
-from sizing.simulator.heap import MAX_REQUESTS, compiled
-from sizing.simulator.records import Requests, requests_of
+from sizing.simulator.state import MAX_REQUESTS, Requests, compiled, requests_of
 from sizing.workload import Arrivals, Lengths, Prefix, Routing, Seconds, Tokens, Workload
 
 MOST_SLOTS = MAX_REQUESTS // 8 - 1

@@ -7,25 +7,170 @@ from __future__ import annotations
 
 import math
 
-from sizing.simulator.deadlines import insert_deadline, pop_deadline
-from sizing.simulator.heap import compiled, compiled_apart
-from sizing.simulator.kv_cache import never_fits
-from sizing.simulator.records import (
+from sizing.simulator.state import (
     ADMITTED,
     CANCELLED,
+    MAX_UTILIZATION,
     NOBODY,
     OUTSIDE,
     PAUSED,
     PRIORITIES,
     REJECTED,
     SERVED,
+    STATIC,
     TIMED_OUT,
     WAITING,
     Engine,
     Requests,
     State,
     Work,
+    compiled,
+    compiled_apart,
 )
+
+# --- When requests in the line give up: a pairing heap whose links are in the request records; compiled by numba
+#
+# Insertion takes constant time, removal logarithmic time on average (Fredman, Sedgewick, Sleator, Tarjan 1986). A
+# request that starts stays in the heap; whoever takes the first entry out looks whether it still holds.
+
+
+@compiled
+def insert_deadline(state: State, requests: Requests, request: int, deadline_s: float) -> None:
+    """Note that a request in the line gives up at `deadline_s`; one that never does, inf, is not noted."""
+    requests[request].deadline_s = deadline_s
+    if deadline_s == math.inf:
+        return
+    requests[request].below = NOBODY
+    requests[request].beside = NOBODY
+    set_first(state, requests, merged(requests, state.first_deadline, request))
+
+
+@compiled_apart
+def pop_deadline(state: State, requests: Requests) -> int:
+    """Take out the request with the earliest deadline and return it."""
+    first = state.first_deadline
+    pairs = NOBODY
+    child = requests[first].below
+    while child != NOBODY:
+        partner = requests[child].beside
+        rest = NOBODY
+        requests[child].beside = NOBODY
+        if partner != NOBODY:
+            rest = requests[partner].beside
+            requests[partner].beside = NOBODY
+        pair = merged(requests, child, partner)
+        requests[pair].beside = pairs
+        pairs = pair
+        child = rest
+    root = NOBODY
+    while pairs != NOBODY:
+        pair = pairs
+        pairs = requests[pair].beside
+        requests[pair].beside = NOBODY
+        root = merged(requests, root, pair)
+    requests[first].deadline_s = math.inf
+    set_first(state, requests, root)
+    return int(first)
+
+
+@compiled
+def merged(requests: Requests, one: int, other: int) -> int:
+    """The root of two heaps made one; NOBODY is the empty heap."""
+    if one == NOBODY:
+        return other
+    if other == NOBODY:
+        return one
+    if requests[other].deadline_s < requests[one].deadline_s:
+        one, other = other, one
+    requests[other].beside = requests[one].below
+    requests[one].below = other
+    return one
+
+
+@compiled
+def set_first(state: State, requests: Requests, root: int) -> None:
+    """Keep the root of the heap and its key."""
+    state.first_deadline = root
+    state.next_deadline_s = math.inf if root == NOBODY else requests[root].deadline_s
+
+
+# --- Memory of the KV cache: what a request reserves, when it fits, how far decoding can go; compiled by numba
+
+
+@compiled
+def prompt_tokens_of(requests: Requests, request: int) -> int:
+    """Tokens to compute before the next token comes: the prompt not found in the cache, and what a pause threw away."""
+    return int(requests[request].isl - requests[request].cached_tokens + requests[request].generated)
+
+
+@compiled
+def own_prompt_tokens(requests: Requests, request: int) -> int:
+    """Prompt tokens in memory of a request's own: all but the shared prefix; all of one prefilled elsewhere."""
+    if requests[request].cached_tokens == requests[request].isl:
+        return int(requests[request].isl)
+    return int(requests[request].isl - requests[request].cached_tokens)
+
+
+@compiled
+def memory_when_admitted(requests: Requests, request: int) -> int:
+    """KV tokens of a request before its next token: its own prompt, and what it had when it was paused."""
+    return int(own_prompt_tokens(requests, request) + requests[request].generated)
+
+
+@compiled
+def tokens_per_step(requests: Requests, request: int) -> float:
+    """Tokens by which one decode step lengthens a sequence: 1, or with speculation the mean over its output."""
+    if requests[request].steps == 0:
+        return 1.0
+    return float((requests[request].osl - 1) / requests[request].steps)
+
+
+@compiled
+def reservation(engine: Engine, requests: Requests, request: int) -> int:
+    """KV tokens that guaranteed_no_evict keeps for a request, in blocks: its own prompt, the most it may generate."""
+    most_output = max(requests[request].osl, engine.max_tokens)
+    tokens = own_prompt_tokens(requests, request) + most_output
+    if engine.kv_block_tokens > 1:
+        tokens = -(-tokens // engine.kv_block_tokens) * engine.kv_block_tokens
+    return int(tokens)
+
+
+@compiled
+def fits(engine: Engine, state: State, requests: Requests, request: int) -> bool:
+    """True when the KV cache has room to admit one request more (in-flight batching)."""
+    if engine.kv_policy != MAX_UTILIZATION:
+        return bool(state.reserved_tokens + reservation(engine, requests, request) <= engine.kv_tokens)
+    # What the running sequences take in this step, and the new one in its first.
+    step_tokens = state.growth_tokens + tokens_per_step(requests, request)
+    needed = state.used_tokens + memory_when_admitted(requests, request) + step_tokens
+    return bool(needed <= engine.kv_tokens or state.admitted == 0)
+
+
+@compiled
+def never_fits(engine: Engine, requests: Requests, request: int) -> bool:
+    """True when even an empty KV cache is too small."""
+    if engine.policy == STATIC:
+        return bool(requests[request].isl + requests[request].osl > engine.kv_tokens)
+    return bool(engine.kv_policy != MAX_UTILIZATION and reservation(engine, requests, request) > engine.kv_tokens)
+
+
+@compiled
+def overflows(engine: Engine, state: State, steps: int) -> bool:
+    """True when `steps` decode steps more would fill the KV cache beyond its size."""
+    return bool(state.used_tokens + steps * state.growth_tokens > engine.kv_tokens)
+
+
+@compiled
+def steps_to_full(engine: Engine, state: State, most: int) -> int:
+    """Decode steps, 1 to `most`, that can be formed before somebody must be paused."""
+    if state.running <= 1:
+        return most
+    steps = int((engine.kv_tokens - state.used_tokens) / state.growth_tokens)
+    if overflows(engine, state, steps):
+        steps -= 1
+    elif not overflows(engine, state, steps + 1):
+        steps += 1
+    return max(1, min(most, steps))
 
 
 @compiled

@@ -10,7 +10,7 @@ import streamlit as st
 from streamlit.testing.v1 import AppTest
 
 from calibration.store import DATABASE_VARIABLE, Store
-from sizing.curves import Point
+from sizing.points import Point
 from ui import answers, link
 from ui.scenario import Scenario
 

@@ -17,9 +17,9 @@ from calibration import jobs
 from calibration.plan import parse_plan
 from calibration.store import DATABASE_VARIABLE, Store
 from calibration.store.work import enqueue
-from sizing.curves import write_points
 from sizing.fitting import fit
 from sizing.numbers import percent
+from sizing.points import write_points
 from tests.app.conftest import keep, point, query_of, text_of
 from ui import answers
 
@@ -211,12 +211,12 @@ def test_points_are_accepted_only_after_they_were_seen_and_then_answers_rest_on_
         in words(app)
     )
     assert len(app.get("plotly_chart")) == 3 and "points within 10 %" in app.get("plotly_chart")[0].proto.alt
-    assert answers.measured().points == ()
+    assert answers.measured_points().points == ()
     press(app, "Accept 6 points")
-    assert answers.measured().points == tuple(POINTS)
+    assert answers.measured_points().points == tuple(POINTS)
     assert app.title[0].value == "6 points of 1 deployment measured"
     press(app, "Discard these points")
-    assert answers.measured().points == () and store.run(run_id).discarded == 6
+    assert answers.measured_points().points == () and store.run(run_id).discarded == 6
     press(app, "Accept 6 points")
     assert store.run(run_id).discarded == 0
 

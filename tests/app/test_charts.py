@@ -6,25 +6,18 @@ import math
 
 import pytest
 
-from sizing.fleet_sizes import FleetSizes
-from sizing.frontier import COST, REQUESTS
-from sizing.length_grid import LengthCell
-from sizing.loadcurve import LoadCurve
+from sizing.analyses.curves import COST, REQUESTS, FleetSizes, LengthCell, LoadCurve
+from sizing.engine import Replica, StepLaw
 from sizing.memory_use import KV_FREE, KV_USED, WEIGHTS, MemoryUse
-from sizing.plan import Candidate, Fleet
+from sizing.plans import Candidate, Fleet
 from sizing.prediction import Prediction, Quantiles, saturated
-from sizing.replica import Replica
-from sizing.steptime import StepLaw
 from sizing.workload import Limit
 from tests.app.conftest import point
 from ui.charts.base import DARK, LIGHT, LOG_FROM
-from ui.charts.fleet_size import Steps, gpus_against_load
+from ui.charts.fit import Series, measured_and_law
+from ui.charts.fleet import GIB, Steps, gpus_against_load, memory_per_gpu, requests_over_lengths
 from ui.charts.interactivity import Spot, front_of, throughput_against_interactivity
-from ui.charts.latency import latency_against_load
-from ui.charts.lengths import requests_over_lengths
-from ui.charts.measured import Series, measured_and_law
-from ui.charts.measured_marks import with_knee, with_measured
-from ui.charts.memory import GIB, memory_per_gpu
+from ui.charts.latency import latency_against_load, with_knee, with_measured
 
 LAW = StepLaw(weights_s=5e-3, overhead_s=1e-3, token_s=2e-5, sequence_s=1e-5, kv_token_s=5e-8)
 

@@ -14,16 +14,14 @@ from streamlit.testing.v1 import AppTest
 
 from calibration.store import DATABASE_VARIABLE, Store
 from sizing import planner
+from sizing.analyses.curves import versus
 from sizing.candidates import find
-from sizing.cost import cost_of
 from sizing.numbers import significant
-from sizing.plan import Plan
-from sizing.versus import versus
+from sizing.plans import Plan, cost_of
 from sizing.workload import Limit
 from tests.app.conftest import ONE, keep, point, query_of, text_of
-from ui.compare import picks, table
-from ui.comparing import ranked, room_share
-from ui.fleets import named
+from ui.answers import named, ranked, room_share
+from ui.views import compare
 
 Open = Callable[..., AppTest]
 SOME = replace(ONE, gpus=("h200_sxm", "h100_sxm"), precisions=("fp8",), tps=(1, 2), price_per_gpu_hour=2.5)
@@ -55,7 +53,7 @@ def shown(app: AppTest) -> str:
 
 
 def picked(app: AppTest) -> list[str]:
-    return list(app.multiselect(key=picks.LIST).value)
+    return list(app.multiselect(key=compare.LIST).value)
 
 
 def press(app: AppTest, label: str) -> AppTest:
@@ -72,10 +70,10 @@ def test_every_fleet_has_its_row_the_answer_first_then_by_gpus_and_room(compared
     assert list(rows["GPUs"]) == [fleet.gpus for fleet in fleets]
     assert list(rows["GPU"]) == [fleet.candidate.gpu for fleet in fleets]
     assert list(rows["Requests/s per GPU"]) == [fleet.requests_per_s_per_gpu for fleet in fleets]
-    assert list(rows[table.ROOM]) == pytest.approx([100 * room_share(fleet) for fleet in fleets])
+    assert list(rows[compare.ROOM]) == pytest.approx([100 * room_share(fleet) for fleet in fleets])
     costs = [cost_of(plan.question, fleet) for fleet in fleets]
-    assert list(rows[table.PER_HOUR]) == [cost.per_hour for cost in costs if cost]
-    assert all(len(curve) > 2 for curve in rows[table.CURVE])
+    assert list(rows[compare.PER_HOUR]) == [cost.per_hour for cost in costs if cost]
+    assert all(len(curve) > 2 for curve in rows[compare.CURVE])
 
 
 def test_the_usual_pick_is_the_answer_and_the_best_of_another_gpu_and_is_in_the_url(compared: Open, plan: Plan) -> None:
@@ -84,7 +82,7 @@ def test_the_usual_pick_is_the_answer_and_the_best_of_another_gpu_and_is_in_the_
     fleets = ranked(plan)
     assert fleets[names[0]] is plan.answer
     assert fleets[names[1]].candidate.gpu != plan.answer.candidate.gpu
-    assert query_of(app)["show.pick"] == picks.written(names)
+    assert query_of(app)["show.pick"] == compare.written(names)
     side = app.table[0].value
     assert [text.strip("*") for text in side.loc["GPUs"]] == [f"{fleets[name].gpus:,}" for name in names]
     assert versus(plan.question, *(fleets[name] for name in names)) in shown(app)
@@ -92,13 +90,13 @@ def test_the_usual_pick_is_the_answer_and_the_best_of_another_gpu_and_is_in_the_
 
 def test_a_link_opens_on_its_picks_and_the_list_changes_them(compared: Open, plan: Plan) -> None:
     names = list(ranked(plan))
-    app = compared(SOME, **{"show.pick": picks.written([names[2], names[1], "no such thing"])})
+    app = compared(SOME, **{"show.pick": compare.written([names[2], names[1], "no such thing"])})
     assert picked(app) == [names[2], names[1]]
-    app.multiselect(key=picks.LIST).set_value([names[1], names[0], names[2]]).run()
+    app.multiselect(key=compare.LIST).set_value([names[1], names[0], names[2]]).run()
     assert not app.exception
-    assert query_of(app)["show.pick"] == picks.written([names[1], names[0], names[2]])
+    assert query_of(app)["show.pick"] == compare.written([names[1], names[0], names[2]])
     assert shown(app).count(" the GPUs of ") + shown(app).count("needs as many GPUs as") == 2
-    app.multiselect(key=picks.LIST).set_value([]).run()
+    app.multiselect(key=compare.LIST).set_value([]).run()
     assert not app.exception and not app.table
     assert "Pick two to four" in shown(app)
 
@@ -115,9 +113,9 @@ def test_using_a_configuration_narrows_the_form_and_it_can_be_opened_again(compa
 
 
 def test_costs_can_be_hidden_and_without_a_price_it_is_said_how_to_see_them(compared: Open) -> None:
-    assert table.PER_HOUR not in compared(SOME, **{"show.cost": "off"}).dataframe[0].value
+    assert compare.PER_HOUR not in compared(SOME, **{"show.cost": "off"}).dataframe[0].value
     unpriced = compared(replace(SOME, price_per_gpu_hour=None))
-    assert table.PER_HOUR not in unpriced.dataframe[0].value and "Type a price" in shown(unpriced)
+    assert compare.PER_HOUR not in unpriced.dataframe[0].value and "Type a price" in shown(unpriced)
 
 
 def test_the_matrix_has_a_cell_for_every_configuration(compared: Open, plan: Plan) -> None:
@@ -140,7 +138,7 @@ def test_what_was_left_out_is_grouped_by_reason(compared: Open) -> None:
 def test_the_file_has_every_configuration_and_no_formula(plan: Plan) -> None:
     nasty = replace(plan.answer.candidate, source='=HYPERLINK("http://x")')
     changed = replace(plan, fleets=(replace(plan.answer, candidate=nasty), *plan.fleets[1:]))
-    rows = list(csv.DictReader(io.StringIO(table.as_csv(changed, ranked(changed)))))
+    rows = list(csv.DictReader(io.StringIO(compare.as_csv(changed, ranked(changed)))))
     assert len(rows) == len(plan.fleets) + len(plan.rejected)
     assert rows[0]["Source"] == '\'=HYPERLINK("http://x")'
     assert [int(float(row["GPUs"])) for row in rows if row["GPUs"]] == [f.gpus for f in ranked(changed).values()]
@@ -181,19 +179,19 @@ def test_two_engines_on_one_gpu_are_told_apart(compared: Open, store: Store) -> 
         ONE, model="acme/tiny", gpus=(), precisions=(), tps=(), isl=1000, osl=200, ttft=None, rate_per_s=1.0
     )
     app = compared(scenario)
-    names = app.multiselect(key=picks.LIST).options
+    names = app.multiselect(key=compare.LIST).options
     assert len(names) == len(set(names)) == len(app.dataframe[0].value) == 2
     assert any("vLLM" in text_of(name) for name in names)
 
 
 @given(some.lists(some.text(min_size=1), max_size=4))
 def test_picks_survive_their_url(names: list[str]) -> None:
-    assert picks.read(picks.written(names)) == names
+    assert compare.read(compare.written(names)) == names
 
 
 def test_the_best_of_a_row_is_marked_only_where_values_differ(compared: Open, plan: Plan) -> None:
     side = compared(SOME).table[0].value
     fewest = min(int(text.strip("*").replace(",", "")) for text in side.loc["GPUs"])
     assert f"**{fewest:,}**" in list(side.loc["GPUs"]) or len(set(side.loc["GPUs"])) == 1
-    per_hour = [significant(float(text.replace(",", ""))) for text in side.loc[table.PER_HOUR]]
-    assert per_hour == list(side.loc[table.PER_HOUR])
+    per_hour = [significant(float(text.replace(",", ""))) for text in side.loc[compare.PER_HOUR]]
+    assert per_hour == list(side.loc[compare.PER_HOUR])

@@ -12,11 +12,11 @@ from streamlit.testing.v1 import AppTest
 
 from calibration.store import DATABASE_VARIABLE, Store
 from sizing import planner
+from sizing.analyses.curves import gpus_for
 from sizing.candidates import find
-from sizing.fleet_sizes import gpus_for
 from sizing.memory_use import WEIGHTS, MemoryUse, memory_use
 from sizing.numbers import significant
-from sizing.plan import Plan
+from sizing.plans import Plan
 from sizing.workload import Limit
 from tests.app.conftest import ONE, keep, point, query_of, text_of
 

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from sizing.fleets.daily import HOURS, Daily, Hour
+from sizing.analyses.daily import HOURS, Daily, Hour
 from sizing.numbers import percent
 from ui.charts.base import LIGHT
-from ui.charts.day import gpus_over_day
+from ui.charts.fleet import gpus_over_day
 
 COUNTS = [2 + hour % 5 for hour in range(HOURS)]
 DAILY = Daily(tuple(Hour(hour, 1.5 * gpus, gpus, gpus) for hour, gpus in enumerate(COUNTS)), 7)

@@ -19,7 +19,7 @@ from learn.course_form import Asked, from_text, to_text
 from learn.lesson import Setting, figures, guide, run
 from learn.lesson.guide import guides
 from learn.lesson_chart import slots_and_queue
-from sizing.errors import NoFeasiblePlan
+from sizing.plans import NoFeasiblePlan
 from tests.app.conftest import ONE, open_query, query_of, text_of
 from ui.charts.base import DARK, LIGHT
 

@@ -12,11 +12,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as some
 
-from sizing.fleets.daily import HOURS
+from sizing.analyses.daily import HOURS
 from sizing.workload import METRICS, PERCENTILES, ROUTINGS, Arrivals, Limit
 from ui import link
-from ui.link import Stamp
-from ui.link_text import ANY
+from ui.link import ANY, Stamp
 from ui.scenario import (
     ARRIVAL_CV,
     ARRIVAL_SIZE,

@@ -11,8 +11,8 @@ import pytest
 from streamlit.testing.v1 import AppTest
 
 from calibration.store import DATABASE_VARIABLE, Store
-from sizing.curves import write_points
 from sizing.numbers import percent, significant
+from sizing.points import write_points
 from tests.app.conftest import keep, point, text_of
 from ui import answers
 

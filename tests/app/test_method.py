@@ -12,7 +12,7 @@ from streamlit.testing.v1 import AppTest
 
 from calibration.store import DATABASE_VARIABLE, Store
 from tests.app.conftest import ONE, keep, point, query_of, text_of
-from ui import methods
+from ui.views import method as methods
 from validation.evidence.page import as_page
 from validation.evidence.table import EvidenceRow, cells
 

@@ -10,7 +10,7 @@ from streamlit.runtime.scriptrunner import get_script_run_ctx
 from streamlit.testing.v1 import AppTest
 
 from sizing import budget, planner
-from sizing.plan import Plan
+from sizing.plans import Plan
 from sizing.workload import Limit
 from tests.app.conftest import ONE, ROOT, query_of, text_of
 from ui.patience import LIMIT_VARIABLE

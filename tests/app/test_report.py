@@ -11,20 +11,18 @@ from urllib.parse import parse_qsl
 import pytest
 from streamlit.testing.v1 import AppTest
 
-from sizing import answer, planner
+from sizing import planner, text
+from sizing.analyses.daily import gpus_by_hour
 from sizing.candidates import find
-from sizing.fleets.daily import gpus_by_hour
 from sizing.numbers import milliseconds
-from sizing.plan import Plan, Rejection
-from sizing.report.json import question_digest
-from sizing.report.model import Report
+from sizing.plans import Plan, Rejection
+from sizing.report.model import Report, question_digest
 from sizing.report.write import WRITERS
 from sizing.workload import Limit
 from tests.app.conftest import ONE, open_query, query_of, text_of
-from ui import link, reporting
-from ui.answers import Outcome
+from ui import answers, link
+from ui.answers import Outcome, ways_out
 from ui.scenario import Scenario
-from ui.size.asks import ways_out
 
 Open = Callable[..., AppTest]
 NOWHERE = replace(ONE, itl=Limit("itl", 99, 0.0001))
@@ -60,8 +58,8 @@ def buttons(app: AppTest) -> list[object]:
 
 def test_the_preview_is_the_planner_s_answer(at_report: Open, plan: Plan) -> None:
     app = at_report()
-    assert text_of(app.subheader[0].value) == answer.sentence(plan)
-    assert answer.working(plan) in shown(app) and answer.band(plan.answer) in shown(app)
+    assert text_of(app.subheader[0].value) == text.sentence(plan)
+    assert text.working(plan) in shown(app) and text.band(plan.answer) in shown(app)
     table = app.table[0].value
     for row, limit in zip(table.itertuples(index=False), plan.question.sla.limits, strict=True):
         cells = [text_of(cell) for cell in row]
@@ -85,7 +83,7 @@ def test_the_page_takes_title_author_and_notes(at_report: Open) -> None:
 
 def made(scenario: Scenario, outcome: Outcome, at_report: Open) -> Report:
     at_report(scenario)  # the app's caches need a session once
-    return reporting.report(scenario, outcome, **COVER)
+    return answers.report(scenario, outcome, **COVER)
 
 
 def test_every_file_is_made_away_from_the_page(at_report: Open, plan: Plan) -> None:
@@ -94,7 +92,7 @@ def test_every_file_is_made_away_from_the_page(at_report: Open, plan: Plan) -> N
 
     def work() -> None:
         for suffix in WRITERS:
-            name, _, make = reporting.download(found, suffix, reporting.Handed())
+            name, _, make = answers.download(found, suffix, answers.Handed())
             asked = question_digest(found)
             assert name == f"sizing-qwen-qwen3-32b-h200-sxm-20rps-{found.made_at[:10]}-{asked}.{suffix}"
             files[suffix] = make()
@@ -113,14 +111,14 @@ def test_a_file_of_the_question_before_is_told_from_one_of_this(at_report: Open,
     """A field changed and a button pressed at once: the button is still that of the run before."""
     before = made(ONE, Outcome(plan), at_report)
     limits = replace(ONE, ttft=Limit("ttft", 95, 2.0))
-    after = reporting.report(
+    after = answers.report(
         limits, Outcome(planner.plan(limits.question, *find(ONE.model, ONE.lengths, ONE.choice))), **COVER
     )
-    handed, now_s = reporting.Handed(), time.monotonic()
+    handed, now_s = answers.Handed(), time.monotonic()
     assert not handed.belated(after, now_s)
-    names = {reporting.download(each, "json", handed)[0] for each in (before, after)}
+    names = {answers.download(each, "json", handed)[0] for each in (before, after)}
     assert len(names) == 2  # though model, GPU, load and day are the same
-    _, _, make = reporting.download(before, "json", handed)
+    _, _, make = answers.download(before, "json", handed)
     assert Report.from_json(make()).given("ttft_p95_s") == 1.0
     assert handed.belated(after, now_s) and handed.belated(after, time.monotonic())
     assert not handed.belated(before, now_s) and not handed.belated(after, now_s + 60)
@@ -130,9 +128,9 @@ def test_the_page_says_that_a_file_was_of_the_question_before(at_report: Open) -
     app = at_report()
     assert not app.warning
     handed = app.session_state.report_handed
-    handed.out(reporting.report(ONE, Outcome(None, "title", "why"), **COVER | {"address": ""}), "json")
+    handed.out(answers.report(ONE, Outcome(None, "title", "why"), **COVER | {"address": ""}), "json")
     assert not app.run().warning  # the same question, whatever its answer was
-    handed.out(reporting.report(NOWHERE, Outcome(None, "title", "why"), **COVER), "json")
+    handed.out(answers.report(NOWHERE, Outcome(None, "title", "why"), **COVER), "json")
     app.run()
     assert [box.value for box in app.warning] and "as it was before" in app.warning[0].value
 
@@ -150,9 +148,9 @@ def test_without_a_plan_the_report_says_why_and_holds_no_count(at_report: Open) 
     assert app.subheader[0].value == "No configuration meets this SLA"
     assert "n" not in query_of(app) and "GPUs" not in text_of(app.subheader[0].value)
     assert len(app.table[-1].value) == 1 and len(buttons(app)) == 4
-    found = reporting.report(NOWHERE, Outcome(None, "No configuration meets this SLA", "why"), **COVER)
+    found = answers.report(NOWHERE, Outcome(None, "No configuration meets this SLA", "why"), **COVER)
     assert found.answer is None and "&n=" not in found.link
-    assert reporting.download(found, "pdf", reporting.Handed())[0].startswith("sizing-qwen-qwen3-32b-no-answer-20rps-")
+    assert answers.download(found, "pdf", answers.Handed())[0].startswith("sizing-qwen-qwen3-32b-no-answer-20rps-")
 
 
 def test_the_way_out_is_that_of_the_size_page(at_report: Open) -> None:
@@ -161,13 +159,13 @@ def test_the_way_out_is_that_of_the_size_page(at_report: Open) -> None:
     assert any(way.smallest for way in ways.alone)
     page = "\n".join(text_of(str(cell)) for table in app.table for cell in table.value.to_numpy().ravel())
     rejected = Rejection("h200_sxm", 1, "fp8", "sla", "misses")
-    found = reporting.report(NOWHERE, Outcome(None, "No configuration meets this SLA", "why", (rejected,)), **COVER)
+    found = answers.report(NOWHERE, Outcome(None, "No configuration meets this SLA", "why", (rejected,)), **COVER)
     for way, row in zip(ways.alone, found.ways_out, strict=True):
         smallest = way.smallest.limit_s if way.smallest else None
         assert row.smallest.value == smallest
         assert smallest is None or smallest <= way.limit.limit_s or milliseconds(smallest) in page
     memory = Outcome(None, "It does not fit", "why", (Rejection("h200_sxm", 1, "fp8", "memory", "short"),))
-    assert not reporting.report(NOWHERE, memory, **COVER).ways_out
+    assert not answers.report(NOWHERE, memory, **COVER).ways_out
 
 
 def test_a_day_chosen_on_the_size_page_is_in_the_report_and_its_links(opened: Open, plan: Plan) -> None:
@@ -175,7 +173,7 @@ def test_a_day_chosen_on_the_size_page_is_in_the_report_and_its_links(opened: Op
     assert not app.exception
     assert query_of(app)["show.size"] == "day" and "With the GPUs of each hour" in shown(app)
     assert "Over a day" in shown(app)  # among the sections
-    found = reporting.report(ONE, Outcome(plan), **COVER, over_day=True)
+    found = answers.report(ONE, Outcome(plan), **COVER, over_day=True)
     assert found.day is not None
     day = gpus_by_hour(ONE.question, plan.answer, ONE.day_per_s)
     assert list(found.day.gpus.values) == [hour.gpus for hour in day.hours]
@@ -187,7 +185,7 @@ def test_a_day_chosen_on_the_size_page_is_in_the_report_and_its_links(opened: Op
 def test_without_a_day_the_page_says_how_to_have_one(at_report: Open, plan: Plan) -> None:
     app = at_report()
     assert "choose Over a day" in shown(app).replace("*", "") and "show.size" not in query_of(app)
-    found = reporting.report(ONE, Outcome(plan), **COVER)
+    found = answers.report(ONE, Outcome(plan), **COVER)
     assert found.day is None and "show.size" not in found.link
 
 

@@ -7,13 +7,11 @@ import math
 import numpy as np
 import pytest
 
-from sizing.inside import SHARES, Lives
+from sizing.analyses.inside import SHARES, Lives
 from sizing.workload import Limit
-from ui.charts.agreement import Pairs, agreement
 from ui.charts.base import DARK, LIGHT
-from ui.charts.distribution import FAR, Spread, distribution
-from ui.charts.lives import lives_of_requests
-from ui.charts.timeline import Line, over_time, time_unit
+from ui.charts.fit import Pairs, agreement
+from ui.charts.latency import FAR, Line, Spread, distribution, lives_of_requests, over_time, time_unit
 
 
 @pytest.mark.parametrize(("metric", "per_s"), [("ttft", 1000), ("itl", 1000), ("e2e", 1)])

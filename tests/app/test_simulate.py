@@ -14,19 +14,19 @@ from streamlit.testing.v1 import AppTest
 
 from calibration.store import DATABASE_VARIABLE, Store
 from sizing import planner
+from sizing.analyses.inside import learned, run_in_fleet, simulated
 from sizing.candidates import find
-from sizing.inside import run_in_fleet, simulated
-from sizing.learned import learned
+from sizing.engine import KvPolicy, Policy
 from sizing.numbers import milliseconds
-from sizing.plan import Plan
-from sizing.replica import KvPolicy, Policy
+from sizing.plans import Plan
 from sizing.simulator import Simulated
 from sizing.workload import Limit
 from tests.app.conftest import ONE, keep, open_query, point, query_of, text_of
-from ui import link, simulating
-from ui.link_text import quoted
+from ui import link
+from ui.link import quoted
 from ui.scenario import Scenario
-from ui.simulating import Setup, from_text, planned, to_text
+from ui.views import inside as simulating
+from ui.views.inside import Setup, from_text, planned, to_text
 
 Open = Callable[..., AppTest]
 

@@ -11,10 +11,11 @@ import pytest
 from streamlit.testing.v1 import AppTest
 
 from calibration.store import Store
-from sizing import answer, planner
+from sizing import planner
+from sizing import text as answer
 from sizing.candidates import find
 from sizing.numbers import milliseconds, significant
-from sizing.plan import Plan
+from sizing.plans import Plan
 from tests.app.conftest import ONE, keep, point, query_of, text_of
 from ui import link
 from ui.scenario import PRESETS

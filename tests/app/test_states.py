@@ -11,16 +11,16 @@ from streamlit.testing.v1 import AppTest
 
 from calibration.store import DATABASE_VARIABLE, Store
 from sizing import planner
+from sizing.analyses.daily import gpus_by_hour
+from sizing.analyses.existing import best_first
+from sizing.analyses.relax import relaxations
 from sizing.candidates import find
-from sizing.fleets.daily import gpus_by_hour
-from sizing.fleets.existing import best_first
 from sizing.numbers import milliseconds, percent, significant
-from sizing.plan import Plan
-from sizing.relax import relaxations
+from sizing.plans import Plan
 from sizing.workload import Limit
 from tests.app.conftest import ONE, ROOT, keep, point, query_of, text_of
 from ui.scenario import DAYS, Scenario
-from ui.size.day import LOAD, edited
+from ui.views.day import LOAD, edited
 
 Open = Callable[..., AppTest]
 COUNT = re.compile(r"\d+ GPUs|You need|\d+ ×")

@@ -8,7 +8,7 @@ import numpy as np
 from hypothesis import strategies as st
 
 from calibration.records import Measurement, RequestLog, Timing
-from sizing.curves import COLUMNS, LoadKind, Point, Verdict
+from sizing.points import COLUMNS, LoadKind, Point, Verdict
 
 POINT = Point(
     model="toy",

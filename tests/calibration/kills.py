@@ -26,10 +26,10 @@ from pathlib import Path
 
 import click
 
-from calibration.levels import level_key
+from calibration.plan import level_key
 from calibration.store import DATABASE_VARIABLE, Store
 from calibration.store.database import RECORDS_VARIABLE
-from sizing.curves import Point
+from sizing.points import Point
 from tests.calibration.mock_server import ROOT, Script, subprocess_server
 from tests.calibration.postgres import new_schema, postgres, wheel
 

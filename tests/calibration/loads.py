@@ -8,9 +8,9 @@ from collections.abc import Callable
 import numpy as np
 from numpy.typing import NDArray
 
-from calibration.levels import Level
+from calibration.plan import Level
 from calibration.records import Client, Load, RequestLog
-from sizing.curves import Deployment, LoadKind
+from sizing.points import Deployment, LoadKind
 from sizing.workload import Lengths
 
 Floats = NDArray[np.float64]

@@ -15,16 +15,15 @@ from hypothesis import strategies as st
 from pydantic import ValidationError
 
 from calibration.adapt import Adaptive, question_of
-from calibration.adapt_plan import AdaptivePlan
 from calibration.errors import PlanError
-from calibration.levels import Level
+from calibration.plan import AdaptivePlan, Level
+from sizing.analyses.next_level import Option
 from sizing.candidates import from_fit
-from sizing.capacity import BY_FORMULA
-from sizing.curves import Point, curves, read_points
-from sizing.design import Option
+from sizing.edge import BY_FORMULA
 from sizing.fitting import fit
-from sizing.plan import Fleet, Question
 from sizing.planner import size
+from sizing.plans import Fleet, Question
+from sizing.points import Point, curves, read_points
 from sizing.workload import Arrivals, Lengths, Limit
 from tests.sizing.simulated_levels import simulated_point
 
@@ -217,5 +216,5 @@ def test_an_itl_limit_on_single_tokens_is_refused() -> None:
 
 def test_the_key_is_light_to_import() -> None:
     """Every command reads plans: none but an adaptive run shall wait for scipy and numba."""
-    code = "import sys, calibration.adapt_plan; print(*{'scipy', 'numba', 'sizing.design'} & set(sys.modules))"
+    code = "import sys, calibration.plan; print(*{'scipy', 'numba', 'sizing.analyses.next_level'} & set(sys.modules))"
     assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout == "\n"

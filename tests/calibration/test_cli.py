@@ -16,7 +16,7 @@ from click.testing import CliRunner, Result
 
 from calibration.cli import main
 from calibration.store import DATABASE_VARIABLE, Store
-from sizing.curves import read_points
+from sizing.points import read_points
 from tests.calibration.mock_server import ROOT, Script, subprocess_server
 
 COMMANDS = (

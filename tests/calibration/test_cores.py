@@ -7,7 +7,7 @@ import threading
 
 import pytest
 
-from calibration.load import cores
+from calibration.load import system
 
 
 @pytest.fixture
@@ -19,21 +19,21 @@ def four_cores(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_the_engine_gets_its_cores_only_if_some_are_left(
     four_cores: None, threads: int, expected: tuple[int, ...]
 ) -> None:
-    assert cores.of_engine(threads) == expected
+    assert system.of_engine(threads) == expected
 
 
 @pytest.mark.parametrize("wanted", [(), (1,), (0, 3, 11)])
 def test_cores_read_back_as_written(wanted: tuple[int, ...]) -> None:
-    assert cores.read(cores.written(wanted)) == wanted
+    assert system.read(system.written(wanted)) == wanted
 
 
 @pytest.mark.parametrize("text", ["", "${engine_cores}", "1,x", "-1"])
 def test_what_is_no_list_of_cores_is_none(text: str) -> None:
-    assert cores.read(text) == ()
+    assert system.read(text) == ()
 
 
 def test_threads_keep_off_and_come_back() -> None:
-    before = cores.usable()
+    before = system.usable()
     if len(before) < 2:
         pytest.skip("one core only")
     engine = {max(before)}
@@ -47,18 +47,18 @@ def test_threads_keep_off_and_come_back() -> None:
 
     thread = threading.Thread(target=other)
     thread.start()
-    with cores.kept_off(engine):
-        assert cores.usable() == before - engine
+    with system.kept_off(engine):
+        assert system.usable() == before - engine
         gate.set()
         while not seen:
             stop.wait(0.01)
     stop.set()
     thread.join()
     assert seen == [before - engine]
-    assert cores.usable() == before
+    assert system.usable() == before
 
 
 def test_the_only_core_is_not_given_up() -> None:
-    before = cores.usable()
-    with cores.kept_off(before):
-        assert cores.usable() == before
+    before = system.usable()
+    with system.kept_off(before):
+        assert system.usable() == before

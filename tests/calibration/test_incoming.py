@@ -16,11 +16,11 @@ from hypothesis import strategies as st
 from calibration import incoming
 from calibration.errors import FileError
 from calibration.incoming import Upload, preview, take_in
-from calibration.levels import level_key
+from calibration.plan import level_key
 from calibration.store import Store
 from calibration.store.bundle import export_bundle
-from sizing.curves import write_points
 from sizing.errors import PointsError
+from sizing.points import write_points
 from tests.calibration.kept import POINT, measurement
 
 ANYWHERE = ["../../x", "/etc/passwd", "..\\..\\x", "C:\\x", "a/../../../x", "\x1b[2J", "", "....//x"]

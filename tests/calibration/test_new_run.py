@@ -9,8 +9,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from calibration.errors import PlanError
+from calibration.jobs import NewRun, duration, plan_file
 from calibration.measure import Pace
-from calibration.new_run import NewRun, duration, plan_file
 from sizing.workload import Lengths
 from tests.calibration.kept import POINT
 

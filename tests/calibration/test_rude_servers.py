@@ -20,12 +20,12 @@ from hypothesis import strategies as st
 from tritonclient.grpc import model_config_pb2, service_pb2
 
 from calibration.cli import main
-from calibration.load import triton
+from calibration.load import grpc as triton
 from calibration.load.contract import Contract, Input
 from calibration.load.exchange import Exchange, log_of
-from calibration.load.generate_stream import HttpClient
-from calibration.load.triton import Client
-from calibration.server_plan import ServerPlan
+from calibration.load.grpc import Client
+from calibration.load.http import HttpClient
+from calibration.plan import ServerPlan
 from calibration.store import DATABASE_VARIABLE, Store
 from tests.calibration.load.test_generate_stream import CONFIG, HEAD, LAST, chunk, event
 from tests.calibration.mock_server import Script, subprocess_server
@@ -45,7 +45,7 @@ def _own_store_and_short_limits(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
 @pytest.fixture
 def hurried(monkeypatch: pytest.MonkeyPatch) -> None:
     """Servers get half a second, where they would get three."""
-    for module in ("calibration.load.generate_stream", "calibration.load.triton", "calibration.server_view.prometheus"):
+    for module in ("calibration.load.http", "calibration.load.grpc", "calibration.server_metrics"):
         monkeypatch.setattr(f"{module}.ANSWER_WITHIN_S", WITHIN_S)
 
 

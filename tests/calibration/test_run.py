@@ -10,18 +10,14 @@ from pathlib import Path
 
 import pytest
 
-from calibration.describe import Described, deployment
 from calibration.errors import Cancelled, ClientLimitedError, NothingAnswered, PlanError, ServerError
-from calibration.keep_up import processes
-from calibration.levels import Level, level_key
 from calibration.load import self_check
 from calibration.load.contract import Contract
 from calibration.load.self_check import Distortion
-from calibration.measure import Pace, Target
-from calibration.plan import PlanFile, parse_plan
+from calibration.measure import Described, Pace, Target, deployment
+from calibration.plan import DeploymentPlan, Level, PlanFile, level_key, parse_plan
 from calibration.records import Measurement
-from calibration.run import Quiet, resume, run
-from calibration.server_plan import DeploymentPlan
+from calibration.run import Quiet, processes, resume, run
 from calibration.store import Store
 from sizing.workload import Lengths
 from tests.calibration.mock_server import ENGINE, Script, subprocess_server

@@ -11,7 +11,7 @@ import pytest
 from google.protobuf import text_format
 from tritonclient.grpc import model_config_pb2 as pb
 
-from calibration.server_view.prometheus import read_page
+from calibration.server_metrics import read_page
 from lab.reference.server import HOST
 from lab.reference.tokenizer import words
 from tests.calibration.repository.loader import SMALL, Served

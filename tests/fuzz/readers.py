@@ -19,25 +19,22 @@ import numpy as np
 from calibration.errors import CalibrationError
 from calibration.importers import read_measurements
 from calibration.incoming import Upload, preview, take_in
-from calibration.levels import level_key
-from calibration.plan import read_plan
-from calibration.requests.length_files import read_dataset, read_histogram, read_trace
-from calibration.server_view.prometheus import parse_page
+from calibration.plan import level_key, read_plan
+from calibration.requests.lengths import read_dataset, read_histogram, read_trace
+from calibration.server_metrics import parse_page
 from calibration.store import Store
-from calibration.store.bundle_file import MANIFEST, MANIFEST_SUM, PointPart, RunPart, write_bundle
+from calibration.store.bundle import MANIFEST, MANIFEST_SUM, PointPart, RunPart, write_bundle
 from calibration.store.records_file import About, decoded, encoded
 from learn import course_form
 from learn.lesson import Setting
 from sizing import catalog
-from sizing.curves import curves, doubts, read_points, write_points
+from sizing.analyses.sharing import read_scenario
+from sizing.analyses.study import ANSWER_COLUMNS, Table, read_study
 from sizing.errors import SizingError
-from sizing.fleets.scenario import read_scenario
-from sizing.report import saved
-from sizing.report.json import as_json
+from sizing.points import curves, doubts, read_points, write_points
+from sizing.report import write
+from sizing.report.model import as_json
 from sizing.report.write import render
-from sizing.study.answers import COLUMNS
-from sizing.study.scenarios import read_study
-from sizing.study.table import Table
 from tests.calibration.importers.samples import ALL_SAID, SAMPLES
 from tests.calibration.kept import measurement, some_log
 from tests.fuzz.mutations import mutated
@@ -46,7 +43,8 @@ from triton_tools.batcher.dynamic import simulate
 from triton_tools.batcher.pbtxt import read_config
 from triton_tools.batcher.requests import Requests
 from triton_tools.batcher.service import parse_service_times, read_service_times
-from ui import link, simulating
+from ui import link
+from ui.views import inside
 
 ROOT = Path(__file__).parents[2]
 RECORDS = "records/level-1.parquet"
@@ -190,7 +188,7 @@ def read_results(raw: bytes, folder: Path) -> None:
     (folder / "study.csv").write_bytes(raw)
     (folder / "study.yaml").write_bytes(STUDY)
     with Table(folder / "study.csv", read_study(folder / "study.yaml"), "inputs") as table:
-        table.add(0, dict.fromkeys(COLUMNS, 1))
+        table.add(0, dict.fromkeys(ANSWER_COLUMNS, 1))
 
 
 @cache
@@ -200,12 +198,12 @@ def results() -> bytes:
     (folder / "study.yaml").write_bytes(STUDY)
     with Table(folder / "study.csv", read_study(folder / "study.yaml"), "inputs") as table:
         for place in range(5):
-            table.add(place, dict.fromkeys(COLUMNS, 1))
+            table.add(place, dict.fromkeys(ANSWER_COLUMNS, 1))
     return (folder / "study.csv").read_bytes()
 
 
 def read_report(path: Path) -> None:
-    report = saved.read(path)
+    report = write.read(path)
     as_json(report)
     render(report, "html")
 
@@ -267,7 +265,7 @@ def read_link(raw: bytes, folder: Path) -> None:
     short(problems)
 
 
-PLANNED = simulating.Setup(20, 1000, 0, "poisson", "chunked", 256, 8192, 100_000, "reserve", 0, 0.0)
+PLANNED = inside.Setup(20, 1000, 0, "poisson", "chunked", 256, 8192, 100_000, "reserve", 0, 0.0)
 SETTINGS = b"batching=static;slots=4;load=batch:100;ticks=300;seed=3"
 
 
@@ -275,7 +273,7 @@ def read_settings(raw: bytes, folder: Path) -> None:
     """What the pages of lesson, course and simulation keep in one parameter of the link."""
     text = raw.decode("utf-8", "surrogateescape")
     short(course_form.from_text(text)[1])
-    short(simulating.from_text(text, PLANNED)[1])
+    short(inside.from_text(text, PLANNED)[1])
     Setting.of(text)
 
 

@@ -13,7 +13,7 @@ from calibration.store import Store
 from lab.gpu.home import bring
 from lab.gpu.kept import Kept
 from lab.gpu.pack import HERE, contents, is_unused, pinned
-from sizing.curves import Point, read_points
+from sizing.points import Point, read_points
 
 ROOT = HERE.parent
 POINT = Point(

@@ -12,7 +12,7 @@ from lab.gpu.kept import Kept
 from lab.gpu.level import Session, highest_rates
 from lab.gpu.served import Setup
 from lab.gpu.watch import Watch
-from sizing.curves import read_points
+from sizing.points import read_points
 
 SERVED = Served("small")
 SETUP = Setup("small", "in_flight", "cpu", "torch", max_batch_size=8, max_sequence_tokens=512, token_budget=256)

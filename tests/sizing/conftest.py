@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from sizing.estimate import estimate
-from sizing.plan import Candidate
+from sizing.plans import Candidate
 from tests.sizing.whatif_cases import LENGTHS, QWEN
 
 

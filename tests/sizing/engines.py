@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import dataclasses
 
-from sizing.plan import Candidate, Question
-from sizing.replica import Batching, Replica
-from sizing.steptime import StepLaw
+from sizing.engine import Batching, Replica, StepLaw
+from sizing.plans import Candidate, Question
 from sizing.workload import Lengths, Limit, Sla, Workload
 
 LAW = StepLaw(4.8e-3, 1e-3, 20e-6, 10e-6, 49e-9, 1.3e-9, 0.5e-3, 4e-3)

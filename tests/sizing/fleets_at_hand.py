@@ -4,11 +4,10 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from sizing.capacity import BY_FORMULA
-from sizing.plan import Candidate, Fleet, Question
+from sizing.edge import BY_FORMULA
+from sizing.engine import Batching, Replica, StepLaw
 from sizing.planner import size
-from sizing.replica import Batching, Replica
-from sizing.steptime import StepLaw
+from sizing.plans import Candidate, Fleet, Question
 from sizing.workload import Lengths, Limit, Sla, Workload
 
 LAW = StepLaw(4.8e-3, 1e-3, 20e-6, 10e-6, 49e-9, 1.3e-9, 0.5e-3, 4e-3)

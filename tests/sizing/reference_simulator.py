@@ -9,7 +9,7 @@ import math
 from collections.abc import Sequence
 from typing import Literal
 
-from sizing.replica import Replica
+from sizing.engine import Replica
 
 Outcome = Literal["served", "rejected", "timed_out", "cancelled"]
 

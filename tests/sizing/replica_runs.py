@@ -7,16 +7,9 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from sizing.replica import Replica
+from sizing.engine import Replica, StepLaw
 from sizing.simulator.loops import run_stream
-from sizing.simulator.records import (
-    Requests,
-    engine_of,
-    idle_states,
-    requests_of,
-    work_space,
-)
-from sizing.steptime import StepLaw
+from sizing.simulator.state import Requests, engine_of, idle_states, requests_of, work_space
 
 NOTHING = StepLaw(0.0, 0.0, 0.0, 0.0, 0.0)
 CLOCK = NOTHING.with_values(overhead_s=1.0)  # one second an iteration

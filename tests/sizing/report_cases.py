@@ -11,15 +11,14 @@ import openpyxl
 import pypdfium2
 
 from sizing import planner
-from sizing.fleets.daily import Daily, gpus_by_hour
-from sizing.loadcurve import load_curve
-from sizing.plan import Candidate, Plan, Question, Rejection
-from sizing.relax import Relaxation, Together, relaxations, together
-from sizing.replica import Batching, Replica
+from sizing.analyses.curves import load_curve
+from sizing.analyses.daily import Daily, gpus_by_hour
+from sizing.analyses.relax import Relaxation, Together, relaxations, together
+from sizing.analyses.sensitivity import sensitivities
+from sizing.engine import Batching, Replica, StepLaw
+from sizing.plans import Candidate, Plan, Question, Rejection
 from sizing.report.build import Cover, refusal_of, report_of
 from sizing.report.model import Report
-from sizing.sensitivity import sensitivities
-from sizing.steptime import StepLaw
 from sizing.workload import Lengths, Limit, Sla, Workload
 
 LAW = StepLaw(4.8e-3, 1e-3, 20e-6, 10e-6, 49e-9, 1.3e-9, 0.5e-3, 4e-3)

@@ -6,11 +6,10 @@ from typing import Any
 
 import numpy as np
 
-from sizing.curves import Point
-from sizing.design import Option
-from sizing.replica import Batching, Replica
+from sizing.analyses.next_level import Option
+from sizing.engine import Batching, Replica, StepLaw
+from sizing.points import Point
 from sizing.simulator import simulate_closed
-from sizing.steptime import StepLaw
 
 LAW = StepLaw(4.8e-3, 1e-3, 20e-6, 10e-6, 49e-9, attention_s=1.3e-9, prefill_s=0.5e-3, request_s=3e-3)
 SERVER = Replica(LAW, Batching("chunked"))

@@ -11,8 +11,8 @@ from click.testing import CliRunner
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from sizing.engine import Batching, Replica
 from sizing.errors import SizingError
-from sizing.replica import Batching, Replica
 from sizing.simulator import simulate_trace
 from validation import bench
 from validation.bench import Figure

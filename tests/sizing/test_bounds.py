@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 
 from sizing import planner
-from sizing.commands.options import counts_of, prices_of
+from sizing.analyses.sharing import Share, Terms
+from sizing.cli.options import counts_of, prices_of
 from sizing.errors import ScenarioError
-from sizing.fleets.sharing import Share, Terms
 from sizing.workload import Lengths, Limit, Prefix, Sla, Workload
 from tests.sizing.engines import SLA, candidate, question
 from tests.sizing.test_cli import PLAN, replaced, run

@@ -6,9 +6,9 @@ from collections.abc import Iterator
 
 import pytest
 
-from sizing import budget, capacity, planner
+from sizing import budget, edge, planner
+from sizing.engine import Replica
 from sizing.errors import ScenarioError, TimeLimitReached
-from sizing.replica import Replica
 from sizing.simulator import fleet, simulate
 from sizing.workload import Lengths, Workload
 from tests.sizing.engines import LAW, candidate, question
@@ -104,7 +104,7 @@ def test_looking_up_more_often_changes_nothing(replicas: int, routing: str, monk
 
 
 def test_the_command_line_gives_up_in_one_line(capsys: pytest.CaptureFixture[str]) -> None:
-    capacity.load_response.cache_clear()
+    edge.load_response.cache_clear()
     code, out, err = run([*PLAN, "--time-limit", "1e-9", "--json"], capsys)
     assert (code, out, err.count("\n")) == (2, "", 1)
     assert "no answer within" in err and "--time-limit" in err

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from sizing.candidates import Choice, find
-from sizing.curves import Point
 from sizing.errors import CatalogueError, ScenarioError
+from sizing.points import Point
 from sizing.workload import Lengths
 
 LENGTHS = Lengths(100, 20)

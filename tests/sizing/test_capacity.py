@@ -7,11 +7,11 @@ import math
 import numpy as np
 import pytest
 
-from sizing import capacity
-from sizing.capacity import BY_FORMULA, Setting
+from sizing import edge
+from sizing.edge import BY_FORMULA, Setting
+from sizing.engine import Batching, Replica
 from sizing.queueing import stable_rate_per_s
 from sizing.queueing.demand import demand_of
-from sizing.replica import Batching, Replica
 from sizing.simulator import Simulated, measure_closed, simulate_closed
 from sizing.workload import Lengths, Limit, Prefix, Sla, Workload
 from validation.evidence.server import LAW
@@ -53,19 +53,19 @@ def test_a_closed_loop_is_the_same_without_its_utilization() -> None:
 def test_one_search_serves_all_fleets_that_the_simulator_takes_for_one(monkeypatch: pytest.MonkeyPatch) -> None:
     """Behind the least busy replica 32 stand for more: a fleet of half a million is not searched again as 600,000."""
     runs: list[float] = []
-    run_at = capacity.run_at
+    run_at = edge.run_at
 
     def counted(replica: Replica, setting: Setting, rate_per_s: float, requests: int) -> Simulated:
         runs.append(rate_per_s)
         return run_at(replica, setting, rate_per_s, requests // 20)
 
-    monkeypatch.setattr(capacity, "run_at", counted)
+    monkeypatch.setattr(edge, "run_at", counted)
     load = Workload(Lengths(1000, 200, 0.3, 0.5), 1.0)
     sla = Sla(Limit("ttft", 95, 0.5))
     fleet = Replica(LAW.scaled(1.0001))  # asked about by nobody else: nothing is remembered
-    found = [capacity.simulated_capacity_per_s(fleet, Setting(load, sla, "least_outstanding", 2**n)) for n in (19, 18)]
+    found = [edge.simulated_capacity_per_s(fleet, Setting(load, sla, "least_outstanding", 2**n)) for n in (19, 18)]
     once = len(runs)
     assert found[0] == found[1]
-    assert capacity.simulated_capacity_per_s(fleet, Setting(load, sla, "least_outstanding", 32)) == found[0]
+    assert edge.simulated_capacity_per_s(fleet, Setting(load, sla, "least_outstanding", 32)) == found[0]
     assert len(runs) == once
-    assert capacity.simulated_capacity_per_s(fleet, Setting(load, sla, "least_outstanding", 2)) != found[0]
+    assert edge.simulated_capacity_per_s(fleet, Setting(load, sla, "least_outstanding", 2)) != found[0]

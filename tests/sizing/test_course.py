@@ -26,9 +26,10 @@ from learn.course import (
 )
 from learn.course.beside import Terms, compared, ours
 from learn.course.corrections import corrections
-from sizing.cli import main
-from sizing.curves import Point
-from sizing.errors import NoFeasiblePlan, ScenarioError
+from sizing.cli.main import main
+from sizing.errors import ScenarioError
+from sizing.plans import NoFeasiblePlan
+from sizing.points import Point
 
 SERVER = ServerPrice(320_000, 4, 3_000, 4_500)
 

@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sizing.curves import COLUMNS, NEEDED, Point, curves, doubts, read_points, write_points
 from sizing.errors import PointsError
+from sizing.points import COLUMNS, NEEDED, Point, curves, doubts, read_points, write_points
 
 HEADER = "model,precision,gpu,tp,isl,osl,load_kind,load_value,requests_per_s"
 ROW = "m,bf16,h200_sxm,1,64,32,concurrency,4,2.5"

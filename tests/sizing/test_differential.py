@@ -10,10 +10,9 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from sizing.replica import KV_POLICIES, POLICIES, Batching, Replica, Roughness, Speculation
+from sizing.engine import KV_POLICIES, POLICIES, Batching, Replica, Roughness, Speculation, StepLaw
 from sizing.simulator.loops import run_stream
-from sizing.simulator.records import engine_of, idle_states, requests_of, work_space
-from sizing.steptime import StepLaw
+from sizing.simulator.state import engine_of, idle_states, requests_of, work_space
 from tests.sizing.reference_simulator import Slot, SlowReplica, serve
 
 GPU = StepLaw(4.8e-3, 1e-3, 20e-6, 10e-6, 49e-9, attention_s=1.3e-9, prefill_s=0.5e-3)

@@ -7,10 +7,9 @@ from typing import Any
 import numpy as np
 import pytest
 
+from sizing.engine import Batching, Replica, StepLaw
 from sizing.errors import ScenarioError
-from sizing.replica import Batching, Replica
-from sizing.simulator import disaggregated, simulate, simulate_disaggregated
-from sizing.steptime import StepLaw
+from sizing.simulator import runs, simulate, simulate_disaggregated
 from sizing.workload import ROUTINGS, Lengths, Routing, Workload
 
 GPU = StepLaw(4.8e-3, 1e-3, 20e-6, 10e-6, 49e-9, attention_s=1.3e-9, prefill_s=0.5e-3, request_s=3e-3)
@@ -119,7 +118,7 @@ def test_a_part_of_the_pools_stands_for_them(monkeypatch: pytest.MonkeyPatch) ->
         return np.array([np.percentile(run.ttft_s, 95), np.nanpercentile(run.itl_s, 95), np.percentile(run.e2e_s, 95)])
 
     part_s = p95_s()
-    monkeypatch.setattr(disaggregated, "MOST_REPLICAS", 72)
+    monkeypatch.setattr(runs, "MOST_REPLICAS", 72)
     assert part_s == pytest.approx(p95_s(), rel=0.05)
 
 

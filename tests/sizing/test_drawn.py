@@ -10,15 +10,22 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as some
 
+from sizing.analyses.curves import (
+    ISL_FACTORS,
+    MOST_STEPS,
+    OSL_FACTORS,
+    LoadCurve,
+    bands_overlap,
+    fleet_sizes,
+    gpus_for,
+    knee_per_s,
+    length_grid,
+    sla_use,
+    versus,
+)
+from sizing.engine import StepLaw
 from sizing.errors import ScenarioError
-from sizing.fleet_sizes import MOST_STEPS, fleet_sizes, gpus_for
-from sizing.knee import knee_per_s
-from sizing.length_grid import ISL_FACTORS, OSL_FACTORS, length_grid
-from sizing.loadcurve import LoadCurve
 from sizing.prediction import Prediction, Quantiles, saturated
-from sizing.sla_use import sla_use
-from sizing.steptime import StepLaw
-from sizing.versus import bands_overlap, versus
 from tests.sizing.fleets_at_hand import KV_TOKENS, LAW, candidate, fleet, question
 
 
@@ -111,8 +118,8 @@ def test_lengths_that_fit_nowhere_or_miss_the_sla_say_so() -> None:
 
 
 def test_an_itl_limit_leaves_out_outputs_of_a_single_token(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("sizing.length_grid.ISL_FACTORS", (1.0,))
-    monkeypatch.setattr("sizing.length_grid.OSL_FACTORS", (1 / 200, 1.0))
+    monkeypatch.setattr("sizing.analyses.curves.ISL_FACTORS", (1.0,))
+    monkeypatch.setattr("sizing.analyses.curves.OSL_FACTORS", (1 / 200, 1.0))
     cells = length_grid(question(), fleet(question()), lambda lengths: True)
     assert [(cell.osl, "ITL" in cell.why) for cell in cells] == [(1, True), (200, False)]
 

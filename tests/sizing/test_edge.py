@@ -10,13 +10,10 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from sizing.capacity import BY_SIMULATION, Setting
-from sizing.edge import BATCHES, edge_rate, rank, upper_excess, upper_percentile
-from sizing.replica import Batching, Replica
-from sizing.response import LoadResponse
+from sizing.edge import BATCHES, BY_SIMULATION, LoadResponse, Setting, edge_rate, rank, upper_excess, upper_percentile
+from sizing.engine import Batching, Replica, StepLaw
 from sizing.simulator import Simulated, simulate
-from sizing.simulator.records import REJECTED, SERVED
-from sizing.steptime import StepLaw
+from sizing.simulator.state import REJECTED, SERVED
 from sizing.workload import Lengths, Limit, Sla, Workload
 
 LAW = StepLaw(4.8e-3, 1e-3, 20e-6, 10e-6, 49e-9)

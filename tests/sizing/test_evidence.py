@@ -16,12 +16,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 from numpy.random import SeedSequence
 
-from sizing.capacity import Setting
+from sizing.analyses.study import Machines
+from sizing.edge import Setting
+from sizing.engine import Batching, Replica
 from sizing.errors import ScenarioError
-from sizing.replica import Batching, Replica
-from sizing.report.accuracy import TABLE
-from sizing.report.accuracy import cells as cells_of
-from sizing.study.machines import Machines
+from sizing.report.build import TABLE
+from sizing.report.build import cells as cells_of
 from sizing.workload import Arrivals, Lengths, Limit, Sla, Workload
 from validation.evidence import command, coverage, gpu_counts, largest_rate
 from validation.evidence.claim import Claim, Setup, check

@@ -11,8 +11,9 @@ from hypothesis import strategies as st
 from pydantic import BaseModel, ConfigDict, ValidationError
 
 from calibration.errors import CalibrationError, PlanError, ServerError
-from sizing.errors import NoFeasiblePlan, PointsError, ScenarioError, SizingError
+from sizing.errors import PointsError, ScenarioError, SizingError
 from sizing.faults import LONGEST, LONGEST_QUOTE, first_fault, one_line, quoted
+from sizing.plans import NoFeasiblePlan
 
 
 @given(st.text(), st.integers(20, 400))

@@ -9,14 +9,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from sizing.curves import Point
+from sizing.engine import Batching, Replica, StepLaw
 from sizing.fitting import fit
-from sizing.fitting.levels import RAMPED, even_lengths, point_runs
-from sizing.fitting.observed import Observed
-from sizing.replica import Batching, Replica
+from sizing.fitting.levels import RAMPED, Observed, even_lengths, point_runs
+from sizing.points import Point
 from sizing.simulator import simulate_closed
 from sizing.simulator.replay import GAPS, MEASURES, Replay, closed_run
-from sizing.steptime import StepLaw
 from sizing.workload import Lengths
 from tests.sizing.test_fitting import GPU, LONG, SHORT, measure
 

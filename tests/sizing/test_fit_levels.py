@@ -9,12 +9,12 @@ from typing import Any
 import numpy as np
 import pytest
 
-from sizing.curves import Deployment, Point
+from sizing.engine import Batching, Replica
 from sizing.errors import FitError
 from sizing.fitting import Fit, Protocol, Trace, fit, fit_trace
 from sizing.fitting.levels import point_runs
 from sizing.fitting.search import outliers
-from sizing.replica import Batching, Replica
+from sizing.points import Deployment, Point
 from sizing.simulator import closed_loop, simulate, simulate_trace
 from sizing.simulator.replay import Replay
 from sizing.workload import Arrivals, Lengths, Workload

@@ -11,8 +11,8 @@ from sizing.candidates import Choice, find
 from sizing.catalog import BITS
 from sizing.errors import DoesNotFit, ScenarioError
 from sizing.estimate import estimate
-from sizing.fits import elsewhere, misfits
-from sizing.servers import servers, usual_server
+from sizing.memory_use import elsewhere, misfits
+from sizing.plans import servers, usual_server
 from sizing.workload import Lengths
 
 MODEL, LENGTHS = "Qwen/Qwen3-32B", Lengths(2000, 256)

@@ -10,12 +10,11 @@ from typing import Any
 import numpy as np
 import pytest
 
-from sizing.curves import Point
+from sizing.engine import COEFFICIENTS, Batching, Policy, Replica, StepLaw
 from sizing.errors import FitError
 from sizing.fitting import Fit, fit
-from sizing.replica import Batching, Policy, Replica
+from sizing.points import Point
 from sizing.simulator import simulate_closed, stable_rate_per_s
-from sizing.steptime import COEFFICIENTS, StepLaw
 from sizing.workload import Lengths
 
 GPU = StepLaw(4.8e-3, 1e-3, 20e-6, 10e-6, 49e-9, attention_s=1.3e-9, prefill_s=0.5e-3, request_s=3e-3)

@@ -11,13 +11,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from sizing.engine import KV_POLICIES, Batching, KvPolicy, Replica, Speculation, StepLaw
 from sizing.errors import ScenarioError
-from sizing.replica import KV_POLICIES, Batching, KvPolicy, Replica, Speculation
 from sizing.simulator import Failure, simulate, simulate_fleet, simulate_trace, stable_rate_per_s
 from sizing.simulator.closed import fleet_utilization
 from sizing.simulator.fleet import serve
-from sizing.simulator.records import CANCELLED, SERVED, TIMED_OUT, requests_of
-from sizing.steptime import StepLaw
+from sizing.simulator.state import CANCELLED, SERVED, TIMED_OUT, requests_of
 from sizing.workload import ROUTINGS, Lengths, Prefix, Routing, Workload
 from tests.sizing.reference_simulator import Slot, SlowReplica
 

@@ -10,15 +10,16 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from sizing import answer, planner
+from sizing import planner
+from sizing import text as answer
+from sizing.analyses.existing import Existing, largest_rate
+from sizing.analyses.sharing import Share, SharedFleet, Terms, least_gpus, shared_fleet
 from sizing.candidates import Choice, find
-from sizing.capacity import BY_FORMULA, Method, Setting, SlaMissed
-from sizing.fleets.existing import Existing, largest_rate
-from sizing.fleets.shapes import existing_json, shared_json
-from sizing.fleets.sharing import Share, SharedFleet, Terms, least_gpus, shared_fleet
-from sizing.plan import Fleet, Question, Rejection
+from sizing.cli.shapes import existing_json, shared_json
+from sizing.edge import BY_FORMULA, Method, Setting, SlaMissed
+from sizing.engine import Replica
+from sizing.plans import Fleet, Question, Rejection
 from sizing.prediction import Prediction
-from sizing.replica import Replica
 from sizing.workload import Arrivals, Lengths, Limit, Sla, Workload
 from tests.sizing.engines import LAW, SLA, candidate, question
 from tests.sizing.test_cli import replaced, run

@@ -13,16 +13,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from sizing import planner
-from sizing.capacity import BY_FORMULA
-from sizing.errors import NoFeasiblePlan, ScenarioError
-from sizing.fleets.daily import daily_rates, gpus_by_hour
-from sizing.fleets.existing import Existing, largest_rate
-from sizing.fleets.least import least
-from sizing.fleets.mixed import Kind, Supply, cheapest_counts, cheapest_mix
-from sizing.fleets.scenario import parse_workload, read_scenario, scenario_of
-from sizing.fleets.sharing import Share, SharedFleet, Terms, shared_fleet
-from sizing.plan import Fleet, Question, Rejection
-from sizing.replica import Replica
+from sizing.analyses.daily import daily_rates, gpus_by_hour
+from sizing.analyses.existing import Existing, largest_rate
+from sizing.analyses.mixed import Kind, Supply, cheapest_counts, cheapest_mix
+from sizing.analyses.sharing import Share, SharedFleet, Terms, parse_workload, read_scenario, scenario_of, shared_fleet
+from sizing.edge import BY_FORMULA, least
+from sizing.engine import Replica
+from sizing.errors import ScenarioError
+from sizing.plans import Fleet, NoFeasiblePlan, Question, Rejection
 from sizing.simulator import Simulated, Watch, simulate
 from sizing.workload import Limit, Routing, Sla
 from tests.sizing.engines import LAW, SLA, candidate, question

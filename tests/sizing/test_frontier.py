@@ -9,7 +9,17 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as some
 
-from sizing.frontier import COST, INTERACTIVITY, REQUESTS, TOKENS, Speed, SpeedCurve, front, resampled, speed_curve
+from sizing.analyses.curves import (
+    COST,
+    INTERACTIVITY,
+    REQUESTS,
+    TOKENS,
+    Speed,
+    SpeedCurve,
+    front,
+    resampled,
+    speed_curve,
+)
 from sizing.workload import Lengths, Workload
 from tests.sizing.fleets_at_hand import candidate, fleet, question
 

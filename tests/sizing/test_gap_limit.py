@@ -12,26 +12,21 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from sizing import planner
+from sizing.analyses.existing import Existing, largest_rate
+from sizing.analyses.inside import compared, learned
+from sizing.analyses.relax import relaxations
+from sizing.analyses.sensitivity import sensitivities, tune
 from sizing.candidates import Choice, find
-from sizing.capacity import BY_FORMULA, BY_SIMULATION, Setting, load_response
-from sizing.compared import compared
-from sizing.edge import TOLERANCE, upper_excess
-from sizing.errors import NoFeasiblePlan, ScenarioError
-from sizing.fleets.existing import Existing, largest_rate
-from sizing.learned import learned
-from sizing.plan import Question
+from sizing.edge import BY_FORMULA, BY_SIMULATION, TOLERANCE, LoadResponse, Setting, load_response, upper_excess
+from sizing.engine import Batching, Replica, StepLaw
+from sizing.errors import ScenarioError
+from sizing.explain import dilution
+from sizing.plans import NoFeasiblePlan, Question
 from sizing.queueing import predict, stable_rate_per_s
-from sizing.relax import relaxations
-from sizing.remarks import dilution
-from sizing.replica import Batching, Replica
-from sizing.response import LoadResponse
-from sizing.sensitivity import sensitivities
 from sizing.simulator import Simulated, Watch, simulate, simulate_fleet
-from sizing.simulator.gaps import EDGES_S, TokenGaps
-from sizing.simulator.records import GAP_BINS
-from sizing.simulator.streams import Stream, simulate_streams
-from sizing.steptime import StepLaw
-from sizing.tuning import tune
+from sizing.simulator.runs import Stream, simulate_streams
+from sizing.simulator.scheduler import EDGES_S, TokenGaps
+from sizing.simulator.state import GAP_BINS
 from sizing.workload import Arrivals, Lengths, Limit, Prefix, Sla, Workload
 from tests.sizing.engines import LAW, candidate, question
 from tests.sizing.replica_runs import NOTHING
@@ -339,7 +334,7 @@ def test_batches_constant_and_bursty_arrivals_have_gaps_too() -> None:
 
 
 def test_speculative_steps_are_the_gaps_where_tokens_come_together() -> None:
-    from sizing.replica import Speculation
+    from sizing.engine import Speculation
 
     engine = Replica(NOTHING.with_values(overhead_s=0.01), Batching(), Speculation(3, 0.7, StepLaw(0, 0, 0, 0, 0)))
     assert run_of(engine, Workload(Lengths(100, 60), 5.0), 5000).prediction().gap.p99_s == pytest.approx(0.01, rel=BIN)

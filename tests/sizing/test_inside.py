@@ -9,27 +9,27 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sizing.capacity import run_at
-from sizing.compared import compared
-from sizing.errors import ScenarioError
-from sizing.inside import (
+from sizing.analyses.inside import (
     LOOK,
     SHARES,
     Run,
     close_look,
+    compared,
+    exceedances,
+    learned,
     lives_around_slowest,
     run_in_fleet,
     simulated,
     spread,
     timeline,
 )
-from sizing.learned import exceedances, learned
+from sizing.edge import run_at
+from sizing.engine import Batching, Replica, StepLaw
+from sizing.errors import ScenarioError
 from sizing.numbers import significant
-from sizing.plan import Question
 from sizing.planner import setting_of
-from sizing.replica import Batching, Replica
+from sizing.plans import Question
 from sizing.simulator import TimeSeries, Watch, simulate, stable_rate_per_s
-from sizing.steptime import StepLaw
 from sizing.workload import Arrivals, Lengths, Limit, Routing, Sla, Workload
 
 LAW = StepLaw(weights_s=4.8e-3, overhead_s=1e-3, token_s=20e-6, sequence_s=10e-6, kv_token_s=49e-9)

@@ -9,12 +9,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from sizing.curves import Point
+from sizing.engine import Batching, Replica
 from sizing.fitting import fit
-from sizing.fitting.law_error import EXACT, excess, law_error
-from sizing.fitting.levels import RAMPED, UNTOLD
-from sizing.fitting.observed import Observed, phase_scatter
-from sizing.replica import Batching, Replica
+from sizing.fitting.levels import RAMPED, UNTOLD, Observed, phase_scatter
+from sizing.fitting.parameters import EXACT, excess, law_error
+from sizing.points import Point
 from sizing.workload import Lengths
 from tests.sizing.test_fitting import GPU, SHORT, measure
 

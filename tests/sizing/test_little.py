@@ -13,10 +13,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from sizing.replica import POLICIES, Batching, Policy, Replica, Roughness, Speculation
+from sizing.engine import POLICIES, Batching, Policy, Replica, Roughness, Speculation, StepLaw
 from sizing.simulator import Simulated, Watch, simulate, stable_rate_per_s
-from sizing.simulator.records import CANCELLED, SERVED, TIMED_OUT
-from sizing.steptime import StepLaw
+from sizing.simulator.state import CANCELLED, SERVED, TIMED_OUT
 from sizing.workload import ROUTINGS, Arrivals, Lengths, Prefix, Routing, Workload
 
 LAW = StepLaw(4.8e-3, 1e-3, 20e-6, 10e-6, 49e-9, attention_s=1.3e-9, prefill_s=0.5e-3, request_s=3e-3)

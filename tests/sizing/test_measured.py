@@ -11,9 +11,9 @@ from statistics import median
 
 import pytest
 
-from sizing.curves import Point, doubts, read_points
+from sizing.engine import Replica
 from sizing.fitting import fit
-from sizing.replica import Replica
+from sizing.points import Point, doubts, read_points
 from sizing.simulator import simulate
 from sizing.workload import Metric, Workload
 

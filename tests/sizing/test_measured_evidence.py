@@ -14,10 +14,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from numpy.random import SeedSequence
 
+from sizing.engine import Batching, Replica, StepLaw
 from sizing.errors import PointsError
-from sizing.replica import Batching, Replica
 from sizing.simulator import closed_loop, simulate_trace
-from sizing.steptime import StepLaw
 from validation.evidence import measured_guidellm, measured_silicon, measured_static, measured_trace
 from validation.evidence.claim import Setup
 from validation.evidence.measured_design import spread

@@ -12,7 +12,7 @@ from hypothesis import strategies as some
 from sizing import catalog
 from sizing.estimate import estimate
 from sizing.memory_use import KV_FREE, KV_USED, UNKNOWN, WEIGHTS, MemoryUse, mean_context_tokens, memory_use
-from sizing.plan import Candidate, Fleet
+from sizing.plans import Candidate, Fleet
 from sizing.workload import Lengths
 from tests.sizing.fleets_at_hand import candidate, fleet, question
 

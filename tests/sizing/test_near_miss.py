@@ -7,23 +7,15 @@ from dataclasses import replace
 
 import pytest
 
-from sizing import capacity, planner
+from sizing import edge, planner
+from sizing.analyses.daily import gpus_by_hour
+from sizing.analyses.existing import best_first, largest_rate
+from sizing.analyses.sensitivity import sensitivities
+from sizing.analyses.sharing import Share, Terms, alone
 from sizing.band import capacity_band
-from sizing.capacity import (
-    BY_FORMULA,
-    BY_SIMULATION,
-    NEAR,
-    Setting,
-    SlaMissed,
-    first_capacity_per_s,
-    load_response,
-)
-from sizing.fleets.daily import gpus_by_hour
-from sizing.fleets.existing import best_first, largest_rate
-from sizing.fleets.sharing import Share, Terms, alone
-from sizing.plan import Fleet, Question, Rejection
-from sizing.replica import Replica
-from sizing.sensitivity import sensitivities
+from sizing.edge import BY_FORMULA, BY_SIMULATION, NEAR, Setting, SlaMissed, first_capacity_per_s, load_response
+from sizing.engine import Replica
+from sizing.plans import Fleet, Question, Rejection
 from sizing.simulator import Simulated
 from sizing.workload import Lengths, Limit, Sla, Workload
 from tests.sizing.engines import candidate, question
@@ -108,13 +100,13 @@ def test_one_run_tells_that_an_idle_replica_misses_by_simulation_too(monkeypatch
     idle_s = load_response(candidate().replica, planner.setting_of(loose, 1)).idle.ttft.p99_s
     tight = replace(loose, sla=Sla(ttft=Limit("ttft", 99, idle_s / 1.05)))
     runs: list[float] = []
-    run_at = capacity.run_at
+    run_at = edge.run_at
 
     def counted(replica: Replica, setting: Setting, rate_per_s: float, requests: int) -> Simulated:
         runs.append(rate_per_s)
         return run_at(replica, setting, rate_per_s, requests)
 
-    monkeypatch.setattr(capacity, "run_at", counted)
+    monkeypatch.setattr(edge, "run_at", counted)
     with pytest.raises(SlaMissed) as missed:
         BY_SIMULATION.capacity_per_s(candidate().replica, planner.setting_of(tight, 1))
     assert len(runs) == 1

@@ -10,15 +10,28 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from sizing.capacity import Setting
-from sizing.curves import Point, Verdict
-from sizing.design import Belief, Choice, Option, Stop, believe, choose, next_point, spent_s
-from sizing.design.belief import margin, surplus
-from sizing.design.next_point import is_settled
-from sizing.design.worth import Prospects, outlook, prospects, reductions
+from sizing.analyses import next_level
+from sizing.analyses.next_level import (
+    Belief,
+    LevelChoice,
+    Option,
+    Prospects,
+    Stop,
+    believe,
+    choose,
+    is_settled,
+    margin,
+    outlook,
+    prospects,
+    reductions,
+    spent_s,
+    surplus,
+)
+from sizing.edge import Setting
+from sizing.engine import Replica
 from sizing.errors import FitError
-from sizing.plan import Fleet, Question
-from sizing.replica import Replica
+from sizing.plans import Fleet, Question
+from sizing.points import Point, Verdict
 from sizing.workload import Lengths, Limit, Sla, Workload
 from tests.sizing.simulated_levels import LAW, SERVER, simulated_point
 
@@ -31,7 +44,7 @@ FIRST_TWO = tuple(option for option in OPTIONS if option.lengths == NEAR and opt
 LEFT = [option for option in OPTIONS if option not in FIRST_TWO]
 
 
-def ask(points: list[Point], budget_s: float = 1e9, guess_s: float = 10.0) -> Choice | Stop:
+def ask(points: list[Point], budget_s: float = 1e9, guess_s: float = 10.0) -> LevelChoice | Stop:
     return choose(points, OPTIONS, QUESTION, budget_s=budget_s, guess_s=lambda option: guess_s)
 
 
@@ -165,7 +178,7 @@ def test_levels_that_took_twice_their_plan_double_what_is_expected(factor: float
         taken_s = factor * option.seconds(point.requests_per_s) - outside_s
         points.append(dataclasses.replace(point, duration_s=taken_s))
     choice = ask(points)
-    assert isinstance(choice, Choice)
+    assert isinstance(choice, LevelChoice)
     planned_s = dict(zip(LEFT, ahead_of_two().seconds, strict=True))[choice.option]
     assert choice.seconds == pytest.approx(factor * planned_s)
     cheapest_s = max(1.0, factor) * ahead_of_two().longest_s.min()
@@ -189,17 +202,17 @@ def test_a_round_is_one_request_of_every_user() -> None:
 def test_the_start_spans_the_lengths_asked_for() -> None:
     """The fewest users at the nearest lengths, then the middle (on a log scale) of the range."""
     first = ask([])
-    assert isinstance(first, Choice)
+    assert isinstance(first, LevelChoice)
     assert (first.option.lengths, first.option.users, first.aim) == (NEAR, 1, "start")
     second = ask([simulated_point(first.option)])
-    assert isinstance(second, Choice)
+    assert isinstance(second, LevelChoice)
     assert second.option.lengths == NEAR
     assert second.option.users in (4, 16)
 
 
 def test_the_choice_after_a_law_is_new_and_of_the_most_gain_per_second() -> None:
     choice = ask(list(two_points()))
-    assert isinstance(choice, Choice)
+    assert isinstance(choice, LevelChoice)
     assert choice.aim == "gain"
     rates = reductions(law_of_two().effects, np.eye(8), ahead_of_two().slopes) / ahead_of_two().seconds
     assert choice.option == LEFT[int(np.argmax(rates))]
@@ -213,7 +226,7 @@ def test_a_level_fits_the_budget_or_is_not_chosen(budget_s: float) -> None:
     points = list(two_points())
     decision = ask(points, budget_s)
     left_s = budget_s - spent_s(points, OPTIONS)
-    if isinstance(decision, Choice):
+    if isinstance(decision, LevelChoice):
         assert 1.1 * decision.seconds <= left_s
         assert decision.remaining_s <= left_s
     else:
@@ -230,7 +243,7 @@ def test_a_void_level_is_not_chosen_again(verdict: Verdict) -> None:
     spoilt = [simulated_point(option, verdict=verdict) for option in OPTIONS if option.users == 4]
     decision = ask(spoilt)
     chosen = set()
-    while isinstance(decision, Choice):
+    while isinstance(decision, LevelChoice):
         assert decision.aim == "start"
         chosen.add(decision.option.users)
         spoilt.append(simulated_point(decision.option, verdict=verdict))
@@ -284,10 +297,10 @@ def test_a_settled_count_beyond_what_was_measured_is_reached_for(monkeypatch: py
     assert held.beyond == pytest.approx(40)
     points = [*two_points(), simulated_point(OPTIONS[0])]
     for now, aim in ((held, "reach"), (belief, None)):
-        monkeypatch.setattr(next_point, "believe", lambda points, question, now=now: now)
+        monkeypatch.setattr(next_level, "believe", lambda points, question, now=now: now)
         decision = ask(points)
         assert (decision.aim, decision.option) == ("reach", OPTIONS[-1]) if aim else decision == Stop("settled", now)
-    monkeypatch.setattr(next_point, "believe", lambda points, question: held)
+    monkeypatch.setattr(next_level, "believe", lambda points, question: held)
     assert ask(points, budget_s=spent_s(points, OPTIONS) + 10) == Stop("settled", held)
 
 
@@ -319,8 +332,8 @@ def test_the_points_alone_decide() -> None:
     before = ask(list(two_points()))
     believe.cache_clear()
     after = ask(list(two_points()))
-    assert isinstance(before, Choice)
-    assert isinstance(after, Choice)
+    assert isinstance(before, LevelChoice)
+    assert isinstance(after, LevelChoice)
     assert (after.option, after.seconds, after.narrows) == (before.option, before.seconds, before.narrows)
 
 

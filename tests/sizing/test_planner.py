@@ -11,13 +11,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from sizing import planner
-from sizing.capacity import BY_FORMULA, BY_SIMULATION, Setting, SlaMissed
-from sizing.errors import NoFeasiblePlan, ScenarioError
-from sizing.plan import Candidate, Fleet, Plan, Question
+from sizing.edge import BY_FORMULA, BY_SIMULATION, Setting, SlaMissed
+from sizing.engine import Batching, Replica, StepLaw
+from sizing.errors import ScenarioError
+from sizing.plans import Candidate, Fleet, NoFeasiblePlan, Plan, Question
 from sizing.prediction import Prediction, Quantiles
-from sizing.replica import Batching, Replica
 from sizing.simulator import simulate
-from sizing.steptime import StepLaw
 from sizing.workload import Arrivals, Lengths, Limit, Sla, Workload
 from validation.evidence.gpu_counts import scenario
 

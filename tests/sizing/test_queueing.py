@@ -8,6 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy import stats
 
+from sizing.engine import Batching, Policy, Replica, StepLaw
 from sizing.errors import ScenarioError
 from sizing.prediction import Prediction
 from sizing.queueing import predict, slots, stable_rate_per_s
@@ -17,10 +18,8 @@ from sizing.queueing.percentiles import steady_state
 from sizing.queueing.points import gamma_quantile, poisson_counts, token_sum
 from sizing.queueing.slow_chain import Fluctuation, state_probabilities, waiting_chance
 from sizing.queueing.stream import Stream
-from sizing.replica import Batching, Policy, Replica
 from sizing.simulator import simulate
 from sizing.simulator import stable_rate_per_s as simulated_stable_rate_per_s
-from sizing.steptime import StepLaw
 from sizing.workload import OF_REQUESTS, Arrivals, Lengths, Prefix, Workload
 
 LAW = StepLaw(4.8e-3, 1e-3, 20e-6, 10e-6, 48.9e-9, 1.3e-9, 0.5e-3, 4e-3)

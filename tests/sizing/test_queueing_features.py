@@ -9,15 +9,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy.special import ndtri
 
+from sizing.engine import Batching, Replica, Roughness, Speculation, StepLaw
 from sizing.prediction import Prediction, Quantiles, saturated
 from sizing.queueing import predict, slots, stability, stable_rate_per_s
-from sizing.queueing.agreement import disagreement
 from sizing.queueing.demand import Work, demand_of
+from sizing.queueing.percentiles import disagreement
 from sizing.queueing.slow_chain import Fluctuation, state_probabilities, waiting_chance
 from sizing.queueing.stream import Groups, renewals, stream_of
-from sizing.replica import Batching, Replica, Roughness, Speculation
 from sizing.simulator import simulate
-from sizing.steptime import StepLaw
 from sizing.workload import ROUTINGS, Arrivals, Lengths, Prefix, Routing, Workload
 
 LAW = StepLaw(4.8e-3, 1e-3, 20e-6, 10e-6, 48.9e-9, 1.3e-9, 0.5e-3, 4e-3)

@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from sizing.engine import StepLaw
 from sizing.fitting import is_compute_bound, knee_tokens, regime, shares
-from sizing.steptime import StepLaw
 
 positive = st.floats(1e-9, 1e-2)
 laws = st.builds(StepLaw, *[positive] * 8, unread=st.floats(0, 0.9), unread_decay=st.floats(0, 0.9))

@@ -9,9 +9,8 @@ from hypothesis import Phase, given, settings
 from hypothesis import strategies as some
 
 from sizing import planner
-from sizing.errors import NoFeasiblePlan
-from sizing.plan import Candidate, Question
-from sizing.relax import Relaxation, relaxations, rounded_up, together
+from sizing.analyses.relax import Relaxation, relaxations, rounded_up, together
+from sizing.plans import Candidate, NoFeasiblePlan, Question
 from sizing.workload import METRICS, Lengths, Limit, Sla, Workload
 from tests.sizing.engines import LAW, candidate, question
 

@@ -12,20 +12,25 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from sizing import answer
-from sizing.cost import cost_of
-from sizing.curves import Point
-from sizing.plan import Fleet
-from sizing.report import words
-from sizing.report.accuracy import cells, evidence
-from sizing.report.build import refusal_of
-from sizing.report.errors import ReportError
-from sizing.report.inputs import scenario_toml
-from sizing.report.json import MOST_BYTES, SCHEMA, as_dict, as_json, digest, question_digest, with_cover
-from sizing.report.latency_band import latency_band
-from sizing.report.model import Report
-from sizing.report.quantity import Quantity, Unit
-from sizing.report.sources import source_of
+from sizing import text as answer
+from sizing.plans import Fleet, cost_of
+from sizing.points import Point
+from sizing.report import tables
+from sizing.report.build import cells, evidence, latency_band, refusal_of, source_of
+from sizing.report.model import (
+    MOST_BYTES,
+    SCHEMA,
+    Quantity,
+    Report,
+    ReportError,
+    Unit,
+    as_dict,
+    as_json,
+    digest,
+    question_digest,
+    with_cover,
+)
+from sizing.report.sections import scenario_toml
 from sizing.report.write import file_name
 from tests.sizing.report_cases import COVER, QUESTION, REJECTED, plan, refusal, report
 
@@ -94,7 +99,7 @@ def test_any_text_and_number_comes_back(title: str, notes: str, value: float) ->
 @settings(max_examples=200, deadline=None)
 @given(value=st.floats(1e-6, 1e9), unit=st.sampled_from(["s", "share", "GPUs", "requests/s"]))
 def test_a_number_reads_as_what_it_is(value: float, unit: Unit) -> None:
-    text = words.number_of(Quantity(value, unit, "given"))
+    text = tables.number_of(Quantity(value, unit, "given"))
     digits, _, shown = text.partition(" ")
     scale = {"ms": 1e-3, "s": 1.0, "%": 1e-2, "": 1.0}[shown]
     error = 0.5 if unit == "GPUs" else 0.0051 * value

@@ -8,10 +8,8 @@ import json
 import pytest
 
 from sizing.numbers import milliseconds, significant
-from sizing.report.beside import loosened
-from sizing.report.errors import ReportError
-from sizing.report.json import SCHEMA, as_dict, as_json
-from sizing.report.model import Report
+from sizing.report.build import loosened
+from sizing.report.model import SCHEMA, Report, ReportError, as_dict, as_json
 from sizing.report.write import WRITERS, render
 from tests.sizing.report_cases import (
     QUESTION,

@@ -15,11 +15,9 @@ import pytest
 
 from sizing.numbers import milliseconds, significant
 from sizing.report import tables
-from sizing.report.errors import ReportError, ReportToolMissing
-from sizing.report.figures import charts
-from sizing.report.json import as_json, question_digest
-from sizing.report.model import LoadCurves, Report
-from sizing.report.words import line, visible
+from sizing.report.charts import charts
+from sizing.report.model import LoadCurves, Report, ReportError, ReportToolMissing, as_json, question_digest
+from sizing.report.tables import line, visible
 from sizing.report.write import WRITERS, render, write
 from tests.sizing.report_cases import (
     QUESTION,
@@ -96,7 +94,7 @@ def test_the_same_report_gives_the_same_bytes_in_another_process(found: Report, 
     saved = tmp_path / "report.json"
     saved.write_bytes(made["json"])
     again = (
-        "import sys, hashlib; from pathlib import Path; from sizing.report.saved import read; "
+        "import sys, hashlib; from pathlib import Path; from sizing.report.write import read; "
         "from sizing.report.write import render; found = read(Path(sys.argv[1])); "
         "print(*(hashlib.sha256(render(found, each)).hexdigest() for each in sys.argv[2:]))"
     )

@@ -16,11 +16,10 @@ from openpyxl.utils import get_column_letter
 
 from sizing import planner
 from sizing.report import tables
-from sizing.report.book import number_format
-from sizing.report.quantity import Quantity, Unit
-from sizing.report.tco import COLUMNS
-from sizing.report.words import number_of, text_of
+from sizing.report.model import Quantity, Unit
+from sizing.report.tables import number_of, text_of
 from sizing.report.write import render
+from sizing.report.xlsx import TCO_COLUMNS, number_format
 from tests.sizing.report_cases import QUESTION, daily, day_report, plan, refusal, report, rows_below, sheets
 
 LOAD, HEADROOM, SPARE = "B4", "B5", "B6"
@@ -149,9 +148,9 @@ def test_without_an_answer_there_is_nothing_to_work_out() -> None:
 
 def test_tco_rows_describe_one_replica_at_its_planned_load() -> None:
     rows = sheets(render(report(), "xlsx"))["TCO rows"]
-    assert tuple(rows[0]) == COLUMNS
+    assert tuple(rows[0]) == TCO_COLUMNS
     for row, fleet in zip(rows_below(rows, "Model"), plan().fleets, strict=True):
-        found = dict(zip(COLUMNS, row, strict=True))
+        found = dict(zip(TCO_COLUMNS, row, strict=True))
         assert (found["Model"], found["GPU Type"]) == ("acme/tiny", fleet.candidate.gpu)
         assert found["number_of_gpus"] == fleet.candidate.gpus
         assert found["TTFT p99 (ms)"] == pytest.approx(1000 * fleet.predicted.ttft.p99_s)

@@ -7,11 +7,10 @@ from typing import Any
 import numpy as np
 import pytest
 
+from sizing.engine import Batching, Replica, Speculation, StepLaw
 from sizing.errors import ScenarioError
-from sizing.replica import Batching, Replica, Speculation
 from sizing.simulator import simulate
 from sizing.simulator.sampling import sample_requests, speculative_steps, thinned_gaps
-from sizing.steptime import StepLaw
 from sizing.workload import Arrivals, Lengths, Prefix, Routing, Workload
 
 GPU = StepLaw(4.8e-3, 1e-3, 20e-6, 10e-6, 49e-9, attention_s=1.3e-9, prefill_s=0.5e-3, request_s=3e-3)

@@ -13,14 +13,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from sizing.engine import POLICIES, Batching, Replica, Roughness, Speculation, StepLaw
 from sizing.errors import ScenarioError
-from sizing.replica import POLICIES, Batching, Replica, Roughness, Speculation
-from sizing.simulator.departures import fail
-from sizing.simulator.durations import iteration_s
-from sizing.simulator.gaps import EDGES_S, count_gaps, gap_quantiles, no_gaps
-from sizing.simulator.iterations import work_of
 from sizing.simulator.loops import advance, run_users
-from sizing.simulator.records import (
+from sizing.simulator.scheduler import EDGES_S, count_gaps, fail, gap_quantiles, iteration_s, no_gaps, work_of
+from sizing.simulator.state import (
     CANCELLED,
     GAP_BINS,
     NOBODY,
@@ -34,7 +31,6 @@ from sizing.simulator.records import (
     work_space,
 )
 from sizing.simulator.waiting import enqueue
-from sizing.steptime import StepLaw
 from tests.sizing.replica_runs import CLOCK, COUNT, NOTHING, asked, serve, times
 
 ONE_SLOT = Replica(CLOCK, Batching("chunked", max_batch_size=1))

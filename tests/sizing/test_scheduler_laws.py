@@ -9,16 +9,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from sizing.replica import KV_POLICIES, POLICIES, Batching, Replica, Roughness, Speculation
-from sizing.simulator.records import (
-    CANCELLED,
-    REJECTED,
-    SERVED,
-    TIMED_OUT,
-    Requests,
-    requests_of,
-)
-from sizing.steptime import StepLaw
+from sizing.engine import KV_POLICIES, POLICIES, Batching, Replica, Roughness, Speculation, StepLaw
+from sizing.simulator.state import CANCELLED, REJECTED, SERVED, TIMED_OUT, Requests, requests_of
 from tests.sizing.replica_runs import serve
 
 

@@ -9,7 +9,7 @@ import pytest
 
 from tests.sizing.test_cli import run
 
-pytest.importorskip("sizing.simulator.streams")
+pytest.importorskip("sizing.simulator.runs")
 
 CHAT = "chat:isl=1000,osl=200,rate=8,ttft=p95:1s,itl=p95:30ms"
 BATCH = "batch:isl=4000,osl=300,rate=1,e2e=p95:60s,priority=1"

@@ -8,15 +8,14 @@ from pathlib import Path
 import pytest
 
 from sizing.catalog import BITS, gpus, models
+from sizing.engine import Batching, StepLaw
 from sizing.errors import CatalogueError, DoesNotFit
-from sizing.estimate import day_zero, estimate, kernels, shipped
+from sizing.estimate import day_zero, estimate, kernels
+from sizing.estimate import day_zero as shipped
 from sizing.estimate.build_laws import keys, row
+from sizing.estimate.day_zero import COLUMNS, DECODE_EFFICIENCY, PREFILL_EFFICIENCY, roofline, row_of, rows, timed_of
 from sizing.estimate.memory import KV_LENGTHS, Memory
-from sizing.estimate.roofline import DECODE_EFFICIENCY, PREFILL_EFFICIENCY, roofline
-from sizing.estimate.shipped import COLUMNS, row_of, rows, timed_of
 from sizing.estimate.timed import Timed
-from sizing.replica import Batching
-from sizing.steptime import StepLaw
 from sizing.workload import Lengths
 
 LLAMA, QWEN = "meta-llama/Meta-Llama-3.1-8B", "Qwen/Qwen3-32B"

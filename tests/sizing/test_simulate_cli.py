@@ -7,10 +7,9 @@ import json
 import numpy as np
 import pytest
 
-from sizing.cli import main
-from sizing.replica import Batching, Replica, Speculation
+from sizing.cli.main import main
+from sizing.engine import Batching, Replica, Speculation, StepLaw
 from sizing.simulator import Watch, simulate
-from sizing.steptime import StepLaw
 from sizing.workload import Lengths, Workload
 
 LAW = StepLaw(4.8e-3, 1e-3, 20e-6, 0.0, 0.0)
@@ -50,7 +49,7 @@ def test_gaps_are_printed_when_asked_for(capsys: pytest.CaptureFixture[str]) -> 
 
 
 def test_replications_give_intervals(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("sizing.study.machines.cpu_count", lambda: 1)  # in this process: others take a while to start
+    monkeypatch.setattr("sizing.analyses.study.cpu_count", lambda: 1)  # in this process: others take a while to start
     code, out, _ = run("--rate 20 --replications 2 --json", capsys)
     found = json.loads(out)
     assert code == 0 and found["replications"] == 2

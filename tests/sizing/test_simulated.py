@@ -10,13 +10,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from sizing.engine import Batching, Replica, StepLaw
 from sizing.errors import ScenarioError
-from sizing.replica import Batching, Replica
 from sizing.simulator import Simulated, Stream, simulate, simulate_streams, simulate_trace, stable_rate_per_s
-from sizing.simulator.records import CANCELLED, REJECTED, SERVED, TIMED_OUT, requests_of
-from sizing.simulator.simulated import open_loop
-from sizing.simulator.steady import quantile_interval, queue_grows, share_error
-from sizing.steptime import StepLaw
+from sizing.simulator.result import open_loop, quantile_interval, queue_grows, share_error
+from sizing.simulator.state import CANCELLED, REJECTED, SERVED, TIMED_OUT, requests_of
 from sizing.workload import Lengths, Limit, Sla, Workload
 
 GPU = StepLaw(4.8e-3, 1e-3, 20e-6, 10e-6, 49e-9, attention_s=1.3e-9, prefill_s=0.5e-3, request_s=3e-3)

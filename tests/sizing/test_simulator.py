@@ -16,12 +16,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from sizing import steptime
+from sizing import engine
+from sizing.engine import POLICIES, Batching, Policy, Replica, StepLaw
 from sizing.errors import ScenarioError
-from sizing.replica import POLICIES, Batching, Policy, Replica
-from sizing.simulator import closed_loop, heap, simulate, simulate_closed, simulate_trace, stable_rate_per_s
+from sizing.simulator import closed_loop, simulate, simulate_closed, simulate_trace, stable_rate_per_s, state
 from sizing.simulator.sampling import drawn_lengths
-from sizing.steptime import StepLaw
 from sizing.workload import Arrivals, Lengths, Limit, Routing, Sla, Workload
 from tests.sizing.reference_simulator import serve_slowly, serve_users_slowly
 
@@ -296,15 +295,15 @@ def test_bad_closed_loops_are_refused(users: int, ramp_s: float) -> None:
 
 def test_kept_machine_code_is_stamped_with_all_that_it_is_made_of() -> None:
     """Else an edit of the scheduler, or of a constant, would leave the old one frozen in the loops that use it."""
-    stamped = {path.resolve() for path in heap.STAMPED}
-    kernels = [path for path in Path(heap.__file__).parent.glob("*.py") if "@compiled" in path.read_text()]
+    stamped = {path.resolve() for path in state.STAMPED}
+    kernels = [path for path in Path(state.__file__).parent.glob("*.py") if "@compiled" in path.read_text()]
     frozen = set(kernels)
     for kernel in kernels:
         module = importlib.import_module(f"sizing.simulator.{kernel.stem}")
         for name in re.findall(r"\b[A-Z][A-Z_]+\b", kernel.read_text()):
             if isinstance(getattr(module, name, None), int | float):
                 frozen |= sources_of(name, module)
-    assert Path(steptime.__file__) in sources_of("KNEE", importlib.import_module("sizing.replica"))
+    assert Path(engine.__file__) in sources_of("KNEE", importlib.import_module("sizing.engine"))
     assert frozen <= stamped
 
 

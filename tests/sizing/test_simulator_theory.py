@@ -14,9 +14,8 @@ import numpy as np
 import pytest
 from scipy.optimize import brentq
 
-from sizing.replica import Batching, Replica
+from sizing.engine import Batching, Replica, StepLaw
 from sizing.simulator import Simulated, simulate, simulate_trace
-from sizing.steptime import StepLaw
 from sizing.workload import Arrivals, Lengths, Workload
 
 TICK_S = 1e-3

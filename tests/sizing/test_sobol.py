@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy.stats import qmc
 
-from sizing.queueing.sobol import MOST_DIMENSIONS, sobol_points
+from sizing.queueing.points import MOST_DIMENSIONS, sobol_points
 
 
 @settings(max_examples=20, deadline=None)

@@ -5,9 +5,9 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+from sizing.engine import StepLaw
 from sizing.errors import FitError
 from sizing.estimate.step_grid import FAR_WEIGHT, fit_steps, law_seconds, observe
-from sizing.steptime import StepLaw
 
 ROOM = 2_000_000
 

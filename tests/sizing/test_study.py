@@ -16,17 +16,14 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from numpy.random import SeedSequence
 
-from sizing.curves import write_points
+from sizing.analyses import study as answers_of
+from sizing.analyses.cluster import WorkersLost, code, on_cluster
+from sizing.analyses.study import COLUMNS, Machines, Table, read_study, replicated, run_all
+from sizing.cli.study import study_command
+from sizing.engine import Replica
 from sizing.errors import ScenarioError
-from sizing.replica import Replica
+from sizing.points import write_points
 from sizing.simulator import simulate
-from sizing.study import answers as answers_of
-from sizing.study.cluster import WorkersLost, code, on_cluster
-from sizing.study.command import study_command
-from sizing.study.machines import Machines, run_all
-from sizing.study.replications import replicated
-from sizing.study.scenarios import read_study
-from sizing.study.table import COLUMNS, Table
 from sizing.workload import Lengths, Workload
 from tests.sizing import study_work
 from validation.evidence.server import LAW, Design, calibrate
@@ -93,7 +90,7 @@ def test_an_address_that_is_none(cluster: str) -> None:
 
 
 def test_a_scheduler_that_is_not_there(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("sizing.study.cluster.WAIT_S", 0.3)
+    monkeypatch.setattr("sizing.analyses.cluster.WAIT_S", 0.3)
     with pytest.raises(ScenarioError, match="no Dask scheduler answers"):
         run_all(study_work.walk, [1], machines=Machines(cluster="tcp://127.0.0.1:9"))
 
@@ -126,8 +123,8 @@ def test_a_worker_with_other_code_that_joins_later_does_no_work(
     cluster: Machines, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Workers are asked when a study begins; here that is left out, and this process has other code than they."""
-    monkeypatch.setattr("sizing.study.cluster._check_workers", lambda client, address: None)
-    monkeypatch.setattr("sizing.study.cluster.code", lambda: ("another",))
+    monkeypatch.setattr("sizing.analyses.cluster._check_workers", lambda client, address: None)
+    monkeypatch.setattr("sizing.analyses.cluster.code", lambda: ("another",))
     with pytest.raises(ScenarioError, match="has other versions"):
         run_all(study_work.walk, [1], machines=cluster)
 
@@ -140,10 +137,10 @@ def test_the_code_is_told_by_its_packages_sources_and_data() -> None:
 
 @pytest.mark.parametrize("changed", ["sizing/a.py", "data/catalog/gpus.yaml", "data/laws/day_zero.csv"])
 def test_another_file_is_other_code(tmp_path: Path, changed: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in ("sizing/study/cluster.py", "sizing/a.py", "data/catalog/gpus.yaml", "data/laws/day_zero.csv"):
+    for name in ("sizing/analyses/cluster.py", "sizing/a.py", "data/catalog/gpus.yaml", "data/laws/day_zero.csv"):
         (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / name).write_text("1")
-    monkeypatch.setattr("sizing.study.cluster.__file__", str(tmp_path / "sizing/study/cluster.py"))
+    monkeypatch.setattr("sizing.analyses.cluster.__file__", str(tmp_path / "sizing/analyses/cluster.py"))
     before = code.__wrapped__()
     (tmp_path / changed).write_text("2")
     assert code.__wrapped__() != before
@@ -194,7 +191,7 @@ def test_an_interrupted_study_goes_on(folder: Path, monkeypatch: pytest.MonkeyPa
     (folder / "study.csv").write_text("".join(lines[:2]) + lines[2][: len(lines[2]) // 2])
     assert '"done_before": 1' in study(folder, "--json")
     assert (folder / "study.csv").read_text() == whole
-    monkeypatch.setattr("sizing.study.answers.planner", None)  # nothing is left to plan
+    monkeypatch.setattr("sizing.analyses.study.planner", None)  # nothing is left to plan
     study(folder)
     assert (folder / "study.csv").read_text() == whole
 
@@ -203,7 +200,7 @@ def test_results_of_another_study_are_left_alone(folder: Path, tmp_path: Path) -
     (tmp_path / "points.csv").write_text((folder / "points.csv").read_text())
     (tmp_path / "study.yaml").write_text(STUDY)
     with Table(tmp_path / "study.csv", read_study(tmp_path / "study.yaml"), "inputs") as table:
-        table.add(0, dict.fromkeys(answers_of.COLUMNS, 1))
+        table.add(0, dict.fromkeys(answers_of.ANSWER_COLUMNS, 1))
     before = (tmp_path / "study.csv").read_text()
     (tmp_path / "study.yaml").write_text(STUDY.replace("isl: 500", "isl: 600"))
     with pytest.raises(ScenarioError, match="another study"):
@@ -241,7 +238,7 @@ def test_a_disk_that_is_full_in_the_middle_is_one_line(folder: Path, tmp_path: P
         with Table(tmp_path / "study.csv", scenarios, "inputs") as table:
             table._file.close()
             table._file = open("/dev/full", "w")  # noqa: SIM115
-            table.add(0, dict.fromkeys(answers_of.COLUMNS, 1))
+            table.add(0, dict.fromkeys(answers_of.ANSWER_COLUMNS, 1))
 
 
 @pytest.mark.parametrize("row", ["9" * 5000, "²", "", "x,y", '"' + 200_000 * "x" + '"'])
@@ -272,7 +269,7 @@ def test_a_table_cut_anywhere_ends_as_it_would_have(folder: Path, places: list[i
         with Table(path, scenarios, "inputs") as table:
             for place in chosen:
                 if place not in table.done:
-                    table.add(place, dict.fromkeys(answers_of.COLUMNS, cells[place]))
+                    table.add(place, dict.fromkeys(answers_of.ANSWER_COLUMNS, cells[place]))
         return path.read_bytes()
 
     broken.write_bytes((text := answer(broken, places[:3]))[: round(cut * len(text))])

@@ -8,8 +8,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from sizing.cli import main
-from sizing.errors import NoFeasiblePlan
+from sizing.cli.main import main
+from sizing.plans import NoFeasiblePlan
 from sizing.workload import Limit
 from triton_tools.batcher.dynamic import simulate
 from triton_tools.batcher.outcome import percentile

@@ -10,14 +10,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from sizing import planner
-from sizing.capacity import BY_FORMULA, BY_SIMULATION, Setting
+from sizing.analyses.sensitivity import sensitivities, tune
 from sizing.catalog import gpus
-from sizing.cost import cost_of, energy_of
+from sizing.edge import BY_FORMULA, BY_SIMULATION, Setting
+from sizing.engine import Batching
 from sizing.errors import ScenarioError
-from sizing.plan import Fleet, Question
-from sizing.replica import Batching
-from sizing.sensitivity import sensitivities
-from sizing.tuning import tune
+from sizing.plans import Fleet, Question, cost_of, energy_of
 from sizing.workload import Lengths, Limit, Sla, Workload
 from tests.sizing.engines import BATCHING, LAW, SLA, candidate, question
 

@@ -5,10 +5,9 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+from sizing.engine import Batching, Replica, StepLaw
 from sizing.errors import ScenarioError
-from sizing.replica import Batching, Replica
 from sizing.simulator import Watch, simulate, simulate_fleet, simulate_trace
-from sizing.steptime import StepLaw
 from sizing.workload import Lengths, Workload
 
 GPU = StepLaw(4.8e-3, 1e-3, 20e-6, 10e-6, 49e-9, attention_s=1.3e-9, prefill_s=0.5e-3, request_s=3e-3)

@@ -6,9 +6,8 @@ import dataclasses
 
 import pytest
 
-from sizing.capacity import BY_FORMULA, BY_SIMULATION
-from sizing.plan import Candidate, Fleet, Question
-from sizing.whatif import (
+from sizing.analyses.whatif import (
+    KINDS,
     AtPrecision,
     AtTp,
     BatchLimit,
@@ -19,10 +18,11 @@ from sizing.whatif import (
     ReDrafter,
     Sparse,
     Speculative,
-    WhatIf,
     what_if,
 )
-from sizing.whatif.parse import KINDS
+from sizing.analyses.whatif_setup import WhatIf
+from sizing.edge import BY_FORMULA, BY_SIMULATION
+from sizing.plans import Candidate, Fleet, Question
 from sizing.workload import Lengths, Limit, Sla, Workload
 from tests.sizing.whatif_cases import QUESTION, SLA, after
 

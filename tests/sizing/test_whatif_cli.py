@@ -8,10 +8,7 @@ import json
 import pytest
 from click.testing import CliRunner
 
-from sizing.errors import NoFeasiblePlan, ScenarioError
-from sizing.estimate import estimate
-from sizing.plan import Candidate
-from sizing.whatif import (
+from sizing.analyses.whatif import (
     AtPrecision,
     AtTp,
     BatchLimit,
@@ -21,11 +18,13 @@ from sizing.whatif import (
     Medusa,
     Sparse,
     Speculative,
-    WhatIf,
     parse_change,
 )
-from sizing.whatif.command import whatif_command
-from sizing.whatif.setup import Sheet, sheet_of
+from sizing.analyses.whatif_setup import Sheet, WhatIf, sheet_of
+from sizing.cli.whatif import whatif_command
+from sizing.errors import ScenarioError
+from sizing.estimate import estimate
+from sizing.plans import Candidate, NoFeasiblePlan
 from tests.sizing.whatif_cases import LENGTHS, QWEN, after
 
 # Faults.

@@ -8,25 +8,24 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sizing.capacity import BY_FORMULA
-from sizing.errors import ScenarioError
-from sizing.estimate import estimate
-from sizing.plan import Candidate, Fleet, Rejection
-from sizing.queueing import predict
-from sizing.steptime import StepLaw
-from sizing.whatif import (
+from sizing.analyses.whatif import (
     BatchLimit,
     ChunkedPrefill,
     KvReuse,
     Lora,
     Medusa,
     ReDrafter,
-    Setup,
     Sparse,
     Speculative,
     what_if,
 )
-from sizing.whatif.setup import read_weights, reading_s, sheet_of
+from sizing.analyses.whatif_setup import Setup, read_weights, reading_s, sheet_of
+from sizing.edge import BY_FORMULA
+from sizing.engine import StepLaw
+from sizing.errors import ScenarioError
+from sizing.estimate import estimate
+from sizing.plans import Candidate, Fleet, Rejection
+from sizing.queueing import predict
 from sizing.workload import Lengths, Workload
 from tests.sizing.whatif_cases import LENGTHS, QUESTION, QWEN, after
 

@@ -8,20 +8,23 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sizing.capacity import BY_FORMULA
+from sizing.analyses.pools import (
+    Joint,
+    Pool,
+    Pools,
+    decode_only,
+    decode_question,
+    disaggregate,
+    enlarged,
+    prefill_question,
+)
+from sizing.analyses.whatif import KvReuse, what_if
+from sizing.analyses.whatif_setup import Setup
+from sizing.edge import BY_FORMULA
 from sizing.errors import ScenarioError
 from sizing.estimate import estimate
-from sizing.plan import Candidate, Fleet, Rejection
+from sizing.plans import Candidate, Fleet, Rejection
 from sizing.simulator import simulate_disaggregated
-from sizing.whatif import (
-    KvReuse,
-    Pools,
-    Setup,
-    disaggregate,
-    what_if,
-)
-from sizing.whatif.joint_pools import Joint, Pool, enlarged
-from sizing.whatif.pools import decode_only, decode_question, prefill_question
 from sizing.workload import Lengths, Limit, Sla, Workload
 from tests.sizing.whatif_cases import LENGTHS, QUESTION, QWEN, SLA, after
 

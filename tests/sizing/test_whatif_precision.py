@@ -8,22 +8,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sizing.capacity import BY_FORMULA
+from sizing.analyses.whatif import AtPrecision, AtTp, BatchLimit, by_data_sheet, what_if
+from sizing.analyses.whatif_setup import Ratios, WhatIf, sheet_of, timed_ratios
+from sizing.edge import BY_FORMULA
+from sizing.engine import Batching, Replica, StepLaw
 from sizing.errors import DoesNotFit
 from sizing.estimate import estimate
-from sizing.plan import Candidate, Fleet, Rejection
-from sizing.replica import Batching, Replica
-from sizing.steptime import StepLaw
-from sizing.whatif import (
-    AtPrecision,
-    AtTp,
-    BatchLimit,
-    WhatIf,
-    what_if,
-)
-from sizing.whatif.setup import sheet_of
-from sizing.whatif.transfer import Ratios, timed_ratios
-from sizing.whatif.weights import by_data_sheet
+from sizing.plans import Candidate, Fleet, Rejection
 from tests.sizing.whatif_cases import LENGTHS, QUESTION, QWEN, after
 
 # Precision and TP.

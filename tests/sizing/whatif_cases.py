@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-from sizing.plan import Candidate, Question
-from sizing.whatif import (
-    Setup,
-    WhatIf,
-)
+from sizing.analyses.whatif_setup import Setup, WhatIf
+from sizing.plans import Candidate, Question
 from sizing.workload import Lengths, Limit, Sla, Workload
 
 QWEN = "Qwen/Qwen3-32B"

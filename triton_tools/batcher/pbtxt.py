@@ -10,7 +10,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any, cast
 
-from google.protobuf import (  # type: ignore[import-untyped]
+from google.protobuf import (
     descriptor_pb2,
     descriptor_pool,
     message_factory,

@@ -8,8 +8,8 @@ from typing import Any
 from rich.markup import escape
 from rich.table import Table
 
+from sizing.cli.tables import console
 from sizing.numbers import milliseconds, percent, significant
-from sizing.printing import console
 from sizing.workload import Limit
 from triton_tools.batcher.config import ModelBatching
 from triton_tools.batcher.outcome import Outcome, percentile

@@ -10,8 +10,9 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 
-from sizing.errors import NoFeasiblePlan, ScenarioError
+from sizing.errors import ScenarioError
 from sizing.numbers import milliseconds, significant
+from sizing.plans import NoFeasiblePlan
 from triton_tools.batcher.preferred import PreferredVerdict, judge_preferred
 from triton_tools.batcher.service import Measured, ServiceTimes
 from triton_tools.batcher.trial import FINAL_REQUESTS, Load, Setting, Trial, attempt, largest_rate

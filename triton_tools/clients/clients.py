@@ -9,9 +9,9 @@ from typing import Any
 
 import numpy as np
 
-from calibration.describe import Described, describe
 from calibration.load.contract import Contract
-from calibration.load.shards import Workers
+from calibration.load.pool import Workers
+from calibration.measure import Described, describe
 from calibration.metrics import window
 from calibration.metrics.verdict import BUSY_CORE, LAG_ALLOWED_S, LAG_SHARE
 from calibration.records import Load

@@ -10,13 +10,13 @@ from typing import Any
 
 import numpy as np
 
-from calibration.describe import Described, describe
 from calibration.errors import PlanError
-from calibration.load.shards import Workers
+from calibration.load.pool import Workers
+from calibration.measure import Described, describe
+from calibration.plan import ServerPlan
 from calibration.records import Load
 from calibration.requests.lengths import LengthsPlan
 from calibration.requests.source import Source
-from calibration.server_plan import ServerPlan
 from sizing.workload import Seconds
 from triton_tools.clients import printing, replay
 from triton_tools.clients.clients import doubts, limits

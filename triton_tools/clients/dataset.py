@@ -8,7 +8,7 @@ from itertools import cycle, islice
 from pathlib import Path
 
 from calibration.errors import FileError
-from calibration.requests.length_files import Text, read_dataset
+from calibration.requests.lengths import Text, read_dataset
 from calibration.requests.source import Request
 
 TOKENS_PER_WORD = 1.3

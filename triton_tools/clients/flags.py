@@ -10,7 +10,7 @@ from typing import Any, Literal
 from pydantic import ValidationError
 
 from calibration.errors import PlanError
-from calibration.server_plan import ServerPlan
+from calibration.plan import ServerPlan
 from triton_tools.clients.dataset import TOKENS_PER_WORD
 from triton_tools.clients.pacing import Pacing
 from triton_tools.clients.replay import HTTP_CONNECTIONS

@@ -10,12 +10,12 @@ from typing import Protocol, cast
 import numpy as np
 
 from calibration.load.contract import Contract
-from calibration.load.shards import Job, Workers
+from calibration.load.pool import Job, Workers
 from calibration.metrics import window
-from calibration.metrics.stopping import Until
+from calibration.metrics.precision import Until
+from calibration.plan import ServerPlan
 from calibration.records import Load
 from calibration.requests.source import Request, Source
-from calibration.server_plan import ServerPlan
 from sizing.workload import Seconds
 
 WARM_UPS = 10

@@ -10,13 +10,13 @@ from pathlib import Path
 from tritonclient.grpc import model_config_pb2 as pb
 
 from calibration.errors import ServerError
-from calibration.load import cores
+from calibration.load import system
 from lab.reference import contract
 from lab.reference.settings import KV_BLOCK_TOKENS, Settings
 from lab.reference.tokenizer import save_tokenizer
 from triton_tools.repository.messages import CONFIG_FILE, add_instances, add_steps, as_text, model_message
 
-MODELS = Path(__file__).parents[1] / "reference" / "models"
+MODELS = Path(__file__).parents[2] / "lab" / "reference" / "models"
 TRITON_VERSION = "2.51.0"
 
 
@@ -167,6 +167,6 @@ def _engine(settings: Settings, machine: Machine) -> dict[str, str]:
         "seed",
         "threads",
     )
-    own_cores = cores.of_engine(settings.threads) if machine.device == "cpu" else ()
+    own_cores = system.of_engine(settings.threads) if machine.device == "cpu" else ()
     given = {name: str(getattr(settings, name)) for name in names}
-    return {"device": machine.device, "engine_cores": cores.written(own_cores)} | given
+    return {"device": machine.device, "engine_cores": system.written(own_cores)} | given

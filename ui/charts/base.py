@@ -46,7 +46,6 @@ DARK = Ink(
     "#2B333D",
     "#56B4E926",
 )
-
 CONFIG = {
     "displaylogo": False,
     "showSendToCloud": False,
@@ -55,13 +54,10 @@ CONFIG = {
     "responsive": True,
 }
 """For every chart: no tool bar, nothing that sends data anywhere."""
-
 SYMBOLS = ("circle", "square", "diamond", "triangle-up", "x", "star")
 """Of the series, in the order of their colours: nothing is told by colour alone."""
-
 LOG_FROM = 20.0
 """A range of values this wide is drawn on a logarithmic axis."""
-
 SMALL = 11
 """Size of the labels inside a chart, in pixels."""
 
@@ -92,3 +88,12 @@ def wide_axis(update: Callable[..., object], values: Sequence[float], most_ticks
         return
     ticks = positive[:: -(-len(positive) // most_ticks)]
     update(type="log", tickvals=ticks, ticktext=list(map(significant, ticks)), minor={"showgrid": False})
+
+
+# --- Where the names of series stand when a chart has several: in a row above the plot, at its right end
+
+
+def legend_above(figure: go.Figure, order: str = "normal") -> None:
+    """Name the series in one row that covers no data; `order` "reversed" where the last one was drawn first."""
+    row = {"orientation": "h", "x": 1, "xanchor": "right", "y": 1, "yanchor": "bottom", "traceorder": order}
+    figure.update_layout(showlegend=True, legend=row)

@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 import plotly.graph_objects as go
 
-from sizing.frontier import INTERACTIVITY, Measure, Speed, SpeedCurve, front
+from sizing.analyses.curves import INTERACTIVITY, Measure, Speed, SpeedCurve, front
 from sizing.numbers import significant
 from ui.charts.base import LOG_FROM, SMALL, Chart, Ink, figure_of
 

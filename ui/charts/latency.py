@@ -4,15 +4,19 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from typing import NamedTuple
 
+import numpy as np
 import plotly.graph_objects as go
 
-from sizing.loadcurve import LoadCurve
+from sizing.analyses.curves import LoadCurve, knee_per_s
+from sizing.analyses.inside import Lives
 from sizing.numbers import milliseconds, significant
-from sizing.plan import Fleet
-from sizing.workload import Limit
-from ui.charts.base import LOG_FROM, SMALL, Chart, Ink, figure_of
-from ui.words import UNIT, limit_name
+from sizing.plans import Fleet
+from sizing.points import Point
+from sizing.workload import Limit, Metric, Seconds, metric_name
+from ui.charts.base import LOG_FROM, SMALL, Chart, Ink, figure_of, legend_above
+from ui.words import UNIT, limit_name, sentence_case
 
 
 def latency_against_load(curve: LoadCurve, fleet: Fleet, limit: Limit, headroom: float, ink: Ink) -> Chart:
@@ -100,3 +104,250 @@ def _mark_capacity(figure: go.Figure, capacity_per_s: float, headroom: float, in
     if headroom:
         left = capacity_per_s * (1 - headroom)
         figure.add_vrect(x0=left, x1=capacity_per_s, fillcolor=ink.band, line_width=0, layer="below")
+
+
+# --- Open-loop measurements on a chart of latency against load, and the knee of its curve
+
+
+def measured_s(point: Point, limit: Limit) -> float | None:
+    """What was measured of the metric and percentile that a limit speaks of; None = not measured."""
+    value = getattr(point, f"{limit.metric}_p{limit.percentile}_s", None)  # points have no p90 of gaps
+    return None if value is None else float(value)
+
+
+def with_measured(chart: Chart, points: Sequence[Point], limit: Limit, ink: Ink) -> Chart:
+    """The chart with a diamond for every open-loop point that has the limited percentile."""
+    known = [(point, value) for point in points if (value := measured_s(point, limit)) is not None]
+    if not known:
+        return chart
+    per_s = UNIT[limit.metric][1]
+    chart.figure.add_scatter(
+        x=[point.load_value for point, _ in known],
+        y=[value * per_s for _, value in known],
+        mode="markers",
+        name="measured, open loop",
+        marker={"color": ink.series[2], "symbol": "diamond", "size": 10, "line": {"color": ink.text, "width": 1}},
+        customdata=[point.load_kind.replace("_", " ") for point, _ in known],
+        hovertemplate="%{x:.3g} requests/s<br>%{y:.4g}<br>%{customdata}<extra>%{fullData.name}</extra>",
+    )
+    several = "points" if len(known) > 1 else "point"
+    return Chart(chart.figure, f"{chart.alt} Marked: {len(known)} {several} measured at offered rates.")
+
+
+def with_knee(chart: Chart, curve: LoadCurve, ink: Ink) -> Chart:
+    """The chart with a thin line at its knee, where the curve has one within the loads drawn."""
+    knee = knee_per_s(curve)
+    if knee is None:
+        return chart
+    chart.figure.add_vline(x=knee, line={"color": ink.quiet, "width": 1, "dash": "dashdot"})
+    chart.figure.add_annotation(
+        x=knee,
+        y=1,
+        yref="paper",
+        text=f"knee {significant(knee)}",
+        showarrow=False,
+        xanchor="right",
+        yanchor="top",
+        font={"color": ink.quiet, "size": SMALL},
+    )
+    return Chart(chart.figure, f"{chart.alt} The knee is at {significant(knee)} requests/s per replica.")
+
+
+# --- How a latency is spread over the requests: the share served within a time, and where the limit stands
+
+DASHES = ("solid", "dash", "dot")
+"""Of the lines, in order: nothing is told by colour alone."""
+FAR = 4.0
+"""A limit further out than this, in p99.9s, is named at the edge of the chart instead of drawn."""
+
+
+class Spread(NamedTuple):
+    """Seconds that the shares of the requests stay at or below; `name` as it stands in the legend."""
+
+    name: str
+    seconds: Sequence[float] | Seconds
+
+
+def distribution(
+    metric: Metric, shares: Sequence[float] | Seconds, spreads: Sequence[Spread], limit: Limit | None, ink: Ink
+) -> Chart:
+    """Cumulative shares of one latency, the first of `spreads`, and of parts of it; the limit as a vertical line.
+
+    The axis ends a little above p99.9, or at the limit where that is not far.
+    """
+    name, (unit, per_s) = sentence_case(metric_name(metric)), UNIT[metric]
+    figure = figure_of(f"{name}: {_many(metric)} within, %", f"{name} ({unit})", ink, height=270)
+    for number, spread in enumerate(spreads):
+        line = {"color": ink.series[number], "width": 2.5 if number == 0 else 1.5, "dash": DASHES[number]}
+        x, y = [value * per_s for value in spread.seconds], [100 * share for share in shares]
+        figure.add_scatter(x=x, y=y, mode="lines", name=spread.name, line=line)
+    if len(spreads) > 1:
+        legend_above(figure)
+    far_s = float(np.interp(0.999, shares, spreads[0].seconds))
+    end_s = 1.08 * max(far_s, limit.limit_s if limit and limit.limit_s <= FAR * far_s else 0.0)
+    figure.update_xaxes(range=[0, end_s * per_s], nticks=6, exponentformat="none")
+    figure.update_yaxes(range=[0, 102])
+    figure.update_traces(hovertemplate="%{y:.4g} % within %{x:.4g} " + unit + "<extra>%{fullData.name}</extra>")
+    if limit:
+        _mark_limit_across(figure, limit, end_s, per_s, ink)
+    return Chart(figure, _spread_in_words(metric, shares, spreads[0], limit))
+
+
+def _mark_limit_across(figure: go.Figure, limit: Limit, end_s: float, per_s: float, ink: Ink) -> None:
+    """The limit, and the share that must stay within it; beyond the axis only its name, at the edge."""
+    inside = limit.limit_s <= end_s
+    if inside:
+        figure.add_vline(x=limit.limit_s * per_s, line={"color": ink.limit, "width": 1.5, "dash": "dash"})
+    figure.add_hline(y=limit.percentile, line={"color": ink.quiet, "width": 1, "dash": "dot"})
+    figure.add_annotation(
+        x=min(limit.limit_s, end_s) * per_s,
+        y=0.5,
+        yref="paper",
+        text=f"limit {milliseconds(limit.limit_s)}" + ("" if inside else " →"),
+        showarrow=False,
+        xanchor="left" if limit.limit_s < end_s / 2 else "right",
+        font={"color": ink.limit, "size": SMALL},
+    )
+
+
+def _many(metric: Metric) -> str:
+    return "gaps" if metric == "gap" else "requests"
+
+
+def _spread_in_words(metric: Metric, shares: Sequence[float] | Seconds, spread: Spread, limit: Limit | None) -> str:
+    at = {share: float(np.interp(share, shares, spread.seconds)) for share in (0.5, 0.95, 0.99)}
+    told = ", ".join(
+        f"{significant(100 * share)} % of the {_many(metric)} within {milliseconds(s)}" for share, s in at.items()
+    )
+    name = sentence_case(metric_name(metric))
+    if limit is None:
+        return f"{name}: {told}; no limit is set."
+    value_s = float(np.interp(limit.percentile / 100, shares, spread.seconds))
+    verdict = "within" if value_s <= limit.limit_s else "over"
+    return (
+        f"{name}: {told}. {limit_name(limit)} is {milliseconds(value_s)}, {verdict} the limit of "
+        f"{milliseconds(limit.limit_s)}."
+    )
+
+
+# --- What a replica holds over time: lines over one axis of seconds, minutes or hours
+
+
+class Line(NamedTuple):
+    """One quantity over time, with its name as it stands beside the line."""
+
+    name: str
+    values: Sequence[float] | Seconds
+
+
+def time_unit(longest_s: float) -> tuple[str, float]:
+    """The unit in which a stretch of time is read with ease, and its seconds."""
+    if longest_s <= 600:
+        return "s", 1.0
+    return ("min", 60.0) if longest_s <= 3 * 3600 else ("h", 3600.0)
+
+
+def over_time(
+    title: str,
+    time_s: Sequence[float] | Seconds,
+    lines: Sequence[Line],
+    ink: Ink,
+    *,
+    most: float | None = None,
+    height: int = 220,
+) -> Chart:
+    """Steps over time, the first a line and the second an area.
+
+    `most`: a bound to be drawn as a dashed line, such as the size of the KV cache.
+    """
+    unit, seconds = time_unit(max(time_s, default=0.0))
+    figure = figure_of(title, f"Time ({unit})", ink, height)
+    for number, line in reversed(list(enumerate(lines))):  # the line is drawn over the area
+        stroke = {"color": ink.series[number], "width": 1.5, "shape": "hv"}
+        fill = "tozeroy" if number else None  # an area beside a line: nothing is told by colour alone
+        x = [time / seconds for time in time_s]
+        figure.add_scatter(x=x, y=list(line.values), mode="lines", name=line.name, line=stroke, fill=fill)
+    if len(lines) > 1:
+        legend_above(figure, "reversed")
+    if most is not None:
+        figure.add_hline(y=most, line={"color": ink.limit, "width": 1.5, "dash": "dash"})
+    top = max([value for line in lines for value in line.values] + [most or 0.0], default=1.0)
+    figure.update_yaxes(exponentformat="none", range=[0, 1.08 * top or 1.0])
+    figure.update_xaxes(tickfont={"size": SMALL})
+    figure.update_traces(hovertemplate="%{x:.4g} " + unit + "<br>%{y:.4g}<extra>%{fullData.name}</extra>")
+    return Chart(figure, f"{title} over time: " + "; ".join(map(_line_in_words, lines)) + ".")
+
+
+def _line_in_words(line: Line) -> str:
+    if not len(line.values):
+        return f"{line.name}: nothing recorded"
+    mean = sum(line.values) / len(line.values)
+    return f"{line.name} {significant(mean)} on average, {significant(max(line.values))} at most"
+
+
+# --- Requests as bars from arrival to last token: waiting, prompt, decoding
+
+PARTS = (("waiting", 1, "/"), ("prompt", 2, "x"), ("decoding", 0, ""))
+"""Name, number of the ink and pattern of the parts of a bar: nothing is told by colour alone."""
+
+
+def lives_of_requests(lives: Lives, ink: Ink) -> Chart:
+    """One bar for each request, the first arrival on top; the slowest first token is named.
+
+    Requests that were not served are crosses at their arrival.
+    """
+    parts_s = (lives.waiting_s, lives.prompt_s, lives.decoding_s)
+    since_s = lives.arrival_s - lives.arrival_s[0]
+    unit, seconds = time_unit(float(np.nanmax(since_s + sum(parts_s))))
+    figure = figure_of("Around the slowest first token", f"Time ({unit})", ink, height=60 + 12 * len(since_s))
+    begin = since_s / seconds
+    for (name, number, pattern), part_s in zip(PARTS, parts_s, strict=True):
+        length = np.nan_to_num(part_s) / seconds
+        marker = {"color": ink.series[number], "line": {"width": 0}, "pattern": _pattern(pattern, ink)}
+        _bars(figure, name, begin, length, part_s, marker)
+        begin = begin + length
+    _crosses(figure, np.flatnonzero(np.isnan(lives.prompt_s)), since_s / seconds, ink)
+    figure.update_layout(barmode="overlay", bargap=0.25)
+    legend_above(figure)
+    figure.update_yaxes(autorange="reversed", showticklabels=False, showgrid=False)
+    _name_slowest(figure, float(since_s[lives.slowest]) / seconds, lives.slowest, ink)
+    return Chart(figure, lives_in_words(lives))
+
+
+def _pattern(shape: str, ink: Ink) -> dict[str, object]:
+    return {"shape": shape, "size": 5, "fgcolor": ink.text, "fillmode": "overlay", "fgopacity": 0.5}
+
+
+def _bars(figure: go.Figure, name: str, begin: Seconds, length: Seconds, part_s: Seconds, marker: object) -> None:
+    figure.add_bar(
+        y=list(range(len(begin))),
+        x=list(length),
+        base=list(begin),
+        orientation="h",
+        name=name,
+        marker=marker,
+        customdata=[milliseconds(float(value)) for value in np.nan_to_num(part_s)],
+        hovertemplate=f"{name} %{{customdata}}<extra></extra>",
+    )
+
+
+def _crosses(figure: go.Figure, lost: np.ndarray, begin: Seconds, ink: Ink) -> None:
+    if len(lost):
+        marker = {"symbol": "x", "size": 9, "color": ink.limit}
+        figure.add_scatter(x=list(begin[lost]), y=list(lost), mode="markers", name="not served", marker=marker)
+
+
+def _name_slowest(figure: go.Figure, x: float, row: int, ink: Ink) -> None:
+    font = {"size": SMALL, "color": ink.text}
+    figure.add_annotation(x=x, y=row, text="slowest ", showarrow=False, xanchor="right", font=font)
+
+
+def lives_in_words(lives: Lives) -> str:
+    """What the slowest request spent its time on, and how many are shown beside it."""
+    slow = lives.slowest
+    waiting_s, prompt_s = float(lives.waiting_s[slow]), float(lives.prompt_s[slow])
+    return (
+        f"The slowest first token took {milliseconds(waiting_s + prompt_s)}, of which {milliseconds(waiting_s)} "
+        f"waiting for its prompt to be begun; with it the {len(lives.arrival_s) - 1} requests that arrived just before "
+        "and after."
+    )

@@ -4,13 +4,13 @@ import streamlit as st
 
 from calibration.errors import CalibrationError
 from calibration.store import Run, Store
-from ui import answers, calibrating, view
-from ui.calibrate import fields
-from ui.calibrate.coverage import coverage_view
-from ui.calibrate.imports import import_view
-from ui.calibrate.new_run import new_run_view
-from ui.calibrate.runs import runs_view
+from ui import answers, view
+from ui import answers as calibrating
 from ui.scenario import Scenario
+from ui.views import new_run
+from ui.views.coverage import coverage_view, import_view
+from ui.views.new_run import new_run_view
+from ui.views.runs import runs_view
 from ui.words import plain, sentence_case
 
 VIEWS = {"coverage": "Coverage", "new": "New run", "runs": "Runs", "import": "Import"}
@@ -18,7 +18,7 @@ VIEWS = {"coverage": "Coverage", "new": "New run", "runs": "Runs", "import": "Im
 
 def page(scenario: Scenario) -> None:
     """The whole page: one view at a time, the others cost nothing."""
-    fields.keep()
+    new_run.keep()
     try:
         store = calibrating.store()
         runs = store.runs()
@@ -28,7 +28,7 @@ def page(scenario: Scenario) -> None:
         st.markdown("Answers rest on estimates and on the points shipped with the program until it is there again.")
         return
     st.title(_title(runs), anchor=False)
-    for problem in answers.measured().problems:
+    for problem in answers.measured_points().problems:
         st.warning(plain(problem), title="Measured points could not be read")
     shown = view.chosen("View", VIEWS, "calibrate")
     _tell(shown, runs)
@@ -37,7 +37,7 @@ def page(scenario: Scenario) -> None:
 
 def _title(runs: list[Run]) -> str:
     """What is there, in a sentence."""
-    points = answers.measured().points
+    points = answers.measured_points().points
     if live := calibrating.live(runs):
         return f"Run {live[0].id} is going on" if len(live) == 1 else f"{len(live)} runs are going on"
     if not points:

@@ -2,13 +2,13 @@
 
 import streamlit as st
 
-from sizing.plan import Plan
-from ui import answers, comparing, view
-from ui.compare import left_out, picks, side_by_side, table
-from ui.fleets import compare_all
-from ui.no_plan import tell, tell_unreadable
+from sizing.plans import Plan
+from ui import answers, view
+from ui import answers as comparing
+from ui.answers import compare_all
 from ui.scenario import Scenario
-from ui.words import plain
+from ui.views import compare
+from ui.words import plain, tell, tell_unreadable
 
 VIEWS = {"table": "Table", "matrix": "Matrix of GPU and TP"}
 COSTS = {"on": "With cost", "off": "Without cost"}
@@ -21,17 +21,17 @@ def page(scenario: Scenario) -> None:
         return
     with st.spinner("Working out how many GPUs, and checking the answer by simulation…"):
         outcome = answers.outcome(scenario)
-    tell_unreadable(answers.measured().problems)
+    tell_unreadable(answers.measured_points().problems)
     plan = outcome.plan
     if plan is None:
         tell(scenario, outcome)
         if outcome.rejected:
-            left_out.draw(outcome.rejected, expanded=True)
+            compare.draw_left_out(outcome.rejected, expanded=True)
         _open_the_choice(scenario)
         return
     st.title(plain(_title(plan)), anchor=False)
     _compare(scenario, plan)
-    left_out.draw(plan.rejected)
+    compare.draw_left_out(plan.rejected)
 
 
 def _title(plan: Plan) -> str:
@@ -44,14 +44,14 @@ def _title(plan: Plan) -> str:
 
 def _compare(scenario: Scenario, plan: Plan) -> None:
     fleets = comparing.ranked(plan)
-    picked = picks.current(fleets)
+    picked = compare.current(fleets)
     priced = any(plan.question.price_of(fleet.candidate.gpu) is not None for fleet in plan.fleets)
     with st.container(horizontal=True, vertical_alignment="center"):
         shown = view.chosen("View", VIEWS, "view")
         with_cost = priced and view.chosen("Cost", COSTS, "cost") == "on"
         st.download_button(
             "Download as CSV",
-            lambda: table.as_csv(plan, fleets),
+            lambda: compare.as_csv(plan, fleets),
             file_name="configurations.csv",
             mime="text/csv",
             on_click="ignore",
@@ -59,15 +59,15 @@ def _compare(scenario: Scenario, plan: Plan) -> None:
             help="Every configuration, those left out too, with all columns.",
         )
     if shown == "table":
-        table.draw_table(plan, fleets, comparing.small_curves(scenario, plan), picked, with_cost)
+        compare.draw_table(plan, fleets, comparing.small_curves(scenario, plan), picked, with_cost)
     else:
-        table.draw_matrix(plan)
+        compare.draw_matrix(plan)
     if not priced:
         st.caption("Type a price per GPU-hour in the form (under More) to compare costs.")
     _open_the_choice(scenario)
     st.subheader("Side by side", anchor=False)
-    picks.draw_list(fleets, picked)
-    side_by_side.draw(plan.question, {name: fleets[name] for name in picked}, with_cost)
+    compare.draw_list(fleets, picked)
+    compare.draw_side_by_side(plan.question, {name: fleets[name] for name in picked}, with_cost)
 
 
 def _open_the_choice(scenario: Scenario) -> None:

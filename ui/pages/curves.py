@@ -3,10 +3,10 @@
 import streamlit as st
 
 from ui import answers, view
-from ui.curves import fleet_size, interactivity, latency, lengths, measured, memory
-from ui.fleets import pick_one
-from ui.no_plan import tell, tell_unreadable
+from ui.answers import pick_one
 from ui.scenario import Scenario
+from ui.views import curves, measured
+from ui.words import tell, tell_unreadable
 
 CHARTS = {
     "latency": "Latency against load",
@@ -21,7 +21,7 @@ CHARTS = {
 def page(scenario: Scenario) -> None:
     """The chooser and the chart chosen; nothing is worked out for the others."""
     chart = view.chosen("Chart", CHARTS, "chart")
-    tell_unreadable(answers.measured().problems)
+    tell_unreadable(answers.measured_points().problems)
     if chart == "measured":
         measured.draw()
         return
@@ -32,20 +32,20 @@ def page(scenario: Scenario) -> None:
         outcome = answers.outcome(scenario)
     plan = outcome.plan
     if chart == "interactivity":
-        interactivity.draw(scenario, outcome)
+        curves.draw_interactivity(scenario, outcome)
         return
     if plan is None:
         tell(scenario, outcome)
         return
     name, fleet = pick_one(plan.fleets)
     if chart == "latency":
-        latency.draw(scenario, name, fleet)
+        curves.draw_latency(scenario, name, fleet)
     elif chart == "gpus":
-        fleet_size.draw(scenario, plan, name, fleet)
+        curves.draw_fleet_sizes(scenario, plan, name, fleet)
     elif chart == "lengths":
-        lengths.draw(scenario, name, fleet)
+        curves.draw_lengths(scenario, name, fleet)
     else:
-        memory.draw(scenario, plan, fleet)
+        curves.draw_memory(scenario, plan, fleet)
 
 
 page(st.session_state.scenario)

@@ -5,9 +5,10 @@ from collections.abc import Callable, Iterable, Mapping
 import pandas as pd
 import streamlit as st
 
-from ui import answers, methods, view
-from ui.methods import Section
+from ui import answers, view
 from ui.scenario import Scenario
+from ui.views import method
+from ui.views.method import Section
 from ui.words import plain
 
 TABLES = {"accuracy": "Accuracy", "sources": "Sources", "changes": "Changes"}
@@ -15,7 +16,7 @@ TABLES = {"accuracy": "Accuracy", "sources": "Sources", "changes": "Changes"}
 
 def page(_: Scenario) -> None:
     """The whole page: one section at a time, or what a search finds in all of them."""
-    texts = methods.texts()
+    texts = method.texts()
     st.title("How the answer is made, and how far to trust it", anchor=False)
     query = st.text_input(
         "Search the method",
@@ -36,9 +37,9 @@ def page(_: Scenario) -> None:
 
 
 def _found(texts: Iterable[Section], query: str) -> None:
-    accuracy, changes = methods.accuracy(), methods.changes()
+    accuracy, changes = method.accuracy(), method.changes()
     everywhere = [*texts, *([accuracy.about] if accuracy else []), *([changes] if changes else [])]
-    found = methods.search(everywhere, query)
+    found = method.search(everywhere, query)
     count = sum(len(section.paragraphs) for section in found)
     if not count:
         st.markdown(f"Nothing here mentions “{plain(query)}”. Try a single word, such as headroom, band or KV cache.")
@@ -56,7 +57,7 @@ def _paragraphs(paragraphs: Iterable[str]) -> None:
 
 
 def _accuracy() -> None:
-    found = methods.accuracy()
+    found = method.accuracy()
     if found is None:
         st.info("docs/accuracy.md is missing. Write it: python -m sizing validate --markdown docs/accuracy.md")
         return
@@ -91,11 +92,11 @@ ACCURACY_ALT = "Claims of accuracy: metric, median, p90 and worst error, the goa
 
 def _sources() -> None:
     st.markdown("**Before anything is measured**, answers stand on these. They carry versions, not dates.")
-    _table(methods.sources(), "Catalogue and kernel timings")
-    have = answers.measured()
+    _table(method.sources(), "Catalogue and kernel timings")
+    have = answers.measured_points()
     for problem in have.problems:
         st.warning(plain(problem), title="Measured points could not be read")
-    rows = methods.measurements(have.points)
+    rows = method.measurements(have.points)
     if not rows:
         st.markdown("**Nothing has been measured yet.** The Calibrate page says how to measure a server of your own.")
         return
@@ -110,7 +111,7 @@ def _table(rows: Iterable[Mapping[str, str]], alt: str) -> None:
 
 
 def _changes() -> None:
-    found = methods.changes()
+    found = method.changes()
     if found is None:
         st.info("CHANGELOG.md is missing from this installation: what changed between versions cannot be shown.")
         return

@@ -6,13 +6,13 @@ import time
 import pandas as pd
 import streamlit as st
 
-from sizing.report import tables, tables_beside
-from sizing.report.json import question_digest
-from sizing.report.model import Report
+from sizing.report import tables
+from sizing.report import tables as tables_beside
+from sizing.report.model import Report, question_digest
 from sizing.report.sections import sections
-from sizing.report.tables import Table
-from sizing.report.words import line
-from ui import answers, reporting
+from sizing.report.tables import Table, line
+from ui import answers
+from ui import answers as reporting
 from ui.scenario import Scenario
 from ui.words import BASIS_HELP, BASIS_LOOK, plain, sentence_case
 
@@ -37,7 +37,7 @@ def page(scenario: Scenario) -> None:
     started_s = time.monotonic()
     with st.spinner("Working out how many GPUs, and checking the answer by simulation…"):
         outcome = answers.outcome(scenario)
-    for problem in answers.measured().problems:
+    for problem in answers.measured_points().problems:
         st.warning(plain(problem), title="Measured points could not be read")
     st.title("Report", anchor=False)
     cover, preview = st.columns([2, 3], gap="large")

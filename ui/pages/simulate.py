@@ -1,28 +1,31 @@
 """Simulate: what happens inside a replica? One run of the answer's replica, or of another, over time and request by
 request, beside what the formula says of it; a lesson on batching; and sizing by the usual method."""
 
+from importlib import import_module
+
 import streamlit as st
 
-from learn import course_view, lesson_view
+from sizing.analyses.inside import exceedances, learned
 from sizing.errors import ScenarioError
-from sizing.learned import exceedances, learned
 from sizing.numbers import milliseconds, significant
-from sizing.plan import Fleet, Plan
+from sizing.plans import Fleet, Plan
 from sizing.simulator import Simulated
 from sizing.workload import Limit
-from ui import answers, inside_formula, inside_views, run_form, simulating, view
+from ui import answers, view
 from ui.answers import Outcome
-from ui.charts.timeline import time_unit
-from ui.no_plan import tell_unreadable
+from ui.charts.latency import time_unit
 from ui.scenario import Scenario
-from ui.simulating import UNLIMITED_KV_TOKENS, Seen, Setup
-from ui.words import BASIS_HELP, BASIS_LOOK, limit_name, plain, sentence_case
+from ui.views import inside
+from ui.views.inside import UNLIMITED_KV_TOKENS, Seen, Setup
+from ui.words import BASIS_HELP, BASIS_LOOK, limit_name, plain, sentence_case, tell_unreadable
 
 VIEWS = {
     "replica": "A replica of the plan",
     "lesson": "Lesson: batching",
     "course": "By the course's method",
 }
+LEARN = {"lesson": "learn.lesson_view", "course": "learn.course_view"}
+"""Views of another room, found by name."""
 LOOKS = {
     "time": "Over time",
     "close": "A close look",
@@ -35,10 +38,8 @@ LOOKS = {
 def page(scenario: Scenario) -> None:
     """The whole page: the replica of a scenario's plan, or what is shown beside it."""
     shown = view.chosen("What to look into", VIEWS, "simulate")
-    if shown == "lesson":
-        lesson_view.page()
-    elif shown == "course":
-        course_view.page(scenario)
+    if shown in LEARN:
+        import_module(LEARN[shown]).page(scenario)
     else:
         _replica(scenario)
 
@@ -50,7 +51,7 @@ def _replica(scenario: Scenario) -> None:
         return
     with st.spinner("Working out the answer whose replica is simulated…"):
         outcome = answers.outcome(scenario)
-    tell_unreadable(answers.measured().problems)
+    tell_unreadable(answers.measured_points().problems)
     if outcome.plan is None:
         _no_plan(outcome)
         return
@@ -59,7 +60,7 @@ def _replica(scenario: Scenario) -> None:
     with left:
         fleet = _picked(outcome.plan)
     with right:
-        setup = run_form.draw(simulating.planned(fleet, outcome.plan.question))
+        setup = inside.draw(inside.planned(fleet, outcome.plan.question))
     seen = _seen(outcome.plan, fleet, setup, head)
     if seen is None:
         return
@@ -100,9 +101,9 @@ def _picked(plan: Plan) -> Fleet:
 def _seen(plan: Plan, fleet: Fleet, setup: Setup, head: st.delta_generator.DeltaGenerator) -> Seen | None:
     """The run and its result; None, and why on the page, where it cannot be simulated."""
     try:
-        run = simulating.run_of(setup, fleet, plan.question)
+        run = inside.run_of(setup, fleet, plan.question)
         with st.spinner(f"Simulating {setup.requests:,} requests…"):
-            result = simulating.outcome(run)
+            result = inside.outcome(run)
     except ScenarioError as error:
         result = str(error)
     if isinstance(result, str):
@@ -199,11 +200,11 @@ def _look(seen: Seen) -> None:
 
 
 LOOK = {
-    "time": inside_views.over_time,
-    "close": inside_views.close_look,
-    "latency": inside_views.latencies,
-    "request": inside_views.slowest,
-    "formula": inside_formula.against,
+    "time": inside.over_time,
+    "close": inside.close_look_view,
+    "latency": inside.latencies,
+    "request": inside.slowest,
+    "formula": inside.against,
 }
 
 page(st.session_state.scenario)

@@ -6,13 +6,11 @@ import streamlit as st
 from streamlit.delta_generator import DeltaGenerator
 
 from ui import answers, link, view
+from ui.answers import carried, day_of
 from ui.scenario import Scenario
-from ui.size.asks import carried, day_of
-from ui.size.day import ask_day, show_day
-from ui.size.export import export
-from ui.size.fleet import show_plan, tell_change_since_link
-from ui.size.inverse import ask_fleet, show_carried
-from ui.size.no_plan import show_no_plan
+from ui.views.answer import export, show_no_plan, show_plan, tell_change_since_link
+from ui.views.day import ask_day, show_day
+from ui.views.inverse import ask_fleet, show_carried
 
 QUESTIONS = {"gpus": "How many GPUs?", "load": "What can my GPUs serve?", "day": "Over a day"}
 

@@ -10,10 +10,9 @@ from pathlib import Path
 import click
 from rich.console import Console
 
+from sizing.analyses.study import Machines, bar
+from sizing.cli.study import cluster_option, processes_option
 from sizing.errors import ScenarioError
-from sizing.study.command import cluster_option, processes_option
-from sizing.study.machines import Machines
-from sizing.study.progress import bar
 from validation.evidence.claim import Claim, Setup, check
 from validation.evidence.coverage import COVERAGE
 from validation.evidence.gpu_counts import GPU_COUNTS

@@ -23,14 +23,13 @@ from numpy.random import SeedSequence
 
 from sizing.band import capacity_band
 from sizing.candidates import from_fit
-from sizing.capacity import BY_SIMULATION, Setting, SlaMissed
 from sizing.catalog import model as model_named
-from sizing.estimate.shipped import rows as shipped_rows
-from sizing.estimate.shipped import timed_of
+from sizing.edge import BY_SIMULATION, Setting, SlaMissed
+from sizing.engine import Replica, StepLaw
+from sizing.estimate.day_zero import rows as shipped_rows
+from sizing.estimate.day_zero import timed_of
 from sizing.fitting import fit
 from sizing.numbers import percent
-from sizing.replica import Replica
-from sizing.steptime import StepLaw
 from sizing.workload import Limit, Sla, Workload
 from validation.evidence.claim import Claim, Setup
 from validation.evidence.server import CONTRASTING, LAW, ONE_MIX, POLICIES, calibrate, lengths_of, true_rate_per_s

@@ -12,11 +12,10 @@ import numpy as np
 from numpy.random import Generator
 from numpy.typing import NDArray
 
-from sizing.replica import FREE, Batching, Policy, Replica
+from sizing.engine import FREE, Batching, Policy, Replica, StepLaw
 from sizing.simulator import simulate
 from sizing.simulator.loops import run_stream
-from sizing.simulator.records import engine_of, idle_states, requests_of, work_space
-from sizing.steptime import StepLaw
+from sizing.simulator.state import engine_of, idle_states, requests_of, work_space
 from sizing.workload import Arrivals, Lengths, Routing, Workload
 
 Floats = NDArray[np.float64]

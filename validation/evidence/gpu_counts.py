@@ -15,12 +15,10 @@ import numpy as np
 from numpy.random import Generator, SeedSequence
 
 from sizing import planner
-from sizing.errors import NoFeasiblePlan
+from sizing.engine import Batching, Policy, Replica, StepLaw
 from sizing.numbers import percent
-from sizing.plan import Candidate, Question
-from sizing.replica import Batching, Policy, Replica
+from sizing.plans import Candidate, NoFeasiblePlan, Question
 from sizing.simulator import simulate, stable_rate_per_s
-from sizing.steptime import StepLaw
 from sizing.workload import PERCENTILES, ROUTINGS, Arrivals, Lengths, Limit, Sla, Workload
 from validation.evidence.claim import Claim, Setup
 from validation.evidence.server import whole_number

@@ -17,11 +17,11 @@ from typing import NamedTuple
 import numpy as np
 from numpy.random import SeedSequence
 
-from sizing.capacity import BY_FORMULA, BY_SIMULATION, Method, Setting, SlaMissed
+from sizing.edge import BY_FORMULA, BY_SIMULATION, Method, Setting, SlaMissed
+from sizing.engine import Replica
 from sizing.fitting import fit
 from sizing.mean_rule import fewest
-from sizing.plan import Candidate, Question
-from sizing.replica import Replica
+from sizing.plans import Candidate, Question
 from sizing.simulator import stable_rate_per_s
 from sizing.workload import Lengths, Limit, Sla, Workload
 from validation.evidence.claim import Claim, Setup

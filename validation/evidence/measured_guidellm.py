@@ -31,11 +31,11 @@ import numpy as np
 from numpy.random import SeedSequence
 
 from sizing.candidates import prior_law
-from sizing.curves import Point
+from sizing.engine import Batching, Replica
 from sizing.fitting import Protocol, fit
+from sizing.points import Point
 from sizing.prediction import Quantiles
 from sizing.queueing import predict
-from sizing.replica import Batching, Replica
 from sizing.simulator import simulate_trace
 from sizing.workload import Arrivals, Lengths, RequestMetric, Workload
 from validation.evidence.claim import Claim, Setup

@@ -17,12 +17,12 @@ import numpy as np
 from numpy.random import SeedSequence
 
 from sizing import catalog
-from sizing.curves import Point
+from sizing.engine import Batching, Policy
 from sizing.errors import CatalogueError, EstimateUnavailable
 from sizing.estimate import kernels
 from sizing.fitting import Protocol, fit
 from sizing.numbers import percent
-from sizing.replica import Batching, Policy
+from sizing.points import Point
 from validation.evidence.claim import Claim, Setup
 from validation.evidence.measured_design import spread
 from validation.evidence.measured_silicon_rows import Group, Load, read_sample, sample_path

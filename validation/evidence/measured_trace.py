@@ -15,9 +15,9 @@ from typing import NamedTuple
 import numpy as np
 from numpy.random import SeedSequence
 
-from sizing.curves import Deployment
+from sizing.engine import Batching
 from sizing.fitting import Trace, fit_trace
-from sizing.replica import Batching
+from sizing.points import Deployment
 from sizing.simulator import simulate_trace
 from validation.evidence.claim import Claim, Setup
 from validation.evidence.measured_tables import Cells, find_table, number, read_table

@@ -6,11 +6,10 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from sizing.capacity import BY_FORMULA, Setting, SlaMissed
-from sizing.curves import Point
-from sizing.replica import Batching, Replica, Roughness
+from sizing.edge import BY_FORMULA, Setting, SlaMissed
+from sizing.engine import Batching, Replica, Roughness, StepLaw
+from sizing.points import Point
 from sizing.simulator import simulate, simulate_closed, stable_rate_per_s
-from sizing.steptime import StepLaw
 from sizing.workload import Lengths
 from validation.evidence.bisection import largest
 

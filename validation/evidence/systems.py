@@ -10,8 +10,8 @@ import numpy as np
 from numpy.random import Generator
 from scipy.optimize import brentq
 
-from sizing.replica import FREE, Batching
-from sizing.simulator.records import REJECTED
+from sizing.engine import FREE, Batching
+from sizing.simulator.state import REJECTED
 from sizing.workload import Arrivals
 from validation.evidence.degenerate import (
     ONE_BY_ONE,

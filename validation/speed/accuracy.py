@@ -12,12 +12,12 @@ from rich.console import Console
 from rich.table import Table
 
 from sizing.candidates import by_deployment
-from sizing.curves import Point, read_points
+from sizing.engine import Replica
 from sizing.fitting import fit
 from sizing.numbers import milliseconds, significant
+from sizing.points import Point, read_points
 from sizing.prediction import Prediction
 from sizing.queueing import predict
-from sizing.replica import Replica
 from sizing.simulator import simulate
 from sizing.workload import OF_REQUESTS, Arrivals, Workload
 

@@ -14,8 +14,8 @@ from calibration.run import run
 from calibration.store import Store
 from lab.reference.server import ReferenceServer
 from lab.reference.settings import Settings
-from sizing.curves import Point
 from sizing.numbers import milliseconds, significant
+from sizing.points import Point
 
 USERS = (8, 16, 32)
 PLAN = """

@@ -30,15 +30,15 @@ import numpy as np
 from rich.console import Console
 from rich.table import Table
 
-from calibration.levels import Level
-from calibration.load.arrivals import arrival_times
+from calibration.load.loops import arrival_times
+from calibration.load.pool import Workers
 from calibration.load.self_check import MOST_ADDED_TTFT_S, MOST_ITL_ERROR, Distortion, Protocol, distortion, job, until
-from calibration.load.shards import Workers
 from calibration.metrics import measurement as metrics
 from calibration.mock import Script, Truth, running
+from calibration.plan import Level
 from calibration.records import Load, Measurement
-from sizing.curves import Deployment
 from sizing.numbers import significant
+from sizing.points import Deployment
 from sizing.workload import Arrivals, Lengths
 
 OSL = 64
@@ -241,7 +241,7 @@ def rss_bytes(pid: int) -> int:
 def imports_s() -> float:
     """Seconds that a new Python takes until the load generator is imported."""
     start_s = time.perf_counter()
-    subprocess.run([sys.executable, "-c", "import calibration.load.shards"], check=True)
+    subprocess.run([sys.executable, "-c", "import calibration.load.pool"], check=True)
     return time.perf_counter() - start_s
 
 

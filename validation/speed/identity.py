@@ -18,10 +18,10 @@ import numpy as np
 from rich.console import Console
 from rich.table import Table
 
-from sizing.curves import Point
+from sizing.cli.tables import print_fit
 from sizing.errors import SizingError
 from sizing.fitting import Fit, Protocol, fit
-from sizing.printing import print_fit
+from sizing.points import Point
 from validation.speed import identity_llama
 from validation.speed.identity_burst import PROMPTS, Answered, Burst, engines, simulated
 from validation.speed.identity_server import KV_TOKENS, TOKEN_BUDGET, bursts, servers, static_points

@@ -7,9 +7,8 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from sizing.replica import Batching, Replica
+from sizing.engine import Batching, Replica, StepLaw
 from sizing.simulator import simulate_trace
-from sizing.steptime import StepLaw
 from sizing.workload import Lengths, Seconds, Tokens
 
 PROMPTS = 98

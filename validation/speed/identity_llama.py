@@ -21,9 +21,8 @@ from pathlib import Path
 import numpy as np
 from rich.table import Table
 
+from sizing.engine import Batching, StepLaw
 from sizing.estimate import estimate
-from sizing.replica import Batching
-from sizing.steptime import StepLaw
 from sizing.workload import Lengths
 from validation.speed.identity_burst import ISL_CV, OSL_CV, drawn, engines, simulated
 

@@ -12,19 +12,18 @@ from pathlib import Path
 
 import numpy as np
 
-from calibration.describe import describe
 from calibration.errors import ServerError
-from calibration.load.cores import kept_off
-from calibration.load.shards import Workers
+from calibration.load.pool import Workers
+from calibration.load.system import kept_off
+from calibration.measure import describe
 from calibration.metrics.window import answered
-from calibration.plan import parse_plan
+from calibration.plan import ServerPlan, TensorNames, parse_plan
 from calibration.requests.source import Request
 from calibration.run import run
-from calibration.server_plan import ServerPlan, TensorNames
 from calibration.store import Store
 from lab.reference.server import ReferenceServer
 from lab.reference.settings import SPECIAL_TOKENS, Batching, Settings
-from sizing.curves import Point
+from sizing.points import Point
 from sizing.workload import Lengths
 from triton_tools.clients.dataset import Given
 from triton_tools.clients.replay import Target, keep_in_flight, send_when_due

@@ -1,6 +1,7 @@
 """Accuracy of the analytic model against the simulator of the same law, and what one prediction costs.
 
-Run: python -m validation.speed.queueing [--requests 100000] [--arrivals gamma:cv=2] [--replicas 8 --routing round_robin]
+Run: python -m validation.speed.queueing [--requests 100000] [--arrivals gamma:cv=2]
+         [--replicas 8 --routing round_robin]
      python -m validation.speed.queueing --feature all [--cases]
 """
 
@@ -19,12 +20,11 @@ from rich.console import Console
 from rich.progress import track
 from rich.table import Table
 
+from sizing.engine import Batching, Replica, StepLaw
 from sizing.prediction import Prediction
 from sizing.queueing import predict
-from sizing.replica import Batching, Replica
 from sizing.simulator import simulate
 from sizing.simulator import stable_rate_per_s as simulated_rate_per_s
-from sizing.steptime import StepLaw
 from sizing.workload import ROUTINGS, Arrivals, Lengths, Limit, Prefix, Routing, Sla, Workload
 
 Floats = NDArray[np.float64]

@@ -14,8 +14,8 @@ from rich.console import Console
 from rich.progress import track
 from rich.table import Table
 
+from sizing.engine import Batching, Replica, Speculation
 from sizing.queueing import stable_rate_per_s
-from sizing.replica import Batching, Replica, Speculation
 from sizing.workload import Arrivals, Lengths, Prefix, Routing
 from validation.speed.queueing import LAW, RULES, SHOWN, Case, Floats, read
 

@@ -10,11 +10,10 @@ from time import perf_counter
 
 import numpy as np
 
-from sizing.replica import POLICIES, Batching, Replica
+from sizing.engine import POLICIES, Batching, Replica, StepLaw
 from sizing.simulator import simulate, stable_rate_per_s
 from sizing.simulator.loops import run_stream
-from sizing.simulator.records import engine_of, idle_states, requests_of, work_space
-from sizing.steptime import StepLaw
+from sizing.simulator.state import engine_of, idle_states, requests_of, work_space
 from sizing.workload import ROUTINGS, Lengths, Workload
 
 LAW = StepLaw(4.8e-3, 1e-3, 20e-6, 10e-6, 49e-9, attention_s=1.3e-9)

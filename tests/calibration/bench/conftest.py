@@ -9,13 +9,13 @@ from typing import Any, Self
 
 import pytest
 
-from calibration.describe import Described
 from calibration.load.contract import Contract, Input
-from calibration.load.shards import Job
-from calibration.metrics.stopping import Until
+from calibration.load.pool import Job
+from calibration.measure import Described
+from calibration.metrics.precision import Until
+from calibration.plan import ServerPlan
 from calibration.records import Client, Load, RequestLog, Timing
 from calibration.requests.source import Request
-from calibration.server_plan import ServerPlan
 from tests.calibration.bench.logs import length_fault
 from triton_tools.clients import clients, comparison
 

@@ -18,7 +18,7 @@ from tokenizers.pre_tokenizers import Whitespace
 
 from calibration.errors import CalibrationError, ServerError
 from calibration.mock.process import running
-from calibration.mock.script import Script
+from calibration.mock.service import Script
 from calibration.records import Client
 from tests.calibration.bench.conftest import FakeServer
 from triton_tools.clients.commands import bench

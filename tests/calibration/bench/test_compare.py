@@ -14,7 +14,7 @@ from click.testing import CliRunner
 
 from calibration.errors import CalibrationError
 from calibration.mock.process import running
-from calibration.mock.script import Script
+from calibration.mock.service import Script
 from tests.calibration.bench.conftest import FakeServer
 from triton_tools.clients.commands import compare
 from triton_tools.clients.replay import WARM_UPS

@@ -10,10 +10,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from calibration.load.shards import Workers
+from calibration.load.pool import Workers
+from calibration.plan import ServerPlan
 from calibration.requests.lengths import LengthsPlan
 from calibration.requests.source import Request, Source
-from calibration.server_plan import ServerPlan
 from tests.calibration.bench.conftest import CONTRACTS, FakeServer
 from triton_tools.clients import replay
 from triton_tools.clients.dataset import Given

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from calibration.importers import read
-from sizing.curves import Point
+from sizing.points import Point
 from tests.calibration.importers.traffic import (
     DEPLOYMENT,
     Law,

@@ -15,8 +15,9 @@ from hypothesis import strategies as st
 from pydantic import ValidationError
 
 from calibration.errors import FileError
-from calibration.importers import content, openai_stream, read, rebuild
-from calibration.importers.edge import clean
+from calibration.importers import perf_analyzer, read, reading
+from calibration.importers import points as rebuild
+from calibration.importers.reading import clean
 from calibration.importers.vllm import Details
 from tests.calibration.importers.samples import ALL_SAID, FEW, SAMPLES, imported
 from tests.calibration.importers.traffic import guidellm
@@ -140,7 +141,7 @@ def test_a_missing_file_a_folder_and_too_large_a_file(tmp_path: Path, monkeypatc
     for path, words in ((tmp_path / "none", "no such file"), (tmp_path, "cannot be read"), (Path("a\0b"), "cannot")):
         with pytest.raises(FileError, match=words):
             read(path, deployment=ALL_SAID)
-    monkeypatch.setattr(content, "LIMIT_BYTES", 100)
+    monkeypatch.setattr(reading, "LIMIT_BYTES", 100)
     assert "larger than" in fault(b"x" * 101, tmp_path)
 
 
@@ -163,14 +164,14 @@ def test_a_small_file_cannot_be_large_in_memory(
     raw: bytes, says: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for name, most in (("MOST_PARTS", 100), ("MOST_LINES", 10), ("MOST_CELLS", 20)):
-        monkeypatch.setattr(content, name, most)
+        monkeypatch.setattr(reading, name, most)
     assert says in fault(raw, tmp_path)
 
 
 def test_a_log_is_given_up_at_its_first_line_that_is_no_record(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     parsed = []
-    parse = content._json
-    monkeypatch.setattr(content, "_json", lambda text, name: parsed.append(text) or parse(text, name))
+    parse = reading._json
+    monkeypatch.setattr(reading, "_json", lambda text, name: parsed.append(text) or parse(text, name))
     assert "not a file of any known kind" in fault(1000 * b"{}\n", tmp_path)
     assert len(parsed) == 1
 
@@ -187,13 +188,13 @@ def test_a_list_is_given_up_at_its_first_fault(tmp_path: Path) -> None:
 def test_an_event_in_endless_pieces_is_dropped(monkeypatch: pytest.MonkeyPatch) -> None:
     """The pieces that are looked at again with each further one stay few."""
     looked = []
-    split = openai_stream._split
-    monkeypatch.setattr(openai_stream, "_split", lambda text: looked.append(len(text)) or split(text))
+    split = perf_analyzer._split
+    monkeypatch.setattr(perf_analyzer, "_split", lambda text: looked.append(len(text)) or split(text))
     pieces = [{"response": "}"}] * 5000
-    assert openai_stream.events_of(pieces) == ([], None)
-    assert len(looked) == 5000 and max(looked) <= openai_stream.MOST_PIECES
+    assert perf_analyzer.events_of(pieces) == ([], None)
+    assert len(looked) == 5000 and max(looked) <= perf_analyzer.MOST_PIECES
     whole = 'data: {"choices": [{"text": "a"}]}\n\n'
-    assert openai_stream.events_of([{"response": part} for part in (whole[:9], whole[9:20], whole[20:])]) == ([2], None)
+    assert perf_analyzer.events_of([{"response": part} for part in (whole[:9], whole[9:20], whole[20:])]) == ([2], None)
 
 
 def test_text_of_a_file_is_made_harmless(tmp_path: Path) -> None:

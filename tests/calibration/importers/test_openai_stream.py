@@ -7,7 +7,7 @@ import json
 from hypothesis import given
 from hypothesis import strategies as st
 
-from calibration.importers.openai_stream import Usage, events_of, payload_of
+from calibration.importers.perf_analyzer import Usage, events_of, payload_of
 
 
 def stream(words: int) -> str:

@@ -10,7 +10,7 @@ from scipy.stats import binom
 
 from calibration.errors import FileError
 from calibration.importers import read, read_measurements
-from sizing.curves import Point
+from sizing.points import Point
 from tests.calibration.importers.traffic import DEPLOYMENT
 
 FILES = Path(__file__).parent / "files"

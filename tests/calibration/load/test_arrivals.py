@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from calibration.load.arrivals import arrival_times, schedule_times
+from calibration.load.loops import arrival_times, schedule_times
 from sizing.workload import Arrivals
 
 LAWS = [Arrivals.parse(text) for text in ("poisson", "constant", "gamma:cv=0.5", "gamma:cv=2")]

@@ -13,8 +13,8 @@ from tritonclient.grpc import service_pb2
 
 from calibration.errors import ServerError
 from calibration.load.contract import Contract, Input
+from calibration.plan import TensorNames
 from calibration.requests.source import Request
-from calibration.server_plan import TensorNames
 from lab.reference.contract import ENSEMBLE, TENSORRT_LLM, Model
 
 REQUEST = Request("two words", 2, 5, (7, 8))

@@ -14,14 +14,14 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from calibration.describe import describe
 from calibration.errors import ServerError
 from calibration.load.contract import Contract, Input
 from calibration.load.exchange import log_of
-from calibration.load.generate_stream import HttpClient
+from calibration.load.http import HttpClient
+from calibration.measure import describe
+from calibration.plan import ServerPlan
 from calibration.records import RequestLog
 from calibration.requests.source import Request
-from calibration.server_plan import ServerPlan
 
 OSL = 4
 HEAD = b"HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\nTransfer-Encoding: chunked\r\n\r\n"

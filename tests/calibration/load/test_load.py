@@ -10,13 +10,13 @@ import numpy as np
 import pytest
 
 from calibration.errors import ServerError
-from calibration.load.alarm import Alarm
 from calibration.load.contract import Contract, Input
 from calibration.load.exchange import Answers, Exchange, Prepared, Reader, log_of
 from calibration.load.loops import Tally, ask, client, closed_loop, open_loop
+from calibration.load.system import Alarm
+from calibration.plan import ServerPlan
 from calibration.records import RequestLog
 from calibration.requests.source import Request
-from calibration.server_plan import ServerPlan
 from tests.calibration.mock_server import MockServer, Script
 
 OSL = 6

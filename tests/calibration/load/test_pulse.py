@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from calibration.load.pulse import BEAT_S, Heartbeat, Pulse
+from calibration.load.worker import BEAT_S, Heartbeat, Pulse
 
 STALL_S = 0.3
 

@@ -26,7 +26,7 @@ from calibration.load.self_check import (
     rehearsal,
 )
 from calibration.mock import Script, Truth
-from calibration.mock.truth import Record
+from calibration.mock.service import Record
 from calibration.records import Client, Load, RequestLog, Timing
 
 TTFT_S, ITL_S, OSL = 0.02, 0.005, 8

@@ -16,18 +16,17 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from calibration.describe import describe
 from calibration.errors import Cancelled, PlanError, ServerError, WorkerError
-from calibration.levels import Level
-from calibration.load import shards
+from calibration.load import pool
 from calibration.load.loops import Job
-from calibration.load.shards import Workers
-from calibration.metrics.stopping import Until
+from calibration.load.pool import Workers
+from calibration.measure import describe
+from calibration.metrics.precision import Until
 from calibration.metrics.verdict import LITTLE_ALLOWED, judge, little
 from calibration.metrics.window import sample
+from calibration.plan import Level, ServerPlan
 from calibration.requests.lengths import LengthsPlan
 from calibration.requests.source import Source
-from calibration.server_plan import ServerPlan
 from sizing.workload import Lengths
 from tests.calibration.mock_server import ROOT, Script, subprocess_server
 
@@ -256,7 +255,7 @@ def test_ctrl_c_ends_a_level_and_its_workers(url: str) -> None:
 
 
 def test_a_level_can_be_driven_without_a_pool(url: str) -> None:
-    load = shards.drive(job_at(url, users=1), Until(requests_min=1, requests_max=5), processes=4)
+    load = pool.drive(job_at(url, users=1), Until(requests_min=1, requests_max=5), processes=4)
     assert load.client.processes == 1  # no more than users
     assert load.ended == "count"
 

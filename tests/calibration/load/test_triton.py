@@ -11,14 +11,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tritonclient.grpc import service_pb2
 
-from calibration.describe import describe
 from calibration.errors import ServerError
-from calibration.load import triton
+from calibration.load import grpc
 from calibration.load.exchange import log_of
-from calibration.load.triton import Client
+from calibration.load.grpc import Client
+from calibration.measure import describe
+from calibration.plan import ServerPlan
 from calibration.records import RequestLog
 from calibration.requests.source import Request
-from calibration.server_plan import ServerPlan
 from tests.calibration.mock_server import MockServer, Script, asked, prompt
 
 OSL = 6
@@ -182,4 +182,4 @@ def responses(draw: st.DrawFn) -> Any:
 def test_the_end_of_an_answer_is_found_in_its_bytes_as_parsing_finds_it(response: Any) -> None:
     parameters = response.infer_response.parameters
     flag = parameters["triton_final_response"].bool_param if "triton_final_response" in parameters else None
-    assert triton._final(response.SerializeToString()) == flag
+    assert grpc._final(response.SerializeToString()) == flag

@@ -13,10 +13,10 @@ from typing import Any
 
 import pytest
 
-from calibration.load import cores, worker
-from calibration.load.shards import Workers
+from calibration.load import system, worker
+from calibration.load.pool import Workers
 from calibration.load.worker import STOP, Begin, Finished, Go, Ready
-from calibration.metrics.stopping import Until
+from calibration.metrics.precision import Until
 from tests.calibration.load.test_shards import job_at
 from tests.calibration.mock_server import Script, subprocess_server
 
@@ -37,7 +37,7 @@ def test_no_garbage_is_collected_once_the_start_is_named(url: str) -> None:
     reports: list[Any] = []
 
     def parent() -> None:
-        ours.send(Begin(job, 0, 1, frozenset(cores.usable())))
+        ours.send(Begin(job, 0, 1, frozenset(system.usable())))
         reports.append(ours.recv())
         seen.append((gc.isenabled(), gc.get_freeze_count() > 0))
         ours.send(Go(time.perf_counter()))

@@ -15,7 +15,7 @@ from calibration.errors import NothingAnswered, ServerError
 from calibration.metrics.measurement import measurement
 from calibration.metrics.percentiles import bounds, samples_needed
 from calibration.records import Client, Ended, Load, Measurement, RequestLog, Timing
-from sizing.curves import Point
+from sizing.points import Point
 from tests.calibration.loads import DEPLOYMENT, level, queue
 from tests.calibration.loads import closed_loop as lasting_loop
 

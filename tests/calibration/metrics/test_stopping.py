@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from pydantic import ValidationError
 
 from calibration.metrics.intervals import batch_means, batch_rates, batches, half_width
-from calibration.metrics.stopping import Done, StopRule, Until
+from calibration.metrics.precision import Done, StopRule, Until
 from calibration.records import Ended
 from tests.calibration.loads import closed_loop
 

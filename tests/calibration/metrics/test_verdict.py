@@ -10,13 +10,12 @@ from functools import partial
 import numpy as np
 import pytest
 
-from calibration.levels import Level
-from calibration.metrics.backlog import fell_behind
 from calibration.metrics.measurement import measurement
-from calibration.metrics.verdict import RULES, judge, little
+from calibration.metrics.verdict import RULES, fell_behind, judge, little
 from calibration.metrics.window import sample
+from calibration.plan import Level
 from calibration.records import Client, Load
-from sizing.curves import Verdict
+from sizing.points import Verdict
 from tests.calibration.loads import DEPLOYMENT, Lasting, closed_loop, level, queue
 
 

@@ -12,16 +12,14 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from calibration.mock import frames
-from calibration.mock.frames import Frame, FrameReader, frame
-from calibration.mock.http2 import Connection
-from calibration.mock.stream import Headers, Line, Stream
+from calibration.mock import grpc_server
+from calibration.mock.grpc_server import Connection, Frame, FrameReader, Headers, Line, Stream, frame
 
 
 @settings(deadline=None)
 @given(st.lists(st.tuples(st.integers(0, 9), st.integers(0, 2**31 - 1), st.binary(max_size=300))), st.data())
 def test_frames_are_read_however_they_are_cut(sent: list[tuple[int, int, bytes]], data: st.DataObject) -> None:
-    wire = frames.PREFACE + b"".join(frame(kind, 0, stream_id, payload) for kind, stream_id, payload in sent)
+    wire = grpc_server.PREFACE + b"".join(frame(kind, 0, stream_id, payload) for kind, stream_id, payload in sent)
     cuts = sorted(data.draw(st.sets(st.integers(0, len(wire)))))
     reader = FrameReader()
     got = [
@@ -37,7 +35,7 @@ def test_frames_are_read_however_they_are_cut(sent: list[tuple[int, int, bytes]]
 def test_padding_is_taken_off(payload: bytes, padding: int) -> None:
     reader = FrameReader()
     padded = bytes([padding]) + payload + bytes(padding)
-    got = list(reader.read(frames.PREFACE + frame(frames.DATA, frames.PADDED, 1, padded)))
+    got = list(reader.read(grpc_server.PREFACE + frame(grpc_server.DATA, grpc_server.PADDED, 1, padded)))
     assert [one.payload for one in got] == [payload]
 
 
@@ -45,13 +43,13 @@ def test_padding_is_taken_off(payload: bytes, padding: int) -> None:
     "wire",
     [
         b"GET / HTTP/1.1\r\n",
-        frames.PREFACE + b"\x00\x40\x01" + bytes(6),
-        frames.PREFACE + frame(frames.DATA, frames.PADDED, 1, b"\x05abc"),
-        frames.PREFACE + frame(frames.HEADERS, frames.PADDED, 1),
+        grpc_server.PREFACE + b"\x00\x40\x01" + bytes(6),
+        grpc_server.PREFACE + frame(grpc_server.DATA, grpc_server.PADDED, 1, b"\x05abc"),
+        grpc_server.PREFACE + frame(grpc_server.HEADERS, grpc_server.PADDED, 1),
     ],
 )
 def test_what_cannot_be_http2_is_a_fault(wire: bytes) -> None:
-    with pytest.raises(frames.ConnectionFault):
+    with pytest.raises(grpc_server.ConnectionFault):
         list(FrameReader().read(wire))
 
 
@@ -79,7 +77,7 @@ class Tape(Line):
 
 def _reader() -> FrameReader:
     reader = FrameReader()
-    assert not list(reader.read(frames.PREFACE))
+    assert not list(reader.read(grpc_server.PREFACE))
     return reader
 
 
@@ -161,7 +159,7 @@ class Peer:
         self._written = b""
         self._server = Connection(self._call)
         self._server.connection_made(cast(asyncio.BaseTransport, self))
-        self.greeting = self.say(frames.PREFACE)
+        self.greeting = self.say(grpc_server.PREFACE)
 
     def say(self, data: bytes) -> list[Frame]:
         self._server.data_received(data)
@@ -184,11 +182,11 @@ class Peer:
 
 
 def open_stream(stream_id: int = 1, headers: Headers = ((":path", "/x"),)) -> bytes:
-    return frame(frames.HEADERS, frames.END_HEADERS, stream_id, hpack.Encoder().encode(headers))
+    return frame(grpc_server.HEADERS, grpc_server.END_HEADERS, stream_id, hpack.Encoder().encode(headers))
 
 
 def window(size: int) -> bytes:
-    return frames.settings({frames.INITIAL_WINDOW_SIZE: size})
+    return grpc_server.settings({grpc_server.INITIAL_WINDOW_SIZE: size})
 
 
 def kinds(found: list[Frame]) -> list[int]:
@@ -196,71 +194,73 @@ def kinds(found: list[Frame]) -> list[int]:
 
 
 def payload(found: list[Frame]) -> bytes:
-    return b"".join(one.payload for one in found if one.kind == frames.DATA)
+    return b"".join(one.payload for one in found if one.kind == grpc_server.DATA)
 
 
 def test_a_call_from_headers_to_trailers() -> None:
     peer = Peer()
-    assert kinds(peer.greeting) == [frames.SETTINGS, frames.WINDOW_UPDATE]
+    assert kinds(peer.greeting) == [grpc_server.SETTINGS, grpc_server.WINDOW_UPDATE]
     assert not peer.say(open_stream())
-    answer = peer.say(frame(frames.DATA, frames.END_STREAM, 1, b"hello"))
-    assert kinds(answer) == [frames.HEADERS, frames.DATA, frames.HEADERS]
-    assert [bool(one.flags & frames.END_STREAM) for one in answer] == [False, False, True]
+    answer = peer.say(frame(grpc_server.DATA, grpc_server.END_STREAM, 1, b"hello"))
+    assert kinds(answer) == [grpc_server.HEADERS, grpc_server.DATA, grpc_server.HEADERS]
+    assert [bool(one.flags & grpc_server.END_STREAM) for one in answer] == [False, False, True]
     assert payload(answer) == b"hello"
 
 
 def test_settings_are_acknowledged_before_data_uses_them() -> None:
     peer = Peer()
     peer.say(window(2) + open_stream())
-    assert payload(peer.say(frame(frames.DATA, frames.END_STREAM, 1, b"hello"))) == b"he"
+    assert payload(peer.say(frame(grpc_server.DATA, grpc_server.END_STREAM, 1, b"hello"))) == b"he"
     assert not payload(peer.say(window(0)))  # the stream owes two bytes now
     assert not payload(peer.say(window(2)))
     grown = peer.say(window(100))
-    assert kinds(grown) == [frames.SETTINGS, frames.DATA, frames.HEADERS]
-    assert grown[0].flags & frames.ACK
+    assert kinds(grown) == [grpc_server.SETTINGS, grpc_server.DATA, grpc_server.HEADERS]
+    assert grown[0].flags & grpc_server.ACK
     assert payload(grown) == b"llo"
 
 
 def test_both_windows_are_waited_for() -> None:
     peer = Peer()
     peer.say(window(0) + open_stream())
-    assert not payload(peer.say(frame(frames.DATA, frames.END_STREAM, 1, b"hello")))
-    assert not payload(peer.say(frames.window_update(0, 100)))
-    assert payload(peer.say(frames.window_update(1, 4))) == b"hell"
-    assert kinds(peer.say(frames.window_update(1, 4))) == [frames.DATA, frames.HEADERS]
+    assert not payload(peer.say(frame(grpc_server.DATA, grpc_server.END_STREAM, 1, b"hello")))
+    assert not payload(peer.say(grpc_server.window_update(0, 100)))
+    assert payload(peer.say(grpc_server.window_update(1, 4))) == b"hell"
+    assert kinds(peer.say(grpc_server.window_update(1, 4))) == [grpc_server.DATA, grpc_server.HEADERS]
 
 
 def test_pings_are_answered_and_answers_to_pings_are_not() -> None:
     peer = Peer()
-    assert peer.say(frame(frames.PING, 0, 0, b"12345678")) == [Frame(frames.PING, frames.ACK, 0, b"12345678")]
-    assert not peer.say(frame(frames.PING, frames.ACK, 0, b"12345678"))
+    assert peer.say(frame(grpc_server.PING, 0, 0, b"12345678")) == [
+        Frame(grpc_server.PING, grpc_server.ACK, 0, b"12345678")
+    ]
+    assert not peer.say(frame(grpc_server.PING, grpc_server.ACK, 0, b"12345678"))
 
 
 def test_the_client_gets_its_window_back() -> None:
     peer = Peer()
     peer.say(open_stream())
-    part = frame(frames.DATA, 0, 1, bytes(frames.MAX_PAYLOAD_BYTES))
+    part = frame(grpc_server.DATA, 0, 1, bytes(grpc_server.MAX_PAYLOAD_BYTES))
     given_back = {0: 0, 1: 0}
     for _ in range(200):
         for one in peer.say(part):
-            given_back[one.stream_id] += frames.number(one)
-    assert all(200 * frames.MAX_PAYLOAD_BYTES - size < 1 << 19 for size in given_back.values())
+            given_back[one.stream_id] += grpc_server.number(one)
+    assert all(200 * grpc_server.MAX_PAYLOAD_BYTES - size < 1 << 19 for size in given_back.values())
 
 
 @pytest.mark.parametrize("cut", [1, 3, 10])
 def test_headers_go_on_in_continuations(cut: int) -> None:
     peer = Peer()
     block = hpack.Encoder().encode([(":path", "/x"), ("long", "word " * 20)])
-    peer.say(frame(frames.HEADERS, 0, 1, block[:cut]))
+    peer.say(frame(grpc_server.HEADERS, 0, 1, block[:cut]))
     assert not peer.calls
-    peer.say(frame(frames.CONTINUATION, frames.END_HEADERS, 1, block[cut:]))
+    peer.say(frame(grpc_server.CONTINUATION, grpc_server.END_HEADERS, 1, block[cut:]))
     assert len(peer.calls) == 1
 
 
 def test_a_reset_or_a_lost_connection_cancels_calls() -> None:
     peer = Peer()
     peer.say(open_stream(1) + open_stream(3))
-    assert not peer.say(frame(frames.RST_STREAM, 0, 1, struct.pack(">I", frames.CANCEL)))
+    assert not peer.say(frame(grpc_server.RST_STREAM, 0, 1, struct.pack(">I", grpc_server.CANCEL)))
     assert [call.was_cancelled for call in peer.calls] == [True, False]
     peer.vanish()
     assert [call.was_cancelled for call in peer.calls] == [True, True]
@@ -269,19 +269,22 @@ def test_a_reset_or_a_lost_connection_cancels_calls() -> None:
 @pytest.mark.parametrize(
     ("wrong", "code"),
     [
-        (frame(frames.HEADERS, 0, 1, b"") + frame(frames.PING, 0, 0, bytes(8)), frames.PROTOCOL_ERROR),
-        (frame(frames.CONTINUATION, 0, 1, b""), frames.PROTOCOL_ERROR),
-        (open_stream(2), frames.STREAM_CLOSED),
-        (frame(frames.HEADERS, frames.END_HEADERS, 1, b"\xff" * 20), frames.PROTOCOL_ERROR),
-        (frame(frames.SETTINGS, 0, 0, b"short"), frames.FRAME_SIZE_ERROR),
-        (window(2**31), frames.FLOW_CONTROL_ERROR),
-        (frame(frames.WINDOW_UPDATE, 0, 0, b"abc"), frames.FRAME_SIZE_ERROR),
-        (frame(frames.HEADERS, 0, 1, bytes(16_000)) + frame(frames.CONTINUATION, 0, 1, bytes(16_000)) * 70, 1),
+        (frame(grpc_server.HEADERS, 0, 1, b"") + frame(grpc_server.PING, 0, 0, bytes(8)), grpc_server.PROTOCOL_ERROR),
+        (frame(grpc_server.CONTINUATION, 0, 1, b""), grpc_server.PROTOCOL_ERROR),
+        (open_stream(2), grpc_server.STREAM_CLOSED),
+        (frame(grpc_server.HEADERS, grpc_server.END_HEADERS, 1, b"\xff" * 20), grpc_server.PROTOCOL_ERROR),
+        (frame(grpc_server.SETTINGS, 0, 0, b"short"), grpc_server.FRAME_SIZE_ERROR),
+        (window(2**31), grpc_server.FLOW_CONTROL_ERROR),
+        (frame(grpc_server.WINDOW_UPDATE, 0, 0, b"abc"), grpc_server.FRAME_SIZE_ERROR),
+        (
+            frame(grpc_server.HEADERS, 0, 1, bytes(16_000)) + frame(grpc_server.CONTINUATION, 0, 1, bytes(16_000)) * 70,
+            1,
+        ),
     ],
 )
 def test_a_broken_protocol_ends_the_connection_with_its_code(wrong: bytes, code: int) -> None:
     peer = Peer()
     last = peer.say(wrong)[-1]
-    assert last.kind == frames.GOAWAY
+    assert last.kind == grpc_server.GOAWAY
     assert struct.unpack(">II", last.payload[:8])[1] == code
     assert peer.closed

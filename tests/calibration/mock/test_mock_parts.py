@@ -19,9 +19,8 @@ from tritonclient.grpc import service_pb2
 
 from calibration.errors import ServerError
 from calibration.mock import Script, Truth, running
-from calibration.mock.messages import asked, grpc_response
 from calibration.mock.process import ROOT
-from calibration.mock.wheel import TICKS_PER_S, Wheel
+from calibration.mock.service import TICKS_PER_S, Wheel, asked, grpc_response
 from tests.calibration.mock.asking import (
     FAST,
     HALF_A_TICK_S,

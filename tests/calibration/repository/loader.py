@@ -14,7 +14,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
-from calibration.load import cores
+from calibration.load import system
 from lab.reference import environment, server
 from lab.reference.settings import Settings
 
@@ -45,7 +45,7 @@ class Served:
         flags = server._flags(self.settings, self.repository, backends)
         self.log = self.work / "log"
         with self.log.open("wb") as log:
-            command = [sys.executable, launch, cores.written(sorted(cores.usable())), str(executable), *flags]
+            command = [sys.executable, launch, system.written(sorted(system.usable())), str(executable), *flags]
             self.process = server._spawn(command, ready, self.settings, log)
         self.refusal = self._wait()
         return self

@@ -14,8 +14,7 @@ from hypothesis import strategies as st
 from pydantic import ValidationError
 
 from calibration.errors import CalibrationError, FileError
-from calibration.requests.length_files import read_dataset, read_histogram, read_trace
-from calibration.requests.lengths import LengthsPlan
+from calibration.requests.lengths import LengthsPlan, read_dataset, read_histogram, read_trace
 from calibration.requests.source import Source
 from calibration.requests.tokens import encoder_of
 from sizing.workload import Lengths
@@ -247,7 +246,7 @@ def test_absent_huge_and_binary_files_are_refused(tmp_path: Path, monkeypatch: p
     (tmp_path / "b.csv").write_bytes(b"\xff\xfe\x00")
     with pytest.raises(FileError, match="cannot be read"):
         read_histogram(tmp_path / "b.csv")
-    monkeypatch.setattr("calibration.requests.length_files.LARGEST_FILE_BYTES", 2)
+    monkeypatch.setattr("calibration.requests.lengths.LARGEST_FILE_BYTES", 2)
     with pytest.raises(FileError, match="more than the"):
         read_histogram(tmp_path / "b.csv")
 

@@ -13,14 +13,22 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from calibration import server_metrics
+from calibration import server_metrics as server_view
 from calibration.errors import ServerError
-from calibration.server_view import prometheus
-from calibration.server_view import scraper as server_view
-from calibration.server_view.latency_split import LITTLE, split
-from calibration.server_view.prometheus import Page, parse_page, read_page
-from calibration.server_view.scraper import Scraper, requests_served, restarted
-from calibration.server_view.server_means import counter_means, gauge_means
-from sizing.curves import Point
+from calibration.server_metrics import (
+    LITTLE,
+    Page,
+    Scraper,
+    counter_means,
+    gauge_means,
+    parse_page,
+    read_page,
+    requests_served,
+    restarted,
+    split,
+)
+from sizing.points import Point
 
 
 def page_text(
@@ -251,7 +259,7 @@ def test_a_page_missed_in_the_middle_is_a_note(
     late: tuple[int, bytes, float], says: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     if late[2]:
-        monkeypatch.setattr(prometheus, "ANSWER_WITHIN_S", 0.3)
+        monkeypatch.setattr(server_metrics, "ANSWER_WITHIN_S", 0.3)
 
     def answer(number: int) -> tuple[int, bytes, float]:
         return (200, page_text(served=max(1, number)).encode(), 0.0) if number != 2 else late
@@ -304,7 +312,7 @@ def test_a_page_that_cannot_be_used_is_an_error_at_the_start(
     answer: tuple[int, bytes, float], says: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     if answer[2]:
-        monkeypatch.setattr(prometheus, "ANSWER_WITHIN_S", 0.3)
+        monkeypatch.setattr(server_metrics, "ANSWER_WITHIN_S", 0.3)
     with serving(lambda number: answer) as url:
         for use in (lambda: requests_served(url, "ensemble"), lambda: Scraper(url, "ensemble").__enter__()):
             with pytest.raises(ServerError, match=says) as error:

@@ -17,7 +17,7 @@ import pytest
 import sqlalchemy as sql
 
 from calibration.errors import StoreAway, StoreError
-from calibration.levels import level_key
+from calibration.plan import level_key
 from calibration.records import Measurement
 from calibration.store import DATABASE_VARIABLE, Store
 from calibration.store import runs as store_runs

@@ -20,10 +20,9 @@ from hypothesis import strategies as st
 from calibration.errors import CalibrationError, FileError, StoreError
 from calibration.records import Measurement
 from calibration.store import Store
-from calibration.store.bundle import export_bundle, import_bundle
-from calibration.store.bundle_file import is_bundle
+from calibration.store.bundle import export_bundle, import_bundle, is_bundle
 from calibration.store.database import points
-from calibration.store.rows import at_work
+from calibration.store.runs import at_work
 from tests.calibration.kept import POINT, measurement, same, some_log
 from tests.calibration.outside import altered, begun_elsewhere
 from tests.calibration.postgres import new_schema

@@ -14,7 +14,7 @@ import sqlalchemy as sql
 from calibration.errors import StoreError
 from calibration.store import Store
 from calibration.store.database import DATABASE_VARIABLE, SCHEMA
-from sizing.curves import COLUMNS
+from sizing.points import COLUMNS
 from tests.calibration.kept import POINT, measurement
 from tests.calibration.outside import altered, ended, python
 

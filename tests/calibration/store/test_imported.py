@@ -12,12 +12,11 @@ from uuid import uuid4
 import pytest
 
 from calibration.errors import StoreError
-from calibration.levels import level_key
+from calibration.plan import level_key
 from calibration.records import Measurement
 from calibration.store import Store
-from calibration.store.bundle import export_bundle, import_bundle
-from calibration.store.imported import import_measurements
-from calibration.store.rows import insert_run
+from calibration.store.bundle import export_bundle, import_bundle, import_measurements
+from calibration.store.runs import insert_run
 from tests.calibration.kept import POINT, measurement, same, some_log
 from tests.calibration.postgres import new_schema
 
@@ -56,7 +55,7 @@ def test_two_who_import_a_file_at_once_bring_it_in_once(
         both.wait()
         return insert_run(*arguments)
 
-    monkeypatch.setattr("calibration.store.imported.insert_run", together)
+    monkeypatch.setattr("calibration.store.bundle.insert_run", together)
     with ThreadPoolExecutor(2) as pool:
         found = list(pool.map(lambda _: import_measurements(store, "label", FOUND), range(2)))
     (run,) = store.runs()

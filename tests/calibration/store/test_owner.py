@@ -14,7 +14,7 @@ import sqlalchemy as sql
 from calibration.errors import StoreError
 from calibration.store import Store
 from calibration.store.database import runs
-from calibration.store.owner import Owner
+from calibration.store.runs import Owner
 from tests.calibration.kept import POINT
 from tests.calibration.outside import altered, begun_elsewhere, ended, first_line, go_on, python
 
@@ -101,7 +101,7 @@ def test_another_machine_of_the_same_name_is_elsewhere() -> None:
 ADD_MANY = """
 import sys
 from calibration.store import Store
-from sizing.curves import Point
+from sizing.points import Point
 known = dict(model="toy", precision="fp32", gpu="cpu", tp=1, isl=64, osl=32, requests_per_s=9.5)
 print("ready", flush=True)
 sys.stdin.readline()

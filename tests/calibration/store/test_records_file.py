@@ -16,7 +16,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from calibration.errors import StoreError
-from calibration.levels import level_key
+from calibration.plan import level_key
 from calibration.records import RequestLog
 from calibration.store.records_file import (
     METADATA,

@@ -13,11 +13,11 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from calibration.errors import StoreError
-from calibration.levels import level_key
+from calibration.plan import level_key
 from calibration.records import Measurement
 from calibration.store import Store
-from calibration.store.owner import Owner
 from calibration.store.records_file import About, decoded_about
+from calibration.store.runs import Owner
 from calibration.store.text import clean
 from tests.calibration.kept import POINT, facts, measurement, points, same, some_log
 from tests.calibration.outside import ended, python

@@ -16,9 +16,8 @@ import sqlalchemy as sql
 
 from calibration.errors import StoreError
 from calibration.store import Run, Store
-from calibration.store.bundle import export_bundle, import_bundle
-from calibration.store.imported import import_measurements
-from calibration.store.owner import LOST_AFTER_S, Owner
+from calibration.store.bundle import export_bundle, import_bundle, import_measurements
+from calibration.store.runs import LOST_AFTER_S, Owner
 from calibration.store.work import accept, ask_to_stop, discard, enqueue, give_up, hand_over, requeue, work
 from tests.calibration.kept import POINT, measurement
 from tests.calibration.outside import altered, first_line, go_on, python

@@ -18,7 +18,7 @@ from typing import Any
 
 import triton_python_backend_utils as pb_utils
 
-from calibration.load import cores
+from calibration.load import system
 from lab.reference.contract import TENSORRT_LLM
 from lab.reference.engine import refusals
 from lab.reference.engine.answers import Answer
@@ -54,7 +54,7 @@ class TritonPythonModel:
     def initialize(self, args: dict[str, str]) -> None:
         config = json.loads(args["model_config"])
         parameters = {key: value["string_value"] for key, value in config["parameters"].items()}
-        cores.stay_on(cores.read(parameters["engine_cores"]))
+        system.stay_on(system.read(parameters["engine_cores"]))
         self.is_decoupled = pb_utils.using_decoupled_model_transaction_policy(config)
         self.excludes_prompt = parameters["exclude_input_in_output"] in ("True", "true", "TRUE", "1")
         self.engine, self.limits = build_engine(parameters)

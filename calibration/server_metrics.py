@@ -1,0 +1,463 @@
+"""The server's own view of a load level: its metrics page, read each second, becomes means over the level."""
+
+from __future__ import annotations
+
+import math
+import threading
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from itertools import pairwise
+from types import TracebackType
+from typing import Self
+
+from prometheus_client.parser import text_string_to_metric_families
+
+from calibration.errors import ServerError
+from calibration.page import get
+from sizing.points import Point
+
+# --- One reading of a server's Prometheus page: fetched within limits of time and size, and parsed
+
+ANSWER_WITHIN_S = 3.0
+LONGEST_LINE = 4096
+PREFIX = "nv_"  # Triton's families, and those of its TensorRT-LLM backend
+Labels = Mapping[str, str]
+Sample = tuple[Labels, float]
+
+
+@dataclass(frozen=True, slots=True)
+class Page:
+    """Triton's metrics at `at_s` (time.perf_counter): samples by name of the family, without those that are NaN."""
+
+    at_s: float
+    families: Mapping[str, tuple[Sample, ...]]
+
+    def by(self, family: str, label: str, **labels: str) -> dict[str, float]:
+        """Values by `label`, of the samples that also carry all of `labels`; samples alike are summed."""
+        found: dict[str, float] = {}
+        for given, value in self._matching(family, labels):
+            if label in given:
+                found[given[label]] = found.get(given[label], 0.0) + value
+        return found
+
+    def values(self, family: str, **labels: str) -> list[float]:
+        """Values of the samples that carry all of `labels`, [] where there is none."""
+        return [value for _, value in self._matching(family, labels)]
+
+    def total(self, family: str, **labels: str) -> float | None:
+        """The sum of `values`; None where there is none."""
+        return sum(self.values(family, **labels), 0.0) if self.values(family, **labels) else None
+
+    def _matching(self, family: str, labels: Labels) -> Iterable[Sample]:
+        for given, value in self.families.get(family, ()):
+            if labels.items() <= given.items():
+                yield given, value
+
+
+def read_page(url: str) -> Page:
+    """The page at `url`, as it was when its answer had come.
+
+    Raises ServerError if it cannot be had within 3 s, is larger than 4 MiB, or is not a page of Triton's.
+    """
+    try:
+        status, body = get(url, ANSWER_WITHIN_S)
+    except OSError as error:
+        raise _missing(url, str(error)) from None
+    if status != 200:
+        raise _missing(url, f"HTTP {status}")
+    return parse_page(body.decode("utf-8", "replace"), url, time.perf_counter())
+
+
+def _missing(url: str, reason: str) -> ServerError:
+    return ServerError(f"{url}: no metrics there ({reason}); correct server.metrics_url in the plan")
+
+
+def parse_page(text: str, url: str, at_s: float) -> Page:
+    """The families of Triton in `text`, the Prometheus text format. Raises ServerError naming `url`."""
+    # comments are left out: by their TYPE lines the parser would rename counters
+    lines = [line for line in text.splitlines() if line.startswith(PREFIX)]
+    if not lines:
+        raise ServerError(f"{url}: no metrics of a Triton server there; correct server.metrics_url in the plan")
+    families: dict[str, list[Sample]] = {}
+    for line in lines:
+        if len(line) > LONGEST_LINE:
+            raise ServerError(f"{url}: a line of {len(line)} characters is not Triton's: {line[:40]!r}...")
+        try:
+            read = [sample for family in text_string_to_metric_families(line) for sample in family.samples]
+        except (ValueError, IndexError):  # the parser raises both, for different faults of a line
+            raise ServerError(f"{url}: not Prometheus text: {line[:80]!r}") from None
+        for sample in read:
+            if math.isfinite(sample.value):
+                families.setdefault(sample.name, []).append((sample.labels, float(sample.value)))
+    return Page(at_s, {name: tuple(samples) for name, samples in families.items()})
+
+
+# --- Pages of a server's metrics become means over a load level: seconds per request, gauges over time, GPU figures
+
+SUCCESS = "nv_inference_request_success"
+DURATIONS = {
+    "request": "nv_inference_request_duration_us",
+    "queue": "nv_inference_queue_duration_us",
+    "compute_input": "nv_inference_compute_input_duration_us",
+    "compute_infer": "nv_inference_compute_infer_duration_us",
+    "compute_output": "nv_inference_compute_output_duration_us",
+}
+ENGINE_FAMILIES = {
+    # family of the TensorRT-LLM backend: its label, and how its values are called here
+    "nv_trt_llm_request_metrics": ("request_type", "engine_requests_{}_mean"),
+    "nv_trt_llm_runtime_memory_metrics": ("memory_type", "engine_memory_{}_mean_bytes"),
+    "nv_trt_llm_kv_cache_block_metrics": ("kv_cache_block_type", "kv_cache_blocks_{}_mean"),
+    "nv_trt_llm_inflight_batcher_metrics": ("inflight_batcher_specific_metric", "batcher_{}_mean"),
+    "nv_trt_llm_v1_metrics": ("v1_specific_metric", "batcher_{}_mean"),
+}
+CALLED_OTHERWISE = {"kv_cache_blocks_tokens_per_mean": "kv_cache_tokens_per_block"}
+NOT_MEANS = {"batcher_micro_batch_id_mean", "kv_cache_blocks_reused_mean", "kv_cache_blocks_fraction_mean"}
+GPU_MEANS: dict[str, tuple[str, Callable[[Sequence[float]], float]]] = {
+    "gpu_power_mean_w": ("nv_gpu_power_usage", sum),
+    "gpu_utilization_mean": ("nv_gpu_utilization", lambda shares: sum(shares) / len(shares)),
+    "gpu_memory_used_bytes": ("nv_gpu_memory_used_bytes", sum),
+    "gpu_memory_total_bytes": ("nv_gpu_memory_total_bytes", sum),
+    "cpu_utilization_mean": ("nv_cpu_utilization", sum),
+}
+_KV_BLOCKS = "nv_trt_llm_kv_cache_block_metrics"
+
+
+def increase(first: Page, last: Page, family: str, model: str | None = None) -> float:
+    """How much a counter rose from one page to another, all its samples (of `model`) together."""
+    labels = {} if model is None else {"model": model}
+    return (last.total(family, **labels) or 0.0) - (first.total(family, **labels) or 0.0)
+
+
+def counter_means(first: Page, last: Page, model: str) -> dict[str, float]:
+    """Seconds per finished request between two pages: of `model`, and of each other model that worked meanwhile.
+
+    The parts of an ensemble are such models: their names have ``part.`` before them, and ``part.requests_per_request``
+    is how often one request of `model` called them. Of a decoupled model that is no ensemble Triton times only the
+    hand-over to its backend, not the answer.
+    """
+    found = _durations(first, last, model)
+    finished = increase(first, last, SUCCESS, model)
+    for part in sorted(set(last.by(SUCCESS, "model")) - {model}):
+        calls = increase(first, last, SUCCESS, part)
+        if calls > 0:
+            found |= {f"{part}.{name}": value for name, value in _durations(first, last, part).items()}
+            if finished > 0:
+                found[f"{part}.requests_per_request"] = calls / finished
+    found["requests_failed"] = increase(first, last, "nv_inference_request_failure", model)
+    found |= _energy(first, last, finished) | _blocks_reused(first, last)
+    return found | _rates(first, last, finished)
+
+
+def _energy(first: Page, last: Page, finished: float) -> dict[str, float]:
+    spent_j = increase(first, last, "nv_energy_consumption")
+    if spent_j <= 0:
+        return {}
+    return {"gpu_energy_j": spent_j} | ({"gpu_energy_per_request_j": spent_j / finished} if finished > 0 else {})
+
+
+def _blocks_reused(first: Page, last: Page) -> dict[str, float]:
+    """The TensorRT-LLM backend counts blocks taken from the cache of earlier prompts in a gauge that only rises."""
+    before, after = (page.total(_KV_BLOCKS, kv_cache_block_type="reused") for page in (first, last))
+    return {} if before is None or after is None else {"kv_cache_blocks_reused": after - before}
+
+
+def _rates(first: Page, last: Page, finished: float) -> dict[str, float]:
+    apart_s = last.at_s - first.at_s
+    if apart_s <= 0:
+        return {}
+    found = {"metrics_span_s": apart_s, "finished_per_s": finished / apart_s}
+    passes = _iterations(last) - _iterations(first)
+    return found | ({"engine_iterations_per_s": passes / apart_s} if passes > 0 else {})
+
+
+def _durations(first: Page, last: Page, model: str) -> dict[str, float]:
+    finished = increase(first, last, SUCCESS, model)
+    if finished <= 0:
+        return {}
+    found = {}
+    for name, family in DURATIONS.items():
+        if last.total(family, model=model) is not None:
+            found[f"{name}_mean_s"] = increase(first, last, family, model) / finished * 1e-6
+    executions = increase(first, last, "nv_inference_exec_count", model)
+    if executions > 0:
+        found["batch_mean"] = increase(first, last, "nv_inference_count", model) / executions
+    first_responses = increase(first, last, "nv_inference_first_response_histogram_ms_count", model)
+    if first_responses > 0:
+        total_ms = increase(first, last, "nv_inference_first_response_histogram_ms_sum", model)
+        found["first_response_mean_s"] = total_ms / first_responses * 1e-3
+    return found
+
+
+def _iterations(page: Page) -> float:
+    return page.total("nv_trt_llm_general_metrics", general_type="iteration_counter") or 0.0
+
+
+def gauge_means(pages: Iterable[Page], model: str) -> dict[str, float]:
+    """Means over `pages` of the requests pending, of the TensorRT-LLM backend's families, and of GPUs and CPU.
+
+    Power and memory are those of all GPUs that the server sees, the utilisation is their mean.
+    """
+    columns: dict[str, list[float]] = {}
+    for page in pages:
+        for name, value in _gauges(page, model).items():
+            columns.setdefault(name, []).append(value)
+    return {name: sum(values) / len(values) for name, values in columns.items()}
+
+
+def _gauges(page: Page, model: str) -> dict[str, float]:
+    found: dict[str, float] = {}
+    for part, pending in page.by("nv_inference_pending_request_count", "model").items():
+        found["pending_requests_mean" if part == model else f"{part}.pending_requests_mean"] = pending
+    for name, (family, together) in GPU_MEANS.items():
+        if values := page.values(family):
+            found[name] = together(values)
+    return found | _engine_gauges(page, model)
+
+
+def _engine_gauges(page: Page, model: str) -> dict[str, float]:
+    """Of the one engine that the page knows; of several, that of `model` itself."""
+    found: dict[str, float] = {}
+    for family, (label, name) in ENGINE_FAMILIES.items():
+        engines = page.by(family, "model")
+        engine = model if model in engines else next(iter(engines), None)
+        if engine is None or (len(engines) > 1 and engine != model):
+            continue
+        found |= {name.format(key): value for key, value in page.by(family, label, model=engine).items()}
+    kept = {CALLED_OTHERWISE.get(name, name): value for name, value in found.items() if name not in NOT_MEANS}
+    return kept | _kv_share(kept)
+
+
+def _kv_share(gauges: Mapping[str, float]) -> dict[str, float]:
+    most, used = gauges.get("kv_cache_blocks_max_mean"), gauges.get("kv_cache_blocks_used_mean")
+    return {"kv_cache_used_share_mean": used / most} if most and used is not None else {}
+
+
+# --- The server's own view of a load level: its metrics page, read each second, becomes means over the level
+
+EVERY_S = 1.0
+COUNTERS_SETTLE_S = 0.5
+"""Triton counts a request a little after its last response has left, on a busy machine later."""
+MOST_SETTLING = 4
+Window = tuple[float, float]
+
+
+def requests_served(metrics_url: str, model: str) -> int:
+    """Requests that `model` has answered since the server started.
+
+    Raises ServerError if the page cannot be had or does not count the model's requests.
+    """
+    return round(_served(read_page(metrics_url), metrics_url, model))
+
+
+def _served(page: Page, url: str, model: str) -> float:
+    count = page.total(SUCCESS, model=model)
+    if count is None:
+        raise ServerError(f"{url}: no {SUCCESS} of model {model!r} there; correct server.metrics_url in the plan")
+    return count
+
+
+@dataclass(slots=True)
+class Scraper:
+    """Reads the page at `metrics_url` at both ends of a ``with`` block and each second in between, on its own thread.
+
+    Entering raises ServerError if the page cannot be used. A page that is missed later is a note, never an error.
+    `engine` is a model that answers each request to `model` once, and that others may load directly.
+    """
+
+    metrics_url: str
+    model: str
+    engine: str | None = None
+    every_s: float = EVERY_S
+    _pages: list[Page] = field(default_factory=list, init=False)
+    _missed: list[str] = field(default_factory=list, init=False)
+    _closed: bool = field(default=False, init=False)
+    _stop: threading.Event = field(default_factory=threading.Event, init=False)
+    _thread: threading.Thread | None = field(default=None, init=False)
+
+    def __enter__(self) -> Self:
+        self._pages.append(self._settled())
+        self._thread = threading.Thread(target=self._read_on, name="metrics scraper", daemon=True)
+        self._thread.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._stop.set()
+        if self._thread is not None:
+            self._thread.join()
+        if kind is None:
+            time.sleep(COUNTERS_SETTLE_S)
+            self._closed = self._read()
+
+    def _settled(self) -> Page:
+        """A page in which every request sent before is counted: the count stands still, or else others are at work."""
+        before = math.nan
+        for _ in range(MOST_SETTLING):
+            time.sleep(COUNTERS_SETTLE_S / 2)
+            page = read_page(self.metrics_url)
+            count = _served(page, self.metrics_url, self.model)
+            if count == before:
+                break
+            before = count
+        return page
+
+    def _read_on(self) -> None:
+        next_s = time.perf_counter() + self.every_s
+        while not self._stop.wait(max(0.0, next_s - time.perf_counter())):
+            self._read()
+            next_s = max(next_s + self.every_s, time.perf_counter())
+
+    def _read(self) -> bool:
+        try:
+            self._pages.append(read_page(self.metrics_url))
+        except ServerError as error:
+            self._missed.append(str(error))
+            return False
+        return True
+
+    def means(self, window: Window | None = None) -> dict[str, float]:
+        """What the pages say of the level, by name with unit; what they do not tell is not there.
+
+        Gauges are means over the readings inside `window` (start and stop in time.perf_counter seconds), counters are
+        differences over the whole of it; without a window, or where it holds fewer than two readings, of all of them.
+        ``requests_served`` always counts the whole level. Durations are means per request that was finished then.
+        """
+        pages = self._inside(window)
+        found = gauge_means(pages, self.model)
+        if not restarted(self._pages, self.model):
+            found |= counter_means(pages[0], pages[-1], self.model)
+            if self._closed:
+                found["requests_served"] = increase(self._pages[0], self._pages[-1], SUCCESS, self.model)
+        return found
+
+    def _inside(self, window: Window | None) -> Sequence[Page]:
+        start_s, stop_s = window or (-math.inf, math.inf)
+        inside = [page for page in self._pages if start_s <= page.at_s <= stop_s]
+        return inside if len(inside) > 1 else self._pages
+
+    def served(self) -> int | None:
+        """Requests of all clients that were answered from the first page to the last; None if they cannot be told."""
+        if not self._closed or restarted(self._pages, self.model):
+            return None
+        models = (self.model,) if self.engine is None else (self.model, self.engine)
+        return max(round(increase(self._pages[0], self._pages[-1], SUCCESS, model)) for model in models)
+
+    def notes(self) -> list[str]:
+        """What a reader of the point must know."""
+        found = []
+        if restarted(self._pages, self.model):
+            found.append("the server's counters fell: it was started anew meanwhile")
+        if self._missed:
+            tries = len(self._missed) + len(self._pages)
+            found.append(f"server metrics missed {len(self._missed)} of {tries} times, first: {self._missed[0]}")
+        return found
+
+
+def restarted(pages: Iterable[Page], model: str) -> bool:
+    """True if the model's count of requests ever fell, or vanished, from one page to a later one."""
+    counts = [page.total(SUCCESS, model=model) or 0.0 for page in pages]
+    return any(later < earlier for earlier, later in pairwise(counts))
+
+
+# --- Where the seconds of a mean request went: queue, prefill, decode, network, by what the server's metrics can tell
+#
+# Triton times a whole request (``request_mean_s``) of an ensemble or of a model with one response, but of a decoupled
+# model only its hand-over to the backend. The TensorRT-LLM backend tells how many requests wait, read their prompt
+# and decode at a moment; by Little's law the mean time in each state is the mean number in it over the requests per
+# second, in a steady state. The rate is the client's: it weighs requests cut by the window's edges, the server's
+# counters do not.
+
+LITTLE = "requests in that state / requests per second (Little's law)"
+TRITON_QUEUE = "Triton's queue counter"
+FIRST_RESPONSE = "Triton's first-response histogram"
+REQUEST = "client's E2E less Triton's request duration"
+SLACK = 0.05
+
+
+@dataclass(frozen=True, slots=True)
+class Split:
+    """Mean seconds of a request; None = the server does not tell.
+
+    `network_and_client_s` is what the client saw beyond the server's own time, late sending of an open loop included.
+    `other_s` is the rest of the E2E: pre- and postprocessing, hand-over between models, and the error of sampling.
+    `basis` says for each known part where it is from.
+    """
+
+    ttft_s: float | None
+    e2e_s: float | None
+    queue_s: float | None = None
+    prefill_s: float | None = None
+    decode_s: float | None = None
+    network_and_client_s: float | None = None
+    basis: Mapping[str, str] = field(default_factory=dict)
+
+    @property
+    def other_s(self) -> float | None:
+        """What is left of the E2E; None unless all parts are known."""
+        parts = (self.queue_s, self.prefill_s, self.decode_s, self.network_and_client_s)
+        known = [part for part in parts if part is not None]
+        return None if self.e2e_s is None or len(known) < len(parts) else self.e2e_s - sum(known)
+
+
+def split(point: Point, server: Mapping[str, float]) -> Split:
+    """The parts of the mean request of `point` that `server`, the means of a `Scraper` over its window, tells.
+
+    Their sum comes near the mean E2E only where the load was steady.
+    """
+    parts = (
+        _network(point, server)
+        | _first_responses(server, point)
+        | _triton_queue(server)
+        | _states(server, point.requests_per_s)
+    )
+    values = {name: value for name, (value, _) in parts.items()}
+    basis = {name: said for name, (_, said) in parts.items()}
+    return Split(point.ttft_mean_s, point.e2e_mean_s, **values, basis=basis)
+
+
+Parts = dict[str, tuple[float, str]]
+
+
+def _states(server: Mapping[str, float], rate_per_s: float) -> Parts:
+    tokens = server.get("batcher_total_generation_tokens_mean")  # static batching: one token for each that decodes
+    numbers = {
+        "queue_s": server.get("engine_requests_waiting_mean"),
+        "prefill_s": server.get("engine_requests_context_mean"),
+        "decode_s": server.get("batcher_generation_requests_mean", tokens),
+    }
+    return {name: (number / rate_per_s, LITTLE) for name, number in numbers.items() if number is not None}
+
+
+def _triton_queue(server: Mapping[str, float]) -> Parts:
+    """Time before a model's instance takes the request; all there is where the backend keeps no queue of its own."""
+    return {"queue_s": (server["queue_mean_s"], TRITON_QUEUE)} if "queue_mean_s" in server else {}
+
+
+def _first_responses(server: Mapping[str, float], point: Point) -> Parts:
+    first_s, whole_s = server.get("first_response_mean_s"), _whole_s(point, server)
+    if first_s is None or whole_s is None:
+        return {}
+    prefill_s = max(0.0, first_s - server.get("queue_mean_s", 0.0))
+    return {"prefill_s": (prefill_s, FIRST_RESPONSE), "decode_s": (max(0.0, whole_s - first_s), FIRST_RESPONSE)}
+
+
+def _network(point: Point, server: Mapping[str, float]) -> Parts:
+    whole_s = _whole_s(point, server)
+    if whole_s is None or point.e2e_mean_s is None:
+        return {}
+    return {"network_and_client_s": (max(0.0, point.e2e_mean_s - whole_s), REQUEST)}
+
+
+def _whole_s(point: Point, server: Mapping[str, float]) -> float | None:
+    """The server's time for a whole request, None if what it says cannot be that.
+
+    It must cover the time between the client's first and last token, which passed in the server, and not exceed the
+    client's E2E.
+    """
+    said_s, e2e_s = server.get("request_mean_s"), point.e2e_mean_s
+    if said_s is None or e2e_s is None:
+        return None
+    decode_s = e2e_s - (point.ttft_mean_s or 0.0)
+    return said_s if decode_s * (1 - SLACK) <= said_s <= e2e_s * (1 + SLACK) else None

@@ -1,0 +1,150 @@
+"""The inverse question: how many requests/s a fleet that exists can carry under the SLA."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from sizing.band import capacity_band
+from sizing.edge import BY_SIMULATION, Method, Setting, SlaMissed
+from sizing.errors import ScenarioError
+from sizing.explain import first_look, jump_rejection, remarks, sla_rejection
+from sizing.planner import setting_of
+from sizing.plans import NEAR_STABLE, Basis, Candidate, Question, Rejection, basis_of, beyond_measured
+from sizing.prediction import Prediction
+from sizing.queueing import stable_rate_per_s
+from sizing.workload import Limit
+
+SHARES = (1.0, 0.95, 0.9, 0.85, 0.8, 0.7, 0.6, 0.5)
+"""Shares of the planned rate tried, where latencies jump at some load and miss the SLA below the rate that keeps it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Existing:
+    """What `gpus` GPUs carry as `working` replicas and `spare` idle ones; `unused` GPUs do not make up a replica.
+
+    `rate_per_s`: requests/s to plan for, headroom kept; the fleet's SLA is about to fail at `limit_per_s`. `low`,
+    `high`: `rate_per_s` at the ends of the 90 % band of the law; low is 0 when the SLA fails at the slow end.
+    `predicted`: latencies at `rate_per_s`; `binding`: the limit with the least room, or "stable rate". `notes`: what
+    was found worth saying.
+    """
+
+    candidate: Candidate
+    gpus: int
+    working: int
+    spare: int
+    unused: int
+    rate_per_s: float
+    limit_per_s: float
+    low: float
+    high: float
+    binding: str
+    limit: Limit
+    predicted: Prediction
+    notes: tuple[str, ...] = ()
+
+    @property
+    def in_flight(self) -> float:
+        """Requests in a working replica at once, on average (Little's law)."""
+        return self.rate_per_s / self.working * self.predicted.e2e.mean_s
+
+    @property
+    def basis(self) -> Basis:
+        """Where the numbers come from at the rate planned for."""
+        return basis_of(self.candidate, self.in_flight)
+
+    @property
+    def warnings(self) -> tuple[str, ...]:
+        """What the reader must know: of the law, of the prediction, and of the distance from what was measured."""
+        far = beyond_measured(self.candidate, self.in_flight)
+        return (*self.candidate.warnings, *self.predicted.warnings, *far, *self.notes)
+
+    @property
+    def requests_per_s_per_gpu(self) -> float:
+        """Planned requests/s over the GPUs of the working replicas."""
+        return self.rate_per_s / (self.working * self.candidate.gpus)
+
+
+def largest_rate(
+    question: Question, candidate: Candidate, gpus: int, method: Method = BY_SIMULATION
+) -> Existing | Rejection:
+    """The largest rate that `gpus` GPUs serve as this candidate; the rate of the question does not matter.
+
+    Headroom and spares are applied: (1 - headroom) x working replicas x the capacity of one. A Rejection says why none
+    can be carried. Raises ScenarioError for fewer than 1 GPU.
+    """
+    if gpus < 1:
+        raise ScenarioError(f"the fleet must have 1 GPU or more, got {gpus}")
+    replicas = gpus // candidate.gpus
+    working = replicas - question.spare
+    if working < 1:
+        return too_small(question, candidate, gpus)
+    setting = setting_of(question, working)
+    try:
+        capacity_per_s = method.capacity_per_s(candidate.replica, setting)
+    except SlaMissed as missed:
+        return sla_rejection(candidate, missed, question.workload.lengths)
+    planned_per_s, predicted = settle_down(question, candidate, method, setting, capacity_per_s)
+    if not predicted.meets(question.sla):
+        return jump_rejection(question, candidate, working, predicted)
+    low, high = capacity_band(candidate, setting)
+    stable_per_s = stable_rate_per_s(candidate.replica, question.workload.lengths, question.workload.prefix)
+    limit, stability_binds = predicted.binding(question.sla), capacity_per_s >= NEAR_STABLE * stable_per_s
+    return Existing(
+        candidate=candidate,
+        gpus=gpus,
+        working=working,
+        spare=question.spare,
+        unused=gpus - replicas * candidate.gpus,
+        rate_per_s=planned_per_s * working,
+        limit_per_s=capacity_per_s * working,
+        low=planned_per_s * working * low,
+        high=planned_per_s * working * high,
+        binding="stable rate" if stability_binds else str(limit),
+        limit=limit,
+        predicted=predicted,
+        notes=remarks(candidate, setting, planned_per_s, predicted, stability_binds),
+    )
+
+
+def first_rate(question: Question, candidate: Candidate, gpus: int) -> Existing | Rejection:
+    """The largest rate by formula; by simulation where the formula puts an idle replica just over a limit."""
+    return first_look(lambda method: largest_rate(question, candidate, gpus, method))
+
+
+def best_first(
+    question: Question, candidates: Sequence[Candidate], gpus: int
+) -> tuple[list[Existing], list[Rejection]]:
+    """What each candidate carries, most first, the first by simulation, the rest by formula; and those that cannot."""
+    sized = [first_rate(question, candidate, gpus) for candidate in candidates]
+    while (best := most(sized)) and best.predicted.method != "simulation":
+        sized[sized.index(best)] = largest_rate(question, best.candidate, gpus)
+    fleets = sorted((fleet for fleet in sized if isinstance(fleet, Existing)), key=lambda fleet: -fleet.rate_per_s)
+    return fleets, [fleet for fleet in sized if isinstance(fleet, Rejection)]
+
+
+def most(sized: Sequence[Existing | Rejection]) -> Existing | None:
+    """The fleet that carries most; None when none does."""
+    return max((fleet for fleet in sized if isinstance(fleet, Existing)), key=lambda f: f.rate_per_s, default=None)
+
+
+def settle_down(
+    question: Question, candidate: Candidate, method: Method, setting: Setting, capacity_per_s: float
+) -> tuple[float, Prediction]:
+    """The highest share of a replica's planned rate whose latencies meet the SLA, and these; nearly always all of it.
+
+    The last of `SHARES` where none of them does.
+    """
+    for share in SHARES:
+        rate_per_s = share * capacity_per_s * (1 - question.headroom)
+        predicted = method.predict(candidate.replica, setting, rate_per_s)
+        if predicted.meets(question.sla):
+            break
+    return rate_per_s, predicted
+
+
+def too_small(question: Question, candidate: Candidate, gpus: int) -> Rejection:
+    """A fleet that has no working replica left beside its spares."""
+    needed = (question.spare + 1) * candidate.gpus
+    why = f"{gpus} GPUs are too few: a replica of {candidate.gpus} and {question.spare} spare need {needed}"
+    return Rejection(candidate.gpu, candidate.tp, candidate.precision, "too_few", why)

@@ -1,0 +1,202 @@
+"""Several GPU types in one fleet: the cheapest whole numbers of replicas that carry the load, within what there is."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from sizing.edge import BY_FORMULA, BY_SIMULATION, Method, Setting
+from sizing.errors import ScenarioError
+from sizing.planner import setting_of
+from sizing.plans import Fleet, NoFeasiblePlan, Question
+
+ROUNDS = 6
+"""Rounds of choosing a mix and asking again what its groups can carry; two or three are enough."""
+TIE = 1e-6
+"""Weight of the number of GPUs beside the price: of two mixes at one price the smaller is taken."""
+
+
+@dataclass(frozen=True, slots=True)
+class Supply:
+    """GPUs of one type: price of an hour, how many are owned (no price to pay), how many there are in all."""
+
+    price_per_hour: float
+    owned: int = 0
+    available: float = math.inf
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.price_per_hour < math.inf or self.owned < 0 or self.available < self.owned:
+            raise ScenarioError(
+                f"a GPU's price must be 0 or more, and of those available ({self.available:g}) "
+                f"no more owned ({self.owned}) than there are"
+            )
+
+
+@dataclass(frozen=True, slots=True)
+class Kind:
+    """One kind of replica a mix may hold: GPUs it takes, of which type, and requests/s it is planned for."""
+
+    gpu: str
+    gpus: int
+    rate_per_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class Group:
+    """Replicas of one candidate in a mix, those that stand by included, and the load they get together."""
+
+    fleet: Fleet
+    replicas: int
+    rate_per_s: float
+    load_per_s: float
+
+    @property
+    def gpus(self) -> int:
+        """GPUs of the group."""
+        return self.replicas * self.fleet.candidate.gpus
+
+
+@dataclass(frozen=True, slots=True)
+class Mix:
+    """The cheapest mix: its groups, what it costs an hour (owned GPUs cost nothing), and what one type alone costs.
+
+    The load is split in proportion to what the groups carry; the mix carries the whole load, headroom kept, also with
+    the question's number of spares failed, whichever replicas these are.
+    """
+
+    groups: tuple[Group, ...]
+    cost_per_hour: float
+    alone: tuple[tuple[str, float | None], ...]
+
+    @property
+    def gpus(self) -> int:
+        """GPUs of all groups."""
+        return sum(group.gpus for group in self.groups)
+
+
+def cheapest_counts(
+    kinds: Sequence[Kind], supplies: Mapping[str, Supply], rate_per_s: float, spare: int
+) -> tuple[tuple[int, ...], float] | None:
+    """Replicas of each kind at the lowest cost an hour, and that cost; None if the GPUs available cannot do it.
+
+    With `spare` replicas failed the rest still carry `rate_per_s`. If the strongest kind in the mix carries s each,
+    the failed ones carry at most spare x s: one integer program for each kind that may be the strongest.
+    """
+    best: tuple[tuple[int, ...], float] | None = None
+    for strongest in {kind.rate_per_s for kind in kinds}:
+        usable = [kind.rate_per_s <= strongest for kind in kinds]
+        found = _solve(kinds, supplies, rate_per_s + spare * strongest, usable)
+        if found is not None and (best is None or found[1] < best[1] - 1e-9):
+            best = found
+    return best
+
+
+def _solve(
+    kinds: Sequence[Kind], supplies: Mapping[str, Supply], rate_per_s: float, usable: Sequence[bool]
+) -> tuple[tuple[int, ...], float] | None:
+    """The integer program: variables are replicas of each kind, then GPUs paid for of each type."""
+    # Costs a quarter of a second, which a plan without a mix does without.
+    from scipy.optimize import Bounds, LinearConstraint, milp
+
+    types = sorted({kind.gpu for kind in kinds})
+    of_type = np.array([[kind.gpus * (kind.gpu == name) for kind in kinds] for name in types], float)
+    prices = np.array([supplies[name].price_per_hour for name in types])
+    gpus = np.array([kind.gpus for kind in kinds], float)
+    rates = np.array([kind.rate_per_s for kind in kinds])
+    owned = np.array([supplies[name].owned for name in types], float)
+    available = np.array([supplies[name].available for name in types])
+    most = np.where(usable, np.ceil(rate_per_s / rates) + 1, 0)
+    carried = LinearConstraint(np.append(rates, 0 * prices)[None], rate_per_s * (1 - 1e-9), np.inf)
+    paid = LinearConstraint(np.hstack([of_type, -np.eye(len(types))]), -np.inf, owned)
+    there = LinearConstraint(np.hstack([of_type, 0 * np.eye(len(types))]), -np.inf, available)
+    cost = np.append(TIE * max(prices.max(), 1.0) * gpus, prices)
+    bounds = Bounds(np.zeros(len(cost)), np.append(most, np.full(len(types), np.inf)))
+    found = milp(cost, constraints=[carried, paid, there], bounds=bounds, integrality=np.ones(len(cost)))
+    if found.x is None:
+        return None
+    counts = tuple(int(count) for count in np.rint(found.x[: len(kinds)]))
+    return counts, float(prices @ np.maximum(of_type @ np.array(counts) - owned, 0))
+
+
+def cheapest_mix(question: Question, fleets: Sequence[Fleet], supplies: Mapping[str, Supply]) -> Mix:
+    """The cheapest mix of the fleets' candidates that carries the question's load; each group keeps the SLA by itself.
+
+    A group in a mix is smaller than the fleet of its candidate alone, and balanced routing makes the capacity of a
+    replica depend on the number of its like: after each choice the groups are asked again (see `carried`), until
+    nothing changes. Raises ScenarioError for a GPU without a supply, NoFeasiblePlan when there are too few GPUs.
+    """
+    missing = {fleet.candidate.gpu for fleet in fleets} - set(supplies)
+    if missing:
+        raise ScenarioError(f"a mix needs the price of every GPU: --price {min(missing)}=PRICE is missing")
+    rates = [fleet.requests_per_s_per_replica for fleet in fleets]
+    for _ in range(ROUNDS):
+        counts, _ = chosen(question, kinds_of(fleets, rates), supplies)
+        now = [carried(question, fleet, count) for fleet, count in zip(fleets, counts, strict=True)]
+        lower = [min(rate, new) if count else rate for rate, new, count in zip(rates, now, counts, strict=True)]
+        if all(new >= rate * (1 - 1e-9) for new, rate in zip(lower, rates, strict=True)):
+            break
+        rates = lower
+    counts, cost_per_hour = chosen(question, kinds_of(fleets, rates), supplies)
+    groups = groups_of(question, fleets, counts, rates)
+    return Mix(groups, cost_per_hour, alone(question, kinds_of(fleets, rates), supplies))
+
+
+def chosen(question: Question, kinds: Sequence[Kind], supplies: Mapping[str, Supply]) -> tuple[tuple[int, ...], float]:
+    """`cheapest_counts` for the question's load and spares; raises NoFeasiblePlan when there are too few GPUs."""
+    load_per_s = question.workload.rate_per_s
+    found = cheapest_counts(kinds, supplies, load_per_s, question.spare)
+    if found is None:
+        raise NoFeasiblePlan(f"too few GPUs for {load_per_s:g} requests/s: {in_words(supplies)}", ())
+    return found
+
+
+def kinds_of(fleets: Sequence[Fleet], rates_per_s: Sequence[float]) -> list[Kind]:
+    """What the integer program needs of each fleet's candidate."""
+    pairs = zip(fleets, rates_per_s, strict=True)
+    return [Kind(fleet.candidate.gpu, fleet.candidate.gpus, rate) for fleet, rate in pairs]
+
+
+def carried(question: Question, fleet: Fleet, replicas: int) -> float:
+    """Requests/s a replica is planned for in a group of `replicas`, by the fleet's method; as alone for none."""
+    if replicas == 0:
+        return fleet.requests_per_s_per_replica
+    method: Method = BY_SIMULATION if fleet.verified else BY_FORMULA
+    setting: Setting = setting_of(question, replicas)
+    return method.capacity_per_s(fleet.candidate.replica, setting) * (1 - question.headroom)
+
+
+def groups_of(
+    question: Question, fleets: Sequence[Fleet], counts: Sequence[int], rates: Sequence[float]
+) -> tuple[Group, ...]:
+    """The groups of a mix, each with its share of the load, strongest first."""
+    in_all = sum(count * rate for count, rate in zip(counts, rates, strict=True))
+    share = question.workload.rate_per_s / in_all
+    groups = [
+        Group(fleet, count, rate, count * rate * share)
+        for fleet, count, rate in zip(fleets, counts, rates, strict=True)
+        if count
+    ]
+    return tuple(sorted(groups, key=lambda group: -group.load_per_s))
+
+
+def alone(
+    question: Question, kinds: Sequence[Kind], supplies: Mapping[str, Supply]
+) -> tuple[tuple[str, float | None], ...]:
+    """Cost an hour with each GPU type alone; None where there are too few of it."""
+    costs = []
+    for name in dict.fromkeys(kind.gpu for kind in kinds):
+        of_it = [kind for kind in kinds if kind.gpu == name]
+        found = cheapest_counts(of_it, supplies, question.workload.rate_per_s, question.spare)
+        costs.append((name, None if found is None else found[1]))
+    return tuple(costs)
+
+
+def in_words(supplies: Mapping[str, Supply]) -> str:
+    """What there is of each GPU."""
+    return ", ".join(
+        f"{supply.available:g} {name}" if supply.available < math.inf else f"any number of {name}"
+        for name, supply in sorted(supplies.items())
+    )

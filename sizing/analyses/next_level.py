@@ -1,0 +1,458 @@
+"""Which level to measure next so that the GPU count of one question is soon sure, and when to stop. Start here."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from functools import lru_cache
+from typing import Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+from sizing.band import MONTE_CARLO_SIGMA, Z90
+from sizing.candidates import from_fit
+from sizing.edge import BY_FORMULA, Setting, load_response
+from sizing.engine import Replica
+from sizing.fitting import Fit, fit
+from sizing.fitting.levels import concurrency, granted, point_runs
+from sizing.fitting.search import POOR
+from sizing.planner import setting_of, size
+from sizing.plans import Fleet, Question, Rejection
+from sizing.points import Point
+from sizing.simulator.replay import Replay
+from sizing.workload import Lengths
+
+# --- What the points measured so far say of a question: how many GPUs, how sure, and which errors of the law matter
+
+Floats = NDArray[np.float64]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Belief:
+    """A fitted law, the fleet it asks for, and what its errors do to that.
+
+    The errors of the law are independent standard normal variables, one along each pair of ``fitted.variants``: eight,
+    and one for each number fitted beside the coefficients. `effects`, shape (pairs,): the
+    change of `margin` (see there) when one of them rises by one. `surplus`: margin of the fitted law over the least
+    margin at which the SLA is met at all; negative when it is not.
+    """
+
+    fitted: Fit
+    sized: Fleet | Rejection
+    effects: Floats
+    surplus: float
+
+    @property
+    def sigma(self) -> float:
+        """Standard error of the log of a replica's capacity."""
+        return float(math.hypot(MONTE_CARLO_SIGMA, *self.effects))
+
+    @property
+    def working(self) -> int | None:
+        """Replicas that carry the load; None when no number of them meets the SLA."""
+        return self.sized.working if isinstance(self.sized, Fleet) else None
+
+    def is_narrow(self, band: float) -> bool:
+        """True when the 90 % band of the count spans one replica or `band` of the count, or surely no count will do."""
+        if isinstance(self.sized, Rejection):
+            return self.surplus + Z90 * self.sigma < 0
+        low, high = self.sized.working_low, self.sized.working_high
+        return high is not None and high - low <= max(1.0, band * self.sized.working)
+
+    def sigma_for(self, band: float) -> float:
+        """The standard error at which the count would be narrow."""
+        half = 0.5 * max(band, 1 / self.sized.working) if isinstance(self.sized, Fleet) else -self.surplus
+        return max(MONTE_CARLO_SIGMA, half / Z90)
+
+    @property
+    def misfit(self) -> bool:
+        """True when the law misses the points by over `MISFIT` measurement errors: more points do not cure that."""
+        return self.fitted.chi2_per_point > MISFIT**2
+
+    @property
+    def beyond(self) -> float | None:
+        """Requests that a planned replica would hold at once, where that is more than was measured; else None."""
+        if isinstance(self.sized, Rejection) or self.sized.in_flight <= 1.1 * self.fitted.calibrated.concurrency:
+            return None
+        return self.sized.in_flight
+
+    @property
+    def warning(self) -> str:
+        """What the fit says of a law that misses the points, empty when it does not."""
+        return self.fitted.warnings[0] if self.fitted.chi2_per_point > POOR else ""
+
+    def __str__(self) -> str:
+        if isinstance(self.sized, Rejection):
+            return f"no GPU count: {self.sized.why}"
+        high = "no upper end" if self.sized.gpus_high is None else f"{self.sized.gpus_high}"
+        return f"{self.sized.gpus} GPUs, 90 % band {self.sized.gpus_low} to {high}"
+
+
+MISFIT = 5.0
+"""Of an engine that follows the law roughly they come to 3; disturbed levels make them 10 or more."""
+
+
+def usable(points: tuple[Point, ...]) -> tuple[Point, ...]:
+    """The points that a law is fitted to: closed loop, not void."""
+    return tuple(point for point in points if point.load_kind == "concurrency" and not point.void)
+
+
+@lru_cache(maxsize=32)
+def believe(points: tuple[Point, ...], question: Question) -> Belief | None:
+    """What `points` say; None while they are of fewer than two concurrencies. The same points give the same belief.
+
+    Raises FitError for points of several deployments. Takes about a second, and nothing a second time.
+    """
+    good = usable(points)
+    if len({concurrency(point) for point in good}) < 2:
+        return None
+    fitted = fit(good)
+    sized = size(question, from_fit(fitted, question.workload.lengths), BY_FORMULA)
+    setting = setting_of(question, sized.working if isinstance(sized, Fleet) else 1)
+    effects = [(margin(slower, setting) - margin(faster, setting)) / 2 for faster, slower in fitted.variants]
+    return Belief(fitted, sized, np.array(effects), surplus(fitted.replica, setting))
+
+
+def margin(replica: Replica, setting: Setting) -> float:
+    """Log of the requests/s that a replica carries under the SLA.
+
+    A replica that misses the SLA even alone has, in place of it, the log of the lowest rate asked for less the log of
+    how far it is over the limit: the quantity goes on without a jump where capacity ends.
+    """
+    response = load_response(replica, setting)
+    capacity_per_s = response.rate_per_s(0.0)
+    if capacity_per_s > 0:
+        return math.log(capacity_per_s)
+    return math.log(response.rates_per_s[0]) - float(response.excess[0])
+
+
+def surplus(replica: Replica, setting: Setting) -> float:
+    """`margin` over that of a replica which just meets the SLA alone."""
+    return margin(replica, setting) - math.log(load_response(replica, setting).rates_per_s[0])
+
+
+# --- Levels that could be measured: what each would tell of the question, and how long it would take
+
+MARGIN = 1.1
+"""A level must fit the budget even if it takes this much longer than expected, whatever the law says."""
+MOST = 2.0
+"""Doubts of a law that misses its points are without measure: no level is taken for longer than this many times."""
+
+
+@dataclass(frozen=True, slots=True)
+class Option:
+    """A closed-loop level that could be measured: `requests` requests by `users` users, within `limit_s` seconds.
+
+    `extra_rounds`: requests of each user before and after those, that take time and are not measured.
+    """
+
+    lengths: Lengths
+    users: int
+    requests: int
+    extra_rounds: float = 4.0
+    limit_s: float = math.inf
+
+    def seconds(self, requests_per_s: float) -> float:
+        """Time the level takes at this throughput; a round is one request of every user (Little's law)."""
+        return min(self.requests / requests_per_s, self.limit_s) + self.extra_rounds * self.users / requests_per_s
+
+    def spent_s(self, point: Point) -> float:
+        """Time that measuring `point` at this level took."""
+        window_s = point.duration_s or min(self.requests / point.requests_per_s, self.limit_s)
+        return window_s + self.extra_rounds * self.users / point.requests_per_s
+
+    def measured_by(self, point: Point) -> bool:
+        """True for the point of this level."""
+        closed = point.load_kind == "concurrency"
+        return closed and concurrency(point) == self.users and point.lengths == self.lengths
+
+
+def spent_s(points: Sequence[Point], options: Sequence[Option]) -> float:
+    """Seconds of server time behind `points`, void ones included; points of no option are left out."""
+    return sum(option.spent_s(point) for option in options for point in points if option.measured_by(point))
+
+
+def stretch(points: Sequence[Point], options: Sequence[Option]) -> float:
+    """Time that the levels measured so far took over the time by their plan and the throughput they had; 1 for none."""
+    pairs = [(option, point) for option in options for point in points if option.measured_by(point)]
+    planned_s = sum(option.seconds(point.requests_per_s) for option, point in pairs)
+    return sum(option.spent_s(point) for option, point in pairs) / planned_s if pairs else 1.0
+
+
+def expected_s(fitted: Fit, options: Sequence[Option], slower: float = 1.0) -> Floats:
+    """Seconds that each option (one or more) will take by the law, shape (options,), times `slower` (see `stretch`)."""
+    return slower * _seconds(options, replay_of(fitted, options).means(fitted.replica))
+
+
+def _seconds(options: Sequence[Option], means: Floats) -> Floats:
+    return np.array([option.seconds(float(rate)) for option, rate in zip(options, means[:, 0], strict=True)])
+
+
+def replay_of(fitted: Fit, options: Sequence[Option]) -> Replay:
+    """The options ready to be simulated with any law; users start over one request time of the fitted one."""
+    rough = [_point(fitted, option, _rough_rate_per_s(fitted, option)) for option in options]
+    rates = Replay(point_runs(rough), fitted.replica).means(fitted.replica)[:, 0]
+    points = [replace(point, requests_per_s=float(rate)) for point, rate in zip(rough, rates, strict=True)]
+    return Replay(point_runs(points), fitted.replica)
+
+
+def _point(fitted: Fit, option: Option, requests_per_s: float) -> Point:
+    """The point that measuring `option` would give, as far as it is known before."""
+    lengths = option.lengths
+    return Point(
+        **fitted.deployment._asdict(),
+        isl=lengths.isl,
+        osl=lengths.osl,
+        isl_cv=lengths.isl_cv,
+        osl_cv=lengths.osl_cv,
+        load_kind="concurrency",
+        load_value=option.users,
+        requests=option.requests,
+        requests_per_s=requests_per_s,
+    )
+
+
+def _rough_rate_per_s(fitted: Fit, option: Option) -> float:
+    """Throughput if prompts waited for nobody: starts the simulation that gives the right one."""
+    law, lengths = fitted.law, option.lengths
+    batch = min(option.users, fitted.batching.max_batch_size)
+    step_s = law.decode_s(batch, batch * (lengths.isl + lengths.osl / 2))
+    return batch / (lengths.osl * step_s + law.prefill_alone_s(lengths.isl) + law.request_s)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Prospects:
+    """What measuring each of n options would cost and tell.
+
+    `seconds`, shape (n,): expected; `longest_s`: what they will hardly exceed, by what the law leaves open. `slopes`,
+    shape (n, 3, pairs): change of requests/s, TTFT and ITL, in standard errors of that measurement, along the
+    independent errors of the law.
+    """
+
+    seconds: Floats
+    longest_s: Floats
+    slopes: Floats
+
+
+def prospects(belief: Belief, options: Sequence[Option], slower: float = 1.0) -> Prospects:
+    """Cost and worth of `options` (one or more) by the law of `belief`; `slower` as in `expected_s`.
+
+    Slopes are differences between the pair of laws one standard error to either side: so wide that the jumps of a
+    simulated TTFT do not count.
+    """
+    fitted = belief.fitted
+    replay = replay_of(fitted, options)
+    sides = [(_log_means(replay, slower), _log_means(replay, faster)) for faster, slower in fitted.variants]
+    changes = np.stack([(above - below) / 2 for above, below in sides], axis=-1)
+    errors = np.array([granted(_point(fitted, option, 1.0), fitted.batching) for option in options])
+    # Where the law misses the points by more than the errors granted, new points are no better than the old ones.
+    errors *= math.sqrt(max(1.0, fitted.chi2_per_point))
+    slopes = np.nan_to_num(changes) / errors[:, :, None]  # no ITL with one output token: it tells nothing
+    seconds = _seconds(options, replay.means(fitted.replica))
+    doubt = np.minimum(MOST, MARGIN * np.exp(2 * np.linalg.norm(changes[:, 0, :], axis=1)))
+    # Levels that ended early so far give no right to hope for it.
+    return Prospects(slower * seconds, max(1.0, slower) * seconds * doubt, slopes)
+
+
+def _log_means(replay: Replay, replica: Replica) -> Floats:
+    """Logs of requests/s, mean TTFT and mean ITL, shape (options, 3)."""
+    logs: Floats = np.log(replay.means(replica)[:, :3])
+    return logs
+
+
+def reductions(effects: Floats, knowledge: Floats, slopes: Floats) -> Floats:
+    """By how much each option would lower the variance of a linear quantity, shape (options,).
+
+    `effects`, shape (k,): slopes of the quantity along k errors; `knowledge`, shape (k, k): their precision matrix
+    now; `slopes` as in `Prospects`. With e the effects, P the covariance, J one option's slopes:
+    e P J' (I + J P J')^-1 J P e, the rule of linear Bayesian regression. Never negative, at most e P e.
+
+    >>> one_exact_look = np.array([[[1e6, 0.0]]])
+    >>> float(reductions(np.array([2.0, 1.0]), np.eye(2), one_exact_look).round(3)[0])
+    4.0
+    """
+    covariance = np.linalg.inv(knowledge)
+    seen = slopes @ covariance
+    noise = np.eye(slopes.shape[1]) + seen @ slopes.transpose(0, 2, 1)
+    pull = seen @ effects
+    return np.asarray(np.einsum("oi,oi->o", pull, np.linalg.solve(noise, pull[..., None])[..., 0]))
+
+
+def outlook(belief: Belief, ahead: Prospects, budget_s: float, enough: float) -> tuple[float, float]:
+    """Going on greedily until the error of log capacity is `enough` or the budget spent: (seconds, error then).
+
+    Of the options left the one with the most reduction of variance per second comes next. Linear, so an outlook only.
+    """
+    seconds, slopes = ahead.seconds, ahead.slopes
+    knowledge, left = np.eye(len(belief.effects)), np.arange(len(seconds))
+    sigma, total_s = belief.sigma, 0.0
+    while sigma > enough and (left := left[total_s + seconds[left] <= budget_s]).size:
+        best = left[np.argmax(reductions(belief.effects, knowledge, slopes[left]) / seconds[left])]
+        knowledge += slopes[best].T @ slopes[best]
+        total_s += float(seconds[best])
+        left = left[left != best]
+        sigma = math.hypot(MONTE_CARLO_SIGMA, math.sqrt(belief.effects @ np.linalg.solve(knowledge, belief.effects)))
+    return total_s, sigma
+
+
+# --- Which level to measure next so that the GPU count of one question is soon sure, and when to stop. Start here
+
+BAND = 0.2
+"""Sure enough: 10 % to either side."""
+STEADY_FOR = 3
+"""Points after which the count must have been the same for it to be settled."""
+STEADY = 0.05
+"""Change of the count, as a share, that still counts as the same; one replica always does, as in the band."""
+WORTH = 0.1
+"""Share by which all that is left must narrow the band for it to be worth measuring."""
+GROWS_WORSE = ("overloaded", "client_limited", "errors")
+"""Verdicts of a void point that a higher load would only earn again."""
+
+
+@dataclass(frozen=True, slots=True)
+class LevelChoice:
+    """Measure `option` next: it will take `seconds`, the sweep `remaining_s` in all, both as far as is known.
+
+    `aim`: *start* (no law yet), *gain* (most certainty per second; `narrows` is the share it takes off the band) or
+    *reach* (as many users as a planned replica would hold, so that the law need not be extrapolated).
+    """
+
+    option: Option
+    seconds: float
+    remaining_s: float
+    aim: Literal["start", "gain", "reach"]
+    narrows: float = math.nan
+    belief: Belief | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Stop:
+    """Measure no more: the count is *settled*, the *budget* has no room for another level, nothing left is *worth* its
+    time, *nothing* is left, or the law is a *misfit* that no further point cures."""
+
+    because: Literal["settled", "budget", "worth", "nothing", "misfit"]
+    belief: Belief | None = None
+
+
+def choose(
+    points: Sequence[Point],
+    options: Sequence[Option],
+    question: Question,
+    *,
+    budget_s: float,
+    guess_s: Callable[[Option], float],
+    band: float = BAND,
+) -> LevelChoice | Stop:
+    """The level to measure next, by the points of all levels so far in the order measured, void ones included.
+
+    `budget_s` is for the whole sweep, of which the points say how much is spent; `guess_s` gives the time of a level
+    while there is no law to tell it. `band`: width of the 90 % band of the count, as a share of it, that is narrow
+    enough to stop; one replica always is. Depends on nothing but its arguments: a broken sweep goes on as if it had not
+    been. Raises FitError for points of several deployments.
+    """
+    left = [option for option in options if not shunned(option, points)]
+    room_s = budget_s - spent_s(points, options)
+    belief = believe(usable(tuple(points)), question)
+    if belief is None:
+        return _start(points, left, question, room_s, guess_s)
+    if not left:
+        return Stop("nothing", belief)
+    ahead = prospects(belief, left, stretch(points, options))
+    lately = history(points, question)
+    if is_settled(lately, band):
+        return _reach(belief, left, ahead, question, room_s) or Stop("settled", belief)
+    if len(lately) == STEADY_FOR and all(earlier.misfit for earlier in lately):
+        return Stop("misfit", belief)
+    return _gain(belief, left, ahead, room_s, band)
+
+
+def shunned(option: Option, points: Sequence[Point]) -> bool:
+    """True for a level that was measured, or would come out void as one of the same lengths and fewer users did."""
+    same = [point for point in points if point.load_kind == "concurrency" and point.lengths == option.lengths]
+    return any(
+        concurrency(point) == option.users or (concurrency(point) < option.users and point.verdict in GROWS_WORSE)
+        for point in same
+    )
+
+
+def history(points: Sequence[Point], question: Question) -> list[Belief]:
+    """What was believed after each of the last `STEADY_FOR` usable points, as far as there was a law; newest first."""
+    good = usable(tuple(points))
+    beliefs = (believe(good[:count], question) for count in range(len(good), len(good) - STEADY_FOR, -1) if count > 0)
+    return [belief for belief in beliefs if belief is not None]
+
+
+def is_settled(lately: Sequence[Belief], band: float) -> bool:
+    """True when the band of the count is narrow now, and the last `STEADY_FOR` points have changed the count by one
+    replica or `STEADY` at most, within the band: a band that promises more than the counts keep is not believed."""
+    if len(lately) < STEADY_FOR or not lately[0].is_narrow(band):
+        return False
+    counts = [belief.working for belief in lately if belief.working is not None]
+    if len(counts) < len(lately) or not isinstance(lately[0].sized, Fleet):
+        return not counts
+    low, high = lately[0].sized.working_low, lately[0].sized.working_high
+    inside = high is not None and low <= min(counts) and max(counts) <= high
+    return inside and max(counts) - min(counts) <= max(1.0, STEADY * max(counts))
+
+
+def _start(
+    points: Sequence[Point],
+    left: Sequence[Option],
+    question: Question,
+    room_s: float,
+    guess_s: Callable[[Option], float],
+) -> LevelChoice | Stop:
+    """No law yet: the fewest users at the lengths nearest to the question's, then the middle between few and many."""
+    known = {concurrency(point) for point in usable(tuple(points))}
+    new = [option for option in left if option.users not in known]
+    affordable = [option for option in new if MARGIN * guess_s(option) <= room_s]
+    if not affordable:
+        return Stop("budget" if new else "nothing")
+    users = [option.users for option in new]
+    target = math.sqrt(min(known) * max(users)) if known else min(users)
+    best = min(
+        affordable,
+        key=lambda option: (distance(option.lengths, question), abs(math.log(option.users / target))),
+    )
+    return LevelChoice(best, guess_s(best), room_s, "start")
+
+
+def _gain(belief: Belief, left: Sequence[Option], ahead: Prospects, room_s: float, band: float) -> LevelChoice | Stop:
+    """The level that lowers the variance of log capacity most for its time."""
+    affordable = ahead.longest_s <= room_s
+    if not affordable.any():
+        return Stop("budget", belief)
+    _, least_sigma = outlook(belief, ahead, room_s, 0.0)
+    if least_sigma > (1 - WORTH) * belief.sigma:
+        return Stop("worth", belief)
+    gains = reductions(belief.effects, np.eye(len(belief.effects)), ahead.slopes)
+    best = int(np.argmax(np.where(affordable, gains / ahead.seconds, -math.inf)))
+    seconds = float(ahead.seconds[best])
+    rest_s, _ = outlook(belief, ahead, room_s, belief.sigma_for(band))
+    narrows = 1 - math.sqrt(max(0.0, 1 - gains[best] / belief.sigma**2))
+    return LevelChoice(left[best], seconds, max(rest_s, seconds), "gain", narrows, belief)
+
+
+def _reach(
+    belief: Belief, left: Sequence[Option], ahead: Prospects, question: Question, room_s: float
+) -> LevelChoice | None:
+    """A level with as many users as a planned replica would hold, where fewer were measured: the nearest such."""
+    if belief.beyond is None:
+        return None
+    enough = [
+        (distance(option.lengths, question), float(ahead.seconds[place]), place)
+        for place, option in enumerate(left)
+        if option.users >= belief.beyond / 1.1 and ahead.longest_s[place] <= room_s
+    ]
+    if not enough:
+        return None
+    _, seconds, place = min(enough)
+    return LevelChoice(left[place], seconds, seconds, "reach", belief=belief)
+
+
+def distance(lengths: Lengths, question: Question) -> float:
+    """How far lengths are from the question's: the sum of the logs of both ratios."""
+    asked = question.workload.lengths
+    return abs(math.log(lengths.isl / asked.isl)) + abs(math.log(lengths.osl / asked.osl))

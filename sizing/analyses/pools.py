@@ -1,0 +1,251 @@
+"""What if prompts were computed by one pool of replicas and tokens by another: each pool sized apart.
+
+Disaggregated serving (DistServe, arXiv 2401.09670; Splitwise, arXiv 2311.18677): prompts no longer stall the tokens of
+others, TTFT is the first pool's and ITL the second's; the KV cache of a prompt travels between them.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+from sizing.analyses.whatif import LINK_SHARE
+from sizing.analyses.whatif_setup import UNLIMITED, Setup, sheet_of
+from sizing.edge import BY_FORMULA, BY_SIMULATION, Method
+from sizing.engine import Replica
+from sizing.errors import ScenarioError
+from sizing.numbers import milliseconds, percent
+from sizing.planner import size
+from sizing.plans import Candidate, Fleet, Question, Rejection
+from sizing.prediction import Method as MethodName
+from sizing.prediction import Prediction
+from sizing.queueing import predict
+from sizing.simulator import Simulated, simulate_disaggregated
+from sizing.workload import Limit, Prefix, Sla
+
+# --- A prefill and a decode pool run together in simulation, and enlarged until the SLA holds there
+
+REQUESTS = 60_000
+MOST = 2.0
+"""Times the formula's replicas that are tried; what needs more has another cause than the formula's error."""
+GROWTH = 0.05
+
+
+@dataclass(frozen=True, slots=True)
+class Pool:
+    """One pool: what it is asked apart from the other, and its fleet."""
+
+    question: Question
+    fleet: Fleet
+
+    def enlarged(self) -> Pool:
+        """With a replica more, or 5 % more."""
+        return self.of(self.fleet.working + max(1, round(GROWTH * self.fleet.working)))
+
+    def of(self, working: int) -> Pool:
+        """With so many working replicas; the ends of the band move along, latencies are those by formula."""
+        fleet, workload = self.fleet, self.question.workload
+        added = working - fleet.working
+        planned_per_s = workload.rate_per_s / working
+        predicted = predict(fleet.candidate.replica, workload, replicas=working, routing=self.question.routing)
+        changed = replace(
+            fleet,
+            working=working,
+            load_per_s=planned_per_s,
+            capacity_per_s=planned_per_s / (1 - self.question.headroom),
+            requests_per_s_per_replica=planned_per_s,
+            predicted=predicted,
+            working_low=fleet.working_low + added,
+            working_high=None if fleet.working_high is None else fleet.working_high + added,
+        )
+        return replace(self, fleet=changed)
+
+    @property
+    def busy(self) -> float:
+        """Load over the pool's stable rate."""
+        return self.question.workload.rate_per_s / self.fleet.working / self.fleet.stable_per_s
+
+
+@dataclass(frozen=True, slots=True)
+class Joint:
+    """Both pools, and what users see of them together at the planned load."""
+
+    prefill: Pool
+    decode: Pool
+    predicted: Prediction
+
+
+def run_together(
+    question: Question, replica: Replica, prefill: Pool, decode: Pool, transfer_s: float, rate_per_s: float
+) -> Simulated:
+    """Both pools of `replica` in simulation; a prompt of mean length travels `transfer_s`, others in proportion."""
+    return simulate_disaggregated(
+        replica,
+        replica,
+        replace(question.workload, rate_per_s=rate_per_s),
+        prefill_replicas=prefill.fleet.working,
+        decode_replicas=decode.fleet.working,
+        transfer_token_s=transfer_s / question.workload.lengths.isl,
+        routing=question.routing,
+        requests=REQUESTS,
+    )
+
+
+def enlarged(question: Question, replica: Replica, prefill: Pool, decode: Pool, transfer_s: float) -> Joint | Rejection:
+    """The pools, enlarged until the SLA holds in simulation at the planned load over (1 - headroom).
+
+    Over the TTFT limit the prefill pool grows, over another the decode pool; without a steady state the busier one.
+    """
+    rate_per_s = question.workload.rate_per_s
+    most = MOST * (prefill.fleet.working + decode.fleet.working) + 2
+    while True:
+        run = run_together(question, replica, prefill, decode, transfer_s, rate_per_s / (1 - question.headroom))
+        if run.meets(question.sla):
+            break
+        if prefill.fleet.working + decode.fleet.working >= most:
+            return _out_of_reach(question, decode, run.prediction())
+        if _prompts_are_late(question, prefill, decode, run):
+            prefill = prefill.enlarged()
+        else:
+            decode = decode.enlarged()
+    planned = run_together(question, replica, prefill, decode, transfer_s, rate_per_s).prediction()
+    return Joint(prefill, decode, planned)
+
+
+def _prompts_are_late(question: Question, prefill: Pool, decode: Pool, run: Simulated) -> bool:
+    ttft = question.sla.ttft
+    if run.saturated or ttft is None:
+        return prefill.busy > decode.busy
+    return run.exceeding_share(ttft) > 1 - ttft.percentile / 100
+
+
+def _out_of_reach(question: Question, decode: Pool, predicted: Prediction) -> Rejection:
+    candidate, limit = decode.fleet.candidate, predicted.binding(question.sla)
+    found = milliseconds(predicted.value_s(limit))
+    why = f"two pools miss {limit} in simulation at twice the replicas that the formula asks for: {found}"
+    return Rejection(candidate.gpu, candidate.tp, candidate.precision, "sla", why, limit, predicted.value_s(limit))
+
+
+# --- What if prompts were computed by one pool of replicas and tokens by another: each pool sized apart
+#
+# Disaggregated serving (DistServe, arXiv 2401.09670; Splitwise, arXiv 2311.18677): prompts no longer stall the tokens
+# of others, TTFT is the first pool's and ITL the second's; the KV cache of a prompt travels between them.
+
+POOLS_SIGMA = 0.10
+
+
+@dataclass(frozen=True, slots=True)
+class Pools:
+    """The two fleets, each with its own spares, and what they rest on.
+
+    `predicted`: what users see of both together at the planned load; None when the pools were only sized apart, by
+    formula.
+    """
+
+    prefill: Fleet
+    decode: Fleet
+    transfer_s: float
+    assumptions: tuple[str, ...]
+    predicted: Prediction | None = None
+
+    @property
+    def gpus(self) -> int:
+        """GPUs to own in both pools."""
+        return self.prefill.gpus + self.decode.gpus
+
+    @property
+    def verified_by(self) -> MethodName:
+        """How the counts were found."""
+        return "simulation" if self.predicted else "analytic"
+
+
+def disaggregate(setup: Setup, method: Method = BY_SIMULATION) -> Pools | Rejection:
+    """The smallest pools of the setup's replica, or why one of them cannot meet its limit.
+
+    By formula each pool is sized apart. By simulation both are then run together, and enlarged until the SLA holds.
+    Raises ScenarioError without a TTFT limit, which the prefill pool is sized by, without tokens to decode, and for a
+    limit on gaps.
+    """
+    question, transfer_s = setup.question, _transfer_s(setup)
+    if question.sla.ttft is None or question.workload.lengths.osl < 2:
+        raise ScenarioError(
+            "disaggregated: give a TTFT limit for the prefill pool and OSL of 2 or more for the decodes"
+        )
+    if question.sla.gap is not None:
+        raise ScenarioError(
+            "disaggregated: gaps between tokens are not simulated over two pools: limit ITL in place of --gap"
+        )
+    apart = setup.changed(
+        f"prompts in a pool of their own, sized by TTFT; their KV cache travels {transfer_s * 1e3:.3g} ms a prompt, at "
+        f"{percent(LINK_SHARE)} of the link's bandwidth, and no other traffic slows it down",
+        sigma=POOLS_SIGMA,
+    )
+    sized = _sized_apart(question, apart.candidate, transfer_s)
+    if isinstance(sized, Rejection):
+        return sized
+    prefill, decode = sized
+    if method is BY_FORMULA:
+        return Pools(prefill.fleet, decode.fleet, transfer_s, apart.assumptions)
+    joint = enlarged(question, apart.candidate.replica, prefill, decode, transfer_s)
+    if isinstance(joint, Rejection):
+        return joint
+    return Pools(joint.prefill.fleet, joint.decode.fleet, transfer_s, apart.assumptions, joint.predicted)
+
+
+def _sized_apart(question: Question, candidate: Candidate, transfer_s: float) -> tuple[Pool, Pool] | Rejection:
+    """Both pools by formula; the decode pool as if all prompts had the mean length."""
+    of_prefill = prefill_question(question)
+    prefill = size(of_prefill, candidate, BY_FORMULA)
+    if isinstance(prefill, Rejection):
+        return prefill
+    ttft_s = prefill.predicted.value_s(of_prefill.sla.limits[0])
+    of_decode = decode_question(question, ttft_s, transfer_s)
+    decode = size(of_decode, replace(candidate, replica=decode_only(candidate.replica, question)), BY_FORMULA)
+    return decode if isinstance(decode, Rejection) else (Pool(of_prefill, prefill), Pool(of_decode, decode))
+
+
+def prefill_question(question: Question) -> Question:
+    """Requests that end with their first token, under the TTFT limit alone."""
+    lengths = replace(question.workload.lengths, osl=1.0, osl_cv=0.0, correlation=0.0)
+    return replace(question, workload=replace(question.workload, lengths=lengths), sla=Sla(ttft=question.sla.ttft))
+
+
+def decode_question(question: Question, ttft_s: float, transfer_s: float) -> Question:
+    """Requests whose prompt is one token long, under what the prefill and the transfer leave of ITL and E2E.
+
+    ITL = (E2E - TTFT) / (OSL - 1): the transfer takes its share of every gap.
+    """
+    lengths, sla = question.workload.lengths, question.sla
+    gaps = lengths.osl - 1
+    limits: dict[str, Limit] = {}
+    for metric, limit, taken_s in (("itl", sla.itl, transfer_s / gaps), ("e2e", sla.e2e, ttft_s + transfer_s)):
+        if limit is not None:
+            if limit.limit_s <= taken_s:
+                raise ScenarioError(f"disaggregated: prefill and transfer alone exceed {limit}")
+            limits[metric] = replace(limit, limit_s=limit.limit_s - taken_s)
+    if not limits:
+        raise ScenarioError("disaggregated: the decode pool needs a limit on ITL or E2E")
+    short = replace(lengths, isl=1.0, isl_cv=0.0, correlation=0.0)
+    workload = replace(question.workload, lengths=short, prefix=Prefix())
+    return replace(question, workload=workload, sla=Sla(**limits))
+
+
+def decode_only(replica: Replica, question: Question) -> Replica:
+    """The replica as sequences meet it that arrive with `isl` tokens cached, told as prompts of one token.
+
+    Those tokens are attended to at every step (a cost per sequence) and hold their place in the cache (which holds
+    fewer, shorter sequences); the prefill of the one token is free.
+    """
+    lengths, law, batching = question.workload.lengths, replica.law, replica.batching
+    cached = lengths.isl - 1
+    alike = law.with_values(sequence_s=law.sequence_s + law.kv_token_s * cached, attention_s=0.0, prefill_s=0.0)
+    shorter = (lengths.osl + 1) / (lengths.isl + lengths.osl)
+    known = batching.kv_tokens < UNLIMITED
+    kv_tokens = max(1, int(batching.kv_tokens * shorter)) if known else batching.kv_tokens
+    return replace(replica, law=alike, batching=replace(batching, kv_tokens=kv_tokens))
+
+
+def _transfer_s(setup: Setup) -> float:
+    """Seconds to move one prompt's KV cache, every GPU of a replica sending its part."""
+    sheet = sheet_of(setup.candidate)
+    isl = setup.question.workload.lengths.isl
+    return isl * sheet.token_bytes / (sheet.gpu.link_bytes_per_s * LINK_SHARE)

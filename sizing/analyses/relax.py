@@ -1,0 +1,165 @@
+"""What would have to give where no configuration meets the SLA: the smallest relaxation of each limit alone.
+
+An SLA that fails without load fails whatever the number of GPUs: a looser limit helps, more GPUs do not. So what is
+needed is read off replicas that are all but idle, by formula, and checked by a simulation of the same, because the
+planner checks its answers by simulation too (Poisson arrivals: its own smallest limit within 2 %).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+
+from sizing.edge import IDLE, NEAR, SURE, load_response, predict_at, requests_for, run_at, upper_percentile
+from sizing.planner import setting_of
+from sizing.plans import Candidate, Question
+from sizing.simulator import Simulated
+from sizing.workload import PERCENTILES, Limit, Sla
+
+ALMOST_IDLE = IDLE / 100
+"""Share of the stable rate below which the planner's search does not look for a load that meets the SLA."""
+HALF = 0.5
+ALIKE = 1.03
+"""Candidates whose needs by formula are this near are all simulated: the formula may have their order wrong."""
+
+
+@dataclass(frozen=True, slots=True)
+class Relaxation:
+    """One limit loosened alone, the others kept.
+
+    `smallest`: the limit, to 3 digits rounded up, from which on `candidate` meets the SLA; replicas are then all but
+    idle. `roomy`: the limit at which it carries half the load that it would without this limit. All three are None
+    where no value helps, because other limits fail too. `percentile`: the limit as it was at the highest lower
+    percentile that some candidate keeps (`percentile_candidate`); None where no percentile does.
+    """
+
+    limit: Limit
+    smallest: Limit | None = None
+    roomy: Limit | None = None
+    candidate: Candidate | None = None
+    percentile: Limit | None = None
+    percentile_candidate: Candidate | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Together:
+    """All limits that one candidate misses, loosened as far as it needs: what comes nearest to the SLA as a whole."""
+
+    candidate: Candidate
+    limits: tuple[Limit, ...]
+
+
+def relaxations(question: Question, candidates: Sequence[Candidate]) -> tuple[Relaxation, ...]:
+    """For each limit of the SLA, in its order, what would do alone. Meant for an SLA that no candidate meets.
+
+    A limit that is met comes back with the smallest value that would still be.
+    """
+    idle = [_Idle(question, candidate) for candidate in candidates]
+    return tuple(_relaxed(limit, idle) for limit in question.sla.limits)
+
+
+def together(question: Question, candidates: Sequence[Candidate]) -> Together | None:
+    """The candidate whose worst miss is the least, and the limits it misses as it would keep them; None without one."""
+    if not candidates:
+        return None
+    sla = question.sla
+    nearest = min((_Idle(question, candidate) for candidate in candidates), key=lambda idle: idle.worst(sla.limits))
+    missed = (limit for limit in sla.limits if nearest.needs_s(limit) > limit.limit_s)
+    needed = tuple(replace(limit, limit_s=rounded_up(nearest.needs_s(limit))) for limit in missed)
+    return Together(nearest.candidate, needed)
+
+
+def rounded_up(value: float, digits: int = 3) -> float:
+    """The least number of `digits` significant digits that is `value` or more.
+
+    >>> rounded_up(0.0058912), rounded_up(1234.0), rounded_up(0.25)
+    (0.0059, 1240.0, 0.25)
+    """
+    decimals = digits - 1 - math.floor(math.log10(value))
+    rounded = round(value, decimals)
+    return rounded if rounded >= value else round(rounded + 10.0**-decimals, decimals)
+
+
+class _Idle:
+    """Latencies of a candidate's replica that is all but idle; simulated when first asked for."""
+
+    def __init__(self, question: Question, candidate: Candidate) -> None:
+        self.candidate = candidate
+        self.question = question
+        self.setting = setting_of(question, 1)
+        self.response = load_response(candidate.replica, self.setting)
+        self._run: Simulated | None = None
+
+    def formula_s(self, limit: Limit) -> float:
+        """The percentile that `limit` speaks of, by formula."""
+        return self.response.idle.value_s(limit)
+
+    def worst(self, limits: Sequence[Limit]) -> float:
+        """Predicted over allowed for the limit that is missed most, by formula."""
+        return max(self.formula_s(limit) / limit.limit_s for limit in limits)
+
+    def needs_s(self, limit: Limit) -> float:
+        """The smallest value of the limit that a planner accepts: kept by simulation, and by formula all but kept."""
+        return max(upper_percentile(self._simulated(), limit, SURE), self.formula_s(limit) / NEAR * (1 + 1e-9))
+
+    def keeps(self, limits: Sequence[Limit]) -> bool:
+        """True when all of these limits hold."""
+        return all(self.formula_s(limit) < NEAR * limit.limit_s for limit in limits) and all(
+            self.needs_s(limit) <= limit.limit_s for limit in limits
+        )
+
+    def _simulated(self) -> Simulated:
+        if self._run is None:
+            almost_idle_per_s = float(self.response.rates_per_s[0]) / IDLE * ALMOST_IDLE
+            self._run = run_at(self.candidate.replica, self.setting, almost_idle_per_s, requests_for(self.setting))
+        return self._run
+
+
+def _relaxed(limit: Limit, idle: Sequence[_Idle]) -> Relaxation:
+    """What would do if only `limit` gave way."""
+    others = [each for each in idle[0].question.sla.limits if each != limit] if idle else []
+    by_percentile = next(_kept_percentiles(limit, others, idle), (None, None))
+    best = _least_needing(limit, others, idle)
+    if best is None:
+        return Relaxation(limit)
+    smallest = replace(limit, limit_s=rounded_up(best.needs_s(limit)))
+    return Relaxation(limit, smallest, _roomy(smallest, others, best), best.candidate, *by_percentile)
+
+
+def _least_needing(limit: Limit, others: Sequence[Limit], idle: Sequence[_Idle]) -> _Idle | None:
+    """Of the candidates that keep the other limits the one that needs the least of this one."""
+    best: _Idle | None = None
+    for each in sorted(idle, key=lambda each: each.formula_s(limit)):
+        if best is not None and each.formula_s(limit) > ALIKE * best.formula_s(limit):
+            break
+        if each.keeps(others) and (best is None or each.needs_s(limit) < best.needs_s(limit)):
+            best = each
+    return best
+
+
+def _kept_percentiles(
+    limit: Limit, others: Sequence[Limit], idle: Sequence[_Idle]
+) -> Iterator[tuple[Limit, Candidate]]:
+    """The limit at each lower percentile, highest first, with a candidate that keeps it and all others."""
+    for percentile in sorted((each for each in PERCENTILES if each < limit.percentile), reverse=True):
+        lower = replace(limit, percentile=percentile)
+        for each in sorted(idle, key=lambda each: each.formula_s(lower)):
+            if each.formula_s(lower) >= NEAR * limit.limit_s:
+                break
+            if each.keeps([lower, *others]):
+                yield lower, each.candidate
+                break
+
+
+def _roomy(smallest: Limit, others: Sequence[Limit], idle: _Idle) -> Limit:
+    """The limit at half the load that the replica carries without it: under the other limits, or while stable."""
+    replica, setting = idle.candidate.replica, idle.setting
+    most_per_s = float(idle.response.rates_per_s[0]) / IDLE
+    if others:
+        apart = Sla(**{limit.metric: limit for limit in others})
+        most_per_s = load_response(replica, replace(setting, sla=apart)).rate_per_s(0.0)
+    if most_per_s == 0:
+        return smallest
+    value_s = predict_at(replica, setting, HALF * most_per_s).value_s(smallest)
+    return replace(smallest, limit_s=max(rounded_up(value_s), smallest.limit_s))

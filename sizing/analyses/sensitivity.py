@@ -1,0 +1,217 @@
+"""What a change of one input does to the answer: lengths, rate, limits and headroom, 10 and 25 % up and down."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from typing import Literal
+
+from sizing.edge import BY_FORMULA, BY_SIMULATION, Setting, SlaMissed, load_response
+from sizing.engine import Batching
+from sizing.errors import ScenarioError
+from sizing.planner import setting_of, size, smallest_fleet
+from sizing.plans import Candidate, Fleet, Question, Rejection
+from sizing.workload import Limit
+
+# --- What a change of one input does to the answer: lengths, rate, limits and headroom, 10 and 25 % up and down
+
+CHANGES = (-0.25, -0.10, 0.10, 0.25)
+Unit = Literal["tokens", "requests/s", "s", "share"]
+
+
+@dataclass(frozen=True, slots=True)
+class Effect:
+    """With the input at `value`, `change` away from its own: GPUs and a replica's capacity; None = the SLA fails."""
+
+    change: float
+    value: float
+    gpus: int | None
+    capacity_per_s: float | None
+
+
+@dataclass(frozen=True, slots=True)
+class Sensitivity:
+    """The effects of one input, `value` in `unit` as asked, everything else kept."""
+
+    name: str
+    unit: Unit
+    value: float
+    effects: tuple[Effect, ...]
+
+
+def sensitivities(question: Question, fleet: Fleet, changes: tuple[float, ...] = CHANGES) -> tuple[Sensitivity, ...]:
+    """One row per input. By formula, times what the fleet's own capacity differs from the formula's.
+
+    A headroom of 0 stays 0 whatever its change. Lengths below 1 token and limits the SLA cannot meet give no count.
+    """
+    rows = []
+    for name, unit, value in inputs(question):
+        effects = tuple(effect(question, fleet, name, change, value * (1 + change)) for change in changes)
+        rows.append(Sensitivity(name, unit, value, effects))
+    return tuple(rows)
+
+
+def inputs(question: Question) -> Iterator[tuple[str, Unit, float]]:
+    """Name, unit and value of every input that is varied."""
+    yield "ISL", "tokens", question.workload.lengths.isl
+    yield "OSL", "tokens", question.workload.lengths.osl
+    yield "rate", "requests/s", question.workload.rate_per_s
+    for limit in question.sla.limits:
+        yield limit_name(limit), "s", limit.limit_s
+    yield "headroom", "share", question.headroom
+
+
+def limit_name(limit: Limit) -> str:
+    """For instance: p95 TTFT limit."""
+    return f"{limit.name} limit"
+
+
+def effect(question: Question, fleet: Fleet, name: str, change: float, value: float) -> Effect:
+    """GPUs and capacity with the input `name` at `value`."""
+    try:
+        changed = with_input(question, name, value)
+        replicas, capacity_per_s = resized(changed, question, fleet)
+    except (SlaMissed, ScenarioError):
+        return Effect(change, value, None, None)
+    return Effect(change, value, (replicas + fleet.spare) * fleet.candidate.gpus, capacity_per_s)
+
+
+def with_input(question: Question, name: str, value: float) -> Question:
+    """The question with one input replaced."""
+    if name in ("ISL", "OSL"):
+        lengths = replace(question.workload.lengths, **{name.lower(): value})
+        return replace(question, workload=replace(question.workload, lengths=lengths))
+    if name == "rate":
+        return replace(question, workload=replace(question.workload, rate_per_s=value))
+    if name == "headroom":
+        return replace(question, headroom=value)
+    limits = {limit.metric: replace(limit, limit_s=value) for limit in question.sla.limits if limit_name(limit) == name}
+    return replace(question, sla=replace(question.sla, **limits))
+
+
+def resized(changed: Question, question: Question, fleet: Fleet) -> tuple[int, float]:
+    """Working replicas and capacity of the fleet's candidate under a changed question.
+
+    The formula's capacity, corrected by the ratio that holds for the question as it was. Where the formula puts even
+    an idle replica over a limit that the simulation found kept, as much excess as it gives the fleet's own capacity is
+    taken for kept. The formula is not asked again where only a limit has changed: the latencies at each load are the
+    same.
+    """
+    replica = fleet.candidate.replica
+    as_it_was = load_response(replica, setting_of(question, fleet.working))
+    kept = 0.0 if as_it_was.rate_per_s(0.0) else as_it_was.excess_at(fleet.capacity_per_s)
+    correction = fleet.capacity_per_s / as_it_was.rate_per_s(kept)
+
+    def capacity_per_s(setting: Setting) -> float:
+        same_load = load_response(replica, replace(setting, sla=question.sla)).under(setting.sla)
+        rate_per_s = same_load.rate_per_s(kept)
+        if rate_per_s == 0:
+            limit = same_load.idle.binding(setting.sla)
+            raise SlaMissed(limit, same_load.idle.value_s(limit))
+        return rate_per_s * correction
+
+    return smallest_fleet(changed, capacity_per_s, fleet.working)
+
+
+# --- The batch limit and the chunk size that need the fewest GPUs: powers of two, by formula, then by simulation
+
+BATCH_LIMITS = (8, 16, 32, 64, 128, 256, 512)
+TOKEN_BUDGETS = (512, 1024, 2048, 4096, 8192, 16384)
+WORTH = 0.01
+"""Gain in capacity below which the settings as they are are kept: it is within the error of the simulation."""
+
+
+@dataclass(frozen=True, slots=True)
+class Trial:
+    """One setting tried and requests/s of a replica under it by formula; 0 = the SLA fails without load."""
+
+    batching: Batching
+    capacity_per_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class Tuned:
+    """The best settings of a candidate, `gain` in a replica's capacity over the settings it came with (simulated).
+
+    `fleet` is sized with them; `before` is the fleet, or its rejection, without. `gain` is infinite where the settings
+    as they were could not meet the SLA at all, and 0 where nothing better was found.
+    """
+
+    candidate: Candidate
+    fleet: Fleet | Rejection
+    before: Fleet | Rejection
+    gain: float
+    tried: tuple[Trial, ...]
+
+    @property
+    def batching(self) -> Batching:
+        """The settings found."""
+        return self.candidate.replica.batching
+
+
+def tune(question: Question, candidate: Candidate) -> Tuned:
+    """The batch limit and token budget (chunk size) with which the candidate needs the fewest replicas.
+
+    First the batch limit, then the token budget at the best batch limit, then the batch limit again: every power of
+    two by formula; the best is verified by simulation and kept only if the simulation finds it better by `WORTH`. The
+    memory for the KV cache is kept as it is: a token budget far above the given one may cost some of it. A batch limit
+    beyond what was measured is extrapolated, and the fleet's warnings say so.
+    """
+    before = size(question, candidate, BY_SIMULATION)
+    setting = setting_of(question, before.working if isinstance(before, Fleet) else 1)
+    tried: dict[Batching, float] = {}
+    best = candidate.replica.batching
+    for ways in (batch_limits, token_budgets, batch_limits):
+        best = better(candidate, setting, [best, *ways(best)], tried)
+    trials = tuple(Trial(batching, rate) for batching, rate in tried.items())
+    changed = with_batching(candidate, best)
+    after = before if best == candidate.replica.batching else size(question, changed, BY_SIMULATION)
+    gain = gain_of(before, after)
+    if gain < WORTH:
+        return Tuned(candidate, before, before, 0.0, trials)
+    return Tuned(changed, after, before, gain, trials)
+
+
+def batch_limits(batching: Batching) -> Iterator[Batching]:
+    """The same rule with every batch limit."""
+    for limit in BATCH_LIMITS:
+        yield replace(batching, max_batch_size=limit)
+
+
+def token_budgets(batching: Batching) -> Iterator[Batching]:
+    """The same rule with every token budget; none where the policy has no budget that matters."""
+    if batching.policy != "static":
+        for budget in TOKEN_BUDGETS:
+            yield replace(batching, token_budget=budget)
+
+
+def better(candidate: Candidate, setting: Setting, ways: Sequence[Batching], tried: dict[Batching, float]) -> Batching:
+    """The rule with the highest capacity by formula; the first of equals, which is the one as it is."""
+    for batching in ways:
+        if batching not in tried:
+            tried[batching] = capacity_of(with_batching(candidate, batching), setting)
+    return max(dict.fromkeys(ways), key=lambda batching: round(tried[batching], 12))
+
+
+def capacity_of(candidate: Candidate, setting: Setting) -> float:
+    """Capacity by formula, 0 when the SLA is missed without load."""
+    try:
+        return BY_FORMULA.capacity_per_s(candidate.replica, setting)
+    except SlaMissed:
+        return 0.0
+
+
+def with_batching(candidate: Candidate, batching: Batching) -> Candidate:
+    """The candidate, and the variants of its law, under another batching rule."""
+    variants = tuple(
+        (replace(faster, batching=batching), replace(slower, batching=batching))
+        for faster, slower in candidate.variants
+    )
+    return replace(candidate, replica=replace(candidate.replica, batching=batching), variants=variants)
+
+
+def gain_of(before: Fleet | Rejection, after: Fleet | Rejection) -> float:
+    """Relative gain in a replica's capacity; infinite from nothing to something, 0 to nothing."""
+    if isinstance(after, Rejection):
+        return 0.0
+    return after.capacity_per_s / before.capacity_per_s - 1 if isinstance(before, Fleet) else float("inf")

@@ -1,0 +1,359 @@
+"""Several workloads on one fleet, each with its own SLA: the smallest fleet on which all of them hold at once."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, Protocol
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from sizing.edge import REQUESTS, Setting, SlaMissed, first_capacity_per_s, least, upper_excess
+from sizing.engine import Replica
+from sizing.errors import ScenarioError
+from sizing.explain import cost_rejection, sla_rejection
+from sizing.faults import first_fault
+from sizing.planner import HOPELESS
+from sizing.plans import Basis, Candidate, Rejection, basis_of, beyond_measured
+from sizing.prediction import Prediction
+from sizing.simulator import Simulated, Watch
+from sizing.workload import (
+    METRICS,
+    Arrivals,
+    Lengths,
+    Limit,
+    Prefix,
+    Routing,
+    Sla,
+    Workload,
+    check_gaps,
+    check_margins,
+    check_prefix,
+    check_price,
+    check_priced,
+    check_rate,
+)
+from sizing.yaml_file import read_yaml
+
+# --- Several workloads on one fleet, each with its own SLA: the smallest fleet on which all of them hold at once
+
+MOST = 8
+"""Fleets of more than this many times what the workloads need one by one are not looked at."""
+
+
+@dataclass(frozen=True, slots=True)
+class Share:
+    """One workload of the fleet with its SLA; of the waiting requests those of `priority` 0 go first, then 1, ..."""
+
+    name: str
+    workload: Workload
+    sla: Sla
+    priority: int = 0
+
+    def __post_init__(self) -> None:
+        check_rate(self.workload.rate_per_s)
+        check_gaps(self.workload.lengths, self.sla)
+        check_prefix(self.workload.lengths, self.workload.prefix)
+
+
+@dataclass(frozen=True, slots=True)
+class Terms:
+    """What all workloads of the fleet have in common; margins and prices as in a Question."""
+
+    routing: Routing = "random"
+    headroom: float = 0.2
+    spare: int = 1
+    price_per_gpu_hour: float | None = None
+    prices: tuple[tuple[str, float], ...] = ()
+
+    def __post_init__(self) -> None:
+        check_margins(self.headroom, self.spare)
+        if self.price_per_gpu_hour is not None:
+            check_price("price per GPU-hour", self.price_per_gpu_hour)
+        for gpu, price in self.prices:
+            check_price(f"price of a {gpu}-hour", price)
+
+    def price_of(self, gpu: str) -> float | None:
+        """Price of an hour of this GPU, None = not known."""
+        return dict(self.prices).get(gpu, self.price_per_gpu_hour)
+
+
+class SimulateStreams(Protocol):
+    """The simulator of several streams on one fleet: one result per stream, in their order."""
+
+    def __call__(
+        self,
+        replica: Replica,
+        streams: Sequence[Share],
+        *,
+        replicas: int,
+        routing: Routing,
+        requests: int,
+        seed: int,
+        watch: Watch,
+    ) -> tuple[Simulated, ...]: ...
+
+
+@dataclass(frozen=True, slots=True)
+class Served:
+    """One workload on the shared fleet: latencies at the planned load, the limit with the least room."""
+
+    share: Share
+    predicted: Prediction
+    binding: Limit
+
+
+@dataclass(frozen=True, slots=True)
+class SharedFleet:
+    """The smallest fleet of one candidate for all workloads.
+
+    `apart` is the number of working replicas that fleets of their own would need by formula, one for each workload.
+    """
+
+    candidate: Candidate
+    working: int
+    spare: int
+    served: tuple[Served, ...]
+    apart: int
+
+    @property
+    def replicas(self) -> int:
+        """Replicas to own, spares included."""
+        return self.working + self.spare
+
+    @property
+    def gpus(self) -> int:
+        """GPUs to own."""
+        return self.replicas * self.candidate.gpus
+
+    @property
+    def tightest(self) -> Served:
+        """The workload with the least room to one of its limits."""
+        return max(self.served, key=lambda served: served.predicted.value_s(served.binding) / served.binding.limit_s)
+
+    @property
+    def rate_per_s(self) -> float:
+        """Requests/s of all workloads."""
+        return sum(served.share.workload.rate_per_s for served in self.served)
+
+    @property
+    def output_tokens_per_s(self) -> float:
+        """Output tokens/s of all workloads."""
+        return sum(served.share.workload.rate_per_s * served.share.workload.lengths.osl for served in self.served)
+
+    @property
+    def requests_per_s_per_gpu(self) -> float:
+        """The load over the GPUs of the working replicas."""
+        return self.rate_per_s / (self.working * self.candidate.gpus)
+
+    @property
+    def utilization(self) -> float:
+        """Load over the highest stable rate; that of the last in priority, which counts all before it."""
+        return max(served.predicted.utilization for served in self.served)
+
+    @property
+    def in_flight(self) -> float:
+        """Requests in a working replica at once, on average (Little's law)."""
+        held = sum(served.share.workload.rate_per_s * served.predicted.e2e.mean_s for served in self.served)
+        return held / self.working
+
+    @property
+    def basis(self) -> Basis:
+        """Where the numbers come from at the planned load."""
+        return basis_of(self.candidate, self.in_flight)
+
+    @property
+    def warnings(self) -> tuple[str, ...]:
+        """What the reader must know of the whole fleet; each workload's prediction has its own."""
+        return (*self.candidate.warnings, *beyond_measured(self.candidate, self.in_flight))
+
+
+def shared_fleet(
+    shares: Sequence[Share], candidate: Candidate, terms: Terms, simulate: SimulateStreams
+) -> SharedFleet | Rejection:
+    """The least number of replicas that carries all workloads, each over (1 - headroom), with every SLA kept.
+
+    By simulation of the merged streams; the search begins at the sum of what the workloads need one by one. A
+    Rejection when a workload misses its SLA without load, or even on `MOST` times that number.
+    """
+    if not shares:
+        raise ScenarioError("a shared fleet needs at least one workload")
+    needs = []
+    for share in shares:
+        try:
+            needs.append(alone(share, candidate, terms))
+        except SlaMissed as missed:
+            return sla_rejection(candidate, missed, share.workload.lengths)
+
+    watch = Watch(token_gaps=any(share.sla.gap for share in shares))
+
+    def runs(replicas: int, load: float) -> tuple[Simulated, ...]:
+        streams = [replace(share, workload=scaled(share.workload, load)) for share in shares]
+        return simulate(
+            candidate.replica,
+            streams,
+            replicas=replicas,
+            routing=terms.routing,
+            requests=REQUESTS,
+            seed=0,
+            watch=watch,
+        )
+
+    def holds(replicas: int) -> bool:
+        results = runs(replicas, 1 / (1 - terms.headroom))
+        return all(upper_excess(run, share.sla) <= 0 for run, share in zip(results, shares, strict=True))
+
+    start = max(1, math.ceil(sum(needs)))
+    working = least(holds, start, MOST * start)
+    if working is None:
+        why = f"the workloads disturb each other: not even {MOST * start} replicas keep every SLA"
+        return Rejection(candidate.gpu, candidate.tp, candidate.precision, "sla", why)
+    predictions = [run.prediction() for run in runs(working, 1.0)]
+    pairs = list(zip(shares, predictions, strict=True))
+    unsteady = next((share.name for share, predicted in pairs if not predicted.meets(share.sla)), None)
+    if unsteady is not None:
+        why = f"unsteady: {unsteady} misses its SLA with {working} replicas, although it keeps it at a higher load"
+        return Rejection(candidate.gpu, candidate.tp, candidate.precision, "sla", why)
+    served = tuple(Served(share, predicted, predicted.binding(share.sla)) for share, predicted in pairs)
+    return SharedFleet(candidate, working, terms.spare, served, sum(math.ceil(need) for need in needs))
+
+
+def least_gpus(
+    shares: Sequence[Share], candidates: Sequence[Candidate], terms: Terms, simulate: SimulateStreams
+) -> tuple[list[SharedFleet], list[Rejection]]:
+    """The shared fleets of the candidates, fewest GPUs (or lowest price) first, and the candidates that have none.
+
+    Candidates go by the GPUs they need by formula; one that needs `HOPELESS` times those of the best found of the same
+    GPU is left out unsized. Raises ScenarioError where some GPUs have a price and others not.
+    """
+    check_priced(terms.prices, terms.price_per_gpu_hour, (candidate.gpu for candidate in candidates))
+    fleets: list[SharedFleet] = []
+    rejected: list[Rejection] = []
+    fewest: dict[str, float] = {}
+    needs = [(formula_gpus(shares, candidate, terms), candidate) for candidate in candidates]
+    for needed, candidate in sorted(needs, key=lambda need: need[0]):
+        best = fewest.get(candidate.gpu, math.inf)
+        if HOPELESS * best < needed < math.inf:
+            rejected.append(cost_rejection(candidate, round(needed), best))
+            continue
+        found = shared_fleet(shares, candidate, terms, simulate)
+        if isinstance(found, SharedFleet):
+            fleets.append(found)
+            fewest[candidate.gpu] = min(best, found.gpus)
+        else:
+            rejected.append(found)
+    return sorted(fleets, key=lambda fleet: cost(fleet, terms)), rejected
+
+
+def cost(fleet: SharedFleet, terms: Terms) -> float:
+    """GPUs, or the price of an hour where GPUs have their own."""
+    price = (terms.price_of(fleet.candidate.gpu) or 0.0) if terms.prices else 1.0
+    return fleet.gpus * price
+
+
+def formula_gpus(shares: Sequence[Share], candidate: Candidate, terms: Terms) -> float:
+    """GPUs for the sum of what the workloads need one by one; infinite when one misses its SLA without load."""
+    try:
+        working = math.ceil(sum(alone(share, candidate, terms) for share in shares))
+    except SlaMissed:
+        return math.inf
+    return float((working + terms.spare) * candidate.gpus)
+
+
+def alone(share: Share, candidate: Candidate, terms: Terms) -> float:
+    """Working replicas, a fraction, that one workload needs by formula on a fleet of its own; raises SlaMissed."""
+    setting = Setting(replace(share.workload, rate_per_s=1.0), share.sla, "random")
+    capacity_per_s = first_capacity_per_s(candidate.replica, setting)
+    return share.workload.rate_per_s / (capacity_per_s * (1 - terms.headroom))
+
+
+def scaled(workload: Workload, load: float) -> Workload:
+    """The same workload at `load` times its rate."""
+    return replace(workload, rate_per_s=load * workload.rate_per_s)
+
+
+# --- Several workloads as people write them: a YAML file, or `--workload name:isl=...,osl=...,rate=...` several times
+
+STRICT = ConfigDict(extra="forbid", frozen=True)
+
+
+class StreamFile(BaseModel):
+    """One workload of a scenario; limits as on the command line, for instance ``ttft: p95:1s``."""
+
+    model_config = STRICT
+
+    name: str
+    isl: float
+    osl: float
+    rate: float
+    isl_cv: float = 0.0
+    osl_cv: float = 0.0
+    correlation: float = 0.0
+    arrivals: str = "poisson"
+    prefix_tokens: int = 0
+    prefix_hit: float = 0.0
+    priority: int = 0
+    ttft: str | None = None
+    itl: str | None = None
+    gap: str | None = None
+    e2e: str | None = None
+
+    def share(self) -> Share:
+        """The workload and SLA that this describes; ScenarioError for what they cannot be."""
+        lengths = Lengths(self.isl, self.osl, self.isl_cv, self.osl_cv, self.correlation)
+        prefix = Prefix(self.prefix_tokens, self.prefix_hit)
+        workload = Workload(lengths, self.rate, Arrivals.parse(self.arrivals), prefix)
+        limits = {metric: Limit.parse(metric, text) for metric in METRICS if (text := getattr(self, metric))}
+        return Share(self.name, workload, Sla(**limits), self.priority)
+
+
+class ScenarioFile(BaseModel):
+    """A fleet that several workloads share: what may be bought, the terms, the workloads."""
+
+    model_config = STRICT
+
+    model: str
+    gpu: list[str] = Field(default_factory=list)
+    precision: list[str] = Field(default_factory=list)
+    tp: list[int] = Field(default_factory=list)
+    routing: Routing = "random"
+    headroom: float = 0.2
+    spare: int = 1
+    workloads: list[StreamFile] = Field(min_length=1)
+
+    @property
+    def terms(self) -> Terms:
+        """What all workloads have in common."""
+        return Terms(self.routing, self.headroom, self.spare)
+
+
+def read_scenario(path: Path | str) -> ScenarioFile:
+    """The scenario of a YAML file. Raises ScenarioError, one line with file and key, for anything that is not one."""
+    return scenario_of(read_yaml(path, "scenario file"), str(path))
+
+
+def scenario_of(content: Any, where: str) -> ScenarioFile:
+    """A checked scenario out of a mapping; `where` begins the message of the ScenarioError it may raise."""
+    if not isinstance(content, dict):
+        raise ScenarioError(f"{where}: expected a mapping with model and workloads, got {type(content).__name__}")
+    try:
+        return ScenarioFile.model_validate(content)
+    except ValidationError as error:
+        raise ScenarioError(f"{where}, {first_fault(error)}") from None
+
+
+def parse_workload(text: str) -> dict[str, str]:
+    """The keys of one ``--workload``.
+
+    >>> parse_workload("chat:isl=1000,osl=200,rate=5,ttft=p95:1s")
+    {'name': 'chat', 'isl': '1000', 'osl': '200', 'rate': '5', 'ttft': 'p95:1s'}
+    """
+    name, colon, rest = text.partition(":")
+    pairs = [word.partition("=") for word in rest.split(",")]
+    if not colon or not name or not all(equals for _, equals, _ in pairs):
+        raise ScenarioError(
+            f"--workload {text!r}: write it as NAME:isl=1000,osl=200,rate=5,ttft=p95:1s with a name of your own"
+        )
+    return {"name": name.strip()} | {key.strip(): value.strip() for key, _, value in pairs}

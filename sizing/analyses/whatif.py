@@ -1,0 +1,551 @@
+"""The fleet before and after changes nobody has measured, with the assumptions the second one stands on."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import MISSING, Field, dataclass, fields, replace
+from types import MappingProxyType
+from typing import Any
+
+from sizing.analyses.whatif_setup import (
+    Setup,
+    Sheet,
+    WhatIf,
+    precision_named,
+    read_weights,
+    reading_s,
+    refilled,
+    sheet_of,
+    timed_ratios,
+)
+from sizing.catalog import BITS
+from sizing.edge import BY_SIMULATION, Method
+from sizing.engine import Speculation, StepLaw
+from sizing.errors import DoesNotFit, ScenarioError
+from sizing.estimate.kernels import LIBRARY
+from sizing.numbers import percent
+from sizing.planner import size
+from sizing.plans import Candidate, Fleet, Question, Rejection
+from sizing.prediction import Method as MethodName
+from sizing.workload import Prefix
+
+# --- The fleet before and after changes nobody has measured, with the assumptions the second one stands on
+
+
+@dataclass(frozen=True, slots=True)
+class Comparison:
+    """`before`: the candidate as it is; `after`: with all changes; each a fleet, or why there is none.
+
+    `question` is the one asked; `setup` holds the changed candidate and question; where memory lacks, those reached
+    before the change that failed. `sized_by`: formula or simulation, both fleets alike.
+    """
+
+    question: Question
+    before: Fleet | Rejection
+    after: Fleet | Rejection
+    setup: Setup
+    sized_by: MethodName
+
+    @property
+    def assumptions(self) -> tuple[str, ...]:
+        """What the answer after the changes rests on, one line each."""
+        return self.setup.assumptions
+
+
+def what_if(
+    question: Question, candidate: Candidate, changes: Sequence[WhatIf], method: Method = BY_SIMULATION
+) -> Comparison:
+    """Size `candidate` as it is and with `changes` made in their order.
+
+    A change that leaves no room for one request is a rejection; raises ScenarioError for one that cannot be made.
+
+    >>> from sizing.estimate import estimate
+    >>> from sizing.edge import BY_FORMULA
+    >>> from sizing.plans import Question
+    >>> from sizing.analyses.whatif import AtPrecision
+    >>> from sizing.workload import Lengths, Limit, Sla, Workload
+    >>> question = Question("Qwen/Qwen3-32B", Workload(Lengths(2000, 256), 20), Sla(itl=Limit.parse("itl", "p95:30ms")))
+    >>> bf16 = estimate("Qwen/Qwen3-32B", "h200_sxm", 2, "bf16", question.workload.lengths)
+    >>> found = what_if(question, bf16, [AtPrecision("fp8")], BY_FORMULA)
+    >>> found.after.gpus < found.before.gpus
+    True
+    """
+    setup = Setup(candidate, question)
+    before = size(question, candidate, method)
+    for change in changes:
+        try:
+            setup = change.apply(setup)
+        except DoesNotFit as error:
+            lost = Rejection(candidate.gpu, candidate.tp, candidate.precision, "memory", str(error))
+            return Comparison(question, before, lost, setup, method.name)
+    same = setup.candidate == candidate and setup.question == question
+    after = before if same else size(setup.question, setup.candidate, method)
+    return Comparison(question, before, after, setup, method.name)
+
+
+# --- What if the weights were smaller or spread over more GPUs: another precision, another TP, 2:4 sparsity
+
+TIMED_SIGMA = 0.10
+"""Of a change whose ratio of step times was timed, kernel by kernel."""
+SHEET_SIGMA = 0.25
+"""Of one that follows from data sheets."""
+SPARSITY_SIGMA = 0.15
+REALISED = 0.35
+"""Share of the data sheet's saving by a smaller precision that kernel timings show, on average over models and GPUs."""
+ALL_REDUCE_S = 10e-6
+"""Latency of one all-reduce between the GPUs of a server."""
+LINK_SHARE = 0.5
+"""Share of the link's bandwidth that an all-reduce reaches."""
+
+
+@dataclass(frozen=True, slots=True)
+class AtPrecision:
+    """The model quantized, weights and KV cache: `to` is bf16, fp8, fp8_block, nvfp4, mxfp4 or int4."""
+
+    to: str
+
+    def apply(self, setup: Setup) -> Setup:
+        """Step times change as the kernel timings of both precisions do; without them, by what data sheets promise."""
+        before = sheet_of(setup.candidate)
+        after = replace(before, precision=precision_named(self.to))
+        if after.precision == before.precision:
+            return setup.unchanged(f"the model is already in {before.precision}")
+        cache = after.token_bytes / before.token_bytes
+        held = (
+            f"{after.precision} instead of {before.precision}: weights take {_weights(before, after):.2f} times the "
+            f"bytes, the KV cache {cache:.2f} times; what that costs in quality is not looked at"
+        )
+        return _resized(setup, before, after, held)
+
+
+@dataclass(frozen=True, slots=True)
+class AtTp:
+    """Another number of GPUs to a replica: tensor parallelism of `to`."""
+
+    to: int
+
+    def apply(self, setup: Setup) -> Setup:
+        """Step times change as the kernel timings at both TPs do; without them, by what data sheets promise."""
+        before = sheet_of(setup.candidate)
+        if self.to < 1 or before.model.heads % self.to:
+            heads = f"{before.model.name} has {before.model.heads} attention heads"
+            raise ScenarioError(f"tp: {heads}, which {self.to} does not divide")
+        after = replace(before, tp=self.to)
+        if after == before:
+            return setup.unchanged(f"a replica already has TP{self.to}")
+        held = f"TP{after.tp} instead of TP{before.tp}: weights and KV cache are divided over the GPUs"
+        return _resized(setup, before, after, held)
+
+
+@dataclass(frozen=True, slots=True)
+class Sparse:
+    """Weights pruned to 2:4: two of every four are zero, which the tensor cores skip.
+
+    `speedup` of the matrix products, from 1 to the 2 of the data sheet. Measured end to end: 1.27 (Llama-3-8B, fp8,
+    vLLM, HPC-AI 2025), hence the default.
+    """
+
+    speedup: float = 1.3
+
+    def apply(self, setup: Setup) -> Setup:
+        """Arithmetic and reading of the weights are faster by `speedup`; reading never by more than the bytes allow."""
+        if not 1 <= self.speedup <= 2:
+            raise ScenarioError(f"sparsity: speedup must be from 1 to 2, got {self.speedup:g}")
+        if self.speedup == 1:
+            return setup.unchanged("2:4 sparsity that speeds nothing up")
+        sheet, replica = sheet_of(setup.candidate), setup.candidate.replica
+        bits = BITS[sheet.precision]
+        kept = (bits + 2) / (2 * bits)
+        law = read_weights(replica.law, max(kept, 1 / self.speedup), sheet)
+        law = law.with_values(token_s=law.token_s / self.speedup)
+        kv_tokens = refilled(setup, sheet, sheet, taken_bytes=(kept - 1) * sheet.weight_bytes)
+        return setup.changed(
+            f"2:4 sparsity: matrix products {self.speedup:g} times as fast (data sheet: up to 2; measured end to end: "
+            "1.1 to 1.5, for instance 1.27 by HPC-AI 2025 with Llama-3-8B fp8 in vLLM)",
+            f"weights take {kept:.2f} times the bytes (half the values and 2 bits for the place of each); all of them "
+            "are pruned, and the quality that costs is not looked at",
+            sigma=SPARSITY_SIGMA,
+            replica=replace(replica, law=law, batching=replace(replica.batching, kv_tokens=kv_tokens)),
+        )
+
+
+def _resized(setup: Setup, before: Sheet, after: Sheet, held: str) -> Setup:
+    """The setup moved from one sheet to another, and where the new times come from."""
+    replica = setup.candidate.replica
+    kv_tokens = refilled(setup, before, after)
+    ratios = timed_ratios(before, after, setup.question.workload.lengths)
+    if ratios:
+        law, sigma = ratios.of(replica.law), TIMED_SIGMA
+        source = (
+            f"decode steps take {ratios.decode:.2f} times as long, prompts {ratios.prefill:.2f} times: the ratio of "
+        )
+        source += f"the kernel timings of {LIBRARY} for both"
+    else:
+        law, sigma = by_data_sheet(replica.law, before, after), SHEET_SIGMA
+        source = f"no kernel timings of both: arithmetic and bytes from the data sheet of {after.gpu.name}"
+        source += f", of whose savings by precision {percent(REALISED)} are taken to be realised"
+    return setup.changed(
+        held,
+        f"{source}; the KV cache holds {kv_tokens:,} tokens, before {replica.batching.kv_tokens:,}",
+        sigma=sigma,
+        tp=after.tp,
+        precision=after.precision,
+        replica=replace(replica, law=law, batching=replace(replica.batching, kv_tokens=kv_tokens)),
+    )
+
+
+def by_data_sheet(law: StepLaw, before: Sheet, after: Sheet) -> StepLaw:
+    """The law with weights, arithmetic and cache divided by TP and shrunk by precision, all-reduces added.
+
+    Overheads stay, but for two all-reduces a layer. Against kernel timings, on average: another TP over NVLink 10 % off
+    in decode and 13 % in prefill, over PCIe 18 and 36 %; another precision 20 and 17 %.
+    """
+    share = before.tp / after.tp
+    slower = before.gpu.peak_flops_per_s(before.precision) / after.gpu.peak_flops_per_s(after.precision)
+    narrower = replace(before, precision=after.precision).token_bytes / before.token_bytes
+    spread = after.token_bytes / before.token_bytes / narrower
+    law = read_weights(law, share * _realised(_weights(before, after)), before)
+    return law.with_values(
+        overhead_s=max(0.0, law.overhead_s + all_reduces_s(after) - all_reduces_s(before)),
+        token_s=max(0.0, law.token_s * share * _realised(slower) + reducing_s(after) - reducing_s(before)),
+        sequence_s=law.sequence_s * share,
+        kv_token_s=law.kv_token_s * spread * _realised(narrower),
+        attention_s=law.attention_s * share,
+    )
+
+
+def all_reduces_s(sheet: Sheet) -> float:
+    """Seconds an iteration waits for its all-reduces, however few tokens it has."""
+    return 2 * sheet.model.layers * ALL_REDUCE_S if sheet.tp > 1 else 0.0
+
+
+def reducing_s(sheet: Sheet) -> float:
+    """Seconds for one token's bytes in these all-reduces: 2 (n - 1) / n times its bf16 activations over the link."""
+    moved_bytes = 2 * (sheet.tp - 1) / sheet.tp * 2 * sheet.hidden_size
+    return 2 * sheet.model.layers * moved_bytes / (sheet.gpu.link_bytes_per_s * LINK_SHARE)
+
+
+def _weights(before: Sheet, after: Sheet) -> float:
+    return BITS[after.precision] / BITS[before.precision]
+
+
+def _realised(ratio: float) -> float:
+    """The ratio of times for a ratio of the data sheet's; the way back is the inverse."""
+    return 1 - REALISED * (1 - ratio) if ratio <= 1 else 1 / (1 - REALISED * (1 - 1 / ratio))
+
+
+# --- What if a cheap draft proposed tokens for the model to check: a draft model, Medusa's heads, ReDrafter
+
+DRAFT_SIGMA = 0.20
+TEXT = "acceptance depends on the text, the temperature and the draft's training: measure it on your own prompts"
+
+
+@dataclass(frozen=True, slots=True)
+class Speculative:
+    """A draft model of `draft_size` times the parameters proposes `draft_tokens` tokens a step, one by one."""
+
+    draft_tokens: int = 4
+    acceptance: float = 0.7
+    draft_size: float = 0.05
+
+    def apply(self, setup: Setup) -> Setup:
+        """Adds the draft's passes to each decode step, its weights and its KV cache to the memory."""
+        _check_share("speculative", "draft_size", self.draft_size)
+        # Parameters grow as layers x width^2 and, width with layers: depth as the cube root, KV cache as depth x width.
+        depth, cache = self.draft_size ** (1 / 3), self.draft_size ** (2 / 3)
+        law = setup.candidate.replica.law
+        weights_s = reading_s(law, sheet_of(setup.candidate))
+        draft = StepLaw(
+            weights_s=self.draft_size * weights_s,
+            overhead_s=depth * (law.overhead_s + law.weights_s - weights_s),
+            token_s=self.draft_size * law.token_s,
+            sequence_s=depth * law.sequence_s,
+            kv_token_s=cache * law.kv_token_s,
+        )
+        lines = (
+            f"a draft model of {percent(self.draft_size, 1)} of the parameters: its passes take that share of the "
+            f"model's weights and arithmetic, {percent(depth)} of its overheads (fewer layers) and {percent(cache)} of "
+            "its KV cache",
+            "the draft's own reading of the prompts is left out",
+        )
+        return _drafted(setup, "speculative", self.draft_tokens, self.acceptance, draft, self.draft_size, cache, lines)
+
+
+@dataclass(frozen=True, slots=True)
+class Medusa:
+    """`heads` extra output heads propose a token each from the model's own last state; `tree` candidate tokens checked.
+
+    `acceptance`: chance that a head is right (in the tree: that one of its candidates is) if those before it were.
+    `head_size`: weights of one head over the model's, 2 % for 7 billion parameters and 32,000 words.
+    """
+
+    heads: int = 4
+    acceptance: float = 0.6
+    tree: int = 0
+    head_size: float = 0.02
+
+    def apply(self, setup: Setup) -> Setup:
+        """Adds the heads to each step; candidates beyond one chain cost the arithmetic of a token each."""
+        _check_share("medusa", "head_size", self.head_size)
+        if self.tree and self.tree < self.heads:
+            raise ScenarioError(f"medusa: tree must be 0 (one chain) or at least heads ({self.heads}), got {self.tree}")
+        law, beyond = setup.candidate.replica.law, max(self.tree - self.heads, 0)
+        draft = StepLaw(
+            weights_s=self.head_size * reading_s(law, sheet_of(setup.candidate)),
+            overhead_s=0.0,
+            token_s=self.head_size * law.token_s,
+            sequence_s=law.token_s * beyond / max(self.heads, 1),
+            kv_token_s=0.0,
+        )
+        lines = (
+            f"{self.heads} heads of {percent(self.head_size, 1)} of the weights each, {self.tree or self.heads} "
+            "candidate tokens checked for each sequence and step, those beyond one chain at their full arithmetic",
+            "claimed by its authors for one sequence: 2.2 times as fast, 2.3 to 3.6 with the model trained along "
+            "(arXiv 2401.10774); in full batches less, since checking costs arithmetic",
+        )
+        taken = self.heads * self.head_size
+        return _drafted(setup, "medusa", self.heads, self.acceptance, draft, taken, 0.0, lines)
+
+
+@dataclass(frozen=True, slots=True)
+class ReDrafter:
+    """A small recurrent network fed with the model's state proposes `draft_tokens` tokens a step."""
+
+    draft_tokens: int = 4
+    acceptance: float = 0.7
+    draft_size: float = 0.02
+
+    def apply(self, setup: Setup) -> Setup:
+        """Adds the recurrent passes to each step; they have no KV cache."""
+        _check_share("redrafter", "draft_size", self.draft_size)
+        law = setup.candidate.replica.law
+        weights_s = self.draft_size * reading_s(law, sheet_of(setup.candidate))
+        draft = StepLaw(weights_s, 0.0, self.draft_size * law.token_s, 0.0, 0.0)
+        lines = (
+            f"a recurrent draft of {percent(self.draft_size, 1)} of the weights, run once a proposed token, no KV "
+            "cache",
+            "claimed by its authors: 2.7 times the tokens/s of a greedy H100 with TensorRT-LLM at small batches "
+            "(arXiv 2403.09919 and Apple 2024)",
+        )
+        taken = self.draft_size
+        return _drafted(setup, "redrafter", self.draft_tokens, self.acceptance, draft, taken, 0.0, lines)
+
+
+def _drafted(
+    setup: Setup, name: str, tokens: int, acceptance: float, draft: StepLaw, taken: float, cache: float,
+    lines: tuple[str, ...],
+) -> Setup:  # fmt: skip
+    """The setup with a draft whose weights take the share `taken` of the model's, its KV cache the share `cache`."""
+    if tokens == 0:
+        return setup.unchanged("no tokens are proposed")
+    replica, speculation = setup.candidate.replica, Speculation(tokens, acceptance, draft)
+    if replica.speculation is not None:
+        raise ScenarioError(f"{name}: the engine already checks the proposals of another draft")
+    sheet = sheet_of(setup.candidate)
+    held = refilled(setup, sheet, sheet, taken_bytes=taken * sheet.weight_bytes)
+    batching = replace(replica.batching, kv_tokens=_beside_a_draft(held, cache))
+    step = (
+        f"{tokens} proposed tokens a step, each accepted with chance {acceptance:g} if those before it were: "
+        f"{speculation.tokens_per_step:.2f} tokens a step (Leviathan, Kalman, Matias 2023, arXiv 2211.17192)"
+    )
+    changed = replace(replica, batching=batching, speculation=speculation)
+    return setup.changed(step, *lines, TEXT, sigma=DRAFT_SIGMA, replica=changed)
+
+
+def _beside_a_draft(kv_tokens: int, cache: float) -> int:
+    return max(1, int(kv_tokens / (1 + cache)))
+
+
+def _check_share(name: str, field: str, value: float) -> None:
+    if not 0 <= value < 1:
+        raise ScenarioError(f"{name}: {field} must be a share of the model from 0 to below 1, got {value:g}")
+
+
+# --- What if the engine formed its batches otherwise, or found part of the prompts in its cache
+
+SCHEDULING_SIGMA = 0.03
+REUSE_SIGMA = 0.05
+
+
+@dataclass(frozen=True, slots=True)
+class ChunkedPrefill:
+    """Prompts computed in chunks beside the decodes, `chunk` tokens an iteration; 0: whole prompts (chunking off)."""
+
+    chunk: int
+
+    def apply(self, setup: Setup) -> Setup:
+        """The policy and the token budget change; the law of an iteration stays."""
+        if self.chunk < 0:
+            raise ScenarioError(f"chunked_prefill: chunk must be 0 (off) or more tokens, got {self.chunk}")
+        replica = setup.candidate.replica
+        if self.chunk:
+            batching = replace(replica.batching, policy="chunked", token_budget=self.chunk)
+            line = f"prompts are computed in chunks of up to {self.chunk:,} tokens an iteration, decodes beside them"
+        else:
+            longest = math.ceil(setup.question.workload.lengths.isl)
+            budget = max(replica.batching.token_budget, longest)
+            batching = replace(replica.batching, policy="whole_prompt", token_budget=budget)
+            line = f"each prompt is computed whole, in one iteration of up to {budget:,} tokens with decodes beside it"
+        if batching == replica.batching:
+            return setup.unchanged("batches are formed so already")
+        memory = "the KV cache keeps its size, although activations grow and shrink with the chunk"
+        return setup.changed(line, memory, sigma=SCHEDULING_SIGMA, replica=replace(replica, batching=batching))
+
+
+@dataclass(frozen=True, slots=True)
+class BatchLimit:
+    """At most `size` sequences run at once in a replica."""
+
+    size: int
+
+    def apply(self, setup: Setup) -> Setup:
+        """The limit changes; the law of an iteration stays."""
+        replica = setup.candidate.replica
+        if self.size == replica.batching.max_batch_size:
+            return setup.unchanged(f"the limit is already {self.size} sequences")
+        batching = replace(replica.batching, max_batch_size=self.size)
+        line = f"at most {self.size} sequences at once, before {replica.batching.max_batch_size}; the law stays"
+        return setup.changed(line, sigma=SCHEDULING_SIGMA, replica=replace(replica, batching=batching))
+
+
+@dataclass(frozen=True, slots=True)
+class KvReuse:
+    """The first `tokens` of a prompt are found in the KV cache with chance `hit_rate` (enable_kv_cache_reuse)."""
+
+    tokens: int
+    hit_rate: float = 1.0
+
+    def apply(self, setup: Setup) -> Setup:
+        """The workload gets a shared prefix; found tokens cost no arithmetic and no memory of their own."""
+        prefix, workload = Prefix(self.tokens, self.hit_rate), setup.question.workload
+        if self.tokens >= workload.lengths.isl:
+            raise ScenarioError(
+                f"kv_reuse: {self.tokens} tokens are not fewer than the prompt's {workload.lengths.isl:g}"
+            )
+        if not self.tokens * self.hit_rate or prefix == workload.prefix:
+            return setup.unchanged("no more of the prompts is found in the cache")
+        changed = setup.changed(
+            f"the first {self.tokens:,} tokens of {percent(self.hit_rate)} of the prompts are found in the KV cache: "
+            "not computed again, no memory of their own, but attended to",
+            "the cache never drops the shared part, and routing finds it on every replica",
+            sigma=REUSE_SIGMA,
+        )
+        question = replace(setup.question, workload=replace(workload, prefix=prefix))
+        return replace(changed, question=question)
+
+
+# --- What if requests brought LoRA adapters: low-rank weights of their own beside the shared ones, in one batch
+
+LORA_SIGMA = 0.10
+LAYER_S = 2e-3 / 32
+"""Seconds that the adapters' kernels add to a layer: Punica measured 2 ms a token over the 32 layers of a 7B model."""
+
+
+@dataclass(frozen=True, slots=True)
+class Lora:
+    """`adapters` different adapters of rank `rank` on the attention's four matrices, all kept on the GPU."""
+
+    adapters: int = 8
+    rank: int = 16
+
+    def apply(self, setup: Setup) -> Setup:
+        """Each sequence reads its adapter at every step; the adapters take memory; their kernels take time a layer."""
+        if self.adapters < 0 or self.rank < 0:
+            raise ScenarioError(f"lora: adapters and rank must be 0 or more, got {self.adapters} and {self.rank}")
+        if not self.adapters * self.rank:
+            return setup.unchanged("adapters of rank 0, or none")
+        sheet, replica = sheet_of(setup.candidate), setup.candidate.replica
+        one_bytes = adapter_bytes(sheet, self.rank)
+        kv_tokens = refilled(setup, sheet, sheet, taken_bytes=self.adapters * one_bytes)
+        law = replica.law.with_values(
+            overhead_s=replica.law.overhead_s + sheet.model.layers * LAYER_S,
+            sequence_s=replica.law.sequence_s + one_bytes / sheet.gpu.bandwidth_bytes_per_s,
+        )
+        return setup.changed(
+            f"{self.adapters} LoRA adapters of rank {self.rank} on the attention matrices, {one_bytes / 1e6:.1f} MB "
+            "each on every GPU, all resident; each sequence of the batch reads its own at every step",
+            f"their kernels add {LAYER_S * 1e6:.0f} µs a layer, whatever the batch (Punica, arXiv 2310.18547: 2 ms a "
+            f"token over 32 layers); the KV cache holds {kv_tokens:,} tokens",
+            sigma=LORA_SIGMA,
+            replica=replace(replica, law=law, batching=replace(replica.batching, kv_tokens=kv_tokens)),
+        )
+
+
+def adapter_bytes(sheet: Sheet, rank: int) -> float:
+    """Bytes of one adapter on one GPU: rank x (inputs + outputs) of the four attention matrices, two bytes a weight."""
+    model, width = sheet.model, sheet.hidden_size
+    keys = model.kv_heads * model.head_size
+    sides = 2 * (width + width) + 2 * (width + keys)
+    return 2.0 * rank * sides * model.layers / sheet.tp / sheet.pp
+
+
+# --- Reads a change from the command line: ``precision=fp8``, ``speculative:draft_tokens=4,acceptance=0.7``
+
+KINDS: Mapping[str, type[WhatIf]] = MappingProxyType(
+    {
+        "precision": AtPrecision,
+        "tp": AtTp,
+        "sparsity": Sparse,
+        "speculative": Speculative,
+        "medusa": Medusa,
+        "redrafter": ReDrafter,
+        "kv_reuse": KvReuse,
+        "lora": Lora,
+        "chunked_prefill": ChunkedPrefill,
+        "batch_limit": BatchLimit,
+    }
+)
+_READERS: Mapping[str, Callable[[str], Any]] = MappingProxyType({"int": int, "float": float, "str": str})
+
+
+def parse_change(text: str) -> WhatIf:
+    """One change: ``KIND``, ``KIND=VALUE`` (its first setting) or ``KIND:NAME=VALUE,...``.
+
+    Raises ScenarioError, which names the choices.
+
+    >>> parse_change("precision=fp8")
+    AtPrecision(to='fp8')
+    >>> parse_change("speculative:draft_tokens=3,acceptance=0.8")
+    Speculative(draft_tokens=3, acceptance=0.8, draft_size=0.05)
+    >>> parse_change("chunked_prefill=off")
+    ChunkedPrefill(chunk=0)
+    """
+    found = re.fullmatch(r"\s*(\w+)\s*(?:([:=])(.*))?", text)
+    if not found or found[1] not in KINDS:
+        raise ScenarioError(f"--change {text!r}: the changes are {', '.join(KINDS)}")
+    kind, sign, rest = KINDS[found[1]], found[2], found[3] or ""
+    known = {field.name: field for field in fields(kind)}  # type: ignore[arg-type]
+    if sign == "=":
+        rest = f"{next(iter(known))}={rest}"
+    given = dict(_setting(text, part, known) for part in rest.split(",") if part.strip())
+    missing = [name for name, field in known.items() if field.default is MISSING and name not in given]
+    if missing:
+        raise ScenarioError(f"--change {text!r}: give {missing[0]}, for instance {example(found[1])}")
+    return kind(**given)
+
+
+def _setting(text: str, part: str, known: Mapping[str, Field[Any]]) -> tuple[str, Any]:
+    name, _, value = (piece.strip() for piece in part.partition("="))
+    if name not in known:
+        raise ScenarioError(f"--change {text!r}: no setting {name!r}; there are {', '.join(known)}")
+    value = "0" if value == "off" else value
+    read = _READERS[str(known[name].type)]
+    try:
+        return name, read(value)
+    except ValueError:
+        what = "a whole number" if read is int else "a number"
+        raise ScenarioError(f"--change {text!r}: {name} must be {what}, got {value!r}") from None
+
+
+def example(kind: str) -> str:
+    """How to write a change of this kind.
+
+    >>> example("medusa")
+    'medusa:heads=4,acceptance=0.6,tree=0,head_size=0.02'
+    """
+    needed = {"precision": "precision=fp8", "tp": "tp=4", "chunked_prefill": "chunked_prefill=2048 (or =off)"}
+    needed |= {"batch_limit": "batch_limit=64", "kv_reuse": "kv_reuse:tokens=1000,hit_rate=0.8"}
+    settings = ",".join(f"{field.name}={field.default}" for field in fields(KINDS[kind]))  # type: ignore[arg-type]
+    return needed.get(kind, f"{kind}:{settings}")

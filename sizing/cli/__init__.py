@@ -1,0 +1,1 @@
+"""The planner's command line: ``python -m sizing COMMAND``."""

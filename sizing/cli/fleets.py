@@ -1,0 +1,186 @@
+"""``python -m sizing capacity``: the inverse question, requests/s that a fleet which exists can carry."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+import click
+import numpy as np
+
+from sizing import candidates
+from sizing.analyses.existing import best_first
+from sizing.analyses.sharing import ScenarioFile, Share, least_gpus, parse_workload, read_scenario, scenario_of
+from sizing.candidates import Choice, Found
+from sizing.cli.options import (
+    as_json,
+    choice_of,
+    choice_options,
+    gpus_of,
+    length_options,
+    margin_options,
+    options,
+    prices_of,
+    question_of,
+    reserving,
+    set_by_hand,
+    sla_options,
+    tensor_parallel,
+    time_limit,
+    words,
+    write_json,
+)
+from sizing.cli.shapes import existing_json, shared_json
+from sizing.cli.tables import print_existing, print_shared
+from sizing.engine import Replica
+from sizing.explain import distance_from_sla
+from sizing.plans import NoFeasiblePlan
+from sizing.points import read_points
+from sizing.simulator import Simulated, Watch
+from sizing.simulator.runs import Stream, simulate_streams
+from sizing.text import rejection_json
+from sizing.workload import ROUTINGS, Lengths, Routing
+
+# --- ``python -m sizing capacity``: the inverse question, requests/s that a fleet which exists can carry
+
+EXAMPLE = """\b
+Example:
+  python -m sizing capacity --gpus 16 --model Qwen/Qwen3-32B --gpu h200_sxm --precision bf16 \\
+      --isl 2000 --osl 256 --ttft p95:1s --itl p95:30ms
+  python -m sizing capacity --gpus 4 --model reference-512x4 --points data/curves/reference-cpu.csv \\
+      --isl 64 --osl 32 --ttft p95:200ms --itl p95:40ms
+"""
+
+
+@click.command("capacity", epilog=EXAMPLE)
+@options(
+    click.option("--gpus", type=click.IntRange(1), required=True, help="GPUs of the fleet that exists."),
+    click.option("--model", required=True, help="Model name, for instance Qwen/Qwen3-32B."),
+    choice_options,
+    length_options(required=True),
+    sla_options,
+    margin_options,
+    time_limit,
+    as_json,
+)
+def capacity_command(json_: bool, gpus: int, **given: Any) -> None:
+    """The largest rate that a fleet of --gpus GPUs serves under the SLA, headroom and spares kept."""
+    question = question_of(given)
+    points = read_points(given["points"]) if given["points"] else []
+    found, left_out = candidates.find(question.model, question.workload.lengths, choice_of(given), points)
+    fleets, rejected = best_first(question, reserving(found, given["max_tokens"], question.workload.lengths.osl), gpus)
+    rejected = sorted([*rejected, *left_out], key=distance_from_sla)
+    if not fleets:
+        raise NoFeasiblePlan(f"{gpus} GPUs carry no load under {question.sla}", tuple(rejected))
+    if json_:
+        others = [existing_json(fleet) for fleet in fleets[1:]]
+        write_json({**existing_json(fleets[0]), "alternatives": others, "rejected": [*map(rejection_json, rejected)]})
+    else:
+        print_existing(question, fleets, rejected)
+
+
+# --- ``python -m sizing share``: several workloads with SLAs of their own on one fleet
+
+EXAMPLES = """\b
+Examples:
+  python -m sizing share --model Qwen/Qwen3-32B --gpu h200_sxm --tp 2 \\
+      --workload chat:isl=1000,osl=200,rate=5,ttft=p95:1s --workload batch:isl=4000,osl=500,rate=1,e2e=p95:60s
+  python -m sizing share --scenario fleet.yaml
+
+\b
+fleet.yaml:
+  model: Qwen/Qwen3-32B
+  gpu: [h200_sxm]
+  tp: [2]
+  workloads:
+    - {name: chat, isl: 1000, osl: 200, rate: 5, ttft: p95:1s, itl: p95:30ms}
+    - {name: batch, isl: 4000, osl: 500, rate: 1, e2e: p95:60s, priority: 1}
+"""
+IN_FILE = ("model", "workloads", "gpu", "precision", "tp", "routing", "headroom", "spare")
+"""Parameters that a scenario file states."""
+
+
+@click.command("share", epilog=EXAMPLES)
+@options(
+    click.option("--scenario", type=click.Path(), help="YAML file with the whole question."),
+    click.option("--model", help="Model name, where no --scenario is given."),
+    click.option("--workload", "workloads", multiple=True, help="NAME:isl=..,osl=..,rate=..,ttft=..; several times."),
+    choice_options,
+    click.option("--routing", type=click.Choice(ROUTINGS), default="random", show_default=True),
+    margin_options,
+    click.option("--price", help="Price of one GPU-hour, any currency; by GPU: h100_sxm=2.5,h200_sxm=3.8."),
+    time_limit,
+    as_json,
+)
+@click.pass_context
+def share_command(context: click.Context, /, json_: bool, scenario: str | None, **given: Any) -> None:
+    """The smallest fleet on which several workloads meet their SLAs at once."""
+    if scenario:
+        refuse_stated_twice(context)
+    asked = read_scenario(scenario) if scenario else from_options(given)
+    shares = [stream.share() for stream in asked.workloads]
+    found = find(asked, shares, given)
+    terms = replace(asked.terms, **prices_of(given.get("price"), gpus_of(found)))
+    most_osl = max(share.workload.lengths.osl for share in shares)
+    fleets, missed = least_gpus(shares, reserving(found[0], given["max_tokens"], most_osl), terms, simulate_shares)
+    rejected = sorted([*missed, *found[1]], key=distance_from_sla)
+    if not fleets:
+        raise NoFeasiblePlan("no configuration meets the SLA of every workload", tuple(rejected))
+    if json_:
+        write_json({**shared_json(fleets[0], terms), "rejected": [rejection_json(miss) for miss in rejected]})
+    else:
+        print_shared(fleets[0], terms, rejected)
+
+
+def refuse_stated_twice(context: click.Context) -> None:
+    """UsageError for an option that the scenario file states too."""
+    twice = [f"--{name.rstrip('s')}" for name in set_by_hand(context) if name in IN_FILE]
+    if twice:
+        raise click.UsageError(f"{', '.join(twice)} cannot go with --scenario: write it in the file")
+
+
+def simulate_shares(
+    replica: Replica,
+    streams: Sequence[Share],
+    *,
+    replicas: int,
+    routing: Routing,
+    requests: int,
+    seed: int,
+    watch: Watch,
+) -> tuple[Simulated, ...]:
+    """The simulator of several streams, asked with workloads that carry their SLAs."""
+    plain = [Stream(share.workload, share.priority) for share in streams]
+    return simulate_streams(
+        replica, plain, replicas=replicas, routing=routing, requests=requests, seed=seed, watch=watch
+    )
+
+
+def from_options(given: dict[str, Any]) -> ScenarioFile:
+    """The scenario that the options describe; the checks are those of the file."""
+    if not given["model"] or not given["workloads"]:
+        raise click.UsageError("give --scenario FILE, or --model and --workload (once for each workload)")
+    content = {
+        "model": given["model"],
+        "gpu": [*words(given["gpu"])],
+        "precision": [*words(given["precision"])],
+        "tp": [*tensor_parallel(given["tp"])],
+        **{name: given[name] for name in ("routing", "headroom", "spare")},
+        "workloads": [parse_workload(text) for text in given["workloads"]],
+    }
+    return scenario_of(content, "--workload")
+
+
+def find(asked: ScenarioFile, shares: Sequence[Share], given: dict[str, Any]) -> Found:
+    """Candidates for the lengths of all workloads: the mean ones, and every one within the model's context."""
+    choice = Choice(tuple(asked.gpu), tuple(asked.precision), tuple(asked.tp), given["basis"])
+    points = read_points(given["points"]) if given["points"] else []
+    for share in shares:
+        candidates.check_context(asked.model, share.workload.lengths)
+    rates = np.array([share.workload.rate_per_s for share in shares])
+    isl, osl = (
+        float(rates @ [getattr(share.workload.lengths, name) for share in shares] / rates.sum())
+        for name in ("isl", "osl")
+    )
+    return candidates.find(asked.model, Lengths(isl, osl), choice, points)

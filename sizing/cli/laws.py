@@ -1,0 +1,224 @@
+"""``python -m sizing predict | fit | simulate``: one deployment, its law and what users see at a load."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import click
+
+from sizing import candidates
+from sizing.cli.options import as_json, options, workload_of, workload_options, write_json
+from sizing.cli.shapes import fit_json, prediction_json
+from sizing.cli.tables import console, print_fit, print_prediction
+from sizing.engine import COEFFICIENTS, KV_POLICIES, POLICIES, Batching, Replica, Speculation, StepLaw
+from sizing.errors import PointsError, ScenarioError
+from sizing.fitting import Fit, fit
+from sizing.points import Point, read_points
+from sizing.queueing import predict as predict_analytically
+from sizing.simulator import Simulated, Watch
+from sizing.simulator import simulate as run_simulation
+from sizing.text import fit_lines
+from sizing.workload import Workload, parse_seconds
+
+deployment_options = options(
+    click.option("--points", type=click.Path(), required=True, help="Measured points (CSV)."),
+    click.option("--model", default="", help="Take this model's points, where the file holds several."),
+    click.option("--gpu", default="", help="Take this GPU's points."),
+    click.option("--precision", default="", help="Take this precision's points."),
+    click.option("--tp", type=int, help="Take the points of this TP."),
+)
+known_options = options(
+    click.option("--kv-tokens", type=click.IntRange(1), help="Tokens that fit in the KV cache, if known."),
+    click.option("--token-budget", type=click.IntRange(1), help="Tokens of one iteration, if known."),
+    click.option("--open-loop", is_flag=True, help="Fit constant_rate and poisson_rate points too."),
+)
+
+
+def option_of(coefficient: str) -> str:
+    """The option that gives a coefficient of the law: ``--kv-token`` for kv_token_s."""
+    return f"--{coefficient.removesuffix('_s').replace('_', '-')}"
+
+
+@click.command(
+    "predict", epilog="\b\nExample:\n  python -m sizing predict --points points.csv --isl 1000 --osl 200 --rate 3.0\n"
+)
+@deployment_options
+@known_options
+@workload_options
+@click.option("--replicas", type=click.IntRange(1), default=1, show_default=True)
+@click.option("--method", type=click.Choice(["analytic", "simulate"]), default="analytic", show_default=True)
+@as_json
+def predict_command(json_: bool, replicas: int, method: str, **given: Any) -> None:
+    """Latency percentiles of one deployment at a load, from a law fitted to its closed-loop points."""
+    fitted, workload = law_of(given), workload_of(given)
+    routing = given["routing"]
+    if method == "analytic":
+        prediction = predict_analytically(fitted.replica, workload, replicas=replicas, routing=routing, gaps=True)
+    else:
+        run = run_simulation(fitted.replica, workload, replicas=replicas, routing=routing, watch=Watch(token_gaps=True))
+        prediction = run.prediction()
+    in_flight = workload.rate_per_s / replicas * prediction.e2e.mean_s
+    basis = "fitted" if fitted.covers(workload.lengths, in_flight) else "extrapolated"
+    if json_:
+        write_json({**prediction_json(prediction), "basis": basis, "warnings": list(fitted.warnings)})
+    else:
+        print_prediction(prediction, f"{fitted.deployment.label} ({basis})")
+
+
+@click.command("fit", epilog="\b\nExample:\n  python -m sizing fit --points points.csv --json\n")
+@deployment_options
+@known_options
+@as_json
+def fit_command(json_: bool, **given: Any) -> None:
+    """Coefficients of the iteration-time law with 90 % intervals, error per point, what binds, what is not known."""
+    fitted = law_of(given)
+    if json_:
+        write_json(fit_json(fitted))
+    else:
+        print_fit(fitted)
+        for line in fit_lines(fitted):
+            console().print(line, soft_wrap=True, markup=False)
+
+
+@click.command(
+    "simulate",
+    epilog="\b\nExample:\n  python -m sizing simulate --weights 4.8ms --overhead 1ms --token 20us --sequence 10us \\\n"
+    "      --kv-token 49ns --isl 1000 --osl 200 --rate 3 --policy chunked --seed 7\n",
+)
+@options(*(click.option(option_of(name), name, default="0s", help="Time with unit.") for name in COEFFICIENTS))
+@workload_options
+@click.option("--policy", type=click.Choice(POLICIES), default="chunked", show_default=True)
+@click.option("--max-batch-size", type=int, default=256, show_default=True)
+@click.option("--token-budget", type=int, default=8192, show_default=True, help="Tokens of one iteration.")
+@click.option("--kv-tokens", type=int, default=1_000_000, show_default=True, help="Tokens that fit in the KV cache.")
+@click.option(
+    "--kv-policy", type=click.Choice(KV_POLICIES), default="guaranteed_no_evict", show_default=True, help="Who gets it."
+)
+@click.option(
+    "--kv-max-tokens",
+    type=click.IntRange(0),
+    default=0,
+    show_default=True,
+    help="Output tokens that memory is reserved for, where outputs end too; 0: as many as come. Not the OSL.",
+)
+@click.option("--queue-timeout", help="Time a request waits in line at most before it is dropped, for instance 5s.")
+@click.option("--cancel", help="Time after which a client gives up, for instance 30s.")
+@click.option("--speculate", default="", help="Draft tokens and their chance to be accepted, for instance 4:0.7.")
+@click.option("--token-gaps", is_flag=True, help="Percentiles of the gaps between single tokens too.")
+@click.option("--replicas", type=click.IntRange(1), default=1, show_default=True)
+@click.option("--requests", type=click.IntRange(100), default=100_000, show_default=True)
+@click.option("--seed", type=click.IntRange(0), default=0, show_default=True)
+@click.option(
+    "--replications",
+    type=click.IntRange(1),
+    default=1,
+    show_default=True,
+    help="Independent runs that share the requests, side by side; gives 90 % intervals.",
+)
+@as_json
+def simulate_command(json_: bool, replications: int, requests: int, seed: int, token_gaps: bool, **given: Any) -> None:
+    """The simulator itself: a law, lengths, a load, a policy and a seed in; percentiles out."""
+    replica, workload = simulated_replica(given), impatient_workload(given)
+    fleet = {"replicas": given["replicas"], "routing": given["routing"], "requests": requests, "seed": seed}
+    if replications > 1:
+        if token_gaps:
+            raise ScenarioError("--token-gaps are those of one run: leave out --replications")
+        show_replicated(replica, workload, replications, fleet, json_)
+        return
+    run = run_simulation(replica, workload, watch=Watch(token_gaps), **fleet)
+    gaps_s = {f"gap_{name}_s": getattr(run.watched, f"gap_{name}_s") for name in ("p50", "p95", "p99") if token_gaps}
+    if json_:
+        extra = {"requests_per_s": run.requests_per_s, "mean_in_flight": run.mean_in_flight, "seed": seed}
+        write_json({**prediction_json(run.prediction()), **extra, **losses(run), **gaps_s})
+    else:
+        print_prediction(run.prediction(), f"{requests:,} requests, seed {seed}")
+        if token_gaps:
+            figures = ", ".join(f"{name[4:7]} {1000 * gap_s:.3g} ms" for name, gap_s in gaps_s.items())
+            console().print(f"Gaps between tokens: {figures}.")
+
+
+def losses(run: Simulated) -> dict[str, float]:
+    """Shares of the requests that had no complete answer, by the reason."""
+    return {f"{name}_share": getattr(run, name) / len(run.outcome) for name in ("rejected", "timed_out", "cancelled")}
+
+
+def show_replicated(replica: Replica, workload: Workload, runs: int, fleet: dict[str, Any], json_: bool) -> None:
+    """Print what independent runs give, with the intervals of their means."""
+    from sizing.analyses.study import replicated  # joblib takes a while to import
+
+    found, seed = replicated(replica, workload, runs=runs, **fleet), fleet["seed"]
+    if json_:
+        extra = {"replications": runs, "half_width_90": found.half_widths_s, "seed": seed}
+        write_json({**prediction_json(found.prediction), **extra})
+    else:
+        width_ms = 1000 * found.half_width_s("e2e", "p95_s")
+        title = f"{found.requests:,} requests in {runs} runs, seed {seed}; 90 % interval of p95 E2E ± {width_ms:.3g} ms"
+        print_prediction(found.prediction, title)
+
+
+def simulated_replica(given: dict[str, Any]) -> Replica:
+    """The engine that the options of `simulate` describe."""
+    law = StepLaw(**{name: parse_seconds(option_of(name), given[name]) for name in COEFFICIENTS})
+    if law.overhead_s + law.weights_s + law.token_s <= 0 or min(given_times(law)) < 0:
+        raise ScenarioError("the law's times must not be negative, and one of --overhead, --weights, --token above 0")
+    slots = (given["policy"], given["max_batch_size"], given["token_budget"])
+    batching = Batching(*slots, given["kv_tokens"], given["kv_policy"], given["kv_max_tokens"])
+    return Replica(law, batching, speculation_of(given["speculate"]))
+
+
+def speculation_of(text: str) -> Speculation | None:
+    """Read ``4:0.7``, draft tokens and their acceptance; None for nothing.
+
+    >>> speculation_of("4:0.7").draft_tokens
+    4
+    """
+    if not text:
+        return None
+    tokens, _, share = text.partition(":")
+    try:
+        return Speculation(int(tokens), float(share))
+    except ValueError:
+        raise ScenarioError(f"--speculate {text!r}: write it as tokens:acceptance, for instance 4:0.7") from None
+
+
+def impatient_workload(given: dict[str, Any]) -> Workload:
+    """The workload of the common options, with the patience of server and clients where it is given."""
+    patience_s: dict[str, Any] = {
+        f"{name}_s": parse_seconds(f"--{name.replace('_', '-')}", given[name])
+        for name in ("queue_timeout", "cancel")
+        if given[name] is not None
+    }
+    return replace(workload_of(given), **patience_s)
+
+
+def given_times(law: StepLaw) -> list[float]:
+    """The eight coefficients in their order."""
+    return [float(getattr(law, name)) for name in COEFFICIENTS]
+
+
+def law_of(given: dict[str, Any]) -> Fit:
+    """The law fitted to the points that the options select, with what they say of the engine."""
+    return fit(
+        points_of_one_deployment(given),
+        kv_tokens=given["kv_tokens"],
+        token_budget=given["token_budget"],
+        open_loop=given["open_loop"],
+    )
+
+
+def points_of_one_deployment(given: dict[str, Any]) -> list[Point]:
+    """The points of the file that the options select; PointsError if they belong to several deployments or none."""
+    wanted = {name: given[name] for name in ("model", "gpu", "precision", "tp") if given[name]}
+    points = [
+        point
+        for point in read_points(given["points"])
+        if all(getattr(point, name) == value for name, value in wanted.items())
+    ]
+    groups = candidates.by_deployment(points)
+    if len(groups) != 1:
+        labels = "; ".join(deployment.label for deployment in groups) or "no points match"
+        raise PointsError(
+            f"{given['points']}: choose one deployment with --model, --gpu, --precision, --tp (found: {labels})"
+        )
+    return points

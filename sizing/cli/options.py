@@ -1,0 +1,232 @@
+"""Options that several commands share, and what they mean: workload, SLA, margins, prices, what may be bought."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from typing import Any, TypeVar
+
+import click
+from click.core import ParameterSource
+
+from sizing.budget import within
+from sizing.candidates import Choice, Found
+from sizing.cli.shapes import finite_only
+from sizing.errors import ScenarioError
+from sizing.plans import Candidate, Question
+from sizing.workload import (
+    METRICS,
+    ROUTINGS,
+    Arrivals,
+    Lengths,
+    Limit,
+    Prefix,
+    Sla,
+    Workload,
+    check_prefix,
+    check_reserved,
+)
+
+MOST_GPUS = 10_000_000
+"""GPUs of one type owned or available: more is a slip of the keyboard."""
+F = TypeVar("F", bound=Callable[..., Any])
+
+
+def options(*decorators: Callable[[F], F]) -> Callable[[F], F]:
+    """Several click options as one decorator, in the order given."""
+
+    def apply(command: F) -> F:
+        for decorator in reversed(decorators):
+            command = decorator(command)
+        return command
+
+    return apply
+
+
+def length_options(required: bool) -> Callable[[F], F]:
+    """Lengths, arrivals, prefix and routing; `required`: click itself asks for ISL and OSL."""
+    return options(
+        click.option("--isl", type=float, required=required, help="Mean input tokens of a request."),
+        click.option("--osl", type=float, required=required, help="Mean output tokens of a request."),
+        click.option("--isl-cv", type=float, default=0.0, show_default=True, help="Spread of ISL: deviation / mean."),
+        click.option("--osl-cv", type=float, default=0.0, show_default=True, help="Spread of OSL: deviation / mean."),
+        click.option("--correlation", type=float, default=0.0, show_default=True, help="Of ISL and OSL, -1 to 1."),
+        click.option("--prefix-tokens", type=int, default=0, show_default=True, help="Tokens that prompts share."),
+        click.option("--prefix-hit", type=float, default=0.0, show_default=True, help="Chance to find them cached."),
+        click.option(
+            "--arrivals",
+            default="poisson",
+            show_default=True,
+            help="poisson, constant, gamma:cv=NUMBER or batch:size=NUMBER.",
+        ),
+        click.option("--routing", type=click.Choice(ROUTINGS), default="random", show_default=True),
+    )
+
+
+def start_clock(context: click.Context, _: click.Parameter, limit_s: float) -> None:
+    """Let the command compute for `limit_s` seconds of CPU from here on."""
+    context.with_resource(within(limit_s))
+
+
+time_limit = click.option(
+    "--time-limit",
+    type=click.FloatRange(min=0),
+    default=300.0,
+    show_default=True,
+    expose_value=False,
+    callback=start_clock,
+    help="Seconds of computing (CPU) after which to give up; 0: never.",
+)
+as_json = click.option("--json", "json_", is_flag=True, help="Print JSON for machines.")
+rate_option = click.option("--rate", type=float, required=True, help="Requests per second offered to the fleet.")
+workload_options = options(length_options(required=True), rate_option)
+sla_options = options(
+    click.option("--ttft", help="Limit on time to first token, for instance p95:1s."),
+    click.option("--itl", help="Limit on inter-token latency, a request's mean, for instance p95:30ms."),
+    click.option("--gap", help="Limit on the time between two tokens of a request, for instance p99:100ms."),
+    click.option("--e2e", help="Limit on end-to-end latency, for instance p99:20s."),
+)
+margin_options = options(
+    click.option("--headroom", type=float, default=0.2, show_default=True, help="Share of capacity kept free."),
+    click.option("--spare", type=int, default=1, show_default=True, help="Spare replicas beside the working ones."),
+)
+choice_options = options(
+    click.option("--gpu", default="", help="GPUs to compare, comma-separated. Without it: those in --points."),
+    click.option("--precision", default="any", show_default=True, help="Precisions, comma-separated, or any."),
+    click.option("--tp", default="any", show_default=True, help="Tensor parallel sizes, comma-separated, or any."),
+    click.option("--points", type=click.Path(), help="Measured points (CSV); without: day-zero estimates."),
+    click.option("--basis", type=click.Choice(["measured", "any"]), default="any", show_default=True),
+    click.option(
+        "--max-tokens",
+        type=int,
+        default=0,
+        help="Output tokens that the engine reserves memory for; 0: as many as come.",
+    ),
+)
+
+
+def workload_of(given: dict[str, Any]) -> Workload:
+    """The workload that the common options describe; without a rate, one request per second."""
+    lengths = Lengths(given["isl"], given["osl"], given["isl_cv"], given["osl_cv"], given["correlation"])
+    rate = given.get("rate")
+    prefix = Prefix(given["prefix_tokens"], given["prefix_hit"])
+    check_prefix(lengths, prefix)
+    return Workload(lengths, 1.0 if rate is None else rate, Arrivals.parse(given["arrivals"]), prefix)
+
+
+def sla_of(given: dict[str, Any]) -> Sla:
+    """The limits that are given; ScenarioError when there is none."""
+    return Sla(**{metric: Limit.parse(metric, given[metric]) for metric in METRICS if given[metric]})
+
+
+def question_of(given: dict[str, Any]) -> Question:
+    """The planner's question without prices and peaks."""
+    return Question(
+        model=given["model"],
+        workload=workload_of(given),
+        sla=sla_of(given),
+        routing=given["routing"],
+        headroom=given["headroom"],
+        spare=given["spare"],
+    )
+
+
+def choice_of(given: dict[str, Any]) -> Choice:
+    """What may be bought."""
+    return Choice(words(given["gpu"]), words(given["precision"]), tensor_parallel(given["tp"]), given["basis"])
+
+
+def reserving(candidates: Sequence[Candidate], max_tokens: int, osl: float) -> list[Candidate]:
+    """The candidates with engines that reserve memory for `max_tokens` output tokens a request; 0 leaves them.
+
+    ScenarioError where that is less than `osl`, the mean request's.
+    """
+    check_reserved(max_tokens, osl)
+    if not max_tokens:
+        return list(candidates)
+    return [
+        replace(
+            candidate,
+            replica=replace(candidate.replica, batching=replace(candidate.replica.batching, max_tokens=max_tokens)),
+        )
+        for candidate in candidates
+    ]
+
+
+def words(text: str) -> tuple[str, ...]:
+    """A comma-separated list; empty for "any"."""
+    return () if text == "any" else tuple(word.strip() for word in text.split(",") if word.strip())
+
+
+def tensor_parallel(text: str) -> tuple[int, ...]:
+    """TPs of a comma-separated list; empty for "any"."""
+    if not all(re.fullmatch("0*[1-9][0-9]{0,5}", word) for word in words(text)):
+        raise ScenarioError(f"--tp {text!r}: give whole numbers such as 1,2,4, or any")
+    return tuple(int(word) for word in words(text))
+
+
+def per_gpu(option: str, text: str | None) -> tuple[float | None, tuple[tuple[str, float], ...]]:
+    """A number for every GPU, and numbers by GPU: out of ``2.5``, ``h100_sxm=2.5,h200_sxm=3.8``, or both.
+
+    >>> per_gpu("--price", "2,h200_sxm=3.8")
+    (2.0, (('h200_sxm', 3.8),))
+    """
+    general, by_name = None, []
+    for word in words(text or ""):
+        name, equals, number = word.rpartition("=")
+        try:
+            value = float(number)
+        except ValueError:
+            raise ScenarioError(
+                f"{option} {word!r}: write a number, or GPU=number, for instance h200_sxm=3.8"
+            ) from None
+        if equals:
+            by_name.append((name.strip(), value))
+        else:
+            general = value
+    return general, tuple(by_name)
+
+
+def gpus_of(found: Found) -> list[str]:
+    """Names of the GPUs compared, those left out included."""
+    candidates, rejected = found
+    return sorted({candidate.gpu for candidate in candidates} | {miss.gpu for miss in rejected})
+
+
+def prices_of(text: str | None, gpus: Sequence[str]) -> dict[str, Any]:
+    """The prices of ``--price`` as a Question's fields; ScenarioError for a GPU that is not among those compared."""
+    general, by_name = per_gpu("--price", text)
+    prices = tuple((known_gpu("--price", name, gpus), price) for name, price in by_name)
+    return {"price_per_gpu_hour": general, "prices": prices}
+
+
+def counts_of(option: str, text: str | None, gpus: Sequence[str]) -> dict[str, int]:
+    """Whole numbers of GPUs by name, out of ``h100_sxm=8``; ScenarioError for any other."""
+    general, by_name = per_gpu(option, text)
+    if general is not None:
+        raise ScenarioError(f"{option} {general:g}: name the GPU, for instance {gpus[0] if gpus else 'h200_sxm'}=8")
+    for name, count in by_name:
+        if not (0 <= count <= MOST_GPUS and count.is_integer()):
+            raise ScenarioError(f"{option} {name}={count:g}: give a whole number from 0 to {MOST_GPUS:,}")
+    return {known_gpu(option, name, gpus): int(count) for name, count in by_name}
+
+
+def known_gpu(option: str, name: str, gpus: Sequence[str]) -> str:
+    """The GPU compared that has this name, in any letter case; ScenarioError when none has."""
+    for gpu in gpus:
+        if gpu.casefold() == name.casefold():
+            return gpu
+    raise ScenarioError(f"{option} names {name}, which is not among the GPUs compared: {', '.join(gpus)}")
+
+
+def set_by_hand(context: click.Context) -> list[str]:
+    """Names of the parameters that the command line gave."""
+    names = [parameter.name for parameter in context.command.params if parameter.name]
+    return [name for name in names if context.get_parameter_source(name) is ParameterSource.COMMANDLINE]
+
+
+def write_json(value: dict[str, Any]) -> None:
+    """JSON on standard output; infinite and unknown numbers become null."""
+    click.echo(json.dumps(finite_only(value), indent=2))

@@ -1,0 +1,225 @@
+"""``python -m sizing plan``: how many GPUs, and on request by hour of the day, by cost, with other engine settings."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from datetime import UTC, datetime
+from typing import Any
+
+import click
+
+from sizing import candidates, planner
+from sizing import text as answer
+from sizing.analyses.curves import load_curve
+from sizing.analyses.daily import daily_rates, gpus_by_hour
+from sizing.analyses.mixed import Mix, Supply, cheapest_mix
+from sizing.analyses.sensitivity import sensitivities, tune
+from sizing.cli.options import (
+    as_json,
+    choice_of,
+    choice_options,
+    counts_of,
+    gpus_of,
+    length_options,
+    margin_options,
+    options,
+    prices_of,
+    question_of,
+    reserving,
+    set_by_hand,
+    sla_options,
+    time_limit,
+    write_json,
+)
+from sizing.cli.shapes import Extras, extras_json
+from sizing.edge import BY_SIMULATION
+from sizing.plans import Candidate, Fleet, NoFeasiblePlan, Plan, Question
+from sizing.points import Point, read_points
+from sizing.text import rejection_json
+from sizing.workload import check_peak_factor
+
+# --- What is printed when no configuration meets the SLA: every rejection, nearest miss first
+
+
+class Reported(NoFeasiblePlan):
+    """No configuration meets the SLA, with the report that says so and what would have to give."""
+
+    def __init__(self, error: NoFeasiblePlan, report: dict[str, Any]) -> None:
+        super().__init__(str(error), error.rejected)
+        self.report = report
+
+
+def show(error: NoFeasiblePlan, json_: bool) -> None:
+    """The rejections as a table, or as JSON without any count."""
+    if json_:
+        rejected = [rejection_json(rejection) for rejection in error.rejected]
+        report = {"report": error.report} if isinstance(error, Reported) else {}
+        write_json({"feasible": False, "why": str(error), "rejected": rejected, **report})
+    else:
+        from sizing.cli.tables import print_rejections  # costs rich, which JSON does without
+
+        print_rejections(error.rejected)
+
+
+# --- ``python -m sizing plan``: how many GPUs, and on request by hour of the day, by cost, with other engine settings
+
+EXAMPLES = """\b
+Examples:
+  python -m sizing plan --model Qwen/Qwen3-32B --gpu h200_sxm --precision bf16 \\
+      --isl 2000 --osl 256 --rate 20 --ttft p95:1s --itl p95:30ms
+  python -m sizing plan --model Qwen/Qwen3-8B --gpu h100_sxm --isl 1000 --osl 200 --ttft p95:1s \\
+      --rate 8 --peak-factor 2.5 --price 2.5
+  python -m sizing plan --model Qwen/Qwen3-8B --gpu h100_sxm --isl 1000 --osl 200 --ttft p95:1s \\
+      --daily 2,1,1,1,1,2,4,8,15,20,22,21,18,20,22,21,18,14,10,8,6,5,4,3
+  python -m sizing plan --model Qwen/Qwen3-8B --gpu h100_sxm,h200_sxm --isl 1000 --osl 200 --ttft p95:1s \\
+      --rate 80 --price h100_sxm=2.5,h200_sxm=3.8 --mix --available h100_sxm=8
+  python -m sizing plan --model Qwen/Qwen3-32B --gpu h200_sxm --workload chat:isl=1000,osl=200,rate=5,ttft=p95:1s \\
+      --workload batch:isl=4000,osl=500,rate=1,e2e=p95:60s
+  python -m sizing plan --model reference-512x4 --points data/curves/reference-cpu.csv \\
+      --isl 64 --osl 32 --rate 20 --ttft p95:200ms --itl p95:40ms
+"""
+LOAD_NEEDED = ("isl", "osl")
+
+
+@click.command("plan", epilog=EXAMPLES)
+@options(
+    click.option("--model", required=True, help="Model name, for instance Qwen/Qwen3-32B."),
+    choice_options,
+    length_options(required=False),
+    click.option("--rate", type=float, help="Requests per second offered to the fleet."),
+    click.option("--peak-factor", type=float, default=1.0, help="Plan for this many times --rate, the mean."),
+    click.option("--daily", help="24 hourly rates, comma-separated, instead of --rate: GPUs by hour."),
+    sla_options,
+    margin_options,
+    click.option("--price", help="Price of one GPU-hour, any currency; by GPU: h100_sxm=2.5,h200_sxm=3.8."),
+    click.option("--mix", is_flag=True, help="The cheapest mix of the GPU types; needs a price for each."),
+    click.option("--owned", help="With --mix: GPUs already paid for, h100_sxm=8."),
+    click.option("--available", help="With --mix: the most there are of a GPU, h200_sxm=16."),
+    click.option("--tune", "tuned", is_flag=True, help="Search the best batch limit and chunk size for the answer."),
+    click.option("--workload", "workloads", multiple=True, help="NAME:isl=..,osl=..,rate=..,ttft=..; several times."),
+    time_limit,
+    as_json,
+)
+@click.pass_context
+def plan_command(context: click.Context, /, json_: bool, **given: Any) -> None:
+    """The smallest fleet whose latency percentiles meet the SLA at the planned load.
+
+    Several workloads (--workload) share the fleet; see also `python -m sizing share`.
+    """
+    if given["workloads"]:
+        shared_instead(context, json_, given)
+        return
+    question, choice = planned(given), choice_of(given)
+    points = read_points(given["points"]) if given["points"] else []
+    found = candidates.find(question.model, question.workload.lengths, choice, points)
+    gpus, stock = gpus_of(found), {name: given[name] for name in ("owned", "available")}
+    question = replace(question, **prices_of(given["price"], gpus))
+    counts = {name: counts_of(f"--{name}", text, gpus) for name, text in stock.items()}
+    reserved = reserving(found[0], given["max_tokens"], question.workload.lengths.osl)
+    try:
+        plan = planner.plan(question, reserved, found[1])
+    except NoFeasiblePlan as error:
+        raise Reported(error, refusal_json(error, question, reserved)) if json_ else error from None
+    more = extras(plan, given, counts)
+    if json_:
+        write_json({**answer.as_json(plan), **extras_json(more, question), "report": report_json(plan, more, points)})
+    else:
+        from sizing.cli.tables import print_plan  # costs rich, which JSON does without
+
+        print_plan(plan, more)
+
+
+def planned(given: Mapping[str, Any]) -> Question:
+    """The question, for the peak of the load. Raises what click raises for a missing option."""
+    for name in LOAD_NEEDED:
+        if given[name] is None:
+            raise click.MissingParameter(param_type="option", param_hint=f"'--{name}'")
+    if not given["mix"]:
+        for name in ("owned", "available"):
+            if given[name] is not None:
+                raise click.UsageError(f"--{name} goes with --mix")
+    if (given["rate"] is None) == (given["daily"] is None):
+        raise click.UsageError("give the load by either --rate or --daily")
+    if given["daily"] is not None:
+        if given["peak_factor"] != 1:
+            raise click.UsageError("--daily already has the peak: leave --peak-factor out")
+        rates = daily_rates(given["daily"])
+        peak, factor = max(rates), max(rates) / (sum(rates) / len(rates))
+    else:
+        factor = given["peak_factor"]
+        check_peak_factor(factor)
+        peak = given["rate"] * factor
+    return replace(question_of({**given, "rate": peak}), peak_factor=factor)
+
+
+def report_json(plan: Plan, more: Extras, points: Sequence[Point]) -> dict[str, Any]:
+    """The plan as `python -m sizing report` reads it."""
+    from sizing.report.build import Cover, report_of  # only --json writes it
+    from sizing.report.model import as_dict
+
+    curve = load_curve(plan.question, plan.answer)
+    return as_dict(report_of(plan, curve, more.sensitivity, Cover(now()), points, more.daily))
+
+
+def refusal_json(error: NoFeasiblePlan, question: Question, found: Sequence[Candidate]) -> dict[str, Any]:
+    """Why there is no plan and what would have to give, as `python -m sizing report` reads it."""
+    from sizing.analyses.relax import relaxations, together
+    from sizing.report.build import Cover, refusal_of
+    from sizing.report.model import as_dict
+
+    missed = any(rejection.kind == "sla" for rejection in error.rejected)
+    alone, nearest = (relaxations(question, found), together(question, found)) if missed else ((), None)
+    title = "No configuration meets this SLA"
+    return as_dict(refusal_of(question, title, str(error), error.rejected, Cover(now()), alone, nearest))
+
+
+def now() -> str:
+    """This second, in UTC."""
+    return datetime.now(UTC).isoformat(timespec="seconds")
+
+
+def extras(plan: Plan, given: Mapping[str, Any], counts: Mapping[str, Mapping[str, int]]) -> Extras:
+    """What was asked beside the count."""
+    question, fleet = plan.question, plan.answer
+    return Extras(
+        sensitivities(question, fleet),
+        gpus_by_hour(question, fleet, daily_rates(given["daily"])) if given["daily"] is not None else None,
+        tune(question, fleet.candidate) if given["tuned"] else None,
+        mixed(plan, **counts) if given["mix"] else None,
+    )
+
+
+def mixed(plan: Plan, owned: Mapping[str, int], available: Mapping[str, int]) -> Mix:
+    """The cheapest mix of the best fleet of each GPU type, each verified by simulation; counts by GPU name."""
+    by_gpu: dict[str, Fleet] = {}
+    for fleet in sorted(plan.fleets, key=lambda fleet: -fleet.requests_per_s_per_gpu):
+        by_gpu.setdefault(fleet.candidate.gpu, fleet)
+    fleets = [
+        fleet if fleet.verified else planner.size(plan.question, fleet.candidate, BY_SIMULATION)
+        for fleet in by_gpu.values()
+    ]
+    verified = [fleet for fleet in fleets if isinstance(fleet, Fleet)]
+    supplies = {
+        gpu: Supply(price, owned.get(gpu, 0), available.get(gpu, math.inf))
+        for gpu in by_gpu
+        if (price := plan.question.price_of(gpu)) is not None
+    }
+    return cheapest_mix(plan.question, verified, supplies)
+
+
+def shared_instead(context: click.Context, json_: bool, given: dict[str, Any]) -> None:
+    """Several workloads: the command `share` answers."""
+    group = context.parent.command if context.parent else None
+    share = group.get_command(context, "share") if isinstance(group, click.Group) else None
+    if share is None:
+        raise click.UsageError("--workload needs the command group")
+    names = {parameter.name for parameter in share.params}
+    unknown = [f"--{name.replace('_', '-')}" for name in set_by_hand(context) if name not in names]
+    if unknown:
+        raise click.UsageError(
+            f"{', '.join(unknown)} cannot go with --workload: lengths, load, arrivals and limits stand in each "
+            "--workload, the rest is for one workload alone"
+        )
+    context.invoke(share, json_=json_, scenario=None, **{key: given[key] for key in given if key in names})

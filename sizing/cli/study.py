@@ -1,0 +1,79 @@
+"""``python -m sizing study``: thousands of questions from one file, answered on all cores or a cluster."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Iterable
+from pathlib import Path
+
+import click
+
+from sizing.analyses.cluster import code
+from sizing.analyses.study import Machines, Scenario, Table, answer, bar, completed, read_study
+from sizing.points import Point, read_points
+
+EXAMPLE = """\b
+Example of a FILE (keys are the options of `plan`; --cluster needs workers with this same package):
+  base: {model: Qwen/Qwen3-32B, gpu: h200_sxm, precision: fp8, isl: 2000, osl: 256, itl: p95:30ms}
+  axes:
+    rate: [5, 20, 80]
+    ttft: [p95:500ms, p95:2s]
+
+\b
+All combinations; or with `sample: 1000` that many at random, where an axis may also be {low: 200, high: 8000}.
+  python -m sizing study study.yaml --out study.csv
+  python -m sizing study study.yaml --out study.csv --cluster tcp://10.0.0.5:8786
+"""
+processes_option = click.option("--processes", type=click.IntRange(0), default=0, help="0 (default): one a core.")
+cluster_option = click.option(
+    "--cluster",
+    default="",
+    help="Address of a Dask scheduler: tcp://HOST:PORT. Whoever reaches that port can run code there, as Dask asks for "
+    "no password: use it inside a trusted network.",
+)
+
+
+@click.command("study", epilog=EXAMPLE)
+@click.argument("file", type=click.Path(path_type=Path))
+@click.option("--out", type=click.Path(path_type=Path, dir_okay=False), help="Results (CSV). Default: FILE with .csv.")
+@processes_option
+@cluster_option
+@click.option("--json", "json_", is_flag=True, help="Print the summary as JSON.")
+def study_command(file: Path, out: Path | None, processes: int, cluster: str, json_: bool) -> None:
+    """Answer every scenario of a study FILE; the results are a table, one row each.
+
+    Interrupted, it goes on where it stopped when it is called again.
+    """
+    study = read_study(file)
+    machines = Machines(processes, cluster)
+    points = _points(study, file.parent)
+    target = out or file.with_suffix(".csv")
+    table = Table(target, study, _inputs(folder=file.parent, names=points))
+    already = len(table.done)
+    left = [(place, (study[place], points[study[place].points])) for place in range(len(study))]
+    left = [(place, item) for place, item in left if place not in table.done]
+    with table, bar("scenarios", already)(len(study)) as step:
+        for place, cells in completed(answer, left, machines=machines):
+            table.add(place, cells)
+            step()
+    summary = {"scenarios": len(study), "answered": table.answered, "done_before": already, "out": str(target)}
+    if json_:
+        click.echo(json.dumps(summary, indent=2))
+    else:
+        before = f" ({already} of them before)" if already else ""
+        click.echo(f"{target}: {len(study)} scenarios{before}, {table.answered} with a count of GPUs")
+
+
+def _points(study: list[Scenario], folder: Path) -> dict[str, tuple[Point, ...]]:
+    """The points of every table that the study names, read once."""
+    names = {scenario.points for scenario in study}
+    return {name: tuple(read_points(folder / name)) if name else () for name in names}
+
+
+def _inputs(folder: Path, names: Iterable[str]) -> str:
+    """Sixteen digits that change with the content of the tables of points, and with what else answers hang on."""
+    digest = hashlib.sha256(repr(code()).encode())
+    for name in sorted(filter(None, names)):
+        digest.update(hashlib.sha256((folder / name).read_bytes()).digest())
+    return digest.hexdigest()[:16]

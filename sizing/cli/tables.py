@@ -1,0 +1,255 @@
+"""What the command line prints for people: tables and sentences, times in milliseconds."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import partial
+from math import isnan
+
+from rich.console import Console
+from rich.markup import escape
+from rich.table import Table
+
+from sizing import text
+from sizing.analyses.daily import Daily
+from sizing.analyses.existing import Existing
+from sizing.analyses.sensitivity import Sensitivity, Unit
+from sizing.analyses.sharing import SharedFleet, Terms
+from sizing.cli.shapes import Extras, extras_lines, shared_cost
+from sizing.fitting import Fit
+from sizing.numbers import milliseconds, percent, significant
+from sizing.plans import Fleet, Plan, Question, Rejection
+from sizing.prediction import Method, Prediction
+from sizing.workload import METRICS, metric_name
+
+NOTHING_MORE = Extras()
+SHOWN = 8
+METHOD: dict[Method, str] = {"analytic": "formula", "simulation": "simulation"}
+
+
+def console() -> Console:
+    """Standard output; at least 120 columns when it is not a terminal, so that piped tables stay whole."""
+    found = Console(highlight=False)
+    return found if found.is_terminal else Console(highlight=False, width=max(120, found.width))
+
+
+def print_plan(plan: Plan, extras: Extras = NOTHING_MORE) -> None:
+    """The answer, its arithmetic, the SLA, cost and energy, what was asked beside, alternatives, what was left out."""
+    out, fleet = console(), plan.answer
+    say = partial(out.print, soft_wrap=True)
+    say(f"[bold]{escape(text.sentence(plan))}[/bold]")
+    say(escape(text.working(plan)))
+    if peak := text.peak(plan.question):
+        say(f"{peak}.")
+    per_gpu = significant(fleet.requests_per_s_per_gpu)
+    say(f"{per_gpu} requests/s per GPU. {text.band(fleet)}. {text.why_wide(fleet)}".rstrip())
+    say(f"Basis: {fleet.basis}, {escape(fleet.candidate.source)}; verified by {fleet.predicted.method}.")
+    if plan.mean_based:
+        say(escape(plan.mean_based.text))
+    out.print(sla_table(plan.question, fleet))
+    say(f"Binding limit: {text.binding(fleet)}. {text.sensitivity(plan)}.")
+    for line in (*text.costs(plan), *extras_lines(extras)):
+        say(f"{escape(line)}.")
+    for warning in fleet.warnings:
+        say(f"[yellow]warning:[/yellow] {escape(warning)}")
+    if extras.sensitivity:
+        out.print(sensitivity_table(extras.sensitivity, fleet))
+    if extras.daily:
+        out.print(daily_table(extras.daily))
+    if len(plan.fleets) > 1:
+        out.print(alternatives_table(plan))
+    print_rejections(plan.rejected)
+
+
+def sla_table(question: Question, fleet: Fleet) -> Table:
+    """Each limit against its prediction at the planned load."""
+    table = Table("limit", "allowed", "predicted", "room", title="SLA at the planned load", title_justify="left")
+    for limit in question.sla.limits:
+        value = fleet.predicted.value_s(limit)
+        room = percent(1 - value / limit.limit_s)
+        table.add_row(limit.name, milliseconds(limit.limit_s), milliseconds(value), room)
+    return table
+
+
+def alternatives_table(plan: Plan) -> Table:
+    """The best configurations, the answer first."""
+    table = Table("GPU", "TP", "precision", "GPUs", "90 % band", "requests/s per GPU", "binds", "basis", "verified by")
+    table.title, table.title_justify = f"Configurations that meet the SLA ({len(plan.fleets)})", "left"
+    for fleet in plan.fleets[:SHOWN]:
+        high = "no limit" if fleet.gpus_high is None else str(fleet.gpus_high)
+        table.add_row(
+            fleet.candidate.gpu,
+            str(fleet.candidate.tp),
+            fleet.candidate.precision,
+            str(fleet.gpus),
+            f"{fleet.gpus_low}-{high}",
+            significant(fleet.requests_per_s_per_gpu),
+            "stable rate" if fleet.stability_binds else fleet.binding.name,
+            fleet.basis,
+            METHOD[fleet.predicted.method],
+        )
+    return table
+
+
+def sensitivity_table(rows: Sequence[Sensitivity], fleet: Fleet) -> Table:
+    """GPUs (and requests/s of a replica where the SLA fails) with each input changed, everything else kept."""
+    changes = [percent(effect.change, sign=True) for effect in rows[0].effects]
+    table = Table("GPUs (requests/s) if", "is", *changes, title="Sensitivity", title_justify="left")
+    for row in rows:
+        cells = [
+            "SLA fails"
+            if effect.gpus is None or effect.capacity_per_s is None
+            else f"{effect.gpus} ({significant(effect.capacity_per_s)})"
+            for effect in row.effects
+        ]
+        table.add_row(row.name, quantity(row.value, row.unit), *cells)
+    table.caption = (
+        f"as asked: {fleet.gpus} GPUs ({significant(fleet.capacity_per_s)}); in brackets requests/s per replica where "
+        "the SLA fails, before headroom; changes are relative: 20 % headroom +25 % is 25 %"
+    )
+    table.caption_justify = "left"
+    return table
+
+
+def quantity(value: float, unit: Unit) -> str:
+    """A value with its unit, for people."""
+    if unit == "s":
+        return milliseconds(value)
+    return percent(value) if unit == "share" else f"{significant(value)} {unit}"
+
+
+def daily_table(daily: Daily) -> Table:
+    """GPUs to run in each hour."""
+    table = Table("hour", "requests/s", "replicas", "GPUs", title="GPUs by hour", title_justify="left")
+    for hour in daily.hours:
+        table.add_row(f"{hour.hour:02d}:00", significant(hour.rate_per_s), str(hour.replicas), str(hour.gpus))
+    return table
+
+
+def print_existing(question: Question, fleets: Sequence[Existing], rejected: Sequence[Rejection]) -> None:
+    """What a fleet that exists carries: the best way to run it, the others, and what does not work."""
+    out, best = console(), fleets[0]
+    say = partial(out.print, soft_wrap=True)
+    name = f"{best.gpus} × {best.candidate.gpu}"
+    say(f"[bold]{escape(name)} serve {significant(best.rate_per_s)} requests/s of {escape(question.model)}[/bold]")
+    say(
+        f"{best.working} working and {best.spare} spare replicas of {escape(best.candidate.label)}, {best.unused} GPUs "
+        f"unused; the SLA fails at {significant(best.limit_per_s)} requests/s, {percent(question.headroom)} headroom "
+        "kept."
+    )
+    say(f"{significant(best.low)} to {significant(best.high)} requests/s (90 % band). Binding: {best.binding}.")
+    say(f"Basis: {best.basis}, {escape(best.candidate.source)}; verified by {METHOD[best.predicted.method]}.")
+    for warning in best.warnings:
+        say(f"[yellow]warning:[/yellow] {escape(warning)}")
+    table = Table("GPU", "TP", "precision", "requests/s", "per GPU", "90 % band", "binds", "basis", "verified by")
+    for fleet in fleets[:SHOWN]:
+        table.add_row(
+            *(fleet.candidate.gpu, str(fleet.candidate.tp), fleet.candidate.precision),
+            *(significant(fleet.rate_per_s), significant(fleet.requests_per_s_per_gpu)),
+            f"{significant(fleet.low)}-{significant(fleet.high)}",
+            *(fleet.binding, fleet.basis, METHOD[fleet.predicted.method]),
+        )
+    out.print(table)
+    print_rejections(rejected)
+
+
+def print_shared(fleet: SharedFleet, terms: Terms, rejected: Sequence[Rejection]) -> None:
+    """A fleet for several workloads, and what each of them sees."""
+    out = console()
+    say = partial(out.print, soft_wrap=True)
+    workloads = f"{len(fleet.served)} workload{'s' if len(fleet.served) > 1 else ''}"
+    say(f"[bold]You need {fleet.gpus} × {escape(fleet.candidate.gpu)} for {workloads}[/bold]")
+    say(
+        f"{fleet.working} working and {fleet.spare} spare replicas of {escape(fleet.candidate.label)}; fleets of their "
+        f"own would need {fleet.apart} working replicas. Tightest: {escape(fleet.tightest.share.name)}."
+    )
+    say(
+        f"{significant(fleet.requests_per_s_per_gpu)} requests/s per working GPU, {percent(fleet.utilization)} of the "
+        "highest stable rate. No band: the count holds for the law as it is."
+    )
+    say(f"Basis: {fleet.basis}, {escape(fleet.candidate.source)}; verified by simulation.")
+    price = terms.price_of(fleet.candidate.gpu)
+    if price is not None:
+        say(f"Cost {shared_cost(fleet, price).sentence} (at {significant(price)} per GPU-hour, spares included).")
+    for warning in fleet.warnings:
+        say(f"[yellow]warning:[/yellow] {escape(warning)}")
+    for served in fleet.served:
+        for warning in served.predicted.warnings:
+            say(f"[yellow]warning:[/yellow] {escape(served.share.name)}: {escape(warning)}")
+    table = Table("workload", "requests/s", "limit", "allowed", "predicted", "room")
+    for served in fleet.served:
+        for limit in served.share.sla.limits:
+            value = served.predicted.value_s(limit)
+            table.add_row(
+                *(escape(served.share.name), significant(served.share.workload.rate_per_s)),
+                *(limit.name, milliseconds(limit.limit_s), milliseconds(value)),
+                percent(1 - value / limit.limit_s),
+            )
+    out.print(table)
+    print_rejections(rejected)
+
+
+def print_rejections(rejected: Sequence[Rejection]) -> None:
+    """What was left out and why."""
+    if not rejected:
+        return
+    table = Table(
+        "GPU", "TP", "precision", "left out because", title=f"Left out ({len(rejected)})", title_justify="left"
+    )
+    for miss in rejected:
+        table.add_row(miss.gpu, str(miss.tp), miss.precision, escape(miss.why))
+    console().print(table)
+
+
+def print_prediction(prediction: Prediction, title: str) -> None:
+    """Percentiles of the latencies, and of the gaps between tokens where these are known."""
+    if prediction.saturated:
+        console().print(
+            f"Saturated: the load is {percent(prediction.utilization)} of what can be carried in steady state."
+        )
+        return
+    table = Table("", "mean", "p50", "p90", "p95", "p99", title=f"{escape(title)}, {prediction.method}")
+    for metric in METRICS:
+        quantiles = prediction.of(metric)
+        if metric == "gap" and not quantiles.known:
+            continue
+        values = (quantiles.mean_s, quantiles.p50_s, quantiles.p90_s, quantiles.p95_s, quantiles.p99_s)
+        table.add_row(metric_name(metric), *map(milliseconds, values))
+    console().print(table)
+    console().print(f"Utilization {percent(prediction.utilization)} of the highest stable rate.")
+    for warning in prediction.warnings:
+        console().print(f"[yellow]warning:[/yellow] {escape(warning)}")
+
+
+def print_fit(fitted: Fit) -> None:
+    """Coefficients with intervals, and the error at each point."""
+    out = console()
+    packed = "" if fitted.batching.padded else ", prompts packed"
+    out.print(f"{escape(fitted.deployment.label)}: policy {fitted.batching.policy}{packed}")
+    table = Table("coefficient", "value", "90 % interval")
+    for name in fitted.names:
+        low, high = fitted.interval(name)
+        table.add_row(name, microseconds(getattr(fitted.law, name)), f"{microseconds(low)} to {microseconds(high)}")
+    out.print(table)
+    errors = Table("ISL", "OSL", "load", "requests/s", "error", "ITL error", "TTFT error", title="At each point")
+    for error in fitted.errors:
+        errors.add_row(
+            significant(error.point.isl),
+            significant(error.point.osl),
+            error.point.load_label,
+            significant(error.point.requests_per_s),
+            *(
+                percent(share, 1, sign=True)
+                for share in (error.requests_per_s_error, error.itl_error, error.ttft_error)
+            ),
+        )
+    out.print(errors)
+    unseen = "" if isnan(fitted.leave_one_out) else f"Leave-one-out error {percent(fitted.leave_one_out, 1)} (median); "
+    out.print(f"{unseen}chi2 per point {fitted.chi2_per_point:.2f}.")
+    for warning in fitted.warnings:
+        out.print(f"[yellow]warning:[/yellow] {escape(warning)}")
+
+
+def microseconds(seconds: float) -> str:
+    """A coefficient in microseconds."""
+    return f"{significant(seconds * 1e6)} µs"

@@ -1,0 +1,214 @@
+"""``python -m sizing whatif``: the plan before and after changes nobody has measured, and what that assumes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import click
+from rich.markup import escape
+from rich.table import Table
+
+from sizing import candidates, planner
+from sizing import text as answer
+from sizing.analyses.pools import Pools, disaggregate
+from sizing.analyses.whatif import KINDS, Comparison, example, parse_change, what_if
+from sizing.candidates import Choice
+from sizing.cli.options import (
+    as_json,
+    sla_of,
+    sla_options,
+    tensor_parallel,
+    words,
+    workload_of,
+    workload_options,
+    write_json,
+)
+from sizing.cli.tables import console
+from sizing.errors import ScenarioError
+from sizing.numbers import milliseconds, percent, significant
+from sizing.plans import Candidate, Fleet, NoFeasiblePlan, Question, Rejection
+from sizing.points import read_points
+from sizing.text import binding
+
+# --- What ``python -m sizing whatif`` prints for people: both fleets, what changed between them, and what that assumes
+
+BANDS = "An error of the law moves both counts the same way: the change between them is surer than either band says."
+
+
+def print_comparison(found: Comparison, changes: tuple[str, ...]) -> None:
+    """Both fleets side by side, then what binds, then the assumptions; one fleet where nothing is changed."""
+    say = partial(console().print, soft_wrap=True)
+    say(f"[bold]{escape(headline(found, changes))}[/bold]")
+    if changes:
+        console().print(table_of(found))
+    for name, side in (("Before", found.before), ("After", found.after))[: 2 if changes else 1]:
+        if isinstance(side, Rejection):
+            say(f"{name}: no fleet; {escape(side.why)}.")
+        else:
+            say(f"{name}, binding: {escape(binding(side))}.")
+            for warning in side.warnings:
+                say(f"[yellow]warning, {name.lower()}:[/yellow] {escape(warning)}")
+    if changes:
+        say(BANDS)
+        _print_assumptions(found.assumptions)
+        say(f"Nobody has measured this: calibrate before buying. Both fleets are sized by {found.sized_by}.")
+
+
+def headline(found: Comparison, changes: tuple[str, ...]) -> str:
+    """For instance: With precision=fp8: 10 GPUs instead of 14 (h200_sxm) for 20 requests/s of Qwen/Qwen3-32B."""
+    question, gpu = found.question, found.setup.candidate.gpu
+    load = f"({gpu}) for {significant(question.workload.rate_per_s)} requests/s of {question.model}"
+    if not changes:
+        return f"As it is: {_gpus(found.before)} {load}"
+    return f"With {', '.join(changes)}: {_instead(_gpus(found.after), _gpus(found.before))} {load}"
+
+
+def _instead(now: str, before: str) -> str:
+    return f"still {now}" if now == before else f"{now} instead of {before}"
+
+
+def _gpus(side: Fleet | Rejection) -> str:
+    return f"{side.gpus} GPUs" if isinstance(side, Fleet) else "no fleet"
+
+
+def table_of(found: Comparison) -> Table:
+    """GPUs, what each carries and the latencies of the SLA at the planned load: before, after, and the change."""
+    table = Table("", "before", "after", "change", caption="Latencies at the planned load, each fleet on its own GPUs")
+    table.caption_justify = "left"
+    sides = (found.before, found.after)
+
+    def said(name: str, cell: Callable[[Fleet], str]) -> None:
+        table.add_row(name, *(escape(cell(side)) if isinstance(side, Fleet) else "-" for side in sides), "")
+
+    def counted(name: str, value: Callable[[Fleet], float], show: Callable[[float], str]) -> None:
+        values = [value(side) if isinstance(side, Fleet) else None for side in sides]
+        before, after = values
+        change = percent(after / before - 1, sign=True) if before and after is not None else ""
+        change = "same" if change in ("+0%", "-0%") else change
+        table.add_row(name, *("-" if each is None else show(each) for each in values), change)
+
+    said("replica", lambda fleet: fleet.candidate.label)
+    said("working + spare replicas", lambda fleet: f"{fleet.working} + {fleet.spare}")
+    counted("GPUs, spares included", lambda fleet: fleet.gpus, str)
+    said("90 % band of the GPUs", lambda fleet: f"{fleet.gpus_low} to {fleet.gpus_high or 'no limit'}")
+    counted("requests/s per GPU", lambda fleet: fleet.requests_per_s_per_gpu, significant)
+    for limit in found.question.sla.limits:
+        counted(str(limit), lambda fleet, limit=limit: fleet.predicted.value_s(limit), milliseconds)  # type: ignore[misc]
+    said("basis", lambda fleet: fleet.basis)
+    return table
+
+
+def print_pools(pools: Pools | Rejection, found: Comparison) -> None:
+    """The two pools in a sentence, what users see of both, then the assumptions beyond those of the changes."""
+    say = partial(console().print, soft_wrap=True)
+    if isinstance(pools, Rejection):
+        say(f"Disaggregated: no fleet; {escape(pools.why)}.")
+        return
+    say(f"[bold]Disaggregated: {_instead(f'{pools.gpus} GPUs', f'{_gpus(found.after)} in one fleet')}[/bold]")
+    for name, fleet in (("Prompts", pools.prefill), ("Tokens", pools.decode)):
+        replicas = f"{fleet.working} + {fleet.spare} spare replicas of {fleet.candidate.label}"
+        say(
+            f"  {name}: {fleet.gpus} GPUs, {escape(replicas)}, {percent(fleet.predicted.utilization)} of the stable "
+            "rate."
+        )
+    if pools.predicted:
+        seen = [
+            f"{limit.name} {milliseconds(pools.predicted.value_s(limit))} of {milliseconds(limit.limit_s)}"
+            for limit in found.question.sla.limits
+        ]
+        say(f"Both together at the planned load: {', '.join(seen)}. Verified by {pools.verified_by}, headroom kept.")
+    _print_assumptions(pools.assumptions[len(found.assumptions) :])
+
+
+def _print_assumptions(lines: tuple[str, ...]) -> None:
+    out = console()
+    out.print("This assumes:")
+    for line in lines:
+        out.print(f"  - {escape(line)}", soft_wrap=True)
+
+
+# --- ``python -m sizing whatif``: the plan before and after changes nobody has measured, and what that assumes
+
+EXAMPLE = "\b\nChanges (may be repeated, made in order):\n" + "".join(f"  {example(kind)}\n" for kind in KINDS)
+EXAMPLE += """
+\b
+Example:
+  python -m sizing whatif --change precision=fp8 --change speculative:draft_tokens=4,acceptance=0.7 \\
+      --model Qwen/Qwen3-32B --gpu h200_sxm --precision bf16 --tp 2 \\
+      --isl 2000 --osl 256 --rate 20 --ttft p95:1s --itl p95:30ms
+"""
+
+
+@click.command("whatif", epilog=EXAMPLE)
+@click.option("--change", "changes", multiple=True, help="A change, see below; may be repeated.")
+@click.option("--disaggregated", is_flag=True, help="Also: prompts and tokens in two pools of replicas.")
+@click.option("--model", required=True, help="Model name, for instance Qwen/Qwen3-32B.")
+@click.option("--gpu", default="", help="GPUs to compare, comma-separated. Without it: those in --points.")
+@click.option("--precision", default="any", show_default=True, help="Precisions, comma-separated, or any.")
+@click.option("--tp", default="any", show_default=True, help="Tensor parallel sizes, comma-separated, or any.")
+@workload_options
+@sla_options
+@click.option("--headroom", type=float, default=0.2, show_default=True, help="Share of a replica's capacity kept free.")
+@click.option("--spare", type=int, default=1, show_default=True, help="Spare replicas beside the working ones.")
+@click.option("--points", type=click.Path(), help="Measured points (CSV); without: day-zero estimates.")
+@click.option("--basis", type=click.Choice(["measured", "any"]), default="any", show_default=True)
+@as_json
+def whatif_command(json_: bool, changes: tuple[str, ...], disaggregated: bool, **given: Any) -> None:
+    """The best fleet of a plan, and the fleet it would be if the engine, the model or the prompts were changed."""
+    if not changes and not disaggregated:
+        raise ScenarioError(f"give at least one --change ({', '.join(KINDS)}) or --disaggregated")
+    made = [parse_change(text) for text in changes]
+    question = Question(
+        model=given["model"],
+        workload=workload_of(given),
+        sla=sla_of(given),
+        routing=given["routing"],
+        headroom=given["headroom"],
+        spare=given["spare"],
+    )
+    found = what_if(question, _candidate(question, given), made)
+    pools = disaggregate(found.setup) if disaggregated else None
+    if json_:
+        write_json(comparison_json(found, changes) | (pools_json(pools, question) if pools else {}))
+    else:
+        print_comparison(found, changes)
+        if pools:
+            print_pools(pools, found)
+    if isinstance(found.after, Rejection):
+        raise NoFeasiblePlan(f"with the changes no fleet meets {question.sla}", (found.after,))
+
+
+def _candidate(question: Question, given: dict[str, Any]) -> Candidate:
+    """The one candidate of the choice, or the plan's answer where there are several."""
+    choice = Choice(words(given["gpu"]), words(given["precision"]), tensor_parallel(given["tp"]), given["basis"])
+    points = read_points(given["points"]) if given["points"] else []
+    found, left_out = candidates.find(question.model, question.workload.lengths, choice, points)
+    return found[0] if len(found) == 1 else planner.plan(question, found, left_out).answer.candidate
+
+
+def comparison_json(found: Comparison, changes: tuple[str, ...]) -> dict[str, Any]:
+    """The keys of `whatif --json`: both fleets with the keys of `plan`, the changes and the assumptions."""
+
+    def side(fleet: Fleet | Rejection, question: Question) -> dict[str, Any]:
+        return answer.fleet_json(fleet, question) if isinstance(fleet, Fleet) else answer.rejection_json(fleet)
+
+    return {
+        "changes": list(changes),
+        "before": side(found.before, found.question),
+        "after": side(found.after, found.setup.question),
+        "assumptions": list(found.assumptions),
+    }
+
+
+def pools_json(pools: Pools | Rejection, question: Question) -> dict[str, Any]:
+    """The key of `--disaggregated`: both pools with the keys of `plan`, and their assumptions."""
+    if isinstance(pools, Rejection):
+        return {"disaggregated": answer.rejection_json(pools)}
+    fleets = {name: answer.fleet_json(getattr(pools, name), question) for name in ("prefill", "decode")}
+    rest: dict[str, Any] = {"transfer_s": pools.transfer_s, "verified_by": pools.verified_by}
+    rest["assumptions"] = list(pools.assumptions)
+    if pools.predicted:
+        rest["predicted"] = pools.predicted.as_dict()
+    return {"disaggregated": {"gpus": pools.gpus, **fleets, **rest}}

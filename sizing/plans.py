@@ -1,0 +1,360 @@
+"""The question a planner asks and the answer it gets: values only, no arithmetic."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Literal
+
+from sizing import catalog
+from sizing.catalog import gpus as catalogued_gpus
+from sizing.engine import Replica
+from sizing.errors import ScenarioError, SizingError
+from sizing.numbers import significant
+from sizing.prediction import Prediction
+from sizing.workload import (
+    Limit,
+    Routing,
+    Sla,
+    Workload,
+    check_gaps,
+    check_margins,
+    check_peak_factor,
+    check_price,
+    check_rate,
+)
+
+# --- The question a planner asks and the answer it gets: values only, no arithmetic
+
+NEAR_STABLE = 0.97
+"""Share of the stable rate from which stability, not a limit, is said to bind: percentiles explode beyond."""
+Basis = Literal["measured", "fitted", "extrapolated", "estimated", "what-if"]
+
+
+@dataclass(frozen=True, slots=True)
+class Question:
+    """How many GPUs for this workload under this SLA?
+
+    `headroom`: each working replica is planned at (1 - headroom) of the rate at which the SLA first fails.
+    `spare`: idle replicas kept beside the working ones. `price_per_gpu_hour`: any currency, None = not asked; `prices`
+    are (GPU, price) pairs that go before it. `workload.rate_per_s` is the load planned for: the peak, `peak_factor`
+    times the mean.
+    """
+
+    model: str
+    workload: Workload
+    sla: Sla
+    routing: Routing = "random"
+    headroom: float = 0.2
+    spare: int = 1
+    price_per_gpu_hour: float | None = None
+    prices: tuple[tuple[str, float], ...] = ()
+    peak_factor: float = 1.0
+
+    def __post_init__(self) -> None:
+        check_rate(self.workload.rate_per_s)
+        check_margins(self.headroom, self.spare)
+        check_gaps(self.workload.lengths, self.sla)
+        if self.price_per_gpu_hour is not None:
+            check_price("price per GPU-hour", self.price_per_gpu_hour)
+        for gpu, price in self.prices:
+            check_price(f"price of a {gpu}-hour", price)
+        check_peak_factor(self.peak_factor)
+
+    def price_of(self, gpu: str) -> float | None:
+        """Price of an hour of this GPU, None = not known."""
+        return dict(self.prices).get(gpu, self.price_per_gpu_hour)
+
+    @property
+    def mean_rate_per_s(self) -> float:
+        """Requests/s on average over a day, of which `workload.rate_per_s` is the peak."""
+        return self.workload.rate_per_s / self.peak_factor
+
+
+@dataclass(frozen=True, slots=True)
+class Candidate:
+    """One way to serve the model: `tp` GPUs a replica, with the law of that replica and where the law comes from.
+
+    `basis` holds up to `calibrated_in_flight` requests at once in a replica; beyond, the law is extrapolated.
+    `relative_sigma` is the standard error of the law's times as a share. `variants`, where a fit gives them, are
+    pairs of replicas one standard error to either side along each direction that the data leave open.
+    """
+
+    model: str
+    gpu: str
+    tp: int
+    precision: str
+    replica: Replica
+    basis: Basis
+    source: str
+    relative_sigma: float
+    pp: int = 1
+    calibrated_in_flight: float = math.inf
+    variants: tuple[tuple[Replica, Replica], ...] = ()
+    warnings: tuple[str, ...] = ()
+
+    @property
+    def gpus(self) -> int:
+        """GPUs of one replica, idle ones included."""
+        return self.tp * self.pp
+
+    @property
+    def label(self) -> str:
+        """For tables: ``h200_sxm TP2 bf16``."""
+        return f"{self.gpu} TP{self.tp} {self.precision}"
+
+
+def basis_of(candidate: Candidate, in_flight: float) -> Basis:
+    """The candidate's basis, or "extrapolated" where a replica holds more requests at once than were measured."""
+    return "extrapolated" if in_flight > candidate.calibrated_in_flight else candidate.basis
+
+
+def beyond_measured(candidate: Candidate, in_flight: float) -> tuple[str, ...]:
+    """The warning that goes with an extrapolated load; none within what was measured."""
+    most = candidate.calibrated_in_flight
+    if in_flight <= most:
+        return ()
+    return (
+        f"a replica would hold {in_flight:.0f} requests at once, measured were at most {most:.0f}: "
+        "calibrate at or above the planned concurrency",
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class Rejection:
+    """A candidate left out, and why; "too_few": the GPUs that exist do not make up a replica.
+
+    `nearest_s` / `limit`: how near the best load came to the limit that failed.
+    """
+
+    gpu: str
+    tp: int
+    precision: str
+    kind: Literal["memory", "sla", "no_data", "cost", "too_few"]
+    why: str
+    limit: Limit | None = None
+    nearest_s: float | None = None
+
+
+class NoFeasiblePlan(SizingError):
+    """No configuration meets the SLA. ``rejected`` says why, configuration by configuration, nearest miss first."""
+
+    def __init__(self, message: str, rejected: tuple[Rejection, ...]) -> None:
+        super().__init__(message)
+        self.rejected = rejected
+
+
+@dataclass(frozen=True, slots=True)
+class Fleet:
+    """The answer for one candidate.
+
+    `working` replicas carry the load, `load_per_s` requests/s each; `spare` ones stand by. `capacity_per_s`: requests/s
+    of one working replica at which the SLA is about to fail; `requests_per_s_per_replica` = capacity x (1 - headroom),
+    what it is planned for. `working_low`, `working_high`: the count at the ends of the 90 % band of the law; high is
+    None when the SLA cannot be met at the slow end. `predicted`: latencies at the planned load spread over the working
+    replicas; `binding`: the limit with the least room there. `stable_per_s`: requests/s above which a replica's queue
+    grows without end, whatever the SLA. `notes`: what the planner found worth saying.
+    """
+
+    candidate: Candidate
+    working: int
+    spare: int
+    load_per_s: float
+    capacity_per_s: float
+    requests_per_s_per_replica: float
+    predicted: Prediction
+    binding: Limit
+    working_low: int
+    working_high: int | None
+    stable_per_s: float = math.inf
+    notes: tuple[str, ...] = ()
+
+    @property
+    def stability_binds(self) -> bool:
+        """True when the replica saturates before it reaches a limit: `NEAR_STABLE` of the stable rate meets the SLA."""
+        return self.capacity_per_s >= NEAR_STABLE * self.stable_per_s
+
+    @property
+    def binding_name(self) -> str:
+        """What keeps a replica from carrying more: "stable rate", or the limit with the least room."""
+        return "stable rate" if self.stability_binds else str(self.binding)
+
+    @property
+    def verified(self) -> bool:
+        """True when the count and the latencies come from the simulator."""
+        return self.predicted.method == "simulation"
+
+    @property
+    def in_flight(self) -> float:
+        """Requests in a working replica at once, on average at the planned load (Little's law)."""
+        return self.load_per_s * self.predicted.e2e.mean_s
+
+    @property
+    def basis(self) -> Basis:
+        """Where the numbers come from at the planned load."""
+        return basis_of(self.candidate, self.in_flight)
+
+    @property
+    def warnings(self) -> tuple[str, ...]:
+        """What the reader must know: of the law, of the prediction, and of the distance from what was measured."""
+        far = beyond_measured(self.candidate, self.in_flight)
+        return (*self.candidate.warnings, *self.predicted.warnings, *far, *self.notes)
+
+    @property
+    def replicas(self) -> int:
+        """Replicas to own, spares included."""
+        return self.working + self.spare
+
+    @property
+    def gpus(self) -> int:
+        """GPUs to own: all replicas times the GPUs of each."""
+        return self.replicas * self.candidate.gpus
+
+    @property
+    def gpus_low(self) -> int:
+        """GPUs at the fast end of the band."""
+        return (self.working_low + self.spare) * self.candidate.gpus
+
+    @property
+    def gpus_high(self) -> int | None:
+        """GPUs at the slow end of the band; None when no number of them would do."""
+        return None if self.working_high is None else (self.working_high + self.spare) * self.candidate.gpus
+
+    @property
+    def requests_per_s_per_gpu(self) -> float:
+        """Planned requests/s of a working replica over its GPUs."""
+        return self.requests_per_s_per_replica / self.candidate.gpus
+
+
+@dataclass(frozen=True, slots=True)
+class MeanBased:
+    """What sizing by mean latency would buy: `gpus` at `tp`, what users would see there, and that in words."""
+
+    gpus: int
+    tp: int
+    predicted: Prediction
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """Fleets that meet the SLA, fewest GPUs (or, with prices, cheapest) first: the first is the answer; and the rest.
+
+    `mean_based`: the count by the rule of means on the answer's GPU, for comparison; never part of the answer.
+    """
+
+    question: Question
+    fleets: tuple[Fleet, ...]
+    rejected: tuple[Rejection, ...]
+    mean_based: MeanBased | None = None
+
+    @property
+    def answer(self) -> Fleet:
+        """The fleet with the fewest GPUs, or the cheapest where prices differ by GPU."""
+        return self.fleets[0]
+
+
+# --- What a fleet costs and draws: per hour, per month, per million tokens, per 1,000 requests
+
+HOURS_A_MONTH = 730.0
+"""Hours of a year over 12."""
+
+
+@dataclass(frozen=True, slots=True)
+class Cost:
+    """Price of the whole fleet, spares included, in the currency of the GPU-hour.
+
+    The shares per token and per request are at the mean load: a fleet bought for a peak is paid for all day.
+    """
+
+    per_hour: float
+    per_million_output_tokens: float
+    per_1000_requests: float
+
+    @property
+    def per_month(self) -> float:
+        """Price of 730 hours."""
+        return self.per_hour * HOURS_A_MONTH
+
+    @property
+    def sentence(self) -> str:
+        """The four figures in words."""
+        return (
+            f"{significant(self.per_hour)} per hour, {significant(self.per_month)} per month, "
+            f"{significant(self.per_million_output_tokens)} per million output tokens, "
+            f"{significant(self.per_1000_requests)} per 1,000 requests"
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Energy:
+    """Upper bounds on what the fleet's GPUs draw: every one, spares too, at its thermal design power.
+
+    Without servers' fans, processors and the cooling of the hall.
+    """
+
+    power_kw: float
+    kwh_per_million_output_tokens: float
+
+
+def cost_of(question: Question, fleet: Fleet) -> Cost | None:
+    """What the fleet costs; None without a price for its GPU.
+
+    The arithmetic: 12 GPUs at 2.50 an hour are 30 an hour; at 20 requests/s of 250 output tokens that is 18 million
+    tokens an hour, so 1.67 per million.
+    """
+    price = question.price_of(fleet.candidate.gpu)
+    tokens_per_s = question.mean_rate_per_s * question.workload.lengths.osl
+    return None if price is None else cost_at(price * fleet.gpus, question.mean_rate_per_s, tokens_per_s)
+
+
+def cost_at(per_hour: float, requests_per_s: float, output_tokens_per_s: float) -> Cost:
+    """The cost of a fleet that costs so much an hour and serves so much on average."""
+    return Cost(per_hour, per_hour / (output_tokens_per_s * 3600) * 1e6, per_hour / (requests_per_s * 3600) * 1000)
+
+
+def energy_of(question: Question, fleet: Fleet) -> Energy | None:
+    """What the fleet draws at most; None for a GPU whose power is not in the catalogue."""
+    gpu = catalogued_gpus().get(fleet.candidate.gpu)
+    if gpu is None or gpu.power_w is None:
+        return None
+    power_kw = gpu.power_w * fleet.gpus / 1000
+    tokens_per_hour = question.mean_rate_per_s * question.workload.lengths.osl * 3600
+    return Energy(power_kw, power_kw / tokens_per_hour * 1e6)
+
+
+def cost_json(cost: Cost) -> dict[str, float]:
+    """The keys of JSON answers."""
+    return {
+        "cost_per_hour": cost.per_hour,
+        "cost_per_month": cost.per_month,
+        "cost_per_million_output_tokens": cost.per_million_output_tokens,
+        "cost_per_1000_requests": cost.per_1000_requests,
+    }
+
+
+# --- How many servers a fleet of replicas fills: a replica's GPUs are in one server where they fit into one
+
+
+def servers(replicas: int, gpus_per_replica: int, gpus_per_server: int) -> int:
+    """Servers of `gpus_per_server` GPUs for so many replicas, each in as few servers as can hold it.
+
+    GPUs left over in a server that are too few for a replica stay idle; a server that holds part of a large replica
+    holds nothing else.
+
+    >>> servers(9, gpus_per_replica=1, gpus_per_server=8), servers(3, 4, 8), servers(2, 16, 8), servers(3, 6, 8)
+    (2, 2, 4, 3)
+    """
+    if min(gpus_per_replica, gpus_per_server) < 1 or replicas < 0:
+        raise ScenarioError(
+            f"servers need 1 GPU or more each and per replica, got {gpus_per_server} and {gpus_per_replica}"
+        )
+    if gpus_per_replica > gpus_per_server:
+        return replicas * -(-gpus_per_replica // gpus_per_server)
+    return -(-replicas // (gpus_per_server // gpus_per_replica))
+
+
+def usual_server(gpu: str) -> int | None:
+    """GPUs of the server in which this GPU usually comes; None for a GPU that is not in the catalogue."""
+    known = catalog.gpus().get(gpu)
+    return known.gpus_per_server if known else None

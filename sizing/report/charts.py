@@ -1,0 +1,257 @@
+"""How the charts of a report are drawn as SVG: colours, font, labels; the same drawing gives the same text.
+
+Matplotlib's settings are set once, here, and never again: they belong to the whole process, and a server draws for many
+at once. A lock keeps drawings apart; no text of a figure is read as mathematics.
+"""
+
+from __future__ import annotations
+
+import io
+import threading
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import matplotlib
+from matplotlib import font_manager
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+
+from sizing.analyses.daily import HOURS
+from sizing.numbers import milliseconds, significant
+from sizing.report.model import Configuration, Day, LimitCurve, LoadCurves, Report
+from sizing.report.tables import gpus_band, line, number_of, text_of
+
+# --- How the charts of a report are drawn as SVG: colours, font, labels; the same drawing gives the same text
+#
+# Matplotlib's settings are set once, here, and never again: they belong to the whole process, and a server draws for
+# many at once. A lock keeps drawings apart; no text of a figure is read as mathematics.
+
+matplotlib.rcParams.update(
+    {
+        "svg.hashsalt": "sizing-report",
+        "svg.fonttype": "path",
+        "font.family": "DejaVu Sans",
+        "font.size": 8.0,
+        "text.parse_math": False,
+        "axes.spines.top": False,
+        "axes.spines.right": False,
+        "axes.grid": True,
+        "axes.axisbelow": True,
+        "axes.edgecolor": "#4a5563",
+        "axes.labelcolor": "#4a5563",
+        "xtick.color": "#4a5563",
+        "ytick.color": "#4a5563",
+        "text.color": "#1b2430",
+        "grid.color": "#e3e7ec",
+    }
+)
+INK, QUIET, GRID, LINE, DOT, LIMIT, BAND = (
+    *("#1b2430", "#4a5563", "#e3e7ec", "#0072b2"),
+    *("#d55e00", "#b42318", "#dcebf5"),
+)
+INKS = {INK: "ink", QUIET: "quiet", GRID: "grid", LINE: "line", DOT: "dot", LIMIT: "limit", BAND: "band"}
+"""Every colour of the charts and what it is for, so that a page may set its own."""
+NO_METADATA = {"Date": None, "Creator": None, "Format": None, "Type": None}
+WIDTH_IN = 7.0
+_lock = threading.Lock()
+
+
+@dataclass(frozen=True, slots=True)
+class Chart:
+    """A drawing as SVG, and the sentence that says what it shows."""
+
+    name: str
+    svg: str
+    alt: str
+
+
+def drawn(draw: Callable[[Figure], None], height_in: float) -> str:
+    """The SVG element of a figure: the same drawing gives the same text."""
+    with _lock:
+        figure = Figure(figsize=(WIDTH_IN, height_in), layout="constrained")
+        draw(figure)
+        out = io.StringIO()
+        figure.savefig(out, format="svg", transparent=True, metadata=NO_METADATA)
+    text = out.getvalue()
+    return text[text.index("<svg") :]
+
+
+def label(panel: Axes, text: str, place: tuple[float, float], colour: str, transform: object) -> None:
+    """A small text inside a panel, just above and right of a place."""
+    panel.annotate(
+        text,
+        place,
+        xycoords=transform,  # type: ignore[arg-type]
+        xytext=(2, 2),
+        textcoords="offset points",
+        color=colour,
+        fontsize=7,
+    )
+
+
+def drawable(text: str) -> str:
+    """`text` with a box for every character that the charts' font has no shape for."""
+    return "".join(char if ord(char) in glyphs() else "□" for char in text)
+
+
+def glyphs() -> frozenset[int]:
+    """Code points that the charts' font can draw."""
+    return _glyphs
+
+
+_glyphs = frozenset(font_manager.get_font(font_manager.findfont("DejaVu Sans")).get_charmap())
+"""Read once: the font comes with matplotlib."""
+
+# --- The charts of a report: latency against load, GPUs over a day, GPUs of each configuration with their band
+
+PANEL_IN, DAY_IN, ROW_IN = 2.2, 1.9, 0.26
+MOST_BARS = 12
+BEYOND = 1.5
+"""Times the highest count: bands that reach farther end in an arrow."""
+LOG_FROM = 20.0
+"""A range of values this wide is drawn on a logarithmic axis."""
+LABEL = 40
+"""Characters of a label on an axis."""
+
+
+def charts(report: Report) -> tuple[Chart, ...]:
+    """The charts of a report with an answer; none without."""
+    found = []
+    if report.curves is not None and report.curves.curves:
+        found.append(latency_chart(report.curves))
+    if report.day is not None:
+        found.append(day_chart(report.day))
+    if report.configurations:
+        found.append(gpus_chart(report))
+    return tuple(found)
+
+
+def latency_chart(curves: LoadCurves) -> Chart:
+    """One panel for each limited latency: the line by formula, the limit, the planned load, the capacity."""
+
+    def draw(figure: Figure) -> None:
+        axes = figure.subplots(1, len(curves.curves), squeeze=False)[0]
+        for number, (panel, curve) in enumerate(zip(axes, curves.curves, strict=True)):
+            latency_panel(panel, curves, curve, first=number == 0)
+        figure.supxlabel("Load (requests/s per replica)", fontsize=8, color=QUIET)
+
+    said = "; ".join(map(in_words, curves.curves))
+    alt = (
+        f"{said}. A replica is planned to get {significant(curves.planned_per_s)} requests/s; the SLA fails above "
+        f"{significant(curves.capacity_per_s)} requests/s."
+    )
+    return Chart("latency", drawn(draw, PANEL_IN), alt)
+
+
+def in_words(curve: LimitCurve) -> str:
+    """A curve at the planned load, against its limit."""
+    planned = milliseconds(curve.planned_s) if curve.planned_s is not None else "not known"
+    return f"{curve.name} at the planned load is {planned}, the limit {milliseconds(curve.limit_s)}"
+
+
+def latency_panel(panel: Axes, curves: LoadCurves, curve: LimitCurve, first: bool) -> None:
+    """One latency against load."""
+    scale, unit = (1000.0, "ms") if curve.limit_s < 10 else (1.0, "s")
+    known = [
+        (load, value * scale)
+        for load, value in zip(curves.load.values, curve.latency.values, strict=True)
+        if load is not None and value is not None and value > 0
+    ]
+    limit, capacity = curve.limit_s * scale, curves.capacity_per_s
+    panel.set_title(f"{curve.name} ({unit})", loc="left", fontsize=9, color=INK)
+    panel.axvspan(capacity * (1 - curves.headroom), capacity, color=BAND, lw=0)
+    panel.axvline(capacity, color=QUIET, lw=0.8, ls=":")
+    panel.axhline(limit, color=LIMIT, lw=1.2, ls="--")
+    panel.plot([load for load, _ in known], [value for _, value in known], color=LINE, lw=1.8)
+    if curve.planned_s is not None:
+        panel.plot([curves.planned_per_s], [curve.planned_s * scale], "o", color=DOT, mec=INK, mew=0.6, ms=6)
+    upright(panel, [value for _, value in known], limit)
+    panel.set_xlim(0, 1.02 * max([capacity, curves.planned_per_s, *(load for load, _ in known)]))
+    label(panel, f"limit {significant(limit)}", (0.02, limit), LIMIT, panel.get_yaxis_transform())
+    if first:
+        top = panel.get_xaxis_transform()
+        label(panel, "headroom" if curves.headroom else "", (capacity * (1 - curves.headroom), 0.02), QUIET, top)
+
+
+def upright(panel: Axes, values: list[float], limit: float) -> None:
+    """A vertical axis that shows the limit; what lies far above it is cut off."""
+    low, top = min([*values, limit]), limit * (1.5 if max([*values, 0.0]) > limit else 1.2)
+    if top / low > LOG_FROM:
+        panel.set_yscale("log")
+        panel.set_ylim(low / 1.5, top * 1.2)
+        panel.yaxis.set_major_formatter(lambda value, _: significant(value))
+        panel.yaxis.set_minor_formatter(lambda value, _: "")
+    else:
+        panel.set_ylim(0, top)
+        panel.yaxis.set_major_formatter(lambda value, _: significant(value))
+    panel.xaxis.set_major_formatter(lambda value, _: significant(value))
+
+
+def day_chart(day: Day) -> Chart:
+    """GPUs of each hour as steps; the dashed line is the busiest hour's fleet, which would run all day."""
+    gpus = [value or 0.0 for value in day.gpus.values]
+    most = day.constant_gpus.value or 0.0
+
+    def draw(figure: Figure) -> None:
+        panel = figure.subplots()
+        edges, steps = range(HOURS + 1), [*gpus, gpus[-1]]
+        panel.fill_between(edges, steps, step="post", color=BAND, lw=0)
+        panel.step(edges, steps, where="post", color=LINE, lw=1.8)
+        panel.axhline(most, color=LIMIT, lw=1.2, ls="--")
+        label(panel, f"busiest hour: {most:,.0f}", (0.01, most), LIMIT, panel.get_yaxis_transform())
+        panel.set_xticks(range(0, HOURS + 1, 3), [f"{hour}:00" for hour in range(0, HOURS + 1, 3)])
+        panel.set_xlim(0, HOURS)
+        panel.set_ylim(0, 1.25 * max(most, 1.0))
+        panel.set_ylabel("GPUs running", fontsize=8)
+        panel.yaxis.set_major_formatter(lambda value, _: significant(value))
+
+    quiet, busy = gpus.index(min(gpus)), gpus.index(max(gpus))
+    apart = f"{gpus[quiet]:,.0f} at {quiet}:00, {gpus[busy]:,.0f} at {busy}:00"
+    counts = apart if gpus[quiet] < gpus[busy] else f"{gpus[busy]:,.0f} at all hours"
+    alt = (
+        f"GPUs over the day: {counts}; following the load takes {text_of(day.gpu_hours)} a day, "
+        f"{number_of(day.saved)} less than {number_of(day.constant_gpu_hours)}."
+    )
+    return Chart("day", drawn(draw, DAY_IN), alt)
+
+
+def gpus_chart(report: Report) -> Chart:
+    """GPUs of each configuration as a dot, its 90 % band as a line; an arrow where it goes on."""
+    rows = report.configurations[:MOST_BARS]
+
+    def draw(figure: Figure) -> None:
+        panel = figure.subplots()
+        for height, found in enumerate(rows):
+            gpus_row(panel, height, found, most(rows))
+        panel.set_yticks(range(len(rows)), [line(drawable(found.label), LABEL) for found in rows])
+        panel.tick_params(axis="y", labelcolor=INK, length=0)
+        panel.set_ylim(len(rows) - 0.5, -0.5)
+        panel.set_xlim(0, 1.08 * most(rows))
+        panel.grid(axis="y", visible=False)
+        panel.set_xlabel("GPUs, spares included")
+        panel.xaxis.set_major_formatter(lambda value, _: significant(value))
+
+    first = rows[0]
+    alt = (
+        f"Of {len(report.configurations)} configurations that meet the SLA {line(first.label)} needs "
+        f"{number_of(first.gpus)} GPUs, {gpus_band(first)} in the 90 % band."
+    )
+    return Chart("gpus", drawn(draw, 0.7 + ROW_IN * len(rows)), alt)
+
+
+def most(rows: tuple[Configuration, ...]) -> float:
+    """Where the axis of counts ends: bands that reach far beyond every count are cut there."""
+    counts = max(max(found.gpus.value or 0, 1) for found in rows)
+    return min(BEYOND * counts, max(found.gpus_high.value or BEYOND * counts for found in rows))
+
+
+def gpus_row(panel: Axes, height: int, found: Configuration, highest: float) -> None:
+    """The band and the dot of one configuration."""
+    low, gpus, high = found.gpus_low.value or 0, found.gpus.value or 0, found.gpus_high.value
+    cut = high is None or high > highest
+    end = 1.06 * highest if high is None or cut else high
+    panel.plot([low, end], [height, height], color=LINE, lw=2.2, solid_capstyle="butt", alpha=0.55)
+    if cut:
+        panel.plot([end], [height], ">", color=LINE, ms=5)
+    panel.plot([gpus], [height], "o" if height else "D", color=DOT, mec=INK, mew=0.6, ms=5.5)
+    panel.annotate(number_of(found.gpus), (gpus, height), (0, 5), textcoords="offset points", fontsize=7, ha="center")

@@ -1,0 +1,403 @@
+"""The requests of a simulated run and what they add up to: latencies, losses, rate, load, whether it is steady."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, replace
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+from scipy.special import stdtrit
+
+from sizing.errors import ScenarioError
+from sizing.numbers import percent
+from sizing.prediction import NOT_COUNTED, Prediction, Quantiles, saturated
+from sizing.simulator.scheduler import Counts, TokenGaps, gap_quantiles
+from sizing.simulator.state import CANCELLED, REJECTED, SERVED, TIMED_OUT, Requests, States, Work, compiled
+from sizing.workload import Limit, Metric, RequestMetric, Seconds, Sla
+
+# --- What the requests of a finished run add up to, in one pass through their records; compiled by numba
+
+SENT, WAIT, TTFT, ITL, E2E = range(5)
+ROWS = 5
+
+
+class Tally(NamedTuple):
+    """The measured requests of a run, by arrival, and two sums.
+
+    `seconds`: shape (ROWS, measured). The wait of a request that was not served is its whole stay in the replica, its
+    other latencies mean nothing; ITL is NaN with one output token. `outcome`: shape (measured,). `in_flight_s`: what
+    all requests, measured or not, spent from their sending to their end between the first and the last measured
+    sending. `answers`: complete in that time.
+    """
+
+    seconds: Seconds
+    outcome: NDArray[np.int8]
+    in_flight_s: float
+    answers: int
+
+
+def tallied(run: Requests, part: slice, outside_s: float | Seconds, early_s: float = 0.0) -> Tally:
+    """The requests of the slice `part`; `outside_s` is what a request pays outside the engine, one or for each.
+
+    Clients sent their requests `early_s` before these came to the replica.
+    """
+    seconds, outcome = np.empty((ROWS, part.stop - part.start)), np.empty(part.stop - part.start, np.int8)
+    outside = np.atleast_1d(np.asarray(outside_s, np.float64))
+    return Tally(seconds, outcome, *_tally(run, part.start, outside, early_s, seconds, outcome))
+
+
+@compiled
+def _tally(
+    run: Requests, first: int, outside_s: Seconds, early_s: float, seconds: Seconds, outcome: NDArray[np.int8]
+) -> tuple[float, int]:
+    """Fill `seconds` and `outcome` from request number `first` on; returns the two sums."""
+    measured = len(outcome)
+    from_s, until_s = run[first].arrival_s - early_s, run[first + measured - 1].arrival_s - early_s
+    in_flight_s, answers = 0.0, 0
+    for number in range(len(run)):
+        request = run[number]
+        pays_s = outside_s[number if len(outside_s) > 1 else 0]
+        sent_s = request.arrival_s - early_s
+        stay_s = request.done_s - request.arrival_s + pays_s
+        served = request.outcome == SERVED
+        in_flight_s += min(max(sent_s + stay_s, from_s), until_s) - min(max(sent_s, from_s), until_s)
+        answers += int(served and from_s < request.done_s <= until_s)
+        place = number - first
+        if 0 <= place < measured:
+            outcome[place] = request.outcome
+            gaps = request.osl - 1
+            seconds[SENT, place] = sent_s
+            seconds[WAIT, place] = (request.scheduled_s if served else request.done_s) - request.arrival_s
+            seconds[TTFT, place] = request.first_token_s - request.arrival_s + pays_s
+            seconds[ITL, place] = (request.done_s - request.first_token_s) / gaps if gaps > 0 else np.nan
+            seconds[E2E, place] = stay_s
+    return in_flight_s, answers
+
+
+@compiled
+def alive_at(run: Requests, time_s: float) -> int:
+    """Requests of a finished run that left after a time."""
+    alive = 0
+    for request in run:
+        alive += int(request.done_s > time_s)
+    return alive
+
+
+# --- Steady state and confidence: which requests of a run count, whether there is a steady state, how sure a share is
+
+BATCHES = 20
+"""Batches of consecutive requests. Neighbouring batches depend on each other the less the longer they are, and more
+than 20 would hardly narrow the interval (Student's t at 95 %: 1.73 with 20, 1.65 with 1000): so as few as 20."""
+CONFIDENCE = 0.9
+
+
+def measured_part(run: Requests, warmup: float, *, drain: bool) -> slice:
+    """The requests that count, by arrival: the first share `warmup` is not measured.
+
+    With `drain` those who lived on after the last arrival are left out too, at most a tenth: they met less traffic.
+    """
+    last = len(run)
+    if drain:
+        alive = alive_at(run, run["arrival_s"][-1])
+        last -= min(alive, len(run) // 10)
+    return slice(min(int(warmup * len(run)), last - 1), last)
+
+
+def queue_grows(waits_s: Seconds, served_s: float) -> bool:
+    """True when later requests wait over twice as long as earlier ones, and longer than `served_s`.
+
+    That is the mean time from the end of the wait to the last token. A queue that grows steadily makes the second half
+    wait 3 times as long as the first (2.4 times after 10 % warm-up). `waits_s`: by arrival; requests that were never
+    served waited as long as they stayed.
+    """
+    half = len(waits_s) // 2
+    if half == 0:
+        return False
+    early_s, late_s = float(np.mean(waits_s[:half])), float(np.mean(waits_s[half:]))
+    return late_s > 2 * early_s and late_s > served_s
+
+
+def share_error(hits: NDArray[np.bool_]) -> float:
+    """Half the width of the 90 % interval of the share of `hits` among consecutive requests, by batch means.
+
+    The shares of 20 batches scatter about the whole's; where neighbouring batches still resemble each other (lag-1
+    correlation r) they are worth less, (1 - r) / (1 + r) of their number, as in a first-order autoregression. Where the
+    shares do not scatter at all (nobody, or everybody), the rule of three: 3 / n.
+
+    Raises ScenarioError for fewer than 40 requests.
+    """
+    size = len(hits) // BATCHES
+    if size < 2:
+        raise ScenarioError(f"an interval needs {2 * BATCHES} requests or more, got {len(hits)}")
+    shares: Seconds = hits[len(hits) - size * BATCHES :].reshape(BATCHES, size).mean(axis=1)
+    centred = shares - shares.mean()
+    scatter = float(centred @ centred)
+    if scatter == 0:
+        return 3 / len(hits)
+    r = min(max(float(centred[1:] @ centred[:-1]) / scatter, 0.0), 0.9)
+    error = math.sqrt(scatter / (BATCHES - 1) / BATCHES * (1 + r) / (1 - r))
+    return float(stdtrit(BATCHES - 1, (1 + CONFIDENCE) / 2)) * error
+
+
+def quantile_interval(values: Seconds, percentile: float) -> tuple[float, float]:
+    """90 % interval of a percentile of consecutive values: where the values beyond it may be more or fewer.
+
+    The share beyond the sample's percentile has an error by batch means; read off the sample at the two shares, it is
+    an interval of the percentile that needs no density (Woodruff 1952). On M/M/1 queues, where the truth is known, 86
+    to 93 % of the intervals hold it (p50 to p99, 20,000 requests, load up to 0.8); of p99 at load 0.9 77 % (60,000).
+    """
+    if len(values) == 0:
+        raise ScenarioError(f"an interval needs {2 * BATCHES} requests or more, got none with this metric")
+    middle = float(np.percentile(values, percentile))
+    error = 100 * share_error(values > middle)
+    low, high = np.percentile(values, (max(percentile - error, 0.0), min(percentile + error, 100.0)))
+    return float(low), float(high)
+
+
+# --- What a run tells beside the latencies of its requests: token gaps, pauses, and what the replicas held over time
+
+MOST_SAMPLES = 4096
+"""Samples kept of a replica; a longer run is sampled half as often, again and again."""
+
+
+@dataclass(frozen=True, slots=True)
+class Watch:
+    """What to record: every gap between tokens, and the replicas' state each `sample_every_s` seconds (inf: never)."""
+
+    token_gaps: bool = False
+    sample_every_s: float = math.inf
+
+    def __post_init__(self) -> None:
+        if not self.sample_every_s > 0:
+            raise ScenarioError(f"sample_every_s must be above 0 s, got {self.sample_every_s:g}")
+
+    @property
+    def samples(self) -> int:
+        """Rows to keep for a replica."""
+        return MOST_SAMPLES if math.isfinite(self.sample_every_s) else 0
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class TimeSeries:
+    """What one replica held, at the first iteration formed after each sampling time; arrays of shape (samples,).
+
+    Sequences `running`, requests `waiting`, whether a prompt cut in chunks was in progress (0 or 1), KV tokens held by
+    the admitted, and pauses since the start.
+    """
+
+    time_s: Seconds
+    running: Seconds
+    waiting: Seconds
+    prefilling: Seconds
+    kv_tokens: Seconds
+    paused: Seconds
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Watched:
+    """What was recorded, over the whole run, of the requests simulated: those of one replica or of up to 32 where these
+    stand for a larger fleet. `pauses`: times that a sequence lost its KV cache to others.
+
+    Token gaps are what the reader of a stream sees, stalls in full (the ITL of a request is only their mean); NaN when
+    they were not asked for. Within 0.8 %. `measured_gaps`: those between the first and the last measured arrival, for
+    each stream of requests; none when not asked for. `series`: one for each replica simulated, none when not asked for.
+    """
+
+    pauses: int = 0
+    gap_p50_s: float = math.nan
+    gap_p95_s: float = math.nan
+    gap_p99_s: float = math.nan
+    series: tuple[TimeSeries, ...] = ()
+    measured_gaps: tuple[TokenGaps, ...] = ()
+
+
+def watched(states: States, work: Work, watch: Watch, measured_gaps: tuple[TokenGaps, ...] = ()) -> Watched:
+    """What the replicas recorded in a run that was watched like this."""
+    series: tuple[TimeSeries, ...] = ()
+    if watch.samples:
+        series = tuple(TimeSeries(*rows[: state["samples"]].T) for rows, state in zip(work.series, states, strict=True))
+    return Watched(int(states["paused"].sum()), *gap_percentiles_s(work.gaps), series, measured_gaps)
+
+
+def gap_percentiles_s(counts: Counts) -> tuple[float, float, float]:
+    """p50, p95 and p99 of the gaps counted; NaN if they were not."""
+    gaps_s = gap_quantiles(counts, (50, 95, 99)) if counts.size else np.full(3, math.nan)
+    p50_s, p95_s, p99_s = (float(gap_s) for gap_s in gaps_s)
+    return p50_s, p95_s, p99_s
+
+
+# --- The requests of a simulated run and what they add up to: latencies, losses, rate, load, whether it is steady
+
+NOTHING_WATCHED = Watched()
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Simulated:
+    """The measured requests of a run, by arrival, and what they add up to.
+
+    Arrays of shape (n,), seconds: `queue_s` from arrival to the first iteration with some of the prompt, `itl_s` the
+    mean gap of a request (NaN with one output token). `outcome` is SERVED, REJECTED, TIMED_OUT or CANCELLED; all
+    latencies are of the served, NaN of the others. Requests of the warm-up and of the end, when arrivals have stopped,
+    are left out. `requests_per_s` (answers complete) and `mean_in_flight` (time average of the requests begun that have
+    not left) speak of the whole fleet. `saturated`: there is no steady state; the load is above the highest stable rate
+    though nobody is turned away, or the queue grew all along. `utilization`: load over that rate, which is the
+    throughput with a line always waiting. `watched`: pauses, and the token gaps and time series that were asked for.
+    """
+
+    arrival_s: Seconds
+    queue_s: Seconds
+    ttft_s: Seconds
+    itl_s: Seconds
+    e2e_s: Seconds
+    outcome: NDArray[np.int8]
+    requests_per_s: float
+    mean_in_flight: float
+    saturated: bool
+    utilization: float
+    warnings: tuple[str, ...] = ()
+    watched: Watched = NOTHING_WATCHED
+
+    @property
+    def rejected(self) -> int:
+        """Requests that found the waiting line full."""
+        return int(np.count_nonzero(self.outcome == REJECTED))
+
+    @property
+    def timed_out(self) -> int:
+        """Requests that the server dropped from the waiting line."""
+        return int(np.count_nonzero(self.outcome == TIMED_OUT))
+
+    @property
+    def cancelled(self) -> int:
+        """Requests whose clients gave up."""
+        return int(np.count_nonzero(self.outcome == CANCELLED))
+
+    @property
+    def lost(self) -> int:
+        """Requests without a complete answer."""
+        return int(np.count_nonzero(self.outcome != SERVED))
+
+    def of(self, metric: RequestMetric) -> Seconds:
+        """The seconds of every request for one metric; NaN for those not served."""
+        return {"ttft": self.ttft_s, "itl": self.itl_s, "e2e": self.e2e_s}[metric]
+
+    @property
+    def gaps(self) -> TokenGaps:
+        """The measured gaps between tokens. Raises ScenarioError where the run did not count them."""
+        if not self.watched.measured_gaps:
+            raise ScenarioError("this run did not count the gaps between tokens: ask for them, Watch(token_gaps=True)")
+        return self.watched.measured_gaps[0]
+
+    def quantiles(self, metric: Metric) -> Quantiles:
+        """Mean and percentiles of one metric over the served; NaN of gaps that were not counted."""
+        if metric == "gap":
+            return self.gaps.quantiles() if self.watched.measured_gaps else NOT_COUNTED
+        return Quantiles.of(self.of(metric))
+
+    def exceeding_share(self, limit: Limit) -> float:
+        """Share of the requests beyond a limit; a request that was not served is beyond every limit.
+
+        Requests with a single token have no ITL and do not count there. Of a limit on gaps the share of all gaps.
+        """
+        if limit.metric == "gap":
+            return self.gaps.share_above(limit.limit_s)
+        seconds = self.of(limit.metric)
+        counted = np.count_nonzero(np.isfinite(seconds)) + self.lost
+        return (np.count_nonzero(seconds > limit.limit_s) + self.lost) / counted if counted else 0.0
+
+    def meets(self, sla: Sla) -> bool:
+        """True when the load is stable and at most 1 - p of the requests exceed each limit; counts, does not sort."""
+        return not self.saturated and all(
+            limit.percentile + 100 * self.exceeding_share(limit) <= 100 + 1e-9  # exactly 1 - p may round to above it
+            for limit in sla.limits
+        )
+
+    def goodput(self, sla: Sla) -> float:
+        """Share of all requests offered that are served within every limit, whatever the percentile it is set for.
+
+        Raises ScenarioError for a limit on gaps, which are counted over all tokens and not request by request.
+        """
+        good = self.outcome == SERVED
+        for limit in sla.limits:
+            if limit.metric == "gap":
+                raise ScenarioError(f"{limit}: gaps are counted over all tokens, so no request is good or bad by them")
+            good &= ~(self.of(limit.metric) > limit.limit_s)
+        return float(np.mean(good))
+
+    def interval(self, metric: RequestMetric, percentile: float) -> tuple[float, float]:
+        """90 % confidence interval of a percentile, seconds: how much another run of this length may differ.
+
+        By batch means, see `steady`. Raises ScenarioError when fewer than 40 requests have the metric.
+        """
+        seconds = self.of(metric)
+        return quantile_interval(seconds[np.isfinite(seconds)], percentile)
+
+    def exceeding_interval(self, limit: Limit) -> tuple[float, float]:
+        """90 % confidence interval of `exceeding_share`, by batch means; of a limit on requests, not on gaps."""
+        if limit.metric == "gap":
+            raise ScenarioError(f"{limit}: there is no interval of a share of gaps")
+        seconds = self.of(limit.metric)
+        lost = self.outcome != SERVED
+        error = share_error(((seconds > limit.limit_s) | lost)[np.isfinite(seconds) | lost])
+        share = self.exceeding_share(limit)
+        return max(share - error, 0.0), min(share + error, 1.0)
+
+    def prediction(self) -> Prediction:
+        """Mean and percentiles of the served requests; infinite where the load is saturated."""
+        warnings = self.warnings
+        if self.lost:
+            warnings += (
+                f"{percent(self.lost / len(self.outcome), 1)} of the requests were rejected, timed out or cancelled: "
+                "the latencies are those of the others",
+            )
+        if self.saturated:
+            return replace(saturated(self.utilization, "simulation"), warnings=warnings)
+        ttft, itl, e2e = Quantiles.of(self.ttft_s), Quantiles.of(self.itl_s), Quantiles.of(self.e2e_s)
+        gap = self.quantiles("gap")
+        return Prediction(ttft, itl, e2e, False, self.utilization, "simulation", warnings, gap)
+
+
+def open_loop(
+    run: Requests,
+    request_s: float | Seconds,
+    utilization: float,
+    *,
+    warmup: float = 0.0,
+    drain: bool = True,
+) -> Simulated:
+    """The measured part of an open-loop run; `request_s` is what a request pays outside the engine, one or for each."""
+    part = measured_part(run, warmup, drain=drain)
+    tally = tallied(run, part, request_s)
+    sent_s, wait_s, _, _, e2e_s = tally.seconds
+    if tally.answers:
+        requests_per_s = tally.answers / (sent_s[-1] - sent_s[0])
+    else:
+        done_s = run["done_s"][run["outcome"] == SERVED]
+        requests_per_s = len(done_s) / (done_s.max() - run["arrival_s"][0]) if len(done_s) else 0.0
+    overloaded = utilization >= 1 and not np.any(tally.outcome)
+    outside_s = request_s if isinstance(request_s, float) else request_s[part]
+    served_s = float(np.mean(e2e_s) - np.mean(wait_s) - np.mean(outside_s))
+    stuck = bool(overloaded or queue_grows(wait_s, served_s))
+    return simulated(tally, float(requests_per_s), utilization, stuck)
+
+
+def simulated(tally: Tally, requests_per_s: float, utilization: float, stuck: bool) -> Simulated:
+    """The result of a run whose measured requests are these."""
+    if np.any(lost := tally.outcome != SERVED):
+        tally.seconds[1:, lost] = np.nan
+    sent_s, queue_s, ttft_s, itl_s, e2e_s = tally.seconds
+    span_s = sent_s[-1] - sent_s[0]
+    return Simulated(
+        arrival_s=sent_s,
+        queue_s=queue_s,
+        ttft_s=ttft_s,
+        itl_s=itl_s,
+        e2e_s=e2e_s,
+        outcome=tally.outcome,
+        requests_per_s=requests_per_s,
+        mean_in_flight=float(tally.in_flight_s / span_s) if span_s > 0 else 0.0,
+        saturated=stuck,
+        utilization=float(utilization),
+    )

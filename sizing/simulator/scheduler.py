@@ -1,0 +1,875 @@
+"""One replica, iteration by iteration: the scheduler of a batching engine, exact and compiled by numba.
+
+An iteration is formed when the one before has ended: who has waited too long leaves, `make_room` pauses sequences when
+the KV cache is full, `admit` takes prompts from the waiting line as the policy, the slots, the token budget and the KV
+cache allow; the law says how long the iteration lasts; every running sequence then has one token more. While nothing is
+admitted only decode steps follow one another, each longer than the last by the same amount (the contexts grow by a
+token each), so `decode_stretch` takes them all at once, in closed form. docs/simulator.md has the rules in words.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from sizing.engine import KNEE
+from sizing.prediction import Quantiles
+from sizing.simulator.state import (
+    CANCELLED,
+    CHUNKED,
+    GAP_BINS,
+    MAX_UTILIZATION,
+    NOBODY,
+    OUTSIDE,
+    PREFILL_FIRST,
+    STATIC,
+    Engine,
+    Requests,
+    State,
+    Work,
+    borrowed,
+    compiled,
+    compiled_apart,
+    first_step,
+    pop,
+    push,
+    remove,
+    request_at,
+    step_at,
+)
+from sizing.simulator.waiting import (
+    expire_all,
+    first_in_line,
+    fits,
+    forget_line,
+    memory_when_admitted,
+    overflows,
+    own_prompt_tokens,
+    prompt_tokens_of,
+    put_back,
+    reservation,
+    steps_to_full,
+    take_first,
+    tokens_per_step,
+)
+from sizing.workload import Seconds
+
+# --- A histogram of the gaps between tokens, as every reader of a stream sees them; compiled by numba
+
+LEAST_GAP_S = 1e-5
+PARTS = 128
+"""Bins from a gap to twice that gap, all as wide (as HdrHistogram has them): 0.4 to 0.8 % of the gaps in them. They
+begin at 10 us and end beyond 1000 s; what lies outside is in the first or the last."""
+EDGES_S = LEAST_GAP_S * np.ldexp(1 + np.arange(GAP_BINS + 1) % PARTS / PARTS, np.arange(GAP_BINS + 1) // PARTS)
+Counts = NDArray[np.int64]
+
+
+@compiled
+def bin_of(gap_s: float) -> int:
+    """The bin that a gap is counted in; the exponent of a binary number is its logarithm, ready made."""
+    if gap_s <= LEAST_GAP_S:
+        return 0
+    share, exponent = math.frexp(gap_s / LEAST_GAP_S)
+    return min((exponent - 1) * PARTS + int((2 * share - 1) * PARTS), GAP_BINS - 1)
+
+
+@compiled_apart
+def count_gaps(counts: Counts, gap_s: float, growth_s: float, steps: int, lanes: int) -> None:
+    """Count the gaps of `steps` decode steps of `lanes` sequences, each step `growth_s` longer than the one before.
+
+    Exact: of each bin the steps are counted that end below its upper edge.
+    """
+    while steps > 0:
+        place = bin_of(gap_s)
+        inside = steps
+        if steps > 1 and growth_s > 0 and place < len(counts) - 1:
+            room_s = EDGES_S[place + 1] - gap_s
+            if growth_s * (steps - 1) >= room_s:
+                inside = min(max(math.ceil(room_s / growth_s), 1), steps)
+        counts[place] += inside * lanes
+        gap_s += inside * growth_s
+        steps -= inside
+
+
+@compiled
+def count_stretch(state: State, work: Work, requests: Requests, steps: int, step_s: float, growth_s: float) -> None:
+    """Count the gaps of a stretch of decode steps that ends now and in which nobody leaves but at its end."""
+    if state.stalled:
+        if steps > 1:
+            count_all_but_last(state, work, requests, steps, step_s, growth_s)
+        count_last(state, work, requests, step_s + (steps - 1) * growth_s)
+    else:
+        count_running(state, work, requests, step_s, growth_s, steps)
+        state.decoded_s = state.clock_s
+
+
+@compiled_apart
+def count_all_but_last(
+    state: State, work: Work, requests: Requests, steps: int, step_s: float, growth_s: float
+) -> None:
+    """Count the gaps of a stretch of two decode steps or more that ends at `clock_s`, without its last step."""
+    if state.stalled:
+        later_s = (steps - 1) * step_s + 0.5 * growth_s * steps * (steps - 1)
+        count_stalled(state, work, requests, state.clock_s - later_s)
+        step_s += growth_s
+        steps -= 1
+    count_running(state, work, requests, step_s, growth_s, steps - 1)
+
+
+@compiled_apart
+def count_last(state: State, work: Work, requests: Requests, step_s: float) -> None:
+    """Count the gaps that end now, of those who still read."""
+    if state.stalled:
+        count_stalled(state, work, requests, state.clock_s)
+    else:
+        count_running(state, work, requests, step_s, 0.0, 1)
+    state.decoded_s = state.clock_s
+
+
+@compiled
+def count_running(state: State, work: Work, requests: Requests, gap_s: float, growth_s: float, steps: int) -> None:
+    """Count the gaps of `steps` decode steps of everybody who runs."""
+    if len(work.gaps) == GAP_BINS:
+        count_gaps(work.gaps, gap_s, growth_s, steps, state.running)
+    else:
+        count_by_stream(state, work, requests, gap_s, growth_s, steps)
+
+
+@compiled_apart
+def count_by_stream(state: State, work: Work, requests: Requests, gap_s: float, growth_s: float, steps: int) -> None:
+    """The same, those of each stream of requests in its own histogram."""
+    for stream in range(len(work.gaps) // GAP_BINS):
+        lanes = 0
+        for place in range(state.running):
+            lanes += int(requests[request_at(work.heap, place)].stream == stream)
+        if lanes > 0:
+            count_gaps(work.gaps[stream * GAP_BINS : (stream + 1) * GAP_BINS], gap_s, growth_s, steps, lanes)
+
+
+@compiled
+def count_one(work: Work, requests: Requests, request: int, gap_s: float) -> None:
+    """Count one gap of a request."""
+    work.gaps[requests[request].stream * GAP_BINS + bin_of(gap_s)] += 1
+
+
+@compiled
+def count_stalled(state: State, work: Work, requests: Requests, end_s: float) -> None:
+    """Count the gaps that end at `end_s` of sequences that had to wait while prompts ran alone, each from its start."""
+    for place in range(state.running):
+        request = request_at(work.heap, place)
+        count_one(work, requests, request, end_s - max(requests[request].token_s, state.decoded_s))
+    state.stalled = 0
+
+
+def no_gaps(*, counted: bool) -> Counts:
+    """An empty histogram of the gaps of one run; of no length where they are not counted."""
+    return np.zeros(GAP_BINS if counted else 0, np.int64)
+
+
+@compiled
+def percentile_s(counts: Counts, percentile: float) -> float:
+    """One percentile of the gaps of a run, as `gap_quantiles` has it: a scan of the bins in use."""
+    total = counts.sum()
+    if total == 0:
+        return math.nan
+    wanted, below, place = percentile / 100 * total, 0, 0
+    while below + counts[place] < wanted:
+        below += counts[place]
+        place += 1
+    share = (wanted - below) / max(counts[place], 1)
+    return float(EDGES_S[place] + (EDGES_S[place + 1] - EDGES_S[place]) * share)
+
+
+def gap_quantiles(counts: Counts, percentiles: Sequence[float]) -> NDArray[np.float64]:
+    """Percentiles (0 to 100) in seconds of the gaps counted, shape (percentiles,); NaN if there are none.
+
+    Counts of several replicas may be given, shape (replicas, bins): they are added. Off by less than a bin, 0.8 %.
+    """
+    total = np.cumsum(np.reshape(counts, (-1, GAP_BINS)).sum(axis=0))
+    if total[-1] == 0:
+        return np.full(len(percentiles), np.nan)
+    wanted = np.clip(np.asarray(percentiles, float) / 100, 0, 1) * total[-1]
+    place = np.minimum(np.searchsorted(total, wanted), GAP_BINS - 1)
+    below = np.where(place > 0, total[place - 1], 0)
+    share = (wanted - below) / np.maximum(total[place] - below, 1)
+    return np.asarray(EDGES_S[place] + (EDGES_S[place + 1] - EDGES_S[place]) * share, float)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class TokenGaps:
+    """Every gap between two tokens in the measured part of a run, those of all requests pooled; within 0.8 %.
+
+    `counts`: shape (windows, bins), windows of equally many arrivals one after the other. `lost`: gaps of requests that
+    were not served; each of them is beyond every limit.
+    """
+
+    counts: Counts
+    lost: int = 0
+
+    @property
+    def total(self) -> int:
+        """Gaps in all, those that never ended included."""
+        return int(self.counts.sum()) + self.lost
+
+    def quantiles(self) -> Quantiles:
+        """Of the gaps that ended; NaN where there is none."""
+        pooled = self.counts.sum(axis=0)
+        seen = int(pooled.sum())
+        mean_s = float(pooled @ (EDGES_S[1:] + EDGES_S[:-1])) / 2 / seen if seen else math.nan
+        return Quantiles(mean_s, *map(float, gap_quantiles(pooled, (50, 90, 95, 99))))
+
+    def share_above(self, limit_s: float) -> float:
+        """Share of the gaps that are longer than `limit_s`; 0 where there are none."""
+        return (float(above(self.counts.sum(axis=0), limit_s)) + self.lost) / self.total if self.total else 0.0
+
+    def upper_s(self, percentile: float, sure: float) -> float:
+        """Upper end of a percentile, `sure` standard errors up; infinite where nothing was measured, or much was lost.
+
+        Gaps near each other in time share their iterations: the error of the share beyond the percentile comes from the
+        differences between windows.
+        """
+        value_s = self._quantile_s(percentile / 100)
+        if not math.isfinite(value_s):
+            return math.inf
+        counted = self.counts[self.counts.sum(axis=1) > 0]
+        beyond = above(counted, value_s) / counted.sum(axis=1)
+        error = float(beyond.std(ddof=1)) / math.sqrt(len(counted)) if len(counted) > 1 else 1.0
+        return self._quantile_s(min(percentile / 100 + sure * error, 1.0))
+
+    def _quantile_s(self, share: float) -> float:
+        """The gap that this share of all stays at or below; infinite where it reaches into the lost."""
+        seen = self.total - self.lost
+        if seen == 0 or share * self.total > seen:
+            return math.inf
+        return float(gap_quantiles(self.counts, (100 * share * self.total / seen,))[0])
+
+
+def above(counts: Counts, limit_s: float) -> NDArray[np.float64]:
+    """Gaps longer than `limit_s`, of histograms along the last axis; those of the bin it falls in are spread evenly."""
+    place = int(np.clip(np.searchsorted(EDGES_S, limit_s, side="right") - 1, 0, GAP_BINS - 1))
+    part = min(max((EDGES_S[place + 1] - limit_s) / (EDGES_S[place + 1] - EDGES_S[place]), 0.0), 1.0)
+    return np.asarray(counts[..., place + 1 :].sum(axis=-1) + part * counts[..., place], float)
+
+
+# --- Sequences that decode: how one begins, and what leaves the replica with it; compiled by numba
+
+
+@compiled
+def start_decoding(engine: Engine, state: State, work: Work, requests: Requests, request: int) -> None:
+    """The prompt is in the cache: the next token is out, and the sequence decodes from the next step on.
+
+    Of a request that was paused, the prompt and the tokens it had are in the cache now, and this is a step of it.
+    """
+    if requests[request].generated == 0:
+        requests[request].first_token_s = state.clock_s
+    else:
+        requests[request].done_steps += 1
+        if len(work.gaps) > 0:
+            count_one(work, requests, request, state.clock_s - requests[request].token_s)
+    requests[request].token_s = state.clock_s
+    more_steps = requests[request].steps - requests[request].done_steps
+    if more_steps == 0:
+        leave(engine, state, requests, request, memory_when_admitted(requests, request))
+        return
+    push(work.heap, state.running, state.decode_step + more_steps, request)
+    state.running += 1
+    state.lanes += 1
+    growth_tokens = tokens_per_step(requests, request)
+    grown = requests[request].done_steps * growth_tokens
+    state.growth_tokens += growth_tokens
+    state.context_tokens += requests[request].isl + grown
+    state.used_tokens += grown - requests[request].generated
+
+
+@compiled
+def drop_lane(engine: Engine, state: State, requests: Requests, request: int, grown: float) -> float:
+    """A sequence decodes no more, `grown` tokens after its first; returns the KV tokens that it held.
+
+    In a static batch its lane is computed on, until the last one has finished, and no memory is free before.
+    """
+    if engine.policy == STATIC:
+        return 0.0
+    state.lanes -= 1
+    state.growth_tokens -= tokens_per_step(requests, request)
+    state.context_tokens -= requests[request].isl + grown
+    return float(own_prompt_tokens(requests, request) + grown)
+
+
+@compiled
+def clear_lanes(state: State) -> None:
+    """Nobody decodes: no lane of a static batch is left either, and no rounding."""
+    state.lanes = 0
+    state.context_tokens, state.growth_tokens = 0.0, 0.0
+
+
+@compiled
+def leave(engine: Engine, state: State, requests: Requests, request: int, memory_tokens: float) -> None:
+    """The last token is out."""
+    requests[request].done_s = state.clock_s
+    let_go(engine, state, requests, request, memory_tokens)
+
+
+@compiled
+def let_go(engine: Engine, state: State, requests: Requests, request: int, memory_tokens: float) -> None:
+    """An admitted request leaves, `done_s` is set: slot and KV cache are free."""
+    state.left += 1
+    note_gone(state, requests, request)
+    release(engine, state, requests, request, memory_tokens)
+
+
+@compiled
+def release(engine: Engine, state: State, requests: Requests, request: int, memory_tokens: float) -> None:
+    """Give back the slot and the KV cache of a request."""
+    state.admitted -= 1
+    state.reserved_tokens -= reservation(engine, requests, request)
+    state.used_tokens -= memory_tokens
+    if state.admitted == 0:
+        state.used_tokens = 0.0
+
+
+@compiled
+def note_gone(state: State, requests: Requests, request: int) -> None:
+    """Enter a request in the list of those who left in this step, in order of `done_s`."""
+    requests[request].behind = NOBODY
+    if state.first_gone == NOBODY:
+        state.first_gone = state.last_gone = request
+    elif requests[request].done_s >= requests[state.last_gone].done_s:
+        requests[state.last_gone].behind = request
+        state.last_gone = request
+    elif requests[request].done_s < requests[state.first_gone].done_s:
+        requests[request].behind = state.first_gone
+        state.first_gone = request
+    else:
+        before = state.first_gone
+        while requests[requests[before].behind].done_s <= requests[request].done_s:
+            before = requests[before].behind
+        requests[request].behind = requests[before].behind
+        requests[before].behind = request
+
+
+# --- Pauses under max_utilization: when the KV cache is full, the sequence admitted last makes room; compiled by numba
+
+
+@compiled_apart
+def make_room(engine: Engine, state: State, work: Work, requests: Requests) -> bool:
+    """Pause sequences until the others can take one decode step, or one is alone; True when somebody was paused."""
+    before = state.paused
+    while state.running > 1 and overflows(engine, state, 1):
+        pause(engine, state, work, requests, latest(state, work, requests))
+    return state.paused > before
+
+
+@compiled
+def latest(state: State, work: Work, requests: Requests) -> int:
+    """The place in the heap of the running sequence admitted last."""
+    last = 0
+    for place in range(1, state.running):
+        if requests[request_at(work.heap, place)].admission > requests[request_at(work.heap, last)].admission:
+            last = place
+    return last
+
+
+@compiled
+def pause(engine: Engine, state: State, work: Work, requests: Requests, place: int) -> None:
+    """A running sequence gives up slot and memory and waits, with the tokens it has, to be computed again."""
+    request = request_at(work.heap, place)
+    done_steps = requests[request].steps - (step_at(work.heap, place) - state.decode_step)
+    remove(work.heap, state.running, place)
+    state.running -= 1
+    grown = done_steps * tokens_per_step(requests, request)
+    release(engine, state, requests, request, drop_lane(engine, state, requests, request, grown))
+    if requests[request].cached_tokens == requests[request].isl:
+        requests[request].cached_tokens = 0  # what was prefilled elsewhere is lost here: it is all computed again
+    requests[request].done_steps = done_steps
+    requests[request].generated = 1 + int(grown + 1e-9)
+    requests[request].token_s = max(requests[request].token_s, state.decoded_s)
+    put_back(state, work, requests, request)
+    state.paused += 1
+
+
+# --- Requests that leave an engine before their last token: clients that give up, replicas that die; compiled by numba
+
+
+@compiled_apart
+def cancel(engine: Engine, state: State, work: Work, requests: Requests, on_time: bool) -> None:
+    """At the end of an iteration, let go the admitted requests whose clients have given up before it.
+
+    Called before the tokens of the iteration are given out, and with `on_time` once more after it, for clients that
+    give up at that very time and had their token still. Not needed before `next_cancel_s`.
+    """
+    state.next_cancel_s = math.inf
+    kept = 0
+    for place in range(state.running):
+        request, finish = request_at(work.heap, place), step_at(work.heap, place)
+        if stays(state, requests, request, on_time):
+            push(work.heap, kept, finish, request)
+            kept += 1
+        else:
+            done_steps = requests[request].steps - (finish - state.decode_step)
+            grown = done_steps * tokens_per_step(requests, request)
+            give_up(engine, state, requests, request, drop_lane(engine, state, requests, request, grown))
+    state.running = kept
+    if kept == 0:
+        clear_lanes(state)
+    cancel_prompts(engine, state, work, requests, on_time)
+
+
+@compiled
+def cancel_prompts(engine: Engine, state: State, work: Work, requests: Requests, on_time: bool) -> None:
+    """The same for prompts that the iteration completes, and the one that is cut in chunks."""
+    kept = 0
+    for place in range(state.joining):
+        request = work.joining[place]
+        if stays(state, requests, request, on_time):
+            work.joining[kept] = request
+            kept += 1
+        else:
+            give_up_prompt(engine, state, requests, request)
+    state.joining = kept
+    request = state.prefilling
+    if request != NOBODY and not stays(state, requests, request, on_time):
+        state.prefilling = NOBODY
+        give_up_prompt(engine, state, requests, request)
+
+
+@compiled
+def stays(state: State, requests: Requests, request: int, on_time: bool) -> bool:
+    """True unless the client has given up; the next time somebody does is kept."""
+    deadline_s = requests[request].arrival_s + requests[request].cancel_s
+    if deadline_s < state.clock_s or (on_time and deadline_s == state.clock_s):
+        return False
+    state.next_cancel_s = min(state.next_cancel_s, deadline_s)
+    return True
+
+
+@compiled
+def give_up_prompt(engine: Engine, state: State, requests: Requests, request: int) -> None:
+    """The client gives up during the prompt: there is no first token, unless the request had been paused after it."""
+    if requests[request].generated == 0:
+        requests[request].first_token_s = math.nan
+    give_up(engine, state, requests, request, memory_when_admitted(requests, request))
+
+
+@compiled
+def give_up(engine: Engine, state: State, requests: Requests, request: int, memory_tokens: float) -> None:
+    """The client gives up at its deadline; the engine lets the request go."""
+    requests[request].outcome = CANCELLED
+    requests[request].done_s = requests[request].arrival_s + requests[request].cancel_s
+    let_go(engine, state, requests, request, memory_tokens)
+
+
+@compiled_apart
+def fail(engine: Engine, state: State, work: Work, requests: Requests) -> int:
+    """The replica dies: its requests lose all progress and belong to NOBODY; returns how many. The replica is idle.
+
+    It dies at the end of the iteration in progress (`clock_s`): requests whose last token this brings are served. Those
+    who gave up waiting before are taken out by `advance` to the time of the failure, which is to be called first.
+    """
+    lost = 0
+    for place in range(state.running):
+        lose(requests, request_at(work.heap, place))
+        lost += 1
+    if state.prefilling != NOBODY:
+        lose(requests, state.prefilling)
+        lost += 1
+    while state.waiting > 0:
+        request = first_in_line(work, requests)
+        take_first(state, work, requests, request)
+        lose(requests, request)
+        lost += 1
+    forget_line(state, work)
+    state.running, state.admitted, state.reserved_tokens = 0, 0, 0
+    state.prefilling, state.prefilled_tokens, state.used_tokens = NOBODY, 0, 0.0
+    state.next_cancel_s, state.stalled = math.inf, 0
+    clear_lanes(state)
+    return lost
+
+
+@compiled
+def lose(requests: Requests, request: int) -> None:
+    """A request forgets that it ever was in a replica."""
+    requests[request].replica = NOBODY
+    requests[request].stage = OUTSIDE
+    requests[request].generated = 0
+    requests[request].done_steps = 0
+    requests[request].scheduled_s = 0.0
+    requests[request].first_token_s = 0.0
+
+
+# --- Seconds of one iteration, by the law and what an engine departs from it, and of a stretch of them; compiled
+
+_GOLDEN, _MIX_1, _MIX_2 = map(np.uint64, (0x9E3779B97F4A7C15, 0xBF58476D1CE4E5B9, 0x94D049BB133111EB))
+_SHIFT_1, _SHIFT_2, _SHIFT_3, _TO_53_BITS = map(np.uint64, (30, 27, 31, 11))
+
+
+@compiled
+def iteration_s(
+    engine: Engine, known_s: Seconds, lanes: int, context_tokens: float, prompt_tokens: int, attention: float
+) -> float:
+    """StepLaw.decode_s and StepLaw.mixed_s; decode lanes may be padded, and carry the tokens of a draft along.
+
+    `known_s`: see `known_matrices_s`.
+    """
+    padded = lanes
+    if engine.padding > 1:
+        padded = -(-lanes // engine.padding) * engine.padding
+    time_s = engine.overhead_s + known_matrices_s(engine, known_s, padded * engine.lane_tokens + prompt_tokens)
+    time_s += engine.sequence_s * padded + engine.kv_token_s * context_tokens
+    if prompt_tokens > 0:
+        time_s += engine.attention_s * attention + engine.prefill_s
+    if engine.lane_tokens > 1 and lanes > 0:
+        time_s += engine.draft_pass_s + engine.draft_sequence_s * lanes + engine.draft_kv_token_s * context_tokens
+    return time_s
+
+
+@compiled
+def known_matrices_s(engine: Engine, known_s: Seconds, tokens: int) -> float:
+    """`matrices_s`, kept in `known_s`, by tokens as far as it goes; 0 where it has not been asked for."""
+    if tokens >= len(known_s):
+        return matrices_s(engine, tokens)
+    if known_s[tokens] == 0:
+        known_s[tokens] = matrices_s(engine, tokens)
+    return float(known_s[tokens])
+
+
+@compiled_apart
+def matrices_s(engine: Engine, tokens: int) -> float:
+    """Seconds of the matrix products of `tokens` tokens: StepLaw's knee; at k = 4 two square roots are the power."""
+    weights_s = engine.weights_s
+    if engine.unread > 0:
+        weights_s *= 1 - engine.unread * engine.unread_decay ** (tokens - 1)
+    dense_s = engine.token_s * tokens
+    if engine.knee == KNEE:
+        return math.sqrt(math.sqrt(weights_s**4 + dense_s**4))
+    longer_s = max(weights_s, dense_s)
+    if longer_s == 0:
+        return 0.0
+    share = min(weights_s, dense_s) / longer_s
+    return float(longer_s * (1 + share**engine.knee) ** (1 / engine.knee))
+
+
+@compiled
+def growth_s(engine: Engine, state: State) -> float:
+    """Seconds by which each decode step is longer than the one before: the contexts have grown."""
+    return float((engine.kv_token_s + engine.draft_kv_token_s) * state.growth_tokens)
+
+
+@compiled
+def stretch_s(step_s: float, growth_s: float, steps: int) -> float:
+    """Seconds of `steps` steps, the first of `step_s` seconds and each `growth_s` longer than the one before."""
+    return step_s * steps + 0.5 * growth_s * steps * (steps - 1)
+
+
+@compiled
+def steps_to(step_s: float, growth_s: float, wait_s: float) -> int:
+    """The fewest steps (at least one) that last `wait_s` seconds or more: the root of stretch_s, rounded up."""
+    linear_s = step_s - 0.5 * growth_s
+    root = 2 * wait_s / (linear_s + math.sqrt(linear_s * linear_s + 2 * growth_s * wait_s))
+    steps = max(math.ceil(root), 1)
+    if steps > 1 and stretch_s(step_s, growth_s, steps - 1) >= wait_s:
+        return steps - 1
+    if stretch_s(step_s, growth_s, steps) < wait_s:
+        return steps + 1
+    return steps
+
+
+@compiled_apart
+def jitter_factor(engine: Engine, state: State) -> float:
+    """One draw of a lognormal factor with mean 1 and the engine's coefficient of variation."""
+    radius = math.sqrt(-2 * math.log(1 - uniform(state)))
+    normal = radius * math.cos(2 * math.pi * uniform(state))
+    variance = math.log1p(engine.jitter * engine.jitter)
+    return math.exp(math.sqrt(variance) * normal - variance / 2)
+
+
+@compiled
+def uniform(state: State) -> float:
+    """The next number in [0, 1) of the replica's stream: SplitMix64 (Steele, Lea, Flood 2014) of (seed, count)."""
+    state.draws += 1
+    bits = np.uint64(state.seed) + np.uint64(state.draws) * _GOLDEN
+    bits = (bits ^ (bits >> _SHIFT_1)) * _MIX_1
+    bits = (bits ^ (bits >> _SHIFT_2)) * _MIX_2
+    bits = bits ^ (bits >> _SHIFT_3)
+    return float(bits >> _TO_53_BITS) * 2.0**-53
+
+
+# --- What a replica holds, sampled over time; compiled by numba
+
+COLUMNS = ("time_s", "running", "waiting", "prefilling", "kv_tokens", "paused")
+"""Columns of a row: the last three are prompts cut in chunks (0 or 1), KV tokens in use, pauses since the start."""
+
+
+@compiled_apart
+def sample(state: State, work: Work) -> None:
+    """Write a row for the first iteration that is formed at or after each multiple of `sample_every_s`.
+
+    When the rows are all taken, every second one is dropped and samples are taken half as often: however long a run is,
+    the rows cover it.
+    """
+    rows = len(work.series)
+    if rows == 0:
+        state.next_sample_s = math.inf
+        return
+    if state.samples == rows:
+        state.samples = rows // 2
+        for place in range(state.samples):
+            work.series[place] = work.series[2 * place + 1]
+        state.sample_every_s *= 2
+    due = math.floor(state.clock_s / state.sample_every_s)
+    state.next_sample_s = (due + 1) * state.sample_every_s
+    if state.samples > 0 and work.series[state.samples - 1, 0] >= due * state.sample_every_s:
+        return
+    row = work.series[state.samples]
+    row[0], row[1], row[2] = state.clock_s, state.running, state.waiting
+    row[3], row[4], row[5] = int(state.prefilling != NOBODY), state.used_tokens, state.paused
+    state.samples += 1
+
+
+# --- One replica, iteration by iteration: the scheduler of a batching engine, exact and compiled by numba
+#
+# An iteration is formed when the one before has ended: who has waited too long leaves, `make_room` pauses sequences
+# when the KV cache is full, `admit` takes prompts from the waiting line as the policy, the slots, the token budget
+# and the KV cache allow; the law says how long the iteration lasts; every running sequence then has one token more.
+# While nothing is admitted only decode steps follow one another, each longer than the last by the same amount (the
+# contexts grow by a token each), so `decode_stretch` takes them all at once, in closed form. docs/simulator.md has
+# the rules in words.
+
+
+@compiled
+def work_of(fleet: Work, replica: int) -> Work:
+    """The arrays of one replica of a fleet, borrowed."""
+    return Work(
+        borrowed(fleet.heap[replica]),
+        borrowed(fleet.joining[replica]),
+        borrowed(fleet.lines[replica]),
+        borrowed(fleet.gaps[replica]),
+        borrowed(fleet.series[replica]),
+        borrowed(fleet.matrices_s[replica]),
+    )
+
+
+@compiled
+def step(engine: Engine, state: State, work: Work, requests: Requests, until_s: float) -> None:
+    """Run one iteration with prompt tokens, or all decode steps up to the next change.
+
+    A stretch of decode steps ends with the first that finishes a sequence or fills the KV cache, or the first that ends
+    at or after `until_s`, when somebody arrives, or a deadline. No time passes when all have left.
+    """
+    state.joining = 0
+    state.first_gone = NOBODY
+    if state.next_deadline_s <= state.clock_s:
+        expire_all(state, requests, state.clock_s)
+    if state.next_sample_s <= state.clock_s:
+        sample(state, work)
+    short = False
+    if engine.kv_policy == MAX_UTILIZATION and engine.policy != STATIC:
+        short = make_room(engine, state, work, requests)
+    prompt_tokens, attention = 0, 0.0
+    if state.waiting > 0 or state.prefilling != NOBODY:
+        if engine.policy == STATIC:
+            prompt_tokens, attention = admit_batch(engine, state, work, requests)
+        else:
+            prompt_tokens, attention = admit(engine, state, work, requests, short)
+    state.left = 0
+    if prompt_tokens > 0:
+        prefill_iteration(engine, state, work, requests, prompt_tokens, attention)
+    elif state.running > 0:
+        # Who was paused may find room after one step.
+        decode_stretch(engine, state, work, requests, state.clock_s if short else until_s)
+    if state.next_cancel_s <= state.clock_s:
+        state.joining = 0
+        cancel(engine, state, work, requests, True)
+
+
+@compiled
+def admit(engine: Engine, state: State, work: Work, requests: Requests, short: bool) -> tuple[int, float]:
+    """In-flight batching: give the room that decodes leave in the token budget to prompts, in order of the line.
+
+    Returns the prompt tokens of the iteration and the sum of p (s + p/2) over its chunks (see StepLaw). When memory is
+    `short` nobody is admitted, and only the prompt in progress goes on.
+    """
+    room = engine.token_budget
+    if engine.policy != PREFILL_FIRST:
+        room -= state.running * engine.lane_tokens
+    prompt_tokens, attention = 0, 0.0
+    if state.prefilling != NOBODY and room > 0:
+        prompt_tokens, attention = continue_prompt(state, work, requests, room)
+    while state.waiting > 0 and state.admitted < engine.max_batch_size and not short:
+        request = first_in_line(work, requests)
+        tokens = prompt_tokens_of(requests, request)
+        chunk = tokens
+        if tokens > 0 and prompt_tokens >= room:
+            break
+        if chunk > room - prompt_tokens and tokens > 0:
+            if engine.policy == CHUNKED:
+                chunk = room - prompt_tokens
+            elif prompt_tokens > 0:
+                break
+        if not fits(engine, state, requests, request):
+            break
+        take_first(state, work, requests, request)
+        take_memory(engine, state, requests, request, memory_when_admitted(requests, request))
+        prompt_tokens += chunk
+        attention += chunk * (requests[request].cached_tokens + 0.5 * chunk)
+        if chunk < tokens:
+            state.prefilling, state.prefilled_tokens = request, chunk
+        elif tokens > 0:
+            join(state, work, request)
+        else:
+            start_decoding(engine, state, work, requests, request)
+    return prompt_tokens, attention
+
+
+@compiled
+def take_memory(engine: Engine, state: State, requests: Requests, request: int, memory_tokens: int) -> None:
+    """An admitted request takes its slot and its KV cache; from now on only its client's patience can end."""
+    state.admitted += 1
+    state.admissions += 1
+    requests[request].admission = state.admissions
+    state.reserved_tokens += reservation(engine, requests, request)
+    state.used_tokens += memory_tokens
+    state.next_cancel_s = min(state.next_cancel_s, requests[request].arrival_s + requests[request].cancel_s)
+
+
+@compiled
+def continue_prompt(state: State, work: Work, requests: Requests, room: int) -> tuple[int, float]:
+    """The next chunk, at most `room` tokens, of the prompt that is cut in chunks."""
+    request = state.prefilling
+    tokens = prompt_tokens_of(requests, request)
+    chunk = min(tokens - state.prefilled_tokens, room)
+    attention = chunk * (requests[request].cached_tokens + state.prefilled_tokens + 0.5 * chunk)
+    state.prefilled_tokens += chunk
+    if state.prefilled_tokens == tokens:
+        state.prefilling = NOBODY
+        join(state, work, request)
+    return chunk, attention
+
+
+@compiled
+def admit_batch(engine: Engine, state: State, work: Work, requests: Requests) -> tuple[int, float]:
+    """Static batching: once the last batch has finished, admit a new one.
+
+    The KV cache must hold every lane to the longest output of the batch, after its own prompt if prompts are packed, or
+    after the longest if they are padded to it. Neither the token budget nor the prefix cache applies: the engine
+    prefills the batch in one iteration.
+    """
+    longest, most_output, prompts, squares = 0, 0, 0, 0.0
+    while state.running == 0 and state.waiting > 0 and state.joining < engine.max_batch_size:
+        request = first_in_line(work, requests)
+        own, lanes = requests[request].isl, state.joining + 1
+        isl, osl = max(longest, own), max(most_output, requests[request].osl)
+        held_tokens = lanes * isl if engine.padded else prompts + own
+        if held_tokens + lanes * osl > engine.kv_tokens:
+            break
+        longest, most_output = isl, osl
+        prompts += own
+        squares += float(own) * own
+        take_first(state, work, requests, request)
+        take_memory(engine, state, requests, request, own)
+        join(state, work, request)
+    if engine.padded:
+        return longest * state.joining, 0.5 * longest * longest * state.joining
+    return prompts, 0.5 * squares
+
+
+@compiled
+def join(state: State, work: Work, request: int) -> None:
+    """The iteration being formed completes this prompt."""
+    work.joining[state.joining] = request
+    state.joining += 1
+
+
+@compiled
+def prefill_iteration(
+    engine: Engine,
+    state: State,
+    work: Work,
+    requests: Requests,
+    prompt_tokens: int,
+    attention: float,
+) -> None:
+    """One iteration that holds prompt tokens; unless the policy runs prompts alone, every lane decodes along."""
+    factor = jitter_factor(engine, state) if engine.jitter > 0 else 1.0
+    lanes_of_batch, batch_growth_tokens = state.joining, 0.0
+    if engine.policy == STATIC:  # lanes of clients who give up during the prompts grow like the others
+        for place in range(state.joining):
+            batch_growth_tokens += tokens_per_step(requests, work.joining[place])
+    if state.lanes > 0 and engine.policy != PREFILL_FIRST:
+        step_s = factor * iteration_s(
+            engine, work.matrices_s, state.lanes, state.context_tokens, prompt_tokens, attention
+        )
+        state.clock_s += step_s
+        decode(engine, state, work, requests, 1, step_s, 0.0)
+    else:
+        state.clock_s += factor * iteration_s(engine, work.matrices_s, 0, 0.0, prompt_tokens, attention)
+        state.stalled = int(state.running > 0)
+        if state.next_cancel_s < state.clock_s:
+            cancel(engine, state, work, requests, False)
+    for place in range(state.joining):
+        start_decoding(engine, state, work, requests, work.joining[place])
+    if engine.policy == STATIC and state.running > 0:
+        state.growth_tokens = batch_growth_tokens
+        state.lanes, state.context_tokens = lanes_of_batch, prompt_tokens
+        state.used_tokens = prompt_tokens
+
+
+@compiled
+def decode_stretch(engine: Engine, state: State, work: Work, requests: Requests, until_s: float) -> None:
+    """Decode steps up to the first that finishes a sequence or fills the cache, or ends at or after `until_s`."""
+    step_s = iteration_s(engine, work.matrices_s, state.lanes, state.context_tokens, 0, 0.0)
+    longer_s = growth_s(engine, state)
+    if engine.jitter > 0:
+        step_s *= jitter_factor(engine, state)
+        steps = 1
+    else:
+        steps = steps_ahead(engine, state, work)
+        until_s = min(until_s, state.next_cancel_s, state.next_sample_s)
+        if state.waiting > 0:
+            until_s = min(until_s, state.next_deadline_s)
+        if stretch_s(step_s, longer_s, steps) > until_s - state.clock_s:
+            steps = steps_to(step_s, longer_s, until_s - state.clock_s)
+    state.clock_s += stretch_s(step_s, longer_s, steps)
+    decode(engine, state, work, requests, steps, step_s, longer_s)
+
+
+@compiled
+def steps_ahead(engine: Engine, state: State, work: Work) -> int:
+    """Decode steps until the first that finishes a sequence, or before somebody must be paused."""
+    steps = first_step(work.heap) - state.decode_step
+    if engine.kv_policy == MAX_UTILIZATION and engine.policy != STATIC:
+        return steps_to_full(engine, state, steps)
+    return steps
+
+
+@compiled
+def decode(
+    engine: Engine, state: State, work: Work, requests: Requests, steps: int, step_s: float, longer_s: float
+) -> None:
+    """Give every lane `steps` tokens more, and let go the sequences that are complete or whose clients have gone.
+
+    The first step lasted `step_s` seconds, each `longer_s` more than the one before; the clock is at the end already.
+    """
+    counted = len(work.gaps) > 0
+    if counted and state.next_cancel_s >= state.clock_s:
+        count_stretch(state, work, requests, steps, step_s, longer_s)
+        counted = False
+    if counted and steps > 1:
+        count_all_but_last(state, work, requests, steps, step_s, longer_s)
+    state.decode_step += steps
+    state.context_tokens += steps * state.growth_tokens
+    state.used_tokens += steps * state.growth_tokens
+    if state.next_cancel_s < state.clock_s:
+        cancel(engine, state, work, requests, False)
+    if counted:
+        count_last(state, work, requests, step_s + (steps - 1) * longer_s)
+    while state.running > 0 and first_step(work.heap) <= state.decode_step:
+        request = pop(work.heap, state.running)
+        state.running -= 1
+        grown = requests[request].osl - 1
+        leave(engine, state, requests, request, drop_lane(engine, state, requests, request, grown))
+    if state.running == 0:
+        clear_lanes(state)

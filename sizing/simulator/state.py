@@ -1,0 +1,391 @@
+"""What the compiled simulator keeps in memory: the engine, the requests, the state of each replica."""
+
+from __future__ import annotations
+
+import hashlib
+import math
+from collections.abc import Callable
+from pathlib import Path
+from threading import local
+from time import thread_time
+from typing import Any, NamedTuple, TypeVar, cast
+
+import numpy as np
+from numba import njit
+from numba.core import event
+from numba.extending import intrinsic
+from numpy.typing import NDArray
+
+from sizing.budget import unbilled
+from sizing.engine import KV_POLICIES, POLICIES, Replica, Speculation
+from sizing.errors import ScenarioError
+from sizing.workload import Seconds, Tokens
+
+# --- A binary min-heap of running sequences, ordered by the decode step at which each finishes; compiled by numba
+
+Compiled = TypeVar("Compiled", bound=Callable[..., object])
+Heap = NDArray[np.int64]
+REQUEST_BITS = 24
+MAX_REQUESTS = 1 << REQUEST_BITS
+"""Requests one simulation can hold: a heap key is (finishing step, request) packed in one integer."""
+_FOLDER = Path(__file__).parent
+_BESIDE = ("engine.py", "workload.py")
+STAMPED = (*sorted(_FOLDER.glob("*.py")), *(_FOLDER.parent / name for name in _BESIDE))
+"""The files that machine code is made of: kernels, and the modules whose constants are frozen into them."""
+_SOURCES = hashlib.sha256(b"".join(path.read_bytes() for path in STAMPED)).hexdigest()
+
+
+def compiled(function: Compiled) -> Compiled:
+    """`function` compiled to machine code on first use, and kept on disk for the next process.
+
+    numba drops kept code when the function's own file changes, not when a function that it calls or a constant that it
+    uses does, in another file. So the stamp on the code holds all files of STAMPED. Functions are inlined where they
+    are called: a run is three times as fast for it.
+    """
+    return _compiled(function, inlined=True)
+
+
+def compiled_apart(function: Compiled) -> Compiled:
+    """The same for what happens rarely: it is called, not inlined, and compiling takes less time."""
+    return _compiled(function, inlined=False)
+
+
+def _compiled(function: Compiled, inlined: bool) -> Compiled:
+    kernel: Any = njit(cache=True, nogil=True, error_model="numpy", forceinline=inlined)(function)
+    kept = kernel._cache._cache_file
+    kept._source_stamp = (kept._source_stamp, _SOURCES)
+    return cast(Compiled, kernel)
+
+
+class _Compiling(event.Listener, local):
+    """Takes compiling, a minute once on a machine, out of what a question may cost; one compilation calls others."""
+
+    depth, began_s = 0, 0.0
+
+    def on_start(self, _: event.Event) -> None:
+        if self.depth == 0:
+            self.began_s = thread_time()
+        self.depth += 1
+
+    def on_end(self, _: event.Event) -> None:
+        self.depth -= 1
+        if self.depth == 0:
+            unbilled(thread_time() - self.began_s)
+
+
+event.register("numba:compile", _Compiling())  # type: ignore[no-untyped-call]
+
+
+@compiled
+def push(heap: Heap, size: int, step: int, request: int) -> None:
+    """Add a request that finishes at `step` to a heap of `size` keys; the caller counts."""
+    key = (step << REQUEST_BITS) | request
+    hole = size
+    while hole > 0:
+        parent = (hole - 1) >> 1
+        if heap[parent] <= key:
+            break
+        heap[hole] = heap[parent]
+        hole = parent
+    heap[hole] = key
+
+
+@compiled
+def pop(heap: Heap, size: int) -> int:
+    """Remove and return the request that finishes first (lowest index on ties)."""
+    request = heap[0] & (MAX_REQUESTS - 1)
+    last = size - 1
+    key = heap[last]
+    hole = 0
+    child = 1
+    while child < last:
+        if child + 1 < last and heap[child + 1] < heap[child]:
+            child += 1
+        if heap[child] >= key:
+            break
+        heap[hole] = heap[child]
+        hole = child
+        child = 2 * hole + 1
+    heap[hole] = key
+    return int(request)
+
+
+@compiled
+def first_step(heap: Heap) -> int:
+    """The decode step at which the next sequence finishes."""
+    return int(heap[0] >> REQUEST_BITS)
+
+
+@compiled
+def request_at(heap: Heap, place: int) -> int:
+    """The request at one place of the heap, 0 to size - 1, in no particular order."""
+    return int(heap[place] & (MAX_REQUESTS - 1))
+
+
+@compiled
+def step_at(heap: Heap, place: int) -> int:
+    """The decode step at which the sequence at one place finishes."""
+    return int(heap[place] >> REQUEST_BITS)
+
+
+@compiled
+def remove(heap: Heap, size: int, place: int) -> None:
+    """Take out the sequence at one place; those after it are pushed again, which is quick: they are ordered already."""
+    kept = place
+    for later in range(place + 1, size):
+        push(heap, kept, step_at(heap, later), request_at(heap, later))
+        kept += 1
+
+
+# --- What the compiled simulator keeps in memory: the engine, the requests, the state of each replica
+
+CHUNKED, WHOLE_PROMPT, PREFILL_FIRST, STATIC = map(
+    POLICIES.index, ("chunked", "whole_prompt", "prefill_first", "static")
+)
+MAX_UTILIZATION = KV_POLICIES.index("max_utilization")
+NOBODY = -1
+PRIORITIES = 16
+"""Classes of priority, 0 to 15; what is beyond counts as 15."""
+OUTSIDE, WAITING, PAUSED, ADMITTED = range(4)
+SERVED, REJECTED, TIMED_OUT, CANCELLED = range(4)
+GAP_BINS = 3456  # of the histogram in gaps.py
+SERIES_COLUMNS = 6  # named in series.py
+TOKENS_KEPT, TOKENS_KEPT_OF_MANY = 4096, 512
+"""Tokens of an iteration below which the time of its matrix products is kept, by one replica and by each of many: most
+iterations are like others, and what is kept must not push the requests out of the processor's cache."""
+
+
+class Engine:
+    """A Replica as plain numbers: StepLaw, Batching (`policy`, `kv_policy` index POLICIES and KV_POLICIES), Speculation
+    (k draft passes a step: `draft_pass_s` in all, and more per sequence and per cached token), Roughness."""
+
+    weights_s: float
+    overhead_s: float
+    token_s: float
+    sequence_s: float
+    kv_token_s: float
+    attention_s: float
+    prefill_s: float
+    request_s: float
+    unread: float
+    unread_decay: float
+    policy: int
+    max_batch_size: int
+    token_budget: int
+    kv_tokens: int
+    kv_policy: int
+    max_tokens: int
+    kv_block_tokens: int
+    max_waiting: int
+    padded: int  # static batches: 1 if prompts are padded to the longest, 0 if packed
+    lane_tokens: int  # tokens a decode step puts through the matrix products for each sequence
+    draft_pass_s: float
+    draft_sequence_s: float
+    draft_kv_token_s: float
+    padding: int
+    knee: float
+    jitter: float
+
+
+Count = int  # kept in 32 bits
+Mark = int  # kept in 8 bits
+
+
+class Request:
+    """One request; times in seconds on the replica's clock.
+
+    A long run is mostly the moving of these records through memory: each is as small as it can be, wide fields first.
+    """
+
+    arrival_s: float
+    scheduled_s: float  # start of the first iteration that holds some of the prompt; NaN: never started
+    first_token_s: float  # NaN: no token came
+    done_s: float  # when it left: last token, deadline, or arrival if it was rejected
+    queue_timeout_s: float  # after it came to its replica: dropped if not started by then
+    cancel_s: float  # after arrival: the client gives up
+    token_s: float  # when its prompt was complete, or its last token before a pause
+    deadline_s: float  # its key in the heap of deadlines of the line; inf: not in that heap
+    isl: Count
+    osl: Count
+    cached_tokens: Count  # of the prompt, found in the prefix cache; isl: prefilled elsewhere, its first token is out
+    steps: Count  # decode steps after the first token: osl - 1, fewer with speculation
+    replica: Count  # that serves it
+    behind: Count  # the next request in the waiting line; later the next of those who left in the same iteration
+    generated: Count  # tokens it had when it was paused: computed again with the prompt
+    done_steps: Count  # decode steps it had done when it was paused
+    admission: Count  # its number in the order of admission: the highest is paused first
+    below: Count  # first child in the heap of deadlines
+    beside: Count  # next sibling in that heap
+    priority: Mark  # 0 is served first, PRIORITIES - 1 last
+    outcome: Mark  # SERVED unless it was rejected, timed out in the line, or cancelled
+    stage: Mark  # OUTSIDE, WAITING, PAUSED (waiting again) or ADMITTED
+    stream: Mark  # which of several workloads it is of: their token gaps are counted apart
+
+
+class State:
+    """What a replica remembers between iterations."""
+
+    clock_s: float  # end of the iteration formed last, start of the next
+    decode_step: int  # decode steps done since the start
+    running: int  # sequences with tokens still to come: the size of the heap
+    lanes: int  # sequences computed by a decode step: `running`, but with static batching the finished ones too
+    context_tokens: float  # tokens in the KV cache that a decode step reads
+    growth_tokens: float  # tokens that a decode step adds to them: one a lane, more with speculation
+    admitted: int  # slots taken: running sequences and the prompt in progress
+    reserved_tokens: int  # KV tokens promised to the admitted
+    used_tokens: float  # KV tokens that the admitted hold, prompts counted in full; shared prefixes are not theirs
+    waiting: int
+    prefilling: int  # request whose prompt is cut in chunks and not complete, or NOBODY
+    prefilled_tokens: int  # tokens of that prompt done so far
+    joining: int  # prompts that the iteration in progress completes
+    left: int  # requests that leave at clock_s
+    first_gone: int  # first of those who left in the last step, in order of done_s; linked by Request.behind
+    last_gone: int
+    admissions: int  # since the start
+    paused: int  # pauses since the start
+    next_cancel_s: float  # no admitted request is cancelled before
+    first_deadline: int  # root of the heap of deadlines of the line, or NOBODY
+    next_deadline_s: float  # its key
+    stalled: int  # 1 when running sequences had no token in the last iteration (prompts alone)
+    decoded_s: float  # end of the last decode step, where token gaps are counted
+    sample_every_s: float
+    next_sample_s: float
+    samples: int  # rows of the time series so far
+    seed: int  # of the jitter
+    draws: int  # random numbers drawn
+
+
+_BYTES = {"float": "f8", "int": "i8", "Count": "i4", "Mark": "i1"}
+
+
+def _record(fields: type) -> np.dtype[Any]:
+    """The numpy record with the fields of a class: numba passes it as one pointer."""
+    return np.dtype([(name, _BYTES[kind]) for name, kind in fields.__annotations__.items()], align=True)
+
+
+_ENGINE, _REQUEST, _STATE = _record(Engine), _record(Request), _record(State)
+Requests = NDArray[Any]  # records with the fields of Request, in order of arrival
+States = NDArray[Any]  # one record with the fields of State per replica
+
+
+def engine_of(replica: Replica) -> Engine:
+    """The numbers the compiled scheduler works with."""
+    law, rule, rough = replica.law, replica.batching, replica.rough
+    values = (
+        *(*law.seconds, law.unread, law.unread_decay),
+        *(POLICIES.index(rule.policy), rule.max_batch_size, rule.token_budget, rule.kv_tokens),
+        *(KV_POLICIES.index(rule.kv_policy), rule.max_tokens, rule.kv_block_tokens, rule.max_waiting, rule.padded),
+        *_speculation_values(replica.speculation),
+        *(rough.padding, rough.knee, rough.jitter),
+    )
+    record: Any = np.array(values, _ENGINE)[()]
+    engine: Engine = record
+    return engine
+
+
+def _speculation_values(speculation: Speculation | None) -> tuple[float, ...]:
+    """`lane_tokens` and the three times of the draft; its arithmetic is taken as linear in the sequences."""
+    if speculation is None:
+        return 1, 0.0, 0.0, 0.0
+    passes, law = speculation.draft_tokens, speculation.draft
+    return (
+        passes + 1,
+        passes * (law.overhead_s + law.weights_s),
+        passes * (law.sequence_s + law.token_s),
+        passes * law.kv_token_s,
+    )
+
+
+_FRESH = np.zeros(1, _REQUEST)
+_FRESH["queue_timeout_s"] = _FRESH["cancel_s"] = math.inf
+
+
+def requests_of(isl: Tokens, osl: Tokens, arrival_s: Seconds | float) -> Requests:
+    """Requests that have not run yet."""
+    requests = np.empty(len(isl), _REQUEST)
+    isl, osl = np.ascontiguousarray(isl, np.int64), np.ascontiguousarray(osl, np.int64)
+    fill(requests, _FRESH, isl, osl, np.ascontiguousarray(np.broadcast_to(arrival_s, isl.shape), np.float64))
+    return requests
+
+
+@compiled
+def fill(requests: Requests, fresh: Requests, isl: Tokens, osl: Tokens, arrival_s: Seconds) -> None:
+    """Make every request a copy of a fresh one with its own lengths and arrival: one pass through memory."""
+    for request in range(len(requests)):
+        requests[request] = fresh[0]
+        requests[request].arrival_s = arrival_s[request]
+        requests[request].isl = isl[request]
+        requests[request].osl = osl[request]
+        requests[request].steps = osl[request] - 1
+
+
+class Work(NamedTuple):
+    """Arrays a replica works with; in a fleet each has a row per replica, and `work_of` takes one out.
+
+    They belong to the states and the engine they were first used with: all are fresh, or all are used on.
+    """
+
+    heap: NDArray[np.int64]  # running sequences by finishing step
+    joining: Tokens  # prompts that the iteration in progress completes
+    lines: NDArray[np.int64]  # first and last of the waiting line of each priority
+    gaps: NDArray[np.int64]  # histograms of token gaps (gaps.py), one after the other for each stream of requests;
+    # zero-length: not counted
+    series: NDArray[np.float64]  # rows of the time series (series.py); zero-length: not sampled
+    matrices_s: Seconds  # by tokens, the time of their matrix products where it has been worked out before, else 0
+
+
+def work_space(replica: Replica, replicas: int, *, gaps: bool = False, samples: int = 0, streams: int = 1) -> Work:
+    """Room for `replicas` replicas (of different ones: give the one with the most slots).
+
+    `gaps`: count token gaps, those of each of `streams` streams apart. `samples`: rows for the time series of each
+    replica; how often is said to `idle_states`.
+    """
+    slots = (replicas, replica.batching.max_batch_size)
+    return Work(
+        np.empty(slots, np.int64),
+        np.empty(slots, np.int64),
+        np.full((replicas, PRIORITIES, 2), NOBODY),
+        np.zeros((replicas, streams * GAP_BINS if gaps else 0), np.int64),
+        np.zeros((replicas, samples, SERIES_COLUMNS)),
+        np.zeros((replicas, TOKENS_KEPT if replicas == 1 else TOKENS_KEPT_OF_MANY)),
+    )
+
+
+def idle_states(replicas: int, seed: int = 0, sample_every_s: float = math.inf) -> States:
+    """Replicas with nothing to do, at time 0. `seed` sets their jitter: each draws from a stream of its own.
+
+    `sample_every_s` (inf: never): seconds between rows of the time series, see series.py.
+    """
+    if not sample_every_s > 0:
+        raise ScenarioError(f"sample_every_s must be above 0 s, got {sample_every_s:g}")
+    states = np.zeros(replicas, _STATE)
+    for field in ("prefilling", "first_gone", "first_deadline"):
+        states[field] = NOBODY
+    states["next_cancel_s"] = states["next_deadline_s"] = math.inf
+    states["sample_every_s"] = states["next_sample_s"] = sample_every_s
+    states["seed"] = np.random.SeedSequence(seed).generate_state(replicas, np.uint64).view(np.int64)
+    return states
+
+
+# --- Arrays whose references numba does not count, for the loops of the simulator
+
+Borrow = Callable[[NDArray[Any]], NDArray[Any]]
+
+
+def _borrow(typing_context: Any, array: Any) -> Any:
+    """The same array without its owner."""
+
+    def generate(context: Any, builder: Any, signature: Any, values: Any) -> Any:
+        view = context.make_array(signature.return_type)(context, builder, values[0])
+        view.meminfo = view.meminfo.type(None)
+        return view._getvalue()
+
+    return array(array), generate
+
+
+borrowed = cast(Borrow, intrinsic(_borrow))
+"""In compiled code: the same array, whose owner must live on.
+
+numba counts references by atomic operations, for each array that a function is given: two thirds of the time of a
+simulation. Nothing is counted for a borrowed array.
+"""

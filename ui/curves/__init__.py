@@ -1,1 +1,0 @@
-"""The views of the Curves page, a module each: numbers from ui.curving, charts from ui.charts."""

@@ -1,0 +1,439 @@
+"""How many GPUs: the answer as a sentence, its arithmetic, how sure it is, what binds, and the other ways."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from urllib.parse import urlencode
+
+import pandas as pd
+import streamlit as st
+
+from sizing import text as answer
+from sizing.analyses.curves import LoadCurve
+from sizing.analyses.relax import Relaxation
+from sizing.memory_use import Misfit
+from sizing.numbers import milliseconds, significant
+from sizing.plans import Basis, Candidate, Fleet, Plan, Rejection, servers, usual_server
+from sizing.points import Point
+from sizing.prediction import Prediction
+from sizing.workload import Lengths, Limit, Sla
+from ui import answers
+from ui.answers import fits_elsewhere, ways_out, what_fits
+from ui.charts.latency import latency_against_load
+from ui.look import ink, show
+from ui.scenario import Scenario
+from ui.values import allow_any, use_candidate, use_limits
+from ui.words import BASIS_HELP, BASIS_LOOK, LEFT_OUT_ONE, counted, gpus_band, limit_name, plain, room, sentence_case
+
+# --- Which lengths and load levels to measure so that an answer no longer stands outside what was measured
+
+LEVELS = 4
+"""Load levels asked for: from one request at a time to a quarter more than planned."""
+BEYOND = 1.25
+
+
+def to_measure(candidate: Candidate, lengths: Lengths, in_flight: float, points: Sequence[Point]) -> str:
+    """What to measure of a candidate, in a sentence: its lengths, and concurrency levels up to beyond the plan's.
+
+    `in_flight`: requests at once in a replica at the planned load; `points`: all to hand.
+    """
+    levels = " and ".join(", ".join(map(str, levels_to(in_flight))).rsplit(", ", 1))
+    have = sorted({(p.isl, p.osl) for p in points if _of(candidate, p) and not p.void})
+    known = ", ".join(f"{isl:,g} in / {osl:,g} out" for isl, osl in have)
+    measured = f" Measured so far: {known} tokens, up to {candidate.calibrated_in_flight:,.0f} requests at once."
+    return (
+        f"To measure: {candidate.label} with {lengths.isl:,g} tokens in and {lengths.osl:,g} out, "
+        f"at concurrency {levels}.{measured if have else ''}"
+    )
+
+
+def levels_to(in_flight: float) -> list[int]:
+    """Whole concurrency levels in equal ratios from 1 to a quarter above `in_flight`.
+
+    >>> levels_to(12.5)
+    [1, 3, 6, 16]
+    """
+    top = max(2, math.ceil(BEYOND * in_flight))
+    return sorted({round(top ** (step / (LEVELS - 1))) for step in range(LEVELS)})
+
+
+def _of(candidate: Candidate, point: Point) -> bool:
+    have = (point.model.lower(), point.gpu.lower(), point.precision.lower(), point.tp)
+    return have == (candidate.model.lower(), candidate.gpu.lower(), candidate.precision.lower(), candidate.tp)
+
+
+# --- What the answers of the Size page have in common: badge and band, cards, sources that failed, what was left out
+
+CALIBRATE = "ui/pages/calibrate.py"
+ROWS_SEEN = 4
+"""Rows of a table of configurations before it scrolls."""
+ROW_PX, HEADER_PX = 28, 36
+
+
+def tell_unreadable_sources() -> None:
+    """A line for each source of points that cannot be read; the answer goes on from the others."""
+    for problem in answers.measured_points().problems:
+        st.warning(plain(problem), title="Measured points could not be read; the answer goes on without them")
+
+
+def link_to_calibrate(label: str = "Measure it") -> None:
+    """To the page where one's own points come from."""
+    st.page_link(CALIBRATE, label=label, icon=":material/speed:")
+
+
+def basis_line(basis: Basis, words: str, why_wide: str = "") -> None:
+    """The badge of the basis, the band, the source, and where the answer is not measured how to measure it."""
+    icon, colour = BASIS_LOOK[basis]
+    with st.container(horizontal=True, vertical_alignment="center", gap="small"):
+        help_ = f"{BASIS_HELP[basis]} {plain(why_wide)}".rstrip()
+        st.badge(basis.capitalize(), icon=icon, color=colour, help=help_)
+        st.caption(plain(words), width="content")
+        if basis in ("estimated", "extrapolated"):
+            link_to_calibrate()
+
+
+def limit_cards(predicted: Prediction, sla: Sla, binding: Limit | None) -> None:
+    """One card for each limit: what is predicted, and how far it is from the limit."""
+    for limit in sla.limits:
+        value_s = predicted.value_s(limit)
+        kept = value_s <= limit.limit_s
+        binds = " (binds)" if limit == binding else ""
+        st.metric(
+            f"{limit_name(limit)}{binds}",
+            milliseconds(value_s),
+            room(value_s, limit),
+            delta_color="green" if kept else "red",
+            delta_arrow="off",
+            icon=":material/check_circle:" if kept else ":material/cancel:",
+            border=True,
+            help=f"Predicted at the planned load; the limit is {milliseconds(limit.limit_s)} at p{limit.percentile}.",
+        )
+
+
+def card(label: str, value: str, below: str, help_: str) -> None:
+    """A card with a plain line below its number."""
+    st.metric(label, value, below, delta_color="off", delta_arrow="off", border=True, help=help_)
+
+
+def table_height(rows: int) -> int:
+    """Pixels of a table of configurations."""
+    return ROW_PX * min(ROWS_SEEN, rows) + HEADER_PX
+
+
+def warnings(basis: Basis, lines: Sequence[str], measure: str = "") -> None:
+    """What the reader must know before buying: loud where the law is used outside what was measured."""
+    if basis == "extrapolated":
+        text = [*map(sentence_case, lines), *([measure] if measure else [])]
+        st.warning("  \n".join(map(plain, text)), title="Measure before buying", icon=":material/warning:")
+        return
+    for line in lines:
+        st.caption(f":material/warning: {plain(sentence_case(line))}")
+
+
+def left_out(rejected: Sequence[Rejection], expanded: bool = False) -> None:
+    """Every configuration that is no answer, and why, behind a line that counts the reasons."""
+    if not rejected:
+        st.caption("No configuration was left out.")
+        return
+    several = "configurations" if len(rejected) > 1 else "configuration"
+    with st.expander(f"{len(rejected)} {several} left out: {counted([r.kind for r in rejected])}", expanded=expanded):
+        rows = [(r.gpu, r.tp, r.precision, sentence_case(LEFT_OUT_ONE[r.kind]), r.why) for r in rejected]
+        table = pd.DataFrame(rows, columns=["GPU", "TP", "Precision", "Reason", "Why"])
+        wide = {"Why": st.column_config.TextColumn(width="large")}
+        st.dataframe(table, hide_index=True, column_config=wide, alt="Configurations left out, and why")
+
+
+# --- How many GPUs: the answer as a sentence, its arithmetic, how sure it is, what binds, and the other ways
+
+PER_GPU_HELP = (
+    "What a working replica is planned for, SLA met and headroom kept, over its GPUs. Over all GPUs owned: {}."
+)
+GPUS_HELP = "GPUs to own: all replicas, spares included, times the GPUs of each."
+CHART_PX = 210
+"""Height of a chart here: low, so that the whole answer is seen at once."""
+COMPARE = "ui/pages/compare.py"
+
+
+def show_plan(plan: Plan, scenario: Scenario) -> None:
+    """The whole answer, the sentence first: the curve behind the charts is worked out when the rest can be read."""
+    tell_unreadable_sources()
+    with st.container(gap="xsmall"):
+        headline(plan, scenario)
+    tell_change_since_link(plan.answer.gpus, scenario)
+    _cards(plan)
+    with st.container(gap="xsmall"):
+        _remarks(plan, scenario)
+    curve = answers.answer_curve(scenario, plan)
+    limits = plan.question.sla.limits
+    for column, limit in zip(st.columns(len(limits)), limits, strict=True):
+        with column:
+            chart = latency_against_load(curve, plan.answer, limit, plan.question.headroom, ink())
+            chart.figure.update_layout(height=CHART_PX)
+            show(chart, limit.metric)
+    _alternatives(plan, scenario)
+    one, other = st.columns(2)
+    with one:
+        left_out(plan.rejected)
+    with other, st.expander("Data behind the charts"):
+        st.dataframe(_chart_data(plan, curve), hide_index=True, alt="Latencies at rising load, as drawn in the charts")
+
+
+def headline(plan: Plan, scenario: Scenario) -> None:
+    """The sentence, the arithmetic, and how sure it is."""
+    fleet = plan.answer
+    st.title(plain(answer.sentence(plan)), anchor=False)
+    st.markdown(plain(working(plan, scenario)))
+    checked = "checked by simulation" if fleet.verified else "by formula"
+    basis_line(fleet.basis, f"{answer.band(fleet)} · {fleet.candidate.source} · {checked}", answer.why_wide(fleet))
+
+
+def working(plan: Plan, scenario: Scenario) -> str:
+    """The arithmetic from the load to the GPUs, and on to servers where their size is known."""
+    fleet = plan.answer
+    per_server = scenario.gpus_per_server or usual_server(fleet.candidate.gpu)
+    if per_server is None:
+        return answer.working(plan)
+    count = servers(fleet.replicas, fleet.candidate.gpus, per_server)
+    return f"{answer.working(plan)} in {count:,} server{'s' if count > 1 else ''} of {per_server}"
+
+
+def tell_change_since_link(gpus: int | None, scenario: Scenario) -> None:
+    """Where a link brought an answer, or its data, other than today's: both, until the scenario is edited."""
+    then, old = st.session_state.linked_gpus, st.session_state.linked_data
+    if then is None or scenario != st.session_state.linked:
+        return
+    new = answers.stamp(scenario)
+    of_old, of_new = (f" ({stamp.words})" if stamp else "" for stamp in (old, new))
+    cause = "with today's program" if old == new else "with today's data and program"
+    if gpus is None:
+        st.info(f"When this link was made{of_old} there was an answer; {cause}{of_new} there is none.")
+    elif gpus != then:
+        st.info(f"When this link was made the answer was {then:,} GPUs{of_old}; {cause} it is {gpus:,}{of_new}.")
+    elif old not in (None, new):
+        st.caption(f"The data have changed since this link was made{of_old}; the answer is the same{of_new}.")
+
+
+def _cards(plan: Plan) -> None:
+    fleet, price = plan.answer, plan.question.price_per_gpu_hour
+    with st.grid(2 + len(plan.question.sla.limits), min_column_width=150):
+        cost = f", {significant(price * fleet.gpus)} per hour" if price is not None else ""
+        energy = answer.energy_line(plan)
+        gpus_help = f"{GPUS_HELP} {energy}." if energy else GPUS_HELP
+        card("GPUs", f"{fleet.gpus:,}", f"{fleet.working} + {fleet.spare} replicas{cost}", gpus_help)
+        owned = significant(plan.question.workload.rate_per_s / fleet.gpus)
+        each = f"{significant(fleet.requests_per_s_per_replica)} per replica"
+        card("Requests/s per GPU", significant(fleet.requests_per_s_per_gpu), each, PER_GPU_HELP.format(owned))
+        limit_cards(fleet.predicted, plan.question.sla, fleet.binding)
+
+
+def _remarks(plan: Plan, scenario: Scenario) -> None:
+    """What binds and what a higher load would need; costs; then what the reader must know before buying."""
+    fleet = plan.answer
+    st.markdown(f"**Bound by** {plain(answer.binding(fleet))}. {plain(answer.sensitivity(plan))}.")
+    if plan.mean_based:
+        st.markdown(f":material/lightbulb: {plain(plan.mean_based.text)}")
+    for line in (answer.cost_line(plan), answer.peak(plan.question) if plan.question.price_per_gpu_hour else None):
+        if line:
+            st.caption(f":material/payments: {plain(line)}.")
+    measure = to_measure(fleet.candidate, scenario.lengths, fleet.in_flight, answers.measured_points().points)
+    warnings(fleet.basis, fleet.warnings, measure)
+
+
+def _alternatives(plan: Plan, scenario: Scenario) -> None:
+    table = pd.DataFrame([_row(fleet, plan.question.price_per_gpu_hour) for fleet in plan.fleets])
+    number = st.column_config.NumberColumn
+    picked = st.dataframe(
+        table,
+        hide_index=True,
+        row_height=ROW_PX,
+        height=table_height(len(table)),
+        key="alternatives",
+        on_select="rerun",
+        selection_mode="single-row",
+        column_config={
+            "GPU": st.column_config.TextColumn(help="The first row is the answer."),
+            "GPUs": number(format="%d", help=GPUS_HELP),
+            "Requests/s per GPU": number(format="%.3g", help="Planned for a working replica, over its GPUs."),
+            "Room to the SLA": number(format="%.0f %%", help="Left of the limit that binds, at the planned load."),
+            "90 % band (GPUs)": st.column_config.TextColumn(
+                help="The count at both ends of what is known of the times."
+            ),
+        },
+        alt=f"Configurations that meet the SLA, fewest GPUs first: {'; '.join(map(_in_words, plan.fleets[:3]))}.",
+    )
+    for row in picked.selection.rows[:1]:
+        if row < len(plan.fleets):  # a row picked before the table changed
+            _picked(replace(plan, fleets=(plan.fleets[row],)), scenario)
+
+
+def _picked(plan: Plan, scenario: Scenario) -> None:
+    """The working of a row that was picked, and what to do with it; `plan` holds that fleet alone."""
+    fleet = plan.answer
+    with st.container(border=True):
+        st.markdown(f"**{plain(fleet.candidate.label)}:** {plain(working(plan, scenario))}")
+        st.caption(plain(f"{answer.band(fleet)} · bound by {answer.binding(fleet)} · {fleet.candidate.source}"))
+        with st.container(horizontal=True, vertical_alignment="center"):
+            st.button("Plan with this one", on_click=use_candidate, args=(fleet.candidate,))
+            st.page_link(COMPARE, label="Compare", icon=":material/table_rows:")
+
+
+def _row(fleet: Fleet, price_per_gpu_hour: float | None) -> dict[str, object]:
+    candidate, limit = fleet.candidate, fleet.binding
+    row: dict[str, object] = {
+        "GPU": candidate.gpu,
+        "TP": candidate.tp,
+        "Precision": candidate.precision,
+        "GPUs": fleet.gpus,
+        "Requests/s per GPU": fleet.requests_per_s_per_gpu,
+        "Room to the SLA": 100 * (1 - fleet.predicted.value_s(limit) / limit.limit_s),
+        "Limit that binds": limit_name(limit),
+        "Basis": fleet.basis.capitalize(),
+        "90 % band (GPUs)": gpus_band(fleet),
+    }
+    return row if price_per_gpu_hour is None else {**row, "Cost per hour": price_per_gpu_hour * fleet.gpus}
+
+
+def _chart_data(plan: Plan, curve: LoadCurve) -> pd.DataFrame:
+    """A row for each load of the charts; infinite where the queue grows without end."""
+    limits = plan.question.sla.limits
+    rows = [
+        {"Load (requests/s per replica)": significant(rate)}
+        | {limit_name(limit): milliseconds(said.value_s(limit)) for limit in limits}
+        for rate, said in zip(curve.rates_per_s, curve.predictions, strict=True)
+    ]
+    return pd.DataFrame(rows)
+
+
+def _in_words(fleet: Fleet) -> str:
+    return f"{fleet.gpus} GPUs as {fleet.candidate.label}"
+
+
+# --- What is said where there is no answer, and the way out: never a GPU count
+
+
+def show_no_plan(title: str, reason: str, rejected: tuple[Rejection, ...], scenario: Scenario) -> None:
+    """Why there is no answer, what would have to change, and everything that was left out."""
+    tell_unreadable_sources()
+    st.title(plain(title), anchor=False)
+    kinds = {rejection.kind for rejection in rejected}
+    if "sla" in kinds:
+        _nearest_miss(rejected)
+        _relaxations(scenario)
+    elif "memory" in kinds:
+        _memory(rejected, scenario)
+    else:
+        st.markdown(plain(sentence_case(rejected[0].why if rejected else reason)))
+        link_to_calibrate("Measure this model on a server of yours")
+        _widen(scenario)
+    if rejected:
+        left_out(rejected, expanded=True)
+
+
+def _nearest_miss(rejected: Sequence[Rejection]) -> None:
+    nearest = next((rejection for rejection in rejected if rejection.nearest_s is not None), None)
+    if nearest is None or nearest.limit is None or nearest.nearest_s is None:
+        return
+    idle = "" if nearest.why.startswith("unsteady") else " even without load"
+    st.markdown(
+        f"**Nearest miss:** {plain(f'{nearest.gpu} TP{nearest.tp} {nearest.precision}')}: "
+        f"{limit_name(nearest.limit)} is {milliseconds(nearest.nearest_s)}{idle}, "
+        f"{room(nearest.nearest_s, nearest.limit)}. More GPUs do not help; this does:"
+    )
+
+
+def _relaxations(scenario: Scenario) -> None:
+    """The smallest change of each limit that works, and the choice widened where it was narrow."""
+    ways = ways_out(scenario)
+    for number, way in enumerate(ways.alone):
+        _relaxation(way, number)
+    if all(way.smallest is None for way in ways.alone) and ways.together and len(ways.together.limits) > 1:
+        loosened = " and ".join(f"{limit_name(each)} {milliseconds(each.limit_s)}" for each in ways.together.limits)
+        with st.container(border=True):
+            st.markdown(
+                f"**Together:** {loosened}, with {plain(ways.together.candidate.label)}. No limit alone will do."
+            )
+            st.button("Use these limits", on_click=use_limits, args=(ways.together.limits,))
+    _widen(scenario)
+
+
+def _widen(scenario: Scenario) -> None:
+    """Where the form narrows the choice, a button that widens it."""
+    if scenario.precisions or scenario.tps:
+        st.button("Allow any precision and TP", on_click=allow_any, help="The form limits what is compared.")
+
+
+def _relaxation(way: Relaxation, number: int) -> None:
+    """One limit: from which value on it works, alone, and at which lower percentile it is kept as it is."""
+    name, asked = limit_name(way.limit), milliseconds(way.limit.limit_s)
+    if way.smallest is None and way.percentile is None:
+        st.markdown(f"**{name}:** no value helps alone, because another limit is missed too.")
+        return
+    with st.container(border=True):
+        if way.smallest and way.candidate and way.roomy and way.smallest.limit_s > way.limit.limit_s:
+            _looser(way.smallest, way.roomy, way.candidate, asked)
+        if way.percentile and way.percentile_candidate:
+            lower = f"p{way.percentile.percentile}"
+            st.markdown(f"**{name}** as {lower}: {plain(way.percentile_candidate.label)} keeps {asked} at {lower}.")
+        with st.container(horizontal=True):
+            _offers(way, number)
+
+
+def _looser(smallest: Limit, roomy: Limit, candidate: Candidate, asked: str) -> None:
+    least, half = milliseconds(smallest.limit_s), milliseconds(roomy.limit_s)
+    more = f" With {half} they carry half of what they can." if roomy != smallest else ""
+    st.markdown(
+        f"**{limit_name(smallest)}:** {least} or more (by simulation) instead of {asked}, with "
+        f"{plain(candidate.label)}. At {least} its replicas are all but idle, so it takes very many of them.{more}"
+    )
+
+
+def _offers(way: Relaxation, number: int) -> None:
+    """A button for each value that would do."""
+    offers = {f"Use {milliseconds(limit.limit_s)}": limit for limit in (way.roomy, way.smallest) if limit}
+    if way.smallest and way.smallest.limit_s <= way.limit.limit_s:
+        offers = {}
+    if way.percentile:
+        offers[f"Use p{way.percentile.percentile}"] = way.percentile
+    for label, limit in offers.items():
+        st.button(label, key=f"use_{number}_{label}", on_click=use_limits, args=((limit,),))
+
+
+def _memory(rejected: tuple[Rejection, ...], scenario: Scenario) -> None:
+    """For each GPU type its least lacking configuration, and what fits: a larger TP, a smaller precision, elsewhere."""
+    lacking: dict[str, Misfit] = {}
+    for misfit in what_fits(scenario.model, scenario.lengths, rejected):
+        lacking.setdefault(misfit.gpu, misfit)
+    fitting: dict[str, Candidate] = {}
+    for misfit in lacking.values():
+        ways = [way for way in (misfit.larger, misfit.smaller) if way is not None]
+        fitting |= {way.label: way for way in ways}
+        instead = " or ".join(plain(way.label) for way in ways) or "nothing on this GPU within one server"
+        st.markdown(
+            f"**{plain(f'{misfit.gpu} TP{misfit.tp} {misfit.precision}')}** lacks {misfit.missing_bytes / 1e9:,.1f} GB "
+            f"on each GPU. What fits: {instead}."
+        )
+    other = fits_elsewhere(scenario.model, scenario.lengths, tuple(lacking))
+    if other is not None:
+        fitting[other.label] = other
+        st.markdown(f"The smallest that fits on another GPU: {plain(other.label)}.")
+    with st.container(horizontal=True):
+        for label, candidate in fitting.items():
+            st.button(plain(f"Use {label}"), on_click=use_candidate, args=(candidate,))
+
+
+# --- The link to what is on the page, to copy, and the way to the report
+
+
+def export(query: Mapping[str, str]) -> None:
+    """A button that opens the link and the way to the report."""
+    with st.popover("Export", icon=":material/ios_share:"):
+        st.caption("This link opens the same question, with today's answer beside it.")
+        st.code(address(query), language=None, wrap_lines=True, height=130)
+        st.page_link("ui/pages/report.py", label="Report to send or print", icon=":material/description:")
+
+
+def address(query: Mapping[str, str]) -> str:
+    """The page's address with these parameters; only the parameters where the address is not known."""
+    return f"{(st.context.url or '').partition('?')[0]}?{urlencode(query)}"

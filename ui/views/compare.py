@@ -1,0 +1,330 @@
+"""The table of all configurations that meet the SLA, its matrix of GPU and TP, and the file of both kinds."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import pandas as pd
+import streamlit as st
+
+from sizing.analyses.curves import versus
+from sizing.numbers import milliseconds, significant
+from sizing.plans import Fleet, Plan, Question, Rejection, cost_of
+from sizing.points import FORMULA_STARTS
+from sizing.workload import Limit
+from ui.answers import room_share, use_configuration
+from ui.view import PREFIX
+from ui.words import LEFT_OUT, LEFT_OUT_ONE, gpus_band, limit_name, plain, sentence_case
+
+# --- Which configurations stand side by side: one list, kept in the URL, changed in the table or in a pick list
+
+state = st.session_state
+MOST = 4
+KEY = PREFIX + "pick"
+LIST = "compare_list"
+REVISION = "compare_revision"
+"""Counts changes that the table did not make itself: it is then drawn anew with its rows picked."""
+DRAWN = "compare_drawn"
+"""The picks that the table shows."""
+
+
+def written(names: Sequence[str]) -> str:
+    """Names as one URL value. ``read(written(names)) == names``, whatever they hold.
+
+    >>> written(["h200_sxm TP1 fp8", "a;b"])
+    'h200_sxm TP1 fp8;a%3Bb'
+    """
+    return ";".join(name.replace("%", "%25").replace(";", "%3B") for name in names)
+
+
+def read(text: str) -> list[str]:
+    """The names that a URL value holds."""
+    return [name.replace("%3B", ";").replace("%25", "%") for name in text.split(";") if name]
+
+
+def current(fleets: Mapping[str, Fleet]) -> list[str]:
+    """The names picked, at most `MOST`; where none of the link's exists, the answer and the best of another GPU."""
+    wanted = [name for name in read(state.get(KEY) or "") if name in fleets]
+    emptied = state.get(KEY) == ""
+    picked = list(dict.fromkeys(wanted))[:MOST] if wanted or emptied else usual(fleets)
+    state[KEY] = state.shown[KEY] = written(picked)
+    if state.get(DRAWN) != state[KEY]:
+        state[DRAWN], state[REVISION] = state[KEY], state.get(REVISION, 0) + 1
+    return picked
+
+
+def usual(fleets: Mapping[str, Fleet]) -> list[str]:
+    """The first, and the first on another GPU; else the second."""
+    first, *rest = fleets
+    other = next((name for name in rest if fleets[name].candidate.gpu != fleets[first].candidate.gpu), None)
+    return [first, other] if other else [first, *rest[:1]]
+
+
+def draw_list(fleets: Mapping[str, Fleet], picked: Sequence[str]) -> None:
+    """The pick list: by keyboard as well as by mouse."""
+    state[LIST] = list(picked)
+    st.multiselect(
+        "Configurations side by side",
+        list(fleets),
+        key=LIST,
+        max_selections=MOST,
+        on_change=_from_list,
+        label_visibility="collapsed",
+        placeholder=f"Pick 2 to {MOST} configurations",
+        help=f"Pick 2 to {MOST} configurations here or in the table; the first is what the others are compared with.",
+    )
+
+
+def _from_list() -> None:
+    state[KEY] = written(state[LIST])
+
+
+def from_table(key: str, names: Sequence[str]) -> None:
+    """Take the rows picked in the table called `key`: what was picked before stays in front, at most `MOST` in all."""
+    rows = [names[row] for row in state[key].selection.rows if row < len(names)]
+    before = [name for name in read(state.get(KEY) or "") if name in rows]
+    kept = [*before, *(name for name in rows if name not in before)]
+    state[KEY] = written(kept[:MOST])
+    state[DRAWN] = state[KEY] if len(kept) <= MOST else None
+
+
+# --- The table of all configurations that meet the SLA, its matrix of GPU and TP, and the file of both kinds
+
+ROW_PX, HEADER_PX, ROWS_SEEN = 32, 38, 10
+ROOM, CURVE = "Room to the SLA (%)", "SLA use by load"
+PER_HOUR, PER_MILLION = "Cost per hour", "Cost per M output tokens"
+
+
+def draw_table(
+    plan: Plan,
+    fleets: Mapping[str, Fleet],
+    curves: Mapping[str, Sequence[float]],
+    picked: Sequence[str],
+    with_cost: bool,
+) -> None:
+    """One row a configuration; rows picked go side by side below."""
+    names, first = list(fleets), [_in_words(fleet) for fleet in list(fleets.values())[:3]]
+    rows = [row(plan, fleet, with_cost) | {CURVE: list(curves[name])} for name, fleet in fleets.items()]
+    order = [column for column in rows[0] if column != CURVE]
+    order.insert(order.index(ROOM) + 1, CURVE)
+    digest = hashlib.sha256("\n".join(names).encode()).hexdigest()[:12]
+    key = f"compare_table_{digest}_{st.session_state.get(REVISION, 0)}"
+    st.dataframe(
+        pd.DataFrame(rows),
+        hide_index=True,
+        column_order=order,
+        key=key,
+        row_height=ROW_PX,
+        height=ROW_PX * min(ROWS_SEEN, len(rows)) + HEADER_PX,
+        column_config=_columns(),
+        on_select=lambda: from_table(key, names),
+        selection_mode="multi-row",
+        selection_default={"selection": {"rows": [names.index(name) for name in picked]}},
+        alt=f"Configurations that meet the SLA, the answer first: {'; '.join(first)}.",
+    )
+
+
+def row(plan: Plan, fleet: Fleet, with_cost: bool) -> dict[str, Any]:
+    """What the table says of one configuration."""
+    candidate = fleet.candidate
+    shown: dict[str, Any] = {
+        "GPU": candidate.gpu,
+        "TP": candidate.tp,
+        "Precision": candidate.precision,
+        "GPUs": fleet.gpus,
+        "90 % band (GPUs)": gpus_band(fleet),
+        "Requests/s per GPU": fleet.requests_per_s_per_gpu,
+        ROOM: 100 * min(1.0, max(0.0, room_share(fleet))),
+        "Limit that binds": binding_name(fleet),
+        "Basis": fleet.basis.capitalize(),
+    }
+    cost = cost_of(plan.question, fleet) if with_cost else None
+    return shown | ({} if cost is None else {PER_HOUR: cost.per_hour, PER_MILLION: cost.per_million_output_tokens})
+
+
+def binding_name(fleet: Fleet) -> str:
+    """What keeps a replica from carrying more, short enough for a cell."""
+    return "stable rate" if fleet.stability_binds else limit_name(fleet.binding)
+
+
+def _in_words(fleet: Fleet) -> str:
+    return f"{fleet.gpus:,} GPUs as {fleet.candidate.label}"
+
+
+def _columns() -> dict[str, Any]:
+    column = st.column_config
+    return {
+        "GPU": column.TextColumn(pinned=True, help="The first row is the answer."),
+        "TP": column.NumberColumn(format="%d", width=45, help="GPUs of a replica."),
+        "Requests/s per GPU": column.NumberColumn(format="%.3g", help="Planned for a working replica, over its GPUs."),
+        "GPUs": column.NumberColumn(format="localized", help="All replicas, spares included, times the GPUs of each."),
+        "90 % band (GPUs)": column.TextColumn(help="The count at both ends of what is known of the times."),
+        ROOM: column.ProgressColumn(
+            min_value=0,
+            max_value=100,
+            format="%.0f %%",
+            width=120,
+            help="Left of the limit that binds, at the planned load.",
+        ),
+        "Basis": column.TextColumn(help="Fitted: within what was measured. Extrapolated or estimated: measure first."),
+        PER_HOUR: column.NumberColumn(
+            format="%.4g", help="Of all GPUs, spares included, in the currency of the price."
+        ),
+        PER_MILLION: column.NumberColumn(
+            format="%.3g", help="Per million output tokens, of the whole fleet at the planned load."
+        ),
+        CURVE: column.LineChartColumn(
+            width=100,
+            y_min=0.0,
+            y_max=1.5,
+            help="Predicted over allowed latency of the tightest limit, from no load to 1.1 × the capacity.",
+        ),
+    }
+
+
+def draw_matrix(plan: Plan) -> None:
+    """GPU and precision down, TP across: GPUs with their band, or why there is no count."""
+    best: dict[tuple[str, str, int], Fleet] = {}
+    for fleet in plan.fleets:
+        best.setdefault((fleet.candidate.gpu, fleet.candidate.precision, fleet.candidate.tp), fleet)
+    cells = {key: f"**{fleet.gpus:,}** ({gpus_band(fleet)})" for key, fleet in best.items()}
+    for miss in plan.rejected:
+        cells.setdefault((miss.gpu, miss.precision, miss.tp), LEFT_OUT_ONE[miss.kind])
+    tps = sorted({tp for _, _, tp in cells})
+    rows = {
+        plain(f"{gpu} {precision}"): {f"TP{tp}": cells.get((gpu, precision, tp), "not asked") for tp in tps}
+        for gpu, precision in dict.fromkeys((gpu, precision) for gpu, precision, _ in cells)
+    }
+    st.table(pd.DataFrame.from_dict(rows, orient="index"), alt="GPUs needed by GPU and precision down, TP across")
+    st.caption("GPUs to own, spares included, with the 90 % band in brackets.")
+
+
+def as_csv(plan: Plan, fleets: Mapping[str, Fleet]) -> str:
+    """All configurations, those left out too, as a file; no cell that a spreadsheet would run as a formula."""
+    limits = plan.question.sla.limits
+    rows: list[dict[str, Any]] = [
+        {"Verdict": "meets the SLA"}
+        | row(plan, fleet, with_cost=True)
+        | {_column(limit): fleet.predicted.value_s(limit) for limit in limits}
+        | {"Source": fleet.candidate.source}
+        for fleet in fleets.values()
+    ]
+    rows += [
+        {"Verdict": LEFT_OUT_ONE[miss.kind], "GPU": miss.gpu, "TP": miss.tp, "Precision": miss.precision}
+        | {"Why": sentence_case(miss.why)}
+        for miss in plan.rejected
+    ]
+    return str(pd.DataFrame(rows).map(_harmless).to_csv(index=False))
+
+
+def _column(limit: Limit) -> str:
+    return f"{limit_name(limit)} (s)"
+
+
+def _harmless(cell: object) -> object:
+    return f"'{cell}" if isinstance(cell, str) and cell.startswith(FORMULA_STARTS) else cell
+
+
+# --- The picked configurations next to each other: their numbers, the ratio of their counts, and a button to take one
+
+
+def draw_side_by_side(question: Question, picked: Mapping[str, Fleet], with_cost: bool) -> None:
+    """A table of two to four configurations; the first is what the others are compared with."""
+    if not picked:
+        st.markdown("Pick two to four configurations to see them side by side.")
+        return
+    rows = lines(question, list(picked.values()), with_cost)
+    table = pd.DataFrame(rows, index=list(map(plain, picked))).T
+    st.table(table, alt=f"Side by side: {'; '.join(picked)}")
+    if len(picked) == 1:
+        st.markdown("Pick another configuration to compare this one with.")
+    first, *others = picked.values()
+    for other in others:
+        st.markdown(plain(versus(question, first, other)))
+    with st.container(horizontal=True):
+        for name, fleet in picked.items():
+            st.button(
+                f"Use {plain(name)}",
+                key=f"use_{name}",
+                on_click=use_configuration,
+                args=(fleet,),
+                icon=":material/check:",
+                help="Writes GPU, TP and precision into the form: every page then shows this configuration alone.",
+            )
+
+
+def lines(question: Question, fleets: list[Fleet], with_cost: bool) -> dict[str, list[str]]:
+    """Quantity -> its value for each fleet, as read; the best of a quantity is bold where they differ."""
+    said = {
+        "GPUs": _best(fleets, lambda fleet: fleet.gpus, lambda fleet: f"{fleet.gpus:,}", lowest=True),
+        "90 % band (GPUs)": [gpus_band(fleet) for fleet in fleets],
+        "Replicas": [f"{fleet.working:,} + {fleet.spare:,} spare" for fleet in fleets],
+        "Requests/s per GPU": _best(
+            fleets,
+            lambda fleet: fleet.requests_per_s_per_gpu,
+            lambda fleet: significant(fleet.requests_per_s_per_gpu),
+            lowest=False,
+        ),
+    }
+    for limit in question.sla.limits:
+        said[f"{limit_name(limit)} (limit {milliseconds(limit.limit_s)})"] = _limited(fleets, limit)
+    said["Room to the SLA"] = [
+        f"{100 * max(0.0, room_share(fleet)):.0f} % of {binding_name(fleet)}" for fleet in fleets
+    ]
+    said["Basis"] = [fleet.basis.capitalize() for fleet in fleets]
+    said["Checked"] = ["by simulation" if fleet.verified else "by formula" for fleet in fleets]
+    return said | (_costs(question, fleets) if with_cost else {})
+
+
+def _costs(question: Question, fleets: list[Fleet]) -> dict[str, list[str]]:
+    costs = [cost_of(question, fleet) for fleet in fleets]
+    return {
+        PER_HOUR: ["not known" if cost is None else significant(cost.per_hour) for cost in costs],
+        PER_MILLION: ["not known" if cost is None else significant(cost.per_million_output_tokens) for cost in costs],
+    }
+
+
+def _limited(fleets: list[Fleet], limit: Limit) -> list[str]:
+    """The latency that a limit speaks of."""
+    return _best(
+        fleets,
+        lambda fleet: fleet.predicted.value_s(limit),
+        lambda fleet: milliseconds(fleet.predicted.value_s(limit)),
+        lowest=True,
+    )
+
+
+def _best(
+    fleets: list[Fleet], value: Callable[[Fleet], float], said: Callable[[Fleet], str], lowest: bool
+) -> list[str]:
+    texts = [said(fleet) for fleet in fleets]
+    best = texts[fleets.index((min if lowest else max)(fleets, key=value))]
+    return [f"**{text}**" if text == best and len(set(texts)) > 1 else text for text in texts]
+
+
+# --- Configurations left out, grouped by the reason
+
+
+def draw_left_out(rejected: Sequence[Rejection], expanded: bool = False) -> None:
+    """A fold for each reason with its configurations and, one by one, why."""
+    if not rejected:
+        st.caption("No configuration was left out.")
+        return
+    for kind in LEFT_OUT:
+        group = [rejection for rejection in rejected if rejection.kind == kind]
+        if group:
+            words = (LEFT_OUT_ONE if len(group) == 1 else LEFT_OUT)[kind]
+            with st.expander(f"Left out: {len(group)} {words}", expanded=expanded):
+                _table(group, words)
+
+
+def _table(group: Sequence[Rejection], words: str) -> None:
+    rows = [(each.gpu, each.tp, each.precision, sentence_case(each.why)) for each in group]
+    st.dataframe(
+        pd.DataFrame(rows, columns=["GPU", "TP", "Precision", "Why"]),
+        hide_index=True,
+        column_config={"Why": st.column_config.TextColumn(width="large")},
+        alt=f"Configurations that {words}, and why",
+    )

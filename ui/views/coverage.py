@@ -1,0 +1,281 @@
+"""What has been measured, what the present question's answer stands on, and which level to measure next."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from dataclasses import astuple
+from typing import cast
+
+import pandas as pd
+import streamlit as st
+from streamlit.runtime.memory_uploaded_file_manager import MemoryUploadedFileManager
+from streamlit.runtime.scriptrunner import get_script_run_ctx
+from streamlit.runtime.uploaded_file_manager import UploadedFile
+
+from calibration.errors import CalibrationError
+from calibration.importers import KINDS
+from calibration.incoming import MOST_UPLOAD_BYTES, POINTS_TABLE, Upload, take_in
+from calibration.store import Store
+from sizing import text
+from sizing.analyses.next_level import Option
+from sizing.errors import SizingError
+from sizing.plans import Plan
+from sizing.points import Deployment, Point
+from sizing.workload import Lengths
+from ui import answers
+from ui import answers as calibrating
+from ui.scenario import Scenario
+from ui.view import PREFIX
+from ui.views import new_run
+from ui.views.runs import review, show_run
+from ui.words import BASIS_HELP, BASIS_LOOK, plain
+
+# --- What has been measured, what the present question's answer stands on, and which level to measure next
+
+state = st.session_state
+ROW_PX, HEADER_PX, ROWS_SEEN = 28, 38, 10
+ENOUGH = 2
+"""Load levels from which a law can be fitted."""
+
+
+def coverage_view(scenario: Scenario, waiting: int) -> None:
+    """`waiting` points of the store are not accepted yet."""
+    if waiting:
+        st.info(f"{waiting} points wait to be accepted, and are not counted here: see Runs.")
+    if points := answers.measured_points().points:
+        _measured(points)
+    else:
+        st.markdown("**Nothing has been measured yet.** Plan a run under New run, or bring in a file under Import.")
+    _stands_on(scenario)
+
+
+def _measured(points: Sequence[Point]) -> None:
+    groups = _groups(points)
+    table = pd.DataFrame([_row(deployment, lengths, group) for (deployment, lengths), group in groups.items()])
+    st.dataframe(
+        table,
+        hide_index=True,
+        row_height=ROW_PX,
+        height=ROW_PX * min(len(table), ROWS_SEEN) + HEADER_PX,
+        column_config={
+            "Deployment": st.column_config.TextColumn(width="large"),
+            "Levels (users)": st.column_config.TextColumn(help="Closed loops that are not void: these are fitted."),
+            "Open loops": st.column_config.NumberColumn(help="At a rate: these check predictions."),
+            "Basis of answers": st.column_config.TextColumn(help="Inside the range measured; outside: extrapolated."),
+        },
+        alt=f"What has been measured: {len(points)} points in {len(table)} rows of deployment and lengths",
+    )
+
+
+Group = dict[tuple[Deployment, Lengths], list[Point]]
+
+
+def _groups(points: Sequence[Point]) -> Group:
+    """The points by deployment and lengths; those of the scenario's model come first."""
+    found: Group = {}
+    for point in points:
+        found.setdefault((point.deployment, point.lengths), []).append(point)
+    wanted = state.scenario.model
+    return dict(sorted(found.items(), key=lambda i: (i[0][0].model != wanted, i[0][0].label, astuple(i[0][1]))))
+
+
+def _row(deployment: Deployment, lengths: Lengths, group: Sequence[Point]) -> dict[str, object]:
+    good = [point for point in group if not point.void]
+    users = sorted({point.load_value for point in good if point.load_kind == "concurrency"})
+    void = sorted({point.verdict.replace("_", " ") for point in group if point.void})
+    varied = "" if lengths.fixed else f" (CV {lengths.isl_cv:g}, {lengths.osl_cv:g})"
+    return {
+        "Deployment": deployment.label,
+        "ISL, OSL (tokens)": f"{lengths.isl:,g}, {lengths.osl:,g}{varied}",
+        "Levels (users)": ", ".join(f"{value:,g}" for value in users),
+        "Open loops": sum(point.load_kind != "concurrency" for point in good),
+        "Void": f"{len(group) - len(good)}: {', '.join(void)}" if void else "none",
+        "Last measured": max((point.measured_at for point in group), default="")[:10] or "not said",
+        "Basis of answers": "Fitted" if len(users) >= ENOUGH else "None: two levels are needed",
+    }
+
+
+def _stands_on(scenario: Scenario) -> None:
+    """What the present question's answer rests on, and what would make it surer."""
+    st.subheader("What the present question's answer stands on", anchor=False)
+    if scenario.missing:
+        st.markdown(f"{scenario.missing}: then there is an answer to look behind.")
+        return
+    with st.spinner("Working out what the answer stands on…"):
+        outcome = answers.outcome(scenario)
+    if outcome.plan is None:
+        st.markdown(f"**{plain(outcome.title)}.** {plain(outcome.reason)}")
+    else:
+        _basis(outcome.plan)
+    _next(scenario, outcome.plan)
+
+
+def _basis(plan: Plan) -> None:
+    fleet = plan.answer
+    icon, colour = BASIS_LOOK[fleet.basis]
+    with st.container(horizontal=True, vertical_alignment="center", gap="small"):
+        st.badge(fleet.basis.capitalize(), icon=icon, color=colour)
+        st.markdown(plain(text.sentence(plan)))
+    st.caption(plain(f"{BASIS_HELP[fleet.basis]} {text.band(fleet)}; {fleet.candidate.source}."))
+
+
+def _next(scenario: Scenario, plan: Plan | None) -> None:
+    """Which level to measure next: seconds of work, so only when asked for, and for that question alone."""
+    deployment = _deployment(scenario, plan)
+    if st.button("Where to measure next?", icon=":material/explore:", help=NEXT_HELP):
+        state.advice_for = scenario
+    if state.get("advice_for") != scenario:
+        return
+    with st.spinner("Weighing every level by what it would tell…"):
+        advice = calibrating.advice(scenario, deployment)
+    if advice.option is None:
+        st.markdown(plain(advice.text))
+        return
+    option = advice.option
+    level = f"{option.users} users, {option.lengths.isl:,g} in, {option.lengths.osl:,g} out"
+    st.markdown(f"**Measure {plain(level)}.** {plain(advice.text)}")
+    st.button("Plan this run", icon=":material/add:", on_click=_plan, args=(option, deployment))
+
+
+NEXT_HELP = "Weighs every level not measured yet by how much it would narrow the band of this answer, for its time."
+
+
+def _deployment(scenario: Scenario, plan: Plan | None) -> Deployment | None:
+    """The measured deployment that the question is about: the answer's, else the first of the model."""
+    own = [p.deployment for p in answers.measured_points().points if p.model.lower() == scenario.model.lower()]
+    if plan is not None:
+        best = plan.answer.candidate
+        same = [d for d in own if (d.gpu, d.tp, d.precision) == (best.gpu, best.tp, best.precision)]
+        return same[0] if same else None
+    return own[0] if own else None
+
+
+def _plan(option: Option, deployment: Deployment | None) -> None:
+    """Fill the form of a new run with that level, and go there."""
+    new_run.fill(option.lengths, (option.users,) if deployment else (1, 4, 16, 64), deployment)
+    state[PREFIX + "calibrate"] = "new"
+
+
+# --- Import: the file of another tool, a points table or an exported run, looked at before it is taken in
+
+TOLD = "Told from the file"
+KIND_NAMES = {
+    POINTS_TABLE: "Points table (CSV)",
+    "aiperf": "AIPerf",
+    "genai-perf": "GenAI-Perf",
+    "perf-analyzer": "Perf Analyzer",
+    "guidellm": "GuideLLM",
+    "vllm": "vLLM bench serve",
+    "op-stats": "op_stats_csv of the TensorRT-LLM clients",
+}
+TEXTS = {
+    "model": "Model",
+    "precision": "Precision",
+    "gpu": "GPU",
+    "engine": "Engine",
+    "engine_version": "Engine version",
+    "batching": "Batching",
+}
+WHOLE = {"tp": "TP (GPUs)", "pp": "PP", "max_batch_size": "Max batch size", "concurrency": "Concurrency (users)"}
+REAL = {"isl": "Input (tokens)", "osl": "Output (tokens)", "rate": "Rate (requests/s)"}
+FIELD_NAMES = {**TEXTS, **WHOLE, **REAL, "arrivals": "Arrivals"}
+LAWS = ("", "poisson", "constant", "gamma")
+
+
+def import_view(store: Store) -> None:
+    """The whole view."""
+    tools = ", ".join(KIND_NAMES[kind] for kind in KINDS)
+    st.markdown(f"A run exported from another store (.zip), a points table, or a file of {tools}.")
+    number = state.setdefault("import_number", 0)  # a new uploader, an empty one, after each file that is taken in
+    left, right = st.columns([2, 1])
+    file = left.file_uploader("File", key=f"import_{number}", max_upload_size=MOST_UPLOAD_BYTES // 1_000_000)
+    names = {TOLD: TOLD, **KIND_NAMES}
+    kind = right.selectbox("Written by", list(names), format_func=names.__getitem__, key="import_kind")
+    said = _said()
+    _let_go_of_all_but(file)
+    if file is None:
+        st.caption("Nothing is kept before you have seen the points and accepted them.")
+        return
+    _looked_at(store, _upload(file, kind, said))
+
+
+def _let_go_of_all_but(file: UploadedFile | None) -> None:
+    """Free the file before this one, taken in or left behind: Streamlit holds each for as long as the page is open."""
+    before, now = state.get("import_held"), file and file.file_id
+    context = get_script_run_ctx()
+    if context and before and before != now:
+        cast(MemoryUploadedFileManager, context.uploaded_file_mgr).remove_file(context.session_id, before)
+    state.import_held = now
+
+
+def _said() -> dict[str, object]:
+    """What the file leaves out."""
+    with st.expander("What the file does not say of the deployment and the load"):
+        columns = st.columns(3)
+        drawn = [*TEXTS, *WHOLE, *REAL]
+        for number, name in enumerate(drawn):
+            column, title, key = columns[number % 3], FIELD_NAMES[name], f"import_{name}"
+            if name in TEXTS:
+                column.text_input(title, max_chars=120, key=key)
+            elif name in WHOLE:
+                column.number_input(title, 1, 1_000_000, None, step=1, key=key)
+            else:
+                column.number_input(title, 0.001, 1_000_000.0, None, format="%g", key=key)
+        columns[len(drawn) % 3].selectbox("Arrivals", LAWS, format_func=lambda law: law or TOLD, key="import_arrivals")
+    values = {name: state[f"import_{name}"] for name in FIELD_NAMES}
+    return {name: value.strip() if isinstance(value, str) else value for name, value in values.items() if value}
+
+
+def _upload(file: UploadedFile, kind: str, said: dict[str, object]) -> Upload:
+    return Upload(file.name, file.getvalue(), None if kind == TOLD else kind, tuple(sorted(said.items())))
+
+
+def _looked_at(store: Store, upload: Upload) -> None:
+    """The points in the file, or what is wrong with it, and the button that takes them in."""
+    with st.spinner("Reading the file…"):
+        points = calibrating.read(upload)
+    if isinstance(points, str):
+        st.error(plain(_in_fields(points)), title="This file was not taken", icon=":material/block:")
+        return
+    void = sum(point.void for point in points)
+    st.markdown(f"**{plain(upload.shown_name)}: {len(points)} points**, {void} of them void. {_about(points)}")
+    st.button(
+        f"Accept {len(points)} points",
+        type="primary",
+        icon=":material/check:",
+        on_click=_take_in,
+        args=(store, upload),
+        help="They are kept, and answers for this deployment then rest on them.",
+    )
+    review(points, "import")
+
+
+def _about(points: tuple[Point, ...]) -> str:
+    days = sorted({point.measured_at[:10] for point in points if point.measured_at})
+    return plain(f"Measured {' to '.join(dict.fromkeys((days[0], days[-1])))}." if days else "The file gives no date.")
+
+
+def _take_in(store: Store, upload: Upload) -> None:
+    try:
+        run_id, new = take_in(store, upload)
+    except (CalibrationError, SizingError) as error:
+        state.calibrate_refused = str(error)
+        return
+    state.import_number += 1
+    _let_go_of_all_but(None)
+    calibrating.forget_points()
+    state.calibrate_done = (
+        f"Run {run_id}{' holds the points' if new else ' had these points already; they are accepted'}."
+    )
+    show_run(run_id)
+
+
+def _in_fields(message: str) -> str:
+    """The message of the command line with its options called as the fields above are."""
+    return re.sub(r"--([a-z]+(?:-[a-z]+)*)", lambda found: _field(found[1]), message)
+
+
+def _field(option: str) -> str:
+    name = FIELD_NAMES.get(option.replace("-", "_"))
+    return f"“{name}”" if name else f"--{option}"

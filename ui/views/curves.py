@@ -1,0 +1,449 @@
+"""Latency against load: a panel for each limit, with the knee, what was measured, and any load of one's choice."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import pandas as pd
+import streamlit as st
+
+from sizing.analyses.curves import (
+    INTERACTIVITY,
+    THROUGHPUT,
+    FleetSizes,
+    LengthCell,
+    LoadCurve,
+    Measure,
+    Speed,
+    gpus_for,
+    resampled,
+)
+from sizing.memory_use import KV_USED, PARTS, WEIGHTS, MemoryUse, memory_use
+from sizing.numbers import milliseconds, significant
+from sizing.plans import Fleet, Plan
+from sizing.points import Point
+from sizing.workload import Limit
+from ui import answers, view
+from ui.answers import Outcome, named
+from ui.charts.fleet import GIB, Steps, gpus_against_load, memory_per_gpu, requests_over_lengths
+from ui.charts.interactivity import Spot, front_of, spot_of, spots_of, throughput_against_interactivity
+from ui.charts.latency import latency_against_load, measured_s, with_knee, with_measured
+from ui.look import ink, show
+from ui.scenario import RATE, Scenario
+from ui.words import BASIS_HELP, BASIS_LOOK, UNIT, limit_name, plain, room, sentence_case, tell, why_none
+
+# --- A load of one's choice, typed in: within the form's range, and a button that makes it the scenario's
+
+
+def load_input(label: str, value_per_s: float, key: str, help: str) -> float:
+    """Requests/s typed by the visitor, `value_per_s` to begin with; a new `key` begins anew."""
+    low, high = float(RATE.low), float(RATE.high)
+    begin = min(max(float(f"{value_per_s:.3g}"), low), high)
+    return st.number_input(label, low, high, begin, format="%g", key=key, help=help, width=250)
+
+
+def use_load(rate_per_s: float, help: str) -> None:
+    """A button that writes the load, of the whole fleet, into the form."""
+    rate = min(max(round(rate_per_s, 6), RATE.low), RATE.high)
+    st.button(
+        f"Use {significant(rate)} requests/s", on_click=lambda: st.session_state.update(rate_per_s=rate), help=help
+    )
+
+
+# --- Latency against load: a panel for each limit, with the knee, what was measured, and any load of one's choice
+
+
+def draw_latency(scenario: Scenario, name: str, fleet: Fleet) -> None:
+    """One replica of the fleet from no load to beyond its capacity."""
+    curve, points = answers.curve(scenario, name, fleet), answers.open_loop(scenario, fleet)
+    capacity = significant(fleet.capacity_per_s)
+    st.title(plain(f"A replica of {fleet.candidate.label} carries {capacity} requests/s under this SLA"), anchor=False)
+    _provenance(fleet, points)
+    limits = scenario.question.sla.limits
+    for column, limit in zip(st.columns(len(limits)), limits, strict=True):
+        chart = latency_against_load(curve, fleet, limit, scenario.headroom, ink())
+        with column:
+            show(with_measured(with_knee(chart, curve, ink()), points, limit, ink()), f"latency_{limit.metric}")
+    st.caption(KNEE_HELP)
+    _try_load(scenario, name, fleet, limits)
+    _latency_table(curve, limits, points)
+
+
+KNEE_HELP = (
+    "Shaded: the headroom kept. Knee: where load over mean end-to-end time is highest; beyond it more load costs "
+    "more in latency than it brings in throughput."
+)
+
+
+def _provenance(fleet: Fleet, points: Sequence[Point]) -> None:
+    icon, colour = BASIS_LOOK[fleet.basis]
+    several = "points" if len(points) > 1 else "point"
+    count = f"{len(points) or 'no'} {several} measured at offered rates"
+    with st.container(horizontal=True, vertical_alignment="center", gap="small"):
+        st.badge(fleet.basis.capitalize(), icon=icon, color=colour, help=BASIS_HELP[fleet.basis])
+        st.caption(plain(f"{fleet.candidate.source} · line by formula · {count} at these lengths"))
+
+
+def _try_load(scenario: Scenario, name: str, fleet: Fleet, limits: Sequence[Limit]) -> None:
+    """Any load of one's choice: what users would see at it, and a button that asks the whole question at it."""
+    with st.container(horizontal=True, vertical_alignment="bottom"):
+        rate = load_input(
+            "Load to try (requests/s per replica)",
+            fleet.load_per_s,
+            f"try_{scenario.rate_per_s}_{name}",
+            "A load of each working replica: type one to see the latencies there.",
+        )
+        use_load(
+            rate * fleet.working,
+            f"Makes {fleet.working} × this load, that of all working replicas, the peak load asked.",
+        )
+    predicted = answers.prediction(scenario, name, fleet, rate)
+    if predicted.saturated:
+        st.markdown(
+            f":material/cancel: At {significant(rate)} requests/s a replica's queue grows without end; "
+            f"the stable rate is {significant(fleet.stable_per_s)}."
+        )
+        return
+    told = (_verdict(limit, predicted.value_s(limit)) for limit in limits)
+    st.markdown(f"At {significant(rate)} requests/s per replica:  \n" + "  \n".join(told))
+
+
+def _verdict(limit: Limit, value_s: float) -> str:
+    kept = value_s <= limit.limit_s
+    icon, word = (":material/check_circle:", "keeps") if kept else (":material/cancel:", "misses")
+    return f"{icon} {word} {limit_name(limit)}: {milliseconds(value_s)}, {room(value_s, limit)}"
+
+
+def _latency_table(curve: LoadCurve, limits: Sequence[Limit], points: Sequence[Point]) -> None:
+    with st.expander("Data behind the charts"):
+        rows = [
+            {"Load (requests/s per replica)": significant(rate)}
+            | {_latency_title(limit): significant(p.value_s(limit) * UNIT[limit.metric][1]) for limit in limits}
+            | {"From": "formula"}
+            for rate, p in zip(curve.rates_per_s, curve.predictions, strict=True)
+        ]
+        rows += [_measured_row(point, limits) for point in points]
+        st.dataframe(pd.DataFrame(rows), hide_index=True, alt="Latency against load, by formula and as measured")
+
+
+def _latency_title(limit: Limit) -> str:
+    return f"{limit_name(limit)} ({UNIT[limit.metric][0]})"
+
+
+def _measured_row(point: Point, limits: Sequence[Limit]) -> dict[str, str]:
+    values = {limit: measured_s(point, limit) for limit in limits}
+    return (
+        {"Load (requests/s per replica)": significant(point.load_value)}
+        | {
+            _latency_title(limit): "" if value is None else significant(value * UNIT[limit.metric][1])
+            for limit, value in values.items()
+        }
+        | {"From": f"measured, {point.load_kind.replace('_', ' ')}"}
+    )
+
+
+# --- Throughput against interactivity: what each configuration gives as users get faster or slower answers
+
+NO_PRICE = "Type a price per GPU-hour in the form (under More) to draw cost per million output tokens."
+
+
+def draw_interactivity(scenario: Scenario, outcome: Outcome) -> None:
+    """All candidates at rising load, the Pareto front bold; also where none of them meets the SLA."""
+    plan, price = outcome.plan, scenario.price_per_gpu_hour
+    options = {name: measure.title for name, measure in THROUGHPUT.items() if name != "cost" or price is not None}
+    measure = THROUGHPUT[view.chosen("Throughput as", options, "against", help=HELP)]
+    with st.spinner("Asking every configuration at rising load…"):
+        curves = answers.speeds(scenario, plan)
+    drawn = [spots for spots in spots_of(curves, measure, scenario.osl, price or 0.0) if spots]
+    if not drawn:
+        _tell_nothing(scenario, outcome)
+        return
+    best = front_of(spots_of(resampled(curves), measure, scenario.osl, price or 0.0), measure)
+    st.title(plain(_interactivity_title(best, measure)), anchor=False)
+    if plan is None:
+        st.markdown(plain(why_none(scenario, outcome)[1]))
+    planned = _planned(plan, measure, scenario, price)
+    show(throughput_against_interactivity(drawn, best, planned, measure, ink()), "front")
+    st.caption(
+        f"{len(drawn)} configurations at rising load by formula, faint. Bold: the front, where nothing "
+        f"{measure.better} can be had at that interactivity; solid where the SLA holds, dotted where it does not. "
+        "Interactivity is 1 / mean ITL. Per GPU: of a working replica, without spares and headroom, which the answer "
+        "counts as well."
+    )
+    if price is None:
+        st.caption(NO_PRICE)
+    _best_at(best, measure)
+    _interactivity_table(drawn, best, measure)
+
+
+def _tell_nothing(scenario: Scenario, outcome: Outcome) -> None:
+    if outcome.plan is None:
+        tell(scenario, outcome)
+        return
+    st.title("No curve to draw", anchor=False)
+    st.markdown("Outputs of one token have no gaps between tokens, hence no interactivity: ask for longer outputs.")
+
+
+HELP = "What a GPU gives, against how fast each user reads."
+
+
+def _interactivity_title(best: Sequence[Spot], measure: Measure) -> str:
+    held = [spot for spot in best if spot.meets]
+    if not held:
+        return "No configuration on the front keeps this SLA"
+    word, pick = ("Most", max) if measure.better == "higher" else ("Lowest", min)
+    top = pick(held, key=lambda spot: spot.y)
+    return f"{word} {lower_first(measure.title)} under this SLA: {significant(top.y)} with {top.name}"
+
+
+def lower_first(text: str) -> str:
+    """For the middle of a sentence."""
+    return text[:1].lower() + text[1:]
+
+
+def _planned(plan: Plan | None, measure: Measure, scenario: Scenario, price: float | None) -> Spot | None:
+    """The answer at its planned load."""
+    if plan is None or not plan.answer.predicted.itl.mean_s > 0:
+        return None
+    fleet = plan.answer
+    speed = Speed(fleet.load_per_s, fleet.load_per_s / fleet.candidate.gpus, 1 / fleet.predicted.itl.mean_s, meets=True)
+    return spot_of(fleet.candidate.label, speed, measure, scenario.osl, price or 0.0)
+
+
+def _best_at(best: Sequence[Spot], measure: Measure) -> None:
+    """The front at an interactivity of one's choice."""
+    fastest = best[-1].x
+    wanted = st.number_input(
+        "Interactivity at least (output tokens/s per user)",
+        min_value=0.0,
+        value=float(f"{fastest / 2:.2g}"),
+        format="%g",
+        key="interactivity",
+        width=320,
+        help="The best configuration that gives every user at least this many output tokens/s on average.",
+    )
+    spot = next((spot for spot in best if spot.x >= wanted), None)
+    if spot is None:
+        st.markdown(f"No configuration gives more than {significant(fastest)} output tokens/s per user.")
+        return
+    sla = "The SLA holds there." if spot.meets else "The SLA does not hold there."
+    st.markdown(
+        f"Best at {significant(wanted)} or more: **{plain(spot.name)}**, {significant(spot.y)} {measure.unit}, "
+        f"at {significant(spot.requests_per_s)} requests/s per replica. {sla}"
+    )
+
+
+def _interactivity_table(drawn: Sequence[Sequence[Spot]], best: Sequence[Spot], measure: Measure) -> None:
+    with st.expander("Data behind the chart"):
+        on_front = set(best)
+        rows = [
+            {
+                "Configuration": spot.name,
+                "Load (requests/s per replica)": significant(spot.requests_per_s),
+                INTERACTIVITY.title: significant(spot.x),
+                measure.title: significant(spot.y),
+                "SLA": "holds" if spot.meets else "missed",
+                "On the front": "yes" if spot in on_front else "no",
+            }
+            for spots in drawn
+            for spot in spots
+        ]
+        st.dataframe(pd.DataFrame(rows), hide_index=True, alt="Every configuration at every load drawn")
+
+
+# --- GPUs against load: the steps of the answer and of other GPUs, over a range of one's choice
+
+OTHERS = 2
+"""Configurations drawn beside the one picked: the best of other GPUs."""
+TABLE_ROWS = 200
+
+
+def draw_fleet_sizes(scenario: Scenario, plan: Plan, name: str, fleet: Fleet) -> None:
+    """How the count grows with the load, for this configuration and the best of other GPUs."""
+    question, rate = scenario.question, scenario.rate_per_s
+    twice = gpus_for(question, fleet, 2 * rate)
+    st.title(plain(f"{fleet.gpus:,} GPUs at {significant(rate)} requests/s, {twice:,} at twice the load"), anchor=False)
+    low, high = _range(rate)
+    if low >= high:
+        st.warning("The range ends before it begins: make its end larger than its start.")
+        return
+    others = best_of_other_gpus(plan, fleet)
+    steps = [
+        Steps(each.candidate.label, answers.sizes(scenario, its_name, each, low, high))
+        for its_name, each in ((name, fleet), *others)
+    ]
+    show(gpus_against_load(steps, high, rate, fleet.gpus, f"{fleet.gpus:,} GPUs", ink()), "fleet_size")
+    st.caption(
+        "Counts round up to whole replicas, so the line steps; spares included, headroom kept. Shaded: the 90 % band "
+        f"of {plain(fleet.candidate.label)}, where it has an end. A replica's capacity is kept as at the planned load."
+    )
+    _try_rate(scenario, fleet)
+    _fleet_sizes_table(steps)
+
+
+def best_of_other_gpus(plan: Plan, fleet: Fleet) -> list[tuple[str, Fleet]]:
+    """The best fleet of each GPU that the picked one does not stand on, at most `OTHERS`."""
+    found: dict[str, tuple[str, Fleet]] = {}
+    for name, each in named(plan.fleets).items():
+        if each.candidate.gpu != fleet.candidate.gpu:
+            found.setdefault(each.candidate.gpu, (name, each))
+    return list(found.values())[:OTHERS]
+
+
+def _range(rate_per_s: float) -> tuple[float, float]:
+    with st.container(horizontal=True, vertical_alignment="bottom"):
+        low = st.number_input(
+            "From (requests/s)", 0.0, float(RATE.high), 0.0, format="%g", key=f"from_{rate_per_s}", width=160
+        )
+        high = st.number_input(
+            "To (requests/s)",
+            0.0,
+            float(RATE.high),
+            min(3 * rate_per_s, float(RATE.high)),
+            format="%g",
+            key=f"to_{rate_per_s}",
+            width=160,
+        )
+    return low, high
+
+
+def _try_rate(scenario: Scenario, fleet: Fleet) -> None:
+    question = scenario.question
+    with st.container(horizontal=True, vertical_alignment="bottom"):
+        rate = load_input(
+            "Load to try (requests/s)",
+            2 * scenario.rate_per_s,
+            f"try_fleet_{scenario.rate_per_s}",
+            "A load of the whole fleet: type one to see its GPUs.",
+        )
+        use_load(rate, "Makes this the peak load of the scenario, which is then planned for anew.")
+    st.markdown(
+        f"At {significant(rate)} requests/s: **{gpus_for(question, fleet, rate):,} GPUs** as "
+        f"{plain(fleet.candidate.label)}."
+    )
+
+
+def _fleet_sizes_table(steps: Sequence[Steps]) -> None:
+    with st.expander("Data behind the chart"):
+        for one in steps:
+            st.caption(plain(one.name))
+            frame = pd.DataFrame(_rows(one.sizes)[:TABLE_ROWS])
+            st.dataframe(frame, hide_index=True, alt=f"GPUs of {one.name} from each load on")
+
+
+def _rows(sizes: FleetSizes) -> list[dict[str, str]]:
+    """A row for each load from which on a count, or an end of its band, changes."""
+    rows: list[dict[str, str]] = []
+    for place, rate in enumerate(sizes.rates_per_s):
+        high = "no number" if sizes.high is None else f"{sizes.high[place]:,}"
+        counts = {
+            "GPUs": f"{sizes.gpus[place]:,}",
+            "90 % band, low": f"{sizes.low[place]:,}",
+            "90 % band, high": high,
+        }
+        if not rows or counts.items() - rows[-1].items():
+            rows.append({"From load (requests/s)": significant(rate)} | counts)
+    return rows
+
+
+# --- Token lengths: requests/s per GPU of one configuration when prompts or answers grow
+
+EXTRAPOLATED = " (extrapolated)"
+
+
+def draw_lengths(scenario: Scenario, name: str, fleet: Fleet) -> None:
+    """The grid around the scenario's lengths as lines and as a table."""
+    with st.spinner("Asking for other lengths…"):
+        cells = answers.lengths(scenario, name, fleet)
+    st.title(plain(_lengths_title(cells, scenario)), anchor=False)
+    show(requests_over_lengths(cells, scenario.isl, scenario.osl, ink()), "lengths")
+    st.caption(
+        f"{plain(fleet.candidate.label)} under the same SLA, headroom kept; the larger marker is the scenario. Hollow "
+        "markers are extrapolated: more than twice or less than half of what was measured."
+        if fleet.candidate.basis != "estimated"
+        else f"{plain(fleet.candidate.label)} under the same SLA, headroom kept; the larger marker is the scenario. "
+        "All estimated: none of these lengths was measured."
+    )
+    _lengths_table(cells)
+
+
+def _lengths_title(cells: Sequence[LengthCell], scenario: Scenario) -> str:
+    own = _per_gpu(cells, scenario.isl, scenario.osl)
+    twice = _per_gpu(cells, 2 * scenario.isl, scenario.osl)
+    if own is None:
+        return "Requests/s per GPU at other lengths"
+    here = f"{significant(own)} requests/s per GPU at {scenario.isl:,} in, {scenario.osl:,} out"
+    return f"{here}; {significant(twice)} with prompts twice as long" if twice else f"{here}; none with twice the input"
+
+
+def _per_gpu(cells: Sequence[LengthCell], isl: float, osl: float) -> float | None:
+    return next((cell.requests_per_s_per_gpu for cell in cells if (cell.isl, cell.osl) == (isl, osl)), None)
+
+
+def _lengths_table(cells: Sequence[LengthCell]) -> None:
+    st.markdown("**Requests/s per GPU**, input tokens down, output tokens across")
+    rows: dict[str, dict[str, str]] = {}
+    for cell in sorted(cells, key=lambda cell: (cell.isl, cell.osl)):
+        rows.setdefault(f"{cell.isl:,g} in", {})[f"{cell.osl:,g} out"] = _text(cell)
+    st.table(pd.DataFrame.from_dict(rows, orient="index"), alt="Requests/s per GPU by input and output tokens")
+    reasons = list(dict.fromkeys(cell.why for cell in cells if cell.why))
+    for reason in reasons:
+        st.caption(f"None: {plain(sentence_case(reason))}")
+
+
+def _text(cell: LengthCell) -> str:
+    if cell.requests_per_s_per_gpu is None:
+        return "none"
+    return significant(cell.requests_per_s_per_gpu) + (EXTRAPOLATED if cell.basis == "extrapolated" else "")
+
+
+# --- Memory of one GPU: what fills it at the planned load, for the picked configuration and others
+
+BARS = 8
+"""Configurations drawn at once."""
+
+
+def draw_memory(scenario: Scenario, plan: Plan, fleet: Fleet) -> None:
+    """Bars for the picked configuration and the next best ones; what is not known is said."""
+    fleets = named([fleet, *(each for each in plan.fleets if each is not fleet)][:BARS])
+    found = {name: memory_use(each, scenario.lengths) for name, each in fleets.items()}
+    uses = {name: use for name, use in found.items() if isinstance(use, MemoryUse)}
+    own = next(iter(found.values()))
+    if isinstance(own, str):
+        st.title("Memory of this configuration is not known", anchor=False)
+        st.markdown(plain(sentence_case(own)) + ".")
+    else:
+        st.title(plain(_memory_title(own)), anchor=False)
+    if not uses:
+        return
+    show(memory_per_gpu(list(uses), list(uses.values()), ink()), "memory")
+    st.caption(
+        "KV cache in use: requests in a replica at the planned load (Little's law) times the tokens that each holds on "
+        "average; peaks are higher. Weights: parameters times bits, spread evenly over the replica's GPUs."
+    )
+    for note in dict.fromkeys(use.note for use in uses.values()):
+        names = ", ".join(name for name, use in uses.items() if use.note == note)
+        st.caption(plain(f"{sentence_case(note)}: {names}."))
+    _memory_table(uses)
+
+
+def _memory_title(use: MemoryUse) -> str:
+    used, capacity = use.of(WEIGHTS) + use.of(KV_USED), use.capacity_bytes
+    return (
+        f"{significant(used / GIB)} of {significant(capacity / GIB)} GiB hold weights and KV cache "
+        f"on each GPU of {use.candidate.label}"
+    )
+
+
+def _memory_table(uses: Mapping[str, MemoryUse]) -> None:
+    with st.expander("Data behind the chart"):
+        rows = [
+            {"Configuration": name}
+            | {
+                f"{part} (GiB)": significant(dict(use.parts)[part] / GIB) if part in dict(use.parts) else ""
+                for part in PARTS
+            }
+            | {"GPU memory (GiB)": significant(use.capacity_bytes / GIB)}
+            for name, use in uses.items()
+        ]
+        st.dataframe(pd.DataFrame(rows), hide_index=True, alt="Memory of one GPU by what fills it")

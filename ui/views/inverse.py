@@ -1,0 +1,144 @@
+"""The inverse question: the requests/s that GPUs which exist can serve under the SLA, and how that comes about."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import pandas as pd
+import streamlit as st
+
+from sizing.analyses.existing import Existing
+from sizing.numbers import milliseconds, percent, significant
+from sizing.plans import Rejection
+from sizing.text import WIDE
+from ui import answers
+from ui.scenario import FLEET, Scenario
+from ui.views.answer import (
+    ROW_PX,
+    basis_line,
+    card,
+    left_out,
+    limit_cards,
+    table_height,
+    tell_unreadable_sources,
+    to_measure,
+    warnings,
+)
+from ui.words import limit_name, plain
+
+FLEET_HELP = "GPUs that there are, of the types chosen in the form; each type is asked about alone, not mixed."
+RATE_HELP = "To plan for: the SLA is met and the headroom kept with the spares idle. The SLA fails at {} requests/s."
+
+
+def ask_fleet() -> None:
+    """The number of GPUs."""
+    with st.container(horizontal=True, vertical_alignment="center", width="content", gap="small"):
+        st.markdown("GPUs I have", width="content")
+        st.number_input(
+            "GPUs I have",
+            int(FLEET.low),
+            int(FLEET.high),
+            key="fleet_gpus",
+            help=FLEET_HELP,
+            label_visibility="collapsed",
+            width=130,
+            persist_state="session",
+        )
+
+
+def show_carried(fleets: Sequence[Existing], rejected: Sequence[Rejection], scenario: Scenario) -> None:
+    """The answer: the best way to run these GPUs, and the others."""
+    tell_unreadable_sources()
+    best, question = fleets[0], scenario.question
+    with st.container(gap="xsmall"):
+        st.title(plain(sentence(best)), anchor=False)
+        st.markdown(plain(working(best, question.headroom)))
+        checked = "checked by simulation" if best.predicted.method == "simulation" else "by formula"
+        basis_line(best.basis, f"{band(best)} · {best.candidate.source} · {checked}", why_wide(best))
+    with st.grid(2 + len(question.sla.limits), min_column_width=150):
+        total = significant(best.rate_per_s)
+        card("Requests/s", total, f"SLA fails at {significant(best.limit_per_s)}", RATE_HELP.format(total))
+        each = f"{significant(best.rate_per_s / best.working)} per replica"
+        card("Requests/s per GPU", significant(best.requests_per_s_per_gpu), each, "Over the GPUs that carry load.")
+        limit_cards(best.predicted, question.sla, best.limit)
+    st.markdown(f"**Bound by** {plain(bound(best))}.")
+    measure = to_measure(best.candidate, scenario.lengths, best.in_flight, answers.measured_points().points)
+    warnings(best.basis, best.warnings, measure)
+    _table(fleets)
+    left_out(rejected)
+
+
+def sentence(fleet: Existing) -> str:
+    """For instance: 16 x h200_sxm serve 38.4 requests/s of Qwen/Qwen3-32B."""
+    verb = "serves" if fleet.gpus == 1 else "serve"
+    rate = significant(fleet.rate_per_s)
+    return f"{fleet.gpus:,} × {fleet.candidate.gpu} {verb} {rate} requests/s of {fleet.candidate.model}"
+
+
+def working(fleet: Existing, headroom: float) -> str:
+    """The arithmetic from the GPUs to the rate."""
+    candidate, replicas = fleet.candidate, fleet.working + fleet.spare
+    unused = f", {fleet.unused} left over" if fleet.unused else ""
+    spare = f", − {fleet.spare} spare = {fleet.working}" if fleet.spare else ""
+    kept = f" ({percent(headroom)} headroom kept)" if headroom else ""
+    return (
+        f"{fleet.gpus:,} GPUs ÷ {candidate.gpus} per replica (TP{candidate.tp}, {candidate.precision}) = "
+        f"{replicas} replicas{unused}{spare} × {significant(fleet.rate_per_s / fleet.working)} requests/s{kept} = "
+        f"{significant(fleet.rate_per_s)} requests/s"
+    )
+
+
+def band(fleet: Existing) -> str:
+    """The 90 % band of the rate."""
+    if fleet.low <= 0:
+        return f"at most {significant(fleet.high)} requests/s; at the slow end of the 90 % band the SLA is not met"
+    return f"{significant(fleet.low)} to {significant(fleet.high)} requests/s (90 % band)"
+
+
+def why_wide(fleet: Existing) -> str:
+    """Why a band is wide and what narrows it; empty where it is not wide."""
+    if fleet.low > 0 and fleet.high <= WIDE * fleet.low:
+        return ""
+    sigma = percent(fleet.candidate.relative_sigma)
+    return f"The band is wide: the law's times are known to {sigma} (standard error). A few measured points narrow it."
+
+
+def bound(fleet: Existing) -> str:
+    """What keeps these GPUs from serving more."""
+    if fleet.binding == "stable rate":
+        return "stable rate: beyond it a replica's queue grows without end, before a limit is reached"
+    value, allowed = fleet.predicted.value_s(fleet.limit), fleet.limit.limit_s
+    return f"{limit_name(fleet.limit)}: {milliseconds(value)} of {milliseconds(allowed)} at this load"
+
+
+def _table(fleets: Sequence[Existing]) -> None:
+    number = st.column_config.NumberColumn
+    st.dataframe(
+        pd.DataFrame(map(_row, fleets)),
+        hide_index=True,
+        row_height=ROW_PX,
+        height=table_height(len(fleets)),
+        column_config={
+            "GPU": st.column_config.TextColumn(help="The first row is the answer."),
+            "Requests/s": number(format="%.3g", help="Planned for: SLA met, headroom and spares kept."),
+            "Requests/s per GPU": number(format="%.3g", help="Over the GPUs that carry load."),
+            "GPUs left over": number(format="%d", help="GPUs that do not make up a replica."),
+        },
+        alt="Ways to run these GPUs, most requests/s first: "
+        + "; ".join(f"{significant(f.rate_per_s)} requests/s as {f.candidate.label}" for f in fleets[:3]),
+    )
+
+
+def _row(fleet: Existing) -> dict[str, object]:
+    candidate = fleet.candidate
+    return {
+        "GPU": candidate.gpu,
+        "TP": candidate.tp,
+        "Precision": candidate.precision,
+        "Requests/s": fleet.rate_per_s,
+        "Requests/s per GPU": fleet.requests_per_s_per_gpu,
+        "GPUs left over": fleet.unused,
+        "Limit that binds": "stable rate" if fleet.binding == "stable rate" else limit_name(fleet.limit),
+        "Basis": fleet.basis.capitalize(),
+        "90 % band (requests/s)": f"{significant(fleet.low)} to {significant(fleet.high)}",
+    }

@@ -1,0 +1,211 @@
+"""The points measured on servers, the law fitted to them, and how well it fits."""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Mapping, Sequence
+from dataclasses import astuple
+from math import isfinite
+
+import pandas as pd
+import streamlit as st
+
+from sizing.fitting import Fit, PointError
+from sizing.numbers import percent, significant
+from sizing.points import Curve, Point, curves, write_points
+from sizing.workload import Lengths
+from ui import answers
+from ui.charts.base import Chart
+from ui.charts.fit import Series, measured_and_law
+from ui.look import ink, show
+from ui.words import plain
+
+REFERENCE_ENGINE = "reference"
+CONCURRENCY = "Concurrency (requests in flight)"
+HOW_TO_MEASURE = """
+Measure a server with a sweep plan:
+
+```
+python -m calibration run plan.yaml
+```
+
+No GPU at hand? Start the reference server, a real Triton server with a small model on the CPU, and measure that:
+
+```
+python -m calibration serve
+```
+"""
+
+
+def draw() -> None:
+    """A curve picked, as measured and as the law has it; what to run where nothing has been measured."""
+    have = answers.measured_points()
+    found = curves(have.points)
+    if not found:
+        st.title("No points measured yet", anchor=False)
+        _void([point for point in have.points if point.void])
+        st.markdown(HOW_TO_MEASURE)
+        return
+    curve = _chosen(found)
+    with st.spinner("Fitting the law of this deployment…"):
+        fitted = answers.fitted(curve.deployment)
+    st.title(plain(_title(curve)), anchor=False)
+    _provenance(curve)
+    _fit_line(fitted)
+    _void([p for p in have.points if p.void and (p.deployment, p.lengths) == (curve.deployment, curve.lengths)])
+    _charts(curve, _law(fitted))
+    _table(curve, _law(fitted))
+
+
+def _chosen(found: Sequence[Curve]) -> Curve:
+    """The curve picked: deployment, then (ISL, OSL); those of the scenario's model come first."""
+    wanted = st.session_state.scenario.model
+    deployments = list(dict.fromkeys(curve.deployment for curve in found))
+    deployments.sort(key=lambda deployment: (deployment.model != wanted, deployment.label))
+    left, right = st.columns([3, 1])
+    deployment = left.selectbox(
+        "Deployment", deployments, format_func=lambda d: d.label, help="Model, precision, GPU, TP and engine measured."
+    )
+    measured = [curve for curve in found if curve.deployment == deployment]
+    measured.sort(key=lambda curve: astuple(curve.lengths))
+    return right.selectbox(
+        "Lengths (tokens)",
+        measured,
+        format_func=lambda curve: _lengths_in_words(curve.lengths),
+        help="Mean ISL and OSL measured; varied: requests of different lengths, CV = deviation over mean.",
+    )
+
+
+def _lengths_in_words(lengths: Lengths) -> str:
+    varied = "" if lengths.fixed else f", varied (CV {lengths.isl_cv:g} and {lengths.osl_cv:g})"
+    return f"{lengths.isl:,g} in, {lengths.osl:,g} out{varied}"
+
+
+def _title(curve: Curve) -> str:
+    best = max(curve.points, key=lambda point: point.requests_per_s)
+    per_gpu = significant(best.requests_per_s / best.gpus)
+    most = significant(best.requests_per_s)
+    return f"{most} requests/s at most, {per_gpu} per GPU, at concurrency {best.load_value:,g}"
+
+
+def _provenance(curve: Curve) -> None:
+    deployment = curve.deployment
+    engine = f"{deployment.engine} {deployment.engine_version}".strip() or "an engine not named"
+    when = max((point.measured_at for point in curve.points), default="")[:10]
+    count = f"{len(curve.points)} points measured on {engine}{f', last on {when}' if when else ''}"
+    with st.container(horizontal=True, vertical_alignment="center", gap="small"):
+        st.badge("Measured", icon=":material/straighten:", color="green")
+        st.caption(plain(count))
+    if deployment.engine.startswith(REFERENCE_ENGINE):
+        st.info(
+            f"The project's reference engine on {plain(deployment.gpu)}: these points show how the method works, "
+            "not how fast TensorRT-LLM or a GPU is."
+        )
+
+
+def _fit_line(fitted: Fit | str) -> None:
+    if isinstance(fitted, str):
+        st.caption(f":material/info: No fitted law: {plain(fitted)}")
+        return
+    rates = [abs(error.requests_per_s_error) for error in fitted.errors]
+    unseen = (
+        f"; {percent(fitted.leave_one_out, 1)} median error at points left out"
+        if isfinite(fitted.leave_one_out)
+        else ""
+    )
+    st.caption(
+        f":material/show_chart: Line: the law fitted to all {len(rates)} points of this deployment. "
+        f"Requests/s within {percent(max(rates), 1)} at every point{unseen}."
+    )
+    for warning in fitted.warnings:
+        st.caption(f":material/warning: {plain(warning)}")
+
+
+def _void(points: Sequence[Point]) -> None:
+    """Levels that were measured and say nothing of the server, each with its verdict and the reasons."""
+    if not points:
+        return
+    with st.expander(f"{len(points)} measured, but void: not drawn, never fitted", icon=":material/block:"):
+        for point in points:
+            unit = "users" if point.load_kind == "concurrency" else "requests/s"
+            lengths = f"{point.isl:,g} in, {point.osl:,g} out"
+            verdict = point.verdict.replace("_", "-")
+            reasons = point.notes.replace(f"{point.verdict}: ", "", 1)
+            st.caption(f"**{lengths}, {point.load_value:,g} {unit}: {verdict}.** {plain(reasons)}")
+
+
+def _law(fitted: Fit | str) -> Mapping[Point, PointError]:
+    """What the law says of each point it was fitted to."""
+    return {} if isinstance(fitted, str) else {error.point: error for error in fitted.errors}
+
+
+def _charts(curve: Curve, law: Mapping[Point, PointError]) -> None:
+    grid = st.grid("auto", min_column_width=300)
+    for number, chart in enumerate(_drawn(curve, law)):
+        with grid:
+            show(chart, f"curve_{number}")
+
+
+def _drawn(curve: Curve, law: Mapping[Point, PointError]) -> list[Chart]:
+    points = curve.points
+    said = [law[point] for point in points] if all(point in law for point in points) else []
+    levels = [point.load_value for point in points]
+    e2e_s = [e.ttft_mean_s + (p.osl - 1) * e.itl_mean_s for e, p in zip(said, points, strict=False)]
+
+    def over_concurrency(title: str, measured: Sequence[float | None], predicted: Sequence[float]) -> Chart:
+        return measured_and_law(title, CONCURRENCY, [Series("mean", levels, measured, predicted)], ink())
+
+    speed = [(1 / p.itl_mean_s, p.requests_per_s / p.gpus) for p in points if p.itl_mean_s]
+    speed_said = [e.requests_per_s / e.point.gpus for e in said if e.point.itl_mean_s]
+    tokens_per_s = [p.output_tokens_per_s or p.requests_per_s * p.osl for p in points]
+    return [
+        over_concurrency("Requests/s", [p.requests_per_s for p in points], [e.requests_per_s for e in said]),
+        over_concurrency("Mean TTFT (ms)", [_ms(p.ttft_mean_s) for p in points], [e.ttft_mean_s * 1000 for e in said]),
+        over_concurrency("Mean ITL (ms)", [_ms(p.itl_mean_s) for p in points], [e.itl_mean_s * 1000 for e in said]),
+        over_concurrency("Mean E2E (s)", [p.e2e_mean_s for p in points], e2e_s),
+        over_concurrency("Output tokens/s", tokens_per_s, [e.requests_per_s * e.point.osl for e in said]),
+        measured_and_law(
+            "Requests/s per GPU",
+            "Interactivity (output tokens/s per user)",
+            [Series("measured", [x for x, _ in speed], [y for _, y in speed], speed_said)],
+            ink(),
+        ),
+    ]
+
+
+def _ms(seconds: float | None) -> float | None:
+    return None if seconds is None else seconds * 1000
+
+
+def _table(curve: Curve, law: Mapping[Point, PointError]) -> None:
+    with st.expander("Data behind the charts", expanded=False):
+        rows = [_row(point, law.get(point)) for point in curve.points]
+        st.dataframe(pd.DataFrame(rows), hide_index=True, alt="The measured points of this curve")
+    text = io.StringIO()
+    write_points(curve.points, text)
+    st.download_button(
+        "Download as CSV",
+        text.getvalue(),
+        file_name="points.csv",
+        mime="text/csv",
+        on_click="ignore",
+        icon=":material/download:",
+        help="These points with every column of the points table; sizing and calibration read it back.",
+    )
+
+
+def _row(point: Point, error: PointError | None) -> dict[str, str]:
+    times = {
+        f"{metric.upper()} {name} (ms)": _ms(getattr(point, f"{metric}_{name}_s"))
+        for metric in ("ttft", "itl", "e2e")
+        for name in ("mean", "p95")
+    }
+    numbers = {
+        CONCURRENCY: point.load_value,
+        "Requests/s": point.requests_per_s,
+        "Requests/s per GPU": point.requests_per_s / point.gpus,
+        **times,
+        "Output tokens/s": point.output_tokens_per_s,
+        "Law's error in requests/s (%)": error and error.requests_per_s_error * 100,
+    }
+    return {name: "" if value is None else significant(value) for name, value in numbers.items()}

@@ -1,0 +1,168 @@
+"""What the Method page tells: its texts, the accuracy table, where the data come from, what changed; and the search."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+
+from sizing import catalog
+from sizing.errors import CatalogueError
+from sizing.estimate import day_zero
+from sizing.points import Deployment, Point
+
+ROOT = Path(__file__).parents[2]
+TEXTS = ROOT / "data" / "method"
+ACCURACY = ROOT / "docs" / "accuracy.md"
+CHANGES = ROOT / "CHANGELOG.md"
+LINK = re.compile(r"\[([^\]]+)\]\((?!https?://)[^)]*\)")
+"""A link to a file of the repository, which a browser cannot follow."""
+ROW = re.compile(r"^\|.*\|$")
+
+
+@dataclass(frozen=True, slots=True)
+class Section:
+    """A title and its paragraphs, each markdown; a formula stands in one paragraph with what it says in words."""
+
+    title: str
+    paragraphs: tuple[str, ...]
+
+    def matching(self, words: Sequence[str]) -> Section:
+        """The paragraphs that hold every word, letter case apart."""
+        found = [text for text in self.paragraphs if all(word.casefold() in text.casefold() for word in words)]
+        return Section(self.title, tuple(found))
+
+
+@cache
+def texts() -> Mapping[str, Section]:
+    """The written sections by the name of their file, in order. Empty when the folder is missing."""
+    return {path.stem.partition("-")[2]: section(path.read_text("utf-8")) for path in sorted(TEXTS.glob("*.md"))}
+
+
+def section(text: str) -> Section:
+    """A section from markdown: its first line is the title, blank lines part the paragraphs."""
+    title, _, rest = text.strip().partition("\n")
+    return Section(title.lstrip("# "), tuple(part.strip() for part in re.split(r"\n\s*\n", rest) if part.strip()))
+
+
+def search(sections: Iterable[Section], query: str) -> list[Section]:
+    """The sections that have paragraphs with every word of the query, these alone."""
+    words = query.split()
+    found = (each.matching(words) for each in sections)
+    return [each for each in found if each.paragraphs]
+
+
+@dataclass(frozen=True, slots=True)
+class Accuracy:
+    """docs/accuracy.md: what is said around the table, its rows by column, and the line that sums them up."""
+
+    about: Section
+    rows: tuple[Mapping[str, str], ...]
+    verdict: str
+
+
+def accuracy() -> Accuracy | None:
+    """The accuracy page as it was last written; None when it is missing."""
+    text = read(ACCURACY)
+    return None if text is None else accuracy_of(text)
+
+
+def accuracy_of(text: str) -> Accuracy:
+    """Prose, rows of the one table, and the last line of the accuracy page."""
+    lines = text.splitlines()
+    table = [line for line in lines if ROW.match(line)]
+    prose = "\n".join(line for line in lines if not ROW.match(line) and line.strip() != "## The table")
+    about = section(without_file_links(prose))
+    verdict = next((part for part in reversed(about.paragraphs) if part.startswith("Goals:")), "")
+    rest = Section(about.title, tuple(part for part in about.paragraphs if part != verdict))
+    return Accuracy(rest, tuple(rows_of(table)), verdict)
+
+
+def rows_of(table: Sequence[str]) -> list[Mapping[str, str]]:
+    """Rows of a markdown table by the names in its first line; none where it has no rows."""
+    if len(table) < 3:
+        return []
+    header, _, *rows = (cells_of(line) for line in table)
+    return [dict(zip(header, row, strict=False)) for row in rows]
+
+
+def cells_of(line: str) -> list[str]:
+    """Cells of one line of a markdown table; ``\\|`` is a bar inside a cell."""
+    return [cell.strip().replace("\\|", "|") for cell in re.split(r"(?<!\\)\|", line)[1:-1]]
+
+
+def changes() -> Section | None:
+    """The newest section of the changelog; None when there is no changelog."""
+    text = read(CHANGES)
+    return None if text is None else newest(text)
+
+
+def newest(changelog: str) -> Section:
+    """The first section under a heading of the second level, its own headings one level down."""
+    parts = re.split(r"^## ", changelog, flags=re.MULTILINE)
+    found = section(without_file_links(parts[1])) if len(parts) > 1 else Section("Nothing yet", ())
+    return Section(found.title, tuple(re.sub(r"^### ", "#### ", part) for part in found.paragraphs))
+
+
+def without_file_links(text: str) -> str:
+    """The words of links into the repository, without the links."""
+    return LINK.sub(r"\1", text)
+
+
+def read(path: Path) -> str | None:
+    """Text of a file, None when it is not there."""
+    return path.read_text("utf-8") if path.is_file() else None
+
+
+def sources() -> list[dict[str, str]]:
+    """Where catalogue and estimates come from, as their files say; a file that cannot be read says that."""
+    try:
+        gpus, models, laws = catalog.gpus(), catalog.models(), day_zero.rows()
+    except CatalogueError as error:
+        return [{"What": "Catalogue and estimates", "From": str(error), "Version": "", "File": ""}]
+    timed = [row for row in laws.values() if not row["why_not"]]
+    engines = sorted({f"{row['engine']} {row['engine_version']}" for row in timed})
+    library = f"{day_zero.DISTRIBUTION} {day_zero.VERSION}"
+    return [
+        {
+            "What": f"{len(gpus)} GPUs: memory, bandwidth, speed, power",
+            "From": "vendors' data sheets, as kept by the kernel database",
+            "Version": ", ".join(sorted({gpu.source.partition(" systems/")[0] for gpu in gpus.values()})),
+            "File": "data/catalog/gpus.yaml",
+        },
+        {
+            "What": f"{len(models)} models: sizes and shapes",
+            "From": "the models' published configurations, as bundled with the kernel database",
+            "Version": library,
+            "File": "data/catalog/models.yaml",
+        },
+        {
+            "What": f"{len(timed):,} laws and memory sizes before measuring",
+            "From": f"kernel timings of {', '.join(engines)}",
+            "Version": library,
+            "File": "data/laws/day_zero.csv",
+        },
+    ]
+
+
+def measurements(points: Sequence[Point]) -> list[dict[str, str]]:
+    """A row for each measured deployment: how many points, how many void, when, and by what."""
+    groups: dict[Deployment, list[Point]] = {}
+    for point in points:
+        groups.setdefault(point.deployment, []).append(point)
+    return [_measurement(deployment, group) for deployment, group in groups.items()]
+
+
+def _measurement(deployment: Deployment, points: Sequence[Point]) -> dict[str, str]:
+    days = sorted(point.measured_at[:10] for point in points if point.measured_at)
+    when = "not said" if not days else days[0] if days[0] == days[-1] else f"{days[0]} to {days[-1]}"
+    void = sum(point.void for point in points)
+    return {
+        "Deployment": deployment.label,
+        "Points": f"{len(points):,}",
+        "Void": f"{void:,}",
+        "Measured": when,
+        "Source": "; ".join(sorted({point.source for point in points if point.source})) or "not said",
+    }

@@ -1,0 +1,265 @@
+"""A new run: its fields, its plan, how many GPU-minutes it takes, and the button that starts it."""
+
+from __future__ import annotations
+
+import streamlit as st
+
+from calibration import jobs
+from calibration.errors import CalibrationError
+from calibration.jobs import Duration, NewRun, Question, duration, plan_file
+from calibration.plan import PlanFile
+from calibration.store import LIVE, Store
+from sizing.errors import SizingError
+from sizing.numbers import significant
+from sizing.points import Deployment
+from sizing.workload import METRICS, Lengths
+from ui import answers, link
+from ui.answers import USERS
+from ui.scenario import Scenario
+from ui.views.runs import show_run
+from ui.words import plain, sentence_case
+
+# --- The fields of a new run: what they may hold, what they start with, and the run they describe
+
+state = st.session_state
+PLACE = "HOST:8001"
+"""Stands for the server in a plan that is started by hand."""
+LABELS = {"model": "Model", "precision": "Precision", "gpu": "GPU", "engine": "Engine", "engine_version": "Its version"}
+LABEL_HELP = "Written on the points. Empty: as the server says itself; it says so if it does not know."
+LONGEST_LABEL = 120
+UNREAD = "Not read"
+USUAL = {"run_served": "ensemble", "run_longest": 120, "run_half": 5.0, "run_seed": 0, "run_budget": 30.0}
+
+
+def fill(lengths: Lengths, users: tuple[int, ...], deployment: Deployment | None) -> None:
+    """Write a run into the form: lengths, levels, and what is on the points of that deployment."""
+    state.run_isl, state.run_osl = round(lengths.isl), round(lengths.osl)
+    state.run_isl_cv, state.run_osl_cv = lengths.isl_cv, lengths.osl_cv
+    state.run_users = [user for user in USERS if user in users]
+    for name in LABELS:
+        state[f"run_{name}"] = getattr(deployment, name) if deployment else ""
+    state.run_tp = deployment.tp if deployment else None
+
+
+def usual(scenario: Scenario) -> None:
+    """What the form opens on: the scenario's lengths and a few levels."""
+    for key, value in USUAL.items():
+        state.setdefault(key, value)
+    if "run_isl" not in state:
+        fill(scenario.lengths, (1, 4, 16, 64), None)
+
+
+def keep() -> None:
+    """What was typed survives a look at another view, for whose time the fields are not drawn."""
+    state.update({key: state[key] for key in state if str(key).startswith("run_")})
+
+
+def server() -> dict[str, str]:
+    """Draw where the server is: only servers that the operator named can be picked."""
+    names = list(jobs.targets().allowed) if jobs.is_allowed() else []
+    target, model, protocol, metrics = st.columns([2, 2, 1, 2] if names else [2, 2, 1, 0.01])
+    target.selectbox("Server (host:port)", names or [PLACE], key="run_target", help=TARGET_HELP)
+    model.text_input("Model on the server", max_chars=LONGEST_LABEL, key="run_served", help=SERVED_HELP)
+    protocol.selectbox("Protocol", list(PROTOCOLS), format_func=PROTOCOLS.__getitem__, key="run_protocol")
+    if names:
+        metrics.selectbox("Its metrics (host:port)", [UNREAD, *names], key="run_metrics", help=METRICS_HELP)
+    read = state.get("run_metrics", UNREAD) if names else UNREAD
+    return {
+        "target": state.run_target,
+        "model": state.run_served.strip(),
+        "protocol": state.run_protocol,
+        "metrics": "" if read == UNREAD else read,
+    }
+
+
+PROTOCOLS = {"grpc": "gRPC", "http": "HTTP"}
+TARGET_HELP = f"Servers that the operator lists in {jobs.TARGETS_VARIABLE}."
+SERVED_HELP = "The Triton model that requests go to: ensemble, tensorrt_llm, tensorrt_llm_bls or another text model."
+METRICS_HELP = "The server's own metrics, read during each level to check nobody else loads it."
+
+
+def labels() -> dict[str, str | int]:
+    """Draw the deployment's fields; those that say something."""
+    with st.expander("Deployment, where the server does not say it itself"):
+        columns = st.columns(3)
+        for number, (name, title) in enumerate(LABELS.items()):
+            columns[number % 3].text_input(title, max_chars=LONGEST_LABEL, key=f"run_{name}", help=LABEL_HELP)
+        columns[2].number_input("TP (GPUs)", 1, 1024, step=1, key="run_tp", help="GPUs of a replica.")
+    said = {name: str(state[f"run_{name}"]).strip() for name in LABELS}
+    return {name: text for name, text in said.items() if text} | ({"tp": state.run_tp} if state.run_tp else {})
+
+
+def lengths() -> Lengths:
+    """Draw the lengths of the requests to send."""
+    isl, osl, isl_cv, osl_cv = st.columns(4)
+    isl.number_input("Input (tokens)", 1, 1_000_000, step=1, key="run_isl")
+    isl_cv.number_input("Input variation (CV)", 0.0, 5.0, step=0.1, format="%g", key="run_isl_cv", help=CV_HELP)
+    osl.number_input("Output (tokens)", 1, 1_000_000, step=1, key="run_osl")
+    osl_cv.number_input("Output variation (CV)", 0.0, 5.0, step=0.1, format="%g", key="run_osl_cv", help=CV_HELP)
+    if not (state.run_isl_cv or state.run_osl_cv):
+        st.caption(f":material/info: Equal requests. {CV_HELP}")
+    return Lengths(state.run_isl, state.run_osl, state.run_isl_cv, state.run_osl_cv)
+
+
+CV_HELP = (
+    "Users whose requests are all equal can stay in step, which hides what the server does with other loads. 0.3 for "
+    "the input and 0.5 for the output vary like chat."
+)
+
+
+def load(scenario: Scenario) -> dict[str, object]:
+    """Draw the levels, how long each may take, and whether all of them are wanted."""
+    users = st.multiselect("Concurrency (users)", USERS, key="run_users", help=USERS_HELP)
+    left, middle, right = st.columns(3)
+    longest_s = left.number_input("Longest time per level (s)", 1, 3600, step=10, key="run_longest", help=LONGEST_HELP)
+    half = middle.number_input("Means known to ± (%)", 1.0, 50.0, format="%g", key="run_half", help=LONGEST_HELP)
+    seed = right.number_input("Seed", 0, 2**31 - 1, step=1, key="run_seed", help="Prompts and arrivals follow from it.")
+    values = {"concurrency": tuple(users), "longest_s": longest_s, "half_width": half / 100, "seed": seed}
+    return values | {"question": _question(scenario)}
+
+
+USERS_HELP = "Users of the closed loop, one level each: every one sends its next request when its last is answered."
+LONGEST_HELP = "A level ends when the means of TTFT, ITL and requests/s are known that well, or its time is over."
+
+
+def _question(scenario: Scenario) -> Question:
+    """The question of an adaptive run; empty for one of all levels."""
+    if scenario.missing or scenario.arrivals.kind == "batch":
+        return {}
+    if not st.toggle("Only the levels that this question needs", key="run_adaptive", help=ADAPTIVE_HELP):
+        return {}
+    minutes = st.number_input("Budget (GPU-minutes)", 1.0, 10_000.0, format="%g", key="run_budget")
+    query = link.to_query(scenario)
+    limits: Question = {metric: query[metric] for metric in METRICS if getattr(scenario, metric) is not None}
+    asked: Question = {
+        name: getattr(scenario, name) for name in ("headroom", "spare", "routing", "isl", "osl", "isl_cv", "osl_cv")
+    }
+    floats = {name: float(getattr(scenario, name)) for name in ("headroom", "isl", "osl", "isl_cv", "osl_cv")}
+    rate: Question = {"gpu_minutes": minutes, "rate": scenario.rate_per_s, "arrivals": query["arrivals"]}
+    return {**rate, **limits, **asked, **floats}
+
+
+ADAPTIVE_HELP = (
+    "Of the levels above those are measured that make the GPU count of the question on the left sure. The run stops "
+    "when the count no longer changes."
+)
+
+
+def run_of(scenario: Scenario) -> NewRun:
+    """Draw all fields; the run that they describe."""
+    where = server()
+    said = labels()
+    tokens = lengths()
+    return NewRun(**where, lengths=tokens, labels=said, **load(scenario))  # type: ignore[arg-type]
+
+
+# --- A new run: its fields, its plan, how many GPU-minutes it takes, and the button that starts it
+
+
+def new_run_view(store: Store, scenario: Scenario) -> None:
+    """The whole view."""
+    startable = _startable()
+    usual(scenario)
+    new = run_of(scenario)
+    try:
+        file = plan_file(new)
+        file.plan.levels()
+    except (CalibrationError, SizingError) as error:
+        st.warning(plain(sentence_case(str(error).removeprefix("the form, "))), title="This is no plan yet")
+        return
+    expected = _expected(new, file)
+    minutes = _in_words(expected, new)
+    st.markdown(f"**{sentence_case(minutes)}.** {_levels(file, expected)}")
+    if startable:
+        _start_button(store, file, minutes)
+    with st.expander("The plan", expanded=not startable):
+        st.code(file.text, language="yaml")
+    if not startable:
+        _by_hand(file)
+
+
+def _startable() -> bool:
+    """Whether the page may start runs; if not, why."""
+    if not jobs.is_allowed():
+        st.info(
+            "A run loads a server and costs GPU time, and whoever has this page's address could press the button. The "
+            f"operator turns it on by starting the app with {jobs.ALLOW_VARIABLE}=1 and the servers that may be "
+            f"measured in {jobs.TARGETS_VARIABLE}. Until then: fill in the plan here, and run it on the command line.",
+            title="Starting runs from this page is off",
+        )
+        return False
+    targets = jobs.targets()
+    for entry in targets.faulty:
+        st.warning(plain(f"{entry[:80]} is no host:port and is left out."), title=f"In {jobs.TARGETS_VARIABLE}")
+    if not targets.allowed:
+        st.warning(
+            f"The operator lists the servers that may be measured: {jobs.TARGETS_VARIABLE}=gpu-7:8001,gpu-8:8001",
+            title="No server may be measured from this page",
+        )
+    return bool(targets.allowed)
+
+
+def _expected(new: NewRun, file: PlanFile) -> Duration:
+    """How long the run takes, by points of the same deployment where there are any."""
+    said = {name: str(value) for name, value in new.labels.items()}
+    alike = [
+        p for p in answers.measured_points().points if said and all(str(getattr(p, n)) == v for n, v in said.items())
+    ]
+    return duration(file.plan, alike, _gpus(new))
+
+
+def _gpus(new: NewRun) -> int:
+    """GPUs of the replica; 1 where the form does not say."""
+    return int(new.labels.get("tp", 1))
+
+
+def _in_words(expected: Duration, new: NewRun) -> str:
+    """For the button: "at most 12 GPU-minutes of measuring". Without TP it is per GPU, an adaptive budget apart."""
+    bound = "at most" if expected.at_most else "about"
+    measuring = " of measuring" if expected.at_most and not new.question else ""
+    each = "" if "tp" in new.labels or new.question else " per GPU of the server"
+    return f"{bound} {significant(expected.gpu_minutes(_gpus(new)))} GPU-minutes{measuring}{each}"
+
+
+def _levels(file: PlanFile, expected: Duration) -> str:
+    """What is measured, and what the minutes do not hold."""
+    plan, levels = file.plan, len(file.plan.levels())
+    if plan.adaptive is not None:
+        return f"Of {levels} levels those that the question needs."
+    checks = ", then one with random arrivals at 70 % of the most requests/s found" if plan.check_loads else ""
+    warm_up = "Each level's warm-up and end take the time of about four requests more." if expected.at_most else ""
+    return f"{levels} {'level' if levels == 1 else 'levels'}{checks}. {warm_up}"
+
+
+def _start_button(store: Store, file: PlanFile, minutes: str) -> None:
+    busy = next((run for run in store.runs() if run.target == file.plan.server.url and run.state in LIVE), None)
+    if busy is not None:
+        st.info(f"Run {busy.id} is measuring {plain(busy.target)}: two at once would disturb each other.")
+    st.button(
+        f"Start: {minutes}",
+        type="primary",
+        icon=":material/play_arrow:",
+        disabled=busy is not None,
+        on_click=_start,
+        args=(store, file),
+    )
+
+
+def _start(store: Store, file: PlanFile) -> None:
+    try:
+        show_run(jobs.start(store, file))
+    except CalibrationError as error:
+        state.calibrate_refused = str(error)
+
+
+def _by_hand(file: PlanFile) -> None:
+    st.download_button(
+        "Download plan.yaml",
+        file.text,
+        file_name="plan.yaml",
+        mime="application/yaml",
+        on_click="ignore",
+        icon=":material/download:",
+    )
+    st.markdown(f"Put your server in the place of `{PLACE}`, then:")
+    st.code("python -m calibration run plan.yaml", language="sh")

@@ -1,0 +1,335 @@
+"""The runs: how the one that goes on gets on, and of one that has ended the points, to be accepted or discarded."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from math import isfinite
+
+import pandas as pd
+import streamlit as st
+
+from calibration import jobs
+from calibration.errors import CalibrationError
+from calibration.store import LIVE, Run, Store
+from calibration.store.work import Work, accept, discard, work
+from sizing.fitting import Fit, PointError
+from sizing.numbers import percent, significant
+from sizing.points import Point, doubts
+from ui import answers
+from ui.answers import Trial, trials
+from ui.charts.fit import QUANTITIES, parity
+from ui.look import ink, show
+from ui.view import PREFIX
+from ui.words import plain, sentence_case
+
+# --- Before points are used: what the law fitted to them says of each, which are void, which stand apart
+
+POOR = 2.0
+"""Mean squared error, in errors granted to the measurement, above which the law does not fit."""
+UNFORESEEN = 0.2
+"""Median error at points left out, above which there are too few of them."""
+
+
+def review(points: Sequence[Point], key: str) -> None:
+    """Everything that is to be seen before `points` are accepted; `key` tells its charts from others on the page."""
+    with st.spinner("Fitting the law of these points…"):
+        found = trials(points)
+    for number, trial in enumerate(found):
+        if len(found) > 1:
+            st.subheader(plain(trial.deployment.label), anchor=False)
+        else:
+            st.caption(plain(trial.deployment.label))
+        _law(trial, f"{key}_{number}")
+        _table(trial)
+
+
+def _law(trial: Trial, key: str) -> None:
+    if len(trial.void) == len(trial.points):
+        st.warning("Every point is void: accepted or not, no answer will rest on them. Measure again.")
+        return
+    if trial.fitted is None:
+        st.info(f"No law can be fitted to these points alone: {plain(trial.why)}.".replace("..", "."))
+        return
+    fitted = trial.fitted
+    odd = [distrust.point for distrust in fitted.distrusted]
+    places = frozenset(place for place, error in enumerate(fitted.errors) if error.point in odd)
+    st.markdown(_verdict(fitted))
+    charts = [parity(quantity, fitted.errors, places, ink()) for quantity in QUANTITIES]
+    grid = st.grid("auto", min_column_width=280)
+    for number, chart in enumerate(chart for chart in charts if chart is not None):
+        with grid:
+            show(chart, f"{key}_{number}")
+    for distrust in fitted.distrusted:
+        st.warning(plain(sentence_case(str(distrust))), icon=":material/help:")
+    told = set(map(str, fitted.distrusted))
+    for warning in fitted.warnings:
+        if warning not in told:
+            st.caption(f":material/warning: {plain(sentence_case(warning))}")
+
+
+def _verdict(fitted: Fit) -> str:
+    """How well the law gives the points back, in a sentence."""
+    odd = {distrust.point for distrust in fitted.distrusted}
+    trusted = [error for error in fitted.errors if error.point not in odd]
+    worst = max(abs(error.requests_per_s_error) for error in trusted)
+    every = f"{len(trusted)} of them, {len(odd)} being distrusted" if odd else "every one"
+    unseen = (
+        f", {percent(fitted.leave_one_out, 1)} in the median at points left out"
+        if isfinite(fitted.leave_one_out)
+        else ""
+    )
+    chi2 = fitted.chi2_per_point
+    if chi2 > POOR:
+        fits = "**the law does not fit well**"
+    elif isfinite(fitted.leave_one_out) and fitted.leave_one_out > UNFORESEEN:
+        fits = "it fits, but **does not foretell a point it has not seen: measure more levels**"
+    else:
+        fits = "the law fits"
+    return (
+        f"Fitted to {len(fitted.errors)} points: requests/s within {percent(worst, 1)} at {every}{unseen}. "
+        f"χ² per point {significant(chi2)} (1 is perfect, above 2 poor): {fits}."
+    )
+
+
+def _table(trial: Trial) -> None:
+    errors = {} if trial.fitted is None else {error.point: error for error in trial.fitted.errors}
+    with st.expander(f"Data of the {len(trial.points)} points", expanded=trial.fitted is None):
+        table = pd.DataFrame([_point_row(point, errors.get(point)) for point in trial.points])
+        told = [column for column in table if table[column].any()]
+        st.dataframe(table[told], hide_index=True, alt="The points with their verdicts and the law's errors")
+    if trial.void:
+        with st.expander(f"{len(trial.void)} void: kept, never fitted", icon=":material/block:"):
+            for point in trial.void:
+                st.caption(f"**{plain(_level(point))}: {plain(_verdict_of(point))}.** {plain(point.notes)}")
+
+
+def _point_row(point: Point, error: PointError | None) -> dict[str, str]:
+    """A point as text: what is unknown stays empty."""
+    numbers = {
+        "Requests/s": point.requests_per_s,
+        "TTFT mean (ms)": _ms(point.ttft_mean_s),
+        "ITL mean (ms)": _ms(point.itl_mean_s),
+        "E2E mean (s)": point.e2e_mean_s,
+        "Law's error in requests/s (%)": error and 100 * error.requests_per_s_error,
+        "Law's error in TTFT (%)": error and 100 * error.ttft_error,
+        "Law's error in ITL (%)": error and 100 * error.itl_error,
+    }
+    told = {
+        name: significant(value) if value is not None and isfinite(value) else "" for name, value in numbers.items()
+    }
+    return {"Level": _level(point), "Verdict": _verdict_of(point), **told, "Doubts": "; ".join(doubts(point))}
+
+
+def _level(point: Point) -> str:
+    return f"{point.isl:,g} in, {point.osl:,g} out, {point.load_label}"
+
+
+def _verdict_of(point: Point) -> str:
+    """For people: steady, not judged, or void with its reason."""
+    words = point.verdict.replace("_", " ")
+    return f"void: {words}" if point.void else words or "not judged"
+
+
+def _ms(seconds: float | None) -> float | None:
+    return None if seconds is None else seconds * 1000
+
+
+# --- The runs: how the one that goes on gets on, and of one that has ended the points, to be accepted or discarded
+
+state = st.session_state
+LOOK_EVERY_S = 1.0
+RUN = PREFIX + "run"
+ROWS_PX, HEADER_PX, ROWS_SEEN = 28, 38, 8
+STATE_WORDS = {
+    "queued": "starting",
+    "running": "running",
+    "lost": "lost: its process is gone, or was silent for half a minute",
+    "done": "done",
+    "interrupted": "interrupted",
+    "failed": "failed",
+}
+
+
+def runs_view(store: Store) -> None:
+    """The list, and the run picked from it."""
+    runs = store.runs()
+    if not runs:
+        st.info("No run yet. Start one under New run, or bring points in under Import.")
+        return
+    run = _picked(runs)
+    _about(run)
+    if run.state in LIVE:
+        st.fragment(_panel, run_every=LOOK_EVERY_S)(store, run.id)
+    else:
+        _ended(store, run)
+    with st.expander("All runs" if len(runs) > 1 else "The run as a row"):
+        table = pd.DataFrame([_run_row(run) for run in runs])
+        height = ROWS_PX * min(len(runs), ROWS_SEEN) + HEADER_PX
+        st.dataframe(table, hide_index=True, row_height=ROWS_PX, height=height, alt="All runs, newest first")
+
+
+def show_run(run_id: int) -> None:
+    """Make the page show that run from its next drawing on."""
+    state[PREFIX + "calibrate"], state[RUN] = "runs", run_id
+
+
+def _picked(runs: list[Run]) -> Run:
+    """The run of the URL, else the newest."""
+    by_id = {run.id: run for run in runs}
+    wanted = str(state.get(RUN, ""))
+    state[RUN] = int(wanted) if wanted.isdecimal() and int(wanted) in by_id else runs[0].id
+    picked = st.selectbox("Run", list(by_id), format_func=lambda run_id: _line(by_id[run_id]), key=RUN)
+    state.shown[RUN] = str(picked)
+    return by_id[picked]
+
+
+def _line(run: Run) -> str:
+    waiting = f", {run.pending} to be accepted" if run.pending and run.state not in LIVE else ""
+    now = "going on" if run.state in LIVE else STATE_WORDS[run.state].split(":")[0]
+    return f"Run {run.id}: {now}{waiting}. {run.label}, {_when(run.created)}"
+
+
+def _about(run: Run) -> None:
+    void = f" ({run.void} void)" if run.void else ""
+    of = f" of {run.levels}" if run.levels else ""
+    ended = f", ended {_when(run.ended)}" if run.ended else ""
+    measured = "" if run.state in LIVE else f" · {run.points}{of} levels measured{void}"
+    text = f"{run.label}{measured} · begun {_when(run.created)}{ended}"
+    st.caption(plain(text))
+
+
+def _when(moment: str) -> str:
+    """An ISO 8601 time in UTC, for people."""
+    return f"{moment[:16].replace('T', ' ')} UTC"
+
+
+def _panel(store: Store, run_id: int) -> None:
+    """The run while it goes on, drawn anew every second; when it has ended the whole page is, once."""
+    try:
+        run, now = store.run(run_id), work(store, run_id)
+    except CalibrationError as error:
+        st.warning(plain(str(error)), title="The store does not answer; the run goes on")
+        return
+    if run.state not in LIVE:
+        st.rerun()
+    done = min(1.0, (run.points + now.share) / run.levels) if run.levels else 0.0
+    st.progress(done, text=_progress(run, now))
+    st.caption(f"Told {significant(max(0.0, now.silent_s), 2)} s ago by {plain(str(now.owner))}")
+    if log := jobs.log_tail(store, run_id):
+        st.code(log, language=None, height=180, wrap_lines=True)
+    if now.stopping_for_s is not None:
+        st.info(f"Asked to stop {now.stopping_for_s:.0f} s ago. It drops the level it is at; points are kept.")
+    elif jobs.is_allowed():
+        st.button("Stop the run", icon=":material/stop_circle:", on_click=_stop, args=(store, run_id), help=STOP_HELP)
+    else:
+        st.caption("Where runs cannot be started from this page, they cannot be stopped from it either.")
+
+
+def _stop(store: Store, run_id: int) -> None:
+    try:
+        jobs.stop(store, run_id)
+    except CalibrationError as error:
+        state.calibrate_refused = str(error)
+
+
+STOP_HELP = "The level being measured is dropped, the points until then are kept, and the run can be resumed."
+
+
+def _progress(run: Run, now: Work) -> str:
+    levels = f"{run.points} of {run.levels} levels" if run.levels else "asking the server"
+    phase = f" · {now.phase}" if now.phase else ""
+    share = f", {percent(now.share)} of it" if now.share else ""
+    left = f" · about {_minutes(now.left_s)} left" if now.left_s else ""
+    return plain(f"{levels}{phase}{share}{left}")
+
+
+def _minutes(seconds: float) -> str:
+    return f"{seconds:.0f} s" if seconds < 90 else f"{seconds / 60:.0f} minutes"
+
+
+def _ended(store: Store, run: Run) -> None:
+    if run.state in ("lost", "failed", "interrupted"):
+        _broken(store, run)
+    points = store.points(run.id, as_measured=True)
+    if not points:
+        return
+    if run.pending:
+        st.markdown(f"**{run.pending} points wait to be accepted.** Until then no answer uses them.")
+        _decide(store, run)
+    elif run.discarded:
+        st.markdown(f"{run.discarded} points were discarded: no answer uses them.")
+        _decide(store, run)
+    else:
+        st.markdown(f"All {run.points} points are accepted: answers use those that are not void.")
+    review(points, f"run_{run.id}")
+    if not run.pending and not run.discarded:
+        st.button("Discard these points", icon=":material/delete:", on_click=_discard, args=(store, run.id))
+
+
+def _decide(store: Store, run: Run) -> None:
+    waiting = run.pending + run.discarded
+    with st.container(horizontal=True):
+        st.button(
+            f"Accept {waiting} points",
+            type="primary" if run.void < run.points else "secondary",
+            icon=":material/check:",
+            on_click=_accept,
+            args=(store, run.id),
+            help="Answers for this deployment then rest on them.",
+        )
+        if run.pending:
+            st.button("Discard", icon=":material/delete:", on_click=_discard, args=(store, run.id), help=DISCARD_HELP)
+
+
+DISCARD_HELP = "They stay in the store, for the record, and no answer uses them. They can be accepted later."
+
+
+def _accept(store: Store, run_id: int) -> None:
+    accept(store, run_id)
+    answers.forget_points()
+
+
+def _discard(store: Store, run_id: int) -> None:
+    discard(store, run_id)
+    answers.forget_points()
+
+
+def _broken(store: Store, run: Run) -> None:
+    """Why a run has ended early, its last lines, and how to go on."""
+    title = f"Run {run.id}: {STATE_WORDS[run.state]}"
+    why = run.error
+    said = f"{sentence_case(why.rstrip('.'))}. " if why else ""
+    st.warning(plain(f"{said}Points measured until then are kept."), title=title)
+    if log := jobs.log_tail(store, run.id):
+        with st.expander("Last lines of the run"):
+            st.code(log, language=None, height=180, wrap_lines=True)
+    if not run.plan:
+        return
+    try:
+        jobs.check_target(run.target)
+    except CalibrationError as error:
+        st.caption(f"{plain(str(error))}. On the command line:")
+        st.code(f"python -m calibration resume {run.id}", language="sh")
+        return
+    left = f" ({run.levels - run.points} levels left)" if run.levels > run.points else ""
+    st.button(f"Resume{left}", icon=":material/play_arrow:", type="primary", on_click=_resume, args=(store, run.id))
+
+
+def _resume(store: Store, run_id: int) -> None:
+    try:
+        jobs.go_on(store, run_id)
+    except CalibrationError as error:
+        state.calibrate_refused = str(error)
+
+
+def _run_row(run: Run) -> dict[str, str | int]:
+    return {
+        "Run": run.id,
+        "State": STATE_WORDS[run.state],
+        "Points": f"{run.points} of {run.levels}",
+        "Void": run.void,
+        "To be accepted": run.pending,
+        "Discarded": run.discarded,
+        "What": run.label,
+        "Begun": _when(run.created),
+    }

@@ -233,8 +233,6 @@ def _kv_share(gauges: Mapping[str, float]) -> dict[str, float]:
     return {"kv_cache_used_share_mean": used / most} if most and used is not None else {}
 
 
-# --- The server's own view of a load level: its metrics page, read each second, becomes means over the level
-
 EVERY_S = 1.0
 COUNTERS_SETTLE_S = 0.5
 """Triton counts a request a little after its last response has left, on a busy machine later."""

@@ -279,8 +279,6 @@ def edge_rate(
     return bracket.low.rate if bracket.low else 0.0
 
 
-# --- The highest rate at which one replica of a fleet still meets the SLA: by formula, and by simulation
-
 IDLE = 0.01
 """Share of the stable rate taken as "alone": an SLA missed here is missed at any load."""
 LOADS = (IDLE, 0.15, 0.35, 0.55, 0.72, 0.85, 0.94, 0.995)

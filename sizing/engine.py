@@ -11,8 +11,6 @@ from numpy.typing import NDArray
 
 from sizing.errors import ScenarioError
 
-# --- The iteration-time law: how long one forward pass of the engine takes, given what is in the batch
-
 KNEE = 4.0
 """Sharpness of the change from memory-bound to compute-bound; 4 follows measured curves closely."""
 LEAST_EXPONENT = -40.0

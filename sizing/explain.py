@@ -14,8 +14,6 @@ from sizing.prediction import Prediction
 from sizing.queueing.percentiles import disagreement
 from sizing.workload import Lengths, Limit, metric_name
 
-# --- Candidates left out because of the SLA: in words, and how near they came
-
 Sized = TypeVar("Sized")
 
 

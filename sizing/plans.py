@@ -24,8 +24,6 @@ from sizing.workload import (
     check_rate,
 )
 
-# --- The question a planner asks and the answer it gets: values only, no arithmetic
-
 NEAR_STABLE = 0.97
 """Share of the stable rate from which stability, not a limit, is said to bind: percentiles explode beyond."""
 Basis = Literal["measured", "fitted", "extrapolated", "estimated", "what-if"]

@@ -11,8 +11,6 @@ from sizing.numbers import milliseconds, percent, significant
 from sizing.plans import Fleet, Plan, Question, Rejection, cost_of, energy_of
 from sizing.plans import cost_json as cost_keys
 
-# --- A plan in words and as JSON: the same sentences and keys for the page, the CLI and the report
-
 WIDE = 3
 """High end over low end of a band of GPUs from which it is said why."""
 

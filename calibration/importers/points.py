@@ -202,8 +202,6 @@ def _open_loop_verdict(summary: Summary, load: Offered) -> Verdict:
     return "overloaded" if lacking > SHORTFALL * summary.requests + by_chance else ""
 
 
-# --- A point by our own definitions from another tool's single requests: the log as columns, and the window of full
-# load
 #
 # Tools count from the first request to the last answer. Here the start ends when every request of the first wave,
 # those sent before anything was answered, has been answered; the window closes when the load lets go: at the first

@@ -20,8 +20,6 @@ from calibration.errors import FileError
 from sizing import faults
 from sizing.points import Deployment, LoadKind
 
-# --- What a benchmark tool's file holds, parsed with limits: one JSON object, JSON lines, or a CSV table
-
 LIMIT_BYTES = 100_000_000
 NUMBER_TEXT_LIMIT = 4000
 """Digits of a whole number in a file beyond which it cannot mean anything."""

@@ -79,8 +79,6 @@ class Member:
         )
 
 
-# --- The load generator as a whole: processes that share one job, and the parent that opens and shuts the window
-
 __all__ = ["Job", "Workers", "drive"]
 LOOK_EVERY_S = 0.05
 START_IN_S = 0.02

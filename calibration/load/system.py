@@ -17,7 +17,6 @@ from contextlib import contextmanager, suppress
 from types import TracebackType
 from typing import Self
 
-# --- Waking up an event loop at a given time, to some 50 µs
 #
 # Event loops wait in whole milliseconds, and so send up to one late: at a TTFT of 20 ms that is the 5 % at which a
 # point is void. On Linux a timer of the kernel wakes the loop through a file descriptor instead. Spinning over the

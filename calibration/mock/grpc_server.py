@@ -399,8 +399,6 @@ class Connection(Line):
             stream.release()
 
 
-# --- The calls of Triton's gRPC service that the mock answers, each on an HTTP/2 stream
-
 SERVICE = "/inference.GRPCInferenceService/"
 PREFIX_BYTES = 5
 OK, INVALID_ARGUMENT, NOT_FOUND, UNIMPLEMENTED, INTERNAL = 0, 3, 5, 12, 13

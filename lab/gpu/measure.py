@@ -84,7 +84,7 @@ def adopt_carried_environment() -> None:
 def ceilings(kept: Kept, device: str, small: bool) -> None:
     """Bandwidth, product rate and environment, once."""
     if kept.fact("ceilings") is None:
-        found = program("gpu.ceilings", device, within_s=120)
+        found = program("lab.gpu.ceilings", device, within_s=120)
         log.info("ceilings: %s", found)
         kept.learn("ceilings", found)
         kept.learn("is_small", small)
@@ -107,7 +107,7 @@ def bench(kept: Kept, device: str, ops: str, shapes: tuple[str, ...], ends_s: fl
     for shape in shapes:
         fits = ends_s is None or time.monotonic() + 60 < ends_s
         if fits and kept.fact(f"engine {shape}") is None:
-            found = program("gpu.engine.bench", shape, device, ops, within_s=120)
+            found = program("lab.gpu.engine.bench", shape, device, ops, within_s=120)
             log.info("engine alone, %s: %s", shape, found.get("why", "done"))
             kept.learn(f"engine {shape}", found)
             kept.save()

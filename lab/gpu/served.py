@@ -121,7 +121,7 @@ def kernels_agree(device: str) -> dict[str, float | str]:
     In a process of its own: a kernel that breaks the device takes its process with it.
     """
     precision = "bf16" if device == "cuda" else "fp32"
-    return program("gpu.engine.check", device, precision, within_s=180)
+    return program("lab.gpu.engine.check", device, precision, within_s=180)
 
 
 def program(module: str, *arguments: str, within_s: float) -> dict[str, float | str]:

@@ -26,8 +26,6 @@ from sizing.prediction import Prediction
 from sizing.queueing import predict, stable_rate_per_s
 from sizing.workload import MOST_TOKENS, Lengths, Routing, Workload
 
-# --- Latency against load for one replica of a fleet: what the chart with the SLA line and the operating point shows
-
 
 @dataclass(frozen=True, slots=True)
 class LoadCurve:

@@ -22,8 +22,6 @@ from sizing.simulator.sampling import sample_requests
 from sizing.simulator.state import Requests
 from sizing.workload import METRICS, Limit, Metric, Routing, Seconds, Sla, Workload, metric_name
 
-# --- Inside a replica: one simulated run, and what a reader looks at in it: state over time, spreads, single requests
-
 MOST_ITERATIONS = 20_000_000
 """Iterations with some of a prompt that a run may need: about a second of one core."""
 BACKLOG_REQUESTS = 20_000

@@ -297,8 +297,6 @@ def outlook(belief: Belief, ahead: Prospects, budget_s: float, enough: float) ->
     return total_s, sigma
 
 
-# --- Which level to measure next so that the GPU count of one question is soon sure, and when to stop. Start here
-
 BAND = 0.2
 """Sure enough: 10 % to either side."""
 STEADY_FOR = 3

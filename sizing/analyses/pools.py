@@ -125,7 +125,6 @@ def _out_of_reach(question: Question, decode: Pool, predicted: Prediction) -> Re
     return Rejection(candidate.gpu, candidate.tp, candidate.precision, "sla", why, limit, predicted.value_s(limit))
 
 
-# --- What if prompts were computed by one pool of replicas and tokens by another: each pool sized apart
 #
 # Disaggregated serving (DistServe, arXiv 2401.09670; Splitwise, arXiv 2311.18677): prompts no longer stall the tokens
 # of others, TTFT is the first pool's and ITL the second's; the KV cache of a prompt travels between them.

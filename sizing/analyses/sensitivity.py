@@ -13,8 +13,6 @@ from sizing.planner import setting_of, size, smallest_fleet
 from sizing.plans import Candidate, Fleet, Question, Rejection
 from sizing.workload import Limit
 
-# --- What a change of one input does to the answer: lengths, rate, limits and headroom, 10 and 25 % up and down
-
 CHANGES = (-0.25, -0.10, 0.10, 0.25)
 Unit = Literal["tokens", "requests/s", "s", "share"]
 

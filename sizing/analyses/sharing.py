@@ -37,8 +37,6 @@ from sizing.workload import (
 )
 from sizing.yaml_file import read_yaml
 
-# --- Several workloads on one fleet, each with its own SLA: the smallest fleet on which all of them hold at once
-
 MOST = 8
 """Fleets of more than this many times what the workloads need one by one are not looked at."""
 

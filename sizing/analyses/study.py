@@ -50,7 +50,6 @@ from sizing.simulator import simulate
 from sizing.workload import METRICS, OF_REQUESTS, Arrivals, Lengths, Limit, RequestMetric, Routing, Sla, Workload
 from sizing.yaml_file import read_yaml
 
-# --- The study file (YAML): a base question, axes to vary, and either every combination or a random sample of them
 #
 # base:  {model: Qwen/Qwen3-32B, gpu: h200_sxm, precision: fp8, isl: 2000, osl: 256, itl: p95:30ms}
 #     axes:

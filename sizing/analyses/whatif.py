@@ -31,8 +31,6 @@ from sizing.plans import Candidate, Fleet, Question, Rejection
 from sizing.prediction import Method as MethodName
 from sizing.workload import Prefix
 
-# --- The fleet before and after changes nobody has measured, with the assumptions the second one stands on
-
 
 @dataclass(frozen=True, slots=True)
 class Comparison:

@@ -17,8 +17,6 @@ from sizing.numbers import percent
 from sizing.plans import Candidate, Question
 from sizing.workload import Lengths
 
-# --- What a change starts from and leaves behind: a candidate, the question, and the assumptions made on the way
-
 OF_FREE = 0.9
 """Share of the memory that a change frees which the KV cache gets (TensorRT-LLM's default)."""
 UNLIMITED = 10**9

@@ -42,8 +42,6 @@ from sizing.simulator.runs import Stream, simulate_streams
 from sizing.text import rejection_json
 from sizing.workload import ROUTINGS, Lengths, Routing
 
-# --- ``python -m sizing capacity``: the inverse question, requests/s that a fleet which exists can carry
-
 EXAMPLE = """\b
 Example:
   python -m sizing capacity --gpus 16 --model Qwen/Qwen3-32B --gpu h200_sxm --precision bf16 \\

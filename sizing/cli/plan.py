@@ -63,8 +63,6 @@ def show(error: NoFeasiblePlan, json_: bool) -> None:
         print_rejections(error.rejected)
 
 
-# --- ``python -m sizing plan``: how many GPUs, and on request by hour of the day, by cost, with other engine settings
-
 EXAMPLES = """\b
 Examples:
   python -m sizing plan --model Qwen/Qwen3-32B --gpu h200_sxm --precision bf16 \\

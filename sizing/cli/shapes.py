@@ -18,8 +18,6 @@ from sizing.points import Point
 from sizing.prediction import Prediction
 from sizing.text import fleet_json
 
-# --- The JSON shapes of `predict`, `simulate` and `fit`; those of `plan` stand in sizing/text.py
-
 
 def prediction_json(prediction: Prediction) -> dict[str, Any]:
     """The keys of `predict` and `simulate`."""

@@ -129,8 +129,6 @@ def _print_assumptions(lines: tuple[str, ...]) -> None:
         out.print(f"  - {escape(line)}", soft_wrap=True)
 
 
-# --- ``python -m sizing whatif``: the plan before and after changes nobody has measured, and what that assumes
-
 EXAMPLE = "\b\nChanges (may be repeated, made in order):\n" + "".join(f"  {example(kind)}\n" for kind in KINDS)
 EXAMPLE += """
 \b

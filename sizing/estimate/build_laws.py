@@ -25,7 +25,7 @@ BACKEND = "trtllm"
 HEADER = f"""\
 # Step-time laws and memory of LLM engines before anything was measured: numbers derived by fitting from the kernel
 # timings of {kernels.LIBRARY} (Apache-2.0, NVIDIA), by python -m sizing.estimate.build_laws.
-# Columns: coefficients of sizing.steptime.StepLaw in seconds; mean_error, rms_error: of the law against the timings, as
+# Columns: coefficients of sizing.engine.StepLaw in seconds; mean_error, rms_error: of the law against the timings, as
 # shares; bytes per GPU: see sizing.estimate.memory.Memory. why_not: no engine has timings, and this is why.
 """
 

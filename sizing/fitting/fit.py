@@ -93,7 +93,6 @@ def unknowns(names: Sequence[str], slopes: Floats, prior_sigma: Floats) -> tuple
     return tuple(sorted((one for one in found if one.ratio > HARDLY), key=lambda one: -one.ratio))
 
 
-# --- The iteration-time law fitted to the measured levels of one deployment, with its uncertainty and its errors
 #
 # The forward model is the simulator itself: it replays every level with a trial law, and scipy's least squares moves
 # the logarithms of the eight coefficients until requests/s, TTFT and ITL agree. The batching policy, where it is not

@@ -123,8 +123,6 @@ def regime(law: StepLaw, batch: int, isl: float, osl: float, token_budget: int) 
     )
 
 
-# --- What a fit gives: a law, its uncertainty, its errors, and what it could not tell
-
 Floats = NDArray[np.float64]
 
 

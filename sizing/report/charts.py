@@ -21,7 +21,6 @@ from sizing.numbers import milliseconds, significant
 from sizing.report.model import Configuration, Day, LimitCurve, LoadCurves, Report
 from sizing.report.tables import gpus_band, line, number_of, text_of
 
-# --- How the charts of a report are drawn as SVG: colours, font, labels; the same drawing gives the same text
 #
 # Matplotlib's settings are set once, here, and never again: they belong to the whole process, and a server draws for
 # many at once. A lock keeps drawings apart; no text of a figure is read as mathematics.

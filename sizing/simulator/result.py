@@ -228,8 +228,6 @@ def gap_percentiles_s(counts: Counts) -> tuple[float, float, float]:
     return p50_s, p95_s, p99_s
 
 
-# --- The requests of a simulated run and what they add up to: latencies, losses, rate, load, whether it is steady
-
 NOTHING_WATCHED = Watched()
 
 

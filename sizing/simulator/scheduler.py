@@ -629,7 +629,6 @@ def sample(state: State, work: Work) -> None:
     state.samples += 1
 
 
-# --- One replica, iteration by iteration: the scheduler of a batching engine, exact and compiled by numba
 #
 # An iteration is formed when the one before has ended: who has waited too long leaves, `make_room` pauses sequences
 # when the KV cache is full, `admit` takes prompts from the waiting line as the policy, the slots, the token budget

@@ -137,8 +137,6 @@ def remove(heap: Heap, size: int, place: int) -> None:
         kept += 1
 
 
-# --- What the compiled simulator keeps in memory: the engine, the requests, the state of each replica
-
 CHUNKED, WHOLE_PROMPT, PREFILL_FIRST, STATIC = map(
     POLICIES.index, ("chunked", "whole_prompt", "prefill_first", "static")
 )

@@ -12,8 +12,6 @@ from sizing.fitting import PointError
 from sizing.numbers import percent, significant
 from ui.charts.base import LOG_FROM, SMALL, SYMBOLS, Chart, Ink, figure_of, legend_above, wide_axis
 
-# --- Predicted against measured: does the law that was fitted to these points give them back?
-
 BAND = 0.10
 """Either side of the diagonal."""
 

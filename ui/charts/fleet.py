@@ -13,8 +13,6 @@ from sizing.memory_use import FREE_PARTS, PARTS, MemoryUse
 from sizing.numbers import percent, significant
 from ui.charts.base import LOG_FROM, SMALL, SYMBOLS, Chart, Ink, figure_of
 
-# --- GPUs against load: the steps of the answer's fleet with its band, and those of other GPUs
-
 DASHES = ("solid", "dash", "dot")
 
 

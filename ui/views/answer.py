@@ -145,8 +145,6 @@ def left_out(rejected: Sequence[Rejection], expanded: bool = False) -> None:
         st.dataframe(table, hide_index=True, column_config=wide, alt="Configurations left out, and why")
 
 
-# --- How many GPUs: the answer as a sentence, its arithmetic, how sure it is, what binds, and the other ways
-
 PER_GPU_HELP = (
     "What a working replica is planned for, SLA met and headroom kept, over its GPUs. Over all GPUs owned: {}."
 )

@@ -90,8 +90,6 @@ def from_table(key: str, names: Sequence[str]) -> None:
     state[DRAWN] = state[KEY] if len(kept) <= MOST else None
 
 
-# --- The table of all configurations that meet the SLA, its matrix of GPU and TP, and the file of both kinds
-
 ROW_PX, HEADER_PX, ROWS_SEEN = 32, 38, 10
 ROOM, CURVE = "Room to the SLA (%)", "SLA use by load"
 PER_HOUR, PER_MILLION = "Cost per hour", "Cost per M output tokens"

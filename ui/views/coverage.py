@@ -31,8 +31,6 @@ from ui.views import new_run
 from ui.views.runs import review, show_run
 from ui.words import BASIS_HELP, BASIS_LOOK, plain
 
-# --- What has been measured, what the present question's answer stands on, and which level to measure next
-
 state = st.session_state
 ROW_PX, HEADER_PX, ROWS_SEEN = 28, 38, 10
 ENOUGH = 2

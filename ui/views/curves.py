@@ -50,9 +50,6 @@ def use_load(rate_per_s: float, help: str) -> None:
     )
 
 
-# --- Latency against load: a panel for each limit, with the knee, what was measured, and any load of one's choice
-
-
 def draw_latency(scenario: Scenario, name: str, fleet: Fleet) -> None:
     """One replica of the fleet from no load to beyond its capacity."""
     curve, points = answers.curve(scenario, name, fleet), answers.open_loop(scenario, fleet)

@@ -249,8 +249,6 @@ KV_POLICY_NAMES: Mapping[KvPolicy, str] = {
     "max_utilization": "Fill up, pause when full",
 }
 
-# --- What the Simulate page shows of a run: its state over time, its latencies, its slowest request
-
 
 def over_time(seen: Seen) -> None:
     """What the first replica held over the whole run, up to the last arrival that counts."""

@@ -153,9 +153,6 @@ def run_of(scenario: Scenario) -> NewRun:
     return NewRun(**where, lengths=tokens, labels=said, **load(scenario))  # type: ignore[arg-type]
 
 
-# --- A new run: its fields, its plan, how many GPU-minutes it takes, and the button that starts it
-
-
 def new_run_view(store: Store, scenario: Scenario) -> None:
     """The whole view."""
     startable = _startable()

@@ -134,8 +134,6 @@ def _ms(seconds: float | None) -> float | None:
     return None if seconds is None else seconds * 1000
 
 
-# --- The runs: how the one that goes on gets on, and of one that has ended the points, to be accepted or discarded
-
 state = st.session_state
 LOOK_EVERY_S = 1.0
 RUN = PREFIX + "run"

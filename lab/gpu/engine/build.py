@@ -56,8 +56,8 @@ def build_engine(parameters: Mapping[str, str]) -> tuple[Engine, Limits]:
 
 
 def operations(name: str) -> ModuleType:
-    """The module `triton_ops` or `torch_ops`; which of them is right for a machine is found by gpu.engine.check."""
-    return importlib.import_module(f"gpu.engine.{name}_ops")
+    """The module `triton_ops` or `torch_ops`; which of them is right for a machine is found by lab.gpu.engine.check."""
+    return importlib.import_module(f"lab.gpu.engine.{name}_ops")
 
 
 def graph_sizes(batch: int) -> list[int]:

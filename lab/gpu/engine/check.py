@@ -90,5 +90,5 @@ def _relative(found: Tensor, expected: Tensor) -> float:
 if __name__ == "__main__":
     device, dtype = torch.device(sys.argv[1]), {"bf16": torch.bfloat16, "fp32": torch.float32}[sys.argv[2]]
     name = sys.argv[3] if len(sys.argv) > 3 else "triton" if device.type == "cuda" else "torch"
-    ops = importlib.import_module(f"gpu.engine.{name}_ops")
+    ops = importlib.import_module(f"lab.gpu.engine.{name}_ops")
     sys.stdout.write(json.dumps({"difference": worst_difference(ops, device, dtype)}))

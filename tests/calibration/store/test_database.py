@@ -71,7 +71,9 @@ def test_a_database_from_the_future_is_left_alone(store: Store, database_url: st
 
 
 def test_a_new_column_of_the_points_table_comes_with_a_new_version_of_the_schema() -> None:
-    assert {2: 43, 3: 43}[SCHEMA] == len(COLUMNS), "raise SCHEMA in calibration/database.py, and note its number here"
+    assert {2: 43, 3: 43}[SCHEMA] == len(COLUMNS), (
+        "raise SCHEMA in calibration/store/database.py, and note its number here"
+    )
 
 
 # Faults

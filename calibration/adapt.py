@@ -13,8 +13,8 @@ from calibration.errors import PlanError
 from calibration.plan import AdaptivePlan, Level
 from sizing.analyses.next_level import Belief, LevelChoice, Option, Stop, choose, expected_s, spent_s, stretch
 from sizing.errors import ScenarioError, SizingError
-from sizing.plans import Question
 from sizing.points import Point
+from sizing.question import Question
 from sizing.workload import Lengths
 
 _STOPPED = {

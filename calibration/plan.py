@@ -16,7 +16,8 @@ from calibration.requests.lengths import LengthsPlan
 from sizing.errors import ScenarioError, YamlError
 from sizing.faults import first_fault
 from sizing.points import LoadKind, Point
-from sizing.workload import METRICS, Arrivals, Lengths, Limit, Routing, Sla, Workload
+from sizing.question import sla_of
+from sizing.workload import Arrivals, Lengths, Routing, Sla, Workload
 from sizing.yaml_file import parse_yaml, yaml_text
 
 # --- What the parts of a plan share: strictness, and the types of its numbers and texts
@@ -157,8 +158,7 @@ class AdaptivePlan(Strict):
     @property
     def sla(self) -> Sla:
         """The limits that are set."""
-        texts = {metric: getattr(self, metric) for metric in METRICS}
-        return Sla(**{metric: Limit.parse(metric, text) for metric, text in texts.items() if text is not None})
+        return sla_of(self.model_dump())
 
     def workload(self, first: Lengths) -> Workload:
         """The load asked for; what the plan does not say of the lengths is taken from `first`."""

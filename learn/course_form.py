@@ -8,8 +8,8 @@ from typing import Any
 
 import streamlit as st
 
+from sizing.question import Range
 from ui.link import quoted
-from ui.scenario import Range
 from ui.view import PREFIX
 from ui.words import plain
 

@@ -6,9 +6,10 @@ import math
 from functools import lru_cache
 from typing import NamedTuple
 
-from sizing.edge import LoadResponse, Setting, SlaMissed, analytic_capacity_per_s, load_response, log_excess, predict_at
+from sizing.edge import LoadResponse, SlaMissed, analytic_capacity_per_s, load_response, log_excess, predict_at
 from sizing.engine import Replica
 from sizing.plans import Candidate
+from sizing.question import Setting
 from sizing.queueing import stable_rate_per_s
 
 Z90 = 1.645

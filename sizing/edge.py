@@ -14,6 +14,7 @@ from sizing.engine import Replica
 from sizing.numbers import interpolated
 from sizing.prediction import Method as MethodName
 from sizing.prediction import Prediction
+from sizing.question import Setting
 from sizing.queueing import predict, stable_rate_per_s
 from sizing.simulator import Simulated, Watch, simulate, simulated_replicas
 from sizing.simulator.state import SERVED
@@ -296,25 +297,6 @@ HERDING_REQUESTS = 800_000
 HERDING_RUNS = 3
 """Runs that decide where equal requests may fall into step: when they do is chance, and one run sees it happen a few
 times only, so that its own standard error says too little."""
-
-
-@dataclass(frozen=True, slots=True)
-class Setting:
-    """What a replica works in: the workload's lengths and arrivals, the SLA, and the fleet it shares the load with."""
-
-    workload: Workload
-    sla: Sla
-    routing: Routing
-    replicas: int = 1
-
-    @property
-    def herds(self) -> bool:
-        """True where equal requests go to the least busy of several replicas and may fall into step."""
-        return self.replicas > 1 and self.routing == "least_outstanding" and self.workload.lengths.fixed
-
-    def at(self, rate_per_replica_per_s: float) -> Workload:
-        """The workload that gives every replica this many requests/s."""
-        return replace(self.workload, rate_per_s=rate_per_replica_per_s * self.replicas)
 
 
 NEAR = 1.1

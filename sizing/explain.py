@@ -7,10 +7,11 @@ from collections.abc import Callable, Iterator
 from dataclasses import replace
 from typing import TypeVar
 
-from sizing.edge import BY_FORMULA, BY_SIMULATION, NEAR, Method, Setting, SlaMissed, load_response, predict_at
+from sizing.edge import BY_FORMULA, BY_SIMULATION, NEAR, Method, SlaMissed, load_response, predict_at
 from sizing.numbers import milliseconds
-from sizing.plans import Candidate, Fleet, Question, Rejection
+from sizing.plans import Candidate, Fleet, Rejection
 from sizing.prediction import Prediction
+from sizing.question import Question, Setting
 from sizing.queueing.percentiles import disagreement
 from sizing.workload import Lengths, Limit, metric_name
 

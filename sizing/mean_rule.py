@@ -9,11 +9,12 @@ from functools import lru_cache
 
 import numpy as np
 
-from sizing.edge import Setting, run_at
+from sizing.edge import run_at
 from sizing.engine import Replica
 from sizing.numbers import milliseconds
-from sizing.plans import Candidate, MeanBased, Question
+from sizing.plans import Candidate, MeanBased
 from sizing.prediction import Prediction
+from sizing.question import Question, Setting
 from sizing.simulator import Simulated, measure_closed
 from sizing.workload import Lengths, Sla
 

@@ -5,10 +5,9 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from functools import partial
 
 from sizing.band import capacity_band
-from sizing.edge import BY_FORMULA, BY_SIMULATION, Method, Setting, SlaMissed, least
+from sizing.edge import BY_FORMULA, BY_SIMULATION, Method, SlaMissed, least
 from sizing.explain import (
     cost_rejection,
     dilution,
@@ -19,16 +18,13 @@ from sizing.explain import (
     sla_rejection,
 )
 from sizing.mean_rule import mean_based
-from sizing.plans import Candidate, Fleet, NoFeasiblePlan, Plan, Question, Rejection
+from sizing.plans import Candidate, Fleet, NoFeasiblePlan, Plan, Rejection
 from sizing.prediction import Prediction
+from sizing.question import Question, Setting, check_priced
 from sizing.queueing import stable_rate_per_s
-from sizing.workload import check_priced
 
 HOPELESS = 1.5
 """Times the GPUs of the best fleet of the same GPU: what needs more is not sized at all."""
-
-FEW = 16
-"""Fleets of more replicas than this are told apart in steps of an eighth: a replica hardly notices."""
 
 FINE = 256
 """Fleets of more replicas than this are settled to within one part of so many, less than the search's tolerance."""
@@ -78,7 +74,7 @@ def least_gpus(question: Question, candidate: Candidate) -> int:
 def least_working(question: Question, candidate: Candidate) -> int:
     """Working replicas that carry the load at all: no SLA is met by fewer, so the search begins there."""
     workload = question.workload
-    return replicas_for(question, stable_rate_per_s(candidate.replica, workload.lengths, workload.prefix))
+    return question.replicas_at(stable_rate_per_s(candidate.replica, workload.lengths, workload.prefix))
 
 
 def first_size(question: Question, candidate: Candidate) -> Fleet | Rejection:
@@ -96,7 +92,7 @@ def size(question: Question, candidate: Candidate, method: Method) -> Fleet | Re
     working, predicted = settle(question, candidate, method, working)
     if not predicted.meets(question.sla):
         return jump_rejection(question, candidate, working, predicted)
-    low, high = capacity_band(candidate, setting_of(question, working))
+    low, high = capacity_band(candidate, question.setting(working))
     fleet = Fleet(
         candidate=candidate,
         working=working,
@@ -106,13 +102,13 @@ def size(question: Question, candidate: Candidate, method: Method) -> Fleet | Re
         requests_per_s_per_replica=capacity_per_s * (1 - question.headroom),
         predicted=predicted,
         binding=predicted.binding(question.sla),
-        working_low=replicas_for(question, capacity_per_s * high),
-        working_high=replicas_for(question, capacity_per_s * low) if low > 0 else None,
+        working_low=question.replicas_at(capacity_per_s * high),
+        working_high=question.replicas_at(capacity_per_s * low) if low > 0 else None,
         stable_per_s=stable_rate_per_s(candidate.replica, question.workload.lengths, question.workload.prefix),
     )
-    said = remarks(candidate, setting_of(question, working), fleet.load_per_s, predicted, fleet.stability_binds)
+    said = remarks(candidate, question.setting(working), fleet.load_per_s, predicted, fleet.stability_binds)
     if method is BY_SIMULATION:
-        said += tuple(dilution(fleet, setting_of(question, working), partial(replicas_for, question)))
+        said += tuple(dilution(fleet, question.setting(working), question.replicas_at))
     return replace(fleet, notes=said)
 
 
@@ -131,28 +127,28 @@ def smallest_fleet(question: Question, capacity_per_s: Callable[[Setting], float
     The smallest fleet is the least R that is at least the replicas needed at the capacity which holds in a fleet of R.
     As a rule capacity grows with the fleet (balanced routing evens out the load), so that needed falls as R rises:
     asking it again and again, from `start` on, closes in on that R from both sides, and an R that needs just itself is
-    the least. Where capacity falls with the fleet (`falls_with_fleet`) a smaller R may need just itself too, and the
+    the least. Where `Question.falls_with_fleet`, a smaller R may need just itself too, and the
     search goes on below. Where bursts are spread over the fleet, an R below one that is enough may miss the SLA even
     without load: then it is too few. Raises SlaMissed where the first R does.
     """
-    falling = falls_with_fleet(question)
+    falling = question.falls_with_fleet
     too_few, enough, replicas = 0, math.inf, start
     while too_few + 1 < enough:
         try:
-            capacity = capacity_per_s(setting_of(question, replicas))
+            capacity = capacity_per_s(question.setting(replicas))
         except SlaMissed:
             if enough == math.inf:
                 raise
             too_few, replicas = replicas, (replicas + int(enough)) // 2
             continue
-        needed = replicas_for(question, capacity)
+        needed = question.replicas_at(capacity)
         if needed == replicas and not falling:
             return replicas, capacity
         if needed <= replicas:
             enough, replicas = replicas, max(min(needed, replicas - 1), too_few + 1)
         else:
             too_few, replicas = replicas, int(min(needed, enough - 1))
-    return int(enough), capacity_per_s(setting_of(question, int(enough)))
+    return int(enough), capacity_per_s(question.setting(int(enough)))
 
 
 def settle(question: Question, candidate: Candidate, method: Method, working: int) -> tuple[int, Prediction]:
@@ -169,41 +165,12 @@ def settle(question: Question, candidate: Candidate, method: Method, working: in
     def meets(steps: int) -> bool:
         replicas = working + steps * grain
         load_per_s = question.workload.rate_per_s / replicas
-        tried[steps] = method.predict(candidate.replica, setting_of(question, replicas), load_per_s)
+        tried[steps] = method.predict(candidate.replica, question.setting(replicas), load_per_s)
         return tried[steps].meets(question.sla)
 
     most = working // grain + 1
     steps = 0 if meets(0) else least(meets, 1, most) or most
     return working + steps * grain, tried[steps]
-
-
-def replicas_for(question: Question, capacity_per_s: float) -> int:
-    """Working replicas when each is planned at (1 - headroom) of `capacity_per_s`."""
-    return math.ceil(question.workload.rate_per_s / (capacity_per_s * (1 - question.headroom)) * (1 - 1e-9))
-
-
-def setting_of(question: Question, replicas: int) -> Setting:
-    """The setting of one replica in a fleet of `replicas` working ones, without the fleet's rate.
-
-    Random routing of Poisson arrivals leaves every replica a Poisson stream of its own: then one stands for all. Large
-    fleets are counted to three binary digits, so that fleets of about a size share one answer: down where fewer
-    replicas carry less each, up where they carry more.
-    """
-    alone = question.routing == "random" and question.workload.arrivals.kind == "poisson"
-    step = 2 ** max(0, replicas.bit_length() - 3) if replicas > FEW else 1
-    counted = math.ceil(replicas / step) if falls_with_fleet(question) else replicas // step
-    of_rate_1 = replace(question.workload, rate_per_s=1.0)
-    return Setting(of_rate_1, question.sla, question.routing, 1 if alone else counted * step)
-
-
-def falls_with_fleet(question: Question) -> bool:
-    """True where a replica carries less in a larger fleet.
-
-    Arrivals more even than Poisson's lose their evenness when they are routed at random among more replicas; equal
-    requests that go to the least busy replica fall into step (2.956 requests/s with 13 replicas, 2.927 with 14).
-    """
-    thinned = question.routing == "random" and question.workload.arrivals.cv < 1
-    return thinned or (question.routing == "least_outstanding" and question.workload.lengths.fixed)
 
 
 def cheapest(question: Question, sized: Sequence[Fleet | Rejection]) -> Fleet | None:

@@ -12,61 +12,12 @@ from sizing.engine import Replica
 from sizing.errors import ScenarioError, SizingError
 from sizing.numbers import significant
 from sizing.prediction import Prediction
-from sizing.workload import (
-    Limit,
-    Routing,
-    Sla,
-    Workload,
-    check_gaps,
-    check_margins,
-    check_peak_factor,
-    check_price,
-    check_rate,
-)
+from sizing.question import Question
+from sizing.workload import Limit
 
 NEAR_STABLE = 0.97
 """Share of the stable rate from which stability, not a limit, is said to bind: percentiles explode beyond."""
 Basis = Literal["measured", "fitted", "extrapolated", "estimated", "what-if"]
-
-
-@dataclass(frozen=True, slots=True)
-class Question:
-    """How many GPUs for this workload under this SLA?
-
-    `headroom`: each working replica is planned at (1 - headroom) of the rate at which the SLA first fails.
-    `spare`: idle replicas kept beside the working ones. `price_per_gpu_hour`: any currency, None = not asked; `prices`
-    are (GPU, price) pairs that go before it. `workload.rate_per_s` is the load planned for: the peak, `peak_factor`
-    times the mean.
-    """
-
-    model: str
-    workload: Workload
-    sla: Sla
-    routing: Routing = "random"
-    headroom: float = 0.2
-    spare: int = 1
-    price_per_gpu_hour: float | None = None
-    prices: tuple[tuple[str, float], ...] = ()
-    peak_factor: float = 1.0
-
-    def __post_init__(self) -> None:
-        check_rate(self.workload.rate_per_s)
-        check_margins(self.headroom, self.spare)
-        check_gaps(self.workload.lengths, self.sla)
-        if self.price_per_gpu_hour is not None:
-            check_price("price per GPU-hour", self.price_per_gpu_hour)
-        for gpu, price in self.prices:
-            check_price(f"price of a {gpu}-hour", price)
-        check_peak_factor(self.peak_factor)
-
-    def price_of(self, gpu: str) -> float | None:
-        """Price of an hour of this GPU, None = not known."""
-        return dict(self.prices).get(gpu, self.price_per_gpu_hour)
-
-    @property
-    def mean_rate_per_s(self) -> float:
-        """Requests/s on average over a day, of which `workload.rate_per_s` is the peak."""
-        return self.workload.rate_per_s / self.peak_factor
 
 
 @dataclass(frozen=True, slots=True)

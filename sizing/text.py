@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-import math
 from dataclasses import asdict
 from typing import Any
 
 from sizing.fitting import Fit, Regime, Shares
 from sizing.numbers import milliseconds, percent, significant
-from sizing.plans import Fleet, Plan, Question, Rejection, cost_of, energy_of
+from sizing.plans import Fleet, Plan, Rejection, cost_of, energy_of
 from sizing.plans import cost_json as cost_keys
+from sizing.question import FIELDS, Question, replicas_for
+from sizing.workload import METRICS
 
 WIDE = 3
 """High end over low end of a band of GPUs from which it is said why."""
@@ -57,7 +58,7 @@ def sensitivity(plan: Plan, growth: tuple[float, ...] = (0.10, 0.25)) -> str:
     fleet, rate = plan.answer, plan.question.workload.rate_per_s
     parts = []
     for more in growth:
-        working = math.ceil(rate * (1 + more) / fleet.requests_per_s_per_replica * (1 - 1e-9))
+        working = replicas_for(rate * (1 + more), fleet.requests_per_s_per_replica)
         gpus = (working + fleet.spare) * fleet.candidate.gpus
         parts.append(f"+{percent(more)}: {'still ' if gpus == fleet.gpus else ''}{gpus} GPUs")
     return f"Load {'; '.join(parts)}"
@@ -141,20 +142,14 @@ def as_json(plan: Plan) -> dict[str, Any]:
 
 def question_json(question: Question) -> dict[str, Any]:
     """What was asked, so that a saved plan explains itself."""
-    lengths, prefix = question.workload.lengths, question.workload.prefix
-    return {
-        "model": question.model,
-        **{name: getattr(lengths, name) for name in ("isl", "osl", "isl_cv", "osl_cv", "correlation")},
-        "prefix_tokens": prefix.tokens,
-        "prefix_hit": prefix.hit_rate,
-        "rate_per_s": question.workload.rate_per_s,
-        "arrivals": str(question.workload.arrivals),
-        "routing": question.routing,
-        "sla": {limit.metric: f"p{limit.percentile}:{limit.limit_s:.12g}s" for limit in question.sla.limits},
-        **{name: getattr(question, name) for name in ("headroom", "spare", "peak_factor")},
-        "price_per_gpu_hour": question.price_per_gpu_hour,
-        "prices": dict(question.prices),
-    }
+    asked: dict[str, Any] = {}
+    for field in FIELDS.values():
+        if field.name in METRICS:
+            asked["sla"] = {limit.metric: f"p{limit.percentile}:{limit.limit_s:.12g}s" for limit in question.sla.limits}
+        else:
+            value = field.of(question)
+            asked[field.key] = str(value) if field.name == "arrivals" else value
+    return asked | {"prices": dict(question.prices)}
 
 
 def mean_based_json(plan: Plan) -> dict[str, Any] | None:

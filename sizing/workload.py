@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Literal, get_args
 
 import numpy as np
@@ -214,26 +214,58 @@ def _number(name: str, text: str) -> float:
         raise ScenarioError(f"{name}: {text!r} is not a number") from None
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, init=False)
 class Sla:
-    """Up to four limits, on TTFT, ITL, E2E and the gap between tokens, each with its own percentile; all must hold."""
+    """Limits on TTFT, ITL, E2E and the gap between tokens, one of each at most and one in all at least; all must hold.
 
-    ttft: Limit | None = None
-    itl: Limit | None = None
-    e2e: Limit | None = None
-    gap: Limit | None = None
+    `limits` stand in the order TTFT, ITL, gap, E2E, whatever the order they were given in; None among them is left out.
 
-    def __post_init__(self) -> None:
-        if not self.limits:
+    >>> str(Sla(Limit("itl", 95, 0.03), Limit("ttft", 99, 1.0)))
+    'p99 TTFT <= 1000 ms and p95 ITL <= 30 ms'
+    """
+
+    limits: tuple[Limit, ...]
+
+    def __init__(self, *limits: Limit | None) -> None:
+        given = sorted((each for each in limits if each is not None), key=lambda each: METRICS.index(each.metric))
+        for one, next_ in pairwise(given):
+            if one.metric == next_.metric:
+                raise ScenarioError(f"the SLA has two limits on {metric_name(one.metric)}: {one} and {next_}")
+        if not given:
             raise ScenarioError(
                 "the SLA needs at least one limit on TTFT, ITL, E2E or the gap between tokens, for instance a p95 TTFT "
                 "of 1 s"
             )
+        object.__setattr__(self, "limits", tuple(given))
+
+    def on(self, metric: Metric) -> Limit | None:
+        """The limit on this metric, None when there is none."""
+        return next((limit for limit in self.limits if limit.metric == metric), None)
+
+    def with_limits(self, *limits: Limit) -> Sla:
+        """This SLA with these limits in place of its own on the same metrics."""
+        replaced = {limit.metric for limit in limits}
+        return Sla(*(limit for limit in self.limits if limit.metric not in replaced), *limits)
 
     @property
-    def limits(self) -> tuple[Limit, ...]:
-        """The limits that are set, in the order TTFT, ITL, gap, E2E."""
-        return tuple(limit for limit in (self.ttft, self.itl, self.gap, self.e2e) if limit is not None)
+    def ttft(self) -> Limit | None:
+        """The limit on TTFT, None when there is none."""
+        return self.on("ttft")
+
+    @property
+    def itl(self) -> Limit | None:
+        """The limit on ITL, None when there is none."""
+        return self.on("itl")
+
+    @property
+    def gap(self) -> Limit | None:
+        """The limit on the gap between tokens, None when there is none."""
+        return self.on("gap")
+
+    @property
+    def e2e(self) -> Limit | None:
+        """The limit on E2E, None when there is none."""
+        return self.on("e2e")
 
     def __str__(self) -> str:
         return " and ".join(map(str, self.limits))
@@ -275,64 +307,3 @@ class Workload:
         for name in ("queue_timeout_s", "cancel_s"):
             if not getattr(self, name) > 0:
                 raise ScenarioError(f"{name} must be above 0 s, got {getattr(self, name):g}")
-
-
-# --- What a question may hold at most: bounds beyond which a number is a slip of the keyboard, not a fleet
-
-MOST_RATE_PER_S = 1e6
-MOST_SPARE = 10_000
-MOST_HEADROOM = 0.95
-MOST_PRICE = 1e6
-
-
-def check_rate(rate_per_s: float) -> None:
-    """ScenarioError above `MOST_RATE_PER_S` requests/s."""
-    if rate_per_s > MOST_RATE_PER_S:
-        raise ScenarioError(f"rate must be at most {MOST_RATE_PER_S:,.0f} requests/s, got {rate_per_s:g}")
-
-
-def check_margins(headroom: float, spare: int) -> None:
-    """ScenarioError unless the headroom is 0 to `MOST_HEADROOM` and the spares are 0 to `MOST_SPARE`."""
-    if not 0 <= headroom <= MOST_HEADROOM:
-        raise ScenarioError(f"headroom must be from 0 to {MOST_HEADROOM} (0.2 keeps 20 %), got {headroom:g}")
-    if not 0 <= spare <= MOST_SPARE:
-        raise ScenarioError(f"spare must be from 0 to {MOST_SPARE:,} replicas, got {spare}")
-
-
-def check_price(name: str, price: float) -> None:
-    """ScenarioError unless the price, called `name`, is a number from 0 to `MOST_PRICE`."""
-    if not 0 <= price <= MOST_PRICE:
-        raise ScenarioError(f"{name} must be 0 or more, and at most {MOST_PRICE:,.0f}, got {price:g}")
-
-
-def check_priced(prices: Sequence[tuple[str, float]], general: float | None, gpus: Iterable[str]) -> None:
-    """ScenarioError where some GPUs have a price and one of `gpus` has none: fleets could not be told apart."""
-    named = [gpu for gpu, _ in prices]
-    unknown = [gpu for gpu in gpus if gpu not in named]
-    if named and unknown and general is None:
-        raise ScenarioError(f"--price names {', '.join(named)} but not {unknown[0]}: give {unknown[0]}=PRICE as well")
-
-
-def check_peak_factor(factor: float) -> None:
-    """ScenarioError unless peak over mean is a finite number of 1 or more."""
-    if not 1 <= factor < math.inf:
-        raise ScenarioError(f"the peak factor must be 1 or more (peak over mean), got {factor:g}")
-
-
-def check_gaps(lengths: Lengths, sla: Sla) -> None:
-    """ScenarioError for a limit on ITL or gaps where a request has one output token, hence no gaps."""
-    if (sla.itl or sla.gap) and lengths.osl < 2:
-        which = "an ITL limit" if sla.itl else "a limit on gaps between tokens"
-        raise ScenarioError(f"{which} needs OSL of 2 or more: with one output token there are no gaps")
-
-
-def check_prefix(lengths: Lengths, prefix: Prefix) -> None:
-    """ScenarioError for a shared prefix longer than the mean prompt that is to begin with it."""
-    if prefix.tokens > lengths.isl:
-        raise ScenarioError(f"prefix tokens must be at most ISL ({lengths.isl:g} tokens), got {prefix.tokens}")
-
-
-def check_reserved(max_tokens: int, osl: float) -> None:
-    """ScenarioError where engines would reserve fewer output tokens than the mean request needs; 0 reserves none."""
-    if max_tokens < 0 or 0 < max_tokens < osl:
-        raise ScenarioError(f"--max-tokens must be 0, or at least OSL ({osl:g} tokens), got {max_tokens}")

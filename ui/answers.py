@@ -48,10 +48,10 @@ from sizing.fitting import Fit, fit
 from sizing.fitting.result import Range
 from sizing.memory_use import Misfit, elsewhere, misfits
 from sizing.numbers import percent
-from sizing.planner import setting_of
-from sizing.plans import Candidate, Fleet, NoFeasiblePlan, Plan, Question, Rejection
+from sizing.plans import Candidate, Fleet, NoFeasiblePlan, Plan, Rejection
 from sizing.points import Deployment, Point, read_points
 from sizing.prediction import Prediction
+from sizing.question import Question
 from sizing.report.build import Cover, refusal_of, report_of
 from sizing.report.model import Report, question_digest, with_cover
 from sizing.report.write import WRITERS, file_name, render
@@ -411,7 +411,7 @@ def prediction(scenario: Scenario, name: str, fleet: Fleet, rate_per_s: float) -
 
 @st.cache_data(max_entries=256, show_spinner=False)
 def _prediction(scenario: Scenario, digest: str, name: str, _fleet: Fleet, rate_per_s: float) -> Prediction:
-    return predict_at(_fleet.candidate.replica, setting_of(scenario.question, _fleet.working), rate_per_s)
+    return predict_at(_fleet.candidate.replica, scenario.question.setting(_fleet.working), rate_per_s)
 
 
 def sizes(scenario: Scenario, name: str, fleet: Fleet, low_per_s: float, high_per_s: float) -> FleetSizes:

@@ -13,24 +13,22 @@ import streamlit as st
 from streamlit.runtime.scriptrunner import get_script_run_ctx
 
 from sizing.numbers import significant
-from sizing.workload import METRICS, PERCENTILES, ArrivalKind, Metric, Routing, metric_name
-from ui import answers, link, view
-from ui.scenario import (
+from sizing.question import (
     ARRIVAL_CV,
     ARRIVAL_SIZE,
     HEADROOM,
     LIMIT_S,
-    OF_SERVER,
     PEAK_FACTOR,
-    PRESETS,
     PRICE,
     RATE,
     SPARE,
     TOKENS,
     VARIATION,
     Range,
-    Scenario,
 )
+from sizing.workload import METRICS, PERCENTILES, ArrivalKind, Metric, Routing, metric_name
+from ui import answers, link, view
+from ui.scenario import OF_SERVER, PRESETS, Scenario
 from ui.values import fill, fill_limit, read
 from ui.words import UNIT, sentence_case
 

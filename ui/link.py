@@ -8,30 +8,15 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, fields
-from typing import Any, NamedTuple, get_args
+from typing import Any, NamedTuple, cast
 
 from sizing.analyses.daily import HOURS
 from sizing.errors import ScenarioError
-from sizing.workload import Arrivals, Limit, Metric, Routing
-from ui.scenario import (
-    ARRIVAL_CV,
-    ARRIVAL_SIZE,
-    FLEET,
-    HEADROOM,
-    LIMIT_S,
-    OF_PEAK,
-    OF_SERVER,
-    PEAK_FACTOR,
-    PRICE,
-    RATE,
-    SHARE,
-    SPARE,
-    TOKENS,
-    TP,
-    VARIATION,
-    Range,
-    Scenario,
-)
+from sizing.question import ARRIVAL_CV, ARRIVAL_SIZE, LIMIT_S, SHARE, Range
+from sizing.question import FIELDS as ASKED
+from sizing.question import Field as Asked
+from sizing.workload import METRICS, Arrivals, Limit, Metric
+from ui.scenario import FLEET, OF_PEAK, OF_SERVER, TP, Scenario
 from ui.view import PREFIX
 
 # --- The texts of a link: every kind of value written and read back; what cannot be read says what would be
@@ -296,32 +281,37 @@ def _version(query: Mapping[str, str]) -> tuple[int, list[str]]:
     return int(VERSION), [f"v={quoted(version)}: this program reads links of versions {known}; check every value."]
 
 
+WHOLE = ("isl", "osl", "spare")
+"""Numbers that the page takes whole, though a question need not."""
+
+
+def _parse_of(field: Asked) -> Parse:
+    """The reader of a field of the question."""
+    if field.name in METRICS:
+        return limit(field.name)
+    if field.range is not None:
+        parse = number(field.range, whole=field.name in WHOLE)
+        return or_off(parse) if field.optional else parse
+    return one_of(*field.choices) if field.choices else arrivals if field.name == "arrivals" else name
+
+
+def _asked(*names: str) -> dict[str, Field]:
+    return {key: Field(ASKED[key].key, _parse_of(ASKED[key]), ASKED[key].since, key == "gap") for key in names}
+
+
 FIELDS: dict[str, Field] = {
-    "model": Field("model", name),
+    **_asked("model"),
     "gpu": Field("gpus", list_of(name)),
     "precision": Field("precisions", list_of(name)),
     "tp": Field("tps", list_of(number(TP, whole=True))),
-    "rate": Field("rate_per_s", number(RATE)),
-    "isl": Field("isl", number(TOKENS, whole=True)),
-    "isl_cv": Field("isl_cv", number(VARIATION)),
-    "osl": Field("osl", number(TOKENS, whole=True)),
-    "osl_cv": Field("osl_cv", number(VARIATION)),
-    "ttft": Field("ttft", limit("ttft")),
-    "itl": Field("itl", limit("itl")),
-    "gap": Field("gap", limit("gap"), optional=True),
-    "e2e": Field("e2e", limit("e2e")),
-    "headroom": Field("headroom", number(HEADROOM)),
-    "spare": Field("spare", number(SPARE, whole=True)),
-    "routing": Field("routing", one_of(*get_args(Routing))),
-    "arrivals": Field("arrivals", arrivals),
-    "price": Field("price_per_gpu_hour", or_off(number(PRICE))),
+    **_asked("rate", "isl", "isl_cv", "osl", "osl_cv", *METRICS, "headroom", "spare", "routing", "arrivals", "price"),
     "points": Field("use_points", on_or_off),
     "prefix": Field("prefix_share", number(SHARE), since=2),
     "prefix_hit": Field("prefix_hit", number(SHARE), since=2),
-    "peak_factor": Field("peak_factor", number(PEAK_FACTOR), since=2),
+    **_asked("peak_factor"),
     "server": Field("gpus_per_server", or_off(number(OF_SERVER, whole=True)), since=2),
     "have": Field("fleet_gpus", number(FLEET, whole=True), since=2),
     "day": Field("day", day, since=2),
 }
-"""URL key -> field of the scenario. Keys are for ever: old links must open."""
+"""URL key -> field of the scenario: those of the question and of the choice, and what the page asks beside."""
 assert {field.name for field in FIELDS.values()} == {field.name for field in fields(Scenario)}

@@ -6,38 +6,10 @@ from dataclasses import dataclass, fields
 
 from sizing.analyses.daily import HOURS
 from sizing.candidates import Choice
-from sizing.numbers import significant
-from sizing.plans import Question
+from sizing.question import Question, Range
 from sizing.workload import METRICS, Arrivals, Lengths, Limit, Metric, Prefix, Routing, Sla, Workload
 
-
-@dataclass(frozen=True, slots=True)
-class Range:
-    """The values a number of the form may take, ends included, and its unit as read aloud."""
-
-    low: float
-    high: float
-    unit: str
-
-    def __contains__(self, value: float) -> bool:
-        return self.low <= value <= self.high
-
-    def __str__(self) -> str:
-        return f"from {significant(self.low)} to {significant(self.high)} {self.unit}".rstrip()
-
-
-RATE = Range(0.001, 1_000_000, "requests/s")
-TOKENS = Range(1, 1_000_000, "tokens")
-VARIATION = Range(0, 5, "")
-LIMIT_S = Range(0.0001, 3600, "s")
-HEADROOM = Range(0, 0.9, "")
-SPARE = Range(0, 64, "replicas")
-ARRIVAL_CV = Range(0.1, 10, "")
-ARRIVAL_SIZE = Range(1, 10_000, "requests")
-PRICE = Range(0, 10_000, "per GPU-hour")
 TP = Range(1, 1024, "GPUs")
-SHARE = Range(0, 1, "")
-PEAK_FACTOR = Range(1, 100, "times the mean")
 OF_SERVER = Range(1, 1024, "GPUs")
 FLEET = Range(1, 100_000, "GPUs")
 OF_PEAK = Range(0, 100, "% of the peak")

@@ -27,7 +27,8 @@ from sizing.engine import Replica
 from sizing.errors import SizingError
 from sizing.fitting import fit
 from sizing.numbers import significant
-from sizing.plans import Candidate, NoFeasiblePlan, Question
+from sizing.plans import Candidate, NoFeasiblePlan
+from sizing.question import Question
 from sizing.queueing import predict
 from sizing.simulator import stable_rate_per_s
 from sizing.simulator.loops import run_stream

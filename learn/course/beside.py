@@ -11,8 +11,9 @@ from sizing import planner
 from sizing.candidates import Choice, find
 from sizing.errors import ScenarioError
 from sizing.numbers import percent
-from sizing.plans import NoFeasiblePlan, Plan, Question
+from sizing.plans import NoFeasiblePlan, Plan
 from sizing.points import Point
+from sizing.question import Question
 from sizing.workload import PERCENTILES, Limit, Sla, Workload
 
 
@@ -38,7 +39,7 @@ def ours(points: Sequence[Point], sizing: CourseSizing, goals: Sequence[Goal], t
     lengths = point.lengths
     limits = {goal.metric: Limit(goal.metric, percentile_of(goal, terms), goal.limit_s) for goal in goals}
     workload = Workload(lengths, sizing.peak_per_s)
-    question = Question(point.model, workload, Sla(**limits), headroom=terms.headroom, spare=terms.spare)
+    question = Question(point.model, workload, Sla(*limits.values()), headroom=terms.headroom, spare=terms.spare)
     choice = Choice((point.gpu,), (point.precision,), (point.tp,), "measured")
     found, rejected = find(point.model, lengths, choice, points)
     if not found:

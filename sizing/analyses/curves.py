@@ -20,9 +20,9 @@ from sizing.engine import Replica
 from sizing.errors import DoesNotFit, EstimateUnavailable, ScenarioError
 from sizing.estimate import estimate
 from sizing.numbers import significant
-from sizing.planner import replicas_for, setting_of
-from sizing.plans import Basis, Candidate, Fleet, Question, cost_at, cost_of
+from sizing.plans import Basis, Candidate, Fleet, cost_at, cost_of
 from sizing.prediction import Prediction
+from sizing.question import Question, replicas_for
 from sizing.queueing import predict, stable_rate_per_s
 from sizing.workload import MOST_TOKENS, Lengths, Routing, Workload
 
@@ -43,7 +43,7 @@ class LoadCurve:
 def load_curve(question: Question, fleet: Fleet, steps: int = 24) -> LoadCurve:
     """The curve of the fleet's replicas at `steps` loads from idle to the end of the stable range, by formula."""
     candidate = fleet.candidate
-    setting = setting_of(question, fleet.working)
+    setting = question.setting(fleet.working)
     stable = stable_rate_per_s(candidate.replica, question.workload.lengths, question.workload.prefix)
     rates = np.linspace(0.02, min(LOADS[-1], 1.25 * fleet.capacity_per_s / stable), steps) * stable
     predictions = tuple(predict_at(candidate.replica, setting, float(rate)) for rate in rates)
@@ -80,7 +80,7 @@ def sla_use(question: Question, fleet: Fleet, steps: int = 12) -> tuple[float, .
 
     1 is the limit; never falling; read off the formula's response, which the planner has already asked for.
     """
-    response = load_response(fleet.candidate.replica, setting_of(question, fleet.working))
+    response = load_response(fleet.candidate.replica, question.setting(fleet.working))
     rates = np.linspace(float(response.rates_per_s[0]), BEYOND * fleet.capacity_per_s, steps)
     return tuple(math.exp(response.excess_at(float(rate))) for rate in rates)
 
@@ -163,7 +163,7 @@ def speed_curve(question: Question, candidate: Candidate, capacity_per_s: float 
     """
     workload = question.workload
     stable_per_s = stable_rate_per_s(candidate.replica, workload.lengths, workload.prefix)
-    setting = setting_of(question, replicas_for(question, stable_per_s))
+    setting = question.setting(question.replicas_at(stable_per_s))
     gaps = question.sla.gap is not None
     asked = list(
         _predictions(candidate.replica, setting.workload, setting.routing, setting.replicas, stable_per_s, gaps)
@@ -274,7 +274,7 @@ def gpus_for(question: Question, fleet: Fleet, rate_per_s: float, factor: float 
     The fleet's own capacity is kept: exact for Poisson arrivals routed at random, else within the little that a
     replica's capacity changes with the size of its fleet.
     """
-    working = math.ceil(rate_per_s / (fleet.requests_per_s_per_replica * factor) * (1 - 1e-9))
+    working = replicas_for(rate_per_s, fleet.requests_per_s_per_replica * factor)
     return (max(working, 1) + question.spare) * fleet.candidate.gpus
 
 
@@ -285,7 +285,7 @@ def fleet_sizes(question: Question, fleet: Fleet, low_per_s: float, high_per_s: 
     """
     if not 0 <= low_per_s < high_per_s < math.inf:
         raise ScenarioError(f"loads must rise from 0 or more, got {low_per_s:g} to {high_per_s:g} requests/s")
-    slow, fast = capacity_band(fleet.candidate, setting_of(question, fleet.working))
+    slow, fast = capacity_band(fleet.candidate, question.setting(fleet.working))
     factors = [factor for factor in (1.0, fast, slow) if factor > 0]
     rates = _corners(fleet.requests_per_s_per_replica, factors, low_per_s, high_per_s)
     # Just above a corner the next replica is needed: what holds from a load on is asked a hair beyond it.
@@ -331,7 +331,7 @@ def length_grid(question: Question, fleet: Fleet, covers: Callable[[Lengths], bo
     By formula, times what the fleet's own capacity differs from it; headroom kept. `covers` tells whether lengths lie
     within what was measured; it is not asked of estimates.
     """
-    as_it_was = load_response(fleet.candidate.replica, setting_of(question, fleet.working))
+    as_it_was = load_response(fleet.candidate.replica, question.setting(fleet.working))
     # Where the formula puts an idle replica over a limit that the simulation found kept, as much is taken for kept.
     kept = 0.0 if as_it_was.rate_per_s(0.0) else as_it_was.excess_at(fleet.capacity_per_s)
     correction = fleet.capacity_per_s / as_it_was.rate_per_s(kept)
@@ -364,7 +364,7 @@ def _cell(
         asked = replace(question, workload=replace(question.workload, lengths=lengths))
     except (ScenarioError, DoesNotFit, EstimateUnavailable) as error:
         return LengthCell(lengths.isl, lengths.osl, None, basis, str(error))
-    capacity_per_s = correction * load_response(candidate.replica, setting_of(asked, fleet.working)).rate_per_s(kept)
+    capacity_per_s = correction * load_response(candidate.replica, asked.setting(fleet.working)).rate_per_s(kept)
     if capacity_per_s == 0:
         return LengthCell(lengths.isl, lengths.osl, None, basis, "misses the SLA even alone")
     per_gpu = capacity_per_s * (1 - question.headroom) / candidate.gpus

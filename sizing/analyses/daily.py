@@ -8,7 +8,8 @@ from dataclasses import dataclass, replace
 
 from sizing.analyses.sensitivity import resized
 from sizing.errors import ScenarioError
-from sizing.plans import Fleet, Question
+from sizing.plans import Fleet
+from sizing.question import Question
 
 HOURS = 24
 

@@ -6,12 +6,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from sizing.band import capacity_band
-from sizing.edge import BY_SIMULATION, Method, Setting, SlaMissed
+from sizing.edge import BY_SIMULATION, Method, SlaMissed
 from sizing.errors import ScenarioError
 from sizing.explain import first_look, jump_rejection, remarks, sla_rejection
-from sizing.planner import setting_of
-from sizing.plans import NEAR_STABLE, Basis, Candidate, Question, Rejection, basis_of, beyond_measured
+from sizing.plans import NEAR_STABLE, Basis, Candidate, Rejection, basis_of, beyond_measured
 from sizing.prediction import Prediction
+from sizing.question import Question, Setting
 from sizing.queueing import stable_rate_per_s
 from sizing.workload import Limit
 
@@ -79,7 +79,7 @@ def largest_rate(
     working = replicas - question.spare
     if working < 1:
         return too_small(question, candidate, gpus)
-    setting = setting_of(question, working)
+    setting = question.setting(working)
     try:
         capacity_per_s = method.capacity_per_s(candidate.replica, setting)
     except SlaMissed as missed:

@@ -10,9 +10,8 @@ import numpy as np
 from sizing.engine import Replica
 from sizing.errors import ScenarioError
 from sizing.numbers import milliseconds, significant
-from sizing.planner import setting_of
-from sizing.plans import Question
 from sizing.prediction import Prediction
+from sizing.question import Question
 from sizing.queueing.percentiles import COMPARED, TOLERANCE
 from sizing.simulator import Simulated, TimeSeries, Watch, simulate
 from sizing.simulator.fleet import serve
@@ -77,7 +76,7 @@ def run_in_fleet(
 
     Where one replica stands for all (random routing of Poisson arrivals) one is simulated.
     """
-    setting = setting_of(question, working)
+    setting = question.setting(working)
     return Run(replica, setting.at(load_per_s), setting.replicas, question.routing, requests, seed)
 
 

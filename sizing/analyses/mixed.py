@@ -8,10 +8,10 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from sizing.edge import BY_FORMULA, BY_SIMULATION, Method, Setting
+from sizing.edge import BY_FORMULA, BY_SIMULATION, Method
 from sizing.errors import ScenarioError
-from sizing.planner import setting_of
-from sizing.plans import Fleet, NoFeasiblePlan, Question
+from sizing.plans import Fleet, NoFeasiblePlan
+from sizing.question import Question, Setting
 
 ROUNDS = 6
 """Rounds of choosing a mix and asking again what its groups can carry; two or three are enough."""
@@ -164,7 +164,7 @@ def carried(question: Question, fleet: Fleet, replicas: int) -> float:
     if replicas == 0:
         return fleet.requests_per_s_per_replica
     method: Method = BY_SIMULATION if fleet.verified else BY_FORMULA
-    setting: Setting = setting_of(question, replicas)
+    setting: Setting = question.setting(replicas)
     return method.capacity_per_s(fleet.candidate.replica, setting) * (1 - question.headroom)
 
 

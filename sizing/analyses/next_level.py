@@ -13,14 +13,15 @@ from numpy.typing import NDArray
 
 from sizing.band import MONTE_CARLO_SIGMA, Z90
 from sizing.candidates import from_fit
-from sizing.edge import BY_FORMULA, Setting, load_response
+from sizing.edge import BY_FORMULA, load_response
 from sizing.engine import Replica
 from sizing.fitting import Fit, fit
 from sizing.fitting.levels import concurrency, granted, point_runs
 from sizing.fitting.search import POOR
-from sizing.planner import setting_of, size
-from sizing.plans import Fleet, Question, Rejection
+from sizing.planner import size
+from sizing.plans import Fleet, Rejection
 from sizing.points import Point
+from sizing.question import Question, Setting
 from sizing.simulator.replay import Replay
 from sizing.workload import Lengths
 
@@ -110,7 +111,7 @@ def believe(points: tuple[Point, ...], question: Question) -> Belief | None:
         return None
     fitted = fit(good)
     sized = size(question, from_fit(fitted, question.workload.lengths), BY_FORMULA)
-    setting = setting_of(question, sized.working if isinstance(sized, Fleet) else 1)
+    setting = question.setting(sized.working if isinstance(sized, Fleet) else 1)
     effects = [(margin(slower, setting) - margin(faster, setting)) / 2 for faster, slower in fitted.variants]
     return Belief(fitted, sized, np.array(effects), surplus(fitted.replica, setting))
 

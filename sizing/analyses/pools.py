@@ -15,12 +15,13 @@ from sizing.engine import Replica
 from sizing.errors import ScenarioError
 from sizing.numbers import milliseconds, percent
 from sizing.planner import size
-from sizing.plans import Candidate, Fleet, Question, Rejection
+from sizing.plans import Candidate, Fleet, Rejection
 from sizing.prediction import Method as MethodName
 from sizing.prediction import Prediction
+from sizing.question import Question
 from sizing.queueing import predict
 from sizing.simulator import Simulated, simulate_disaggregated
-from sizing.workload import Limit, Prefix, Sla
+from sizing.workload import Prefix, Sla
 
 # --- A prefill and a decode pool run together in simulation, and enlarged until the SLA holds there
 
@@ -205,7 +206,7 @@ def _sized_apart(question: Question, candidate: Candidate, transfer_s: float) ->
 def prefill_question(question: Question) -> Question:
     """Requests that end with their first token, under the TTFT limit alone."""
     lengths = replace(question.workload.lengths, osl=1.0, osl_cv=0.0, correlation=0.0)
-    return replace(question, workload=replace(question.workload, lengths=lengths), sla=Sla(ttft=question.sla.ttft))
+    return replace(question, workload=replace(question.workload, lengths=lengths), sla=Sla(question.sla.ttft))
 
 
 def decode_question(question: Question, ttft_s: float, transfer_s: float) -> Question:
@@ -215,17 +216,17 @@ def decode_question(question: Question, ttft_s: float, transfer_s: float) -> Que
     """
     lengths, sla = question.workload.lengths, question.sla
     gaps = lengths.osl - 1
-    limits: dict[str, Limit] = {}
-    for metric, limit, taken_s in (("itl", sla.itl, transfer_s / gaps), ("e2e", sla.e2e, ttft_s + transfer_s)):
+    limits = []
+    for limit, taken_s in ((sla.itl, transfer_s / gaps), (sla.e2e, ttft_s + transfer_s)):
         if limit is not None:
             if limit.limit_s <= taken_s:
                 raise ScenarioError(f"disaggregated: prefill and transfer alone exceed {limit}")
-            limits[metric] = replace(limit, limit_s=limit.limit_s - taken_s)
+            limits.append(replace(limit, limit_s=limit.limit_s - taken_s))
     if not limits:
         raise ScenarioError("disaggregated: the decode pool needs a limit on ITL or E2E")
     short = replace(lengths, isl=1.0, isl_cv=0.0, correlation=0.0)
     workload = replace(question.workload, lengths=short, prefix=Prefix())
-    return replace(question, workload=workload, sla=Sla(**limits))
+    return replace(question, workload=workload, sla=Sla(*limits))
 
 
 def decode_only(replica: Replica, question: Question) -> Replica:

@@ -12,8 +12,8 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
 from sizing.edge import IDLE, NEAR, SURE, load_response, predict_at, requests_for, run_at, upper_percentile
-from sizing.planner import setting_of
-from sizing.plans import Candidate, Question
+from sizing.plans import Candidate
+from sizing.question import Question
 from sizing.simulator import Simulated
 from sizing.workload import PERCENTILES, Limit, Sla
 
@@ -87,7 +87,7 @@ class _Idle:
     def __init__(self, question: Question, candidate: Candidate) -> None:
         self.candidate = candidate
         self.question = question
-        self.setting = setting_of(question, 1)
+        self.setting = question.setting(1)
         self.response = load_response(candidate.replica, self.setting)
         self._run: Simulated | None = None
 
@@ -157,7 +157,7 @@ def _roomy(smallest: Limit, others: Sequence[Limit], idle: _Idle) -> Limit:
     replica, setting = idle.candidate.replica, idle.setting
     most_per_s = float(idle.response.rates_per_s[0]) / IDLE
     if others:
-        apart = Sla(**{limit.metric: limit for limit in others})
+        apart = Sla(*others)
         most_per_s = load_response(replica, replace(setting, sla=apart)).rate_per_s(0.0)
     if most_per_s == 0:
         return smallest

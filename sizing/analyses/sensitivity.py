@@ -6,11 +6,12 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Literal
 
-from sizing.edge import BY_FORMULA, BY_SIMULATION, Setting, SlaMissed, load_response
+from sizing.edge import BY_FORMULA, BY_SIMULATION, SlaMissed, load_response
 from sizing.engine import Batching
 from sizing.errors import ScenarioError
-from sizing.planner import setting_of, size, smallest_fleet
-from sizing.plans import Candidate, Fleet, Question, Rejection
+from sizing.planner import size, smallest_fleet
+from sizing.plans import Candidate, Fleet, Rejection
+from sizing.question import Question, Setting
 from sizing.workload import Limit
 
 CHANGES = (-0.25, -0.10, 0.10, 0.25)
@@ -83,8 +84,8 @@ def with_input(question: Question, name: str, value: float) -> Question:
         return replace(question, workload=replace(question.workload, rate_per_s=value))
     if name == "headroom":
         return replace(question, headroom=value)
-    limits = {limit.metric: replace(limit, limit_s=value) for limit in question.sla.limits if limit_name(limit) == name}
-    return replace(question, sla=replace(question.sla, **limits))
+    limits = (replace(limit, limit_s=value) for limit in question.sla.limits if limit_name(limit) == name)
+    return replace(question, sla=question.sla.with_limits(*limits))
 
 
 def resized(changed: Question, question: Question, fleet: Fleet) -> tuple[int, float]:
@@ -96,7 +97,7 @@ def resized(changed: Question, question: Question, fleet: Fleet) -> tuple[int, f
     same.
     """
     replica = fleet.candidate.replica
-    as_it_was = load_response(replica, setting_of(question, fleet.working))
+    as_it_was = load_response(replica, question.setting(fleet.working))
     kept = 0.0 if as_it_was.rate_per_s(0.0) else as_it_was.excess_at(fleet.capacity_per_s)
     correction = fleet.capacity_per_s / as_it_was.rate_per_s(kept)
 
@@ -156,7 +157,7 @@ def tune(question: Question, candidate: Candidate) -> Tuned:
     beyond what was measured is extrapolated, and the fleet's warnings say so.
     """
     before = size(question, candidate, BY_SIMULATION)
-    setting = setting_of(question, before.working if isinstance(before, Fleet) else 1)
+    setting = question.setting(before.working if isinstance(before, Fleet) else 1)
     tried: dict[Batching, float] = {}
     best = candidate.replica.batching
     for ways in (batch_limits, token_budgets, batch_limits):

@@ -8,9 +8,9 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Protocol
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, create_model
 
-from sizing.edge import REQUESTS, Setting, SlaMissed, first_capacity_per_s, least, upper_excess
+from sizing.edge import REQUESTS, SlaMissed, first_capacity_per_s, least, upper_excess
 from sizing.engine import Replica
 from sizing.errors import ScenarioError
 from sizing.explain import cost_rejection, sla_rejection
@@ -18,23 +18,9 @@ from sizing.faults import first_fault
 from sizing.planner import HOPELESS
 from sizing.plans import Basis, Candidate, Rejection, basis_of, beyond_measured
 from sizing.prediction import Prediction
+from sizing.question import FIELDS, Setting, check_load, check_priced, check_terms, sla_of, workload_of
 from sizing.simulator import Simulated, Watch
-from sizing.workload import (
-    METRICS,
-    Arrivals,
-    Lengths,
-    Limit,
-    Prefix,
-    Routing,
-    Sla,
-    Workload,
-    check_gaps,
-    check_margins,
-    check_prefix,
-    check_price,
-    check_priced,
-    check_rate,
-)
+from sizing.workload import Limit, Routing, Sla, Workload
 from sizing.yaml_file import read_yaml
 
 MOST = 8
@@ -51,9 +37,7 @@ class Share:
     priority: int = 0
 
     def __post_init__(self) -> None:
-        check_rate(self.workload.rate_per_s)
-        check_gaps(self.workload.lengths, self.sla)
-        check_prefix(self.workload.lengths, self.workload.prefix)
+        check_load(self.workload, self.sla)
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,11 +51,7 @@ class Terms:
     prices: tuple[tuple[str, float], ...] = ()
 
     def __post_init__(self) -> None:
-        check_margins(self.headroom, self.spare)
-        if self.price_per_gpu_hour is not None:
-            check_price("price per GPU-hour", self.price_per_gpu_hour)
-        for gpu, price in self.prices:
-            check_price(f"price of a {gpu}-hour", price)
+        check_terms(self)
 
     def price_of(self, gpu: str) -> float | None:
         """Price of an hour of this GPU, None = not known."""
@@ -277,34 +257,21 @@ def scaled(workload: Workload, load: float) -> Workload:
 STRICT = ConfigDict(extra="forbid", frozen=True)
 
 
-class StreamFile(BaseModel):
-    """One workload of a scenario; limits as on the command line, for instance ``ttft: p95:1s``."""
+STREAM = "isl osl rate isl_cv osl_cv correlation arrivals prefix_tokens prefix_hit ttft itl gap e2e".split()
+StreamFile = create_model(
+    "StreamFile",
+    __config__=STRICT,
+    name=(str, ...),
+    priority=(int, 0),
+    **{name: FIELDS[name].entry for name in STREAM},  # type: ignore[call-overload]
+)
+"""One workload of a scenario: fields of the question, limits as on the command line, for instance ``ttft: p95:1s``."""
 
-    model_config = STRICT
 
-    name: str
-    isl: float
-    osl: float
-    rate: float
-    isl_cv: float = 0.0
-    osl_cv: float = 0.0
-    correlation: float = 0.0
-    arrivals: str = "poisson"
-    prefix_tokens: int = 0
-    prefix_hit: float = 0.0
-    priority: int = 0
-    ttft: str | None = None
-    itl: str | None = None
-    gap: str | None = None
-    e2e: str | None = None
-
-    def share(self) -> Share:
-        """The workload and SLA that this describes; ScenarioError for what they cannot be."""
-        lengths = Lengths(self.isl, self.osl, self.isl_cv, self.osl_cv, self.correlation)
-        prefix = Prefix(self.prefix_tokens, self.prefix_hit)
-        workload = Workload(lengths, self.rate, Arrivals.parse(self.arrivals), prefix)
-        limits = {metric: Limit.parse(metric, text) for metric in METRICS if (text := getattr(self, metric))}
-        return Share(self.name, workload, Sla(**limits), self.priority)
+def share_of(stream: BaseModel) -> Share:
+    """The workload and SLA that a `StreamFile` describes; ScenarioError for what they cannot be."""
+    given = stream.model_dump()
+    return Share(given["name"], workload_of(given), sla_of(given), given["priority"])
 
 
 class ScenarioFile(BaseModel):

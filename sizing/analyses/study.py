@@ -31,7 +31,7 @@ from joblib import Parallel, cpu_count, delayed
 from joblib.externals.loky.process_executor import TerminatedWorkerError
 from numpy.random import SeedSequence
 from numpy.typing import NDArray
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, create_model, model_validator
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 from scipy.special import stdtrit
@@ -43,68 +43,55 @@ from sizing.cli.options import tensor_parallel, words
 from sizing.engine import Replica
 from sizing.errors import ScenarioError, SizingError
 from sizing.faults import LONGEST_QUOTE, first_fault
-from sizing.plans import NoFeasiblePlan, Plan, Question
+from sizing.plans import NoFeasiblePlan, Plan
 from sizing.points import Point
 from sizing.prediction import Prediction, Quantiles
+from sizing.question import FIELDS, Question
 from sizing.simulator import simulate
-from sizing.workload import METRICS, OF_REQUESTS, Arrivals, Lengths, Limit, RequestMetric, Routing, Sla, Workload
+from sizing.workload import OF_REQUESTS, Lengths, RequestMetric, Routing, Workload
 from sizing.yaml_file import read_yaml
-
-#
-# base:  {model: Qwen/Qwen3-32B, gpu: h200_sxm, precision: fp8, isl: 2000, osl: 256, itl: p95:30ms}
-#     axes:
-#       rate: [5, 20, 80]
-#       tp:   [1, 2]
-#       ttft: [p95:500ms, p95:2s]
-#     # or, in place of every combination:  sample: 1000, and then an axis may be {low: 200, high: 8000} (log-uniform)
-#
-# Keys of `base` and `axes` are the options of ``python -m sizing plan``, written with underscores.
 
 STRICT = ConfigDict(strict=True, extra="forbid", frozen=True, allow_inf_nan=False)
 MOST = 200_000
 """Scenarios of a study: so many take some seconds and 350 MB to be read, and days to be answered."""
 
 
-class Scenario(BaseModel):
+ASKED = "isl osl isl_cv osl_cv rate arrivals routing ttft itl gap e2e headroom spare".split()
+KEYS: dict[str, Any] = {
+    "model": (str, ...),
+    "gpu": (str, ""),
+    "precision": (str, "any"),
+    "tp": (int | str, "any"),
+    "points": (str, ""),
+    "basis": (Literal["measured", "any"], "any"),
+    **{name: FIELDS[name].entry for name in ASKED},
+}
+"""Type and default of every key of a scenario; its columns in the table of results, in this order."""
+INPUT_COLUMNS = tuple(KEYS)
+Written = create_model("Written", __config__=STRICT, **KEYS)
+
+
+@dataclass(frozen=True, slots=True)
+class Scenario:
     """One question, in the words of the command line; `points`: a CSV file, relative to the study file."""
 
-    model_config = STRICT
-
-    model: str
-    gpu: str = ""
-    precision: str = "any"
-    tp: int | str = "any"
-    points: str = ""
-    basis: Literal["measured", "any"] = "any"
-    isl: float
-    osl: float
-    isl_cv: float = 0.0
-    osl_cv: float = 0.0
-    rate: float
-    arrivals: str = "poisson"
-    routing: Routing = "random"
-    ttft: str = ""
-    itl: str = ""
-    gap: str = ""
-    e2e: str = ""
-    headroom: float = 0.2
-    spare: int = 1
+    given: dict[str, Any]
 
     @property
     def question(self) -> Question:
         """The planner's question; raises ScenarioError for an impossible one."""
-        lengths = Lengths(self.isl, self.osl, self.isl_cv, self.osl_cv)
-        limits = {metric: Limit.parse(metric, text) for metric in METRICS if (text := getattr(self, metric))}
-        workload = Workload(lengths, self.rate, Arrivals.parse(self.arrivals))
-        return Question(self.model, workload, Sla(**limits), self.routing, self.headroom, self.spare)
+        return Question.of(self.given)
 
     @property
     def choice(self) -> Choice:
         """What may be bought; raises ScenarioError for a TP that is no number."""
-        return Choice(words(self.gpu), words(self.precision), tensor_parallel(str(self.tp)), self.basis)
+        given = self.given
+        return Choice(words(given["gpu"]), words(given["precision"]), tensor_parallel(str(given["tp"])), given["basis"])
 
-
-INPUT_COLUMNS: tuple[str, ...] = tuple(Scenario.model_fields)
+    @property
+    def points(self) -> str:
+        """Name of the file of points, empty for none."""
+        return str(self.given["points"])
 
 
 class Range(BaseModel):
@@ -145,7 +132,7 @@ def read_study(path: Path | str) -> list[Scenario]:
     scenarios = []
     for place, values in enumerate(_combinations(file, str(path)), start=1):
         try:
-            scenario = Scenario.model_validate(file.base | values)
+            scenario = Scenario(Written.model_validate(file.base | values).model_dump())
             _ = scenario.question, scenario.choice
         except ValidationError as error:
             raise ScenarioError(f"{path}, scenario {place}, {first_fault(error)}") from None
@@ -268,7 +255,7 @@ class Table:
     def add(self, place: int, answer: Mapping[str, Cell]) -> None:
         """Write the answer to the scenario at `place`, at once."""
         own: dict[str, Cell] = {"scenario": place + 1, "inputs": self._inputs}
-        self._rows[place] = _texts(own | self._study[place].model_dump() | dict(answer))
+        self._rows[place] = _texts(own | self._study[place].given | dict(answer))
         with _writing(self._path):
             self._file.write(_line(self._rows[place].values()))
             self._file.flush()
@@ -300,7 +287,7 @@ def _rows(path: Path, study: Sequence[Scenario], inputs: str) -> dict[int, dict[
     for row in _table(path, text):
         place = int(row["scenario"]) - 1 if re.fullmatch("[0-9]{1,9}", row["scenario"]) else -1
         where = f"{path}: row {row['scenario'][:LONGEST_QUOTE]}"
-        if not 0 <= place < len(study) or _question(row) != _texts(study[place].model_dump()):
+        if not 0 <= place < len(study) or _question(row) != _texts(study[place].given):
             raise ScenarioError(f"{where} is of another study; give --out another name")
         if row["inputs"] != inputs:
             raise ScenarioError(

@@ -27,8 +27,9 @@ from sizing.errors import DoesNotFit, ScenarioError
 from sizing.estimate.kernels import LIBRARY
 from sizing.numbers import percent
 from sizing.planner import size
-from sizing.plans import Candidate, Fleet, Question, Rejection
+from sizing.plans import Candidate, Fleet, Rejection
 from sizing.prediction import Method as MethodName
+from sizing.question import Question
 from sizing.workload import Prefix
 
 
@@ -61,10 +62,10 @@ def what_if(
 
     >>> from sizing.estimate import estimate
     >>> from sizing.edge import BY_FORMULA
-    >>> from sizing.plans import Question
+    >>> from sizing.question import Question
     >>> from sizing.analyses.whatif import AtPrecision
     >>> from sizing.workload import Lengths, Limit, Sla, Workload
-    >>> question = Question("Qwen/Qwen3-32B", Workload(Lengths(2000, 256), 20), Sla(itl=Limit.parse("itl", "p95:30ms")))
+    >>> question = Question("Qwen/Qwen3-32B", Workload(Lengths(2000, 256), 20), Sla(Limit.parse("itl", "p95:30ms")))
     >>> bf16 = estimate("Qwen/Qwen3-32B", "h200_sxm", 2, "bf16", question.workload.lengths)
     >>> found = what_if(question, bf16, [AtPrecision("fp8")], BY_FORMULA)
     >>> found.after.gpus < found.before.gpus

@@ -14,7 +14,8 @@ from sizing.errors import CatalogueError, DoesNotFit, EstimateUnavailable, Scena
 from sizing.estimate.day_zero import shipped
 from sizing.estimate.timed import Timed
 from sizing.numbers import percent
-from sizing.plans import Candidate, Question
+from sizing.plans import Candidate
+from sizing.question import Question
 from sizing.workload import Lengths
 
 OF_FREE = 0.9

@@ -11,18 +11,27 @@ import numpy as np
 
 from sizing import candidates
 from sizing.analyses.existing import best_first
-from sizing.analyses.sharing import ScenarioFile, Share, least_gpus, parse_workload, read_scenario, scenario_of
+from sizing.analyses.sharing import (
+    ScenarioFile,
+    Share,
+    least_gpus,
+    parse_workload,
+    read_scenario,
+    scenario_of,
+    share_of,
+)
 from sizing.candidates import Choice, Found
 from sizing.cli.options import (
     as_json,
     choice_of,
     choice_options,
+    field_option,
+    field_options,
     gpus_of,
     length_options,
     margin_options,
     options,
     prices_of,
-    question_of,
     reserving,
     set_by_hand,
     sla_options,
@@ -37,10 +46,11 @@ from sizing.engine import Replica
 from sizing.explain import distance_from_sla
 from sizing.plans import NoFeasiblePlan
 from sizing.points import read_points
+from sizing.question import Question
 from sizing.simulator import Simulated, Watch
 from sizing.simulator.runs import Stream, simulate_streams
 from sizing.text import rejection_json
-from sizing.workload import ROUTINGS, Lengths, Routing
+from sizing.workload import Lengths, Routing
 
 EXAMPLE = """\b
 Example:
@@ -54,7 +64,7 @@ Example:
 @click.command("capacity", epilog=EXAMPLE)
 @options(
     click.option("--gpus", type=click.IntRange(1), required=True, help="GPUs of the fleet that exists."),
-    click.option("--model", required=True, help="Model name, for instance Qwen/Qwen3-32B."),
+    field_option("model"),
     choice_options,
     length_options(required=True),
     sla_options,
@@ -64,7 +74,7 @@ Example:
 )
 def capacity_command(json_: bool, gpus: int, **given: Any) -> None:
     """The largest rate that a fleet of --gpus GPUs serves under the SLA, headroom and spares kept."""
-    question = question_of(given)
+    question = Question.of({**given, "rate": 1.0})
     points = read_points(given["points"]) if given["points"] else []
     found, left_out = candidates.find(question.model, question.workload.lengths, choice_of(given), points)
     fleets, rejected = best_first(question, reserving(found, given["max_tokens"], question.workload.lengths.osl), gpus)
@@ -105,9 +115,7 @@ IN_FILE = ("model", "workloads", "gpu", "precision", "tp", "routing", "headroom"
     click.option("--model", help="Model name, where no --scenario is given."),
     click.option("--workload", "workloads", multiple=True, help="NAME:isl=..,osl=..,rate=..,ttft=..; several times."),
     choice_options,
-    click.option("--routing", type=click.Choice(ROUTINGS), default="random", show_default=True),
-    margin_options,
-    click.option("--price", help="Price of one GPU-hour, any currency; by GPU: h100_sxm=2.5,h200_sxm=3.8."),
+    field_options("routing", "headroom", "spare", "price"),
     time_limit,
     as_json,
 )
@@ -117,7 +125,7 @@ def share_command(context: click.Context, /, json_: bool, scenario: str | None, 
     if scenario:
         refuse_stated_twice(context)
     asked = read_scenario(scenario) if scenario else from_options(given)
-    shares = [stream.share() for stream in asked.workloads]
+    shares = [share_of(stream) for stream in asked.workloads]
     found = find(asked, shares, given)
     terms = replace(asked.terms, **prices_of(given.get("price"), gpus_of(found)))
     most_osl = max(share.workload.lengths.osl for share in shares)

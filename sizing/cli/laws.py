@@ -8,13 +8,14 @@ from typing import Any
 import click
 
 from sizing import candidates
-from sizing.cli.options import as_json, options, workload_of, workload_options, write_json
+from sizing.cli.options import as_json, options, workload_options, write_json
 from sizing.cli.shapes import fit_json, prediction_json
 from sizing.cli.tables import console, print_fit, print_prediction
 from sizing.engine import COEFFICIENTS, KV_POLICIES, POLICIES, Batching, Replica, Speculation, StepLaw
 from sizing.errors import PointsError, ScenarioError
 from sizing.fitting import Fit, fit
 from sizing.points import Point, read_points
+from sizing.question import workload_of
 from sizing.queueing import predict as predict_analytically
 from sizing.simulator import Simulated, Watch
 from sizing.simulator import simulate as run_simulation

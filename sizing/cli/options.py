@@ -15,22 +15,12 @@ from sizing.budget import within
 from sizing.candidates import Choice, Found
 from sizing.cli.shapes import finite_only
 from sizing.errors import ScenarioError
-from sizing.plans import Candidate, Question
-from sizing.workload import (
-    METRICS,
-    ROUTINGS,
-    Arrivals,
-    Lengths,
-    Limit,
-    Prefix,
-    Sla,
-    Workload,
-    check_prefix,
-    check_reserved,
-)
+from sizing.plans import Candidate
+from sizing.question import FIELDS
+from sizing.workload import METRICS
 
 MOST_GPUS = 10_000_000
-"""GPUs of one type owned or available: more is a slip of the keyboard."""
+"""GPUs of one type owned or available: more is almost certainly a typo."""
 F = TypeVar("F", bound=Callable[..., Any])
 
 
@@ -45,24 +35,34 @@ def options(*decorators: Callable[[F], F]) -> Callable[[F], F]:
     return apply
 
 
+def field_option(name: str, required: bool | None = None) -> Callable[[F], F]:
+    """The option of a field of the question; `required`: whether click itself asks for it."""
+    field = FIELDS[name]
+    kind: Any = click.Choice(field.choices) if field.choices else str
+    if field.range is not None and name != "price":
+        kind = int if field.whole else float
+    must = field.default is None and not field.optional if required is None else required
+    return click.option(
+        f"--{name.replace('_', '-')}",
+        type=kind,
+        default=field.default,
+        required=must,
+        show_default=field.default is not None,
+        help=field.help or None,
+    )
+
+
+def field_options(*names: str, required: bool | None = None) -> Callable[[F], F]:
+    """The options of several fields, in this order."""
+    return options(*(field_option(name, required) for name in names))
+
+
+LENGTHS = ("isl", "osl", "isl_cv", "osl_cv", "correlation", "prefix_tokens", "prefix_hit", "arrivals", "routing")
+
+
 def length_options(required: bool) -> Callable[[F], F]:
     """Lengths, arrivals, prefix and routing; `required`: click itself asks for ISL and OSL."""
-    return options(
-        click.option("--isl", type=float, required=required, help="Mean input tokens of a request."),
-        click.option("--osl", type=float, required=required, help="Mean output tokens of a request."),
-        click.option("--isl-cv", type=float, default=0.0, show_default=True, help="Spread of ISL: deviation / mean."),
-        click.option("--osl-cv", type=float, default=0.0, show_default=True, help="Spread of OSL: deviation / mean."),
-        click.option("--correlation", type=float, default=0.0, show_default=True, help="Of ISL and OSL, -1 to 1."),
-        click.option("--prefix-tokens", type=int, default=0, show_default=True, help="Tokens that prompts share."),
-        click.option("--prefix-hit", type=float, default=0.0, show_default=True, help="Chance to find them cached."),
-        click.option(
-            "--arrivals",
-            default="poisson",
-            show_default=True,
-            help="poisson, constant, gamma:cv=NUMBER or batch:size=NUMBER.",
-        ),
-        click.option("--routing", type=click.Choice(ROUTINGS), default="random", show_default=True),
-    )
+    return options(field_options("isl", "osl", required=required), field_options(*LENGTHS[2:]))
 
 
 def start_clock(context: click.Context, _: click.Parameter, limit_s: float) -> None:
@@ -80,24 +80,18 @@ time_limit = click.option(
     help="Seconds of computing (CPU) after which to give up; 0: never.",
 )
 as_json = click.option("--json", "json_", is_flag=True, help="Print JSON for machines.")
-rate_option = click.option("--rate", type=float, required=True, help="Requests per second offered to the fleet.")
-workload_options = options(length_options(required=True), rate_option)
-sla_options = options(
-    click.option("--ttft", help="Limit on time to first token, for instance p95:1s."),
-    click.option("--itl", help="Limit on inter-token latency, a request's mean, for instance p95:30ms."),
-    click.option("--gap", help="Limit on the time between two tokens of a request, for instance p99:100ms."),
-    click.option("--e2e", help="Limit on end-to-end latency, for instance p99:20s."),
-)
-margin_options = options(
-    click.option("--headroom", type=float, default=0.2, show_default=True, help="Share of capacity kept free."),
-    click.option("--spare", type=int, default=1, show_default=True, help="Spare replicas beside the working ones."),
-)
-choice_options = options(
+workload_options = options(length_options(required=True), field_option("rate"))
+sla_options = field_options(*METRICS)
+margin_options = field_options("headroom", "spare")
+which_options = options(
     click.option("--gpu", default="", help="GPUs to compare, comma-separated. Without it: those in --points."),
     click.option("--precision", default="any", show_default=True, help="Precisions, comma-separated, or any."),
     click.option("--tp", default="any", show_default=True, help="Tensor parallel sizes, comma-separated, or any."),
     click.option("--points", type=click.Path(), help="Measured points (CSV); without: day-zero estimates."),
     click.option("--basis", type=click.Choice(["measured", "any"]), default="any", show_default=True),
+)
+choice_options = options(
+    which_options,
     click.option(
         "--max-tokens",
         type=int,
@@ -105,32 +99,6 @@ choice_options = options(
         help="Output tokens that the engine reserves memory for; 0: as many as come.",
     ),
 )
-
-
-def workload_of(given: dict[str, Any]) -> Workload:
-    """The workload that the common options describe; without a rate, one request per second."""
-    lengths = Lengths(given["isl"], given["osl"], given["isl_cv"], given["osl_cv"], given["correlation"])
-    rate = given.get("rate")
-    prefix = Prefix(given["prefix_tokens"], given["prefix_hit"])
-    check_prefix(lengths, prefix)
-    return Workload(lengths, 1.0 if rate is None else rate, Arrivals.parse(given["arrivals"]), prefix)
-
-
-def sla_of(given: dict[str, Any]) -> Sla:
-    """The limits that are given; ScenarioError when there is none."""
-    return Sla(**{metric: Limit.parse(metric, given[metric]) for metric in METRICS if given[metric]})
-
-
-def question_of(given: dict[str, Any]) -> Question:
-    """The planner's question without prices and peaks."""
-    return Question(
-        model=given["model"],
-        workload=workload_of(given),
-        sla=sla_of(given),
-        routing=given["routing"],
-        headroom=given["headroom"],
-        spare=given["spare"],
-    )
 
 
 def choice_of(given: dict[str, Any]) -> Choice:
@@ -143,7 +111,8 @@ def reserving(candidates: Sequence[Candidate], max_tokens: int, osl: float) -> l
 
     ScenarioError where that is less than `osl`, the mean request's.
     """
-    check_reserved(max_tokens, osl)
+    if max_tokens < 0 or 0 < max_tokens < osl:
+        raise ScenarioError(f"--max-tokens must be 0, or at least OSL ({osl:g} tokens), got {max_tokens}")
     if not max_tokens:
         return list(candidates)
     return [

@@ -21,12 +21,12 @@ from sizing.cli.options import (
     choice_of,
     choice_options,
     counts_of,
+    field_option,
     gpus_of,
     length_options,
     margin_options,
     options,
     prices_of,
-    question_of,
     reserving,
     set_by_hand,
     sla_options,
@@ -35,10 +35,10 @@ from sizing.cli.options import (
 )
 from sizing.cli.shapes import Extras, extras_json
 from sizing.edge import BY_SIMULATION
-from sizing.plans import Candidate, Fleet, NoFeasiblePlan, Plan, Question
+from sizing.plans import Candidate, Fleet, NoFeasiblePlan, Plan
 from sizing.points import Point, read_points
+from sizing.question import FIELDS, Question
 from sizing.text import rejection_json
-from sizing.workload import check_peak_factor
 
 # --- What is printed when no configuration meets the SLA: every rejection, nearest miss first
 
@@ -83,15 +83,15 @@ LOAD_NEEDED = ("isl", "osl")
 
 @click.command("plan", epilog=EXAMPLES)
 @options(
-    click.option("--model", required=True, help="Model name, for instance Qwen/Qwen3-32B."),
+    field_option("model"),
     choice_options,
     length_options(required=False),
-    click.option("--rate", type=float, help="Requests per second offered to the fleet."),
-    click.option("--peak-factor", type=float, default=1.0, help="Plan for this many times --rate, the mean."),
+    field_option("rate", required=False),
+    field_option("peak_factor"),
     click.option("--daily", help="24 hourly rates, comma-separated, instead of --rate: GPUs by hour."),
     sla_options,
     margin_options,
-    click.option("--price", help="Price of one GPU-hour, any currency; by GPU: h100_sxm=2.5,h200_sxm=3.8."),
+    field_option("price"),
     click.option("--mix", is_flag=True, help="The cheapest mix of the GPU types; needs a price for each."),
     click.option("--owned", help="With --mix: GPUs already paid for, h100_sxm=8."),
     click.option("--available", help="With --mix: the most there are of a GPU, h200_sxm=16."),
@@ -147,9 +147,9 @@ def planned(given: Mapping[str, Any]) -> Question:
         peak, factor = max(rates), max(rates) / (sum(rates) / len(rates))
     else:
         factor = given["peak_factor"]
-        check_peak_factor(factor)
+        FIELDS["peak_factor"].check(factor)
         peak = given["rate"] * factor
-    return replace(question_of({**given, "rate": peak}), peak_factor=factor)
+    return Question.of({**given, "rate": peak, "peak_factor": factor, "price": None})
 
 
 def report_json(plan: Plan, more: Extras, points: Sequence[Point]) -> dict[str, Any]:

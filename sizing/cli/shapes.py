@@ -13,9 +13,10 @@ from sizing.analyses.sensitivity import Sensitivity, Tuned
 from sizing.analyses.sharing import SharedFleet, Terms
 from sizing.fitting import Distrust, Fit, PointError, Regime
 from sizing.numbers import percent, significant
-from sizing.plans import Cost, Fleet, Question, Rejection, cost_at, cost_json
+from sizing.plans import Cost, Fleet, Rejection, cost_at, cost_json
 from sizing.points import Point
 from sizing.prediction import Prediction
+from sizing.question import Question
 from sizing.text import fleet_json
 
 

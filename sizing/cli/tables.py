@@ -18,8 +18,9 @@ from sizing.analyses.sharing import SharedFleet, Terms
 from sizing.cli.shapes import Extras, extras_lines, shared_cost
 from sizing.fitting import Fit
 from sizing.numbers import milliseconds, percent, significant
-from sizing.plans import Fleet, Plan, Question, Rejection
+from sizing.plans import Fleet, Plan, Rejection
 from sizing.prediction import Method, Prediction
+from sizing.question import Question
 from sizing.workload import METRICS, metric_name
 
 NOTHING_MORE = Extras()

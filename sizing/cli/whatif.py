@@ -17,19 +17,21 @@ from sizing.analyses.whatif import KINDS, Comparison, example, parse_change, wha
 from sizing.candidates import Choice
 from sizing.cli.options import (
     as_json,
-    sla_of,
+    field_option,
+    margin_options,
     sla_options,
     tensor_parallel,
+    which_options,
     words,
-    workload_of,
     workload_options,
     write_json,
 )
 from sizing.cli.tables import console
 from sizing.errors import ScenarioError
 from sizing.numbers import milliseconds, percent, significant
-from sizing.plans import Candidate, Fleet, NoFeasiblePlan, Question, Rejection
+from sizing.plans import Candidate, Fleet, NoFeasiblePlan, Rejection
 from sizing.points import read_points
+from sizing.question import Question
 from sizing.text import binding
 
 # --- What ``python -m sizing whatif`` prints for people: both fleets, what changed between them, and what that assumes
@@ -142,30 +144,18 @@ Example:
 @click.command("whatif", epilog=EXAMPLE)
 @click.option("--change", "changes", multiple=True, help="A change, see below; may be repeated.")
 @click.option("--disaggregated", is_flag=True, help="Also: prompts and tokens in two pools of replicas.")
-@click.option("--model", required=True, help="Model name, for instance Qwen/Qwen3-32B.")
-@click.option("--gpu", default="", help="GPUs to compare, comma-separated. Without it: those in --points.")
-@click.option("--precision", default="any", show_default=True, help="Precisions, comma-separated, or any.")
-@click.option("--tp", default="any", show_default=True, help="Tensor parallel sizes, comma-separated, or any.")
+@field_option("model")
+@which_options
 @workload_options
 @sla_options
-@click.option("--headroom", type=float, default=0.2, show_default=True, help="Share of a replica's capacity kept free.")
-@click.option("--spare", type=int, default=1, show_default=True, help="Spare replicas beside the working ones.")
-@click.option("--points", type=click.Path(), help="Measured points (CSV); without: day-zero estimates.")
-@click.option("--basis", type=click.Choice(["measured", "any"]), default="any", show_default=True)
+@margin_options
 @as_json
 def whatif_command(json_: bool, changes: tuple[str, ...], disaggregated: bool, **given: Any) -> None:
     """The best fleet of a plan, and the fleet it would be if the engine, the model or the prompts were changed."""
     if not changes and not disaggregated:
         raise ScenarioError(f"give at least one --change ({', '.join(KINDS)}) or --disaggregated")
     made = [parse_change(text) for text in changes]
-    question = Question(
-        model=given["model"],
-        workload=workload_of(given),
-        sla=sla_of(given),
-        routing=given["routing"],
-        headroom=given["headroom"],
-        spare=given["spare"],
-    )
+    question = Question.of(given)
     found = what_if(question, _candidate(question, given), made)
     pools = disaggregate(found.setup) if disaggregated else None
     if json_:

@@ -20,10 +20,10 @@ from sizing.catalog import CATALOG
 from sizing.edge import predict_at
 from sizing.engine import Replica
 from sizing.numbers import percent, significant
-from sizing.planner import setting_of
-from sizing.plans import Candidate, Fleet, Plan, Question, Rejection, cost_of, energy_of
+from sizing.plans import Candidate, Fleet, Plan, Rejection, cost_of, energy_of
 from sizing.points import Point
 from sizing.prediction import Prediction
+from sizing.question import Question, replicas_for
 from sizing.report import model
 from sizing.report.model import (
     DIGEST,
@@ -291,7 +291,7 @@ def latency_band(question: Question, fleet: Fleet) -> Factors:
     latency along them add in quadrature. A law without them is made slower and faster by its relative error. High is
     infinite where the slow end cannot carry the load at all.
     """
-    candidate, setting = fleet.candidate, setting_of(question, fleet.working)
+    candidate, setting = fleet.candidate, question.setting(fleet.working)
 
     def at_planned_load(replica: Replica) -> Prediction:
         return predict_at(replica, setting, fleet.load_per_s)
@@ -473,7 +473,7 @@ def configuration(question: Question, fleet: Fleet) -> model.Configuration:
     """One fleet with all its numbers."""
     basis, candidate, limit = fleet.basis, fleet.candidate, fleet.binding
     price = question.price_of(candidate.gpu)
-    by_division = math.ceil(question.workload.rate_per_s / fleet.requests_per_s_per_replica * (1 - 1e-9))
+    by_division = replicas_for(question.workload.rate_per_s, fleet.requests_per_s_per_replica)
 
     def of(value: float | None, unit: Unit) -> Quantity:
         return number(value, unit, basis)

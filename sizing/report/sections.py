@@ -5,14 +5,17 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import Any, cast
 
 from sizing.analyses.sensitivity import limit_name
 from sizing.numbers import percent, significant
-from sizing.plans import Fleet, Question
+from sizing.plans import Fleet
+from sizing.question import FIELDS, Field, Question
 from sizing.report import tables
 from sizing.report import tables as tables_beside
 from sizing.report.model import Input, Quantity, Report, Unit
 from sizing.report.tables import Table, capital, line, number_of, visible
+from sizing.workload import Limit
 
 # --- What a report says in words beside its numbers: what the count includes, what it assumes, what its terms mean
 
@@ -105,37 +108,29 @@ MOST_LINE = 1_000
 """Characters of a text in the scenario."""
 
 
+ASKED = (
+    *("model", "rate", "peak_factor", "isl", "isl_cv", "osl", "osl_cv", "correlation", "prefix_tokens", "prefix_hit"),
+    *("ttft", "itl", "gap", "e2e", "headroom", "spare", "arrivals", "routing", "price"),
+)
+"""Fields of a question in the order of a report."""
+
+
 def inputs(question: Question) -> tuple[Input, ...]:
-    """One row for everything asked; prices only where there are some."""
-    return tuple(rows(question))
+    """One row for everything asked; quiet fields only where they differ from their default."""
+    asked = ((FIELDS[name], FIELDS[name].of(question)) for name in ASKED)
+    rows = (
+        row(field, value) for field, value in asked if value is not None and (field.default != value or not field.quiet)
+    )
+    return (*rows, *(given(f"price_{gpu}", f"Price of {gpu}", price, "per GPU-hour") for gpu, price in question.prices))
 
 
-def rows(question: Question) -> Iterator[Input]:
-    workload = question.workload
-    lengths, prefix = workload.lengths, workload.prefix
-    yield Input("model", "Model", question.model)
-    yield given("rate_per_s", "Planned load", workload.rate_per_s, "requests/s")
-    if question.peak_factor != 1:
-        yield given("peak_factor", "Peak over mean load", question.peak_factor, "")
-    yield given("isl", "Input tokens, mean (ISL)", lengths.isl, "tokens")
-    yield given("isl_cv", "Input tokens, variation (CV)", lengths.isl_cv, "")
-    yield given("osl", "Output tokens, mean (OSL)", lengths.osl, "tokens")
-    yield given("osl_cv", "Output tokens, variation (CV)", lengths.osl_cv, "")
-    if lengths.correlation:
-        yield given("correlation", "Correlation of input and output tokens", lengths.correlation, "")
-    if prefix.tokens:
-        yield given("prefix_tokens", "Tokens that prompts share", prefix.tokens, "tokens")
-        yield given("prefix_hit", "Chance to find them cached", prefix.hit_rate, "share")
-    for limit in question.sla.limits:
-        yield given(f"{limit.metric}_p{limit.percentile}_s", limit_name(limit), limit.limit_s, "s")
-    yield given("headroom", "Headroom", question.headroom, "share")
-    yield given("spare", "Spare replicas", question.spare, "replicas")
-    yield Input("arrivals", "Arrivals", str(workload.arrivals))
-    yield Input("routing", "Routing", question.routing.replace("_", " "))
-    if question.price_per_gpu_hour is not None:
-        yield given("price_per_gpu_hour", "Price", question.price_per_gpu_hour, "per GPU-hour")
-    for gpu, price in question.prices:
-        yield given(f"price_{gpu}", f"Price of {gpu}", price, "per GPU-hour")
+def row(field: Field, value: Any) -> Input:
+    """One thing asked, as a report has it."""
+    if isinstance(value, Limit):
+        return given(f"{value.metric}_p{value.percentile}_s", limit_name(value), value.limit_s, "s")
+    if field.range is None:
+        return Input(field.key, field.label, str(value).replace("_", " ") if field.choices else str(value))
+    return given(field.key, field.label, value, cast(Unit, field.unit or field.range.unit))
 
 
 def given(key: str, name: str, value: float, unit: Unit) -> Input:

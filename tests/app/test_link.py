@@ -13,26 +13,24 @@ from hypothesis import given
 from hypothesis import strategies as some
 
 from sizing.analyses.daily import HOURS
-from sizing.workload import METRICS, PERCENTILES, ROUTINGS, Arrivals, Limit
-from ui import link
-from ui.link import ANY, Stamp
-from ui.scenario import (
+from sizing.question import (
     ARRIVAL_CV,
     ARRIVAL_SIZE,
-    FLEET,
     HEADROOM,
     LIMIT_S,
-    OF_PEAK,
-    OF_SERVER,
     PEAK_FACTOR,
     PRICE,
     RATE,
     SHARE,
+    SPARE,
     TOKENS,
     VARIATION,
     Range,
-    Scenario,
 )
+from sizing.workload import METRICS, PERCENTILES, ROUTINGS, Arrivals, Limit
+from ui import link
+from ui.link import ANY, Stamp
+from ui.scenario import FLEET, OF_PEAK, OF_SERVER, Scenario
 
 LINES = [
     line for line in (Path(__file__).parent / "old_links.txt").read_text().splitlines() if line[:1] not in ("", "#")
@@ -74,7 +72,7 @@ scenarios = some.builds(
     osl_cv=floats(VARIATION),
     **{metric: limits(metric) for metric in METRICS},
     headroom=floats(HEADROOM),
-    spare=some.integers(0, 64),
+    spare=whole(SPARE),
     routing=some.sampled_from(ROUTINGS),
     arrivals=arrivals,
     price_per_gpu_hour=some.none() | floats(PRICE),

@@ -22,8 +22,9 @@ from sizing.candidates import from_fit
 from sizing.edge import BY_FORMULA
 from sizing.fitting import fit
 from sizing.planner import size
-from sizing.plans import Fleet, Question
+from sizing.plans import Fleet
 from sizing.points import Point, curves, read_points
+from sizing.question import Question
 from sizing.workload import Arrivals, Lengths, Limit
 from tests.sizing.simulated_levels import simulated_point
 

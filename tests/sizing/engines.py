@@ -5,12 +5,13 @@ from __future__ import annotations
 import dataclasses
 
 from sizing.engine import Batching, Replica, StepLaw
-from sizing.plans import Candidate, Question
+from sizing.plans import Candidate
+from sizing.question import Question
 from sizing.workload import Lengths, Limit, Sla, Workload
 
 LAW = StepLaw(4.8e-3, 1e-3, 20e-6, 10e-6, 49e-9, 1.3e-9, 0.5e-3, 4e-3)
 BATCHING = Batching("chunked", 256, 8192, 400_000)
-SLA = Sla(ttft=Limit("ttft", 95, 0.5), itl=Limit("itl", 95, 0.02))
+SLA = Sla(Limit("ttft", 95, 0.5), Limit("itl", 95, 0.02))
 
 
 def candidate(tp: int = 1, law: StepLaw = LAW, gpu: str = "g", batching: Batching = BATCHING) -> Candidate:

@@ -7,11 +7,12 @@ from dataclasses import replace
 from sizing.edge import BY_FORMULA
 from sizing.engine import Batching, Replica, StepLaw
 from sizing.planner import size
-from sizing.plans import Candidate, Fleet, Question
+from sizing.plans import Candidate, Fleet
+from sizing.question import Question
 from sizing.workload import Lengths, Limit, Sla, Workload
 
 LAW = StepLaw(4.8e-3, 1e-3, 20e-6, 10e-6, 49e-9, 1.3e-9, 0.5e-3, 4e-3)
-SLA = Sla(ttft=Limit("ttft", 95, 0.5), itl=Limit("itl", 95, 0.02))
+SLA = Sla(Limit("ttft", 95, 0.5), Limit("itl", 95, 0.02))
 KV_TOKENS = 400_000
 
 

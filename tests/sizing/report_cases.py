@@ -16,7 +16,8 @@ from sizing.analyses.daily import Daily, gpus_by_hour
 from sizing.analyses.relax import Relaxation, Together, relaxations, together
 from sizing.analyses.sensitivity import sensitivities
 from sizing.engine import Batching, Replica, StepLaw
-from sizing.plans import Candidate, Plan, Question, Rejection
+from sizing.plans import Candidate, Plan, Rejection
+from sizing.question import Question
 from sizing.report.build import Cover, refusal_of, report_of
 from sizing.report.model import Report
 from sizing.workload import Lengths, Limit, Sla, Workload
@@ -29,7 +30,7 @@ REJECTED = Rejection("slow_gpu", 2, "bf16", "memory", "3.5 GB short; TP4 fits")
 QUESTION = Question(
     "acme/tiny",
     Workload(Lengths(1000, 200, 0.3, 0.5), 40.0),
-    Sla(ttft=Limit("ttft", 95, 0.5), itl=Limit("itl", 95, 0.02)),
+    Sla(Limit("ttft", 95, 0.5), Limit("itl", 95, 0.02)),
     price_per_gpu_hour=2.5,
 )
 
@@ -73,9 +74,9 @@ def day_report() -> Report:
     return report_of(found, load_curve(QUESTION, found.answer), (), COVER, daily=daily())
 
 
-STRICT = dataclasses.replace(QUESTION, sla=Sla(ttft=Limit("ttft", 95, 0.5), itl=Limit("itl", 95, 0.003)))
+STRICT = dataclasses.replace(QUESTION, sla=Sla(Limit("ttft", 95, 0.5), Limit("itl", 95, 0.003)))
 """A question that no candidate answers: its TTFT is kept, its ITL is not."""
-STRICTER = dataclasses.replace(QUESTION, sla=Sla(ttft=Limit("ttft", 95, 0.001), itl=Limit("itl", 95, 0.003)))
+STRICTER = dataclasses.replace(QUESTION, sla=Sla(Limit("ttft", 95, 0.001), Limit("itl", 95, 0.003)))
 """One of which every candidate misses both limits."""
 
 

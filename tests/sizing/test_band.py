@@ -9,10 +9,11 @@ import pytest
 
 from sizing.band import MONTE_CARLO_SIGMA, Z90, capacity_band
 from sizing.candidates import from_fit
-from sizing.edge import Setting, SlaMissed, analytic_capacity_per_s, predict_at
+from sizing.edge import SlaMissed, analytic_capacity_per_s, predict_at
 from sizing.engine import Replica
 from sizing.fitting import fit
 from sizing.plans import Candidate
+from sizing.question import Setting
 from sizing.queueing import stable_rate_per_s
 from sizing.workload import Lengths, Limit, Sla, Workload
 from validation.evidence.server import CONTRASTING, LAW, POLICIES, calibrate

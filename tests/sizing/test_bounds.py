@@ -92,7 +92,7 @@ def test_a_gpu_without_a_price_does_not_cost_one() -> None:
     [
         (Lengths(100, 1), Prefix(), SLA, 1.0),
         (Lengths(100, 20), Prefix(101, 0.5), SLA, 1.0),
-        (Lengths(100, 20), Prefix(), Sla(ttft=Limit("ttft", 95, 1.0)), 1.1e6),
+        (Lengths(100, 20), Prefix(), Sla(Limit("ttft", 95, 1.0)), 1.1e6),
     ],
 )
 def test_a_shared_workload_has_the_bounds_of_a_question(

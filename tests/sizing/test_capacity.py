@@ -8,8 +8,9 @@ import numpy as np
 import pytest
 
 from sizing import edge
-from sizing.edge import BY_FORMULA, Setting
+from sizing.edge import BY_FORMULA
 from sizing.engine import Batching, Replica
+from sizing.question import Setting
 from sizing.queueing import stable_rate_per_s
 from sizing.queueing.demand import demand_of
 from sizing.simulator import Simulated, measure_closed, simulate_closed

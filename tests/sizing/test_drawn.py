@@ -112,7 +112,7 @@ def test_lengths_that_fit_nowhere_or_miss_the_sla_say_so() -> None:
     cells = {(cell.isl, cell.osl): cell for cell in length_grid(asked, fleet(asked, of), lambda lengths: True)}
     assert cells[4000, 200].requests_per_s_per_gpu is None and "holds 3,000 tokens" in cells[4000, 200].why
     slow = candidate(law=StepLaw(4.8e-3, 1e-3, 150e-6, 10e-6, 49e-9, 1.3e-9, 0.5e-3, 4e-3))
-    loose = question(1.0, sla=type(asked.sla)(ttft=asked.sla.ttft))
+    loose = question(1.0, sla=type(asked.sla)(asked.sla.ttft))
     missed = {(cell.isl, cell.osl): cell for cell in length_grid(loose, fleet(loose, slow), lambda lengths: True)}
     assert missed[4000, 200].requests_per_s_per_gpu is None and "SLA" in missed[4000, 200].why
 

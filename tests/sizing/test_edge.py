@@ -10,8 +10,9 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from sizing.edge import BATCHES, BY_SIMULATION, LoadResponse, Setting, edge_rate, rank, upper_excess, upper_percentile
+from sizing.edge import BATCHES, BY_SIMULATION, LoadResponse, edge_rate, rank, upper_excess, upper_percentile
 from sizing.engine import Batching, Replica, StepLaw
+from sizing.question import Setting
 from sizing.simulator import Simulated, simulate
 from sizing.simulator.state import REJECTED, SERVED
 from sizing.workload import Lengths, Limit, Sla, Workload
@@ -120,19 +121,19 @@ def test_within_the_limit_by_the_margin_means_the_run_meets_it() -> None:
     run = simulate(Replica(LAW), Workload(Lengths(500, 100, 0.5, 0.8), 8.0), requests=20_000)
     worst = float(np.quantile(run.ttft_s, 0.95))
     for factor in (0.9, 0.999, 1.001, 1.1):
-        sla = Sla(ttft=Limit("ttft", 95, worst * factor))
+        sla = Sla(Limit("ttft", 95, worst * factor))
         assert upper_excess(run, sla) > 0 or run.meets(sla)
         assert upper_excess(run, sla, 0.0) <= upper_excess(run, sla)
 
 
 def test_no_steady_state_is_far_over_any_limit() -> None:
     run = dataclasses.replace(sample(np.ones(100)), saturated=True)
-    assert upper_excess(run, Sla(ttft=Limit("ttft", 95, 1e6))) == 3.0
+    assert upper_excess(run, Sla(Limit("ttft", 95, 1e6))) == 3.0
 
 
 def test_requests_that_are_not_served_are_over_every_limit() -> None:
     """At most 5 % may miss a p95: with 4 % lost it is finite, with 6 % it is not, whatever the others see."""
-    sla = Sla(ttft=Limit("ttft", 95, 100.0))
+    sla = Sla(Limit("ttft", 95, 100.0))
     for lost, holds in ((40, True), (60, False)):
         outcome = np.full(1000, SERVED)
         outcome[:: 1000 // lost][:lost] = REJECTED
@@ -145,7 +146,7 @@ def test_requests_that_are_not_served_are_over_every_limit() -> None:
 def test_the_edge_of_a_server_that_drops_who_waits_too_long() -> None:
     """A queue timeout keeps TTFT short however high the load: the lost alone say where the SLA fails."""
     replica = Replica(LAW, Batching(max_batch_size=16))
-    lengths, sla = Lengths(500, 100, 0.5, 0.8), Sla(ttft=Limit("ttft", 95, 10.0))
+    lengths, sla = Lengths(500, 100, 0.5, 0.8), Sla(Limit("ttft", 95, 10.0))
     setting = Setting(Workload(lengths, 1.0, queue_timeout_s=0.5), sla, "random")
     found = BY_SIMULATION.capacity_per_s(replica, setting)
     for factor, meets in ((0.97, True), (1.03, False)):

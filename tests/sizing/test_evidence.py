@@ -17,9 +17,9 @@ from hypothesis import strategies as st
 from numpy.random import SeedSequence
 
 from sizing.analyses.study import Machines
-from sizing.edge import Setting
 from sizing.engine import Batching, Replica
 from sizing.errors import ScenarioError
+from sizing.question import Setting
 from sizing.report.build import TABLE
 from sizing.report.build import cells as cells_of
 from sizing.workload import Arrivals, Lengths, Limit, Sla, Workload
@@ -106,7 +106,7 @@ def test_the_true_rate_of_a_server_that_takes_a_second_for_each() -> None:
     """Evenly spaced arrivals: nobody waits up to one request a second, beyond it the queue grows."""
     server = Replica(dataclasses.replace(LAW.scaled(0.0), overhead_s=1.0), Batching("prefill_first", 1, 10**6))
     workload = Workload(Lengths(1, 1), 1.0, Arrivals("constant", 0.0))
-    setting = Setting(workload, Sla(ttft=Limit("ttft", 95, 1.5)), "random")
+    setting = Setting(workload, Sla(Limit("ttft", 95, 1.5)), "random")
     assert true_rate_per_s(server, setting, 5_000, 0) == pytest.approx(1.0, rel=0.01)
 
 

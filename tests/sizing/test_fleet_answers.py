@@ -16,10 +16,11 @@ from sizing.analyses.existing import Existing, largest_rate
 from sizing.analyses.sharing import Share, SharedFleet, Terms, least_gpus, shared_fleet
 from sizing.candidates import Choice, find
 from sizing.cli.shapes import existing_json, shared_json
-from sizing.edge import BY_FORMULA, Method, Setting, SlaMissed
+from sizing.edge import BY_FORMULA, Method, SlaMissed
 from sizing.engine import Replica
-from sizing.plans import Fleet, Question, Rejection
+from sizing.plans import Fleet, Rejection
 from sizing.prediction import Prediction
+from sizing.question import Question, Setting
 from sizing.workload import Arrivals, Lengths, Limit, Sla, Workload
 from tests.sizing.engines import LAW, SLA, candidate, question
 from tests.sizing.test_cli import replaced, run
@@ -151,7 +152,7 @@ def test_a_plan_and_the_capacity_of_one_replica_fewer_agree() -> None:
     asked = Question(
         "Qwen/Qwen3-235B-A22B",
         Workload(lengths, 3.27, EVEN),
-        Sla(e2e=Limit("e2e", 95, 2.6219)),
+        Sla(Limit("e2e", 95, 2.6219)),
         headroom=0.0,
         spare=0,
     )
@@ -163,9 +164,9 @@ def test_a_plan_and_the_capacity_of_one_replica_fewer_agree() -> None:
 @given(replicas=st.integers(1, 5000))
 def test_large_fleets_are_counted_to_the_safe_side(replicas: int) -> None:
     for falling in FALLING.values():
-        assert planner.setting_of(falling, replicas).replicas >= replicas
+        assert falling.setting(replicas).replicas >= replicas
     for evened_out in (question(routing="least_outstanding"), question(routing="power_of_two")):
-        assert planner.setting_of(evened_out, replicas).replicas <= replicas
+        assert evened_out.setting(replicas).replicas <= replicas
 
 
 def test_a_saved_plan_says_what_was_asked(capsys: pytest.CaptureFixture[str]) -> None:

@@ -20,7 +20,8 @@ from sizing.analyses.sharing import Share, SharedFleet, Terms, parse_workload, r
 from sizing.edge import BY_FORMULA, least
 from sizing.engine import Replica
 from sizing.errors import ScenarioError
-from sizing.plans import Fleet, NoFeasiblePlan, Question, Rejection
+from sizing.plans import Fleet, NoFeasiblePlan, Rejection
+from sizing.question import Question
 from sizing.simulator import Simulated, Watch, simulate
 from sizing.workload import Limit, Routing, Sla
 from tests.sizing.engines import LAW, SLA, candidate, question
@@ -173,7 +174,7 @@ def test_two_halves_of_a_workload_need_what_the_whole_needs() -> None:
 
 
 def test_the_tighter_sla_decides_on_a_shared_fleet() -> None:
-    tight = Sla(itl=Limit("itl", 95, 0.012))
+    tight = Sla(Limit("itl", 95, 0.012))
     loose_only = shared_fleet([Share("a", question(60.0).workload, SLA)], candidate(), Terms(), one_stream_each)
     mixed = [Share("a", question(30.0).workload, SLA), Share("b", question(30.0).workload, tight)]
     both = shared_fleet(mixed, candidate(), Terms(), one_stream_each)
@@ -184,7 +185,7 @@ def test_the_tighter_sla_decides_on_a_shared_fleet() -> None:
 
 
 def test_a_workload_that_misses_alone_leaves_no_shared_fleet() -> None:
-    hopeless = Share("a", question(1.0).workload, Sla(itl=Limit("itl", 95, 0.001)))
+    hopeless = Share("a", question(1.0).workload, Sla(Limit("itl", 95, 0.001)))
     assert isinstance(shared_fleet([hopeless], candidate(), Terms(), one_stream_each), Rejection)
 
 

@@ -99,7 +99,7 @@ def test_more_load_never_makes_users_faster() -> None:
 
 
 def test_outputs_of_one_token_have_no_curve() -> None:
-    asked = question(workload=Workload(Lengths(1000, 1), 40.0), sla=question().sla.__class__(ttft=question().sla.ttft))
+    asked = question(workload=Workload(Lengths(1000, 1), 40.0), sla=question().sla.__class__(question().sla.ttft))
     assert speed_curve(asked, candidate()).speeds == ()
 
 

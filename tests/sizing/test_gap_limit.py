@@ -17,11 +17,12 @@ from sizing.analyses.inside import compared, learned
 from sizing.analyses.relax import relaxations
 from sizing.analyses.sensitivity import sensitivities, tune
 from sizing.candidates import Choice, find
-from sizing.edge import BY_FORMULA, BY_SIMULATION, TOLERANCE, LoadResponse, Setting, load_response, upper_excess
+from sizing.edge import BY_FORMULA, BY_SIMULATION, TOLERANCE, LoadResponse, load_response, upper_excess
 from sizing.engine import Batching, Replica, StepLaw
 from sizing.errors import ScenarioError
 from sizing.explain import dilution
-from sizing.plans import NoFeasiblePlan, Question
+from sizing.plans import NoFeasiblePlan
+from sizing.question import Question, Setting
 from sizing.queueing import predict, stable_rate_per_s
 from sizing.simulator import Simulated, Watch, simulate, simulate_fleet
 from sizing.simulator.runs import Stream, simulate_streams
@@ -34,7 +35,7 @@ from tests.sizing.replica_runs import NOTHING
 GAPS = Watch(token_gaps=True)
 BIN = 0.008
 """Width of a bin of the histogram at most, relative."""
-P99 = Sla(gap=Limit("gap", 99, 0.1))
+P99 = Sla(Limit("gap", 99, 0.1))
 
 
 def run_of(replica: Replica, load: Workload, requests: int = 20_000, **more: object) -> Simulated:
@@ -202,7 +203,7 @@ def test_gaps_lengthen_with_the_load() -> None:
 
 @pytest.mark.parametrize("limit", [Limit("gap", 99, 0.06), Limit("gap", 50, 0.012), Limit("gap", 90, 0.03)])
 def test_a_plan_keeps_the_limit_and_one_replica_fewer_does_not(limit: Limit) -> None:
-    asked = question(rate=60.0, sla=Sla(gap=limit), headroom=0.0, spare=0)
+    asked = question(rate=60.0, sla=Sla(limit), headroom=0.0, spare=0)
     fleet = planner.plan(asked, [candidate()]).answer
     assert fleet.verified and fleet.binding == limit and fleet.predicted.value_s(limit) <= limit.limit_s
     for working, kept in ((fleet.working, True), (fleet.working - 1, False)):
@@ -213,7 +214,7 @@ def test_a_plan_keeps_the_limit_and_one_replica_fewer_does_not(limit: Limit) -> 
 def test_formula_and_simulation_find_the_same_capacity_at_a_cliff() -> None:
     """p99 jumps from a decode step to one with a prompt at the load where 1 % of the gaps hold one."""
     for lengths in (Lengths(8000, 6), Lengths(2000, 256)):
-        setting = Setting(Workload(lengths, 1.0), Sla(gap=Limit("gap", 99, 0.03)), "random")
+        setting = Setting(Workload(lengths, 1.0), Sla(Limit("gap", 99, 0.03)), "random")
         found, said = (method.capacity_per_s(candidate().replica, setting) for method in (BY_SIMULATION, BY_FORMULA))
         assert said == pytest.approx(found, rel=0.1)
 
@@ -226,13 +227,13 @@ def test_a_level_response_is_read_at_its_far_end_before_a_cliff() -> None:
 
 
 def test_a_gap_limit_that_no_load_keeps_is_named_with_the_smallest_that_would_do() -> None:
-    asked = question(sla=Sla(gap=Limit("gap", 99, 0.001)))
+    asked = question(sla=Sla(Limit("gap", 99, 0.001)))
     with pytest.raises(NoFeasiblePlan, match="p99 gap <= 1 ms") as missed:
         planner.plan(asked, [candidate()])
     assert "misses gap even alone: p99 gap is" in missed.value.rejected[0].why
     (way,) = relaxations(asked, [candidate()])
     assert way.smallest is not None
-    assert planner.plan(replace(asked, sla=Sla(gap=way.smallest)), [candidate()]).answer.gpus > 0
+    assert planner.plan(replace(asked, sla=Sla(way.smallest)), [candidate()]).answer.gpus > 0
 
 
 def test_one_output_token_has_no_gaps_to_limit() -> None:
@@ -248,7 +249,7 @@ def test_the_mean_rule_says_that_it_sees_no_single_gaps() -> None:
 
 
 def test_what_stands_on_a_plan_takes_the_limit() -> None:
-    sla = Sla(itl=Limit("itl", 95, 0.05), gap=Limit("gap", 99, 0.06))
+    sla = Sla(Limit("itl", 95, 0.05), Limit("gap", 99, 0.06))
     asked = question(sla=sla)
     fleet = planner.plan(asked, [candidate()]).answer
     rows = {row.name: row for row in sensitivities(asked, fleet)}
@@ -259,7 +260,7 @@ def test_what_stands_on_a_plan_takes_the_limit() -> None:
     assert tune(asked, candidate()).fleet
     run = run_of(candidate().replica, Workload(asked.workload.lengths, fleet.capacity_per_s), 5000)
     assert [each.name for each in compared(run, run.prediction())].count("p99 gap") == 1
-    assert any("gap" in line for line in learned(run, Sla(gap=Limit("gap", 50, 0.001)), 1.0))
+    assert any("gap" in line for line in learned(run, Sla(Limit("gap", 50, 0.001)), 1.0))
 
 
 # longer answers
@@ -284,7 +285,7 @@ def test_a_longer_answer_meets_no_fewer_stalls(policy: str) -> None:
 @given(isl=st.sampled_from((500, 2000)), percentile=st.sampled_from((50, 95, 99)), limit_s=st.sampled_from((0.03, 0.1)))
 def test_long_answers_need_no_fewer_gpus_under_a_gap_limit(isl: int, percentile: int, limit_s: float) -> None:
     """From some hundred tokens on hardly any gap is the first after a prompt, and nothing is diluted any more."""
-    sla = Sla(gap=Limit("gap", percentile, limit_s))
+    sla = Sla(Limit("gap", percentile, limit_s))
     carried = []
     for osl in (256, 512, 1024, 2048):
         setting = Setting(Workload(Lengths(isl, osl), 1.0), sla, "random")
@@ -292,7 +293,7 @@ def test_long_answers_need_no_fewer_gpus_under_a_gap_limit(isl: int, percentile:
     assert all(more <= fewer * (1 + 5 * TOLERANCE) for fewer, more in pairwise(carried))
 
 
-SHORT_ANSWERS = Question("m", Workload(Lengths(4000, 9), 40.0), Sla(itl=Limit("itl", 95, 0.05)), headroom=0.0, spare=0)
+SHORT_ANSWERS = Question("m", Workload(Lengths(4000, 9), 40.0), Sla(Limit("itl", 95, 0.05)), headroom=0.0, spare=0)
 
 
 def test_a_longer_answer_that_needs_fewer_gpus_is_remarked_on() -> None:
@@ -311,7 +312,7 @@ def test_a_longer_answer_that_needs_fewer_gpus_is_remarked_on() -> None:
     "asked",
     [
         replace(SHORT_ANSWERS, workload=Workload(Lengths(4000, 256), 10.0)),
-        replace(SHORT_ANSWERS, sla=Sla(ttft=Limit("ttft", 95, 1.0))),
+        replace(SHORT_ANSWERS, sla=Sla(Limit("ttft", 95, 1.0))),
         replace(SHORT_ANSWERS, workload=Workload(Lengths(20, 9), 40.0)),
     ],
 )
@@ -322,7 +323,7 @@ def test_no_remark_where_nothing_is_diluted(asked: Question) -> None:
 def test_the_remark_does_not_advise_the_limit_that_is_set() -> None:
     asked = replace(SHORT_ANSWERS, sla=replace(SHORT_ANSWERS.sla, gap=Limit("gap", 50, 3.0)))
     fleet = planner.plan(asked, [candidate()]).answer
-    (said,) = dilution(fleet, planner.setting_of(asked, fleet.working), lambda rate: math.ceil(40 / rate))
+    (said,) = dilution(fleet, asked.setting(fleet.working), lambda rate: math.ceil(40 / rate))
     assert "--gap" not in said
 
 
@@ -346,7 +347,7 @@ def test_the_remark_on_a_shipped_law() -> None:
     for osl in (9, 12):
         lengths = Lengths(4000, osl)
         found, _ = find("Qwen/Qwen3-32B", lengths, Choice(("h200_sxm",), ("fp8",), (2,), "any"), [])
-        asked = Question("Qwen/Qwen3-32B", Workload(lengths, 10.0), Sla(itl=Limit("itl", 95, 0.05)), spare=0)
+        asked = Question("Qwen/Qwen3-32B", Workload(lengths, 10.0), Sla(Limit("itl", 95, 0.05)), spare=0)
         gpus[osl] = planner.plan(asked, found).answer
     assert gpus[12].gpus < gpus[9].gpus
     assert any("with 12 output tokens instead of 9" in line for line in gpus[9].warnings)

@@ -27,15 +27,14 @@ from sizing.edge import run_at
 from sizing.engine import Batching, Replica, StepLaw
 from sizing.errors import ScenarioError
 from sizing.numbers import significant
-from sizing.planner import setting_of
-from sizing.plans import Question
+from sizing.question import Question
 from sizing.simulator import TimeSeries, Watch, simulate, stable_rate_per_s
 from sizing.workload import Arrivals, Lengths, Limit, Routing, Sla, Workload
 
 LAW = StepLaw(weights_s=4.8e-3, overhead_s=1e-3, token_s=20e-6, sequence_s=10e-6, kv_token_s=49e-9)
 LENGTHS = Lengths(1000, 100, 0.5, 0.5)
 ENGINE = Replica(LAW, Batching("chunked", 64, 2048, 100_000))
-SLA = Sla(ttft=Limit("ttft", 95, 1.0), itl=Limit("itl", 95, 0.05))
+SLA = Sla(Limit("ttft", 95, 1.0), Limit("itl", 95, 0.05))
 STABLE_PER_S = stable_rate_per_s(ENGINE, LENGTHS)
 
 
@@ -48,7 +47,7 @@ def run_of(engine: Replica = ENGINE, share: float = 0.6, requests: int = 2000, s
 def test_the_run_is_the_one_by_which_a_plan_is_verified(routing: Routing, arrivals: Arrivals) -> None:
     question = Question("m", Workload(LENGTHS, 40.0, arrivals), SLA, routing)
     run = run_in_fleet(question, ENGINE, 6.0, 5, 1000, 0)
-    planners = run_at(ENGINE, setting_of(question, 5), 6.0, 1000)
+    planners = run_at(ENGINE, question.setting(5), 6.0, 1000)
     np.testing.assert_allclose(simulated(run).e2e_s, planners.e2e_s, rtol=1e-9)
 
 
@@ -149,10 +148,10 @@ def test_losses_pauses_and_missed_limits_are_told_with_their_counts() -> None:
 
 def test_a_kept_sla_is_said_with_the_limit_that_has_the_least_room() -> None:
     result = simulated(run_of(share=0.3))
-    tight = Sla(ttft=Limit("ttft", 50, float(np.quantile(result.ttft_s, 0.6))), itl=Limit("itl", 99, 60.0))
+    tight = Sla(Limit("ttft", 50, float(np.quantile(result.ttft_s, 0.6))), Limit("itl", 99, 60.0))
     first = learned(result, tight, 1.0)[0]
     assert result.meets(tight) and first.startswith("The SLA is kept") and "TTFT limit" in first and "50 % may" in first
-    loose = Sla(ttft=Limit("ttft", 50, 60.0), itl=Limit("itl", 99, 60.0))
+    loose = Sla(Limit("ttft", 50, 60.0), Limit("itl", 99, 60.0))
     assert learned(result, loose, 1.0)[0] == "The SLA is kept: No request exceeds a limit"
 
 

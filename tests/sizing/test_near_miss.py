@@ -13,9 +13,10 @@ from sizing.analyses.existing import best_first, largest_rate
 from sizing.analyses.sensitivity import sensitivities
 from sizing.analyses.sharing import Share, Terms, alone
 from sizing.band import capacity_band
-from sizing.edge import BY_FORMULA, BY_SIMULATION, NEAR, Setting, SlaMissed, first_capacity_per_s, load_response
+from sizing.edge import BY_FORMULA, BY_SIMULATION, NEAR, SlaMissed, first_capacity_per_s, load_response
 from sizing.engine import Replica
-from sizing.plans import Fleet, Question, Rejection
+from sizing.plans import Fleet, Rejection
+from sizing.question import Question, Setting
 from sizing.simulator import Simulated
 from sizing.workload import Lengths, Limit, Sla, Workload
 from tests.sizing.engines import candidate, question
@@ -24,9 +25,9 @@ from tests.sizing.engines import candidate, question
 def just_over() -> Question:
     """Equal requests whose p99 TTFT the formula puts over the limit on an idle replica and the simulation within it."""
     equal = Workload(Lengths(2000, 256), 0.5)
-    loose = question(workload=equal, sla=Sla(ttft=Limit("ttft", 99, 1.0)))
-    idle_s = load_response(candidate().replica, planner.setting_of(loose, 1)).idle.ttft.p99_s
-    return replace(loose, sla=Sla(ttft=Limit("ttft", 99, idle_s / 1.05)))
+    loose = question(workload=equal, sla=Sla(Limit("ttft", 99, 1.0)))
+    idle_s = load_response(candidate().replica, loose.setting(1)).idle.ttft.p99_s
+    return replace(loose, sla=Sla(Limit("ttft", 99, idle_s / 1.05)))
 
 
 @pytest.fixture(scope="module")
@@ -41,7 +42,7 @@ def fleet(asked: Question) -> Fleet:
 
 def test_the_formula_alone_rejects_it(asked: Question) -> None:
     with pytest.raises(SlaMissed) as missed:
-        BY_FORMULA.capacity_per_s(candidate().replica, planner.setting_of(asked, 1))
+        BY_FORMULA.capacity_per_s(candidate().replica, asked.setting(1))
     assert missed.value.near
 
 
@@ -74,31 +75,31 @@ def test_the_planned_fleet_carries_its_load(asked: Question, fleet: Fleet) -> No
 
 def test_a_shared_fleet_looks_again(asked: Question) -> None:
     need = alone(Share("one", asked.workload, asked.sla), candidate(), Terms(headroom=asked.headroom))
-    capacity_per_s = first_capacity_per_s(candidate().replica, planner.setting_of(asked, 1))
+    capacity_per_s = first_capacity_per_s(candidate().replica, asked.setting(1))
     assert need == pytest.approx(0.5 / (capacity_per_s * (1 - asked.headroom)))
 
 
 def test_a_far_miss_is_not_simulated(asked: Question) -> None:
     limit = asked.sla.limits[0]
-    far = Sla(ttft=replace(limit, limit_s=limit.limit_s / NEAR / 1.1))
+    far = Sla(replace(limit, limit_s=limit.limit_s / NEAR / 1.1))
     with pytest.raises(SlaMissed) as missed:
-        first_capacity_per_s(candidate().replica, replace(planner.setting_of(asked, 1), sla=far))
+        first_capacity_per_s(candidate().replica, replace(asked.setting(1), sla=far))
     assert not missed.value.near
 
 
 def test_the_band_of_a_fitted_law_stays_finite(asked: Question) -> None:
     engine = candidate().replica
     pair = (replace(engine, law=engine.law.scaled(0.98)), replace(engine, law=engine.law.scaled(1.02)))
-    low, high = capacity_band(replace(candidate(), variants=(pair,)), planner.setting_of(asked, 1))
+    low, high = capacity_band(replace(candidate(), variants=(pair,)), asked.setting(1))
     assert 0 <= low < 1 < high < math.inf
 
 
 def test_one_run_tells_that_an_idle_replica_misses_by_simulation_too(monkeypatch: pytest.MonkeyPatch) -> None:
     """The formula puts p99 TTFT of varied prompts 5 % over, and so it is: the search for a load is left out."""
     varied = Workload(Lengths(2000, 256, 0.5, 0.5), 1.0)
-    loose = question(workload=varied, sla=Sla(ttft=Limit("ttft", 99, 5.0)))
-    idle_s = load_response(candidate().replica, planner.setting_of(loose, 1)).idle.ttft.p99_s
-    tight = replace(loose, sla=Sla(ttft=Limit("ttft", 99, idle_s / 1.05)))
+    loose = question(workload=varied, sla=Sla(Limit("ttft", 99, 5.0)))
+    idle_s = load_response(candidate().replica, loose.setting(1)).idle.ttft.p99_s
+    tight = replace(loose, sla=Sla(Limit("ttft", 99, idle_s / 1.05)))
     runs: list[float] = []
     run_at = edge.run_at
 
@@ -108,6 +109,6 @@ def test_one_run_tells_that_an_idle_replica_misses_by_simulation_too(monkeypatch
 
     monkeypatch.setattr(edge, "run_at", counted)
     with pytest.raises(SlaMissed) as missed:
-        BY_SIMULATION.capacity_per_s(candidate().replica, planner.setting_of(tight, 1))
+        BY_SIMULATION.capacity_per_s(candidate().replica, tight.setting(1))
     assert len(runs) == 1
     assert missed.value.near and missed.value.alone_s > idle_s / 1.05

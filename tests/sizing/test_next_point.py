@@ -27,18 +27,18 @@ from sizing.analyses.next_level import (
     spent_s,
     surplus,
 )
-from sizing.edge import Setting
 from sizing.engine import Replica
 from sizing.errors import FitError
-from sizing.plans import Fleet, Question
+from sizing.plans import Fleet
 from sizing.points import Point, Verdict
+from sizing.question import Question, Setting
 from sizing.workload import Lengths, Limit, Sla, Workload
 from tests.sizing.simulated_levels import LAW, SERVER, simulated_point
 
 NEAR, FAR = Lengths(1000, 250, 0.3, 0.3), Lengths(128, 128, 0.3, 0.3)
 USERS = (1, 4, 16, 64)
 OPTIONS = tuple(Option(lengths, users, max(50, 10 * users)) for lengths in (FAR, NEAR) for users in USERS)
-SLA = Sla(ttft=Limit("ttft", 95, 0.5), itl=Limit("itl", 95, 0.02))
+SLA = Sla(Limit("ttft", 95, 0.5), Limit("itl", 95, 0.02))
 QUESTION = Question("m", Workload(NEAR, 100.0), SLA)
 FIRST_TWO = tuple(option for option in OPTIONS if option.lengths == NEAR and option.users in (1, 16))
 LEFT = [option for option in OPTIONS if option not in FIRST_TWO]
@@ -152,7 +152,7 @@ def test_no_law_before_two_levels_are_measured_well() -> None:
 
 
 def test_an_sla_out_of_reach_is_believed_as_no_count() -> None:
-    hard = dataclasses.replace(QUESTION, sla=Sla(itl=Limit("itl", 95, 0.001)))
+    hard = dataclasses.replace(QUESTION, sla=Sla(Limit("itl", 95, 0.001)))
     found = believe(two_points(), hard)
     assert found is not None
     assert found.working is None

@@ -11,18 +11,19 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from sizing import planner
-from sizing.edge import BY_FORMULA, BY_SIMULATION, Setting, SlaMissed
+from sizing.edge import BY_FORMULA, BY_SIMULATION, SlaMissed
 from sizing.engine import Batching, Replica, StepLaw
 from sizing.errors import ScenarioError
-from sizing.plans import Candidate, Fleet, NoFeasiblePlan, Plan, Question
+from sizing.plans import Candidate, Fleet, NoFeasiblePlan, Plan
 from sizing.prediction import Prediction, Quantiles
+from sizing.question import Question, Setting
 from sizing.simulator import simulate
 from sizing.workload import Arrivals, Lengths, Limit, Sla, Workload
 from validation.evidence.gpu_counts import scenario
 
 LAW = StepLaw(4.8e-3, 1e-3, 20e-6, 10e-6, 49e-9, 1.3e-9, 0.5e-3, 4e-3)
 BATCHING = Batching("chunked", 256, 8192, 400_000)
-SLA = Sla(ttft=Limit("ttft", 95, 0.5), itl=Limit("itl", 95, 0.02))
+SLA = Sla(Limit("ttft", 95, 0.5), Limit("itl", 95, 0.02))
 
 
 def candidate(tp: int = 1, law: StepLaw = LAW, gpu: str = "g", sigma: float = 0.05) -> Candidate:
@@ -65,13 +66,13 @@ def test_more_load_never_needs_fewer_replicas(rate: float, more: float) -> None:
 @settings(max_examples=8, deadline=None)
 @given(limit_s=st.floats(0.15, 2), tighter=st.floats(0.5, 1.0))
 def test_a_tighter_limit_never_needs_fewer_replicas(limit_s: float, tighter: float) -> None:
-    loose, tight = (Sla(ttft=Limit("ttft", 95, limit)) for limit in (limit_s, limit_s * tighter))
+    loose, tight = (Sla(Limit("ttft", 95, limit)) for limit in (limit_s, limit_s * tighter))
     assert replicas(question(sla=loose)) <= replicas(question(sla=tight))
 
 
 @pytest.mark.parametrize("low,high", [(50, 90), (90, 95), (95, 99)])
 def test_a_higher_percentile_never_needs_fewer_replicas(low: int, high: int) -> None:
-    counts = [replicas(question(sla=Sla(itl=Limit("itl", percentile, 0.015)))) for percentile in (low, high)]
+    counts = [replicas(question(sla=Sla(Limit("itl", percentile, 0.015)))) for percentile in (low, high)]
     assert counts == sorted(counts)
 
 
@@ -84,7 +85,7 @@ def replicas(asked: Question) -> float:
 @given(factor=st.floats(0.2, 5))
 def test_the_unit_of_time_does_not_matter(factor: float) -> None:
     """An engine `factor` times as slow, limits as much longer, a load as much lower: the same fleet."""
-    slow = Sla(ttft=Limit("ttft", 95, 0.5 * factor), itl=Limit("itl", 95, 0.02 * factor))
+    slow = Sla(Limit("ttft", 95, 0.5 * factor), Limit("itl", 95, 0.02 * factor))
     one = planner.size(question(40.0), candidate(), BY_FORMULA)
     other = planner.size(question(40.0 / factor, slow), candidate(law=LAW.scaled(factor)), BY_FORMULA)
     assert isinstance(one, Fleet)
@@ -110,7 +111,7 @@ def test_balanced_routing_never_needs_more_replicas_than_random() -> None:
 
 def test_an_sla_missed_without_load_gives_no_count() -> None:
     with pytest.raises(NoFeasiblePlan) as raised:
-        planner.plan(question(sla=Sla(itl=Limit("itl", 95, 0.002))), [candidate()])
+        planner.plan(question(sla=Sla(Limit("itl", 95, 0.002))), [candidate()])
     assert [rejection.kind for rejection in raised.value.rejected] == ["sla"]
     assert raised.value.rejected[0].nearest_s is not None
     # An idle engine needs overhead + weights for a step: the shortfall named must be real.
@@ -156,7 +157,7 @@ def test_an_itl_limit_on_single_tokens_is_refused() -> None:
 
 
 def test_a_limit_that_never_holds_is_reported_by_both_methods() -> None:
-    setting = Setting(question().workload, Sla(ttft=Limit("ttft", 50, 1e-3)), "random")
+    setting = Setting(question().workload, Sla(Limit("ttft", 50, 1e-3)), "random")
     for method in (BY_FORMULA, BY_SIMULATION):
         with pytest.raises(SlaMissed):
             method.capacity_per_s(candidate().replica, setting)
@@ -185,7 +186,7 @@ def test_a_fleet_without_headroom_holds_in_the_next_run(number: int) -> None:
 @pytest.mark.parametrize("short", [0.0, 0.004, 0.03, 0.6])
 def test_a_fleet_settles_in_few_tries_whatever_its_size(working: int, short: float) -> None:
     """TTFT is over its limit until the fleet is `short` larger than the search for the capacity said."""
-    asked = question(rate=float(working), sla=Sla(ttft=Limit("ttft", 95, 1.0)))
+    asked = question(rate=float(working), sla=Sla(Limit("ttft", 95, 1.0)))
     least = math.ceil(working * (1 + short))
     tried: list[int] = []
 
@@ -214,9 +215,9 @@ def test_a_fleet_that_never_settles_is_tried_up_to_twice_its_size() -> None:
 def test_a_fleet_is_found_where_one_replica_alone_would_miss_the_sla() -> None:
     """Eight requests at a time, in turn: a fleet of one has all of a batch at once, a fleet of eight one of each."""
     bursts = Workload(Lengths(1000, 200), 60.0, Arrivals("batch", size=8))
-    asked = question(workload=bursts, sla=Sla(ttft=Limit("ttft", 95, 0.12)), routing="round_robin")
+    asked = question(workload=bursts, sla=Sla(Limit("ttft", 95, 0.12)), routing="round_robin")
     with pytest.raises(SlaMissed):
-        BY_FORMULA.capacity_per_s(candidate().replica, planner.setting_of(asked, 1))
+        BY_FORMULA.capacity_per_s(candidate().replica, asked.setting(1))
     fleet = planner.plan(asked, [candidate()]).answer
     run = simulate(
         fleet.candidate.replica, bursts, replicas=fleet.working, routing="round_robin", requests=40_000, seed=5

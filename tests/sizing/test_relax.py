@@ -10,7 +10,8 @@ from hypothesis import strategies as some
 
 from sizing import planner
 from sizing.analyses.relax import Relaxation, relaxations, rounded_up, together
-from sizing.plans import Candidate, NoFeasiblePlan, Question
+from sizing.plans import Candidate, NoFeasiblePlan
+from sizing.question import Question
 from sizing.workload import METRICS, Lengths, Limit, Sla, Workload
 from tests.sizing.engines import LAW, candidate, question
 
@@ -27,7 +28,7 @@ def feasible(asked: Question, *candidates: Candidate) -> bool:
 
 
 def with_limit(asked: Question, limit: Limit) -> Question:
-    return replace(asked, sla=replace(asked.sla, **{limit.metric: limit}))
+    return replace(asked, sla=asked.sla.with_limits(limit))
 
 
 def loosened(relaxation: Relaxation, by: float = 1.0) -> Limit:
@@ -44,7 +45,7 @@ lengths = some.builds(
 @settings(max_examples=4, deadline=None, phases=[Phase.generate])  # an example sizes three fleets
 @given(limits, lengths, some.floats(0.5, 20.0))
 def test_the_smallest_value_works_and_two_percent_less_does_not(limit: Limit, lengths: Lengths, rate: float) -> None:
-    asked = question(sla=Sla(**{limit.metric: limit}), workload=Workload(lengths, rate))
+    asked = question(sla=Sla(limit), workload=Workload(lengths, rate))
     (found,) = relaxations(asked, ENGINES[:1])
     assert not feasible(asked, ENGINES[0])
     assert feasible(with_limit(asked, loosened(found)), ENGINES[0])
@@ -52,14 +53,14 @@ def test_the_smallest_value_works_and_two_percent_less_does_not(limit: Limit, le
 
 
 def test_the_candidate_named_is_one_that_does_it() -> None:
-    asked = question(rate=2.0, sla=Sla(itl=Limit("itl", 95, IMPOSSIBLE_S)))
+    asked = question(rate=2.0, sla=Sla(Limit("itl", 95, IMPOSSIBLE_S)))
     (found,) = relaxations(asked, ENGINES)
     assert found.candidate is not None
     assert feasible(with_limit(asked, loosened(found)), found.candidate)
 
 
 def test_with_the_roomy_value_a_replica_carries_half_of_what_it_would_without_the_limit() -> None:
-    others = Sla(ttft=Limit("ttft", 95, 0.5))
+    others = Sla(Limit("ttft", 95, 0.5))
     asked = question(rate=20.0, sla=replace(others, itl=Limit("itl", 95, IMPOSSIBLE_S)), headroom=0.0)
     found = relaxations(asked, ENGINES[:1])[1]
     assert found.roomy is not None
@@ -69,7 +70,7 @@ def test_with_the_roomy_value_a_replica_carries_half_of_what_it_would_without_th
 
 
 def test_no_value_of_one_limit_helps_where_another_fails_too() -> None:
-    asked = question(sla=Sla(ttft=Limit("ttft", 95, IMPOSSIBLE_S), itl=Limit("itl", 95, IMPOSSIBLE_S)))
+    asked = question(sla=Sla(Limit("ttft", 95, IMPOSSIBLE_S), Limit("itl", 95, IMPOSSIBLE_S)))
     assert [found.smallest for found in relaxations(asked, ENGINES)] == [None, None]
     assert not feasible(with_limit(asked, Limit("ttft", 95, 3600.0)))
     both = together(asked, ENGINES)
@@ -81,9 +82,9 @@ def test_no_value_of_one_limit_helps_where_another_fails_too() -> None:
 
 def test_a_lower_percentile_is_offered_where_one_is_kept() -> None:
     varied = Workload(Lengths(1000, 200, 1.5, 0.5), 2.0)
-    loose = question(workload=varied, sla=Sla(ttft=Limit("ttft", 99, 3600.0)))
+    loose = question(workload=varied, sla=Sla(Limit("ttft", 99, 3600.0)))
     needed = {p: smallest(with_limit(loose, Limit("ttft", p, 3600.0))) for p in (99, 90)}
-    between = question(workload=varied, sla=Sla(ttft=Limit("ttft", 99, (needed[99] * needed[90]) ** 0.5)))
+    between = question(workload=varied, sla=Sla(Limit("ttft", 99, (needed[99] * needed[90]) ** 0.5)))
     (found,) = relaxations(between, ENGINES[:1])
     assert found.percentile is not None
     assert found.percentile.limit_s == between.sla.limits[0].limit_s
@@ -99,13 +100,13 @@ def smallest(asked: Question) -> float:
 
 def test_a_limit_kept_by_simulation_alone_still_has_a_band() -> None:
     asked = question(rate=1.0, workload=Workload(Lengths(100, 20, 0.0, 0.3), 1.0))
-    asked = replace(asked, sla=Sla(ttft=Limit("ttft", 95, IMPOSSIBLE_S)))
+    asked = replace(asked, sla=Sla(Limit("ttft", 95, IMPOSSIBLE_S)))
     fleet = planner.plan(with_limit(asked, loosened(relaxations(asked, ENGINES)[0])), ENGINES).answer
     assert fleet.working_low <= fleet.working
 
 
 def test_nothing_to_choose_from_has_no_relaxation() -> None:
-    asked = question(sla=Sla(itl=Limit("itl", 95, IMPOSSIBLE_S)))
+    asked = question(sla=Sla(Limit("itl", 95, IMPOSSIBLE_S)))
     assert relaxations(asked, []) == (Relaxation(asked.sla.limits[0]),)
     assert together(asked, []) is None
 

@@ -14,7 +14,6 @@ import openpyxl
 import pytest
 from openpyxl.utils import get_column_letter
 
-from sizing import planner
 from sizing.report import tables
 from sizing.report.model import Quantity, Unit
 from sizing.report.tables import number_of, text_of
@@ -112,7 +111,7 @@ def test_another_load_gives_the_planner_s_count(factor: float, headroom: float, 
     )
     sheet = working(**{LOAD: load, HEADROOM: headroom, SPARE: spare})
     for row, fleet in zip(table_rows(), plan().fleets, strict=True):
-        replicas = planner.replicas_for(asked, fleet.capacity_per_s)
+        replicas = asked.replicas_at(fleet.capacity_per_s)
         assert sheet.value(f"E{row}") == replicas
         assert sheet.value(f"I{row}") == (replicas + spare) * fleet.candidate.gpus
         assert sheet.value(f"L{row}") == pytest.approx(2.5 * (replicas + spare) * fleet.candidate.gpus)
@@ -126,7 +125,7 @@ def test_the_loads_of_the_chart_follow_the_planned_load() -> None:
         load = float(str(doubled.value(f"A{row}"))) * 80.0
         asked = dataclasses.replace(QUESTION, workload=dataclasses.replace(QUESTION.workload, rate_per_s=load))
         fleet = plan().answer
-        replicas = planner.replicas_for(asked, fleet.capacity_per_s) + fleet.spare
+        replicas = asked.replicas_at(fleet.capacity_per_s) + fleet.spare
         assert doubled.value(f"C{row}") == replicas * fleet.candidate.gpus
 
 

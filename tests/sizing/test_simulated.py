@@ -20,7 +20,7 @@ from sizing.workload import Lengths, Limit, Sla, Workload
 GPU = StepLaw(4.8e-3, 1e-3, 20e-6, 10e-6, 49e-9, attention_s=1.3e-9, prefill_s=0.5e-3, request_s=3e-3)
 VARIED = Lengths(isl=600, osl=150, isl_cv=0.5, osl_cv=0.8)
 REPLICA = Replica(GPU, Batching(max_batch_size=32))
-SLA = Sla(ttft=Limit("ttft", 95, 0.9), itl=Limit("itl", 95, 0.05), e2e=Limit("e2e", 99, 5.0))
+SLA = Sla(Limit("ttft", 95, 0.9), Limit("itl", 95, 0.05), Limit("e2e", 99, 5.0))
 
 
 def finished(n: int = 100, rejected: int = 0, timed_out: int = 0, cancelled: int = 0) -> Any:
@@ -54,15 +54,15 @@ def test_the_lost_exceed_every_limit(metric: Any) -> None:
     """Six lost of a hundred, the others far below the limit: p90 holds, p95 does not."""
     result = result_of(finished(rejected=3, timed_out=2, cancelled=1))
     assert result.exceeding_share(Limit(metric, 95, 100.0)) == pytest.approx(0.06)
-    assert result.meets(Sla(**{metric: Limit(metric, 90, 100.0)}))
-    assert not result.meets(Sla(**{metric: Limit(metric, 95, 100.0)}))
-    assert result_of(finished()).meets(Sla(**{metric: Limit(metric, 99, 100.0)}))
+    assert result.meets(Sla(Limit(metric, 90, 100.0)))
+    assert not result.meets(Sla(Limit(metric, 95, 100.0)))
+    assert result_of(finished()).meets(Sla(Limit(metric, 99, 100.0)))
 
 
 @pytest.mark.parametrize("percentile", [50, 90, 95, 99])
 def test_exactly_the_share_allowed_is_allowed(percentile: int) -> None:
     """1 - 90 / 100 is less than 0.1 in binary."""
-    sla = Sla(ttft=Limit("ttft", percentile, 100.0))
+    sla = Sla(Limit("ttft", percentile, 100.0))
     allowed = 100 - percentile
     assert result_of(finished(rejected=allowed)).meets(sla)
     assert not result_of(finished(rejected=allowed + 1)).meets(sla)

@@ -197,14 +197,14 @@ def test_counting_agrees_with_sorting() -> None:
         for percentile in (50, 90, 95, 99):
             limit_s = np.percentile(run.of(metric)[np.isfinite(run.of(metric))], percentile)
             for factor in (0.9, 1.1):
-                sla = Sla(**{metric: Limit(metric, percentile, factor * limit_s)})
+                sla = Sla(Limit(metric, percentile, factor * limit_s))
                 assert run.meets(sla) is (factor > 1)
                 assert run.prediction().meets(sla) is (factor > 1)
 
 
 def test_a_saturated_run_meets_nothing() -> None:
     run = simulate(Replica(GPU, Batching(max_batch_size=4)), Workload(VARIED, 1000.0), requests=2000)
-    assert not run.meets(Sla(itl=Limit("itl", 50, 1e6)))
+    assert not run.meets(Sla(Limit("itl", 50, 1e6)))
 
 
 def test_seeds_make_runs_repeatable() -> None:

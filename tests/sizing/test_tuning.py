@@ -12,10 +12,11 @@ from hypothesis import strategies as st
 from sizing import planner
 from sizing.analyses.sensitivity import sensitivities, tune
 from sizing.catalog import gpus
-from sizing.edge import BY_FORMULA, BY_SIMULATION, Setting
+from sizing.edge import BY_FORMULA, BY_SIMULATION
 from sizing.engine import Batching
 from sizing.errors import ScenarioError
-from sizing.plans import Fleet, Question, cost_of, energy_of
+from sizing.plans import Fleet, cost_of, energy_of
+from sizing.question import Question, Setting
 from sizing.workload import Lengths, Limit, Sla, Workload
 from tests.sizing.engines import BATCHING, LAW, SLA, candidate, question
 
@@ -66,13 +67,13 @@ def test_a_changed_limit_gives_what_the_planner_gives_for_it() -> None:
     asked = question(200.0)
     (row,) = (row for row in sensitivities(asked, fleet_of(asked)) if row.name == "p95 ITL limit")
     for effect in row.effects:
-        direct = fleet_of(replace(asked, sla=Sla(ttft=SLA.ttft, itl=Limit("itl", 95, effect.value))))
+        direct = fleet_of(replace(asked, sla=Sla(SLA.ttft, Limit("itl", 95, effect.value))))
         assert effect.gpus == pytest.approx(direct.gpus, abs=1)
 
 
 def test_a_limit_that_no_fleet_meets_gives_no_count() -> None:
     floor_s = LAW.decode_s(1, 1000)
-    asked = question(sla=Sla(itl=Limit("itl", 50, 1.15 * floor_s)))
+    asked = question(sla=Sla(Limit("itl", 50, 1.15 * floor_s)))
     (row,) = (row for row in sensitivities(asked, fleet_of(asked)) if row.unit == "s")
     assert row.effects[0].gpus is None
     assert row.effects[-1].gpus is not None
@@ -118,17 +119,17 @@ def test_with_prices_the_cheapest_is_the_answer_not_the_smallest() -> None:
 def test_near_the_floor_the_plan_says_that_more_gpus_do_not_help() -> None:
     """Prompts that vary: the p99 of an idle replica is the longest prompts' own time."""
     lengths = Lengths(4000, 100, isl_cv=0.8)
-    loose = Question("m", Workload(lengths, 5.0), Sla(ttft=Limit("ttft", 99, 20.0)))
+    loose = Question("m", Workload(lengths, 5.0), Sla(Limit("ttft", 99, 20.0)))
     idle_s = BY_FORMULA.predict(candidate().replica, Setting(loose.workload, loose.sla, "random"), 0.01)
     floor_s = idle_s.ttft.p99_s
-    near = replace(loose, sla=Sla(ttft=Limit("ttft", 99, 1.15 * floor_s)))
-    far = replace(loose, sla=Sla(ttft=Limit("ttft", 99, 6 * floor_s)))
+    near = replace(loose, sla=Sla(Limit("ttft", 99, 1.15 * floor_s)))
+    far = replace(loose, sla=Sla(Limit("ttft", 99, 6 * floor_s)))
     assert any("more GPUs will not help" in line for line in fleet_of(near).warnings)
     assert not any("more GPUs will not help" in line for line in fleet_of(far).warnings)
 
 
 def test_stability_binds_where_the_limits_are_generous() -> None:
-    generous = fleet_of(question(sla=Sla(e2e=Limit("e2e", 50, 1000.0))))
+    generous = fleet_of(question(sla=Sla(Limit("e2e", 50, 1000.0))))
     assert generous.stability_binds
     assert generous.binding_name == "stable rate"
     strict = fleet_of(question())

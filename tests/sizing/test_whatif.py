@@ -22,7 +22,8 @@ from sizing.analyses.whatif import (
 )
 from sizing.analyses.whatif_setup import WhatIf
 from sizing.edge import BY_FORMULA, BY_SIMULATION
-from sizing.plans import Candidate, Fleet, Question
+from sizing.plans import Candidate, Fleet
+from sizing.question import Question
 from sizing.workload import Lengths, Limit, Sla, Workload
 from tests.sizing.whatif_cases import QUESTION, SLA, after
 
@@ -109,7 +110,7 @@ def fleets(question: Question, candidate: Candidate, *changes: WhatIf) -> tuple[
     return found.before, found.after
 
 
-MEMORY_BOUND = dataclasses.replace(QUESTION, workload=Workload(Lengths(300, 600), 30), sla=Sla(itl=SLA.itl))
+MEMORY_BOUND = dataclasses.replace(QUESTION, workload=Workload(Lengths(300, 600), 30), sla=Sla(SLA.itl))
 
 
 def test_drafts_that_are_never_right_are_no_better(bf16: Candidate) -> None:
@@ -122,7 +123,7 @@ def test_drafts_that_are_never_right_are_no_better(bf16: Candidate) -> None:
 
 def test_good_small_drafts_pay_where_reading_the_weights_binds(bf16: Candidate) -> None:
     """Few sequences at a tight ITL: with acceptance .9 a step of hardly more time yields 4.1 tokens."""
-    tight = dataclasses.replace(MEMORY_BOUND, sla=Sla(itl=Limit.parse("itl", "p95:12ms")))
+    tight = dataclasses.replace(MEMORY_BOUND, sla=Sla(Limit.parse("itl", "p95:12ms")))
     before, after = fleets(tight, bf16, Speculative(4, 0.9, 0.01))
     assert after.gpus < before.gpus
     assert after.capacity_per_s > before.capacity_per_s
@@ -130,7 +131,7 @@ def test_good_small_drafts_pay_where_reading_the_weights_binds(bf16: Candidate) 
 
 def test_prompts_found_in_the_cache_need_fewer_gpus(bf16: Candidate) -> None:
     """The more hits the fewer GPUs; the changed workload reaches the simulation too."""
-    tight = dataclasses.replace(QUESTION, sla=Sla(itl=Limit.parse("itl", "p95:15ms")))
+    tight = dataclasses.replace(QUESTION, sla=Sla(Limit.parse("itl", "p95:15ms")))
     found = [fleets(tight, bf16, KvReuse(1500, hits))[1] for hits in (0.0, 0.5, 0.9)]
     gpus = [fleet.gpus for fleet in found]
     assert gpus[2] <= gpus[1] < gpus[0]
@@ -153,7 +154,7 @@ def test_adapters_never_need_fewer_gpus_and_sparsity_never_more(bf16: Candidate)
 def test_whole_prompts_carry_less_at_a_tight_itl(bf16: Candidate) -> None:
     """With prompts of 8,000 tokens one whole prompt stalls decodes for longer than chunks of 1,024 do."""
     long = dataclasses.replace(
-        QUESTION, workload=Workload(Lengths(8000, 64), 5), sla=Sla(itl=Limit.parse("itl", "p95:80ms"))
+        QUESTION, workload=Workload(Lengths(8000, 64), 5), sla=Sla(Limit.parse("itl", "p95:80ms"))
     )
     chunked = fleets(long, bf16, ChunkedPrefill(1024))[1]
     whole = fleets(long, bf16, ChunkedPrefill(0))[1]

@@ -46,7 +46,7 @@ def test_pools_pay_off_where_itl_is_tight(bf16: Candidate) -> None:
     """A tighter ITL needs more for tokens and no more for prompts; at the tight end two pools beat one."""
     gpus = []
     for limit in ("p95:40ms", "p95:15ms"):
-        question = dataclasses.replace(QUESTION, sla=Sla(ttft=SLA.ttft, itl=Limit.parse("itl", limit)))
+        question = dataclasses.replace(QUESTION, sla=Sla(SLA.ttft, Limit.parse("itl", limit)))
         pools = disaggregate(Setup(bf16, question), BY_FORMULA)
         assert isinstance(pools, Pools)
         assert pools.verified_by == "analytic"
@@ -69,7 +69,7 @@ def test_the_prefill_pool_is_the_fleet_of_one_token_requests(bf16: Candidate) ->
     pools = disaggregate(Setup(bf16, QUESTION), BY_FORMULA)
     assert isinstance(pools, Pools)
     one_token = dataclasses.replace(
-        QUESTION, workload=Workload(Lengths(2000, 1), QUESTION.workload.rate_per_s), sla=Sla(ttft=SLA.ttft)
+        QUESTION, workload=Workload(Lengths(2000, 1), QUESTION.workload.rate_per_s), sla=Sla(SLA.ttft)
     )
     alone = what_if(one_token, bf16, [], BY_FORMULA).after
     assert isinstance(alone, Fleet)
@@ -83,7 +83,7 @@ def test_pools_hold_the_sla_together(bf16: Candidate) -> None:
     varied = dataclasses.replace(
         QUESTION,
         workload=Workload(Lengths(2000, 256, 0.5, 0.8), 40),
-        sla=Sla(ttft=SLA.ttft, itl=Limit.parse("itl", "p95:20ms")),
+        sla=Sla(SLA.ttft, Limit.parse("itl", "p95:20ms")),
     )
     pools = disaggregate(Setup(bf16, varied))
     assert isinstance(pools, Pools)
@@ -125,7 +125,7 @@ def test_pools_that_no_growth_helps_are_a_rejection(bf16: Candidate) -> None:
     """An ITL that even an idle decode replica misses: the search ends, with the limit named."""
     pools = disaggregate(Setup(bf16, QUESTION), BY_FORMULA)
     assert isinstance(pools, Pools)
-    hopeless = dataclasses.replace(QUESTION, sla=Sla(ttft=SLA.ttft, itl=Limit.parse("itl", "p95:1ms")))
+    hopeless = dataclasses.replace(QUESTION, sla=Sla(SLA.ttft, Limit.parse("itl", "p95:1ms")))
     prefill, decode = (Pool(QUESTION, fleet) for fleet in (pools.prefill, pools.decode))
     lost = enlarged(hopeless, bf16.replica, prefill, decode, pools.transfer_s)
     assert isinstance(lost, Rejection)
@@ -135,9 +135,9 @@ def test_pools_that_no_growth_helps_are_a_rejection(bf16: Candidate) -> None:
 @pytest.mark.parametrize(
     ("sla", "text"),
     [
-        (Sla(itl=SLA.itl), "TTFT limit"),
-        (Sla(ttft=SLA.ttft), "limit on ITL or E2E"),
-        (Sla(ttft=SLA.ttft, e2e=Limit.parse("e2e", "p95:1ms")), "alone exceed"),
+        (Sla(SLA.itl), "TTFT limit"),
+        (Sla(SLA.ttft), "limit on ITL or E2E"),
+        (Sla(SLA.ttft, Limit.parse("e2e", "p95:1ms")), "alone exceed"),
     ],
 )
 def test_pools_need_a_limit_each(sla: Sla, text: str, bf16: Candidate) -> None:

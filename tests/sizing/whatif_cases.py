@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from sizing.analyses.whatif_setup import Setup, WhatIf
-from sizing.plans import Candidate, Question
+from sizing.plans import Candidate
+from sizing.question import Question
 from sizing.workload import Lengths, Limit, Sla, Workload
 
 QWEN = "Qwen/Qwen3-32B"
 LENGTHS = Lengths(2000, 256)
-SLA = Sla(ttft=Limit.parse("ttft", "p95:2s"), itl=Limit.parse("itl", "p95:60ms"))
+SLA = Sla(Limit.parse("ttft", "p95:2s"), Limit.parse("itl", "p95:60ms"))
 QUESTION = Question(QWEN, Workload(LENGTHS, 20), SLA)
 
 

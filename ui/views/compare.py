@@ -11,8 +11,9 @@ import streamlit as st
 
 from sizing.analyses.curves import versus
 from sizing.numbers import milliseconds, significant
-from sizing.plans import Fleet, Plan, Question, Rejection, cost_of
+from sizing.plans import Fleet, Plan, Rejection, cost_of
 from sizing.points import FORMULA_STARTS
+from sizing.question import Question
 from sizing.workload import Limit
 from ui.answers import room_share, use_configuration
 from ui.view import PREFIX

@@ -22,6 +22,7 @@ from sizing.memory_use import KV_USED, PARTS, WEIGHTS, MemoryUse, memory_use
 from sizing.numbers import milliseconds, significant
 from sizing.plans import Fleet, Plan
 from sizing.points import Point
+from sizing.question import RATE
 from sizing.workload import Limit
 from ui import answers, view
 from ui.answers import Outcome, named
@@ -29,7 +30,7 @@ from ui.charts.fleet import GIB, Steps, gpus_against_load, memory_per_gpu, reque
 from ui.charts.interactivity import Spot, front_of, spot_of, spots_of, throughput_against_interactivity
 from ui.charts.latency import latency_against_load, measured_s, with_knee, with_measured
 from ui.look import ink, show
-from ui.scenario import RATE, Scenario
+from ui.scenario import Scenario
 from ui.words import BASIS_HELP, BASIS_LOOK, UNIT, limit_name, plain, room, sentence_case, tell, why_none
 
 # --- A load of one's choice, typed in: within the form's range, and a button that makes it the scenario's

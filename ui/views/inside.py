@@ -27,8 +27,9 @@ from sizing.analyses.inside import (
 from sizing.engine import KV_POLICIES, POLICIES, KvPolicy, Policy
 from sizing.errors import ScenarioError
 from sizing.numbers import milliseconds, percent, significant
-from sizing.plans import Fleet, Plan, Question
+from sizing.plans import Fleet, Plan
 from sizing.prediction import Prediction, Quantiles
+from sizing.question import ARRIVAL_CV, ARRIVAL_SIZE, Question, Range
 from sizing.queueing import predict
 from sizing.queueing.percentiles import TOLERANCE
 from sizing.simulator import Simulated, TimeSeries
@@ -40,7 +41,6 @@ from ui.charts.latency import Line, Spread, distribution, lives_in_words, lives_
 from ui.charts.latency import over_time as drawn
 from ui.link import quoted
 from ui.look import ink, show
-from ui.scenario import ARRIVAL_CV, ARRIVAL_SIZE, Range
 from ui.view import PREFIX
 from ui.words import plain, sentence_case
 

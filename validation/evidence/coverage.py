@@ -24,12 +24,13 @@ from numpy.random import SeedSequence
 from sizing.band import capacity_band
 from sizing.candidates import from_fit
 from sizing.catalog import model as model_named
-from sizing.edge import BY_SIMULATION, Setting, SlaMissed
+from sizing.edge import BY_SIMULATION, SlaMissed
 from sizing.engine import Replica, StepLaw
 from sizing.estimate.day_zero import rows as shipped_rows
 from sizing.estimate.day_zero import timed_of
 from sizing.fitting import fit
 from sizing.numbers import percent
+from sizing.question import Setting
 from sizing.workload import Limit, Sla, Workload
 from validation.evidence.claim import Claim, Setup
 from validation.evidence.server import CONTRASTING, LAW, ONE_MIX, POLICIES, calibrate, lengths_of, true_rate_per_s

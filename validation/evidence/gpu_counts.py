@@ -17,7 +17,8 @@ from numpy.random import Generator, SeedSequence
 from sizing import planner
 from sizing.engine import Batching, Policy, Replica, StepLaw
 from sizing.numbers import percent
-from sizing.plans import Candidate, NoFeasiblePlan, Question
+from sizing.plans import Candidate, NoFeasiblePlan
+from sizing.question import Question
 from sizing.simulator import simulate, stable_rate_per_s
 from sizing.workload import PERCENTILES, ROUTINGS, Arrivals, Lengths, Limit, Sla, Workload
 from validation.evidence.claim import Claim, Setup
@@ -104,8 +105,8 @@ def scenario(rng: Generator) -> tuple[Question, Replica]:
     lengths = Lengths(round(between(rng, 100, 4000)), round(between(rng, 50, 1000)), *spread)
     percentile = PERCENTILES[int(rng.integers(1, 4))]
     sla = Sla(
-        ttft=Limit("ttft", percentile, law.prefill_alone_s(lengths.isl * (1 + 2 * spread[0])) * between(rng, 3, 30)),
-        itl=Limit("itl", percentile, law.decode_s(1, lengths.isl + lengths.osl / 2) * between(rng, 1.3, 4)),
+        Limit("ttft", percentile, law.prefill_alone_s(lengths.isl * (1 + 2 * spread[0])) * between(rng, 3, 30)),
+        Limit("itl", percentile, law.decode_s(1, lengths.isl + lengths.osl / 2) * between(rng, 1.3, 4)),
     )
     rate_per_s = between(rng, 1, 60) * stable_rate_per_s(replica, lengths) * 0.7
     workload = Workload(lengths, rate_per_s, ARRIVALS[rng.integers(len(ARRIVALS))])

@@ -17,11 +17,12 @@ from typing import NamedTuple
 import numpy as np
 from numpy.random import SeedSequence
 
-from sizing.edge import BY_FORMULA, BY_SIMULATION, Method, Setting, SlaMissed
+from sizing.edge import BY_FORMULA, BY_SIMULATION, Method, SlaMissed
 from sizing.engine import Replica
 from sizing.fitting import fit
 from sizing.mean_rule import fewest
-from sizing.plans import Candidate, Question
+from sizing.plans import Candidate
+from sizing.question import Question, Setting
 from sizing.simulator import stable_rate_per_s
 from sizing.workload import Lengths, Limit, Sla, Workload
 from validation.evidence.claim import Claim, Setup

@@ -6,9 +6,10 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from sizing.edge import BY_FORMULA, Setting, SlaMissed
+from sizing.edge import BY_FORMULA, SlaMissed
 from sizing.engine import Batching, Replica, Roughness, StepLaw
 from sizing.points import Point
+from sizing.question import Setting
 from sizing.simulator import simulate, simulate_closed, stable_rate_per_s
 from sizing.workload import Lengths
 from validation.evidence.bisection import largest

@@ -1,0 +1,402 @@
+"""The question a planner answers, said once: its fields, each with unit, range, default, help and keys, and its value.
+
+Options of the command line, keys of YAML files and JSON, parameters of links, ranges of the page's form and rows of
+reports all come from `FIELDS`.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from operator import attrgetter
+from typing import Any, Literal, Protocol, get_args
+
+from sizing.errors import ScenarioError
+from sizing.numbers import significant
+from sizing.workload import (
+    METRICS,
+    MOST_TOKENS,
+    Arrivals,
+    Lengths,
+    Limit,
+    Prefix,
+    Routing,
+    Sla,
+    Workload,
+    metric_name,
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Range:
+    """The values a number may take, ends included, and their unit.
+
+    >>> 3 in Range(0, 64, "replicas"), str(Range(0, 10_000, "replicas"))
+    (True, 'from 0 to 10,000 replicas')
+    """
+
+    low: float
+    high: float
+    unit: str = ""
+
+    def __contains__(self, value: float) -> bool:
+        return self.low <= value <= self.high
+
+    def __str__(self) -> str:
+        return f"from {significant(self.low)} to {significant(self.high)} {self.unit}".rstrip()
+
+
+TOKENS = Range(1, MOST_TOKENS, "tokens")
+VARIATION = Range(0, 100)
+SHARE = Range(0, 1)
+RATE = Range(1e-6, 1e6, "requests/s")
+PEAK_FACTOR = Range(1, 1000)
+HEADROOM = Range(0, 0.95)
+SPARE = Range(0, 10_000, "replicas")
+LIMIT_S = Range(1e-9, 1e6, "s")
+ARRIVAL_CV = Range(0.01, 100)
+ARRIVAL_SIZE = Range(1, 999_999, "requests")
+PRICE = Range(0, 1e6, "per GPU-hour")
+
+
+@dataclass(frozen=True, slots=True)
+class Field:
+    """One thing a question says.
+
+    `name`: of the option (``--isl-cv``), of the key in YAML files and of the parameter in links, for ever. `key`: in
+    JSON, in reports and on the page, where it may name the unit. `path`: where a `Question` has the value. `label`: in
+    reports; `help`: one line. A field whose `default` is None must be given, unless it is `optional`. `range` bounds
+    numbers, `choices` names. `unit`: in reports, where the range has none. Reports leave a `quiet` field out while it
+    has its default. `since`: the version of links that first had it.
+    """
+
+    name: str
+    path: str
+    label: str
+    help: str
+    range: Range | None = None
+    default: float | str | None = None
+    whole: bool = False
+    optional: bool = False
+    choices: tuple[str, ...] = ()
+    key: str = ""
+    unit: str = ""
+    quiet: bool = False
+    since: int = 1
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "key", self.key or self.name)
+
+    @property
+    def entry(self) -> tuple[Any, Any]:
+        """Type and default of the key in a file, as pydantic's `create_model` takes them."""
+        kind: Any = str if self.range is None else int if self.whole else float
+        if self.choices:
+            kind = Literal[self.choices]
+        if self.optional:
+            return kind | None, None
+        return kind, ... if self.default is None else self.default
+
+    def of(self, question: Question) -> Any:
+        """The question's value."""
+        return attrgetter(self.path)(question)
+
+    def check(self, value: float | None) -> None:
+        """ScenarioError, in the field's own words, for a number out of its range; None is no number."""
+        if value is not None and self.range is not None and value not in self.range:
+            raise ScenarioError(f"{self.name.replace('_', ' ')} must be {self.range}, got {value:g}")
+
+
+FIELDS: dict[str, Field] = {
+    field.name: field
+    for field in (
+        Field("model", "model", "Model", "Model name, for instance Qwen/Qwen3-32B."),
+        Field("isl", "workload.lengths.isl", "Input tokens, mean (ISL)", "Mean input tokens of a request.", TOKENS),
+        Field("osl", "workload.lengths.osl", "Output tokens, mean (OSL)", "Mean output tokens of a request.", TOKENS),
+        Field(
+            "isl_cv",
+            "workload.lengths.isl_cv",
+            "Input tokens, variation (CV)",
+            "Spread of ISL: deviation / mean.",
+            VARIATION,
+            0.0,
+        ),
+        Field(
+            "osl_cv",
+            "workload.lengths.osl_cv",
+            "Output tokens, variation (CV)",
+            "Spread of OSL: deviation / mean.",
+            VARIATION,
+            0.0,
+        ),
+        Field(
+            "correlation",
+            "workload.lengths.correlation",
+            "Correlation of input and output tokens",
+            "Of ISL and OSL, -1 to 1.",
+            Range(-1, 1),
+            0.0,
+            quiet=True,
+        ),
+        Field(
+            "prefix_tokens",
+            "workload.prefix.tokens",
+            "Tokens that prompts share",
+            "Tokens that prompts share.",
+            Range(0, MOST_TOKENS, "tokens"),
+            0,
+            whole=True,
+            quiet=True,
+        ),
+        Field(
+            "prefix_hit",
+            "workload.prefix.hit_rate",
+            "Chance to find them cached",
+            "Chance to find them cached.",
+            SHARE,
+            0.0,
+            unit="share",
+            quiet=True,
+        ),
+        Field(
+            "rate",
+            "workload.rate_per_s",
+            "Planned load",
+            "Requests per second offered to the fleet.",
+            RATE,
+            key="rate_per_s",
+        ),
+        Field(
+            "arrivals",
+            "workload.arrivals",
+            "Arrivals",
+            "poisson, constant, gamma:cv=NUMBER or batch:size=NUMBER.",
+            default="poisson",
+        ),
+        Field("routing", "routing", "Routing", "", default="random", choices=get_args(Routing)),
+        Field("ttft", "sla.ttft", "TTFT", "Limit on time to first token, for instance p95:1s.", optional=True),
+        Field(
+            "itl",
+            "sla.itl",
+            "ITL",
+            "Limit on inter-token latency, a request's mean, for instance p95:30ms.",
+            optional=True,
+        ),
+        Field(
+            "gap",
+            "sla.gap",
+            "gap",
+            "Limit on the time between two tokens of a request, for instance p99:100ms.",
+            optional=True,
+        ),
+        Field("e2e", "sla.e2e", "E2E", "Limit on end-to-end latency, for instance p99:20s.", optional=True),
+        Field("headroom", "headroom", "Headroom", "Share of capacity kept free.", HEADROOM, 0.2, unit="share"),
+        Field(
+            "spare",
+            "spare",
+            "Spare replicas",
+            "Spare replicas beside the working ones.",
+            SPARE,
+            1,
+            whole=True,
+        ),
+        Field(
+            "peak_factor",
+            "peak_factor",
+            "Peak over mean load",
+            "Plan for this many times --rate, the mean.",
+            PEAK_FACTOR,
+            1.0,
+            quiet=True,
+            since=2,
+        ),
+        Field(
+            "price",
+            "price_per_gpu_hour",
+            "Price",
+            "Price of one GPU-hour, any currency; by GPU: h100_sxm=2.5,h200_sxm=3.8.",
+            PRICE,
+            optional=True,
+            key="price_per_gpu_hour",
+        ),
+    )
+}
+"""Every field by name, in the order of JSON answers."""
+
+FEW = 16
+"""Fleets of more replicas than this are rounded to eighths: the effect on one replica is negligible."""
+
+
+@dataclass(frozen=True, slots=True)
+class Setting:
+    """What a replica works in: the workload's lengths and arrivals, the SLA, and the fleet it shares the load with."""
+
+    workload: Workload
+    sla: Sla
+    routing: Routing
+    replicas: int = 1
+
+    @property
+    def herds(self) -> bool:
+        """True where equal requests go to the least busy of several replicas and may fall into step."""
+        return self.replicas > 1 and self.routing == "least_outstanding" and self.workload.lengths.fixed
+
+    def at(self, rate_per_replica_per_s: float) -> Workload:
+        """The workload that gives every replica this many requests/s."""
+        return replace(self.workload, rate_per_s=rate_per_replica_per_s * self.replicas)
+
+
+@dataclass(frozen=True, slots=True)
+class Question:
+    """How many GPUs for this workload under this SLA?
+
+    `headroom`: each working replica is planned at (1 - headroom) of the rate at which the SLA first fails.
+    `spare`: idle replicas kept beside the working ones. `price_per_gpu_hour`: any currency, None = not asked; `prices`
+    are (GPU, price) pairs that go before it. `workload.rate_per_s` is the load planned for: the peak, `peak_factor`
+    times the mean. Raises ScenarioError for a value out of the range of its field.
+    """
+
+    model: str
+    workload: Workload
+    sla: Sla
+    routing: Routing = "random"
+    headroom: float = 0.2
+    spare: int = 1
+    price_per_gpu_hour: float | None = None
+    prices: tuple[tuple[str, float], ...] = ()
+    peak_factor: float = 1.0
+
+    def __post_init__(self) -> None:
+        check_load(self.workload, self.sla)
+        check_terms(self)
+        FIELDS["peak_factor"].check(self.peak_factor)
+
+    @classmethod
+    def of(cls, given: Mapping[str, Any]) -> Question:
+        """The question that options or the keys of a file ask, by the names of `FIELDS`; limits as ``p95:1s``.
+
+        A field that is not there or None has its default. Raises ScenarioError for what cannot be asked.
+
+        >>> asked = Question.of({"model": "m", "rate": 20, "isl": 2000, "osl": 256, "ttft": "p95:1s"})
+        >>> asked.workload.rate_per_s, str(asked.sla), asked.headroom
+        (20, 'p95 TTFT <= 1000 ms', 0.2)
+        """
+        full = completed(given)
+        terms = {name: full[name] for name in ("routing", "headroom", "spare", "peak_factor")}
+        price = {} if full["price"] is None else {"price_per_gpu_hour": full["price"]}
+        return cls(full["model"], workload_of(full), sla_of(full), **terms, **price)
+
+    def price_of(self, gpu: str) -> float | None:
+        """Price of an hour of this GPU, None = not known."""
+        return dict(self.prices).get(gpu, self.price_per_gpu_hour)
+
+    @property
+    def mean_rate_per_s(self) -> float:
+        """Requests/s on average over a day, of which `workload.rate_per_s` is the peak."""
+        return self.workload.rate_per_s / self.peak_factor
+
+    def replicas_at(self, capacity_per_s: float) -> int:
+        """Working replicas when each is planned at (1 - headroom) of `capacity_per_s`."""
+        return replicas_for(self.workload.rate_per_s, capacity_per_s * (1 - self.headroom))
+
+    def setting(self, replicas: int) -> Setting:
+        """The setting of one replica in a fleet of `replicas` working ones, without the fleet's rate.
+
+        Random routing of Poisson arrivals leaves every replica a Poisson stream of its own: then one stands for all.
+        Large fleets are counted to three binary digits, so that fleets of about a size share one answer: down where
+        fewer replicas carry less each, up where they carry more.
+        """
+        alone = self.routing == "random" and self.workload.arrivals.kind == "poisson"
+        step = 2 ** max(0, replicas.bit_length() - 3) if replicas > FEW else 1
+        counted = math.ceil(replicas / step) if self.falls_with_fleet else replicas // step
+        of_rate_1 = replace(self.workload, rate_per_s=1.0)
+        return Setting(of_rate_1, self.sla, self.routing, 1 if alone else counted * step)
+
+    @property
+    def falls_with_fleet(self) -> bool:
+        """True where a replica carries less in a larger fleet.
+
+        Arrivals more even than Poisson's lose their evenness when they are routed at random among more replicas; equal
+        requests that go to the least busy replica fall into step (2.956 requests/s with 13 replicas, 2.927 with 14).
+        """
+        thinned = self.routing == "random" and self.workload.arrivals.cv < 1
+        return thinned or (self.routing == "least_outstanding" and self.workload.lengths.fixed)
+
+
+def replicas_for(rate_per_s: float, per_replica_per_s: float) -> int:
+    """Replicas that carry a load at so much each; a load that fills them to within rounding needs no further one.
+
+    >>> replicas_for(3 * 0.1, 0.1), replicas_for(0.31, 0.1)
+    (3, 4)
+    """
+    return math.ceil(rate_per_s / per_replica_per_s * (1 - 1e-9))
+
+
+def completed(given: Mapping[str, Any]) -> dict[str, Any]:
+    """`given` with the default of every field that is not there or None."""
+    usual = {name: field.default for name, field in FIELDS.items()}
+    return usual | {name: value for name, value in given.items() if value is not None}
+
+
+def workload_of(given: Mapping[str, Any]) -> Workload:
+    """The workload that fields by name describe; without a rate, one request per second."""
+    full = completed(given)
+    lengths = Lengths(*(full[name] for name in ("isl", "osl", "isl_cv", "osl_cv", "correlation")))
+    prefix = Prefix(full["prefix_tokens"], full["prefix_hit"])
+    check_prefix(lengths, prefix)
+    return Workload(lengths, 1.0 if full["rate"] is None else full["rate"], Arrivals.parse(full["arrivals"]), prefix)
+
+
+def sla_of(given: Mapping[str, Any]) -> Sla:
+    """The limits among fields by name; ScenarioError when there is none."""
+    return Sla(*(Limit.parse(metric, given[metric]) for metric in METRICS if given.get(metric)))
+
+
+def check_load(workload: Workload, sla: Sla) -> None:
+    """ScenarioError for lengths, a rate or a limit out of range, and for limits that the lengths give no meaning."""
+    for name in ("isl", "osl", "isl_cv", "osl_cv", "prefix_tokens", "prefix_hit", "rate"):
+        FIELDS[name].check(attrgetter(FIELDS[name].path.removeprefix("workload."))(workload))
+    check_prefix(workload.lengths, workload.prefix)
+    for limit in sla.limits:
+        if limit.limit_s not in LIMIT_S:
+            raise ScenarioError(f"the {metric_name(limit.metric)} limit must be {LIMIT_S}, got {limit.limit_s:g}")
+    if (sla.itl or sla.gap) and workload.lengths.osl < 2:
+        which = "an ITL limit" if sla.itl else "a limit on gaps between tokens"
+        raise ScenarioError(f"{which} needs OSL of 2 or more: with one output token there are no gaps")
+
+
+def check_prefix(lengths: Lengths, prefix: Prefix) -> None:
+    """ScenarioError for a shared prefix longer than the mean prompt that is to begin with it."""
+    if prefix.tokens > lengths.isl:
+        raise ScenarioError(f"prefix tokens must be at most ISL ({lengths.isl:g} tokens), got {prefix.tokens}")
+
+
+class Terms(Protocol):
+    """Margins and prices, as a question has them and a fleet that several workloads share."""
+
+    @property
+    def headroom(self) -> float: ...
+    @property
+    def spare(self) -> int: ...
+    @property
+    def price_per_gpu_hour(self) -> float | None: ...
+    @property
+    def prices(self) -> tuple[tuple[str, float], ...]: ...
+
+
+def check_terms(terms: Terms) -> None:
+    """ScenarioError for a headroom, a number of spares or a price out of range."""
+    for name in ("headroom", "spare", "price"):
+        FIELDS[name].check(attrgetter(FIELDS[name].path)(terms))
+    for gpu, price in terms.prices:
+        if price not in PRICE:
+            raise ScenarioError(f"price of a {gpu}-hour must be {PRICE}, got {price:g}")
+
+
+def check_priced(prices: Sequence[tuple[str, float]], general: float | None, gpus: Iterable[str]) -> None:
+    """ScenarioError where some GPUs have a price and one of `gpus` has none: fleets could not be compared."""
+    named = [gpu for gpu, _ in prices]
+    unknown = [gpu for gpu in gpus if gpu not in named]
+    if named and unknown and general is None:
+        raise ScenarioError(f"--price names {', '.join(named)} but not {unknown[0]}: give {unknown[0]}=PRICE as well")

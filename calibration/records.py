@@ -9,6 +9,7 @@ from typing import Literal
 import numpy as np
 from numpy.typing import NDArray
 
+from sizing.numbers import Floats
 from sizing.points import Point
 
 Ended = Literal["precise", "count", "budget", "schedule", "failing"]
@@ -16,7 +17,6 @@ Ended = Literal["precise", "count", "budget", "schedule", "failing"]
 left, more requests failed than were answered.
 """
 
-Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
 Mask = NDArray[np.bool_]
 

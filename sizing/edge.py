@@ -8,21 +8,20 @@ from dataclasses import dataclass, replace
 from functools import lru_cache
 
 import numpy as np
-from numpy.typing import NDArray
 
 from sizing.engine import Replica
-from sizing.numbers import interpolated
+from sizing.numbers import Floats
 from sizing.prediction import Method as MethodName
 from sizing.prediction import Prediction
 from sizing.question import Setting
 from sizing.queueing import predict, stable_rate_per_s
 from sizing.simulator import Simulated, Watch, simulate, simulated_replicas
 from sizing.simulator.state import SERVED
+from sizing.stats import interpolated, rank
 from sizing.workload import Limit, Routing, Sla, Workload
 
 # --- How one replica uses up an SLA from no load to saturation, by formula: the curve that searches and bands read
 
-Floats = NDArray[np.float64]
 FAR = 3.0
 """Log of predicted over allowed is bounded here, so that a root finder can work with it."""
 LEVEL = 1e-9
@@ -156,11 +155,6 @@ def upper_percentile(run: Simulated, limit: Limit, sure: float) -> float:
     error = float(beyond.std(ddof=1)) / math.sqrt(BATCHES)
     further = rank(min(share + sure * error, 1.0), count) - place
     return float(np.partition(upper, further)[further])
-
-
-def rank(share: float, count: int) -> int:
-    """Index of a quantile among `count` sorted values: at most 1 - share of them lie above."""
-    return min(max(math.ceil(share * count - 1e-9) - 1, 0), count - 1)
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,15 +7,14 @@ from dataclasses import dataclass, fields, replace
 from typing import Literal, get_args
 
 import numpy as np
-from numpy.typing import NDArray
 
 from sizing.errors import ScenarioError
+from sizing.numbers import Floats
 
 KNEE = 4.0
 """Sharpness of the change from memory-bound to compute-bound; 4 follows measured curves closely."""
 LEAST_EXPONENT = -40.0
 """exp of it is less than the rounding of 1; numbers that are next to 0 make a processor slow."""
-Floats = NDArray[np.float64]
 
 
 @dataclass(frozen=True, slots=True)

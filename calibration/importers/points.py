@@ -19,7 +19,8 @@ from calibration.importers.reading import ArrivalsName, Known, Offered, clean, f
 from calibration.metrics import measurement as metrics
 from calibration.metrics.percentiles import PERCENTILES, samples_needed, told
 from calibration.plan import Level
-from calibration.records import Floats, Ints, Load, Measurement, RequestLog
+from calibration.records import Ints, Load, Measurement, RequestLog
+from sizing.numbers import Floats
 from sizing.points import Point, Verdict
 from sizing.workload import Lengths
 

@@ -28,7 +28,8 @@ from calibration.load.exchange import Prepared
 from calibration.load.loops import Client, Job, Lines, Tally, client, closed_loop, open_loop
 from calibration.load.system import Alarm
 from calibration.metrics.precision import Done
-from calibration.records import Floats, RequestLog
+from calibration.records import RequestLog
+from sizing.numbers import Floats
 
 # --- The load generator's own pulse: how late an event loop wakes, and what CPU time its process takes, moment by
 # moment

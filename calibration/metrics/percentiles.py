@@ -9,7 +9,8 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy.special import bdtr, bdtrik
 
-Floats = NDArray[np.float64]
+from sizing.numbers import Floats
+
 Mask = NDArray[np.bool_]
 
 PERCENTILES = (50, 90, 95, 99)

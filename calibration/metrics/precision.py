@@ -10,8 +10,10 @@ from typing import Annotated, Literal, NamedTuple, get_args
 import numpy as np
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
-from calibration.metrics.intervals import Floats, batch_means, batch_rates, batches, half_width
+from calibration.metrics.intervals import batch_means, batch_rates, batches
 from calibration.records import Ended
+from sizing.numbers import Floats
+from sizing.stats import half_width
 
 Mean = Literal["ttft_mean", "itl_mean", "e2e_mean", "requests_per_s"]
 MEANS: tuple[Mean, ...] = get_args(Mean)

@@ -22,23 +22,22 @@ from collections.abc import Callable, Iterator
 from typing import NamedTuple
 
 import numpy as np
-from numpy.typing import NDArray
 
-from calibration.metrics.intervals import FEWEST_BATCHES, inflation, t_quantile
+from calibration.metrics.intervals import FEWEST_BATCHES
 from calibration.metrics.precision import Answers, Mean, series, waves
 from calibration.metrics.window import Sample, answered, failed_inside, over_s, within, wrong_inside
 from calibration.plan import Level
 from calibration.records import Load
+from sizing.numbers import Floats
 from sizing.points import Verdict
+from sizing.stats import inflation, t_quantile
 
 # --- Does a series change over its window beyond its noise? t-intervals of a drift and of a settling, which allow for
 #
 # neighbours that are correlated.
 #
-# The noise is widened by the correlation of neighbouring residuals, as that of a mean is (`intervals.half_width`):
+# The noise is widened by the correlation of neighbouring residuals, as that of a mean is (`sizing.stats.half_width`):
 # the slow wandering of a queue is not to be taken for a change.
-
-Floats = NDArray[np.float64]
 
 
 class Change(NamedTuple):

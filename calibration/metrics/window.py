@@ -16,7 +16,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from calibration.records import Floats, Load, Mask, RequestLog
+from calibration.records import Load, Mask, RequestLog
+from sizing.numbers import Floats
 
 WRONG_LENGTH = re.compile(r"\d+ tokens in the answer where \d+ were asked for")
 

@@ -21,10 +21,10 @@ from numpy.typing import NDArray
 from tritonclient.grpc import model_config_pb2, service_pb2
 
 from calibration.errors import PlanError
+from sizing.numbers import Floats
 
 # --- What the mock really did, request by request, on the clock of the clients beside it
 
-Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
 NEVER = float("nan")
 

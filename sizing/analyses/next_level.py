@@ -9,7 +9,6 @@ from functools import lru_cache
 from typing import Literal
 
 import numpy as np
-from numpy.typing import NDArray
 
 from sizing.band import MONTE_CARLO_SIGMA, Z90
 from sizing.candidates import from_fit
@@ -18,6 +17,7 @@ from sizing.engine import Replica
 from sizing.fitting import Fit, fit
 from sizing.fitting.levels import concurrency, granted, point_runs
 from sizing.fitting.search import POOR
+from sizing.numbers import Floats
 from sizing.planner import size
 from sizing.plans import Fleet, Rejection
 from sizing.points import Point
@@ -26,8 +26,6 @@ from sizing.simulator.replay import Replay
 from sizing.workload import Lengths
 
 # --- What the points measured so far say of a question: how many GPUs, how sure, and which errors of the law matter
-
-Floats = NDArray[np.float64]
 
 
 @dataclass(frozen=True, slots=True, eq=False)

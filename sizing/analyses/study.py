@@ -30,11 +30,9 @@ import numpy as np
 from joblib import Parallel, cpu_count, delayed
 from joblib.externals.loky.process_executor import TerminatedWorkerError
 from numpy.random import SeedSequence
-from numpy.typing import NDArray
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, create_model, model_validator
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
-from scipy.special import stdtrit
 
 from sizing import candidates, planner
 from sizing.analyses.cluster import WorkersLost, on_cluster
@@ -43,11 +41,13 @@ from sizing.cli.options import tensor_parallel, words
 from sizing.engine import Replica
 from sizing.errors import ScenarioError, SizingError
 from sizing.faults import LONGEST_QUOTE, first_fault
+from sizing.numbers import Floats
 from sizing.plans import NoFeasiblePlan, Plan
 from sizing.points import Point
 from sizing.prediction import Prediction, Quantiles
 from sizing.question import FIELDS, Question
 from sizing.simulator import simulate
+from sizing.stats import mean_half_width
 from sizing.workload import OF_REQUESTS, Lengths, RequestMetric, Routing, Workload
 from sizing.yaml_file import read_yaml
 
@@ -447,7 +447,6 @@ def _placed(job: Seeded, place: int, item: Any) -> tuple[int, Any]:
 
 # --- A long simulation in independent parts, run side by side and merged, with a confidence interval from their spread
 
-Floats = NDArray[np.float64]
 NAMES = ("mean_s", "p50_s", "p90_s", "p95_s", "p99_s")
 
 
@@ -477,7 +476,7 @@ class Replicated:
         if runs < 2 or self.saturated:
             return math.inf
         values = self.values_s[:, OF_REQUESTS.index(metric), NAMES.index(name)]
-        return float(stdtrit(runs - 1, 0.95) * values.std(ddof=1) / math.sqrt(runs))
+        return mean_half_width(values)
 
     @property
     def half_widths_s(self) -> dict[RequestMetric, dict[str, float | None]]:

@@ -14,6 +14,7 @@ from scipy.optimize import minimize_scalar, nnls
 
 from sizing.engine import StepLaw
 from sizing.errors import FitError
+from sizing.numbers import Floats
 
 BATCHES = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512)
 CONTEXTS = (64, 256, 1024, 2048, 4096, 8192, 16384, 32768, 65536, 131072)
@@ -26,7 +27,6 @@ MOST_PREFILL = 16384
 WORTH = 0.98
 """A share of unread weights is kept where it lowers the residual to this share of it or less."""
 
-Floats = NDArray[np.float64]
 Row = tuple[float, float, float, float, float]
 
 

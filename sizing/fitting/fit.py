@@ -12,7 +12,6 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 import numpy as np
-from numpy.typing import NDArray
 
 from sizing.engine import COEFFICIENTS, POLICIES, Batching, Policy, StepLaw
 from sizing.errors import FitError
@@ -29,12 +28,11 @@ from sizing.fitting.levels import (
 )
 from sizing.fitting.result import Distrust, Fit, PointError, Range, Unknown
 from sizing.fitting.search import POOR, Known, Trial, best_trial
-from sizing.numbers import percent
+from sizing.numbers import Floats, percent
 from sizing.points import Deployment, Point
 
 # --- How sure the fitted numbers are: the curvature of the cost around the best ones, measured where it matters
 
-Floats = NDArray[np.float64]
 LEAST, MOST = 0.2, 2.0
 """The correction changes no variance beyond these shares: the cost of a simulation is not smooth."""
 

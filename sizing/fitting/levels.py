@@ -9,15 +9,14 @@ from itertools import pairwise
 from typing import Any, Literal
 
 import numpy as np
-from numpy.typing import NDArray
 from scipy.special import ndtr, ndtri
 
 from sizing.engine import Batching, Replica
+from sizing.numbers import Floats
 from sizing.points import Deployment, Point
 from sizing.simulator.replay import GAPS, MEASURES, OPEN_ONLY, Replay, Run, closed_run
 from sizing.workload import Arrivals, Seconds, Tokens
 
-Floats = NDArray[np.float64]
 OPEN_LOOPS = {"constant_rate": Arrivals("constant", 0.0), "poisson_rate": Arrivals("poisson", 1.0)}
 """Open loops whose arrivals the points table tells in full; of the others the gaps are not known."""
 MOST_STREAM_REQUESTS = 60_000

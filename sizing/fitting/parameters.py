@@ -8,11 +8,10 @@ from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
 import numpy as np
-from numpy.typing import NDArray
 
 from sizing.engine import COEFFICIENTS, Batching, Replica, StepLaw
+from sizing.numbers import Floats
 
-Floats = NDArray[np.float64]
 LEAST_UNREAD = 1e-3
 """An unread share at or below this counts as none."""
 

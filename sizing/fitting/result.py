@@ -7,12 +7,11 @@ from dataclasses import astuple, dataclass
 from typing import NamedTuple
 
 import numpy as np
-from numpy.typing import NDArray
 
 from sizing.engine import KNEE, Batching, Replica, StepLaw
 from sizing.fitting.levels import UNTOLD, Protocol, point_runs
 from sizing.fitting.parameters import EXACT, LawError, moved
-from sizing.numbers import percent
+from sizing.numbers import Floats, percent
 from sizing.points import Deployment, Point
 from sizing.simulator.replay import Replay
 from sizing.workload import Lengths
@@ -121,9 +120,6 @@ def regime(law: StepLaw, batch: int, isl: float, osl: float, token_budget: int) 
         is_compute_bound(law, batch),
         is_compute_bound(law, batch + prompt_tokens),
     )
-
-
-Floats = NDArray[np.float64]
 
 
 class PointError(NamedTuple):

@@ -13,12 +13,12 @@ from numpy.typing import NDArray
 from sizing.engine import COEFFICIENTS, Batching, Replica, StepLaw
 from sizing.fitting.levels import FULL, SKETCH, Effort, Observed, concurrency, held_tokens, in_flight
 from sizing.fitting.parameters import EXACT, Parameters, law_error, law_parameters, least_squares
+from sizing.numbers import Floats
 from sizing.points import Point
 from sizing.simulator.replay import GAPS, Replay
 
 # --- One batching rule and the law that fits it best: least squares with the simulator as forward model
 
-Floats = NDArray[np.float64]
 WIDE = 0.3
 """Half the width, in logarithms, over which the final slopes are taken."""
 FAR = 10.0

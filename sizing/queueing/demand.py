@@ -13,6 +13,7 @@ from scipy.special import ndtr
 
 from sizing.engine import Batching, Replica, Speculation, StepLaw
 from sizing.errors import ScenarioError
+from sizing.numbers import Floats
 from sizing.queueing.points import token_sum
 from sizing.workload import Lengths, Prefix
 
@@ -20,7 +21,6 @@ from sizing.workload import Lengths, Prefix
 #
 # Lognormal prompts need none of this: their sums are lognormal nearly enough.
 
-Floats = NDArray[np.float64]
 SUMMED = 8
 """Sums of more prompts than this are taken as lognormal."""
 PARTS = 256

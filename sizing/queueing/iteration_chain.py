@@ -14,17 +14,15 @@ from dataclasses import dataclass
 from functools import lru_cache
 
 import numpy as np
-from numpy.typing import NDArray
 from scipy.special import gammaln, ndtr
 
 from sizing.engine import Batching, Replica
+from sizing.numbers import Floats
 from sizing.queueing.demand import Demand, read_only
 from sizing.queueing.points import LEAST_LOG
 from sizing.queueing.stream import Groups
 
 # --- How long one iteration lasts and how many prompt tokens it takes: the step law at mean contexts, with speculation
-
-Floats = NDArray[np.float64]
 
 
 @dataclass(frozen=True, slots=True)

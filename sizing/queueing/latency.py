@@ -8,13 +8,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from sizing.engine import Replica
+from sizing.numbers import Floats
 from sizing.queueing.demand import Demand, Requests
 from sizing.queueing.iteration_chain import DecodeCost, Iterations, iteration_s
 from sizing.queueing.points import Points, gamma_quantile, poisson_counts, token_sum
 from sizing.queueing.slow_chain import SlowChain
 from sizing.queueing.stream import Groups
-
-Floats = NDArray[np.float64]
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,12 +15,11 @@ import math
 from functools import lru_cache
 
 import numpy as np
-from numpy.typing import NDArray
 
 from sizing.budget import checkpoint
 from sizing.engine import Replica, Roughness
 from sizing.errors import ScenarioError
-from sizing.numbers import milliseconds, percent
+from sizing.numbers import Floats, milliseconds, percent
 from sizing.prediction import NOT_COUNTED, Prediction, Quantiles, saturated
 from sizing.queueing.demand import Demand, Requests, any_engine, demand_of, requests_at, slots
 from sizing.queueing.iteration_chain import SINGLE, Iterations, iteration_s, open_iterations
@@ -33,7 +32,6 @@ from sizing.queueing.stream import Stream, stream_of
 from sizing.queueing.token_gaps import gap_quantiles
 from sizing.workload import METRICS, ROUTINGS, Lengths, Prefix, Routing, Workload, metric_name
 
-Floats = NDArray[np.float64]
 WAITING = 0.01
 """Chance of waiting for a place from which the prediction says that its TTFT is rough."""
 

@@ -13,11 +13,12 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy.special import ndtri
 
+from sizing.numbers import Floats
+
 # --- Scrambled Sobol points: a net that fills the unit cube far more evenly than random points do
 #
 # Numbers and order as in ``scipy.stats.qmc.Sobol``, bit for bit, without the half second that importing it takes.
 
-Floats = NDArray[np.float64]
 Integers = NDArray[np.uint32]
 BITS = 30
 """Binary digits of a coordinate."""

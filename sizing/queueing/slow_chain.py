@@ -10,13 +10,11 @@ import math
 from dataclasses import dataclass, replace
 
 import numpy as np
-from numpy.typing import NDArray
 
+from sizing.numbers import Floats
 from sizing.queueing.demand import Demand
 from sizing.queueing.iteration_chain import Iterations
 from sizing.workload import Arrivals, Routing
-
-Floats = NDArray[np.float64]
 
 
 def batch_grid(demand: Demand, most: int) -> Floats:

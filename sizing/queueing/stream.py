@@ -13,12 +13,10 @@ from dataclasses import dataclass
 from functools import lru_cache
 
 import numpy as np
-from numpy.typing import NDArray
 from scipy.special import gammainc, gammaln
 
+from sizing.numbers import Floats
 from sizing.workload import Arrivals, Routing
-
-Floats = NDArray[np.float64]
 
 MOST_REGULAR = {"power_of_two": 1.0, "least_outstanding": 1.25}
 """Shape of the gaps that routing by load makes of Poisson arrivals, whatever the fleet: fits the simulated TTFT best

@@ -16,13 +16,12 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy.special import ndtri
 
+from sizing.numbers import Floats
 from sizing.prediction import NOT_COUNTED, Quantiles
 from sizing.queueing.demand import Requests
 from sizing.queueing.iteration_chain import DecodeCost, prefill_room
 from sizing.queueing.latency import Scene, prompts_arriving
 from sizing.queueing.points import POINTS_LOG2, Points
-
-Floats = NDArray[np.float64]
 
 FOLLOWED, SHORT = 8, 64
 """Gaps after its own prompt that are followed one by one, where outputs have fewer than `SHORT` on average: of longer

@@ -9,16 +9,14 @@ from functools import cache
 from typing import NamedTuple
 
 import numpy as np
-from numpy.typing import NDArray
 
 from sizing.engine import Replica
+from sizing.numbers import Floats
 from sizing.simulator.loops import measured_rounds, run_stream, run_users
 from sizing.simulator.sampling import checked_requests
 from sizing.simulator.scheduler import gap_quantiles, percentile_s
 from sizing.simulator.state import Engine, Requests, States, Work, compiled, engine_of, idle_states, work_space
 from sizing.workload import Seconds, Tokens
-
-Floats = NDArray[np.float64]
 
 GAPS = ("gap_p50_s", "gap_p95_s")
 MEASURES = ("requests_per_s", "ttft_mean_s", "itl_mean_s", "e2e_mean_s", "ttft_p50_s", "ttft_p95_s", *GAPS)

@@ -6,14 +6,13 @@ import heapq
 from collections.abc import Callable
 
 import numpy as np
-from numpy.typing import NDArray
 
 from calibration.plan import Level
 from calibration.records import Client, Load, RequestLog
+from sizing.numbers import Floats
 from sizing.points import Deployment, LoadKind
 from sizing.workload import Lengths
 
-Floats = NDArray[np.float64]
 Lasting = Callable[[float, int], float]
 DEPLOYMENT = Deployment("toy", "fp32", "cpu", 1, 1, "mock", "", "in_flight", 8)
 

@@ -10,11 +10,12 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from sizing.edge import BATCHES, BY_SIMULATION, LoadResponse, edge_rate, rank, upper_excess, upper_percentile
+from sizing.edge import BATCHES, BY_SIMULATION, LoadResponse, edge_rate, upper_excess, upper_percentile
 from sizing.engine import Batching, Replica, StepLaw
 from sizing.question import Setting
 from sizing.simulator import Simulated, simulate
 from sizing.simulator.state import REJECTED, SERVED
+from sizing.stats import rank
 from sizing.workload import Lengths, Limit, Sla, Workload
 
 LAW = StepLaw(4.8e-3, 1e-3, 20e-6, 10e-6, 49e-9)

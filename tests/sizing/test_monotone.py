@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from scipy.interpolate import PchipInterpolator
 
-from sizing.numbers import interpolated
+from sizing.stats import interpolated
 
 steps = st.lists(
     st.tuples(st.floats(0.01, 10), st.floats(-5, 5).map(lambda step: round(step, 6))), min_size=1, max_size=9

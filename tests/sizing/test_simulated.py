@@ -13,8 +13,9 @@ from hypothesis import strategies as st
 from sizing.engine import Batching, Replica, StepLaw
 from sizing.errors import ScenarioError
 from sizing.simulator import Simulated, Stream, simulate, simulate_streams, simulate_trace, stable_rate_per_s
-from sizing.simulator.result import open_loop, quantile_interval, queue_grows, share_error
+from sizing.simulator.result import open_loop, queue_grows
 from sizing.simulator.state import CANCELLED, REJECTED, SERVED, TIMED_OUT, requests_of
+from sizing.stats import quantile_interval, share_error
 from sizing.workload import Lengths, Limit, Sla, Workload
 
 GPU = StepLaw(4.8e-3, 1e-3, 20e-6, 10e-6, 49e-9, attention_s=1.3e-9, prefill_s=0.5e-3, request_s=3e-3)

@@ -7,8 +7,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
-from scipy.special import stdtrit
 
+from sizing.stats import mean_half_width
 from triton_tools.clients.stats import Stats
 
 CONFIDENCE = 0.95
@@ -50,7 +50,7 @@ def ratio(above: Sequence[float], below: Sequence[float]) -> Ratio:
     mean = float(logs.mean())
     if len(logs) == 1:
         return Ratio(_rounded(mean))
-    half = float(stdtrit(len(logs) - 1, (1 + CONFIDENCE) / 2) * logs.std(ddof=1) / math.sqrt(len(logs)))
+    half = mean_half_width(logs, CONFIDENCE)
     return Ratio(_rounded(mean), _rounded(mean - half), _rounded(mean + half))
 
 

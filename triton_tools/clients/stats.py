@@ -13,7 +13,8 @@ import numpy as np
 
 from calibration.errors import ServerError
 from calibration.metrics import window
-from calibration.records import Floats, Ints, RequestLog
+from calibration.records import Ints, RequestLog
+from sizing.numbers import Floats
 
 INTERVALS_PER_REQUEST = 10
 

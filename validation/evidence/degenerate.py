@@ -13,12 +13,12 @@ from numpy.random import Generator
 from numpy.typing import NDArray
 
 from sizing.engine import FREE, Batching, Policy, Replica, StepLaw
+from sizing.numbers import Floats
 from sizing.simulator import simulate
 from sizing.simulator.loops import run_stream
 from sizing.simulator.state import engine_of, idle_states, requests_of, work_space
 from sizing.workload import Arrivals, Lengths, Routing, Workload
 
-Floats = NDArray[np.float64]
 Tokens = NDArray[np.int64]
 OUTPUT = 10_000
 """Mean output tokens where a service is a geometric number of steps: cv² is 1 less one in 10,000 of it."""

@@ -16,8 +16,9 @@ from numpy.random import SeedSequence
 from numpy.typing import NDArray
 
 from sizing.estimate.step_grid import Steps, fit_steps, law_seconds
+from sizing.numbers import Floats
 from validation.evidence.claim import Claim, Setup
-from validation.evidence.measured_design import Floats, spread
+from validation.evidence.measured_design import spread
 from validation.evidence.measured_tables import Cells, find_table, number, read_table, seconds
 from validation.evidence.table import EvidenceRow, missing, row_of_errors
 

@@ -11,13 +11,13 @@ from numpy.random import Generator
 from scipy.optimize import brentq
 
 from sizing.engine import FREE, Batching
+from sizing.numbers import Floats
 from sizing.simulator.state import REJECTED
 from sizing.workload import Arrivals
 from validation.evidence.degenerate import (
     ONE_BY_ONE,
     OUTPUT,
     STEP_S,
-    Floats,
     e2e_s,
     exponential_service,
     fleet_wait_s,

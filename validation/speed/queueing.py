@@ -15,19 +15,17 @@ from dataclasses import dataclass, replace
 from functools import cache
 
 import numpy as np
-from numpy.typing import NDArray
 from rich.console import Console
 from rich.progress import track
 from rich.table import Table
 
 from sizing.engine import Batching, Replica, StepLaw
+from sizing.numbers import Floats
 from sizing.prediction import Prediction
 from sizing.queueing import predict
 from sizing.simulator import simulate
 from sizing.simulator import stable_rate_per_s as simulated_rate_per_s
 from sizing.workload import ROUTINGS, Arrivals, Lengths, Limit, Prefix, Routing, Sla, Workload
-
-Floats = NDArray[np.float64]
 
 LAW = StepLaw(4.8e-3, 1e-3, 20e-6, 10e-6, 48.9e-9, 1.3e-9)
 RULES = {

@@ -15,9 +15,10 @@ from rich.progress import track
 from rich.table import Table
 
 from sizing.engine import Batching, Replica, Speculation
+from sizing.numbers import Floats
 from sizing.queueing import stable_rate_per_s
 from sizing.workload import Arrivals, Lengths, Prefix, Routing
-from validation.speed.queueing import LAW, RULES, SHOWN, Case, Floats, read
+from validation.speed.queueing import LAW, RULES, SHOWN, Case, read
 
 MIXES = ((2000, 256), (1000, 1000))
 POLICIES = ("chunked 8192", "prefill_first")

@@ -158,14 +158,14 @@ def upper_percentile(run: Simulated, limit: Limit, sure: float) -> float:
 
 
 @dataclass(frozen=True, slots=True)
-class Run:
+class Probe:
     """A run: its rate and its excess over the SLA."""
 
     rate: float
     over: float
 
 
-def crossing(one: Run, other: Run) -> float | None:
+def crossing(one: Probe, other: Probe) -> float | None:
     """Where the line through two runs, in log rate, is 0; None if it falls or one is too far over to tell."""
     if max(one.over, other.over) >= FAR:
         return None
@@ -177,10 +177,10 @@ def crossing(one: Run, other: Run) -> float | None:
 class Bracket:
     """The nearest runs at which the SLA holds (`low`) and fails (`high`); None until there is one."""
 
-    low: Run | None = None
-    high: Run | None = None
+    low: Probe | None = None
+    high: Probe | None = None
 
-    def learn(self, run: Run) -> None:
+    def learn(self, run: Probe) -> None:
         """Runs at lower rates than one that holds, or at higher ones than one that fails, tell nothing more."""
         if run.over > 0 and (self.high is None or run.rate < self.high.rate):
             self.high = run
@@ -188,7 +188,7 @@ class Bracket:
             self.low = run
 
 
-def step_factor(model: LoadResponse, run: Run) -> float:
+def step_factor(model: LoadResponse, run: Probe) -> float:
     """Factor on the rate of a run that brings its excess to 0, by the model's curve.
 
     The curve may be wrong in height or in place: of the two steps that this makes the shorter one is taken. Curves bend
@@ -208,7 +208,7 @@ def step_factor(model: LoadResponse, run: Run) -> float:
     return 1.25 if lost else max(min(factor, MOST_STEP), 1.0)
 
 
-def between(low: Run, high: Run, last: Run) -> tuple[float, bool]:
+def between(low: Probe, high: Probe, last: Probe) -> tuple[float, bool]:
     """The best rate between two runs that bracket the edge, and whether it is the answer or to be run next."""
     width, rise = high.rate / low.rate - 1, high.over - low.over
     root = crossing(low, high)
@@ -224,7 +224,7 @@ def between(low: Run, high: Run, last: Run) -> tuple[float, bool]:
     return min(max(root, low.rate * (1 + TOLERANCE / 3)), high.rate / (1 + TOLERANCE / 3)), False
 
 
-def beyond(model: LoadResponse, last: Run, before: Run | None, least_step: float) -> tuple[float, bool]:
+def beyond(model: LoadResponse, last: Probe, before: Probe | None, least_step: float) -> tuple[float, bool]:
     """The same while all runs lie on one side of the edge: a step of at least the share `least_step` across it."""
     factor = step_factor(model, last)
     if before is not None and (root := crossing(before, last)) is not None:
@@ -254,7 +254,7 @@ def edge_rate(
     least, most = guess_per_s / 100, ceiling_per_s
     bracket, before, rate, least_step = Bracket(), None, min(guess_per_s, most), 0.01
     for number in range(1, MOST_RUNS + 1):
-        last = Run(rate, excess(rate, requests))
+        last = Probe(rate, excess(rate, requests))
         bracket.learn(last)
         low, high = bracket.low, bracket.high
         if (high and high.rate < least) or (low and low.rate >= most):

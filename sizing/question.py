@@ -372,7 +372,7 @@ def check_prefix(lengths: Lengths, prefix: Prefix) -> None:
         raise ScenarioError(f"prefix tokens must be at most ISL ({lengths.isl:g} tokens), got {prefix.tokens}")
 
 
-class Terms(Protocol):
+class Margins(Protocol):
     """Margins and prices, as a question has them and a fleet that several workloads share."""
 
     @property
@@ -385,7 +385,7 @@ class Terms(Protocol):
     def prices(self) -> tuple[tuple[str, float], ...]: ...
 
 
-def check_terms(terms: Terms) -> None:
+def check_terms(terms: Margins) -> None:
     """ScenarioError for a headroom, a number of spares or a price out of range."""
     for name in ("headroom", "spare", "price"):
         FIELDS[name].check(attrgetter(FIELDS[name].path)(terms))

@@ -45,7 +45,7 @@ from sizing.edge import predict_at
 from sizing.errors import CatalogueError, FitError, SizingError, TimeLimitReached
 from sizing.explain import distance_from_sla
 from sizing.fitting import Fit, fit
-from sizing.fitting.result import Range
+from sizing.fitting.result import CoveredRange
 from sizing.memory_use import Misfit, elsewhere, misfits
 from sizing.numbers import percent
 from sizing.plans import Candidate, Fleet, NoFeasiblePlan, Plan, Rejection
@@ -279,7 +279,7 @@ def forget_points() -> None:
 
 
 @dataclass(frozen=True, slots=True)
-class Trial:
+class FittedPoints:
     """The points of one deployment and the law fitted to them, or why there is none (`why`)."""
 
     deployment: Deployment
@@ -293,13 +293,15 @@ class Trial:
         return tuple(point for point in self.points if point.void)
 
 
-def trials(points: Sequence[Point]) -> list[Trial]:
+def trials(points: Sequence[Point]) -> list[FittedPoints]:
     """The points, each deployment with a law of its own."""
     found = []
     for deployment in dict.fromkeys(point.deployment for point in points):
         own = tuple(point for point in points if point.deployment == deployment)
         law = _law(digest(own), own)
-        found.append(Trial(deployment, own, law) if isinstance(law, Fit) else Trial(deployment, own, None, law))
+        found.append(
+            FittedPoints(deployment, own, law) if isinstance(law, Fit) else FittedPoints(deployment, own, None, law)
+        )
     return found
 
 
@@ -464,13 +466,13 @@ def _lengths(
     return length_grid(scenario.question, _fleet, lambda asked: covered is not None and covered.covers(asked, 1))
 
 
-def coverage(candidate: Candidate, points: Sequence[Point]) -> Range | None:
+def coverage(candidate: Candidate, points: Sequence[Point]) -> CoveredRange | None:
     """Lengths and concurrency that closed-loop points of this configuration cover; None where there are none."""
     own = [point for point in points if point.load_kind == "concurrency" and is_of(point, candidate)]
     if not own:
         return None
     isl, osl = [point.isl for point in own], [point.osl for point in own]
-    return Range(round(max(point.load_value for point in own)), (min(isl), max(isl)), (min(osl), max(osl)))
+    return CoveredRange(round(max(point.load_value for point in own)), (min(isl), max(isl)), (min(osl), max(osl)))
 
 
 def open_loop(scenario: Scenario, fleet: Fleet) -> list[Point]:

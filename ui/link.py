@@ -164,7 +164,7 @@ MOST_NAMED = 8
 """Names in a list of a warning at most."""
 
 
-class Field(NamedTuple):
+class Parameter(NamedTuple):
     """A field of the scenario, the reader of its text, and the version of the codec that first had it.
 
     `optional`: a link says nothing of it where it is off.
@@ -295,23 +295,23 @@ def _parse_of(field: Asked) -> Parse:
     return one_of(*field.choices) if field.choices else arrivals if field.name == "arrivals" else name
 
 
-def _asked(*names: str) -> dict[str, Field]:
-    return {key: Field(ASKED[key].key, _parse_of(ASKED[key]), ASKED[key].since, key == "gap") for key in names}
+def _asked(*names: str) -> dict[str, Parameter]:
+    return {key: Parameter(ASKED[key].key, _parse_of(ASKED[key]), ASKED[key].since, key == "gap") for key in names}
 
 
-FIELDS: dict[str, Field] = {
+FIELDS: dict[str, Parameter] = {
     **_asked("model"),
-    "gpu": Field("gpus", list_of(name)),
-    "precision": Field("precisions", list_of(name)),
-    "tp": Field("tps", list_of(number(TP, whole=True))),
+    "gpu": Parameter("gpus", list_of(name)),
+    "precision": Parameter("precisions", list_of(name)),
+    "tp": Parameter("tps", list_of(number(TP, whole=True))),
     **_asked("rate", "isl", "isl_cv", "osl", "osl_cv", *METRICS, "headroom", "spare", "routing", "arrivals", "price"),
-    "points": Field("use_points", on_or_off),
-    "prefix": Field("prefix_share", number(SHARE), since=2),
-    "prefix_hit": Field("prefix_hit", number(SHARE), since=2),
+    "points": Parameter("use_points", on_or_off),
+    "prefix": Parameter("prefix_share", number(SHARE), since=2),
+    "prefix_hit": Parameter("prefix_hit", number(SHARE), since=2),
     **_asked("peak_factor"),
-    "server": Field("gpus_per_server", or_off(number(OF_SERVER, whole=True)), since=2),
-    "have": Field("fleet_gpus", number(FLEET, whole=True), since=2),
-    "day": Field("day", day, since=2),
+    "server": Parameter("gpus_per_server", or_off(number(OF_SERVER, whole=True)), since=2),
+    "have": Parameter("fleet_gpus", number(FLEET, whole=True), since=2),
+    "day": Parameter("day", day, since=2),
 }
 """URL key -> field of the scenario: those of the question and of the choice, and what the page asks beside."""
 assert {field.name for field in FIELDS.values()} == {field.name for field in fields(Scenario)}

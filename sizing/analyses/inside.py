@@ -30,7 +30,7 @@ SETTLE, LOOK = 3.0, 2.0
 
 
 @dataclass(frozen=True, slots=True)
-class Run:
+class InsideRun:
     """What is simulated: `workload` offered to `replicas` equal replicas behind `routing`; `workload.rate_per_s` is
     the rate of them all. `requests` in all, drawn with `seed`.
 
@@ -71,16 +71,16 @@ class Run:
 
 def run_in_fleet(
     question: Question, replica: Replica, load_per_s: float, working: int, requests: int, seed: int
-) -> Run:
+) -> InsideRun:
     """The run in which each of `working` replicas gets `load_per_s` requests/s, by the planner's own rules.
 
     Where one replica stands for all (random routing of Poisson arrivals) one is simulated.
     """
     setting = question.setting(working)
-    return Run(replica, setting.at(load_per_s), setting.replicas, question.routing, requests, seed)
+    return InsideRun(replica, setting.at(load_per_s), setting.replicas, question.routing, requests, seed)
 
 
-def simulated(run: Run) -> Simulated:
+def simulated(run: InsideRun) -> Simulated:
     """The run, with token gaps and the state of the replicas over time.
 
     Raises ScenarioError for numbers out of range and for requests that never fit in the KV cache.
@@ -97,7 +97,7 @@ def simulated(run: Run) -> Simulated:
     )
 
 
-def close_look(run: Run, life_s: float) -> TimeSeries:
+def close_look(run: InsideRun, life_s: float) -> TimeSeries:
     """The first replica over `LOOK` lives of a request, once `SETTLE` have passed, iteration by iteration where there
     are few: the very same requests as those of the run, its end where it is shorter. `life_s`: mean E2E in seconds.
     """
@@ -112,7 +112,7 @@ def close_look(run: Run, life_s: float) -> TimeSeries:
     return between(series, from_s, until_s)
 
 
-def _requests_of(run: Run, rng: np.random.Generator) -> Requests:
+def _requests_of(run: InsideRun, rng: np.random.Generator) -> Requests:
     """The requests that `simulate` draws for the run."""
     if run.together == 1:
         return sample_requests(run.replica, run.workload, run.requests, rng, replicas=run.replicas, routing=run.routing)

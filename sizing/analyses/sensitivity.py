@@ -121,7 +121,7 @@ WORTH = 0.01
 
 
 @dataclass(frozen=True, slots=True)
-class Trial:
+class TriedSetting:
     """One setting tried and requests/s of a replica under it by formula; 0 = the SLA fails without load."""
 
     batching: Batching
@@ -140,7 +140,7 @@ class Tuned:
     fleet: Fleet | Rejection
     before: Fleet | Rejection
     gain: float
-    tried: tuple[Trial, ...]
+    tried: tuple[TriedSetting, ...]
 
     @property
     def batching(self) -> Batching:
@@ -162,7 +162,7 @@ def tune(question: Question, candidate: Candidate) -> Tuned:
     best = candidate.replica.batching
     for ways in (batch_limits, token_budgets, batch_limits):
         best = better(candidate, setting, [best, *ways(best)], tried)
-    trials = tuple(Trial(batching, rate) for batching, rate in tried.items())
+    trials = tuple(TriedSetting(batching, rate) for batching, rate in tried.items())
     changed = with_batching(candidate, best)
     after = before if best == candidate.replica.batching else size(question, changed, BY_SIMULATION)
     gain = gain_of(before, after)

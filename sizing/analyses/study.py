@@ -72,7 +72,7 @@ Written = create_model("Written", __config__=STRICT, **KEYS)
 
 
 @dataclass(frozen=True, slots=True)
-class Scenario:
+class StudyScenario:
     """One question, in the words of the command line; `points`: a CSV file, relative to the study file."""
 
     given: dict[str, Any]
@@ -94,7 +94,7 @@ class Scenario:
         return str(self.given["points"])
 
 
-class Range(BaseModel):
+class LogUniform(BaseModel):
     """An axis of a random sample: log-uniform from `low` to `high`, rounded to three digits."""
 
     model_config = STRICT
@@ -103,13 +103,13 @@ class Range(BaseModel):
     high: float = Field(gt=0)
 
     @model_validator(mode="after")
-    def _rises(self) -> Range:
+    def _rises(self) -> LogUniform:
         if self.high < self.low:
             raise ValueError(f"high ({self.high:g}) is below low ({self.low:g})")
         return self
 
 
-Axis = list[str | int | float] | Range
+Axis = list[str | int | float] | LogUniform
 
 
 class StudyFile(BaseModel):
@@ -123,7 +123,7 @@ class StudyFile(BaseModel):
     seed: int = Field(default=0, ge=0)
 
 
-def read_study(path: Path | str) -> list[Scenario]:
+def read_study(path: Path | str) -> list[StudyScenario]:
     """The scenarios of a study file, each checked. Raises ScenarioError naming the file and what is wrong in it."""
     try:
         file = StudyFile.model_validate(read_yaml(path, "study file"))
@@ -132,7 +132,7 @@ def read_study(path: Path | str) -> list[Scenario]:
     scenarios = []
     for place, values in enumerate(_combinations(file, str(path)), start=1):
         try:
-            scenario = Scenario(Written.model_validate(file.base | values).model_dump())
+            scenario = StudyScenario(Written.model_validate(file.base | values).model_dump())
             _ = scenario.question, scenario.choice
         except ValidationError as error:
             raise ScenarioError(f"{path}, scenario {place}, {first_fault(error)}") from None
@@ -163,7 +163,7 @@ def _combinations(file: StudyFile, name: str) -> Iterator[dict[str, Any]]:
 
 
 def _drawn(axis: Axis, rng: np.random.Generator) -> str | int | float:
-    if isinstance(axis, Range):
+    if isinstance(axis, LogUniform):
         return float(f"{math.exp(rng.uniform(math.log(axis.low), math.log(axis.high))):.3g}")
     return axis[int(rng.integers(len(axis)))]
 
@@ -177,7 +177,7 @@ ANSWER_COLUMNS = (
 )
 
 
-def answer(item: tuple[Scenario, tuple[Point, ...]], seed: SeedSequence) -> dict[str, Cell]:
+def answer(item: tuple[StudyScenario, tuple[Point, ...]], seed: SeedSequence) -> dict[str, Cell]:
     """The cells COLUMNS; without a count where nothing meets the SLA, and `why` says what stands in the way.
 
     The planner draws nothing of its own (its simulations have fixed seeds): `seed` is not used.
@@ -226,14 +226,14 @@ def _cells(plan: Plan) -> dict[str, Cell]:
 COLUMNS = ("scenario", "inputs", *INPUT_COLUMNS, *ANSWER_COLUMNS)
 
 
-class Table:
+class ResultsFile:
     """The file at `path` as it grows; `done` are the places of the scenarios (from 0) whose rows it holds.
 
     Use as ``with``. Raises ScenarioError when the file is there but of another study, that is of other questions or
     `inputs`, or no table of results, and when it cannot be written.
     """
 
-    def __init__(self, path: Path, study: Sequence[Scenario], inputs: str) -> None:
+    def __init__(self, path: Path, study: Sequence[StudyScenario], inputs: str) -> None:
         self._path, self._study, self._inputs = path, study, inputs
         self._rows = _rows(path, study, inputs)
         _replace(path, self._rows)  # a row cut off in the middle is dropped
@@ -269,7 +269,7 @@ class Table:
             _replace(self._path, self._rows)
 
 
-def _rows(path: Path, study: Sequence[Scenario], inputs: str) -> dict[int, dict[str, str]]:
+def _rows(path: Path, study: Sequence[StudyScenario], inputs: str) -> dict[int, dict[str, str]]:
     """The complete rows of the file, by place; empty when it does not exist."""
     try:
         if not stat.S_ISREG(path.stat().st_mode):

@@ -10,7 +10,7 @@ from pathlib import Path
 import click
 
 from sizing.analyses.cluster import code
-from sizing.analyses.study import Machines, Scenario, Table, answer, bar, completed, read_study
+from sizing.analyses.study import Machines, ResultsFile, StudyScenario, answer, bar, completed, read_study
 from sizing.points import Point, read_points
 
 EXAMPLE = """\b
@@ -49,7 +49,7 @@ def study_command(file: Path, out: Path | None, processes: int, cluster: str, js
     machines = Machines(processes, cluster)
     points = _points(study, file.parent)
     target = out or file.with_suffix(".csv")
-    table = Table(target, study, _inputs(folder=file.parent, names=points))
+    table = ResultsFile(target, study, _inputs(folder=file.parent, names=points))
     already = len(table.done)
     left = [(place, (study[place], points[study[place].points])) for place in range(len(study))]
     left = [(place, item) for place, item in left if place not in table.done]
@@ -65,7 +65,7 @@ def study_command(file: Path, out: Path | None, processes: int, cluster: str, js
         click.echo(f"{target}: {len(study)} scenarios{before}, {table.answered} with a count of GPUs")
 
 
-def _points(study: list[Scenario], folder: Path) -> dict[str, tuple[Point, ...]]:
+def _points(study: list[StudyScenario], folder: Path) -> dict[str, tuple[Point, ...]]:
     """The points of every table that the study names, read once."""
     names = {scenario.points for scenario in study}
     return {name: tuple(read_points(folder / name)) if name else () for name in names}

@@ -27,7 +27,7 @@ Quant = tuple[tuple[str, str | int], ...]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Engine:
+class TimedModel:
     """A model compiled for one GPU, engine, TP and precision; answers step times in seconds.
 
     Answers outside the collected shapes are extrapolated silently, and memory is ignored: keep queries within the KV
@@ -55,7 +55,7 @@ class Engine:
         return float(self.handle.mixed_step_latency(prefill_tokens, batch, isl, 2)) / 1e3
 
 
-def open_engine(model: Model, gpu: str, backend: str, tp: int, precision: str) -> Engine:
+def open_engine(model: Model, gpu: str, backend: str, tp: int, precision: str) -> TimedModel:
     """The engine whose kernels are in the database, tried with experts split by tensor, then by expert parallelism.
 
     Cached for the life of the process. Raises EstimateUnavailable with the reason.
@@ -67,7 +67,7 @@ def open_engine(model: Model, gpu: str, backend: str, tp: int, precision: str) -
 
 
 @lru_cache(maxsize=512)
-def _open(model_id: str, gpu: str, backend: str, tp: int, as_published: bool, precision: str) -> Engine | str:
+def _open(model_id: str, gpu: str, backend: str, tp: int, as_published: bool, precision: str) -> TimedModel | str:
     # Why a cached text and not an exception: a failure takes as long as a success and is asked for as often.
     reason = f"{backend} has no setting for {precision}"
     if not bundled(model_id):
@@ -105,13 +105,13 @@ def _settings(backend: str, tp: int, as_published: bool, precision: str) -> list
 
 
 @lru_cache(maxsize=1024)
-def _compile(model_id: str, gpu: str, backend: str, tp: int, settings: Quant) -> Engine:
+def _compile(model_id: str, gpu: str, backend: str, tp: int, settings: Quant) -> TimedModel:
     # Cached even when a query then misses: a living handle keeps the backend's tables loaded (0.5 s to read again).
     from aiconfigurator_core.sdk import EngineHandle
 
     _hush()
     handle = EngineHandle.compile(model_id, gpu, backend, backend_version="current", tp_size=tp, **dict(settings))
-    return Engine(handle, model_id, gpu, backend, _version(gpu, backend), tp, settings)
+    return TimedModel(handle, model_id, gpu, backend, _version(gpu, backend), tp, settings)
 
 
 @cache
@@ -122,7 +122,7 @@ def _version(gpu: str, backend: str) -> str:
 
 
 @lru_cache(maxsize=1024)
-def memory(engine: Engine, tp: int) -> Memory:
+def memory(engine: TimedModel, tp: int) -> Memory:
     """Memory of one GPU when `engine`'s model runs at `tp`, which may differ from the engine's own."""
     parts, smaller = _breakdown(engine, tp, BUDGET), _breakdown(engine, tp, BUDGET // 2)
     return Memory(
@@ -134,7 +134,7 @@ def memory(engine: Engine, tp: int) -> Memory:
     )
 
 
-def _breakdown(engine: Engine, tp: int, token_budget: int) -> Mapping[str, Any]:
+def _breakdown(engine: TimedModel, tp: int, token_budget: int) -> Mapping[str, Any]:
     from aiconfigurator_core.sdk.memory import KVCacheEstimator
 
     settings: dict[str, Any] = dict(engine.settings)
@@ -167,7 +167,7 @@ def _sequence_bytes(parts: Mapping[str, Any], length: int) -> float:
     return float(most)
 
 
-def memory_at(engine: Engine, tp: int) -> Memory | None:
+def memory_at(engine: TimedModel, tp: int) -> Memory | None:
     """Memory of one GPU at another `tp`; None if the model cannot be split so."""
     try:
         return memory(engine, tp)

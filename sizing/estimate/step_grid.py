@@ -31,7 +31,7 @@ Row = tuple[float, float, float, float, float]
 
 
 class StepTimes(Protocol):
-    """What can say how long single steps take, in seconds; see sizing.estimate.kernels.Engine."""
+    """What can say how long single steps take, in seconds; see sizing.estimate.kernels.TimedModel."""
 
     def decode_s(self, batch: int, context: int) -> float: ...
     def prefill_s(self, batch: int, isl: int) -> float: ...

@@ -53,7 +53,7 @@ def _backends(model: Model, gpu: Gpu, first: str) -> Iterator[str]:
 
 
 @lru_cache(maxsize=1024)
-def _time(engine: kernels.Engine) -> Timed:
+def _time(engine: kernels.TimedModel) -> Timed:
     # Costs scipy.optimize, a quarter of a second that shipped laws do without.
     from sizing.estimate.step_grid import fit_steps, observe
 

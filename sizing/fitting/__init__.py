@@ -1,12 +1,12 @@
 """The iteration-time law fitted to measured levels (closed loops, open loops, traces), with its uncertainty."""
 
 from sizing.fitting.fit import fit, fit_trace
-from sizing.fitting.levels import Protocol, Trace
+from sizing.fitting.levels import Protocol, ServedTrace
 from sizing.fitting.result import (
+    CoveredRange,
     Distrust,
     Fit,
     PointError,
-    Range,
     Regime,
     Shares,
     Unknown,
@@ -17,14 +17,14 @@ from sizing.fitting.result import (
 )
 
 __all__ = [
+    "CoveredRange",
     "Distrust",
     "Fit",
     "PointError",
     "Protocol",
-    "Range",
     "Regime",
+    "ServedTrace",
     "Shares",
-    "Trace",
     "Unknown",
     "fit",
     "fit_trace",

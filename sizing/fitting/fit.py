@@ -20,13 +20,13 @@ from sizing.fitting.levels import (
     UNTOLD,
     Observed,
     Protocol,
-    Trace,
+    ServedTrace,
     busiest,
     in_flight,
     is_stable,
     trace_points,
 )
-from sizing.fitting.result import Distrust, Fit, PointError, Range, Unknown
+from sizing.fitting.result import CoveredRange, Distrust, Fit, PointError, Unknown
 from sizing.fitting.search import POOR, Known, Trial, best_trial
 from sizing.numbers import Floats, percent
 from sizing.points import Deployment, Point
@@ -130,7 +130,7 @@ def fit(
 
 
 def fit_trace(
-    trace: Trace,
+    trace: ServedTrace,
     deployment: Deployment,
     *,
     prior: StepLaw | None = None,
@@ -244,9 +244,9 @@ def _distrusted(best: Trial, means: Floats) -> tuple[Distrust, ...]:
     return tuple(found)
 
 
-def _range(points: Sequence[Point]) -> Range:
+def _range(points: Sequence[Point]) -> CoveredRange:
     isl, osl = [point.isl for point in points], [point.osl for point in points]
-    return Range(busiest(points), (min(isl), max(isl)), (min(osl), max(osl)))
+    return CoveredRange(busiest(points), (min(isl), max(isl)), (min(osl), max(osl)))
 
 
 def _warnings(best: Trial, chi2: float, distrusted: Sequence[Distrust]) -> tuple[str, ...]:

@@ -14,7 +14,7 @@ from scipy.special import ndtr, ndtri
 from sizing.engine import Batching, Replica
 from sizing.numbers import Floats
 from sizing.points import Deployment, Point
-from sizing.simulator.replay import GAPS, MEASURES, OPEN_ONLY, Replay, Run, closed_run
+from sizing.simulator.replay import GAPS, MEASURES, OPEN_ONLY, Replay, ReplayRun, closed_run
 from sizing.workload import Arrivals, Seconds, Tokens
 
 OPEN_LOOPS = {"constant_rate": Arrivals("constant", 0.0), "poisson_rate": Arrivals("poisson", 1.0)}
@@ -76,7 +76,7 @@ def in_flight(point: Point) -> float:
 
 def point_runs(
     points: Sequence[Point], protocol: Protocol = RAMPED, *, effort: Effort = FULL, seed: int = 0
-) -> tuple[Run, ...]:
+) -> tuple[ReplayRun, ...]:
     """The runs of closed-loop and open-loop points, row i of the result for point i.
 
     Users start one after the other over about the time of one request, or together if the protocol says so. Equal
@@ -87,7 +87,7 @@ def point_runs(
     """
     streams = sum(point.load_kind in OPEN_LOOPS for point in points)
     share = max(LEAST_STREAM_REQUESTS, MOST_STREAM_REQUESTS // max(1, streams))
-    runs: list[Run] = []
+    runs: list[ReplayRun] = []
     for row, point in enumerate(points):
         # Each level has random numbers of its own: a point more or less does not change the others.
         rng = np.random.default_rng([seed, concurrency(point), round(point.isl), round(point.osl)])
@@ -98,7 +98,9 @@ def point_runs(
     return tuple(runs)
 
 
-def _closed_runs(row: int, point: Point, protocol: Protocol, effort: Effort, rng: np.random.Generator) -> list[Run]:
+def _closed_runs(
+    row: int, point: Point, protocol: Protocol, effort: Effort, rng: np.random.Generator
+) -> list[ReplayRun]:
     users = concurrency(point)
     whole = protocol.counted == "all"
     isl, osl = _closed_lengths(point, effort, rng, whole)
@@ -140,7 +142,7 @@ def even_lengths(mean: float, cv: float, block: int, blocks: int, rng: np.random
 
 def _stream_runs(
     row: int, point: Point, protocol: Protocol, most: int, rng: np.random.Generator, blocks: int = 1
-) -> list[Run]:
+) -> list[ReplayRun]:
     """Runs at the rate that was reached (the luck of the arrivals counted in `requests_per_s` is repeated)."""
     whole = protocol.counted == "all"
     rate_per_s = point.load_value if whole or point.load_kind == "constant_rate" else point.requests_per_s
@@ -160,11 +162,11 @@ def _stream_runs(
         gaps_s *= total / (gaps_s.sum() * rate_per_s)
         isl = even_lengths(point.isl, point.isl_cv, total, 1, rng)
         osl = even_lengths(point.osl, point.osl_cv, total, 1, rng)
-        runs.append(Run(0, isl, osl, np.cumsum(gaps_s) - gaps_s[0], windows, until_s))
+        runs.append(ReplayRun(0, isl, osl, np.cumsum(gaps_s) - gaps_s[0], windows, until_s))
     return runs
 
 
-def phase_runs(point: Point, effort: Effort = FULL) -> tuple[Run, ...]:
+def phase_runs(point: Point, effort: Effort = FULL) -> tuple[ReplayRun, ...]:
     """The runs of a closed-loop point with equal lengths, each ramp in a row of its own: they go round in the phases
     they started in for ever, and what one measurement saw is one of them."""
     ramps = replace(effort, rounds=4, least_phases=effort.phases)
@@ -179,7 +181,7 @@ def _is_random(point: Point) -> bool:
     return point.load_kind != "constant_rate" or not point.lengths.fixed
 
 
-def block_runs(point: Point, protocol: Protocol, blocks: int, seed: int = 0) -> tuple[Run, ...]:
+def block_runs(point: Point, protocol: Protocol, blocks: int, seed: int = 0) -> tuple[ReplayRun, ...]:
     """The runs of an open-loop point with every block of its requests, and every run, in a row of its own."""
     rng = np.random.default_rng([seed, concurrency(point), round(point.isl), round(point.osl)])
     runs = _stream_runs(0, point, protocol, FULL.stream, rng, blocks)
@@ -192,7 +194,7 @@ def block_runs(point: Point, protocol: Protocol, blocks: int, seed: int = 0) -> 
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Trace:
+class ServedTrace:
     """Requests served by one replica, one by one: `arrival_s` ascending, `isl` and `osl` in tokens, and the TTFT and
     E2E that each saw, in seconds (NaN where not known). All arrays of shape (requests,)."""
 
@@ -203,7 +205,7 @@ class Trace:
     e2e_s: Seconds
 
 
-def held_tokens(trace: Trace, answered: float) -> int:
+def held_tokens(trace: ServedTrace, answered: float) -> int:
     """The most tokens that requests between first token and last held at once, their prompts and the share `answered`
     of their answers; 0 if not told."""
     known = np.isfinite(trace.ttft_s) & np.isfinite(trace.e2e_s)
@@ -213,12 +215,12 @@ def held_tokens(trace: Trace, answered: float) -> int:
     return int(np.cumsum(np.concatenate([tokens, -tokens])[order]).max(initial=0))
 
 
-def trace_run(trace: Trace, chunks: int) -> Run:
+def trace_run(trace: ServedTrace, chunks: int) -> ReplayRun:
     """The whole trace as one run, a row for each of `chunks` groups of consecutive requests."""
     cuts = np.linspace(0, len(trace.isl), chunks + 1).astype(int)
     windows = tuple((int(a), int(b), row) for row, (a, b) in enumerate(pairwise(cuts)))
     arrival_s = np.asarray(trace.arrival_s, np.float64)
-    return Run(0, np.asarray(trace.isl), np.asarray(trace.osl), arrival_s - arrival_s[0], windows)
+    return ReplayRun(0, np.asarray(trace.isl), np.asarray(trace.osl), arrival_s - arrival_s[0], windows)
 
 
 # --- What was measured, level by level, and how far each figure can be trusted before any law is known
@@ -243,10 +245,10 @@ class Observed:
     """Levels of one deployment: `points`, a row each; of a `trace` the rows are groups of consecutive requests."""
 
     points: tuple[Point, ...]
-    trace: Trace | None = None
+    trace: ServedTrace | None = None
     protocol: Protocol = UNTOLD
 
-    def runs(self, effort: Effort = FULL) -> tuple[Run, ...]:
+    def runs(self, effort: Effort = FULL) -> tuple[ReplayRun, ...]:
         """What to simulate; row i of the result is point i."""
         if self.trace is not None:
             return (trace_run(self.trace, len(self.points)),)
@@ -359,7 +361,7 @@ def stream_scatter(point: Point, protocol: Protocol, replica: Replica) -> Floats
     return scatter
 
 
-def trace_points(trace: Trace, deployment: Deployment, chunks: int) -> tuple[Point, ...]:
+def trace_points(trace: ServedTrace, deployment: Deployment, chunks: int) -> tuple[Point, ...]:
     """One point for each group of consecutive requests, with the means and TTFT percentiles of the group."""
     points = []
     for begin, end, _ in trace_run(trace, chunks).windows:

@@ -173,7 +173,7 @@ class Unknown(NamedTuple):
         )
 
 
-class Range(NamedTuple):
+class CoveredRange(NamedTuple):
     """What the points cover: the most requests at once, and the mean lengths from lowest to highest, in tokens."""
 
     concurrency: int
@@ -215,7 +215,7 @@ class Fit:
     errors: tuple[PointError, ...]
     leave_one_out: float
     chi2_per_point: float
-    calibrated: Range
+    calibrated: CoveredRange
     warnings: tuple[str, ...]
     extra: tuple[str, ...] = ()
     distrusted: tuple[Distrust, ...] = ()

@@ -123,7 +123,7 @@ def read_only(values: Floats) -> Floats:
 
 
 @dataclass(frozen=True, slots=True)
-class Work:
+class WorkVariance:
     """Variances and covariance of two parts of a request's work, each as a share of its mean: prompt and decoding."""
 
     prompt: float
@@ -131,7 +131,7 @@ class Work:
     both: float
 
     @classmethod
-    def of(cls, prompt: Floats, decode: Floats, weight: Floats) -> Work:
+    def of(cls, prompt: Floats, decode: Floats, weight: Floats) -> WorkVariance:
         """Of values with probabilities; what has no mean has no variance."""
         first, second = (part / mean - 1 if (mean := float(weight @ part)) else 0 * part for part in (prompt, decode))
         return cls(float(weight @ first**2), float(weight @ second**2), float(weight @ (first * second)))
@@ -169,8 +169,8 @@ class Demand:
     attention_per_token: float
     overlap: float
     memory_cv: float
-    memory_work: Work
-    slot_work: Work
+    memory_work: WorkVariance
+    slot_work: WorkVariance
     prompts: Prompts | None = None
 
 
@@ -217,8 +217,8 @@ def _moments(replica: Replica, lengths: Lengths, prefix: Prefix) -> Demand:
         attention_per_token=float(weight @ requests.attention) / prompt_mean,
         overlap=_overlap(steps, weight),
         memory_cv=_mean_and_cv(memory, seen)[1],
-        memory_work=Work.of(prompt, memory * steps, weight),
-        slot_work=Work.of(prompt, steps, weight),
+        memory_work=WorkVariance.of(prompt, memory * steps, weight),
+        slot_work=WorkVariance.of(prompt, steps, weight),
         prompts=Prompts.of(prompt, weight) if prompt_cv > 0 and prefix.hit_rate * prefix.tokens > 0 else None,
     )
 

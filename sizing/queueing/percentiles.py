@@ -28,7 +28,7 @@ from sizing.queueing.points import Points, low_discrepancy_points
 from sizing.queueing.slow_chain import Fluctuation, Places, batch_grid, flow_equivalent_rates, settled_batch, slow_chain
 from sizing.queueing.stability import stable_rate_per_s
 from sizing.queueing.static_queue import predict_static
-from sizing.queueing.stream import Stream, stream_of
+from sizing.queueing.stream import ArrivalStream, stream_of
 from sizing.queueing.token_gaps import gap_quantiles
 from sizing.workload import METRICS, ROUTINGS, Lengths, Prefix, Routing, Workload, metric_name
 
@@ -149,7 +149,9 @@ def _not_modelled(replica: Replica, workload: Workload) -> list[str]:
     return [name for name, present in parts.items() if present]
 
 
-def steady_state(replica: Replica, lengths: Lengths, prefix: Prefix, stream: Stream, fluctuation: Fluctuation) -> Scene:
+def steady_state(
+    replica: Replica, lengths: Lengths, prefix: Prefix, stream: ArrivalStream, fluctuation: Fluctuation
+) -> Scene:
     """The two chains solved for the requests of one replica."""
     demand, most = demand_of(replica, lengths, prefix), slots(replica, lengths, prefix)
     stable, rate = stable_rate_per_s(replica, lengths, prefix), stream.rate_per_s

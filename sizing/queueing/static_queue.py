@@ -86,7 +86,7 @@ def _longest(mean: float, cv: float, batch: Floats) -> Floats:
 
 
 @dataclass(frozen=True, slots=True)
-class Batches:
+class BatchStates:
     """Batches of a server in steady state, one row per number waiting q = 0 .. Q-1.
 
     `probability` (Q,) of q at the start of a batch; `duration_s` (Q, 10) of the batch, at QUANTILES of its longest
@@ -107,7 +107,7 @@ class Batches:
         return row, np.where(row == 0, 0.0, self.duration_s.ravel()[found])
 
 
-def batches(replica: Replica, lengths: Lengths, rate_per_s: float) -> Batches:
+def batches(replica: Replica, lengths: Lengths, rate_per_s: float) -> BatchStates:
     """The chain of batches when requests arrive at random at `rate_per_s`; at most 512 waiting are followed."""
     most = largest_batch(replica, lengths)
     sizes = np.minimum(np.arange(MOST_STATES), float(most))
@@ -117,7 +117,7 @@ def batches(replica: Replica, lengths: Lengths, rate_per_s: float) -> Batches:
     duration = duration[:states]
     probability = _stationary(_transitions(rate_per_s * duration, most))
     duration[0] = 1 / rate_per_s
-    return Batches(probability, duration, most)
+    return BatchStates(probability, duration, most)
 
 
 def _transitions(arriving: Floats, most: int) -> Floats:

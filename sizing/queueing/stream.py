@@ -61,7 +61,7 @@ class Groups:
 
 
 @dataclass(frozen=True, slots=True)
-class Stream:
+class ArrivalStream:
     """Arrivals at one replica: `rate_per_s`; of a stream that is one in `thinned` at random of groups of `group`
     requests with gamma gaps of shape `shape` (1 = Poisson, infinite = constant) between the groups.
     """
@@ -120,7 +120,7 @@ def renewals(shape: float, expected: float) -> float:
     return float(gammainc(shape * np.arange(1, most + 1), shape * expected).sum())
 
 
-def stream_of(arrivals: Arrivals, rate_per_s: float, replicas: int, routing: Routing) -> Stream:
+def stream_of(arrivals: Arrivals, rate_per_s: float, replicas: int, routing: Routing) -> ArrivalStream:
     """What one of `replicas` sees of the fleet's arrivals; `rate_per_s` is its own.
 
     Random routing thins the stream, round robin passes every R-th request: both exact, but for batches smaller than
@@ -130,8 +130,8 @@ def stream_of(arrivals: Arrivals, rate_per_s: float, replicas: int, routing: Rou
     shape = {"constant": math.inf, "gamma": arrivals.cv**-2 if arrivals.cv else math.inf}.get(arrivals.kind, 1.0)
     group = float(arrivals.size)
     if routing == "random" or replicas == 1:
-        return Stream(rate_per_s, shape, group, replicas if shape != 1 or group != 1 else 1)
+        return ArrivalStream(rate_per_s, shape, group, replicas if shape != 1 or group != 1 else 1)
     if group > replicas:
-        return Stream(rate_per_s, 1.0, group / replicas)
+        return ArrivalStream(rate_per_s, 1.0, group / replicas)
     regular = shape * replicas / group
-    return Stream(rate_per_s, min(regular, MOST_REGULAR.get(routing, math.inf)))
+    return ArrivalStream(rate_per_s, min(regular, MOST_REGULAR.get(routing, math.inf)))

@@ -30,7 +30,7 @@ from sizing.report.model import (
     MOST_ROWS,
     CostRow,
     Day,
-    Effect,
+    EffectRow,
     Evidence,
     FigureBasis,
     Loosened,
@@ -38,7 +38,7 @@ from sizing.report.model import (
     Report,
     SensitivityRow,
     Series,
-    Source,
+    SourceRow,
     Unit,
     WayOut,
     number,
@@ -52,7 +52,7 @@ from sizing.workload import METRICS, Limit, Metric
 def sensitivity_row(row: Sensitivity, basis: FigureBasis) -> SensitivityRow:
     """One input and the counts with it changed."""
     effects = tuple(
-        Effect(
+        EffectRow(
             effect.change,
             number(effect.value, row.unit, "given"),
             number(effect.gpus, "GPUs", basis),
@@ -174,12 +174,12 @@ def day_working(plan: Plan, daily: Daily) -> str:
 PROJECT = Path(__file__).parents[2] / "pyproject.toml"
 
 
-def source_of(fleet: Fleet, points: Sequence[Point]) -> Source:
+def source_of(fleet: Fleet, points: Sequence[Point]) -> SourceRow:
     """The provenance of one fleet; `points` are all measured points that were to hand."""
     candidate = fleet.candidate
     used = points_of(candidate, points)
     dates = sorted(point.measured_at for point in used if point.measured_at)
-    return Source(
+    return SourceRow(
         configuration=candidate.label,
         basis=fleet.basis,
         source=candidate.source,
@@ -507,11 +507,11 @@ def configuration(question: Question, fleet: Fleet) -> model.Configuration:
     )
 
 
-def latency(fleet: Fleet, metric: Metric) -> model.Latency:
+def latency(fleet: Fleet, metric: Metric) -> model.LatencyRow:
     """Mean and percentiles of one metric of a fleet."""
     found = fleet.predicted.of(metric)
     values = (found.mean_s, found.p50_s, found.p90_s, found.p95_s, found.p99_s)
-    return model.Latency(metric, *(number(value, "s", fleet.basis) for value in values))
+    return model.LatencyRow(metric, *(number(value, "s", fleet.basis) for value in values))
 
 
 def left_out(rejection: Rejection) -> model.LeftOut:

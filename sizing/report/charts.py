@@ -56,7 +56,7 @@ _lock = threading.Lock()
 
 
 @dataclass(frozen=True, slots=True)
-class Chart:
+class Drawing:
     """A drawing as SVG, and the sentence that says what it shows."""
 
     name: str
@@ -113,7 +113,7 @@ LABEL = 40
 """Characters of a label on an axis."""
 
 
-def charts(report: Report) -> tuple[Chart, ...]:
+def charts(report: Report) -> tuple[Drawing, ...]:
     """The charts of a report with an answer; none without."""
     found = []
     if report.curves is not None and report.curves.curves:
@@ -125,7 +125,7 @@ def charts(report: Report) -> tuple[Chart, ...]:
     return tuple(found)
 
 
-def latency_chart(curves: LoadCurves) -> Chart:
+def latency_chart(curves: LoadCurves) -> Drawing:
     """One panel for each limited latency: the line by formula, the limit, the planned load, the capacity."""
 
     def draw(figure: Figure) -> None:
@@ -139,7 +139,7 @@ def latency_chart(curves: LoadCurves) -> Chart:
         f"{said}. A replica is planned to get {significant(curves.planned_per_s)} requests/s; the SLA fails above "
         f"{significant(curves.capacity_per_s)} requests/s."
     )
-    return Chart("latency", drawn(draw, PANEL_IN), alt)
+    return Drawing("latency", drawn(draw, PANEL_IN), alt)
 
 
 def in_words(curve: LimitCurve) -> str:
@@ -186,7 +186,7 @@ def upright(panel: Axes, values: list[float], limit: float) -> None:
     panel.xaxis.set_major_formatter(lambda value, _: significant(value))
 
 
-def day_chart(day: Day) -> Chart:
+def day_chart(day: Day) -> Drawing:
     """GPUs of each hour as steps; the dashed line is the busiest hour's fleet, which would run all day."""
     gpus = [value or 0.0 for value in day.gpus.values]
     most = day.constant_gpus.value or 0.0
@@ -211,10 +211,10 @@ def day_chart(day: Day) -> Chart:
         f"GPUs over the day: {counts}; following the load takes {text_of(day.gpu_hours)} a day, "
         f"{number_of(day.saved)} less than {number_of(day.constant_gpu_hours)}."
     )
-    return Chart("day", drawn(draw, DAY_IN), alt)
+    return Drawing("day", drawn(draw, DAY_IN), alt)
 
 
-def gpus_chart(report: Report) -> Chart:
+def gpus_chart(report: Report) -> Drawing:
     """GPUs of each configuration as a dot, its 90 % band as a line; an arrow where it goes on."""
     rows = report.configurations[:MOST_BARS]
 
@@ -235,7 +235,7 @@ def gpus_chart(report: Report) -> Chart:
         f"Of {len(report.configurations)} configurations that meet the SLA {line(first.label)} needs "
         f"{number_of(first.gpus)} GPUs, {gpus_band(first)} in the 90 % band."
     )
-    return Chart("gpus", drawn(draw, 0.7 + ROW_IN * len(rows)), alt)
+    return Drawing("gpus", drawn(draw, 0.7 + ROW_IN * len(rows)), alt)
 
 
 def most(rows: tuple[Configuration, ...]) -> float:

@@ -12,7 +12,7 @@ from markupsafe import Markup
 
 from sizing.report import tables
 from sizing.report import tables as tables_beside
-from sizing.report.charts import INKS, Chart, charts
+from sizing.report.charts import INKS, Drawing, charts
 from sizing.report.model import Report, as_dict, digest, question_digest
 from sizing.report.sections import cards, sections
 from sizing.report.tables import UNTITLED, line, paragraphs, when
@@ -55,7 +55,7 @@ def template() -> Template:
     return environment.get_template("report.html.j2")
 
 
-def svg_of(chart: Chart) -> Markup:
+def svg_of(chart: Drawing) -> Markup:
     """A chart to put into the page: its colours are the page's, its parts have names of their own."""
     coloured = COLOUR.sub(lambda found: f"var(--{INKS[found[0]]})", chart.svg)
     return Markup(NAMED.sub(rf"\g<1>{chart.name}-", coloured))

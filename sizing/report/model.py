@@ -98,7 +98,7 @@ def number(value: float | None, unit: Unit, basis: FigureBasis) -> Quantity:
 
 
 @dataclass(frozen=True, slots=True, config=STRICT)
-class Effect:
+class EffectRow:
     """With the input changed by `change`, a share: GPUs, and a replica's capacity; neither where the SLA fails."""
 
     change: float
@@ -113,7 +113,7 @@ class SensitivityRow:
 
     name: Text
     value: Quantity
-    effects: Rows[Effect]
+    effects: Rows[EffectRow]
 
 
 @dataclass(frozen=True, slots=True, config=STRICT)
@@ -207,7 +207,7 @@ class Day:
 
 
 @dataclass(frozen=True, slots=True, config=STRICT)
-class Input:
+class InputRow:
     """One thing that was asked: `key` as in a scenario file, `name` for people."""
 
     key: Text
@@ -266,7 +266,7 @@ class LoadCurves:
 
 
 @dataclass(frozen=True, slots=True, config=STRICT)
-class Latency:
+class LatencyRow:
     """Mean and percentiles of one latency at the planned load."""
 
     metric: Metric
@@ -304,7 +304,7 @@ class Configuration:
     source: Text
     execution: Text
     verified_by: Literal["analytic", "simulation"]
-    latencies: tuple[Latency, ...]
+    latencies: tuple[LatencyRow, ...]
     warnings: Rows[Text] = ()
 
     @property
@@ -330,7 +330,7 @@ class LeftOut:
 
 
 @dataclass(frozen=True, slots=True, config=STRICT)
-class Source:
+class SourceRow:
     """Where the numbers of a configuration come from; points, engine and dates where it was measured.
 
     `digest`: first characters of the SHA-256 of the measured points, or of the catalogue that an estimate read.
@@ -382,7 +382,7 @@ class Report:
     sentence: Text
     reason: Text
     working: Text
-    inputs: Rows[Input]
+    inputs: Rows[InputRow]
     limits: Rows[LimitRow] = ()
     curves: LoadCurves | None = None
     configurations: Rows[Configuration] = ()
@@ -394,7 +394,7 @@ class Report:
     includes: Rows[Text] = ()
     excludes: Rows[Text] = ()
     assumptions: Rows[Text] = ()
-    sources: Rows[Source] = ()
+    sources: Rows[SourceRow] = ()
     accuracy: Text = ""
     evidence: Rows[Evidence] = ()
     ways_out: Rows[WayOut] = ()
@@ -449,7 +449,7 @@ QUESTION_DIGEST = 8
 ANSWER = "n="
 """The parameter of a link that holds the answer that its writer saw."""
 _REPORT = TypeAdapter(Report)
-_INPUTS = TypeAdapter(tuple[Input, ...])
+_INPUTS = TypeAdapter(tuple[InputRow, ...])
 
 
 def as_dict(report: Report) -> dict[str, Any]:

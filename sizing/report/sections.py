@@ -13,7 +13,7 @@ from sizing.plans import Fleet
 from sizing.question import FIELDS, Field, Question
 from sizing.report import tables
 from sizing.report import tables as tables_beside
-from sizing.report.model import Input, Quantity, Report, Unit
+from sizing.report.model import InputRow, Quantity, Report, Unit
 from sizing.report.tables import Table, capital, line, number_of, visible
 from sizing.workload import Limit
 
@@ -115,7 +115,7 @@ ASKED = (
 """Fields of a question in the order of a report."""
 
 
-def inputs(question: Question) -> tuple[Input, ...]:
+def inputs(question: Question) -> tuple[InputRow, ...]:
     """One row for everything asked; quiet fields only where they differ from their default."""
     asked = ((FIELDS[name], FIELDS[name].of(question)) for name in ASKED)
     rows = (
@@ -124,18 +124,18 @@ def inputs(question: Question) -> tuple[Input, ...]:
     return (*rows, *(given(f"price_{gpu}", f"Price of {gpu}", price, "per GPU-hour") for gpu, price in question.prices))
 
 
-def row(field: Field, value: Any) -> Input:
+def row(field: Field, value: Any) -> InputRow:
     """One thing asked, as a report has it."""
     if isinstance(value, Limit):
         return given(f"{value.metric}_p{value.percentile}_s", limit_name(value), value.limit_s, "s")
     if field.range is None:
-        return Input(field.key, field.label, str(value).replace("_", " ") if field.choices else str(value))
+        return InputRow(field.key, field.label, str(value).replace("_", " ") if field.choices else str(value))
     return given(field.key, field.label, value, cast(Unit, field.unit or field.range.unit))
 
 
-def given(key: str, name: str, value: float, unit: Unit) -> Input:
+def given(key: str, name: str, value: float, unit: Unit) -> InputRow:
     """A number that was asked for."""
-    return Input(key, name, Quantity(value, unit, "given"))
+    return InputRow(key, name, Quantity(value, unit, "given"))
 
 
 def scenario_toml(report: Report) -> str:
@@ -143,7 +143,7 @@ def scenario_toml(report: Report) -> str:
     return "\n".join(toml_line(row) for row in report.inputs)
 
 
-def toml_line(row: Input) -> str:
+def toml_line(row: InputRow) -> str:
     """One key and value; JSON's strings are TOML's basic strings."""
     key = row.key if row.key.replace("_", "").isalnum() and row.key.isascii() else json.dumps(row.key)
     if isinstance(row.value, Quantity):

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 
 from sizing.numbers import milliseconds, percent, significant
-from sizing.report.model import Configuration, Day, Effect, LimitRow, Quantity, Report, WayOut
+from sizing.report.model import Configuration, Day, EffectRow, LimitRow, Quantity, Report, WayOut
 
 # --- Text and numbers as the writers show them: nothing invisible, nothing endless, numbers with three digits
 
@@ -227,7 +227,7 @@ def in_words(change: float) -> str:
     return f"{percent(abs(change))} {'less' if change < 0 else 'more'}"
 
 
-def gpus_or_not(effect: Effect) -> Cell:
+def gpus_or_not(effect: EffectRow) -> Cell:
     """GPUs after a change, or that no number of them will do."""
     return effect.gpus if effect.gpus.value is not None else "SLA fails"
 

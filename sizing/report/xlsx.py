@@ -21,7 +21,7 @@ from sizing.report import tables as tables_beside
 from sizing.report.model import (
     Configuration,
     Day,
-    Latency,
+    LatencyRow,
     LimitCurve,
     LoadCurves,
     Quantity,
@@ -412,7 +412,7 @@ def tco_row(model: str, found: Configuration, isl: float, osl: float, rate_per_s
     )
 
 
-def in_ms(latency: Latency | None, figure: str) -> Cell:
+def in_ms(latency: LatencyRow | None, figure: str) -> Cell:
     """One figure of a latency as a bare number of milliseconds; empty where there is none."""
     found = None if latency is None else getattr(latency, figure)
     if found is None or found.value is None:

@@ -29,7 +29,7 @@ from sizing.simulator.state import (
     SERVED,
     Requests,
     States,
-    Work,
+    Workspace,
     borrowed,
     compiled,
     engine_of,
@@ -66,12 +66,12 @@ class Failure:
             )
 
 
-class Fleet(NamedTuple):
+class RoutedFleet(NamedTuple):
     """What the router works with: arrays with an entry per replica, `up` with the numbers of the living first."""
 
     engines: NDArray[Any]
     states: States
-    work: Work
+    work: Workspace
     requests: Requests
     router: Any  # one record: the rule (an index of ROUTINGS), how many replicas are up, whose turn it is
     up: Tokens
@@ -111,7 +111,7 @@ def serve(
         return watched(states, work, watch, windows.gaps(requests, streams))
     router = np.array((ROUTINGS.index(routing), len(replicas), 0), _ROUTER)[()]
     never_s = np.full(len(replicas), math.inf)
-    fleet = Fleet(engines, states, work, requests, router, np.arange(len(replicas)), never_s)
+    fleet = RoutedFleet(engines, states, work, requests, router, np.arange(len(replicas)), never_s)
     first = 0
     for time_s, replica, lives in changes:
         arrived = int(np.searchsorted(requests["arrival_s"], time_s))
@@ -149,7 +149,7 @@ class Windows(NamedTuple):
         cuts = {first, last, *range(first, last, PART), *(mark for mark in self.marks if first < mark < last)}
         return list(pairwise(sorted(cuts)))
 
-    def note(self, arrived: int, work: Work) -> None:
+    def note(self, arrived: int, work: Workspace) -> None:
         """Note the gaps of all replicas, if it is time."""
         if arrived in self.marks:
             self.noted.append(work.gaps.sum(axis=0))
@@ -168,7 +168,7 @@ class Windows(NamedTuple):
         )
 
 
-def give_all(fleet: Fleet, first: int, last: int, windows: Windows, rng: np.random.Generator) -> None:
+def give_all(fleet: RoutedFleet, first: int, last: int, windows: Windows, rng: np.random.Generator) -> None:
     """Give the requests from `first` to before `last` to replicas, each at its arrival."""
     for begin, end in windows.parts(first, last):
         checkpoint()
@@ -197,13 +197,13 @@ def _changes(failures: Sequence[Failure], replicas: int) -> list[tuple[float, in
     return sorted(changes, key=lambda change: (change[0], not change[2]))
 
 
-def revive(fleet: Fleet, replica: int) -> None:
+def revive(fleet: RoutedFleet, replica: int) -> None:
     """The replica comes back, empty."""
     fleet.up[fleet.router["up"]] = replica
     fleet.router["up"] += 1
 
 
-def die(fleet: Fleet, replica: int, now_s: float) -> None:
+def die(fleet: RoutedFleet, replica: int, now_s: float) -> None:
     """The replica ends the iteration in progress; its other requests lose their progress and belong to nobody."""
     living = fleet.up[: fleet.router["up"]]
     fleet.router["up"] -= 1
@@ -213,18 +213,18 @@ def die(fleet: Fleet, replica: int, now_s: float) -> None:
     fleet.unchanged_until_s[replica] = math.inf
 
 
-def run_to(fleet: Fleet, replica: int, until_s: float) -> None:
+def run_to(fleet: RoutedFleet, replica: int, until_s: float) -> None:
     """Run one replica forward."""
     advance(fleet.engines[replica], fleet.states[replica], row_of(fleet.work, replica), fleet.requests, until_s)
 
 
-def row_of(work: Work, replica: int) -> Work:
+def row_of(work: Workspace, replica: int) -> Workspace:
     """The arrays of one replica of a fleet, outside compiled code."""
-    return Work(*(array[replica] for array in work))
+    return Workspace(*(array[replica] for array in work))
 
 
 @compiled
-def give(fleet: Fleet, who: Tokens, not_before_s: float, rng: np.random.Generator) -> None:
+def give(fleet: RoutedFleet, who: Tokens, not_before_s: float, rng: np.random.Generator) -> None:
     """Give the requests of these numbers to replicas, each at its arrival but not before a time.
 
     Of the replicas that the routing asks, the one with the fewest unfinished requests; the first asked among equals.

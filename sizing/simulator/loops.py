@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 
 from sizing.simulator.scheduler import Counts, growth_s, iteration_s, step, steps_ahead, stretch_s, work_of
-from sizing.simulator.state import NOBODY, Engine, Requests, State, States, Work, borrowed, compiled
+from sizing.simulator.state import NOBODY, Engine, Requests, State, States, Workspace, borrowed, compiled
 from sizing.simulator.waiting import enqueue, expire, expire_all, idle
 
 REJECTED_USER_WAITS_S = 0.01
@@ -13,13 +13,13 @@ REJECTED_USER_WAITS_S = 0.01
 
 
 @compiled
-def run_stream(engine: Engine, states: States, work: Work, requests: Requests) -> None:
+def run_stream(engine: Engine, states: States, work: Workspace, requests: Requests) -> None:
     """One replica serves requests that arrive when `arrival_s` says."""
     run_part(engine, states, work, requests, 0, len(requests))
 
 
 @compiled
-def run_part(engine: Engine, states: States, work: Work, requests: Requests, first: int, last: int) -> None:
+def run_part(engine: Engine, states: States, work: Workspace, requests: Requests, first: int, last: int) -> None:
     """The same for requests `first` to `last - 1`, after those before them; after the last of all, to the end."""
     state = states[0]
     mine, requests = work_of(work, 0), borrowed(requests)
@@ -31,7 +31,7 @@ def run_part(engine: Engine, states: States, work: Work, requests: Requests, fir
 
 
 @compiled
-def advance(engine: Engine, state: State, work: Work, requests: Requests, until_s: float) -> None:
+def advance(engine: Engine, state: State, work: Workspace, requests: Requests, until_s: float) -> None:
     """Run every iteration that starts before `until_s`; the last may end after it. Who gives up waiting leaves."""
     while state.clock_s < until_s and not idle(state):
         step(engine, state, work, requests, until_s)
@@ -41,7 +41,7 @@ def advance(engine: Engine, state: State, work: Work, requests: Requests, until_
 
 @compiled
 def run_users(
-    engine: Engine, states: States, work: Work, requests: Requests, users: int, begin: int, gaps: Counts
+    engine: Engine, states: States, work: Workspace, requests: Requests, users: int, begin: int, gaps: Counts
 ) -> None:
     """`users` users each send their next request as soon as the last answer is complete (closed loop).
 
@@ -109,7 +109,7 @@ def outstanding(state: State, now_s: float) -> int:
 
 
 @compiled
-def next_departure_s(engine: Engine, state: State, work: Work, now_s: float) -> float:
+def next_departure_s(engine: Engine, state: State, work: Workspace, now_s: float) -> float:
     """A time before which the number of requests in the replica cannot fall."""
     if idle(state) and state.clock_s <= now_s:
         return math.inf

@@ -15,7 +15,7 @@ from sizing.numbers import Floats
 from sizing.simulator.loops import measured_rounds, run_stream, run_users
 from sizing.simulator.sampling import checked_requests
 from sizing.simulator.scheduler import gap_quantiles, percentile_s
-from sizing.simulator.state import Engine, Requests, States, Work, compiled, engine_of, idle_states, work_space
+from sizing.simulator.state import Engine, Requests, States, Workspace, compiled, engine_of, idle_states, work_space
 from sizing.workload import Seconds, Tokens
 
 GAPS = ("gap_p50_s", "gap_p95_s")
@@ -25,7 +25,7 @@ others), percentiles of the gaps between tokens only of closed ones."""
 OPEN_ONLY = slice(3, 6)
 
 
-class Run(NamedTuple):
+class ReplayRun(NamedTuple):
     """One run to repeat: what the clients did.
 
     `isl`, `osl`, `arrival_s`: shape (requests,). A closed loop has `users` who start at the first `users` of
@@ -42,12 +42,12 @@ class Run(NamedTuple):
     until_s: float = np.inf
 
 
-def closed_run(row: int, users: int, isl: Tokens, osl: Tokens, ramp_s: float, *, whole: bool = False) -> Run:
+def closed_run(row: int, users: int, isl: Tokens, osl: Tokens, ramp_s: float, *, whole: bool = False) -> ReplayRun:
     """Users who start one after the other over `ramp_s`; measured are the rounds without ramp and drain, or all."""
     starts_s = np.zeros(len(isl))
     starts_s[:users] = ramp_s * np.arange(users) / users
     begin, end = (0, len(isl)) if whole else measured_rounds(len(isl), users)
-    return Run(users, isl, osl, starts_s, ((begin, end, row),))
+    return ReplayRun(users, isl, osl, starts_s, ((begin, end, row),))
 
 
 class Replay:
@@ -58,12 +58,12 @@ class Replay:
     Large replays are shared out over the cores, whole rows to each: the figures are the same to the last bit.
     """
 
-    def __init__(self, runs: Sequence[Run], replica: Replica, *, token_gaps: bool = False) -> None:
+    def __init__(self, runs: Sequence[ReplayRun], replica: Replica, *, token_gaps: bool = False) -> None:
         self.rows = 1 + max(window[2] for run in runs for window in run.windows)
         counts = np.bincount([window[2] for run in runs for window in run.windows], minlength=self.rows)
         weights = 1 / np.maximum(1, counts)
         self._bins = work_space(replica, 1, gaps=token_gaps).gaps.shape[1]
-        self._parts = [_Part(part, replica, weights, token_gaps) for part in shared_out(runs, cores())]
+        self._parts = [_RunsOfThread(part, replica, weights, token_gaps) for part in shared_out(runs, cores())]
 
     def means(self, replica: Replica) -> Floats:
         """What each row measures on this engine, shape (rows, 8), columns `MEASURES`.
@@ -89,10 +89,10 @@ class Replay:
         return means, gaps
 
 
-class _Part:
+class _RunsOfThread:
     """Some of the runs, with the arrays that one thread works on."""
 
-    def __init__(self, runs: Sequence[Run], replica: Replica, weights: Floats, token_gaps: bool) -> None:
+    def __init__(self, runs: Sequence[ReplayRun], replica: Replica, weights: Floats, token_gaps: bool) -> None:
         self._users = np.array([run.users for run in runs], np.int64)
         self._first = np.concatenate([[0], np.cumsum([len(run.isl) for run in runs])])
         isl, osl, arrival_s = (np.concatenate([getattr(run, name) for run in runs]) for name in _PER_REQUEST)
@@ -124,14 +124,14 @@ WORTH_SHARING = 4000
 """Requests of a replay from which a second thread pays."""
 
 
-def shared_out(runs: Sequence[Run], most: int) -> list[list[Run]]:
+def shared_out(runs: Sequence[ReplayRun], most: int) -> list[list[ReplayRun]]:
     """The runs in at most `most` parts of about as many requests; runs that share a row stay together, in order."""
     if most < 2 or sum(len(run.isl) for run in runs) < WORTH_SHARING or any(len(run.windows) > 1 for run in runs):
         return [list(runs)]
-    rows: dict[int, list[Run]] = {}
+    rows: dict[int, list[ReplayRun]] = {}
     for run in runs:
         rows.setdefault(run.windows[0][2], []).append(run)
-    parts: list[list[Run]] = [[] for _ in range(most)]
+    parts: list[list[ReplayRun]] = [[] for _ in range(most)]
     loads = [0] * most
     for group in sorted(rows.values(), key=lambda group: -sum(len(run.isl) for run in group)):
         least = loads.index(min(loads))
@@ -159,7 +159,7 @@ _PER_REQUEST = ("isl", "osl", "arrival_s")
 def run_all(
     engine: Engine,
     states: tuple[States, States],
-    work: Work,
+    work: Workspace,
     requests: tuple[Requests, Requests],
     first: Tokens,
     users: Tokens,

@@ -13,7 +13,7 @@ from sizing.errors import ScenarioError
 from sizing.numbers import percent
 from sizing.prediction import NOT_COUNTED, Prediction, Quantiles, saturated
 from sizing.simulator.scheduler import Counts, TokenGaps, gap_quantiles
-from sizing.simulator.state import CANCELLED, REJECTED, SERVED, TIMED_OUT, Requests, States, Work, compiled
+from sizing.simulator.state import CANCELLED, REJECTED, SERVED, TIMED_OUT, Requests, States, Workspace, compiled
 from sizing.stats import quantile_interval, share_error
 from sizing.workload import Limit, Metric, RequestMetric, Seconds, Sla
 
@@ -171,7 +171,7 @@ class Watched:
     measured_gaps: tuple[TokenGaps, ...] = ()
 
 
-def watched(states: States, work: Work, watch: Watch, measured_gaps: tuple[TokenGaps, ...] = ()) -> Watched:
+def watched(states: States, work: Workspace, watch: Watch, measured_gaps: tuple[TokenGaps, ...] = ()) -> Watched:
     """What the replicas recorded in a run that was watched like this."""
     series: tuple[TimeSeries, ...] = ()
     if watch.samples:

@@ -30,7 +30,7 @@ from sizing.simulator.state import (
     Engine,
     Requests,
     State,
-    Work,
+    Workspace,
     borrowed,
     compiled,
     compiled_apart,
@@ -96,7 +96,9 @@ def count_gaps(counts: Counts, gap_s: float, growth_s: float, steps: int, lanes:
 
 
 @compiled
-def count_stretch(state: State, work: Work, requests: Requests, steps: int, step_s: float, growth_s: float) -> None:
+def count_stretch(
+    state: State, work: Workspace, requests: Requests, steps: int, step_s: float, growth_s: float
+) -> None:
     """Count the gaps of a stretch of decode steps that ends now and in which nobody leaves but at its end."""
     if state.stalled:
         if steps > 1:
@@ -109,7 +111,7 @@ def count_stretch(state: State, work: Work, requests: Requests, steps: int, step
 
 @compiled_apart
 def count_all_but_last(
-    state: State, work: Work, requests: Requests, steps: int, step_s: float, growth_s: float
+    state: State, work: Workspace, requests: Requests, steps: int, step_s: float, growth_s: float
 ) -> None:
     """Count the gaps of a stretch of two decode steps or more that ends at `clock_s`, without its last step."""
     if state.stalled:
@@ -121,7 +123,7 @@ def count_all_but_last(
 
 
 @compiled_apart
-def count_last(state: State, work: Work, requests: Requests, step_s: float) -> None:
+def count_last(state: State, work: Workspace, requests: Requests, step_s: float) -> None:
     """Count the gaps that end now, of those who still read."""
     if state.stalled:
         count_stalled(state, work, requests, state.clock_s)
@@ -131,7 +133,7 @@ def count_last(state: State, work: Work, requests: Requests, step_s: float) -> N
 
 
 @compiled
-def count_running(state: State, work: Work, requests: Requests, gap_s: float, growth_s: float, steps: int) -> None:
+def count_running(state: State, work: Workspace, requests: Requests, gap_s: float, growth_s: float, steps: int) -> None:
     """Count the gaps of `steps` decode steps of everybody who runs."""
     if len(work.gaps) == GAP_BINS:
         count_gaps(work.gaps, gap_s, growth_s, steps, state.running)
@@ -140,7 +142,9 @@ def count_running(state: State, work: Work, requests: Requests, gap_s: float, gr
 
 
 @compiled_apart
-def count_by_stream(state: State, work: Work, requests: Requests, gap_s: float, growth_s: float, steps: int) -> None:
+def count_by_stream(
+    state: State, work: Workspace, requests: Requests, gap_s: float, growth_s: float, steps: int
+) -> None:
     """The same, those of each stream of requests in its own histogram."""
     for stream in range(len(work.gaps) // GAP_BINS):
         lanes = 0
@@ -151,13 +155,13 @@ def count_by_stream(state: State, work: Work, requests: Requests, gap_s: float, 
 
 
 @compiled
-def count_one(work: Work, requests: Requests, request: int, gap_s: float) -> None:
+def count_one(work: Workspace, requests: Requests, request: int, gap_s: float) -> None:
     """Count one gap of a request."""
     work.gaps[requests[request].stream * GAP_BINS + bin_of(gap_s)] += 1
 
 
 @compiled
-def count_stalled(state: State, work: Work, requests: Requests, end_s: float) -> None:
+def count_stalled(state: State, work: Workspace, requests: Requests, end_s: float) -> None:
     """Count the gaps that end at `end_s` of sequences that had to wait while prompts ran alone, each from its start."""
     for place in range(state.running):
         request = request_at(work.heap, place)
@@ -259,7 +263,7 @@ def above(counts: Counts, limit_s: float) -> NDArray[np.float64]:
 
 
 @compiled
-def start_decoding(engine: Engine, state: State, work: Work, requests: Requests, request: int) -> None:
+def start_decoding(engine: Engine, state: State, work: Workspace, requests: Requests, request: int) -> None:
     """The prompt is in the cache: the next token is out, and the sequence decodes from the next step on.
 
     Of a request that was paused, the prompt and the tokens it had are in the cache now, and this is a step of it.
@@ -355,7 +359,7 @@ def note_gone(state: State, requests: Requests, request: int) -> None:
 
 
 @compiled_apart
-def make_room(engine: Engine, state: State, work: Work, requests: Requests) -> bool:
+def make_room(engine: Engine, state: State, work: Workspace, requests: Requests) -> bool:
     """Pause sequences until the others can take one decode step, or one is alone; True when somebody was paused."""
     before = state.paused
     while state.running > 1 and overflows(engine, state, 1):
@@ -364,7 +368,7 @@ def make_room(engine: Engine, state: State, work: Work, requests: Requests) -> b
 
 
 @compiled
-def latest(state: State, work: Work, requests: Requests) -> int:
+def latest(state: State, work: Workspace, requests: Requests) -> int:
     """The place in the heap of the running sequence admitted last."""
     last = 0
     for place in range(1, state.running):
@@ -374,7 +378,7 @@ def latest(state: State, work: Work, requests: Requests) -> int:
 
 
 @compiled
-def pause(engine: Engine, state: State, work: Work, requests: Requests, place: int) -> None:
+def pause(engine: Engine, state: State, work: Workspace, requests: Requests, place: int) -> None:
     """A running sequence gives up slot and memory and waits, with the tokens it has, to be computed again."""
     request = request_at(work.heap, place)
     done_steps = requests[request].steps - (step_at(work.heap, place) - state.decode_step)
@@ -395,7 +399,7 @@ def pause(engine: Engine, state: State, work: Work, requests: Requests, place: i
 
 
 @compiled_apart
-def cancel(engine: Engine, state: State, work: Work, requests: Requests, on_time: bool) -> None:
+def cancel(engine: Engine, state: State, work: Workspace, requests: Requests, on_time: bool) -> None:
     """At the end of an iteration, let go the admitted requests whose clients have given up before it.
 
     Called before the tokens of the iteration are given out, and with `on_time` once more after it, for clients that
@@ -419,7 +423,7 @@ def cancel(engine: Engine, state: State, work: Work, requests: Requests, on_time
 
 
 @compiled
-def cancel_prompts(engine: Engine, state: State, work: Work, requests: Requests, on_time: bool) -> None:
+def cancel_prompts(engine: Engine, state: State, work: Workspace, requests: Requests, on_time: bool) -> None:
     """The same for prompts that the iteration completes, and the one that is cut in chunks."""
     kept = 0
     for place in range(state.joining):
@@ -463,7 +467,7 @@ def give_up(engine: Engine, state: State, requests: Requests, request: int, memo
 
 
 @compiled_apart
-def fail(engine: Engine, state: State, work: Work, requests: Requests) -> int:
+def fail(engine: Engine, state: State, work: Workspace, requests: Requests) -> int:
     """The replica dies: its requests lose all progress and belong to NOBODY; returns how many. The replica is idle.
 
     It dies at the end of the iteration in progress (`clock_s`): requests whose last token this brings are served. Those
@@ -604,7 +608,7 @@ COLUMNS = ("time_s", "running", "waiting", "prefilling", "kv_tokens", "paused")
 
 
 @compiled_apart
-def sample(state: State, work: Work) -> None:
+def sample(state: State, work: Workspace) -> None:
     """Write a row for the first iteration that is formed at or after each multiple of `sample_every_s`.
 
     When the rows are all taken, every second one is dropped and samples are taken half as often: however long a run is,
@@ -639,9 +643,9 @@ def sample(state: State, work: Work) -> None:
 
 
 @compiled
-def work_of(fleet: Work, replica: int) -> Work:
+def work_of(fleet: Workspace, replica: int) -> Workspace:
     """The arrays of one replica of a fleet, borrowed."""
-    return Work(
+    return Workspace(
         borrowed(fleet.heap[replica]),
         borrowed(fleet.joining[replica]),
         borrowed(fleet.lines[replica]),
@@ -652,7 +656,7 @@ def work_of(fleet: Work, replica: int) -> Work:
 
 
 @compiled
-def step(engine: Engine, state: State, work: Work, requests: Requests, until_s: float) -> None:
+def step(engine: Engine, state: State, work: Workspace, requests: Requests, until_s: float) -> None:
     """Run one iteration with prompt tokens, or all decode steps up to the next change.
 
     A stretch of decode steps ends with the first that finishes a sequence or fills the KV cache, or the first that ends
@@ -685,7 +689,7 @@ def step(engine: Engine, state: State, work: Work, requests: Requests, until_s: 
 
 
 @compiled
-def admit(engine: Engine, state: State, work: Work, requests: Requests, short: bool) -> tuple[int, float]:
+def admit(engine: Engine, state: State, work: Workspace, requests: Requests, short: bool) -> tuple[int, float]:
     """In-flight batching: give the room that decodes leave in the token budget to prompts, in order of the line.
 
     Returns the prompt tokens of the iteration and the sum of p (s + p/2) over its chunks (see StepLaw). When memory is
@@ -735,7 +739,7 @@ def take_memory(engine: Engine, state: State, requests: Requests, request: int, 
 
 
 @compiled
-def continue_prompt(state: State, work: Work, requests: Requests, room: int) -> tuple[int, float]:
+def continue_prompt(state: State, work: Workspace, requests: Requests, room: int) -> tuple[int, float]:
     """The next chunk, at most `room` tokens, of the prompt that is cut in chunks."""
     request = state.prefilling
     tokens = prompt_tokens_of(requests, request)
@@ -749,7 +753,7 @@ def continue_prompt(state: State, work: Work, requests: Requests, room: int) -> 
 
 
 @compiled
-def admit_batch(engine: Engine, state: State, work: Work, requests: Requests) -> tuple[int, float]:
+def admit_batch(engine: Engine, state: State, work: Workspace, requests: Requests) -> tuple[int, float]:
     """Static batching: once the last batch has finished, admit a new one.
 
     The KV cache must hold every lane to the longest output of the batch, after its own prompt if prompts are packed, or
@@ -776,7 +780,7 @@ def admit_batch(engine: Engine, state: State, work: Work, requests: Requests) ->
 
 
 @compiled
-def join(state: State, work: Work, request: int) -> None:
+def join(state: State, work: Workspace, request: int) -> None:
     """The iteration being formed completes this prompt."""
     work.joining[state.joining] = request
     state.joining += 1
@@ -786,7 +790,7 @@ def join(state: State, work: Work, request: int) -> None:
 def prefill_iteration(
     engine: Engine,
     state: State,
-    work: Work,
+    work: Workspace,
     requests: Requests,
     prompt_tokens: int,
     attention: float,
@@ -817,7 +821,7 @@ def prefill_iteration(
 
 
 @compiled
-def decode_stretch(engine: Engine, state: State, work: Work, requests: Requests, until_s: float) -> None:
+def decode_stretch(engine: Engine, state: State, work: Workspace, requests: Requests, until_s: float) -> None:
     """Decode steps up to the first that finishes a sequence or fills the cache, or ends at or after `until_s`."""
     step_s = iteration_s(engine, work.matrices_s, state.lanes, state.context_tokens, 0, 0.0)
     longer_s = growth_s(engine, state)
@@ -836,7 +840,7 @@ def decode_stretch(engine: Engine, state: State, work: Work, requests: Requests,
 
 
 @compiled
-def steps_ahead(engine: Engine, state: State, work: Work) -> int:
+def steps_ahead(engine: Engine, state: State, work: Workspace) -> int:
     """Decode steps until the first that finishes a sequence, or before somebody must be paused."""
     steps = first_step(work.heap) - state.decode_step
     if engine.kv_policy == MAX_UTILIZATION and engine.policy != STATIC:
@@ -846,7 +850,7 @@ def steps_ahead(engine: Engine, state: State, work: Work) -> int:
 
 @compiled
 def decode(
-    engine: Engine, state: State, work: Work, requests: Requests, steps: int, step_s: float, longer_s: float
+    engine: Engine, state: State, work: Workspace, requests: Requests, steps: int, step_s: float, longer_s: float
 ) -> None:
     """Give every lane `steps` tokens more, and let go the sequences that are complete or whose clients have gone.
 

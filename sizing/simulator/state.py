@@ -317,7 +317,7 @@ def fill(requests: Requests, fresh: Requests, isl: Tokens, osl: Tokens, arrival_
         requests[request].steps = osl[request] - 1
 
 
-class Work(NamedTuple):
+class Workspace(NamedTuple):
     """Arrays a replica works with; in a fleet each has a row per replica, and `work_of` takes one out.
 
     They belong to the states and the engine they were first used with: all are fresh, or all are used on.
@@ -332,14 +332,14 @@ class Work(NamedTuple):
     matrices_s: Seconds  # by tokens, the time of their matrix products where it has been worked out before, else 0
 
 
-def work_space(replica: Replica, replicas: int, *, gaps: bool = False, samples: int = 0, streams: int = 1) -> Work:
+def work_space(replica: Replica, replicas: int, *, gaps: bool = False, samples: int = 0, streams: int = 1) -> Workspace:
     """Room for `replicas` replicas (of different ones: give the one with the most slots).
 
     `gaps`: count token gaps, those of each of `streams` streams apart. `samples`: rows for the time series of each
     replica; how often is said to `idle_states`.
     """
     slots = (replicas, replica.batching.max_batch_size)
-    return Work(
+    return Workspace(
         np.empty(slots, np.int64),
         np.empty(slots, np.int64),
         np.full((replicas, PRIORITIES, 2), NOBODY),

@@ -23,7 +23,7 @@ from sizing.simulator.state import (
     Engine,
     Requests,
     State,
-    Work,
+    Workspace,
     compiled,
     compiled_apart,
 )
@@ -180,7 +180,7 @@ def idle(state: State) -> bool:
 
 
 @compiled
-def enqueue(engine: Engine, state: State, work: Work, requests: Requests, request: int, time_s: float) -> bool:
+def enqueue(engine: Engine, state: State, work: Workspace, requests: Requests, request: int, time_s: float) -> bool:
     """Put a request at the end of the line of its priority, at `time_s`; an idle replica wakes up.
 
     The queue timeout counts from now: a request whose first replica has died waits anew. Its client does not.
@@ -229,7 +229,7 @@ def turn_away(requests: Requests, request: int, outcome: int, time_s: float) -> 
 
 
 @compiled
-def first_in_line(work: Work, requests: Requests) -> int:
+def first_in_line(work: Workspace, requests: Requests) -> int:
     """The request to be admitted next, while somebody waits: the oldest of the first priority that has one."""
     for line in range(PRIORITIES):
         request = work.lines[line, 0]
@@ -242,7 +242,7 @@ def first_in_line(work: Work, requests: Requests) -> int:
 
 
 @compiled
-def take_first(state: State, work: Work, requests: Requests, request: int) -> None:
+def take_first(state: State, work: Workspace, requests: Requests, request: int) -> None:
     """The request at the head of the line leaves it, to be computed from now on."""
     work.lines[line_of(requests, request), 0] = requests[request].behind
     state.waiting -= 1
@@ -252,7 +252,7 @@ def take_first(state: State, work: Work, requests: Requests, request: int) -> No
 
 
 @compiled
-def put_back(state: State, work: Work, requests: Requests, request: int) -> None:
+def put_back(state: State, work: Workspace, requests: Requests, request: int) -> None:
     """A paused request waits again, before all others of its priority, and at most until its client gives up."""
     line = line_of(requests, request)
     requests[request].stage = PAUSED
@@ -295,7 +295,7 @@ def expire_all(state: State, requests: Requests, until_s: float) -> None:
 
 
 @compiled_apart
-def forget_line(state: State, work: Work) -> None:
+def forget_line(state: State, work: Workspace) -> None:
     """Nobody waits: clear what is left of those who gave up."""
     work.lines[:, :] = NOBODY
     state.waiting = 0

@@ -14,8 +14,8 @@ from sizing.prediction import Prediction, Quantiles, saturated
 from sizing.workload import Limit
 from tests.app.conftest import point
 from ui.charts.base import DARK, LIGHT, LOG_FROM
-from ui.charts.fit import Series, measured_and_law
-from ui.charts.fleet import GIB, Steps, gpus_against_load, memory_per_gpu, requests_over_lengths
+from ui.charts.fit import ComparedSeries, measured_and_law
+from ui.charts.fleet import GIB, FleetSteps, gpus_against_load, memory_per_gpu, requests_over_lengths
 from ui.charts.interactivity import Spot, front_of, throughput_against_interactivity
 from ui.charts.latency import latency_against_load, with_knee, with_measured
 
@@ -74,7 +74,9 @@ def test_a_limit_far_above_the_line_is_still_on_the_chart_and_its_label_is_on_it
 
 def test_a_wide_range_of_concurrency_has_its_ticks_where_it_was_measured() -> None:
     levels = [1.0, 4.0, 16.0, 64.0]
-    figure, alt = measured_and_law("Requests/s", "Concurrency", [Series("mean", levels, [1, 3, 6, None], [])], LIGHT)
+    figure, alt = measured_and_law(
+        "Requests/s", "Concurrency", [ComparedSeries("mean", levels, [1, 3, 6, None], [])], LIGHT
+    )
     assert figure.layout.xaxis.type == "log" and set(figure.layout.xaxis.tickvals) == set(levels)
     assert len(figure.data) == 1 and figure.data[0].y[-1] is None
     assert "1 at 1" in alt and "6 at 16" in alt
@@ -84,7 +86,7 @@ SIZES = FleetSizes((0.0, 2.0, 4.0), (2, 3, 4), (2, 2, 3), (2, 4, 6))
 
 
 def test_steps_and_band_go_on_to_the_end_of_the_range() -> None:
-    steps = [Steps("a", SIZES), Steps("b", SIZES)]
+    steps = [FleetSteps("a", SIZES), FleetSteps("b", SIZES)]
     figure, alt = gpus_against_load(steps, 6.0, 3.0, 3, "3 GPUs", LIGHT)
     lines = {each.name: each for each in figure.data}
     assert list(lines["a"].x) == [0, 2, 4, 6] and list(lines["a"].y) == [2, 3, 4, 4]
@@ -96,7 +98,7 @@ def test_steps_and_band_go_on_to_the_end_of_the_range() -> None:
 
 def test_a_band_without_an_end_is_not_drawn() -> None:
     endless = FleetSizes(SIZES.rates_per_s, SIZES.gpus, SIZES.low, None)
-    names = [each.name for each in gpus_against_load([Steps("a", endless)], 6.0, 3.0, 3, "3", DARK).figure.data]
+    names = [each.name for each in gpus_against_load([FleetSteps("a", endless)], 6.0, 3.0, 3, "3", DARK).figure.data]
     assert names == ["a", "planned load"]
 
 

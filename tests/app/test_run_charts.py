@@ -11,7 +11,7 @@ from sizing.analyses.inside import SHARES, Lives
 from sizing.workload import Limit
 from ui.charts.base import DARK, LIGHT
 from ui.charts.fit import Pairs, agreement
-from ui.charts.latency import FAR, Line, Spread, distribution, lives_of_requests, over_time, time_unit
+from ui.charts.latency import FAR, NamedLine, Spread, distribution, lives_of_requests, over_time, time_unit
 
 
 @pytest.mark.parametrize(("metric", "per_s"), [("ttft", 1000), ("itl", 1000), ("e2e", 1)])
@@ -41,12 +41,12 @@ def test_time_is_shown_in_a_unit_that_can_be_read(seconds: float, unit: str) -> 
 
 
 def test_lines_over_time_keep_their_values_and_the_bound_is_on_the_chart() -> None:
-    figure, alt = over_time("Held", [0.0, 1200.0], [Line("a", [1, 2]), Line("b", [0, 7])], LIGHT, most=9.0)
+    figure, alt = over_time("Held", [0.0, 1200.0], [NamedLine("a", [1, 2]), NamedLine("b", [0, 7])], LIGHT, most=9.0)
     assert {trace.name: trace.y for trace in figure.data} == {"a": (1, 2), "b": (0, 7)}
     assert figure.data[0].x == (0, 20) and "min" in figure.layout.xaxis.title.text
     assert figure.layout.yaxis.range[1] > 9 and figure.layout.shapes[0].y0 == 9
     assert "a 1.5 on average, 2 at most" in alt and "7 at most" in alt
-    assert "nothing recorded" in over_time("Held", [], [Line("a", [])], LIGHT).alt
+    assert "nothing recorded" in over_time("Held", [], [NamedLine("a", [])], LIGHT).alt
 
 
 def test_a_bar_is_as_long_as_a_life_and_the_unserved_are_crosses() -> None:

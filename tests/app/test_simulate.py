@@ -26,7 +26,7 @@ from ui import link
 from ui.link import quoted
 from ui.scenario import Scenario
 from ui.views import inside as simulating
-from ui.views.inside import Setup, from_text, planned, to_text
+from ui.views.inside import RunSetup, from_text, planned, to_text
 
 Open = Callable[..., AppTest]
 
@@ -199,12 +199,12 @@ def test_a_measured_replica_of_unknown_memory_is_simulated(inside: Open, store: 
     assert "x*y" not in raw and "<b>" not in raw
 
 
-PLAN = Setup(2.5, 20_000, 0, "poisson", "chunked", 256, 8192, 10**6, "guaranteed_no_evict", 0, 0.0)
+PLAN = RunSetup(2.5, 20_000, 0, "poisson", "chunked", 256, 8192, 10**6, "guaranteed_no_evict", 0, 0.0)
 
 
 @given(
     st.builds(
-        Setup,
+        RunSetup,
         load_per_s=st.floats(1e-4, 1e5),
         requests=st.integers(500, 200_000),
         seed=st.integers(0, 1_000_000),
@@ -218,7 +218,7 @@ PLAN = Setup(2.5, 20_000, 0, "poisson", "chunked", 256, 8192, 10**6, "guaranteed
         queue_timeout_s=st.floats(0, 86_400),
     )
 )
-def test_settings_survive_the_url(setup: Setup) -> None:
+def test_settings_survive_the_url(setup: RunSetup) -> None:
     assert from_text(to_text(setup, PLAN), PLAN) == (setup, [])
 
 
@@ -243,5 +243,5 @@ def test_of_any_text_in_the_url_each_part_is_taken_or_named(text: str) -> None:
 def test_the_planned_settings_are_nothing_in_the_url(plan: Plan) -> None:
     usual = planned(plan.answer, plan.question)
     assert to_text(usual, usual) == ""
-    assert {field.name for field in fields(Setup)} == {name for name, _ in simulating.FIELDS.values()}
+    assert {field.name for field in fields(RunSetup)} == {name for name, _ in simulating.FIELDS.values()}
     assert "show.run" not in link.to_query(ONE)

@@ -29,7 +29,7 @@ from learn import course_form
 from learn.lesson import Setting
 from sizing import catalog
 from sizing.analyses.sharing import read_scenario
-from sizing.analyses.study import ANSWER_COLUMNS, Table, read_study
+from sizing.analyses.study import ANSWER_COLUMNS, ResultsFile, read_study
 from sizing.errors import SizingError
 from sizing.points import curves, doubts, read_points, write_points
 from sizing.report import write
@@ -187,7 +187,7 @@ def read_any_trace(raw: bytes, folder: Path) -> None:
 def read_results(raw: bytes, folder: Path) -> None:
     (folder / "study.csv").write_bytes(raw)
     (folder / "study.yaml").write_bytes(STUDY)
-    with Table(folder / "study.csv", read_study(folder / "study.yaml"), "inputs") as table:
+    with ResultsFile(folder / "study.csv", read_study(folder / "study.yaml"), "inputs") as table:
         table.add(0, dict.fromkeys(ANSWER_COLUMNS, 1))
 
 
@@ -196,7 +196,7 @@ def results() -> bytes:
     """The results of the study, as a study leaves them."""
     folder = _made()
     (folder / "study.yaml").write_bytes(STUDY)
-    with Table(folder / "study.csv", read_study(folder / "study.yaml"), "inputs") as table:
+    with ResultsFile(folder / "study.csv", read_study(folder / "study.yaml"), "inputs") as table:
         for place in range(5):
             table.add(place, dict.fromkeys(ANSWER_COLUMNS, 1))
     return (folder / "study.csv").read_bytes()
@@ -265,7 +265,7 @@ def read_link(raw: bytes, folder: Path) -> None:
     short(problems)
 
 
-PLANNED = inside.Setup(20, 1000, 0, "poisson", "chunked", 256, 8192, 100_000, "reserve", 0, 0.0)
+PLANNED = inside.RunSetup(20, 1000, 0, "poisson", "chunked", 256, 8192, 100_000, "reserve", 0, 0.0)
 SETTINGS = b"batching=static;slots=4;load=batch:100;ticks=300;seed=3"
 
 

@@ -11,7 +11,7 @@ import pytest
 
 from sizing.engine import Batching, Replica
 from sizing.errors import FitError
-from sizing.fitting import Fit, Protocol, Trace, fit, fit_trace
+from sizing.fitting import Fit, Protocol, ServedTrace, fit, fit_trace
 from sizing.fitting.levels import point_runs
 from sizing.fitting.search import outliers
 from sizing.points import Deployment, Point
@@ -98,21 +98,21 @@ def test_an_open_loop_that_fell_behind_is_left_aside() -> None:
     assert fit([*points, behind], open_loop=True).law == fit(points).law
 
 
-def trace_of(replica: Replica, rate_per_s: float, requests: int, seed: int = 0) -> Trace:
+def trace_of(replica: Replica, rate_per_s: float, requests: int, seed: int = 0) -> ServedTrace:
     rng = np.random.default_rng(seed)
     isl, osl = Lengths(800, 200, 0.6, 0.6).sample(requests, rng)
     arrival_s = np.cumsum(rng.exponential(1 / rate_per_s, requests)) * np.where(np.arange(requests) < 400, 1.5, 1.0)
     arrival_s = np.maximum.accumulate(arrival_s)
     run = simulate_trace(replica, arrival_s, isl, osl)
     noise = np.exp(0.02 * rng.standard_normal((2, requests)))
-    return Trace(arrival_s, isl, osl, run.ttft_s * noise[0], run.e2e_s * noise[1])
+    return ServedTrace(arrival_s, isl, osl, run.ttft_s * noise[0], run.e2e_s * noise[1])
 
 
 def test_a_trace_is_fitted_and_predicts_its_rest() -> None:
     """The law of the first 800 requests gives mean E2E of the next 400 within 3 %."""
     replica = Replica(GPU, Batching("chunked", token_budget=2048))
     whole = trace_of(replica, 8.0, 1200)
-    half = Trace(*(getattr(whole, name)[:800] for name in ("arrival_s", "isl", "osl", "ttft_s", "e2e_s")))
+    half = ServedTrace(*(getattr(whole, name)[:800] for name in ("arrival_s", "isl", "osl", "ttft_s", "e2e_s")))
     found = fit_trace(half, Deployment("m", "p", "g", 1, 1, "", "", "", None), batching=replica.batching)
     replayed = simulate_trace(found.replica, whole.arrival_s, whole.isl, whole.osl)
     assert replayed.e2e_s[800:].mean() == pytest.approx(whole.e2e_s[800:].mean(), rel=0.03)

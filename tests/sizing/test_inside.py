@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from sizing.analyses.inside import (
     LOOK,
     SHARES,
-    Run,
+    InsideRun,
     close_look,
     compared,
     exceedances,
@@ -38,8 +38,8 @@ SLA = Sla(Limit("ttft", 95, 1.0), Limit("itl", 95, 0.05))
 STABLE_PER_S = stable_rate_per_s(ENGINE, LENGTHS)
 
 
-def run_of(engine: Replica = ENGINE, share: float = 0.6, requests: int = 2000, seed: int = 0) -> Run:
-    return Run(engine, Workload(LENGTHS, share * STABLE_PER_S), requests=requests, seed=seed)
+def run_of(engine: Replica = ENGINE, share: float = 0.6, requests: int = 2000, seed: int = 0) -> InsideRun:
+    return InsideRun(engine, Workload(LENGTHS, share * STABLE_PER_S), requests=requests, seed=seed)
 
 
 @pytest.mark.parametrize("routing", ["random", "round_robin", "least_outstanding"])
@@ -54,7 +54,7 @@ def test_the_run_is_the_one_by_which_a_plan_is_verified(routing: Routing, arriva
 @pytest.mark.parametrize(("routing", "replicas"), [("random", 1), ("round_robin", 3), ("least_outstanding", 3)])
 def test_a_close_look_shows_states_of_the_very_run(routing: Routing, replicas: int) -> None:
     slow = Replica(LAW.scaled(10), ENGINE.batching)
-    run = Run(slow, Workload(Lengths(500, 12, 0.3, 0.3), 3.0 * replicas), replicas, routing, 400)
+    run = InsideRun(slow, Workload(Lengths(500, 12, 0.3, 0.3), 3.0 * replicas), replicas, routing, 400)
     life_s = float(np.mean(simulated(run).e2e_s))
     near = close_look(run, life_s)
     whole = simulate(
@@ -122,8 +122,8 @@ def test_the_slowest_first_token_is_among_its_neighbours_and_parts_add_up() -> N
 def test_prompts_too_long_for_the_budget_are_refused_before_they_are_simulated() -> None:
     tiny = replace(ENGINE, batching=replace(ENGINE.batching, token_budget=16, kv_tokens=10**9))
     with pytest.raises(ScenarioError, match="raise the token budget"):
-        Run(tiny, Workload(Lengths(1_000_000, 10), 0.1))
-    Run(replace(tiny, batching=replace(tiny.batching, policy="static")), Workload(Lengths(1_000_000, 10), 0.1))
+        InsideRun(tiny, Workload(Lengths(1_000_000, 10), 0.1))
+    InsideRun(replace(tiny, batching=replace(tiny.batching, policy="static")), Workload(Lengths(1_000_000, 10), 0.1))
 
 
 def test_an_overload_is_said_first_with_the_rate_that_would_be_stable() -> None:
@@ -158,7 +158,9 @@ def test_a_kept_sla_is_said_with_the_limit_that_has_the_least_room() -> None:
 def test_stalls_are_told_where_prompts_interrupt_the_reading_and_not_where_they_cannot() -> None:
     def told(isl: int) -> bool:
         load = Workload(Lengths(isl, 200), 0.3 * stable_rate_per_s(ENGINE, Lengths(isl, 200)))
-        return any("hide stalls" in line for line in learned(simulated(Run(ENGINE, load, requests=1000)), SLA, 1.0))
+        return any(
+            "hide stalls" in line for line in learned(simulated(InsideRun(ENGINE, load, requests=1000)), SLA, 1.0)
+        )
 
     assert told(8000) and not told(10)
 
@@ -174,7 +176,7 @@ def test_a_run_compared_with_its_own_figures_agrees_in_all_twenty() -> None:
 
 
 def test_figures_that_do_not_exist_are_not_compared() -> None:
-    one_token = simulated(Run(ENGINE, Workload(Lengths(1000, 1), 2.0), requests=1000))
+    one_token = simulated(InsideRun(ENGINE, Workload(Lengths(1000, 1), 2.0), requests=1000))
     assert {figure.metric for figure in compared(one_token, one_token.prediction())} == {"ttft", "e2e"}
     overload = simulated(run_of(share=2.0))
     assert compared(overload, overload.prediction()) == []

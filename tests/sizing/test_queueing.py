@@ -17,7 +17,7 @@ from sizing.queueing.iteration_chain import _quantum, open_iterations
 from sizing.queueing.percentiles import steady_state
 from sizing.queueing.points import gamma_quantile, poisson_counts, token_sum
 from sizing.queueing.slow_chain import Fluctuation, state_probabilities, waiting_chance
-from sizing.queueing.stream import Stream
+from sizing.queueing.stream import ArrivalStream
 from sizing.simulator import simulate
 from sizing.simulator import stable_rate_per_s as simulated_stable_rate_per_s
 from sizing.workload import OF_REQUESTS, Arrivals, Lengths, Prefix, Workload
@@ -191,7 +191,7 @@ def test_little_s_law_of_the_slow_chain(load):
     """Requests in the replica = rate x (E2E): the chain's mean against the predicted E2E, 3 %."""
     engine, rate = replica(), load * stable_rate_per_s(replica(), VARIED)
     demand, fluctuation = demand_of(engine, VARIED), Fluctuation()
-    scene = steady_state(engine, VARIED, Prefix(), Stream(rate), fluctuation)
+    scene = steady_state(engine, VARIED, Prefix(), ArrivalStream(rate), fluctuation)
     decoding = predict(engine, Workload(VARIED, rate))
     assert scene.state.mean_running == pytest.approx(rate * (decoding.e2e.mean_s - decoding.ttft.mean_s), rel=0.03)
     assert demand.decode_steps == pytest.approx(299, rel=1e-3)

@@ -12,7 +12,7 @@ from scipy.special import ndtri
 from sizing.engine import Batching, Replica, Roughness, Speculation, StepLaw
 from sizing.prediction import Prediction, Quantiles, saturated
 from sizing.queueing import predict, slots, stability, stable_rate_per_s
-from sizing.queueing.demand import Work, demand_of
+from sizing.queueing.demand import WorkVariance, demand_of
 from sizing.queueing.percentiles import disagreement
 from sizing.queueing.slow_chain import Fluctuation, state_probabilities, waiting_chance
 from sizing.queueing.stream import Groups, renewals, stream_of
@@ -187,8 +187,8 @@ def test_work_of_two_parts_varies_as_their_sum():
     decode += prompt / 2
     weight = np.full(100_000, 1e-5)
     whole = 0.3 * prompt / prompt.mean() + 0.7 * decode / decode.mean()
-    assert Work.of(prompt, decode, weight).cv(0.3) == pytest.approx(whole.std(), rel=1e-6)
-    assert Work.of(0 * prompt, decode, weight).cv(0.0) == pytest.approx(decode.std() / decode.mean())
+    assert WorkVariance.of(prompt, decode, weight).cv(0.3) == pytest.approx(whole.std(), rel=1e-6)
+    assert WorkVariance.of(0 * prompt, decode, weight).cv(0.0) == pytest.approx(decode.std() / decode.mean())
 
 
 @pytest.mark.parametrize("lengths", (Lengths(1000, 1000), Lengths(1000, 1000, 0.5, 0.8)))

@@ -18,7 +18,7 @@ from numpy.random import SeedSequence
 
 from sizing.analyses import study as answers_of
 from sizing.analyses.cluster import WorkersLost, code, on_cluster
-from sizing.analyses.study import COLUMNS, Machines, Table, read_study, replicated, run_all
+from sizing.analyses.study import COLUMNS, Machines, ResultsFile, read_study, replicated, run_all
 from sizing.cli.study import study_command
 from sizing.engine import Replica
 from sizing.errors import ScenarioError
@@ -199,7 +199,7 @@ def test_an_interrupted_study_goes_on(folder: Path, monkeypatch: pytest.MonkeyPa
 def test_results_of_another_study_are_left_alone(folder: Path, tmp_path: Path) -> None:
     (tmp_path / "points.csv").write_text((folder / "points.csv").read_text())
     (tmp_path / "study.yaml").write_text(STUDY)
-    with Table(tmp_path / "study.csv", read_study(tmp_path / "study.yaml"), "inputs") as table:
+    with ResultsFile(tmp_path / "study.csv", read_study(tmp_path / "study.yaml"), "inputs") as table:
         table.add(0, dict.fromkeys(answers_of.ANSWER_COLUMNS, 1))
     before = (tmp_path / "study.csv").read_text()
     (tmp_path / "study.yaml").write_text(STUDY.replace("isl: 500", "isl: 600"))
@@ -235,7 +235,7 @@ def test_results_go_into_a_file_and_nothing_else(folder: Path, out: str) -> None
 def test_a_disk_that_is_full_in_the_middle_is_one_line(folder: Path, tmp_path: Path) -> None:
     scenarios = read_study(folder / "study.yaml")
     with pytest.raises(ScenarioError, match=r"cannot be written \(No space left on device\)"):  # noqa: SIM117
-        with Table(tmp_path / "study.csv", scenarios, "inputs") as table:
+        with ResultsFile(tmp_path / "study.csv", scenarios, "inputs") as table:
             table._file.close()
             table._file = open("/dev/full", "w")  # noqa: SIM115
             table.add(0, dict.fromkeys(answers_of.ANSWER_COLUMNS, 1))
@@ -266,7 +266,7 @@ def test_a_table_cut_anywhere_ends_as_it_would_have(folder: Path, places: list[i
         path.unlink(missing_ok=True)
 
     def answer(path: Path, chosen: Iterable[int]) -> bytes:
-        with Table(path, scenarios, "inputs") as table:
+        with ResultsFile(path, scenarios, "inputs") as table:
             for place in chosen:
                 if place not in table.done:
                     table.add(place, dict.fromkeys(answers_of.ANSWER_COLUMNS, cells[place]))

@@ -16,7 +16,7 @@ BAND = 0.10
 """Either side of the diagonal."""
 
 
-class Quantity(NamedTuple):
+class Compared(NamedTuple):
     """One figure of a point, measured and by the law; None where it was not measured."""
 
     name: str
@@ -31,13 +31,13 @@ class Quantity(NamedTuple):
 
 
 QUANTITIES = (
-    Quantity("Requests/s", "requests/s", lambda e: e.point.requests_per_s, lambda e: e.requests_per_s),
-    Quantity("Mean TTFT", "ms", lambda e: _ms(e.point.ttft_mean_s), lambda e: e.ttft_mean_s * 1000),
-    Quantity("Mean ITL", "ms", lambda e: _ms(e.point.itl_mean_s), lambda e: e.itl_mean_s * 1000),
+    Compared("Requests/s", "requests/s", lambda e: e.point.requests_per_s, lambda e: e.requests_per_s),
+    Compared("Mean TTFT", "ms", lambda e: _ms(e.point.ttft_mean_s), lambda e: e.ttft_mean_s * 1000),
+    Compared("Mean ITL", "ms", lambda e: _ms(e.point.itl_mean_s), lambda e: e.itl_mean_s * 1000),
 )
 
 
-def parity(quantity: Quantity, errors: Sequence[PointError], distrusted: frozenset[int], ink: Ink) -> Chart | None:
+def parity(quantity: Compared, errors: Sequence[PointError], distrusted: frozenset[int], ink: Ink) -> Chart | None:
     """Markers over the diagonal and a band of 10 %; `distrusted` are places in `errors`. None if nothing is known."""
     pairs = [(quantity.measured(e), quantity.predicted(e), place in distrusted) for place, e in enumerate(errors)]
     known = [(m, p, odd) for m, p, odd in pairs if m is not None and m > 0 and math.isfinite(p)]
@@ -79,7 +79,7 @@ def _ms(seconds: float | None) -> float | None:
 # --- Points as they were measured, and the law that was fitted to them
 
 
-class Series(NamedTuple):
+class ComparedSeries(NamedTuple):
     """One measured quantity over the loads, and what the fitted law says of it (empty where there is no fit)."""
 
     name: str
@@ -88,7 +88,7 @@ class Series(NamedTuple):
     law: Sequence[float]
 
 
-def measured_and_law(title: str, x_title: str, series: Sequence[Series], ink: Ink) -> Chart:
+def measured_and_law(title: str, x_title: str, series: Sequence[ComparedSeries], ink: Ink) -> Chart:
     """Measured points as markers, the fitted law as a line; more than one series get their names at the end."""
     figure = figure_of(title, x_title, ink, height=270)
     for number, one in enumerate(series):
@@ -104,7 +104,7 @@ def measured_and_law(title: str, x_title: str, series: Sequence[Series], ink: In
     return Chart(figure, f"{title} against {x_title}: " + "; ".join(map(_range_in_words, series)) + ".")
 
 
-def _range_in_words(series: Series) -> str:
+def _range_in_words(series: ComparedSeries) -> str:
     known = [(x, y) for x, y in zip(series.x, series.measured, strict=True) if y is not None]
     if not known:
         return f"{series.name} not measured"

@@ -16,7 +16,7 @@ from ui.charts.base import LOG_FROM, SMALL, SYMBOLS, Chart, Ink, figure_of
 DASHES = ("solid", "dash", "dot")
 
 
-class Steps(NamedTuple):
+class FleetSteps(NamedTuple):
     """One configuration's steps and the name at their end."""
 
     name: str
@@ -24,7 +24,7 @@ class Steps(NamedTuple):
 
 
 def gpus_against_load(
-    steps: Sequence[Steps], high_per_s: float, load_per_s: float, gpus: int, today: str, ink: Ink
+    steps: Sequence[FleetSteps], high_per_s: float, load_per_s: float, gpus: int, today: str, ink: Ink
 ) -> Chart:
     """Step lines up to `high_per_s` requests/s of the fleet, the first with its band; a dot at the planned load."""
     figure = figure_of("GPUs to own", "Load (requests/s of the whole fleet)", ink, height=340)
@@ -75,7 +75,7 @@ def _band(figure: go.Figure, sizes: FleetSizes, high_per_s: float, ink: Ink) -> 
         figure.add_scatter(x=x, y=y, name=name, fill=fill, fillcolor=ink.band, **thin)
 
 
-def _sizes_in_words(steps: Sequence[Steps], high_per_s: float, load_per_s: float, gpus: int) -> str:
+def _sizes_in_words(steps: Sequence[FleetSteps], high_per_s: float, load_per_s: float, gpus: int) -> str:
     ends = "; ".join(f"{one.name} {one.sizes.gpus[-1]:,} GPUs" for one in steps)
     return (
         f"GPUs against load: {gpus:,} GPUs at the planned {significant(load_per_s)} requests/s; "

@@ -233,7 +233,7 @@ def _spread_in_words(metric: Metric, shares: Sequence[float] | Seconds, spread: 
 # --- What a replica holds over time: lines over one axis of seconds, minutes or hours
 
 
-class Line(NamedTuple):
+class NamedLine(NamedTuple):
     """One quantity over time, with its name as it stands beside the line."""
 
     name: str
@@ -250,7 +250,7 @@ def time_unit(longest_s: float) -> tuple[str, float]:
 def over_time(
     title: str,
     time_s: Sequence[float] | Seconds,
-    lines: Sequence[Line],
+    lines: Sequence[NamedLine],
     ink: Ink,
     *,
     most: float | None = None,
@@ -278,7 +278,7 @@ def over_time(
     return Chart(figure, f"{title} over time: " + "; ".join(map(_line_in_words, lines)) + ".")
 
 
-def _line_in_words(line: Line) -> str:
+def _line_in_words(line: NamedLine) -> str:
     if not len(line.values):
         return f"{line.name}: nothing recorded"
     mean = sum(line.values) / len(line.values)

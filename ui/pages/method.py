@@ -8,7 +8,7 @@ import streamlit as st
 from ui import answers, view
 from ui.scenario import Scenario
 from ui.views import method
-from ui.views.method import Section
+from ui.views.method import Chapter
 from ui.words import plain
 
 TABLES = {"accuracy": "Accuracy", "sources": "Sources", "changes": "Changes"}
@@ -36,7 +36,7 @@ def page(_: Scenario) -> None:
         TABLE[chosen]()
 
 
-def _found(texts: Iterable[Section], query: str) -> None:
+def _found(texts: Iterable[Chapter], query: str) -> None:
     accuracy, changes = method.accuracy(), method.changes()
     everywhere = [*texts, *([accuracy.about] if accuracy else []), *([changes] if changes else [])]
     found = method.search(everywhere, query)

@@ -16,7 +16,7 @@ from ui.answers import Outcome
 from ui.charts.latency import time_unit
 from ui.scenario import Scenario
 from ui.views import inside
-from ui.views.inside import UNLIMITED_KV_TOKENS, Seen, Setup
+from ui.views.inside import UNLIMITED_KV_TOKENS, RunSetup, Seen
 from ui.words import BASIS_HELP, BASIS_LOOK, limit_name, plain, sentence_case, tell_unreadable
 
 VIEWS = {
@@ -98,7 +98,7 @@ def _picked(plan: Plan) -> Fleet:
     return fleets[label]
 
 
-def _seen(plan: Plan, fleet: Fleet, setup: Setup, head: st.delta_generator.DeltaGenerator) -> Seen | None:
+def _seen(plan: Plan, fleet: Fleet, setup: RunSetup, head: st.delta_generator.DeltaGenerator) -> Seen | None:
     """The run and its result; None, and why on the page, where it cannot be simulated."""
     try:
         run = inside.run_of(setup, fleet, plan.question)

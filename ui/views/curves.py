@@ -26,7 +26,7 @@ from sizing.question import RATE
 from sizing.workload import Limit
 from ui import answers, view
 from ui.answers import Outcome, named
-from ui.charts.fleet import GIB, Steps, gpus_against_load, memory_per_gpu, requests_over_lengths
+from ui.charts.fleet import GIB, FleetSteps, gpus_against_load, memory_per_gpu, requests_over_lengths
 from ui.charts.interactivity import Spot, front_of, spot_of, spots_of, throughput_against_interactivity
 from ui.charts.latency import latency_against_load, measured_s, with_knee, with_measured
 from ui.look import ink, show
@@ -267,7 +267,7 @@ def draw_fleet_sizes(scenario: Scenario, plan: Plan, name: str, fleet: Fleet) ->
         return
     others = best_of_other_gpus(plan, fleet)
     steps = [
-        Steps(each.candidate.label, answers.sizes(scenario, its_name, each, low, high))
+        FleetSteps(each.candidate.label, answers.sizes(scenario, its_name, each, low, high))
         for its_name, each in ((name, fleet), *others)
     ]
     show(gpus_against_load(steps, high, rate, fleet.gpus, f"{fleet.gpus:,} GPUs", ink()), "fleet_size")
@@ -321,7 +321,7 @@ def _try_rate(scenario: Scenario, fleet: Fleet) -> None:
     )
 
 
-def _fleet_sizes_table(steps: Sequence[Steps]) -> None:
+def _fleet_sizes_table(steps: Sequence[FleetSteps]) -> None:
     with st.expander("Data behind the chart"):
         for one in steps:
             st.caption(plain(one.name))

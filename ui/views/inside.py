@@ -14,7 +14,7 @@ import streamlit as st
 from sizing.analyses.inside import (
     SHARES,
     Compared,
-    Run,
+    InsideRun,
     between,
     close_look,
     compared,
@@ -37,7 +37,7 @@ from sizing.simulator.scheduler import gap_quantiles
 from sizing.workload import METRICS, Arrivals, Metric, Seconds, metric_name
 from ui.charts.base import Chart
 from ui.charts.fit import Pairs, agreement
-from ui.charts.latency import Line, Spread, distribution, lives_in_words, lives_of_requests
+from ui.charts.latency import NamedLine, Spread, distribution, lives_in_words, lives_of_requests
 from ui.charts.latency import over_time as drawn
 from ui.link import quoted
 from ui.look import ink, show
@@ -58,7 +58,7 @@ USUAL_REQUESTS = 20_000
 
 
 @dataclass(frozen=True, slots=True)
-class Setup:
+class RunSetup:
     """The settings of a run, one for each field of the form. `max_waiting` 0 and `queue_timeout_s` 0 mean no limit."""
 
     load_per_s: float
@@ -74,10 +74,10 @@ class Setup:
     queue_timeout_s: float
 
 
-def planned(fleet: Fleet, question: Question) -> Setup:
+def planned(fleet: Fleet, question: Question) -> RunSetup:
     """The settings by which the plan was verified: its load, the arrivals asked for, the replica as it is."""
     rule = fleet.candidate.replica.batching
-    return Setup(
+    return RunSetup(
         load_per_s=float(f"{fleet.load_per_s:.6g}"),
         requests=USUAL_REQUESTS,
         seed=0,
@@ -92,7 +92,7 @@ def planned(fleet: Fleet, question: Question) -> Setup:
     )
 
 
-def run_of(setup: Setup, fleet: Fleet, question: Question) -> Run:
+def run_of(setup: RunSetup, fleet: Fleet, question: Question) -> InsideRun:
     """What to simulate. Raises ScenarioError where the run would take too long."""
     given = question.workload.arrivals
     arrivals = given if setup.arrivals == str(given) else Arrivals.parse(setup.arrivals)
@@ -117,13 +117,13 @@ class Seen(NamedTuple):
 
     plan: Plan
     fleet: Fleet
-    setup: Setup
-    run: Run
+    setup: RunSetup
+    run: InsideRun
     result: Simulated
 
 
 @st.cache_resource(max_entries=8, show_spinner=False)
-def outcome(run: Run) -> Simulated | str:
+def outcome(run: InsideRun) -> Simulated | str:
     """The run, or why it cannot be simulated."""
     try:
         return simulated(run)
@@ -132,13 +132,13 @@ def outcome(run: Run) -> Simulated | str:
 
 
 @st.cache_resource(max_entries=8, show_spinner=False)
-def closely(run: Run, life_s: float) -> TimeSeries:
+def closely(run: InsideRun, life_s: float) -> TimeSeries:
     """A close look at the first replica of a run."""
     return close_look(run, life_s)
 
 
 @st.cache_data(max_entries=64, show_spinner=False)
-def by_formula(run: Run) -> Prediction | str:
+def by_formula(run: InsideRun) -> Prediction | str:
     """What the formula says of the run, or why it says nothing."""
     try:
         return predict(run.replica, run.workload, replicas=run.replicas, routing=run.routing, gaps=True)
@@ -146,7 +146,7 @@ def by_formula(run: Run) -> Prediction | str:
         return str(error)
 
 
-def to_text(setup: Setup, plan: Setup) -> str:
+def to_text(setup: RunSetup, plan: RunSetup) -> str:
     """The settings that differ from the plan's, for the URL; empty where none does."""
     changed = {
         key: getattr(setup, field)
@@ -156,7 +156,7 @@ def to_text(setup: Setup, plan: Setup) -> str:
     return ";".join(f"{key}={value}" for key, value in changed.items())
 
 
-def from_text(text: str, plan: Setup) -> tuple[Setup, list[str]]:
+def from_text(text: str, plan: RunSetup) -> tuple[RunSetup, list[str]]:
     """The plan's settings with those of the URL in their place, and a line for each that cannot be taken."""
     values: dict[str, Any] = {}
     problems = []
@@ -221,10 +221,10 @@ FIELDS: Mapping[str, tuple[str, Parse]] = {
     "timeout": ("queue_timeout_s", _number_within(PATIENCE_S, float)),
 }
 """Key in the URL -> field of the setup and the reader of its text. Keys are for ever: old links must open."""
-assert [field for field, _ in FIELDS.values()] == [field.name for field in fields(Setup)]
+assert [field for field, _ in FIELDS.values()] == [field.name for field in fields(RunSetup)]
 
 
-def in_words(setup: Setup) -> str:
+def in_words(setup: RunSetup) -> str:
     """The settings on one line."""
     line = f", {setup.max_waiting:,} in line at most" if setup.max_waiting else ""
     timeout = f", dropped after {significant(setup.queue_timeout_s)} s" if setup.queue_timeout_s else ""
@@ -291,18 +291,18 @@ COARSE = 60
 def _charts_over_time(series: TimeSeries, kv_tokens: int) -> list[Chart]:
     """Requests, memory, and what there is of chunked prompts and pauses."""
     line, coarse = timeline(series), timeline(series, COARSE)
-    running = [Line("running", line.running), Line("waiting, most", line.waiting_most)]
+    running = [NamedLine("running", line.running), NamedLine("waiting, most", line.waiting_most)]
     charts = [drawn("Requests running and waiting", line.time_s, running, ink(), height=260)]
     if kv_tokens < UNLIMITED_KV_TOKENS:
-        held = [Line("held", 100 * line.kv_tokens_most / kv_tokens)]
+        held = [NamedLine("held", 100 * line.kv_tokens_most / kv_tokens)]
         charts.append(drawn("KV cache in use (%)", line.time_s, held, ink(), most=100.0))
     else:
-        charts.append(drawn("KV cache in use (tokens)", line.time_s, [Line("held", line.kv_tokens_most)], ink()))
+        charts.append(drawn("KV cache in use (tokens)", line.time_s, [NamedLine("held", line.kv_tokens_most)], ink()))
     if np.any(line.prefilling):
-        part = [Line("prompt in progress", 100 * coarse.prefilling)]
+        part = [NamedLine("prompt in progress", 100 * coarse.prefilling)]
         charts.append(drawn("Iterations with a prompt cut in chunks (%)", coarse.time_s, part, ink(), height=180))
     if np.any(line.pauses):
-        pauses = [Line("pauses", coarse.pauses)]
+        pauses = [NamedLine("pauses", coarse.pauses)]
         charts.append(drawn(f"Pauses (in each of {COARSE} steps)", coarse.time_s, pauses, ink(), height=180))
     return charts
 
@@ -469,7 +469,7 @@ KV_POLICY_HELP = (
 )
 
 
-def draw(plan: Setup) -> Setup:
+def draw(plan: RunSetup) -> RunSetup:
     """Draw the form, closed, under a line that says what runs; return what runs."""
     text = state.get(IN_URL, "")
     setup, problems = from_text(text, plan)
@@ -487,7 +487,7 @@ def draw(plan: Setup) -> Setup:
     return setup
 
 
-def _fields(setup: Setup) -> None:
+def _fields(setup: RunSetup) -> None:
     with st.grid("auto", min_column_width=190):
         for field, label, allowed, help_ in NUMBERS:
             _number_field(setup, field, label, allowed, help_)
@@ -506,7 +506,7 @@ def _arrival_name(arrivals: str) -> str:
     return ARRIVAL_NAMES.get(arrivals, arrivals)
 
 
-def _number_field(setup: Setup, field: str, label: str, allowed: Range, help_: str) -> None:
+def _number_field(setup: RunSetup, field: str, label: str, allowed: Range, help_: str) -> None:
     """A number input over a range; a replica of the plan may lie outside of what one may type."""
     value = getattr(setup, field)
     kind = type(value)
@@ -526,7 +526,7 @@ def _key(field: str) -> str:
     return f"run_{field}"
 
 
-def _fill(setup: Setup) -> None:
+def _fill(setup: RunSetup) -> None:
     """Write the settings into the widgets: when they are new, or the widgets were away with another page."""
     if state.get("run_filled") == setup and all(_key(field) in state for field, _ in FIELDS.values()):
         return
@@ -535,8 +535,8 @@ def _fill(setup: Setup) -> None:
     state.run_filled = setup
 
 
-def _take(plan: Setup) -> None:
-    state[IN_URL] = to_text(Setup(**{field: state[_key(field)] for field, _ in FIELDS.values()}), plan)
+def _take(plan: RunSetup) -> None:
+    state[IN_URL] = to_text(RunSetup(**{field: state[_key(field)] for field, _ in FIELDS.values()}), plan)
 
 
 def _forget() -> None:

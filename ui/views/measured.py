@@ -16,7 +16,7 @@ from sizing.points import Curve, Point, curves, write_points
 from sizing.workload import Lengths
 from ui import answers
 from ui.charts.base import Chart
-from ui.charts.fit import Series, measured_and_law
+from ui.charts.fit import ComparedSeries, measured_and_law
 from ui.look import ink, show
 from ui.words import plain
 
@@ -153,7 +153,7 @@ def _drawn(curve: Curve, law: Mapping[Point, PointError]) -> list[Chart]:
     e2e_s = [e.ttft_mean_s + (p.osl - 1) * e.itl_mean_s for e, p in zip(said, points, strict=False)]
 
     def over_concurrency(title: str, measured: Sequence[float | None], predicted: Sequence[float]) -> Chart:
-        return measured_and_law(title, CONCURRENCY, [Series("mean", levels, measured, predicted)], ink())
+        return measured_and_law(title, CONCURRENCY, [ComparedSeries("mean", levels, measured, predicted)], ink())
 
     speed = [(1 / p.itl_mean_s, p.requests_per_s / p.gpus) for p in points if p.itl_mean_s]
     speed_said = [e.requests_per_s / e.point.gpus for e in said if e.point.itl_mean_s]
@@ -167,7 +167,7 @@ def _drawn(curve: Curve, law: Mapping[Point, PointError]) -> list[Chart]:
         measured_and_law(
             "Requests/s per GPU",
             "Interactivity (output tokens/s per user)",
-            [Series("measured", [x for x, _ in speed], [y for _, y in speed], speed_said)],
+            [ComparedSeries("measured", [x for x, _ in speed], [y for _, y in speed], speed_said)],
             ink(),
         ),
     ]

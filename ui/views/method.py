@@ -23,31 +23,31 @@ ROW = re.compile(r"^\|.*\|$")
 
 
 @dataclass(frozen=True, slots=True)
-class Section:
+class Chapter:
     """A title and its paragraphs, each markdown; a formula stands in one paragraph with what it says in words."""
 
     title: str
     paragraphs: tuple[str, ...]
 
-    def matching(self, words: Sequence[str]) -> Section:
+    def matching(self, words: Sequence[str]) -> Chapter:
         """The paragraphs that hold every word, letter case apart."""
         found = [text for text in self.paragraphs if all(word.casefold() in text.casefold() for word in words)]
-        return Section(self.title, tuple(found))
+        return Chapter(self.title, tuple(found))
 
 
 @cache
-def texts() -> Mapping[str, Section]:
+def texts() -> Mapping[str, Chapter]:
     """The written sections by the name of their file, in order. Empty when the folder is missing."""
     return {path.stem.partition("-")[2]: section(path.read_text("utf-8")) for path in sorted(TEXTS.glob("*.md"))}
 
 
-def section(text: str) -> Section:
+def section(text: str) -> Chapter:
     """A section from markdown: its first line is the title, blank lines part the paragraphs."""
     title, _, rest = text.strip().partition("\n")
-    return Section(title.lstrip("# "), tuple(part.strip() for part in re.split(r"\n\s*\n", rest) if part.strip()))
+    return Chapter(title.lstrip("# "), tuple(part.strip() for part in re.split(r"\n\s*\n", rest) if part.strip()))
 
 
-def search(sections: Iterable[Section], query: str) -> list[Section]:
+def search(sections: Iterable[Chapter], query: str) -> list[Chapter]:
     """The sections that have paragraphs with every word of the query, these alone."""
     words = query.split()
     found = (each.matching(words) for each in sections)
@@ -58,7 +58,7 @@ def search(sections: Iterable[Section], query: str) -> list[Section]:
 class Accuracy:
     """docs/accuracy.md: what is said around the table, its rows by column, and the line that sums them up."""
 
-    about: Section
+    about: Chapter
     rows: tuple[Mapping[str, str], ...]
     verdict: str
 
@@ -76,7 +76,7 @@ def accuracy_of(text: str) -> Accuracy:
     prose = "\n".join(line for line in lines if not ROW.match(line) and line.strip() != "## The table")
     about = section(without_file_links(prose))
     verdict = next((part for part in reversed(about.paragraphs) if part.startswith("Goals:")), "")
-    rest = Section(about.title, tuple(part for part in about.paragraphs if part != verdict))
+    rest = Chapter(about.title, tuple(part for part in about.paragraphs if part != verdict))
     return Accuracy(rest, tuple(rows_of(table)), verdict)
 
 
@@ -93,17 +93,17 @@ def cells_of(line: str) -> list[str]:
     return [cell.strip().replace("\\|", "|") for cell in re.split(r"(?<!\\)\|", line)[1:-1]]
 
 
-def changes() -> Section | None:
+def changes() -> Chapter | None:
     """The newest section of the changelog; None when there is no changelog."""
     text = read(CHANGES)
     return None if text is None else newest(text)
 
 
-def newest(changelog: str) -> Section:
+def newest(changelog: str) -> Chapter:
     """The first section under a heading of the second level, its own headings one level down."""
     parts = re.split(r"^## ", changelog, flags=re.MULTILINE)
-    found = section(without_file_links(parts[1])) if len(parts) > 1 else Section("Nothing yet", ())
-    return Section(found.title, tuple(re.sub(r"^### ", "#### ", part) for part in found.paragraphs))
+    found = section(without_file_links(parts[1])) if len(parts) > 1 else Chapter("Nothing yet", ())
+    return Chapter(found.title, tuple(re.sub(r"^### ", "#### ", part) for part in found.paragraphs))
 
 
 def without_file_links(text: str) -> str:

@@ -16,7 +16,7 @@ from sizing.fitting import Fit, PointError
 from sizing.numbers import percent, significant
 from sizing.points import Point, doubts
 from ui import answers
-from ui.answers import Trial, trials
+from ui.answers import FittedPoints, trials
 from ui.charts.fit import QUANTITIES, parity
 from ui.look import ink, show
 from ui.view import PREFIX
@@ -43,7 +43,7 @@ def review(points: Sequence[Point], key: str) -> None:
         _table(trial)
 
 
-def _law(trial: Trial, key: str) -> None:
+def _law(trial: FittedPoints, key: str) -> None:
     if len(trial.void) == len(trial.points):
         st.warning("Every point is void: accepted or not, no answer will rest on them. Measure again.")
         return
@@ -91,7 +91,7 @@ def _verdict(fitted: Fit) -> str:
     )
 
 
-def _table(trial: Trial) -> None:
+def _table(trial: FittedPoints) -> None:
     errors = {} if trial.fitted is None else {error.point: error for error in trial.fitted.errors}
     with st.expander(f"Data of the {len(trial.points)} points", expanded=trial.fitted is None):
         table = pd.DataFrame([_point_row(point, errors.get(point)) for point in trial.points])

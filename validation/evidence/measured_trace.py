@@ -16,7 +16,7 @@ import numpy as np
 from numpy.random import SeedSequence
 
 from sizing.engine import Batching
-from sizing.fitting import Trace, fit_trace
+from sizing.fitting import ServedTrace, fit_trace
 from sizing.points import Deployment
 from sizing.simulator import simulate_trace
 from validation.evidence.claim import Claim, Setup
@@ -32,7 +32,7 @@ COLUMNS = (*LENGTHS, "arrival_s", "ttft_s", "e2e_s", "max_num_seqs", "max_num_ba
 class Case:
     """A trace by arrival and the limits of the engine that served it."""
 
-    trace: Trace
+    trace: ServedTrace
     batching: Batching
     deployment: Deployment
 
@@ -55,7 +55,7 @@ def cases(setup: Setup) -> list[Case]:
     table = sorted(read_table(path), key=lambda row: number(row, "arrival_s"))
     isl, osl = (np.array([number(row, column) for row in table], np.int64) for column in LENGTHS)
     arrival_s, ttft_s, e2e_s = (np.array([number(row, column) for row in table]) for column in COLUMNS[2:5])
-    return [Case(Trace(arrival_s, isl, osl, ttft_s, e2e_s), _batching(table[0]), _deployment(table[0]))]
+    return [Case(ServedTrace(arrival_s, isl, osl, ttft_s, e2e_s), _batching(table[0]), _deployment(table[0]))]
 
 
 def _batching(row: Cells) -> Batching:
@@ -84,10 +84,10 @@ def answer(case: Case, seed: SeedSequence) -> Errors:
     )
 
 
-def first(trace: Trace, requests: int) -> Trace:
+def first(trace: ServedTrace, requests: int) -> ServedTrace:
     """The requests that arrived first."""
     some = slice(requests)
-    return Trace(trace.arrival_s[some], trace.isl[some], trace.osl[some], trace.ttft_s[some], trace.e2e_s[some])
+    return ServedTrace(trace.arrival_s[some], trace.isl[some], trace.osl[some], trace.ttft_s[some], trace.e2e_s[some])
 
 
 def rows(cases: Sequence[Case], answers: Sequence[Errors]) -> list[EvidenceRow]:

@@ -3,6 +3,7 @@
 import streamlit as st
 
 from ui import answers, form, health, link, login, look, patience
+from ui.visit import visit
 from ui.words import plain
 
 st.set_page_config(page_title="GPUs for LLM serving", page_icon="ui/icon.svg", layout="wide", initial_sidebar_state=360)
@@ -24,14 +25,14 @@ page = st.navigation(
 form.open_link()
 scenario = form.draw()
 login.account()
-if st.session_state.link_problems:
-    st.warning("  \n".join(map(plain, st.session_state.link_problems)), title="This link was not taken as it stands")
-st.session_state.gpus_found = None
-st.session_state.shown = {}
+if visit().link_problems:
+    st.warning("  \n".join(map(plain, visit().link_problems)), title="This link was not taken as it stands")
+visit().gpus_found = None
+visit().shown = {}
 if not health.has_first_answer():
     with st.spinner(health.GETTING_READY):
         health.wait_for_first_answer()
 with patience.while_wanted():
     page.run()
-query = link.to_query(scenario, st.session_state.gpus_found, answers.stamp(scenario))
-st.query_params.from_dict(query | st.session_state.shown)
+query = link.to_query(scenario, visit().gpus_found, answers.stamp(scenario))
+st.query_params.from_dict(query | visit().shown)

@@ -9,8 +9,8 @@ from typing import Any
 import streamlit as st
 
 from sizing.question import Range
-from ui.link import quoted
-from ui.view import PREFIX
+from ui.link import PREFIX, quoted
+from ui.visit import visit
 from ui.words import plain
 
 state = st.session_state
@@ -107,7 +107,7 @@ def _from_url() -> Asked:
     text = state.get(IN_URL, "")
     asked, problems = from_text(text)
     if text:
-        state.shown[IN_URL] = text
+        visit().shown[IN_URL] = text
     if problems:
         st.warning("  \n".join(map(plain, problems)), title="Settings of this link that were not taken")
     return asked
@@ -120,11 +120,11 @@ def _key(name: str) -> str:
 def _fill(asked: Asked) -> None:
     """Write the settings into the widgets: when they are new, or the widgets were away."""
     names = [field.name for field in fields(Asked)]
-    if state.get("course_filled") == asked and all(_key(name) in state for name in names):
+    if visit().filled.get("course") == asked and all(_key(name) in state for name in names):
         return
     for name in names:
         state[_key(name)] = getattr(asked, name)
-    state.course_filled = asked
+    visit().filled["course"] = asked
 
 
 def _take() -> None:

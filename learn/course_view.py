@@ -29,8 +29,10 @@ from sizing.errors import SizingError
 from sizing.numbers import milliseconds, significant
 from sizing.plans import Plan
 from sizing.points import Point
-from ui import answers, view
+from ui import answers
+from ui.link import PREFIX
 from ui.scenario import Scenario
+from ui.visit import visit
 from ui.words import plain, sentence_case
 
 Groups = Mapping[str, Sequence[Point]]
@@ -44,11 +46,11 @@ def page(scenario: Scenario) -> None:
         head.title("Nothing has been measured yet", anchor=False)
         head.markdown("This method chooses among measured points. The Calibrate page says how to measure a server.")
         return
-    key = view.PREFIX + "course_points"
+    key = PREFIX + "course_points"
     if st.session_state.get(key) not in groups:
         st.session_state[key] = next(iter(groups))
     chosen = st.selectbox("Measured points to choose from", list(groups), key=key)
-    st.session_state.shown[key] = chosen
+    visit().shown[key] = chosen
     points, asked = groups[chosen], course_form.draw()
     sizing = _answer(points, asked, head)
     with head:

@@ -8,7 +8,8 @@ import streamlit as st
 
 from learn.lesson import BATCHINGS, Batching, Load, LoadKind, Setting
 from sizing.errors import ScenarioError
-from ui.view import PREFIX
+from ui.link import PREFIX
+from ui.visit import visit
 from ui.words import plain
 
 state = st.session_state
@@ -52,7 +53,7 @@ def setting_of(step: str, planned: Setting) -> Setting:
     of_step, bar, settings = text.partition("|")
     if not bar or of_step != step:
         return planned
-    state.shown[IN_URL] = text
+    visit().shown[IN_URL] = text
     try:
         return Setting.of(settings)
     except ScenarioError as error:
@@ -121,7 +122,7 @@ def _key(name: str) -> str:
 def _fill(setting: Setting) -> None:
     """Write the settings into the widgets: when they are new, or the widgets were away."""
     keys = ["batching", "kind", *LOADS, *(name for name, *_ in NUMBERS)]
-    if state.get("lesson_filled") == setting and all(_key(name) in state for name in keys):
+    if visit().filled.get("lesson") == setting and all(_key(name) in state for name in keys):
         return
     state[_key("batching")], state[_key("kind")] = setting.batching, setting.load.kind
     for kind, (*_, usual) in LOADS.items():
@@ -130,7 +131,7 @@ def _fill(setting: Setting) -> None:
     for name, *_ in NUMBERS:
         value = getattr(setting, name)
         state[_key(name)] = int(value) if name in ("slots", "chunks", "ticks", "seed") else float(value)
-    state.lesson_filled = setting
+    visit().filled["lesson"] = setting
 
 
 def _take(step: str) -> None:

@@ -14,8 +14,9 @@ from learn.lesson.words import known, sentence
 from learn.lesson_chart import STAGES, slots_and_queue
 from sizing.errors import CatalogueError
 from sizing.numbers import significant
-from ui import view
+from ui.link import PREFIX
 from ui.look import ink, show
+from ui.visit import chosen
 from ui.words import plain
 
 DRAWN_TICKS = 200
@@ -41,11 +42,9 @@ def page(_: object = None) -> None:
         st.markdown("This installation has no folder data/lesson. Take it from the program's repository.")
         return
     names = list(steps)
-    chosen = view.chosen(
-        "Step", {name: f"{number}. {steps[name].title}" for number, name in enumerate(names, 1)}, "lesson"
-    )
-    _step(chosen, steps[chosen])
-    _next(chosen, names, steps)
+    picked = chosen("Step", {name: f"{number}. {steps[name].title}" for number, name in enumerate(names, 1)}, "lesson")
+    _step(picked, steps[picked])
+    _next(picked, names, steps)
     _side_by_side(steps)
 
 
@@ -108,8 +107,8 @@ def _data(outcome: Outcome) -> None:
         )
 
 
-def _next(chosen: str, names: Sequence[str], steps: Mapping[str, Guide]) -> None:
-    place = names.index(chosen) + 1
+def _next(picked: str, names: Sequence[str], steps: Mapping[str, Guide]) -> None:
+    place = names.index(picked) + 1
     if place < len(names):
         following = names[place]
         label = f"Next: {steps[following].title}"
@@ -117,7 +116,7 @@ def _next(chosen: str, names: Sequence[str], steps: Mapping[str, Guide]) -> None
 
 
 def _go(name: str) -> None:
-    st.session_state[view.PREFIX + "lesson"] = name
+    st.session_state[PREFIX + "lesson"] = name
 
 
 def _side_by_side(steps: Mapping[str, Guide]) -> None:

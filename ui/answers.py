@@ -56,10 +56,10 @@ from sizing.report.build import Cover, refusal_of, report_of
 from sizing.report.model import Report, question_digest, with_cover
 from sizing.report.write import WRITERS, file_name, render
 from sizing.workload import Lengths
-from ui import link, view
-from ui.link import Stamp
+from ui import link
+from ui.link import PREFIX, Stamp
 from ui.scenario import Scenario
-from ui.view import PREFIX
+from ui.visit import visit
 
 DATA = Path(__file__).parents[1] / "data"
 SHIPPED = DATA / "curves"
@@ -533,7 +533,7 @@ def pick_one(fleets: Sequence[Fleet]) -> tuple[str, Fleet]:
         persist_state="session",
         help="The answer is the first; others by their number of GPUs.",
     )
-    state.shown[key] = state[key]
+    visit().shown[key] = state[key]
     return state[key], names[state[key]]
 
 
@@ -660,7 +660,7 @@ def _day(question: Question, choice: Choice, digest: str, rates_per_s: tuple[flo
 NO_COVER = Cover(made_at="")
 MOMENT_S = 3.0
 """Between a click and the run of the page that a change of the form has started just before it, at most."""
-OVER_DAY = {f"{view.PREFIX}size": "day"}
+OVER_DAY = {f"{PREFIX}size": "day"}
 """What a link has that opens the page Size on the GPUs over a day."""
 
 
@@ -688,7 +688,7 @@ def day_is_asked() -> bool:
     """True while the page Size asks for the GPUs of each hour; its choice then stands in this page's link too."""
     asked = all(st.session_state.get(name) == value for name, value in OVER_DAY.items())
     if asked:
-        st.session_state.shown |= OVER_DAY
+        visit().shown |= OVER_DAY
     return asked
 
 

@@ -27,9 +27,10 @@ from sizing.question import (
     Range,
 )
 from sizing.workload import METRICS, PERCENTILES, ArrivalKind, Metric, Routing, metric_name
-from ui import answers, link, view
+from ui import answers, link
 from ui.scenario import OF_SERVER, PRESETS, Scenario
 from ui.values import fill, fill_limit, read
+from ui.visit import fill_view, visit
 from ui.words import UNIT, sentence_case
 
 # --- The fields that are seldom changed, and the number input over a range that all fields of the form share
@@ -151,18 +152,18 @@ def open_link() -> None:
     the run short which was to write one. A run may be cut short between any two values; the next fills in all of them.
     """
     url = st.query_params.to_dict()
-    if "linked" not in state or (_went_back_or_forward() and url):
-        state.to_fill = url
-    query: dict[str, str] | None = state.get("to_fill")
+    if visit().linked is None or (_went_back_or_forward() and url):
+        visit().to_fill = url
+    query: dict[str, str] | None = visit().to_fill
     if query is None:
         return
     scenario, problems = link.from_query(query)
-    state.link_problems = problems + link.repeated({key: len(st.query_params.get_all(key)) for key in query})
-    state.linked_gpus, state.linked_data = link.answer_of(query), link.data_of(query)
+    visit().link_problems = problems + link.repeated({key: len(st.query_params.get_all(key)) for key in query})
+    visit().linked_gpus, visit().linked_data = link.answer_of(query), link.data_of(query)
     fill(scenario)
-    view.fill(query)
-    state.linked = read()  # as the form holds it, its percentages rounded
-    state.to_fill = None
+    fill_view(query)
+    visit().linked = read()  # as the form holds it, its percentages rounded
+    visit().to_fill = None
 
 
 def _went_back_or_forward() -> bool:
@@ -194,9 +195,9 @@ def draw() -> Scenario:
         )
         with st.expander("More"):
             more()
-    scenario = state.scenario = read()
-    if scenario != state.linked:
-        state.link_problems = []
+    scenario = visit().scenario = read()
+    if scenario != visit().linked:
+        visit().link_problems = []
     return scenario
 
 

@@ -17,10 +17,11 @@ from sizing.question import FIELDS as ASKED
 from sizing.question import Field as Asked
 from sizing.workload import METRICS, Arrivals, Limit, Metric
 from ui.scenario import FLEET, OF_PEAK, OF_SERVER, TP, Scenario
-from ui.view import PREFIX
 
 # --- The texts of a link: every kind of value written and read back; what cannot be read says what would be
 
+PREFIX = "show."
+"""Of the URL parameters that are no fields of the scenario: what a page shows beside it."""
 ANY = "any"
 OFF = "off"
 SEPARATOR = ","

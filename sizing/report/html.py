@@ -11,7 +11,6 @@ from jinja2 import Environment, FileSystemLoader, StrictUndefined, Template
 from markupsafe import Markup
 
 from sizing.report import tables
-from sizing.report import tables as tables_beside
 from sizing.report.charts import INKS, Drawing, charts
 from sizing.report.model import Report, as_dict, digest, question_digest
 from sizing.report.sections import cards, sections
@@ -40,7 +39,7 @@ def as_html(report: Report) -> str:
         basis=report.answer.basis if report.answer else "",
         sections=sections(report),
         charts={chart.name: (chart, svg_of(chart)) for chart in charts(report)},
-        chart_data={"latency": tables.curve_data(report), "day": tables_beside.day_hours(report)},
+        chart_data={"latency": tables.curve_data(report), "day": tables.day_hours(report)},
         document=json.dumps(as_dict(report), indent=1),
     )
 

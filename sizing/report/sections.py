@@ -12,7 +12,6 @@ from sizing.numbers import percent, significant
 from sizing.plans import Fleet
 from sizing.question import FIELDS, Field, Question
 from sizing.report import tables
-from sizing.report import tables as tables_beside
 from sizing.report.model import InputRow, Quantity, Report, Unit
 from sizing.report.tables import Table, capital, line, number_of, visible
 from sizing.workload import Limit
@@ -207,7 +206,7 @@ def answered(report: Report) -> Iterator[Section]:
     yield Section("Latency against load", charts=("latency",))
     if report.day:
         texts = tuple(f"{line(text).rstrip('.')}." for text in (report.day.sentence, report.day.working))
-        yield Section("Over a day", texts=texts, charts=("day",), tables=(tables_beside.day_figures(report),))
+        yield Section("Over a day", texts=texts, charts=("day",), tables=(tables.day_figures(report),))
     both = (("It includes", sentences(report.includes)), ("It does not include", sentences(report.excludes)))
     yield Section("What the number is for", lists=both)
     yield Section("Alternatives", charts=("gpus",), tables=(tables.configurations(report),))
@@ -226,8 +225,8 @@ def refused(report: Report) -> Iterator[Section]:
     """Why there is no answer; what was left out has its reasons."""
     yield Section("Why there is no answer", texts=(capital(line(report.reason)),))
     if report.ways_out:
-        more = (tables_beside.together(report),) if report.together else ()
-        yield Section("What would have to give", tables=(tables_beside.ways_out(report), *more))
+        more = (tables.together(report),) if report.together else ()
+        yield Section("What would have to give", tables=(tables.ways_out(report), *more))
     yield Section("Left out", tables=(tables.left_out(report),))
 
 
@@ -241,7 +240,7 @@ def annexes(report: Report) -> Iterator[Section]:
         yield Section("Basis and accuracy", texts=basis, tables=both, annex=True)
     yield Section("Definitions", terms=DEFINITIONS, annex=True)
     if report.curves:
-        day = (tables_beside.day_hours(report),) if report.day else ()
+        day = (tables.day_hours(report),) if report.day else ()
         yield Section("Data of the charts", tables=(tables.curve_data(report), *day), annex=True)
     where = f"Open this scenario: {line(report.link, 4_000)}" if report.link else "No link was given."
     yield Section("Link and scenario", texts=(where,), code=visible(scenario_toml(report)), annex=True)

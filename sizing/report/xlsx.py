@@ -17,7 +17,6 @@ from xlsxwriter.worksheet import Worksheet
 from sizing.analyses.daily import HOURS
 from sizing.points import FORMULA_STARTS
 from sizing.report import tables
-from sizing.report import tables as tables_beside
 from sizing.report.model import (
     Configuration,
     Day,
@@ -473,9 +472,9 @@ def answer_sheet(book: Book, report: Report) -> None:
         row = book.table(sheet, row, tables.sla(report))
         row = book.table(sheet, row, tables.cost(report))
     if report.ways_out:
-        row = book.table(sheet, row, tables_beside.ways_out(report))
+        row = book.table(sheet, row, tables.ways_out(report))
     if report.together:
-        row = book.table(sheet, row, tables_beside.together(report))
+        row = book.table(sheet, row, tables.together(report))
     row = bullets(book, sheet, row, "Remarks", report.remarks)
     row = bullets(book, sheet, row, "Before buying", report.warnings)
     where = (

@@ -318,12 +318,12 @@ def test_a_file_that_is_taken_in_or_left_behind_is_not_held(
     freed: list[str] = []
     monkeypatch.setattr(MemoryUploadedFileManager, "remove_file", lambda _, session_id, file_id: freed.append(file_id))
     app = uploaded(calibrate("import"), "points.csv", table(POINTS))
-    first = app.session_state.import_held
+    first = app.session_state.visit.uploaded
     assert first and freed == []
-    second = uploaded(app, "other.csv", table(POINTS)).session_state.import_held
+    second = uploaded(app, "other.csv", table(POINTS)).session_state.visit.uploaded
     assert freed == [first] and second != first
     press(app, "Accept 6 points")
-    assert freed == [first, second] and app.session_state.import_held is None
+    assert freed == [first, second] and app.session_state.visit.uploaded is None
 
 
 @pytest.mark.parametrize(

@@ -127,7 +127,7 @@ def test_a_file_of_the_question_before_is_told_from_one_of_this(at_report: Open,
 def test_the_page_says_that_a_file_was_of_the_question_before(at_report: Open) -> None:
     app = at_report()
     assert not app.warning
-    handed = app.session_state.report_handed
+    handed = app.session_state.visit.report_handed
     handed.out(answers.report(ONE, Outcome(None, "title", "why"), **COVER | {"address": ""}), "json")
     assert not app.run().warning  # the same question, whatever its answer was
     handed.out(answers.report(NOWHERE, Outcome(None, "title", "why"), **COVER), "json")

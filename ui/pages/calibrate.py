@@ -4,13 +4,13 @@ import streamlit as st
 
 from calibration.errors import CalibrationError
 from calibration.store import Run, Store
-from ui import answers, view
-from ui import answers as calibrating
+from ui import answers
 from ui.scenario import Scenario
 from ui.views import new_run
 from ui.views.coverage import coverage_view, import_view
 from ui.views.new_run import new_run_view
 from ui.views.runs import runs_view
+from ui.visit import chosen, visit
 from ui.words import plain, sentence_case
 
 VIEWS = {"coverage": "Coverage", "new": "New run", "runs": "Runs", "import": "Import"}
@@ -20,7 +20,7 @@ def page(scenario: Scenario) -> None:
     """The whole page: one view at a time, the others cost nothing."""
     new_run.keep()
     try:
-        store = calibrating.store()
+        store = answers.store()
         runs = store.runs()
     except CalibrationError as error:
         st.title("The store of points cannot be reached", anchor=False)
@@ -30,7 +30,7 @@ def page(scenario: Scenario) -> None:
     st.title(_title(runs), anchor=False)
     for problem in answers.measured_points().problems:
         st.warning(plain(problem), title="Measured points could not be read")
-    shown = view.chosen("View", VIEWS, "calibrate")
+    shown = chosen("View", VIEWS, "calibrate")
     _tell(shown, runs)
     _draw(shown, store, scenario, runs)
 
@@ -38,7 +38,7 @@ def page(scenario: Scenario) -> None:
 def _title(runs: list[Run]) -> str:
     """What is there, in a sentence."""
     points = answers.measured_points().points
-    if live := calibrating.live(runs):
+    if live := answers.live(runs):
         return f"Run {live[0].id} is going on" if len(live) == 1 else f"{len(live)} runs are going on"
     if not points:
         return "No points measured yet"
@@ -49,11 +49,12 @@ def _title(runs: list[Run]) -> str:
 
 def _tell(shown: str, runs: list[Run]) -> None:
     """What the last button led to, once; and that a run goes on, where that is not on screen anyway."""
-    if refused := st.session_state.pop("calibrate_refused", ""):
+    if refused := visit().refused:
         st.error(plain(sentence_case(refused)), title="That was not done", icon=":material/block:")
-    if done := st.session_state.pop("calibrate_done", ""):
+    if done := visit().said:
         st.success(plain(done), icon=":material/check_circle:")
-    if shown != "runs" and (live := calibrating.live(runs)):
+    visit().refused = visit().said = ""
+    if shown != "runs" and (live := answers.live(runs)):
         named = ", ".join(str(run.id) for run in live)
         st.caption(f":material/hourglass_top: Going on: run {named}. Runs shows how far.")
 
@@ -69,4 +70,4 @@ def _draw(shown: str, store: Store, scenario: Scenario, runs: list[Run]) -> None
         import_view(store)
 
 
-page(st.session_state.scenario)
+page(visit().scenario)

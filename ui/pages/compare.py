@@ -3,11 +3,11 @@
 import streamlit as st
 
 from sizing.plans import Plan
-from ui import answers, view
-from ui import answers as comparing
+from ui import answers
 from ui.answers import compare_all
 from ui.scenario import Scenario
 from ui.views import compare
+from ui.visit import chosen, visit
 from ui.words import plain, tell, tell_unreadable
 
 VIEWS = {"table": "Table", "matrix": "Matrix of GPU and TP"}
@@ -43,12 +43,12 @@ def _title(plan: Plan) -> str:
 
 
 def _compare(scenario: Scenario, plan: Plan) -> None:
-    fleets = comparing.ranked(plan)
+    fleets = answers.ranked(plan)
     picked = compare.current(fleets)
     priced = any(plan.question.price_of(fleet.candidate.gpu) is not None for fleet in plan.fleets)
     with st.container(horizontal=True, vertical_alignment="center"):
-        shown = view.chosen("View", VIEWS, "view")
-        with_cost = priced and view.chosen("Cost", COSTS, "cost") == "on"
+        shown = chosen("View", VIEWS, "view")
+        with_cost = priced and chosen("Cost", COSTS, "cost") == "on"
         st.download_button(
             "Download as CSV",
             lambda: compare.as_csv(plan, fleets),
@@ -59,7 +59,7 @@ def _compare(scenario: Scenario, plan: Plan) -> None:
             help="Every configuration, those left out too, with all columns.",
         )
     if shown == "table":
-        compare.draw_table(plan, fleets, comparing.small_curves(scenario, plan), picked, with_cost)
+        compare.draw_table(plan, fleets, answers.small_curves(scenario, plan), picked, with_cost)
     else:
         compare.draw_matrix(plan)
     if not priced:
@@ -81,4 +81,4 @@ def _open_the_choice(scenario: Scenario) -> None:
         )
 
 
-page(st.session_state.scenario)
+page(visit().scenario)

@@ -2,10 +2,11 @@
 
 import streamlit as st
 
-from ui import answers, view
+from ui import answers
 from ui.answers import pick_one
 from ui.scenario import Scenario
 from ui.views import curves, measured
+from ui.visit import chosen, visit
 from ui.words import tell, tell_unreadable
 
 CHARTS = {
@@ -20,7 +21,7 @@ CHARTS = {
 
 def page(scenario: Scenario) -> None:
     """The chooser and the chart chosen; nothing is worked out for the others."""
-    chart = view.chosen("Chart", CHARTS, "chart")
+    chart = chosen("Chart", CHARTS, "chart")
     tell_unreadable(answers.measured_points().problems)
     if chart == "measured":
         measured.draw()
@@ -48,4 +49,4 @@ def page(scenario: Scenario) -> None:
         curves.draw_memory(scenario, plan, fleet)
 
 
-page(st.session_state.scenario)
+page(visit().scenario)

@@ -5,10 +5,11 @@ from collections.abc import Callable, Iterable, Mapping
 import pandas as pd
 import streamlit as st
 
-from ui import answers, view
+from ui import answers
 from ui.scenario import Scenario
 from ui.views import method
 from ui.views.method import Chapter
+from ui.visit import chosen, visit
 from ui.words import plain
 
 TABLES = {"accuracy": "Accuracy", "sources": "Sources", "changes": "Changes"}
@@ -29,11 +30,11 @@ def page(_: Scenario) -> None:
     if query:
         _found(texts.values(), query)
         return
-    chosen = view.chosen("Section", {key: text.title for key, text in texts.items()} | TABLES, "method")
-    if chosen in texts:
-        _paragraphs(texts[chosen].paragraphs)
+    picked = chosen("Section", {key: text.title for key, text in texts.items()} | TABLES, "method")
+    if picked in texts:
+        _paragraphs(texts[picked].paragraphs)
     else:
-        TABLE[chosen]()
+        TABLE[picked]()
 
 
 def _found(texts: Iterable[Chapter], query: str) -> None:
@@ -121,4 +122,4 @@ def _changes() -> None:
 
 TABLE: dict[str, Callable[[], None]] = {"accuracy": _accuracy, "sources": _sources, "changes": _changes}
 
-page(st.session_state.scenario)
+page(visit().scenario)

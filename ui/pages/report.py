@@ -7,13 +7,12 @@ import pandas as pd
 import streamlit as st
 
 from sizing.report import tables
-from sizing.report import tables as tables_beside
 from sizing.report.model import Report, question_digest
 from sizing.report.sections import sections
 from sizing.report.tables import Table, line
 from ui import answers
-from ui import answers as reporting
 from ui.scenario import Scenario
+from ui.visit import visit
 from ui.words import BASIS_HELP, BASIS_LOOK, plain, sentence_case
 
 MOST_TITLE, MOST_AUTHOR, MOST_NOTES = 20_000, 1_000, 20_000
@@ -43,8 +42,8 @@ def page(scenario: Scenario) -> None:
     cover, preview = st.columns([2, 3], gap="large")
     with cover:
         texts = _cover()
-        over_day = reporting.day_is_asked()
-        found = reporting.report(scenario, outcome, **texts, address=_address(), over_day=over_day)
+        over_day = answers.day_is_asked()
+        found = answers.report(scenario, outcome, **texts, address=_address(), over_day=over_day)
         _downloads(found, started_s)
         if found.answer:
             st.caption(WITH_DAY if over_day else WITHOUT_DAY)
@@ -86,10 +85,10 @@ def _downloads(found: Report, started_s: float) -> None:
 
     A button that was pressed while this run was under way was one of the run before.
     """
-    handed = st.session_state.setdefault("report_handed", reporting.Handed())
+    handed = visit().report_handed = visit().report_handed or answers.Handed()
     for suffix, (name, icon, help_) in FORMATS.items():
         missing = suffix in NEEDS and importlib.util.find_spec(NEEDS[suffix]) is None
-        file, media, make = reporting.download(found, suffix, handed)
+        file, media, make = answers.download(found, suffix, handed)
         st.download_button(
             f"Download {name}",
             data="" if missing else make,
@@ -126,9 +125,9 @@ def _preview(found: Report) -> None:
         if found.answer is None:
             st.markdown(plain(sentence_case(line(found.reason))))
             if found.ways_out:
-                _table(tables_beside.ways_out(found))
+                _table(tables.ways_out(found))
             if found.together:
-                _table(tables_beside.together(found))
+                _table(tables.together(found))
             _table(tables.left_out(found))
             return
         st.markdown(plain(line(found.working)))
@@ -163,4 +162,4 @@ def _address() -> str:
     return (st.context.url or "").partition("?")[0].rstrip("/").removesuffix("/report")
 
 
-page(st.session_state.scenario)
+page(visit().scenario)

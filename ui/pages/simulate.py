@@ -11,12 +11,14 @@ from sizing.numbers import milliseconds, significant
 from sizing.plans import Fleet, Plan
 from sizing.simulator import Simulated
 from sizing.workload import Limit
-from ui import answers, view
+from ui import answers
 from ui.answers import Outcome
 from ui.charts.latency import time_unit
+from ui.link import PREFIX
 from ui.scenario import Scenario
 from ui.views import inside
 from ui.views.inside import UNLIMITED_KV_TOKENS, RunSetup, Seen
+from ui.visit import chosen, visit
 from ui.words import BASIS_HELP, BASIS_LOOK, limit_name, plain, sentence_case, tell_unreadable
 
 VIEWS = {
@@ -37,7 +39,7 @@ LOOKS = {
 
 def page(scenario: Scenario) -> None:
     """The whole page: the replica of a scenario's plan, or what is shown beside it."""
-    shown = view.chosen("What to look into", VIEWS, "simulate")
+    shown = chosen("What to look into", VIEWS, "simulate")
     if shown in LEARN:
         import_module(LEARN[shown]).page(scenario)
     else:
@@ -88,13 +90,13 @@ def _picked(plan: Plan) -> Fleet:
     for fleet in plan.fleets:
         label = fleet.candidate.label
         fleets[label if label not in fleets else f"{label}, {fleet.candidate.source}"] = fleet
-    key = view.PREFIX + "replica"
+    key = PREFIX + "replica"
     if st.session_state.get(key) not in fleets:
         st.session_state[key] = next(iter(fleets))
     label = st.selectbox(
         "Replica to look into", list(fleets), key=key, label_visibility="collapsed", persist_state="session"
     )
-    st.session_state.shown[key] = label
+    visit().shown[key] = label
     return fleets[label]
 
 
@@ -196,7 +198,7 @@ def _look(seen: Seen) -> None:
     """Only what is looked at is drawn."""
     if seen.result.saturated:
         st.warning("The line grows as long as the run lasts: latencies say how long it lasted, nothing else.")
-    LOOK[view.chosen("What to look at", LOOKS, "inside", help=CLOSE_HELP)](seen)
+    LOOK[chosen("What to look at", LOOKS, "inside", help=CLOSE_HELP)](seen)
 
 
 LOOK = {
@@ -207,4 +209,4 @@ LOOK = {
     "formula": inside.against,
 }
 
-page(st.session_state.scenario)
+page(visit().scenario)

@@ -5,12 +5,13 @@ from collections.abc import Callable
 import streamlit as st
 from streamlit.delta_generator import DeltaGenerator
 
-from ui import answers, link, view
+from ui import answers, link
 from ui.answers import carried, day_of
 from ui.scenario import Scenario
 from ui.views.answer import export, show_no_plan, show_plan, tell_change_since_link
 from ui.views.day import ask_day, show_day
 from ui.views.inverse import ask_fleet, show_carried
+from ui.visit import chosen, visit
 
 QUESTIONS = {"gpus": "How many GPUs?", "load": "What can my GPUs serve?", "day": "Over a day"}
 
@@ -18,7 +19,7 @@ QUESTIONS = {"gpus": "How many GPUs?", "load": "What can my GPUs serve?", "day":
 def page(scenario: Scenario) -> None:
     """The whole page for one scenario."""
     with st.container(horizontal=True, vertical_alignment="center", horizontal_alignment="distribute"):
-        asked = view.chosen("Question", QUESTIONS, "size")
+        asked = chosen("Question", QUESTIONS, "size")
         corner = st.container(horizontal=True, vertical_alignment="center", width="content")
     if scenario.missing:
         st.title(scenario.missing, anchor=False)
@@ -26,7 +27,7 @@ def page(scenario: Scenario) -> None:
         return
     ANSWERS[asked](scenario, corner)
     with corner:
-        export(link.to_query(scenario, st.session_state.gpus_found, answers.stamp(scenario)) | st.session_state.shown)
+        export(link.to_query(scenario, visit().gpus_found, answers.stamp(scenario)) | visit().shown)
 
 
 def gpus_for_load(scenario: Scenario, corner: DeltaGenerator) -> None:
@@ -37,7 +38,7 @@ def gpus_for_load(scenario: Scenario, corner: DeltaGenerator) -> None:
         show_no_plan(outcome.title, outcome.reason, outcome.rejected, scenario)
         tell_change_since_link(None, scenario)
         return
-    st.session_state.gpus_found = outcome.plan.answer.gpus
+    visit().gpus_found = outcome.plan.answer.gpus
     show_plan(outcome.plan, scenario)
 
 
@@ -62,7 +63,7 @@ def gpus_over_day(scenario: Scenario, corner: DeltaGenerator) -> None:
         show_no_plan(outcome.title, outcome.reason, outcome.rejected, scenario)
         ask_day()
         return
-    st.session_state.gpus_found = outcome.plan.answer.gpus
+    visit().gpus_found = outcome.plan.answer.gpus
     show_day(outcome.plan, day, scenario)
 
 
@@ -72,4 +73,4 @@ ANSWERS: dict[str, Callable[[Scenario, DeltaGenerator], None]] = {
     "day": gpus_over_day,
 }
 
-page(st.session_state.scenario)
+page(visit().scenario)

@@ -25,6 +25,7 @@ from ui.charts.latency import latency_against_load
 from ui.look import ink, show
 from ui.scenario import Scenario
 from ui.values import allow_any, use_candidate, use_limits
+from ui.visit import visit
 from ui.words import BASIS_HELP, BASIS_LOOK, LEFT_OUT_ONE, counted, gpus_band, limit_name, plain, room, sentence_case
 
 # --- Which lengths and load levels to measure so that an answer no longer stands outside what was measured
@@ -199,8 +200,8 @@ def working(plan: Plan, scenario: Scenario) -> str:
 
 def tell_change_since_link(gpus: int | None, scenario: Scenario) -> None:
     """Where a link brought an answer, or its data, other than today's: both, until the scenario is edited."""
-    then, old = st.session_state.linked_gpus, st.session_state.linked_data
-    if then is None or scenario != st.session_state.linked:
+    then, old = visit().linked_gpus, visit().linked_data
+    if then is None or scenario != visit().linked:
         return
     new = answers.stamp(scenario)
     of_old, of_new = (f" ({stamp.words})" if stamp else "" for stamp in (old, new))

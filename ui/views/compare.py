@@ -16,7 +16,8 @@ from sizing.points import FORMULA_STARTS
 from sizing.question import Question
 from sizing.workload import Limit
 from ui.answers import room_share, use_configuration
-from ui.view import PREFIX
+from ui.link import PREFIX
+from ui.visit import visit
 from ui.words import LEFT_OUT, LEFT_OUT_ONE, gpus_band, limit_name, plain, sentence_case
 
 # --- Which configurations stand side by side: one list, kept in the URL, changed in the table or in a pick list
@@ -25,10 +26,6 @@ state = st.session_state
 MOST = 4
 KEY = PREFIX + "pick"
 LIST = "compare_list"
-REVISION = "compare_revision"
-"""Counts changes that the table did not make itself: it is then drawn anew with its rows picked."""
-DRAWN = "compare_drawn"
-"""The picks that the table shows."""
 
 
 def written(names: Sequence[str]) -> str:
@@ -50,9 +47,9 @@ def current(fleets: Mapping[str, Fleet]) -> list[str]:
     wanted = [name for name in read(state.get(KEY) or "") if name in fleets]
     emptied = state.get(KEY) == ""
     picked = list(dict.fromkeys(wanted))[:MOST] if wanted or emptied else usual(fleets)
-    state[KEY] = state.shown[KEY] = written(picked)
-    if state.get(DRAWN) != state[KEY]:
-        state[DRAWN], state[REVISION] = state[KEY], state.get(REVISION, 0) + 1
+    state[KEY] = visit().shown[KEY] = written(picked)
+    if visit().drawn_picks != state[KEY]:
+        visit().drawn_picks, visit().table_round = state[KEY], visit().table_round + 1
     return picked
 
 
@@ -88,7 +85,7 @@ def from_table(key: str, names: Sequence[str]) -> None:
     before = [name for name in read(state.get(KEY) or "") if name in rows]
     kept = [*before, *(name for name in rows if name not in before)]
     state[KEY] = written(kept[:MOST])
-    state[DRAWN] = state[KEY] if len(kept) <= MOST else None
+    visit().drawn_picks = state[KEY] if len(kept) <= MOST else None
 
 
 ROW_PX, HEADER_PX, ROWS_SEEN = 32, 38, 10
@@ -109,7 +106,7 @@ def draw_table(
     order = [column for column in rows[0] if column != CURVE]
     order.insert(order.index(ROOM) + 1, CURVE)
     digest = hashlib.sha256("\n".join(names).encode()).hexdigest()[:12]
-    key = f"compare_table_{digest}_{st.session_state.get(REVISION, 0)}"
+    key = f"compare_table_{digest}_{visit().table_round}"
     st.dataframe(
         pd.DataFrame(rows),
         hide_index=True,

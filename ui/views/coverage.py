@@ -24,11 +24,11 @@ from sizing.plans import Plan
 from sizing.points import Deployment, Point
 from sizing.workload import Lengths
 from ui import answers
-from ui import answers as calibrating
+from ui.link import PREFIX
 from ui.scenario import Scenario
-from ui.view import PREFIX
 from ui.views import new_run
 from ui.views.runs import review, show_run
+from ui.visit import visit
 from ui.words import BASIS_HELP, BASIS_LOOK, plain
 
 state = st.session_state
@@ -74,7 +74,7 @@ def _groups(points: Sequence[Point]) -> Group:
     found: Group = {}
     for point in points:
         found.setdefault((point.deployment, point.lengths), []).append(point)
-    wanted = state.scenario.model
+    wanted = visit().scenario.model
     return dict(sorted(found.items(), key=lambda i: (i[0][0].model != wanted, i[0][0].label, astuple(i[0][1]))))
 
 
@@ -122,11 +122,11 @@ def _next(scenario: Scenario, plan: Plan | None) -> None:
     """Which level to measure next: seconds of work, so only when asked for, and for that question alone."""
     deployment = _deployment(scenario, plan)
     if st.button("Where to measure next?", icon=":material/explore:", help=NEXT_HELP):
-        state.advice_for = scenario
-    if state.get("advice_for") != scenario:
+        visit().advice_for = scenario
+    if visit().advice_for != scenario:
         return
     with st.spinner("Weighing every level by what it would tell…"):
-        advice = calibrating.advice(scenario, deployment)
+        advice = answers.advice(scenario, deployment)
     if advice.option is None:
         st.markdown(plain(advice.text))
         return
@@ -185,7 +185,7 @@ def import_view(store: Store) -> None:
     """The whole view."""
     tools = ", ".join(KIND_NAMES[kind] for kind in KINDS)
     st.markdown(f"A run exported from another store (.zip), a points table, or a file of {tools}.")
-    number = state.setdefault("import_number", 0)  # a new uploader, an empty one, after each file that is taken in
+    number = visit().uploader  # a new uploader, an empty one, after each file that is taken in
     left, right = st.columns([2, 1])
     file = left.file_uploader("File", key=f"import_{number}", max_upload_size=MOST_UPLOAD_BYTES // 1_000_000)
     names = {TOLD: TOLD, **KIND_NAMES}
@@ -200,11 +200,11 @@ def import_view(store: Store) -> None:
 
 def _let_go_of_all_but(file: UploadedFile | None) -> None:
     """Free the file before this one, taken in or left behind: Streamlit holds each for as long as the page is open."""
-    before, now = state.get("import_held"), file and file.file_id
+    before, now = visit().uploaded, file.file_id if file else None
     context = get_script_run_ctx()
     if context and before and before != now:
         cast(MemoryUploadedFileManager, context.uploaded_file_mgr).remove_file(context.session_id, before)
-    state.import_held = now
+    visit().uploaded = now
 
 
 def _said() -> dict[str, object]:
@@ -232,7 +232,7 @@ def _upload(file: UploadedFile, kind: str, said: dict[str, object]) -> Upload:
 def _looked_at(store: Store, upload: Upload) -> None:
     """The points in the file, or what is wrong with it, and the button that takes them in."""
     with st.spinner("Reading the file…"):
-        points = calibrating.read(upload)
+        points = answers.read(upload)
     if isinstance(points, str):
         st.error(plain(_in_fields(points)), title="This file was not taken", icon=":material/block:")
         return
@@ -258,14 +258,12 @@ def _take_in(store: Store, upload: Upload) -> None:
     try:
         run_id, new = take_in(store, upload)
     except (CalibrationError, SizingError) as error:
-        state.calibrate_refused = str(error)
+        visit().refused = str(error)
         return
-    state.import_number += 1
+    visit().uploader += 1
     _let_go_of_all_but(None)
-    calibrating.forget_points()
-    state.calibrate_done = (
-        f"Run {run_id}{' holds the points' if new else ' had these points already; they are accepted'}."
-    )
+    answers.forget_points()
+    visit().said = f"Run {run_id}{' holds the points' if new else ' had these points already; they are accepted'}."
     show_run(run_id)
 
 

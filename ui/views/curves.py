@@ -24,13 +24,14 @@ from sizing.plans import Fleet, Plan
 from sizing.points import Point
 from sizing.question import RATE
 from sizing.workload import Limit
-from ui import answers, view
+from ui import answers
 from ui.answers import Outcome, named
 from ui.charts.fleet import GIB, FleetSteps, gpus_against_load, memory_per_gpu, requests_over_lengths
 from ui.charts.interactivity import Spot, front_of, spot_of, spots_of, throughput_against_interactivity
 from ui.charts.latency import latency_against_load, measured_s, with_knee, with_measured
 from ui.look import ink, show
 from ui.scenario import Scenario
+from ui.visit import chosen
 from ui.words import BASIS_HELP, BASIS_LOOK, UNIT, limit_name, plain, room, sentence_case, tell, why_none
 
 # --- A load of one's choice, typed in: within the form's range, and a button that makes it the scenario's
@@ -149,7 +150,7 @@ def draw_interactivity(scenario: Scenario, outcome: Outcome) -> None:
     """All candidates at rising load, the Pareto front bold; also where none of them meets the SLA."""
     plan, price = outcome.plan, scenario.price_per_gpu_hour
     options = {name: measure.title for name, measure in THROUGHPUT.items() if name != "cost" or price is not None}
-    measure = THROUGHPUT[view.chosen("Throughput as", options, "against", help=HELP)]
+    measure = THROUGHPUT[chosen("Throughput as", options, "against", help=HELP)]
     with st.spinner("Asking every configuration at rising load…"):
         curves = answers.speeds(scenario, plan)
     drawn = [spots for spots in spots_of(curves, measure, scenario.osl, price or 0.0) if spots]

@@ -17,6 +17,7 @@ from ui.charts.fleet import gpus_over_day
 from ui.look import ink, show
 from ui.scenario import DAYS, OF_PEAK, Scenario
 from ui.views.answer import basis_line, card, left_out, tell_change_since_link, tell_unreadable_sources, warnings
+from ui.visit import visit
 from ui.words import plain
 
 state = st.session_state
@@ -78,7 +79,7 @@ def ask_day() -> None:
         help=DAY_HELP,
     )
     key = _editor_key()
-    table = pd.DataFrame({"Hour": [f"{hour}:00" for hour in range(HOURS)], LOAD: list(state.day_base)})
+    table = pd.DataFrame({"Hour": [f"{hour}:00" for hour in range(HOURS)], LOAD: list(visit().day_base)})
     load = st.column_config.NumberColumn(
         min_value=OF_PEAK.low, max_value=OF_PEAK.high, format="%g", required=True, help=EDITOR_HELP
     )
@@ -100,16 +101,16 @@ def _use_shape() -> None:
 
 
 def _use_edits(key: str) -> None:
-    state.day = edited(state.day_base, state[key]["edited_rows"])
+    state.day = edited(visit().day_base, state[key]["edited_rows"])
 
 
 def _editor_key() -> str:
     """The key of the editor: a new one, without edits, once the day is not what the editor's own edits made of it."""
-    key = f"day_editor_{state.get('day_round', 0)}"
+    key = f"day_editor_{visit().day_round}"
     edits = state[key]["edited_rows"] if key in state else {}
-    if edited(state.get("day_base", ()), edits) != state.day:
-        state.day_base, state.day_round = state.day, state.get("day_round", 0) + 1
-    return f"day_editor_{state.get('day_round', 0)}"
+    if edited(visit().day_base, edits) != state.day:
+        visit().day_base, visit().day_round = state.day, visit().day_round + 1
+    return f"day_editor_{visit().day_round}"
 
 
 def edited(loads: Sequence[float], rows: Mapping[int, Mapping[str, Any]]) -> tuple[float, ...]:

@@ -39,9 +39,9 @@ from ui.charts.base import Chart
 from ui.charts.fit import Pairs, agreement
 from ui.charts.latency import NamedLine, Spread, distribution, lives_in_words, lives_of_requests
 from ui.charts.latency import over_time as drawn
-from ui.link import quoted
+from ui.link import PREFIX, quoted
 from ui.look import ink, show
-from ui.view import PREFIX
+from ui.visit import visit
 from ui.words import plain, sentence_case
 
 # --- What the Simulate page runs: the settings of a run, how they differ from the plan's, and both in the URL
@@ -474,7 +474,7 @@ def draw(plan: RunSetup) -> RunSetup:
     text = state.get(IN_URL, "")
     setup, problems = from_text(text, plan)
     if text:
-        state.shown[IN_URL] = text
+        visit().shown[IN_URL] = text
     if problems:
         st.warning("  \n".join(map(plain, problems)), title="Settings of this link that were not taken as they stand")
     _fill(setup)
@@ -528,11 +528,11 @@ def _key(field: str) -> str:
 
 def _fill(setup: RunSetup) -> None:
     """Write the settings into the widgets: when they are new, or the widgets were away with another page."""
-    if state.get("run_filled") == setup and all(_key(field) in state for field, _ in FIELDS.values()):
+    if visit().filled.get("run") == setup and all(_key(field) in state for field, _ in FIELDS.values()):
         return
     for field, _ in FIELDS.values():
         state[_key(field)] = getattr(setup, field)
-    state.run_filled = setup
+    visit().filled["run"] = setup
 
 
 def _take(plan: RunSetup) -> None:
@@ -541,4 +541,4 @@ def _take(plan: RunSetup) -> None:
 
 def _forget() -> None:
     state[IN_URL] = ""
-    state.pop("run_filled", None)
+    visit().filled.pop("run", None)

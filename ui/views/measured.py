@@ -18,6 +18,7 @@ from ui import answers
 from ui.charts.base import Chart
 from ui.charts.fit import ComparedSeries, measured_and_law
 from ui.look import ink, show
+from ui.visit import visit
 from ui.words import plain
 
 REFERENCE_ENGINE = "reference"
@@ -59,7 +60,7 @@ def draw() -> None:
 
 def _chosen(found: Sequence[Curve]) -> Curve:
     """The curve picked: deployment, then (ISL, OSL); those of the scenario's model come first."""
-    wanted = st.session_state.scenario.model
+    wanted = visit().scenario.model
     deployments = list(dict.fromkeys(curve.deployment for curve in found))
     deployments.sort(key=lambda deployment: (deployment.model != wanted, deployment.label))
     left, right = st.columns([3, 1])

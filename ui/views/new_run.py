@@ -17,6 +17,7 @@ from ui import answers, link
 from ui.answers import USERS
 from ui.scenario import Scenario
 from ui.views.runs import show_run
+from ui.visit import visit
 from ui.words import plain, sentence_case
 
 # --- The fields of a new run: what they may hold, what they start with, and the run they describe
@@ -246,7 +247,7 @@ def _start(store: Store, file: PlanFile) -> None:
     try:
         show_run(jobs.start(store, file))
     except CalibrationError as error:
-        state.calibrate_refused = str(error)
+        visit().refused = str(error)
 
 
 def _by_hand(file: PlanFile) -> None:

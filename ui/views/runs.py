@@ -18,8 +18,9 @@ from sizing.points import Point, doubts
 from ui import answers
 from ui.answers import FittedPoints, trials
 from ui.charts.fit import QUANTITIES, parity
+from ui.link import PREFIX
 from ui.look import ink, show
-from ui.view import PREFIX
+from ui.visit import visit
 from ui.words import plain, sentence_case
 
 # --- Before points are used: what the law fitted to them says of each, which are void, which stand apart
@@ -177,7 +178,7 @@ def _picked(runs: list[Run]) -> Run:
     wanted = str(state.get(RUN, ""))
     state[RUN] = int(wanted) if wanted.isdecimal() and int(wanted) in by_id else runs[0].id
     picked = st.selectbox("Run", list(by_id), format_func=lambda run_id: _line(by_id[run_id]), key=RUN)
-    state.shown[RUN] = str(picked)
+    visit().shown[RUN] = str(picked)
     return by_id[picked]
 
 
@@ -227,7 +228,7 @@ def _stop(store: Store, run_id: int) -> None:
     try:
         jobs.stop(store, run_id)
     except CalibrationError as error:
-        state.calibrate_refused = str(error)
+        visit().refused = str(error)
 
 
 STOP_HELP = "The level being measured is dropped, the points until then are kept, and the run can be resumed."
@@ -317,7 +318,7 @@ def _resume(store: Store, run_id: int) -> None:
     try:
         jobs.go_on(store, run_id)
     except CalibrationError as error:
-        state.calibrate_refused = str(error)
+        visit().refused = str(error)
 
 
 def _run_row(run: Run) -> dict[str, str | int]:

@@ -1,0 +1,83 @@
+"""What a visit remembers beside the values of its widgets, and what its pages show beside the scenario (chart, tab)."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, cast
+
+import streamlit as st
+
+from ui.link import PREFIX, Stamp
+from ui.scenario import Scenario
+
+LONGEST = 200
+"""Characters of a value of a view at most; what is longer is nobody's choice."""
+
+
+@dataclass(slots=True)
+class Visit:
+    """One open page of one browser.
+
+    `to_fill`: the link that the form is still to be filled from. `linked`: the scenario of the last link as the form
+    holds it, with what was wrong in it, the GPUs its writer saw and the data behind them. `scenario` and `gpus_found`:
+    of this run. `shown`: what this run's pages show beside the scenario, for the URL. `filled`: the value that each
+    form of a page was last filled from, by the form's name. `said` and `refused` are shown once on the Calibrate page.
+    `uploaded`: the file that Streamlit holds for the uploader numbered `uploader`. `day_base`: loads that the editor
+    of the day, the `day_round`-th, was opened on. `drawn_picks` and `table_round`: what the table of Compare has
+    picked, and how often it was drawn anew for it. `report_handed`: the files of a report that were handed out.
+    """
+
+    to_fill: dict[str, str] | None = None
+    linked: Scenario | None = None
+    link_problems: list[str] = field(default_factory=list)
+    linked_gpus: int | None = None
+    linked_data: Stamp | None = None
+    scenario: Scenario = field(default_factory=Scenario)
+    gpus_found: int | None = None
+    shown: dict[str, str] = field(default_factory=dict)
+    filled: dict[str, Any] = field(default_factory=dict)
+    advice_for: Scenario | None = None
+    said: str = ""
+    refused: str = ""
+    uploaded: str | None = None
+    uploader: int = 0
+    day_base: tuple[float, ...] = ()
+    day_round: int = 0
+    drawn_picks: str | None = None
+    table_round: int = 0
+    report_handed: Any = None
+
+
+def visit() -> Visit:
+    """The visit of the session that runs."""
+    return cast(Visit, st.session_state.setdefault("visit", Visit()))
+
+
+def fill_view(query: Mapping[str, str]) -> None:
+    """Take the view of a link; what it does not say, or no page knows, falls back to the first choice when drawn."""
+    st.session_state.update(
+        {key: value for key, value in query.items() if key.startswith(PREFIX) and len(value) <= LONGEST}
+    )
+
+
+def chosen(label: str, options: Mapping[str, str], key: str, *, help: str | None = None) -> str:
+    """One of `options` (value: words on screen), picked in a row of buttons whose label only screen readers hear.
+
+    The choice is in the URL as ``show.<key>``.
+    """
+    name = PREFIX + key
+    if st.session_state.get(name) not in options:
+        st.session_state[name] = next(iter(options))
+    st.segmented_control(
+        label,
+        list(options),
+        format_func=options.__getitem__,
+        key=name,
+        required=True,
+        label_visibility="collapsed",
+        help=help,
+        persist_state="session",
+    )
+    visit().shown[name] = st.session_state[name]
+    return str(st.session_state[name])

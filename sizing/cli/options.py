@@ -42,13 +42,13 @@ def field_option(name: str, required: bool | None = None) -> Callable[[F], F]:
     if field.range is not None and name != "price":
         kind = int if field.whole else float
     must = field.default is None and not field.optional if required is None else required
+    default: Any = {} if field.default is None else {"default": field.default, "show_default": True}
     return click.option(
         f"--{name.replace('_', '-')}",
         type=kind,
-        default=field.default,
         required=must,
-        show_default=field.default is not None,
         help=field.help or None,
+        **default,
     )
 
 

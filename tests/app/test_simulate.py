@@ -143,9 +143,9 @@ def test_a_full_line_turns_requests_away_and_says_how_many(inside: Open, plan: P
 
 
 def test_settings_of_a_link_that_cannot_be_used_are_named(inside: Open) -> None:
-    app = inside(**{"show.run": "seed=x;speed=3;kv_policy=none;slots=0;arrivals=gamma:cv=99"})
+    app = inside(**{"show.run": "seed=x;speed=3;kv_policy=none;slots=0;arrivals=gamma:cv=101"})
     told = text_of("\n".join(part.value for part in app.warning))
-    for name in ("seed=x", "speed", "kv_policy=none", "slots=0", "arrivals=gamma:cv=99"):
+    for name in ("seed=x", "speed", "kv_policy=none", "slots=0", "arrivals=gamma:cv=101"):
         assert name in told
     assert app.number_input(key="run_seed").value == 0
 

@@ -26,7 +26,7 @@ TWO_GPUS = replaced(gpu="h100_sxm,h200_sxm")
     [
         ([*TWO_GPUS, "--price", "h100_sxm=2"], ["h100_sxm", "not h200_sxm"]),
         ([*ONE, "--price", "h20_sxm=2"], ["--price", "h20_sxm", "h200_sxm"]),
-        ([*ONE, "--price", "-1"], ["price", "0 or more"]),
+        ([*ONE, "--price", "-1"], ["price", "from 0"]),
         ([*ONE, "--price", "1e9"], ["price", "1,000,000"]),
         ([*ONE, "--mix", "--price", "2", "--available", "2"], ["--available", "name the GPU"]),
         ([*ONE, "--mix", "--price", "2", "--owned", "h200_sxm=nan"], ["--owned", "whole number"]),

@@ -20,7 +20,7 @@ from sizing.edge import BY_FORMULA, Method, SlaMissed
 from sizing.engine import Replica
 from sizing.plans import Fleet, Rejection
 from sizing.prediction import Prediction
-from sizing.question import Question, Setting
+from sizing.question import FEW, Question, Setting
 from sizing.workload import Arrivals, Lengths, Limit, Sla, Workload
 from tests.sizing.engines import LAW, SLA, candidate, question
 from tests.sizing.test_cli import replaced, run
@@ -122,7 +122,7 @@ def test_the_smallest_fleet_is_found_where_capacity_falls(
     found, _ = planner.smallest_fleet(asked, capacity_per_s, start)
     assert enough(found)
     smallest = next(replicas for replicas in range(1, 10_000) if enough(replicas))
-    if found <= planner.FEW:
+    if found <= FEW:
         assert found == smallest
     assert found <= math.ceil(1.25 * smallest)  # fleets of more than 16 are told apart in steps of a quarter at most
 

@@ -16,7 +16,16 @@ from sizing import planner
 from sizing.analyses.daily import daily_rates, gpus_by_hour
 from sizing.analyses.existing import Existing, largest_rate
 from sizing.analyses.mixed import Kind, Supply, cheapest_counts, cheapest_mix
-from sizing.analyses.sharing import Share, SharedFleet, Terms, parse_workload, read_scenario, scenario_of, shared_fleet
+from sizing.analyses.sharing import (
+    Share,
+    SharedFleet,
+    Terms,
+    parse_workload,
+    read_scenario,
+    scenario_of,
+    share_of,
+    shared_fleet,
+)
 from sizing.edge import BY_FORMULA, least
 from sizing.engine import Replica
 from sizing.errors import ScenarioError
@@ -201,10 +210,10 @@ workloads:
 def test_a_scenario_file_says_what_the_options_say(tmp_path: Path) -> None:
     path = tmp_path / "fleet.yaml"
     path.write_text(SCENARIO)
-    shares = [stream.share() for stream in read_scenario(path).workloads]
+    shares = [share_of(stream) for stream in read_scenario(path).workloads]
     words = "chat:isl=1000,osl=200,rate=5,ttft=p95:1s,arrivals=gamma:cv=2,priority=1"
     asked = scenario_of({"model": "m", "workloads": [parse_workload(words)]}, "--workload")
-    assert asked.workloads[0].share() == shares[0]
+    assert share_of(asked.workloads[0]) == shares[0]
     assert shares[1].sla.e2e == Limit("e2e", 95, 60.0)
 
 

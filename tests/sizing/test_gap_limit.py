@@ -321,7 +321,7 @@ def test_no_remark_where_nothing_is_diluted(asked: Question) -> None:
 
 
 def test_the_remark_does_not_advise_the_limit_that_is_set() -> None:
-    asked = replace(SHORT_ANSWERS, sla=replace(SHORT_ANSWERS.sla, gap=Limit("gap", 50, 3.0)))
+    asked = replace(SHORT_ANSWERS, sla=SHORT_ANSWERS.sla.with_limits(Limit("gap", 50, 3.0)))
     fleet = planner.plan(asked, [candidate()]).answer
     (said,) = dilution(fleet, asked.setting(fleet.working), lambda rate: math.ceil(40 / rate))
     assert "--gap" not in said

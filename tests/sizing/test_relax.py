@@ -61,7 +61,7 @@ def test_the_candidate_named_is_one_that_does_it() -> None:
 
 def test_with_the_roomy_value_a_replica_carries_half_of_what_it_would_without_the_limit() -> None:
     others = Sla(Limit("ttft", 95, 0.5))
-    asked = question(rate=20.0, sla=replace(others, itl=Limit("itl", 95, IMPOSSIBLE_S)), headroom=0.0)
+    asked = question(rate=20.0, sla=others.with_limits(Limit("itl", 95, IMPOSSIBLE_S)), headroom=0.0)
     found = relaxations(asked, ENGINES[:1])[1]
     assert found.roomy is not None
     without = planner.plan(replace(asked, sla=others), ENGINES[:1]).answer.capacity_per_s

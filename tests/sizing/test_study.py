@@ -306,11 +306,11 @@ def test_a_sample_is_drawn_from_its_ranges_and_repeats(tmp_path: Path) -> None:
     text = STUDY.replace("[5, 200]", "{low: 1, high: 100}") + "sample: 200\nseed: 4\n"
     (tmp_path / "study.yaml").write_text(text)
     drawn = read_study(tmp_path / "study.yaml")
-    rates = np.array([scenario.rate for scenario in drawn])
+    rates = np.array([scenario.given["rate"] for scenario in drawn])
     assert drawn == read_study(tmp_path / "study.yaml")
     assert rates.min() >= 1 and rates.max() <= 100
     assert 0.4 < np.mean(rates < 10) < 0.6  # log-uniform: half below the geometric mean
-    assert {scenario.ttft for scenario in drawn} == {"p95:300ms", "p95:1ms"}
+    assert {scenario.given["ttft"] for scenario in drawn} == {"p95:300ms", "p95:1ms"}
 
 
 def test_limits_on_gaps_can_be_an_axis(tmp_path: Path) -> None:

@@ -26,7 +26,7 @@ COMMANDS = {
     "import": "calibration.commands:import_command",
     "bench": "triton_tools.clients.commands:bench",
     "compare": "triton_tools.clients.commands:compare",
-    "mock": "calibration.mock.__main__:main",
+    "mock": "lab.mock.__main__:main",
     "serve": "lab.serve:serve",
     "repository": "triton_tools.repository.commands:repository",
 }

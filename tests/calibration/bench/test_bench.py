@@ -17,9 +17,9 @@ from tokenizers.models import WordLevel
 from tokenizers.pre_tokenizers import Whitespace
 
 from calibration.errors import CalibrationError, ServerError
-from calibration.mock.process import running
-from calibration.mock.service import Script
 from calibration.records import Client
+from lab.mock.process import running
+from lab.mock.service import Script
 from tests.calibration.bench.conftest import FakeServer
 from triton_tools.clients.commands import bench
 from triton_tools.clients.replay import WARM_UP_OSL, WARM_UPS

@@ -13,8 +13,8 @@ import hpack
 from google.protobuf.message import DecodeError
 from tritonclient.grpc import service_pb2
 
-from calibration.mock import service as messages
-from calibration.mock.service import Answer, Moment, Record, Script, Service, Wire
+from lab.mock import service as messages
+from lab.mock.service import Answer, Moment, Record, Script, Service, Wire
 
 # --- HTTP/2 frames (RFC 9113, section 4 and 6): the bytes of one, and a reader that cuts them out of what arrives
 

@@ -87,13 +87,15 @@ AnyMock = TypeVar("AnyMock", bound=Mock)
 
 @contextmanager
 def started(
-    script: Mapping[str, object], kind: Callable[[subprocess.Popen[str], Mapping[str, Any]], AnyMock]
+    script: Mapping[str, object],
+    kind: Callable[[subprocess.Popen[str], Mapping[str, Any]], AnyMock],
+    program: str = MOCK,
 ) -> Iterator[AnyMock]:
-    """A mock that answers by `script`, fields of `lab.mock.Script`, in a process of its own on free ports.
+    """A mock that answers by `script`, fields of `lab.mock.service.Script`, in a process of its own on free ports.
 
     It shares no event loop with what it is to judge. Raises ServerError if it does not start.
     """
-    command = [sys.executable, "-m", MOCK, json.dumps(script)]
+    command = [sys.executable, "-m", program, json.dumps(script)]
     # a session of its own: Ctrl-C is for the parent, and the mock ends with its stdin
     with subprocess.Popen(command, stdin=PIPE, stdout=PIPE, text=True, cwd=ROOT, start_new_session=True) as process:
         assert process.stdin is not None and process.stdout is not None
@@ -101,7 +103,7 @@ def started(
             said = process.stdout.readline()
             if not said:
                 raise ServerError(
-                    f"the mock of the load generator ({MOCK}) did not start, see its message above; without it set "
+                    f"the mock of the load generator ({program}) did not start, see its message above; without it set "
                     "client: {self_check: false} in the plan"
                 )
             yield kind(process, json.loads(said))

@@ -15,7 +15,7 @@ CORE = ("sizing", "calibration", "ui")
 TENANTS = {"triton_tools", "learn", "lab", "validation"}
 SCREEN = {"streamlit", "plotly", "altair"}
 NETWORK = {"tritonclient", "grpc", "requests", "httpx", "aiohttp", "urllib", "socket", "http", "sqlalchemy"}
-VALUES = {"sizing.points", "sizing.workload", "sizing.errors", "sizing.numbers", "sizing.faults", "sizing.yaml_file"}
+VALUES = {f"sizing.{name}" for name in ("points", "workload", "errors", "numbers", "faults", "yaml_file", "lazy_group")}
 CHOOSES = {"calibration.adapt": {"sizing.analyses.next_level", "sizing.plans"}}
 """An adaptive sweep asks sizing which level to measure next."""
 OFFERED_TO_UI = {

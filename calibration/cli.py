@@ -17,7 +17,10 @@ COMMANDS = {
     "discard": ("calibration.commands:discard_command", "Let no answer rest on the points of a run."),
     "export": ("calibration.commands:export_command", "The points of a run as CSV or JSON; all of it as a .zip."),
     "import": ("calibration.commands:import_command", "Points from an exported run, a table or another tool's file."),
-    "bench": ("triton_tools.clients.commands:bench", "The TensorRT-LLM backend's client commands, with their flags and tables."),
+    "bench": (
+        "triton_tools.clients.commands:bench",
+        "The TensorRT-LLM backend's client commands, with their flags and tables.",
+    ),
     "compare": ("triton_tools.clients.commands:compare", "How much faster one model is than another."),
     "mock": ("lab.mock.__main__:main", "A mock of Triton with known timings."),
     "serve": ("lab.serve:serve", "A real Triton server with a small real model, without a GPU."),

@@ -15,13 +15,13 @@ import numpy as np
 
 from calibration.errors import NothingAnswered, PlanError, ServerError
 from calibration.load import system
-from calibration.load.contract import Contract, Input
+from calibration.load.contract import Contract, ModelInput
 from calibration.load.loops import Job, arrival_times, ask, client, schedule_times
 from calibration.load.pool import Workers
 from calibration.metrics.measurement import measurement
 from calibration.plan import DeploymentPlan, Level, PlanFile, ServerPlan, SweepPlan, TensorNames, is_here
 from calibration.records import Measurement
-from calibration.requests.source import Source
+from calibration.requests.source import RequestSource
 from calibration.server_metrics import Scraper, requests_served
 from sizing.points import Deployment, Point
 from sizing.workload import Arrivals, Lengths, Seconds
@@ -120,7 +120,7 @@ def _engine_of(config: Any) -> dict[str, str]:
 def _contract(config: Any, tensors: TensorNames) -> Contract:
     contract = Contract(
         model=config.name,
-        inputs={tensor.name: Input(_datatype(tensor), tensor.optional) for tensor in config.input},
+        inputs={tensor.name: ModelInput(_datatype(tensor), tensor.optional) for tensor in config.input},
         outputs=tuple(tensor.name for tensor in config.output),
         batched=config.max_batch_size > 0,
         tensors=tensors,
@@ -187,10 +187,10 @@ def prepare(file: PlanFile) -> Target:
     return replace(target, levels=tuple(plan.levels(means)))
 
 
-def source(target: Target, entry: int, seed: tuple[int, ...]) -> Source:
+def source(target: Target, entry: int, seed: tuple[int, ...]) -> RequestSource:
     """The requests of one entry of the plan's lengths."""
     served = target.served
-    return Source(target.plan.lengths[entry], served.tokenizer_file, served.add_special_tokens, seed)
+    return RequestSource(target.plan.lengths[entry], served.tokenizer_file, served.add_special_tokens, seed)
 
 
 @dataclass(frozen=True, slots=True)

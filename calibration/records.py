@@ -139,7 +139,7 @@ class RequestLog:
 
 
 @dataclass(frozen=True, slots=True)
-class Client:
+class ClientHealth:
     """How the load generator itself fared over a level.
 
     `cpu_cores`: cores its `processes` used together; `busiest_core`: share of one core that the busiest of them used.
@@ -165,7 +165,7 @@ class Load:
     stop_s: float
     issued: int
     ended: Ended
-    client: Client = Client()
+    client: ClientHealth = ClientHealth()
     offered_per_s: float | None = None
     served: int | None = None
 

@@ -18,7 +18,7 @@ from rich.table import Table
 
 from calibration.load.pool import Workers
 from calibration.load.self_check import Distortion, Protocol
-from calibration.records import Client, Load, RequestLog, Timing
+from calibration.records import ClientHealth, Load, RequestLog, Timing
 from validation.speed import driver
 
 MB = 1_000_000
@@ -140,7 +140,7 @@ def worker() -> Iterator[int]:
 @pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="memory is read from /proc")
 def test_the_memory_of_workers_counts(worker: int) -> None:
     log = RequestLog.of([Timing(1e9, 1e9, 1e9 + 1, ((1e9 + 1, 1),), 1, 1)])
-    load = Load(log, 1e9, 1e9 + 1, 1, "count", Client(cpu_cores=0.5))
+    load = Load(log, 1e9, 1e9 + 1, 1, "count", ClientHealth(cpu_cores=0.5))
     with driver.watched(cast(Workers, SimpleNamespace(pids=(worker, worker)))) as cost:
         found = cost(load)
     assert found.workers_bytes >= 2 * 64 * MB

@@ -18,7 +18,7 @@ from calibration.importers import (
     vllm,
 )
 from calibration.importers import aiperf as aiperf_records
-from calibration.importers.reading import Content, CsvFile, JsonFile, JsonLines, Known, Object
+from calibration.importers.reading import Content, CsvFile, JsonFile, JsonLines, KnownFacts, Object
 from calibration.records import Measurement
 
 Kind = Literal["aiperf", "genai-perf", "perf-analyzer", "guidellm", "vllm", "op-stats"]
@@ -31,7 +31,7 @@ class JsonFormat:
 
     kind: Kind
     recognises: Callable[[Object], bool]
-    read: Callable[[JsonFile, Known], list[Measurement]]
+    read: Callable[[JsonFile, KnownFacts], list[Measurement]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,7 +40,7 @@ class CsvFormat:
 
     kind: Kind
     recognises: Callable[[CsvFile], bool]
-    read: Callable[[CsvFile, Known], list[Measurement]]
+    read: Callable[[CsvFile, KnownFacts], list[Measurement]]
 
 
 JSON_FORMATS = (
@@ -59,7 +59,7 @@ CSV_FORMATS = (
 )
 
 
-def measurements(content: Content, kind: str | None, known: Known, most: int) -> list[Measurement]:
+def measurements(content: Content, kind: str | None, known: KnownFacts, most: int) -> list[Measurement]:
     """What the content measures, at most `most` levels; `kind`, if given, is what it must be.
 
     Raises FileError if it is of no known kind, of another kind than `kind`, or faulty.
@@ -85,7 +85,7 @@ def _levels(content: Content) -> int:
     return max((len(levels) for levels in listed if isinstance(levels, list)), default=1)
 
 
-def _read(content: Content, kind: str | None, known: Known) -> list[Measurement]:
+def _read(content: Content, kind: str | None, known: KnownFacts) -> list[Measurement]:
     if isinstance(content, JsonFile) and aiperf_records.recognises_records(content.value):
         content = JsonLines(content.name, content.value, ((1, ""),))
     if isinstance(content, JsonLines):
@@ -101,7 +101,7 @@ def _read(content: Content, kind: str | None, known: Known) -> list[Measurement]
     raise _unknown(content, kind)
 
 
-def _read_lines(content: JsonLines, kind: str | None, known: Known) -> list[Measurement]:
+def _read_lines(content: JsonLines, kind: str | None, known: KnownFacts) -> list[Measurement]:
     if kind not in (None, "aiperf") or not aiperf_records.recognises_records(content.first):
         raise _unknown(content, kind)
     return aiperf_records.read(content, known)

@@ -19,12 +19,12 @@ from typing import Any, Literal, NamedTuple, TypeVar
 
 from calibration.errors import ClientLimitedError, ServerError
 from calibration.load import pool, system
-from calibration.load.contract import Contract, Input
+from calibration.load.contract import Contract, ModelInput
 from calibration.metrics.precision import Until
 from calibration.plan import ServerPlan
 from calibration.records import Load
 from calibration.requests.lengths import LengthsPlan
-from calibration.requests.source import Source
+from calibration.requests.source import RequestSource
 from sizing.workload import Seconds
 
 Protocol = Literal["grpc", "http"]
@@ -59,7 +59,7 @@ class Mock:
 
     def __init__(self, process: subprocess.Popen[str], said: Mapping[str, Any]) -> None:
         self.grpc_url, self.http_url = str(said["grpc_url"]), str(said["http_url"])
-        inputs = {name: Input(datatype, optional) for name, datatype, optional in said["inputs"]}
+        inputs = {name: ModelInput(datatype, optional) for name, datatype, optional in said["inputs"]}
         self.contract = Contract(said["model"], inputs, tuple(said["outputs"]), batched=True)
         self.pid = process.pid
         self._process = process
@@ -292,7 +292,7 @@ def job(
     return pool.Job(
         server=ServerPlan(url=url, protocol=protocol, model=mock.contract.model),
         contract=mock.contract,
-        source=Source(LengthsPlan(isl=float(PROMPT_TOKENS), osl=float(osl)), None, False, (0,)),
+        source=RequestSource(LengthsPlan(isl=float(PROMPT_TOKENS), osl=float(osl)), None, False, (0,)),
         users=users if arrivals_s is None else None,
         arrivals_s=arrivals_s,
         warm_up=warm_up,

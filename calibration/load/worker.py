@@ -25,7 +25,7 @@ import numpy as np
 from calibration.errors import CalibrationError
 from calibration.load import system
 from calibration.load.exchange import Prepared
-from calibration.load.loops import Client, Job, Lines, Tally, client, closed_loop, open_loop
+from calibration.load.loops import Client, Job, Lines, LoadTally, client, closed_loop, open_loop
 from calibration.load.system import Alarm
 from calibration.metrics.precision import Done
 from calibration.records import Floats, RequestLog
@@ -181,7 +181,7 @@ def serve(pipe: Connection[Any, Any]) -> None:
 
 def _outcome(runner: asyncio.Runner, begin: Begin, pipe: Connection[Any, Any]) -> Finished | Broken:
     try:
-        return runner.run(_Level(begin, pipe).run())
+        return runner.run(_ShareOfLevel(begin, pipe).run())
     except CalibrationError as error:
         return Broken(error)
 
@@ -215,7 +215,7 @@ def _loop_factory() -> Callable[[], asyncio.AbstractEventLoop] | None:
     return uvloop.new_event_loop
 
 
-class _Level:
+class _ShareOfLevel:
     """One job in this process, from the first prompt to the log."""
 
     def __init__(self, begin: Begin, pipe: Connection[Any, Any]) -> None:
@@ -227,7 +227,7 @@ class _Level:
         loop = asyncio.get_running_loop()
         self._go: asyncio.Future[float] = loop.create_future()
         async with client(self._job.server) as target:
-            self._tally = Tally(target.reader(self._job.contract), cold=self._lines())
+            self._tally = LoadTally(target.reader(self._job.contract), cold=self._lines())
             loop.add_reader(self._pipe.fileno(), self._told)
             os.set_blocking(self._pipe.fileno(), True)  # uvloop has changed it, and a log is more than a pipe holds
             try:

@@ -64,6 +64,20 @@ class Contract:
     tensors: TensorNames = field(default_factory=TensorNames)
     decoupled: bool | None = None
 
+    @classmethod
+    def of(cls, config: Any, tensors: TensorNames) -> Contract:
+        """The contract of a model by its Triton ModelConfig. Raises ServerError as `check` does."""
+        found = cls(
+            model=config.name,
+            inputs={tensor.name: ModelInput(_datatype(tensor), tensor.optional) for tensor in config.input},
+            outputs=tuple(tensor.name for tensor in config.output),
+            batched=config.max_batch_size > 0,
+            tensors=tensors,
+            decoupled=None if config.platform == "ensemble" else config.model_transaction_policy.decoupled,
+        )
+        found.check()
+        return found
+
     @property
     def is_ensemble(self) -> bool:
         """True where the config leaves open whether the model is decoupled: its steps say so."""
@@ -227,6 +241,12 @@ class Contract:
         """Empty lists of words, where the model insists on them (release 0.5 of the backend)."""
         names = ("bad_words", "stop_words")
         return {name: "" for name in names if name in self.inputs and not self.inputs[name].optional}
+
+
+def _datatype(tensor: Any) -> str:
+    known = tensor.DESCRIPTOR.fields_by_name["data_type"].enum_type.values_by_number
+    name = known[tensor.data_type].name if tensor.data_type in known else f"TYPE_{tensor.data_type}"
+    return "BYTES" if name == "TYPE_STRING" else str(name).removeprefix("TYPE_")
 
 
 def _count(counted_by: CountedBy, output: Any, raw: bytes) -> int:

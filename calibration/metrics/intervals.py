@@ -49,7 +49,7 @@ def batches(requests: int, in_flight: float) -> BatchMeans | None:
     """How to cut `requests` into 8 to 20 batches of whole waves of `in_flight` requests; None where they are too few.
 
     >>> batches(requests=1000, in_flight=32.0)
-    Batches(count=15, size=64)
+    BatchMeans(count=15, size=64)
     """
     wave = max(1, round(in_flight))
     waves = requests // wave

@@ -12,11 +12,11 @@ import numpy as np
 
 from calibration.errors import PlanError
 from calibration.load.pool import Workers
-from calibration.measure import Described, describe
 from calibration.plan import ServerPlan
 from calibration.records import Load
 from calibration.requests.lengths import LengthsPlan
 from calibration.requests.source import RequestSource
+from calibration.target import Described, describe
 from sizing.workload import Seconds
 from triton_tools.clients import printing, replay
 from triton_tools.clients.clients import doubts, limits

@@ -15,12 +15,12 @@ import numpy as np
 from calibration.errors import ServerError
 from calibration.load.pool import Workers
 from calibration.load.system import kept_off
-from calibration.measure import describe
 from calibration.metrics.window import answered
 from calibration.plan import ServerPlan, TensorNames, parse_plan
 from calibration.requests.source import PromptRequest
 from calibration.run import run
 from calibration.store import Store
+from calibration.target import describe
 from lab.reference.server import ReferenceServer
 from lab.reference.settings import SPECIAL_TOKENS, Batching, Settings
 from sizing.points import Point

@@ -11,11 +11,11 @@ import pytest
 
 from calibration.load.contract import Contract, ModelInput
 from calibration.load.pool import Job
-from calibration.measure import Described
 from calibration.metrics.precision import Until
 from calibration.plan import ServerPlan
 from calibration.records import ClientHealth, Load, RequestLog, Timing
 from calibration.requests.source import PromptRequest
+from calibration.target import Described
 from tests.calibration.bench.logs import length_fault
 from triton_tools.clients import clients, comparison
 

@@ -18,10 +18,10 @@ from calibration.errors import ServerError
 from calibration.load.contract import Contract, ModelInput
 from calibration.load.exchange import log_of
 from calibration.load.http import HttpClient
-from calibration.measure import describe
 from calibration.plan import ServerPlan
 from calibration.records import RequestLog
 from calibration.requests.source import PromptRequest
+from calibration.target import describe
 
 OSL = 4
 HEAD = b"HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\nTransfer-Encoding: chunked\r\n\r\n"

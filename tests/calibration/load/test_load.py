@@ -255,4 +255,4 @@ def test_a_probe_asks_one_request_after_another() -> None:
 
 def test_the_plan_chooses_the_protocol() -> None:
     kinds = {protocol: type(client(ServerPlan(protocol=protocol))).__name__ for protocol in ("grpc", "http")}  # type: ignore[arg-type]
-    assert kinds == {"grpc": "Client", "http": "HttpClient"}
+    assert kinds == {"grpc": "GrpcClient", "http": "HttpClient"}

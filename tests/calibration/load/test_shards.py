@@ -20,13 +20,13 @@ from calibration.errors import Cancelled, PlanError, ServerError, WorkerError
 from calibration.load import pool
 from calibration.load.loops import Job
 from calibration.load.pool import Workers
-from calibration.measure import describe
 from calibration.metrics.precision import Until
 from calibration.metrics.verdict import LITTLE_ALLOWED, judge, little
 from calibration.metrics.window import sample
 from calibration.plan import Level, ServerPlan
 from calibration.requests.lengths import LengthsPlan
 from calibration.requests.source import RequestSource
+from calibration.target import describe
 from sizing.workload import Lengths
 from tests.calibration.mock_server import ROOT, Script, subprocess_server
 

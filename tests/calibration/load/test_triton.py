@@ -15,10 +15,10 @@ from calibration.errors import ServerError
 from calibration.load import grpc
 from calibration.load.exchange import log_of
 from calibration.load.grpc import GrpcClient
-from calibration.measure import describe
 from calibration.plan import ServerPlan
 from calibration.records import RequestLog
 from calibration.requests.source import PromptRequest
+from calibration.target import describe
 from tests.calibration.mock_server import MockServer, Script, asked, prompt
 
 OSL = 6

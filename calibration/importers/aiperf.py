@@ -43,14 +43,10 @@ from calibration.records import Measurement
 
 
 class Named(Edge):
-    """Something with a name."""
-
     name: str
 
 
 class Models(Edge):
-    """The models that were asked."""
-
     items: Many[Named] = Field(default_factory=list)
 
 
@@ -74,14 +70,10 @@ class LoadGenerator(Edge):
 
 
 class Endpoint(Edge):
-    """The server's side in older releases."""
-
     model_names: Many[str] = Field(default_factory=list)
 
 
 class InputConfig(Edge):
-    """What the run was asked to do."""
-
     models: Models = Models()
     endpoint: Endpoint = Endpoint()
     phases: Many[Phase] = Field(default_factory=list)
@@ -89,8 +81,6 @@ class InputConfig(Edge):
 
 
 class Origin(Edge):
-    """Where the metrics are from."""
-
     aiperf_version: str = ""
     start_time: str | None = None
     was_cancelled: bool = False
@@ -197,8 +187,6 @@ class Metadata(Edge):
 
 
 class AiperfLatency(Edge):
-    """A time and its unit."""
-
     value: Number
     unit: str
 
@@ -208,15 +196,11 @@ class AiperfLatency(Edge):
 
 
 class Latencies(Edge):
-    """Times between responses with content."""
-
     value: Many[Number]
     unit: str
 
 
 class TokenCount(Edge):
-    """A number of tokens."""
-
     value: Tokens
 
 
@@ -232,15 +216,11 @@ class RequestMetrics(Edge):
 
 
 class ErrorRecord(Edge):
-    """What went wrong."""
-
     type: str | None = None
     code: int | None = None
 
 
 class Record(Edge):
-    """One line of the file."""
-
     metadata: Metadata
     metrics: RequestMetrics = RequestMetrics()
     error: ErrorRecord | None = None

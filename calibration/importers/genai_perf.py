@@ -28,35 +28,25 @@ EMPTY_RESPONSES = (
 
 
 class Stimulus(Edge):
-    """The load that perf_analyzer was told to make."""
-
     concurrency: Count | None = None
     request_rate: Positive | None = None
 
 
 class PerfAnalyzer(Edge):
-    """The part of the settings that went to perf_analyzer."""
-
     stimulus: Stimulus = Stimulus()
 
 
 class GenaiEndpoint(Edge):
-    """The server's side."""
-
     service_kind: str | None = None
 
 
 class GenaiInputConfig(Edge):
-    """What the run was asked to do."""
-
     model_names: Many[str] = Field(default_factory=list)
     endpoint: GenaiEndpoint = GenaiEndpoint()
     perf_analyzer: PerfAnalyzer = PerfAnalyzer()
 
 
 class GenaiOrigin(Edge):
-    """Where the metrics are from."""
-
     input_config: GenaiInputConfig = GenaiInputConfig()
 
 

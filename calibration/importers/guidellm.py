@@ -152,8 +152,6 @@ class GuidellmRequests(Edge):
 
 
 class Benchmark(Edge):
-    """One load level."""
-
     config: Holder | None = None
     scheduler: Holder | None = None
     args: Holder | None = None
@@ -171,8 +169,6 @@ class Backend(Edge):
 
 
 class Spec(Edge):
-    """What the run was asked to do."""
-
     backend: Backend | str | None = None
     model: str | None = None
 
@@ -191,8 +187,6 @@ class GuidellmMetadata(Edge):
 
 
 class GuidellmReport(Edge):
-    """The whole file."""
-
     metadata: GuidellmMetadata = GuidellmMetadata()
     config: Config = Config()
     args: Spec | None = None

@@ -219,8 +219,7 @@ def _usage(body: dict[str, Any]) -> Usage | None:
         return None
 
 
-# --- Triton's responses as perf_analyzer keeps them: which hold tokens, how many where the server says it, what was
-# asked
+# --- Triton's responses as perf_analyzer keeps them: which hold tokens, how many where the server says it
 #
 # A tensor is written as a flat list, as a bare number where it has one element, and as "" where it has none.
 

@@ -52,15 +52,11 @@ class ExportedRequest(Edge):
 
 
 class Experiment(Edge):
-    """One load level."""
-
     experiment: ExportedLevel
     requests: Many[ExportedRequest]
 
 
 class Export(Edge):
-    """The whole file."""
-
     experiments: Many[Experiment]
     version: str = ""
     service_kind: str = "triton"

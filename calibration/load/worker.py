@@ -30,8 +30,7 @@ from calibration.load.system import Alarm
 from calibration.metrics.precision import Done
 from calibration.records import Floats, RequestLog
 
-# --- The load generator's own pulse: how late an event loop wakes, and what CPU time its process takes, moment by
-# moment
+# --- The load generator's own pulse: how late an event loop wakes, and what CPU time its process takes
 #
 # It is told with time stamps, because what counts is the window of a level, which the worker does not know.
 

@@ -31,9 +31,7 @@ from calibration.plan import Level
 from calibration.records import Load
 from sizing.points import Verdict
 
-# --- Does a series change over its window beyond its noise? t-intervals of a drift and of a settling, which allow for
-#
-# neighbours that are correlated.
+# --- Does a series change over its window beyond its noise? t-intervals of a drift and of a settling.
 #
 # The noise is widened by the correlation of neighbouring residuals, as that of a mean is (`intervals.half_width`):
 # the slow wandering of a queue is not to be taken for a change.

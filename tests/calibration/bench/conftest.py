@@ -13,10 +13,11 @@ from calibration.load.contract import Contract, ModelInput
 from calibration.load.pool import Job
 from calibration.metrics.precision import Until
 from calibration.plan import ServerPlan
-from calibration.records import ClientHealth, Load, RequestLog, Timing
+from calibration.records import ClientHealth, Load
 from calibration.requests.source import PromptRequest
 from calibration.target import Described
 from tests.calibration.bench.logs import length_fault
+from tests.calibration.timings import Timing, logged
 from triton_tools.clients import clients, comparison
 
 IDS = {"input_ids": ModelInput("INT32", False), "request_output_len": ModelInput("INT32", False)}
@@ -56,7 +57,7 @@ class FakeServer:
             free_s = [0.0] * (job.users or 1)
             due_s = [heapq.heapreplace(free_s, free_s[0] + s) for s in took_s]
         rows = zip(due_s, took_s, requests, strict=True)
-        log = RequestLog.of(self._timing(i, *row) for i, row in enumerate(rows, start=1))
+        log = logged(self._timing(i, *row) for i, row in enumerate(rows, start=1))
         return Load(log, 0.0, float(log.end_s.max()), len(log), "count", self.client)
 
     def _timing(self, number: int, due_s: float, took_s: float, request: PromptRequest) -> Timing:

@@ -26,8 +26,9 @@ from calibration.load.self_check import (
     processes_needed,
     rehearsal,
 )
-from calibration.records import ClientHealth, Load, RequestLog, Timing
+from calibration.records import ClientHealth, Load
 from lab.mock.service import Record, Script, Truth
+from tests.calibration.timings import Timing, logged
 
 TTFT_S, ITL_S, OSL = 0.02, 0.005, 8
 seconds = st.floats(1e-4, 2.0)
@@ -56,7 +57,7 @@ def seen_by(starts_s: Sequence[float], late_s: float = 0.0, slower: float = 1.0,
 
 
 def load_of(timings: Sequence[Timing], start_s: float = 0.0, stop_s: float = 10.0) -> Load:
-    log = RequestLog.of(timings)
+    log = logged(timings)
     return Load(log, start_s, stop_s, len(log), "budget", ClientHealth(processes=2, cpu_cores=0.5, busiest_core=0.3))
 
 

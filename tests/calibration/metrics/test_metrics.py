@@ -14,10 +14,11 @@ from hypothesis import strategies as st
 from calibration.errors import NothingAnswered, ServerError
 from calibration.metrics.measurement import measurement
 from calibration.metrics.percentiles import bounds, samples_needed
-from calibration.records import ClientHealth, Ended, Load, Measurement, RequestLog, Timing
+from calibration.records import ClientHealth, Ended, Load, Measurement
 from sizing.points import Point
 from tests.calibration.loads import DEPLOYMENT, level, queue
 from tests.calibration.loads import closed_loop as lasting_loop
+from tests.calibration.timings import Timing, logged
 
 TIMES = ("ttft", "itl", "e2e")
 
@@ -31,7 +32,7 @@ def timing(
 
 
 def load_of(timings: list[Timing], start_s: float, stop_s: float, client: ClientHealth | None = None) -> Load:
-    return Load(RequestLog.of(timings), start_s, stop_s, 1, "count", client or ClientHealth())
+    return Load(logged(timings), start_s, stop_s, 1, "count", client or ClientHealth())
 
 
 def measured(timings: list[Timing], start_s: float, stop_s: float, users: float = 1) -> Measurement:

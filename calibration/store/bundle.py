@@ -63,7 +63,7 @@ _Time = Annotated[str, Field(pattern=r"^[0-9]{4}-[0-9]{2}-[0-9]{2}T[0-9]{2}:[0-9
 """ISO 8601 in UTC, of one form only: so the later of two times is the later of two texts."""
 
 
-class _BundledPoint(BaseModel):
+class _BundlePart(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
 
 
@@ -74,19 +74,19 @@ class _Head(BaseModel):
     version: int
 
 
-class _Member(_BundledPoint):
+class _Member(_BundlePart):
     bytes: Annotated[int, Field(ge=0)]
     sha256: Annotated[str, Field(pattern="^[0-9a-f]{64}$")]
 
 
-class _Manifest(_BundledPoint):
+class _Manifest(_BundlePart):
     format: Literal["calibration run"] = "calibration run"
     version: int = VERSION
     run: str
     members: dict[str, _Member]
 
 
-class RunPart(_BundledPoint):
+class RunPart(_BundlePart):
     """A run that has ended, as `calibration.store.Run` has it, without what is particular to one store."""
 
     uuid: Annotated[str, Field(pattern="^[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}$")]
@@ -100,7 +100,7 @@ class RunPart(_BundledPoint):
     error: str
 
 
-class PointPart(_BundledPoint):
+class PointPart(_BundlePart):
     """A point with its facts; `records` is the member with its log, None where none was kept."""
 
     point: Point

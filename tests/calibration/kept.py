@@ -52,7 +52,7 @@ timings = st.builds(
     osl=st.integers(1, 10**6),
     error=text,
 )
-logs = st.lists(timings, max_size=6).map(RequestLog.of)
+logs = st.lists(timings, max_size=6).map(logged)
 
 
 def some_log(requests: int = 3, tokens: int = 4) -> RequestLog:

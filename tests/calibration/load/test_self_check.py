@@ -12,19 +12,21 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from calibration.errors import ClientLimitedError
+from calibration.errors import ClientLimitedError, ServerError
 from calibration.load.self_check import (
     FEWEST_TOKENS,
     LONGEST_E2E_S,
     MOST_ADDED_TTFT_S,
     MOST_ITL_ERROR,
     Distortion,
+    Mock,
     Protocol,
     TrueTimes,
     check,
     distortion,
     processes_needed,
     rehearsal,
+    started,
 )
 from calibration.records import ClientHealth, Load
 from lab.mock.service import Record, Script, Truth
@@ -192,6 +194,14 @@ def test_the_real_load_generator_on_the_real_mock(protocol: Protocol) -> None:
     assert 0 < found.requests_per_s <= 1.1 * found.ideal_per_s
     assert found.busiest_core <= found.cpu_cores
     assert found.mock_cores > 0
+
+
+def test_where_the_mock_is_not_installed_the_plan_can_do_without(capfd: pytest.CaptureFixture[str]) -> None:
+    says = r"did not start.*set client: \{self_check: false\} in the plan"
+    with pytest.raises(ServerError, match=says) as refused, started({}, Mock, program="lab.no_such_mock"):
+        pass
+    assert "\n" not in str(refused.value)
+    assert "No module named lab.no_such_mock" in capfd.readouterr().err
 
 
 def test_a_truth_slower_than_planned_is_the_mock_s_fault_not_the_client_s() -> None:

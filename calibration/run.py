@@ -16,7 +16,7 @@ from calibration.errors import CalibrationError, Cancelled, ClientLimitedError, 
 from calibration.levels import Order, Pace, job_of, order_of
 from calibration.load.loops import ask
 from calibration.load.pool import Workers
-from calibration.load.self_check import Distortion, processes_needed
+from calibration.load.self_check import processes_needed
 from calibration.load.system import kept_off
 from calibration.metrics.measurement import measurement
 from calibration.plan import Level, PlanFile, level_key, parse_plan
@@ -167,23 +167,25 @@ class Sweep:
         if not plan.client.self_check:
             return plan.client.processes or 1
         heaviest = max(levels, key=lambda level: pace.streams(plan, level))
+        check = partial(
+            processes_needed,
+            pace.streams(plan, heaviest),
+            ttft_s=pace.ttft_s,
+            itl_s=pace.itl_s,
+            osl=max(1, round(heaviest.lengths.osl)),
+            protocol=plan.server.protocol,
+            fewest=plan.client.processes or 1,
+            most=plan.client.processes,
+        )
         try:
-            found = self._self_check(heaviest, pace, math.inf)
+            found = check(tokens_per_s=math.inf)
         except ClientLimitedError as error:
             tokens_per_s = pace.tokens_per_s(plan, heaviest)
             says(f"at the pace of an idle server it would not keep up: {error}")
             says(f"held against {tokens_per_s:,.0f} tokens/s instead; each point's verdict tells if that was too few")
-            found = self._self_check(heaviest, pace, tokens_per_s)
+            found = check(tokens_per_s=tokens_per_s)
         says(f"load generator on its mock, {found.users} streams: {found.text}")
         return found.processes
-
-    def _self_check(self, level: Level, pace: Pace, tokens_per_s: float) -> Distortion:
-        plan, osl = self.target.plan, max(1, round(level.lengths.osl))
-        chosen, protocol = plan.client.processes, plan.server.protocol
-        streams = pace.streams(plan, level)
-        return processes_needed(
-            streams, tokens_per_s, pace.ttft_s, pace.itl_s, osl, protocol, fewest=chosen or 1, most=chosen
-        )
 
     def measure(self, level: Level, pace: Pace) -> Measurement:
         """Measure one level. Raises ServerError if the server is lost or answers nothing, Cancelled if cancelled."""

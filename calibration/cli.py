@@ -2,67 +2,33 @@
 
 from __future__ import annotations
 
-import sys
-from importlib import import_module
-from typing import Any, NoReturn
-
 import click
 
 from calibration.errors import CalibrationError
 from sizing.errors import SizingError
-from sizing.faults import one_line
-
-BAD_INPUT = 2
-INTERRUPTED = 130
+from sizing.lazy_group import Commands
 
 COMMANDS = {
-    "run": "calibration.commands:run_command",
-    "resume": "calibration.commands:resume_command",
-    "list": "calibration.commands:list_command",
-    "show": "calibration.commands:show_command",
-    "accept": "calibration.commands:accept_command",
-    "discard": "calibration.commands:discard_command",
-    "export": "calibration.commands:export_command",
-    "import": "calibration.commands:import_command",
-    "bench": "triton_tools.clients.commands:bench",
-    "compare": "triton_tools.clients.commands:compare",
-    "mock": "calibration.mock.__main__:main",
-    "serve": "lab.serve:serve",
-    "repository": "triton_tools.repository.commands:repository",
+    "run": ("calibration.commands:run_command", "Measure the load levels of a plan, a YAML file."),
+    "resume": ("calibration.commands:resume_command", "Measure the levels of a run that have no point yet."),
+    "list": ("calibration.commands:list_command", "All runs, newest first."),
+    "show": ("calibration.commands:show_command", "State and points of a run."),
+    "accept": ("calibration.commands:accept_command", "Let answers rest on the points of a run."),
+    "discard": ("calibration.commands:discard_command", "Let no answer rest on the points of a run."),
+    "export": ("calibration.commands:export_command", "The points of a run as CSV or JSON; all of it as a .zip."),
+    "import": ("calibration.commands:import_command", "Points from an exported run, a table or another tool's file."),
+    "bench": (
+        "triton_tools.clients.commands:bench",
+        "The TensorRT-LLM backend's client commands, with their flags and tables.",
+    ),
+    "compare": ("triton_tools.clients.commands:compare", "How much faster one model is than another."),
+    "mock": ("lab.mock.__main__:main", "A mock of Triton with known timings."),
+    "serve": ("lab.serve:serve", "A real Triton server with a small real model, without a GPU."),
+    "repository": ("triton_tools.repository.commands:repository", "Model repositories: build, fill, check."),
 }
+"""Name -> where the command is, and its line in the list of commands, which loads none of them."""
 
 
-class Commands(click.Group):
-    """A group that loads its commands on use, and whose every error is one line on stderr."""
-
-    def list_commands(self, ctx: click.Context) -> list[str]:
-        return list(COMMANDS)
-
-    def get_command(self, ctx: click.Context, name: str) -> click.Command | None:
-        if name not in COMMANDS:
-            return None
-        module, _, command = COMMANDS[name].partition(":")
-        found = getattr(import_module(module), command)
-        assert isinstance(found, click.Command)
-        return found
-
-    def main(self, *args: Any, **extra: Any) -> NoReturn:
-        try:
-            super().main(*args, **(extra | {"standalone_mode": False}))
-        except click.ClickException as error:
-            _fail(error.format_message())
-        except (CalibrationError, SizingError) as error:
-            _fail(str(error))
-        except (click.Abort, KeyboardInterrupt):
-            sys.exit(INTERRUPTED)
-        sys.exit(0)
-
-
-def _fail(message: str) -> NoReturn:
-    click.echo(f"error: {one_line(message)}", err=True)
-    sys.exit(BAD_INPUT)
-
-
-@click.group(cls=Commands, no_args_is_help=False)
+@click.group(cls=Commands, table=COMMANDS, errors=(CalibrationError, SizingError), no_args_is_help=False)
 def main() -> None:
     """Measure an LLM server: latency and requests/s at rising load, kept as points for `python -m sizing`."""

@@ -17,7 +17,6 @@ import click
 from rich.console import Console
 
 from calibration import run as sweep
-from calibration.cli import INTERRUPTED
 from calibration.errors import StoreError
 from calibration.importers import KINDS
 from calibration.incoming import POINTS_TABLE, nothing_said, read_file
@@ -28,6 +27,7 @@ from calibration.server_metrics import split
 from calibration.store import LIVE, Run, Store
 from calibration.store.bundle import export_bundle, import_bundle, import_measurements, is_bundle
 from calibration.store.work import accept, discard
+from sizing.lazy_group import INTERRUPTED
 from sizing.points import Point, doubts, write_points
 
 # --- Points in a terminal: a table, and what stands behind each of them

@@ -31,8 +31,8 @@ def read_file(file: Path, kind: str | None, said: Mapping[str, object], most: in
     """What a points table or the file of another tool measures, every level once, and at most `most` of them.
 
     `kind`: POINTS_TABLE or one of `calibration.importers.KINDS`, told from the content if None; `said` is what the
-    file leaves out, by the names of `importers.known.Known`. Raises FileError or PointsError, one line; a file of too
-    many points is refused before the rest of it is looked at.
+    file leaves out, by the names of `importers.reading.KnownFacts`. Raises FileError or PointsError, one line; a file
+    of too many points is refused before the rest of it is looked at.
     """
     if kind == POINTS_TABLE or (kind is None and _is_points_table(file)):
         nothing_said("a points table", said)

@@ -277,7 +277,7 @@ def duration(plan: SweepPlan, points: Sequence[Point], gpus: int = 1) -> Duratio
 
 def _expected_s(plan: SweepPlan, level: Level, alike: Sequence[Point]) -> float:
     """The sweep's own estimate, as if the point with the most similar number of users had just been measured."""
-    from calibration.measure import Pace  # loads the clients, which a page that starts nothing does without
+    from calibration.levels import Pace  # loads the clients, which a page that starts nothing does without
 
     near = min(alike, key=lambda point: abs(math.log(point.load_value / level.value)))
     assert near.e2e_mean_s is not None, "only such points are asked"

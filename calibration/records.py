@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from typing import Literal
 
@@ -22,29 +22,13 @@ Mask = NDArray[np.bool_]
 
 
 @dataclass(frozen=True, slots=True)
-class Timing:
-    """One request as the client saw it, in seconds of one monotonic clock.
-
-    `intended_s` is when it was due: in a closed loop that is `sent_s`. `tokens` are (time, new tokens) of each response
-    that carried tokens. `end_s` is when the request was over, an empty final response included. `isl` and `osl` were
-    asked for. `error`, if not empty, is what went wrong.
-    """
-
-    intended_s: float
-    sent_s: float
-    end_s: float
-    tokens: tuple[tuple[float, int], ...]
-    isl: int
-    osl: int
-    error: str = ""
-
-
-@dataclass(frozen=True, slots=True)
 class RequestLog:
-    """Requests as columns, arrays of shape (n,): fields as in `Timing`.
+    """Requests as the client saw them, as columns, arrays of shape (n,), in seconds of one monotonic clock.
 
-    `chunks` counts the responses with tokens of each request; `chunk_at_s` and `chunk_tokens`, shape (chunks.sum(),),
-    hold those responses, one request after another.
+    `intended_s` is when a request was due: in a closed loop that is `sent_s`. `end_s` is when it was over, an empty
+    final response included. `isl` and `osl` were asked for. `error`, if not empty, is what went wrong. `chunks` counts
+    the responses with tokens of each request; `chunk_at_s` and `chunk_tokens`, shape (chunks.sum(),), hold those
+    responses, one request after another.
     """
 
     intended_s: Floats
@@ -61,27 +45,8 @@ class RequestLog:
         return len(self.sent_s)
 
     @classmethod
-    def of(cls, timings: Iterable[Timing]) -> RequestLog:
-        """The log of `timings`, in their order."""
-        rows = list(timings)
-        chunks = [chunk for row in rows for chunk in row.tokens]
-        return cls(
-            intended_s=np.array([row.intended_s for row in rows], np.float64),
-            sent_s=np.array([row.sent_s for row in rows], np.float64),
-            end_s=np.array([row.end_s for row in rows], np.float64),
-            isl=np.array([row.isl for row in rows], np.int64),
-            osl=np.array([row.osl for row in rows], np.int64),
-            error=tuple(row.error for row in rows),
-            chunks=np.array([len(row.tokens) for row in rows], np.int64),
-            chunk_at_s=np.array([at_s for at_s, _ in chunks], np.float64),
-            chunk_tokens=np.array([tokens for _, tokens in chunks], np.int64),
-        )
-
-    @classmethod
     def joined(cls, logs: Sequence[RequestLog]) -> RequestLog:
-        """One log of the requests of all `logs`, one log after another."""
-        if not logs:
-            return cls.of(())
+        """One log of the requests of all `logs`, at least one, one log after another."""
         columns = {
             column.name: np.concatenate([getattr(log, column.name) for log in logs])
             for column in fields(cls)
@@ -139,7 +104,7 @@ class RequestLog:
 
 
 @dataclass(frozen=True, slots=True)
-class Client:
+class ClientHealth:
     """How the load generator itself fared over a level.
 
     `cpu_cores`: cores its `processes` used together; `busiest_core`: share of one core that the busiest of them used.
@@ -165,7 +130,7 @@ class Load:
     stop_s: float
     issued: int
     ended: Ended
-    client: Client = Client()
+    client: ClientHealth = ClientHealth()
     offered_per_s: float | None = None
     served: int | None = None
 

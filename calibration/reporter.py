@@ -48,31 +48,28 @@ class Quiet:
 class Reporter:
     """Progress that keeps what the store is told with each heartbeat, and hands everything on to `listener`."""
 
-    def __init__(self, listener: Progress) -> None:
+    def __init__(self, run_id: int, listener: Progress) -> None:
         self._listener = listener
         self._lock = threading.Lock()  # `news` is asked for by the thread of the heartbeat
         self._lines: deque[str] = deque(maxlen=LINES)
-        self._phase, self._share, self._level_s, self._after_s = "", 0.0, 0.0, 0.0
+        self._note(phase="checking the load generator")
+        listener.started(run_id)
 
     def news(self) -> Mapping[str, Any]:
         """Columns of the table of runs: phase, share of the present level, seconds left, last lines."""
         with self._lock:
             left_s = (1 - self._share) * self._level_s + self._after_s
-            log = "\n".join(self._lines)
+            log = "\n".join(map(clean, self._lines))
             return {"phase": self._phase, "share": self._share, "left_s": left_s or None, "log": log}
-
-    def started(self, run_id: int) -> None:
-        self._note(phase="checking the load generator")
-        self._listener.started(run_id)
 
     def says(self, text: str) -> None:
         with self._lock:
-            self._lines.append(clean(text)[:LONGEST_LINE])
+            self._lines.append(text[:LONGEST_LINE])
         self._listener.says(text)
 
     def expects(self, level: Level, seconds: float, after_s: float) -> None:
-        self._note(phase=level.label, level_s=seconds, after_s=after_s)
         self._listener.expects(level, seconds, after_s)
+        self._note(phase=level.label, level_s=seconds, after_s=after_s)
 
     def share(self, done: float) -> None:
         with self._lock:

@@ -367,10 +367,6 @@ def restarted(pages: Iterable[Page], model: str) -> bool:
 # second, in a steady state. The rate is the client's: it weighs requests cut by the window's edges, the server's
 # counters do not.
 
-LITTLE = "requests in that state / requests per second (Little's law)"
-TRITON_QUEUE = "Triton's queue counter"
-FIRST_RESPONSE = "Triton's first-response histogram"
-REQUEST = "client's E2E less Triton's request duration"
 SLACK = 0.05
 
 
@@ -380,7 +376,6 @@ class Split:
 
     `network_and_client_s` is what the client saw beyond the server's own time, late sending of an open loop included.
     `other_s` is the rest of the E2E: pre- and postprocessing, hand-over between models, and the error of sampling.
-    `basis` says for each known part where it is from.
     """
 
     ttft_s: float | None
@@ -389,7 +384,6 @@ class Split:
     prefill_s: float | None = None
     decode_s: float | None = None
     network_and_client_s: float | None = None
-    basis: Mapping[str, str] = field(default_factory=dict)
 
     @property
     def other_s(self) -> float | None:
@@ -410,42 +404,38 @@ def split(point: Point, server: Mapping[str, float]) -> Split:
         | _triton_queue(server)
         | _states(server, point.requests_per_s)
     )
-    values = {name: value for name, (value, _) in parts.items()}
-    basis = {name: said for name, (_, said) in parts.items()}
-    return Split(point.ttft_mean_s, point.e2e_mean_s, **values, basis=basis)
+    return Split(point.ttft_mean_s, point.e2e_mean_s, **parts)
 
 
-Parts = dict[str, tuple[float, str]]
-
-
-def _states(server: Mapping[str, float], rate_per_s: float) -> Parts:
+def _states(server: Mapping[str, float], rate_per_s: float) -> dict[str, float]:
+    """By Little's law: requests in a state over requests per second."""
     tokens = server.get("batcher_total_generation_tokens_mean")  # static batching: one token for each that decodes
     numbers = {
         "queue_s": server.get("engine_requests_waiting_mean"),
         "prefill_s": server.get("engine_requests_context_mean"),
         "decode_s": server.get("batcher_generation_requests_mean", tokens),
     }
-    return {name: (number / rate_per_s, LITTLE) for name, number in numbers.items() if number is not None}
+    return {name: number / rate_per_s for name, number in numbers.items() if number is not None}
 
 
-def _triton_queue(server: Mapping[str, float]) -> Parts:
+def _triton_queue(server: Mapping[str, float]) -> dict[str, float]:
     """Time before a model's instance takes the request; all there is where the backend keeps no queue of its own."""
-    return {"queue_s": (server["queue_mean_s"], TRITON_QUEUE)} if "queue_mean_s" in server else {}
+    return {"queue_s": server["queue_mean_s"]} if "queue_mean_s" in server else {}
 
 
-def _first_responses(server: Mapping[str, float], point: Point) -> Parts:
+def _first_responses(server: Mapping[str, float], point: Point) -> dict[str, float]:
     first_s, whole_s = server.get("first_response_mean_s"), _whole_s(point, server)
     if first_s is None or whole_s is None:
         return {}
     prefill_s = max(0.0, first_s - server.get("queue_mean_s", 0.0))
-    return {"prefill_s": (prefill_s, FIRST_RESPONSE), "decode_s": (max(0.0, whole_s - first_s), FIRST_RESPONSE)}
+    return {"prefill_s": prefill_s, "decode_s": max(0.0, whole_s - first_s)}
 
 
-def _network(point: Point, server: Mapping[str, float]) -> Parts:
+def _network(point: Point, server: Mapping[str, float]) -> dict[str, float]:
     whole_s = _whole_s(point, server)
     if whole_s is None or point.e2e_mean_s is None:
         return {}
-    return {"network_and_client_s": (max(0.0, point.e2e_mean_s - whole_s), REQUEST)}
+    return {"network_and_client_s": max(0.0, point.e2e_mean_s - whole_s)}
 
 
 def _whole_s(point: Point, server: Mapping[str, float]) -> float | None:

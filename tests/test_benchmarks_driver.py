@@ -18,7 +18,8 @@ from rich.table import Table
 
 from calibration.load.pool import Workers
 from calibration.load.self_check import Distortion, Protocol
-from calibration.records import Client, Load, RequestLog, Timing
+from calibration.records import ClientHealth, Load
+from tests.calibration.timings import Timing, logged
 from validation.speed import driver
 
 MB = 1_000_000
@@ -139,8 +140,8 @@ def worker() -> Iterator[int]:
 
 @pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="memory is read from /proc")
 def test_the_memory_of_workers_counts(worker: int) -> None:
-    log = RequestLog.of([Timing(1e9, 1e9, 1e9 + 1, ((1e9 + 1, 1),), 1, 1)])
-    load = Load(log, 1e9, 1e9 + 1, 1, "count", Client(cpu_cores=0.5))
+    log = logged([Timing(1e9, 1e9, 1e9 + 1, ((1e9 + 1, 1),), 1, 1)])
+    load = Load(log, 1e9, 1e9 + 1, 1, "count", ClientHealth(cpu_cores=0.5))
     with driver.watched(cast(Workers, SimpleNamespace(pids=(worker, worker)))) as cost:
         found = cost(load)
     assert found.workers_bytes >= 2 * 64 * MB
@@ -152,7 +153,7 @@ def test_the_memory_of_workers_counts(worker: int) -> None:
 def test_an_open_loop_that_is_not_kept_up_with_shows_completions_and_its_verdict() -> None:
     """Ten arrivals a second apart, each answered 3 s later: in the window of 10 s come 7 answers, and TTFT is 3 s."""
     at_s = np.arange(10.0)
-    log = RequestLog.of(Timing(t, t + 1, t + 3, ((t + 3, 1),), 1, 1) for t in at_s)
+    log = logged(Timing(t, t + 1, t + 3, ((t + 3, 1),), 1, 1) for t in at_s)
     load = Load(log, 0.0, 10.0, 10, "schedule", offered_per_s=1.0)
     truth = driver.Truth(at_s + 1, at_s + 3, at_s + 3, at_s + 3, np.ones(10, np.int64), np.ones(10, np.int64))
     level = driver.Level(0, driver.Lengths(1, 1), "poisson_rate", 1.0, 10)

@@ -35,7 +35,7 @@ def read_measurements(
     """The load levels in the file at `path`, with their request logs where it holds single requests.
 
     `kind`, one of KINDS, is told from the content if None. `deployment` says what the file leaves out, by the names of
-    `known.Known`: model, precision, gpu, tp, ..., isl, osl, concurrency, rate, arrivals; it goes before the file.
+    `reading.KnownFacts` (model, precision, gpu, tp, ..., isl, osl, concurrency, rate, arrivals), and overrides it.
 
     Raises FileError, one line naming file and key, the flag that is still to be given, or that there are more than
     `most` levels in the file.

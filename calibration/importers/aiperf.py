@@ -9,7 +9,14 @@ from pydantic import Field
 
 from calibration.errors import FileError
 from calibration.importers import metric_tables
-from calibration.importers.points import Run, Seen, Summary, held_back, measurement_of_run, measurement_of_summary
+from calibration.importers.points import (
+    ImportedRun,
+    ImportedSummary,
+    SeenRequests,
+    held_back,
+    measurement_of_run,
+    measurement_of_summary,
+)
 from calibration.importers.reading import (
     RATE_KINDS,
     Count,
@@ -17,7 +24,7 @@ from calibration.importers.reading import (
     Edge,
     JsonFile,
     JsonLines,
-    Known,
+    KnownFacts,
     Many,
     Nanoseconds,
     Number,
@@ -36,14 +43,10 @@ from calibration.records import Measurement
 
 
 class Named(Edge):
-    """Something with a name."""
-
     name: str
 
 
 class Models(Edge):
-    """The models that were asked."""
-
     items: Many[Named] = Field(default_factory=list)
 
 
@@ -67,14 +70,10 @@ class LoadGenerator(Edge):
 
 
 class Endpoint(Edge):
-    """The server's side in older releases."""
-
     model_names: Many[str] = Field(default_factory=list)
 
 
 class InputConfig(Edge):
-    """What the run was asked to do."""
-
     models: Models = Models()
     endpoint: Endpoint = Endpoint()
     phases: Many[Phase] = Field(default_factory=list)
@@ -82,8 +81,6 @@ class InputConfig(Edge):
 
 
 class Origin(Edge):
-    """Where the metrics are from."""
-
     aiperf_version: str = ""
     start_time: str | None = None
     was_cancelled: bool = False
@@ -102,7 +99,7 @@ def recognises_csv(file: CsvFile) -> bool:
     return file.rows[0][:5] == ("Metric", "avg", "min", "max", "sum")
 
 
-def read_json(file: JsonFile, known: Known) -> list[Measurement]:
+def read_json(file: JsonFile, known: KnownFacts) -> list[Measurement]:
     """The one level of the file. Raises FileError naming the key at fault."""
     origin = checked(Origin, file.value, file.name)
     found = metric_tables.metrics(file.value, file.name)
@@ -111,19 +108,25 @@ def read_json(file: JsonFile, known: Known) -> list[Measurement]:
     return [_measurement(found, file.name, known, load=load, model=clean(models[0]) if models else None, origin=origin)]
 
 
-def read_csv(file: CsvFile, known: Known) -> list[Measurement]:
+def read_csv(file: CsvFile, known: KnownFacts) -> list[Measurement]:
     """The one level of the file; load and model are the caller's to say. Raises FileError naming line and column."""
     found = metric_tables.metrics(metric_tables.csv_table(file), file.name)
     return [_measurement(found, file.name, known, load=None, model=None, origin=Origin())]
 
 
 def _measurement(
-    found: metric_tables.Metrics, name: str, known: Known, *, load: Offered | None, model: str | None, origin: Origin
+    found: metric_tables.Metrics,
+    name: str,
+    known: KnownFacts,
+    *,
+    load: Offered | None,
+    model: str | None,
+    origin: Origin,
 ) -> Measurement:
     columns: dict[str, Any] = metric_tables.columns(found, name)
     if found.osl_mismatch_count and found.osl_mismatch_count.avg > 0.01 * (columns["requests"] or 1):
         columns["verdict"] = "wrong_lengths"
-    summary = Summary(
+    summary = ImportedSummary(
         source=f"AIPerf {origin.aiperf_version}".strip(),
         model=model,
         load=load,
@@ -183,9 +186,7 @@ class Metadata(Edge):
     was_cancelled: bool = False
 
 
-class Latency(Edge):
-    """A time and its unit."""
-
+class AiperfLatency(Edge):
     value: Number
     unit: str
 
@@ -195,23 +196,19 @@ class Latency(Edge):
 
 
 class Latencies(Edge):
-    """Times between responses with content."""
-
     value: Many[Number]
     unit: str
 
 
 class TokenCount(Edge):
-    """A number of tokens."""
-
     value: Tokens
 
 
 class RequestMetrics(Edge):
     """Metrics of one request; the latencies are missing where it failed."""
 
-    time_to_first_token: Latency | None = None
-    request_latency: Latency | None = None
+    time_to_first_token: AiperfLatency | None = None
+    request_latency: AiperfLatency | None = None
     inter_chunk_latency: Latencies | None = None
     input_sequence_length: TokenCount | None = None
     output_sequence_length: TokenCount | None = None
@@ -219,15 +216,11 @@ class RequestMetrics(Edge):
 
 
 class ErrorRecord(Edge):
-    """What went wrong."""
-
     type: str | None = None
     code: int | None = None
 
 
 class Record(Edge):
-    """One line of the file."""
-
     metadata: Metadata
     metrics: RequestMetrics = RequestMetrics()
     error: ErrorRecord | None = None
@@ -239,7 +232,7 @@ def recognises_records(value: Object) -> bool:
     return isinstance(metadata, dict) and "request_start_ns" in metadata
 
 
-def read(file: JsonLines, known: Known) -> list[Measurement]:
+def read(file: JsonLines, known: KnownFacts) -> list[Measurement]:
     """The one level of the file, from the requests after warm-up. Raises FileError naming record and key at fault."""
     records = [
         (checked(Record, value, f"{file.name}, record {place}"), f"{file.name}, record {place}")
@@ -253,11 +246,11 @@ def read(file: JsonLines, known: Known) -> list[Measurement]:
     notes = (
         (UNEVEN,) if any(0 < len(request.chunk_s) < request.tokens and not request.evenly for request in seen) else ()
     )
-    run = Run(source="AIPerf", requests=seen, measured_at=iso_time(earliest_ns * NS), notes=notes)
+    run = ImportedRun(source="AIPerf", requests=seen, measured_at=iso_time(earliest_ns * NS), notes=notes)
     return [measurement_of_run(run, known, file.name)]
 
 
-def _seen(record: Record, earliest_ns: int, where: str) -> Seen:
+def _seen(record: Record, earliest_ns: int, where: str) -> SeenRequests:
     times, metrics = record.metadata, record.metrics
     sent_s = (times.request_start_ns - earliest_ns) * NS
     due_s = sent_s if times.credit_issued_ns is None else (times.credit_issued_ns - earliest_ns) * NS
@@ -265,7 +258,7 @@ def _seen(record: Record, earliest_ns: int, where: str) -> Seen:
     error = _error(record)
     chunk_s = () if error else _chunk_s(metrics, sent_s, where)
     tokens = metrics.output_sequence_length or metrics.usage_completion_tokens
-    return Seen(
+    return SeenRequests(
         due_s=min(due_s, sent_s),
         sent_s=sent_s,
         end_s=chunk_s[-1] if chunk_s else max(over_s, sent_s),

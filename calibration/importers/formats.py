@@ -3,63 +3,54 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
-from typing import Literal, get_args
+from importlib import import_module
+from typing import Any, Generic, Literal, NamedTuple, TypeVar, get_args
 
 from calibration.errors import FileError
-from calibration.importers import (
-    aiperf,
-    genai_perf,
-    guidellm,
-    guidellm_csv,
-    op_stats,
-    perf_analyzer,
-    profile_export,
-    vllm,
-)
-from calibration.importers import aiperf as aiperf_records
-from calibration.importers.reading import Content, CsvFile, JsonFile, JsonLines, Known, Object
+from calibration.importers import aiperf, genai_perf, guidellm, guidellm_csv, perf_analyzer, profile_export, vllm
+from calibration.importers.reading import Content, CsvFile, JsonFile, JsonLines, KnownFacts, Object
 from calibration.records import Measurement
 
 Kind = Literal["aiperf", "genai-perf", "perf-analyzer", "guidellm", "vllm", "op-stats"]
 KINDS: tuple[Kind, ...] = get_args(Kind)
+Looked = TypeVar("Looked")
+Read = TypeVar("Read")
 
 
-@dataclass(frozen=True, slots=True)
-class JsonFormat:
-    """A format of one JSON object."""
-
-    kind: Kind
-    recognises: Callable[[Object], bool]
-    read: Callable[[JsonFile, Known], list[Measurement]]
-
-
-@dataclass(frozen=True, slots=True)
-class CsvFormat:
-    """A format of rows."""
+class Format(NamedTuple, Generic[Looked, Read]):
+    """A format: whether a content is of it, and how that is read."""
 
     kind: Kind
-    recognises: Callable[[CsvFile], bool]
-    read: Callable[[CsvFile, Known], list[Measurement]]
+    recognises: Callable[[Looked], bool]
+    read: Callable[[Read, KnownFacts], list[Measurement]]
 
 
-JSON_FORMATS = (
-    JsonFormat("aiperf", aiperf.recognises, aiperf.read_json),
-    JsonFormat("genai-perf", genai_perf.recognises, genai_perf.read_json),
-    JsonFormat("perf-analyzer", profile_export.recognises, profile_export.read),
-    JsonFormat("guidellm", guidellm.recognises, guidellm.read),
-    JsonFormat("vllm", vllm.recognises, vllm.read),
+def _op_stats() -> Any:
+    """The reader of the backend's clients, which are no part of this package: found by name."""
+    return import_module("triton_tools.op_stats")
+
+
+def _is_op_stats(file: CsvFile) -> bool:
+    return file.rows[0][0] == "Requests/Sec" and bool(_op_stats().recognises(file))
+
+
+JSON_FORMATS: tuple[Format[Object, JsonFile], ...] = (
+    Format("aiperf", aiperf.recognises, aiperf.read_json),
+    Format("genai-perf", genai_perf.recognises, genai_perf.read_json),
+    Format("perf-analyzer", profile_export.recognises, profile_export.read),
+    Format("guidellm", guidellm.recognises, guidellm.read),
+    Format("vllm", vllm.recognises, vllm.read),
 )
-CSV_FORMATS = (
-    CsvFormat("aiperf", aiperf.recognises_csv, aiperf.read_csv),
-    CsvFormat("genai-perf", genai_perf.recognises_csv, genai_perf.read_csv),
-    CsvFormat("perf-analyzer", perf_analyzer.recognises, perf_analyzer.read),
-    CsvFormat("guidellm", guidellm_csv.recognises, guidellm_csv.read),
-    CsvFormat("op-stats", op_stats.recognises, op_stats.read),
+CSV_FORMATS: tuple[Format[CsvFile, CsvFile], ...] = (
+    Format("aiperf", aiperf.recognises_csv, aiperf.read_csv),
+    Format("genai-perf", genai_perf.recognises_csv, genai_perf.read_csv),
+    Format("perf-analyzer", perf_analyzer.recognises, perf_analyzer.read),
+    Format("guidellm", guidellm_csv.recognises, guidellm_csv.read),
+    Format("op-stats", _is_op_stats, lambda file, known: list(_op_stats().read(file, known))),
 )
 
 
-def measurements(content: Content, kind: str | None, known: Known, most: int) -> list[Measurement]:
+def measurements(content: Content, kind: str | None, known: KnownFacts, most: int) -> list[Measurement]:
     """What the content measures, at most `most` levels; `kind`, if given, is what it must be.
 
     Raises FileError if it is of no known kind, of another kind than `kind`, or faulty.
@@ -69,7 +60,7 @@ def measurements(content: Content, kind: str | None, known: Known, most: int) ->
     if _levels(content) > most:
         raise FileError(f"{content.name}: more than {most:,} points: split it")
     found = _read(content, kind, known)
-    levels_in_file = not (isinstance(content, CsvFile) and op_stats.recognises(content))
+    levels_in_file = not (isinstance(content, CsvFile) and _is_op_stats(content))
     if len(found) > 1 and levels_in_file and (known.concurrency or known.rate):
         raise FileError(f"{content.name}: has {len(found)} load levels of its own; leave out --concurrency and --rate")
     return found
@@ -85,8 +76,8 @@ def _levels(content: Content) -> int:
     return max((len(levels) for levels in listed if isinstance(levels, list)), default=1)
 
 
-def _read(content: Content, kind: str | None, known: Known) -> list[Measurement]:
-    if isinstance(content, JsonFile) and aiperf_records.recognises_records(content.value):
+def _read(content: Content, kind: str | None, known: KnownFacts) -> list[Measurement]:
+    if isinstance(content, JsonFile) and aiperf.recognises_records(content.value):
         content = JsonLines(content.name, content.value, ((1, ""),))
     if isinstance(content, JsonLines):
         return _read_lines(content, kind, known)
@@ -101,10 +92,10 @@ def _read(content: Content, kind: str | None, known: Known) -> list[Measurement]
     raise _unknown(content, kind)
 
 
-def _read_lines(content: JsonLines, kind: str | None, known: Known) -> list[Measurement]:
-    if kind not in (None, "aiperf") or not aiperf_records.recognises_records(content.first):
+def _read_lines(content: JsonLines, kind: str | None, known: KnownFacts) -> list[Measurement]:
+    if kind not in (None, "aiperf") or not aiperf.recognises_records(content.first):
         raise _unknown(content, kind)
-    return aiperf_records.read(content, known)
+    return aiperf.read(content, known)
 
 
 def _unknown(content: Content, kind: str | None) -> FileError:

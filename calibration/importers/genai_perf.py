@@ -5,13 +5,13 @@ from __future__ import annotations
 from pydantic import Field
 
 from calibration.importers import metric_tables
-from calibration.importers.points import Summary, measurement_of_summary
+from calibration.importers.points import ImportedSummary, measurement_of_summary
 from calibration.importers.reading import (
     Count,
     CsvFile,
     Edge,
     JsonFile,
-    Known,
+    KnownFacts,
     Many,
     Object,
     Offered,
@@ -28,36 +28,26 @@ EMPTY_RESPONSES = (
 
 
 class Stimulus(Edge):
-    """The load that perf_analyzer was told to make."""
-
     concurrency: Count | None = None
     request_rate: Positive | None = None
 
 
 class PerfAnalyzer(Edge):
-    """The part of the settings that went to perf_analyzer."""
-
     stimulus: Stimulus = Stimulus()
 
 
-class Endpoint(Edge):
-    """The server's side."""
-
+class GenaiEndpoint(Edge):
     service_kind: str | None = None
 
 
-class InputConfig(Edge):
-    """What the run was asked to do."""
-
+class GenaiInputConfig(Edge):
     model_names: Many[str] = Field(default_factory=list)
-    endpoint: Endpoint = Endpoint()
+    endpoint: GenaiEndpoint = GenaiEndpoint()
     perf_analyzer: PerfAnalyzer = PerfAnalyzer()
 
 
-class Origin(Edge):
-    """Where the metrics are from."""
-
-    input_config: InputConfig = InputConfig()
+class GenaiOrigin(Edge):
+    input_config: GenaiInputConfig = GenaiInputConfig()
 
 
 def recognises(value: Object) -> bool:
@@ -72,9 +62,9 @@ def recognises_csv(file: CsvFile) -> bool:
     return file.rows[0][:5] == ("Metric", "avg", "min", "max", "p99")
 
 
-def read_json(file: JsonFile, known: Known) -> list[Measurement]:
+def read_json(file: JsonFile, known: KnownFacts) -> list[Measurement]:
     """The one level of the file. Raises FileError naming the key at fault."""
-    config = checked(Origin, file.value, file.name).input_config
+    config = checked(GenaiOrigin, file.value, file.name).input_config
     stimulus = config.perf_analyzer.stimulus
     load = None
     if stimulus.request_rate:
@@ -86,19 +76,19 @@ def read_json(file: JsonFile, known: Known) -> list[Measurement]:
     return [_measurement(metric_tables.metrics(file.value, file.name), file.name, known, load, model, triton)]
 
 
-def read_csv(file: CsvFile, known: Known) -> list[Measurement]:
+def read_csv(file: CsvFile, known: KnownFacts) -> list[Measurement]:
     """The one level of the file; load and model are the caller's to say. Raises FileError naming line and column."""
     found = metric_tables.metrics(metric_tables.csv_table(file), file.name)
     return [_measurement(found, file.name, known, None, None, triton=True)]
 
 
 def _measurement(
-    found: metric_tables.Metrics, name: str, known: Known, load: Offered | None, model: str | None, triton: bool
+    found: metric_tables.Metrics, name: str, known: KnownFacts, load: Offered | None, model: str | None, triton: bool
 ) -> Measurement:
     notes = [EMPTY_RESPONSES] if triton else []
     if load and load.kind == "constant_rate" and not known.arrivals:
         notes.append("the file does not say how requests arrive: evenly, as is usual with perf_analyzer")
-    summary = Summary(
+    summary = ImportedSummary(
         source="GenAI-Perf",
         model=model,
         load=load,

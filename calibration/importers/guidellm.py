@@ -11,13 +11,20 @@ from typing import Any
 from pydantic import Field
 
 from calibration.errors import FileError
-from calibration.importers.points import Run, Seen, Summary, Times, held_back, measurement_of_summary
+from calibration.importers.points import (
+    ImportedRun,
+    ImportedSummary,
+    SeenRequests,
+    Times,
+    held_back,
+    measurement_of_summary,
+)
 from calibration.importers.points import measurement_of_run as from_requests
 from calibration.importers.reading import (
     Count,
     Edge,
     JsonFile,
-    Known,
+    KnownFacts,
     Many,
     Number,
     Object,
@@ -87,7 +94,7 @@ class Totals(Edge):
     incomplete: Count = 0
 
 
-class Metrics(Edge):
+class GuidellmMetrics(Edge):
     """The metrics that a point is made of; `request_latency` in seconds. Totals are here from 0.4 on."""
 
     request_totals: Totals | None = None
@@ -123,7 +130,7 @@ class Info(Edge):
     request_timings: Timings | None = None
 
 
-class Request(Edge):
+class GuidellmRequest(Edge):
     """One request, without its texts; the last four are of the oldest generation."""
 
     info: Info | None = None
@@ -136,23 +143,21 @@ class Request(Edge):
     end_time: Number | None = None
 
 
-class Requests(Edge):
+class GuidellmRequests(Edge):
     """Requests by how they went."""
 
-    successful: Many[Request] = Field(default_factory=list)
-    errored: Many[Request] = Field(default_factory=list)
-    incomplete: Many[Request] = Field(default_factory=list)
+    successful: Many[GuidellmRequest] = Field(default_factory=list)
+    errored: Many[GuidellmRequest] = Field(default_factory=list)
+    incomplete: Many[GuidellmRequest] = Field(default_factory=list)
 
 
 class Benchmark(Edge):
-    """One load level."""
-
     config: Holder | None = None
     scheduler: Holder | None = None
     args: Holder | None = None
     request_totals: Totals | None = None
-    metrics: Metrics
-    requests: Requests | None = None
+    metrics: GuidellmMetrics
+    requests: GuidellmRequests | None = None
     start_time: Number | None = None
     duration: Positive
 
@@ -164,8 +169,6 @@ class Backend(Edge):
 
 
 class Spec(Edge):
-    """What the run was asked to do."""
-
     backend: Backend | str | None = None
     model: str | None = None
 
@@ -176,17 +179,15 @@ class Config(Edge):
     spec: Spec = Spec()
 
 
-class Metadata(Edge):
+class GuidellmMetadata(Edge):
     """Which GuideLLM wrote the file."""
 
     version: int | None = None
     guidellm_version: str = ""
 
 
-class Report(Edge):
-    """The whole file."""
-
-    metadata: Metadata = Metadata()
+class GuidellmReport(Edge):
+    metadata: GuidellmMetadata = GuidellmMetadata()
     config: Config = Config()
     args: Spec | None = None
     benchmarks: Many[Benchmark]
@@ -202,9 +203,9 @@ def recognises(value: Object) -> bool:
     return isinstance(value.get("benchmarks"), list)
 
 
-def read(file: JsonFile, known: Known) -> list[Measurement]:
+def read(file: JsonFile, known: KnownFacts) -> list[Measurement]:
     """One measurement a benchmark. Raises FileError naming the key at fault."""
-    report = checked(Report, file.value, file.name)
+    report = checked(GuidellmReport, file.value, file.name)
     if not report.benchmarks:
         raise FileError(f"{file.name}, key 'benchmarks': the list is empty")
     model = _model(report, file.value)
@@ -215,7 +216,7 @@ def read(file: JsonFile, known: Known) -> list[Measurement]:
     ]
 
 
-def _model(report: Report, value: Object) -> str | None:
+def _model(report: GuidellmReport, value: Object) -> str | None:
     spec = report.args or report.config.spec
     named = spec.model or (spec.backend.model if isinstance(spec.backend, Backend) else None)
     return clean(named or _oldest_model(value)) or None
@@ -233,7 +234,7 @@ def _oldest_model(value: Object) -> str:
     return ""
 
 
-def _measurement(benchmark: Benchmark, source: str, model: str | None, known: Known, where: str) -> Measurement:
+def _measurement(benchmark: Benchmark, source: str, model: str | None, known: KnownFacts, where: str) -> Measurement:
     totals = benchmark.metrics.request_totals or benchmark.request_totals
     if totals is None:
         raise FileError(f"{where}: key 'metrics.request_totals': is missing")
@@ -265,7 +266,7 @@ def _capped(benchmark: Benchmark, load: Offered | None) -> tuple[str, ...]:
     return (held_back(limit),) if limit else ()
 
 
-def _load(benchmark: Benchmark, where: str, known: Known) -> Offered | None:
+def _load(benchmark: Benchmark, where: str, known: KnownFacts) -> Offered | None:
     strategy = _strategy(benchmark)
     if strategy is None or known.concurrency or known.rate:
         return None
@@ -292,8 +293,8 @@ def offered(strategy: Strategy, in_flight: Statuses | None = None) -> Offered | 
 
 
 def _run(
-    benchmark: Benchmark, found: Requests, source: str, model: str | None, load: Offered | None, where: str
-) -> Run:
+    benchmark: Benchmark, found: GuidellmRequests, source: str, model: str | None, load: Offered | None, where: str
+) -> ImportedRun:
     groups = (
         ("successful", "", found.successful),
         ("errored", "failed", found.errored),
@@ -304,7 +305,7 @@ def _run(
         for group, error, requests in groups
         for i, request in enumerate(requests)
     ]
-    return Run(
+    return ImportedRun(
         source=source,
         requests=[request for request in seen if request is not None],
         model=model,
@@ -315,7 +316,7 @@ def _run(
     )
 
 
-def _seen(request: Request, error: str, where: str) -> Seen | None:
+def _seen(request: GuidellmRequest, error: str, where: str) -> SeenRequests | None:
     """The request, None if it failed before it was sent."""
     times = _timings(request)
     if times.request_start is None:
@@ -328,10 +329,12 @@ def _seen(request: Request, error: str, where: str) -> Seen | None:
     due_s = min(times.targeted_start or times.request_start, times.request_start)
     if error or first_s is None or last_s is None or not tokens:
         end_s = max(times.request_end or 0.0, times.request_start)
-        return Seen(due_s, times.request_start, end_s, (), 0, request.prompt_tokens or 0, error=error or "no tokens")
+        return SeenRequests(
+            due_s, times.request_start, end_s, (), 0, request.prompt_tokens or 0, error=error or "no tokens"
+        )
     if not times.request_start <= first_s <= last_s:
         raise FileError(f"{where}: key 'info.timings': the first token before the request, or after the last token")
-    return Seen(
+    return SeenRequests(
         due_s=due_s,
         sent_s=times.request_start,
         end_s=last_s,
@@ -342,7 +345,7 @@ def _seen(request: Request, error: str, where: str) -> Seen | None:
     )
 
 
-def _timings(request: Request) -> Timings:
+def _timings(request: GuidellmRequest) -> Timings:
     info = request.info or request.scheduler_info
     if info is not None:
         return info.timings or info.request_timings or Timings()
@@ -354,7 +357,9 @@ def _timings(request: Request) -> Timings:
     )
 
 
-def _summary(benchmark: Benchmark, totals: Totals, source: str, model: str | None, load: Offered | None) -> Summary:
+def _summary(
+    benchmark: Benchmark, totals: Totals, source: str, model: str | None, load: Offered | None
+) -> ImportedSummary:
     metrics = benchmark.metrics
     open_loop = load is not None and load.open_loop
     late = _successful(metrics.request_dispatch_delay) if open_loop else None
@@ -363,7 +368,7 @@ def _summary(benchmark: Benchmark, totals: Totals, source: str, model: str | Non
     rate = _successful(metrics.output_tokens_per_second)
     chunk = _successful(metrics.output_tokens_per_iteration)
     in_flight = _successful(metrics.request_concurrency)
-    return Summary(
+    return ImportedSummary(
         source=source,
         model=model,
         load=load,
@@ -385,7 +390,7 @@ def _summary(benchmark: Benchmark, totals: Totals, source: str, model: str | Non
     )
 
 
-def _lengths(metrics: Metrics) -> dict[str, Any]:
+def _lengths(metrics: GuidellmMetrics) -> dict[str, Any]:
     """Means and coefficients of variation of the lengths, those that are known."""
     found: dict[str, Any] = {}
     for name, statuses in (("isl", metrics.prompt_token_count), ("osl", metrics.output_token_count)):

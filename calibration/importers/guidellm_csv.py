@@ -6,8 +6,8 @@ import json
 
 from calibration.errors import FileError
 from calibration.importers.guidellm import E2E_TO_END, MS, WEIGHTED, Strategy, offered
-from calibration.importers.points import Summary, Times, measurement_of_summary
-from calibration.importers.reading import CsvFile, Edge, Known, Offered, checked, clean, number
+from calibration.importers.points import ImportedSummary, Times, measurement_of_summary
+from calibration.importers.reading import CsvFile, Edge, KnownFacts, Offered, checked, clean, number
 from calibration.records import Measurement
 
 HEADER_ROWS = 3
@@ -25,7 +25,7 @@ def recognises(file: CsvFile) -> bool:
     return "Run Info" in file.rows[0] and "Request Counts" in file.rows[0]
 
 
-def read(file: CsvFile, known: Known) -> list[Measurement]:
+def read(file: CsvFile, known: KnownFacts) -> list[Measurement]:
     """One measurement a row. Raises FileError naming line and column."""
     if len(file.rows) <= HEADER_ROWS:
         raise FileError(f"{file.name}: no benchmark below the {HEADER_ROWS} header rows")
@@ -44,12 +44,12 @@ def _cells(file: CsvFile, row: tuple[str, ...], where: str) -> Cells:
     return dict(zip(zip(groups, metrics, statistics, strict=True), row, strict=True))
 
 
-def _measurement(cells: Cells, known: Known, where: str) -> Measurement:
+def _measurement(cells: Cells, known: KnownFacts, where: str) -> Measurement:
     requests = round(_value(cells, ("Request Counts", "Successful", ""), where))
     duration_s = _value(cells, ("Timings", "Duration", "Sec"), where)
     if not requests or not duration_s:
         raise FileError(f"{where}: no request went well, or in no time")
-    summary = Summary(
+    summary = ImportedSummary(
         source="GuideLLM",
         model=_model(cells),
         load=None if known.concurrency or known.rate else _load(cells, where),

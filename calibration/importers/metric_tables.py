@@ -13,7 +13,7 @@ from dataclasses import replace
 from typing import Any
 
 from calibration.errors import FileError
-from calibration.importers.points import Summary, Times
+from calibration.importers.points import ImportedSummary, Times
 from calibration.importers.reading import CsvFile, Edge, Number, Positive, checked, number, only, scale_to_s, unique
 
 TELEMETRY = {"GPU", "GPU_Index"}
@@ -78,7 +78,7 @@ def metrics(table: object, where: str) -> Metrics:
 
 
 def columns(found: Metrics, where: str) -> dict[str, Any]:
-    """What `Summary` takes from the metrics, apart from load, model and origin."""
+    """What `ImportedSummary` takes from the metrics, apart from load, model and origin."""
     requests = round(found.request_count.avg) if found.request_count else None
     duration_s = _duration_s(found, requests, where)
     return {
@@ -124,7 +124,7 @@ def _tokens_per_chunk(found: Metrics, requests: int | None) -> float | None:
     return tokens.avg / (gaps.count / requests + 1)
 
 
-def due(summary: Summary, found: Metrics, where: str) -> Summary:
+def due(summary: ImportedSummary, found: Metrics, where: str) -> ImportedSummary:
     """An open loop's latencies counted from when requests were due, as far as the metrics tell.
 
     AIPerf has E2E from then (``effective_latency``); of TTFT only the mean can be had, by adding the mean lateness.

@@ -9,8 +9,8 @@ from typing import Any, NamedTuple
 from pydantic import ValidationError
 
 from calibration.errors import FileError
-from calibration.importers.points import Summary, Times, measurement_of_summary
-from calibration.importers.reading import CsvFile, Edge, Known, Offered, Row, Tokens, clean, number, unique
+from calibration.importers.points import ImportedSummary, Times, measurement_of_summary
+from calibration.importers.reading import CsvFile, Edge, KnownFacts, Offered, Row, Tokens, clean, number, unique
 from calibration.records import Measurement
 
 US = 1e-6
@@ -40,7 +40,7 @@ def recognises(file: CsvFile) -> bool:
     return "Inferences/Second" in file.rows[0] and file.rows[0][0] in ("Concurrency", "Request Rate")
 
 
-def read(file: CsvFile, known: Known) -> list[Measurement]:
+def read(file: CsvFile, known: KnownFacts) -> list[Measurement]:
     """One measurement a row. Raises FileError naming line and column, or the flags that are to be given."""
     header = file.rows[0]
     unique(header, f"{file.name}, line 1")
@@ -52,14 +52,14 @@ def read(file: CsvFile, known: Known) -> list[Measurement]:
     ]
 
 
-def _measurement(header: Row, row: Row, known: Known, where: str) -> Measurement:
+def _measurement(header: Row, row: Row, known: KnownFacts, where: str) -> Measurement:
     """Rows of a decoupled model end in a comma: one empty cell more than columns is no fault."""
     if len(row) < len(header) or any(row[len(header) :]):
         raise FileError(f"{where}: {len(row)} cells where the header has {len(header)}; cut short?")
     cells = dict(zip(header, row, strict=False))
     load = _load(header[0], _value(cells, header[0], where), where)
     mean_us, note = _mean_e2e_us(cells, where)
-    summary = Summary(
+    summary = ImportedSummary(
         source="perf_analyzer",
         load=load,
         usual_arrivals="constant",
@@ -219,8 +219,7 @@ def _usage(body: dict[str, Any]) -> Usage | None:
         return None
 
 
-# --- Triton's responses as perf_analyzer keeps them: which hold tokens, how many where the server says it, what was
-# asked
+# --- Triton's responses as perf_analyzer keeps them: which hold tokens, how many where the server says it
 #
 # A tensor is written as a flat list, as a bare number where it has one element, and as "" where it has none.
 

@@ -15,7 +15,7 @@ import numpy as np
 from pydantic import TypeAdapter, ValidationError
 
 from calibration.errors import CalibrationError, FileError
-from calibration.importers.reading import ArrivalsName, Known, Offered, clean, first_fault
+from calibration.importers.reading import ArrivalsName, KnownFacts, Offered, clean, first_fault
 from calibration.metrics import measurement as metrics
 from calibration.metrics.percentiles import PERCENTILES, samples_needed, told
 from calibration.plan import Level
@@ -67,7 +67,7 @@ class Times:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Summary:
+class ImportedSummary:
     """One load level as a tool sums it up. Times in seconds, rates per second; None where the file does not say it.
 
     `late_mean_s` is by how much requests were sent after they were due, on average. `tokens_per_chunk` is how many
@@ -110,7 +110,7 @@ class Summary:
         return list(PERCENTILES) if self.requests is None else told(PERCENTILES, self.requests)
 
 
-def measurement_of_summary(summary: Summary, known: Known, name: str) -> Measurement:
+def measurement_of_summary(summary: ImportedSummary, known: KnownFacts, name: str) -> Measurement:
     """The measurement that `summary` of file `name` and the caller's knowledge make; it has no request log.
 
     Raises FileError if something needed is in neither, or the values make no possible point.
@@ -123,7 +123,7 @@ def measurement_of_summary(summary: Summary, known: Known, name: str) -> Measure
     return Measurement(point, facts=dict(summary.facts), server=dict(summary.server))
 
 
-def _columns(summary: Summary, known: Known, name: str) -> dict[str, object]:
+def _columns(summary: ImportedSummary, known: KnownFacts, name: str) -> dict[str, object]:
     load = known.load(summary.load, name, arrivals=summary.usual_arrivals)
     isl, osl = known.lengths(summary.isl, summary.osl, name)
     return {
@@ -144,7 +144,7 @@ def _columns(summary: Summary, known: Known, name: str) -> dict[str, object]:
     }
 
 
-def _rates(summary: Summary) -> dict[str, float | int | None]:
+def _rates(summary: ImportedSummary) -> dict[str, float | int | None]:
     names = ("duration_s", "requests", "errors", "requests_per_s", "output_tokens_per_s", "mean_in_flight")
     return {name: getattr(summary, name) for name in names}
 
@@ -154,7 +154,7 @@ def held_back(limit: int) -> str:
     return f"at most {limit} requests in flight: later ones were held back"
 
 
-def _remarks_on_summary(summary: Summary, load: Offered, osl: float) -> list[str]:
+def _remarks_on_summary(summary: ImportedSummary, load: Offered, osl: float) -> list[str]:
     found = [WHOLE_RUN, HEALTH_UNKNOWN, *_on_percentiles(summary)]
     if load.open_loop and summary.late_mean_s is None:
         found.append("how late requests were sent is not in the file: latencies are from the sending")
@@ -165,7 +165,7 @@ def _remarks_on_summary(summary: Summary, load: Offered, osl: float) -> list[str
     return found
 
 
-def _on_percentiles(summary: Summary) -> list[str]:
+def _on_percentiles(summary: ImportedSummary) -> list[str]:
     lacking = [q for q in summary.given if q not in summary.chosen]
     if lacking:
         needed = ", ".join(f"p{q} needs {samples_needed(q)}" for q in lacking)
@@ -175,7 +175,7 @@ def _on_percentiles(summary: Summary) -> list[str]:
     return []
 
 
-def _verdict(summary: Summary, load: Offered) -> Verdict:
+def _verdict(summary: ImportedSummary, load: Offered) -> Verdict:
     """What speaks against the point, as far as a summary can tell; "" where nothing does: it is not proven steady."""
     errors = summary.errors or 0
     if errors > ERROR_SHARE * (errors + (summary.requests or 0)):
@@ -190,7 +190,7 @@ def _verdict(summary: Summary, load: Offered) -> Verdict:
     return "little" if busy > BUSY_SHARE[1] else ""
 
 
-def _open_loop_verdict(summary: Summary, load: Offered) -> Verdict:
+def _open_loop_verdict(summary: ImportedSummary, load: Offered) -> Verdict:
     """Whether the rate was held: requests due while they were being sent, against those that came."""
     late_s, ttft_s = summary.late_mean_s, summary.ttft.mean_s
     if late_s is not None and ttft_s is not None and late_s > LATE_SHARE_OF_TTFT * ttft_s:
@@ -219,7 +219,7 @@ SHORT = "too few requests to cut start and drain off: both are in the window"
 
 
 @dataclass(frozen=True, slots=True)
-class Seen:
+class SeenRequests:
     """One request of a file. Times in seconds of one clock; `end_s` is when its last token or its error came.
 
     `chunk_s` are the times of the responses with tokens, of which only the first and last are known where `evenly` is
@@ -247,11 +247,11 @@ class Seen:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Run:
+class ImportedRun:
     """The requests of one load level, with what else its file says of it; a `burst` is all of them sent at once."""
 
     source: str
-    requests: Sequence[Seen]
+    requests: Sequence[SeenRequests]
     model: str | None = None
     load: Offered | None = None
     measured_at: str = ""
@@ -264,7 +264,7 @@ class Run:
         return any(request.due_s != request.sent_s for request in self.requests)
 
 
-def measurement_of_run(run: Run, known: Known, name: str) -> Measurement:
+def measurement_of_run(run: ImportedRun, known: KnownFacts, name: str) -> Measurement:
     """The measurement of `run`, its point taken from the requests in the window.
 
     Raises FileError if the load or the deployment is in neither file nor `known`, or no request was answered.
@@ -294,7 +294,7 @@ def measurement_of_run(run: Run, known: Known, name: str) -> Measurement:
     return _as_recorded(found, run, steady=cut and not run.burst)
 
 
-def _as_recorded(found: Measurement, run: Run, *, steady: bool) -> Measurement:
+def _as_recorded(found: Measurement, run: ImportedRun, *, steady: bool) -> Measurement:
     point = replace(found.point, measured_at=run.measured_at)
     if not steady and not point.void:
         point = replace(point, verdict="unsteady")
@@ -305,7 +305,7 @@ def _as_recorded(found: Measurement, run: Run, *, steady: bool) -> Measurement:
     return replace(found, point=point, facts=facts)
 
 
-def _log(requests: Sequence[Seen], name: str) -> RequestLog:
+def _log(requests: Sequence[SeenRequests], name: str) -> RequestLog:
     if not requests:
         raise FileError(f"{name}: the file holds no requests")
     if sum(_chunks(request) for request in requests) > CHUNK_LIMIT:
@@ -327,12 +327,12 @@ def _log(requests: Sequence[Seen], name: str) -> RequestLog:
     )
 
 
-def _chunks(request: Seen) -> int:
+def _chunks(request: SeenRequests) -> int:
     """Responses with tokens that the log keeps: never more than tokens."""
     return min(max(request.evenly, len(request.chunk_s)), request.tokens)
 
 
-def _chunk_times(request: Seen) -> Floats:
+def _chunk_times(request: SeenRequests) -> Floats:
     chunks = _chunks(request)
     if not chunks:
         return np.empty(0)
@@ -343,7 +343,7 @@ def _chunk_times(request: Seen) -> Floats:
     return chosen
 
 
-def _chunk_tokens(request: Seen) -> Ints:
+def _chunk_tokens(request: SeenRequests) -> Ints:
     """Tokens of each response; where only their sum is known, as even as whole numbers go."""
     if request.chunk_tokens:
         return np.array(request.chunk_tokens, np.int64)
@@ -383,7 +383,7 @@ def _load(log: RequestLog, offered: Offered) -> tuple[Load, bool]:
     return Load(log, start_s, stop_s, issued, "count", offered_per_s=rate_per_s), cut
 
 
-def _lengths(log: RequestLog, known: Known, name: str) -> Lengths:
+def _lengths(log: RequestLog, known: KnownFacts, name: str) -> Lengths:
     """Mean lengths and their variation, of the answered requests: tokens that came, not those asked for."""
     answered = log.where(log.tokens > 0)
     mean_isl = float(answered.isl.mean()) or None
@@ -393,7 +393,7 @@ def _lengths(log: RequestLog, known: Known, name: str) -> Lengths:
     return Lengths(isl, osl, isl_cv, osl_cv)
 
 
-def _remarks_on_run(run: Run, known: Known, offered: Offered, log: RequestLog) -> list[str]:
+def _remarks_on_run(run: ImportedRun, known: KnownFacts, offered: Offered, log: RequestLog) -> list[str]:
     found = [HEALTH_UNKNOWN]
     counted = float(log.tokens[log.tokens > 0].mean())
     if known.osl and abs(counted - known.osl) > OSL_AGREES * known.osl:

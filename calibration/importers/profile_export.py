@@ -14,11 +14,11 @@ from pydantic import Field
 
 from calibration.errors import FileError
 from calibration.importers.perf_analyzer import Usage, asked_of, events_of, payload_of, tokens_of
-from calibration.importers.points import Run, Seen, measurement_of_run
+from calibration.importers.points import ImportedRun, SeenRequests, measurement_of_run
 from calibration.importers.reading import (
     Edge,
     JsonFile,
-    Known,
+    KnownFacts,
     Many,
     Nanoseconds,
     Object,
@@ -35,14 +35,14 @@ ONE_EACH = "tokens are not counted in the file: one a response with text; give -
 FORCED = "output tokens as the caller says, shared evenly between a request's responses"
 
 
-class Level(Edge):
+class ExportedLevel(Edge):
     """What was held: `mode` is concurrency or request_rate."""
 
     mode: str
     value: Positive
 
 
-class Request(Edge):
+class ExportedRequest(Edge):
     """When it was sent and answered, nanoseconds of a wall clock, and what it held."""
 
     timestamp: Nanoseconds
@@ -52,15 +52,11 @@ class Request(Edge):
 
 
 class Experiment(Edge):
-    """One load level."""
-
-    experiment: Level
-    requests: Many[Request]
+    experiment: ExportedLevel
+    requests: Many[ExportedRequest]
 
 
 class Export(Edge):
-    """The whole file."""
-
     experiments: Many[Experiment]
     version: str = ""
     service_kind: str = "triton"
@@ -71,7 +67,7 @@ def recognises(value: Object) -> bool:
     return "experiments" in value
 
 
-def read(file: JsonFile, known: Known) -> list[Measurement]:
+def read(file: JsonFile, known: KnownFacts) -> list[Measurement]:
     """One measurement an experiment. Raises FileError naming request and key at fault."""
     export = checked(Export, file.value, file.name)
     if not export.experiments:
@@ -82,7 +78,7 @@ def read(file: JsonFile, known: Known) -> list[Measurement]:
     ]
 
 
-def _measurement(export: Export, experiment: Experiment, known: Known, where: str) -> Measurement:
+def _measurement(export: Export, experiment: Experiment, known: KnownFacts, where: str) -> Measurement:
     if not experiment.requests:
         raise FileError(f"{where}: key 'requests': the list is empty")
     earliest_ns = min(request.timestamp for request in experiment.requests)
@@ -92,7 +88,7 @@ def _measurement(export: Export, experiment: Experiment, known: Known, where: st
         for place, request in enumerate(experiment.requests, start=1)
     ]
     model = next((answer.model for answer in answers if answer.model), "")
-    run = Run(
+    run = ImportedRun(
         source=f"perf_analyzer {clean(export.version, 20)}".strip(),
         requests=[_seen(answer, known) for answer in answers],
         model=clean(model) or None,
@@ -103,7 +99,7 @@ def _measurement(export: Export, experiment: Experiment, known: Known, where: st
     return measurement_of_run(run, known, where)
 
 
-def _load(level: Level, where: str) -> Offered:
+def _load(level: ExportedLevel, where: str) -> Offered:
     if level.mode == "concurrency":
         return Offered("concurrency", level.value)
     if level.mode == "request_rate":
@@ -126,7 +122,7 @@ class Answer(NamedTuple):
     model: str | None
 
 
-def _answer(request: Request, openai: bool, earliest_ns: int, where: str) -> Answer:
+def _answer(request: ExportedRequest, openai: bool, earliest_ns: int, where: str) -> Answer:
     outputs = request.response_outputs
     if len(request.response_timestamps) != len(outputs):
         raise FileError(f"{where}: key 'response_outputs': not as many as 'response_timestamps'; cut short?")
@@ -145,14 +141,14 @@ def _answer(request: Request, openai: bool, earliest_ns: int, where: str) -> Ans
     return Answer(sent_s, over_s, chunk_s, tokens, (), payload.osl or 0, usage.prompt_tokens or 0, payload.model)
 
 
-def _seen(answer: Answer, known: Known) -> Seen:
+def _seen(answer: Answer, known: KnownFacts) -> SeenRequests:
     isl = round(known.isl or answer.isl)
     sent_s, chunk_s = answer.sent_s, answer.chunk_s
     if not chunk_s:
-        return Seen(sent_s, sent_s, answer.over_s, (), 0, isl, error="no tokens")
+        return SeenRequests(sent_s, sent_s, answer.over_s, (), 0, isl, error="no tokens")
     if not answer.tokens:
-        return Seen(sent_s, sent_s, chunk_s[-1], chunk_s, round(known.osl or len(chunk_s)), isl)
-    return Seen(
+        return SeenRequests(sent_s, sent_s, chunk_s[-1], chunk_s, round(known.osl or len(chunk_s)), isl)
+    return SeenRequests(
         due_s=sent_s,
         sent_s=sent_s,
         end_s=chunk_s[-1],
@@ -164,7 +160,7 @@ def _seen(answer: Answer, known: Known) -> Seen:
     )
 
 
-def _notes(answers: Sequence[Answer], known: Known) -> tuple[str, ...]:
+def _notes(answers: Sequence[Answer], known: KnownFacts) -> tuple[str, ...]:
     """How tokens were counted, where the server does not say it of every answer."""
     uncounted = [answer for answer in answers if answer.chunk_s and not answer.tokens]
     if not uncounted:

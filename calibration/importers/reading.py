@@ -316,7 +316,7 @@ class Offered(NamedTuple):
         return self.kind != "concurrency"
 
 
-class Known(BaseModel):
+class KnownFacts(BaseModel):
     """What the caller knows, each value also a flag of the command line: `max_batch_size` is ``--max-batch-size``.
 
     A value given here goes before what the file says. `isl` and `osl` are mean tokens a request; `concurrency` is users
@@ -390,7 +390,7 @@ class Known(BaseModel):
             raise FileError(f"{name}: the file does not say {' or '.join(lacking)}; give {flags}")
 
 
-def known(values: Mapping[str, object]) -> Known:
+def known(values: Mapping[str, object]) -> KnownFacts:
     """The caller's values, None meaning unknown, texts made harmless. Raises FileError naming the flag at fault."""
     said = {
         key: clean(value, len(value)) if isinstance(value, str) else value
@@ -398,6 +398,6 @@ def known(values: Mapping[str, object]) -> Known:
         if value is not None
     }
     try:
-        return Known.model_validate(said)
+        return KnownFacts.model_validate(said)
     except ValidationError as error:
         raise FileError(f"what was said of the import, {first_fault(error)}") from None

@@ -13,13 +13,20 @@ from typing import Literal
 from pydantic import Field
 
 from calibration.errors import FileError
-from calibration.importers.points import Run, Seen, Summary, Times, held_back, measurement_of_summary
+from calibration.importers.points import (
+    ImportedRun,
+    ImportedSummary,
+    SeenRequests,
+    Times,
+    held_back,
+    measurement_of_summary,
+)
 from calibration.importers.points import measurement_of_run as from_requests
 from calibration.importers.reading import (
     Count,
     Edge,
     JsonFile,
-    Known,
+    KnownFacts,
     Many,
     Number,
     Object,
@@ -66,7 +73,7 @@ class Result(Edge):
         return max(0, self.num_prompts - self.completed)
 
 
-class Latencies(Edge):
+class VllmLatencies(Edge):
     """Means and percentiles in ms; which percentiles there are depends on the flags of the run."""
 
     mean: Number | None = None
@@ -102,7 +109,7 @@ def recognises(value: Object) -> bool:
     return "request_throughput" in value and "mean_ttft_ms" in value
 
 
-def read(file: JsonFile, known: Known) -> list[Measurement]:
+def read(file: JsonFile, known: KnownFacts) -> list[Measurement]:
     """The one level of the file, from its requests where it has all of them. Raises FileError naming the key."""
     result = checked(Result, file.value, file.name)
     details = _details(file)
@@ -125,9 +132,9 @@ def _details(file: JsonFile) -> Details | None:
     return details
 
 
-def _from_details(result: Result, details: Details, file: JsonFile, known: Known) -> Measurement:
+def _from_details(result: Result, details: Details, file: JsonFile, known: KnownFacts) -> Measurement:
     load = _load(result)
-    run = Run(
+    run = ImportedRun(
         source=SOURCE,
         requests=[_seen(details, i) for i in range(len(details.start_times))],
         model=clean(result.model_id or "") or None,
@@ -139,16 +146,16 @@ def _from_details(result: Result, details: Details, file: JsonFile, known: Known
     return from_requests(run, known, file.name)
 
 
-def _seen(details: Details, i: int) -> Seen:
+def _seen(details: Details, i: int) -> SeenRequests:
     sent_s, osl = details.start_times[i], details.output_lens[i]
     waited_s = (details.queue_times[i] or 0.0) if details.queue_times else 0.0
     message = details.errors[i] if details.errors else None
     error = error_name(message) if message else ("" if osl else "no tokens")
     if error:
         over_s = sent_s + max(details.ttfts[i], (details.latencies[i] or 0.0) if details.latencies else 0.0)
-        return Seen(sent_s - waited_s, sent_s, over_s, (), 0, details.input_lens[i], error=error)
+        return SeenRequests(sent_s - waited_s, sent_s, over_s, (), 0, details.input_lens[i], error=error)
     chunk_s, evenly = _chunk_s(details, i)
-    return Seen(sent_s - waited_s, sent_s, chunk_s[-1], chunk_s, osl, details.input_lens[i], evenly=evenly)
+    return SeenRequests(sent_s - waited_s, sent_s, chunk_s[-1], chunk_s, osl, details.input_lens[i], evenly=evenly)
 
 
 def _chunk_s(details: Details, i: int) -> tuple[tuple[float, ...], int]:
@@ -162,11 +169,11 @@ def _chunk_s(details: Details, i: int) -> tuple[tuple[float, ...], int]:
     return (first_s, end_s), details.output_lens[i]
 
 
-def _from_summary(result: Result, file: JsonFile, known: Known, left_out: str) -> Measurement:
+def _from_summary(result: Result, file: JsonFile, known: KnownFacts, left_out: str) -> Measurement:
     load = _load(result)
     tokens = result.total_output_tokens
     chunk_ratio = result.mean_itl_ms / result.mean_tpot_ms if result.mean_itl_ms and result.mean_tpot_ms else None
-    summary = Summary(
+    summary = ImportedSummary(
         source=SOURCE,
         model=clean(result.model_id or "") or None,
         load=load,
@@ -189,9 +196,9 @@ def _from_summary(result: Result, file: JsonFile, known: Known, left_out: str) -
 
 
 def _times(file: JsonFile, metric: str) -> Times:
-    names = type(Latencies()).model_fields
+    names = type(VllmLatencies()).model_fields
     found = {name: file.value[f"{name}_{metric}_ms"] for name in names if f"{name}_{metric}_ms" in file.value}
-    return checked(Latencies, found, f"{file.name}, {metric}").times
+    return checked(VllmLatencies, found, f"{file.name}, {metric}").times
 
 
 def _burst(result: Result) -> bool:

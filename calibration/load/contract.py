@@ -17,7 +17,7 @@ from tritonclient.grpc import service_pb2
 
 from calibration.errors import ServerError
 from calibration.plan import TensorNames
-from calibration.requests.source import Request
+from calibration.requests.source import PromptRequest
 
 CountedBy = Literal["output_ids", "sequence_length", "output_log_probs", "responses"]
 Value = str | bool | int | float | tuple[int, ...]
@@ -42,7 +42,7 @@ _DTYPES: dict[str, Any] = {
 
 
 @dataclass(frozen=True, slots=True)
-class Input:
+class ModelInput:
     """An input tensor of a model: its datatype on the wire (``INT32``, ``BYTES``) and whether it may be left out."""
 
     datatype: str
@@ -58,11 +58,25 @@ class Contract:
     """
 
     model: str
-    inputs: dict[str, Input]
+    inputs: dict[str, ModelInput]
     outputs: tuple[str, ...]
     batched: bool
     tensors: TensorNames = field(default_factory=TensorNames)
     decoupled: bool | None = None
+
+    @classmethod
+    def of(cls, config: Any, tensors: TensorNames) -> Contract:
+        """The contract of a model by its Triton ModelConfig. Raises ServerError as `check` does."""
+        found = cls(
+            model=config.name,
+            inputs={tensor.name: ModelInput(_datatype(tensor), tensor.optional) for tensor in config.input},
+            outputs=tuple(tensor.name for tensor in config.output),
+            batched=config.max_batch_size > 0,
+            tensors=tensors,
+            decoupled=None if config.platform == "ensemble" else config.model_transaction_policy.decoupled,
+        )
+        found.check()
+        return found
 
     @property
     def is_ensemble(self) -> bool:
@@ -118,7 +132,7 @@ class Contract:
             found.append("the model is not decoupled: its answer comes at once, and TTFT is E2E")
         return tuple(found)
 
-    def values(self, request: Request) -> dict[str, Value]:
+    def values(self, request: PromptRequest) -> dict[str, Value]:
         """What each declared input is given for `request`; optional ones that are unknown are left out.
 
         Raises ServerError if the model requires an input that neither this client nor the plan knows.
@@ -132,7 +146,7 @@ class Contract:
                 )
         return {name: known[name] for name in self.inputs if name in known}
 
-    def message(self, request: Request, request_id: str) -> bytes:
+    def message(self, request: PromptRequest, request_id: str) -> bytes:
         """The ModelInferRequest for `request`: streaming, its output length forced, an empty final response asked for.
 
         Raises ServerError as `values` does.
@@ -204,7 +218,7 @@ class Contract:
     def _ids_input(self) -> str:
         return self.tensors.token_ids or "input_ids"
 
-    def _known(self, request: Request) -> dict[str, Value]:
+    def _known(self, request: PromptRequest) -> dict[str, Value]:
         """Every input this client has a value for, whether the model declares it or not; the plan's word is last."""
         osl: dict[str, Value] = dict.fromkeys((*self._length_names(), *MINIMUM_NAMES), request.osl)
         streaming: dict[str, Value] = {"stream": True, "streaming": True}
@@ -215,7 +229,7 @@ class Contract:
         }
         return self._words() | streaming | ending | osl | self._prompt(request) | dict(self.tensors.constants)
 
-    def _prompt(self, request: Request) -> dict[str, Value]:
+    def _prompt(self, request: PromptRequest) -> dict[str, Value]:
         if not self.takes_token_ids:
             return {self._prompt_name(): request.prompt}
         if request.token_ids is None:
@@ -227,6 +241,12 @@ class Contract:
         """Empty lists of words, where the model insists on them (release 0.5 of the backend)."""
         names = ("bad_words", "stop_words")
         return {name: "" for name in names if name in self.inputs and not self.inputs[name].optional}
+
+
+def _datatype(tensor: Any) -> str:
+    known = tensor.DESCRIPTOR.fields_by_name["data_type"].enum_type.values_by_number
+    name = known[tensor.data_type].name if tensor.data_type in known else f"TYPE_{tensor.data_type}"
+    return "BYTES" if name == "TYPE_STRING" else str(name).removeprefix("TYPE_")
 
 
 def _count(counted_by: CountedBy, output: Any, raw: bytes) -> int:

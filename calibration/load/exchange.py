@@ -135,7 +135,7 @@ class Columns:
         return RequestLog(intended_s, sent_s, end_s, isl, osl, tuple(self._error), chunks, chunk_at_s, tokens)
 
 
-class Answers:
+class Exchanges:
     """Exchanges of a level, kept raw while it runs and read when it is over.
 
     Past `kept_bytes` finished exchanges are read at once: reading takes time from the load, but memory has an end.

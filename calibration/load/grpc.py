@@ -23,7 +23,7 @@ from calibration.errors import ServerError
 from calibration.load.contract import Contract
 from calibration.load.exchange import MOST_BYTES, TOO_LONG, Exchange, Prepared, Reader, one_line
 from calibration.plan import ServerPlan
-from calibration.requests.source import Request
+from calibration.requests.source import PromptRequest
 
 ANSWER_WITHIN_S = 3.0
 STREAMS_PER_CHANNEL = 32
@@ -40,7 +40,7 @@ _TRUE = b"\x12\x02\x08\x01"  # what follows that key in the map of parameters: I
 _FALSE = b"\x12\x02\x08\x00"
 
 
-class Client:
+class GrpcClient:
     """Channels to one server. Use as ``async with``."""
 
     def __init__(self, server: ServerPlan) -> None:
@@ -68,11 +68,11 @@ class Client:
         except (TimeoutError, ConnectionError):
             raise self._absent() from None
 
-    def stream(self, contract: Contract) -> Stream:
+    def stream(self, contract: Contract) -> GrpcStream:
         """A new stream, on the next of the connections in turn."""
-        return Stream(self, self._channel(next(self._opened) % max(1, len(self._channels))), contract)
+        return GrpcStream(self, self._channel(next(self._opened) % max(1, len(self._channels))), contract)
 
-    def prepare(self, contract: Contract, request: Request) -> Prepared:
+    def prepare(self, contract: Contract, request: PromptRequest) -> Prepared:
         """`request` as bytes, under an id that no other request to the server has."""
         request_id = f"calibration-{self._name}-{next(self._numbers)}"
         return Prepared(request_id.encode(), contract.message(request, request_id), request.isl, request.osl)
@@ -131,10 +131,10 @@ class _NoSuchModel(Exception):
     pass
 
 
-class Stream:
+class GrpcStream:
     """One request at a time over one long-lived ModelStreamInfer call, opened anew after a failure."""
 
-    def __init__(self, client: Client, channel: Any, contract: Contract) -> None:
+    def __init__(self, client: GrpcClient, channel: Any, contract: Contract) -> None:
         self._client = client
         # no serialisers: bytes in, bytes out
         self._open = channel.stream_stream(f"{_SERVICE}/ModelStreamInfer")

@@ -22,7 +22,7 @@ from calibration.load.contract import Contract
 from calibration.load.exchange import MOST_BYTES, TOO_LONG, Exchange, Prepared, Reader, one_line
 from calibration.page import get
 from calibration.plan import ServerPlan
-from calibration.requests.source import Request
+from calibration.requests.source import PromptRequest
 
 ANSWER_WITHIN_S = 3.0
 _EVENT_END = b"\n\n"
@@ -63,7 +63,7 @@ class HttpClient:
         self._connections.append(Connection(self))
         return self._connections[-1]
 
-    def prepare(self, contract: Contract, request: Request) -> Prepared:
+    def prepare(self, contract: Contract, request: PromptRequest) -> Prepared:
         """`request` as the bytes of a POST."""
         body = json.dumps(contract.values(request)).encode()
         head = (

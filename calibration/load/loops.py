@@ -13,14 +13,14 @@ from typing import Any, Protocol, Self
 import numpy as np
 
 from calibration.load.contract import Contract
-from calibration.load.exchange import Answers, Exchange, Prepared, Reader, log_of
-from calibration.load.grpc import Client as GrpcClient
+from calibration.load.exchange import Exchange, Exchanges, Prepared, Reader, log_of
+from calibration.load.grpc import GrpcClient
 from calibration.load.http import HttpClient
 from calibration.load.system import Alarm
 from calibration.metrics.precision import Done
 from calibration.plan import ServerPlan
 from calibration.records import RequestLog
-from calibration.requests.source import Request, Source
+from calibration.requests.source import PromptRequest, RequestSource
 from sizing.workload import Arrivals, Seconds
 
 STOPS_WITHIN_S = 0.1
@@ -38,7 +38,7 @@ class Job:
 
     server: ServerPlan
     contract: Contract
-    source: Source
+    source: RequestSource
     users: int | None = None
     arrivals_s: Seconds | None = None
     warm_up: int = 2
@@ -46,7 +46,7 @@ class Job:
     ahead: int = 0
 
 
-class Line(Protocol):
+class RequestLine(Protocol):
     """What carries one request at a time: a gRPC stream or an HTTP connection."""
 
     async def exchange(self, prepared: Prepared) -> Exchange:
@@ -62,8 +62,8 @@ class Client(Protocol):
     async def __aenter__(self) -> Self: ...
     async def __aexit__(self, *error: Any) -> None: ...
     async def connect(self, streams: int) -> None: ...
-    def stream(self, contract: Contract) -> Line: ...
-    def prepare(self, contract: Contract, request: Request) -> Prepared: ...
+    def stream(self, contract: Contract) -> RequestLine: ...
+    def prepare(self, contract: Contract, request: PromptRequest) -> Prepared: ...
     def reader(self, contract: Contract) -> Reader: ...
     async def model_config(self, name: str) -> Any: ...
     async def check_ready(self) -> None: ...
@@ -74,7 +74,7 @@ def client(server: ServerPlan) -> Client:
     return HttpClient(server) if server.protocol == "http" else GrpcClient(server)
 
 
-async def ask(server: ServerPlan, contract: Contract, requests: Iterable[Request]) -> RequestLog:
+async def ask(server: ServerPlan, contract: Contract, requests: Iterable[PromptRequest]) -> RequestLog:
     """Send `requests` one after another, up to one that fails, for a probe.
 
     Raises ServerError if the server is not there or gone.
@@ -95,10 +95,10 @@ class Lines:
     def __init__(self, target: Client, contract: Contract) -> None:
         self._target = target
         self._contract = contract
-        self._idle: list[Line] = []
+        self._idle: list[RequestLine] = []
 
     async def exchange(self, prepared: Prepared) -> Exchange:
-        """As `Line.exchange`; any number of calls may run at once."""
+        """As `RequestLine.exchange`; any number of calls may run at once."""
         line = self._idle.pop() if self._idle else self._target.stream(self._contract)
         try:
             return await line.exchange(prepared)
@@ -106,7 +106,7 @@ class Lines:
             self._idle.append(line)
 
 
-class Tally:
+class LoadTally:
     """What a loop tells while it runs, and where it is told to stop.
 
     `cold` users have not had their warm-up answers yet; `warm_s` is when the last had them. `stopped_s`: no request is
@@ -117,7 +117,7 @@ class Tally:
         self.cold = cold
         self.warm_s: float | None = None
         self.stopped_s: float | None = None
-        self.answers = Answers(reader)
+        self.answers = Exchanges(reader)
         self._reader = reader
         self._done: list[Done] = []
         self._failed = 0
@@ -161,7 +161,7 @@ def _done(exchange: Exchange, first_ns: int, last_ns: int, first_tokens: int) ->
 
 
 async def closed_loop(
-    users: Sequence[Infer], requests: Iterator[Prepared], tally: Tally, *, warm_up: int, starts_s: Sequence[float]
+    users: Sequence[Infer], requests: Iterator[Prepared], tally: LoadTally, *, warm_up: int, starts_s: Sequence[float]
 ) -> None:
     """Each user sends its next request as soon as the answer to the last is complete: ``len(users)`` are in flight.
 
@@ -183,7 +183,7 @@ async def closed_loop(
             group.create_task(user(infer, start_s))
 
 
-async def open_loop(infer: Infer, requests: Iterator[Prepared], tally: Tally, *, due_s: Sequence[float]) -> None:
+async def open_loop(infer: Infer, requests: Iterator[Prepared], tally: LoadTally, *, due_s: Sequence[float]) -> None:
     """Requests are sent at the times `due_s` of `time.perf_counter`, however many are still unanswered.
 
     Ends when all are answered; `tally.stop` cuts the rest of the arrivals. Where `requests` end first, the load stops
@@ -205,7 +205,7 @@ async def open_loop(infer: Infer, requests: Iterator[Prepared], tally: Tally, *,
             group.create_task(one(prepared, intended_s))
 
 
-async def _came(intended_s: float, tally: Tally, alarm: Alarm) -> bool:
+async def _came(intended_s: float, tally: LoadTally, alarm: Alarm) -> bool:
     """Wait for the arrival at `intended_s`; False if the load was stopped before it.
 
     An arrival that is being waited for while the stop comes in still counts if it was due before: the stop is the end

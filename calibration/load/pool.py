@@ -21,7 +21,7 @@ from calibration.load import system
 from calibration.load.loops import Job
 from calibration.load.worker import STOP, Begin, Broken, Finished, Go, News, Ready
 from calibration.metrics.precision import Done, StopRule, Until
-from calibration.records import Client, Ended, Load, RequestLog
+from calibration.records import ClientHealth, Ended, Load, RequestLog
 
 # --- A process of the load generator as its parent holds it: started, spoken to over a pipe, ended
 #
@@ -134,7 +134,7 @@ class Workers:
         enough = len(job.arrivals_s) if job.arrivals_s is not None else job.users or 1
         crew = self._started(max(1, min(self.processes, enough)))
         try:
-            return _Level(crew, job, until, on_share, cancel or threading.Event()).run()
+            return _WholeLevel(crew, job, until, on_share, cancel or threading.Event()).run()
         except BaseException:
             self.close()
             raise
@@ -164,7 +164,7 @@ def _check(job: Job) -> None:
         )
 
 
-class _Level:
+class _WholeLevel:
     """One level as the parent sees it: who is ready and warm, when the window opened, why it shut."""
 
     def __init__(
@@ -281,10 +281,10 @@ class _Level:
             log, start_s, stop_s, issued, self._ended or "schedule", self._client(start_s, stop_s), offered_per_s
         )
 
-    def _client(self, start_s: float, stop_s: float) -> Client:
+    def _client(self, start_s: float, stop_s: float) -> ClientHealth:
         """How the processes fared in the window: making prompts before it and draining after it are no load."""
         pulses = [found.pulse for found in self._finished.values()]
         shares = [pulse.cores(start_s, stop_s) for pulse in pulses]
         lags_s = np.concatenate([pulse.lags_s(start_s, stop_s) for pulse in pulses])
         lag_p99_s = float(np.percentile(lags_s, 99)) if lags_s.size else 0.0
-        return Client(len(shares), sum(shares), max(shares), lag_p99_s)
+        return ClientHealth(len(shares), sum(shares), max(shares), lag_p99_s)

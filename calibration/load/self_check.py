@@ -1,24 +1,30 @@
-"""Does the load generator itself keep up? It is held against the built-in mock, at the load that is planned."""
+"""Does the load generator itself keep up? It is held against a mock server of known timings, at the planned load.
+
+The mock is a program of the lab, which stands on this package: it is started by name and spoken to in lines of JSON.
+"""
 
 from __future__ import annotations
 
+import json
 import math
 import os
-from collections.abc import Callable
+import subprocess
+import sys
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Literal
+from pathlib import Path
+from subprocess import PIPE
+from typing import Any, Literal, NamedTuple, TypeVar
 
-import numpy as np
-
-from calibration.errors import ClientLimitedError
+from calibration.errors import ClientLimitedError, ServerError
 from calibration.load import pool, system
-from calibration.load.contract import Contract, Input
+from calibration.load.contract import Contract, ModelInput
 from calibration.metrics.precision import Until
-from calibration.mock import RunningMock, Script, Truth, running, service
 from calibration.plan import ServerPlan
 from calibration.records import Load
 from calibration.requests.lengths import LengthsPlan
-from calibration.requests.source import Source
+from calibration.requests.source import RequestSource
 from sizing.workload import Seconds
 
 Protocol = Literal["grpc", "http"]
@@ -31,12 +37,82 @@ PROMPT_TOKENS = 128
 WARM_UP = 1
 NEVER_BEFORE_THE_BUDGET = 1_000_000_000
 
-CONTRACT = Contract(
-    service.MODEL,
-    {name: Input(datatype, optional) for name, datatype, optional in service.INPUTS},
-    tuple(name for name, _ in service.OUTPUTS),
-    batched=True,
-)
+MOCK = "lab.mock.server"
+ROOT = Path(__file__).resolve().parents[2]
+ENDS_WITHIN_S = 5.0
+
+
+class TrueTimes(NamedTuple):
+    """What a mock really did with the `requests` that came in a window and were answered: mean TTFT and ITL in seconds.
+
+    `itl_s` is NaN where no answer had two responses. `cpu_s`: seconds of one core that the mock has used in its life.
+    """
+
+    requests: float
+    ttft_s: float
+    itl_s: float
+    cpu_s: float
+
+
+class Mock:
+    """A mock that is up: `grpc_url` and `http_url` as host:port, the `contract` of its model, `pid` of its process."""
+
+    def __init__(self, process: subprocess.Popen[str], said: Mapping[str, Any]) -> None:
+        self.grpc_url, self.http_url = str(said["grpc_url"]), str(said["http_url"])
+        inputs = {name: ModelInput(datatype, optional) for name, datatype, optional in said["inputs"]}
+        self.contract = Contract(said["model"], inputs, tuple(said["outputs"]), batched=True)
+        self.pid = process.pid
+        self._process = process
+
+    def true_times(self, start_s: float, stop_s: float) -> TrueTimes:
+        """Of the requests that came in [start_s, stop_s) of `time.perf_counter`. Raises ServerError if it is gone."""
+        return TrueTimes(**self.ask(window=[start_s, stop_s]))
+
+    def ask(self, **question: object) -> Any:
+        """Its answer to a question of `lab.mock.server`. Raises ServerError if it is gone."""
+        assert self._process.stdin is not None and self._process.stdout is not None
+        try:
+            self._process.stdin.write(f"{json.dumps(question)}\n")
+            self._process.stdin.flush()
+        except OSError:
+            raise ServerError(f"{self.grpc_url}: the mock has ended") from None
+        answer = self._process.stdout.readline()
+        if not answer:
+            raise ServerError(f"{self.grpc_url}: the mock has ended")
+        return json.loads(answer)
+
+
+AnyMock = TypeVar("AnyMock", bound=Mock)
+
+
+@contextmanager
+def started(
+    script: Mapping[str, object],
+    kind: Callable[[subprocess.Popen[str], Mapping[str, Any]], AnyMock],
+    program: str = MOCK,
+) -> Iterator[AnyMock]:
+    """A mock that answers by `script`, fields of `lab.mock.service.Script`, in a process of its own on free ports.
+
+    It shares no event loop with what it is to judge. Raises ServerError if it does not start.
+    """
+    command = [sys.executable, "-m", program, json.dumps(script)]
+    # a session of its own: Ctrl-C is for the parent, and the mock ends with its stdin
+    with subprocess.Popen(command, stdin=PIPE, stdout=PIPE, text=True, cwd=ROOT, start_new_session=True) as process:
+        assert process.stdin is not None and process.stdout is not None
+        try:
+            said = process.stdout.readline()
+            if not said:
+                raise ServerError(
+                    f"the mock of the load generator ({program}) did not start, see its message above; without it set "
+                    "client: {self_check: false} in the plan"
+                )
+            yield kind(process, json.loads(said))
+        finally:
+            process.stdin.close()
+            try:
+                process.wait(ENDS_WITHIN_S)
+            except subprocess.TimeoutExpired:
+                process.kill()
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,52 +199,64 @@ def check(
     """Measure the mock for a few seconds with so many streams open, and compare with its truth.
 
     `ttft_s` and `itl_s` are those of one request on the idle server to be measured, `tokens_per_s` the most that it is
-    thought to give in all (infinite: what the streams take at those timings). Raises as `shards.drive` does.
+    thought to give in all (infinite: what the streams take at those timings). Raises as `pool.drive` does.
     """
-    script, tokens = rehearsal(users_or_in_flight, tokens_per_s, ttft_s, itl_s, osl)
-    with running(script) as mock:
-        before = mock.truth()
-        load = pool.drive(job(mock, script, users_or_in_flight, tokens, protocol), until(), processes=processes)
-        truth = mock.truth()
-    ideal_per_s = script.requests_per_s(users_or_in_flight, tokens)
+    planned = rehearsal(users_or_in_flight, tokens_per_s, ttft_s, itl_s, osl)
+    with started({"ttft_s": planned.ttft_s, "itl_s": planned.itl_s}, Mock) as mock:
+        before = mock.true_times(0.0, 0.0)
+        load_job = job(mock, planned.e2e_s, users_or_in_flight, planned.osl, protocol)
+        load = pool.drive(load_job, until(), processes=processes)
+        truth = mock.true_times(load.start_s, load.stop_s)
     spent_s = float(load.log.end_s.max() - load.log.sent_s.min())
+    ideal_per_s = users_or_in_flight / planned.e2e_s
     return distortion(load, truth, users_or_in_flight, ideal_per_s, (truth.cpu_s - before.cpu_s) / spent_s)
 
 
-def rehearsal(users: int, tokens_per_s: float, ttft_s: float, itl_s: float, osl: int) -> tuple[Script, int]:
-    """The mock's timings, and tokens a request, that put the planned load on the client within seconds.
+class Rehearsal(NamedTuple):
+    """Timings of the mock in seconds, and tokens of each answer, one in a response."""
+
+    ttft_s: float
+    itl_s: float
+    osl: int
+
+    @property
+    def e2e_s(self) -> float:
+        """Seconds from a request to its last token."""
+        return self.ttft_s + (self.osl - 1) * self.itl_s
+
+
+def rehearsal(users: int, tokens_per_s: float, ttft_s: float, itl_s: float, osl: int) -> Rehearsal:
+    """What puts the planned load on the client within seconds.
 
     Streams and tokens/s are those planned: timings are stretched where they would give more than `tokens_per_s`. Long
     answers are shortened to about `LONGEST_E2E_S`, and their TTFT so that each stream still takes as many tokens/s:
     with the share f of the tokens it is f TTFT + (1 - f) ITL.
 
     >>> rehearsal(128, math.inf, ttft_s=0.5, itl_s=0.02, osl=500)
-    (Script(ttft_s=0.043..., itl_s=0.02, ...), 24)
+    Rehearsal(ttft_s=0.043..., itl_s=0.02, osl=24)
     """
     e2e_s = ttft_s + (osl - 1) * itl_s
     stretch = max(1.0, users * osl / tokens_per_s / e2e_s)
     wanted = math.ceil(osl * LONGEST_E2E_S / (e2e_s * stretch))
     tokens = min(osl, max(FEWEST_TOKENS, wanted))
     share = tokens / osl
-    return Script(stretch * (share * ttft_s + (1 - share) * itl_s), stretch * itl_s), tokens
+    return Rehearsal(stretch * (share * ttft_s + (1 - share) * itl_s), stretch * itl_s, tokens)
 
 
-def distortion(load: Load, truth: Truth, users: int, ideal_per_s: float, mock_cores: float) -> Distortion:
-    """The client's view of the requests that it sent in the window, against the mock's of the same."""
+def distortion(load: Load, truth: TrueTimes, users: int, ideal_per_s: float, mock_cores: float) -> Distortion:
+    """The client's view of the requests that it sent in the window, against the mock's of the same: `truth`."""
     log = load.log.where((load.log.sent_s >= load.start_s) & (load.log.sent_s < load.stop_s) & ~load.log.failed)
-    true = truth.between(load.start_s, load.stop_s)
-    if not len(log) or not len(true):
+    if not len(log) or not truth.requests:
         failures = "; ".join(sorted({error for error in load.log.error if error})[:1]) or "none was answered in time"
         raise ClientLimitedError(f"the load generator cannot measure its own mock: {failures}")
     after = log.tokens - log.first_chunk_tokens
     gaps_s = (log.last_token_s - log.first_token_s)[after > 0] / after[after > 0]
-    true_gaps_s = true.itl_s[~np.isnan(true.itl_s)]
-    compared = bool(gaps_s.size and true_gaps_s.size and true_gaps_s.mean() > 0)
+    compared = bool(gaps_s.size and truth.itl_s > 0)
     return Distortion(
         users=users,
         processes=load.client.processes,
-        added_ttft_s=float((log.first_token_s - log.sent_s).mean() - true.ttft_s.mean()),
-        itl_error=float(gaps_s.mean() / true_gaps_s.mean() - 1) if compared else 0.0,
+        added_ttft_s=float((log.first_token_s - log.sent_s).mean() - truth.ttft_s),
+        itl_error=float(gaps_s.mean() / truth.itl_s - 1) if compared else 0.0,
         requests_per_s=_tokens_per_s(load) / float(log.tokens.mean()),
         ideal_per_s=ideal_per_s,
         cpu_cores=load.client.cpu_cores,
@@ -189,8 +277,8 @@ def until(measured_s: float = MEASURED_S) -> Until:
 
 
 def job(
-    mock: RunningMock,
-    script: Script,
+    mock: Mock,
+    e2e_s: float,
     users: int,
     osl: int,
     protocol: Protocol,
@@ -198,14 +286,13 @@ def job(
     arrivals_s: Seconds | None = None,
     warm_up: int = WARM_UP,
 ) -> pool.Job:
-    """The load on the mock: a closed loop of `users`, or, with `arrivals_s`, an open loop."""
-    e2e_s = script.e2e_s(osl)
+    """The load on a mock that answers in `e2e_s`: a closed loop of `users`, or, with `arrivals_s`, an open loop."""
     url = mock.http_url if protocol == "http" else mock.grpc_url
     ahead = math.ceil((warm_up + 2 + MEASURED_S / e2e_s) * users) if arrivals_s is None else len(arrivals_s)
     return pool.Job(
-        server=ServerPlan(url=url, protocol=protocol, model=mock.model),
-        contract=CONTRACT,
-        source=Source(LengthsPlan(isl=float(PROMPT_TOKENS), osl=float(osl)), None, False, (0,)),
+        server=ServerPlan(url=url, protocol=protocol, model=mock.contract.model),
+        contract=mock.contract,
+        source=RequestSource(LengthsPlan(isl=float(PROMPT_TOKENS), osl=float(osl)), None, False, (0,)),
         users=users if arrivals_s is None else None,
         arrivals_s=arrivals_s,
         warm_up=warm_up,

@@ -17,11 +17,6 @@ from contextlib import contextmanager, suppress
 from types import TracebackType
 from typing import Self
 
-#
-# Event loops wait in whole milliseconds, and so send up to one late: at a TTFT of 20 ms that is the 5 % at which a
-# point is void. On Linux a timer of the kernel wakes the loop through a file descriptor instead. Spinning over the
-# last millisecond would be as exact, but takes half a core at 1,000 requests/s, and shows as load on the client.
-
 _CLOCK_MONOTONIC = 1
 _ABSOLUTE = 1
 _NONBLOCK_CLOEXEC = 0o2004000

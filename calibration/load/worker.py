@@ -25,14 +25,13 @@ import numpy as np
 from calibration.errors import CalibrationError
 from calibration.load import system
 from calibration.load.exchange import Prepared
-from calibration.load.loops import Client, Job, Lines, Tally, client, closed_loop, open_loop
+from calibration.load.loops import Client, Job, Lines, LoadTally, client, closed_loop, open_loop
 from calibration.load.system import Alarm
 from calibration.metrics.precision import Done
 from calibration.records import RequestLog
 from sizing.numbers import Floats
 
-# --- The load generator's own pulse: how late an event loop wakes, and what CPU time its process takes, moment by
-# moment
+# --- The load generator's own pulse: how late an event loop wakes, and what CPU time its process takes
 #
 # It is told with time stamps, because what counts is the window of a level, which the worker does not know.
 
@@ -182,7 +181,7 @@ def serve(pipe: Connection[Any, Any]) -> None:
 
 def _outcome(runner: asyncio.Runner, begin: Begin, pipe: Connection[Any, Any]) -> Finished | Broken:
     try:
-        return runner.run(_Level(begin, pipe).run())
+        return runner.run(_ShareOfLevel(begin, pipe).run())
     except CalibrationError as error:
         return Broken(error)
 
@@ -216,7 +215,7 @@ def _loop_factory() -> Callable[[], asyncio.AbstractEventLoop] | None:
     return uvloop.new_event_loop
 
 
-class _Level:
+class _ShareOfLevel:
     """One job in this process, from the first prompt to the log."""
 
     def __init__(self, begin: Begin, pipe: Connection[Any, Any]) -> None:
@@ -228,7 +227,7 @@ class _Level:
         loop = asyncio.get_running_loop()
         self._go: asyncio.Future[float] = loop.create_future()
         async with client(self._job.server) as target:
-            self._tally = Tally(target.reader(self._job.contract), cold=self._lines())
+            self._tally = LoadTally(target.reader(self._job.contract), cold=self._lines())
             loop.add_reader(self._pipe.fileno(), self._told)
             os.set_blocking(self._pipe.fileno(), True)  # uvloop has changed it, and a log is more than a pipe holds
             try:

@@ -21,28 +21,28 @@ MOST_BATCHES = 20
 
 
 @dataclass(frozen=True, slots=True)
-class Batches:
+class BatchMeans:
     """`count` batches of `size` requests each."""
 
     count: int
     size: int
 
 
-def batches(requests: int, in_flight: float) -> Batches | None:
+def batches(requests: int, in_flight: float) -> BatchMeans | None:
     """How to cut `requests` into 8 to 20 batches of whole waves of `in_flight` requests; None where they are too few.
 
     >>> batches(requests=1000, in_flight=32.0)
-    Batches(count=15, size=64)
+    BatchMeans(count=15, size=64)
     """
     wave = max(1, round(in_flight))
     waves = requests // wave
     if waves < FEWEST_BATCHES:
         return None
     waves_per_batch = math.ceil(waves / MOST_BATCHES)
-    return Batches(waves // waves_per_batch, waves_per_batch * wave)
+    return BatchMeans(waves // waves_per_batch, waves_per_batch * wave)
 
 
-def batch_means(values: Floats, cut: Batches) -> Floats:
+def batch_means(values: Floats, cut: BatchMeans) -> Floats:
     """Means of the batches, shape (count,), of `values` in their order; the last values, left over, are dropped."""
     return np.asarray(values[: cut.count * cut.size].reshape(cut.count, cut.size).mean(axis=1))
 

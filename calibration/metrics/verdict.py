@@ -32,9 +32,7 @@ from sizing.numbers import Floats
 from sizing.points import Verdict
 from sizing.stats import inflation, t_quantile
 
-# --- Does a series change over its window beyond its noise? t-intervals of a drift and of a settling, which allow for
-#
-# neighbours that are correlated.
+# --- Does a series change over its window beyond its noise? t-intervals of a drift and of a settling.
 #
 # The noise is widened by the correlation of neighbouring residuals, as that of a mean is (`sizing.stats.half_width`):
 # the slow wandering of a queue is not to be taken for a change.

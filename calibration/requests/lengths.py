@@ -125,7 +125,7 @@ class Histogram:
 
 
 @dataclass(frozen=True, slots=True)
-class Trace:
+class LengthsTrace:
     """Requests as they once came: seconds since the first, and lengths; arrays of shape (n,), in order of arrival."""
 
     arrival_s: Seconds
@@ -175,7 +175,7 @@ def read_histogram(path: Path) -> Histogram:
     return Histogram(isl, osl, share / share[-1])
 
 
-def read_trace(path: Path) -> Trace:
+def read_trace(path: Path) -> LengthsTrace:
     """A CSV with arrival_s, isl, osl, an Azure LLM trace (CSV), or a Mooncake trace (JSON lines). Raises FileError."""
     lines = _json_rows(path) if path.suffix == ".jsonl" else _csv_rows(path, TRACE_HEADERS)
     rows = list(lines)
@@ -185,7 +185,7 @@ def read_trace(path: Path) -> Trace:
     isl = np.array([_tokens(row, isl_name, where) for where, row in rows], np.int64)
     osl = np.array([_tokens(row, osl_name, where) for where, row in rows], np.int64)
     order = np.argsort(arrival_s, kind="stable")
-    return Trace(arrival_s[order] - arrival_s[order[0]], isl[order], osl[order])
+    return LengthsTrace(arrival_s[order] - arrival_s[order[0]], isl[order], osl[order])
 
 
 def read_dataset(path: Path) -> list[Text]:
@@ -383,7 +383,7 @@ class LengthsPlan(BaseModel):
     def _files(self) -> list[tuple[str, str]]:
         return [(name, getattr(self, name)) for name in FILES if getattr(self, name) is not None]
 
-    def law_of_pairs(self) -> Drawn | Histogram | Trace:
+    def law_of_pairs(self) -> Drawn | Histogram | LengthsTrace:
         """What tells (ISL, OSL) of a request by its number. Not for a data set. Raises FileError."""
         if self.histogram is not None:
             return _histogram(Path(self.histogram))
@@ -470,5 +470,5 @@ def _histogram(path: Path) -> Histogram:
 
 
 @lru_cache(maxsize=4)
-def _trace(path: Path) -> Trace:
+def _trace(path: Path) -> LengthsTrace:
     return read_trace(path)

@@ -14,13 +14,13 @@ from calibration.requests.lengths import Drawn, LengthsPlan, Texts
 from calibration.requests.tokens import Encoder, TokenIds, TokenizerFile, WordCounter, encoder_of
 from sizing.workload import Lengths
 
-__all__ = ["Encoder", "Request", "Source", "TokenizerFile", "WordCounter"]
+__all__ = ["Encoder", "PromptRequest", "RequestSource", "TokenizerFile", "WordCounter"]
 
 ATTEMPTS = 8
 
 
 @dataclass(frozen=True, slots=True)
-class Request:
+class PromptRequest:
     """One request: a prompt of `isl` tokens (or words) and the `osl` tokens asked in answer.
 
     `token_ids` are the prompt's, None where no tokenizer is known.
@@ -33,7 +33,7 @@ class Request:
 
 
 @dataclass(frozen=True, slots=True)
-class Source:
+class RequestSource:
     """The requests of one level, the same again for the same `seed`.
 
     `lengths`: with the path of its file, if any, absolute. `tokenizer`: a tokenizer.json, None to count words;
@@ -45,7 +45,7 @@ class Source:
     add_special_tokens: bool
     seed: tuple[int, ...]
 
-    def requests(self, shard: int = 0, shards: int = 1) -> Iterator[Request]:
+    def requests(self, shard: int = 0, shards: int = 1) -> Iterator[PromptRequest]:
         """Every `shards`-th request, from number `shard` on; endless, but for a trace.
 
         A request follows from its number and the seed, whatever `shards` is. Raises PlanError if some length cannot be
@@ -66,7 +66,7 @@ class Source:
         """The texts of a data set as the server counts them. Raises as `requests` does."""
         return self.lengths.texts(encoder_of(self.tokenizer, self.add_special_tokens))
 
-    def _from_words(self, numbers: Iterator[int], encoder: Encoder, opening: _Opening) -> Iterator[Request]:
+    def _from_words(self, numbers: Iterator[int], encoder: Encoder, opening: _Opening) -> Iterator[PromptRequest]:
         law = self.lengths.law_of_pairs()
         drawn = isinstance(law, Drawn) and law.isl.cv > 0  # what the plan or a file says is sent or refused
         fewest = _fewest_tokens(encoder) if drawn else 1
@@ -79,7 +79,7 @@ class Source:
             isl, osl = pair
             yield _of_words(max(isl, fewest), osl, opening.words(number, max(isl, fewest)), encoder, rng)
 
-    def _from_texts(self, numbers: Iterator[int], encoder: Encoder, opening: _Opening) -> Iterator[Request]:
+    def _from_texts(self, numbers: Iterator[int], encoder: Encoder, opening: _Opening) -> Iterator[PromptRequest]:
         texts = self.lengths.texts(encoder)
         for number in numbers:
             row = number % len(texts.prompts)
@@ -88,7 +88,7 @@ class Source:
                 prompt = " ".join([*(encoder.words[word] for word in opening.digits(number)), prompt])
             ids = encoder.encode(prompt)
             isl = encoder.count(prompt) if ids is None else len(ids)
-            yield Request(prompt, isl, int(texts.osl[row]), ids)
+            yield PromptRequest(prompt, isl, int(texts.osl[row]), ids)
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,14 +127,14 @@ def _fewest_tokens(encoder: Encoder) -> int:
     return len(encoder.encode(encoder.words[0]) or (0,))
 
 
-def _of_words(isl: int, osl: int, opening: list[int], encoder: Encoder, rng: np.random.Generator) -> Request:
+def _of_words(isl: int, osl: int, opening: list[int], encoder: Encoder, rng: np.random.Generator) -> PromptRequest:
     """Words are added or dropped until the tokens are exactly `isl`: a tokenizer may add special ones or join words."""
     numbers = [*opening, *rng.integers(len(encoder.words), size=max(0, isl - len(opening))).tolist()]
     length = isl
     for _ in range(ATTEMPTS):
         prompt, ids = encoder.prompt(numbers[:length])
         if ids is None or len(ids) == isl:
-            return Request(prompt, isl, osl, ids)
+            return PromptRequest(prompt, isl, osl, ids)
         length += isl - len(ids)
         if length < 1:
             break

@@ -39,6 +39,7 @@ from calibration.store.runs import (
     update_run,
 )
 from calibration.store.text import clean
+from sizing.faults import first_fault
 from sizing.points import Point
 
 # --- One run as one file: a zip archive of its plan, points and records, every member checked against its SHA-256
@@ -62,7 +63,7 @@ _Time = Annotated[str, Field(pattern=r"^[0-9]{4}-[0-9]{2}-[0-9]{2}T[0-9]{2}:[0-9
 """ISO 8601 in UTC, of one form only: so the later of two times is the later of two texts."""
 
 
-class _Part(BaseModel):
+class _BundlePart(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
 
 
@@ -73,19 +74,19 @@ class _Head(BaseModel):
     version: int
 
 
-class _Member(_Part):
+class _Member(_BundlePart):
     bytes: Annotated[int, Field(ge=0)]
     sha256: Annotated[str, Field(pattern="^[0-9a-f]{64}$")]
 
 
-class _Manifest(_Part):
+class _Manifest(_BundlePart):
     format: Literal["calibration run"] = "calibration run"
     version: int = VERSION
     run: str
     members: dict[str, _Member]
 
 
-class RunPart(_Part):
+class RunPart(_BundlePart):
     """A run that has ended, as `calibration.store.Run` has it, without what is particular to one store."""
 
     uuid: Annotated[str, Field(pattern="^[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}$")]
@@ -99,7 +100,7 @@ class RunPart(_Part):
     error: str
 
 
-class PointPart(_Part):
+class PointPart(_BundlePart):
     """A point with its facts; `records` is the member with its log, None where none was kept."""
 
     point: Point
@@ -231,9 +232,7 @@ def _understood(path: Path) -> Iterator[None]:
     except FileNotFoundError:
         raise FileError(f"{path}: no such file") from None
     except ValidationError as error:
-        fault = error.errors()[0]
-        where = clean(".".join(map(str, fault["loc"])))[:80]
-        raise FileError(f"{path}: not a calibration run: {where or 'its JSON'}: {fault['msg']}") from None
+        raise FileError(f"{path}: not a calibration run: {first_fault(error, 'its JSON')}") from None
     except (FileError, StoreError) as error:
         raise FileError(f"{path}: {error}") from None
     except (zipfile.BadZipFile, NotImplementedError, OSError, EOFError, ValueError, struct.error) as error:

@@ -20,6 +20,7 @@ from calibration.errors import StoreError
 from calibration.plan import LevelKey
 from calibration.records import RequestLog
 from calibration.store.text import clean
+from sizing.faults import first_fault
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -189,8 +190,7 @@ def _understood(name: str) -> Iterator[None]:
     try:
         yield
     except ValidationError as error:
-        fault = error.errors()[0]
-        raise StoreError(f"{name}: not a file of request records: {fault['loc']}: {fault['msg']}") from None
+        raise StoreError(f"{name}: not a file of request records: {first_fault(error)}") from None
     except (pa.ArrowException, OSError, ValueError, KeyError, OverflowError, MemoryError) as error:
         reason = clean(" ".join(str(error).split()))[:200] or type(error).__name__
         raise StoreError(f"{name}: not a file of request records, or damaged: {reason}") from None

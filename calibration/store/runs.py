@@ -25,6 +25,7 @@ from calibration.records import Measurement, RequestLog
 from calibration.store.database import DATABASE_VARIABLE, LARGEST_WHOLE, LEVEL, WHOLE, Database, points, runs
 from calibration.store.records_file import About, read_log, write_log
 from calibration.store.text import clean, storable
+from sizing.faults import first_fault
 from sizing.points import COLUMNS, Point
 
 # --- Which process measures a run, and whether it lives: on this machine by its trace in /proc, elsewhere by heartbeat
@@ -198,9 +199,10 @@ def point_of(row: sql.RowMapping) -> Point:
     try:
         return Point(**{name: row[name] for name in COLUMNS})
     except ValidationError as error:
-        fault = error.errors()[0]
-        where = f"a point of run {row['run']}, column {fault['loc'][0] if fault['loc'] else '?'}"
-        raise StoreError(f"the store holds an impossible value: {where}: {fault['msg']}") from None
+        fault = first_fault(error, "unknown")
+        raise StoreError(
+            f"the store holds an impossible value: a point of run {row['run']}, column {clean(str(fault))}"
+        ) from None
 
 
 def measurement_of(row: sql.RowMapping) -> Measurement:

@@ -13,7 +13,7 @@ from calibration.store.runs import Ending, Owner, Store, check_free, insert_run,
 
 
 @dataclass(frozen=True, slots=True)
-class Work:
+class RunProgress:
     """How a run gets on, as its process told last, `silent_s` seconds ago.
 
     `phase` names the level or what comes before the first; `share` of it is done, 0 to 1; `left_s` is what the rest of
@@ -30,7 +30,7 @@ class Work:
     owner: Owner
 
 
-def work(store: Store, run_id: int) -> Work:
+def work(store: Store, run_id: int) -> RunProgress:
     """Raises StoreError if there is no such run."""
     clock = store.database.clock
     ages = ((clock - runs.c.heartbeat).label("silent_s"), (clock - runs.c.stop_asked).label("stopping_s"))
@@ -38,7 +38,7 @@ def work(store: Store, run_id: int) -> Work:
         row = connection.execute(sql.select(runs, *ages).where(runs.c.id == run_id)).mappings().one_or_none()
     if row is None:
         raise unknown(run_id)
-    return Work(
+    return RunProgress(
         **{name: row[name] for name in ("phase", "share", "left_s", "log", "silent_s")},
         stopping_for_s=row["stopping_s"] if row["stop_asked"] else None,
         owner=Owner(row["host"], row["pid"], row["born"]),

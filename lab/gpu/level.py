@@ -11,11 +11,13 @@ from contextlib import ExitStack
 from dataclasses import replace
 
 from calibration.errors import Cancelled
+from calibration.levels import Pace
 from calibration.load.pool import Workers
-from calibration.measure import Pace, Target, measure, prepare, seed_of
 from calibration.plan import Level, PlanFile, parse_plan
 from calibration.records import Measurement
+from calibration.run import Sweep
 from calibration.store import Store
+from calibration.target import Target, prepare
 from lab.gpu.agenda import ISL_CV, OSL_CV, PAIRS, SMALL_PAIRS, WARM_UP, Card, Item, Pair, Served
 from lab.gpu.kept import Kept
 from lab.gpu.served import GpuServer, Setup
@@ -85,9 +87,9 @@ class Session:
         alarm.start()
         try:
             with self._store.kept_alive(run_id):
-                found = measure(target, level, pace, run_id, self._workers, lambda share: None, cancel)
-                found = self._with_card(found)
-                self._store.add_point(run_id, found, seed=seed_of(target, level))
+                sweep = Sweep(run_id, target, self._store, cancel=cancel, workers=self._workers)
+                found = self._with_card(sweep.measure(level, pace))
+                self._store.add_point(run_id, found, seed=target.seed(level))
         except Cancelled:
             log.info("%s: cut by the end of the budget, not kept", item.key)
             return
@@ -127,8 +129,7 @@ class Session:
         assert self._server is not None, "serve comes first"
         if item.served.label not in self._targets:
             plan = plan_of(item.served, self._server.grpc_url, self._server.metrics_url, self._processes)
-            target = prepare(plan)
-            self._targets[item.served.label] = replace(target, session=(time.time_ns(),))
+            self._targets[item.served.label] = prepare(plan)
         return self._targets[item.served.label]
 
     def _run(self, item: Item, target: Target) -> int:

@@ -12,7 +12,7 @@ from typing import NoReturn
 import click
 
 from sizing.errors import SizingError
-from sizing.faults import one_line
+from sizing.lazy_group import BAD_INPUT, INTERRUPTED, Commands, fail
 
 COMMANDS = {
     "plan": ("sizing.cli.plan:plan_command", "How many GPUs for a load under an SLA."),
@@ -36,26 +36,7 @@ COMMANDS = {
 """Name -> where the command is, and its line in the list of commands, which loads none of them."""
 
 
-class Commands(click.Group):
-    """A group that loads its commands on use."""
-
-    def list_commands(self, ctx: click.Context) -> list[str]:
-        return list(COMMANDS)
-
-    def get_command(self, ctx: click.Context, name: str) -> click.Command | None:
-        if name not in COMMANDS:
-            return None
-        module, _, command = COMMANDS[name][0].partition(":")
-        found = getattr(import_module(module), command)
-        assert isinstance(found, click.Command)
-        return found
-
-    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        with formatter.section("Commands"):
-            formatter.write_dl([(name, line) for name, (_, line) in COMMANDS.items()])
-
-
-@click.group(cls=Commands, context_settings={"help_option_names": ["-h", "--help"]})
+@click.group(cls=Commands, table=COMMANDS)
 def cli() -> None:
     """How many GPUs for N requests/s of this model under this latency SLA?
 
@@ -71,14 +52,7 @@ def main(arguments: list[str] | None = None) -> NoReturn:
     except (SizingError, click.ClickException) as error:
         if hasattr(error, "rejected"):
             import_module("sizing.cli.plan").show(error, json_="--json" in arguments)
-        fail(error, error.exit_code if isinstance(error, SizingError) else 2)
+        fail(error, error.exit_code if isinstance(error, SizingError) else BAD_INPUT)
     except click.Abort:
-        sys.exit(130)
+        sys.exit(INTERRUPTED)
     sys.exit(code if isinstance(code, int) else 0)
-
-
-def fail(error: Exception, code: int) -> NoReturn:
-    """One line on standard error, then the exit code."""
-    message = error.format_message() if isinstance(error, click.ClickException) else str(error)
-    click.echo(f"error: {one_line(message)}", err=True)
-    sys.exit(code)

@@ -7,8 +7,9 @@ from typing import Any, get_args
 import numpy as np
 from hypothesis import strategies as st
 
-from calibration.records import Measurement, RequestLog, Timing
+from calibration.records import Measurement, RequestLog
 from sizing.points import COLUMNS, LoadKind, Point, Verdict
+from tests.calibration.timings import Timing, logged
 
 POINT = Point(
     model="toy",
@@ -51,12 +52,12 @@ timings = st.builds(
     osl=st.integers(1, 10**6),
     error=text,
 )
-logs = st.lists(timings, max_size=6).map(RequestLog.of)
+logs = st.lists(timings, max_size=6).map(logged)
 
 
 def some_log(requests: int = 3, tokens: int = 4) -> RequestLog:
     """A plain log: a request a second, a token each 0.1 s."""
-    return RequestLog.of(
+    return logged(
         Timing(float(i), float(i), i + 1.0, tuple((i + 0.1 * k, 1) for k in range(1, tokens + 1)), 64, tokens)
         for i in range(requests)
     )

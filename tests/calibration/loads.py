@@ -8,7 +8,7 @@ from collections.abc import Callable
 import numpy as np
 
 from calibration.plan import Level
-from calibration.records import Client, Load, RequestLog
+from calibration.records import ClientHealth, Load, RequestLog
 from sizing.numbers import Floats
 from sizing.points import Deployment, LoadKind
 from sizing.workload import Lengths
@@ -73,4 +73,4 @@ def queue(rng: np.random.Generator, n: int, load: float, servers: int = 1, *, se
         heapq.heappush(free_s, begun_s[number] + takes_s)
     waited_s = begun_s - due_s
     log = two_token_log(due_s, waited_s + np.minimum(0.1, service_s), waited_s + service_s)
-    return Load(log, float(due_s[settle]), float(due_s[settle + n]), n, "schedule", Client(), load * servers)
+    return Load(log, float(due_s[settle]), float(due_s[settle + n]), n, "schedule", ClientHealth(), load * servers)

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from calibration.errors import PlanError
 from calibration.jobs import NewRun, duration, plan_file
-from calibration.measure import Pace
+from calibration.levels import Pace
 from sizing.workload import Lengths
 from tests.calibration.kept import POINT
 

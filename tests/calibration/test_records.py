@@ -8,7 +8,8 @@ import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from calibration.records import RequestLog, Timing
+from calibration.records import RequestLog
+from tests.calibration.timings import Timing, logged
 
 times = st.floats(0, 1e6, allow_nan=False)
 chunks = st.lists(st.tuples(times, st.integers(1, 9)), max_size=4).map(tuple)
@@ -27,7 +28,7 @@ def same(one: RequestLog, other: RequestLog) -> bool:
 @settings(max_examples=40)
 @given(rows=timings)
 def test_columns_say_what_the_timings_say(rows: list[Timing]) -> None:
-    log = RequestLog.of(rows)
+    log = logged(rows)
     assert len(log) == len(rows)
     for number, row in enumerate(rows):
         assert log.tokens[number] == sum(tokens for _, tokens in row.tokens)
@@ -38,15 +39,15 @@ def test_columns_say_what_the_timings_say(rows: list[Timing]) -> None:
 
 
 @settings(max_examples=40)
-@given(parts=st.lists(timings, max_size=4))
+@given(parts=st.lists(timings, min_size=1, max_size=4))
 def test_joined_logs_are_the_log_of_all_timings(parts: list[list[Timing]]) -> None:
-    joined = RequestLog.joined([RequestLog.of(part) for part in parts])
-    assert same(joined, RequestLog.of([row for part in parts for row in part]))
+    joined = RequestLog.joined([logged(part) for part in parts])
+    assert same(joined, logged([row for part in parts for row in part]))
 
 
 @settings(max_examples=40)
 @given(rows=timings, seed=st.integers(0, 999))
 def test_a_part_of_a_log_is_the_log_of_those_timings(rows: list[Timing], seed: int) -> None:
     chosen = np.random.default_rng(seed).random(len(rows)) < 0.5
-    part = RequestLog.of(rows).where(chosen)
-    assert same(part, RequestLog.of([row for row, take in zip(rows, chosen, strict=True) if take]))
+    part = logged(rows).where(chosen)
+    assert same(part, logged([row for row, take in zip(rows, chosen, strict=True) if take]))

@@ -21,9 +21,9 @@ from tritonclient.grpc import model_config_pb2, service_pb2
 
 from calibration.cli import main
 from calibration.load import grpc as triton
-from calibration.load.contract import Contract, Input
+from calibration.load.contract import Contract, ModelInput
 from calibration.load.exchange import Exchange, log_of
-from calibration.load.grpc import Client
+from calibration.load.grpc import GrpcClient
 from calibration.load.http import HttpClient
 from calibration.plan import ServerPlan
 from calibration.store import DATABASE_VARIABLE, Store
@@ -340,7 +340,7 @@ def read_over(client: Any, raw: bytes) -> str:
     return str(log_of([exchange], reader).error[0])
 
 
-INPUTS = {"text_input": Input("BYTES", False), "max_tokens": Input("INT32", False)}
+INPUTS = {"text_input": ModelInput("BYTES", False), "max_tokens": ModelInput("INT32", False)}
 CONTRACT = Contract("ensemble", INPUTS, ("text_output", "output_ids"), batched=True)
 LENGTHS = Contract("ensemble", INPUTS, ("text_output", "sequence_length"), batched=True)
 json_values = st.recursive(st.none() | st.booleans() | st.integers() | st.floats() | st.text(), st.lists, max_leaves=4)
@@ -375,7 +375,7 @@ def response(datatype: str, shape: list[int], raw: bytes, name: str) -> bytes:
 @example(datatype="INT32", shape=[1, 2**62], raw=b"")
 @example(datatype="INT32", shape=[1, -4], raw=b"")
 def test_any_tensor_is_counted_or_passed_over(datatype: str, shape: list[int], raw: bytes) -> None:
-    reader = Client(ServerPlan())
+    reader = GrpcClient(ServerPlan())
     for contract, name in ((CONTRACT, "output_ids"), (LENGTHS, "sequence_length")):
         exchange = Exchange(2, 4, 0, at_ns=[1], raw=[response(datatype, shape, raw, name)])
         log_of([exchange], reader.reader(contract))
@@ -385,4 +385,7 @@ def test_any_tensor_is_counted_or_passed_over(datatype: str, shape: list[int], r
 @given(raw=st.binary(max_size=40))
 @example(raw=triton._FINAL + b"\xff\xff")
 def test_any_bytes_are_an_answer_without_tokens(raw: bytes) -> None:
-    assert read_over(Client(ServerPlan()), raw) in ("an answer without tokens", read_over(Client(ServerPlan()), raw))
+    assert read_over(GrpcClient(ServerPlan()), raw) in (
+        "an answer without tokens",
+        read_over(GrpcClient(ServerPlan()), raw),
+    )

@@ -11,14 +11,16 @@ from pathlib import Path
 import pytest
 
 from calibration.errors import Cancelled, ClientLimitedError, NothingAnswered, PlanError, ServerError
+from calibration.levels import Pace
 from calibration.load import self_check
 from calibration.load.contract import Contract
 from calibration.load.self_check import Distortion
-from calibration.measure import Described, Pace, Target, deployment
 from calibration.plan import DeploymentPlan, Level, PlanFile, level_key, parse_plan
 from calibration.records import Measurement
-from calibration.run import Quiet, processes, resume, run
+from calibration.reporter import Quiet
+from calibration.run import Sweep, resume, run
 from calibration.store import Store
+from calibration.target import Described, Target, deployment
 from sizing.workload import Lengths
 from tests.calibration.mock_server import ENGINE, Script, subprocess_server
 from tests.calibration.server_view.test_server_view import serving
@@ -168,7 +170,7 @@ def test_a_load_generator_that_cannot_keep_up_is_refused_before_anything_is_meas
     assert store.points() == []
 
 
-def test_as_many_processes_as_the_mock_shows_to_be_needed(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_as_many_processes_as_the_mock_shows_to_be_needed(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
     """One process distorts 40 streams, two do not; the heaviest level is the one that is tried."""
     tried: list[tuple[int, int]] = []
 
@@ -181,10 +183,11 @@ def test_as_many_processes_as_the_mock_shows_to_be_needed(monkeypatch: pytest.Mo
     file = parse_plan("lengths: [{isl: 6, osl: 4}]\nconcurrency: [4, 40, 8]")
     levels = file.plan.levels()
     target = Target(file.plan, DESCRIBED, deployment(DeploymentPlan(), ENGINE), tuple(levels))
-    assert processes(target, levels, Pace(levels[0].lengths, 1, 0.1, 0.02, 0.01), lambda text: None) == 2
+    pace = Pace(levels[0].lengths, 1, 0.1, 0.02, 0.01)
+    assert Sweep(1, target, store).processes(levels, pace) == 2
     assert tried == [(40, 1), (40, 2)]
     chosen = replace(target, plan=parse_plan(file.text + "\nclient: {processes: 3}").plan)
-    assert processes(chosen, levels, Pace(levels[0].lengths, 1, 0.1, 0.02, 0.01), lambda text: None) == 3
+    assert Sweep(1, chosen, store).processes(levels, pace) == 3
     assert tried[2:] == [(40, 3)]
 
 

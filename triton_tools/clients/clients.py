@@ -11,10 +11,10 @@ import numpy as np
 
 from calibration.load.contract import Contract
 from calibration.load.pool import Workers
-from calibration.measure import Described, describe
 from calibration.metrics import window
 from calibration.metrics.verdict import BUSY_CORE, LAG_ALLOWED_S, LAG_SHARE
 from calibration.records import Load
+from calibration.target import Described, describe
 from triton_tools.clients import printing, replay
 from triton_tools.clients.dataset import Given
 from triton_tools.clients.flags import Asked

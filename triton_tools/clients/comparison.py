@@ -12,11 +12,11 @@ import numpy as np
 
 from calibration.errors import PlanError
 from calibration.load.pool import Workers
-from calibration.measure import Described, describe
 from calibration.plan import ServerPlan
 from calibration.records import Load
 from calibration.requests.lengths import LengthsPlan
-from calibration.requests.source import Source
+from calibration.requests.source import RequestSource
+from calibration.target import Described, describe
 from sizing.workload import Seconds
 from triton_tools.clients import printing, replay
 from triton_tools.clients.clients import doubts, limits
@@ -184,8 +184,8 @@ def _prompts(wanted: Wanted, served: Sequence[Described]) -> tuple[Callable[[int
     if tokenizer is None:
         notes.append("input lengths are words: no tokenizer is known, give --tokenizer_dir")
 
-    def drawn(pair: int) -> Source:
-        return Source(lengths, tokenizer, special, (wanted.seed, pair + 1))
+    def drawn(pair: int) -> RequestSource:
+        return RequestSource(lengths, tokenizer, special, (wanted.seed, pair + 1))
 
     return drawn, wanted.requests or DEFAULT_REQUESTS, notes
 

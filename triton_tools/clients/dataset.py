@@ -9,7 +9,7 @@ from pathlib import Path
 
 from calibration.errors import FileError
 from calibration.requests.lengths import Text, read_dataset
-from calibration.requests.source import Request
+from calibration.requests.source import PromptRequest
 
 TOKENS_PER_WORD = 1.3
 Encode = Callable[[str], tuple[int, ...]]
@@ -19,12 +19,12 @@ Encode = Callable[[str], tuple[int, ...]]
 class Given:
     """A source of the requests `given`, once each, in their order."""
 
-    given: tuple[Request, ...]
+    given: tuple[PromptRequest, ...]
 
     def __len__(self) -> int:
         return len(self.given)
 
-    def requests(self, shard: int = 0, shards: int = 1) -> Iterator[Request]:
+    def requests(self, shard: int = 0, shards: int = 1) -> Iterator[PromptRequest]:
         """Every `shards`-th of those given, from number `shard` on."""
         return iter(self.given[shard::shards])
 
@@ -67,8 +67,8 @@ def from_dataset(
     return FromDataset(Given(kept), len(made) - len(short), tokens / max(1, words))
 
 
-def _request(text: Text, encode: Encode | None, op_tokens_per_word: float) -> Request:
+def _request(text: Text, encode: Encode | None, op_tokens_per_word: float) -> PromptRequest:
     ids = None if encode is None else encode(text.prompt)
     isl = len(text.prompt.split()) if ids is None else len(ids)
     osl = max(1, int(len(text.answer.split(" ")) * op_tokens_per_word))
-    return Request(text.prompt, max(1, isl), osl, ids)
+    return PromptRequest(text.prompt, max(1, isl), osl, ids)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from calibration.errors import PlanError
-from calibration.measure import Described
+from calibration.target import Described
 from triton_tools.clients.dataset import TOKENS_PER_WORD, FromDataset, from_dataset
 from triton_tools.clients.synthetic import NormalLengths, RandomPrompts, random_prompts
 from triton_tools.clients.tokenizer import PromptTokenizer

@@ -15,7 +15,7 @@ from calibration.metrics import window
 from calibration.metrics.precision import Until
 from calibration.plan import ServerPlan
 from calibration.records import Load
-from calibration.requests.source import Request, Source
+from calibration.requests.source import PromptRequest, RequestSource
 from sizing.workload import Seconds
 
 WARM_UPS = 10
@@ -31,7 +31,7 @@ def unwatched(share: float) -> None:
 class Prompts(Protocol):
     """What a driver wants of prompts: those of its shard, every `shards`-th from number `shard` on."""
 
-    def requests(self, shard: int = 0, shards: int = 1) -> Iterator[Request]: ...
+    def requests(self, shard: int = 0, shards: int = 1) -> Iterator[PromptRequest]: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,7 +41,7 @@ class First:
     source: Prompts
     n: int
 
-    def requests(self, shard: int = 0, shards: int = 1) -> Iterator[Request]:
+    def requests(self, shard: int = 0, shards: int = 1) -> Iterator[PromptRequest]:
         return islice(self.source.requests(shard, shards), len(range(shard, self.n, shards)))
 
 
@@ -49,10 +49,10 @@ class First:
 class Again:
     """One request, `n` times."""
 
-    request: Request
+    request: PromptRequest
     n: int
 
-    def requests(self, shard: int = 0, shards: int = 1) -> Iterator[Request]:
+    def requests(self, shard: int = 0, shards: int = 1) -> Iterator[PromptRequest]:
         return (self.request for _ in range(shard, self.n, shards))
 
 
@@ -129,7 +129,7 @@ def _drive(
     job = Job(
         server=target.server,
         contract=target.contract,
-        source=cast(Source, prompts),  # a driver asks its source for nothing but `requests`
+        source=cast(RequestSource, prompts),  # a driver asks its source for nothing but `requests`
         users=users,
         arrivals_s=arrivals_s,
         warm_up=0,

@@ -9,7 +9,7 @@ import numpy as np
 
 from calibration.errors import PlanError
 from calibration.records import Ints
-from calibration.requests.source import Request
+from calibration.requests.source import PromptRequest
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,11 +48,11 @@ class RandomPrompts:
     def __len__(self) -> int:
         return len(self.isl)
 
-    def requests(self, shard: int = 0, shards: int = 1) -> Iterator[Request]:
+    def requests(self, shard: int = 0, shards: int = 1) -> Iterator[PromptRequest]:
         """Every `shards`-th of them, from number `shard` on."""
         for number in range(shard, len(self), shards):
             ids = np.random.default_rng([self.seed, number]).integers(self.vocabulary, size=self.isl[number])
-            yield Request("", self.isl[number], self.osl[number], tuple(ids.tolist()))
+            yield PromptRequest("", self.isl[number], self.osl[number], tuple(ids.tolist()))
 
 
 def random_prompts(

@@ -10,7 +10,7 @@ from typing import Any, TypeVar
 
 import click
 
-from calibration.cli import BAD_INPUT
+from sizing.lazy_group import BAD_INPUT
 from triton_tools.repository import legal, template
 from triton_tools.repository.builder import build_repository
 from triton_tools.repository.check import Fault, check

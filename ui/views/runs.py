@@ -11,7 +11,7 @@ import streamlit as st
 from calibration import jobs
 from calibration.errors import CalibrationError
 from calibration.store import LIVE, Run, Store
-from calibration.store.work import Work, accept, discard, work
+from calibration.store.work import RunProgress, accept, discard, work
 from sizing.fitting import Fit, PointError
 from sizing.numbers import percent, significant
 from sizing.points import Point, doubts
@@ -234,7 +234,7 @@ def _stop(store: Store, run_id: int) -> None:
 STOP_HELP = "The level being measured is dropped, the points until then are kept, and the run can be resumed."
 
 
-def _progress(run: Run, now: Work) -> str:
+def _progress(run: Run, now: RunProgress) -> str:
     levels = f"{run.points} of {run.levels} levels" if run.levels else "asking the server"
     phase = f" · {now.phase}" if now.phase else ""
     share = f", {percent(now.share)} of it" if now.share else ""

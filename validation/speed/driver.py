@@ -32,11 +32,21 @@ from rich.table import Table
 
 from calibration.load.loops import arrival_times
 from calibration.load.pool import Workers
-from calibration.load.self_check import MOST_ADDED_TTFT_S, MOST_ITL_ERROR, Distortion, Protocol, distortion, job, until
+from calibration.load.self_check import (
+    MOST_ADDED_TTFT_S,
+    MOST_ITL_ERROR,
+    Distortion,
+    Protocol,
+    TrueTimes,
+    distortion,
+    job,
+    until,
+)
 from calibration.metrics import measurement as metrics
-from calibration.mock import Script, Truth, running
 from calibration.plan import Level
 from calibration.records import Load, Measurement
+from lab.mock.process import running
+from lab.mock.service import Script, Truth
 from sizing.numbers import significant
 from sizing.points import Deployment
 from sizing.workload import Arrivals, Lengths
@@ -120,10 +130,11 @@ def main() -> None:
 def closed(protocol: Protocol, users: int, seconds: float, processes: int) -> Row:
     """Measure one closed loop."""
     with running(TRUTH) as mock, Workers(processes) as workers, watched(workers) as cost:
-        load = workers.drive(job(mock, TRUTH, users, OSL, protocol), until(seconds))
+        load = workers.drive(job(mock, TRUTH.e2e_s(OSL), users, OSL, protocol), until(seconds))
         found = cost(load)
         truth = mock.truth().between(load.start_s, load.stop_s)
-    seen = distortion(load, truth, users, TRUTH.requests_per_s(users, OSL), mock_cores=0.0)
+    times = TrueTimes(**truth.means(load.start_s, load.stop_s))
+    seen = distortion(load, times, users, TRUTH.requests_per_s(users, OSL), mock_cores=0.0)
     sent_s = load.log.sent_s
     log = load.log.where((sent_s >= load.start_s) & (sent_s < load.stop_s) & ~load.log.failed)
     itl_s = (log.last_token_s - log.first_token_s) / (log.tokens - log.first_chunk_tokens)
@@ -188,10 +199,12 @@ def overload(seconds: float) -> Table:
     count = round(OFFERED_PER_S * seconds)
     arrivals_s = arrival_times(Arrivals.parse("poisson"), OFFERED_PER_S, count, np.random.default_rng(0))
     with running(OVERLOADED) as mock, Workers() as workers:
-        load = workers.drive(job(mock, OVERLOADED, 1, OSL, "grpc", arrivals_s=arrivals_s), until(10 * seconds))
+        load = workers.drive(
+            job(mock, OVERLOADED.e2e_s(OSL), 1, OSL, "grpc", arrivals_s=arrivals_s), until(10 * seconds)
+        )
         truth = mock.truth().between(load.start_s, load.stop_s)
     level = Level(0, Lengths(128, OSL), "poisson_rate", OFFERED_PER_S, count)
-    measured = metrics.measurement(load, level, MOCK, source="benchmarks.driver")
+    measured = metrics.measurement(load, level, MOCK, source="validation.speed.driver")
     return overload_table(load, truth, measured)
 
 

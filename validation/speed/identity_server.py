@@ -15,12 +15,12 @@ import numpy as np
 from calibration.errors import ServerError
 from calibration.load.pool import Workers
 from calibration.load.system import kept_off
-from calibration.measure import describe
 from calibration.metrics.window import answered
 from calibration.plan import ServerPlan, TensorNames, parse_plan
-from calibration.requests.source import Request
+from calibration.requests.source import PromptRequest
 from calibration.run import run
 from calibration.store import Store
+from calibration.target import describe
 from lab.reference.server import ReferenceServer
 from lab.reference.settings import SPECIAL_TOKENS, Batching, Settings
 from sizing.points import Point
@@ -103,11 +103,11 @@ def engine_of(server: ReferenceServer) -> int:
     raise ServerError(f"no process runs {MODEL} of the server at {server.grpc_url}")
 
 
-def _requests(burst: Burst, seed: int) -> Iterator[Request]:
+def _requests(burst: Burst, seed: int) -> Iterator[PromptRequest]:
     rng = np.random.default_rng([seed, 1])
     first = len(SPECIAL_TOKENS)
     for isl, osl in zip(burst.isl.tolist(), burst.osl.tolist(), strict=True):
-        yield Request("", isl, osl, tuple(rng.integers(first, Settings().vocab_size, isl).tolist()))
+        yield PromptRequest("", isl, osl, tuple(rng.integers(first, Settings().vocab_size, isl).tolist()))
 
 
 @contextmanager

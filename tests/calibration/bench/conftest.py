@@ -9,18 +9,19 @@ from typing import Any, Self
 
 import pytest
 
-from calibration.load.contract import Contract, Input
+from calibration.load.contract import Contract, ModelInput
 from calibration.load.pool import Job
-from calibration.measure import Described
 from calibration.metrics.precision import Until
 from calibration.plan import ServerPlan
-from calibration.records import Client, Load, RequestLog, Timing
-from calibration.requests.source import Request
+from calibration.records import ClientHealth, Load
+from calibration.requests.source import PromptRequest
+from calibration.target import Described
 from tests.calibration.bench.logs import length_fault
+from tests.calibration.timings import Timing, logged
 from triton_tools.clients import clients, comparison
 
-IDS = {"input_ids": Input("INT32", False), "request_output_len": Input("INT32", False)}
-TEXT = {"text_input": Input("BYTES", False), "max_tokens": Input("INT32", False)}
+IDS = {"input_ids": ModelInput("INT32", False), "request_output_len": ModelInput("INT32", False)}
+TEXT = {"text_input": ModelInput("BYTES", False), "max_tokens": ModelInput("INT32", False)}
 CONTRACTS = {
     "tensorrt_llm": Contract("tensorrt_llm", IDS, ("output_ids",), batched=True),
     "ensemble": Contract("ensemble", TEXT, ("text_output", "output_ids"), batched=True),
@@ -39,8 +40,8 @@ class FakeServer:
     token_s: dict[str, float] = field(default_factory=lambda: dict.fromkeys(CONTRACTS, 0.01))
     fail_every: int = 0
     short_every: int = 0
-    client: Client = field(default_factory=Client)
-    jobs: list[tuple[Job, list[Request]]] = field(default_factory=list)
+    client: ClientHealth = field(default_factory=ClientHealth)
+    jobs: list[tuple[Job, list[PromptRequest]]] = field(default_factory=list)
 
     async def describe(self, server: ServerPlan) -> Described:
         return Described(CONTRACTS[server.model], {}, None, False)
@@ -56,10 +57,10 @@ class FakeServer:
             free_s = [0.0] * (job.users or 1)
             due_s = [heapq.heapreplace(free_s, free_s[0] + s) for s in took_s]
         rows = zip(due_s, took_s, requests, strict=True)
-        log = RequestLog.of(self._timing(i, *row) for i, row in enumerate(rows, start=1))
+        log = logged(self._timing(i, *row) for i, row in enumerate(rows, start=1))
         return Load(log, 0.0, float(log.end_s.max()), len(log), "count", self.client)
 
-    def _timing(self, number: int, due_s: float, took_s: float, request: Request) -> Timing:
+    def _timing(self, number: int, due_s: float, took_s: float, request: PromptRequest) -> Timing:
         fails = bool(self.fail_every) and number % self.fail_every == 0
         count = request.osl - (bool(self.short_every) and number % self.short_every == 0)
         tokens = () if fails else ((due_s + took_s, count),)

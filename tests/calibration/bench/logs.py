@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from calibration.load.exchange import Exchange, Reader
-from calibration.records import RequestLog, Timing
+from calibration.records import RequestLog
+from tests.calibration.timings import Timing, logged
 
 READER = Reader(len, exact=True)
 
@@ -28,7 +29,7 @@ def log_of(
         error = "out of blocks" if number in failed else length_fault(count, osl)
         return Timing(at_s, at_s, at_s + took_s, tokens, 10, osl, error)
 
-    return RequestLog.of(timing(i, *times) for i, times in enumerate(zip(sent_s, latency_s, strict=True)))
+    return logged(timing(i, *times) for i, times in enumerate(zip(sent_s, latency_s, strict=True)))
 
 
 def length_fault(tokens: int, osl: int) -> str:

@@ -17,9 +17,9 @@ from tokenizers.models import WordLevel
 from tokenizers.pre_tokenizers import Whitespace
 
 from calibration.errors import CalibrationError, ServerError
-from calibration.mock.process import running
-from calibration.mock.service import Script
-from calibration.records import Client
+from calibration.records import ClientHealth
+from lab.mock.process import running
+from lab.mock.service import Script
 from tests.calibration.bench.conftest import FakeServer
 from triton_tools.clients.commands import bench
 from triton_tools.clients.replay import WARM_UP_OSL, WARM_UPS
@@ -267,9 +267,10 @@ def test_answers_of_another_length_count_and_are_said(server: FakeServer) -> Non
 
 
 @pytest.mark.parametrize(
-    ("client", "said"), [(Client(busiest_core=0.97), "97% of a core"), (Client(loop_lag_p99_s=0.02), "lagged 20.0 ms")]
+    ("client", "said"),
+    [(ClientHealth(busiest_core=0.97), "97% of a core"), (ClientHealth(loop_lag_p99_s=0.02), "lagged 20.0 ms")],
 )
-def test_a_client_at_its_limit_says_so(server: FakeServer, client: Client, said: str) -> None:
+def test_a_client_at_its_limit_says_so(server: FakeServer, client: ClientHealth, said: str) -> None:
     assert "client-limited" not in run("--dataset mini.json --model_name ensemble").stderr
     server.client = client
     stderr = run("--dataset mini.json --model_name ensemble").stderr

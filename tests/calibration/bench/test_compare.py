@@ -13,8 +13,8 @@ import pytest
 from click.testing import CliRunner
 
 from calibration.errors import CalibrationError
-from calibration.mock.process import running
-from calibration.mock.service import Script
+from lab.mock.process import running
+from lab.mock.service import Script
 from tests.calibration.bench.conftest import FakeServer
 from triton_tools.clients.commands import compare
 from triton_tools.clients.replay import WARM_UPS

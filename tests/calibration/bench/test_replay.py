@@ -13,20 +13,20 @@ from hypothesis import strategies as st
 from calibration.load.pool import Workers
 from calibration.plan import ServerPlan
 from calibration.requests.lengths import LengthsPlan
-from calibration.requests.source import Request, Source
+from calibration.requests.source import PromptRequest, RequestSource
 from tests.calibration.bench.conftest import CONTRACTS, FakeServer
 from triton_tools.clients import replay
 from triton_tools.clients.dataset import Given
 from triton_tools.clients.replay import Again, First, Prompts, Target
 from triton_tools.clients.synthetic import NormalLengths, random_prompts
 
-ASKED = tuple(Request(f"prompt {number}", 2, 3) for number in range(7))
+ASKED = tuple(PromptRequest(f"prompt {number}", 2, 3) for number in range(7))
 GRPC, HTTP = ServerPlan(), ServerPlan(protocol="http")
 SOURCES: dict[str, Prompts] = {
     "given": Given(ASKED),
     "repeated": Given(ASKED).repeated(17),
     "again": Again(ASKED[0], 5),
-    "first": First(Source(LengthsPlan(isl=4, osl=2), None, False, (3,)), 9),
+    "first": First(RequestSource(LengthsPlan(isl=4, osl=2), None, False, (3,)), 9),
     "random": random_prompts(NormalLengths(5, 2, 4, 1), 11, vocabulary=30, seed=2),
 }
 

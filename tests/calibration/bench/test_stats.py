@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from calibration.errors import ServerError
 from calibration.records import RequestLog
 from tests.calibration.bench.logs import log_of
+from tests.calibration.timings import logged
 from triton_tools.clients.stats import in_flight_mean, nearest_rank, stats
 
 TIMES_S = st.floats(0.001, 100.0)
@@ -98,7 +99,7 @@ def test_answers_of_another_length_count_with_the_tokens_that_came() -> None:
     assert stats(log_of([0, 0], [1.0, 1.0], short=[0, 1])).requests == 2
 
 
-@pytest.mark.parametrize("log", [log_of([0.0], [1.0], failed=[0]), RequestLog.of(())])
+@pytest.mark.parametrize("log", [log_of([0.0], [1.0], failed=[0]), logged(())])
 def test_nothing_answered_is_an_error_that_says_why(log: RequestLog) -> None:
     with pytest.raises(ServerError, match=r"out of blocks|no request was sent"):
         stats(log)

@@ -12,24 +12,24 @@ from hypothesis import strategies as st
 from tritonclient.grpc import service_pb2
 
 from calibration.errors import ServerError
-from calibration.load.contract import Contract, Input
+from calibration.load.contract import Contract, ModelInput
 from calibration.plan import TensorNames
-from calibration.requests.source import Request
+from calibration.requests.source import PromptRequest
 from lab.reference.contract import ENSEMBLE, TENSORRT_LLM, Model
 
-REQUEST = Request("two words", 2, 5, (7, 8))
+REQUEST = PromptRequest("two words", 2, 5, (7, 8))
 DTYPES = {"INT32": np.int32, "UINT32": np.uint32, "BOOL": np.bool_, "FP32": np.float32}
 
 
 def of(model: Model, **changes: Any) -> Contract:
     inputs = {
-        tensor.name: Input("BYTES" if tensor.data_type == "STRING" else tensor.data_type, tensor.optional)
+        tensor.name: ModelInput("BYTES" if tensor.data_type == "STRING" else tensor.data_type, tensor.optional)
         for tensor in model.inputs
     }
     return Contract(model.name, inputs, tuple(tensor.name for tensor in model.outputs), batched=True, **changes)
 
 
-def sent(contract: Contract, request: Request = REQUEST) -> dict[str, tuple[list[int], Any]]:
+def sent(contract: Contract, request: PromptRequest = REQUEST) -> dict[str, tuple[list[int], Any]]:
     """Shape and value of each tensor in the message."""
     message = service_pb2.ModelInferRequest.FromString(contract.message(request, "id-1"))
     assert message.id == "id-1"
@@ -59,35 +59,35 @@ def test_the_engine_itself_is_sent_token_ids() -> None:
     assert found["request_output_len"] == ([1, 1], [5])
     assert found["streaming"] == ([1, 1], [True])
     with pytest.raises(ServerError, match="takes token ids: name its tokenizer"):
-        of(TENSORRT_LLM).message(Request("a b", 2, 5), "1")
+        of(TENSORRT_LLM).message(PromptRequest("a b", 2, 5), "1")
 
 
 def test_a_model_without_batching_is_sent_no_batch_dimension() -> None:
-    inputs = {"text_input": Input("BYTES", False), "max_tokens": Input("UINT32", False)}
+    inputs = {"text_input": ModelInput("BYTES", False), "max_tokens": ModelInput("UINT32", False)}
     found = sent(Contract("llama-python", inputs, ("text_output",), batched=False, decoupled=False))
     assert found == {"text_input": ([1], "two words"), "max_tokens": ([1], [5])}
 
 
 def test_word_lists_are_sent_only_where_they_are_required() -> None:
     inputs = {
-        "text_input": Input("BYTES", False),
-        "bad_words": Input("BYTES", False),
-        "stop_words": Input("BYTES", True),
+        "text_input": ModelInput("BYTES", False),
+        "bad_words": ModelInput("BYTES", False),
+        "stop_words": ModelInput("BYTES", True),
     }
     assert sent(Contract("ensemble", inputs, ("text_output",), batched=True)).keys() == {"text_input", "bad_words"}
 
 
 def test_an_unsigned_end_id_is_one_that_no_vocabulary_has() -> None:
-    inputs = {"text_input": Input("BYTES", False), "end_id": Input("UINT32", False)}
+    inputs = {"text_input": ModelInput("BYTES", False), "end_id": ModelInput("UINT32", False)}
     assert sent(Contract("ensemble", inputs, ("text_output",), batched=True))["end_id"] == ([1, 1], [2**32 - 1])
 
 
 def mapped(**names: Any) -> Contract:
     inputs = {
-        "PROMPT": Input("BYTES", False),
-        "N": Input("INT32", False),
-        "TEMPERATURE": Input("FP32", False),
-        "USER": Input("BYTES", True),
+        "PROMPT": ModelInput("BYTES", False),
+        "N": ModelInput("INT32", False),
+        "TEMPERATURE": ModelInput("FP32", False),
+        "USER": ModelInput("BYTES", True),
     }
     return Contract("nemo", inputs, ("TEXT", "IDS"), batched=False, tensors=TensorNames(**names))
 
@@ -139,7 +139,7 @@ def test_a_required_input_needs_a_value_of_its_kind(constants: Mapping[str, Any]
 
 def test_a_model_that_cannot_be_told_its_length_says_so_and_is_not_held_to_it() -> None:
     contract = Contract(
-        "m", {"text_input": Input("BYTES", False)}, ("text_output", "output_ids"), batched=False, decoupled=False
+        "m", {"text_input": ModelInput("BYTES", False)}, ("text_output", "output_ids"), batched=False, decoupled=False
     )
     assert not contract.exact
     assert [note.split(":")[0] for note in contract.notes] == ["OSL is not forced", "the model is not decoupled"]
@@ -162,7 +162,7 @@ def response(name: str, datatype: str, shape: list[int], raw: bytes) -> Any:
 @given(st.integers(0, 40), st.sampled_from(["output_ids", "sequence_length", "output_log_probs"]))
 def test_grpc_and_json_answers_count_alike(tokens: int, counter: str) -> None:
     """The same answer in both encodings: Triton writes one element as a number and more as a list."""
-    contract = Contract("m", {"text_input": Input("BYTES", False)}, ("text_output", counter), batched=True)
+    contract = Contract("m", {"text_input": ModelInput("BYTES", False)}, ("text_output", counter), batched=True)
     values = [tokens] if counter == "sequence_length" else list(range(tokens))
     answer = response(counter, "INT32", [1, 1, len(values)], np.array(values, np.int32).tobytes())
     assert contract.tokens(answer) == tokens
@@ -171,7 +171,7 @@ def test_grpc_and_json_answers_count_alike(tokens: int, counter: str) -> None:
 
 @pytest.mark.parametrize(("text", "tokens"), [("", 0), ("word", 1), ("three more words", 1)])
 def test_a_text_model_is_counted_by_responses(text: str, tokens: int) -> None:
-    contract = Contract("m", {"text_input": Input("BYTES", False)}, ("text_output",), batched=True)
+    contract = Contract("m", {"text_input": ModelInput("BYTES", False)}, ("text_output",), batched=True)
     raw = len(text).to_bytes(4, "little") + text.encode()
     assert contract.tokens(response("text_output", "BYTES", [1, 1], raw)) == tokens
     assert contract.json_tokens({"text_output": text}) == tokens

@@ -15,13 +15,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from calibration.errors import ServerError
-from calibration.load.contract import Contract, Input
+from calibration.load.contract import Contract, ModelInput
 from calibration.load.exchange import log_of
 from calibration.load.http import HttpClient
-from calibration.measure import describe
 from calibration.plan import ServerPlan
 from calibration.records import RequestLog
-from calibration.requests.source import Request
+from calibration.requests.source import PromptRequest
+from calibration.target import describe
 
 OSL = 4
 HEAD = b"HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\nTransfer-Encoding: chunked\r\n\r\n"
@@ -118,7 +118,7 @@ async def answers(answer: Answer, n: int = 1, timeout_s: float = 5) -> tuple[Req
         async with HttpClient(target) as client:
             await client.connect(1)
             connection = client.stream(contract)
-            prepared = client.prepare(contract, Request('two "words"', 2, OSL))
+            prepared = client.prepare(contract, PromptRequest('two "words"', 2, OSL))
             exchanges = [await connection.exchange(prepared) for _ in range(n)]
             return log_of(exchanges, client.reader(contract)), server
 
@@ -208,11 +208,11 @@ def absent(call: Callable[[HttpClient], Awaitable[Any]]) -> None:
 
 
 def test_nobody_at_the_address_is_a_server_error() -> None:
-    contract = Contract("m", {"text_input": Input("BYTES", False)}, ("text_output",), batched=True)
+    contract = Contract("m", {"text_input": ModelInput("BYTES", False)}, ("text_output",), batched=True)
     calls: list[Callable[[HttpClient], Awaitable[Any]]] = [
         lambda client: client.connect(2),
         lambda client: client.model_config("m"),
-        lambda client: client.stream(contract).exchange(client.prepare(contract, Request("a", 1, 1))),
+        lambda client: client.stream(contract).exchange(client.prepare(contract, PromptRequest("a", 1, 1))),
     ]
     for call in calls:
         with pytest.raises(ServerError, match="no Triton server answers over HTTP"):

@@ -10,13 +10,13 @@ import numpy as np
 import pytest
 
 from calibration.errors import ServerError
-from calibration.load.contract import Contract, Input
-from calibration.load.exchange import Answers, Exchange, Prepared, Reader, log_of
-from calibration.load.loops import Tally, ask, client, closed_loop, open_loop
+from calibration.load.contract import Contract, ModelInput
+from calibration.load.exchange import Exchange, Exchanges, Prepared, Reader, log_of
+from calibration.load.loops import LoadTally, ask, client, closed_loop, open_loop
 from calibration.load.system import Alarm
 from calibration.plan import ServerPlan
 from calibration.records import RequestLog
-from calibration.requests.source import Request
+from calibration.requests.source import PromptRequest
 from tests.calibration.mock_server import MockServer, Script
 
 OSL = 6
@@ -49,9 +49,9 @@ class Desk:
 
 def closed(
     desk: Desk, users: int, stop_after_s: float, warm_up: int = 2, ramp_s: float = 0.0
-) -> tuple[Tally, RequestLog]:
-    async def run() -> Tally:
-        tally = Tally(READER, cold=users)
+) -> tuple[LoadTally, RequestLog]:
+    async def run() -> LoadTally:
+        tally = LoadTally(READER, cold=users)
         now_s = time.perf_counter()
         asyncio.get_running_loop().call_later(stop_after_s, tally.stop)
         starts_s = [now_s + ramp_s * number / users for number in range(users)]
@@ -83,8 +83,8 @@ def test_users_are_warm_once_each_has_had_its_answers_and_none_sends_after_the_s
 
 
 def test_a_closed_loop_ends_when_the_requests_do() -> None:
-    async def run() -> Tally:
-        tally = Tally(READER, cold=2)
+    async def run() -> LoadTally:
+        tally = LoadTally(READER, cold=2)
         some = iter([Prepared(b"1", b"", 1, 1)] * 7)
         await closed_loop([Desk().exchange] * 2, some, tally, warm_up=1, starts_s=[0.0, 0.0])
         return tally
@@ -95,8 +95,8 @@ def test_a_closed_loop_ends_when_the_requests_do() -> None:
 
 
 def opened(desk: Desk, offsets_s: list[float], stop_after_s: float | None = None) -> tuple[list[float], RequestLog]:
-    async def run() -> tuple[list[float], Tally]:
-        tally = Tally(READER)
+    async def run() -> tuple[list[float], LoadTally]:
+        tally = LoadTally(READER)
         due_s = [time.perf_counter() + offset_s for offset_s in offsets_s]
         if stop_after_s is not None:
             asyncio.get_running_loop().call_later(stop_after_s, tally.stop)
@@ -123,7 +123,7 @@ def test_intended_times_are_the_planned_ones_and_nothing_is_sent_before() -> Non
 
 def test_a_late_sender_is_seen_in_the_log_and_every_request_is_still_sent() -> None:
     async def run() -> RequestLog:
-        tally = Tally(READER)
+        tally = LoadTally(READER)
         now_s = time.perf_counter()
         asyncio.get_running_loop().call_later(0.01, time.sleep, 0.1)  # something holds the loop
         await open_loop(Desk().exchange, endless(), tally, due_s=[now_s + 0.02 + 0.01 * n for n in range(5)])
@@ -142,8 +142,8 @@ def test_a_stop_cuts_the_arrivals_also_while_the_next_is_far() -> None:
 
 
 def test_an_open_loop_ends_where_an_arrival_finds_no_request() -> None:
-    async def run() -> tuple[Tally, float]:
-        tally, now_s = Tally(READER), time.perf_counter()
+    async def run() -> tuple[LoadTally, float]:
+        tally, now_s = LoadTally(READER), time.perf_counter()
         some = iter([Prepared(b"1", b"", 1, 1)] * 3)
         await open_loop(Desk().exchange, some, tally, due_s=[now_s + 0.01 * number for number in range(1, 9)])
         return tally, now_s
@@ -156,8 +156,8 @@ def test_an_open_loop_ends_where_an_arrival_finds_no_request() -> None:
 def test_what_was_due_before_the_stop_is_sent_though_the_stop_came_while_it_was_waited_for() -> None:
     """Else an arrival inside the window would be missing in the log, for no fault of the client."""
 
-    async def run() -> tuple[Tally, float]:
-        tally, now_s = Tally(READER), time.perf_counter()
+    async def run() -> tuple[LoadTally, float]:
+        tally, now_s = LoadTally(READER), time.perf_counter()
         asyncio.get_running_loop().call_later(0.02, tally.stop, now_s + 0.06)
         await open_loop(Desk().exchange, endless(), tally, due_s=[now_s + 0.05, now_s + 0.07])
         return tally, now_s
@@ -172,7 +172,7 @@ def test_a_lost_server_ends_the_loop_with_its_own_error(kind: str) -> None:
         raise ServerError("gone")
 
     async def run() -> None:
-        tally = Tally(READER, cold=3)
+        tally = LoadTally(READER, cold=3)
         if kind == "closed":
             await closed_loop([lost] * 3, endless(), tally, warm_up=1, starts_s=[0.0] * 3)
         else:
@@ -190,7 +190,7 @@ def exchange(*chunks: tuple[int, int], isl: int = 2, osl: int = OSL, error: str 
 
 
 def test_what_is_told_while_it_runs_are_the_times_of_first_and_last_token() -> None:
-    tally = Tally(READER)
+    tally = LoadTally(READER)
     tally.add(exchange((1_000_000, 0), (2_000_000, 2), (4_000_000, 2), (10_000_000, 2), (90_000_000, 0)))
     tally.add(exchange((5_000_000, 6)))
     tally.add(exchange(error="broken"))
@@ -207,7 +207,7 @@ def test_answers_past_the_bound_are_read_early_and_the_log_is_the_same() -> None
     many = [exchange(*((1000 * number, number % 3) for number in range(9)), osl=9) for _ in range(20)]
     logs = []
     for kept_bytes in (0, 5_000, 10**9):
-        answers = Answers(READER, kept_bytes)
+        answers = Exchanges(READER, kept_bytes)
         for one in many:
             answers.add(one)
         logs.append(answers.log())
@@ -237,14 +237,14 @@ def test_an_alarm_never_rings_early_and_a_past_time_lets_others_run() -> None:
 def test_a_probe_asks_one_request_after_another() -> None:
     contract = Contract(
         "ensemble",
-        {"text_input": Input("BYTES", False), "max_tokens": Input("INT32", False)},
+        {"text_input": ModelInput("BYTES", False), "max_tokens": ModelInput("INT32", False)},
         ("text_output", "output_ids"),
         batched=True,
     )
 
     async def run() -> tuple[RequestLog, int]:
         async with MockServer(Script()) as server:
-            requests = [Request("two words", 2, osl) for osl in (1, 4)]
+            requests = [PromptRequest("two words", 2, osl) for osl in (1, 4)]
             return await ask(ServerPlan(url=server.url), contract, requests), server.peak
 
     log, peak = asyncio.run(run())
@@ -255,4 +255,4 @@ def test_a_probe_asks_one_request_after_another() -> None:
 
 def test_the_plan_chooses_the_protocol() -> None:
     kinds = {protocol: type(client(ServerPlan(protocol=protocol))).__name__ for protocol in ("grpc", "http")}  # type: ignore[arg-type]
-    assert kinds == {"grpc": "Client", "http": "HttpClient"}
+    assert kinds == {"grpc": "GrpcClient", "http": "HttpClient"}

@@ -12,22 +12,25 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from calibration.errors import ClientLimitedError
+from calibration.errors import ClientLimitedError, ServerError
 from calibration.load.self_check import (
     FEWEST_TOKENS,
     LONGEST_E2E_S,
     MOST_ADDED_TTFT_S,
     MOST_ITL_ERROR,
     Distortion,
+    Mock,
     Protocol,
+    TrueTimes,
     check,
     distortion,
     processes_needed,
     rehearsal,
+    started,
 )
-from calibration.mock import Script, Truth
-from calibration.mock.service import Record
-from calibration.records import Client, Load, RequestLog, Timing
+from calibration.records import ClientHealth, Load
+from lab.mock.service import Record, Script, Truth
+from tests.calibration.timings import Timing, logged
 
 TTFT_S, ITL_S, OSL = 0.02, 0.005, 8
 seconds = st.floats(1e-4, 2.0)
@@ -56,12 +59,14 @@ def seen_by(starts_s: Sequence[float], late_s: float = 0.0, slower: float = 1.0,
 
 
 def load_of(timings: Sequence[Timing], start_s: float = 0.0, stop_s: float = 10.0) -> Load:
-    log = RequestLog.of(timings)
-    return Load(log, start_s, stop_s, len(log), "budget", Client(processes=2, cpu_cores=0.5, busiest_core=0.3))
+    log = logged(timings)
+    return Load(log, start_s, stop_s, len(log), "budget", ClientHealth(processes=2, cpu_cores=0.5, busiest_core=0.3))
 
 
 def judged(load: Load, truth: Truth) -> Distortion:
-    return distortion(load, truth, users=4, ideal_per_s=11.0, mock_cores=0.1)
+    return distortion(
+        load, TrueTimes(**truth.means(load.start_s, load.stop_s)), users=4, ideal_per_s=11.0, mock_cores=0.1
+    )
 
 
 STARTS_S = np.linspace(0.0, 9.0, 40).tolist()
@@ -120,19 +125,19 @@ def test_a_client_that_gets_no_answer_from_its_own_mock_is_refused() -> None:
 def test_a_rehearsal_puts_the_planned_tokens_on_the_client(
     users: int, tokens_per_s: float, ttft_s: float, itl_s: float, osl: int
 ) -> None:
-    script, tokens = rehearsal(users, tokens_per_s, ttft_s, itl_s, osl)
+    planned = rehearsal(users, tokens_per_s, ttft_s, itl_s, osl)
     at_idle_pace = users * osl / (ttft_s + (osl - 1) * itl_s)
-    assert users * tokens / script.e2e_s(tokens) == pytest.approx(min(tokens_per_s, at_idle_pace))
-    assert script.itl_s >= itl_s
-    assert min(osl, FEWEST_TOKENS) <= tokens <= osl
+    assert users * planned.osl / planned.e2e_s == pytest.approx(min(tokens_per_s, at_idle_pace))
+    assert planned.itl_s >= itl_s
+    assert min(osl, FEWEST_TOKENS) <= planned.osl <= osl
 
 
 @settings(deadline=None)
 @given(st.integers(1, 512), seconds, st.floats(1e-4, 0.05), st.integers(100, 4000))
 def test_a_rehearsal_is_short(users: int, ttft_s: float, itl_s: float, osl: int) -> None:
-    script, tokens = rehearsal(users, math.inf, ttft_s, itl_s, osl)
-    token_s = script.e2e_s(tokens) / tokens
-    assert script.e2e_s(tokens) <= max(LONGEST_E2E_S + token_s, FEWEST_TOKENS * token_s) * (1 + 1e-9)
+    planned = rehearsal(users, math.inf, ttft_s, itl_s, osl)
+    token_s = planned.e2e_s / planned.osl
+    assert planned.e2e_s <= max(LONGEST_E2E_S + token_s, FEWEST_TOKENS * token_s) * (1 + 1e-9)
 
 
 FINE = Distortion(64, 1, 0.001, 0.002, 190.0, 191.0, 0.4, 0.4, 0.2)
@@ -189,6 +194,14 @@ def test_the_real_load_generator_on_the_real_mock(protocol: Protocol) -> None:
     assert 0 < found.requests_per_s <= 1.1 * found.ideal_per_s
     assert found.busiest_core <= found.cpu_cores
     assert found.mock_cores > 0
+
+
+def test_where_the_mock_is_not_installed_the_plan_can_do_without(capfd: pytest.CaptureFixture[str]) -> None:
+    says = r"did not start.*set client: \{self_check: false\} in the plan"
+    with pytest.raises(ServerError, match=says) as refused, started({}, Mock, program="lab.no_such_mock"):
+        pass
+    assert "\n" not in str(refused.value)
+    assert "No module named lab.no_such_mock" in capfd.readouterr().err
 
 
 def test_a_truth_slower_than_planned_is_the_mock_s_fault_not_the_client_s() -> None:

@@ -20,13 +20,13 @@ from calibration.errors import Cancelled, PlanError, ServerError, WorkerError
 from calibration.load import pool
 from calibration.load.loops import Job
 from calibration.load.pool import Workers
-from calibration.measure import describe
 from calibration.metrics.precision import Until
 from calibration.metrics.verdict import LITTLE_ALLOWED, judge, little
 from calibration.metrics.window import sample
 from calibration.plan import Level, ServerPlan
 from calibration.requests.lengths import LengthsPlan
-from calibration.requests.source import Source
+from calibration.requests.source import RequestSource
+from calibration.target import describe
 from sizing.workload import Lengths
 from tests.calibration.mock_server import ROOT, Script, subprocess_server
 
@@ -38,7 +38,7 @@ SECOND = Until(requests_min=10**6, budget_s=1.0)
 def job_at(url: str, **changes: object) -> Job:
     server = ServerPlan(url=url, timeout_s=30)
     contract = asyncio.run(describe(server)).contract
-    source = Source(LengthsPlan(isl=3, osl=OSL), None, False, (1, 2))
+    source = RequestSource(LengthsPlan(isl=3, osl=OSL), None, False, (1, 2))
     return replace(Job(server, contract, source, users=4, warm_up=1, ahead=40), **changes)  # type: ignore[arg-type]
 
 
@@ -101,10 +101,10 @@ def test_requests_made_while_it_runs_are_those_of_the_plan_too(url: str, workers
     assert load.log.tokens.tolist() == [OSL] * len(load.log)
 
 
-def trace_of(rows: int, folder: Path) -> Source:
+def trace_of(rows: int, folder: Path) -> RequestSource:
     trace = folder / f"{rows}.csv"
     trace.write_text("arrival_s,isl,osl\n" + "".join(f"{number},3,{OSL}\n" for number in range(rows)))
-    return Source(LengthsPlan(trace=str(trace)), None, False, (1,))
+    return RequestSource(LengthsPlan(trace=str(trace)), None, False, (1,))
 
 
 def test_requests_that_run_out_end_the_level(tmp_path: Path, url: str, workers: Workers) -> None:

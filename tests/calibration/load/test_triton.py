@@ -14,19 +14,19 @@ from tritonclient.grpc import service_pb2
 from calibration.errors import ServerError
 from calibration.load import grpc
 from calibration.load.exchange import log_of
-from calibration.load.grpc import Client
-from calibration.measure import describe
+from calibration.load.grpc import GrpcClient
 from calibration.plan import ServerPlan
 from calibration.records import RequestLog
-from calibration.requests.source import Request
+from calibration.requests.source import PromptRequest
+from calibration.target import describe
 from tests.calibration.mock_server import MockServer, Script, asked, prompt
 
 OSL = 6
 
 
-def endless(osl: int = OSL) -> Iterator[Request]:
+def endless(osl: int = OSL) -> Iterator[PromptRequest]:
     while True:
-        yield Request("two words", 2, osl)
+        yield PromptRequest("two words", 2, osl)
 
 
 async def answers(script: Script, n: int = 1, **plan: float) -> tuple[RequestLog, MockServer]:
@@ -34,7 +34,7 @@ async def answers(script: Script, n: int = 1, **plan: float) -> tuple[RequestLog
     async with MockServer(script) as server:
         target = ServerPlan(url=server.url, **plan)  # type: ignore[arg-type]
         contract = (await describe(target)).contract
-        async with Client(target) as client:
+        async with GrpcClient(target) as client:
             await client.connect(1)
             stream = client.stream(contract)
             prepared = [client.prepare(contract, request) for request, _ in zip(endless(), range(n), strict=False)]
@@ -138,7 +138,7 @@ def test_a_server_that_went_away_is_a_server_error() -> None:
         async with server:
             target = ServerPlan(url=server.url)
             contract = (await describe(target)).contract
-            client = Client(target)
+            client = GrpcClient(target)
             prepared = client.prepare(contract, next(endless()))
             waiting = asyncio.create_task(client.stream(contract).exchange(prepared))
             while not server.requests:
@@ -152,7 +152,7 @@ def test_a_server_that_went_away_is_a_server_error() -> None:
 
 def test_nobody_at_the_address_is_told_before_the_load_starts() -> None:
     async def call() -> None:
-        async with Client(ServerPlan(url="127.0.0.1:9")) as client:
+        async with GrpcClient(ServerPlan(url="127.0.0.1:9")) as client:
             await client.connect(1)
 
     with pytest.raises(ServerError, match=r"127\.0\.0\.1:9: no Triton server answers over gRPC"):

@@ -14,10 +14,11 @@ from hypothesis import strategies as st
 from calibration.errors import NothingAnswered, ServerError
 from calibration.metrics.measurement import measurement
 from calibration.metrics.percentiles import bounds, samples_needed
-from calibration.records import Client, Ended, Load, Measurement, RequestLog, Timing
+from calibration.records import ClientHealth, Ended, Load, Measurement
 from sizing.points import Point
 from tests.calibration.loads import DEPLOYMENT, level, queue
 from tests.calibration.loads import closed_loop as lasting_loop
+from tests.calibration.timings import Timing, logged
 
 TIMES = ("ttft", "itl", "e2e")
 
@@ -30,8 +31,8 @@ def timing(
     return Timing(sent_s, sent_s, tokens[-1][0], tokens, 4, len(tokens), error)
 
 
-def load_of(timings: list[Timing], start_s: float, stop_s: float, client: Client | None = None) -> Load:
-    return Load(RequestLog.of(timings), start_s, stop_s, 1, "count", client or Client())
+def load_of(timings: list[Timing], start_s: float, stop_s: float, client: ClientHealth | None = None) -> Load:
+    return Load(logged(timings), start_s, stop_s, 1, "count", client or ClientHealth())
 
 
 def measured(timings: list[Timing], start_s: float, stop_s: float, users: float = 1) -> Measurement:
@@ -258,7 +259,9 @@ def test_a_budget_that_ended_the_level_is_told(ended: Ended, told: bool) -> None
 
 
 def test_lag_of_the_client_is_told_where_gaps_hold_it() -> None:
-    load = replace(lasting_loop(8, 20, lambda at_s, number: 0.05, spread_s=0.05), client=Client(loop_lag_p99_s=0.003))
+    load = replace(
+        lasting_loop(8, 20, lambda at_s, number: 0.05, spread_s=0.05), client=ClientHealth(loop_lag_p99_s=0.003)
+    )
     found = measurement(load, level(8), DEPLOYMENT, source="test")
     assert found.point.verdict == "steady"  # 3 ms of lag are let pass for the means
     assert "gaps between tokens hold up to 3 ms" in found.point.notes

@@ -14,7 +14,7 @@ from calibration.metrics.measurement import measurement
 from calibration.metrics.verdict import RULES, fell_behind, judge, little
 from calibration.metrics.window import sample
 from calibration.plan import Level
-from calibration.records import Client, Load
+from calibration.records import ClientHealth, Load
 from sizing.points import Verdict
 from tests.calibration.loads import DEPLOYMENT, Lasting, closed_loop, level, queue
 
@@ -152,19 +152,19 @@ def test_requests_that_were_due_and_never_sent_are_the_clients_fault() -> None:
 @pytest.mark.parametrize(
     ("client", "expected"),
     [
-        (Client(busiest_core=0.89, loop_lag_p99_s=0.0049), "steady"),
-        (Client(busiest_core=0.91), "client_limited"),
-        (Client(loop_lag_p99_s=0.015), "client_limited"),  # TTFT is about 0.2 s: 10 ms are allowed
+        (ClientHealth(busiest_core=0.89, loop_lag_p99_s=0.0049), "steady"),
+        (ClientHealth(busiest_core=0.91), "client_limited"),
+        (ClientHealth(loop_lag_p99_s=0.015), "client_limited"),  # TTFT is about 0.2 s: 10 ms are allowed
     ],
 )
-def test_a_busy_or_lagging_client_is_named(client: Client, expected: Verdict) -> None:
+def test_a_busy_or_lagging_client_is_named(client: ClientHealth, expected: Verdict) -> None:
     assert verdict(replace(steady(), client=client), level(8)) == expected
 
 
 def test_lag_is_weighed_against_what_it_distorts() -> None:
     """A lag of 15 ms is nothing to a TTFT of 2 s and 8 s of decoding."""
     slow = closed_loop(8, 20, lambda at_s, k: 10.0 * (1 + 0.01 * (k % 7)), spread_s=10.0)
-    assert verdict(replace(slow, client=Client(loop_lag_p99_s=0.015)), level(8)) == "steady"
+    assert verdict(replace(slow, client=ClientHealth(loop_lag_p99_s=0.015)), level(8)) == "steady"
 
 
 def failing(load: Load, every: int, error: str) -> Load:
@@ -250,12 +250,12 @@ def test_a_window_too_short_is_not_judged() -> None:
 def test_a_load_that_varies_by_plan_is_not_judged_for_trends() -> None:
     load = queue(np.random.default_rng(0), 300, 2.0, 8, settle=50)
     assert verdict(load, level(16, "trace")) == ""
-    assert verdict(replace(load, client=Client(busiest_core=1.0)), level(16, "schedule")) == "client_limited"
+    assert verdict(replace(load, client=ClientHealth(busiest_core=1.0)), level(16, "schedule")) == "client_limited"
 
 
 def test_causes_stand_before_what_they_bring_about() -> None:
     load = queue(np.random.default_rng(0), 300, 2.0, 8, settle=50)
-    both = replace(failing(load, 20, "timed out"), client=Client(busiest_core=1.0))
+    both = replace(failing(load, 20, "timed out"), client=ClientHealth(busiest_core=1.0))
     found, why = judge(both, level(16, "poisson_rate"), sample(both))
     names = [reason.split(":")[0] for reason in why]
     assert (found, names[:3]) == ("client_limited", ["client_limited", "overloaded", "errors"])

@@ -15,7 +15,7 @@ from pydantic import ValidationError
 
 from calibration.errors import CalibrationError, FileError
 from calibration.requests.lengths import LengthsPlan, read_dataset, read_histogram, read_trace
-from calibration.requests.source import Source
+from calibration.requests.source import RequestSource
 from calibration.requests.tokens import encoder_of
 from sizing.workload import Lengths
 
@@ -157,8 +157,8 @@ def test_a_trace_ends_and_tells_when_its_requests_came(tmp_path: Path) -> None:
     assert plan.arrivals_s is not None
     assert plan.arrivals_s.tolist() == [0, 2, 3]
     assert LengthsPlan(isl=3, osl=4).arrivals_s is None
-    assert [(r.isl, r.osl) for r in Source(plan, None, False, (0,)).requests()] == [(10, 1), (20, 2), (30, 3)]
-    assert [r.isl for r in Source(plan, None, False, (0,)).requests(1, 2)] == [20]
+    assert [(r.isl, r.osl) for r in RequestSource(plan, None, False, (0,)).requests()] == [(10, 1), (20, 2), (30, 3)]
+    assert [r.isl for r in RequestSource(plan, None, False, (0,)).requests(1, 2)] == [20]
     assert plan.summary() == Lengths(20, 2, math.sqrt(200 / 3) / 20, math.sqrt(2 / 3) / 2)
 
 
@@ -170,19 +170,19 @@ def test_a_data_set_is_what_its_texts_are(tmp_path: Path) -> None:
     ]
     written(tmp_path, "d.json", json.dumps(items))
     plan = LengthsPlan(dataset="d.json", max_input_len=6, unique=False).within(tmp_path)
-    found = list(islice(Source(plan, None, False, (0,)).requests(), 4))
+    found = list(islice(RequestSource(plan, None, False, (0,)).requests(), 4))
     assert [r.prompt for r in found] == ["one two three sum up:", "five"] * 2
     assert [(r.isl, r.osl) for r in found] == [(5, 4), (1, 1)] * 2
     assert plan.texts(encoder_of(None, False)).left_out == 1
     assert plan.summary() == Lengths(3, 2.5, 2 / 3, 0.6)
     forced = plan.model_copy(update={"osl": 40.0})
-    assert {r.osl for r in islice(Source(forced, None, False, (0,)).requests(), 4)} == {40}
+    assert {r.osl for r in islice(RequestSource(forced, None, False, (0,)).requests(), 4)} == {40}
 
 
 def test_unique_texts_open_with_a_word_of_their_own_which_counts(tmp_path: Path) -> None:
     written(tmp_path, "d.json", json.dumps([{"input": "same text", "output": "y"}] * 3))
     plan = LengthsPlan(dataset="d.json").within(tmp_path)
-    found = list(islice(Source(plan, None, False, (0,)).requests(), 50))
+    found = list(islice(RequestSource(plan, None, False, (0,)).requests(), 50))
     assert len({r.prompt.split()[0] for r in found}) == 50
     assert all(r.prompt.endswith(" same text") and r.isl == 3 for r in found)
     assert plan.summary() == Lengths(3, 1)

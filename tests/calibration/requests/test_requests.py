@@ -15,7 +15,7 @@ from tokenizers import Tokenizer, models, pre_tokenizers, processors, trainers
 
 from calibration.errors import PlanError
 from calibration.requests.lengths import LengthsPlan
-from calibration.requests.source import Request, Source, TokenizerFile, WordCounter
+from calibration.requests.source import PromptRequest, RequestSource, TokenizerFile, WordCounter
 
 WORDS = [f"w{number}" for number in range(50)]
 
@@ -52,11 +52,11 @@ def two_words_one_token(folder: Path) -> Path:
     return path
 
 
-def source(plan: LengthsPlan, tokenizer: Path | None = None, special: bool = False, seed: int = 0) -> Source:
-    return Source(plan, tokenizer, special, (seed, 7))
+def source(plan: LengthsPlan, tokenizer: Path | None = None, special: bool = False, seed: int = 0) -> RequestSource:
+    return RequestSource(plan, tokenizer, special, (seed, 7))
 
 
-def take(n: int, source: Source, shard: int = 0, shards: int = 1) -> list[Request]:
+def take(n: int, source: RequestSource, shard: int = 0, shards: int = 1) -> list[PromptRequest]:
     return list(itertools.islice(source.requests(shard, shards), n))
 
 
@@ -116,7 +116,7 @@ def test_the_seed_decides() -> None:
     plan = LengthsPlan(isl=20, osl=10, isl_cv=1, osl_cv=1)
     assert take(30, source(plan, seed=1)) == take(30, source(plan, seed=1))
     assert take(30, source(plan, seed=1)) != take(30, source(plan, seed=2))
-    one, longer = (take(1, Source(plan, None, False, seed))[0] for seed in ((7,), (7, 0)))
+    one, longer = (take(1, RequestSource(plan, None, False, seed))[0] for seed in ((7,), (7, 0)))
     assert one.prompt.split()[1:] != longer.prompt.split()[1:]
 
 

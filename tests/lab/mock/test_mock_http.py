@@ -15,9 +15,10 @@ import grpc.aio
 import pytest
 from tritonclient.grpc import service_pb2, service_pb2_grpc
 
-from calibration.mock import RunningMock, Script
-from calibration.mock.server import Serving
-from tests.calibration.mock.asking import (
+from lab.mock.process import RunningMock
+from lab.mock.server import Serving
+from lab.mock.service import Script
+from tests.lab.mock.asking import (
     answers,
     in_process,
     message,
@@ -64,7 +65,7 @@ def test_http_health_and_config_say_what_grpc_says(mock: RunningMock) -> None:
         config = json.loads(client.getresponse().read())
     with grpc.insecure_channel(mock.grpc_url) as channel:
         service = service_pb2_grpc.GRPCInferenceServiceStub(channel)
-        said = service.ModelConfig(service_pb2.ModelConfigRequest(name=mock.model)).config
+        said = service.ModelConfig(service_pb2.ModelConfigRequest(name=mock.contract.model)).config
     assert [tensor["name"] for tensor in config["input"]] == [tensor.name for tensor in said.input]
     assert [tensor["dims"] for tensor in config["output"]] == [list(tensor.dims) for tensor in said.output]
     assert config["max_batch_size"] == said.max_batch_size

@@ -15,9 +15,10 @@ import tritonclient.grpc.aio as triton
 from tritonclient.grpc import service_pb2, service_pb2_grpc
 
 from calibration.errors import PlanError
-from calibration.mock import RunningMock, Script
-from calibration.mock.server import Serving
-from tests.calibration.mock.asking import (
+from lab.mock.process import RunningMock
+from lab.mock.server import Serving
+from lab.mock.service import Script
+from tests.lab.mock.asking import (
     FAST,
     HALF_A_TICK_S,
     answered,
@@ -36,9 +37,9 @@ def test_what_triton_says_of_itself(mock: RunningMock) -> None:
         service = service_pb2_grpc.GRPCInferenceServiceStub(channel)
         assert service.ServerLive(service_pb2.ServerLiveRequest()).live
         assert service.ServerReady(service_pb2.ServerReadyRequest()).ready
-        assert service.ModelReady(service_pb2.ModelReadyRequest(name=mock.model)).ready
+        assert service.ModelReady(service_pb2.ModelReadyRequest(name=mock.contract.model)).ready
         assert not service.ModelReady(service_pb2.ModelReadyRequest(name="other")).ready
-        config = service.ModelConfig(service_pb2.ModelConfigRequest(name=mock.model)).config
+        config = service.ModelConfig(service_pb2.ModelConfigRequest(name=mock.contract.model)).config
         assert {"text_input", "max_tokens"} <= {tensor.name for tensor in config.input if not tensor.optional}
         assert "output_ids" in {tensor.name for tensor in config.output}
         with pytest.raises(grpc.RpcError) as absent:
@@ -57,7 +58,7 @@ def test_tritonclient_streams(mock: RunningMock) -> None:
         tokens.set_data_from_numpy(np.array([[3]], np.int32))
 
         async def requests() -> AsyncIterator[dict[str, Any]]:
-            yield {"model_name": mock.model, "inputs": [prompt, tokens], "request_id": "first"}
+            yield {"model_name": mock.contract.model, "inputs": [prompt, tokens], "request_id": "first"}
 
         async with triton.InferenceServerClient(mock.grpc_url) as client:
             return [found async for found in client.stream_infer(requests())]

@@ -12,8 +12,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from calibration.mock import grpc_server
-from calibration.mock.grpc_server import Connection, Frame, FrameReader, Headers, Line, Stream, frame
+from lab.mock import grpc_server
+from lab.mock.grpc_server import Connection, Frame, FrameReader, Headers, Line, Stream, frame
 
 
 @settings(deadline=None)

@@ -13,9 +13,8 @@ import grpc.aio
 import numpy as np
 from tritonclient.grpc import service_pb2, service_pb2_grpc
 
-from calibration.mock import Script, Truth
-from calibration.mock.server import Serving, serve
-from calibration.mock.service import FINAL, TICKS_PER_S
+from lab.mock.server import Serving, serve
+from lab.mock.service import FINAL, TICKS_PER_S, Script, Truth
 
 FAST = Script(ttft_s=0.004, itl_s=0.001)
 HALF_A_TICK_S = 0.5 / TICKS_PER_S

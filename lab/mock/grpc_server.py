@@ -1,4 +1,10 @@
-"""The calls of Triton's gRPC service that the mock answers, each on an HTTP/2 stream."""
+"""The calls of Triton's gRPC service that the mock answers, each on an HTTP/2 stream.
+
+HTTP/2 is written by hand because the mock must not be slower than the load generator that it judges. At 128 streams
+and 24,000 responses/s it takes 6 to 10 µs of CPU a response; on grpc.aio it takes 45 to 55 µs, gives half the
+responses/s, and its own ITL is twice the 5 ms of its script (`python -m validation.speed mock` prints both); on the
+library h2 it took 19 to 23 µs, of which 6 µs are h2's for a frame that costs 0.3 µs here.
+"""
 
 from __future__ import annotations
 
@@ -13,8 +19,8 @@ import hpack
 from google.protobuf.message import DecodeError
 from tritonclient.grpc import service_pb2
 
-from calibration.mock import service as messages
-from calibration.mock.service import Answer, Moment, Record, Script, Service, Wire
+from lab.mock import service as messages
+from lab.mock.service import Answer, Moment, Record, Script, Service, Wire
 
 # --- HTTP/2 frames (RFC 9113, section 4 and 6): the bytes of one, and a reader that cuts them out of what arrives
 

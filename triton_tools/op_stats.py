@@ -8,8 +8,8 @@ exactly over a whole run: sum of latencies over total time.
 from __future__ import annotations
 
 from calibration.errors import FileError
-from calibration.importers.points import Summary, Times, measurement_of_summary
-from calibration.importers.reading import CsvFile, Known, Row, number, unique
+from calibration.importers.points import ImportedSummary, Times, measurement_of_summary
+from calibration.importers.reading import CsvFile, KnownFacts, Row, number, unique
 from calibration.records import Measurement
 
 MS = 1e-3
@@ -34,7 +34,7 @@ def recognises(file: CsvFile) -> bool:
     return file.rows[0][0] == NEEDED[0] and NEEDED[2] in file.rows[0]
 
 
-def read(file: CsvFile, known: Known) -> list[Measurement]:
+def read(file: CsvFile, known: KnownFacts) -> list[Measurement]:
     """One measurement a row; the load is the caller's to say, `concurrency` being all requests for an offline run.
 
     Raises FileError naming line and column, or the flags to give.
@@ -52,7 +52,7 @@ def read(file: CsvFile, known: Known) -> list[Measurement]:
     ]
 
 
-def _measurement(header: Row, row: Row, known: Known, where: str) -> Measurement:
+def _measurement(header: Row, row: Row, known: KnownFacts, where: str) -> Measurement:
     if len(row) != len(header):
         raise FileError(f"{where}: {len(row)} cells where the header has {len(header)}; cut short?")
     cells = dict(zip(header, row, strict=True))
@@ -63,7 +63,7 @@ def _measurement(header: Row, row: Row, known: Known, where: str) -> Measurement
     requests = round(value["Total requests"])
     burst = known.concurrency is not None and known.concurrency >= requests
     mean_s = value["Avg. latency (ms)"] * MS
-    summary = Summary(
+    summary = ImportedSummary(
         source="TensorRT-LLM backend client",
         isl=value["Avg. Input tokens per request"] or None,
         osl=value["Avg. Output tokens per request"] or None,

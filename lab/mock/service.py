@@ -88,6 +88,17 @@ class Truth:
         chosen = (self.received_s >= start_s) & (self.received_s < stop_s) & ~np.isnan(self.last_sent_s)
         return replace(self, **{name: getattr(self, name)[chosen] for name in _COLUMNS})
 
+    def means(self, start_s: float, stop_s: float) -> dict[str, float]:
+        """What `between` comes to, by field of `calibration.load.self_check.TrueTimes`; NaN for a mean of nothing."""
+        chosen = self.between(start_s, stop_s)
+        itl_s = chosen.itl_s[~np.isnan(chosen.itl_s)]
+        return {
+            "requests": len(chosen),
+            "ttft_s": float(chosen.ttft_s.mean()) if len(chosen) else NEVER,
+            "itl_s": float(itl_s.mean()) if itl_s.size else NEVER,
+            "cpu_s": self.cpu_s,
+        }
+
     def save(self, path: Path) -> None:
         """Write the truth to `path`, for `load`."""
         columns = {name: getattr(self, name) for name in _COLUMNS}

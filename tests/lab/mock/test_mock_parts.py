@@ -18,10 +18,10 @@ from hypothesis import strategies as st
 from tritonclient.grpc import service_pb2
 
 from calibration.errors import ServerError
-from calibration.mock import Script, Truth, running
-from calibration.mock.process import ROOT
-from calibration.mock.service import TICKS_PER_S, Wheel, asked, grpc_response
-from tests.calibration.mock.asking import (
+from calibration.load.self_check import ROOT
+from lab.mock.process import running
+from lab.mock.service import TICKS_PER_S, Script, Truth, Wheel, asked, grpc_response
+from tests.lab.mock.asking import (
     FAST,
     HALF_A_TICK_S,
     answered,
@@ -116,7 +116,7 @@ def test_a_mock_ends_with_its_owner() -> None:
 def test_ctrl_c_in_a_terminal_is_for_the_owner_who_then_ends_the_mock() -> None:
     """The terminal sends it to every process of its group; a mock that took it would print a traceback."""
     code = (
-        "import signal, time; from calibration.mock import Script, running\n"
+        "import signal, time; from lab.mock.process import running; from lab.mock.service import Script\n"
         "signal.signal(signal.SIGINT, signal.default_int_handler)\n"  # a background job of a shell ignores it
         "try:\n"
         "    with running(Script()) as mock:\n"
@@ -137,7 +137,7 @@ def test_ctrl_c_in_a_terminal_is_for_the_owner_who_then_ends_the_mock() -> None:
 
 
 def test_people_start_it_from_a_shell_and_are_told_what_it_did() -> None:
-    command = [sys.executable, "-m", "calibration.mock", "--ttft", "2ms", "--itl", "1ms"]
+    command = [sys.executable, "-m", "lab.mock", "--ttft", "2ms", "--itl", "1ms"]
     ports = ["--grpc-port", "0", "--http-port", "0"]
     with subprocess.Popen([*command, *ports], stdout=subprocess.PIPE, text=True, cwd=ROOT) as process:
         assert process.stdout is not None

@@ -9,8 +9,8 @@ import signal
 import click
 import numpy as np
 
-from calibration.mock.server import Serving, run, serve
-from calibration.mock.service import Script, Truth
+from lab.mock.server import Serving, run, serve
+from lab.mock.service import Script, Truth
 
 UNITS_S = {"us": 1e-6, "ms": 1e-3, "s": 1.0}
 

@@ -8,8 +8,8 @@ from http import HTTPStatus
 
 import httptools
 
-from calibration.mock import service as messages
-from calibration.mock.service import Answer, Moment, Record, Service, Wire
+from lab.mock import service as messages
+from lab.mock.service import Answer, Moment, Record, Service, Wire
 
 EVENTS = b"HTTP/1.1 200 OK\r\nContent-Type: text/event-stream; charset=utf-8\r\nTransfer-Encoding: chunked\r\n\r\n"
 LAST_CHUNK = b"0\r\n\r\n"

@@ -13,8 +13,8 @@ from pathlib import Path
 from typing import Any, TypeVar
 from weakref import WeakSet
 
-from calibration.mock import grpc_server, http_server
-from calibration.mock.service import Script, Service, Wire
+from lab.mock import grpc_server, http_server
+from lab.mock.service import INPUTS, MODEL, OUTPUTS, Script, Service, Wire
 
 HOST = "127.0.0.1"
 BACKLOG = 4096
@@ -72,22 +72,27 @@ async def serve(script: Script, until: Callable[[Serving], Awaitable[None]], por
 
 
 async def obey(serving: Serving) -> None:
-    """Tell the addresses on stdout; then write the truth to each path that a line of stdin names, until stdin ends.
+    """Say addresses and model in a line of JSON on stdout, then answer questions on stdin, one a line, until its end.
 
-    Whoever holds the other end of stdin may die: the mock then ends too.
+    ``{"window": [start_s, stop_s]}`` is answered with the fields of `TrueTimes`; ``{"save": "truth.npz"}`` writes the
+    whole truth to that file. Whoever holds the other end of stdin may die: the mock then ends too.
     """
-    _tell(json.dumps({"grpc_url": serving.grpc_url, "http_url": serving.http_url}))
+    model = {"model": MODEL, "inputs": INPUTS, "outputs": [name for name, _ in OUTPUTS]}
+    _say({"grpc_url": serving.grpc_url, "http_url": serving.http_url, **model})
     reader = asyncio.StreamReader()
     loop = asyncio.get_running_loop()
     await loop.connect_read_pipe(lambda: asyncio.StreamReaderProtocol(reader), os.fdopen(sys.stdin.fileno(), "rb"))
     async for line in reader:
-        path = line.decode().rstrip("\n")
-        serving.service.truth().save(Path(path))
-        _tell(path)
+        question, truth = json.loads(line), serving.service.truth()
+        if "window" in question:
+            _say(truth.means(*question["window"]))
+        else:
+            truth.save(Path(question["save"]))
+            _say(question)
 
 
-def _tell(line: str) -> None:
-    sys.stdout.write(f"{line}\n")
+def _say(answer: object) -> None:
+    sys.stdout.write(f"{json.dumps(answer)}\n")
     sys.stdout.flush()
 
 

@@ -6,8 +6,8 @@ from collections.abc import Iterator
 
 import pytest
 
-from calibration.mock import RunningMock, running
-from tests.calibration.mock.asking import FAST
+from lab.mock.process import RunningMock, running
+from tests.lab.mock.asking import FAST
 
 
 @pytest.fixture(scope="module")

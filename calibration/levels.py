@@ -1,0 +1,294 @@
+"""Levels on their way to be measured: how long each takes, the load that it is, and which of them comes next."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Protocol
+
+import numpy as np
+
+from calibration.load.loops import Job, arrival_times, schedule_times
+from calibration.plan import Level, SweepPlan
+from calibration.target import Target
+from sizing.points import Point
+from sizing.workload import Arrivals, Lengths, Seconds
+
+if TYPE_CHECKING:
+    from calibration.adapt import Adaptive
+
+MADE_AHEAD = 1.5
+NORMAL_95 = 1.96
+E2E_VARIANCE = 0.05
+CHECKS_AND_BATCHES = 1.5
+MOST_MADE_AHEAD = 20_000
+Says = Callable[[str], None]
+
+
+@dataclass(frozen=True, slots=True)
+class Pace:
+    """How fast requests of `lengths` were answered last: mean E2E of `e2e_s` with `users` in flight.
+
+    `ttft_s` and `itl_s` are those of a request alone on the server.
+    """
+
+    lengths: Lengths
+    users: float
+    e2e_s: float
+    ttft_s: float = 0.0
+    itl_s: float = 0.0
+
+    def after(self, point: Point) -> Pace:
+        """The pace seen at `point`."""
+        return replace(self, users=point.mean_in_flight or self.users, e2e_s=point.e2e_mean_s or self.e2e_s)
+
+    def e2e_at_s(self, users: float) -> float:
+        """A guess for another load, good enough for progress bars: E2E grows with the root of the users."""
+        return self.e2e_s * math.sqrt(max(1.0, users / self.users))
+
+    def alone_s(self, lengths: Lengths) -> float:
+        """E2E of a request of other lengths alone on the server, as far as the probe tells: ISL hardly counts."""
+        return self.ttft_s + max(0.0, lengths.osl - 1) * self.itl_s or self.e2e_s
+
+    def expected_s(self, plan: SweepPlan, level: Level) -> float:
+        """Seconds that `level` will take: ramp and warm-up, measuring, end of the last request."""
+        if level.kind in ("schedule", "trace"):
+            return float(arrivals_of(plan, level, self)[-1]) + self.e2e_s
+        alone_s = self.alone_s(level.lengths)
+        if level.kind == "concurrency":
+            e2e_s = self.e2e_at_s(level.value) * alone_s / self.alone_s(self.lengths)
+            return self._measuring_s(plan, level, level.value / e2e_s) + (plan.warm_up + 2) * e2e_s
+        warm_up = warm_up_arrivals(plan, level, self)
+        return warm_up / level.value + self._measuring_s(plan, level, level.value) + alone_s
+
+    def _measuring_s(self, plan: SweepPlan, level: Level, per_s: float) -> float:
+        budget_s = plan.until_of(level).budget_s or math.inf
+        return min(expected_requests(plan, level) / per_s, budget_s)
+
+    def streams(self, plan: SweepPlan, level: Level) -> int:
+        """Requests in flight at the level, for an open loop by Little's law at the idle server's pace, doubled."""
+        users = level.value if level.kind == "concurrency" else 2 * _peak_per_s(plan, level) * self.e2e_s
+        return max(1, math.ceil(users))
+
+    def tokens_per_s(self, plan: SweepPlan, level: Level) -> float:
+        """Output tokens/s guessed for the level on the loaded server."""
+        if level.kind != "concurrency":
+            return _peak_per_s(plan, level) * level.lengths.osl
+        return level.value * level.lengths.osl / self.e2e_at_s(level.value)
+
+
+def _peak_per_s(plan: SweepPlan, level: Level) -> float:
+    """The highest rate of an open loop over a second or more."""
+    if level.kind == "schedule":
+        return max(stage.rate for stage in plan.schedule)
+    if level.kind == "trace":
+        times_s = arrivals_of(plan, level, Pace(level.lengths, 1.0, 1.0))
+        return float(np.bincount((times_s - times_s[0]).astype(np.int64)).max())
+    return level.value
+
+
+def expected_requests(plan: SweepPlan, level: Level) -> int:
+    """Requests that a level is thought to take, its budget apart.
+
+    A mean of n values with variation c is known to ±1.96 c / √n. What varies is mostly the output length, and E2E by
+    some 20 % beside it; answers are correlated and intervals looked at in steps, which takes half as many again.
+    """
+    until = plan.until_of(level)
+    if until.requests_max is not None:
+        return until.requests_max
+    variance = level.lengths.osl_cv**2 + E2E_VARIANCE
+    wanted = CHECKS_AND_BATCHES * variance * (NORMAL_95 / until.half_width) ** 2
+    return max(until.requests_min or level.requests, math.ceil(wanted))
+
+
+def warm_up_arrivals(plan: SweepPlan, level: Level, pace: Pace) -> int:
+    """Arrivals to leave out in an open loop: `warm_up` for each request that Little's law puts in flight."""
+    return plan.warm_up * max(1, math.ceil(level.value * pace.e2e_s))
+
+
+def job_of(target: Target, level: Level, pace: Pace) -> Job:
+    """The load of `level`, as the processes of the load generator are told it."""
+    plan = target.plan
+    requests = target.source(level.entry, target.seed(level))
+    if level.kind == "concurrency":
+        users, e2e_s = round(level.value), pace.e2e_at_s(level.value)
+        ramp_s = pace.e2e_s if plan.ramp_s is None else plan.ramp_s
+        ahead = _ahead(plan, level, users / e2e_s) + (plan.warm_up + 1) * users
+        return Job(
+            plan.server, target.contract, requests, users=users, warm_up=plan.warm_up, ramp_s=ramp_s, ahead=ahead
+        )
+    arrivals_s = arrivals_of(plan, level, pace)
+    warm_up = 0 if level.kind in ("schedule", "trace") else warm_up_arrivals(plan, level, pace)
+    return Job(
+        plan.server,
+        target.contract,
+        requests,
+        arrivals_s=arrivals_s,
+        warm_up=warm_up,
+        ahead=min(len(arrivals_s), MOST_MADE_AHEAD),
+    )
+
+
+def _ahead(plan: SweepPlan, level: Level, per_s: float) -> int:
+    """Prompts made before the load starts, so that making them takes no time from it."""
+    budget_s = plan.until_of(level).budget_s or math.inf
+    wanted = min(MADE_AHEAD * expected_requests(plan, level), 2 * per_s * budget_s)
+    return min(MOST_MADE_AHEAD, math.ceil(wanted))
+
+
+def arrivals_of(plan: SweepPlan, level: Level, pace: Pace) -> Seconds:
+    """When the requests of an open loop fall due, seconds from its start, those to be left out first."""
+    rng = np.random.default_rng([plan.seed, level.index])
+    law = Arrivals.parse(plan.arrivals)
+    if level.kind == "schedule":
+        return schedule_times([(stage.for_s, stage.rate) for stage in plan.schedule], law, rng)
+    if level.kind == "trace":
+        times_s = plan.lengths[level.entry].arrivals_s
+        assert times_s is not None, "a level of kind trace has lengths that are a trace"
+        rate_per_s = (len(times_s) - 1) / float(times_s[-1] - times_s[0])
+        return np.asarray((times_s - times_s[0]) * (rate_per_s / level.value))
+    until = plan.until_of(level)
+    warm_up = warm_up_arrivals(plan, level, pace)
+    wanted = until.requests_max or max(level.requests, math.ceil(level.value * (until.budget_s or 0.0)))
+    return arrival_times(law, level.value, warm_up + wanted + 1, rng)
+
+
+class Order(Protocol):
+    """Names the next level, and tells how long the rest will take."""
+
+    def next(self, points: Sequence[Point]) -> Level | None:
+        """The level to measure after `points`, those the run has so far; None when there is no more to do."""
+
+    def skip(self, level: Level) -> None:
+        """`level`, named last, has no point and will have none: do not name it again."""
+
+    def expected_s(self, pace: Pace) -> tuple[float, float]:
+        """Seconds for the level named last, and for all that is thought to follow it."""
+
+
+def order_of(target: Target, levels: Sequence[Level], pace: Pace, says: Says) -> Order:
+    """The order that the plan asks for over `levels`, those without a point. `says` is told the time it may take."""
+    plan = target.plan
+    if plan.adaptive is not None:
+        return AsNeeded(target, levels, pace, says)
+    order = ThenRandomArrivals(target, levels) if plan.check_loads else Grid(target, levels)
+    expected_s = sum(pace.expected_s(plan, level) for level in levels)
+    checks = f", then {plan.check_loads} with random arrivals" if plan.check_loads else ""
+    says(f"{len(levels)} levels, about {minutes(expected_s)}{checks}")
+    return order
+
+
+class Grid:
+    """One level after another."""
+
+    def __init__(self, target: Target, levels: Sequence[Level]) -> None:
+        self._plan = target.plan
+        self._left = list(levels)
+        self._named = 0
+
+    def next(self, points: Sequence[Point]) -> Level | None:
+        self._left = self._left[self._named :]
+        self._named = 1
+        return self._left[0] if self._left else None
+
+    def skip(self, level: Level) -> None: ...
+
+    def total_s(self, pace: Pace) -> float:
+        """Seconds for all levels not measured yet."""
+        return sum(pace.expected_s(self._plan, level) for level in self._left[self._named :])
+
+    def expected_s(self, pace: Pace) -> tuple[float, float]:
+        first_s, *after_s = [pace.expected_s(self._plan, level) for level in self._left]
+        return first_s, sum(after_s)
+
+
+class ThenRandomArrivals:
+    """One level after another, then random arrivals at a share of the highest requests/s found."""
+
+    def __init__(self, target: Target, levels: Sequence[Level]) -> None:
+        self._target = target
+        self._grid = Grid(target, levels)
+        self._level: Level | None = None
+        self._skipped: set[int] = set()
+
+    def next(self, points: Sequence[Point]) -> Level | None:
+        self._level = self._grid.next(points) or self._check(points)
+        return self._level
+
+    def _check(self, points: Sequence[Point]) -> Level | None:
+        """The first of the lengths that has closed-loop points and no other."""
+        plan, levels = self._target.plan, self._target.levels
+        for entry in set(range(len(plan.lengths))) - self._skipped:
+            level = next(level for level in levels if level.entry == entry)
+            alike = [point for point in points if point.lengths == level.lengths]
+            best_per_s = max((point.requests_per_s for point in alike if not point.void), default=0.0)
+            if best_per_s and all(point.load_kind == "concurrency" for point in alike):
+                rate = float(f"{plan.check_load * best_per_s:.2g}")
+                requests = plan.requests_per_level or 100
+                return replace(level, index=len(levels) + entry, kind=plan.rate_kind, value=rate, requests=requests)
+        return None
+
+    def skip(self, level: Level) -> None:
+        if level.kind != "concurrency":
+            self._skipped.add(level.entry)
+
+    def expected_s(self, pace: Pace) -> tuple[float, float]:
+        if self._level is None or self._level.kind == "concurrency":
+            return self._grid.expected_s(pace)
+        return pace.expected_s(self._target.plan, self._level), 0.0
+
+
+class AsNeeded:
+    """The closed-loop levels that the plan's question needs, then every open-loop level."""
+
+    def __init__(self, target: Target, levels: Sequence[Level], pace: Pace, says: Says) -> None:
+        self._says = says
+        self._levels = target.levels
+        self._adaptive: Adaptive | None = _adaptive(target, pace)
+        self._after = Grid(target, [level for level in levels if level.kind != "concurrency"])
+        says(self._adaptive.before)
+
+    def skip(self, level: Level) -> None:
+        """The choice follows from the points alone: without one it would be the same level for good."""
+        self._adaptive = None
+
+    def next(self, points: Sequence[Point]) -> Level | None:
+        if self._adaptive is not None:
+            level = self._adaptive.next(points)
+            self._says(self._adaptive.why)
+            if level is not None:
+                return self._levels[level.index]
+            self._says(str(self._adaptive.summary(points)))
+            self._adaptive = None
+        return self._after.next(points)
+
+    def expected_s(self, pace: Pace) -> tuple[float, float]:
+        if self._adaptive is None:
+            return self._after.expected_s(pace)
+        after_s = max(0.0, self._adaptive.remaining_s - self._adaptive.expected_s)
+        return self._adaptive.expected_s, after_s + self._after.total_s(pace)
+
+
+def _adaptive(target: Target, pace: Pace) -> Adaptive:
+    from calibration.adapt import Adaptive, question_of  # costs scipy and numba, which a plain sweep does without
+
+    plan, replica = target.plan, target.replica
+    assert plan.adaptive is not None
+    levels = [level for level in target.levels if level.kind == "concurrency"]
+    closed = [replace(level, requests=expected_requests(plan, level)) for level in levels]
+    longest = (plan.until_of(level).budget_s for level in closed)
+    return Adaptive(
+        closed,
+        question_of(plan.adaptive, replica.model, target.levels[0].lengths),
+        plan.adaptive.budget_s(replica.tp * replica.pp),
+        lambda level: pace.expected_s(plan, level),
+        warm_up=plan.warm_up,
+        limit_s=max((limit_s or math.inf for limit_s in longest), default=math.inf),
+        band=plan.adaptive.band,
+    )
+
+
+def minutes(seconds: float) -> str:
+    """For people: ``45 s``, ``3.2 minutes``."""
+    return f"{seconds:.0f} s" if seconds < 60 else f"{seconds / 60:.1f} minutes"

@@ -1,0 +1,167 @@
+"""The server that a plan names: what it says of itself, which deployment that is, what is to be measured there."""
+
+from __future__ import annotations
+
+import asyncio
+import secrets
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from calibration.errors import PlanError, ServerError
+from calibration.load import system
+from calibration.load.contract import Contract
+from calibration.load.loops import client
+from calibration.plan import DeploymentPlan, Level, PlanFile, ServerPlan, SweepPlan, is_here
+from calibration.requests.source import RequestSource
+from calibration.server_metrics import requests_served
+from sizing.points import Deployment
+
+ENGINE_MODEL = "tensorrt_llm"
+TOKENIZER_MODEL = "preprocessing"
+NEEDED = ("model", "precision", "gpu", "tp")
+BATCHING_OF = {"v1": "static", "inflight_batching": "in_flight", "inflight_fused_batching": "in_flight"}
+
+
+@dataclass(frozen=True, slots=True)
+class Described:
+    """`engine`: what the model `tensorrt_llm` says of the deployment, by column name of the points table.
+
+    `tokenizer_file` is None where the server names none, or one that cannot be read from here. `engine_cores`: cores of
+    this machine on which the engine computes, to be left to it; none for an engine elsewhere or on a GPU.
+    """
+
+    contract: Contract
+    engine: dict[str, str]
+    tokenizer_file: Path | None
+    add_special_tokens: bool
+    engine_cores: tuple[int, ...] = ()
+
+
+async def describe(server: ServerPlan) -> Described:
+    """Ask the server. Raises ServerError, within a few seconds, if it does not answer or does not serve the model."""
+    async with client(server) as target:
+        config = await target.model_config(server.model)
+        if config is None:
+            raise ServerError(
+                f"{server.url}: no model {server.model!r} is served there; correct server.model in the plan"
+            )
+        await target.check_ready()
+        engine = await target.model_config(ENGINE_MODEL)
+        tokenizer = await target.model_config(TOKENIZER_MODEL)
+    contract = Contract.of(config, server.tensors)
+    names, said = _parameters(tokenizer), _engine_of(engine)
+    file = _tokenizer_file(names.get("tokenizer_dir", ""))
+    special = names.get("add_special_tokens", "").lower() in ("true", "1")
+    cores = system.read(_parameters(engine).get("engine_cores", ""))
+    return Described(contract, said, file, special, cores if is_here(server.url) else ())
+
+
+def deployment(plan: DeploymentPlan, engine: dict[str, str]) -> Deployment:
+    """The deployment to write on the points: the plan's word first, then the server's.
+
+    Raises PlanError naming the key to add if model, precision, gpu or tp is known to neither.
+    """
+    known: dict[str, Any] = dict(engine)
+    known |= {name: value for name, value in plan.model_dump().items() if value is not None}
+    missing = [name for name in NEEDED if not known.get(name)]
+    if missing:
+        keys = ", ".join(f"{name}: ..." for name in missing)
+        raise PlanError(f"the server does not say its {', '.join(missing)}: add deployment: {{{keys}}} to the plan")
+    for name in ("tp", "pp", "max_batch_size"):
+        if name in known:
+            known[name] = _whole(name, known[name])
+    defaults: dict[str, Any] = {"pp": 1, "engine": "", "engine_version": "", "batching": "", "max_batch_size": None}
+    return Deployment(**(defaults | known))
+
+
+def _whole(name: str, value: object) -> int:
+    try:
+        number = int(str(value))
+    except ValueError:
+        number = 0
+    if number < 1:
+        raise PlanError(
+            f"the server says {name} = {value!r}: set deployment.{name} in the plan to a number of 1 or more"
+        )
+    return number
+
+
+def _parameters(config: Any) -> dict[str, str]:
+    if config is None:
+        return {}
+    return {key: parameter.string_value for key, parameter in config.parameters.items()}
+
+
+def _engine_of(config: Any) -> dict[str, str]:
+    said = {key: value for key, value in _parameters(config).items() if not value.startswith("${")}
+    engine = {name: said[name] for name in Deployment._fields if said.get(name)}
+    kind = said.get("gpt_model_type", "").lower()
+    if "batching" not in engine and kind in BATCHING_OF:
+        engine["batching"] = BATCHING_OF[kind]
+    if config is not None and config.max_batch_size > 0:
+        engine["max_batch_size"] = str(config.max_batch_size)
+    return engine
+
+
+def _tokenizer_file(folder: str) -> Path | None:
+    path = Path(folder) / "tokenizer.json"
+    return path if folder and path.is_file() else None
+
+
+@dataclass(frozen=True, slots=True)
+class Target:
+    """A server found ready to be measured as `plan` says: what it is, what is written on its points, the levels.
+
+    `points`: how many a run of it will have, those of the random arrivals that may end it included.
+    `session` is a random part of the seeds of its requests: prompts that were sent once may lie in the server's prefix
+    cache, also after a run was broken off in the middle of a level.
+    """
+
+    plan: SweepPlan
+    served: Described
+    replica: Deployment
+    levels: tuple[Level, ...]
+    points: int = 0
+    session: tuple[int, ...] = ()
+
+    @property
+    def contract(self) -> Contract:
+        """What the model takes and gives."""
+        return self.served.contract
+
+    def source(self, entry: int, seed: tuple[int, ...]) -> RequestSource:
+        """The requests of one entry of the plan's lengths."""
+        served = self.served
+        return RequestSource(self.plan.lengths[entry], served.tokenizer_file, served.add_special_tokens, seed)
+
+    def seed(self, level: Level) -> tuple[int, ...]:
+        """The seed of a level's requests, kept with them."""
+        return (self.plan.seed, *self.session, level.index)
+
+    def notes(self, level: Level) -> list[str]:
+        """What a reader of the point of `level` must know about its lengths and times."""
+        counted = self.served.tokenizer_file is not None or self.contract.takes_token_ids
+        notes = [*([] if counted else ["ISL is words: no tokenizer was known"]), *self.contract.notes]
+        if self.plan.lengths[level.entry].dataset is not None and (
+            left_out := self.source(level.entry, ()).texts().left_out
+        ):
+            notes.append(f"{left_out} prompts of the data set left out by max_input_len")
+        return notes
+
+
+def prepare(file: PlanFile) -> Target:
+    """Ask the server. Raises ServerError if it cannot be measured, PlanError if the plan lacks something for it."""
+    plan = file.plan
+    served = asyncio.run(describe(plan.server))
+    if file.tokenizer_file is not None:
+        served = replace(served, tokenizer_file=file.tokenizer_file)
+    elif plan.tokenizer == "none":
+        served = replace(served, tokenizer_file=None)
+    replica = deployment(plan.deployment, served.engine)
+    if plan.server.metrics_url is not None:
+        requests_served(plan.server.metrics_url, plan.server.model)  # fail early on a wrong URL
+    target = Target(plan, served, replica, (), session=(secrets.randbits(64),))
+    means = [target.source(entry, (0,)).summary() for entry in range(len(plan.lengths))]
+    levels = plan.levels(means)
+    return replace(target, levels=tuple(levels), points=len(levels) + plan.check_loads)

@@ -1,0 +1,63 @@
+"""A group of commands that are loaded when they are used: behind ``python -m sizing`` and ``python -m calibration``."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Mapping
+from importlib import import_module
+from typing import Any, NoReturn
+
+import click
+
+from sizing.faults import one_line
+
+BAD_INPUT = 2
+INTERRUPTED = 130
+
+
+class Commands(click.Group):
+    """`table`: name -> where the command is (``module:name``), and its line in the help, which loads none of them.
+
+    Run as a program, a click error or one of `errors` is one line on standard error and exit code 2.
+    """
+
+    def __init__(
+        self, *args: Any, table: Mapping[str, tuple[str, str]], errors: tuple[type[Exception], ...] = (), **extra: Any
+    ) -> None:
+        super().__init__(*args, **{"context_settings": {"help_option_names": ["-h", "--help"]}, **extra})
+        self._table, self._errors = table, errors
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        return list(self._table)
+
+    def get_command(self, ctx: click.Context, name: str) -> click.Command | None:
+        if name not in self._table:
+            return None
+        module, _, command = self._table[name][0].partition(":")
+        found = getattr(import_module(module), command)
+        assert isinstance(found, click.Command)
+        return found
+
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        with formatter.section("Commands"):
+            formatter.write_dl([(name, line) for name, (_, line) in self._table.items()])
+
+    def main(self, *args: Any, **extra: Any) -> Any:
+        if extra.get("standalone_mode") is False:
+            return super().main(*args, **extra)
+        try:
+            code = super().main(*args, **(extra | {"standalone_mode": False}))
+        except click.ClickException as error:
+            fail(error, BAD_INPUT)
+        except self._errors as error:
+            fail(error, BAD_INPUT)
+        except (click.Abort, KeyboardInterrupt):
+            sys.exit(INTERRUPTED)
+        sys.exit(code if isinstance(code, int) else 0)
+
+
+def fail(error: Exception, code: int) -> NoReturn:
+    """One line on standard error, then the exit code."""
+    message = error.format_message() if isinstance(error, click.ClickException) else str(error)
+    click.echo(f"error: {one_line(message)}", err=True)
+    sys.exit(code)

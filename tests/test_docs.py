@@ -33,6 +33,8 @@ from pathlib import Path
 import pytest
 
 from calibration.plan import parse_plan
+from validation.evidence.page import ABOUT
+from validation.evidence.table import ENOUGH
 
 ROOT = Path(__file__).parents[1]
 ROOMS = ("docs", "data", "deploy", "examples", "lab", "learn", "triton_tools", "validation")
@@ -236,3 +238,10 @@ def test_programs_that_a_page_names_exist(page: Path) -> None:
         r"\b(?:sizing|calibration|ui|triton_tools|learn|lab|validation|tests)/[\w./-]+\.py\b", page.read_text()
     )
     assert [name for name in named if not (ROOT / name).exists()] == []
+
+
+def test_the_accuracy_page_is_written_by_its_command() -> None:
+    """Its words are those of `sizing validate`; the rows, which take hours, are the ones last written."""
+    written = (ROOT / "docs" / "accuracy.md").read_text(encoding="utf-8")
+    prose, bar, _ = written.partition("| claim | against |")
+    assert bar and prose == ABOUT.format(options="", enough=ENOUGH)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Iterable
 from pathlib import Path
 
 import pytest
@@ -35,12 +36,12 @@ INSTEAD = {
     r"\bWho (has|was|gives)\b|Whose request|Everybody whose": "the request, the user",
 }
 """Pattern -> what a native speaker writes."""
-STILL_IN_PROGRAMS = frozenset(INSTEAD)
-"""Patterns that some .py file still holds: to be emptied, never to grow."""
+STILL_TO_MEND = ("calibration", "sizing", "triton_tools", "ui")
+"""Rooms whose programs still hold some of these: to be emptied, never to grow."""
 
 
-def files(pattern: str) -> list[Path]:
-    return [*ROOT.glob(pattern), *(path for room in ROOMS for path in sorted((ROOT / room).rglob(pattern)))]
+def files(pattern: str, rooms: Iterable[str] = ROOMS) -> list[Path]:
+    return [*ROOT.glob(pattern), *(path for room in rooms for path in sorted((ROOT / room).rglob(pattern)))]
 
 
 def found(pattern: str, paths: list[Path]) -> list[str]:
@@ -61,8 +62,8 @@ def test_documentation_is_written_in_plain_english(pattern: str) -> None:
     assert found(pattern, pages) == [], f"write: {INSTEAD[pattern]}"
 
 
-@pytest.mark.parametrize("pattern", sorted(INSTEAD.keys() - STILL_IN_PROGRAMS))
+@pytest.mark.parametrize("pattern", INSTEAD)
 def test_programs_are_written_in_plain_english(pattern: str) -> None:
-    programs = files("*.py")
-    assert len(programs) > 100
+    programs = files("*.py", (room for room in ROOMS if room not in STILL_TO_MEND))
+    assert len(programs) > 50
     assert found(pattern, programs) == [], f"write: {INSTEAD[pattern]}"

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from pathlib import Path
 
 import pytest
@@ -142,13 +141,6 @@ def test_every_level_that_goes_for_precision_has_a_budget(more: str, budget_s: f
 @pytest.mark.parametrize("path", sorted((ROOT / "data" / "plans").glob("*.yaml")), ids=lambda path: path.name)
 def test_shipped_plans_are_plans(path: Path) -> None:
     assert read_plan(path).plan.levels()
-
-
-def test_the_plan_in_the_docs_is_a_plan() -> None:
-    blocks = re.findall(r"```yaml\n(.*?)```", (ROOT / "docs" / "calibration.md").read_text(), re.DOTALL)
-    whole, adaptive = blocks
-    assert len(parse_plan(whole).plan.lengths) == 5
-    assert parse_plan(MINIMAL + adaptive).plan.adaptive
 
 
 def test_lengths_vary_unless_the_plan_says_how() -> None:

@@ -1,0 +1,247 @@
+"""README and docs do what they say: commands print what the page shows, plans can be read, links lead somewhere.
+
+The blocks of a page run in order, in an empty folder of the page's own that sees the repository's `data`:
+
+- ```` ```console ````: every line that starts with `$ ` is run by bash and must exit with 0; what it prints to standard
+  output must be what follows in the block. A line of `...` stands for any lines. A command that ends with `&` is a
+  server: it is ready when it has printed its first line, and is stopped at the end of the page.
+- ```` ```sh ````: commands that must exit with 0; what they print is not compared.
+- ```` ```python ````: a program that must end without an error.
+- ```` ```yaml ````: a calibration plan, or a part of one (without `lengths`), read by the program's own reader.
+
+Two comments in front of a block change this. `<!-- file: NAME -->` writes the block to NAME, for a command further down
+the page, which must use it. `<!-- not run: REASON -->` leaves the block out, for one of the reasons in NOT_RUN.
+
+Compared is what remains after these rules: spaces at the ends of lines go; the folder of the page is `/home/you`;
+times of day are equal to each other; ports 8000 to 8002 stand for free ones. After `<!-- measured -->`, where the
+figures are those of a clock, every number equals every other, and so does every width of a gap.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import socket
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import pytest
+
+from calibration.plan import parse_plan
+from validation.evidence.page import ABOUT
+from validation.evidence.table import ENOUGH
+
+ROOT = Path(__file__).parents[1]
+ROOMS = ("docs", "data", "deploy", "examples", "lab", "learn", "triton_tools", "validation")
+PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md")), ROOT / "lab" / "gpu" / "README.md"]
+EVERY_PAGE = [*ROOT.glob("*.md"), *(path for room in ROOMS for path in sorted((ROOT / room).rglob("*.md")))]
+NOT_RUN = {
+    "installs packages": "make, pip and apt change the machine",
+    "needs a GPU machine": "and a copy of the packed environment on it",
+    "needs a server elsewhere": "a GPU server of the reader's, a Dask cluster",
+    "starts Triton": "its first start downloads 250 MB or more; tests marked triton start it",
+    "runs for minutes": "benchmarks and the table of evidence; other tests run their parts",
+    "needs root, docker, a cluster or a proxy": "tests/test_deploy.py checks the files they name",
+}
+LANGUAGES = {"console", "sh", "python", "yaml"}
+FENCE = re.compile(r"((?:^<!-- .*? -->\n)*)^```(\w*)\n(.*?)^```$", re.M | re.S)
+COMMAND = re.compile(r"^\$ (.*(?:(?<=\\)\n.*)*)\n((?:(?!\$ ).*\n)*)", re.M)
+LINK = re.compile(r"\]\((?!https?://|mailto:)([^)\s]+)\)")
+MINIMAL_PLAN = "lengths: [{isl: 64, osl: 32}]\nconcurrency: [1]\n"
+SECONDS = 120.0
+
+
+@dataclass(frozen=True)
+class Block:
+    """A fenced block with the comments in front of it, name -> text."""
+
+    language: str
+    text: str
+    marks: dict[str, str]
+    line: int
+
+
+def blocks(page: Path) -> list[Block]:
+    text = page.read_text(encoding="utf-8")
+    found = []
+    for match in FENCE.finditer(text):
+        marks = dict(re.findall(r"<!-- ([\w ]+?)(?:: (.*?))? -->", match[1]))
+        found.append(Block(match[2], match[3], marks, text.count("\n", 0, match.start(2)) + 1))
+    return found
+
+
+def commands(block: Block) -> list[tuple[str, str | None]]:
+    """The commands of a block, each with what the page says it prints; None where the page does not say."""
+    if block.language == "console":
+        assert block.text.startswith("$ "), f"line {block.line}: a console block starts with a command"
+        return [(command, shown) for command, shown in COMMAND.findall(block.text)]
+    if block.language == "sh":
+        return [(block.text, None)]
+    return []
+
+
+def same(shown: str, printed: str, measured: bool) -> bool:
+    """Whether a page shows what was printed."""
+    parts = [re.escape(comparable(part, measured)) for part in re.split(r"^\.\.\.\n", shown, flags=re.M)]
+    return re.fullmatch("(?:.*\n)*?".join(parts), comparable(printed, measured)) is not None
+
+
+def comparable(text: str, measured: bool) -> str:
+    text = re.sub(r" +$", "", text, flags=re.M)
+    text = re.sub(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d(\.\d+)?(\+00:00|Z)", "TIME", text)
+    if measured:
+        text = re.sub(r" {2,}|^ +", " ", re.sub(r"\d+(,\d{3})*(\.\d+)?", "N", text), flags=re.M)
+    return text
+
+
+@dataclass
+class Session:
+    """The folder in which the blocks of one page run, one after the other."""
+
+    folder: Path
+    ports: dict[str, str] = field(default_factory=lambda: {port: free_port() for port in ("8000", "8001", "8002")})
+    servers: list[subprocess.Popen[str]] = field(default_factory=list)
+
+    def environment(self) -> dict[str, str]:
+        """That of the tests, without what would change an answer, and with a store of the page's own."""
+        kept = {name: value for name, value in os.environ.items() if not name.startswith(("SIZING_", "COLUMNS"))}
+        return {
+            **kept,
+            "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}",
+            "PYTHONPATH": str(ROOT),
+            "SIZING_DATABASE_URL": f"sqlite:///{self.folder / 'calibration.db'}",
+        }
+
+    def outward(self, text: str) -> str:
+        return re.sub(r"\b800[0-2]\b", lambda port: self.ports[port[0]], text)
+
+    def homeward(self, text: str) -> str:
+        for shown, used in self.ports.items():
+            text = re.sub(rf"\b{used}\b", shown, text)
+        return text.replace(str(self.folder), "/home/you")
+
+    def run(self, command: str) -> str:
+        """What a command printed to standard output; fails unless it ends well."""
+        call = ["bash", "-euo", "pipefail", "-c", self.outward(command)]
+        if command.rstrip().endswith("&"):
+            call[-1] = "exec " + call[-1].rstrip()[:-1]
+            server = subprocess.Popen(
+                call, cwd=self.folder, env=self.environment(), stdout=subprocess.PIPE, text=True, encoding="utf-8"
+            )
+            self.servers.append(server)
+            assert server.stdout is not None
+            return self.homeward(server.stdout.readline())
+        done = subprocess.run(
+            call, cwd=self.folder, env=self.environment(), capture_output=True, encoding="utf-8", timeout=SECONDS
+        )
+        assert done.returncode == 0, f"{command}\nexit code {done.returncode}\n{done.stdout}{done.stderr}"
+        return self.homeward(done.stdout)
+
+    def write(self, name: str, text: str) -> None:
+        path = self.folder / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(self.outward(text), encoding="utf-8")
+
+
+@contextmanager
+def session(folder: Path) -> Iterator[Session]:
+    (folder / "data").symlink_to(ROOT / "data")
+    here = Session(folder)
+    try:
+        yield here
+    finally:
+        for server in here.servers:
+            server.send_signal(signal.SIGTERM)
+            server.communicate(timeout=SECONDS)
+
+
+def free_port() -> str:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return str(probe.getsockname()[1])
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
+def test_the_blocks_of_a_page_do_what_it_says(page: Path, tmp_path: Path) -> None:
+    with session(tmp_path) as here:
+        for block in blocks(page):
+            if "not run" in block.marks:
+                continue
+            if "file" in block.marks:
+                here.write(block.marks["file"], block.text)
+            elif block.language == "yaml":
+                part = "lengths:" not in block.text
+                parse_plan((MINIMAL_PLAN if part else "") + block.text, f"{page.name}:{block.line}")
+            elif block.language == "python":
+                here.write(f"block_{block.line}.py", block.text)
+                here.run(f"python block_{block.line}.py")
+            for command, shown in commands(block):
+                printed = here.run(command)
+                assert shown is None or same(shown, printed, "measured" in block.marks), (
+                    f"{page.name}, line {block.line}: {command}\nprints\n{printed}"
+                )
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
+def test_a_page_leaves_no_command_out_unseen(page: Path) -> None:
+    """Every block has a language, no command hides in an indented one, and files that are written are used."""
+    found = blocks(page)
+    assert [block.line for block in found if not block.language] == []
+    prose = FENCE.sub("", page.read_text(encoding="utf-8"))
+    assert re.findall(r"^(?: {4}|\t)(?![-*\d ]).*", prose, re.M) == [], "fence it, with a language"
+    run = [command for block in found if "not run" not in block.marks for command, _ in commands(block)]
+    run += [block.text for block in found if block.language == "python"]
+    for name in (block.marks["file"] for block in found if "file" in block.marks):
+        assert any(name in command for command in run), f"no command uses {name}"
+
+
+def test_what_is_not_run_has_a_reason() -> None:
+    marked = [block.marks["not run"] for page in PAGES for block in blocks(page) if "not run" in block.marks]
+    assert set(marked) == set(NOT_RUN), "a reason that is not known, or is not needed any more"
+    assert all(block.language in LANGUAGES for page in PAGES for block in blocks(page) if "not run" in block.marks)
+
+
+def test_a_difference_is_seen() -> None:
+    """The comparison itself: figures and order count, unless the page says that they are measured."""
+    assert same("a 1\n...\nb\n", "a 1 \nx\ny\nb\n", measured=False)
+    assert same("a\n...\n", "a\n", measured=False)
+    assert not same("a 1\n", "a 2\n", measured=False)
+    assert not same("a\n...\nb\n", "a\nb\nc\n", measured=False)
+    assert same("at 2026-01-02T03:04:05+00:00\n", "at 2027-11-12T13:14:15+00:00\n", measured=False)
+    assert same("TTFT   21.4 ms\n", "TTFT 1,021 ms\n", measured=True)
+    assert not same("TTFT 21.4 ms\n", "ITL 21.4 ms\n", measured=True)
+
+
+def anchors(page: Path) -> set[str]:
+    """The names by which a link reaches the headings of a page."""
+    headings = re.findall(r"^#+ (.*)$", FENCE.sub("", page.read_text(encoding="utf-8")), re.M)
+    return {re.sub(r"[^\w -]", "", heading.lower()).replace(" ", "-") for heading in headings}
+
+
+@pytest.mark.parametrize("page", EVERY_PAGE, ids=lambda page: str(page.relative_to(ROOT)))
+def test_links_lead_to_files_and_headings(page: Path) -> None:
+    for link in LINK.findall(page.read_text(encoding="utf-8")):
+        name, _, anchor = link.partition("#")
+        target = (page.parent / name).resolve() if name else page
+        assert target.exists(), link
+        assert not anchor or target.suffix != ".md" or anchor in anchors(target), link
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
+def test_programs_that_a_page_names_exist(page: Path) -> None:
+    named = re.findall(
+        r"\b(?:sizing|calibration|ui|triton_tools|learn|lab|validation|tests)/[\w./-]+\.py\b", page.read_text()
+    )
+    assert [name for name in named if not (ROOT / name).exists()] == []
+
+
+def test_the_accuracy_page_is_written_by_its_command() -> None:
+    """Its words are those of `sizing validate`; the rows, which take hours, are the ones last written."""
+    written = (ROOT / "docs" / "accuracy.md").read_text(encoding="utf-8")
+    prose, bar, _ = written.partition("| claim | against |")
+    assert bar and prose == ABOUT.format(options="", enough=ENOUGH)

@@ -184,7 +184,7 @@ def test_nothing_listens_beyond_loopback_unless_told() -> None:
 
 
 def test_options_of_the_benchmarks_are_those_of_the_page() -> None:
-    benchmark = (ROOT / "benchmarks" / "viewers.py").read_text()
+    benchmark = (ROOT / "validation" / "speed" / "viewers.py").read_text()
     (command,) = re.findall(r"python -m validation.speed.viewers (.*)", DOC.read_text())
     options = re.findall(r"--\w+", command)
     assert options and all(f'"{option}"' in benchmark for option in options)

@@ -15,7 +15,15 @@ CORE = ("sizing", "calibration", "ui")
 TENANTS = {"triton_tools", "learn", "lab", "validation"}
 SCREEN = {"streamlit", "plotly", "altair"}
 NETWORK = {"tritonclient", "grpc", "requests", "httpx", "aiohttp", "urllib", "socket", "http", "sqlalchemy"}
-VALUES = {"sizing.points", "sizing.workload", "sizing.errors", "sizing.numbers", "sizing.faults", "sizing.yaml_file"}
+VALUES = {
+    "sizing.points",
+    "sizing.workload",
+    "sizing.errors",
+    "sizing.numbers",
+    "sizing.faults",
+    "sizing.yaml_file",
+    "sizing.places",
+}
 CHOOSES = {"calibration.adapt": {"sizing.analyses.next_level", "sizing.plans"}}
 """An adaptive sweep asks sizing which level to measure next."""
 OFFERED_TO_UI = {

@@ -14,8 +14,8 @@ from subprocess import PIPE
 
 from calibration.errors import ServerError
 from calibration.mock.service import Script, Truth
+from sizing.places import IMPORTED_FROM
 
-ROOT = Path(__file__).resolve().parents[2]
 ENDS_WITHIN_S = 5.0
 
 
@@ -52,7 +52,9 @@ def running(script: Script) -> Iterator[RunningMock]:
     with (
         tempfile.TemporaryDirectory(prefix="mock-") as folder,
         # a session of its own: Ctrl-C is for the parent, and the mock ends with its stdin
-        subprocess.Popen(command, stdin=PIPE, stdout=PIPE, text=True, cwd=ROOT, start_new_session=True) as process,
+        subprocess.Popen(
+            command, stdin=PIPE, stdout=PIPE, text=True, cwd=IMPORTED_FROM, start_new_session=True
+        ) as process,
     ):
         assert process.stdin is not None and process.stdout is not None
         try:

@@ -64,11 +64,11 @@ def cli() -> None:
     """
 
 
-def main(arguments: list[str] | None = None) -> NoReturn:
+def main(arguments: list[str] | None = None, program: str = "python -m sizing") -> NoReturn:
     """Run the command line; every expected error is one line on standard error."""
     arguments = sys.argv[1:] if arguments is None else arguments
     try:
-        code = cli.main(arguments, prog_name="python -m sizing", standalone_mode=False)
+        code = cli.main(arguments, prog_name=program, standalone_mode=False)
     except NoFeasiblePlan as error:
         import_module("sizing.cli.plan").show(error, json_="--json" in arguments)
         fail(error, 3)

@@ -10,6 +10,7 @@ import click
 
 from calibration.errors import CalibrationError
 from sizing.errors import SizingError
+from sizing.extras import missing_extra
 from sizing.faults import one_line
 
 BAD_INPUT = 2
@@ -53,6 +54,8 @@ class Commands(click.Group):
             _fail(error.format_message())
         except (CalibrationError, SizingError) as error:
             _fail(str(error))
+        except ModuleNotFoundError as error:
+            _fail(str(missing_extra(error)))
         except (click.Abort, KeyboardInterrupt):
             sys.exit(INTERRUPTED)
         sys.exit(0)

@@ -23,6 +23,7 @@ VALUES = {
     "sizing.faults",
     "sizing.yaml_file",
     "sizing.places",
+    "sizing.extras",
 }
 CHOOSES = {"calibration.adapt": {"sizing.analyses.next_level", "sizing.plans"}}
 """An adaptive sweep asks sizing which level to measure next."""

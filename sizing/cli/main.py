@@ -12,6 +12,7 @@ from typing import NoReturn
 import click
 
 from sizing.errors import SizingError
+from sizing.extras import missing_extra
 from sizing.faults import one_line
 from sizing.plans import NoFeasiblePlan
 
@@ -74,6 +75,8 @@ def main(arguments: list[str] | None = None, program: str = "python -m sizing") 
         fail(error, 3)
     except (SizingError, click.ClickException) as error:
         fail(error, 2)
+    except ModuleNotFoundError as error:
+        fail(missing_extra(error), 2)
     except click.Abort:
         sys.exit(130)
     sys.exit(code if isinstance(code, int) else 0)

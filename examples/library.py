@@ -1,4 +1,4 @@
-"""The planner from a program: plan a fleet, ask what it can carry, and compare GPUs by cost.
+"""The planner from a program: a plan, latencies with more and fewer replicas, and an SLA that nothing meets.
 
 Run: python examples/library.py
 """
@@ -10,7 +10,7 @@ RATE = 20.0  # requests/s
 
 
 def main() -> None:
-    """Print the answer, its headroom, a table of rates, and what rules the rest out."""
+    """Print all three."""
     plan = sizing.plan(
         MODEL, gpus="h200_sxm", precisions="bf16", rate=RATE, isl=2000, osl=256, ttft="p95:1s", itl="p95:30ms"
     )
@@ -24,9 +24,8 @@ def main() -> None:
     workload = sizing.Workload(sizing.Lengths(isl=2000, osl=256), rate_per_s=RATE)
     for working in (best.working - 1, best.working, best.working + 1):
         seen = sizing.predict(best.candidate.replica, workload, replicas=working)
-        print(
-            f"{working} working replicas: p95 TTFT {seen.ttft.p95_s * 1e3:.0f} ms, p95 ITL {seen.itl.p95_s * 1e3:.1f} ms"
-        )
+        ttft_ms, itl_ms = 1e3 * seen.ttft.p95_s, 1e3 * seen.itl.p95_s
+        print(f"{working} working replicas: p95 TTFT {ttft_ms:.0f} ms, p95 ITL {itl_ms:.1f} ms")
 
     try:
         sizing.plan(MODEL, gpus="h200_sxm", precisions="bf16", rate=RATE, isl=2000, osl=256, itl="p95:2ms")

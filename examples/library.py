@@ -1,6 +1,6 @@
 """The planner from a program: a plan, latencies with more and fewer replicas, and an SLA that nothing meets.
 
-Run: python examples/library.py
+Run: python -m examples.library in the repository, python library.py where the package is installed
 """
 
 import sizing

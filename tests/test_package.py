@@ -334,3 +334,12 @@ def test_make_app_installs_only_what_runs_and_make_test_adds_to_it(tmp_path: Pat
     (tmp_path / ".venv" / "stamp").touch()
     assert "requirements" not in told("app")
     assert "requirements.txt" not in told("test") and "requirements-test.txt" in told("test")
+
+
+@pytest.mark.parametrize("page", ["CONTRIBUTING.md", "docs/architecture.md"])
+def test_links_of_the_pages_for_developers_lead_somewhere(page: str) -> None:
+    text = (ROOT / page).read_text()
+    links = [link for link in re.findall(r"\]\(([^)#]+)\)", text) if "://" not in link]
+    paths = re.findall(r"`((?:tests|data|docs|sizing)/[\w/.]+\.\w+)`", text)
+    assert links and all(((ROOT / page).parent / link).resolve().exists() for link in links)
+    assert all((ROOT / path).exists() for path in paths)

@@ -71,7 +71,7 @@ def asked(arguments: str) -> bytes:
 
 
 def reported(kind: str) -> bytes:
-    """A report of the first plan, without the moment of its making; of a PDF the text."""
+    """A report of the first plan; of a PDF the text."""
     with tempfile.TemporaryDirectory() as folder:
         plan, out = Path(folder) / "plan.json", Path(folder) / f"report.{kind}"
         plan.write_bytes(asked(f"plan {PLANS[0]} --json").rpartition(b"exit ")[0])
@@ -82,7 +82,7 @@ def reported(kind: str) -> bytes:
 
 
 def text_of(content: bytes, kind: str) -> bytes:
-    """What a reader sees: the sheets of a workbook, the pages of a PDF; dates and times blotted out."""
+    """What a reader sees: the sheets of a workbook, the pages of a PDF."""
     if kind == "xlsx":
         with zipfile.ZipFile(io.BytesIO(content)) as book:
             content = b"".join(book.read(name) for name in sorted(book.namelist()) if not name.startswith("docProps"))
@@ -91,12 +91,13 @@ def text_of(content: bytes, kind: str) -> bytes:
 
         pages = pypdfium2.PdfDocument(content)
         content = "\n".join(page.get_textpage().get_text_bounded() for page in pages).encode()
+    return content
+
+
+def settled(content: bytes) -> bytes:
+    """Without the moment of making and the program's version, on which no answer depends."""
+    content = re.sub(rb"sizing \d+\.\d+\.\d+", b"sizing VERSION", content)
     return re.sub(rb"\d{4}-\d\d-\d\d([T ]\d\d:\d\d(:\d\d)?)?|\d\d:\d\d UTC", b"DATE", content)
-
-
-def unversioned(content: bytes) -> bytes:
-    """Without the program's version, which a release changes and no answer depends on."""
-    return re.sub(rb"sizing \d+\.\d+\.\d+", b"sizing", content)
 
 
 def everything() -> dict[str, bytes]:
@@ -116,10 +117,8 @@ def golden(task: str, folder: Path) -> None:
         folder.mkdir(parents=True, exist_ok=True)
         for name, content in now.items():
             (folder / name).write_bytes(content)
-    differing = [
-        name for name, content in now.items() if unversioned(content) != unversioned((folder / name).read_bytes())
-    ]
-    whole = hashlib.sha256(b"".join(now[name] for name in sorted(now))).hexdigest()[:12]
+    differing = [name for name, content in now.items() if settled(content) != settled((folder / name).read_bytes())]
+    whole = hashlib.sha256(b"".join(settled(now[name]) for name in sorted(now))).hexdigest()[:12]
     click.echo(
         f"{len(now)} answers, {len(differing)} differ, digest {whole}" + "".join(f"\n{name}" for name in differing)
     )

@@ -39,7 +39,7 @@ dist: $(VENV)/stamp-test
 	$(BIN)/python -m pytest tests/test_package.py
 
 docs-api: $(VENV)/stamp-test
-	$(BIN)/pdoc sizing sizing.planner sizing.plans sizing.workload sizing.engine sizing.points sizing.prediction sizing.errors -o .cache/api
+	$(BIN)/python -m pdoc sizing sizing.planner sizing.plans sizing.workload sizing.engine sizing.points sizing.prediction sizing.errors -o .cache/api
 
 lock: $(VENV)/stamp-test
 	$(BIN)/pip install --quiet uv

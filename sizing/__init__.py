@@ -8,14 +8,12 @@
 >>> plan.answer.gpus
 14
 
-=============  =========================================================================
-`plan`         the smallest fleet whose latency percentiles meet the SLA at a load
-`capacity`     the largest load that a fleet which exists carries under the SLA
-`read_points`  measured points from a table; `plan` and `capacity` take them as `points`
-`fit`          the iteration-time law of measured points, with its uncertainty
-`predict`      latency percentiles of equal replicas at a load, by formula or simulation
-`simulate`     every single request of such a load
-=============  =========================================================================
+- `plan`: the smallest fleet whose latency percentiles meet the SLA at a load
+- `capacity`: the largest load that a fleet which exists carries under the SLA
+- `read_points`: measured points from a table, which `plan` and `capacity` take as `points`
+- `fit`: the iteration-time law of measured points, with its uncertainty
+- `predict`: latency percentiles of equal replicas at a load, by formula or by simulation
+- `simulate`: every single request of such a load
 
 Times are seconds, rates are requests per second, lengths are tokens. Every error that is raised on purpose is a
 `SizingError` with one line of text. What is offered is loaded on first use, so that a command line that needs less

@@ -9,6 +9,7 @@ import re
 import subprocess
 import sys
 import sysconfig
+import tarfile
 import tomllib
 import zipfile
 from collections.abc import Iterator, Sequence
@@ -200,6 +201,18 @@ def test_the_wheel_holds_the_program_and_no_measurements(installed: Installed) -
     listed = subprocess.run(["git", "ls-files", "data"], cwd=ROOT, capture_output=True, text=True, check=False).stdout
     shipped = {f"sizing/shipped/{name}" for name in listed.split() if not name.startswith("data/gpu/")}
     assert shipped <= set(installed.names)
+
+
+def test_the_source_archive_gives_the_same_wheel(installed: Installed, tmp_path: Path) -> None:
+    build = [sys.executable, "-m", "hatchling", "build", "-d", tmp_path / "dist", "-t"]
+    subprocess.run([*build, "sdist"], cwd=ROOT, check=True)
+    (archive,) = (tmp_path / "dist").glob("*.tar.gz")
+    with tarfile.open(archive) as packed:
+        packed.extractall(tmp_path, filter="data")
+    subprocess.run([*build, "wheel"], cwd=tmp_path / archive.name.removesuffix(".tar.gz"), check=True)
+    (wheel,) = (tmp_path / "dist").glob("*.whl")
+    with zipfile.ZipFile(wheel) as again:
+        assert sorted(again.namelist()) == sorted(installed.names)
 
 
 @pytest.mark.parametrize(

@@ -95,8 +95,9 @@ def text_of(content: bytes, kind: str) -> bytes:
 
 
 def settled(content: bytes) -> bytes:
-    """Without the moment of making and the program's version, on which no answer depends."""
-    content = re.sub(rb"sizing \d+\.\d+\.\d+", b"sizing VERSION", content)
+    """Without the moment of making, the program's version, and the digest of a report, which is made of both."""
+    content = re.sub(rb"([Ss]izing) \d+\.\d+\.\d+", rb"\1 VERSION", content)
+    content = re.sub(rb"\breport [0-9a-f]{12}\b", b"report DIGEST", content)
     return re.sub(rb"\d{4}-\d\d-\d\d([T ]\d\d:\d\d(:\d\d)?)?|\d\d:\d\d UTC", b"DATE", content)
 
 

@@ -356,3 +356,20 @@ def test_links_of_the_pages_for_developers_lead_somewhere(page: str) -> None:
     paths = re.findall(r"`((?:tests|data|docs|sizing)/[\w/.]+\.\w+)`", text)
     assert links and all(((ROOT / page).parent / link).resolve().exists() for link in links)
     assert all((ROOT / path).exists() for path in paths)
+
+
+def test_the_reference_server_imports_ours_and_nothing_beside_it(installed: Installed, tmp_path: Path) -> None:
+    """An installed program lies beside other versions of the libraries that the server's environment has; twice is as
+    good as once."""
+    ask = f"""
+from pathlib import Path
+from lab.reference.environment import Environment, import_folder
+for _ in range(2):
+    print(import_folder(Environment(Path({str(tmp_path)!r}))))
+"""
+    first, second = installed.run("-c", ask).stdout.split()
+    assert first == second and sorted(path.name for path in Path(first).iterdir()) == ["calibration", "lab", "sizing"]
+    seen = installed.run(
+        "-S", "-c", "import lab.reference.settings, sys; print(lab.__file__, *sys.modules)", PYTHONPATH=first
+    )
+    assert seen.stdout.startswith(first) and "numpy" not in seen.stdout.split()

@@ -19,8 +19,8 @@ from tritonclient.grpc import service_pb2
 
 from calibration.errors import ServerError
 from calibration.mock import Script, Truth, running
-from calibration.mock.process import ROOT
 from calibration.mock.service import TICKS_PER_S, Wheel, asked, grpc_response
+from sizing.places import IMPORTED_FROM as ROOT
 from tests.calibration.mock.asking import (
     FAST,
     HALF_A_TICK_S,

@@ -2,13 +2,13 @@
 
 import streamlit as st
 
-from ui import answers, form, health, link, look, patience, server
+from ui import answers, form, health, link, login, look, patience
 from ui.words import plain
 
 st.set_page_config(page_title="GPUs for LLM serving", page_icon="ui/icon.svg", layout="wide", initial_sidebar_state=360)
 
 look.mend()
-server.require()
+login.require()
 page = st.navigation(
     [
         st.Page("ui/pages/size.py", title="Size", icon=":material/straighten:", default=True),
@@ -23,7 +23,7 @@ page = st.navigation(
 )
 form.open_link()
 scenario = form.draw()
-server.account()
+login.account()
 if st.session_state.link_problems:
     st.warning("  \n".join(map(plain, st.session_state.link_problems)), title="This link was not taken as it stands")
 st.session_state.gpus_found = None

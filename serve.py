@@ -15,7 +15,8 @@ from starlette.routing import Route
 from streamlit.web.server.server_util import get_url
 
 from ui.gate import Gate, most_sessions
-from ui.health import Health, ReturnToLink
+from ui.health import Health
+from ui.login import ReturnToLink
 
 health = Health()
 

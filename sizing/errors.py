@@ -21,7 +21,9 @@ from sizing.faults import one_line
 
 
 class SizingError(Exception):
-    """Base of all errors this package raises on purpose."""
+    """Base of all errors this package raises on purpose. `exit_code`: that of a command which ends with this error."""
+
+    exit_code = 2
 
     def __init__(self, message: str = "") -> None:
         super().__init__(one_line(message))

@@ -137,6 +137,8 @@ class Rejection:
 class NoFeasiblePlan(SizingError):
     """No configuration meets the SLA. ``rejected`` says why, configuration by configuration, nearest miss first."""
 
+    exit_code = 3
+
     def __init__(self, message: str, rejected: tuple[Rejection, ...]) -> None:
         super().__init__(message)
         self.rejected = rejected

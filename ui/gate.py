@@ -23,7 +23,7 @@ from streamlit.runtime import Runtime
 from streamlit.runtime.memory_uploaded_file_manager import MemoryUploadedFileManager
 from streamlit.web.server.starlette.starlette_websocket import is_host_allowed
 
-from ui import server
+from ui import login
 
 HOSTS_VARIABLE = "STREAMLIT_SERVER_ALLOWED_HOSTS"
 """Streamlit's own, for its option `server.allowedHosts`."""
@@ -50,7 +50,7 @@ SAFE_METHODS = ("GET", "HEAD", "OPTIONS")
 HEADERS = {
     "X-Content-Type-Options": "nosniff",
     "Content-Security-Policy": "frame-ancestors 'none'",
-    # not no-referrer: ui.health reads there which link asked for the login
+    # not no-referrer: ui.login reads there which link asked for the login
     "Referrer-Policy": "same-origin",
 }
 """On every response, whatever proxy stands in front."""
@@ -100,7 +100,7 @@ class Gate:
         if _changes_something(visit) and _is_foreign(headers):
             return Refusal(403, "This request comes from a page of another server.")
         within = _within_streamlit(path)
-        if within and within not in BEFORE_LOGIN and (why := server.why_kept_out(visit.cookies)):
+        if within and within not in BEFORE_LOGIN and (why := login.why_kept_out(visit.cookies)):
             return Refusal(403, why)
         if _opens_a_page(visit) and self._is_full_for(visit):
             return Refusal(503, "All places are taken: close pages you do not need, or try again in a few minutes.")
@@ -109,7 +109,7 @@ class Gate:
     def _is_full_for(self, visit: HTTPConnection) -> bool:
         if self._known + self._unknown >= self._most_sessions:
             return True
-        return self._unknown >= self._most_sessions // 2 and bool(server.why_kept_out(visit.cookies))
+        return self._unknown >= self._most_sessions // 2 and bool(login.why_kept_out(visit.cookies))
 
     def _no_room_for_upload(self, visit: HTTPConnection) -> Refusal | None:
         largest, session = _largest_upload_bytes(), _session_of(visit)
@@ -124,7 +124,7 @@ class Gate:
     @contextmanager
     def _counted(self, visit: HTTPConnection) -> Iterator[None]:
         if visit.scope["type"] == "websocket":
-            known = not server.why_kept_out(visit.cookies)
+            known = not login.why_kept_out(visit.cookies)
             self._known, self._unknown = self._known + known, self._unknown + (not known)
             try:
                 yield

@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import re
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
 import streamlit as st
 
 from sizing.numbers import milliseconds
 from sizing.plans import Basis, Fleet
 from sizing.workload import Limit, Metric
-from ui.answers import Outcome
 from ui.scenario import Scenario
+
+if TYPE_CHECKING:
+    from ui.answers import Outcome  # loads the planner; the gate needs words before it
 
 MARKDOWN = re.compile(r"([\\`*_{}\[\]()<>#+\-.!|~$:&^=@/])")
 """Signs that Streamlit's markdown gives a meaning: emphasis, links, HTML, tables, LaTeX, icons and directives."""

@@ -14,7 +14,6 @@ import click
 from sizing.errors import SizingError
 from sizing.extras import missing_extra
 from sizing.faults import one_line
-from sizing.plans import NoFeasiblePlan
 
 COMMANDS = {
     "plan": ("sizing.cli.plan:plan_command", "How many GPUs for a load under an SLA."),
@@ -70,11 +69,10 @@ def main(arguments: list[str] | None = None, program: str = "python -m sizing") 
     arguments = sys.argv[1:] if arguments is None else arguments
     try:
         code = cli.main(arguments, prog_name=program, standalone_mode=False)
-    except NoFeasiblePlan as error:
-        import_module("sizing.cli.plan").show(error, json_="--json" in arguments)
-        fail(error, 3)
     except (SizingError, click.ClickException) as error:
-        fail(error, 2)
+        if hasattr(error, "rejected"):
+            import_module("sizing.cli.plan").show(error, json_="--json" in arguments)
+        fail(error, error.exit_code if isinstance(error, SizingError) else 2)
     except ModuleNotFoundError as error:
         fail(missing_extra(error), 2)
     except click.Abort:

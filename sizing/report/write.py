@@ -69,9 +69,9 @@ def file_name(report: Report, suffix: str) -> str:
 
 
 def name_part(text: str) -> str:
-    """Letters, digits, points and hyphens of a text: what every file system takes in a name."""
+    """Letters, digits, single points and hyphens of a text: what every file system takes in a name."""
     plain = unicodedata.normalize("NFKD", text).encode("ascii", "ignore").decode()
-    return re.sub(r"[^A-Za-z0-9.]+", "-", plain)[:LONGEST_PART].strip("-.").lower()
+    return re.sub(r"[^A-Za-z0-9.]+|[.]{2,}", "-", plain)[:LONGEST_PART].strip("-.").lower()
 
 
 # --- Reports out of saved files: what `plan --json` printed, with or without an answer, or a report's own JSON

@@ -19,8 +19,8 @@ from streamlit.testing.v1 import AppTest
 
 from calibration.store import Store
 from tests.app.conftest import ONE, ROOT, text_of
-from ui import health, link, server
-from ui.health import COOKIE, ReturnToLink
+from ui import link, login
+from ui.login import COOKIE, ReturnToLink
 
 AUTH = {"redirect_uri": "http://x/oauth2callback", "cookie_secret": "s" * 32}
 PROVIDER = {"client_id": "i", "client_secret": "s", "server_metadata_url": "http://127.0.0.1:9/none"}
@@ -81,17 +81,17 @@ def test_logging_out_closes_the_page() -> None:
 
 
 def test_an_account_of_another_domain_sees_no_page(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv(server.DOMAINS_VARIABLE, "example.org")
+    monkeypatch.setenv(login.DOMAINS_VARIABLE, "example.org")
     app = visit(ANN)
     assert app.title[0].value == "This account is not let in"
     assert "example.org" in app.markdown[0].value.replace("\\", "")
     assert not app.metric and not app.number_input
-    monkeypatch.setenv(server.DOMAINS_VARIABLE, "example.org, EXAMPLE.com")
+    monkeypatch.setenv(login.DOMAINS_VARIABLE, "example.org, EXAMPLE.com")
     assert visit(ANN).title[0].value.startswith("You need")
 
 
 def test_domains_without_a_login_keep_everybody_out(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv(server.DOMAINS_VARIABLE, "example.com")
+    monkeypatch.setenv(login.DOMAINS_VARIABLE, "example.com")
     app = visit({}, {"other": {}})
     assert app.title[0].value == "The login is not set up" and not app.metric
 
@@ -121,31 +121,31 @@ def test_secrets_that_cannot_be_read_keep_everybody_out(tmp_path: Path, monkeypa
     ],
 )
 def test_only_a_verified_address_of_the_very_domain_is_let_in(user: dict[str, Any]) -> None:
-    assert server.why_refused(user, ("example.com",))
-    assert not server.why_refused(user, ())  # no list: whom the provider lets in
+    assert login.why_refused(user, ("example.com",))
+    assert not login.why_refused(user, ())  # no list: whom the provider lets in
 
 
 @given(some.emails(), some.emails())
 def test_an_address_is_let_in_by_its_own_domain_and_by_no_other(one: str, other: str) -> None:
     user = {"email": one, "email_verified": True}
     mine, theirs = (email.rpartition("@")[2].lower() for email in (one, other))
-    assert not server.why_refused(user, (mine,))
-    assert bool(server.why_refused(user, (theirs,))) == (mine != theirs)
+    assert not login.why_refused(user, (mine,))
+    assert bool(login.why_refused(user, (theirs,))) == (mine != theirs)
 
 
 def test_requests_past_the_page_are_kept_out_by_the_same_rule(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    assert server.why_kept_out({}) == ""  # no login is set up
-    monkeypatch.setenv(server.DOMAINS_VARIABLE, "example.com")
-    assert server.DOMAINS_VARIABLE in server.why_kept_out({})  # half of one
-    monkeypatch.setattr(server, "get_secrets_auth_section", lambda: AUTH | PROVIDER)
-    assert server.why_kept_out({}) == "Log in first."
-    monkeypatch.delenv(server.DOMAINS_VARIABLE)
-    monkeypatch.setattr(server, "get_secrets_auth_section", dict)
+    assert login.why_kept_out({}) == ""  # no login is set up
+    monkeypatch.setenv(login.DOMAINS_VARIABLE, "example.com")
+    assert login.DOMAINS_VARIABLE in login.why_kept_out({})  # half of one
+    monkeypatch.setattr(login, "get_secrets_auth_section", lambda: AUTH | PROVIDER)
+    assert login.why_kept_out({}) == "Log in first."
+    monkeypatch.delenv(login.DOMAINS_VARIABLE)
+    monkeypatch.setattr(login, "get_secrets_auth_section", dict)
     broken = tmp_path / "secrets.toml"
     broken.write_text("[auth\nclient_id = 1")
     monkeypatch.setattr(st, "get_option", lambda name: [str(broken)] if name == "secrets.files" else None)
     monkeypatch.setattr(type(st.secrets), "load_if_toml_exists", lambda self: False)
-    assert "cannot be read" in server.why_kept_out({})
+    assert "cannot be read" in login.why_kept_out({})
 
 
 def answered(cookie: str = "", **headers: str) -> tuple[Any, Any]:
@@ -170,7 +170,7 @@ def test_a_login_leads_back_to_the_link_that_asked_for_it() -> None:
 
 @pytest.mark.parametrize("elsewhere", ["//evil.net/?a=1", "/\\evil.net", "https://evil.net/", "/a\r\nset-cookie: b=1"])
 def test_no_cookie_leads_to_another_server(elsewhere: str) -> None:
-    _, back = answered(cookie=health.quote(elsewhere, safe=""))
+    _, back = answered(cookie=login.quote(elsewhere, safe=""))
     assert back.headers["location"] == "/"
 
 
@@ -181,4 +181,4 @@ def test_no_cookie_leads_to_another_server(elsewhere: str) -> None:
 def test_a_page_of_another_server_is_not_noted(referer: str) -> None:
     asked, back = answered(referer=referer)
     assert "set-cookie" not in asked.headers and back.headers["location"] == "/"
-    assert health.asked_from(Headers({"referer": referer, "host": "testserver"})) == ""
+    assert login.asked_from(Headers({"referer": referer, "host": "testserver"})) == ""

@@ -177,7 +177,7 @@ def test_as_many_processes_as_the_mock_shows_to_be_needed(monkeypatch: pytest.Mo
         return Distortion(users, processes, 0.02 / processes**3, 0.0, 1.0, 1.0, 1.0, 1.0, 0.1)
 
     monkeypatch.setattr(self_check, "check", check)
-    monkeypatch.setattr(self_check.cores, "usable", lambda: {0, 1, 2, 3})
+    monkeypatch.setattr(self_check.system, "usable", lambda: {0, 1, 2, 3})
     file = parse_plan("lengths: [{isl: 6, osl: 4}]\nconcurrency: [4, 40, 8]")
     levels = file.plan.levels()
     target = Target(file.plan, DESCRIBED, deployment(DeploymentPlan(), ENGINE), tuple(levels))

@@ -15,7 +15,7 @@ from lab.gpu.kept import Kept
 from lab.gpu.pack import HERE, contents, is_unused, pinned
 from sizing.points import Point, read_points
 
-ROOT = HERE.parent
+ROOT = HERE.parent.parent
 POINT = Point(
     model="m", precision="bf16", gpu="g", tp=1, isl=10, osl=5, load_kind="concurrency", load_value=2, requests_per_s=3
 )
@@ -76,9 +76,9 @@ def test_what_measuring_imports_is_there_or_carried() -> None:
     carried = {pin.partition("==")[0].lower().replace("-", "_") for pin in pinned(HERE / "wheels.txt")}
     carried |= {"rapidjson"}
     there = {line for line in (HERE / "there.txt").read_text().split("\n") if line and not line.startswith("#")}
-    own = {"gpu", "calibration", "sizing"}
+    own = {"lab", "triton_tools", "calibration", "sizing"}
     named: set[str] = set()
-    for path in closure(ROOT / "gpu" / "measure.py"):
+    for path in closure(ROOT / "lab" / "gpu" / "measure.py"):
         named |= {name.split(".")[0] for name in imports(path)}
     lazily = {"pynvml", "triton_python_backend_utils", "numba"}
     assert named - own - set(sys.stdlib_module_names) - carried - there - lazily == set()

@@ -1,6 +1,6 @@
 """``make bench``: every benchmark of this folder, one after the other in one run, so that their figures compare.
 
-Run: python -m benchmarks, or with names: python -m validation.speed identity
+Run: python -m validation.speed, or with names: python -m validation.speed identity
 """
 
 from __future__ import annotations
@@ -25,4 +25,4 @@ wanted = sys.argv[1:]
 sys.argv[1:] = []
 for name in wanted or UNATTENDED:
     print(f"\n== {name}", flush=True)
-    runpy.run_module(f"benchmarks.{name}", run_name="__main__")
+    runpy.run_module(f"validation.speed.{name}", run_name="__main__")

@@ -1,11 +1,10 @@
-# The planner as an image: docker build -t sizing:0.1.0 .
+# The planner as an image: docker build -t sizing:0.2.0 .
 FROM python:3.12.12-slim-bookworm AS build
 WORKDIR /opt/sizing
-COPY requirements.txt requirements.lock ./
-# What runs, in the versions of the lock file; what only checks and tests use stays out. Nothing is compiled.
+COPY requirements.txt ./
+# What runs, in the versions of the lock file. Nothing is compiled.
 RUN python -m venv .venv \
-    && sed '/^# checks and tests/,$d' requirements.txt > /tmp/runs.txt \
-    && .venv/bin/pip install --no-cache-dir --only-binary :all: -r /tmp/runs.txt -c requirements.lock \
+    && .venv/bin/pip install --no-cache-dir --only-binary :all: -r requirements.txt \
     && .venv/bin/pip uninstall --yes pip
 
 FROM python:3.12.12-slim-bookworm
@@ -13,7 +12,7 @@ RUN useradd --uid 10001 --no-create-home --shell /usr/sbin/nologin sizing \
     && install -d -o sizing -g sizing /var/lib/sizing /var/cache/sizing
 WORKDIR /opt/sizing
 COPY --from=build /opt/sizing/.venv .venv
-COPY app.py serve.py LICENSE ./
+COPY app.py serve.py LICENSE pyproject.toml CHANGELOG.md ./
 COPY .streamlit/config.toml .streamlit/config.toml
 COPY sizing sizing
 COPY calibration calibration

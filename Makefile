@@ -1,48 +1,67 @@
-# make app   install what is needed and open the planner        make test   set up and run every test
-# make check lint and types        make bench   speeds, side by side        make lock   refresh requirements.lock
-# make fuzz  hostile input for every reader: INPUTS=10000, SEED=N for the same again
+# make app       install what is needed and open the planner     make test      set up and run every test
+# make check     lint and types        make bench   speeds, side by side        make coverage  what the fast tests reach
+# make dist      wheel and source archive in dist/, the wheel tried            make docs-api  API pages in .cache/api/
+# make lock      refresh requirements.txt and requirements-test.txt from pyproject.toml: UPGRADE=1 for newer versions
+# make fuzz      hostile input for every reader: INPUTS=10000, SEED=N for the same again
 PYTHON ?= $(shell for p in python3 python3.13 python3.12 python3.11; do $$p -c 'import sys; sys.exit(not (3, 11) <= sys.version_info[:2] <= (3, 13))' 2>/dev/null && echo $$p && break; done)
 VENV := .venv
 BIN := $(VENV)/bin
 PORT ?= 8501
+LOCK = $(BIN)/uv pip compile --universal --python-version 3.11 --quiet $(if $(UPGRADE),--upgrade) --custom-compile-command "make lock"
 
 export OPENBLAS_NUM_THREADS ?= 1
 
-.PHONY: app test check bench fuzz lock system clean
+.PHONY: app test check bench fuzz coverage dist docs-api lock system clean
 
 app: $(VENV)/stamp
 	$(BIN)/streamlit run serve.py --server.port $(PORT) --server.headless $(if $(DISPLAY),false,true) --server.showEmailPrompt false
 
-test: $(VENV)/stamp system
+test: $(VENV)/stamp-test system
 	$(BIN)/python -m pytest
 
-check: $(VENV)/stamp
+check: $(VENV)/stamp-test
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
 	$(BIN)/mypy
 
-bench: $(VENV)/stamp
+bench: $(VENV)/stamp-test
 	$(BIN)/python -m validation.speed
 
-fuzz: $(VENV)/stamp
+fuzz: $(VENV)/stamp-test
 	$(BIN)/python -m tests.fuzz --inputs $(or $(INPUTS),10000) $(if $(SEED),--seed $(SEED))
 
-lock: $(VENV)/stamp
+coverage: $(VENV)/stamp-test
+	$(BIN)/python -m pytest -m "not triton and not browser" --numprocesses auto --dist loadfile --cov --cov-report term:skip-covered
+
+dist: $(VENV)/stamp-test
+	rm -rf dist
+	$(BIN)/hatchling build
+	$(BIN)/python -m pytest tests/test_package.py
+
+docs-api: $(VENV)/stamp-test
+	$(BIN)/python -m pdoc sizing sizing.planner sizing.plans sizing.workload sizing.engine sizing.points sizing.prediction sizing.errors -o .cache/api
+
+lock: $(VENV)/stamp-test
 	$(BIN)/pip install --quiet uv
-	$(BIN)/uv pip compile --universal --python-version 3.11 --quiet requirements.txt -o requirements.lock
+	$(LOCK) pyproject.toml --extra app -o requirements.txt
+	$(LOCK) pyproject.toml --extra app --extra cluster --group test -c requirements.txt -o requirements-test.txt
 
 # From apt come Chromium, which the browser tests drive, and this Python's shared library, which Triton's Python backend
-# loads and Debian's own Python keeps in a package of its own. Everything else comes from the lock file.
+# loads and Debian's own Python keeps in a package of its own. Everything else comes from the lock files.
 system: $(VENV)/stamp
 	@command -v chromium >/dev/null || command -v google-chrome >/dev/null || ./.ci/install chromium fonts-dejavu-core
 	@$(BIN)/python -c 'from lab.reference.environment import libpython_folder; libpython_folder()' 2>/dev/null \
 	  || ./.ci/install libpython$$($(BIN)/python -c 'import sys; print("%d.%d" % sys.version_info[:2])')
 
-$(VENV)/stamp: requirements.lock
+$(VENV)/stamp: requirements.txt
 	@[ -n "$(PYTHON)" ] || { echo "error: Python 3.11, 3.12 or 3.13 is needed; install one, or name it: make app PYTHON=/path/to/python3.12"; exit 1; }
 	$(PYTHON) -m venv $(VENV) || { echo "error: no venv module; on Debian or Ubuntu: sudo apt-get install python3-venv"; exit 1; }
-	$(BIN)/python -m pip install --quiet --requirement requirements.lock
+	$(BIN)/python -m pip install --quiet --requirement requirements.txt
+	touch $@
+
+$(VENV)/stamp-test: requirements-test.txt $(VENV)/stamp
+	$(BIN)/python -m pip install --quiet --requirement requirements-test.txt
 	touch $@
 
 clean:
-	rm -rf $(VENV) .cache
+	rm -rf $(VENV) .cache dist

@@ -16,7 +16,6 @@ import threading
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Literal, NamedTuple
 
 from calibration.errors import PlanError, StoreError
@@ -25,13 +24,13 @@ from calibration.store import DATABASE_VARIABLE, LIVE, Store
 from calibration.store.database import RECORDS_VARIABLE
 from calibration.store.text import clean
 from calibration.store.work import ask_to_stop, enqueue, give_up, hand_over, requeue, work
+from sizing.places import IMPORTED_FROM
 from sizing.points import Point
 from sizing.workload import Lengths
 from sizing.yaml_file import yaml_of
 
 ALLOW_VARIABLE = "SIZING_ALLOW_RUNS"
 TARGETS_VARIABLE = "SIZING_RUN_TARGETS"
-ROOT = Path(__file__).resolve().parents[1]
 PATIENCE_S = 20.0
 """After a request to stop a run has this long to drop its level, and half as long again after SIGTERM."""
 LOOK_EVERY_S = 0.2
@@ -178,7 +177,7 @@ def _environment(store: Store) -> dict[str, str]:
         name: value for name, value in os.environ.items() if name in _PASSED_ON or name.startswith(_PASSED_ON_FAMILY)
     }
     url = store.database.url.render_as_string(hide_password=False)
-    return passed | {"PYTHONPATH": str(ROOT), DATABASE_VARIABLE: url}
+    return passed | {"PYTHONPATH": str(IMPORTED_FROM), DATABASE_VARIABLE: url}
 
 
 def _ends_within(store: Store, run_id: int, wait_s: float) -> bool:

@@ -1,1 +1,97 @@
-"""The planner's arithmetic: numbers in, numbers out. Start reading at sizing/planner.py."""
+"""How many GPUs for N requests/s of a model under a latency SLA, for programs.
+
+>>> import sizing
+>>> plan = sizing.plan(
+...     "Qwen/Qwen3-32B", gpus="h200_sxm", precisions="bf16",
+...     rate=20, isl=2000, osl=256, ttft="p95:1s", itl="p95:30ms",
+... )
+>>> plan.answer.gpus
+14
+
+- `plan`: the smallest fleet whose latency percentiles meet the SLA at a load
+- `capacity`: the largest load that a fleet which exists carries under the SLA
+- `read_points`: measured points from a table, which `plan` and `capacity` take as `points`
+- `fit`: the iteration-time law of measured points, with its uncertainty
+- `predict`: latency percentiles of equal replicas at a load, by formula or by simulation
+- `simulate`: every single request of such a load
+
+Times are seconds, rates are requests per second, lengths are tokens. Every error that is raised on purpose is a
+`SizingError` with one line of text. What is offered is loaded on first use, so that a command line that needs less
+starts without the rest. The code is to be read from sizing/planner.py on.
+"""
+
+from importlib import import_module
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from sizing.library import (
+        Arrivals,
+        Batching,
+        Candidate,
+        Existing,
+        Fit,
+        Fleet,
+        Lengths,
+        Limit,
+        NoFeasiblePlan,
+        Plan,
+        Point,
+        Prediction,
+        Prefix,
+        Quantiles,
+        Question,
+        Rejection,
+        Replica,
+        Simulated,
+        SizingError,
+        Sla,
+        StepLaw,
+        Workload,
+        capacity,
+        fit,
+        plan,
+        predict,
+        read_points,
+        simulate,
+    )
+
+__all__ = [
+    "Arrivals",
+    "Batching",
+    "Candidate",
+    "Existing",
+    "Fit",
+    "Fleet",
+    "Lengths",
+    "Limit",
+    "NoFeasiblePlan",
+    "Plan",
+    "Point",
+    "Prediction",
+    "Prefix",
+    "Quantiles",
+    "Question",
+    "Rejection",
+    "Replica",
+    "Simulated",
+    "SizingError",
+    "Sla",
+    "StepLaw",
+    "Workload",
+    "capacity",
+    "fit",
+    "plan",
+    "predict",
+    "read_points",
+    "simulate",
+]
+
+
+def __getattr__(name: str) -> object:
+    if name not in __all__:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(import_module("sizing.library"), name)
+
+
+def __dir__() -> list[str]:
+    return [*globals(), *__all__]

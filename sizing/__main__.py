@@ -1,7 +1,8 @@
-"""``python -m sizing``: the planner on the command line."""
+"""``python -m sizing``, or the script ``sizing``: the planner on the command line."""
 
 import gc
 import os
+from typing import NoReturn
 
 # numpy's linear algebra reads it once, when it loads: on systems this small more threads only wait for each other.
 os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
@@ -11,6 +12,12 @@ from sizing.cli.main import main
 OBJECTS_BETWEEN_COLLECTIONS = 50_000
 """Python's 700 would search the objects of all modules again and again while they load: a tenth of a short run."""
 
-if __name__ == "__main__":
+
+def start(program: str = "sizing") -> NoReturn:
+    """Answer the command line of this process, called `program` in its help."""
     gc.set_threshold(OBJECTS_BETWEEN_COLLECTIONS)
-    main()
+    main(program=program)
+
+
+if __name__ == "__main__":
+    start("python -m sizing")

@@ -18,6 +18,7 @@ from pydantic.dataclasses import dataclass
 
 from sizing.errors import CatalogueError, YamlError
 from sizing.faults import first_fault, quoted
+from sizing.places import resource
 from sizing.yaml_file import read_yaml
 
 Precision = Literal["bf16", "fp8", "fp8_block", "nvfp4", "mxfp4", "int4"]
@@ -26,7 +27,7 @@ BITS: Mapping[Precision, float] = MappingProxyType(
     {"bf16": 16, "fp8": 8, "fp8_block": 8, "nvfp4": 4.5, "mxfp4": 4.25, "int4": 4}
 )
 """Bits a weight takes, scales included: NVFP4 has an 8-bit scale per 16 weights, MXFP4 one per 32."""
-CATALOG = Path(__file__).resolve().parent.parent / "data" / "catalog"
+CATALOG = resource("data/catalog")
 NEAREST = 3
 
 _Positive = Annotated[float, Field(gt=0)]

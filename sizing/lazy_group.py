@@ -9,6 +9,7 @@ from typing import Any, NoReturn
 
 import click
 
+from sizing.extras import missing_extra
 from sizing.faults import one_line
 
 BAD_INPUT = 2
@@ -18,7 +19,8 @@ INTERRUPTED = 130
 class Commands(click.Group):
     """`table`: name -> where the command is (``module:name``), and its line in the help, which loads none of them.
 
-    Run as a program, a click error or one of `errors` is one line on standard error and exit code 2.
+    Run as a program, a click error, one of `errors` or a missing library is one line on standard error, and exit code
+    2.
     """
 
     def __init__(
@@ -51,6 +53,8 @@ class Commands(click.Group):
             fail(error, BAD_INPUT)
         except self._errors as error:
             fail(error, BAD_INPUT)
+        except ModuleNotFoundError as error:
+            fail(missing_extra(error), BAD_INPUT)
         except (click.Abort, KeyboardInterrupt):
             sys.exit(INTERRUPTED)
         sys.exit(code if isinstance(code, int) else 0)

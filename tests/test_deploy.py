@@ -19,6 +19,7 @@ DOC = ROOT / "docs" / "deploy.md"
 UNIT = ROOT / "deploy" / "sizing@.service"
 FILES = [DOC, ROOT / "Dockerfile", *sorted((ROOT / "deploy").iterdir())]
 PORT = "8501"
+CODE = [file for room in ("sizing", "calibration", "ui", "learn") for file in (ROOT / room).rglob("*.py")]
 PROXY_VARIABLES = {"SIZING_SITE", "SIZING_SERVERS"}
 
 
@@ -55,7 +56,7 @@ def test_every_path_of_the_page_exists() -> None:
 
 @pytest.mark.parametrize("path", FILES, ids=lambda path: path.name)
 def test_variables_are_those_that_the_code_reads(path: Path) -> None:
-    code = "".join(file.read_text() for room in ("sizing", "calibration", "ui") for file in (ROOT / room).rglob("*.py"))
+    code = "".join(file.read_text() for file in CODE)
     named = set(re.findall(r"SIZING_[A-Z_]+", path.read_text())) - PROXY_VARIABLES
     assert {name for name in named if f'"{name}"' not in code} == set()
 
@@ -72,7 +73,7 @@ def test_the_image_is_pinned_small_and_not_root() -> None:
     assert next(words for name, words in reversed(told) if name == "USER") == "10001"
     runs = [words for name, words in told if name == "RUN"]
     assert not any(word in run for run in runs for word in ("apt-get", "gcc", "build-essential"))
-    assert any("-c requirements.lock" in run and "--only-binary :all:" in run for run in runs)
+    assert any("-r requirements.txt" in run and "--only-binary :all:" in run for run in runs)
 
 
 def test_what_the_image_copies_exists_and_is_sent_to_the_builder() -> None:
@@ -84,11 +85,16 @@ def test_what_the_image_copies_exists_and_is_sent_to_the_builder() -> None:
     assert ignored[0] == "*" and not any(fnmatch(".streamlit/secrets.toml", pattern) for pattern in sent)
 
 
-def test_what_runs_is_in_the_image_and_what_only_tests_is_not() -> None:
-    wanted, _, tests_only = (ROOT / "requirements.txt").read_text().partition("# checks and tests")
-    assert "streamlit==" in wanted and "authlib==" in wanted
-    assert "pytest==" in tests_only and "playwright==" in tests_only
-    assert any("/^# checks and tests/,$d" in words for name, words in instructions() if name == "RUN")
+def test_what_only_tests_is_not_in_the_image() -> None:
+    """tests/test_package.py says what is in which of the two files."""
+    assert "requirements-test.txt" not in (ROOT / "Dockerfile").read_text()
+    assert "requirements-test.txt" not in (ROOT / ".dockerignore").read_text()
+
+
+def test_the_image_has_all_files_that_the_program_reads() -> None:
+    named = {name for path in CODE for name in re.findall(r'resource\("([^"/]+)', path.read_text())}
+    copied = [word for name, words in instructions() if name == "COPY" for word in words.split()]
+    assert {"data", "docs", "pyproject.toml"} <= named <= set(copied)
 
 
 def test_all_agree_on_the_port_and_the_probes() -> None:

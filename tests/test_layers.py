@@ -16,7 +16,8 @@ TENANTS = {"triton_tools", "learn", "lab", "validation"}
 SCREEN = {"streamlit", "plotly", "altair"}
 NETWORK = {"tritonclient", "grpc", "requests", "httpx", "aiohttp", "urllib", "socket", "http", "sqlalchemy"}
 VALUES = {
-    f"sizing.{name}" for name in "points workload question errors numbers stats faults yaml_file lazy_group".split()
+    f"sizing.{name}"
+    for name in "points workload question errors numbers stats faults yaml_file lazy_group places extras".split()
 }
 CHOOSES = {"calibration.adapt": {"sizing.analyses.next_level", "sizing.plans"}}
 """An adaptive sweep asks sizing which level to measure next."""

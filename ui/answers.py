@@ -48,6 +48,7 @@ from sizing.fitting import Fit, fit
 from sizing.fitting.result import CoveredRange
 from sizing.memory_use import Misfit, elsewhere, misfits
 from sizing.numbers import percent
+from sizing.places import resource
 from sizing.plans import Candidate, Fleet, NoFeasiblePlan, Plan, Rejection
 from sizing.points import Deployment, Point, read_points
 from sizing.prediction import Prediction
@@ -61,9 +62,8 @@ from ui.link import PREFIX, Stamp
 from ui.scenario import Scenario
 from ui.visit import visit
 
-DATA = Path(__file__).parents[1] / "data"
-SHIPPED = DATA / "curves"
-ESTIMATES = ("catalog", "laws")
+SHIPPED = resource("data/curves")
+ESTIMATES = (resource("data/catalog"), resource("data/laws"))
 """Folders of the data that estimates stand on."""
 DATE = re.compile(r"\d{4}-\d\d-\d\d")
 NEW_POINTS_WITHIN_S = 10
@@ -184,7 +184,7 @@ def _stamp(model: str, digest: str, _points: Sequence[Point]) -> Stamp:
 @functools.cache
 def _estimates_digest() -> bytes:
     sha = hashlib.sha256()
-    for path in sorted(path for folder in ESTIMATES for path in (DATA / folder).iterdir() if path.is_file()):
+    for path in sorted(path for folder in ESTIMATES for path in folder.iterdir() if path.is_file()):
         sha.update(path.read_bytes())
     return sha.digest()
 

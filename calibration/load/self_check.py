@@ -13,7 +13,6 @@ import sys
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
-from pathlib import Path
 from subprocess import PIPE
 from typing import Any, Literal, NamedTuple, TypeVar
 
@@ -25,6 +24,7 @@ from calibration.plan import ServerPlan
 from calibration.records import Load
 from calibration.requests.lengths import LengthsPlan
 from calibration.requests.source import RequestSource
+from sizing.places import IMPORTED_FROM
 from sizing.workload import Seconds
 
 Protocol = Literal["grpc", "http"]
@@ -38,7 +38,6 @@ WARM_UP = 1
 NEVER_BEFORE_THE_BUDGET = 1_000_000_000
 
 MOCK = "lab.mock.server"
-ROOT = Path(__file__).resolve().parents[2]
 ENDS_WITHIN_S = 5.0
 
 
@@ -97,7 +96,9 @@ def started(
     """
     command = [sys.executable, "-m", program, json.dumps(script)]
     # a session of its own: Ctrl-C is for the parent, and the mock ends with its stdin
-    with subprocess.Popen(command, stdin=PIPE, stdout=PIPE, text=True, cwd=ROOT, start_new_session=True) as process:
+    with subprocess.Popen(
+        command, stdin=PIPE, stdout=PIPE, text=True, cwd=IMPORTED_FROM, start_new_session=True
+    ) as process:
         assert process.stdin is not None and process.stdout is not None
         try:
             said = process.stdout.readline()

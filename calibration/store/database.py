@@ -17,12 +17,12 @@ from sqlalchemy.exc import IntegrityError, InterfaceError, OperationalError, SQL
 from sqlalchemy.schema import CreateColumn
 
 from calibration.errors import StoreAway, StoreError
+from sizing.places import written
 from sizing.points import COLUMNS
 
 DATABASE_VARIABLE = "SIZING_DATABASE_URL"
 RECORDS_VARIABLE = "SIZING_RECORDS"
-DATA = Path(__file__).resolve().parents[2] / "data"
-DEFAULT_FILE = DATA / "calibration.db"
+DEFAULT_FILE = written("data/calibration.db")
 WAIT_FOR_LOCK_S = 30
 CONNECT_WITHIN_S = 5
 TRY_AGAIN_FOR_S = 60.0
@@ -115,7 +115,7 @@ class Database:
         """Folder of the request logs: beside a SQLite file; for a server SIZING_RECORDS, by default data/records."""
         if file := _file(self.url):
             return file.with_name(f"{file.stem}-records")
-        return Path(os.environ.get(RECORDS_VARIABLE) or DATA / "records")
+        return Path(os.environ.get(RECORDS_VARIABLE) or written("data/records"))
 
     @contextmanager
     def reading(self) -> Iterator[sql.Connection]:

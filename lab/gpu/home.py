@@ -22,9 +22,10 @@ import click
 from calibration.store import Store
 from calibration.store.bundle import export_bundle
 from lab.gpu.kept import DATABASE
+from sizing.places import written
 from sizing.points import Point, write_points
 
-DATA = Path(__file__).parents[2] / "data"
+DATA = written("data")
 ENSEMBLE, AGAIN = " ensemble", " again"
 MOST_PASSES = 20_000
 

@@ -19,11 +19,12 @@ from pathlib import Path
 import click
 
 from lab.reference import environment
+from sizing.places import written
 
 HERE = Path(__file__).parent
 CARRY = HERE / "carry"
 SERVER, PYTHON, PACKAGES = "server.tar.xz", "python.tar.xz", "packages.tar.xz"
-WHEELS = environment.PROJECT / ".cache" / "gpu-wheels"
+WHEELS = written(".cache/gpu-wheels")
 VERSION = "3.12"
 LARGEST_BYTES = 56 * 2**20
 """Of the 64 MiB that may travel, the rest is for the project itself and for what earlier calls measured."""

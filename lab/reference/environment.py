@@ -18,8 +18,9 @@ from rich.console import Console
 from rich.status import Status
 
 from calibration.errors import ServerError
+from sizing.places import IMPORTED_FROM, INSTALLED, written
 
-PROJECT = Path(__file__).resolve().parents[2]
+PROJECT = IMPORTED_FROM
 REQUIREMENTS = Path(__file__).with_name("requirements.txt")
 FOLDER_VARIABLE = "SIZING_TRITON_ENV"
 SERVER_WHEEL = "nvidia-pytriton"
@@ -60,7 +61,24 @@ class Environment:
 def default_folder() -> Path:
     """`.cache/triton` in the project, or what SIZING_TRITON_ENV names."""
     named = os.environ.get(FOLDER_VARIABLE)
-    return Path(named).expanduser().resolve() if named else PROJECT / ".cache" / "triton"
+    return Path(named).expanduser().resolve() if named else written(".cache/triton")
+
+
+def import_folder(environment: Environment) -> Path:
+    """The folder from which the server's programs import this project.
+
+    Of an installed wheel only links to the packages that they need: beside them lie other versions of what the server's
+    environment has.
+    """
+    if not INSTALLED:
+        return PROJECT
+    folder = environment.folder / "imports"
+    folder.mkdir(exist_ok=True)
+    for name in ("lab", "calibration", "sizing"):
+        new = folder / f"{name}.{os.getpid()}"
+        new.symlink_to(IMPORTED_FROM / name)
+        new.replace(folder / name)
+    return folder
 
 
 def ensure(folder: Path | None = None, console: Console | None = None) -> Environment:

@@ -24,7 +24,7 @@ from rich.console import Console
 from calibration.errors import ServerError
 from calibration.load import system
 from lab.reference import environment
-from lab.reference.environment import PROJECT, PYTHON_VERSION, Environment
+from lab.reference.environment import PYTHON_VERSION, Environment
 from lab.reference.settings import Settings
 from triton_tools.repository import Machine, build, cpu_name
 from triton_tools.repository.staging import stage
@@ -240,7 +240,7 @@ def _variables(ready: Environment, settings: Settings) -> dict[str, str]:
     return {
         **os.environ,
         "PATH": f"{ready.venv / 'bin'}:{os.environ.get('PATH', '')}",
-        "PYTHONPATH": str(PROJECT),
+        "PYTHONPATH": str(environment.import_folder(ready)),
         "PYTHONDONTWRITEBYTECODE": "1",
         "OMP_NUM_THREADS": str(settings.threads),
         "TOKENIZERS_PARALLELISM": "false",

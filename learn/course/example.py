@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 from functools import cache
-from pathlib import Path
 
 from learn.course.cost import ApiPrice
 from learn.course.demand import per_second
 from learn.course.fleet import CourseSizing, size
 from learn.course.throughput import Goal, best
+from sizing.places import resource
 from sizing.points import Point, read_points
 
-FILE = Path(__file__).resolve().parents[2] / "data" / "course" / "h100-llama3-8b-2000-200.csv"
+FILE = resource("data/course/h100-llama3-8b-2000-200.csv")
 CALLS_PER_YEAR = 30e6
 MINUTES_PER_CALL = 10
 REQUESTS_PER_MINUTE = 3

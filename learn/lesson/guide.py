@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cache
-from pathlib import Path
 from types import MappingProxyType
 
 from learn.lesson.setting import Setting
 from sizing.errors import CatalogueError, ScenarioError
+from sizing.places import resource
 
-FOLDER = Path(__file__).resolve().parents[2] / "data" / "lesson"
+FOLDER = resource("data/lesson")
 
 
 @dataclass(frozen=True, slots=True)

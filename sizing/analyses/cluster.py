@@ -15,9 +15,9 @@ from concurrent.futures import CancelledError
 from dataclasses import dataclass
 from functools import cache
 from importlib.metadata import PackageNotFoundError, version
-from pathlib import Path
 from typing import Any
 
+from sizing import places
 from sizing.errors import ScenarioError, SizingError
 
 WAIT_S = 20
@@ -91,12 +91,12 @@ def _check_workers(client: Any, address: str) -> None:
 @cache
 def code() -> tuple[str, ...]:
     """What results depend on: versions of Python and of PACKAGES, a hash of this package's sources and of its data."""
-    package = Path(__file__).parents[1]
-    data = package.parent / "data"
-    paths = [*package.rglob("*.py"), *(data / "catalog").rglob("*"), *(data / "laws").rglob("*")]
+    data = [path for name in ("data/catalog", "data/laws") for path in places.resource(name).rglob("*")]
+    named = {path.relative_to(places.IMPORTED_FROM).as_posix(): path for path in places.PACKAGE.rglob("*.py")}
+    named |= {path.relative_to(places.SHIPPED).as_posix(): path for path in data if path.is_file()}
     digest = hashlib.sha256()
-    for path in sorted(path for path in paths if path.is_file()):
-        digest.update(path.relative_to(package.parent).as_posix().encode() + path.read_bytes())
+    for name in sorted(named):
+        digest.update(name.encode() + named[name].read_bytes())
     return ".".join(platform.python_version_tuple()[:2]), *map(_version, PACKAGES), digest.hexdigest()
 
 

@@ -12,6 +12,7 @@ from typing import NoReturn
 import click
 
 from sizing.errors import SizingError
+from sizing.extras import missing_extra
 from sizing.lazy_group import BAD_INPUT, INTERRUPTED, Commands, fail
 
 COMMANDS = {
@@ -44,15 +45,17 @@ def cli() -> None:
     """
 
 
-def main(arguments: list[str] | None = None) -> NoReturn:
+def main(arguments: list[str] | None = None, program: str = "python -m sizing") -> NoReturn:
     """Run the command line; every expected error is one line on standard error."""
     arguments = sys.argv[1:] if arguments is None else arguments
     try:
-        code = cli.main(arguments, prog_name="python -m sizing", standalone_mode=False)
+        code = cli.main(arguments, prog_name=program, standalone_mode=False)
     except (SizingError, click.ClickException) as error:
         if hasattr(error, "rejected"):
             import_module("sizing.cli.plan").show(error, json_="--json" in arguments)
         fail(error, error.exit_code if isinstance(error, SizingError) else BAD_INPUT)
+    except ModuleNotFoundError as error:
+        fail(missing_extra(error), BAD_INPUT)
     except click.Abort:
         sys.exit(INTERRUPTED)
     sys.exit(code if isinstance(code, int) else 0)

@@ -63,7 +63,7 @@ def build(wanted: Iterable[Model]) -> Iterator[dict[str, str]]:
 def main(model: str | None, out: Path) -> None:
     """Fit all laws and write them."""
     if not kernels.available():
-        raise click.ClickException(f"{kernels.LIBRARY} is not installed here")
+        raise click.ClickException(kernels.MISSING)
     out.parent.mkdir(parents=True, exist_ok=True)
     with out.open("w", newline="", encoding="utf-8") as file:
         file.write(HEADER)

@@ -7,7 +7,7 @@ from typing import Any
 
 from sizing.catalog import PRECISIONS, Model, Precision
 from sizing.errors import CatalogueError, EstimateUnavailable
-from sizing.estimate.kernels import available, bundled
+from sizing.estimate.kernels import MISSING, available, bundled
 
 _CONTEXT = 4096
 _BF16_BYTES = 2
@@ -21,7 +21,7 @@ def describe(model_id: str) -> Model:
     library, CatalogueError if the model is neither bundled nor a folder, or its architecture is not supported.
     """
     if not available():
-        raise EstimateUnavailable(f"{model_id}: reading a config.json needs aiconfigurator-core (not on this platform)")
+        raise EstimateUnavailable(f"{model_id}: to read a config.json, {MISSING}")
     if not bundled(model_id):
         raise CatalogueError(f"{model_id}: neither bundled with the kernel database nor a folder with a config.json")
     from aiconfigurator_core.sdk.utils import get_model_config_from_model_path

@@ -8,7 +8,6 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import cache, partial
 from importlib.metadata import PackageNotFoundError, version
-from pathlib import Path
 from types import MappingProxyType
 
 from sizing import catalog
@@ -20,6 +19,7 @@ from sizing.estimate.checkpoints import describe
 from sizing.estimate.memory import KV_LENGTHS, Memory
 from sizing.estimate.timed import Timed, time_kernels
 from sizing.numbers import percent
+from sizing.places import resource
 from sizing.plans import Candidate
 from sizing.workload import Lengths
 
@@ -28,7 +28,7 @@ from sizing.workload import Lengths
 #
 # They answer at once, also where the kernel database cannot be installed. Written by sizing/estimate/build_laws.py.
 
-LAWS = Path(__file__).resolve().parents[2] / "data" / "laws" / "day_zero.csv"
+LAWS = resource("data/laws/day_zero.csv")
 KEY = ("model", "gpu", "tp", "precision")
 TIMES = ("weights_s", "overhead_s", "token_s", "sequence_s", "kv_token_s", "attention_s", "prefill_s")
 SHARES = ("unread", "unread_decay", "mean_error", "rms_error")

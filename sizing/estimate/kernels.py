@@ -21,6 +21,7 @@ from sizing.errors import EstimateUnavailable
 from sizing.estimate.memory import BUDGET, KV_LENGTHS, Memory
 
 LIBRARY = "aiconfigurator-core 0.12.0"
+MISSING = "aiconfigurator-core is not installed: pip install 'sizing[estimate]' (Linux, and macOS on Apple silicon)"
 BACKENDS = ("trtllm", "vllm", "sglang")
 _MODES = MappingProxyType({"bf16": "bfloat16", "fp8": "fp8", "fp8_block": "fp8_block", "nvfp4": "nvfp4"})
 Quant = tuple[tuple[str, str | int], ...]

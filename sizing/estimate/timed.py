@@ -43,7 +43,7 @@ def time_kernels(model: Model, gpu: Gpu, tp: int, precision: Precision, backend:
             return _time(kernels.open_engine(model, gpu.id, name, tp, precision))
         except EstimateUnavailable as error:
             reasons.append(str(error))
-    raise EstimateUnavailable("; ".join(reasons) or "aiconfigurator-core is not installed on this platform")
+    raise EstimateUnavailable("; ".join(reasons) or kernels.MISSING)
 
 
 def _backends(model: Model, gpu: Gpu, first: str) -> Iterator[str]:

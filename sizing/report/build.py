@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import math
-import tomllib
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
@@ -20,6 +19,7 @@ from sizing.catalog import CATALOG
 from sizing.edge import predict_at
 from sizing.engine import Replica
 from sizing.numbers import percent, significant
+from sizing.places import resource, version
 from sizing.plans import Candidate, Fleet, Plan, Rejection, cost_of, energy_of
 from sizing.points import Point
 from sizing.prediction import Prediction
@@ -171,8 +171,6 @@ def day_working(plan: Plan, daily: Daily) -> str:
 
 # --- Provenance: where each configuration's numbers come from, with engine versions, dates and digests of the data
 
-PROJECT = Path(__file__).parents[2] / "pyproject.toml"
-
 
 def source_of(fleet: Fleet, points: Sequence[Point]) -> SourceRow:
     """The provenance of one fleet; `points` are all measured points that were to hand."""
@@ -223,16 +221,14 @@ def catalogue_digest() -> str:
     return digest_of(b"".join(path.read_bytes() for path in sorted(CATALOG.glob("*.yaml"))))
 
 
-@cache
 def program() -> str:
-    """Name and version of this program, from the project's own description."""
-    project = tomllib.loads(PROJECT.read_text(encoding="utf-8"))["project"]
-    return f"{project['name']} {project['version']}"
+    """Name and version of this program."""
+    return f"sizing {version()}"
 
 
 # --- How well this planner predicts, as its table of evidence (docs/accuracy.md) has it: read there, never typed in
 
-TABLE = Path(__file__).parents[2] / "docs" / "accuracy.md"
+TABLE = resource("docs/accuracy.md")
 CHOSEN = (
     "systems with exact answers",
     "largest rate, fit and simulation",

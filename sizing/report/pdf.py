@@ -34,7 +34,9 @@ def as_pdf(report: Report) -> bytes:
     try:
         import typst
     except ImportError:
-        raise ReportToolMissing("PDF needs the package typst: pip install typst, or write .html instead") from None
+        raise ReportToolMissing(
+            "PDF needs typst, which is not installed: pip install 'sizing[report]', or write .html"
+        ) from None
     drawings = charts(report)
     files = {f"{chart.name}.svg": chart.svg.encode() for chart in drawings}
     data = content(report) | {"charts": {chart.name: {"alt": shown(chart.alt)} for chart in drawings}}

@@ -223,7 +223,7 @@ def test_reports_with_hardly_any_curve_are_whole(points: int) -> None:
 
 def test_a_missing_typst_is_said_in_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "typst", None)
-    with pytest.raises(ReportToolMissing, match=r"pip install typst"):
+    with pytest.raises(ReportToolMissing, match=r"pip install 'sizing\[report\]'"):
         render(report(), "pdf")
 
 

@@ -140,7 +140,8 @@ def test_another_file_is_other_code(tmp_path: Path, changed: str, monkeypatch: p
     for name in ("sizing/analyses/cluster.py", "sizing/a.py", "data/catalog/gpus.yaml", "data/laws/day_zero.csv"):
         (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / name).write_text("1")
-    monkeypatch.setattr("sizing.analyses.cluster.__file__", str(tmp_path / "sizing/analyses/cluster.py"))
+    for place, folder in {"PACKAGE": "sizing", "IMPORTED_FROM": "", "SHIPPED": ""}.items():
+        monkeypatch.setattr(f"sizing.places.{place}", tmp_path / folder)
     before = code.__wrapped__()
     (tmp_path / changed).write_text("2")
     assert code.__wrapped__() != before

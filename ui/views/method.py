@@ -11,12 +11,12 @@ from pathlib import Path
 from sizing import catalog
 from sizing.errors import CatalogueError
 from sizing.estimate import day_zero
+from sizing.places import resource
 from sizing.points import Deployment, Point
 
-ROOT = Path(__file__).parents[2]
-TEXTS = ROOT / "data" / "method"
-ACCURACY = ROOT / "docs" / "accuracy.md"
-CHANGES = ROOT / "CHANGELOG.md"
+TEXTS = resource("data/method")
+ACCURACY = resource("docs/accuracy.md")
+CHANGES = resource("CHANGELOG.md")
 LINK = re.compile(r"\[([^\]]+)\]\((?!https?://)[^)]*\)")
 """A link to a file of the repository, which a browser cannot follow."""
 ROW = re.compile(r"^\|.*\|$")

@@ -18,9 +18,9 @@ from hypothesis import strategies as st
 from tritonclient.grpc import service_pb2
 
 from calibration.errors import ServerError
-from calibration.load.self_check import ROOT
 from lab.mock.process import running
 from lab.mock.service import TICKS_PER_S, Script, Truth, Wheel, asked, grpc_response
+from sizing.places import IMPORTED_FROM as ROOT
 from tests.lab.mock.asking import (
     FAST,
     HALF_A_TICK_S,

@@ -1,0 +1,183 @@
+"""The planner for programs: one function per question, asked in plain values. `import sizing` offers all of it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import Literal
+
+from sizing import planner, queueing
+from sizing.analyses.existing import Existing, best_first
+from sizing.candidates import Choice, find
+from sizing.engine import Batching, Replica, StepLaw
+from sizing.errors import SizingError
+from sizing.explain import distance_from_sla
+from sizing.fitting import Fit, fit
+from sizing.plans import Candidate, Fleet, NoFeasiblePlan, Plan, Rejection
+from sizing.points import Point, read_points
+from sizing.prediction import Prediction, Quantiles
+from sizing.question import Question, sla_of
+from sizing.simulator import Simulated, simulate
+from sizing.workload import Arrivals, Lengths, Limit, Prefix, Routing, Sla, Workload
+
+__all__ = [
+    "Arrivals",
+    "Batching",
+    "Candidate",
+    "Existing",
+    "Fit",
+    "Fleet",
+    "Lengths",
+    "Limit",
+    "NoFeasiblePlan",
+    "Plan",
+    "Point",
+    "Prediction",
+    "Prefix",
+    "Quantiles",
+    "Question",
+    "Rejection",
+    "Replica",
+    "Simulated",
+    "SizingError",
+    "Sla",
+    "StepLaw",
+    "Workload",
+    "capacity",
+    "fit",
+    "plan",
+    "predict",
+    "read_points",
+    "simulate",
+]
+
+Names = str | Iterable[str]
+Basis = Literal["measured", "any"]
+
+
+def plan(
+    model: str,
+    *,
+    rate: float,
+    isl: float,
+    osl: float,
+    gpus: Names = (),
+    precisions: Names = (),
+    tps: int | Iterable[int] = (),
+    ttft: str | None = None,
+    itl: str | None = None,
+    gap: str | None = None,
+    e2e: str | None = None,
+    isl_cv: float = 0.0,
+    osl_cv: float = 0.0,
+    correlation: float = 0.0,
+    arrivals: str = "poisson",
+    prefix_tokens: int = 0,
+    prefix_hit: float = 0.0,
+    routing: Routing = "random",
+    headroom: float = 0.2,
+    spare: int = 1,
+    price_per_gpu_hour: float | None = None,
+    points: Sequence[Point] = (),
+    basis: Basis = "any",
+) -> Plan:
+    """The fewest GPUs that serve `rate` requests/s of `model` under the SLA: ``plan(...).answer``.
+
+    `isl`, `osl`: mean input and output tokens; `isl_cv`, `osl_cv` their coefficients of variation, `correlation` that
+    of their logarithms. `ttft`, `itl`, `gap` and `e2e` are the limits, at least one of them, written as on the command
+    line: ``"p95:1s"``. `arrivals`: ``"poisson"``, ``"constant"``, ``"gamma:cv=2"`` or ``"batch:size=8"``.
+    `prefix_tokens`, `prefix_hit`: a prefix that prompts share, and the chance that the KV cache holds it. Empty `gpus`:
+    those that `points` were measured on; empty `precisions` or `tps`: all that make sense. `points`: measured ones,
+    which go before estimates; `basis` "measured" leaves estimates out. `headroom`: the share of a replica's capacity
+    that is kept free, 0 to 0.95; `spare`: idle replicas beside the working ones.
+
+    Raises NoFeasiblePlan, which carries every rejection, when no fleet meets the SLA, and another SizingError for a
+    question that cannot be asked.
+    """
+    lengths = Lengths(isl, osl, isl_cv, osl_cv, correlation)
+    question = Question(
+        model,
+        Workload(lengths, rate, Arrivals.parse(arrivals), Prefix(prefix_tokens, prefix_hit)),
+        sla_of({"ttft": ttft, "itl": itl, "gap": gap, "e2e": e2e}),
+        routing,
+        headroom,
+        spare,
+        price_per_gpu_hour,
+    )
+    choice = Choice(names(gpus), names(precisions), numbers(tps), basis)
+    candidates, rejected = find(model, lengths, choice, points)
+    return planner.plan(question, candidates, rejected)
+
+
+def capacity(
+    model: str,
+    *,
+    fleet_gpus: int,
+    isl: float,
+    osl: float,
+    gpus: Names = (),
+    precisions: Names = (),
+    tps: int | Iterable[int] = (),
+    ttft: str | None = None,
+    itl: str | None = None,
+    gap: str | None = None,
+    e2e: str | None = None,
+    isl_cv: float = 0.0,
+    osl_cv: float = 0.0,
+    correlation: float = 0.0,
+    arrivals: str = "poisson",
+    prefix_tokens: int = 0,
+    prefix_hit: float = 0.0,
+    routing: Routing = "random",
+    headroom: float = 0.2,
+    spare: int = 1,
+    points: Sequence[Point] = (),
+    basis: Basis = "any",
+) -> Existing:
+    """The largest rate that `fleet_gpus` GPUs serve under the SLA, and as which replicas; the rest as in `plan`.
+
+    Raises NoFeasiblePlan, which carries every rejection, when these GPUs carry no load under the SLA.
+    """
+    lengths = Lengths(isl, osl, isl_cv, osl_cv, correlation)
+    question = Question(
+        model,
+        Workload(lengths, 1.0, Arrivals.parse(arrivals), Prefix(prefix_tokens, prefix_hit)),
+        sla_of({"ttft": ttft, "itl": itl, "gap": gap, "e2e": e2e}),
+        routing,
+        headroom,
+        spare,
+    )
+    choice = Choice(names(gpus), names(precisions), numbers(tps), basis)
+    candidates, left_out = find(model, lengths, choice, points)
+    fleets, rejected = best_first(question, candidates, fleet_gpus)
+    if not fleets:
+        missed = sorted([*rejected, *left_out], key=distance_from_sla)
+        raise NoFeasiblePlan(f"{fleet_gpus} GPUs carry no load under {question.sla}", tuple(missed))
+    return fleets[0]
+
+
+def predict(
+    replica: Replica,
+    workload: Workload,
+    *,
+    replicas: int = 1,
+    routing: Routing = "random",
+    method: Literal["analytic", "simulation"] = "analytic",
+    seed: int = 0,
+) -> Prediction:
+    """Percentiles of TTFT, ITL and E2E when `workload` is spread over equal replicas, such as ``fit(points).replica``.
+
+    Raises ScenarioError for a request longer than the replica's KV cache, and for numbers out of range.
+    """
+    if method == "analytic":
+        return queueing.predict(replica, workload, replicas=replicas, routing=routing, seed=seed)
+    return simulate(replica, workload, replicas=replicas, routing=routing, seed=seed).prediction()
+
+
+def names(given: Names) -> tuple[str, ...]:
+    """One name or several as a tuple."""
+    return (given,) if isinstance(given, str) else tuple(given)
+
+
+def numbers(given: int | Iterable[int]) -> tuple[int, ...]:
+    """One number or several as a tuple."""
+    return (given,) if isinstance(given, int) else tuple(given)

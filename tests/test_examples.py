@@ -1,0 +1,92 @@
+"""The examples run, and say what they promise."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import sizing
+from calibration.mock import Script, running
+
+EXAMPLES = Path(__file__).parents[1] / "examples"
+
+
+def run(*arguments: str | Path, **variables: str) -> str:
+    done = subprocess.run(
+        [sys.executable, *arguments], cwd=EXAMPLES.parent, env=os.environ | variables, capture_output=True, text=True
+    )
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+def test_every_example_has_a_test() -> None:
+    assert {path.name for path in EXAMPLES.iterdir() if path.is_file()} == {
+        "calibrate.yaml",
+        "library.py",
+        "measured.ipynb",
+    }
+
+
+def test_the_library_example_plans_and_predicts() -> None:
+    """More replicas, lower latency; its SLA holds from the planned number on, as the plan said."""
+    printed = run(EXAMPLES / "library.py", PYTHONPATH=str(EXAMPLES.parent))
+    working = re.findall(r"(\d+) working replicas: p95 TTFT (\d+) ms, p95 ITL ([\d.]+) ms", printed)
+    assert len(working) == 3
+    counts, ttft_ms, itl_ms = ([float(row[place]) for row in working] for place in range(3))
+    assert counts == sorted(counts) and ttft_ms == sorted(ttft_ms)[::-1] and itl_ms == sorted(itl_ms)[::-1]
+    gpus, replicas = map(int, re.findall(r"^(\d+) GPUs: (\d+) replicas", printed)[0])
+    assert counts[1] == replicas - 1 and gpus % replicas == 0  # one is spare
+    assert ttft_ms[1] <= 1000 and itl_ms[1] <= 30
+    assert "no configuration meets p95 ITL <= 2 ms" in printed
+
+
+def test_the_calibration_example_measures(tmp_path: Path) -> None:
+    """Against the mock, whose true latencies are known; a busy machine can only add to them."""
+    ttft_s, itl_s, osl = 0.02, 0.005, 16
+    store = {"SIZING_DATABASE_URL": f"sqlite:///{tmp_path / 'store.db'}"}
+    with running(Script(ttft_s, itl_s, slots=8)) as mock:
+        plan = (EXAMPLES / "calibrate.yaml").read_text()
+        assert plan.count("127.0.0.1:8001") == 1
+        (tmp_path / "plan.yaml").write_text(plan.replace("127.0.0.1:8001", mock.grpc_url))
+        run("-m", "calibration", "run", tmp_path / "plan.yaml", **store)
+    run("-m", "calibration", "export", "1", "--out", tmp_path / "points.csv", **store)
+    points = sizing.read_points(tmp_path / "points.csv")
+    assert [(point.load_kind, point.load_value) for point in points] == [
+        ("concurrency", 1),
+        ("concurrency", 4),
+        ("concurrency", 8),
+        ("poisson_rate", 20),
+    ]
+    for point in points:
+        assert point.errors == 0 and point.osl == osl
+        assert point.ttft_mean_s is not None and point.ttft_mean_s >= 0.99 * ttft_s
+        assert point.e2e_mean_s is not None and point.e2e_mean_s >= 0.99 * (ttft_s + (osl - 1) * itl_s)
+    for point in points[:3]:  # no user can be quicker than the server
+        assert point.requests_per_s <= 1.05 * point.load_value / (ttft_s + (osl - 1) * itl_s)
+
+
+def test_the_notebook_runs_and_shows_what_it_printed(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Its cells one after the other; each that drew had drawn, and what was printed is printed again."""
+    monkeypatch.setenv("MPLBACKEND", "Agg")
+    monkeypatch.syspath_prepend(str(EXAMPLES.parent))
+    from matplotlib import pyplot
+
+    drawn: list[int] = []
+    monkeypatch.setattr(pyplot, "show", lambda: (drawn.extend(pyplot.get_fignums()), pyplot.close("all")))
+    cells = json.loads((EXAMPLES / "measured.ipynb").read_text())["cells"]
+    names: dict[str, object] = {}
+    for cell in (cell for cell in cells if cell["cell_type"] == "code"):
+        drawn.clear()
+        exec("".join(cell["source"]), names)
+        kept = ["".join(output["text"]) for output in cell["outputs"] if output["output_type"] == "stream"]
+        assert [text for text in [capsys.readouterr().out] if text] == kept
+        pictures = [output for output in cell["outputs"] if "image/png" in output.get("data", {})]
+        assert len(drawn) == len(pictures)

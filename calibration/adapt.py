@@ -19,7 +19,7 @@ from sizing.workload import Lengths
 
 _STOPPED = {
     "settled": "the answer no longer changes",
-    "budget": "the GPU-minutes left are too few for another level",
+    "budget": "the remaining GPU-minutes are too few for another level",
     "worth": "the levels that still fit the budget would not narrow the band by a tenth",
     "nothing": "no level is left",
     "misfit": "no law fits this server, measure the whole grid",
@@ -125,7 +125,7 @@ class Adaptive:
         """A line for the start: the budget against the whole grid."""
         grid_s = sum(map(self._guess_s, self._levels.values()))
         return (
-            f"at most {_minutes(self._budget_s)} for the levels that matter; all {len(self._levels)} are thought to "
+            f"at most {_minutes(self._budget_s)} for the levels that matter; all {len(self._levels)} would "
             f"take {_minutes(grid_s)}"
         )
 
@@ -171,7 +171,7 @@ def _purpose(choice: LevelChoice, belief: Belief | None) -> str:
     if choice.aim == "gain":
         return f"narrows the band by about {choice.narrows:.0%}"
     if choice.aim == "reach" and belief is not None and belief.beyond is not None:
-        return f"a planned replica would hold {belief.beyond:.0f} requests at once, more than was measured"
+        return f"a planned replica would hold {belief.beyond:.0f} requests at once, more than any measured level"
     return "two levels are needed for a first law"
 
 

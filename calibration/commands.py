@@ -156,7 +156,7 @@ def _gauges(server: Mapping[str, float]) -> str:
     return ", ".join(text.format(server[name]) for name, text in SHOWN if name in server)
 
 
-as_json = click.option("--json", "as_json", is_flag=True, help="Print JSON for machines.")
+as_json = click.option("--json", "as_json", is_flag=True, help="Print JSON for programs.")
 run_number = click.argument("run_id", metavar="RUN", type=int)
 
 
@@ -245,7 +245,7 @@ def _interruptible(bar: Bar) -> Iterator[None]:
             click.echo("interrupted before anything was measured", err=True)
         else:
             click.echo(
-                f"interrupted: the points measured are kept, go on with: python -m calibration resume {bar.run_id}",
+                f"interrupted: measured points are kept; continue with: python -m calibration resume {bar.run_id}",
                 err=True,
             )
         sys.exit(INTERRUPTED)
@@ -258,7 +258,7 @@ def _show(store: Store, run_id: int, as_json: bool, in_detail: bool = False) -> 
         return
     click.echo(f"run {run.id}: {run.state}, {run.points} of {run.levels} points, {run.label}, {run.created}")
     if run.state == "lost":
-        click.echo(f"its process is gone; go on with: python -m calibration resume {run.id}")
+        click.echo(f"its process is gone; continue with: python -m calibration resume {run.id}")
     if run.error:
         click.echo(f"it stopped with: {run.error}")
     click.echo(table([item.point for item in found]), nl=False)
@@ -323,9 +323,9 @@ def _ended(store: Store, run_id: int) -> Run:
     """The run, which has points and is not going on. Raises StoreError."""
     run = store.run(run_id)
     if run.state in LIVE:
-        raise StoreError(f"run {run_id} is {run.state}: wait for its end or stop it, then decide on its points")
+        raise StoreError(f"run {run_id} is {run.state}: wait until it ends or stop it, then decide on its points")
     if not run.points:
-        raise StoreError(f"run {run_id} has no points to decide on: see python -m calibration show {run_id}")
+        raise StoreError(f"run {run_id} has no points to accept or discard: see python -m calibration show {run_id}")
     return run
 
 
@@ -333,7 +333,7 @@ def _ended(store: Store, run_id: int) -> Run:
 
 BUNDLE = ".zip"
 DEPLOYMENT: tuple[tuple[str, Any, str], ...] = (
-    ("model", str, "model that was served, as in the catalogue"),
+    ("model", str, "served model, by its name in the catalogue"),
     ("precision", str, "precision of its weights, such as bf16 or fp8"),
     ("gpu", str, "GPU, such as h200_sxm"),
     ("tp", int, "GPUs that each replica spreads the model over"),
@@ -342,18 +342,18 @@ DEPLOYMENT: tuple[tuple[str, Any, str], ...] = (
     ("engine-version", str, "version of the engine"),
     ("batching", str, "in_flight or static"),
     ("max-batch-size", int, "largest batch of the engine"),
-    ("isl", float, "mean input tokens, where the file does not say"),
-    ("osl", float, "mean output tokens, where the file does not say"),
-    ("concurrency", int, "users of the closed loop, where the file does not say"),
-    ("rate", float, "requests/s of the open loop, where the file does not say"),
-    ("arrivals", str, "poisson, constant or gamma, where the file does not say"),
+    ("isl", float, "mean input tokens, if the file does not say"),
+    ("osl", float, "mean output tokens, if the file does not say"),
+    ("concurrency", int, "users of the closed loop, if the file does not say"),
+    ("rate", float, "requests/s of the open loop, if the file does not say"),
+    ("arrivals", str, "poisson, constant or gamma, if the file does not say"),
 )
 
 
 @click.command("export")
 @click.argument("run_id", metavar="RUN", type=int)
 @click.option("--out", type=click.Path(path_type=Path, dir_okay=False), help="File to write; stdout if not given.")
-@click.option("--json", "as_json", is_flag=True, help="Print JSON for machines.")
+@click.option("--json", "as_json", is_flag=True, help="Print JSON for programs.")
 def export_command(run_id: int, out: Path | None, as_json: bool) -> None:
     """The points of RUN as a CSV points table, which `python -m sizing --points` reads; or all of it as a .zip.
 
@@ -366,9 +366,9 @@ def export_command(run_id: int, out: Path | None, as_json: bool) -> None:
     store = Store()
     if out is not None and out.suffix.lower() == BUNDLE:
         if as_json:
-            raise click.UsageError("--json does not go with a .zip, which has a format of its own")
+            raise click.UsageError("--json cannot be combined with a .zip, which has its own format")
         missing = export_bundle(store, run_id, out)
-        lacks = f", without the requests of {missing} points, which lie on another machine" if missing else ""
+        lacks = f", without the requests of {missing} points, which are on another machine" if missing else ""
         click.echo(f"run {run_id} written to {out}{lacks}", err=True)
         return
     points = store.points(run_id)
@@ -397,9 +397,13 @@ def _deployment_options(command: Any) -> Any:
 
 @click.command("import")
 @click.argument("file", type=click.Path(path_type=Path))
-@click.option("--kind", type=click.Choice([POINTS_TABLE, *KINDS]), help="What wrote FILE; else told from its content.")
+@click.option(
+    "--kind",
+    type=click.Choice([POINTS_TABLE, *KINDS]),
+    help="Tool that wrote FILE; default: detected.",
+)
 @_deployment_options
-@click.option("--json", "as_json", is_flag=True, help="Print JSON for machines.")
+@click.option("--json", "as_json", is_flag=True, help="Print JSON for programs.")
 def import_command(file: Path, kind: str | None, as_json: bool, **said: Any) -> None:
     """Take FILE into the store: an exported run (.zip), a points table, or the file of another benchmark tool.
 

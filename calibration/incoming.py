@@ -52,7 +52,7 @@ def nothing_said(what: str, said: Mapping[str, object]) -> None:
     """Raises FileError where something is said of a file that says everything itself."""
     if said:
         flag = next(iter(said)).replace("_", "-")
-        raise FileError(f"--{flag}: {what} says it itself; leave the option out")
+        raise FileError(f"--{flag}: {what} already says it; omit the option")
 
 
 def _is_points_table(file: Path) -> bool:
@@ -141,6 +141,6 @@ def _laid_down(store: Store, upload: Upload) -> Iterator[Path]:
             file.write_bytes(upload.content)
             yield file
     except OSError as error:
-        raise FileError(f"{upload.shown_name}: cannot be laid down to be read ({error.strerror or error})") from None
+        raise FileError(f"{upload.shown_name}: cannot be stored for reading ({error.strerror or error})") from None
     except (CalibrationError, PointsError) as error:
         raise type(error)(str(error).replace(str(file), upload.shown_name)) from None

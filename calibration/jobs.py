@@ -103,7 +103,7 @@ def check_target(target: str) -> None:
 def _check_allowed() -> None:
     if not is_allowed():
         raise PlanError(
-            f"starting and stopping runs from the app is off: the operator turns it on by {ALLOW_VARIABLE}=1"
+            f"starting and stopping runs from the app is off: the operator enables it with {ALLOW_VARIABLE}=1"
         )
 
 
@@ -130,7 +130,7 @@ def seen_to(store: Store, run_id: int, patience_s: float = PATIENCE_S) -> None:
             return
         _signal(owner.pid, number)
     if _ends_within(store, run_id, patience_s):
-        give_up(store, run_id, "interrupted", "it did not stop when it was asked, and was ended")
+        give_up(store, run_id, "interrupted", "it did not stop when requested, and was terminated")
 
 
 def log_tail(store: Store, run_id: int) -> str:

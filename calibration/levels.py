@@ -28,7 +28,7 @@ Says = Callable[[str], None]
 
 @dataclass(frozen=True, slots=True)
 class Pace:
-    """How fast requests of `lengths` were answered last: mean E2E of `e2e_s` with `users` in flight.
+    """Latest observed speed for requests of `lengths`: mean E2E of `e2e_s` with `users` in flight.
 
     `ttft_s` and `itl_s` are those of a request alone on the server.
     """
@@ -40,15 +40,15 @@ class Pace:
     itl_s: float = 0.0
 
     def after(self, point: Point) -> Pace:
-        """The pace seen at `point`."""
+        """The pace observed at `point`."""
         return replace(self, users=point.mean_in_flight or self.users, e2e_s=point.e2e_mean_s or self.e2e_s)
 
     def e2e_at_s(self, users: float) -> float:
-        """A guess for another load, good enough for progress bars: E2E grows with the root of the users."""
+        """An estimate for another load, good enough for progress bars: E2E grows with the square root of the users."""
         return self.e2e_s * math.sqrt(max(1.0, users / self.users))
 
     def alone_s(self, lengths: Lengths) -> float:
-        """E2E of a request of other lengths alone on the server, as far as the probe tells: ISL hardly counts."""
+        """Estimated E2E of a single request of other lengths on an idle server; the effect of ISL is ignored."""
         return self.ttft_s + max(0.0, lengths.osl - 1) * self.itl_s or self.e2e_s
 
     def expected_s(self, plan: SweepPlan, level: Level) -> float:
@@ -89,10 +89,10 @@ def _peak_per_s(plan: SweepPlan, level: Level) -> float:
 
 
 def expected_requests(plan: SweepPlan, level: Level) -> int:
-    """Requests that a level is thought to take, its budget apart.
+    """Estimated requests of a level, ignoring its time budget.
 
-    A mean of n values with variation c is known to ±1.96 c / √n. What varies is mostly the output length, and E2E by
-    some 20 % beside it; answers are correlated and intervals looked at in steps, which takes half as many again.
+    A mean of n values with variation c is known to ±1.96 c / √n. Most variation is in the output length, and E2E adds
+    about 20 %; answers are correlated and intervals are checked in steps, which takes half as many again.
     """
     until = plan.until_of(level)
     if until.requests_max is not None:
@@ -103,12 +103,12 @@ def expected_requests(plan: SweepPlan, level: Level) -> int:
 
 
 def warm_up_arrivals(plan: SweepPlan, level: Level, pace: Pace) -> int:
-    """Arrivals to leave out in an open loop: `warm_up` for each request that Little's law puts in flight."""
+    """Arrivals excluded as warm-up in an open loop: `warm_up` for each request in flight by Little's law."""
     return plan.warm_up * max(1, math.ceil(level.value * pace.e2e_s))
 
 
 def job_of(target: Target, level: Level, pace: Pace) -> Job:
-    """The load of `level`, as the processes of the load generator are told it."""
+    """The load of `level`, in the form that the load generator's processes receive."""
     plan = target.plan
     requests = target.source(level.entry, target.seed(level))
     if level.kind == "concurrency":
@@ -131,14 +131,14 @@ def job_of(target: Target, level: Level, pace: Pace) -> Job:
 
 
 def _ahead(plan: SweepPlan, level: Level, per_s: float) -> int:
-    """Prompts made before the load starts, so that making them takes no time from it."""
+    """Prompts prepared before the load starts, so that preparing them does not slow it down."""
     budget_s = plan.until_of(level).budget_s or math.inf
     wanted = min(MADE_AHEAD * expected_requests(plan, level), 2 * per_s * budget_s)
     return min(MOST_MADE_AHEAD, math.ceil(wanted))
 
 
 def arrivals_of(plan: SweepPlan, level: Level, pace: Pace) -> Seconds:
-    """When the requests of an open loop fall due, seconds from its start, those to be left out first."""
+    """Due times of the requests of an open loop, seconds from its start, warm-up requests first."""
     rng = np.random.default_rng([plan.seed, level.index])
     law = Arrivals.parse(plan.arrivals)
     if level.kind == "schedule":
@@ -155,16 +155,16 @@ def arrivals_of(plan: SweepPlan, level: Level, pace: Pace) -> Seconds:
 
 
 class Order(Protocol):
-    """Names the next level, and tells how long the rest will take."""
+    """Chooses the next level and estimates how long the rest will take."""
 
     def next(self, points: Sequence[Point]) -> Level | None:
-        """The level to measure after `points`, those the run has so far; None when there is no more to do."""
+        """The level to measure after `points`, the run's points so far; None when the run is complete."""
 
     def skip(self, level: Level) -> None:
-        """`level`, named last, has no point and will have none: do not name it again."""
+        """`level`, the last one chosen, has no point and will get none: do not choose it again."""
 
     def expected_s(self, pace: Pace) -> tuple[float, float]:
-        """Seconds for the level named last, and for all that is thought to follow it."""
+        """Estimated seconds for the last level chosen, and for the remaining levels."""
 
 
 def order_of(target: Target, levels: Sequence[Level], pace: Pace, says: Says) -> Order:
@@ -271,7 +271,7 @@ class AsNeeded:
 
 
 def _adaptive(target: Target, pace: Pace) -> Adaptive:
-    from calibration.adapt import Adaptive, question_of  # costs scipy and numba, which a plain sweep does without
+    from calibration.adapt import Adaptive, question_of  # loads scipy and numba, which a plain sweep does not need
 
     plan, replica = target.plan, target.replica
     assert plan.adaptive is not None
@@ -290,5 +290,5 @@ def _adaptive(target: Target, pace: Pace) -> Adaptive:
 
 
 def minutes(seconds: float) -> str:
-    """For people: ``45 s``, ``3.2 minutes``."""
+    """Human-readable: ``45 s``, ``3.2 minutes``."""
     return f"{seconds:.0f} s" if seconds < 60 else f"{seconds / 60:.1f} minutes"

@@ -172,7 +172,7 @@ class AdaptivePlan(Strict):
         return self.gpu_minutes * 60 / gpus
 
 
-# --- Load levels: what a sweep consists of, and how the points measured at them are told apart
+# --- Load levels: what a sweep consists of, and how its points are identified
 
 LevelKey = tuple[float, float, float, float, LoadKind, float]
 
@@ -299,14 +299,14 @@ class SweepPlan(Strict):
         for name in ("lengths", "concurrency", "rates", "replay"):
             value = next((value for value, times in Counter(getattr(self, name)).items() if times > 1), None)
             if value is not None:
-                raise ValueError(f"{name}: {value} is there more than once")
+                raise ValueError(f"{name}: {value} is repeated")
         return self
 
     def levels(self, lengths: Sequence[Lengths] | None = None) -> list[Level]:
         """The levels in the order in which they are measured: for each lengths, concurrency first, then open loops.
 
         `lengths`: what each entry of the plan comes to, where the tokens of its files have been counted. Raises
-        PlanError if two levels could not be told apart, FileError if a file of lengths cannot be used.
+        PlanError if two levels are indistinguishable, FileError if a file of lengths cannot be used.
         """
         means = [item.summary() for item in self.lengths] if lengths is None else lengths
         pairs = [(entry, mean, *load) for entry, mean in enumerate(means) for load in self._loads(self.lengths[entry])]
@@ -317,7 +317,7 @@ class SweepPlan(Strict):
         seen: dict[LevelKey, Level] = {}
         for level in levels:
             if seen.setdefault(level.key, level) is not level:
-                raise PlanError(f"two levels of the plan have the same means and load: {level.label}; drop one of them")
+                raise PlanError(f"two levels of the plan have the same means and load: {level.label}; remove one")
         return levels
 
     def _loads(self, item: LengthsPlan) -> list[tuple[LoadKind, float]]:

@@ -17,7 +17,7 @@ LONGEST_LINE = 300
 
 
 class Progress(Protocol):
-    """Is told how a run gets on, always from the thread that called `run`."""
+    """Receives the progress of a run, always from the thread that called `run`."""
 
     def started(self, run_id: int) -> None:
         """The run is in the store."""

@@ -1,4 +1,4 @@
-"""The main path of a calibration: a plan is run level by level, and each point is kept as soon as it is measured."""
+"""The main path of a calibration: run a plan level by level and store each point as soon as it is measured."""
 
 from __future__ import annotations
 
@@ -34,12 +34,12 @@ _PROBE = 1_000_000
 
 
 def run(file: PlanFile, store: Store, progress: Progress | None = None, cancel: threading.Event | None = None) -> int:
-    """Measure the levels of the plan; the number of the run is returned.
+    """Measure the levels of the plan; returns the number of the run.
 
     Raises PlanError, FileError or ServerError before anything is stored if the plan and the server do not fit,
-    StoreError if a run at the same server is going on or the store refuses,
-    ClientLimitedError if this machine cannot make the planned load, ServerError if the server is lost on the way,
-    Cancelled when `cancel` is set, and KeyboardInterrupt: the points until then are kept, and `resume` goes on from
+    StoreError if another run at the same server is active or the store refuses,
+    ClientLimitedError if this machine cannot generate the planned load, ServerError if the server is lost meanwhile,
+    Cancelled when `cancel` is set, and KeyboardInterrupt: the points so far are kept, and `resume` continues from
     there.
     """
     target = prepare(file)
@@ -54,12 +54,12 @@ def run(file: PlanFile, store: Store, progress: Progress | None = None, cancel: 
 def resume(run_id: int, store: Store, progress: Progress | None = None, cancel: threading.Event | None = None) -> int:
     """Measure the levels of run `run_id` that have no point yet, by the plan it was started with or queued with.
 
-    Raises as `run` does, StoreError if there is no such run or it is being measured, and PlanError if the server is
-    another deployment now.
+    Raises as `run` does, StoreError if the run does not exist or is being measured, and PlanError if the server is
+    now another deployment.
     """
     begun = store.run(run_id)
     if not begun.plan:
-        raise PlanError(f"run {run_id} was imported and has no plan to go on with: start a new run")
+        raise PlanError(f"run {run_id} was imported and has no plan to resume: start a new run")
     with _refusal_kept(run_id, store):
         target = prepare(parse_plan(begun.plan, name=f"plan of run {run_id}", folder=Path(begun.folder)))
         for point in store.points(run_id):
@@ -75,7 +75,7 @@ def resume(run_id: int, store: Store, progress: Progress | None = None, cancel: 
 
 @contextmanager
 def _refusal_kept(run_id: int, store: Store) -> Iterator[None]:
-    """Whoever queued a run is not there to read why it did not begin: the store tells."""
+    """The user who queued a run may have left: the store records why it did not start."""
     try:
         yield
     except (CalibrationError, KeyboardInterrupt) as error:
@@ -121,7 +121,7 @@ class Sweep:
     def _follow(self, order: Order, points: Sequence[Point], pace: Pace) -> None:
         """Measure what `order` names, one level after another, until it names none.
 
-        Raises NothingAnswered at the end, if there was a level of which every request failed: it has no point.
+        Raises NothingAnswered at the end if every request of some level failed: that level has no point.
         """
         says, without = self._progress.says, list[NothingAnswered]()
         while (level := order.next(points)) is not None:
@@ -157,7 +157,7 @@ class Sweep:
         return Pace(level.lengths, 1.0, float(log.end_s[-1] - log.sent_s[-1]), ttft_s, (e2e_s - ttft_s) / max(1, after))
 
     def processes(self, levels: Sequence[Level], pace: Pace) -> int:
-        """Processes for all of `levels`: those the plan names, else as many as keep the heaviest level true.
+        """Processes for all of `levels`: those the plan sets, otherwise as many as the heaviest level needs.
 
         Held against the mock first at the tokens/s that the streams would take at the timings of an idle server, more
         than any server gives. If that is too much for this machine, then at the pace guessed for the loaded server.
@@ -181,8 +181,8 @@ class Sweep:
             found = check(tokens_per_s=math.inf)
         except ClientLimitedError as error:
             tokens_per_s = pace.tokens_per_s(plan, heaviest)
-            says(f"at the pace of an idle server it would not keep up: {error}")
-            says(f"held against {tokens_per_s:,.0f} tokens/s instead; each point's verdict tells if that was too few")
+            says(f"at the pace of an idle server the client would not keep up: {error}")
+            says(f"checked at {tokens_per_s:,.0f} tokens/s instead; each point's verdict shows whether that was enough")
             found = check(tokens_per_s=tokens_per_s)
         says(f"load generator on its mock, {found.users} streams: {found.text}")
         return found.processes
@@ -217,7 +217,7 @@ class Sweep:
 
     @contextmanager
     def _state_kept(self) -> Iterator[None]:
-        """The run ends as done, interrupted or failed, whatever happens; a failure says how to go on."""
+        """Whatever happens, the run ends as done, interrupted or failed; a failure says how to continue."""
         try:
             yield
         except KeyboardInterrupt:
@@ -226,10 +226,10 @@ class Sweep:
             raise
         except CalibrationError as error:
             state: Ending = "interrupted" if isinstance(error, Cancelled) else "failed"
-            with suppress(StoreError):  # the store may be what failed: it says so in `error`
+            with suppress(StoreError):  # the store itself may have failed: `error` says so
                 self._store.finish_run(self.run_id, state, str(error))
             raise type(error)(
-                f"{error}; points are kept, go on with: python -m calibration resume {self.run_id}"
+                f"{error}; points are kept; continue with: python -m calibration resume {self.run_id}"
             ) from None
         except BaseException as error:
             with suppress(StoreError):

@@ -25,10 +25,10 @@ BATCHING_OF = {"v1": "static", "inflight_batching": "in_flight", "inflight_fused
 
 @dataclass(frozen=True, slots=True)
 class Described:
-    """`engine`: what the model `tensorrt_llm` says of the deployment, by column name of the points table.
+    """`engine`: what the model `tensorrt_llm` reports about the deployment, by column name of the points table.
 
-    `tokenizer_file` is None where the server names none, or one that cannot be read from here. `engine_cores`: cores of
-    this machine on which the engine computes, to be left to it; none for an engine elsewhere or on a GPU.
+    `tokenizer_file` is None if the server names none, or one that this machine cannot read. `engine_cores`: cores of
+    this machine that the engine computes on and the client must avoid; none for a remote engine or one on a GPU.
     """
 
     contract: Contract
@@ -39,13 +39,11 @@ class Described:
 
 
 async def describe(server: ServerPlan) -> Described:
-    """Ask the server. Raises ServerError, within a few seconds, if it does not answer or does not serve the model."""
+    """Query the server. Raises ServerError within seconds if it does not answer or does not serve the model."""
     async with client(server) as target:
         config = await target.model_config(server.model)
         if config is None:
-            raise ServerError(
-                f"{server.url}: no model {server.model!r} is served there; correct server.model in the plan"
-            )
+            raise ServerError(f"{server.url} does not serve a model {server.model!r}; correct server.model in the plan")
         await target.check_ready()
         engine = await target.model_config(ENGINE_MODEL)
         tokenizer = await target.model_config(TOKENIZER_MODEL)
@@ -58,16 +56,16 @@ async def describe(server: ServerPlan) -> Described:
 
 
 def deployment(plan: DeploymentPlan, engine: dict[str, str]) -> Deployment:
-    """The deployment to write on the points: the plan's word first, then the server's.
+    """The deployment recorded with the points: from the plan where it says so, otherwise from the server.
 
-    Raises PlanError naming the key to add if model, precision, gpu or tp is known to neither.
+    Raises PlanError naming the missing key if neither gives model, precision, gpu or tp.
     """
     known: dict[str, Any] = dict(engine)
     known |= {name: value for name, value in plan.model_dump().items() if value is not None}
     missing = [name for name in NEEDED if not known.get(name)]
     if missing:
         keys = ", ".join(f"{name}: ..." for name in missing)
-        raise PlanError(f"the server does not say its {', '.join(missing)}: add deployment: {{{keys}}} to the plan")
+        raise PlanError(f"the server does not report its {', '.join(missing)}: add deployment: {{{keys}}} to the plan")
     for name in ("tp", "pp", "max_batch_size"):
         if name in known:
             known[name] = _whole(name, known[name])
@@ -111,7 +109,7 @@ def _tokenizer_file(folder: str) -> Path | None:
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """A server found ready to be measured as `plan` says: what it is, what is written on its points, the levels.
+    """A server that is ready to be measured as `plan` says: its properties, its points' deployment, the levels.
 
     `points`: how many a run of it will have, those of the random arrivals that may end it included.
     `session` is a random part of the seeds of its requests: prompts that were sent once may lie in the server's prefix
@@ -127,7 +125,7 @@ class Target:
 
     @property
     def contract(self) -> Contract:
-        """What the model takes and gives."""
+        """Inputs and outputs of the model."""
         return self.served.contract
 
     def source(self, entry: int, seed: tuple[int, ...]) -> RequestSource:
@@ -136,7 +134,7 @@ class Target:
         return RequestSource(self.plan.lengths[entry], served.tokenizer_file, served.add_special_tokens, seed)
 
     def seed(self, level: Level) -> tuple[int, ...]:
-        """The seed of a level's requests, kept with them."""
+        """The seed of a level's requests, stored with them."""
         return (self.plan.seed, *self.session, level.index)
 
     def notes(self, level: Level) -> list[str]:
@@ -151,7 +149,7 @@ class Target:
 
 
 def prepare(file: PlanFile) -> Target:
-    """Ask the server. Raises ServerError if it cannot be measured, PlanError if the plan lacks something for it."""
+    """Query the server. Raises ServerError if it cannot be measured, PlanError if the plan lacks a setting for it."""
     plan = file.plan
     served = asyncio.run(describe(plan.server))
     if file.tokenizer_file is not None:

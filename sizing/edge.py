@@ -138,7 +138,7 @@ def upper_excess(run: Simulated, sla: Sla, sure: float = SURE) -> float:
 def upper_percentile(run: Simulated, limit: Limit, sure: float) -> float:
     """Upper end, in seconds, of the percentile that `limit` speaks of; infinite when nothing was measured.
 
-    A request that was not served takes for ever; one with a single token has no ITL and does not count there.
+    A request that was not served has infinite latency; one with a single token has no ITL and does not count there.
     """
     if limit.metric == "gap":
         return run.gaps.upper_s(limit.percentile, sure)

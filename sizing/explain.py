@@ -48,7 +48,7 @@ def jump_rejection(question: Question, candidate: Candidate, replicas: int, pred
 def cost_rejection(candidate: Candidate, least: int, best: float) -> Rejection:
     """A candidate that cannot win: it needs `least` GPUs at its stable rate, another fleet of its GPU needs `best`."""
     why = (
-        f"needs at least {least} GPUs, headroom and spares included, to carry the load at all; "
+        f"needs at least {least} GPUs, headroom and spares included, just to carry the load; "
         f"{best:.0f} of the same GPU meet the SLA"
     )
     return Rejection(candidate.gpu, candidate.tp, candidate.precision, "cost", why)

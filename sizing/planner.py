@@ -24,18 +24,18 @@ from sizing.question import Question, Setting, check_priced
 from sizing.queueing import stable_rate_per_s
 
 HOPELESS = 1.5
-"""Times the GPUs of the best fleet of the same GPU: what needs more is not sized at all."""
+"""Times the GPUs of the best fleet of the same GPU: candidates that need more are skipped."""
 
 FINE = 256
-"""Fleets of more replicas than this are settled to within one part of so many, less than the search's tolerance."""
+"""Above this size, fleets are confirmed to within one part in so many, less than the search's tolerance."""
 
 
 def plan(question: Question, candidates: Sequence[Candidate], rejected: Sequence[Rejection] = ()) -> Plan:
     """The fleets that meet the SLA, fewest GPUs first; the first, the answer, is verified by simulation.
 
-    Every candidate that can win is sized by formula; then the best is sized again by simulation, until the fleet with
-    the fewest GPUs is a simulated one. Where prices differ by GPU the cheapest comes first. Raises NoFeasiblePlan,
-    carrying every rejection, when no fleet meets the SLA; ScenarioError where some GPUs have a price and others not.
+    Size every candidate that can win by formula, then size the best one again by simulation, until the fleet with
+    the fewest GPUs is a simulated one. If prices differ by GPU, the cheapest comes first. Raises NoFeasiblePlan,
+    carrying every rejection, when no fleet meets the SLA; ScenarioError if only some GPUs have a price.
     """
     check_priced(question.prices, question.price_per_gpu_hour, (candidate.gpu for candidate in candidates))
     sized = survey(question, candidates)
@@ -52,7 +52,7 @@ def plan(question: Question, candidates: Sequence[Candidate], rejected: Sequence
 def survey(question: Question, candidates: Sequence[Candidate]) -> list[Fleet | Rejection]:
     """Every candidate by formula, those that may need the fewest GPUs first.
 
-    Left out unsized is what needs `HOPELESS` times the GPUs of a fleet of the same GPU even at its stable rate.
+    Skips candidates that need `HOPELESS` times the GPUs of a fleet of the same GPU even at their stable rate.
     """
     sized: list[Fleet | Rejection] = []
     fewest: dict[str, float] = {}
@@ -67,23 +67,23 @@ def survey(question: Question, candidates: Sequence[Candidate]) -> list[Fleet | 
 
 
 def least_gpus(question: Question, candidate: Candidate) -> int:
-    """GPUs that a candidate needs at least: those that carry the load at all, whatever the latency."""
+    """Lower bound on a candidate's GPUs: enough to carry the load at all, whatever the latency."""
     return (least_working(question, candidate) + question.spare) * candidate.gpus
 
 
 def least_working(question: Question, candidate: Candidate) -> int:
-    """Working replicas that carry the load at all: no SLA is met by fewer, so the search begins there."""
+    """Working replicas that carry the load at all: fewer meet no SLA, so the search starts there."""
     workload = question.workload
     return question.replicas_at(stable_rate_per_s(candidate.replica, workload.lengths, workload.prefix))
 
 
 def first_size(question: Question, candidate: Candidate) -> Fleet | Rejection:
-    """The fleet by formula; by simulation where the formula puts an idle replica just over a limit."""
+    """The fleet by formula, or by simulation if the formula puts an idle replica just over a limit."""
     return first_look(lambda method: size(question, candidate, method))
 
 
 def size(question: Question, candidate: Candidate, method: Method) -> Fleet | Rejection:
-    """The smallest fleet of one candidate by one method, or why there is none."""
+    """The smallest fleet of one candidate by one method, or the reason for having none."""
     try:
         start = (least_working if method is BY_FORMULA else by_formula)(question, candidate)
         working, capacity_per_s = smallest_fleet(question, lambda s: method.capacity_per_s(candidate.replica, s), start)
@@ -113,7 +113,7 @@ def size(question: Question, candidate: Candidate, method: Method) -> Fleet | Re
 
 
 def by_formula(question: Question, candidate: Candidate) -> int:
-    """Working replicas by formula, where the simulation begins; 1 when the formula finds none."""
+    """Working replicas by formula, where the simulation starts; 1 if the formula finds none."""
     try:
         start = least_working(question, candidate)
         return smallest_fleet(question, lambda s: BY_FORMULA.capacity_per_s(candidate.replica, s), start)[0]
@@ -125,11 +125,11 @@ def smallest_fleet(question: Question, capacity_per_s: Callable[[Setting], float
     """Working replicas, and the requests/s each could carry under the SLA in a fleet of that size.
 
     The smallest fleet is the least R that is at least the replicas needed at the capacity which holds in a fleet of R.
-    As a rule capacity grows with the fleet (balanced routing evens out the load), so that needed falls as R rises:
-    asking it again and again, from `start` on, closes in on that R from both sides, and an R that needs just itself is
+    Usually capacity grows with the fleet (balanced routing evens out the load), so the need falls as R rises:
+    iterating from `start` brackets that R from both sides, and an R that needs exactly itself is
     the least. Where `Question.falls_with_fleet`, a smaller R may need just itself too, and the
-    search goes on below. Where bursts are spread over the fleet, an R below one that is enough may miss the SLA even
-    without load: then it is too few. Raises SlaMissed where the first R does.
+    search continues below. If bursts spread over the fleet, an R below a sufficient one may miss the SLA even
+    without load: then it is too small. Raises SlaMissed if the first R does.
     """
     falling = question.falls_with_fleet
     too_few, enough, replicas = 0, math.inf, start
@@ -154,9 +154,9 @@ def smallest_fleet(question: Question, capacity_per_s: Callable[[Setting], float
 def settle(question: Question, candidate: Candidate, method: Method, working: int) -> tuple[int, Prediction]:
     """From `working` replicas up, the least count whose latencies meet the SLA at the planned load, and these.
 
-    Nearly always `working` itself. But latencies may jump at some load (a prompt that just fills the token budget,
-    evenly spaced arrivals that fall into step with the engine) and be over the limit below the load at which they were
-    within. More replicas are tried in growing steps, of large fleets in multiples of 1/`FINE` of them: one by one,
+    Nearly always `working` itself. But latencies may jump at some load (a prompt that exactly fills the token budget,
+    evenly spaced arrivals that synchronize with the engine) and exceed the limit below a load at which they were
+    within it. More replicas are tried in growing steps, for large fleets in multiples of 1/`FINE`: one by one,
     a fleet of a million would be tried ten thousand times for 1 % more.
     """
     grain = max(1, working // FINE)

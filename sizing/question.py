@@ -64,11 +64,11 @@ PRICE = Range(0, 1e6, "per GPU-hour")
 class Field:
     """One thing a question says.
 
-    `name`: of the option (``--isl-cv``), of the key in YAML files and of the parameter in links, for ever. `key`: in
-    JSON, in reports and on the page, where it may name the unit. `path`: where a `Question` has the value. `label`: in
-    reports; `help`: one line. A field whose `default` is None must be given, unless it is `optional`. `range` bounds
-    numbers, `choices` names. `unit`: in reports, where the range has none. Reports leave a `quiet` field out while it
-    has its default. `since`: the version of links that first had it.
+    `name`: of the option (``--isl-cv``), of the key in YAML files and of the parameter in links; it never changes.
+    `key`: in JSON, in reports and on the page, where it may name the unit. `path`: where a `Question` has the value.
+    `label`: in reports; `help`: one line. A field whose `default` is None must be given, unless it is `optional`.
+    `range` bounds numbers, `choices` names. `unit`: in reports, if the range has none. Reports leave a `quiet` field
+    out while it has its default. `since`: the version of links that first had it.
     """
 
     name: str
@@ -134,7 +134,7 @@ FIELDS: dict[str, Field] = {
             "correlation",
             "workload.lengths.correlation",
             "Correlation of input and output tokens",
-            "Of ISL and OSL, -1 to 1.",
+            "Correlation of ISL and OSL, -1 to 1.",
             Range(-1, 1),
             0.0,
             quiet=True,
@@ -142,8 +142,8 @@ FIELDS: dict[str, Field] = {
         Field(
             "prefix_tokens",
             "workload.prefix.tokens",
-            "Tokens that prompts share",
-            "Tokens that prompts share.",
+            "Prompt tokens shared by all requests",
+            "Prompt tokens shared by all requests.",
             Range(0, MOST_TOKENS, "tokens"),
             0,
             whole=True,
@@ -152,8 +152,8 @@ FIELDS: dict[str, Field] = {
         Field(
             "prefix_hit",
             "workload.prefix.hit_rate",
-            "Chance to find them cached",
-            "Chance to find them cached.",
+            "Probability that they are cached",
+            "Probability that they are cached.",
             SHARE,
             0.0,
             unit="share",
@@ -180,7 +180,7 @@ FIELDS: dict[str, Field] = {
             "itl",
             "sla.itl",
             "ITL",
-            "Limit on inter-token latency, a request's mean, for instance p95:30ms.",
+            "Limit on inter-token latency (mean of a request), for instance p95:30ms.",
             optional=True,
         ),
         Field(
@@ -191,12 +191,12 @@ FIELDS: dict[str, Field] = {
             optional=True,
         ),
         Field("e2e", "sla.e2e", "E2E", "Limit on end-to-end latency, for instance p99:20s.", optional=True),
-        Field("headroom", "headroom", "Headroom", "Share of capacity kept free.", HEADROOM, 0.2, unit="share"),
+        Field("headroom", "headroom", "Headroom", "Fraction of capacity kept free.", HEADROOM, 0.2, unit="share"),
         Field(
             "spare",
             "spare",
             "Spare replicas",
-            "Spare replicas beside the working ones.",
+            "Spare replicas in addition to the working ones.",
             SPARE,
             1,
             whole=True,
@@ -301,11 +301,11 @@ class Question:
         return replicas_for(self.workload.rate_per_s, capacity_per_s * (1 - self.headroom))
 
     def setting(self, replicas: int) -> Setting:
-        """The setting of one replica in a fleet of `replicas` working ones, without the fleet's rate.
+        """The setting of one replica in a fleet of `replicas` working replicas, without the fleet's rate.
 
-        Random routing of Poisson arrivals leaves every replica a Poisson stream of its own: then one stands for all.
-        Large fleets are counted to three binary digits, so that fleets of about a size share one answer: down where
-        fewer replicas carry less each, up where they carry more.
+        Random routing of Poisson arrivals gives every replica an independent Poisson stream: one represents all.
+        Large fleet sizes are rounded to three binary digits, so that similar sizes share one result: down where
+        smaller fleets carry less per replica, up where they carry more.
         """
         alone = self.routing == "random" and self.workload.arrivals.kind == "poisson"
         step = 2 ** max(0, replicas.bit_length() - 3) if replicas > FEW else 1
@@ -315,10 +315,10 @@ class Question:
 
     @property
     def falls_with_fleet(self) -> bool:
-        """True where a replica carries less in a larger fleet.
+        """True if a replica carries less in a larger fleet.
 
-        Arrivals more even than Poisson's lose their evenness when they are routed at random among more replicas; equal
-        requests that go to the least busy replica fall into step (2.956 requests/s with 13 replicas, 2.927 with 14).
+        Arrivals more regular than Poisson lose their regularity when routed at random among more replicas; equal
+        requests sent to the least busy replica synchronize (2.956 requests/s with 13 replicas, 2.927 with 14).
         """
         thinned = self.routing == "random" and self.workload.arrivals.cv < 1
         return thinned or (self.routing == "least_outstanding" and self.workload.lengths.fixed)
@@ -395,7 +395,7 @@ def check_terms(terms: Margins) -> None:
 
 
 def check_priced(prices: Sequence[tuple[str, float]], general: float | None, gpus: Iterable[str]) -> None:
-    """ScenarioError where some GPUs have a price and one of `gpus` has none: fleets could not be compared."""
+    """ScenarioError where some GPUs have a price and one of `gpus` has none: fleets could not be ranked."""
     named = [gpu for gpu, _ in prices]
     unknown = [gpu for gpu in gpus if gpu not in named]
     if named and unknown and general is None:

@@ -15,8 +15,8 @@ from sizing.errors import ScenarioError
 from sizing.numbers import Floats
 
 BATCHES = 20
-"""Batches of consecutive requests. Neighbouring batches depend on each other the less the longer they are, and more
-than 20 would hardly narrow the interval (Student's t at 95 %: 1.73 with 20, 1.65 with 1000): so as few as 20."""
+"""Batches of consecutive requests. Longer batches depend less on their neighbours, and more
+than 20 would barely narrow the interval (Student's t at 95 %: 1.73 with 20, 1.65 with 1000): hence only 20."""
 CONFIDENCE = 0.9
 MOST_CORRELATION = 0.9
 
@@ -80,9 +80,9 @@ def batch_shares(hits: NDArray[np.bool_], batches: int) -> Floats:
 def share_error(hits: NDArray[np.bool_]) -> float:
     """Half the width of the 90 % interval of the share of `hits` among consecutive requests, by batch means.
 
-    The shares of 20 batches scatter about the whole's; where neighbouring batches still resemble each other (lag-1
-    correlation r) they are worth less, (1 - r) / (1 + r) of their number, as in a first-order autoregression. Where the
-    shares do not scatter at all (nobody, or everybody), the rule of three: 3 / n.
+    The shares of 20 batches scatter around the overall share; if neighbouring batches are correlated (lag-1
+    correlation r) they count as (1 - r) / (1 + r) of their number, as in a first-order autoregression. If the
+    shares do not scatter at all (none, or all), the rule of three applies: 3 / n.
 
     Raises ScenarioError for fewer than 40 requests.
     """

@@ -45,7 +45,7 @@ def binding(fleet: Fleet) -> str:
     """What binds: the stable rate, or a limit and how much room it leaves."""
     if fleet.stability_binds:
         return (
-            f"stable rate: at {significant(fleet.stable_per_s)} requests/s a replica's queue grows without end, "
+            f"stable rate: at {significant(fleet.stable_per_s)} requests/s a replica's queue grows without bound, "
             "before a limit is reached"
         )
     limit = fleet.binding

@@ -398,7 +398,7 @@ def refused_by(server: Server, cookie: str) -> bool:
     except InvalidStatus as refused:
         socket_status = refused.response.status_code
     assert (page.status, socket_status) in ((200, 101), (503, 403))
-    assert ("All places are taken" in page.text) == (page.status == 503)
+    assert ("The server is full" in page.text) == (page.status == 503)
     return page.status == 503
 
 

@@ -36,8 +36,6 @@ INSTEAD = {
     r"\bWho (has|was|gives)\b|Whose request|Everybody whose": "the request, the user",
 }
 """Pattern -> what a native speaker writes."""
-STILL_TO_MEND = ("calibration", "sizing", "triton_tools", "ui")
-"""Rooms whose programs still hold some of these: to be emptied, never to grow."""
 
 
 def files(pattern: str, rooms: Iterable[str] = ROOMS) -> list[Path]:
@@ -64,6 +62,6 @@ def test_documentation_is_written_in_plain_english(pattern: str) -> None:
 
 @pytest.mark.parametrize("pattern", INSTEAD)
 def test_programs_are_written_in_plain_english(pattern: str) -> None:
-    programs = files("*.py", (room for room in ROOMS if room not in STILL_TO_MEND))
+    programs = files("*.py")
     assert len(programs) > 50
     assert found(pattern, programs) == [], f"write: {INSTEAD[pattern]}"

@@ -1,4 +1,4 @@
-"""What the pages ask of sizing and of the store of points, remembered between visits and visitors."""
+"""The pages' queries to sizing and to the points store, cached between visits and visitors."""
 
 from __future__ import annotations
 
@@ -64,15 +64,15 @@ from ui.visit import visit
 
 SHIPPED = resource("data/curves")
 ESTIMATES = (resource("data/catalog"), resource("data/laws"))
-"""Folders of the data that estimates stand on."""
+"""Folders of the data that estimates rest on."""
 DATE = re.compile(r"\d{4}-\d\d-\d\d")
 NEW_POINTS_WITHIN_S = 10
-"""New points of the store are seen after at most this long."""
+"""New points in the store become visible after at most this long."""
 
 
 @dataclass(frozen=True, slots=True)
 class Measured:
-    """The points to hand and a digest of them, the key of every cache; `problems` are sources that cannot be read."""
+    """The available points and their digest, the key of every cache; `problems` are sources that cannot be read."""
 
     points: tuple[Point, ...]
     digest: str
@@ -95,7 +95,7 @@ def measured_points() -> Measured:
 
 
 def read_again() -> None:
-    """Let the next question see what has just come into the store."""
+    """Make points just added to the store visible to the next question."""
     _measured.clear()
 
 
@@ -117,7 +117,7 @@ def _measured(database: str, folder: str) -> Measured:
 
 
 def outcome(scenario: Scenario) -> Outcome:
-    """The plan of a scenario, or why there is none. Never raises for what a user may type."""
+    """The plan of a scenario, or why there is none. Never raises on user input."""
     have = points_for(scenario)
     nothing = nothing_to_choose_from(scenario, have)
     return nothing or answered(lambda: _outcome(scenario.question, scenario.choice, have.digest, have.points), Outcome)
@@ -129,10 +129,10 @@ def points_for(scenario: Scenario) -> Measured:
 
 
 def nothing_to_choose_from(scenario: Scenario, have: Measured) -> Outcome | None:
-    """The answer where neither a GPU was chosen nor anything was measured; None where there is something."""
+    """The answer if neither a GPU was chosen nor anything was measured; None otherwise."""
     if scenario.gpus or any(point.model.lower() == scenario.model.lower() and not point.void for point in have.points):
         return None
-    reason = f"No point of {scenario.model} fit for use has been measured: choose a GPU for an estimate."
+    reason = f"No usable point of {scenario.model} has been measured: choose a GPU for an estimate."
     return Outcome(None, "Choose a GPU or measure one", reason)
 
 
@@ -151,7 +151,7 @@ Answer = TypeVar("Answer")
 def answered(ask: Callable[[], Answer], no: Callable[..., Answer]) -> Answer:
     """What `ask` answers; where it raises, `no(None, title, reason, rejected)` says why in words for the page.
 
-    Raises TimeLimitReached as it is: that is said by the door, and nothing to remember.
+    Lets TimeLimitReached through: the caller reports it, and it must not be cached.
     """
     try:
         return ask()
@@ -166,14 +166,14 @@ def answered(ask: Callable[[], Answer], no: Callable[..., Answer]) -> Answer:
 
 
 def stamp(scenario: Scenario) -> Stamp:
-    """Which data the answer to a scenario stands on."""
+    """The data that the answer to a scenario rests on."""
     have = points_for(scenario)
     return _stamp(scenario.model, have.digest, have.points)
 
 
 @st.cache_data(max_entries=256, show_spinner=False)
 def _stamp(model: str, digest: str, _points: Sequence[Point]) -> Stamp:
-    """Of this model's points that can be used, and of the files that estimates stand on."""
+    """Digest of this model's usable points and of the files that estimates rest on."""
     points = [point for point in _points if point.model.lower() == model.lower() and not point.void]
     sha = hashlib.sha256(_estimates_digest())
     sha.update("\n".join(map(repr, points)).encode())
@@ -191,7 +191,7 @@ def _estimates_digest() -> bytes:
 
 @st.cache_resource(max_entries=64, show_spinner=False)
 def found_among(model: str, lengths: Lengths, choice: Choice, digest: str, _points: Sequence[Point]) -> Found:
-    """Candidates do not depend on load and SLA, and take longer to find than to plan with."""
+    """Cached because candidates do not depend on load and SLA, and finding them takes longer than planning."""
     return find(model, lengths, choice, _points)
 
 
@@ -249,13 +249,13 @@ def precision_names(model: str, gpus: Sequence[str]) -> list[str]:
     return list(dict.fromkeys([*by_catalogue, *by_points]))
 
 
-# --- What the Calibrate page asks of store, jobs and sizing, remembered where asking is slow
+# --- Queries of the Calibrate page to store, jobs and sizing, cached where they are slow
 
 USERS = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512)
 """The concurrencies that a new run offers and the advice chooses from."""
 LEVEL_S = 120.0
 REQUESTS = 400
-"""What a level is taken to need, for the advice: as many requests as make its means known to a few per cent."""
+"""Assumed requests per level, for the advice: enough to know its means to a few per cent."""
 
 
 def store() -> Store:
@@ -274,7 +274,7 @@ def live(runs: Iterable[Run]) -> list[Run]:
 
 
 def forget_points() -> None:
-    """After points were accepted or discarded: every page asks the store anew."""
+    """After points were accepted or discarded: every page queries the store again."""
     read_again()
 
 
@@ -370,29 +370,29 @@ def _why(choice: LevelChoice) -> str:
     if choice.aim == "gain":
         return f"{now}This level would narrow the band by about {percent(choice.narrows)}."
     if choice.aim == "reach":
-        return f"{now}A planned replica would hold more requests at once than was measured: go there once."
-    return "There is no law yet for this deployment: two levels, far apart, give a first one."
+        return f"{now}A planned replica would hold more requests at once than any measured level: measure there once."
+    return "There is no law for this deployment yet: two levels, far apart, give a first one."
 
 
 def _stopped(stop: Stop, question: Question) -> str:
     reasons = {
-        "settled": "The last points no longer change the answer: nothing more need be measured for this question",
-        "budget": "No level fits an hour of measuring",
-        "worth": "No level within an hour would narrow the band of the answer by a tenth",
-        "nothing": "Every level offered has been measured",
-        "misfit": "No law fits these points: look at the void and distrusted ones, and measure the whole grid anew",
+        "settled": "The last points no longer change the answer: this question needs no more measurements",
+        "budget": "No level fits into an hour of measuring",
+        "worth": "No level that fits into an hour would narrow the band of the answer by a tenth",
+        "nothing": "Every candidate level has been measured",
+        "misfit": "No law fits these points: check the void and distrusted ones, and measure the whole grid again",
     }
     return f"{reasons[stop.because]}{f' ({stop.belief})' if stop.belief is not None else ''}."
 
 
-# --- What the Curves page asks of sizing, remembered between visits and visitors
+# --- Queries of the Curves page to sizing, cached between visits and visitors
 
 LENGTHS_AGREE = 0.02
-"""Mean lengths of a measured point and of the scenario may differ by this share to be drawn together."""
+"""Largest relative difference of mean lengths between a measured point and the scenario drawn together."""
 
 
 def points_of(scenario: Scenario) -> Measured:
-    """The points that the scenario's answers may stand on: none where it asks for estimates alone."""
+    """The points that the scenario's answers may use: none if it asks for estimates only."""
     return measured_points() if scenario.use_points else Measured((), "", ())
 
 
@@ -407,7 +407,7 @@ def _curve(scenario: Scenario, digest: str, name: str, _fleet: Fleet) -> LoadCur
 
 
 def prediction(scenario: Scenario, name: str, fleet: Fleet, rate_per_s: float) -> Prediction:
-    """What users see when each of the fleet's working replicas gets this many requests/s, by formula."""
+    """Latencies if each of the fleet's working replicas gets this many requests/s, by formula."""
     return _prediction(scenario, points_of(scenario).digest, name, fleet, rate_per_s)
 
 
@@ -429,7 +429,7 @@ def _sizes(
 
 
 def speeds(scenario: Scenario, plan: Plan | None) -> list[SpeedCurve]:
-    """Every candidate of the scenario at rising load, those that miss the SLA too; none without a question."""
+    """Every candidate of the scenario at rising load, including those that miss the SLA; none without a question."""
     have = points_of(scenario)
     return _speeds(scenario, have.digest, have.points, plan)
 
@@ -437,7 +437,7 @@ def speeds(scenario: Scenario, plan: Plan | None) -> list[SpeedCurve]:
 @st.cache_data(max_entries=64, show_spinner=False)
 def _speeds(scenario: Scenario, digest: str, _points: Sequence[Point], _plan: Plan | None) -> list[SpeedCurve]:
     try:
-        # Found once for the plan and remembered: fitting the points anew would take seconds.
+        # Computed once for the plan and cached: fitting the points again would take seconds.
         found, _ = found_among(scenario.model, scenario.lengths, scenario.choice, digest, _points)
         question = scenario.question
     except TimeLimitReached:
@@ -485,7 +485,7 @@ def open_loop(scenario: Scenario, fleet: Fleet) -> list[Point]:
 
 
 def is_of(point: Point, candidate: Candidate) -> bool:
-    """True for a point fit for use that was measured on the candidate's own configuration."""
+    """True for a usable point that was measured on the candidate's own configuration."""
     own = (candidate.model, candidate.gpu, candidate.tp, candidate.pp, candidate.precision)
     measured = (point.model, point.gpu, point.tp, point.pp, point.precision)
     return not point.void and [str(name).casefold() for name in measured] == [str(name).casefold() for name in own]
@@ -500,13 +500,13 @@ def same(measured: Lengths, asked: Lengths) -> bool:
     return agree and measured.fixed == asked.fixed
 
 
-# --- Configurations by name: for pick lists, tables and links, where no two may be called the same
+# --- Configurations by name: for pick lists, tables and links, where names must be unique
 
 state = st.session_state
 
 
 def named(fleets: Sequence[Fleet]) -> dict[str, Fleet]:
-    """Name -> fleet, in the order given; what two share is told apart by its source, then by a number."""
+    """Name -> fleet, in the order given; duplicate names are distinguished by source, then by a number."""
     labels = Counter(fleet.candidate.label for fleet in fleets)
     found: dict[str, Fleet] = {}
     for fleet in fleets:
@@ -544,11 +544,11 @@ def use_configuration(fleet: Fleet) -> None:
 
 
 def compare_all() -> None:
-    """Open the form's choice of TP and precision again."""
+    """Clear the form's choice of TP and precision."""
     state.update(tps=[], precisions=[])
 
 
-# --- What the Compare page asks of sizing, remembered between visits and visitors
+# --- Queries of the Compare page to sizing, cached between visits and visitors
 
 
 def ranked(plan: Plan) -> dict[str, Fleet]:
@@ -572,12 +572,12 @@ def _small_curves(scenario: Scenario, digest: str, _plan: Plan) -> dict[str, tup
     return {name: sla_use(scenario.question, fleet) for name, fleet in ranked(_plan).items()}
 
 
-# --- What only the Size page asks of sizing, remembered: relaxations, what fits, what a fleet carries, a day's GPUs
+# --- Cached queries of the Size page alone: relaxations, what fits, what a fleet carries, a day's GPUs
 
 
 @dataclass(frozen=True, slots=True)
 class Carried:
-    """What a fleet that exists carries: the best way to run it first, or the reason why it carries nothing."""
+    """What an existing fleet carries: the best configuration first, or the reason why it carries nothing."""
 
     fleets: tuple[Existing, ...] | None
     title: str = ""
@@ -587,14 +587,14 @@ class Carried:
 
 @dataclass(frozen=True, slots=True)
 class Ways:
-    """Ways out of an SLA that nothing meets: each limit loosened alone, and all that the nearest candidate misses."""
+    """Ways to meet an SLA that nothing meets: each limit relaxed alone, and all that the nearest candidate misses."""
 
     alone: tuple[Relaxation, ...]
     together: Together | None
 
 
 def carried(scenario: Scenario) -> Carried:
-    """The inverse question of a scenario: what its number of GPUs can serve. Never raises for what a user may type."""
+    """The inverse question of a scenario: what its number of GPUs can serve. Never raises on user input."""
     have = points_for(scenario)
     if nothing := nothing_to_choose_from(scenario, have):
         return Carried(None, nothing.title, nothing.reason)
@@ -604,7 +604,7 @@ def carried(scenario: Scenario) -> Carried:
 
 
 def _at_no_rate(scenario: Scenario) -> Question:
-    """The question without its load, which does not matter, so that a change of it is no new question."""
+    """The question without its load, which is irrelevant here, so that changing it hits the cache."""
     return replace(scenario, rate_per_s=1.0).question
 
 
@@ -622,7 +622,7 @@ def _carried(question: Question, gpus: int, choice: Choice, digest: str, _points
 
 
 def ways_out(scenario: Scenario) -> Ways:
-    """What would have to give, for a scenario whose candidates all miss the SLA."""
+    """Ways to meet the SLA, for a scenario whose candidates all miss it."""
     have = points_for(scenario)
     return _ways_out(_at_no_rate(scenario), scenario.choice, have.digest, have.points)
 

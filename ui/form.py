@@ -76,7 +76,7 @@ def more() -> None:
         )
     if state.arrivals == "batch":
         number_field(
-            "Requests in a group", ARRIVAL_SIZE, "arrivals_size", "Sent at the same instant, the groups at random."
+            "Requests in a group", ARRIVAL_SIZE, "arrivals_size", "Sent at the same instant; groups arrive at random."
         )
     _prefix()
     _costs()
@@ -86,7 +86,7 @@ def more() -> None:
         int(OF_SERVER.high),
         key="gpus_per_server",
         help=SERVER_HELP,
-        placeholder="As the GPU usually comes",
+        placeholder="As this GPU's usual server",
         persist_state="session",
     )
     st.toggle("Use measured points from the store", key="use_points", help=POINTS_HELP, persist_state="session")
@@ -109,8 +109,8 @@ def _percent(label: str, key: str, help_: str) -> None:
     st.number_input(label, 0.0, 100.0, step=5.0, format="%g", key=key, help=help_, persist_state="session")
 
 
-PREFIX_HELP = "Of the mean prompt: the system prompt or document that all requests begin with. 0 = none."
-HIT_HELP = "How often the shared prefix is in a replica's KV cache, so that it need not be computed again."
+PREFIX_HELP = "Share of the mean prompt: the system prompt or document that all requests start with. 0 = none."
+HIT_HELP = "How often the shared prefix is in a replica's KV cache and is not computed again."
 
 
 def _costs() -> None:
@@ -129,18 +129,18 @@ def _costs() -> None:
         number_field("Peak over mean", PEAK_FACTOR, "peak_factor", PEAK_HELP, step=0.5)
 
 
-PEAK_HELP = "The peak load over the mean of the day. Only costs per token and request depend on it."
-SERVER_HELP = "Adds to the working how many servers that makes. Empty: as many as this GPU's usual server holds."
+PEAK_HELP = "Peak load divided by the mean of the day. Only costs per token and request depend on it."
+SERVER_HELP = "GPUs per server, to show the number of servers in the working. Empty: as in this GPU's usual server."
 ROUTING_HELP = "How the load balancer picks a replica. Least outstanding requests needs the fewest GPUs."
-ARRIVALS_HELP = "How requests are spread over time at the peak."
-PRICE_HELP = "Any currency; adds the cost per hour to the answer. Empty: not asked."
-POINTS_HELP = "On: what you have measured comes before estimates. Off: estimates only."
+ARRIVALS_HELP = "How requests are distributed over time at the peak."
+PRICE_HELP = "Any currency; adds the cost per hour to the answer. Empty: no cost."
+POINTS_HELP = "On: your measurements take precedence over estimates. Off: estimates only."
 TPS = (1, 2, 4, 8)
 METRIC_HELP: dict[Metric, str] = {
     "ttft": "Time to first token: from sending a request to its first output token.",
     "itl": "Inter-token latency: mean gap between a request's output tokens after the first.",
     "gap": "Gap between tokens: one time between two successive tokens of a request, of all requests. ITL is the mean "
-    "over a request's gaps, which a long answer keeps low however long one stall is; this limits single stalls.",
+    "over a request's gaps, which a long answer keeps low whatever the length of one stall; this limits single stalls.",
     "e2e": "End to end: from sending a request to its last output token.",
 }
 
@@ -148,8 +148,8 @@ METRIC_HELP: dict[Metric, str] = {
 def open_link() -> None:
     """Fill the form from the URL: in a new session, and when the browser's back or forward button has brought a URL.
 
-    At other times the URL may be older than the form: a field changed before the browser had our last URL, or it cut
-    the run short which was to write one. A run may be cut short between any two values; the next fills in all of them.
+    At other times the URL may be older than the form: a field changed before the browser had our last URL, or it
+    stopped the run that would write one. A run may stop between any two values; the next one fills in all of them.
     """
     url = st.query_params.to_dict()
     if visit().linked is None or (_went_back_or_forward() and url):
@@ -208,7 +208,7 @@ SPARE_HELP = "Idle replicas that stand by for a failure or an update, on top of 
 
 
 def _presets() -> None:
-    """Presets are acts, not a state: a pill springs back; bold is the one that the form still agrees with."""
+    """Presets are actions, not a state: a pill springs back; bold marks the one that the form still matches."""
     scenario = read()
     st.pills(
         "Start from",
@@ -216,7 +216,7 @@ def _presets() -> None:
         format_func=lambda name: f"**{name}**" if PRESETS[name].matches(scenario) else name,
         key="preset",
         on_change=_use_preset,
-        help="Fills in typical lengths and limits of a use; every one can then be changed.",
+        help="Fills in typical lengths and limits for a use case; change any of them afterwards.",
     )
 
 
@@ -245,10 +245,10 @@ def _choices(label: str, options: Sequence[T], key: str, if_none: str, help_: st
     st.multiselect(label, options, key=key, placeholder=if_none, help=help_, persist_state="session")
 
 
-MODEL_HELP = "Models of the catalogue and those you have measured."
+MODEL_HELP = "Models in the catalogue and models you have measured."
 GPUS_HELP = "GPUs to compare; the answer names the one that needs the fewest. None chosen: those you have measured."
 PRECISION_HELP = "Precisions to compare. None chosen: all that model and GPU support."
-TP_HELP = "Tensor parallelism: over how many GPUs each replica spreads the model. None chosen: 1, 2, 4 and 8."
+TP_HELP = "Tensor parallelism: the number of GPUs over which a replica spreads the model. None chosen: 1, 2, 4 and 8."
 
 
 def _with(known: Sequence[T], chosen: Sequence[T]) -> list[T]:
@@ -259,7 +259,7 @@ def _with(known: Sequence[T], chosen: Sequence[T]) -> list[T]:
 def _load() -> None:
     with st.container(horizontal=True, vertical_alignment="bottom"):
         number_field("Peak load (requests/s)", RATE, "rate_per_s", RATE_HELP)
-        with st.popover("From users", help="Work the load out from the number of users."):
+        with st.popover("From users", help="Compute the load from the number of users."):
             _users()
     for key, name, help_ in LENGTHS:
         left, right = st.columns(2)
@@ -275,8 +275,8 @@ LENGTHS = (
 )
 RATE_HELP = "Requests per second that the whole fleet must carry at the busiest time."
 VARIATION_HELP = (
-    "Standard deviation over mean of the lengths: 0 = all the same, 1 = as spread as chat usually is. One request in "
-    "20 is then longer than 1.6 (CV 0.3), 2.1 (CV 0.6) or 2.8 times (CV 1) the mean; lengths are taken as lognormal."
+    "Standard deviation divided by mean of the lengths: 0 = all equal, 1 = typical of chat. One request in "
+    "20 is then longer than 1.6 (CV 0.3), 2.1 (CV 0.6) or 2.8 times (CV 1) the mean; lengths are assumed lognormal."
 )
 
 
@@ -344,4 +344,4 @@ def _limit(metric: Metric) -> None:
         )
 
 
-LIMIT_HELP = " Its limit, and the percentile that must keep it: p95 = 95 of 100 {of}."
+LIMIT_HELP = " The limit, and the percentile that must meet it: p95 = 95 of 100 {of}."

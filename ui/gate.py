@@ -1,7 +1,7 @@
-"""What is refused before Streamlit sees it: foreign hosts and origins, visitors who are not logged in, and too much.
+"""Refusals before Streamlit: foreign hosts and origins, visitors who are not logged in, and excessive load.
 
-Streamlit by itself takes files from whoever has a socket, opens sockets until the process is out of file descriptors,
-and for a socket with a foreign origin asks the internet for its own address while everybody else waits.
+Streamlit itself accepts files from anyone with a socket, opens sockets until file descriptors run out,
+and for a socket with a foreign origin queries the internet for its own address while all others wait.
 """
 
 from __future__ import annotations
@@ -35,16 +35,16 @@ FILES_A_SESSION = 4
 FILES_BESIDE = 640
 """Descriptors of all else: the loops of up to 128 sessions kept for a browser to come back to, the store, requests."""
 UPLOADS_A_SESSION, UPLOADS_IN_ALL = 3, 10
-"""Bounds on what is held of uploaded files, in files of the largest size allowed (`server.maxUploadSize`)."""
+"""Bounds on uploaded files in memory, in files of the largest size allowed (`server.maxUploadSize`)."""
 BESIDE_A_FILE_BYTES = 1 << 20
 """What Streamlit lets a request be larger than the file in it; at more it stops reading."""
 BOOKKEEPING_BYTES = 1 << 16
-"""The most that a stored file costs beside its content: names come from outside, and empty files are not free."""
+"""Upper bound on a stored file's overhead: names come from outside, and empty files are not free."""
 
 PROBES = ("/healthz", "/_stcore/health")
-"""A probe of Kubernetes names the pod's address as its host, which nobody can list beforehand."""
+"""A Kubernetes probe uses the pod's address as its host, which cannot be listed beforehand."""
 BEFORE_LOGIN = ("health", "host-config", "stream")
-"""What of /_stcore/ it takes to draw the page that asks for a login; all the rest is for those who are logged in."""
+"""Paths under /_stcore/ that the login page needs; all others are for visitors who are logged in."""
 SAFE_METHODS = ("GET", "HEAD", "OPTIONS")
 
 HEADERS = {
@@ -53,7 +53,7 @@ HEADERS = {
     # not no-referrer: ui.login reads there which link asked for the login
     "Referrer-Policy": "same-origin",
 }
-"""On every response, whatever proxy stands in front."""
+"""Set on every response, whatever proxy is in front."""
 
 
 class Refusal(NamedTuple):
@@ -96,14 +96,14 @@ class Gate:
     def _refusal(self, visit: HTTPConnection) -> Refusal | None:
         headers, path = visit.headers, visit.scope["path"]
         if path not in PROBES and not is_host_allowed(headers.get("host")):
-            return Refusal(421, f"This server does not go by that name: {HOSTS_VARIABLE} lists those it has.")
+            return Refusal(421, f"This server does not answer to that host name: {HOSTS_VARIABLE} lists its names.")
         if _changes_something(visit) and _is_foreign(headers):
             return Refusal(403, "This request comes from a page of another server.")
         within = _within_streamlit(path)
         if within and within not in BEFORE_LOGIN and (why := login.why_kept_out(visit.cookies)):
             return Refusal(403, why)
         if _opens_a_page(visit) and self._is_full_for(visit):
-            return Refusal(503, "All places are taken: close pages you do not need, or try again in a few minutes.")
+            return Refusal(503, "The server is full: close pages you do not need, or try again in a few minutes.")
         return self._no_room_for_upload(visit) if _is_upload(visit) else None
 
     def _is_full_for(self, visit: HTTPConnection) -> bool:
@@ -116,9 +116,9 @@ class Gate:
         held = stored_bytes() + self._arriving_bytes
         more = _upload_bytes(visit.headers)
         if held[session] + more > UPLOADS_A_SESSION * largest:
-            return Refusal(413, "This page holds too many uploaded files: remove some, or open the page anew.")
+            return Refusal(413, "This page holds too many uploaded files: remove some, or reload the page.")
         if held.total() + more > UPLOADS_IN_ALL * largest:
-            return Refusal(507, "The server holds too many uploaded files just now: try again in a few minutes.")
+            return Refusal(507, "The server currently holds too many uploaded files: try again in a few minutes.")
         return None
 
     @contextmanager
@@ -156,13 +156,13 @@ def stored_bytes() -> Counter[str]:
 
 
 def most_sessions() -> int:
-    """How many pages may be open at a time: the operator's setting, or fewer where descriptors would not last.
+    """How many pages may be open at a time: the operator's setting, or fewer if descriptors would run out.
 
     Raises ValueError where the setting is not a whole number above zero.
     """
     text = os.environ.get(SESSIONS_VARIABLE) or str(MOST_SESSIONS)
     if not (text.isascii() and text.isdigit() and int(text)):
-        raise ValueError(f"{SESSIONS_VARIABLE} is {text!r}: give a whole number above zero, or leave it out")
+        raise ValueError(f"{SESSIONS_VARIABLE} is {text!r}: give a whole number above zero, or unset it")
     return max(1, min(int(text), (_most_descriptors() - FILES_BESIDE) // FILES_A_SESSION))
 
 
@@ -203,7 +203,7 @@ def _opens_a_page(visit: HTTPConnection) -> bool:
 
 
 def _is_foreign(headers: Headers) -> bool:
-    """True where a browser says that a page of another server asks; who is no browser says nothing."""
+    """True if a browser reports that a page of another server sent the request; other clients report nothing."""
     origin = headers.get("origin")
     try:
         return origin is not None and urlsplit(origin).netloc != headers.get("host")

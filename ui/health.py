@@ -1,4 +1,4 @@
-"""What a probe asks: can this server answer? It can once it has answered a first question and while it has its data."""
+"""Readiness: the server is ready once it has answered a first question, and while its data is available."""
 
 from __future__ import annotations
 
@@ -23,9 +23,9 @@ from ui.scenario import Scenario
 WITHIN_S = 4.0
 """A part that takes longer has failed. Probes must wait longer than this."""
 HOLDS_FOR_S = 2.0
-"""For so long a verdict is given again: however many ask, the store is asked this often."""
+"""Cache lifetime of a verdict, so that probes query the store at most once per interval."""
 SAID_AFTER_S = 4.0
-"""A first answer takes about two seconds of a core where the simulator is compiled already, and half a minute else."""
+"""A first answer takes about two seconds of a core if the simulator is already compiled, else half a minute."""
 GETTING_READY = "Getting ready. After an install or an update the simulator is compiled, which takes half a minute."
 Verdict = dict[str, str]
 _first_is_given = threading.Event()

@@ -1,6 +1,6 @@
 """The link codec: a scenario as URL parameters and back; every field is written, every bad value is reported.
 
-Version 2. A link of version 1 opens without a word: what it cannot say was then as the defaults still are.
+Version 2. A link of version 1 opens silently: fields it cannot express had then the values that are still the defaults.
 """
 
 from __future__ import annotations
@@ -213,7 +213,7 @@ def to_query(scenario: Scenario, gpus: int | None = None, data: Stamp | None = N
 
 
 def from_query(query: Mapping[str, str]) -> tuple[Scenario, list[str]]:
-    """The scenario that a link holds, and one line for each thing in it that could not be taken as it stands.
+    """The scenario that a link holds, and one line for each part of it that could not be used as given.
 
     A query of nothing but what a page shows is the default scenario without problems.
     """
@@ -233,14 +233,14 @@ def from_query(query: Mapping[str, str]) -> tuple[Scenario, list[str]]:
             instead = text_of(getattr(default, field.name))
             problems.append(f"{key}={quoted(query[key])}: {error}. Used instead: {instead}.")
     if absent:
-        problems.append(f"Not in the link, so the usual values are used: {_several(absent)}.")
+        problems.append(f"Missing from the link, so defaults are used: {_several(absent)}.")
     return Scenario(**values), [*problems, *_beside(query)]
 
 
 def repeated(counts: Mapping[str, int]) -> list[str]:
     """One line for the parameters that a link has more than once, given how often it has each."""
     twice = [quoted(key) for key, count in counts.items() if count > 1]
-    return [f"More than once in the link, so the last one is used: {_several(twice)}."] if twice else []
+    return [f"Repeated in the link, so the last value is used: {_several(twice)}."] if twice else []
 
 
 def answer_of(query: Mapping[str, str]) -> int | None:
@@ -263,7 +263,7 @@ def _beside(query: Mapping[str, str]) -> list[str]:
             problems.append(f"{key}={quoted(query[key])}: must be {what}. It is ignored.")
     known = {*FIELDS, *BESIDE, "v"}
     unknown = [quoted(key) for key in query if key not in known and not key.startswith(PREFIX)]
-    return [*problems, f"Not a field of a link and ignored: {_several(unknown)}."] if unknown else problems
+    return [*problems, f"Unknown in a link, ignored: {_several(unknown)}."] if unknown else problems
 
 
 def _several(names: list[str]) -> str:

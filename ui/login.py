@@ -38,7 +38,7 @@ def require() -> None:
             st.title("The login is not set up", anchor=False)
             st.error(plain(fault))
         elif user["is_logged_in"]:
-            st.title("This account is not let in", anchor=False)
+            st.title("This account has no access", anchor=False)
             st.markdown(plain(why_refused(user, allowed_domains())))
             st.button("Use another account", icon=":material/logout:", on_click=st.logout)
         else:
@@ -47,7 +47,7 @@ def require() -> None:
 
 
 def why_kept_out(cookies: Mapping[str, str]) -> str:
-    """Why a request with these cookies is not let in where no page asks for a login; empty where it is let in.
+    """Why a request with these cookies is refused where no page asks for a login; empty if it is allowed.
 
     The same rule as `require`, for what goes past the page, such as an upload.
     """
@@ -73,13 +73,13 @@ def is_on() -> bool:
 
 
 def allowed_domains() -> tuple[str, ...]:
-    """Domains of e-mail addresses that are let in, from SIZING_ALLOWED_DOMAINS, by commas; empty: every account."""
+    """E-mail domains with access, from SIZING_ALLOWED_DOMAINS, comma-separated; empty: every account."""
     names = os.environ.get(DOMAINS_VARIABLE, "").split(",")
     return tuple(name.strip().lower() for name in names if name.strip())
 
 
 def why_refused(user: Mapping[str, Any], domains: tuple[str, ...]) -> str:
-    """Why an account is not let in; empty when it is.
+    """Why an account has no access; empty if it has.
 
     `user` holds the claims of the provider's identity token. The domain must be one of `domains` to the letter:
     neither sub-domains nor look-alikes pass. An address that the provider has not verified proves nothing.
@@ -88,11 +88,11 @@ def why_refused(user: Mapping[str, Any], domains: tuple[str, ...]) -> str:
         return ""
     email = user.get("email")
     if not isinstance(email, str) or email.count("@") != 1:
-        return f"{name_of(user)} has no e-mail address, and only those of {', '.join(domains)} are let in."
+        return f"{name_of(user)} has no e-mail address, and only addresses of {', '.join(domains)} have access."
     if user.get("email_verified") is not True:
         return f"The login provider has not verified that {email} is yours."
     if email.rpartition("@")[2].lower() not in domains:
-        return f"You are logged in as {email}; only accounts of {', '.join(domains)} are let in."
+        return f"You are logged in as {email}; only accounts of {', '.join(domains)} have access."
     return ""
 
 
@@ -116,7 +116,7 @@ def _fault(on: bool) -> str:
     """What of the login is half set up; empty when nothing is. A file that cannot be read must not open the doors."""
     files = st.get_option("secrets.files")
     if not on and any(Path(file).exists() for file in files) and not st.secrets.load_if_toml_exists():
-        return "The file of secrets cannot be read, so that nobody is let in: its operator finds the fault in the log."
+        return "The secrets file cannot be read, so nobody has access: the operator finds the error in the log."
     if not on and allowed_domains():
         return f"{DOMAINS_VARIABLE} is set, but there is no section [auth] in the secrets: see docs/deploy.md."
     return ""
@@ -142,10 +142,10 @@ def _go_to(provider: str) -> None:
     try:
         st.login(None if provider == DEFAULT_PROVIDER else provider)
     except StreamlitAuthError:
-        st.error("The section auth of the secrets is not complete: its operator finds what it needs in docs/deploy.md.")
+        st.error("The section auth of the secrets is incomplete: docs/deploy.md tells the operator what it needs.")
 
 
-# --- A link opened before login is opened after it: Streamlit by itself comes back from the provider to the bare page
+# --- A link opened before login is opened after it: Streamlit's own OIDC redirect drops the deep link
 
 COOKIE = "sizing_after_login"
 KEPT_FOR_S = 600
@@ -181,7 +181,7 @@ def asked_from(headers: Headers) -> str:
 
 
 def is_local(link: str) -> bool:
-    """True for a path of this server: a browser takes //host and /\\host for another."""
+    """True for a path of this server: browsers treat //host and /\\host as another server."""
     return link.startswith("/") and link[1:2] not in ("/", "\\") and link.isascii() and link.isprintable()
 
 

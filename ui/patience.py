@@ -1,4 +1,4 @@
-"""What a visit may cost: a limit on the computing for one run of a page, and none for visitors who have left."""
+"""Limits the computing of one run of a page, and stops it for visitors who have left."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def while_wanted() -> Iterator[None]:
     try:
         seconds = limit_s()
     except ScenarioError as error:
-        st.error(plain(str(error)), title="The server is not set up right")
+        st.error(plain(str(error)), title="The server is misconfigured")
         st.stop()
     try:
         with within(seconds, still_wanted):

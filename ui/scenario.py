@@ -33,7 +33,7 @@ DAYS: dict[str, tuple[float, ...]] = {
         map(float, (35, 22, 14, 10, 8, 9, 14, 24, 34, 40, 44, 48, 52, 52, 50, 52, 58, 68, 80, 92, 100, 96, 80, 55))
     ),
 }
-"""Loads of a day hour by hour from midnight, in percent of the peak: made up to start from, not measured."""
+"""Hourly loads of a day from midnight, in percent of the peak: an invented example, not measured."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -18,10 +18,10 @@ if TYPE_CHECKING:
 MARKDOWN = re.compile(r"([\\`*_{}\[\]()<>#+\-.!|~$:&^=@/])")
 """Signs that Streamlit's markdown gives a meaning: emphasis, links, HTML, tables, LaTeX, icons and directives."""
 BASIS_HELP: dict[Basis, str] = {
-    "measured": "A run of yours at this very point.",
-    "fitted": "From a law fitted to measured points, inside the range that they cover.",
+    "measured": "Your own run at exactly this point.",
+    "fitted": "From a law fitted to measured points, within the range that they cover.",
     "extrapolated": "From a law fitted to measured points, outside the range that they cover. Measure before buying.",
-    "estimated": "No run yet: from a database of kernel timings. Measure before buying.",
+    "estimated": "Not measured: from a database of kernel timings. Measure before buying.",
 }
 BASIS_LOOK: dict[Basis, tuple[str, Literal["green", "blue", "orange", "violet"]]] = {
     "measured": (":material/straighten:", "green"),
@@ -92,13 +92,13 @@ def counted(kinds: list[str]) -> str:
 def why_none(scenario: Scenario, outcome: Outcome | None) -> tuple[str, str]:
     """Title and sentence; `outcome` is None where the form lacks something."""
     if outcome is None:
-        return scenario.missing, "The form on the left says what is asked; the answer appears at once."
+        return scenario.missing, "Complete the form on the left; the answer appears at once."
     nearest = next((rejection for rejection in outcome.rejected if rejection.nearest_s is not None), None)
     if nearest is not None and nearest.limit is not None and nearest.nearest_s is not None:
         label = f"{nearest.gpu} TP{nearest.tp} {nearest.precision}"
         return outcome.title, (
             f"Nearest miss: {label} with {limit_name(nearest.limit)} of {milliseconds(nearest.nearest_s)}, "
-            f"{room(nearest.nearest_s, nearest.limit)}. Loosen that limit, or allow another GPU, TP or precision."
+            f"{room(nearest.nearest_s, nearest.limit)}. Relax that limit, or allow another GPU, TP or precision."
         )
     return outcome.title, sentence_case(outcome.rejected[0].why if outcome.rejected else outcome.reason)
 

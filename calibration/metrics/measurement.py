@@ -106,14 +106,14 @@ def remarks(load: Load, level: Level, seen: Sample, known: Mapping[str, float]) 
     if load.ended == "budget":
         yield f"ended by the time budget after {load.duration_s:.3g} s{_half_width(known)}"
     if load.ended == "failing":
-        yield f"ended after {load.duration_s:.3g} s, since more requests failed than were answered"
+        yield f"ended after {load.duration_s:.3g} s because more requests failed than were answered"
     if 0 < known["failed"] <= ERROR_SHARE * (known["failed"] + seen.completed):
         first = load.log.error[int(np.argmax(failed_inside(load)))]
         yield f"{known['failed']:.0f} requests failed, the first with: {first}"
     if load.served and 0 < load.of_others <= others_allowed(load.served):
-        yield f"{load.of_others} requests of others on the server meanwhile"
+        yield f"the server meanwhile answered {load.of_others} requests of other clients"
     if known["tokens_per_chunk"] > TOKENS_PER_CHUNK:
-        yield f"{known['tokens_per_chunk']:.2f} tokens a response: ITL is over the tokens after the first response"
+        yield f"{known['tokens_per_chunk']:.2f} tokens per response: ITL is over the tokens after the first response"
     if level.value >= FEWEST_IN_STEP and known.get("clumping", 0.0) > IN_LOCKSTEP:
         yield f"lockstep: completions come in bursts (clumping {known['clumping']:.1f}); vary OSL or spread the starts"
     yield from _jittered_gaps(load, seen)
@@ -128,7 +128,7 @@ def _jittered_gaps(load: Load, seen: Sample) -> Iterator[str]:
     lag_s, itl_s = load.client.loop_lag_p99_s, seen.itl_s[np.isfinite(seen.itl_s)]
     if itl_s.size and lag_s > LAG_SHARE_OF_ITL * itl_s.mean() > 0:  # 0: whole answers came in one piece
         yield (
-            f"gaps between tokens hold up to {lag_s * 1000:.3g} ms of the client's own lag (p99), "
+            f"gaps between tokens include up to {lag_s * 1000:.3g} ms of the client's own lag (p99), "
             f"{lag_s / itl_s.mean():.0%} of the mean ITL"
         )
 

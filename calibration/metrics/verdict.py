@@ -102,7 +102,7 @@ def behind(load: Load, sample: Sample) -> str:
     """By how much, in words."""
     came, left = _came_and_left(load, sample)
     return (
-        f"{left / load.duration_s:.4g} requests/s finished where {came / load.duration_s:.4g} came, {left / came:.1%}, "
+        f"{left / load.duration_s:.4g} requests/s finished of {came / load.duration_s:.4g} arrived, {left / came:.1%}, "
         f"needed are {SERVED_SHARE:.0%}"
     )
 
@@ -163,7 +163,7 @@ def _undecided(load: Load, level: Level, sample: Sample) -> str:
         seen = waves(answers(sample), window_s)
         return f"the window of {load.duration_s:.3g} s holds {seen:.1f} mean E2Es, steadiness needs {FEWEST_BATCHES}"
     if not closed(level) and fell_behind(load, sample):
-        return f"{behind(load, sample)}, but a queue may wander as far: measure longer"
+        return f"{behind(load, sample)}, but a queue may fluctuate this much: measure longer"
     return ""
 
 
@@ -188,7 +188,7 @@ def _client_limited(load: Load, level: Level, sample: Sample) -> Iterator[str]:
         yield from _too_few_sent(load)
     yield from _lagging(load, sample)
     if load.client.busiest_core > BUSY_CORE:
-        yield f"the client's busiest process used {load.client.busiest_core:.0%} of a core, allowed are {BUSY_CORE:.0%}"
+        yield f"the client's busiest process used {load.client.busiest_core:.0%} of a core, more than {BUSY_CORE:.0%}"
 
 
 def _late(load: Load, sample: Sample) -> Iterator[str]:
@@ -217,7 +217,7 @@ def _too_few_sent(load: Load) -> Iterator[str]:
     due, sent = load.issued, int(within(load, load.log.sent_s).sum())
     if sent < SENT_SHARE * due:
         yield (
-            f"{sent / load.duration_s:.4g} requests/s sent where {due / load.duration_s:.4g} were due, "
+            f"{sent / load.duration_s:.4g} requests/s sent of {due / load.duration_s:.4g} due, "
             f"{sent / due:.1%}, needed are {SENT_SHARE:.0%}"
         )
 
@@ -245,7 +245,7 @@ def _shared(load: Load, level: Level, sample: Sample) -> Iterator[str]:
     if load.served and load.of_others > others_allowed(load.served):
         yield (
             f"other clients sent {load.of_others} of the {load.served} requests that the server answered, "
-            f"{load.of_others / load.served:.1%}, allowed are {OTHERS_SHARE:.0%}: measure it when nobody else does"
+            f"{load.of_others / load.served:.1%}, allowed are {OTHERS_SHARE:.0%}: measure when no one else does"
         )
 
 

@@ -367,7 +367,7 @@ class LengthsPlan(BaseModel):
     def varied(self) -> LengthsPlan:
         """The same, but means of which nothing else is said vary as chat traffic does: ISL by 30 %, OSL by 50 %.
 
-        Users with equal requests that start together stay in step for ever, and hide what an engine does with others.
+        Users with equal requests that start together stay in lockstep, which hides how the engine handles other loads.
         """
         silent = {
             f"{side}_cv": cv

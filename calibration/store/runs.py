@@ -517,7 +517,7 @@ def check_free(
             continue
         raise StoreError(
             f"{target} is being measured by run {row['id']} ({owner}), begun {row['created']}: "
-            "wait for its end or stop it, then start"
+            "wait until it ends or stop it, then start"
         )
 
 

@@ -14,7 +14,7 @@ from calibration.store.runs import Ending, Owner, Store, check_free, insert_run,
 
 @dataclass(frozen=True, slots=True)
 class RunProgress:
-    """How a run gets on, as its process told last, `silent_s` seconds ago.
+    """The progress of a run as its process last reported it, `silent_s` seconds ago.
 
     `phase` names the level or what comes before the first; `share` of it is done, 0 to 1; `left_s` is what the rest of
     the run is thought to take, None while unknown. `log` are its last lines. `stopping_for_s`: how long ago it was

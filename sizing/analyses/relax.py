@@ -1,4 +1,4 @@
-"""What would have to give where no configuration meets the SLA: the smallest relaxation of each limit alone.
+"""Ways to meet the SLA where no configuration does: the smallest relaxation of each limit alone.
 
 An SLA that fails without load fails whatever the number of GPUs: a looser limit helps, more GPUs do not. So what is
 needed is read off replicas that are all but idle, by formula, and checked by a simulation of the same, because the

@@ -63,7 +63,7 @@ Example:
 
 @click.command("capacity", epilog=EXAMPLE)
 @options(
-    click.option("--gpus", type=click.IntRange(1), required=True, help="GPUs of the fleet that exists."),
+    click.option("--gpus", type=click.IntRange(1), required=True, help="GPUs of the existing fleet."),
     field_option("model"),
     choice_options,
     length_options(required=True),
@@ -80,7 +80,7 @@ def capacity_command(json_: bool, gpus: int, **given: Any) -> None:
     fleets, rejected = best_first(question, reserving(found, given["max_tokens"], question.workload.lengths.osl), gpus)
     rejected = sorted([*rejected, *left_out], key=distance_from_sla)
     if not fleets:
-        raise NoFeasiblePlan(f"{gpus} GPUs carry no load under {question.sla}", tuple(rejected))
+        raise NoFeasiblePlan(f"{gpus} GPUs cannot carry any load under {question.sla}", tuple(rejected))
     if json_:
         others = [existing_json(fleet) for fleet in fleets[1:]]
         write_json({**existing_json(fleets[0]), "alternatives": others, "rejected": [*map(rejection_json, rejected)]})
@@ -112,7 +112,7 @@ IN_FILE = ("model", "workloads", "gpu", "precision", "tp", "routing", "headroom"
 @click.command("share", epilog=EXAMPLES)
 @options(
     click.option("--scenario", type=click.Path(), help="YAML file with the whole question."),
-    click.option("--model", help="Model name, where no --scenario is given."),
+    click.option("--model", help="Model name, if there is no --scenario."),
     click.option("--workload", "workloads", multiple=True, help="NAME:isl=..,osl=..,rate=..,ttft=..; several times."),
     choice_options,
     field_options("routing", "headroom", "spare", "price"),
@@ -143,7 +143,7 @@ def refuse_stated_twice(context: click.Context) -> None:
     """UsageError for an option that the scenario file states too."""
     twice = [f"--{name.rstrip('s')}" for name in set_by_hand(context) if name in IN_FILE]
     if twice:
-        raise click.UsageError(f"{', '.join(twice)} cannot go with --scenario: write it in the file")
+        raise click.UsageError(f"{', '.join(twice)} cannot be combined with --scenario: put it in the file")
 
 
 def simulate_shares(

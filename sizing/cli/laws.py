@@ -24,10 +24,10 @@ from sizing.workload import Workload, parse_seconds
 
 deployment_options = options(
     click.option("--points", type=click.Path(), required=True, help="Measured points (CSV)."),
-    click.option("--model", default="", help="Take this model's points, where the file holds several."),
-    click.option("--gpu", default="", help="Take this GPU's points."),
-    click.option("--precision", default="", help="Take this precision's points."),
-    click.option("--tp", type=int, help="Take the points of this TP."),
+    click.option("--model", default="", help="Use this model's points, if the file has several models."),
+    click.option("--gpu", default="", help="Use this GPU's points."),
+    click.option("--precision", default="", help="Use this precision's points."),
+    click.option("--tp", type=int, help="Use the points of this TP."),
 )
 known_options = options(
     click.option("--kv-tokens", type=click.IntRange(1), help="Tokens that fit in the KV cache, if known."),
@@ -101,12 +101,12 @@ def fit_command(json_: bool, **given: Any) -> None:
     type=click.IntRange(0),
     default=0,
     show_default=True,
-    help="Output tokens that memory is reserved for, where outputs end too; 0: as many as come. Not the OSL.",
+    help="Output tokens to reserve memory for, and the limit of outputs; 0: the actual output. Not the OSL.",
 )
-@click.option("--queue-timeout", help="Time a request waits in line at most before it is dropped, for instance 5s.")
-@click.option("--cancel", help="Time after which a client gives up, for instance 30s.")
-@click.option("--speculate", default="", help="Draft tokens and their chance to be accepted, for instance 4:0.7.")
-@click.option("--token-gaps", is_flag=True, help="Percentiles of the gaps between single tokens too.")
+@click.option("--queue-timeout", help="Queue timeout after which a waiting request is dropped, for instance 5s.")
+@click.option("--cancel", help="Time after which a client cancels, for instance 30s.")
+@click.option("--speculate", default="", help="Draft tokens and their acceptance probability, for instance 4:0.7.")
+@click.option("--token-gaps", is_flag=True, help="Also print percentiles of the gaps between single tokens.")
 @click.option("--replicas", type=click.IntRange(1), default=1, show_default=True)
 @click.option("--requests", type=click.IntRange(100), default=100_000, show_default=True)
 @click.option("--seed", type=click.IntRange(0), default=0, show_default=True)
@@ -115,7 +115,7 @@ def fit_command(json_: bool, **given: Any) -> None:
     type=click.IntRange(1),
     default=1,
     show_default=True,
-    help="Independent runs that share the requests, side by side; gives 90 % intervals.",
+    help="Independent parallel runs that share the requests; gives 90 % intervals.",
 )
 @as_json
 def simulate_command(json_: bool, replications: int, requests: int, seed: int, token_gaps: bool, **given: Any) -> None:
@@ -124,7 +124,7 @@ def simulate_command(json_: bool, replications: int, requests: int, seed: int, t
     fleet = {"replicas": given["replicas"], "routing": given["routing"], "requests": requests, "seed": seed}
     if replications > 1:
         if token_gaps:
-            raise ScenarioError("--token-gaps are those of one run: leave out --replications")
+            raise ScenarioError("--token-gaps applies to a single run: omit --replications")
         show_replicated(replica, workload, replications, fleet, json_)
         return
     run = run_simulation(replica, workload, watch=Watch(token_gaps), **fleet)
@@ -162,7 +162,7 @@ def simulated_replica(given: dict[str, Any]) -> Replica:
     """The engine that the options of `simulate` describe."""
     law = StepLaw(**{name: parse_seconds(option_of(name), given[name]) for name in COEFFICIENTS})
     if law.overhead_s + law.weights_s + law.token_s <= 0 or min(given_times(law)) < 0:
-        raise ScenarioError("the law's times must not be negative, and one of --overhead, --weights, --token above 0")
+        raise ScenarioError("times must not be negative, and one of --overhead, --weights, --token must be above 0")
     slots = (given["policy"], given["max_batch_size"], given["token_budget"])
     batching = Batching(*slots, given["kv_tokens"], given["kv_policy"], given["kv_max_tokens"])
     return Replica(law, batching, speculation_of(given["speculate"]))

@@ -17,20 +17,20 @@ from sizing.lazy_group import BAD_INPUT, INTERRUPTED, Commands, fail
 
 COMMANDS = {
     "plan": ("sizing.cli.plan:plan_command", "How many GPUs for a load under an SLA."),
-    "capacity": ("sizing.cli.fleets:capacity_command", "The load that a fleet which exists can carry."),
+    "capacity": ("sizing.cli.fleets:capacity_command", "The load that an existing fleet can carry."),
     "share": ("sizing.cli.fleets:share_command", "How many GPUs for several workloads on one fleet."),
     "predict": ("sizing.cli.laws:predict_command", "Latency percentiles of one deployment at a load."),
-    "fit": ("sizing.cli.laws:fit_command", "The iteration-time law of measured points."),
+    "fit": ("sizing.cli.laws:fit_command", "Fit the iteration-time law to measured points."),
     "simulate": ("sizing.cli.laws:simulate_command", "The simulator itself."),
     "report": ("sizing.cli.report:report_command", "A saved plan as HTML, PDF, XLSX or JSON."),
-    "whatif": ("sizing.cli.whatif:whatif_command", "The plan before and after changes nobody has measured."),
+    "whatif": ("sizing.cli.whatif:whatif_command", "The plan before and after unmeasured changes."),
     "study": ("sizing.cli.study:study_command", "Thousands of scenarios, on all cores or a Dask cluster."),
     "batcher": ("triton_tools.batcher_command:batcher_command", "Triton's batchers: waiting, batch sizes, tuning."),
-    "lesson": ("learn.lesson_command:lesson_command", "What batching does, drawn slot by slot and tick by tick."),
+    "lesson": ("learn.lesson_command:lesson_command", "What batching does, slot by slot and tick by tick."),
     "course": ("learn.course_command:course_command", "Sizing by a mean latency and the best measured point."),
     "validate": (
         "validation.evidence.command:validate_command",
-        "Every claim of accuracy checked again, in one table.",
+        "Check every accuracy claim again, in one table.",
     ),
     "bench": ("validation.bench:bench_command", "Speeds, side by side in one run."),
 }

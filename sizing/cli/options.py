@@ -77,9 +77,9 @@ time_limit = click.option(
     show_default=True,
     expose_value=False,
     callback=start_clock,
-    help="Seconds of computing (CPU) after which to give up; 0: never.",
+    help="CPU seconds after which the command gives up; 0: never.",
 )
-as_json = click.option("--json", "json_", is_flag=True, help="Print JSON for machines.")
+as_json = click.option("--json", "json_", is_flag=True, help="Print JSON for programs.")
 workload_options = options(length_options(required=True), field_option("rate"))
 sla_options = field_options(*METRICS)
 margin_options = field_options("headroom", "spare")
@@ -96,7 +96,7 @@ choice_options = options(
         "--max-tokens",
         type=int,
         default=0,
-        help="Output tokens that the engine reserves memory for; 0: as many as come.",
+        help="Output tokens that the engine reserves memory for; 0: the actual output.",
     ),
 )
 

@@ -44,7 +44,7 @@ from sizing.text import rejection_json
 
 
 class Reported(NoFeasiblePlan):
-    """No configuration meets the SLA, with the report that says so and what would have to give."""
+    """No configuration meets the SLA; with the report that says so and lists ways to meet it."""
 
     def __init__(self, error: NoFeasiblePlan, report: dict[str, Any]) -> None:
         super().__init__(str(error), error.rejected)
@@ -92,9 +92,9 @@ LOAD_NEEDED = ("isl", "osl")
     sla_options,
     margin_options,
     field_option("price"),
-    click.option("--mix", is_flag=True, help="The cheapest mix of the GPU types; needs a price for each."),
-    click.option("--owned", help="With --mix: GPUs already paid for, h100_sxm=8."),
-    click.option("--available", help="With --mix: the most there are of a GPU, h200_sxm=16."),
+    click.option("--mix", is_flag=True, help="Find the cheapest mix of GPU types; needs a price for each."),
+    click.option("--owned", help="With --mix: GPUs already owned, h100_sxm=8."),
+    click.option("--available", help="With --mix: the number available of a GPU, h200_sxm=16."),
     click.option("--tune", "tuned", is_flag=True, help="Search the best batch limit and chunk size for the answer."),
     click.option("--workload", "workloads", multiple=True, help="NAME:isl=..,osl=..,rate=..,ttft=..; several times."),
     time_limit,
@@ -142,7 +142,7 @@ def planned(given: Mapping[str, Any]) -> Question:
         raise click.UsageError("give the load by either --rate or --daily")
     if given["daily"] is not None:
         if given["peak_factor"] != 1:
-            raise click.UsageError("--daily already has the peak: leave --peak-factor out")
+            raise click.UsageError("--daily already contains the peak: omit --peak-factor")
         rates = daily_rates(given["daily"])
         peak, factor = max(rates), max(rates) / (sum(rates) / len(rates))
     else:
@@ -162,7 +162,7 @@ def report_json(plan: Plan, more: Extras, points: Sequence[Point]) -> dict[str, 
 
 
 def refusal_json(error: NoFeasiblePlan, question: Question, found: Sequence[Candidate]) -> dict[str, Any]:
-    """Why there is no plan and what would have to give, as `python -m sizing report` reads it."""
+    """Why there is no plan and the ways to meet the SLA, as `python -m sizing report` reads it."""
     from sizing.analyses.relax import relaxations, together
     from sizing.report.build import Cover, refusal_of
     from sizing.report.model import as_dict
@@ -217,7 +217,7 @@ def shared_instead(context: click.Context, json_: bool, given: dict[str, Any]) -
     unknown = [f"--{name.replace('_', '-')}" for name in set_by_hand(context) if name not in names]
     if unknown:
         raise click.UsageError(
-            f"{', '.join(unknown)} cannot go with --workload: lengths, load, arrivals and limits stand in each "
-            "--workload, the rest is for one workload alone"
+            f"{', '.join(unknown)} cannot be combined with --workload: each --workload contains lengths, load, "
+            "arrivals and limits; the other options apply to a single workload"
         )
     context.invoke(share, json_=json_, scenario=None, **{key: given[key] for key in given if key in names})

@@ -32,9 +32,9 @@ NO_PLAN = 3
     click.option("--out", type=click.Path(path_type=Path), required=True, help="x.html, x.pdf, x.xlsx or x.json."),
     click.option("--title", help="Title of the report."),
     click.option("--author", help="Who made it."),
-    click.option("--notes", help="Notes, one paragraph a line."),
+    click.option("--notes", help="Notes, one paragraph per line."),
     click.option("--link", help="Link to the scenario."),
-    click.option("--daily/--no-daily", default=None, help="GPUs over a day: needed, or left out; else as in the plan."),
+    click.option("--daily/--no-daily", default=None, help="Require or omit GPUs over a day; default: as in the plan."),
     click.option("--json", "json_", is_flag=True, help="Print the file's name as JSON."),
 )
 def report_command(plan: Path, out: Path, daily: bool | None, json_: bool, **cover: str | None) -> int:

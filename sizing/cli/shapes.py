@@ -205,13 +205,13 @@ def tuned_line(tuned: Tuned) -> str:
     batching = tuned.batching
     if tuned.gain == 0:
         return (
-            f"Batch limit {batching.max_batch_size} and token budget {batching.token_budget} are best as they are, "
+            f"Batch limit {batching.max_batch_size} and token budget {batching.token_budget} are already the best: "
             f"{len(tuned.tried)} settings tried"
         )
     found = f"Batch limit {batching.max_batch_size} and token budget {batching.token_budget}"
     gpus = f" {tuned.fleet.gpus} GPUs" if isinstance(tuned.fleet, Fleet) else ""
     if isinstance(tuned.before, Rejection):
-        return f"{found}:{gpus}, where the settings as they were miss the SLA"
+        return f"{found}:{gpus}; the original settings miss the SLA"
     return f"{found}:{gpus} instead of {tuned.before.gpus}, a replica carries {percent(tuned.gain, sign=True)}"
 
 

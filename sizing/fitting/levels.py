@@ -168,7 +168,7 @@ def _stream_runs(
 
 def phase_runs(point: Point, effort: Effort = FULL) -> tuple[ReplayRun, ...]:
     """The runs of a closed-loop point with equal lengths, each ramp in a row of its own: they go round in the phases
-    they started in for ever, and what one measurement saw is one of them."""
+    they started in indefinitely, and a measurement sees one of them."""
     ramps = replace(effort, rounds=4, least_phases=effort.phases)
     runs = _closed_runs(0, point, RAMPED, ramps, np.random.default_rng(0))
     return tuple(

@@ -169,7 +169,7 @@ class Unknown(NamedTuple):
 
     def __str__(self) -> str:
         return (
-            f"{self.name}: the points hardly tell it ({percent(self.ratio)} of the prior doubt is left); {self.measure}"
+            f"{self.name}: points barely constrain it ({percent(self.ratio)} of prior uncertainty left); {self.measure}"
         )
 
 
@@ -200,7 +200,7 @@ class Fit:
     the fit had not seen (one Gauss-Newton step from the full fit; NaN: too few points). `distrusted`: points that were
     given little weight.
     `unknown`: coefficients that the points do not tell. `lockstep`: the users had started at once with equal lengths
-    and stayed in step; request and prefill overheads are then hardly told apart. `protocol`: how the points were
+    and stayed in lockstep, which barely separates request and prefill overheads. `protocol`: how the points were
     measured, as told or as found. `sigmas`: standard errors of the logarithms one by one, from the slopes alone; wider
     than those of `covariance`, which also holds what the cost says further away and serves the bands of answers.
     `law_error`: how far the law was found to be off, beyond the

@@ -1,10 +1,10 @@
 """Latency percentiles by formula: the two-time-scale queueing model of one replica, and of a fleet.
 
-`percentiles.predict` is the main path; beside it stand the parts in the order in which it uses them: `demand` (what a
-request asks for), `prompts` (their sums under a shared prefix), `stability` (the highest rate), `stream` (arrivals at
-one replica), `iteration_time` and `iteration_chain` (prompts waiting at iteration boundaries), `slow_chain` (requests
-in the replica, and those that wait for a place), `latency` (TTFT and ITL of a request that meets both), `points` (the
-integration points), `static_queue`; `agreement` compares with a simulation.
+`percentiles.predict` is the main path. The parts, in the order in which it uses them: `demand` (what a
+request asks for, and sums of prompts under a shared prefix), `stability` (the highest rate), `stream` (arrivals at
+one replica), `iteration_chain` (prompts waiting at iteration boundaries), `slow_chain` (requests
+in the replica, and those that wait for a slot), `latency` (TTFT and ITL of a request that meets both), `points` (the
+integration points), `static_queue`.
 """
 
 from sizing.queueing.demand import slots

@@ -1,4 +1,4 @@
-"""What requests ask of an engine: moments of their lengths, and how many of them fit at once."""
+"""Requests as work for an engine: moments of their lengths, and how many of them fit at once."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ from sizing.numbers import Floats
 from sizing.queueing.points import token_sum
 from sizing.workload import Lengths, Prefix
 
-# --- Prompts that a shared prefix splits in two kinds, found and not found: the law of their sums, by quantiles
+# --- Prompts that a shared prefix splits into hits and misses: the distribution of their sums, by quantiles
 #
 # Lognormal prompts need none of this: their sums are lognormal nearly enough.
 
 SUMMED = 8
-"""Sums of more prompts than this are taken as lognormal."""
+"""Sums of more prompts than this are approximated as lognormal."""
 PARTS = 256
-"""Equally likely parts of a law, each told by its mean."""
+"""Equally likely parts of a distribution, each represented by its mean."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -117,7 +117,7 @@ class Requests:
 
 
 def read_only(values: Floats) -> Floats:
-    """The values, kept from being changed: others share them."""
+    """The values, read-only because they are shared."""
     values.setflags(write=False)
     return values
 
@@ -132,7 +132,7 @@ class WorkVariance:
 
     @classmethod
     def of(cls, prompt: Floats, decode: Floats, weight: Floats) -> WorkVariance:
-        """Of values with probabilities; what has no mean has no variance."""
+        """From values with probabilities; zero if the mean is zero."""
         first, second = (part / mean - 1 if (mean := float(weight @ part)) else 0 * part for part in (prompt, decode))
         return cls(float(weight @ first**2), float(weight @ second**2), float(weight @ (first * second)))
 
@@ -177,13 +177,13 @@ class Demand:
 def demand_of(replica: Replica, lengths: Lengths, prefix: Prefix = NO_PREFIX) -> Demand:
     """Moments by quadrature over the normal densities: rounding to tokens included; error below 1e-3.
 
-    Kept by what they depend on, see `any_engine`.
+    Cached by what they depend on, see `any_engine`.
     """
     return _moments(any_engine(replica), lengths, prefix)
 
 
 def any_engine(replica: Replica) -> Replica:
-    """What the demand of requests depends on: engines with other laws, slots or memory share it."""
+    """The settings that demand depends on: engines with other laws, slots or memory share it."""
     rule = replica.batching
     reserving = Batching(
         policy=rule.policy,
@@ -230,7 +230,7 @@ def _mean_and_cv(value: Floats, weight: Floats) -> tuple[float, float]:
 
 
 def _memory_tokens(rule: Batching, requests: Requests) -> Floats:
-    """KV tokens that each request holds: promised for its life, or filled on average over it (max_utilization)."""
+    """KV tokens that each request holds: reserved for its life, or filled on average over it (max_utilization)."""
     if rule.kv_policy == "max_utilization":
         return np.asarray(requests.prompt_tokens + (requests.gaps + 1) / 2)
     promised = requests.prompt_tokens + np.maximum(requests.gaps + 1, rule.max_tokens)
@@ -320,8 +320,8 @@ def lognormal_tokens(mean: float, cv: float, normal: Floats) -> Floats:
 def slots(replica: Replica, lengths: Lengths, prefix: Prefix = NO_PREFIX) -> int:
     """Sequences that run at once: the least of `max_batch_size` and what the KV cache holds.
 
-    In steady state the running ones are length-biased, so KV / `memory_tokens` of them fit, less half a mean request
-    that does not fit any more when memories vary.
+    In steady state running requests are length-biased, so KV / `memory_tokens` of them fit, less half a mean request
+    that no longer fits when memories vary.
 
     Raises ScenarioError when not even one mean request fits.
 
@@ -335,7 +335,7 @@ def slots(replica: Replica, lengths: Lengths, prefix: Prefix = NO_PREFIX) -> int
 
 @lru_cache(maxsize=1024)
 def slots_of_memory(replica: Replica, lengths: Lengths, prefix: Prefix = NO_PREFIX) -> float:
-    """Mean sequences that the KV cache holds, as if slots were no limit."""
+    """Mean sequences that the KV cache holds, ignoring the slot limit."""
     rule, demand = replica.batching, demand_of(replica, lengths, prefix)
     one = lengths.isl + (min(lengths.osl, rule.max_tokens) if rule.max_tokens else lengths.osl)
     if rule.kv_tokens < one:

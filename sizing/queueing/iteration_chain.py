@@ -1,7 +1,7 @@
-"""The fast chain: prompts that wait at the iteration boundaries of an engine whose decode batch stands still.
+"""The fast chain: prompts that wait at the iteration boundaries of an engine with a fixed decode batch.
 
 Requests live for hundreds of iterations, prompts for one or two. So the decode batch d may be held fixed while the
-prompts come and go: at each iteration boundary q prompt tokens wait; the iteration serves what its token budget
+prompts come and go: at each iteration boundary q prompt tokens wait; the iteration computes what its token budget
 allows and lasts D(d, q); meanwhile a Poisson number of new prompts arrives. This is the embedded chain of an M/G/1
 queue with batch service; its stationary law gives the mean time between tokens ITL(d), and the iteration that an
 arriving request finds in progress. Solved for a dozen values of d together, prompt tokens counted in quanta.
@@ -67,7 +67,7 @@ def iteration_s(replica: Replica, demand: Demand, batch: Floats, tokens: Floats,
 def prefill_room(replica: Replica, demand: Demand, batch: Floats) -> Floats:
     """Prompt tokens that one iteration takes while `batch` sequences run, for each value of `batch`.
 
-    Chunks fill the budget to the brim. Whole prompts leave unused, on average, the mean remainder E[n^2]/(2 E[n]) of
+    Chunks fill the budget completely. Whole prompts leave unused, on average, the mean remainder E[n^2]/(2 E[n]) of
     prompts of n tokens (equal prompts: what whole multiples leave); one prompt always fits. No more prompts than slots.
     """
     rule, one = replica.batching, demand.prompt_tokens
@@ -82,7 +82,7 @@ def prefill_room(replica: Replica, demand: Demand, batch: Floats) -> Floats:
 
 SINGLE = Groups()
 CACHED = 32_768
-"""Numbers that are worked on together: with what is made of them on the way they fit in a processor's cache."""
+"""Numbers processed together: with their intermediate results they fit in a processor's cache."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,7 +112,7 @@ def open_iterations(
 ) -> Iterations:
     """Iterations when requests arrive at random at `rate_per_s`, in `groups`.
 
-    An engine with nothing to do (d = 0, q = 0) is idle until the next group, then starts on it.
+    An idle engine (d = 0, q = 0) waits for the next group, then starts on it.
     """
     states = _States.of(replica, demand, batch, groups, rate_per_s)
     duration = states.duration_s.copy()
@@ -132,7 +132,7 @@ def closed_iterations(replica: Replica, demand: Demand, batch: Floats) -> Iterat
     states = _States.of(replica, demand, batch, SINGLE, 0.0)
     finishing = np.repeat((batch / demand.decode_steps)[:, None], states.duration_s.shape[1], axis=1)
     if replica.batching.policy == "prefill_first":
-        finishing[:, 1:] = 0.0  # nobody decodes, so nobody finishes, while prompts run
+        finishing[:, 1:] = 0.0  # no sequence decodes, so none finishes, while prompts run
     return states.solve(replica.batching, states.arrivals(finishing), states.duration_s)
 
 
@@ -163,7 +163,7 @@ class _States:
     def arrivals(self, groups: Floats) -> Floats:
         """P(k groups arrive) in each state, shape (grid, Q, K), for Poisson counts with means `groups` (grid, Q).
 
-        As many counts as have a chance; what the states cannot hold is in the last one.
+        As many counts as are likely; overflow beyond the states is in the last one.
         """
         most = float(groups.max())
         count = np.arange(min(len(self.quanta_of_groups), int(most + 10 * math.sqrt(most) + 20)))
@@ -175,8 +175,8 @@ class _States:
     def solve(self, rule: Batching, arriving: Floats, duration_s: Floats) -> Iterations:
         """Stationary law of: next waiting = (waiting - room)+ + the quanta of the groups that arrive, see `arrivals`.
 
-        What overflows stays in the last state. An iteration that takes all that waits forgets it: then the next state
-        hangs on the number of arriving groups alone, and their chain is a smaller one.
+        Overflow stays in the last state. If an iteration drains the queue, the next state
+        depends only on how many groups arrive, so a smaller chain suffices.
         """
         left = np.maximum(0.0, np.arange(duration_s.shape[1]) - self.room_tokens[:, None] / self.quantum)
         quanta = self.quanta_of_groups[: arriving.shape[2]]
@@ -202,7 +202,7 @@ def _quantum(demand: Demand, room: float, batch: float, group: float) -> tuple[f
     prompts = min(per_step, room / demand.prompt_tokens)
     crowded = per_step * demand.prompt_tokens > 0.8 * room
     span = (8 + 6 * prompts) * (3 if crowded else 1) + 6 * (group - 1)
-    finest = 4.0 if group == 1 else 2.0  # quanta a prompt: groups need a long span more than a fine one
+    finest = 4.0 if group == 1 else 2.0  # quanta per prompt: groups need a long span more than a fine one
     parts = np.ceil(np.clip(64 / span, 1.0, finest)) if span < 64 / 1.5 else 1.0
     parts = max(parts, np.ceil(2 * demand.prompt_tokens / room))
     return demand.prompt_tokens / parts, int(np.clip(np.ceil(span * parts), 48, 160 if group == 1 else 112))

@@ -1,4 +1,4 @@
-"""TTFT and ITL of single requests, given the two chains: what an arrival finds, and what happens during its life."""
+"""TTFT and ITL of single requests, given the two chains: what an arrival finds and what happens during its life."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from sizing.queueing.stream import Groups
 
 @dataclass(frozen=True, slots=True)
 class Scene:
-    """What an arriving request meets: the engine, its iterations and its state at one rate.
+    """What an arriving request encounters: the engine, its iterations and its state at one rate.
 
     `iterations` are those over its life, at `rate_per_s`; `near` those around its arrival, at `near_per_s`: lower for
     streams more regular than Poisson. `groups` arrive together. `dispersion`: of the arrivals' counts over a life.
@@ -56,7 +56,7 @@ def stalled_share(step_s: Floats, itl_s: Floats) -> Floats:
 def first_token_s(scene: Scene, found: Floats, requests: Requests, points: Points) -> tuple[Floats, Floats, Floats]:
     """Seconds from arrival to first token: rest of the running iteration, full iterations before, the own one.
 
-    And, beside them, the seconds of that own iteration alone, and the prompt tokens that wait for room after it.
+    Also returns the seconds of that iteration alone, and the prompt tokens that still wait after it.
 
     The arrival finds `found` sequences and, by PASTA, an iteration with probability x duration. What is left of that
     iteration, and its co-arrivals before and after, follow from a uniform instant in it; those of its own group are
@@ -153,7 +153,7 @@ def _slot_wait_s(scene: Scene, ahead: Floats, normal: Floats) -> Floats:
 def mean_step_over_life_s(scene: Scene, found: Floats, requests: Requests, points: Points) -> Floats:
     """Mean time between the decode steps of a request that found `found` sequences, in seconds.
 
-    ITL at the batch averaged over its life, plus what makes two such requests differ: contexts of its companions, its
+    ITL at the batch averaged over its life, plus what makes two such requests differ: contexts of other requests, its
     own context, and prefill stalls. Never less than alone on the engine.
     """
     demand, cost = scene.demand, DecodeCost.of(scene.replica)
@@ -171,7 +171,7 @@ def mean_step_over_life_s(scene: Scene, found: Floats, requests: Requests, point
 
 
 def first_stall_s(scene: Scene, found: Floats, own_s: Floats, points: Points) -> Floats:
-    """Seconds that a sequence loses at its first steps beyond the mean ones, to prompts that came while its own ran.
+    """Extra seconds that a sequence loses in its first steps to prompts that arrived while its own ran.
 
     Its iteration, of `own_s`, is longer than the mean one, and what arrives in it runs next: stalled (own - ITL)
     seconds of prompts, over 1 - stalled for those that come meanwhile; a compound Poisson sum, taken as Gamma. Over
@@ -211,7 +211,7 @@ def _batch_over_life(scene: Scene, found: Floats, steps: Floats, normal: Floats)
 
 
 def _stall_noise_s(scene: Scene, stalled: Floats, steps: Floats, itl: Floats, normal: Floats) -> Floats:
-    """Deviation of a request's mean gap by the prompts that happened to interrupt it, in seconds.
+    """Deviation of a request's mean gap due to the prompts that interrupted it, in seconds.
 
     Interruptions of h seconds come at the request rate; over a life of `life` seconds they add up to a Gamma variable
     of mean rho life, rho = rate h, and variance rate life h^2 (c_a^2 + cv^2)/(1 - rho)^2, c_a^2 the dispersion of the

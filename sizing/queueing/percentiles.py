@@ -4,7 +4,7 @@
     slow chain   sequences that run, a birth-death chain with rates n / (E[OSL-1] ITL(n))  ->  P(n)
     arrival      finds n by P(n) (PASTA), then an iteration of the fast chain  ->  TTFT, ITL, E2E of 8,192 requests
 
-The requests are not random draws but low-discrepancy points, the same at every rate: results are deterministic and
+Requests are low-discrepancy points instead of random draws, the same at every rate: results are deterministic and
 smooth in the rate, so that a search may bisect with them.
 """
 
@@ -33,7 +33,7 @@ from sizing.queueing.token_gaps import gap_quantiles
 from sizing.workload import METRICS, ROUTINGS, Lengths, Prefix, Routing, Workload, metric_name
 
 WAITING = 0.01
-"""Chance of waiting for a place from which the prediction says that its TTFT is rough."""
+"""Probability of waiting for a slot above which the prediction warns that its TTFT is rough."""
 
 
 def predict(
@@ -89,7 +89,7 @@ def predict(
 
     Burstier arrivals (gamma of cv 4), and equal requests under least outstanding, which herd: simulate; warnings say
     so. Static batching: see `sizing.queueing.static_queue`. Left out, with a warning: what paused requests compute
-    again, roughness, limits on waiting, timeouts, clients that give up. `seed` moves the integration points only.
+    again, roughness, queue limits, timeouts, cancellations. `seed` changes only the integration points.
 
     A load at or above `stable_rate_per_s` of each replica gives the saturated prediction. Raises ScenarioError for a
     fleet of no replicas, an unknown routing, and requests longer than the KV cache.
@@ -135,7 +135,7 @@ def _warnings(replica: Replica, workload: Workload, replicas: int, routing: Rout
 
 
 def _not_modelled(replica: Replica, workload: Workload) -> list[str]:
-    """What the question says and the formulas do not use."""
+    """Settings of the question that the formulas ignore."""
     rule, static = replica.batching, replica.batching.policy == "static"
     parts = {
         "the limit on waiting requests": rule.max_waiting > 0,
@@ -157,7 +157,7 @@ def steady_state(
     stable, rate = stable_rate_per_s(replica, lengths, prefix), stream.rate_per_s
     grid = batch_grid(demand, most)
     prompt_s, added_s = _prompt_s(replica, demand)
-    busy_s = 2 * prompt_s / max(1 - rate * added_s, 0.1)  # a busy spell of prompts, in which a burst does its harm
+    busy_s = 2 * prompt_s / max(1 - rate * added_s, 0.1)  # a busy period of prompts, in which a burst does its damage
     groups = SINGLE if stream.poisson else stream.groups_within(busy_s)
     iterations = with_full_slots(open_iterations(replica, demand, grid, rate, groups), replica, demand, stable)
     near, near_per_s = iterations, rate
@@ -176,7 +176,7 @@ def steady_state(
 
 
 def full_stalled_share(replica: Replica, demand: Demand, most: int, stable_per_s: float) -> float:
-    """Share of its time that the saturated engine spends on prompts: 1 - decode step / ITL with all places taken."""
+    """Share of time that the saturated engine spends on prompts: 1 - decode step / ITL with all slots taken."""
     if demand.decode_steps == 0:
         return 1.0
     full = np.array([float(most)])
@@ -185,9 +185,9 @@ def full_stalled_share(replica: Replica, demand: Demand, most: int, stable_per_s
 
 
 def with_full_slots(iterations: Iterations, replica: Replica, demand: Demand, stable_per_s: float) -> Iterations:
-    """Under prefill_first prompts interrupt the decoding less often when they wait for slots.
+    """Under prefill_first, prompts interrupt decoding less often when they wait for slots.
 
-    All that found no slot come in after the next decode step, in one iteration: with all slots taken the ITL is that of
+    All that found no slot enter after the next decode step, in one iteration: with all slots taken the ITL is that of
     the saturated engine.
     """
     if replica.batching.policy != "prefill_first" or demand.decode_steps == 0:
@@ -230,10 +230,10 @@ def _predict_in_flight(
     return ttft, itl, ttft + decoding, gap
 
 
-# --- Formula against simulation for one plan: a cross-check whose disagreement the reader should know of
+# --- Formula against simulation for one plan: a cross-check that reports disagreement
 
 TOLERANCE = 0.10
-"""Relative difference worth a warning: beyond nine in ten of the errors of either method at moderate load."""
+"""Relative difference that triggers a warning: above nine in ten errors of either method at moderate load."""
 COMPARED = (50, 90, 95, 99)
 
 

@@ -88,7 +88,7 @@ def direction_numbers(dimension: int, count: int) -> list[int]:
 POINTS_LOG2 = 13
 """8,192 points: p99 rests on 82 of them; from seed to seed p95 moves by up to 0.7 % (sd), p99 by up to 1.5 %."""
 LEAST_LOG = -100.0
-"""Chances whose logarithm is less are as good as none; numbers that are next to 0 make a processor slow."""
+"""Probabilities with a smaller logarithm are treated as zero; denormal numbers slow a processor down."""
 
 
 class Points(NamedTuple):
@@ -143,7 +143,7 @@ def poisson_counts(mean: Floats, uniform: Floats) -> Floats:
         reached += term
         more = sought > reached
         left = np.count_nonzero(more)
-        if 3 * left < len(more):  # go on with those alone that are not found yet
+        if 3 * left < len(more):  # continue only with those not yet found
             count[place] = found
             some = np.flatnonzero(more)
             place, more = place[some], more[some]

@@ -18,7 +18,7 @@ from sizing.workload import Arrivals, Routing
 
 
 def batch_grid(demand: Demand, most: int) -> Floats:
-    """Decode batches for which the fast chain is solved: dense where few sequences run, even above."""
+    """Decode batches for which the fast chain is solved: dense for small batches, evenly spaced above."""
     if demand.decode_steps == 0:
         return np.zeros(1)
     grid = np.rint(np.concatenate([[0, 1, 2, 4, 8], np.linspace(0, most, 10)]))
@@ -39,7 +39,7 @@ class SlowChain:
 
     @property
     def waiting(self) -> float:
-        """Chance that an arrival finds all places taken (PASTA)."""
+        """Probability that an arrival finds all slots taken (PASTA)."""
         return float(self.probability[self.slots :].sum())
 
     @property
@@ -58,10 +58,10 @@ class SlowChain:
 
 
 LEAST_RATIO = 1e-300
-"""Stands for 0 where a logarithm is taken of a ratio that is as good as 0."""
+"""Replaces a ratio that is effectively zero where its logarithm is taken."""
 
 LEAST_DISPERSION = 0.02
-"""Evenly spaced arrivals of equal requests leave no chance at all, for which the law of the state has no limit."""
+"""Evenly spaced arrivals of equal requests have no randomness, for which the state distribution has no limit."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,7 +69,7 @@ class Fluctuation:
     """How much the number of sequences in a replica fluctuates, compared with Poisson arrivals at one replica.
 
     `spread`: variance of the number that run over that under Poisson arrivals (peakedness). `dispersion`: of the
-    arrivals' counts, variance over mean. `pooled`: replicas that share one line, as routing by load nearly achieves.
+    arrivals' counts, variance over mean. `pooled`: replicas that share one queue, as routing by load nearly achieves.
     """
 
     spread: float = 1.0
@@ -81,8 +81,8 @@ class Fluctuation:
         """Infinite-server queue: 1 + (dispersion - 1) E[min(S, S')]/E[S]; the `overlap` is 1/2 for exponential service.
 
         Random routing leaves 1 + (c^2 - 1)/R of the fleet's dispersion c^2, round robin c^2/R, both exact. Routing by
-        load keeps all replicas equal: the fleet's own peakedness over R. Two choices come as close to it as the
-        simulation can tell (largest rates 1-2 % apart).
+        load keeps all replicas equal: the fleet's own peakedness over R. Two choices come so close to it that the
+        simulation barely distinguishes them (largest rates 1-2 % apart).
         """
         fleet = float(arrivals.size) if arrivals.kind == "batch" else arrivals.cv**2
         if routing == "random" or replicas == 1:
@@ -145,7 +145,7 @@ def slow_chain(
     stable_per_s: float,
     fluctuation: Fluctuation,
 ) -> SlowChain:
-    """The chain at `rate_per_s`; with one output token nobody ever runs, and the chain is empty."""
+    """The chain at `rate_per_s`; with one output token no sequence ever decodes, and the chain is empty."""
     if demand.decode_steps == 0:
         return SlowChain(np.ones(1), 1)
     rates = flow_equivalent_rates(iterations, demand, places.number)

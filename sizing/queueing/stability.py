@@ -21,7 +21,7 @@ Bound = Literal["slots", "kv_cache", "token_budget", "iteration_time"]
 class Stability:
     """Requests/s below which the queue of a replica has a steady state, and what `binds` there.
 
-    *slots* or *kv_cache*: all places for sequences are taken; more of them would carry more. *token_budget*: every
+    *slots* or *kv_cache*: all slots for sequences are taken; more of them would carry more. *token_budget*: every
     iteration is full of tokens. *iteration_time*: twice the places would gain less than 2 %; only a faster engine
     carries more.
     """
@@ -39,10 +39,10 @@ def stability(replica: Replica, lengths: Lengths, prefix: Prefix = NO_PREFIX) ->
     where decode tokens and prompt tokens fill the budget, d (1 + E[prompt]/E[steps]) = budget: the condition
     lambda (prompt + decode tokens) < budget / iteration time of Li, Dai, Peng (arXiv 2504.07347).
 
-    Against the simulated throughput with a line always waiting: median 0.6 %, 90th centile 2 % over the 32 cases of
+    Error against the simulated throughput with a full queue: median 0.6 %, 90th centile 2 % over the 32 cases of
     `sizing.queueing.predict`; worst 8 % too low (128/128 of equal lengths under prefill_first, which finish and restart
-    in step), 1 to 4 % too high where the KV cache binds and lengths vary. What requests paused under max_utilization
-    compute again is not counted: 2 to 8 % too high there.
+    in lockstep), 1 to 4 % too high where the KV cache binds and lengths vary. Recomputation of requests paused under
+    max_utilization is not counted: 2 to 8 % too high there.
     """
     rate, most = _known_rate(replica, lengths, prefix), _places(replica, lengths, prefix)
     if rate.binds == "token_budget":
@@ -60,7 +60,7 @@ def stable_rate_per_s(replica: Replica, lengths: Lengths, prefix: Prefix = NO_PR
 
 @lru_cache(maxsize=1024)
 def _known_rate(replica: Replica, lengths: Lengths, prefix: Prefix) -> Stability:
-    """The rate, which every prediction asks for; what binds but for the iteration time, which takes as long again."""
+    """The rate, which every prediction needs; and what binds, except iteration time, which takes as long to find."""
     places = _places(replica, lengths, prefix)
     return _rate_with(replica, demand_of(replica, lengths, prefix), lengths, places)
 
@@ -73,7 +73,7 @@ def _places(replica: Replica, lengths: Lengths, prefix: Prefix) -> int:
 
 
 def _rate_with(replica: Replica, demand: Demand, lengths: Lengths, most: int) -> Stability:
-    """The stable rate with `most` places, bound by them or by the token budget."""
+    """The stable rate with `most` slots, bound by them or by the token budget."""
     if replica.batching.policy == "static":
         return Stability(static_stable_rate_per_s(replica, lengths, most), "slots")
     if demand.decode_steps == 0:
@@ -91,7 +91,7 @@ def _rate_with(replica: Replica, demand: Demand, lengths: Lengths, most: int) ->
 
 
 def _token_bound_rate(replica: Replica, demand: Demand, running: float) -> float:
-    """Requests/s when every iteration takes all the prompt tokens it can beside `running` decodes."""
+    """Requests/s if every iteration computes as many prompt tokens as fit beside `running` decodes."""
     batch = np.array([running])
     room = prefill_room(replica, demand, batch)
     full_s = iteration_s(replica, demand, batch, room, room * demand.attention_per_token)

@@ -1,6 +1,6 @@
-"""Static batching as a queue: take all who wait, run the batch until its longest output is complete, take again.
+"""Static batching as a queue: admit all waiting requests, run the batch to its longest output, repeat.
 
-Batch service of the M/G^[c]/1 kind: with q requests waiting, a batch of b = min(q, c) lasts S(b); those who arrive
+Batch service of the M/G^[c]/1 kind: with q requests waiting, a batch of b = min(q, c) lasts S(b); those arriving
 meanwhile wait for the next. The embedded chain q' = (q - c)+ + Poisson(rate S(b)) is solved numerically, so S(b) may
 have any shape and the batch a bound. For S(b) = alpha b + tau0 without a bound its mean latency is that of Inoue (2021,
 arXiv 1912.06322): 1.5 tau0/(1 - rate alpha) + (alpha/2)(rate alpha + 2)/(1 - rate^2 alpha^2), within 2 %.
@@ -167,7 +167,7 @@ def predict_static(
     itl = decode_batch_s(replica.law, batch, isl, steps)
     gap = NOT_COUNTED
     if gaps and steps.any():
-        at = np.ceil(steps * points.moment)  # one step of each request, any of them
+        at = np.ceil(steps * points.moment)  # any one step of each request
         gap = weighted_quantiles(decode_batch_s(replica.law, batch, isl, 2 * at - 1)[steps > 0], steps[steps > 0])
     return ttft, np.where(steps > 0, itl, np.nan), ttft + steps * itl, gap
 

@@ -1,4 +1,4 @@
-"""The stream of requests that reaches one replica: how many companions an arrival has, and how bursty the stream is.
+"""The stream of requests at one replica: how many requests surround an arrival, and how bursty the stream is.
 
 Two time scales matter. Over the life of a request only the variance of the counts counts (`dispersion`). Within an
 iteration it is the company of a single arrival: the renewal function (`companions`). Streams more regular than Poisson

@@ -1,4 +1,4 @@
-"""The gaps between the tokens of running sequences, one by one, as the two chains have them: stalls in full.
+"""The gaps between single tokens of running sequences, from the two chains: stalls in full.
 
 A running sequence has a token at the end of every iteration in which it decodes. So a gap is an iteration of the fast
 chain, met by every sequence that runs: n of them with probability P(n), for 1/ITL(n) gaps a second each. Under
@@ -27,7 +27,7 @@ FOLLOWED, SHORT = 8, 64
 """Gaps after its own prompt that are followed one by one, where outputs have fewer than `SHORT` on average: of longer
 outputs only the first, for the others are as any."""
 MOST_ITERATIONS = 24
-"""Iterations of prompts in a row that are followed; more hardly ever come together below the stable rate."""
+"""Consecutive prompt iterations that are followed; longer series are very rare below the stable rate."""
 
 
 def gap_quantiles(
@@ -41,7 +41,7 @@ def gap_quantiles(
     steps = np.broadcast_to(requests.steps, found.shape)
     if not steps.any():
         return NOT_COUNTED
-    prompts_alone = scene.replica.batching.policy == "prefill_first"  # then every decode step begins anew
+    prompts_alone = scene.replica.batching.policy == "prefill_first"  # every decode step then starts afresh
     followed = FOLLOWED if steps.mean() < SHORT and not prompts_alone else 1
     rest = np.maximum(steps - followed, 0.0).sum()
     parts, weights = [], []
@@ -102,7 +102,7 @@ def _after_own(
 
 
 def _at_any_time(scene: Scene, points: Points) -> Floats:
-    """A gap of a sequence that runs, taken at random."""
+    """A random gap of a running sequence."""
     running = _running(scene, points.state)
     decode_s = _decode_s(scene, running, points)
     if scene.replica.batching.policy == "prefill_first":
@@ -111,9 +111,9 @@ def _at_any_time(scene: Scene, points: Points) -> Floats:
 
 
 def _added_by_prompts_s(scene: Scene, running: Floats, points: Points) -> Floats:
-    """What the prompts of an iteration taken at random add to it, while so many sequences run."""
+    """What the prompts of a random iteration add to it, while so many sequences run."""
     chain = scene.iterations
-    least = 1 if chain.batch[0] == 0 and len(chain.batch) > 1 else 0  # nobody decodes in the first row
+    least = 1 if chain.batch[0] == 0 and len(chain.batch) > 1 else 0  # no sequence decodes in the first row
     grid = np.arange(float(len(chain.batch)))
     row = np.minimum((np.interp(running, chain.batch, grid) + points.row).astype(np.int64), len(grid) - 1)
     row = np.maximum(row, least)
@@ -141,7 +141,7 @@ def _prompts_alone_s(scene: Scene, before_s: Floats, left: Floats) -> Floats:
 
 
 def _arriving(scene: Scene, seconds: Floats, number: int, who: NDArray[np.int64] | slice = slice(None)) -> Floats:
-    """Prompt tokens that come in `seconds`, at deviates of their own for each iteration of a row."""
+    """Prompt tokens that arrive in `seconds`, with separate deviates for each iteration of a row."""
     uniform, normal = _deviates(number)
     return prompts_arriving(scene, seconds, uniform[who], normal[who], np.zeros_like(seconds))
 

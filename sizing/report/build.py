@@ -83,7 +83,7 @@ def cost_rows(question: Question, fleet: Fleet) -> tuple[CostRow, ...]:
 
 
 def ways_out(alone: Iterable[Relaxation]) -> tuple[WayOut, ...]:
-    """What each limit would have to give alone."""
+    """The relaxation that each limit needs alone."""
     return tuple(map(way_out, alone))
 
 
@@ -173,7 +173,7 @@ def day_working(plan: Plan, daily: Daily) -> str:
 
 
 def source_of(fleet: Fleet, points: Sequence[Point]) -> SourceRow:
-    """The provenance of one fleet; `points` are all measured points that were to hand."""
+    """The provenance of one fleet; `points` are all available measured points."""
     candidate = fleet.candidate
     used = points_of(candidate, points)
     dates = sorted(point.measured_at for point in used if point.measured_at)
@@ -267,12 +267,12 @@ def accuracy(fleet: Fleet) -> str:
     start = f"The count is {checked}; the law of the engine's times has a standard error of {sigma} %"
     if fleet.basis == "estimated":
         return (
-            f"{start}. Nothing was measured: day-zero estimates are outside the table of evidence. "
+            f"{start}. Nothing was measured: the table of evidence does not cover day-zero estimates. "
             "Measure before buying."
         )
     if fleet.basis == "extrapolated":
-        return f"{start} where it was measured; this answer lies outside. Measure nearer to it before buying."
-    return f"{start}, inside the range that was measured."
+        return f"{start} in the measured range; this answer lies outside. Measure closer to it before buying."
+    return f"{start}, within the measured range."
 
 
 # --- How sure the predicted latencies are: their 90 % band at the planned load, from what the law's data leave open
@@ -343,7 +343,7 @@ def report_of(
     points: Sequence[Point] = (),
     daily: Daily | None = None,
 ) -> Report:
-    """The report of a plan. `curve`, `sensitivity` and `daily` are of its answer, `points` all measured points to hand;
+    """The report of a plan. `curve`, `sensitivity` and `daily` are of its answer, `points` all measured points;
     without a `daily` there is no section on the day."""
     question, fleet = plan.question, plan.answer
     return Report(
@@ -517,6 +517,6 @@ def left_out(rejection: Rejection) -> model.LeftOut:
 
 def left_out_unanswered(rejection: Rejection) -> model.LeftOut:
     """The same where nothing meets the SLA: a count that beat this one was found wanting, so it is not repeated."""
-    why = "not sized: it cannot do with fewer GPUs than a configuration that misses the SLA"
+    why = "not sized: it needs at least as many GPUs as a configuration that misses the SLA"
     text = why if rejection.kind == "cost" else rejection.why
     return model.LeftOut(rejection.gpu, rejection.tp, rejection.precision, rejection.kind, text)

@@ -126,11 +126,11 @@ class CostRow:
 
 @dataclass(frozen=True, slots=True, config=STRICT)
 class WayOut:
-    """What one limit would have to give alone, the others kept.
+    """The relaxation that one limit needs alone, the others unchanged.
 
-    `smallest`: from this value on `configuration` meets the SLA, its replicas all but idle; `roomy`: with this one they
-    carry half of what they can without the limit. No value helps alone: both have none, and `configuration` is empty.
-    `kept_at`: the highest lower percentile at which the limit is kept as it was asked, by `kept_by`; None without one.
+    `smallest`: from this value on, `configuration` meets the SLA with nearly idle replicas; `roomy`: with this one they
+    carry half of what they could without the limit. No value helps alone: both are none, `configuration` is empty.
+    `kept_at`: the highest lower percentile at which `kept_by` meets the limit as requested; None without one.
     """
 
     metric: Metric
@@ -368,7 +368,7 @@ class Report:
 
     `sentence`: the answer, or that there is none; `reason`: why there is none. `made_at`: ISO 8601 in UTC.
     `remarks`: what binds, the band, higher loads, sizing by means; `warnings`: what to know before buying.
-    `ways_out`: what each limit would have to give alone where there is no answer; `together`: all limits that must give
+    `ways_out`: the relaxation each limit needs alone if there is no answer; `together`: all limits that must be relaxed
     where none alone will do. `day`: the answer's GPUs hour by hour, None where no day was asked about.
     """
 
@@ -507,9 +507,7 @@ def from_dict(values: dict[str, Any]) -> Report:
     try:
         return _REPORT.validate_python({key: value for key, value in values.items() if key != "schema"})
     except ValidationError as error:
-        first = error.errors()[0]
-        where = ".".join(map(str, first["loc"])) or "the report"
-        raise ReportError(f"{quoted(where)}: {first['msg']} (got {quoted(repr(first['input']))})") from None
+        raise ReportError(str(first_fault(error, "the report"))) from None
     except RecursionError:
         raise ReportError("nested too deeply") from None
 
@@ -520,8 +518,7 @@ def with_cover(report: Report, **texts: str | None) -> Report:
     try:
         return dataclasses.replace(report, **changed)  # type: ignore[arg-type]
     except ValidationError as error:
-        first = error.errors()[0]
-        raise ReportError(f"{'.'.join(map(str, first['loc']))}: {first['msg']}") from None
+        raise ReportError(str(first_fault(error, "the report"))) from None
 
 
 def quoted(text: str) -> str:

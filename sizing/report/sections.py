@@ -20,7 +20,7 @@ from sizing.workload import Limit
 
 EXCLUDES = (
     "network and gateway: latencies begin when a request reaches the server and end when its last token leaves it",
-    "tokenizing and other work on the CPU around the engine, unless it is in the measured points",
+    "tokenization and other CPU work around the engine, unless the measured points include it",
     "cold starts: loading weights, compiling engines, scaling up",
     "failures beyond the spare replicas, and load lost while a replica is replaced",
     "other workloads on the same GPUs",
@@ -34,16 +34,16 @@ DEFINITIONS = (
     ("ISL, OSL", "input and output sequence length of a request, in tokens"),
     ("TP, PP", "tensor and pipeline parallel size: their product is the number of GPUs in a replica"),
     ("Replica", "one instance of the engine with its GPUs; spare replicas stand idle"),
-    ("Capacity", "requests/s of one replica at which the first limit of the SLA is about to fail"),
+    ("Capacity", "requests/s of one replica just before the first limit of the SLA fails"),
     ("Headroom", "share of the capacity kept free: a replica is planned at (1 − headroom) × capacity"),
-    ("Requests/s per GPU", "what a working replica is planned for over its GPUs, idle ones in the replica included"),
-    ("90 % band", "the counts at both ends of what is known of the engine's times; half the doubt lies on either side"),
-    ("Utilization", "planned load over the highest load that is stable"),
-    ("Given", "typed in by whoever asked"),
-    ("Measured", "a run on a server at this very point"),
+    ("Requests/s per GPU", "planned load of a working replica divided by its GPUs, idle ones included"),
+    ("90 % band", "the counts at both ends of the uncertainty of the engine's times, equally likely on either side"),
+    ("Utilization", "planned load divided by the highest stable load"),
+    ("Given", "entered by the user"),
+    ("Measured", "a run on a server at exactly this point"),
     ("Fitted", "from a law fitted to measured points, inside the range that they cover"),
     ("Extrapolated", "from a law fitted to measured points, outside the range that they cover"),
-    ("Estimated", "no run yet: from a database of kernel timings"),
+    ("Estimated", "not measured: from a database of kernel timings"),
     ("What-if", "a change that nobody has measured, computed from a law"),
 )
 ARRIVALS = {
@@ -69,7 +69,7 @@ BATCHING = {
 def includes(question: Question, fleet: Fleet) -> Iterator[str]:
     """What the count covers."""
     yield "waiting in the replica's queue, computing the prompt, and every decode step, at the planned load"
-    yield "the limits of batch size and KV cache memory, by which requests wait or pause"
+    yield "the limits of batch size and KV cache memory, which make requests wait or pause"
     if question.headroom:
         yield f"headroom: replicas are planned at {percent(1 - question.headroom)} of the load at which the SLA fails"
     if fleet.spare:
@@ -82,7 +82,7 @@ def assumptions(question: Question, fleet: Fleet) -> Iterator[str]:
     lengths = workload.lengths
     yield ARRIVALS[workload.arrivals.kind].format(cv=workload.arrivals.cv, size=workload.arrivals.size)
     yield ROUTING[question.routing]
-    yield f"The load of {significant(workload.rate_per_s)} requests/s lasts: latencies are those of a steady state."
+    yield f"The load of {significant(workload.rate_per_s)} requests/s is sustained: latencies are steady-state values."
     yield (
         "Every request has the same lengths."
         if lengths.fixed
@@ -91,14 +91,14 @@ def assumptions(question: Question, fleet: Fleet) -> Iterator[str]:
     )
     if workload.prefix.tokens:
         yield (
-            f"{workload.prefix.tokens:,} tokens of each prompt are shared, and found in the cache with a chance of "
+            f"{workload.prefix.tokens:,} tokens of each prompt are shared, and cached with a probability of "
             f"{percent(workload.prefix.hit_rate)}."
         )
     yield (
         f"Each replica runs {BATCHING[batching.policy]}: at most {batching.max_batch_size:,} requests at once, "
         f"{batching.token_budget:,} tokens an iteration, {batching.kv_tokens:,} tokens of KV cache."
     )
-    yield "All replicas are alike, and no GPU is throttled or shared."
+    yield "All replicas are identical, and no GPU is throttled or shared."
 
 
 # --- What was asked, as rows for people and as a scenario in TOML
@@ -207,7 +207,7 @@ def answered(report: Report) -> Iterator[Section]:
     if report.day:
         texts = tuple(f"{line(text).rstrip('.')}." for text in (report.day.sentence, report.day.working))
         yield Section("Over a day", texts=texts, charts=("day",), tables=(tables.day_figures(report),))
-    both = (("It includes", sentences(report.includes)), ("It does not include", sentences(report.excludes)))
+    both = (("Included", sentences(report.includes)), ("Not included", sentences(report.excludes)))
     yield Section("What the number is for", lists=both)
     yield Section("Alternatives", charts=("gpus",), tables=(tables.configurations(report),))
     yield Section("Left out", tables=(tables.left_out(report),))
@@ -222,11 +222,11 @@ def sentences(texts: tuple[str, ...]) -> tuple[str, ...]:
 
 
 def refused(report: Report) -> Iterator[Section]:
-    """Why there is no answer; what was left out has its reasons."""
+    """Why there is no answer, and why each configuration was left out."""
     yield Section("Why there is no answer", texts=(capital(line(report.reason)),))
     if report.ways_out:
         more = (tables.together(report),) if report.together else ()
-        yield Section("What would have to give", tables=(tables.ways_out(report), *more))
+        yield Section("Ways to meet the SLA", tables=(tables.ways_out(report), *more))
     yield Section("Left out", tables=(tables.left_out(report),))
 
 

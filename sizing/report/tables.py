@@ -155,7 +155,7 @@ def sla(report: Report) -> Table:
             for row in report.limits
         ),
         empty="No limit was set.",
-        note="Predicted for the planned load spread over the working replicas; room is what is left of the limit.",
+        note="Predicted for the planned load spread over the working replicas; room is the unused part of the limit.",
     )
 
 
@@ -217,7 +217,7 @@ def sensitivity(report: Report) -> Table:
         "GPUs if one input changes",
         ("Input", "As asked", *map(in_words, changes)),
         tuple((row.name, text_of(row.value), *map(gpus_or_not, row.effects)) for row in report.sensitivity),
-        empty="No sensitivities were worked out.",
+        empty="No sensitivities were computed.",
         note=as_asked(report),
     )
 
@@ -235,7 +235,7 @@ def gpus_or_not(effect: EffectRow) -> Cell:
 def as_asked(report: Report) -> str:
     """What the sensitivities are to be held against."""
     found = report.answer
-    start = "Everything else is kept; changes are relative: 25 % more than 20 % headroom is 25 %."
+    start = "All else is unchanged; changes are relative: 25 % more than 20 % headroom is 25 %."
     return start if found is None else f"As asked: {number_of(found.gpus)} GPUs. {start}"
 
 
@@ -276,7 +276,7 @@ def sources(report: Report) -> Table:
             for row in report.sources
         ),
         empty="Nothing was sized.",
-        note="Every number of a configuration has its basis; limits, load, lengths, margins and prices are given. "
+        note="A configuration's numbers have the basis shown; limits, load, lengths, margins and prices are given. "
         "Standard error: of the engine's times, as a share.",
         wide=("Source",),
     )
@@ -297,8 +297,8 @@ def evidence(report: Report) -> Table:
             (row.claim, row.against, row.n, row.metric, row.median, row.p90, row.goal, row.holds or NONE)
             for row in report.evidence
         ),
-        empty="The table of evidence was not to hand.",
-        note="From docs/accuracy.md, which says how each row was made; goals that were missed are among them.",
+        empty="The table of evidence is not available.",
+        note="From docs/accuracy.md, which describes how each row was produced; missed goals are included.",
         wide=("Claim", "Against", "Goal"),
     )
 
@@ -317,7 +317,7 @@ def curve_data(report: Report) -> Table:
         "Latency against load",
         ("Requests/s per replica", *(curve.name for curve in curves.curves)),
         tuple(zip(loads, *latencies, strict=True)),
-        note=f"By formula; {NONE} where the queue grows without end.",
+        note=f"By formula; {NONE} where the queue grows without bound.",
     )
 
 
@@ -325,14 +325,14 @@ def curve_data(report: Report) -> Table:
 
 
 def ways_out(report: Report) -> Table:
-    """What each limit would have to give alone."""
+    """The relaxation that each limit needs alone."""
     return Table(
-        "What would have to give",
-        ("Limit", "Asked", "Smallest that works", "Roomy", "Kept as asked at", "Configuration"),
+        "Ways to meet the SLA",
+        ("Limit", "Requested", "Smallest that works", "Relaxed", "Met as requested at", "Configuration"),
         tuple(map(way_out_row, report.ways_out)),
         empty="Not worked out.",
-        note="One limit at a time, the others kept. Smallest: from there on, by simulation, the configuration meets "
-        "the SLA; its replicas are then all but idle, so it takes very many. Roomy: they carry half of what they can.",
+        note="One limit at a time, the others unchanged. Smallest: from there on, by simulation, it meets "
+        "the SLA; its replicas are nearly idle, so it takes very many. Relaxed: they carry half of what they can.",
     )
 
 
@@ -342,17 +342,17 @@ def way_out_row(way: WayOut) -> tuple[Cell, ...]:
     if way.kept:
         return way.name, way.limit, "kept as asked", NONE, lower, way.configuration
     if way.smallest.value is None:
-        return way.name, way.limit, "none alone", NONE, lower, "another limit is missed too"
+        return way.name, way.limit, "none alone", NONE, lower, "another limit fails too"
     return way.name, way.limit, way.smallest, way.roomy, lower, way.configuration
 
 
 def together(report: Report) -> Table:
-    """What all limits would have to give where none alone will do."""
+    """The relaxation of all limits, if no single one is enough."""
     return Table(
         "Together",
         ("Limit", "Asked", "Smallest that works", "Configuration"),
         tuple((row.name, row.limit, row.smallest, row.configuration) for row in report.together),
-        note="No limit alone will do: all of these must give, and then this configuration meets the SLA.",
+        note="No single limit is enough: with all of these relaxed, this configuration meets the SLA.",
     )
 
 
@@ -362,8 +362,8 @@ def day_figures(report: Report) -> Table:
         "GPU-hours",
         ("Figure", "Value"),
         tuple(day_rows(report.day)) if report.day else (),
-        empty="No day was asked about.",
-        note="Hours times GPUs that run, spares included. Replicas are taken to start and stop at once.",
+        empty="No day was requested.",
+        note="Hours times running GPUs, spares included. Replicas are assumed to start and stop instantly.",
         fixed=True,
     )
 
@@ -371,8 +371,8 @@ def day_figures(report: Report) -> Table:
 def day_rows(day: Day) -> Iterator[tuple[str, Quantity]]:
     """Figures of a day; costs where a price is known."""
     yield "GPUs of the busiest hour", day.constant_gpus
-    yield "GPU-hours a day, following the load", day.gpu_hours
-    yield "GPU-hours a day, the busiest hour's fleet all day", day.constant_gpu_hours
+    yield "GPU-hours per day, following the load", day.gpu_hours
+    yield "GPU-hours per day, the busiest hour's fleet all day", day.constant_gpu_hours
     yield "Saved", day.saved
     if day.cost.value is not None:
         yield "Cost, following the load", day.cost
@@ -385,6 +385,6 @@ def day_hours(report: Report) -> Table:
         "GPUs of each hour",
         ("Hour", "Requests/s", "Replicas", "GPUs"),
         report.day.hours if report.day else (),
-        empty="No day was asked about.",
+        empty="No day was requested.",
         note="Replicas and GPUs include the spares.",
     )

@@ -76,7 +76,7 @@ def name_part(text: str) -> str:
 
 # --- Reports out of saved files: what `plan --json` printed, with or without an answer, or a report's own JSON
 
-OLD_PLAN = "no report in it: save what `python -m sizing plan ... --json` of this version prints"
+OLD_PLAN = "it contains no report: save the output of `python -m sizing plan ... --json` of this version"
 _REJECTED = TypeAdapter(list[Rejection])
 
 
@@ -108,7 +108,7 @@ def unanswered(document: dict[str, Any]) -> Report:
     try:
         rejected = _REJECTED.validate_python(document.get("rejected"))
     except ValidationError as error:
-        raise ReportError(f"rejected: {error.errors()[0]['msg']}") from None
+        raise ReportError(f"rejected: {first_fault(error).reason}") from None
     made_at = datetime.now(UTC).isoformat(timespec="seconds")
     why = str(document.get("why", ""))
     return refusal_of(None, "No configuration meets this SLA", why, rejected, Cover(made_at))

@@ -189,7 +189,7 @@ DAY_FIRST_ROW = 13
 HOUR_GPUS = f"$D${DAY_FIRST_ROW + 1}:$D${DAY_FIRST_ROW + HOURS}"
 CONSTANT, FOLLOWING, ALL_DAY = "$B$5", "$B$6", "$B$7"
 DAY_COLUMNS = ("Hour", "Requests/s", "Replicas", "GPUs", "Busiest hour's fleet")
-NOTE = "Hours times GPUs that run, spares included. Replicas are taken to start and stop at once."
+NOTE = "Hours times running GPUs, spares included. Replicas are assumed to start and stop instantly."
 
 
 def day_sheet(book: Book, day: Day) -> None:
@@ -279,10 +279,10 @@ SHARES = (0.25, 0.5, 0.75, 1.0, 1.25, 1.5, 2.0)
 ROUNDING = "(1-1E-9)"
 """A quotient this little above a whole number is that number: the planner's own allowance for rounding."""
 HOW = (
-    "Change a yellow cell: everything below follows. The capacity of a replica stays as it was found for the planned "
+    "Change a yellow cell and everything below follows. The capacity of a replica stays as computed for the planned "
     "load and lengths; for other lengths or limits ask the planner again."
 )
-ADDED = "Added: replicas beyond the division, where latencies jump just above the planned load. Mostly 0."
+ADDED = "Added: replicas beyond the quotient, if latencies jump just above the planned load. Usually 0."
 
 
 def working_sheet(book: Book, report: Report) -> None:
@@ -291,7 +291,7 @@ def working_sheet(book: Book, report: Report) -> None:
     book.put(sheet, 0, 0, "Working", "title")
     load, headroom, spare = (report.given(key) for key in ("rate_per_s", "headroom", "spare"))
     if report.answer is None or load is None or headroom is None or spare is None:
-        book.put(sheet, 2, 0, "There is no count to work out.", "quiet")
+        book.put(sheet, 2, 0, "There is no count to compute.", "quiet")
         return
     book.put(sheet, 1, 0, report.working)
     book.put(sheet, 2, 0, HOW, "quiet")
@@ -362,7 +362,7 @@ def loads_table(book: Book, sheet: Worksheet, row: int, found: Configuration, lo
     chart.set_x_axis({"name": "Load (requests/s)"})
     chart.set_y_axis({"name": "GPUs, spares included", "min": 0})
     chart.set_legend({"none": True})
-    alt = "GPUs of the answer at shares of the planned load, worked out from the cells beside it."
+    alt = "GPUs of the answer at shares of the planned load, computed from the adjacent cells."
     sheet.insert_chart(row, 4, chart, {"description": alt})
 
 

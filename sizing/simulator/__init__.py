@@ -1,9 +1,9 @@
 """Discrete events of replicas and fleets under an iteration-time law, compiled by numba.
 
-`runs` holds the public functions for one workload on a fleet, `streams` several at once, `disaggregated` two pools,
-`closed` a fixed number of users. `iterations` is the scheduler of one replica, to be read first; `loops` drives it by a
-stream or a closed loop, `fleet` by a router; `sampling` draws the requests; `records` and `heap` are its state;
-`tally` sums a run up, `simulated` is what it returns, `steady` how sure it is, `watch` what else it can record;
+`runs` has the public functions: one workload on a fleet, several at once, two disaggregated pools;
+`closed` simulates a fixed number of users. `scheduler` runs one replica: read it first. `loops` drives it by a
+stream or a closed loop, `fleet` by a router; `sampling` draws the requests; `state` and `waiting` hold its state;
+`result` sums a run up: latencies, confidence intervals, and what else it can record;
 `replay` repeats measured closed loops.
 """
 

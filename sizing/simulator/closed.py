@@ -1,5 +1,5 @@
-"""Closed loops: a fixed number of users who wait for their answers, which is how calibration measures; and the highest
-stable rates, which are the throughput of a closed loop with a line always waiting."""
+"""Closed loops: a fixed number of users who wait for their answers, as in calibration; and the highest
+stable rates, which are the throughput of a closed loop whose queue is never empty."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def measure_closed(
     *,
     token_gaps: bool = False,
 ) -> Simulated:
-    """The same with a utilization of NaN: the throughput with a line always waiting is not simulated for it."""
+    """The same with a utilization of NaN: the saturated throughput is not simulated for it."""
     if concurrency < 1 or ramp_s < 0:
         raise ScenarioError(f"concurrency must be 1 or more and ramp_s 0 or more, got {concurrency} and {ramp_s:g}")
     if len(isl) <= 3 * concurrency:
@@ -107,7 +107,7 @@ NO_PREFIX = Prefix()
 
 @lru_cache(maxsize=256)
 def stable_rate_per_s(replica: Replica, lengths: Lengths, prefix: Prefix = NO_PREFIX) -> float:
-    """The highest rate one replica can carry in steady state: its throughput with a line always waiting.
+    """The highest rate one replica can carry in steady state: its throughput when its queue is never empty.
 
     From 20,000 requests with a fixed seed, or 8 per slot: within about 1 % for lengths that vary by 80 %.
     """
@@ -118,9 +118,9 @@ def stable_rate_per_s(replica: Replica, lengths: Lengths, prefix: Prefix = NO_PR
 
 
 def backlog_rate_per_s(replica: Replica, isl: Tokens, osl: Tokens, cached: Tokens | None = None) -> float:
-    """Requests/s of one replica that serves these requests, over and over, with a line always waiting (never full).
+    """Requests/s of one replica that serves these requests over and over, with a queue that is never empty or full.
 
-    The users start over about the time of one request, so that equal requests do not stay in lockstep.
+    User starts are spread over the duration of one request, so that equal requests do not stay in lockstep.
     """
     slots = replica.batching.max_batch_size
     requests = max(len(isl), 8 * slots)
@@ -138,11 +138,11 @@ def backlog_rate_per_s(replica: Replica, isl: Tokens, osl: Tokens, cached: Token
 
 
 def fleet_utilization(rate_per_s: float, stable_per_s: Sequence[float], routing: Routing) -> float:
-    """Load of a fleet over the highest that it carries, replica by replica stable up to `stable_per_s`.
+    """Load of a fleet divided by its highest stable load, for replicas that are stable up to `stable_per_s`.
 
-    A set of replicas is overloaded when the requests that cannot go elsewhere exceed what the set carries; the slowest
+    A set of replicas is overloaded if the requests that cannot go elsewhere exceed its capacity; the slowest
     m are the first. A share m/R of the requests is bound to them at random or in turn, m(m-1) / (R(R-1)) when both
-    choices of two fall among them, and only everything (m = R) when the router asks them all (Foss & Chernova 1998).
+    choices of two fall among them, and only everything (m = R) if the router compares all (Foss & Chernova 1998).
     """
     replicas = len(stable_per_s)
     slowest = np.cumsum(np.sort(np.asarray(stable_per_s, float)))

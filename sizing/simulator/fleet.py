@@ -1,8 +1,8 @@
 """A router in front of several replicas, which may differ and may fail; compiled by numba.
 
-Replicas meet only at the router, so each is run forward when the router needs to know of it: to count its requests, to
-give it one, or because it dies. Counting routers know the requests they sent and the answers that are complete.
-Power of two choices is nearly as good as asking everybody: waits fall from geometric to doubly exponential tails
+Replicas interact only through the router, so each advances when the router needs its state: to count requests, to
+assign one, or because it fails. Counting routers know the requests they sent and the answers that are complete.
+Power of two choices is nearly as good as comparing all replicas: wait tails fall from geometric to doubly exponential
 (Mitzenmacher 2001, The power of two choices in randomized load balancing).
 """
 
@@ -42,7 +42,7 @@ from sizing.workload import ROUTINGS, Routing, Seconds, Tokens
 RANDOM, ROUND_ROBIN, POWER_OF_TWO = map(ROUTINGS.index, ("random", "round_robin", "power_of_two"))
 UNWATCHED = Watch()
 PART = 32_768
-"""Requests served between two looks whether the run is still wanted: milliseconds, seconds at the longest."""
+"""Requests served between two checks for cancellation: milliseconds, seconds at most."""
 _ROUTER = np.dtype([("routing", "i8"), ("up", "i8"), ("turn", "i8")])
 
 
@@ -50,8 +50,8 @@ _ROUTER = np.dtype([("routing", "i8"), ("up", "i8"), ("turn", "i8")])
 class Failure:
     """Replica number `replica` (from 0) is dead from `from_s` to `until_s`, seconds from the start of the run.
 
-    It ends the iteration in progress; all its other requests start anew elsewhere, with a new queue timeout. It comes
-    back empty.
+    It completes the iteration in progress; its other requests restart elsewhere with a new queue timeout. It returns
+    empty.
     """
 
     replica: int
@@ -75,7 +75,7 @@ class RoutedFleet(NamedTuple):
     requests: Requests
     router: Any  # one record: the rule (an index of ROUTINGS), how many replicas are up, whose turn it is
     up: Tokens
-    unchanged_until_s: Seconds  # before this time the number of requests in the replica cannot fall
+    unchanged_until_s: Seconds  # the number of requests in the replica cannot fall before this time
 
 
 def serve(
@@ -91,9 +91,9 @@ def serve(
 ) -> Watched:
     """Serve requests, ascending in `arrival_s`, by a fleet; fills their times and returns what was watched.
 
-    Token gaps are measured after the first share `warmup` of the arrivals, apart for each of `streams` streams.
+    Token gaps are measured after the first share `warmup` of the arrivals, separately for each of `streams` streams.
 
-    Raises ScenarioError for a failure of a replica that is not there or is dead already, and when in the end all are.
+    Raises ScenarioError for a failure of a replica that does not exist or is already down, and if all end up down.
     """
     checkpoint(f"simulation of {len(requests):,} requests{on_replicas(len(replicas), routing)}")
     changes = _changes(failures, len(replicas))
@@ -129,28 +129,28 @@ def serve(
 
 
 WINDOWS = 30
-"""Parts of a run in which token gaps are counted apart: their differences tell the error of a percentile."""
+"""Parts of a run with separate token gap counts: their differences give the error of a percentile."""
 
 
 class Windows(NamedTuple):
-    """Numbers of requests at whose arrival the token gaps so far are noted, and what was noted; none: nothing is."""
+    """Request numbers at whose arrival the token gap counts are saved, and the saved counts; empty: none."""
 
     marks: tuple[int, ...]
     noted: list[Counts]
 
     @classmethod
     def of(cls, requests: int, warmup: float) -> Windows:
-        """Windows of equally many arrivals, from the end of the warm-up to the last arrival but one: what follows it
-        meets less and less traffic."""
+        """Windows of equally many arrivals, from the end of the warm-up to the last arrival but one: later requests
+        meet less and less traffic."""
         return cls(tuple(map(int, np.unique(np.linspace(int(warmup * requests), requests - 1, WINDOWS + 1)))), [])
 
     def parts(self, first: int, last: int) -> list[tuple[int, int]]:
-        """The requests from `first` to before `last`, cut where something is to be noted and after `PART` at most."""
+        """The requests from `first` to before `last`, split where counts are saved and after at most `PART`."""
         cuts = {first, last, *range(first, last, PART), *(mark for mark in self.marks if first < mark < last)}
         return list(pairwise(sorted(cuts)))
 
     def note(self, arrived: int, work: Workspace) -> None:
-        """Note the gaps of all replicas, if it is time."""
+        """Save the gap counts of all replicas if they are due."""
         if arrived in self.marks:
             self.noted.append(work.gaps.sum(axis=0))
 
@@ -177,12 +177,12 @@ def give_all(fleet: RoutedFleet, first: int, last: int, windows: Windows, rng: n
 
 
 def on_replicas(replicas: int, routing: Routing) -> str:
-    """What makes a run of a fleet dearer than that of one replica, in words."""
+    """What makes a fleet run more expensive than a run of one replica, in words."""
     return f" on {replicas} replicas with {routing} routing" if replicas > 1 else ""
 
 
 def _changes(failures: Sequence[Failure], replicas: int) -> list[tuple[float, int, bool]]:
-    """Time, replica, whether it lives from then on, in order of time; at the same instant returns come first."""
+    """Time, replica, whether it is up from then on, in order of time; recoveries first at the same instant."""
     last_end_s: dict[int, float] = {}
     for failure in sorted(failures, key=lambda failure: failure.from_s):
         if failure.replica >= replicas:
@@ -191,7 +191,7 @@ def _changes(failures: Sequence[Failure], replicas: int) -> list[tuple[float, in
             raise ScenarioError(f"failures of replica {failure.replica} overlap: give one failure for the whole time")
         last_end_s[failure.replica] = failure.until_s
     if len(last_end_s) == replicas and all(math.isinf(end_s) for end_s in last_end_s.values()):
-        raise ScenarioError("every replica fails for ever: nobody is left to serve; give one of them an end (until_s)")
+        raise ScenarioError("every replica fails without recovering: none is left to serve; set until_s on one of them")
     changes = [(failure.from_s, failure.replica, False) for failure in failures]
     changes += [(failure.until_s, failure.replica, True) for failure in failures if math.isfinite(failure.until_s)]
     return sorted(changes, key=lambda change: (change[0], not change[2]))
@@ -204,7 +204,7 @@ def revive(fleet: RoutedFleet, replica: int) -> None:
 
 
 def die(fleet: RoutedFleet, replica: int, now_s: float) -> None:
-    """The replica ends the iteration in progress; its other requests lose their progress and belong to nobody."""
+    """The replica completes the iteration in progress; its other requests lose their progress and their replica."""
     living = fleet.up[: fleet.router["up"]]
     fleet.router["up"] -= 1
     fleet.up[: fleet.router["up"]] = living[living != replica]
@@ -214,7 +214,7 @@ def die(fleet: RoutedFleet, replica: int, now_s: float) -> None:
 
 
 def run_to(fleet: RoutedFleet, replica: int, until_s: float) -> None:
-    """Run one replica forward."""
+    """Advance one replica."""
     advance(fleet.engines[replica], fleet.states[replica], row_of(fleet.work, replica), fleet.requests, until_s)
 
 
@@ -227,8 +227,8 @@ def row_of(work: Workspace, replica: int) -> Workspace:
 def give(fleet: RoutedFleet, who: Tokens, not_before_s: float, rng: np.random.Generator) -> None:
     """Give the requests of these numbers to replicas, each at its arrival but not before a time.
 
-    Of the replicas that the routing asks, the one with the fewest unfinished requests; the first asked among equals.
-    While nobody is up the router holds what comes. One call for many requests: the arrays of a fleet are many
+    Picks the replica with the fewest unfinished requests among those the routing compares; the first among equals.
+    While no replica is up, the router holds requests. One call handles many requests: the arrays of a fleet are many
     arguments.
     """
     engines, states, work, requests, router, up, unchanged_until_s = fleet
@@ -257,7 +257,7 @@ def give(fleet: RoutedFleet, who: Tokens, not_before_s: float, rng: np.random.Ge
 
 @compiled
 def whom_to_ask(router: Any, rng: np.random.Generator) -> tuple[int, int, int]:
-    """Places among the living: the first to ask, the distance to the next, and how many to ask."""
+    """Indices among the live replicas: the first to compare, the distance to the next, and how many to compare."""
     if router.up == 0:
         return 0, 1, 0
     if router.routing == ROUND_ROBIN:

@@ -1,4 +1,4 @@
-"""How requests reach a replica, by a given stream or a closed loop of users, and what a router asks of it; compiled."""
+"""Requests reach a replica from a given stream or a closed loop of users; queries for the router; compiled."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from sizing.simulator.state import NOBODY, Engine, Requests, State, States, Work
 from sizing.simulator.waiting import enqueue, expire, expire_all, idle
 
 REJECTED_USER_WAITS_S = 0.01
-"""A user who is turned away at once tries again after this time at the earliest, or a closed loop would never end."""
+"""Least wait of a user before retrying after an immediate rejection; otherwise a closed loop might never end."""
 
 
 @compiled
@@ -20,7 +20,7 @@ def run_stream(engine: Engine, states: States, work: Workspace, requests: Reques
 
 @compiled
 def run_part(engine: Engine, states: States, work: Workspace, requests: Requests, first: int, last: int) -> None:
-    """The same for requests `first` to `last - 1`, after those before them; after the last of all, to the end."""
+    """The same for requests `first` to `last - 1`, after the earlier ones; after the very last, to the end."""
     state = states[0]
     mine, requests = work_of(work, 0), borrowed(requests)
     for request in range(first, last):
@@ -32,7 +32,7 @@ def run_part(engine: Engine, states: States, work: Workspace, requests: Requests
 
 @compiled
 def advance(engine: Engine, state: State, work: Workspace, requests: Requests, until_s: float) -> None:
-    """Run every iteration that starts before `until_s`; the last may end after it. Who gives up waiting leaves."""
+    """Run every iteration that starts before `until_s`; the last may end later. Requests past their deadline leave."""
     while state.clock_s < until_s and not idle(state):
         step(engine, state, work, requests, until_s)
     if state.next_deadline_s <= until_s:
@@ -45,7 +45,7 @@ def run_users(
 ) -> None:
     """`users` users each send their next request as soon as the last answer is complete (closed loop).
 
-    Whose request was given up, dropped or rejected sends the next as well; after a rejection 10 ms later or more.
+    A user whose request is cancelled, timed out or rejected also sends the next one, at least 10 ms after a rejection.
     `arrival_s` holds the starts of the users, ascending, in its first `users` entries; the rest is filled.
     A request reaches the engine `request_s` after it is sent. Where `work` counts token gaps, `gaps` takes those from
     the sending of request `begin` to that of the last, without ramp and drain; of no length if they are not counted.
@@ -79,9 +79,9 @@ def run_users(
 
 @compiled
 def send(requests: Requests, sent: int, time_s: float) -> int:
-    """Enter an arrival, if requests are left, in the ascending list of the `sent` ones; returns how many are sent now.
+    """Insert an arrival, if requests are left, into the ascending list of `sent` ones; returns the new number sent.
 
-    Users who have not started yet may come after it.
+    Users who have not started yet may arrive after it.
     """
     if sent == len(requests):
         return sent

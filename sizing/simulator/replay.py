@@ -1,4 +1,4 @@
-"""Measured runs repeated on the simulator, law after law: the forward model of the fit."""
+"""Replays measured runs on the simulator with one law after another: the forward model of the fit."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ from sizing.workload import Seconds, Tokens
 
 GAPS = ("gap_p50_s", "gap_p95_s")
 MEASURES = ("requests_per_s", "ttft_mean_s", "itl_mean_s", "e2e_mean_s", "ttft_p50_s", "ttft_p95_s", *GAPS)
-"""Columns of what a replay gives: E2E and percentiles of TTFT only of open loops (in closed ones E2E follows from the
-others), percentiles of the gaps between tokens only of closed ones."""
+"""Columns of a replay's result: E2E and TTFT percentiles only for open loops (in closed ones E2E follows from the
+others), percentiles of token gaps only for closed ones."""
 OPEN_ONLY = slice(3, 6)
 
 
 class ReplayRun(NamedTuple):
-    """One run to repeat: what the clients did.
+    """One run to replay: what the clients did.
 
     `isl`, `osl`, `arrival_s`: shape (requests,). A closed loop has `users` who start at the first `users` of
     `arrival_s` and each send their next request after an answer; `users` 0 is an open loop. `windows`: rows (begin,
@@ -43,7 +43,7 @@ class ReplayRun(NamedTuple):
 
 
 def closed_run(row: int, users: int, isl: Tokens, osl: Tokens, ramp_s: float, *, whole: bool = False) -> ReplayRun:
-    """Users who start one after the other over `ramp_s`; measured are the rounds without ramp and drain, or all."""
+    """Users start one after the other over `ramp_s`; the rounds without ramp and drain are measured, or all."""
     starts_s = np.zeros(len(isl))
     starts_s[:users] = ramp_s * np.arange(users) / users
     begin, end = (0, len(isl)) if whole else measured_rounds(len(isl), users)
@@ -51,11 +51,11 @@ def closed_run(row: int, users: int, isl: Tokens, osl: Tokens, ramp_s: float, *,
 
 
 class Replay:
-    """Runs that give the rows of a result, ready to be simulated again and again with other laws.
+    """Runs that produce the rows of a result, ready to be simulated repeatedly with other laws.
 
     A row is the mean over its windows; its token gaps are those of all its runs. The engines of one replay may differ
-    in everything but `max_batch_size`. `token_gaps`: count them, which takes about half as long again as the rest.
-    Large replays are shared out over the cores, whole rows to each: the figures are the same to the last bit.
+    in everything but `max_batch_size`. `token_gaps`: count them, which adds about half to the time.
+    Large replays are split over the cores by whole rows: the figures are identical to the last bit.
     """
 
     def __init__(self, runs: Sequence[ReplayRun], replica: Replica, *, token_gaps: bool = False) -> None:
@@ -90,7 +90,7 @@ class Replay:
 
 
 class _RunsOfThread:
-    """Some of the runs, with the arrays that one thread works on."""
+    """A subset of the runs, with the arrays of one thread."""
 
     def __init__(self, runs: Sequence[ReplayRun], replica: Replica, weights: Floats, token_gaps: bool) -> None:
         self._users = np.array([run.users for run in runs], np.int64)
@@ -121,7 +121,7 @@ class _RunsOfThread:
 
 
 WORTH_SHARING = 4000
-"""Requests of a replay from which a second thread pays."""
+"""Requests of a replay above which a second thread pays off."""
 
 
 def shared_out(runs: Sequence[ReplayRun], most: int) -> list[list[ReplayRun]]:
@@ -142,13 +142,13 @@ def shared_out(runs: Sequence[ReplayRun], most: int) -> list[list[ReplayRun]]:
 
 @cache
 def cores() -> int:
-    """Cores that this process may use, four at most: a replay of a few milliseconds is not worth more."""
+    """Cores that this process may use, at most four: replays of a few milliseconds gain nothing from more."""
     return min(4, len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1)
 
 
 @cache
 def threads() -> ThreadPoolExecutor:
-    """The threads of this process beside its own; numba lets go of the interpreter while it simulates."""
+    """The worker threads of this process; numba releases the interpreter lock while it simulates."""
     return ThreadPoolExecutor(max_workers=max(1, cores() - 1), thread_name_prefix="replay")
 
 
@@ -253,7 +253,7 @@ def add_closed_rate(
 def add_stream(
     run: Requests, begin: int, end: int, until_s: float, request_s: float, weight: float, means: Floats
 ) -> None:
-    """What only an open loop tells: requests completed a second while the window's arrive, median and p95 of TTFT."""
+    """Figures of open loops only: requests completed per second during the window's arrivals, TTFT median and p95."""
     ttft_s = np.empty(end - begin)
     done, count = 0, 0
     start_s, end_s = run[begin].arrival_s, run[end - 1].arrival_s

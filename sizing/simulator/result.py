@@ -1,4 +1,4 @@
-"""The requests of a simulated run and what they add up to: latencies, losses, rate, load, whether it is steady."""
+"""Results of a simulated run: latencies, losses, rate, load, and whether it is steady."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from sizing.simulator.state import CANCELLED, REJECTED, SERVED, TIMED_OUT, Reque
 from sizing.stats import quantile_interval, share_error
 from sizing.workload import Limit, Metric, RequestMetric, Seconds, Sla
 
-# --- What the requests of a finished run add up to, in one pass through their records; compiled by numba
+# --- Totals of a finished run, in one pass through its request records; compiled by numba
 
 SENT, WAIT, TTFT, ITL, E2E = range(5)
 ROWS = 5
@@ -39,9 +39,9 @@ class Tally(NamedTuple):
 
 
 def tallied(run: Requests, part: slice, outside_s: float | Seconds, early_s: float = 0.0) -> Tally:
-    """The requests of the slice `part`; `outside_s` is what a request pays outside the engine, one or for each.
+    """The requests of the slice `part`; `outside_s`: time a request spends outside the engine, one value or one each.
 
-    Clients sent their requests `early_s` before these came to the replica.
+    Clients sent their requests `early_s` before they reached the replica.
     """
     seconds, outcome = np.empty((ROWS, part.stop - part.start)), np.empty(part.stop - part.start, np.int8)
     outside = np.atleast_1d(np.asarray(outside_s, np.float64))
@@ -85,13 +85,13 @@ def alive_at(run: Requests, time_s: float) -> int:
     return alive
 
 
-# --- Steady state and confidence: which requests of a run count, whether there is a steady state, how sure a share is
+# --- Steady state and confidence: which requests count, whether there is a steady state, the error of a share
 
 
 def measured_part(run: Requests, warmup: float, *, drain: bool) -> slice:
-    """The requests that count, by arrival: the first share `warmup` is not measured.
+    """The requests that count, by arrival, excluding the first share `warmup`.
 
-    With `drain` those who lived on after the last arrival are left out too, at most a tenth: they met less traffic.
+    `drain` also excludes those still present after the last arrival, at most a tenth: they met less traffic.
     """
     last = len(run)
     if drain:
@@ -114,7 +114,7 @@ def queue_grows(waits_s: Seconds, served_s: float) -> bool:
     return late_s > 2 * early_s and late_s > served_s
 
 
-# --- What a run tells beside the latencies of its requests: token gaps, pauses, and what the replicas held over time
+# --- What a run records beyond request latencies: token gaps, pauses, and the state of replicas over time
 
 MOST_SAMPLES = 4096
 """Samples kept of a replica; a longer run is sampled half as often, again and again."""
@@ -172,7 +172,7 @@ class Watched:
 
 
 def watched(states: States, work: Workspace, watch: Watch, measured_gaps: tuple[TokenGaps, ...] = ()) -> Watched:
-    """What the replicas recorded in a run that was watched like this."""
+    """What the replicas recorded in such a run."""
     series: tuple[TimeSeries, ...] = ()
     if watch.samples:
         series = tuple(TimeSeries(*rows[: state["samples"]].T) for rows, state in zip(work.series, states, strict=True))
@@ -195,11 +195,11 @@ class Simulated:
 
     Arrays of shape (n,), seconds: `queue_s` from arrival to the first iteration with some of the prompt, `itl_s` the
     mean gap of a request (NaN with one output token). `outcome` is SERVED, REJECTED, TIMED_OUT or CANCELLED; all
-    latencies are of the served, NaN of the others. Requests of the warm-up and of the end, when arrivals have stopped,
-    are left out. `requests_per_s` (answers complete) and `mean_in_flight` (time average of the requests begun that have
-    not left) speak of the whole fleet. `saturated`: there is no steady state; the load is above the highest stable rate
-    though nobody is turned away, or the queue grew all along. `utilization`: load over that rate, which is the
-    throughput with a line always waiting. `watched`: pauses, and the token gaps and time series that were asked for.
+    latencies are of served requests, NaN for others. Requests of the warm-up and the drain after the last arrival
+    are excluded. `requests_per_s` (complete answers) and `mean_in_flight` (time average of started requests that have
+    not left) cover the whole fleet. `saturated`: there is no steady state; the load is above the highest stable rate
+    although no request is rejected, or the queue kept growing. `utilization`: load divided by that rate, which is the
+    throughput with a queue that is never empty. `watched`: pauses, and requested token gaps and time series.
     """
 
     arrival_s: Seconds
@@ -217,17 +217,17 @@ class Simulated:
 
     @property
     def rejected(self) -> int:
-        """Requests that found the waiting line full."""
+        """Requests that found the queue full."""
         return int(np.count_nonzero(self.outcome == REJECTED))
 
     @property
     def timed_out(self) -> int:
-        """Requests that the server dropped from the waiting line."""
+        """Requests that the server dropped from the queue."""
         return int(np.count_nonzero(self.outcome == TIMED_OUT))
 
     @property
     def cancelled(self) -> int:
-        """Requests whose clients gave up."""
+        """Requests that clients cancelled."""
         return int(np.count_nonzero(self.outcome == CANCELLED))
 
     @property
@@ -283,7 +283,7 @@ class Simulated:
         return float(np.mean(good))
 
     def interval(self, metric: RequestMetric, percentile: float) -> tuple[float, float]:
-        """90 % confidence interval of a percentile, seconds: how much another run of this length may differ.
+        """90 % confidence interval of a percentile, seconds: how far another run of this length may differ.
 
         By batch means, see `steady`. Raises ScenarioError when fewer than 40 requests have the metric.
         """

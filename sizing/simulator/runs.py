@@ -1,9 +1,9 @@
-"""Discrete-event simulation of replicas under load: what every single request would see.
+"""Discrete-event simulation of replicas under load: what each request would experience.
 
 Open loops: a workload offered to a fleet of equal replicas (`simulate`) or of any (`simulate_fleet`), and given
-arrivals and lengths (`simulate_trace`); closed.py has the closed loop, streams.py several workloads on one fleet. The
-scheduler is in iterations.py; it is exact for the law it is given: tests hold it against queueing theory, and against a
-naive simulator written sequence by sequence.
+arrivals and lengths (`simulate_trace`); several workloads on one fleet; closed.py has the closed loop. The
+scheduler is in scheduler.py; it is exact for the law it is given: tests compare it with queueing theory and a
+naive simulator that works sequence by sequence.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ def simulate(
     warmup: float = 0.1,
     watch: Watch = UNWATCHED,
 ) -> Simulated:
-    """Offer a workload to a fleet: open loop, `requests` requests, of which the first share `warmup` is not measured.
+    """Offer a workload to a fleet: open loop, `requests` requests, excluding the first share `warmup` from the results.
 
     The cost does not grow with the fleet. Behind *random* routing one replica sees the thinned stream (Poisson stays
     Poisson), behind *round_robin* every R-th request (Poisson becomes Erlang-R): one replica stands for all, exactly.
@@ -84,11 +84,11 @@ def simulate_fleet(
 ) -> Simulated:
     """Offer a workload to replicas that may differ and may fail; every one is simulated.
 
-    A request whose replica dies starts anew on another by the routing, its latency counted from its first arrival;
-    while all are dead the router holds what comes. `utilization` is without failures, see `fleet_utilization`.
+    A request whose replica fails restarts on another, chosen by the routing; its latency counts from its first arrival;
+    while all replicas are down the router holds requests. `utilization` ignores failures, see `fleet_utilization`.
 
     Raises ScenarioError for a request that one of the replicas never fits, for replicas that speculate or end outputs
-    differently (what a request asks would hang on where it goes), and for failures that make no sense.
+    differently (a request's work would depend on the replica it is routed to), and for impossible failures.
 
     >>> from sizing.engine import StepLaw
     >>> from sizing.workload import Lengths
@@ -147,7 +147,7 @@ def simulate_trace(
 
 
 def simulated_replicas(replicas: int, routing: Routing) -> int:
-    """Size of the fleet whose requests see what those of `replicas` replicas are taken to see."""
+    """Size of the simulated fleet that represents `replicas` replicas."""
     return min(replicas, MOST_REPLICAS) if routing in COUNTING else replicas
 
 
@@ -174,7 +174,7 @@ def whole_fleet(result: Simulated, times: float, warnings: tuple[str, ...]) -> S
 
 
 def herding(routing: Routing, replicas: int, fixed_lengths: bool) -> tuple[str, ...]:
-    """A warning for the routing that can do worse the more it knows."""
+    """A warning for the routing that can do worse although it knows more."""
     if routing != "least_outstanding" or replicas == 1 or not fixed_lengths:
         return ()
     return (
@@ -215,7 +215,7 @@ def simulate_streams(
     routing one replica stands for all: a sum of thinned streams is the thinned sum. Other routings simulate up to 32
     replicas at the load each would have. One seed at all rates times a factor uses the same random numbers.
     Rate and requests in flight are the stream's own; `utilization` counts the streams that go before it or with it,
-    for those behind can hardly hinder it: an overloaded fleet may still be steady for its first priorities.
+    because lower priorities barely affect it: an overloaded fleet may still be steady for its first priorities.
 
     Raises ScenarioError as `simulate` does, and for a stream so rare that fewer than 10 of the requests are its own.
 

@@ -21,10 +21,10 @@ MOST_SLOTS = MAX_REQUESTS // 8 - 1
 """The highest stable rate is measured with 8 requests a slot."""
 
 MOST_KEPT = 1_000_000
-"""Lengths of so many requests at most are kept for the next run."""
+"""Lengths of at most this many requests are cached for the next run."""
 
 LONGEST = 2**31 - 1
-"""Tokens of the longest request that the records can hold."""
+"""Tokens of the longest request that a record can represent."""
 
 
 def sample_requests(
@@ -57,10 +57,10 @@ def sample_requests(
 
 
 def drawn_lengths(lengths: Lengths, n: int, rng: np.random.Generator) -> tuple[Tokens, Tokens]:
-    """``lengths.sample(n, rng)``, not to be written to.
+    """``lengths.sample(n, rng)``, read-only.
 
-    The last few are kept: a search for a rate asks for the same at every rate, and drawing them takes as long as a
-    fifth of the simulation.
+    The last few are cached: a search for a rate needs the same draws at every rate, and drawing them takes a
+    fifth of the simulation time.
     """
     bits: Any = rng.bit_generator
     if lengths.fixed or n > MOST_KEPT or not isinstance(bits, np.random.PCG64):
@@ -85,8 +85,8 @@ def thinned_gaps(arrivals: Arrivals, n: int, rate_per_s: float, replicas: int, r
     """Gaps seen by one of `replicas` replicas that each take a request with equal chance; `rate_per_s` is the fleet's.
 
     A thinned Poisson stream is a Poisson stream. Of any other, a gap spans a geometric number of the stream's gaps: a
-    sum of gamma gaps is a gamma gap. The members of a batch choose one by one: those who choose the same replica as
-    the member before them still arrive at the same instant.
+    sum of gamma gaps is a gamma gap. The members of a batch are routed one by one: those routed to the same replica as
+    the previous member still arrive at the same instant.
     """
     if replicas == 1 or arrivals.kind == "poisson":
         return arrivals.gaps(n, rate_per_s / replicas, rng)
@@ -124,7 +124,7 @@ def speculative_steps(speculation: Speculation, osl: Tokens, rng: np.random.Gene
 
 @compiled
 def _steps(osl: Tokens, chances: Seconds, rng: np.random.Generator) -> Tokens:
-    """As above; `chances[j]` is the chance that more than j draft tokens are accepted."""
+    """As above; `chances[j]` is the probability that more than j draft tokens are accepted."""
     steps = np.zeros(len(osl), np.int64)
     for request in range(len(osl)):
         missing = osl[request] - 1
@@ -139,7 +139,7 @@ def _steps(osl: Tokens, chances: Seconds, rng: np.random.Generator) -> Tokens:
 
 
 def checked_requests(replica: Replica, isl: Tokens, osl: Tokens, arrival_s: Seconds) -> Requests:
-    """Requests ready to run, if the engine can run them at all; outputs end at its `max_tokens`, where it has one."""
+    """Requests ready to run, if the engine can run them at all; outputs end at its `max_tokens`, if set."""
     if len(isl) >= MAX_REQUESTS:
         raise ScenarioError(
             f"{len(isl):,} requests are more than one run can hold ({MAX_REQUESTS - 1:,}): simulate fewer"

@@ -1,10 +1,10 @@
 """One replica, iteration by iteration: the scheduler of a batching engine, exact and compiled by numba.
 
-An iteration is formed when the one before has ended: who has waited too long leaves, `make_room` pauses sequences when
-the KV cache is full, `admit` takes prompts from the waiting line as the policy, the slots, the token budget and the KV
-cache allow; the law says how long the iteration lasts; every running sequence then has one token more. While nothing is
-admitted only decode steps follow one another, each longer than the last by the same amount (the contexts grow by a
-token each), so `decode_stretch` takes them all at once, in closed form. docs/simulator.md has the rules in words.
+An iteration is formed when the previous one ends: requests past their deadline leave, `make_room` pauses sequences if
+the KV cache is full, `admit` takes prompts from the queue as the policy, the slots, the token budget and the KV
+cache allow; the law gives the duration; every running sequence then has one more token. While nothing is
+admitted, only decode steps follow, each longer than the previous one by the same amount (contexts grow by a
+token each), so `decode_stretch` computes them all at once, in closed form. docs/simulator.md has the rules.
 """
 
 from __future__ import annotations
@@ -62,15 +62,15 @@ from sizing.workload import Seconds
 
 LEAST_GAP_S = 1e-5
 PARTS = 128
-"""Bins from a gap to twice that gap, all as wide (as HdrHistogram has them): 0.4 to 0.8 % of the gaps in them. They
-begin at 10 us and end beyond 1000 s; what lies outside is in the first or the last."""
+"""Bins from a gap to twice that gap, of equal width (as in HdrHistogram): 0.4 to 0.8 % of the gaps in them. They
+start at 10 us and end beyond 1000 s; gaps outside fall into the first or last bin."""
 EDGES_S = LEAST_GAP_S * np.ldexp(1 + np.arange(GAP_BINS + 1) % PARTS / PARTS, np.arange(GAP_BINS + 1) // PARTS)
 Counts = NDArray[np.int64]
 
 
 @compiled
 def bin_of(gap_s: float) -> int:
-    """The bin that a gap is counted in; the exponent of a binary number is its logarithm, ready made."""
+    """The bin of a gap; the exponent of a binary number is its logarithm, ready made."""
     if gap_s <= LEAST_GAP_S:
         return 0
     share, exponent = math.frexp(gap_s / LEAST_GAP_S)
@@ -99,7 +99,7 @@ def count_gaps(counts: Counts, gap_s: float, growth_s: float, steps: int, lanes:
 def count_stretch(
     state: State, work: Workspace, requests: Requests, steps: int, step_s: float, growth_s: float
 ) -> None:
-    """Count the gaps of a stretch of decode steps that ends now and in which nobody leaves but at its end."""
+    """Count the gaps of a stretch of decode steps that ends now, in which sequences leave only at its end."""
     if state.stalled:
         if steps > 1:
             count_all_but_last(state, work, requests, steps, step_s, growth_s)
@@ -124,7 +124,7 @@ def count_all_but_last(
 
 @compiled_apart
 def count_last(state: State, work: Workspace, requests: Requests, step_s: float) -> None:
-    """Count the gaps that end now, of those who still read."""
+    """Count the gaps that end now, of requests whose clients are still there."""
     if state.stalled:
         count_stalled(state, work, requests, state.clock_s)
     else:
@@ -134,7 +134,7 @@ def count_last(state: State, work: Workspace, requests: Requests, step_s: float)
 
 @compiled
 def count_running(state: State, work: Workspace, requests: Requests, gap_s: float, growth_s: float, steps: int) -> None:
-    """Count the gaps of `steps` decode steps of everybody who runs."""
+    """Count the gaps of `steps` decode steps of all running sequences."""
     if len(work.gaps) == GAP_BINS:
         count_gaps(work.gaps, gap_s, growth_s, steps, state.running)
     else:
@@ -145,7 +145,7 @@ def count_running(state: State, work: Workspace, requests: Requests, gap_s: floa
 def count_by_stream(
     state: State, work: Workspace, requests: Requests, gap_s: float, growth_s: float, steps: int
 ) -> None:
-    """The same, those of each stream of requests in its own histogram."""
+    """The same, with a separate histogram for each stream of requests."""
     for stream in range(len(work.gaps) // GAP_BINS):
         lanes = 0
         for place in range(state.running):
@@ -220,7 +220,7 @@ class TokenGaps:
         return int(self.counts.sum()) + self.lost
 
     def quantiles(self) -> Quantiles:
-        """Of the gaps that ended; NaN where there is none."""
+        """Of the gaps that ended; NaN if there is none."""
         pooled = self.counts.sum(axis=0)
         seen = int(pooled.sum())
         mean_s = float(pooled @ (EDGES_S[1:] + EDGES_S[:-1])) / 2 / seen if seen else math.nan
@@ -259,14 +259,14 @@ def above(counts: Counts, limit_s: float) -> NDArray[np.float64]:
     return np.asarray(counts[..., place + 1 :].sum(axis=-1) + part * counts[..., place], float)
 
 
-# --- Sequences that decode: how one begins, and what leaves the replica with it; compiled by numba
+# --- Decoding sequences: how one starts, and what it frees when it leaves; compiled by numba
 
 
 @compiled
 def start_decoding(engine: Engine, state: State, work: Workspace, requests: Requests, request: int) -> None:
-    """The prompt is in the cache: the next token is out, and the sequence decodes from the next step on.
+    """The prompt is in the cache: the next token is produced, and the sequence decodes from the next step on.
 
-    Of a request that was paused, the prompt and the tokens it had are in the cache now, and this is a step of it.
+    For a paused request, its prompt and earlier tokens are in the cache again, and this counts as a decode step.
     """
     if requests[request].generated == 0:
         requests[request].first_token_s = state.clock_s
@@ -291,9 +291,9 @@ def start_decoding(engine: Engine, state: State, work: Workspace, requests: Requ
 
 @compiled
 def drop_lane(engine: Engine, state: State, requests: Requests, request: int, grown: float) -> float:
-    """A sequence decodes no more, `grown` tokens after its first; returns the KV tokens that it held.
+    """A sequence stops decoding, `grown` tokens after its first; returns the KV tokens that it held.
 
-    In a static batch its lane is computed on, until the last one has finished, and no memory is free before.
+    In a static batch its lane is computed until the last one has finished, and no memory is freed before.
     """
     if engine.policy == STATIC:
         return 0.0
@@ -305,14 +305,14 @@ def drop_lane(engine: Engine, state: State, requests: Requests, request: int, gr
 
 @compiled
 def clear_lanes(state: State) -> None:
-    """Nobody decodes: no lane of a static batch is left either, and no rounding."""
+    """No sequence decodes: clear the lanes of a static batch and any rounding error."""
     state.lanes = 0
     state.context_tokens, state.growth_tokens = 0.0, 0.0
 
 
 @compiled
 def leave(engine: Engine, state: State, requests: Requests, request: int, memory_tokens: float) -> None:
-    """The last token is out."""
+    """The last token has been produced."""
     requests[request].done_s = state.clock_s
     let_go(engine, state, requests, request, memory_tokens)
 
@@ -327,7 +327,7 @@ def let_go(engine: Engine, state: State, requests: Requests, request: int, memor
 
 @compiled
 def release(engine: Engine, state: State, requests: Requests, request: int, memory_tokens: float) -> None:
-    """Give back the slot and the KV cache of a request."""
+    """Free the slot and the KV cache of a request."""
     state.admitted -= 1
     state.reserved_tokens -= reservation(engine, requests, request)
     state.used_tokens -= memory_tokens
@@ -337,7 +337,7 @@ def release(engine: Engine, state: State, requests: Requests, request: int, memo
 
 @compiled
 def note_gone(state: State, requests: Requests, request: int) -> None:
-    """Enter a request in the list of those who left in this step, in order of `done_s`."""
+    """Insert a request into the list of departures of this step, in order of `done_s`."""
     requests[request].behind = NOBODY
     if state.first_gone == NOBODY:
         state.first_gone = state.last_gone = request
@@ -355,12 +355,12 @@ def note_gone(state: State, requests: Requests, request: int) -> None:
         requests[before].behind = request
 
 
-# --- Pauses under max_utilization: when the KV cache is full, the sequence admitted last makes room; compiled by numba
+# --- Pauses under max_utilization: if the KV cache is full, the sequence admitted last is paused; compiled by numba
 
 
 @compiled_apart
 def make_room(engine: Engine, state: State, work: Workspace, requests: Requests) -> bool:
-    """Pause sequences until the others can take one decode step, or one is alone; True when somebody was paused."""
+    """Pause sequences until the others can take one decode step, or only one is left; True if any was paused."""
     before = state.paused
     while state.running > 1 and overflows(engine, state, 1):
         pause(engine, state, work, requests, latest(state, work, requests))
@@ -387,7 +387,7 @@ def pause(engine: Engine, state: State, work: Workspace, requests: Requests, pla
     grown = done_steps * tokens_per_step(requests, request)
     release(engine, state, requests, request, drop_lane(engine, state, requests, request, grown))
     if requests[request].cached_tokens == requests[request].isl:
-        requests[request].cached_tokens = 0  # what was prefilled elsewhere is lost here: it is all computed again
+        requests[request].cached_tokens = 0  # a context prefilled elsewhere is lost: all is recomputed
     requests[request].done_steps = done_steps
     requests[request].generated = 1 + int(grown + 1e-9)
     requests[request].token_s = max(requests[request].token_s, state.decoded_s)
@@ -395,15 +395,15 @@ def pause(engine: Engine, state: State, work: Workspace, requests: Requests, pla
     state.paused += 1
 
 
-# --- Requests that leave an engine before their last token: clients that give up, replicas that die; compiled by numba
+# --- Requests that leave before their last token: client cancellations, failed replicas; compiled by numba
 
 
 @compiled_apart
 def cancel(engine: Engine, state: State, work: Workspace, requests: Requests, on_time: bool) -> None:
-    """At the end of an iteration, let go the admitted requests whose clients have given up before it.
+    """At the end of an iteration, drop admitted requests whose clients cancelled before it.
 
-    Called before the tokens of the iteration are given out, and with `on_time` once more after it, for clients that
-    give up at that very time and had their token still. Not needed before `next_cancel_s`.
+    Called before the tokens of the iteration are delivered, and with `on_time` once more after it, for clients that
+    cancel at exactly that time and still got their token. Not needed before `next_cancel_s`.
     """
     state.next_cancel_s = math.inf
     kept = 0
@@ -442,7 +442,7 @@ def cancel_prompts(engine: Engine, state: State, work: Workspace, requests: Requ
 
 @compiled
 def stays(state: State, requests: Requests, request: int, on_time: bool) -> bool:
-    """True unless the client has given up; the next time somebody does is kept."""
+    """True unless the client has cancelled; records the time of the next cancellation."""
     deadline_s = requests[request].arrival_s + requests[request].cancel_s
     if deadline_s < state.clock_s or (on_time and deadline_s == state.clock_s):
         return False
@@ -452,7 +452,7 @@ def stays(state: State, requests: Requests, request: int, on_time: bool) -> bool
 
 @compiled
 def give_up_prompt(engine: Engine, state: State, requests: Requests, request: int) -> None:
-    """The client gives up during the prompt: there is no first token, unless the request had been paused after it."""
+    """The client cancels during the prompt: there is no first token, unless the request was paused after it."""
     if requests[request].generated == 0:
         requests[request].first_token_s = math.nan
     give_up(engine, state, requests, request, memory_when_admitted(requests, request))
@@ -460,7 +460,7 @@ def give_up_prompt(engine: Engine, state: State, requests: Requests, request: in
 
 @compiled
 def give_up(engine: Engine, state: State, requests: Requests, request: int, memory_tokens: float) -> None:
-    """The client gives up at its deadline; the engine lets the request go."""
+    """The client cancels at its deadline; the engine drops the request."""
     requests[request].outcome = CANCELLED
     requests[request].done_s = requests[request].arrival_s + requests[request].cancel_s
     let_go(engine, state, requests, request, memory_tokens)
@@ -468,10 +468,10 @@ def give_up(engine: Engine, state: State, requests: Requests, request: int, memo
 
 @compiled_apart
 def fail(engine: Engine, state: State, work: Workspace, requests: Requests) -> int:
-    """The replica dies: its requests lose all progress and belong to NOBODY; returns how many. The replica is idle.
+    """The replica fails: its requests lose all progress and belong to NOBODY; returns how many. The replica is idle.
 
-    It dies at the end of the iteration in progress (`clock_s`): requests whose last token this brings are served. Those
-    who gave up waiting before are taken out by `advance` to the time of the failure, which is to be called first.
+    It fails at the end of the iteration in progress (`clock_s`): requests that this completes are served. Those
+    that timed out before are removed by `advance` to the time of the failure, which must be called first.
     """
     lost = 0
     for place in range(state.running):
@@ -495,7 +495,7 @@ def fail(engine: Engine, state: State, work: Workspace, requests: Requests) -> i
 
 @compiled
 def lose(requests: Requests, request: int) -> None:
-    """A request forgets that it ever was in a replica."""
+    """Reset a request as if it had never been in a replica."""
     requests[request].replica = NOBODY
     requests[request].stage = OUTSIDE
     requests[request].generated = 0
@@ -504,7 +504,7 @@ def lose(requests: Requests, request: int) -> None:
     requests[request].first_token_s = 0.0
 
 
-# --- Seconds of one iteration, by the law and what an engine departs from it, and of a stretch of them; compiled
+# --- Duration of one iteration by the law and the engine's departures from it, and of a stretch of them; compiled
 
 _GOLDEN, _MIX_1, _MIX_2 = map(np.uint64, (0x9E3779B97F4A7C15, 0xBF58476D1CE4E5B9, 0x94D049BB133111EB))
 _SHIFT_1, _SHIFT_2, _SHIFT_3, _TO_53_BITS = map(np.uint64, (30, 27, 31, 11))
@@ -558,7 +558,7 @@ def matrices_s(engine: Engine, tokens: int) -> float:
 
 @compiled
 def growth_s(engine: Engine, state: State) -> float:
-    """Seconds by which each decode step is longer than the one before: the contexts have grown."""
+    """Seconds by which each decode step is longer than the previous one: contexts have grown."""
     return float((engine.kv_token_s + engine.draft_kv_token_s) * state.growth_tokens)
 
 
@@ -611,7 +611,7 @@ COLUMNS = ("time_s", "running", "waiting", "prefilling", "kv_tokens", "paused")
 def sample(state: State, work: Workspace) -> None:
     """Write a row for the first iteration that is formed at or after each multiple of `sample_every_s`.
 
-    When the rows are all taken, every second one is dropped and samples are taken half as often: however long a run is,
+    When all rows are used, every second one is dropped and sampling is halved: however long a run is,
     the rows cover it.
     """
     rows = len(work.series)
@@ -634,12 +634,12 @@ def sample(state: State, work: Workspace) -> None:
 
 
 #
-# An iteration is formed when the one before has ended: who has waited too long leaves, `make_room` pauses sequences
-# when the KV cache is full, `admit` takes prompts from the waiting line as the policy, the slots, the token budget
-# and the KV cache allow; the law says how long the iteration lasts; every running sequence then has one token more.
-# While nothing is admitted only decode steps follow one another, each longer than the last by the same amount (the
-# contexts grow by a token each), so `decode_stretch` takes them all at once, in closed form. docs/simulator.md has
-# the rules in words.
+# An iteration is formed when the previous one ends: requests past their deadline leave, `make_room` pauses sequences
+# if the KV cache is full, `admit` takes prompts from the queue as the policy, the slots, the token budget
+# and the KV cache allow; the law gives the duration; every running sequence then has one more token.
+# While nothing is admitted, only decode steps follow, each longer than the previous one by the same amount (the
+# contexts grow by a token each), so `decode_stretch` computes them all at once, in closed form. docs/simulator.md has
+# the rules.
 
 
 @compiled
@@ -659,8 +659,8 @@ def work_of(fleet: Workspace, replica: int) -> Workspace:
 def step(engine: Engine, state: State, work: Workspace, requests: Requests, until_s: float) -> None:
     """Run one iteration with prompt tokens, or all decode steps up to the next change.
 
-    A stretch of decode steps ends with the first that finishes a sequence or fills the KV cache, or the first that ends
-    at or after `until_s`, when somebody arrives, or a deadline. No time passes when all have left.
+    A stretch of decode steps ends with the first step that finishes a sequence or fills the KV cache, or that ends
+    at or after `until_s`, the next arrival, or a deadline. No time passes if all requests have left.
     """
     state.joining = 0
     state.first_gone = NOBODY
@@ -681,7 +681,7 @@ def step(engine: Engine, state: State, work: Workspace, requests: Requests, unti
     if prompt_tokens > 0:
         prefill_iteration(engine, state, work, requests, prompt_tokens, attention)
     elif state.running > 0:
-        # Who was paused may find room after one step.
+        # A paused sequence may fit again after one step.
         decode_stretch(engine, state, work, requests, state.clock_s if short else until_s)
     if state.next_cancel_s <= state.clock_s:
         state.joining = 0
@@ -690,10 +690,10 @@ def step(engine: Engine, state: State, work: Workspace, requests: Requests, unti
 
 @compiled
 def admit(engine: Engine, state: State, work: Workspace, requests: Requests, short: bool) -> tuple[int, float]:
-    """In-flight batching: give the room that decodes leave in the token budget to prompts, in order of the line.
+    """In-flight batching: give the token budget that decodes leave to prompts, in queue order.
 
     Returns the prompt tokens of the iteration and the sum of p (s + p/2) over its chunks (see StepLaw). When memory is
-    `short` nobody is admitted, and only the prompt in progress goes on.
+    `short`, no request is admitted, and only the prompt in progress continues.
     """
     room = engine.token_budget
     if engine.policy != PREFILL_FIRST:
@@ -729,7 +729,7 @@ def admit(engine: Engine, state: State, work: Workspace, requests: Requests, sho
 
 @compiled
 def take_memory(engine: Engine, state: State, requests: Requests, request: int, memory_tokens: int) -> None:
-    """An admitted request takes its slot and its KV cache; from now on only its client's patience can end."""
+    """An admitted request takes its slot and its KV cache; from here on only a client cancellation can remove it."""
     state.admitted += 1
     state.admissions += 1
     requests[request].admission = state.admissions
@@ -740,7 +740,7 @@ def take_memory(engine: Engine, state: State, requests: Requests, request: int, 
 
 @compiled
 def continue_prompt(state: State, work: Workspace, requests: Requests, room: int) -> tuple[int, float]:
-    """The next chunk, at most `room` tokens, of the prompt that is cut in chunks."""
+    """The next chunk, at most `room` tokens, of the prompt in progress."""
     request = state.prefilling
     tokens = prompt_tokens_of(requests, request)
     chunk = min(tokens - state.prefilled_tokens, room)
@@ -754,7 +754,7 @@ def continue_prompt(state: State, work: Workspace, requests: Requests, room: int
 
 @compiled
 def admit_batch(engine: Engine, state: State, work: Workspace, requests: Requests) -> tuple[int, float]:
-    """Static batching: once the last batch has finished, admit a new one.
+    """Static batching: once the previous batch has finished, admit a new one.
 
     The KV cache must hold every lane to the longest output of the batch, after its own prompt if prompts are packed, or
     after the longest if they are padded to it. Neither the token budget nor the prefix cache applies: the engine
@@ -798,7 +798,7 @@ def prefill_iteration(
     """One iteration that holds prompt tokens; unless the policy runs prompts alone, every lane decodes along."""
     factor = jitter_factor(engine, state) if engine.jitter > 0 else 1.0
     lanes_of_batch, batch_growth_tokens = state.joining, 0.0
-    if engine.policy == STATIC:  # lanes of clients who give up during the prompts grow like the others
+    if engine.policy == STATIC:  # lanes of clients that cancel during the prompts grow like the others
         for place in range(state.joining):
             batch_growth_tokens += tokens_per_step(requests, work.joining[place])
     if state.lanes > 0 and engine.policy != PREFILL_FIRST:
@@ -841,7 +841,7 @@ def decode_stretch(engine: Engine, state: State, work: Workspace, requests: Requ
 
 @compiled
 def steps_ahead(engine: Engine, state: State, work: Workspace) -> int:
-    """Decode steps until the first that finishes a sequence, or before somebody must be paused."""
+    """Decode steps until the first that finishes a sequence, or before a sequence must be paused."""
     steps = first_step(work.heap) - state.decode_step
     if engine.kv_policy == MAX_UTILIZATION and engine.policy != STATIC:
         return steps_to_full(engine, state, steps)
@@ -852,9 +852,9 @@ def steps_ahead(engine: Engine, state: State, work: Workspace) -> int:
 def decode(
     engine: Engine, state: State, work: Workspace, requests: Requests, steps: int, step_s: float, longer_s: float
 ) -> None:
-    """Give every lane `steps` tokens more, and let go the sequences that are complete or whose clients have gone.
+    """Give every lane `steps` more tokens; sequences that are complete or cancelled leave.
 
-    The first step lasted `step_s` seconds, each `longer_s` more than the one before; the clock is at the end already.
+    The first step lasted `step_s` seconds, each `longer_s` more than the previous one; the clock is already at the end.
     """
     counted = len(work.gaps) > 0
     if counted and state.next_cancel_s >= state.clock_s:

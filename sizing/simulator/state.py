@@ -38,15 +38,15 @@ _SOURCES = hashlib.sha256(b"".join(path.read_bytes() for path in STAMPED)).hexdi
 def compiled(function: Compiled) -> Compiled:
     """`function` compiled to machine code on first use, and kept on disk for the next process.
 
-    numba drops kept code when the function's own file changes, not when a function that it calls or a constant that it
-    uses does, in another file. So the stamp on the code holds all files of STAMPED. Functions are inlined where they
+    numba drops cached code when the function's own file changes, not when a function or constant that it
+    uses changes in another file. So the stamp on the code covers all files of STAMPED. Functions are inlined where they
     are called: a run is three times as fast for it.
     """
     return _compiled(function, inlined=True)
 
 
 def compiled_apart(function: Compiled) -> Compiled:
-    """The same for what happens rarely: it is called, not inlined, and compiling takes less time."""
+    """The same for rare events: called, not inlined, so that compiling takes less time."""
     return _compiled(function, inlined=False)
 
 
@@ -58,7 +58,7 @@ def _compiled(function: Compiled, inlined: bool) -> Compiled:
 
 
 class _Compiling(event.Listener, local):
-    """Takes compiling, a minute once on a machine, out of what a question may cost; one compilation calls others."""
+    """Excludes compilation, a minute once per machine, from a question's time limit; compilations nest."""
 
     depth, began_s = 0, 0.0
 
@@ -130,7 +130,7 @@ def step_at(heap: Heap, place: int) -> int:
 
 @compiled
 def remove(heap: Heap, size: int, place: int) -> None:
-    """Take out the sequence at one place; those after it are pushed again, which is quick: they are ordered already."""
+    """Remove the sequence at one place; later ones are pushed again, which is fast because they are already ordered."""
     kept = place
     for later in range(place + 1, size):
         push(heap, kept, step_at(heap, later), request_at(heap, later))
@@ -143,11 +143,11 @@ CHUNKED, WHOLE_PROMPT, PREFILL_FIRST, STATIC = map(
 MAX_UTILIZATION = KV_POLICIES.index("max_utilization")
 NOBODY = -1
 PRIORITIES = 16
-"""Classes of priority, 0 to 15; what is beyond counts as 15."""
+"""Priority classes, 0 to 15; higher values count as 15."""
 OUTSIDE, WAITING, PAUSED, ADMITTED = range(4)
 SERVED, REJECTED, TIMED_OUT, CANCELLED = range(4)
-GAP_BINS = 3456  # of the histogram in gaps.py
-SERIES_COLUMNS = 6  # named in series.py
+GAP_BINS = 3456  # of the histogram of token gaps
+SERIES_COLUMNS = 6  # named in scheduler.py
 TOKENS_KEPT, TOKENS_KEPT_OF_MANY = 4096, 512
 """Tokens of an iteration below which the time of its matrix products is kept, by one replica and by each of many: most
 iterations are like others, and what is kept must not push the requests out of the processor's cache."""
@@ -192,15 +192,15 @@ Mark = int  # kept in 8 bits
 class Request:
     """One request; times in seconds on the replica's clock.
 
-    A long run is mostly the moving of these records through memory: each is as small as it can be, wide fields first.
+    A long run mostly moves these records through memory, so each is as small as possible, wide fields first.
     """
 
     arrival_s: float
     scheduled_s: float  # start of the first iteration that holds some of the prompt; NaN: never started
     first_token_s: float  # NaN: no token came
-    done_s: float  # when it left: last token, deadline, or arrival if it was rejected
-    queue_timeout_s: float  # after it came to its replica: dropped if not started by then
-    cancel_s: float  # after arrival: the client gives up
+    done_s: float  # when it left: last token, deadline, or arrival if rejected
+    queue_timeout_s: float  # after its arrival at its replica: dropped if not started by then
+    cancel_s: float  # after arrival: the client cancels
     token_s: float  # when its prompt was complete, or its last token before a pause
     deadline_s: float  # its key in the heap of deadlines of the line; inf: not in that heap
     isl: Count
@@ -208,20 +208,20 @@ class Request:
     cached_tokens: Count  # of the prompt, found in the prefix cache; isl: prefilled elsewhere, its first token is out
     steps: Count  # decode steps after the first token: osl - 1, fewer with speculation
     replica: Count  # that serves it
-    behind: Count  # the next request in the waiting line; later the next of those who left in the same iteration
-    generated: Count  # tokens it had when it was paused: computed again with the prompt
+    behind: Count  # the next request in the queue; later the next departure of the same iteration
+    generated: Count  # tokens it had when it was paused: recomputed with the prompt
     done_steps: Count  # decode steps it had done when it was paused
     admission: Count  # its number in the order of admission: the highest is paused first
     below: Count  # first child in the heap of deadlines
     beside: Count  # next sibling in that heap
     priority: Mark  # 0 is served first, PRIORITIES - 1 last
-    outcome: Mark  # SERVED unless it was rejected, timed out in the line, or cancelled
+    outcome: Mark  # SERVED unless it was rejected, timed out in the queue, or cancelled
     stage: Mark  # OUTSIDE, WAITING, PAUSED (waiting again) or ADMITTED
-    stream: Mark  # which of several workloads it is of: their token gaps are counted apart
+    stream: Mark  # which of several workloads it belongs to: their token gaps are counted separately
 
 
 class State:
-    """What a replica remembers between iterations."""
+    """The state of a replica between iterations."""
 
     clock_s: float  # end of the iteration formed last, start of the next
     decode_step: int  # decode steps done since the start
@@ -230,14 +230,14 @@ class State:
     context_tokens: float  # tokens in the KV cache that a decode step reads
     growth_tokens: float  # tokens that a decode step adds to them: one a lane, more with speculation
     admitted: int  # slots taken: running sequences and the prompt in progress
-    reserved_tokens: int  # KV tokens promised to the admitted
-    used_tokens: float  # KV tokens that the admitted hold, prompts counted in full; shared prefixes are not theirs
+    reserved_tokens: int  # KV tokens reserved for admitted requests
+    used_tokens: float  # KV tokens that admitted requests hold, prompts in full, shared prefixes excluded
     waiting: int
     prefilling: int  # request whose prompt is cut in chunks and not complete, or NOBODY
     prefilled_tokens: int  # tokens of that prompt done so far
     joining: int  # prompts that the iteration in progress completes
     left: int  # requests that leave at clock_s
-    first_gone: int  # first of those who left in the last step, in order of done_s; linked by Request.behind
+    first_gone: int  # first departure of the last step, in order of done_s; linked by Request.behind
     last_gone: int
     admissions: int  # since the start
     paused: int  # pauses since the start
@@ -320,7 +320,7 @@ def fill(requests: Requests, fresh: Requests, isl: Tokens, osl: Tokens, arrival_
 class Workspace(NamedTuple):
     """Arrays a replica works with; in a fleet each has a row per replica, and `work_of` takes one out.
 
-    They belong to the states and the engine they were first used with: all are fresh, or all are used on.
+    They belong to the states and the engine they were first used with: all are fresh, or all are reused.
     """
 
     heap: NDArray[np.int64]  # running sequences by finishing step
@@ -335,8 +335,8 @@ class Workspace(NamedTuple):
 def work_space(replica: Replica, replicas: int, *, gaps: bool = False, samples: int = 0, streams: int = 1) -> Workspace:
     """Room for `replicas` replicas (of different ones: give the one with the most slots).
 
-    `gaps`: count token gaps, those of each of `streams` streams apart. `samples`: rows for the time series of each
-    replica; how often is said to `idle_states`.
+    `gaps`: count token gaps, separately for each of `streams` streams. `samples`: rows for the time series of each
+    replica; `idle_states` sets the interval.
     """
     slots = (replicas, replica.batching.max_batch_size)
     return Workspace(
@@ -371,7 +371,7 @@ Borrow = Callable[[NDArray[Any]], NDArray[Any]]
 
 
 def _borrow(typing_context: Any, array: Any) -> Any:
-    """The same array without its owner."""
+    """The same array without an owner reference."""
 
     def generate(context: Any, builder: Any, signature: Any, values: Any) -> Any:
         view = context.make_array(signature.return_type)(context, builder, values[0])
@@ -384,6 +384,6 @@ def _borrow(typing_context: Any, array: Any) -> Any:
 borrowed = cast(Borrow, intrinsic(_borrow))
 """In compiled code: the same array, whose owner must live on.
 
-numba counts references by atomic operations, for each array that a function is given: two thirds of the time of a
+numba counts references with atomic operations for each array passed to a function: two thirds of the time of a
 simulation. Nothing is counted for a borrowed array.
 """

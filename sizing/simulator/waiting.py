@@ -1,6 +1,6 @@
-"""The waiting line of a replica: by priority, of limited length, left by those who have waited too long; compiled.
+"""The queue of a replica: by priority, of limited length, with timeouts and cancellations; compiled.
 
-A request that gives up stays linked in its line, out of the count, until it comes to the head.
+A request past its deadline stays linked in its queue, uncounted, until it reaches the head.
 """
 
 from __future__ import annotations
@@ -28,15 +28,15 @@ from sizing.simulator.state import (
     compiled_apart,
 )
 
-# --- When requests in the line give up: a pairing heap whose links are in the request records; compiled by numba
+# --- Deadlines of queued requests: a pairing heap whose links are in the request records; compiled by numba
 #
 # Insertion takes constant time, removal logarithmic time on average (Fredman, Sedgewick, Sleator, Tarjan 1986). A
-# request that starts stays in the heap; whoever takes the first entry out looks whether it still holds.
+# request that starts stays in the heap; removing the first entry checks whether it is still valid.
 
 
 @compiled
 def insert_deadline(state: State, requests: Requests, request: int, deadline_s: float) -> None:
-    """Note that a request in the line gives up at `deadline_s`; one that never does, inf, is not noted."""
+    """Record that a queued request leaves at `deadline_s`; an infinite deadline is not recorded."""
     requests[request].deadline_s = deadline_s
     if deadline_s == math.inf:
         return
@@ -47,7 +47,7 @@ def insert_deadline(state: State, requests: Requests, request: int, deadline_s: 
 
 @compiled_apart
 def pop_deadline(state: State, requests: Requests) -> int:
-    """Take out the request with the earliest deadline and return it."""
+    """Remove and return the request with the earliest deadline."""
     first = state.first_deadline
     pairs = NOBODY
     child = requests[first].below
@@ -75,7 +75,7 @@ def pop_deadline(state: State, requests: Requests) -> int:
 
 @compiled
 def merged(requests: Requests, one: int, other: int) -> int:
-    """The root of two heaps made one; NOBODY is the empty heap."""
+    """The root of two merged heaps; NOBODY is the empty heap."""
     if one == NOBODY:
         return other
     if other == NOBODY:
@@ -89,23 +89,23 @@ def merged(requests: Requests, one: int, other: int) -> int:
 
 @compiled
 def set_first(state: State, requests: Requests, root: int) -> None:
-    """Keep the root of the heap and its key."""
+    """Store the root of the heap and its key."""
     state.first_deadline = root
     state.next_deadline_s = math.inf if root == NOBODY else requests[root].deadline_s
 
 
-# --- Memory of the KV cache: what a request reserves, when it fits, how far decoding can go; compiled by numba
+# --- KV cache memory: what a request reserves, when it fits, how far decoding can go; compiled by numba
 
 
 @compiled
 def prompt_tokens_of(requests: Requests, request: int) -> int:
-    """Tokens to compute before the next token comes: the prompt not found in the cache, and what a pause threw away."""
+    """Tokens to compute before the next token: the prompt not found in the cache, and what a pause discarded."""
     return int(requests[request].isl - requests[request].cached_tokens + requests[request].generated)
 
 
 @compiled
 def own_prompt_tokens(requests: Requests, request: int) -> int:
-    """Prompt tokens in memory of a request's own: all but the shared prefix; all of one prefilled elsewhere."""
+    """Prompt tokens that a request holds itself: all but the shared prefix; all if it was prefilled elsewhere."""
     if requests[request].cached_tokens == requests[request].isl:
         return int(requests[request].isl)
     return int(requests[request].isl - requests[request].cached_tokens)
@@ -127,7 +127,7 @@ def tokens_per_step(requests: Requests, request: int) -> float:
 
 @compiled
 def reservation(engine: Engine, requests: Requests, request: int) -> int:
-    """KV tokens that guaranteed_no_evict keeps for a request, in blocks: its own prompt, the most it may generate."""
+    """KV tokens that guaranteed_no_evict reserves for a request, in blocks: own prompt plus most output tokens."""
     most_output = max(requests[request].osl, engine.max_tokens)
     tokens = own_prompt_tokens(requests, request) + most_output
     if engine.kv_block_tokens > 1:
@@ -137,10 +137,10 @@ def reservation(engine: Engine, requests: Requests, request: int) -> int:
 
 @compiled
 def fits(engine: Engine, state: State, requests: Requests, request: int) -> bool:
-    """True when the KV cache has room to admit one request more (in-flight batching)."""
+    """True if the KV cache has room for one more request (in-flight batching)."""
     if engine.kv_policy != MAX_UTILIZATION:
         return bool(state.reserved_tokens + reservation(engine, requests, request) <= engine.kv_tokens)
-    # What the running sequences take in this step, and the new one in its first.
+    # Tokens of the running sequences in this step, and of the new one in its first.
     step_tokens = state.growth_tokens + tokens_per_step(requests, request)
     needed = state.used_tokens + memory_when_admitted(requests, request) + step_tokens
     return bool(needed <= engine.kv_tokens or state.admitted == 0)
@@ -148,7 +148,7 @@ def fits(engine: Engine, state: State, requests: Requests, request: int) -> bool
 
 @compiled
 def never_fits(engine: Engine, requests: Requests, request: int) -> bool:
-    """True when even an empty KV cache is too small."""
+    """True if even an empty KV cache is too small."""
     if engine.policy == STATIC:
         return bool(requests[request].isl + requests[request].osl > engine.kv_tokens)
     return bool(engine.kv_policy != MAX_UTILIZATION and reservation(engine, requests, request) > engine.kv_tokens)
@@ -156,13 +156,13 @@ def never_fits(engine: Engine, requests: Requests, request: int) -> bool:
 
 @compiled
 def overflows(engine: Engine, state: State, steps: int) -> bool:
-    """True when `steps` decode steps more would fill the KV cache beyond its size."""
+    """True if `steps` more decode steps would exceed the KV cache."""
     return bool(state.used_tokens + steps * state.growth_tokens > engine.kv_tokens)
 
 
 @compiled
 def steps_to_full(engine: Engine, state: State, most: int) -> int:
-    """Decode steps, 1 to `most`, that can be formed before somebody must be paused."""
+    """Decode steps, 1 to `most`, that fit before a sequence must be paused."""
     if state.running <= 1:
         return most
     steps = int((engine.kv_tokens - state.used_tokens) / state.growth_tokens)
@@ -175,16 +175,16 @@ def steps_to_full(engine: Engine, state: State, most: int) -> int:
 
 @compiled
 def idle(state: State) -> bool:
-    """True when the replica has nothing to do."""
+    """True if the replica is idle."""
     return state.running == 0 and state.waiting == 0 and state.prefilling == NOBODY
 
 
 @compiled
 def enqueue(engine: Engine, state: State, work: Workspace, requests: Requests, request: int, time_s: float) -> bool:
-    """Put a request at the end of the line of its priority, at `time_s`; an idle replica wakes up.
+    """Append a request to the queue of its priority at `time_s`; an idle replica wakes up.
 
-    The queue timeout counts from now: a request whose first replica has died waits anew. Its client does not.
-    False when it is rejected: the line is full, or the KV cache could never hold it.
+    The queue timeout restarts for a request whose first replica failed; the cancellation time does not.
+    False if it is rejected: the queue is full, or the KV cache could never hold it.
     """
     if state.next_deadline_s <= time_s:
         expire_all(state, requests, time_s)
@@ -214,7 +214,7 @@ def enqueue(engine: Engine, state: State, work: Workspace, requests: Requests, r
 
 @compiled
 def line_of(requests: Requests, request: int) -> int:
-    """The line a request waits in: its priority, kept inside the lines there are."""
+    """The queue of a request: its priority, clipped to the existing queues."""
     return int(min(max(requests[request].priority, 0), PRIORITIES - 1))
 
 
@@ -230,7 +230,7 @@ def turn_away(requests: Requests, request: int, outcome: int, time_s: float) -> 
 
 @compiled
 def first_in_line(work: Workspace, requests: Requests) -> int:
-    """The request to be admitted next, while somebody waits: the oldest of the first priority that has one."""
+    """The request to admit next, if any waits: the oldest of the first non-empty priority."""
     for line in range(PRIORITIES):
         request = work.lines[line, 0]
         while request != NOBODY and requests[request].stage == OUTSIDE:
@@ -243,7 +243,7 @@ def first_in_line(work: Workspace, requests: Requests) -> int:
 
 @compiled
 def take_first(state: State, work: Workspace, requests: Requests, request: int) -> None:
-    """The request at the head of the line leaves it, to be computed from now on."""
+    """Remove the request at the head of the queue, to be computed from now on."""
     work.lines[line_of(requests, request), 0] = requests[request].behind
     state.waiting -= 1
     if requests[request].stage == WAITING:
@@ -253,7 +253,7 @@ def take_first(state: State, work: Workspace, requests: Requests, request: int) 
 
 @compiled
 def put_back(state: State, work: Workspace, requests: Requests, request: int) -> None:
-    """A paused request waits again, before all others of its priority, and at most until its client gives up."""
+    """A paused request waits again, ahead of its priority, at most until its client cancels."""
     line = line_of(requests, request)
     requests[request].stage = PAUSED
     requests[request].behind = work.lines[line, 0]
@@ -267,7 +267,7 @@ def put_back(state: State, work: Workspace, requests: Requests, request: int) ->
 
 @compiled_apart
 def expire(state: State, requests: Requests, until_s: float) -> int:
-    """The next request that gives up waiting, at `until_s` at the latest, leaves the line; NOBODY if there is none."""
+    """Remove the next request whose deadline is at or before `until_s`; NOBODY if there is none."""
     while state.first_deadline != NOBODY and state.next_deadline_s <= until_s:
         deadline_s = state.next_deadline_s
         request = pop_deadline(state, requests)
@@ -289,14 +289,14 @@ def expire(state: State, requests: Requests, until_s: float) -> int:
 
 @compiled_apart
 def expire_all(state: State, requests: Requests, until_s: float) -> None:
-    """Everybody whose patience ends at `until_s` or before leaves the line."""
+    """Drop every queued request whose deadline is at or before `until_s`."""
     while expire(state, requests, until_s) != NOBODY:
         pass
 
 
 @compiled_apart
 def forget_line(state: State, work: Workspace) -> None:
-    """Nobody waits: clear what is left of those who gave up."""
+    """The queue is empty: clear leftover links of requests that gave up."""
     work.lines[:, :] = NOBODY
     state.waiting = 0
     state.first_deadline = NOBODY

@@ -110,7 +110,7 @@ def test_the_present_answer_is_told_with_its_basis_and_the_next_level(
     assert "You need" in words(app) and "6 measured points" in words(app)
     assert "Measure " not in words(app)
     press(app, "Where to measure next?")
-    assert "Now: " in words(app) or "nothing more need be measured" in words(app)
+    assert "Now: " in words(app) or "this question needs no more measurements" in words(app)
 
 
 def test_without_a_measured_deployment_the_advice_is_where_to_begin(calibrate: Callable[..., AppTest]) -> None:
@@ -124,7 +124,7 @@ def test_without_a_measured_deployment_the_advice_is_where_to_begin(calibrate: C
 def test_points_that_wait_are_named_and_not_counted(calibrate: Callable[..., AppTest], store: Store) -> None:
     waiting(store)
     app = calibrate("coverage")
-    assert "6 points wait to be accepted" in words(app)
+    assert "6 points await acceptance" in words(app)
     assert app.title[0].value == "No points measured yet"
 
 
@@ -133,7 +133,7 @@ def test_a_store_that_cannot_be_reached_is_one_clear_page(
 ) -> None:
     monkeypatch.setenv(DATABASE_VARIABLE, "nosuchdatabase://host/name")
     app = calibrate("runs")
-    assert app.title[0].value == "The store of points cannot be reached"
+    assert app.title[0].value == "The points store is unreachable"
     assert DATABASE_VARIABLE in words(app)
 
 
@@ -162,7 +162,7 @@ def test_only_servers_on_the_list_can_be_picked_and_minutes_are_told_before(
     started: list[dict[str, object]] = []
     monkeypatch.setattr(jobs, "_launch", lambda store, run_id, plan: started.append(yaml.safe_load(plan)))
     app = calibrate("new")
-    assert "http://evil/ is no host:port" in words(app)
+    assert "http://evil/ is not host:port" in words(app)
     server = next(box for box in app.main.selectbox if box.label == "Server (host:port)")
     assert server.options == ["gpu-7:8001"]
     app.main.multiselect[0].set_value([8, 2])
@@ -193,7 +193,7 @@ def test_a_form_that_is_no_plan_says_so(calibrate: Callable[..., AppTest]) -> No
     app = calibrate("new")
     app.main.multiselect[0].set_value([]).run()
     assert not app.exception
-    assert "This is no plan yet" in words(app) and "no load levels" in words(app)
+    assert "This is not a plan yet" in words(app) and "no load levels" in words(app)
 
 
 # Runs
@@ -244,7 +244,7 @@ def test_a_run_that_goes_on_shows_how_far_and_can_be_stopped(
     news = {"phase": "ISL 1000, OSL 200, concurrency 4", "share": 0.5, "left_s": 130.0, "log": "first line\nsecond"}
     store._beat(run_id, jobs.work(store, run_id).owner, news)
     app = calibrate("runs")
-    assert app.title[0].value == f"Run {run_id} is going on"
+    assert app.title[0].value == f"Run {run_id} is active"
     progress = app.get("progress")[0].proto
     assert progress.value == 37  # (1 + 0.5) / 4
     assert (
@@ -255,8 +255,8 @@ def test_a_run_that_goes_on_shows_how_far_and_can_be_stopped(
     monkeypatch.setattr(jobs, "seen_to", lambda *_: None)
     monkeypatch.setenv(jobs.ALLOW_VARIABLE, "1")
     app = press(calibrate("runs"), "Stop the run")
-    assert "Asked to stop" in words(app) and jobs.work(store, run_id).stopping_for_s is not None
-    assert "Runs shows how far" in words(calibrate("import"))
+    assert "Stop requested" in words(app) and jobs.work(store, run_id).stopping_for_s is not None
+    assert "Runs shows its progress" in words(calibrate("import"))
 
 
 def test_a_lost_run_shows_its_last_lines_and_how_to_go_on(
@@ -340,7 +340,7 @@ def test_what_is_no_file_of_points_is_refused_in_a_line(
 ) -> None:
     before = set(tmp_path.rglob("*")) - {store.database.records}
     app = uploaded(calibrate("import"), name, content)
-    assert "This file was not taken" in words(app) and says in words(app)
+    assert "This file was not accepted" in words(app) and says in words(app)
     assert "sk-123" not in words(app) and "api_key" not in words(app)
     assert set(tmp_path.rglob("*")) - {store.database.records} == before | set(tmp_path.glob("calibration.db*"))
 

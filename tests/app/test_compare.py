@@ -115,7 +115,7 @@ def test_using_a_configuration_narrows_the_form_and_it_can_be_opened_again(compa
 def test_costs_can_be_hidden_and_without_a_price_it_is_said_how_to_see_them(compared: Open) -> None:
     assert compare.PER_HOUR not in compared(SOME, **{"show.cost": "off"}).dataframe[0].value
     unpriced = compared(replace(SOME, price_per_gpu_hour=None))
-    assert compare.PER_HOUR not in unpriced.dataframe[0].value and "Type a price" in shown(unpriced)
+    assert compare.PER_HOUR not in unpriced.dataframe[0].value and "Enter a price" in shown(unpriced)
 
 
 def test_the_matrix_has_a_cell_for_every_configuration(compared: Open, plan: Plan) -> None:

@@ -190,7 +190,7 @@ def test_many_unknown_parameters_are_one_line() -> None:
 
 def test_a_parameter_that_comes_twice_is_named() -> None:
     assert link.repeated({"rate": 1, "isl": 2, "osl": 3}) == [
-        "More than once in the link, so the last one is used: isl, osl."
+        "Repeated in the link, so the last value is used: isl, osl."
     ]
     assert link.repeated({"rate": 1}) == []
 

@@ -64,7 +64,7 @@ def test_an_incomplete_section_says_so_instead_of_failing() -> None:
     app = visit(VISITOR)
     app.button[0].click().run()  # the secrets that Streamlit itself reads are empty here
     assert not app.exception
-    assert "not complete" in app.error[0].value
+    assert "incomplete" in app.error[0].value
 
 
 def test_after_login_the_page_says_who_is_logged_in() -> None:
@@ -83,7 +83,7 @@ def test_logging_out_closes_the_page() -> None:
 def test_an_account_of_another_domain_sees_no_page(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(login.DOMAINS_VARIABLE, "example.org")
     app = visit(ANN)
-    assert app.title[0].value == "This account is not let in"
+    assert app.title[0].value == "This account has no access"
     assert "example.org" in app.markdown[0].value.replace("\\", "")
     assert not app.metric and not app.number_input
     monkeypatch.setenv(login.DOMAINS_VARIABLE, "example.org, EXAMPLE.com")

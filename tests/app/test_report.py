@@ -76,7 +76,7 @@ def test_the_page_takes_title_author_and_notes(at_report: Open) -> None:
     app = at_report()
     app.text_input(key="report_title").set_value("Chat <b>")
     app.text_area(key="report_notes").set_value("x" * 5_000)
-    next(button for button in app.button if button.label == "Put on the report").click().run()
+    next(button for button in app.button if button.label == "Apply to the report").click().run()
     assert not app.exception
     assert "Chat <b>" in shown(app) and "<b>" not in app.caption[1].value
 
@@ -132,7 +132,7 @@ def test_the_page_says_that_a_file_was_of_the_question_before(at_report: Open) -
     assert not app.run().warning  # the same question, whatever its answer was
     handed.out(answers.report(NOWHERE, Outcome(None, "title", "why"), **COVER), "json")
     app.run()
-    assert [box.value for box in app.warning] and "as it was before" in app.warning[0].value
+    assert [box.value for box in app.warning] and "before the last change" in app.warning[0].value
 
 
 def test_the_link_opens_the_scenario_with_its_answer(at_report: Open, plan: Plan) -> None:
@@ -192,7 +192,7 @@ def test_without_a_day_the_page_says_how_to_have_one(at_report: Open, plan: Plan
 def test_without_a_question_there_is_nothing_to_report(at_report: Open) -> None:
     for missing in ({"ttft": "off", "itl": "off"}, {"gpu": "any", "points": "off"}):
         app = at_report(**missing)
-        assert not buttons(app) and "something to report" in shown(app)
+        assert not buttons(app) and "the report follows" in shown(app)
 
 
 def test_an_unknown_name_with_markup_is_shown_as_text(at_report: Open) -> None:

@@ -110,7 +110,7 @@ def test_settings_are_taken_together_when_run_is_pressed_and_kept_in_the_url(ins
     assert not app.exception
     assert text_of(app.title[0].value) != before and text_of(app.title[0].value).startswith("No steady state")
     assert query_of(app)["show.run"] == "load=100.0;requests=2000"
-    assert "latencies say how long it lasted" in shown(app)
+    assert "latencies only reflect how long the run lasted" in shown(app)
     again = open_query(query_of(app)).switch_page("ui/pages/simulate.py").run()
     assert again.title[0].value == app.title[0].value and again.number_input(key="run_requests").value == 2000
     next(button for button in again.button if button.label.startswith("Back to the plan")).click()
@@ -194,7 +194,7 @@ def test_a_measured_replica_of_unknown_memory_is_simulated(inside: Open, store: 
     scenario = replace(ONE, model="<b>acme</b>", gpus=(), precisions=(), isl=1000, osl=200)
     app = inside(scenario)
     assert not app.exception and app.metric
-    assert "the size of the cache is not known" in "\n".join(metric.delta for metric in app.metric)
+    assert "the size of the cache is unknown" in "\n".join(metric.delta for metric in app.metric)
     raw = "\n".join(part.value for part in (*app.title, *app.markdown, *app.caption))
     assert "x*y" not in raw and "<b>" not in raw
 

@@ -101,7 +101,7 @@ def test_infeasible_names_the_nearest_miss_and_what_would_do(opened: Open) -> No
     text = shown(app)
     assert "Nearest miss: h200_sxm TP1 fp8" in text.replace("*", "") and "0.1 ms" in text and "1 misses the SLA" in text
     needed = relaxations(NOWHERE.question, find(ONE.model, ONE.lengths, ONE.choice)[0])
-    assert needed[0].smallest is None and "p95 TTFT:** no value helps alone" in text
+    assert needed[0].smallest is None and "p95 TTFT:** no value is enough alone" in text
     assert needed[1].smallest and f"{milliseconds(needed[1].smallest.limit_s)} or more" in text
 
 
@@ -125,7 +125,7 @@ def test_a_narrow_choice_can_be_widened_where_it_is_infeasible(opened: Open) -> 
 def test_two_limits_that_nothing_meets_are_loosened_together(opened: Open) -> None:
     app = opened(replace(NOWHERE, ttft=Limit("ttft", 95, 0.001)))
     text = shown(app)
-    assert text.count("no value helps alone") == 2 and "Together:" in text
+    assert text.count("no value is enough alone") == 2 and "Together:" in text
     assert_no_answer(app)
     assert "You need" in click(app, "Use these limits").title[0].value
 
@@ -224,7 +224,7 @@ def test_a_parameter_that_comes_twice_is_told(opened: Open) -> None:
     app = AppTest.from_file(str(ROOT / "app.py"), default_timeout=120)
     app.query_params["rate"] = ["5", "75"]
     app.run()
-    assert not app.exception and "More than once" in text_of(app.warning[0].value)
+    assert not app.exception and "Repeated in the link" in text_of(app.warning[0].value)
     assert query_of(app)["rate"] == "75.0"
 
 

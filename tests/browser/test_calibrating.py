@@ -89,7 +89,7 @@ def test_a_run_started_in_one_browser_is_accepted_in_another_and_the_answer_rest
     first.context.close()
 
     second = visit(browser, setting.link("calibrate", "runs"))
-    expect(second.get_by_text("3 points wait to be accepted.")).to_be_visible()
+    expect(second.get_by_text("3 points await acceptance.")).to_be_visible()
     assert setting.store.run(1).state == "done"
     assert {point.verdict for point in setting.store.points(1)} <= {"", "steady"}
     expect(second.locator(".js-plotly-plot")).to_have_count(3)
@@ -122,7 +122,7 @@ def test_a_file_that_is_too_large_or_of_no_kind_is_refused_in_a_line(
     page.goto(setting.link("calibrate", "import"))
     chooser.wait_for(state="attached")
     chooser.set_input_files({"name": "../../x.json", "mimeType": "text/plain", "buffer": b'{"my secret": 1}'})
-    expect(page.get_by_text("This file was not taken")).to_be_visible()
+    expect(page.get_by_text("This file was not accepted")).to_be_visible()
     expect(page.get_by_text(re.compile(r"^x\.json: not a file of any known kind"))).to_be_visible()
     assert "my secret" not in page.get_by_test_id("stMain").inner_text()
     page.context.close()

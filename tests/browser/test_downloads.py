@@ -48,7 +48,7 @@ def cover(page: Page, title: str = TITLE) -> None:
     """Type the cover of the report."""
     for label, value in (("Title", title), ("Author", AUTHOR), ("Notes", "First line.\nSecond line.")):
         page.get_by_label(label, exact=True).fill(value)
-    page.get_by_role("button", name="Put on the report").click()
+    page.get_by_role("button", name="Apply to the report").click()
     expect(page.get_by_test_id("stMain").get_by_text(title[:25]).first).to_be_visible()
     rested(page)
 
@@ -142,7 +142,7 @@ def test_a_file_asked_for_with_the_change_of_a_field_is_not_taken_for_the_new_on
     belated = saved(desk, "JSON", tmp_path)
     expect(desk.get_by_role("heading", name="to serve 21 requests/s")).to_be_visible()
     rested(desk)
-    said = "answers the question as it was before"
+    said = "answers the question before the last change"
     if Report.from_json(belated.read_bytes()).given("rate_per_s") == 20:
         expect(desk.get_by_text(said)).to_be_visible()
         assert belated.name == before.name

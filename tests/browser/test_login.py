@@ -113,7 +113,7 @@ def test_other_accounts_stay_outside(
     try:
         page.goto(address)
         log_in(page)
-        title = page.get_by_role("heading", level=1).filter(has_text="not let in")
+        title = page.get_by_role("heading", level=1).filter(has_text="has no access")
         expect(title).to_be_visible(timeout=WAIT_MS)
         expect(page.get_by_text(words)).to_be_visible()
         expect(page.get_by_label("Peak load (requests/s)", exact=True)).to_have_count(0)

@@ -132,7 +132,7 @@ def cut_off() -> Iterator[str]:
 def test_a_store_out_of_reach_is_told_and_estimates_go_on(desk_context: BrowserContext, cut_off: str) -> None:
     with visitor(desk_context, cut_off) as page:
         opened(page, url_of(cut_off, show_method="sources"))
-        titles = TITLES | {"Calibrate": "The store of points cannot be reached"}
+        titles = TITLES | {"Calibrate": "The points store is unreachable"}
         for name, main in walk(page, PAGES):
             told = "check SIZING_DATABASE_URL" if name == "Calibrate" else "Measured points could not be read"
             expect(main.get_by_test_id("stAlert").filter(has_text=told)).to_be_visible()

@@ -234,7 +234,7 @@ def test_ctrl_c_keeps_the_points_and_says_how_to_go_on(plan: Path, database: str
         process.send_signal(signal.SIGINT)
         _, rest = process.communicate()
     assert process.returncode == 130
-    assert rest.strip().endswith("go on with: python -m calibration resume 1")
+    assert rest.strip().endswith("continue with: python -m calibration resume 1")
     assert (Store().run(1).state, Store().run(1).points) == ("interrupted", 2)
 
 
@@ -252,7 +252,7 @@ def test_a_second_run_at_the_same_server_is_refused_in_one_line_until_the_first_
         begun = Store().run(1).created
         told = refused(call("run", plan))
         assert f"is being measured by run 1 (process {first.pid} on" in told and f"begun {begun}" in told
-        assert "wait for its end or stop it" in told and [run.id for run in Store().runs()] == [1]
+        assert "wait until it ends or stop it" in told and [run.id for run in Store().runs()] == [1]
         assert "run 1 is being measured by" in refused(call("resume", 1))
         first.send_signal(signal.SIGINT)
         first.communicate()
@@ -274,7 +274,7 @@ def test_kill_9_in_a_sweep_loses_nothing_and_resume_measures_nothing_twice(plan:
         process.kill()
     before = Store().points(1)
     assert (Store().run(1).state, len(before) >= 2) == ("lost", True)
-    assert "its process is gone; go on with: python -m calibration resume 1" in call("show", 1).stdout
+    assert "its process is gone; continue with: python -m calibration resume 1" in call("show", 1).stdout
     assert call("resume", 1).exit_code == 0
     after = Store().points(1)
     assert [point.load_value for point in after] == [1, 2, 3, 4]

@@ -191,12 +191,12 @@ def test_a_log_that_would_fill_the_memory_is_refused_by_what_it_claims(
 
 def test_a_folder_that_cannot_be_written_is_one_line(store: Store) -> None:
     store.database.records.write_text("in the way")
-    with pytest.raises(FileError, match=r"^x\.csv: cannot be laid down to be read"):
+    with pytest.raises(FileError, match=r"^x\.csv: cannot be stored for reading"):
         preview(store, Upload("x.csv", table()))
 
 
 def test_options_with_a_file_that_says_all_itself_are_refused(store: Store) -> None:
-    with pytest.raises(FileError, match="--gpu: a points table says it itself"):
+    with pytest.raises(FileError, match="--gpu: a points table already says it"):
         preview(store, Upload("x.csv", table(), said=(("gpu", "h100"),)))
 
 

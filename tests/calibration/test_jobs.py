@@ -135,7 +135,7 @@ def test_a_run_that_does_not_answer_is_ended_by_force(store: Store, url: str) ->
     jobs.ask_to_stop(store, run_id)
     jobs.seen_to(store, run_id, patience_s=0.4)
     run = store.run(run_id)
-    assert (run.state, run.error) == ("interrupted", "it did not stop when it was asked, and was ended")
+    assert (run.state, run.error) == ("interrupted", "it did not stop when requested, and was terminated")
 
 
 @pytest.mark.usefixtures("allowed")

@@ -64,7 +64,7 @@ def test_a_relative_tokenizer_lies_beside_the_plan(tmp_path: Path) -> None:
         ("lengths: [{isl: 64, osl: 32}]\nconcurrency: [0]", "concurrency.0: "),
         ("lengths: [{isl: 64, osl: 32}]\nconcurrency: [1.5]", "concurrency.0: "),
         ("lengths: [{isl: 64, osl: 32}]\nrates: [0]", "rates.0: "),
-        ("lengths: [{isl: 64, osl: 32}]\nconcurrency: [4, 1, 4]", "concurrency: 4 is there more than once"),
+        ("lengths: [{isl: 64, osl: 32}]\nconcurrency: [4, 1, 4]", "concurrency: 4 is repeated"),
         (f"lengths: [{{isl: 64, osl: 32}}]\nconcurrency: {list(range(1, 10_002))}", "more than 10,000 levels"),
         (f"lengths: {[{'isl': n, 'osl': 1} for n in range(1, 202)]}\nrates: {list(range(1, 51))}", "201 lengths at 50"),
         (MINIMAL + "arrivals: weekly", "arrivals: arrivals 'weekly': use poisson, constant or gamma"),

@@ -232,7 +232,7 @@ def test_prefix_hits_and_speculation_carry_more() -> None:
     [
         ([Failure(2, 1.0)], "failure of replica 2: the fleet has replicas 0 to 1"),
         ([Failure(0, 1.0, 5.0), Failure(0, 4.0, 6.0)], "failures of replica 0 overlap"),
-        ([Failure(0, 1.0), Failure(1, 2.0)], "every replica fails for ever"),
+        ([Failure(0, 1.0), Failure(1, 2.0)], "every replica fails without recovering"),
     ],
 )
 def test_failures_that_make_no_sense_are_refused(failures: list[Failure], words: str) -> None:

@@ -124,7 +124,7 @@ def test_the_smallest_fleet_is_found_where_capacity_falls(
     smallest = next(replicas for replicas in range(1, 10_000) if enough(replicas))
     if found <= FEW:
         assert found == smallest
-    assert found <= math.ceil(1.25 * smallest)  # fleets of more than 16 are told apart in steps of a quarter at most
+    assert found <= math.ceil(1.25 * smallest)  # fleets of more than 16 are rounded to a quarter at most
 
 
 @settings(max_examples=60, deadline=None)

@@ -67,7 +67,7 @@ def test_replications_give_intervals(capsys: pytest.CaptureFixture[str], monkeyp
         ("--rate 5 --max-batch-size 10000000", "10,000,000 slots"),
         ("--rate 5 --speculate 3", "tokens:acceptance"),
         ("--rate 5 --cancel 0s", "cancel_s must be above 0 s"),
-        ("--rate 5 --replications 2 --token-gaps", "leave out --replications"),
+        ("--rate 5 --replications 2 --token-gaps", "omit --replications"),
     ],
 )
 def test_what_makes_no_sense_is_one_line(options: str, why: str, capsys: pytest.CaptureFixture[str]) -> None:

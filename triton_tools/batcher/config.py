@@ -15,7 +15,7 @@ TimeoutAction = Literal["REJECT", "DELAY"]
 Strategy = Literal["direct", "oldest"]
 MOST_ROWS = 100_000
 MOST_INSTANCES = 10_000
-"""Bounds of what is simulated: more is a slip of the keyboard, and would fill the memory."""
+"""Bounds of what is simulated: a larger number is almost certainly a typo, and would fill the memory."""
 DEFAULT_IDLE_US = 1_000_000
 """`max_sequence_idle_microseconds` where the configuration leaves it at 0."""
 
@@ -34,7 +34,7 @@ class QueuePolicy:
     max_size: int = 0
 
     def timeout_of(self, asked_us: int) -> int:
-        """Microseconds that a request which asks for `asked_us` (0: nothing) may wait; 0 = for ever."""
+        """Microseconds that a request with timeout `asked_us` (0: none) may wait; 0 = no limit."""
         if self.allow_override and 0 < asked_us < self.timeout_us:
             return asked_us
         return self.timeout_us

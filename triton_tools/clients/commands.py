@@ -76,7 +76,7 @@ def _is_given(ctx: click.Context, name: str) -> bool:
 
 
 def _check_files(wanted: Asked) -> None:
-    """A file that cannot be written is to fail now, not after the run."""
+    """Fail before the run if the file cannot be written."""
     if wanted.op_stats_csv is not None:
         printing.check_csv(wanted.op_stats_csv)
     if wanted.perfetto:

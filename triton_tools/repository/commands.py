@@ -85,7 +85,7 @@ def _flag(name: str, meaning: str) -> Callable[[Command], Command]:
 @_number("preferred_batch_sizes", "Queue: preferred batch sizes, separated by commas.", str)
 @_number("max_delay_us", "Queue: microseconds to wait for a preferred batch.", int, 0)
 @_number("max_queue_size", "Queue: most waiting requests; 0 no limit.", int, 0)
-@_number("timeout_us", "Queue: microseconds a request may wait; 0 for ever.", int, 0)
+@_number("timeout_us", "Queue: microseconds a request may wait; 0: no limit.", int, 0)
 @_number("timeout_action", "Queue: what becomes of it then.", click.Choice(TIMEOUT_ACTIONS), "REJECT")
 @click.option("--allow-timeout-override", is_flag=True, help="Queue: a request may ask for a shorter timeout.")
 @click.option("--preserve-ordering", is_flag=True, help="Queue: answer in the order of arrival.")

@@ -27,7 +27,7 @@ class Queueing:
         preferred_batch_sizes: empty: the contract's, which is max_batch_size in v0.8 and no batcher in v0.5.
         max_delay_us: how long a request may wait for a preferred batch.
         max_queue_size: most waiting requests, 0 no limit; the next one is refused.
-        timeout_us: how long a request may wait, 0 for ever; then `timeout_action`.
+        timeout_us: how long a request may wait, 0: no limit; then `timeout_action`.
         allow_timeout_override: a request may ask for a shorter timeout than `timeout_us`.
         priority_levels: 0 none; 1 is the highest, `default_priority_level` that of a request that names none.
     """

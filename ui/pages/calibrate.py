@@ -23,9 +23,9 @@ def page(scenario: Scenario) -> None:
         store = answers.store()
         runs = store.runs()
     except CalibrationError as error:
-        st.title("The store of points cannot be reached", anchor=False)
+        st.title("The points store is unreachable", anchor=False)
         st.error(plain(str(error)), icon=":material/database_off:")
-        st.markdown("Answers rest on estimates and on the points shipped with the program until it is there again.")
+        st.markdown("Until it is back, answers rest on estimates and on the points shipped with the program.")
         return
     st.title(_title(runs), anchor=False)
     for problem in answers.measured_points().problems:
@@ -39,7 +39,7 @@ def _title(runs: list[Run]) -> str:
     """What is there, in a sentence."""
     points = answers.measured_points().points
     if live := answers.live(runs):
-        return f"Run {live[0].id} is going on" if len(live) == 1 else f"{len(live)} runs are going on"
+        return f"Run {live[0].id} is active" if len(live) == 1 else f"{len(live)} runs are active"
     if not points:
         return "No points measured yet"
     deployments = len({point.deployment for point in points})
@@ -50,13 +50,13 @@ def _title(runs: list[Run]) -> str:
 def _tell(shown: str, runs: list[Run]) -> None:
     """What the last button led to, once; and that a run goes on, where that is not on screen anyway."""
     if refused := visit().refused:
-        st.error(plain(sentence_case(refused)), title="That was not done", icon=":material/block:")
+        st.error(plain(sentence_case(refused)), title="That did not work", icon=":material/block:")
     if done := visit().said:
         st.success(plain(done), icon=":material/check_circle:")
     visit().refused = visit().said = ""
     if shown != "runs" and (live := answers.live(runs)):
         named = ", ".join(str(run.id) for run in live)
-        st.caption(f":material/hourglass_top: Going on: run {named}. Runs shows how far.")
+        st.caption(f":material/hourglass_top: Active: run {named}. Runs shows its progress.")
 
 
 def _draw(shown: str, store: Store, scenario: Scenario, runs: list[Run]) -> None:

@@ -19,7 +19,7 @@ def page(scenario: Scenario) -> None:
     if scenario.missing:
         tell(scenario, None)
         return
-    with st.spinner("Working out how many GPUs, and checking the answer by simulation…"):
+    with st.spinner("Computing the number of GPUs and verifying it by simulation…"):
         outcome = answers.outcome(scenario)
     tell_unreadable(answers.measured_points().problems)
     plan = outcome.plan
@@ -56,14 +56,14 @@ def _compare(scenario: Scenario, plan: Plan) -> None:
             mime="text/csv",
             on_click="ignore",
             icon=":material/download:",
-            help="Every configuration, those left out too, with all columns.",
+            help="Every configuration, including those left out, with all columns.",
         )
     if shown == "table":
         compare.draw_table(plan, fleets, answers.small_curves(scenario, plan), picked, with_cost)
     else:
         compare.draw_matrix(plan)
     if not priced:
-        st.caption("Type a price per GPU-hour in the form (under More) to compare costs.")
+        st.caption("Enter a price per GPU-hour in the form (under More) to compare costs.")
     _open_the_choice(scenario)
     st.subheader("Side by side", anchor=False)
     compare.draw_list(fleets, picked)

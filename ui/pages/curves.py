@@ -29,7 +29,7 @@ def page(scenario: Scenario) -> None:
     if scenario.missing:
         tell(scenario, None)
         return
-    with st.spinner("Working out how many GPUs, and checking the answer by simulation…"):
+    with st.spinner("Computing the number of GPUs and verifying it by simulation…"):
         outcome = answers.outcome(scenario)
     plan = outcome.plan
     if chart == "interactivity":

@@ -18,7 +18,7 @@ TABLES = {"accuracy": "Accuracy", "sources": "Sources", "changes": "Changes"}
 def page(_: Scenario) -> None:
     """The whole page: one section at a time, or what a search finds in all of them."""
     texts = method.texts()
-    st.title("How the answer is made, and how far to trust it", anchor=False)
+    st.title("How the answer is computed, and how far to trust it", anchor=False)
     query = st.text_input(
         "Search the method",
         key="method_query",
@@ -63,7 +63,7 @@ def _accuracy() -> None:
         st.info("docs/accuracy.md is missing. Write it: python -m sizing validate --markdown docs/accuracy.md")
         return
     if found.verdict:
-        st.markdown(f"**{plain(found.verdict)}** A goal that is missed stays in the table.")
+        st.markdown(f"**{plain(found.verdict)}** Missed goals stay in the table.")
     if found.rows:
         table = pd.DataFrame(found.rows)
         order = [name for name in FIRST if name in table] + [str(name) for name in table if name not in FIRST]
@@ -92,14 +92,14 @@ ACCURACY_ALT = "Claims of accuracy: metric, median, p90 and worst error, the goa
 
 
 def _sources() -> None:
-    st.markdown("**Before anything is measured**, answers stand on these. They carry versions, not dates.")
+    st.markdown("**Before anything is measured**, answers rest on these sources. They have versions, not dates.")
     _table(method.sources(), "Catalogue and kernel timings")
     have = answers.measured_points()
     for problem in have.problems:
         st.warning(plain(problem), title="Measured points could not be read")
     rows = method.measurements(have.points)
     if not rows:
-        st.markdown("**Nothing has been measured yet.** The Calibrate page says how to measure a server of your own.")
+        st.markdown("**Nothing has been measured yet.** The Calibrate page says how to measure your own server.")
         return
     st.markdown("**Measured**, from the store and the files shipped with the program; void points are never fitted.")
     _table(rows, "Measured deployments with their dates")

@@ -18,8 +18,8 @@ from ui.words import BASIS_HELP, BASIS_LOOK, plain, sentence_case
 MOST_TITLE, MOST_AUTHOR, MOST_NOTES = 20_000, 1_000, 20_000
 """Characters. A browser field silently drops a text that is longer, so these are far beyond what the writers show."""
 FORMATS = {
-    "pdf": ("PDF", ":material/picture_as_pdf:", "Pages to print or send on; tagged for screen readers."),
-    "html": ("HTML", ":material/html:", "One file for any browser, light or dark; no script, nothing from a network."),
+    "pdf": ("PDF", ":material/picture_as_pdf:", "Pages to print or share; tagged for screen readers."),
+    "html": ("HTML", ":material/html:", "One file for any browser, light or dark; no scripts, no network access."),
     "xlsx": ("XLSX", ":material/table_view:", "A workbook: change the load, and replicas, GPUs and cost follow."),
     "json": ("JSON", ":material/data_object:", "Every number with unit and basis; the planner reads it again."),
 }
@@ -31,10 +31,10 @@ def page(scenario: Scenario) -> None:
     """The whole page for one scenario."""
     if scenario.missing:
         st.title(scenario.missing, anchor=False)
-        st.markdown("The form on the left says what is asked; with an answer there is something to report.")
+        st.markdown("Complete the form on the left; the report follows from its answer.")
         return
     started_s = time.monotonic()
-    with st.spinner("Working out how many GPUs, and checking the answer by simulation…"):
+    with st.spinner("Computing the number of GPUs and verifying it by simulation…"):
         outcome = answers.outcome(scenario)
     for problem in answers.measured_points().problems:
         st.warning(plain(problem), title="Measured points could not be read")
@@ -59,18 +59,18 @@ def _cover() -> dict[str, str]:
     """
     with st.form("report_cover", border=False):
         texts = {
-            "title": _typed("Title", "title", MOST_TITLE, "Model and load, if left empty"),
-            "author": _typed("Author", "author", MOST_AUTHOR, "Who answers for it"),
+            "title": _typed("Title", "title", MOST_TITLE, "Default: model and load"),
+            "author": _typed("Author", "author", MOST_AUTHOR, "Responsible author"),
             "notes": st.text_area(
                 "Notes",
                 key="report_notes",
                 max_chars=MOST_NOTES,
                 height=110,
-                placeholder="What the reader should know",
+                placeholder="Notes for the reader",
                 persist_state="session",
             ),
         }
-        st.form_submit_button("Put on the report", icon=":material/edit_note:")
+        st.form_submit_button("Apply to the report", icon=":material/edit_note:")
     return texts
 
 
@@ -108,10 +108,10 @@ def _downloads(found: Report, started_s: float) -> None:
     st.caption(f"Question {question_digest(found)}, as in the name of each file.")
 
 
-BELATED = "The file of a moment ago answers the question as it was before the last change. Download it again."
+BELATED = "The file just downloaded answers the question before the last change. Download it again."
 WITH_ANSWER = "The same numbers in all four, each with its unit and basis, and the link of this scenario."
 WITHOUT_ANSWER = (
-    "The report says why there is no answer, what would have to give and what was left out; it holds no count of GPUs."
+    "The report says why there is no answer, lists ways to meet the SLA and what was left out; it has no GPU count."
 )
 WITH_DAY = "With the GPUs of each hour: the page *Size* asks *Over a day*."
 WITHOUT_DAY = "For the GPUs of each hour choose *Over a day* on the page *Size*."

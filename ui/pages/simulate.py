@@ -39,7 +39,7 @@ LOOKS = {
 
 def page(scenario: Scenario) -> None:
     """The whole page: the replica of a scenario's plan, or what is shown beside it."""
-    shown = chosen("What to look into", VIEWS, "simulate")
+    shown = chosen("What to inspect", VIEWS, "simulate")
     if shown in LEARN:
         import_module(LEARN[shown]).page(scenario)
     else:
@@ -49,9 +49,9 @@ def page(scenario: Scenario) -> None:
 def _replica(scenario: Scenario) -> None:
     if scenario.missing:
         st.title(scenario.missing, anchor=False)
-        st.markdown("The form on the left says what is asked; then there is a replica to look into.")
+        st.markdown("Complete the form on the left; then there is a replica to inspect.")
         return
-    with st.spinner("Working out the answer whose replica is simulated…"):
+    with st.spinner("Computing the plan whose replica is simulated…"):
         outcome = answers.outcome(scenario)
     tell_unreadable(answers.measured_points().problems)
     if outcome.plan is None:
@@ -78,8 +78,8 @@ def _no_plan(outcome: Outcome) -> None:
     where = f"{left_out.gpu} TP{left_out.tp} {left_out.precision}: " if left_out else ""
     reason = left_out.why if left_out else outcome.reason
     st.markdown(
-        f"{plain(sentence_case(where + reason))}.  \nA replica is simulated at the load of a plan, and there is none: "
-        "loosen the limit that fails, or choose another GPU, TP or precision in the form on the left."
+        f"{plain(sentence_case(where + reason))}.  \nThe simulation needs the load of a plan, and there is none: "
+        "relax the limit that fails, or choose another GPU, TP or precision in the form on the left."
     )
     st.page_link("ui/pages/size.py", label="Every configuration and why it was left out", icon=":material/straighten:")
 
@@ -94,7 +94,7 @@ def _picked(plan: Plan) -> Fleet:
     if st.session_state.get(key) not in fleets:
         st.session_state[key] = next(iter(fleets))
     label = st.selectbox(
-        "Replica to look into", list(fleets), key=key, label_visibility="collapsed", persist_state="session"
+        "Replica to inspect", list(fleets), key=key, label_visibility="collapsed", persist_state="session"
     )
     visit().shown[key] = label
     return fleets[label]
@@ -147,7 +147,7 @@ def _cards(seen: Seen) -> None:
         )
         _card("KV cache, at most", *_kv_peak(seen), KV_HELP)
         if result.watched.pauses:
-            _card("Pauses", f"{result.watched.pauses:,}", "for lack of KV cache", PAUSES_HELP)
+            _card("Pauses", f"{result.watched.pauses:,}", "because the KV cache was full", PAUSES_HELP)
         _card("Without an answer", f"{result.lost:,}", _losses(result), LOST_HELP)
 
 
@@ -157,11 +157,11 @@ def _losses(result: Simulated) -> str:
     return ", ".join(f"{count:,} {name}" for name, count in counts.items() if count) or served
 
 
-CLOSE_HELP = "A close look: over two lives of a request, iteration by iteration where there are few."
+CLOSE_HELP = "Close-up: over twice the lifetime of a request, iteration by iteration where there are few."
 IN_FLIGHT_HELP = "Requests in a replica at once, running and waiting, averaged over time."
-KV_HELP = "Tokens that running requests hold, the highest sample of the first replica, and of how many."
-PAUSES_HELP = "Times that a running request lost its KV cache to others, over the whole run."
-LOST_HELP = "Requests turned away at a full line, or dropped from it after the timeout."
+KV_HELP = "Highest sample of the tokens that running requests hold in the first replica, and the cache size."
+PAUSES_HELP = "How often a running request lost its KV cache to others, over the whole run."
+LOST_HELP = "Requests rejected by a full queue, or dropped from it after the timeout."
 
 
 def _card(label: str, value: str, note: str, help_: str) -> None:
@@ -179,7 +179,7 @@ def _limit_card(result: Simulated, limit: Limit, share: float, allowed: float) -
         delta_arrow="off",
         icon=":material/check_circle:" if kept else ":material/cancel:",
         border=True,
-        help=f"In this run; and the share of the requests over {milliseconds(limit.limit_s)}, with how many may be.",
+        help=f"In this run; and the share of requests over {milliseconds(limit.limit_s)}, with the share allowed.",
     )
 
 
@@ -190,14 +190,14 @@ def _percent(share: float) -> str:
 def _kv_peak(seen: Seen) -> tuple[str, str]:
     peak = float(max(seen.result.watched.series[0].kv_tokens, default=0.0))
     if seen.setup.kv_tokens >= UNLIMITED_KV_TOKENS:
-        return significant(peak), "tokens; the size of the cache is not known"
+        return significant(peak), "tokens; the size of the cache is unknown"
     return _percent(peak / seen.setup.kv_tokens), f"{significant(peak)} of {seen.setup.kv_tokens:,} tokens"
 
 
 def _look(seen: Seen) -> None:
     """Only what is looked at is drawn."""
     if seen.result.saturated:
-        st.warning("The line grows as long as the run lasts: latencies say how long it lasted, nothing else.")
+        st.warning("The queue grows throughout the run: latencies only reflect how long the run lasted.")
     LOOK[chosen("What to look at", LOOKS, "inside", help=CLOSE_HELP)](seen)
 
 

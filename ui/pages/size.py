@@ -23,7 +23,7 @@ def page(scenario: Scenario) -> None:
         corner = st.container(horizontal=True, vertical_alignment="center", width="content")
     if scenario.missing:
         st.title(scenario.missing, anchor=False)
-        st.markdown("The form on the left says what is asked; the answer appears at once.")
+        st.markdown("Complete the form on the left; the answer appears at once.")
         return
     ANSWERS[asked](scenario, corner)
     with corner:

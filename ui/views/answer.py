@@ -38,7 +38,7 @@ BEYOND = 1.25
 def to_measure(candidate: Candidate, lengths: Lengths, in_flight: float, points: Sequence[Point]) -> str:
     """What to measure of a candidate, in a sentence: its lengths, and concurrency levels up to beyond the plan's.
 
-    `in_flight`: requests at once in a replica at the planned load; `points`: all to hand.
+    `in_flight`: requests at once in a replica at the planned load; `points`: all available ones.
     """
     levels = " and ".join(", ".join(map(str, levels_to(in_flight))).rsplit(", ", 1))
     have = sorted({(p.isl, p.osl) for p in points if _of(candidate, p) and not p.void})
@@ -76,7 +76,7 @@ ROW_PX, HEADER_PX = 28, 36
 def tell_unreadable_sources() -> None:
     """A line for each source of points that cannot be read; the answer goes on from the others."""
     for problem in answers.measured_points().problems:
-        st.warning(plain(problem), title="Measured points could not be read; the answer goes on without them")
+        st.warning(plain(problem), title="Measured points could not be read; the answer does not use them")
 
 
 def link_to_calibrate(label: str = "Measure it") -> None:
@@ -147,7 +147,7 @@ def left_out(rejected: Sequence[Rejection], expanded: bool = False) -> None:
 
 
 PER_GPU_HELP = (
-    "What a working replica is planned for, SLA met and headroom kept, over its GPUs. Over all GPUs owned: {}."
+    "Planned load of a working replica (SLA met, headroom kept) divided by its GPUs. Over all GPUs owned: {}."
 )
 GPUS_HELP = "GPUs to own: all replicas, spares included, times the GPUs of each."
 CHART_PX = 210
@@ -211,7 +211,7 @@ def tell_change_since_link(gpus: int | None, scenario: Scenario) -> None:
     elif gpus != then:
         st.info(f"When this link was made the answer was {then:,} GPUs{of_old}; {cause} it is {gpus:,}{of_new}.")
     elif old not in (None, new):
-        st.caption(f"The data have changed since this link was made{of_old}; the answer is the same{of_new}.")
+        st.caption(f"The data have changed since this link was created{of_old}; the answer is the same{of_new}.")
 
 
 def _cards(plan: Plan) -> None:
@@ -257,7 +257,7 @@ def _alternatives(plan: Plan, scenario: Scenario) -> None:
             "Requests/s per GPU": number(format="%.3g", help="Planned for a working replica, over its GPUs."),
             "Room to the SLA": number(format="%.0f %%", help="Left of the limit that binds, at the planned load."),
             "90 % band (GPUs)": st.column_config.TextColumn(
-                help="The count at both ends of what is known of the times."
+                help="The count at both ends of the uncertainty of the times."
             ),
         },
         alt=f"Configurations that meet the SLA, fewest GPUs first: {'; '.join(map(_in_words, plan.fleets[:3]))}.",
@@ -338,7 +338,7 @@ def _nearest_miss(rejected: Sequence[Rejection]) -> None:
     st.markdown(
         f"**Nearest miss:** {plain(f'{nearest.gpu} TP{nearest.tp} {nearest.precision}')}: "
         f"{limit_name(nearest.limit)} is {milliseconds(nearest.nearest_s)}{idle}, "
-        f"{room(nearest.nearest_s, nearest.limit)}. More GPUs do not help; this does:"
+        f"{room(nearest.nearest_s, nearest.limit)}. More GPUs do not help; these changes do:"
     )
 
 
@@ -351,7 +351,7 @@ def _relaxations(scenario: Scenario) -> None:
         loosened = " and ".join(f"{limit_name(each)} {milliseconds(each.limit_s)}" for each in ways.together.limits)
         with st.container(border=True):
             st.markdown(
-                f"**Together:** {loosened}, with {plain(ways.together.candidate.label)}. No limit alone will do."
+                f"**Together:** {loosened}, with {plain(ways.together.candidate.label)}. No single limit is enough."
             )
             st.button("Use these limits", on_click=use_limits, args=(ways.together.limits,))
     _widen(scenario)
@@ -367,7 +367,7 @@ def _relaxation(way: Relaxation, number: int) -> None:
     """One limit: from which value on it works, alone, and at which lower percentile it is kept as it is."""
     name, asked = limit_name(way.limit), milliseconds(way.limit.limit_s)
     if way.smallest is None and way.percentile is None:
-        st.markdown(f"**{name}:** no value helps alone, because another limit is missed too.")
+        st.markdown(f"**{name}:** no value is enough alone, because another limit fails too.")
         return
     with st.container(border=True):
         if way.smallest and way.candidate and way.roomy and way.smallest.limit_s > way.limit.limit_s:
@@ -381,10 +381,10 @@ def _relaxation(way: Relaxation, number: int) -> None:
 
 def _looser(smallest: Limit, roomy: Limit, candidate: Candidate, asked: str) -> None:
     least, half = milliseconds(smallest.limit_s), milliseconds(roomy.limit_s)
-    more = f" With {half} they carry half of what they can." if roomy != smallest else ""
+    more = f" With {half}, they carry half of what they can." if roomy != smallest else ""
     st.markdown(
         f"**{limit_name(smallest)}:** {least} or more (by simulation) instead of {asked}, with "
-        f"{plain(candidate.label)}. At {least} its replicas are all but idle, so it takes very many of them.{more}"
+        f"{plain(candidate.label)}. At {least} its replicas are nearly idle, so it takes very many of them.{more}"
     )
 
 
@@ -428,9 +428,9 @@ def _memory(rejected: tuple[Rejection, ...], scenario: Scenario) -> None:
 def export(query: Mapping[str, str]) -> None:
     """A button that opens the link and the way to the report."""
     with st.popover("Export", icon=":material/ios_share:"):
-        st.caption("This link opens the same question, with today's answer beside it.")
+        st.caption("This link opens the same question and shows today's answer.")
         st.code(address(query), language=None, wrap_lines=True, height=130)
-        st.page_link("ui/pages/report.py", label="Report to send or print", icon=":material/description:")
+        st.page_link("ui/pages/report.py", label="Report to share or print", icon=":material/description:")
 
 
 def address(query: Mapping[str, str]) -> str:

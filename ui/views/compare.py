@@ -156,13 +156,13 @@ def _columns() -> dict[str, Any]:
         "TP": column.NumberColumn(format="%d", width=45, help="GPUs of a replica."),
         "Requests/s per GPU": column.NumberColumn(format="%.3g", help="Planned for a working replica, over its GPUs."),
         "GPUs": column.NumberColumn(format="localized", help="All replicas, spares included, times the GPUs of each."),
-        "90 % band (GPUs)": column.TextColumn(help="The count at both ends of what is known of the times."),
+        "90 % band (GPUs)": column.TextColumn(help="The count at both ends of the uncertainty of the times."),
         ROOM: column.ProgressColumn(
             min_value=0,
             max_value=100,
             format="%.0f %%",
             width=120,
-            help="Left of the limit that binds, at the planned load.",
+            help="Unused part of the binding limit, at the planned load.",
         ),
         "Basis": column.TextColumn(help="Fitted: within what was measured. Extrapolated or estimated: measure first."),
         PER_HOUR: column.NumberColumn(
@@ -175,7 +175,7 @@ def _columns() -> dict[str, Any]:
             width=100,
             y_min=0.0,
             y_max=1.5,
-            help="Predicted over allowed latency of the tightest limit, from no load to 1.1 × the capacity.",
+            help="Predicted divided by allowed latency of the tightest limit, from no load to 1.1 × the capacity.",
         ),
     }
 

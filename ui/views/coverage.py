@@ -40,11 +40,11 @@ ENOUGH = 2
 def coverage_view(scenario: Scenario, waiting: int) -> None:
     """`waiting` points of the store are not accepted yet."""
     if waiting:
-        st.info(f"{waiting} points wait to be accepted, and are not counted here: see Runs.")
+        st.info(f"{waiting} points await acceptance and are not counted here: see Runs.")
     if points := answers.measured_points().points:
         _measured(points)
     else:
-        st.markdown("**Nothing has been measured yet.** Plan a run under New run, or bring in a file under Import.")
+        st.markdown("**Nothing has been measured yet.** Plan a run under New run, or import a file under Import.")
     _stands_on(scenario)
 
 
@@ -96,11 +96,11 @@ def _row(deployment: Deployment, lengths: Lengths, group: Sequence[Point]) -> di
 
 def _stands_on(scenario: Scenario) -> None:
     """What the present question's answer rests on, and what would make it surer."""
-    st.subheader("What the present question's answer stands on", anchor=False)
+    st.subheader("What the current answer rests on", anchor=False)
     if scenario.missing:
-        st.markdown(f"{scenario.missing}: then there is an answer to look behind.")
+        st.markdown(f"{scenario.missing} to get an answer first.")
         return
-    with st.spinner("Working out what the answer stands on…"):
+    with st.spinner("Finding what the answer rests on…"):
         outcome = answers.outcome(scenario)
     if outcome.plan is None:
         st.markdown(f"**{plain(outcome.title)}.** {plain(outcome.reason)}")
@@ -125,7 +125,7 @@ def _next(scenario: Scenario, plan: Plan | None) -> None:
         visit().advice_for = scenario
     if visit().advice_for != scenario:
         return
-    with st.spinner("Weighing every level by what it would tell…"):
+    with st.spinner("Ranking levels by how much they would narrow the band…"):
         advice = answers.advice(scenario, deployment)
     if advice.option is None:
         st.markdown(plain(advice.text))
@@ -136,7 +136,7 @@ def _next(scenario: Scenario, plan: Plan | None) -> None:
     st.button("Plan this run", icon=":material/add:", on_click=_plan, args=(option, deployment))
 
 
-NEXT_HELP = "Weighs every level not measured yet by how much it would narrow the band of this answer, for its time."
+NEXT_HELP = "Ranks every unmeasured level by how much it would narrow the band of this answer per minute of measuring."
 
 
 def _deployment(scenario: Scenario, plan: Plan | None) -> Deployment | None:
@@ -157,7 +157,7 @@ def _plan(option: Option, deployment: Deployment | None) -> None:
 
 # --- Import: the file of another tool, a points table or an exported run, looked at before it is taken in
 
-TOLD = "Told from the file"
+TOLD = "Detected from the file"
 KIND_NAMES = {
     POINTS_TABLE: "Points table (CSV)",
     "aiperf": "AIPerf",
@@ -193,7 +193,7 @@ def import_view(store: Store) -> None:
     said = _said()
     _let_go_of_all_but(file)
     if file is None:
-        st.caption("Nothing is kept before you have seen the points and accepted them.")
+        st.caption("Nothing is stored before you have reviewed and accepted the points.")
         return
     _looked_at(store, _upload(file, kind, said))
 
@@ -209,7 +209,7 @@ def _let_go_of_all_but(file: UploadedFile | None) -> None:
 
 def _said() -> dict[str, object]:
     """What the file leaves out."""
-    with st.expander("What the file does not say of the deployment and the load"):
+    with st.expander("Deployment and load details missing from the file"):
         columns = st.columns(3)
         drawn = [*TEXTS, *WHOLE, *REAL]
         for number, name in enumerate(drawn):
@@ -234,7 +234,7 @@ def _looked_at(store: Store, upload: Upload) -> None:
     with st.spinner("Reading the file…"):
         points = answers.read(upload)
     if isinstance(points, str):
-        st.error(plain(_in_fields(points)), title="This file was not taken", icon=":material/block:")
+        st.error(plain(_in_fields(points)), title="This file was not accepted", icon=":material/block:")
         return
     void = sum(point.void for point in points)
     st.markdown(f"**{plain(upload.shown_name)}: {len(points)} points**, {void} of them void. {_about(points)}")
@@ -244,7 +244,7 @@ def _looked_at(store: Store, upload: Upload) -> None:
         icon=":material/check:",
         on_click=_take_in,
         args=(store, upload),
-        help="They are kept, and answers for this deployment then rest on them.",
+        help="Stores the points; answers for this deployment then use them.",
     )
     review(points, "import")
 

@@ -70,7 +70,7 @@ def draw_latency(scenario: Scenario, name: str, fleet: Fleet) -> None:
 
 KNEE_HELP = (
     "Shaded: the headroom kept. Knee: where load over mean end-to-end time is highest; beyond it more load costs "
-    "more in latency than it brings in throughput."
+    "more latency than it gains in throughput."
 )
 
 
@@ -99,7 +99,7 @@ def _try_load(scenario: Scenario, name: str, fleet: Fleet, limits: Sequence[Limi
     predicted = answers.prediction(scenario, name, fleet, rate)
     if predicted.saturated:
         st.markdown(
-            f":material/cancel: At {significant(rate)} requests/s a replica's queue grows without end; "
+            f":material/cancel: At {significant(rate)} requests/s a replica's queue grows without bound; "
             f"the stable rate is {significant(fleet.stable_per_s)}."
         )
         return
@@ -143,7 +143,7 @@ def _measured_row(point: Point, limits: Sequence[Limit]) -> dict[str, str]:
 
 # --- Throughput against interactivity: what each configuration gives as users get faster or slower answers
 
-NO_PRICE = "Type a price per GPU-hour in the form (under More) to draw cost per million output tokens."
+NO_PRICE = "Enter a price per GPU-hour in the form (under More) to draw cost per million output tokens."
 
 
 def draw_interactivity(scenario: Scenario, outcome: Outcome) -> None:
@@ -151,7 +151,7 @@ def draw_interactivity(scenario: Scenario, outcome: Outcome) -> None:
     plan, price = outcome.plan, scenario.price_per_gpu_hour
     options = {name: measure.title for name, measure in THROUGHPUT.items() if name != "cost" or price is not None}
     measure = THROUGHPUT[chosen("Throughput as", options, "against", help=HELP)]
-    with st.spinner("Asking every configuration at rising load…"):
+    with st.spinner("Predicting every configuration at rising load…"):
         curves = answers.speeds(scenario, plan)
     drawn = [spots for spots in spots_of(curves, measure, scenario.osl, price or 0.0) if spots]
     if not drawn:
@@ -167,7 +167,7 @@ def draw_interactivity(scenario: Scenario, outcome: Outcome) -> None:
         f"{len(drawn)} configurations at rising load by formula, faint. Bold: the front, where nothing "
         f"{measure.better} can be had at that interactivity; solid where the SLA holds, dotted where it does not. "
         "Interactivity is 1 / mean ITL. Per GPU: of a working replica, without spares and headroom, which the answer "
-        "counts as well."
+        "includes."
     )
     if price is None:
         st.caption(NO_PRICE)
@@ -183,13 +183,13 @@ def _tell_nothing(scenario: Scenario, outcome: Outcome) -> None:
     st.markdown("Outputs of one token have no gaps between tokens, hence no interactivity: ask for longer outputs.")
 
 
-HELP = "What a GPU gives, against how fast each user reads."
+HELP = "Throughput per GPU against the speed each user sees."
 
 
 def _interactivity_title(best: Sequence[Spot], measure: Measure) -> str:
     held = [spot for spot in best if spot.meets]
     if not held:
-        return "No configuration on the front keeps this SLA"
+        return "No configuration on the front meets this SLA"
     word, pick = ("Most", max) if measure.better == "higher" else ("Lowest", min)
     top = pick(held, key=lambda spot: spot.y)
     return f"{word} {lower_first(measure.title)} under this SLA: {significant(top.y)} with {top.name}"
@@ -264,7 +264,7 @@ def draw_fleet_sizes(scenario: Scenario, plan: Plan, name: str, fleet: Fleet) ->
     st.title(plain(f"{fleet.gpus:,} GPUs at {significant(rate)} requests/s, {twice:,} at twice the load"), anchor=False)
     low, high = _range(rate)
     if low >= high:
-        st.warning("The range ends before it begins: make its end larger than its start.")
+        st.warning("The range ends before it starts: make its end larger than its start.")
         return
     others = best_of_other_gpus(plan, fleet)
     steps = [
@@ -274,7 +274,7 @@ def draw_fleet_sizes(scenario: Scenario, plan: Plan, name: str, fleet: Fleet) ->
     show(gpus_against_load(steps, high, rate, fleet.gpus, f"{fleet.gpus:,} GPUs", ink()), "fleet_size")
     st.caption(
         "Counts round up to whole replicas, so the line steps; spares included, headroom kept. Shaded: the 90 % band "
-        f"of {plain(fleet.candidate.label)}, where it has an end. A replica's capacity is kept as at the planned load."
+        f"of {plain(fleet.candidate.label)}, where it is bounded. A replica's capacity is taken as at the planned load."
     )
     _try_rate(scenario, fleet)
     _fleet_sizes_table(steps)
@@ -315,7 +315,7 @@ def _try_rate(scenario: Scenario, fleet: Fleet) -> None:
             f"try_fleet_{scenario.rate_per_s}",
             "A load of the whole fleet: type one to see its GPUs.",
         )
-        use_load(rate, "Makes this the peak load of the scenario, which is then planned for anew.")
+        use_load(rate, "Makes this the peak load of the scenario and plans again.")
     st.markdown(
         f"At {significant(rate)} requests/s: **{gpus_for(question, fleet, rate):,} GPUs** as "
         f"{plain(fleet.candidate.label)}."
@@ -352,7 +352,7 @@ EXTRAPOLATED = " (extrapolated)"
 
 def draw_lengths(scenario: Scenario, name: str, fleet: Fleet) -> None:
     """The grid around the scenario's lengths as lines and as a table."""
-    with st.spinner("Asking for other lengths…"):
+    with st.spinner("Computing other lengths…"):
         cells = answers.lengths(scenario, name, fleet)
     st.title(plain(_lengths_title(cells, scenario)), anchor=False)
     show(requests_over_lengths(cells, scenario.isl, scenario.osl, ink()), "lengths")
@@ -409,7 +409,7 @@ def draw_memory(scenario: Scenario, plan: Plan, fleet: Fleet) -> None:
     uses = {name: use for name, use in found.items() if isinstance(use, MemoryUse)}
     own = next(iter(found.values()))
     if isinstance(own, str):
-        st.title("Memory of this configuration is not known", anchor=False)
+        st.title("The memory of this configuration is unknown", anchor=False)
         st.markdown(plain(sentence_case(own)) + ".")
     else:
         st.title(plain(_memory_title(own)), anchor=False)

@@ -23,9 +23,9 @@ from ui.words import plain
 state = st.session_state
 LOAD = "Load (% of the peak)"
 TALL_PX = 300
-DAY_HELP = "Fills in 24 hourly loads to start from. They are made up, not measured: put your own in their place."
-EDITOR_HELP = "Of the busiest hour, which stands for the peak load of the form."
-GPU_HOURS_HELP = "Hours times GPUs that run, spares included; replicas are taken to start and stop at once."
+DAY_HELP = "Fills in 24 example loads to start from. They are invented, not measured: replace them with your own."
+EDITOR_HELP = "Relative to the busiest hour, which has the peak load of the form."
+GPU_HOURS_HELP = "Hours times running GPUs, spares included; replicas are assumed to start and stop instantly."
 
 
 def show_day(plan: Plan, day: Daily, scenario: Scenario) -> None:
@@ -58,13 +58,13 @@ def _cards(plan: Plan, day: Daily) -> None:
             "GPUs at the peak",
             f"{day.constant_gpus:,}",
             "if sized for the peak",
-            "All day, if the fleet does not follow the load.",
+            "If the fleet does not follow the load.",
         )
         paid = "" if price is None else f"{significant(price * day.gpu_hours)} a day"
         card("GPU-hours a day", f"{day.gpu_hours:,}", paid or f"of {day.constant_gpu_hours:,}", GPU_HOURS_HELP)
         saved = day.constant_gpu_hours - day.gpu_hours
         worth = f"{saved:,} GPU-hours" if price is None else f"{saved:,} GPU-hours, {significant(price * saved)} a day"
-        card("Saved", percent(day.saved), worth, "Against a fleet that is sized for the busiest hour all day.")
+        card("Saved", percent(day.saved), worth, "Compared with running the busiest hour's fleet all day.")
 
 
 def ask_day() -> None:

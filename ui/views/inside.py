@@ -220,7 +220,7 @@ FIELDS: Mapping[str, tuple[str, Parse]] = {
     "line": ("max_waiting", _number_within(LINE, int)),
     "timeout": ("queue_timeout_s", _number_within(PATIENCE_S, float)),
 }
-"""Key in the URL -> field of the setup and the reader of its text. Keys are for ever: old links must open."""
+"""Key in the URL -> field of the setup and the reader of its text. Keys are permanent: old links must open."""
 assert [field for field, _ in FIELDS.values()] == [field.name for field in fields(RunSetup)]
 
 
@@ -245,7 +245,7 @@ POLICY_NAMES: Mapping[Policy, str] = {
     "static": "Static batches",
 }
 KV_POLICY_NAMES: Mapping[KvPolicy, str] = {
-    "guaranteed_no_evict": "Reserve for the whole answer",
+    "guaranteed_no_evict": "Reserve the whole answer",
     "max_utilization": "Fill up, pause when full",
 }
 
@@ -263,7 +263,7 @@ def close_look_view(seen: Seen) -> None:
 
 def _draw_timeline(seen: Seen, series: TimeSeries) -> None:
     if not len(series.time_s):
-        st.caption("Nothing was computed in this stretch of the run.")
+        st.caption("The replica was idle in this part of the run.")
         return
     line = timeline(series)
     for number, chart in enumerate(_charts_over_time(series, seen.setup.kv_tokens)):
@@ -354,7 +354,7 @@ def slowest(seen: Seen) -> None:
     """The requests around the slowest first token, as bars."""
     lives = lives_around_slowest(seen.result)
     if lives is None:
-        st.caption("No request was served in this run.")
+        st.caption("This run served no requests.")
         return
     st.markdown(lives_in_words(lives))
     show(lives_of_requests(lives, ink()), "lives")
@@ -421,7 +421,7 @@ def _verdict(far: int, of: int) -> str:
         )
     return (
         f":material/warning: **Formula and simulation differ by more than {percent(TOLERANCE)}** on {far} of {of} "
-        "figures. There the simulation counts: the plan's own count is checked by it."
+        "figures. Trust the simulation there: it also checks the plan's own count."
     )
 
 
@@ -449,23 +449,23 @@ ARRIVAL_NAMES: Mapping[str, str] = {
 NUMBERS: tuple[tuple[str, str, Range, str], ...] = (
     ("load_per_s", "Load (requests/s per replica)", LOAD, "The plan gives each working replica this much."),
     ("requests", "Requests to simulate", REQUESTS, "The first tenth is not counted. 200,000 at most: about a second."),
-    ("seed", "Seed", SEED, "Another seed draws other requests: what stays the same is no accident."),
+    ("seed", "Seed", SEED, "Another seed draws other requests: results that persist are not chance."),
 )
 LIMITS: tuple[tuple[str, str, Range, str], ...] = (
     ("max_batch_size", "Batch limit (requests)", SLOTS, "Requests that run at once."),
     ("token_budget", "Token budget (per iteration)", BUDGET, "Tokens of one iteration, prompts and decode steps."),
-    ("kv_tokens", "KV cache (tokens)", KV_TOKENS, "Tokens of prompts and answers that memory holds."),
-    ("max_waiting", "Waiting line (requests)", LINE, "A longer line is turned away; 0: no limit."),
-    ("queue_timeout_s", "Queue timeout (s)", PATIENCE_S, "Dropped when it has waited this long; 0: never."),
+    ("kv_tokens", "KV cache (tokens)", KV_TOKENS, "Tokens of prompts and answers that fit in memory."),
+    ("max_waiting", "Waiting line (requests)", LINE, "Requests beyond this are rejected; 0: no limit."),
+    ("queue_timeout_s", "Queue timeout (s)", PATIENCE_S, "Requests that have waited this long are dropped; 0: never."),
 )
 POLICY_HELP = (
     "In chunks: every iteration holds one token of each running request and as much of the prompts as the token budget "
-    "leaves. Whole prompts: the same without cutting prompts. Prompts first: waiting prompts run alone, then decode "
-    "steps. Static: a batch is taken when the last one has ended entirely."
+    "allows. Whole prompts: the same without splitting prompts. Prompts first: waiting prompts run alone, then decode "
+    "steps. Static: a batch is admitted when the previous one has ended entirely."
 )
 KV_POLICY_HELP = (
-    "Reserve: a request enters when its prompt and its answer fit. Fill up: it enters when its prompt fits; when "
-    "memory runs out, the request admitted last is paused and computed again."
+    "Reserve: a request is admitted when prompt and answer fit. Fill up: it is admitted when its prompt fits; if "
+    "memory runs out, the request admitted last is paused and recomputed."
 )
 
 
@@ -476,7 +476,7 @@ def draw(plan: RunSetup) -> RunSetup:
     if text:
         visit().shown[IN_URL] = text
     if problems:
-        st.warning("  \n".join(map(plain, problems)), title="Settings of this link that were not taken as they stand")
+        st.warning("  \n".join(map(plain, problems)), title="Settings of this link that were not applied as given")
     _fill(setup)
     title = plain(f"{'Your' if text else 'Planned'} run: {in_words(setup)}")
     with st.expander(title, icon=":material/tune:", key="run_settings"), st.form("run", border=False):

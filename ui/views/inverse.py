@@ -26,8 +26,8 @@ from ui.views.answer import (
 )
 from ui.words import limit_name, plain
 
-FLEET_HELP = "GPUs that there are, of the types chosen in the form; each type is asked about alone, not mixed."
-RATE_HELP = "To plan for: the SLA is met and the headroom kept with the spares idle. The SLA fails at {} requests/s."
+FLEET_HELP = "Available GPUs, of the types chosen in the form; each type is evaluated alone, not mixed."
+RATE_HELP = "The load to plan for: SLA met, headroom kept, spares idle. The SLA fails at {} requests/s."
 
 
 def ask_fleet() -> None:
@@ -100,13 +100,13 @@ def why_wide(fleet: Existing) -> str:
     if fleet.low > 0 and fleet.high <= WIDE * fleet.low:
         return ""
     sigma = percent(fleet.candidate.relative_sigma)
-    return f"The band is wide: the law's times are known to {sigma} (standard error). A few measured points narrow it."
+    return f"The band is wide: the law's times have a standard error of {sigma}. A few measured points narrow it."
 
 
 def bound(fleet: Existing) -> str:
     """What keeps these GPUs from serving more."""
     if fleet.binding == "stable rate":
-        return "stable rate: beyond it a replica's queue grows without end, before a limit is reached"
+        return "stable rate: beyond it a replica's queue grows without bound, before a limit is reached"
     value, allowed = fleet.predicted.value_s(fleet.limit), fleet.limit.limit_s
     return f"{limit_name(fleet.limit)}: {milliseconds(value)} of {milliseconds(allowed)} at this load"
 
@@ -120,9 +120,9 @@ def _table(fleets: Sequence[Existing]) -> None:
         height=table_height(len(fleets)),
         column_config={
             "GPU": st.column_config.TextColumn(help="The first row is the answer."),
-            "Requests/s": number(format="%.3g", help="Planned for: SLA met, headroom and spares kept."),
+            "Requests/s": number(format="%.3g", help="The load to plan for: SLA met, headroom and spares kept."),
             "Requests/s per GPU": number(format="%.3g", help="Over the GPUs that carry load."),
-            "GPUs left over": number(format="%d", help="GPUs that do not make up a replica."),
+            "GPUs left over": number(format="%d", help="GPUs too few to form another replica."),
         },
         alt="Ways to run these GPUs, most requests/s first: "
         + "; ".join(f"{significant(f.rate_per_s)} requests/s as {f.candidate.label}" for f in fleets[:3]),

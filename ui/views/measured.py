@@ -30,7 +30,7 @@ Measure a server with a sweep plan:
 python -m calibration run plan.yaml
 ```
 
-No GPU at hand? Start the reference server, a real Triton server with a small model on the CPU, and measure that:
+No GPU available? Start the reference server, a real Triton server with a small model on the CPU, and measure that:
 
 ```
 python -m calibration serve
@@ -91,7 +91,7 @@ def _title(curve: Curve) -> str:
 
 def _provenance(curve: Curve) -> None:
     deployment = curve.deployment
-    engine = f"{deployment.engine} {deployment.engine_version}".strip() or "an engine not named"
+    engine = f"{deployment.engine} {deployment.engine_version}".strip() or "an unnamed engine"
     when = max((point.measured_at for point in curve.points), default="")[:10]
     count = f"{len(curve.points)} points measured on {engine}{f', last on {when}' if when else ''}"
     with st.container(horizontal=True, vertical_alignment="center", gap="small"):
@@ -191,7 +191,7 @@ def _table(curve: Curve, law: Mapping[Point, PointError]) -> None:
         mime="text/csv",
         on_click="ignore",
         icon=":material/download:",
-        help="These points with every column of the points table; sizing and calibration read it back.",
+        help="These points with every column of the points table; sizing and calibration can read it.",
     )
 
 

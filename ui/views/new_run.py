@@ -26,7 +26,7 @@ state = st.session_state
 PLACE = "HOST:8001"
 """Stands for the server in a plan that is started by hand."""
 LABELS = {"model": "Model", "precision": "Precision", "gpu": "GPU", "engine": "Engine", "engine_version": "Its version"}
-LABEL_HELP = "Written on the points. Empty: as the server says itself; it says so if it does not know."
+LABEL_HELP = "Recorded with the points. Empty: as the server reports; the run asks for it if the server does not know."
 LONGEST_LABEL = 120
 UNREAD = "Not read"
 USUAL = {"run_served": "ensemble", "run_longest": 120, "run_half": 5.0, "run_seed": 0, "run_budget": 30.0}
@@ -76,12 +76,12 @@ def server() -> dict[str, str]:
 PROTOCOLS = {"grpc": "gRPC", "http": "HTTP"}
 TARGET_HELP = f"Servers that the operator lists in {jobs.TARGETS_VARIABLE}."
 SERVED_HELP = "The Triton model that requests go to: ensemble, tensorrt_llm, tensorrt_llm_bls or another text model."
-METRICS_HELP = "The server's own metrics, read during each level to check nobody else loads it."
+METRICS_HELP = "The server's own metrics, read during each level to check that no other client loads it."
 
 
 def labels() -> dict[str, str | int]:
     """Draw the deployment's fields; those that say something."""
-    with st.expander("Deployment, where the server does not say it itself"):
+    with st.expander("Deployment, if the server does not report it"):
         columns = st.columns(3)
         for number, (name, title) in enumerate(LABELS.items()):
             columns[number % 3].text_input(title, max_chars=LONGEST_LABEL, key=f"run_{name}", help=LABEL_HELP)
@@ -103,7 +103,7 @@ def lengths() -> Lengths:
 
 
 CV_HELP = (
-    "Users whose requests are all equal can stay in step, which hides what the server does with other loads. 0.3 for "
+    "Users with equal requests can stay in lockstep, which hides how the server handles other loads. 0.3 for "
     "the input and 0.5 for the output vary like chat."
 )
 
@@ -114,13 +114,13 @@ def load(scenario: Scenario) -> dict[str, object]:
     left, middle, right = st.columns(3)
     longest_s = left.number_input("Longest time per level (s)", 1, 3600, step=10, key="run_longest", help=LONGEST_HELP)
     half = middle.number_input("Means known to ± (%)", 1.0, 50.0, format="%g", key="run_half", help=LONGEST_HELP)
-    seed = right.number_input("Seed", 0, 2**31 - 1, step=1, key="run_seed", help="Prompts and arrivals follow from it.")
+    seed = right.number_input("Seed", 0, 2**31 - 1, step=1, key="run_seed", help="Determines prompts and arrivals.")
     values = {"concurrency": tuple(users), "longest_s": longest_s, "half_width": half / 100, "seed": seed}
     return values | {"question": _question(scenario)}
 
 
-USERS_HELP = "Users of the closed loop, one level each: every one sends its next request when its last is answered."
-LONGEST_HELP = "A level ends when the means of TTFT, ITL and requests/s are known that well, or its time is over."
+USERS_HELP = "Users of the closed loop, one level each; a user sends the next request when the last is answered."
+LONGEST_HELP = "A level ends when the means of TTFT, ITL and requests/s are known this precisely, or its time is up."
 
 
 def _question(scenario: Scenario) -> Question:
@@ -141,7 +141,7 @@ def _question(scenario: Scenario) -> Question:
 
 
 ADAPTIVE_HELP = (
-    "Of the levels above those are measured that make the GPU count of the question on the left sure. The run stops "
+    "Measures only the levels that determine the GPU count of the question on the left. The run stops "
     "when the count no longer changes."
 )
 
@@ -163,7 +163,7 @@ def new_run_view(store: Store, scenario: Scenario) -> None:
         file = plan_file(new)
         file.plan.levels()
     except (CalibrationError, SizingError) as error:
-        st.warning(plain(sentence_case(str(error).removeprefix("the form, "))), title="This is no plan yet")
+        st.warning(plain(sentence_case(str(error).removeprefix("the form, "))), title="This is not a plan yet")
         return
     expected = _expected(new, file)
     minutes = _in_words(expected, new)
@@ -180,7 +180,7 @@ def _startable() -> bool:
     """Whether the page may start runs; if not, why."""
     if not jobs.is_allowed():
         st.info(
-            "A run loads a server and costs GPU time, and whoever has this page's address could press the button. The "
+            "A run loads a server and costs GPU time, and anyone with this page's address could press the button. The "
             f"operator turns it on by starting the app with {jobs.ALLOW_VARIABLE}=1 and the servers that may be "
             f"measured in {jobs.TARGETS_VARIABLE}. Until then: fill in the plan here, and run it on the command line.",
             title="Starting runs from this page is off",
@@ -188,7 +188,7 @@ def _startable() -> bool:
         return False
     targets = jobs.targets()
     for entry in targets.faulty:
-        st.warning(plain(f"{entry[:80]} is no host:port and is left out."), title=f"In {jobs.TARGETS_VARIABLE}")
+        st.warning(plain(f"{entry[:80]} is not host:port and is ignored."), title=f"In {jobs.TARGETS_VARIABLE}")
     if not targets.allowed:
         st.warning(
             f"The operator lists the servers that may be measured: {jobs.TARGETS_VARIABLE}=gpu-7:8001,gpu-8:8001",
@@ -223,16 +223,16 @@ def _levels(file: PlanFile, expected: Duration) -> str:
     """What is measured, and what the minutes do not hold."""
     plan, levels = file.plan, len(file.plan.levels())
     if plan.adaptive is not None:
-        return f"Of {levels} levels those that the question needs."
+        return f"Of {levels} levels, those that the question needs."
     checks = ", then one with random arrivals at 70 % of the most requests/s found" if plan.check_loads else ""
-    warm_up = "Each level's warm-up and end take the time of about four requests more." if expected.at_most else ""
+    warm_up = "Each level's warm-up and drain take about four request durations more." if expected.at_most else ""
     return f"{levels} {'level' if levels == 1 else 'levels'}{checks}. {warm_up}"
 
 
 def _start_button(store: Store, file: PlanFile, minutes: str) -> None:
     busy = next((run for run in store.runs() if run.target == file.plan.server.url and run.state in LIVE), None)
     if busy is not None:
-        st.info(f"Run {busy.id} is measuring {plain(busy.target)}: two at once would disturb each other.")
+        st.info(f"Run {busy.id} is measuring {plain(busy.target)}: two runs at once would disturb each other.")
     st.button(
         f"Start: {minutes}",
         type="primary",
@@ -259,5 +259,5 @@ def _by_hand(file: PlanFile) -> None:
         on_click="ignore",
         icon=":material/download:",
     )
-    st.markdown(f"Put your server in the place of `{PLACE}`, then:")
+    st.markdown(f"Replace `{PLACE}` with your server, then:")
     st.code("python -m calibration run plan.yaml", language="sh")

@@ -1,4 +1,4 @@
-"""The runs: how the one that goes on gets on, and of one that has ended the points, to be accepted or discarded."""
+"""Progress of the active run; accept or discard the points of finished runs."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def review(points: Sequence[Point], key: str) -> None:
 
 def _law(trial: FittedPoints, key: str) -> None:
     if len(trial.void) == len(trial.points):
-        st.warning("Every point is void: accepted or not, no answer will rest on them. Measure again.")
+        st.warning("Every point is void: accepted or not, no answer will use them. Measure again.")
         return
     if trial.fitted is None:
         st.info(f"No law can be fitted to these points alone: {plain(trial.why)}.".replace("..", "."))
@@ -83,7 +83,7 @@ def _verdict(fitted: Fit) -> str:
     if chi2 > POOR:
         fits = "**the law does not fit well**"
     elif isfinite(fitted.leave_one_out) and fitted.leave_one_out > UNFORESEEN:
-        fits = "it fits, but **does not foretell a point it has not seen: measure more levels**"
+        fits = "it fits, but **does not predict a point it has not seen: measure more levels**"
     else:
         fits = "the law fits"
     return (
@@ -142,7 +142,7 @@ ROWS_PX, HEADER_PX, ROWS_SEEN = 28, 38, 8
 STATE_WORDS = {
     "queued": "starting",
     "running": "running",
-    "lost": "lost: its process is gone, or was silent for half a minute",
+    "lost": "lost: its process is gone, or has been silent for half a minute",
     "done": "done",
     "interrupted": "interrupted",
     "failed": "failed",
@@ -153,7 +153,7 @@ def runs_view(store: Store) -> None:
     """The list, and the run picked from it."""
     runs = store.runs()
     if not runs:
-        st.info("No run yet. Start one under New run, or bring points in under Import.")
+        st.info("No run yet. Start one under New run, or import points under Import.")
         return
     run = _picked(runs)
     _about(run)
@@ -183,7 +183,7 @@ def _picked(runs: list[Run]) -> Run:
 
 
 def _line(run: Run) -> str:
-    waiting = f", {run.pending} to be accepted" if run.pending and run.state not in LIVE else ""
+    waiting = f", {run.pending} awaiting acceptance" if run.pending and run.state not in LIVE else ""
     now = "going on" if run.state in LIVE else STATE_WORDS[run.state].split(":")[0]
     return f"Run {run.id}: {now}{waiting}. {run.label}, {_when(run.created)}"
 
@@ -193,7 +193,7 @@ def _about(run: Run) -> None:
     of = f" of {run.levels}" if run.levels else ""
     ended = f", ended {_when(run.ended)}" if run.ended else ""
     measured = "" if run.state in LIVE else f" · {run.points}{of} levels measured{void}"
-    text = f"{run.label}{measured} · begun {_when(run.created)}{ended}"
+    text = f"{run.label}{measured} · started {_when(run.created)}{ended}"
     st.caption(plain(text))
 
 
@@ -207,21 +207,21 @@ def _panel(store: Store, run_id: int) -> None:
     try:
         run, now = store.run(run_id), work(store, run_id)
     except CalibrationError as error:
-        st.warning(plain(str(error)), title="The store does not answer; the run goes on")
+        st.warning(plain(str(error)), title="The store does not respond; the run continues")
         return
     if run.state not in LIVE:
         st.rerun()
     done = min(1.0, (run.points + now.share) / run.levels) if run.levels else 0.0
     st.progress(done, text=_progress(run, now))
-    st.caption(f"Told {significant(max(0.0, now.silent_s), 2)} s ago by {plain(str(now.owner))}")
+    st.caption(f"Reported {significant(max(0.0, now.silent_s), 2)} s ago by {plain(str(now.owner))}")
     if log := jobs.log_tail(store, run_id):
         st.code(log, language=None, height=180, wrap_lines=True)
     if now.stopping_for_s is not None:
-        st.info(f"Asked to stop {now.stopping_for_s:.0f} s ago. It drops the level it is at; points are kept.")
+        st.info(f"Stop requested {now.stopping_for_s:.0f} s ago. It drops the level in progress; points are kept.")
     elif jobs.is_allowed():
         st.button("Stop the run", icon=":material/stop_circle:", on_click=_stop, args=(store, run_id), help=STOP_HELP)
     else:
-        st.caption("Where runs cannot be started from this page, they cannot be stopped from it either.")
+        st.caption("Runs that cannot be started from this page cannot be stopped from it either.")
 
 
 def _stop(store: Store, run_id: int) -> None:
@@ -231,7 +231,7 @@ def _stop(store: Store, run_id: int) -> None:
         visit().refused = str(error)
 
 
-STOP_HELP = "The level being measured is dropped, the points until then are kept, and the run can be resumed."
+STOP_HELP = "Drops the level in progress and keeps the points so far; the run can be resumed."
 
 
 def _progress(run: Run, now: RunProgress) -> str:
@@ -253,7 +253,7 @@ def _ended(store: Store, run: Run) -> None:
     if not points:
         return
     if run.pending:
-        st.markdown(f"**{run.pending} points wait to be accepted.** Until then no answer uses them.")
+        st.markdown(f"**{run.pending} points await acceptance.** Until then no answer uses them.")
         _decide(store, run)
     elif run.discarded:
         st.markdown(f"{run.discarded} points were discarded: no answer uses them.")
@@ -274,13 +274,13 @@ def _decide(store: Store, run: Run) -> None:
             icon=":material/check:",
             on_click=_accept,
             args=(store, run.id),
-            help="Answers for this deployment then rest on them.",
+            help="Answers for this deployment then use them.",
         )
         if run.pending:
             st.button("Discard", icon=":material/delete:", on_click=_discard, args=(store, run.id), help=DISCARD_HELP)
 
 
-DISCARD_HELP = "They stay in the store, for the record, and no answer uses them. They can be accepted later."
+DISCARD_HELP = "The points stay in the store for the record, but no answer uses them. You can accept them later."
 
 
 def _accept(store: Store, run_id: int) -> None:
@@ -298,7 +298,7 @@ def _broken(store: Store, run: Run) -> None:
     title = f"Run {run.id}: {STATE_WORDS[run.state]}"
     why = run.error
     said = f"{sentence_case(why.rstrip('.'))}. " if why else ""
-    st.warning(plain(f"{said}Points measured until then are kept."), title=title)
+    st.warning(plain(f"{said}Points measured so far are kept."), title=title)
     if log := jobs.log_tail(store, run.id):
         with st.expander("Last lines of the run"):
             st.code(log, language=None, height=180, wrap_lines=True)

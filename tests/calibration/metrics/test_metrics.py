@@ -177,7 +177,7 @@ def test_itl_does_not_depend_on_how_tokens_are_packed(size: int) -> None:
     assert found.point.e2e_mean_s == pytest.approx(0.02 + 0.005 * 64)
     assert found.facts["chunk_gap_p50_s"] == pytest.approx(0.005 * size)
     assert (found.point.gap_p50_s is None) == (size > 1)
-    assert ("tokens a response" in found.point.notes) == (size > 1)
+    assert ("tokens per response" in found.point.notes) == (size > 1)
 
 
 def test_an_answer_in_one_chunk_has_no_itl() -> None:
@@ -264,7 +264,7 @@ def test_lag_of_the_client_is_told_where_gaps_hold_it() -> None:
     )
     found = measurement(load, level(8), DEPLOYMENT, source="test")
     assert found.point.verdict == "steady"  # 3 ms of lag are let pass for the means
-    assert "gaps between tokens hold up to 3 ms" in found.point.notes
+    assert "gaps between tokens include up to 3 ms" in found.point.notes
 
 
 def test_a_level_that_was_given_up_says_so() -> None:
@@ -272,7 +272,7 @@ def test_a_level_that_was_given_up_says_so() -> None:
     load = replace(load_of(timings, 0.0, 9.0), ended="failing")
     found = measurement(load, level(1), DEPLOYMENT, source="test")
     assert found.point.verdict == "errors"
-    assert "ended after 9 s, since more requests failed than were answered" in found.point.notes
+    assert "ended after 9 s because more requests failed than were answered" in found.point.notes
 
 
 def test_a_level_without_an_answer_is_refused_with_its_first_error() -> None:

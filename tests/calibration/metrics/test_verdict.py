@@ -117,7 +117,7 @@ def test_a_reason_tells_the_numbers() -> None:
     load = queue(np.random.default_rng(0), 300, 2.0, 8, settle=50)
     came, stays = load.issued / load.duration_s, reasons(load, level(16, "poisson_rate"))
     assert stays.startswith("overloaded: ")
-    assert f"where {came:.4g} came" in stays
+    assert f"of {came:.4g} arrived" in stays
 
 
 @pytest.mark.parametrize(("late_s", "expected"), [(0.0, "steady"), (0.003, "steady"), (0.02, "client_limited")])
@@ -136,7 +136,7 @@ def test_sends_that_fall_ever_further_behind_are_client_limited_even_if_ttft_is_
     behind = replace(log, sent_s=log.sent_s + late_s, chunk_at_s=log.chunk_at_s + 500.0, end_s=log.end_s + 500.0)
     told = reasons(replace(load, log=behind, stop_s=load.stop_s), level(4, "poisson_rate"))
     assert "client_limited" in told
-    assert "requests/s sent where" in told
+    assert "requests/s sent of" in told
 
 
 def test_requests_that_were_due_and_never_sent_are_the_clients_fault() -> None:
@@ -145,7 +145,7 @@ def test_requests_that_were_due_and_never_sent_are_the_clients_fault() -> None:
     reached_s = load.stop_s - 0.1 * load.duration_s
     cut = replace(load, log=load.log.where(load.log.intended_s < reached_s))
     assert verdict(cut, level(4, "poisson_rate")) == "client_limited"
-    assert "requests/s sent where" in reasons(cut, level(4, "poisson_rate"))
+    assert "requests/s sent of" in reasons(cut, level(4, "poisson_rate"))
     assert fell_behind(cut, sample(cut))
 
 
@@ -199,7 +199,7 @@ def test_requests_of_others_void_a_point_above_one_percent(each: int, others: in
     assert (told in reasons(shared, level(8))) == (expected == "shared")
     kept = measurement(shared, level(8), DEPLOYMENT, source="test")
     assert kept.point.void == (expected == "shared")
-    assert (f"{others} requests of others on the server" in kept.point.notes) == (expected == "steady" and others > 0)
+    assert (f"answered {others} requests of other clients" in kept.point.notes) == (expected == "steady" and others > 0)
 
 
 def test_a_server_that_counts_fewer_than_were_sent_or_none_at_all_has_no_other_clients() -> None:

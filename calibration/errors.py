@@ -13,10 +13,10 @@
         └── StoreAway   the database does not answer now; what was tried may well succeed in a moment
 
 Each message is one line that says what was wrong, where, and what to do. The CLI prints it as it is: whatever words of
-a server or a file it quotes, it is never longer than `sizing.faults.LONGEST`.
+a server or a file it quotes, it is never longer than `sizing.errors.LONGEST`.
 """
 
-from sizing.faults import one_line
+from sizing.errors import one_line
 
 
 class CalibrationError(Exception):

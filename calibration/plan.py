@@ -13,8 +13,7 @@ from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationErr
 from calibration.errors import PlanError
 from calibration.metrics.precision import Until
 from calibration.requests.lengths import LengthsPlan
-from sizing.errors import ScenarioError, YamlError
-from sizing.faults import first_fault
+from sizing.errors import ScenarioError, YamlError, first_fault
 from sizing.points import LoadKind, Point
 from sizing.question import sla_of
 from sizing.workload import Arrivals, Lengths, Routing, Sla, Workload

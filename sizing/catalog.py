@@ -16,8 +16,7 @@ from typing import Annotated, Any, Literal, TypeVar, get_args
 from pydantic import ConfigDict, Field, TypeAdapter, ValidationError
 from pydantic.dataclasses import dataclass
 
-from sizing.errors import CatalogueError, YamlError
-from sizing.faults import first_fault, quoted
+from sizing.errors import CatalogueError, YamlError, first_fault, quoted
 from sizing.places import resource
 from sizing.yaml_file import read_yaml
 

@@ -9,8 +9,8 @@ from typing import Any, NoReturn
 
 import click
 
+from sizing.errors import one_line
 from sizing.extras import missing_extra
-from sizing.faults import one_line
 
 BAD_INPUT = 2
 INTERRUPTED = 130

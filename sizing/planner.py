@@ -6,18 +6,17 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 
-from sizing.band import capacity_band
-from sizing.edge import BY_FORMULA, BY_SIMULATION, Method, SlaMissed, least
+from sizing.edge import BY_FORMULA, BY_SIMULATION, Method, SlaMissed, capacity_band, least
 from sizing.explain import (
     cost_rejection,
     dilution,
     distance_from_sla,
     first_look,
     jump_rejection,
+    mean_based,
     remarks,
     sla_rejection,
 )
-from sizing.mean_rule import mean_based
 from sizing.plans import Candidate, Fleet, NoFeasiblePlan, Plan, Rejection
 from sizing.prediction import Prediction
 from sizing.question import Question, Setting, check_priced

@@ -14,8 +14,7 @@ from typing import Annotated, Any, Literal, NamedTuple, TextIO
 from pydantic import ConfigDict, Field, TypeAdapter, ValidationError
 from pydantic.dataclasses import dataclass
 
-from sizing.errors import PointsError
-from sizing.faults import LONGEST_QUOTE, first_fault, quoted
+from sizing.errors import LONGEST_QUOTE, PointsError, first_fault, quoted
 from sizing.numbers import significant
 from sizing.workload import MOST_TOKENS, Lengths
 

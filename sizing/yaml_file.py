@@ -15,8 +15,7 @@ from typing import Any, NoReturn
 
 import yaml
 
-from sizing.errors import YamlError
-from sizing.faults import one_line, quoted
+from sizing.errors import YamlError, one_line, quoted
 
 MOST_BYTES = 1_000_000
 MOST_VALUES = 100_000

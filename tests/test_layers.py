@@ -17,7 +17,7 @@ SCREEN = {"streamlit", "plotly", "altair"}
 NETWORK = {"tritonclient", "grpc", "requests", "httpx", "aiohttp", "urllib", "socket", "http", "sqlalchemy"}
 VALUES = {
     f"sizing.{name}"
-    for name in "points workload question errors numbers stats faults yaml_file lazy_group places extras".split()
+    for name in "points workload question errors numbers stats yaml_file lazy_group places extras".split()
 }
 CHOOSES = {"calibration.adapt": {"sizing.analyses.next_level", "sizing.plans"}}
 """An adaptive sweep asks sizing which level to measure next."""

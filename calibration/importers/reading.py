@@ -17,7 +17,7 @@ from typing import Annotated, Any, Literal, NamedTuple, TypeVar
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from calibration.errors import FileError
-from sizing import faults
+from sizing import errors
 from sizing.points import Deployment, LoadKind
 
 LIMIT_BYTES = 100_000_000
@@ -214,7 +214,7 @@ def checked(model: type[Model], data: object, where: str) -> Model:
 
 def first_fault(error: ValidationError) -> str:
     """The first thing that is wrong, as ``key 'what': why``, in one line of bounded length."""
-    fault = faults.first_fault(error)
+    fault = errors.first_fault(error)
     return f"key {fault.key!r}: {fault.reason}"
 
 

@@ -39,7 +39,7 @@ from calibration.store.runs import (
     update_run,
 )
 from calibration.store.text import clean
-from sizing.faults import first_fault
+from sizing.errors import first_fault
 from sizing.points import Point
 
 # --- One run as one file: a zip archive of its plan, points and records, every member checked against its SHA-256

@@ -20,7 +20,7 @@ from calibration.errors import StoreError
 from calibration.plan import LevelKey
 from calibration.records import RequestLog
 from calibration.store.text import clean
-from sizing.faults import first_fault
+from sizing.errors import first_fault
 
 if TYPE_CHECKING:
     import pyarrow as pa

@@ -25,7 +25,7 @@ from calibration.records import Measurement, RequestLog
 from calibration.store.database import DATABASE_VARIABLE, LARGEST_WHOLE, LEVEL, WHOLE, Database, points, runs
 from calibration.store.records_file import About, read_log, write_log
 from calibration.store.text import clean, storable
-from sizing.faults import first_fault
+from sizing.errors import first_fault
 from sizing.points import COLUMNS, Point
 
 # --- Which process measures a run, and whether it lives: on this machine by its trace in /proc, elsewhere by heartbeat

@@ -13,9 +13,8 @@ from typing import Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from sizing.band import capacity_band
 from sizing.candidates import check_context
-from sizing.edge import IDLE, LOADS, load_response, predict_at
+from sizing.edge import IDLE, LOADS, capacity_band, load_response, predict_at
 from sizing.engine import Replica
 from sizing.errors import DoesNotFit, EstimateUnavailable, ScenarioError
 from sizing.estimate import estimate

@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from sizing.band import capacity_band
-from sizing.edge import BY_SIMULATION, Method, SlaMissed
+from sizing.edge import BY_SIMULATION, Method, SlaMissed, capacity_band
 from sizing.errors import ScenarioError
 from sizing.explain import first_look, jump_rejection, remarks, sla_rejection
 from sizing.plans import NEAR_STABLE, Basis, Candidate, Rejection, basis_of, beyond_measured

@@ -10,9 +10,8 @@ from typing import Literal
 
 import numpy as np
 
-from sizing.band import MONTE_CARLO_SIGMA, Z90
 from sizing.candidates import from_fit
-from sizing.edge import BY_FORMULA, load_response
+from sizing.edge import BY_FORMULA, MONTE_CARLO_SIGMA, Z90, load_response
 from sizing.engine import Replica
 from sizing.fitting import Fit, fit
 from sizing.fitting.levels import concurrency, granted, point_runs

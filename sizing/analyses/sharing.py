@@ -12,9 +12,8 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, create_model
 
 from sizing.edge import REQUESTS, SlaMissed, first_capacity_per_s, least, upper_excess
 from sizing.engine import Replica
-from sizing.errors import ScenarioError
+from sizing.errors import ScenarioError, first_fault
 from sizing.explain import cost_rejection, sla_rejection
-from sizing.faults import first_fault
 from sizing.planner import HOPELESS
 from sizing.plans import Basis, Candidate, Rejection, basis_of, beyond_measured
 from sizing.prediction import Prediction

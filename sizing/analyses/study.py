@@ -39,8 +39,7 @@ from sizing.analyses.cluster import WorkersLost, on_cluster
 from sizing.candidates import Choice, Found
 from sizing.cli.options import tensor_parallel, words
 from sizing.engine import Replica
-from sizing.errors import ScenarioError, SizingError
-from sizing.faults import LONGEST_QUOTE, first_fault
+from sizing.errors import LONGEST_QUOTE, ScenarioError, SizingError, first_fault
 from sizing.numbers import Floats
 from sizing.plans import NoFeasiblePlan, Plan
 from sizing.points import Point

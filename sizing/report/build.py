@@ -14,9 +14,8 @@ from sizing.analyses.curves import LoadCurve
 from sizing.analyses.daily import HOURS, Daily
 from sizing.analyses.relax import Relaxation, Together
 from sizing.analyses.sensitivity import Sensitivity
-from sizing.band import Z90
 from sizing.catalog import CATALOG
-from sizing.edge import predict_at
+from sizing.edge import Z90, predict_at
 from sizing.engine import Replica
 from sizing.numbers import percent, significant
 from sizing.places import resource, version

@@ -16,7 +16,7 @@ from pydantic import BeforeValidator, ConfigDict, Field, TypeAdapter, Validation
 from pydantic.dataclasses import dataclass
 
 from sizing.analyses.daily import HOURS
-from sizing.errors import SizingError
+from sizing.errors import SizingError, first_fault
 from sizing.plans import Basis
 from sizing.workload import Metric, metric_name
 

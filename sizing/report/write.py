@@ -12,6 +12,7 @@ from typing import Any
 
 from pydantic import TypeAdapter, ValidationError
 
+from sizing.errors import first_fault
 from sizing.plans import Rejection
 from sizing.report.build import Cover, refusal_of
 from sizing.report.model import MOST_BYTES, Report, ReportError, from_dict, parse, question_digest

@@ -7,9 +7,8 @@ import math
 import numpy as np
 import pytest
 
-from sizing.band import MONTE_CARLO_SIGMA, Z90, capacity_band
 from sizing.candidates import from_fit
-from sizing.edge import SlaMissed, analytic_capacity_per_s, predict_at
+from sizing.edge import MONTE_CARLO_SIGMA, Z90, SlaMissed, analytic_capacity_per_s, capacity_band, predict_at
 from sizing.engine import Replica
 from sizing.fitting import fit
 from sizing.plans import Candidate

@@ -11,8 +11,7 @@ from hypothesis import strategies as st
 from pydantic import BaseModel, ConfigDict, ValidationError
 
 from calibration.errors import CalibrationError, PlanError, ServerError
-from sizing.errors import PointsError, ScenarioError, SizingError
-from sizing.faults import LONGEST, LONGEST_QUOTE, first_fault, one_line, quoted
+from sizing.errors import LONGEST, LONGEST_QUOTE, PointsError, ScenarioError, SizingError, first_fault, one_line, quoted
 from sizing.plans import NoFeasiblePlan
 
 

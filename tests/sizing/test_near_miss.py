@@ -12,8 +12,7 @@ from sizing.analyses.daily import gpus_by_hour
 from sizing.analyses.existing import best_first, largest_rate
 from sizing.analyses.sensitivity import sensitivities
 from sizing.analyses.sharing import Share, Terms, alone
-from sizing.band import capacity_band
-from sizing.edge import BY_FORMULA, BY_SIMULATION, NEAR, SlaMissed, first_capacity_per_s, load_response
+from sizing.edge import BY_FORMULA, BY_SIMULATION, NEAR, SlaMissed, capacity_band, first_capacity_per_s, load_response
 from sizing.engine import Replica
 from sizing.plans import Fleet, Rejection
 from sizing.question import Question, Setting

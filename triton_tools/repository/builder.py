@@ -11,7 +11,7 @@ from tritonclient.grpc import model_config_pb2 as pb
 
 from calibration.errors import RepositoryError
 from lab.reference.contract import Model
-from sizing.faults import quoted
+from sizing.errors import quoted
 from triton_tools.repository import legal
 from triton_tools.repository.contracts import TEXT
 from triton_tools.repository.messages import CONFIG_FILE, add_instances, add_steps, as_text, model_message

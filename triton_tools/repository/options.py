@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from typing import Literal, get_args
 
 from calibration.errors import RepositoryError
-from sizing.faults import quoted
+from sizing.errors import quoted
 from triton_tools.repository import legal
 from triton_tools.repository.contracts import CONTRACTS, Contract
 

@@ -21,10 +21,9 @@ from typing import NamedTuple
 import numpy as np
 from numpy.random import SeedSequence
 
-from sizing.band import capacity_band
 from sizing.candidates import from_fit
 from sizing.catalog import model as model_named
-from sizing.edge import BY_SIMULATION, SlaMissed
+from sizing.edge import BY_SIMULATION, SlaMissed, capacity_band
 from sizing.engine import Replica, StepLaw
 from sizing.estimate.day_zero import rows as shipped_rows
 from sizing.estimate.day_zero import timed_of

@@ -19,8 +19,8 @@ from numpy.random import SeedSequence
 
 from sizing.edge import BY_FORMULA, BY_SIMULATION, Method, SlaMissed
 from sizing.engine import Replica
+from sizing.explain import fewest
 from sizing.fitting import fit
-from sizing.mean_rule import fewest
 from sizing.plans import Candidate
 from sizing.question import Question, Setting
 from sizing.simulator import stable_rate_per_s

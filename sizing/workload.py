@@ -12,6 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from sizing.errors import ScenarioError
+from sizing.numbers import Floats
 
 RequestMetric = Literal["ttft", "itl", "e2e"]
 OF_REQUESTS: tuple[RequestMetric, ...] = get_args(RequestMetric)
@@ -65,13 +66,16 @@ class Lengths:
 
     def sample(self, n: int, rng: np.random.Generator) -> tuple[Tokens, Tokens]:
         """`n` pairs of (input, output) tokens, two int64 arrays of shape (n,)."""
-        if self.fixed:
-            return _lognormal_tokens(self.isl, 0.0, np.zeros(n)), _lognormal_tokens(self.osl, 0.0, np.zeros(n))
         of_isl = rng.standard_normal(n) if self.isl_cv else np.zeros(n)
         of_osl = rng.standard_normal(n) if self.osl_cv else np.zeros(n)
+        isl, osl = self.at(of_isl, of_osl)
+        return isl.astype(np.int64), osl.astype(np.int64)
+
+    def at(self, of_isl: Floats, of_osl: Floats) -> tuple[Floats, Floats]:
+        """Whole input and output tokens at independent standard normal deviates, correlated here; shapes as given."""
         if self.correlation:
             of_osl = self.correlation * of_isl + math.sqrt(1 - self.correlation**2) * of_osl
-        return _lognormal_tokens(self.isl, self.isl_cv, of_isl), _lognormal_tokens(self.osl, self.osl_cv, of_osl)
+        return lognormal_tokens(self.isl, self.isl_cv, of_isl), lognormal_tokens(self.osl, self.osl_cv, of_osl)
 
     @property
     def fixed(self) -> bool:
@@ -79,12 +83,10 @@ class Lengths:
         return self.isl_cv == 0 and self.osl_cv == 0
 
 
-def _lognormal_tokens(mean: float, cv: float, normal: Seconds) -> Tokens:
-    if cv == 0:
-        return np.full(len(normal), max(1, round(mean)), np.int64)
+def lognormal_tokens(mean: float, cv: float, normal: Floats) -> Floats:
+    """Whole tokens (at least 1) of a lognormal law at the standard normal deviates `normal`."""
     sigma = math.sqrt(math.log1p(cv * cv))
-    draws = mean * np.exp(sigma * normal - sigma * sigma / 2)
-    return np.maximum(1, np.rint(draws)).astype(np.int64)
+    return np.maximum(1.0, np.rint(mean * np.exp(sigma * normal - sigma * sigma / 2)))
 
 
 @dataclass(frozen=True, slots=True)

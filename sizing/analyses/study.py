@@ -13,15 +13,20 @@ Keys of `base` and `axes` are the options of ``python -m sizing plan``, written 
 from __future__ import annotations
 
 import csv
+import hashlib
 import io
 import itertools
 import math
+import platform
 import re
 import stat
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from dataclasses import dataclass
-from functools import lru_cache, partial
+from functools import cache, lru_cache, partial
+from importlib import import_module
+from importlib.metadata import PackageNotFoundError
+from importlib.metadata import version as version_of
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Literal, Self, TypeVar
@@ -34,8 +39,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, create_model
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
-from sizing import candidates, planner
-from sizing.analyses.cluster import WorkersLost, on_cluster
+from sizing import candidates, places, planner
 from sizing.candidates import Choice, Found
 from sizing.cli.options import tensor_parallel, words
 from sizing.engine import Replica
@@ -343,6 +347,35 @@ def _line(cells: object) -> str:
 # What an item draws at random depends on its place in the list and the study's seed alone, never on who computes it
 # or when: `numpy.random.SeedSequence(seed).spawn(n)[place]`. An item whose worker dies is computed again by another.
 
+CLUSTER = "lab.cluster"
+"""Found by name: few installations have a cluster."""
+PACKAGES = ("numpy", "scipy", "numba", "aiconfigurator-core")
+"""What computes beside this package: another version may give other numbers."""
+
+
+class WorkersLost(SizingError):
+    """Worker processes died again and again, or the cluster is gone."""
+
+
+@cache
+def code() -> tuple[str, ...]:
+    """What results depend on: versions of Python and of PACKAGES, a hash of this package's sources and of its data."""
+    data = [path for name in ("data/catalog", "data/laws") for path in places.resource(name).rglob("*")]
+    named = {path.relative_to(places.IMPORTED_FROM).as_posix(): path for path in places.PACKAGE.rglob("*.py")}
+    named |= {path.relative_to(places.SHIPPED).as_posix(): path for path in data if path.is_file()}
+    digest = hashlib.sha256()
+    for name in sorted(named):
+        digest.update(name.encode() + named[name].read_bytes())
+    return ".".join(platform.python_version_tuple()[:2]), *map(_version, PACKAGES), digest.hexdigest()
+
+
+def _version(package: str) -> str:
+    try:
+        return version_of(package)
+    except PackageNotFoundError:
+        return ""
+
+
 Item = TypeVar("Item")
 Result = TypeVar("Result")
 Work = Callable[[Item, SeedSequence], Result]
@@ -406,7 +439,7 @@ def completed(
     job = Seeded(work, seed)
     left = dict(numbered)
     if machines.cluster:
-        yield from on_cluster(job, left, machines.cluster)
+        yield from import_module(CLUSTER).on_cluster(job, left, machines.cluster)
     elif machines.cores == 1 or len(left) < 2:
         yield from ((place, job(place, item)) for place, item in left.items())
     else:

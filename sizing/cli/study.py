@@ -9,8 +9,7 @@ from pathlib import Path
 
 import click
 
-from sizing.analyses.cluster import code
-from sizing.analyses.study import Machines, ResultsFile, StudyScenario, answer, bar, completed, read_study
+from sizing.analyses.study import Machines, ResultsFile, StudyScenario, answer, bar, code, completed, read_study
 from sizing.points import Point, read_points
 
 EXAMPLE = """\b

@@ -250,10 +250,7 @@ def requests_at(
 
     Outputs end at the engine's `max_tokens`. `luck`: normal deviate of the tokens that speculation accepted.
     """
-    if lengths.correlation:
-        of_osl = lengths.correlation * of_isl + math.sqrt(1 - lengths.correlation**2) * of_osl
-    isl = lognormal_tokens(lengths.isl, lengths.isl_cv, of_isl)
-    osl = lognormal_tokens(lengths.osl, lengths.osl_cv, of_osl)
+    isl, osl = lengths.at(of_isl, of_osl)
     if replica.batching.max_tokens:
         osl = np.minimum(osl, replica.batching.max_tokens)
     cached = np.where(hit < prefix.hit_rate, np.minimum(prefix.tokens, isl - 1), 0.0)
@@ -309,12 +306,6 @@ def _normal_nodes(count: int) -> tuple[Floats, Floats]:
     z = np.linspace(-7, 7, count) if count > 1 else np.zeros(1)
     weight = np.exp(-z * z / 2)
     return z, weight / weight.sum()
-
-
-def lognormal_tokens(mean: float, cv: float, normal: Floats) -> Floats:
-    """Whole tokens (at least 1) of a lognormal law at the standard normal deviates `normal`."""
-    sigma = math.sqrt(math.log1p(cv * cv))
-    return np.maximum(1.0, np.rint(mean * np.exp(sigma * normal - sigma * sigma / 2)))
 
 
 def slots(replica: Replica, lengths: Lengths, prefix: Prefix = NO_PREFIX) -> int:

@@ -25,10 +25,10 @@ from scipy.special import gammaln, ndtri
 from sizing.engine import Replica, StepLaw
 from sizing.numbers import Floats
 from sizing.prediction import NOT_COUNTED, Quantiles
-from sizing.queueing.demand import lognormal_tokens, slots
+from sizing.queueing.demand import slots
 from sizing.queueing.points import LEAST_LOG, Points, poisson_counts
 from sizing.queueing.token_gaps import weighted_quantiles
-from sizing.workload import Lengths
+from sizing.workload import Lengths, lognormal_tokens
 
 _NODES, _WEIGHTS = np.polynomial.legendre.leggauss(10)
 QUANTILES = 1 - ((1 - _NODES) / 2) ** 3

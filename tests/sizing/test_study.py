@@ -16,9 +16,9 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from numpy.random import SeedSequence
 
+from lab.cluster import on_cluster
 from sizing.analyses import study as answers_of
-from sizing.analyses.cluster import WorkersLost, code, on_cluster
-from sizing.analyses.study import COLUMNS, Machines, ResultsFile, read_study, replicated, run_all
+from sizing.analyses.study import COLUMNS, Machines, ResultsFile, WorkersLost, code, read_study, replicated, run_all
 from sizing.cli.study import study_command
 from sizing.engine import Replica
 from sizing.errors import ScenarioError
@@ -90,7 +90,7 @@ def test_an_address_that_is_none(cluster: str) -> None:
 
 
 def test_a_scheduler_that_is_not_there(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("sizing.analyses.cluster.WAIT_S", 0.3)
+    monkeypatch.setattr("lab.cluster.WAIT_S", 0.3)
     with pytest.raises(ScenarioError, match="no Dask scheduler answers"):
         run_all(study_work.walk, [1], machines=Machines(cluster="tcp://127.0.0.1:9"))
 
@@ -123,8 +123,8 @@ def test_a_worker_with_other_code_that_joins_later_does_no_work(
     cluster: Machines, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Workers are asked when a study begins; here that is left out, and this process has other code than they."""
-    monkeypatch.setattr("sizing.analyses.cluster._check_workers", lambda client, address: None)
-    monkeypatch.setattr("sizing.analyses.cluster.code", lambda: ("another",))
+    monkeypatch.setattr("lab.cluster._check_workers", lambda client, address: None)
+    monkeypatch.setattr("lab.cluster.code", lambda: ("another",))
     with pytest.raises(ScenarioError, match="has other versions"):
         run_all(study_work.walk, [1], machines=cluster)
 
@@ -137,7 +137,7 @@ def test_the_code_is_told_by_its_packages_sources_and_data() -> None:
 
 @pytest.mark.parametrize("changed", ["sizing/a.py", "data/catalog/gpus.yaml", "data/laws/day_zero.csv"])
 def test_another_file_is_other_code(tmp_path: Path, changed: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in ("sizing/analyses/cluster.py", "sizing/a.py", "data/catalog/gpus.yaml", "data/laws/day_zero.csv"):
+    for name in ("sizing/analyses/study.py", "sizing/a.py", "data/catalog/gpus.yaml", "data/laws/day_zero.csv"):
         (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / name).write_text("1")
     for place, folder in {"PACKAGE": "sizing", "IMPORTED_FROM": "", "SHIPPED": ""}.items():

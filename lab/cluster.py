@@ -8,29 +8,20 @@ Dask asks for no password: whoever reaches the scheduler's port can run code the
 
 from __future__ import annotations
 
-import hashlib
 import platform
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import CancelledError
 from dataclasses import dataclass
-from functools import cache
-from importlib.metadata import PackageNotFoundError, version
 from typing import Any
 
-from sizing import places
-from sizing.errors import ScenarioError, SizingError
+from sizing.analyses.study import PACKAGES, WorkersLost, code
+from sizing.errors import ScenarioError
 
 WAIT_S = 20
 """How long a scheduler, then its first worker, is waited for."""
 RETRIES = 2
 """Tries more for an item that raises: a worker short of memory or disk is not the item's fault."""
-PACKAGES = ("numpy", "scipy", "numba", "aiconfigurator-core")
-"""What computes beside this package: another version may give other numbers."""
 OTHER_CODE = "install the same package, data, Python, " + ", ".join(PACKAGES) + " there"
-
-
-class WorkersLost(SizingError):
-    """Worker processes died again and again, or the cluster is gone."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,9 +54,9 @@ def on_cluster(job: Callable[[int, Any], Any], items: Mapping[int, Any], address
     with client:
         _check_workers(client, address)
         same = SameCode(job, code())
-        places = {client.submit(same, place, item, pure=False, retries=RETRIES): place for place, item in items.items()}
-        for future in as_completed(list(places), loop=client.loop):  # type: ignore[no-untyped-call]
-            place = places.pop(future)
+        left = {client.submit(same, place, item, pure=False, retries=RETRIES): place for place, item in items.items()}
+        for future in as_completed(list(left), loop=client.loop):  # type: ignore[no-untyped-call]
+            place = left.pop(future)
             try:
                 result = future.result()
             except (KilledWorker, CommClosedError, CancelledError) as error:
@@ -86,22 +77,3 @@ def _check_workers(client: Any, address: str) -> None:
         if there != here:
             why = f"cannot run this package ({there})" if isinstance(there, Exception) else "has other versions"
             raise ScenarioError(f"cluster {address}: worker {worker} {why}; {OTHER_CODE}")
-
-
-@cache
-def code() -> tuple[str, ...]:
-    """What results depend on: versions of Python and of PACKAGES, a hash of this package's sources and of its data."""
-    data = [path for name in ("data/catalog", "data/laws") for path in places.resource(name).rglob("*")]
-    named = {path.relative_to(places.IMPORTED_FROM).as_posix(): path for path in places.PACKAGE.rglob("*.py")}
-    named |= {path.relative_to(places.SHIPPED).as_posix(): path for path in data if path.is_file()}
-    digest = hashlib.sha256()
-    for name in sorted(named):
-        digest.update(name.encode() + named[name].read_bytes())
-    return ".".join(platform.python_version_tuple()[:2]), *map(_version, PACKAGES), digest.hexdigest()
-
-
-def _version(package: str) -> str:
-    try:
-        return version(package)
-    except PackageNotFoundError:
-        return ""

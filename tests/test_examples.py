@@ -12,7 +12,8 @@ from pathlib import Path
 import pytest
 
 import sizing
-from calibration.mock import Script, running
+from lab.mock.process import running
+from lab.mock.service import Script
 
 EXAMPLES = Path(__file__).parents[1] / "examples"
 

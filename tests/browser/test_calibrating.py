@@ -84,7 +84,7 @@ def test_a_run_started_in_one_browser_is_accepted_in_another_and_the_answer_rest
 ) -> None:
     first = visit(browser, setting.link("calibrate", "new"))
     start_a_run(first)
-    expect(first.get_by_role("heading", level=1)).to_have_text("Run 1 is going on")
+    expect(first.get_by_role("heading", level=1)).to_have_text("Run 1 is active")
     expect(first.get_by_text(re.compile(r"^1 of 3 levels"))).to_be_visible()
     first.context.close()
 

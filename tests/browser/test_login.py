@@ -102,7 +102,7 @@ def test_a_visitor_who_is_logged_in_uploads_a_file_and_nobody_else_does(page: Pa
 @pytest.mark.parametrize(
     ("changed", "words"),
     [
-        ({"email": "eve@example.com.evil.net"}, "only accounts of example.com are let in"),
+        ({"email": "eve@example.com.evil.net"}, "only accounts of example.com have access"),
         ({"email_verified": False}, "has not verified"),
     ],
 )

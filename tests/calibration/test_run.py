@@ -275,7 +275,7 @@ def test_a_missing_tokenizer_leaves_no_run_behind(url: str, store: Store) -> Non
 
 def test_a_model_that_is_not_served_is_named(url: str, store: Store) -> None:
     file = parse_plan(plan(url).text.replace("server: {", "server: {model: nemo, "))
-    with pytest.raises(ServerError, match="no model 'nemo'"):
+    with pytest.raises(ServerError, match="a model 'nemo'"):
         run(file, store)
 
 

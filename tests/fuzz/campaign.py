@@ -38,6 +38,10 @@ class Result:
     peak_mb: float
 
 
+MOST_BARREN = 5
+"""Processes in a row that may die before their second input: more means that none gets under way."""
+
+
 def input_of(seed: int, number: int) -> tuple[int, bytes]:
     """The place of the reader among `all_readers()`, and the input for it."""
     rng = random.Random(f"{seed}:{number}")
@@ -74,7 +78,7 @@ def campaign(seed: int, inputs: int, processes: int) -> list[Result]:
 
 
 def _supervised(seed: int, numbers: Sequence[int]) -> Iterator[Result]:
-    left = list(numbers)
+    left, barren = list(numbers), 0
     while left:
         step = left[1] - left[0] if len(left) > 1 else 1
         with TemporaryDirectory(prefix="fuzz-") as folder:
@@ -85,8 +89,10 @@ def _supervised(seed: int, numbers: Sequence[int]) -> Iterator[Result]:
         found = [Result(**json.loads(line)) for line in done.stdout.splitlines() if line.startswith("{")]
         yield from found
         left = left[len(found) :]
+        barren = 0 if found else barren + 1
         if left:
             fault = f"died: exit {done.returncode}: {' '.join(done.stderr.split())[-1500:]}"
+            assert barren < MOST_BARREN, f"{barren} processes read nothing before they died; the last: {fault}"
             yield Result(left.pop(0), "?", 0, fault, False, 0.0, 0.0)
 
 

@@ -28,7 +28,7 @@ from calibration.store.records_file import About, decoded, encoded
 from learn import course_form
 from learn.lesson import Setting
 from sizing import catalog
-from sizing.analyses.sharing import read_scenario
+from sizing.analyses.sharing import read_scenario, share_of
 from sizing.analyses.study import ANSWER_COLUMNS, ResultsFile, read_study
 from sizing.errors import SizingError
 from sizing.points import curves, doubts, read_points, write_points
@@ -164,7 +164,7 @@ def read_table(path: Path) -> None:
 
 def read_scenario_and_shares(path: Path) -> None:
     asked = read_scenario(path)
-    _ = [stream.share() for stream in asked.workloads], asked.terms
+    _ = [share_of(stream) for stream in asked.workloads], asked.terms
 
 
 def read_and_simulate(path: Path) -> None:

@@ -131,7 +131,7 @@ def test_what_is_no_report_is_refused_in_one_line(document: str | bytes, said: s
     ("good", "bad", "said"),
     [
         ('"tp": 1,', '"tp": 0,', "tp"),
-        ('"title":', '"tilte":', "title"),
+        ('"title":', '"tilte":', "tilte: unknown key"),
         ('"value": 40.0', '"value": NaN', "finite"),
         ('"value": 40.0', '"value": 1e999', "finite"),
         ('"unit": "s"', '"unit": "hours"', "unit"),

@@ -226,5 +226,5 @@ def test_a_model_that_is_not_served_is_named() -> None:
         async with serving(lambda n: GOOD) as server:
             await describe(ServerPlan(url=server.url, protocol="http", model="nemo"))
 
-    with pytest.raises(ServerError, match="no model 'nemo' is served there"):
+    with pytest.raises(ServerError, match="does not serve a model 'nemo'"):
         asyncio.run(ask())

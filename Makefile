@@ -17,7 +17,7 @@ app: $(VENV)/stamp
 	$(BIN)/streamlit run serve.py --server.port $(PORT) --server.headless $(if $(DISPLAY),false,true) --server.showEmailPrompt false
 
 test: $(VENV)/stamp-test system
-	$(BIN)/python -m pytest
+	$(BIN)/python -m pytest -n $(or $(WORKERS),2) --dist loadfile --durations 60
 
 check: $(VENV)/stamp-test
 	$(BIN)/ruff format --check .

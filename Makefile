@@ -16,8 +16,11 @@ export OPENBLAS_NUM_THREADS ?= 1
 app: $(VENV)/stamp
 	$(BIN)/streamlit run serve.py --server.port $(PORT) --server.headless $(if $(DISPLAY),false,true) --server.showEmailPrompt false
 
+# The first plan on a machine compiles the simulator, which the workers would otherwise all do at once. Some tests wait for
+# servers and browsers, so three workers keep two cores busy; files that wait come first (tests/conftest.py).
 test: $(VENV)/stamp-test system
-	$(BIN)/python -m pytest -n $(or $(WORKERS),2) --dist loadfile --durations 60
+	$(BIN)/python -m sizing plan --model Qwen/Qwen3-32B --gpu h200_sxm --isl 2000 --osl 256 --rate 20 --ttft p95:1s > /dev/null
+	$(BIN)/python -m pytest -n $(or $(WORKERS),3) --dist loadfile --no-loadscope-reorder --durations 60
 
 check: $(VENV)/stamp-test
 	$(BIN)/ruff format --check .
@@ -31,15 +34,16 @@ fuzz: $(VENV)/stamp-test
 	$(BIN)/python -m tests.fuzz --inputs $(or $(INPUTS),10000) $(if $(SEED),--seed $(SEED))
 
 coverage: $(VENV)/stamp-test
-	$(BIN)/python -m pytest -m "not triton and not browser" --numprocesses auto --dist loadfile --cov --cov-report term:skip-covered
+	$(BIN)/python -m pytest -m "not triton and not vllm and not browser" --numprocesses auto --dist loadfile --cov --cov-report term:skip-covered
 
 dist: $(VENV)/stamp-test
 	rm -rf dist
 	$(BIN)/hatchling build
 	$(BIN)/python -m pytest tests/test_package.py
 
+# `import *` because the names of `sizing` are loaded on first use, and pdoc shows only those that are there
 docs-api: $(VENV)/stamp-test
-	$(BIN)/python -m pdoc sizing sizing.planner sizing.plans sizing.workload sizing.engine sizing.points sizing.prediction sizing.errors -o .cache/api
+	$(BIN)/python -c "from sizing import *; from pdoc.__main__ import cli; cli()" sizing sizing.planner sizing.plans sizing.workload sizing.engine sizing.points sizing.prediction sizing.errors -o .cache/api
 
 lock: $(VENV)/stamp-test
 	$(BIN)/pip install --quiet uv

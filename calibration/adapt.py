@@ -10,12 +10,25 @@ from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 from calibration.errors import PlanError
-from calibration.plan import AdaptivePlan, Level
-from sizing.analyses.next_level import Belief, LevelChoice, Option, Stop, choose, expected_s, spent_s, stretch
-from sizing.errors import ScenarioError, SizingError
+from calibration.plan import Level
+from sizing.analyses.next_level import (
+    Belief,
+    LevelChoice,
+    Option,
+    Stop,
+    believe,
+    choose,
+    expected_s,
+    most_telling,
+    prospects,
+    shunned,
+    spent_s,
+    stretch,
+    usable,
+)
+from sizing.errors import SizingError
 from sizing.points import Point
 from sizing.question import Question
-from sizing.workload import Lengths
 
 _STOPPED = {
     "settled": "the answer no longer changes",
@@ -24,6 +37,14 @@ _STOPPED = {
     "nothing": "no level is left",
     "misfit": "no law fits this server, measure the whole grid",
 }
+
+
+class Best(NamedTuple):
+    """A level not measured, the seconds it would take, and the share it would take off the band of the count."""
+
+    level: Level
+    seconds: float
+    narrows: float
 
 
 class Summary(NamedTuple):
@@ -43,28 +64,13 @@ class Summary(NamedTuple):
         )
 
 
-def question_of(plan: AdaptivePlan, model: str, first: Lengths) -> Question:
-    """The question of a plan about `model`; lengths that the plan leaves open are `first`. Raises PlanError."""
-    try:
-        return Question(
-            model,
-            plan.workload(first),
-            plan.sla,
-            routing=plan.routing,
-            headroom=plan.headroom,
-            spare=plan.spare,
-        )
-    except ScenarioError as error:
-        raise PlanError(f"adaptive: {error}") from None
-
-
 class Adaptive:
     """Chooses the next level of a sweep from the points so far, until the count is sure or `budget_s` is spent.
 
     Of `levels` the closed-loop ones are options. `guess_s` gives the seconds a level will take, while there is no law
-    to tell. `warm_up` rounds come before what is measured, at most `limit_s` seconds. `band` as
-    in `AdaptivePlan`. Nothing is remembered from call
-    to call but what to show: the points alone decide, so that a run killed at any moment goes on as it would have.
+    to tell. `warm_up` rounds come before what is measured, at most `limit_s` seconds. `band` as in `AdaptivePlan`.
+    Nothing is remembered from call to call but what to show: the points alone decide, so that a run killed at any
+    moment goes on as it would have.
     """
 
     def __init__(
@@ -106,6 +112,17 @@ class Adaptive:
         except SizingError as error:
             raise PlanError(f"adaptive: {error}") from None
         return self._levels[self._decision.option] if isinstance(self._decision, LevelChoice) else None
+
+    def best_left(self, points: Sequence[Point]) -> Best | None:
+        """The level not measured that would narrow the band most, whatever its time; None without a law or a level."""
+        options = list(self._levels)
+        left = [option for option in options if not shunned(option, points)]
+        belief = believe(usable(tuple(points)), self._question)
+        if belief is None or not left:
+            return None
+        ahead = prospects(belief, left, stretch(points, options))
+        place, narrows = most_telling(belief, ahead)
+        return Best(self._levels[left[place]], float(ahead.seconds[place]), narrows)
 
     @property
     def why(self) -> str:
@@ -172,6 +189,8 @@ def _purpose(choice: LevelChoice, belief: Belief | None) -> str:
         return f"narrows the band by about {choice.narrows:.0%}"
     if choice.aim == "reach" and belief is not None and belief.beyond is not None:
         return f"a planned replica would hold {belief.beyond:.0f} requests at once, more than any measured level"
+    if choice.aim == "contrast":
+        return "all prompts measured so far are equally long, and other lengths tell what a prompt costs"
     return "two levels are needed for a first law"
 
 

@@ -9,12 +9,14 @@ from sizing.errors import SizingError
 from sizing.lazy_group import Commands
 
 COMMANDS = {
+    "size": ("calibration.size:size_command", "From the URL of a server to a GPU count: measure and plan in one."),
     "run": ("calibration.commands:run_command", "Measure the load levels of a plan, a YAML file."),
     "resume": ("calibration.commands:resume_command", "Measure the levels of a run that have no point yet."),
     "list": ("calibration.commands:list_command", "All runs, newest first."),
     "show": ("calibration.commands:show_command", "State and points of a run."),
     "accept": ("calibration.commands:accept_command", "Let answers rest on the points of a run."),
     "discard": ("calibration.commands:discard_command", "Let no answer rest on the points of a run."),
+    "check": ("calibration.check:check_command", "Whether an old calibration still holds: two levels measured again."),
     "export": ("calibration.commands:export_command", "The points of a run as CSV or JSON; all of it as a .zip."),
     "import": ("calibration.commands:import_command", "Points from an exported run, a table or another tool's file."),
     "bench": (

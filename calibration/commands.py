@@ -30,8 +30,6 @@ from calibration.store.work import accept, discard
 from sizing.lazy_group import INTERRUPTED
 from sizing.points import Point, doubts, write_points
 
-# --- Points in a terminal: a table, and what stands behind each of them
-
 _HEAD = (
     "   ISL    OSL        load   req/s   TTFT ms      p95    ITL ms      p95    E2E ms      p95  Little  errors"
     "  verdict\n"
@@ -144,8 +142,11 @@ def _server(found: Measurement) -> str:
 SHOWN = (
     ("pending_requests_mean", "{:.3g} requests in Triton"),
     ("batcher_generation_requests_mean", "{:.3g} decoding"),
+    ("engine_requests_running_mean", "{:.3g} in the engine"),
     ("engine_requests_waiting_mean", "{:.3g} waiting for the engine"),
     ("kv_cache_used_share_mean", "KV cache {:.0%} full"),
+    ("kv_cache_tokens", "which holds {:,.0f} tokens"),
+    ("preemptions", "{:.0f} preemptions"),
     ("gpu_power_mean_w", "GPU {:.0f} W"),
     ("gpu_utilization_mean", "GPU busy {:.0%}"),
     ("gpu_energy_per_request_j", "{:.3g} J a request"),
@@ -172,6 +173,8 @@ def run_command(plan: Path, as_json: bool) -> None:
       lengths: [{isl: 2000, osl: 256, isl_cv: 0.5, osl_cv: 0.5}]
       concurrency: [1, 4, 16, 64]
       rates: [3.5]
+    Of another server than Triton:
+      server: {protocol: openai, url: "http://gpu-7:8000", model: Qwen/Qwen3-32B}
     """
     file = read_plan(plan)
     _sweep(lambda store, bar: sweep.run(file, store, bar), as_json)
@@ -230,13 +233,20 @@ def _sweep(start: Callable[[Store, Bar], int], as_json: bool) -> None:
     _show(store, run_id, as_json)
 
 
+def heed_signals() -> None:
+    """SIGINT and SIGTERM are a KeyboardInterrupt from here on.
+
+    A run started in the background has SIGINT ignored; it too can be interrupted and resumed.
+    """
+    if threading.current_thread() is threading.main_thread():
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+        signal.signal(signal.SIGTERM, signal.default_int_handler)
+
+
 @contextmanager
 def _interruptible(bar: Bar) -> Iterator[None]:
     """Ctrl-C, or SIGTERM, leaves one line that says how to go on."""
-    if threading.current_thread() is threading.main_thread():
-        # a run started in the background has SIGINT ignored; it too can be interrupted and resumed
-        signal.signal(signal.SIGINT, signal.default_int_handler)
-        signal.signal(signal.SIGTERM, signal.default_int_handler)
+    heed_signals()
     try:
         yield
     except KeyboardInterrupt:
@@ -273,9 +283,6 @@ def _facts(found: Measurement) -> dict[str, Any]:
 def _run_facts(run: Run) -> dict[str, object]:
     facts = asdict(run)
     return facts | {"run": facts.pop("id"), "points": run.points}
-
-
-# --- The commands that decide whether answers may rest on the points of a run: accept and discard
 
 
 @click.command("accept")
@@ -329,8 +336,6 @@ def _ended(store: Store, run_id: int) -> Run:
     return run
 
 
-# --- The commands that bring points in and out: export and import
-
 BUNDLE = ".zip"
 DEPLOYMENT: tuple[tuple[str, Any, str], ...] = (
     ("model", str, "served model, by its name in the catalogue"),
@@ -351,9 +356,9 @@ DEPLOYMENT: tuple[tuple[str, Any, str], ...] = (
 
 
 @click.command("export")
-@click.argument("run_id", metavar="RUN", type=int)
+@run_number
 @click.option("--out", type=click.Path(path_type=Path, dir_okay=False), help="File to write; stdout if not given.")
-@click.option("--json", "as_json", is_flag=True, help="Print JSON for programs.")
+@as_json
 def export_command(run_id: int, out: Path | None, as_json: bool) -> None:
     """The points of RUN as a CSV points table, which `python -m sizing --points` reads; or all of it as a .zip.
 
@@ -397,13 +402,9 @@ def _deployment_options(command: Any) -> Any:
 
 @click.command("import")
 @click.argument("file", type=click.Path(path_type=Path))
-@click.option(
-    "--kind",
-    type=click.Choice([POINTS_TABLE, *KINDS]),
-    help="Tool that wrote FILE; default: detected.",
-)
+@click.option("--kind", type=click.Choice([POINTS_TABLE, *KINDS]), help="Tool that wrote FILE; default: detected.")
 @_deployment_options
-@click.option("--json", "as_json", is_flag=True, help="Print JSON for programs.")
+@as_json
 def import_command(file: Path, kind: str | None, as_json: bool, **said: Any) -> None:
     """Take FILE into the store: an exported run (.zip), a points table, or the file of another benchmark tool.
 

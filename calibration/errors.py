@@ -9,6 +9,7 @@
     ├── RepositoryError   a model repository cannot be built, filled or read: option, file and what are named
     ├── WorkerError   a process of the load generator died in the middle of a level
     ├── Cancelled     a level was cancelled while it was measured
+    ├── Undecided     what was measured is too little, or too uncertain, for the answer asked for
     └── StoreError    runs and points cannot be written or read, or the run asked for does not exist
         └── StoreAway   the database does not answer now; what was tried may well succeed in a moment
 
@@ -60,6 +61,10 @@ class RepositoryError(CalibrationError):
 
 class WorkerError(CalibrationError):
     """A process of the load generator died."""
+
+
+class Undecided(CalibrationError):
+    """What was measured is too little, or too uncertain, for the answer asked for."""
 
 
 class Cancelled(CalibrationError):

@@ -1,7 +1,8 @@
 """Runs started from the app: a process of its own for each, only where the operator allows it and only at his servers.
 
-Two environment variables are the operator's: SIZING_ALLOW_RUNS=1 turns starting on, and SIZING_RUN_TARGETS names the
-servers that may be measured, host:port with commas between. The state of a run is in the store; nothing is held here.
+Environment variables are the operator's: SIZING_ALLOW_RUNS=1 turns starting on, SIZING_RUN_TARGETS names the servers
+that may be measured, host:port with commas between, and SIZING_RUN_API_KEY, if set, is the key that OpenAI servers
+among them get. The state of a run is in the store; nothing is held here.
 """
 
 from __future__ import annotations
@@ -16,10 +17,10 @@ import threading
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Literal, NamedTuple
+from typing import NamedTuple
 
 from calibration.errors import PlanError, StoreError
-from calibration.plan import BUDGET_S, Level, PlanFile, SweepPlan, parse_plan
+from calibration.plan import BUDGET_S, Endpoint, Level, PlanFile, Protocol, SweepPlan, parse_plan
 from calibration.store import DATABASE_VARIABLE, LIVE, Store
 from calibration.store.database import RECORDS_VARIABLE
 from calibration.store.text import clean
@@ -31,13 +32,25 @@ from sizing.yaml_file import yaml_of
 
 ALLOW_VARIABLE = "SIZING_ALLOW_RUNS"
 TARGETS_VARIABLE = "SIZING_RUN_TARGETS"
+KEY_VARIABLE = "SIZING_RUN_API_KEY"
 PATIENCE_S = 20.0
 """After a request to stop a run has this long to drop its level, and half as long again after SIGTERM."""
 LOOK_EVERY_S = 0.2
 LOG_BYTES = 8000
 PLAN_FILE, LOG_FILE = "plan.yaml", "log.txt"
 _TARGET = re.compile(r"(?:[a-z0-9](?:[a-z0-9.-]*[a-z0-9])?|\[[0-9a-f:.]+\]):([0-9]{1,5})")
-_PASSED_ON = ("PATH", "HOME", "USER", "LANG", "LC_ALL", "TZ", "TMPDIR", "OPENBLAS_NUM_THREADS", RECORDS_VARIABLE)
+_PASSED_ON = (
+    "PATH",
+    "HOME",
+    "USER",
+    "LANG",
+    "LC_ALL",
+    "TZ",
+    "TMPDIR",
+    "OPENBLAS_NUM_THREADS",
+    RECORDS_VARIABLE,
+    KEY_VARIABLE,
+)
 _PASSED_ON_FAMILY = "PG"
 """Of PostgreSQL's client: where its certificates and passwords are."""
 
@@ -77,10 +90,10 @@ def start(store: Store, file: PlanFile) -> int:
     store refuses.
     """
     server = file.plan.server
-    check_target(server.url)
+    check_target(server.address)
     if server.metrics_url is not None:
         check_target(server.metrics_url.removeprefix("http://").removesuffix("/metrics"))
-    run_id = enqueue(store, file.text, label=f"{server.model} at {server.url}", target=server.url.lower())
+    run_id = enqueue(store, file.text, label=f"{server.model} at {server.url}", target=server.address.lower())
     _launch(store, run_id, file.text)
     return run_id
 
@@ -206,16 +219,19 @@ Question = Mapping[str, str | float | int]
 class NewRun:
     """The fields. `labels` are keys of a plan's ``deployment``; what is not there the server says itself.
 
-    `metrics` is the host:port of the server's own metrics, empty for none. A level is measured until its means are
-    known to `half_width`, for `longest_s` seconds at most. `question` are keys of a plan's ``adaptive``: with them only
-    those levels of `concurrency` are measured that the question needs.
+    `endpoint` is for protocol openai. `metrics` is the host:port of the server's own metrics, empty for none. A level
+    is measured until its means are known to `half_width`, for `longest_s` seconds at most. `long_isl`: prompts of one
+    more level, of a single user; 0: none. `question` are keys of a plan's ``adaptive``: with them only those levels of
+    `concurrency` are measured that the question needs.
     """
 
     target: str
     lengths: Lengths
     concurrency: tuple[int, ...]
+    long_isl: int = 0
     model: str = "ensemble"
-    protocol: Literal["grpc", "http"] = "grpc"
+    protocol: Protocol = "grpc"
+    endpoint: Endpoint = "completions"
     metrics: str = ""
     labels: Mapping[str, Text] = field(default_factory=dict)
     longest_s: float = BUDGET_S
@@ -228,13 +244,19 @@ class NewRun:
 def plan_file(new: NewRun) -> PlanFile:
     """The plan of those fields. Raises PlanError, one line that names the field."""
     server: dict[str, object] = {"url": new.target, "model": new.model, "protocol": new.protocol}
+    if new.protocol == "openai":
+        server |= {"url": f"http://{new.target}", "endpoint": new.endpoint}
+        server |= {"api_key_env": KEY_VARIABLE} if os.environ.get(KEY_VARIABLE) else {}
     if new.metrics:
         server["metrics_url"] = f"http://{new.metrics}/metrics"
     lengths = {name: getattr(new.lengths, name) for name in ("isl", "osl", "isl_cv", "osl_cv")}
+    entries: list[dict[str, float]] = [{name: float(value) for name, value in lengths.items()}]
+    if new.long_isl:
+        entries.append({**entries[0], "isl": float(new.long_isl), "concurrency": 1})
     content: dict[str, object] = {
         "server": server,
         "deployment": dict(new.labels),
-        "lengths": [{name: float(value) for name, value in lengths.items()}],
+        "lengths": entries,
         "concurrency": sorted(new.concurrency),
         "until": {"half_width": new.half_width},
         "budget_s": float(new.longest_s),

@@ -9,10 +9,12 @@ from typing import TYPE_CHECKING, Protocol
 
 import numpy as np
 
+from calibration.errors import PlanError
 from calibration.load.loops import Job, arrival_times, schedule_times
 from calibration.plan import Level, SweepPlan
 from calibration.target import Target
-from sizing.points import Point
+from sizing.errors import ScenarioError
+from sizing.points import Deployment, Point
 from sizing.workload import Arrivals, Lengths, Seconds
 
 if TYPE_CHECKING:
@@ -220,6 +222,8 @@ class ThenRandomArrivals:
         """The first of the lengths that has closed-loop points and no other."""
         plan, levels = self._target.plan, self._target.levels
         for entry in set(range(len(plan.lengths))) - self._skipped:
+            if plan.lengths[entry].concurrency is not None:
+                continue
             level = next(level for level in levels if level.entry == entry)
             alike = [point for point in points if point.lengths == level.lengths]
             best_per_s = max((point.requests_per_s for point in alike if not point.void), default=0.0)
@@ -271,18 +275,29 @@ class AsNeeded:
 
 
 def _adaptive(target: Target, pace: Pace) -> Adaptive:
-    from calibration.adapt import Adaptive, question_of  # loads scipy and numba, which a plain sweep does not need
+    return adaptive_of(target.plan, target.levels, target.replica, lambda level: pace.expected_s(target.plan, level))
 
-    plan, replica = target.plan, target.replica
+
+def adaptive_of(
+    plan: SweepPlan, levels: Sequence[Level], replica: Deployment, guess_s: Callable[[Level], float]
+) -> Adaptive:
+    """The choice among the closed loops of `levels` that the plan's question asks for. Raises PlanError."""
+    from calibration.adapt import Adaptive  # loads scipy and numba, which a plain sweep does not need
+
     assert plan.adaptive is not None
-    levels = [level for level in target.levels if level.kind == "concurrency"]
-    closed = [replace(level, requests=expected_requests(plan, level)) for level in levels]
+    try:
+        question = plan.adaptive.question(replica.model, levels[0].lengths)
+    except ScenarioError as error:
+        raise PlanError(f"adaptive: {error}") from None
+    closed = [
+        replace(level, requests=expected_requests(plan, level)) for level in levels if level.kind == "concurrency"
+    ]
     longest = (plan.until_of(level).budget_s for level in closed)
     return Adaptive(
         closed,
-        question_of(plan.adaptive, replica.model, target.levels[0].lengths),
+        question,
         plan.adaptive.budget_s(replica.tp * replica.pp),
-        lambda level: pace.expected_s(plan, level),
+        guess_s,
         warm_up=plan.warm_up,
         limit_s=max((limit_s or math.inf for limit_s in longest), default=math.inf),
         band=plan.adaptive.band,

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import socket
+import ssl
 import threading
 import time
+from collections.abc import Mapping
 from contextlib import closing, suppress
 from http.client import HTTPConnection, HTTPException, HTTPResponse, HTTPSConnection
 from urllib.parse import urlsplit
@@ -13,27 +15,38 @@ MOST_BYTES = 4 * 2**20
 LONGEST_REASON = 100
 
 
-def get(url: str, within_s: float) -> tuple[int, bytes]:
+def get(
+    url: str, within_s: float, headers: Mapping[str, str] | None = None, tls: ssl.SSLContext | None = None
+) -> tuple[int, bytes]:
     """Status and body of the page at `url`, connecting and reading taking `within_s` seconds together.
 
-    Proxies are passed by and redirections not followed: what is asked is the server that the load goes to. Raises
-    OSError, with the reason in a few words, for no answer, half an answer, one of more than 4 MiB or none of HTTP.
+    `headers` are sent along; `tls` says which certificates HTTPS trusts, by default the system's. Proxies are passed by
+    and redirections not followed: what is asked is the server that the load goes to. Raises OSError, with the reason in
+    a few words, for no answer, half an answer, one of more than 4 MiB or none of HTTP.
     """
     deadline_s = time.monotonic() + within_s
     try:
         parts = urlsplit(url)
-        kind = HTTPSConnection if parts.scheme == "https" else HTTPConnection
-        with closing(kind(parts.hostname or "", parts.port, timeout=within_s)) as connection:
+        host = parts.hostname or ""
+        opened = (
+            HTTPSConnection(host, parts.port, timeout=within_s, context=tls)
+            if parts.scheme == "https"
+            else HTTPConnection(host, parts.port, timeout=within_s)
+        )
+        with closing(opened) as connection:
             connection.connect()
             with _Cut(connection.sock, deadline_s) as cut:
                 try:
-                    connection.request("GET", parts._replace(scheme="", netloc="", fragment="").geturl() or "/")
+                    path = parts._replace(scheme="", netloc="", fragment="").geturl() or "/"
+                    connection.request("GET", path, headers=dict(headers or {}))
                     return _read(connection.getresponse())
                 except (OSError, HTTPException, ValueError):
                     if cut.is_done:
                         raise TimeoutError(f"timed out: no whole answer within {within_s:g} s") from None
                     raise
     except (HTTPException, ValueError) as error:
+        if isinstance(error, OSError):  # a certificate that is not trusted is both
+            raise
         raise OSError(f"no HTTP: {type(error).__name__}: {error}"[:LONGEST_REASON]) from None
 
 

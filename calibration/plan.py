@@ -2,21 +2,33 @@
 
 from __future__ import annotations
 
+import re
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    ConfigDict,
+    Field,
+    JsonValue,
+    ValidationError,
+    ValidationInfo,
+    create_model,
+    field_validator,
+    model_validator,
+)
 
 from calibration.errors import PlanError
 from calibration.metrics.precision import Until
 from calibration.requests.lengths import LengthsPlan
 from sizing.errors import ScenarioError, YamlError, first_fault
 from sizing.points import LoadKind, Point
-from sizing.question import sla_of
-from sizing.workload import Arrivals, Lengths, Routing, Sla, Workload
+from sizing.question import FIELDS, Question
+from sizing.workload import Arrivals, Lengths
 from sizing.yaml_file import parse_yaml, yaml_text
 
 # --- What the parts of a plan share: strictness, and the types of its numbers and texts
@@ -46,8 +58,6 @@ class Strict(BaseModel):
     model_config = ConfigDict(strict=True, extra="forbid", frozen=True, allow_inf_nan=False)
 
 
-# --- The part of a plan that says which server is measured, and what it is where it does not tell itself
-
 Batching = Literal["in_flight", "static"]
 
 
@@ -67,19 +77,112 @@ class TensorNames(Strict):
     constants: dict[str, str | bool | int | float] = Field(default_factory=dict)
 
 
-class ServerPlan(Strict):
-    """Where requests go: `url` (host:port) of gRPC or, by `protocol`, of HTTP; the Triton `model`.
+Protocol = Literal["grpc", "http", "openai"]
+Endpoint = Literal["completions", "chat"]
+_ADDRESS = re.compile(r"[^/\s@]+:\d+")
+_BASE_URL = re.compile(r"(?:(https?)://)?([^/\s@?#:]+|\[[0-9a-fA-F:.]+\])(?::(\d+))?(/[^\s?#]*)?")
+_VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
+_HEADER = re.compile(r"[A-Za-z0-9!#$%&'*+.^_`|~-]+")
+_OUR_HEADERS = ("host", "content-type", "content-length", "transfer-encoding", "connection", "accept")
+_SECRET_HEADERS = ("authorization", "proxy-authorization", "cookie", "api-key", "x-api-key")
+_OUR_FIELDS = ("model", "prompt", "messages", "stream", "max_tokens", "n")
+OF_OPENAI = ("endpoint", "api_key_env", "ca_file", "headers", "body")
 
-    A request takes `timeout_s` at most. `metrics_url` (http://host:port/metrics), if set, is read during each level for
-    the server's own view, and to check that nobody else loads the server meanwhile.
+
+class ServerPlan(Strict):
+    """Where requests go and how. A request takes `timeout_s` at most.
+
+    `protocol`: Triton's over ``grpc`` or ``http``, then `url` is host:port and `model` the Triton model; or ``openai``,
+    then `url` is ``http://host:8000`` or ``https://host``, and `model` a name that the server lists.
+    `metrics_url` (http://host:port/metrics), if set, is read during each level for the server's own view, and to check
+    that nobody else loads the server meanwhile.
+
+    The rest is for ``openai``. `endpoint`: /v1/completions or /v1/chat/completions. `api_key_env`: the environment
+    variable that holds the key; the key itself is never part of a plan. `ca_file`: certificates that HTTPS trusts
+    beside the system's. `headers` and `body`: more header lines and fields for every request; the value ``$NAME`` of a
+    header is that of an environment variable, and a field that is null is left out.
     """
 
-    url: Annotated[str, Field(pattern=r"^[^/\s]+:\d+$")] = "127.0.0.1:8001"
-    protocol: Literal["grpc", "http"] = "grpc"
+    protocol: Protocol = "grpc"
+    url: Text = "127.0.0.1:8001"
     model: Text = "ensemble"
     tensors: TensorNames = TensorNames()
     metrics_url: Annotated[str, Field(pattern=r"^https?://\S+$")] | None = None
     timeout_s: Positive = 120.0
+    endpoint: Endpoint = "completions"
+    api_key_env: str | None = None
+    ca_file: Text | None = None
+    headers: dict[str, str] = Field(default_factory=dict)
+    body: dict[str, JsonValue] = Field(default_factory=dict)
+
+    @field_validator("url", mode="after")
+    @classmethod
+    def _of_its_protocol(cls, url: str, info: ValidationInfo) -> str:
+        if info.data.get("protocol") == "openai":
+            if "@" not in url and not _BASE_URL.fullmatch(url):
+                raise ValueError("http://host:port or https://host is needed")
+        elif not _ADDRESS.fullmatch(url):
+            raise ValueError("host:port is needed; http://host:port goes with protocol: openai")
+        return url
+
+    @model_validator(mode="after")
+    def _fits_its_protocol(self) -> ServerPlan:
+        """Faults of what may hold a secret are told without its value."""
+        if self.protocol != "openai":
+            for name in OF_OPENAI:
+                if name in self.model_fields_set:
+                    raise ValueError(f"{name} goes with protocol: openai only")
+            return self
+        if "tensors" in self.model_fields_set:
+            raise ValueError("tensors goes with Triton's protocols, grpc and http, only")
+        for name in ("url", "model"):
+            if name not in self.model_fields_set:
+                raise ValueError(f"{name} is missing, which protocol: openai needs")
+        if "@" in self.url:
+            raise ValueError("url: a user or password would be stored with the plan: name its variable as api_key_env")
+        if self.api_key_env is not None and not _VARIABLE.fullmatch(self.api_key_env):
+            raise ValueError(
+                "api_key_env must be the name of an environment variable; the key itself stays out of plans"
+            )
+        _check_headers(self.headers)
+        for name in _OUR_FIELDS:
+            if name in self.body:
+                raise ValueError(f"body: {name} is set for each request and cannot be chosen")
+        return self
+
+    @property
+    def address(self) -> str:
+        """host:port, the default port of its scheme filled in."""
+        found = _BASE_URL.fullmatch(self.url) if self.protocol == "openai" else None
+        if found is None:
+            return self.url
+        return f"{found[2]}:{int(found[3] or (443 if found[1] == 'https' else 80))}"
+
+    @property
+    def root(self) -> str:
+        """What the paths of an OpenAI server start with: ``https://host:port`` and a prefix, without ``/v1``."""
+        found = _BASE_URL.fullmatch(self.url)
+        assert found is not None, "checked when the plan was made"
+        prefix = (found[4] or "").rstrip("/").removesuffix("/v1")
+        return f"{found[1] or 'http'}://{self.address}{prefix}"
+
+
+def _check_headers(headers: dict[str, str]) -> None:
+    for name, value in headers.items():
+        if not _HEADER.fullmatch(name):
+            raise ValueError("headers: a name of letters, digits and - is needed")
+        if name.lower() in _OUR_HEADERS:
+            raise ValueError(f"headers: {name} is set by the client and cannot be chosen")
+        if not (value.isascii() and value.isprintable()):
+            raise ValueError(f"headers: the value of {name} is not one line of ASCII text")
+        if value.startswith("$"):
+            if not _VARIABLE.fullmatch(value[1:]):
+                raise ValueError(f"headers: the value of {name} is $ and not the name of an environment variable")
+        elif name.lower() in _SECRET_HEADERS:
+            raise ValueError(
+                f"headers: {name} would be stored with the plan: name an environment variable, as api_key_env or as "
+                f"{name}: $NAME"
+            )
 
 
 def is_here(url: str) -> bool:
@@ -117,61 +220,44 @@ class DeploymentPlan(Strict):
     max_batch_size: Count | None = None
 
 
-# --- The `adaptive:` key of a plan: the question a sweep is to answer and the GPU-minutes it may take; light to import
+ASKED = "rate isl osl isl_cv osl_cv arrivals routing ttft itl gap e2e headroom spare".split()
+LENGTHS = "isl osl isl_cv osl_cv".split()
 
-Tokens = Annotated[float, Field(ge=1)]
 
-
-class AdaptivePlan(Strict):
-    """Measure of the grid only the levels that make the GPU count of one scenario sure, within `gpu_minutes`.
-
-    The scenario: `rate` requests/s with these lengths (default: the first of the plan), under limits such as ``p95:1s``
-    on `ttft`, `itl`, `gap` and `e2e`, at least one of them; the rest as in the question of a capacity plan. Sure enough
-    is a 90 % band of the count no wider than `band` of it, or than one replica.
-    """
+class Budget(Strict):
+    """What an adaptive sweep may cost, and how wide a band of the GPU count is sure enough."""
 
     gpu_minutes: Positive
-    rate: Positive
     band: Annotated[float, Field(gt=0, le=1)] = 0.2
-    ttft: str | None = None
-    itl: str | None = None
-    gap: str | None = None
-    e2e: str | None = None
-    isl: Tokens | None = None
-    osl: Tokens | None = None
-    isl_cv: Share | None = None
-    osl_cv: Share | None = None
-    arrivals: ArrivalsText = "poisson"
-    routing: Routing = "random"
-    headroom: Annotated[float, Field(ge=0, lt=1)] = 0.2
-    spare: Annotated[int, Field(ge=0)] = 1
 
     @model_validator(mode="after")
-    def _some_limit(self) -> AdaptivePlan:
+    def _can_be_asked(self) -> Budget:
         try:
-            _ = self.sla
+            self.question("", Lengths(1000, 1000))
         except ScenarioError as error:
             raise ValueError(str(error).removeprefix("--")) from None
         return self
 
-    @property
-    def sla(self) -> Sla:
-        """The limits that are set."""
-        return sla_of(self.model_dump())
-
-    def workload(self, first: Lengths) -> Workload:
-        """The load asked for; what the plan does not say of the lengths is taken from `first`."""
-        named = {name: getattr(self, name) for name in ("isl", "osl", "isl_cv", "osl_cv")}
-        given = {name: value for name, value in named.items() if value is not None}
-        lengths = Lengths(**({name: getattr(first, name) for name in named} | given))
-        return Workload(lengths, self.rate, Arrivals.parse(self.arrivals))
+    def question(self, model: str, first: Lengths) -> Question:
+        """The question about `model`; lengths that the plan leaves open are `first`. Raises ScenarioError."""
+        usual = {name: getattr(first, name) for name in LENGTHS}
+        return Question.of(usual | self.model_dump(include={*ASKED}, exclude_none=True) | {"model": model})
 
     def budget_s(self, gpus: int) -> float:
         """Seconds that an instance of `gpus` GPUs may be measured."""
         return self.gpu_minutes * 60 / gpus
 
 
-# --- Load levels: what a sweep consists of, and how its points are identified
+_ENTRIES: dict[str, Any] = {name: FIELDS[name].entry for name in ASKED}
+_OPEN: dict[str, Any] = dict.fromkeys(LENGTHS, (float | None, None))
+AdaptivePlan = create_model("AdaptivePlan", __base__=Budget, **(_ENTRIES | _OPEN))
+"""Measure of the grid only the levels that make the GPU count of one question sure, within `gpu_minutes`.
+
+The question: fields as in a capacity plan, of which `rate` and one limit must be given; `isl`, `osl` and their
+variations default to the first lengths of the plan. Sure enough is a 90 % band of the count no wider than `band` of it,
+or than one replica.
+"""
+
 
 LevelKey = tuple[float, float, float, float, LoadKind, float]
 
@@ -215,6 +301,8 @@ def level_key(point: Point) -> LevelKey:
     return (point.isl, point.osl, point.isl_cv, point.osl_cv, point.load_kind, point.load_value)
 
 
+RATE_KINDS: dict[str, LoadKind] = {"poisson": "poisson_rate", "constant": "constant_rate", "gamma": "gamma_rate"}
+"""Kind of an open-loop level by the law of its arrivals."""
 FEWEST_ARRIVALS = 2
 MOST_LEVELS = 10_000
 ALL_OF_THEM = 10**9
@@ -252,9 +340,9 @@ class SweepPlan(Strict):
     over `ramp_s` (default: about the time of one request). Lengths of which only the means are given vary (see
     LengthsPlan). A sweep of closed loops alone ends with random arrivals at `check_load` of the highest requests/s
     found (default 0.7; 0: no such level), once for each of the lengths: they tell engine overheads apart that closed
-    loops cannot. Prompts follow from `seed` and the run's number. `tokenizer`
-    is a tokenizer.json; unset, the server is asked; ``none`` counts words. With `adaptive`, only those levels of the
-    closed loop are measured that the question in it needs.
+    loops cannot. Prompts follow from `seed` and the run's number. `tokenizer` is a tokenizer.json or its folder; unset,
+    the server is asked; ``none`` counts words. With `adaptive`, only those levels of the closed loop are measured that
+    the question in it needs.
     """
 
     server: ServerPlan = ServerPlan()
@@ -320,6 +408,8 @@ class SweepPlan(Strict):
         return levels
 
     def _loads(self, item: LengthsPlan) -> list[tuple[LoadKind, float]]:
+        if item.concurrency is not None:
+            return [("concurrency", float(item.concurrency))]
         loads: list[tuple[LoadKind, float]] = [("concurrency", float(users)) for users in self.concurrency]
         loads += [(self.rate_kind, rate) for rate in self.rates]
         if self.schedule:
@@ -335,13 +425,14 @@ class SweepPlan(Strict):
     @property
     def rate_kind(self) -> LoadKind:
         """The kind of a level of random or evenly spaced arrivals."""
-        return _RATE_KINDS[Arrivals.parse(self.arrivals).kind]
+        return RATE_KINDS[Arrivals.parse(self.arrivals).kind]
 
     @property
     def check_loads(self) -> int:
-        """Open-loop levels that end the sweep, at loads known only then: one for each of the lengths, or none."""
+        """Open-loop levels that end the sweep, at loads known only then: one for each of the lengths at the
+        plan's own concurrency, or none."""
         named = self.rates or self.schedule or self.replay or self.adaptive or not self.concurrency
-        return 0 if named or not self.check_load else len(self.lengths)
+        return 0 if named or not self.check_load else sum(item.concurrency is None for item in self.lengths)
 
     def _requests(self, kind: LoadKind, value: float) -> int:
         if self.requests_per_level is not None:
@@ -358,13 +449,6 @@ class SweepPlan(Strict):
         return self.until.model_copy(update={"budget_s": budget_s})
 
 
-_RATE_KINDS: dict[str, LoadKind] = {
-    "poisson": "poisson_rate",
-    "constant": "constant_rate",
-    "gamma": "gamma_rate",
-}
-
-
 @dataclass(frozen=True, slots=True)
 class PlanFile:
     """A checked plan with the text it was read from, so that a run can be resumed without the file.
@@ -378,9 +462,12 @@ class PlanFile:
 
     @property
     def tokenizer_file(self) -> Path | None:
-        """The tokenizer.json that the plan names, None where it names none."""
+        """The tokenizer.json that the plan names, itself or by its folder; None where it names none."""
         named = self.plan.tokenizer
-        return None if named in (None, "none") else self.folder / str(named)
+        if named in (None, "none"):
+            return None
+        path = self.folder / str(named)
+        return path / "tokenizer.json" if path.is_dir() else path
 
 
 def read_plan(path: Path | str) -> PlanFile:
@@ -410,7 +497,10 @@ def parse_plan(text: str, name: str = "plan", folder: Path | None = None) -> Pla
     except ValidationError as error:
         raise PlanError(f"{name}, {first_fault(error, 'the whole plan')}") from None
     folder = folder or Path.cwd()
-    placed = plan.model_copy(update={"lengths": [item.within(folder) for item in plan.lengths]})
+    server = plan.server
+    if server.ca_file is not None:
+        server = server.model_copy(update={"ca_file": str(folder / server.ca_file)})
+    placed = plan.model_copy(update={"server": server, "lengths": [item.within(folder) for item in plan.lengths]})
     return PlanFile(placed, text, folder)
 
 

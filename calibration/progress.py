@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from types import TracebackType
 from typing import Self
 
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeRemainingColumn
 
+from calibration import reporter
 from calibration.plan import Level
 from calibration.records import Measurement
 
@@ -26,7 +26,7 @@ def drawn_bar(console: Console) -> Progress:
     )
 
 
-class Bar:
+class Bar(reporter.Progress):
     """Progress of a run as a rich bar. Its unit is expected seconds, so that long levels weigh more.
 
     Use as ``with``. `run_id` is None until the run is known to the store.
@@ -43,9 +43,7 @@ class Bar:
         self._progress.start()
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
     def close(self) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 from collections import deque
 from collections.abc import Mapping
-from typing import Any, Protocol
+from typing import Any
 
 from calibration.plan import Level
 from calibration.records import Measurement
@@ -16,8 +16,8 @@ LINES = 40
 LONGEST_LINE = 300
 
 
-class Progress(Protocol):
-    """Receives the progress of a run, always from the thread that called `run`."""
+class Progress:
+    """Hears of the progress of a run, always from the thread that called `run`; on its own it tells nobody."""
 
     def started(self, run_id: int) -> None:
         """The run is in the store."""
@@ -35,17 +35,7 @@ class Progress(Protocol):
         """The point of `level` is in the store."""
 
 
-class Quiet:
-    """Progress that tells nobody."""
-
-    def started(self, run_id: int) -> None: ...
-    def says(self, text: str) -> None: ...
-    def expects(self, level: Level, seconds: float, after_s: float) -> None: ...
-    def share(self, done: float) -> None: ...
-    def measured(self, level: Level, found: Measurement) -> None: ...
-
-
-class Reporter:
+class Reporter(Progress):
     """Progress that keeps what the store is told with each heartbeat, and hands everything on to `listener`."""
 
     def __init__(self, run_id: int, listener: Progress) -> None:

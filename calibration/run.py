@@ -13,28 +13,34 @@ from itertools import islice
 from pathlib import Path
 
 from calibration.errors import CalibrationError, Cancelled, ClientLimitedError, NothingAnswered, PlanError, StoreError
-from calibration.levels import Order, Pace, job_of, order_of
-from calibration.load.loops import ask
+from calibration.levels import Pace, job_of, order_of
+from calibration.load import system
+from calibration.load.loops import Job, ask
 from calibration.load.pool import Workers
 from calibration.load.self_check import processes_needed
-from calibration.load.system import kept_off
 from calibration.metrics.measurement import measurement
 from calibration.plan import Level, PlanFile, level_key, parse_plan
 from calibration.records import Measurement
-from calibration.reporter import Progress, Quiet, Reporter
+from calibration.reporter import Progress, Reporter
 from calibration.server_metrics import Scraper
 from calibration.store import Ending, Store
 from calibration.store.database import patient
 from calibration.store.work import give_up
-from calibration.target import ENGINE_MODEL, Target, prepare
+from calibration.target import ENGINE_MODEL, Target, access, prepare
 from sizing.points import Point
 
 PROBES = 2
 _PROBE = 1_000_000
 
 
-def run(file: PlanFile, store: Store, progress: Progress | None = None, cancel: threading.Event | None = None) -> int:
-    """Measure the levels of the plan; returns the number of the run.
+def run(
+    file: PlanFile,
+    store: Store,
+    progress: Progress | None = None,
+    cancel: threading.Event | None = None,
+    label: str = "",
+) -> int:
+    """Measure the levels of the plan; returns the number of the run, which `label` names in lists.
 
     Raises PlanError, FileError or ServerError before anything is stored if the plan and the server do not fit,
     StoreError if another run at the same server is active or the store refuses,
@@ -43,32 +49,40 @@ def run(file: PlanFile, store: Store, progress: Progress | None = None, cancel: 
     there.
     """
     target = prepare(file)
-    label = f"{file.plan.server.model} at {file.plan.server.url}"
+    label = label or f"{file.plan.server.model} at {file.plan.server.url}"
     run_id = store.create_run(
-        file.text, folder=file.folder, label=label, levels=target.points, target=file.plan.server.url.lower()
+        file.text, folder=file.folder, label=label, levels=target.points, target=file.plan.server.address.lower()
     )
     Sweep(run_id, target, store, progress, cancel).run()
     return run_id
 
 
-def resume(run_id: int, store: Store, progress: Progress | None = None, cancel: threading.Event | None = None) -> int:
+def resume(
+    run_id: int,
+    store: Store,
+    progress: Progress | None = None,
+    cancel: threading.Event | None = None,
+    plan: PlanFile | None = None,
+) -> int:
     """Measure the levels of run `run_id` that have no point yet, by the plan it was started with or queued with.
 
-    Raises as `run` does, StoreError if the run does not exist or is being measured, and PlanError if the server is
-    now another deployment.
+    `plan`: takes the place of that plan, for good; of the same server. Raises as `run` does, StoreError if the run does
+    not exist or is being measured, and PlanError if the server is now another deployment.
     """
     begun = store.run(run_id)
-    if not begun.plan:
+    if not (plan or begun.plan):
         raise PlanError(f"run {run_id} was imported and has no plan to resume: start a new run")
     with _refusal_kept(run_id, store):
-        target = prepare(parse_plan(begun.plan, name=f"plan of run {run_id}", folder=Path(begun.folder)))
+        known = plan or parse_plan(begun.plan, name=f"plan of run {run_id}", folder=Path(begun.folder))
+        target = prepare(known)
         for point in store.points(run_id):
             if point.deployment != target.replica:
                 change = f"{point.deployment.label} then, {target.replica.label} now"
                 raise PlanError(
                     f"run {run_id}: the server is not the one it was started on ({change}): start a new run"
                 )
-        store.restart_run(run_id, levels=target.points, target=target.plan.server.url.lower())
+        address = target.plan.server.address.lower()
+        store.restart_run(run_id, levels=target.points, target=address, plan=plan.text if plan else "")
     Sweep(run_id, target, store, progress, cancel).run(store.points(run_id, as_measured=True))
     return run_id
 
@@ -102,36 +116,39 @@ class Sweep:
     ) -> None:
         self.run_id, self.target = run_id, target
         self._store = store
-        self._progress = Reporter(run_id, listener or Quiet())
+        self._progress = Reporter(run_id, listener or Progress())
         self._cancel = cancel or threading.Event()
         self._workers = workers or Workers()
 
     def run(self, points: Sequence[Point] = ()) -> None:
         """Measure the levels that have none of `points`, in the order measured. Raises as the function `run` does."""
         alive = self._store.kept_alive(self.run_id, news=self._progress.news, on_stop=self._cancel.set)
-        with self._state_kept(), alive, kept_off(self.target.served.engine_cores), closing(self._workers):
+        cores = self.target.served.engine_cores
+        with self._state_kept(), alive, system.kept_off(system.read(cores)), closing(self._workers):
             done = {level_key(point) for point in points}
             missing = [level for level in self.target.levels if level.key not in done]
             if missing or len(done) < self.target.points:
                 to_come = missing or self.target.levels
                 pace = self.probe(to_come[0])
                 self._workers.processes = self.processes(to_come, pace)
-                self._follow(order_of(self.target, missing, pace, self._progress.says), points, pace)
+                self._follow(missing, points, pace)
 
-    def _follow(self, order: Order, points: Sequence[Point], pace: Pace) -> None:
-        """Measure what `order` names, one level after another, until it names none.
+    def _follow(self, levels: Sequence[Level], points: Sequence[Point], pace: Pace) -> None:
+        """Measure what the plan's order names of `levels`, one after another, until it names none.
 
         Raises NothingAnswered at the end if every request of some level failed: that level has no point.
         """
         says, without = self._progress.says, list[NothingAnswered]()
+        order = order_of(self.target, levels, pace, says)
         while (level := order.next(points)) is not None:
             if self._cancel.is_set():
                 raise Cancelled("stopped between two levels")
             try:
                 if pace.lengths != level.lengths:
                     pace = self.probe(level)
-                self._progress.expects(level, *order.expected_s(pace))
-                found = self.measure(level, pace)
+                expected_s, job = order.expected_s(pace), job_of(self.target, level, pace)
+                self._progress.expects(level, *expected_s)
+                found = self.measure(level, job)
             except NothingAnswered as error:
                 says(str(error))
                 without.append(error)
@@ -140,7 +157,7 @@ class Sweep:
             patient(partial(self._store.add_point, self.run_id, found, seed=self.target.seed(level)), says)
             self._progress.measured(level, found)
             pace = pace.after(found.point)
-            points = patient(partial(self._store.points, self.run_id, as_measured=True), says)
+            points = [*points, found.point]
         if without:
             raise without[0]
 
@@ -187,10 +204,10 @@ class Sweep:
         says(f"load generator on its mock, {found.users} streams: {found.text}")
         return found.processes
 
-    def measure(self, level: Level, pace: Pace) -> Measurement:
-        """Measure one level. Raises ServerError if the server is lost or answers nothing, Cancelled if cancelled."""
+    def measure(self, level: Level, job: Job) -> Measurement:
+        """Put the load of `level` on the server. Raises ServerError if that is lost, NothingAnswered, Cancelled."""
         target, server = self.target, self.target.plan.server
-        job, until = job_of(target, level, pace), target.plan.until_of(level)
+        until = target.plan.until_of(level)
         drive = partial(self._workers.drive, job, until, on_share=self._progress.share, cancel=self._cancel)
         seen: dict[str, float] = {}
         notes = target.notes(level)
@@ -199,13 +216,14 @@ class Sweep:
         else:
             # an ensemble runs each step once: there every request runs through the engine's own model exactly once
             engine = ENGINE_MODEL if target.contract.is_ensemble else None
-            with Scraper(server.metrics_url, server.model, engine) as scraper:
+            with Scraper(server.metrics_url, server.model, engine, access=access(server)) as scraper:
                 load = drive()
             seen = scraper.means((load.start_s, load.stop_s))
             load = replace(load, served=scraper.served())
             notes += [*scraper.notes(), *self._reuse(level, seen.get("kv_cache_blocks_reused", 0.0))]
         where = f"calibration run {self.run_id}, {server.model} at {server.url}"
-        return measurement(load, level, target.replica, source=where, notes=notes, server=seen)
+        shared = target.plan.lengths[level.entry].shared_prefix
+        return measurement(load, level, target.replica, source=where, notes=notes, server=seen, shared_prefix=shared)
 
     def _reuse(self, level: Level, blocks: float) -> list[str]:
         lengths = self.target.plan.lengths[level.entry]

@@ -2,22 +2,21 @@
 
 from __future__ import annotations
 
+import json
 import math
+import ssl
 import threading
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
-from types import TracebackType
-from typing import Self
+from typing import Any, Self
 
 from prometheus_client.parser import text_string_to_metric_families
 
 from calibration.errors import ServerError
 from calibration.page import get
 from sizing.points import Point
-
-# --- One reading of a server's Prometheus page: fetched within limits of time and size, and parsed
 
 ANSWER_WITHIN_S = 3.0
 LONGEST_LINE = 4096
@@ -28,7 +27,10 @@ Sample = tuple[Labels, float]
 
 @dataclass(frozen=True, slots=True)
 class Page:
-    """Triton's metrics at `at_s` (time.perf_counter): samples by name of the family, without those that are NaN."""
+    """A server's metrics at `at_s` (time.perf_counter): samples by name of the family, without those that are NaN.
+
+    Triton's families, and those of `ENGINES`, whether they stand behind Triton or alone.
+    """
 
     at_s: float
     families: Mapping[str, tuple[Sample, ...]]
@@ -55,13 +57,22 @@ class Page:
                 yield given, value
 
 
-def read_page(url: str) -> Page:
+@dataclass(frozen=True, slots=True)
+class Access:
+    """What a page of metrics asks for: more header lines, and certificates to trust."""
+
+    headers: Mapping[str, str] = field(default_factory=dict)
+    tls: ssl.SSLContext | None = None
+
+
+def read_page(url: str, access: Access | None = None) -> Page:
     """The page at `url`, as it was when its answer had come.
 
-    Raises ServerError if it cannot be had within 3 s, is larger than 4 MiB, or is not a page of Triton's.
+    Raises ServerError if it cannot be had within 3 s, is larger than 4 MiB, or is no page of a known server.
     """
+    access = access or Access()
     try:
-        status, body = get(url, ANSWER_WITHIN_S)
+        status, body = get(url, ANSWER_WITHIN_S, access.headers, access.tls)
     except OSError as error:
         raise _missing(url, str(error)) from None
     if status != 200:
@@ -74,15 +85,23 @@ def _missing(url: str, reason: str) -> ServerError:
 
 
 def parse_page(text: str, url: str, at_s: float) -> Page:
-    """The families of Triton in `text`, the Prometheus text format. Raises ServerError naming `url`."""
+    """The known families in `text`, the Prometheus text format or TensorRT-LLM's JSON.
+
+    Raises ServerError naming `url`.
+    """
+    if text.lstrip().startswith("["):
+        return Page(at_s, _iteration_stats(text, url))
     # comments are left out: by their TYPE lines the parser would rename counters
-    lines = [line for line in text.splitlines() if line.startswith(PREFIX)]
+    lines = [line for line in text.splitlines() if line.startswith(_KEPT)]
     if not lines:
-        raise ServerError(f"{url}: no metrics of a Triton server there; correct server.metrics_url in the plan")
+        raise ServerError(
+            f"{url}: no metrics of a known server there (Triton, vLLM, SGLang, TensorRT-LLM, llama.cpp); correct "
+            "server.metrics_url in the plan"
+        )
     families: dict[str, list[Sample]] = {}
     for line in lines:
         if len(line) > LONGEST_LINE:
-            raise ServerError(f"{url}: a line of {len(line)} characters is not Triton's: {line[:40]!r}...")
+            raise ServerError(f"{url}: a line of {len(line)} characters is no metric: {line[:40]!r}...")
         try:
             read = [sample for family in text_string_to_metric_families(line) for sample in family.samples]
         except (ValueError, IndexError):  # the parser raises both, for different faults of a line
@@ -136,16 +155,18 @@ def counter_means(first: Page, last: Page, model: str) -> dict[str, float]:
     is how often one request of `model` called them. Of a decoupled model that is no ensemble Triton times only the
     hand-over to its backend, not the answer.
     """
-    found = _durations(first, last, model)
-    finished = increase(first, last, SUCCESS, model)
+    found = _durations(first, last, model) | engine_counters(first, last)
+    finished = _finished_between(first, last, model)
     for part in sorted(set(last.by(SUCCESS, "model")) - {model}):
         calls = increase(first, last, SUCCESS, part)
         if calls > 0:
             found |= {f"{part}.{name}": value for name, value in _durations(first, last, part).items()}
             if finished > 0:
                 found[f"{part}.requests_per_request"] = calls / finished
-    found["requests_failed"] = increase(first, last, "nv_inference_request_failure", model)
+    if last.total(SUCCESS) is not None:
+        found["requests_failed"] = increase(first, last, "nv_inference_request_failure", model)
     found |= _energy(first, last, finished) | _blocks_reused(first, last)
+    found |= _prefix_found(first, last, finished)
     return found | _rates(first, last, finished)
 
 
@@ -162,12 +183,31 @@ def _blocks_reused(first: Page, last: Page) -> dict[str, float]:
     return {} if before is None or after is None else {"kv_cache_blocks_reused": after - before}
 
 
+def _prefix_found(first: Page, last: Page, finished: float) -> dict[str, float]:
+    """Prompt tokens a request found in the prefix cache, on average.
+
+    Engines count tokens looked up and found, and their own requests; the TensorRT-LLM backend the blocks taken over.
+    """
+    for engine in engines_of(last):
+        served = increase(first, last, engine.finished) if engine.finished else 0.0
+        for looked_up, hits in engine.prefix:
+            if served > 0 and last.total(hits) is not None and increase(first, last, looked_up) > 0:
+                return {"prefix_tokens_found_mean": increase(first, last, hits) / served}
+    reused = _blocks_reused(first, last).get("kv_cache_blocks_reused")
+    block = last.total(_KV_BLOCKS, kv_cache_block_type="tokens_per")
+    if reused is None or block is None or finished <= 0:
+        return {}
+    return {"prefix_tokens_found_mean": reused * block / finished}
+
+
 def _rates(first: Page, last: Page, finished: float) -> dict[str, float]:
     apart_s = last.at_s - first.at_s
     if apart_s <= 0:
         return {}
     found = {"metrics_span_s": apart_s, "finished_per_s": finished / apart_s}
     passes = _iterations(last) - _iterations(first)
+    for engine in engines_of(last):
+        passes += increase(first, last, engine.iterations) if engine.iterations else 0.0
     return found | ({"engine_iterations_per_s": passes / apart_s} if passes > 0 else {})
 
 
@@ -212,7 +252,7 @@ def _gauges(page: Page, model: str) -> dict[str, float]:
     for name, (family, together) in GPU_MEANS.items():
         if values := page.values(family):
             found[name] = together(values)
-    return found | _engine_gauges(page, model)
+    return found | _engine_gauges(page, model) | engine_gauges(page)
 
 
 def _engine_gauges(page: Page, model: str) -> dict[str, float]:
@@ -233,6 +273,181 @@ def _kv_share(gauges: Mapping[str, float]) -> dict[str, float]:
     return {"kv_cache_used_share_mean": used / most} if most and used is not None else {}
 
 
+# --- Engines with metrics of their own, alone or behind Triton: what their families are called
+
+
+@dataclass(frozen=True, slots=True)
+class Engine:
+    """Families of one engine, each all its samples together.
+
+    `finished` counts requests, `iterations` passes, `counters` what else is told per level; "" where it has none.
+    `gauges` are read each second, `limits` say what it may hold. `times` are histograms in seconds per request.
+    `prefix`: pairs of counters of prompt tokens, looked up and found in the prefix cache.
+    """
+
+    finished: str
+    gauges: Mapping[str, str]
+    iterations: str = ""
+    counters: Mapping[str, str] = field(default_factory=dict)
+    times: Mapping[str, str] = field(default_factory=dict)
+    prefix: tuple[tuple[str, str], ...] = ()
+
+    @property
+    def families(self) -> tuple[str, ...]:
+        """All of them, as they stand on a page."""
+        times = [f"{family}_{part}" for family in self.times for part in ("sum", "count")]
+        named = [self.finished, self.iterations, *self.gauges, *self.counters, *times]
+        return tuple(name for name in [*named, *(name for pair in self.prefix for name in pair)] if name)
+
+
+RUNNING, WAITING = "engine_requests_running_mean", "engine_requests_waiting_mean"
+KV_SHARE, KV_TOKENS = "kv_cache_used_share_mean", "kv_cache_tokens"
+ENGINES = (
+    Engine(
+        finished="vllm:request_success_total",
+        iterations="vllm:iteration_tokens_total_count",
+        gauges={
+            "vllm:num_requests_running": RUNNING,
+            "vllm:num_requests_waiting": WAITING,
+            "vllm:kv_cache_usage_perc": KV_SHARE,  # of 1, whatever it is called
+            "vllm:gpu_cache_usage_perc": KV_SHARE,  # before 0.10
+        },
+        counters={"vllm:num_preemptions_total": "preemptions"},
+        times={
+            "vllm:e2e_request_latency_seconds": "request_mean_s",
+            "vllm:time_to_first_token_seconds": "first_response_mean_s",
+            "vllm:request_queue_time_seconds": "engine_queue_mean_s",
+            "vllm:request_prefill_time_seconds": "engine_prefill_mean_s",
+            "vllm:request_decode_time_seconds": "engine_decode_mean_s",
+        },
+        prefix=(  # since 0.9.2, and before
+            ("vllm:prefix_cache_queries_total", "vllm:prefix_cache_hits_total"),
+            ("vllm:gpu_prefix_cache_queries_total", "vllm:gpu_prefix_cache_hits_total"),
+        ),
+    ),
+    Engine(
+        finished="sglang:num_requests_total",
+        gauges={
+            "sglang:num_running_reqs": RUNNING,
+            "sglang:num_queue_reqs": WAITING,
+            "sglang:token_usage": KV_SHARE,
+            "sglang:max_total_num_tokens": KV_TOKENS,
+        },
+        counters={"sglang:num_retracted_requests_total": "preemptions"},
+        times={
+            "sglang:e2e_request_latency_seconds": "request_mean_s",
+            "sglang:time_to_first_token_seconds": "first_response_mean_s",
+            "sglang:queue_time_seconds": "engine_queue_mean_s",
+        },
+        prefix=(("sglang:prompt_tokens_total", "sglang:cached_tokens_total"),),
+    ),
+    Engine(
+        finished="trtllm_request_success_total",
+        gauges={
+            "trtllm_num_requests_running": RUNNING,
+            "trtllm_num_requests_waiting": WAITING,
+            "trtllm_kv_cache_utilization": KV_SHARE,
+            "trtllm_kv_cache_max_blocks": "kv_cache_blocks_max_mean",
+            "trtllm_kv_cache_tokens_per_block": "kv_cache_tokens_per_block",
+            "trtllm_max_batch_size_static": "engine_max_batch_size",
+            "trtllm_max_num_tokens_runtime": "engine_token_budget",
+            "trtllm_num_paused_requests": "engine_requests_paused_mean",
+        },
+        times={
+            "trtllm_e2e_request_latency_seconds": "request_mean_s",
+            "trtllm_time_to_first_token_seconds": "first_response_mean_s",
+            "trtllm_request_queue_time_seconds": "engine_queue_mean_s",
+            "trtllm_request_prefill_time_seconds": "engine_prefill_mean_s",
+            "trtllm_request_decode_time_seconds": "engine_decode_mean_s",
+        },
+        prefix=(("trtllm_prompt_tokens_total", "trtllm_prompt_cached_tokens_total"),),
+    ),
+    Engine(
+        finished="",
+        iterations="llamacpp:n_decode_total",
+        gauges={"llamacpp:requests_processing": RUNNING, "llamacpp:requests_deferred": WAITING},
+    ),
+)
+_VLLM_CACHE = "vllm:cache_config_info"
+_KEPT = (PREFIX, _VLLM_CACHE, *(family for engine in ENGINES for family in engine.families))
+_ITERATION = {  # of TensorRT-LLM's JSON, one object for each pass since the page was last read
+    "trtllm_num_requests_running": ("numActiveRequests",),
+    "trtllm_num_requests_waiting": ("numQueuedRequests",),
+    "trtllm_num_paused_requests": ("inflightBatchingStats", "numPausedRequests"),
+    "trtllm_kv_cache_used_blocks": ("kvCacheStats", "usedNumBlocks"),
+    "trtllm_kv_cache_max_blocks": ("kvCacheStats", "maxNumBlocks"),
+    "trtllm_kv_cache_tokens_per_block": ("kvCacheStats", "tokensPerBlock"),
+}
+
+
+def engines_of(page: Page) -> list[Engine]:
+    """The engines that have a family on the page."""
+    return [engine for engine in ENGINES if any(family in page.families for family in engine.families)]
+
+
+def engine_gauges(page: Page) -> dict[str, float]:
+    """What engines tell of a moment, and the size of their KV cache."""
+    found: dict[str, float] = {}
+    for engine in engines_of(page):
+        for family, name in engine.gauges.items():
+            if values := page.values(family):
+                alike = name not in (RUNNING, WAITING, KV_TOKENS)  # what several engines of a server add up to
+                found[name] = sum(values) / len(values) if alike else sum(values)
+    found |= _vllm_cache(page)
+    blocks, per_block = found.get("kv_cache_blocks_max_mean"), found.get("kv_cache_tokens_per_block")
+    if blocks and per_block:
+        found.setdefault(KV_TOKENS, blocks * per_block)
+    return found
+
+
+def _vllm_cache(page: Page) -> dict[str, float]:
+    """vLLM tells its cache in labels of a sample that is always 1, one for each of its engines."""
+    sizes = [
+        (float(labels["block_size"]), float(labels["num_gpu_blocks"]))
+        for labels, _ in page.families.get(_VLLM_CACHE, ())
+        if all(labels.get(name, "").isdecimal() for name in ("block_size", "num_gpu_blocks"))
+    ]
+    if not sizes:
+        return {}
+    return {"kv_cache_tokens_per_block": sizes[0][0], "kv_cache_blocks_max_mean": sum(blocks for _, blocks in sizes)}
+
+
+def engine_counters(first: Page, last: Page) -> dict[str, float]:
+    """What engines counted and timed between two pages: seconds are means per request."""
+    found: dict[str, float] = {}
+    for engine in engines_of(last):
+        for family, name in engine.counters.items():
+            if last.total(family) is not None:
+                found[name] = increase(first, last, family)
+        for family, name in engine.times.items():
+            requests = increase(first, last, f"{family}_count")
+            if requests > 0:
+                found[name] = increase(first, last, f"{family}_sum") / requests
+    return found
+
+
+def _iteration_stats(text: str, url: str) -> dict[str, tuple[Sample, ...]]:
+    """Means over the passes of TensorRT-LLM's JSON as families; none where nothing ran since the page was last read."""
+    try:
+        passes = json.loads(text)
+    except (ValueError, RecursionError):
+        raise ServerError(f"{url}: neither Prometheus text nor JSON: {text[:40]!r}") from None
+    found: dict[str, list[float]] = {}
+    for each in passes:
+        for family, path in _ITERATION.items():
+            value: Any = each
+            for key in path:
+                value = value.get(key) if isinstance(value, dict) else None
+            if isinstance(value, int | float) and math.isfinite(value):
+                found.setdefault(family, []).append(float(value))
+    means = {family: sum(values) / len(values) for family, values in found.items() if values}
+    if means.get("trtllm_kv_cache_max_blocks") and "trtllm_kv_cache_used_blocks" in means:
+        means["trtllm_kv_cache_utilization"] = (
+            means["trtllm_kv_cache_used_blocks"] / means["trtllm_kv_cache_max_blocks"]
+        )
+    return {family: (({}, value),) for family, value in means.items()} or {"trtllm_num_requests_running": ()}
+
+
 EVERY_S = 1.0
 COUNTERS_SETTLE_S = 0.5
 """Triton counts a request a little after its last response has left, on a busy machine later."""
@@ -240,19 +455,32 @@ MOST_SETTLING = 4
 Window = tuple[float, float]
 
 
-def requests_served(metrics_url: str, model: str) -> int:
-    """Requests that `model` has answered since the server started.
+def requests_served(metrics_url: str, model: str, access: Access | None = None) -> int | None:
+    """Requests that `model` has answered since the server started; None where its engine does not count them.
 
-    Raises ServerError if the page cannot be had or does not count the model's requests.
+    Raises ServerError if the page cannot be had, or is Triton's and does not count the model's requests.
     """
-    return round(_served(read_page(metrics_url), metrics_url, model))
+    count = _served(read_page(metrics_url, access), metrics_url, model)
+    return None if count is None else round(count)
 
 
-def _served(page: Page, url: str, model: str) -> float:
-    count = page.total(SUCCESS, model=model)
-    if count is None:
+def _served(page: Page, url: str, model: str) -> float | None:
+    count = finished(page, model)
+    if count is None and not engines_of(page):
         raise ServerError(f"{url}: no {SUCCESS} of model {model!r} there; correct server.metrics_url in the plan")
     return count
+
+
+def finished(page: Page, model: str) -> float | None:
+    """Requests answered since the start: of the Triton model, else of the engine, which has one model."""
+    if page.total(SUCCESS) is not None:
+        return page.total(SUCCESS, model=model)
+    counts = [page.total(engine.finished) for engine in engines_of(page) if engine.finished]
+    return next((count for count in counts if count is not None), None)
+
+
+def _finished_between(first: Page, last: Page, model: str) -> float:
+    return (finished(last, model) or 0.0) - (finished(first, model) or 0.0)
 
 
 @dataclass(slots=True)
@@ -267,6 +495,7 @@ class Scraper:
     model: str
     engine: str | None = None
     every_s: float = EVERY_S
+    access: Access | None = None
     _pages: list[Page] = field(default_factory=list, init=False)
     _missed: list[str] = field(default_factory=list, init=False)
     _closed: bool = field(default=False, init=False)
@@ -279,9 +508,7 @@ class Scraper:
         self._thread.start()
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
         self._stop.set()
         if self._thread is not None:
             self._thread.join()
@@ -294,9 +521,9 @@ class Scraper:
         before = math.nan
         for _ in range(MOST_SETTLING):
             time.sleep(COUNTERS_SETTLE_S / 2)
-            page = read_page(self.metrics_url)
+            page = read_page(self.metrics_url, self.access)
             count = _served(page, self.metrics_url, self.model)
-            if count == before:
+            if count is None or count == before:
                 break
             before = count
         return page
@@ -309,7 +536,7 @@ class Scraper:
 
     def _read(self) -> bool:
         try:
-            self._pages.append(read_page(self.metrics_url))
+            self._pages.append(read_page(self.metrics_url, self.access))
         except ServerError as error:
             self._missed.append(str(error))
             return False
@@ -326,8 +553,8 @@ class Scraper:
         found = gauge_means(pages, self.model)
         if not restarted(self._pages, self.model):
             found |= counter_means(pages[0], pages[-1], self.model)
-            if self._closed:
-                found["requests_served"] = increase(self._pages[0], self._pages[-1], SUCCESS, self.model)
+            if self._closed and finished(self._pages[-1], self.model) is not None:
+                found["requests_served"] = _finished_between(self._pages[0], self._pages[-1], self.model)
         return found
 
     def _inside(self, window: Window | None) -> Sequence[Page]:
@@ -337,10 +564,10 @@ class Scraper:
 
     def served(self) -> int | None:
         """Requests of all clients that were answered from the first page to the last; None if they cannot be told."""
-        if not self._closed or restarted(self._pages, self.model):
+        if not self._closed or restarted(self._pages, self.model) or finished(self._pages[-1], self.model) is None:
             return None
         models = (self.model,) if self.engine is None else (self.model, self.engine)
-        return max(round(increase(self._pages[0], self._pages[-1], SUCCESS, model)) for model in models)
+        return max(round(_finished_between(self._pages[0], self._pages[-1], model)) for model in models)
 
     def notes(self) -> list[str]:
         """What a reader of the point must know."""
@@ -355,7 +582,7 @@ class Scraper:
 
 def restarted(pages: Iterable[Page], model: str) -> bool:
     """True if the model's count of requests ever fell, or vanished, from one page to a later one."""
-    counts = [page.total(SUCCESS, model=model) or 0.0 for page in pages]
+    counts = [finished(page, model) or 0.0 for page in pages]
     return any(later < earlier for earlier, later in pairwise(counts))
 
 
@@ -403,6 +630,7 @@ def split(point: Point, server: Mapping[str, float]) -> Split:
         | _first_responses(server, point)
         | _triton_queue(server)
         | _states(server, point.requests_per_s)
+        | _engine_times(server)
     )
     return Split(point.ttft_mean_s, point.e2e_mean_s, **parts)
 
@@ -416,6 +644,12 @@ def _states(server: Mapping[str, float], rate_per_s: float) -> dict[str, float]:
         "decode_s": server.get("batcher_generation_requests_mean", tokens),
     }
     return {name: number / rate_per_s for name, number in numbers.items() if number is not None}
+
+
+def _engine_times(server: Mapping[str, float]) -> dict[str, float]:
+    """What an engine timed itself is better than numbers read each second."""
+    names = {"queue_s": "engine_queue_mean_s", "prefill_s": "engine_prefill_mean_s", "decode_s": "engine_decode_mean_s"}
+    return {part: server[name] for part, name in names.items() if name in server}
 
 
 def _triton_queue(server: Mapping[str, float]) -> dict[str, float]:

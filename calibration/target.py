@@ -9,12 +9,13 @@ from pathlib import Path
 from typing import Any
 
 from calibration.errors import PlanError, ServerError
-from calibration.load import system
 from calibration.load.contract import Contract
-from calibration.load.loops import client
-from calibration.plan import DeploymentPlan, Level, PlanFile, ServerPlan, SweepPlan, is_here
+from calibration.load.loops import AnyContract, client
+from calibration.load.openai import OpenAiClient, meet
+from calibration.plan import DeploymentPlan, Level, PlanFile, Protocol, ServerPlan, SweepPlan, is_here
 from calibration.requests.source import RequestSource
-from calibration.server_metrics import requests_served
+from calibration.requests.tokens import AS_TOKENIZED, ServerCount
+from calibration.server_metrics import Access, requests_served
 from sizing.points import Deployment
 
 ENGINE_MODEL = "tensorrt_llm"
@@ -24,22 +25,31 @@ BATCHING_OF = {"v1": "static", "inflight_batching": "in_flight", "inflight_fused
 
 
 @dataclass(frozen=True, slots=True)
-class Described:
-    """`engine`: what the model `tensorrt_llm` reports about the deployment, by column name of the points table.
+class Served:
+    """`engine`: what the server reports about the deployment, by column name of the points table.
 
     `tokenizer_file` is None if the server names none, or one that this machine cannot read. `engine_cores`: cores of
-    this machine that the engine computes on and the client must avoid; none for a remote engine or one on a GPU.
+    this machine that the engine computes on and the client must avoid, as ``1,2``; empty for a remote engine or one on
+    a GPU. `seen`: how it counts prompts, beyond what the tokenizer tells.
     """
 
-    contract: Contract
+    contract: AnyContract
     engine: dict[str, str]
     tokenizer_file: Path | None
     add_special_tokens: bool
-    engine_cores: tuple[int, ...] = ()
+    engine_cores: str = ""
+    seen: ServerCount = AS_TOKENIZED
+
+
+@dataclass(frozen=True, slots=True)
+class Described(Served):
+    """A Triton server."""
+
+    contract: Contract
 
 
 async def describe(server: ServerPlan) -> Described:
-    """Query the server. Raises ServerError within seconds if it does not answer or does not serve the model."""
+    """Query a Triton server. Raises ServerError within seconds if it does not answer or does not serve the model."""
     async with client(server) as target:
         config = await target.model_config(server.model)
         if config is None:
@@ -49,10 +59,58 @@ async def describe(server: ServerPlan) -> Described:
         tokenizer = await target.model_config(TOKENIZER_MODEL)
     contract = Contract.of(config, server.tensors)
     names, said = _parameters(tokenizer), _engine_of(engine)
+    if not said and config.backend == "vllm":
+        said = {"engine": "vllm", "batching": "in_flight"}
     file = _tokenizer_file(names.get("tokenizer_dir", ""))
     special = names.get("add_special_tokens", "").lower() in ("true", "1")
-    cores = system.read(_parameters(engine).get("engine_cores", ""))
-    return Described(contract, said, file, special, cores if is_here(server.url) else ())
+    cores = _parameters(engine).get("engine_cores", "")
+    return Described(contract, said, file, special, cores if is_here(server.url) else "")
+
+
+def serving(file: PlanFile) -> Served:
+    """What the plan's server is, its tokenizer as the plan says. Raises ServerError and PlanError."""
+    return asyncio.run(_serving(file))
+
+
+async def _serving(file: PlanFile) -> Served:
+    server = file.plan.server
+    if server.protocol != "openai":
+        found = await describe(server)
+        if file.tokenizer_file is not None:
+            return replace(found, tokenizer_file=file.tokenizer_file)
+        return replace(found, tokenizer_file=None) if file.plan.tokenizer == "none" else found
+    texts = any(item.dataset is not None for item in file.plan.lengths)
+    met = await meet(server, file.tokenizer_file, texts=texts)
+    return Served(met.contract, dict(met.said), file.tokenizer_file, add_special_tokens=False, seen=met.seen)
+
+
+def protocol_at(server: ServerPlan) -> Protocol:
+    """The protocol at `server.url`, of which the plan need not say it: the first that the server answers.
+
+    An OpenAI server lists its models, or wants a key for that; Triton's HTTP port has a health page. A host:port that
+    speaks neither is taken for Triton's gRPC port. Raises ServerError if an http:// or https:// URL answers neither.
+    """
+    openai = server.model_copy(update={"protocol": "openai"})
+    try:
+        return asyncio.run(_http_protocol(openai))
+    except ServerError:
+        if "://" in server.url:
+            raise
+        return "grpc"
+
+
+async def _http_protocol(openai: ServerPlan) -> Protocol:
+    async with OpenAiClient(openai) as client:
+        status, models = await client.page("/v1/models")
+        if status in (401, 403) or (status == 200 and isinstance(models, dict) and "data" in models):
+            return "openai"
+        status, _ = await client.page("/v2/health/live")
+    if status != 200 or openai.root.startswith("https:"):
+        raise ServerError(
+            f"{openai.url}: neither an OpenAI server (/v1/models) nor Triton (/v2/health/live) answers there; correct "
+            "the URL, or name the protocol"
+        )
+    return "http"
 
 
 def deployment(plan: DeploymentPlan, engine: dict[str, str]) -> Deployment:
@@ -117,21 +175,22 @@ class Target:
     """
 
     plan: SweepPlan
-    served: Described
+    served: Served
     replica: Deployment
     levels: tuple[Level, ...]
     points: int = 0
     session: tuple[int, ...] = ()
 
     @property
-    def contract(self) -> Contract:
+    def contract(self) -> AnyContract:
         """Inputs and outputs of the model."""
         return self.served.contract
 
     def source(self, entry: int, seed: tuple[int, ...]) -> RequestSource:
         """The requests of one entry of the plan's lengths."""
         served = self.served
-        return RequestSource(self.plan.lengths[entry], served.tokenizer_file, served.add_special_tokens, seed)
+        lengths = self.plan.lengths[entry]
+        return RequestSource(lengths, served.tokenizer_file, served.add_special_tokens, seed, served.seen)
 
     def seed(self, level: Level) -> tuple[int, ...]:
         """The seed of a level's requests, stored with them."""
@@ -139,7 +198,9 @@ class Target:
 
     def notes(self, level: Level) -> list[str]:
         """What a reader of the point of `level` must know about its lengths and times."""
-        counted = self.served.tokenizer_file is not None or self.contract.takes_token_ids
+        counted = (
+            self.served.tokenizer_file is not None or self.contract.takes_token_ids or self.served.seen.tokens_per_word
+        )
         notes = [*([] if counted else ["ISL is words: no tokenizer was known"]), *self.contract.notes]
         if self.plan.lengths[level.entry].dataset is not None and (
             left_out := self.source(level.entry, ()).texts().left_out
@@ -148,17 +209,25 @@ class Target:
         return notes
 
 
+def access(server: ServerPlan) -> Access:
+    """How the server's own metrics are read: over HTTPS as the requests are sent, with the key where they are its own.
+
+    Raises PlanError as `OpenAiClient` does.
+    """
+    if server.protocol != "openai":
+        return Access()
+    client = OpenAiClient(server)
+    own = (server.metrics_url or "").startswith(f"{server.root}/")
+    return Access(client.headers if own else {}, client.tls)
+
+
 def prepare(file: PlanFile) -> Target:
     """Query the server. Raises ServerError if it cannot be measured, PlanError if the plan lacks a setting for it."""
     plan = file.plan
-    served = asyncio.run(describe(plan.server))
-    if file.tokenizer_file is not None:
-        served = replace(served, tokenizer_file=file.tokenizer_file)
-    elif plan.tokenizer == "none":
-        served = replace(served, tokenizer_file=None)
+    served = serving(file)
     replica = deployment(plan.deployment, served.engine)
     if plan.server.metrics_url is not None:
-        requests_served(plan.server.metrics_url, plan.server.model)  # fail early on a wrong URL
+        requests_served(plan.server.metrics_url, plan.server.model, access(plan.server))  # fail early on a wrong URL
     target = Target(plan, served, replica, (), session=(secrets.randbits(64),))
     means = [target.source(entry, (0,)).summary() for entry in range(len(plan.lengths))]
     levels = plan.levels(means)

@@ -1,4 +1,4 @@
-"""`python -m calibration serve`: a real Triton server with a small real model, on this machine."""
+"""`python -m calibration serve`: a real Triton server, or vLLM, with a small real model, on this machine."""
 
 from __future__ import annotations
 
@@ -6,16 +6,23 @@ import signal
 import sys
 import time
 from collections.abc import Callable
+from dataclasses import fields
 from pathlib import Path
 from typing import Any, NoReturn, TypeVar
 
 import click
+from click.core import ParameterSource
 
+from calibration.errors import ServerError
 from lab.built import look_through, refuse_what_it_says_itself
+from lab.life import Server
 from lab.reference.server import ReferenceServer
 from lab.reference.settings import BATCHINGS, DEVICES, POLICIES, Settings
+from lab.vllm.server import MODEL, VllmServer
+from lab.vllm.settings import Settings as VllmSettings
 
 Command = TypeVar("Command", bound=Callable[..., Any])
+ServerOf = TypeVar("ServerOf", bound=Server)
 
 WATCH_S = 0.5
 DEFAULTS = Settings()
@@ -25,6 +32,8 @@ Examples:
   python -m calibration serve --batching static --grpc-port 9001
   READY grpc=127.0.0.1:9001 http=127.0.0.1:8000 metrics=127.0.0.1:8002/metrics
   python -m calibration serve --repository models
+  python -m calibration serve --engine vllm --experts 8
+  READY url=http://127.0.0.1:8000 model=small metrics=http://127.0.0.1:8000/metrics
 """
 
 
@@ -35,6 +44,13 @@ def _number(name: str, meaning: str, kind: type = int) -> Callable[[Command], Co
 
 
 @click.command(epilog=EPILOG)
+@click.option(
+    "--engine",
+    type=click.Choice(["triton", "vllm"]),
+    default="triton",
+    show_default=True,
+    help="Triton with a small engine behind a TensorRT-LLM style ensemble, or vLLM's OpenAI server.",
+)
 @click.option("--batching", type=click.Choice(BATCHINGS), default=DEFAULTS.batching, show_default=True)
 @click.option(
     "--policy",
@@ -57,6 +73,9 @@ def _number(name: str, meaning: str, kind: type = int) -> Callable[[Command], Co
 @_number("heads", "Attention heads of the model.")
 @_number("kv_heads", "Key and value heads of the model.")
 @_number("vocab_size", "Words the tokenizer knows.")
+@click.option(
+    "--experts", type=int, default=0, show_default=True, help="vLLM only: experts of each layer; 0: a dense model."
+)
 @_number("threads", "CPU threads of the engine.")
 @click.option("--device", type=click.Choice(DEVICES), default=DEFAULTS.device, show_default=True)
 @_number("seed", "Of the model's random weights.")
@@ -66,22 +85,44 @@ def _number(name: str, meaning: str, kind: type = int) -> Callable[[Command], Co
     help="Serve a copy of this TensorRT-LLM repository, as `repository build` writes it, with the small model in it.",
 )
 @click.pass_context
-def serve(context: click.Context, /, repository: Path | None, **options: Any) -> None:
-    """Start a real Triton server with a small real model behind a TensorRT-LLM style ensemble, and wait.
+def serve(context: click.Context, /, engine: str, repository: Path | None, **options: Any) -> None:
+    """Start a real server with a small real model of random weights on this machine's CPU, and wait.
 
     Prints one line that begins with READY when all models are loaded; stops on Ctrl-C or SIGTERM. On first use it makes
     an environment of its own in .cache/triton, or where SIZING_TRITON_ENV points: about 250 MB to download with a CPU
-    build of PyTorch, several GB where pip finds only the CUDA build.
+    build of PyTorch, several GB where pip finds only the CUDA build. vLLM's is in .cache/vllm, or where SIZING_VLLM_ENV
+    points: about 500 MB, and it runs with a CPU build only.
     """
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, _interrupt)
-    settings = Settings(**options)
+    if engine == "vllm":
+        _refuse_others(context, {"engine", *(field.name for field in fields(VllmSettings))}, "triton")
+        settings = VllmSettings(**{field.name: options[field.name] for field in fields(VllmSettings)})
+        _wait(VllmServer(settings), lambda server: f"url={server.url} model={MODEL} metrics={server.metrics_url}")
+        return
+    _refuse_others(context, set(context.params) - {"experts"}, "vllm")
     if repository is not None:
         refuse_what_it_says_itself(context)
         look_through(repository)
+    del options["experts"]
+    _wait(
+        ReferenceServer(Settings(**options), repository=repository),
+        lambda server: f"grpc={server.grpc_url} http={server.http_url} metrics={server.metrics_url}",
+    )
+
+
+def _refuse_others(context: click.Context, known: set[str], other: str) -> None:
+    """ServerError where an option was given that only the other engine has."""
+    for name in context.params:
+        if name not in known and context.get_parameter_source(name) is ParameterSource.COMMANDLINE:
+            raise ServerError(f"--{name.replace('_', '-')} is for --engine {other}: leave one of them out")
+
+
+def _wait(server: ServerOf, addresses: Callable[[ServerOf], str]) -> None:
+    """Run the server until it is interrupted."""
     try:
-        with ReferenceServer(settings, repository=repository) as server:
-            click.echo(f"READY grpc={server.grpc_url} http={server.http_url} metrics={server.metrics_url}")
+        with server:
+            click.echo(f"READY {addresses(server)}")
             while True:
                 time.sleep(WATCH_S)
                 server.check()

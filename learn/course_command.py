@@ -102,7 +102,7 @@ def course_command(context: click.Context, /, example_: bool, json_: bool, **giv
 
 
 def load_of(given: dict[str, Any]) -> Load:
-    """Mean and peak. ScenarioError unless exactly one of the ways to say the load was taken."""
+    """Mean and peak. ScenarioError unless the load is given in exactly one way."""
     ways = [name for name in ("peak", "mean", "per_year", "users") if given[name] is not None]
     if len(ways) != 1:
         raise ScenarioError("give the load once: --peak, --mean, --per-year, or --users with its session")
@@ -118,7 +118,7 @@ def load_of(given: dict[str, Any]) -> Load:
 
 
 def mean_of(given: dict[str, Any]) -> float:
-    """Requests/s on average, from whichever option says it."""
+    """Requests/s on average, from whichever option gives it."""
     if given["mean"] is not None:
         return float(given["mean"])
     if given["per_year"] is not None:
@@ -153,7 +153,7 @@ def has(point: Point, wanted: dict[str, Any]) -> bool:
 
 
 def one_point(given: dict[str, Any]) -> Point:
-    """The point that the options describe. ScenarioError for a number that no measurement could have."""
+    """The point that the options describe. ScenarioError for a number that cannot have been measured."""
     for name in ("isl", "osl", "concurrency", "measured_per_s", "tp"):
         if not 0 < given[name] < float("inf"):
             raise ScenarioError(f"{name.replace('_', ' ')} must be a number above 0, got {given[name]:g}")
@@ -168,7 +168,7 @@ def one_point(given: dict[str, Any]) -> Point:
 
 
 def our_plan(points: Sequence[Point], sizing: CourseSizing, goals: Sequence[Goal], terms: Terms) -> Plan | str:
-    """Our planner's answer, or in a line why there is none."""
+    """Our planner's answer, or one line on why there is none."""
     try:
         return ours(points, sizing, goals, terms)
     except NoFeasiblePlan as error:
@@ -194,7 +194,7 @@ def cost_of(given: dict[str, Any], sizing: CourseSizing, load: Load) -> Cost | N
 
 
 def api_of(text: str) -> ApiPrice:
-    """Prices out of ``1,3``. ScenarioError for anything else."""
+    """Prices from ``1,3``. ScenarioError for anything else."""
     try:
         per_in, per_out = map(float, text.split(","))
     except ValueError:

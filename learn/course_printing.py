@@ -38,7 +38,7 @@ def print_why() -> None:
 
 
 def throughput_table(sizing: CourseSizing) -> Table:
-    """The point chosen, in the units to measure and to size in."""
+    """The chosen point, per instance and per GPU."""
     measured, gpus = sizing.throughput, sizing.gpus_per_server
     table = Table("requests/s", "", "concurrency", title=escape(measured.label))
     table.add_row("per instance", significant(measured.per_instance, 4), significant(measured.concurrency))
@@ -73,7 +73,7 @@ def cost_lines(cost: Cost | None) -> list[str]:
 
 
 def print_example() -> None:
-    """The worked example, and the figures of the course that are off."""
+    """The worked example, and the course's wrong figures."""
     out = console()
     out.print(
         f"A call centre: {example.CALLS_PER_YEAR:,.0f} calls a year of {example.MINUTES_PER_CALL} minutes with "

@@ -39,7 +39,7 @@ Groups = Mapping[str, Sequence[Point]]
 
 
 def page(scenario: Scenario) -> None:
-    """The whole view. Headroom and spares of our planner's answer are those of the form on the left."""
+    """The whole view. Our planner's answer uses the headroom and spares of the form on the left."""
     head = st.container()
     groups = grouped([*_published(), *answers.measured_points().points])
     if not groups:
@@ -71,7 +71,7 @@ def _published() -> Sequence[Point]:
 
 
 def grouped(points: Sequence[Point]) -> Groups:
-    """Closed-loop points fit for use by model, GPU and lengths: what this method may choose among."""
+    """Usable closed-loop points by model, GPU and lengths, from which this method chooses."""
     groups: dict[str, list[Point]] = {}
     for point in points:
         if point.load_kind == "concurrency" and not point.void:
@@ -93,7 +93,7 @@ def goal_of(asked: Asked) -> Goal:
 
 
 def _answer(points: Sequence[Point], asked: Asked, head: st.delta_generator.DeltaGenerator) -> CourseSizing | None:
-    """The method's answer on the page; None, and what to do, where no point keeps the limit."""
+    """The method's answer on the page; None, with advice on the page, where no point meets the limit."""
     goal = goal_of(asked)
     try:
         sizing = size(best(points, [goal]), peak_of(asked), asked.gpus_per_server)

@@ -34,7 +34,7 @@ def slots_and_queue(outcome: Outcome, ink: Ink, until: float) -> Chart:
 
 
 def _slots(steps: Sequence[Step], ink: Ink) -> go.Heatmap:
-    """Slots by steps; a column is as wide as its step is long."""
+    """Slots by steps; the width of a column is the length of its step."""
     colours = (ink.grid, ink.series[0], ink.series[2])
     scale = [[edge / 3, colours[number]] for number in range(3) for edge in (number, number + 1)]
     places = range(len(steps[0].slots))
@@ -57,7 +57,7 @@ def _slots(steps: Sequence[Step], ink: Ink) -> go.Heatmap:
 
 
 def _about(step: Step, place: int) -> str:
-    """What a reader learns from pointing at a slot."""
+    """The text shown when the pointer is on a slot."""
     held = step.slots[place]
     lines = [f"Slot {place + 1}: {STAGES[held.stage]}"]
     if held.stage != EMPTY:

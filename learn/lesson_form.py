@@ -1,4 +1,4 @@
-"""The settings of the lesson's run: those of the guided step, or the visitor's, which the URL keeps."""
+"""The settings of the lesson's run: the guided step's, or the visitor's own, which are kept in the URL."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ HELP = {
 
 
 def setting_of(step: str, planned: Setting) -> Setting:
-    """The visitor's settings for this step, or the step's own; what a link has wrong is said on the page."""
+    """The visitor's settings for this step, or the step's own; the page reports what is wrong in a link."""
     text = state.get(IN_URL, "")
     of_step, bar, settings = text.partition("|")
     if not bar or of_step != step:

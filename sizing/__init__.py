@@ -14,6 +14,7 @@
 - `fit`: the iteration-time law of measured points, with its uncertainty
 - `predict`: latency percentiles of equal replicas at a load, by formula or by simulation
 - `simulate`: every single request of such a load
+- `caution`: one of an answer's `warnings` in words; each has a `kind` and its figures
 
 Times are seconds, rates are requests per second, lengths are tokens. Every error that is raised on purpose is a
 `SizingError` with one line of text. What is offered is loaded on first use, so that a command line that needs less
@@ -28,6 +29,7 @@ if TYPE_CHECKING:
         Arrivals,
         Batching,
         Candidate,
+        Caution,
         Existing,
         Fit,
         Fleet,
@@ -46,8 +48,10 @@ if TYPE_CHECKING:
         SizingError,
         Sla,
         StepLaw,
+        TokenLaw,
         Workload,
         capacity,
+        caution,
         fit,
         plan,
         predict,
@@ -59,6 +63,7 @@ __all__ = [
     "Arrivals",
     "Batching",
     "Candidate",
+    "Caution",
     "Existing",
     "Fit",
     "Fleet",
@@ -77,8 +82,10 @@ __all__ = [
     "SizingError",
     "Sla",
     "StepLaw",
+    "TokenLaw",
     "Workload",
     "capacity",
+    "caution",
     "fit",
     "plan",
     "predict",
@@ -90,7 +97,8 @@ __all__ = [
 def __getattr__(name: str) -> object:
     if name not in __all__:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return getattr(import_module("sizing.library"), name)
+    found = globals()[name] = getattr(import_module("sizing.library"), name)
+    return found
 
 
 def __dir__() -> list[str]:

@@ -12,17 +12,15 @@ from sizing.catalog import gpu as gpu_named
 from sizing.catalog import gpus as catalogued_gpus
 from sizing.catalog import model as model_named
 from sizing.catalog import precisions as precisions_of
-from sizing.engine import StepLaw
 from sizing.errors import CatalogueError, DoesNotFit, EstimateUnavailable, FitError, ScenarioError
 from sizing.estimate import estimate
-from sizing.fitting import Fit, fit
+from sizing.fitting import UNTOLD, Fit, Protocol, fit
 from sizing.plans import Basis, Candidate, Rejection
-from sizing.points import Deployment, Point
+from sizing.points import Deployment, Point, same_isl
+from sizing.prediction import Caution
 from sizing.workload import Lengths
 
 TENSOR_PARALLEL = (1, 2, 4, 8)
-WORTH_LEANING_ON = 0.4
-"""Standard error, as a share, from which a day-zero law (a roofline) says less than a few measured points."""
 Found = tuple[list[Candidate], list[Rejection]]
 
 
@@ -64,15 +62,17 @@ def check_choice(choice: Choice, points: Sequence[Point]) -> None:
             raise ScenarioError(f"--tp {tp}: not known; known are {', '.join(map(str, tps))}")
 
 
-def find(model: str, lengths: Lengths, choice: Choice, points: Sequence[Point] = ()) -> Found:
-    """Candidates and what had to be left out, measured deployments first.
+def find(
+    model: str, lengths: Lengths, choice: Choice, points: Sequence[Point] = (), protocol: Protocol = UNTOLD
+) -> Found:
+    """Candidates and what had to be left out, measured deployments first. `protocol`: how the points were measured.
 
     Raises CatalogueError for a GPU or model that is neither measured nor in the catalogue, ScenarioError when there is
     nothing to choose from, and for requests longer than the model's context.
     """
     check_context(model, lengths)
     check_choice(choice, points)
-    candidates, rejected = measured(model, lengths, choice, points)
+    candidates, rejected = measured(model, lengths, choice, points, protocol)
     only_measured = [point.gpu for point in points if not is_among(point.gpu, list(catalogued_gpus()))]
     to_estimate = [gpu for gpu in choice.gpus if not is_among(gpu, only_measured)]
     if choice.basis == "any" and to_estimate:
@@ -84,7 +84,9 @@ def find(model: str, lengths: Lengths, choice: Choice, points: Sequence[Point] =
     return candidates, rejected
 
 
-def measured(model: str, lengths: Lengths, choice: Choice, points: Sequence[Point]) -> Found:
+def measured(
+    model: str, lengths: Lengths, choice: Choice, points: Sequence[Point], protocol: Protocol = UNTOLD
+) -> Found:
     """One candidate for each measured deployment of the model that the choice allows, fitted to its closed loops.
 
     Open-loop points are left to be predicted. Fitted as well, two of them took the error of a simulated engine's
@@ -97,16 +99,14 @@ def measured(model: str, lengths: Lengths, choice: Choice, points: Sequence[Poin
         if deployment.model.lower() != model.lower() or not choice.allows(deployment):
             continue
         try:
-            candidates.append(from_fit(law_of(tuple(group), prior_law(deployment, lengths)), lengths))
+            candidates.append(from_fit(law_of(tuple(group), protocol=protocol), lengths))
         except FitError as error:
             rejected.append(Rejection(deployment.gpu, deployment.tp, deployment.precision, "no_data", str(error)))
     return candidates, rejected
 
 
-@lru_cache(maxsize=64)
-def law_of(points: tuple[Point, ...], prior: StepLaw | None) -> Fit:
-    """The fit of one deployment's points, kept for the next question: what is asked does not change it."""
-    return fit(points, prior=prior)
+law_of = lru_cache(maxsize=64)(fit)
+"""`sizing.fitting.fit` of a tuple of points, kept for the next question: what is asked does not change it."""
 
 
 def check_context(model: str, lengths: Lengths) -> None:
@@ -127,17 +127,6 @@ def catalogued(model: str) -> Model | None:
         return None
 
 
-def prior_law(deployment: Deployment, lengths: Lengths) -> StepLaw | None:
-    """The day-zero law of a measured deployment, for its fit to lean on; None where there is none worth it."""
-    if deployment.gpu not in catalogued_gpus() or catalogued(deployment.model) is None or deployment.pp > 1:
-        return None
-    try:
-        known = estimate(deployment.model, deployment.gpu, deployment.tp, deployment.precision, lengths)
-    except (CatalogueError, DoesNotFit, EstimateUnavailable):
-        return None
-    return known.replica.law if known.relative_sigma < WORTH_LEANING_ON else None
-
-
 def by_deployment(points: Sequence[Point]) -> dict[Deployment, list[Point]]:
     """Points grouped by what fixes how an instance behaves."""
     groups: dict[Deployment, list[Point]] = {}
@@ -150,20 +139,36 @@ def from_fit(fitted: Fit, lengths: Lengths) -> Candidate:
     """The candidate that a fit stands for; "fitted" when the lengths lie within what was measured."""
     deployment = fitted.deployment
     basis: Basis = "fitted" if fitted.covers(lengths, in_flight=1) else "extrapolated"
+    local = fitted.at(lengths.isl, lengths.osl)
     return Candidate(
         model=deployment.model,
         gpu=deployment.gpu,
         tp=deployment.tp,
         precision=deployment.precision,
-        replica=fitted.replica,
+        replica=local.replica,
         basis=basis,
         source=f"{len(fitted.errors)} measured points, {deployment.engine} {deployment.engine_version}".strip(),
-        relative_sigma=fitted.relative_sigma,
+        relative_sigma=local.relative_sigma,
         pp=deployment.pp,
         calibrated_in_flight=fitted.calibrated.concurrency,
-        variants=fitted.variants,
-        warnings=fitted.warnings,
+        variants=local.variants,
+        warnings=cautions_at(fitted, lengths),
     )
+
+
+def cautions_at(fitted: Fit, lengths: Lengths) -> tuple[Caution, ...]:
+    """What to know of the fit before relying on it at these mean lengths: prompts of one length say nothing of others,
+    and need no other one where they are the prompts asked of."""
+    found = []
+    for each in fitted.warnings:
+        if each.kind == "one_isl":
+            measured = float(each.facts["isl"])  # type: ignore[arg-type]
+            if same_isl((measured, lengths.isl)):
+                continue
+            longer = max(float(each.facts["longer"]), lengths.isl)  # type: ignore[arg-type]
+            each = Caution("unmeasured_isl", {"isl": measured, "asked": lengths.isl, "longer": longer})
+        found.append(each)
+    return tuple(found)
 
 
 def estimated(

@@ -67,7 +67,8 @@ class Gpu:
 class Model:
     """One model: its Hugging Face id, its size and the shape of its attention.
 
-    `active_parameters`: those a token passes through (all, if dense). `checkpoint`: precision of the published
+    `active_parameters`: those a token passes through (all, if dense). `unrouted`: share of a mixture's experts that a
+    token does not pass through (0, if dense). `checkpoint`: precision of the published
     weights. `kv_heads`: over how many GPUs the KV cache can be split (1 for latent attention).
     `kv_values_per_token`: numbers a token leaves in the KV cache, over all layers, at a context of 4,096.
     `max_context_tokens`: longest prompt and output together, None = not known.
@@ -80,6 +81,7 @@ class Model:
     checkpoint: Precision
     parameters: _Positive
     active_parameters: _Positive
+    unrouted: Annotated[float, Field(ge=0, lt=1)] = 0.0
     layers: _Count
     heads: _Count
     kv_heads: _Count
@@ -125,6 +127,46 @@ def model(name: str) -> Model:
     'meta-llama/Meta-Llama-3.1-8B'
     """
     return _find("model", name, models(), _base_name)
+
+
+def of_shape(name: str) -> Model | None:
+    """The model of that name, else one of its shape: dates and precisions in a name do not change how many weights it
+    has. None where the catalogue has none, or models of several shapes.
+
+    >>> of_shape("Qwen/Qwen3-235B-A22B-Instruct-2507-FP8").active_parameters > 21e9, of_shape("my/own-model")
+    (True, None)
+    """
+    try:
+        return model(name)
+    except CatalogueError:
+        alike = [entry for key, entry in models().items() if _shape_name(key) == _shape_name(name)]
+    shapes = {(entry.parameters, entry.active_parameters, entry.unrouted) for entry in alike}
+    return alike[0] if len(shapes) == 1 else None
+
+
+def unread_shares(name: str) -> tuple[float, float] | None:
+    """`unread` and `unread_decay` of the model's law by its shape alone, None for a model that the catalogue lacks.
+
+    A lone token reads the parameters it passes through, n tokens all but unread x unread_decay^(n-1), if each passes
+    through its experts independently; (0, 0) for a dense model.
+
+    >>> [round(share, 3) for share in unread_shares("Qwen/Qwen3-235B-A22B-Instruct-2507-FP8")]
+    [0.908, 0.938]
+    >>> unread_shares("meta-llama/Llama-3.1-70B-Instruct-FP8"), unread_shares("my/own-model")
+    ((0.0, 0.0), None)
+    """
+    found = of_shape(name)
+    if found is None:
+        return None
+    return (1 - found.active_parameters / found.parameters, found.unrouted) if found.unrouted else (0.0, 0.0)
+
+
+PACKING = re.compile(r"-(fp8|fp4|nvfp4|mxfp4|int4|bf16|awq|w4a16|w8a8|quantized|dynamic|block|\d{4})(?=-|$)")
+"""Parts of a model's name that say in which precision it was packed, or when."""
+
+
+def _shape_name(key: str) -> str:
+    return _base_name(PACKING.sub("", key.casefold()))
 
 
 SIBLING = re.compile(r"^meta-|-(instruct|chat|it|hf)(?=-v?[\d.]+$|$)")

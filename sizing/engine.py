@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import math
+import re
 from dataclasses import dataclass, fields, replace
-from typing import Literal, get_args
+from functools import lru_cache
+from typing import Any, Literal, get_args
 
 import numpy as np
 
@@ -15,6 +17,53 @@ KNEE = 4.0
 """Sharpness of the change from memory-bound to compute-bound; 4 follows measured curves closely."""
 LEAST_EXPONENT = -40.0
 """exp of it is less than the rounding of 1; numbers that are next to 0 make a processor slow."""
+
+
+BEND_KNOTS = np.log(2.0) * np.arange(23) / 2
+"""Logarithms of the batches, half octaves from 1 to 2,048 sequences, between which a bend is interpolated."""
+BEND_REACH = math.log(4.0)
+"""Distance in ln(sequences) over which a bend fades to 1/e of what was measured."""
+
+
+@dataclass(frozen=True, slots=True)
+class Bend:
+    """How far an engine's times depart from its law at the batches where they were measured, as logarithms.
+
+    Engines change kernels, tiles and captured graphs with the batch, which no smooth law follows. An iteration lasts
+    exp(g(n)) times what the law says: without a prompt n is the number of sequences that decode, and g(n) at the
+    batches `sequences` is `decode`; with prompts n counts the slots taken, and g is `prompt` there. Between and beyond
+    them g is the mean of a Gaussian process with the covariance exp(-|ln n - ln n'| / BEND_REACH) (Rasmussen and
+    Williams 2006, section 2.2): it joins the values and fades, so that far from all measurements the law answers alone.
+
+    >>> bend = Bend((1, 64), decode=(0.0, 0.10), prompt=(0.0, 0.0))
+    >>> decode = np.exp(bend.tables[0])                  # factors at 1, 1.41, 2, 2.83, ... sequences
+    >>> [round(float(factor), 3) for factor in decode[[0, 6, 12, 16, 20]]]     # at 1, 8, 64, 256 and 1,024
+    [1.0, 1.021, 1.105, 1.037, 1.014]
+    """
+
+    sequences: tuple[float, ...] = ()
+    decode: tuple[float, ...] = ()
+    prompt: tuple[float, ...] = ()
+
+    @property
+    def tables(self) -> Floats:
+        """g at BEND_KNOTS, shape (2, 23): of decode steps, and of iterations with a prompt."""
+        return _bend_tables(self)
+
+
+def bend_covariance(logs: Floats, others: Floats) -> Floats:
+    """Correlation of a bend between batches, from the logarithms of their sequences: shape (logs, others)."""
+    return np.asarray(np.exp(-np.abs(np.subtract.outer(logs, others)) / BEND_REACH))
+
+
+@lru_cache(maxsize=1024)
+def _bend_tables(bend: Bend) -> Floats:
+    at = np.log(bend.sequences)
+    reach = bend_covariance(BEND_KNOTS, at) @ np.linalg.inv(bend_covariance(at, at))
+    return np.asarray(np.stack([reach @ np.array(bend.decode), reach @ np.array(bend.prompt)]))
+
+
+STRAIGHT = Bend()
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,6 +86,8 @@ class StepLaw:
     A mixture of experts with k of E experts a token has unread_decay = 1 - k/E; an engine that has a faster kernel for
     a single sequence has an unread share and no decay (0). With unread = 0, the default, all weights are always read.
 
+    `bend` holds what is left of a measured engine beside the law, by batch; `STRAIGHT` (nothing) unless it was fitted.
+
     Linear laws of this family reproduce measured per-token times within 1-5 % inside the calibrated range and
     lose up to 20 % at twice the highest calibrated concurrency: hence the basis "extrapolated" outside it.
 
@@ -55,6 +106,7 @@ class StepLaw:
     request_s: float = 0.0
     unread: float = 0.0
     unread_decay: float = 0.0
+    bend: Bend = STRAIGHT
 
     def weights_of_s(self, tokens: float | Floats) -> Floats:
         """Seconds to read the weights that `tokens` tokens (1 or more) need (elementwise)."""
@@ -77,12 +129,27 @@ class StepLaw:
 
     def decode_s(self, batch: float, kv_tokens: float) -> float:
         """Seconds of one decode step of `batch` sequences holding `kv_tokens` tokens in all."""
-        return float(self.tokens_s(batch)) + self.sequence_s * batch + self.kv_token_s * kv_tokens
+        straight_s = float(self.tokens_s(batch)) + self.sequence_s * batch + self.kv_token_s * kv_tokens
+        return straight_s * float(self.bent(batch))
 
     def mixed_s(self, batch: float, kv_tokens: float, prefill_tokens: float, attention: float) -> float:
         """Seconds of an iteration that decodes `batch` sequences and prefills `prefill_tokens` (> 0) tokens."""
         dense = float(self.tokens_s(batch + prefill_tokens)) + self.sequence_s * batch + self.kv_token_s * kv_tokens
-        return dense + self.attention_s * attention + self.prefill_s
+        return (dense + self.attention_s * attention + self.prefill_s) * float(self.bent_by_prompts(batch + 1))
+
+    def bent(self, sequences: float | Floats) -> Floats:
+        """Factor on a decode step of `sequences` sequences, 1 without a bend (elementwise)."""
+        return self._bent(0, sequences)
+
+    def bent_by_prompts(self, sequences: float | Floats) -> Floats:
+        """Factor on an iteration with prompt tokens and `sequences` slots taken, 1 without a bend (elementwise)."""
+        return self._bent(1, sequences)
+
+    def _bent(self, table: int, sequences: float | Floats) -> Floats:
+        if not self.bend.sequences:
+            return np.ones(np.shape(sequences))
+        logs = np.log(np.maximum(np.asarray(sequences, float), 1.0))
+        return np.asarray(np.exp(np.interp(logs, BEND_KNOTS, self.bend.tables[table])))
 
     def prefill_alone_s(self, isl: float) -> float:
         """Seconds to prefill one prompt of `isl` tokens on an idle engine."""
@@ -98,8 +165,9 @@ class StepLaw:
         return replace(self, **{name: factor * getattr(self, name) for name in COEFFICIENTS})
 
     def with_values(self, **seconds: float) -> StepLaw:
-        """A copy with some coefficients replaced."""
-        return replace(self, **seconds)
+        """A copy with some coefficients replaced; the bend stays."""
+        changes: Any = seconds
+        return replace(self, **changes)
 
 
 COEFFICIENTS: tuple[str, ...] = tuple(field.name for field in fields(StepLaw) if field.name.endswith("_s"))
@@ -111,6 +179,8 @@ KvPolicy = Literal["guaranteed_no_evict", "max_utilization"]
 KV_POLICIES: tuple[KvPolicy, ...] = get_args(KvPolicy)
 Policy = Literal["chunked", "prefill_first", "whole_prompt", "static"]
 POLICIES: tuple[Policy, ...] = get_args(Policy)
+MOST_LOOKAHEAD = 4.0
+"""Iterations: engines in use fix one ahead; a number well beyond says that something else makes requests wait."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -126,6 +196,12 @@ class Batching:
     fit: `max_tokens` output tokens (0: the engine is told the true output length); *max_utilization* admits while the
     prompt fits, and when the cache is full pauses the request admitted last, whose tokens are computed again later.
     `max_waiting` requests may wait in line, others are rejected (0: no limit).
+    `lookahead_steps` (0 to MOST_LOOKAHEAD): how many iterations before its start the contents of an iteration are
+    fixed. 0 is a scheduler that waits for the tokens of one iteration before it forms the next; 1 one that hands over
+    the next iteration when the last one starts (asynchronous scheduling, overlap scheduler): a request that arrives at
+    a busy engine then waits for one iteration more. 0.3: the next iteration is fixed when 30 % of the last one remain.
+    An idle engine starts on a request at once, and static batches are formed when the last one is done, whatever this
+    says.
     """
 
     policy: Policy = "chunked"
@@ -137,8 +213,11 @@ class Batching:
     kv_block_tokens: int = 1
     max_waiting: int = 0
     padded: bool = True
+    lookahead_steps: float = 0.0
 
     def __post_init__(self) -> None:
+        if not 0 <= self.lookahead_steps <= MOST_LOOKAHEAD:
+            raise ScenarioError(f"lookahead_steps must be from 0 to {MOST_LOOKAHEAD:g}, got {self.lookahead_steps:g}")
         if self.kv_policy not in KV_POLICIES:
             raise ScenarioError(f"KV policy {self.kv_policy!r} is not one of {', '.join(KV_POLICIES)}")
         for name in ("max_tokens", "max_waiting"):
@@ -149,6 +228,26 @@ class Batching:
         for name in ("max_batch_size", "token_budget", "kv_tokens", "kv_block_tokens"):
             if getattr(self, name) < 1:
                 raise ScenarioError(f"{name} must be at least 1, got {getattr(self, name)}")
+
+
+LOOKS_AHEAD = {
+    "vllm": ((0, 14), 1.0),  # asynchronous scheduling is the default since then (vllm-project/vllm#27614)
+    "trtllm": ((1, 0), 1.0),  # PyTorch is the default backend since then, and its overlap scheduler is on
+}
+"""First version, and from it on `lookahead_steps` by the engine's own defaults."""
+_SPELT = {"tensorrtllm": "trtllm"}
+
+
+def known_lookahead(engine: str, version: str) -> float:
+    """`lookahead_steps` of an engine by its defaults; 0 for engines and versions of which nothing is known.
+
+    >>> known_lookahead("vllm", "0.15.1"), known_lookahead("vLLM", "v0.9.2"), known_lookahead("TensorRT-LLM", "1.2")
+    (1.0, 0.0, 1.0)
+    """
+    name = re.sub("[^a-z]", "", engine.casefold())
+    since, steps = LOOKS_AHEAD.get(_SPELT.get(name, name), ((0, 0), 0.0))
+    numbers = re.match(r"v?(\d{1,9})\.(\d{1,9})", version.strip())
+    return steps if numbers and tuple(map(int, numbers.groups())) >= since else 0.0
 
 
 FREE = StepLaw(0.0, 0.0, 0.0, 0.0, 0.0)

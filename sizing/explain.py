@@ -1,4 +1,4 @@
-"""What stands beside a count: candidates left out and how near they came, remarks, and the rule of means."""
+"""What stands beside a count: candidates left out and how near they came, cautions, and the rule of means."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from sizing.edge import BY_FORMULA, BY_SIMULATION, NEAR, Method, SlaMissed, load
 from sizing.engine import Replica
 from sizing.numbers import milliseconds
 from sizing.plans import Candidate, Fleet, MeanBased, Rejection
-from sizing.prediction import Prediction
+from sizing.prediction import Caution, Prediction
 from sizing.question import Question, Setting
 from sizing.queueing.percentiles import disagreement
 from sizing.simulator import Simulated, measure_closed
@@ -79,59 +79,37 @@ def distance_from_sla(rejection: Rejection) -> tuple[bool, float]:
     return False, rejection.nearest_s / rejection.limit.limit_s
 
 
-# --- What a planner should say beside a count: where more GPUs do not help, where formula and simulation disagree
-
 NEAR_FLOOR = 1.25
 """A limit within this factor of its value on an idle replica leaves queueing next to nothing."""
-CAUSE = {
-    "ttft": "its prompt's length, not the queue",
-    "itl": "the time of one decode step, not the queue",
-    "gap": "the time of one decode step, not the queue",
-    "e2e": "its own length, not the queue",
-}
 
 
 def remarks(
     candidate: Candidate, setting: Setting, load_per_s: float, predicted: Prediction, stability_binds: bool
-) -> tuple[str, ...]:
-    """Lines for the reader, none where all is well; `predicted` holds at `load_per_s` requests/s per replica."""
-    floor = () if stability_binds else floor_remarks(candidate, setting, predicted)
-    return (*floor, *cross_check(candidate, setting, load_per_s, predicted))
+) -> Iterator[Caution]:
+    """None where all is well; `predicted` holds at `load_per_s` requests/s per replica.
 
-
-def cross_check(candidate: Candidate, setting: Setting, load_per_s: float, predicted: Prediction) -> Iterator[str]:
-    """Where the formula contradicts a fleet that was simulated: neither is then to be trusted blindly."""
-    if predicted.method == "simulation":
-        by_formula = predict_at(candidate.replica, setting, load_per_s)
-        if line := disagreement(by_formula, predicted):
-            yield line
-
-
-def floor_remarks(candidate: Candidate, setting: Setting, predicted: Prediction) -> Iterator[str]:
-    """A limit near its floor: the latency of an idle replica, which no number of replicas lowers."""
+    A limit near its floor: the latency of an idle replica, which no number of replicas lowers. A formula that
+    contradicts a simulated fleet: neither is then to be trusted blindly.
+    """
     limit = predicted.binding(setting.sla)
     floor_s = load_response(candidate.replica, setting).idle.value_s(limit)
-    if limit.limit_s <= NEAR_FLOOR * floor_s:
+    if limit.limit_s <= NEAR_FLOOR * floor_s and not stability_binds:
         name = idle_name(limit, setting.workload.lengths)
-        # Above the limit only where the simulation, which counts, found it kept.
-        by_formula = " by formula" if floor_s > limit.limit_s else ""
-        yield (
-            f"more GPUs will not help: {name} is {milliseconds(floor_s)}{by_formula} on an idle replica, of "
-            f"{milliseconds(limit.limit_s)} allowed; what makes a request slow is {CAUSE[limit.metric]}"
-        )
+        times_s = {"limit_s": limit.limit_s, "floor_s": floor_s}
+        yield Caution("near_floor", {"limit": name, "metric": limit.metric, **times_s})
+    if predicted.method == "simulation":
+        by_formula = predict_at(candidate.replica, setting, load_per_s)
+        if found := disagreement(by_formula, predicted):
+            yield found
 
 
 LONGER = 1.25
 """Times the output tokens at which it is asked whether a longer answer needs fewer GPUs."""
 MUCH = 0.1
 """Share of what a limit allows all gaps of an answer: where one prompt's stall is less, it is no matter."""
-DILUTES = {
-    "itl": "ITL is the mean over an answer's tokens, so longer answers dilute a stall",
-    "gap": "Gaps are counted over all tokens, so longer answers dilute the stalls among them",
-}
 
 
-def dilution(fleet: Fleet, setting: Setting, working_for: Callable[[float], int]) -> Iterator[str]:
+def dilution(fleet: Fleet, setting: Setting, working_for: Callable[[float], int]) -> Iterator[Caution]:
     """Where longer answers would need fewer GPUs, by formula: a limit on means over tokens, or on a share of them, then
     allows longer stalls. `working_for`: working replicas at a capacity in requests/s.
 
@@ -139,7 +117,7 @@ def dilution(fleet: Fleet, setting: Setting, working_for: Callable[[float], int]
     """
     limit, lengths = fleet.binding, setting.workload.lengths
     stall_s = fleet.candidate.replica.law.prefill_alone_s(lengths.isl)
-    if limit.metric not in DILUTES or fleet.stability_binds:
+    if limit.metric not in ("itl", "gap") or fleet.stability_binds:
         return
     if stall_s < MUCH * limit.limit_s * (lengths.osl - 1):
         return
@@ -153,11 +131,8 @@ def dilution(fleet: Fleet, setting: Setting, working_for: Callable[[float], int]
         return
     gpus = (working_for(fleet.capacity_per_s * then / as_it_is) + fleet.spare) * fleet.candidate.gpus
     if gpus < fleet.gpus:
-        stalls = "; if single stalls matter, limit the gap between tokens (--gap p99:100ms)"
-        yield (
-            f"{DILUTES[limit.metric]}: with {longer:,} output tokens instead of {lengths.osl:g}, {gpus} GPUs would do "
-            f"(by formula), fewer than {fleet.gpus}{stalls if setting.sla.gap is None else ''}"
-        )
+        counts = {"osl": lengths.osl, "gpus": fleet.gpus, "longer_osl": longer, "longer_gpus": gpus}
+        yield Caution("diluted", {"metric": limit.metric, "gap_limited": setting.sla.gap is not None, **counts})
 
 
 # --- What sizing by mean latency would buy, and what its users would see: the usual rule, shown beside our answer
@@ -178,27 +153,10 @@ def mean_based(question: Question, candidates: Iterable[Candidate]) -> MeanBased
     if not counts:
         return None
     replicas, candidate = min(counts, key=lambda count: count[0] * count[1].gpus)
-    gpus = replicas * candidate.gpus
     setting = Setting(question.workload, question.sla, question.routing, replicas)
     load_per_s = question.workload.rate_per_s / replicas
     seen = run_at(candidate.replica, setting, load_per_s, SEEN_REQUESTS).prediction()
-    start = f"Sizing by mean latency gives {gpus} GPUs ({replicas} × TP{candidate.tp}, no headroom or spare):"
-    blind = " The rule sees no single gaps: it takes the limit on them for one on the mean ITL."
-    told = f"{start} {what_users_see(question, seen)}.{blind if question.sla.gap else ''}"
-    return MeanBased(gpus, candidate.tp, seen, told)
-
-
-def what_users_see(question: Question, seen: Prediction) -> str:
-    """What becomes of the SLA in a fleet bought by the rule, in a few words."""
-    if seen.meets(question.sla):
-        return "they meet the SLA"
-    arrivals = {"poisson": "Poisson", "gamma": "bursty"}.get(question.workload.arrivals.kind, "evenly spaced")
-    if seen.saturated:
-        return f"with {arrivals} arrivals their queues grow without end"
-    limit = seen.binding(question.sla)
-    routing, name = question.routing.replace("_", " "), limit.name
-    value, allowed = milliseconds(seen.value_s(limit)), milliseconds(limit.limit_s)
-    return f"with {arrivals} arrivals and {routing} routing {name} would be {value}, the limit is {allowed}"
+    return MeanBased(replicas * candidate.gpus, replicas, candidate.tp, seen)
 
 
 def fewest(question: Question, candidate: Candidate) -> tuple[int, Candidate] | None:

@@ -14,15 +14,18 @@ from sizing.explain import distance_from_sla
 from sizing.fitting import Fit, fit
 from sizing.plans import Candidate, Fleet, NoFeasiblePlan, Plan, Rejection
 from sizing.points import Point, read_points
-from sizing.prediction import Prediction, Quantiles
-from sizing.question import Question, sla_of
+from sizing.prediction import Caution, Prediction, Quantiles
+from sizing.question import LENGTHS, Question, lengths_of, sla_of
 from sizing.simulator import Simulated, simulate
+from sizing.text import caution
+from sizing.token_law import TokenLaw
 from sizing.workload import Arrivals, Lengths, Limit, Prefix, Routing, Sla, Workload
 
 __all__ = [
     "Arrivals",
     "Batching",
     "Candidate",
+    "Caution",
     "Existing",
     "Fit",
     "Fleet",
@@ -41,8 +44,10 @@ __all__ = [
     "SizingError",
     "Sla",
     "StepLaw",
+    "TokenLaw",
     "Workload",
     "capacity",
+    "caution",
     "fit",
     "plan",
     "predict",
@@ -58,8 +63,8 @@ def plan(
     model: str,
     *,
     rate: float,
-    isl: float,
-    osl: float,
+    isl: float | None = None,
+    osl: float | None = None,
     gpus: Names = (),
     precisions: Names = (),
     tps: int | Iterable[int] = (),
@@ -69,6 +74,8 @@ def plan(
     e2e: str | None = None,
     isl_cv: float = 0.0,
     osl_cv: float = 0.0,
+    isl_law: TokenLaw | str | None = None,
+    osl_law: TokenLaw | str | None = None,
     correlation: float = 0.0,
     arrivals: str = "poisson",
     prefix_tokens: int = 0,
@@ -83,8 +90,10 @@ def plan(
     """The fewest GPUs that serve `rate` requests/s of `model` under the SLA: ``plan(...).answer``.
 
     `isl`, `osl`: mean input and output tokens; `isl_cv`, `osl_cv` their coefficients of variation, `correlation` that
-    of their logarithms. `ttft`, `itl`, `gap` and `e2e` are the limits, at least one of them, written as on the command
-    line: ``"p95:1s"``. `arrivals`: ``"poisson"``, ``"constant"``, ``"gamma:cv=2"`` or ``"batch:size=8"``.
+    of their logarithms. `isl_law`, `osl_law`: laws other than lognormal, a `TokenLaw` or its text, for instance
+    ``"uniform:100-300"``, which imply the means. `ttft`, `itl`, `gap` and `e2e` are the limits, at least one of them,
+    written as on the command line: ``"p95:1s"``. `arrivals`: ``"poisson"``, ``"constant"``, ``"gamma:cv=2"`` or
+    ``"batch:size=8"``.
     `prefix_tokens`, `prefix_hit`: a prefix that prompts share, and the chance that the KV cache holds it. Empty `gpus`:
     those that `points` were measured on; empty `precisions` or `tps`: all that make sense. `points`: measured ones,
     which go before estimates; `basis` "measured" leaves estimates out. `headroom`: the share of a replica's capacity
@@ -93,7 +102,8 @@ def plan(
     Raises NoFeasiblePlan, which carries every rejection, when no fleet meets the SLA, and another SizingError for a
     question that cannot be asked.
     """
-    lengths = Lengths(isl, osl, isl_cv, osl_cv, correlation)
+    given = (isl, osl, isl_cv, osl_cv, correlation, isl_law, osl_law)
+    lengths = lengths_of(dict(zip(LENGTHS, given, strict=True)))
     question = Question(
         model,
         Workload(lengths, rate, Arrivals.parse(arrivals), Prefix(prefix_tokens, prefix_hit)),
@@ -112,8 +122,8 @@ def capacity(
     model: str,
     *,
     fleet_gpus: int,
-    isl: float,
-    osl: float,
+    isl: float | None = None,
+    osl: float | None = None,
     gpus: Names = (),
     precisions: Names = (),
     tps: int | Iterable[int] = (),
@@ -123,6 +133,8 @@ def capacity(
     e2e: str | None = None,
     isl_cv: float = 0.0,
     osl_cv: float = 0.0,
+    isl_law: TokenLaw | str | None = None,
+    osl_law: TokenLaw | str | None = None,
     correlation: float = 0.0,
     arrivals: str = "poisson",
     prefix_tokens: int = 0,
@@ -137,7 +149,8 @@ def capacity(
 
     Raises NoFeasiblePlan, which carries every rejection, when these GPUs carry no load under the SLA.
     """
-    lengths = Lengths(isl, osl, isl_cv, osl_cv, correlation)
+    given = (isl, osl, isl_cv, osl_cv, correlation, isl_law, osl_law)
+    lengths = lengths_of(dict(zip(LENGTHS, given, strict=True)))
     question = Question(
         model,
         Workload(lengths, 1.0, Arrivals.parse(arrivals), Prefix(prefix_tokens, prefix_hit)),

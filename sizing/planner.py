@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from functools import partial
 
 from sizing.edge import BY_FORMULA, BY_SIMULATION, Method, SlaMissed, capacity_band, least
 from sizing.explain import (
@@ -58,7 +59,8 @@ def survey(question: Question, candidates: Sequence[Candidate]) -> list[Fleet | 
     for candidate in sorted(candidates, key=lambda each: least_gpus(question, each)):
         gpus, best = least_gpus(question, candidate), fewest.get(candidate.gpu, math.inf)
         hopeless = gpus > HOPELESS * best
-        found = cost_rejection(candidate, gpus, best) if hopeless else first_size(question, candidate)
+        by_method = partial(size, question, candidate)
+        found = cost_rejection(candidate, gpus, best) if hopeless else first_look(by_method)
         sized.append(found)
         if isinstance(found, Fleet):
             fewest[candidate.gpu] = min(best, found.gpus)
@@ -74,11 +76,6 @@ def least_working(question: Question, candidate: Candidate) -> int:
     """Working replicas that carry the load at all: fewer meet no SLA, so the search starts there."""
     workload = question.workload
     return question.replicas_at(stable_rate_per_s(candidate.replica, workload.lengths, workload.prefix))
-
-
-def first_size(question: Question, candidate: Candidate) -> Fleet | Rejection:
-    """The fleet by formula, or by simulation if the formula puts an idle replica just over a limit."""
-    return first_look(lambda method: size(question, candidate, method))
 
 
 def size(question: Question, candidate: Candidate, method: Method) -> Fleet | Rejection:
@@ -105,10 +102,11 @@ def size(question: Question, candidate: Candidate, method: Method) -> Fleet | Re
         working_high=question.replicas_at(capacity_per_s * low) if low > 0 else None,
         stable_per_s=stable_rate_per_s(candidate.replica, question.workload.lengths, question.workload.prefix),
     )
-    said = remarks(candidate, question.setting(working), fleet.load_per_s, predicted, fleet.stability_binds)
+    setting = question.setting(working)
+    notes = list(remarks(candidate, setting, fleet.load_per_s, predicted, fleet.stability_binds))
     if method is BY_SIMULATION:
-        said += tuple(dilution(fleet, question.setting(working), question.replicas_at))
-    return replace(fleet, notes=said)
+        notes += dilution(fleet, setting, question.replicas_at)
+    return replace(fleet, notes=tuple(notes))
 
 
 def by_formula(question: Question, candidate: Candidate) -> int:

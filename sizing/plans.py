@@ -11,7 +11,7 @@ from sizing.catalog import gpus as catalogued_gpus
 from sizing.engine import Replica
 from sizing.errors import ScenarioError, SizingError
 from sizing.numbers import significant
-from sizing.prediction import Prediction
+from sizing.prediction import Caution, Prediction
 from sizing.question import Question
 from sizing.workload import Limit
 
@@ -40,7 +40,7 @@ class Candidate:
     pp: int = 1
     calibrated_in_flight: float = math.inf
     variants: tuple[tuple[Replica, Replica], ...] = ()
-    warnings: tuple[str, ...] = ()
+    warnings: tuple[Caution, ...] = ()
 
     @property
     def gpus(self) -> int:
@@ -58,15 +58,10 @@ def basis_of(candidate: Candidate, in_flight: float) -> Basis:
     return "extrapolated" if in_flight > candidate.calibrated_in_flight else candidate.basis
 
 
-def beyond_measured(candidate: Candidate, in_flight: float) -> tuple[str, ...]:
-    """The warning that goes with an extrapolated load; none within what was measured."""
+def beyond_measured(candidate: Candidate, in_flight: float) -> tuple[Caution, ...]:
+    """The caution that goes with an extrapolated load; none within what was measured."""
     most = candidate.calibrated_in_flight
-    if in_flight <= most:
-        return ()
-    return (
-        f"a replica would hold {in_flight:.0f} requests at once, measured were at most {most:.0f}: "
-        "calibrate at or above the planned concurrency",
-    )
+    return (Caution("beyond_measured", {"in_flight": in_flight, "most": most}),) if in_flight > most else ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,7 +99,7 @@ class Fleet:
     what it is planned for. `working_low`, `working_high`: the count at the ends of the 90 % band of the law; high is
     None when the SLA cannot be met at the slow end. `predicted`: latencies at the planned load spread over the working
     replicas; `binding`: the limit with the least room there. `stable_per_s`: requests/s above which a replica's queue
-    grows without end, whatever the SLA. `notes`: what the planner found worth saying.
+    grows without end, whatever the SLA. `notes`: cautions about this size of fleet.
     """
 
     candidate: Candidate
@@ -118,7 +113,7 @@ class Fleet:
     working_low: int
     working_high: int | None
     stable_per_s: float = math.inf
-    notes: tuple[str, ...] = ()
+    notes: tuple[Caution, ...] = ()
 
     @property
     def stability_binds(self) -> bool:
@@ -146,8 +141,8 @@ class Fleet:
         return basis_of(self.candidate, self.in_flight)
 
     @property
-    def warnings(self) -> tuple[str, ...]:
-        """What the reader must know: of the law, of the prediction, and of the distance from what was measured."""
+    def warnings(self) -> tuple[Caution, ...]:
+        """Cautions about the law, the prediction, the distance from what was measured, and the fleet."""
         far = beyond_measured(self.candidate, self.in_flight)
         return (*self.candidate.warnings, *self.predicted.warnings, *far, *self.notes)
 
@@ -179,12 +174,12 @@ class Fleet:
 
 @dataclass(frozen=True, slots=True)
 class MeanBased:
-    """What sizing by mean latency would buy: `gpus` at `tp`, what users would see there, and that in words."""
+    """What sizing by mean latency would buy: `replicas` of TP `tp`, `gpus` in all; and what users would see there."""
 
     gpus: int
+    replicas: int
     tp: int
     predicted: Prediction
-    text: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -226,6 +221,11 @@ class Cost:
     def per_month(self) -> float:
         """Price of 730 hours."""
         return self.per_hour * HOURS_A_MONTH
+
+    def as_dict(self) -> dict[str, float]:
+        """The keys of JSON answers."""
+        names = ("per_hour", "per_month", "per_million_output_tokens", "per_1000_requests")
+        return {f"cost_{name}": getattr(self, name) for name in names}
 
     @property
     def sentence(self) -> str:
@@ -272,16 +272,6 @@ def energy_of(question: Question, fleet: Fleet) -> Energy | None:
     power_kw = gpu.power_w * fleet.gpus / 1000
     tokens_per_hour = question.mean_rate_per_s * question.workload.lengths.osl * 3600
     return Energy(power_kw, power_kw / tokens_per_hour * 1e6)
-
-
-def cost_json(cost: Cost) -> dict[str, float]:
-    """The keys of JSON answers."""
-    return {
-        "cost_per_hour": cost.per_hour,
-        "cost_per_month": cost.per_month,
-        "cost_per_million_output_tokens": cost.per_million_output_tokens,
-        "cost_per_1000_requests": cost.per_1000_requests,
-    }
 
 
 # --- How many servers a fleet of replicas fills: a replica's GPUs are in one server where they fit into one

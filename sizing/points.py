@@ -6,7 +6,7 @@ import csv
 import difflib
 import math
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import fields
+from dataclasses import fields, replace
 from io import BytesIO, TextIOWrapper
 from pathlib import Path
 from typing import Annotated, Any, Literal, NamedTuple, TextIO
@@ -16,13 +16,15 @@ from pydantic.dataclasses import dataclass
 
 from sizing.errors import LONGEST_QUOTE, PointsError, first_fault, quoted
 from sizing.numbers import significant
-from sizing.workload import MOST_TOKENS, Lengths
+from sizing.workload import MOST_TOKENS, Lengths, Prefix
 
 LoadKind = Literal["concurrency", "constant_rate", "poisson_rate", "gamma_rate", "schedule", "trace"]
 Verdict = Literal[
     "", "steady", "overloaded", "unsteady", "client_limited", "shared", "errors", "wrong_lengths", "little"
 ]
 """What a point is worth: "" not judged, "steady" fit for use, every other void, and why."""
+ONE_ISL = 1.2
+"""Longest over shortest ISL up to which prompts count as equally long."""
 Text = Annotated[str, Field(min_length=1)]
 Gpus = Annotated[int, Field(ge=1, le=10**6)]
 Count = Annotated[int, Field(ge=0, le=10**12)]
@@ -32,6 +34,8 @@ Rate = Annotated[float, Field(ge=1e-9, le=1e9)]
 TokenRate = Annotated[float, Field(ge=1e-9, le=1e12)]
 InFlight = Annotated[float, Field(ge=0, le=1e9)]
 Latency = Annotated[float, Field(ge=0, le=1e6)]
+PrefixTokens = Annotated[float, Field(ge=0, le=MOST_TOKENS)]
+Share = Annotated[float, Field(ge=0, le=1)]
 Duration = Annotated[float, Field(gt=0, le=1e9)]
 """Bounds of what a server can do: beyond them a number is a slip or another unit, and the arithmetic overflows."""
 
@@ -42,7 +46,9 @@ class Point:
 
     `itl` is the mean gap after the first token, one value per request; `gap` are gaps between single tokens. In an open
     loop latencies run from the moment a request was due, not from a late sending of it. `load_value` is users in a
-    closed loop and requests/s, the mean of them in a schedule or trace, in an open one.
+    closed loop and requests/s, the mean of them in a schedule or trace, in an open one. `prefix_tokens`: how many
+    tokens at their head the prompts share; `prefix_hit`: the share of requests that found them in the server's prefix
+    cache. Unknown counts as none. `kv_tokens`: how many tokens the instance's KV cache holds, as the server says.
     """
 
     model: Text
@@ -88,6 +94,9 @@ class Point:
     measured_at: str = ""
     notes: str = ""
     verdict: Verdict = ""
+    prefix_tokens: PrefixTokens | None = None
+    prefix_hit: Share | None = None
+    kv_tokens: Count | None = None
 
     @property
     def void(self) -> bool:
@@ -105,9 +114,45 @@ class Point:
         return Lengths(self.isl, self.osl, self.isl_cv, self.osl_cv)
 
     @property
+    def prefix(self) -> Prefix:
+        """The tokens shared and found in the cache; none where either number is unknown."""
+        if not self.prefix_tokens or not self.prefix_hit:
+            return Prefix()
+        return Prefix(round(self.prefix_tokens), self.prefix_hit)
+
+    @property
+    def computed_tokens(self) -> float:
+        """Prompt tokens that a mean request computes: those not found in the cache."""
+        return self.isl - self.prefix.hit_rate * min(self.prefix.tokens, self.isl - 1)
+
+    @property
+    def series(self) -> Series:
+        """What the points of one curve have in common. Shares found are rounded to tenths: those that a server counts
+        differ a little from level to level."""
+        return Series(self.deployment, self.lengths, self.prefix.rounded)
+
+    @property
     def gpus(self) -> int:
         """GPUs of the instance: tensor times pipeline parallel."""
         return self.tp * self.pp
+
+    def of_one(self, replicas: int) -> Point:
+        """What one of so many equal replicas saw of this load, which all of them served behind one endpoint.
+
+        A user is on one replica at a time, so that users become a whole number, one at least; requests/s are divided
+        in the same proportion, which keeps Little's law.
+        """
+        share = 1 / replicas
+        if self.load_kind == "concurrency":
+            share = max(1, round(self.load_value / replicas)) / self.load_value
+        if replicas == 1 or share >= 1:
+            return self
+        per_second = {
+            name: value * share
+            for name in ("load_value", "requests_per_s", "output_tokens_per_s", "mean_in_flight")
+            if (value := getattr(self, name)) is not None
+        }
+        return replace(self, **per_second, requests=self.requests and max(1, round(self.requests * share)))
 
     @property
     def load_label(self) -> str:
@@ -145,12 +190,28 @@ class Deployment(NamedTuple):
         return f"{self.model} {self.precision}, {self.gpu} TP{self.tp}, {engine}{batching}"
 
 
+def same_isl(lengths: Iterable[float]) -> bool:
+    """True for ISLs within 20 % of each other: what a prompt costs by its length cannot be told from them."""
+    known = list(lengths)
+    return max(known) <= ONE_ISL * min(known)
+
+
+class Series(NamedTuple):
+    """What may be drawn as one curve: deployment, law of lengths, and the prefix that prompts share."""
+
+    deployment: Deployment
+    lengths: Lengths
+    prefix: Prefix
+
+
 class Curve(NamedTuple):
-    """The points of one deployment and one law of lengths (means and coefficients of variation), by rising load."""
+    """The points of one deployment, one law of lengths (means and coefficients of variation) and one shared prefix, by
+    rising load."""
 
     deployment: Deployment
     lengths: Lengths
     points: tuple[Point, ...]
+    prefix: Prefix = Prefix()
 
 
 _POINTS = TypeAdapter(Point)
@@ -249,14 +310,15 @@ def _value(cell: str) -> str:
 
 
 def curves(points: Sequence[Point]) -> list[Curve]:
-    """Closed-loop points that are not void, grouped by deployment and lengths, each curve by rising concurrency."""
-    groups: dict[tuple[Deployment, Lengths], list[Point]] = {}
+    """Closed-loop points that are not void, grouped by deployment, lengths and shared prefix, each curve by rising
+    concurrency."""
+    groups: dict[Series, list[Point]] = {}
     for point in points:
         if point.load_kind == "concurrency" and not point.void:
-            groups.setdefault((point.deployment, point.lengths), []).append(point)
+            groups.setdefault(point.series, []).append(point)
     return [
-        Curve(deployment, lengths, tuple(sorted(group, key=lambda point: point.load_value)))
-        for (deployment, lengths), group in groups.items()
+        Curve(deployment, lengths, tuple(sorted(group, key=lambda point: point.load_value)), prefix)
+        for (deployment, lengths, prefix), group in groups.items()
     ]
 
 

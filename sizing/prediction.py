@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from dataclasses import asdict, dataclass
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field
 from typing import Literal
 
 import numpy as np
@@ -13,6 +14,26 @@ from sizing.errors import ScenarioError
 from sizing.workload import METRICS, Limit, Metric, Sla
 
 Method = Literal["analytic", "simulation"]
+CautionKind = Literal[  # noqa: RUF041 - grouped by where they come from
+    Literal["approximate_arrivals", "unseen_herding", "not_modelled", "crowded", "wide_prompts"],  # of the formula
+    Literal["herding", "lost_requests"],  # of the simulation
+    Literal["saturation_disputed", "methods_differ"],  # of both, where they contradict each other
+    Literal["beyond_measured", "near_floor", "diluted"],  # of a fleet
+    Literal["poor_fit", "distrusted_point", "fitted_kv_tokens", "fitted_unread"],  # of a fit
+    Literal["lockstep", "few_points", "one_isl", "unmeasured_isl"],  # of the points that it is made to
+    Literal["no_timings", "other_engine", "moe_on_blackwell", "rough_timings"],  # of an estimate
+]
+
+
+@dataclass(frozen=True, slots=True)
+class Caution:
+    """What a reader must know before relying on an answer: its kind, and the figures and names that go with it.
+
+    Times are seconds. `sizing.text.caution` puts it into words.
+    """
+
+    kind: CautionKind
+    facts: Mapping[str, float | str | tuple[str, ...]] = field(default_factory=dict, hash=False)
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,8 +79,8 @@ NOT_COUNTED = Quantiles(*(float("nan"),) * 5)
 @dataclass(frozen=True, slots=True)
 class Prediction:
     """What users would see. `saturated`: the load exceeds what the fleet can carry, so that queues grow without end and
-    the percentiles mean nothing. `utilization` is load over the highest rate that is stable. `warnings` are
-    lines for the reader. `gap`: of single gaps between tokens, all requests' pooled; known where it was asked for."""
+    the percentiles mean nothing. `utilization` is load over the highest rate that is stable. `gap`: of
+    single gaps between tokens, all requests' pooled; known where it was asked for."""
 
     ttft: Quantiles
     itl: Quantiles
@@ -67,7 +88,7 @@ class Prediction:
     saturated: bool
     utilization: float
     method: Method
-    warnings: tuple[str, ...] = ()
+    warnings: tuple[Caution, ...] = ()
     gap: Quantiles = NOT_COUNTED
 
     def of(self, metric: Metric) -> Quantiles:

@@ -10,10 +10,12 @@ import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from operator import attrgetter
+from pathlib import Path
 from typing import Any, Literal, Protocol, get_args
 
 from sizing.errors import ScenarioError
 from sizing.numbers import significant
+from sizing.token_law import FORMS, TokenLaw, with_file
 from sizing.workload import (
     METRICS,
     MOST_TOKENS,
@@ -129,6 +131,24 @@ FIELDS: dict[str, Field] = {
             "Spread of OSL: deviation / mean.",
             VARIATION,
             0.0,
+        ),
+        Field(
+            "isl_law",
+            "workload.lengths.isl_law",
+            "Law of input tokens",
+            "Law of ISL other than lognormal; implies --isl: " + FORMS + ".",
+            optional=True,
+            quiet=True,
+            since=2,
+        ),
+        Field(
+            "osl_law",
+            "workload.lengths.osl_law",
+            "Law of output tokens",
+            "Law of OSL other than lognormal; implies --osl.",
+            optional=True,
+            quiet=True,
+            since=2,
         ),
         Field(
             "correlation",
@@ -341,11 +361,47 @@ def completed(given: Mapping[str, Any]) -> dict[str, Any]:
 
 def workload_of(given: Mapping[str, Any]) -> Workload:
     """The workload that fields by name describe; without a rate, one request per second."""
-    full = completed(given)
-    lengths = Lengths(*(full[name] for name in ("isl", "osl", "isl_cv", "osl_cv", "correlation")))
+    full, lengths = completed(given), lengths_of(given)
     prefix = Prefix(full["prefix_tokens"], full["prefix_hit"])
     check_prefix(lengths, prefix)
     return Workload(lengths, 1.0 if full["rate"] is None else full["rate"], Arrivals.parse(full["arrivals"]), prefix)
+
+
+AGREES = 0.01
+"""Share by which a mean or a variation may differ from that of a law beside it."""
+
+
+def lengths_of(given: Mapping[str, Any]) -> Lengths:
+    """The lengths that fields by name describe; a law implies mean and variation, which need not be given."""
+    full = completed(given)
+    for side in ("isl", "osl"):
+        law = full[f"{side}_law"]
+        law = full[f"{side}_law"] = TokenLaw.parse(law) if isinstance(law, str) else law
+        if law is None:
+            if full[side] is None:
+                raise ScenarioError(f"{side} is missing: give {side}, or {side}_law")
+            continue
+        for name, implied, unsaid in ((side, law.mean, None), (f"{side}_cv", law.cv, 0.0)):
+            if full[name] != unsaid and abs(full[name] - implied) > AGREES * implied:
+                raise ScenarioError(
+                    f"{name} {full[name]:g} contradicts {side}_law, of which it is {significant(implied)}: leave it out"
+                )
+            full[name] = implied
+    return Lengths(*(full[name] for name in LENGTHS))
+
+
+LENGTHS = ("isl", "osl", "isl_cv", "osl_cv", "correlation", "isl_law", "osl_law")
+
+
+def with_laws(given: Mapping[str, Any], folder: Path | str = "") -> dict[str, Any]:
+    """Fields by name, as a file has them: histograms read, from `folder`, and the means that laws imply filled in."""
+    full = dict(given)
+    for side in ("isl", "osl"):
+        if isinstance(text := full.get(f"{side}_law"), str):
+            full[f"{side}_law"] = text = with_file(text, folder)
+            if (law := TokenLaw.parse(text)) is not None:
+                full.setdefault(side, law.mean)
+    return full
 
 
 def sla_of(given: Mapping[str, Any]) -> Sla:

@@ -1,16 +1,61 @@
-"""A plan in words and as JSON: the same sentences and keys for the page, the CLI and the report."""
+"""Every sentence about an answer, and a plan as JSON: page, command line and report say the same from here.
+
+Errors, and the reasons of rejections, are worded where they arise; help for a form or a chart is on its page.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Iterator
 from dataclasses import asdict
-from typing import Any
+from string import Formatter
+from typing import TYPE_CHECKING, Any
 
-from sizing.fitting import Fit, Regime, Shares
+from sizing.errors import one_line
 from sizing.numbers import milliseconds, percent, significant
-from sizing.plans import Fleet, Plan, Rejection, cost_of, energy_of
-from sizing.plans import cost_json as cost_keys
+from sizing.plans import Basis, Fleet, Plan, Rejection, cost_of, energy_of
+from sizing.prediction import Caution, CautionKind, Method
 from sizing.question import FIELDS, Question, replicas_for
-from sizing.workload import METRICS
+from sizing.token_law import TokenLaw
+from sizing.workload import METRICS, Arrivals, Lengths, metric_name
+
+if TYPE_CHECKING:
+    from sizing.analyses.daily import Daily
+    from sizing.analyses.existing import Existing
+    from sizing.analyses.mixed import Mix
+    from sizing.analyses.sensitivity import Tuned
+    from sizing.fitting import Fit, Regime, Shares
+
+BASES: dict[Basis, str] = {
+    "measured": "a run on a server at exactly this point",
+    "fitted": "from a law fitted to measured points, inside the range that they cover",
+    "extrapolated": "from a law fitted to measured points, outside the range that they cover",
+    "estimated": "not measured: from a database of kernel timings",
+    "what-if": "a change that nobody has measured, computed from a law",
+}
+METHOD: dict[Method, str] = {"analytic": "formula", "simulation": "simulation"}
+LEFT_OUT = {
+    "memory": ("does not fit in memory", "do not fit in memory"),
+    "sla": ("misses the SLA", "miss the SLA"),
+    "no_data": ("has no data", "have no data"),
+    "cost": ("cannot win", "cannot win"),
+    "too_few": ("lacks GPUs", "lack GPUs"),
+}
+"""Kinds of reasons to leave a configuration out, said of one and of several."""
+
+
+def capital(text: str) -> str:
+    """`text` with a capital first letter, the rest as it is."""
+    return text[:1].upper() + text[1:]
+
+
+def counts(low: float, high: float | None) -> str:
+    """A band of a count; open where its slow end misses the SLA with any number."""
+    if high is None:
+        return f"{low:,.0f} or more"
+    return f"{low:,.0f}" if low == high else f"{low:,.0f} to {high:,.0f}"
+
+
+# --- A plan in sentences
 
 WIDE = 3
 """High end over low end of a band of GPUs from which it is said why."""
@@ -93,11 +138,6 @@ def peak(question: Question) -> str | None:
     return f"Planned for the peak of {planned} requests/s, {question.peak_factor:.3g} × the mean of {mean}"
 
 
-def costs(plan: Plan) -> list[str]:
-    """Lines on price and energy; none where neither is known."""
-    return [line for line in (cost_line(plan), energy_line(plan)) if line]
-
-
 def cost_line(plan: Plan) -> str | None:
     """Cost per hour, month, million output tokens and 1,000 requests, and what is counted."""
     cost, price = cost_of(plan.question, plan.answer), plan.question.price_of(plan.answer.candidate.gpu)
@@ -121,6 +161,222 @@ def energy_line(plan: Plan) -> str | None:
         f"{significant(energy.kwh_per_million_output_tokens)} kWh per million output tokens "
         "(thermal design power; without servers and cooling)"
     )
+
+
+def sizing_by_means(plan: Plan) -> str | None:
+    """What sizing by mean latency would buy, and what becomes of the SLA there; None where the rule finds nothing."""
+    means, question = plan.mean_based, plan.question
+    if means is None:
+        return None
+    seen, blind = means.predicted, "The rule sees no single gaps: it takes the limit on them for one on the mean ITL."
+    arrivals = {"poisson": "Poisson", "gamma": "bursty"}.get(question.workload.arrivals.kind, "evenly spaced")
+    limit = seen.binding(question.sla)
+    if seen.meets(question.sla):
+        outcome = "they meet the SLA"
+    elif seen.saturated:
+        outcome = f"with {arrivals} arrivals their queues grow without end"
+    else:
+        outcome = (
+            f"with {arrivals} arrivals and {question.routing.replace('_', ' ')} routing {limit.name} would be "
+            f"{milliseconds(seen.value_s(limit))}, the limit is {milliseconds(limit.limit_s)}"
+        )
+    return (
+        f"Sizing by mean latency gives {means.gpus} GPUs ({means.replicas} × TP{means.tp}, no headroom or spare): "
+        f"{outcome}.{f' {blind}' if question.sla.gap else ''}"
+    )
+
+
+# --- A fleet that exists, a day, a mix of GPU types and other engine settings in sentences
+
+
+def existing_sentence(fleet: Existing) -> str:
+    """For instance: 16 × h200_sxm serve 38.4 requests/s of Qwen/Qwen3-32B."""
+    verb = "serves" if fleet.gpus == 1 else "serve"
+    rate = significant(fleet.rate_per_s)
+    return f"{fleet.gpus:,} × {fleet.candidate.gpu} {verb} {rate} requests/s of {fleet.candidate.model}"
+
+
+def existing_band(fleet: Existing) -> str:
+    """The 90 % band of the rate that a fleet carries."""
+    if fleet.low <= 0:
+        return f"at most {significant(fleet.high)} requests/s; at the slow end of the 90 % band the SLA is not met"
+    return f"{significant(fleet.low)} to {significant(fleet.high)} requests/s (90 % band)"
+
+
+def day_sentence(plan: Plan, daily: Daily) -> str:
+    """For instance: You need 3 to 9 × h200_sxm over the day to serve up to 20 requests/s of Qwen/Qwen3-32B."""
+    fewest, most = min(hour.gpus for hour in daily.hours), max(hour.gpus for hour in daily.hours)
+    count = f"{fewest:,} to {most:,}" if fewest < most else f"{most:,}"
+    candidate, rate = plan.answer.candidate, significant(plan.question.workload.rate_per_s)
+    return f"You need {count} × {candidate.gpu} over the day to serve up to {rate} requests/s of {candidate.model}"
+
+
+def day_working(plan: Plan, daily: Daily) -> str:
+    """What following the load saves, and of what the hours are made."""
+    candidate, spare = plan.answer.candidate, plan.answer.spare
+    kept = f", {spare} spare at all hours" if spare else ""
+    return (
+        f"{daily.gpu_hours:,} GPU-hours a day in replicas of {candidate.gpus} GPU{'s' if candidate.gpus > 1 else ''} "
+        f"(TP{candidate.tp}, {candidate.precision}){kept}; the peak's fleet all day: {daily.constant_gpus:,} GPUs × "
+        f"{len(daily.hours)} h = {daily.constant_gpu_hours:,}, so {percent(daily.saved)} saved"
+    )
+
+
+def tuned_line(tuned: Tuned) -> str:
+    """What the search for engine settings found."""
+    batching = tuned.batching
+    if tuned.gain == 0:
+        return (
+            f"Batch limit {batching.max_batch_size} and token budget {batching.token_budget} are already the best: "
+            f"{len(tuned.tried)} settings tried"
+        )
+    found = f"Batch limit {batching.max_batch_size} and token budget {batching.token_budget}"
+    gpus = f" {tuned.fleet.gpus} GPUs" if isinstance(tuned.fleet, Fleet) else ""
+    if isinstance(tuned.before, Rejection):
+        return f"{found}:{gpus}; the original settings miss the SLA"
+    return f"{found}:{gpus} instead of {tuned.before.gpus}, a replica carries {percent(tuned.gain, sign=True)}"
+
+
+def mix_line(mix: Mix) -> str:
+    """The cheapest mix in one sentence."""
+    groups = " + ".join(
+        f"{group.gpus} × {group.fleet.candidate.gpu} ({significant(group.load_per_s)} requests/s)"
+        for group in mix.groups
+    )
+    alone = ", ".join(f"{gpu} alone {'too few' if cost is None else significant(cost)}" for gpu, cost in mix.alone)
+    return f"Cheapest mix: {groups}, {significant(mix.cost_per_hour)} per hour ({alone})"
+
+
+def daily_line(daily: Daily) -> str:
+    """What following the load saves."""
+    return (
+        f"{daily.gpu_hours} GPU-hours a day when the fleet follows the load, {daily.constant_gpu_hours} when it does "
+        f"not: {percent(daily.saved)} less"
+    )
+
+
+# --- What a report says beside its numbers: what the count includes and assumes, how sure it is, what its terms mean
+
+EXCLUDES = (
+    "network and gateway: latencies begin when a request reaches the server and end when its last token leaves it",
+    "tokenization and other CPU work around the engine, unless the measured points include it",
+    "cold starts: loading weights, compiling engines, scaling up",
+    "failures beyond the spare replicas, and load lost while a replica is replaced",
+    "other workloads on the same GPUs",
+    "servers, storage, network, power supply and staff in the cost",
+)
+DEFINITIONS = (
+    ("TTFT", "time to first token: from the arrival of a request to its first output token, waiting included"),
+    ("ITL", "inter-token latency: (E2E − TTFT) / (OSL − 1), one mean value for each request"),
+    ("Gap", "time between two successive output tokens of a request; percentiles are of all requests' gaps together"),
+    ("E2E", "end to end: from the arrival of a request to its last output token"),
+    ("ISL, OSL", "input and output sequence length of a request, in tokens"),
+    ("TP, PP", "tensor and pipeline parallel size: their product is the number of GPUs in a replica"),
+    ("Replica", "one instance of the engine with its GPUs; spare replicas stand idle"),
+    ("Capacity", "requests/s of one replica just before the first limit of the SLA fails"),
+    ("Headroom", "share of the capacity kept free: a replica is planned at (1 − headroom) × capacity"),
+    ("Requests/s per GPU", "planned load of a working replica divided by its GPUs, idle ones included"),
+    ("90 % band", "the counts at both ends of the uncertainty of the engine's times, equally likely on either side"),
+    ("Utilization", "planned load divided by the highest stable load"),
+    ("Given", "entered by the user"),
+    *((capital(basis), meaning) for basis, meaning in BASES.items()),
+)
+ARRIVALS = {
+    "poisson": "Requests arrive at random and independently of each other (Poisson).",
+    "constant": "Requests arrive in even gaps.",
+    "gamma": "Requests arrive in bursts: gaps are gamma distributed with a coefficient of variation of {cv:g}.",
+    "batch": "Requests arrive in groups of {size}, the groups at random.",
+}
+ROUTING = {
+    "random": "Each request goes to a replica at random.",
+    "round_robin": "Requests go to the replicas in turn.",
+    "power_of_two": "Each request goes to the less loaded of two replicas drawn at random.",
+    "least_outstanding": "Each request goes to the replica with the fewest requests outstanding.",
+}
+BATCHING = {
+    "chunked": "in-flight batching, prompts in chunks",
+    "prefill_first": "in-flight batching, prompts first",
+    "whole_prompt": "in-flight batching, whole prompts",
+    "static": "static batching",
+}
+
+
+def includes(question: Question, fleet: Fleet) -> Iterator[str]:
+    """What the count covers."""
+    yield "waiting in the replica's queue, computing the prompt, and every decode step, at the planned load"
+    yield "the limits of batch size and KV cache memory, which make requests wait or pause"
+    if question.headroom:
+        yield f"headroom: replicas are planned at {percent(1 - question.headroom)} of the load at which the SLA fails"
+    if fleet.spare:
+        yield f"{fleet.spare} spare {'replica' if fleet.spare == 1 else 'replicas'} on top of those that carry the load"
+
+
+def assumptions(question: Question, fleet: Fleet) -> Iterator[str]:
+    """What must be true of the workload and the servers for the count to hold."""
+    workload, batching = question.workload, fleet.candidate.replica.batching
+    lengths = workload.lengths
+    yield ARRIVALS[workload.arrivals.kind].format(cv=workload.arrivals.cv, size=workload.arrivals.size)
+    yield ROUTING[question.routing]
+    yield f"The load of {significant(workload.rate_per_s)} requests/s is sustained: latencies are steady-state values."
+    yield lengths_sentence(lengths)
+    if workload.prefix.tokens:
+        yield (
+            f"{workload.prefix.tokens:,} tokens of each prompt are shared, and cached with a probability of "
+            f"{percent(workload.prefix.hit_rate)}."
+        )
+    yield (
+        f"Each replica runs {BATCHING[batching.policy]}: at most {batching.max_batch_size:,} requests at once, "
+        f"{batching.token_budget:,} tokens an iteration, {batching.kv_tokens:,} tokens of KV cache."
+    )
+    if batching.lookahead_steps:
+        yield (
+            f"The engine fixes what an iteration holds {batching.lookahead_steps:g} iterations before it starts "
+            "(asynchronous scheduling): requests that arrive at a busy replica wait for as many more."
+        )
+    yield "All replicas are identical, and no GPU is throttled or shared."
+
+
+def lengths_sentence(lengths: Lengths) -> str:
+    """How the lengths of requests vary."""
+    if lengths.fixed:
+        return "Every request has the same lengths."
+    if lengths.isl_law is None and lengths.osl_law is None:
+        return (
+            f"Lengths are lognormal, with coefficients of variation of {lengths.isl_cv:g} (ISL) and "
+            f"{lengths.osl_cv:g} (OSL), correlated by {lengths.correlation:g}."
+        )
+    isl, osl = _law_words(lengths.isl_law, lengths.isl_cv), _law_words(lengths.osl_law, lengths.osl_cv)
+    correlated = f", correlated by {lengths.correlation:g}" if lengths.correlation else ""
+    return f"Input lengths: {isl}. Output lengths: {osl}{correlated}."
+
+
+LONGEST_LAW = 80
+"""Characters of a law in a sentence; reports have it whole among what was asked."""
+
+
+def _law_words(law: TokenLaw | None, cv: float) -> str:
+    if cv == 0:
+        return "all equal"
+    kind = "lognormal" if law is None else one_line(str(law), LONGEST_LAW)
+    return f"{kind} (CV {significant(cv)})"
+
+
+def accuracy(fleet: Fleet) -> str:
+    """What is known of how far off this answer may be."""
+    sigma = significant(100 * fleet.candidate.relative_sigma)
+    checked = "checked by simulation" if fleet.verified else "by formula, not checked by simulation"
+    start = f"The count is {checked}; the law of the engine's times has a standard error of {sigma} %"
+    if fleet.basis == "estimated":
+        return (
+            f"{start}. Nothing was measured: the table of evidence does not cover day-zero estimates. "
+            "Measure before buying."
+        )
+    if fleet.basis == "extrapolated":
+        return f"{start} in the measured range; this answer lies outside. Measure closer to it before buying."
+    return f"{start}, within the measured range."
+
+
+# --- A plan as JSON
 
 
 def as_json(plan: Plan) -> dict[str, Any]:
@@ -148,7 +404,7 @@ def question_json(question: Question) -> dict[str, Any]:
             asked["sla"] = {limit.metric: f"p{limit.percentile}:{limit.limit_s:.12g}s" for limit in question.sla.limits}
         else:
             value = field.of(question)
-            asked[field.key] = str(value) if field.name == "arrivals" else value
+            asked[field.key] = str(value) if isinstance(value, Arrivals | TokenLaw) else value
     return asked | {"prices": dict(question.prices)}
 
 
@@ -157,7 +413,7 @@ def mean_based_json(plan: Plan) -> dict[str, Any] | None:
     means = plan.mean_based
     if means is None:
         return None
-    return {"gpus": means.gpus, "tp": means.tp, "predicted": means.predicted.as_dict(), "why": means.text}
+    return {"gpus": means.gpus, "tp": means.tp, "predicted": means.predicted.as_dict(), "why": sizing_by_means(plan)}
 
 
 def fleet_json(fleet: Fleet, question: Question) -> dict[str, Any]:
@@ -182,24 +438,19 @@ def fleet_json(fleet: Fleet, question: Question) -> dict[str, Any]:
         "gpus_low": fleet.gpus_low,
         "gpus_high": fleet.gpus_high,
         "verified_by": fleet.predicted.method,
-        "warnings": list(fleet.warnings),
+        "warnings": cautions(fleet.warnings),
+        **({"lookahead_steps": ahead} if (ahead := candidate.replica.batching.lookahead_steps) else {}),
         **cost_json(question, fleet),
     }
 
 
 def cost_json(question: Question, fleet: Fleet) -> dict[str, float]:
     """Cost and energy of a fleet, as far as they are known."""
-    cost, energy = cost_of(question, fleet), energy_of(question, fleet)
-    priced = cost_keys(cost) if cost else {}
-    drawn = (
-        {
-            "power_kw_at_most": energy.power_kw,
-            "kwh_per_million_output_tokens_at_most": energy.kwh_per_million_output_tokens,
-        }
-        if energy
-        else {}
-    )
-    return {**priced, **drawn}
+    found = cost.as_dict() if (cost := cost_of(question, fleet)) else {}
+    if energy := energy_of(question, fleet):
+        found["power_kw_at_most"] = energy.power_kw
+        found["kwh_per_million_output_tokens_at_most"] = energy.kwh_per_million_output_tokens
+    return found
 
 
 def rejection_json(rejection: Rejection) -> dict[str, Any]:
@@ -250,3 +501,152 @@ def shares_text(found: Shares) -> str:
     """Shares of an iteration's time, the largest first, without those under half a percent."""
     known = sorted(asdict(found).items(), key=lambda item: -item[1])
     return ", ".join(f"{name} {percent(share)}" for name, share in known if share >= 0.005)
+
+
+# --- Cautions: in the templates ``ms`` writes a time, ``%`` a share (``1%`` with a decimal, ``+%`` with a sign)
+
+CAUTIONS: dict[CautionKind, str] = {
+    "approximate_arrivals": "{arrivals} arrivals: percentiles are approximate; simulate to be sure",
+    "unseen_herding": (
+        "least-outstanding routing of equal requests can send them in herds, which only simulation shows"
+    ),
+    "not_modelled": "the formulas leave out {left_out}; simulate to be sure",
+    "crowded": (
+        "{waiting:%} of the requests wait for {places}: p95 TTFT by formula is then rough, 15 % off and at times 45 %; "
+        "simulate to be sure"
+    ),
+    "wide_prompts": (
+        "prompts vary by {cv:.2g} times their mean (CV), and a long one holds up many others: p99 TTFT and ITL by "
+        "formula are then 10 to 60 % too low, and lower above a CV of 2; simulate to be sure"
+    ),
+    "herding": (
+        "least_outstanding with equal lengths can herd: replicas whose requests finish together attract the next "
+        "burst; round_robin, or lengths that vary, show what the fleet can do"
+    ),
+    "lost_requests": (
+        "{share:1%} of the requests were rejected, timed out or cancelled: the latencies are those of the others"
+    ),
+    "saturation_disputed": (
+        "the {saturated} finds the load saturated, the {steady} does not: the load is at the edge of what is stable"
+    ),
+    "methods_differ": (
+        "formula and simulation differ by {apart:%} on p{percentile} {metric:name}: {formula_s:ms} against "
+        "{simulation_s:ms}; the simulation counts"
+    ),
+    "beyond_measured": (
+        "a replica would hold {in_flight:.0f} requests at once, measured were at most {most:.0f}: calibrate at or "
+        "above the planned concurrency"
+    ),
+    "near_floor": (
+        "more GPUs will not help: {limit} is {floor_s:ms}{by_formula} on an idle replica, of {limit_s:ms} allowed; "
+        "what makes a request slow is {cause}, not the queue"
+    ),
+    "diluted": (
+        "{diluted}: with {longer_osl:,} output tokens instead of {osl:g}, {longer_gpus} GPUs would do (by formula), "
+        "fewer than {gpus}{advice}"
+    ),
+    "poor_fit": (
+        "the law misses the points: it is still {requests_per_s:%} off in requests/s, {ttft:%} in TTFT and {itl:%} in "
+        "ITL there, and so may the answer be, whose band allows for it. Most likely {likely}"
+    ),
+    "distrusted_point": (
+        "the point at ISL {isl:g}, OSL {osl:g}, {load_kind} {load_value:g} disagrees with the others: the law gives "
+        "{figure} {off:+%} ({sigmas:.0f} standard errors); it has little weight in the fit: measure it again"
+    ),
+    "fitted_kv_tokens": (
+        "fewer sequences ran at once than there were users: fitted with a KV cache of about {kv_tokens:,} tokens; give "
+        "its size if you know it"
+    ),
+    "fitted_unread": (
+        "a single sequence runs faster than batches explain: {unread:%} of the weights' time is saved there"
+    ),
+    "lockstep": (
+        "the points look like users who started together and stayed in lockstep, with equal lengths: engine overheads "
+        "hide there; measure with lengths that vary, or start the users one after the other"
+    ),
+    "few_points": "only {points} points: the law leans on its priors; measure 1, 8, 64 and the batch limit",
+    "one_isl": (
+        "all prompts measured have about {isl:,.0f} tokens, so what a longer one costs is not known: measure one more "
+        "level with {longer:,.0f} tokens in before asking for other lengths"
+    ),
+    "unmeasured_isl": (
+        "prompts of {asked:,.0f} tokens were not measured, only of about {isl:,.0f}: TTFT and the load of prompts may "
+        "be off by a factor of two; measure one more level with {longer:,.0f} tokens in"
+    ),
+    "no_timings": "no kernel timings ({why}): a roofline, good to a factor of two",
+    "other_engine": "no {asked} timings for this model, GPU and precision: those of {used} are used",
+    "moe_on_blackwell": (
+        "mixture of experts on Blackwell: real servers were 1.5 times as fast as these timings on average"
+    ),
+    "rough_timings": "the law follows the kernel timings within {rms_error:%} (rms) only",
+}
+LIKELY = {
+    "memory": (
+        "memory or a limit on the batch: at {load} (ISL {isl:,g}, OSL {osl:,g}) only {decoding:,.0f} requests decoded "
+        "at once; give the size of the KV cache (--kv-tokens) and max_batch_size"
+    ),
+    "level": (
+        "a fault at {load} (ISL {isl:,g}, OSL {osl:,g}), which stands apart from the other levels: measure it again"
+    ),
+    "start": (
+        "the start of the run, when prompts queue, was counted in TTFT: say how the users began (--protocol), let "
+        "them start one after the other, or measure an open loop"
+    ),
+    "unlike": (
+        "an engine that works otherwise than the law: give its batching and max_batch_size, or measure more levels"
+    ),
+}
+"""What may make the law miss the points."""
+NOT_MODELLED = {
+    "max_waiting": "the limit on waiting requests",
+    "queue_timeout": "queue timeouts",
+    "cancel": "clients that give up",
+    "roughness": "padding, knee and jitter of the engine",
+    "recompute": "what paused requests compute again",
+    "static_speculation": "speculation under static batching",
+    "static_prefix": "the shared prefix under static batching",
+}
+SLOW_BY = {
+    "ttft": "its prompt's length",
+    "itl": "the time of one decode step",
+    "gap": "the time of one decode step",
+    "e2e": "its own length",
+}
+"""What makes a request slow on an idle replica."""
+DILUTED = {
+    "itl": "ITL is the mean over an answer's tokens, so longer answers dilute a stall",
+    "gap": "Gaps are counted over all tokens, so longer answers dilute the stalls among them",
+}
+
+
+class _Units(Formatter):
+    def format_field(self, value: Any, format_spec: str) -> str:
+        if format_spec == "ms":
+            return milliseconds(value)
+        if format_spec == "name":
+            return metric_name(value)
+        if format_spec.endswith("%"):
+            return percent(value, int(format_spec.strip("+%") or 0), sign=format_spec.startswith("+"))
+        return str(super().format_field(value, format_spec))
+
+
+def caution(found: Caution) -> str:
+    """One caution in words, without a capital and a full stop."""
+    facts: dict[str, Any] = dict(found.facts)
+    if found.kind == "not_modelled":
+        facts["left_out"] = " and ".join(NOT_MODELLED[name] for name in facts["settings"])
+    elif found.kind == "poor_fit":
+        facts["likely"] = LIKELY[facts["cause"]].format(**facts)
+    elif found.kind == "near_floor":
+        # Above the limit only where the simulation, which counts, found it kept.
+        facts["by_formula"] = " by formula" if facts["floor_s"] > facts["limit_s"] else ""
+        facts["cause"] = SLOW_BY[facts["metric"]]
+    elif found.kind == "diluted":
+        advice = "; if single stalls matter, limit the gap between tokens (--gap p99:100ms)"
+        facts |= {"diluted": DILUTED[facts["metric"]], "advice": "" if facts["gap_limited"] else advice}
+    return _Units().vformat(CAUTIONS[found.kind], (), facts)
+
+
+def cautions(found: Iterable[Caution]) -> list[str]:
+    """Several cautions in words."""
+    return [caution(each) for each in found]

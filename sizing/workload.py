@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 
 from sizing.errors import ScenarioError
 from sizing.numbers import Floats
+from sizing.token_law import TokenLaw
 
 RequestMetric = Literal["ttft", "itl", "e2e"]
 OF_REQUESTS: tuple[RequestMetric, ...] = get_args(RequestMetric)
@@ -40,8 +41,10 @@ def finite(name: str, value: float, *, above: float = 0.0, unit: str = "") -> fl
 class Lengths:
     """Input and output tokens of a request: means, and coefficients of variation (0 = every request the same).
 
-    Variable lengths are lognormal, rounded to tokens, at least 1 input and 1 output token. `correlation`: of the
-    logarithms of the two lengths of a request (long questions, long answers), -1 to 1.
+    Variable lengths are lognormal, rounded to tokens, at least 1 input and 1 output token, unless `isl_law` or
+    `osl_law` says how they vary: then the law is stretched to the mean, and its coefficient of variation is taken.
+    `correlation`: of the logarithms of the two lengths of a request (long questions, long answers), -1 to 1; of other
+    laws that of the normal deviates of their quantiles.
 
     >>> Lengths(isl=2000, osl=256).sample(2, np.random.default_rng(0))
     (array([2000, 2000]), array([256, 256]))
@@ -52,6 +55,8 @@ class Lengths:
     isl_cv: float = 0.0
     osl_cv: float = 0.0
     correlation: float = 0.0
+    isl_law: TokenLaw | None = None
+    osl_law: TokenLaw | None = None
 
     def __post_init__(self) -> None:
         for name in ("isl", "osl"):
@@ -63,6 +68,9 @@ class Lengths:
             finite(name, getattr(self, name), above=-1e-12)
         if not -1 <= self.correlation <= 1:
             raise ScenarioError(f"correlation of ISL and OSL must be from -1 to 1, got {self.correlation:g}")
+        for name, law in (("isl_cv", self.isl_law), ("osl_cv", self.osl_law)):
+            if law is not None:
+                object.__setattr__(self, name, law.cv)
 
     def sample(self, n: int, rng: np.random.Generator) -> tuple[Tokens, Tokens]:
         """`n` pairs of (input, output) tokens, two int64 arrays of shape (n,)."""
@@ -75,12 +83,30 @@ class Lengths:
         """Whole input and output tokens at independent standard normal deviates, correlated here; shapes as given."""
         if self.correlation:
             of_osl = self.correlation * of_isl + math.sqrt(1 - self.correlation**2) * of_osl
-        return lognormal_tokens(self.isl, self.isl_cv, of_isl), lognormal_tokens(self.osl, self.osl_cv, of_osl)
+        return self.isl_at(of_isl), self.osl_at(of_osl)
+
+    def isl_at(self, normal: Floats) -> Floats:
+        """Whole input tokens at standard normal deviates; shape as given."""
+        return tokens_at(self.isl, self.isl_cv, self.isl_law, normal)
+
+    def osl_at(self, normal: Floats) -> Floats:
+        """Whole output tokens at standard normal deviates; shape as given."""
+        return tokens_at(self.osl, self.osl_cv, self.osl_law, normal)
 
     @property
     def fixed(self) -> bool:
         """True when every request has the same two lengths."""
         return self.isl_cv == 0 and self.osl_cv == 0
+
+
+def tokens_at(mean: float, cv: float, law: TokenLaw | None, normal: Floats) -> Floats:
+    """Whole tokens (at least 1) at standard normal deviates: of `law` stretched to `mean`, else lognormal."""
+    if law is None:
+        return lognormal_tokens(mean, cv, normal)
+    from scipy.special import ndtr  # as slow to import as all the rest, and only laws of their own need it
+
+    tokens = law.at(ndtr(normal))
+    return tokens if mean == law.mean else np.maximum(1.0, np.rint(tokens * (mean / law.mean)))
 
 
 def lognormal_tokens(mean: float, cv: float, normal: Floats) -> Floats:
@@ -287,6 +313,17 @@ class Prefix:
             raise ScenarioError(
                 f"prefix: tokens must be 0 or more and hit_rate from 0 to 1, got {self.tokens} and {self.hit_rate:g}"
             )
+
+    @property
+    def rounded(self) -> Prefix:
+        """With chances in tenths, for comparing what a server counts; nothing found is no prefix."""
+        return Prefix(self.tokens, max(round(self.hit_rate, 1), 0.1)) if self.tokens * self.hit_rate else Prefix()
+
+    @property
+    def label(self) -> str:
+        """After lengths, in words: ``, 512 shared (90 % cached)``; empty where nothing is found."""
+        found = self.tokens * self.hit_rate
+        return f", {self.tokens:,} shared ({self.hit_rate:.0%} cached)".replace("%", " %") if found else ""
 
 
 @dataclass(frozen=True, slots=True)

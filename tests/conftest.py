@@ -3,11 +3,75 @@
 from __future__ import annotations
 
 import os
+import sys
+import threading
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from pathlib import Path
 
+import pytest
 from hypothesis import settings
+from rich.console import Console
+
+from calibration.errors import ServerError
+from lab.reference.environment import TRITON, Recipe, ensure
+from lab.vllm.server import RECIPE
 
 settings.register_profile("unhurried", deadline=None)  # how long an example takes on a busy machine says nothing
 settings.register_profile("ci", settings.get_profile("unhurried"), derandomize=True, print_blob=True)
 settings.load_profile("unhurried")
 if os.environ.get("CI"):
     settings.load_profile("ci")
+
+# Container images often set this. The tests start hundreds of processes: unless bytecode is kept, each of them compiles
+# the program anew, and each worker every test file.
+os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
+sys.dont_write_bytecode = False
+
+
+HERE = Path(__file__).parent
+LONG = (HERE, HERE / "fuzz")
+"""Folders whose own files run blocks of documentation, examples, a wheel and a campaign: a minute and more each."""
+
+
+WAITING = tuple(HERE / "calibration" / name for name in ("test_size.py", "test_check.py", "test_adapt.py"))
+"""Files that measure servers whose times are long on purpose: minutes of waiting and little work."""
+SERVERS = {"triton": TRITON, "vllm": RECIPE}
+"""Markers of tests that start a server, and what the environment is made of that it runs in."""
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Long files come first, whole, so that no worker is left alone with one at the end of the run.
+
+    Those that wait for a server or a browser before those that run many programs: files of a worker overlap best so.
+    Then those that need a server's environment, which may be in the making until then.
+    """
+    kinds = {item.path: _kind(item) for item in items}
+    for item in items:
+        kinds[item.path] = min(kinds[item.path], _kind(item))
+    items.sort(key=lambda item: kinds[item.path])
+
+
+def _kind(item: pytest.Item) -> int:
+    if item.path in WAITING or item.get_closest_marker("browser"):
+        return 0
+    if item.path.parent in LONG:
+        return 1
+    return 2 if any(map(item.get_closest_marker, SERVERS)) else 3
+
+
+def pytest_collection_finish(session: pytest.Session) -> None:
+    """Of several workers the first makes the servers' environments beside its tests; on a new machine, two minutes."""
+    if os.environ.get("PYTEST_XDIST_WORKER") == "gw0":
+        wanted = [recipe for name, recipe in SERVERS.items() if any(map(_marked(name), session.items))]
+        threading.Thread(target=_make, args=(wanted,), daemon=True).start()
+
+
+def _marked(name: str) -> Callable[[pytest.Item], bool]:
+    return lambda item: item.get_closest_marker(name) is not None
+
+
+def _make(recipes: Sequence[Recipe]) -> None:
+    for recipe in recipes:
+        with suppress(ServerError):  # the tests that need it say so
+            ensure(console=Console(quiet=True), recipe=recipe)

@@ -75,7 +75,7 @@ def test_the_calibration_example_measures(tmp_path: Path) -> None:
 def test_the_notebook_runs_and_shows_what_it_printed(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Its cells one after the other; each that drew had drawn, and what was printed is printed again."""
+    """Its cells one after the other; each that shows a figure has drawn one, and what was printed is printed again."""
     monkeypatch.setenv("MPLBACKEND", "Agg")
     monkeypatch.syspath_prepend(str(EXAMPLES.parent))
     from matplotlib import pyplot
@@ -89,5 +89,4 @@ def test_the_notebook_runs_and_shows_what_it_printed(
         exec("".join(cell["source"]), names)
         kept = ["".join(output["text"]) for output in cell["outputs"] if output["output_type"] == "stream"]
         assert [text for text in [capsys.readouterr().out] if text] == kept
-        pictures = [output for output in cell["outputs"] if "image/png" in output.get("data", {})]
-        assert len(drawn) == len(pictures)
+        assert len(drawn) == "".join(cell["source"]).count("plt.show()")

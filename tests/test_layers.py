@@ -17,10 +17,16 @@ SCREEN = {"streamlit", "plotly", "altair"}
 NETWORK = {"tritonclient", "grpc", "requests", "httpx", "aiohttp", "urllib", "socket", "http", "sqlalchemy"}
 VALUES = {
     f"sizing.{name}"
-    for name in "points workload question errors numbers stats yaml_file lazy_group places extras".split()
+    for name in "points token_law workload question errors numbers stats yaml_file lazy_group places extras".split()
 }
-CHOOSES = {"calibration.adapt": {"sizing.analyses.next_level", "sizing.plans"}}
-"""An adaptive sweep asks sizing which level to measure next."""
+ASKS_SIZING = {
+    "calibration.adapt": {"sizing.analyses.next_level", "sizing.plans"},
+    "calibration.check": {"sizing.engine", "sizing.fitting.levels"},
+    "calibration.size": {f"sizing.{name}" for name in "planner text candidates plans analyses.next_level".split()}
+    | {f"sizing.cli.{name}" for name in "options plan shapes tables".split()},
+}
+"""An adaptive sweep asks sizing which level to measure next, a check how far two runs may differ by chance; `size` is a
+measurement with the planner's answer."""
 OFFERED_TO_UI = {
     f"calibration.{name}" for name in ("store", "store.work", "errors", "plan", "jobs", "incoming", "importers")
 }
@@ -70,7 +76,7 @@ def test_sizing_is_pure() -> None:
 def test_calibration_takes_only_values_from_sizing() -> None:
     for name, names in rooms("calibration"):
         assert not tops(names) & (SCREEN | {"ui", "app"}), name
-        assert {each for each in names if each in modules() and each.startswith("sizing.")} <= VALUES | CHOOSES.get(
+        assert {each for each in names if each in modules() and each.startswith("sizing.")} <= VALUES | ASKS_SIZING.get(
             name, set()
         ), name
 

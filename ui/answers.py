@@ -39,12 +39,12 @@ from sizing.analyses.daily import Daily, gpus_by_hour
 from sizing.analyses.existing import Existing, best_first
 from sizing.analyses.next_level import LevelChoice, Option, Stop, choose
 from sizing.analyses.relax import Relaxation, Together, relaxations, together
-from sizing.analyses.sensitivity import Sensitivity, sensitivities
-from sizing.candidates import Choice, Found, find
+from sizing.analyses.sensitivity import sensitivities
+from sizing.candidates import Choice, Found, find, law_of
 from sizing.edge import predict_at
 from sizing.errors import CatalogueError, FitError, SizingError, TimeLimitReached
 from sizing.explain import distance_from_sla
-from sizing.fitting import Fit, fit
+from sizing.fitting import Fit
 from sizing.fitting.result import CoveredRange
 from sizing.memory_use import Misfit, elsewhere, misfits
 from sizing.numbers import percent
@@ -95,7 +95,7 @@ def measured_points() -> Measured:
 
 
 def read_again() -> None:
-    """Make points just added to the store visible to the next question."""
+    """Make points just added to the store, accepted or discarded visible to the next question."""
     _measured.clear()
 
 
@@ -112,8 +112,7 @@ def _measured(database: str, folder: str) -> Measured:
         points += Store(database or None).points()
     except CalibrationError as error:
         problems.append(str(error))
-    digest = hashlib.sha256("\n".join(map(repr, points)).encode()).hexdigest()
-    return Measured(tuple(points), digest, tuple(problems))
+    return Measured(tuple(points), digest(points), tuple(problems))
 
 
 def outcome(scenario: Scenario) -> Outcome:
@@ -206,28 +205,22 @@ def _title(rejected: Sequence[Rejection]) -> str:
     return "No configuration meets this SLA"
 
 
-def answer_curve(scenario: Scenario, plan: Plan) -> LoadCurve:
-    """Latency against load of the answer's replicas."""
-    return _answer_curve(scenario.question, scenario.choice, points_for(scenario).digest, plan)
-
-
-@st.cache_data(max_entries=256, show_spinner=False)
-def _answer_curve(question: Question, choice: Choice, digest: str, _plan: Plan) -> LoadCurve:
-    return load_curve(_plan.question, _plan.answer)
-
-
-def fitted(deployment: Deployment) -> Fit | str:
-    """The law fitted to the points of one deployment, or why there is none."""
-    have = measured_points()
-    return _fitted(deployment, have.digest, have.points)
+def fitted(points: Sequence[Point]) -> Fit | str:
+    """The law fitted to points, all of one deployment, or why there is none."""
+    return _fitted(digest(points), points)
 
 
 @st.cache_resource(max_entries=64, show_spinner=False)
-def _fitted(deployment: Deployment, digest: str, _points: Sequence[Point]) -> Fit | str:
+def _fitted(digest: str, _points: Sequence[Point]) -> Fit | str:
     try:
-        return fit([point for point in _points if point.deployment == deployment])
+        return law_of(tuple(_points))
     except FitError as error:
         return str(error)
+
+
+def digest(points: Sequence[Point]) -> str:
+    """The same for the same points."""
+    return hashlib.sha256("\n".join(map(repr, points)).encode()).hexdigest()
 
 
 def model_names() -> list[str]:
@@ -273,11 +266,6 @@ def live(runs: Iterable[Run]) -> list[Run]:
     return [run for run in runs if run.state in LIVE]
 
 
-def forget_points() -> None:
-    """After points were accepted or discarded: every page queries the store again."""
-    read_again()
-
-
 @dataclass(frozen=True, slots=True)
 class FittedPoints:
     """The points of one deployment and the law fitted to them, or why there is none (`why`)."""
@@ -298,24 +286,10 @@ def trials(points: Sequence[Point]) -> list[FittedPoints]:
     found = []
     for deployment in dict.fromkeys(point.deployment for point in points):
         own = tuple(point for point in points if point.deployment == deployment)
-        law = _law(digest(own), own)
-        found.append(
-            FittedPoints(deployment, own, law) if isinstance(law, Fit) else FittedPoints(deployment, own, None, law)
-        )
+        law = fitted(own)
+        fit_and_why = (law, "") if isinstance(law, Fit) else (None, law)
+        found.append(FittedPoints(deployment, own, *fit_and_why))
     return found
-
-
-def digest(points: Sequence[Point]) -> str:
-    """The same for the same points."""
-    return hashlib.sha256("\n".join(map(repr, points)).encode()).hexdigest()
-
-
-@st.cache_resource(max_entries=64, show_spinner=False)
-def _law(digest: str, _points: tuple[Point, ...]) -> Fit | str:
-    try:
-        return fit(_points)
-    except FitError as error:
-        return str(error)
 
 
 def read(upload: Upload) -> tuple[Point, ...] | str:
@@ -348,21 +322,17 @@ def advice(scenario: Scenario, deployment: Deployment | None) -> Advice:
 @st.cache_data(max_entries=64, show_spinner=False)
 def _advice(scenario: Scenario, digest: str, _points: tuple[Point, ...]) -> Advice:
     measured = dict.fromkeys(point.lengths for point in _points if point.load_kind == "concurrency")
-    offered = dict.fromkeys([_tellable(scenario.lengths), *measured])
+    asked = replace(scenario.lengths, isl_law=None, osl_law=None)  # points know means and variations
+    offered = dict.fromkeys([asked, *measured])
     options = [Option(lengths, users, REQUESTS, limit_s=LEVEL_S) for lengths in offered for users in USERS]
     try:
         question = scenario.question
         found = choose(_points, options, question, budget_s=3600.0, guess_s=lambda option: LEVEL_S)
     except SizingError as error:
         return Advice(None, str(error))
-    return (
-        Advice(found.option, _why(found)) if isinstance(found, LevelChoice) else Advice(None, _stopped(found, question))
-    )
-
-
-def _tellable(lengths: Lengths) -> Lengths:
-    """The scenario's lengths as a run would measure them."""
-    return Lengths(lengths.isl, lengths.osl, lengths.isl_cv, lengths.osl_cv)
+    if isinstance(found, LevelChoice):
+        return Advice(found.option, _why(found))
+    return Advice(None, _stopped(found, question))
 
 
 def _why(choice: LevelChoice) -> str:
@@ -391,24 +361,23 @@ LENGTHS_AGREE = 0.02
 """Largest relative difference of mean lengths between a measured point and the scenario drawn together."""
 
 
-def points_of(scenario: Scenario) -> Measured:
-    """The points that the scenario's answers may use: none if it asks for estimates only."""
-    return measured_points() if scenario.use_points else Measured((), "", ())
+ANSWER = ""
+"""In place of a fleet's name: the plan's answer."""
 
 
 def curve(scenario: Scenario, name: str, fleet: Fleet) -> LoadCurve:
     """Latency against load of a replica of the fleet called `name`."""
-    return _curve(scenario, points_of(scenario).digest, name, fleet)
+    return _curve(scenario.question, scenario.choice, points_for(scenario).digest, name, fleet)
 
 
 @st.cache_data(max_entries=256, show_spinner=False)
-def _curve(scenario: Scenario, digest: str, name: str, _fleet: Fleet) -> LoadCurve:
-    return load_curve(scenario.question, _fleet)
+def _curve(question: Question, choice: Choice, digest: str, name: str, _fleet: Fleet) -> LoadCurve:
+    return load_curve(question, _fleet)
 
 
 def prediction(scenario: Scenario, name: str, fleet: Fleet, rate_per_s: float) -> Prediction:
     """Latencies if each of the fleet's working replicas gets this many requests/s, by formula."""
-    return _prediction(scenario, points_of(scenario).digest, name, fleet, rate_per_s)
+    return _prediction(scenario, points_for(scenario).digest, name, fleet, rate_per_s)
 
 
 @st.cache_data(max_entries=256, show_spinner=False)
@@ -418,7 +387,7 @@ def _prediction(scenario: Scenario, digest: str, name: str, _fleet: Fleet, rate_
 
 def sizes(scenario: Scenario, name: str, fleet: Fleet, low_per_s: float, high_per_s: float) -> FleetSizes:
     """GPUs of the fleet from one load to another."""
-    return _sizes(scenario, points_of(scenario).digest, name, fleet, low_per_s, high_per_s)
+    return _sizes(scenario, points_for(scenario).digest, name, fleet, low_per_s, high_per_s)
 
 
 @st.cache_data(max_entries=256, show_spinner=False)
@@ -430,7 +399,7 @@ def _sizes(
 
 def speeds(scenario: Scenario, plan: Plan | None) -> list[SpeedCurve]:
     """Every candidate of the scenario at rising load, including those that miss the SLA; none without a question."""
-    have = points_of(scenario)
+    have = points_for(scenario)
     return _speeds(scenario, have.digest, have.points, plan)
 
 
@@ -454,7 +423,7 @@ def _key(candidate: Candidate) -> tuple[str, str]:
 
 def lengths(scenario: Scenario, name: str, fleet: Fleet) -> tuple[LengthCell, ...]:
     """Requests/s per GPU of the fleet's configuration at other lengths."""
-    have = points_of(scenario)
+    have = points_for(scenario)
     return _lengths(scenario, have.digest, name, fleet, have.points)
 
 
@@ -479,8 +448,11 @@ def open_loop(scenario: Scenario, fleet: Fleet) -> list[Point]:
     """Points of the fleet's configuration measured at offered rates, at the scenario's lengths."""
     return [
         point
-        for point in points_of(scenario).points
-        if point.load_kind != "concurrency" and is_of(point, fleet.candidate) and same(point.lengths, scenario.lengths)
+        for point in points_for(scenario).points
+        if point.load_kind != "concurrency"
+        and is_of(point, fleet.candidate)
+        and same(point.lengths, scenario.lengths)
+        and point.prefix.rounded == scenario.prefix.rounded
     ]
 
 
@@ -499,8 +471,6 @@ def same(measured: Lengths, asked: Lengths) -> bool:
     )
     return agree and measured.fixed == asked.fixed
 
-
-# --- Configurations by name: for pick lists, tables and links, where names must be unique
 
 state = st.session_state
 
@@ -537,20 +507,6 @@ def pick_one(fleets: Sequence[Fleet]) -> tuple[str, Fleet]:
     return state[key], names[state[key]]
 
 
-def use_configuration(fleet: Fleet) -> None:
-    """Write GPU, TP and precision into the form: the scenario then has this configuration alone."""
-    candidate = fleet.candidate
-    state.update(gpus=[candidate.gpu], tps=[candidate.tp], precisions=[candidate.precision])
-
-
-def compare_all() -> None:
-    """Clear the form's choice of TP and precision."""
-    state.update(tps=[], precisions=[])
-
-
-# --- Queries of the Compare page to sizing, cached between visits and visitors
-
-
 def ranked(plan: Plan) -> dict[str, Fleet]:
     """Every fleet by name: the answer first, then fewest GPUs first, among equals the one with the most room."""
     rest = sorted(plan.fleets[1:], key=lambda fleet: (fleet.gpus, -room_share(fleet)))
@@ -564,7 +520,7 @@ def room_share(fleet: Fleet) -> float:
 
 def small_curves(scenario: Scenario, plan: Plan) -> dict[str, tuple[float, ...]]:
     """For each fleet of `ranked`, how the SLA is used up from no load to just beyond the capacity; 1 is the limit."""
-    return _small_curves(scenario, points_of(scenario).digest, plan)
+    return _small_curves(scenario, points_for(scenario).digest, plan)
 
 
 @st.cache_data(max_entries=256, show_spinner=False)
@@ -671,7 +627,8 @@ def report(
 
     `over_day`: with the GPUs of each hour of the scenario's day.
     """
-    found = _answered(scenario, over_day, outcome.plan) if outcome.plan else _refused(scenario, outcome)
+    digest = points_for(scenario).digest
+    found = _answered(scenario, digest, over_day, outcome.plan) if outcome.plan else _refused(scenario, outcome)
     gpus = outcome.plan.answer.gpus if outcome.plan else None
     made = dataclasses.replace(found, made_at=datetime.now(UTC).isoformat(timespec="seconds"))
     where = link_of(scenario, gpus, address, over_day)
@@ -692,21 +649,12 @@ def day_is_asked() -> bool:
     return asked
 
 
-def _answered(scenario: Scenario, over_day: bool, plan: Plan) -> Report:
-    digest = measured_points().digest if scenario.use_points else ""
-    return _of_plan(scenario, digest, over_day, plan)
-
-
 @st.cache_resource(max_entries=64, show_spinner=False)
-def _of_plan(scenario: Scenario, digest: str, over_day: bool, _plan: Plan) -> Report:
-    points = measured_points().points if scenario.use_points else ()
-    curve = answer_curve(scenario, _plan)
+def _answered(scenario: Scenario, digest: str, over_day: bool, _plan: Plan) -> Report:
     daily = day_of(scenario, _plan) if over_day else None
-    return report_of(_plan, curve, _sensitivities(_plan), NO_COVER, points, daily)
-
-
-def _sensitivities(plan: Plan) -> tuple[Sensitivity, ...]:
-    return sensitivities(plan.question, plan.answer)
+    found = sensitivities(_plan.question, _plan.answer)
+    load = curve(scenario, ANSWER, _plan.answer)
+    return report_of(_plan, load, found, NO_COVER, points_for(scenario).points, daily)
 
 
 def _refused(scenario: Scenario, outcome: Outcome) -> Report:

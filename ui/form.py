@@ -12,6 +12,7 @@ from typing import TypeVar
 import streamlit as st
 from streamlit.runtime.scriptrunner import get_script_run_ctx
 
+from sizing.errors import ScenarioError
 from sizing.numbers import significant
 from sizing.question import (
     ARRIVAL_CV,
@@ -26,14 +27,13 @@ from sizing.question import (
     VARIATION,
     Range,
 )
+from sizing.token_law import LOGNORMAL
 from sizing.workload import METRICS, PERCENTILES, ArrivalKind, Metric, Routing, metric_name
 from ui import answers, link
 from ui.scenario import OF_SERVER, PRESETS, Scenario
-from ui.values import fill, fill_limit, read
+from ui.values import fill, fill_law, fill_limit, read, read_law
 from ui.visit import fill_view, visit
 from ui.words import UNIT, sentence_case
-
-# --- The fields that are seldom changed, and the number input over a range that all fields of the form share
 
 state = st.session_state
 T = TypeVar("T")
@@ -51,7 +51,9 @@ ARRIVAL_NAMES: dict[ArrivalKind, str] = {
 }
 
 
-def number_field(label: str, allowed: Range, key: str, help_: str, step: float | None = None) -> None:
+def number_field(
+    label: str, allowed: Range, key: str, help_: str, step: float | None = None, *, disabled: bool = False
+) -> None:
     """A number input over a range, whole numbers where the value is one."""
     kind = type(state[key])
     st.number_input(
@@ -62,12 +64,15 @@ def number_field(label: str, allowed: Range, key: str, help_: str, step: float |
         format="%d" if kind is int else "%g",
         key=key,
         help=help_,
+        disabled=disabled,
         persist_state="session",
     )
 
 
 def more() -> None:
-    """Routing, arrivals, shared prefix, costs, servers, and whether measured points count."""
+    """Laws of lengths, routing, arrivals, shared prefix, costs, servers, and whether measured points count."""
+    for side, name, _ in LENGTHS:
+        _law(side, name)
     _choice("Routing", ROUTING_NAMES, "routing", ROUTING_HELP)
     _choice("Arrivals", ARRIVAL_NAMES, "arrivals", ARRIVALS_HELP)
     if state.arrivals == "gamma":
@@ -96,6 +101,59 @@ def _choice(label: str, names: Mapping[T, str], key: str, help_: str) -> None:
     st.selectbox(label, [*names], format_func=names.__getitem__, key=key, help=help_, persist_state="session")
 
 
+def _law(side: str, name: str) -> None:
+    """The law of a length: its kind, and its parameters in one line of text."""
+    key = f"{side}_law"
+    label = f"{name} lengths vary"
+    st.selectbox(
+        label,
+        [*LAW_NAMES],
+        format_func=LAW_NAMES.__getitem__,
+        key=key,
+        help=LAW_HELP,
+        on_change=_usual_law,
+        args=(side,),
+        persist_state="session",
+    )
+    if state[key] == LOGNORMAL:
+        return
+    st.text_input(
+        f"{name} lengths (tokens)",
+        key=f"{key}_text",
+        max_chars=link.LONGEST_LAW,
+        help=LAW_TEXT_HELP,
+        persist_state="session",
+    )
+    try:
+        read_law(side)
+    except ScenarioError as error:
+        st.error(f"{sentence_case(str(error))}. Until then they count as lognormal.")
+
+
+def _usual_law(side: str) -> None:
+    """A text to start from, about the mean that the form has."""
+    mean = int(state[side])
+    low, high = max(1, mean // 2), mean + mean // 2
+    state[f"{side}_law_text"] = {
+        "uniform": f"{low}-{high}",
+        "points": f"{low}@0.8,{max(3 * mean, low + 1)}@0.2",
+        "histogram": f"1-{mean}@60,{mean + 1}-{3 * mean}@30,{3 * mean + 1}-{6 * mean}@10",
+    }.get(state[f"{side}_law"], "")
+
+
+LAW_NAMES = {
+    LOGNORMAL: "Lognormal",
+    "uniform": "Uniform",
+    "points": "A few fixed lengths",
+    "histogram": "Histogram",
+}
+LAW_HELP = "Lognormal: by mean and variation above. The others say both by themselves."
+LAW_TEXT_HELP = (
+    "Uniform: 500-3500. A few fixed lengths, with the share of each: 200@0.8,4000@0.2. Histogram: ranges with counts, "
+    "1-500@10,501-2000@3; within a range all lengths are equally likely."
+)
+
+
 def _prefix() -> None:
     left, right = st.columns(2)
     share, hit = "Shared prefix (%)", "Found in cache (%)"
@@ -105,8 +163,8 @@ def _prefix() -> None:
         _percent(hit, "prefix_hit", HIT_HELP)
 
 
-def _percent(label: str, key: str, help_: str) -> None:
-    st.number_input(label, 0.0, 100.0, step=5.0, format="%g", key=key, help=help_, persist_state="session")
+def _percent(label: str, key: str, help_: str, most: float = 100.0) -> None:
+    st.number_input(label, 0.0, most, step=5.0, format="%g", key=key, help=help_, persist_state="session")
 
 
 PREFIX_HELP = "Share of the mean prompt: the system prompt or document that all requests start with. 0 = none."
@@ -179,20 +237,10 @@ def draw() -> Scenario:
         _load()
         _limits()
         left, right = st.columns(2)
-        most = HEADROOM.high * 100
-        left.number_input(
-            "Headroom (%)",
-            0.0,
-            most,
-            step=5.0,
-            format="%g",
-            key="headroom",
-            help=HEADROOM_HELP,
-            persist_state="session",
-        )
-        right.number_input(
-            "Spare replicas", 0, int(SPARE.high), step=1, key="spare", help=SPARE_HELP, persist_state="session"
-        )
+        with left:
+            _percent("Headroom (%)", "headroom", HEADROOM_HELP, HEADROOM.high * 100)
+        with right:
+            number_field("Spare replicas", SPARE, "spare", SPARE_HELP)
         with st.expander("More"):
             more()
     scenario = visit().scenario = read()
@@ -224,6 +272,8 @@ def _use_preset() -> None:
     preset, state.preset = PRESETS[state.preset], None
     for name in ("isl", "isl_cv", "osl", "osl_cv"):
         state[name] = getattr(preset, name)
+    for side in ("isl", "osl"):
+        fill_law(side, getattr(preset, f"{side}_law"))
     for metric in METRICS:
         fill_limit(metric, getattr(preset, metric))
 
@@ -261,12 +311,16 @@ def _load() -> None:
         number_field("Peak load (requests/s)", RATE, "rate_per_s", RATE_HELP)
         with st.popover("From users", help="Compute the load from the number of users."):
             _users()
+    held = read()
     for key, name, help_ in LENGTHS:
+        implied = getattr(held, f"{key}_law") is not None
+        if implied:
+            state[key], state[f"{key}_cv"] = getattr(held, key), getattr(held, f"{key}_cv")
         left, right = st.columns(2)
         with left:
-            number_field(f"{name} (tokens)", TOKENS, key, help_)
+            number_field(f"{name} (tokens)", TOKENS, key, help_, disabled=implied)
         with right:
-            number_field(f"{name} variation (CV)", VARIATION, f"{key}_cv", VARIATION_HELP, step=0.1)
+            number_field(f"{name} variation (CV)", VARIATION, f"{key}_cv", VARIATION_HELP, step=0.1, disabled=implied)
 
 
 LENGTHS = (
@@ -276,7 +330,8 @@ LENGTHS = (
 RATE_HELP = "Requests per second that the whole fleet must carry at the busiest time."
 VARIATION_HELP = (
     "Standard deviation divided by mean of the lengths: 0 = all equal, 1 = typical of chat. One request in "
-    "20 is then longer than 1.6 (CV 0.3), 2.1 (CV 0.6) or 2.8 times (CV 1) the mean; lengths are assumed lognormal."
+    "20 is then longer than 1.6 (CV 0.3), 2.1 (CV 0.6) or 2.8 times (CV 1) the mean. Lengths are lognormal unless the "
+    "settings under More give another law."
 )
 
 

@@ -15,6 +15,7 @@ from sizing.errors import ScenarioError
 from sizing.question import ARRIVAL_CV, ARRIVAL_SIZE, LIMIT_S, SHARE, Range
 from sizing.question import FIELDS as ASKED
 from sizing.question import Field as Asked
+from sizing.token_law import TokenLaw
 from sizing.workload import METRICS, Arrivals, Limit, Metric
 from ui.scenario import FLEET, OF_PEAK, OF_SERVER, TP, Scenario
 
@@ -31,6 +32,10 @@ MOST_LISTED = 50
 """Names or numbers of a list at most."""
 QUOTED = 60
 """Characters of a value quoted back in a warning, and of a limit or a law of arrivals at most."""
+
+
+LONGEST_LAW = 12_000
+"""Characters of a law of lengths at most."""
 
 
 class Unreadable(ValueError):
@@ -62,6 +67,8 @@ def text_of(value: Any) -> str:
             return f"p{value.percentile}:{value.limit_s!r}s"
         case Arrivals():
             return f"gamma:cv={value.cv!r}" if value.kind == "gamma" else str(value)
+        case TokenLaw():
+            return str(value)
         case str():
             return value
         case _:
@@ -145,6 +152,13 @@ def arrivals(text: str) -> Arrivals:
     if arrivals.kind == "batch" and arrivals.size not in ARRIVAL_SIZE:
         raise Unreadable(f"the size must be {ARRIVAL_SIZE}")
     return arrivals
+
+
+def law(text: str) -> TokenLaw | None:
+    """A law of lengths; None for the lognormal."""
+    if len(text) > LONGEST_LAW:
+        raise Unreadable(f"must be at most {LONGEST_LAW} characters")
+    return TokenLaw.parse(text)
 
 
 def day(text: str) -> tuple[float, ...]:
@@ -232,6 +246,9 @@ def from_query(query: Mapping[str, str]) -> tuple[Scenario, list[str]]:
         except (Unreadable, ScenarioError) as error:
             instead = text_of(getattr(default, field.name))
             problems.append(f"{key}={quoted(query[key])}: {error}. Used instead: {instead}.")
+    for side in ("isl", "osl"):
+        if (given := values.get(f"{side}_law")) is not None and side in query and values.get(side) != round(given.mean):
+            problems.append(f"{side}={quoted(query[side])}: {side}_law has another mean. Used instead: {given.mean:g}.")
     if absent:
         problems.append(f"Missing from the link, so defaults are used: {_several(absent)}.")
     return Scenario(**values), [*problems, *_beside(query)]
@@ -282,6 +299,7 @@ def _version(query: Mapping[str, str]) -> tuple[int, list[str]]:
     return int(VERSION), [f"v={quoted(version)}: this program reads links of versions {known}; check every value."]
 
 
+LAWS = ("isl_law", "osl_law")
 WHOLE = ("isl", "osl", "spare")
 """Numbers that the page takes whole, though a question need not."""
 
@@ -290,6 +308,8 @@ def _parse_of(field: Asked) -> Parse:
     """The reader of a field of the question."""
     if field.name in METRICS:
         return limit(field.name)
+    if field.name in LAWS:
+        return or_off(law)
     if field.range is not None:
         parse = number(field.range, whole=field.name in WHOLE)
         return or_off(parse) if field.optional else parse
@@ -297,7 +317,8 @@ def _parse_of(field: Asked) -> Parse:
 
 
 def _asked(*names: str) -> dict[str, Parameter]:
-    return {key: Parameter(ASKED[key].key, _parse_of(ASKED[key]), ASKED[key].since, key == "gap") for key in names}
+    later = ("gap", *LAWS)
+    return {key: Parameter(ASKED[key].key, _parse_of(ASKED[key]), ASKED[key].since, key in later) for key in names}
 
 
 FIELDS: dict[str, Parameter] = {
@@ -305,7 +326,9 @@ FIELDS: dict[str, Parameter] = {
     "gpu": Parameter("gpus", list_of(name)),
     "precision": Parameter("precisions", list_of(name)),
     "tp": Parameter("tps", list_of(number(TP, whole=True))),
-    **_asked("rate", "isl", "isl_cv", "osl", "osl_cv", *METRICS, "headroom", "spare", "routing", "arrivals", "price"),
+    **_asked(
+        "rate", "isl", "isl_cv", "osl", "osl_cv", *LAWS, *METRICS, "headroom", "spare", "routing", "arrivals", "price"
+    ),
     "points": Parameter("use_points", on_or_off),
     "prefix": Parameter("prefix_share", number(SHARE), since=2),
     "prefix_hit": Parameter("prefix_hit", number(SHARE), since=2),

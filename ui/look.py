@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import pandas as pd
 import streamlit as st
 
+from sizing.plans import Basis
 from ui.charts.base import CONFIG, DARK, LIGHT, Chart, Ink
+from ui.words import BASIS_HELP, BASIS_LOOK, plain
 
 CHOSEN_SEGMENT = """<style>
 [data-testid="stMain"] [data-variant="segmented_control"][data-selected="true"],
@@ -27,3 +30,23 @@ def ink() -> Ink:
 def show(chart: Chart, key: str) -> None:
     """Draw a chart with its alternative text."""
     st.plotly_chart(chart.figure, key=f"chart_{key}", config=CONFIG, alt=chart.alt)
+
+
+def data_behind(table: pd.DataFrame, alt: str) -> None:
+    """The numbers that charts draw, as a table in a fold below them."""
+    with st.expander("Data behind the charts"):
+        st.dataframe(table, hide_index=True, alt=alt)
+
+
+def basis_line(basis: Basis, words: str, why: str = "") -> st.delta_generator.DeltaGenerator:
+    """The badge of a basis, `why` in its help, and `words` beside it; the row, for what else is to stand in it."""
+    icon, colour = BASIS_LOOK[basis]
+    row = st.container(horizontal=True, vertical_alignment="center", gap="small")
+    row.badge(basis.capitalize(), icon=icon, color=colour, help=f"{BASIS_HELP[basis]} {plain(why)}".rstrip())
+    row.caption(plain(words), width="content")
+    return row
+
+
+def card(label: str, value: str, below: str, help_: str) -> None:
+    """A card with a plain line below its number."""
+    st.metric(label, value, below, delta_color="off", delta_arrow="off", border=True, help=help_)

@@ -7,6 +7,7 @@ from dataclasses import dataclass, fields
 from sizing.analyses.daily import HOURS
 from sizing.candidates import Choice
 from sizing.question import Question, Range
+from sizing.token_law import TokenLaw
 from sizing.workload import METRICS, Arrivals, Lengths, Limit, Metric, Prefix, Routing, Sla, Workload
 
 TP = Range(1, 1024, "GPUs")
@@ -41,10 +42,11 @@ class Scenario:
     """One question, as the form holds it. The defaults are the answer that the first screen opens on.
 
     Empty `precisions` or `tps` = any; empty `gpus` = those that were measured. Lengths in tokens, `isl_cv` and `osl_cv`
-    are standard deviation over mean. A limit that is None is not asked for. `headroom` is a share. `prefix_share`: of
-    the mean prompt that all requests have in common, found in the KV cache with chance `prefix_hit`. `peak_factor`: the
-    load over its mean, which costs per token are for. `gpus_per_server`: None = as the GPU comes. `fleet_gpus` is asked
-    about by the inverse question; `day` are 24 hourly loads from midnight, the busiest of which stands for the load.
+    are standard deviation over mean; `isl_law` and `osl_law`, which imply both, are laws other than lognormal. A limit
+    that is None is not asked for. `headroom` is a share. `prefix_share`: of the mean prompt that all requests have in
+    common, found in the KV cache with chance `prefix_hit`. `peak_factor`: the load over its mean, which costs per token
+    are for. `gpus_per_server`: None = as the GPU comes. `fleet_gpus` is asked about by the inverse question; `day` are
+    24 hourly loads from midnight, the busiest of which stands for the load.
     """
 
     model: str = "Qwen/Qwen3-32B"
@@ -72,11 +74,21 @@ class Scenario:
     gpus_per_server: int | None = None
     fleet_gpus: int = 16
     day: tuple[float, ...] = DAYS["Office hours"]
+    isl_law: TokenLaw | None = None
+    osl_law: TokenLaw | None = None
+
+    def __post_init__(self) -> None:
+        for side in ("isl", "osl"):
+            if (law := getattr(self, f"{side}_law")) is not None:
+                object.__setattr__(self, side, max(1, round(law.mean)))
+                object.__setattr__(self, f"{side}_cv", law.cv)
 
     @property
     def lengths(self) -> Lengths:
         """Tokens of the requests."""
-        return Lengths(self.isl, self.osl, self.isl_cv, self.osl_cv)
+        isl, osl = self.isl_law, self.osl_law
+        means = (self.isl if isl is None else isl.mean, self.osl if osl is None else osl.mean)
+        return Lengths(means[0], means[1], self.isl_cv, self.osl_cv, isl_law=isl, osl_law=osl)
 
     @property
     def choice(self) -> Choice:
@@ -130,6 +142,8 @@ class Preset:
     itl: Limit | None = None
     e2e: Limit | None = None
     gap: Limit | None = None
+    isl_law: None = None
+    osl_law: None = None
 
     def matches(self, scenario: Scenario) -> bool:
         """True while the scenario still has every value of the preset."""

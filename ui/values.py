@@ -6,7 +6,9 @@ from collections.abc import Sequence
 
 import streamlit as st
 
+from sizing.errors import ScenarioError
 from sizing.plans import Candidate
+from sizing.token_law import LOGNORMAL, TokenLaw
 from sizing.workload import METRICS, Arrivals, Limit, Metric
 from ui.scenario import USUAL, Scenario
 from ui.words import UNIT
@@ -35,9 +37,30 @@ def fill(scenario: Scenario) -> None:
         state.arrivals_cv = scenario.arrivals.cv
     if scenario.arrivals.kind == "batch":
         state.arrivals_size = scenario.arrivals.size
+    for side in ("isl", "osl"):
+        fill_law(side, getattr(scenario, f"{side}_law"))
     state.price = scenario.price_per_gpu_hour
     for metric in METRICS:
         fill_limit(metric, getattr(scenario, metric))
+
+
+def fill_law(side: str, law: TokenLaw | None) -> None:
+    """Write the law of a length, "isl" or "osl", into its row."""
+    state[f"{side}_law"] = LOGNORMAL if law is None else law.kind
+    state[f"{side}_law_text"] = "" if law is None else law.parameters
+
+
+def read_law(side: str) -> TokenLaw | None:
+    """The law that the row of a length holds, None for the lognormal; raises ScenarioError for a text that is none."""
+    kind = state[f"{side}_law"]
+    return None if kind == LOGNORMAL else TokenLaw.parse(f"{kind}:{state[f'{side}_law_text']}")
+
+
+def _law_or_none(side: str) -> TokenLaw | None:
+    try:
+        return read_law(side)
+    except ScenarioError:
+        return None  # the form says so under the text
 
 
 def fill_limit(metric: Metric, limit: Limit | None) -> None:
@@ -78,6 +101,8 @@ def read() -> Scenario:
         e2e=_read_limit("e2e"),
         arrivals=_read_arrivals(),
         price_per_gpu_hour=state.price,
+        isl_law=_law_or_none("isl"),
+        osl_law=_law_or_none("osl"),
     )
 
 

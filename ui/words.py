@@ -1,4 +1,4 @@
-"""Words on screen: text that markdown cannot bend, and the names of limits, bases and reasons."""
+"""Words of the page alone: text that markdown cannot bend, badges, and what stands where there is no plan to draw."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ import streamlit as st
 
 from sizing.numbers import milliseconds
 from sizing.plans import Basis, Fleet
+from sizing.text import BASES, LEFT_OUT, capital, counts
 from sizing.workload import Limit, Metric
 from ui.scenario import Scenario
 
@@ -17,11 +18,10 @@ if TYPE_CHECKING:
 
 MARKDOWN = re.compile(r"([\\`*_{}\[\]()<>#+\-.!|~$:&^=@/])")
 """Signs that Streamlit's markdown gives a meaning: emphasis, links, HTML, tables, LaTeX, icons and directives."""
-BASIS_HELP: dict[Basis, str] = {
-    "measured": "Your own run at exactly this point.",
-    "fitted": "From a law fitted to measured points, within the range that they cover.",
-    "extrapolated": "From a law fitted to measured points, outside the range that they cover. Measure before buying.",
-    "estimated": "Not measured: from a database of kernel timings. Measure before buying.",
+DOUBTFUL: tuple[Basis, ...] = ("extrapolated", "estimated", "what-if")
+BASIS_HELP = {
+    basis: f"{capital(meaning)}.{' Measure before buying.' if basis in DOUBTFUL else ''}"
+    for basis, meaning in BASES.items()
 }
 BASIS_LOOK: dict[Basis, tuple[str, Literal["green", "blue", "orange", "violet"]]] = {
     "measured": (":material/straighten:", "green"),
@@ -36,30 +36,12 @@ UNIT: dict[Metric, tuple[str, float]] = {
     "e2e": ("s", 1),
 }
 """Unit of a metric on screen, and how many of it make a second."""
-LEFT_OUT = {
-    "memory": "do not fit in memory",
-    "sla": "miss the SLA",
-    "no_data": "have no data",
-    "cost": "cannot win",
-    "too_few": "lack GPUs",
-}
-LEFT_OUT_ONE = {
-    "memory": "does not fit in memory",
-    "sla": "misses the SLA",
-    "no_data": "has no data",
-    "cost": "cannot win",
-    "too_few": "lacks GPUs",
-}
+sentence_case = capital
 
 
 def plain(text: str) -> str:
     """`text` as markdown that shows exactly its characters."""
     return MARKDOWN.sub(r"\\\1", text.replace("\n", " "))
-
-
-def sentence_case(text: str) -> str:
-    """`text` with a capital first letter, the rest as it is."""
-    return text[:1].upper() + text[1:]
 
 
 def limit_name(limit: Limit) -> str:
@@ -75,15 +57,13 @@ def room(value_s: float, limit: Limit) -> str:
 
 def gpus_band(fleet: Fleet) -> str:
     """The 90 % band of the GPU count, short enough for a table cell."""
-    if fleet.gpus_high is None:
-        return f"{fleet.gpus_low} or more"
-    return str(fleet.gpus) if fleet.gpus_low == fleet.gpus_high else f"{fleet.gpus_low} to {fleet.gpus_high}"
+    return counts(fleet.gpus_low, fleet.gpus_high)
 
 
 def counted(kinds: list[str]) -> str:
     """Reasons with their counts: "4 do not fit in memory, 1 misses the SLA"."""
     counts = {kind: kinds.count(kind) for kind in LEFT_OUT if kind in kinds}
-    return ", ".join(f"{n} {(LEFT_OUT_ONE if n == 1 else LEFT_OUT)[kind]}" for kind, n in counts.items())
+    return ", ".join(f"{n} {LEFT_OUT[kind][n > 1]}" for kind, n in counts.items())
 
 
 # --- What a page says when there is no plan to draw: one title, one sentence on what to do

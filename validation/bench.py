@@ -9,7 +9,7 @@ import platform
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import count
 from tempfile import TemporaryDirectory
 from time import perf_counter
@@ -28,9 +28,10 @@ from sizing.errors import SizingError
 from sizing.fitting import fit
 from sizing.numbers import significant
 from sizing.plans import Candidate, NoFeasiblePlan
+from sizing.points import Point
 from sizing.question import Question
 from sizing.queueing import predict
-from sizing.simulator import stable_rate_per_s
+from sizing.simulator import simulate, stable_rate_per_s
 from sizing.simulator.loops import run_stream
 from sizing.simulator.state import engine_of, idle_states, requests_of, work_space
 from sizing.workload import Lengths, Limit, Sla, Workload
@@ -43,6 +44,12 @@ LOAD = 0.8
 REQUESTS = 20_000
 TIMES = ("first_token_s", "done_s")
 NINE_LEVELS = Design(((128, 128), (1000, 1000), (4000, 500)), (1, 2, 4, 8, 16, 32, 64, 128, 256))
+TWO_MIXES = Design(((1000, 1000), (4000, 200)), (1, 4, 16, 64, 256))
+FIVE_MIXES = Design(
+    ((128, 128), (500, 200), (1000, 1000), (4000, 200), (200, 1000)), (1, 2, 4, 8, 16, 32, 64, 128, 192, 256)
+)
+SIXTEEN_LENGTHS = tuple(Lengths(isl, osl, 0.3, 0.3) for isl in (200, 500, 1500, 4000) for osl in (100, 200, 500, 1000))
+SEVEN_LOADS = (0.1, 0.2, 0.35, 0.5, 0.6, 0.7, 0.8)
 SLA = Sla(Limit("ttft", 95, 1.0), Limit("itl", 95, 0.03))
 MODEL = "Qwen/Qwen3-32B"
 PLAN = (
@@ -76,10 +83,51 @@ def figures() -> Iterator[Figure]:
     yield Figure("analytic_s", best_s(analytic, 10), "one prediction by formula", 0.015)
     points = calibrate(SERVER, NINE_LEVELS, True, np.random.default_rng(0))
     yield Figure("fit_s", best_s(lambda: fit(points, batching=SERVER.batching), 3), "three curves of 9 levels", 0.5)
+    yield from fits()
     yield Figure("plan_s", best_s(lambda: plan(20.0), 5), "one deployment, 20 requests/s", 0.5)
     yield Figure("plan_20000_s", best_s(lambda: plan(20_000.0), 3), "the same, 20,000 requests/s", 0.5)
     yield Figure("plan_all_s", plan_all_s(), f"every GPU, TP and precision of {MODEL}, caches empty", 3.0)
     yield Figure("fresh_process_s", fresh_process_s(), "a new Python answers a plan, compiled code on disk", 2.0)
+
+
+def fits() -> Iterator[Figure]:
+    """Fits of an engine of which nothing is known: batching rule and way to start are searched."""
+    rng = np.random.default_rng(0)
+    ten, fifty = (
+        [replace(point, batching="", max_batch_size=None) for point in calibrate(SERVER, design, True, rng)]
+        for design in (TWO_MIXES, FIVE_MIXES)
+    )
+    yield Figure("fit_10_s", best_s(lambda: fit(ten), 3), "two curves of 5 levels, engine unknown", 0.3)
+    yield Figure("fit_50_s", best_s(lambda: fit(fifty), 3), "five curves of 10 levels, engine unknown", 2.0)
+    offered = [offer(lengths, share, rng) for lengths in SIXTEEN_LENGTHS for share in SEVEN_LOADS]
+    what = f"{len(offered)} open-loop points of {len(SIXTEEN_LENGTHS)} lengths, engine unknown"
+    yield Figure("fit_open_s", best_s(lambda: fit(offered, open_loop=True), 1), what, 8.0)
+
+
+def offer(lengths: Lengths, share: float, rng: np.random.Generator) -> Point:
+    """A level of Poisson arrivals at a share of the load that can be carried, each figure off by 2 % of its own."""
+    workload = Workload(lengths, share * stable_rate_per_s(SERVER, lengths))
+    run = simulate(SERVER, workload, requests=1000, seed=int(rng.integers(10**6)))
+    luck = np.exp(0.02 * rng.standard_normal(5))
+    return Point(
+        model="synthetic",
+        precision="bf16",
+        gpu="synthetic",
+        tp=1,
+        isl=lengths.isl,
+        osl=lengths.osl,
+        isl_cv=lengths.isl_cv,
+        osl_cv=lengths.osl_cv,
+        load_kind="poisson_rate",
+        load_value=workload.rate_per_s,
+        requests=1000,
+        requests_per_s=run.requests_per_s,
+        ttft_mean_s=float(run.ttft_s.mean() * luck[0]),
+        ttft_p50_s=float(np.median(run.ttft_s) * luck[1]),
+        ttft_p95_s=float(np.percentile(run.ttft_s, 95) * luck[2]),
+        itl_mean_s=float(np.nanmean(run.itl_s) * luck[3]),
+        e2e_mean_s=float(run.e2e_s.mean() * luck[4]),
+    )
 
 
 def best_s(work: Callable[[], object], runs: int) -> float:

@@ -9,7 +9,7 @@
     op-stats        --op_stats_csv of the TensorRT-LLM backend's clients
 
 Where a file has its single requests, and all of them, points are computed from these by our own definitions; otherwise
-they are the tool's figures, with what is different about them in the notes. Prompts, answers and keys are never kept.
+they are the tool's figures, and the notes say what is different about them. Prompts, answers and keys are never kept.
 """
 
 from __future__ import annotations
@@ -34,10 +34,10 @@ def read_measurements(
 ) -> list[Measurement]:
     """The load levels in the file at `path`, with their request logs where it holds single requests.
 
-    `kind`, one of KINDS, is told from the content if None. `deployment` says what the file leaves out, by the names of
-    `reading.KnownFacts` (model, precision, gpu, tp, ..., isl, osl, concurrency, rate, arrivals), and overrides it.
+    `kind`, one of KINDS, is detected from the content if None. `deployment` says what the file leaves out, by the names
+    of `reading.KnownFacts` (model, precision, gpu, tp, ..., isl, osl, concurrency, rate, arrivals), and overrides it.
 
-    Raises FileError, one line naming file and key, the flag that is still to be given, or that there are more than
+    Raises FileError, one line naming file and key, the flag that is missing, or that there are more than
     `most` levels in the file.
     """
     return measurements(read_content(path), kind, known(deployment or {}), most)

@@ -18,7 +18,6 @@ from calibration.importers.points import (
     measurement_of_summary,
 )
 from calibration.importers.reading import (
-    RATE_KINDS,
     Count,
     CsvFile,
     Edge,
@@ -39,6 +38,7 @@ from calibration.importers.reading import (
     iso_time,
     scale_to_s,
 )
+from calibration.plan import RATE_KINDS
 from calibration.records import Measurement
 
 
@@ -95,7 +95,7 @@ def recognises(value: Object) -> bool:
 
 
 def recognises_csv(file: CsvFile) -> bool:
-    """Whether a CSV is AIPerf's: it has the sum second to the maximum, which GenAI-Perf's has not."""
+    """Whether a CSV is AIPerf's: its header has a sum after the maximum, unlike GenAI-Perf's."""
     return file.rows[0][:5] == ("Metric", "avg", "min", "max", "sum")
 
 
@@ -109,7 +109,7 @@ def read_json(file: JsonFile, known: KnownFacts) -> list[Measurement]:
 
 
 def read_csv(file: CsvFile, known: KnownFacts) -> list[Measurement]:
-    """The one level of the file; load and model are the caller's to say. Raises FileError naming line and column."""
+    """The one level of the file; the caller gives load and model. Raises FileError naming line and column."""
     found = metric_tables.metrics(metric_tables.csv_table(file), file.name)
     return [_measurement(found, file.name, known, load=None, model=None, origin=Origin())]
 
@@ -169,8 +169,6 @@ def _of_phase(phase: Phase, name: str) -> Offered | None:
         "give --concurrency N or --rate R"
     )
 
-
-# --- AIPerf's single requests: profile_export.jsonl, one request a line
 
 NS = 1e-9
 UNEVEN = "tokens of each response are not in the file: shared evenly between a request's responses"

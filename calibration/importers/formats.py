@@ -1,4 +1,4 @@
-"""Which formats can be imported, and how a file's format is told from what is in it."""
+"""The formats that can be imported, and how a file's format is recognised from its content."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ Read = TypeVar("Read")
 
 
 class Format(NamedTuple, Generic[Looked, Read]):
-    """A format: whether a content is of it, and how that is read."""
+    """A format: how to recognise a file's content and how to read it."""
 
     kind: Kind
     recognises: Callable[[Looked], bool]
@@ -51,7 +51,7 @@ CSV_FORMATS: tuple[Format[CsvFile, CsvFile], ...] = (
 
 
 def measurements(content: Content, kind: str | None, known: KnownFacts, most: int) -> list[Measurement]:
-    """What the content measures, at most `most` levels; `kind`, if given, is what it must be.
+    """The measurements in the content, at most `most` levels; `kind`, if given, is the format it must have.
 
     Raises FileError if it is of no known kind, of another kind than `kind`, or faulty.
     """
@@ -67,7 +67,7 @@ def measurements(content: Content, kind: str | None, known: KnownFacts, most: in
 
 
 def _levels(content: Content) -> int:
-    """How many load levels the content may hold, at most: rows of a table, entries of the lists of levels."""
+    """An upper bound on its load levels: rows of a table, entries of the lists of levels."""
     if isinstance(content, CsvFile):
         return len(content.rows) - 1
     if isinstance(content, JsonLines):

@@ -58,7 +58,7 @@ def recognises(value: Object) -> bool:
 
 
 def recognises_csv(file: CsvFile) -> bool:
-    """Whether a CSV is GenAI-Perf's: percentiles fall from the left to the right."""
+    """Whether a CSV is GenAI-Perf's: its percentiles are in descending order."""
     return file.rows[0][:5] == ("Metric", "avg", "min", "max", "p99")
 
 
@@ -77,7 +77,7 @@ def read_json(file: JsonFile, known: KnownFacts) -> list[Measurement]:
 
 
 def read_csv(file: CsvFile, known: KnownFacts) -> list[Measurement]:
-    """The one level of the file; load and model are the caller's to say. Raises FileError naming line and column."""
+    """The one level of the file; the caller gives load and model. Raises FileError naming line and column."""
     found = metric_tables.metrics(metric_tables.csv_table(file), file.name)
     return [_measurement(found, file.name, known, None, None, triton=True)]
 

@@ -52,7 +52,7 @@ class Strategy(Edge):
 
 
 class Holder(Edge):
-    """Where the strategy is found: `config` from 0.4 on, `scheduler` and `args` before."""
+    """The part that holds the strategy: `config` from 0.4 on, `scheduler` and `args` before."""
 
     strategy: Strategy | None = None
 
@@ -76,18 +76,17 @@ class Distribution(Edge):
     def times(self, scale: float = MS) -> Times:
         """In seconds, from values that are `scale` seconds each."""
         tail = self.percentiles
-        values = (self.mean, *((tail.p50, tail.p90, tail.p95, tail.p99) if tail else ()))
-        return Times(*(value * scale for value in values))
+        return Times.of((self.mean, *((tail.p50, tail.p90, tail.p95, tail.p99) if tail else ())), scale)
 
 
 class Statuses(Edge):
-    """A metric over the requests that went well."""
+    """A metric over the successful requests."""
 
     successful: Distribution | None = None
 
 
 class Totals(Edge):
-    """Numbers of requests by how they went."""
+    """Numbers of requests by outcome."""
 
     successful: Count
     errored: Count = 0
@@ -144,7 +143,7 @@ class GuidellmRequest(Edge):
 
 
 class GuidellmRequests(Edge):
-    """Requests by how they went."""
+    """Requests by outcome."""
 
     successful: Many[GuidellmRequest] = Field(default_factory=list)
     errored: Many[GuidellmRequest] = Field(default_factory=list)
@@ -280,7 +279,7 @@ def _load(benchmark: Benchmark, where: str, known: KnownFacts) -> Offered | None
 
 
 def offered(strategy: Strategy, in_flight: Statuses | None = None) -> Offered | None:
-    """The load level of a strategy; `throughput` without a limit holds as many as were in flight on average."""
+    """The load level of a strategy; `throughput` without a limit counts as the mean number in flight."""
     if strategy.type_ == "synchronous":
         return Offered("concurrency", 1.0)
     if strategy.type_ in ("concurrent", "throughput") and (strategy.streams or strategy.max_concurrency):

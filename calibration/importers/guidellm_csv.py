@@ -97,8 +97,8 @@ def _times(cells: Cells, metric: tuple[str, str], scale: float, where: str) -> T
     if len(listed) != PERCENTILES:
         return Times(mean * scale)
     column = f"{where}, column {' / '.join((*metric, 'Percentiles'))!r}"
-    p90, p95, p99 = (number(listed[place].strip(), column) * scale for place in (7, 8, 9))
-    return Times(mean * scale, _value(cells, (*metric, "Median"), where) * scale, p90, p95, p99)
+    tail = (number(listed[place].strip(), column) for place in (7, 8, 9))
+    return Times.of((mean, _value(cells, (*metric, "Median"), where), *tail), scale)
 
 
 def _load(cells: Cells, where: str) -> Offered | None:

@@ -1,8 +1,8 @@
 """The metric tables that AIPerf and GenAI-Perf share: one entry a metric, in JSON or as two blocks of CSV.
 
 ITL is (E2E - TTFT)/(OSL - 1), one value a request, as ours; TTFT starts at the sending. AIPerf ends E2E at the last
-response with content, GenAI-Perf on Triton at the empty final one. Requests/s counts from the first request to the last
-answer. Tables of GPU telemetry, which both tools append to their CSV, are left out.
+response with content, GenAI-Perf on Triton at the empty final one. Requests/s covers the time from the first request
+to the last answer. Tables of GPU telemetry, which both tools append to their CSV, are ignored.
 """
 
 from __future__ import annotations
@@ -36,9 +36,7 @@ class Metric(Edge):
 
     def times(self, where: str) -> Times:
         """As latencies in seconds. Raises FileError if the unit is not one of time."""
-        scale = scale_to_s(self.unit, where)
-        values = (self.avg, self.p50, self.p90, self.p95, self.p99)
-        return Times(*(None if value is None else value * scale for value in values))
+        return Times.of((self.avg, self.p50, self.p90, self.p95, self.p99), scale_to_s(self.unit, where))
 
     @property
     def variation(self) -> float:
@@ -125,9 +123,9 @@ def _tokens_per_chunk(found: Metrics, requests: int | None) -> float | None:
 
 
 def due(summary: ImportedSummary, found: Metrics, where: str) -> ImportedSummary:
-    """An open loop's latencies counted from when requests were due, as far as the metrics tell.
+    """An open loop's latencies counted from when requests were due, as far as the metrics allow.
 
-    AIPerf has E2E from then (``effective_latency``); of TTFT only the mean can be had, by adding the mean lateness.
+    AIPerf has E2E from then (``effective_latency``); for TTFT only the mean can be had, by adding the mean lateness.
     """
     late = found.credit_to_start_latency
     if late is None:
@@ -184,5 +182,5 @@ def _values(header: tuple[str, ...], row: tuple[str, ...], where: str) -> Mappin
 
 
 def _number(cell: str, where: str) -> float:
-    """GenAI-Perf parts thousands by commas."""
+    """GenAI-Perf separates thousands with commas."""
     return number(cell.replace(",", "") if _THOUSANDS.fullmatch(cell) else cell, where)

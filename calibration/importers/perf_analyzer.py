@@ -92,10 +92,8 @@ def _mean_e2e_us(cells: dict[str, str], where: str) -> tuple[float, str]:
 
 
 def _e2e(cells: dict[str, str], mean_us: float, where: str) -> Times:
-    tail = [
-        _value(cells, f"p{q} latency", where) * US if cells.get(f"p{q} latency") else None for q in (50, 90, 95, 99)
-    ]
-    return Times(mean_us * US, *tail)
+    names = [f"p{q} latency" for q in (50, 90, 95, 99)]
+    return Times.of([mean_us, *(_value(cells, name, where) if cells.get(name) else None for name in names)], US)
 
 
 def _server(cells: dict[str, str], where: str) -> dict[str, float]:

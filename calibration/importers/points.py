@@ -1,14 +1,14 @@
-"""A point by our own definitions from another tool's single requests: the log as columns, and the window of full load.
+"""A point by our own definitions from another tool's file: from its single requests, or else from its summary.
 
-Tools count from the first request to the last answer. Here the start ends when every request of the first wave, those
-sent before anything was answered, has been answered; the window closes when the load lets go: at the first answer after
-the last sending in a closed loop, at the last arrival in an open one.
+Tools count from the first request to the last answer. Here the window opens when every request of the first
+wave, those sent before anything was answered, has been answered, and closes when the load is no longer full: at the
+first answer after the last request was sent in a closed loop, at the last arrival in an open one.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 import numpy as np
@@ -24,11 +24,10 @@ from sizing.numbers import Floats
 from sizing.points import Point, Verdict
 from sizing.workload import Lengths
 
-# --- A point from what a file says of a whole run: the tool's own figures, where single requests are unknown
+# --- A point from a file's summary of a whole run: the tool's own figures, where single requests are unknown
 #
-# Where a tool means something else by a word, its importer converts it or leaves it out; what is left different is
-# said in the point's notes. Every tool's rate is requests over the whole run, the starting and the draining of it
-# included.
+# Where a tool defines a metric differently, its importer converts it or leaves it out; the point's notes state what
+# still differs. Every tool's rate is requests over the whole run, start and drain included.
 
 SHORTFALL = 0.02
 LATE_SHARE_OF_TTFT = 0.05
@@ -42,7 +41,7 @@ _POINTS = TypeAdapter(Point)
 
 @dataclass(frozen=True, slots=True)
 class Times:
-    """Mean and percentiles of a latency over requests, in seconds; None where the file does not say them."""
+    """Mean and percentiles of a latency over requests, in seconds; None where the file lacks them."""
 
     mean_s: float | None = None
     p50_s: float | None = None
@@ -61,6 +60,11 @@ class Times:
         tail = {f"{metric}_p{q}_s": value for q, value in self.percentiles.items() if q in chosen}
         return {f"{metric}_mean_s": self.mean_s, **tail}
 
+    @classmethod
+    def of(cls, values: Iterable[float | None], unit_s: float) -> Times:
+        """From mean, p50, p90, p95 and p99, as far as they are given, in units of `unit_s` seconds."""
+        return cls(*(None if value is None else value * unit_s for value in values))
+
     def later(self, by_s: float) -> Times:
         """Counted from `by_s` seconds earlier on average: the mean is known then, percentiles no longer are."""
         return Times(None if self.mean_s is None else self.mean_s + by_s)
@@ -68,10 +72,10 @@ class Times:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ImportedSummary:
-    """One load level as a tool sums it up. Times in seconds, rates per second; None where the file does not say it.
+    """One load level as a tool summarises it. Times in seconds, rates per second; None where the file lacks a figure.
 
-    `late_mean_s` is by how much requests were sent after they were due, on average. `tokens_per_chunk` is how many
-    output tokens came in one response.
+    `late_mean_s` is the mean delay between a request's due time and its sending, `tokens_per_chunk` the mean number of
+    output tokens in a response.
     """
 
     source: str
@@ -106,7 +110,7 @@ class ImportedSummary:
 
     @property
     def chosen(self) -> list[int]:
-        """The percentiles that there are enough requests for; all of them where their number is unknown."""
+        """The percentiles for which there are enough requests; all of them where the number of requests is unknown."""
         return list(PERCENTILES) if self.requests is None else told(PERCENTILES, self.requests)
 
 
@@ -176,7 +180,7 @@ def _on_percentiles(summary: ImportedSummary) -> list[str]:
 
 
 def _verdict(summary: ImportedSummary, load: Offered) -> Verdict:
-    """What speaks against the point, as far as a summary can tell; "" where nothing does: it is not proven steady."""
+    """What a summary shows to be wrong with the point; "" where it shows nothing, which does not prove it steady."""
     errors = summary.errors or 0
     if errors > ERROR_SHARE * (errors + (summary.requests or 0)):
         return "errors"
@@ -202,11 +206,6 @@ def _open_loop_verdict(summary: ImportedSummary, load: Offered) -> Verdict:
     by_chance = 3 * math.sqrt(summary.requests)
     return "overloaded" if lacking > SHORTFALL * summary.requests + by_chance else ""
 
-
-#
-# Tools count from the first request to the last answer. Here the start ends when every request of the first wave,
-# those sent before anything was answered, has been answered; the window closes when the load lets go: at the first
-# answer after the last sending in a closed loop, at the last arrival in an open one.
 
 CHUNK_LIMIT = 8_000_000
 """Tokens of a file: a dozen arrays of so many are in memory at once."""

@@ -1,8 +1,8 @@
 """perf_analyzer's `--profile-export-file`: single requests with the time of each response; Triton and OpenAI servers.
 
 Triton's empty responses, at the start or as the final one, are no tokens and are stripped here. Tokens are counted by
-the server where the file holds their ids or the usage: an answer of another length than was asked for voids the point.
-With texts only, each response with text counts as one token, unless the caller says the length that was forced.
+the server where the file holds their ids or the usage: an answer of another length than requested voids the point.
+With texts only, each response with text counts as one token, unless the caller gives the forced length.
 """
 
 from __future__ import annotations
@@ -110,7 +110,7 @@ def _load(level: ExportedLevel, where: str) -> Offered:
 
 
 class Answer(NamedTuple):
-    """A request as the file has it, times in seconds: `tokens` is 0 where nothing counts them, `asked` 0 if unknown."""
+    """A request in the file, times in seconds: `tokens` is 0 where nothing counts them, `asked` 0 if unknown."""
 
     sent_s: float
     over_s: float
@@ -161,7 +161,7 @@ def _seen(answer: Answer, known: KnownFacts) -> SeenRequests:
 
 
 def _notes(answers: Sequence[Answer], known: KnownFacts) -> tuple[str, ...]:
-    """How tokens were counted, where the server does not say it of every answer."""
+    """How tokens were counted, where the server does not count them for every answer."""
     uncounted = [answer for answer in answers if answer.chunk_s and not answer.tokens]
     if not uncounted:
         return ()

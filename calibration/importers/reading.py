@@ -1,4 +1,4 @@
-"""What a benchmark tool's file holds, parsed with limits: one JSON object, JSON lines, or a CSV table."""
+"""The content of a benchmark tool's file, parsed within limits: one JSON object, JSON lines, or a CSV table."""
 
 from __future__ import annotations
 
@@ -17,17 +17,18 @@ from typing import Annotated, Any, Literal, NamedTuple, TypeVar
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from calibration.errors import FileError
+from calibration.plan import RATE_KINDS
 from sizing import errors
 from sizing.points import Deployment, LoadKind
 
 LIMIT_BYTES = 100_000_000
 NUMBER_TEXT_LIMIT = 4000
-"""Digits of a whole number in a file beyond which it cannot mean anything."""
+"""Most digits of a whole number: a longer one is not data."""
 MOST_LINES = 250_000
-"""Of a table, or of single requests: a hundred MB of real ones are fewer."""
+"""Rows of a table, or single requests: 100 MB of real data hold fewer."""
 MOST_CELLS = 10_000
 MOST_PARTS = 4_000_000
-"""Lists and objects in a JSON file: an empty one takes three bytes there and twenty times that in memory."""
+"""Lists and objects in a JSON file: an empty one takes three bytes in the file and sixty in memory."""
 Row = tuple[str, ...]
 Object = dict[str, Any]
 
@@ -116,7 +117,7 @@ def _numbered(lines: list[str]) -> list[tuple[int, str]]:
 
 
 def _complete_object(line: str, name: str) -> Object | None:
-    """The object that the first line is by itself, None where an object only begins there."""
+    """The object on the first line, None where the object does not end there."""
     if not line.rstrip().endswith("}"):
         return None
     try:
@@ -190,7 +191,7 @@ Tokens = Annotated[int, Field(ge=0, le=10**7)]
 Nanoseconds = Annotated[int, Field(ge=0, le=2**63 - 1)]
 Item = TypeVar("Item")
 Many = Annotated[list[Item], Field(fail_fast=True)]
-"""A list that is given up at its first fault: one error for each of millions of entries would fill the memory."""
+"""A list whose validation stops at the first fault: an error for each of millions of entries would fill the memory."""
 _ERROR_NAME = re.compile(r"[A-Za-z_]{0,40}(?:Error|Exception|Timeout)\b")
 _SCALE_TO_S = {"s": 1.0, "sec": 1.0, "seconds": 1.0, "ms": 1e-3, "us": 1e-6, "ns": 1e-9}
 
@@ -292,16 +293,9 @@ def only(values: Mapping[str, Any]) -> dict[str, Any]:
     return {name: value for name, value in values.items() if value is not None}
 
 
-# --- What the caller says of an imported measurement: the deployment, and whatever else the file leaves out
-
 Text = Annotated[str, Field(min_length=1, max_length=200)]
 Whole = Annotated[int, Field(ge=1, le=10**6)]
 ArrivalsName = Literal["constant", "poisson", "gamma"]
-RATE_KINDS: Mapping[str, LoadKind] = {
-    "constant": "constant_rate",
-    "poisson": "poisson_rate",
-    "gamma": "gamma_rate",
-}
 
 
 class Offered(NamedTuple):
@@ -317,9 +311,9 @@ class Offered(NamedTuple):
 
 
 class KnownFacts(BaseModel):
-    """What the caller knows, each value also a flag of the command line: `max_batch_size` is ``--max-batch-size``.
+    """What the caller knows; each value is also a command-line flag: `max_batch_size` is ``--max-batch-size``.
 
-    A value given here goes before what the file says. `isl` and `osl` are mean tokens a request; `concurrency` is users
+    A value given here overrides the file. `isl` and `osl` are mean tokens a request; `concurrency` is users
     of a closed loop, `rate` requests/s of an open one, whose intervals follow `arrivals`.
     """
 
@@ -391,7 +385,7 @@ class KnownFacts(BaseModel):
 
 
 def known(values: Mapping[str, object]) -> KnownFacts:
-    """The caller's values, None meaning unknown, texts made harmless. Raises FileError naming the flag at fault."""
+    """The values that are not None, texts without control characters. Raises FileError naming the flag at fault."""
     said = {
         key: clean(value, len(value)) if isinstance(value, str) else value
         for key, value in values.items()

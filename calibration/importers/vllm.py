@@ -1,7 +1,7 @@
 """vLLM's `bench serve --save-result`, with single requests where `--save-detailed` was given.
 
 TPOT there is our ITL, (E2E - TTFT)/(OSL - 1); its ITL is the gap between chunks and never ours. TTFT starts when a
-place among `max_concurrency` requests was free: ``queue_times`` is what came before.
+place among the `max_concurrency` requests is free: ``queue_times`` is the wait before that.
 """
 
 from __future__ import annotations
@@ -87,8 +87,7 @@ class VllmLatencies(Edge):
     def times(self) -> Times:
         """In seconds."""
         middle = self.median if self.p50 is None else self.p50
-        values = (self.mean, middle, self.p90, self.p95, self.p99)
-        return Times(*(None if value is None else value * MS for value in values))
+        return Times.of((self.mean, middle, self.p90, self.p95, self.p99), MS)
 
 
 class Details(Edge):
@@ -120,7 +119,7 @@ def read(file: JsonFile, known: KnownFacts) -> list[Measurement]:
 
 
 def _details(file: JsonFile) -> Details | None:
-    """The lists, None where they or, in older files, the start times are missing."""
+    """The per-request lists; None where they or, in older files, the start times are missing."""
     if any(not isinstance(file.value.get(key), list) for key in ("start_times", "ttfts", "itls", "input_lens")):
         return None
     details = checked(Details, file.value, file.name)

@@ -1,11 +1,13 @@
 """What a model takes and gives: requests are built, and tokens counted, by what its config declares.
 
-Names are those of the TensorRT-LLM backend (ensemble, `tensorrt_llm`, `tensorrt_llm_bls`, in all its releases) unless
-the plan maps others; the same values go out as gRPC messages and as the JSON of `generate_stream`.
+Names are those of the TensorRT-LLM backend (ensemble, `tensorrt_llm`, `tensorrt_llm_bls`, in all its releases, and its
+LLM API) and of the vLLM backend unless the plan maps others; the same values go out as gRPC messages and as the JSON of
+`generate_stream`.
 """
 
 from __future__ import annotations
 
+import json
 import math
 import struct
 from collections.abc import Mapping
@@ -19,12 +21,16 @@ from calibration.errors import ServerError
 from calibration.plan import TensorNames
 from calibration.requests.source import PromptRequest
 
-CountedBy = Literal["output_ids", "sequence_length", "output_log_probs", "responses"]
+CountedBy = Literal["output_ids", "sequence_length", "num_output_tokens", "output_log_probs", "responses"]
 Value = str | bool | int | float | tuple[int, ...]
 NO_END_ID = -1
 MOST_TOKENS = 2**31 - 1
 LENGTH_NAMES = ("max_tokens", "request_output_len", "sampling_param_max_tokens")
 MINIMUM_NAMES = ("min_tokens", "min_length")
+SUMMED = ("sequence_length", "num_output_tokens")
+"""Outputs that say how many tokens a response has."""
+OF_VLLM = "sampling_parameters"
+"""The input of the vLLM backend that takes the length, with all else, as JSON."""
 _DTYPES: dict[str, Any] = {
     "BOOL": np.bool_,
     "INT8": np.int8,
@@ -98,10 +104,11 @@ class Contract:
         """The output from which tokens are counted: the server's own token ids if it gives them."""
         if self.ids_name in self.outputs:
             return "output_ids"
-        for name in ("sequence_length", "output_log_probs"):
-            if name in self.outputs:
-                return name
-        return "responses"
+        if OF_VLLM in self.inputs and "num_output_tokens" in self.outputs:
+            return "num_output_tokens"
+        if "sequence_length" in self.outputs:
+            return "sequence_length"
+        return "output_log_probs" if "output_log_probs" in self.outputs else "responses"
 
     @property
     def takes_token_ids(self) -> bool:
@@ -113,7 +120,7 @@ class Contract:
     @property
     def forces_osl(self) -> bool:
         """True if the model can be told how many tokens to answer with."""
-        return any(name in self.inputs for name in self._length_names())
+        return any(name in self.inputs for name in (*self._length_names(), OF_VLLM))
 
     @property
     def exact(self) -> bool:
@@ -180,7 +187,7 @@ class Contract:
         if self.counted_by == "responses":
             return int(bool(found))
         numbers = found if isinstance(found, list) else [] if found is None else [found]
-        return sum(map(_whole, numbers)) if self.counted_by == "sequence_length" else len(numbers)
+        return sum(map(_whole, numbers)) if self.counted_by in SUMMED else len(numbers)
 
     def check(self) -> None:
         """Raises ServerError if the plan names tensors that the model has not, or no prompt can be given to it."""
@@ -225,6 +232,9 @@ class Contract:
         ending: dict[str, Value] = {
             "end_id": NO_END_ID,
             "exclude_input_in_output": True,
+            "sampling_param_exclude_input_from_output": True,
+            "return_num_output_tokens": self.counted_by == "num_output_tokens",
+            OF_VLLM: json.dumps({"max_tokens": request.osl, "min_tokens": request.osl, "ignore_eos": True}),
             "return_log_probs": self.counted_by == "output_log_probs",
         }
         return self._words() | streaming | ending | osl | self._prompt(request) | dict(self.tensors.constants)
@@ -252,7 +262,7 @@ def _datatype(tensor: Any) -> str:
 def _count(counted_by: CountedBy, output: Any, raw: bytes) -> int:
     if counted_by == "responses":
         return int(len(raw) > 4)  # a text is preceded by its length in 4 bytes
-    if counted_by == "sequence_length":
+    if counted_by in SUMMED:
         dtype = np.dtype(_DTYPES.get(output.datatype, np.uint8))
         return sum(map(_whole, np.frombuffer(raw[: len(raw) - len(raw) % dtype.itemsize], dtype).tolist()))
     return _whole(output.shape[-1]) if output.shape and math.prod(output.shape) else 0

@@ -7,7 +7,7 @@ clock for all processes of the machine.
 from __future__ import annotations
 
 from array import array
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
@@ -60,7 +60,7 @@ class Exchange:
 
 @dataclass(frozen=True, slots=True)
 class Reader:
-    """How the answers of one target are read: `count` finds the tokens in a raw response.
+    """How the answers of one target are read: `count` finds the tokens in a raw response, whatever came before it.
 
     `exact`: the server says how many tokens it sends, and was told how many to send, so that another number is an
     error.
@@ -69,10 +69,14 @@ class Reader:
     count: CountTokens
     exact: bool
 
+    def counts(self, raw: Sequence[bytes]) -> Sequence[int]:
+        """New tokens in each response of one answer."""
+        return [self.count(response) for response in raw]
+
     def chunks(self, exchange: Exchange) -> Iterator[tuple[int, int]]:
         """(time in ns, new tokens) of each response that carries tokens, in order."""
-        for at_ns, raw in zip(exchange.at_ns, exchange.raw, strict=True):
-            if tokens := self.count(raw):
+        for at_ns, tokens in zip(exchange.at_ns, self.counts(exchange.raw), strict=True):
+            if tokens:
                 yield at_ns, tokens
 
     def fault(self, exchange: Exchange, tokens: int) -> str:
@@ -94,7 +98,8 @@ class Reader:
         """
         if exchange.error:
             return None
-        first = next(self.chunks(exchange), None)
+        counted = ((at_ns, self.count(raw)) for at_ns, raw in zip(exchange.at_ns, exchange.raw, strict=True))
+        first = next((found for found in counted if found[1]), None)
         if first is None:
             return None
         backwards = zip(reversed(exchange.at_ns), reversed(exchange.raw), strict=True)

@@ -11,7 +11,6 @@ import itertools
 import math
 import time
 import uuid
-from types import TracebackType
 from typing import Any, Self
 
 import grpc
@@ -53,9 +52,7 @@ class GrpcClient:
     async def __aenter__(self) -> Self:
         return self
 
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    async def __aexit__(self, *_: object) -> None:
         for channel in self._channels:
             await channel.close()
 

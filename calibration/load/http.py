@@ -1,4 +1,4 @@
-"""Triton over HTTP: POST .../generate_stream, answered by server-sent events (``data: {json}``, an empty line).
+"""HTTP with server-sent events (``data: {json}``, an empty line): connections, and Triton's POST .../generate_stream.
 
 Bytes go through a bare asyncio protocol and httptools: one time stamp and one append for each event, 5 to 10 µs of CPU
 where an HTTP client library takes 25 to 80. The events are read afterwards.
@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import asyncio
 import json
+import ssl
 import time
-from types import TracebackType
+from collections.abc import Sequence
 from typing import Any, Self
 from urllib.parse import quote
 
@@ -18,52 +19,59 @@ from httptools import HttpParserError, HttpResponseParser
 from tritonclient.grpc import model_config_pb2
 
 from calibration.errors import ServerError
-from calibration.load.contract import Contract
 from calibration.load.exchange import MOST_BYTES, TOO_LONG, Exchange, Prepared, Reader, one_line
 from calibration.page import get
 from calibration.plan import ServerPlan
 from calibration.requests.source import PromptRequest
 
 ANSWER_WITHIN_S = 3.0
+_LINE_END = b"\n"
 _EVENT_END = b"\n\n"
 _DATA = b"data:"
 _ERROR = b'data: {"error"'
 
 
 class HttpClient:
-    """Keep-alive connections to one server. Use as ``async with``."""
+    """Keep-alive connections to one server. Use as ``async with``.
+
+    `root` is what the server's paths start with, `headers` go with every request, `tls` is None without HTTPS.
+    """
 
     def __init__(self, server: ServerPlan) -> None:
         self.server = server
-        self._host, _, self._port = server.url.rpartition(":")
+        self.root = f"http://{server.address}"
+        self.headers: dict[str, str] = {}
+        self.tls: ssl.SSLContext | None = None
+        self._host, _, self._port = server.address.rpartition(":")
         self._connections: list[Connection] = []
         self._spare: list[Connection] = []
 
     async def __aenter__(self) -> Self:
         return self
 
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    async def __aexit__(self, *_: object) -> None:
         for connection in self._connections:
             connection.close()
 
     async def connect(self, streams: int) -> None:
         """Open `streams` connections, so that none is opened under load. Raises ServerError if the server is absent."""
-        fresh = [Connection(self) for _ in range(streams - len(self._spare))]
+        fresh = [self._connection() for _ in range(streams - len(self._spare))]
         self._connections += fresh
         self._spare += fresh
         for connection in fresh:
             await connection.open()
 
-    def stream(self, contract: Contract) -> Connection:
+    def stream(self, contract: Any) -> Connection:
         """A connection that nobody else uses, an open one if there is one left."""
         if self._spare:
             return self._spare.pop()
-        self._connections.append(Connection(self))
+        self._connections.append(self._connection())
         return self._connections[-1]
 
-    def prepare(self, contract: Contract, request: PromptRequest) -> Prepared:
+    def _connection(self) -> Connection:
+        return Connection(self)
+
+    def prepare(self, contract: Any, request: PromptRequest) -> Prepared:
         """`request` as the bytes of a POST."""
         body = json.dumps(contract.values(request)).encode()
         head = (
@@ -72,9 +80,9 @@ class HttpClient:
         )
         return Prepared(b"", head.encode() + body, request.isl, request.osl)
 
-    def reader(self, contract: Contract) -> Reader:
+    def reader(self, contract: Any) -> Reader:
         """How the answers on these connections are read."""
-        return Reader(lambda raw: sum(map(contract.json_tokens, _events(raw))), contract.exact)
+        return Reader(lambda raw: sum(map(contract.json_tokens, events(raw))), contract.exact)
 
     async def model_config(self, name: str) -> Any:
         """The ModelConfig of model `name`, None if the server has no such model. Raises ServerError."""
@@ -105,16 +113,17 @@ class HttpClient:
     async def dial(self, connection: Connection) -> asyncio.Transport:
         """A new TCP connection of which `connection` is the protocol. Raises ServerError if none can be had."""
         loop = asyncio.get_running_loop()
+        host, port = self._host.strip("[]"), int(self._port)
         try:
             async with asyncio.timeout(ANSWER_WITHIN_S):
-                made, _ = await loop.create_connection(lambda: connection, self._host.strip("[]"), int(self._port))
+                made, _ = await loop.create_connection(lambda: connection, host, port, ssl=self.tls)
         except OSError as error:
             raise self._absent(error) from None
         return made
 
     async def _get(self, path: str) -> tuple[int, bytes]:
         try:
-            return await asyncio.to_thread(get, f"http://{self.server.url}{path}", ANSWER_WITHIN_S)
+            return await asyncio.to_thread(get, f"{self.root}{path}", ANSWER_WITHIN_S, self.headers, self.tls)
         except OSError as error:
             raise self._absent(error) from None
 
@@ -125,7 +134,12 @@ class HttpClient:
 
 
 class Connection(asyncio.Protocol):
-    """One request at a time over one keep-alive connection, opened anew when it is lost."""
+    """One request at a time over one keep-alive connection, opened anew when it is lost.
+
+    `status` is that of the last answer, 0 before there is one.
+    """
+
+    status = 0
 
     def __init__(self, client: HttpClient) -> None:
         self._client = client
@@ -190,10 +204,10 @@ class Connection(asyncio.Protocol):
             self._fail(f"the server does not speak HTTP ({error})")
 
     def on_body(self, body: bytes) -> None:
-        """Called by the parser for each part of a body: mostly one whole event."""
-        if self._rest or not body.endswith(_EVENT_END):
+        """Called by the parser for each part of a body: mostly one whole event. Kept in whole lines."""
+        if self._rest or not body.endswith(_LINE_END):
             body = self._rest + body
-            whole = body.rfind(_EVENT_END) + len(_EVENT_END) if _EVENT_END in body else 0
+            whole = body.rfind(_LINE_END) + 1
             body, self._rest = body[:whole], body[whole:]
         if body:
             self._exchange.at_ns.append(self._now_ns)
@@ -204,12 +218,21 @@ class Connection(asyncio.Protocol):
         exchange = self._exchange
         exchange.end_ns = self._now_ns
         self._keeps_alive = self._parser.should_keep_alive()  # known to the parser during this call only
-        status = self._parser.get_status_code()
-        if status != 200:
-            exchange.error = f"HTTP {status}: {_reason(b''.join(exchange.raw) + self._rest)}"
-        elif exchange.raw and _ERROR in exchange.raw[-1]:
-            exchange.error = _reason(exchange.raw[-1].strip().rpartition(_EVENT_END)[2].removeprefix(_DATA))
+        self.status = self._parser.get_status_code()
+        if self.status != 200:
+            exchange.error = self._told(f"HTTP {self.status}: {reason(b''.join(exchange.raw) + self._rest)}")
+        else:
+            exchange.error = self._told(self.error_in(exchange.raw))
         self._end()
+
+    def error_in(self, raw: Sequence[bytes]) -> str:
+        """What the events of an answer say went wrong, "" for nothing: Triton's last event is then an error."""
+        last = b"".join(raw[-2:]).strip().rpartition(_EVENT_END)[2] if raw else b""
+        return reason(last.removeprefix(_DATA)) if last.startswith(_ERROR) else ""
+
+    def _told(self, error: str) -> str:
+        """An error in the server's words, as it may be shown and stored."""
+        return error
 
     def _end(self) -> None:
         if self._over is not None and not self._over.done():
@@ -225,7 +248,7 @@ class Connection(asyncio.Protocol):
             self._over.set_exception(ConnectionError(reason))
 
 
-def _events(raw: bytes) -> list[dict[str, Any]]:
+def events(raw: bytes) -> list[dict[str, Any]]:
     """The JSON objects in whole server-sent events."""
     lines = (line.removeprefix(_DATA) for line in raw.split(b"\n") if line.startswith(_DATA))
     return [event for event in map(_json, lines) if isinstance(event, dict)]
@@ -238,8 +261,12 @@ def _json(text: bytes) -> Any:
         return None
 
 
-def _reason(body: bytes) -> str:
+def reason(body: bytes) -> str:
     """The error text in a JSON body, else the body itself, on one line."""
     found = _json(body)
-    text = str(found["error"]) if isinstance(found, dict) and "error" in found else body.decode("utf-8", "replace")
-    return one_line(text)
+    for name in ("error", "message", "detail"):  # Triton and OpenAI's; vLLM's of old; FastAPI's
+        if isinstance(found, dict) and name in found:
+            found = found[name]
+    if isinstance(found, dict | list) or found is None:
+        return one_line(body.decode("utf-8", "replace"))
+    return one_line(str(found))

@@ -16,6 +16,8 @@ from calibration.load.contract import Contract
 from calibration.load.exchange import Exchange, Exchanges, Prepared, Reader, log_of
 from calibration.load.grpc import GrpcClient
 from calibration.load.http import HttpClient
+from calibration.load.openai import OpenAiClient
+from calibration.load.openai_contract import OpenAiContract
 from calibration.load.system import Alarm
 from calibration.metrics.precision import Done
 from calibration.plan import ServerPlan
@@ -24,6 +26,7 @@ from calibration.requests.source import PromptRequest, RequestSource
 from sizing.workload import Arrivals, Seconds
 
 STOPS_WITHIN_S = 0.1
+AnyContract = Contract | OpenAiContract
 Infer = Callable[[Prepared], Awaitable[Exchange]]
 
 
@@ -37,7 +40,7 @@ class Job:
     """
 
     server: ServerPlan
-    contract: Contract
+    contract: AnyContract
     source: RequestSource
     users: int | None = None
     arrivals_s: Seconds | None = None
@@ -57,24 +60,27 @@ class RequestLine(Protocol):
 
 
 class Client(Protocol):
-    """What the two protocols have in common."""
+    """What the protocols have in common. A contract is one of its own protocol."""
 
     async def __aenter__(self) -> Self: ...
     async def __aexit__(self, *error: Any) -> None: ...
     async def connect(self, streams: int) -> None: ...
-    def stream(self, contract: Contract) -> RequestLine: ...
-    def prepare(self, contract: Contract, request: PromptRequest) -> Prepared: ...
-    def reader(self, contract: Contract) -> Reader: ...
+    def stream(self, contract: Any) -> RequestLine: ...
+    def prepare(self, contract: Any, request: PromptRequest) -> Prepared: ...
+    def reader(self, contract: Any) -> Reader: ...
     async def model_config(self, name: str) -> Any: ...
     async def check_ready(self) -> None: ...
 
 
+CLIENTS: dict[str, Callable[[ServerPlan], Client]] = {"grpc": GrpcClient, "http": HttpClient, "openai": OpenAiClient}
+
+
 def client(server: ServerPlan) -> Client:
     """A client of the protocol that the plan names."""
-    return HttpClient(server) if server.protocol == "http" else GrpcClient(server)
+    return CLIENTS[server.protocol](server)
 
 
-async def ask(server: ServerPlan, contract: Contract, requests: Iterable[PromptRequest]) -> RequestLog:
+async def ask(server: ServerPlan, contract: AnyContract, requests: Iterable[PromptRequest]) -> RequestLog:
     """Send `requests` one after another, up to one that fails, for a probe.
 
     Raises ServerError if the server is not there or gone.
@@ -92,7 +98,7 @@ async def ask(server: ServerPlan, contract: Contract, requests: Iterable[PromptR
 class Lines:
     """Lines for an open loop: an idle one is taken, a new one opened where none is idle."""
 
-    def __init__(self, target: Client, contract: Contract) -> None:
+    def __init__(self, target: Client, contract: AnyContract) -> None:
         self._target = target
         self._contract = contract
         self._idle: list[RequestLine] = []

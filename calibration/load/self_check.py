@@ -14,20 +14,20 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from subprocess import PIPE
-from typing import Any, Literal, NamedTuple, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 from calibration.errors import ClientLimitedError, ServerError
 from calibration.load import pool, system
 from calibration.load.contract import Contract, ModelInput
+from calibration.load.openai_contract import KINDS, OpenAiContract
 from calibration.metrics.precision import Until
-from calibration.plan import ServerPlan
+from calibration.plan import Protocol, ServerPlan
 from calibration.records import Load
 from calibration.requests.lengths import LengthsPlan
 from calibration.requests.source import RequestSource
 from sizing.places import IMPORTED_FROM
 from sizing.workload import Seconds
 
-Protocol = Literal["grpc", "http"]
 MOST_ADDED_TTFT_S = 0.005
 MOST_ITL_ERROR = 0.01
 MEASURED_S = 1.5
@@ -62,6 +62,16 @@ class Mock:
         self.contract = Contract(said["model"], inputs, tuple(said["outputs"]), batched=True)
         self.pid = process.pid
         self._process = process
+
+    def plan(self, protocol: Protocol) -> ServerPlan:
+        """How it is reached."""
+        urls = {"grpc": self.grpc_url, "http": self.http_url, "openai": f"http://{self.http_url}"}
+        return ServerPlan(protocol=protocol, url=urls[protocol], model=self.contract.model)
+
+    @property
+    def openai_contract(self) -> OpenAiContract:
+        """It answers as the first of the known servers, vLLM."""
+        return OpenAiContract(self.contract.model, "completions", KINDS[0].fields, KINDS[0].minimum)
 
     def true_times(self, start_s: float, stop_s: float) -> TrueTimes:
         """Of the requests that came in [start_s, stop_s) of `time.perf_counter`. Raises ServerError if it is gone."""
@@ -288,11 +298,10 @@ def job(
     warm_up: int = WARM_UP,
 ) -> pool.Job:
     """The load on a mock that answers in `e2e_s`: a closed loop of `users`, or, with `arrivals_s`, an open loop."""
-    url = mock.http_url if protocol == "http" else mock.grpc_url
     ahead = math.ceil((warm_up + 2 + MEASURED_S / e2e_s) * users) if arrivals_s is None else len(arrivals_s)
     return pool.Job(
-        server=ServerPlan(url=url, protocol=protocol, model=mock.contract.model),
-        contract=mock.contract,
+        server=mock.plan(protocol),
+        contract=mock.openai_contract if protocol == "openai" else mock.contract,
         source=RequestSource(LengthsPlan(isl=float(PROMPT_TOKENS), osl=float(osl)), None, False, (0,)),
         users=users if arrivals_s is None else None,
         arrivals_s=arrivals_s,

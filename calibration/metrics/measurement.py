@@ -141,10 +141,12 @@ def measurement(
     source: str,
     notes: Iterable[str] = (),
     server: Mapping[str, float] | None = None,
+    shared_prefix: int = 0,
 ) -> Measurement:
     """The point of `level` with its verdict, facts and log. A void point keeps its numbers.
 
     Latencies and rates are those of answered requests, of a wrong length too; `errors` counts both kinds of failure.
+    `shared_prefix`: tokens at their head that all prompts shared by plan; `server` may tell how many were found cached.
     Raises NothingAnswered if no answered request lies in the window.
     """
     seen = sample(load)
@@ -167,8 +169,36 @@ def measurement(
         measured_at=datetime.now(UTC).isoformat(timespec="seconds"),
         notes="; ".join([*notes, *reasons, *remarks(load, level, seen, known)]),
         verdict=verdict,
+        **prefix_columns(level.lengths.isl, shared_prefix, server or {}),
+        kv_tokens=_whole((server or {}).get("kv_cache_tokens")),
     )
     return Measurement(point, known, dict(server or {}), load.log)
+
+
+def _whole(value: float | None) -> int | None:
+    return None if value is None else round(value)
+
+
+CACHE_BLOCK = 16
+"""Tokens of a KV cache block: shorter stretches are not found, and what is found beyond the plan is told in blocks."""
+
+
+def prefix_columns(isl: float, shared_prefix: int, server: Mapping[str, float]) -> dict[str, Any]:
+    """`prefix_tokens` and `prefix_hit` of a point; empty where no prompt has anything in common with another.
+
+    The server's counters tell the mean tokens found in a prompt (``prefix_tokens_found_mean``). By plan all prompts
+    share `shared_prefix` tokens: found so often as explains the mean. More than these, or than none, are found where
+    prompts came before: then as many as were found on average count as shared by all. Without counters it is not known
+    how often a prefix was found.
+    """
+    found = server.get("prefix_tokens_found_mean")
+    if found is None:
+        return {"prefix_tokens": shared_prefix} if shared_prefix else {}
+    if shared_prefix and found <= shared_prefix + CACHE_BLOCK:
+        return {"prefix_tokens": shared_prefix, "prefix_hit": min(found / shared_prefix, 1.0)}
+    if found < CACHE_BLOCK:
+        return {}
+    return {"prefix_tokens": min(CACHE_BLOCK * round(found / CACHE_BLOCK), isl), "prefix_hit": 1.0}
 
 
 def _rates(load: Load, level: Level, seen: Sample) -> dict[str, Any]:

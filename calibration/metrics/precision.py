@@ -77,8 +77,6 @@ def _cohort(answers: Answers, window_s: tuple[float, float]) -> Answers:
     return Answers(answers.due_s[order], answers.last_s[order], answers.ttft_s[order], answers.itl_s[order])
 
 
-# --- When a level has been measured long enough: confidence intervals narrow enough, or requests or time used up
-
 FEWEST_REQUESTS = 50
 FEWEST_PER_PLACE = 10
 LONGEST_FITS = 5

@@ -19,9 +19,9 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, model_valida
 
 from calibration.errors import FileError
 from calibration.requests.tokens import Encoder, encoder_of
+from sizing.errors import ScenarioError
+from sizing.token_law import TokenLaw
 from sizing.workload import Lengths, Seconds, Tokens
-
-# --- The laws by which lengths are drawn: fixed, lognormal, normal, or any whole number of a window
 
 Law = Literal["lognormal", "normal"]
 Window = tuple[int, int]
@@ -33,12 +33,14 @@ class Side:
 
     mean: float
     cv: float
-    law: Literal["lognormal", "normal", "uniform"]
+    law: Literal["lognormal", "normal", "uniform"] | TokenLaw
     low: int = 1
     high: int = 1
 
     def draw(self, rng: np.random.Generator) -> int:
         """A length in tokens, at least 1."""
+        if isinstance(self.law, TokenLaw):
+            return int(self.law.at(np.array([rng.random()]))[0])
         if self.law == "uniform":
             return int(rng.integers(self.low, self.high, endpoint=True))
         if self.cv == 0:
@@ -55,8 +57,12 @@ class Side:
         return self.mean, self.cv
 
 
-def side(length: float | Window, cv: float, law: Law) -> Side:
-    """The law of lengths with mean `length` and coefficient of variation `cv`, or of those in the window `length`."""
+def side(length: float | Window | str, cv: float, law: Law) -> Side:
+    """The law of lengths with mean `length` and coefficient of variation `cv`, of those in the window `length`, or the
+    one that the text says."""
+    if isinstance(length, str):
+        said = _law(length)
+        return Side(said.mean, said.cv, said)
     if not isinstance(length, tuple):
         return Side(length, cv, law)
     low, high = length
@@ -306,7 +312,21 @@ FILES = ("histogram", "dataset", "trace")
 USUAL_ISL_CV, USUAL_OSL_CV = 0.3, 0.5
 
 
-def _length(given: object) -> float | Window:
+def _law(text: str) -> TokenLaw:
+    law = TokenLaw.parse(text)
+    if law is None or law.cells[-1][1] > LONGEST_TOKENS:
+        raise ScenarioError(
+            f"a law of lengths within 1 to {LONGEST_TOKENS} tokens is needed; for a lognormal, its mean"
+        )
+    return law
+
+
+def _length(given: object) -> float | Window | str:
+    if isinstance(given, str):
+        try:
+            return str(_law(given))
+        except ScenarioError as error:
+            raise ValueError(str(error)) from None
     if isinstance(given, list | tuple) and len(given) == 2 and all(type(end) is int for end in given):
         low, high = given
         if 1 <= low <= high <= LONGEST_TOKENS:
@@ -316,7 +336,7 @@ def _length(given: object) -> float | Window:
     raise ValueError(f"a mean (2000) or a window of whole numbers ([1, 300]) is needed, within 1 to {LONGEST_TOKENS}")
 
 
-Length = Annotated[float | Window, BeforeValidator(_length)]
+Length = Annotated[float | Window | str, BeforeValidator(_length)]
 
 
 class LengthsPlan(BaseModel):
@@ -325,12 +345,14 @@ class LengthsPlan(BaseModel):
     ``{isl: 2000, osl: 256}``: means. `isl_cv`, `osl_cv` (coefficients of variation) say how lengths vary, lognormal or
     by ``law: normal``, where what would be below 1 token is 1; 0 makes all equal. A plan varies them unless said.
     ``{isl: [100, 300], osl: [10, 20]}``: any whole number in the window, ends included, equally often.
+    ``{isl: "points:200@0.8,4000@0.2", osl: 20}``: another law, as `sizing.token_law` writes it.
     ``{histogram: lengths.csv}``: pairs with the frequencies of the file. ``{trace: trace.csv}``: the file's requests in
     their order, once. ``{dataset: texts.json}``: the file's texts in their order, again and again; longer prompts than
     `max_input_len` are left out; an `osl` given takes the place of the answers' lengths.
 
     Each prompt is unique from its first token, after `shared_prefix` tokens which all prompts of a level share. With
-    ``unique: false`` the texts of a data set are sent as they are.
+    ``unique: false`` the texts of a data set are sent as they are. `concurrency`: one closed loop of so many users, and
+    no other, in place of the plan's.
     """
 
     model_config = ConfigDict(strict=True, extra="forbid", frozen=True, allow_inf_nan=False)
@@ -346,6 +368,7 @@ class LengthsPlan(BaseModel):
     max_input_len: Whole | None = None
     unique: bool = True
     shared_prefix: Annotated[int, Field(ge=0, le=LONGEST_TOKENS)] = 0
+    concurrency: Whole | None = None
 
     @model_validator(mode="after")
     def _one_source_and_its_keys(self) -> Self:
@@ -357,11 +380,11 @@ class LengthsPlan(BaseModel):
         for name in _NOT_WITH[files[0] if files else "isl"]:
             if getattr(self, name) != type(self).model_fields[name].default:
                 raise ValueError(f"{name} does not go with {files[0] if files else 'isl and osl'}")
-        if self.dataset is not None and isinstance(self.osl, tuple):
-            raise ValueError("osl: a window does not go with dataset, give one number, or none")
+        if self.dataset is not None and isinstance(self.osl, tuple | str):
+            raise ValueError("osl: a window does not go with dataset, nor does a law: give one number, or none")
         for name in ("isl", "osl"):
-            if isinstance(getattr(self, name), tuple) and getattr(self, f"{name}_cv"):
-                raise ValueError(f"{name}_cv does not go with a window of {name}, which says it all")
+            if isinstance(getattr(self, name), tuple | str) and getattr(self, f"{name}_cv"):
+                raise ValueError(f"{name}_cv does not go with a window of {name}, nor with a law: each says it all")
         return self
 
     def varied(self) -> LengthsPlan:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import count
 from pathlib import Path
 
@@ -11,7 +11,15 @@ import numpy as np
 
 from calibration.errors import PlanError
 from calibration.requests.lengths import Drawn, LengthsPlan, Texts
-from calibration.requests.tokens import Encoder, TokenIds, TokenizerFile, WordCounter, encoder_of
+from calibration.requests.tokens import (
+    AS_TOKENIZED,
+    Encoder,
+    ServerCount,
+    TokenIds,
+    TokenizerFile,
+    WordCounter,
+    encoder_of,
+)
 from sizing.workload import Lengths
 
 __all__ = ["Encoder", "PromptRequest", "RequestSource", "TokenizerFile", "WordCounter"]
@@ -37,13 +45,14 @@ class RequestSource:
     """The requests of one level, the same again for the same `seed`.
 
     `lengths`: with the path of its file, if any, absolute. `tokenizer`: a tokenizer.json, None to count words;
-    `add_special_tokens` as the server's preprocessing does it.
+    `add_special_tokens` as the server's preprocessing does it. `seen`: what the server itself told of its counting.
     """
 
     lengths: LengthsPlan
     tokenizer: Path | None
     add_special_tokens: bool
     seed: tuple[int, ...]
+    seen: ServerCount = AS_TOKENIZED
 
     def requests(self, shard: int = 0, shards: int = 1) -> Iterator[PromptRequest]:
         """Every `shards`-th request, from number `shard` on; endless, but for a trace.
@@ -51,7 +60,7 @@ class RequestSource:
         A request follows from its number and the seed, whatever `shards` is. Raises PlanError if some length cannot be
         met exactly, FileError if a file cannot be used.
         """
-        encoder = encoder_of(self.tokenizer, self.add_special_tokens)
+        encoder = self._encoder()
         opening = _Opening.drawn(encoder, self.lengths.shared_prefix, self.seed)
         numbers = count(shard, shards)
         if self.lengths.dataset is not None:
@@ -60,16 +69,20 @@ class RequestSource:
 
     def summary(self) -> Lengths:
         """Means and coefficients of variation of the lengths. Raises as `requests` does."""
-        return self.lengths.summary(encoder_of(self.tokenizer, self.add_special_tokens))
+        return self.lengths.summary(self._encoder())
 
     def texts(self) -> Texts:
         """The texts of a data set as the server counts them. Raises as `requests` does."""
-        return self.lengths.texts(encoder_of(self.tokenizer, self.add_special_tokens))
+        return self.lengths.texts(self._encoder())
+
+    def _encoder(self) -> Encoder:
+        return encoder_of(self.tokenizer, self.add_special_tokens, self.seen)
 
     def _from_words(self, numbers: Iterator[int], encoder: Encoder, opening: _Opening) -> Iterator[PromptRequest]:
         law = self.lengths.law_of_pairs()
         drawn = isinstance(law, Drawn) and law.isl.cv > 0  # what the plan or a file says is sent or refused
-        fewest = _fewest_tokens(encoder) if drawn else 1
+        added = self.seen.added
+        fewest = _fewest_tokens(encoder) + added if drawn else 1
         for number in numbers:
             # + 1, as a seed (7, 0) would give the same numbers as the seed (7,)
             rng = np.random.default_rng([*self.seed, number + 1])
@@ -77,7 +90,11 @@ class RequestSource:
             if pair is None:
                 return
             isl, osl = pair
-            yield _of_words(max(isl, fewest), osl, opening.words(number, max(isl, fewest)), encoder, rng)
+            own = max(isl, fewest) - added
+            if own < 1:
+                raise PlanError(f"no prompt of {isl} tokens: the server puts {added} around each; choose a longer isl")
+            made = _of_words(own, osl, opening.words(number, encoder.words_in(own)), encoder, rng)
+            yield replace(made, isl=own + added) if added else made
 
     def _from_texts(self, numbers: Iterator[int], encoder: Encoder, opening: _Opening) -> Iterator[PromptRequest]:
         texts = self.lengths.texts(encoder)
@@ -87,7 +104,7 @@ class RequestSource:
             if self.lengths.unique:
                 prompt = " ".join([*(encoder.words[word] for word in opening.digits(number)), prompt])
             ids = encoder.encode(prompt)
-            isl = encoder.count(prompt) if ids is None else len(ids)
+            isl = self.seen.added + (encoder.count(prompt) if ids is None else len(ids))
             yield PromptRequest(prompt, isl, int(texts.osl[row]), ids)
 
 
@@ -129,8 +146,8 @@ def _fewest_tokens(encoder: Encoder) -> int:
 
 def _of_words(isl: int, osl: int, opening: list[int], encoder: Encoder, rng: np.random.Generator) -> PromptRequest:
     """Words are added or dropped until the tokens are exactly `isl`: a tokenizer may add special ones or join words."""
-    numbers = [*opening, *rng.integers(len(encoder.words), size=max(0, isl - len(opening))).tolist()]
-    length = isl
+    length = encoder.words_in(isl)
+    numbers = [*opening, *rng.integers(len(encoder.words), size=max(0, length - len(opening))).tolist()]
     for _ in range(ATTEMPTS):
         prompt, ids = encoder.prompt(numbers[:length])
         if ids is None or len(ids) == isl:

@@ -21,10 +21,30 @@ IDS_TRIED = 32_768  # merges are numbered by frequency: later ids are rarer word
 TokenIds = tuple[int, ...]
 
 
+@dataclass(frozen=True, slots=True)
+class ServerCount:
+    """How a server was seen to count prompts, beyond what a tokenizer tells.
+
+    `added`: tokens that it puts around each prompt, such as a chat template. Where no tokenizer is known:
+    `tokens_per_word` of English, or, for a server that takes ids, the `ids` to choose from as (first, one past the
+    last).
+    """
+
+    added: int = 0
+    tokens_per_word: float | None = None
+    ids: tuple[int, int] | None = None
+
+
+AS_TOKENIZED = ServerCount()
+
+
 class Encoder(Hashable, Protocol):
     """What prompts are made of (`words`) and how the server will count them."""
 
     words: Sequence[str]
+
+    def words_in(self, tokens: int) -> int:
+        """Words of a prompt of so many tokens, as a first guess."""
 
     def encode(self, text: str) -> TokenIds | None:
         """Token ids of `text` as a prompt, special ones included; None if tokens are not known."""
@@ -45,14 +65,54 @@ class WordCounter:
 
     words: Sequence[str] = tuple(f"{a}{b}{c}" for a in "bdfgklmnprst" for b in "aeiou" for c in "bdfgklmnprst")
 
+    def words_in(self, tokens: int) -> int:
+        return tokens
+
     def encode(self, text: str) -> None:
         return None
 
     def count(self, text: str) -> int:
         return len(text.split())
 
-    def prompt(self, numbers: Sequence[int]) -> tuple[str, None]:
+    def prompt(self, numbers: Sequence[int]) -> tuple[str, TokenIds | None]:
         return _joined(self.words, numbers), None
+
+
+class CommonWords(WordCounter):
+    """Common English words, nearly all of one token each for every tokenizer; `tokens_per_word` as the server counts.
+
+    >>> CommonWords(1.5).words_in(30), CommonWords(1.5).count("the time of day")
+    (20, 6)
+    """
+
+    words: Sequence[str] = tuple(
+        "time people year way day man thing woman life child world school state family student group country problem "
+        "hand part place case week company system program question work government number night point home water room "
+        "mother area money story fact month lot right study book eye job word business issue side kind head house "
+        "service friend father power hour game line end member law car city community name president team minute idea "
+        "body information back parent face others level office door health person art war history party result change "
+        "morning reason research girl moment air teacher force education foot boy age policy music market sense".split()
+    )
+
+    def __init__(self, tokens_per_word: float = 1.0) -> None:
+        self._tokens_per_word = tokens_per_word
+
+    def words_in(self, tokens: int) -> int:
+        return max(1, round(tokens / self._tokens_per_word))
+
+    def count(self, text: str) -> int:
+        return round(len(text.split()) * self._tokens_per_word)
+
+
+class AnyIds(WordCounter):
+    """Ids in place of words, for a server that takes them: the tokenizer need not be known."""
+
+    def __init__(self, first: int, end: int) -> None:
+        self._first = first
+        self.words = tuple(map(str, range(first, end)))
+
+    def prompt(self, numbers: Sequence[int]) -> tuple[str, TokenIds | None]:
+        return "", tuple(self._first + number for number in numbers)
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,6 +147,9 @@ class TokenizerFile:
             raise PlanError(f"{path}: no words of one token each in this tokenizer; set tokenizer: none in the plan")
         self.words: Sequence[str] = [word for word, _, _ in found]
         self._word_ids = self._learnt([(first, later) for _, first, later in found])
+
+    def words_in(self, tokens: int) -> int:
+        return tokens
 
     def encode(self, text: str) -> TokenIds:
         return tuple(self._tokenizer.encode(text, add_special_tokens=self._special).ids)
@@ -133,9 +196,16 @@ class TokenizerFile:
 
 
 @lru_cache(maxsize=4)
-def encoder_of(tokenizer: Path | None, add_special_tokens: bool) -> Encoder:
-    """The encoder of a tokenizer.json, read once a process; a WordCounter for None. Raises PlanError."""
-    return WordCounter() if tokenizer is None else TokenizerFile(tokenizer, add_special_tokens)
+def encoder_of(tokenizer: Path | None, add_special_tokens: bool, seen: ServerCount = AS_TOKENIZED) -> Encoder:
+    """The encoder of a tokenizer.json, read once a process; for None what `seen` allows, or else words are counted.
+
+    Raises PlanError.
+    """
+    if tokenizer is not None:
+        return TokenizerFile(tokenizer, add_special_tokens)
+    if seen.ids is not None:
+        return AnyIds(*seen.ids)
+    return WordCounter() if seen.tokens_per_word is None else CommonWords(seen.tokens_per_word)
 
 
 def _joined(words: Sequence[str], numbers: Sequence[int]) -> str:

@@ -353,8 +353,6 @@ def _bring_up_to_date(connection: sql.Connection, run_id: int, run: RunPart) -> 
         update_run(connection, run_id, {"state": run.state, "ended": run.ended, "error": run.error})
 
 
-# --- Points measured elsewhere become a run of the store: all of a file or none of it, and the same file only once
-
 _NAMESPACE = uuid.UUID("5c3b1b52-6f0c-4e5e-9a55-2f1f6c2d8a10")
 _CLOCK = "seconds since the first request"
 

@@ -27,15 +27,16 @@ WAIT_FOR_LOCK_S = 30
 CONNECT_WITHIN_S = 5
 TRY_AGAIN_FOR_S = 60.0
 FIRST_WAIT_S, LONGEST_WAIT_S = 0.5, 8.0
-SCHEMA = 3
+SCHEMA = 5
 """Version of the tables, to be raised with every column added. 1: without verdicts, facts, records and owners. 2:
-without progress, requests to stop and points that wait for acceptance."""
+without progress, requests to stop and points that wait for acceptance. 3: without the prefix that prompts share. 4:
+without the size of the KV cache."""
 
 T = TypeVar("T")
 
 LEVEL = ("isl", "osl", "isl_cv", "osl_cv", "load_kind", "load_value")
 """Columns that tell the points of one run apart."""
-WHOLE = ("tp", "pp", "max_batch_size", "requests", "errors")
+WHOLE = ("tp", "pp", "max_batch_size", "requests", "errors", "kv_tokens")
 LARGEST_WHOLE = 2**31 - 1
 """Largest value of the columns `WHOLE`, on every database."""
 _TEXT = set("model precision gpu engine engine_version batching load_kind source measured_at notes".split())

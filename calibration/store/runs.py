@@ -346,8 +346,8 @@ class Store:
             check_free(connection, target, self.database.clock)
             return insert_run(connection, said | begun | self._mine())
 
-    def restart_run(self, run_id: int, *, levels: int | None = None, target: str = "") -> None:
-        """Take over a run that is queued or resumed, of so many levels and at the `target` where those are given.
+    def restart_run(self, run_id: int, *, levels: int | None = None, target: str = "", plan: str = "") -> None:
+        """Take over a run that is queued or resumed, of so many levels, at the `target` and by the `plan` where given.
 
         Raises StoreError if a process that lives still measures it, or another run at its server is going on.
         """
@@ -356,6 +356,8 @@ class Store:
             fresh["levels"] = levels
         if target:
             fresh["target"] = target
+        if plan:
+            fresh["plan"] = plan
         with self.database.alone() as connection:
             if owner := at_work(connection, run_id, self.database.clock):
                 raise StoreError(f"run {run_id} is being measured by {owner}: wait for its end or stop it, then resume")

@@ -14,7 +14,7 @@ from aiconfigurator_core.sdk.utils import get_model_config_from_model_path
 
 from sizing.catalog import Model
 from sizing.errors import CatalogueError
-from sizing.estimate.checkpoints import describe
+from sizing.estimate.checkpoints import describe, left_out
 from sizing.estimate.kernels import BACKENDS, LIBRARY
 
 PUBLISHED = {"DeepSeek-R1": (671e9, 37e9), "DeepSeek-V3": (671e9, 37e9)}
@@ -23,6 +23,7 @@ PUBLISHED = {"DeepSeek-R1": (671e9, 37e9), "DeepSeek-V3": (671e9, 37e9)}
 HEADER = f"""\
 # Models the planner knows. Written by data/catalog/build.py from the configurations bundled with {LIBRARY}.
 # parameters: counted from layer shapes, embeddings included (DeepSeek V3 and R1: the model card's).
+# unrouted: share of a mixture's experts that a token does not pass through.
 # checkpoint: precision of the published weights (of the experts, where there are any).
 # max_context_tokens: max_position_embeddings of that configuration, the model's longest prompt and output together.
 # timings: engine -> GPUs on which the library's support matrix passes for aggregated serving.
@@ -61,6 +62,7 @@ def entry(model: Model, served: dict[str, list[str]]) -> str:
         *([f"  max_context_tokens: {context}"] if context else []),
         f"  parameters: {total:.4e}",
         f"  active_parameters: {active:.4e}",
+        *([f"  unrouted: {round(left_out(model.id), 5)}"] if model.kind == "moe" else []),
         *(f"  {key}: {getattr(model, key)}" for key in ("layers", "heads", "kv_heads", "head_size")),
         f"  kv_values_per_token: {model.kv_values_per_token}",
     ]

@@ -11,7 +11,7 @@ from contextlib import ExitStack
 from dataclasses import replace
 
 from calibration.errors import Cancelled
-from calibration.levels import Pace
+from calibration.levels import Pace, job_of
 from calibration.load.pool import Workers
 from calibration.plan import Level, PlanFile, parse_plan
 from calibration.records import Measurement
@@ -88,7 +88,7 @@ class Session:
         try:
             with self._store.kept_alive(run_id):
                 sweep = Sweep(run_id, target, self._store, cancel=cancel, workers=self._workers)
-                found = self._with_card(sweep.measure(level, pace))
+                found = self._with_card(sweep.measure(level, job_of(target, level, pace)))
                 self._store.add_point(run_id, found, seed=target.seed(level))
         except Cancelled:
             log.info("%s: cut by the end of the budget, not kept", item.key)

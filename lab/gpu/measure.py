@@ -76,9 +76,9 @@ def _logs(kept: Kept) -> list[logging.Handler]:
 
 def adopt_carried_environment() -> None:
     """Sign an environment that lab.gpu.go made as the reference server's own would be, so that it is not made anew."""
-    folder = environment.default_folder()
+    folder = environment.TRITON.default_folder
     if (folder / "venv" / "lib" / f"python{environment.PYTHON_VERSION}" / "site-packages" / "machine.pth").exists():
-        (folder / "stamp").write_text(environment._stamp_text())
+        (folder / "stamp").write_text(environment.TRITON.stamp)
 
 
 def ceilings(kept: Kept, device: str, small: bool) -> None:

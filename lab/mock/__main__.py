@@ -48,7 +48,9 @@ def main(
     grpc_port: int,
     http_port: int,
 ) -> None:
-    """A mock of Triton with known timings, to hold load generators against. Its model is `ensemble`.
+    """A mock of Triton, and of an OpenAI server, with known timings, to hold load generators against.
+
+    Its model is `ensemble`.
 
     \b
     Example: python -m calibration mock --ttft 20ms --itl 5ms

@@ -1,4 +1,4 @@
-"""The mock over HTTP/1.1: Triton's generate_stream as server-sent events, health and config; keep-alive."""
+"""The mock over HTTP/1.1, keep-alive: Triton's generate_stream, and OpenAI's completions as vLLM streams them."""
 
 from __future__ import annotations
 
@@ -31,6 +31,7 @@ class HttpConnection(Wire):
         self._url = b""
         self._body = bytearray()
         self._answer: Answer | None = None
+        self.prompt_tokens = 0
 
     def data_received(self, data: bytes) -> None:
         try:
@@ -70,7 +71,15 @@ class HttpConnection(Wire):
             case b"GET", ["v2", "models", model, "config"] if (config := messages.config_json(model)) is not None:
                 self._reply(HTTPStatus.OK, config)
             case b"POST", ["v2", "models", messages.MODEL, "generate_stream"]:
-                self._generate()
+                self._generate(HttpOutlet(self))
+            case b"POST", ["v1", "completions"]:
+                self._generate(OpenAiOutlet(self, chat=False))
+            case b"POST", ["v1", "chat", "completions"]:
+                self._generate(OpenAiOutlet(self, chat=True))
+            case b"GET", ["v1", "models"]:
+                self._reply(HTTPStatus.OK, messages.OPENAI_MODELS)
+            case b"GET", ["version"]:
+                self._reply(HTTPStatus.OK, messages.OPENAI_VERSION)
             case _, ["v2", "models", model, *_]:
                 self._refuse(HTTPStatus.NOT_FOUND, f"Request for unknown model: '{model}' is not found")
             case _:
@@ -82,16 +91,17 @@ class HttpConnection(Wire):
         self.put(LAST_CHUNK)
         self._close_unless_kept()
 
-    def _generate(self) -> None:
+    def _generate(self, outlet: HttpOutlet) -> None:
         try:
-            osl = json.loads(self._body)["max_tokens"]
+            asked = json.loads(self._body)
+            osl, self.prompt_tokens = asked["max_tokens"], messages.prompt_tokens(asked)
         except (ValueError, TypeError, KeyError):
             osl = None
         if not isinstance(osl, int) or osl < 1:
             self._refuse(HTTPStatus.BAD_REQUEST, "the mock wants JSON with max_tokens of 1 or more")
             return
         self.put(EVENTS)
-        answer = self._service.receive(HttpOutlet(self), osl)
+        answer = self._service.receive(outlet, osl)
         self._answer = answer if answer.outlet is not None else None
 
     def _reply(self, status: HTTPStatus, body: bytes) -> None:
@@ -129,3 +139,21 @@ class HttpOutlet:
 
     def hang_up(self) -> None:
         self._connection.abort()
+
+
+class OpenAiOutlet(HttpOutlet):
+    """The same as an OpenAI server streams it: each event tells how many tokens there are so far."""
+
+    def __init__(self, connection: HttpConnection, chat: bool) -> None:
+        super().__init__(connection)
+        self._events = messages.OpenAiEvents(chat)
+
+    def response(self, tokens: int, final: bool) -> bytes:
+        return self._events.template(tokens)
+
+    def send(self, response: bytes, record: Record | None = None, *moments: Moment) -> None:
+        super().send(self._events.filled(response, self._connection.prompt_tokens), record, *moments)
+
+    def finish(self) -> None:
+        self._connection.put(messages.http_chunk(self._events.last(self._connection.prompt_tokens)))
+        super().finish()

@@ -9,7 +9,7 @@ import math
 import struct
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, fields, replace
 from functools import lru_cache
 from pathlib import Path
@@ -548,6 +548,56 @@ def server_sent_event(tokens: int) -> bytes:
     text = " ".join(["word"] * tokens)
     answer = {"model_name": MODEL, "model_version": "1", "output_ids": ids, "text_output": text}
     return http_chunk(b"data: " + json.dumps(answer).encode() + b"\n\n")
+
+
+# --- The same model as an OpenAI server has it, vLLM by its own word
+
+OPENAI_MODELS = json.dumps(
+    {"object": "list", "data": [{"id": MODEL, "object": "model", "created": 0, "owned_by": "vllm"}]}
+).encode()
+OPENAI_VERSION = b'{"version": "mock"}'
+_USAGE = '"usage":{"prompt_tokens":%6d,"total_tokens":%6d,"completion_tokens":%6d}}'
+_EVENT = 'data: {"id":"cmpl-mock","object":"%s","created":0,"model":"%s","choices":[%s],'
+
+
+def prompt_tokens(asked: Mapping[str, Any]) -> int:
+    """Tokens of the prompt in the body of a request, a word being one; 4 more around a chat's."""
+    if "messages" in asked:
+        return 4 + sum(len(str(message["content"]).split()) for message in asked["messages"])
+    prompt = asked.get("prompt", asked.get("text_input", ""))
+    return len(prompt) if isinstance(prompt, list) else len(str(prompt).split())
+
+
+class OpenAiEvents:
+    """The events of one answer. `tokens` have been told so far."""
+
+    def __init__(self, chat: bool) -> None:
+        self.tokens = 0
+        self._kind = "chat.completion.chunk" if chat else "text_completion"
+        self._choice = '{"index":0,"delta":{"content":"%s"}}' if chat else '{"index":0,"text":"%s"}'
+
+    def template(self, tokens: int) -> bytes:
+        """What `filled` takes, for a response with so many new tokens."""
+        return b"%d" % tokens
+
+    def filled(self, template: bytes, prompt: int) -> bytes:
+        """The event after which so many more tokens are told, as a chunk of an HTTP/1.1 body."""
+        new = int(template)
+        self.tokens += new
+        return http_chunk(_openai_head(self._kind, self._choice, new) + self._usage(prompt))
+
+    def last(self, prompt: int) -> bytes:
+        """The closing events: usage alone, and [DONE]."""
+        return _openai_head(self._kind, "", 0) + self._usage(prompt) + b"data: [DONE]\n\n"
+
+    def _usage(self, prompt: int) -> bytes:
+        return (_USAGE % (prompt, prompt + self.tokens, self.tokens)).encode() + b"\n\n"
+
+
+@lru_cache(maxsize=4096)
+def _openai_head(kind: str, choice: str, tokens: int) -> bytes:
+    text = choice % (" word" * tokens) if choice else ""
+    return (_EVENT % (kind, MODEL, text)).encode()
 
 
 def http_chunk(data: bytes) -> bytes:

@@ -1,4 +1,4 @@
-"""The environment the reference server runs in: a venv of its own, made on first use, because its pins are not ours."""
+"""The environments that servers here run in: each a venv of its own, made on first use: its pins are not ours."""
 
 from __future__ import annotations
 
@@ -28,6 +28,45 @@ SUPPORTED = ((3, 11), (3, 12))
 PYTHON_VERSION = f"{sys.version_info.major}.{sys.version_info.minor}"
 
 Say = Callable[[str], None]
+Step = tuple[str, list[str]]
+"""What is said of it, and the arguments of `pip install`."""
+
+
+@dataclass(frozen=True, slots=True)
+class Recipe:
+    """What an environment is made of: for which server, from which pins and in which steps, in which folder of the
+    project's cache unless `variable` names another."""
+
+    server: str
+    requirements: Path
+    folder: str
+    variable: str
+    steps: Callable[[Path], Sequence[Step]]
+
+    @property
+    def named(self) -> str:
+        """The folder that the environment variable names; empty where it is not set."""
+        return os.environ.get(self.variable, "")
+
+    @property
+    def default_folder(self) -> Path:
+        return Path(self.named).expanduser().resolve() if self.named else written(self.folder)
+
+    @property
+    def stamp(self) -> str:
+        """What the environment was made from: the pins and the interpreter."""
+        pins = hashlib.sha256(self.requirements.read_bytes()).hexdigest()
+        return f"{pins} {sys.base_prefix} {sys.version.split()[0]}\n"
+
+
+def _triton_steps(requirements: Path) -> list[Step]:
+    """The server's wheel alone is installed without its dependencies."""
+    pins = [line.strip() for line in requirements.read_text().splitlines() if line.strip() and not line.startswith("#")]
+    server, *others = sorted(pins, key=lambda pin: not pin.startswith(SERVER_WHEEL))
+    return [("torch, numpy, tokenizers (about 200 MB)", others), ("Triton server (55 MB)", ["--no-deps", server])]
+
+
+TRITON = Recipe("the reference server", REQUIREMENTS, ".cache/triton", FOLDER_VARIABLE, _triton_steps)
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,12 +97,6 @@ class Environment:
         return self.folder / "install.log"
 
 
-def default_folder() -> Path:
-    """`.cache/triton` in the project, or what SIZING_TRITON_ENV names."""
-    named = os.environ.get(FOLDER_VARIABLE)
-    return Path(named).expanduser().resolve() if named else written(".cache/triton")
-
-
 def import_folder(environment: Environment) -> Path:
     """The folder from which the server's programs import this project.
 
@@ -81,31 +114,39 @@ def import_folder(environment: Environment) -> Path:
     return folder
 
 
-def ensure(folder: Path | None = None, console: Console | None = None) -> Environment:
-    """The environment, created if it is missing, half made or made from other pins.
+def ensure(folder: Path | None = None, console: Console | None = None, recipe: Recipe | None = None) -> Environment:
+    """The environment of `recipe`, the reference server's by default: created if missing, half made or of other pins.
 
     Two processes that ask at once wait for each other; the stamp is written last, so that an interrupted creation is
     redone. Progress goes to `console` (standard error by default).
 
+    In a folder that somebody named, here or by the recipe's variable, nothing is deleted unasked: an environment
+    finished there from other pins or by another Python, or made by another program, is left as it is.
+
     Raises:
-        ServerError: the interpreter is too new or has no shared libpython, or pip failed (the line names its log).
+        ServerError: the interpreter is too new or has no shared libpython, the named folder holds another environment,
+            or pip failed (the line names its log).
     """
-    libpython_folder()
-    if sys.version_info[:2] not in SUPPORTED:
-        raise ServerError(
-            f"the reference server needs Python 3.11 or 3.12, this is {PYTHON_VERSION}: its Python backend works with "
-            "numpy 1.26 alone, of which later Pythons have no build"
-        )
-    environment = Environment(folder or default_folder())
+    recipe = recipe or TRITON
+    if recipe is TRITON:
+        libpython_folder()
+        if sys.version_info[:2] not in SUPPORTED:
+            raise ServerError(
+                f"the reference server needs Python 3.11 or 3.12, this is {PYTHON_VERSION}: its Python backend works "
+                "with numpy 1.26 alone, of which later Pythons have no build"
+            )
+    environment = Environment(folder or recipe.default_folder)
     try:
         environment.folder.mkdir(parents=True, exist_ok=True)
         with _locked(environment.folder / "lock"):
-            if not _is_finished(environment):
-                _create(environment, console or Console(stderr=True))
+            if not _is_finished(environment, recipe):
+                if folder is not None or recipe.named:
+                    _refuse_to_replace(environment, recipe)
+                _create(environment, console or Console(stderr=True), recipe)
     except OSError as error:
         raise ServerError(
-            f"cannot write the reference server's environment {environment.folder}: {error.strerror or error}; "
-            f"set {FOLDER_VARIABLE} to a folder you own"
+            f"cannot write {recipe.server}'s environment {environment.folder}: {error.strerror or error}; "
+            f"set {recipe.variable} to a folder you own"
         ) from error
     return environment
 
@@ -129,42 +170,37 @@ def libpython_folder() -> Path:
     )
 
 
-def _stamp_text() -> str:
-    """What the environment was made from: the pins and the interpreter."""
-    pins = hashlib.sha256(REQUIREMENTS.read_bytes()).hexdigest()
-    return f"{pins} {sys.base_prefix} {sys.version.split()[0]}\n"
-
-
-def _is_finished(environment: Environment) -> bool:
+def _is_finished(environment: Environment, recipe: Recipe) -> bool:
     stamp = environment.folder / "stamp"
-    return stamp.exists() and stamp.read_text() == _stamp_text()
+    return stamp.exists() and stamp.read_text() == recipe.stamp
 
 
-def _create(environment: Environment, console: Console) -> None:
-    server, *others = _split_pins(REQUIREMENTS.read_text())
+def _refuse_to_replace(environment: Environment, recipe: Recipe) -> None:
+    """ServerError unless the folder is empty of environments, or holds one whose making was interrupted."""
+    finished = (environment.folder / "stamp").exists()
+    if finished or (environment.venv.exists() and not environment.install_log.exists()):
+        kind = "another version's environment" if finished else "an environment that was not made here"
+        raise ServerError(
+            f"{environment.folder} holds {kind}: delete its folder venv and its file stamp to have it made anew, or "
+            f"set {recipe.variable} to another folder"
+        )
+
+
+def _create(environment: Environment, console: Console, recipe: Recipe) -> None:
     stamp = environment.folder / "stamp"
     stamp.unlink(missing_ok=True)
     shutil.rmtree(environment.venv, ignore_errors=True)
     environment.install_log.unlink(missing_ok=True)
     pip = [str(environment.python), "-m", "pip", "install", "--disable-pip-version-check", "--no-input"]
-    steps = (
-        ("environment", [sys.executable, "-m", "venv", str(environment.venv)]),
-        ("torch, numpy, tokenizers (about 200 MB)", [*pip, *others]),
-        ("Triton server (55 MB)", [*pip, "--no-deps", server]),
-    )
-    console.print(f"First use: making the reference server's environment in {environment.folder}")
+    steps = [("environment", [sys.executable, "-m", "venv", str(environment.venv)])]
+    steps += [(name, [*pip, *arguments]) for name, arguments in recipe.steps(recipe.requirements)]
+    console.print(f"First use: making {recipe.server}'s environment in {environment.folder}")
     for number, (name, command) in enumerate(steps, start=1):
         title = f"[{number}/{len(steps)}] {name}"
         with console.status(title) as status:
-            _run_step(name, command, environment.install_log, _showing(status, title))
+            _run_step(recipe, name, command, environment.install_log, _showing(status, title))
         console.print(f"{title}: done", markup=False)
-    stamp.write_text(_stamp_text())
-
-
-def _split_pins(text: str) -> list[str]:
-    """The requirement lines, the server's wheel first: it alone is installed without its dependencies."""
-    pins = [line.strip() for line in text.splitlines() if line.strip() and not line.startswith("#")]
-    return sorted(pins, key=lambda pin: not pin.startswith(SERVER_WHEEL))
+    stamp.write_text(recipe.stamp)
 
 
 def _showing(status: Status, title: str) -> Say:
@@ -174,7 +210,7 @@ def _showing(status: Status, title: str) -> Say:
     return show
 
 
-def _run_step(name: str, command: Sequence[str], log: Path, say: Say) -> None:
+def _run_step(recipe: Recipe, name: str, command: Sequence[str], log: Path, say: Say) -> None:
     """Run one step, its output in `log` and line by line to `say`."""
     with log.open("a") as file:
         process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
@@ -192,7 +228,7 @@ def _run_step(name: str, command: Sequence[str], log: Path, say: Say) -> None:
             process.wait()
     if process.returncode != 0:
         why = last_error or f"exit status {process.returncode}"
-        raise ServerError(f"making the reference server's environment failed at '{name}': {why}; log: {log}")
+        raise ServerError(f"making {recipe.server}'s environment failed at '{name}': {why}; log: {log}")
 
 
 @contextlib.contextmanager

@@ -1,4 +1,4 @@
-"""Sizing by the best measured point whose mean latency is within a limit: the usual method, to be shown beside ours.
+"""Sizing by the best measured point whose mean latency is within a limit: the usual method, shown beside ours.
 
 The method of NVIDIA's course on sizing LLM inference systems, as arithmetic. `sizing.planner` is our own.
 """

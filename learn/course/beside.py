@@ -19,7 +19,7 @@ from sizing.workload import PERCENTILES, Limit, Sla, Workload
 
 @dataclass(frozen=True, slots=True)
 class Terms:
-    """What our planner keeps and the usual method does not: `percentile` stands in for a limit on a mean."""
+    """Margins that our planner keeps and the usual method does not; `percentile` stands in for a limit on a mean."""
 
     percentile: int = 95
     headroom: float = 0.2
@@ -33,7 +33,7 @@ class Terms:
 def ours(points: Sequence[Point], sizing: CourseSizing, goals: Sequence[Goal], terms: Terms) -> Plan:
     """The plan for the same model, GPU, precision and TP, lengths, peak and limits, from a law fitted to `points`.
 
-    Raises NoFeasiblePlan when the limits cannot be met, or the points carry no law.
+    Raises NoFeasiblePlan when the limits cannot be met, or no law can be fitted to the points.
     """
     point = sizing.throughput.point
     lengths = point.lengths
@@ -48,12 +48,12 @@ def ours(points: Sequence[Point], sizing: CourseSizing, goals: Sequence[Goal], t
 
 
 def percentile_of(goal: Goal, terms: Terms) -> int:
-    """The percentile of a limit; that of the terms for a limit on a mean."""
+    """The percentile of a limit; the terms' own where the limit is on a mean."""
     return terms.percentile if goal.statistic == "mean" else int(goal.statistic[1:])
 
 
 def compared(sizing: CourseSizing, plan: Plan, terms: Terms) -> str:
-    """The two counts in a sentence, and what the difference holds."""
+    """The two counts in a sentence, and what explains the difference."""
     fleet = plan.answer
     margins = (
         f"{percent(terms.headroom)} headroom and {terms.spare} spare" if terms.headroom or terms.spare else "no margin"

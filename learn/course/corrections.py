@@ -1,4 +1,4 @@
-"""Where the course's own figures are off: its figure, ours from the same measurements, and why."""
+"""Figures of the course that are wrong: its value, ours from the same measurements, and the reason."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from learn.lesson import Setting, run
 from sizing.numbers import significant
 
 TOKENS_PER_S, ASKED_TOKENS, MADE_TOKENS = 1858.85, 50, 58.47
-"""One GPU's measured output tokens/s; tokens that requests asked for; tokens that they made on average."""
+"""Measured output tokens/s of one GPU; tokens asked for per request; tokens generated per request on average."""
 WANTED_PER_S = 100
 TTFT_MS = {50: 630, 100: 1024}
 """Measured mean TTFT by concurrency, against a limit of 1 s."""
@@ -26,7 +26,7 @@ ISL, OSL, OUT_OVER_IN = 2000, 200, 3
 
 @dataclass(frozen=True, slots=True)
 class Correction:
-    """One figure of the course, ours, and the reason that they differ."""
+    """A figure of the course, our value, and why they differ."""
 
     what: str
     course: str
@@ -35,12 +35,12 @@ class Correction:
 
 
 def corrections() -> tuple[Correction, ...]:
-    """The figures that are off, each worked out from what was measured."""
+    """The wrong figures, each recomputed from the measurements."""
     return tokens_for_requests(), concurrency_over_the_limit(), cost_of_another_fleet(), token_price(), median()
 
 
 def tokens_for_requests() -> Correction:
-    """Requests/s out of tokens/s."""
+    """Requests/s from tokens/s."""
     told, true = TOKENS_PER_S / ASKED_TOKENS, TOKENS_PER_S / MADE_TOKENS
     return Correction(
         f"GPUs for {WANTED_PER_S} requests/s, from {TOKENS_PER_S:,} tokens/s of one GPU",

@@ -10,7 +10,7 @@ from sizing.workload import finite
 
 @dataclass(frozen=True, slots=True)
 class ServerPrice:
-    """Price of a server, years over which it is written off, hosting per year, licence per GPU and year, its GPUs.
+    """Price of a server, years of depreciation, hosting per year, licence per GPU and year, its GPUs.
 
     >>> ServerPrice(320_000, 4, 3_000, 4_500).per_year
     119000.0
@@ -64,7 +64,7 @@ class Tco:
 
 
 def tco(servers: float, price: ServerPrice, peak_per_s: float, mean_per_s: float) -> Tco:
-    """Cost of `servers`, whole or not, over the requests that these servers serve, all of them.
+    """Cost of `servers`, a whole number or not, divided by all the requests that they serve.
 
     Raises ScenarioError for a load or number of servers that is not above 0.
     """
@@ -74,7 +74,7 @@ def tco(servers: float, price: ServerPrice, peak_per_s: float, mean_per_s: float
 
 
 def per_token(per_1000_requests: float, isl: float, osl: float, out_over_in: float) -> tuple[float, float]:
-    """Cost of a million input and of a million output tokens, their ratio that of an API's prices.
+    """Cost of a million input and of a million output tokens, in the ratio of an API's prices.
 
     >>> tuple(round(price, 3) for price in per_token(0.0907, 2000, 200, 3))
     (0.035, 0.105)

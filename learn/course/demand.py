@@ -9,12 +9,12 @@ from sizing.workload import finite
 
 YEAR_S = 365 * 86_400.0
 PEAK_SHARE = 0.95
-"""Of the seconds of a day, those in which no more requests come than the peak."""
+"""Share of the seconds of a day in which at most the peak number of requests arrive."""
 MOST_MEAN_PER_S = 1e9
 
 
 def requests_per_s(users: float, requests_per_session: float, session_s: float) -> float:
-    """Requests/s of `users` present at once, each sending `requests_per_session` in a session of `session_s` seconds.
+    """Requests/s of `users` present at once who each send `requests_per_session` in a session of `session_s` seconds.
 
     >>> requests_per_s(60, 1, 20), requests_per_s(30, 1, 10)
     (3.0, 3.0)
@@ -26,7 +26,7 @@ def requests_per_s(users: float, requests_per_session: float, session_s: float) 
 
 
 def per_second(requests_per_year: float) -> float:
-    """Requests/s on average of so many in a year of 365 days.
+    """Average requests/s for this many requests in a year of 365 days.
 
     >>> round(per_second(30e6 * 10 * 3), 2)
     28.54
@@ -35,10 +35,10 @@ def per_second(requests_per_year: float) -> float:
 
 
 def peak_from_mean(mean_per_s: float, share: float = PEAK_SHARE) -> int:
-    """Requests that come in all but ``1 - share`` of the seconds at most, when they come at random at this mean.
+    """The number of requests not exceeded in a `share` of the seconds, for random arrivals at this mean rate.
 
-    The quantile of the Poisson law: the least whole number whose distribution function reaches `share`. It holds the
-    randomness of single seconds only, not the hours of a day: for those multiply the mean by a factor.
+    The quantile of the Poisson law: the least whole number whose distribution function reaches `share`. It covers
+    the randomness of single seconds only, not the hours of a day: for those multiply the mean by a factor.
 
     >>> peak_from_mean(200), peak_from_mean(0.5)
     (224, 2)

@@ -14,7 +14,7 @@ GPUS_PER_SERVER = 8
 
 @dataclass(frozen=True, slots=True)
 class CourseSizing:
-    """The answer by this method: no headroom, no spares, nothing said of random arrivals."""
+    """The answer by this method, which has no headroom, no spares and no random arrivals."""
 
     throughput: Throughput
     peak_per_s: float

@@ -14,7 +14,7 @@ from sizing.text import fleet_json
 
 @dataclass(frozen=True, slots=True)
 class Load:
-    """Requests/s on average, None where only the peak was given, and at the peak; how one came from the other."""
+    """Mean requests/s (None where only the peak was given), requests/s at the peak, and how the peak was obtained."""
 
     mean_per_s: float | None
     peak_per_s: float

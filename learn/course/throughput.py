@@ -1,4 +1,4 @@
-"""A throughput that says what it was measured with, in the units to measure and to size in; and the best of many."""
+"""A throughput with the parameters it was measured at, per instance and per GPU; and the choice of the best."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from sizing.workload import OF_REQUESTS, RequestMetric, finite, parse_seconds
 Statistic = Literal["mean", "p50", "p90", "p95", "p99"]
 STATISTICS: tuple[Statistic, ...] = get_args(Statistic)
 SIX = ("model", "precision", "isl", "osl", "concurrency", "tp")
-"""Without these a throughput says nothing: each of them alone changes it by a factor."""
+"""A throughput means nothing without these: each one alone can change it several times over."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,11 +43,11 @@ class Throughput:
         return self.per_instance / self.point.gpus
 
     def per_gpus(self, gpus: int = 8) -> float:
-        """Requests/s of so many GPUs full of instances."""
+        """Requests/s of this many GPUs filled with instances."""
         return self.per_gpu * gpus
 
     def concurrency_per_gpus(self, gpus: int = 8) -> float:
-        """Requests in flight in so many GPUs full of instances."""
+        """Requests in flight on this many GPUs filled with instances."""
         return self.concurrency * gpus / self.point.gpus
 
     @property
@@ -61,7 +61,7 @@ class Throughput:
 
 
 def throughput(point: Point) -> Throughput:
-    """The throughput of a measured point; ScenarioError for one of an open loop, which held no concurrency."""
+    """The throughput of a measured point; ScenarioError for an open-loop point, which has no concurrency."""
     if point.load_kind != "concurrency":
         raise ScenarioError(
             f"{point.model}: a point at {point.load_kind} {point.load_value:g} has no concurrency; by this method "
@@ -95,12 +95,12 @@ class Goal:
         raise ScenarioError(f"--{metric} {text!r}: write a time, or one of {', '.join(STATISTICS)} before it: p95:2s")
 
     def value_s(self, point: Point) -> float | None:
-        """What was measured of this at a point; None where it was not."""
+        """The measured value at a point; None where it was not measured."""
         value: float | None = getattr(point, f"{self.metric}_{self.statistic}_s")
         return value
 
     def keeps(self, point: Point) -> bool:
-        """True where it was measured and is within the limit."""
+        """True if the value was measured and is within the limit."""
         value = self.value_s(point)
         return value is not None and value <= self.limit_s
 
@@ -117,9 +117,9 @@ def goals_of(**texts: str | None) -> tuple[Goal, ...]:
 
 
 def best(points: Sequence[Point], goals: Sequence[Goal]) -> Throughput:
-    """Of the closed-loop points fit for use that keep every limit, that with most requests/s per GPU.
+    """The usable closed-loop point with the most requests/s per GPU among those that meet every limit.
 
-    Raises NoFeasiblePlan, naming the nearest miss, when none keeps them; ScenarioError when there is no such point.
+    Raises NoFeasiblePlan, naming the nearest miss, when none meets them; ScenarioError when there is no such point.
     """
     closed = [throughput(point) for point in points if point.load_kind == "concurrency" and not point.void]
     if not closed:

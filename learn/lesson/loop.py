@@ -1,4 +1,4 @@
-"""The lesson's engine, step by step: compute, note latencies, free slots, let requests come, fill slots, go on."""
+"""The lesson's engine, step by step: compute, record latencies, free slots, accept requests, fill slots, repeat."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from learn.lesson.outcome import DECODE, EMPTY, PREFILL, Held, Mark, Outcome, St
 from learn.lesson.setting import Load, Setting
 
 SHORTEST_STEP = 1.0
-"""Ticks of a step in which nothing is computed, and the least of any other."""
+"""Ticks of a step that computes nothing, and the minimum of any other step."""
 
 
 @dataclass(slots=True)
@@ -29,7 +29,7 @@ class Request:
         return PREFILL if self.chunks_left else DECODE
 
     def advance(self) -> None:
-        """One step: a chunk of the prompt, whose last one yields token 1, or one more token."""
+        """One step: a chunk of the prompt, the last of which yields token 1, or one more token."""
         if self.chunks_left:
             self.chunks_left -= 1
             self.tokens = 0 if self.chunks_left else 1
@@ -38,7 +38,7 @@ class Request:
 
 
 def draws(seed: int) -> np.random.RandomState:
-    """The stream of normal draws by which published runs of this lesson can be repeated number for number."""
+    """The stream of normal draws that reproduces the published runs of this lesson exactly."""
     return np.random.RandomState(seed)
 
 
@@ -55,7 +55,7 @@ def run(setting: Setting, rng: np.random.RandomState | None = None) -> Outcome:
 
 
 class Engine:
-    """Slots, queue and clock of one run, and what was noted so far."""
+    """Slots, queue and clock of one run, and what has been recorded so far."""
 
     def __init__(self, setting: Setting, rng: np.random.RandomState) -> None:
         self.setting = setting
@@ -76,7 +76,7 @@ class Engine:
         return [request for request in self.slots if request is not None]
 
     def step(self) -> None:
-        """End the step that runs and begin the next."""
+        """End the current step and begin the next."""
         for request in self.in_slots:
             request.advance()
             self._note(request)
@@ -120,20 +120,20 @@ class Engine:
         return Held(request.stage, request.number, request.tokens, self.now - request.queued_at)
 
     def outcome(self) -> Outcome:
-        """All that was noted; tokens of requests in progress count."""
+        """Everything recorded; tokens of requests in progress count."""
         tokens = self.tokens_done + sum(request.tokens for request in self.in_slots)
         return Outcome(tuple(self.steps), tuple(self.first), tuple(self.last), tuple(self.itl_ticks), tokens, self.now)
 
 
 def step_ticks(setting: Setting, running: list[Request]) -> float:
-    """Ticks of a step: prompts add up (they are bound by computing), tokens share one pass (bound by memory)."""
+    """Ticks of a step: prompts add up (they are compute-bound), tokens share one pass (memory-bound)."""
     prompts = [setting.prefill_ticks / setting.chunks for request in running if request.stage == PREFILL]
     tokens = setting.itl_ticks if len(running) > len(prompts) else 0.0
     return max(sum(prompts), tokens, SHORTEST_STEP)
 
 
 def admitted(setting: Setting, slots: list[Request | None]) -> list[int]:
-    """The slots that may be filled now, lowest first."""
+    """Slots that may be filled now, lowest number first."""
     free = [place for place, request in enumerate(slots) if request is None]
     if setting.batching == "static":
         return free if len(free) == len(slots) else []
@@ -144,7 +144,7 @@ def admitted(setting: Setting, slots: list[Request | None]) -> list[int]:
 
 
 def coming(load: Load, since: float, now: float, present: int, before: list[Step]) -> int:
-    """Requests that come between two steps: all at the first, as many as left, or by the clock."""
+    """Requests that arrive between two steps: all at the first, one for each that finished, or by the clock."""
     if load.kind == "batch":
         return 0 if before else int(load.amount)
     if load.kind == "concurrency":

@@ -1,4 +1,4 @@
-"""What a run of the lesson leaves: its steps as a picture, when first and last tokens came, and the figures of both."""
+"""The result of a run of the lesson: its steps, its first and last tokens, and figures computed from them."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ EMPTY, PREFILL, DECODE = "e", "p", "d"
 
 
 class Held(NamedTuple):
-    """A slot during a step: its stage, and of a slot in use the request, its tokens so far, and its age in ticks."""
+    """A slot during a step: its stage and, if in use, its request, the tokens so far and the age in ticks."""
 
     stage: str
     request: int = -1
@@ -22,7 +22,7 @@ class Held(NamedTuple):
 
 
 class Step(NamedTuple):
-    """One step of the engine: when it begins, how long it takes, what the slots do, how many requests wait."""
+    """One step of the engine: its start and length, the state of each slot, and the number of waiting requests."""
 
     start: float
     ticks: float
@@ -36,7 +36,7 @@ class Step(NamedTuple):
 
 
 class Mark(NamedTuple):
-    """A first or a last token: when it came, how long after the request, whose it is, tokens it has by then."""
+    """A first or last token: its time, its latency, its request, and that request's tokens so far."""
 
     at: float
     latency_ticks: float
@@ -70,8 +70,8 @@ class Figures:
     """The figures of a run. Latencies in ticks, None where nothing was recorded; rates per 1,000 ticks of an instance.
 
     `ttft_*` over all first tokens, requests in progress included; `e2e_*` over completed requests. `gap_mean` is
-    (E2E - TTFT) / (tokens - 1) averaged over completed requests of two tokens or more. `empty` is the share of slots
-    and time in which a slot does nothing. p50 is the median.
+    (E2E - TTFT) / (tokens - 1) averaged over completed requests of two tokens or more. `empty` is the share of
+    slot time in which a slot is idle. p50 is the median.
     """
 
     completed: int
@@ -124,10 +124,10 @@ def empty_share(steps: Sequence[Step]) -> float:
 
 
 def mean(values: Sequence[float]) -> float | None:
-    """The mean; None of nothing."""
+    """The mean; None for no values."""
     return float(np.mean(values)) if values else None
 
 
 def median(values: Sequence[float]) -> float | None:
-    """The 50th percentile; None of nothing."""
+    """The 50th percentile; None for no values."""
     return float(np.median(values)) if values else None

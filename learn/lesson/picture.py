@@ -36,7 +36,7 @@ def slot_row(steps: Sequence[Step], place: int) -> str:
 
 
 def queue_row(steps: Sequence[Step]) -> str:
-    """Requests that wait, written at the step where their number changes, if there is room for it."""
+    """The number of waiting requests, written at each step where it changes and there is room."""
     row, before = "", -1
     for step in steps:
         begin = int(step.start)

@@ -1,4 +1,4 @@
-"""What the lesson simulates: how requests are batched, how they come, how long prompts and tokens take, in ticks."""
+"""What the lesson simulates: how requests are batched and arrive, and how many ticks prompts and tokens take."""
 
 from __future__ import annotations
 
@@ -28,15 +28,16 @@ LOAD_BOUNDS: Mapping[LoadKind, tuple[float, float]] = {
     "concurrency": (1, 2_000),
     "rate": (0.001, 50),
 }
-"""The least and the most of each number: a run stays under a few seconds."""
+"""Minimum and maximum of each number, so that a run takes a few seconds at most."""
 WHOLE = ("slots", "chunks", "ticks", "seed")
 
 
 def check(name: str, value: float, low: float, high: float, *, whole: bool) -> None:
-    """Raise ScenarioError unless `low` <= `value` <= `high`, and a whole number where it must be."""
+    """ScenarioError for a `value` outside `low` to `high`, or one that must be whole and is not."""
     if not low <= value <= high or (whole and value != int(value)):
         kind = "a whole number" if whole else "a number"
-        raise ScenarioError(f"{name} must be {kind} from {low:g} to {high:,g}, got {value:g}")
+        got = f"{value:g}" if abs(value) < 1e300 else "a far larger number"  # which no float holds
+        raise ScenarioError(f"{name} must be {kind} from {low:g} to {high:,g}, got {got}")
 
 
 def written(value: object) -> str:
@@ -65,7 +66,7 @@ def whole(name: str, text: str) -> int:
 
 @dataclass(frozen=True, slots=True)
 class Load:
-    """How requests come: `amount` at once at tick 0, always `amount` in the system, or `amount` per tick.
+    """How requests arrive: `amount` at once at tick 0, always `amount` in the system, or `amount` per tick.
 
     >>> Load.parse("rate:0.46"), str(Load("batch", 100))
     (Load(kind='rate', amount=0.46), 'batch:100')
@@ -126,7 +127,7 @@ class Setting:
 
     @classmethod
     def of(cls, text: str) -> Setting:
-        """The setting that `text` writes. Raises ScenarioError for a key or value that it cannot take.
+        """The setting written as `text`. Raises ScenarioError for an unknown key or an impossible value.
 
         >>> Setting.of("batching=in_flight;chunks=2").chunks
         2

@@ -23,6 +23,7 @@ from sizing.plans import Basis, Candidate, Fleet, cost_at, cost_of
 from sizing.prediction import Prediction
 from sizing.question import Question, replicas_for
 from sizing.queueing import predict, stable_rate_per_s
+from sizing.text import counts
 from sizing.workload import MOST_TOKENS, Lengths, Routing, Workload
 
 
@@ -49,9 +50,6 @@ def load_curve(question: Question, fleet: Fleet, steps: int = 24) -> LoadCurve:
     return LoadCurve(tuple(map(float, rates)), predictions, fleet.load_per_s, fleet.capacity_per_s)
 
 
-# --- The knee of a load curve: beyond it more load costs more in latency than it brings in throughput
-
-
 def knee_per_s(curve: LoadCurve) -> float | None:
     """Requests/s per replica at which load over mean E2E is highest: Kleinrock's "power" (1979, ICC'79, 43.1).
 
@@ -68,8 +66,6 @@ def knee_per_s(curve: LoadCurve) -> float | None:
     return curve.rates_per_s[best]
 
 
-# --- How much of the SLA a replica uses up as its load rises: the small curve in a table of configurations
-
 BEYOND = 1.1
 """Times the capacity up to which the curve goes: the limit is crossed on the picture."""
 
@@ -84,10 +80,10 @@ def sla_use(question: Question, fleet: Fleet, steps: int = 12) -> tuple[float, .
     return tuple(math.exp(response.excess_at(float(rate))) for rate in rates)
 
 
-# --- Throughput against interactivity: what a replica gives at rising load, and the front that nothing surpasses
+# --- Throughput against interactivity: what a replica delivers at rising load, and the Pareto front
 
 SHARES = (IDLE, 0.08, 0.16, 0.25, 0.35, 0.45, 0.55, 0.65, 0.74, 0.82, 0.88, 0.93, 0.97)
-"""Shares of the stable rate at which a replica is asked: beyond, a queue says more of itself than of the engine."""
+"""Shares of the stable rate at which a replica is asked: beyond, latency is that of the queue, not of the engine."""
 Better = Literal["higher", "lower"]
 
 
@@ -183,7 +179,7 @@ def resampled(curves: Sequence[SpeedCurve]) -> list[SpeedCurve]:
     """The curves with a speed wherever any other has one, so that they can be compared at the same interactivity.
 
     Between two neighbours everything is linear in the tokens of a user; the SLA holds where it does at the slower one.
-    No curve is drawn out beyond its ends.
+    No curve is extended beyond its ends.
     """
     wanted = np.unique([speed.tokens_per_s_per_user for curve in curves for speed in curve.speeds])
     return [SpeedCurve(curve.candidate, tuple(_filled(curve.speeds, wanted))) for curve in curves]
@@ -214,7 +210,7 @@ def _between(one: Speed, other: Speed, tokens_per_s_per_user: float) -> Speed:
 def _predictions(
     replica: Replica, workload: Workload, routing: Routing, replicas: int, stable_per_s: float, gaps: bool
 ) -> tuple[tuple[float, Prediction], ...]:
-    """Requests/s per replica and what the formula says there: kept, since neither load nor SLA of a fleet matter."""
+    """Requests/s per replica and the formula's prediction; cached, as no fleet's load or SLA matters."""
     rates = [float(rate) for rate in stable_per_s * np.array(SHARES)]
 
     def at(rate_per_s: float) -> Prediction:
@@ -250,7 +246,7 @@ def front(points: Sequence[tuple[float, float]], better: tuple[Better, Better] =
 # --- GPUs against load: the steps that a fleet takes as its load grows, and the ends of the band around them
 
 MOST_STEPS = 300
-"""Steps that are told one by one; of larger fleets so many evenly spaced loads are."""
+"""Most steps to list one by one; a larger fleet is sampled at this many evenly spaced loads."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -287,7 +283,7 @@ def fleet_sizes(question: Question, fleet: Fleet, low_per_s: float, high_per_s: 
     slow, fast = capacity_band(fleet.candidate, question.setting(fleet.working))
     factors = [factor for factor in (1.0, fast, slow) if factor > 0]
     rates = _corners(fleet.requests_per_s_per_replica, factors, low_per_s, high_per_s)
-    # Just above a corner the next replica is needed: what holds from a load on is asked a hair beyond it.
+    # The next replica is needed just above a corner, so counts are taken slightly beyond it.
     beyond = [rate * (1 + 1e-6) + 1e-12 for rate in rates]
     counts = [tuple(gpus_for(question, fleet, rate, factor) for rate in beyond) for factor in factors]
     return FleetSizes(tuple(rates), counts[0], counts[1], counts[2] if len(counts) > 2 else None)
@@ -327,11 +323,11 @@ class LengthCell:
 def length_grid(question: Question, fleet: Fleet, covers: Callable[[Lengths], bool]) -> tuple[LengthCell, ...]:
     """The fleet's configuration at multiples of the question's ISL and OSL, row by row of rising OSL.
 
-    By formula, times what the fleet's own capacity differs from it; headroom kept. `covers` tells whether lengths lie
+    By formula, scaled by the fleet's own capacity over the formula's; headroom kept. `covers` tells whether lengths lie
     within what was measured; it is not asked of estimates.
     """
     as_it_was = load_response(fleet.candidate.replica, question.setting(fleet.working))
-    # Where the formula puts an idle replica over a limit that the simulation found kept, as much is taken for kept.
+    # Where the formula puts an idle replica over a limit that the simulation found met, that excess counts as met.
     kept = 0.0 if as_it_was.rate_per_s(0.0) else as_it_was.excess_at(fleet.capacity_per_s)
     correction = fleet.capacity_per_s / as_it_was.rate_per_s(kept)
     lengths = question.workload.lengths
@@ -371,7 +367,7 @@ def _cell(
 
 
 def _at_lengths(candidate: Candidate, lengths: Lengths) -> Candidate:
-    """The candidate for requests of other lengths: an estimate counts its KV cache anew.
+    """The candidate for requests of other lengths: an estimate computes its KV cache again.
 
     Raises ScenarioError beyond the model's context, DoesNotFit where one request does not fit into the KV cache.
     """
@@ -385,11 +381,8 @@ def _at_lengths(candidate: Candidate, lengths: Lengths) -> Candidate:
     return candidate
 
 
-# --- Two configurations side by side, in one sentence: how many times the GPUs, how many times the cost
-
-
 def versus(question: Question, one: Fleet, other: Fleet) -> str:
-    """What `one` needs, as a multiple of what `other` needs, with both bases; and whether the bands tell them apart.
+    """What `one` needs, as a multiple of what `other` needs, with both bases; and whether the bands overlap.
 
     For instance: h200_sxm TP2 fp8 (estimated) needs 0.69 × the GPUs of h100_sxm TP4 fp8 (fitted): 11 against 16.
     """
@@ -416,19 +409,12 @@ def _cost_beside(question: Question, one: Fleet, other: Fleet) -> str:
 
 def bands_overlap(one: Fleet, other: Fleet) -> bool:
     """True when the 90 % bands of the two counts have a number of GPUs in common."""
-    return _reaches(one, other.gpus_low) and _reaches(other, one.gpus_low)
-
-
-def _reaches(fleet: Fleet, gpus: int) -> bool:
-    return fleet.gpus_high is None or gpus <= fleet.gpus_high
+    ends = ((one.gpus_high, other.gpus_low), (other.gpus_high, one.gpus_low))
+    return all(high is None or low <= high for high, low in ends)
 
 
 def _bands(one: Fleet, other: Fleet) -> str:
     if not bands_overlap(one, other):
         return "Their 90 % bands do not overlap."
-    first, second = (_band(fleet) for fleet in (one, other))
+    first, second = (counts(fleet.gpus_low, fleet.gpus_high) for fleet in (one, other))
     return f"Their 90 % bands overlap ({first} and {second} GPUs): measuring both may turn this round."
-
-
-def _band(fleet: Fleet) -> str:
-    return f"{fleet.gpus_low:,} or more" if fleet.gpus_high is None else f"{fleet.gpus_low:,} to {fleet.gpus_high:,}"

@@ -28,8 +28,8 @@ class Hour:
 class Daily:
     """A fleet that follows the load: 24 hours, its GPU-hours a day, and those of a constant fleet for the peak.
 
-    Replicas are taken to start and stop at once; a fleet that needs minutes to load weights must start them as much
-    earlier.
+    Replicas are assumed to start and stop instantly; a fleet that needs minutes to load weights must start them that
+    much earlier.
     """
 
     hours: tuple[Hour, ...]
@@ -78,8 +78,8 @@ def rate_of_hour(hour: int, word: str) -> float:
 def gpus_by_hour(question: Question, fleet: Fleet, rates_per_s: Sequence[float]) -> Daily:
     """The fleet's candidate sized for every hour; the fleet itself is sized for the busiest.
 
-    Each hour by formula, times what the peak fleet's capacity (simulated, where it is) differs from the formula's. An
-    hour without load keeps the spares.
+    Each hour by formula, scaled by the peak fleet's own capacity (simulated where it was verified) over the formula's.
+    An hour without load keeps the spares.
     """
     hours = []
     for hour, rate_per_s in enumerate(rates_per_s):

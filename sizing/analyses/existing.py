@@ -4,18 +4,19 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 
 from sizing.edge import BY_SIMULATION, Method, SlaMissed, capacity_band
 from sizing.errors import ScenarioError
 from sizing.explain import first_look, jump_rejection, remarks, sla_rejection
 from sizing.plans import NEAR_STABLE, Basis, Candidate, Rejection, basis_of, beyond_measured
-from sizing.prediction import Prediction
+from sizing.prediction import Caution, Prediction
 from sizing.question import Question, Setting
 from sizing.queueing import stable_rate_per_s
 from sizing.workload import Limit
 
 SHARES = (1.0, 0.95, 0.9, 0.85, 0.8, 0.7, 0.6, 0.5)
-"""Shares of the planned rate tried, where latencies jump at some load and miss the SLA below the rate that keeps it."""
+"""Shares of the planned rate to try where latencies jump at some load and miss the SLA below a rate that meets it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,8 +25,8 @@ class Existing:
 
     `rate_per_s`: requests/s to plan for, headroom kept; the fleet's SLA is about to fail at `limit_per_s`. `low`,
     `high`: `rate_per_s` at the ends of the 90 % band of the law; low is 0 when the SLA fails at the slow end.
-    `predicted`: latencies at `rate_per_s`; `binding`: the limit with the least room, or "stable rate". `notes`: what
-    was found worth saying.
+    `predicted`: latencies at `rate_per_s`; `binding`: the limit with the least room, or "stable rate". `notes`:
+    cautions about this size of fleet.
     """
 
     candidate: Candidate
@@ -40,7 +41,7 @@ class Existing:
     binding: str
     limit: Limit
     predicted: Prediction
-    notes: tuple[str, ...] = ()
+    notes: tuple[Caution, ...] = ()
 
     @property
     def in_flight(self) -> float:
@@ -53,8 +54,8 @@ class Existing:
         return basis_of(self.candidate, self.in_flight)
 
     @property
-    def warnings(self) -> tuple[str, ...]:
-        """What the reader must know: of the law, of the prediction, and of the distance from what was measured."""
+    def warnings(self) -> tuple[Caution, ...]:
+        """Cautions about the law, the prediction, the distance from what was measured, and the fleet."""
         far = beyond_measured(self.candidate, self.in_flight)
         return (*self.candidate.warnings, *self.predicted.warnings, *far, *self.notes)
 
@@ -102,29 +103,20 @@ def largest_rate(
         binding="stable rate" if stability_binds else str(limit),
         limit=limit,
         predicted=predicted,
-        notes=remarks(candidate, setting, planned_per_s, predicted, stability_binds),
+        notes=tuple(remarks(candidate, setting, planned_per_s, predicted, stability_binds)),
     )
-
-
-def first_rate(question: Question, candidate: Candidate, gpus: int) -> Existing | Rejection:
-    """The largest rate by formula; by simulation where the formula puts an idle replica just over a limit."""
-    return first_look(lambda method: largest_rate(question, candidate, gpus, method))
 
 
 def best_first(
     question: Question, candidates: Sequence[Candidate], gpus: int
 ) -> tuple[list[Existing], list[Rejection]]:
     """What each candidate carries, most first, the first by simulation, the rest by formula; and those that cannot."""
-    sized = [first_rate(question, candidate, gpus) for candidate in candidates]
-    while (best := most(sized)) and best.predicted.method != "simulation":
-        sized[sized.index(best)] = largest_rate(question, best.candidate, gpus)
-    fleets = sorted((fleet for fleet in sized if isinstance(fleet, Existing)), key=lambda fleet: -fleet.rate_per_s)
-    return fleets, [fleet for fleet in sized if isinstance(fleet, Rejection)]
-
-
-def most(sized: Sequence[Existing | Rejection]) -> Existing | None:
-    """The fleet that carries most; None when none does."""
-    return max((fleet for fleet in sized if isinstance(fleet, Existing)), key=lambda f: f.rate_per_s, default=None)
+    sized = [first_look(partial(largest_rate, question, candidate, gpus)) for candidate in candidates]
+    while True:
+        carry = sorted((fleet for fleet in sized if isinstance(fleet, Existing)), key=lambda fleet: -fleet.rate_per_s)
+        if not carry or carry[0].predicted.method == "simulation":
+            return carry, [fleet for fleet in sized if isinstance(fleet, Rejection)]
+        sized[sized.index(carry[0])] = largest_rate(question, carry[0].candidate, gpus)
 
 
 def settle_down(
@@ -143,7 +135,7 @@ def settle_down(
 
 
 def too_small(question: Question, candidate: Candidate, gpus: int) -> Rejection:
-    """A fleet that has no working replica left beside its spares."""
+    """A fleet with no working replica left once its spares are set aside."""
     needed = (question.spare + 1) * candidate.gpus
     why = f"{gpus} GPUs are too few: a replica of {candidate.gpus} and {question.spare} spare need {needed}"
     return Rejection(candidate.gpu, candidate.tp, candidate.precision, "too_few", why)

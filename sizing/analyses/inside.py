@@ -99,7 +99,7 @@ def simulated(run: InsideRun) -> Simulated:
 
 def close_look(run: InsideRun, life_s: float) -> TimeSeries:
     """The first replica over `LOOK` lives of a request, once `SETTLE` have passed, iteration by iteration where there
-    are few: the very same requests as those of the run, its end where it is shorter. `life_s`: mean E2E in seconds.
+    are few: the same requests as in the run, and its end if it is shorter. `life_s`: mean E2E in seconds.
     """
     rng = np.random.default_rng(run.seed)
     requests = _requests_of(run, rng)
@@ -128,7 +128,7 @@ def between(series: TimeSeries, from_s: float, until_s: float) -> TimeSeries:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Timeline:
-    """A time series drawn together to a few hundred steps, arrays of shape (steps,).
+    """A time series condensed to a few hundred steps, arrays of shape (steps,).
 
     Of each step: when it begins; the mean of running sequences and the most; the most waiting requests; the most KV
     tokens held; the share of samples with a prompt cut in chunks in progress; pauses in it.
@@ -144,9 +144,9 @@ class Timeline:
 
 
 def timeline(series: TimeSeries, steps: int = 400) -> Timeline:
-    """At most `steps` steps of equally many samples; nothing that was highest in between is lost.
+    """At most `steps` steps with an equal number of samples each; peaks are kept.
 
-    Samples are of iterations: while an engine is idle there are none.
+    Samples are taken at iterations, so an idle engine has none.
     """
     samples = len(series.time_s)
     if samples == 0:
@@ -177,7 +177,7 @@ def spread(seconds: Seconds) -> Seconds:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Lives:
-    """Consecutive requests, arrays of shape (n,): arrival, and seconds until the prompt was begun, from then to the
+    """Consecutive requests, arrays of shape (n,): arrival, and seconds until the prompt was started, from then to the
     first token, and from that to the last. NaN of requests not served. `slowest`: the place of the longest TTFT.
     """
 
@@ -208,12 +208,12 @@ def lives_around_slowest(run: Simulated, before: int = 24, after: int = 8) -> Li
     )
 
 
-# --- What a simulated run teaches, in words: what to know of it first, then what else
+# --- What a simulated run shows, in sentences
 
 STALLED = 3.0
-"""Times the mean ITL from which one token gap in a hundred is worth a sentence."""
+"""Multiple of the mean ITL from which the p99 of token gaps is worth a sentence."""
 SLOWEST = 0.05
-"""Share of the requests, those with the longest TTFT, of which it is said what they waited for."""
+"""Share of the requests, those with the longest TTFT, whose waiting is described."""
 
 
 def learned(run: Simulated, sla: Sla, load_per_s: float) -> list[str]:
@@ -229,14 +229,14 @@ def _saturated(run: Simulated, load_per_s: float) -> str:
     rate = significant(load_per_s)
     if run.utilization >= 1:
         most = significant(load_per_s / run.utilization)
-        return f"No steady state: {rate} requests/s come, a replica carries {most}, and the waiting line only grows"
-    return f"No steady state at {rate} requests/s: the waiting line grew all along"
+        return f"No steady state: {rate} requests/s arrive, a replica carries {most}, and the queue only grows"
+    return f"No steady state at {rate} requests/s: the queue grew throughout"
 
 
 def _lost(run: Simulated) -> str:
     if not run.lost:
         return ""
-    reasons = {"turned away": run.rejected, "dropped from the line": run.timed_out, "given up": run.cancelled}
+    reasons = {"turned away": run.rejected, "dropped from the queue": run.timed_out, "given up": run.cancelled}
     told = ", ".join(f"{count:,} {name}" for name, count in reasons.items() if count)
     return f"{_share(run.lost / len(run.outcome))} of the requests got no answer: {told}"
 
@@ -273,7 +273,7 @@ def _kept(run: Simulated, sla: Sla) -> str:
 
 
 def _stalls(run: Simulated) -> str:
-    """Token gaps against their means: what a reader sees that the ITL of a request hides."""
+    """Token gaps against their means: stalls that users see and a request's ITL hides."""
     itl_s = run.itl_s[np.isfinite(run.itl_s)]
     if not itl_s.size or not run.watched.gap_p99_s > STALLED * itl_s.mean():
         return ""
@@ -293,8 +293,8 @@ def _first_token(run: Simulated) -> str:
     slowest = ttft_s >= np.quantile(ttft_s, 1 - SLOWEST)
     waited = float(queue_s[slowest].sum() / ttft_s[slowest].sum())
     return (
-        f"In the slowest {_share(SLOWEST)} of first tokens {waited * 100:.0f} % of the time is waiting for the prompt "
-        "to be begun"
+        f"In the slowest {_share(SLOWEST)} of first tokens {waited * 100:.0f} % of the time is spent waiting for the "
+        "prompt to start"
     )
 
 
@@ -312,7 +312,7 @@ def exceedances(run: Simulated, sla: Sla) -> list[tuple[Limit, float, float]]:
     return [(limit, run.exceeding_share(limit), 1 - limit.percentile / 100) for limit in sla.limits]
 
 
-# --- A simulated run beside the formula: every figure that both know, and how far they are apart
+# --- A simulated run beside the formula: every figure that both give, and the difference
 
 
 @dataclass(frozen=True, slots=True)
@@ -345,7 +345,7 @@ class Compared:
 
 
 def compared(run: Simulated, said: Prediction) -> list[Compared]:
-    """Mean, p50, p90, p95 and p99 of TTFT, ITL, gaps and E2E, those that both know; none where one is saturated."""
+    """Mean, p50, p90, p95 and p99 of TTFT, ITL, gaps and E2E, those that both give; none where one is saturated."""
     if run.saturated or said.saturated:
         return []
     figures = []

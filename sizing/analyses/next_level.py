@@ -1,4 +1,4 @@
-"""Which level to measure next so that the GPU count of one question is soon sure, and when to stop. Start here."""
+"""Which level to measure next to settle one question's GPU count soonest, and when to stop. Start here."""
 
 from __future__ import annotations
 
@@ -10,19 +10,20 @@ from typing import Literal
 
 import numpy as np
 
+from sizing.analyses.closed_loop import rate_if_none_waited
 from sizing.candidates import from_fit
 from sizing.edge import BY_FORMULA, MONTE_CARLO_SIGMA, Z90, load_response
 from sizing.engine import Replica
 from sizing.fitting import Fit, fit
 from sizing.fitting.levels import concurrency, granted, point_runs
-from sizing.fitting.search import POOR
 from sizing.numbers import Floats
 from sizing.planner import size
 from sizing.plans import Fleet, Rejection
-from sizing.points import Point
+from sizing.points import Point, same_isl
 from sizing.question import Question, Setting
 from sizing.simulator.replay import Replay
-from sizing.workload import Lengths
+from sizing.text import caution
+from sizing.workload import Lengths, Prefix
 
 # --- What the points measured so far say of a question: how many GPUs, how sure, and which errors of the law matter
 
@@ -79,7 +80,7 @@ class Belief:
     @property
     def warning(self) -> str:
         """What the fit says of a law that misses the points, empty when it does not."""
-        return self.fitted.warnings[0] if self.fitted.chi2_per_point > POOR else ""
+        return next((caution(each) for each in self.fitted.warnings if each.kind == "poor_fit"), "")
 
     def __str__(self) -> str:
         if isinstance(self.sized, Rejection):
@@ -89,7 +90,7 @@ class Belief:
 
 
 MISFIT = 5.0
-"""Of an engine that follows the law roughly they come to 3; disturbed levels make them 10 or more."""
+"""An engine that follows the law roughly gives 3; disturbed levels give 10 or more."""
 
 
 def usable(points: tuple[Point, ...]) -> tuple[Point, ...]:
@@ -101,7 +102,7 @@ def usable(points: tuple[Point, ...]) -> tuple[Point, ...]:
 def believe(points: tuple[Point, ...], question: Question) -> Belief | None:
     """What `points` say; None while they are of fewer than two concurrencies. The same points give the same belief.
 
-    Raises FitError for points of several deployments. Takes about a second, and nothing a second time.
+    Raises FitError for points of several deployments. Takes about a second; cached afterwards.
     """
     good = usable(points)
     if len({concurrency(point) for point in good}) < 2:
@@ -117,7 +118,7 @@ def margin(replica: Replica, setting: Setting) -> float:
     """Log of the requests/s that a replica carries under the SLA.
 
     A replica that misses the SLA even alone has, in place of it, the log of the lowest rate asked for less the log of
-    how far it is over the limit: the quantity goes on without a jump where capacity ends.
+    how far it is over the limit: the quantity is continuous where capacity reaches zero.
     """
     response = load_response(replica, setting)
     capacity_per_s = response.rate_per_s(0.0)
@@ -131,12 +132,13 @@ def surplus(replica: Replica, setting: Setting) -> float:
     return margin(replica, setting) - math.log(load_response(replica, setting).rates_per_s[0])
 
 
-# --- Levels that could be measured: what each would tell of the question, and how long it would take
+# --- Levels that could be measured: what each would reveal about the question, and how long it would take
 
 MARGIN = 1.1
 """A level must fit the budget even if it takes this much longer than expected, whatever the law says."""
 MOST = 2.0
-"""Doubts of a law that misses its points are without measure: no level is taken for longer than this many times."""
+"""The uncertainty of a law that misses its points is unbounded: no level is assumed to take more than this many times
+its expected time."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -164,7 +166,7 @@ class Option:
     def measured_by(self, point: Point) -> bool:
         """True for the point of this level."""
         closed = point.load_kind == "concurrency"
-        return closed and concurrency(point) == self.users and point.lengths == self.lengths
+        return closed and concurrency(point) == self.users and (point.lengths, point.prefix) == (self.lengths, Prefix())
 
 
 def spent_s(points: Sequence[Point], options: Sequence[Option]) -> float:
@@ -173,7 +175,7 @@ def spent_s(points: Sequence[Point], options: Sequence[Option]) -> float:
 
 
 def stretch(points: Sequence[Point], options: Sequence[Option]) -> float:
-    """Time that the levels measured so far took over the time by their plan and the throughput they had; 1 for none."""
+    """Time that the levels measured so far took, over their planned time at the throughput measured; 1 without any."""
     pairs = [(option, point) for option in options for point in points if option.measured_by(point)]
     planned_s = sum(option.seconds(point.requests_per_s) for option, point in pairs)
     return sum(option.spent_s(point) for option, point in pairs) / planned_s if pairs else 1.0
@@ -190,7 +192,7 @@ def _seconds(options: Sequence[Option], means: Floats) -> Floats:
 
 def replay_of(fitted: Fit, options: Sequence[Option]) -> Replay:
     """The options ready to be simulated with any law; users start over one request time of the fitted one."""
-    rough = [_point(fitted, option, _rough_rate_per_s(fitted, option)) for option in options]
+    rough = [_point(fitted, option, rate_if_none_waited(fitted, option.lengths, option.users)) for option in options]
     rates = Replay(point_runs(rough), fitted.replica).means(fitted.replica)[:, 0]
     points = [replace(point, requests_per_s=float(rate)) for point, rate in zip(rough, rates, strict=True)]
     return Replay(point_runs(points), fitted.replica)
@@ -212,19 +214,12 @@ def _point(fitted: Fit, option: Option, requests_per_s: float) -> Point:
     )
 
 
-def _rough_rate_per_s(fitted: Fit, option: Option) -> float:
-    """Throughput if prompts waited for nobody: starts the simulation that gives the right one."""
-    law, lengths = fitted.law, option.lengths
-    batch = min(option.users, fitted.batching.max_batch_size)
-    step_s = law.decode_s(batch, batch * (lengths.isl + lengths.osl / 2))
-    return batch / (lengths.osl * step_s + law.prefill_alone_s(lengths.isl) + law.request_s)
-
-
 @dataclass(frozen=True, slots=True, eq=False)
 class Prospects:
     """What measuring each of n options would cost and tell.
 
-    `seconds`, shape (n,): expected; `longest_s`: what they will hardly exceed, by what the law leaves open. `slopes`,
+    `seconds`, shape (n,): expected; `longest_s`: what they are unlikely to exceed, given
+    what the law leaves open. `slopes`,
     shape (n, 3, pairs): change of requests/s, TTFT and ITL, in standard errors of that measurement, along the
     independent errors of the law.
     """
@@ -237,8 +232,8 @@ class Prospects:
 def prospects(belief: Belief, options: Sequence[Option], slower: float = 1.0) -> Prospects:
     """Cost and worth of `options` (one or more) by the law of `belief`; `slower` as in `expected_s`.
 
-    Slopes are differences between the pair of laws one standard error to either side: so wide that the jumps of a
-    simulated TTFT do not count.
+    Slopes are differences between the pair of laws one standard error to either side: wide enough that the jumps
+    of a simulated TTFT do not matter.
     """
     fitted = belief.fitted
     replay = replay_of(fitted, options)
@@ -247,10 +242,10 @@ def prospects(belief: Belief, options: Sequence[Option], slower: float = 1.0) ->
     errors = np.array([granted(_point(fitted, option, 1.0), fitted.batching) for option in options])
     # Where the law misses the points by more than the errors granted, new points are no better than the old ones.
     errors *= math.sqrt(max(1.0, fitted.chi2_per_point))
-    slopes = np.nan_to_num(changes) / errors[:, :, None]  # no ITL with one output token: it tells nothing
+    slopes = np.nan_to_num(changes) / errors[:, :, None]  # no ITL with one output token: no information
     seconds = _seconds(options, replay.means(fitted.replica))
     doubt = np.minimum(MOST, MARGIN * np.exp(2 * np.linalg.norm(changes[:, 0, :], axis=1)))
-    # Levels that ended early so far give no right to hope for it.
+    # That levels ended early so far does not mean that the next will.
     return Prospects(slower * seconds, max(1.0, slower) * seconds * doubt, slopes)
 
 
@@ -311,14 +306,15 @@ GROWS_WORSE = ("overloaded", "client_limited", "errors")
 class LevelChoice:
     """Measure `option` next: it will take `seconds`, the sweep `remaining_s` in all, both as far as is known.
 
-    `aim`: *start* (no law yet), *gain* (most certainty per second; `narrows` is the share it takes off the band) or
-    *reach* (as many users as a planned replica would hold, so that the law need not be extrapolated).
+    `aim`: *start* (no law yet), *gain* (most certainty per second; `narrows` is the share it takes off the band),
+    *reach* (as many users as a planned replica would hold, so that the law need not be extrapolated) or *contrast*
+    (prompts of another length, where all measured ones are alike: nothing else tells what a prompt costs by length).
     """
 
     option: Option
     seconds: float
     remaining_s: float
-    aim: Literal["start", "gain", "reach"]
+    aim: Literal["start", "gain", "reach", "contrast"]
     narrows: float = math.nan
     belief: Belief | None = None
 
@@ -345,8 +341,8 @@ def choose(
 
     `budget_s` is for the whole sweep, of which the points say how much is spent; `guess_s` gives the time of a level
     while there is no law to tell it. `band`: width of the 90 % band of the count, as a share of it, that is narrow
-    enough to stop; one replica always is. Depends on nothing but its arguments: a broken sweep goes on as if it had not
-    been. Raises FitError for points of several deployments.
+    enough to stop; one replica always is. Depends on nothing but its arguments, so an interrupted
+    sweep continues as if it had not been. Raises FitError for points of several deployments.
     """
     left = [option for option in options if not shunned(option, points)]
     room_s = budget_s - spent_s(points, options)
@@ -358,7 +354,8 @@ def choose(
     ahead = prospects(belief, left, stretch(points, options))
     lately = history(points, question)
     if is_settled(lately, band):
-        return _reach(belief, left, ahead, question, room_s) or Stop("settled", belief)
+        reach = _reach(belief, left, ahead, question, room_s)
+        return reach or _contrast(belief, points, left, ahead, room_s) or Stop("settled", belief)
     if len(lately) == STEADY_FOR and all(earlier.misfit for earlier in lately):
         return Stop("misfit", belief)
     return _gain(belief, left, ahead, room_s, band)
@@ -366,7 +363,8 @@ def choose(
 
 def shunned(option: Option, points: Sequence[Point]) -> bool:
     """True for a level that was measured, or would come out void as one of the same lengths and fewer users did."""
-    same = [point for point in points if point.load_kind == "concurrency" and point.lengths == option.lengths]
+    alike = [point for point in points if (point.lengths, point.prefix) == (option.lengths, Prefix())]
+    same = [point for point in alike if point.load_kind == "concurrency"]
     return any(
         concurrency(point) == option.users or (concurrency(point) < option.users and point.verdict in GROWS_WORSE)
         for point in same
@@ -427,8 +425,19 @@ def _gain(belief: Belief, left: Sequence[Option], ahead: Prospects, room_s: floa
     best = int(np.argmax(np.where(affordable, gains / ahead.seconds, -math.inf)))
     seconds = float(ahead.seconds[best])
     rest_s, _ = outlook(belief, ahead, room_s, belief.sigma_for(band))
-    narrows = 1 - math.sqrt(max(0.0, 1 - gains[best] / belief.sigma**2))
-    return LevelChoice(left[best], seconds, max(rest_s, seconds), "gain", narrows, belief)
+    return LevelChoice(left[best], seconds, max(rest_s, seconds), "gain", _narrows(belief, gains[best]), belief)
+
+
+def _narrows(belief: Belief, gain: float) -> float:
+    """Share that a reduction of variance by `gain` takes off the band."""
+    return 1 - math.sqrt(max(0.0, 1 - gain / belief.sigma**2))
+
+
+def most_telling(belief: Belief, ahead: Prospects) -> tuple[int, float]:
+    """Place of the option that would narrow the band most, whatever its time, and the share it would take off."""
+    gains = reductions(belief.effects, np.eye(len(belief.effects)), ahead.slopes)
+    best = int(np.argmax(gains))
+    return best, _narrows(belief, float(gains[best]))
 
 
 def _reach(
@@ -446,6 +455,28 @@ def _reach(
         return None
     _, seconds, place = min(enough)
     return LevelChoice(left[place], seconds, seconds, "reach", belief=belief)
+
+
+LONGER = 4.0
+"""Prompts so many times as long as the others tell best what a prompt costs by its length."""
+
+
+def _contrast(
+    belief: Belief, points: Sequence[Point], left: Sequence[Option], ahead: Prospects, room_s: float
+) -> LevelChoice | None:
+    """A level of another ISL, where only one was measured: the nearest to `LONGER` times it, then the quickest."""
+    isl = sorted(point.isl for point in usable(tuple(points)))
+    if not same_isl(isl):
+        return None
+    others = [
+        (abs(math.log(option.lengths.isl / (LONGER * isl[-1]))), float(ahead.seconds[place]), place)
+        for place, option in enumerate(left)
+        if not same_isl((*isl, option.lengths.isl)) and ahead.longest_s[place] <= room_s
+    ]
+    if not others:
+        return None
+    _, seconds, place = min(others)
+    return LevelChoice(left[place], seconds, seconds, "contrast", belief=belief)
 
 
 def distance(lengths: Lengths, question: Question) -> float:

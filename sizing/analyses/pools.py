@@ -27,7 +27,7 @@ from sizing.workload import Prefix, Sla
 
 REQUESTS = 60_000
 MOST = 2.0
-"""Times the formula's replicas that are tried; what needs more has another cause than the formula's error."""
+"""Times the formula's replicas that are tried; a need for more has another cause than the formula's error."""
 GROWTH = 0.05
 
 
@@ -126,10 +126,6 @@ def _out_of_reach(question: Question, decode: Pool, predicted: Prediction) -> Re
     return Rejection(candidate.gpu, candidate.tp, candidate.precision, "sla", why, limit, predicted.value_s(limit))
 
 
-#
-# Disaggregated serving (DistServe, arXiv 2401.09670; Splitwise, arXiv 2311.18677): prompts no longer stall the tokens
-# of others, TTFT is the first pool's and ITL the second's; the KV cache of a prompt travels between them.
-
 POOLS_SIGMA = 0.10
 
 
@@ -205,7 +201,7 @@ def _sized_apart(question: Question, candidate: Candidate, transfer_s: float) ->
 
 def prefill_question(question: Question) -> Question:
     """Requests that end with their first token, under the TTFT limit alone."""
-    lengths = replace(question.workload.lengths, osl=1.0, osl_cv=0.0, correlation=0.0)
+    lengths = replace(question.workload.lengths, osl=1.0, osl_cv=0.0, osl_law=None, correlation=0.0)
     return replace(question, workload=replace(question.workload, lengths=lengths), sla=Sla(question.sla.ttft))
 
 
@@ -224,15 +220,15 @@ def decode_question(question: Question, ttft_s: float, transfer_s: float) -> Que
             limits.append(replace(limit, limit_s=limit.limit_s - taken_s))
     if not limits:
         raise ScenarioError("disaggregated: the decode pool needs a limit on ITL or E2E")
-    short = replace(lengths, isl=1.0, isl_cv=0.0, correlation=0.0)
+    short = replace(lengths, isl=1.0, isl_cv=0.0, isl_law=None, correlation=0.0)
     workload = replace(question.workload, lengths=short, prefix=Prefix())
     return replace(question, workload=workload, sla=Sla(*limits))
 
 
 def decode_only(replica: Replica, question: Question) -> Replica:
-    """The replica as sequences meet it that arrive with `isl` tokens cached, told as prompts of one token.
+    """The replica as seen by sequences that arrive with `isl` tokens cached, represented as prompts of one token.
 
-    Those tokens are attended to at every step (a cost per sequence) and hold their place in the cache (which holds
+    Those tokens are attended to at every step (a cost per sequence) and keep their place in the cache (which holds
     fewer, shorter sequences); the prefill of the one token is free.
     """
     lengths, law, batching = question.workload.lengths, replica.law, replica.batching

@@ -21,7 +21,7 @@ ALMOST_IDLE = IDLE / 100
 """Share of the stable rate below which the planner's search does not look for a load that meets the SLA."""
 HALF = 0.5
 ALIKE = 1.03
-"""Candidates whose needs by formula are this near are all simulated: the formula may have their order wrong."""
+"""Candidates whose needs by formula are this near are all simulated: the formula may have them in the wrong order."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,9 +51,9 @@ class Together:
 
 
 def relaxations(question: Question, candidates: Sequence[Candidate]) -> tuple[Relaxation, ...]:
-    """For each limit of the SLA, in its order, what would do alone. Meant for an SLA that no candidate meets.
+    """For each limit of the SLA, in its order, the relaxation that suffices alone.
 
-    A limit that is met comes back with the smallest value that would still be.
+    Meant for an SLA that no candidate meets. A limit that is met comes back with the smallest value that still is.
     """
     idle = [_Idle(question, candidate) for candidate in candidates]
     return tuple(_relaxed(limit, idle) for limit in question.sla.limits)
@@ -117,7 +117,7 @@ class _Idle:
 
 
 def _relaxed(limit: Limit, idle: Sequence[_Idle]) -> Relaxation:
-    """What would do if only `limit` gave way."""
+    """What would suffice if only `limit` were relaxed."""
     others = [each for each in idle[0].question.sla.limits if each != limit] if idle else []
     by_percentile = next(_kept_percentiles(limit, others, idle), (None, None))
     best = _least_needing(limit, others, idle)

@@ -39,7 +39,7 @@ class Sensitivity:
 
 
 def sensitivities(question: Question, fleet: Fleet, changes: tuple[float, ...] = CHANGES) -> tuple[Sensitivity, ...]:
-    """One row per input. By formula, times what the fleet's own capacity differs from the formula's.
+    """One row per input. By formula, scaled by the fleet's own capacity over the formula's.
 
     A headroom of 0 stays 0 whatever its change. Lengths below 1 token and limits the SLA cannot meet give no count.
     """
@@ -78,7 +78,8 @@ def effect(question: Question, fleet: Fleet, name: str, change: float, value: fl
 def with_input(question: Question, name: str, value: float) -> Question:
     """The question with one input replaced."""
     if name in ("ISL", "OSL"):
-        lengths = replace(question.workload.lengths, **{name.lower(): value})
+        lengths = question.workload.lengths
+        lengths = replace(lengths, isl=value) if name == "ISL" else replace(lengths, osl=value)
         return replace(question, workload=replace(question.workload, lengths=lengths))
     if name == "rate":
         return replace(question, workload=replace(question.workload, rate_per_s=value))
@@ -92,8 +93,8 @@ def resized(changed: Question, question: Question, fleet: Fleet) -> tuple[int, f
     """Working replicas and capacity of the fleet's candidate under a changed question.
 
     The formula's capacity, corrected by the ratio that holds for the question as it was. Where the formula puts even
-    an idle replica over a limit that the simulation found kept, as much excess as it gives the fleet's own capacity is
-    taken for kept. The formula is not asked again where only a limit has changed: the latencies at each load are the
+    an idle replica over a limit that the simulation found met, the excess that it gives at the fleet's own capacity
+    counts as met. The formula is not evaluated again where only a limit has changed: latencies at each load are the
     same.
     """
     replica = fleet.candidate.replica
@@ -117,7 +118,7 @@ def resized(changed: Question, question: Question, fleet: Fleet) -> tuple[int, f
 BATCH_LIMITS = (8, 16, 32, 64, 128, 256, 512)
 TOKEN_BUDGETS = (512, 1024, 2048, 4096, 8192, 16384)
 WORTH = 0.01
-"""Gain in capacity below which the settings as they are are kept: it is within the error of the simulation."""
+"""Gain in capacity below which the present settings stay: it is within the simulation's error."""
 
 
 @dataclass(frozen=True, slots=True)

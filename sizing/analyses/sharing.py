@@ -3,27 +3,28 @@
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, create_model
 
 from sizing.edge import REQUESTS, SlaMissed, first_capacity_per_s, least, upper_excess
-from sizing.engine import Replica
 from sizing.errors import ScenarioError, first_fault
 from sizing.explain import cost_rejection, sla_rejection
 from sizing.planner import HOPELESS
 from sizing.plans import Basis, Candidate, Rejection, basis_of, beyond_measured
-from sizing.prediction import Prediction
-from sizing.question import FIELDS, Setting, check_load, check_priced, check_terms, sla_of, workload_of
+from sizing.prediction import Caution, Prediction
+from sizing.question import FIELDS, Setting, check_load, check_priced, check_terms, sla_of, with_laws, workload_of
 from sizing.simulator import Simulated, Watch
+from sizing.simulator.runs import Stream, simulate_streams
 from sizing.workload import Limit, Routing, Sla, Workload
 from sizing.yaml_file import read_yaml
 
 MOST = 8
-"""Fleets of more than this many times what the workloads need one by one are not looked at."""
+"""Fleets larger than this many times what the workloads need one by one are not considered."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,22 +56,6 @@ class Terms:
     def price_of(self, gpu: str) -> float | None:
         """Price of an hour of this GPU, None = not known."""
         return dict(self.prices).get(gpu, self.price_per_gpu_hour)
-
-
-class SimulateStreams(Protocol):
-    """The simulator of several streams on one fleet: one result per stream, in their order."""
-
-    def __call__(
-        self,
-        replica: Replica,
-        streams: Sequence[Share],
-        *,
-        replicas: int,
-        routing: Routing,
-        requests: int,
-        seed: int,
-        watch: Watch,
-    ) -> tuple[Simulated, ...]: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -142,14 +127,12 @@ class SharedFleet:
         return basis_of(self.candidate, self.in_flight)
 
     @property
-    def warnings(self) -> tuple[str, ...]:
-        """What the reader must know of the whole fleet; each workload's prediction has its own."""
+    def warnings(self) -> tuple[Caution, ...]:
+        """Cautions about the whole fleet; each workload's prediction has its own."""
         return (*self.candidate.warnings, *beyond_measured(self.candidate, self.in_flight))
 
 
-def shared_fleet(
-    shares: Sequence[Share], candidate: Candidate, terms: Terms, simulate: SimulateStreams
-) -> SharedFleet | Rejection:
+def shared_fleet(shares: Sequence[Share], candidate: Candidate, terms: Terms) -> SharedFleet | Rejection:
     """The least number of replicas that carries all workloads, each over (1 - headroom), with every SLA kept.
 
     By simulation of the merged streams; the search begins at the sum of what the workloads need one by one. A
@@ -167,15 +150,9 @@ def shared_fleet(
     watch = Watch(token_gaps=any(share.sla.gap for share in shares))
 
     def runs(replicas: int, load: float) -> tuple[Simulated, ...]:
-        streams = [replace(share, workload=scaled(share.workload, load)) for share in shares]
-        return simulate(
-            candidate.replica,
-            streams,
-            replicas=replicas,
-            routing=terms.routing,
-            requests=REQUESTS,
-            seed=0,
-            watch=watch,
+        streams = [Stream(scaled(share.workload, load), share.priority) for share in shares]
+        return simulate_streams(
+            candidate.replica, streams, replicas=replicas, routing=terms.routing, requests=REQUESTS, watch=watch
         )
 
     def holds(replicas: int) -> bool:
@@ -198,7 +175,7 @@ def shared_fleet(
 
 
 def least_gpus(
-    shares: Sequence[Share], candidates: Sequence[Candidate], terms: Terms, simulate: SimulateStreams
+    shares: Sequence[Share], candidates: Sequence[Candidate], terms: Terms
 ) -> tuple[list[SharedFleet], list[Rejection]]:
     """The shared fleets of the candidates, fewest GPUs (or lowest price) first, and the candidates that have none.
 
@@ -215,7 +192,7 @@ def least_gpus(
         if HOPELESS * best < needed < math.inf:
             rejected.append(cost_rejection(candidate, round(needed), best))
             continue
-        found = shared_fleet(shares, candidate, terms, simulate)
+        found = shared_fleet(shares, candidate, terms)
         if isinstance(found, SharedFleet):
             fleets.append(found)
             fewest[candidate.gpu] = min(best, found.gpus)
@@ -256,7 +233,9 @@ def scaled(workload: Workload, load: float) -> Workload:
 STRICT = ConfigDict(extra="forbid", frozen=True)
 
 
-STREAM = "isl osl rate isl_cv osl_cv correlation arrivals prefix_tokens prefix_hit ttft itl gap e2e".split()
+STREAM = (
+    "isl osl rate isl_cv osl_cv isl_law osl_law correlation arrivals prefix_tokens prefix_hit ttft itl gap e2e".split()
+)
 StreamFile = create_model(
     "StreamFile",
     __config__=STRICT,
@@ -295,17 +274,30 @@ class ScenarioFile(BaseModel):
 
 def read_scenario(path: Path | str) -> ScenarioFile:
     """The scenario of a YAML file. Raises ScenarioError, one line with file and key, for anything that is not one."""
-    return scenario_of(read_yaml(path, "scenario file"), str(path))
+    return scenario_of(read_yaml(path, "scenario file"), str(path), Path(path).parent)
 
 
-def scenario_of(content: Any, where: str) -> ScenarioFile:
-    """A checked scenario out of a mapping; `where` begins the message of the ScenarioError it may raise."""
+def scenario_of(content: Any, where: str, folder: Path | str = "") -> ScenarioFile:
+    """A checked scenario out of a mapping; `where` begins the message of the ScenarioError it may raise.
+
+    `folder`: where the paths of histograms start.
+    """
     if not isinstance(content, dict):
         raise ScenarioError(f"{where}: expected a mapping with model and workloads, got {type(content).__name__}")
+    streams = content.get("workloads")
     try:
+        if isinstance(streams, list):
+            streams = [with_laws(stream, folder) if isinstance(stream, dict) else stream for stream in streams]
+            content = content | {"workloads": streams}
         return ScenarioFile.model_validate(content)
     except ValidationError as error:
         raise ScenarioError(f"{where}, {first_fault(error)}") from None
+    except ScenarioError as error:
+        raise ScenarioError(f"{where}: {error}") from None
+
+
+NEXT_KEY = r",(?=[^,=]*=)|,$"
+"""A comma before the next ``key=``: the laws of lengths have commas of their own."""
 
 
 def parse_workload(text: str) -> dict[str, str]:
@@ -315,7 +307,7 @@ def parse_workload(text: str) -> dict[str, str]:
     {'name': 'chat', 'isl': '1000', 'osl': '200', 'rate': '5', 'ttft': 'p95:1s'}
     """
     name, colon, rest = text.partition(":")
-    pairs = [word.partition("=") for word in rest.split(",")]
+    pairs = [word.partition("=") for word in re.split(NEXT_KEY, rest)]
     if not colon or not name or not all(equals for _, equals, _ in pairs):
         raise ScenarioError(
             f"--workload {text!r}: write it as NAME:isl=1000,osl=200,rate=5,ttft=p95:1s with a name of your own"

@@ -48,18 +48,19 @@ from sizing.numbers import Floats
 from sizing.plans import NoFeasiblePlan, Plan
 from sizing.points import Point
 from sizing.prediction import Prediction, Quantiles
-from sizing.question import FIELDS, Question
+from sizing.question import FIELDS, Question, with_laws
 from sizing.simulator import simulate
 from sizing.stats import mean_half_width
+from sizing.text import cautions
 from sizing.workload import OF_REQUESTS, Lengths, RequestMetric, Routing, Workload
 from sizing.yaml_file import read_yaml
 
 STRICT = ConfigDict(strict=True, extra="forbid", frozen=True, allow_inf_nan=False)
 MOST = 200_000
-"""Scenarios of a study: so many take some seconds and 350 MB to be read, and days to be answered."""
+"""Most scenarios of a study: this many take seconds and 350 MB to read, and days to answer."""
 
 
-ASKED = "isl osl isl_cv osl_cv rate arrivals routing ttft itl gap e2e headroom spare".split()
+ASKED = "isl osl isl_cv osl_cv rate arrivals routing ttft itl gap e2e headroom spare isl_law osl_law".split()
 KEYS: dict[str, Any] = {
     "model": (str, ...),
     "gpu": (str, ""),
@@ -135,7 +136,8 @@ def read_study(path: Path | str) -> list[StudyScenario]:
     scenarios = []
     for place, values in enumerate(_combinations(file, str(path)), start=1):
         try:
-            scenario = StudyScenario(Written.model_validate(file.base | values).model_dump())
+            given = with_laws(file.base | values, Path(path).parent)
+            scenario = StudyScenario(Written.model_validate(given).model_dump())
             _ = scenario.question, scenario.choice
         except ValidationError as error:
             raise ScenarioError(f"{path}, scenario {place}, {first_fault(error)}") from None
@@ -171,8 +173,6 @@ def _drawn(axis: Axis, rng: np.random.Generator) -> str | int | float:
     return axis[int(rng.integers(len(axis)))]
 
 
-# --- One scenario of a study answered by the planner: the cells of its row
-
 Cell = str | int | float | None
 ANSWER_COLUMNS = (
     *("gpus", "gpus_low", "gpus_high", "replicas", "chosen", "requests_per_s_per_gpu", "utilization"),
@@ -183,7 +183,7 @@ ANSWER_COLUMNS = (
 def answer(item: tuple[StudyScenario, tuple[Point, ...]], seed: SeedSequence) -> dict[str, Cell]:
     """The cells COLUMNS; without a count where nothing meets the SLA, and `why` says what stands in the way.
 
-    The planner draws nothing of its own (its simulations have fixed seeds): `seed` is not used.
+    The planner's simulations have fixed seeds, so `seed` is not used.
     """
     scenario, points = item
     question = scenario.question
@@ -216,15 +216,15 @@ def _cells(plan: Plan) -> dict[str, Cell]:
         "binding": str(fleet.binding),
         "answer_basis": fleet.basis,
         "verified_by": fleet.predicted.method,
-        "why": "; ".join(fleet.warnings),
+        "why": "; ".join(cautions(fleet.warnings)),
     }
 
 
 # --- The results of a study (CSV): a row per scenario, written as it is answered, so that a study can be interrupted
 #
-# Rows hold the whole question and its answer. While the study runs they stand in the order in which they were
-# answered; at its end the file is written anew in the order of the scenarios. `inputs` is a hash of what the answers
-# hang on beside the question: the points that were measured, and this package.
+# Rows hold the whole question and its answer. While the study runs they are in the order in which they were
+# answered; at its end the file is rewritten in the order of the scenarios. `inputs` is a hash of what the answers
+# depend on besides the question: the measured points, and this package.
 
 COLUMNS = ("scenario", "inputs", *INPUT_COLUMNS, *ANSWER_COLUMNS)
 
@@ -350,7 +350,7 @@ def _line(cells: object) -> str:
 CLUSTER = "lab.cluster"
 """Found by name: few installations have a cluster."""
 PACKAGES = ("numpy", "scipy", "numba", "aiconfigurator-core")
-"""What computes beside this package: another version may give other numbers."""
+"""Libraries that compute results: another version may give other numbers."""
 
 
 class WorkersLost(SizingError):
@@ -380,7 +380,7 @@ Item = TypeVar("Item")
 Result = TypeVar("Result")
 Work = Callable[[Item, SeedSequence], Result]
 LIVES = 4
-"""How often the cores' worker processes may die before a study gives up: an item that kills each one never ends."""
+"""How often the worker processes may die before a study gives up: an item that kills every worker would never end."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -435,7 +435,7 @@ def completed(
     seed: int = 0,
     machines: Machines = HERE,
 ) -> Iterator[tuple[int, Result]]:
-    """Places and results as they come, for some (place, item) of a study: the rest may have been done another day."""
+    """Places and results as they come, for some (place, item) of a study: the rest may have been done before."""
     job = Seeded(work, seed)
     left = dict(numbered)
     if machines.cluster:
@@ -511,13 +511,9 @@ class Replicated:
         return mean_half_width(values)
 
     @property
-    def half_widths_s(self) -> dict[RequestMetric, dict[str, float | None]]:
-        """All of them, by metric and name, for JSON; None where there is no interval."""
-        found = {metric: {name: self.half_width_s(metric, name) for name in NAMES} for metric in OF_REQUESTS}
-        return {
-            metric: {name: width if math.isfinite(width) else None for name, width in widths.items()}
-            for metric, widths in found.items()
-        }
+    def half_widths_s(self) -> dict[RequestMetric, dict[str, float]]:
+        """All of them, by metric and name; infinite where there is no interval."""
+        return {metric: {name: self.half_width_s(metric, name) for name in NAMES} for metric in OF_REQUESTS}
 
 
 def replicated(
@@ -551,9 +547,6 @@ def _one_run(
     number = int(seed.generate_state(1)[0])
     run = simulate(replica, workload, replicas=replicas, routing=routing, requests=requests, seed=number)
     return run.prediction()
-
-
-# --- A bar on standard error for work of many items, with the time left
 
 
 def bar(label: str, done: int = 0) -> Callable[[int], AbstractContextManager[Callable[[], None]]]:

@@ -37,8 +37,8 @@ from sizing.workload import Prefix
 class Comparison:
     """`before`: the candidate as it is; `after`: with all changes; each a fleet, or why there is none.
 
-    `question` is the one asked; `setup` holds the changed candidate and question; where memory lacks, those reached
-    before the change that failed. `sized_by`: formula or simulation, both fleets alike.
+    `question` is the one asked; `setup` holds the changed candidate and question; where memory runs out, those
+    reached before the change that failed. `sized_by`: formula or simulation, both fleets alike.
     """
 
     question: Question
@@ -114,7 +114,7 @@ class AtPrecision:
         cache = after.token_bytes / before.token_bytes
         held = (
             f"{after.precision} instead of {before.precision}: weights take {_weights(before, after):.2f} times the "
-            f"bytes, the KV cache {cache:.2f} times; what that costs in quality is not looked at"
+            f"bytes, the KV cache {cache:.2f} times; its effect on quality is not considered"
         )
         return _resized(setup, before, after, held)
 
@@ -164,7 +164,7 @@ class Sparse:
             f"2:4 sparsity: matrix products {self.speedup:g} times as fast (data sheet: up to 2; measured end to end: "
             "1.1 to 1.5, for instance 1.27 by HPC-AI 2025 with Llama-3-8B fp8 in vLLM)",
             f"weights take {kept:.2f} times the bytes (half the values and 2 bits for the place of each); all of them "
-            "are pruned, and the quality that costs is not looked at",
+            "are pruned, and the effect on quality is not considered",
             sigma=SPARSITY_SIGMA,
             replica=replace(replica, law=law, batching=replace(replica.batching, kv_tokens=kv_tokens)),
         )
@@ -184,7 +184,7 @@ def _resized(setup: Setup, before: Sheet, after: Sheet, held: str) -> Setup:
     else:
         law, sigma = by_data_sheet(replica.law, before, after), SHEET_SIGMA
         source = f"no kernel timings of both: arithmetic and bytes from the data sheet of {after.gpu.name}"
-        source += f", of whose savings by precision {percent(REALISED)} are taken to be realised"
+        source += f", of whose savings from lower precision {percent(REALISED)} are assumed to be realised"
     return setup.changed(
         held,
         f"{source}; the KV cache holds {kv_tokens:,} tokens, before {replica.batching.kv_tokens:,}",
@@ -231,7 +231,7 @@ def _weights(before: Sheet, after: Sheet) -> float:
 
 
 def _realised(ratio: float) -> float:
-    """The ratio of times for a ratio of the data sheet's; the way back is the inverse."""
+    """The realised ratio of times for a ratio on the data sheet; the reverse change is its inverse."""
     return 1 - REALISED * (1 - ratio) if ratio <= 1 else 1 / (1 - REALISED * (1 - 1 / ratio))
 
 
@@ -417,7 +417,7 @@ class KvReuse:
     hit_rate: float = 1.0
 
     def apply(self, setup: Setup) -> Setup:
-        """The workload gets a shared prefix; found tokens cost no arithmetic and no memory of their own."""
+        """The workload gets a shared prefix; cached tokens cost no arithmetic and no memory of their own."""
         prefix, workload = Prefix(self.tokens, self.hit_rate), setup.question.workload
         if self.tokens >= workload.lengths.isl:
             raise ScenarioError(
@@ -479,8 +479,6 @@ def adapter_bytes(sheet: Sheet, rank: int) -> float:
     sides = 2 * (width + width) + 2 * (width + keys)
     return 2.0 * rank * sides * model.layers / sheet.tp / sheet.pp
 
-
-# --- Reads a change from the command line: ``precision=fp8``, ``speculative:draft_tokens=4,acceptance=0.7``
 
 KINDS: Mapping[str, type[WhatIf]] = MappingProxyType(
     {

@@ -140,8 +140,6 @@ def refilled(setup: Setup, before: Sheet, after: Sheet, *, taken_bytes: float = 
     return tokens
 
 
-# --- How much kernel timings say that decode and prefill steps change between two ways to run a model on a GPU
-
 BATCHES = (1, 8, 32, 128)
 CHUNK = 2048
 

@@ -25,14 +25,16 @@ from sizing.cli.options import (
     as_json,
     choice_of,
     choice_options,
+    configured,
     field_option,
     field_options,
     gpus_of,
     length_options,
     margin_options,
     options,
+    points_of,
     prices_of,
-    reserving,
+    protocol_of,
     set_by_hand,
     sla_options,
     tensor_parallel,
@@ -42,15 +44,11 @@ from sizing.cli.options import (
 )
 from sizing.cli.shapes import existing_json, shared_json
 from sizing.cli.tables import print_existing, print_shared
-from sizing.engine import Replica
 from sizing.explain import distance_from_sla
 from sizing.plans import NoFeasiblePlan
-from sizing.points import read_points
 from sizing.question import Question
-from sizing.simulator import Simulated, Watch
-from sizing.simulator.runs import Stream, simulate_streams
 from sizing.text import rejection_json
-from sizing.workload import Lengths, Routing
+from sizing.workload import Lengths
 
 EXAMPLE = """\b
 Example:
@@ -75,9 +73,9 @@ Example:
 def capacity_command(json_: bool, gpus: int, **given: Any) -> None:
     """The largest rate that a fleet of --gpus GPUs serves under the SLA, headroom and spares kept."""
     question = Question.of({**given, "rate": 1.0})
-    points = read_points(given["points"]) if given["points"] else []
-    found, left_out = candidates.find(question.model, question.workload.lengths, choice_of(given), points)
-    fleets, rejected = best_first(question, reserving(found, given["max_tokens"], question.workload.lengths.osl), gpus)
+    lengths, points = question.workload.lengths, points_of(given)
+    found, left_out = candidates.find(question.model, lengths, choice_of(given), points, protocol_of(given))
+    fleets, rejected = best_first(question, configured(found, given, lengths.osl), gpus)
     rejected = sorted([*rejected, *left_out], key=distance_from_sla)
     if not fleets:
         raise NoFeasiblePlan(f"{gpus} GPUs cannot carry any load under {question.sla}", tuple(rejected))
@@ -129,7 +127,7 @@ def share_command(context: click.Context, /, json_: bool, scenario: str | None, 
     found = find(asked, shares, given)
     terms = replace(asked.terms, **prices_of(given.get("price"), gpus_of(found)))
     most_osl = max(share.workload.lengths.osl for share in shares)
-    fleets, missed = least_gpus(shares, reserving(found[0], given["max_tokens"], most_osl), terms, simulate_shares)
+    fleets, missed = least_gpus(shares, configured(found[0], given, most_osl), terms)
     rejected = sorted([*missed, *found[1]], key=distance_from_sla)
     if not fleets:
         raise NoFeasiblePlan("no configuration meets the SLA of every workload", tuple(rejected))
@@ -144,23 +142,6 @@ def refuse_stated_twice(context: click.Context) -> None:
     twice = [f"--{name.rstrip('s')}" for name in set_by_hand(context) if name in IN_FILE]
     if twice:
         raise click.UsageError(f"{', '.join(twice)} cannot be combined with --scenario: put it in the file")
-
-
-def simulate_shares(
-    replica: Replica,
-    streams: Sequence[Share],
-    *,
-    replicas: int,
-    routing: Routing,
-    requests: int,
-    seed: int,
-    watch: Watch,
-) -> tuple[Simulated, ...]:
-    """The simulator of several streams, asked with workloads that carry their SLAs."""
-    plain = [Stream(share.workload, share.priority) for share in streams]
-    return simulate_streams(
-        replica, plain, replicas=replicas, routing=routing, requests=requests, seed=seed, watch=watch
-    )
 
 
 def from_options(given: dict[str, Any]) -> ScenarioFile:
@@ -181,7 +162,6 @@ def from_options(given: dict[str, Any]) -> ScenarioFile:
 def find(asked: ScenarioFile, shares: Sequence[Share], given: dict[str, Any]) -> Found:
     """Candidates for the lengths of all workloads: the mean ones, and every one within the model's context."""
     choice = Choice(tuple(asked.gpu), tuple(asked.precision), tuple(asked.tp), given["basis"])
-    points = read_points(given["points"]) if given["points"] else []
     for share in shares:
         candidates.check_context(asked.model, share.workload.lengths)
     rates = np.array([share.workload.rate_per_s for share in shares])
@@ -189,4 +169,4 @@ def find(asked: ScenarioFile, shares: Sequence[Share], given: dict[str, Any]) ->
         float(rates @ [getattr(share.workload.lengths, name) for share in shares] / rates.sum())
         for name in ("isl", "osl")
     )
-    return candidates.find(asked.model, Lengths(isl, osl), choice, points)
+    return candidates.find(asked.model, Lengths(isl, osl), choice, points_of(given), protocol_of(given))

@@ -8,20 +8,35 @@ from typing import Any
 import click
 
 from sizing import candidates
-from sizing.cli.options import as_json, options, workload_options, write_json
-from sizing.cli.shapes import fit_json, prediction_json
-from sizing.cli.tables import console, print_fit, print_prediction
-from sizing.engine import COEFFICIENTS, KV_POLICIES, POLICIES, Batching, Replica, Speculation, StepLaw
+from sizing.analyses.closed_loop import closed_loop
+from sizing.candidates import cautions_at
+from sizing.cli.options import (
+    as_json,
+    field_option,
+    length_options,
+    lookahead_option,
+    measurement_options,
+    options,
+    points_of,
+    protocol_of,
+    workload_options,
+    write_json,
+)
+from sizing.cli.shapes import closed_loop_json, fit_json, prediction_json
+from sizing.cli.tables import console, print_cautions, print_closed_loop, print_fit, print_prediction
+from sizing.engine import COEFFICIENTS, FREE, KV_POLICIES, POLICIES, Batching, Replica, Speculation
 from sizing.errors import PointsError, ScenarioError
-from sizing.fitting import Fit, fit
-from sizing.points import Point, read_points
+from sizing.fitting import Fit
+from sizing.points import Point
 from sizing.question import workload_of
 from sizing.queueing import predict as predict_analytically
 from sizing.simulator import Simulated, Watch
 from sizing.simulator import simulate as run_simulation
-from sizing.text import fit_lines
+from sizing.text import cautions, fit_lines
 from sizing.workload import Workload, parse_seconds
 
+MOST_USERS = 10_000
+"""Users of a closed loop that are simulated: of more, seconds become minutes."""
 deployment_options = options(
     click.option("--points", type=click.Path(), required=True, help="Measured points (CSV)."),
     click.option("--model", default="", help="Use this model's points, if the file has several models."),
@@ -32,6 +47,7 @@ deployment_options = options(
 known_options = options(
     click.option("--kv-tokens", type=click.IntRange(1), help="Tokens that fit in the KV cache, if known."),
     click.option("--token-budget", type=click.IntRange(1), help="Tokens of one iteration, if known."),
+    lookahead_option(None, "What is known of the engine unless given."),
     click.option("--open-loop", is_flag=True, help="Fit constant_rate and poisson_rate points too."),
 )
 
@@ -42,34 +58,59 @@ def option_of(coefficient: str) -> str:
 
 
 @click.command(
-    "predict", epilog="\b\nExample:\n  python -m sizing predict --points points.csv --isl 1000 --osl 200 --rate 3.0\n"
+    "predict",
+    epilog="\b\nExamples:\n  python -m sizing predict --points points.csv --isl 1000 --osl 200 --rate 3.0\n"
+    "  python -m sizing predict --points points.csv --isl 1000 --osl 200 --concurrency 32\n",
 )
 @deployment_options
 @known_options
-@workload_options
+@measurement_options("--points-replicas")
+@length_options(required=True)
+@field_option("rate", required=False)
+@click.option(
+    "--concurrency",
+    type=click.IntRange(1, MOST_USERS),
+    help="Users in a closed loop, instead of --rate: what a measurement of so many users would show.",
+)
 @click.option("--replicas", type=click.IntRange(1), default=1, show_default=True)
 @click.option("--method", type=click.Choice(["analytic", "simulate"]), default="analytic", show_default=True)
 @as_json
-def predict_command(json_: bool, replicas: int, method: str, **given: Any) -> None:
-    """Latency percentiles of one deployment at a load, from a law fitted to its closed-loop points."""
+def predict_command(json_: bool, replicas: int, method: str, concurrency: int | None, **given: Any) -> None:
+    """Latency percentiles of one deployment at a load, from a law fitted to its closed-loop points.
+
+    With --concurrency the means that a closed loop of so many users would show, always by simulation.
+    """
+    if (given["rate"] is None) == (concurrency is None):
+        raise click.UsageError("give the load by either --rate or --concurrency")
     fitted, workload = law_of(given), workload_of(given)
-    routing = given["routing"]
+    found = cautions_at(fitted, workload.lengths)
+    if concurrency is not None:
+        loop = closed_loop(fitted, workload.lengths, workload.prefix, concurrency, replicas)
+        if json_:
+            write_json({"closed_loop": closed_loop_json(loop), "basis": loop.basis, "warnings": cautions(found)})
+        else:
+            print_closed_loop(loop, f"{fitted.deployment.label} ({loop.basis})")
+            print_cautions(found)
+        return
+    replica, routing = fitted.at(workload.lengths.isl, workload.lengths.osl).replica, given["routing"]
     if method == "analytic":
-        prediction = predict_analytically(fitted.replica, workload, replicas=replicas, routing=routing, gaps=True)
+        prediction = predict_analytically(replica, workload, replicas=replicas, routing=routing, gaps=True)
     else:
-        run = run_simulation(fitted.replica, workload, replicas=replicas, routing=routing, watch=Watch(token_gaps=True))
+        run = run_simulation(replica, workload, replicas=replicas, routing=routing, watch=Watch(token_gaps=True))
         prediction = run.prediction()
     in_flight = workload.rate_per_s / replicas * prediction.e2e.mean_s
     basis = "fitted" if fitted.covers(workload.lengths, in_flight) else "extrapolated"
     if json_:
-        write_json({**prediction_json(prediction), "basis": basis, "warnings": list(fitted.warnings)})
+        write_json({**prediction_json(prediction), "basis": basis, "warnings": cautions(found)})
     else:
         print_prediction(prediction, f"{fitted.deployment.label} ({basis})")
+        print_cautions(found)
 
 
 @click.command("fit", epilog="\b\nExample:\n  python -m sizing fit --points points.csv --json\n")
 @deployment_options
 @known_options
+@measurement_options("--points-replicas", "--replicas")
 @as_json
 def fit_command(json_: bool, **given: Any) -> None:
     """Coefficients of the iteration-time law with 90 % intervals, error per point, what binds, what is not known."""
@@ -103,6 +144,7 @@ def fit_command(json_: bool, **given: Any) -> None:
     show_default=True,
     help="Output tokens to reserve memory for, and the limit of outputs; 0: the actual output. Not the OSL.",
 )
+@lookahead_option(0.0)
 @click.option("--queue-timeout", help="Queue timeout after which a waiting request is dropped, for instance 5s.")
 @click.option("--cancel", help="Time after which a client cancels, for instance 30s.")
 @click.option("--speculate", default="", help="Draft tokens and their acceptance probability, for instance 4:0.7.")
@@ -160,11 +202,12 @@ def show_replicated(replica: Replica, workload: Workload, runs: int, fleet: dict
 
 def simulated_replica(given: dict[str, Any]) -> Replica:
     """The engine that the options of `simulate` describe."""
-    law = StepLaw(**{name: parse_seconds(option_of(name), given[name]) for name in COEFFICIENTS})
-    if law.overhead_s + law.weights_s + law.token_s <= 0 or min(given_times(law)) < 0:
+    law = FREE.with_values(**{name: parse_seconds(option_of(name), given[name]) for name in COEFFICIENTS})
+    if law.overhead_s + law.weights_s + law.token_s <= 0 or min(getattr(law, name) for name in COEFFICIENTS) < 0:
         raise ScenarioError("times must not be negative, and one of --overhead, --weights, --token must be above 0")
     slots = (given["policy"], given["max_batch_size"], given["token_budget"])
     batching = Batching(*slots, given["kv_tokens"], given["kv_policy"], given["kv_max_tokens"])
+    batching = replace(batching, lookahead_steps=given["lookahead_steps"])
     return Replica(law, batching, speculation_of(given["speculate"]))
 
 
@@ -193,18 +236,15 @@ def impatient_workload(given: dict[str, Any]) -> Workload:
     return replace(workload_of(given), **patience_s)
 
 
-def given_times(law: StepLaw) -> list[float]:
-    """The eight coefficients in their order."""
-    return [float(getattr(law, name)) for name in COEFFICIENTS]
-
-
 def law_of(given: dict[str, Any]) -> Fit:
     """The law fitted to the points that the options select, with what they say of the engine."""
-    return fit(
-        points_of_one_deployment(given),
+    return candidates.law_of(
+        tuple(points_of_one_deployment(given)),
         kv_tokens=given["kv_tokens"],
         token_budget=given["token_budget"],
+        lookahead_steps=given["lookahead_steps"],
         open_loop=given["open_loop"],
+        protocol=protocol_of(given),
     )
 
 
@@ -212,9 +252,7 @@ def points_of_one_deployment(given: dict[str, Any]) -> list[Point]:
     """The points of the file that the options select; PointsError if they belong to several deployments or none."""
     wanted = {name: given[name] for name in ("model", "gpu", "precision", "tp") if given[name]}
     points = [
-        point
-        for point in read_points(given["points"])
-        if all(getattr(point, name) == value for name, value in wanted.items())
+        point for point in points_of(given) if all(getattr(point, name) == value for name, value in wanted.items())
     ]
     groups = candidates.by_deployment(points)
     if len(groups) != 1:

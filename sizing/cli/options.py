@@ -6,7 +6,7 @@ import json
 import re
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from typing import Any, TypeVar
+from typing import Any, Literal, TypeVar
 
 import click
 from click.core import ParameterSource
@@ -14,13 +14,22 @@ from click.core import ParameterSource
 from sizing.budget import within
 from sizing.candidates import Choice, Found
 from sizing.cli.shapes import finite_only
+from sizing.engine import MOST_LOOKAHEAD
 from sizing.errors import ScenarioError
+from sizing.fitting import UNTOLD, Protocol
 from sizing.plans import Candidate
-from sizing.question import FIELDS
+from sizing.points import Point, read_points
+from sizing.question import FIELDS, with_laws
 from sizing.workload import METRICS
 
 MOST_GPUS = 10_000_000
 """GPUs of one type owned or available: more is almost certainly a typo."""
+STARTS: dict[str, Literal["together", "ramp", "burst"]] = {
+    "together": "together",
+    "staggered": "ramp",
+    "burst": "burst",
+}
+"""How the users of a closed loop may begin, by the names that users know."""
 F = TypeVar("F", bound=Callable[..., Any])
 
 
@@ -43,6 +52,8 @@ def field_option(name: str, required: bool | None = None) -> Callable[[F], F]:
         kind = int if field.whole else float
     must = field.default is None and not field.optional if required is None else required
     default: Any = {} if field.default is None else {"default": field.default, "show_default": True}
+    if name in LAWS:
+        default = {"callback": _law_given, "is_eager": True}
     return click.option(
         f"--{name.replace('_', '-')}",
         type=kind,
@@ -52,12 +63,28 @@ def field_option(name: str, required: bool | None = None) -> Callable[[F], F]:
     )
 
 
+LAWS = ("isl_law", "osl_law")
+
+
+def _law_given(context: click.Context, parameter: click.Parameter, text: str | None) -> str | None:
+    """The law with its file read; the mean that it implies becomes the default of ``--isl`` or ``--osl``."""
+    if text is None:
+        return None
+    given = with_laws({str(parameter.name): text})
+    text = given.pop(str(parameter.name))
+    context.default_map = {**(context.default_map or {}), **given}
+    return text
+
+
 def field_options(*names: str, required: bool | None = None) -> Callable[[F], F]:
     """The options of several fields, in this order."""
     return options(*(field_option(name, required) for name in names))
 
 
-LENGTHS = ("isl", "osl", "isl_cv", "osl_cv", "correlation", "prefix_tokens", "prefix_hit", "arrivals", "routing")
+LENGTHS = (
+    *("isl", "osl", "isl_cv", "osl_cv", *LAWS, "correlation"),
+    *("prefix_tokens", "prefix_hit", "arrivals", "routing"),
+)
 
 
 def length_options(required: bool) -> Callable[[F], F]:
@@ -83,13 +110,46 @@ as_json = click.option("--json", "json_", is_flag=True, help="Print JSON for pro
 workload_options = options(length_options(required=True), field_option("rate"))
 sla_options = field_options(*METRICS)
 margin_options = field_options("headroom", "spare")
+
+
+def measurement_options(*replicas: str) -> Callable[[F], F]:
+    """How the points were measured; `replicas`: names of the option that counts those behind the endpoint."""
+    return options(protocol_option, click.option(*replicas, "points_replicas", **REPLICAS))
+
+
+protocol_option = click.option(
+    "--protocol",
+    type=click.Choice(list(STARTS)),
+    help="How the users of the points began: all at once, one after the other, or within a millisecond. "
+    "Without it the fit tells by what explains the points best.",
+)
+REPLICAS: dict[str, Any] = {
+    "type": click.IntRange(1, MOST_GPUS),
+    "default": 1,
+    "show_default": True,
+    "help": "Equal replicas behind the endpoint that was measured: users and requests/s of the points are divided.",
+}
 which_options = options(
     click.option("--gpu", default="", help="GPUs to compare, comma-separated. Without it: those in --points."),
     click.option("--precision", default="any", show_default=True, help="Precisions, comma-separated, or any."),
     click.option("--tp", default="any", show_default=True, help="Tensor parallel sizes, comma-separated, or any."),
     click.option("--points", type=click.Path(), help="Measured points (CSV); without: day-zero estimates."),
+    measurement_options("--points-replicas"),
     click.option("--basis", type=click.Choice(["measured", "any"]), default="any", show_default=True),
 )
+
+
+def lookahead_option(default: float | None, unless: str = "") -> Callable[[F], F]:
+    """``--lookahead-steps``; `unless`: what counts where it is not given."""
+    return click.option(
+        "--lookahead-steps",
+        type=click.FloatRange(0, MOST_LOOKAHEAD),
+        default=default,
+        show_default=default is not None,
+        help=f"Iterations fixed before they start: 1 with asynchronous or overlap scheduling. {unless}".rstrip(),
+    )
+
+
 choice_options = options(
     which_options,
     click.option(
@@ -98,6 +158,7 @@ choice_options = options(
         default=0,
         help="Output tokens that the engine reserves memory for; 0: the actual output.",
     ),
+    lookahead_option(None, "What is known of a measured engine unless given; 0 for estimates."),
 )
 
 
@@ -106,19 +167,34 @@ def choice_of(given: dict[str, Any]) -> Choice:
     return Choice(words(given["gpu"]), words(given["precision"]), tensor_parallel(given["tp"]), given["basis"])
 
 
-def reserving(candidates: Sequence[Candidate], max_tokens: int, osl: float) -> list[Candidate]:
-    """The candidates with engines that reserve memory for `max_tokens` output tokens a request; 0 leaves them.
+def points_of(given: dict[str, Any]) -> list[Point]:
+    """The measured points of the file that --points names, as one replica saw them; none without it."""
+    if not given["points"]:
+        return []
+    return [point.of_one(given["points_replicas"]) for point in read_points(given["points"])]
 
-    ScenarioError where that is less than `osl`, the mean request's.
+
+def protocol_of(given: dict[str, Any]) -> Protocol:
+    """How the points were measured, as far as --protocol tells."""
+    return Protocol(STARTS[given["protocol"]]) if given["protocol"] else UNTOLD
+
+
+def configured(candidates: Sequence[Candidate], given: dict[str, Any], osl: float) -> list[Candidate]:
+    """The candidates with engines that are set as `choice_options` say: they reserve memory for so many output tokens
+    a request, and look so many iterations ahead.
+
+    ScenarioError where the tokens are fewer than `osl`, the mean request's.
     """
-    if max_tokens < 0 or 0 < max_tokens < osl:
-        raise ScenarioError(f"--max-tokens must be 0, or at least OSL ({osl:g} tokens), got {max_tokens}")
-    if not max_tokens:
+    most, ahead = given["max_tokens"], given["lookahead_steps"]
+    if most < 0 or 0 < most < osl:
+        raise ScenarioError(f"--max-tokens must be 0, or at least OSL ({osl:g} tokens), got {most}")
+    settings = ({"max_tokens": most} if most else {}) | ({} if ahead is None else {"lookahead_steps": ahead})
+    if not settings:
         return list(candidates)
     return [
         replace(
             candidate,
-            replica=replace(candidate.replica, batching=replace(candidate.replica.batching, max_tokens=max_tokens)),
+            replica=replace(candidate.replica, batching=replace(candidate.replica.batching, **settings)),
         )
         for candidate in candidates
     ]

@@ -20,14 +20,16 @@ from sizing.cli.options import (
     as_json,
     choice_of,
     choice_options,
+    configured,
     counts_of,
     field_option,
     gpus_of,
     length_options,
     margin_options,
     options,
+    points_of,
     prices_of,
-    reserving,
+    protocol_of,
     set_by_hand,
     sla_options,
     time_limit,
@@ -36,11 +38,9 @@ from sizing.cli.options import (
 from sizing.cli.shapes import Extras, extras_json
 from sizing.edge import BY_SIMULATION
 from sizing.plans import Candidate, Fleet, NoFeasiblePlan, Plan
-from sizing.points import Point, read_points
+from sizing.points import Point
 from sizing.question import FIELDS, Question
 from sizing.text import rejection_json
-
-# --- What is printed when no configuration meets the SLA: every rejection, nearest miss first
 
 
 class Reported(NoFeasiblePlan):
@@ -109,13 +109,12 @@ def plan_command(context: click.Context, /, json_: bool, **given: Any) -> None:
     if given["workloads"]:
         shared_instead(context, json_, given)
         return
-    question, choice = planned(given), choice_of(given)
-    points = read_points(given["points"]) if given["points"] else []
-    found = candidates.find(question.model, question.workload.lengths, choice, points)
+    question, points = planned(given), points_of(given)
+    found = candidates.find(question.model, question.workload.lengths, choice_of(given), points, protocol_of(given))
     gpus, stock = gpus_of(found), {name: given[name] for name in ("owned", "available")}
     question = replace(question, **prices_of(given["price"], gpus))
     counts = {name: counts_of(f"--{name}", text, gpus) for name, text in stock.items()}
-    reserved = reserving(found[0], given["max_tokens"], question.workload.lengths.osl)
+    reserved = configured(found[0], given, question.workload.lengths.osl)
     try:
         plan = planner.plan(question, reserved, found[1])
     except NoFeasiblePlan as error:

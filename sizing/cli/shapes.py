@@ -2,22 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from typing import Any
 
+import numpy as np
+
+from sizing.analyses.closed_loop import ClosedLoop
 from sizing.analyses.daily import Daily
 from sizing.analyses.existing import Existing
 from sizing.analyses.mixed import Mix
 from sizing.analyses.sensitivity import Sensitivity, Tuned
 from sizing.analyses.sharing import SharedFleet, Terms
-from sizing.fitting import Distrust, Fit, PointError, Regime
-from sizing.numbers import percent, significant
-from sizing.plans import Cost, Fleet, Rejection, cost_at, cost_json
+from sizing.engine import COEFFICIENTS
+from sizing.fitting import BentLaw, Distrust, Fit, PointError, Regime
+from sizing.plans import Cost, Fleet, cost_at
 from sizing.points import Point
 from sizing.prediction import Prediction
 from sizing.question import Question
-from sizing.text import fleet_json
+from sizing.text import cautions, fleet_json
 
 
 def prediction_json(prediction: Prediction) -> dict[str, Any]:
@@ -30,11 +32,17 @@ def prediction_json(prediction: Prediction) -> dict[str, Any]:
     }
 
 
+def closed_loop_json(loop: ClosedLoop) -> dict[str, Any]:
+    """The closed loop of `predict --concurrency`: figures as value, low and high; null where there is none."""
+    return asdict(loop) | {"method": "simulation"}
+
+
 def fit_json(fitted: Fit) -> dict[str, Any]:
     """The keys of `fit`."""
     return {
         "deployment": fitted.deployment._asdict(),
         "policy": fitted.batching.policy,
+        **({"lookahead_steps": ahead} if (ahead := fitted.batching.lookahead_steps) else {}),
         "coefficients": {
             name: dict(
                 zip(("value_s", "low_s", "high_s"), (getattr(fitted.law, name), *fitted.interval(name)), strict=True)
@@ -42,6 +50,7 @@ def fit_json(fitted: Fit) -> dict[str, Any]:
             for name in fitted.names
         },
         "extra": {name: extra_value(fitted, name) for name in fitted.extra},
+        "bends": [bend_json(bent) for bent in fitted.bent],
         "points": [point_error_json(error) for error in fitted.errors],
         "leave_one_out": fitted.leave_one_out,
         "chi2_per_point": fitted.chi2_per_point,
@@ -50,8 +59,16 @@ def fit_json(fitted: Fit) -> dict[str, Any]:
         "unknown": [unknown._asdict() for unknown in fitted.unknown],
         "lockstep": fitted.lockstep,
         "regime": regime_json(fitted.regime),
-        "warnings": list(fitted.warnings),
+        "warnings": cautions(fitted.warnings),
     }
+
+
+def bend_json(bent: BentLaw) -> dict[str, Any]:
+    """The law with its bend at one pair of lengths: factors on decode steps and on iterations with a prompt."""
+    bend = bent.law.bend
+    factors = {"decode": np.exp(bend.decode).tolist(), "prompt": np.exp(bend.prompt).tolist()}
+    law = {name: getattr(bent.law, name) for name in COEFFICIENTS}
+    return {"isl": bent.isl, "osl": bent.osl, "law": law, "sequences": list(bend.sequences), **factors}
 
 
 def extra_value(fitted: Fit, name: str) -> float:
@@ -121,7 +138,7 @@ def existing_json(fleet: Existing) -> dict[str, Any]:
         "basis": fleet.basis,
         "source": candidate.source,
         "verified_by": fleet.predicted.method,
-        "warnings": list(fleet.warnings),
+        "warnings": cautions(fleet.warnings),
     }
 
 
@@ -143,7 +160,7 @@ def shared_json(fleet: SharedFleet, terms: Terms) -> dict[str, Any]:
         "rate_per_s": fleet.rate_per_s,
         "requests_per_s_per_gpu": fleet.requests_per_s_per_gpu,
         "utilization": fleet.utilization,
-        **({} if price is None else cost_json(shared_cost(fleet, price))),
+        **({} if price is None else shared_cost(fleet, price).as_dict()),
         "working_replicas_apart": fleet.apart,
         "tightest": fleet.tightest.share.name,
         "workloads": [
@@ -153,12 +170,12 @@ def shared_json(fleet: SharedFleet, terms: Terms) -> dict[str, Any]:
                 "priority": served.share.priority,
                 "predicted": served.predicted.as_dict(),
                 "binding": str(served.binding),
-                "warnings": list(served.predicted.warnings),
+                "warnings": cautions(served.predicted.warnings),
             }
             for served in fleet.served
         ],
         "verified_by": "simulation",
-        "warnings": list(fleet.warnings),
+        "warnings": cautions(fleet.warnings),
     }
 
 
@@ -188,49 +205,6 @@ def extras_json(extras: Extras, question: Question) -> dict[str, Any]:
         **({"tuned": tuned_json(extras.tuned, question)} if extras.tuned else {}),
         **({"mix": mix_json(extras.mix)} if extras.mix else {}),
     }
-
-
-def extras_lines(extras: Extras) -> Iterator[str]:
-    """One sentence for each that was asked for; sensitivities and hours have tables of their own."""
-    if extras.tuned:
-        yield tuned_line(extras.tuned)
-    if extras.mix:
-        yield mix_line(extras.mix)
-    if extras.daily:
-        yield daily_line(extras.daily)
-
-
-def tuned_line(tuned: Tuned) -> str:
-    """What the search for engine settings found."""
-    batching = tuned.batching
-    if tuned.gain == 0:
-        return (
-            f"Batch limit {batching.max_batch_size} and token budget {batching.token_budget} are already the best: "
-            f"{len(tuned.tried)} settings tried"
-        )
-    found = f"Batch limit {batching.max_batch_size} and token budget {batching.token_budget}"
-    gpus = f" {tuned.fleet.gpus} GPUs" if isinstance(tuned.fleet, Fleet) else ""
-    if isinstance(tuned.before, Rejection):
-        return f"{found}:{gpus}; the original settings miss the SLA"
-    return f"{found}:{gpus} instead of {tuned.before.gpus}, a replica carries {percent(tuned.gain, sign=True)}"
-
-
-def mix_line(mix: Mix) -> str:
-    """The cheapest mix in one sentence."""
-    groups = " + ".join(
-        f"{group.gpus} × {group.fleet.candidate.gpu} ({significant(group.load_per_s)} requests/s)"
-        for group in mix.groups
-    )
-    alone = ", ".join(f"{gpu} alone {'too few' if cost is None else significant(cost)}" for gpu, cost in mix.alone)
-    return f"Cheapest mix: {groups}, {significant(mix.cost_per_hour)} per hour ({alone})"
-
-
-def daily_line(daily: Daily) -> str:
-    """What following the load saves."""
-    return (
-        f"{daily.gpu_hours} GPU-hours a day when the fleet follows the load, {daily.constant_gpu_hours} when it does "
-        f"not: {percent(daily.saved)} less"
-    )
 
 
 def daily_json(daily: Daily) -> dict[str, Any]:

@@ -42,7 +42,7 @@ cluster_option = click.option(
 def study_command(file: Path, out: Path | None, processes: int, cluster: str, json_: bool) -> None:
     """Answer every scenario of a study FILE; the results are a table, one row each.
 
-    Interrupted, it goes on where it stopped when it is called again.
+    An interrupted study continues where it stopped when it is called again.
     """
     study = read_study(file)
     machines = Machines(processes, cluster)
@@ -71,7 +71,7 @@ def _points(study: list[StudyScenario], folder: Path) -> dict[str, tuple[Point, 
 
 
 def _inputs(folder: Path, names: Iterable[str]) -> str:
-    """Sixteen digits that change with the content of the tables of points, and with what else answers hang on."""
+    """Sixteen digits that change with the tables of points and with everything else that answers depend on."""
     digest = hashlib.sha256(repr(code()).encode())
     for name in sorted(filter(None, names)):
         digest.update(hashlib.sha256((folder / name).read_bytes()).digest())

@@ -11,21 +11,21 @@ from rich.markup import escape
 from rich.table import Table
 
 from sizing import text
+from sizing.analyses.closed_loop import ClosedLoop
 from sizing.analyses.daily import Daily
 from sizing.analyses.existing import Existing
 from sizing.analyses.sensitivity import Sensitivity, Unit
 from sizing.analyses.sharing import SharedFleet, Terms
-from sizing.cli.shapes import Extras, extras_lines, shared_cost
+from sizing.cli.shapes import Extras, shared_cost
 from sizing.fitting import Fit
 from sizing.numbers import milliseconds, percent, significant
 from sizing.plans import Fleet, Plan, Rejection
-from sizing.prediction import Method, Prediction
+from sizing.prediction import Caution, Prediction
 from sizing.question import Question
 from sizing.workload import METRICS, metric_name
 
 NOTHING_MORE = Extras()
 SHOWN = 8
-METHOD: dict[Method, str] = {"analytic": "formula", "simulation": "simulation"}
 
 
 def console() -> Console:
@@ -35,7 +35,7 @@ def console() -> Console:
 
 
 def print_plan(plan: Plan, extras: Extras = NOTHING_MORE) -> None:
-    """The answer, its arithmetic, the SLA, cost and energy, what was asked beside, alternatives, what was left out."""
+    """The answer, its arithmetic, the SLA, cost and energy, the extras, alternatives, and what was left out."""
     out, fleet = console(), plan.answer
     say = partial(out.print, soft_wrap=True)
     say(f"[bold]{escape(text.sentence(plan))}[/bold]")
@@ -45,14 +45,20 @@ def print_plan(plan: Plan, extras: Extras = NOTHING_MORE) -> None:
     per_gpu = significant(fleet.requests_per_s_per_gpu)
     say(f"{per_gpu} requests/s per GPU. {text.band(fleet)}. {text.why_wide(fleet)}".rstrip())
     say(f"Basis: {fleet.basis}, {escape(fleet.candidate.source)}; verified by {fleet.predicted.method}.")
-    if plan.mean_based:
-        say(escape(plan.mean_based.text))
+    if means := text.sizing_by_means(plan):
+        say(escape(means))
     out.print(sla_table(plan.question, fleet))
     say(f"Binding limit: {text.binding(fleet)}. {text.sensitivity(plan)}.")
-    for line in (*text.costs(plan), *extras_lines(extras)):
-        say(f"{escape(line)}.")
-    for warning in fleet.warnings:
-        say(f"[yellow]warning:[/yellow] {escape(warning)}")
+    for line in (
+        text.cost_line(plan),
+        text.energy_line(plan),
+        extras.tuned and text.tuned_line(extras.tuned),
+        extras.mix and text.mix_line(extras.mix),
+        extras.daily and text.daily_line(extras.daily),
+    ):
+        if line:
+            say(f"{escape(line)}.")
+    print_cautions(fleet.warnings)
     if extras.sensitivity:
         out.print(sensitivity_table(extras.sensitivity, fleet))
     if extras.daily:
@@ -87,13 +93,13 @@ def alternatives_table(plan: Plan) -> Table:
             significant(fleet.requests_per_s_per_gpu),
             "stable rate" if fleet.stability_binds else fleet.binding.name,
             fleet.basis,
-            METHOD[fleet.predicted.method],
+            text.METHOD[fleet.predicted.method],
         )
     return table
 
 
 def sensitivity_table(rows: Sequence[Sensitivity], fleet: Fleet) -> Table:
-    """GPUs (and requests/s of a replica where the SLA fails) with each input changed, everything else kept."""
+    """GPUs, and the requests/s at which a replica misses the SLA, with one input changed at a time."""
     changes = [percent(effect.change, sign=True) for effect in rows[0].effects]
     table = Table("GPUs (requests/s) if", "is", *changes, title="Sensitivity", title_justify="left")
     for row in rows:
@@ -128,27 +134,25 @@ def daily_table(daily: Daily) -> Table:
 
 
 def print_existing(question: Question, fleets: Sequence[Existing], rejected: Sequence[Rejection]) -> None:
-    """What a fleet that exists carries: the best way to run it, the others, and what does not work."""
+    """What an existing fleet carries: the best way to run it, the alternatives, and what was left out."""
     out, best = console(), fleets[0]
     say = partial(out.print, soft_wrap=True)
-    name = f"{best.gpus} × {best.candidate.gpu}"
-    say(f"[bold]{escape(name)} serve {significant(best.rate_per_s)} requests/s of {escape(question.model)}[/bold]")
+    say(f"[bold]{escape(text.existing_sentence(best))}[/bold]")
     say(
         f"{best.working} working and {best.spare} spare replicas of {escape(best.candidate.label)}, {best.unused} GPUs "
         f"unused; the SLA fails at {significant(best.limit_per_s)} requests/s, {percent(question.headroom)} headroom "
         "kept."
     )
-    say(f"{significant(best.low)} to {significant(best.high)} requests/s (90 % band). Binding: {best.binding}.")
-    say(f"Basis: {best.basis}, {escape(best.candidate.source)}; verified by {METHOD[best.predicted.method]}.")
-    for warning in best.warnings:
-        say(f"[yellow]warning:[/yellow] {escape(warning)}")
+    say(f"{text.existing_band(best)}. Binding: {best.binding}.")
+    say(f"Basis: {best.basis}, {escape(best.candidate.source)}; verified by {text.METHOD[best.predicted.method]}.")
+    print_cautions(best.warnings)
     table = Table("GPU", "TP", "precision", "requests/s", "per GPU", "90 % band", "binds", "basis", "verified by")
     for fleet in fleets[:SHOWN]:
         table.add_row(
             *(fleet.candidate.gpu, str(fleet.candidate.tp), fleet.candidate.precision),
             *(significant(fleet.rate_per_s), significant(fleet.requests_per_s_per_gpu)),
             f"{significant(fleet.low)}-{significant(fleet.high)}",
-            *(fleet.binding, fleet.basis, METHOD[fleet.predicted.method]),
+            *(fleet.binding, fleet.basis, text.METHOD[fleet.predicted.method]),
         )
     out.print(table)
     print_rejections(rejected)
@@ -172,11 +176,9 @@ def print_shared(fleet: SharedFleet, terms: Terms, rejected: Sequence[Rejection]
     price = terms.price_of(fleet.candidate.gpu)
     if price is not None:
         say(f"Cost {shared_cost(fleet, price).sentence} (at {significant(price)} per GPU-hour, spares included).")
-    for warning in fleet.warnings:
-        say(f"[yellow]warning:[/yellow] {escape(warning)}")
+    print_cautions(fleet.warnings)
     for served in fleet.served:
-        for warning in served.predicted.warnings:
-            say(f"[yellow]warning:[/yellow] {escape(served.share.name)}: {escape(warning)}")
+        print_cautions(served.predicted.warnings, f"{served.share.name}: ")
     table = Table("workload", "requests/s", "limit", "allowed", "predicted", "room")
     for served in fleet.served:
         for limit in served.share.sla.limits:
@@ -188,6 +190,12 @@ def print_shared(fleet: SharedFleet, terms: Terms, rejected: Sequence[Rejection]
             )
     out.print(table)
     print_rejections(rejected)
+
+
+def print_cautions(found: Sequence[Caution], of: str = "", start: str = "warning") -> None:
+    """One line for each caution; `of` names what it is about."""
+    for line in text.cautions(found):
+        console().print(f"[yellow]{start}:[/yellow] {escape(of + line)}", soft_wrap=True)
 
 
 def print_rejections(rejected: Sequence[Rejection]) -> None:
@@ -218,15 +226,30 @@ def print_prediction(prediction: Prediction, title: str) -> None:
         table.add_row(metric_name(metric), *map(milliseconds, values))
     console().print(table)
     console().print(f"Utilization {percent(prediction.utilization)} of the highest stable rate.")
-    for warning in prediction.warnings:
-        console().print(f"[yellow]warning:[/yellow] {escape(warning)}")
+    print_cautions(prediction.warnings)
+
+
+def print_closed_loop(loop: ClosedLoop, title: str) -> None:
+    """Requests/s and mean latencies of a closed loop, with their bands."""
+    users = f"{loop.users:,} user{'s' if loop.users > 1 else ''}"
+    on = f" on {loop.replicas} replicas" if loop.replicas > 1 else ""
+    table = Table("", "value", "90 % band", title=f"{escape(title)}, closed loop of {users}{on}")
+    rate = loop.requests_per_s
+    table.add_row("requests/s", significant(rate.value), f"{significant(rate.low)} to {significant(rate.high)}")
+    for name, found in (("TTFT mean", loop.ttft_mean_s), ("ITL mean", loop.itl_mean_s)):
+        if found is not None:
+            band = f"{milliseconds(found.low)} to {milliseconds(found.high)}"
+            table.add_row(name, milliseconds(found.value), band)
+    console().print(table)
 
 
 def print_fit(fitted: Fit) -> None:
     """Coefficients with intervals, and the error at each point."""
     out = console()
     packed = "" if fitted.batching.padded else ", prompts packed"
-    out.print(f"{escape(fitted.deployment.label)}: policy {fitted.batching.policy}{packed}")
+    steps = fitted.batching.lookahead_steps
+    ahead = f", looks {significant(steps)} {'iteration' if steps == 1 else 'iterations'} ahead" if steps else ""
+    out.print(f"{escape(fitted.deployment.label)}: policy {fitted.batching.policy}{packed}{ahead}")
     table = Table("coefficient", "value", "90 % interval")
     for name in fitted.names:
         low, high = fitted.interval(name)
@@ -247,8 +270,7 @@ def print_fit(fitted: Fit) -> None:
     out.print(errors)
     unseen = "" if isnan(fitted.leave_one_out) else f"Leave-one-out error {percent(fitted.leave_one_out, 1)} (median); "
     out.print(f"{unseen}chi2 per point {fitted.chi2_per_point:.2f}.")
-    for warning in fitted.warnings:
-        out.print(f"[yellow]warning:[/yellow] {escape(warning)}")
+    print_cautions(fitted.warnings)
 
 
 def microseconds(seconds: float) -> str:

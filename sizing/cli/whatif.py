@@ -14,27 +14,24 @@ from sizing import candidates, planner
 from sizing import text as answer
 from sizing.analyses.pools import Pools, disaggregate
 from sizing.analyses.whatif import KINDS, Comparison, example, parse_change, what_if
-from sizing.candidates import Choice
 from sizing.cli.options import (
     as_json,
+    choice_of,
     field_option,
     margin_options,
+    points_of,
+    protocol_of,
     sla_options,
-    tensor_parallel,
     which_options,
-    words,
     workload_options,
     write_json,
 )
-from sizing.cli.tables import console
+from sizing.cli.tables import console, print_cautions
 from sizing.errors import ScenarioError
 from sizing.numbers import milliseconds, percent, significant
 from sizing.plans import Candidate, Fleet, NoFeasiblePlan, Rejection
-from sizing.points import read_points
 from sizing.question import Question
 from sizing.text import binding
-
-# --- What ``python -m sizing whatif`` prints for people: both fleets, what changed between them, and what that assumes
 
 BANDS = "An error of the law moves both counts the same way: the change between them is surer than either band says."
 
@@ -50,8 +47,7 @@ def print_comparison(found: Comparison, changes: tuple[str, ...]) -> None:
             say(f"{name}: no fleet; {escape(side.why)}.")
         else:
             say(f"{name}, binding: {escape(binding(side))}.")
-            for warning in side.warnings:
-                say(f"[yellow]warning, {name.lower()}:[/yellow] {escape(warning)}")
+            print_cautions(side.warnings, start=f"warning, {name.lower()}")
     if changes:
         say(BANDS)
         _print_assumptions(found.assumptions)
@@ -170,9 +166,8 @@ def whatif_command(json_: bool, changes: tuple[str, ...], disaggregated: bool, *
 
 def _candidate(question: Question, given: dict[str, Any]) -> Candidate:
     """The one candidate of the choice, or the plan's answer where there are several."""
-    choice = Choice(words(given["gpu"]), words(given["precision"]), tensor_parallel(given["tp"]), given["basis"])
-    points = read_points(given["points"]) if given["points"] else []
-    found, left_out = candidates.find(question.model, question.workload.lengths, choice, points)
+    lengths, points = question.workload.lengths, points_of(given)
+    found, left_out = candidates.find(question.model, lengths, choice_of(given), points, protocol_of(given))
     return found[0] if len(found) == 1 else planner.plan(question, found, left_out).answer.candidate
 
 

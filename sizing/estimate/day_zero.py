@@ -12,7 +12,7 @@ from types import MappingProxyType
 
 from sizing import catalog
 from sizing.catalog import BITS, Gpu, Model, Precision, gpus
-from sizing.engine import Batching, Replica, StepLaw
+from sizing.engine import FREE, Batching, Replica, StepLaw
 from sizing.errors import CatalogueError, DoesNotFit, EstimateUnavailable
 from sizing.estimate import kernels
 from sizing.estimate.checkpoints import describe
@@ -21,6 +21,8 @@ from sizing.estimate.timed import Timed, time_kernels
 from sizing.numbers import percent
 from sizing.places import resource
 from sizing.plans import Candidate
+from sizing.points import Deployment
+from sizing.prediction import Caution
 from sizing.workload import Lengths
 
 # --- Laws and memory fitted beforehand to the kernel timings of every catalogued model, read from
@@ -78,8 +80,7 @@ BUILD = "python -m sizing.estimate.build_laws"
 
 def timed_of(row: Mapping[str, str]) -> Timed:
     """A row's engine, law and memory."""
-    unread = {name: float(row[name]) for name in ("unread", "unread_decay")}
-    law = StepLaw(**{name: float(row[name]) for name in TIMES}, **unread)
+    law = FREE.with_values(**{name: float(row[name]) for name in (*TIMES, "unread", "unread_decay")})
     mean_error, rms_error = float(row["mean_error"]), float(row["rms_error"])
     neighbour = partial(_memory_of, row["model"], row["gpu"], row["precision"], row["engine"])
     return Timed(row["engine"], row["engine_version"], law, mean_error, rms_error, memory_of(row), neighbour)
@@ -137,9 +138,7 @@ def roofline(
 
     Raises DoesNotFit if the weights leave no room for one request's KV cache.
     """
-    cache_bytes = 2.0 if precision in ("bf16", "int4", "mxfp4") else 1.0
-    token_bytes = model.kv_values_per_token * cache_bytes / min(tp, model.kv_heads)
-    weight_bytes = model.parameters * BITS[precision] / 8 / tp
+    weight_bytes, token_bytes = _held_bytes(model, tp, precision)
     free_bytes = (gpu.memory_bytes - weight_bytes - RESERVED_BYTES) * MEMORY_FRACTION
     missing = token_bytes * (lengths.isl + lengths.osl) - free_bytes
     if missing > 0:
@@ -149,6 +148,13 @@ def roofline(
         )
     law = roofline_law(model, gpu, tp, precision, weight_bytes, token_bytes)
     return Replica(law, replace(batching, kv_tokens=int(free_bytes / token_bytes)))
+
+
+def _held_bytes(model: Model, tp: int, precision: Precision) -> tuple[float, float]:
+    """Bytes of the weights, and of a token's KV cache, on one GPU."""
+    cache_bytes = 2.0 if precision in ("bf16", "int4", "mxfp4") else 1.0
+    token_bytes = model.kv_values_per_token * cache_bytes / min(tp, model.kv_heads)
+    return model.parameters * BITS[precision] / 8 / tp, token_bytes
 
 
 def roofline_law(
@@ -238,8 +244,7 @@ def _timed(case: _Case) -> Timed:
 def _from_roofline(case: _Case, why: str) -> Candidate:
     replica = roofline(case.model, case.gpu, case.tp, case.precision, case.lengths, case.batching)
     source = f"roofline from the data sheet of {case.gpu.name}"
-    warning = f"no kernel timings ({why}): a roofline, good to a factor of two"
-    return _candidate(case, replica, source, RELATIVE_SIGMA, (warning,))
+    return _candidate(case, replica, source, RELATIVE_SIGMA, (Caution("no_timings", {"why": why}),))
 
 
 def _from_timings(timed: Timed, case: _Case) -> Candidate:
@@ -256,7 +261,7 @@ def _from_timings(timed: Timed, case: _Case) -> Candidate:
     )
 
 
-def _candidate(case: _Case, replica: Replica, source: str, sigma: float, warnings: tuple[str, ...]) -> Candidate:
+def _candidate(case: _Case, replica: Replica, source: str, sigma: float, warnings: tuple[Caution, ...]) -> Candidate:
     names = (case.model.id, case.gpu.id, case.tp, case.precision)
     return Candidate(*names, replica, "estimated", source, sigma, warnings=warnings)
 
@@ -286,13 +291,13 @@ def _sample(case: _Case) -> str:
     return "moe_blackwell" if case.model.kind == "moe" and blackwell else case.model.kind
 
 
-def _warnings(timed: Timed, case: _Case) -> Iterator[str]:
+def _warnings(timed: Timed, case: _Case) -> Iterator[Caution]:
     if timed.backend != case.backend:
-        yield f"no {case.backend} timings for this model, GPU and precision: those of {timed.backend} are used"
+        yield Caution("other_engine", {"asked": case.backend, "used": timed.backend})
     if _sample(case) == "moe_blackwell":
-        yield "mixture of experts on Blackwell: real servers were 1.5 times as fast as these timings on average"
+        yield Caution("moe_on_blackwell")
     if timed.rms_error > ROUGH_FIT:
-        yield f"the law follows the kernel timings within {percent(timed.rms_error)} (rms) only"
+        yield Caution("rough_timings", {"rms_error": timed.rms_error})
 
 
 def _does_not_fit(timed: Timed, case: _Case) -> DoesNotFit:
@@ -306,3 +311,36 @@ def _does_not_fit(timed: Timed, case: _Case) -> DoesNotFit:
     hint = f"TP{enough} is the smallest that fits" if enough else "no TP within one server fits"
     label = f"{case.model.name} {case.precision} on {case.gpu.id} TP{case.tp}"
     return DoesNotFit(f"{label} needs {missing / 1e9:.1f} GB more per GPU; {hint}", missing)
+
+
+def prior_law(deployment: Deployment, lengths: Lengths) -> tuple[StepLaw, float] | None:
+    """The day-zero law of a measured deployment, for its fit to lean on, and the relative standard error of its times:
+    from kernel timings, else the roofline. None where the catalogue lacks model or GPU."""
+    model, precision = catalog.of_shape(deployment.model), _SPELLINGS.get(deployment.precision, deployment.precision)
+    if model is None or deployment.gpu not in gpus() or deployment.pp > 1:
+        return None
+    try:
+        known = estimate(model.id, deployment.gpu, deployment.tp, precision, lengths)
+    except (CatalogueError, DoesNotFit, EstimateUnavailable):
+        bits = next((name for name in BITS if name == precision), None)
+        if bits is None:
+            return None
+        weight_bytes, token_bytes = _held_bytes(model, deployment.tp, bits)
+        chip = catalog.gpu(deployment.gpu)
+        return roofline_law(model, chip, deployment.tp, bits, weight_bytes, token_bytes), RELATIVE_SIGMA
+    return known.replica.law, known.relative_sigma
+
+
+def token_share(gpu_name: str, precision: str) -> float | None:
+    """A token's arithmetic over the reading of the weights, of a dense model whose shape is unknown: bandwidth over
+    FLOP/s, whatever its size and TP. None where the catalogue lacks GPU or precision.
+
+    The kernel timings of the catalogue's dense models have 1.0 times this in the median, with a standard deviation of
+    40 % on servers with NVLink; mixtures of experts, which multiply few of the weights they read, a third of it.
+    """
+    spelled = _SPELLINGS.get(precision, precision)
+    bits = next((name for name in BITS if name == spelled), None)
+    if bits is None or gpu_name not in gpus():
+        return None
+    chip = catalog.gpu(gpu_name)
+    return 2 * chip.bandwidth_bytes_per_s / (BITS[bits] / 8 * chip.peak_flops_per_s(bits))

@@ -1,7 +1,8 @@
 """The iteration-time law fitted to measured levels (closed loops, open loops, traces), with its uncertainty."""
 
+from sizing.fitting.bends import BentLaw
 from sizing.fitting.fit import fit, fit_trace
-from sizing.fitting.levels import Protocol, ServedTrace
+from sizing.fitting.levels import UNTOLD, Protocol, ServedTrace
 from sizing.fitting.result import (
     CoveredRange,
     Distrust,
@@ -17,6 +18,8 @@ from sizing.fitting.result import (
 )
 
 __all__ = [
+    "UNTOLD",
+    "BentLaw",
     "CoveredRange",
     "Distrust",
     "Fit",

@@ -5,16 +5,19 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 from itertools import pairwise
 from typing import Any, Literal
 
 import numpy as np
+from numpy.typing import NDArray
 from scipy.special import ndtr, ndtri
 
 from sizing.engine import Batching, Replica
 from sizing.numbers import Floats
 from sizing.points import Deployment, Point
 from sizing.simulator.replay import GAPS, MEASURES, OPEN_ONLY, Replay, ReplayRun, closed_run
+from sizing.simulator.sampling import evenly_cached
 from sizing.workload import Arrivals, Seconds, Tokens
 
 OPEN_LOOPS = {"constant_rate": Arrivals("constant", 0.0), "poisson_rate": Arrivals("poisson", 1.0)}
@@ -22,20 +25,29 @@ OPEN_LOOPS = {"constant_rate": Arrivals("constant", 0.0), "poisson_rate": Arriva
 MOST_STREAM_REQUESTS = 60_000
 """Requests simulated for all open-loop points together, if that leaves at least `LEAST_STREAM_REQUESTS` for each."""
 LEAST_STREAM_REQUESTS = 400
+MOST_CLOSED_REQUESTS, FEWEST_ROUNDS = 10_000, 3
+"""Requests of a closed loop simulated from its start at most, and the rounds that are simulated of very many users."""
 
 
 @dataclass(frozen=True, slots=True)
 class Protocol:
     """How the points were measured, where it matters to means.
 
-    `start`: users of a closed loop began one after the other (*ramp*), all at once (*together*), or it is not known:
-    then the fit tells by the residuals. `counted`: requests of the *steady* state, or *all* from an empty server on,
-    and of an open loop those complete within `duration_s`. `ttft_sigma`: relative standard error of a mean TTFT.
+    `start`: users of a closed loop began one after the other (*ramp*), all in the same instant (*together*), within a
+    millisecond (*burst*: the first prompt is alone in its iteration, and all others wait for it: two users see a TTFT
+    1.5 times that of one, not twice), or it is not known: then the fit tells by the residuals. `counted`: requests of
+    the *steady* state, or *all* from an empty server on, and of an open loop those complete within `duration_s`.
+    `ttft_sigma`: relative standard error of a mean TTFT.
     """
 
-    start: Literal["ramp", "together", "unknown"] = "unknown"
+    start: Literal["ramp", "together", "burst", "unknown"] = "unknown"
     counted: Literal["steady", "all"] = "steady"
     ttft_sigma: float = 0.04
+
+    @property
+    def at_once(self) -> bool:
+        """True where the users of a closed loop began together, to the millisecond: equal requests stay in lockstep."""
+        return self.start in ("together", "burst")
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,6 +64,8 @@ class Effort:
     stream: int = 4000
 
 
+BURST_S = 1e-3
+"""Seconds within which the users of a burst begin."""
 UNTOLD = Protocol()
 RAMPED = Protocol("ramp")
 FULL = Effort()
@@ -105,16 +119,19 @@ def _closed_runs(
     whole = protocol.counted == "all"
     isl, osl = _closed_lengths(point, effort, rng, whole)
     least = effort.least_phases if point.lengths.fixed else 1
-    phases = 1 if protocol.start == "together" else max(least, min(effort.phases, 64 // users))
-    spread = 0.0 if protocol.start == "together" else users / point.requests_per_s
+    phases = 1 if protocol.at_once else max(least, min(effort.phases, 64 // users))
+    spread = {"together": 0.0, "burst": BURST_S}.get(protocol.start, users / point.requests_per_s)
     ramps_s = spread * (0.75 + (np.arange(phases) + 0.5) / (2 * phases))
-    return [closed_run(row, users, isl, osl, float(ramp_s), whole=whole) for ramp_s in ramps_s]
+    cached = evenly_cached(point.prefix, isl, rng)
+    runs = [closed_run(row, users, isl, osl, float(ramp_s), whole=whole) for ramp_s in ramps_s]
+    return [run._replace(cached=cached) for run in runs]
 
 
 def _closed_lengths(point: Point, effort: Effort, rng: np.random.Generator, whole: bool) -> tuple[Tokens, Tokens]:
     """Lengths of as many rounds as the effort allows; of as many as were measured where the start counts."""
     users = concurrency(point)
     asked = max(1, round((point.requests or 10 * users) / users)) if whole else 0
+    asked = min(asked, max(FEWEST_ROUNDS, MOST_CLOSED_REQUESTS // users))
     if point.lengths.fixed:
         rounds = asked or max(effort.rounds, -(-2 * effort.rounds // users))
         return np.full(rounds * users, max(1, round(point.isl))), np.full(rounds * users, max(1, round(point.osl)))
@@ -162,7 +179,8 @@ def _stream_runs(
         gaps_s *= total / (gaps_s.sum() * rate_per_s)
         isl = even_lengths(point.isl, point.isl_cv, total, 1, rng)
         osl = even_lengths(point.osl, point.osl_cv, total, 1, rng)
-        runs.append(ReplayRun(0, isl, osl, np.cumsum(gaps_s) - gaps_s[0], windows, until_s))
+        cached = evenly_cached(point.prefix, isl, rng)
+        runs.append(ReplayRun(0, isl, osl, np.cumsum(gaps_s) - gaps_s[0], windows, until_s, cached))
     return runs
 
 
@@ -196,13 +214,27 @@ def block_runs(point: Point, protocol: Protocol, blocks: int, seed: int = 0) -> 
 @dataclass(frozen=True, slots=True, eq=False)
 class ServedTrace:
     """Requests served by one replica, one by one: `arrival_s` ascending, `isl` and `osl` in tokens, and the TTFT and
-    E2E that each saw, in seconds (NaN where not known). All arrays of shape (requests,)."""
+    E2E that each saw, in seconds (NaN where not known). All arrays of shape (requests,).
+
+    Requests of which neither is known are served all the same: later ones hold up those before them. A trace that is
+    cut must keep them, with NaN (see `known_until`).
+    """
 
     arrival_s: Seconds
     isl: Tokens
     osl: Tokens
     ttft_s: Seconds
     e2e_s: Seconds
+
+    @property
+    def judged(self) -> NDArray[np.bool_]:
+        """Whether what a request saw is known, shape (requests,)."""
+        return np.asarray(np.isfinite(self.ttft_s) | np.isfinite(self.e2e_s))
+
+    def known_until(self, requests: int) -> ServedTrace:
+        """The same trace with what only the first `requests` of them saw."""
+        late = np.arange(len(self.isl)) >= requests
+        return replace(self, ttft_s=np.where(late, np.nan, self.ttft_s), e2e_s=np.where(late, np.nan, self.e2e_s))
 
 
 def held_tokens(trace: ServedTrace, answered: float) -> int:
@@ -216,11 +248,13 @@ def held_tokens(trace: ServedTrace, answered: float) -> int:
 
 
 def trace_run(trace: ServedTrace, chunks: int) -> ReplayRun:
-    """The whole trace as one run, a row for each of `chunks` groups of consecutive requests."""
-    cuts = np.linspace(0, len(trace.isl), chunks + 1).astype(int)
-    windows = tuple((int(a), int(b), row) for row, (a, b) in enumerate(pairwise(cuts)))
+    """The whole trace as one run, a row for each of `chunks` groups of consecutive requests with known latencies."""
+    judged = np.flatnonzero(trace.judged)
+    cuts = np.linspace(0, len(judged), chunks + 1).astype(int)
+    windows = tuple((int(judged[a]), int(judged[b - 1]) + 1, row) for row, (a, b) in enumerate(pairwise(cuts)))
     arrival_s = np.asarray(trace.arrival_s, np.float64)
-    return ReplayRun(0, np.asarray(trace.isl), np.asarray(trace.osl), arrival_s - arrival_s[0], windows)
+    start_s = arrival_s - arrival_s[0]
+    return ReplayRun(0, np.asarray(trace.isl), np.asarray(trace.osl), start_s, windows, judged=trace.judged)
 
 
 # --- What was measured, level by level, and how far each figure can be trusted before any law is known
@@ -240,21 +274,33 @@ SCATTER_BLOCKS = 8
 """Parts of an open loop that tell how much its means scatter by luck."""
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@dataclass(frozen=True, eq=False)
 class Observed:
-    """Levels of one deployment: `points`, a row each; of a `trace` the rows are groups of consecutive requests."""
+    """Levels of one deployment: `points`, a row each; of a `trace` the rows are groups of consecutive requests.
+
+    A search asks for runs and measured figures a hundred times: they are made once.
+    """
 
     points: tuple[Point, ...]
     trace: ServedTrace | None = None
     protocol: Protocol = UNTOLD
+    rates: bool = True
 
     def runs(self, effort: Effort = FULL) -> tuple[ReplayRun, ...]:
         """What to simulate; row i of the result is point i."""
-        if self.trace is not None:
-            return (trace_run(self.trace, len(self.points)),)
-        return point_runs(self.points, self.protocol, effort=effort)
+        if effort not in self._runs:
+            self._runs[effort] = (
+                point_runs(self.points, self.protocol, effort=effort)
+                if self.trace is None
+                else (trace_run(self.trace, len(self.points)),)
+            )
+        return self._runs[effort]
 
-    @property
+    @cached_property
+    def _runs(self) -> dict[Effort, tuple[ReplayRun, ...]]:
+        return {}
+
+    @cached_property
     def measured(self) -> Floats:
         """What the simulation is to reproduce, shape (points, 8), columns `MEASURES`; NaN: not told, or of no use."""
         rows = [[getattr(point, name) or np.nan for name in MEASURES] for point in self.points]
@@ -264,6 +310,11 @@ class Observed:
         measured[np.logical_not(closed), 0] = np.nan
         measured[np.logical_not(closed), -len(GAPS) :] = np.nan
         measured[[round(point.osl) <= 1 for point in self.points], 2] = np.nan
+        if self.protocol.counted == "all" or not self.rates or counts_otherwise(self.points):
+            steady = self.rates and self.protocol.counted == "steady"
+            for row, point in enumerate(self.points):
+                if point.load_kind == "concurrency" and point.ttft_mean_s and point.itl_mean_s:
+                    measured[row, 0] = little_per_s(point) if steady else np.nan
         return measured
 
     def errors(self, replica: Replica) -> Floats:
@@ -281,7 +332,7 @@ class Observed:
                 errors[row, : -len(GAPS)] = np.hypot(self._open_sigmas(point), luck[: -len(GAPS)])
         return np.asarray(errors * self.shares)
 
-    @property
+    @cached_property
     def shares(self) -> Floats:
         """Factors on the errors of figures of a point that say the same, shape (points, 8)."""
         closed = [point.load_kind == "concurrency" for point in self.points]
@@ -298,7 +349,7 @@ class Observed:
         return np.asarray(np.nan_to_num(np.log(quantiles_s[:, 1::2] / quantiles_s[:, ::2]) / 2))
 
     def _goes_round(self, point: Point) -> bool:
-        return point.lengths.fixed and concurrency(point) > 1 and self.protocol.start != "together"
+        return point.lengths.fixed and concurrency(point) > 1 and not self.protocol.at_once
 
     def _open_sigmas(self, point: Point) -> tuple[float, ...]:
         waits = bool(point.ttft_mean_s and point.e2e_mean_s and point.ttft_mean_s > QUEUED * point.e2e_mean_s)
@@ -336,6 +387,48 @@ def granted(point: Point, batching: Batching, ttft_sigma: float = UNTOLD.ttft_si
         float(np.hypot(ttft, point.isl_cv / np.sqrt(requests))),
         ITL_SIGMA,
     )
+
+
+# --- Requests/s as tools count them: over a window that may hold ramp and drain, so not always Little's law
+
+COUNTED_OTHERWISE = 0.04
+"""Root mean square of `counting_log`, one level left out, from which a tool does not count in a steady window."""
+
+
+def little_per_s(point: Point) -> float:
+    """Requests/s of a closed loop by Little's law: users over mean E2E, from mean TTFT and ITL."""
+    return concurrency(point) / (ttft_s(point) + (point.osl - 1) * itl_s(point))
+
+
+def counting_log(point: Point) -> float:
+    """ln of the requests/s that the tool gave over those of Little's law; 0 where TTFT or ITL is not known."""
+    known = point.load_kind == "concurrency" and point.ttft_mean_s and point.itl_mean_s
+    return math.log(point.requests_per_s / little_per_s(point)) if known else 0.0
+
+
+def counts_otherwise(points: Sequence[Point]) -> bool:
+    """True where the tool's requests/s are not those of a steady window; ITL and TTFT are then what to trust.
+
+    The level that is farthest off does not count: one alone is a fault of the measurement, not a way of counting.
+    """
+    logs = sorted(abs(counting_log(point)) for point in points if point.load_kind == "concurrency")[:-1]
+    return bool(logs) and float(np.sqrt(np.mean(np.square(logs)))) > COUNTED_OTHERWISE
+
+
+def itl_s(point: Point) -> float:
+    """Mean ITL of a point; where it was not measured, from Little's law, all of E2E taken for decoding."""
+    return point.itl_mean_s or in_flight(point) / point.requests_per_s / point.osl
+
+
+def ttft_s(point: Point) -> float:
+    """Mean TTFT of a point; where it was not measured, what Little's law leaves beside the ITL, at least one step."""
+    left_s = in_flight(point) / point.requests_per_s - (point.osl - 1) * itl_s(point)
+    return point.ttft_mean_s or max(left_s, itl_s(point))
+
+
+def decoding(point: Point) -> float:
+    """Sequences that decode at once, by Little's law; 1 at least."""
+    return max(1.0, min(in_flight(point), point.requests_per_s * (point.osl - 1) * itl_s(point)))
 
 
 def phase_scatter(point: Point, replica: Replica) -> Floats:

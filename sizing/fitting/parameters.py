@@ -1,19 +1,23 @@
-"""The numbers that the fit moves: logarithms of the coefficients, and where the data ask for it two more."""
+"""The numbers that the fit moves: logarithms of the coefficients, where the data ask for it two more, and bends."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from functools import lru_cache
 from typing import Any, NamedTuple
 
 import numpy as np
 
-from sizing.engine import COEFFICIENTS, Batching, Replica, StepLaw
+from sizing.engine import COEFFICIENTS, FREE, Batching, Bend, Replica, StepLaw, bend_covariance
 from sizing.numbers import Floats
 
 LEAST_UNREAD = 1e-3
 """An unread share at or below this counts as none."""
+BEND_SD, PROMPT_BEND_SD = 0.10, 0.20
+"""Standard deviations of a bend before the data, of decode steps and of iterations with a prompt: engines measured
+depart from the eight coefficients by 5 to 20 % at single levels."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -21,8 +25,10 @@ class Parameters:
     """What is fitted, what it leans on, and what stays as it is.
 
     `names`: the eight coefficients, then perhaps "unread" (the share of weights that one sequence does not need) and
-    "kv_tokens" (the size of the KV cache). `centre`, `sigma`, shape (names,): mean and standard deviation of the prior
-    of each number. The numbers are natural logarithms, of `unread` the logit. `base`: the rest of the engine.
+    "kv_tokens" (the size of the KV cache), then the bends at the batches `nodes`, of decode steps and of iterations
+    with a prompt. `centre`, `sigma`, shape (names,): mean and standard deviation of the prior of each number. The
+    numbers are natural logarithms, of `unread` the logit, of bends whitened: independent standard normal variables
+    before the data. `base`: the rest of the engine.
     """
 
     names: tuple[str, ...]
@@ -30,15 +36,35 @@ class Parameters:
     sigma: Floats
     base: Replica
     least_kv_tokens: int = 1
+    nodes: tuple[float, ...] = ()
 
     def replica(self, numbers: Floats) -> Replica:
         """The engine with these numbers."""
         seconds = [float(value) for value in np.exp(numbers[: len(COEFFICIENTS)])]
         law = self.base.law.with_values(**dict(zip(COEFFICIENTS, seconds, strict=True)))
+        if self.nodes:
+            law = replace(law, bend=bend_of(self.nodes, numbers[self.straight :]))
         engine = replace(self.base, law=law)
-        for name, number in zip(self.names[len(COEFFICIENTS) :], numbers[len(COEFFICIENTS) :], strict=True):
+        extra = slice(len(COEFFICIENTS), self.straight)
+        for name, number in zip(self.names[extra], numbers[extra], strict=True):
             engine = with_extra(engine, name, float(number), self.least_kv_tokens)
         return engine
+
+    @property
+    def straight(self) -> int:
+        """How many of the numbers are not bends; those come last."""
+        return len(self.names) - 2 * len(self.nodes)
+
+    def bending(self, nodes: Sequence[float]) -> Parameters:
+        """The same and a bend at each of the batches `nodes`, ascending, for decode steps and for prompts."""
+        names = [f"{kind} at {node:.3g}" for kind in ("bend", "prompt bend") for node in nodes]
+        return replace(
+            self,
+            names=(*self.names, *names),
+            centre=np.append(self.centre, np.zeros(len(names))),
+            sigma=np.append(self.sigma, np.ones(len(names))),
+            nodes=tuple(nodes),
+        )
 
     def plus(self, name: str, centre: float, sigma: float) -> Parameters:
         """The same and one number more."""
@@ -48,6 +74,23 @@ class Parameters:
             centre=np.append(self.centre, centre),
             sigma=np.append(self.sigma, sigma),
         )
+
+
+def bend_of(nodes: tuple[float, ...], white: Floats) -> Bend:
+    """The bend at `nodes` for whitened numbers, of decode steps and then of prompts, shape (2 nodes,)."""
+    root, half = bend_root(nodes), len(nodes)
+    return Bend(
+        nodes,
+        tuple((BEND_SD * root @ white[:half]).tolist()),
+        tuple((PROMPT_BEND_SD * root @ white[half:]).tolist()),
+    )
+
+
+@lru_cache(maxsize=256)
+def bend_root(nodes: tuple[float, ...]) -> Floats:
+    """Cholesky root of the correlation of a bend between `nodes`: it colours whitened numbers."""
+    logs = np.log(nodes)
+    return np.asarray(np.linalg.cholesky(bend_covariance(logs, logs) + 1e-6 * np.eye(len(logs))))
 
 
 def with_extra(engine: Replica, name: str, number: float, least_kv_tokens: int = 1) -> Replica:
@@ -69,16 +112,24 @@ def numbers_of(engine: Replica, names: Sequence[str]) -> Floats:
     return np.array(numbers)
 
 
-def moved(engine: Replica, names: Sequence[str], shift: Floats) -> Replica:
-    """The engine with each of its numbers `names` moved by `shift`, shape (names,)."""
-    rest = Parameters(tuple(names), np.zeros(len(names)), np.ones(len(names)), engine)
-    return rest.replica(numbers_of(engine, names) + shift)
+def moved(engine: Replica, names: Sequence[str], shift: Floats, least_kv_tokens: int = 1) -> Replica:
+    """The engine with each of its numbers `names` moved by `shift`, shape (names,): those of its bend last, if any. A
+    KV cache among them keeps `least_kv_tokens`, what the longest request served needs."""
+    nodes = engine.law.bend.sequences
+    straight = len(names) - 2 * len(nodes)
+    rest = Parameters(tuple(names[:straight]), np.zeros(straight), np.ones(straight), engine, least_kv_tokens)
+    found = rest.replica(numbers_of(engine, names[:straight]) + shift[:straight])
+    if not nodes:
+        return found
+    old, change = engine.law.bend, bend_of(nodes, shift[straight:])
+    decode, prompt = np.add(old.decode, change.decode), np.add(old.prompt, change.prompt)
+    return replace(found, law=replace(found.law, bend=Bend(nodes, tuple(decode.tolist()), tuple(prompt.tolist()))))
 
 
 def law_parameters(centre: Floats, sigma: Floats, batching: Batching, prior: StepLaw | None) -> Parameters:
     """The eight coefficients; shares of the weights that are not read stay as the prior law has them."""
     unread = (prior.unread, prior.unread_decay) if prior else (0.0, 0.0)
-    law = StepLaw(*(float(value) for value in np.exp(centre)))
+    law = FREE.with_values(**dict(zip(COEFFICIENTS, map(float, np.exp(centre)), strict=True)))
     law = law.with_values(unread=unread[0], unread_decay=unread[1])
     return Parameters(COEFFICIENTS, centre, sigma, Replica(law, batching))
 
@@ -122,6 +173,14 @@ class LawError(NamedTuple):
     def by_measure(self) -> Floats:
         """One for each of `sizing.simulator.replay.MEASURES`, shape (8,)."""
         return np.array([self.requests_per_s, self.ttft, *[self.itl] * 2, *[self.ttft] * 2, *[self.gap] * 2])
+
+    def between(self, other: LawError, share: float) -> LawError:
+        """This error (`share` 0), the other (1), or one between them, by their squares."""
+        return LawError(*(math.sqrt((1 - share) * a * a + share * b * b) for a, b in zip(self, other, strict=True)))
+
+    def widened(self, sigma: float) -> LawError:
+        """With another error of all times, independent of this one."""
+        return self._replace(requests_per_s=math.hypot(self.requests_per_s, sigma), itl=math.hypot(self.itl, sigma))
 
 
 EXACT = LawError()

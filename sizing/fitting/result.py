@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import astuple, dataclass
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import astuple, dataclass, replace
 from typing import NamedTuple
 
 import numpy as np
 
-from sizing.engine import KNEE, Batching, Replica, StepLaw
-from sizing.fitting.levels import UNTOLD, Protocol, point_runs
+from sizing.engine import COEFFICIENTS, KNEE, Batching, Bend, Replica, StepLaw
+from sizing.fitting.bends import BentLaw, opened
+from sizing.fitting.counting import CLOSED_TTFT_SIGMA, ELSEWHERE_TTFT_SIGMA, as_counted, levels_at
+from sizing.fitting.levels import ITL_SIGMA, RATE_SIGMA, UNTOLD, Protocol, counts_otherwise, point_runs
 from sizing.fitting.parameters import EXACT, LawError, moved
 from sizing.numbers import Floats, percent
 from sizing.points import Deployment, Point
-from sizing.simulator.replay import Replay
+from sizing.prediction import Caution
+from sizing.simulator.replay import MEASURES, Replay
 from sizing.workload import Lengths
 
 # --- Where a law is bound by memory and where by arithmetic, and what an iteration's time is spent on
@@ -151,13 +155,11 @@ class Distrust(NamedTuple):
     off: float
     sigmas: float
 
-    def __str__(self) -> str:
-        where = f"ISL {self.point.isl:g}, OSL {self.point.osl:g}, {self.point.load_kind} {self.point.load_value:g}"
-        return (
-            f"the point at {where} disagrees with the others: the law gives {self.figure} "
-            f"{percent(self.off, sign=True)} ({self.sigmas:.0f} standard errors); it has little weight in the "
-            "fit: measure it again"
-        )
+    @property
+    def caution(self) -> Caution:
+        """What a reader of the fit must know of this point."""
+        where = {name: getattr(self.point, name) for name in ("isl", "osl", "load_kind", "load_value")}
+        return Caution("distrusted_point", where | {"figure": self.figure, "off": self.off, "sigmas": self.sigmas})
 
 
 class Unknown(NamedTuple):
@@ -171,6 +173,12 @@ class Unknown(NamedTuple):
         return (
             f"{self.name}: points barely constrain it ({percent(self.ratio)} of prior uncertainty left); {self.measure}"
         )
+
+
+FARTHEST = 3.0
+"""Distance in ln(ISL) and ln(OSL) together from which a law is trusted no less: a factor of 20."""
+PROMPT_COEFFICIENTS = ("token_s", "attention_s", "prefill_s", "request_s")
+"""What a TTFT is mostly made of."""
 
 
 class CoveredRange(NamedTuple):
@@ -189,6 +197,29 @@ class CoveredRange(NamedTuple):
         )
 
 
+def _prompts_scaled(law: StepLaw, factor: float) -> StepLaw:
+    """The law with all that a prompt costs `factor` times as long."""
+    return law.with_values(**{name: factor * getattr(law, name) for name in PROMPT_COEFFICIENTS})
+
+
+def _between(common: StepLaw, bent: StepLaw, share: float) -> StepLaw:
+    """The law between that of all lengths (`share` 0) and the bent one of some (1): in logarithms."""
+    seconds = np.exp((1 - share) * np.log(common.seconds) + share * np.log(bent.seconds))
+    bend = bent.bend
+    faded = Bend(bend.sequences, tuple(share * g for g in bend.decode), tuple(share * g for g in bend.prompt))
+    law = bent.with_values(**dict(zip(COEFFICIENTS, map(float, seconds), strict=True)))
+    return replace(law, bend=faded)
+
+
+def _covariance_between(common: Floats, bent: Floats, share: float) -> Floats:
+    """Of the numbers of the law between: those of the bend, which only the bent law has, come last and fade."""
+    fades = np.ones(len(bent))
+    fades[len(common) :] = share
+    covariance = share * bent * np.outer(fades, fades)
+    covariance[: len(common), : len(common)] += (1 - share) * common
+    return covariance
+
+
 @dataclass(frozen=True, slots=True, eq=False)
 class Fit:
     """A law for one deployment and what is known of its errors.
@@ -203,8 +234,10 @@ class Fit:
     and stayed in lockstep, which barely separates request and prefill overheads. `protocol`: how the points were
     measured, as told or as found. `sigmas`: standard errors of the logarithms one by one, from the slopes alone; wider
     than those of `covariance`, which also holds what the cost says further away and serves the bands of answers.
-    `law_error`: how far the law was found to be off, beyond the
-    errors of the measurement.
+    `law_error`: how far the law was found to be off, beyond the errors of the measurement. `bent`: the laws that bend
+    with the batch, one for each pair of lengths measured, where the law alone is off; `law` is the one of all lengths.
+    `open_sizes`: see `BentLaw`. `elsewhere`: error of all times for each unit of distance in ln(ISL) and ln(OSL) from
+    the lengths measured.
     """
 
     deployment: Deployment
@@ -216,7 +249,7 @@ class Fit:
     leave_one_out: float
     chi2_per_point: float
     calibrated: CoveredRange
-    warnings: tuple[str, ...]
+    warnings: tuple[Caution, ...]
     extra: tuple[str, ...] = ()
     distrusted: tuple[Distrust, ...] = ()
     unknown: tuple[Unknown, ...] = ()
@@ -224,11 +257,44 @@ class Fit:
     protocol: Protocol = UNTOLD
     sigmas: tuple[float, ...] = ()
     law_error: LawError = EXACT
+    bent: tuple[BentLaw, ...] = ()
+    open_sizes: tuple[float, float] = (0.0, 0.0)
+    elsewhere: float = 0.0
 
     @property
     def replica(self) -> Replica:
-        """The fitted engine."""
+        """The fitted engine: at the lengths measured, if that was one pair, else the law of all of them."""
+        return self._measured.engine
+
+    @property
+    def engine(self) -> Replica:
+        """The engine with `law`, whatever the lengths."""
         return Replica(self.law, self.batching)
+
+    @property
+    def _measured(self) -> Fit:
+        return self.at(self.bent[0].isl, self.bent[0].osl) if len(self.bent) == 1 else self
+
+    def at(self, isl: float, osl: float) -> Fit:
+        """The fit for requests of these mean lengths: with its bend where they were measured, the law of all lengths
+        far from there, one that moves from the first to the second between. Its `bent` is empty."""
+        near = max(self.bent, key=lambda one: one.nearness(isl, osl), default=None)
+        share = near.nearness(isl, osl) if near else 0.0
+        distance = min(abs(math.log(isl / p.isl)) + abs(math.log(osl / p.osl)) for p in self._levels)
+        far = self.elsewhere * min(distance, FARTHEST)
+        if near is None or share == 0:
+            return replace(self, law_error=self.law_error.widened(far), elsewhere=0.0, bent=())
+        return replace(
+            self,
+            law=_between(self.law, near.law, share),
+            batching=near.batching,
+            covariance=_covariance_between(self.covariance, near.covariance, share),
+            extra=near.names[len(COEFFICIENTS) :],
+            law_error=self.law_error.between(near.law_error, share).widened(far),
+            elsewhere=0.0,
+            open_sizes=(share * near.open_sizes[0], share * near.open_sizes[1]),
+            bent=(),
+        )
 
     def interval(self, name: str) -> tuple[float, float]:
         """Ends, in seconds, of the 90 % interval of a coefficient."""
@@ -239,18 +305,28 @@ class Fit:
 
     @property
     def variants(self) -> tuple[tuple[Replica, Replica], ...]:
-        """Engines one standard error away, faster and slower, along each eigenvector of the covariance.
+        """Engines one standard error away, faster and slower: along each eigenvector of the covariance, between the
+        nodes of a bend, where nothing holds it, and by what the law was found to be off.
 
         For any function f of the engine, the sum over the pairs of ((f(slower) - f(faster)) / 2)^2 is its variance.
         """
-        variances, directions = np.linalg.eigh(self.covariance)
-        names = (*self.names, *self.extra)
+        fitted = self._measured
+        engine, names = fitted.engine, (*fitted.names, *fitted.extra)
+        variances, directions = np.linalg.eigh(fitted.covariance)
+        served = math.ceil(self.calibrated.isl[1] + self.calibrated.osl[1])
         pairs = []
         for variance, direction in zip(variances, directions.T, strict=True):
             shift = np.sqrt(max(variance, 0.0)) * direction
-            pair = [moved(self.replica, names, sign * shift) for sign in (-1, 1)]
-            pairs.append((min(pair, key=self._busy_step_s), max(pair, key=self._busy_step_s)))
-        return tuple(pairs)
+            pairs.append([moved(engine, names, sign * shift, served) for sign in (-1, 1)])
+        laws = [opened(fitted.law, fitted.open_sizes, part) for part in (0, 1) if fitted.law.bend.sequences]
+        errors = ((StepLaw.scaled, fitted.law_error.itl), (_prompts_scaled, fitted.law_error.ttft))
+        laws += [
+            (scaled(fitted.law, math.exp(-error)), scaled(fitted.law, math.exp(error)))
+            for scaled, error in errors
+            if error
+        ]
+        pairs += [[replace(engine, law=law) for law in pair] for pair in laws]
+        return tuple((min(pair, key=self._busy_step_s), max(pair, key=self._busy_step_s)) for pair in pairs)
 
     @property
     def relative_sigma(self) -> float:
@@ -259,12 +335,57 @@ class Fit:
         return float(np.sqrt(sum((np.log(slow_s / fast_s) / 2) ** 2 for fast_s, slow_s in pairs)))
 
     def means(self, points: Sequence[Point]) -> Floats:
-        """What this engine gives at closed-loop, constant-rate or Poisson points (any lengths; measured or not), in the
-        protocol of the fit: shape (points, 8), columns `sizing.simulator.replay.MEASURES`.
+        """What a measurement of these points would show (closed-loop, constant-rate or Poisson; any lengths; measured
+        or not), in the protocol of the fit and as its tool counts: shape (points, 8), columns
+        `sizing.simulator.replay.MEASURES`.
 
         A closed-loop point needs a rough `requests_per_s`, which sets how users are spread at the start.
         """
-        return Replay(point_runs(points, self.protocol), self.replica).means(self.replica)
+        means = self.engine_means(points)
+        means[:, :3] = as_counted(self._levels, points, means, self.batching, self._counts_otherwise)[0]
+        return means
+
+    def engine_means(self, points: Sequence[Point]) -> Floats:
+        """The same of the engine alone: from its iterations, nothing carried over from measured levels."""
+        return self._means(points, self.at)
+
+    def mean_sigmas(self, points: Sequence[Point]) -> Floats:
+        """Relative standard errors of requests/s, TTFT and ITL of `means` against a new measurement of these
+        closed-loop points, shape (points, 3): what the law, its bend and its own error leave open, and the noise of the
+        measurement. Half of what TTFT is moved towards the measured levels counts as well."""
+        sigmas = np.empty((len(points), 3))
+        for isl, osl in dict.fromkeys((point.isl, point.osl) for point in points):
+            rows = [row for row, point in enumerate(points) if (point.isl, point.osl) == (isl, osl)]
+            own, local = [points[row] for row in rows], self.at(isl, osl)
+            replay = Replay(point_runs(own, self.protocol), local.engine)
+
+            def shown(engine: Replica, own: Sequence[Point] = own, replay: Replay = replay) -> tuple[Floats, Floats]:
+                return as_counted(self._levels, own, replay.means(engine), self.batching, self._counts_otherwise)
+
+            variance = np.zeros((len(rows), 3))
+            for faster, slower in local.variants:
+                variance += np.nan_to_num(np.log(shown(slower)[0] / shown(faster)[0]) / 2) ** 2
+            variance[:, 1] += shown(local.engine)[1] ** 2
+            ttft = CLOSED_TTFT_SIGMA if levels_at(self._levels, own[0]) else ELSEWHERE_TTFT_SIGMA
+            sigmas[rows] = np.sqrt(variance + np.square([RATE_SIGMA, ttft, ITL_SIGMA]))
+        return sigmas
+
+    def _means(self, points: Sequence[Point], fit_at: Callable[[float, float], Fit]) -> Floats:
+        found = np.empty((len(points), len(MEASURES)))
+        for isl, osl in dict.fromkeys((point.isl, point.osl) for point in points):
+            rows = [row for row, point in enumerate(points) if (point.isl, point.osl) == (isl, osl)]
+            engine = fit_at(isl, osl).engine
+            found[rows] = Replay(point_runs([points[row] for row in rows], self.protocol), engine).means(engine)
+        return found
+
+    @property
+    def _levels(self) -> list[Point]:
+        return [error.point for error in self.errors]
+
+    @property
+    def _counts_otherwise(self) -> bool:
+        closed = any(level.load_kind == "concurrency" for level in self._levels)
+        return closed and (self.protocol.counted == "all" or counts_otherwise(self._levels))
 
     @property
     def regime(self) -> Regime:

@@ -11,8 +11,29 @@ import numpy as np
 from numpy.typing import NDArray
 
 from sizing.engine import COEFFICIENTS, Batching, Replica, StepLaw
-from sizing.fitting.levels import FULL, SKETCH, Effort, Observed, concurrency, held_tokens, in_flight
-from sizing.fitting.parameters import EXACT, Parameters, law_error, law_parameters, least_squares
+from sizing.fitting.levels import (
+    FULL,
+    SKETCH,
+    Effort,
+    Observed,
+    Protocol,
+    concurrency,
+    decoding,
+    held_tokens,
+    in_flight,
+    itl_s,
+    ttft_s,
+)
+from sizing.fitting.parameters import (
+    BEND_SD,
+    EXACT,
+    PROMPT_BEND_SD,
+    Parameters,
+    bend_root,
+    law_error,
+    law_parameters,
+    least_squares,
+)
 from sizing.numbers import Floats
 from sizing.points import Point
 from sizing.simulator.replay import GAPS, Replay
@@ -25,6 +46,12 @@ FAR = 10.0
 """The first step of a search may change the numbers by this much: the slopes, not a bound, say how far to go."""
 LEAST_TO_LEAVE_OUT = 3
 """Points of which one can be predicted from the others."""
+LIFT = 0.05
+"""Logarithm by which a bend is lifted to see what it does."""
+START_PRICE, KV_PRICE, BUDGET_PRICE = 10.0, 3.0, 6.0
+"""Added to the cost of an explanation whose users began together, of one with a KV cache of its own, and of one with
+another token budget than the common one: what each must gain to be believed."""
+USUAL_BUDGET = Batching().token_budget
 LITTLE = 0.01
 """Changes of the law's error that do not move the fit: those of the measurement are 2 to 4 %."""
 
@@ -40,6 +67,7 @@ class Trial:
         *,
         effort: Effort = FULL,
         robust: bool = False,
+        errors: Floats | None = None,
     ) -> None:
         self.observed, self.parameters = observed, parameters
         self.robust = robust  # soften large misfits
@@ -49,12 +77,19 @@ class Trial:
         if effort is not FULL:
             self.measured[:, -len(GAPS) :] = np.nan
         self.known = np.isfinite(self.measured)
+        self._logs = np.log(self.measured)
         counted = bool(self.known[:, -len(GAPS) :].any())
         self.replay = Replay(self.runs, parameters.base, token_gaps=counted)
         self.doubt = np.ones(len(observed.points))  # factors on the errors of a point
         self.cost = np.inf
         self.law_error = EXACT
-        self.grant(self.replica)
+        self.log_slopes: Floats | None = None  # of the means, as `steep_logs` gives them, where they are known roughly
+        self._simulated: tuple[Floats, Floats] = np.empty(0), np.empty(0)  # the last numbers and their `logs`
+        self._nearest = nearest_nodes(observed.points, parameters.nodes)
+        if errors is None:
+            self.grant(self.replica)
+        else:
+            self._errors = errors
 
     @property
     def replica(self) -> Replica:
@@ -74,26 +109,44 @@ class Trial:
         self.law_error = found
         return is_news
 
-    def search(self, evaluations: int, stride: float, *, central: bool = False) -> Trial:
+    @property
+    def errors(self) -> Floats:
+        """Relative standard errors of the measurement, shape (points, 8)."""
+        return self._errors
+
+    @property
+    def claim(self) -> float:
+        """The cost and the price of what the explanation takes for granted."""
+        price = START_PRICE * self.observed.protocol.at_once + KV_PRICE * ("kv_tokens" in self.parameters.names)
+        return self.cost + price + BUDGET_PRICE * (self.parameters.base.batching.token_budget != USUAL_BUDGET)
+
+    def search(self, evaluations: int, stride: float, *, central: bool = False, carried: bool = False) -> Trial:
         """Move the numbers towards the least cost, in at most so many steps.
 
         Slopes are differences over `stride`: a wide one sees past the small jumps that the simulated TTFT makes when
         an arrival falls into another iteration. `central` ones, to both sides, are twice the work and twice as good.
+        `carried`: they are taken once, or from `log_slopes` where these are set, and from there on corrected by what
+        each step showed (Broyden 1965): a fifth of the work, for a sketch.
         The search runs over the distance from where it starts, so that its tolerances are of that distance.
         """
         start, last = self.numbers, list[tuple[Floats, Floats]]()
 
         def residuals(move: Floats) -> Floats:
-            found = self.residuals(start + move)
-            last[:] = [(move.copy(), found)]
-            return found
+            logs = self.logs(start + move)
+            if carried and last and self.log_slopes is not None:
+                before, was = last[0]
+                step = move - before
+                if length := float(step @ step):
+                    miss = logs - was - self.log_slopes @ step
+                    self.log_slopes = self.log_slopes + np.multiply.outer(miss, step) / length
+            last[:] = [(move.copy(), logs)]
+            return self._residuals_of(logs, start + move)
 
         def slopes(move: Floats) -> Floats:
-            if central:
-                return self.steep(start + move, stride)
-            here = last[0][1] if np.array_equal(last[0][0], move) else self.residuals(start + move)
-            moves = stride * np.eye(len(move))
-            return np.stack([(self.residuals(start + move + one) - here) / stride for one in moves], axis=1)
+            if not carried or self.log_slopes is None:
+                here = None if central else last[0][1] if np.array_equal(last[0][0], move) else self.logs(start + move)
+                self.log_slopes = self.steep_logs(start + move, stride, here)
+            return self._slopes_of(self.log_slopes)
 
         found = least_squares(
             residuals,
@@ -108,10 +161,26 @@ class Trial:
         self.numbers, self.cost = start + found.x, float(found.cost)
         return self
 
+    def logs(self, numbers: Floats) -> Floats:
+        """Logarithms of what the engine with these numbers gives, shape (points, 8); 0 where nothing was measured."""
+        if not np.array_equal(self._simulated[0], numbers):
+            means = self.replay.means(self.parameters.replica(numbers))
+            self._simulated = numbers.copy(), np.log(np.where(self.known, means, 1.0))
+        return self._simulated[1]
+
     def residuals(self, numbers: Floats) -> Floats:
         """Misfits of the points in standard errors, the law's included; then the distance from the prior."""
-        misfit = (self.misfits(numbers) / self._widening)[self.known]
+        return self._residuals_of(self.logs(numbers), numbers)
+
+    def _residuals_of(self, logs: Floats, numbers: Floats) -> Floats:
+        misfit = ((logs - self._logs) / (self._errors * self.doubt[:, None] * self._widening))[self.known]
         return np.concatenate([misfit, (numbers - self.parameters.centre) / self.parameters.sigma])
+
+    def _slopes_of(self, log_slopes: Floats) -> Floats:
+        """Slopes of the residuals, shape (residuals, names)."""
+        errors = self._errors * self.doubt[:, None] * self._widening
+        own = (log_slopes / errors[:, :, None])[self.known]
+        return np.concatenate([own, np.diag(1 / self.parameters.sigma)])
 
     def softened(self, squares: Floats) -> tuple[Floats, Floats]:
         """What squared residuals count, and the slope of that: those of the points, if robust, grow like |r| in the
@@ -125,8 +194,7 @@ class Trial:
 
     def misfits(self, numbers: Floats) -> Floats:
         """log(predicted / measured) over the measurement error, shape (points, 8); NaN where nothing was measured."""
-        means = self.replay.means(self.parameters.replica(numbers))
-        misfits: Floats = np.log(means / self.measured) / (self._errors * self.doubt[:, None])
+        misfits: Floats = (self.logs(numbers) - self._logs) / (self._errors * self.doubt[:, None])
         return misfits
 
     @property
@@ -150,9 +218,30 @@ class Trial:
 
     def steep(self, numbers: Floats, stride: float) -> Floats:
         """Slopes of the residuals at `numbers`, by central differences."""
-        moves = stride * np.eye(len(numbers))
-        sides = [(self.residuals(numbers + move), self.residuals(numbers - move)) for move in moves]
-        return np.stack([(above - below) / (2 * stride) for above, below in sides], axis=1)
+        return self._slopes_of(self.steep_logs(numbers, stride))
+
+    def steep_logs(self, numbers: Floats, stride: float, here: Floats | None = None) -> Floats:
+        """Slopes of the logarithms of the means, shape (points, 8, names): by central differences over `stride`, or
+        from `here`, the logarithms at `numbers`, to one side.
+
+        A bend is lifted at all batches together: what a level shows of it is put down to the node of its own batch.
+        """
+        straight = self.parameters.straight
+        moves = stride * np.eye(len(numbers))[:straight]
+        columns = [self._slope(numbers, move, here) / stride for move in moves]
+        nodes = self.parameters.nodes
+        for part, sd in enumerate((BEND_SD, PROMPT_BEND_SD) if nodes else ()):
+            move = np.zeros(len(numbers))
+            place = slice(straight + part * len(nodes), straight + (part + 1) * len(nodes))
+            move[place] = LIFT * np.linalg.solve(bend_root(nodes), np.ones(len(nodes))) / sd
+            lifted = self._slope(numbers, move, here) / LIFT
+            coloured = sd * bend_root(nodes)[self._nearest]
+            columns += list((lifted[:, :, None] * coloured[:, None, :]).transpose(2, 0, 1))
+        return np.stack(columns, axis=2)
+
+    def _slope(self, numbers: Floats, move: Floats, here: Floats | None) -> Floats:
+        above = self.logs(numbers + move)
+        return above - here if here is not None else (above - self.logs(numbers - move)) / 2
 
     def slopes(self, numbers: Floats) -> Floats:
         """Slopes of the residuals at `numbers`, by their weights, over so wide a stride that they show what the data
@@ -188,6 +277,14 @@ class Trial:
         return row
 
 
+def nearest_nodes(points: Sequence[Point], nodes: Sequence[float]) -> NDArray[np.int64]:
+    """For each point the place of the node that is nearest to its batch; zeros without nodes."""
+    if not nodes:
+        return np.zeros(len(points), np.int64)
+    logs = np.log([decoding(point) for point in points])
+    return np.asarray(np.argmin(np.abs(np.subtract.outer(logs, np.log(nodes))), axis=1))
+
+
 # --- Rough coefficients read off a few measured points, with their doubt: where the fit starts and what it leans on
 
 DATA_SIGMAS = StepLaw(2.0, 2.0, 1.0, 1.5, 1.5, 1.5, 3.0, 1.5)
@@ -201,18 +298,24 @@ COMPUTE_BOUND, PROMPT_SIGMA = 3.0, 0.5
 a factor of 1.6, as a prompt leaves little room for anything else."""
 PRIOR_SIGMAS = StepLaw(0.25, 1.0, 0.5, 1.0, 0.25, 0.5, 1.5, 1.5)
 """The same for a law from elsewhere (a day-zero estimate): weights and KV reads follow from sizes and bandwidth."""
+KERNEL_TIMED = 0.2
+"""Relative standard error of the laws for which PRIOR_SIGMAS hold; those of a rougher one are as much wider."""
 
 
-def guess(points: Sequence[Point], prior: StepLaw | None) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-    """Logarithms of the eight coefficients, and their standard deviations: from `prior` where it has a value."""
+def guess(
+    points: Sequence[Point], prior: StepLaw | None, prior_error: float = KERNEL_TIMED
+) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+    """Logarithms of the eight coefficients, and their standard deviations: from `prior` where it has a value and says
+    more than the points do, `prior_error` its relative standard error."""
     rough = np.array(law_of_points(points).seconds)
     centre, sigma = np.log(rough), np.array(DATA_SIGMAS.seconds)
     if ttft_s(longest_prompts(points)) > COMPUTE_BOUND * itl_s(min(points, key=in_flight)):
         sigma[COEFFICIENTS.index("token_s")] = PROMPT_SIGMA
     if prior is not None:
         values = np.array(prior.seconds)
-        known = values > 0
-        centre[known], sigma[known] = np.log(values[known]), np.array(PRIOR_SIGMAS.seconds)[known]
+        sigmas = np.array(PRIOR_SIGMAS.seconds) * max(1.0, prior_error / KERNEL_TIMED)
+        known = (values > 0) & (sigmas < np.array(DATA_SIGMAS.seconds))
+        centre[known], sigma[known] = np.log(values[known]), sigmas[known]
     return centre, sigma
 
 
@@ -233,7 +336,7 @@ def law_of_points(points: Sequence[Point]) -> StepLaw:
     rise_s = max((itl_s(busy) - step_s) / max(in_flight(busy) - in_flight(calm), 1), 1e-3 * step_s)
     first_s = ttft_s(calm)
     prompt_s = ttft_s(long)
-    token_s = min(prompt_s / long.isl, *(1 / (point.requests_per_s * (point.isl + point.osl)) for point in points))
+    token_s = min([prompt_s / long.computed_tokens, *seconds_per_token(points)])
     context = busy.isl + busy.osl / 2
     sequence_s = 0.5 * rise_s / (1 + context / KV_OF_SEQUENCE)
     rest_s = max(first_s - step_s, 0.1 * first_s)
@@ -249,20 +352,22 @@ def law_of_points(points: Sequence[Point]) -> StepLaw:
     )
 
 
+def seconds_per_token(points: Sequence[Point]) -> list[float]:
+    """What a token took, roughly at most: at each level, and over a whole trace, whose groups tell when requests came
+    and not when they were computed (a burst is no throughput)."""
+    groups = [point for point in points if point.load_kind == "trace"]
+    levels = [point for point in points if point.load_kind != "trace"]
+    seconds = [1 / (point.requests_per_s * (point.computed_tokens + point.osl)) for point in levels]
+    if groups:
+        tokens = sum((point.requests or 1) * (point.computed_tokens + point.osl) for point in groups)
+        span_s = sum((point.requests or 1) / point.requests_per_s for point in groups)
+        seconds.append(span_s / tokens)
+    return seconds
+
+
 def longest_prompts(points: Sequence[Point]) -> Point:
     """The point of the longest prompts, at their lowest load."""
     return max(points, key=lambda point: (point.isl, -in_flight(point)))
-
-
-def itl_s(point: Point) -> float:
-    """Mean ITL of a point; where it was not measured, from Little's law, all of E2E taken for decoding."""
-    return point.itl_mean_s or in_flight(point) / point.requests_per_s / point.osl
-
-
-def ttft_s(point: Point) -> float:
-    """Mean TTFT of a point; where it was not measured, what Little's law leaves beside the ITL, at least one step."""
-    left_s = in_flight(point) / point.requests_per_s - (point.osl - 1) * itl_s(point)
-    return point.ttft_mean_s or max(left_s, itl_s(point))
 
 
 SOUND = 1.0
@@ -291,57 +396,128 @@ MOST_DISTRUSTED = 0.2
 
 @dataclass(frozen=True, slots=True)
 class Known:
-    """What is known before the fit: possible batching rules, a law to lean on, whether the KV cache is known."""
+    """What is known before the fit: possible batching rules, a law to lean on, whether the KV cache is known, and
+    whether the model's shape is: then the law leans on its share of unread weights, and none is fitted. `prior_error`:
+    relative standard error of the law to lean on."""
 
     batchings: tuple[Batching, ...]
     prior: StepLaw | None
     kv_known: bool
+    shape_known: bool = False
+    prior_error: float = KERNEL_TIMED
+
+
+NEAR, NEAR_BY = 1.5, 3.0
+"""A sketch is carried on where its claim is within this factor of the best one's, and this much."""
+HOPELESS, HOPELESS_BY = 10.0, 60.0
+"""A batching rule whose claim is beyond this factor of the best one's, and this much, whatever way to start is tried
+first, is not tried with the others."""
+MOST_FINISHED = 4
+"""Sketches carried on at most."""
 
 
 def best_trial(observed: Observed, known: Known) -> Trial:
-    """The explanation that fits best: all rules in a sketch, then those near the best in full, then extensions."""
-    best = best_rule(observed, known)
-    best = perhaps_together(best, known)
-    if not known.kv_known:
-        best = perhaps(best, kv_candidate(best), starts=3)
-    best = perhaps(best, unread_candidate(best))
+    """The explanation that fits best: how the users started, the batching rule and the KV cache are searched together.
+
+    All are sketched; those near the best are carried on in full, each with a KV cache of its own where it asks for one.
+    """
+    ways = ways_to_start(observed)
+    # Requests/s of a whole run are not those of a steady window: to compare ways to start, all do without.
+    sketches = sketched(observed if len(ways) == 1 else replace(observed, rates=False), ways, known)
+    best: Trial | None = None
+    for sketch in sketches[:MOST_FINISHED]:
+        if best is None:
+            best = carried_on(from_less_attention(sketch), known)
+        elif sketch.claim <= NEAR * sketches[0].claim + NEAR_BY and is_another_engine(sketch, best):
+            best = min(best, carried_on(sketch, known), key=lambda trial: trial.claim)
+    assert best is not None
+    if not best.observed.rates and best.observed.protocol.counted == "steady":
+        best = Trial(replace(best.observed, rates=True), best.parameters, best.numbers, robust=True)
+        best.search(evaluations=4, stride=0.1, central=True, carried=True)
+    if best.chi2_per_point > SOUND:
+        best = from_other_valley(best)
+    if not known.shape_known:
+        best = perhaps(best, unread_candidate(best))
     return settle(best)
 
 
-def best_rule(observed: Observed, known: Known) -> Trial:
-    """The batching rule with the least cost.
+def ways_to_start(observed: Observed) -> list[Protocol]:
+    """The protocols that the points may have been measured by: as told, else all that make a difference."""
+    protocol = observed.protocol
+    closed = [point for point in observed.points if point.load_kind == "concurrency"]
+    if protocol.start != "unknown" or not any(concurrency(point) > 1 for point in closed):
+        return [protocol]
+    started = [protocol, replace(protocol, start="burst")]
+    if protocol.counted == "steady":
+        started.append(replace(protocol, start="burst", counted="all"))
+    return started
 
-    The rough search takes large misfits at their face; softened from the start, a point far off would have no pull.
-    """
-    centre, sigma = guess(observed.points, known.prior)
-    sketches: list[Trial] = []
-    for batching in known.batchings:
-        parameters = law_parameters(centre, sigma, batching, known.prior)
-        start = min(sketches, key=lambda trial: trial.cost).numbers if sketches else None
-        trial = Trial(observed, parameters, start, effort=SKETCH)
-        trial.search(evaluations=4 if sketches else 8, stride=0.1)
-        if all(abs(trial.cost - other.cost) > 1e-9 * trial.cost for other in sketches):  # else the same engine
-            sketches.append(trial)
-    sketches.sort(key=lambda trial: trial.cost)
-    best = finished(from_less_attention(sketches[0]))
-    for sketch in sketches[1:]:
-        if sketch.cost <= 1.5 * sketches[0].cost + 3 and is_another_engine(sketch, best):
-            best = min(best, finished(sketch), key=lambda trial: trial.cost)
-    return best if best.chi2_per_point <= SOUND else from_other_valley(best)
+
+def sketched(observed: Observed, ways: Sequence[Protocol], known: Known) -> list[Trial]:
+    """Every start with every batching rule in rough outline, the least claim first; without robustness: this far from
+    the start, a point far off would have no pull."""
+    centre, sigma = guess(observed.points, known.prior, known.prior_error)
+    found: list[Trial] = []
+    rules = known.batchings
+    for protocol in ways:
+        seen = replace(observed, protocol=protocol)
+        own: list[Trial] = []
+        costs: list[float] = []
+        for batching in rules:
+            parameters = law_parameters(centre, sigma, batching, known.prior)
+            first = own[0] if own else None
+            start = min(own or found, key=lambda trial: trial.claim).numbers if own or found else None
+            trial = Trial(seen, parameters, start, effort=SKETCH, errors=first.errors if first else None)
+            # At the same numbers rules that make no difference cost the same: then they are one engine.
+            cost = trial.cost_at(own[0].numbers if own else trial.numbers)
+            if any(abs(cost - other) <= 1e-9 * cost for other in costs):
+                continue
+            if first is not None:
+                trial.log_slopes = first.log_slopes
+                trial.search(evaluations=6, stride=0.1, carried=True)
+            else:
+                if found:
+                    trial.search(evaluations=3, stride=0.1, carried=True)
+                    trial.log_slopes = None
+                    trial.search(evaluations=3, stride=0.1, carried=True)
+                else:
+                    trial.search(evaluations=8, stride=0.1)  # far off the slopes change from step to step
+                cost = trial.cost_at(trial.numbers)
+            own.append(trial)
+            costs.append(cost)
+        if not found:
+            most = HOPELESS * min(trial.claim for trial in own) + HOPELESS_BY
+            far_off = {trial.parameters.base.batching for trial in own if trial.claim > most}
+            rules = tuple(rule for rule in rules if rule not in far_off)
+        found += own
+    return sorted(found, key=lambda trial: trial.claim)
+
+
+def carried_on(sketch: Trial, known: Known) -> Trial:
+    """The sketch with all requests, and with a KV cache of its own where that fits far better."""
+    trial = finished(sketch)
+    return trial if known.kv_known else perhaps(trial, kv_candidate(trial), starts=3)
 
 
 def finished(sketch: Trial) -> Trial:
     """The sketch carried on with all requests and softened misfits."""
     trial = Trial(sketch.observed, sketch.parameters, sketch.numbers, robust=True)
-    trial.search(evaluations=5, stride=0.03).search(evaluations=3, stride=0.1, central=True)
+    if sketch.log_slopes is not None and np.isfinite(sketch.log_slopes[trial.known]).all():  # else of other figures
+        trial.log_slopes = sketch.log_slopes
+    trial.search(evaluations=6, stride=0.1, carried=True)
+    trial.log_slopes = None
+    trial.search(evaluations=4, stride=0.1, central=True, carried=True)
     if trial.chi2_per_point > POOR:  # perhaps caught at a jump of the simulated TTFT
-        trial.search(evaluations=6, stride=0.03).search(evaluations=4, stride=0.1, central=True)
+        trial.log_slopes = None
+        trial.search(evaluations=6, stride=0.1, central=True, carried=True)
     return trial
 
 
 def is_another_engine(sketch: Trial, best: Trial) -> bool:
     """False when the rule of the sketch gives what the best rule gives: prompts that fit the token budget are chunked
     whole. It is then a matter of name."""
+    if sketch.observed.protocol != best.observed.protocol or sketch.parameters.names != best.parameters.names:
+        return True
     same = Trial(sketch.observed, sketch.parameters, best.numbers, robust=True)
     return abs(same.cost_at(same.numbers) - best.cost) > ALIKE
 
@@ -366,20 +542,11 @@ def from_other_valley(best: Trial) -> Trial:
     """The same explanation from a prompt of more arithmetic, all requests and the token gaps counted, if it ends
     better."""
     other = Trial(best.observed, best.parameters, best.numbers + changes(best, MORE_ARITHMETIC), robust=True)
-    other.search(evaluations=5, stride=0.1).search(evaluations=3, stride=0.1, central=True)
+    other.log_slopes = best.log_slopes
+    other.search(evaluations=6, stride=0.1, carried=True)
+    if other.cost < best.cost + NEAR_BY:
+        other.search(evaluations=3, stride=0.1, central=True)
     return min(best, other, key=lambda trial: trial.cost)
-
-
-def perhaps_together(best: Trial, known: Known) -> Trial:
-    """Where no rule fits, lengths are equal and nobody told the start: perhaps the users had all started at once."""
-    observed = best.observed
-    closed = [point for point in observed.points if point.load_kind == "concurrency"]
-    told = observed.protocol.start != "unknown"
-    if told or not closed or best.chi2_per_point <= POOR or any(not point.lengths.fixed for point in closed):
-        return best
-    at_once = replace(observed, protocol=replace(observed.protocol, start="together"))
-    together = best_rule(at_once, known)
-    return together if together.cost < best.cost / 2 else best
 
 
 def perhaps(best: Trial, wider: Parameters | None, starts: int = 1) -> Trial:
@@ -393,12 +560,15 @@ def perhaps(best: Trial, wider: Parameters | None, starts: int = 1) -> Trial:
     ]
     trials.sort(key=lambda trial: trial.cost_at(trial.numbers))
     for trial in trials[:starts]:
-        trial.search(evaluations=8, stride=0.1).search(evaluations=4, stride=0.1, central=True)
+        trial.search(evaluations=12, stride=0.1, central=True, carried=True)
     trial = min(trials[:starts], key=lambda trial: trial.cost)
     if trial.cost >= best.cost - GAIN:
         return best
     # Before a further number is asked for, this one is given its chance.
-    return trial if trial.chi2_per_point <= SOUND else trial.search(evaluations=8, stride=0.1, central=True)
+    trial.log_slopes = None
+    return (
+        trial if trial.chi2_per_point <= SOUND else trial.search(evaluations=8, stride=0.1, central=True, carried=True)
+    )
 
 
 def unread_candidate(best: Trial) -> Parameters | None:
@@ -431,7 +601,7 @@ def kv_candidate(best: Trial) -> Parameters | None:
         decoding = point.requests_per_s * (point.osl - 1) * point.itl_mean_s
         slots = min(concurrency(point), best.parameters.base.batching.max_batch_size)
         if slots >= 4 and decoding < 0.8 * slots:
-            held.append(decoding * (point.isl + answered * point.osl))
+            held.append(decoding * (point.computed_tokens + answered * point.osl))
     if not held or best.chi2_per_point <= POOR:
         return None
     largest = max(int((run.isl + run.osl).max()) for run in best.runs)

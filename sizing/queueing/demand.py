@@ -9,15 +9,16 @@ from functools import lru_cache
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy.special import ndtr
+from scipy.special import ndtr, ndtri
 
 from sizing.engine import Batching, Replica, Speculation, StepLaw
 from sizing.errors import ScenarioError
 from sizing.numbers import Floats
 from sizing.queueing.points import token_sum
+from sizing.token_law import TokenLaw
 from sizing.workload import Lengths, Prefix
 
-# --- Prompts that a shared prefix splits into hits and misses: the distribution of their sums, by quantiles
+# --- Prompts of a law of their own, or that a shared prefix splits into hits and misses: their sums, by quantiles
 #
 # Lognormal prompts need none of this: their sums are lognormal nearly enough.
 
@@ -29,14 +30,18 @@ PARTS = 256
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Prompts:
-    """Computed tokens of prompts: `table` (SUMMED, PARTS), the parts of the law of 1, 2, ... prompts together."""
+    """Computed tokens of prompts: `table` (SUMMED, PARTS), the parts of the law of 1, 2, ... prompts together.
+
+    `longest`: what no prompt exceeds, 0 where the law has no end.
+    """
 
     mean: float
     cv: float
     table: Floats
+    longest: float = 0.0
 
     @classmethod
-    def of(cls, tokens: Floats, weight: Floats) -> Prompts:
+    def of(cls, tokens: Floats, weight: Floats, longest: float = 0.0) -> Prompts:
         """Of a population with probabilities `weight`; sums are of independent prompts. Means are kept exactly."""
         one = _parts(tokens, weight)
         rows = [one]
@@ -44,7 +49,7 @@ class Prompts:
             both = (rows[-1][:, None] + one).ravel()
             rows.append(np.sort(both).reshape(PARTS, PARTS).mean(axis=1))
         mean = float(one.mean())
-        return cls(mean, float(one.std()) / mean, np.array(rows))
+        return cls(mean, float(one.std()) / mean, np.array(rows), longest)
 
     def sum_at(self, count: Floats, normal: Floats) -> Floats:
         """Tokens of `count` prompts together at the standard normal deviates `normal`; 0 for none."""
@@ -154,8 +159,8 @@ class Demand:
     `attention_per_token` = E[A] / E[prompt tokens], A the attention sum of the step law. `overlap` = E[min(s, s')] /
     E[s] for two requests: 1 for equal lengths, 1/2 for exponential ones. What counts when requests wait: `memory_cv` of
     what running sequences hold; of prompt tokens and memory x steps, as shares of their means, the variances and the
-    covariance, `memory_work`; the same with steps alone, `slot_work`. `prompts`: the law of computed tokens where a
-    shared prefix makes it other than lognormal.
+    covariance, `memory_work`; the same with steps alone, `slot_work`. `prompts`: the law of computed tokens where it is
+    other than lognormal, by the workload or by a shared prefix.
     """
 
     prompt_tokens: float
@@ -219,8 +224,15 @@ def _moments(replica: Replica, lengths: Lengths, prefix: Prefix) -> Demand:
         memory_cv=_mean_and_cv(memory, seen)[1],
         memory_work=WorkVariance.of(prompt, memory * steps, weight),
         slot_work=WorkVariance.of(prompt, steps, weight),
-        prompts=Prompts.of(prompt, weight) if prompt_cv > 0 and prefix.hit_rate * prefix.tokens > 0 else None,
+        prompts=_prompts(lengths, prefix, prompt, weight) if prompt_cv > 0 else None,
     )
+
+
+def _prompts(lengths: Lengths, prefix: Prefix, tokens: Floats, weight: Floats) -> Prompts | None:
+    """The law of computed tokens, None where it is lognormal."""
+    if lengths.isl_law is not None:
+        return Prompts.of(tokens, weight, float(tokens.max()))
+    return Prompts.of(tokens, weight) if prefix.hit_rate * prefix.tokens > 0 else None
 
 
 def _mean_and_cv(value: Floats, weight: Floats) -> tuple[float, float]:
@@ -292,14 +304,23 @@ def _overlap(steps: Floats, weight: Floats) -> float:
 def _population(replica: Replica, lengths: Lengths, prefix: Prefix) -> tuple[Requests, Floats]:
     """Requests on a grid of deviates and their probabilities, shape (n,), as `Lengths.sample` draws them."""
     nodes = 4001 if lengths.isl_cv * lengths.osl_cv == 0 else 257
-    of_isl, weight_in = _normal_nodes(nodes if lengths.isl_cv > 0 else 1)
-    of_osl, weight_out = _normal_nodes(nodes if lengths.osl_cv > 0 else 1)
+    laws = (None, None) if lengths.correlation else (lengths.isl_law, lengths.osl_law)  # whose cells a tilt would cross
+    of_isl, weight_in = _nodes_of(laws[0], nodes if lengths.isl_cv > 0 else 1)
+    of_osl, weight_out = _nodes_of(laws[1], nodes if lengths.osl_cv > 0 else 1)
     hit, weight_hit = np.zeros(1), np.ones(1)
     if prefix.hit_rate * prefix.tokens > 0:
         hit, weight_hit = np.array([0.0, 1.0]), np.array([prefix.hit_rate, 1 - prefix.hit_rate])
     grid = (axis.ravel() for axis in np.meshgrid(of_isl, of_osl, hit, indexing="ij"))
     weight = weight_in[:, None, None] * weight_out[:, None] * weight_hit
     return requests_at(replica, lengths, prefix, *grid), weight.ravel()
+
+
+def _nodes_of(law: TokenLaw | None, count: int) -> tuple[Floats, Floats]:
+    """Normal deviates and their probabilities: evenly spaced, or those that `law` is exact at."""
+    if law is None or count == 1:
+        return _normal_nodes(count)
+    uniform, weight = law.nodes(count)
+    return np.asarray(ndtri(uniform)), weight
 
 
 def _normal_nodes(count: int) -> tuple[Floats, Floats]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 import numpy as np
@@ -54,7 +55,7 @@ def stalled_share(step_s: Floats, itl_s: Floats) -> Floats:
 
 
 def first_token_s(scene: Scene, found: Floats, requests: Requests, points: Points) -> tuple[Floats, Floats, Floats]:
-    """Seconds from arrival to first token: rest of the running iteration, full iterations before, the own one.
+    """Seconds from arrival to first token: rest of the running iteration, those fixed already, full ones, the own one.
 
     Also returns the seconds of that iteration alone, and the prompt tokens that still wait after it.
 
@@ -71,6 +72,8 @@ def first_token_s(scene: Scene, found: Floats, requests: Requests, points: Point
     room = scene.near.room_tokens[row]
     full_s, own_s, left = _service_s(scene, running, requests, backlog + before, after, room)
     served_s = duration * (1 - points.moment) + full_s + own_s
+    if scene.replica.batching.lookahead_steps > 0:
+        served_s = served_s + _fixed_s(scene, row, duration, np.floor(backlog / room), points)
     waiting = found + ahead - scene.state.slots + 1
     waits = np.flatnonzero(waiting > 0)
     if len(waits):
@@ -91,6 +94,23 @@ def _iteration_in_progress(scene: Scene, running: Floats, points: Points) -> tup
     if chain.batch[0] == 0:
         duration_s[0, 0] = 0.0
     return row, duration_s.ravel()[found], chain.left_tokens.ravel()[found]
+
+
+def _fixed_s(scene: Scene, row: NDArray[np.int64], duration: Floats, full: Floats, points: Points) -> Floats:
+    """Seconds of the iterations that were fixed before the arrival and follow the one in progress (look-ahead).
+
+    None on an idle engine. What fills them came earlier: the first is drawn from the stationary law, others have its
+    mean. The `full` ones that serve what is left of earlier prompts are among them, and counted elsewhere.
+    """
+    if scene.demand.decode_steps == 0:  # nothing runs on: whatever waits at the end of an iteration starts then
+        return np.zeros_like(duration)
+    whole, chain = math.floor(scene.replica.batching.lookahead_steps), scene.near
+    part = scene.replica.batching.lookahead_steps - whole
+    ahead = np.maximum(np.where(duration > 0, whole + (points.moment > 1 - part), 0.0) - full, 0.0)
+    uniform = (points.row + points.hit) % 1.0  # independent of each of the two
+    drawn_s = chain.duration_s.ravel()[_places_in_rows(np.cumsum(chain.probability, axis=1), row, uniform)]
+    mean_s = (chain.probability * chain.duration_s).sum(axis=1)[row]
+    return np.asarray(np.where(ahead > 0, drawn_s + (ahead - 1) * mean_s, 0.0))
 
 
 def _places_in_rows(law: Floats, row: NDArray[np.int64], uniform: Floats) -> NDArray[np.int64]:

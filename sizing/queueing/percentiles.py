@@ -19,8 +19,8 @@ import numpy as np
 from sizing.budget import checkpoint
 from sizing.engine import Replica, Roughness
 from sizing.errors import ScenarioError
-from sizing.numbers import Floats, milliseconds, percent
-from sizing.prediction import NOT_COUNTED, Prediction, Quantiles, saturated
+from sizing.numbers import Floats
+from sizing.prediction import NOT_COUNTED, Caution, Prediction, Quantiles, saturated
 from sizing.queueing.demand import Demand, Requests, any_engine, demand_of, requests_at, slots
 from sizing.queueing.iteration_chain import SINGLE, Iterations, iteration_s, open_iterations
 from sizing.queueing.latency import Scene, first_stall_s, first_token_s, mean_step_over_life_s, stalled_share
@@ -30,8 +30,10 @@ from sizing.queueing.stability import stable_rate_per_s
 from sizing.queueing.static_queue import predict_static
 from sizing.queueing.stream import ArrivalStream, stream_of
 from sizing.queueing.token_gaps import gap_quantiles
-from sizing.workload import METRICS, ROUTINGS, Lengths, Prefix, Routing, Workload, metric_name
+from sizing.workload import METRICS, ROUTINGS, Lengths, Prefix, Routing, Workload
 
+WIDE = 1.25
+"""Coefficient of variation of prompts above which the prediction warns."""
 WAITING = 0.01
 """Probability of waiting for a slot above which the prediction warns that its TTFT is rough."""
 
@@ -87,6 +89,10 @@ def predict(
     tokens, -100 % where the simulator finds no steady state and the formula does; and a percentile at the very load
     where it jumps from a decode step to one with a prompt.
 
+    Lengths of other laws (means 1,000 and 260, chunked and prefill_first, 0.3 to 0.8), worst p95 or p99 of TTFT,
+    ITL and E2E: uniform +3, -2, -1; two lengths, 80 and 20 %, -3, -4, -1; a long tail, prompts of cv 2, -7, -17, -11.
+    Prompts vary too much for the formula above a cv of `WIDE`: lognormal ones of cv 2 have p99 TTFT -35 to -66.
+
     Burstier arrivals (gamma of cv 4), and equal requests under least outstanding, which herd: simulate; warnings say
     so. Static batching: see `sizing.queueing.static_queue`. Left out, with a warning: what paused requests compute
     again, roughness, queue limits, timeouts, cancellations. `seed` changes only the integration points.
@@ -115,38 +121,40 @@ def predict(
         ttft, itl, e2e, gap = _predict_in_flight(scene, requests, points, gaps)
         if scene.state.waiting > WAITING:
             places = "slots" if scene.state.slots == replica.batching.max_batch_size else "KV cache"
-            told = f"{percent(scene.state.waiting)} of the requests wait for {places}"
-            warnings += (f"{told}: p95 TTFT by formula is then rough, 15 % off and at times 45 %; simulate to be sure",)
+            warnings += (Caution("crowded", {"waiting": float(scene.state.waiting), "places": places}),)
     return Prediction(
         Quantiles.of(ttft), Quantiles.of(itl), Quantiles.of(e2e), False, rate / stable, "analytic", warnings, gap
     )
 
 
-def _warnings(replica: Replica, workload: Workload, replicas: int, routing: Routing) -> tuple[str, ...]:
+def _warnings(replica: Replica, workload: Workload, replicas: int, routing: Routing) -> tuple[Caution, ...]:
     found = []
     if workload.arrivals.kind != "poisson":
-        found.append(f"{workload.arrivals} arrivals: percentiles are approximate; simulate to be sure")
+        found.append(Caution("approximate_arrivals", {"arrivals": str(workload.arrivals)}))
     if routing == "least_outstanding" and replicas > 1 and workload.lengths.fixed:
-        found.append("least-outstanding routing of equal requests can send them in herds, which only simulation shows")
-    left_out = _not_modelled(replica, workload)
-    if left_out:
-        found.append(f"the formulas leave out {' and '.join(left_out)}; simulate to be sure")
+        found.append(Caution("unseen_herding"))
+    if replica.batching.policy != "static":
+        cv = demand_of(replica, workload.lengths, workload.prefix).prompt_cv
+        if cv > WIDE:
+            found.append(Caution("wide_prompts", {"cv": cv}))
+    if left_out := _not_modelled(replica, workload):
+        found.append(Caution("not_modelled", {"settings": left_out}))
     return tuple(found)
 
 
-def _not_modelled(replica: Replica, workload: Workload) -> list[str]:
+def _not_modelled(replica: Replica, workload: Workload) -> tuple[str, ...]:
     """Settings of the question that the formulas ignore."""
     rule, static = replica.batching, replica.batching.policy == "static"
     parts = {
-        "the limit on waiting requests": rule.max_waiting > 0,
-        "queue timeouts": math.isfinite(workload.queue_timeout_s),
-        "clients that give up": math.isfinite(workload.cancel_s),
-        "padding, knee and jitter of the engine": replica.rough != Roughness(),
-        "what paused requests compute again": rule.kv_policy == "max_utilization" and not static,
-        "speculation under static batching": replica.speculation is not None and static,
-        "the shared prefix under static batching": workload.prefix.tokens * workload.prefix.hit_rate > 0 and static,
+        "max_waiting": rule.max_waiting > 0,
+        "queue_timeout": math.isfinite(workload.queue_timeout_s),
+        "cancel": math.isfinite(workload.cancel_s),
+        "roughness": replica.rough != Roughness(),
+        "recompute": rule.kv_policy == "max_utilization" and not static,
+        "static_speculation": replica.speculation is not None and static,
+        "static_prefix": workload.prefix.tokens * workload.prefix.hit_rate > 0 and static,
     }
-    return [name for name, present in parts.items() if present]
+    return tuple(name for name, present in parts.items() if present)
 
 
 def steady_state(
@@ -237,26 +245,24 @@ TOLERANCE = 0.10
 COMPARED = (50, 90, 95, 99)
 
 
-def disagreement(analytic: Prediction, simulated: Prediction) -> str | None:
-    """One line naming the percentile on which the two differ most, with both values, if by more than `TOLERANCE`.
+def disagreement(analytic: Prediction, simulated: Prediction) -> Caution | None:
+    """The percentile on which the two differ most, with both values, if by more than `TOLERANCE`.
 
     None when they agree, and for metrics that are not defined (no ITL with one output token) or not known (gaps).
     Relative to the simulated value. If only one of them finds the load saturated, that is the disagreement.
     """
     if analytic.saturated != simulated.saturated:
         which, other = ("formula", "simulation") if analytic.saturated else ("simulation", "formula")
-        return f"the {which} finds the load saturated, the {other} does not: the load is at the edge of what is stable"
+        return Caution("saturation_disputed", {"saturated": which, "steady": other})
     if analytic.saturated:
         return None
-    worst, line = TOLERANCE, None
+    worst, found = TOLERANCE, None
     for metric in METRICS:
         for percentile in COMPARED:
-            found_s, true_s = analytic.of(metric).at(percentile), simulated.of(metric).at(percentile)
-            apart = abs(found_s / true_s - 1) if true_s > 0 else math.nan
+            said_s, true_s = analytic.of(metric).at(percentile), simulated.of(metric).at(percentile)
+            apart = abs(said_s / true_s - 1) if true_s > 0 else math.nan
             if apart > worst:
                 worst = apart
-                line = (
-                    f"formula and simulation differ by {percent(apart)} on p{percentile} {metric_name(metric)}: "
-                    f"{milliseconds(found_s)} against {milliseconds(true_s)}; the simulation counts"
-                )
-    return line
+                facts = {"metric": metric, "percentile": percentile, "formula_s": said_s, "simulation_s": true_s}
+                found = Caution("methods_differ", {"apart": apart, **facts})
+    return found

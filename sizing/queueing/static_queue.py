@@ -16,6 +16,7 @@ output ends (Yang, Jiao, Xu, arXiv 2407.05347); each request leaves with its own
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
@@ -28,7 +29,7 @@ from sizing.prediction import NOT_COUNTED, Quantiles
 from sizing.queueing.demand import slots
 from sizing.queueing.points import LEAST_LOG, Points, poisson_counts
 from sizing.queueing.token_gaps import weighted_quantiles
-from sizing.workload import Lengths, lognormal_tokens
+from sizing.workload import Lengths
 
 _NODES, _WEIGHTS = np.polynomial.legendre.leggauss(10)
 QUANTILES = 1 - ((1 - _NODES) / 2) ** 3
@@ -47,14 +48,14 @@ def largest_batch(replica: Replica, lengths: Lengths) -> int:
     """Requests in a full batch: slots, or KV cache over what one lane reserves (its prompt + the longest output)."""
     most = slots(replica, lengths)
     batch = np.arange(1.0, most + 1)
-    lane = _lane_prompt(replica, lengths, batch)[0] + _longest(lengths.osl, lengths.osl_cv, batch) @ WEIGHTS
+    lane = _lane_prompt(replica, lengths, batch)[0] + _longest(lengths.osl_at, batch) @ WEIGHTS
     return max(1, int((batch * lane <= replica.batching.kv_tokens).sum()))
 
 
 def batch_s(replica: Replica, lengths: Lengths, batch: Floats) -> Floats:
     """Seconds from start to end of batches of sizes `batch`, (batches, 10): at QUANTILES of the longest output."""
     isl, square = _lane_prompt(replica, lengths, batch)
-    steps = _longest(lengths.osl, lengths.osl_cv, batch) - 1
+    steps = _longest(lengths.osl_at, batch) - 1
     prefill = prefill_batch_s(replica.law, batch, isl, square)
     return prefill[:, None] + steps * decode_batch_s(replica.law, batch[:, None], isl[:, None], steps)
 
@@ -62,7 +63,7 @@ def batch_s(replica: Replica, lengths: Lengths, batch: Floats) -> Floats:
 def _lane_prompt(replica: Replica, lengths: Lengths, batch: Floats) -> tuple[Floats, Floats]:
     """Mean tokens of a lane's prompt, and of their square, in batches of sizes `batch`: of the longest, if padded."""
     if replica.batching.padded:
-        isl = _longest(lengths.isl, lengths.isl_cv, batch) @ WEIGHTS
+        isl = _longest(lengths.isl_at, batch) @ WEIGHTS
         return isl, isl * isl
     isl = np.full(len(batch), lengths.isl)
     return isl, isl * isl * (1 + lengths.isl_cv**2)
@@ -71,18 +72,19 @@ def _lane_prompt(replica: Replica, lengths: Lengths, batch: Floats) -> tuple[Flo
 def prefill_batch_s(law: StepLaw, batch: Floats, isl: Floats, square: Floats) -> Floats:
     """Seconds to prefill `batch` prompts in one iteration, their tokens and the square of these in the mean."""
     attention = law.attention_s * batch * square / 2
-    return np.asarray(law.tokens_s(batch * isl) + attention + law.prefill_s)
+    return np.asarray((law.tokens_s(batch * isl) + attention + law.prefill_s) * law.bent_by_prompts(batch))
 
 
 def decode_batch_s(law: StepLaw, batch: Floats, isl: Floats, steps: Floats) -> Floats:
     """Mean seconds of the first `steps` decode steps of `batch` lanes whose prompts are `isl` tokens (elementwise)."""
     context = isl + np.maximum(steps - 1, 0.0) / 2
-    return np.asarray(law.tokens_s(batch) + (law.sequence_s + law.kv_token_s * context) * batch)
+    straight_s = law.tokens_s(batch) + (law.sequence_s + law.kv_token_s * context) * batch
+    return np.asarray(straight_s * law.bent(batch))
 
 
-def _longest(mean: float, cv: float, batch: Floats) -> Floats:
+def _longest(tokens_at: Callable[[Floats], Floats], batch: Floats) -> Floats:
     """Tokens of the longest of `batch` requests at QUANTILES u, shape (batches, 10): the law's quantile at u^(1/b)."""
-    return lognormal_tokens(mean, cv, ndtri(QUANTILES ** (1 / batch[:, None])))
+    return tokens_at(ndtri(QUANTILES ** (1 / batch[:, None])))
 
 
 @dataclass(frozen=True, slots=True)
@@ -162,7 +164,7 @@ def predict_static(
     behind = poisson_counts(rate_per_s * rest, points.after) + np.rint(rate_per_s * full_s)
     batch = np.clip(ahead - full * chain.most + 1 + behind, 1, chain.most)
     isl, square = _prompts_with_own(replica, lengths, batch, points)
-    steps = lognormal_tokens(lengths.osl, lengths.osl_cv, points.osl) - 1
+    steps = lengths.osl_at(points.osl) - 1
     ttft = rest + full_s + prefill_batch_s(replica.law, batch, isl, square) + replica.law.request_s
     itl = decode_batch_s(replica.law, batch, isl, steps)
     gap = NOT_COUNTED
@@ -174,10 +176,10 @@ def predict_static(
 
 def _prompts_with_own(replica: Replica, lengths: Lengths, batch: Floats, points: Points) -> tuple[Floats, Floats]:
     """Mean tokens of a lane's prompt, and of their square, in a batch of the own request and batch - 1 others."""
-    own = lognormal_tokens(lengths.isl, lengths.isl_cv, points.isl)
+    own = lengths.isl_at(points.isl)
     if not replica.batching.padded:
         others, squares = lengths.isl, lengths.isl**2 * (1 + lengths.isl_cv**2)
         return (own + (batch - 1) * others) / batch, (own * own + (batch - 1) * squares) / batch
     normal = ndtri(points.iteration ** (1 / np.maximum(batch - 1, 1)))
-    isl = np.where(batch > 1, np.maximum(own, lognormal_tokens(lengths.isl, lengths.isl_cv, normal)), own)
+    isl = np.where(batch > 1, np.maximum(own, lengths.isl_at(normal)), own)
     return isl, isl * isl

@@ -11,13 +11,13 @@ from pathlib import Path
 
 from sizing import text as answer
 from sizing.analyses.curves import LoadCurve
-from sizing.analyses.daily import HOURS, Daily
+from sizing.analyses.daily import Daily
 from sizing.analyses.relax import Relaxation, Together
 from sizing.analyses.sensitivity import Sensitivity
 from sizing.catalog import CATALOG
 from sizing.edge import Z90, predict_at
 from sizing.engine import Replica
-from sizing.numbers import percent, significant
+from sizing.numbers import significant
 from sizing.places import resource, version
 from sizing.plans import Candidate, Fleet, Plan, Rejection, cost_of, energy_of
 from sizing.points import Point
@@ -42,7 +42,8 @@ from sizing.report.model import (
     WayOut,
     number,
 )
-from sizing.report.sections import BATCHING, EXCLUDES, assumptions, includes, inputs
+from sizing.report.sections import inputs
+from sizing.text import BATCHING, EXCLUDES, accuracy, assumptions, day_sentence, day_working, includes
 from sizing.workload import METRICS, Limit, Metric
 
 # --- From the planner's values to what stands beside count and latencies: sensitivities, cost, ways out, the day
@@ -81,11 +82,6 @@ def cost_rows(question: Question, fleet: Fleet) -> tuple[CostRow, ...]:
     return tuple(CostRow(name, number(value, unit, fleet.basis)) for name, value, unit in figures)
 
 
-def ways_out(alone: Iterable[Relaxation]) -> tuple[WayOut, ...]:
-    """The relaxation that each limit needs alone."""
-    return tuple(map(way_out, alone))
-
-
 def way_out(way: Relaxation) -> WayOut:
     """One limit loosened alone; without a value where none helps."""
     limit, candidate, lower = way.limit, way.candidate, way.percentile
@@ -107,7 +103,7 @@ def way_out(way: Relaxation) -> WayOut:
 
 
 def loosened(asked: Iterable[Limit], alone: Iterable[Relaxation], found: Together | None) -> tuple[Loosened, ...]:
-    """All limits that must give; none where one alone will do, or where one is all that is missed."""
+    """All limits that must be relaxed; none where relaxing one is enough, or where only one is missed."""
     if found is None or len(found.limits) < 2 or any(way.smallest for way in alone):
         return ()
     needed = {(limit.metric, limit.percentile): limit.limit_s for limit in found.limits}
@@ -149,25 +145,6 @@ def day_of(plan: Plan, daily: Daily) -> Day:
     )
 
 
-def day_sentence(plan: Plan, daily: Daily) -> str:
-    """For instance: You need 3 to 9 × h200_sxm over the day to serve up to 20 requests/s of Qwen/Qwen3-32B."""
-    fewest, most = min(hour.gpus for hour in daily.hours), max(hour.gpus for hour in daily.hours)
-    count = f"{fewest:,} to {most:,}" if fewest < most else f"{most:,}"
-    candidate, rate = plan.answer.candidate, significant(plan.question.workload.rate_per_s)
-    return f"You need {count} × {candidate.gpu} over the day to serve up to {rate} requests/s of {candidate.model}"
-
-
-def day_working(plan: Plan, daily: Daily) -> str:
-    """What following the load saves, and of what the hours are made."""
-    candidate, spare = plan.answer.candidate, plan.answer.spare
-    kept = f", {spare} spare at all hours" if spare else ""
-    return (
-        f"{daily.gpu_hours:,} GPU-hours a day in replicas of {candidate.gpus} GPU{'s' if candidate.gpus > 1 else ''} "
-        f"(TP{candidate.tp}, {candidate.precision}){kept}; the peak's fleet all day: {daily.constant_gpus:,} GPUs × "
-        f"{HOURS} h = {daily.constant_gpu_hours:,}, so {percent(daily.saved)} saved"
-    )
-
-
 # --- Provenance: where each configuration's numbers come from, with engine versions, dates and digests of the data
 
 
@@ -184,7 +161,7 @@ def source_of(fleet: Fleet, points: Sequence[Point]) -> SourceRow:
         engine=engine_of(used[0]) if used else "",
         measured_from=dates[0] if dates else "",
         measured_to=dates[-1] if dates else "",
-        digest=digest_of("\n".join(map(repr, used)).encode()) if used else catalogue_digest(),
+        digest=digest_of("\n".join(map(identity_of, used)).encode()) if used else catalogue_digest(),
         error=Quantity(candidate.relative_sigma, "share", fleet.basis),
     )
 
@@ -207,6 +184,11 @@ def points_of(candidate: Candidate, points: Sequence[Point]) -> list[Point]:
 def engine_of(point: Point) -> str:
     """Engine and version, as in a fitted candidate's source."""
     return f"{point.engine} {point.engine_version}".strip()
+
+
+def identity_of(point: Point) -> str:
+    """All that a point says. A column that came later and is empty is left out: the same file keeps its digest."""
+    return repr(point).replace(", kv_tokens=None", "").replace(", prefix_tokens=None, prefix_hit=None", "")
 
 
 def digest_of(data: bytes) -> str:
@@ -234,7 +216,8 @@ CHOSEN = (
     "largest rate, long prompts and long answers measured",
     "largest rate, fit and formula",
     "replicas, planned with the true law",
-    "dense servers",
+    "dense servers, other loads",
+    "mixtures of experts, other loads",
     "two highest rates, one law, simulated",
     "second half of a trace",
     "static batches",
@@ -257,21 +240,6 @@ def cells(line: str) -> list[str]:
     """The cells of a row of a markdown table, in which a bar may be written ``\\|``."""
     parts = line.replace("\\|", "\0").strip().strip("|").split("|")
     return [part.strip().replace("\0", "|") for part in parts]
-
-
-def accuracy(fleet: Fleet) -> str:
-    """What is known of how far off this answer may be."""
-    sigma = significant(100 * fleet.candidate.relative_sigma)
-    checked = "checked by simulation" if fleet.verified else "by formula, not checked by simulation"
-    start = f"The count is {checked}; the law of the engine's times has a standard error of {sigma} %"
-    if fleet.basis == "estimated":
-        return (
-            f"{start}. Nothing was measured: the table of evidence does not cover day-zero estimates. "
-            "Measure before buying."
-        )
-    if fleet.basis == "extrapolated":
-        return f"{start} in the measured range; this answer lies outside. Measure closer to it before buying."
-    return f"{start}, within the measured range."
 
 
 # --- How sure the predicted latencies are: their 90 % band at the planned load, from what the law's data leave open
@@ -364,7 +332,7 @@ def report_of(
         sensitivity=tuple(sensitivity_row(row, fleet.basis) for row in sensitivity),
         cost=cost_rows(question, fleet),
         remarks=remarks(plan),
-        warnings=fleet.warnings,
+        warnings=tuple(answer.cautions(fleet.warnings)),
         includes=tuple(includes(question, fleet)),
         excludes=EXCLUDES,
         assumptions=tuple(assumptions(question, fleet)),
@@ -401,7 +369,7 @@ def refusal_of(
         working="",
         inputs=inputs(question) if question else (),
         left_out=tuple(map(left_out_unanswered, rejected[:MOST_ROWS])),
-        ways_out=ways_out(alone),
+        ways_out=tuple(map(way_out, alone)),
         together=loosened(question.sla.limits, alone, together) if question else (),
     )
 
@@ -421,7 +389,7 @@ def remarks(plan: Plan) -> tuple[str, ...]:
         answer.sensitivity(plan),
         answer.peak(plan.question),
         answer.cost_line(plan),
-        plan.mean_based.text if plan.mean_based else None,
+        answer.sizing_by_means(plan),
     )
     return tuple(f"{line.rstrip('.')}." for line in lines if line)
 
@@ -498,7 +466,7 @@ def configuration(question: Question, fleet: Fleet) -> model.Configuration:
         execution=BATCHING[candidate.replica.batching.policy],
         verified_by=fleet.predicted.method,
         latencies=tuple(latency(fleet, metric) for metric in METRICS if metric != "gap" or fleet.predicted.gap.known),
-        warnings=fleet.warnings,
+        warnings=tuple(answer.cautions(fleet.warnings)),
     )
 
 

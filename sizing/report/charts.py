@@ -21,10 +21,6 @@ from sizing.numbers import milliseconds, significant
 from sizing.report.model import Configuration, Day, LimitCurve, LoadCurves, Report
 from sizing.report.tables import gpus_band, line, number_of, text_of
 
-#
-# Matplotlib's settings are set once, here, and never again: they belong to the whole process, and a server draws for
-# many at once. A lock keeps drawings apart; no text of a figure is read as mathematics.
-
 matplotlib.rcParams.update(
     {
         "svg.hashsalt": "sizing-report",
@@ -90,18 +86,12 @@ def label(panel: Axes, text: str, place: tuple[float, float], colour: str, trans
 
 def drawable(text: str) -> str:
     """`text` with a box for every character that the charts' font has no shape for."""
-    return "".join(char if ord(char) in glyphs() else "□" for char in text)
+    return "".join(char if ord(char) in GLYPHS else "□" for char in text)
 
 
-def glyphs() -> frozenset[int]:
-    """Code points that the charts' font can draw."""
-    return _glyphs
+GLYPHS = frozenset(font_manager.get_font(font_manager.findfont("DejaVu Sans")).get_charmap())
+"""Code points that the charts' font can draw; it comes with matplotlib."""
 
-
-_glyphs = frozenset(font_manager.get_font(font_manager.findfont("DejaVu Sans")).get_charmap())
-"""Read once: the font comes with matplotlib."""
-
-# --- The charts of a report: latency against load, GPUs over a day, GPUs of each configuration with their band
 
 PANEL_IN, DAY_IN, ROW_IN = 2.2, 1.9, 0.26
 MOST_BARS = 12
@@ -175,13 +165,13 @@ def latency_panel(panel: Axes, curves: LoadCurves, curve: LimitCurve, first: boo
 def upright(panel: Axes, values: list[float], limit: float) -> None:
     """A vertical axis that shows the limit; what lies far above it is cut off."""
     low, top = min([*values, limit]), limit * (1.5 if max([*values, 0.0]) > limit else 1.2)
-    if top / low > LOG_FROM:
+    if low > 0 and top / low > LOG_FROM:
         panel.set_yscale("log")
         panel.set_ylim(low / 1.5, top * 1.2)
         panel.yaxis.set_major_formatter(lambda value, _: significant(value))
         panel.yaxis.set_minor_formatter(lambda value, _: "")
     else:
-        panel.set_ylim(0, top)
+        panel.set_ylim(0, top or 1.0)
         panel.yaxis.set_major_formatter(lambda value, _: significant(value))
     panel.xaxis.set_major_formatter(lambda value, _: significant(value))
 

@@ -1,7 +1,7 @@
 """The report as one frozen value: everything the four writers show, each number with its unit and its basis.
 
-Checked on creation and when read from outside (see `sizing.report.model`). Times are seconds; the writers turn them
-into milliseconds for people.
+Checked on creation and when read from outside: text that no file can hold, numbers that are not finite and endless
+lists are refused. Times are seconds; the writers turn them into milliseconds for people.
 """
 
 from __future__ import annotations
@@ -19,11 +19,6 @@ from sizing.analyses.daily import HOURS
 from sizing.errors import SizingError, first_fault
 from sizing.plans import Basis
 from sizing.workload import Metric, metric_name
-
-# --- Numbers of a report with their unit and basis, and the bounds of what a report may hold
-#
-# Checked on creation and when read from outside: text that no file can hold, numbers that are not finite and endless
-# lists are refused.
 
 MOST_TEXT = 100_000
 """Characters of one text; writers cut it with an ellipsis where a layout needs it."""
@@ -125,7 +120,20 @@ class CostRow:
 
 
 @dataclass(frozen=True, slots=True, config=STRICT)
-class WayOut:
+class OfLimit:
+    """What is said of one limit of the SLA."""
+
+    metric: Metric
+    percentile: Percentile
+
+    @property
+    def name(self) -> str:
+        """For instance: p95 TTFT."""
+        return f"p{self.percentile} {metric_name(self.metric)}"
+
+
+@dataclass(frozen=True, slots=True, config=STRICT)
+class WayOut(OfLimit):
     """The relaxation that one limit needs alone, the others unchanged.
 
     `smallest`: from this value on, `configuration` meets the SLA with nearly idle replicas; `roomy`: with this one they
@@ -133,8 +141,6 @@ class WayOut:
     `kept_at`: the highest lower percentile at which `kept_by` meets the limit as requested; None without one.
     """
 
-    metric: Metric
-    percentile: Percentile
     limit: Quantity
     smallest: Quantity
     roomy: Quantity
@@ -143,30 +149,18 @@ class WayOut:
     kept_by: Text
 
     @property
-    def name(self) -> str:
-        """For instance: p95 TTFT."""
-        return f"p{self.percentile} {metric_name(self.metric)}"
-
-    @property
     def kept(self) -> bool:
-        """True for a limit that is met as it was asked: it is another that has to give."""
+        """True for a limit that is met as requested: another one must be relaxed."""
         return self.smallest.value is not None and self.smallest.value <= (self.limit.value or 0.0)
 
 
 @dataclass(frozen=True, slots=True, config=STRICT)
-class Loosened:
-    """One of the limits that `configuration` misses, as asked and as it would keep it; all of them must give."""
+class Loosened(OfLimit):
+    """One of the limits that `configuration` misses, as requested and as it would meet it; all must be relaxed."""
 
-    metric: Metric
-    percentile: Percentile
     limit: Quantity
     smallest: Quantity
     configuration: Text
-
-    @property
-    def name(self) -> str:
-        """For instance: p95 TTFT."""
-        return f"p{self.percentile} {metric_name(self.metric)}"
 
 
 @dataclass(frozen=True, slots=True, config=STRICT)
@@ -216,11 +210,9 @@ class InputRow:
 
 
 @dataclass(frozen=True, slots=True, config=STRICT)
-class LimitRow:
+class LimitRow(OfLimit):
     """One limit of the SLA at the planned load, and the 90 % band of what is predicted; `room` is left of the limit."""
 
-    metric: Metric
-    percentile: Percentile
     limit: Quantity
     predicted: Quantity
     low: Quantity
@@ -228,26 +220,14 @@ class LimitRow:
     room: Quantity
     kept: bool
 
-    @property
-    def name(self) -> str:
-        """For instance: p95 TTFT."""
-        return f"p{self.percentile} {metric_name(self.metric)}"
-
 
 @dataclass(frozen=True, slots=True, config=STRICT)
-class LimitCurve:
+class LimitCurve(OfLimit):
     """One limited latency over the loads of `LoadCurves`; None beyond the stable rate. `planned` is the plan's own."""
 
-    metric: Metric
-    percentile: Percentile
     limit_s: float
     planned_s: float | None
     latency: Series
-
-    @property
-    def name(self) -> str:
-        """For instance: p95 TTFT."""
-        return f"p{self.percentile} {metric_name(self.metric)}"
 
 
 @dataclass(frozen=True, slots=True, config=STRICT)
@@ -412,18 +392,13 @@ class Report:
 
     @classmethod
     def from_json(cls, document: str | bytes) -> Report:
-        """The report that `sizing.report.model.as_json` wrote. Raises ReportError, one line saying what is wrong."""
-        # that module needs this one
-
-        return from_json(document)
+        """The report that `as_json` wrote. Raises ReportError: no JSON, too large, another schema, a bad value."""
+        return from_dict(parse(document))
 
     def given(self, key: str) -> float | None:
         """The number asked for under `key`, None where it is no number or was not asked."""
         found = (each.value for each in self.inputs if each.key == key)
         return next((value.value for value in found if isinstance(value, Quantity)), None)
-
-
-# --- Errors of reports: each message is one line that says what was wrong, where, and what to do
 
 
 class ReportError(SizingError):
@@ -475,11 +450,6 @@ def question_digest(report: Report) -> str:
     link = [each for each in report.link.partition("?")[2].split("&") if not each.startswith(ANSWER)]
     asked = [_INPUTS.dump_python(report.inputs, mode="json"), link]
     return hashlib.sha256(json.dumps(asked).encode()).hexdigest()[:QUESTION_DIGEST]
-
-
-def from_json(document: str | bytes) -> Report:
-    """The report in a JSON document. Raises ReportError: no JSON, too large, another schema, an impossible value."""
-    return from_dict(parse(document))
 
 
 def parse(document: str | bytes) -> dict[str, Any]:

@@ -9,6 +9,7 @@ from datetime import UTC, datetime
 
 from sizing.numbers import milliseconds, percent, significant
 from sizing.report.model import Configuration, Day, EffectRow, LimitRow, Quantity, Report, WayOut
+from sizing.text import LEFT_OUT, METHOD, capital, counts
 
 # --- Text and numbers as the writers show them: nothing invisible, nothing endless, numbers with three digits
 
@@ -83,11 +84,6 @@ def text_of(quantity: Quantity) -> str:
     return f"{number_of(quantity)} {quantity.unit.removesuffix('s') if one else quantity.unit}"
 
 
-def capital(text: str) -> str:
-    """`text` with a capital first letter, the rest as it is."""
-    return text[:1].upper() + text[1:]
-
-
 def when(made_at: str) -> str:
     """A time as people write it: 2026-11-20 10:00 UTC; what is no such time stays as it is.
 
@@ -108,15 +104,6 @@ def moment(made_at: str) -> datetime:
 
 
 Cell = str | Quantity
-KINDS = {
-    "memory": "does not fit in memory",
-    "sla": "misses the SLA",
-    "no_data": "has no data",
-    "cost": "cannot win",
-    "too_few": "lacks GPUs",
-}
-"""Kinds of reasons to leave a configuration out, in words."""
-METHOD = {"analytic": "formula", "simulation": "simulation"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -167,10 +154,8 @@ def latency_band(row: LimitRow) -> str:
 
 
 def gpus_band(found: Configuration) -> str:
-    """The 90 % band of a count of GPUs; open where the slow end misses the SLA with any number."""
-    if found.gpus_high.value is None:
-        return f"{number_of(found.gpus_low)} or more"
-    return f"{number_of(found.gpus_low)} to {number_of(found.gpus_high)}"
+    """The 90 % band of a count of GPUs."""
+    return counts(found.gpus_low.value or 0, found.gpus_high.value)
 
 
 def configurations(report: Report) -> Table:
@@ -202,7 +187,13 @@ def left_out(report: Report) -> Table:
         "Left out",
         ("GPU", "TP", "Precision", "Reason", "Why"),
         tuple(
-            (row.gpu, Quantity(row.tp, "", "given"), row.precision, KINDS.get(row.kind, row.kind), capital(row.why))
+            (
+                row.gpu,
+                Quantity(row.tp, "", "given"),
+                row.precision,
+                LEFT_OUT.get(row.kind, (row.kind,))[0],
+                capital(row.why),
+            )
             for row in report.left_out
         ),
         empty="No configuration was left out.",

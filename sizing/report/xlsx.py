@@ -28,11 +28,9 @@ from sizing.report.model import (
     digest,
     question_digest,
 )
-from sizing.report.sections import DEFINITIONS
-from sizing.report.tables import Cell, Table, capital, line, moment, number_of, paragraphs, text_of, when
+from sizing.report.tables import Cell, Table, line, moment, number_of, paragraphs, text_of, when
+from sizing.text import DEFINITIONS, capital
 from sizing.workload import Metric
-
-# --- A workbook under way: how texts, numbers and tables are put into its sheets
 
 __all__ = ["Book", "Workbook", "Worksheet", "in_cell", "number_format", "safe", "widths"]
 Look = Literal[

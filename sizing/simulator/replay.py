@@ -9,6 +9,7 @@ from functools import cache
 from typing import NamedTuple
 
 import numpy as np
+from numpy.typing import NDArray
 
 from sizing.engine import Replica
 from sizing.numbers import Floats
@@ -31,7 +32,9 @@ class ReplayRun(NamedTuple):
     `isl`, `osl`, `arrival_s`: shape (requests,). A closed loop has `users` who start at the first `users` of
     `arrival_s` and each send their next request after an answer; `users` 0 is an open loop. `windows`: rows (begin,
     end, row) of the requests measured, in order of arrival, and the row of the result they belong to; of an open loop
-    only those complete at `until_s`, when the measurement ended.
+    only those complete at `until_s`, when the measurement ended. `cached`, shape (requests,): prompt tokens found in
+    the prefix cache (None: none). `judged`, shape (requests,): whether what a request saw is known (None: of all); the
+    others load the server, and no latency counts them.
     """
 
     users: int
@@ -40,6 +43,8 @@ class ReplayRun(NamedTuple):
     arrival_s: Seconds
     windows: tuple[tuple[int, int, int], ...]
     until_s: float = np.inf
+    cached: Tokens | None = None
+    judged: NDArray[np.bool_] | None = None
 
 
 def closed_run(row: int, users: int, isl: Tokens, osl: Tokens, ramp_s: float, *, whole: bool = False) -> ReplayRun:
@@ -97,6 +102,11 @@ class _RunsOfThread:
         self._first = np.concatenate([[0], np.cumsum([len(run.isl) for run in runs])])
         isl, osl, arrival_s = (np.concatenate([getattr(run, name) for run in runs]) for name in _PER_REQUEST)
         self._requests = checked_requests(replica, isl, osl, arrival_s)
+        for run, first in zip(runs, self._first, strict=False):
+            if run.cached is not None:
+                self._requests["cached_tokens"][first : first + len(run.isl)] = run.cached
+        known = [np.ones(len(run.isl), np.bool_) if run.judged is None else run.judged for run in runs]
+        self._judged = np.concatenate(known)
         self._fresh = self._requests.copy()
         self._until_s = np.array([run.until_s for run in runs])
         self._windows = np.array([(run, *window) for run, one in enumerate(runs) for window in one.windows], np.int64)
@@ -110,6 +120,7 @@ class _RunsOfThread:
             (idle_states(1), idle_states(1)),
             self._space,
             (self._fresh, self._requests),
+            self._judged,
             self._first,
             self._users,
             self._until_s,
@@ -161,6 +172,7 @@ def run_all(
     states: tuple[States, States],
     work: Workspace,
     requests: tuple[Requests, Requests],
+    judged: NDArray[np.bool_],
     first: Tokens,
     users: Tokens,
     until_s: Seconds,
@@ -180,6 +192,7 @@ def run_all(
     for number in range(len(users)):
         run = requests[1][first[number] : first[number + 1]]
         run[:] = requests[0][first[number] : first[number + 1]]
+        known = judged[first[number] : first[number + 1]]
         states[1][:] = states[0]
         work.gaps[:] = 0
         if users[number] > 0:
@@ -192,12 +205,12 @@ def run_all(
         while place < len(windows) and windows[place, 0] == number:
             begin, end, row = windows[place, 1], windows[place, 2], windows[place, 3]
             if users[number] > 0:
-                add_latencies(run, begin, end, np.inf, engine.request_s, weights[row], means[row])
+                add_latencies(run, known, begin, end, np.inf, engine.request_s, weights[row], means[row])
                 add_closed_rate(run, users[number], begin, end, engine.request_s, weights[row], means[row])
             else:
                 limit_s = until_s[number]
-                add_latencies(run, begin, end, limit_s, engine.request_s, weights[row], means[row])
-                add_stream(run, begin, end, limit_s, engine.request_s, weights[row], means[row])
+                add_latencies(run, known, begin, end, limit_s, engine.request_s, weights[row], means[row])
+                add_stream(run, known, begin, end, limit_s, engine.request_s, weights[row], means[row])
             place += 1
 
 
@@ -211,13 +224,21 @@ def add_gap_percentiles(gaps: Tokens, means: Floats) -> None:
 
 @compiled
 def add_latencies(
-    run: Requests, begin: int, end: int, until_s: float, request_s: float, weight: float, means: Floats
+    run: Requests,
+    known: NDArray[np.bool_],
+    begin: int,
+    end: int,
+    until_s: float,
+    request_s: float,
+    weight: float,
+    means: Floats,
 ) -> None:
-    """Add `weight` times mean TTFT, ITL and E2E of the requests from `begin` to before `end` that are complete."""
+    """Add `weight` times mean TTFT, ITL and E2E of the requests from `begin` to before `end` that are `known` and
+    complete."""
     ttft_s, itl_s, e2e_s, with_gaps, count = 0.0, 0.0, 0.0, 0, 0
     for place in range(begin, end):
         request = run[place]
-        if request.done_s > until_s:
+        if request.done_s > until_s or not known[place]:
             continue
         count += 1
         ttft_s += request.first_token_s - request.arrival_s + request_s
@@ -251,7 +272,14 @@ def add_closed_rate(
 
 @compiled
 def add_stream(
-    run: Requests, begin: int, end: int, until_s: float, request_s: float, weight: float, means: Floats
+    run: Requests,
+    known: NDArray[np.bool_],
+    begin: int,
+    end: int,
+    until_s: float,
+    request_s: float,
+    weight: float,
+    means: Floats,
 ) -> None:
     """Figures of open loops only: requests completed per second during the window's arrivals, TTFT median and p95."""
     ttft_s = np.empty(end - begin)
@@ -261,7 +289,7 @@ def add_stream(
         if start_s < run[place].done_s <= end_s:
             done += 1
     for place in range(begin, end):
-        if run[place].done_s <= until_s:
+        if run[place].done_s <= until_s and known[place]:
             ttft_s[count] = run[place].first_token_s - run[place].arrival_s + request_s
             count += 1
     means[0] += weight * done / (end_s - start_s)

@@ -10,8 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from sizing.errors import ScenarioError
-from sizing.numbers import percent
-from sizing.prediction import NOT_COUNTED, Prediction, Quantiles, saturated
+from sizing.prediction import NOT_COUNTED, Caution, Prediction, Quantiles, saturated
 from sizing.simulator.scheduler import Counts, TokenGaps, gap_quantiles
 from sizing.simulator.state import CANCELLED, REJECTED, SERVED, TIMED_OUT, Requests, States, Workspace, compiled
 from sizing.stats import quantile_interval, share_error
@@ -212,7 +211,7 @@ class Simulated:
     mean_in_flight: float
     saturated: bool
     utilization: float
-    warnings: tuple[str, ...] = ()
+    warnings: tuple[Caution, ...] = ()
     watched: Watched = NOTHING_WATCHED
 
     @property
@@ -304,10 +303,7 @@ class Simulated:
         """Mean and percentiles of the served requests; infinite where the load is saturated."""
         warnings = self.warnings
         if self.lost:
-            warnings += (
-                f"{percent(self.lost / len(self.outcome), 1)} of the requests were rejected, timed out or cancelled: "
-                "the latencies are those of the others",
-            )
+            warnings += (Caution("lost_requests", {"share": self.lost / len(self.outcome)}),)
         if self.saturated:
             return replace(saturated(self.utilization, "simulation"), warnings=warnings)
         ttft, itl, e2e = Quantiles.of(self.ttft_s), Quantiles.of(self.itl_s), Quantiles.of(self.e2e_s)

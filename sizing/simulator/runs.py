@@ -16,6 +16,7 @@ import numpy as np
 
 from sizing.engine import Replica
 from sizing.errors import ScenarioError
+from sizing.prediction import Caution
 from sizing.simulator.closed import backlog_rate_per_s, fleet_utilization, stable_rate_per_s
 from sizing.simulator.fleet import UNWATCHED, Failure, serve
 from sizing.simulator.result import Simulated, Watch, open_loop
@@ -163,7 +164,7 @@ def check_question(replicas: int, routing: str, requests: int = 10, warmup: floa
         raise ScenarioError(f"warmup must be a share from 0 to below 1, got {warmup:g}")
 
 
-def whole_fleet(result: Simulated, times: float, warnings: tuple[str, ...]) -> Simulated:
+def whole_fleet(result: Simulated, times: float, warnings: tuple[Caution, ...]) -> Simulated:
     """The result of a fleet `times` as large as the part that was simulated."""
     return replace(
         result,
@@ -173,14 +174,10 @@ def whole_fleet(result: Simulated, times: float, warnings: tuple[str, ...]) -> S
     )
 
 
-def herding(routing: Routing, replicas: int, fixed_lengths: bool) -> tuple[str, ...]:
-    """A warning for the routing that can do worse although it knows more."""
-    if routing != "least_outstanding" or replicas == 1 or not fixed_lengths:
-        return ()
-    return (
-        "least_outstanding with equal lengths can herd: replicas whose requests finish together attract the next "
-        "burst; round_robin, or lengths that vary, show what the fleet can do",
-    )
+def herding(routing: Routing, replicas: int, fixed_lengths: bool) -> tuple[Caution, ...]:
+    """A caution for the routing that can do worse although it knows more."""
+    herds = routing == "least_outstanding" and replicas > 1 and fixed_lengths
+    return (Caution("herding"),) if herds else ()
 
 
 # --- Several workloads on one fleet: interactive users beside a batch job, short questions beside long documents

@@ -44,6 +44,7 @@ from sizing.simulator.state import (
 from sizing.simulator.waiting import (
     expire_all,
     first_in_line,
+    first_seen,
     fits,
     forget_line,
     memory_when_admitted,
@@ -53,6 +54,7 @@ from sizing.simulator.waiting import (
     put_back,
     reservation,
     steps_to_full,
+    steps_unseen,
     take_first,
     tokens_per_step,
 )
@@ -249,7 +251,8 @@ class TokenGaps:
         seen = self.total - self.lost
         if seen == 0 or share * self.total > seen:
             return math.inf
-        return float(gap_quantiles(self.counts, (100 * share * self.total / seen,))[0])
+        # A share that falls on a whole number of gaps must not be rounded up to the next one.
+        return float(gap_quantiles(self.counts, (100 * share * self.total / seen * (1 - 1e-12),))[0])
 
 
 def above(counts: Counts, limit_s: float) -> NDArray[np.float64]:
@@ -512,11 +515,17 @@ _SHIFT_1, _SHIFT_2, _SHIFT_3, _TO_53_BITS = map(np.uint64, (30, 27, 31, 11))
 
 @compiled
 def iteration_s(
-    engine: Engine, known_s: Seconds, lanes: int, context_tokens: float, prompt_tokens: int, attention: float
+    engine: Engine,
+    known_s: Seconds,
+    lanes: int,
+    context_tokens: float,
+    prompt_tokens: int,
+    attention: float,
+    sequences: int,
 ) -> float:
     """StepLaw.decode_s and StepLaw.mixed_s; decode lanes may be padded, and carry the tokens of a draft along.
 
-    `known_s`: see `known_matrices_s`.
+    `known_s`: see `known_matrices_s`; `sequences`: slots taken, by which an iteration with prompts bends.
     """
     padded = lanes
     if engine.padding > 1:
@@ -527,7 +536,18 @@ def iteration_s(
         time_s += engine.attention_s * attention + engine.prefill_s
     if engine.lane_tokens > 1 and lanes > 0:
         time_s += engine.draft_pass_s + engine.draft_sequence_s * lanes + engine.draft_kv_token_s * context_tokens
+    if engine.bent:
+        time_s *= bent(engine.prompt_bend, sequences) if prompt_tokens > 0 else bent(engine.bend, lanes)
     return time_s
+
+
+@compiled_apart
+def bent(knots: Seconds, sequences: int) -> float:
+    """The factor at `sequences` sequences from its logarithms at BEND_KNOTS, half octaves."""
+    place = 2.0 * math.log2(max(sequences, 1))
+    low = min(int(place), len(knots) - 2)
+    share = min(place - low, 1.0)
+    return math.exp(knots[low] + share * (knots[low + 1] - knots[low]))
 
 
 @compiled
@@ -559,7 +579,8 @@ def matrices_s(engine: Engine, tokens: int) -> float:
 @compiled
 def growth_s(engine: Engine, state: State) -> float:
     """Seconds by which each decode step is longer than the previous one: contexts have grown."""
-    return float((engine.kv_token_s + engine.draft_kv_token_s) * state.growth_tokens)
+    longer_s = (engine.kv_token_s + engine.draft_kv_token_s) * state.growth_tokens
+    return float(longer_s * bent(engine.bend, state.lanes) if engine.bent else longer_s)
 
 
 @compiled
@@ -703,6 +724,10 @@ def admit(engine: Engine, state: State, work: Workspace, requests: Requests, sho
         prompt_tokens, attention = continue_prompt(state, work, requests, room)
     while state.waiting > 0 and state.admitted < engine.max_batch_size and not short:
         request = first_in_line(work, requests)
+        if engine.lookahead_steps > 0:
+            request = first_seen(state, work, requests)
+            if request == NOBODY:
+                break
         tokens = prompt_tokens_of(requests, request)
         chunk = tokens
         if tokens > 0 and prompt_tokens >= room:
@@ -803,12 +828,15 @@ def prefill_iteration(
             batch_growth_tokens += tokens_per_step(requests, work.joining[place])
     if state.lanes > 0 and engine.policy != PREFILL_FIRST:
         step_s = factor * iteration_s(
-            engine, work.matrices_s, state.lanes, state.context_tokens, prompt_tokens, attention
+            engine, work.matrices_s, state.lanes, state.context_tokens, prompt_tokens, attention, state.admitted
         )
         state.clock_s += step_s
+        note_formed(state, 1, step_s)
         decode(engine, state, work, requests, 1, step_s, 0.0)
     else:
-        state.clock_s += factor * iteration_s(engine, work.matrices_s, 0, 0.0, prompt_tokens, attention)
+        step_s = factor * iteration_s(engine, work.matrices_s, 0, 0.0, prompt_tokens, attention, state.admitted)
+        state.clock_s += step_s
+        note_formed(state, 1, step_s)
         state.stalled = int(state.running > 0)
         if state.next_cancel_s < state.clock_s:
             cancel(engine, state, work, requests, False)
@@ -823,20 +851,30 @@ def prefill_iteration(
 @compiled
 def decode_stretch(engine: Engine, state: State, work: Workspace, requests: Requests, until_s: float) -> None:
     """Decode steps up to the first that finishes a sequence or fills the cache, or ends at or after `until_s`."""
-    step_s = iteration_s(engine, work.matrices_s, state.lanes, state.context_tokens, 0, 0.0)
+    step_s = iteration_s(engine, work.matrices_s, state.lanes, state.context_tokens, 0, 0.0, 0)
     longer_s = growth_s(engine, state)
     if engine.jitter > 0:
         step_s *= jitter_factor(engine, state)
         steps = 1
     else:
         steps = steps_ahead(engine, state, work)
+        if engine.lookahead_steps > 0 and state.waiting > 0:
+            steps = min(steps, steps_unseen(state, work, requests))
         until_s = min(until_s, state.next_cancel_s, state.next_sample_s)
         if state.waiting > 0:
             until_s = min(until_s, state.next_deadline_s)
         if stretch_s(step_s, longer_s, steps) > until_s - state.clock_s:
             steps = steps_to(step_s, longer_s, until_s - state.clock_s)
     state.clock_s += stretch_s(step_s, longer_s, steps)
+    note_formed(state, steps, step_s + (steps - 1) * longer_s)
     decode(engine, state, work, requests, steps, step_s, longer_s)
+
+
+@compiled
+def note_formed(state: State, iterations: int, last_s: float) -> None:
+    """Count iterations, the last of which takes `last_s` seconds and ends at `clock_s`."""
+    state.formed += iterations
+    state.formed_s = last_s
 
 
 @compiled

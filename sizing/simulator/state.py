@@ -17,7 +17,7 @@ from numba.extending import intrinsic
 from numpy.typing import NDArray
 
 from sizing.budget import unbilled
-from sizing.engine import KV_POLICIES, POLICIES, Replica, Speculation
+from sizing.engine import BEND_KNOTS, KV_POLICIES, POLICIES, Replica, Speculation
 from sizing.errors import ScenarioError
 from sizing.workload import Seconds, Tokens
 
@@ -142,6 +142,7 @@ CHUNKED, WHOLE_PROMPT, PREFILL_FIRST, STATIC = map(
 )
 MAX_UTILIZATION = KV_POLICIES.index("max_utilization")
 NOBODY = -1
+MAX_ITERATIONS = 1 << 62
 PRIORITIES = 16
 """Priority classes, 0 to 15; higher values count as 15."""
 OUTSIDE, WAITING, PAUSED, ADMITTED = range(4)
@@ -176,6 +177,7 @@ class Engine:
     kv_block_tokens: int
     max_waiting: int
     padded: int  # static batches: 1 if prompts are padded to the longest, 0 if packed
+    lookahead_steps: float  # 0 for static batches
     lane_tokens: int  # tokens a decode step puts through the matrix products for each sequence
     draft_pass_s: float
     draft_sequence_s: float
@@ -183,8 +185,12 @@ class Engine:
     padding: int
     knee: float
     jitter: float
+    bent: int  # 1 if the law bends with the batch
+    bend: Knots  # logarithms of factors at BEND_KNOTS: on decode steps
+    prompt_bend: Knots  # on iterations with prompt tokens
 
 
+Knots = NDArray[np.float64]  # a number for each of BEND_KNOTS
 Count = int  # kept in 32 bits
 Mark = int  # kept in 8 bits
 
@@ -203,6 +209,7 @@ class Request:
     cancel_s: float  # after arrival: the client cancels
     token_s: float  # when its prompt was complete, or its last token before a pause
     deadline_s: float  # its key in the heap of deadlines of the line; inf: not in that heap
+    seen_from: int  # the first iteration, by number, whose contents were open when it arrived
     isl: Count
     osl: Count
     cached_tokens: Count  # of the prompt, found in the prefix cache; isl: prefilled elsewhere, its first token is out
@@ -225,6 +232,9 @@ class State:
 
     clock_s: float  # end of the iteration formed last, start of the next
     decode_step: int  # decode steps done since the start
+    formed: int  # iterations formed since the start; the last of them ends at clock_s
+    formed_s: float  # how long that one takes
+    woken: int  # iterations formed when it last had nothing to do
     running: int  # sequences with tokens still to come: the size of the heap
     lanes: int  # sequences computed by a decode step: `running`, but with static batching the finished ones too
     context_tokens: float  # tokens in the KV cache that a decode step reads
@@ -253,7 +263,7 @@ class State:
     draws: int  # random numbers drawn
 
 
-_BYTES = {"float": "f8", "int": "i8", "Count": "i4", "Mark": "i1"}
+_BYTES = {"float": "f8", "int": "i8", "Count": "i4", "Mark": "i1", "Knots": f"({len(BEND_KNOTS)},)f8"}
 
 
 def _record(fields: type) -> np.dtype[Any]:
@@ -266,6 +276,9 @@ Requests = NDArray[Any]  # records with the fields of Request, in order of arriv
 States = NDArray[Any]  # one record with the fields of State per replica
 
 
+NO_BEND = (0.0,) * len(BEND_KNOTS)
+
+
 def engine_of(replica: Replica) -> Engine:
     """The numbers the compiled scheduler works with."""
     law, rule, rough = replica.law, replica.batching, replica.rough
@@ -273,8 +286,10 @@ def engine_of(replica: Replica) -> Engine:
         *(*law.seconds, law.unread, law.unread_decay),
         *(POLICIES.index(rule.policy), rule.max_batch_size, rule.token_budget, rule.kv_tokens),
         *(KV_POLICIES.index(rule.kv_policy), rule.max_tokens, rule.kv_block_tokens, rule.max_waiting, rule.padded),
+        0.0 if rule.policy == "static" else rule.lookahead_steps,
         *_speculation_values(replica.speculation),
         *(rough.padding, rough.knee, rough.jitter),
+        *((1, *map(tuple, law.bend.tables)) if law.bend.sequences else (0, NO_BEND, NO_BEND)),
     )
     record: Any = np.array(values, _ENGINE)[()]
     engine: Engine = record

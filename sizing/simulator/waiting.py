@@ -10,6 +10,7 @@ import math
 from sizing.simulator.state import (
     ADMITTED,
     CANCELLED,
+    MAX_ITERATIONS,
     MAX_UTILIZATION,
     NOBODY,
     OUTSIDE,
@@ -190,6 +191,7 @@ def enqueue(engine: Engine, state: State, work: Workspace, requests: Requests, r
         expire_all(state, requests, time_s)
     if idle(state):
         state.clock_s = max(state.clock_s, time_s)
+        state.woken = state.formed
         if state.first_deadline != NOBODY:
             forget_line(state, work)
     if 0 < engine.max_waiting <= state.waiting or never_fits(engine, requests, request):
@@ -197,6 +199,7 @@ def enqueue(engine: Engine, state: State, work: Workspace, requests: Requests, r
         return False
     requests[request].outcome = SERVED
     requests[request].stage = WAITING
+    requests[request].seen_from = first_open(engine, state, time_s)
     requests[request].generated = 0
     requests[request].done_steps = 0
     cancelled_s = requests[request].arrival_s + requests[request].cancel_s
@@ -210,6 +213,20 @@ def enqueue(engine: Engine, state: State, work: Workspace, requests: Requests, r
     work.lines[line, 1] = request
     state.waiting += 1
     return True
+
+
+@compiled
+def first_open(engine: Engine, state: State, time_s: float) -> int:
+    """The number of the first iteration whose contents are not fixed yet at `time_s`, while the last one formed runs.
+
+    An engine that had nothing to do after that one has fixed nothing.
+    """
+    if engine.lookahead_steps == 0 or state.woken == state.formed:
+        return state.formed + 1
+    whole = int(engine.lookahead_steps)
+    if time_s + (engine.lookahead_steps - whole) * state.formed_s > state.clock_s:
+        whole += 1
+    return state.formed + 1 + whole
 
 
 @compiled
@@ -232,13 +249,42 @@ def turn_away(requests: Requests, request: int, outcome: int, time_s: float) -> 
 def first_in_line(work: Workspace, requests: Requests) -> int:
     """The request to admit next, if any waits: the oldest of the first non-empty priority."""
     for line in range(PRIORITIES):
-        request = work.lines[line, 0]
-        while request != NOBODY and requests[request].stage == OUTSIDE:
-            request = requests[request].behind
-        work.lines[line, 0] = request
+        request = first_of(work, requests, line)
         if request != NOBODY:
             return int(request)
     return NOBODY
+
+
+@compiled
+def first_of(work: Workspace, requests: Requests, line: int) -> int:
+    """The oldest request of one priority; links of requests that gave up are dropped."""
+    request = work.lines[line, 0]
+    while request != NOBODY and requests[request].stage == OUTSIDE:
+        request = requests[request].behind
+    work.lines[line, 0] = request
+    return int(request)
+
+
+@compiled_apart
+def first_seen(state: State, work: Workspace, requests: Requests) -> int:
+    """The same with look-ahead: the oldest request of the first priority that arrived before the iteration that is
+    being formed was fixed. With nothing to run otherwise it was not fixed at all."""
+    for line in range(PRIORITIES):
+        request = first_of(work, requests, line)
+        if request != NOBODY and requests[request].seen_from <= state.formed + 1:
+            return int(request)
+    return first_in_line(work, requests) if state.admitted == 0 else NOBODY
+
+
+@compiled_apart
+def steps_unseen(state: State, work: Workspace, requests: Requests) -> int:
+    """Decode steps, at least 1, up to the iteration in which another waiting request may be admitted."""
+    first = MAX_ITERATIONS
+    for line in range(PRIORITIES):
+        request = first_of(work, requests, line)
+        if request != NOBODY and requests[request].seen_from > state.formed + 1:
+            first = min(first, requests[request].seen_from)
+    return int(first - state.formed - 1)
 
 
 @compiled

@@ -31,17 +31,19 @@ def store(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Store]:
 
 @pytest.fixture
 def opened() -> Callable[..., AppTest]:
-    """Open the app on a scenario, with parameters of its link replaced or added."""
+    """Open the app on a scenario, with parameters of its link replaced or added, and on another page than Size."""
 
-    def open_(scenario: Scenario = ONE, **parameters: str) -> AppTest:
-        return open_query({**link.to_query(scenario), **parameters})
+    def open_(scenario: Scenario = ONE, page: str = "", **parameters: str) -> AppTest:
+        return open_query({**link.to_query(scenario), **parameters}, page)
 
     return open_
 
 
-def open_query(query: dict[str, str]) -> AppTest:
-    """Open the app on URL parameters, exactly these."""
+def open_query(query: dict[str, str], page: str = "") -> AppTest:
+    """Open the app on URL parameters, exactly these, at a page ("curves", ...), as a link to it does."""
     app = AppTest.from_file(str(ROOT / "app.py"), default_timeout=120)
+    if page:
+        app.switch_page(f"ui/pages/{page}.py")
     for key, value in query.items():
         app.query_params[key] = value
     app.run()

@@ -34,9 +34,7 @@ def calibrate(opened: Open) -> Callable[..., AppTest]:
     """Open the Calibrate page on a view; the question has no limit, unless parameters of the link say more."""
 
     def open_(view: str, **parameters: str) -> AppTest:
-        app = opened(**{**NO_LIMIT, **parameters, "show.calibrate": view}).switch_page("ui/pages/calibrate.py").run()
-        assert not app.exception
-        return app
+        return opened(page="calibrate", **{**NO_LIMIT, **parameters, "show.calibrate": view})
 
     return open_
 
@@ -118,7 +116,7 @@ def test_without_a_measured_deployment_the_advice_is_where_to_begin(calibrate: C
     assert "Measure 1 users, 2,000 in, 256 out." in words(app)
     press(app, "Plan this run")
     assert query_of(app)["show.calibrate"] == "new"
-    assert "4 levels, then one with random arrivals" in words(app)
+    assert "5 levels, then one with random arrivals" in words(app)
 
 
 def test_points_that_wait_are_named_and_not_counted(calibrate: Callable[..., AppTest], store: Store) -> None:
@@ -149,8 +147,9 @@ def test_where_starting_is_off_the_plan_is_there_to_run_by_hand(
     assert "Starting runs from this page is off" in words(app) and f"{jobs.ALLOW_VARIABLE}=1" in words(app)
     text, command = app.main.code[0].value, app.main.code[1].value
     plan = parse_plan(text).plan
-    assert [level.value for level in plan.levels()] == [1, 4, 16, 64]
-    means = plan.lengths[0]
+    assert [level.value for level in plan.levels()] == [1, 4, 16, 64, 1]
+    means, long = plan.lengths
+    assert (long.isl, long.osl, long.isl_cv) == (2800, 90, 0.4)
     assert (means.isl, means.osl, means.isl_cv, means.osl_cv) == (700, 90, 0.4, 0)
     assert command == "python -m calibration run plan.yaml"
 
@@ -169,8 +168,8 @@ def test_only_servers_on_the_list_can_be_picked_and_minutes_are_told_before(
     next(box for box in app.main.number_input if box.label == "Longest time per level (s)").set_value(60)
     next(box for box in app.main.number_input if box.label == "TP (GPUs)").set_value(4)
     app.run()
-    assert "At most 12 GPU-minutes of measuring." in words(app)  # 3 levels of a minute on 4 GPUs
-    press(app, "Start: at most 12 GPU-minutes of measuring")
+    assert "At most 16 GPU-minutes of measuring." in words(app)  # 4 levels of a minute on 4 GPUs
+    press(app, "Start: at most 16 GPU-minutes of measuring")
     (plan,) = started
     assert plan["concurrency"] == [2, 8] and plan["budget_s"] == 60 and plan["deployment"] == {"tp": 4}
     assert query_of(app)["show.calibrate"] == "runs" and query_of(app)["show.run"] == "1"
@@ -186,6 +185,18 @@ def test_a_run_for_the_question_alone_has_its_budget(calibrate: Callable[..., Ap
     assert "At most 30 GPU-minutes" in words(app)
     adaptive = parse_plan(app.main.code[0].value).plan.adaptive
     assert adaptive is not None and (adaptive.rate, adaptive.ttft, adaptive.itl) == (20, "p95:1.0s", None)
+
+
+def test_an_openai_server_is_asked_for_its_endpoint(
+    calibrate: Callable[..., AppTest], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv(jobs.ALLOW_VARIABLE, raising=False)
+    app = calibrate("new")
+    next(box for box in app.main.selectbox if box.label == "Protocol").set_value("openai").run()
+    next(box for box in app.main.selectbox if box.label == "Endpoint").set_value("chat").run()
+    assert not app.exception
+    server = parse_plan(app.main.code[0].value).plan.server
+    assert (server.protocol, server.endpoint, server.url) == ("openai", "chat", "http://HOST:8001")
 
 
 @pytest.mark.usefixtures("allowed")

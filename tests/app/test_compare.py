@@ -36,12 +36,10 @@ def plan() -> Plan:
 
 @pytest.fixture
 def compared(opened: Open) -> Open:
-    """Open the Compare page, from a first page that has nothing to work out where there is no SLA."""
+    """Open the Compare page."""
 
     def open_(*scenario: object, **parameters: str) -> AppTest:
-        app = opened(*scenario, **parameters).switch_page("ui/pages/compare.py").run()
-        assert not app.exception
-        return app
+        return opened(*scenario, page="compare", **parameters)
 
     return open_
 

@@ -39,9 +39,7 @@ def drawn(opened: Open) -> Open:
     """Open one chart of the Curves page on a scenario."""
 
     def open_(chart: str, scenario: object = TWO, **parameters: str) -> AppTest:
-        app = opened(scenario, **{"show.chart": chart, **parameters}).switch_page("ui/pages/curves.py").run()
-        assert not app.exception
-        return app
+        return opened(scenario, page="curves", **{"show.chart": chart, **parameters})
 
     return open_
 

@@ -16,6 +16,7 @@ from streamlit.testing.v1 import AppTest
 
 from sizing.workload import Arrivals, Limit
 from tests.app.conftest import query_of
+from tests.sizing.token_laws import law_of
 from ui import link
 from ui.scenario import Scenario
 
@@ -25,8 +26,8 @@ UNLIKE = Scenario(
     precisions=("fp8",),
     tps=(1,),
     rate_per_s=30.0,
-    isl_cv=0.5,
-    osl_cv=0.5,
+    isl_law=law_of("uniform:100-1900"),
+    osl_law=law_of("points:100@0.8,900@0.2"),
     ttft=Limit("ttft", 95, 3.0),
     itl=Limit("itl", 95, 0.1),
     gap=Limit("gap", 95, 0.2),
@@ -41,7 +42,7 @@ UNLIKE = Scenario(
 )
 """A question that differs from its widget's own default in every field of the form."""
 QUESTION = link.to_query(UNLIKE)
-KINDS = ("selectbox", "multiselect", "checkbox", "toggle", "number_input")
+KINDS = ("selectbox", "multiselect", "checkbox", "toggle", "number_input", "text_input")
 
 
 class Browser:
@@ -143,3 +144,35 @@ def test_a_page_turned_twice_before_anything_is_drawn_loses_nothing(opened: Call
     browser.draw()
     browser.send()
     assert of_question(app) == QUESTION
+
+
+def test_lengths_of_another_law(opened: Callable[..., AppTest]) -> None:
+    """A kind chosen brings a law of about the same mean, its text another; the mean follows, and presets end it."""
+    app = opened()
+    assert "isl_law_text" not in {widget.key for widget in app.sidebar.text_input}
+    app.sidebar.selectbox(key="isl_law").set_value("uniform").run()
+    assert not app.exception
+    assert query_of(app)["isl_law"] == "uniform:1000-3000"
+    assert app.sidebar.number_input(key="isl").disabled and not app.sidebar.number_input(key="osl").disabled
+    app.sidebar.text_input(key="isl_law_text").set_value("100-300").run()
+    assert (query_of(app)["isl_law"], query_of(app)["isl"]) == ("uniform:100-300", "200")
+    assert app.sidebar.number_input(key="isl").value == 200
+    app.sidebar.selectbox(key="osl_law").set_value("histogram").run()
+    assert query_of(app)["osl_law"].startswith("histogram:")
+    app.sidebar.selectbox(key="osl_law").set_value("points").run()
+    assert query_of(app)["osl_law"].startswith("points:")
+    assert not app.exception and not app.sidebar.error
+    app.sidebar.pills(key="preset").set_value("Chat").run()
+    assert not {"isl_law", "osl_law"} & set(query_of(app))
+    assert query_of(app)["isl"] == "600" and not app.sidebar.number_input(key="isl").disabled
+
+
+def test_a_text_that_is_no_law_is_told_in_one_line(opened: Callable[..., AppTest]) -> None:
+    app = opened(isl_law="uniform:100-300", isl="200")
+    assert not app.sidebar.error
+    app.sidebar.text_input(key="isl_law_text").set_value("300-100").run()
+    (told,) = app.sidebar.error
+    assert not app.exception and "300-100" in told.value and "\n" not in told.value
+    assert "isl_law" not in query_of(app)
+    app.sidebar.text_input(key="isl_law_text").set_value("100-500").run()
+    assert not app.sidebar.error and query_of(app)["isl_law"] == "uniform:100-500"

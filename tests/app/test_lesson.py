@@ -33,9 +33,7 @@ def simulate(opened: Open) -> Open:
     """Open the Simulate page on one of its views."""
 
     def open_(**parameters: str) -> AppTest:
-        app = opened(IDLE, **{"show.simulate": "lesson", **parameters}).switch_page("ui/pages/simulate.py").run()
-        assert not app.exception
-        return app
+        return opened(IDLE, page="simulate", **{"show.simulate": "lesson", **parameters})
 
     return open_
 
@@ -69,7 +67,7 @@ def test_a_change_takes_effect_at_once_and_survives_the_link(simulate: Open) -> 
     app.number_input(key="lesson_chunks").set_value(2).run()
     assert not app.exception
     assert cards(app)["Requests/1,000 ticks"] == "360"
-    again = open_query(query_of(app)).switch_page("ui/pages/simulate.py").run()
+    again = open_query(query_of(app), "simulate")
     assert cards(again) == cards(app) and again.number_input(key="lesson_chunks").value == 2
     next(button for button in again.button if button.label.startswith("Back to this step")).click()
     again.run()

@@ -28,6 +28,7 @@ from sizing.question import (
     Range,
 )
 from sizing.workload import METRICS, PERCENTILES, ROUTINGS, Arrivals, Limit
+from tests.sizing.token_laws import law_of, laws
 from ui import link
 from ui.link import ANY, Stamp
 from ui.scenario import FLEET, OF_PEAK, OF_SERVER, Scenario
@@ -82,6 +83,8 @@ scenarios = some.builds(
     peak_factor=floats(PEAK_FACTOR),
     gpus_per_server=some.none() | whole(OF_SERVER),
     fleet_gpus=whole(FLEET),
+    isl_law=some.none() | laws,
+    osl_law=some.none() | laws,
     day=some.lists(floats(OF_PEAK), min_size=HOURS, max_size=HOURS).map(tuple).filter(any),
 )
 stamps = some.builds(
@@ -207,6 +210,7 @@ def opens_on(told: str) -> Scenario:
             values[metric] = Limit.parse(metric, values[metric])
     if "arrivals" in values:
         values["arrivals"] = Arrivals.parse(values["arrivals"])
+    values |= {name: law_of(text) for name, text in values.items() if name in ("isl_law", "osl_law")}
     values |= {name: tuple(value) for name, value in values.items() if isinstance(value, list)}
     return replace(Scenario(), **values)
 
@@ -230,3 +234,21 @@ def test_a_limit_on_gaps_stands_in_a_link_only_where_it_is_set() -> None:
     assert link.from_query(query | {"gap": "off"}) == (Scenario(), [])
     (problem,) = link.from_query(query | {"gap": "p98:1s"})[1]
     assert "gap" in problem
+
+
+def test_a_law_of_lengths_stands_in_a_link_only_where_it_is_set() -> None:
+    assert not {"isl_law", "osl_law"} & set(link.to_query(Scenario()))
+    scenario = replace(Scenario(), isl_law=law_of("points:200@0.8,4000@0.2"))
+    query = link.to_query(scenario)
+    assert (query["isl_law"], query["isl"]) == ("points:200@0.8,4000@0.2", "960")
+    assert link.from_query(query) == (scenario, [])
+    assert link.from_query(query | {"isl_law": "off"})[0].isl_law is None
+    read, (problem,) = link.from_query(query | {"isl": "2000"})
+    assert read == scenario and problem == "isl=2000: isl_law has another mean. Used instead: 960."
+
+
+@pytest.mark.parametrize("text", ["uniform:", "uniform:9-1", "histogram:lengths.csv", "points:1@x", 13_000 * "9"])
+def test_a_broken_law_in_a_link_is_one_line_and_the_lengths_stay_lognormal(text: str) -> None:
+    scenario, (problem,) = link.from_query(link.to_query(Scenario()) | {"osl_law": text})
+    assert scenario == Scenario()
+    assert problem.startswith("osl_law=") and "\n" not in problem and len(problem) < 400

@@ -22,13 +22,11 @@ WRITTEN = ("words", "law", "queue", "simulator", "plan", "limits")
 
 @pytest.fixture
 def method(opened: Open) -> Open:
-    """Open the Method page on one of its sections, from a first page that has nothing to work out."""
+    """Open the Method page on one of its sections, with a question that has no SLA."""
 
     def open_(section: str = "words") -> AppTest:
         idle = replace(ONE, ttft=None, itl=None)
-        app = opened(idle, **{"show.method": section}).switch_page("ui/pages/method.py").run()
-        assert not app.exception
-        return app
+        return opened(idle, page="method", **{"show.method": section})
 
     return open_
 

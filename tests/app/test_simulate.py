@@ -49,9 +49,7 @@ def inside(opened: Open) -> Open:
     """Open the Simulate page on a scenario."""
 
     def open_(scenario: Scenario = ONE, **parameters: str) -> AppTest:
-        app = opened(scenario, **parameters).switch_page("ui/pages/simulate.py").run()
-        assert not app.exception
-        return app
+        return opened(scenario, page="simulate", **parameters)
 
     return open_
 
@@ -111,7 +109,7 @@ def test_settings_are_taken_together_when_run_is_pressed_and_kept_in_the_url(ins
     assert text_of(app.title[0].value) != before and text_of(app.title[0].value).startswith("No steady state")
     assert query_of(app)["show.run"] == "load=100.0;requests=2000"
     assert "latencies only reflect how long the run lasted" in shown(app)
-    again = open_query(query_of(app)).switch_page("ui/pages/simulate.py").run()
+    again = open_query(query_of(app), "simulate")
     assert again.title[0].value == app.title[0].value and again.number_input(key="run_requests").value == 2000
     next(button for button in again.button if button.label.startswith("Back to the plan")).click()
     again.run()

@@ -1,4 +1,4 @@
-"""What the browser tests share: one server over a small store, and one browser for each file."""
+"""What the browser tests share: one server over a small store, and one browser."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from playwright.sync_api import Browser, BrowserContext, Page
 from calibration.store import Store
 from tests.app.conftest import keep, point
 from tests.browser.served import chromium, served
-from tests.browser.visit import DESK, visitor
+from tests.browser.visit import unhurried, visitor
 
 
 @pytest.fixture(scope="package")
@@ -23,17 +23,17 @@ def planner(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
         yield url
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="package")
 def browser() -> Iterator[Browser]:
-    """A Chromium for the tests of one file."""
+    """A Chromium; a test that wants a visitor whom nobody knows opens a context of its own."""
     with chromium() as started:
         yield started
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="package")
 def desk_context(browser: Browser) -> BrowserContext:
     """A browser at a desk, light theme, that keeps the app's scripts in its cache from test to test."""
-    return browser.new_context(viewport=DESK, color_scheme="light")
+    return unhurried(browser)
 
 
 @pytest.fixture

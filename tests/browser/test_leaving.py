@@ -14,12 +14,12 @@ from playwright.sync_api import Browser, expect
 from sizing import catalog
 from sizing.workload import Arrivals
 from tests.browser.served import started
-from tests.browser.visit import ONE, opened, title_of, url_of, visitor
+from tests.browser.visit import ONE, opened, title_of, unhurried, url_of, visitor
 from ui.patience import LIMIT_VARIABLE
 
 pytestmark = pytest.mark.browser
 
-HERDS = replace(ONE, routing="least_outstanding", arrivals=Arrivals("constant"))
+HERDS = replace(ONE, routing="least_outstanding", arrivals=Arrivals("constant"), rate_per_s=2.0)
 DEAR = replace(
     HERDS, gpus=tuple(catalog.gpus()), precisions=(), tps=(), isl=30_000, headroom=0.0, rate_per_s=1_000_000.0
 )
@@ -47,16 +47,17 @@ def spent_until_idle_s(server: psutil.Process) -> float:
 def test_work_ends_when_the_browser_is_closed(browser: Browser, tmp_path: Path) -> None:
     """Counted in CPU: a busy machine takes longer for it, not more."""
     with started(f"sqlite:///{tmp_path / 'store.db'}", **{LIMIT_VARIABLE: "0", "OPENBLAS_NUM_THREADS": "1"}) as server:
+        known = unhurried(browser)
         process = psutil.Process(server.process.pid)
-        with visitor(browser, server.address) as page:
+        with visitor(known, server.address) as page:
             opened(page, url_of(server.address, scenario=HERDS))  # what is compiled is loaded
-        with visitor(browser, server.address) as page:
+        with visitor(known, server.address) as page:
             page.goto(url_of(server.address, scenario=DEAR))
             expect(page.get_by_text("Sizing and simulating")).to_be_visible()
             asked_s = cpu_s(process)
             while cpu_s(process) - asked_s < BUSY_S:
                 time.sleep(0.1)
         assert spent_until_idle_s(process) < ENOUGH_S
-        with visitor(browser, server.address) as page:
-            opened(page, url_of(server.address, scenario=replace(HERDS, rate_per_s=33.0)))
+        with visitor(known, server.address) as page:
+            opened(page, url_of(server.address, scenario=replace(HERDS, rate_per_s=3.0)))
             assert re.match("You need", title_of(page))

@@ -6,10 +6,11 @@ import re
 from collections.abc import Iterator
 
 import pytest
-from playwright.sync_api import Page, Response, expect
+from playwright.sync_api import Browser, BrowserContext, Page, Response, expect
 
 from tests.browser.provider import CLIENT_ID, CLIENT_SECRET, Provider, provider
-from tests.browser.served import chromium, served
+from tests.browser.served import served
+from tests.browser.visit import unhurried
 
 pytestmark = pytest.mark.browser
 
@@ -43,13 +44,20 @@ def address(openid: Provider, tmp_path_factory: pytest.TempPathFactory) -> Itera
         yield url
 
 
+@pytest.fixture(scope="module")
+def context(browser: Browser) -> BrowserContext:
+    """Keeps the app's scripts from test to test."""
+    return unhurried(browser)
+
+
 @pytest.fixture
-def page(address: str) -> Iterator[Page]:
+def page(context: BrowserContext) -> Iterator[Page]:
     """A visitor without cookies."""
-    with chromium() as browser:
-        page = browser.new_page(viewport={"width": 1440, "height": 900})
-        page.set_default_timeout(WAIT_MS)
-        yield page
+    context.clear_cookies()
+    page = context.new_page()
+    page.set_default_timeout(WAIT_MS)
+    yield page
+    page.close()
 
 
 def log_in(page: Page) -> None:

@@ -1,13 +1,17 @@
-"""Every page on a phone, in the dark, and with names and titles that were made to do harm."""
+"""Every page as it is drawn, light and dark, at a desk and on a phone, and with names that were made to do harm."""
 
 from __future__ import annotations
 
 import tomllib
-from dataclasses import replace
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from typing import Any
 
 import pytest
-from playwright.sync_api import Browser, Page, expect
+from axe_playwright_python.sync_playwright import Axe
+from playwright.sync_api import Browser, Locator, Page, expect
 
+from tests.browser.pages import THEMES, Theme, pages, wait_until_drawn
 from tests.browser.served import ROOT
 from tests.browser.visit import (
     ANSWERING,
@@ -15,10 +19,12 @@ from tests.browser.visit import (
     ONE,
     PAGES,
     PHONE,
+    TITLES,
     fits_sideways,
     opened,
     rested,
     text_of,
+    title_of,
     turned,
     url_of,
     visitor,
@@ -30,18 +36,118 @@ pytestmark = pytest.mark.browser
 
 CHARTS = {"Size": 2, "Curves": 2, "Simulate": 2}
 """Pages that open on charts, and how many."""
-THEME = tomllib.loads((ROOT / ".streamlit" / "config.toml").read_text())["theme"]["dark"]
-HARMFUL = ("<script>alert(1)</script>", '=HYPERLINK("x")')
+COLOURS = tomllib.loads((ROOT / ".streamlit" / "config.toml").read_text())["theme"]
+SERIES = {"light": LIGHT.series[0], "dark": DARK.series[0]}
+HARMFUL = '=HYPERLINK("x")<script>alert(1)</script>'
+STOPS = 12
+"""Elements that the tabulator key visits in the test of the focus: help, presets, model, GPUs."""
+AROUND_FOCUS = """() => {
+    const box = document.activeElement.getBoundingClientRect();
+    const x = Math.max(0, box.x - 6), y = Math.max(0, box.y - 6);
+    return {x, y, width: Math.max(8, box.width + 12), height: Math.max(8, box.height + 12)};
+}"""
+GRAVE = ("serious", "critical")
 
 
-def test_no_page_scrolls_sideways_on_a_phone(desk: Page, planner: str) -> None:
-    opened(desk, url_of(planner))
-    for name in PAGES:
-        desk.set_viewport_size(DESK)
-        turned(desk, name)
-        desk.set_viewport_size(PHONE)
-        rested(desk)
-        fits_sideways(desk)
+# --- One visit per theme, from page to page
+
+
+@dataclass(frozen=True, slots=True)
+class Drawn:
+    """A page at the end of its drawing, and the visitor who looks at it."""
+
+    name: str
+    main: Locator
+    page: Page
+    theme: Theme
+
+
+# The wider scope has the pages of one theme tested before those of the next: two visits, not one for each page.
+@pytest.fixture(scope="package", params=THEMES)
+def theme(request: pytest.FixtureRequest) -> Theme:
+    chosen: Theme = request.param
+    return chosen
+
+
+@pytest.fixture(scope="package")
+def visit(browser: Browser, planner: str, theme: Theme) -> Iterator[Page]:
+    """A visitor at a desk, on the Size page; the complaints of the whole visit fail its last test."""
+    with visitor(browser, planner, color_scheme=theme) as page:
+        opened(page, url_of(planner))
+        wait_until_drawn(page)
+        yield page
+
+
+@pytest.fixture(scope="module", params=pages())
+def drawn(request: pytest.FixtureRequest, visit: Page, theme: Theme) -> Drawn:
+    """A page of app.py, turned to by the navigation."""
+    main = turned(visit, request.param)
+    wait_until_drawn(visit)
+    return Drawn(request.param, main, visit, theme)
+
+
+def grave(page: Page) -> list[str]:
+    """One line for each element in which axe-core finds something serious or critical."""
+    found: dict[str, list[dict[str, Any]]] = Axe().run(page).response
+    assert found["passes"], "axe looked at nothing"
+    return [
+        f"{finding['id']}: {node['target']} {node['html'][:200]}: {node['failureSummary']}"
+        for finding in found["violations"]
+        if finding["impact"] in GRAVE
+        for node in finding["nodes"]
+    ]
+
+
+def test_what_has_the_focus_is_seen(visit: Page) -> None:
+    previous: tuple[dict[str, float], bytes] | None = None
+    seen = []
+    for _ in range(STOPS):
+        visit.keyboard.press("Tab")
+        visit.wait_for_timeout(250)
+        if previous is not None:
+            area, focused = previous
+            seen.append(visit.screenshot(clip=area) != focused)  # type: ignore[arg-type]
+        box = visit.evaluate(AROUND_FOCUS)
+        previous = (box, visit.screenshot(clip=box))
+    assert len(seen) == STOPS - 1 and all(seen), f"at these stops nothing shows the focus: {seen}"
+
+
+def test_no_grave_finding(drawn: Drawn) -> None:
+    assert grave(drawn.page) == []
+
+
+def test_where_there_is_an_answer_the_title_gives_it_without_a_warning(drawn: Drawn) -> None:
+    if drawn.name in ANSWERING:
+        assert TITLES[drawn.name] in title_of(drawn.page)
+        assert drawn.main.get_by_test_id("stAlert").count() == 0
+
+
+def test_page_and_charts_have_the_colours_of_the_theme(drawn: Drawn) -> None:
+    own, other = COLOURS[drawn.theme], SERIES["dark" if drawn.theme == "light" else "light"]
+    expect(drawn.page.get_by_test_id("stApp")).to_have_css("background-color", css(own["backgroundColor"]))
+    expect(drawn.main.get_by_role("heading", level=1)).to_have_css("color", css(own["textColor"]))
+    expect(drawn.main.locator(".js-plotly-plot .main-svg:first-child")).to_have_count(CHARTS.get(drawn.name, 0))
+    plots = drawn.main.locator(".js-plotly-plot")
+    markup = plots.evaluate_all("plots => plots.map(plot => plot.outerHTML).join('')")
+    if drawn.name in CHARTS:
+        assert css(SERIES[drawn.theme]) in markup and css(other) not in markup
+
+
+@pytest.mark.parametrize("theme", ["light"], indirect=True, scope="package")
+def test_no_page_scrolls_sideways_on_a_phone(drawn: Drawn) -> None:
+    drawn.page.set_viewport_size(PHONE)
+    rested(drawn.page)
+    fits_sideways(drawn.page)
+    drawn.page.set_viewport_size(DESK)
+
+
+def css(colour: str) -> str:
+    """A colour as the browser writes it."""
+    red, green, blue = (int(colour[at : at + 2], 16) for at in (1, 3, 5))
+    return f"rgb({red}, {green}, {blue})"
+
+
+# --- Visits of their own
 
 
 def test_a_phone_opens_on_the_answer_with_the_form_folded_away(browser: Browser, planner: str) -> None:
@@ -51,34 +157,26 @@ def test_a_phone_opens_on_the_answer_with_the_form_folded_away(browser: Browser,
         box = title.bounding_box()
         assert box and box["y"] + box["height"] < PHONE["height"] / 2
         expect(page.get_by_label("Peak load (requests/s)", exact=True)).not_to_be_in_viewport()
+        wait_until_drawn(page)
+        expect(page.locator(".js-plotly-plot .main-svg").first).to_be_visible()
         fits_sideways(page)
+        assert grave(page) == []
 
 
-def test_in_the_dark_every_page_and_its_charts_are_dark(browser: Browser, planner: str) -> None:
-    with visitor(browser, planner, color_scheme="dark") as page:
-        opened(page, url_of(planner))
-        for name, main in walk(page, PAGES):
-            expect(page.get_by_test_id("stApp")).to_have_css("background-color", css(THEME["backgroundColor"]))
-            expect(main.get_by_role("heading", level=1)).to_have_css("color", css(THEME["textColor"]))
-            expect(main.locator(".js-plotly-plot .main-svg:first-child")).to_have_count(CHARTS.get(name, 0))
-            drawn = main.locator(".js-plotly-plot").evaluate_all("plots => plots.map(plot => plot.outerHTML).join('')")
-            if name in CHARTS:
-                assert css(DARK.series[0]) in drawn and css(LIGHT.series[0]) not in drawn, name
-
-
-def css(colour: str) -> str:
-    """A colour as the browser writes it."""
-    red, green, blue = (int(colour[at : at + 2], 16) for at in (1, 3, 5))
-    return f"rgb({red}, {green}, {blue})"
-
-
-@pytest.mark.parametrize("harmful", HARMFUL)
-def test_a_harmful_name_is_text_on_every_page(desk: Page, planner: str, harmful: str) -> None:
-    opened(desk, url_of(planner, scenario=replace(ONE, model=harmful)))
+def test_a_harmful_name_is_text_on_every_page(desk: Page, planner: str) -> None:
+    opened(desk, url_of(planner, scenario=replace(ONE, model=HARMFUL)))
     for name, main in walk(desk, PAGES):
-        expect(desk.get_by_role("combobox", name="Model")).to_have_value(harmful)
+        expect(desk.get_by_role("combobox", name="Model")).to_have_value(HARMFUL)
         if name in ANSWERING:
-            assert harmful in text_of(main), name
-        assert main.get_by_role("link", name=harmful).count() == 0, name
+            assert HARMFUL in text_of(main), name
+        assert main.get_by_role("link", name=HARMFUL).count() == 0, name
         scripts = desk.locator("script").evaluate_all("all => all.filter(one => one.text.includes('alert(1)')).length")
         assert scripts == 0, name
+
+
+def test_the_scan_sees_what_is_wrong(browser: Browser) -> None:
+    page = browser.new_page(viewport=DESK)
+    page.set_content("<html><body><img src='x'><p style='color:#999;background:#fff'>pale</p></body></html>")
+    found = grave(page)
+    page.close()
+    assert {line.split(":")[0] for line in found} >= {"image-alt", "color-contrast", "html-has-lang"}

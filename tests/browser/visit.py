@@ -20,6 +20,8 @@ PHONE: ViewportSize = {"width": 390, "height": 844}
 PAGES = ("Size", "Compare", "Curves", "Simulate", "Calibrate", "Report", "Method")
 ANSWERING = ("Size", "Compare", "Curves", "Simulate", "Report")
 """Pages that say something else for another answer."""
+TITLES = {"Size": "You need", "Compare": "this SLA", "Curves": "carries", "Simulate": "SLA", "Report": "Report"}
+"""What the title of each page holds where there is an answer."""
 ONE = Scenario(gpus=("h200_sxm",), precisions=("fp8",), tps=(1,))
 """A scenario with a single candidate: quick to answer."""
 PROBES = ("/_stcore/host-config", "/_stcore/health")
@@ -39,7 +41,7 @@ def visitor(
     Of a browser, with nothing in its cache; of a context (whose screen and theme stay), a session of its own there.
     """
     alone = isinstance(browser, Browser)
-    context = browser.new_context(viewport=viewport, color_scheme=color_scheme) if alone else browser
+    context = unhurried(browser, viewport=viewport, color_scheme=color_scheme) if alone else browser
     page = context.new_page()
     page.set_default_timeout(WAIT_MS)
     complaints: list[str] = []
@@ -52,6 +54,11 @@ def visitor(
     yield page
     (context if alone else page).close()
     assert complaints == []
+
+
+def unhurried(browser: Browser, *, viewport: ViewportSize = DESK, color_scheme: Theme = "light") -> BrowserContext:
+    """A new context without animations, which a machine without a GPU draws at the price of a whole page."""
+    return browser.new_context(viewport=viewport, color_scheme=color_scheme, reduced_motion="reduce")
 
 
 def _is_fault(message: ConsoleMessage) -> bool:

@@ -8,6 +8,7 @@ import numpy as np
 from hypothesis import strategies as st
 
 from calibration.records import Measurement, RequestLog
+from calibration.store.database import WHOLE
 from sizing.points import COLUMNS, LoadKind, Point, Verdict
 from tests.calibration.timings import Timing, logged
 
@@ -37,7 +38,8 @@ _NEEDED: dict[str, st.SearchStrategy[Any]] = {
     "verdict": st.sampled_from(get_args(Verdict)),
 }
 _UNKNOWN_OR = {name: st.none() | positive for name in COLUMNS if name not in _NEEDED}
-_UNKNOWN_OR |= {name: st.none() | st.integers(0, 2**31 - 1) for name in ("max_batch_size", "requests", "errors")}
+_UNKNOWN_OR |= {"prefix_tokens": st.none() | st.floats(0, 1e6), "prefix_hit": st.none() | st.floats(0, 1)}
+_UNKNOWN_OR |= {name: st.none() | st.integers(0, 2**31 - 1) for name in WHOLE[2:]}
 points = st.fixed_dictionaries(_NEEDED | _UNKNOWN_OR).map(lambda values: Point(**values))
 facts = st.dictionaries(text, st.floats(allow_nan=False, allow_infinity=False), max_size=4)
 

@@ -14,12 +14,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from pydantic import ValidationError
 
-from calibration.adapt import Adaptive, question_of
+from calibration.adapt import Adaptive
 from calibration.errors import PlanError
 from calibration.plan import AdaptivePlan, Level
 from sizing.analyses.next_level import Option
 from sizing.candidates import from_fit
 from sizing.edge import BY_FORMULA
+from sizing.errors import ScenarioError
 from sizing.fitting import fit
 from sizing.planner import size
 from sizing.plans import Fleet
@@ -36,7 +37,7 @@ LEVELS = [
     for index, (lengths, users) in enumerate((lengths, users) for lengths in (NEAR, FAR) for users in USERS)
 ]
 ASKED = AdaptivePlan(gpu_minutes=20, rate=100, ttft="p95:0.5s", itl="p95:20ms")
-QUESTION = question_of(ASKED, "m", NEAR)
+QUESTION = ASKED.question("m", NEAR)
 
 
 def sweep(budget_s: float) -> Adaptive:
@@ -102,7 +103,7 @@ def test_measured_levels_of_a_real_server() -> None:
         Level(index, point.lengths, "concurrency", point.load_value, point.requests or 0)
         for index, point in enumerate(curve_points)
     ]
-    question = question_of(AdaptivePlan(gpu_minutes=30, rate=100, ttft="p95:0.5s", itl="p95:30ms"), "m", SHORT)
+    question = AdaptivePlan(gpu_minutes=30, rate=100, ttft="p95:0.5s", itl="p95:30ms").question("m", SHORT)
     adaptive, points = Adaptive(levels, question, 1800.0, lambda level: 40.0), list[Point]()
     while (level := adaptive.next(points)) is not None:
         points.append(curve_points[level.index])
@@ -178,7 +179,7 @@ def test_points_of_two_deployments_are_refused() -> None:
 
 def test_the_question_of_a_plan() -> None:
     asked = AdaptivePlan(gpu_minutes=30, rate=20, e2e="p99:20s", isl=2000, arrivals="gamma:cv=2", spare=0)
-    question = question_of(asked, "llama", NEAR)
+    question = asked.question("llama", NEAR)
     assert question.model == "llama"
     assert question.workload.lengths == dataclasses.replace(NEAR, isl=2000)
     assert question.workload.arrivals == Arrivals("gamma", 2.0)
@@ -191,15 +192,17 @@ def test_the_question_of_a_plan() -> None:
 @pytest.mark.parametrize(
     ("key", "value", "fault"),
     [
-        ("rate", 0, "greater than 0"),
+        ("rate", 0, "rate .* must be a number above 0"),
         ("gpu_minutes", -1, "greater than 0"),
         ("ttft", "1s", "percentile:time"),
         ("ttft", None, "at least one limit"),
         ("itl", "p95:30", "needs a unit"),
         ("e2e", "p42:1s", "p42"),
-        ("arrivals", "bursty", "poisson, constant or gamma"),
+        ("arrivals", "bursty", "poisson, constant, gamma"),
         ("routing", "sticky", "least_outstanding"),
-        ("headroom", 1.0, "less than 1"),
+        ("headroom", 0.96, "headroom must be from 0 to 0.95"),
+        ("spare", 10_001, "from 0 to 10,000 replicas"),
+        ("isl", 0.5, "ISL must be at least 1 token"),
         ("rate", "20", "valid number"),
         ("budget", 3, "Extra inputs"),
     ],
@@ -211,8 +214,8 @@ def test_a_faulty_key_is_named(key: str, value: object, fault: str) -> None:
 
 
 def test_an_itl_limit_on_single_tokens_is_refused() -> None:
-    with pytest.raises(PlanError, match="adaptive: an ITL limit needs OSL"):
-        question_of(AdaptivePlan(gpu_minutes=30, rate=20, itl="p95:1s"), "m", Lengths(100, 1))
+    with pytest.raises(ScenarioError, match="an ITL limit needs OSL"):
+        AdaptivePlan(gpu_minutes=30, rate=20, itl="p95:1s").question("m", Lengths(100, 1))
 
 
 def test_the_key_is_light_to_import() -> None:

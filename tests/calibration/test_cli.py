@@ -20,6 +20,8 @@ from sizing.points import read_points
 from tests.calibration.mock_server import ROOT, Script, subprocess_server
 
 COMMANDS = (
+    "size",
+    "check",
     "run",
     "resume",
     "list",

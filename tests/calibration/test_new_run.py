@@ -39,6 +39,18 @@ def test_a_name_is_a_name_whatever_is_in_it(text: str) -> None:
     assert plan.server.url == "gpu-7:8001"
 
 
+@pytest.mark.parametrize("key", ["sk-secret", ""])
+def test_an_openai_server_gets_its_endpoint_and_the_operators_key_by_name(
+    key: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("SIZING_RUN_API_KEY", key)
+    file = plan_file(replace(NEW, protocol="openai", endpoint="chat", model="llama"))
+    server = file.plan.server
+    assert (server.url, server.address, server.endpoint) == ("http://gpu-7:8001", "gpu-7:8001", "chat")
+    assert server.api_key_env == ("SIZING_RUN_API_KEY" if key else None)
+    assert "sk-secret" not in file.text
+
+
 @pytest.mark.parametrize(
     ("change", "says"),
     [

@@ -11,6 +11,7 @@ from calibration.plan import parse_plan, read_plan
 
 ROOT = Path(__file__).parents[2]
 MINIMAL = "lengths: [{isl: 64, osl: 32}]\nconcurrency: [1, 16]\n"
+OPENAI = MINIMAL.replace("{", "{{").replace("}", "}}") + "server: {{protocol: openai, model: m, url: '{}'}}"
 
 
 def test_levels_are_every_lengths_at_every_load_in_the_order_written() -> None:
@@ -75,6 +76,22 @@ def test_a_relative_tokenizer_lies_beside_the_plan(tmp_path: Path) -> None:
         (MINIMAL + "until: {of: [speed]}", "until.of.0: "),
         (MINIMAL + "client: {processes: 0}", "client.processes: "),
         (MINIMAL + "server: {protocol: carrier pigeon}", "server.protocol: "),
+        (MINIMAL + "server: {protocol: openai}", "server: url is missing, which protocol: openai needs"),
+        (OPENAI.format("ftp://h"), "server.url: http://host:port or https://host is needed"),
+        (OPENAI.format("http://me:word@h:1"), "server: url: a user or password would be stored"),
+        (OPENAI.format("http://h:1', api_key_env: 'sk-1"), "server: api_key_env must be the name of"),
+        (OPENAI.format("http://h:1', endpoint: 'embeddings"), "server.endpoint: "),
+        (OPENAI.format("http://h:1', tensors: {}, ca_file: 'c"), "server: tensors goes with Triton's protocols"),
+        (OPENAI.format("http://h:1', headers: {Authorization: s3}, ca_file: 'c"), "headers: Authorization would be"),
+        (OPENAI.format("http://h:1', headers: {Host: x}, ca_file: 'c"), "headers: Host is set by the client"),
+        (OPENAI.format("http://h:1', headers: {'a b': x}, ca_file: 'c"), "headers: a name of letters"),
+        (
+            OPENAI.format("http://h:1', headers: {A: é}, ca_file: 'c"),
+            "headers: the value of A is not one line",
+        ),
+        (OPENAI.format("http://h:1', headers: {A: '$b c'}, ca_file: 'c"), "headers: the value of A is $"),
+        (OPENAI.format("http://h:1', body: {max_tokens: 3}, ca_file: 'c"), "body: max_tokens is set for each request"),
+        (MINIMAL + "server: {api_key_env: KEY}", "server: api_key_env goes with protocol: openai only"),
         (MINIMAL + "adaptive: {gpu_minutes: 5, rate: 2}", "adaptive: "),
         (
             "lengths: [{isl: 6, osl: 4}]\nrates: [3]\nadaptive: {gpu_minutes: 5, rate: 2, ttft: 'p95:1s'}",
@@ -151,3 +168,22 @@ def test_lengths_vary_unless_the_plan_says_how() -> None:
     assert usual.summary().isl_cv > 0.2 and usual.summary().osl_cv > 0.2
     assert equal.summary().fixed
     assert window.summary().osl_cv == 0
+
+
+def test_an_openai_server_is_named_by_its_url(tmp_path: Path) -> None:
+    for url, address, root in (
+        ("http://gpu-7:8000", "gpu-7:8000", "http://gpu-7:8000"),
+        ("gpu-7:8000", "gpu-7:8000", "http://gpu-7:8000"),
+        ("https://llm.example/team/v1/", "llm.example:443", "https://llm.example:443/team"),
+        ("http://[::1]:80/v1", "[::1]:80", "http://[::1]:80"),
+    ):
+        server = parse_plan(OPENAI.format(url)).plan.server
+        assert (server.address, server.root) == (address, root)
+    placed = parse_plan(OPENAI.format("https://h', ca_file: 'ca.pem"), folder=tmp_path).plan.server
+    assert placed.ca_file == str(tmp_path / "ca.pem")
+
+
+def test_a_tokenizer_may_be_named_by_its_folder(tmp_path: Path) -> None:
+    (tmp_path / "tok").mkdir()
+    file = parse_plan(MINIMAL + "tokenizer: tok", folder=tmp_path)
+    assert file.tokenizer_file == tmp_path / "tok" / "tokenizer.json"

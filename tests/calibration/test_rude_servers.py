@@ -176,6 +176,14 @@ def test_over_http(kind: str, tmp_path: Path) -> None:
 
 @pytest.mark.usefixtures("hurried")
 @pytest.mark.parametrize("kind", PAGES)
+def test_over_the_openai_protocol(kind: str, tmp_path: Path) -> None:
+    with sockets(PAGES[kind]) as url:
+        refused(ran(plan(tmp_path, f"url: 'http://{url}', protocol: openai, model: toy")), url)
+    assert Store().runs() == []
+
+
+@pytest.mark.usefixtures("hurried")
+@pytest.mark.parametrize("kind", PAGES)
 def test_as_the_metrics_page(kind: str, tmp_path: Path) -> None:
     with subprocess_server(Script()) as url, sockets(PAGES[kind]) as metrics:
         told = refused(ran(plan(tmp_path, f"url: '{url}', metrics_url: 'http://{metrics}/metrics'")), metrics)

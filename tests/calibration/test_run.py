@@ -17,7 +17,7 @@ from calibration.load.contract import Contract
 from calibration.load.self_check import Distortion
 from calibration.plan import DeploymentPlan, Level, PlanFile, level_key, parse_plan
 from calibration.records import Measurement
-from calibration.reporter import Quiet
+from calibration.reporter import Progress
 from calibration.run import Sweep, resume, run
 from calibration.store import Store
 from calibration.target import Described, Target, deployment
@@ -45,7 +45,7 @@ def plan(url: str, more: str = "") -> PlanFile:
     return parse_plan(f"{text}client: {{self_check: false}}\n{more}")
 
 
-class Watcher(Quiet):
+class Watcher(Progress):
     """Keeps what it is told; after `stop_after` points it acts like Ctrl-C."""
 
     def __init__(self, stop_after: int | None = None) -> None:
@@ -303,7 +303,10 @@ def test_expected_seconds_follow_from_requests_and_users() -> None:
 
 def test_a_sweep_of_closed_loops_ends_with_random_arrivals(store: Store, url: str) -> None:
     file = parse_plan(plan(url).text.replace("check_load: 0", "check_load: 0.5"))
-    run_id = run(file, store)
+    for _ in range(4):  # a busy machine delays the load generator: points that are void then have nothing to be half of
+        run_id = run(file, store)
+        if not any(point.void for point in store.points(run_id)):
+            break
     first, second, check = store.points(run_id)
     assert (first.load_kind, second.load_kind, check.load_kind) == ("concurrency", "concurrency", "poisson_rate")
     highest = max(first.requests_per_s, second.requests_per_s)

@@ -12,7 +12,7 @@ from google.protobuf import text_format
 from tritonclient.grpc import model_config_pb2 as pb
 
 from calibration.server_metrics import read_page
-from lab.reference.server import HOST
+from lab.life import HOST
 from lab.reference.tokenizer import words
 from tests.calibration.repository.loader import SMALL, Served
 from triton_tools.repository.builder import build_repository

@@ -13,8 +13,9 @@ import pytest
 import tritonclient.grpc as triton
 from tritonclient.utils import InferenceServerException
 
+from lab.life import HOST
 from lab.reference.engine.request_ids import request_number
-from lab.reference.server import HOST, ReferenceServer
+from lab.reference.server import ReferenceServer
 from lab.reference.settings import Settings
 from tests.calibration.adapter_files import everywhere, make_adapter
 from tests.calibration.repository.loader import SMALL, Served

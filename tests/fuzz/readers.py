@@ -35,6 +35,7 @@ from sizing.points import curves, doubts, read_points, write_points
 from sizing.report import write
 from sizing.report.model import as_json
 from sizing.report.write import render
+from sizing.token_law import TokenLaw, read_law
 from tests.calibration.importers.samples import ALL_SAID, SAMPLES
 from tests.calibration.kept import measurement, some_log
 from tests.fuzz.mutations import mutated
@@ -129,6 +130,8 @@ sequence_batching {
 }
 """
 SERVICE_TIMES = b"instances,batch_size,service_time_ms\n1,1,5\n1,8,9\n2,1,8\n2,8,14.5\n"
+LAWS = [b"uniform:100-300", b"points:200@0.8,4000@0.2", b"histogram:1-500@10,501-2000@3"]
+LAW_FILES = [b"tokens\n300\n100\n", b"tokens,count\n300,2\n100,1\n", b"low,high,count\n101,300,2\n1,100,1\n"]
 HISTOGRAM = b"isl,osl,weight\n100,20,3\n2000,256,1\n64,32,0.5\n"
 TRACES = (
     b"arrival_s,isl,osl\n0,5,5\n0.5,7,5\n1.25,5,9\n",
@@ -352,6 +355,8 @@ FILES: tuple[Reader, ...] = (
         1,
     ),
     Reader("histogram", lambda: [HISTOGRAM], in_file("lengths.csv", lambda path: read_histogram(path).summary()), 1),
+    Reader("file of a law", lambda: LAW_FILES, in_file("lengths.csv", read_law), 1),
+    Reader("law of lengths", lambda: LAWS, lambda raw, folder: TokenLaw.parse(raw.decode("utf-8", "replace")), 1),
     Reader("trace", lambda: [*TRACES, MOONCAKE], read_any_trace, 2),
     Reader("dataset", lambda: [DATASET], in_file("texts.json", read_dataset), 1),
     Reader(

@@ -33,6 +33,7 @@ class Slot:
         self.cached, self.steps = cached, osl - 1 if steps is None else steps
         self.queue_timeout_s, self.cancel_s = queue_timeout_s, cancel_s
         self.arrival_s = self.queued_s = float("nan")  # first arrival, and at the replica it is in
+        self.seen_from = 0  # the first iteration that may admit it, by number
         self.scheduled_s = float("nan")
         self.started = False
         self.admission = 0
@@ -107,6 +108,8 @@ class SlowReplica:
         self.law, self.batching, self.rough = replica.law, replica.batching, replica.rough
         self.speculation = replica.speculation
         self.now_s = 0.0
+        self.iterations, self.iteration_s = 0, 0.0  # formed so far, and how long the last one takes
+        self.iterations_when_idle = 0
         self.waiting: list[Slot] = []
         self.slots: list[Slot] = []
         self.batch: list[Slot] = []
@@ -130,11 +133,22 @@ class SlowReplica:
             sequence.arrival_s = time_s
         if self.idle:
             self.now_s = max(self.now_s, time_s)
+            self.iterations_when_idle = self.iterations
         self.drop_late(time_s, only_new=True)
         if 0 < self.batching.max_waiting <= len(self.waiting):
             sequence.outcome, sequence.done_s = "rejected", time_s
             return
+        sequence.seen_from = self._first_open(time_s)
         self._line_up(sequence, in_front=False)
+
+    def _first_open(self, time_s: float) -> int:
+        """Iterations are fixed `lookahead_steps` before they start, unless the engine had nothing to do."""
+        ahead = 0.0 if self.batching.policy == "static" else self.batching.lookahead_steps
+        if ahead == 0 or self.iterations == self.iterations_when_idle:
+            return self.iterations + 1
+        left = self.now_s - time_s
+        part_s = (ahead % 1) * self.iteration_s
+        return self.iterations + 1 + int(ahead) + int(part_s > left)
 
     def _line_up(self, sequence: Slot, *, in_front: bool) -> None:
         ahead = [s.priority < sequence.priority + (not in_front) for s in self.waiting]
@@ -208,15 +222,20 @@ class SlowReplica:
             if sequence.computed < sequence.prompt and room > 0:
                 chunks.append((sequence, min(room, sequence.prompt - sequence.computed)))
                 tokens += chunks[-1][1]
-        while admitting and self.waiting and len(self.slots) < rule.max_batch_size:
-            head, room = self.waiting[0], rule.token_budget - tokens
+        while admitting and len(self.slots) < rule.max_batch_size:
+            seen = [s for s in self.waiting if s.seen_from <= self.iterations + 1]
+            if not seen and not self.slots:
+                seen = self.waiting
+            if not seen:
+                break
+            head, room = seen[0], rule.token_budget - tokens
             if head.prompt and room <= 0:
                 break
             if not self._fits(head):
                 break
             if rule.policy != "chunked" and head.prompt > max(room, 0) and chunks:
                 break
-            self._admit()
+            self._admit(head)
             if head.prompt == 0:
                 head.first_token_s = self.now_s
                 continue
@@ -224,8 +243,8 @@ class SlowReplica:
             tokens += chunks[-1][1]
         return chunks
 
-    def _admit(self) -> None:
-        head = self.waiting.pop(0)
+    def _admit(self, head: Slot) -> None:
+        self.waiting.remove(head)
         if not head.started:
             head.scheduled_s = self.now_s
         head.started = True
@@ -294,6 +313,7 @@ class SlowReplica:
             time_s += passes * (draft.overhead_s + draft.weights_s + draft.kv_token_s * context)
             time_s += passes * (draft.sequence_s + draft.token_s) * lanes
         self.now_s += time_s
+        self.iterations, self.iteration_s = self.iterations + 1, time_s
 
 
 def serve(replica: Replica, arrival_s: Sequence[float], sequences: Sequence[Slot]) -> SlowReplica:

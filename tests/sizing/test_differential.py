@@ -42,6 +42,7 @@ def engines(draw: st.DrawFn) -> Replica:
         kv_block_tokens=draw(st.sampled_from([1, 16, 64])),
         max_waiting=draw(st.sampled_from([0, 0, 1, 5, 20])),
         padded=draw(st.booleans()),
+        lookahead_steps=draw(st.sampled_from([0.0, 0.0, 0.3, 1.0, 1.0, 2.5])),
     )
     speculation = Speculation(draw(st.integers(1, 4)), 0.7, draw(st.sampled_from([DRAFT, DRAFT.scaled(0.0)])))
     speculates = kv_policy == "guaranteed_no_evict" and draw(st.booleans())
@@ -140,6 +141,12 @@ FEATURES: dict[str, tuple[Replica, dict[str, Any]]] = {
     "speculation": (Replica(GPU, BASE, Speculation(3, 0.7, DRAFT)), {}),
     "packed prompts": (Replica(GPU, replace(BASE, padded=False)), {}),
     "unread weights": (Replica(GPU.with_values(unread=0.9, unread_decay=0.9), BASE), {}),
+    "look-ahead": (Replica(GPU, replace(BASE, lookahead_steps=1.0)), {}),
+    "look-ahead of a part": (Replica(GPU, replace(BASE, lookahead_steps=0.4)), {}),
+    "look-ahead, priorities, deadlines": (
+        Replica(GPU, replace(BASE, lookahead_steps=2.0)),
+        {"classes": 3, "deadlines": True},
+    ),
     "padding and knee": (Replica(GPU, BASE, rough=Roughness(padding=8, knee=2.5)), {}),
 }
 

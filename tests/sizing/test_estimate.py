@@ -13,6 +13,8 @@ import pytest
 from sizing.catalog import models
 from sizing.errors import CatalogueError, DoesNotFit, EstimateUnavailable, ScenarioError
 from sizing.estimate import KERNEL_SIGMA, estimate, kernels
+from sizing.prediction import Caution
+from sizing.text import caution
 from sizing.workload import Lengths
 
 LLAMA, QWEN = "meta-llama/Meta-Llama-3.1-8B", "Qwen/Qwen3-32B"
@@ -99,7 +101,7 @@ def test_candidate_says_what_it_rests_on() -> None:
     assert mixture.warnings == ()
     doubtful = estimate("openai/gpt-oss-120b", "b200_sxm", 1, "mxfp4", LENGTHS)
     assert doubtful.relative_sigma > KERNEL_SIGMA["moe_blackwell"]
-    assert "Blackwell" in doubtful.warnings[0]
+    assert doubtful.warnings[0].kind == "moe_on_blackwell"
 
 
 @with_kernels
@@ -107,7 +109,7 @@ def test_other_engine_steps_in_and_is_named() -> None:
     """The Intel GPU has vLLM timings only."""
     candidate = estimate(LLAMA, "b60", 2, "bf16", LENGTHS)
     assert "vllm" in candidate.source
-    assert "no trtllm timings" in candidate.warnings[0]
+    assert candidate.warnings[0] == Caution("other_engine", {"asked": "trtllm", "used": "vllm"})
 
 
 @with_kernels
@@ -121,8 +123,10 @@ def test_missing_timings_fall_back_to_the_roofline_and_say_why() -> None:
     candidate = estimate("google/gemma-4-26B-A4B", "a100_sxm", 1, "bf16", LENGTHS)
     assert candidate.source.startswith("roofline")
     assert candidate.relative_sigma == 0.5
-    assert all(f"{engine}: " in candidate.warnings[0] for engine in kernels.BACKENDS)
-    assert "/" not in candidate.warnings[0]
+    assert candidate.warnings[0].kind == "no_timings"
+    why = caution(candidate.warnings[0])
+    assert all(f"{engine}: " in why for engine in kernels.BACKENDS)
+    assert "/" not in why
 
 
 # Faults.

@@ -9,10 +9,11 @@ from typing import Any
 import numpy as np
 import pytest
 
-from sizing.engine import Batching, Replica
+from sizing.engine import Batching, Replica, StepLaw
 from sizing.errors import FitError
+from sizing.estimate import token_share
 from sizing.fitting import Fit, Protocol, ServedTrace, fit, fit_trace
-from sizing.fitting.levels import point_runs
+from sizing.fitting.levels import point_runs, trace_points, trace_run
 from sizing.fitting.search import outliers
 from sizing.points import Deployment, Point
 from sizing.simulator import closed_loop, simulate, simulate_trace
@@ -80,6 +81,37 @@ def test_open_loops_alone_carry_a_law() -> None:
         fit(offered)
 
 
+def test_the_data_sheet_says_when_a_lightly_loaded_server_saturates() -> None:
+    """Four rates up to 10/s of an engine like a 34B model on two H100: arithmetic hardly shows in them. With the GPU
+    known the step of 100 sequences is right within 10 %; without it a token could take all the time to spare."""
+    engine = Replica(StepLaw(11e-3, 2e-3, 70e-6, 5e-6, 20e-9, 5e-9, 1e-3, 6e-3))
+    points = [offer(engine, Lengths(16, 250), "constant_rate", rate) for rate in (5.0, 6.0, 8.0, 10.0)]
+    known = [dataclasses.replace(point, gpu="h100_sxm", tp=2) for point in points]
+    off = [abs(fit(own, open_loop=True).law.decode_s(100, 15e3) / engine.law.decode_s(100, 15e3) - 1)
+           for own in (known, points)]  # fmt: skip
+    assert off[0] < 0.10
+    assert off[0] < off[1] / 2
+
+
+def test_a_token_s_arithmetic_follows_from_the_data_sheet() -> None:
+    """H100 SXM: 3.35 TB/s and 989 TFLOP/s in bf16, twice that in fp8 for weights half as large."""
+    assert token_share("h100_sxm", "bf16") == pytest.approx(3.35 / 989, rel=0.01)
+    assert token_share("h100_sxm", "fp8") == pytest.approx(3.35 / 989, rel=0.01)
+    assert token_share("h100_sxm", "float12") is None
+    assert token_share("my gpu", "bf16") is None
+
+
+def test_a_kv_cache_that_the_server_tells_is_not_searched() -> None:
+    """Forty users on a cache for eight: the points say how many tokens it holds, and the fit takes that."""
+    engine = Replica(GPU, Batching("chunked", kv_tokens=8 * 640))
+    told = [dataclasses.replace(point, kv_tokens=8 * 640) for point in measure(engine, [Lengths(512, 128)], (1, 4, 40))]
+    found = fit(told, protocol=Protocol("ramp"))
+    assert found.batching.kv_tokens == 8 * 640
+    assert "kv_tokens" not in found.extra
+    assert all(warning.kind != "fitted_kv_tokens" for warning in found.warnings)
+    assert fit(told, protocol=Protocol("ramp"), kv_tokens=20_000).batching.kv_tokens == 20_000  # who asks knows better
+
+
 def test_an_open_loop_tells_prefill_from_request_overhead() -> None:
     """Users in lockstep prefill together: what an iteration with a prompt costs is nearly hidden there."""
     closed, opened = in_lockstep_and_open()
@@ -130,6 +162,42 @@ def test_requests_of_a_trace_that_all_went_unanswered_say_nothing() -> None:
     assert found.law.decode_s(8, 900) == pytest.approx(GPU.decode_s(8, 900), rel=0.03)
 
 
+def test_later_arrivals_of_a_cut_trace_still_load_the_server() -> None:
+    """A burst of 300, of which the first 150 are known: while those decode the others join them. A fit that takes the
+    burst as 150 requests blames the engine."""
+    replica = Replica(GPU, Batching("chunked", max_batch_size=512, token_budget=2048))
+    rng = np.random.default_rng(5)
+    isl, osl = Lengths(500, 400, 0.3, 0.3).sample(300, rng)
+    arrival_s = np.sort(rng.uniform(0, 4, 300))
+    run = simulate_trace(replica, arrival_s, isl, osl)
+    whole = ServedTrace(arrival_s, isl, osl, run.ttft_s, run.e2e_s)
+    deployment = Deployment("m", "p", "g", 1, 1, "", "", "", None)
+    kept = fit_trace(whole.known_until(150), deployment, batching=replica.batching)
+    cut = ServedTrace(arrival_s[:150], isl[:150], osl[:150], run.ttft_s[:150], run.e2e_s[:150])
+    blamed = fit_trace(cut, deployment, batching=replica.batching)
+
+    def error(found: Fit) -> float:
+        replayed = simulate_trace(found.replica, arrival_s, isl, osl)
+        return abs(float(replayed.e2e_s[150:].mean() / run.e2e_s[150:].mean()) - 1)
+
+    assert error(kept) < 0.03
+    assert error(blamed) > 3 * error(kept)
+
+
+def test_requests_inside_a_group_that_saw_nothing_known_are_not_judged() -> None:
+    """The longest third of the answers are unknown; the means of the others are those of the replay."""
+    replica = Replica(GPU, Batching("chunked", token_budget=2048))
+    whole = trace_of(replica, 8.0, 1200)
+    longest = whole.osl > np.quantile(whole.osl, 2 / 3)
+    whole.ttft_s[longest] = whole.e2e_s[longest] = np.nan
+    run = trace_run(whole, 12)
+    measured = np.array(
+        [point.e2e_mean_s for point in trace_points(whole, Deployment("m", "p", "g", 1, 1, "", "", "", None), 12)]
+    )
+    found = Replay([run], replica).means(replica)[:, 3]
+    assert found == pytest.approx(measured, rel=0.02)
+
+
 def spoiled(points: list[Point], place: int) -> list[Point]:
     """The points with one whose ITL and TTFT are those of an overheated GPU: 1.5 times as long."""
     bad = points[place]
@@ -148,7 +216,7 @@ def test_a_bad_point_is_named_and_does_little_harm(place: int) -> None:
     found = fit(spoiled(points, place))
     assert [distrust.point.load_value for distrust in found.distrusted] == [points[place].load_value]
     assert found.distrusted[0].off < -0.2 or found.distrusted[0].off > 0.3
-    assert any("disagrees with the others" in warning for warning in found.warnings)
+    assert "distrusted_point" in [each.kind for each in found.warnings]
     without = fit([*points[:place], *points[place + 1 :]])
     apart = np.abs(times_s(found.law) / times_s(without.law) - 1)[:8]
     assert np.median(apart) < 0.03
@@ -206,10 +274,11 @@ def test_a_small_kv_cache_is_found() -> None:
     found = fit(points)
     assert found.chi2_per_point < 0.5 * blind.chi2_per_point
     assert found.batching.kv_tokens == pytest.approx(26_000, rel=0.15)
-    assert any("KV cache of about" in warning for warning in found.warnings)
+    assert "fitted_kv_tokens" in [each.kind for each in found.warnings]
     assert fit(points, kv_tokens=26_000).batching.kv_tokens == 26_000
     assert found.extra == ("kv_tokens",)
-    assert len(found.variants) == 9
+    assert len(found.variants) >= 9  # eight coefficients and the cache; the law's own error beside, where it shows
+    assert any(one.batching.kv_tokens != other.batching.kv_tokens for one, other in found.variants)
 
 
 def test_a_kernel_for_single_sequences_is_found() -> None:
@@ -219,7 +288,7 @@ def test_a_kernel_for_single_sequences_is_found() -> None:
     assert found.extra == ("unread",)
     assert found.law.decode_s(1, 200) == pytest.approx(fast_alone.decode_s(1, 200), rel=0.03)
     assert found.law.decode_s(2, 400) == pytest.approx(fast_alone.decode_s(2, 400), rel=0.03)
-    assert any("single sequence" in warning for warning in found.warnings)
+    assert "fitted_unread" in [each.kind for each in found.warnings]
     assert fit(measure(Replica(GPU), VARIED, (1, 2, 4, 16, 64))).extra == ()
 
 

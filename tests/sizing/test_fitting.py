@@ -14,6 +14,7 @@ from sizing.engine import COEFFICIENTS, Batching, Policy, Replica, StepLaw
 from sizing.errors import FitError
 from sizing.fitting import Fit, fit
 from sizing.points import Point
+from sizing.prediction import Caution
 from sizing.simulator import simulate_closed, stable_rate_per_s
 from sizing.workload import Lengths
 
@@ -130,8 +131,8 @@ def test_the_wrong_policy_is_noticed() -> None:
     wrong = fit(points, batching=Batching("chunked", max_batch_size=64))
     right = fit(points, batching=Batching("static", max_batch_size=64))
     assert right.chi2_per_point < 2 < wrong.chi2_per_point
-    assert any("misses the points" in warning for warning in wrong.warnings)
-    assert not any("misses the points" in warning for warning in right.warnings)
+    assert "poor_fit" in [each.kind for each in wrong.warnings]
+    assert "poor_fit" not in [each.kind for each in right.warnings]
 
 
 def test_points_that_say_static_are_fitted_as_static() -> None:
@@ -144,11 +145,13 @@ def test_points_that_say_static_are_fitted_as_static() -> None:
 def test_points_that_say_static_tell_whether_prompts_are_padded(padded: bool) -> None:
     replica = Replica(GPU, Batching("static", max_batch_size=32, padded=padded))
     varied = Lengths(800, 40, 0.6, 0.3)
-    found = fit(measure(replica, [varied], (1, 8, 32, 64), batching="static", max_batch_size=32))
+    longer = Lengths(3200, 40, 0.6, 0.3)  # tells attention from the arithmetic of prompts
+    found = fit(measure(replica, [varied, longer], (1, 8, 32, 64), batching="static", max_batch_size=32))
     assert found.batching == replica.batching
-    # and so V1's points tell what the same engine carries with in-flight batching
+    # And so V1's points tell what the same engine carries with in-flight batching; a batch padded to its longest prompt
+    # tells the time of a token less well, as the longest differs from draw to draw.
     carried = [stable_rate_per_s(Replica(law, Batching(max_batch_size=32)), varied) for law in (found.law, GPU)]
-    assert carried[0] == pytest.approx(carried[1], rel=0.08)
+    assert carried[0] == pytest.approx(carried[1], rel=0.1 if padded else 0.08)
 
 
 def test_a_slow_engine_is_fitted_like_a_fast_one() -> None:
@@ -220,16 +223,16 @@ def test_the_calibrated_range() -> None:
 
 
 def test_thin_calibrations_carry_warnings() -> None:
-    text = " ".join(fit(measure(Replica(GPU), [SHORT], (1, 64))).warnings)
-    assert "only 2 points" in text
-    assert "one pair of lengths" in text
+    warned = fit(measure(Replica(GPU), [SHORT], (1, 64))).warnings
+    assert Caution("few_points", {"points": 2}) in warned
+    assert Caution("one_isl", {"isl": SHORT.isl, "longer": 4 * SHORT.isl}) in warned
     assert not fitted("chunked").warnings
 
 
 def test_users_in_lockstep_are_noticed_and_replayed() -> None:
     """TTFT is up to 50 times that of spread users; taken for what it is, it does not spoil the law."""
     found = fit(measure(Replica(GPU, Batching("prefill_first")), lockstep=True))
-    assert any("lockstep" in warning for warning in found.warnings)
+    assert "lockstep" in [each.kind for each in found.warnings]
     assert found.chi2_per_point < 2
     assert np.abs(times_s(found.law) / times_s(GPU) - 1)[:8].max() < 0.10
 

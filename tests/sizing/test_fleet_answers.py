@@ -24,7 +24,6 @@ from sizing.question import FEW, Question, Setting
 from sizing.workload import Arrivals, Lengths, Limit, Sla, Workload
 from tests.sizing.engines import LAW, SLA, candidate, question
 from tests.sizing.test_cli import replaced, run
-from tests.sizing.test_fleets import one_stream_each
 
 LENGTHS = Lengths(1000, 200)
 EVEN = Arrivals("constant", 0.0)
@@ -33,7 +32,7 @@ EVEN = Arrivals("constant", 0.0)
 def test_a_load_beyond_the_measured_one_is_extrapolated_in_every_answer() -> None:
     measured = dataclasses.replace(candidate(), basis="fitted", calibrated_in_flight=1.0)
     found = largest_rate(question(), measured, 8, BY_FORMULA)
-    shared = shared_fleet([Share("one", question(20.0).workload, SLA)], measured, Terms(), one_stream_each)
+    shared = shared_fleet([Share("one", question(20.0).workload, SLA)], measured, Terms())
     assert isinstance(found, Existing)
     assert isinstance(shared, SharedFleet)
     for shape in (existing_json(found), shared_json(shared, Terms())):
@@ -75,16 +74,16 @@ def test_too_few_gpus_are_a_kind_of_their_own() -> None:
 def test_what_cannot_win_is_named_on_a_shared_fleet_too() -> None:
     ways = [candidate(1), candidate(8, LAW.scaled(0.9)), candidate(8, LAW.scaled(0.9), gpu="h")]
     shares = [Share("one", question(40.0).workload, SLA)]
-    fleets, rejected = least_gpus(shares, ways, Terms(), one_stream_each)
+    fleets, rejected = least_gpus(shares, ways, Terms())
     assert [fleet.candidate.gpu for fleet in fleets] == ["g", "h"]
     assert [(miss.kind, miss.tp, miss.gpu) for miss in rejected] == [("cost", 8, "g")]
-    priced, _ = least_gpus(shares, ways, Terms(prices=(("g", 100.0), ("h", 0.1))), one_stream_each)
+    priced, _ = least_gpus(shares, ways, Terms(prices=(("g", 100.0), ("h", 0.1))))
     assert priced[0].candidate.gpu == "h"
 
 
 def test_a_shared_fleet_costs_its_gpus_and_has_no_band() -> None:
     terms = Terms(price_per_gpu_hour=2.0)
-    shared = shared_fleet([Share("one", question(20.0).workload, SLA)], candidate(2), terms, one_stream_each)
+    shared = shared_fleet([Share("one", question(20.0).workload, SLA)], candidate(2), terms)
     assert isinstance(shared, SharedFleet)
     shape = shared_json(shared, terms)
     assert shape["cost_per_hour"] == 2.0 * shared.gpus

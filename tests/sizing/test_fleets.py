@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Sequence
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -27,11 +25,9 @@ from sizing.analyses.sharing import (
     shared_fleet,
 )
 from sizing.edge import BY_FORMULA, least
-from sizing.engine import Replica
 from sizing.errors import ScenarioError
 from sizing.plans import Fleet, NoFeasiblePlan, Rejection
 from sizing.question import Question
-from sizing.simulator import Simulated, Watch, simulate
 from sizing.workload import Limit, Routing, Sla
 from tests.sizing.engines import LAW, SLA, candidate, question
 
@@ -152,29 +148,10 @@ def test_the_least_that_holds_is_found_from_anywhere(edge: int, start: int) -> N
     assert least(lambda n: False, start, 1000) is None
 
 
-def one_stream_each(
-    replica: Replica,
-    streams: Sequence[Share],
-    *,
-    replicas: int,
-    routing: Routing,
-    requests: int,
-    seed: int,
-    watch: Watch,
-) -> tuple[Simulated, ...]:
-    """A stand-in for the simulator of several streams: equal ones add up to one stream of their rates together."""
-    first = streams[0].workload
-    together = replace(first, rate_per_s=sum(stream.workload.rate_per_s for stream in streams))
-    run = simulate(
-        replica, together, replicas=replicas, routing=routing, requests=min(requests, 60_000), seed=seed, watch=watch
-    )
-    return (run,) * len(streams)
-
-
 def test_two_halves_of_a_workload_need_what_the_whole_needs() -> None:
     whole = question(60.0)
     halves = [Share(name, question(30.0).workload, SLA) for name in ("one", "other")]
-    shared = shared_fleet(halves, candidate(), Terms("random", whole.headroom, whole.spare), one_stream_each)
+    shared = shared_fleet(halves, candidate(), Terms("random", whole.headroom, whole.spare))
     alone = fleet_of(whole)
     assert isinstance(shared, SharedFleet)
     assert abs(shared.gpus - alone.gpus) <= 1
@@ -184,9 +161,9 @@ def test_two_halves_of_a_workload_need_what_the_whole_needs() -> None:
 
 def test_the_tighter_sla_decides_on_a_shared_fleet() -> None:
     tight = Sla(Limit("itl", 95, 0.012))
-    loose_only = shared_fleet([Share("a", question(60.0).workload, SLA)], candidate(), Terms(), one_stream_each)
+    loose_only = shared_fleet([Share("a", question(60.0).workload, SLA)], candidate(), Terms())
     mixed = [Share("a", question(30.0).workload, SLA), Share("b", question(30.0).workload, tight)]
-    both = shared_fleet(mixed, candidate(), Terms(), one_stream_each)
+    both = shared_fleet(mixed, candidate(), Terms())
     assert isinstance(loose_only, SharedFleet)
     assert isinstance(both, SharedFleet)
     assert both.gpus > loose_only.gpus
@@ -195,7 +172,7 @@ def test_the_tighter_sla_decides_on_a_shared_fleet() -> None:
 
 def test_a_workload_that_misses_alone_leaves_no_shared_fleet() -> None:
     hopeless = Share("a", question(1.0).workload, Sla(Limit("itl", 95, 0.001)))
-    assert isinstance(shared_fleet([hopeless], candidate(), Terms(), one_stream_each), Rejection)
+    assert isinstance(shared_fleet([hopeless], candidate(), Terms()), Rejection)
 
 
 SCENARIO = """

@@ -28,6 +28,7 @@ from sizing.simulator import Simulated, Watch, simulate, simulate_fleet
 from sizing.simulator.runs import Stream, simulate_streams
 from sizing.simulator.scheduler import EDGES_S, TokenGaps
 from sizing.simulator.state import GAP_BINS
+from sizing.text import caution, sizing_by_means
 from sizing.workload import Arrivals, Lengths, Limit, Prefix, Sla, Workload
 from tests.sizing.engines import LAW, candidate, question
 from tests.sizing.replica_runs import NOTHING
@@ -242,10 +243,10 @@ def test_one_output_token_has_no_gaps_to_limit() -> None:
 
 
 def test_the_mean_rule_says_that_it_sees_no_single_gaps() -> None:
-    plan = planner.plan(question(sla=P99), [candidate()])
-    assert plan.mean_based is not None and "The rule sees no single gaps" in plan.mean_based.text
-    without = planner.plan(question(), [candidate()]).mean_based
-    assert without is not None and "gaps" not in without.text
+    said = sizing_by_means(planner.plan(question(sla=P99), [candidate()]))
+    assert said is not None and "The rule sees no single gaps" in said
+    without = sizing_by_means(planner.plan(question(), [candidate()]))
+    assert without is not None and "gaps" not in without
 
 
 def test_what_stands_on_a_plan_takes_the_limit() -> None:
@@ -301,11 +302,11 @@ def test_a_longer_answer_that_needs_fewer_gpus_is_remarked_on() -> None:
     longer = replace(SHORT_ANSWERS, workload=replace(SHORT_ANSWERS.workload, lengths=Lengths(4000, 12)))
     fewer = planner.plan(longer, [candidate()]).answer.gpus
     assert fewer < fleet.gpus, "the case of the remark"
-    (said,) = [line for line in fleet.warnings if "dilute" in line]
+    (warned,) = [each for each in fleet.warnings if each.kind == "diluted"]
+    said = caution(warned)
     assert said.startswith("ITL is the mean over an answer's tokens, so longer answers dilute a stall: with 12 output")
     assert f"fewer than {fleet.gpus};" in said and "(--gap p99:100ms)" in said
-    told = int(said.split(" GPUs would do")[0].rsplit(" ", 1)[1])
-    assert told == pytest.approx(fewer, rel=0.25)
+    assert warned.facts["longer_gpus"] == pytest.approx(fewer, rel=0.25)
 
 
 @pytest.mark.parametrize(
@@ -317,14 +318,14 @@ def test_a_longer_answer_that_needs_fewer_gpus_is_remarked_on() -> None:
     ],
 )
 def test_no_remark_where_nothing_is_diluted(asked: Question) -> None:
-    assert not any("dilute" in line for line in planner.plan(asked, [candidate()]).answer.warnings)
+    assert "diluted" not in [each.kind for each in planner.plan(asked, [candidate()]).answer.warnings]
 
 
 def test_the_remark_does_not_advise_the_limit_that_is_set() -> None:
     asked = replace(SHORT_ANSWERS, sla=SHORT_ANSWERS.sla.with_limits(Limit("gap", 50, 3.0)))
     fleet = planner.plan(asked, [candidate()]).answer
-    (said,) = dilution(fleet, asked.setting(fleet.working), lambda rate: math.ceil(40 / rate))
-    assert "--gap" not in said
+    (warned,) = dilution(fleet, asked.setting(fleet.working), lambda rate: math.ceil(40 / rate))
+    assert "--gap" not in caution(warned)
 
 
 def test_batches_constant_and_bursty_arrivals_have_gaps_too() -> None:
@@ -350,4 +351,5 @@ def test_the_remark_on_a_shipped_law() -> None:
         asked = Question("Qwen/Qwen3-32B", Workload(lengths, 10.0), Sla(Limit("itl", 95, 0.05)), spare=0)
         gpus[osl] = planner.plan(asked, found).answer
     assert gpus[12].gpus < gpus[9].gpus
-    assert any("with 12 output tokens instead of 9" in line for line in gpus[9].warnings)
+    (warned,) = [each for each in gpus[9].warnings if each.kind == "diluted"]
+    assert (warned.facts["osl"], warned.facts["longer_osl"]) == (9, 12)

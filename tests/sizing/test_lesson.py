@@ -243,3 +243,8 @@ def test_the_picture_has_a_letter_for_each_step_a_character_for_each_tick() -> N
 def test_a_deviation_of_minus_nothing_is_none() -> None:
     """A link may say -0, which is not below 0."""
     assert run(Setting.of("std_tokens=-0")).steps == run(Setting.of("std_tokens=0")).steps
+
+
+def test_a_number_that_no_float_holds_is_refused_like_any_other() -> None:
+    with pytest.raises(ScenarioError, match=r"seed must be a whole number from 0 to \S+, got a far larger number"):
+        Setting(seed=10**400)

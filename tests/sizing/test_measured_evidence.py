@@ -16,16 +16,19 @@ from numpy.random import SeedSequence
 
 from sizing.engine import Batching, Replica, StepLaw
 from sizing.errors import PointsError
-from sizing.simulator import closed_loop, simulate_trace
-from validation.evidence import measured_guidellm, measured_silicon, measured_static, measured_trace
+from sizing.points import Point
+from sizing.simulator import closed_loop, simulate, simulate_trace
+from sizing.workload import Arrivals, Lengths, Prefix, Workload
+from validation.evidence import measured_guidellm, measured_silicon, measured_stages, measured_static, measured_trace
 from validation.evidence.claim import Setup
-from validation.evidence.measured_design import spread
-from validation.evidence.measured_silicon_rows import LEAST_ROWS, Group, Load, grouped
+from validation.evidence.measured_design import on_line, spread
+from validation.evidence.measured_silicon_rows import LEAST_LEVELS, grouped, is_kept_apart
 from validation.evidence.measured_tables import find_table, number, read_table
+from validation.evidence.table import Goal, beside, row_of_errors
 
 LAW = StepLaw(4.8e-3, 1e-3, 20e-6, 10e-6, 49e-9, attention_s=1.3e-9, prefill_s=0.5e-3, request_s=3e-3)
 SEED = SeedSequence(7)
-CLAIMS = [measured_guidellm.GUIDELLM, measured_static.STATIC, measured_trace.TRACE]
+CLAIMS = [measured_stages.STAGES, measured_guidellm.GUIDELLM, measured_static.STATIC, measured_trace.TRACE]
 
 
 def write(path: Path, rows: list[dict[str, Any]]) -> Path:
@@ -211,58 +214,161 @@ def test_the_second_half_of_an_overload_is_predicted(tmp_path: Path) -> None:
     assert max(row.median for row in table) < 0.10
 
 
+# Straight lines
+
+
+@given(st.floats(0.01, 100), st.floats(-2, 2), st.floats(0.1, 1000))
+def test_a_line_follows_a_power_law_inside_and_beyond(scale: float, power: float, load: float) -> None:
+    loads = np.array([1.0, 4.0, 10.0, 64.0])
+    figures = np.stack([scale * loads**power, loads], axis=1)
+    assert on_line(loads, figures, load) == pytest.approx([scale * load**power, load])
+
+
+def test_a_simpler_way_that_is_better_makes_a_missed_goal() -> None:
+    row = row_of_errors("a", "b", "c", [0.01] * 20 + [0.2] * 5, Goal(0.02))
+    assert row.holds
+    assert beside(row, "line", [0.0] * 25).holds
+    for rival, holds in (([0.02] * 20 + [0.3] * 5, True), ([0.005] * 20 + [0.3] * 5, False), ([0.02] * 25, False)):
+        judged = beside(row, "line", rival, never_worse=True)
+        assert judged.holds is holds and judged.goal == "median ≤ 2 %, no worse than line"
+    missed = row_of_errors("a", "b", "c", [0.1] * 25, Goal(0.02))
+    assert beside(missed, "line", [0.5] * 25, never_worse=True).holds is False
+
+
 # Servers of the sample
 
 
-def measured_load(replica: Replica, isl: int, osl: int, users: int) -> Load:
+def measured_level(replica: Replica, isl: int, osl: int, users: int) -> Point:
     """Ten requests a user, all users at once, every request in the means."""
     run = closed_loop(replica, users, np.full(10 * users, isl), np.full(10 * users, osl))
-    first_s = run["first_token_s"] - run["arrival_s"] + replica.law.request_s
-    itl_s = (run["done_s"] - run["first_token_s"]) / (osl - 1)
-    return Load(isl, osl, users, float(first_s.mean()), float(itl_s.mean()), 1.0)
+    ttft_s = float((run["first_token_s"] - run["arrival_s"]).mean()) + replica.law.request_s
+    itl_s = float((run["done_s"] - run["first_token_s"]).mean()) / (osl - 1)
+    return Point(
+        model="m", precision="bf16", gpu="unknown", tp=1, engine="vllm", isl=isl, osl=osl, load_kind="concurrency",
+        load_value=users, requests=10 * users, requests_per_s=users / (ttft_s + (osl - 1) * itl_s),
+        ttft_mean_s=ttft_s, itl_mean_s=itl_s,
+    )  # fmt: skip
 
 
-def test_the_loads_of_a_server_are_predicted_from_six() -> None:
+def test_the_loads_of_a_server_are_predicted_from_four() -> None:
     server = Replica(LAW, Batching("chunked", 512, 8192))
-    shapes = [(512, 128), (512, 512), (4096, 128)]
-    loads = tuple(measured_load(server, *shape, users) for shape in shapes for users in (4, 8, 16, 32))
-    # A GPU that the kernel database does not know: the KV cache is then taken for unlimited.
-    group = Group("m", "Qwen/Qwen3-32B", "unknown", "bf16", "vllm", 1, loads)
-    found = measured_silicon.answer(group, SEED)
-    assert len(found.tpot) == len(found.ttft) == len(loads) - 6
-    assert np.median(np.abs(found.tpot)) < 0.03
-    assert np.median(np.abs(found.ttft)) < 0.15
+    points = tuple(measured_level(server, 2000, 100, users) for users in (1, 4, 8, 16, 32, 64))
+    case = measured_silicon.Case(
+        measured_silicon.WITHIN, True, measured_silicon.four(points), (points[1], points[3]), points
+    )
+    assert [point.load_value for point in case.fitted] == [1, 8, 16, 64]
+    found = measured_silicon.answer(case, SEED)
+    assert np.abs(found.line).max() < 1e-9  # the lines go through the very points that are asked
+    assert np.abs(found.fit[:, [0, 2]]).max() < 0.05
+    assert (found.half_width > 0.01).all()
+
+
+def test_errors_of_the_sample_are_judged_by_question_and_kind_of_model() -> None:
+    case = measured_silicon.Case(measured_silicon.WITHIN, True, (), (), ())
+    beyond = measured_silicon.Case(measured_silicon.BEYOND, False, (), (), ())
+    off = measured_silicon.Found(np.full((9, 3), 0.1), np.full((9, 3), 0.2), np.full((9, 3), 0.15))
+    late = off._replace(fit=np.full((9, 3), 0.3), line=np.full((9, 3), 0.4))
+    table = measured_silicon.rows([case, case, case, beyond, beyond, beyond], [off, off, late, late, late, late])
+    within = [row for row in table if row.name == "dense servers, other loads"]
+    assert [row.metric for row in within] == ["requests/s", "TTFT mean", "ITL mean"]
+    assert [row.holds for row in within] == [True, True, False]
+    assert within[0].median == pytest.approx(math.expm1(0.1))
+    assert [row.n for row in table if row.name == "mixtures of experts, more users"] == [27] * 3
+    bands = [row for row in table if row.name.startswith("band")]
+    assert len(bands) == 3 and all("covers 66.7 %" in row.note and row.holds is False for row in bands)
 
 
 def sample_row(users: int, **cells: str) -> dict[str, str]:
     row = {
         "model_path": "Qwen/Qwen3-32B", "system": "h100_sxm", "precision": "", "backend": "vllm",
-        "backend_version": "1", "tp_size": "2.0", "mode": "agg", "batch_size": f"{users}.0", "isl": "1000",
-        "osl": "100", "silicon_ttft_ms": "50", "silicon_tpot_ms": "8",
-        "silicon_data_source": f"a.csv; silicon_concurrency={users}; measured=x",
+        "backend_version": "1", "tp_size": "2.0", "pp_size": "1.0", "attention_dp_size": "", "moe_tp_size": "",
+        "moe_ep_size": "", "mode": "agg", "batch_size": f"{users}.0", "isl": "1000", "osl": "101",
+        "silicon_ttft_ms": "50", "silicon_tpot_ms": f"{8 + users}",
+        "silicon_data_source": f"a.csv; silicon_concurrency={users}; measured=2025; x",
     }  # fmt: skip
     return row | cells
 
 
+LEVELS = range(1, LEAST_LEVELS + 1)
+
+
 def test_rows_that_cannot_be_used_are_counted_by_reason() -> None:
-    good = [sample_row(users) for users in range(1, LEAST_ROWS + 1)]
+    good = [sample_row(users) for users in LEVELS]
+    later = sample_row(2, silicon_ttft_ms="70", silicon_data_source="silicon_concurrency=2; measured=2026; x")
     useless = [
-        sample_row(1, model_path="some/MoE"),
         sample_row(1, mode="disagg"),
-        sample_row(1, precision="int3"),
         sample_row(1, silicon_data_source="b.csv"),
         sample_row(1, batch_size="2"),
         sample_row(1, tp_size="8"),
+        *(sample_row(users, tp_size="4", silicon_ttft_ms="70" if users == 2 else "50") for users in LEVELS),
+        *(sample_row(users, tp_size="1", silicon_tpot_ms=f"{20 - 4 * users}") for users in LEVELS),
     ]
-    sample = grouped([*good, *useless])
-    (group,) = sample.groups
-    assert [load.users for load in group.loads] == list(range(1, LEAST_ROWS + 1))
-    assert group.loads[0].shortest == 1
-    assert [count for _, count in sample.dropped] == [1] * 6
-    assert "1 of mixtures of experts" in str(sample)
+    sample = grouped([later, *good, *useless])
+    (series,) = sample.series
+    assert series.dense and series.server[5] == "2.0"
+    assert [point.load_value for point in series.points] == list(LEVELS)
+    first, second, *_ = series.points
+    assert (first.isl, first.isl_cv, first.precision, first.tp) == (1000, 0, "bf16", 2)
+    assert first.requests_per_s == pytest.approx(1 / (0.05 + 100 * 0.009))
+    assert second.ttft_mean_s == 0.07
+    assert sorted(count for _, count in sample.dropped) == [1, 1, 1, 1, 1, LEAST_LEVELS, LEAST_LEVELS]
+    for why in ("separate servers", "1 measured again later", "fewer than 5", "ITL falls", "repeat another's"):
+        assert why in str(sample)
+
+
+def test_attention_of_several_ranks_has_a_batch_on_each() -> None:
+    (series,) = grouped(
+        [sample_row(users, model_path="some/MoE", attention_dp_size="2", batch_size=f"{users / 2}") for users in LEVELS]
+    ).series
+    assert not series.dense
+    assert series.points[0].tp == 4
 
 
 def test_lengths_of_rows_from_inferencex_vary() -> None:
-    varied = sample_row(4, silicon_data_source="silicon_concurrency=4; wip=False")
-    (group,) = grouped([varied] * LEAST_ROWS).groups
-    assert {load.shortest for load in group.loads} == {0.8}
+    rows = [sample_row(users, silicon_data_source=f"silicon_concurrency={users}; wip=False") for users in LEVELS]
+    (series,) = grouped(rows).series
+    drawn = np.random.default_rng(0).uniform(800, 1000, 100_000)
+    for point in series.points:
+        assert point.isl == pytest.approx(drawn.mean(), rel=1e-3)
+        assert point.isl_cv == pytest.approx(drawn.std() / drawn.mean(), rel=1e-2)
+
+
+def test_about_half_of_the_series_are_kept_apart() -> None:
+    apart = [is_kept_apart((f"server {number}", "vllm")) for number in range(400)]
+    assert 150 < sum(apart) < 250
+
+
+# Open loops with prompts that repeat
+
+
+def stage(number: int, rate: float) -> dict[str, Any]:
+    """One stage of a server that finds 576 of 591 tokens of nearly every prompt."""
+    workload = Workload(Lengths(591, 100), rate, Arrivals("constant", 0.0), Prefix(576, 1.0 if number else 0.98))
+    run = simulate(STAGED, workload, requests=5000).prediction()
+    shown = {
+        f"{metric}_{name}_s": getattr(run.of(metric), f"{name}_s")
+        for metric in ("ttft", "itl", "e2e")
+        for name in ("mean", "p50", "p95", "p99")
+    }
+    fixed = {
+        "model": "m", "precision": "bf16", "gpu": "unknown", "tp": 1, "engine": "vllm", "engine_version": "0.15.1",
+        "max_batch_size": 128, "isl": 591, "osl": 100, "load_kind": "constant_rate", "verdict": "",
+    }  # fmt: skip
+    load = {"load_value": rate, "duration_s": 5000 / rate, "requests": 5000, "requests_per_s": rate}
+    return fixed | load | {"source": f"x stage {number}", "mean_in_flight": rate * run.of("e2e").mean_s} | shown
+
+
+STAGED = Replica(LAW, Batching("chunked", 128, measured_stages.TOKEN_BUDGET, lookahead_steps=1.0))
+
+
+def test_a_stage_left_out_is_predicted_from_the_others(tmp_path: Path) -> None:
+    stages = [stage(0, 4), stage(1, 8), stage(0, 12), stage(1, 20), stage(1, 30)]
+    write(tmp_path / "stages.csv", [*stages, stages[0] | {"verdict": "overloaded", "load_value": 90}])
+    cases = measured_stages.cases(Setup(data=tmp_path))
+    assert [case.stage.load_value for case in cases] == [4, 8, 12, 20, 30]
+    assert [case.stage.prefix_hit for case in cases] == [0.98, 1.0, 0.98, 1.0, 1.0]
+    assert all(case.stage.prefix_tokens == 576 and len(case.others) == 4 for case in cases)
+    table = measured_stages.rows([cases[3]], [measured_stages.answer(cases[3], SEED)])
+    assert [row.metric for row in table] == ["TTFT p50", "TTFT p95", "ITL mean", "E2E p95", "E2E p99"]
+    assert max(row.worst for row in table) < 0.08
+    assert "line in load" in table[0].note and "rule of means" not in table[2].note

@@ -304,6 +304,18 @@ def test_a_settled_count_beyond_what_was_measured_is_reached_for(monkeypatch: py
     assert ask(points, budget_s=spent_s(points, OPTIONS) + 10) == Stop("settled", held)
 
 
+def test_prompts_of_another_length_are_measured_before_a_sweep_ends(monkeypatch: pytest.MonkeyPatch) -> None:
+    """All points have one ISL, and the count is settled: the quickest level of the other ISL comes next."""
+    belief = counted(12, 12, 12)
+    points = list(two_points())
+    monkeypatch.setattr(next_level, "believe", lambda points, question: belief)
+    monkeypatch.setattr(next_level, "history", lambda points, question: [belief] * next_level.STEADY_FOR)
+    decision = ask(points)
+    assert isinstance(decision, LevelChoice)
+    assert (decision.aim, decision.option.lengths) == ("contrast", FAR)
+    assert ask(points, budget_s=spent_s(points, OPTIONS) + 0.01) == Stop("settled", belief)
+
+
 def test_a_server_that_no_law_fits_is_left_to_the_grid() -> None:
     """Every other level ran beside a noisy neighbour and took four times as long: soon told, and said."""
     levels = [option for option in OPTIONS if option.lengths == NEAR]

@@ -10,13 +10,14 @@ from hypothesis import strategies as st
 from scipy.special import ndtri
 
 from sizing.engine import Batching, Replica, Roughness, Speculation, StepLaw
-from sizing.prediction import Prediction, Quantiles, saturated
+from sizing.prediction import Caution, Prediction, Quantiles, saturated
 from sizing.queueing import predict, slots, stability, stable_rate_per_s
 from sizing.queueing.demand import WorkVariance, demand_of
 from sizing.queueing.percentiles import disagreement
 from sizing.queueing.slow_chain import Fluctuation, state_probabilities, waiting_chance
 from sizing.queueing.stream import Groups, renewals, stream_of
 from sizing.simulator import simulate
+from sizing.text import caution
 from sizing.workload import ROUTINGS, Arrivals, Lengths, Prefix, Routing, Workload
 
 LAW = StepLaw(4.8e-3, 1e-3, 20e-6, 10e-6, 48.9e-9, 1.3e-9, 0.5e-3, 4e-3)
@@ -202,8 +203,8 @@ def test_waits_for_memory_agree_with_simulation(lengths):
     found, true = predict(engine, workload), simulate(engine, workload, requests=100_000, seed=4).prediction()
     assert found.ttft.mean_s == pytest.approx(true.ttft.mean_s, rel=0.3)
     assert found.ttft.p95_s == pytest.approx(true.ttft.p95_s, rel=0.35)
-    (line,) = found.warnings
-    assert "wait for KV cache" in line
+    (warned,) = found.warnings
+    assert (warned.kind, warned.facts["places"]) == ("crowded", "KV cache")
 
 
 def test_sizes_that_vary_wait_more_often():
@@ -332,9 +333,9 @@ def test_routing_in_order_of_what_it_knows():
 
 def test_what_the_formulas_leave_out_is_said():
     engine = replace(limited(max_waiting=10, kv_policy="max_utilization"), rough=Roughness(jitter=0.1))
-    (line,) = predict(engine, Workload(FIXED, 1.0, queue_timeout_s=1.0, cancel_s=9.0)).warnings
+    (warned,) = predict(engine, Workload(FIXED, 1.0, queue_timeout_s=1.0, cancel_s=9.0)).warnings
     for part in ("waiting requests", "queue timeouts", "give up", "jitter", "paused"):
-        assert part in line
+        assert part in caution(warned)
     assert predict(ENGINE, Workload(FIXED, 1.0)).warnings == ()
 
 
@@ -344,11 +345,13 @@ def test_disagreement_names_the_worst_percentile():
     simulated = replace(analytic, ttft=replace(same, p95_s=1.12), itl=replace(same, p99_s=0.8), method="simulation")
     assert disagreement(analytic, analytic) is None
     assert disagreement(analytic, replace(analytic, ttft=replace(same, p95_s=1.05))) is None
-    line = disagreement(analytic, simulated)
-    assert line is not None and "p99 ITL" in line and "25 %" in line and "800 ms" in line
+    found = disagreement(analytic, simulated)
+    assert found is not None and found.kind == "methods_differ"
+    assert all(part in caution(found) for part in ("p99 ITL", "25 %", "800 ms"))
     full = saturated(1.2, "simulation")
     assert disagreement(saturated(1.1, "analytic"), full) is None
-    assert "simulation finds the load saturated" in str(disagreement(analytic, full))
+    disputed = Caution("saturation_disputed", {"saturated": "simulation", "steady": "formula"})
+    assert disagreement(analytic, full) == disputed
 
 
 @pytest.mark.parametrize("routing", ROUTINGS)

@@ -13,7 +13,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from sizing.engine import POLICIES, Batching, Replica, Roughness, Speculation, StepLaw
+from sizing.engine import POLICIES, STRAIGHT, Batching, Bend, Replica, Roughness, Speculation, StepLaw
 from sizing.errors import ScenarioError
 from sizing.simulator.loops import advance, run_users
 from sizing.simulator.scheduler import EDGES_S, count_gaps, fail, gap_quantiles, iteration_s, no_gaps, work_of
@@ -196,21 +196,29 @@ NOTHING_KEPT = np.zeros(0)
 def test_padded_decode_batches_and_a_softer_knee() -> None:
     law = StepLaw(weights_s=3.0, overhead_s=0.0, token_s=1.0, sequence_s=10.0, kv_token_s=0.0)
     padded = engine_of(Replica(law.with_values(weights_s=0.0), rough=Roughness(padding=4)))
-    assert [iteration_s(padded, NOTHING_KEPT, d, 0.0, 0, 0.0) for d in (1, 4, 5)] == pytest.approx([44, 44, 88])
-    assert iteration_s(padded, NOTHING_KEPT, 5, 0.0, 2, 0.0) == pytest.approx(8 + 2 + 80)
+    assert [iteration_s(padded, NOTHING_KEPT, d, 0.0, 0, 0.0, d) for d in (1, 4, 5)] == pytest.approx([44, 44, 88])
+    assert iteration_s(padded, NOTHING_KEPT, 5, 0.0, 2, 0.0, 6) == pytest.approx(8 + 2 + 80)
     for knee in (1.0, 2.5, 4.0, 60.0):
         soft = engine_of(Replica(law, rough=Roughness(knee=knee)))
-        assert iteration_s(soft, NOTHING_KEPT, 2, 0.0, 0, 0.0) == pytest.approx((3**knee + 2**knee) ** (1 / knee) + 20)
+        softened = (3**knee + 2**knee) ** (1 / knee) + 20
+        assert iteration_s(soft, NOTHING_KEPT, 2, 0.0, 0, 0.0, 2) == pytest.approx(softened)
 
 
 @settings(max_examples=30, deadline=None)
-@given(unread=st.floats(0, 0.9), decay=st.floats(0, 1), lanes=st.integers(1, 300), prompt=st.integers(0, 3000))
-def test_an_iteration_lasts_what_the_law_says(unread: float, decay: float, lanes: int, prompt: int) -> None:
-    law = StepLaw(4.8e-3, 1e-3, 20e-6, 10e-6, 49e-9, 1.3e-9, 5e-4, unread=unread, unread_decay=decay)
+@given(
+    unread=st.floats(0, 0.9),
+    decay=st.floats(0, 1),
+    lanes=st.integers(1, 300),
+    prompt=st.integers(0, 3000),
+    bend=st.sampled_from((STRAIGHT, Bend((1.0, 24.0, 130.0), (0.0, 0.1, -0.2), (0.3, -0.1, 0.05)))),
+)
+def test_an_iteration_lasts_what_the_law_says(unread: float, decay: float, lanes: int, prompt: int, bend: Bend) -> None:
+    law = StepLaw(4.8e-3, 1e-3, 20e-6, 10e-6, 49e-9, 1.3e-9, 5e-4, unread=unread, unread_decay=decay, bend=bend)
     expected = law.mixed_s(lanes, 5e4, prompt, 7e5) if prompt else law.decode_s(lanes, 5e4)
     kept_s = np.zeros(200)
     for _ in range(2):  # worked out, then kept if there is room
-        assert iteration_s(engine_of(Replica(law)), kept_s, lanes, 5e4, prompt, 7e5) == pytest.approx(expected)
+        found = iteration_s(engine_of(Replica(law)), kept_s, lanes, 5e4, prompt, 7e5, lanes + 1)
+        assert found == pytest.approx(expected)
     assert np.count_nonzero(kept_s) == (lanes + prompt < len(kept_s))
 
 

@@ -16,6 +16,7 @@ from sizing.estimate.build_laws import keys, row
 from sizing.estimate.day_zero import COLUMNS, DECODE_EFFICIENCY, PREFILL_EFFICIENCY, roofline, row_of, rows, timed_of
 from sizing.estimate.memory import KV_LENGTHS, Memory
 from sizing.estimate.timed import Timed
+from sizing.prediction import Caution
 from sizing.workload import Lengths
 
 LLAMA, QWEN = "meta-llama/Meta-Llama-3.1-8B", "Qwen/Qwen3-32B"
@@ -39,7 +40,7 @@ def test_shipped_laws_need_no_library(monkeypatch: pytest.MonkeyPatch) -> None:
         estimate(QWEN, "l40s", 1, "bf16", LENGTHS)
     other = estimate(QWEN, "h200_sxm", 2, "fp8", LENGTHS, backend="vllm")
     assert other.replica == usual.replica
-    assert "no vllm timings" in other.warnings[0]
+    assert other.warnings[0] == Caution("other_engine", {"asked": "vllm", "used": "trtllm"})
 
 
 def test_shipped_laws_cover_the_catalogue() -> None:
@@ -117,7 +118,7 @@ def test_without_the_library_a_roofline_answers(monkeypatch: pytest.MonkeyPatch)
     candidate = estimate(QWEN, "h200_sxm", 1, "bf16", LENGTHS)
     assert candidate.relative_sigma == 0.5
     assert "roofline" in candidate.source
-    assert "not installed" in candidate.warnings[0]
+    assert "not installed" in str(candidate.warnings[0].facts["why"])
     with pytest.raises(DoesNotFit, match="GB more per GPU"):
         estimate(QWEN, "l40s", 1, "bf16", LENGTHS)
 

@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 
 from sizing.engine import Batching, Replica, StepLaw
 from sizing.errors import ScenarioError
+from sizing.prediction import Caution
 from sizing.simulator import Simulated, Stream, simulate, simulate_streams, simulate_trace, stable_rate_per_s
 from sizing.simulator.result import open_loop, queue_grows
 from sizing.simulator.state import CANCELLED, REJECTED, SERVED, TIMED_OUT, requests_of
@@ -46,7 +47,7 @@ def test_the_lost_are_counted_and_have_no_latency() -> None:
         assert np.array_equal(np.isnan(seconds), result.outcome != SERVED)
     assert np.nanmean(result.ttft_s) == pytest.approx(0.5)
     assert np.nanmean(result.itl_s) == pytest.approx(0.1)
-    assert "6.0 % of the requests were rejected, timed out or cancelled" in result.prediction().warnings[0]
+    assert result.prediction().warnings == (Caution("lost_requests", {"share": 0.06}),)
     assert not result_of(finished()).prediction().warnings
 
 
@@ -219,7 +220,7 @@ def test_streams_keep_their_rates_on_a_fleet(routing: Any) -> None:
 def test_streams_of_equal_requests_can_herd(other: Lengths, warned: bool) -> None:
     streams = [Stream(Workload(Lengths(300, 100), 5.0)), Stream(Workload(other, 5.0))]
     for result in simulate_streams(REPLICA, streams, replicas=2, routing="least_outstanding", requests=100):
-        assert any("can herd" in warning for warning in result.warnings) == warned
+        assert ("herding" in [each.kind for each in result.warnings]) == warned
 
 
 @pytest.mark.parametrize("routing", ["random", "least_outstanding"])

@@ -56,6 +56,8 @@ CONFIG = {
 """For every chart: no tool bar, nothing that sends data anywhere."""
 SYMBOLS = ("circle", "square", "diamond", "triangle-up", "x", "star")
 """Of the series, in the order of their colours: nothing is told by colour alone."""
+DASHES = ("solid", "dash", "dot")
+"""Of lines, likewise."""
 LOG_FROM = 20.0
 """A range of values this wide is drawn on a logarithmic axis."""
 SMALL = 11
@@ -90,10 +92,33 @@ def wide_axis(update: Callable[..., object], values: Sequence[float], most_ticks
     update(type="log", tickvals=ticks, ticktext=list(map(significant, ticks)), minor={"showgrid": False})
 
 
-# --- Where the names of series stand when a chart has several: in a row above the plot, at its right end
-
-
 def legend_above(figure: go.Figure, order: str = "normal") -> None:
-    """Name the series in one row that covers no data; `order` "reversed" where the last one was drawn first."""
+    """Name the series in a row above the plot, clear of the data; `order` "reversed" where the last is drawn first."""
     row = {"orientation": "h", "x": 1, "xanchor": "right", "y": 1, "yanchor": "bottom", "traceorder": order}
-    figure.update_layout(showlegend=True, legend=row)
+    figure.update_layout(showlegend=True, legend={**row, "font": {"size": SMALL}})
+
+
+def note(figure: go.Figure, text: str, colour: str, x: float, y: float, **where: object) -> None:
+    """A small text in the chart, to the right of and above (x, y) unless `where` has other anchors or references."""
+    anchors = {"xanchor": "left", "yanchor": "bottom", **where}
+    figure.add_annotation(x=x, y=y, text=text, showarrow=False, font={"color": colour, "size": SMALL}, **anchors)
+
+
+def patterned(shape: str, ink: Ink) -> dict[str, object]:
+    """The pattern of a bar, by plotly's name of its shape, drawn over its colour."""
+    return {"shape": shape, "size": 5, "fgcolor": ink.text, "fillmode": "overlay", "fgopacity": 0.45}
+
+
+def planned_point(figure: go.Figure, x: float, y: float, text: str, position: str, ink: Ink) -> None:
+    """The dot of the planned load, with `text` at the `position` that plotly's textposition names."""
+    figure.add_scatter(
+        x=[x],
+        y=[y],
+        mode="markers+text",
+        name="planned load",
+        showlegend=False,
+        text=[text],
+        textposition=position,
+        textfont={"color": ink.text, "size": SMALL},
+        marker={"color": ink.series[1], "size": 11, "line": {"color": ink.text, "width": 1}},
+    )

@@ -11,9 +11,18 @@ from sizing.analyses.curves import FleetSizes, LengthCell
 from sizing.analyses.daily import HOURS, Daily
 from sizing.memory_use import FREE_PARTS, PARTS, MemoryUse
 from sizing.numbers import percent, significant
-from ui.charts.base import LOG_FROM, SMALL, SYMBOLS, Chart, Ink, figure_of
-
-DASHES = ("solid", "dash", "dot")
+from ui.charts.base import (
+    DASHES,
+    LOG_FROM,
+    SYMBOLS,
+    Chart,
+    Ink,
+    figure_of,
+    legend_above,
+    note,
+    patterned,
+    planned_point,
+)
 
 
 class FleetSteps(NamedTuple):
@@ -30,29 +39,15 @@ def gpus_against_load(
     figure = figure_of("GPUs to own", "Load (requests/s of the whole fleet)", ink, height=340)
     _band(figure, steps[0].sizes, high_per_s, ink)
     for number, one in enumerate(steps):
-        line = {
-            "color": _colour(number, ink),
-            "width": 2.5 if number == 0 else 1.5,
-            "dash": DASHES[number % len(DASHES)],
-        }
+        width, dash = 2.5 if number == 0 else 1.5, DASHES[number % len(DASHES)]
+        line = {"color": _colour(number, ink), "width": width, "dash": dash}
         x, y = _to_the_end(one.sizes.rates_per_s, one.sizes.gpus, high_per_s)
         figure.add_scatter(x=x, y=y, mode="lines", line_shape="hv", name=one.name, line=line, showlegend=True)
-    figure.add_scatter(
-        x=[load_per_s],
-        y=[gpus],
-        mode="markers+text",
-        name="planned load",
-        showlegend=False,
-        text=[today],
-        textposition="top left",
-        textfont={"color": ink.text, "size": SMALL},
-        marker={"color": ink.series[1], "size": 11, "line": {"color": ink.text, "width": 1}},
-    )
+    planned_point(figure, load_per_s, gpus, today, "top left", ink)
     figure.update_traces(hovertemplate="%{x:.4g} requests/s<br>%{y:,} GPUs<extra>%{fullData.name}</extra>")
     figure.update_xaxes(range=[steps[0].sizes.rates_per_s[0], high_per_s])
     figure.update_yaxes(rangemode="tozero")
-    legend = {"orientation": "h", "x": 1, "xanchor": "right", "y": 1, "yanchor": "bottom", "font": {"size": SMALL}}
-    figure.update_layout(showlegend=True, legend=legend)
+    legend_above(figure)
     return Chart(figure, _sizes_in_words(steps, high_per_s, load_per_s, gpus))
 
 
@@ -83,9 +78,6 @@ def _sizes_in_words(steps: Sequence[FleetSteps], high_per_s: float, load_per_s: 
     )
 
 
-# --- GPUs hour by hour over a day, beside the fleet that is sized for the busiest hour
-
-
 def gpus_over_day(daily: Daily, ink: Ink) -> Chart:
     """A step for each hour, its GPUs running; the dashed line is the constant fleet, the shaded part what is saved."""
     figure = figure_of("GPUs running", "Hour of the day", ink, height=300)
@@ -108,8 +100,7 @@ def gpus_over_day(daily: Daily, ink: Ink) -> Chart:
         customdata=[*rates, rates[-1]],
         hovertemplate="%{x}:00<br>%{y} GPUs<br>%{customdata} requests/s<extra></extra>",
     )
-    note = {"showarrow": False, "font": {"color": ink.limit, "size": SMALL}, "xanchor": "left", "yanchor": "bottom"}
-    figure.add_annotation(x=0, y=most, text=f"sized for the peak: {most:,} GPUs", **note)
+    note(figure, f"sized for the peak: {most:,} GPUs", ink.limit, 0, most)
     ticks = list(range(0, HOURS + 1, 3))
     figure.update_xaxes(range=[0, HOURS], tickvals=ticks, ticktext=[f"{tick}:00" for tick in ticks])
     figure.update_yaxes(range=[0, 1.2 * most])
@@ -127,8 +118,6 @@ def _day_in_words(daily: Daily) -> str:
     )
 
 
-# --- Requests/s per GPU over prompt lengths, a line for each output length; what was not measured is marked
-
 WIDE = 1000.0
 """A range of values this wide has a line for each power of ten alone."""
 CONTOUR_DASHES = ("dash", "solid", "dot", "dashdot", "longdash")
@@ -143,27 +132,20 @@ def requests_over_lengths(cells: Sequence[LengthCell], isl: float, osl: float, i
             continue
         colour, symbol = ink.series[number % len(ink.series)], SYMBOLS[number % len(SYMBOLS)]
         symbols = [f"{symbol}-open" if cell.basis == "extrapolated" else symbol for cell in known]
+        sizes = [_size(cell, isl, osl) for cell in known]
         figure.add_scatter(
             x=[cell.isl for cell in known],
             y=[cell.requests_per_s_per_gpu for cell in known],
             mode="lines+markers",
             name=f"{length:,g} out",
             line={"color": colour, "width": 2, "dash": CONTOUR_DASHES[number % len(CONTOUR_DASHES)]},
-            marker={
-                "color": colour,
-                "opacity": 1,
-                "symbol": symbols,
-                "size": [_size(cell, isl, osl) for cell in known],
-            },
+            marker={"color": colour, "opacity": 1, "symbol": symbols, "size": sizes},
             customdata=[cell.basis for cell in known],
             hovertemplate="%{x:,} in<br>%{y:.3g} requests/s per GPU<br>%{customdata}<extra>%{fullData.name}</extra>",
         )
     _rate_axis(figure, [cell.requests_per_s_per_gpu for cell in cells if cell.requests_per_s_per_gpu])
     figure.update_xaxes(type="log", tickvals=sorted({cell.isl for cell in cells}), tickformat=",", minor_showgrid=False)
-    figure.update_layout(
-        showlegend=True,
-        legend={"orientation": "h", "x": 1, "xanchor": "right", "y": 1, "yanchor": "bottom", "font": {"size": SMALL}},
-    )
+    legend_above(figure)
     return Chart(figure, _cells_in_words(cells, isl, osl))
 
 
@@ -183,10 +165,7 @@ def _cells_in_words(cells: Sequence[LengthCell], isl: float, osl: float) -> str:
     known = [cell for cell in cells if cell.requests_per_s_per_gpu is not None]
     if not known:
         return "Requests/s per GPU over lengths: the SLA holds at none of them."
-    ends = (
-        min(known, key=lambda cell: cell.requests_per_s_per_gpu or 0),
-        max(known, key=lambda cell: cell.requests_per_s_per_gpu or 0),
-    )
+    ends = (end(known, key=lambda cell: cell.requests_per_s_per_gpu or 0) for end in (min, max))
     own = next((cell for cell in known if (cell.isl, cell.osl) == (isl, osl)), None)
     here = f"{significant(own.requests_per_s_per_gpu or 0)} at {isl:,g} in, {osl:,g} out; " if own else ""
     low, high = (
@@ -195,8 +174,6 @@ def _cells_in_words(cells: Sequence[LengthCell], isl: float, osl: float) -> str:
     missing = len(cells) - len(known)
     return f"Requests/s per GPU over lengths: {here}lowest {low}; highest {high}; none at {missing} of {len(cells)}."
 
-
-# --- Memory of one GPU, by what fills it: a bar for each configuration
 
 GIB = 2.0**30
 PATTERNS = ("", "/", "", ".", "x", "")
@@ -212,38 +189,12 @@ def memory_per_gpu(names: Sequence[str], uses: Sequence[MemoryUse], ink: Ink) ->
             continue
         free = part in FREE_PARTS
         colour = ink.grid if free else ink.series[number % len(ink.series)]
-        figure.add_bar(
-            y=list(names),
-            x=values,
-            name=part,
-            orientation="h",
-            marker={
-                "color": colour,
-                "line": {"color": ink.quiet, "width": 1},
-                "pattern": {
-                    "fillmode": "overlay",
-                    "shape": PATTERNS[number % len(PATTERNS)],
-                    "fgcolor": ink.text,
-                    "fgopacity": 0.4,
-                    "size": 5,
-                },
-            },
-            hovertemplate="%{x:.3g} GiB<extra>%{fullData.name}</extra>",
-        )
-    figure.update_layout(
-        barmode="stack",
-        bargap=0.35,
-        showlegend=True,
-        margin={"l": 10, "t": 40},
-        legend={
-            "orientation": "h",
-            "x": 0,
-            "y": 1,
-            "yanchor": "bottom",
-            "traceorder": "normal",
-            "font": {"size": SMALL},
-        },
-    )
+        pattern = patterned(PATTERNS[number % len(PATTERNS)], ink)
+        marker = {"color": colour, "line": {"color": ink.quiet, "width": 1}, "pattern": pattern}
+        hover = "%{x:.3g} GiB<extra>%{fullData.name}</extra>"
+        figure.add_bar(y=list(names), x=values, name=part, orientation="h", marker=marker, hovertemplate=hover)
+    legend_above(figure)
+    figure.update_layout(barmode="stack", bargap=0.35, margin={"l": 10, "t": 40}, legend={"x": 0, "xanchor": "left"})
     figure.update_xaxes(range=[0, 1.01 * max(use.capacity_bytes for use in uses) / GIB])
     figure.update_yaxes(autorange="reversed", automargin=True, showgrid=False, nticks=len(uses) + 1)
     return Chart(figure, _memory_in_words(uses[0]))

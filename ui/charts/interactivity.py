@@ -11,7 +11,7 @@ import plotly.graph_objects as go
 
 from sizing.analyses.curves import INTERACTIVITY, Measure, Speed, SpeedCurve, front
 from sizing.numbers import significant
-from ui.charts.base import LOG_FROM, SMALL, Chart, Ink, figure_of
+from ui.charts.base import LOG_FROM, SMALL, Chart, Ink, figure_of, note
 
 FAINT = 0.5
 """Opacity of what is not on the front."""
@@ -123,17 +123,9 @@ def _names(figure: go.Figure, best: Sequence[Spot], names: Sequence[str], log: b
         if any(abs(middle.x - other) < NEAR * width for other in taken):
             continue
         taken.append(middle.x)
-        figure.add_annotation(
-            x=middle.x,
-            y=math.log10(middle.y) if log else middle.y,
-            text=name,
-            showarrow=False,
-            xanchor="left",
-            yanchor="bottom" if above else "top",
-            xshift=6,
-            yshift=2 if above else -4,
-            font={"color": ink.series[number % len(ink.series)], "size": SMALL},
-        )
+        y, colour = math.log10(middle.y) if log else middle.y, ink.series[number % len(ink.series)]
+        side: dict[str, object] = {"yanchor": "bottom", "yshift": 2} if above else {"yanchor": "top", "yshift": -4}
+        note(figure, name, colour, middle.x, y, xshift=6, **side)
 
 
 def _planned(figure: go.Figure, planned: Spot, ink: Ink) -> None:

@@ -15,7 +15,7 @@ from sizing.numbers import milliseconds, significant
 from sizing.plans import Fleet
 from sizing.points import Point
 from sizing.workload import Limit, Metric, Seconds, metric_name
-from ui.charts.base import LOG_FROM, SMALL, Chart, Ink, figure_of, legend_above
+from ui.charts.base import DASHES, LOG_FROM, SMALL, Chart, Ink, figure_of, legend_above, note, patterned, planned_point
 from ui.words import UNIT, limit_name, sentence_case
 
 
@@ -35,7 +35,8 @@ def latency_against_load(curve: LoadCurve, fleet: Fleet, limit: Limit, headroom:
     _mark_limit(figure, allowed, limit, log, ink)
     line = {"color": ink.series[0], "width": 2.5}
     figure.add_scatter(x=rates, y=values, mode="lines", name=limit_name(limit), line=line)
-    _mark_planned(figure, curve.planned_per_s, planned, planned < 0.7 * allowed, ink)
+    position = "top left" if planned < 0.7 * allowed else "bottom right"
+    planned_point(figure, curve.planned_per_s, planned, "planned", position, ink)
     hover = "%{x:.3g} requests/s per replica<br>%{y:.4g} " + unit + "<extra>%{fullData.name}</extra>"
     figure.update_traces(hovertemplate=hover)
     figure.update_xaxes(range=[0, max([*rates, curve.capacity_per_s]) * 1.02])
@@ -62,51 +63,17 @@ def _limited_axis(figure: go.Figure, values: Sequence[float], limit: float) -> b
 
 def _mark_limit(figure: go.Figure, allowed: float, limit: Limit, log: bool, ink: Ink) -> None:
     figure.add_hline(y=allowed, line={"color": ink.limit, "width": 1.5, "dash": "dash"})
-    figure.add_annotation(
-        x=0,
-        xref="paper",
-        y=math.log10(allowed)
-        if log
-        else allowed,  # on a logarithmic axis plotly places lines by value, text by exponent
-        text=f"limit {milliseconds(limit.limit_s)}",
-        showarrow=False,
-        xanchor="left",
-        yanchor="bottom",
-        font={"color": ink.limit, "size": SMALL},
-    )
-
-
-def _mark_planned(figure: go.Figure, rate_per_s: float, value: float, far_below: bool, ink: Ink) -> None:
-    figure.add_scatter(
-        x=[rate_per_s],
-        y=[value],
-        mode="markers+text",
-        name="planned load",
-        text=["planned"],
-        textposition="top left" if far_below else "bottom right",
-        textfont={"color": ink.text, "size": SMALL},
-        marker={"color": ink.series[1], "size": 11, "line": {"color": ink.text, "width": 1}},
-    )
+    y = math.log10(allowed) if log else allowed  # on a logarithmic axis plotly places lines by value, text by exponent
+    note(figure, f"limit {milliseconds(limit.limit_s)}", ink.limit, 0, y, xref="paper")
 
 
 def _mark_capacity(figure: go.Figure, capacity_per_s: float, headroom: float, ink: Ink) -> None:
     figure.add_vline(x=capacity_per_s, line={"color": ink.text, "width": 1, "dash": "dot"}, opacity=0.7)
-    figure.add_annotation(
-        x=capacity_per_s,
-        y=0,
-        yref="paper",
-        text=f"capacity {significant(capacity_per_s)}",
-        showarrow=False,
-        xanchor="right",
-        yanchor="bottom",
-        font={"color": ink.text, "size": SMALL},
-    )
+    text = f"capacity {significant(capacity_per_s)}"
+    note(figure, text, ink.text, capacity_per_s, 0, yref="paper", xanchor="right")
     if headroom:
         left = capacity_per_s * (1 - headroom)
         figure.add_vrect(x0=left, x1=capacity_per_s, fillcolor=ink.band, line_width=0, layer="below")
-
-
-# --- Open-loop measurements on a chart of latency against load, and the knee of its curve
 
 
 def measured_s(point: Point, limit: Limit) -> float | None:
@@ -140,23 +107,11 @@ def with_knee(chart: Chart, curve: LoadCurve, ink: Ink) -> Chart:
     if knee is None:
         return chart
     chart.figure.add_vline(x=knee, line={"color": ink.quiet, "width": 1, "dash": "dashdot"})
-    chart.figure.add_annotation(
-        x=knee,
-        y=1,
-        yref="paper",
-        text=f"knee {significant(knee)}",
-        showarrow=False,
-        xanchor="right",
-        yanchor="top",
-        font={"color": ink.quiet, "size": SMALL},
-    )
+    text = f"knee {significant(knee)}"
+    note(chart.figure, text, ink.quiet, knee, 1, yref="paper", xanchor="right", yanchor="top")
     return Chart(chart.figure, f"{chart.alt} The knee is at {significant(knee)} requests/s per replica.")
 
 
-# --- How a latency is spread over the requests: the share served within a time, and where the limit stands
-
-DASHES = ("solid", "dash", "dot")
-"""Of the lines, in order: nothing is told by colour alone."""
 FAR = 4.0
 """A limit further out than this, in p99.9s, is named at the edge of the chart instead of drawn."""
 
@@ -199,15 +154,9 @@ def _mark_limit_across(figure: go.Figure, limit: Limit, end_s: float, per_s: flo
     if inside:
         figure.add_vline(x=limit.limit_s * per_s, line={"color": ink.limit, "width": 1.5, "dash": "dash"})
     figure.add_hline(y=limit.percentile, line={"color": ink.quiet, "width": 1, "dash": "dot"})
-    figure.add_annotation(
-        x=min(limit.limit_s, end_s) * per_s,
-        y=0.5,
-        yref="paper",
-        text=f"limit {milliseconds(limit.limit_s)}" + ("" if inside else " →"),
-        showarrow=False,
-        xanchor="left" if limit.limit_s < end_s / 2 else "right",
-        font={"color": ink.limit, "size": SMALL},
-    )
+    text = f"limit {milliseconds(limit.limit_s)}" + ("" if inside else " →")
+    side = "left" if limit.limit_s < end_s / 2 else "right"
+    note(figure, text, ink.limit, min(limit.limit_s, end_s) * per_s, 0.5, yref="paper", xanchor=side, yanchor="middle")
 
 
 def _many(metric: Metric) -> str:
@@ -228,9 +177,6 @@ def _spread_in_words(metric: Metric, shares: Sequence[float] | Seconds, spread: 
         f"{name}: {told}. {limit_name(limit)} is {milliseconds(value_s)}, {verdict} the limit of "
         f"{milliseconds(limit.limit_s)}."
     )
-
-
-# --- What a replica holds over time: lines over one axis of seconds, minutes or hours
 
 
 class NamedLine(NamedTuple):
@@ -285,8 +231,6 @@ def _line_in_words(line: NamedLine) -> str:
     return f"{line.name} {significant(mean)} on average, {significant(max(line.values))} at most"
 
 
-# --- Requests as bars from arrival to last token: waiting, prompt, decoding
-
 PARTS = (("waiting", 1, "/"), ("prompt", 2, "x"), ("decoding", 0, ""))
 """Name, number of the ink and pattern of the parts of a bar: nothing is told by colour alone."""
 
@@ -303,19 +247,16 @@ def lives_of_requests(lives: Lives, ink: Ink) -> Chart:
     begin = since_s / seconds
     for (name, number, pattern), part_s in zip(PARTS, parts_s, strict=True):
         length = np.nan_to_num(part_s) / seconds
-        marker = {"color": ink.series[number], "line": {"width": 0}, "pattern": _pattern(pattern, ink)}
+        marker = {"color": ink.series[number], "line": {"width": 0}, "pattern": patterned(pattern, ink)}
         _bars(figure, name, begin, length, part_s, marker)
         begin = begin + length
     _crosses(figure, np.flatnonzero(np.isnan(lives.prompt_s)), since_s / seconds, ink)
     figure.update_layout(barmode="overlay", bargap=0.25)
     legend_above(figure)
     figure.update_yaxes(autorange="reversed", showticklabels=False, showgrid=False)
-    _name_slowest(figure, float(since_s[lives.slowest]) / seconds, lives.slowest, ink)
+    slowest_at = float(since_s[lives.slowest]) / seconds
+    note(figure, "slowest ", ink.text, slowest_at, lives.slowest, xanchor="right", yanchor="middle")
     return Chart(figure, lives_in_words(lives))
-
-
-def _pattern(shape: str, ink: Ink) -> dict[str, object]:
-    return {"shape": shape, "size": 5, "fgcolor": ink.text, "fillmode": "overlay", "fgopacity": 0.5}
 
 
 def _bars(figure: go.Figure, name: str, begin: Seconds, length: Seconds, part_s: Seconds, marker: object) -> None:
@@ -335,11 +276,6 @@ def _crosses(figure: go.Figure, lost: np.ndarray, begin: Seconds, ink: Ink) -> N
     if len(lost):
         marker = {"symbol": "x", "size": 9, "color": ink.limit}
         figure.add_scatter(x=list(begin[lost]), y=list(lost), mode="markers", name="not served", marker=marker)
-
-
-def _name_slowest(figure: go.Figure, x: float, row: int, ink: Ink) -> None:
-    font = {"size": SMALL, "color": ink.text}
-    figure.add_annotation(x=x, y=row, text="slowest ", showarrow=False, xanchor="right", font=font)
 
 
 def lives_in_words(lives: Lives) -> str:

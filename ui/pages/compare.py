@@ -4,8 +4,8 @@ import streamlit as st
 
 from sizing.plans import Plan
 from ui import answers
-from ui.answers import compare_all
 from ui.scenario import Scenario
+from ui.values import allow_any
 from ui.views import compare
 from ui.visit import chosen, visit
 from ui.words import plain, tell, tell_unreadable
@@ -75,7 +75,7 @@ def _open_the_choice(scenario: Scenario) -> None:
     if scenario.tps or scenario.precisions:
         st.button(
             "Compare every TP and precision",
-            on_click=compare_all,
+            on_click=allow_any,
             icon=":material/open_in_full:",
             help="Clears TP and precision in the form, so that all of them are compared.",
         )

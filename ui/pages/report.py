@@ -13,7 +13,7 @@ from sizing.report.tables import Table, line
 from ui import answers
 from ui.scenario import Scenario
 from ui.visit import visit
-from ui.words import BASIS_HELP, BASIS_LOOK, plain, sentence_case
+from ui.words import BASIS_HELP, BASIS_LOOK, plain, sentence_case, tell_unreadable
 
 MOST_TITLE, MOST_AUTHOR, MOST_NOTES = 20_000, 1_000, 20_000
 """Characters. A browser field silently drops a text that is longer, so these are far beyond what the writers show."""
@@ -36,8 +36,7 @@ def page(scenario: Scenario) -> None:
     started_s = time.monotonic()
     with st.spinner("Computing the number of GPUs and verifying it by simulation…"):
         outcome = answers.outcome(scenario)
-    for problem in answers.measured_points().problems:
-        st.warning(plain(problem), title="Measured points could not be read")
+    tell_unreadable(answers.measured_points().problems)
     st.title("Report", anchor=False)
     cover, preview = st.columns([2, 3], gap="large")
     with cover:

@@ -15,11 +15,12 @@ from ui import answers
 from ui.answers import Outcome
 from ui.charts.latency import time_unit
 from ui.link import PREFIX
+from ui.look import basis_line, card
 from ui.scenario import Scenario
 from ui.views import inside
 from ui.views.inside import UNLIMITED_KV_TOKENS, RunSetup, Seen
 from ui.visit import chosen, visit
-from ui.words import BASIS_HELP, BASIS_LOOK, limit_name, plain, sentence_case, tell_unreadable
+from ui.words import limit_name, plain, sentence_case, tell_unreadable
 
 VIEWS = {
     "replica": "A replica of the plan",
@@ -120,10 +121,7 @@ def _headline(seen: Seen) -> None:
     st.title(plain(first), anchor=False)
     if others:
         st.markdown(plain(". ".join(others) + "."))
-    icon, colour = BASIS_LOOK[seen.fleet.basis]
-    with st.container(horizontal=True, vertical_alignment="center", gap="small"):
-        st.badge(seen.fleet.basis.capitalize(), icon=icon, color=colour, help=BASIS_HELP[seen.fleet.basis])
-        st.caption(plain(_provenance(seen)))
+    basis_line(seen.fleet.basis, _provenance(seen))
 
 
 def _provenance(seen: Seen) -> str:
@@ -139,16 +137,12 @@ def _cards(seen: Seen) -> None:
     with st.grid("auto", min_column_width=150):
         for limit, share, allowed in exceedances(result, seen.plan.question.sla):
             _limit_card(result, limit, share, allowed)
-        _card(
-            "In flight",
-            significant(result.mean_in_flight / seen.run.replicas),
-            "running and waiting",
-            IN_FLIGHT_HELP,
-        )
-        _card("KV cache, at most", *_kv_peak(seen), KV_HELP)
+        in_flight = significant(result.mean_in_flight / seen.run.replicas)
+        card("In flight", in_flight, "running and waiting", IN_FLIGHT_HELP)
+        card("KV cache, at most", *_kv_peak(seen), KV_HELP)
         if result.watched.pauses:
-            _card("Pauses", f"{result.watched.pauses:,}", "because the KV cache was full", PAUSES_HELP)
-        _card("Without an answer", f"{result.lost:,}", _losses(result), LOST_HELP)
+            card("Pauses", f"{result.watched.pauses:,}", "because the KV cache was full", PAUSES_HELP)
+        card("Without an answer", f"{result.lost:,}", _losses(result), LOST_HELP)
 
 
 def _losses(result: Simulated) -> str:
@@ -162,10 +156,6 @@ IN_FLIGHT_HELP = "Requests in a replica at once, running and waiting, averaged o
 KV_HELP = "Highest sample of the tokens that running requests hold in the first replica, and the cache size."
 PAUSES_HELP = "How often a running request lost its KV cache to others, over the whole run."
 LOST_HELP = "Requests rejected by a full queue, or dropped from it after the timeout."
-
-
-def _card(label: str, value: str, note: str, help_: str) -> None:
-    st.metric(label, value, note, delta_color="off", delta_arrow="off", border=True, help=help_)
 
 
 def _limit_card(result: Simulated, limit: Limit, share: float, allowed: float) -> None:

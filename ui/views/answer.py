@@ -17,22 +17,30 @@ from sizing.memory_use import Misfit
 from sizing.numbers import milliseconds, significant
 from sizing.plans import Basis, Candidate, Fleet, Plan, Rejection, servers, usual_server
 from sizing.points import Point
-from sizing.prediction import Prediction
+from sizing.prediction import Caution, Prediction
 from sizing.workload import Lengths, Limit, Sla
-from ui import answers
+from ui import answers, look
 from ui.answers import fits_elsewhere, ways_out, what_fits
 from ui.charts.latency import latency_against_load
-from ui.look import ink, show
+from ui.look import card, data_behind, ink, show
 from ui.scenario import Scenario
 from ui.values import allow_any, use_candidate, use_limits
 from ui.visit import visit
-from ui.words import BASIS_HELP, BASIS_LOOK, LEFT_OUT_ONE, counted, gpus_band, limit_name, plain, room, sentence_case
-
-# --- Which lengths and load levels to measure so that an answer no longer stands outside what was measured
+from ui.words import (
+    counted,
+    gpus_band,
+    limit_name,
+    plain,
+    room,
+    sentence_case,
+    tell_unreadable,
+)
 
 LEVELS = 4
 """Load levels asked for: from one request at a time to a quarter more than planned."""
 BEYOND = 1.25
+LONGER = 4
+"""Prompts of one more level, over the question's ISL: from one ISL alone the cost of a prompt cannot be told."""
 
 
 def to_measure(candidate: Candidate, lengths: Lengths, in_flight: float, points: Sequence[Point]) -> str:
@@ -46,7 +54,8 @@ def to_measure(candidate: Candidate, lengths: Lengths, in_flight: float, points:
     measured = f" Measured so far: {known} tokens, up to {candidate.calibrated_in_flight:,.0f} requests at once."
     return (
         f"To measure: {candidate.label} with {lengths.isl:,g} tokens in and {lengths.osl:,g} out, "
-        f"at concurrency {levels}.{measured if have else ''}"
+        f"at concurrency {levels}; and at concurrency 1 with {LONGER * lengths.isl:,g} tokens in, to tell what a "
+        f"prompt costs by its length.{measured if have else ''}"
     )
 
 
@@ -73,12 +82,6 @@ ROWS_SEEN = 4
 ROW_PX, HEADER_PX = 28, 36
 
 
-def tell_unreadable_sources() -> None:
-    """A line for each source of points that cannot be read; the answer goes on from the others."""
-    for problem in answers.measured_points().problems:
-        st.warning(plain(problem), title="Measured points could not be read; the answer does not use them")
-
-
 def link_to_calibrate(label: str = "Measure it") -> None:
     """To the page where one's own points come from."""
     st.page_link(CALIBRATE, label=label, icon=":material/speed:")
@@ -86,11 +89,7 @@ def link_to_calibrate(label: str = "Measure it") -> None:
 
 def basis_line(basis: Basis, words: str, why_wide: str = "") -> None:
     """The badge of the basis, the band, the source, and where the answer is not measured how to measure it."""
-    icon, colour = BASIS_LOOK[basis]
-    with st.container(horizontal=True, vertical_alignment="center", gap="small"):
-        help_ = f"{BASIS_HELP[basis]} {plain(why_wide)}".rstrip()
-        st.badge(basis.capitalize(), icon=icon, color=colour, help=help_)
-        st.caption(plain(words), width="content")
+    with look.basis_line(basis, words, why_wide):
         if basis in ("estimated", "extrapolated"):
             link_to_calibrate()
 
@@ -113,18 +112,14 @@ def limit_cards(predicted: Prediction, sla: Sla, binding: Limit | None) -> None:
         )
 
 
-def card(label: str, value: str, below: str, help_: str) -> None:
-    """A card with a plain line below its number."""
-    st.metric(label, value, below, delta_color="off", delta_arrow="off", border=True, help=help_)
-
-
 def table_height(rows: int) -> int:
     """Pixels of a table of configurations."""
     return ROW_PX * min(ROWS_SEEN, rows) + HEADER_PX
 
 
-def warnings(basis: Basis, lines: Sequence[str], measure: str = "") -> None:
+def warnings(basis: Basis, found: Sequence[Caution], measure: str = "") -> None:
     """What the reader must know before buying: loud where the law is used outside what was measured."""
+    lines = answer.cautions(found)
     if basis == "extrapolated":
         text = [*map(sentence_case, lines), *([measure] if measure else [])]
         st.warning("  \n".join(map(plain, text)), title="Measure before buying", icon=":material/warning:")
@@ -140,7 +135,7 @@ def left_out(rejected: Sequence[Rejection], expanded: bool = False) -> None:
         return
     several = "configurations" if len(rejected) > 1 else "configuration"
     with st.expander(f"{len(rejected)} {several} left out: {counted([r.kind for r in rejected])}", expanded=expanded):
-        rows = [(r.gpu, r.tp, r.precision, sentence_case(LEFT_OUT_ONE[r.kind]), r.why) for r in rejected]
+        rows = [(r.gpu, r.tp, r.precision, sentence_case(answer.LEFT_OUT[r.kind][0]), r.why) for r in rejected]
         table = pd.DataFrame(rows, columns=["GPU", "TP", "Precision", "Reason", "Why"])
         wide = {"Why": st.column_config.TextColumn(width="large")}
         st.dataframe(table, hide_index=True, column_config=wide, alt="Configurations left out, and why")
@@ -157,14 +152,14 @@ COMPARE = "ui/pages/compare.py"
 
 def show_plan(plan: Plan, scenario: Scenario) -> None:
     """The whole answer, the sentence first: the curve behind the charts is worked out when the rest can be read."""
-    tell_unreadable_sources()
+    tell_unreadable(answers.measured_points().problems)
     with st.container(gap="xsmall"):
         headline(plan, scenario)
     tell_change_since_link(plan.answer.gpus, scenario)
     _cards(plan)
     with st.container(gap="xsmall"):
         _remarks(plan, scenario)
-    curve = answers.answer_curve(scenario, plan)
+    curve = answers.curve(scenario, answers.ANSWER, plan.answer)
     limits = plan.question.sla.limits
     for column, limit in zip(st.columns(len(limits)), limits, strict=True):
         with column:
@@ -175,8 +170,8 @@ def show_plan(plan: Plan, scenario: Scenario) -> None:
     one, other = st.columns(2)
     with one:
         left_out(plan.rejected)
-    with other, st.expander("Data behind the charts"):
-        st.dataframe(_chart_data(plan, curve), hide_index=True, alt="Latencies at rising load, as drawn in the charts")
+    with other:
+        data_behind(_chart_data(plan, curve), "Latencies at rising load, as drawn in the charts")
 
 
 def headline(plan: Plan, scenario: Scenario) -> None:
@@ -231,8 +226,8 @@ def _remarks(plan: Plan, scenario: Scenario) -> None:
     """What binds and what a higher load would need; costs; then what the reader must know before buying."""
     fleet = plan.answer
     st.markdown(f"**Bound by** {plain(answer.binding(fleet))}. {plain(answer.sensitivity(plan))}.")
-    if plan.mean_based:
-        st.markdown(f":material/lightbulb: {plain(plan.mean_based.text)}")
+    if means := answer.sizing_by_means(plan):
+        st.markdown(f":material/lightbulb: {plain(means)}")
     for line in (answer.cost_line(plan), answer.peak(plan.question) if plan.question.price_per_gpu_hour else None):
         if line:
             st.caption(f":material/payments: {plain(line)}.")
@@ -309,12 +304,9 @@ def _in_words(fleet: Fleet) -> str:
     return f"{fleet.gpus} GPUs as {fleet.candidate.label}"
 
 
-# --- What is said where there is no answer, and the way out: never a GPU count
-
-
 def show_no_plan(title: str, reason: str, rejected: tuple[Rejection, ...], scenario: Scenario) -> None:
     """Why there is no answer, what would have to change, and everything that was left out."""
-    tell_unreadable_sources()
+    tell_unreadable(answers.measured_points().problems)
     st.title(plain(title), anchor=False)
     kinds = {rejection.kind for rejection in rejected}
     if "sla" in kinds:
@@ -420,9 +412,6 @@ def _memory(rejected: tuple[Rejection, ...], scenario: Scenario) -> None:
     with st.container(horizontal=True):
         for label, candidate in fitting.items():
             st.button(plain(f"Use {label}"), on_click=use_candidate, args=(candidate,))
-
-
-# --- The link to what is on the page, to copy, and the way to the report
 
 
 def export(query: Mapping[str, str]) -> None:

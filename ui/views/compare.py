@@ -14,11 +14,13 @@ from sizing.numbers import milliseconds, significant
 from sizing.plans import Fleet, Plan, Rejection, cost_of
 from sizing.points import FORMULA_STARTS
 from sizing.question import Question
+from sizing.text import LEFT_OUT
 from sizing.workload import Limit
-from ui.answers import room_share, use_configuration
+from ui.answers import room_share
 from ui.link import PREFIX
+from ui.values import use_candidate
 from ui.visit import visit
-from ui.words import LEFT_OUT, LEFT_OUT_ONE, gpus_band, limit_name, plain, sentence_case
+from ui.words import gpus_band, limit_name, plain, sentence_case
 
 # --- Which configurations stand side by side: one list, kept in the URL, changed in the table or in a pick list
 
@@ -187,7 +189,7 @@ def draw_matrix(plan: Plan) -> None:
         best.setdefault((fleet.candidate.gpu, fleet.candidate.precision, fleet.candidate.tp), fleet)
     cells = {key: f"**{fleet.gpus:,}** ({gpus_band(fleet)})" for key, fleet in best.items()}
     for miss in plan.rejected:
-        cells.setdefault((miss.gpu, miss.precision, miss.tp), LEFT_OUT_ONE[miss.kind])
+        cells.setdefault((miss.gpu, miss.precision, miss.tp), LEFT_OUT[miss.kind][0])
     tps = sorted({tp for _, _, tp in cells})
     rows = {
         plain(f"{gpu} {precision}"): {f"TP{tp}": cells.get((gpu, precision, tp), "not asked") for tp in tps}
@@ -208,7 +210,7 @@ def as_csv(plan: Plan, fleets: Mapping[str, Fleet]) -> str:
         for fleet in fleets.values()
     ]
     rows += [
-        {"Verdict": LEFT_OUT_ONE[miss.kind], "GPU": miss.gpu, "TP": miss.tp, "Precision": miss.precision}
+        {"Verdict": LEFT_OUT[miss.kind][0], "GPU": miss.gpu, "TP": miss.tp, "Precision": miss.precision}
         | {"Why": sentence_case(miss.why)}
         for miss in plan.rejected
     ]
@@ -221,9 +223,6 @@ def _column(limit: Limit) -> str:
 
 def _harmless(cell: object) -> object:
     return f"'{cell}" if isinstance(cell, str) and cell.startswith(FORMULA_STARTS) else cell
-
-
-# --- The picked configurations next to each other: their numbers, the ratio of their counts, and a button to take one
 
 
 def draw_side_by_side(question: Question, picked: Mapping[str, Fleet], with_cost: bool) -> None:
@@ -244,8 +243,8 @@ def draw_side_by_side(question: Question, picked: Mapping[str, Fleet], with_cost
             st.button(
                 f"Use {plain(name)}",
                 key=f"use_{name}",
-                on_click=use_configuration,
-                args=(fleet,),
+                on_click=use_candidate,
+                args=(fleet.candidate,),
                 icon=":material/check:",
                 help="Writes GPU, TP and precision into the form: every page then shows this configuration alone.",
             )
@@ -300,9 +299,6 @@ def _best(
     return [f"**{text}**" if text == best and len(set(texts)) > 1 else text for text in texts]
 
 
-# --- Configurations left out, grouped by the reason
-
-
 def draw_left_out(rejected: Sequence[Rejection], expanded: bool = False) -> None:
     """A fold for each reason with its configurations and, one by one, why."""
     if not rejected:
@@ -311,7 +307,7 @@ def draw_left_out(rejected: Sequence[Rejection], expanded: bool = False) -> None
     for kind in LEFT_OUT:
         group = [rejection for rejection in rejected if rejection.kind == kind]
         if group:
-            words = (LEFT_OUT_ONE if len(group) == 1 else LEFT_OUT)[kind]
+            words = LEFT_OUT[kind][len(group) > 1]
             with st.expander(f"Left out: {len(group)} {words}", expanded=expanded):
                 _table(group, words)
 

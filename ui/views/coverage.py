@@ -21,8 +21,7 @@ from sizing import text
 from sizing.analyses.next_level import Option
 from sizing.errors import SizingError
 from sizing.plans import Plan
-from sizing.points import Deployment, Point
-from sizing.workload import Lengths
+from sizing.points import Deployment, Point, Series
 from ui import answers
 from ui.link import PREFIX
 from ui.scenario import Scenario
@@ -50,7 +49,7 @@ def coverage_view(scenario: Scenario, waiting: int) -> None:
 
 def _measured(points: Sequence[Point]) -> None:
     groups = _groups(points)
-    table = pd.DataFrame([_row(deployment, lengths, group) for (deployment, lengths), group in groups.items()])
+    table = pd.DataFrame([_row(series, group) for series, group in groups.items()])
     st.dataframe(
         table,
         hide_index=True,
@@ -66,26 +65,32 @@ def _measured(points: Sequence[Point]) -> None:
     )
 
 
-Group = dict[tuple[Deployment, Lengths], list[Point]]
+Group = dict[Series, list[Point]]
 
 
 def _groups(points: Sequence[Point]) -> Group:
-    """The points by deployment and lengths; those of the scenario's model come first."""
+    """The points by deployment, lengths and shared prefix; those of the scenario's model come first."""
     found: Group = {}
     for point in points:
-        found.setdefault((point.deployment, point.lengths), []).append(point)
+        found.setdefault(point.series, []).append(point)
     wanted = visit().scenario.model
-    return dict(sorted(found.items(), key=lambda i: (i[0][0].model != wanted, i[0][0].label, astuple(i[0][1]))))
+
+    def place(series: Series) -> tuple[bool, str, tuple[float, ...], tuple[float, ...]]:
+        deployment, lengths, prefix = series
+        return deployment.model != wanted, deployment.label, astuple(lengths), astuple(prefix)
+
+    return {series: found[series] for series in sorted(found, key=place)}
 
 
-def _row(deployment: Deployment, lengths: Lengths, group: Sequence[Point]) -> dict[str, object]:
+def _row(series: Series, group: Sequence[Point]) -> dict[str, object]:
+    deployment, lengths, prefix = series
     good = [point for point in group if not point.void]
     users = sorted({point.load_value for point in good if point.load_kind == "concurrency"})
     void = sorted({point.verdict.replace("_", " ") for point in group if point.void})
     varied = "" if lengths.fixed else f" (CV {lengths.isl_cv:g}, {lengths.osl_cv:g})"
     return {
         "Deployment": deployment.label,
-        "ISL, OSL (tokens)": f"{lengths.isl:,g}, {lengths.osl:,g}{varied}",
+        "ISL, OSL (tokens)": f"{lengths.isl:,g}, {lengths.osl:,g}{varied}{prefix.label}",
         "Levels (users)": ", ".join(f"{value:,g}" for value in users),
         "Open loops": sum(point.load_kind != "concurrency" for point in good),
         "Void": f"{len(group) - len(good)}: {', '.join(void)}" if void else "none",
@@ -262,7 +267,7 @@ def _take_in(store: Store, upload: Upload) -> None:
         return
     visit().uploader += 1
     _let_go_of_all_but(None)
-    answers.forget_points()
+    answers.read_again()
     visit().said = f"Run {run_id}{' holds the points' if new else ' had these points already; they are accepted'}."
     show_run(run_id)
 

@@ -29,12 +29,10 @@ from ui.answers import Outcome, named
 from ui.charts.fleet import GIB, FleetSteps, gpus_against_load, memory_per_gpu, requests_over_lengths
 from ui.charts.interactivity import Spot, front_of, spot_of, spots_of, throughput_against_interactivity
 from ui.charts.latency import latency_against_load, measured_s, with_knee, with_measured
-from ui.look import ink, show
+from ui.look import basis_line, data_behind, ink, show
 from ui.scenario import Scenario
 from ui.visit import chosen
-from ui.words import BASIS_HELP, BASIS_LOOK, UNIT, limit_name, plain, room, sentence_case, tell, why_none
-
-# --- A load of one's choice, typed in: within the form's range, and a button that makes it the scenario's
+from ui.words import UNIT, limit_name, plain, room, sentence_case, tell, why_none
 
 
 def load_input(label: str, value_per_s: float, key: str, help: str) -> float:
@@ -75,12 +73,9 @@ KNEE_HELP = (
 
 
 def _provenance(fleet: Fleet, points: Sequence[Point]) -> None:
-    icon, colour = BASIS_LOOK[fleet.basis]
     several = "points" if len(points) > 1 else "point"
     count = f"{len(points) or 'no'} {several} measured at offered rates"
-    with st.container(horizontal=True, vertical_alignment="center", gap="small"):
-        st.badge(fleet.basis.capitalize(), icon=icon, color=colour, help=BASIS_HELP[fleet.basis])
-        st.caption(plain(f"{fleet.candidate.source} · line by formula · {count} at these lengths"))
+    basis_line(fleet.basis, f"{fleet.candidate.source} · line by formula · {count} at these lengths")
 
 
 def _try_load(scenario: Scenario, name: str, fleet: Fleet, limits: Sequence[Limit]) -> None:
@@ -114,15 +109,14 @@ def _verdict(limit: Limit, value_s: float) -> str:
 
 
 def _latency_table(curve: LoadCurve, limits: Sequence[Limit], points: Sequence[Point]) -> None:
-    with st.expander("Data behind the charts"):
-        rows = [
-            {"Load (requests/s per replica)": significant(rate)}
-            | {_latency_title(limit): significant(p.value_s(limit) * UNIT[limit.metric][1]) for limit in limits}
-            | {"From": "formula"}
-            for rate, p in zip(curve.rates_per_s, curve.predictions, strict=True)
-        ]
-        rows += [_measured_row(point, limits) for point in points]
-        st.dataframe(pd.DataFrame(rows), hide_index=True, alt="Latency against load, by formula and as measured")
+    rows = [
+        {"Load (requests/s per replica)": significant(rate)}
+        | {_latency_title(limit): significant(p.value_s(limit) * UNIT[limit.metric][1]) for limit in limits}
+        | {"From": "formula"}
+        for rate, p in zip(curve.rates_per_s, curve.predictions, strict=True)
+    ]
+    rows += [_measured_row(point, limits) for point in points]
+    data_behind(pd.DataFrame(rows), "Latency against load, by formula and as measured")
 
 
 def _latency_title(limit: Limit) -> str:
@@ -130,18 +124,12 @@ def _latency_title(limit: Limit) -> str:
 
 
 def _measured_row(point: Point, limits: Sequence[Limit]) -> dict[str, str]:
-    values = {limit: measured_s(point, limit) for limit in limits}
-    return (
-        {"Load (requests/s per replica)": significant(point.load_value)}
-        | {
-            _latency_title(limit): "" if value is None else significant(value * UNIT[limit.metric][1])
-            for limit, value in values.items()
-        }
-        | {"From": f"measured, {point.load_kind.replace('_', ' ')}"}
-    )
+    row = {"Load (requests/s per replica)": significant(point.load_value)}
+    for limit in limits:
+        value = measured_s(point, limit)
+        row[_latency_title(limit)] = "" if value is None else significant(value * UNIT[limit.metric][1])
+    return row | {"From": f"measured, {point.load_kind.replace('_', ' ')}"}
 
-
-# --- Throughput against interactivity: what each configuration gives as users get faster or slower answers
 
 NO_PRICE = "Enter a price per GPU-hour in the form (under More) to draw cost per million output tokens."
 
@@ -233,24 +221,21 @@ def _best_at(best: Sequence[Spot], measure: Measure) -> None:
 
 
 def _interactivity_table(drawn: Sequence[Sequence[Spot]], best: Sequence[Spot], measure: Measure) -> None:
-    with st.expander("Data behind the chart"):
-        on_front = set(best)
-        rows = [
-            {
-                "Configuration": spot.name,
-                "Load (requests/s per replica)": significant(spot.requests_per_s),
-                INTERACTIVITY.title: significant(spot.x),
-                measure.title: significant(spot.y),
-                "SLA": "holds" if spot.meets else "missed",
-                "On the front": "yes" if spot in on_front else "no",
-            }
-            for spots in drawn
-            for spot in spots
-        ]
-        st.dataframe(pd.DataFrame(rows), hide_index=True, alt="Every configuration at every load drawn")
+    on_front = set(best)
+    rows = [
+        {
+            "Configuration": spot.name,
+            "Load (requests/s per replica)": significant(spot.requests_per_s),
+            INTERACTIVITY.title: significant(spot.x),
+            measure.title: significant(spot.y),
+            "SLA": "holds" if spot.meets else "missed",
+            "On the front": "yes" if spot in on_front else "no",
+        }
+        for spots in drawn
+        for spot in spots
+    ]
+    data_behind(pd.DataFrame(rows), "Every configuration at every load drawn")
 
-
-# --- GPUs against load: the steps of the answer and of other GPUs, over a range of one's choice
 
 OTHERS = 2
 """Configurations drawn beside the one picked: the best of other GPUs."""
@@ -335,17 +320,12 @@ def _rows(sizes: FleetSizes) -> list[dict[str, str]]:
     rows: list[dict[str, str]] = []
     for place, rate in enumerate(sizes.rates_per_s):
         high = "no number" if sizes.high is None else f"{sizes.high[place]:,}"
-        counts = {
-            "GPUs": f"{sizes.gpus[place]:,}",
-            "90 % band, low": f"{sizes.low[place]:,}",
-            "90 % band, high": high,
-        }
+        low = f"{sizes.low[place]:,}"
+        counts = {"GPUs": f"{sizes.gpus[place]:,}", "90 % band, low": low, "90 % band, high": high}
         if not rows or counts.items() - rows[-1].items():
             rows.append({"From load (requests/s)": significant(rate)} | counts)
     return rows
 
-
-# --- Token lengths: requests/s per GPU of one configuration when prompts or answers grow
 
 EXTRAPOLATED = " (extrapolated)"
 
@@ -356,19 +336,19 @@ def draw_lengths(scenario: Scenario, name: str, fleet: Fleet) -> None:
         cells = answers.lengths(scenario, name, fleet)
     st.title(plain(_lengths_title(cells, scenario)), anchor=False)
     show(requests_over_lengths(cells, scenario.isl, scenario.osl, ink()), "lengths")
-    st.caption(
-        f"{plain(fleet.candidate.label)} under the same SLA, headroom kept; the larger marker is the scenario. Hollow "
-        "markers are extrapolated: more than twice or less than half of what was measured."
-        if fleet.candidate.basis != "estimated"
-        else f"{plain(fleet.candidate.label)} under the same SLA, headroom kept; the larger marker is the scenario. "
+    marked = (
         "All estimated: none of these lengths was measured."
+        if fleet.candidate.basis == "estimated"
+        else "Hollow markers are extrapolated: more than twice or less than half of what was measured."
     )
+    label = plain(fleet.candidate.label)
+    st.caption(f"{label} under the same SLA, headroom kept; the larger marker is the scenario. {marked}")
     _lengths_table(cells)
 
 
 def _lengths_title(cells: Sequence[LengthCell], scenario: Scenario) -> str:
     own = _per_gpu(cells, scenario.isl, scenario.osl)
-    twice = _per_gpu(cells, 2 * scenario.isl, scenario.osl)
+    twice = _per_gpu(cells, round(2 * scenario.lengths.isl), scenario.osl)
     if own is None:
         return "Requests/s per GPU at other lengths"
     here = f"{significant(own)} requests/s per GPU at {scenario.isl:,} in, {scenario.osl:,} out"
@@ -385,8 +365,7 @@ def _lengths_table(cells: Sequence[LengthCell]) -> None:
     for cell in sorted(cells, key=lambda cell: (cell.isl, cell.osl)):
         rows.setdefault(f"{cell.isl:,g} in", {})[f"{cell.osl:,g} out"] = _text(cell)
     st.table(pd.DataFrame.from_dict(rows, orient="index"), alt="Requests/s per GPU by input and output tokens")
-    reasons = list(dict.fromkeys(cell.why for cell in cells if cell.why))
-    for reason in reasons:
+    for reason in dict.fromkeys(cell.why for cell in cells if cell.why):
         st.caption(f"None: {plain(sentence_case(reason))}")
 
 
@@ -395,8 +374,6 @@ def _text(cell: LengthCell) -> str:
         return "none"
     return significant(cell.requests_per_s_per_gpu) + (EXTRAPOLATED if cell.basis == "extrapolated" else "")
 
-
-# --- Memory of one GPU: what fills it at the planned load, for the picked configuration and others
 
 BARS = 8
 """Configurations drawn at once."""
@@ -435,14 +412,9 @@ def _memory_title(use: MemoryUse) -> str:
 
 
 def _memory_table(uses: Mapping[str, MemoryUse]) -> None:
-    with st.expander("Data behind the chart"):
-        rows = [
-            {"Configuration": name}
-            | {
-                f"{part} (GiB)": significant(dict(use.parts)[part] / GIB) if part in dict(use.parts) else ""
-                for part in PARTS
-            }
-            | {"GPU memory (GiB)": significant(use.capacity_bytes / GIB)}
-            for name, use in uses.items()
-        ]
-        st.dataframe(pd.DataFrame(rows), hide_index=True, alt="Memory of one GPU by what fills it")
+    rows = []
+    for name, use in uses.items():
+        sizes = {part: significant(size / GIB) for part, size in use.parts}
+        parts = {f"{part} (GiB)": sizes.get(part, "") for part in PARTS}
+        rows.append({"Configuration": name, **parts, "GPU memory (GiB)": significant(use.capacity_bytes / GIB)})
+    data_behind(pd.DataFrame(rows), "Memory of one GPU by what fills it")

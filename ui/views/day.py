@@ -12,13 +12,14 @@ from sizing import text
 from sizing.analyses.daily import HOURS, Daily
 from sizing.numbers import percent, significant
 from sizing.plans import Plan
-from sizing.report.build import day_sentence, day_working
+from sizing.text import day_sentence, day_working
+from ui import answers
 from ui.charts.fleet import gpus_over_day
-from ui.look import ink, show
+from ui.look import card, data_behind, ink, show
 from ui.scenario import DAYS, OF_PEAK, Scenario
-from ui.views.answer import basis_line, card, left_out, tell_change_since_link, tell_unreadable_sources, warnings
+from ui.views.answer import basis_line, left_out, tell_change_since_link, warnings
 from ui.visit import visit
-from ui.words import plain
+from ui.words import plain, tell_unreadable
 
 state = st.session_state
 LOAD = "Load (% of the peak)"
@@ -30,7 +31,7 @@ GPU_HOURS_HELP = "Hours times running GPUs, spares included; replicas are assume
 
 def show_day(plan: Plan, day: Daily, scenario: Scenario) -> None:
     """The day's answer: sentence, cards, chart and the loads to edit."""
-    tell_unreadable_sources()
+    tell_unreadable(answers.measured_points().problems)
     fleet = plan.answer
     with st.container(gap="xsmall"):
         st.title(plain(day_sentence(plan, day)), anchor=False)
@@ -43,10 +44,9 @@ def show_day(plan: Plan, day: Daily, scenario: Scenario) -> None:
         ask_day()
     with chart:
         show(gpus_over_day(day, ink()), "day")
-        with st.expander("Data behind the chart"):
-            rows = [(f"{h.hour}:00", significant(h.rate_per_s), h.replicas, h.gpus) for h in day.hours]
-            columns = ["Hour", "Requests/s", "Replicas", "GPUs"]
-            st.dataframe(pd.DataFrame(rows, columns=columns), hide_index=True, alt="GPUs of each hour")
+        rows = [(f"{h.hour}:00", significant(h.rate_per_s), h.replicas, h.gpus) for h in day.hours]
+        columns = ["Hour", "Requests/s", "Replicas", "GPUs"]
+        data_behind(pd.DataFrame(rows, columns=columns), "GPUs of each hour")
     warnings(fleet.basis, fleet.warnings)
     left_out(plan.rejected)
 

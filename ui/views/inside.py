@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from typing import Any, NamedTuple
 
@@ -29,18 +29,19 @@ from sizing.errors import ScenarioError
 from sizing.numbers import milliseconds, percent, significant
 from sizing.plans import Fleet, Plan
 from sizing.prediction import Prediction, Quantiles
-from sizing.question import ARRIVAL_CV, ARRIVAL_SIZE, Question, Range
+from sizing.question import Question, Range
 from sizing.queueing import predict
 from sizing.queueing.percentiles import TOLERANCE
 from sizing.simulator import Simulated, TimeSeries
 from sizing.simulator.scheduler import gap_quantiles
+from sizing.text import cautions
 from sizing.workload import METRICS, Arrivals, Metric, Seconds, metric_name
 from ui.charts.base import Chart
 from ui.charts.fit import Pairs, agreement
 from ui.charts.latency import NamedLine, Spread, distribution, lives_in_words, lives_of_requests
 from ui.charts.latency import over_time as drawn
-from ui.link import PREFIX, quoted
-from ui.look import ink, show
+from ui.link import PREFIX, Parse, Unreadable, arrivals, number, one_of, quoted
+from ui.look import data_behind, ink, show
 from ui.visit import visit
 from ui.words import plain, sentence_case
 
@@ -168,57 +169,23 @@ def from_text(text: str, plan: RunSetup) -> tuple[RunSetup, list[str]]:
         field, parse = FIELDS[key]
         try:
             values[field] = parse(value)
-        except (ValueError, ScenarioError) as error:
+        except (Unreadable, ScenarioError) as error:
             problems.append(f"{key}={quoted(value)}: {error}. Used instead: {getattr(plan, field)}")
     return replace(plan, **values), problems
 
 
-Parse = Callable[[str], Any]
-
-
-def _number_within(allowed: Range, kind: type[int] | type[float]) -> Parse:
-    def parse(text: str) -> float:
-        try:
-            value = kind(text)
-        except ValueError:
-            raise ValueError(f"must be a {'whole ' if kind is int else ''}number {allowed}") from None
-        if value not in allowed:
-            raise ValueError(f"must be {allowed}")
-        return value
-
-    return parse
-
-
-def _one_of(allowed: Sequence[str]) -> Parse:
-    def parse(text: str) -> str:
-        if text not in allowed:
-            raise ValueError(f"must be one of {', '.join(allowed)}")
-        return text
-
-    return parse
-
-
-def _arrivals(text: str) -> str:
-    arrivals = Arrivals.parse(text)
-    if arrivals.kind == "gamma" and arrivals.cv not in ARRIVAL_CV:
-        raise ValueError(f"the CV must be {ARRIVAL_CV}")
-    if arrivals.size not in ARRIVAL_SIZE:
-        raise ValueError(f"the size must be {ARRIVAL_SIZE}")
-    return str(arrivals)
-
-
 FIELDS: Mapping[str, tuple[str, Parse]] = {
-    "load": ("load_per_s", _number_within(LOAD, float)),
-    "requests": ("requests", _number_within(REQUESTS, int)),
-    "seed": ("seed", _number_within(SEED, int)),
-    "arrivals": ("arrivals", _arrivals),
-    "policy": ("policy", _one_of(POLICIES)),
-    "slots": ("max_batch_size", _number_within(SLOTS, int)),
-    "budget": ("token_budget", _number_within(BUDGET, int)),
-    "kv": ("kv_tokens", _number_within(KV_TOKENS, int)),
-    "kv_policy": ("kv_policy", _one_of(KV_POLICIES)),
-    "line": ("max_waiting", _number_within(LINE, int)),
-    "timeout": ("queue_timeout_s", _number_within(PATIENCE_S, float)),
+    "load": ("load_per_s", number(LOAD)),
+    "requests": ("requests", number(REQUESTS, whole=True)),
+    "seed": ("seed", number(SEED, whole=True)),
+    "arrivals": ("arrivals", lambda text: str(arrivals(text))),
+    "policy": ("policy", one_of(*POLICIES)),
+    "slots": ("max_batch_size", number(SLOTS, whole=True)),
+    "budget": ("token_budget", number(BUDGET, whole=True)),
+    "kv": ("kv_tokens", number(KV_TOKENS, whole=True)),
+    "kv_policy": ("kv_policy", one_of(*KV_POLICIES)),
+    "line": ("max_waiting", number(LINE, whole=True)),
+    "timeout": ("queue_timeout_s", number(PATIENCE_S)),
 }
 """Key in the URL -> field of the setup and the reader of its text. Keys are permanent: old links must open."""
 assert [field for field, _ in FIELDS.values()] == [field.name for field in fields(RunSetup)]
@@ -266,13 +233,13 @@ def _draw_timeline(seen: Seen, series: TimeSeries) -> None:
         st.caption("The replica was idle in this part of the run.")
         return
     line = timeline(series)
-    for number, chart in enumerate(_charts_over_time(series, seen.setup.kv_tokens)):
-        show(chart, f"time_{number}")
+    for place, chart in enumerate(_charts_over_time(series, seen.setup.kv_tokens)):
+        show(chart, f"time_{place}")
     absent = {"a prompt was cut in chunks": line.prefilling, "a request was paused": line.pauses}
     never = " and never ".join(name for name, values in absent.items() if not np.any(values))
     st.caption(f"First replica, sampled when an iteration begins{f'; in this stretch never {never}' if never else ''}.")
     columns = {name: getattr(line, field) for field, name in TIMELINE_COLUMNS.items()}
-    _data(pd.DataFrame(columns), "State of the first replica over time")
+    data_behind(pd.DataFrame(columns), "State of the first replica over time")
 
 
 TIMELINE_COLUMNS = {
@@ -323,7 +290,7 @@ def latencies(seen: Seen) -> None:
             show(distribution(metric, SHARES, spreads, limits.get(metric), ink()), f"spread_{metric}")
             columns |= {f"{one.name} (ms)": 1000 * np.asarray(one.seconds) for one in spreads}
     _token_gaps(result)
-    _data(pd.DataFrame(columns), "Latencies at shares of the requests")
+    data_behind(pd.DataFrame(columns), "Latencies at shares of the requests")
 
 
 def _spreads(result: Simulated, metric: Metric) -> list[Spread]:
@@ -366,15 +333,7 @@ def slowest(seen: Seen) -> None:
         "Prompt (ms)": 1000 * lives.prompt_s,
         "Decoding (s)": lives.decoding_s,
     }
-    _data(pd.DataFrame(columns), "Requests around the slowest first token")
-
-
-def _data(table: pd.DataFrame, alt: str) -> None:
-    with st.expander("Data behind the charts"):
-        st.dataframe(table, hide_index=True, alt=alt)
-
-
-# --- What the Simulate page says of the formula: each of its figures beside the run's
+    data_behind(pd.DataFrame(columns), "Requests around the slowest first token")
 
 
 def against(seen: Seen) -> None:
@@ -384,7 +343,7 @@ def against(seen: Seen) -> None:
     if isinstance(said, str):
         st.caption(f":material/info: No formula for this run: {plain(said)}")
         return
-    for warning in said.warnings:
+    for warning in cautions(said.warnings):
         st.caption(f":material/warning: {plain(sentence_case(warning))}")
     if said.saturated or seen.result.saturated:
         agree = said.saturated == seen.result.saturated
@@ -433,8 +392,6 @@ def _differences(figures: Sequence[Compared]) -> Chart:
         kinds.append(Pairs(metric_name(metric), first, second, [figure.name for figure in own]))
     return agreement("Formula against simulation", "By simulation (ms)", kinds, TOLERANCE, ink())
 
-
-# --- The form of the Simulate page: the settings of one run, taken together when Run is pressed
 
 state = st.session_state
 IN_URL = PREFIX + "run"

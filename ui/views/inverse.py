@@ -10,21 +10,20 @@ import streamlit as st
 from sizing.analyses.existing import Existing
 from sizing.numbers import milliseconds, percent, significant
 from sizing.plans import Rejection
-from sizing.text import WIDE
+from sizing.text import WIDE, existing_band, existing_sentence
 from ui import answers
+from ui.look import card
 from ui.scenario import FLEET, Scenario
 from ui.views.answer import (
     ROW_PX,
     basis_line,
-    card,
     left_out,
     limit_cards,
     table_height,
-    tell_unreadable_sources,
     to_measure,
     warnings,
 )
-from ui.words import limit_name, plain
+from ui.words import limit_name, plain, tell_unreadable
 
 FLEET_HELP = "Available GPUs, of the types chosen in the form; each type is evaluated alone, not mixed."
 RATE_HELP = "The load to plan for: SLA met, headroom kept, spares idle. The SLA fails at {} requests/s."
@@ -48,13 +47,13 @@ def ask_fleet() -> None:
 
 def show_carried(fleets: Sequence[Existing], rejected: Sequence[Rejection], scenario: Scenario) -> None:
     """The answer: the best way to run these GPUs, and the others."""
-    tell_unreadable_sources()
+    tell_unreadable(answers.measured_points().problems)
     best, question = fleets[0], scenario.question
     with st.container(gap="xsmall"):
-        st.title(plain(sentence(best)), anchor=False)
+        st.title(plain(existing_sentence(best)), anchor=False)
         st.markdown(plain(working(best, question.headroom)))
         checked = "checked by simulation" if best.predicted.method == "simulation" else "by formula"
-        basis_line(best.basis, f"{band(best)} · {best.candidate.source} · {checked}", why_wide(best))
+        basis_line(best.basis, f"{existing_band(best)} · {best.candidate.source} · {checked}", why_wide(best))
     with st.grid(2 + len(question.sla.limits), min_column_width=150):
         total = significant(best.rate_per_s)
         card("Requests/s", total, f"SLA fails at {significant(best.limit_per_s)}", RATE_HELP.format(total))
@@ -68,13 +67,6 @@ def show_carried(fleets: Sequence[Existing], rejected: Sequence[Rejection], scen
     left_out(rejected)
 
 
-def sentence(fleet: Existing) -> str:
-    """For instance: 16 x h200_sxm serve 38.4 requests/s of Qwen/Qwen3-32B."""
-    verb = "serves" if fleet.gpus == 1 else "serve"
-    rate = significant(fleet.rate_per_s)
-    return f"{fleet.gpus:,} × {fleet.candidate.gpu} {verb} {rate} requests/s of {fleet.candidate.model}"
-
-
 def working(fleet: Existing, headroom: float) -> str:
     """The arithmetic from the GPUs to the rate."""
     candidate, replicas = fleet.candidate, fleet.working + fleet.spare
@@ -86,13 +78,6 @@ def working(fleet: Existing, headroom: float) -> str:
         f"{replicas} replicas{unused}{spare} × {significant(fleet.rate_per_s / fleet.working)} requests/s{kept} = "
         f"{significant(fleet.rate_per_s)} requests/s"
     )
-
-
-def band(fleet: Existing) -> str:
-    """The 90 % band of the rate."""
-    if fleet.low <= 0:
-        return f"at most {significant(fleet.high)} requests/s; at the slow end of the 90 % band the SLA is not met"
-    return f"{significant(fleet.low)} to {significant(fleet.high)} requests/s (90 % band)"
 
 
 def why_wide(fleet: Existing) -> str:

@@ -13,11 +13,12 @@ import streamlit as st
 from sizing.fitting import Fit, PointError
 from sizing.numbers import percent, significant
 from sizing.points import Curve, Point, curves, write_points
+from sizing.text import cautions
 from sizing.workload import Lengths
 from ui import answers
 from ui.charts.base import Chart
 from ui.charts.fit import ComparedSeries, measured_and_law
-from ui.look import ink, show
+from ui.look import data_behind, ink, show
 from ui.visit import visit
 from ui.words import plain
 
@@ -49,11 +50,11 @@ def draw() -> None:
         return
     curve = _chosen(found)
     with st.spinner("Fitting the law of this deployment…"):
-        fitted = answers.fitted(curve.deployment)
+        fitted = answers.fitted([p for p in have.points if p.deployment == curve.deployment])
     st.title(plain(_title(curve)), anchor=False)
     _provenance(curve)
     _fit_line(fitted)
-    _void([p for p in have.points if p.void and (p.deployment, p.lengths) == (curve.deployment, curve.lengths)])
+    _void([p for p in have.points if p.void and p.series == curve.points[0].series])
     _charts(curve, _law(fitted))
     _table(curve, _law(fitted))
 
@@ -68,11 +69,11 @@ def _chosen(found: Sequence[Curve]) -> Curve:
         "Deployment", deployments, format_func=lambda d: d.label, help="Model, precision, GPU, TP and engine measured."
     )
     measured = [curve for curve in found if curve.deployment == deployment]
-    measured.sort(key=lambda curve: astuple(curve.lengths))
+    measured.sort(key=lambda curve: (astuple(curve.lengths), astuple(curve.prefix)))
     return right.selectbox(
         "Lengths (tokens)",
         measured,
-        format_func=lambda curve: _lengths_in_words(curve.lengths),
+        format_func=lambda curve: _lengths_in_words(curve.lengths) + curve.prefix.label,
         help="Mean ISL and OSL measured; varied: requests of different lengths, CV = deviation over mean.",
     )
 
@@ -118,7 +119,7 @@ def _fit_line(fitted: Fit | str) -> None:
         f":material/show_chart: Line: the law fitted to all {len(rates)} points of this deployment. "
         f"Requests/s within {percent(max(rates), 1)} at every point{unseen}."
     )
-    for warning in fitted.warnings:
+    for warning in cautions(fitted.warnings):
         st.caption(f":material/warning: {plain(warning)}")
 
 
@@ -179,9 +180,8 @@ def _ms(seconds: float | None) -> float | None:
 
 
 def _table(curve: Curve, law: Mapping[Point, PointError]) -> None:
-    with st.expander("Data behind the charts", expanded=False):
-        rows = [_row(point, law.get(point)) for point in curve.points]
-        st.dataframe(pd.DataFrame(rows), hide_index=True, alt="The measured points of this curve")
+    rows = [_row(point, law.get(point)) for point in curve.points]
+    data_behind(pd.DataFrame(rows), "The measured points of this curve")
     text = io.StringIO()
     write_points(curve.points, text)
     st.download_button(

@@ -7,7 +7,7 @@ import streamlit as st
 from calibration import jobs
 from calibration.errors import CalibrationError
 from calibration.jobs import Duration, NewRun, Question, duration, plan_file
-from calibration.plan import PlanFile
+from calibration.plan import LENGTHS, PlanFile
 from calibration.store import LIVE, Store
 from sizing.errors import SizingError
 from sizing.numbers import significant
@@ -29,7 +29,14 @@ LABELS = {"model": "Model", "precision": "Precision", "gpu": "GPU", "engine": "E
 LABEL_HELP = "Recorded with the points. Empty: as the server reports; the run asks for it if the server does not know."
 LONGEST_LABEL = 120
 UNREAD = "Not read"
-USUAL = {"run_served": "ensemble", "run_longest": 120, "run_half": 5.0, "run_seed": 0, "run_budget": 30.0}
+USUAL = {
+    "run_served": "ensemble",
+    "run_longest": 120,
+    "run_half": 5.0,
+    "run_seed": 0,
+    "run_budget": 30.0,
+    "run_long": True,
+}
 
 
 def fill(lengths: Lengths, users: tuple[int, ...], deployment: Deployment | None) -> None:
@@ -64,18 +71,25 @@ def server() -> dict[str, str]:
     protocol.selectbox("Protocol", list(PROTOCOLS), format_func=PROTOCOLS.__getitem__, key="run_protocol")
     if names:
         metrics.selectbox("Its metrics (host:port)", [UNREAD, *names], key="run_metrics", help=METRICS_HELP)
+    if state.run_protocol == "openai":
+        st.selectbox("Endpoint", list(ENDPOINTS), format_func=ENDPOINTS.__getitem__, key="run_endpoint")
     read = state.get("run_metrics", UNREAD) if names else UNREAD
     return {
         "target": state.run_target,
         "model": state.run_served.strip(),
         "protocol": state.run_protocol,
+        "endpoint": state.get("run_endpoint", "completions"),
         "metrics": "" if read == UNREAD else read,
     }
 
 
-PROTOCOLS = {"grpc": "gRPC", "http": "HTTP"}
+PROTOCOLS = {"grpc": "gRPC", "http": "HTTP", "openai": "OpenAI"}
+ENDPOINTS = {"completions": "/v1/completions", "chat": "/v1/chat/completions"}
 TARGET_HELP = f"Servers that the operator lists in {jobs.TARGETS_VARIABLE}."
-SERVED_HELP = "The Triton model that requests go to: ensemble, tensorrt_llm, tensorrt_llm_bls or another text model."
+SERVED_HELP = (
+    "The Triton model that requests go to: ensemble, tensorrt_llm, tensorrt_llm_bls or another text model. Over "
+    "OpenAI: a name that the server lists."
+)
 METRICS_HELP = "The server's own metrics, read during each level to check that no other client loads it."
 
 
@@ -116,28 +130,34 @@ def load(scenario: Scenario) -> dict[str, object]:
     half = middle.number_input("Means known to ± (%)", 1.0, 50.0, format="%g", key="run_half", help=LONGEST_HELP)
     seed = right.number_input("Seed", 0, 2**31 - 1, step=1, key="run_seed", help="Determines prompts and arrivals.")
     values = {"concurrency": tuple(users), "longest_s": longest_s, "half_width": half / 100, "seed": seed}
-    return values | {"question": _question(scenario)}
+    question = _question(scenario)
+    long = st.toggle("One level with long prompts", key="run_long", help=LONG_HELP)
+    long_isl = min(LONG * state.run_isl, LONGEST_ISL) if long and users else 0
+    return values | {"question": question, "long_isl": 0 if long_isl == state.run_isl else long_isl}
 
 
+LONG, LONGEST_ISL = 4, 1_000_000
+"""Prompts of the level that tells what a prompt costs by its length, over the others'; tokens at most."""
+LONG_HELP = (
+    "One user with prompts 4 times as long. Prompts of a single length do not tell what a longer one costs. Without "
+    "effect if the server does not take such prompts."
+)
 USERS_HELP = "Users of the closed loop, one level each; a user sends the next request when the last is answered."
 LONGEST_HELP = "A level ends when the means of TTFT, ITL and requests/s are known this precisely, or its time is up."
 
 
 def _question(scenario: Scenario) -> Question:
     """The question of an adaptive run; empty for one of all levels."""
-    if scenario.missing or scenario.arrivals.kind == "batch":
-        return {}
-    if not st.toggle("Only the levels that this question needs", key="run_adaptive", help=ADAPTIVE_HELP):
+    if scenario.missing or not st.toggle(
+        "Only the levels that this question needs", key="run_adaptive", help=ADAPTIVE_HELP
+    ):
         return {}
     minutes = st.number_input("Budget (GPU-minutes)", 1.0, 10_000.0, format="%g", key="run_budget")
     query = link.to_query(scenario)
     limits: Question = {metric: query[metric] for metric in METRICS if getattr(scenario, metric) is not None}
-    asked: Question = {
-        name: getattr(scenario, name) for name in ("headroom", "spare", "routing", "isl", "osl", "isl_cv", "osl_cv")
-    }
-    floats = {name: float(getattr(scenario, name)) for name in ("headroom", "isl", "osl", "isl_cv", "osl_cv")}
+    floats = {name: float(getattr(scenario, name)) for name in ("headroom", *LENGTHS)}
     rate: Question = {"gpu_minutes": minutes, "rate": scenario.rate_per_s, "arrivals": query["arrivals"]}
-    return {**rate, **limits, **asked, **floats}
+    return {**rate, **limits, **floats, "routing": scenario.routing, "spare": scenario.spare}
 
 
 ADAPTIVE_HELP = (
@@ -230,7 +250,9 @@ def _levels(file: PlanFile, expected: Duration) -> str:
 
 
 def _start_button(store: Store, file: PlanFile, minutes: str) -> None:
-    busy = next((run for run in store.runs() if run.target == file.plan.server.url and run.state in LIVE), None)
+    busy = next(
+        (run for run in store.runs() if run.target == file.plan.server.address.lower() and run.state in LIVE), None
+    )
     if busy is not None:
         st.info(f"Run {busy.id} is measuring {plain(busy.target)}: two runs at once would disturb each other.")
     st.button(

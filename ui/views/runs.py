@@ -15,6 +15,7 @@ from calibration.store.work import RunProgress, accept, discard, work
 from sizing.fitting import Fit, PointError
 from sizing.numbers import percent, significant
 from sizing.points import Point, doubts
+from sizing.text import caution
 from ui import answers
 from ui.answers import FittedPoints, trials
 from ui.charts.fit import QUANTITIES, parity
@@ -22,8 +23,6 @@ from ui.link import PREFIX
 from ui.look import ink, show
 from ui.visit import visit
 from ui.words import plain, sentence_case
-
-# --- Before points are used: what the law fitted to them says of each, which are void, which stand apart
 
 POOR = 2.0
 """Mean squared error, in errors granted to the measurement, above which the law does not fit."""
@@ -60,12 +59,12 @@ def _law(trial: FittedPoints, key: str) -> None:
     for number, chart in enumerate(chart for chart in charts if chart is not None):
         with grid:
             show(chart, f"{key}_{number}")
-    for distrust in fitted.distrusted:
-        st.warning(plain(sentence_case(str(distrust))), icon=":material/help:")
-    told = set(map(str, fitted.distrusted))
     for warning in fitted.warnings:
-        if warning not in told:
-            st.caption(f":material/warning: {plain(sentence_case(warning))}")
+        said = plain(sentence_case(caution(warning)))
+        if warning.kind == "distrusted_point":
+            st.warning(said, icon=":material/help:")
+        else:
+            st.caption(f":material/warning: {said}")
 
 
 def _verdict(fitted: Fit) -> str:
@@ -285,12 +284,12 @@ DISCARD_HELP = "The points stay in the store for the record, but no answer uses 
 
 def _accept(store: Store, run_id: int) -> None:
     accept(store, run_id)
-    answers.forget_points()
+    answers.read_again()
 
 
 def _discard(store: Store, run_id: int) -> None:
     discard(store, run_id)
-    answers.forget_points()
+    answers.read_again()
 
 
 def _broken(store: Store, run: Run) -> None:

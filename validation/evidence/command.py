@@ -19,13 +19,14 @@ from validation.evidence.gpu_counts import GPU_COUNTS
 from validation.evidence.largest_rate import LARGEST_RATE
 from validation.evidence.measured_guidellm import GUIDELLM
 from validation.evidence.measured_silicon import SILICON
+from validation.evidence.measured_stages import STAGES
 from validation.evidence.measured_static import STATIC
 from validation.evidence.measured_trace import TRACE
 from validation.evidence.page import as_page
 from validation.evidence.table import as_json, drawn, verdict
 from validation.evidence.theory import THEORY
 
-CLAIMS: tuple[Claim, ...] = (THEORY, LARGEST_RATE, GPU_COUNTS, COVERAGE, SILICON, GUIDELLM, TRACE, STATIC)
+CLAIMS: tuple[Claim, ...] = (SILICON, STAGES, GUIDELLM, TRACE, STATIC, THEORY, LARGEST_RATE, GPU_COUNTS, COVERAGE)
 EXAMPLE = """\b
 Examples:
   python -m sizing validate --quick

@@ -24,7 +24,7 @@ from numpy.random import SeedSequence
 from sizing.candidates import from_fit
 from sizing.catalog import model as model_named
 from sizing.edge import BY_SIMULATION, SlaMissed, capacity_band
-from sizing.engine import Replica, StepLaw
+from sizing.engine import COEFFICIENTS, Replica
 from sizing.estimate.day_zero import rows as shipped_rows
 from sizing.estimate.day_zero import timed_of
 from sizing.fitting import fit
@@ -33,7 +33,7 @@ from sizing.question import Setting
 from sizing.workload import Limit, Sla, Workload
 from validation.evidence.claim import Claim, Setup
 from validation.evidence.server import CONTRASTING, LAW, ONE_MIX, POLICIES, calibrate, lengths_of, true_rate_per_s
-from validation.evidence.table import ENOUGH, EvidenceRow
+from validation.evidence.table import EvidenceRow, row_of_band
 
 BATCHING = POLICIES[1]
 TABLED = "two contrasting mixes, laws of the shipped table"
@@ -79,7 +79,7 @@ def cases(setup: Setup) -> list[Case]:
 def engine(rng: np.random.Generator) -> Replica:
     """An engine about the usual one: lognormal factors, and overheads of its own."""
     factors = np.exp(FACTOR_SIGMA * rng.standard_normal(len(LAW.seconds)))
-    law = StepLaw(*(float(value) for value in LAW.seconds * factors))
+    law = LAW.with_values(**dict(zip(COEFFICIENTS, map(float, LAW.seconds * factors), strict=True)))
     return Replica(law.with_values(prefill_s=spread(PREFILL_S, rng), request_s=spread(REQUEST_S, rng)), BATCHING)
 
 
@@ -151,16 +151,15 @@ def share_held(answers: Sequence[Answer]) -> float:
 
 
 def _row(name: str, answers: Sequence[Answer]) -> EvidenceRow:
-    n, covered = len(answers), share_held(answers)
-    likely = (covered * n + 0.5) / (n + 1)
-    width = float(np.mean([(one.high - one.low) / 2 / one.truth for one in answers]))
-    size = np.abs([one.found / one.truth - 1 for one in answers])
-    luck = math.sqrt(likely * (1 - likely) / n)
-    note = f"covers {percent(covered)} (standard error {percent(luck)}), mean width ± {percent(width, 1)}"
-    goal = f"covers {percent(GOAL[0])} to {percent(GOAL[1])}"
-    ends = float(np.median(size)), float(np.quantile(size, 0.9)), float(size.max())
-    holds = GOAL[0] <= covered <= GOAL[1] if n >= ENOUGH else None
-    return EvidenceRow(name, "engine simulated", n, "requests/s under the SLA", *ends, goal, holds, note)
+    return row_of_band(
+        name,
+        "engine simulated",
+        "requests/s under the SLA",
+        [one.found / one.truth - 1 for one in answers],
+        [one.low <= one.truth <= one.high for one in answers],
+        [(one.high - one.low) / 2 / one.truth for one in answers],
+        GOAL,
+    )
 
 
 COVERAGE = Claim("coverage", cases, answer, rows)

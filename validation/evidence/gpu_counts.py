@@ -15,7 +15,7 @@ import numpy as np
 from numpy.random import Generator, SeedSequence
 
 from sizing import planner
-from sizing.engine import Batching, Policy, Replica, StepLaw
+from sizing.engine import FREE, Batching, Policy, Replica
 from sizing.numbers import percent
 from sizing.plans import Candidate, NoFeasiblePlan
 from sizing.question import Question
@@ -93,7 +93,7 @@ def answer(case: Case, seed: SeedSequence) -> Answer:
 
 def scenario(rng: Generator) -> tuple[Question, Replica]:
     """An engine and a question about it."""
-    law = StepLaw(**{name: between(rng, *ends) for name, ends in LAW_RANGES.items()})
+    law = FREE.with_values(**{name: between(rng, *ends) for name, ends in LAW_RANGES.items()})
     batching = Batching(
         IN_FLIGHT_POLICIES[rng.integers(3)],
         max_batch_size=int(rng.choice([64, 128, 256, 512])),

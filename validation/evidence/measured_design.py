@@ -1,4 +1,5 @@
-"""Which few of the measured points calibrate: spread as a planner would, without a look at any result."""
+"""Which few of the measured points calibrate, spread as a planner would, without a look at any result; and the straight
+lines through them that a planner would draw without a law."""
 
 from __future__ import annotations
 
@@ -26,3 +27,15 @@ def spread(coordinates: Floats, most: int = CALIBRATION_POINTS) -> list[int]:
             break  # the rest repeat points already chosen
         chosen.append(int(np.argmax(nearest)))
     return chosen
+
+
+def on_line(loads: Floats, figures: Floats, load: float) -> Floats:
+    """Figures at a load: on straight lines in logarithms through those at `loads` (ascending), outer ones drawn out.
+
+    `figures`: shape (loads, any), positive; the result has one row of them.
+    """
+    at, logs = np.log(loads), np.log(figures)
+    right = int(np.clip(np.searchsorted(at, np.log(load)), 1, len(at) - 1))
+    share = (np.log(load) - at[right - 1]) / (at[right] - at[right - 1])
+    value: Floats = np.exp((1 - share) * logs[right - 1] + share * logs[right])
+    return value

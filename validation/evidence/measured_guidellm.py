@@ -30,17 +30,17 @@ from typing import NamedTuple
 import numpy as np
 from numpy.random import SeedSequence
 
-from sizing.candidates import prior_law
 from sizing.engine import Batching, Replica
 from sizing.fitting import Protocol, fit
 from sizing.points import Point
 from sizing.prediction import Quantiles
 from sizing.queueing import predict
 from sizing.simulator import simulate_trace
+from sizing.token_law import TokenLaw
 from sizing.workload import Arrivals, Lengths, RequestMetric, Workload
 from validation.evidence.claim import Claim, Setup
 from validation.evidence.measured_tables import Cells, find_table, number, read_table
-from validation.evidence.table import EvidenceRow, Goal, missing, row_of_errors
+from validation.evidence.table import EvidenceRow, Goal, missing, of_saturated, row_of_errors
 
 NAME, DATA = "two highest rates", "GuideLLM: vLLM, Llama-3.1-8B"
 LENGTHS = ("isl_nominal", "osl_nominal", "isl_mean", "isl_std", "osl_mean", "osl_std")
@@ -156,8 +156,7 @@ def _level(row: Cells) -> Level:
 def answer(case: Case, seed: SeedSequence) -> Errors:
     """Fit the lower rates; predict the two highest of each cell."""
     points = [level.point for level in case.calibration]
-    prior = prior_law(points[0].deployment, points[0].lengths)
-    replica = fit(points, batching=ENGINE, open_loop=True, protocol=PROTOCOL, prior=prior).replica
+    replica = fit(points, batching=ENGINE, open_loop=True, protocol=PROTOCOL).replica
     simulated, formula = [], []
     for level, own in zip(case.held_out, seed.spawn(len(case.held_out)), strict=True):
         simulated.append(_errors(level, run_quantiles(replica, level.point, np.random.default_rng(own))))
@@ -172,15 +171,17 @@ def _errors(level: Level, predicted: dict[RequestMetric, Quantiles]) -> list[flo
     ]
 
 
+def window(mean: float) -> tuple[int, int]:
+    """From half to one and a half times the mean, whole tokens."""
+    return math.ceil(mean / 2), math.floor(1.5 * mean)
+
+
 def run_quantiles(replica: Replica, point: Point, rng: np.random.Generator) -> dict[RequestMetric, Quantiles]:
     """The run of a constant-rate point as it was: evenly spaced arrivals into an empty server, uniform lengths; of the
     requests, those complete by its end count. At most MOST_REQUESTS are simulated: of a longer run, its beginning."""
     duration_s = min(point.duration_s or math.inf, MOST_REQUESTS / point.load_value)
     arrival_s = np.arange(0, duration_s, 1 / point.load_value)
-    isl, osl = (
-        rng.integers(math.ceil(mean / 2), math.floor(1.5 * mean), arrival_s.size, endpoint=True)
-        for mean in (point.isl, point.osl)
-    )
+    isl, osl = (rng.integers(*window(mean), arrival_s.size, endpoint=True) for mean in (point.isl, point.osl))
     run = simulate_trace(replica, arrival_s, isl, osl)
     done = run.arrival_s + run.e2e_s <= duration_s
     return {figure.metric: Quantiles.of(run.of(figure.metric)[done]) for figure in FIGURES}
@@ -188,7 +189,8 @@ def run_quantiles(replica: Replica, point: Point, rng: np.random.Generator) -> d
 
 def _steady_quantiles(replica: Replica, point: Point) -> dict[RequestMetric, Quantiles]:
     """By formula, in the steady state."""
-    lengths = Lengths(point.isl, point.osl, point.isl_cv, point.osl_cv)
+    isl, osl = (TokenLaw(((*window(mean), 1.0),)) for mean in (point.isl, point.osl))
+    lengths = Lengths(isl.mean, osl.mean, isl_law=isl, osl_law=osl)
     prediction = predict(replica, Workload(lengths, point.load_value, Arrivals("constant", 0.0)))
     return {figure.metric: prediction.of(figure.metric) for figure in FIGURES}
 
@@ -214,9 +216,8 @@ def rows(cases: Sequence[Case], answers: Sequence[Errors]) -> list[EvidenceRow]:
 
 def _row(kind: str, figure: Figure, errors: Sequence[float]) -> EvidenceRow:
     known = [error for error in errors if not math.isnan(error)]
-    saturated, unknown = sum(map(math.isinf, known)), len(errors) - len(known)
-    notes = [f"{saturated} called saturated that were served"] if saturated else []
-    note = "; ".join([*notes, *([f"{unknown} not in the table"] if unknown else [])])
+    unknown = len(errors) - len(known)
+    note = "; ".join(filter(None, [of_saturated(known), f"{unknown} not in the table" if unknown else ""]))
     return row_of_errors(f"{NAME}, {kind}", DATA, f"{figure.metric.upper()} {figure.statistic}", known, GOAL, note)
 
 

@@ -1,124 +1,173 @@
-"""Measured servers of the kernel database's own sample: the law fitted to six loads of each, the other loads predicted.
+"""Measured servers of the kernel database's own sample: the law fitted to a few loads of each, the others predicted.
 
-Every load is a closed loop whose users start together and send ten requests each; the sample holds the means over all
-of them, the burst of the start included. Fit and prediction repeat that: they speak of the whole run, not of a steady
-state. How the engine forms its iterations is told by its name, as in its defaults.
+Three questions, of dense models and of mixtures of experts apart. *Other loads*: four levels of a series are fitted
+(the lowest, the highest, two between) and the rest predicted. *Other lengths*: four levels of each of a server's other
+pairs of lengths are fitted, and all levels of the pair left out predicted. *More users*: the two highest levels are
+left out. Only the half of the series (of the servers, for other lengths) that nothing was tuned on is asked.
+
+Beside each stands what a planner would do without a law: straight lines in logarithms through the same fitted points,
+those of the nearest pair for other lengths, drawn out for more users.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
-from dataclasses import replace
-from types import MappingProxyType
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 import numpy as np
 from numpy.random import SeedSequence
 
-from sizing import catalog
-from sizing.engine import Batching, Policy
-from sizing.errors import CatalogueError, EstimateUnavailable
-from sizing.estimate import kernels
-from sizing.fitting import Protocol, fit
-from sizing.numbers import percent
+from sizing.fitting import fit
+from sizing.numbers import Floats
 from sizing.points import Point
 from validation.evidence.claim import Claim, Setup
-from validation.evidence.measured_design import spread
-from validation.evidence.measured_silicon_rows import Group, Load, read_sample, sample_path
-from validation.evidence.table import EvidenceRow, Goal, missing, row_of_errors
+from validation.evidence.measured_design import on_line
+from validation.evidence.measured_silicon_rows import Series, is_kept_apart, read_sample, sample_path
+from validation.evidence.table import EvidenceRow, Goal, beside, missing, noted, row_of_band, row_of_errors
 
-NAME, DATA = "dense servers", "sample in aiconfigurator-core"
-ROUNDS = 10
-"""Requests of each user, the burst of the first included."""
-PROTOCOL = Protocol(start="together", counted="all", ttft_sigma=0.2)
-POLICIES: Mapping[str, Policy] = MappingProxyType(
-    {"vllm": "chunked", "trtllm": "whole_prompt", "sglang": "prefill_first"}
-)
-SLOTS = 512
-TOKEN_BUDGET = 8192
-TPOT_GOAL = Goal(median=0.04)
+DATA = "sample in aiconfigurator-core"
+METRICS = ("requests/s", "TTFT mean", "ITL mean")
+SIGMAS_OF_BAND = 1.645
+COVERS = (0.85, 0.95)
 
 
-class Errors(NamedTuple):
-    """Relative errors of the loads predicted, above 0 where the prediction is too short."""
+@dataclass(frozen=True, slots=True)
+class Question:
+    """`rival`: what the lines beside are. `goals`, of METRICS; `never_worse`: whether the lines are a goal as well."""
 
-    tpot: list[float]
-    ttft: list[float]
+    name: str
+    rival: str
+    goals: tuple[Goal | None, Goal | None, Goal | None]
+    never_worse: bool = False
 
 
-def cases(setup: Setup) -> list[Group]:
-    """The servers of the installed sample; quick: one in eight. None without the sample."""
+WITHIN = Question("other loads", "interpolation", (None, None, Goal(0.035)), never_worse=True)
+LENGTHS = Question("other lengths", "nearest lengths", (None, Goal(0.15), Goal(0.05)))
+BEYOND = Question("more users", "extrapolation", (Goal(0.05), None, None))
+
+
+@dataclass(frozen=True, slots=True)
+class Case:
+    """One series: the points fitted, those asked for, and those that the lines go through, by rising users."""
+
+    question: Question
+    dense: bool
+    fitted: tuple[Point, ...]
+    asked: tuple[Point, ...]
+    line: tuple[Point, ...]
+
+
+class Found(NamedTuple):
+    """Rows for the points asked, columns METRICS: ln of predicted over measured, of the fit and of the lines, and the
+    half-width of the 90 % band, in logarithms too."""
+
+    fit: Floats
+    line: Floats
+    half_width: Floats
+
+
+def cases(setup: Setup) -> list[Case]:
+    """All questions to the series that were kept apart; quick: one case in sixteen. None without the sample."""
     path = sample_path()
-    return list(read_sample(path).groups[:: 8 if setup.quick else 1]) if path else []
+    if path is None:
+        return []
+    sample = read_sample(path).series
+    apart = [series for series in sample if is_kept_apart(series.key)]
+    found = [_within(series) for series in apart] + [_beyond(series) for series in apart]
+    for series in sample:
+        others = [one for one in sample if one.server == series.server and one.lengths != series.lengths]
+        if others and is_kept_apart(series.server):
+            found.append(_lengths(series, others))
+    return found[:: 16 if setup.quick else 1]
 
 
-def answer(case: Group, seed: SeedSequence) -> Errors:
-    """Fit six loads spread over lengths and concurrency; predict those not above the highest concurrency fitted."""
-    points = [_point(case, load) for load in case.loads]
-    chosen = spread(np.array([[load.isl, load.osl, load.users] for load in case.loads], float))
-    most_users = max(case.loads[place].users for place in chosen)
-    others = [p for p in range(len(points)) if p not in chosen and case.loads[p].users <= most_users]
-    fitted = fit([points[place] for place in chosen], batching=_batching(case), protocol=PROTOCOL)
-    predicted = fitted.means([points[place] for place in others])[:, 1:3]
-    measured = np.array([[case.loads[place].ttft_s, case.loads[place].itl_s] for place in others])
-    ttft, tpot = (1 - predicted / measured).T.tolist()
-    return Errors(tpot, ttft)
+def four(points: Sequence[Point]) -> tuple[Point, ...]:
+    """The lowest, the highest and two between, evenly by place; all where there are no more."""
+    last = len(points) - 1
+    return tuple(points[place] for place in sorted({0, round(last / 3), round(2 * last / 3), last}))
 
 
-def _point(group: Group, load: Load) -> Point:
-    """The load as a point; requests/s, which the sample does not tell, by Little's law."""
-    mean = (1 + load.shortest) / 2
-    cv = (1 - load.shortest) / math.sqrt(12) / mean
-    osl = mean * load.osl
-    return Point(
-        model=group.model,
-        precision=group.precision,
-        gpu=group.gpu,
-        tp=group.tp,
-        engine=group.engine,
-        max_batch_size=SLOTS,
-        isl=mean * load.isl,
-        osl=osl,
-        isl_cv=cv,
-        osl_cv=cv,
-        load_kind="concurrency",
-        load_value=load.users,
-        requests=ROUNDS * load.users,
-        requests_per_s=load.users / (load.ttft_s + (osl - 1) * load.itl_s),
-        ttft_mean_s=load.ttft_s,
-        itl_mean_s=load.itl_s,
-    )
+def _within(series: Series) -> Case:
+    fitted = four(series.points)
+    return Case(WITHIN, series.dense, fitted, tuple(point for point in series.points if point not in fitted), fitted)
 
 
-def _batching(group: Group) -> Batching:
-    """The engine's rule, with the KV cache by the memory model of the kernel database (unknown where that fails)."""
-    rule = Batching(POLICIES[group.engine], SLOTS, TOKEN_BUDGET)
-    try:
-        engine = kernels.open_engine(catalog.model(group.shape), group.gpu, group.engine, group.tp, group.precision)
-    except (CatalogueError, EstimateUnavailable):
-        return rule
-    longest = max(load.isl + load.osl for load in group.loads)
-    return replace(rule, kv_tokens=kernels.memory(engine, group.tp).kv_tokens(longest, rule.token_budget))
+def _beyond(series: Series) -> Case:
+    fitted = four(series.points[:-2])
+    return Case(BEYOND, series.dense, fitted, series.points[-2:], fitted)
 
 
-def rows(cases: Sequence[Group], answers: Sequence[Errors]) -> list[EvidenceRow]:
-    """TPOT and TTFT over all servers."""
+def _lengths(series: Series, others: Sequence[Series]) -> Case:
+    asked = series.points[0]
+
+    def distance(one: Series) -> float:
+        return abs(math.log(one.points[0].isl / asked.isl)) + abs(math.log(one.points[0].osl / asked.osl))
+
+    fitted = tuple(point for one in others for point in four(one.points))
+    return Case(LENGTHS, series.dense, fitted, series.points, four(min(others, key=distance).points))
+
+
+def answer(case: Case, seed: SeedSequence) -> Found:
+    """Fit and predict; a closed loop's requests/s, which say how users were spread at first, are roughly the line's."""
+    users = np.array([point.load_value for point in case.line])
+    line = np.stack([on_line(users, _figures(case.line), point.load_value) for point in case.asked])
+    asked = [
+        replace(point, requests_per_s=float(row[0]), ttft_mean_s=None, itl_mean_s=None)
+        for point, row in zip(case.asked, line, strict=True)
+    ]
+    found = fit(case.fitted)
+    measured = _figures(case.asked)
+    predicted = found.means(asked)[:, : len(METRICS)]
+    return Found(np.log(predicted / measured), np.log(line / measured), SIGMAS_OF_BAND * found.mean_sigmas(asked))
+
+
+def _figures(points: Sequence[Point]) -> Floats:
+    """METRICS, shape (points, 3)."""
+    return np.array([(p.requests_per_s, p.ttft_mean_s or math.nan, p.itl_mean_s or math.nan) for p in points])
+
+
+def rows(cases: Sequence[Case], answers: Sequence[Found]) -> list[EvidenceRow]:
+    """Errors by question and kind of model, then how often the bands hold."""
     path = sample_path()
     if path is None or not answers:
-        return [missing(NAME, DATA, "TPOT, TTFT", "aiconfigurator-core is not installed", TPOT_GOAL)]
-    tpot = [error for found in answers for error in found.tpot]
-    ttft = [error for found in answers for error in found.ttft]
-    left_out = str(read_sample(path))
-    return [
-        row_of_errors(NAME, DATA, "TPOT mean", tpot, TPOT_GOAL, f"{_mean(tpot)}; the sample: {left_out}"),
-        row_of_errors(NAME, DATA, "TTFT mean", ttft, note=_mean(ttft)),
-    ]
+        return [missing("dense servers, other loads", DATA, "requests/s", "aiconfigurator-core is not installed")]
+    errors, bands = [], []
+    for question in (WITHIN, LENGTHS, BEYOND):
+        for dense in (True, False):
+            mine = [
+                found
+                for case, found in zip(cases, answers, strict=True)
+                if case.question.name == question.name and case.dense == dense
+            ]
+            if mine:
+                name = f"{'dense servers' if dense else 'mixtures of experts'}, {question.name}"
+                together = Found(*(np.concatenate(part) for part in zip(*mine, strict=True)))
+                errors += [_errors(name, question, place, together) for place in range(len(METRICS))]
+                if question is not BEYOND:
+                    bands += [_band(name, place, together) for place in range(len(METRICS))]
+    errors[0] = noted(errors[0], f"the half not tuned on; the sample: {read_sample(path)}")
+    return errors + bands
 
 
-def _mean(errors: Sequence[float]) -> str:
-    """The mean error, which the library's own accuracy is published as."""
-    return f"mean {percent(float(np.mean(np.abs(errors))))}"
+def _errors(name: str, question: Question, place: int, found: Found) -> EvidenceRow:
+    row = row_of_errors(name, DATA, METRICS[place], _signed(found.fit, place), question.goals[place])
+    return beside(row, question.rival, _signed(found.line, place), question.never_worse)
+
+
+def _signed(logs: Floats, place: int) -> list[float]:
+    """Relative errors, above 0 where more is promised: more requests/s, or shorter times."""
+    off = np.expm1(logs[:, place])
+    errors: list[float] = (off if METRICS[place] == "requests/s" else -off).tolist()
+    return errors
+
+
+def _band(name: str, place: int, found: Found) -> EvidenceRow:
+    off, half_width = found.fit[:, place], found.half_width[:, place]
+    return row_of_band(
+        f"band, {name}", DATA, METRICS[place], np.expm1(off), np.abs(off) <= half_width, np.sinh(half_width), COVERS
+    )
 
 
 SILICON = Claim("measured-silicon", cases, answer, rows)

@@ -1,74 +1,72 @@
-"""The measured sample inside aiconfigurator-core, by server: which rows of dense models can be used, and why not.
+"""The measured sample inside aiconfigurator-core as series of points: one server, one pair of lengths, rising users.
 
-Each row of the sample is one load of one server: model, GPU, precision, TP, engine, lengths, concurrency, and the means
-of TTFT and TPOT over a whole run. Runs taken from InferenceX have lengths uniform on 0.8 to 1.0 of the nominal ones.
+Each row of the sample is one closed loop: model, GPU, precision, parallelism, engine, lengths, users, and the means of
+TTFT and ITL over a whole run. Requests/s, which it does not tell, follow by Little's law. Rows taken from InferenceX
+have lengths uniform on 0.8 to 1.0 of the nominal ones. Every row left out has a fault of its own, and is counted.
 """
 
 from __future__ import annotations
 
+import hashlib
 import importlib.util
+import math
 import re
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from itertools import pairwise
 from pathlib import Path
-from types import MappingProxyType
 
+from sizing.points import Point
 from validation.evidence.measured_tables import Cells, number, read_table, seconds
 
-SHAPES = MappingProxyType(
-    {
-        "Qwen/Qwen3-32B": "Qwen/Qwen3-32B",
-        "meta-llama/Llama-3.1-70B": "meta-llama/Meta-Llama-3.1-70B",
-        "meta-llama/Llama-3.1-8B-Instruct": "meta-llama/Meta-Llama-3.1-8B",
-        "nvidia/Llama-3.1-8B-Instruct-FP8": "meta-llama/Meta-Llama-3.1-8B",
-    }
-)
-"""The dense models of the sample, and the models of the catalogue with the same shape."""
-PRECISIONS = MappingProxyType({"fp8": "fp8", "fp4": "nvfp4", "": "bf16"})
-"""Rows that name no precision are taken for the checkpoint's own; only the size of the KV cache follows from it."""
-LEAST_ROWS = 8
-KEYS = ("model_path", "system", "precision", "backend", "backend_version", "tp_size")
+NAMES = ("model_path", "system", "precision", "backend", "backend_version")
+SIZES = ("tp_size", "pp_size", "attention_dp_size", "moe_tp_size", "moe_ep_size")
+DENSE = ("Llama", "Qwen3-32B")
+"""What is in the names of the sample's dense models; all others are mixtures of experts."""
+ROUNDS = 10
+"""Requests of each user, the burst of the first included."""
+LEAST_LEVELS = 5
+"""Four to fit and one to predict."""
+FALLS = 0.9
+"""A mean ITL below this share of that at fewer users: rows of several configurations under one name."""
 
 
 @dataclass(frozen=True, slots=True)
-class Load:
-    """One row: lengths in tokens, users of the closed loop, and the measured means in seconds.
+class Series:
+    """Points of one server at one pair of lengths, by rising users. `server`: the cells of NAMES, then of SIZES."""
 
-    `shortest`: lengths are uniform from this share of the nominal ones to all of them; 1 for equal lengths.
-    """
+    server: tuple[str, ...]
+    lengths: tuple[str, str]
+    varied: bool
+    points: tuple[Point, ...]
 
-    isl: int
-    osl: int
-    users: int
-    ttft_s: float
-    itl_s: float
-    shortest: float
+    @property
+    def dense(self) -> bool:
+        """False for a mixture of experts."""
+        return any(name in self.server[0] for name in DENSE)
 
-
-@dataclass(frozen=True, slots=True)
-class Group:
-    """The loads of one server. `shape`: its model in the catalogue; `precision` in the catalogue's spelling."""
-
-    model: str
-    shape: str
-    gpu: str
-    precision: str
-    engine: str
-    tp: int
-    loads: tuple[Load, ...]
+    @property
+    def key(self) -> tuple[str, ...]:
+        """What names the series."""
+        return (*self.server, *self.lengths, str(self.varied))
 
 
 @dataclass(frozen=True, slots=True)
 class Sample:
-    """The groups with enough rows, and how many rows were left out for which reason."""
+    """The series that can be used, and how many rows were left out for which reason."""
 
-    groups: tuple[Group, ...]
+    series: tuple[Series, ...]
     dropped: tuple[tuple[str, int], ...]
 
     def __str__(self) -> str:
         reasons = ", ".join(f"{count} {why}" for why, count in self.dropped)
-        return f"{len(self.groups)} groups; rows left out: {reasons}"
+        return f"{sum(len(one.points) for one in self.series)} rows in {len(self.series)} series; left out: {reasons}"
+
+
+def is_kept_apart(key: tuple[str, ...]) -> bool:
+    """True for the half of all series (or servers) that nothing was tuned on: by a hash of the name."""
+    return int(hashlib.md5("|".join(key).encode(), usedforsecurity=False).hexdigest(), 16) % 2 == 1
 
 
 def sample_path() -> Path | None:
@@ -81,58 +79,111 @@ def sample_path() -> Path | None:
 
 
 def read_sample(path: Path) -> Sample:
-    """The usable rows of the sample, by server."""
+    """The usable rows of the sample."""
     return grouped(read_table(path))
 
 
 def grouped(table: Iterable[Cells]) -> Sample:
-    """Rows by server; those that cannot be used are counted by reason."""
+    """Rows by series; those that cannot be used are counted by reason."""
     dropped: Counter[str] = Counter()
-    groups: dict[tuple[str, ...], list[Load]] = {}
+    groups: dict[tuple[tuple[str, ...], tuple[str, str], bool], dict[int, Cells]] = {}
     for row in table:
         if why := _useless(row):
             dropped[why] += 1
+            continue
+        # InferenceX marks its rows with the state of the work ("wip"); its client draws lengths from 0.8 to 1.0.
+        varied = "wip=" in row["silicon_data_source"]
+        server = *(row[key] or "nan" for key in NAMES), *(str(number(row, key)) for key in SIZES)
+        name = (server, (row["isl"], row["osl"]), varied)
+        levels, users = groups.setdefault(name, {}), _users(row) or 1
+        if users in levels:
+            dropped["measured again later"] += 1
+        if users not in levels or _date(row) >= _date(levels[users]):
+            levels[users] = row
+    found: list[Series] = []
+    for name, levels in sorted(groups.items(), key=lambda group: _order(*group[0])):
+        series = Series(*name, tuple(_point(name[0], levels[users], users, name[2]) for users in sorted(levels)))
+        if why := _useless_series(series, found):
+            dropped[why] += len(levels)
         else:
-            groups.setdefault(tuple(row[key] for key in KEYS), []).append(_load(row))
-    enough = {key: loads for key, loads in groups.items() if len(loads) >= LEAST_ROWS}
-    dropped["of servers with fewer than 8 rows"] = sum(map(len, groups.values())) - sum(map(len, enough.values()))
-    return Sample(tuple(_group(key, loads) for key, loads in enough.items()), tuple(dropped.most_common()))
+            found.append(series)
+    return Sample(tuple(found), tuple(dropped.most_common()))
 
 
 def _useless(row: Cells) -> str:
     """Why a row cannot be used; empty if it can."""
-    if row["model_path"] not in SHAPES:
-        return "of mixtures of experts"
     if row["mode"] != "agg":
         return "with prefill and decode on separate servers"
-    if row["precision"] not in PRECISIONS:
-        return "in an unknown precision"
-    users = _concurrency(row)
+    users = _users(row)
     if users is None:
         return "without a concurrency"
-    if users != number(row, "batch_size"):
+    if users != number(row, "batch_size") * _ranks(row):
         return "whose concurrency is not the batch"
     return ""
 
 
-def _concurrency(row: Cells) -> int | None:
+def _useless_series(series: Series, found: Iterable[Series]) -> str:
+    if len(series.points) < LEAST_LEVELS:
+        return f"of series with fewer than {LEAST_LEVELS} levels"
+    itl_s = [point.itl_mean_s or 0.0 for point in series.points]
+    if any(later < FALLS * earlier for earlier, later in pairwise(itl_s)):
+        return "of series whose ITL falls by over 10 % with more users (several configurations under one name)"
+    if any(_figures(one) == _figures(series) for one in found):
+        return "of series that repeat another's figures"
+    return ""
+
+
+def _order(server: tuple[str, ...], lengths: tuple[str, str], varied: bool) -> tuple[object, ...]:
+    """Of series with the same figures the first in this order stays: the one on the fewest GPUs."""
+    sizes = (float(size) for size in server[len(NAMES) :])
+    return *server[: len(NAMES)], *sizes, *map(float, lengths), varied
+
+
+def _figures(series: Series) -> list[tuple[float, float | None]]:
+    return [(point.load_value, point.ttft_mean_s) for point in series.points]
+
+
+def _users(row: Cells) -> int | None:
     found = re.search(r"silicon_concurrency=(\d+)", row["silicon_data_source"])
     return int(found[1]) if found else None
 
 
-def _load(row: Cells) -> Load:
-    # InferenceX marks its rows with the state of the work ("wip"); its client draws lengths from 0.8 to 1.0.
-    varied = "wip=" in row["silicon_data_source"]
-    return Load(
-        isl=round(number(row, "isl")),
-        osl=round(number(row, "osl")),
-        users=_concurrency(row) or 1,
-        ttft_s=seconds(row, "silicon_ttft_ms"),
-        itl_s=seconds(row, "silicon_tpot_ms"),
-        shortest=0.8 if varied else 1.0,
+def _date(row: Cells) -> str:
+    found = re.search(r"measured=(\S+?);", row["silicon_data_source"])
+    return found[1] if found else ""
+
+
+def _ranks(row: Cells) -> int:
+    """Ranks of data-parallel attention, each with a batch of its own."""
+    ranks = number(row, "attention_dp_size")
+    return 1 if math.isnan(ranks) else round(ranks)
+
+
+def _point(server: tuple[str, ...], row: Cells, users: int, varied: bool) -> Point:
+    model, gpu, precision, engine, *_ = server
+    mean = 0.9 if varied else 1.0
+    cv = 0.2 / math.sqrt(12) / mean if varied else 0.0
+    osl = mean * number(row, "osl")
+    ttft_s, itl_s = seconds(row, "silicon_ttft_ms"), seconds(row, "silicon_tpot_ms")
+    return Point(
+        model=model,
+        precision=_precisions(model).get(precision, precision),
+        gpu=gpu,
+        tp=round(number(row, "tp_size")) * _ranks(row),
+        engine=engine,
+        isl=mean * number(row, "isl"),
+        osl=osl,
+        isl_cv=cv,
+        osl_cv=cv,
+        load_kind="concurrency",
+        load_value=users,
+        requests=ROUNDS * users,
+        requests_per_s=users / (ttft_s + (osl - 1) * itl_s),
+        ttft_mean_s=ttft_s,
+        itl_mean_s=itl_s,
     )
 
 
-def _group(key: tuple[str, ...], loads: list[Load]) -> Group:
-    model, gpu, precision, engine, _, tp = key
-    return Group(model, SHAPES[model], gpu, PRECISIONS[precision], engine, round(float(tp)), tuple(loads))
+def _precisions(model: str) -> Mapping[str, str]:
+    """The catalogue's names; rows that name none are taken for 16 bits."""
+    return {"fp4": "mxfp4" if "gpt-oss" in model else "nvfp4", "nan": "bf16"}

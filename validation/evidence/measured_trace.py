@@ -1,4 +1,5 @@
 """A measured trace, request by request: the law fitted to its first half, the whole replayed, the second half judged.
+The fit knows when the requests of the second half came, since they load the server, but not what they saw.
 
 The table has the requests of one server under overload: arrival, lengths, TTFT and E2E of each, and the engine's limits
 on sequences and on tokens an iteration. How many tokens the KV cache holds is not in it; vLLM tells it when it starts,
@@ -71,9 +72,9 @@ def _deployment(row: Cells) -> Deployment:
 
 
 def answer(case: Case, seed: SeedSequence) -> Errors:
-    """Fit the first half, and replay the whole trace."""
+    """Fit what the first half saw, and replay the whole trace."""
     half = len(case.trace.isl) // 2
-    found = fit_trace(first(case.trace, half), case.deployment, batching=case.batching)
+    found = fit_trace(case.trace.known_until(half), case.deployment, batching=case.batching)
     run = simulate_trace(found.replica, case.trace.arrival_s, case.trace.isl, case.trace.osl)
     predicted_s, measured_s = run.e2e_s[half:], case.trace.e2e_s[half:]
     return Errors(
@@ -82,12 +83,6 @@ def answer(case: Case, seed: SeedSequence) -> Errors:
         requests=(1 - predicted_s / measured_s).tolist(),
         kv_tokens=found.batching.kv_tokens,
     )
-
-
-def first(trace: ServedTrace, requests: int) -> ServedTrace:
-    """The requests that arrived first."""
-    some = slice(requests)
-    return ServedTrace(trace.arrival_s[some], trace.isl[some], trace.osl[some], trace.ttft_s[some], trace.e2e_s[some])
 
 
 def rows(cases: Sequence[Case], answers: Sequence[Errors]) -> list[EvidenceRow]:

@@ -17,6 +17,27 @@ means that the answer promises more requests/s, or shorter times, than the truth
 
 ## What is claimed
 
+Real servers first. Where published measurements are available (`--data`; the sample comes with aiconfigurator-core),
+some rows calibrate and the others are predicted. Only the rows about servers, mixtures of experts, open loops,
+GuideLLM, the trace and static batches are about real machines.
+
+- **Dense servers and mixtures of experts.** Closed loops of vLLM, SGLang and TensorRT-LLM on H100, H200 and Blackwell
+  GPUs, with the means of TTFT and ITL of whole runs, from which requests/s follow by Little's law. *Other loads*: four
+  levels of one pair of lengths are fitted, the levels between predicted. *Other lengths*: four levels of each other
+  pair of lengths of a server are fitted, and all levels of the pair left out predicted. *More users*: the two highest
+  levels are predicted from those below. The fit is the product's: it leans on the day-zero law of model and GPU where
+  it knows both, and is told neither how the users began nor how the engine forms its batches. The series (the servers,
+  for other lengths) are divided in halves by a hash of their names: what the fit weighs and allows for was chosen on
+  one half, and only the other is in the table. The note has median and p90 of straight lines in logarithms through the
+  same fitted levels: interpolated, of the nearest lengths, or drawn out. The rule of means is not beside: these rows
+  hold means only. Rows are left out for a fault of their own; the first row counts them.
+- **Band, of dense servers and mixtures.** How often the 90 % bands of the same predictions hold the measured figure.
+- **Open loops.** Sixteen published runs of vLLM 0.15 on H100, four models, constant rates, repeated prompts. Of each
+  server one stage is left out and simulated with the law fitted to the others. Beside it a line through the same figure
+  of the other stages, and the rule of means, which takes that line through the mean for the percentile. The choice of
+  how an engine looks ahead and what a prompt costs was made with an eye on such runs, so these rows are not untouched.
+- **GuideLLM, the trace, static batches.** The two highest rates of each cell from the lower ones; the second half of a
+  trace from the first; prefill and decode times of a batch from six of them.
 - **Systems with exact answers.** The simulator, reduced to queues with a known solution (M/M/c, M/G/1, processor
   sharing, batch service, fleets behind a router), against the formulas. At least 24 independent runs each: the
   difference must be below 4 standard errors, and the standard error below 1 %.
@@ -31,22 +52,22 @@ means that the answer promises more requests/s, or shorter times, than the truth
   arrivals (Poisson, even, bursty), one of four routings, 1 to 60 times the load of a replica. The planner knows the
   law. Its count, without headroom and spares, is compared with the fewest replicas that meet the SLA in long
   simulations with fresh random numbers.
-- **Band.** How often the 90 % band of a replica's rate contains the truth, over repeated calibrations, at two lengths
-  that were not measured. Too often is also a failure: such a band is too wide to be useful.
-- **Measured servers.** Where published measurements are available (`--data`), some of the rows calibrate and the others
-  are predicted. Only those rows are used, plus, for GuideLLM, the day-zero law of model and GPU, which the planner's
-  fit also uses as a prior. Only these rows of the table are about real machines.
+- **Band, of simulated engines.** How often the 90 % band of a replica's rate contains the truth, over repeated
+  calibrations, at two lengths that were not measured. Too often is also a failure: such a band is too wide to be
+  useful.
 
 ## What is not shown
 
 - Simulated engines follow the family of laws and schedulers that this planner assumes. Only the measured rows show that
-  the law itself holds for an engine, and they cover few: vLLM, TensorRT-LLM and SGLang with dense models. Static
-  batches are the only rows with steps timed one by one.
+  the law itself holds for an engine. Static batches are the only rows with steps timed one by one.
+- The mean TTFT of a closed loop holds the burst of its start, of unpublished length. It says little of TTFT under
+  arrivals at random or at a steady rate, and its band is wide.
 - There are no measured rows with random arrivals at a rate held below saturation for hours, and none with several
-  replicas behind a router, prefix caches, speculative decoding or separate prefill servers. Those features are
-  simulated, and compared with a naive second simulator in the tests.
-- Calibration noise is 2 % and independent from point to point. A throttled or shared server is off by more, at all its
-  points together.
+  replicas behind a router, speculative decoding or separate prefill servers. Those features are simulated, and compared
+  with a naive second simulator in the tests. Prefix caches are measured in the open loops only, where nearly all of
+  each prompt is found.
+- Calibration noise of simulated engines is 2 % and independent from point to point. A throttled or shared server is off
+  by more, at all its points together.
 - Day-zero estimates, which rest on no measurement, are outside this table; their band is wider, and they say so.
 
 ## The table

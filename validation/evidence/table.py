@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 from rich.markup import escape
 from rich.table import Table
 
-from sizing.numbers import percent
+from sizing.numbers import Floats, percent
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,12 +43,8 @@ class Goal:
     optimistic: float = math.inf
 
     def __str__(self) -> str:
-        parts = [f"median ≤ {percent(self.median)}"]
-        if self.p90 < math.inf:
-            parts.append(f"p90 ≤ {percent(self.p90)}")
-        if self.optimistic < math.inf:
-            parts.append(f"> 5 % optimistic in ≤ {percent(self.optimistic)}")
-        return ", ".join(parts)
+        parts = {"median": self.median, "p90": self.p90, "> 5 % optimistic in": self.optimistic}
+        return ", ".join(f"{name} ≤ {100 * share:g} %" for name, share in parts.items() if share < math.inf)
 
 
 OPTIMISTIC = 0.05
@@ -73,6 +70,52 @@ def row_of_errors(
     note = "; ".join(filter(None, [f"> 5 % optimistic in {percent(optimistic, 1)}", note]))
     worst = float(size.max())
     return EvidenceRow(name, data, len(errors), metric, median, p90, worst, str(goal or ""), holds, note)
+
+
+def beside(row: EvidenceRow, rival: str, errors: Sequence[float], never_worse: bool = False) -> EvidenceRow:
+    """The row with the errors of a simpler way on the same questions in its note; `never_worse`: being at least as good
+    as that in median and p90 is a goal too."""
+    size = np.abs(errors)
+    median, p90 = (float(np.quantile(size, share, method="higher")) for share in (0.5, 0.9))
+    row = noted(row, f"{rival} {shown(median)} / {shown(p90)}")
+    if not never_worse:
+        return row
+    holds = row.median <= median and row.p90 <= p90 and row.holds is not False if row.n >= ENOUGH else None
+    return replace(row, goal=", ".join(filter(None, [row.goal, f"no worse than {rival}"])), holds=holds)
+
+
+def noted(row: EvidenceRow, note: str) -> EvidenceRow:
+    """The row with one more remark."""
+    return replace(row, note="; ".join(filter(None, [row.note, note])))
+
+
+def of_saturated(errors: Sequence[float]) -> str:
+    """How many loads were called saturated that were served; empty where none was."""
+    count = sum(map(math.isinf, errors))
+    return f"{count} called saturated that were served" if count else ""
+
+
+def row_of_band(
+    name: str,
+    data: str,
+    metric: str,
+    errors: Sequence[float] | Floats,
+    held: Sequence[bool] | NDArray[np.bool_],
+    half_widths: Sequence[float] | Floats,
+    covers: tuple[float, float],
+) -> EvidenceRow:
+    """How often 90 % bands held the truth, which should be in the shares `covers`: too wide a band is of no use either.
+    `half_widths`: of the bands, as shares; `errors`: of the answers in their middle."""
+    n, covered = len(errors), float(np.mean(held))
+    likely = (covered * n + 0.5) / (n + 1)
+    luck = math.sqrt(likely * (1 - likely) / n)
+    size = np.abs(errors)
+    ends = float(np.median(size)), float(np.quantile(size, 0.9)), float(size.max())
+    goal = f"covers {percent(covers[0])} to {percent(covers[1])}"
+    holds = covers[0] <= covered <= covers[1] if n >= ENOUGH else None
+    width = percent(float(np.mean(half_widths)), 1)
+    note = f"covers {percent(covered, 1)} (standard error {percent(luck)}), mean width ± {width}"
+    return EvidenceRow(name, data, n, metric, *ends, goal, holds, note)
 
 
 def missing(name: str, data: str, metric: str, why: str, goal: Goal | str | None = None) -> EvidenceRow:

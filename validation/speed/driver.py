@@ -36,14 +36,13 @@ from calibration.load.self_check import (
     MOST_ADDED_TTFT_S,
     MOST_ITL_ERROR,
     Distortion,
-    Protocol,
     TrueTimes,
     distortion,
     job,
     until,
 )
 from calibration.metrics import measurement as metrics
-from calibration.plan import Level
+from calibration.plan import Level, Protocol
 from calibration.records import Load, Measurement
 from lab.mock.process import running
 from lab.mock.service import Script, Truth
@@ -63,6 +62,8 @@ ROWS: tuple[tuple[Protocol, int, int], ...] = (  # streams, worker processes
     ("grpc", 256, 1),
     ("grpc", 256, 2),
     ("http", 256, 1),
+    ("openai", 128, 1),
+    ("openai", 256, 1),
 )
 COLUMNS = (
     *("", "streams", "workers", "req/s", "ideal", "TTFT added", "p99", "true", "ITL", "true"),

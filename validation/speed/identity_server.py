@@ -13,8 +13,8 @@ from pathlib import Path
 import numpy as np
 
 from calibration.errors import ServerError
+from calibration.load import system
 from calibration.load.pool import Workers
-from calibration.load.system import kept_off
 from calibration.metrics.window import answered
 from calibration.plan import ServerPlan, TensorNames, parse_plan
 from calibration.requests.source import PromptRequest
@@ -118,7 +118,7 @@ def servers() -> Iterator[tuple[Server, Server]]:
         whole = TensorNames(constants={"streaming": False})
         plans = [ServerPlan(url=one.grpc_url, model=MODEL, tensors=whole) for one in up]
         told = [asyncio.run(describe(plan)) for plan in plans]
-        stack.enter_context(kept_off(told[0].engine_cores))
+        stack.enter_context(system.kept_off(system.read(told[0].engine_cores)))
         workers = stack.enter_context(Workers())
         pair = [
             Server(plan.url, Target(plan, one.contract, workers), engine_of(server))

@@ -43,6 +43,7 @@ class Call(Wire):
         super().__init__()
         self.waiting: deque[tuple[bytes, Record | None, tuple[Moment, ...]]] = deque()
         self.more = asyncio.Event()
+        self.hung_up = False
 
     def flush(self) -> None:
         self.more.set()
@@ -64,9 +65,12 @@ class AioOutlet:
     def finish(self) -> None: ...
 
     def fail(self, message: str) -> None:
-        raise NotImplementedError("the script of this comparison has no failures")
+        self.send(service.grpc_error(message)[5:])
+        self._call.flush()
 
-    hang_up = finish
+    def hang_up(self) -> None:
+        self._call.hung_up = True
+        self._call.flush()
 
 
 async def serve_aio(script: Script) -> None:
@@ -92,6 +96,8 @@ async def serve_aio(script: Script) -> None:
                     for moment in moments:
                         setattr(record, moment, now_s)
                     await context.write(response)
+                if call.hung_up:
+                    await context.abort(grpc.StatusCode.INTERNAL, "hung up")
         finally:
             reading.cancel()
 

@@ -4,22 +4,33 @@ from __future__ import annotations
 
 import json
 import sys
-
-import torch
+from importlib.metadata import version
 
 
 def describe(wanted: str) -> dict[str, str]:
-    """`device` cpu or cuda, the GPU's name ("" on a CPU), torch's version and the number format used there."""
-    is_cuda = wanted == "cuda" or (wanted == "auto" and torch.cuda.is_available())
+    """`device` cpu or cuda, the GPU's name ("" on a CPU), torch's version and the number format used there.
+
+    ValueError where cuda is wanted and torch sees none. A build of torch for CPUs alone says so in the version of its
+    wheel: it is not loaded to be asked, which would take two seconds of CPU at every start of a server.
+    """
+    built, gpu = version("torch"), ""
+    if not built.endswith("+cpu"):
+        import torch
+
+        built = str(torch.__version__)
+        gpu = torch.cuda.get_device_name() if wanted != "cpu" and torch.cuda.is_available() else ""
+    if wanted == "cuda" and not gpu:
+        raise ValueError("torch sees no CUDA device")
     return {
-        "device": "cuda" if is_cuda else "cpu",
-        "gpu": torch.cuda.get_device_name() if is_cuda else "",
-        "torch": str(torch.__version__),
-        "precision": "bf16" if is_cuda else "fp32",
+        "device": "cuda" if gpu else "cpu",
+        "gpu": gpu,
+        "torch": built,
+        "precision": "bf16" if gpu else "fp32",
     }
 
 
 if __name__ == "__main__":
-    if sys.argv[1] == "cuda" and not torch.cuda.is_available():
-        sys.exit("torch sees no CUDA device")
-    sys.stdout.write(json.dumps(describe(sys.argv[1])))
+    try:
+        sys.stdout.write(json.dumps(describe(sys.argv[1])))
+    except ValueError as error:
+        sys.exit(str(error))

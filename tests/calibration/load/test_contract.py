@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
 from typing import Any
 
@@ -176,3 +177,58 @@ def test_a_text_model_is_counted_by_responses(text: str, tokens: int) -> None:
     assert contract.tokens(response("text_output", "BYTES", [1, 1], raw)) == tokens
     assert contract.json_tokens({"text_output": text}) == tokens
     assert contract.tokens(service_pb2.ModelInferResponse()) == contract.json_tokens({}) == 0
+
+
+TEXT, FLAG = ModelInput("BYTES", False), ModelInput("BOOL", True)
+VLLM_INPUTS = {
+    "text_input": TEXT,
+    "stream": FLAG,
+    "sampling_parameters": ModelInput("BYTES", True),
+    "exclude_input_in_output": FLAG,
+    "return_finish_reason": FLAG,
+    "return_num_output_tokens": FLAG,
+}
+
+
+def test_the_vllm_backend_is_sent_its_parameters_as_json_and_counts_its_own_tokens() -> None:
+    contract = Contract("vllm_model", VLLM_INPUTS, ("text_output", "finish_reason", "num_output_tokens"), batched=False)
+    found = sent(contract)
+    parameters = json.loads(found.pop("sampling_parameters")[1])
+    assert parameters == {"max_tokens": 5, "min_tokens": 5, "ignore_eos": True}
+    assert found == {
+        "text_input": ([1], "two words"),
+        "stream": ([1], [True]),
+        "exclude_input_in_output": ([1], [True]),
+        "return_num_output_tokens": ([1], [True]),
+    }
+    assert contract.exact and not contract.notes
+    response = service_pb2.ModelInferResponse()
+    response.outputs.add(name="text_output", datatype="BYTES", shape=[1])
+    response.raw_output_contents.append(b"\x00\x00\x00\x00")
+    response.outputs.add(name="num_output_tokens", datatype="UINT32", shape=[1])
+    response.raw_output_contents.append(np.uint32(3).tobytes())
+    assert contract.tokens(response) == contract.json_tokens({"text_output": "", "num_output_tokens": 3}) == 3
+
+
+def test_an_old_vllm_backend_has_its_length_forced_and_its_responses_counted() -> None:
+    inputs = {name: VLLM_INPUTS[name] for name in ("text_input", "stream", "sampling_parameters")}
+    contract = Contract("vllm_model", inputs, ("text_output",), batched=False)
+    assert set(sent(contract)) == set(inputs)
+    assert contract.forces_osl and not contract.exact
+    assert contract.notes == ("OSL is responses: the model tells no token counts",)
+
+
+def test_the_llm_api_of_tensorrt_llm_is_told_a_length_and_to_leave_the_prompt_out() -> None:
+    names = {
+        "text_input": TEXT,
+        "streaming": FLAG,
+        "sampling_param_max_tokens": ModelInput("INT32", True),
+        "sampling_param_exclude_input_from_output": FLAG,
+        "sampling_param_temperature": ModelInput("FP32", True),
+    }
+    assert sent(Contract("tensorrt_llm", names, ("text_output",), batched=False)) == {
+        "text_input": ([1], "two words"),
+        "streaming": ([1], [True]),
+        "sampling_param_max_tokens": ([1], [5]),
+        "sampling_param_exclude_input_from_output": ([1], [True]),
+    }

@@ -254,5 +254,5 @@ def test_a_probe_asks_one_request_after_another() -> None:
 
 
 def test_the_plan_chooses_the_protocol() -> None:
-    kinds = {protocol: type(client(ServerPlan(protocol=protocol))).__name__ for protocol in ("grpc", "http")}  # type: ignore[arg-type]
-    assert kinds == {"grpc": "GrpcClient", "http": "HttpClient"}
+    plans = [ServerPlan(), ServerPlan(protocol="http"), ServerPlan(protocol="openai", url="http://h:1", model="m")]
+    assert [type(client(plan)).__name__ for plan in plans] == ["GrpcClient", "HttpClient", "OpenAiClient"]

@@ -15,6 +15,7 @@ from types import TracebackType
 from typing import Any, Self
 
 from calibration.load import system
+from lab import life
 from lab.reference import environment, server
 from lab.reference.settings import Settings
 
@@ -58,10 +59,10 @@ class Served:
             self.process.wait(0.5 if self.refusal else 10)
         except subprocess.TimeoutExpired:
             self.process.kill()
-        server._kill_group(self.process.pid)
+        life.kill_group(self.process.pid)
         self.process.wait()
         shutil.rmtree(self.work, ignore_errors=True)
-        for region in server.SHARED_MEMORY.glob(f"{self.work.name}*"):
+        for region in life.SHARED_MEMORY.glob(f"{self.work.name}*"):
             region.unlink(missing_ok=True)
 
     def generate(self, model: str, body: dict[str, Any]) -> dict[str, Any]:
@@ -75,7 +76,7 @@ class Served:
     def _wait(self) -> str:
         """What the log says when the server gives up, or does not get ready in time; empty when it is ready."""
         deadline = time.monotonic() + self.within_s
-        while not server.is_ready(self.settings):
+        while not all(map(life.answers, server.ready_pages(self.settings))):
             # it has given up once it says so; unloading what did load can take it long
             if self.process.poll() is not None or "failed to load all models" in self.log.read_text(errors="replace"):
                 return self._said() or f"ended with status {self.process.poll()}"
@@ -92,7 +93,7 @@ class Served:
         return told[0] if told else ""
 
     def _ask(self, path: str, body: dict[str, Any]) -> str:
-        url = f"http://{server.HOST}:{self.settings.http_port}/v2/{path}"
+        url = f"http://{life.HOST}:{self.settings.http_port}/v2/{path}"
         request = urllib.request.Request(url, json.dumps(body).encode(), {"Content-Type": "application/json"})
         with urllib.request.urlopen(request, timeout=READY_WITHIN_S) as response:
             text: str = response.read().decode()

@@ -44,6 +44,7 @@ def drawn(plan: LengthsPlan, n: int = DRAWS) -> tuple[np.ndarray, np.ndarray]:
         {"isl": 12, "osl": 5, "isl_cv": 1.0, "osl_cv": 3.0, "law": "normal"},
         {"isl": [100, 300], "osl": [1, 2]},
         {"isl": [7, 7], "osl": 16, "osl_cv": 0.2},
+        {"isl": "points:200@0.8,4000@0.2", "osl": "histogram:1-50@3,51-400@1"},
     ],
 )
 def test_what_is_drawn_has_the_means_and_variations_of_the_summary(keys: dict[str, object]) -> None:
@@ -90,6 +91,11 @@ def test_a_window_is_kept_and_its_moments_are_those_of_its_numbers(low: int, wid
         ({"isl": 5, "osl": 2, "mean": 3}, "Extra inputs"),
         ({"isl": 5, "osl": 2, "osl_cv": 1e200}, "less than or equal to 10"),
         ({"dataset": "a.json", "osl": [1, 4]}, "osl: a window does not go with dataset"),
+        ({"dataset": "a.json", "osl": "points:4"}, "osl: a window does not go with dataset, nor does a law"),
+        ({"isl": "points:4", "osl": 2, "isl_cv": 0.5}, "nor with a law"),
+        ({"isl": "points:4-2", "osl": 2}, "lengths 'points:4-2'"),
+        ({"isl": "lognormal", "osl": 2}, "for a lognormal, its mean"),
+        ({"isl": 2, "osl": "uniform:1-2000000"}, "within 1 to 1000000 tokens"),
         ({"dataset": "a.json", "shared_prefix": 4}, "shared_prefix does not go with dataset"),
     ],
 )

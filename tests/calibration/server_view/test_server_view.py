@@ -7,6 +7,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 import pytest
@@ -28,6 +29,7 @@ from calibration.server_metrics import (
     split,
 )
 from sizing.points import Point
+from tests.calibration.kept import POINT
 
 
 def page_text(
@@ -249,7 +251,7 @@ def test_a_restart_in_the_middle_is_a_note_and_no_means_of_counters() -> None:
     ("late", "says"),
     [
         ((404, b"gone", 0.0), "no metrics there"),
-        ((200, b"<html>busy</html>", 0.0), "no metrics of a Triton server"),
+        ((200, b"<html>busy</html>", 0.0), "no metrics of a known server"),
         ((200, b"nv_x{ 1", 0.0), "not Prometheus text"),
         ((200, b"", 0.6), "timed out"),
     ],
@@ -293,12 +295,12 @@ def test_the_thread_ends_with_a_level_that_fails() -> None:
     ("answer", "says"),
     [
         ((404, b"", 0.0), "no metrics there"),
-        ((200, b"", 0.0), "no metrics of a Triton server"),
-        ((200, b"<html>hello</html>", 0.0), "no metrics of a Triton server"),
+        ((200, b"", 0.0), "no metrics of a known server"),
+        ((200, b"<html>hello</html>", 0.0), "no metrics of a known server"),
         ((200, b'nv_a{b="c" 1\n', 0.0), "not Prometheus text"),
         ((200, b'nv_a{c="d", ="e"} 1\n', 0.0), "not Prometheus text"),
         ((200, b'nv_a{b="' + b"c" * 5000 + b'"} 1\n', 0.0), "a line of 5012 characters"),
-        ((200, b"\xff\xfe\x00nv_", 0.0), "no metrics of a Triton server"),
+        ((200, b"\xff\xfe\x00nv_", 0.0), "no metrics of a known server"),
         ((200, b"nv_x 1\n" * 700_000, 0.0), "more than 4 MiB"),
         (
             (200, b'nv_inference_request_success{model="b"} 1\n', 0.0),
@@ -408,3 +410,133 @@ def test_static_batching_and_first_response_histograms_tell_too() -> None:
     found = split(point(0.35, 1.0), timed)
     assert (found.prefill_s, found.decode_s) == pytest.approx((0.2, 0.6))
     assert found.other_s == pytest.approx(0.0)
+
+
+# Engines with metrics of their own
+
+
+def vllm_text(served: int = 0, running: float = 0, waiting: float = 0, share: float = 0, hits: int = 0) -> str:
+    """Requests of 2 s each, 0.25 s of them queued and 0.5 s to the first token; 100 prompt tokens a request."""
+    of = 'engine="0",model_name="toy"'
+    return f"""# TYPE vllm:num_requests_running gauge
+vllm:num_requests_running{{{of}}} {running}
+vllm:num_requests_waiting{{{of}}} {waiting}
+vllm:kv_cache_usage_perc{{{of}}} {share}
+vllm:num_preemptions_total{{{of}}} {served // 10}
+vllm:prefix_cache_queries_total{{{of}}} {100 * served}
+vllm:prefix_cache_hits_total{{{of}}} {hits}
+vllm:request_success_total{{finished_reason="length",{of}}} {served}
+vllm:request_success_total{{finished_reason="abort",{of}}} 0
+vllm:iteration_tokens_total_count{{{of}}} {served * 8}
+vllm:e2e_request_latency_seconds_bucket{{le="0.3",{of}}} 0
+vllm:e2e_request_latency_seconds_count{{{of}}} {served}
+vllm:e2e_request_latency_seconds_sum{{{of}}} {served * 2}
+vllm:request_queue_time_seconds_count{{{of}}} {served}
+vllm:request_queue_time_seconds_sum{{{of}}} {served * 0.25}
+vllm:request_prefill_time_seconds_count{{{of}}} {served}
+vllm:request_prefill_time_seconds_sum{{{of}}} {served * 0.25}
+vllm:request_decode_time_seconds_count{{{of}}} {served}
+vllm:request_decode_time_seconds_sum{{{of}}} {served * 1.5}
+vllm:cache_config_info{{block_size="16",cache_dtype="auto",num_gpu_blocks="2048",num_gpu_blocks_override="None"}} 1.0
+"""
+
+
+def test_vllm_tells_requests_times_cache_and_prefix() -> None:
+    first, last = (
+        parse_page(vllm_text(10, 4, 0, 0.2, hits=0), "test", 10.0),
+        parse_page(vllm_text(30, 8, 2, 0.6, hits=800), "test", 20.0),
+    )
+    found = counter_means(first, last, "toy")
+    assert found["finished_per_s"] == 2
+    assert found["engine_iterations_per_s"] == 16
+    assert found["preemptions"] == 2
+    assert found["prefix_tokens_found_mean"] == 40
+    assert (found["request_mean_s"], found["engine_queue_mean_s"], found["engine_decode_mean_s"]) == (2, 0.25, 1.5)
+    assert "requests_failed" not in found  # vLLM does not tell
+    gauges = gauge_means([first, last], "toy")
+    assert (gauges["engine_requests_running_mean"], gauges["engine_requests_waiting_mean"]) == (6, 1)
+    assert gauges["kv_cache_used_share_mean"] == pytest.approx(0.4)
+    assert (gauges["kv_cache_tokens_per_block"], gauges["kv_cache_tokens"]) == (16, 16 * 2048)
+
+
+def test_an_engine_that_restarts_is_seen_by_its_count() -> None:
+    pages = [parse_page(vllm_text(served), "test", 0.0) for served in (5, 2)]
+    assert restarted(pages, "toy")
+    assert not restarted(pages[::-1], "toy")
+
+
+def test_an_engine_behind_triton_adds_to_what_triton_counts() -> None:
+    first, last = (parse_page(page_text(served=n) + vllm_text(n, running=3), "test", float(n)) for n in (0, 10))
+    found = counter_means(first, last, "ensemble")
+    assert found["finished_per_s"] == 1
+    assert found["requests_failed"] == 0
+    assert gauge_means([last], "ensemble")["engine_requests_running_mean"] == 3
+
+
+def test_sglang_and_tensorrt_llm_tell_the_same_under_their_names() -> None:
+    sglang = [
+        f"""sglang:num_requests_total{{model_name="toy"}} {n}
+sglang:num_running_reqs{{model_name="toy"}} 5
+sglang:num_queue_reqs{{model_name="toy"}} 3
+sglang:token_usage{{model_name="toy"}} 0.5
+sglang:max_total_num_tokens{{model_name="toy"}} 120000
+sglang:prompt_tokens_total{{model_name="toy"}} {n * 50}
+sglang:cached_tokens_total{{model_name="toy"}} {n * 20}
+sglang:num_retracted_requests_total{{model_name="toy"}} {n // 5}
+sglang:queue_time_seconds_sum{{model_name="toy"}} {n * 0.5}
+sglang:queue_time_seconds_count{{model_name="toy"}} {n}
+"""
+        for n in (0, 10)
+    ]
+    trtllm = [
+        f"""trtllm_request_success_total{{finished_reason="length",model_name="toy"}} {n}
+trtllm_num_requests_running{{model_name="toy"}} 5
+trtllm_num_requests_waiting{{model_name="toy"}} 3
+trtllm_kv_cache_utilization{{model_name="toy"}} 0.5
+trtllm_kv_cache_max_blocks{{model_name="toy"}} 3750
+trtllm_kv_cache_tokens_per_block{{model_name="toy"}} 32
+trtllm_max_batch_size_static{{model_name="toy"}} 256
+trtllm_prompt_tokens_total{{model_name="toy"}} {n * 50}
+trtllm_prompt_cached_tokens_total{{model_name="toy"}} {n * 20}
+trtllm_request_queue_time_seconds_sum{{model_name="toy"}} {n * 0.5}
+trtllm_request_queue_time_seconds_count{{model_name="toy"}} {n}
+"""
+        for n in (0, 10)
+    ]
+    for texts in (sglang, trtllm):
+        first, last = (parse_page(text, "test", 10.0 * at) for at, text in enumerate(texts))
+        found = counter_means(first, last, "toy") | gauge_means([first, last], "toy")
+        assert found["finished_per_s"] == 1
+        assert found["prefix_tokens_found_mean"] == 20
+        assert found["engine_queue_mean_s"] == 0.5
+        assert (found["engine_requests_running_mean"], found["engine_requests_waiting_mean"]) == (5, 3)
+        assert (found["kv_cache_used_share_mean"], found["kv_cache_tokens"]) == (0.5, 120_000)
+    assert found["engine_max_batch_size"] == 256
+
+
+def test_the_json_of_tensorrt_llm_is_read_as_means_over_its_passes() -> None:
+    cache = '"kvCacheStats": {"usedNumBlocks": 30, "maxNumBlocks": 120, "tokensPerBlock": 32}'
+    text = f'[{{"numActiveRequests": 2, {cache}}}, {{"numActiveRequests": 4, "numQueuedRequests": 1, {cache}}}, 7]'
+    busy, idle = parse_page(text, "test", 0.0), parse_page("[]", "test", 1.0)
+    found = gauge_means([busy, idle], "toy")
+    assert (found["engine_requests_running_mean"], found["engine_requests_waiting_mean"]) == (3, 1)
+    assert (found["kv_cache_used_share_mean"], found["kv_cache_tokens"]) == (0.25, 120 * 32)
+    assert "finished_per_s" in counter_means(busy, idle, "toy")
+    with pytest.raises(ServerError, match="neither Prometheus text nor JSON"):
+        parse_page("[" * 100_000, "test", 0.0)
+
+
+def test_the_level_of_an_engine_that_counts_no_requests_cannot_be_called_shared() -> None:
+    with serving(lambda number: (200, b'[{"numActiveRequests": 1}]', 0.0)) as url:
+        assert requests_served(url, "toy") is None
+        with Scraper(url, "toy", every_s=0.05) as scraper:
+            time.sleep(0.2)
+    assert scraper.served() is None
+    assert scraper.means()["engine_requests_running_mean"] == 1
+    assert scraper.notes() == []
+
+
+def test_what_an_engine_timed_comes_before_what_numbers_suggest() -> None:
+    server = {"engine_queue_mean_s": 0.25, "engine_prefill_mean_s": 0.25, "engine_decode_mean_s": 1.5}
+    parts = split(replace(POINT, ttft_mean_s=0.6, e2e_mean_s=2.1), server | {"engine_requests_waiting_mean": 40})
+    assert (parts.queue_s, parts.prefill_s, parts.decode_s) == (0.25, 0.25, 1.5)

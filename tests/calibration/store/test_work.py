@@ -236,4 +236,4 @@ def test_a_database_of_the_second_version_is_brought_up_to_date(store: Store, da
     newer.add_point(run_id, replace(POINT, load_value=8))
     assert len(newer.points()) == 2 and work(newer, run_id).phase == ""
     with newer.database.reading() as connection:
-        assert connection.execute(sql.text("SELECT version FROM schema")).scalars().all() == [3]
+        assert connection.execute(sql.text("SELECT version FROM schema")).scalars().all() == [5]

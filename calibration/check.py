@@ -1,0 +1,283 @@
+"""``python -m calibration check``: whether an old calibration still holds, by two of its levels measured again."""
+
+from __future__ import annotations
+
+import json
+import math
+import sys
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any, Literal
+
+import click
+from rich.console import Console
+
+from calibration import run as sweep
+from calibration.commands import heed_signals
+from calibration.errors import StoreError, Undecided
+from calibration.plan import PlanFile, level_key, parse_plan
+from calibration.progress import Bar
+from calibration.records import Measurement
+from calibration.store import LIVE, Run, Store
+from calibration.store.work import discard
+from sizing.engine import Batching
+from sizing.fitting.levels import granted
+from sizing.lazy_group import BAD_INPUT, INTERRUPTED, fail
+from sizing.numbers import percent, significant
+from sizing.points import Point
+from sizing.yaml_file import parse_yaml
+
+CHANGED = 4
+NORMAL_95 = 1.96
+FIGURES = ("requests_per_s", "ttft_mean_s", "itl_mean_s")
+"""Columns of a point that are compared, in the order of `granted`."""
+NAMES = {"requests_per_s": "requests/s", "ttft_mean_s": "mean TTFT", "itl_mean_s": "mean ITL"}
+LOOSER = {"ttft_mean_s": 2.0}
+"""Of the tolerance, where a figure scatters more than the others from run to run."""
+UNLIMITED = 10**9
+Verdict = Literal["holds", "changed", "unsure"]
+
+
+@click.command(
+    "check",
+    epilog="""\b
+Examples:
+  python -m calibration check 3
+  python -m calibration check Qwen/Qwen3-32B --url http://gpu-7:8001 --tolerance 0.05
+""",
+)
+@click.argument("name", metavar="RUN|DEPLOYMENT")
+@click.option("--url", help="The server to measure; default: that of the run.")
+@click.option(
+    "--tolerance",
+    type=click.FloatRange(0.01, 0.5),
+    default=0.1,
+    show_default=True,
+    help="Change of requests/s and ITL that is allowed, as a share; TTFT may change by twice as much.",
+)
+@click.option(
+    "--minutes", type=click.FloatRange(min=0, min_open=True), help="Minutes for both levels; default: as in the run."
+)
+@click.option("--json", "as_json", is_flag=True, help="Print JSON for programs.")
+def check_command(name: str, url: str | None, tolerance: float, minutes: float | None, as_json: bool) -> None:
+    """Whether an old calibration still holds: measure its lowest and its highest level again, and compare.
+
+    RUN is a number; DEPLOYMENT a model, or a run's or deployment's name as `list` and the points have it: then the
+    newest run of it counts. Exit code 0: it holds; 4: something changed; 2: it could not be told.
+    """
+    store = Store()
+    run = found_run(store, name)
+    before = levels_of(store, run)
+    file = again(run, before, url, minutes)
+    bar = Bar(Console(stderr=True))
+    heed_signals()
+    try:
+        with bar:
+            now_id = sweep.run(file, store, bar, label=f"check of run {run.id}: {run.label}")
+    except KeyboardInterrupt:
+        click.echo("interrupted: nothing can be told; run the same command again", err=True)
+        sys.exit(INTERRUPTED)
+    finally:
+        if bar.run_id is not None and store.run(bar.run_id).points:
+            discard(store, bar.run_id)  # a measurement of a check is for nothing else, unless somebody accepts it
+    found = Check(run, store.run(now_id), tuple(compared(before, store.measurements(now_id), tolerance)), tolerance)
+    click.echo(json.dumps(found.as_dict(), indent=2) if as_json else str(found))
+    if found.verdict == "unsure":
+        fail(Undecided(found.sentence), BAD_INPUT)
+    sys.exit(CHANGED if found.verdict == "changed" else 0)
+
+
+# --- Which levels, and the plan that measures them again
+
+
+def found_run(store: Store, name: str) -> Run:
+    """The run of this number, or the newest of a deployment that has points and a plan. Raises StoreError."""
+    if name.isdecimal():
+        run = store.run(int(name))
+        if run.state in LIVE:
+            raise StoreError(f"run {run.id} is {run.state}: wait until it ends, then check it")
+        if not run.plan:
+            raise StoreError(
+                f"run {run.id} was imported and has no plan to measure by: name a run that was measured here"
+            )
+        return run
+    for run in store.runs():
+        if run.plan and run.state not in LIVE and not run.label.startswith("check of run "):
+            deployments = {point.deployment for point in store.points(run.id)}
+            names = {run.label, *(each for one in deployments for each in (one.model, one.label))}
+            if name.casefold() in (each.casefold() for each in names):
+                return run
+    raise StoreError(f"no measured run of {name!r} in the store: see python -m calibration list")
+
+
+def levels_of(store: Store, run: Run) -> list[Measurement]:
+    """The lowest and the highest closed loop of the run at the lengths that most of its levels have, void ones apart.
+
+    Raises Undecided if there is none.
+    """
+    closed = [
+        item for item in store.measurements(run.id) if item.point.load_kind == "concurrency" and not item.point.void
+    ]
+    if not closed:
+        raise Undecided(f"run {run.id} has no usable closed loop to compare with: see calibration show {run.id}")
+    lengths = [item.point.lengths for item in closed]
+    most = max(lengths, key=lengths.count)
+    alike = sorted((item for item in closed if item.point.lengths == most), key=lambda item: item.point.load_value)
+    return alike if len(alike) < 2 else [alike[0], alike[-1]]
+
+
+def again(run: Run, before: Sequence[Measurement], url: str | None, minutes: float | None) -> PlanFile:
+    """The plan of `run`, of these levels alone. Raises PlanError, and Undecided where it does not tell the lengths."""
+    folder = Path(run.folder)
+    plan = parse_plan(run.plan, f"plan of run {run.id}", folder).plan
+    wanted = level_key(before[0].point)[:4]
+    entries = [level.entry for level in plan.levels() if level.key[:4] == wanted] or [0] * (len(plan.lengths) == 1)
+    if not entries:
+        raise Undecided(f"run {run.id}: the lengths of its points are not among those of its plan")
+    content: dict[str, Any] = dict(parse_yaml(run.plan, f"plan of run {run.id}"))
+    for name in ("adaptive", "rates", "schedule", "replay", "arrivals"):
+        content.pop(name, None)
+    lengths = {name: value for name, value in content["lengths"][entries[0]].items() if name != "concurrency"}
+    content |= {"lengths": [lengths], "check_load": 0.0}
+    content["concurrency"] = [round(item.point.load_value) for item in before]
+    if url is not None:
+        content["server"] = {**content.get("server", {}), "url": url}
+    if minutes is not None:
+        content["budget_s"] = 60 * minutes / len(before)
+    text = "".join(f"{name}: {json.dumps(value)}\n" for name, value in content.items())
+    return parse_plan(text, f"plan of run {run.id}", folder)
+
+
+# --- The comparison
+
+
+@dataclass(frozen=True, slots=True)
+class Change:
+    """One figure of one level, then and now: `change` as a share, `low` to `high` its 95 % interval, `p_value` the
+    probability of so large a change where nothing changed."""
+
+    concurrency: float
+    figure: str
+    before: float
+    now: float
+    change: float
+    low: float
+    high: float
+    p_value: float
+    verdict: Verdict
+
+    def __str__(self) -> str:
+        scale, unit = (1.0, "") if self.figure == "requests_per_s" else (1000.0, " ms")
+        users = f"{self.concurrency:g} user{'' if self.concurrency == 1 else 's'}"
+        values = f"{significant(scale * self.before)}{unit} then, {significant(scale * self.now)}{unit} now"
+        return f"{users}, {NAMES[self.figure]}: {values}, {self.moved}: {self.verdict}"
+
+    @property
+    def moved(self) -> str:
+        """The change with its interval."""
+        low, high = (percent(value, sign=True) for value in (self.low, self.high))
+        return f"{percent(self.change, sign=True)} ({low} to {high})"
+
+
+def compared(before: Sequence[Measurement], now: Sequence[Measurement], tolerance: float) -> Iterator[Change]:
+    """Each figure of each level, then and now. Raises Undecided for a level that is void now."""
+    for old in before:
+        new = next((item for item in now if level_key(item.point) == level_key(old.point)), None)
+        users = f"{old.point.load_value:g} users"
+        if new is None or new.point.void:
+            why = (
+                "it was not measured" if new is None else f"its point is void ({new.point.verdict}: {new.point.notes})"
+            )
+            raise Undecided(f"whether the calibration holds cannot be told: {users}: {why}")
+        for place, figure in enumerate(FIGURES):
+            then_value, now_value = getattr(old.point, figure), getattr(new.point, figure)
+            if then_value and now_value:
+                error = math.hypot(error_of(old, place), error_of(new, place))
+                allowed = tolerance * LOOSER.get(figure, 1.0)
+                yield change(old.point.load_value, figure, (then_value, now_value), error, allowed)
+
+
+def change(users: float, figure: str, values: tuple[float, float], error: float, tolerance: float) -> Change:
+    """`error`: standard error of the log of the ratio of the two `values`, then and now.
+
+    A figure has *changed* where it moved by more than the tolerance and the interval leaves no change out. It *holds*
+    where it moved by less and the interval is no wider than the tolerance to either side, so that a change of twice as
+    much would have been seen. Anything else is *unsure*.
+    """
+    ratio = values[1] / values[0]
+    log, reach = math.log(ratio), NORMAL_95 * error
+    moved = abs(ratio - 1) > tolerance
+    verdict: Verdict = "unsure"
+    if moved and abs(log) > reach:  # both at 95 %; that six figures are looked at is what the tolerance is for
+        verdict = "changed"
+    elif not moved and math.expm1(reach) <= tolerance:
+        verdict = "holds"
+    low, high = math.expm1(log - reach), math.expm1(log + reach)
+    p_value = math.erfc(abs(log) / error / math.sqrt(2))
+    return Change(users, figure, values[0], values[1], ratio - 1, low, high, p_value, verdict)
+
+
+def error_of(found: Measurement, place: int) -> float:
+    """Relative standard error of a figure, from run to run: the instrument's, and the scatter within the level.
+
+    The scatter is that of the batch means kept with the point; where the level was too short for these, the luck of the
+    lengths drawn, as the fit grants it.
+    """
+    width = found.facts.get(f"{FIGURES[place].removesuffix('_s') if place else FIGURES[0]}_half_width")
+    if width is None:
+        return granted(found.point, batching_of(found.point))[place]
+    steady = replace(found.point, requests=UNLIMITED)
+    return math.hypot(granted(steady, batching_of(found.point))[place], width / NORMAL_95)
+
+
+def batching_of(point: Point) -> Batching:
+    """The batch limit that the point tells, else the usual one."""
+    return Batching() if point.max_batch_size is None else Batching(max_batch_size=point.max_batch_size)
+
+
+@dataclass(frozen=True, slots=True)
+class Check:
+    """Run `before` against run `now`, figure by figure."""
+
+    before: Run
+    now: Run
+    changes: tuple[Change, ...]
+    tolerance: float
+
+    @property
+    def verdict(self) -> Verdict:
+        """Of all figures: one that changed is enough, and so is one that nobody can be sure of."""
+        verdicts = {each.verdict for each in self.changes}
+        return "changed" if "changed" in verdicts else "unsure" if "unsure" in verdicts or not verdicts else "holds"
+
+    @property
+    def sentence(self) -> str:
+        """The verdict with what it rests on."""
+        allowed = f"{percent(self.tolerance)} (TTFT {percent(2 * self.tolerance)})"
+        said = [
+            f"{NAMES[each.figure]} at {each.concurrency:g} users {each.moved}"
+            for each in self.changes
+            if each.verdict == self.verdict
+        ]
+        if self.verdict == "changed":
+            return f"run {self.before.id} no longer holds: {'; '.join(said)}"
+        if self.verdict == "unsure":
+            return f"whether run {self.before.id} holds cannot be told, give more --minutes: {'; '.join(said)}"
+        return f"run {self.before.id} holds: no figure moved by more than {allowed}"
+
+    def as_dict(self) -> dict[str, Any]:
+        """The JSON."""
+        return {
+            "holds": {"holds": True, "changed": False, "unsure": None}[self.verdict],
+            "why": self.sentence,
+            "run": self.before.id,
+            "measured_at": self.before.created,
+            "now": self.now.id,
+            "tolerance": self.tolerance,
+            "figures": [asdict(each) for each in self.changes],
+        }
+
+    def __str__(self) -> str:
+        kept = f"kept as run {self.now.id}, of which no answer uses a point"
+        return "\n".join([*map(str, self.changes), f"{self.sentence[:1].upper()}{self.sentence[1:]}; {kept}."])

@@ -1,0 +1,341 @@
+"""Servers of the OpenAI protocol: how one is met before a run, and the connections that load it.
+
+What a server takes is found out with a few short requests: the richest first, plainer ones where it refuses. The key
+comes from the environment in each process; nothing that holds it is written, sent between processes or shown.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import ssl
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from calibration.errors import PlanError, ServerError
+from calibration.load.exchange import Exchange, Prepared, Reader, one_line
+from calibration.load.http import Connection, HttpClient, events, reason
+from calibration.load.openai_contract import (
+    NIM,
+    PATHS,
+    PLAIN,
+    Kind,
+    OpenAiContract,
+    kind_of,
+    tells_so_far,
+    text_of,
+)
+from calibration.plan import ServerPlan
+from calibration.requests.source import PromptRequest
+from calibration.requests.tokens import AnyIds, CommonWords, ServerCount, encoder_of
+
+HIDDEN = "[hidden]"
+_ERRORS = (b'data: {"error"', b'data:{"error"', b'data: {"object":"error"', b'data: {"object": "error"')
+
+
+class OpenAiClient(HttpClient):
+    """Keep-alive connections, with TLS for https, that carry the plan's headers and key.
+
+    Raises PlanError if a variable of the environment is not set or the certificates cannot be read.
+    """
+
+    def __init__(self, server: ServerPlan) -> None:
+        super().__init__(server)
+        self.root = server.root
+        self.secrets: tuple[str, ...] = ()
+        self.headers = dict(self._headers(server))
+        self.tls = _trusting(server.ca_file) if server.root.startswith("https:") else None
+        lines = "".join(f"{name}: {value}\r\n" for name, value in self.headers.items())
+        path = server.root.partition("://")[2].partition("/")[2]
+        host = server.address.removesuffix(":443" if self.tls else ":80")
+        self._head = (
+            f"POST {'/' if path else ''}{path}{PATHS[server.endpoint]} HTTP/1.1\r\nHost: {host}\r\n{lines}"
+            "Content-Type: application/json\r\nAccept: text/event-stream\r\nContent-Length: "
+        )
+
+    def _headers(self, server: ServerPlan) -> Iterator[tuple[str, str]]:
+        for name, value in server.headers.items():
+            yield name, self._secret(value[1:], f"headers.{name}") if value.startswith("$") else value
+        if server.api_key_env is not None:
+            yield "Authorization", f"Bearer {self._secret(server.api_key_env, 'api_key_env')}"
+
+    def _secret(self, variable: str, key: str) -> str:
+        """The value of a variable; neither is shown, lest somebody wrote a key where its variable's name belongs."""
+        value = os.environ.get(variable, "").strip()
+        if not value:
+            raise PlanError(
+                f"server.{key} names a variable that is not set in the environment: export it, and run again"
+            )
+        if not (value.isascii() and value.isprintable()):
+            raise PlanError(f"server.{key}: the variable's value is not one line of ASCII text")
+        self.secrets += (value,)
+        return value
+
+    def hide(self, text: str) -> str:
+        """`text` without any key: a server may repeat what it was sent."""
+        for secret in self.secrets:
+            text = text.replace(secret, HIDDEN)
+        return text
+
+    def _connection(self) -> OpenAiConnection:
+        return OpenAiConnection(self)
+
+    def prepare(self, contract: Any, request: PromptRequest) -> Prepared:
+        """`request` as the bytes of a POST."""
+        body = json.dumps(contract.values(request)).encode()
+        return Prepared(b"", f"{self._head}{len(body)}\r\n\r\n".encode() + body, request.isl, request.osl)
+
+    def reader(self, contract: Any) -> Reader:
+        """How the answers on these connections are read."""
+        found: Reader = contract.reader()
+        return found
+
+    async def page(self, path: str) -> tuple[int, Any]:
+        """Status and JSON of a page, None where it is none. Raises ServerError if nobody answers."""
+        status, body = await self._get(path)
+        try:
+            return status, json.loads(self.hide(body.decode()))
+        except (ValueError, RecursionError):
+            return status, None
+
+    async def check_ready(self) -> None:
+        """Raises ServerError if the server does not list the model."""
+        await self.listed()
+
+    async def check_alive(self) -> None:
+        """Raises ServerError if the server does not answer any more."""
+        try:
+            await self._get("/v1/models")
+        except ServerError:
+            raise ServerError(f"{self.server.url}: the server stopped answering in the middle of a level") from None
+
+    async def listed(self) -> Mapping[str, Any]:
+        """What /v1/models says of the model. Raises ServerError if it is not there, or the key is refused."""
+        url, model = self.server.url, self.server.model
+        status, body = await self._get("/v1/models")
+        if status != 200:
+            raise self.refused(status, self.hide(reason(body)))
+        try:
+            cards = json.loads(self.hide(body.decode()))["data"]
+            known = {str(card["id"]): card for card in cards}
+        except (ValueError, RecursionError, KeyError, TypeError):
+            raise ServerError(f"{url}: no OpenAI server answers there: its /v1/models is no list of models") from None
+        if model not in known:
+            names = ", ".join(list(known)[:5]) or "none"
+            raise ServerError(f"{url} does not list a model {model!r} but {names}; correct server.model in the plan")
+        found: Mapping[str, Any] = known[model]
+        return found
+
+    def refused(self, status: int, words: str) -> ServerError:
+        """The error for an answer that is no 200."""
+        if status in (401, 403):
+            given = "the key was not accepted" if self.secrets else "it wants a key: name its variable as api_key_env"
+            return ServerError(f"{self.server.url}: HTTP {status}, {given} ({words})")
+        return ServerError(f"{self.server.url}: HTTP {status}: {words}")
+
+    def _absent(self, error: OSError) -> ServerError:
+        if isinstance(error, ssl.SSLCertVerificationError):
+            return ServerError(
+                f"{self.server.url}: its certificate is not trusted ({error.verify_message}); name the certificate of "
+                "its authority as server.ca_file"
+            )
+        said = one_line(error.strerror or str(error) or "timed out")
+        return ServerError(
+            f"{self.server.url}: no OpenAI server answers there ({said}); start one, or correct server.url in the plan"
+        )
+
+
+class OpenAiConnection(Connection):
+    """A connection whose answers may hold an error as one of their last events."""
+
+    def __init__(self, client: OpenAiClient) -> None:
+        super().__init__(client)
+        self._hide = client.hide
+
+    def error_in(self, raw: Sequence[bytes]) -> str:
+        for line in b"".join(raw[-3:]).splitlines():
+            if line.startswith(_ERRORS):
+                return reason(line.partition(b":")[2])
+        return ""
+
+    def _told(self, error: str) -> str:
+        return self._hide(error)
+
+
+def _trusting(ca_file: str | None) -> ssl.SSLContext:
+    found = ssl.create_default_context()
+    found.set_alpn_protocols(["http/1.1"])
+    if ca_file is not None:
+        try:
+            found.load_verify_locations(ca_file)
+        except (OSError, ValueError) as error:  # of which ssl.SSLError is one
+            said = getattr(error, "strerror", None) or str(error)
+            raise PlanError(f"server.ca_file: {ca_file} cannot be read as certificates ({said})") from None
+    return found
+
+
+# --- Meeting a server: which program it is, and what its requests and answers may hold
+
+TRIAL_OSL = 8
+TRIAL_ISL = (32, 96)
+"""Two lengths: their difference tells the tokens of a word, and what is left the tokens around a prompt."""
+IDS = ((1_000, 16_000), (100, 500))
+"""Ids that every model of a usual vocabulary has, past special ones; and those of a very small vocabulary."""
+BUSY_TRIES = 5
+BUSY_WAIT_S = 1.0
+
+
+@dataclass(frozen=True, slots=True)
+class Met:
+    """A server that answers: how it is asked and counts prompts; `said` is what it tells, by column of a point."""
+
+    contract: OpenAiContract
+    seen: ServerCount
+    said: Mapping[str, str]
+
+
+async def meet(server: ServerPlan, tokenizer: Path | None, *, texts: bool = False) -> Met:
+    """Ask the server what it is and what it takes. `texts`: prompts come from a data set, so that they must be text.
+
+    Raises ServerError, one line, if it cannot be measured, PlanError if the plan lacks what it needs.
+    """
+    async with OpenAiClient(server) as client:
+        card = await client.listed()
+        kind, said = await _introduced(client, str(card.get("owned_by", "")))
+        trial = await _first_accepted(client, kind, tokenizer, texts)
+        contract = _counted(client, trial, tokenizer)
+        seen = trial.seen
+        if not contract.takes_token_ids:
+            contract, seen = await _measured(client, contract, trial, tokenizer)
+    return Met(contract, seen, said)
+
+
+async def _introduced(client: OpenAiClient, owned_by: str) -> tuple[Kind, dict[str, str]]:
+    kind = kind_of(owned_by)
+    status, found = await client.page(NIM.version[0])
+    if status == 200 and isinstance(found, dict) and NIM.version[1] in found:
+        kind = replace(kind, name=NIM.name, version=NIM.version, limits=None)
+    said = {"model": client.server.model} | ({"engine": kind.name, "batching": "in_flight"} if kind.name else {})
+    said |= await _values(client, kind.version[0], {"engine_version": kind.version[1]})
+    if kind.limits is not None:
+        said |= await _values(client, *kind.limits)
+    return kind, said
+
+
+async def _values(client: OpenAiClient, path: str, keys: Mapping[str, str]) -> dict[str, str]:
+    status, found = await client.page(path)
+    if status != 200 or not isinstance(found, dict):
+        return {}
+    given = {column: found.get(key) for column, key in keys.items()}
+    return {column: str(value) for column, value in given.items() if isinstance(value, str | int) and value}
+
+
+@dataclass(frozen=True, slots=True)
+class _Trial:
+    """A request that the server answered, with what it was made by."""
+
+    contract: OpenAiContract
+    seen: ServerCount
+    exchange: Exchange
+
+
+async def _first_accepted(client: OpenAiClient, kind: Kind, tokenizer: Path | None, texts: bool) -> _Trial:
+    """The richest request that the server answers. Raises ServerError with the last refusal if it answers none."""
+    server = client.server
+    ids = [ServerCount()] if tokenizer is not None else [ServerCount(ids=each) for each in IDS]
+    prompts = [] if texts or server.endpoint == "chat" else [(True, seen) for seen in ids]
+    prompts.append((False, ServerCount()))
+    refusal = ""
+    for fields, minimum in ((kind.fields, kind.minimum), (PLAIN, "")):
+        for as_ids, seen in prompts:
+            contract = OpenAiContract(server.model, server.endpoint, fields, minimum, server.body, as_ids)
+            exchange, status = await _asked(client, contract, _prompt(tokenizer, seen, TRIAL_ISL[0]))
+            if not exchange.error:
+                return _Trial(contract, seen, exchange)
+            if status in (401, 403, 404) or status >= 500 or not status:
+                raise _unusable(client, status, exchange.error)
+            refusal = exchange.error
+    raise ServerError(f"{server.url}: it refuses every kind of request, the plainest with: {refusal}")
+
+
+def _unusable(client: OpenAiClient, status: int, error: str) -> ServerError:
+    words = error.partition(": ")[2] if error.startswith("HTTP") else error
+    if status in (401, 403):
+        return client.refused(status, words)
+    if status == 404:
+        other = "chat" if client.server.endpoint == "completions" else "completions"
+        words = f"nothing at {PATHS[client.server.endpoint]} ({words}); try endpoint: {other}"
+        return ServerError(f"{client.server.url}: {words}")
+    return ServerError(f"{client.server.url}: a first request failed: {error}")
+
+
+async def _asked(client: OpenAiClient, contract: OpenAiContract, request: PromptRequest) -> tuple[Exchange, int]:
+    """The answer and its status, 0 for none; while the server says that it is busy or loading, asked again."""
+    for attempt in range(BUSY_TRIES):
+        connection = client.stream(contract)
+        exchange = await connection.exchange(client.prepare(contract, request))
+        connection.close()
+        if connection.status not in (429, 503) or attempt == BUSY_TRIES - 1:
+            break
+        await asyncio.sleep(BUSY_WAIT_S)
+    return exchange, connection.status
+
+
+def _prompt(tokenizer: Path | None, seen: ServerCount, tokens: int) -> PromptRequest:
+    """A prompt of so many tokens, or common words where nothing tells tokens; each the same every time."""
+    encoder = AnyIds(*seen.ids) if seen.ids else CommonWords() if tokenizer is None else encoder_of(tokenizer, False)
+    stride = max(1, len(encoder.words) // tokens)
+    text, ids = encoder.prompt([number * stride % len(encoder.words) for number in range(tokens)])
+    return PromptRequest(text, tokens, TRIAL_OSL, ids)
+
+
+def _counted(client: OpenAiClient, trial: _Trial, tokenizer: Path | None) -> OpenAiContract:
+    """The contract with the best count that the trial's answer allows. Raises ServerError if it allows none."""
+    url, contract, raw = client.server.url, trial.contract, trial.exchange.raw
+    if not any(events(response) for response in raw):
+        start = client.hide(one_line(b"".join(raw).decode("utf-8", "replace")))[:80]
+        raise ServerError(f"{url}: its answer is no stream of events but {start!r}")
+    if tells_so_far(raw):
+        return replace(contract, counted_by="running")
+    if any(replace(contract, counted_by="running").reader().counts(raw)):
+        has_text = any(map(text_of, raw))  # ids of special tokens alone have none: then there is nothing to spread over
+        return replace(contract, counted_by="total" if has_text else "running")
+    if tokenizer is None:
+        raise ServerError(
+            f"{url}: its answers tell no token counts (usage): name its tokenizer as tokenizer in the plan"
+        )
+    return replace(contract, counted_by="tokenizer", tokenizer=tokenizer)
+
+
+async def _measured(
+    client: OpenAiClient, contract: OpenAiContract, trial: _Trial, tokenizer: Path | None
+) -> tuple[OpenAiContract, ServerCount]:
+    """What the server adds to a text prompt and, without a tokenizer, how many tokens it makes of a word."""
+    short = _prompt_tokens(trial.exchange)
+    if short is None:
+        note = "" if tokenizer is not None else "ISL is words: the server does not tell tokens of prompts"
+        return replace(contract, prompts=note), ServerCount()
+    if tokenizer is not None:
+        added = max(0, short - TRIAL_ISL[0])
+        note = f"ISL includes {added} tokens that the server adds to each prompt" if added else ""
+        return replace(contract, prompts=note), ServerCount(added=added)
+    exchange, _ = await _asked(client, contract, _prompt(None, trial.seen, TRIAL_ISL[1]))
+    long = _prompt_tokens(exchange)
+    if exchange.error or long is None or long <= short:
+        said = exchange.error or "a longer prompt has no more tokens"
+        raise ServerError(f"{client.server.url}: its tokens cannot be counted ({said}): name its tokenizer in the plan")
+    per_word = (long - short) / (TRIAL_ISL[1] - TRIAL_ISL[0])
+    added = max(0, round(short - per_word * TRIAL_ISL[0]))
+    note = f"ISL is made of words by the server's own count: {per_word:.3g} tokens a word, {added} around each prompt"
+    return replace(contract, prompts=note), ServerCount(added=added, tokens_per_word=per_word)
+
+
+def _prompt_tokens(exchange: Exchange) -> int | None:
+    for event in events(b"".join(exchange.raw)):
+        usage = event.get("usage")
+        if isinstance(usage, dict) and isinstance(usage.get("prompt_tokens"), int):
+            return int(usage["prompt_tokens"])
+    return None

@@ -1,0 +1,236 @@
+"""What an OpenAI server takes and gives: its request bodies, and how tokens are counted in what it streams.
+
+Tokens are counted from what the server says of them (`usage`), never from the number of responses: one response may
+carry several tokens, none, or part of one.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from itertools import pairwise
+from pathlib import Path
+from typing import Any, Literal
+
+from calibration.load.exchange import Reader
+from calibration.load.http import events
+from calibration.plan import Endpoint
+from calibration.requests.source import PromptRequest
+from calibration.requests.tokens import encoder_of
+
+CountedBy = Literal["running", "total", "tokenizer"]
+"""Where tokens are counted: so far, in each response; in all, at the end of an answer; or by the tokenizer, from the
+text, where the server says nothing."""
+PATHS: Mapping[Endpoint, str] = {"completions": "/v1/completions", "chat": "/v1/chat/completions"}
+
+# --- The servers, distinguished by what they answer, and what is peculiar to each
+#
+# vLLM, SGLang and TensorRT-LLM take `ignore_eos` and `min_tokens` beside OpenAI's fields, and a `stream_options` that
+# has every response say how many tokens there are so far. llama.cpp says it in `timings`, and takes no minimum.
+# NIM is one of the engines behind a front end of its own. A server that is none of these is asked as vLLM is; where it
+# refuses, as OpenAI's own service.
+
+_VLLM_LIKE: Mapping[str, Any] = {
+    "ignore_eos": True,
+    "stream_options": {"include_usage": True, "continuous_usage_stats": True},
+}
+PLAIN: Mapping[str, Any] = {"stream_options": {"include_usage": True}}
+
+
+@dataclass(frozen=True, slots=True)
+class Kind:
+    """A server program: its `name` as points have it, and how its model listing (``owned_by``) calls it.
+
+    `fields` go with every request, `minimum` names the field for the fewest tokens of an answer, "" for none.
+    `version` is the page and key of its version; `limits` a page with settings, and the keys there, by column of the
+    points table.
+    """
+
+    name: str
+    owned_by: tuple[str, ...]
+    fields: Mapping[str, Any] = field(default_factory=lambda: _VLLM_LIKE)
+    minimum: str = "min_tokens"
+    version: tuple[str, str] = ("/version", "version")
+    limits: tuple[str, Mapping[str, str]] | None = None
+
+
+NIM = Kind("nim", (), version=("/v1/version", "release"))
+"""Its model listing is that of the engine behind it; it is known by its version page."""
+UNKNOWN = Kind("", ())
+KINDS = (
+    Kind("vllm", ("vllm",)),
+    Kind(
+        "sglang",
+        ("sglang",),
+        version=("/get_server_info", "version"),
+        limits=("/get_server_info", {"tp": "tp_size", "pp": "pp_size", "max_batch_size": "max_running_requests"}),
+    ),
+    Kind("trtllm", ("tensorrt_llm",)),
+    Kind(
+        "llama.cpp",
+        ("llamacpp",),
+        fields={"ignore_eos": True, "timings_per_token": True, "stream_options": {"include_usage": True}},
+        minimum="",
+        version=("/props", "build_info"),
+        limits=("/props", {"max_batch_size": "total_slots"}),
+    ),
+)
+
+
+def kind_of(owned_by: str) -> Kind:
+    """The program whose listing says `owned_by`."""
+    return next((kind for kind in KINDS if owned_by in kind.owned_by), UNKNOWN)
+
+
+# --- One model of one server
+
+
+@dataclass(frozen=True, slots=True)
+class OpenAiContract:
+    """How `model` is asked at `endpoint`, and how its answers are read.
+
+    `fields` go with every request, over those of the plan's `body`; `minimum` names the field for the fewest tokens of
+    an answer. `takes_token_ids`: prompts are sent as ids. `tokenizer`, a tokenizer.json, counts where `counted_by` says
+    so. `prompts` is what a reader of the points must know about their ISL.
+    """
+
+    model: str
+    endpoint: Endpoint
+    fields: Mapping[str, Any]
+    minimum: str = ""
+    body: Mapping[str, Any] = field(default_factory=dict)
+    takes_token_ids: bool = False
+    counted_by: CountedBy = "running"
+    tokenizer: Path | None = None
+    prompts: str = ""
+
+    @property
+    def is_ensemble(self) -> bool:
+        """False: there are no steps."""
+        return False
+
+    @property
+    def exact(self) -> bool:
+        """True if an answer of another length than was asked for is a fault: unless the count is not the server's."""
+        return self.counted_by != "tokenizer"
+
+    @property
+    def notes(self) -> tuple[str, ...]:
+        """What a reader of a point of this model must know about its lengths and times."""
+        found = [self.prompts] if self.prompts else []
+        if self.counted_by == "total":
+            found.append("tokens are told per answer, not per response: they are spread evenly over its responses")
+        if self.counted_by == "tokenizer":
+            found.append("OSL is counted by the tokenizer: the server tells no token counts")
+        return tuple(found)
+
+    def values(self, request: PromptRequest) -> dict[str, Any]:
+        """The JSON body of `request`."""
+        chat = self.endpoint == "chat"
+        ids = request.token_ids if self.takes_token_ids else None
+        prompt: dict[str, Any] = (
+            {"messages": [{"role": "user", "content": request.prompt}]}
+            if chat
+            else {"prompt": request.prompt if ids is None else list(ids)}
+        )
+        ours = {"model": self.model, **prompt, "max_tokens": request.osl, "stream": True}
+        minimum = {self.minimum: request.osl} if self.minimum else {}
+        sent = ours | dict(self.fields) | minimum | dict(self.body)
+        return {name: value for name, value in sent.items() if value is not None}
+
+    def reader(self) -> StreamReader:
+        """How the answers are read."""
+        return StreamReader(_GLANCES[self.counted_by], self.exact, self)
+
+
+# --- Counting: patterns instead of JSON, since answers past a bound are read while the load runs. In a JSON text an
+# unescaped name with its colon is a key: within a string its quotes would be escaped.
+
+_TOLD = re.compile(rb'"(?:completion_tokens|predicted_n)"\s*:\s*(\d{1,9})(?!\d)')
+_TEXT = re.compile(rb'"(?:text|content|reasoning_content|reasoning|arguments)"\s*:\s*"(?!")')
+_CHOICE = re.compile(rb'"choices"\s*:\s*\[\s*\{')
+
+
+@dataclass(frozen=True, slots=True)
+class StreamReader(Reader):
+    """Reads the answers of one model. `count` alone is right for the first response, and tells which is the last."""
+
+    contract: OpenAiContract
+
+    def counts(self, raw: Sequence[bytes]) -> Sequence[int]:
+        if self.contract.counted_by == "running":
+            return _increases([_told(response) for response in raw])
+        texts = [bool(_TEXT.search(response)) for response in raw]
+        if self.contract.counted_by == "total":
+            total = max(map(_told, raw), default=0)
+        else:
+            total = encoder_of(self.contract.tokenizer, False).count("".join(map(text_of, raw)))
+        return _spread(total, texts)
+
+
+def _told(response: bytes) -> int:
+    """Tokens of the answer up to this response, as the server says; 0 where it does not."""
+    found = _TOLD.findall(response)
+    return max(map(int, found), default=0)
+
+
+def _running_glance(response: bytes) -> int:
+    return _told(response) if _CHOICE.search(response) else 0
+
+
+def _text_glance(response: bytes) -> int:
+    return int(bool(_TEXT.search(response)))
+
+
+_GLANCES = {"running": _running_glance, "total": _text_glance, "tokenizer": _text_glance}
+
+
+def _increases(told: Sequence[int]) -> list[int]:
+    found, before = [], 0
+    for number in told:
+        found.append(max(0, number - before))
+        before = max(before, number)
+    return found
+
+
+def _spread(total: int, texts: Sequence[bool]) -> list[int]:
+    """`total` tokens over the responses with text, evenly: where there are more, the first has the odd ones; where
+    there are fewer, the first and the last response have one.
+
+    >>> _spread(5, [False, True, True]), _spread(2, [True, True, True])
+    ([0, 3, 2], [1, 0, 1])
+    """
+    responses = sum(texts)
+    if total >= responses:
+        ends = [math.ceil(total * number / responses) for number in range(responses + 1)] if responses else []
+        shares = [later - earlier for earlier, later in pairwise(ends)]
+    else:
+        places = {round(number * (responses - 1) / max(1, total - 1)) for number in range(total)}
+        shares = [int(number in places) for number in range(responses)]
+    left = iter(shares)
+    return [next(left) if has_text else 0 for has_text in texts]
+
+
+def tells_so_far(raw: Sequence[bytes]) -> bool:
+    """Whether the events of an answer tell the tokens so far: the first with text has a count of its own."""
+    found = [(_said(event), _told(json.dumps(event).encode())) for event in events(b"".join(raw))]
+    return next((told > 0 for text, told in found if text), False)
+
+
+def text_of(response: bytes) -> str:
+    """What the events of a response say, reasoning included."""
+    return "".join(map(_said, events(response)))
+
+
+def _said(event: Mapping[str, Any]) -> str:
+    found: list[Any] = []
+    choices = event.get("choices")
+    for choice in choices if isinstance(choices, list) else ():
+        if isinstance(choice, dict):
+            delta = choice.get("delta")
+            said = delta if isinstance(delta, dict) else choice
+            found += [said.get(name) for name in ("reasoning_content", "reasoning", "content", "text")]
+    return "".join(part for part in found if isinstance(part, str))

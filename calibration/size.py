@@ -1,0 +1,452 @@
+"""``python -m calibration size``: from the URL of a server to a GPU count, in one command.
+
+The options become the plan of an adaptive sweep, as if somebody had written it; its points are kept in a run like any
+other, and the planner answers from them. A call that finds such a run goes on with it.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import sys
+import threading
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, get_args
+
+import click
+from pydantic import ValidationError
+from rich.console import Console
+
+from calibration import run as sweep
+from calibration.adapt import Adaptive, Best
+from calibration.commands import heed_signals
+from calibration.errors import CalibrationError, Cancelled, PlanError, ServerError, Undecided
+from calibration.levels import adaptive_of, minutes
+from calibration.plan import ASKED, Endpoint, Level, PlanFile, Protocol, ServerPlan, SweepPlan, parse_plan
+from calibration.progress import Bar
+from calibration.records import Measurement
+from calibration.requests.lengths import USUAL_ISL_CV, USUAL_OSL_CV
+from calibration.server_metrics import requests_served
+from calibration.store import Store
+from calibration.target import access, deployment, protocol_at, serving
+from sizing import planner
+from sizing import text as answer
+from sizing.analyses.next_level import usable
+from sizing.candidates import from_fit, law_of
+from sizing.cli.options import field_options, margin_options, options, sla_options, write_json
+from sizing.cli.plan import report_json, show
+from sizing.cli.shapes import Extras
+from sizing.errors import SizingError, first_fault
+from sizing.lazy_group import BAD_INPUT, INTERRUPTED, fail
+from sizing.numbers import percent
+from sizing.plans import NoFeasiblePlan, Plan
+from sizing.points import Deployment, Point
+from sizing.question import Question
+
+EXAMPLES = """\b
+Examples:
+  python -m calibration size http://gpu-7:8000 --model Qwen/Qwen3-32B --gpu h200_sxm --tp 2 \\
+      --isl 2000 --osl 256 --rate 20 --ttft p95:1s --itl p95:30ms --minutes 10
+  python -m calibration size https://llm.example --model Qwen/Qwen3-32B --api-key-env LLM_KEY --gpu h200_sxm --tp 2 \\
+      --isl 2000 --osl 256 --rate 20 --ttft p95:1s
+  python -m calibration size gpu-7:8001 --model ensemble --gpu h200_sxm --precision fp8 \\
+      --isl 2000 --osl 256 --rate 20 --ttft p95:1s
+"""
+MOST_USERS = 128
+LEVELS_IN_BUDGET = 10
+"""A level takes at most this part of the minutes, so that several fit in."""
+SHORTEST_S, LONGEST_S = 5.0, 120.0
+USUAL: Mapping[str, str] = {"precision": "bf16", "tp": "1"}
+"""What is taken of a deployment where neither the server nor an option says it."""
+METRICS_PAGES = ("/metrics", "/prometheus/metrics", "/v1/metrics")
+WORTH = 0.1
+"""Share of the band from which a further level is recommended."""
+
+
+deployment_options = options(
+    click.option("--gpu", help="GPU of the server, such as h200_sxm, where it does not say it itself."),
+    click.option("--precision", help="Precision of the weights; bf16 unless the server says it."),
+    click.option("--tp", type=click.IntRange(1), help="GPUs that a replica spreads the model over; 1 unless it says."),
+    click.option("--gpus-per-replica", type=click.IntRange(1), help="GPUs of a replica in all, pipeline stages too."),
+)
+server_options = options(
+    click.option(
+        "--protocol", type=click.Choice(get_args(Protocol)), help="Triton's grpc or http, or openai; default: detected."
+    ),
+    click.option("--api-key-env", metavar="NAME", help="Environment variable with the key of an OpenAI server."),
+    click.option(
+        "--endpoint", type=click.Choice(get_args(Endpoint)), help="Of an OpenAI server; default: completions."
+    ),
+    click.option("--ca-file", type=click.Path(), help="Certificates that HTTPS trusts beside the system's."),
+    click.option("--metrics-url", help="The server's own metrics; looked for on an OpenAI server."),
+    click.option("--tokenizer", help="Its tokenizer.json or the folder; none: count words."),
+    click.option("--timeout", "timeout_s", type=float, help="Seconds that a request may take.  [default: 120]"),
+)
+
+
+@click.command("size", epilog=EXAMPLES)
+@click.argument("url")
+@options(
+    click.option("--model", required=True, help="Model, by the server's name for it."),
+    field_options("isl", "osl"),
+    click.option("--isl-cv", type=float, default=USUAL_ISL_CV, show_default=True, help="Spread of ISL."),
+    click.option("--osl-cv", type=float, default=USUAL_OSL_CV, show_default=True, help="Spread of OSL."),
+    field_options("rate", required=True),
+    field_options("arrivals", "routing"),
+    sla_options,
+    margin_options,
+    click.option(
+        "--minutes",
+        type=click.FloatRange(min=0, min_open=True),
+        default=10.0,
+        show_default=True,
+        help="Minutes of load that this call may measure; it ends earlier when the count is sure.",
+    ),
+    click.option("--most-users", type=click.IntRange(2), default=MOST_USERS, show_default=True, help="Highest level."),
+    deployment_options,
+    server_options,
+    click.option("--fresh", is_flag=True, help="Start over, whatever was measured before."),
+    click.option("--self-check/--no-self-check", default=True, help="Whether the load generator is tested first."),
+    click.option("--json", "as_json", is_flag=True, help="Print JSON for programs."),
+)
+def size_command(url: str, as_json: bool, **given: Any) -> None:
+    """How many GPUs: measure the server at URL, as few levels as the answer needs, and plan from them.
+
+    URL is http://host:port or https://host of an OpenAI server (vLLM, SGLang, NIM ...) or of Triton, or host:port of
+    Triton's gRPC. The points are kept: Ctrl-C gives the answer so far, and the same command goes on from there.
+    """
+    Question.of(given)  # what cannot be asked is said before the server is
+    store, bar = Store(), Sizing(Console(stderr=True))
+    ended, failure = "done", None
+    heed_signals()
+    with bar:
+        try:
+            site = site_at(url, given, bar)
+            before = None if given["fresh"] else measured_before(store, site, given)
+            file = plan_of(site, given, 0.0 if before is None else spent_s(store, before, site, given))
+            bar.run_id = before
+            if before is None:
+                sweep.run(file, store, bar, bar.enough)
+            else:
+                bar.says(f"going on with run {before}")
+                sweep.resume(before, store, bar, bar.enough, file)
+        except KeyboardInterrupt:
+            ended = "interrupted"
+        except CalibrationError as error:
+            failure = Undecided(bar.useless) if isinstance(error, Cancelled) and bar.useless else error
+            failure = type(failure)(in_options(str(failure)))
+            if bar.run_id is None:
+                raise failure from None
+            ended = "failed"
+    if bar.run_id is None:
+        click.echo("interrupted before anything was measured", err=True)
+        sys.exit(INTERRUPTED)
+    found = Measured(bar.run_id, site, file, store.points(bar.run_id), ended, str(failure or ""))
+    if ended == "interrupted":
+        click.echo("interrupted: the answer so far follows; the same command goes on from there", err=True)
+    code = tell(found, as_json, quiet=failure is not None)
+    if failure is not None:
+        fail(failure, BAD_INPUT)
+    sys.exit(INTERRUPTED if ended == "interrupted" else code)
+
+
+class Sizing(Bar):
+    """Progress with the minutes left. `enough` ends the sweep, when its first answers show that it is `useless`."""
+
+    def __init__(self, console: Console) -> None:
+        super().__init__(console)
+        self.enough = threading.Event()
+        self.useless = ""
+
+    def expects(self, level: Level, seconds: float, after_s: float) -> None:
+        super().expects(level, seconds, after_s)
+        self.says(f"about {minutes(seconds + after_s)} of measuring to go")
+
+    def measured(self, level: Level, found: Measurement) -> None:
+        super().measured(level, found)
+        if found.point.void and "wrong_lengths: " in found.point.notes:  # of every level: it is not the load's doing
+            self.useless = f"the server's answers are of other lengths than asked for ({found.point.notes})"
+            self.enough.set()
+
+
+# --- The server, and what is taken of it where nobody says it
+
+
+@dataclass(frozen=True, slots=True)
+class Site:
+    """The server to size: `server` and `facts` as a plan says them, the `replica` that this is, and of its facts those
+    that were `assumed`."""
+
+    server: Mapping[str, Any]
+    facts: Mapping[str, Any]
+    replica: Deployment
+    assumed: Mapping[str, str]
+
+
+def site_at(url: str, given: Mapping[str, Any], bar: Bar) -> Site:
+    """What answers at `url`. Raises ServerError if it cannot be measured, click's errors for what must be said."""
+    server = {"url": url, "model": given["model"], "protocol": given["protocol"] or "openai"}
+    server |= {name: given[name] for name in ("api_key_env", "endpoint", "timeout_s", "metrics_url") if given[name]}
+    if given["ca_file"]:
+        server["ca_file"] = str(Path(given["ca_file"]).resolve())
+    if given["protocol"] is None:
+        server["protocol"] = protocol_at(server_plan(server))
+    if server["protocol"] != "openai":
+        server["url"] = server_plan({**server, "protocol": "openai"}).address
+    known = server_plan(server)
+    if known.protocol == "openai" and known.metrics_url is None and (page := metrics_of(known)):
+        server["metrics_url"] = page
+    said = serving(_file(server, {}, {"lengths": [{"isl": given["isl"], "osl": given["osl"]}]}, given)).engine
+    facts = facts_of(given, said)
+    assumed = {name: value for name, value in USUAL.items() if not (name in facts or said.get(name))}
+    facts |= {name: int(value) if name == "tp" else value for name, value in assumed.items()}
+    if not (facts.get("gpu") or said.get("gpu")):
+        raise click.UsageError("the server does not say which GPU it runs on: give --gpu, for instance --gpu h200_sxm")
+    for name, value in assumed.items():
+        bar.says(f"taken: {name} {value}, which the server does not say (--{name} does)")
+    plan = _file(server, facts, {"lengths": [{"isl": 1.0, "osl": 1.0}]}, given).plan
+    return Site(server, facts, deployment(plan.deployment, said), assumed)
+
+
+def server_plan(server: Mapping[str, Any]) -> ServerPlan:
+    """Raises PlanError, one line, for what no plan could hold."""
+    try:
+        return ServerPlan.model_validate(server)
+    except ValidationError as error:
+        raise PlanError(in_options(str(first_fault(error, "the server")))) from None
+
+
+def facts_of(given: Mapping[str, Any], said: Mapping[str, str]) -> dict[str, Any]:
+    """What the options say of the deployment. Raises click.UsageError if they contradict each other or the server."""
+    facts = {name: given[name] for name in ("gpu", "precision", "tp") if given[name] is not None}
+    gpus = given["gpus_per_replica"]
+    if gpus is None:
+        return facts
+    tp = int(facts.get("tp") or said.get("tp") or gpus)
+    if gpus % tp:
+        raise click.UsageError(f"--gpus-per-replica {gpus} is no multiple of TP {tp}")
+    return facts | {"tp": tp, "pp": gpus // tp}
+
+
+def metrics_of(server: ServerPlan) -> str | None:
+    """The page of an OpenAI server's own metrics, None where there is none."""
+    for page in METRICS_PAGES:
+        try:
+            requests_served(f"{server.root}{page}", server.model, access(server))
+        except ServerError:
+            continue
+        return f"{server.root}{page}"
+    return None
+
+
+IN_OPTIONS = {
+    "server.api_key_env": "--api-key-env",
+    "as api_key_env": "by --api-key-env",
+    "server.ca_file": "--ca-file",
+    "server.model in the plan": "--model",
+    "server.url in the plan": "the URL",
+    "server.metrics_url in the plan": "--metrics-url",
+    "tokenizer in the plan": "tokenizer by --tokenizer",
+    "as tokenizer tokenizer": "by",
+    "endpoint: ": "--endpoint ",
+}
+"""Words of errors about plans, and what says the same on the command line."""
+
+
+def in_options(error: str) -> str:
+    """An error about a plan in the words of somebody who wrote none."""
+    for of_plan, of_options in IN_OPTIONS.items():
+        error = error.replace(of_plan, of_options)
+    return error
+
+
+# --- The plan, and what was measured by it before
+
+
+def plan_of(site: Site, given: Mapping[str, Any], before_s: float) -> PlanFile:
+    """The adaptive sweep that the options ask for; `before_s` seconds of it were measured by calls before."""
+    budget_s = 60 * given["minutes"]
+    asked = {name: given[name] for name in ASKED if given.get(name) is not None}
+    lengths = {name: asked.pop(name) for name in ("isl", "osl", "isl_cv", "osl_cv")}
+    return _file(
+        site.server,
+        site.facts,
+        {
+            "lengths": [lengths],
+            "concurrency": users_of(given["most_users"]),
+            "budget_s": min(LONGEST_S, max(SHORTEST_S, budget_s / LEVELS_IN_BUDGET)),
+            "adaptive": {"gpu_minutes": (before_s + budget_s) / 60 * site.replica.tp * site.replica.pp, **asked},
+            "client": {"self_check": given["self_check"]},
+        },
+        given,
+    )
+
+
+def _file(
+    server: Mapping[str, Any], facts: Mapping[str, Any], rest: Mapping[str, Any], given: Mapping[str, Any]
+) -> PlanFile:
+    """A plan as if it had been read from a file. Raises PlanError."""
+    tokenizer = given["tokenizer"]
+    if tokenizer not in (None, "none"):
+        tokenizer = str(Path(tokenizer).resolve())
+    content = {"server": server, "deployment": facts, **({"tokenizer": tokenizer} if tokenizer else {}), **rest}
+    if not {"concurrency", "rates"} & set(content):
+        content["concurrency"] = [1]
+    return parse_plan("".join(f"{name}: {json.dumps(value)}\n" for name, value in content.items()), "options")
+
+
+def users_of(most: int) -> list[int]:
+    """1, 2, 4 and so on, up to `most`.
+
+    >>> users_of(12)
+    [1, 2, 4, 8, 12]
+    """
+    return [*(2**power for power in range(math.ceil(math.log2(most)))), most]
+
+
+def measured_before(store: Store, site: Site, given: Mapping[str, Any]) -> int | None:
+    """The newest run of the same server, deployment, lengths and levels with a usable point; None if there is none."""
+    wanted = _measures(plan_of(site, given, 0.0).plan)
+    for run in store.runs():
+        try:
+            known = parse_plan(run.plan, folder=Path(run.folder)).plan if run.plan else None
+        except PlanError:  # of another version of the program
+            continue
+        if known is None or known.adaptive is None or _measures(known) != wanted:
+            continue
+        points = store.points(run.id)
+        if usable(tuple(points)) and all(point.deployment == site.replica for point in points):
+            return run.id
+    return None
+
+
+def _measures(plan: SweepPlan) -> dict[str, Any]:
+    """What makes the points of two plans points of one sweep: all but the question, the time and the look inside."""
+    return plan.model_dump(
+        exclude={"adaptive": True, "budget_s": True, "client": True, "server": {"metrics_url", "timeout_s"}}
+    )
+
+
+def spent_s(store: Store, run_id: int, site: Site, given: Mapping[str, Any]) -> float:
+    """Seconds of load behind the points of a run."""
+    plan = plan_of(site, given, 0.0).plan
+    return adaptive_of(plan, plan.levels(), site.replica, lambda level: 0.0).summary(store.points(run_id)).spent_s
+
+
+# --- The answer, and what it rests on
+
+
+@dataclass(frozen=True, slots=True)
+class Measured:
+    """The `points` of run `run_id` after a call that has `ended` as done, interrupted or failed, with what `error`."""
+
+    run_id: int
+    site: Site
+    file: PlanFile
+    points: Sequence[Point]
+    ended: str
+    error: str
+
+    @property
+    def question(self) -> Question:
+        """What the plan asks, of the model that the server has."""
+        plan = self.file.plan
+        assert plan.adaptive is not None
+        return plan.adaptive.question(self.site.replica.model, plan.levels()[0].lengths)
+
+    def plan(self) -> Plan:
+        """The answer. Raises Undecided while the points give no law, NoFeasiblePlan if no count meets the SLA."""
+        good = usable(tuple(self.points))
+        if len({point.load_value for point in good}) < 2:
+            void = "; ".join(
+                f"{point.load_value:g} users: {void_because(point)}" for point in self.points if point.void
+            )
+            remedy = f"void are {void}" if void else "give more --minutes"
+            raise Undecided(f"no answer yet: a law needs two levels, run {self.run_id} has {len(good)}; {remedy}")
+        question = self.question
+        try:
+            candidate = from_fit(law_of(good), question.workload.lengths)
+        except SizingError as error:
+            raise Undecided(f"no answer from run {self.run_id}: {error}") from None
+        return planner.plan(question, [candidate])
+
+    @property
+    def seconds(self) -> float:
+        """Of load, in all calls."""
+        return self._adaptive.summary(self.points).spent_s
+
+    @property
+    def best_left(self) -> Best | None:
+        """The level that would narrow the band most, where it is worth its time."""
+        best = self._adaptive.best_left(self.points)
+        return best if best is not None and best.narrows >= WORTH else None
+
+    @property
+    def _adaptive(self) -> Adaptive:
+        plan = self.file.plan
+        return adaptive_of(plan, plan.levels(), self.site.replica, lambda level: 0.0)
+
+    def as_dict(self) -> dict[str, Any]:
+        """The key ``measured`` of the JSON."""
+        best = self.best_left
+        return {
+            "run": self.run_id,
+            "points": len(self.points),
+            "void": sum(point.void for point in self.points),
+            "minutes": self.seconds / 60,
+            "ended": self.ended,
+            "error": self.error or None,
+            "protocol": self.site.server["protocol"],
+            "assumed": dict(self.site.assumed),
+            "narrows_most": None
+            if best is None
+            else {"concurrency": best.level.value, "minutes": best.seconds / 60, "narrows": best.narrows},
+        }
+
+    def __str__(self) -> str:
+        void = sum(point.void for point in self.points)
+        not_fitted = f", {void} of them void and not fitted" if void else ""
+        levels = f"{len(self.points)} level{'' if len(self.points) == 1 else 's'}{not_fitted}"
+        return f"Measured: {levels}, in {minutes(self.seconds)}; python -m calibration show {self.run_id} has them."
+
+
+def void_because(point: Point) -> str:
+    """The reason for the verdict of a void point, of all its notes."""
+    return next((note for note in point.notes.split("; ") if note.startswith(point.verdict)), point.verdict)
+
+
+def tell(found: Measured, as_json: bool, *, quiet: bool) -> int:
+    """Print the answer; the exit code that goes with it. `quiet`: without words on a lack of one."""
+    try:
+        plan = found.plan()
+    except NoFeasiblePlan as error:
+        if as_json:
+            rejected = [answer.rejection_json(rejection) for rejection in error.rejected]
+            write_json({"feasible": False, "why": str(error), "rejected": rejected, "measured": found.as_dict()})
+        else:
+            show(error, json_=False)
+            click.echo(f"{answer.capital(str(error))}: {'; '.join(each.why for each in error.rejected)}")
+            click.echo(str(found))
+        return error.exit_code
+    except Undecided as error:
+        if as_json:
+            write_json({"feasible": None, "why": str(error), "rejected": [], "measured": found.as_dict()})
+        if not quiet:
+            click.echo(f"{'' if found.ended == 'interrupted' else 'error: '}{error}", err=True)
+        return BAD_INPUT
+    if as_json:
+        report = report_json(plan, Extras(), found.points)
+        write_json({**answer.as_json(plan), "measured": found.as_dict(), "report": report})
+        return 0
+    from sizing.cli.tables import print_plan  # costs rich's tables, which JSON does without
+
+    print_plan(plan)
+    click.echo(str(found))
+    if (best := found.best_left) is not None:
+        click.echo(
+            f"Next: {best.level.value:g} users, {minutes(best.seconds)}, would narrow the band most, by about "
+            f"{percent(best.narrows)}."
+        )
+    return 0

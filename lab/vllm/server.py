@@ -1,0 +1,126 @@
+"""Start, watch and stop vLLM's OpenAI server on a CPU.
+
+Scheduler, paged KV cache, prefix cache, chunked prefill, preemption, HTTP server and metrics are vLLM's own; only the
+kernels are a CPU's, and the weights are random. So what is measured here shows how a production engine behaves, not how
+fast it is on a GPU.
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+
+from rich.console import Console
+
+from calibration.load import system
+from lab.life import HOST, Server, free_port
+from lab.reference.environment import Environment, Recipe, Step
+from lab.reference.server import on_other_cores
+from lab.vllm.model import write_model
+from lab.vllm.settings import KV_BLOCK_TOKENS, Settings
+
+MODEL = "small"
+"""Name under which the model is served."""
+GIB = 2**30
+
+
+def _steps(requirements: Path) -> Sequence[Step]:
+    """One set of pins that is complete: pip asks for nothing beside, such as what only pictures and sound need."""
+    return [("vLLM and torch for CPUs (about 500 MB)", ["--no-deps", "--requirement", str(requirements)])]
+
+
+RECIPE = Recipe("vLLM", Path(__file__).with_name("requirements.txt"), ".cache/vllm", "SIZING_VLLM_ENV", _steps)
+
+
+class VllmServer(Server):
+    """A running vLLM as a context manager, ready when its model is loaded.
+
+        with VllmServer(Settings(http_port=0)) as server:
+            urllib.request.urlopen(f"{server.url}/v1/models")
+
+    Raises:
+        ServerError: on entering, in one line: a port in use, no usable environment, or a server that did not start.
+    """
+
+    recipe = RECIPE
+    ready_within_s = 240.0
+
+    def __init__(self, settings: Settings, console: Console | None = None) -> None:
+        super().__init__(settings.http_port, console)
+        self.settings = settings
+
+    @property
+    def url(self) -> str:
+        """Where the OpenAI endpoints are, without /v1."""
+        return f"http://{HOST}:{self.settings.http_port}"
+
+    @property
+    def metrics_url(self) -> str:
+        return f"{self.url}/metrics"
+
+    @property
+    def tokenizer(self) -> Path:
+        """Folder of the model's tokenizer; it exists while the server does."""
+        return self.work / MODEL
+
+    @property
+    def _pages(self) -> tuple[str, ...]:
+        return (f"{self.url}/health",)
+
+    def _claim_ports(self) -> None:
+        with free_port(self.settings.http_port, "--http-port") as probe:
+            self.settings = replace(self.settings, http_port=probe.getsockname()[1])
+        self.log = self.log.with_name(f"server-{self.settings.http_port}.log")
+
+    def _start(self, ready: Environment, work: Path) -> subprocess.Popen[bytes]:
+        write_model(self.tokenizer, self.settings)
+        command = on_other_cores(0, str(ready.python), "-m", "vllm.entrypoints.openai.api_server")
+        with self.log.open("wb") as log:
+            return subprocess.Popen(
+                [*command, *flags(self.settings, self.tokenizer)],
+                cwd=work,
+                env={**os.environ, **variables(self.settings, work)},
+                stdout=log,
+                stderr=subprocess.STDOUT,
+                start_new_session=True,  # Ctrl-C reaches us alone, and stop() ends server and engine together
+            )
+
+
+def flags(settings: Settings, model: Path) -> list[str]:
+    """vLLM's own options."""
+    values = {
+        "model": model,
+        "served-model-name": MODEL,
+        "load-format": "dummy",
+        "dtype": "float32",
+        "host": HOST,
+        "port": settings.http_port,
+        "seed": settings.seed,
+        "max-model-len": settings.max_sequence_tokens,
+        "max-num-seqs": settings.max_batch_size,
+        "max-num-batched-tokens": settings.token_budget,
+        "block-size": KV_BLOCK_TOKENS,
+        "num-gpu-blocks-override": settings.kv_tokens // KV_BLOCK_TOKENS,
+    }
+    switches = ["--enforce-eager", "--disable-uvicorn-access-log"]
+    switches.append("--enable-prefix-caching" if settings.kv_reuse else "--no-enable-prefix-caching")
+    return [word for name, value in values.items() for word in (f"--{name}", str(value))] + switches
+
+
+def variables(settings: Settings, work: Path) -> dict[str, str]:
+    """Environment variables: the engine's memory and cores, nothing fetched from the network, nothing reported."""
+    bytes_per_token = 2 * settings.layers * settings.kv_heads * (settings.hidden // settings.heads) * 4
+    cores = system.of_engine(settings.threads) or tuple(sorted(system.usable()))[: settings.threads]
+    return {
+        "VLLM_CPU_KVCACHE_SPACE": str(max(1, -(-settings.kv_tokens * bytes_per_token // GIB))),
+        "VLLM_CPU_OMP_THREADS_BIND": ",".join(map(str, cores)),
+        "VLLM_NO_USAGE_STATS": "1",
+        "HF_HUB_OFFLINE": "1",
+        "TRANSFORMERS_OFFLINE": "1",
+        "HF_HOME": str(work / "huggingface"),
+        "VLLM_CACHE_ROOT": str(work / "cache"),
+        "PYTHONPATH": "",
+    }

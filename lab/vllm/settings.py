@@ -1,0 +1,70 @@
+"""What the local vLLM is to be: port, limits, and the size of its model."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from calibration.errors import ServerError
+from lab.reference.settings import SPECIAL_TOKENS
+
+KV_BLOCK_TOKENS = 32
+"""vLLM's attention on CPUs takes blocks of a multiple of this."""
+
+
+@dataclass(frozen=True, slots=True)
+class Settings:
+    """Settings of a local vLLM. Port 0 means any free port.
+
+    Attributes:
+        max_batch_size: most sequences scheduled at once (vLLM's max_num_seqs); more wait.
+        kv_tokens: capacity of the KV cache in tokens; rounded down to whole blocks of 32.
+        max_sequence_tokens: longest prompt plus output (max_model_len); beyond it a request is refused.
+        token_budget: most tokens in one step (max_num_batched_tokens); longer prompts are computed in chunks.
+        kv_reuse: vLLM's prefix caching: full blocks of prompts stay for prompts that begin alike.
+        hidden, layers, heads, kv_heads, vocab_size: the model; its weights are random, drawn from `seed`.
+        experts: of each layer, of which a token takes two; 0: a dense model.
+        threads: CPU cores of the engine.
+    """
+
+    http_port: int = 8000
+    max_batch_size: int = 32
+    kv_tokens: int = 16_384
+    max_sequence_tokens: int = 512
+    token_budget: int = 512
+    kv_reuse: bool = False
+    hidden: int = 512
+    layers: int = 4
+    heads: int = 8
+    kv_heads: int = 4
+    vocab_size: int = 2048
+    experts: int = 0
+    seed: int = 0
+    threads: int = 1
+
+    def __post_init__(self) -> None:
+        """Raises ServerError with one line that names the first wrong setting."""
+        least = {"max_batch_size": 1, "max_sequence_tokens": 2, "layers": 1, "heads": 1, "kv_heads": 1, "threads": 1}
+        least |= {"seed": 0, "hidden": 2, "experts": 0, "vocab_size": len(SPECIAL_TOKENS) + 1, "http_port": 0}
+        least |= {"kv_tokens": KV_BLOCK_TOKENS}
+        for name, smallest in least.items():
+            if getattr(self, name) < smallest:
+                raise ServerError(f"{name} must be at least {smallest}, got {getattr(self, name)}")
+        if self.http_port > 65_535:
+            raise ServerError(f"http_port must be between 0 and 65535, got {self.http_port}")
+        if self.experts == 1:
+            raise ServerError("experts must be 0 for a dense model, else at least the 2 that a token takes, got 1")
+        if self.token_budget < self.max_batch_size:
+            raise ServerError(
+                f"token_budget must be at least max_batch_size ({self.max_batch_size}: every running request takes one "
+                f"token of it), got {self.token_budget}"
+            )
+        if self.kv_tokens < self.max_sequence_tokens:
+            raise ServerError(
+                f"kv_tokens must hold at least one sequence of {self.max_sequence_tokens} tokens, got {self.kv_tokens}"
+            )
+        if self.hidden % (32 * self.heads):
+            raise ServerError(
+                f"hidden must be a multiple of 32 times heads ({self.heads}), for vLLM's attention, got {self.hidden}"
+            )
+        if self.heads % self.kv_heads:
+            raise ServerError(f"heads must be a multiple of kv_heads ({self.kv_heads}), got {self.heads}")

@@ -1,0 +1,134 @@
+"""What a law leaves of the measured times, by batch: fitted at each pair of lengths that was measured.
+
+Engines change kernels, tiles and captured graphs with the batch, by 5 to 20 % at single levels, and eight smooth
+coefficients cannot follow. So where the points show that the law is off, law and bend (see `sizing.engine.Bend`) are
+fitted together to the levels of one pair of lengths, leaning on the law of all. At other lengths bends do harm: what is
+measured there is the common law's, and an answer between the two moves from one to the other.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from sizing.engine import BEND_KNOTS, Batching, Bend, Replica, StepLaw, bend_covariance
+from sizing.fitting.levels import decoding
+from sizing.fitting.parameters import BEND_SD, PROMPT_BEND_SD, LawError
+from sizing.fitting.search import Trial
+from sizing.numbers import Floats
+from sizing.points import Point
+
+APART = 0.15
+"""Levels whose batches are nearer than this in ln(sequences) share a node."""
+BENDING = 2.0
+"""Mean squared misfit, in errors of the measurement, above which the law is believed to be off."""
+SPREAD = 0.3
+"""How far the law of one pair of lengths may lie from the law of all, as a share of its prior's standard deviation."""
+REACH = math.log(2.0)
+"""Distance in ln(ISL) or ln(OSL) from measured lengths at which nothing of their bend is left."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class BentLaw:
+    """The law with its bend at one pair of measured mean lengths, in tokens.
+
+    `covariance`, shape (names, names): of the numbers `names`, those of the bends whitened and last. `law_error`: how
+    far law and bend were still off. `open_sizes`: size of the bend found, of decode steps and of prompts, as a
+    share of what was thought possible; what the nodes leave open between them is as large.
+    """
+
+    isl: float
+    osl: float
+    law: StepLaw
+    batching: Batching
+    names: tuple[str, ...]
+    covariance: Floats
+    law_error: LawError
+    open_sizes: tuple[float, float]
+
+    @property
+    def replica(self) -> Replica:
+        """The engine at these lengths."""
+        return Replica(self.law, self.batching)
+
+    def nearness(self, isl: float, osl: float) -> float:
+        """1 at these lengths, falling to 0 at twice or half of either."""
+        distance = max(abs(math.log(isl / self.isl)), abs(math.log(osl / self.osl)))
+        return max(0.0, 1 - distance / REACH)
+
+
+def nodes_of(points: Sequence[Point]) -> tuple[float, ...]:
+    """Batches at which a bend can be told: sequences that decoded at each level, ascending, those nearly alike once."""
+    kept: list[float] = []
+    for batch in sorted(decoding(point) for point in points):
+        if not kept or math.log(batch / kept[-1]) > APART:
+            kept.append(batch)
+    return tuple(kept)
+
+
+def bend(best: Trial) -> tuple[BentLaw, ...]:
+    """The laws with bends, one for each pair of lengths measured at two batches or more; none where the law fits."""
+    if best.chi2_per_point <= BENDING or best.observed.trace is not None:
+        return ()
+    groups: dict[tuple[float, float], list[int]] = {}
+    for row, point in enumerate(best.observed.points):
+        lengths = next((own for own in groups if are_alike(own, point)), (point.isl, point.osl))
+        groups.setdefault(lengths, []).append(row)
+    alone = len(groups) == 1
+    return tuple(
+        _bent(best, rows, alone)
+        for rows in groups.values()
+        if len(nodes_of([best.observed.points[row] for row in rows])) > 1
+    )
+
+
+def _bent(best: Trial, rows: Sequence[int], alone: bool) -> BentLaw:
+    points = tuple(best.observed.points[row] for row in rows)
+    nodes = nodes_of(points)
+    plain = best.parameters
+    if not alone:  # the other lengths have had their say: the law of all is what this one leans on
+        plain = replace(plain, centre=best.numbers, sigma=SPREAD * plain.sigma)
+    parameters = plain.bending(nodes)
+    start = np.append(best.numbers, np.zeros(2 * len(nodes)))
+    trial = Trial(replace(best.observed, points=points), parameters, start, robust=True, errors=best.errors[list(rows)])
+    trial.doubt = best.doubt[list(rows)]
+    trial.search(evaluations=6, stride=0.1, central=True, carried=True)
+    trial.allow_for_law()
+    trial.search(evaluations=4, stride=0.1, carried=True)
+    trial.allow_for_law()
+    slopes = trial.slopes(trial.numbers)
+    covariance = np.asarray(np.linalg.inv(slopes.T @ slopes)) * max(1.0, trial.unexplained)
+    white, half = trial.numbers[parameters.straight :], len(nodes)
+    # Bends found small make large ones between the points unlikely: the size of all is told by those seen, as the mean
+    # square of numbers with a prior worth two of them.
+    sizes = [math.sqrt(min(1.0, (1 + float(part @ part)) / (2 + half))) for part in (white[:half], white[half:])]
+    scale = np.concatenate([np.ones(parameters.straight), np.repeat(sizes, half)])
+    covariance = covariance * np.outer(scale, scale)
+    isl, osl = (float(np.mean([getattr(point, name) for point in points])) for name in ("isl", "osl"))
+    law, batching = trial.replica.law, trial.replica.batching
+    return BentLaw(isl, osl, law, batching, parameters.names, covariance, trial.law_error, (sizes[0], sizes[1]))
+
+
+def are_alike(lengths: tuple[float, float], point: Point) -> bool:
+    """True where the point's mean lengths are these within 5 %."""
+    return max(abs(math.log(point.isl / lengths[0])), abs(math.log(point.osl / lengths[1]))) < 0.05
+
+
+def opened(law: StepLaw, sizes: tuple[float, float], part: int) -> tuple[StepLaw, StepLaw]:
+    """The law with its bend of decode steps (`part` 0) or prompts (1) one standard error lower and higher between and
+    beyond its nodes, where nothing holds it."""
+    nodes = np.log(law.bend.sequences)
+    reach = bend_covariance(BEND_KNOTS, nodes)
+    held = np.sum(reach @ np.linalg.inv(bend_covariance(nodes, nodes)) * reach, axis=1)
+    lift = sizes[part] * (BEND_SD, PROMPT_BEND_SD)[part] * np.sqrt(np.maximum(0.0, 1 - held))
+    tables = law.bend.tables
+    knots = tuple(np.exp(BEND_KNOTS).tolist())
+
+    def lifted(sign: int) -> StepLaw:
+        moved = [table + sign * lift * (place == part) for place, table in enumerate(tables)]
+        return replace(law, bend=Bend(knots, *(tuple(table.tolist()) for table in moved)))
+
+    return lifted(-1), lifted(1)

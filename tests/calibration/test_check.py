@@ -1,0 +1,118 @@
+"""`calibration check`: an unchanged server passes, a slower one fails, and what cannot be told is said."""
+
+from __future__ import annotations
+
+import json
+import math
+from pathlib import Path
+from typing import Any
+
+import pytest
+from click.testing import CliRunner, Result
+from hypothesis import given
+from hypothesis import strategies as st
+
+from calibration.check import change
+from calibration.cli import main
+from calibration.store import DATABASE_VARIABLE, Store
+from lab.mock.process import running
+from lab.mock.service import Script
+from tests.calibration.mock_server import ROOT
+
+pytestmark = pytest.mark.timeout(300)
+TTFT_S, ITL_S = 1.0, 0.1
+"""So long that the lateness of a busy machine is no matter."""
+
+
+@pytest.fixture(autouse=True)
+def database(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
+    url = f"sqlite:///{tmp_path / 'points.db'}"
+    monkeypatch.setenv(DATABASE_VARIABLE, url)
+    return url
+
+
+def call(*words: Any) -> Result:
+    return CliRunner().invoke(main, [*map(str, words)])
+
+
+def script(slower: float) -> Script:
+    return Script(ttft_s=slower * TTFT_S, itl_s=slower * ITL_S)
+
+
+def measured(tmp_path: Path, url: str, requests: int = 12, users: str = "[1, 4]", osl_cv: float = 0) -> None:
+    """Run 1: levels of the mock."""
+    path = tmp_path / "plan.yaml"
+    path.write_text(
+        f"server: {{protocol: http, url: '{url}', model: ensemble}}\n"
+        "deployment: {model: small, gpu: none, precision: fp16, tp: 1}\n"
+        f"lengths: [{{isl: 16, osl: 8, isl_cv: 0, osl_cv: {osl_cv}}}]\nconcurrency: {users}\n"
+        f"check_load: 0\nrequests_per_level: {requests}\nclient: {{self_check: false}}\n"
+    )
+    result = call("run", path)
+    assert result.exit_code == 0, result.output
+
+
+def test_an_unchanged_server_passes_and_one_that_is_a_fifth_slower_fails(tmp_path: Path) -> None:
+    with running(script(1.0)) as server:
+        measured(tmp_path, server.http_url)
+        same = call("check", 1, "--json")
+        assert same.exit_code == 0, same.output
+        found = json.loads(same.stdout)
+        assert (found["holds"], found["run"], found["now"]) == (True, 1, 2)
+        assert [(each["concurrency"], each["figure"]) for each in found["figures"]] == [
+            (users, figure) for users in (1, 4) for figure in ("requests_per_s", "ttft_mean_s", "itl_mean_s")
+        ]
+        for each in found["figures"]:
+            assert each["low"] <= each["change"] <= each["high"] and each["verdict"] == "holds"
+            assert 0 <= each["p_value"] <= 1
+    with running(script(1.2)) as server:
+        slower = call("check", "small", "--url", server.http_url, "--json")
+        assert slower.exit_code == 4, slower.output
+        figures = json.loads(slower.stdout)["figures"]
+    for each in figures:
+        true = 1 / 1.2 if each["figure"] == "requests_per_s" else 1.2
+        assert each["low"] <= true - 1 <= each["high"], each
+        assert each["verdict"] == "changed" or each["figure"] == "ttft_mean_s"
+    store = Store()
+    assert [run.label.startswith("check of run 1: ") for run in store.runs()] == [True, True, False]
+    assert [run.discarded for run in store.runs()] == [2, 2, 0], "no answer rests on what a check has measured"
+
+
+def test_too_few_requests_tell_nothing(tmp_path: Path) -> None:
+    with running(script(1.0)) as server:
+        measured(tmp_path, server.http_url, requests=4, users="[1]", osl_cv=1.0)
+        result = call("check", 1)
+    assert result.exit_code == 2 and result.stderr.splitlines()[-1].startswith(
+        "error: whether run 1 holds cannot be told"
+    )
+
+
+@pytest.mark.parametrize(
+    ("name", "says"),
+    [("7", "no run 7"), ("nobody", "no measured run of 'nobody'"), ("1", "was imported and has no plan")],
+)
+def test_what_cannot_be_checked(name: str, says: str) -> None:
+    assert call("import", ROOT / "data" / "curves" / "reference-cpu.csv").exit_code == 0
+    result = call("check", name)
+    assert result.exit_code == 2 and says in result.stderr and result.stderr.count("\n") == 1
+
+
+def test_a_server_that_is_gone_is_one_line(tmp_path: Path) -> None:
+    with running(script(0.2)) as server:
+        measured(tmp_path, server.http_url, requests=4, users="[1]")
+    result = call("check", 1)
+    assert result.exit_code == 2 and result.stderr.count("error:") == 1
+
+
+@given(ratio=st.floats(0.3, 3.0), error=st.floats(0.001, 0.3), tolerance=st.floats(0.01, 0.4))
+def test_the_rule_of_a_change(ratio: float, error: float, tolerance: float) -> None:
+    """Its interval is that of a log-normal ratio; both verdicts are only given where the data allow them."""
+    found = change(1, "itl_mean_s", (0.02, 0.02 * ratio), error, tolerance)
+    assert math.isclose(1 + found.change, ratio)
+    assert math.isclose((1 + found.low) * (1 + found.high), ratio**2)
+    excludes_no_change = found.low > 0 or found.high < 0
+    assert excludes_no_change == (found.p_value < 0.05) or math.isclose(found.p_value, 0.05, rel_tol=1e-3)
+    if found.verdict == "changed":
+        assert excludes_no_change and abs(found.change) > tolerance
+    if found.verdict == "holds":
+        assert abs(found.change) <= tolerance and found.high - found.change <= tolerance * ratio * (1 + 1e-9)

@@ -1,0 +1,163 @@
+"""`calibration run` against OpenAI servers: points, verdicts, resume, and a key that is nowhere to be found."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner, Result
+
+from calibration.cli import main
+from calibration.plan import parse_plan
+from calibration.run import resume, run
+from calibration.store import DATABASE_VARIABLE, Store
+from tests.calibration.openai_server import MODEL, Manners, OpenAiServer, openai_server
+
+pytestmark = pytest.mark.timeout(120)
+KEY = "sk-do-not-tell-anybody"
+
+
+@pytest.fixture(autouse=True)
+def _own_store(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(DATABASE_VARIABLE, f"sqlite:///{tmp_path / 'points.db'}")
+
+
+def plan(server: OpenAiServer, more: str = "", extra: str = "", users: str = "[2]") -> str:
+    return (
+        f"server: {{protocol: openai, url: '{server.url}', model: {MODEL}{more}}}\n"
+        f"lengths: [{{isl: 30, osl: 8, isl_cv: 0, osl_cv: 0}}]\nconcurrency: {users}\n"
+        "deployment: {precision: fp32, gpu: cpu, tp: 1}\n"
+        f"check_load: 0\nrequests_per_level: 30\nclient: {{self_check: false}}\n{extra}"
+    )
+
+
+def ran(tmp_path: Path, text: str) -> Result:
+    path = tmp_path / "plan.yaml"
+    path.write_text(text)
+    return CliRunner().invoke(main, ["run", str(path)])
+
+
+def refused(result: Result) -> str:
+    assert result.exit_code == 2, (result.output, result.exception)
+    *_, line = result.stderr.splitlines()
+    assert result.stderr.count("error:") == 1 and line.startswith("error: ") and "Traceback" not in result.output
+    return line
+
+
+def test_a_run_stores_its_points_with_what_the_server_says_of_itself(tmp_path: Path) -> None:
+    pages = {"/get_server_info": {"version": "0.5.9", "tp_size": 2, "max_running_requests": 32}}
+    with openai_server(Manners(owned_by="sglang", pages=pages, tokens_per_event=2)) as server:
+        text = plan(server).replace(", tp: 1", "").replace("check_load: 0", "rates: [20]")
+        result = ran(tmp_path, text)
+    assert result.exit_code == 0, result.output
+    closed, opened = Store().points(1)
+    assert (closed.model, closed.engine, closed.engine_version, closed.tp) == (MODEL, "sglang", "0.5.9", 2)
+    assert (closed.max_batch_size, closed.isl, closed.osl, closed.errors) == (32, 30, 8, 0)
+    assert opened.load_kind == "poisson_rate"
+    for point in (closed, opened):
+        assert point.ttft_mean_s and point.ttft_mean_s >= 0.002
+        assert point.itl_mean_s and point.itl_mean_s >= 0.001
+        assert "2.00 tokens per response" in point.notes
+
+
+def test_answers_of_other_lengths_void_the_point(tmp_path: Path) -> None:
+    """A server that takes ignore_eos, and after some answers ends them early all the same."""
+    with openai_server(Manners(tires_after=12)) as server:
+        store = Store()
+        run(parse_plan(plan(server)), store)
+    (point,) = store.points(1)
+    assert point.verdict in ("wrong_lengths", "client_limited") and point.void
+    assert "5 tokens in the answer where 8 were asked for" in point.notes
+
+
+def test_a_run_goes_on_where_it_was_broken_off(tmp_path: Path) -> None:
+    with openai_server() as server:
+        store, text = Store(), plan(server, users="[1, 3]")
+        run_id = run(parse_plan(text.replace("[1, 3]", "[1]")), store)
+        assert len(store.points(run_id)) == 1
+        whole = store.create_run(text, folder=tmp_path, label="half", levels=2, target="elsewhere:1")
+        store.finish_run(whole, "interrupted")
+        resume(whole, store)
+    assert [point.load_value for point in store.points(whole)] == [1, 3]
+
+
+def test_a_wrong_key_is_one_line_and_a_right_one_is_stored_nowhere(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("SERVER_KEY", KEY)
+    with openai_server(Manners(key=KEY, echoes_key=True)) as server:
+        result = ran(tmp_path, plan(server, more=", api_key_env: SERVER_KEY"))
+        assert result.exit_code == 0, result.output
+        shown = CliRunner().invoke(main, ["show", "1", "--details"])
+        monkeypatch.setenv("SERVER_KEY", f"{KEY}-not")
+        line = refused(ran(tmp_path, plan(server, more=", api_key_env: SERVER_KEY")))
+        exported = CliRunner().invoke(main, ["export", "1", "--out", str(tmp_path / "run.zip")])
+    assert "HTTP 401" in line and server.url in line
+    assert exported.exit_code == 0
+    for text in (result.output, line, shown.output):
+        assert KEY not in text
+    files = [path for path in tmp_path.rglob("*") if path.is_file()]
+    assert len(files) >= 3
+    for path in files:
+        assert KEY.encode() not in path.read_bytes(), path
+
+
+@pytest.mark.parametrize(
+    ("manners", "says"),
+    [
+        (Manners(dribbles=True), "no complete answer within 0.5 s"),
+        (Manners(raw=b"\x00garbage\r\n\r\n"), "does not speak HTTP"),
+        (Manners(usage="none"), "no token counts"),
+        (Manners(fails_first=1000), "HTTP 503"),
+    ],
+    ids=["slow-loris", "garbage", "no usage", "503"],
+)
+def test_a_server_that_cannot_be_measured(
+    manners: Manners, says: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("calibration.load.openai.BUSY_WAIT_S", 0.01)
+    with openai_server(manners) as server:
+        assert says in refused(ran(tmp_path, plan(server, more=", timeout_s: 0.5")))
+    assert Store().runs() == []
+
+
+def test_a_server_that_cuts_its_answers_off_leaves_a_void_point_or_a_line(tmp_path: Path) -> None:
+    with openai_server(Manners(cuts_after=4)) as server:
+        line = refused(ran(tmp_path, plan(server)))
+    assert "the server closed the connection" in line
+
+
+VLLM = """vllm:request_success_total{{finished_reason="length",model_name="toy"}} {served}
+vllm:num_requests_running{{model_name="toy"}} 2
+vllm:num_requests_waiting{{model_name="toy"}} 1
+vllm:kv_cache_usage_perc{{model_name="toy"}} 0.25
+vllm:prefix_cache_queries_total{{model_name="toy"}} {looked_up}
+vllm:prefix_cache_hits_total{{model_name="toy"}} {hits}
+vllm:cache_config_info{{block_size="16",num_gpu_blocks="1000"}} 1
+"""
+
+
+def test_the_servers_own_metrics_tell_the_prefix_found_and_who_else_was_served(tmp_path: Path) -> None:
+    """Of 30 tokens 16 are shared and found in three requests of four; nobody else sends."""
+
+    with openai_server(Manners(metrics=VLLM)) as server:
+        text = plan(server, more=f", metrics_url: '{server.url}/metrics'").replace(
+            "osl_cv: 0", "osl_cv: 0, shared_prefix: 16"
+        )
+        assert ran(tmp_path, text).exit_code == 0
+    store = Store()
+    (point,) = store.points(1)
+    assert (point.prefix_tokens, point.prefix_hit) == (16, pytest.approx(12 / 16))
+    assert point.verdict != "shared"
+
+
+def test_the_key_goes_to_metrics_of_the_same_server_and_to_no_other(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("SERVER_KEY", KEY)
+    with openai_server(Manners(key=KEY, metrics=VLLM)) as server, openai_server(Manners(metrics=VLLM)) as other:
+        for where in (server, other):
+            text = plan(server, more=f", api_key_env: SERVER_KEY, metrics_url: '{where.url}/metrics'")
+            assert ran(tmp_path, text).exit_code == 0
+        asked = [head for head in other.heads if head.startswith("GET /metrics")]
+    assert asked and not any(KEY in head for head in asked)

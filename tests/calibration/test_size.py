@@ -1,0 +1,225 @@
+"""`calibration size`: from a URL to a GPU count, broken off and gone on with, and refused in one line."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from click.testing import CliRunner, Result
+
+from calibration.cli import main
+from calibration.plan import ServerPlan, parse_plan
+from calibration.run import run
+from calibration.size import users_of
+from calibration.store import DATABASE_VARIABLE, Store
+from calibration.target import protocol_at
+from lab.mock.process import running
+from lab.mock.service import Script
+from sizing import planner
+from sizing.candidates import from_fit
+from sizing.cli.main import cli
+from sizing.fitting import fit
+from sizing.question import Question
+from sizing.workload import Lengths
+from tests.calibration.mock_server import ROOT, subprocess_server
+from tests.calibration.mock_server import Script as GrpcScript
+from tests.calibration.openai_server import MODEL, Manners, openai_server
+
+pytestmark = pytest.mark.timeout(600)
+KEY = "sk-do-not-tell-anybody"
+SLOW = Script(ttft_s=0.8, itl_s=0.08, slots=8)
+"""Times so long that the lateness of a busy machine is no matter."""
+ISL, OSL = 30.0, 8.0
+ASKED = {"isl": ISL, "osl": OSL, "rate": 20, "ttft": "p95:2s", "itl": "p95:150ms"}
+
+
+@pytest.fixture(autouse=True)
+def database(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
+    url = f"sqlite:///{tmp_path / 'points.db'}"
+    monkeypatch.setenv(DATABASE_VARIABLE, url)
+    return url
+
+
+@pytest.fixture(scope="module")
+def mock() -> Iterator[str]:
+    with running(SLOW) as server:
+        yield server.http_url
+
+
+def words(url: str, model: str = "ensemble", **more: Any) -> list[str]:
+    given = {"model": model, "gpu": "toy", "minutes": 0.8, "most_users": 16} | ASKED | more
+    options = [f"--{name.replace('_', '-')}={value}" for name, value in given.items() if value is not None]
+    return ["size", url, "--no-self-check", *options]
+
+
+def size(url: str, *flags: str, **more: Any) -> Result:
+    return CliRunner().invoke(main, [*words(url, **more), *flags])
+
+
+def refused(result: Result) -> str:
+    assert result.exit_code == 2, (result.output, result.exception)
+    *_, line = result.stderr.splitlines()
+    assert result.stderr.count("error:") == 1 and line.startswith("error: ") and "Traceback" not in result.output
+    return line
+
+
+def test_the_count_after_a_few_levels_is_that_of_the_whole_grid(mock: str, tmp_path: Path) -> None:
+    result = size(f"http://{mock}", "--json")
+    assert result.exit_code == 0, result.output
+    found = json.loads(result.stdout)
+    assert (
+        found["basis"] in ("fitted", "extrapolated") and found["gpu"] == "toy" and found["verified_by"] == "simulation"
+    )
+    measured = found["measured"]
+    assert (measured["run"], measured["ended"], measured["error"], measured["protocol"]) == (1, "done", None, "openai")
+    assert measured["assumed"] == {"precision": "bf16", "tp": "1"}
+    points = Store().points(1)
+    assert measured["points"] == len(points) and 0 < measured["minutes"] <= 1.6
+    assert "to go" in result.stderr and "taken: tp 1" in result.stderr
+    (tmp_path / "plan.json").write_text(result.stdout)
+    report = ["report", "--plan", str(tmp_path / "plan.json"), "--out", str(tmp_path / "plan.html")]
+    assert CliRunner().invoke(cli, report).exit_code == 0
+    assert "to serve 20 requests/s of ensemble" in (tmp_path / "plan.html").read_text()
+
+    whole = parse_plan(Store().run(1).plan).plan.model_copy(update={"adaptive": None, "check_load": 0.0})
+    grid_run = run(parse_plan(whole.model_dump_json(exclude_unset=True)), Store())
+    question = Question.of({**ASKED, "model": "ensemble", "isl_cv": 0.3, "osl_cv": 0.5})
+    grid = planner.plan(question, [from_fit(fit(Store().points(grid_run)), Lengths(ISL, OSL, 0.3, 0.5))])
+    assert len(Store().points(grid_run)) == len(users_of(16)) == 5
+    assert found["gpus_low"] <= grid.answer.gpus <= (found["gpus_high"] or grid.answer.gpus)
+
+
+def reads(process: subprocess.Popen[str], word: str) -> str:
+    """The next line of its standard error with this word."""
+    assert process.stderr is not None
+    while word not in (line := process.stderr.readline()):
+        assert line, "it ended before"
+    return line
+
+
+def test_ctrl_c_tells_the_answer_so_far_and_a_killed_call_is_gone_on_with(mock: str, database: str) -> None:
+    command = [sys.executable, "-m", "calibration", *words(f"http://{mock}")]
+    pipes: dict[str, Any] = {"cwd": ROOT, "env": os.environ | {DATABASE_VARIABLE: database}, "text": True}
+    pipes |= {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
+    with subprocess.Popen(command, **pipes) as killed:
+        reads(killed, " requests/s")
+        reads(killed, "to go")
+        killed.kill()
+    (first,) = Store().points(1)
+    assert Store().run(1).state == "lost"
+
+    with subprocess.Popen(command, **pipes) as stopped:
+        reads(stopped, "going on with run 1")
+        reads(stopped, " requests/s")
+        reads(stopped, "to go")
+        stopped.send_signal(signal.SIGINT)
+        told, said = stopped.communicate()
+    assert stopped.returncode == 130
+    assert "You need " in told and " × toy to serve 20 requests/s of ensemble" in told and "2 levels" in told
+    assert "interrupted: the answer so far follows" in said and "Traceback" not in said
+    assert (Store().run(1).state, len(Store().points(1))) == ("interrupted", 2)
+
+    done = size(f"http://{mock}", minutes=0.3)
+    assert done.exit_code == 0, done.output
+    assert [run.id for run in Store().runs()] == [1] and Store().run(1).state == "done"
+    assert first in Store().points(1)
+    assert f"Measured: {len(Store().points(1))} levels" in done.stdout
+
+    hopeless = size(f"http://{mock}", "--json", minutes=0.01, itl="p95:5ms")
+    assert hopeless.exit_code == 3, hopeless.output
+    refusal = json.loads(hopeless.stdout)
+    assert refusal["feasible"] is False and "gpus" not in refusal and refusal["measured"]["run"] == 1
+    assert "misses ITL even alone" in (why := refusal["rejected"][0]["why"]) and "the limit is 5 ms" in why
+
+
+def test_a_server_that_dies_leaves_its_points_and_one_line() -> None:
+    script = GrpcScript(ttft_s=1.0, itl_s=0.4, die_after=24)
+    with subprocess_server(script) as url:
+        result = size(url, osl=4)
+    line = refused(result)
+    assert "stopped answering" in line or "no Triton server answers" in line
+    assert Store().run(1).state == "failed" and len(Store().points(1)) >= 1
+    assert Store().points(1)[0].gpu == "toy"
+
+
+def test_a_wrong_key_is_one_line_without_the_key(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    with openai_server(Manners(key=KEY, echoes_key=True)) as server:
+        assert "it wants a key" in refused(size(server.url, model=MODEL))
+        assert "--api-key-env names a variable that is not set" in refused(
+            size(server.url, model=MODEL, api_key_env="NO_SUCH_KEY")
+        )
+        monkeypatch.setenv("SERVER_KEY", f"{KEY}-not")
+        result = size(server.url, model=MODEL, api_key_env="SERVER_KEY")
+    line = refused(result)
+    assert "HTTP 401" in line and KEY not in result.output
+    assert Store().runs() == []
+
+
+def test_a_server_that_ends_answers_early_is_told_at_once() -> None:
+    with openai_server(Manners(tires_after=7, ttft_s=1.0, itl_s=0.1)) as server:
+        line = refused(size(server.url, model=MODEL))
+    assert "other lengths than asked for" in line and "5 tokens in the answer" in line
+    *_, point = Store().points(1, as_measured=True)
+    assert point.void and "wrong_lengths: " in point.notes
+
+
+@pytest.mark.parametrize(
+    ("manners", "says"),
+    [
+        (Manners(dribbles=True), "no complete answer within 0.5 s"),
+        (Manners(raw=b"\x00garbage\r\n\r\n"), "does not speak HTTP"),
+        (Manners(usage="none"), "by --tokenizer"),
+        (Manners(pages={"/v1/models": {"what": "no list"}}), "neither an OpenAI server (/v1/models) nor Triton"),
+    ],
+    ids=["slow-loris", "garbage", "no usage", "another server"],
+)
+def test_a_server_that_cannot_be_measured(manners: Manners, says: str) -> None:
+    with openai_server(manners) as server:
+        assert says in refused(size(server.url, model=MODEL, timeout=0.5))
+    assert Store().runs() == []
+
+
+@pytest.mark.parametrize(
+    ("url", "more", "says"),
+    [
+        ("http://127.0.0.1:9", {}, "no OpenAI server answers there"),
+        ("127.0.0.1:9", {}, "127.0.0.1:9"),
+        ("gpu 7", {}, "url"),
+        ("http://127.0.0.1:9", {"rate": -1}, "must be a number above 0"),
+        ("http://127.0.0.1:9", {"ttft": None, "itl": None}, "at least one limit"),
+        ("http://127.0.0.1:9", {"minutes": 0}, "--minutes"),
+    ],
+)
+def test_what_cannot_be_asked(url: str, more: dict[str, Any], says: str) -> None:
+    assert says in refused(size(url, **more))
+
+
+@pytest.mark.parametrize(
+    ("manners", "speaks"),
+    [
+        (Manners(), "openai"),
+        (Manners(key=KEY), "openai"),
+        (Manners(pages={"/v1/models": {"no": "list"}, "/v2/health/live": {}}), "http"),
+        (Manners(raw=b"no page", pages={"/v1/models": {}, "/v2/health/live": {}}), "http"),
+    ],
+    ids=["models", "wants a key", "Triton", "Triton with an empty page"],
+)
+def test_the_protocol_is_what_the_server_answers(manners: Manners, speaks: str) -> None:
+    with openai_server(manners) as server:
+        assert protocol_at(ServerPlan(protocol="openai", url=server.url, model="m")) == speaks
+        bare = server.url.removeprefix("http://")
+        assert protocol_at(ServerPlan(protocol="openai", url=bare, model="m")) == speaks
+    assert protocol_at(ServerPlan(protocol="openai", url=bare, model="m")) == "grpc", "nothing speaks HTTP there"
+
+
+def test_what_a_server_does_not_say_of_itself_is_asked_for() -> None:
+    with openai_server() as server:
+        assert "give --gpu" in refused(size(server.url, model=MODEL, gpu=None))
+        assert "no multiple of TP 4" in refused(size(server.url, model=MODEL, tp=4, gpus_per_replica=6))

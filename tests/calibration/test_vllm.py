@@ -1,0 +1,150 @@
+"""A real vLLM on the CPU: a small mixture of experts, its cache too small for all, measured through its OpenAI API."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import urllib.request
+from collections.abc import Iterator
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from calibration.errors import ServerError
+from calibration.plan import parse_plan
+from calibration.run import run
+from calibration.store import DATABASE_VARIABLE, Store
+from lab.life import answers
+from lab.reference import environment
+from lab.vllm.model import configuration, write_model
+from lab.vllm.server import MODEL, RECIPE, VllmServer, flags
+from lab.vllm.settings import Settings
+from tests.calibration.serving import SERVE
+
+SMALL = Settings(
+    http_port=0,
+    hidden=256,
+    layers=2,
+    heads=4,
+    kv_heads=2,
+    experts=4,
+    max_batch_size=16,
+    max_sequence_tokens=256,
+    kv_tokens=1024,
+    token_budget=256,
+    kv_reuse=True,
+)
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[VllmServer]:
+    """The server that this file shares; skipped only where its environment cannot be made."""
+    try:
+        environment.ensure(recipe=RECIPE)
+    except ServerError as error:
+        pytest.skip(f"vLLM's environment cannot be made here: {error}")
+    with VllmServer(SMALL) as started:
+        yield started
+
+
+def ask(server: VllmServer, path: str, body: dict[str, Any] | None = None) -> Any:
+    request = urllib.request.Request(
+        server.url + path, json.dumps(body).encode() if body else None, {"Content-Type": "application/json"}
+    )
+    with urllib.request.urlopen(request, timeout=60) as response:
+        return response.read().decode()
+
+
+def counter(server: VllmServer, name: str) -> float:
+    lines = [line for line in ask(server, "/metrics").splitlines() if line.startswith(f"{name}{{")]
+    return sum(float(line.rsplit(" ", 1)[1]) for line in lines)
+
+
+@pytest.mark.vllm
+@pytest.mark.timeout(600)
+def test_what_was_asked_for_is_served(server: VllmServer) -> None:
+    """The model's name, exact lengths, and a cache of as many tokens as asked for."""
+    server.check()
+    assert [one["id"] for one in json.loads(ask(server, "/v1/models"))["data"]] == [MODEL]
+    body = {"model": MODEL, "prompt": [7, 8, 9], "max_tokens": 12, "ignore_eos": True}
+    usage = json.loads(ask(server, "/v1/completions", body))["usage"]
+    assert (usage["prompt_tokens"], usage["completion_tokens"]) == (3, 12)
+    assert 'kv_cache_size_tokens="1024"' in ask(server, "/metrics")
+
+
+@pytest.mark.vllm
+@pytest.mark.timeout(600)
+def test_a_calibration_measures_it_and_sees_it_preempt(
+    server: VllmServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Twelve users of up to 170 tokens on a cache of 1,024: vLLM starts more than it can finish, and says so. The
+    prompts that share 64 tokens are found in its prefix cache."""
+    monkeypatch.setenv(DATABASE_VARIABLE, f"sqlite:///{tmp_path / 'points.db'}")
+    plan = (
+        f"server: {{protocol: openai, url: '{server.url}', model: {MODEL}, metrics_url: '{server.metrics_url}'}}\n"
+        "lengths: [{isl: 70, osl: 100, isl_cv: 0, osl_cv: 0, shared_prefix: 64}]\nconcurrency: [2, 12]\n"
+        "deployment: {precision: fp32, gpu: cpu, tp: 1}\ncheck_load: 0\nrequests_per_level: 60\n"
+        "client: {self_check: false}\n"
+    )
+    store = Store()
+    before = counter(server, "vllm:num_preemptions_total")
+    run(parse_plan(plan), store)
+    few, crowd = store.points(1)
+    for point in (few, crowd):
+        assert (point.engine, point.isl, point.osl, point.errors) == ("vllm", 70, 100, 0)
+    assert max(few.prefix_hit or 0.0, crowd.prefix_hit or 0.0) > 0.5  # told by counters that are read once a second
+    assert counter(server, "vllm:num_preemptions_total") > before
+    assert crowd.requests_per_s > few.requests_per_s
+
+
+@pytest.mark.vllm
+@pytest.mark.timeout(600)
+def test_nothing_is_left_of_a_server_that_ended(server: VllmServer) -> None:
+    """A second one, ended while it loads: no process, no folder."""
+    with pytest.raises(ServerError, match="vLLM was not ready within 1 s; log: "):
+        second = VllmServer(SMALL)
+        second.ready_within_s = 1.0
+        second.__enter__()
+    assert not answers(f"{second.url}/health")
+    left = subprocess.run(["pgrep", "-f", f"--port {second.settings.http_port}"], capture_output=True, check=False)
+    assert left.stdout == b""
+    server.check()  # the first has not noticed
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        (("--engine", "vllm", "--policy", "max_utilization"), "--policy is for --engine triton"),
+        (("--engine", "vllm", "--grpc-port", "0"), "--grpc-port is for --engine triton"),
+        (("--experts", "4"), "--experts is for --engine vllm"),
+        (("--engine", "vllm", "--experts", "1"), "experts must be 0 for a dense model"),
+        (("--engine", "vllm", "--hidden", "100"), "hidden must be a multiple of 32 times heads"),
+        (("--engine", "vllm", "--kv-tokens", "100"), "kv_tokens must hold at least one sequence of 512 tokens"),
+        (("--engine", "vllm", "--token-budget", "8"), "token_budget must be at least max_batch_size"),
+    ],
+)
+def test_a_wrong_option_is_one_line(options: tuple[str, ...], said: str) -> None:
+    ended = subprocess.run([*SERVE, *options], capture_output=True, text=True, check=False)
+    assert ended.returncode == 2
+    assert ended.stdout == ""
+    (line,) = ended.stderr.splitlines()
+    assert line.startswith(f"error: {said}")
+
+
+def test_a_model_folder_says_what_the_settings_say(tmp_path: Path) -> None:
+    folder = write_model(tmp_path / "model", SMALL)
+    config = json.loads((folder / "config.json").read_text())
+    assert config == configuration(SMALL)
+    assert (config["model_type"], config["num_local_experts"], config["hidden_size"]) == ("mixtral", 4, 256)
+    words = json.loads((folder / "tokenizer.json").read_text())["model"]["vocab"]
+    assert len(words) == SMALL.vocab_size
+
+
+def test_vllm_is_told_the_limits(tmp_path: Path) -> None:
+    words = flags(SMALL, tmp_path)
+    told = dict(pairwise(words))
+    assert (told["--max-num-seqs"], told["--max-model-len"], told["--max-num-batched-tokens"]) == ("16", "256", "256")
+    assert int(told["--num-gpu-blocks-override"]) * int(told["--block-size"]) == 1024
+    assert "--enable-prefix-caching" in words

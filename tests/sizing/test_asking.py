@@ -1,0 +1,141 @@
+"""What can be asked of measured points: a closed loop of other users, points of several replicas, other prompts."""
+
+from __future__ import annotations
+
+import io
+import json
+from collections.abc import Sequence
+from dataclasses import replace
+from functools import cache
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from sizing.analyses.next_level import Option
+from sizing.candidates import cautions_at
+from sizing.cli.main import main
+from sizing.engine import Batching, Replica
+from sizing.fitting import fit
+from sizing.fitting.parameters import moved
+from sizing.points import Point, write_points
+from sizing.prediction import Caution
+from sizing.text import caution
+from sizing.workload import Lengths
+from tests.sizing.simulated_levels import LAW, SERVER, simulated_point
+
+LENGTHS = Lengths(1000, 200, 0.3, 0.3)
+ASK = ["predict", "--isl", "1000", "--osl", "200", "--isl-cv", "0.3", "--osl-cv", "0.3"]
+
+
+@cache
+def levels() -> tuple[Point, ...]:
+    return tuple(simulated_point(Option(LENGTHS, users, 400)) for users in (1, 8, 64))
+
+
+def table(path: Path, points: Sequence[Point]) -> list[str]:
+    text = io.StringIO()
+    write_points(points, text)
+    path.write_text(text.getvalue(), "utf-8")
+    return ["--points", str(path)]
+
+
+def run(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> tuple[int, str, str]:
+    with pytest.raises(SystemExit) as stopped:
+        main(arguments)
+    captured = capsys.readouterr()
+    assert isinstance(stopped.value.code, int)
+    return stopped.value.code, captured.out, captured.err
+
+
+def test_a_closed_loop_is_what_a_measurement_of_it_shows(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    truth = simulated_point(Option(LENGTHS, 24, 1000))
+    code, out, _ = run([*ASK, *table(tmp_path / "p.csv", levels()), "--concurrency", "24", "--json"], capsys)
+    answer = json.loads(out)
+    assert (code, answer["basis"]) == (0, "fitted")
+    for name in ("requests_per_s", "ttft_mean_s", "itl_mean_s"):
+        found = answer["closed_loop"][name]
+        assert found["low"] < found["value"] < found["high"]
+        assert found["value"] == pytest.approx(getattr(truth, name), rel=0.25 if name == "ttft_mean_s" else 0.08)
+
+
+def test_the_load_is_a_rate_or_users(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    for load in (["--rate", "1", "--concurrency", "4"], []):
+        code, out, err = run([*ASK, *table(tmp_path / "p.csv", levels()), *load], capsys)
+        assert (code, out) == (2, "")
+        assert "either --rate or --concurrency" in err and err.count("\n") == 1
+
+
+@pytest.mark.parametrize("option", ["--points-replicas", "--replicas"])
+def test_points_of_several_replicas_give_the_law_of_one(
+    option: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    four = [
+        replace(each, load_value=4 * each.load_value, requests_per_s=4 * each.requests_per_s, requests=1600)
+        for each in levels()
+    ]
+    _, one, _ = run(["fit", "--json", *table(tmp_path / "one.csv", levels())], capsys)
+    _, all_four, _ = run(["fit", "--json", *table(tmp_path / "four.csv", four), option, "4"], capsys)
+    assert json.loads(all_four)["coefficients"] == json.loads(one)["coefficients"]
+
+
+@pytest.mark.parametrize(("users", "replicas", "each"), [(64, 4, 16), (6, 4, 2), (3, 4, 1), (1, 4, 1), (64, 1, 64)])
+def test_a_replica_has_whole_users_and_keeps_littles_law(users: int, replicas: int, each: int) -> None:
+    point = replace(levels()[0], load_value=users, requests_per_s=0.5 * users)
+    one = point.of_one(replicas)
+    assert (one.load_value, one.requests_per_s) == (each, pytest.approx(0.5 * each))
+
+
+def test_how_the_users_began_is_taken_as_told(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    equal = [simulated_point(Option(Lengths(1000, 200), users, 200)) for users in (1, 8, 64)]
+    for protocol, together in (("staggered", False), ("together", True), ("burst", True)):
+        arguments = ["fit", "--json", *table(tmp_path / "p.csv", equal), "--protocol", protocol]
+        code, out, _ = run(arguments, capsys)
+        assert (code, json.loads(out)["lockstep"]) == (0, together)
+
+
+def test_prompts_of_one_length_say_nothing_of_longer_ones() -> None:
+    found = fit(levels())
+    assert Caution("one_isl", {"isl": 1000.0, "longer": 4000.0}) in found.warnings
+    assert {"one_isl", "unmeasured_isl"}.isdisjoint(each.kind for each in cautions_at(found, LENGTHS))
+    (elsewhere,) = (each for each in cautions_at(found, Lengths(8000, 200)) if "isl" in each.kind)
+    assert "prompts of 8,000 tokens were not measured" in caution(elsewhere)
+    more = fit([*levels(), simulated_point(Option(Lengths(4000, 200, 0.3, 0.3), 1, 100))])
+    assert "one_isl" not in [each.kind for each in more.warnings]
+
+
+@cache
+def long_requests() -> tuple[Point, ...]:
+    """An engine whose memory holds 15 requests of 8,000 tokens."""
+    server = Replica(LAW, Batching("chunked", kv_tokens=120_000))
+    return tuple(simulated_point(Option(Lengths(7000, 1000), users, 250), server) for users in (1, 10, 50, 250))
+
+
+def test_memory_is_named_where_it_holds_users_up() -> None:
+    told_wrong = fit(long_requests(), kv_tokens=10**6)
+    (why,) = (each for each in told_wrong.warnings if each.kind == "poor_fit")
+    assert why.facts["cause"] == "memory"
+    assert "--kv-tokens" in caution(why)
+    assert "poor_fit" not in [each.kind for each in fit(long_requests(), kv_tokens=120_000).warnings]
+
+
+def test_no_variant_of_a_law_has_too_little_memory_for_what_was_served() -> None:
+    one, _, many, most = long_requests()
+    wrong = replace(most, itl_mean_s=(most.itl_mean_s or 0) * 0.3)  # so that memory is hardly known
+    found = fit([one, many, wrong])
+    assert "kv_tokens" in found.extra
+    assert all(engine.batching.kv_tokens >= 8000 for pair in found.variants for engine in pair)
+
+
+def test_a_cache_is_never_moved_below_what_was_served() -> None:
+    names = ("weights_s", "overhead_s", "token_s", "sequence_s", "kv_token_s", "attention_s", "prefill_s", "request_s")
+    shift = [0.0] * 8 + [-20.0]
+    engine = replace(SERVER, batching=replace(SERVER.batching, kv_tokens=120_000))
+    assert moved(engine, (*names, "kv_tokens"), np.array(shift), 8000).batching.kv_tokens == 8000
+
+
+def test_a_plan_from_points_that_memory_limits_answers(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    asked = "--model m --isl 7000 --osl 1000 --rate 2 --e2e p95:60s --json".split()
+    code, out, err = run(["plan", *table(tmp_path / "p.csv", long_requests()), *asked], capsys)
+    assert (code, err) == (0, "")
+    assert json.loads(out)["gpus"] >= 1

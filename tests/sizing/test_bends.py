@@ -1,0 +1,227 @@
+"""Laws that bend with the batch: what a bend is, when a fit takes one, at which lengths it answers, and its band."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from functools import cache
+from itertools import pairwise
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from sizing import catalog
+from sizing.engine import Batching, Bend, Replica
+from sizing.fitting import Fit, Protocol, fit
+from sizing.fitting.bends import REACH, nodes_of
+from sizing.fitting.counting import as_counted
+from sizing.fitting.fit import FROM_SHAPE, _elsewhere
+from sizing.fitting.levels import counts_otherwise, decoding, little_per_s
+from sizing.fitting.parameters import LawError, bend_of
+from sizing.fitting.search import Known
+from sizing.points import Point
+from sizing.queueing import predict
+from sizing.simulator import simulate
+from sizing.workload import Workload
+from tests.sizing.test_fitting import GPU, SHORT, measure
+
+LEVELS = (1, 4, 8, 16, 32, 64, 128)
+KINK = Bend((1.0, 4.0, 8.0, 16.0, 32.0, 64.0, 128.0), decode=(0.0, 0.2) * 3 + (0.0,), prompt=(0.0,) * 7)
+"""Kernels that suit some batches: decode steps 22 % longer at every other level, which no smooth law follows, and at
+too many for them to pass for outliers."""
+VARIED = dataclasses.replace(SHORT, isl_cv=0.4, osl_cv=0.4)
+
+batches = (
+    st.lists(st.floats(1, 2000), min_size=1, max_size=6, unique=True)
+    .map(sorted)
+    .filter(lambda found: all(later / earlier > 1.1 for earlier, later in pairwise(found)))
+)
+logs = st.floats(-0.5, 0.5)
+
+
+@given(batches, logs)
+def test_a_bend_holds_its_values_and_fades_far_away(at: list[float], value: float) -> None:
+    """On a knot the value of a node on it comes back exactly; nothing is larger; far away it is e^-d."""
+    bend = Bend(tuple(at), (value,) * len(at), (0.0,) * len(at))
+    decode, prompt = bend.tables
+    assert np.abs(decode).max() <= abs(value) * (1 + 1e-9)
+    assert not prompt.any()
+    one = Bend((1.0,), (value,), (0.0,)).tables[0]
+    assert one[0] == pytest.approx(value)
+    assert one[-1] == pytest.approx(value * math.exp(-math.log(2048) / math.log(4)))
+
+
+@given(batches, st.integers(0, 2**31))
+def test_whitened_numbers_have_the_covariance_of_the_process(at: list[float], seed: int) -> None:
+    """Coloured by the root, unit vectors span sd^2 exp(-|ln n - ln n'| / ln 4)."""
+    columns = [bend_of(tuple(at), np.eye(2 * len(at))[place]).decode for place in range(len(at))]
+    covariance = np.array(columns).T @ np.array(columns)
+    distance = np.abs(np.subtract.outer(np.log(at), np.log(at)))
+    assert covariance == pytest.approx(0.10**2 * np.exp(-distance / math.log(4)), abs=1e-6)
+
+
+@settings(max_examples=25, deadline=None)
+@given(st.floats(0.3, 0.9))
+def test_formula_and_simulation_bend_alike(load: float) -> None:
+    """An engine whose every iteration is 30 % longer, at a load 30 % lower, takes 30 % longer: both say so."""
+    knots = tuple(float(2**octave) for octave in range(12))
+    always = (math.log(1.3),) * len(knots)
+    bent = Replica(GPU.with_values(request_s=0.0))
+    slower = dataclasses.replace(bent, law=dataclasses.replace(bent.law, bend=Bend(knots, always, always)))
+    rate = 20 * load
+    plain = predict(bent, Workload(VARIED, rate))
+    stretched = predict(slower, Workload(VARIED, rate / 1.3))
+    for metric in ("ttft", "itl", "e2e"):
+        assert stretched.of(metric).p95_s == pytest.approx(1.3 * plain.of(metric).p95_s, rel=0.01)
+    ran = [
+        simulate(replica, Workload(VARIED, per_s), requests=3000, seed=1)
+        for replica, per_s in ((bent, rate), (slower, rate / 1.3))
+    ]
+    assert np.asarray(ran[1].e2e_s).mean() == pytest.approx(1.3 * np.asarray(ran[0].e2e_s).mean(), rel=0.01)
+
+
+@cache
+def kinked() -> tuple[Fit, list[Point]]:
+    """The fit of an engine with a kink and levels near those measured that it has not seen."""
+    engine = Replica(dataclasses.replace(GPU, bend=KINK))
+    seen = fit(measure(engine, [VARIED], LEVELS, noise=0.005), protocol=Protocol("ramp"), batching=Batching())
+    return seen, measure(engine, [VARIED], (5, 15, 35, 60), noise=0.0)
+
+
+def test_a_kink_is_found_and_predicts_better_than_the_law_alone() -> None:
+    found, unseen = kinked()
+    assert len(found.bent) == 1
+    decode = dict(zip(found.bent[0].law.bend.sequences, found.bent[0].law.bend.decode, strict=True))
+    assert max(decode.values()) - min(decode.values()) > 0.05
+    straight = dataclasses.replace(found, bent=())
+    errors = [
+        np.abs(np.log(one.engine_means(unseen)[:, 2] / [point.itl_mean_s for point in unseen])).mean()
+        for one in (found, straight)
+    ]
+    assert errors[0] < 0.7 * errors[1]
+
+
+def test_an_engine_that_follows_the_law_is_not_bent() -> None:
+    """Noise of 2 % asks for no bend: three seeds."""
+    for seed in (1, 2, 3):
+        assert fit(measure(Replica(GPU), [VARIED], LEVELS, seed=seed), protocol=Protocol("ramp")).bent == ()
+
+
+def test_bends_answer_at_their_lengths_and_fade_at_others() -> None:
+    found, _ = kinked()
+    bent = found.bent[0]
+    assert found.at(VARIED.isl, VARIED.osl).law == bent.law == found.replica.law
+    assert found.at(2 * VARIED.isl * 1.001, VARIED.osl).law == found.law
+    halfway = found.at(VARIED.isl * math.exp(REACH / 2), VARIED.osl).law
+    for own, common, between in zip(bent.law.seconds, found.law.seconds, halfway.seconds, strict=True):
+        assert between == pytest.approx(math.sqrt(own * common))
+    assert halfway.bend.decode == pytest.approx([value / 2 for value in bent.law.bend.decode])
+
+
+def test_variants_hold_the_bend_and_the_error_of_the_law() -> None:
+    """Each pair is the faster engine and the slower; together they say more than the eight coefficients' scatter."""
+    found, unseen = kinked()
+    pairs = found.variants
+    assert len(pairs) > 8 + 2 * len(nodes_of([error.point for error in found.errors]))
+
+    def spread(batch: int) -> float:
+        logs = [[math.log(engine.law.decode_s(batch, 150 * batch)) for engine in pair] for pair in pairs]
+        return math.sqrt(sum((slower - faster) ** 2 / 4 for faster, slower in logs))
+
+    assert spread(32) < spread(600)  # measured at 32, and not at all beyond 128
+    sigmas = found.mean_sigmas(unseen)
+    assert (sigmas[:, [0, 2]] >= 0.02).all()  # no surer than a measurement is
+    wider = dataclasses.replace(found, elsewhere=0.2).mean_sigmas(
+        [dataclasses.replace(point, isl=4 * point.isl) for point in unseen]
+    )
+    assert (wider[:, 2] > sigmas[:, 2]).all()
+
+
+@given(st.floats(0, 0.3), st.floats(0, 0.3))
+def test_the_error_elsewhere_grows_with_that_at_the_levels(one: float, other: float) -> None:
+    """Without a step: a law that is half a per cent off at a level is not 20 % off at other lengths."""
+    small, large = sorted((one, other))
+    nothing = Known((), None, kv_known=True)
+    errors = [_elsewhere(nothing, LawError(0.0, 0.0, error, 0.0)) for error in (small, large)]
+    assert errors[0] <= errors[1] <= FROM_SHAPE
+    assert _elsewhere(nothing, LawError(0.0, 0.0, small / 100, 0.0)) <= 4 * small / 100
+
+
+def test_a_burst_is_told_from_a_ramp() -> None:
+    """Users of equal requests who begin within a millisecond stay in lockstep; means that hold the burst say so."""
+    ramped = fit(measure(Replica(GPU), [SHORT], LEVELS))
+    together = fit(measure(Replica(GPU), [SHORT], LEVELS, lockstep=True))
+    assert not ramped.protocol.at_once
+    assert together.protocol.at_once
+
+
+def level(users: int, counted: float = 1.0, ttft_s: float = 0.2) -> Point:
+    """A level whose tool gives `counted` times the requests/s of Little's law."""
+    point = Point(
+        model="m",
+        precision="p",
+        gpu="g",
+        tp=1,
+        isl=1000,
+        osl=101,
+        load_kind="concurrency",
+        load_value=users,
+        requests_per_s=1.0,
+        ttft_mean_s=ttft_s,
+        itl_mean_s=0.02,
+    )
+    return dataclasses.replace(point, requests_per_s=counted * little_per_s(point))
+
+
+def test_little_s_law_counts_users_over_their_time() -> None:
+    """10 users of 0.2 s + 100 gaps of 20 ms: 10 / 2.2 s; of them 10 x 2 / 2.2 decode."""
+    point = level(10)
+    assert little_per_s(point) == pytest.approx(10 / 2.2)
+    assert decoding(point) == pytest.approx(10 * 2 / 2.2)
+
+
+def test_one_wrong_level_is_no_way_of_counting() -> None:
+    steady = [level(users) for users in LEVELS]
+    assert not counts_otherwise(steady)
+    assert not counts_otherwise([*steady[:-1], level(128, 2.0)])
+    assert counts_otherwise([level(users, 0.85) for users in LEVELS])
+
+
+def test_a_tool_s_way_of_counting_is_carried_over() -> None:
+    """A tool whose window holds ramp and drain shows 10 % less: so does what it would show at a level between."""
+    levels, asked = [level(users, 0.9) for users in LEVELS], level(16)
+    engine = np.array([[np.nan, 0.2, 0.02]])
+    seen, moved = as_counted(levels, [asked], engine, Batching(), True)
+    assert seen[0, 0] == pytest.approx(0.9 * little_per_s(asked))
+    assert moved[0] == pytest.approx(0)
+
+
+def test_ttft_between_levels_goes_half_the_way_to_their_line() -> None:
+    levels = [level(1, ttft_s=0.1), level(100, ttft_s=0.4)]
+    engine = np.array([[5.0, 0.1, 0.02]])
+    between = as_counted(levels, [level(10)], engine, Batching(), False)[0][0, 1]
+    assert between == pytest.approx(math.sqrt(0.1 * math.sqrt(0.1 * 0.4)))  # of the engine's and the line's
+    for outside in (level(200), dataclasses.replace(level(10), isl=4000)):
+        assert as_counted(levels, [outside], engine, Batching(), False)[0][0, 1] == 0.1
+    queued = Batching(kv_tokens=5000)  # where users wait for memory, the line knows nothing
+    assert as_counted(levels, [level(10)], engine, queued, False)[0][0, 1] == 0.1
+
+
+def test_shares_of_expert_weights_follow_from_the_shape() -> None:
+    """Qwen3-235B-A22B: 8 of 128 experts a token, 22 of 235 billion parameters; any packing of it; none if dense."""
+    unread, decay = catalog.unread_shares("Qwen/Qwen3-235B-A22B-Instruct-2507-FP8") or (0.0, 0.0)
+    assert decay == pytest.approx(1 - 8 / 128)
+    assert unread == pytest.approx(1 - 22 / 235, abs=0.01)
+    assert catalog.unread_shares("meta-llama/Llama-3.1-70B-Instruct-FP8") == (0.0, 0.0)
+    assert catalog.unread_shares("my/own-model") is None
+
+
+def test_no_share_is_fitted_to_a_model_whose_shape_is_known() -> None:
+    """An engine with a kernel for single sequences: a dense model of the catalogue reads all of its weights all the
+    same, a model of one's own may have a share."""
+    points = measure(Replica(GPU.with_values(unread=0.4)), [VARIED], (1, 2, 4, 16, 64))
+    assert fit(points, protocol=Protocol("ramp")).law.unread > 0.2
+    known = [dataclasses.replace(point, model="Qwen/Qwen3-32B") for point in points]
+    assert fit(known, prior=None, protocol=Protocol("ramp")).law.unread == 0

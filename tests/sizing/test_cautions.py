@@ -1,0 +1,45 @@
+"""Cautions: every kind has its words, and the words carry the figures."""
+
+from typing import get_args
+
+import pytest
+
+from sizing.prediction import Caution, CautionKind
+from sizing.text import CAUTIONS, NOT_MODELLED, caution
+
+
+def test_every_kind_has_words_and_no_words_are_left_over() -> None:
+    assert set(CAUTIONS) == set(get_args(CautionKind))
+
+
+@pytest.mark.parametrize(
+    ("found", "part"),
+    [
+        (
+            Caution("beyond_measured", {"in_flight": 12.4, "most": 8.0}),
+            "hold 12 requests at once, measured were at most 8",
+        ),
+        (Caution("lost_requests", {"share": 0.0625}), "6.2 % of the requests"),
+        (Caution("not_modelled", {"settings": ("cancel", "roughness")}), "clients that give up and padding"),
+        (Caution("fitted_kv_tokens", {"kv_tokens": 26_000}), "about 26,000 tokens"),
+        (Caution("rough_timings", {"rms_error": 0.2}), "within 20 % (rms)"),
+    ],
+)
+def test_figures_are_written_in_their_units(found: Caution, part: str) -> None:
+    assert part in caution(found)
+
+
+def test_a_value_above_its_limit_on_an_idle_replica_is_the_formulas() -> None:
+    near = {"limit": "p95 ITL", "metric": "itl", "limit_s": 0.02}
+    assert "is 19 ms on an idle replica" in caution(Caution("near_floor", {**near, "floor_s": 0.019}))
+    assert "is 21 ms by formula on an idle replica" in caution(Caution("near_floor", {**near, "floor_s": 0.021}))
+
+
+def test_cautions_of_equal_kind_and_figures_are_equal_and_hashable() -> None:
+    one, same = (Caution("few_points", {"points": 2}) for _ in range(2))
+    assert one == same != Caution("few_points", {"points": 1})
+    assert len({one, same}) == 1
+
+
+def test_all_that_the_formulas_leave_out_can_be_said() -> None:
+    assert all(words in caution(Caution("not_modelled", {"settings": (name,)})) for name, words in NOT_MODELLED.items())

@@ -1,0 +1,188 @@
+"""Engines that fix iterations before they start: arrivals at a busy engine wait for those fixed already."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from scipy.stats import kstest
+
+from sizing.analyses.next_level import Option
+from sizing.engine import MOST_LOOKAHEAD, Batching, Replica, StepLaw, known_lookahead
+from sizing.errors import ScenarioError
+from sizing.fitting import fit
+from sizing.points import write_points
+from sizing.queueing import predict, stable_rate_per_s
+from sizing.simulator import simulate, simulate_closed, simulate_trace
+from sizing.workload import Lengths, Workload
+from tests.sizing.simulated_levels import LAW as GPU
+from tests.sizing.simulated_levels import simulated_point
+from tests.sizing.test_cli import run as command
+
+TICK_S = 10e-3
+TICKING = StepLaw(0.0, TICK_S, 0.0, 0.0, 0.0)
+"""Every iteration lasts one tick, whatever it holds."""
+
+
+def looking(steps: float, law: StepLaw = TICKING, **settings: Any) -> Replica:
+    return Replica(law, Batching(lookahead_steps=steps, **settings))
+
+
+@pytest.mark.parametrize("steps", [0.0, 0.3, 1.0, 2.6])
+def test_a_busy_engine_answers_after_a_uniform_time(steps: float) -> None:
+    """Iterations of one tick T: the end of the one in progress is uniform on [0, T] away, the contents of the next L
+    are fixed, a part f of one being as likely as f, and the own one follows: TTFT is uniform on [1 + L, 2 + L] T.
+
+    20 requests/s of 200 tokens keep 40 sequences running: the engine is idle with probability e^-40.
+    """
+    run = simulate(looking(steps), Workload(Lengths(100, 200), rate_per_s=20), requests=20_000)
+    ticks = run.ttft_s / TICK_S
+    assert kstest(ticks[::10], "uniform", (1 + steps, 1)).pvalue > 0.001
+    assert ticks.min() >= 1 + steps - 1e-6
+    assert ticks.max() <= 2 + steps + 1e-6
+    assert run.itl_s == pytest.approx(TICK_S)
+
+
+def test_an_idle_engine_starts_at_once() -> None:
+    arrival_s = 10.0 * np.arange(50)
+    run = simulate_trace(looking(2.0), arrival_s, np.full(50, 100), np.full(50, 20))
+    assert run.ttft_s == pytest.approx(TICK_S)
+
+
+def test_requests_that_wake_an_engine_together_start_together() -> None:
+    arrival_s = np.array([0.0, 0.0, 0.0, 10.0, 10.0])
+    run = simulate_trace(looking(1.0), arrival_s, np.full(5, 100), np.full(5, 20))
+    assert run.ttft_s == pytest.approx(TICK_S)
+
+
+@pytest.mark.parametrize(("steps", "first_token"), [(0.0, 3), (0.4, 3), (0.6, 4), (1.0, 4), (1.4, 4), (1.6, 5), (3, 6)])
+def test_by_hand(steps: float, first_token: int) -> None:
+    """One sequence runs from 0 on; another request comes in the middle of iteration 2, half of which is left.
+
+    Iteration 3 is open to it unless contents are fixed half an iteration ahead or more.
+    """
+    run = simulate_trace(looking(steps), np.array([0.0, 1.5 * TICK_S]), np.array([10, 10]), np.array([50, 5]))
+    assert run.arrival_s[1] + run.ttft_s[1] == pytest.approx(first_token * TICK_S)
+
+
+def test_an_engine_that_runs_dry_has_fixed_nothing() -> None:
+    """The sequence that was running ends with iteration 3: no fourth is fixed, so the request starts in it."""
+    run = simulate_trace(looking(4.0), np.array([0.0, 1.5 * TICK_S]), np.array([10, 10]), np.array([3, 5]))
+    assert run.arrival_s[1] + run.ttft_s[1] == pytest.approx(4 * TICK_S)
+
+
+def test_two_users_wait_for_the_iterations_fixed() -> None:
+    """Each answer ends with an iteration, and the other user's sequence runs on: 1 iteration fixed, the own prompt's,
+    then 99 tokens."""
+    run = simulate_closed(looking(1.0), 2, np.full(40, 10), np.full(40, 100), ramp_s=0.5)
+    assert run.ttft_s == pytest.approx(2 * TICK_S)
+    assert run.requests_per_s == pytest.approx(2 / (101 * TICK_S), rel=1e-3)
+
+
+def test_static_batches_look_nowhere() -> None:
+    workload = Workload(Lengths(100, 50, 0.5, 0.5), rate_per_s=4)
+    now, ahead = (simulate(looking(steps, GPU, policy="static"), workload, requests=2000) for steps in (0.0, 3.0))
+    assert np.array_equal(now.ttft_s, ahead.ttft_s)
+
+
+@settings(max_examples=20, deadline=None)
+@given(
+    steps=st.floats(0, 3),
+    more=st.floats(0.1, 1),
+    load=st.floats(0.1, 0.85),
+    policy=st.sampled_from(["chunked", "prefill_first", "whole_prompt"]),
+)
+def test_looking_further_ahead_is_never_faster(steps: float, more: float, load: float, policy: Any) -> None:
+    lengths = Lengths(1000, 200, 0.4, 0.4)
+    near, far = (looking(ahead, GPU, policy=policy) for ahead in (steps, steps + more))
+    workload = Workload(lengths, load * stable_rate_per_s(near, lengths))
+    before, after = (predict(engine, workload) for engine in (near, far))
+    for percentile in (50, 90, 95, 99):
+        assert after.ttft.at(percentile) >= before.ttft.at(percentile) * (1 - 1e-9)
+    slow, slower = (simulate(engine, workload, requests=3000).ttft_s.mean() for engine in (near, far))
+    assert slower > slow * 0.98
+
+
+@pytest.mark.parametrize("policy", ["chunked", "prefill_first"])
+@pytest.mark.parametrize("load", [0.3, 0.7])
+@pytest.mark.parametrize("steps", [1.0, 2.0])
+def test_formula_and_simulation_agree(policy: Any, load: float, steps: float) -> None:
+    lengths = Lengths(1000, 300, 0.5, 0.5)
+    engine = looking(steps, GPU, policy=policy)
+    workload = Workload(lengths, load * stable_rate_per_s(engine, lengths))
+    told, run = predict(engine, workload), simulate(engine, workload, requests=40_000, seed=1)
+    assert told.ttft.mean_s == pytest.approx(run.ttft_s.mean(), rel=0.03)
+    assert told.ttft.p50_s == pytest.approx(np.median(run.ttft_s), rel=0.03)
+    assert told.ttft.p95_s == pytest.approx(np.percentile(run.ttft_s, 95), rel=0.06)
+    assert told.e2e.p95_s == pytest.approx(np.percentile(run.e2e_s, 95), rel=0.04)
+
+
+def test_without_running_sequences_the_formula_adds_nothing() -> None:
+    """One output token: whatever waits at the end of an iteration starts in the next."""
+    workload = Workload(Lengths(500, 1), rate_per_s=30)
+    assert predict(looking(1.0, GPU), workload).ttft == predict(looking(0.0, GPU), workload).ttft
+    run, ahead = (simulate(looking(steps, GPU), workload, requests=4000) for steps in (0.0, 1.0))
+    assert np.array_equal(run.ttft_s, ahead.ttft_s)
+
+
+@pytest.mark.parametrize(
+    ("engine", "version", "steps"),
+    [
+        ("vllm", "0.14.0", 1),
+        ("vLLM", "v0.32.0+cpu", 1),
+        ("vllm", "0.13.9", 0),
+        ("vllm", "", 0),
+        ("tensorrt_llm", "1.0.0", 1),
+        ("trtllm", "0.17", 0),
+        ("sglang", "0.5", 0),
+        ("reference-torch", "triton 2.51.0 / torch 2.13.0", 0),
+        ("", "", 0),
+    ],
+)
+def test_what_is_known_of_engines(engine: str, version: str, steps: float) -> None:
+    assert known_lookahead(engine, version) == steps
+
+
+@pytest.mark.parametrize("steps", [-0.1, MOST_LOOKAHEAD + 0.1, float("nan")])
+def test_impossible_numbers_of_steps(steps: float) -> None:
+    with pytest.raises(ScenarioError, match="lookahead_steps must be from 0 to 4"):
+        Batching(lookahead_steps=steps)
+
+
+def test_a_fit_takes_what_is_known_of_the_engine(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    known = {"engine": "vllm", "engine_version": "0.15.1"}
+    options = [Option(Lengths(1000, 100), users, 10 * users) for users in (1, 4, 16, 64)]
+    points = [simulated_point(option, looking(1.0, GPU), **known) for option in options]
+    assert fit(points).batching.lookahead_steps == 1
+    assert fit(points, lookahead_steps=0.0).batching.lookahead_steps == 0
+    table = tmp_path / "points.csv"
+    with table.open("w") as file:
+        write_points(points, file)
+    asked = ["fit", "--points", str(table)]
+    assert json.loads(command([*asked, "--json"], capsys)[1])["lookahead_steps"] == 1
+    assert "lookahead_steps" not in json.loads(command([*asked, "--lookahead-steps", "0", "--json"], capsys)[1])
+    assert "looks 1 iteration ahead" in command(asked, capsys)[1]
+
+
+def test_on_the_command_line(capsys: pytest.CaptureFixture[str]) -> None:
+    asked = "simulate --overhead 10ms --isl 100 --osl 200 --rate 20 --requests 2000 --json --lookahead-steps".split()
+    ttft_s = [json.loads(command([*asked, steps], capsys)[1])["predicted"]["ttft"]["p50_s"] for steps in ("0", "1")]
+    assert ttft_s[1] - ttft_s[0] == pytest.approx(TICK_S, rel=0.05)
+    code, _, error = command([*asked, "5"], capsys)
+    assert code == 2
+    assert "0<=x<=4" in error
+
+
+def test_a_plan_with_look_ahead_says_so(capsys: pytest.CaptureFixture[str]) -> None:
+    asked = "plan --model Qwen/Qwen3-8B --gpu h100_sxm --precision bf16 --tp 1 --isl 1000 --osl 200 --rate 8"
+    asked += " --ttft p95:1s --json"
+    now, ahead = (json.loads(command([*asked.split(), *more], capsys)[1]) for more in ([], ["--lookahead-steps", "1"]))
+    assert "lookahead_steps" not in now
+    assert ahead["lookahead_steps"] == 1
+    step_s = now["predicted"]["itl"]["p50_s"]
+    assert ahead["predicted"]["ttft"]["p50_s"] > now["predicted"]["ttft"]["p50_s"] + 0.5 * step_s

@@ -110,8 +110,8 @@ NEAR_KERNELS, FROM_SHAPE = 0.03, 0.18
 """Errors of the law per unit of ln(ISL) and ln(OSL) from measured lengths: see `_elsewhere`."""
 UNLIMITED_KV_TOKENS = Batching().kv_tokens
 USUALLY_OFF = 0.05
-"""Error of the law at measured levels from which `FROM_SHAPE` holds in full: 73 published servers, fitted to four levels
-each, have 0.06 in the median. Below `LITTLE` it is not told from luck."""
+"""Error of the law at measured levels from which `FROM_SHAPE` holds in full: 73 published servers, fitted to four
+levels each, have 0.06 in the median. Below `LITTLE` it is not told from luck."""
 READING, DENSE_OR_NOT, SHEET_ERROR = 0.75, 0.6, 0.3
 """Share of a step of few sequences that reads weights; a token's arithmetic over that of a dense model, where it may
 also be a mixture of experts, and the relative standard error of this guess that makes it a factor of two."""

@@ -16,6 +16,7 @@ ATTENDED = (
     "golden",
     "waits",
     "identity_burst",
+    "parity",
     "identity_llama",
     "identity_server",
 )

@@ -1,0 +1,140 @@
+"""Measure a real vLLM on this machine's CPU: the points that `sizing validate --only measured-vllm` judges the law by.
+
+python -m validation.measure_vllm                       # all servers that the table lacks, about an hour
+python -m validation.measure_vllm --only dense --only mixture
+
+A server of its own for each configuration; its closed loops and its random arrivals take turns (closed, Poisson, closed
+again, Poisson, ...), so that a machine that drifts shows in the levels that were measured twice and not in the errors
+of the law. Nothing else may run meanwhile. A mix goes into the table when all of it is measured; an interrupted one is
+measured anew.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+import click
+from rich.console import Console
+
+from calibration.plan import parse_plan
+from calibration.progress import Bar
+from calibration.run import run
+from calibration.store import Store
+from lab.vllm.server import MODEL, VllmServer
+from lab.vllm.settings import Settings
+from sizing.points import Point, read_points, write_points
+
+TABLE = Path(__file__).parent / "evidence" / "vllm-cpu.csv"
+LEVELS = ((1, 4, 16), (2, 8, 32))
+"""Users of the closed loops, in two rounds; the first is then measured again."""
+SHARES = (0.5, 0.7, 0.85)
+"""Random arrivals: requests/s as shares of the most that a closed loop answered."""
+ROUNDS = 3
+"""Of random arrivals, each with other gaps and prompts."""
+CLOSED_S, OPEN_S = 10.0, 30.0
+SERVED = Settings(http_port=0, max_sequence_tokens=2048, kv_tokens=32_768, token_budget=1024)
+
+
+@dataclass(frozen=True, slots=True)
+class Mix:
+    """Lengths of the requests, lognormal; `shared`: tokens at their head that all prompts share."""
+
+    isl: int
+    osl: int
+    shared: int = 0
+
+    @property
+    def entry(self) -> dict[str, Any]:
+        """As an entry of a plan's lengths."""
+        entry = {"isl": self.isl, "osl": self.osl, "isl_cv": 0.3, "osl_cv": 0.5}
+        return entry | ({"shared_prefix": self.shared} if self.shared else {})
+
+
+CHAT, READING, WRITING = Mix(128, 48), Mix(400, 16), Mix(32, 96)
+
+
+@dataclass(frozen=True, slots=True)
+class Configuration:
+    """A server and what it is asked. Its name is the points' model."""
+
+    name: str
+    settings: Settings
+    mixes: tuple[Mix, ...]
+
+
+CONFIGURATIONS = (
+    Configuration("dense", SERVED, (CHAT, READING, WRITING)),
+    Configuration("mixture", replace(SERVED, experts=8), (CHAT, READING, WRITING)),
+    Configuration("dense, prefix cache", replace(SERVED, kv_reuse=True), (Mix(400, 32, shared=320),)),
+    Configuration("dense, small KV cache", replace(SERVED, kv_tokens=2048), (CHAT,)),
+    Configuration("dense, small chunks", replace(SERVED, token_budget=128), (READING,)),
+)
+
+
+def measured(configuration: Configuration, mix: Mix, server: VllmServer, console: Console) -> list[Point]:
+    """The points of one mix, each with the round it was measured in as its source."""
+    found: list[Point] = []
+    with TemporaryDirectory() as folder:
+        store = Store(f"sqlite:///{folder}/points.db")
+
+        def measure(name: str, seed: int, **loads: Any) -> None:
+            plan = {
+                "server": {"protocol": "openai", "url": server.url, "model": MODEL, "metrics_url": server.metrics_url},
+                "deployment": {"model": configuration.name, "precision": "fp32", "gpu": "cpu", "tp": 1},
+                "lengths": [mix.entry],
+                "check_load": 0,
+                "seed": seed,
+                "client": {"self_check": False, "processes": 1},
+                "until": {"half_width": 0.001},
+                **loads,
+            }
+            text = "".join(f"{key}: {json.dumps(value)}\n" for key, value in plan.items())
+            with Bar(console) as bar:
+                points = store.points(run(parse_plan(text), store, bar))
+            found.extend(replace(point, source=name) for point in points)
+
+        def closed(name: str, seed: int, users: Sequence[int]) -> None:
+            measure(f"closed loops, {name}", seed, concurrency=[*users], budget_s=CLOSED_S)
+
+        for number, users in enumerate(LEVELS):
+            closed("first", number, users)
+        most_per_s = max(point.requests_per_s for point in found)
+        rates = [round(share * most_per_s, 3) for share in SHARES]
+        for number in range(ROUNDS):
+            measure(f"arrivals {number + 1}", 10 + number, rates=rates, budget_s=OPEN_S)
+            if number < len(LEVELS):
+                closed("again", 20 + number, LEVELS[number])
+    return found
+
+
+@click.command()
+@click.option("--only", multiple=True, type=click.Choice([one.name for one in CONFIGURATIONS]), help="This server.")
+@click.option(
+    "--table",
+    type=click.Path(path_type=Path, dir_okay=False),
+    default=TABLE,
+    help="To add to; default: the evidence's own.",
+)
+def main(only: Sequence[str], table: Path) -> None:
+    """Measure the servers that the table lacks, one after another."""
+    console = Console(stderr=True)
+    for configuration in CONFIGURATIONS:
+        known = read_points(table) if table.is_file() else []
+        there = {(point.model, point.isl) for point in known}
+        lacking = [mix for mix in configuration.mixes if (configuration.name, mix.isl) not in there]
+        if not lacking or (only and configuration.name not in only):
+            continue
+        with VllmServer(configuration.settings, console) as server:
+            for mix in lacking:
+                known += measured(configuration, mix, server, console)
+                with table.open("w", encoding="utf-8", newline="") as file:
+                    write_points(known, file)
+
+
+if __name__ == "__main__":
+    main()

@@ -29,7 +29,7 @@ from importlib.metadata import PackageNotFoundError
 from importlib.metadata import version as version_of
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Literal, Self, TypeVar
+from typing import Annotated, Any, Literal, Self, TypeVar
 
 import numpy as np
 from joblib import Parallel, cpu_count, delayed
@@ -41,9 +41,10 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 
 from sizing import candidates, places, planner
 from sizing.candidates import Choice, Found
-from sizing.cli.options import tensor_parallel, words
+from sizing.cli.options import MOST_GPUS, tensor_parallel, words
 from sizing.engine import Replica
 from sizing.errors import LONGEST_QUOTE, ScenarioError, SizingError, first_fault
+from sizing.fitting import STARTS, Protocol
 from sizing.numbers import Floats
 from sizing.plans import NoFeasiblePlan, Plan
 from sizing.points import Point
@@ -67,6 +68,8 @@ KEYS: dict[str, Any] = {
     "precision": (str, "any"),
     "tp": (int | str, "any"),
     "points": (str, ""),
+    "protocol": (Literal["", *STARTS], ""),
+    "points_replicas": (Annotated[int, Field(ge=1, le=MOST_GPUS)], 1),
     "basis": (Literal["measured", "any"], "any"),
     **{name: FIELDS[name].entry for name in ASKED},
 }
@@ -77,7 +80,8 @@ Written = create_model("Written", __config__=STRICT, **KEYS)
 
 @dataclass(frozen=True, slots=True)
 class StudyScenario:
-    """One question, in the words of the command line; `points`: a CSV file, relative to the study file."""
+    """One question, in the words of the command line; `points`: a CSV file, relative to the study file; `protocol` and
+    `points_replicas`: how it was measured."""
 
     given: dict[str, Any]
 
@@ -96,6 +100,11 @@ class StudyScenario:
     def points(self) -> str:
         """Name of the file of points, empty for none."""
         return str(self.given["points"])
+
+    @property
+    def protocol(self) -> Protocol:
+        """How the users of the points began, as far as it is told."""
+        return Protocol.named(self.given["protocol"])
 
 
 class LogUniform(BaseModel):
@@ -188,7 +197,8 @@ def answer(item: tuple[StudyScenario, tuple[Point, ...]], seed: SeedSequence) ->
     scenario, points = item
     question = scenario.question
     try:
-        found, rejected = _found(question.model, question.workload.lengths, scenario.choice, points)
+        of_one = tuple(point.of_one(scenario.given["points_replicas"]) for point in points)
+        found, rejected = _found(question.model, question.workload.lengths, scenario.choice, of_one, scenario.protocol)
         return _cells(planner.plan(question, found, rejected))
     except NoFeasiblePlan as error:
         nearest = f": {error.rejected[0].why}" if error.rejected else ""
@@ -198,9 +208,9 @@ def answer(item: tuple[StudyScenario, tuple[Point, ...]], seed: SeedSequence) ->
 
 
 @lru_cache(maxsize=64)
-def _found(model: str, lengths: Lengths, choice: Choice, points: Sequence[Point]) -> Found:
+def _found(model: str, lengths: Lengths, choice: Choice, points: Sequence[Point], protocol: Protocol) -> Found:
     """Candidates, kept for scenarios that differ in load and SLA only: fitting is half of a plan's time."""
-    return candidates.find(model, lengths, choice, points)
+    return candidates.find(model, lengths, choice, points, protocol)
 
 
 def _cells(plan: Plan) -> dict[str, Cell]:

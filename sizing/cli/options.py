@@ -6,7 +6,7 @@ import json
 import re
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from typing import Any, Literal, TypeVar
+from typing import Any, TypeVar
 
 import click
 from click.core import ParameterSource
@@ -16,7 +16,7 @@ from sizing.candidates import Choice, Found
 from sizing.cli.shapes import finite_only
 from sizing.engine import MOST_LOOKAHEAD
 from sizing.errors import ScenarioError
-from sizing.fitting import UNTOLD, Protocol
+from sizing.fitting import STARTS, Protocol
 from sizing.plans import Candidate
 from sizing.points import Point, read_points
 from sizing.question import FIELDS, with_laws
@@ -24,12 +24,6 @@ from sizing.workload import METRICS
 
 MOST_GPUS = 10_000_000
 """GPUs of one type owned or available: more is almost certainly a typo."""
-STARTS: dict[str, Literal["together", "ramp", "burst"]] = {
-    "together": "together",
-    "staggered": "ramp",
-    "burst": "burst",
-}
-"""How the users of a closed loop may begin, by the names that users know."""
 F = TypeVar("F", bound=Callable[..., Any])
 
 
@@ -176,7 +170,7 @@ def points_of(given: dict[str, Any]) -> list[Point]:
 
 def protocol_of(given: dict[str, Any]) -> Protocol:
     """How the points were measured, as far as --protocol tells."""
-    return Protocol(STARTS[given["protocol"]]) if given["protocol"] else UNTOLD
+    return Protocol.named(given["protocol"] or "")
 
 
 def configured(candidates: Sequence[Candidate], given: dict[str, Any], osl: float) -> list[Candidate]:

@@ -2,7 +2,7 @@
 
 from sizing.fitting.bends import BentLaw
 from sizing.fitting.fit import fit, fit_trace
-from sizing.fitting.levels import UNTOLD, Protocol, ServedTrace
+from sizing.fitting.levels import STARTS, UNTOLD, Protocol, ServedTrace
 from sizing.fitting.result import (
     CoveredRange,
     Distrust,
@@ -18,6 +18,7 @@ from sizing.fitting.result import (
 )
 
 __all__ = [
+    "STARTS",
     "UNTOLD",
     "BentLaw",
     "CoveredRange",

@@ -29,6 +29,14 @@ MOST_CLOSED_REQUESTS, FEWEST_ROUNDS = 10_000, 3
 """Requests of a closed loop simulated from its start at most, and the rounds that are simulated of very many users."""
 
 
+STARTS: dict[str, Literal["together", "ramp", "burst"]] = {
+    "together": "together",
+    "staggered": "ramp",
+    "burst": "burst",
+}
+"""How the users of a closed loop may begin, by the names that planners know."""
+
+
 @dataclass(frozen=True, slots=True)
 class Protocol:
     """How the points were measured, where it matters to means.
@@ -43,6 +51,11 @@ class Protocol:
     start: Literal["ramp", "together", "burst", "unknown"] = "unknown"
     counted: Literal["steady", "all"] = "steady"
     ttft_sigma: float = 0.04
+
+    @classmethod
+    def named(cls, name: str) -> Protocol:
+        """The protocol by the name that planners know, one of STARTS; empty: not told."""
+        return cls(STARTS[name]) if name else cls()
 
     @property
     def at_once(self) -> bool:

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import csv
+import itertools
+import json
 import math
 import sys
 from collections.abc import Iterable, Iterator
@@ -20,6 +23,7 @@ from numpy.random import SeedSequence
 from lab.cluster import on_cluster
 from sizing.analyses import study as answers_of
 from sizing.analyses.study import COLUMNS, Machines, ResultsFile, WorkersLost, code, read_study, replicated, run_all
+from sizing.cli.plan import plan_command
 from sizing.cli.study import study_command
 from sizing.engine import Replica
 from sizing.errors import ScenarioError
@@ -196,6 +200,22 @@ def test_an_interrupted_study_goes_on(folder: Path, monkeypatch: pytest.MonkeyPa
     monkeypatch.setattr("sizing.analyses.study.planner", None)  # nothing is left to plan
     study(folder)
     assert (folder / "study.csv").read_text() == whole
+
+
+def test_how_the_points_were_measured_is_said_as_in_plan(folder: Path, tmp_path: Path) -> None:
+    (tmp_path / "points.csv").write_text((folder / "points.csv").read_text())
+    measured = {"protocol": ["together", "staggered"], "points_replicas": [1, 2]}
+    base = "{model: synthetic, points: points.csv, isl: 500, osl: 100, rate: 200, ttft: 'p95:300ms'}"
+    (tmp_path / "study.yaml").write_text(f"base: {base}\naxes: {json.dumps(measured)}\n")
+    study(tmp_path)
+    with (tmp_path / "study.csv").open(newline="") as file:
+        rows = list(csv.DictReader(file))
+    for row, (protocol, replicas) in zip(rows, itertools.product(*measured.values()), strict=True):
+        words = f"--model synthetic --points {tmp_path / 'points.csv'} --isl 500 --osl 100 --rate 200 --ttft p95:300ms"
+        words += f" --protocol {protocol} --points-replicas {replicas} --json"
+        asked = CliRunner().invoke(plan_command, words.split())
+        assert int(row["gpus"]) == json.loads(asked.stdout)["gpus"]
+    assert int(rows[1]["gpus"]) > int(rows[0]["gpus"])  # the same figures of two replicas
 
 
 def test_results_of_another_study_are_left_alone(folder: Path, tmp_path: Path) -> None:

@@ -4,14 +4,15 @@
 lengths, each measured twice, and between them Poisson arrivals at 50, 70 and 85 % of the highest requests/s of a closed
 loop, in three rounds. All closed loops of a server are fitted together, by what the server tells of itself alone. The
 truth of an arrival rate is the mean of its rounds; how far the rounds, and the two measurements of a closed loop, lie
-apart is said beside every error. API server and client share one core, the engine has the other.
+apart is said beside the errors. Bands are those that the product shows of one measurement of so many requests, and each
+round is one. API server and client share a core, the engine has the other.
 """
 
 from __future__ import annotations
 
 import math
 import statistics
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from itertools import groupby
 from pathlib import Path
@@ -20,13 +21,15 @@ from typing import NamedTuple
 import numpy as np
 from numpy.random import SeedSequence
 
-from sizing.edge import Z90
+from sizing.analyses.verification import compared
+from sizing.candidates import from_fit
 from sizing.fitting import Fit, fit
 from sizing.points import Point, read_points
 from sizing.prediction import Prediction
+from sizing.question import Question
 from sizing.queueing import predict
 from sizing.simulator import simulate
-from sizing.workload import Arrivals, Prefix, Workload
+from sizing.workload import Arrivals, Limit, Metric, Prefix, Sla, Workload
 from validation.evidence.claim import Claim, Setup
 from validation.evidence.measured_stages import Figure
 from validation.evidence.table import EvidenceRow, Goal, beside, missing, noted, row_of_band, row_of_errors, shown
@@ -41,6 +44,8 @@ FIGURES = (
     Figure("itl", None, Goal(0.05)),
     Figure("e2e", 95, Goal(0.08)),
 )
+BANDED: tuple[tuple[Metric, int], ...] = (("ttft", 50), ("ttft", 95), ("itl", 50), ("e2e", 95))
+UNLIMITED = Sla(Limit("ttft", 95, 1e6))
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,14 +57,22 @@ class Case:
     rates: tuple[tuple[Point, ...], ...]
 
 
+class Banded(NamedTuple):
+    """A percentile of one round: ln of predicted over measured, half the width of the band, and whether it held."""
+
+    off: float
+    half_width: float
+    held: bool
+
+
 class Cell(NamedTuple):
-    """One rate; arrays of the length of FIGURES: ln of predicted over measured by simulation and by formula, standard
-    errors of ln that the fit leaves, and of ln measured."""
+    """One rate: by place in FIGURES, ln of predicted over measured by simulation and by formula and the standard error
+    of ln measured; by place in BANDED, the rounds."""
 
     simulated: list[float]
     formula: list[float]
-    sigmas: list[float]
     luck: list[float]
+    bands: list[list[Banded]]
 
 
 def cases(setup: Setup) -> list[Case]:
@@ -70,7 +83,8 @@ def cases(setup: Setup) -> list[Case]:
 def of_table(points: Sequence[Point]) -> list[Case]:
     """The servers among `points`, void points apart; a rate counts with two good rounds or more."""
     found = []
-    for server, group in groupby((point for point in points if not point.void), lambda point: point.model):
+    good = [point for point in points if not point.void]
+    for server, group in groupby(good, lambda point: point.model):
         own = list(group)
         rounds: dict[tuple[float, float], list[Point]] = {}
         for point in own:
@@ -89,24 +103,26 @@ def answer(case: Case, seed: SeedSequence) -> list[Cell]:
 
 def _cell(fitted: Fit, rounds: Sequence[Point]) -> Cell:
     point = rounds[0]
-    local = fitted.at(point.isl, point.osl)
-    found = statistics.mean(each.prefix.hit_rate for each in rounds)
-    prefix = Prefix(point.prefix.tokens, found)
-    workload = Workload(point.lengths, point.load_value, Arrivals("poisson"), prefix)
-    logs = [np.log([figure.of(each) for figure in FIGURES]) for each in rounds]
-    measured, luck = np.mean(logs, axis=0), np.std(logs, axis=0, ddof=1) / math.sqrt(len(logs))
+    prefix = Prefix(point.prefix.tokens, statistics.mean(each.prefix.hit_rate for each in rounds))
+    workload = Workload(point.lengths, point.load_value, Arrivals(), prefix)
+    candidate = from_fit(fitted, point.lengths)
+    logs = np.log([[figure.of(each) for figure in FIGURES] for each in rounds])
+    measured, luck = logs.mean(axis=0), logs.std(axis=0, ddof=1) / math.sqrt(len(logs))
 
-    def told(prediction: Prediction) -> np.ndarray:
-        return np.log([_value_s(prediction, figure) for figure in FIGURES])
+    def off(prediction: Prediction) -> list[float]:
+        told: list[float] = (np.log([_value_s(prediction, figure) for figure in FIGURES]) - measured).tolist()
+        return told
 
-    pairs = [(told(predict(one, workload)), told(predict(other, workload))) for one, other in local.variants]
-    sigmas = np.sqrt(sum(((one - other) / 2) ** 2 for one, other in pairs))
-    return Cell(
-        (told(simulate(local.engine, workload, requests=SIMULATED).prediction()) - measured).tolist(),
-        (told(predict(local.engine, workload)) - measured).tolist(),
-        sigmas.tolist(),
-        luck.tolist(),
-    )
+    question = Question(point.model, workload, UNLIMITED)
+    bands: list[list[Banded]] = [[] for _ in BANDED]
+    for each in rounds:
+        figures = {(one.of.metric, one.of.percentile): one for one in compared(candidate, question, each).figures}
+        for place, wanted in enumerate(BANDED):
+            if (one := figures.get(wanted)) and one.measured_s:
+                half_width = math.sqrt(one.high_s / one.low_s) - 1
+                bands[place].append(Banded(math.log(one.predicted_s / one.measured_s), half_width, one.verdict == "in"))
+    simulated = simulate(candidate.replica, workload, requests=SIMULATED).prediction()
+    return Cell(off(simulated), off(predict(candidate.replica, workload)), luck.tolist(), bands)
 
 
 def _value_s(prediction: Prediction, figure: Figure) -> float:
@@ -116,31 +132,34 @@ def _value_s(prediction: Prediction, figure: Figure) -> float:
 
 def rows(cases: Sequence[Case], answers: Sequence[list[Cell]]) -> list[EvidenceRow]:
     """Errors of each figure over all rates, then how often the bands hold."""
-    if not answers:
-        return [missing(NAME, DATA, "TTFT, ITL, E2E", "the table is empty")]
-    cells = [(case.server, cell) for case, of in zip(cases, answers, strict=True) for cell in of]
-    errors, bands = [], []
+    of_servers = {case.server: cells for case, cells in zip(cases, answers, strict=True) if cells}
+    cells = [cell for own in of_servers.values() for cell in own]
+    if not cells:
+        return [missing(NAME, DATA, "TTFT, ITL, E2E", "no rate was measured twice")]
+    found = []
     for place, figure in enumerate(FIGURES):
-        off = np.array([cell.simulated[place] for _, cell in cells])
-        luck = np.array([cell.luck[place] for _, cell in cells])
-        half = Z90 * np.hypot([cell.sigmas[place] for _, cell in cells], luck)
-        metric = f"{figure.metric.upper()} {figure.statistic}"
-        row = row_of_errors(NAME, DATA, metric, (-np.expm1(off)).tolist(), figure.goal)
-        row = beside(row, "by formula", [-math.expm1(cell.formula[place]) for _, cell in cells])
-        row = noted(row, f"standard error of what was measured {shown(float(np.median(luck)))}")
-        each = (
-            f"{server} {shown(_median(cells, server, place))}" for server in dict.fromkeys(name for name, _ in cells)
+        row = row_of_errors(
+            NAME, DATA, f"{figure.metric.upper()} {figure.statistic}", _errors(cells, place), figure.goal
         )
-        errors.append(noted(row, ", ".join(each)))
-        bands.append(
-            row_of_band(f"band, {NAME}", DATA, metric, np.expm1(off), np.abs(off) <= half, np.sinh(half), COVERS)
-        )
-    errors[0] = noted(errors[0], f"closed loops measured again: {_repeated(cases)}")
-    return errors + bands
+        row = beside(row, "by formula", [-math.expm1(cell.formula[place]) for cell in cells])
+        row = noted(row, f"standard error of a rate {shown(statistics.median(cell.luck[place] for cell in cells))}")
+        each = (f"{server} {shown(_median(_errors(own, place)))}" for server, own in of_servers.items())
+        found.append(noted(row, f"median of {', '.join(each)}"))
+    found[0] = noted(found[0], _repeated(cases))
+    for place, (metric, percentile) in enumerate(BANDED):
+        rounds = [one for cell in cells for one in cell.bands[place]]
+        off, half_widths, held = zip(*rounds, strict=True)
+        what = f"{metric.upper()} p{percentile}"
+        found.append(row_of_band(f"band, {NAME}", DATA, what, np.expm1(off), held, half_widths, COVERS))
+    return found
 
 
-def _median(cells: Sequence[tuple[str, Cell]], server: str, place: int) -> float:
-    return statistics.median(abs(math.expm1(cell.simulated[place])) for name, cell in cells if name == server)
+def _errors(cells: Iterable[Cell], place: int) -> list[float]:
+    return [-math.expm1(cell.simulated[place]) for cell in cells]
+
+
+def _median(errors: Iterable[float]) -> float:
+    return statistics.median(map(abs, errors))
 
 
 REPEATED: dict[str, Callable[[Point], float]] = {
@@ -151,24 +170,16 @@ REPEATED: dict[str, Callable[[Point], float]] = {
 
 
 def _repeated(cases: Sequence[Case]) -> str:
-    """Median change of a closed loop from its first measurement to the second."""
-    pairs = [
-        (first, again)
-        for case in cases
-        for first in case.closed
-        for again in case.closed
-        if first.source != again.source
-        and "first" in first.source
-        and "again" in again.source
-        and (first.isl, first.load_value) == (again.isl, again.load_value)
-    ]
+    """The median change of a closed loop from its first measurement to the second."""
+    levels: dict[tuple[str, float, float], list[Point]] = {}
+    for case in cases:
+        for point in case.closed:
+            levels.setdefault((case.server, point.isl, point.load_value), []).append(point)
+    pairs = [(of[0], of[1]) for of in levels.values() if len(of) == 2]
     if not pairs:
-        return "none"
-    changes = (
-        f"{name} {shown(statistics.median(abs(of(again) / of(first) - 1) for first, again in pairs))}"
-        for name, of in REPEATED.items()
-    )
-    return f"{', '.join(changes)} apart in the median of {len(pairs)}"
+        return "no closed loop was measured twice"
+    changes = (f"{name} {shown(_median(of(two) / of(one) - 1 for one, two in pairs))}" for name, of in REPEATED.items())
+    return f"{len(pairs)} closed loops measured again: {', '.join(changes)} apart in the median"
 
 
 VLLM = Claim("measured-vllm", cases, answer, rows)

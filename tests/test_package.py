@@ -363,7 +363,7 @@ def test_the_reference_server_imports_ours_and_nothing_beside_it(installed: Inst
     good as once."""
     ask = f"""
 from pathlib import Path
-from lab.reference.environment import Environment, import_folder
+from lab.environment import Environment, import_folder
 for _ in range(2):
     print(import_folder(Environment(Path({str(tmp_path)!r}))))
 """

@@ -7,24 +7,28 @@ fast it is on a GPU.
 
 from __future__ import annotations
 
+import json
 import os
 import subprocess
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 from rich.console import Console
 
 from calibration.load import system
-from lab.life import HOST, Server, free_port
-from lab.reference.environment import Environment, Recipe, Step
-from lab.reference.server import on_other_cores
-from lab.vllm.model import write_model
+from lab.environment import Environment, Recipe, Step
+from lab.life import HOST, Server, free_port, on_other_cores
+from lab.reference.settings import SPECIAL_TOKENS
+from lab.reference.tokenizer import save_tokenizer
 from lab.vllm.settings import KV_BLOCK_TOKENS, Settings
 
 MODEL = "small"
 """Name under which the model is served."""
+EXPERTS_PER_TOKEN = 2
 GIB = 2**30
+_PAD, _END, _UNKNOWN = SPECIAL_TOKENS
 
 
 def _steps(requirements: Path) -> Sequence[Step]:
@@ -87,6 +91,48 @@ class VllmServer(Server):
                 stderr=subprocess.STDOUT,
                 start_new_session=True,  # Ctrl-C reaches us alone, and stop() ends server and engine together
             )
+
+
+def write_model(folder: Path, settings: Settings) -> Path:
+    """Write the model of `settings` into `folder`, which is made: a Llama, with experts a Mixtral.
+
+    vLLM draws the weights at random when it loads.
+    """
+    folder.mkdir(parents=True)
+    (folder / "config.json").write_text(json.dumps(configuration(settings)))
+    save_tokenizer(folder, settings.vocab_size)
+    tokenizer = {"tokenizer_class": "PreTrainedTokenizerFast", "pad_token": _PAD, "eos_token": _END, "bos_token": _END}
+    limits = {"unk_token": _UNKNOWN, "model_max_length": settings.max_sequence_tokens}
+    (folder / "tokenizer_config.json").write_text(json.dumps(tokenizer | limits))
+    return folder
+
+
+def configuration(settings: Settings) -> dict[str, Any]:
+    """The fields of config.json.
+
+    >>> configuration(Settings(experts=8))["architectures"]
+    ['MixtralForCausalLM']
+    """
+    shape = {
+        "hidden_size": settings.hidden,
+        "intermediate_size": 11 * settings.hidden // 4,  # as wide as Llama's, in whole numbers
+        "num_hidden_layers": settings.layers,
+        "num_attention_heads": settings.heads,
+        "num_key_value_heads": settings.kv_heads,
+        "vocab_size": settings.vocab_size,
+        "max_position_embeddings": settings.max_sequence_tokens,
+        "rms_norm_eps": 1e-5,
+        "rope_theta": 10_000.0,
+        "torch_dtype": "float32",
+        "hidden_act": "silu",
+        "tie_word_embeddings": True,
+        "bos_token_id": 1,
+        "eos_token_id": 1,
+    }
+    if not settings.experts:
+        return shape | {"architectures": ["LlamaForCausalLM"], "model_type": "llama"}
+    experts = {"num_local_experts": settings.experts, "num_experts_per_tok": EXPERTS_PER_TOKEN}
+    return shape | experts | {"architectures": ["MixtralForCausalLM"], "model_type": "mixtral"}
 
 
 def flags(settings: Settings, model: Path) -> list[str]:

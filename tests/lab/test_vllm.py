@@ -16,10 +16,9 @@ from calibration.errors import ServerError
 from calibration.plan import parse_plan
 from calibration.run import run
 from calibration.store import DATABASE_VARIABLE, Store
+from lab.environment import ensure
 from lab.life import answers
-from lab.reference import environment
-from lab.vllm.model import configuration, write_model
-from lab.vllm.server import MODEL, RECIPE, VllmServer, flags
+from lab.vllm.server import MODEL, RECIPE, VllmServer, configuration, flags, write_model
 from lab.vllm.settings import Settings
 from tests.calibration.serving import SERVE
 
@@ -42,7 +41,7 @@ SMALL = Settings(
 def server() -> Iterator[VllmServer]:
     """The server that this file shares; skipped only where its environment cannot be made."""
     try:
-        environment.ensure(recipe=RECIPE)
+        ensure(RECIPE)
     except ServerError as error:
         pytest.skip(f"vLLM's environment cannot be made here: {error}")
     with VllmServer(SMALL) as started:

@@ -31,7 +31,7 @@ from sizing.workload import Lengths
 ROOT = Path(__file__).parents[1]
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())
 ROOMS = PROJECT["tool"]["hatch"]["build"]["targets"]["wheel"]["packages"]
-OWN_WORLD = ("lab/gpu", "lab/reference", "triton_tools/repository/programs", "validation/speed")
+OWN_WORLD = ("lab/gpu", "lab/reference", "lab/vllm", "triton_tools/repository/programs", "validation/speed")
 """Programs that run in environments of their own, and those that only developers run."""
 
 

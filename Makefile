@@ -54,7 +54,7 @@ lock: $(VENV)/stamp-test
 # loads and Debian's own Python keeps in a package of its own. Everything else comes from the lock files.
 system: $(VENV)/stamp
 	@command -v chromium >/dev/null || command -v google-chrome >/dev/null || ./.ci/install chromium fonts-dejavu-core
-	@$(BIN)/python -c 'from lab.reference.environment import libpython_folder; libpython_folder()' 2>/dev/null \
+	@$(BIN)/python -c 'from lab.tritonserver import libpython_folder; libpython_folder()' 2>/dev/null \
 	  || ./.ci/install libpython$$($(BIN)/python -c 'import sys; print("%d.%d" % sys.version_info[:2])')
 
 $(VENV)/stamp: requirements.txt

@@ -8,6 +8,7 @@ import shutil
 import signal
 import socket
 import subprocess
+import sys
 import tempfile
 import time
 import urllib.error
@@ -20,8 +21,9 @@ from typing import Self
 from rich.console import Console
 
 from calibration.errors import ServerError
-from lab.reference import environment
-from lab.reference.environment import Environment, Recipe
+from calibration.load import system
+from lab import environment
+from lab.environment import Environment, Recipe
 
 HOST = "127.0.0.1"
 READY_WITHIN_S = 120.0
@@ -85,7 +87,7 @@ class Server(ABC):
 
     def __enter__(self) -> Self:
         self._claim_ports()
-        ready = environment.ensure(console=self._console, recipe=self.recipe)
+        ready = environment.ensure(self.recipe, console=self._console)
         self._work = Path(tempfile.mkdtemp(prefix=f"{Path(self.recipe.folder).name}-server-"))
         try:
             make_room_for_log(self.log.parent)
@@ -154,6 +156,12 @@ def free_port(port: int, option: str) -> socket.socket:
             f"port {port} ({option}) is not free on {HOST} ({error.strerror}): give {option} another"
         ) from error
     return probe
+
+
+def on_other_cores(threads: int, *command: str) -> list[str]:
+    """The command of a server that dies with its parent, and leaves the last `threads` cores to its engine."""
+    rest = system.usable() - set(system.of_engine(threads))
+    return [sys.executable, str(Path(__file__).with_name("launch.py")), system.written(rest), *command]
 
 
 def answers(address: str) -> bool:

@@ -18,7 +18,10 @@ from lab.built import look_through, refuse_what_it_says_itself
 from lab.life import Server
 from lab.reference.server import ReferenceServer
 from lab.reference.settings import BATCHINGS, DEVICES, POLICIES, Settings
+from lab.tritonserver import TritonServer
+from lab.vllm.behind_triton import MODEL_BEHIND_TRITON, VllmBehindTriton
 from lab.vllm.server import MODEL, VllmServer
+from lab.vllm.settings import BehindTriton
 from lab.vllm.settings import Settings as VllmSettings
 
 Command = TypeVar("Command", bound=Callable[..., Any])
@@ -34,6 +37,8 @@ Examples:
   python -m calibration serve --repository models
   python -m calibration serve --engine vllm --experts 8
   READY url=http://127.0.0.1:8000 model=small metrics=http://127.0.0.1:8000/metrics
+  python -m calibration serve --engine vllm --behind triton
+  READY grpc=127.0.0.1:8001 http=127.0.0.1:8000 metrics=127.0.0.1:8002/metrics model=vllm_model
 """
 
 
@@ -50,6 +55,11 @@ def _number(name: str, meaning: str, kind: type = int) -> Callable[[Command], Co
     default="triton",
     show_default=True,
     help="Triton with a small engine behind a TensorRT-LLM style ensemble, or vLLM's OpenAI server.",
+)
+@click.option(
+    "--behind",
+    type=click.Choice(["triton"]),
+    help="vLLM only: behind Triton, as its vLLM backend serves it, in the place of vLLM's own server.",
 )
 @click.option("--batching", type=click.Choice(BATCHINGS), default=DEFAULTS.batching, show_default=True)
 @click.option(
@@ -85,30 +95,36 @@ def _number(name: str, meaning: str, kind: type = int) -> Callable[[Command], Co
     help="Serve a copy of this TensorRT-LLM repository, as `repository build` writes it, with the small model in it.",
 )
 @click.pass_context
-def serve(context: click.Context, /, engine: str, repository: Path | None, **options: Any) -> None:
+def serve(context: click.Context, /, engine: str, behind: str | None, repository: Path | None, **options: Any) -> None:
     """Start a real server with a small real model of random weights on this machine's CPU, and wait.
 
     Prints one line that begins with READY when all models are loaded; stops on Ctrl-C or SIGTERM. On first use it makes
     an environment of its own in .cache/triton, or where SIZING_TRITON_ENV points: about 250 MB to download with a CPU
     build of PyTorch, several GB where pip finds only the CUDA build. vLLM's is in .cache/vllm, or where SIZING_VLLM_ENV
-    points: about 500 MB, and it runs with a CPU build only.
+    points: about 500 MB, and it runs with a CPU build only. vLLM behind Triton needs both.
     """
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, _interrupt)
     if engine == "vllm":
-        _refuse_others(context, {"engine", *(field.name for field in fields(VllmSettings))}, "triton")
-        settings = VllmSettings(**{field.name: options[field.name] for field in fields(VllmSettings)})
-        _wait(VllmServer(settings), lambda server: f"url={server.url} model={MODEL} metrics={server.metrics_url}")
+        kind = VllmSettings if behind is None else BehindTriton
+        names = [field.name for field in fields(kind)]
+        _refuse_others(context, {"engine", "behind", *names}, "triton")
+        settings = kind(**{name: options[name] for name in names})
+        if isinstance(settings, BehindTriton):
+            _wait(VllmBehindTriton(settings), lambda server: f"{_ports(server)} model={MODEL_BEHIND_TRITON}")
+        else:
+            _wait(VllmServer(settings), lambda server: f"url={server.url} model={MODEL} metrics={server.metrics_url}")
         return
-    _refuse_others(context, set(context.params) - {"experts"}, "vllm")
+    _refuse_others(context, set(context.params) - {"experts", "behind"}, "vllm")
     if repository is not None:
         refuse_what_it_says_itself(context)
         look_through(repository)
     del options["experts"]
-    _wait(
-        ReferenceServer(Settings(**options), repository=repository),
-        lambda server: f"grpc={server.grpc_url} http={server.http_url} metrics={server.metrics_url}",
-    )
+    _wait(ReferenceServer(Settings(**options), repository=repository), _ports)
+
+
+def _ports(server: TritonServer[Any]) -> str:
+    return f"grpc={server.grpc_url} http={server.http_url} metrics={server.metrics_url}"
 
 
 def _refuse_others(context: click.Context, known: set[str], other: str) -> None:

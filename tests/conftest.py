@@ -14,7 +14,9 @@ from hypothesis import settings
 from rich.console import Console
 
 from calibration.errors import ServerError
-from lab.reference.environment import TRITON, Recipe, ensure
+from lab.environment import PYTHON_VERSION, Recipe, ensure
+from lab.reference.server import TRITON
+from lab.tritonserver import SUPPORTED
 from lab.vllm.server import RECIPE
 
 settings.register_profile("unhurried", deadline=None)  # how long an example takes on a busy machine says nothing
@@ -44,8 +46,13 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Long files come first, whole, so that no worker is left alone with one at the end of the run.
 
     Those that wait for a server or a browser before those that run many programs: files of a worker overlap best so.
-    Then those that need a server's environment, which may be in the making until then.
+    Then those that need a server's environment, which may be in the making until then. Triton needs a Python that its
+    binary supports; elsewhere its tests say so instead of failing.
     """
+    if sys.version_info[:2] not in SUPPORTED:
+        reason = f"Triton's Python backend has no build for Python {PYTHON_VERSION}"
+        for item in filter(_marked("triton"), items):
+            item.add_marker(pytest.mark.skip(reason=reason))
     kinds = {item.path: _kind(item) for item in items}
     for item in items:
         kinds[item.path] = min(kinds[item.path], _kind(item))
@@ -74,4 +81,4 @@ def _marked(name: str) -> Callable[[pytest.Item], bool]:
 def _make(recipes: Sequence[Recipe]) -> None:
     for recipe in recipes:
         with suppress(ServerError):  # the tests that need it say so
-            ensure(console=Console(quiet=True), recipe=recipe)
+            ensure(recipe, console=Console(quiet=True))

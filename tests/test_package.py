@@ -31,7 +31,7 @@ from sizing.workload import Lengths
 ROOT = Path(__file__).parents[1]
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())
 ROOMS = PROJECT["tool"]["hatch"]["build"]["targets"]["wheel"]["packages"]
-OWN_WORLD = ("lab/gpu", "lab/reference", "triton_tools/repository/programs", "validation/speed")
+OWN_WORLD = ("lab/gpu", "lab/reference", "lab/vllm", "triton_tools/repository/programs", "validation/speed")
 """Programs that run in environments of their own, and those that only developers run."""
 
 
@@ -363,7 +363,7 @@ def test_the_reference_server_imports_ours_and_nothing_beside_it(installed: Inst
     good as once."""
     ask = f"""
 from pathlib import Path
-from lab.reference.environment import Environment, import_folder
+from lab.environment import Environment, import_folder
 for _ in range(2):
     print(import_folder(Environment(Path({str(tmp_path)!r}))))
 """

@@ -79,7 +79,7 @@ def unpack(archive: Path, folder: Path, room: str = "") -> None:
 
 
 def make_environment(folder: Path, packages: list[str], version: str) -> None:
-    """The reference server's environment as `lab.reference.environment` would have made it.
+    """The reference server's environment as `lab.environment` would have made it.
 
     Its own packages come first: the server with numpy 1.26; the machine's, with torch, follow.
     """

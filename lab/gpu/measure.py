@@ -16,12 +16,13 @@ from pathlib import Path
 import click
 
 from calibration.errors import CalibrationError
+from lab.environment import PYTHON_VERSION
 from lab.gpu.agenda import Card, Item, agenda, next_item, users_of
 from lab.gpu.kept import Kept
 from lab.gpu.level import Session, highest_rates
 from lab.gpu.served import Setup, kernels_agree, program
 from lab.gpu.watch import Watch
-from lab.reference import environment
+from lab.reference.server import TRITON
 
 log = logging.getLogger("gpu")
 RESERVE_S = 12.0
@@ -76,9 +77,9 @@ def _logs(kept: Kept) -> list[logging.Handler]:
 
 def adopt_carried_environment() -> None:
     """Sign an environment that lab.gpu.go made as the reference server's own would be, so that it is not made anew."""
-    folder = environment.TRITON.default_folder
-    if (folder / "venv" / "lib" / f"python{environment.PYTHON_VERSION}" / "site-packages" / "machine.pth").exists():
-        (folder / "stamp").write_text(environment.TRITON.stamp)
+    folder = TRITON.default_folder
+    if (folder / "venv" / "lib" / f"python{PYTHON_VERSION}" / "site-packages" / "machine.pth").exists():
+        (folder / "stamp").write_text(TRITON.stamp)
 
 
 def ceilings(kept: Kept, device: str, small: bool) -> None:

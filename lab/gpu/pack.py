@@ -18,7 +18,8 @@ from pathlib import Path
 
 import click
 
-from lab.reference import environment
+from lab.environment import ensure
+from lab.reference.server import TRITON
 from sizing.places import written
 
 HERE = Path(__file__).parent
@@ -42,7 +43,7 @@ NOT_CARRIED_NAMES = ("_test", "_tkinter", "_xxtest", "config-")
 def pack(interpreter: Path | None, out: Path) -> None:
     """Make the folder to carry, say what is in it, and fail if it is too large."""
     out.mkdir(parents=True, exist_ok=True)
-    ready = environment.ensure()
+    ready = ensure(TRITON)
     pack_server(ready.site_packages, out / SERVER)
     if interpreter is not None:
         pack_python(interpreter, out / PYTHON)

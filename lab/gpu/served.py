@@ -13,9 +13,9 @@ from google.protobuf import text_format
 from rich.console import Console
 from tritonclient.grpc import model_config_pb2 as pb
 
+from lab.environment import PROJECT, ensure
 from lab.gpu.engine.shapes import SHAPES, RealShape
-from lab.reference import environment
-from lab.reference.server import ReferenceServer
+from lab.reference.server import TRITON, ReferenceServer
 from lab.reference.settings import Batching, Settings
 from triton_tools.repository import TRITON_VERSION, Machine
 from triton_tools.repository.messages import CONFIG_FILE, as_text
@@ -129,9 +129,9 @@ def program(module: str, *arguments: str, within_s: float) -> dict[str, float | 
 
     It runs in the server's environment, which has torch.
     """
-    ready = environment.ensure()
+    ready = ensure(TRITON)
     command = [str(ready.python), "-m", module, *arguments]
-    variables = {**os.environ, "PYTHONPATH": str(environment.PROJECT)}
+    variables = {**os.environ, "PYTHONPATH": str(PROJECT)}
     try:
         done = subprocess.run(command, env=variables, capture_output=True, text=True, timeout=within_s, check=False)
     except subprocess.TimeoutExpired:

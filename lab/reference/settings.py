@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Literal, get_args
 
@@ -83,17 +84,19 @@ class Settings:
             )
         if self.kv_tokens < KV_BLOCK_TOKENS:
             raise ServerError(f"kv_tokens must be at least one block of {KV_BLOCK_TOKENS}, got {self.kv_tokens}")
-        ports = {name: getattr(self, name) for name in ("grpc_port", "http_port", "metrics_port")}
-        for name, port in ports.items():
-            if not 0 <= port <= 65_535:
-                raise ServerError(f"{name} must be between 0 and 65535, got {port}")
-            if port and list(ports.values()).count(port) > 1:
-                raise ServerError(
-                    f"{name} {port} is asked for twice: each of {', '.join(ports)} needs a port of its own"
-                )
+        check_ports({name: getattr(self, name) for name in ("grpc_port", "http_port", "metrics_port")})
 
     def _check_shape(self) -> None:
         if self.hidden % (2 * self.heads):
             raise ServerError(f"hidden must be a multiple of twice heads ({self.heads}), got {self.hidden}")
         if self.heads % self.kv_heads:
             raise ServerError(f"heads must be a multiple of kv_heads ({self.kv_heads}), got {self.heads}")
+
+
+def check_ports(ports: Mapping[str, int]) -> None:
+    """Raises ServerError with one line that names the first port that is none, or asked for twice."""
+    for name, port in ports.items():
+        if not 0 <= port <= 65_535:
+            raise ServerError(f"{name} must be between 0 and 65535, got {port}")
+        if port and list(ports.values()).count(port) > 1:
+            raise ServerError(f"{name} {port} is asked for twice: each of {', '.join(ports)} needs a port of its own")

@@ -7,24 +7,30 @@ fast it is on a GPU.
 
 from __future__ import annotations
 
+import json
 import os
+import re
 import subprocess
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 from rich.console import Console
 
+from calibration.errors import ServerError
 from calibration.load import system
-from lab.life import HOST, Server, free_port
-from lab.reference.environment import Environment, Recipe, Step
-from lab.reference.server import on_other_cores
-from lab.vllm.model import write_model
+from lab.environment import Environment, Recipe, Step
+from lab.life import HOST, Server, free_port, on_other_cores
+from lab.reference.settings import SPECIAL_TOKENS
+from lab.reference.tokenizer import save_tokenizer
 from lab.vllm.settings import KV_BLOCK_TOKENS, Settings
 
 MODEL = "small"
 """Name under which the model is served."""
+EXPERTS_PER_TOKEN = 2
 GIB = 2**30
+_PAD, _END, _UNKNOWN = SPECIAL_TOKENS
 
 
 def _steps(requirements: Path) -> Sequence[Step]:
@@ -32,7 +38,27 @@ def _steps(requirements: Path) -> Sequence[Step]:
     return [("vLLM and torch for CPUs (about 500 MB)", ["--no-deps", "--requirement", str(requirements)])]
 
 
-RECIPE = Recipe("vLLM", Path(__file__).with_name("requirements.txt"), ".cache/vllm", "SIZING_VLLM_ENV", _steps)
+def _check_torch(environment: Environment) -> None:
+    """Raises ServerError unless torch is built for CPUs: with another, vLLM fails at start and does not say why."""
+    file = environment.site_packages / "torch" / "version.py"
+    found = re.search(r"^__version__ = '(.+)'", file.read_text() if file.exists() else "", re.MULTILINE)
+    version = found[1] if found else "none"
+    if "+cpu" not in version:
+        pip = f"bin/python -m pip install --force-reinstall --no-deps torch=={version.split('+')[0]} --index-url URL"
+        raise ServerError(
+            f"vLLM needs a CPU build of torch, {environment.venv} has {version}: there, run `{pip}` with the URL of "
+            "PyTorch's CPU wheels"
+        )
+
+
+RECIPE = Recipe(
+    "vLLM",
+    Path(__file__).with_name("requirements.txt"),
+    ".cache/vllm",
+    "SIZING_VLLM_ENV",
+    _steps,
+    check=_check_torch,
+)
 
 
 class VllmServer(Server):
@@ -89,25 +115,72 @@ class VllmServer(Server):
             )
 
 
-def flags(settings: Settings, model: Path) -> list[str]:
-    """vLLM's own options."""
-    values = {
-        "model": model,
-        "served-model-name": MODEL,
-        "load-format": "dummy",
-        "dtype": "float32",
-        "host": HOST,
-        "port": settings.http_port,
-        "seed": settings.seed,
-        "max-model-len": settings.max_sequence_tokens,
-        "max-num-seqs": settings.max_batch_size,
-        "max-num-batched-tokens": settings.token_budget,
-        "block-size": KV_BLOCK_TOKENS,
-        "num-gpu-blocks-override": settings.kv_tokens // KV_BLOCK_TOKENS,
+def write_model(folder: Path, settings: Settings) -> Path:
+    """Write the model of `settings` into `folder`, which is made: a Llama, with experts a Mixtral.
+
+    vLLM draws the weights at random when it loads.
+    """
+    folder.mkdir(parents=True)
+    (folder / "config.json").write_text(json.dumps(configuration(settings)))
+    save_tokenizer(folder, settings.vocab_size)
+    tokenizer = {"tokenizer_class": "PreTrainedTokenizerFast", "pad_token": _PAD, "eos_token": _END, "bos_token": _END}
+    limits = {"unk_token": _UNKNOWN, "model_max_length": settings.max_sequence_tokens}
+    (folder / "tokenizer_config.json").write_text(json.dumps(tokenizer | limits))
+    return folder
+
+
+def configuration(settings: Settings) -> dict[str, Any]:
+    """The fields of config.json.
+
+    >>> configuration(Settings(experts=8))["architectures"]
+    ['MixtralForCausalLM']
+    """
+    shape = {
+        "hidden_size": settings.hidden,
+        "intermediate_size": 11 * settings.hidden // 4,  # as wide as Llama's, in whole numbers
+        "num_hidden_layers": settings.layers,
+        "num_attention_heads": settings.heads,
+        "num_key_value_heads": settings.kv_heads,
+        "vocab_size": settings.vocab_size,
+        "max_position_embeddings": settings.max_sequence_tokens,
+        "rms_norm_eps": 1e-5,
+        "rope_theta": 10_000.0,
+        "torch_dtype": "float32",
+        "hidden_act": "silu",
+        "tie_word_embeddings": True,
+        "bos_token_id": 1,
+        "eos_token_id": 1,
     }
-    switches = ["--enforce-eager", "--disable-uvicorn-access-log"]
-    switches.append("--enable-prefix-caching" if settings.kv_reuse else "--no-enable-prefix-caching")
-    return [word for name, value in values.items() for word in (f"--{name}", str(value))] + switches
+    if not settings.experts:
+        return shape | {"architectures": ["LlamaForCausalLM"], "model_type": "llama"}
+    experts = {"num_local_experts": settings.experts, "num_experts_per_tok": EXPERTS_PER_TOKEN}
+    return shape | experts | {"architectures": ["MixtralForCausalLM"], "model_type": "mixtral"}
+
+
+def arguments(settings: Settings, model: Path) -> dict[str, Any]:
+    """What vLLM is told of its engine, by the names of its engine arguments."""
+    return {
+        "model": str(model),
+        "load_format": "dummy",
+        "dtype": "float32",
+        "seed": settings.seed,
+        "max_model_len": settings.max_sequence_tokens,
+        "max_num_seqs": settings.max_batch_size,
+        "max_num_batched_tokens": settings.token_budget,
+        "block_size": KV_BLOCK_TOKENS,
+        "num_gpu_blocks_override": settings.kv_tokens // KV_BLOCK_TOKENS,
+        "enforce_eager": True,
+        "enable_prefix_caching": settings.kv_reuse,
+    }
+
+
+def flags(settings: Settings, model: Path) -> list[str]:
+    """The options of vLLM's OpenAI server."""
+    told = arguments(settings, model) | {"served_model_name": MODEL, "host": HOST, "port": settings.http_port}
+    named = {name.replace("_", "-"): value for name, value in told.items()}
+    switches = [f"--{'' if on else 'no-'}{name}" for name, on in named.items() if isinstance(on, bool)]
+    values = [(f"--{name}", str(value)) for name, value in named.items() if not isinstance(value, bool)]
+    return [word for pair in values for word in pair] + [*switches, "--disable-uvicorn-access-log"]
 
 
 def variables(settings: Settings, work: Path) -> dict[str, str]:

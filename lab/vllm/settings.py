@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from calibration.errors import ServerError
-from lab.reference.settings import SPECIAL_TOKENS
+from lab.reference.settings import SPECIAL_TOKENS, check_ports
 
 KV_BLOCK_TOKENS = 32
 """vLLM's attention on CPUs takes blocks of a multiple of this."""
@@ -44,13 +44,12 @@ class Settings:
     def __post_init__(self) -> None:
         """Raises ServerError with one line that names the first wrong setting."""
         least = {"max_batch_size": 1, "max_sequence_tokens": 2, "layers": 1, "heads": 1, "kv_heads": 1, "threads": 1}
-        least |= {"seed": 0, "hidden": 2, "experts": 0, "vocab_size": len(SPECIAL_TOKENS) + 1, "http_port": 0}
+        least |= {"seed": 0, "hidden": 2, "experts": 0, "vocab_size": len(SPECIAL_TOKENS) + 1}
         least |= {"kv_tokens": KV_BLOCK_TOKENS}
         for name, smallest in least.items():
             if getattr(self, name) < smallest:
                 raise ServerError(f"{name} must be at least {smallest}, got {getattr(self, name)}")
-        if self.http_port > 65_535:
-            raise ServerError(f"http_port must be between 0 and 65535, got {self.http_port}")
+        check_ports({"http_port": self.http_port})
         if self.experts == 1:
             raise ServerError("experts must be 0 for a dense model, else at least the 2 that a token takes, got 1")
         if self.token_budget < self.max_batch_size:
@@ -68,3 +67,16 @@ class Settings:
             )
         if self.heads % self.kv_heads:
             raise ServerError(f"heads must be a multiple of kv_heads ({self.kv_heads}), got {self.heads}")
+
+
+@dataclass(frozen=True, slots=True)
+class BehindTriton(Settings):
+    """Settings of a local vLLM behind Triton, whose ports are three."""
+
+    grpc_port: int = 8001
+    metrics_port: int = 8002
+
+    def __post_init__(self) -> None:
+        """Raises ServerError as those of vLLM do."""
+        Settings.__post_init__(self)  # super() does not find its way in a class with slots
+        check_ports({name: getattr(self, name) for name in ("grpc_port", "http_port", "metrics_port")})

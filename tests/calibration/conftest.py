@@ -1,8 +1,7 @@
-"""What the tests of the calibration share: databases to test a store on, and where the reference server can run."""
+"""What the tests of the calibration share: databases to test a store on."""
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 from uuid import uuid4
@@ -11,7 +10,6 @@ import pytest
 
 from calibration.store import Store
 from calibration.store.database import RECORDS_VARIABLE
-from lab.reference.environment import PYTHON_VERSION, SUPPORTED
 from tests.calibration.postgres import new_schema, postgres, wheel
 
 collect_ignore = [
@@ -20,16 +18,6 @@ collect_ignore = [
     "policies_trace.py",
     "timed_model.py",
 ]  # they run in the reference environment: torch, Triton
-
-
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """The reference server needs a Python that its binary supports; elsewhere its tests say so instead of failing."""
-    if sys.version_info[:2] in SUPPORTED:
-        return
-    reason = f"the reference server's Python backend has no build for Python {PYTHON_VERSION}"
-    for item in items:
-        if item.get_closest_marker("triton"):
-            item.add_marker(pytest.mark.skip(reason=reason))
 
 
 @pytest.fixture(scope="session")

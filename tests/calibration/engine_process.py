@@ -6,7 +6,8 @@ import subprocess
 from pathlib import Path
 from typing import Any
 
-from lab.reference import environment
+from lab.environment import PROJECT, ensure
+from lab.reference.server import TRITON
 
 SMALL = {
     "device": "cpu",
@@ -30,14 +31,14 @@ SMALL = {
 
 def run(program: str, *scenarios: dict[str, Any]) -> list[Any]:
     """Run scenarios in one process; what `program`, a file beside this one, prints about each."""
-    ready = environment.ensure()
+    ready = ensure(TRITON)
     answer = subprocess.run(
         [str(ready.python), str(Path(__file__).with_name(program))],
         input=json.dumps(scenarios),
         capture_output=True,
         text=True,
         check=False,
-        env={**os.environ, "PYTHONPATH": str(environment.PROJECT), "PYTHONWARNINGS": "error"},
+        env={**os.environ, "PYTHONPATH": str(PROJECT), "PYTHONWARNINGS": "error"},
     )
     assert answer.returncode == 0, answer.stderr
     found: list[Any] = json.loads(answer.stdout)

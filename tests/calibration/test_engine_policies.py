@@ -11,7 +11,8 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from lab.reference import environment
+from lab.environment import PROJECT, ensure
+from lab.reference.server import TRITON
 
 PROGRAM = Path(__file__).with_name("policies_trace.py")
 BLOCK = 16
@@ -46,8 +47,8 @@ Ask = Callable[..., dict[str, Any]]
 @pytest.fixture(scope="module")
 def ask() -> Iterator[Ask]:
     """Run one scenario in the engine's process, which stays: importing torch is most of the time."""
-    ready = environment.ensure()
-    variables = {**os.environ, "PYTHONPATH": str(environment.PROJECT), "PYTHONWARNINGS": "error"}
+    ready = ensure(TRITON)
+    variables = {**os.environ, "PYTHONPATH": str(PROJECT), "PYTHONWARNINGS": "error"}
     command = [str(ready.python), str(PROGRAM)]
     with subprocess.Popen(
         command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=variables, bufsize=1

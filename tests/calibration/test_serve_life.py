@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from calibration.errors import ServerError
-from lab.reference import environment
+from lab.environment import PROJECT
 from lab.reference.server import ReferenceServer
 from lab.reference.settings import Settings
 from tests.calibration.serving import FREE_PORTS, PROMPT, SERVE, WITHIN_S, http, until
@@ -22,7 +22,7 @@ def started(*options: str, **variables: str) -> tuple[subprocess.Popen[str], dic
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
-        cwd=environment.PROJECT,
+        cwd=PROJECT,
         env={**os.environ, **variables},
     )
     assert process.stdout is not None
@@ -72,7 +72,7 @@ def test_serve_stops_on_sigterm_and_leaves_nothing_running() -> None:
 
 @pytest.mark.triton
 def test_serve_stops_on_ctrl_c_while_it_starts() -> None:
-    process = subprocess.Popen([*SERVE, *FREE_PORTS], stdout=subprocess.PIPE, text=True, cwd=environment.PROJECT)
+    process = subprocess.Popen([*SERVE, *FREE_PORTS], stdout=subprocess.PIPE, text=True, cwd=PROJECT)
     until(lambda: any(True for _ in tritonservers_below(process.pid)))
     below = processes_below(process.pid)
     process.send_signal(signal.SIGINT)

@@ -9,14 +9,15 @@ from pathlib import Path
 
 import pytest
 
-from lab.reference import environment
+from lab.environment import PROJECT, ensure
+from lab.reference.server import TRITON
 
 
 @pytest.mark.triton
 def test_pieces_decoding_and_company_do_not_change_the_logits() -> None:
-    ready = environment.ensure()
+    ready = ensure(TRITON)
     program = Path(__file__).with_name("forward.py")
-    variables = {**os.environ, "PYTHONPATH": str(environment.PROJECT)}
+    variables = {**os.environ, "PYTHONPATH": str(PROJECT)}
     done = subprocess.run([str(ready.python), str(program)], env=variables, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     found = json.loads(done.stdout)

@@ -13,6 +13,7 @@ ATTENDED = (
     "__init__",
     "__main__",
     "accuracy",
+    "behind_triton",
     "golden",
     "waits",
     "identity_burst",

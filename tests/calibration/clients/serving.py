@@ -11,7 +11,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from lab.reference import environment
+from lab.environment import PROJECT
 from tests.calibration.clients.wire import V05, V08, WITHIN_S, Client, Dialect
 from triton_tools.repository.builder import build_repository
 from triton_tools.repository.options import Batching, Options
@@ -59,9 +59,7 @@ def served_as(kind: Kind, folder: Path) -> Iterator[Served]:
     contract, batching, decoupled = kind.dialect.contract, kind.batching, kind.decoupled
     options = Options("/engines/e", "/tokenizers/t", contract=contract, batching=batching, decoupled=decoupled)
     command = [*SERVE, "--repository", str(build_repository(folder, options))]
-    process = subprocess.Popen(
-        command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, cwd=environment.PROJECT
-    )
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, cwd=PROJECT)
     assert process.stdout is not None and process.stderr is not None
     try:
         ready = process.stdout.readline()

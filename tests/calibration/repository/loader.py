@@ -5,7 +5,6 @@ import re
 import shutil
 import signal
 import subprocess
-import sys
 import tempfile
 import time
 import urllib.error
@@ -14,9 +13,9 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
-from calibration.load import system
-from lab import life
-from lab.reference import environment, server
+from lab import life, tritonserver
+from lab.environment import ensure
+from lab.reference.server import TRITON, variables
 from lab.reference.settings import Settings
 
 READY_WITHIN_S = 90.0
@@ -36,18 +35,12 @@ class Served:
         self.refusal = ""
 
     def __enter__(self) -> Self:
-        ready = environment.ensure()
-        self.settings = server.claim_ports(SMALL)
+        ready = ensure(TRITON)
+        self.settings = tritonserver.claim_ports(SMALL)
         self.work = Path(tempfile.mkdtemp(prefix="repository-triton-"))
-        backends = server._install_backend(ready, self.work / "backends")
-        executable = ready.tritonserver / "bin" / "tritonserver"
-        executable.chmod(0o755)
-        launch = str(Path(server.__file__).with_name("launch.py"))
-        flags = server._flags(self.settings, self.repository, backends)
         self.log = self.work / "log"
-        with self.log.open("wb") as log:
-            command = [sys.executable, launch, system.written(sorted(system.usable())), str(executable), *flags]
-            self.process = server._spawn(command, ready, self.settings, log)
+        given = variables(ready, self.settings)
+        self.process = tritonserver.spawn(ready, self.settings, self.repository, self.work, self.log, given)
         self.refusal = self._wait()
         return self
 
@@ -76,7 +69,7 @@ class Served:
     def _wait(self) -> str:
         """What the log says when the server gives up, or does not get ready in time; empty when it is ready."""
         deadline = time.monotonic() + self.within_s
-        while not all(map(life.answers, server.ready_pages(self.settings))):
+        while not all(map(life.answers, tritonserver.ready_pages(self.settings))):
             # it has given up once it says so; unloading what did load can take it long
             if self.process.poll() is not None or "failed to load all models" in self.log.read_text(errors="replace"):
                 return self._said() or f"ended with status {self.process.poll()}"

@@ -9,7 +9,6 @@ import os
 import shutil
 import subprocess
 import sys
-import sysconfig
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -21,52 +20,11 @@ from calibration.errors import ServerError
 from sizing.places import IMPORTED_FROM, INSTALLED, written
 
 PROJECT = IMPORTED_FROM
-REQUIREMENTS = Path(__file__).with_name("requirements.txt")
-FOLDER_VARIABLE = "SIZING_TRITON_ENV"
-SERVER_WHEEL = "nvidia-pytriton"
-SUPPORTED = ((3, 11), (3, 12))
 PYTHON_VERSION = f"{sys.version_info.major}.{sys.version_info.minor}"
 
 Say = Callable[[str], None]
 Step = tuple[str, list[str]]
 """What is said of it, and the arguments of `pip install`."""
-
-
-@dataclass(frozen=True, slots=True)
-class Recipe:
-    """What an environment is made of: for which server, from which pins and in which steps, in which folder of the
-    project's cache unless `variable` names another."""
-
-    server: str
-    requirements: Path
-    folder: str
-    variable: str
-    steps: Callable[[Path], Sequence[Step]]
-
-    @property
-    def named(self) -> str:
-        """The folder that the environment variable names; empty where it is not set."""
-        return os.environ.get(self.variable, "")
-
-    @property
-    def default_folder(self) -> Path:
-        return Path(self.named).expanduser().resolve() if self.named else written(self.folder)
-
-    @property
-    def stamp(self) -> str:
-        """What the environment was made from: the pins and the interpreter."""
-        pins = hashlib.sha256(self.requirements.read_bytes()).hexdigest()
-        return f"{pins} {sys.base_prefix} {sys.version.split()[0]}\n"
-
-
-def _triton_steps(requirements: Path) -> list[Step]:
-    """The server's wheel alone is installed without its dependencies."""
-    pins = [line.strip() for line in requirements.read_text().splitlines() if line.strip() and not line.startswith("#")]
-    server, *others = sorted(pins, key=lambda pin: not pin.startswith(SERVER_WHEEL))
-    return [("torch, numpy, tokenizers (about 200 MB)", others), ("Triton server (55 MB)", ["--no-deps", server])]
-
-
-TRITON = Recipe("the reference server", REQUIREMENTS, ".cache/triton", FOLDER_VARIABLE, _triton_steps)
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,13 +46,41 @@ class Environment:
         return self.venv / "lib" / f"python{PYTHON_VERSION}" / "site-packages"
 
     @property
-    def tritonserver(self) -> Path:
-        """Folder of the server: `bin/`, `backends/python/` and `python_backend_stubs/3.X/`."""
-        return self.site_packages / "pytriton" / "tritonserver"
-
-    @property
     def install_log(self) -> Path:
         return self.folder / "install.log"
+
+
+@dataclass(frozen=True, slots=True)
+class Recipe:
+    """What an environment is made of: for which server, from which pins and in which steps, in which folder of the
+    project's cache unless `variable` names another.
+
+    `check_python` and `check` raise ServerError: where this interpreter cannot run the server, before anything is made,
+    and where what pip brought cannot.
+    """
+
+    server: str
+    requirements: Path
+    folder: str
+    variable: str
+    steps: Callable[[Path], Sequence[Step]]
+    check_python: Callable[[], None] = lambda: None
+    check: Callable[[Environment], None] = lambda _: None
+
+    @property
+    def named(self) -> str:
+        """The folder that the environment variable names; empty where it is not set."""
+        return os.environ.get(self.variable, "")
+
+    @property
+    def default_folder(self) -> Path:
+        return Path(self.named).expanduser().resolve() if self.named else written(self.folder)
+
+    @property
+    def stamp(self) -> str:
+        """What the environment was made from: the pins and the interpreter."""
+        pins = hashlib.sha256(self.requirements.read_bytes()).hexdigest()
+        return f"{pins} {sys.base_prefix} {sys.version.split()[0]}\n"
 
 
 def import_folder(environment: Environment) -> Path:
@@ -114,8 +100,8 @@ def import_folder(environment: Environment) -> Path:
     return folder
 
 
-def ensure(folder: Path | None = None, console: Console | None = None, recipe: Recipe | None = None) -> Environment:
-    """The environment of `recipe`, the reference server's by default: created if missing, half made or of other pins.
+def ensure(recipe: Recipe, folder: Path | None = None, console: Console | None = None) -> Environment:
+    """The environment of `recipe`: created if missing, half made or of other pins.
 
     Two processes that ask at once wait for each other; the stamp is written last, so that an interrupted creation is
     redone. Progress goes to `console` (standard error by default).
@@ -124,17 +110,10 @@ def ensure(folder: Path | None = None, console: Console | None = None, recipe: R
     finished there from other pins or by another Python, or made by another program, is left as it is.
 
     Raises:
-        ServerError: the interpreter is too new or has no shared libpython, the named folder holds another environment,
+        ServerError: this Python or what pip brought cannot run the server, the named folder holds another environment,
             or pip failed (the line names its log).
     """
-    recipe = recipe or TRITON
-    if recipe is TRITON:
-        libpython_folder()
-        if sys.version_info[:2] not in SUPPORTED:
-            raise ServerError(
-                f"the reference server needs Python 3.11 or 3.12, this is {PYTHON_VERSION}: its Python backend works "
-                "with numpy 1.26 alone, of which later Pythons have no build"
-            )
+    recipe.check_python()
     environment = Environment(folder or recipe.default_folder)
     try:
         environment.folder.mkdir(parents=True, exist_ok=True)
@@ -148,26 +127,8 @@ def ensure(folder: Path | None = None, console: Console | None = None, recipe: R
             f"cannot write {recipe.server}'s environment {environment.folder}: {error.strerror or error}; "
             f"set {recipe.variable} to a folder you own"
         ) from error
+    recipe.check(environment)
     return environment
-
-
-def libpython_folder() -> Path:
-    """Folder of this interpreter's shared libpython, which the server's Python backend loads.
-
-    Raises:
-        ServerError: this Python was built without a shared library and none is installed beside it.
-    """
-    name = f"libpython{PYTHON_VERSION}.so.1.0"
-    base = Path(sys.base_prefix)
-    multiarch = sysconfig.get_config_var("MULTIARCH") or ""
-    places = [sysconfig.get_config_var("LIBDIR"), base / "lib", base / "lib64", base / "lib" / multiarch]
-    for place in places:
-        if place and (Path(place) / name).exists():
-            return Path(place)
-    raise ServerError(
-        f"{sys.executable} has no shared {name}, which Triton's Python backend needs: install it "
-        f"(Debian and Ubuntu: libpython{PYTHON_VERSION}) or use a Python built with --enable-shared"
-    )
 
 
 def _is_finished(environment: Environment, recipe: Recipe) -> bool:

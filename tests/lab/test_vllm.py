@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import urllib.request
 from collections.abc import Iterator
@@ -16,10 +17,9 @@ from calibration.errors import ServerError
 from calibration.plan import parse_plan
 from calibration.run import run
 from calibration.store import DATABASE_VARIABLE, Store
+from lab.environment import Environment, ensure
 from lab.life import answers
-from lab.reference import environment
-from lab.vllm.model import configuration, write_model
-from lab.vllm.server import MODEL, RECIPE, VllmServer, flags
+from lab.vllm.server import MODEL, RECIPE, VllmServer, configuration, flags, write_model
 from lab.vllm.settings import Settings
 from tests.calibration.serving import SERVE
 
@@ -42,7 +42,7 @@ SMALL = Settings(
 def server() -> Iterator[VllmServer]:
     """The server that this file shares; skipped only where its environment cannot be made."""
     try:
-        environment.ensure(recipe=RECIPE)
+        ensure(RECIPE)
     except ServerError as error:
         pytest.skip(f"vLLM's environment cannot be made here: {error}")
     with VllmServer(SMALL) as started:
@@ -119,6 +119,9 @@ def test_nothing_is_left_of_a_server_that_ended(server: VllmServer) -> None:
         (("--engine", "vllm", "--policy", "max_utilization"), "--policy is for --engine triton"),
         (("--engine", "vllm", "--grpc-port", "0"), "--grpc-port is for --engine triton"),
         (("--experts", "4"), "--experts is for --engine vllm"),
+        (("--behind", "triton"), "--behind is for --engine vllm"),
+        (("--engine", "vllm", "--behind", "triton", "--batching", "static"), "--batching is for --engine triton"),
+        (("--engine", "vllm", "--behind", "triton", "--grpc-port", "8000"), "grpc_port 8000 is asked for twice"),
         (("--engine", "vllm", "--experts", "1"), "experts must be 0 for a dense model"),
         (("--engine", "vllm", "--hidden", "100"), "hidden must be a multiple of 32 times heads"),
         (("--engine", "vllm", "--kv-tokens", "100"), "kv_tokens must hold at least one sequence of 512 tokens"),
@@ -131,6 +134,24 @@ def test_a_wrong_option_is_one_line(options: tuple[str, ...], said: str) -> None
     assert ended.stdout == ""
     (line,) = ended.stderr.splitlines()
     assert line.startswith(f"error: {said}")
+
+
+def test_a_cuda_build_of_torch_is_named_before_anything_starts(tmp_path: Path) -> None:
+    """Where pip brought one, vLLM would end without saying why."""
+    version = Environment(tmp_path).site_packages / "torch" / "version.py"
+    version.parent.mkdir(parents=True)
+    version.write_text("__all__ = ['__version__', 'cuda']\n__version__ = '2.13.0+cu130'\ncuda = '13.0'\n")
+    (tmp_path / "stamp").write_text(RECIPE.stamp)
+    given = {**os.environ, RECIPE.variable: str(tmp_path)}
+    command = [*SERVE, "--engine", "vllm", "--http-port", "0"]
+    ended = subprocess.run(command, capture_output=True, text=True, check=False, env=given)
+    assert (ended.returncode, ended.stdout) == (2, "")
+    (line,) = ended.stderr.splitlines()
+    assert "needs a CPU build of torch" in line and "2.13.0+cu130" in line
+    with pytest.raises(ServerError, match=f"{tmp_path}/venv .* `bin/python -m pip install .* torch==2.13.0 "):
+        ensure(RECIPE, tmp_path)
+    version.write_text("__version__ = '2.13.0+cpu'\n")
+    ensure(RECIPE, tmp_path)
 
 
 def test_a_model_folder_says_what_the_settings_say(tmp_path: Path) -> None:

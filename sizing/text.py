@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from sizing.analyses.existing import Existing
     from sizing.analyses.mixed import Mix
     from sizing.analyses.sensitivity import Tuned
+    from sizing.analyses.verification import Figure, Verification
     from sizing.fitting import Fit, Regime, Shares
 
 BASES: dict[Basis, str] = {
@@ -184,6 +185,74 @@ def sizing_by_means(plan: Plan) -> str | None:
         f"Sizing by mean latency gives {means.gpus} GPUs ({means.replicas} × TP{means.tp}, no headroom or spare): "
         f"{outcome}.{f' {blind}' if question.sla.gap else ''}"
     )
+
+
+# --- What a server showed at the planned load, beside what was predicted of it
+
+
+def verified(found: Verification) -> str:
+    """Whether the server does at the planned load what its law says, without a full stop.
+
+    For instance: Verified on the server at 3.4 requests/s per replica: p95 TTFT 301 ms (270 to 340 ms predicted).
+    """
+    at = f"at {significant(found.rate_per_s)} requests/s per replica"
+    if found.why_not:
+        return f"Not verified on the server {at}: {found.why_not.rstrip('.')}"
+    missed = [
+        f"{one.of.name} misses its limit of {milliseconds(one.of.limit_s)}" for one in found.decisive if one.missed
+    ]
+    outside = [one for one in found.figures if one.verdict != "in" and one.measured_s is not None]
+    if found.verified:
+        rest = [f"{one.of.name}, which the SLA does not limit, {_outside(one)}" for one in outside]
+        return "; but ".join(
+            [f"Verified on the server {at}: {', '.join(map(_inside, found.decisive))}", *missed, *rest]
+        )
+    out = [f"{one.of.name} {_outside(one)}" for one in outside if one.limited]
+    return f"Not verified on the server {at}: {'; '.join([*out, *missed])}"
+
+
+def _inside(figure: Figure) -> str:
+    return f"{figure.of.name} {milliseconds(figure.measured_s or 0.0)} ({_predicted(figure)} predicted)"
+
+
+def _outside(figure: Figure) -> str:
+    return (
+        f"was {milliseconds(figure.measured_s or 0.0)}, {percent(abs(figure.off))} {figure.verdict} its band of "
+        f"{_predicted(figure)}"
+    )
+
+
+def _predicted(figure: Figure) -> str:
+    return f"{milliseconds(figure.low_s)} to {milliseconds(figure.high_s)}"
+
+
+def verification_json(found: Verification | None) -> dict[str, Any] | None:
+    """The key ``verification``: the verdict, the sentence, and every figure; null where nothing was compared."""
+    if found is None:
+        return None
+    return {
+        "verified": found.verified,
+        "why": verified(found),
+        "requests_per_s": found.rate_per_s,
+        "requests": found.requests,
+        "measured_at": found.measured_at,
+        "figures": [_figure_json(figure) for figure in found.figures],
+    }
+
+
+def _figure_json(figure: Figure) -> dict[str, Any]:
+    return {
+        "metric": figure.of.metric,
+        "percentile": figure.of.percentile,
+        "predicted_s": figure.predicted_s,
+        "low_s": figure.low_s,
+        "high_s": figure.high_s,
+        "measured_s": figure.measured_s,
+        "measured_low_s": figure.measured_low_s,
+        "measured_high_s": figure.measured_high_s,
+        "limit_s": figure.of.limit_s if figure.limited else None,
+        "verdict": figure.verdict,
+    }
 
 
 # --- A fleet that exists, a day, a mix of GPU types and other engine settings in sentences

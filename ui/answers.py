@@ -40,6 +40,7 @@ from sizing.analyses.existing import Existing, best_first
 from sizing.analyses.next_level import LevelChoice, Option, Stop, choose
 from sizing.analyses.relax import Relaxation, Together, relaxations, together
 from sizing.analyses.sensitivity import sensitivities
+from sizing.analyses.verification import Verification, verification
 from sizing.candidates import Choice, Found, find, law_of
 from sizing.edge import predict_at
 from sizing.errors import CatalogueError, FitError, SizingError, TimeLimitReached
@@ -373,6 +374,16 @@ def curve(scenario: Scenario, name: str, fleet: Fleet) -> LoadCurve:
 @st.cache_data(max_entries=256, show_spinner=False)
 def _curve(question: Question, choice: Choice, digest: str, name: str, _fleet: Fleet) -> LoadCurve:
     return load_curve(question, _fleet)
+
+
+def verified(scenario: Scenario, plan: Plan) -> Verification | None:
+    """What a server showed at the planned load; None where that was not measured."""
+    return _verified(scenario.question, scenario.choice, points_for(scenario).digest, plan)
+
+
+@st.cache_data(max_entries=256, show_spinner=False)
+def _verified(question: Question, choice: Choice, digest: str, _plan: Plan) -> Verification | None:
+    return verification(_plan)
 
 
 def prediction(scenario: Scenario, name: str, fleet: Fleet, rate_per_s: float) -> Prediction:

@@ -7,7 +7,6 @@ other, and the planner answers from them. A call that finds such a run goes on w
 from __future__ import annotations
 
 import json
-import math
 import sys
 import threading
 from collections.abc import Iterator, Mapping, Sequence
@@ -25,7 +24,21 @@ from calibration.adapt import Adaptive, Best
 from calibration.commands import heed_signals
 from calibration.errors import CalibrationError, Cancelled, PlanError, ServerError, Undecided
 from calibration.levels import adaptive_of, minutes
-from calibration.plan import ALL_OF_THEM, ASKED, Endpoint, Level, PlanFile, Protocol, ServerPlan, SweepPlan, parse_plan
+from calibration.plan import (
+    ALL_OF_THEM,
+    ASKED,
+    MOST_USERS,
+    USUAL,
+    Endpoint,
+    Level,
+    PlanFile,
+    Protocol,
+    ServerPlan,
+    SweepPlan,
+    level_s,
+    parse_plan,
+    users_of,
+)
 from calibration.progress import Bar
 from calibration.records import Measurement
 from calibration.requests.lengths import USUAL_ISL_CV, USUAL_OSL_CV
@@ -56,12 +69,6 @@ Examples:
   python -m calibration size gpu-7:8001 --model ensemble --gpu h200_sxm --precision fp8 \\
       --isl 2000 --osl 256 --rate 20 --ttft p95:1s
 """
-MOST_USERS = 128
-LEVELS_IN_BUDGET = 10
-"""A level takes at most this part of the minutes, so that several fit in."""
-SHORTEST_S, LONGEST_S = 5.0, 120.0
-USUAL: Mapping[str, str] = {"precision": "bf16", "tp": "1"}
-"""What is taken of a deployment where neither the server nor an option says it."""
 METRICS_PAGES = ("/metrics", "/prometheus/metrics", "/v1/metrics")
 WORTH = 0.1
 """Share of the band from which a further level is recommended."""
@@ -313,7 +320,7 @@ def plan_of(
         {
             "lengths": [lengths],
             "concurrency": users_of(given["most_users"]),
-            "budget_s": min(LONGEST_S, max(SHORTEST_S, budget_s / LEVELS_IN_BUDGET)),
+            "budget_s": level_s(budget_s),
             "adaptive": {"gpu_minutes": (before_s + budget_s) / 60 * site.replica.tp * site.replica.pp, **asked},
             "client": {"self_check": given["self_check"]},
             **more,
@@ -333,15 +340,6 @@ def _file(
     if not {"concurrency", "rates"} & set(content):
         content["concurrency"] = [1]
     return parse_plan("".join(f"{name}: {json.dumps(value)}\n" for name, value in content.items()), "options")
-
-
-def users_of(most: int) -> list[int]:
-    """1, 2, 4 and so on, up to `most`.
-
-    >>> users_of(12)
-    [1, 2, 4, 8, 12]
-    """
-    return [*(2**power for power in range(math.ceil(math.log2(most)))), most]
 
 
 def measured_before(store: Store, site: Site, given: Mapping[str, Any]) -> int | None:

@@ -15,9 +15,8 @@ import pytest
 from click.testing import CliRunner, Result
 
 from calibration.cli import main
-from calibration.plan import ServerPlan, parse_plan
+from calibration.plan import ServerPlan, parse_plan, users_of
 from calibration.run import run
-from calibration.size import users_of
 from calibration.store import DATABASE_VARIABLE, Store
 from calibration.target import protocol_at
 from lab.mock.process import running

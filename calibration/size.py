@@ -22,7 +22,7 @@ from rich.console import Console
 from calibration import run as sweep
 from calibration.adapt import Adaptive, Best
 from calibration.commands import heed_signals
-from calibration.errors import CalibrationError, Cancelled, PlanError, ServerError, Undecided
+from calibration.errors import CalibrationError, Cancelled, PlanError, Undecided
 from calibration.levels import adaptive_of, minutes
 from calibration.plan import (
     ALL_OF_THEM,
@@ -42,9 +42,8 @@ from calibration.plan import (
 from calibration.progress import Bar
 from calibration.records import Measurement
 from calibration.requests.lengths import USUAL_ISL_CV, USUAL_OSL_CV
-from calibration.server_metrics import requests_served
 from calibration.store import Store
-from calibration.target import access, deployment, protocol_at, serving
+from calibration.target import deployment, protocol_at, serving
 from sizing import planner
 from sizing import text as answer
 from sizing.analyses.next_level import usable
@@ -69,7 +68,6 @@ Examples:
   python -m calibration size gpu-7:8001 --model ensemble --gpu h200_sxm --precision fp8 \\
       --isl 2000 --osl 256 --rate 20 --ttft p95:1s
 """
-METRICS_PAGES = ("/metrics", "/prometheus/metrics", "/v1/metrics")
 WORTH = 0.1
 """Share of the band from which a further level is recommended."""
 NOTHING_MORE_S = 1e-3
@@ -91,7 +89,9 @@ server_options = options(
         "--endpoint", type=click.Choice(get_args(Endpoint)), help="Of an OpenAI server; default: completions."
     ),
     click.option("--ca-file", type=click.Path(), help="Certificates that HTTPS trusts beside the system's."),
-    click.option("--metrics-url", help="The server's own metrics; looked for on an OpenAI server."),
+    click.option(
+        "--metrics-url", help="The server's own metrics; default: the page of an OpenAI server, where it has one."
+    ),
     click.option("--tokenizer", help="Its tokenizer.json or the folder; none: count words."),
     click.option("--timeout", "timeout_s", type=float, help="Seconds that a request may take.  [default: 120]"),
 )
@@ -190,20 +190,26 @@ def ending(bar: Sizing) -> Iterator[Ending]:
         found.state = "interrupted"
     except CalibrationError as error:
         failure = Undecided(bar.useless) if isinstance(error, Cancelled) and bar.useless else error
-        found.state, found.failure = "failed", type(failure)(in_options(str(failure)))
+        found.state, found.failure = "failed", failure.named(OPTIONS)
 
 
 class Sizing(Bar):
-    """Progress with the minutes left. `enough` ends the sweep, when its first answers show that it is `useless`."""
+    """Progress with the minutes left. `enough` ends the sweep, when its first answers show that it is `useless`. Once
+    it is `verifying`, nothing is said of the sweep any more."""
 
     def __init__(self, console: Console) -> None:
         super().__init__(console)
         self.enough = threading.Event()
         self.useless = ""
+        self.verifying = False
+
+    def says(self, text: str) -> None:
+        if not self.verifying:
+            super().says(text)
 
     def expects(self, level: Level, seconds: float, after_s: float) -> None:
         super().expects(level, seconds, after_s)
-        self.says(f"about {minutes(seconds + after_s)} of measuring to go")
+        super().says(f"about {minutes(seconds + after_s)} of measuring to go")
 
     def measured(self, level: Level, found: Measurement) -> None:
         super().measured(level, found)
@@ -236,9 +242,7 @@ def site_at(url: str, given: Mapping[str, Any], bar: Bar) -> Site:
         server["protocol"] = protocol_at(server_plan(server))
     if server["protocol"] != "openai":
         server["url"] = server_plan({**server, "protocol": "openai"}).address
-    known = server_plan(server)
-    if known.protocol == "openai" and known.metrics_url is None and (page := metrics_of(known)):
-        server["metrics_url"] = page
+    server_plan(server)
     said = serving(_file(server, {}, {"lengths": [{"isl": given["isl"], "osl": given["osl"]}]}, given)).engine
     facts = facts_of(given, said)
     assumed = {name: value for name, value in USUAL.items() if not (name in facts or said.get(name))}
@@ -256,7 +260,8 @@ def server_plan(server: Mapping[str, Any]) -> ServerPlan:
     try:
         return ServerPlan.model_validate(server)
     except ValidationError as error:
-        raise PlanError(in_options(str(first_fault(error, "the server")))) from None
+        fault = first_fault(error, "the server")
+        raise PlanError(f"{OPTIONS.get(f'server.{fault.key}', fault.key)}: {fault.reason}") from None
 
 
 def facts_of(given: Mapping[str, Any], said: Mapping[str, str]) -> dict[str, Any]:
@@ -271,36 +276,17 @@ def facts_of(given: Mapping[str, Any], said: Mapping[str, str]) -> dict[str, Any
     return facts | {"tp": tp, "pp": gpus // tp}
 
 
-def metrics_of(server: ServerPlan) -> str | None:
-    """The page of an OpenAI server's own metrics, None where there is none."""
-    for page in METRICS_PAGES:
-        try:
-            requests_served(f"{server.root}{page}", server.model, access(server))
-        except ServerError:
-            continue
-        return f"{server.root}{page}"
-    return None
-
-
-IN_OPTIONS = {
+OPTIONS: Mapping[str, str] = {
+    "server.url": "the URL",
+    "server.model": "--model",
     "server.api_key_env": "--api-key-env",
-    "as api_key_env": "by --api-key-env",
     "server.ca_file": "--ca-file",
-    "server.model in the plan": "--model",
-    "server.url in the plan": "the URL",
-    "server.metrics_url in the plan": "--metrics-url",
-    "tokenizer in the plan": "tokenizer by --tokenizer",
-    "as tokenizer tokenizer": "by",
-    "endpoint: ": "--endpoint ",
+    "server.metrics_url": "--metrics-url",
+    "server.endpoint": "--endpoint",
+    "server.timeout_s": "--timeout",
+    "tokenizer": "--tokenizer",
 }
-"""Words of errors about plans, and what says the same on the command line."""
-
-
-def in_options(error: str) -> str:
-    """An error about a plan in the words of somebody who wrote none."""
-    for of_plan, of_options in IN_OPTIONS.items():
-        error = error.replace(of_plan, of_options)
-    return error
+"""Keys of a plan, and what says the same on the command line."""
 
 
 # --- The plan, and what was measured by it before
@@ -384,6 +370,7 @@ def verified(
     minutes_s = 60 * given["verify_minutes"]
     level = {"rates": [rate_per_s], "until": {"requests_min": ALL_OF_THEM}, "budget_s": minutes_s}
     bar.says(f"verifying: {significant(rate_per_s)} requests/s at random for {minutes(minutes_s)}")
+    bar.verifying = True
     with ending(bar) as how:
         spent = spent_s(store, found.run_id, found.site, given)
         sweep.resume(found.run_id, store, bar, plan=plan_of(found.site, given, spent, NOTHING_MORE_S, **level))

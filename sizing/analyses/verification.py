@@ -149,7 +149,7 @@ def compared(
     )
     few = [figure.of.name for figure in figures if figure.limited and figure.measured_s is None]
     if few:
-        because = f"{point.requests or 'its'} requests are too few for {' and '.join(few)}"
+        because = f"{point.requests or 'its'} requests are too few for {' and '.join(few)}: measure longer"
     return Verification(point.load_value, figures, because, point.requests, point.measured_at)
 
 

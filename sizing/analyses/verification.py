@@ -73,7 +73,7 @@ class Figure:
 class Verification:
     """A level of random arrivals at `rate_per_s` requests/s on one replica, beside what the plan's law says of it.
 
-    `why_not`: why there is nothing to compare, empty where there is.
+    `why_not`: why it proves nothing, empty where it does; there may be figures all the same.
     """
 
     rate_per_s: float
@@ -127,15 +127,15 @@ def _alike(one: Lengths, other: Lengths) -> bool:
 def compared(
     candidate: Candidate, question: Question, point: Point, facts: Mapping[str, float] | None = None
 ) -> Verification:
-    """A level of random arrivals on one replica beside the law of `candidate`; a void one tells why it was no use.
+    """A level of random arrivals on one replica beside the law of `candidate`; one that is not steady proves nothing.
 
     `facts` of the measurement, where they are known, hold the intervals of its percentiles (``ttft_p95_low_s``).
     """
     known = facts or {}
     because, bands = void_because(point), tuple[Band, ...]()
-    if not because:
+    if not point.void:
         bands = _bands(candidate, question, point.load_value, point.requests)
-        because = "" if bands else "the law holds that a replica cannot carry this load"
+        because = because or ("" if bands else "the law holds that a replica cannot carry this load")
     figures = tuple(
         Figure(
             *band,
@@ -148,7 +148,7 @@ def compared(
         for name in [f"{band.of.metric}_p{band.of.percentile}"]
     )
     few = [figure.of.name for figure in figures if figure.limited and figure.measured_s is None]
-    if few:
+    if few and not because:
         because = f"{point.requests or 'its'} requests are too few for {' and '.join(few)}: measure longer"
     return Verification(point.load_value, figures, because, point.requests, point.measured_at)
 

@@ -95,6 +95,32 @@ def test_the_count_after_a_few_levels_is_that_of_the_whole_grid(mock: str, tmp_p
     grid = planner.plan(question, [from_fit(fit(Store().points(grid_run)), Lengths(ISL, OSL, 0.3, 0.5))])
     assert len(Store().points(grid_run)) == len(users_of(16)) == 5
     assert found["gpus_low"] <= grid.answer.gpus <= (found["gpus_high"] or grid.answer.gpus)
+    assert found["verification"] is None
+    _verifies_the_planned_load(mock, tmp_path)
+
+
+def _verifies_the_planned_load(mock: str, tmp_path: Path) -> None:
+    """The sweep is there already. How near the figures come is a matter of the machine; what is told of them is not."""
+    result = size(f"http://{mock}", "--verify", "--json", minutes=0.01, verify_minutes=0.4)
+    assert result.exit_code == 0, result.output
+    found, points = json.loads(result.stdout), Store().points(1)
+    about, (point,) = found["verification"], [each for each in points if each.load_kind != "concurrency"]
+    assert point.load_kind == "poisson_rate" and point.load_value == about["requests_per_s"]
+    assert about["requests_per_s"] == pytest.approx(20 / (found["replicas"] - found["spare"]), rel=0.01)
+    assert "verifying: " in result.stderr and about["requests"] == point.requests
+    for each in about["figures"]:
+        assert each["measured_s"] == getattr(point, f"{each['metric']}_p{each['percentile']}_s")
+        assert each["low_s"] < each["predicted_s"] < each["high_s"]
+    if not about["figures"]:
+        assert not about["verified"] and (point.verdict or "not judged") in about["why"]
+    slow = replace(point, verdict="steady", requests=500, **dict.fromkeys(("ttft_p95_s", "itl_p95_s"), 1.0))
+    with (tmp_path / "points.csv").open("w") as file:
+        write_points([slow if each == point else each for each in points], file)
+    asked = [f"--{name}={value}" for name, value in (ASKED | {"isl-cv": 0.3, "osl-cv": 0.5}).items()]
+    told = CliRunner().invoke(cli, ["plan", "--model=ensemble", f"--points={tmp_path / 'points.csv'}", *asked])
+    assert "Not verified on the server at " in told.stdout and "p95 ITL was 1,000 ms" in told.stdout, told.output
+    again = size(f"http://{mock}", minutes=0.01)
+    assert "going on with run 1" in again.stderr and again.exit_code == 0
 
 
 def reads(process: subprocess.Popen[str], word: str) -> str:
@@ -148,39 +174,6 @@ def test_ctrl_c_tells_the_answer_so_far_and_a_killed_call_is_gone_on_with(mock: 
     refusal = json.loads(hopeless.stdout)
     assert refusal["feasible"] is False and "gpus" not in refusal and refusal["measured"]["run"] == 1
     assert "misses ITL even alone" in (why := refusal["rejected"][0]["why"]) and "the limit is 5 ms" in why
-
-
-def test_the_planned_load_is_verified_on_the_server_and_found_again_later(mock: str, tmp_path: Path) -> None:
-    """How near the figures come is a matter of the machine; what is told of them is not."""
-    result = size(f"http://{mock}", "--verify", "--json", verify_minutes=0.7)
-    assert result.exit_code == 0, result.output
-    found = json.loads(result.stdout)
-    about, (point,) = found["verification"], [each for each in Store().points(1) if each.load_kind != "concurrency"]
-    assert point.load_kind == "poisson_rate" and point.load_value == about["requests_per_s"]
-    assert about["requests_per_s"] == pytest.approx(20 / (found["replicas"] - found["spare"]), rel=0.01)
-    assert "verifying: " in result.stderr and about["requests"] == point.requests
-    if point.verdict == "steady":
-        (p95,) = [each for each in about["figures"] if (each["metric"], each["percentile"]) == ("itl", 95)]
-        assert p95["measured_s"] == point.itl_p95_s and p95["measured_low_s"] <= p95["measured_s"]
-        assert p95["limit_s"] == 0.15 and p95["low_s"] < p95["predicted_s"] < p95["high_s"]
-    else:
-        assert not about["verified"] and (point.verdict or "not judged") in about["why"]
-    steady = replace(point, verdict="steady", requests=500, **dict.fromkeys(("ttft_p95_s", "itl_p95_s"), 1.0))
-    with (tmp_path / "points.csv").open("w") as file:
-        write_points([each for each in Store().points(1) if each != point] + [steady], file)
-    options = [f"--{name}={value}" for name, value in ASKED.items()]
-    asked = [
-        "plan",
-        "--model=ensemble",
-        f"--points={tmp_path / 'points.csv'}",
-        *options,
-        "--isl-cv=0.3",
-        "--osl-cv=0.5",
-    ]
-    told = CliRunner().invoke(cli, asked)
-    assert "Not verified on the server at " in told.stdout and "p95 ITL was 1,000 ms" in told.stdout, told.output
-    again = size(f"http://{mock}", minutes=0.01)
-    assert "going on with run 1" in again.stderr and again.exit_code == 0
 
 
 def test_a_server_that_dies_while_it_is_verified_leaves_the_answer(database: str) -> None:

@@ -92,6 +92,14 @@ def test_fewer_requests_make_the_band_wider_and_too_few_leave_it_open() -> None:
     assert not untold.verified and untold.why_not == "100 requests are too few for p95 TTFT: measure longer"
 
 
+def test_what_cannot_be_judged_is_shown_and_proves_nothing() -> None:
+    point = shown(SERVER, planned().answer.load_per_s, verdict="", notes="ended by the time budget; not judged: short")
+    found = compared(EXACT, QUESTION, point)
+    assert found.figures and not found.verified and found.why_not == "not judged: short"
+    void = compared(EXACT, QUESTION, dataclasses.replace(point, verdict="errors", notes="errors: 9 requests failed"))
+    assert not void.figures and text.verified(void).endswith("per replica: errors: 9 requests failed")
+
+
 def test_only_a_level_that_tells_of_the_planned_load_verifies() -> None:
     load = planned().answer.load_per_s
     good = shown(SERVER, load, measured_at="2026-11-20")

@@ -17,14 +17,30 @@ Each message is one line that says what was wrong, where, and what to do. The CL
 a server or a file it quotes, it is never longer than `sizing.errors.LONGEST`.
 """
 
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Self
+
 from sizing.errors import one_line
+
+KEY = "{key}"
 
 
 class CalibrationError(Exception):
-    """Base of all errors this package raises on purpose."""
+    """Base of all errors this package raises on purpose.
 
-    def __init__(self, message: str = "") -> None:
-        super().__init__(one_line(message))
+    `key` is the key of a plan that the message is about, as ``server.model``: it stands where `message` has `KEY`.
+    """
+
+    def __init__(self, message: str = "", key: str = "") -> None:
+        self.message, self.key = message, key
+        super().__init__(one_line(message.replace(KEY, f"{key} in the plan") if key else message))
+
+    def named(self, names: Mapping[str, str]) -> Self:
+        """The same for somebody who wrote no plan and knows its keys by other `names`."""
+        name = names.get(self.key)
+        return self if name is None else type(self)(self.message.replace(KEY, name))
 
 
 class PlanError(CalibrationError):

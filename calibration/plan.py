@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import math
 import re
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -447,6 +448,30 @@ class SweepPlan(Strict):
             return Until(requests_min=level.requests, requests_max=level.requests, budget_s=self.budget_s)
         budget_s = self.budget_s or self.until.budget_s or BUDGET_S
         return self.until.model_copy(update={"budget_s": budget_s})
+
+
+# --- The levels that an adaptive sweep chooses from where nobody names any
+
+MOST_USERS = 128
+LEVELS_IN_BUDGET = 10
+"""A level takes at most this part of the time, so that several fit in."""
+SHORTEST_S, LONGEST_S = 5.0, 120.0
+USUAL: Mapping[str, str] = {"precision": "bf16", "tp": "1"}
+"""What is taken of a deployment where neither the server nor anybody else says it."""
+
+
+def users_of(most: int) -> list[int]:
+    """1, 2, 4 and so on, up to `most`.
+
+    >>> users_of(12)
+    [1, 2, 4, 8, 12]
+    """
+    return [*(2**power for power in range(math.ceil(math.log2(most)))), most]
+
+
+def level_s(budget_s: float) -> float:
+    """Seconds that one level may take of so many."""
+    return min(LONGEST_S, max(SHORTEST_S, budget_s / LEVELS_IN_BUDGET))
 
 
 @dataclass(frozen=True, slots=True)

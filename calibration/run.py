@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import math
+import secrets
 import threading
 from collections.abc import Iterator, Sequence
 from contextlib import closing, contextmanager, suppress
@@ -30,6 +31,8 @@ from calibration.target import ENGINE_MODEL, Target, access, prepare
 from sizing.points import Point
 
 PROBES = 2
+DISTURBED = ("client_limited", "shared")
+"""Verdicts on something else than the server: an adaptive sweep would end early, or choose otherwise, by mistake."""
 _PROBE = 1_000_000
 
 
@@ -128,6 +131,8 @@ class Sweep:
             done = {level_key(point) for point in points}
             missing = [level for level in self.target.levels if level.key not in done]
             if missing or len(done) < self.target.points:
+                for line in self.target.too_long():
+                    self._progress.says(line)
                 to_come = missing or self.target.levels
                 pace = self.probe(to_come[0])
                 self._workers.processes = self.processes(to_come, pace)
@@ -139,6 +144,7 @@ class Sweep:
         Raises NothingAnswered at the end if every request of some level failed: that level has no point.
         """
         says, without = self._progress.says, list[NothingAnswered]()
+        again = self.target.plan.adaptive is not None
         order = order_of(self.target, levels, pace, says)
         while (level := order.next(points)) is not None:
             if self._cancel.is_set():
@@ -149,6 +155,11 @@ class Sweep:
                 expected_s, job = order.expected_s(pace), job_of(self.target, level, pace)
                 self._progress.expects(level, *expected_s)
                 found = self.measure(level, job)
+                if again and found.point.verdict in DISTURBED:
+                    says(f"{level.label}: {found.point.verdict}, measured once more: {found.point.notes}")
+                    self.target = replace(self.target, session=(secrets.randbits(64),))  # those prompts were sent
+                    found = self.measure(level, job_of(self.target, level, pace))
+                    again = found.point.verdict not in DISTURBED  # else it is no hiccup
             except NothingAnswered as error:
                 says(str(error))
                 without.append(error)

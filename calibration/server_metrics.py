@@ -14,7 +14,7 @@ from typing import Any, Self
 
 from prometheus_client.parser import text_string_to_metric_families
 
-from calibration.errors import ServerError
+from calibration.errors import KEY, ServerError
 from calibration.page import get
 from sizing.points import Point
 
@@ -81,7 +81,7 @@ def read_page(url: str, access: Access | None = None) -> Page:
 
 
 def _missing(url: str, reason: str) -> ServerError:
-    return ServerError(f"{url}: no metrics there ({reason}); correct server.metrics_url in the plan")
+    return ServerError(f"{url}: no metrics there ({reason}); correct {KEY}", "server.metrics_url")
 
 
 def parse_page(text: str, url: str, at_s: float) -> Page:
@@ -95,8 +95,8 @@ def parse_page(text: str, url: str, at_s: float) -> Page:
     lines = [line for line in text.splitlines() if line.startswith(_KEPT)]
     if not lines:
         raise ServerError(
-            f"{url}: no metrics of a known server there (Triton, vLLM, SGLang, TensorRT-LLM, llama.cpp); correct "
-            "server.metrics_url in the plan"
+            f"{url}: no metrics of a known server there (Triton, vLLM, SGLang, TensorRT-LLM, llama.cpp); correct {KEY}",
+            "server.metrics_url",
         )
     families: dict[str, list[Sample]] = {}
     for line in lines:
@@ -467,7 +467,7 @@ def requests_served(metrics_url: str, model: str, access: Access | None = None) 
 def _served(page: Page, url: str, model: str) -> float | None:
     count = finished(page, model)
     if count is None and not engines_of(page):
-        raise ServerError(f"{url}: no {SUCCESS} of model {model!r} there; correct server.metrics_url in the plan")
+        raise ServerError(f"{url}: no {SUCCESS} of model {model!r} there; correct {KEY}", "server.metrics_url")
     return count
 
 

@@ -7,13 +7,13 @@ other, and the planner answers from them. A call that finds such a run goes on w
 from __future__ import annotations
 
 import json
-import math
 import sys
 import threading
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, get_args
+from typing import Any, Literal, get_args
 
 import click
 from pydantic import ValidationError
@@ -22,25 +22,39 @@ from rich.console import Console
 from calibration import run as sweep
 from calibration.adapt import Adaptive, Best
 from calibration.commands import heed_signals
-from calibration.errors import CalibrationError, Cancelled, PlanError, ServerError, Undecided
+from calibration.errors import CalibrationError, Cancelled, PlanError, Undecided
 from calibration.levels import adaptive_of, minutes
-from calibration.plan import ASKED, Endpoint, Level, PlanFile, Protocol, ServerPlan, SweepPlan, parse_plan
+from calibration.plan import (
+    ALL_OF_THEM,
+    ASKED,
+    MOST_USERS,
+    USUAL,
+    Endpoint,
+    Level,
+    PlanFile,
+    Protocol,
+    ServerPlan,
+    SweepPlan,
+    level_s,
+    parse_plan,
+    users_of,
+)
 from calibration.progress import Bar
 from calibration.records import Measurement
 from calibration.requests.lengths import USUAL_ISL_CV, USUAL_OSL_CV
-from calibration.server_metrics import requests_served
 from calibration.store import Store
-from calibration.target import access, deployment, protocol_at, serving
+from calibration.target import deployment, protocol_at, serving
 from sizing import planner
 from sizing import text as answer
 from sizing.analyses.next_level import usable
+from sizing.analyses.verification import Verification, compared, verification, void_because
 from sizing.candidates import from_fit, law_of
 from sizing.cli.options import field_options, margin_options, options, sla_options, write_json
 from sizing.cli.plan import report_json, show
-from sizing.cli.shapes import Extras
+from sizing.cli.shapes import Extras, extras_json
 from sizing.errors import SizingError, first_fault
 from sizing.lazy_group import BAD_INPUT, INTERRUPTED, fail
-from sizing.numbers import percent
+from sizing.numbers import percent, significant
 from sizing.plans import NoFeasiblePlan, Plan
 from sizing.points import Deployment, Point
 from sizing.question import Question
@@ -48,21 +62,16 @@ from sizing.question import Question
 EXAMPLES = """\b
 Examples:
   python -m calibration size http://gpu-7:8000 --model Qwen/Qwen3-32B --gpu h200_sxm --tp 2 \\
-      --isl 2000 --osl 256 --rate 20 --ttft p95:1s --itl p95:30ms --minutes 10
+      --isl 2000 --osl 256 --rate 20 --ttft p95:1s --itl p95:30ms --minutes 10 --verify
   python -m calibration size https://llm.example --model Qwen/Qwen3-32B --api-key-env LLM_KEY --gpu h200_sxm --tp 2 \\
       --isl 2000 --osl 256 --rate 20 --ttft p95:1s
   python -m calibration size gpu-7:8001 --model ensemble --gpu h200_sxm --precision fp8 \\
       --isl 2000 --osl 256 --rate 20 --ttft p95:1s
 """
-MOST_USERS = 128
-LEVELS_IN_BUDGET = 10
-"""A level takes at most this part of the minutes, so that several fit in."""
-SHORTEST_S, LONGEST_S = 5.0, 120.0
-USUAL: Mapping[str, str] = {"precision": "bf16", "tp": "1"}
-"""What is taken of a deployment where neither the server nor an option says it."""
-METRICS_PAGES = ("/metrics", "/prometheus/metrics", "/v1/metrics")
 WORTH = 0.1
 """Share of the band from which a further level is recommended."""
+NOTHING_MORE_S = 1e-3
+LITTLE_LESS = 0.999
 
 
 deployment_options = options(
@@ -80,7 +89,9 @@ server_options = options(
         "--endpoint", type=click.Choice(get_args(Endpoint)), help="Of an OpenAI server; default: completions."
     ),
     click.option("--ca-file", type=click.Path(), help="Certificates that HTTPS trusts beside the system's."),
-    click.option("--metrics-url", help="The server's own metrics; looked for on an OpenAI server."),
+    click.option(
+        "--metrics-url", help="The server's own metrics; default: the page of an OpenAI server, where it has one."
+    ),
     click.option("--tokenizer", help="Its tokenizer.json or the folder; none: count words."),
     click.option("--timeout", "timeout_s", type=float, help="Seconds that a request may take.  [default: 120]"),
 )
@@ -107,22 +118,31 @@ server_options = options(
     click.option("--most-users", type=click.IntRange(2), default=MOST_USERS, show_default=True, help="Highest level."),
     deployment_options,
     server_options,
+    click.option("--verify", is_flag=True, help="Then offer the planned load per replica, and compare what it shows."),
+    click.option(
+        "--verify-minutes",
+        type=click.FloatRange(min=0, min_open=True),
+        default=3.0,
+        show_default=True,
+        help="Minutes of that load.",
+    ),
     click.option("--fresh", is_flag=True, help="Start over, whatever was measured before."),
     click.option("--self-check/--no-self-check", default=True, help="Whether the load generator is tested first."),
     click.option("--json", "as_json", is_flag=True, help="Print JSON for programs."),
 )
-def size_command(url: str, as_json: bool, **given: Any) -> None:
+def size_command(url: str, as_json: bool, verify: bool, **given: Any) -> None:
     """How many GPUs: measure the server at URL, as few levels as the answer needs, and plan from them.
 
     URL is http://host:port or https://host of an OpenAI server (vLLM, SGLang, NIM ...) or of Triton, or host:port of
-    Triton's gRPC. The points are kept: Ctrl-C gives the answer so far, and the same command goes on from there.
+    Triton's gRPC. The points are kept: Ctrl-C gives the answer so far, and the same command goes on from there. With
+    --verify the planned load per replica is then put on the server at random, and what it shows stands beside what was
+    predicted. Exit code 0: answered, whatever the server showed; 3: no count meets the SLA.
     """
     Question.of(given)  # what cannot be asked is said before the server is
     store, bar = Store(), Sizing(Console(stderr=True))
-    ended, failure = "done", None
     heed_signals()
     with bar:
-        try:
+        with ending(bar) as sweeping:
             site = site_at(url, given, bar)
             before = None if given["fresh"] else measured_before(store, site, given)
             file = plan_of(site, given, 0.0 if before is None else spent_s(store, before, site, given))
@@ -132,37 +152,64 @@ def size_command(url: str, as_json: bool, **given: Any) -> None:
             else:
                 bar.says(f"going on with run {before}")
                 sweep.resume(before, store, bar, bar.enough, file)
-        except KeyboardInterrupt:
-            ended = "interrupted"
-        except CalibrationError as error:
-            failure = Undecided(bar.useless) if isinstance(error, Cancelled) and bar.useless else error
-            failure = type(failure)(in_options(str(failure)))
-            if bar.run_id is None:
-                raise failure from None
-            ended = "failed"
-    if bar.run_id is None:
-        click.echo("interrupted before anything was measured", err=True)
-        sys.exit(INTERRUPTED)
-    found = Measured(bar.run_id, site, file, store.points(bar.run_id), ended, str(failure or ""))
-    if ended == "interrupted":
+        if bar.run_id is None:
+            if sweeping.failure is not None:
+                raise sweeping.failure
+            click.echo("interrupted before anything was measured", err=True)
+            sys.exit(INTERRUPTED)
+        found = Measured(bar.run_id, site, file, store.points(bar.run_id), sweeping)
+        outcome, shown, last = outcome_of(found), None, sweeping
+        if isinstance(outcome, Plan):
+            shown = verification(outcome)
+            if verify:
+                shown, last = verified(store, bar, given, found, outcome)
+                found = replace(found, points=store.points(bar.run_id))
+    if last.state == "interrupted":
         click.echo("interrupted: the answer so far follows; the same command goes on from there", err=True)
-    code = tell(found, as_json, quiet=failure is not None)
-    if failure is not None:
-        fail(failure, BAD_INPUT)
-    sys.exit(INTERRUPTED if ended == "interrupted" else code)
+    code = tell(found, outcome, shown, as_json, quiet=last.failure is not None)
+    if last.failure is not None:
+        fail(last.failure, BAD_INPUT)
+    sys.exit(INTERRUPTED if last.state == "interrupted" else code)
+
+
+@dataclass(slots=True)
+class Ending:
+    """How a measuring ended, and what it failed with."""
+
+    state: Literal["done", "interrupted", "failed"] = "done"
+    failure: CalibrationError | None = None
+
+
+@contextmanager
+def ending(bar: Sizing) -> Iterator[Ending]:
+    """Ctrl-C and errors end what is measured inside, and are told by the value."""
+    found = Ending()
+    try:
+        yield found
+    except KeyboardInterrupt:
+        found.state = "interrupted"
+    except CalibrationError as error:
+        failure = Undecided(bar.useless) if isinstance(error, Cancelled) and bar.useless else error
+        found.state, found.failure = "failed", failure.named(OPTIONS)
 
 
 class Sizing(Bar):
-    """Progress with the minutes left. `enough` ends the sweep, when its first answers show that it is `useless`."""
+    """Progress with the minutes left. `enough` ends the sweep, when its first answers show that it is `useless`. Once
+    it is `verifying`, nothing is said of the sweep any more."""
 
     def __init__(self, console: Console) -> None:
         super().__init__(console)
         self.enough = threading.Event()
         self.useless = ""
+        self.verifying = False
+
+    def says(self, text: str) -> None:
+        if not self.verifying:
+            super().says(text)
 
     def expects(self, level: Level, seconds: float, after_s: float) -> None:
         super().expects(level, seconds, after_s)
-        self.says(f"about {minutes(seconds + after_s)} of measuring to go")
+        super().says(f"about {minutes(seconds + after_s)} of measuring to go")
 
     def measured(self, level: Level, found: Measurement) -> None:
         super().measured(level, found)
@@ -195,9 +242,7 @@ def site_at(url: str, given: Mapping[str, Any], bar: Bar) -> Site:
         server["protocol"] = protocol_at(server_plan(server))
     if server["protocol"] != "openai":
         server["url"] = server_plan({**server, "protocol": "openai"}).address
-    known = server_plan(server)
-    if known.protocol == "openai" and known.metrics_url is None and (page := metrics_of(known)):
-        server["metrics_url"] = page
+    server_plan(server)
     said = serving(_file(server, {}, {"lengths": [{"isl": given["isl"], "osl": given["osl"]}]}, given)).engine
     facts = facts_of(given, said)
     assumed = {name: value for name, value in USUAL.items() if not (name in facts or said.get(name))}
@@ -215,7 +260,8 @@ def server_plan(server: Mapping[str, Any]) -> ServerPlan:
     try:
         return ServerPlan.model_validate(server)
     except ValidationError as error:
-        raise PlanError(in_options(str(first_fault(error, "the server")))) from None
+        fault = first_fault(error, "the server")
+        raise PlanError(f"{OPTIONS.get(f'server.{fault.key}', fault.key)}: {fault.reason}") from None
 
 
 def facts_of(given: Mapping[str, Any], said: Mapping[str, str]) -> dict[str, Any]:
@@ -230,44 +276,28 @@ def facts_of(given: Mapping[str, Any], said: Mapping[str, str]) -> dict[str, Any
     return facts | {"tp": tp, "pp": gpus // tp}
 
 
-def metrics_of(server: ServerPlan) -> str | None:
-    """The page of an OpenAI server's own metrics, None where there is none."""
-    for page in METRICS_PAGES:
-        try:
-            requests_served(f"{server.root}{page}", server.model, access(server))
-        except ServerError:
-            continue
-        return f"{server.root}{page}"
-    return None
-
-
-IN_OPTIONS = {
+OPTIONS: Mapping[str, str] = {
+    "server.url": "the URL",
+    "server.model": "--model",
     "server.api_key_env": "--api-key-env",
-    "as api_key_env": "by --api-key-env",
     "server.ca_file": "--ca-file",
-    "server.model in the plan": "--model",
-    "server.url in the plan": "the URL",
-    "server.metrics_url in the plan": "--metrics-url",
-    "tokenizer in the plan": "tokenizer by --tokenizer",
-    "as tokenizer tokenizer": "by",
-    "endpoint: ": "--endpoint ",
+    "server.metrics_url": "--metrics-url",
+    "server.endpoint": "--endpoint",
+    "server.timeout_s": "--timeout",
+    "tokenizer": "--tokenizer",
 }
-"""Words of errors about plans, and what says the same on the command line."""
-
-
-def in_options(error: str) -> str:
-    """An error about a plan in the words of somebody who wrote none."""
-    for of_plan, of_options in IN_OPTIONS.items():
-        error = error.replace(of_plan, of_options)
-    return error
+"""Keys of a plan, and what says the same on the command line."""
 
 
 # --- The plan, and what was measured by it before
 
 
-def plan_of(site: Site, given: Mapping[str, Any], before_s: float) -> PlanFile:
-    """The adaptive sweep that the options ask for; `before_s` seconds of it were measured by calls before."""
-    budget_s = 60 * given["minutes"]
+def plan_of(
+    site: Site, given: Mapping[str, Any], before_s: float, left_s: float | None = None, **more: Any
+) -> PlanFile:
+    """The adaptive sweep that the options ask for; `before_s` seconds of it were measured by calls before, and
+    `left_s` are left, by default the --minutes. `more`: further keys of the plan, or others in place of these."""
+    budget_s = 60 * given["minutes"] if left_s is None else left_s
     asked = {name: given[name] for name in ASKED if given.get(name) is not None}
     lengths = {name: asked.pop(name) for name in ("isl", "osl", "isl_cv", "osl_cv")}
     return _file(
@@ -276,9 +306,10 @@ def plan_of(site: Site, given: Mapping[str, Any], before_s: float) -> PlanFile:
         {
             "lengths": [lengths],
             "concurrency": users_of(given["most_users"]),
-            "budget_s": min(LONGEST_S, max(SHORTEST_S, budget_s / LEVELS_IN_BUDGET)),
+            "budget_s": level_s(budget_s),
             "adaptive": {"gpu_minutes": (before_s + budget_s) / 60 * site.replica.tp * site.replica.pp, **asked},
             "client": {"self_check": given["self_check"]},
+            **more,
         },
         given,
     )
@@ -295,15 +326,6 @@ def _file(
     if not {"concurrency", "rates"} & set(content):
         content["concurrency"] = [1]
     return parse_plan("".join(f"{name}: {json.dumps(value)}\n" for name, value in content.items()), "options")
-
-
-def users_of(most: int) -> list[int]:
-    """1, 2, 4 and so on, up to `most`.
-
-    >>> users_of(12)
-    [1, 2, 4, 8, 12]
-    """
-    return [*(2**power for power in range(math.ceil(math.log2(most)))), most]
 
 
 def measured_before(store: Store, site: Site, given: Mapping[str, Any]) -> int | None:
@@ -323,10 +345,10 @@ def measured_before(store: Store, site: Site, given: Mapping[str, Any]) -> int |
 
 
 def _measures(plan: SweepPlan) -> dict[str, Any]:
-    """What makes the points of two plans points of one sweep: all but the question, the time and the look inside."""
-    return plan.model_dump(
-        exclude={"adaptive": True, "budget_s": True, "client": True, "server": {"metrics_url", "timeout_s"}}
-    )
+    """What makes the points of two plans points of one sweep: all but the question, the time, the look inside and the
+    level that verified."""
+    apart = dict.fromkeys(("adaptive", "budget_s", "until", "rates", "client"), True)
+    return plan.model_dump(exclude={**apart, "server": {"metrics_url", "timeout_s"}})
 
 
 def spent_s(store: Store, run_id: int, site: Site, given: Mapping[str, Any]) -> float:
@@ -335,19 +357,55 @@ def spent_s(store: Store, run_id: int, site: Site, given: Mapping[str, Any]) -> 
     return adaptive_of(plan, plan.levels(), site.replica, lambda level: 0.0).summary(store.points(run_id)).spent_s
 
 
+# --- Whether the server does at the planned load what is predicted of it
+
+
+def verified(
+    store: Store, bar: Sizing, given: Mapping[str, Any], found: Measured, plan: Plan
+) -> tuple[Verification, Ending]:
+    """The planned load of a replica, put on the server as one more level of the run, beside what the plan predicts."""
+    rate_per_s = untried(plan.answer.load_per_s, found.points)
+    if found.ending.state != "done":
+        return Verification(rate_per_s, why_not=f"the measuring before it {found.ending.state}"), found.ending
+    minutes_s = 60 * given["verify_minutes"]
+    level = {"rates": [rate_per_s], "until": {"requests_min": ALL_OF_THEM}, "budget_s": minutes_s}
+    bar.says(f"verifying: {significant(rate_per_s)} requests/s at random for {minutes(minutes_s)}")
+    bar.verifying = True
+    with ending(bar) as how:
+        spent = spent_s(store, found.run_id, found.site, given)
+        sweep.resume(found.run_id, store, bar, plan=plan_of(found.site, given, spent, NOTHING_MORE_S, **level))
+    for each in store.measurements(found.run_id):
+        if verifies(each.point, rate_per_s):
+            return compared(plan.answer.candidate, plan.question, each.point, each.facts), how
+    return Verification(rate_per_s, why_not=str(how.failure or how.state)), how
+
+
+def untried(load_per_s: float, points: Sequence[Point]) -> float:
+    """The load to verify at, in three digits. A run measures a level once: where this one was of no use before, a
+    little less."""
+    rate_per_s = float(f"{load_per_s:.3g}")
+    while any(verifies(point, rate_per_s) and void_because(point) for point in points):
+        rate_per_s = float(f"{LITTLE_LESS * rate_per_s:.4g}")
+    return rate_per_s
+
+
+def verifies(point: Point, rate_per_s: float) -> bool:
+    """True for the point of the level that verifies at this rate."""
+    return point.load_kind == "poisson_rate" and point.load_value == rate_per_s
+
+
 # --- The answer, and what it rests on
 
 
 @dataclass(frozen=True, slots=True)
 class Measured:
-    """The `points` of run `run_id` after a call that has `ended` as done, interrupted or failed, with what `error`."""
+    """The `points` of run `run_id`, and the `ending` of the call that measured them."""
 
     run_id: int
     site: Site
     file: PlanFile
     points: Sequence[Point]
-    ended: str
-    error: str
+    ending: Ending
 
     @property
     def question(self) -> Question:
@@ -367,7 +425,7 @@ class Measured:
             raise Undecided(f"no answer yet: a law needs two levels, run {self.run_id} has {len(good)}; {remedy}")
         question = self.question
         try:
-            candidate = from_fit(law_of(good), question.workload.lengths)
+            candidate = from_fit(law_of(good), question.workload.lengths, self.points)
         except SizingError as error:
             raise Undecided(f"no answer from run {self.run_id}: {error}") from None
         return planner.plan(question, [candidate])
@@ -375,7 +433,8 @@ class Measured:
     @property
     def seconds(self) -> float:
         """Of load, in all calls."""
-        return self._adaptive.summary(self.points).spent_s
+        verifying = (point.duration_s or 0.0 for point in self.points if point.load_kind != "concurrency")
+        return self._adaptive.summary(self.points).spent_s + sum(verifying)
 
     @property
     def best_left(self) -> Best | None:
@@ -396,8 +455,8 @@ class Measured:
             "points": len(self.points),
             "void": sum(point.void for point in self.points),
             "minutes": self.seconds / 60,
-            "ended": self.ended,
-            "error": self.error or None,
+            "ended": self.ending.state,
+            "error": str(self.ending.failure) if self.ending.failure else None,
             "protocol": self.site.server["protocol"],
             "assumed": dict(self.site.assumed),
             "narrows_most": None
@@ -412,37 +471,34 @@ class Measured:
         return f"Measured: {levels}, in {minutes(self.seconds)}; python -m calibration show {self.run_id} has them."
 
 
-def void_because(point: Point) -> str:
-    """The reason for the verdict of a void point, of all its notes."""
-    return next((note for note in point.notes.split("; ") if note.startswith(point.verdict)), point.verdict)
-
-
-def tell(found: Measured, as_json: bool, *, quiet: bool) -> int:
-    """Print the answer; the exit code that goes with it. `quiet`: without words on a lack of one."""
+def outcome_of(found: Measured) -> Plan | NoFeasiblePlan | Undecided:
+    """The answer, or why there is none."""
     try:
-        plan = found.plan()
-    except NoFeasiblePlan as error:
-        if as_json:
-            rejected = [answer.rejection_json(rejection) for rejection in error.rejected]
-            write_json({"feasible": False, "why": str(error), "rejected": rejected, "measured": found.as_dict()})
-        else:
-            show(error, json_=False)
-            click.echo(f"{answer.capital(str(error))}: {'; '.join(each.why for each in error.rejected)}")
-            click.echo(str(found))
-        return error.exit_code
-    except Undecided as error:
-        if as_json:
-            write_json({"feasible": None, "why": str(error), "rejected": [], "measured": found.as_dict()})
-        if not quiet:
-            click.echo(f"{'' if found.ended == 'interrupted' else 'error: '}{error}", err=True)
-        return BAD_INPUT
+        return found.plan()
+    except (NoFeasiblePlan, Undecided) as error:
+        return error
+
+
+def tell(
+    found: Measured,
+    outcome: Plan | NoFeasiblePlan | Undecided,
+    shown: Verification | None,
+    as_json: bool,
+    *,
+    quiet: bool,
+) -> int:
+    """Print the answer; the exit code that goes with it. `quiet`: without words on a lack of one."""
+    if not isinstance(outcome, Plan):
+        return tell_none(found, outcome, as_json, quiet=quiet)
+    extras = Extras(verification=shown)
     if as_json:
-        report = report_json(plan, Extras(), found.points)
-        write_json({**answer.as_json(plan), "measured": found.as_dict(), "report": report})
+        report = report_json(outcome, extras, found.points)
+        more = extras_json(extras, outcome.question)
+        write_json({**answer.as_json(outcome), **more, "measured": found.as_dict(), "report": report})
         return 0
     from sizing.cli.tables import print_plan  # costs rich's tables, which JSON does without
 
-    print_plan(plan)
+    print_plan(outcome, extras)
     click.echo(str(found))
     if (best := found.best_left) is not None:
         click.echo(
@@ -450,3 +506,22 @@ def tell(found: Measured, as_json: bool, *, quiet: bool) -> int:
             f"{percent(best.narrows)}."
         )
     return 0
+
+
+def tell_none(found: Measured, error: NoFeasiblePlan | Undecided, as_json: bool, *, quiet: bool) -> int:
+    """Print why there is no answer; the exit code that goes with it."""
+    rejected = error.rejected if isinstance(error, NoFeasiblePlan) else ()
+    if as_json:
+        feasible = False if isinstance(error, NoFeasiblePlan) else None
+        reasons = [answer.rejection_json(rejection) for rejection in rejected]
+        why = {"feasible": feasible, "why": str(error), "rejected": reasons, "verification": None}
+        write_json({**why, "measured": found.as_dict()})
+    if isinstance(error, NoFeasiblePlan):
+        if not as_json:
+            show(error, json_=False)
+            click.echo(f"{answer.capital(str(error))}: {'; '.join(each.why for each in rejected)}")
+            click.echo(str(found))
+        return error.exit_code
+    if not quiet:
+        click.echo(f"{'' if found.ending.state == 'interrupted' else 'error: '}{error}", err=True)
+    return BAD_INPUT

@@ -8,7 +8,9 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from calibration.errors import PlanError, ServerError
+import numpy as np
+
+from calibration.errors import KEY, PlanError, ServerError
 from calibration.load.contract import Contract
 from calibration.load.loops import AnyContract, client
 from calibration.load.openai import OpenAiClient, meet
@@ -16,9 +18,12 @@ from calibration.plan import DeploymentPlan, Level, PlanFile, Protocol, ServerPl
 from calibration.requests.source import RequestSource
 from calibration.requests.tokens import AS_TOKENIZED, ServerCount
 from calibration.server_metrics import Access, requests_served
+from sizing.numbers import percent
 from sizing.points import Deployment
 
 ENGINE_MODEL = "tensorrt_llm"
+DRAWN = 10_000
+"""Requests whose lengths are drawn to tell how many are too long."""
 TOKENIZER_MODEL = "preprocessing"
 NEEDED = ("model", "precision", "gpu", "tp")
 BATCHING_OF = {"v1": "static", "inflight_batching": "in_flight", "inflight_fused_batching": "in_flight"}
@@ -31,6 +36,7 @@ class Served:
     `tokenizer_file` is None if the server names none, or one that this machine cannot read. `engine_cores`: cores of
     this machine that the engine computes on and the client must avoid, as ``1,2``; empty for a remote engine or one on
     a GPU. `seen`: how it counts prompts, beyond what the tokenizer tells.
+    `longest_tokens`: prompt and answer together of the longest request that it takes, None where it does not say.
     """
 
     contract: AnyContract
@@ -39,6 +45,7 @@ class Served:
     add_special_tokens: bool
     engine_cores: str = ""
     seen: ServerCount = AS_TOKENIZED
+    longest_tokens: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,7 +60,7 @@ async def describe(server: ServerPlan) -> Described:
     async with client(server) as target:
         config = await target.model_config(server.model)
         if config is None:
-            raise ServerError(f"{server.url} does not serve a model {server.model!r}; correct server.model in the plan")
+            raise ServerError(f"{server.url} does not serve a model {server.model!r}; correct {KEY}", "server.model")
         await target.check_ready()
         engine = await target.model_config(ENGINE_MODEL)
         tokenizer = await target.model_config(TOKENIZER_MODEL)
@@ -81,7 +88,14 @@ async def _serving(file: PlanFile) -> Served:
         return replace(found, tokenizer_file=None) if file.plan.tokenizer == "none" else found
     texts = any(item.dataset is not None for item in file.plan.lengths)
     met = await meet(server, file.tokenizer_file, texts=texts)
-    return Served(met.contract, dict(met.said), file.tokenizer_file, add_special_tokens=False, seen=met.seen)
+    return Served(
+        met.contract,
+        dict(met.said),
+        file.tokenizer_file,
+        add_special_tokens=False,
+        seen=met.seen,
+        longest_tokens=met.longest_tokens,
+    )
 
 
 def protocol_at(server: ServerPlan) -> Protocol:
@@ -196,6 +210,19 @@ class Target:
         """The seed of a level's requests, stored with them."""
         return (self.plan.seed, *self.session, level.index)
 
+    def too_long(self) -> list[str]:
+        """A line for each of the lengths of which the server takes some requests not: they fail, and void a level."""
+        longest, found = self.served.longest_tokens, []
+        for lengths in dict.fromkeys(level.lengths for level in self.levels):
+            isl, osl = lengths.sample(DRAWN, np.random.default_rng(0))
+            share = 0.0 if longest is None else float((isl + osl > longest).mean())
+            if share:
+                found.append(
+                    f"ISL {lengths.isl:g}, OSL {lengths.osl:g}: {percent(share, 1)} of the requests are longer than "
+                    f"the {longest:,} tokens that the server takes (max_model_len), and will fail"
+                )
+        return found
+
     def notes(self, level: Level) -> list[str]:
         """What a reader of the point of `level` must know about its lengths and times."""
         counted = (
@@ -207,6 +234,27 @@ class Target:
         ):
             notes.append(f"{left_out} prompts of the data set left out by max_input_len")
         return notes
+
+
+METRICS_PAGES = ("/metrics", "/prometheus/metrics", "/v1/metrics")
+
+
+def metrics_of(server: ServerPlan) -> str | None:
+    """The page of the server's own metrics: the plan's, else that which an OpenAI server has at a usual place.
+
+    Raises ServerError if the plan's cannot be read.
+    """
+    if server.metrics_url is not None:
+        requests_served(server.metrics_url, server.model, access(server))
+        return server.metrics_url
+    for page in METRICS_PAGES if server.protocol == "openai" else ():
+        url = f"{server.root}{page}"
+        try:
+            requests_served(url, server.model, access(server.model_copy(update={"metrics_url": url})))
+        except ServerError:
+            continue
+        return url
+    return None
 
 
 def access(server: ServerPlan) -> Access:
@@ -226,8 +274,8 @@ def prepare(file: PlanFile) -> Target:
     plan = file.plan
     served = serving(file)
     replica = deployment(plan.deployment, served.engine)
-    if plan.server.metrics_url is not None:
-        requests_served(plan.server.metrics_url, plan.server.model, access(plan.server))  # fail early on a wrong URL
+    metrics_url = metrics_of(plan.server)
+    plan = plan.model_copy(update={"server": plan.server.model_copy(update={"metrics_url": metrics_url})})
     target = Target(plan, served, replica, (), session=(secrets.randbits(64),))
     means = [target.source(entry, (0,)).summary() for entry in range(len(plan.lengths))]
     levels = plan.levels(means)

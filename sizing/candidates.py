@@ -99,7 +99,7 @@ def measured(
         if deployment.model.lower() != model.lower() or not choice.allows(deployment):
             continue
         try:
-            candidates.append(from_fit(law_of(tuple(group), protocol=protocol), lengths))
+            candidates.append(from_fit(law_of(tuple(group), protocol=protocol), lengths, group))
         except FitError as error:
             rejected.append(Rejection(deployment.gpu, deployment.tp, deployment.precision, "no_data", str(error)))
     return candidates, rejected
@@ -135,8 +135,11 @@ def by_deployment(points: Sequence[Point]) -> dict[Deployment, list[Point]]:
     return groups
 
 
-def from_fit(fitted: Fit, lengths: Lengths) -> Candidate:
-    """The candidate that a fit stands for; "fitted" when the lengths lie within what was measured."""
+def from_fit(fitted: Fit, lengths: Lengths, points: Sequence[Point] = ()) -> Candidate:
+    """The candidate that a fit stands for; "fitted" when the lengths lie within what was measured.
+
+    `points`: all of the deployment, of which it takes the levels of random arrivals along.
+    """
     deployment = fitted.deployment
     basis: Basis = "fitted" if fitted.covers(lengths, in_flight=1) else "extrapolated"
     local = fitted.at(lengths.isl, lengths.osl)
@@ -153,6 +156,7 @@ def from_fit(fitted: Fit, lengths: Lengths) -> Candidate:
         calibrated_in_flight=fitted.calibrated.concurrency,
         variants=local.variants,
         warnings=cautions_at(fitted, lengths),
+        open_loops=tuple(point for point in points if point.load_kind == "poisson_rate"),
     )
 
 

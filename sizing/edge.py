@@ -604,3 +604,50 @@ def _level(replica: Replica, setting: Setting, middle: Middle) -> float | None:
 
 def _stable_per_s(replica: Replica, setting: Setting) -> float:
     return stable_rate_per_s(replica, setting.workload.lengths, setting.workload.prefix)
+
+
+Factors = Callable[[Limit], tuple[float, float]]
+
+
+def latency_band(candidate: Candidate, setting: Setting, rate_per_s: float) -> Factors:
+    """For a metric and percentile, those of a limit, the ends of the 90 % band of the latency at a load of `rate_per_s`
+    per replica, as factors of the prediction: (low, high).
+
+    By formula. A fitted law brings pairs of laws one standard error apart: the changes of log latency along them add in
+    quadrature. A law without them is made slower and faster by its relative error. High is infinite where the slow end
+    cannot carry the load at all.
+    """
+
+    def at_load(replica: Replica) -> Prediction:
+        return predict_at(replica, setting, rate_per_s)
+
+    if candidate.variants:
+        pairs = [(at_load(one), at_load(other)) for one, other in candidate.variants]
+        return lambda limit: _spread(math.hypot(*(_change(one, other, limit) for one, other in pairs)))
+    factor = math.exp(Z90 * candidate.relative_sigma)
+    fast, middle, slow = (
+        at_load(replace(candidate.replica, law=candidate.replica.law.scaled(scale)))
+        for scale in (1 / factor, 1.0, factor)
+    )
+    return lambda limit: (_ratio(fast, middle, limit), _ratio(slow, middle, limit))
+
+
+def _spread(sigma: float) -> tuple[float, float]:
+    """The band of a value whose logarithm has this standard error."""
+    return math.exp(-Z90 * sigma), math.exp(Z90 * sigma)
+
+
+def _change(one: Prediction, other: Prediction, limit: Limit) -> float:
+    """Half the change of log latency between two laws; infinite where one of them cannot carry the load."""
+    values = one.value_s(limit), other.value_s(limit)
+    if not all(math.isfinite(value) and value > 0 for value in values):
+        return math.inf
+    return math.log(values[0] / values[1]) / 2
+
+
+def _ratio(changed: Prediction, middle: Prediction, limit: Limit) -> float:
+    """A changed prediction over the one as it is; 1 where there is none to compare with."""
+    value, base = changed.value_s(limit), middle.value_s(limit)
+    if not math.isfinite(base) or base <= 0 or math.isnan(value):
+        return 1.0
+    return value / base

@@ -13,7 +13,7 @@ import numpy as np
 
 from sizing.edge import BY_FORMULA, BY_SIMULATION, NEAR, Method, SlaMissed, load_response, predict_at, run_at
 from sizing.engine import Replica
-from sizing.numbers import milliseconds
+from sizing.numbers import gpus, milliseconds
 from sizing.plans import Candidate, Fleet, MeanBased, Rejection
 from sizing.prediction import Caution, Prediction
 from sizing.question import Question, Setting
@@ -54,7 +54,7 @@ def jump_rejection(question: Question, candidate: Candidate, replicas: int, pred
 def cost_rejection(candidate: Candidate, least: int, best: float) -> Rejection:
     """A candidate that cannot win: it needs `least` GPUs at its stable rate, another fleet of its GPU needs `best`."""
     why = (
-        f"needs at least {least} GPUs, headroom and spares included, just to carry the load; "
+        f"needs at least {gpus(least)}, headroom and spares included, just to carry the load; "
         f"{best:.0f} of the same GPU meet the SLA"
     )
     return Rejection(candidate.gpu, candidate.tp, candidate.precision, "cost", why)

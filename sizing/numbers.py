@@ -45,3 +45,12 @@ def percent(share: float, decimals: int = 0, *, sign: bool = False) -> str:
     if math.isnan(share):
         return "—"
     return f"{100 * share:{'+' if sign else ''}.{decimals}f} %"
+
+
+def gpus(count: int) -> str:
+    """A count in words.
+
+    >>> gpus(1), gpus(12)
+    ('1 GPU', '12 GPUs')
+    """
+    return f"{count:,} GPU{'' if count == 1 else 's'}"

@@ -11,6 +11,7 @@ from sizing.catalog import gpus as catalogued_gpus
 from sizing.engine import Replica
 from sizing.errors import ScenarioError, SizingError
 from sizing.numbers import significant
+from sizing.points import Point
 from sizing.prediction import Caution, Prediction
 from sizing.question import Question
 from sizing.workload import Limit
@@ -26,7 +27,8 @@ class Candidate:
 
     `basis` holds up to `calibrated_in_flight` requests at once in a replica; beyond, the law is extrapolated.
     `relative_sigma` is the standard error of the law's times as a share. `variants`, where a fit gives them, are
-    pairs of replicas one standard error to either side along each direction that the data leave open.
+    pairs of replicas one standard error to either side along each direction that the data leave open. `open_loops`:
+    levels of random arrivals that were measured of this very engine, void ones too; no law is fitted to them.
     """
 
     model: str
@@ -41,6 +43,7 @@ class Candidate:
     calibrated_in_flight: float = math.inf
     variants: tuple[tuple[Replica, Replica], ...] = ()
     warnings: tuple[Caution, ...] = ()
+    open_loops: tuple[Point, ...] = ()
 
     @property
     def gpus(self) -> int:

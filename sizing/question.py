@@ -384,7 +384,8 @@ def lengths_of(given: Mapping[str, Any]) -> Lengths:
         for name, implied, unsaid in ((side, law.mean, None), (f"{side}_cv", law.cv, 0.0)):
             if full[name] != unsaid and abs(full[name] - implied) > AGREES * implied:
                 raise ScenarioError(
-                    f"{name} {full[name]:g} contradicts {side}_law, of which it is {significant(implied)}: leave it out"
+                    f"{'CV of ' if name != side else ''}{side.upper()} {full[name]:g} contradicts the law of "
+                    f"{side.upper()}, of which it is {significant(implied)}: leave it out"
                 )
             full[name] = implied
     return Lengths(*(full[name] for name in LENGTHS))

@@ -11,7 +11,7 @@ from string import Formatter
 from typing import TYPE_CHECKING, Any
 
 from sizing.errors import one_line
-from sizing.numbers import milliseconds, percent, significant
+from sizing.numbers import gpus, milliseconds, percent, significant
 from sizing.plans import Basis, Fleet, Plan, Rejection, cost_of, energy_of
 from sizing.prediction import Caution, CautionKind, Method
 from sizing.question import FIELDS, Question, replicas_for
@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from sizing.analyses.existing import Existing
     from sizing.analyses.mixed import Mix
     from sizing.analyses.sensitivity import Tuned
+    from sizing.analyses.verification import Figure, Verification
     from sizing.fitting import Fit, Regime, Shares
 
 BASES: dict[Basis, str] = {
@@ -78,11 +79,11 @@ def working(plan: Plan) -> str:
     per_replica = fleet.requests_per_s_per_replica
     headroom = f" ({percent(question.headroom)} headroom kept)" if question.headroom else ""
     spare = f", + {fleet.spare} spare = {fleet.replicas}" if fleet.spare else ""
-    each = f"{fleet.candidate.gpus} GPU{'s' if fleet.candidate.gpus > 1 else ''}"
+    each = gpus(fleet.candidate.gpus)
     return (
         f"{significant(rate)} requests/s ÷ {significant(per_replica)} per replica{headroom} = "
         f"{rate / per_replica:.2f}, so {fleet.working}{spare} replicas of {each} "
-        f"(TP{fleet.candidate.tp}, {fleet.candidate.precision}) = {fleet.gpus} GPUs"
+        f"(TP{fleet.candidate.tp}, {fleet.candidate.precision}) = {gpus(fleet.gpus)}"
     )
 
 
@@ -104,17 +105,17 @@ def sensitivity(plan: Plan, growth: tuple[float, ...] = (0.10, 0.25)) -> str:
     parts = []
     for more in growth:
         working = replicas_for(rate * (1 + more), fleet.requests_per_s_per_replica)
-        gpus = (working + fleet.spare) * fleet.candidate.gpus
-        parts.append(f"+{percent(more)}: {'still ' if gpus == fleet.gpus else ''}{gpus} GPUs")
+        count = (working + fleet.spare) * fleet.candidate.gpus
+        parts.append(f"+{percent(more)}: {'still ' if count == fleet.gpus else ''}{gpus(count)}")
     return f"Load {'; '.join(parts)}"
 
 
 def band(fleet: Fleet) -> str:
     """The 90 % band of the GPU count."""
     if fleet.gpus_high is None:
-        return f"{fleet.gpus_low} GPUs or more; at the slow end of the band no number of GPUs meets the SLA"
+        return f"{gpus(fleet.gpus_low)} or more; at the slow end of the band no number of GPUs meets the SLA"
     if fleet.gpus_low == fleet.gpus_high:
-        return f"{fleet.gpus_low} GPUs throughout the 90 % band"
+        return f"{gpus(fleet.gpus_low)} throughout the 90 % band"
     return f"{fleet.gpus_low} to {fleet.gpus_high} GPUs (90 % band)"
 
 
@@ -181,9 +182,77 @@ def sizing_by_means(plan: Plan) -> str | None:
             f"{milliseconds(seen.value_s(limit))}, the limit is {milliseconds(limit.limit_s)}"
         )
     return (
-        f"Sizing by mean latency gives {means.gpus} GPUs ({means.replicas} × TP{means.tp}, no headroom or spare): "
+        f"Sizing by mean latency gives {gpus(means.gpus)} ({means.replicas} × TP{means.tp}, no headroom or spare): "
         f"{outcome}.{f' {blind}' if question.sla.gap else ''}"
     )
+
+
+# --- What a server showed at the planned load, beside what was predicted of it
+
+
+def verified(found: Verification) -> str:
+    """Whether the server does at the planned load what its law says, without a full stop.
+
+    For instance: Verified on the server at 3.4 requests/s per replica: p95 TTFT 301 ms (270 to 340 ms predicted).
+    """
+    at = f"at {significant(found.rate_per_s)} requests/s per replica"
+    if found.why_not:
+        return f"Not verified on the server {at}: {found.why_not.rstrip('.')}"
+    missed = [
+        f"{one.of.name} misses its limit of {milliseconds(one.of.limit_s)}" for one in found.decisive if one.missed
+    ]
+    outside = [one for one in found.figures if one.verdict != "in" and one.measured_s is not None]
+    if found.verified:
+        rest = [f"{one.of.name}, which the SLA does not limit, {_outside(one)}" for one in outside]
+        return "; but ".join(
+            [f"Verified on the server {at}: {', '.join(map(_inside, found.decisive))}", *missed, *rest]
+        )
+    out = [f"{one.of.name} {_outside(one)}" for one in outside if one.limited]
+    return f"Not verified on the server {at}: {'; '.join([*out, *missed])}"
+
+
+def _inside(figure: Figure) -> str:
+    return f"{figure.of.name} {milliseconds(figure.measured_s or 0.0)} ({_predicted(figure)} predicted)"
+
+
+def _outside(figure: Figure) -> str:
+    return (
+        f"was {milliseconds(figure.measured_s or 0.0)}, {percent(abs(figure.off))} {figure.verdict} its band of "
+        f"{_predicted(figure)}"
+    )
+
+
+def _predicted(figure: Figure) -> str:
+    return f"{milliseconds(figure.low_s)} to {milliseconds(figure.high_s)}"
+
+
+def verification_json(found: Verification | None) -> dict[str, Any] | None:
+    """The key ``verification``: the verdict, the sentence, and every figure; null where nothing was compared."""
+    if found is None:
+        return None
+    return {
+        "verified": found.verified,
+        "why": verified(found),
+        "requests_per_s": found.rate_per_s,
+        "requests": found.requests,
+        "measured_at": found.measured_at,
+        "figures": [_figure_json(figure) for figure in found.figures],
+    }
+
+
+def _figure_json(figure: Figure) -> dict[str, Any]:
+    return {
+        "metric": figure.of.metric,
+        "percentile": figure.of.percentile,
+        "predicted_s": figure.predicted_s,
+        "low_s": figure.low_s,
+        "high_s": figure.high_s,
+        "measured_s": figure.measured_s,
+        "measured_low_s": figure.measured_low_s,
+        "measured_high_s": figure.measured_high_s,
+        "limit_s": figure.of.limit_s if figure.limited else None,
+        "verdict": figure.verdict,
+    }
 
 
 # --- A fleet that exists, a day, a mix of GPU types and other engine settings in sentences
@@ -216,8 +285,8 @@ def day_working(plan: Plan, daily: Daily) -> str:
     candidate, spare = plan.answer.candidate, plan.answer.spare
     kept = f", {spare} spare at all hours" if spare else ""
     return (
-        f"{daily.gpu_hours:,} GPU-hours a day in replicas of {candidate.gpus} GPU{'s' if candidate.gpus > 1 else ''} "
-        f"(TP{candidate.tp}, {candidate.precision}){kept}; the peak's fleet all day: {daily.constant_gpus:,} GPUs × "
+        f"{daily.gpu_hours:,} GPU-hours a day in replicas of {gpus(candidate.gpus)} "
+        f"(TP{candidate.tp}, {candidate.precision}){kept}; the peak's fleet all day: {gpus(daily.constant_gpus)} × "
         f"{len(daily.hours)} h = {daily.constant_gpu_hours:,}, so {percent(daily.saved)} saved"
     )
 
@@ -231,10 +300,10 @@ def tuned_line(tuned: Tuned) -> str:
             f"{len(tuned.tried)} settings tried"
         )
     found = f"Batch limit {batching.max_batch_size} and token budget {batching.token_budget}"
-    gpus = f" {tuned.fleet.gpus} GPUs" if isinstance(tuned.fleet, Fleet) else ""
+    count = f" {gpus(tuned.fleet.gpus)}" if isinstance(tuned.fleet, Fleet) else ""
     if isinstance(tuned.before, Rejection):
-        return f"{found}:{gpus}; the original settings miss the SLA"
-    return f"{found}:{gpus} instead of {tuned.before.gpus}, a replica carries {percent(tuned.gain, sign=True)}"
+        return f"{found}:{count}; the original settings miss the SLA"
+    return f"{found}:{count} instead of {tuned.before.gpus}, a replica carries {percent(tuned.gain, sign=True)}"
 
 
 def mix_line(mix: Mix) -> str:

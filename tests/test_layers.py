@@ -22,7 +22,9 @@ VALUES = {
 ASKS_SIZING = {
     "calibration.adapt": {"sizing.analyses.next_level", "sizing.plans"},
     "calibration.check": {"sizing.engine", "sizing.fitting.levels"},
-    "calibration.size": {f"sizing.{name}" for name in "planner text candidates plans analyses.next_level".split()}
+    "calibration.size": {
+        f"sizing.{name}" for name in "planner text candidates plans analyses.next_level analyses.verification".split()
+    }
     | {f"sizing.cli.{name}" for name in "options plan shapes tables".split()},
 }
 """An adaptive sweep asks sizing which level to measure next, a check how far two runs may differ by chance; `size` is a

@@ -40,7 +40,8 @@ from sizing.analyses.existing import Existing, best_first
 from sizing.analyses.next_level import LevelChoice, Option, Stop, choose
 from sizing.analyses.relax import Relaxation, Together, relaxations, together
 from sizing.analyses.sensitivity import sensitivities
-from sizing.candidates import Choice, Found, find, law_of
+from sizing.analyses.verification import Verification, verification
+from sizing.candidates import Choice, Found, find, from_fit, law_of
 from sizing.edge import predict_at
 from sizing.errors import CatalogueError, FitError, SizingError, TimeLimitReached
 from sizing.explain import distance_from_sla
@@ -373,6 +374,30 @@ def curve(scenario: Scenario, name: str, fleet: Fleet) -> LoadCurve:
 @st.cache_data(max_entries=256, show_spinner=False)
 def _curve(question: Question, choice: Choice, digest: str, name: str, _fleet: Fleet) -> LoadCurve:
     return load_curve(question, _fleet)
+
+
+def answer_from(points: Sequence[Point], question: Question) -> Outcome:
+    """The plan that the points of one deployment alone give, accepted or not; or why there is none."""
+    return _answer_from(question, digest(points), points)
+
+
+@st.cache_data(max_entries=64, show_spinner=False)
+def _answer_from(question: Question, digest: str, _points: Sequence[Point]) -> Outcome:
+    def plan() -> Outcome:
+        found = from_fit(law_of(tuple(_points)), question.workload.lengths, _points)
+        return Outcome(planner.plan(question, [found]))
+
+    return answered(plan, Outcome)
+
+
+def verified(scenario: Scenario, plan: Plan) -> Verification | None:
+    """What a server showed at the planned load; None where that was not measured."""
+    return _verified(scenario.question, scenario.choice, points_for(scenario).digest, plan)
+
+
+@st.cache_data(max_entries=256, show_spinner=False)
+def _verified(question: Question, choice: Choice, digest: str, _plan: Plan) -> Verification | None:
+    return verification(_plan)
 
 
 def prediction(scenario: Scenario, name: str, fleet: Fleet, rate_per_s: float) -> Prediction:

@@ -315,7 +315,7 @@ def _load() -> None:
     for key, name, help_ in LENGTHS:
         implied = getattr(held, f"{key}_law") is not None
         if implied:
-            state[key], state[f"{key}_cv"] = getattr(held, key), getattr(held, f"{key}_cv")
+            state[key], state[f"{key}_cv"] = getattr(held, key), float(f"{getattr(held, f'{key}_cv'):.3g}")
         left, right = st.columns(2)
         with left:
             number_field(f"{name} (tokens)", TOKENS, key, help_, disabled=implied)

@@ -17,7 +17,7 @@ from typing import Any, Literal
 import numpy as np
 from tritonclient.grpc import service_pb2
 
-from calibration.errors import ServerError
+from calibration.errors import KEY, ServerError
 from calibration.plan import TensorNames
 from calibration.requests.source import PromptRequest
 
@@ -243,7 +243,7 @@ class Contract:
         if not self.takes_token_ids:
             return {self._prompt_name(): request.prompt}
         if request.token_ids is None:
-            raise ServerError(f"model {self.model!r} takes token ids: name its tokenizer.json as tokenizer in the plan")
+            raise ServerError(f"model {self.model!r} takes token ids: name its tokenizer.json as {KEY}", "tokenizer")
         length_name = self.tensors.prompt_length or "input_lengths"
         return {self._ids_input(): request.token_ids, length_name: len(request.token_ids)}
 

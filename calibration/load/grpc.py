@@ -18,7 +18,7 @@ import grpc.aio
 from google.protobuf.message import DecodeError, Message
 from tritonclient.grpc import service_pb2
 
-from calibration.errors import ServerError
+from calibration.errors import KEY, ServerError
 from calibration.load.contract import Contract
 from calibration.load.exchange import MOST_BYTES, TOO_LONG, Exchange, Prepared, Reader, one_line
 from calibration.plan import ServerPlan
@@ -120,8 +120,8 @@ class GrpcClient:
             raise ServerError(f"{self.server.url}: {one_line(error.details())}") from None
 
     def _absent(self) -> ServerError:
-        hint = "start one, or correct server.url in the plan"
-        return ServerError(f"{self.server.url}: no Triton server answers over gRPC there; {hint}")
+        hint = f"start one, or correct {KEY}"
+        return ServerError(f"{self.server.url}: no Triton server answers over gRPC there; {hint}", "server.url")
 
 
 class _NoSuchModel(Exception):

@@ -18,7 +18,7 @@ from google.protobuf import json_format
 from httptools import HttpParserError, HttpResponseParser
 from tritonclient.grpc import model_config_pb2
 
-from calibration.errors import ServerError
+from calibration.errors import KEY, ServerError
 from calibration.load.exchange import MOST_BYTES, TOO_LONG, Exchange, Prepared, Reader, one_line
 from calibration.page import get
 from calibration.plan import ServerPlan
@@ -128,9 +128,11 @@ class HttpClient:
             raise self._absent(error) from None
 
     def _absent(self, error: OSError) -> ServerError:
-        hint = "start one, or correct server.url in the plan (server.protocol is http)"
+        hint = f"start one, or correct {KEY} (the protocol is http)"
         reason = error.strerror or str(error) or "timed out"
-        return ServerError(f"{self.server.url}: no Triton server answers over HTTP there ({reason}); {hint}")
+        return ServerError(
+            f"{self.server.url}: no Triton server answers over HTTP there ({reason}); {hint}", "server.url"
+        )
 
 
 class Connection(asyncio.Protocol):

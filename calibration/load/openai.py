@@ -15,7 +15,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from calibration.errors import PlanError, ServerError
+from calibration.errors import KEY, PlanError, ServerError
 from calibration.load.exchange import Exchange, Prepared, Reader, one_line
 from calibration.load.http import Connection, HttpClient, events, reason
 from calibration.load.openai_contract import (
@@ -58,19 +58,17 @@ class OpenAiClient(HttpClient):
 
     def _headers(self, server: ServerPlan) -> Iterator[tuple[str, str]]:
         for name, value in server.headers.items():
-            yield name, self._secret(value[1:], f"headers.{name}") if value.startswith("$") else value
+            yield name, self._secret(value[1:], f"server.headers.{name}") if value.startswith("$") else value
         if server.api_key_env is not None:
-            yield "Authorization", f"Bearer {self._secret(server.api_key_env, 'api_key_env')}"
+            yield "Authorization", f"Bearer {self._secret(server.api_key_env, 'server.api_key_env')}"
 
     def _secret(self, variable: str, key: str) -> str:
         """The value of a variable; neither is shown, lest somebody wrote a key where its variable's name belongs."""
         value = os.environ.get(variable, "").strip()
         if not value:
-            raise PlanError(
-                f"server.{key} names a variable that is not set in the environment: export it, and run again"
-            )
+            raise PlanError(f"{KEY} names a variable that is not set in the environment: export it, and run again", key)
         if not (value.isascii() and value.isprintable()):
-            raise PlanError(f"server.{key}: the variable's value is not one line of ASCII text")
+            raise PlanError(f"{KEY}: the variable's value is not one line of ASCII text", key)
         self.secrets += (value,)
         return value
 
@@ -125,26 +123,27 @@ class OpenAiClient(HttpClient):
             raise ServerError(f"{url}: no OpenAI server answers there: its /v1/models is no list of models") from None
         if model not in known:
             names = ", ".join(list(known)[:5]) or "none"
-            raise ServerError(f"{url} does not list a model {model!r} but {names}; correct server.model in the plan")
+            raise ServerError(f"{url} does not list a model {model!r} but {names}; correct {KEY}", "server.model")
         found: Mapping[str, Any] = known[model]
         return found
 
     def refused(self, status: int, words: str) -> ServerError:
         """The error for an answer that is no 200."""
         if status in (401, 403):
-            given = "the key was not accepted" if self.secrets else "it wants a key: name its variable as api_key_env"
-            return ServerError(f"{self.server.url}: HTTP {status}, {given} ({words})")
+            given = "the key was not accepted" if self.secrets else f"it wants a key: name its variable as {KEY}"
+            return ServerError(f"{self.server.url}: HTTP {status}, {given} ({words})", "server.api_key_env")
         return ServerError(f"{self.server.url}: HTTP {status}: {words}")
 
     def _absent(self, error: OSError) -> ServerError:
         if isinstance(error, ssl.SSLCertVerificationError):
             return ServerError(
                 f"{self.server.url}: its certificate is not trusted ({error.verify_message}); name the certificate of "
-                "its authority as server.ca_file"
+                f"its authority as {KEY}",
+                "server.ca_file",
             )
         said = one_line(error.strerror or str(error) or "timed out")
         return ServerError(
-            f"{self.server.url}: no OpenAI server answers there ({said}); start one, or correct server.url in the plan"
+            f"{self.server.url}: no OpenAI server answers there ({said}); start one, or correct {KEY}", "server.url"
         )
 
 
@@ -190,11 +189,15 @@ BUSY_WAIT_S = 1.0
 
 @dataclass(frozen=True, slots=True)
 class Met:
-    """A server that answers: how it is asked and counts prompts; `said` is what it tells, by column of a point."""
+    """A server that answers: how it is asked and counts prompts; `said` is what it tells, by column of a point.
+
+    `longest_tokens`: prompt and answer together of the longest request that it takes, as vLLM lists it.
+    """
 
     contract: OpenAiContract
     seen: ServerCount
     said: Mapping[str, str]
+    longest_tokens: int | None = None
 
 
 async def meet(server: ServerPlan, tokenizer: Path | None, *, texts: bool = False) -> Met:
@@ -210,7 +213,8 @@ async def meet(server: ServerPlan, tokenizer: Path | None, *, texts: bool = Fals
         seen = trial.seen
         if not contract.takes_token_ids:
             contract, seen = await _measured(client, contract, trial, tokenizer)
-    return Met(contract, seen, said)
+    longest = card.get("max_model_len")
+    return Met(contract, seen, said, longest if isinstance(longest, int) and longest > 0 else None)
 
 
 async def _introduced(client: OpenAiClient, owned_by: str) -> tuple[Kind, dict[str, str]]:
@@ -304,9 +308,7 @@ def _counted(client: OpenAiClient, trial: _Trial, tokenizer: Path | None) -> Ope
         has_text = any(map(text_of, raw))  # ids of special tokens alone have none: then there is nothing to spread over
         return replace(contract, counted_by="total" if has_text else "running")
     if tokenizer is None:
-        raise ServerError(
-            f"{url}: its answers tell no token counts (usage): name its tokenizer as tokenizer in the plan"
-        )
+        raise ServerError(f"{url}: its answers tell no token counts (usage): name its tokenizer as {KEY}", "tokenizer")
     return replace(contract, counted_by="tokenizer", tokenizer=tokenizer)
 
 
@@ -326,7 +328,7 @@ async def _measured(
     long = _prompt_tokens(exchange)
     if exchange.error or long is None or long <= short:
         said = exchange.error or "a longer prompt has no more tokens"
-        raise ServerError(f"{client.server.url}: its tokens cannot be counted ({said}): name its tokenizer in the plan")
+        raise ServerError(f"{client.server.url}: its tokens cannot be counted ({said}): name {KEY}", "tokenizer")
     per_word = (long - short) / (TRIAL_ISL[1] - TRIAL_ISL[0])
     added = max(0, round(short - per_word * TRIAL_ISL[0]))
     note = f"ISL is made of words by the server's own count: {per_word:.3g} tokens a word, {added} around each prompt"

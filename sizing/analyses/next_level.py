@@ -16,7 +16,7 @@ from sizing.edge import BY_FORMULA, MONTE_CARLO_SIGMA, Z90, load_response
 from sizing.engine import Replica
 from sizing.fitting import Fit, fit
 from sizing.fitting.levels import concurrency, granted, point_runs
-from sizing.numbers import Floats
+from sizing.numbers import Floats, gpus
 from sizing.planner import size
 from sizing.plans import Fleet, Rejection
 from sizing.points import Point, same_isl
@@ -86,7 +86,7 @@ class Belief:
         if isinstance(self.sized, Rejection):
             return f"no GPU count: {self.sized.why}"
         high = "no upper end" if self.sized.gpus_high is None else f"{self.sized.gpus_high}"
-        return f"{self.sized.gpus} GPUs, 90 % band {self.sized.gpus_low} to {high}"
+        return f"{gpus(self.sized.gpus)}, 90 % band {self.sized.gpus_low} to {high}"
 
 
 MISFIT = 5.0

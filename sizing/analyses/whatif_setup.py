@@ -42,7 +42,7 @@ class Setup:
         candidate = self.candidate
         widened = math.hypot(candidate.relative_sigma, sigma)
         band = f"the band is widened for this by {percent(sigma)} of the step times"
-        changed = replace(candidate, basis="what-if", relative_sigma=widened, variants=(), **fields)
+        changed = replace(candidate, basis="what-if", relative_sigma=widened, variants=(), open_loops=(), **fields)
         return replace(self, candidate=changed, assumptions=(*self.assumptions, *assumptions, band))
 
     def unchanged(self, why: str) -> Setup:

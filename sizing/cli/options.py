@@ -189,6 +189,7 @@ def configured(candidates: Sequence[Candidate], given: dict[str, Any], osl: floa
         replace(
             candidate,
             replica=replace(candidate.replica, batching=replace(candidate.replica.batching, **settings)),
+            open_loops=(),  # of the engine as it was measured
         )
         for candidate in candidates
     ]

@@ -16,6 +16,7 @@ from sizing.analyses.curves import load_curve
 from sizing.analyses.daily import daily_rates, gpus_by_hour
 from sizing.analyses.mixed import Mix, Supply, cheapest_mix
 from sizing.analyses.sensitivity import sensitivities, tune
+from sizing.analyses.verification import verification
 from sizing.cli.options import (
     as_json,
     choice_of,
@@ -185,6 +186,7 @@ def extras(plan: Plan, given: Mapping[str, Any], counts: Mapping[str, Mapping[st
         gpus_by_hour(question, fleet, daily_rates(given["daily"])) if given["daily"] is not None else None,
         tune(question, fleet.candidate) if given["tuned"] else None,
         mixed(plan, **counts) if given["mix"] else None,
+        verification(plan),
     )
 
 

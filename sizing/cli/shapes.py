@@ -13,13 +13,14 @@ from sizing.analyses.existing import Existing
 from sizing.analyses.mixed import Mix
 from sizing.analyses.sensitivity import Sensitivity, Tuned
 from sizing.analyses.sharing import SharedFleet, Terms
+from sizing.analyses.verification import Verification
 from sizing.engine import COEFFICIENTS
 from sizing.fitting import BentLaw, Distrust, Fit, PointError, Regime
 from sizing.plans import Cost, Fleet, cost_at
 from sizing.points import Point
 from sizing.prediction import Prediction
 from sizing.question import Question
-from sizing.text import cautions, fleet_json
+from sizing.text import cautions, fleet_json, verification_json
 
 
 def prediction_json(prediction: Prediction) -> dict[str, Any]:
@@ -195,11 +196,14 @@ class Extras:
     daily: Daily | None = None
     tuned: Tuned | None = None
     mix: Mix | None = None
+    verification: Verification | None = None
 
 
 def extras_json(extras: Extras, question: Question) -> dict[str, Any]:
-    """The keys that join those of the plan: sensitivity, daily, tuned, mix, as far as they were asked for."""
+    """The keys that join those of the plan: verification, which may be null, and sensitivity, daily, tuned and mix, as
+    far as they were asked for."""
     return {
+        "verification": verification_json(extras.verification),
         **({"sensitivity": [asdict(row) for row in extras.sensitivity]} if extras.sensitivity else {}),
         **({"daily": daily_json(extras.daily)} if extras.daily else {}),
         **({"tuned": tuned_json(extras.tuned, question)} if extras.tuned else {}),

@@ -16,6 +16,7 @@ from sizing.analyses.daily import Daily
 from sizing.analyses.existing import Existing
 from sizing.analyses.sensitivity import Sensitivity, Unit
 from sizing.analyses.sharing import SharedFleet, Terms
+from sizing.analyses.verification import Verification
 from sizing.cli.shapes import Extras, shared_cost
 from sizing.fitting import Fit
 from sizing.numbers import milliseconds, percent, significant
@@ -45,6 +46,8 @@ def print_plan(plan: Plan, extras: Extras = NOTHING_MORE) -> None:
     per_gpu = significant(fleet.requests_per_s_per_gpu)
     say(f"{per_gpu} requests/s per GPU. {text.band(fleet)}. {text.why_wide(fleet)}".rstrip())
     say(f"Basis: {fleet.basis}, {escape(fleet.candidate.source)}; verified by {fleet.predicted.method}.")
+    if extras.verification:
+        print_verification(extras.verification)
     if means := text.sizing_by_means(plan):
         say(escape(means))
     out.print(sla_table(plan.question, fleet))
@@ -76,6 +79,28 @@ def sla_table(question: Question, fleet: Fleet) -> Table:
         room = percent(1 - value / limit.limit_s)
         table.add_row(limit.name, milliseconds(limit.limit_s), milliseconds(value), room)
     return table
+
+
+def print_verification(found: Verification) -> None:
+    """The sentence, and each figure that was predicted beside what was measured."""
+    out = console()
+    out.print(f"{escape(text.verified(found))}.", soft_wrap=True)
+    if not found.figures:
+        return
+    table = Table("latency", "predicted", "90 % band", "measured", "95 % interval", "in the band", title_justify="left")
+    table.title = f"On the server at {significant(found.rate_per_s)} requests/s, Poisson arrivals"
+    for each in found.figures:
+        known = each.measured_low_s is not None and each.measured_high_s is not None
+        interval = f"{milliseconds(each.measured_low_s or 0)} to {milliseconds(each.measured_high_s or 0)}"
+        table.add_row(
+            each.of.name,
+            milliseconds(each.predicted_s),
+            f"{milliseconds(each.low_s)} to {milliseconds(each.high_s)}",
+            "too few requests" if each.measured_s is None else milliseconds(each.measured_s),
+            interval if known else "",
+            {"in": "yes", None: ""}.get(each.verdict, f"{percent(abs(each.off))} {each.verdict}"),
+        )
+    out.print(table)
 
 
 def alternatives_table(plan: Plan) -> Table:

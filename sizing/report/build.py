@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import hashlib
-import math
-from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 
@@ -14,14 +13,13 @@ from sizing.analyses.curves import LoadCurve
 from sizing.analyses.daily import Daily
 from sizing.analyses.relax import Relaxation, Together
 from sizing.analyses.sensitivity import Sensitivity
+from sizing.analyses.verification import verification
 from sizing.catalog import CATALOG
-from sizing.edge import Z90, predict_at
-from sizing.engine import Replica
+from sizing.edge import latency_band
 from sizing.numbers import significant
 from sizing.places import resource, version
 from sizing.plans import Candidate, Fleet, Plan, Rejection, cost_of, energy_of
 from sizing.points import Point
-from sizing.prediction import Prediction
 from sizing.question import Question, replicas_for
 from sizing.report import model
 from sizing.report.model import (
@@ -242,53 +240,7 @@ def cells(line: str) -> list[str]:
     return [part.strip().replace("\0", "|") for part in parts]
 
 
-# --- How sure the predicted latencies are: their 90 % band at the planned load, from what the law's data leave open
-
-Factors = Callable[[Limit], tuple[float, float]]
-
-
-def latency_band(question: Question, fleet: Fleet) -> Factors:
-    """For a limit, the ends of the 90 % band of its latency as factors of the prediction: (low, high).
-
-    At the planned load, by formula. A fitted law brings pairs of laws one standard error apart: the changes of log
-    latency along them add in quadrature. A law without them is made slower and faster by its relative error. High is
-    infinite where the slow end cannot carry the load at all.
-    """
-    candidate, setting = fleet.candidate, question.setting(fleet.working)
-
-    def at_planned_load(replica: Replica) -> Prediction:
-        return predict_at(replica, setting, fleet.load_per_s)
-
-    if candidate.variants:
-        pairs = [(at_planned_load(one), at_planned_load(other)) for one, other in candidate.variants]
-        return lambda limit: spread(math.hypot(*(half_change(one, other, limit) for one, other in pairs)))
-    factor = math.exp(Z90 * candidate.relative_sigma)
-    fast, middle, slow = (
-        at_planned_load(replace(candidate.replica, law=candidate.replica.law.scaled(scale)))
-        for scale in (1 / factor, 1.0, factor)
-    )
-    return lambda limit: (ratio(fast, middle, limit), ratio(slow, middle, limit))
-
-
-def spread(sigma: float) -> tuple[float, float]:
-    """The band of a value whose logarithm has this standard error."""
-    return math.exp(-Z90 * sigma), math.exp(Z90 * sigma)
-
-
-def half_change(one: Prediction, other: Prediction, limit: Limit) -> float:
-    """Half the change of log latency between two laws; infinite where one of them cannot carry the load."""
-    values = one.value_s(limit), other.value_s(limit)
-    if not all(math.isfinite(value) and value > 0 for value in values):
-        return math.inf
-    return math.log(values[0] / values[1]) / 2
-
-
-def ratio(changed: Prediction, middle: Prediction, limit: Limit) -> float:
-    """A changed prediction over the one as it is; 1 where there is none to compare with."""
-    value, base = changed.value_s(limit), middle.value_s(limit)
-    if not math.isfinite(base) or base <= 0 or math.isnan(value):
-        return 1.0
-    return value / base
+# --- The report itself: its cover, what binds, and the figures of an answer
 
 
 @dataclass(frozen=True, slots=True)
@@ -380,10 +332,12 @@ def usual_title(question: Question) -> str:
 
 
 def remarks(plan: Plan) -> tuple[str, ...]:
-    """What binds, the band and why it is wide, higher loads, the peak, the price, and sizing by means."""
+    """What binds, what the server showed, the band and why it is wide, higher loads, the peak, the price, the means."""
     fleet = plan.answer
+    shown = verification(plan)
     lines = (
         f"Bound by {answer.binding(fleet)}",
+        shown and answer.verified(shown),
         answer.band(fleet),
         answer.why_wide(fleet),
         answer.sensitivity(plan),
@@ -396,7 +350,7 @@ def remarks(plan: Plan) -> tuple[str, ...]:
 
 def limit_rows(question: Question, fleet: Fleet) -> tuple[model.LimitRow, ...]:
     """Each limit against its prediction and the band of that."""
-    band = latency_band(question, fleet)
+    band = latency_band(fleet.candidate, question.setting(fleet.working), fleet.load_per_s)
     return tuple(limit_row(fleet, limit, *band(limit)) for limit in question.sla.limits)
 
 

@@ -16,7 +16,7 @@ from streamlit.testing.v1 import AppTest
 from calibration import jobs
 from calibration.plan import parse_plan
 from calibration.store import DATABASE_VARIABLE, Store
-from calibration.store.work import enqueue
+from calibration.store.work import enqueue, requeue
 from sizing.fitting import fit
 from sizing.numbers import percent
 from sizing.points import write_points
@@ -207,7 +207,58 @@ def test_a_form_that_is_no_plan_says_so(calibrate: Callable[..., AppTest]) -> No
     assert "This is not a plan yet" in words(app) and "no load levels" in words(app)
 
 
+@pytest.mark.usefixtures("allowed")
+def test_a_server_is_sized_for_the_question_of_the_page(
+    calibrate: Callable[..., AppTest], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    started: list[str] = []
+    monkeypatch.setattr(jobs, "_launch", lambda store, run_id, plan: started.append(plan))
+    assert "Set at least one limit" in words(calibrate("size"))
+    app = calibrate("size", ttft="p95:1s", isl="700", osl="90", rate="12")
+    assert "12 requests/s" in words(app) and "700 tokens in and 90 out, p95 TTFT within 1,000 ms" in words(app)
+    next(box for box in app.main.selectbox if box.label == "Protocol").set_value("openai").run()
+    assert "An OpenAI server does not tell its GPU" in words(app) and not labels(app)
+    next(box for box in app.main.text_input if box.label == "GPU").set_value("h200_sxm")
+    next(box for box in app.main.number_input if box.label == "TP (GPUs)").set_value(2)
+    next(box for box in app.main.number_input if box.label == "Minutes of load").set_value(5.0)
+    app.run()
+    assert "Taken: precision bf16" in words(app)
+    press(app, "Start: at most 10 GPU-minutes")
+    plan = parse_plan(started[0]).plan
+    assert plan.concurrency == [1, 2, 4, 8, 16, 32, 64, 128] and plan.server.protocol == "openai"
+    assert plan.adaptive is not None and (plan.adaptive.rate, plan.adaptive.ttft) == (12, "p95:1.0s")
+    assert plan.adaptive.budget_s(2) == pytest.approx(300) and plan.levels()[0].lengths.isl == 700
+    assert (plan.deployment.gpu, plan.deployment.precision, plan.deployment.tp) == ("h200_sxm", "bf16", 2)
+    assert query_of(app)["show.calibrate"] == "runs"
+
+
 # Runs
+
+
+def test_a_run_for_a_question_ends_with_its_answer_and_the_way_to_the_size_page(
+    calibrate: Callable[..., AppTest], store: Store
+) -> None:
+    plan = """
+lengths: [{isl: 1000, osl: 200, isl_cv: 0, osl_cv: 0}]
+concurrency: [1, 2, 4, 8, 16, 32]
+adaptive: {gpu_minutes: 5, rate: 7, itl: "p95:40ms"}
+"""
+    run_id = enqueue(store, plan, label="ensemble", target="gpu-7:8001")
+    store.restart_run(run_id, levels=6)
+    store.add_point(run_id, POINTS[0])
+    store.finish_run(run_id, "interrupted")
+    assert "This question has no answer yet" in words(calibrate("runs"))
+    requeue(store, run_id)
+    store.restart_run(run_id, levels=6)
+    for one in POINTS[1:]:
+        store.add_point(run_id, one)
+    store.finish_run(run_id, "done")
+    app = calibrate("runs", rate="99")
+    assert "× h100_sxm to serve 7 requests/s of acme/tiny" in words(app) and "90 % band" in words(app)
+    press(app, "Accept 6 points")
+    press(app, "Open on the Size page")
+    assert "to serve 7 requests/s of acme/tiny" in text_of(app.title[0].value)
+    assert (query_of(app)["gpu"], query_of(app)["points"], query_of(app)["itl"]) == ("h100_sxm", "on", "p95:0.04s")
 
 
 def test_points_are_accepted_only_after_they_were_seen_and_then_answers_rest_on_them(

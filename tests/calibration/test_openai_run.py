@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from pathlib import Path
 
 import pytest
@@ -9,6 +10,7 @@ from click.testing import CliRunner, Result
 
 from calibration.cli import main
 from calibration.plan import parse_plan
+from calibration.reporter import Progress
 from calibration.run import resume, run
 from calibration.store import DATABASE_VARIABLE, Store
 from tests.calibration.openai_server import MODEL, Manners, OpenAiServer, openai_server
@@ -149,6 +151,47 @@ def test_the_servers_own_metrics_tell_the_prefix_found_and_who_else_was_served(t
     (point,) = store.points(1)
     assert (point.prefix_tokens, point.prefix_hit) == (16, pytest.approx(12 / 16))
     assert point.verdict != "shared"
+
+
+class Disturber(Progress):
+    """Another client of the server, counted and not answered, until it is told to have been noticed."""
+
+    def __init__(self, server: OpenAiServer) -> None:
+        self.said: list[str] = []
+        self._noticed = threading.Event()
+        self._thread = threading.Thread(target=self._send, args=(server,), daemon=True)
+        self._thread.start()
+
+    def _send(self, server: OpenAiServer) -> None:
+        while not self._noticed.wait(0.02):
+            server.bodies.append({})
+
+    def says(self, text: str) -> None:
+        self.said.append(text)
+        if "measured once more" in text:
+            self._noticed.set()
+            self._thread.join()
+
+
+def test_an_adaptive_sweep_measures_a_disturbed_level_once_more(tmp_path: Path) -> None:
+    """The metrics page is that of the server, which the plan need not name."""
+    adaptive = "adaptive: {gpu_minutes: 1, rate: 20, ttft: 'p95:2s'}\n"
+    with openai_server(Manners(metrics=VLLM, ttft_s=0.02, itl_s=0.01)) as server:
+        disturber, store = Disturber(server), Store()
+        run(parse_plan(plan(server, users="[1]", extra=adaptive)), store, disturber)
+    (point,) = store.points(1)
+    (told,) = [line for line in disturber.said if "measured once more" in line]
+    assert "other clients sent" in told and "other clients sent" not in point.notes
+
+
+def test_requests_that_are_too_long_for_the_model_are_told_before_they_are_sent(tmp_path: Path) -> None:
+    card = {"id": MODEL, "object": "model", "owned_by": "vllm", "max_model_len": 37}
+    with openai_server(Manners(pages={"/v1/models": {"object": "list", "data": [card]}})) as server:
+        fixed, varied = plan(server), plan(server).replace("isl_cv: 0", "isl_cv: 0.3")
+        lines = [ran(tmp_path, text).stderr for text in (fixed, varied, fixed.replace("osl: 8", "osl: 7"))]
+    assert "ISL 30, OSL 8: 100.0 % of the requests are longer than the 37 tokens that the server takes" in lines[0]
+    assert "% of the requests are longer than the 37 tokens" in lines[1] and "100.0 %" not in lines[1]
+    assert "longer than" not in lines[2]
 
 
 def test_the_key_goes_to_metrics_of_the_same_server_and_to_no_other(

@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -15,9 +16,8 @@ import pytest
 from click.testing import CliRunner, Result
 
 from calibration.cli import main
-from calibration.plan import ServerPlan, parse_plan
+from calibration.plan import ServerPlan, parse_plan, users_of
 from calibration.run import run
-from calibration.size import users_of
 from calibration.store import DATABASE_VARIABLE, Store
 from calibration.target import protocol_at
 from lab.mock.process import running
@@ -26,6 +26,7 @@ from sizing import planner
 from sizing.candidates import from_fit
 from sizing.cli.main import cli
 from sizing.fitting import fit
+from sizing.points import write_points
 from sizing.question import Question
 from sizing.workload import Lengths
 from tests.calibration.mock_server import ROOT, subprocess_server
@@ -94,6 +95,32 @@ def test_the_count_after_a_few_levels_is_that_of_the_whole_grid(mock: str, tmp_p
     grid = planner.plan(question, [from_fit(fit(Store().points(grid_run)), Lengths(ISL, OSL, 0.3, 0.5))])
     assert len(Store().points(grid_run)) == len(users_of(16)) == 5
     assert found["gpus_low"] <= grid.answer.gpus <= (found["gpus_high"] or grid.answer.gpus)
+    assert found["verification"] is None
+    _verifies_the_planned_load(mock, tmp_path)
+
+
+def _verifies_the_planned_load(mock: str, tmp_path: Path) -> None:
+    """The sweep is there already. How near the figures come is a matter of the machine; what is told of them is not."""
+    result = size(f"http://{mock}", "--verify", "--json", minutes=0.01, verify_minutes=0.4)
+    assert result.exit_code == 0, result.output
+    found, points = json.loads(result.stdout), Store().points(1)
+    about, (point,) = found["verification"], [each for each in points if each.load_kind != "concurrency"]
+    assert point.load_kind == "poisson_rate" and point.load_value == about["requests_per_s"]
+    assert about["requests_per_s"] == pytest.approx(20 / (found["replicas"] - found["spare"]), rel=0.01)
+    assert "verifying: " in result.stderr and about["requests"] == point.requests
+    for each in about["figures"]:
+        assert each["measured_s"] == getattr(point, f"{each['metric']}_p{each['percentile']}_s")
+        assert each["low_s"] < each["predicted_s"] < each["high_s"]
+    if not about["figures"]:
+        assert not about["verified"] and (point.verdict or "not judged") in about["why"]
+    slow = replace(point, verdict="steady", requests=500, **dict.fromkeys(("ttft_p95_s", "itl_p95_s"), 1.0))
+    with (tmp_path / "points.csv").open("w") as file:
+        write_points([slow if each == point else each for each in points], file)
+    asked = [f"--{name}={value}" for name, value in (ASKED | {"isl-cv": 0.3, "osl-cv": 0.5}).items()]
+    told = CliRunner().invoke(cli, ["plan", "--model=ensemble", f"--points={tmp_path / 'points.csv'}", *asked])
+    assert "Not verified on the server at " in told.stdout and "p95 ITL was 1,000 ms" in told.stdout, told.output
+    again = size(f"http://{mock}", minutes=0.01)
+    assert "going on with run 1" in again.stderr and again.exit_code == 0
 
 
 def reads(process: subprocess.Popen[str], word: str) -> str:
@@ -132,11 +159,36 @@ def test_ctrl_c_tells_the_answer_so_far_and_a_killed_call_is_gone_on_with(mock: 
     assert first in Store().points(1)
     assert f"Measured: {len(Store().points(1))} levels" in done.stdout
 
+    verifying = [*command, "--minutes=0.01", "--verify", "--verify-minutes=5"]
+    with subprocess.Popen(verifying, **pipes) as stopped:
+        reads(stopped, "verifying: ")
+        reads(stopped, "to go")
+        stopped.send_signal(signal.SIGINT)
+        told, said = stopped.communicate()
+    assert stopped.returncode == 130 and "Traceback" not in said
+    assert "You need " in told and "requests/s per replica: interrupted." in told and "Not verified" in told
+    assert {point.load_kind for point in Store().points(1)} == {"concurrency"}
+
     hopeless = size(f"http://{mock}", "--json", minutes=0.01, itl="p95:5ms")
     assert hopeless.exit_code == 3, hopeless.output
     refusal = json.loads(hopeless.stdout)
     assert refusal["feasible"] is False and "gpus" not in refusal and refusal["measured"]["run"] == 1
     assert "misses ITL even alone" in (why := refusal["rejected"][0]["why"]) and "the limit is 5 ms" in why
+
+
+def test_a_server_that_dies_while_it_is_verified_leaves_the_answer(database: str) -> None:
+    pipes: dict[str, Any] = {"cwd": ROOT, "env": os.environ | {DATABASE_VARIABLE: database}, "text": True}
+    pipes |= {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
+    with openai_server(Manners(ttft_s=0.4, itl_s=0.05)) as server:
+        more = words(server.url, MODEL, minutes=0.4, most_users=4, itl="p95:1s", verify_minutes=5)
+        dying = subprocess.Popen([sys.executable, "-m", "calibration", *more, "--verify"], **pipes)
+        reads(dying, "verifying: ")
+        reads(dying, "to go")
+    with dying:
+        told, said = dying.communicate()
+    assert dying.returncode == 2 and "Traceback" not in said
+    assert "You need " in told and "Not verified on the server at " in told
+    assert said.splitlines()[-1].startswith("error: ") and "continue with: " in said.splitlines()[-1]
 
 
 def test_a_server_that_dies_leaves_its_points_and_one_line() -> None:
@@ -175,7 +227,7 @@ def test_a_server_that_ends_answers_early_is_told_at_once() -> None:
     [
         (Manners(dribbles=True), "no complete answer within 0.5 s"),
         (Manners(raw=b"\x00garbage\r\n\r\n"), "does not speak HTTP"),
-        (Manners(usage="none"), "by --tokenizer"),
+        (Manners(usage="none"), "as --tokenizer"),
         (Manners(pages={"/v1/models": {"what": "no list"}}), "neither an OpenAI server (/v1/models) nor Triton"),
     ],
     ids=["slow-loris", "garbage", "no usage", "another server"],

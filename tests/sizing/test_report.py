@@ -13,10 +13,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from sizing import text as answer
-from sizing.plans import Fleet, cost_of
+from sizing.edge import latency_band
+from sizing.plans import cost_of
 from sizing.points import Point
 from sizing.report import tables
-from sizing.report.build import cells, evidence, latency_band, refusal_of, source_of
+from sizing.report.build import cells, evidence, refusal_of, source_of
 from sizing.report.model import (
     MOST_BYTES,
     SCHEMA,
@@ -32,6 +33,7 @@ from sizing.report.model import (
 )
 from sizing.report.sections import scenario_toml
 from sizing.report.write import file_name
+from sizing.workload import Limit
 from tests.sizing.report_cases import COVER, QUESTION, REJECTED, plan, refusal, report
 
 TEXT = st.text(max_size=40)
@@ -186,15 +188,16 @@ def test_the_question_s_digest_is_of_what_was_asked_alone() -> None:
     assert asked in file_name(report(), "pdf")
 
 
-def sigma(value: float) -> Fleet:
-    return dataclasses.replace(
-        plan().answer, candidate=dataclasses.replace(plan().answer.candidate, relative_sigma=value)
-    )
+def band_of(limit: Limit, **of_law: object) -> tuple[float, float]:
+    """The band of a latency where the candidate's law is known otherwise."""
+    fleet = plan().answer
+    candidate = dataclasses.replace(fleet.candidate, **of_law)  # type: ignore[arg-type]
+    return latency_band(candidate, QUESTION.setting(fleet.working), fleet.load_per_s)(limit)
 
 
 def test_the_band_of_a_latency_grows_with_the_doubt_and_holds_the_value() -> None:
     for limit in QUESTION.sla.limits:
-        bands = [latency_band(QUESTION, sigma(value))(limit) for value in (0.0, 0.02, 0.1)]
+        bands = [band_of(limit, relative_sigma=value) for value in (0.0, 0.02, 0.1)]
         assert bands[0] == pytest.approx((1.0, 1.0))
         assert bands[2][0] < bands[1][0] < 1 < bands[1][1] < bands[2][1]
         # at the same load a faster engine is also less busy: the times shrink by at least the factor of the law
@@ -202,12 +205,11 @@ def test_the_band_of_a_latency_grows_with_the_doubt_and_holds_the_value() -> Non
 
 
 def test_an_engine_that_cannot_carry_the_load_opens_the_band() -> None:
-    assert latency_band(QUESTION, sigma(1.0))(QUESTION.sla.limits[0])[1] == math.inf
+    assert band_of(QUESTION.sla.limits[0], relative_sigma=1.0)[1] == math.inf
 
 
 def test_pairs_of_laws_add_in_quadrature() -> None:
-    fleet = plan().answer
-    replica = fleet.candidate.replica
+    replica = plan().answer.candidate.replica
     pair = (
         dataclasses.replace(replica, law=replica.law.scaled(1.01)),
         dataclasses.replace(replica, law=replica.law.scaled(1 / 1.01)),
@@ -215,8 +217,7 @@ def test_pairs_of_laws_add_in_quadrature() -> None:
     limit = QUESTION.sla.limits[1]
 
     def band(*pairs: object) -> tuple[float, float]:
-        varied = dataclasses.replace(fleet.candidate, variants=pairs)
-        return latency_band(QUESTION, dataclasses.replace(fleet, candidate=varied))(limit)
+        return band_of(limit, variants=pairs)
 
     assert math.log(band(pair, pair)[1]) == pytest.approx(math.sqrt(2) * math.log(band(pair)[1]))
     assert band(pair)[0] == pytest.approx(1 / band(pair)[1])

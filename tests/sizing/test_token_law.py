@@ -373,7 +373,9 @@ def test_without_a_law_nothing_is_said_of_one(capsys: pytest.CaptureFixture[str]
     assert "lognormal" in lengths_sentence(question.workload.lengths)
 
 
-@pytest.mark.parametrize("given_, said", [(("--isl", "500"), "isl 500"), (("--isl-cv", "0.9"), "isl_cv 0.9")])
+@pytest.mark.parametrize(
+    "given_, said", [(("--isl", "500"), "ISL 500 contradicts the law of ISL"), (("--isl-cv", "0.9"), "CV of ISL 0.9")]
+)
 def test_what_contradicts_the_law_is_refused(
     given_: tuple[str, ...], said: str, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -8,12 +8,18 @@ from ui import answers
 from ui.scenario import Scenario
 from ui.views import new_run
 from ui.views.coverage import coverage_view, import_view
-from ui.views.new_run import new_run_view
+from ui.views.new_run import new_run_view, size_view
 from ui.views.runs import runs_view
 from ui.visit import chosen, visit
 from ui.words import plain, sentence_case
 
-VIEWS = {"coverage": "Coverage", "new": "New run", "runs": "Runs", "import": "Import"}
+VIEWS = {
+    "coverage": "Coverage",
+    "size": "From a server to a GPU count",
+    "new": "New run",
+    "runs": "Runs",
+    "import": "Import",
+}
 
 
 def page(scenario: Scenario) -> None:
@@ -62,6 +68,8 @@ def _tell(shown: str, runs: list[Run]) -> None:
 def _draw(shown: str, store: Store, scenario: Scenario, runs: list[Run]) -> None:
     if shown == "coverage":
         coverage_view(scenario, sum(run.pending for run in runs))
+    elif shown == "size":
+        size_view(store, scenario)
     elif shown == "new":
         new_run_view(store, scenario)
     elif shown == "runs":

@@ -181,6 +181,9 @@ def headline(plan: Plan, scenario: Scenario) -> None:
     st.markdown(plain(working(plan, scenario)))
     checked = "checked by simulation" if fleet.verified else "by formula"
     basis_line(fleet.basis, f"{answer.band(fleet)} · {fleet.candidate.source} · {checked}", answer.why_wide(fleet))
+    if (shown := answers.verified(scenario, plan)) is not None:
+        icon = ":material/verified:" if shown.verified else ":material/report:"
+        st.markdown(f"{icon} {plain(answer.verified(shown))}.")
 
 
 def working(plan: Plan, scenario: Scenario) -> str:

@@ -7,10 +7,11 @@ import streamlit as st
 from calibration import jobs
 from calibration.errors import CalibrationError
 from calibration.jobs import Duration, NewRun, Question, duration, plan_file
-from calibration.plan import LENGTHS, PlanFile
+from calibration.plan import LENGTHS, MOST_USERS, PlanFile, level_s, users_of
+from calibration.plan import USUAL as USUAL_SERVED
 from calibration.store import LIVE, Store
 from sizing.errors import SizingError
-from sizing.numbers import significant
+from sizing.numbers import milliseconds, significant
 from sizing.points import Deployment
 from sizing.workload import METRICS, Lengths
 from ui import answers, link
@@ -35,6 +36,7 @@ USUAL = {
     "run_half": 5.0,
     "run_seed": 0,
     "run_budget": 30.0,
+    "run_minutes": 10.0,
     "run_long": True,
 }
 
@@ -153,10 +155,15 @@ def _question(scenario: Scenario) -> Question:
     ):
         return {}
     minutes = st.number_input("Budget (GPU-minutes)", 1.0, 10_000.0, format="%g", key="run_budget")
+    return question_of(scenario, minutes)
+
+
+def question_of(scenario: Scenario, gpu_minutes: float) -> Question:
+    """The question of the page as a plan's ``adaptive`` has it."""
     query = link.to_query(scenario)
     limits: Question = {metric: query[metric] for metric in METRICS if getattr(scenario, metric) is not None}
     floats = {name: float(getattr(scenario, name)) for name in ("headroom", *LENGTHS)}
-    rate: Question = {"gpu_minutes": minutes, "rate": scenario.rate_per_s, "arrivals": query["arrivals"]}
+    rate: Question = {"gpu_minutes": gpu_minutes, "rate": scenario.rate_per_s, "arrivals": query["arrivals"]}
     return {**rate, **limits, **floats, "routing": scenario.routing, "spare": scenario.spare}
 
 
@@ -178,7 +185,56 @@ def new_run_view(store: Store, scenario: Scenario) -> None:
     """The whole view."""
     startable = _startable()
     usual(scenario)
-    new = run_of(scenario)
+    offer(store, run_of(scenario), startable)
+
+
+def size_view(store: Store, scenario: Scenario) -> None:
+    """From a server to a GPU count: the server is asked for, the question is the page's own."""
+    startable = _startable()
+    usual(scenario)
+    if scenario.missing:
+        st.info(f"{scenario.missing} on the left: the levels to measure follow from the question.")
+        return
+    limits = ", ".join(f"{limit.name} within {milliseconds(limit.limit_s)}" for limit in scenario.question.sla.limits)
+    st.markdown(
+        f"How many GPUs for **{significant(scenario.rate_per_s)} requests/s**, {scenario.isl:,} tokens in and "
+        f"{scenario.osl:,} out, {limits}? The form on the left changes the question. Only the levels that its answer "
+        "needs are measured."
+    )
+    where, said = server(), labels()
+    minutes = st.number_input(
+        "Minutes of load", 1.0, 600.0, step=1.0, format="%g", key="run_minutes", help=MINUTES_HELP
+    )
+    if where["protocol"] == "openai":
+        taken = {name: value for name, value in USUAL_LABELS.items() if name not in said}
+        said = {**taken, **said}
+        if "gpu" not in said:
+            st.warning("Name it under Deployment.", title="An OpenAI server does not tell its GPU")
+            return
+        if taken:
+            st.caption(
+                f"Taken: {', '.join(f'{name} {value}' for name, value in taken.items())}, unless said otherwise."
+            )
+    budget_s, gpus = 60 * minutes, int(said.get("tp", 1))
+    new = NewRun(
+        **where,  # type: ignore[arg-type]
+        lengths=scenario.lengths,
+        concurrency=tuple(users_of(MOST_USERS)),
+        labels=said,
+        longest_s=level_s(budget_s),
+        question=question_of(scenario, minutes * gpus),
+    )
+    offer(store, new, startable)
+
+
+USUAL_LABELS: dict[str, str | int] = {"precision": USUAL_SERVED["precision"], "tp": int(USUAL_SERVED["tp"])}
+MINUTES_HELP = (
+    "At most; the run ends earlier when the count is sure. Stopped, it keeps its points and its answer so far."
+)
+
+
+def offer(store: Store, new: NewRun, startable: bool) -> None:
+    """The plan of the fields, how long it takes, and the button that starts it or the way to start it by hand."""
     try:
         file = plan_file(new)
         file.plan.levels()

@@ -10,17 +10,21 @@ import streamlit as st
 
 from calibration import jobs
 from calibration.errors import CalibrationError
+from calibration.plan import parse_plan
 from calibration.store import LIVE, Run, Store
 from calibration.store.work import RunProgress, accept, discard, work
 from sizing.fitting import Fit, PointError
 from sizing.numbers import percent, significant
 from sizing.points import Point, doubts
-from sizing.text import caution
-from ui import answers
+from sizing.question import Question
+from sizing.text import band, caution, sentence, working
+from sizing.workload import METRICS
+from ui import answers, link
 from ui.answers import FittedPoints, trials
 from ui.charts.fit import QUANTITIES, parity
 from ui.link import PREFIX
 from ui.look import ink, show
+from ui.scenario import Scenario
 from ui.visit import visit
 from ui.words import plain, sentence_case
 
@@ -251,6 +255,7 @@ def _ended(store: Store, run: Run) -> None:
     points = store.points(run.id, as_measured=True)
     if not points:
         return
+    _answer(run, points)
     if run.pending:
         st.markdown(f"**{run.pending} points await acceptance.** Until then no answer uses them.")
         _decide(store, run)
@@ -262,6 +267,57 @@ def _ended(store: Store, run: Run) -> None:
     review(points, f"run_{run.id}")
     if not run.pending and not run.discarded:
         st.button("Discard these points", icon=":material/delete:", on_click=_discard, args=(store, run.id))
+
+
+SIZE = "ui/pages/size.py"
+
+
+def _answer(run: Run, points: Sequence[Point]) -> None:
+    """The answer to the question that an adaptive run was made for, by its points alone, and the way to it."""
+    try:
+        plan = parse_plan(run.plan).plan if run.plan else None
+    except CalibrationError:  # of another version of the program
+        return
+    if plan is None or plan.adaptive is None:
+        return
+    question = plan.adaptive.question(points[0].model, points[0].lengths)
+    with st.spinner("Sizing and simulating…"):
+        outcome = answers.answer_from(points, question)
+    if outcome.plan is None:
+        st.info(plain(f"{sentence_case(outcome.reason)}."), title=outcome.title)
+        return
+    fleet = outcome.plan.answer
+    st.subheader(plain(sentence(outcome.plan)), anchor=False)
+    st.markdown(plain(f"{working(outcome.plan)}. {band(fleet)}."))
+    waits = run.pending + run.discarded
+    if st.button("Open on the Size page", icon=":material/straighten:", disabled=waits > 0, help=OPEN_HELP):
+        visit().to_fill = link.to_query(_scenario(question, points[0]))
+        st.switch_page(SIZE)
+
+
+OPEN_HELP = "The question of this run, answered from measured points: these have to be accepted for it."
+
+
+def _scenario(question: Question, point: Point) -> Scenario:
+    """The question as the form holds it, about the deployment that was measured."""
+    workload, sla = question.workload, question.sla
+    lengths = workload.lengths
+    return Scenario(
+        model=question.model,
+        gpus=(point.gpu,),
+        precisions=(point.precision,),
+        tps=(point.tp,),
+        rate_per_s=workload.rate_per_s,
+        isl=round(lengths.isl),
+        isl_cv=lengths.isl_cv,
+        osl=round(lengths.osl),
+        osl_cv=lengths.osl_cv,
+        **{metric: getattr(sla, metric) for metric in METRICS},
+        headroom=question.headroom,
+        spare=question.spare,
+        routing=question.routing,
+        arrivals=workload.arrivals,
+    )
 
 
 def _decide(store: Store, run: Run) -> None:

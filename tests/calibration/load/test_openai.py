@@ -242,7 +242,7 @@ def test_a_key_comes_from_the_environment_and_is_never_shown(echoes: bool, monke
         with pytest.raises(ServerError, match="HTTP 401, the key was not accepted") as refused:
             met(server, api_key_env="KEY")
         log = answers(server, found, api_key_env="KEY")
-        with pytest.raises(ServerError, match="HTTP 401, it wants a key: name its variable as api_key_env"):
+        with pytest.raises(ServerError, match=r"HTTP 401, it wants a key: name its variable as server\.api_key_env"):
             met(server)
         monkeypatch.delenv("KEY")
         with pytest.raises(PlanError, match="not set in the environment"):

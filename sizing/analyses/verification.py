@@ -1,0 +1,217 @@
+"""Does a server do what its plan predicts? Percentiles under random arrivals, predicted beside measured."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from functools import lru_cache
+from typing import Literal, NamedTuple
+
+import numpy as np
+
+from sizing.edge import REQUESTS, Z90, latency_band, run_at
+from sizing.fitting.levels import ITL_SIGMA, UNTOLD
+from sizing.plans import Candidate, Fleet, Plan
+from sizing.points import Point
+from sizing.question import Question, Setting
+from sizing.simulator import Simulated
+from sizing.workload import METRICS, Arrivals, Lengths, Limit
+
+PERCENTILES = (50, 95)
+"""What is compared of TTFT, ITL and E2E, beside what the SLA limits."""
+LEAST, MOST = 0.9, 1.25
+"""A level verifies a plan from this share of its load per replica on, up to that multiple of it."""
+SAME_TOKENS, SAME_CV = 0.02, 0.05
+"""Relative difference of mean lengths, and difference of their variations, that still count as the same lengths."""
+UNLIMITED_S = 1e9
+FEWEST_BLOCKS = 8
+INSTRUMENT = {"ttft": UNTOLD.ttft_sigma}
+"""Relative error from run to run, where it is not that of ITL."""
+Verdict = Literal["in", "above", "below"]
+
+
+@dataclass(frozen=True, slots=True)
+class Figure:
+    """A percentile of a latency, in seconds: predicted, with the 90 % band `low_s` to `high_s` of what a measurement of
+    so many requests should show; and measured, with the 95 % interval of that where it is known.
+
+    `of` names metric and percentile, and is the SLA's limit where it is `limited`. `measured_s` is None where the
+    requests were too few for the percentile.
+    """
+
+    of: Limit
+    predicted_s: float
+    low_s: float
+    high_s: float
+    measured_s: float | None
+    measured_low_s: float | None = None
+    measured_high_s: float | None = None
+    limited: bool = False
+
+    @property
+    def verdict(self) -> Verdict | None:
+        """Where the measured value lies; None where there is none."""
+        if self.measured_s is None:
+            return None
+        return "above" if self.measured_s > self.high_s else "below" if self.measured_s < self.low_s else "in"
+
+    @property
+    def off(self) -> float:
+        """By how much the measured value is beyond the nearer end of the band, as a share of that; 0 within."""
+        if self.measured_s is None or self.verdict == "in":
+            return 0.0
+        return self.measured_s / (self.high_s if self.verdict == "above" else self.low_s) - 1
+
+    @property
+    def missed(self) -> bool:
+        """True where the measured value is over the SLA's limit."""
+        return self.limited and self.measured_s is not None and self.measured_s > self.of.limit_s
+
+
+@dataclass(frozen=True, slots=True)
+class Verification:
+    """A level of random arrivals at `rate_per_s` requests/s on one replica, beside what the plan's law says of it.
+
+    `why_not`: why it proves nothing, empty where it does; there may be figures all the same.
+    """
+
+    rate_per_s: float
+    figures: tuple[Figure, ...] = ()
+    why_not: str = ""
+    requests: int | None = None
+    measured_at: str = ""
+
+    @property
+    def decisive(self) -> tuple[Figure, ...]:
+        """The figures that the SLA limits: the count rests on these."""
+        return tuple(figure for figure in self.figures if figure.limited)
+
+    @property
+    def verified(self) -> bool:
+        """True where every figure that the SLA limits was measured and lies in its band."""
+        return not self.why_not and all(figure.verdict == "in" for figure in self.decisive)
+
+
+def verification(plan: Plan) -> Verification | None:
+    """The answer's law against the newest level of random arrivals among its points that tells of the planned load.
+
+    That is a steady or overloaded one at the plan's lengths, at about its load per replica or somewhat more. None where
+    there is no such level.
+    """
+    fleet, question = plan.answer, plan.question
+    telling = [point for point in fleet.candidate.open_loops if _tells(point, fleet, question)]
+    if not telling:
+        return None
+    return compared(fleet.candidate, question, max(telling, key=lambda point: point.measured_at))
+
+
+def _tells(point: Point, fleet: Fleet, question: Question) -> bool:
+    workload = question.workload
+    return (
+        point.verdict in ("steady", "overloaded")
+        and LEAST <= point.load_value / fleet.load_per_s <= MOST
+        and _alike(point.lengths, workload.lengths)
+        and point.prefix.rounded == workload.prefix.rounded
+    )
+
+
+def _alike(one: Lengths, other: Lengths) -> bool:
+    means = ((one.isl, other.isl), (one.osl, other.osl))
+    variations = ((one.isl_cv, other.isl_cv), (one.osl_cv, other.osl_cv))
+    return all(math.isclose(*pair, rel_tol=SAME_TOKENS) for pair in means) and all(
+        math.isclose(*pair, abs_tol=SAME_CV) for pair in variations
+    )
+
+
+def compared(
+    candidate: Candidate, question: Question, point: Point, facts: Mapping[str, float] | None = None
+) -> Verification:
+    """A level of random arrivals on one replica beside the law of `candidate`; one that is not steady proves nothing.
+
+    `facts` of the measurement, where they are known, hold the intervals of its percentiles (``ttft_p95_low_s``).
+    """
+    known = facts or {}
+    because, bands = void_because(point), tuple[Band, ...]()
+    if not point.void:
+        bands = _bands(candidate, question, point.load_value, point.requests)
+        because = because or ("" if bands else "the law holds that a replica cannot carry this load")
+    figures = tuple(
+        Figure(
+            *band,
+            getattr(point, f"{name}_s", None),
+            known.get(f"{name}_low_s"),
+            known.get(f"{name}_high_s"),
+            band.of in question.sla.limits,
+        )
+        for band in bands
+        for name in [f"{band.of.metric}_p{band.of.percentile}"]
+    )
+    few = [figure.of.name for figure in figures if figure.limited and figure.measured_s is None]
+    if few and not because:
+        because = f"{point.requests or 'its'} requests are too few for {' and '.join(few)}: measure longer"
+    return Verification(point.load_value, figures, because, point.requests, point.measured_at)
+
+
+class Band(NamedTuple):
+    """A percentile as `Figure` has it predicted."""
+
+    of: Limit
+    predicted_s: float
+    low_s: float
+    high_s: float
+
+
+@lru_cache(maxsize=64)
+def _bands(candidate: Candidate, question: Question, rate_per_s: float, requests: int | None) -> tuple[Band, ...]:
+    """What a measurement of so many requests should show; nothing where the law calls the load saturated. Takes about a
+    second, hence kept."""
+    workload = replace(question.workload, rate_per_s=1.0, arrivals=Arrivals())
+    setting = Setting(workload, question.sla, "random", 1)
+    run = run_at(candidate.replica, setting, rate_per_s, REQUESTS)
+    if run.saturated:
+        return ()
+    ends_of, predicted, found = latency_band(candidate, setting, rate_per_s), run.prediction(), []
+    for wanted in _wanted(question):
+        value_s = predicted.value_s(wanted)
+        low, high = _with_luck(ends_of(wanted), _luck(run, wanted, requests))
+        found.append(Band(wanted, value_s, value_s * low, value_s * high))
+    return tuple(found)
+
+
+def _wanted(question: Question) -> list[Limit]:
+    """What is compared, by metric and percentile: the SLA's limits, and the usual percentiles under no limit."""
+    limits = {(limit.metric, limit.percentile): limit for limit in question.sla.limits}
+    single = question.workload.lengths.osl < 2
+    for metric in ("ttft", "e2e") if single else ("ttft", "itl", "e2e"):
+        for percentile in PERCENTILES:
+            limits.setdefault((metric, percentile), Limit(metric, percentile, UNLIMITED_S))
+    return sorted(limits.values(), key=lambda each: (METRICS.index(each.metric), each.percentile))
+
+
+def void_because(point: Point) -> str:
+    """The reason for the verdict of a point that is not steady, of all its notes; empty for a steady one."""
+    if point.verdict == "steady":
+        return ""
+    start = point.verdict or "not judged"
+    return next((note for note in point.notes.split("; ") if note.startswith(start)), start)
+
+
+def _luck(run: Simulated, wanted: Limit, requests: int | None) -> float:
+    """Standard error of the log of a percentile from one measurement of so many requests to the next: the scatter over
+    parts of the simulated run, whose requests share their queue as measured ones do; and the instrument's."""
+    instrument = INSTRUMENT.get(wanted.metric, ITL_SIGMA)
+    if wanted.metric == "gap" or not requests:  # a run counts gaps and does not list them
+        return instrument
+    seconds = run.of(wanted.metric)
+    seconds = seconds[np.isfinite(seconds)]
+    size = max(1, min(requests, len(seconds) // FEWEST_BLOCKS))
+    blocks = seconds[: len(seconds) - len(seconds) % size].reshape(-1, size)
+    logs = np.log(np.maximum(np.percentile(blocks, wanted.percentile, axis=1), 1e-9))
+    return math.hypot(instrument, float(logs.std(ddof=1)))
+
+
+def _with_luck(ends: tuple[float, float], sigma: float) -> tuple[float, float]:
+    """The band of the law, as factors, widened by an error of the log that is independent of it."""
+    low, high = (math.log(end) if 0 < end < math.inf else math.copysign(math.inf, end - 1) for end in ends)
+    return math.exp(-math.hypot(low, Z90 * sigma)), math.exp(math.hypot(high, Z90 * sigma))

@@ -1,0 +1,140 @@
+"""A plan against its server: a simulated one that does what the law says, one that is slower, and levels of no use."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import pytest
+from click.testing import CliRunner
+
+from sizing import planner, text
+from sizing.analyses.next_level import Option
+from sizing.analyses.verification import compared, verification
+from sizing.candidates import from_fit
+from sizing.cli.main import cli
+from sizing.engine import Replica
+from sizing.fitting import fit
+from sizing.plans import Candidate, Plan
+from sizing.points import Point, write_points
+from sizing.question import Question
+from sizing.simulator import simulate
+from sizing.workload import Lengths, Workload
+from tests.sizing.simulated_levels import LAW, SERVER, simulated_point
+
+LENGTHS = Lengths(1000, 200, 0.3, 0.5)
+ASKED = {"isl": 1000, "osl": 200, "isl_cv": 0.3, "osl_cv": 0.5, "rate": 60, "ttft": "p95:500ms", "itl": "p95:20ms"}
+QUESTION = Question.of({**ASKED, "model": "m"})
+EXACT = Candidate("m", "g", 1, "bf16", SERVER, "fitted", "the law itself", 0.0)
+ENOUGH = 800
+
+
+@cache
+def planned() -> Plan:
+    return planner.plan(QUESTION, [EXACT])
+
+
+def shown(server: Replica, rate_per_s: float, seed: int = 0, requests: int = ENOUGH, **fields: Any) -> Point:
+    """What a measurement of so many requests at random shows of a server."""
+    run = simulate(server, Workload(LENGTHS, rate_per_s), requests=2 * requests, seed=seed)
+    values: dict[str, Any] = {}
+    for metric in ("ttft", "itl", "e2e"):
+        seconds = dataclasses.replace(run, **{f"{metric}_s": run.of(metric)[-requests:]}).quantiles(metric)
+        values |= {f"{metric}_p{each}_s": seconds.at(each) for each in (50, 90, 95, 99)}
+    point = simulated_point(Option(LENGTHS, 1, 50))
+    values |= {"load_kind": "poisson_rate", "load_value": rate_per_s, "requests": requests, "verdict": "steady"}
+    return dataclasses.replace(point, **values | fields)
+
+
+def with_levels(*points: Point) -> Plan:
+    """The plan when these levels were measured too."""
+    fleet = planned().answer
+    return dataclasses.replace(
+        planned(),
+        fleets=(dataclasses.replace(fleet, candidate=dataclasses.replace(EXACT, open_loops=points)),),
+    )
+
+
+def test_measurements_of_a_server_that_follows_the_law_lie_in_the_band_as_often_as_it_says() -> None:
+    """Nine in ten of each figure; the instrument's error, which these have not, lets a few more in."""
+    load = planned().answer.load_per_s
+    found = [compared(EXACT, QUESTION, shown(SERVER, load, seed)) for seed in range(1, 41)]
+    figures = [figure for one in found for figure in one.figures]
+    assert {(each.of.metric, each.of.percentile) for each in figures} == {
+        (metric, percentile) for metric in ("ttft", "itl", "e2e") for percentile in (50, 95)
+    }
+    assert sum(each.verdict == "in" for each in figures) >= 0.85 * len(figures)
+    assert sum(one.verified for one in found) >= 0.8 * len(found)
+
+
+def test_a_slower_server_is_found_out_and_by_how_much() -> None:
+    load = planned().answer.load_per_s
+    slower = compared(EXACT, QUESTION, shown(dataclasses.replace(SERVER, law=LAW.scaled(1.3)), load))
+    assert not slower.verified and not slower.why_not
+    p95_itl = next(each for each in slower.decisive if each.of.metric == "itl")
+    assert p95_itl.verdict == "above" and p95_itl.measured_s is not None
+    assert p95_itl.measured_s == pytest.approx(p95_itl.high_s * (1 + p95_itl.off))
+    said = text.verified(slower)
+    assert said.startswith("Not verified on the server at ") and "p95 ITL was " in said and "above its band of" in said
+    faster = compared(EXACT, QUESTION, shown(dataclasses.replace(SERVER, law=LAW.scaled(0.7)), load))
+    assert not faster.verified and "below its band" in text.verified(faster)
+
+
+def test_fewer_requests_make_the_band_wider_and_too_few_leave_it_open() -> None:
+    load = planned().answer.load_per_s
+    many, few = (compared(EXACT, QUESTION, shown(SERVER, load, requests=count)) for count in (5000, 150))
+    for wide, narrow in zip(few.figures, many.figures, strict=True):
+        assert wide.low_s < narrow.low_s < narrow.predicted_s < narrow.high_s < wide.high_s
+    untold = compared(EXACT, QUESTION, shown(SERVER, load, requests=100, ttft_p95_s=None))
+    assert not untold.verified and untold.why_not == "100 requests are too few for p95 TTFT: measure longer"
+
+
+def test_what_cannot_be_judged_is_shown_and_proves_nothing() -> None:
+    point = shown(SERVER, planned().answer.load_per_s, verdict="", notes="ended by the time budget; not judged: short")
+    found = compared(EXACT, QUESTION, point)
+    assert found.figures and not found.verified and found.why_not == "not judged: short"
+    void = compared(EXACT, QUESTION, dataclasses.replace(point, verdict="errors", notes="errors: 9 requests failed"))
+    assert not void.figures and text.verified(void).endswith("per replica: errors: 9 requests failed")
+
+
+def test_only_a_level_that_tells_of_the_planned_load_verifies() -> None:
+    load = planned().answer.load_per_s
+    good = shown(SERVER, load, measured_at="2026-11-20")
+    of_no_use = [
+        shown(SERVER, 0.7 * load),
+        dataclasses.replace(good, isl=1200),
+        dataclasses.replace(good, osl_cv=0.0),
+        dataclasses.replace(good, prefix_tokens=500, prefix_hit=0.9),
+        dataclasses.replace(good, verdict="client_limited"),
+        dataclasses.replace(good, verdict=""),
+    ]
+    assert verification(with_levels()) is None and verification(with_levels(*of_no_use)) is None
+    found = verification(with_levels(*of_no_use, good))
+    assert found is not None and found.rate_per_s == good.load_value
+    late = dataclasses.replace(
+        good, verdict="overloaded", measured_at="2026-11-21", notes="overloaded: 7 of 9 requests/s; more"
+    )
+    overtaken = verification(with_levels(good, late))
+    assert overtaken is not None and not overtaken.verified
+    assert text.verified(overtaken).endswith("requests/s per replica: overloaded: 7 of 9 requests/s")
+
+
+def test_a_later_plan_from_the_points_says_it(tmp_path: Path) -> None:
+    closed = [simulated_point(Option(LENGTHS, users, 400)) for users in (1, 4, 16, 64)]
+    load = planner.plan(QUESTION, [from_fit(fit(closed), LENGTHS)]).answer.load_per_s
+    with (tmp_path / "points.csv").open("w") as file:
+        write_points([*closed, shown(SERVER, load)], file)
+    options = [f"--{name.replace('_', '-')}={value}" for name, value in ASKED.items()]
+    words = ["plan", "--model", "m", "--points", str(tmp_path / "points.csv"), *options]
+    told = CliRunner().invoke(cli, words)
+    assert told.exit_code == 0 and "erified on the server at " in told.stdout and "p95 ITL" in told.stdout
+    found = json.loads(CliRunner().invoke(cli, [*words, "--json"]).stdout)
+    about = found["verification"]
+    assert about["verified"] in (True, False) and about["requests"] == ENOUGH and len(about["figures"]) == 6
+    assert {each["limit_s"] for each in about["figures"]} == {None, 0.5, 0.02}
+    assert f"{about['why']}." in found["report"]["remarks"]
+    changed = json.loads(CliRunner().invoke(cli, [*words, "--json", "--max-tokens=400"]).stdout)
+    assert changed["verification"] is None, "that is another engine than the one measured"

@@ -9,9 +9,11 @@ from uuid import uuid4
 
 import pytest
 
+from calibration.metrics import verdict
 from calibration.store import Store
 from calibration.store.database import RECORDS_VARIABLE
 from lab.reference.environment import PYTHON_VERSION, SUPPORTED
+from tests.calibration import unhurried as rules
 from tests.calibration.postgres import new_schema, postgres, wheel
 
 collect_ignore = [
@@ -30,6 +32,12 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         if item.get_closest_marker("triton"):
             item.add_marker(pytest.mark.skip(reason=reason))
+
+
+@pytest.fixture
+def unhurried(monkeypatch: pytest.MonkeyPatch) -> None:
+    """No level is void because this machine is busy."""
+    monkeypatch.setattr(verdict, "RULES", rules.RULES)
 
 
 @pytest.fixture(scope="session")

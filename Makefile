@@ -11,16 +11,23 @@ LOCK = $(BIN)/uv pip compile --universal --python-version 3.11 --quiet $(if $(UP
 
 export OPENBLAS_NUM_THREADS ?= 1
 
-.PHONY: app test check bench fuzz coverage dist docs-api lock system clean
+.PHONY: app test check kernels bench fuzz coverage dist docs-api lock system clean
 
 app: $(VENV)/stamp
 	$(BIN)/streamlit run serve.py --server.port $(PORT) --server.headless $(if $(DISPLAY),false,true) --server.showEmailPrompt false
 
-# The first plan on a machine compiles the simulator, which the workers would otherwise all do at once. Some tests wait for
-# servers and browsers, so three workers keep two cores busy; files that wait come first (tests/conftest.py).
-test: $(VENV)/stamp-test system
-	$(BIN)/python -m sizing plan --model Qwen/Qwen3-32B --gpu h200_sxm --isl 2000 --osl 256 --rate 20 --ttft p95:1s > /dev/null
-	$(BIN)/python -m pytest -n $(or $(WORKERS),3) --dist loadfile --no-loadscope-reorder --durations 60
+# Some tests wait for servers and browsers, so four workers keep two cores busy; files that wait come first
+# (tests/conftest.py).
+test: $(VENV)/stamp-test system kernels
+	$(BIN)/python -m pytest -n $(or $(WORKERS),4) --dist loadfile --no-loadscope-reorder --durations 60
+
+# Machine code of the simulator, of the fit and of a shared fleet: a minute once, which the workers would otherwise all
+# spend at once.
+PLAN := $(BIN)/python -m sizing plan
+kernels: $(VENV)/stamp-test
+	$(PLAN) --model Qwen/Qwen3-32B --gpu h200_sxm --isl 2000 --osl 256 --rate 20 --ttft p95:1s > /dev/null
+	$(PLAN) --model reference-512x4 --points data/curves/reference-cpu.csv --isl 64 --osl 32 --rate 100 --ttft p95:500ms \
+	  --routing least_outstanding > /dev/null
 
 check: $(VENV)/stamp-test
 	$(BIN)/ruff format --check .

@@ -20,7 +20,7 @@ from tests.calibration.mock_server import Script, subprocess_server
 
 pytestmark = pytest.mark.browser
 
-SLOW = Script(ttft_s=0.6, itl_s=0.1)
+SLOW = Script(ttft_s=0.3, itl_s=0.05)
 """So slow that the client's own delays, on a busy machine, are no matter."""
 QUESTION = "v=1&model=toy&gpu=any&precision=any&tp=any&rate=1&isl=12&osl=8&ttft=p95%3A3s&itl=p95%3A1s&e2e=off"
 WAIT_MS = 120_000
@@ -77,16 +77,16 @@ def type_in(page: Page, label: str, value: str) -> None:
 
 
 def start_a_run(page: Page) -> None:
-    """Two levels of three seconds, and the one of random arrivals that follows."""
+    """Two levels of two seconds, and the one of random arrivals that follows."""
     levels = page.get_by_role("combobox", name="Concurrency (users)")
     levels.click()
     for last in ("64", "16"):
         levels.press("Backspace")
         expect(page.get_by_test_id("stMain").get_by_text(last, exact=True)).to_have_count(0)
     levels.press("Escape")
-    type_in(page, "Longest time per level (s)", "3")
+    type_in(page, "Longest time per level (s)", "2")
     page.get_by_test_id("stMain").get_by_text("One level with long prompts", exact=True).click()
-    page.get_by_role("button", name="Start: at most 0.15 GPU-minutes of measuring").click()
+    page.get_by_role("button", name="Start: at most 0.1 GPU-minutes of measuring").click()
 
 
 @pytest.mark.timeout(300)

@@ -33,18 +33,21 @@ from tests.calibration.mock_server import ROOT, subprocess_server
 from tests.calibration.mock_server import Script as GrpcScript
 from tests.calibration.openai_server import MODEL, Manners, openai_server
 
-pytestmark = pytest.mark.timeout(600)
+pytestmark = [pytest.mark.timeout(600), pytest.mark.usefixtures("unhurried")]
 KEY = "sk-do-not-tell-anybody"
-SLOW = Script(ttft_s=0.8, itl_s=0.08, slots=8)
+SLOW = Script(ttft_s=0.4, itl_s=0.04, slots=8)
 """Times so long that the lateness of a busy machine is no matter."""
+SHORTEST_S = 2.5
+"""Of a level; in use it is longer."""
 ISL, OSL = 30.0, 8.0
-ASKED = {"isl": ISL, "osl": OSL, "rate": 20, "ttft": "p95:2s", "itl": "p95:150ms"}
+ASKED = {"isl": ISL, "osl": OSL, "rate": 40, "ttft": "p95:1s", "itl": "p95:75ms"}
 
 
 @pytest.fixture(autouse=True)
 def database(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
     url = f"sqlite:///{tmp_path / 'points.db'}"
     monkeypatch.setenv(DATABASE_VARIABLE, url)
+    monkeypatch.setattr("calibration.size.SHORTEST_S", SHORTEST_S)
     return url
 
 
@@ -55,7 +58,7 @@ def mock() -> Iterator[str]:
 
 
 def words(url: str, model: str = "ensemble", **more: Any) -> list[str]:
-    given = {"model": model, "gpu": "toy", "minutes": 0.8, "most_users": 16} | ASKED | more
+    given = {"model": model, "gpu": "toy", "minutes": 0.4, "most_users": 16} | ASKED | more
     options = [f"--{name.replace('_', '-')}={value}" for name, value in given.items() if value is not None]
     return ["size", url, "--no-self-check", *options]
 
@@ -82,19 +85,20 @@ def test_the_count_after_a_few_levels_is_that_of_the_whole_grid(mock: str, tmp_p
     assert (measured["run"], measured["ended"], measured["error"], measured["protocol"]) == (1, "done", None, "openai")
     assert measured["assumed"] == {"precision": "bf16", "tp": "1"}
     points = Store().points(1)
-    assert measured["points"] == len(points) and 0 < measured["minutes"] <= 1.6
+    assert measured["points"] == len(points) and 0 < measured["minutes"] <= 0.8
     assert "to go" in result.stderr and "taken: tp 1" in result.stderr
     (tmp_path / "plan.json").write_text(result.stdout)
     report = ["report", "--plan", str(tmp_path / "plan.json"), "--out", str(tmp_path / "plan.html")]
     assert CliRunner().invoke(cli, report).exit_code == 0
-    assert "to serve 20 requests/s of ensemble" in (tmp_path / "plan.html").read_text()
+    assert "to serve 40 requests/s of ensemble" in (tmp_path / "plan.html").read_text()
 
     whole = parse_plan(Store().run(1).plan).plan.model_copy(update={"adaptive": None, "check_load": 0.0})
     grid_run = run(parse_plan(whole.model_dump_json(exclude_unset=True)), Store())
     question = Question.of({**ASKED, "model": "ensemble", "isl_cv": 0.3, "osl_cv": 0.5})
-    grid = planner.plan(question, [from_fit(fit(Store().points(grid_run)), Lengths(ISL, OSL, 0.3, 0.5))])
+    grid = planner.plan(question, [from_fit(fit(Store().points(grid_run)), Lengths(ISL, OSL, 0.3, 0.5))]).answer
     assert len(Store().points(grid_run)) == len(users_of(16)) == 5
-    assert found["gpus_low"] <= grid.answer.gpus <= (found["gpus_high"] or grid.answer.gpus)
+    assert found["gpus_low"] <= (grid.gpus_high or grid.gpus), "bands of 90 %, each of chance lengths, overlap"
+    assert grid.gpus_low <= (found["gpus_high"] or found["gpus"])
     assert found["verification"] is None
     _verifies_the_planned_load(mock, tmp_path)
 
@@ -132,7 +136,7 @@ def reads(process: subprocess.Popen[str], word: str) -> str:
 
 
 def test_ctrl_c_tells_the_answer_so_far_and_a_killed_call_is_gone_on_with(mock: str, database: str) -> None:
-    command = [sys.executable, "-m", "calibration", *words(f"http://{mock}")]
+    command = [sys.executable, "-m", "tests.calibration.unhurried", *words(f"http://{mock}")]
     pipes: dict[str, Any] = {"cwd": ROOT, "env": os.environ | {DATABASE_VARIABLE: database}, "text": True}
     pipes |= {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
     with subprocess.Popen(command, **pipes) as killed:
@@ -149,11 +153,11 @@ def test_ctrl_c_tells_the_answer_so_far_and_a_killed_call_is_gone_on_with(mock: 
         stopped.send_signal(signal.SIGINT)
         told, said = stopped.communicate()
     assert stopped.returncode == 130
-    assert "You need " in told and " × toy to serve 20 requests/s of ensemble" in told and "2 levels" in told
+    assert "You need " in told and " × toy to serve 40 requests/s of ensemble" in told and "2 levels" in told
     assert "interrupted: the answer so far follows" in said and "Traceback" not in said
     assert (Store().run(1).state, len(Store().points(1))) == ("interrupted", 2)
 
-    done = size(f"http://{mock}", minutes=0.3)
+    done = size(f"http://{mock}", minutes=0.1)
     assert done.exit_code == 0, done.output
     assert [run.id for run in Store().runs()] == [1] and Store().run(1).state == "done"
     assert first in Store().points(1)
@@ -192,7 +196,7 @@ def test_a_server_that_dies_while_it_is_verified_leaves_the_answer(database: str
 
 
 def test_a_server_that_dies_leaves_its_points_and_one_line() -> None:
-    script = GrpcScript(ttft_s=1.0, itl_s=0.4, die_after=24)
+    script = GrpcScript(ttft_s=0.5, itl_s=0.2, die_after=24)
     with subprocess_server(script) as url:
         result = size(url, osl=4)
     line = refused(result)
@@ -215,7 +219,7 @@ def test_a_wrong_key_is_one_line_without_the_key(monkeypatch: pytest.MonkeyPatch
 
 
 def test_a_server_that_ends_answers_early_is_told_at_once() -> None:
-    with openai_server(Manners(tires_after=7, ttft_s=1.0, itl_s=0.1)) as server:
+    with openai_server(Manners(tires_after=7, ttft_s=0.2, itl_s=0.02)) as server:
         line = refused(size(server.url, model=MODEL))
     assert "other lengths than asked for" in line and "5 tokens in the answer" in line
     *_, point = Store().points(1, as_measured=True)

@@ -33,7 +33,7 @@ from calibration.load.pool import Workers
 from calibration.load.self_check import job, until
 from lab.mock.process import RunningMock, running
 from lab.mock.service import Script, Truth
-from lab.vllm.model import write_model
+from lab.vllm.server import write_model
 from lab.vllm.settings import Settings
 
 OSL, ISL = 64, 128

@@ -49,7 +49,7 @@ class Served:
     ) -> None:
         self.process.send_signal(signal.SIGINT)
         try:
-            self.process.wait(0.5 if self.refusal else 10)
+            self.process.wait(0.5)  # unloading its models takes seconds, in which nothing is proved
         except subprocess.TimeoutExpired:
             self.process.kill()
         life.kill_group(self.process.pid)

@@ -110,7 +110,7 @@ def _verifies_the_planned_load(mock: str, tmp_path: Path) -> None:
     found, points = json.loads(result.stdout), Store().points(1)
     about, (point,) = found["verification"], [each for each in points if each.load_kind != "concurrency"]
     assert point.load_kind == "poisson_rate" and point.load_value == about["requests_per_s"]
-    assert about["requests_per_s"] == pytest.approx(20 / (found["replicas"] - found["spare"]), rel=0.01)
+    assert about["requests_per_s"] == pytest.approx(ASKED["rate"] / (found["replicas"] - found["spare"]), rel=0.01)
     assert "verifying: " in result.stderr and about["requests"] == point.requests
     for each in about["figures"]:
         assert each["measured_s"] == getattr(point, f"{each['metric']}_p{each['percentile']}_s")

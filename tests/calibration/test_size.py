@@ -47,7 +47,7 @@ ASKED = {"isl": ISL, "osl": OSL, "rate": 40, "ttft": "p95:1s", "itl": "p95:75ms"
 def database(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
     url = f"sqlite:///{tmp_path / 'points.db'}"
     monkeypatch.setenv(DATABASE_VARIABLE, url)
-    monkeypatch.setattr("calibration.size.SHORTEST_S", SHORTEST_S)
+    monkeypatch.setattr("calibration.plan.SHORTEST_S", SHORTEST_S)
     return url
 
 

@@ -79,8 +79,14 @@ class Recipe:
     @property
     def stamp(self) -> str:
         """What the environment was made from: the pins and the interpreter."""
-        pins = hashlib.sha256(self.requirements.read_bytes()).hexdigest()
-        return f"{pins} {sys.base_prefix} {sys.version.split()[0]}\n"
+        made_from = hashlib.sha256("\n".join(pins(self.requirements)).encode()).hexdigest()
+        return f"{made_from} {sys.base_prefix} {sys.version.split()[0]}\n"
+
+
+def pins(requirements: Path) -> list[str]:
+    """The lines of a requirements file that ask for a package."""
+    lines = [line.strip() for line in requirements.read_text().splitlines()]
+    return [line for line in lines if line and not line.startswith("#")]
 
 
 def import_folder(environment: Environment) -> Path:

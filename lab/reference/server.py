@@ -10,7 +10,7 @@ from pathlib import Path
 from rich.console import Console
 
 from calibration.errors import ServerError
-from lab.environment import Environment, Recipe, Step, import_folder
+from lab.environment import Environment, Recipe, Step, import_folder, pins
 from lab.reference.settings import Settings
 from lab.tritonserver import TritonServer, check_python, spawn
 from triton_tools.repository import Machine, build, cpu_name
@@ -21,8 +21,7 @@ SERVER_WHEEL = "nvidia-pytriton"
 
 def _steps(requirements: Path) -> list[Step]:
     """The server's wheel alone is installed without its dependencies."""
-    pins = [line.strip() for line in requirements.read_text().splitlines() if line.strip() and not line.startswith("#")]
-    server, *others = sorted(pins, key=lambda pin: not pin.startswith(SERVER_WHEEL))
+    server, *others = sorted(pins(requirements), key=lambda pin: not pin.startswith(SERVER_WHEEL))
     return [("torch, numpy, tokenizers (about 200 MB)", others), ("Triton server (55 MB)", ["--no-deps", server])]
 
 

@@ -21,6 +21,7 @@ from typing import Any
 import click
 from rich.console import Console
 
+from calibration.load import system
 from calibration.plan import parse_plan
 from calibration.progress import Bar
 from calibration.run import run
@@ -129,7 +130,7 @@ def main(only: Sequence[str], table: Path) -> None:
         lacking = [mix for mix in configuration.mixes if (configuration.name, mix.isl) not in there]
         if not lacking or (only and configuration.name not in only):
             continue
-        with VllmServer(configuration.settings, console) as server:
+        with VllmServer(configuration.settings, console) as server, system.kept_off(system.of_engine(1)):
             for mix in lacking:
                 known += measured(configuration, mix, server, console)
                 with table.open("w", encoding="utf-8", newline="") as file:

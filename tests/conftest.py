@@ -36,7 +36,7 @@ LONG = (HERE, HERE / "fuzz")
 """Folders whose own files run blocks of documentation, examples, a wheel and a campaign: a minute and more each."""
 
 
-WAITING = tuple(HERE / "calibration" / name for name in ("test_size.py", "test_check.py", "test_adapt.py"))
+WAITING = tuple(HERE / "calibration" / name for name in ("test_size.py", "test_check.py", "test_rude_servers.py"))
 """Files that measure servers whose times are long on purpose: minutes of waiting and little work."""
 SERVERS = {"triton": TRITON, "vllm": RECIPE}
 """Markers of tests that start a server, and what the environment is made of that it runs in."""

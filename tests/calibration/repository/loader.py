@@ -88,6 +88,9 @@ class Served:
     def _ask(self, path: str, body: dict[str, Any]) -> str:
         url = f"http://{life.HOST}:{self.settings.http_port}/v2/{path}"
         request = urllib.request.Request(url, json.dumps(body).encode(), {"Content-Type": "application/json"})
-        with urllib.request.urlopen(request, timeout=READY_WITHIN_S) as response:
-            text: str = response.read().decode()
+        try:
+            with urllib.request.urlopen(request, timeout=READY_WITHIN_S) as response:
+                text: str = response.read().decode()
+        except urllib.error.HTTPError as refused:
+            raise AssertionError(f"{url}: {refused.code} {refused.read().decode(errors='replace')}") from refused
         return text

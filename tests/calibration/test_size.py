@@ -243,7 +243,7 @@ def test_a_server_that_cannot_be_measured(manners: Manners, says: str) -> None:
     [
         ("http://127.0.0.1:9", {}, "no OpenAI server answers there"),
         ("127.0.0.1:9", {}, "127.0.0.1:9"),
-        ("gpu 7", {}, "url"),
+        ("gpu 7", {}, "the URL: "),
         ("http://127.0.0.1:9", {"rate": -1}, "must be a number above 0"),
         ("http://127.0.0.1:9", {"ttft": None, "itl": None}, "at least one limit"),
         ("http://127.0.0.1:9", {"minutes": 0}, "--minutes"),

@@ -17,9 +17,12 @@ from calibration import jobs
 from calibration.plan import parse_plan
 from calibration.store import DATABASE_VARIABLE, Store
 from calibration.store.work import enqueue, requeue
+from sizing import planner
+from sizing.candidates import from_fit
 from sizing.fitting import fit
 from sizing.numbers import percent
 from sizing.points import write_points
+from sizing.question import Question
 from tests.app.conftest import keep, point, query_of, text_of
 from ui import answers
 
@@ -417,3 +420,14 @@ def test_a_file_that_leaves_something_out_names_the_field(calibrate: Callable[..
     app.run()
     assert any(label.startswith("Accept") for label in labels(app)), words(app)
     assert os.listdir(store.database.records) == []
+
+
+def test_a_level_at_the_planned_load_is_told_on_the_size_page(opened: Open, store: Store) -> None:
+    asked = {"model": "acme/tiny", "gpu": "any", "isl": "1000", "osl": "200", "rate": "7", "ttft": "off"}
+    question = Question.of({"model": "acme/tiny", "isl": 1000, "osl": 200, "rate": 7, "itl": "p95:40ms"})
+    load = planner.plan(question, [from_fit(fit(POINTS), question.workload.lengths)]).answer.load_per_s
+    slow = {"requests": 600, "verdict": "steady", "itl_p95_s": 0.2, "load_kind": "poisson_rate"}
+    keep(store, [*POINTS, point(1, **slow, load_value=load)])  # type: ignore[arg-type]
+    store.finish_run(1, "done")
+    app = opened(**asked, itl="p95:40ms")
+    assert "Not verified on the server at" in words(app) and "p95 ITL was 200 ms" in words(app)

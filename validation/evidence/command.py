@@ -22,11 +22,12 @@ from validation.evidence.measured_silicon import SILICON
 from validation.evidence.measured_stages import STAGES
 from validation.evidence.measured_static import STATIC
 from validation.evidence.measured_trace import TRACE
+from validation.evidence.measured_vllm import VLLM
 from validation.evidence.page import as_page
 from validation.evidence.table import as_json, drawn, verdict
 from validation.evidence.theory import THEORY
 
-CLAIMS: tuple[Claim, ...] = (SILICON, STAGES, GUIDELLM, TRACE, STATIC, THEORY, LARGEST_RATE, GPU_COUNTS, COVERAGE)
+CLAIMS: tuple[Claim, ...] = (SILICON, STAGES, VLLM, GUIDELLM, TRACE, STATIC, THEORY, LARGEST_RATE, GPU_COUNTS, COVERAGE)
 EXAMPLE = """\b
 Examples:
   python -m sizing validate --quick

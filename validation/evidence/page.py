@@ -18,8 +18,8 @@ means that the answer promises more requests/s, or shorter times, than the truth
 ## What is claimed
 
 Real servers first. Where published measurements are available (`--data`; the sample comes with aiconfigurator-core),
-some rows calibrate and the others are predicted. Only the rows about servers, mixtures of experts, open loops,
-GuideLLM, the trace and static batches are about real machines.
+some rows calibrate and the others are predicted. Only the rows about servers, mixtures of experts, open loops, random
+arrivals from closed loops, GuideLLM, the trace and static batches are about real machines.
 
 - **Dense servers and mixtures of experts.** Closed loops of vLLM, SGLang and TensorRT-LLM on H100, H200 and Blackwell
   GPUs, with the means of TTFT and ITL of whole runs, from which requests/s follow by Little's law. *Other loads*: four
@@ -36,6 +36,12 @@ GuideLLM, the trace and static batches are about real machines.
   server one stage is left out and simulated with the law fitted to the others. Beside it a line through the same figure
   of the other stages, and the rule of means, which takes that line through the mean for the percentile. The choice of
   how an engine looks ahead and what a prompt costs was made with an eye on such runs, so these rows are not untouched.
+- **Random arrivals from closed loops.** A real vLLM 0.32 with random weights on a CPU, measured by this program
+  (`python -m validation.measure_vllm`; the table is in the package): dense and a mixture of experts, three mixes of
+  lengths. The law is fitted to closed loops of 1 to 32 users; Poisson arrivals at 50, 70 and 85 % of the most
+  requests/s of a closed loop are predicted. Closed loops and arrivals took turns, each rate in three rounds of twenty
+  seconds, and the notes say how far repeated measurements lie apart: an error cannot be told below that. The band is
+  that of `size --verify`, for one round.
 - **GuideLLM, the trace, static batches.** The two highest rates of each cell from the lower ones; the second half of a
   trace from the first; prefill and decode times of a batch from six of them.
 - **Systems with exact answers.** The simulator, reduced to queues with a known solution (M/M/c, M/G/1, processor
@@ -62,7 +68,7 @@ GuideLLM, the trace and static batches are about real machines.
   the law itself holds for an engine. Static batches are the only rows with steps timed one by one.
 - The mean TTFT of a closed loop holds the burst of its start, of unpublished length. It says little of TTFT under
   arrivals at random or at a steady rate, and its band is wide.
-- There are no measured rows with random arrivals at a rate held below saturation for hours, and none with several
+- There are no measured rows with random arrivals held for hours, or on a GPU below saturation, and none with several
   replicas behind a router, speculative decoding or separate prefill servers. Those features are simulated, and compared
   with a naive second simulator in the tests. Prefix caches are measured in the open loops only, where nearly all of
   each prompt is found.

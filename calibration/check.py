@@ -152,6 +152,10 @@ def again(run: Run, before: Sequence[Measurement], url: str | None, minutes: flo
 # --- The comparison
 
 
+def _users(count: float) -> str:
+    return f"{count:g} user{'' if count == 1 else 's'}"
+
+
 @dataclass(frozen=True, slots=True)
 class Change:
     """One figure of one level, then and now: `change` as a share, `low` to `high` its 95 % interval, `p_value` the
@@ -169,7 +173,7 @@ class Change:
 
     def __str__(self) -> str:
         scale, unit = (1.0, "") if self.figure == "requests_per_s" else (1000.0, " ms")
-        users = f"{self.concurrency:g} user{'' if self.concurrency == 1 else 's'}"
+        users = _users(self.concurrency)
         values = f"{significant(scale * self.before)}{unit} then, {significant(scale * self.now)}{unit} now"
         return f"{users}, {NAMES[self.figure]}: {values}, {self.moved}: {self.verdict}"
 
@@ -184,7 +188,7 @@ def compared(before: Sequence[Measurement], now: Sequence[Measurement], toleranc
     """Each figure of each level, then and now. Raises Undecided for a level that is void now."""
     for old in before:
         new = next((item for item in now if level_key(item.point) == level_key(old.point)), None)
-        users = f"{old.point.load_value:g} users"
+        users = _users(old.point.load_value)
         if new is None or new.point.void:
             why = (
                 "it was not measured" if new is None else f"its point is void ({new.point.verdict}: {new.point.notes})"
@@ -256,7 +260,7 @@ class Check:
         """The verdict with what it rests on."""
         allowed = f"{percent(self.tolerance)} (TTFT {percent(2 * self.tolerance)})"
         said = [
-            f"{NAMES[each.figure]} at {each.concurrency:g} users {each.moved}"
+            f"{NAMES[each.figure]} at {_users(each.concurrency)} {each.moved}"
             for each in self.changes
             if each.verdict == self.verdict
         ]

@@ -77,12 +77,21 @@ def test_an_engine_that_is_slower_under_arrivals_is_not(table: list[Point]) -> N
 
 
 def test_void_points_and_lone_rounds_do_not_count(table: list[Point]) -> None:
-    void = [replace(point, verdict="client_limited") if "arrivals 1" in point.source else point for point in table]
+    gone = {"arrivals 1", "arrivals 10", "arrivals 11"}
+    void = [replace(point, verdict="client_limited") if point.source in gone else point for point in table]
     (case,) = of_table(void)
-    assert [len(rounds) for rounds in case.rates] == [3]
+    assert [len(rounds) for rounds in case.rates] == [2], "two of the first rate's rounds, one of the second's"
     assert of_table([replace(point, verdict="errors") for point in table]) == []
     (row,) = rows([], [])
     assert row.n == 0 and row.holds is None
+
+
+def test_a_percentile_of_too_few_requests_is_left_out_and_the_others_count(table: list[Point]) -> None:
+    few = [replace(point, ttft_p95_s=None) if point.load_kind == "poisson_rate" else point for point in table]
+    (case,) = of_table(few)
+    found = {row.metric: row for row in rows([case], [answer(case, SeedSequence(0))])}
+    assert found["TTFT p95"].n == 0 and "too few requests" in found["TTFT p95"].note
+    assert found["ITL mean"].n == 2
 
 
 def test_what_was_measured_of_a_real_vllm_fits() -> None:

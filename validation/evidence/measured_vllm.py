@@ -58,7 +58,8 @@ class Case:
 
 
 class Banded(NamedTuple):
-    """A percentile of one round: ln of predicted over measured, half the width of the band, and whether it held."""
+    """A percentile of one round: ln of predicted over measured, half the width of the band (infinite where the law's
+    slow end cannot carry the load), and whether it held."""
 
     off: float
     half_width: float
@@ -107,12 +108,11 @@ def _cell(fitted: Fit, rounds: Sequence[Point]) -> Cell:
     prefix = Prefix(point.prefix.tokens, statistics.mean(each.prefix.hit_rate for each in rounds))
     workload = Workload(point.lengths, point.load_value, Arrivals(), prefix)
     candidate = from_fit(fitted, point.lengths)
-    logs = np.log([[figure.of(each) for figure in FIGURES] for each in rounds])
-    measured, luck = logs.mean(axis=0), logs.std(axis=0, ddof=1) / math.sqrt(len(logs))
+    measured, luck = zip(*(_between(figure, rounds) for figure in FIGURES), strict=True)
 
     def off(prediction: Prediction) -> list[float]:
-        told: list[float] = (np.log([_value_s(prediction, figure) for figure in FIGURES]) - measured).tolist()
-        return told
+        told = (math.log(_value_s(prediction, figure)) for figure in FIGURES)
+        return [one - other for one, other in zip(told, measured, strict=True)]
 
     question = Question(point.model, workload, UNLIMITED)
     bands: list[list[Banded]] = [[] for _ in BANDED]
@@ -120,10 +120,20 @@ def _cell(fitted: Fit, rounds: Sequence[Point]) -> Cell:
         figures = {(one.of.metric, one.of.percentile): one for one in compared(candidate, question, each).figures}
         for place, wanted in enumerate(BANDED):
             if (one := figures.get(wanted)) and one.measured_s:
-                half_width = math.sqrt(one.high_s / one.low_s) - 1
+                half_width = math.sqrt(one.high_s / one.low_s) - 1 if one.low_s else math.inf
                 bands[place].append(Banded(math.log(one.predicted_s / one.measured_s), half_width, one.verdict == "in"))
     simulated = simulate(candidate.replica, workload, requests=SIMULATED).prediction()
-    return Cell(off(simulated), off(predict(candidate.replica, workload)), luck.tolist(), bands)
+    return Cell(off(simulated), off(predict(candidate.replica, workload)), list(luck), bands)
+
+
+def _between(figure: Figure, rounds: Sequence[Point]) -> tuple[float, float]:
+    """The mean of ln measured over the rounds, and its standard error; NaN where fewer than two rounds had requests
+    enough for the percentile."""
+    known = [point for point in rounds if getattr(point, f"{figure.metric}_{figure.statistic}_s")]
+    logs = [math.log(figure.of(point)) for point in known]
+    if len(logs) < 2:
+        return math.nan, math.nan
+    return statistics.mean(logs), statistics.stdev(logs) / math.sqrt(len(logs))
 
 
 def _value_s(prediction: Prediction, figure: Figure) -> float:
@@ -142,21 +152,37 @@ def rows(cases: Sequence[Case], answers: Sequence[list[Cell]]) -> list[EvidenceR
         row = row_of_errors(
             NAME, DATA, f"{figure.metric.upper()} {figure.statistic}", _errors(cells, place), figure.goal
         )
-        row = beside(row, "by formula", [-math.expm1(cell.formula[place]) for cell in cells])
-        row = noted(row, f"standard error of a rate {shown(statistics.median(cell.luck[place] for cell in cells))}")
-        each = (f"{server} {shown(_median(_errors(own, place)))}" for server, own in of_servers.items())
+        if not row.n:
+            found.append(noted(row, "too few requests in a round for this percentile"))
+            continue
+        row = beside(row, "by formula", [-math.expm1(cell.formula[place]) for cell in _known(cells, place)])
+        luck = statistics.median(cell.luck[place] for cell in _known(cells, place))
+        row = noted(row, f"standard error of a rate {shown(luck)}")
+        each = (f"{server} {shown(_median(off))}" for server, own in of_servers.items() if (off := _errors(own, place)))
         found.append(noted(row, f"median of {', '.join(each)}"))
     found[0] = noted(found[0], _repeated(cases))
     for place, (metric, percentile) in enumerate(BANDED):
         rounds = [one for cell in cells for one in cell.bands[place]]
-        off, half_widths, held = zip(*rounds, strict=True)
         what = f"{metric.upper()} p{percentile}"
-        found.append(row_of_band(f"band, {NAME}", DATA, what, np.expm1(off), held, half_widths, COVERS))
+        if not rounds:
+            found.append(missing(f"band, {NAME}", DATA, what, "too few requests in a round for this percentile"))
+            continue
+        errors, held = np.expm1([one.off for one in rounds]), [one.held for one in rounds]
+        widths = [one.half_width for one in rounds if math.isfinite(one.half_width)]
+        row = row_of_band(f"band, {NAME}", DATA, what, errors, held, widths or [math.nan], COVERS)
+        found.append(
+            noted(row, f"{len(rounds) - len(widths)} without an upper end") if len(widths) < len(rounds) else row
+        )
     return found
 
 
 def _errors(cells: Iterable[Cell], place: int) -> list[float]:
-    return [-math.expm1(cell.simulated[place]) for cell in cells]
+    return [-math.expm1(cell.simulated[place]) for cell in _known(cells, place)]
+
+
+def _known(cells: Iterable[Cell], place: int) -> list[Cell]:
+    """Those with enough requests for the figure."""
+    return [cell for cell in cells if not math.isnan(cell.luck[place])]
 
 
 def _median(errors: Iterable[float]) -> float:

@@ -16,10 +16,10 @@ export OPENBLAS_NUM_THREADS ?= 1
 app: $(VENV)/stamp
 	$(BIN)/streamlit run serve.py --server.port $(PORT) --server.headless $(if $(DISPLAY),false,true) --server.showEmailPrompt false
 
-# Some tests wait for servers and browsers, so four workers keep two cores busy; files that wait come first
+# Some tests wait for servers and browsers, so three workers keep two cores busy; files that wait come first
 # (tests/conftest.py).
 test: $(VENV)/stamp-test system kernels
-	$(BIN)/python -m pytest -n $(or $(WORKERS),4) --dist loadfile --no-loadscope-reorder --durations 60
+	$(BIN)/python -m pytest -n $(or $(WORKERS),3) --dist loadfile --no-loadscope-reorder --durations 60
 
 # Machine code of the simulator, of the fit and of a shared fleet: a minute once, which the workers would otherwise all
 # spend at once.

@@ -79,9 +79,10 @@ def test_an_unchanged_server_passes_and_one_that_is_a_fifth_slower_fails(tmp_pat
 
 
 def test_too_few_requests_tell_nothing(tmp_path: Path) -> None:
-    with running(script(0.2)) as server:
+    """A change is one of over 50 % here: a busy machine delays the server of this test too."""
+    with running(script(1.0)) as server:
         measured(tmp_path, server.http_url, requests=4, users="[1]", osl_cv=1.0)
-        result = call("check", 1)
+        result = call("check", 1, "--tolerance", 0.5)
     assert result.exit_code == 2 and result.stderr.splitlines()[-1].startswith(
         "error: whether run 1 holds cannot be told"
     )

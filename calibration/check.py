@@ -284,4 +284,5 @@ class Check:
 
     def __str__(self) -> str:
         kept = f"kept as run {self.now.id}, of which no answer uses a point"
-        return "\n".join([*map(str, self.changes), f"{self.sentence[:1].upper()}{self.sentence[1:]}; {kept}."])
+        said = f"{self.sentence}; {kept}" if self.verdict != "unsure" else kept  # then the error says it
+        return "\n".join([*map(str, self.changes), f"{said[:1].upper()}{said[1:]}."])

@@ -131,7 +131,7 @@ def _refuse_others(context: click.Context, known: set[str], other: str) -> None:
     """ServerError where an option was given that only the other engine has."""
     for name in context.params:
         if name not in known and context.get_parameter_source(name) is ParameterSource.COMMANDLINE:
-            raise ServerError(f"--{name.replace('_', '-')} is for --engine {other}: leave one of them out")
+            raise ServerError(f"--{name.replace('_', '-')} is for --engine {other}: leave it out, or give that engine")
 
 
 def _wait(server: ServerOf, addresses: Callable[[ServerOf], str]) -> None:

@@ -11,6 +11,7 @@ from typing import NamedTuple
 
 from calibration.errors import PlanError
 from calibration.plan import Level
+from sizing import planner
 from sizing.analyses.next_level import (
     Belief,
     LevelChoice,
@@ -26,7 +27,9 @@ from sizing.analyses.next_level import (
     stretch,
     usable,
 )
+from sizing.candidates import from_fit, law_of
 from sizing.errors import SizingError
+from sizing.plans import Plan
 from sizing.points import Point
 from sizing.question import Question
 
@@ -124,6 +127,13 @@ class Adaptive:
         place, narrows = most_telling(belief, ahead)
         return Best(self._levels[left[place]], float(ahead.seconds[place]), narrows)
 
+    def planned_per_s(self, points: Sequence[Point]) -> float | None:
+        """Requests/s that each replica of the planned fleet is to carry; None while there is no fleet."""
+        try:
+            return planned(points, self._question).answer.load_per_s
+        except SizingError:
+            return None
+
     @property
     def why(self) -> str:
         """A line on the last decision: the level, what it is to bring, and the GPU count as it stands."""
@@ -178,6 +188,15 @@ class Adaptive:
         else:
             rest_s = float(expected_s(belief.fitted, options, stretch(points, options))[left].sum())
         return spent_s(points, options) + rest_s
+
+
+def planned(points: Sequence[Point], question: Question) -> Plan:
+    """The plan by the law of the closed loops among `points`, all of one deployment.
+
+    Raises FitError where they give no law, NoFeasiblePlan if no count meets the SLA, and what else the planner does.
+    """
+    fitted = law_of(usable(tuple(points)))
+    return planner.plan(question, [from_fit(fitted, question.workload.lengths, points)])
 
 
 def _warnings(belief: Belief | None) -> list[str]:

@@ -280,13 +280,14 @@ class Duration(NamedTuple):
 
 
 def duration(plan: SweepPlan, points: Sequence[Point], gpus: int = 1) -> Duration:
-    """How long `plan` takes on a replica of `gpus` GPUs: of an adaptive one the budget, else the sum over its levels.
+    """How long `plan` takes on a replica of `gpus` GPUs: of an adaptive one the budget and what verifies it, else the
+    sum over its levels.
 
     `points` are of the same deployment, measured before: with one of the same lengths the sweep's own estimate is
     used; without any, every level is taken to be measured as long as it may (its warm-up is not known and left out).
     """
     if plan.adaptive is not None:
-        return Duration(plan.adaptive.budget_s(gpus), True)
+        return Duration(plan.adaptive.budget_s(gpus) + 60 * plan.adaptive.verify_minutes, True)
     levels = plan.levels()
     alike = [p for p in points if p.lengths == levels[0].lengths and p.load_kind == "concurrency" and p.e2e_mean_s]
     if not alike:

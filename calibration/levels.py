@@ -14,7 +14,8 @@ from calibration.load.loops import Job, arrival_times, schedule_times
 from calibration.plan import Level, SweepPlan
 from calibration.target import Target
 from sizing.errors import ScenarioError
-from sizing.points import Deployment, Point
+from sizing.numbers import significant
+from sizing.points import Deployment, LoadKind, Point
 from sizing.workload import Arrivals, Lengths, Seconds
 
 if TYPE_CHECKING:
@@ -25,6 +26,7 @@ NORMAL_95 = 1.96
 E2E_VARIANCE = 0.05
 CHECKS_AND_BATCHES = 1.5
 MOST_MADE_AHEAD = 20_000
+LITTLE_LESS = 0.999
 Says = Callable[[str], None]
 
 
@@ -244,34 +246,69 @@ class ThenRandomArrivals:
 
 
 class AsNeeded:
-    """The closed-loop levels that the plan's question needs, then every open-loop level."""
+    """The closed-loop levels that the plan's question needs, every open-loop level, then the one that verifies."""
 
     def __init__(self, target: Target, levels: Sequence[Level], pace: Pace, says: Says) -> None:
         self._says = says
-        self._levels = target.levels
-        self._adaptive: Adaptive | None = _adaptive(target, pace)
+        self._target = target
+        self._adaptive = _adaptive(target, pace)
+        self._choosing = True
         self._after = Grid(target, [level for level in levels if level.kind != "concurrency"])
+        assert target.plan.adaptive is not None
+        self._verify_s = 60 * target.plan.adaptive.verify_minutes
+        self._verifying: Level | None = None
         says(self._adaptive.before)
 
     def skip(self, level: Level) -> None:
         """The choice follows from the points alone: without one it would be the same level for good."""
-        self._adaptive = None
+        self._choosing = False
 
     def next(self, points: Sequence[Point]) -> Level | None:
-        if self._adaptive is not None:
+        if self._choosing:
             level = self._adaptive.next(points)
             self._says(self._adaptive.why)
             if level is not None:
-                return self._levels[level.index]
+                return self._target.levels[level.index]
             self._says(str(self._adaptive.summary(points)))
-            self._adaptive = None
-        return self._after.next(points)
+            self._choosing = False
+        return self._after.next(points) or self._verify(points)
+
+    def _verify(self, points: Sequence[Point]) -> Level | None:
+        """Once, the load that a replica is planned for; None where there is no plan, or that load was measured."""
+        planned_per_s = self._adaptive.planned_per_s(points) if self._verify_s and self._verifying is None else None
+        if planned_per_s is None:
+            return None
+        plan, first = self._target.plan, self._target.levels[0]
+        rate_per_s = untried(planned_per_s, points, plan.rate_kind)
+        if any(is_at(point, rate_per_s, plan.rate_kind) for point in points):
+            return None
+        self._says(f"verifying: {significant(rate_per_s)} requests/s at random for {minutes(self._verify_s)}")
+        place, least = len(self._target.levels), plan.requests_per_level or 100
+        self._verifying = Level(place, first.lengths, plan.rate_kind, rate_per_s, least, first.entry, verifies=True)
+        return self._verifying
 
     def expected_s(self, pace: Pace) -> tuple[float, float]:
-        if self._adaptive is None:
-            return self._after.expected_s(pace)
-        after_s = max(0.0, self._adaptive.remaining_s - self._adaptive.expected_s)
+        if self._verifying is not None:
+            return pace.expected_s(self._target.plan, self._verifying), 0.0
+        if not self._choosing:
+            first_s, after_s = self._after.expected_s(pace)
+            return first_s, after_s + self._verify_s
+        after_s = max(0.0, self._adaptive.remaining_s - self._adaptive.expected_s) + self._verify_s
         return self._adaptive.expected_s, after_s + self._after.total_s(pace)
+
+
+def untried(planned_per_s: float, points: Sequence[Point], kind: LoadKind) -> float:
+    """The load to verify at, in three digits. A run measures a level once: where this one was of no use before, a
+    little less."""
+    rate_per_s = float(f"{planned_per_s:.3g}")
+    while any(is_at(point, rate_per_s, kind) and point.verdict != "steady" for point in points):
+        rate_per_s = float(f"{LITTLE_LESS * rate_per_s:.4g}")
+    return rate_per_s
+
+
+def is_at(point: Point, rate_per_s: float, kind: LoadKind) -> bool:
+    """True for the point of an open loop at this rate."""
+    return point.load_kind == kind and point.load_value == rate_per_s
 
 
 def _adaptive(target: Target, pace: Pace) -> Adaptive:

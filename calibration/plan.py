@@ -226,10 +226,14 @@ LENGTHS = "isl osl isl_cv osl_cv".split()
 
 
 class Budget(Strict):
-    """What an adaptive sweep may cost, and how wide a band of the GPU count is sure enough."""
+    """What an adaptive sweep may cost, and how wide a band of the GPU count is sure enough.
+
+    `verify_minutes`: how long the planned load of a replica is then offered at random; 0: not at all.
+    """
 
     gpu_minutes: Positive
     band: Annotated[float, Field(gt=0, le=1)] = 0.2
+    verify_minutes: Share = 0.0
 
     @model_validator(mode="after")
     def _can_be_asked(self) -> Budget:
@@ -256,7 +260,7 @@ AdaptivePlan = create_model("AdaptivePlan", __base__=Budget, **(_ENTRIES | _OPEN
 
 The question: fields as in a capacity plan, of which `rate` and one limit must be given; `isl`, `osl` and their
 variations default to the first lengths of the plan. Sure enough is a 90 % band of the count no wider than `band` of it,
-or than one replica.
+or than one replica. With `verify_minutes` a last level then offers the planned load of a replica.
 """
 
 
@@ -268,7 +272,8 @@ class Level:
     """One load level of a sweep: `value` users (closed loop) or requests/s (open loop).
 
     About `requests` are measured where the plan says so, else at least. `index` is its place in the
-    plan, `entry` that of its lengths, whose means and variations `lengths` are.
+    plan, `entry` that of its lengths, whose means and variations `lengths` are. `verifies`: an adaptive sweep ends with
+    it, at the load that a replica is planned for.
     """
 
     index: int
@@ -277,6 +282,7 @@ class Level:
     value: float
     requests: int
     entry: int = 0
+    verifies: bool = False
 
     @property
     def key(self) -> LevelKey:
@@ -435,6 +441,11 @@ class SweepPlan(Strict):
         named = self.rates or self.schedule or self.replay or self.adaptive or not self.concurrency
         return 0 if named or not self.check_load else sum(item.concurrency is None for item in self.lengths)
 
+    @property
+    def verifies(self) -> bool:
+        """Whether the planned load of a replica ends an adaptive sweep."""
+        return self.adaptive is not None and self.adaptive.verify_minutes > 0
+
     def _requests(self, kind: LoadKind, value: float) -> int:
         if self.requests_per_level is not None:
             return self.requests_per_level
@@ -444,6 +455,9 @@ class SweepPlan(Strict):
         """When the level has been measured long enough."""
         if level.kind in ("schedule", "trace"):  # these end when all their requests are sent
             return Until(requests_min=ALL_OF_THEM, budget_s=self.budget_s)
+        if level.verifies:
+            assert self.adaptive is not None
+            return Until(requests_min=ALL_OF_THEM, budget_s=60 * self.adaptive.verify_minutes)
         if self.requests_per_level is not None:
             return Until(requests_min=level.requests, requests_max=level.requests, budget_s=self.budget_s)
         budget_s = self.budget_s or self.until.budget_s or BUDGET_S

@@ -11,7 +11,7 @@ import sys
 import threading
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, get_args
 
@@ -20,12 +20,11 @@ from pydantic import ValidationError
 from rich.console import Console
 
 from calibration import run as sweep
-from calibration.adapt import Adaptive, Best
+from calibration.adapt import Adaptive, Best, planned
 from calibration.commands import heed_signals
 from calibration.errors import CalibrationError, Cancelled, PlanError, Undecided
-from calibration.levels import adaptive_of, minutes
+from calibration.levels import adaptive_of, is_at, minutes, untried
 from calibration.plan import (
-    ALL_OF_THEM,
     ASKED,
     MOST_USERS,
     USUAL,
@@ -44,17 +43,15 @@ from calibration.records import Measurement
 from calibration.requests.lengths import USUAL_ISL_CV, USUAL_OSL_CV
 from calibration.store import Store
 from calibration.target import deployment, protocol_at, serving
-from sizing import planner
 from sizing import text as answer
 from sizing.analyses.next_level import usable
 from sizing.analyses.verification import Verification, compared, verification, void_because
-from sizing.candidates import from_fit, law_of
 from sizing.cli.options import field_options, margin_options, options, sla_options, write_json
 from sizing.cli.plan import report_json, show
 from sizing.cli.shapes import Extras, extras_json
 from sizing.errors import SizingError, first_fault
 from sizing.lazy_group import BAD_INPUT, INTERRUPTED, fail
-from sizing.numbers import percent, significant
+from sizing.numbers import percent
 from sizing.plans import NoFeasiblePlan, Plan
 from sizing.points import Deployment, Point
 from sizing.question import Question
@@ -130,7 +127,7 @@ server_options = options(
     click.option("--self-check/--no-self-check", default=True, help="Whether the load generator is tested first."),
     click.option("--json", "as_json", is_flag=True, help="Print JSON for programs."),
 )
-def size_command(url: str, as_json: bool, verify: bool, **given: Any) -> None:
+def size_command(url: str, as_json: bool, **given: Any) -> None:
     """How many GPUs: measure the server at URL, as few levels as the answer needs, and plan from them.
 
     URL is http://host:port or https://host of an OpenAI server (vLLM, SGLang, NIM ...) or of Triton, or host:port of
@@ -139,6 +136,8 @@ def size_command(url: str, as_json: bool, verify: bool, **given: Any) -> None:
     predicted. Exit code 0: answered, whatever the server showed; 3: no count meets the SLA.
     """
     Question.of(given)  # what cannot be asked is said before the server is
+    if not given["verify"]:
+        given["verify_minutes"] = 0.0
     store, bar = Store(), Sizing(Console(stderr=True))
     heed_signals()
     with bar:
@@ -158,18 +157,15 @@ def size_command(url: str, as_json: bool, verify: bool, **given: Any) -> None:
             click.echo("interrupted before anything was measured", err=True)
             sys.exit(INTERRUPTED)
         found = Measured(bar.run_id, site, file, store.points(bar.run_id), sweeping)
-        outcome, shown, last = outcome_of(found), None, sweeping
+        outcome, shown = outcome_of(found), None
         if isinstance(outcome, Plan):
-            shown = verification(outcome)
-            if verify:
-                shown, last = verified(store, bar, given, found, outcome)
-                found = replace(found, points=store.points(bar.run_id))
-    if last.state == "interrupted":
+            shown = verified(store, bar, found, outcome) if given["verify_minutes"] else verification(outcome)
+    if sweeping.state == "interrupted":
         click.echo("interrupted: the answer so far follows; the same command goes on from there", err=True)
-    code = tell(found, outcome, shown, as_json, quiet=last.failure is not None)
-    if last.failure is not None:
-        fail(last.failure, BAD_INPUT)
-    sys.exit(INTERRUPTED if last.state == "interrupted" else code)
+    code = tell(found, outcome, shown, as_json, quiet=sweeping.failure is not None)
+    if sweeping.failure is not None:
+        fail(sweeping.failure, BAD_INPUT)
+    sys.exit(INTERRUPTED if sweeping.state == "interrupted" else code)
 
 
 @dataclass(slots=True)
@@ -194,22 +190,19 @@ def ending(bar: Sizing) -> Iterator[Ending]:
 
 
 class Sizing(Bar):
-    """Progress with the minutes left. `enough` ends the sweep, when its first answers show that it is `useless`. Once
-    it is `verifying`, nothing is said of the sweep any more."""
+    """Progress with the minutes left. `enough` ends the sweep, when its first answers show that it is `useless`.
+    `verifying`: the level that compares the server with its plan, once it is reached."""
 
     def __init__(self, console: Console) -> None:
         super().__init__(console)
         self.enough = threading.Event()
         self.useless = ""
-        self.verifying = False
-
-    def says(self, text: str) -> None:
-        if not self.verifying:
-            super().says(text)
+        self.verifying: Level | None = None
 
     def expects(self, level: Level, seconds: float, after_s: float) -> None:
         super().expects(level, seconds, after_s)
-        super().says(f"about {minutes(seconds + after_s)} of measuring to go")
+        self.verifying = level if level.verifies else None
+        self.says(f"about {minutes(seconds + after_s)} of measuring to go")
 
     def measured(self, level: Level, found: Measurement) -> None:
         super().measured(level, found)
@@ -292,13 +285,10 @@ OPTIONS: Mapping[str, str] = {
 # --- The plan, and what was measured by it before
 
 
-def plan_of(
-    site: Site, given: Mapping[str, Any], before_s: float, left_s: float | None = None, **more: Any
-) -> PlanFile:
-    """The adaptive sweep that the options ask for; `before_s` seconds of it were measured by calls before, and
-    `left_s` are left, by default the --minutes. `more`: further keys of the plan, or others in place of these."""
-    budget_s = 60 * given["minutes"] if left_s is None else left_s
-    asked = {name: given[name] for name in ASKED if given.get(name) is not None}
+def plan_of(site: Site, given: Mapping[str, Any], before_s: float) -> PlanFile:
+    """The adaptive sweep that the options ask for; `before_s` seconds of it were measured by calls before."""
+    budget_s = 60 * given["minutes"]
+    asked = {name: given[name] for name in (*ASKED, "verify_minutes") if given.get(name) is not None}
     lengths = {name: asked.pop(name) for name in ("isl", "osl", "isl_cv", "osl_cv")}
     return _file(
         site.server,
@@ -309,7 +299,6 @@ def plan_of(
             "budget_s": level_s(budget_s),
             "adaptive": {"gpu_minutes": (before_s + budget_s) / 60 * site.replica.tp * site.replica.pp, **asked},
             "client": {"self_check": given["self_check"]},
-            **more,
         },
         given,
     )
@@ -345,9 +334,8 @@ def measured_before(store: Store, site: Site, given: Mapping[str, Any]) -> int |
 
 
 def _measures(plan: SweepPlan) -> dict[str, Any]:
-    """What makes the points of two plans points of one sweep: all but the question, the time, the look inside and the
-    level that verified."""
-    apart = dict.fromkeys(("adaptive", "budget_s", "until", "rates", "client"), True)
+    """What makes the points of two plans points of one sweep: all but the question, the time and the look inside."""
+    apart = dict.fromkeys(("adaptive", "budget_s", "client"), True)
     return plan.model_dump(exclude={**apart, "server": {"metrics_url", "timeout_s"}})
 
 
@@ -360,38 +348,17 @@ def spent_s(store: Store, run_id: int, site: Site, given: Mapping[str, Any]) -> 
 # --- Whether the server does at the planned load what is predicted of it
 
 
-def verified(
-    store: Store, bar: Sizing, given: Mapping[str, Any], found: Measured, plan: Plan
-) -> tuple[Verification, Ending]:
-    """The planned load of a replica, put on the server as one more level of the run, beside what the plan predicts."""
-    rate_per_s = untried(plan.answer.load_per_s, found.points)
-    if found.ending.state != "done":
-        return Verification(rate_per_s, why_not=f"the measuring before it {found.ending.state}"), found.ending
-    minutes_s = 60 * given["verify_minutes"]
-    level = {"rates": [rate_per_s], "until": {"requests_min": ALL_OF_THEM}, "budget_s": minutes_s}
-    bar.says(f"verifying: {significant(rate_per_s)} requests/s at random for {minutes(minutes_s)}")
-    bar.verifying = True
-    with ending(bar) as how:
-        spent = spent_s(store, found.run_id, found.site, given)
-        sweep.resume(found.run_id, store, bar, plan=plan_of(found.site, given, spent, NOTHING_MORE_S, **level))
+def verified(store: Store, bar: Sizing, found: Measured, plan: Plan) -> Verification:
+    """The planned load of a replica as the server showed it, now or in an earlier call, beside what is predicted."""
+    kind, reached = found.file.plan.rate_kind, bar.verifying
+    rate_per_s = untried(plan.answer.load_per_s, found.points, kind) if reached is None else reached.value
     for each in store.measurements(found.run_id):
-        if verifies(each.point, rate_per_s):
-            return compared(plan.answer.candidate, plan.question, each.point, each.facts), how
-    return Verification(rate_per_s, why_not=str(how.failure or how.state)), how
-
-
-def untried(load_per_s: float, points: Sequence[Point]) -> float:
-    """The load to verify at, in three digits. A run measures a level once: where this one was of no use before, a
-    little less."""
-    rate_per_s = float(f"{load_per_s:.3g}")
-    while any(verifies(point, rate_per_s) and void_because(point) for point in points):
-        rate_per_s = float(f"{LITTLE_LESS * rate_per_s:.4g}")
-    return rate_per_s
-
-
-def verifies(point: Point, rate_per_s: float) -> bool:
-    """True for the point of the level that verifies at this rate."""
-    return point.load_kind == "poisson_rate" and point.load_value == rate_per_s
+        if is_at(each.point, rate_per_s, kind):
+            return compared(plan.answer.candidate, plan.question, each.point, each.facts)
+    ended = (
+        f"the measuring before it {found.ending.state}" if reached is None else found.ending.failure or "interrupted"
+    )
+    return Verification(rate_per_s, why_not=str(ended))
 
 
 # --- The answer, and what it rests on
@@ -423,12 +390,12 @@ class Measured:
             )
             remedy = f"void are {void}" if void else "give more --minutes"
             raise Undecided(f"no answer yet: a law needs two levels, run {self.run_id} has {len(good)}; {remedy}")
-        question = self.question
         try:
-            candidate = from_fit(law_of(good), question.workload.lengths, self.points)
+            return planned(self.points, self.question)
+        except NoFeasiblePlan:
+            raise
         except SizingError as error:
             raise Undecided(f"no answer from run {self.run_id}: {error}") from None
-        return planner.plan(question, [candidate])
 
     @property
     def seconds(self) -> float:

@@ -279,4 +279,4 @@ def prepare(file: PlanFile) -> Target:
     target = Target(plan, served, replica, (), session=(secrets.randbits(64),))
     means = [target.source(entry, (0,)).summary() for entry in range(len(plan.lengths))]
     levels = plan.levels(means)
-    return replace(target, levels=tuple(levels), points=len(levels) + plan.check_loads)
+    return replace(target, levels=tuple(levels), points=len(levels) + plan.check_loads + plan.verifies)

@@ -37,6 +37,7 @@ USUAL = {
     "run_seed": 0,
     "run_budget": 30.0,
     "run_minutes": 10.0,
+    "run_verify": 3.0,
     "run_long": True,
 }
 
@@ -202,8 +203,12 @@ def size_view(store: Store, scenario: Scenario) -> None:
         "needs are measured."
     )
     where, said = server(), labels()
-    minutes = st.number_input(
+    left, right = st.columns(2)
+    minutes = left.number_input(
         "Minutes of load", 1.0, 600.0, step=1.0, format="%g", key="run_minutes", help=MINUTES_HELP
+    )
+    verify = right.number_input(
+        "Then minutes of verification", 0.0, 600.0, step=1.0, format="%g", key="run_verify", help=VERIFY_HELP
     )
     if where["protocol"] == "openai":
         taken = {name: value for name, value in USUAL_LABELS.items() if name not in said}
@@ -222,7 +227,7 @@ def size_view(store: Store, scenario: Scenario) -> None:
         concurrency=tuple(users_of(MOST_USERS)),
         labels=said,
         longest_s=level_s(budget_s),
-        question=question_of(scenario, minutes * gpus),
+        question={**question_of(scenario, minutes * gpus), "verify_minutes": verify},
     )
     offer(store, new, startable)
 
@@ -230,6 +235,12 @@ def size_view(store: Store, scenario: Scenario) -> None:
 USUAL_LABELS: dict[str, str | int] = {"precision": USUAL_SERVED["precision"], "tp": int(USUAL_SERVED["tp"])}
 MINUTES_HELP = (
     "At most; the run ends earlier when the count is sure. Stopped, it keeps its points and its answer so far."
+)
+
+
+VERIFY_HELP = (
+    "Then the planned load of a replica arrives at random, and the Size page shows whether the server does what was "
+    "predicted. Three minutes or more tell a 95th percentile; 0: no verification."
 )
 
 
@@ -299,7 +310,8 @@ def _levels(file: PlanFile, expected: Duration) -> str:
     """What is measured, and what the minutes do not hold."""
     plan, levels = file.plan, len(file.plan.levels())
     if plan.adaptive is not None:
-        return f"Of {levels} levels, those that the question needs."
+        then = ", then the planned load of a replica" if plan.verifies else ""
+        return f"Of {levels} levels, those that the question needs{then}."
     checks = ", then one with random arrivals at 70 % of the most requests/s found" if plan.check_loads else ""
     warm_up = "Each level's warm-up and drain take about four request durations more." if expected.at_most else ""
     return f"{levels} {'level' if levels == 1 else 'levels'}{checks}. {warm_up}"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
+from functools import cache
 
 import numpy as np
 import pytest
@@ -86,12 +87,14 @@ def test_a_limit_that_is_never_reached_gives_the_ceiling() -> None:
     assert edge_rate(lambda rate, _: -2.0, response(1.0, 1.0), 1.0, 3.0, 1000) == pytest.approx(3.0, rel=0.01)
 
 
-RUN = simulate(Replica(LAW), Workload(Lengths(500, 100), 1.0), requests=100)
+@cache
+def run_of_100() -> Simulated:
+    return simulate(Replica(LAW), Workload(Lengths(500, 100), 1.0), requests=100)
 
 
 def sample(values: np.ndarray) -> Simulated:
     """A run whose requests had these TTFTs."""
-    return dataclasses.replace(RUN, ttft_s=values, outcome=np.full(len(values), SERVED))
+    return dataclasses.replace(run_of_100(), ttft_s=values, outcome=np.full(len(values), SERVED))
 
 
 @settings(max_examples=20)

@@ -6,7 +6,6 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from scipy.stats import qmc
 
 from sizing.queueing.points import MOST_DIMENSIONS, sobol_points
 
@@ -14,6 +13,8 @@ from sizing.queueing.points import MOST_DIMENSIONS, sobol_points
 @settings(max_examples=20, deadline=None)
 @given(dimensions=st.integers(1, MOST_DIMENSIONS), log2=st.integers(0, 10), seed=st.integers(0, 2**31))
 def test_the_points_are_those_of_another_implementation(dimensions: int, log2: int, seed: int) -> None:
+    from scipy.stats import qmc  # here, as importing it takes a second, and every worker collects this file
+
     known = qmc.Sobol(dimensions, rng=np.random.default_rng(seed)).random_base2(log2)
     (rng,) = np.random.default_rng(seed).spawn(1)
     assert np.array_equal(sobol_points(dimensions, log2, rng), known.T)

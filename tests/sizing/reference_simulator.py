@@ -32,6 +32,7 @@ class Slot:
         self.place, self.isl, self.osl, self.priority = place, isl, osl, priority
         self.cached, self.steps = cached, osl - 1 if steps is None else steps
         self.queue_timeout_s, self.cancel_s = queue_timeout_s, cancel_s
+        self.patient = math.isinf(queue_timeout_s) and math.isinf(cancel_s)
         self.arrival_s = self.queued_s = float("nan")  # first arrival, and at the replica it is in
         self.seen_from = 0  # the first iteration that may admit it, by number
         self.scheduled_s = float("nan")
@@ -64,7 +65,7 @@ class Slot:
 
     @property
     def decoding(self) -> bool:
-        return self.started and self.computed == self.prompt and not math.isnan(self.first_token_s)
+        return self.started and not math.isnan(self.first_token_s) and self.computed == self.prompt
 
     @property
     def context(self) -> float:
@@ -156,7 +157,10 @@ class SlowReplica:
 
     def drop_late(self, now_s: float, *, only_new: bool) -> None:
         """Whose patience has ended leaves; with `only_new` only who has not been started."""
-        late = [s for s in (*self.waiting, *self.slots) if s.deadline_s <= now_s and not (only_new and s.started)]
+        hasty = [s for s in (*self.waiting, *self.slots) if not s.patient and not (only_new and s.started)]
+        late = [s for s in hasty if s.deadline_s <= now_s]
+        if not late:
+            return
         for sequence in late:
             sequence.give_up()
         self.waiting = [s for s in self.waiting if s not in late]
@@ -174,7 +178,8 @@ class SlowReplica:
         self.most_slots = max(self.most_slots, len(self.slots))
         self.most_kv_tokens = max(self.most_kv_tokens, sum(s.memory for s in self.slots))
         done = [s for s in self.slots if s.done]
-        self.slots = [sequence for sequence in self.slots if not sequence.done]
+        if done:
+            self.slots = [s for s in self.slots if not s.done]
         for sequence in done:
             if sequence.arrival_s + sequence.cancel_s < sequence.done_s:
                 sequence.give_up()
@@ -254,8 +259,8 @@ class SlowReplica:
 
     def _fits(self, head: Slot) -> bool:
         rule = self.batching
-        running = sum(s.decoding for s in self.slots)
         if rule.kv_policy == "max_utilization":
+            running = sum(s.decoding for s in self.slots)
             used = sum(s.memory for s in self.slots)
             return not self.slots or used + head.memory + running + 1 <= rule.kv_tokens
         return sum(map(self._reserved, (*self.slots, head))) <= rule.kv_tokens

@@ -125,14 +125,6 @@ def test_any_engine_under_any_traffic(
 FEATURES: dict[str, tuple[Replica, dict[str, Any]]] = {
     "plain": (Replica(GPU, BASE), {}),
     "pausing": (Replica(GPU, replace(BASE, kv_policy="max_utilization", kv_tokens=1400)), {}),
-    "pausing whole prompts": (
-        Replica(GPU, replace(BASE, policy="whole_prompt", kv_policy="max_utilization", kv_tokens=1400)),
-        {},
-    ),
-    "pausing, prompts first": (
-        Replica(GPU, replace(BASE, policy="prefill_first", kv_policy="max_utilization", kv_tokens=1400)),
-        {},
-    ),
     "max_tokens and blocks": (Replica(GPU, replace(BASE, max_tokens=400, kv_block_tokens=64)), {}),
     "queue limit": (Replica(GPU, replace(BASE, max_waiting=4)), {}),
     "deadlines": (Replica(GPU, BASE), {"deadlines": True}),
@@ -159,5 +151,5 @@ def test_each_feature_alone(feature: str, policy: Any) -> None:
     for seed in range(4):
         slots = traffic(replica, seed, **{"deadlines": False, "prefixes": False, "classes": 1, **traits})
         engine = compare(replica, arrivals(20.0, seed), slots)
-        if feature.startswith("pausing") and policy != "static":
+        if feature == "pausing" and policy != "static":
             assert engine.pauses > 0

@@ -6,6 +6,7 @@ import ast
 import importlib
 import inspect
 import re
+from functools import cache
 from itertools import pairwise
 from pathlib import Path
 from types import ModuleType
@@ -307,9 +308,14 @@ def test_kept_machine_code_is_stamped_with_all_that_it_is_made_of() -> None:
     assert frozen <= stamped
 
 
+@cache
+def statements(module: ModuleType) -> list[ast.stmt]:
+    return ast.parse(inspect.getsource(module)).body
+
+
 def sources_of(name: str, module: ModuleType) -> set[Path]:
     """The files that the value of a constant comes from: where it is imported from, and what is read to assign it."""
-    for statement in ast.parse(inspect.getsource(module)).body:
+    for statement in statements(module):
         if isinstance(statement, ast.ImportFrom) and name in [alias.name for alias in statement.names]:
             return sources_of(name, importlib.import_module(statement.module or ""))
         if isinstance(statement, ast.Assign | ast.AnnAssign):

@@ -210,9 +210,16 @@ def spoiled(points: list[Point], place: int) -> list[Point]:
     return [*points[:place], worse, *points[place + 1 :]]
 
 
+@cache
+def varied() -> tuple[list[Point], Fit]:
+    """Points of lengths that vary, and their fit."""
+    points = measure(Replica(GPU), VARIED)
+    return points, fit(points)
+
+
 @pytest.mark.parametrize("place", [2, 6])
 def test_a_bad_point_is_named_and_does_little_harm(place: int) -> None:
-    points = measure(Replica(GPU), VARIED)
+    points, sound = varied()
     found = fit(spoiled(points, place))
     assert [distrust.point.load_value for distrust in found.distrusted] == [points[place].load_value]
     assert found.distrusted[0].off < -0.2 or found.distrusted[0].off > 0.3
@@ -221,7 +228,7 @@ def test_a_bad_point_is_named_and_does_little_harm(place: int) -> None:
     apart = np.abs(times_s(found.law) / times_s(without.law) - 1)[:8]
     assert np.median(apart) < 0.03
     assert apart.max() < 0.08
-    assert not fit(points).distrusted
+    assert not sound.distrusted
 
 
 def test_outliers_stand_apart_or_are_none() -> None:
@@ -243,7 +250,7 @@ def test_what_the_points_cannot_tell_is_named() -> None:
     names = {unknown.name for unknown in thin.unknown}
     assert {"kv_token_s", "attention_s"} <= names
     assert "long contexts" in next(str(unknown) for unknown in thin.unknown if unknown.name == "kv_token_s")
-    rich = {unknown.name for unknown in fit(measure(Replica(GPU), VARIED)).unknown}
+    rich = {unknown.name for unknown in varied()[1].unknown}
     assert rich < names
     assert "kv_token_s" not in rich
     ratios = [unknown.ratio for unknown in thin.unknown]

@@ -8,7 +8,7 @@ from functools import cache
 
 import numpy as np
 import pytest
-from hypothesis import example, given, settings
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from sizing.edge import BATCHES, BY_SIMULATION, LoadResponse, edge_rate, upper_excess, upper_percentile
@@ -97,14 +97,19 @@ def sample(values: np.ndarray) -> Simulated:
     return dataclasses.replace(run_of_100(), ttft_s=values, outcome=np.full(len(values), SERVED))
 
 
-@settings(max_examples=20)
-@given(seed=st.integers(0, 1000), percentile=st.sampled_from([50, 90, 95, 99]))
-def test_the_upper_percentile_covers_the_true_one(seed: int, percentile: int) -> None:
-    """Four standard errors up it lies above the true percentile of an exponential sample; at none it is the rank's."""
-    values = np.random.default_rng(seed).exponential(1.0, 3000)
-    limit = Limit("ttft", percentile, 1.0)
-    assert upper_percentile(sample(values), limit, 4.0) >= -math.log(1 - percentile / 100)
-    assert upper_percentile(sample(values), limit, 0.0) == np.sort(values)[rank(percentile / 100, len(values))]
+@pytest.mark.parametrize("percentile", [50, 90, 95, 99])
+def test_the_upper_percentile_covers_the_true_one(percentile: int) -> None:
+    """Two standard errors up it lies above the true percentile of an exponential sample but for one sample in 37, by
+    Student's t of 29 degrees of freedom; at none it is the rank's, which lies below about every other time."""
+    samples, limit, true_s = 200, Limit("ttft", percentile, 1.0), -math.log(1 - percentile / 100)
+    below = {0.0: 0, 2.0: 0}
+    for seed in range(samples):
+        values = np.random.default_rng(seed).exponential(1.0, 3000)
+        for errors in below:
+            below[errors] += upper_percentile(sample(values), limit, errors) < true_s
+        assert upper_percentile(sample(values), limit, 0.0) == np.sort(values)[rank(percentile / 100, len(values))]
+    assert below[2.0] <= 14, "chance of more: below 1 in 1,000"
+    assert 0.35 * samples < below[0.0] < 0.65 * samples, "four standard errors to either side of a half"
 
 
 def test_correlated_requests_widen_the_margin() -> None:

@@ -9,6 +9,9 @@ The blocks of a page run in order, in an empty folder of the page's own that see
 - ```` ```python ````: a program that must end without an error.
 - ```` ```yaml ````: a calibration plan, or a part of one (without `lengths`), read by the program's own reader.
 
+`python -m sizing` and the programs run in this process, which has their libraries loaded, unless the shell has a part
+in the command. Every other command is a process of its own, and so are those of the README, which show how all begins.
+
 Two comments in front of a block change this. `<!-- file: NAME -->` writes the block to NAME, for a command further down
 the page, which must use it. `<!-- not run: REASON -->` leaves the block out, for one of the reasons in NOT_RUN.
 
@@ -19,16 +22,20 @@ figures are those of a clock, every number equals every other, and so does every
 
 from __future__ import annotations
 
+import gc
+import io
 import os
 import re
+import shlex
 import signal
 import socket
 import subprocess
 import sys
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import chdir, contextmanager, redirect_stdout
 from dataclasses import dataclass, field
 from pathlib import Path
+from runpy import run_module, run_path
 
 import pytest
 
@@ -52,6 +59,8 @@ NOT_RUN = {
 LANGUAGES = {"console", "sh", "python", "yaml"}
 FENCE = re.compile(r"((?:^<!-- .*? -->\n)*)^```(\w*)\n(.*?)^```$", re.M | re.S)
 COMMAND = re.compile(r"^\$ (.*(?:(?<=\\)\n.*)*)\n((?:(?!\$ ).*\n)*)", re.M)
+PLAIN = re.compile(r"python ((?:-m sizing |block_)(?:'[^'\n]*'|[^'\"|&;<>$`*?\\\n])*)")
+"""A program of ours called with words that the shell only passes on."""
 LINK = re.compile(r"\]\((?!https?://|mailto:)([^)\s]+)\)")
 MINIMAL_PLAN = "lengths: [{isl: 64, osl: 32}]\nconcurrency: [1]\n"
 SECONDS = 120.0
@@ -105,6 +114,7 @@ class Session:
     """The folder in which the blocks of one page run, one after the other."""
 
     folder: Path
+    in_process: bool = True
     ports: dict[str, str] = field(default_factory=lambda: {port: free_port() for port in ("8000", "8001", "8002")})
     servers: list[subprocess.Popen[str]] = field(default_factory=list)
 
@@ -128,6 +138,8 @@ class Session:
 
     def run(self, command: str) -> str:
         """What a command printed to standard output; fails unless it ends well."""
+        if self.in_process and (call := PLAIN.fullmatch(command.replace("\\\n", " ").strip())):
+            return self.homeward(self._run_here(shlex.split(self.outward(call[1]))))
         call = ["bash", "-euo", "pipefail", "-c", self.outward(command)]
         if command.rstrip().endswith("&"):
             call[-1] = "exec " + call[-1].rstrip()[:-1]
@@ -143,6 +155,28 @@ class Session:
         assert done.returncode == 0, f"{command}\nexit code {done.returncode}\n{done.stdout}{done.stderr}"
         return self.homeward(done.stdout)
 
+    def _run_here(self, words: list[str]) -> str:
+        """What Python, called with these words, prints."""
+        printed = io.TextIOWrapper(io.BytesIO(), encoding="utf-8", write_through=True)
+        mine, before, collected = self.environment(), dict(os.environ), gc.get_threshold()
+        with chdir(self.folder), redirect_stdout(printed), pytest.MonkeyPatch.context() as patch:
+            patch.setattr(sys, "argv", words[1:] if words[0] == "-m" else words)
+            patch.delitem(sys.modules, "sizing.__main__", raising=False)  # as in a process that has just begun
+            os.environ.clear()
+            os.environ.update(mine)
+            try:
+                if words[0] == "-m":
+                    run_module(words[1], run_name="__main__", alter_sys=True)
+                else:
+                    run_path(words[0], run_name="__main__")
+            except SystemExit as end:
+                assert not end.code, f"{words}\nexit code {end.code}"
+            finally:
+                os.environ.clear()
+                os.environ.update(before)
+                gc.set_threshold(*collected)
+        return printed.buffer.getvalue().decode()  # type: ignore[attr-defined]
+
     def write(self, name: str, text: str) -> None:
         path = self.folder / name
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -150,9 +184,9 @@ class Session:
 
 
 @contextmanager
-def session(folder: Path) -> Iterator[Session]:
+def session(folder: Path, in_process: bool = True) -> Iterator[Session]:
     (folder / "data").symlink_to(ROOT / "data")
-    here = Session(folder)
+    here = Session(folder, in_process)
     try:
         yield here
     finally:
@@ -169,7 +203,7 @@ def free_port() -> str:
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
 def test_the_blocks_of_a_page_do_what_it_says(page: Path, tmp_path: Path) -> None:
-    with session(tmp_path) as here:
+    with session(tmp_path, in_process=page.name != "README.md") as here:
         for block in blocks(page):
             if "not run" in block.marks:
                 continue

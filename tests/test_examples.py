@@ -8,6 +8,7 @@ import re
 import subprocess
 import sys
 from pathlib import Path
+from runpy import run_path
 
 import pytest
 
@@ -34,9 +35,10 @@ def test_every_example_has_a_test() -> None:
     }
 
 
-def test_the_library_example_plans_and_predicts() -> None:
+def test_the_library_example_plans_and_predicts(capsys: pytest.CaptureFixture[str]) -> None:
     """More replicas, lower latency; its SLA holds from the planned number on, as the plan said."""
-    printed = run(EXAMPLES / "library.py", PYTHONPATH=str(EXAMPLES.parent))
+    run_path(str(EXAMPLES / "library.py"), run_name="__main__")
+    printed = capsys.readouterr().out
     working = re.findall(r"(\d+) working replicas: p95 TTFT (\d+) ms, p95 ITL ([\d.]+) ms", printed)
     assert len(working) == 3
     counts, ttft_ms, itl_ms = ([float(row[place]) for row in working] for place in range(3))

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import ast
+import subprocess
+import sys
 from collections.abc import Iterator
 from functools import cache
 from graphlib import CycleError, TopologicalSorter
@@ -101,3 +103,23 @@ def test_no_module_imports_itself_by_a_detour() -> None:
         TopologicalSorter(graph).prepare()
     except CycleError as circle:
         pytest.fail(" -> ".join(circle.args[1]))
+
+
+FIRST = """
+import os
+from importlib import import_module
+import numba, scipy.special  # not ours, and most of the work
+from sizing.cli.main import COMMANDS
+for module in sorted({where.partition(":")[0] for where, _ in COMMANDS.values()}):
+    if not (child := os.fork()):
+        import_module(module)
+        os._exit(0)
+    assert os.waitpid(child, 0)[1] == 0, module
+print("all")
+"""
+
+
+def test_every_command_may_be_the_first_thing_that_a_process_loads() -> None:
+    """Whatever tests and other commands have loaded before hides an import that only works after another one."""
+    done = subprocess.run([sys.executable, "-c", FIRST], cwd=ROOT, capture_output=True, text=True)
+    assert (done.returncode, done.stdout) == (0, "all\n"), done.stderr

@@ -24,6 +24,7 @@ from packaging.requirements import Requirement
 
 import sizing
 from sizing import library
+from sizing.cli.main import main
 from sizing.extras import EXTRA_OF
 from sizing.plans import Question
 from sizing.workload import Lengths
@@ -148,7 +149,9 @@ def test_a_question_that_cannot_be_asked_is_one_line() -> None:
 # The wheel.
 
 
-def test_an_installed_wheel_answers_from_the_shipped_data(installed: Installed) -> None:
+def test_an_installed_wheel_answers_from_the_shipped_data(
+    installed: Installed, capsys: pytest.CaptureFixture[str]
+) -> None:
     """Another interpreter, away from the checkout, gives the checkout's own prediction."""
     ask = """
 import sizing, sizing.places
@@ -157,7 +160,8 @@ lengths = sizing.Lengths(2000, 256)
 (candidate,), _ = find("Qwen/Qwen3-32B", lengths, Choice(("h200_sxm",), ("bf16",), (2,)), [])
 print(repr(sizing.predict(candidate.replica, sizing.Workload(lengths, 2.0))), sizing.__file__)
 """
-    here = subprocess.run([sys.executable, "-c", ask], cwd=ROOT, capture_output=True, text=True, check=True).stdout
+    exec(ask, {})
+    here = capsys.readouterr().out
     done = installed.run("-c", ask)
     assert done.returncode == 0, done.stderr
     assert done.stdout.rpartition(" ")[0] == here.rpartition(" ")[0]
@@ -226,13 +230,13 @@ def test_the_source_archive_gives_the_same_wheel(installed: Installed, tmp_path:
     ids=lambda value: value if isinstance(value, str) else value[0],
 )
 def test_a_command_names_the_extra_it_lacks(
-    installed: Installed, module: str, arguments: list[str], extra: str, tmp_path: Path
+    installed: Installed, module: str, arguments: list[str], extra: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     if arguments[0] == "report":
         plan = ["plan", "--model", "Qwen/Qwen3-32B", "--gpu", "h200_sxm", "--isl", "100", "--osl", "10", "--rate", "1"]
-        ask = [sys.executable, "-m", "sizing", *plan, "--ttft", "p95:1s", "--json"]
-        done = subprocess.run(ask, cwd=ROOT, capture_output=True, text=True, check=True)
-        (installed.away / "plan.json").write_text(done.stdout)
+        with pytest.raises(SystemExit):
+            main([*plan, "--ttft", "p95:1s", "--json"])
+        (installed.away / "plan.json").write_text(capsys.readouterr().out)
     lacking = installed.run("-m", module, *arguments)
     assert lacking.returncode == 2
     assert re.fullmatch(rf"error: .*not installed: pip install 'sizing\[{extra}\]'.*\n", lacking.stderr)

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from functools import cache
 from pathlib import Path
 
 import pytest
 import streamlit as st
+from streamlit.components.v2 import manifest_scanner
 from streamlit.testing.v1 import AppTest
 
 from calibration.store import DATABASE_VARIABLE, Store
@@ -17,6 +19,14 @@ from ui.scenario import Scenario
 ROOT = Path(__file__).parents[2]
 ONE = Scenario(gpus=("h200_sxm",), precisions=("fp8",), tps=(1,))
 """A scenario with a single candidate: quick to answer."""
+
+
+@pytest.fixture(scope="package", autouse=True)
+def packages_searched_once() -> Iterator[None]:
+    """A server searches all installed packages for components when it starts; an AppTest would at every run."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(manifest_scanner, "scan_component_manifests", cache(manifest_scanner.scan_component_manifests))
+        yield
 
 
 @pytest.fixture(autouse=True)

@@ -11,7 +11,6 @@ from typing import NamedTuple
 
 from calibration.errors import PlanError
 from calibration.plan import Level
-from sizing import planner
 from sizing.analyses.next_level import (
     Belief,
     LevelChoice,
@@ -21,15 +20,14 @@ from sizing.analyses.next_level import (
     choose,
     expected_s,
     most_telling,
+    planned,
     prospects,
     shunned,
     spent_s,
     stretch,
     usable,
 )
-from sizing.candidates import from_fit, law_of
 from sizing.errors import SizingError
-from sizing.plans import Plan
 from sizing.points import Point
 from sizing.question import Question
 
@@ -188,15 +186,6 @@ class Adaptive:
         else:
             rest_s = float(expected_s(belief.fitted, options, stretch(points, options))[left].sum())
         return spent_s(points, options) + rest_s
-
-
-def planned(points: Sequence[Point], question: Question) -> Plan:
-    """The plan by the law of the closed loops among `points`, all of one deployment.
-
-    Raises FitError where they give no law, NoFeasiblePlan if no count meets the SLA, and what else the planner does.
-    """
-    fitted = law_of(usable(tuple(points)))
-    return planner.plan(question, [from_fit(fitted, question.workload.lengths, points)])
 
 
 def _warnings(belief: Belief | None) -> list[str]:

@@ -20,7 +20,7 @@ from pydantic import ValidationError
 from rich.console import Console
 
 from calibration import run as sweep
-from calibration.adapt import Adaptive, Best, planned
+from calibration.adapt import Adaptive, Best
 from calibration.commands import heed_signals
 from calibration.errors import CalibrationError, Cancelled, PlanError, Undecided
 from calibration.levels import adaptive_of, is_at, minutes, untried
@@ -44,7 +44,7 @@ from calibration.requests.lengths import USUAL_ISL_CV, USUAL_OSL_CV
 from calibration.store import Store
 from calibration.target import deployment, protocol_at, serving
 from sizing import text as answer
-from sizing.analyses.next_level import usable
+from sizing.analyses.next_level import planned, usable
 from sizing.analyses.verification import Verification, compared, verification, void_because
 from sizing.cli.options import field_options, margin_options, options, sla_options, write_json
 from sizing.cli.plan import report_json, show

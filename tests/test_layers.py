@@ -22,11 +22,9 @@ VALUES = {
     for name in "points token_law workload question errors numbers stats yaml_file lazy_group places extras".split()
 }
 ASKS_SIZING = {
-    "calibration.adapt": {"sizing.analyses.next_level", "sizing.plans"},
+    "calibration.adapt": {"sizing.analyses.next_level"},
     "calibration.check": {"sizing.engine", "sizing.fitting.levels"},
-    "calibration.size": {
-        f"sizing.{name}" for name in "planner text candidates plans analyses.next_level analyses.verification".split()
-    }
+    "calibration.size": {f"sizing.{name}" for name in "text plans analyses.next_level analyses.verification".split()}
     | {f"sizing.cli.{name}" for name in "options plan shapes tables".split()},
 }
 """An adaptive sweep asks sizing which level to measure next, a check how far two runs may differ by chance; `size` is a

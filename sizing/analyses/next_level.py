@@ -11,14 +11,14 @@ from typing import Literal
 import numpy as np
 
 from sizing.analyses.closed_loop import rate_if_none_waited
-from sizing.candidates import from_fit
+from sizing.candidates import from_fit, law_of
 from sizing.edge import BY_FORMULA, MONTE_CARLO_SIGMA, Z90, load_response
 from sizing.engine import Replica
 from sizing.fitting import Fit, fit
 from sizing.fitting.levels import concurrency, granted, point_runs
 from sizing.numbers import Floats, gpus
-from sizing.planner import size
-from sizing.plans import Fleet, Rejection
+from sizing.planner import plan, size
+from sizing.plans import Fleet, Plan, Rejection
 from sizing.points import Point, same_isl
 from sizing.question import Question, Setting
 from sizing.simulator.replay import Replay
@@ -96,6 +96,15 @@ MISFIT = 5.0
 def usable(points: tuple[Point, ...]) -> tuple[Point, ...]:
     """The points that a law is fitted to: closed loop, not void."""
     return tuple(point for point in points if point.load_kind == "concurrency" and not point.void)
+
+
+def planned(points: Sequence[Point], question: Question) -> Plan:
+    """The plan by the law of the closed loops among `points`, all of one deployment.
+
+    Raises FitError where they give no law, NoFeasiblePlan if no count meets the SLA, and what else the planner does.
+    """
+    fitted = law_of(usable(tuple(points)))
+    return plan(question, [from_fit(fitted, question.workload.lengths, points)])
 
 
 @lru_cache(maxsize=32)

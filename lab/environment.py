@@ -158,7 +158,7 @@ def _create(environment: Environment, console: Console, recipe: Recipe) -> None:
     stamp.unlink(missing_ok=True)
     shutil.rmtree(environment.venv, ignore_errors=True)
     environment.install_log.unlink(missing_ok=True)
-    pip = [str(environment.python), "-m", "pip", "install", "--disable-pip-version-check", "--no-input"]
+    pip = [str(environment.python), "-m", "pip", "install", "--no-compile", "--disable-pip-version-check", "--no-input"]
     steps = [("environment", [sys.executable, "-m", "venv", str(environment.venv)])]
     steps += [(name, [*pip, *arguments]) for name, arguments in recipe.steps(recipe.requirements)]
     console.print(f"First use: making {recipe.server}'s environment in {environment.folder}")

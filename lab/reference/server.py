@@ -95,7 +95,7 @@ def variables(ready: Environment, settings: Settings) -> dict[str, str]:
     return {
         "PATH": f"{ready.venv / 'bin'}:{os.environ.get('PATH', '')}",
         "PYTHONPATH": str(import_folder(ready)),
-        "PYTHONDONTWRITEBYTECODE": "1",
+        "PYTHONDONTWRITEBYTECODE": "",  # the first start compiles what it imports: pip has compiled nothing
         "OMP_NUM_THREADS": str(settings.threads),
         "TOKENIZERS_PARALLELISM": "false",
     }

@@ -103,7 +103,8 @@ class VllmServer(Server):
 
     def _start(self, ready: Environment, work: Path) -> subprocess.Popen[bytes]:
         write_model(self.tokenizer, self.settings)
-        command = on_other_cores(0, str(ready.python), "-m", "vllm.entrypoints.openai.api_server")
+        program = Path(__file__).with_name("openai_server.py")
+        command = on_other_cores(0, str(ready.python), "-P", str(program))  # this folder is no place to import from
         with self.log.open("wb") as log:
             return subprocess.Popen(
                 [*command, *flags(self.settings, self.tokenizer)],
@@ -196,4 +197,5 @@ def variables(settings: Settings, work: Path) -> dict[str, str]:
         "HF_HOME": str(work / "huggingface"),
         "VLLM_CACHE_ROOT": str(work / "cache"),
         "PYTHONPATH": "",
+        "PYTHONDONTWRITEBYTECODE": "",  # as the reference server's
     }

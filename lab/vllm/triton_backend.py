@@ -125,7 +125,10 @@ class TritonPythonModel:
 async def _engine(arguments: dict[str, Any]) -> Any:
     """vLLM's engine, started in the event loop that will use it."""
     from vllm.engine.arg_utils import AsyncEngineArgs
+    from vllm.model_executor.models import registry
     from vllm.v1.engine.async_llm import AsyncLLM
+
+    registry._run_in_subprocess = lambda inspect: inspect()  # as openai_server.py does
 
     return AsyncLLM.from_engine_args(AsyncEngineArgs(**arguments))
 

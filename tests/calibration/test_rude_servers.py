@@ -182,11 +182,18 @@ def test_over_the_openai_protocol(kind: str, tmp_path: Path) -> None:
     assert Store().runs() == []
 
 
+@pytest.fixture(scope="module")
+def polite() -> Iterator[str]:
+    """A server that keeps the rules."""
+    with subprocess_server(Script()) as url:
+        yield url
+
+
 @pytest.mark.usefixtures("hurried")
 @pytest.mark.parametrize("kind", PAGES)
-def test_as_the_metrics_page(kind: str, tmp_path: Path) -> None:
-    with subprocess_server(Script()) as url, sockets(PAGES[kind]) as metrics:
-        told = refused(ran(plan(tmp_path, f"url: '{url}', metrics_url: 'http://{metrics}/metrics'")), metrics)
+def test_as_the_metrics_page(kind: str, tmp_path: Path, polite: str) -> None:
+    with sockets(PAGES[kind]) as metrics:
+        told = refused(ran(plan(tmp_path, f"url: '{polite}', metrics_url: 'http://{metrics}/metrics'")), metrics)
     assert "metrics" in told
     assert Store().runs() == []
 
@@ -199,9 +206,8 @@ def test_over_grpc(kind: str, tmp_path: Path) -> None:
     assert Store().runs() == []
 
 
-def test_http_at_the_grpc_port_and_grpc_at_the_http_port(tmp_path: Path) -> None:
-    with subprocess_server(Script()) as url:
-        assert "HTTP" in refused(ran(plan(tmp_path, f"url: '{url}', protocol: http")), url)
+def test_http_at_the_grpc_port_and_grpc_at_the_http_port(tmp_path: Path, polite: str) -> None:
+    assert "HTTP" in refused(ran(plan(tmp_path, f"url: '{polite}', protocol: http")), polite)
     with sockets(says(page(b"{}"))) as url:
         assert "gRPC" in refused(ran(plan(tmp_path, f"url: '{url}'")), url)
 

@@ -185,7 +185,7 @@ def test_a_server_that_dies_while_it_is_verified_leaves_the_answer(database: str
     pipes |= {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
     with openai_server(Manners(ttft_s=0.4, itl_s=0.05)) as server:
         more = words(server.url, MODEL, minutes=0.8, most_users=4, itl="p95:1s", verify_minutes=5)
-        dying = subprocess.Popen([sys.executable, "-m", "calibration", *more, "--verify"], **pipes)
+        dying = subprocess.Popen([sys.executable, "-m", "tests.calibration.unhurried", *more, "--verify"], **pipes)
         reads(dying, "verifying: ")
         reads(dying, "to go")
     with dying:

@@ -40,13 +40,20 @@ SMALL = Settings(
 
 @pytest.fixture(scope="module")
 def server() -> Iterator[VllmServer]:
-    """The server that this file shares; skipped only where its environment cannot be made."""
+    """The server that this file shares; skipped only where its environment cannot be made.
+
+    Engine and model are in one process, which spares a start its third and the steps their busy waiting between two;
+    test_behind_triton.py has them in two, as they are in use.
+    """
     try:
         ensure(RECIPE)
     except ServerError as error:
         pytest.skip(f"vLLM's environment cannot be made here: {error}")
-    with VllmServer(SMALL) as started:
-        yield started
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("VLLM_ENABLE_V1_MULTIPROCESSING", "0")
+        patch.setenv("OMP_NUM_THREADS", str(SMALL.threads))  # which vLLM sets in a process of the model's own alone
+        with VllmServer(SMALL) as started:
+            yield started
 
 
 def ask(server: VllmServer, path: str, body: dict[str, Any] | None = None) -> Any:
@@ -85,7 +92,7 @@ def test_a_calibration_measures_it_and_sees_it_preempt(
     plan = (
         f"server: {{protocol: openai, url: '{server.url}', model: {MODEL}, metrics_url: '{server.metrics_url}'}}\n"
         "lengths: [{isl: 70, osl: 100, isl_cv: 0, osl_cv: 0, shared_prefix: 64}]\nconcurrency: [2, 12]\n"
-        "deployment: {precision: fp32, gpu: cpu, tp: 1}\ncheck_load: 0\nrequests_per_level: 60\n"
+        "deployment: {precision: fp32, gpu: cpu, tp: 1}\ncheck_load: 0\nrequests_per_level: 36\n"
         "client: {self_check: false}\n"
     )
     store = Store()

@@ -523,7 +523,7 @@ def capacity_band(candidate: Candidate, setting: Setting) -> tuple[float, float]
     """
     if candidate.variants:
         middle = Middle.of(candidate.replica, setting)
-        sigma = math.hypot(MONTE_CARLO_SIGMA, *(_half_change(pair, setting, middle) for pair in candidate.variants))
+        sigma = math.hypot(MONTE_CARLO_SIGMA, *(half_change(pair, setting, middle) for pair in candidate.variants))
         return math.exp(-Z90 * sigma), math.exp(Z90 * sigma)
     low, high = scaled_capacities(candidate.replica, setting, math.exp(Z90 * candidate.relative_sigma))
     return low, high
@@ -561,7 +561,7 @@ class Middle(NamedTuple):
         return self.response.rate_per_s(level) or float(self.response.rates_per_s[0])
 
 
-def _half_change(pair: tuple[Replica, Replica], setting: Setting, middle: Middle) -> float:
+def half_change(pair: tuple[Replica, Replica], setting: Setting, middle: Middle) -> float:
     """Half the change of log capacity between two laws; a law that fails alone counts as a hundredth of the middle."""
     least_per_s = middle.rate_per_s(middle.level) / 100
     one, other = (max(_capacity(replica, setting, middle), least_per_s) for replica in pair)

@@ -12,7 +12,7 @@ import numpy as np
 
 from sizing.analyses.closed_loop import rate_if_none_waited
 from sizing.candidates import from_fit, law_of
-from sizing.edge import BY_FORMULA, MONTE_CARLO_SIGMA, Z90, load_response
+from sizing.edge import BY_FORMULA, MONTE_CARLO_SIGMA, Z90, Middle, half_change, load_response
 from sizing.engine import Replica
 from sizing.fitting import Fit, fit
 from sizing.fitting.levels import concurrency, granted, point_runs
@@ -119,8 +119,18 @@ def believe(points: tuple[Point, ...], question: Question) -> Belief | None:
     fitted = fit(good)
     sized = size(question, from_fit(fitted, question.workload.lengths), BY_FORMULA)
     setting = question.setting(sized.working if isinstance(sized, Fleet) else 1)
-    effects = [(margin(slower, setting) - margin(faster, setting)) / 2 for faster, slower in fitted.variants]
-    return Belief(fitted, sized, np.array(effects), surplus(fitted.replica, setting))
+    return Belief(fitted, sized, effects_of(fitted, setting), surplus(fitted.replica, setting))
+
+
+def effects_of(fitted: Fit, setting: Setting) -> Floats:
+    """Half the change of `margin` along each pair of the fit's variants, shape (pairs,).
+
+    Read off the fitted law's response where that meets the SLA alone, as the band of a plan is: a fifth of the work.
+    """
+    if load_response(fitted.replica, setting).rate_per_s(0.0) > 0:
+        middle = Middle.of(fitted.replica, setting)
+        return np.array([-half_change(pair, setting, middle) for pair in fitted.variants])
+    return np.array([(margin(slower, setting) - margin(faster, setting)) / 2 for faster, slower in fitted.variants])
 
 
 def margin(replica: Replica, setting: Setting) -> float:

@@ -40,20 +40,13 @@ SMALL = Settings(
 
 @pytest.fixture(scope="module")
 def server() -> Iterator[VllmServer]:
-    """The server that this file shares; skipped only where its environment cannot be made.
-
-    Engine and model are in one process, which spares a start its third and the steps their busy waiting between two;
-    test_behind_triton.py has them in two, as they are in use.
-    """
+    """The server that this file shares; skipped only where its environment cannot be made."""
     try:
         ensure(RECIPE)
     except ServerError as error:
         pytest.skip(f"vLLM's environment cannot be made here: {error}")
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("VLLM_ENABLE_V1_MULTIPROCESSING", "0")
-        patch.setenv("OMP_NUM_THREADS", str(SMALL.threads))  # which vLLM sets in a process of the model's own alone
-        with VllmServer(SMALL) as started:
-            yield started
+    with VllmServer(SMALL) as started:
+        yield started
 
 
 def ask(server: VllmServer, path: str, body: dict[str, Any] | None = None) -> Any:

@@ -154,7 +154,7 @@ def from_fit(fitted: Fit, lengths: Lengths, points: Sequence[Point] = ()) -> Can
         relative_sigma=local.relative_sigma,
         pp=deployment.pp,
         calibrated_in_flight=fitted.calibrated.concurrency,
-        variants=local.variants,
+        variants=local.variants_seen(lengths),
         warnings=cautions_at(fitted, lengths),
         open_loops=tuple(point for point in points if point.load_kind == "poisson_rate"),
     )

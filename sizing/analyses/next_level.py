@@ -16,6 +16,7 @@ from sizing.edge import BY_FORMULA, MONTE_CARLO_SIGMA, Z90, Middle, half_change,
 from sizing.engine import Replica
 from sizing.fitting import Fit, fit
 from sizing.fitting.levels import concurrency, granted, point_runs
+from sizing.fitting.result import Variants
 from sizing.numbers import Floats, gpus
 from sizing.planner import plan, size
 from sizing.plans import Fleet, Plan, Rejection
@@ -32,13 +33,14 @@ from sizing.workload import Lengths, Prefix
 class Belief:
     """A fitted law, the fleet it asks for, and what its errors do to that.
 
-    The errors of the law are independent standard normal variables, one along each pair of ``fitted.variants``: eight,
-    and one for each number fitted beside the coefficients. `effects`, shape (pairs,): the
-    change of `margin` (see there) when one of them rises by one. `surplus`: margin of the fitted law over the least
-    margin at which the SLA is met at all; negative when it is not.
+    The errors of the law are independent standard normal variables, one along each pair of `variants`: those of the
+    fit that the question's requests see. `effects`, shape (pairs,): the change of `margin` (see there) when one of them
+    rises by one. `surplus`: margin of the fitted law over the least margin at which the SLA is met at all; negative
+    when it is not.
     """
 
     fitted: Fit
+    variants: Variants
     sized: Fleet | Rejection
     effects: Floats
     surplus: float
@@ -119,18 +121,20 @@ def believe(points: tuple[Point, ...], question: Question) -> Belief | None:
     fitted = fit(good)
     sized = size(question, from_fit(fitted, question.workload.lengths), BY_FORMULA)
     setting = question.setting(sized.working if isinstance(sized, Fleet) else 1)
-    return Belief(fitted, sized, effects_of(fitted, setting), surplus(fitted.replica, setting))
+    variants = fitted.variants_seen(question.workload.lengths)
+    effects = effects_of(fitted.replica, variants, setting)
+    return Belief(fitted, variants, sized, effects, surplus(fitted.replica, setting))
 
 
-def effects_of(fitted: Fit, setting: Setting) -> Floats:
-    """Half the change of `margin` along each pair of the fit's variants, shape (pairs,).
+def effects_of(replica: Replica, variants: Variants, setting: Setting) -> Floats:
+    """Half the change of `margin` along each pair of variants of the replica's law, shape (pairs,).
 
-    Read off the fitted law's response where that meets the SLA alone, as the band of a plan is: a fifth of the work.
+    Read off the replica's own response where it meets the SLA alone, as the band of a plan is: a fifth of the work.
     """
-    if load_response(fitted.replica, setting).rate_per_s(0.0) > 0:
-        middle = Middle.of(fitted.replica, setting)
-        return np.array([-half_change(pair, setting, middle) for pair in fitted.variants])
-    return np.array([(margin(slower, setting) - margin(faster, setting)) / 2 for faster, slower in fitted.variants])
+    if load_response(replica, setting).rate_per_s(0.0) > 0:
+        middle = Middle.of(replica, setting)
+        return np.array([-half_change(pair, setting, middle) for pair in variants])
+    return np.array([(margin(slower, setting) - margin(faster, setting)) / 2 for faster, slower in variants])
 
 
 def margin(replica: Replica, setting: Setting) -> float:
@@ -256,7 +260,7 @@ def prospects(belief: Belief, options: Sequence[Option], slower: float = 1.0) ->
     """
     fitted = belief.fitted
     replay = replay_of(fitted, options)
-    sides = [(_log_means(replay, slower), _log_means(replay, faster)) for faster, slower in fitted.variants]
+    sides = [(_log_means(replay, slower), _log_means(replay, faster)) for faster, slower in belief.variants]
     changes = np.stack([(above - below) / 2 for above, below in sides], axis=-1)
     errors = np.array([granted(_point(fitted, option, 1.0), fitted.batching) for option in options])
     # Where the law misses the points by more than the errors granted, new points are no better than the old ones.

@@ -175,6 +175,11 @@ class Unknown(NamedTuple):
         )
 
 
+Variants = tuple[tuple[Replica, Replica], ...]
+"""Pairs of engines, the faster first."""
+UNSEEN, BATCHES_SEEN, TINY = 0.05, 7, 1e-30
+"""Share of the variance of a time that the variants of an answer may leave out, batches at which times are looked at,
+and a variance that is none."""
 FARTHEST = 3.0
 """Distance in ln(ISL) and ln(OSL) together from which a law is trusted no less: a factor of 20."""
 PROMPT_COEFFICIENTS = ("token_s", "attention_s", "prefill_s", "request_s")
@@ -304,7 +309,7 @@ class Fit:
         return value / factor, value * factor
 
     @property
-    def variants(self) -> tuple[tuple[Replica, Replica], ...]:
+    def variants(self) -> Variants:
         """Engines one standard error away, faster and slower: along each eigenvector of the covariance, between the
         nodes of a bend, where nothing holds it, and by what the law was found to be off.
 
@@ -327,6 +332,28 @@ class Fit:
         ]
         pairs += [[replace(engine, law=law) for law in pair] for pair in laws]
         return tuple((min(pair, key=self._busy_step_s), max(pair, key=self._busy_step_s)) for pair in pairs)
+
+    def variants_seen(self, lengths: Lengths) -> Variants:
+        """Those of `variants` that requests of these lengths see: without pairs that together make up less than
+        `UNSEEN` of the variance of every time. Of the two dozen of a bent law a third to three quarters."""
+        pairs = self.variants
+        logs = np.array([[self._times(engine, lengths) for engine in pair] for pair in pairs])
+        changes = np.square(logs[:, 1] - logs[:, 0])
+        shares = changes / np.maximum(changes.sum(axis=0), TINY)
+        least_first = np.argsort(shares.max(axis=1))
+        left_out = np.cumsum(shares[least_first], axis=0).max(axis=1) < UNSEEN
+        return tuple(pairs[place] for place in sorted(least_first[~left_out]))
+
+    def _times(self, engine: Replica, lengths: Lengths) -> Floats:
+        """Logarithms of what requests of these lengths see of an engine: times of decode steps and of iterations with
+        a prompt from one sequence to more than were measured, of a prompt alone, and the size of the KV cache."""
+        law, rule, isl = engine.law, engine.batching, lengths.isl
+        context, most = isl + lengths.osl / 2, min(2 * self.calibrated.concurrency, rule.max_batch_size)
+        seconds = [law.request_s + law.prefill_alone_s(tokens) for tokens in (isl, 2 * isl)]
+        for batch in np.geomspace(1, most, BATCHES_SEEN):
+            seconds.append(law.decode_s(batch, batch * context))
+            seconds.append(law.mixed_s(batch, batch * context, isl, isl * isl / 2))
+        return np.log([*seconds, rule.kv_tokens])
 
     @property
     def relative_sigma(self) -> float:

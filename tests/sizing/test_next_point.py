@@ -94,7 +94,7 @@ def test_a_better_instrument_never_tells_less(case: tuple[np.ndarray, np.ndarray
 def test_the_option_thought_best_narrows_more_than_the_one_thought_worst() -> None:
     """Both are then measured and fitted, with two seeds: the prediction of the linear rule is borne out."""
     belief = law_of_two()
-    gains = reductions(belief.effects, np.eye(8), prospects(belief, LEFT).slopes)
+    gains = reductions(belief.effects, np.eye(len(belief.effects)), prospects(belief, LEFT).slopes)
     best, worst = LEFT[int(np.argmax(gains))], LEFT[int(np.argmin(gains))]
     sigmas: dict[Option, list[float]] = {best: [], worst: []}
     for seed in (1, 2):
@@ -214,7 +214,8 @@ def test_the_choice_after_a_law_is_new_and_of_the_most_gain_per_second() -> None
     choice = ask(list(two_points()))
     assert isinstance(choice, LevelChoice)
     assert choice.aim == "gain"
-    rates = reductions(law_of_two().effects, np.eye(8), ahead_of_two().slopes) / ahead_of_two().seconds
+    effects = law_of_two().effects
+    rates = reductions(effects, np.eye(len(effects)), ahead_of_two().slopes) / ahead_of_two().seconds
     assert choice.option == LEFT[int(np.argmax(rates))]
     assert 0 < choice.narrows < 1
     assert choice.seconds <= choice.remaining_s

@@ -385,6 +385,8 @@ class SweepPlan(Strict):
             raise ValueError(f"schedule: its stages come to {due:g} requests, at least {FEWEST_ARRIVALS} are needed")
         if self.adaptive is not None and not self.concurrency:
             raise ValueError("adaptive: it chooses among closed-loop levels: give concurrency, for instance [1, 8, 64]")
+        if self.verifies and self.rate_kind != "poisson_rate":
+            raise ValueError("adaptive: verify_minutes offers random arrivals: leave out arrivals, or give poisson")
         if self.replay and not any(item.trace for item in self.lengths):
             raise ValueError("replay: none of the lengths is a trace, for instance {trace: requests.csv}")
         loads = len(self.concurrency) + len(self.rates) + len(self.replay) + bool(self.schedule)

@@ -98,6 +98,11 @@ def test_a_relative_tokenizer_lies_beside_the_plan(tmp_path: Path) -> None:
             "adaptive: it chooses among closed-loop levels",
         ),
         (MINIMAL + "adaptive: {gpu_minutes: 5, rate: 2, ttft: fast}", "adaptive: "),
+        (MINIMAL + "adaptive: {gpu_minutes: 5, rate: 2, ttft: 'p95:1s', verify_minutes: -1}", "verify_minutes"),
+        (
+            MINIMAL + "arrivals: constant\nadaptive: {gpu_minutes: 5, rate: 2, ttft: 'p95:1s', verify_minutes: 3}",
+            "leave out arrivals, or give poisson",
+        ),
     ],
 )
 def test_a_faulty_plan_is_one_line_naming_file_and_key(text: str, says: str, tmp_path: Path) -> None:

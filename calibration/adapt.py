@@ -30,6 +30,7 @@ from sizing.analyses.next_level import (
 from sizing.errors import SizingError
 from sizing.points import Point
 from sizing.question import Question
+from sizing.workload import Lengths
 
 _STOPPED = {
     "settled": "the answer no longer changes",
@@ -124,6 +125,11 @@ class Adaptive:
         ahead = prospects(belief, left, stretch(points, options))
         place, narrows = most_telling(belief, ahead)
         return Best(self._levels[left[place]], float(ahead.seconds[place]), narrows)
+
+    @property
+    def lengths(self) -> Lengths:
+        """Those that the question is about."""
+        return self._question.workload.lengths
 
     def planned_per_s(self, points: Sequence[Point]) -> float | None:
         """Requests/s that each replica of the planned fleet is to carry; None while there is no fleet."""

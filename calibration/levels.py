@@ -15,7 +15,7 @@ from calibration.plan import Level, SweepPlan
 from calibration.target import Target
 from sizing.errors import ScenarioError
 from sizing.numbers import significant
-from sizing.points import Deployment, LoadKind, Point
+from sizing.points import TELLING, Deployment, LoadKind, Point
 from sizing.workload import Arrivals, Lengths, Seconds
 
 if TYPE_CHECKING:
@@ -257,7 +257,11 @@ class AsNeeded:
         assert target.plan.adaptive is not None
         self._verify_s = 60 * target.plan.adaptive.verify_minutes
         self._verifying: Level | None = None
+        self._asked = next((level for level in target.levels if level.lengths.is_like(self._adaptive.lengths)), None)
         says(self._adaptive.before)
+        if self._verify_s and self._asked is None:
+            self._verify_s = 0.0
+            says("no verification at the end: none of the plan's lengths are those that its question is about")
 
     def skip(self, level: Level) -> None:
         """The choice follows from the points alone: without one it would be the same level for good."""
@@ -275,16 +279,17 @@ class AsNeeded:
 
     def _verify(self, points: Sequence[Point]) -> Level | None:
         """Once, the load that a replica is planned for; None where there is no plan, or that load was measured."""
-        planned_per_s = self._adaptive.planned_per_s(points) if self._verify_s and self._verifying is None else None
-        if planned_per_s is None:
+        if not self._verify_s or self._verifying is not None:
             return None
-        plan, first = self._target.plan, self._target.levels[0]
+        planned_per_s, plan, asked = self._adaptive.planned_per_s(points), self._target.plan, self._asked
+        if planned_per_s is None or asked is None:
+            return None
         rate_per_s = untried(planned_per_s, points, plan.rate_kind)
         if any(is_at(point, rate_per_s, plan.rate_kind) for point in points):
             return None
         self._says(f"verifying: {significant(rate_per_s)} requests/s at random for {minutes(self._verify_s)}")
         place, least = len(self._target.levels), plan.requests_per_level or 100
-        self._verifying = Level(place, first.lengths, plan.rate_kind, rate_per_s, least, first.entry, verifies=True)
+        self._verifying = Level(place, asked.lengths, plan.rate_kind, rate_per_s, least, asked.entry, verifies=True)
         return self._verifying
 
     def expected_s(self, pace: Pace) -> tuple[float, float]:
@@ -298,10 +303,10 @@ class AsNeeded:
 
 
 def untried(planned_per_s: float, points: Sequence[Point], kind: LoadKind) -> float:
-    """The load to verify at, in three digits. A run measures a level once: where this one was of no use before, a
-    little less."""
+    """The load to verify at, in three digits. A run measures a level once: where this one said nothing of the server
+    before, a little less."""
     rate_per_s = float(f"{planned_per_s:.3g}")
-    while any(is_at(point, rate_per_s, kind) and point.verdict != "steady" for point in points):
+    while any(is_at(point, rate_per_s, kind) and point.verdict not in TELLING for point in points):
         rate_per_s = float(f"{LITTLE_LESS * rate_per_s:.4g}")
     return rate_per_s
 

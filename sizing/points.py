@@ -190,6 +190,10 @@ class Deployment(NamedTuple):
         return f"{self.model} {self.precision}, {self.gpu} TP{self.tp}, {engine}{batching}"
 
 
+TELLING = ("steady", "overloaded")
+"""Verdicts on a level of random arrivals that tell whether a server does what was planned."""
+
+
 def same_isl(lengths: Iterable[float]) -> bool:
     """True for ISLs within 20 % of each other: what a prompt costs by its length cannot be told from them."""
     known = list(lengths)

@@ -37,6 +37,10 @@ def finite(name: str, value: float, *, above: float = 0.0, unit: str = "") -> fl
     return float(value)
 
 
+SAME_TOKENS, SAME_CV = 0.02, 0.05
+"""Relative difference of mean lengths, and difference of their variations, that still count as the same lengths."""
+
+
 @dataclass(frozen=True, slots=True)
 class Lengths:
     """Input and output tokens of a request: means, and coefficients of variation (0 = every request the same).
@@ -71,6 +75,19 @@ class Lengths:
         for name, law in (("isl_cv", self.isl_law), ("osl_cv", self.osl_law)):
             if law is not None:
                 object.__setattr__(self, name, law.cv)
+
+    def is_like(self, other: Lengths) -> bool:
+        """True where a measurement at the one tells of the other: means within 2 %, coefficients of variation within
+        0.05.
+
+        >>> Lengths(2000, 256).is_like(Lengths(2020, 256, 0.04)), Lengths(2000, 256).is_like(Lengths(2000, 300))
+        (True, False)
+        """
+        means = ((self.isl, other.isl), (self.osl, other.osl))
+        variations = ((self.isl_cv, other.isl_cv), (self.osl_cv, other.osl_cv))
+        return all(math.isclose(*pair, rel_tol=SAME_TOKENS) for pair in means) and all(
+            math.isclose(*pair, abs_tol=SAME_CV) for pair in variations
+        )
 
     def sample(self, n: int, rng: np.random.Generator) -> tuple[Tokens, Tokens]:
         """`n` pairs of (input, output) tokens, two int64 arrays of shape (n,)."""

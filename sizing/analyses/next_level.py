@@ -14,7 +14,7 @@ from sizing.analyses.closed_loop import rate_if_none_waited
 from sizing.candidates import from_fit, law_of
 from sizing.edge import BY_FORMULA, MONTE_CARLO_SIGMA, Z90, Middle, half_change, load_response
 from sizing.engine import Replica
-from sizing.fitting import Fit, fit
+from sizing.fitting import Fit
 from sizing.fitting.levels import concurrency, granted, point_runs
 from sizing.fitting.result import Variants
 from sizing.numbers import Floats, gpus
@@ -118,7 +118,7 @@ def believe(points: tuple[Point, ...], question: Question) -> Belief | None:
     good = usable(points)
     if len({concurrency(point) for point in good}) < 2:
         return None
-    fitted = fit(good)
+    fitted = law_of(good)
     sized = size(question, from_fit(fitted, question.workload.lengths), BY_FORMULA)
     setting = question.setting(sized.working if isinstance(sized, Fleet) else 1)
     variants = fitted.variants_seen(question.workload.lengths)

@@ -13,17 +13,15 @@ import numpy as np
 from sizing.edge import REQUESTS, Z90, latency_band, run_at
 from sizing.fitting.levels import ITL_SIGMA, UNTOLD
 from sizing.plans import Candidate, Fleet, Plan
-from sizing.points import Point
+from sizing.points import TELLING, Point
 from sizing.question import Question, Setting
 from sizing.simulator import Simulated
-from sizing.workload import METRICS, Arrivals, Lengths, Limit
+from sizing.workload import METRICS, Arrivals, Limit
 
 PERCENTILES = (50, 95)
 """What is compared of TTFT, ITL and E2E, beside what the SLA limits."""
 LEAST, MOST = 0.9, 1.25
 """A level verifies a plan from this share of its load per replica on, up to that multiple of it."""
-SAME_TOKENS, SAME_CV = 0.02, 0.05
-"""Relative difference of mean lengths, and difference of their variations, that still count as the same lengths."""
 UNLIMITED_S = 1e9
 FEWEST_BLOCKS = 8
 INSTRUMENT = {"ttft": UNTOLD.ttft_sigma}
@@ -109,18 +107,10 @@ def verification(plan: Plan) -> Verification | None:
 def _tells(point: Point, fleet: Fleet, question: Question) -> bool:
     workload = question.workload
     return (
-        point.verdict in ("steady", "overloaded")
+        point.verdict in TELLING
         and LEAST <= point.load_value / fleet.load_per_s <= MOST
-        and _alike(point.lengths, workload.lengths)
+        and point.lengths.is_like(workload.lengths)
         and point.prefix.rounded == workload.prefix.rounded
-    )
-
-
-def _alike(one: Lengths, other: Lengths) -> bool:
-    means = ((one.isl, other.isl), (one.osl, other.osl))
-    variations = ((one.isl_cv, other.isl_cv), (one.osl_cv, other.osl_cv))
-    return all(math.isclose(*pair, rel_tol=SAME_TOKENS) for pair in means) and all(
-        math.isclose(*pair, abs_tol=SAME_CV) for pair in variations
     )
 
 

@@ -335,7 +335,7 @@ class Fit:
 
     def variants_seen(self, lengths: Lengths) -> Variants:
         """Those of `variants` that requests of these lengths see: without pairs that together make up less than
-        `UNSEEN` of the variance of every time. Of the two dozen of a bent law a third to three quarters."""
+        `UNSEEN` of the variance of every time."""
         pairs = self.variants
         logs = np.array([[self._times(engine, lengths) for engine in pair] for pair in pairs])
         changes = np.square(logs[:, 1] - logs[:, 0])

@@ -5,8 +5,10 @@ from __future__ import annotations
 import dataclasses
 import subprocess
 import sys
+from collections.abc import Sequence
 from functools import cache
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, NamedTuple
 
 import pytest
@@ -14,9 +16,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from pydantic import ValidationError
 
+from calibration import levels
 from calibration.adapt import Adaptive
 from calibration.errors import PlanError
-from calibration.plan import AdaptivePlan, Level
+from calibration.levels import Pace
+from calibration.plan import AdaptivePlan, Level, parse_plan
 from sizing.analyses.next_level import Option
 from sizing.candidates import from_fit
 from sizing.edge import BY_FORMULA
@@ -222,3 +226,56 @@ def test_the_key_is_light_to_import() -> None:
     """Every command reads plans: none but an adaptive run shall wait for scipy and numba."""
     code = "import sys, calibration.plan; print(*{'scipy', 'numba', 'sizing.analyses.next_level'} & set(sys.modules))"
     assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout == "\n"
+
+
+VERIFIES = """
+lengths: [{isl: 50, osl: 20, isl_cv: 0, osl_cv: 0}, {isl: 400, osl: 20, isl_cv: 0, osl_cv: 0}]
+concurrency: [1, 4]
+adaptive: {gpu_minutes: 5, rate: 7, isl: %s, ttft: "p95:1s", verify_minutes: 2}
+"""
+
+
+class Chosen:
+    """A sweep whose choice is made: a replica is to carry three and a third requests/s."""
+
+    before = why = ""
+
+    def __init__(self, isl: float) -> None:
+        self.lengths = Lengths(isl, 20)
+
+    def next(self, points: Sequence[Point]) -> None: ...
+
+    def summary(self, points: Sequence[Point]) -> str:
+        return ""
+
+    def planned_per_s(self, points: Sequence[Point]) -> float:
+        return 10 / 3
+
+
+def ends(monkeypatch: pytest.MonkeyPatch, isl: float, points: Sequence[Point] = ()) -> tuple[list[Level], list[str]]:
+    """The levels that are left once the choice is made, and what is said."""
+    plan, said = parse_plan(VERIFIES % isl).plan, list[str]()
+    monkeypatch.setattr(levels, "_adaptive", lambda target, pace: Chosen(isl))
+    target: Any = SimpleNamespace(plan=plan, levels=tuple(plan.levels()))
+    order = levels.AsNeeded(target, [], Pace(Lengths(50, 20), 1.0, 1.0), said.append)
+    left = iter(lambda: order.next(points), None)
+    return [*left], said
+
+
+def test_a_sweep_ends_with_the_planned_load_at_the_lengths_of_its_question(monkeypatch: pytest.MonkeyPatch) -> None:
+    for isl, entry in ((50, 0), (400, 1)):
+        (level,), said = ends(monkeypatch, isl)
+        assert (level.entry, level.lengths, level.kind, level.value) == (entry, Lengths(isl, 20), "poisson_rate", 3.33)
+        assert "verifying: 3.33 requests/s at random for 2.0 minutes" in said
+        assert parse_plan(VERIFIES % isl).plan.until_of(level).budget_s == 120
+    left, said = ends(monkeypatch, 100)
+    assert left == [] and "none of the plan's lengths" in " ".join(said)
+
+
+def test_a_load_is_verified_once_and_again_where_that_was_of_no_use(monkeypatch: pytest.MonkeyPatch) -> None:
+    (level,), _ = ends(monkeypatch, 50)
+    shown = dataclasses.replace(measured(LEVELS[0], 1), load_kind="poisson_rate", load_value=level.value)
+    for telling in ("steady", "overloaded"):
+        assert ends(monkeypatch, 50, [dataclasses.replace(shown, verdict=telling)])[0] == []
+    (again,), _ = ends(monkeypatch, 50, [dataclasses.replace(shown, verdict="client_limited")])
+    assert 0.99 * level.value < again.value < level.value

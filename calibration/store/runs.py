@@ -486,9 +486,14 @@ class Store:
                 for word in ("pending", "discarded")
             ),
         )
+        query = query.where(chosen).order_by(runs.c.id.desc())
         with self.database.reading() as connection:
-            rows = connection.execute(query.where(chosen).order_by(runs.c.id.desc())).mappings().all()
-        return [_run(row) for row in rows]
+            found = [_run(row) for row in connection.execute(query).mappings()]
+        if any(run.state == "lost" for run in found):
+            # a run's process may have ended in good order after its row was read and before it was looked for
+            with self.database.reading() as connection:
+                found = [_run(row) for row in connection.execute(query).mappings()]
+        return found
 
     def _beat(self, run_id: int, owner: Owner, news: Mapping[str, Any]) -> bool:
         """Whether the run has been asked to stop."""

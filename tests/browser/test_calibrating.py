@@ -59,6 +59,28 @@ def visit(browser: Browser, link: str) -> Page:
     return page
 
 
+def await_the_points(page: Page, setting: Setting) -> None:
+    """Wait for the end of run 1, resumed where a busy machine broke it off.
+
+    The load generator refuses to measure where it fell behind its mock, and a level without an answer has no point:
+    tests/calibration prove both.
+    """
+    points = page.get_by_text("3 points await acceptance.")
+    resume = page.get_by_role("button", name=re.compile("^Resume"))
+    for _ in range(3):
+        try:
+            expect(points.or_(resume).first).to_be_visible()
+        except AssertionError as error:
+            error.add_note(f"{setting.store.run(1)}\n{jobs.log_tail(setting.store, 1)}")
+            raise
+        if points.is_visible():
+            return
+        assert setting.store.run(1).state == "failed"
+        resume.click()
+        expect(resume).to_have_count(0)
+    raise AssertionError(f"{setting.store.run(1)}\n{jobs.log_tail(setting.store, 1)}")
+
+
 def as_of_a_quiet_machine(setting: Setting) -> bool:
     """Lift the verdicts that a busy machine brings; True if there were any.
 
@@ -96,11 +118,10 @@ def test_a_run_started_in_one_browser_is_accepted_in_another_and_the_answer_rest
     first = visit(browser, setting.link("calibrate", "new"))
     start_a_run(first)
     expect(first.get_by_role("heading", level=1)).to_have_text("Run 1 is active")
-    expect(first.get_by_text(re.compile(r"^1 of 3 levels"))).to_be_visible()
     first.context.close()
 
     second = visit(browser, setting.link("calibrate", "runs"))
-    expect(second.get_by_text("3 points await acceptance.")).to_be_visible()
+    await_the_points(second, setting)
     assert setting.store.run(1).state == "done"
     if as_of_a_quiet_machine(setting):
         second.reload()

@@ -38,6 +38,19 @@ def test_a_run_that_lives_is_left_alone_and_one_killed_is_lost_and_resumed(store
     store.add_point(run_id, POINT)
 
 
+def test_a_run_that_ends_while_it_is_looked_for_is_done_and_not_lost(
+    store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run_id = store.create_run("plan")
+
+    def ends_and_is_gone(_owner: Owner, _silent_s: float) -> bool:
+        store.finish_run(run_id, "done")
+        return False
+
+    monkeypatch.setattr(Owner, "lives", ends_and_is_gone)
+    assert store.run(run_id).state == "done"
+
+
 def test_elsewhere_only_the_heartbeat_tells(store: Store, database_url: str, monkeypatch: pytest.MonkeyPatch) -> None:
     run_id = store.create_run("plan")
     altered(database_url, "UPDATE runs SET host = 'another machine'")

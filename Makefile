@@ -1,5 +1,6 @@
-# make app       install what is needed and open the planner     make test      set up and run every test
-# make check     lint and types        make bench   speeds, side by side        make coverage  what the fast tests reach
+# make app       install what is needed and open the planner
+# make test      set up and test all but browser and real servers     make test-all  every test, as CI does
+# make check     lint and types        make bench   speeds, side by side        make coverage  what `make test` reaches
 # make dist      wheel and source archive in dist/, the wheel tried            make docs-api  API pages in .cache/api/
 # make lock      refresh requirements.txt and requirements-test.txt from pyproject.toml: UPGRADE=1 for newer versions
 # make fuzz      hostile input for every reader: INPUTS=10000, SEED=N for the same again
@@ -11,15 +12,22 @@ LOCK = $(BIN)/uv pip compile --universal --python-version 3.11 --quiet $(if $(UP
 
 export OPENBLAS_NUM_THREADS ?= 1
 
-.PHONY: app test check kernels bench fuzz coverage dist docs-api lock system clean
+.PHONY: app test test-all check kernels bench fuzz coverage dist docs-api lock system clean
 
 app: $(VENV)/stamp
 	$(BIN)/streamlit run serve.py --server.port $(PORT) --server.headless $(if $(DISPLAY),false,true) --server.showEmailPrompt false
 
 # Some tests wait for servers and browsers, so three workers keep two cores busy; files that wait come first
-# (tests/conftest.py).
-test: $(VENV)/stamp-test system kernels
-	$(BIN)/python -m pytest -n $(or $(WORKERS),3) --dist loadfile --no-loadscope-reorder --durations 60
+# (tests/conftest.py). `make test` leaves out those that drive Chromium or start the real Triton or vLLM: half of the
+# time, and the part of the set-up that takes packages from apt and makes environments of 2 GB.
+PYTEST := $(BIN)/python -m pytest -n $(or $(WORKERS),3) --dist loadfile --no-loadscope-reorder --durations 60
+HERE_ALONE := not browser and not triton and not vllm
+
+test: $(VENV)/stamp-test kernels
+	$(PYTEST) -m "$(HERE_ALONE)"
+
+test-all: $(VENV)/stamp-test system kernels
+	$(PYTEST)
 
 # Machine code of the simulator, of the fit and of a shared fleet: a minute once, which the workers would otherwise all
 # spend at once.
@@ -41,7 +49,7 @@ fuzz: $(VENV)/stamp-test
 	$(BIN)/python -m tests.fuzz --inputs $(or $(INPUTS),10000) $(if $(SEED),--seed $(SEED))
 
 coverage: $(VENV)/stamp-test
-	$(BIN)/python -m pytest -m "not triton and not vllm and not browser" --numprocesses auto --dist loadfile --cov --cov-report term:skip-covered
+	$(BIN)/python -m pytest -m "$(HERE_ALONE)" --numprocesses auto --dist loadfile --cov --cov-report term:skip-covered
 
 dist: $(VENV)/stamp-test
 	rm -rf dist

@@ -20,6 +20,7 @@ from lab.reference.server import ReferenceServer
 from lab.reference.settings import BATCHINGS, DEVICES, POLICIES, Settings
 from lab.tritonserver import TritonServer
 from lab.vllm.behind_triton import MODEL_BEHIND_TRITON, VllmBehindTriton
+from lab.vllm.pace import FORM, SMALLEST, Pace
 from lab.vllm.server import MODEL, VllmServer
 from lab.vllm.settings import BehindTriton
 from lab.vllm.settings import Settings as VllmSettings
@@ -36,6 +37,8 @@ Examples:
   READY grpc=127.0.0.1:9001 http=127.0.0.1:8000 metrics=127.0.0.1:8002/metrics
   python -m calibration serve --repository models
   python -m calibration serve --engine vllm --experts 8
+  READY url=http://127.0.0.1:8000 model=small metrics=http://127.0.0.1:8000/metrics
+  python -m calibration serve --engine vllm --pace Qwen/Qwen3-32B,h100_sxm,2,bf16
   READY url=http://127.0.0.1:8000 model=small metrics=http://127.0.0.1:8000/metrics
   python -m calibration serve --engine vllm --behind triton
   READY grpc=127.0.0.1:8001 http=127.0.0.1:8000 metrics=127.0.0.1:8002/metrics model=vllm_model
@@ -86,6 +89,7 @@ def _number(name: str, meaning: str, kind: type = int) -> Callable[[Command], Co
 @click.option(
     "--experts", type=int, default=0, show_default=True, help="vLLM only: experts of each layer; 0: a dense model."
 )
+@click.option("--pace", metavar=FORM, help="vLLM only: as fast as on GPUs, by their kernel timings; see the example.")
 @_number("threads", "CPU threads of the engine.")
 @click.option("--device", type=click.Choice(DEVICES), default=DEFAULTS.device, show_default=True)
 @_number("seed", "Of the model's random weights.")
@@ -109,17 +113,20 @@ def serve(context: click.Context, /, engine: str, behind: str | None, repository
         kind = VllmSettings if behind is None else BehindTriton
         names = [field.name for field in fields(kind)]
         _refuse_others(context, {"engine", "behind", *names}, "triton")
+        if options["pace"]:
+            options |= {name: size for name, size in SMALLEST.items() if not _was_given(context, name)}
+            options["pace"] = Pace.parse(options["pace"])
         settings = kind(**{name: options[name] for name in names})
         if isinstance(settings, BehindTriton):
             _wait(VllmBehindTriton(settings), lambda server: f"{_ports(server)} model={MODEL_BEHIND_TRITON}")
         else:
             _wait(VllmServer(settings), lambda server: f"url={server.url} model={MODEL} metrics={server.metrics_url}")
         return
-    _refuse_others(context, set(context.params) - {"experts", "behind"}, "vllm")
+    _refuse_others(context, set(context.params) - {"experts", "behind", "pace"}, "vllm")
     if repository is not None:
         refuse_what_it_says_itself(context)
         look_through(repository)
-    del options["experts"]
+    del options["experts"], options["pace"]
     _wait(ReferenceServer(Settings(**options), repository=repository), _ports)
 
 
@@ -130,8 +137,12 @@ def _ports(server: TritonServer[Any]) -> str:
 def _refuse_others(context: click.Context, known: set[str], other: str) -> None:
     """ServerError where an option was given that only the other engine has."""
     for name in context.params:
-        if name not in known and context.get_parameter_source(name) is ParameterSource.COMMANDLINE:
+        if name not in known and _was_given(context, name):
             raise ServerError(f"--{name.replace('_', '-')} is for --engine {other}: leave it out, or give that engine")
+
+
+def _was_given(context: click.Context, name: str) -> bool:
+    return context.get_parameter_source(name) is ParameterSource.COMMANDLINE
 
 
 def _wait(server: ServerOf, addresses: Callable[[ServerOf], str]) -> None:

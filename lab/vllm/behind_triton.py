@@ -12,7 +12,7 @@ from pathlib import Path
 from lab.environment import Environment, ensure
 from lab.reference.server import TRITON
 from lab.tritonserver import TritonServer, check_python, spawn
-from lab.vllm.server import RECIPE, arguments, variables, write_model
+from lab.vllm.server import MODEL, PACED, RECIPE, arguments, variables, write_model
 from lab.vllm.settings import BehindTriton
 
 MODEL_BEHIND_TRITON = "vllm_model"
@@ -38,7 +38,7 @@ class VllmBehindTriton(TritonServer[BehindTriton]):
     @property
     def tokenizer(self) -> Path:
         """Folder of the model's tokenizer; it exists while the server does."""
-        return self.work / "small"
+        return self.work / MODEL
 
     def _start(self, ready: Environment, work: Path) -> subprocess.Popen[bytes]:
         triton = ensure(TRITON, console=self._console)
@@ -52,6 +52,6 @@ class VllmBehindTriton(TritonServer[BehindTriton]):
         shutil.copyfile(Path(__file__).with_name("triton_backend.py"), backend / "model.py")
         given = variables(self.settings, work) | {
             "PATH": f"{ready.venv / 'bin'}:{os.environ.get('PATH', '')}",
-            "PYTHONPATH": str(ready.site_packages),
+            "PYTHONPATH": f"{ready.site_packages}:{PACED}",
         }
         return spawn(triton, self.settings, version.parent.parent, work, self.log, given)

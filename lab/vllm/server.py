@@ -30,6 +30,8 @@ MODEL = "small"
 """Name under which the model is served."""
 EXPERTS_PER_TOKEN = 2
 GIB = 2**30
+PACED, PACED_WORKER = Path(__file__).with_name("paced"), "paced_worker.PacedWorker"
+STEP_TIMES = "step-times.json"
 _PAD, _END, _UNKNOWN = SPECIAL_TOKENS
 
 
@@ -119,7 +121,8 @@ class VllmServer(Server):
 def write_model(folder: Path, settings: Settings) -> Path:
     """Write the model of `settings` into `folder`, which is made: a Llama, with experts a Mixtral.
 
-    vLLM draws the weights at random when it loads.
+    vLLM draws the weights at random when it loads. The step times of a pace lie beside it. Raises ServerError where
+    there are none.
     """
     folder.mkdir(parents=True)
     (folder / "config.json").write_text(json.dumps(configuration(settings)))
@@ -127,6 +130,8 @@ def write_model(folder: Path, settings: Settings) -> Path:
     tokenizer = {"tokenizer_class": "PreTrainedTokenizerFast", "pad_token": _PAD, "eos_token": _END, "bos_token": _END}
     limits = {"unk_token": _UNKNOWN, "model_max_length": settings.max_sequence_tokens}
     (folder / "tokenizer_config.json").write_text(json.dumps(tokenizer | limits))
+    if settings.pace:
+        settings.pace.write(folder / STEP_TIMES)
     return folder
 
 
@@ -160,7 +165,8 @@ def configuration(settings: Settings) -> dict[str, Any]:
 
 def arguments(settings: Settings, model: Path) -> dict[str, Any]:
     """What vLLM is told of its engine, by the names of its engine arguments."""
-    return {
+    worker = {"worker_cls": PACED_WORKER} if settings.pace else {}
+    return worker | {
         "model": str(model),
         "load_format": "dummy",
         "dtype": "float32",
@@ -188,7 +194,8 @@ def variables(settings: Settings, work: Path) -> dict[str, str]:
     """Environment variables: the engine's memory and cores, nothing fetched from the network, nothing reported."""
     bytes_per_token = 2 * settings.layers * settings.kv_heads * (settings.hidden // settings.heads) * 4
     cores = system.of_engine(settings.threads) or tuple(sorted(system.usable()))[: settings.threads]
-    return {
+    paced = {"PACE": str(work / MODEL / STEP_TIMES)} if settings.pace else {}
+    return paced | {
         "VLLM_CPU_KVCACHE_SPACE": str(max(1, -(-settings.kv_tokens * bytes_per_token // GIB))),
         "VLLM_CPU_OMP_THREADS_BIND": ",".join(map(str, cores)),
         "VLLM_NO_USAGE_STATS": "1",
@@ -196,6 +203,6 @@ def variables(settings: Settings, work: Path) -> dict[str, str]:
         "TRANSFORMERS_OFFLINE": "1",
         "HF_HOME": str(work / "huggingface"),
         "VLLM_CACHE_ROOT": str(work / "cache"),
-        "PYTHONPATH": "",
+        "PYTHONPATH": str(PACED) if settings.pace else "",
         "PYTHONDONTWRITEBYTECODE": "",  # as the reference server's
     }

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 from calibration.errors import ServerError
 from lab.reference.settings import SPECIAL_TOKENS, check_ports
+from lab.vllm.pace import Pace
 
 KV_BLOCK_TOKENS = 32
 """vLLM's attention on CPUs takes blocks of a multiple of this."""
@@ -24,6 +25,7 @@ class Settings:
         hidden, layers, heads, kv_heads, vocab_size: the model; its weights are random, drawn from `seed`.
         experts: of each layer, of which a token takes two; 0: a dense model.
         threads: CPU cores of the engine.
+        pace: the GPU whose steps it imitates; None: as fast as this machine computes.
     """
 
     http_port: int = 8000
@@ -40,6 +42,7 @@ class Settings:
     experts: int = 0
     seed: int = 0
     threads: int = 1
+    pace: Pace | None = None
 
     def __post_init__(self) -> None:
         """Raises ServerError with one line that names the first wrong setting."""

@@ -1,0 +1,66 @@
+"""The pace of a GPU for a vLLM on a CPU: how long each step lasts, from a database of kernel timings.
+
+A CPU's steps are long, and they take the cores that API server and client need; a GPU's do not. Held to a table of step
+times, with a model so small that its own take no part, vLLM runs as it does beside a GPU: what is then measured is its
+scheduler, its cache and its servers, at the kernels' pace, and again the same an hour later.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Self
+
+from calibration.errors import ServerError
+from sizing import catalog
+from sizing.errors import CatalogueError, EstimateUnavailable
+from sizing.estimate import kernels
+
+BATCHES = (1, 2, 4, 8, 16, 24, 32, 48, 64)
+CONTEXTS = (32, 128, 256, 512, 1024, 2048, 4096)
+SMALLEST: Mapping[str, Any] = {"hidden": 64, "layers": 1, "heads": 2, "kv_heads": 1}
+"""The model to compute beside: the least that vLLM's attention on CPUs takes."""
+FORM = "MODEL,GPU,TP,PRECISION"
+PROMPT_TOKENS = (16, 64, 128, 256, 512, 768, 1024, 2048, 4096)
+
+
+@dataclass(frozen=True, slots=True)
+class Pace:
+    """The chip whose steps are imitated: a model of the catalogue on `tp` GPUs, by the kernel timings of vLLM."""
+
+    model: str
+    gpu: str
+    tp: int
+    precision: str
+
+    @classmethod
+    def parse(cls, text: str) -> Self:
+        """From ``Qwen/Qwen3-32B,h100_sxm,2,bf16``. Raises ServerError, one line, for anything else.
+
+        >>> Pace.parse("Qwen/Qwen3-32B,h100_sxm,2,bf16").tp
+        2
+        """
+        match text.split(","):
+            case [model, gpu, tp, precision] if tp.isdecimal():
+                return cls(model, gpu, int(tp), precision)
+        raise ServerError(f"--pace {text}: must be {FORM}, such as Qwen/Qwen3-32B,h100_sxm,2,bf16")
+
+    def write(self, file: Path) -> None:
+        """Write the step times as JSON: seconds over decoding sequences and their mean context, and over prompt tokens,
+        decoding sequences beside them and mean context. Raises ServerError where there are no timings."""
+        try:
+            engine = kernels.open_engine(catalog.model(self.model), self.gpu, "vllm", self.tp, self.precision)
+        except (CatalogueError, EstimateUnavailable) as error:
+            raise ServerError(f"no pace of {self.model} on {self.tp} {self.gpu} in {self.precision}: {error}") from None
+        decode = [[engine.decode_s(batch, context) for context in CONTEXTS] for batch in BATCHES]
+        mixed = [
+            [[engine.mixed_s(tokens, batch, context) for context in CONTEXTS] for batch in (0, *BATCHES)]
+            for tokens in PROMPT_TOKENS
+        ]
+        tables = {
+            "decode": {"axes": (BATCHES, CONTEXTS), "seconds": decode},
+            "mixed": {"axes": (PROMPT_TOKENS, (0, *BATCHES), CONTEXTS), "seconds": mixed},
+        }
+        file.write_text(json.dumps(tables))

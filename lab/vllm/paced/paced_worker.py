@@ -1,0 +1,77 @@
+"""A vLLM worker whose steps last as long as a table says: those of a GPU, on a machine without one.
+
+Run by vLLM in its own environment (``--worker-cls paced_worker.PacedWorker``). Scheduler, KV cache, sampling and
+servers are vLLM's own, and a small model is computed in each step; what remains of the step's time is slept. PACE names
+the JSON file that `lab.vllm.pace` wrote.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import time
+from typing import Any
+
+import numpy as np
+from vllm.v1.worker.cpu_worker import CPUWorker
+
+
+class PacedWorker(CPUWorker):  # type: ignore[misc]  # vLLM is not in the environment that is checked
+    """The CPU's worker, held to the pace of another chip."""
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        with open(os.environ["PACE"], encoding="utf-8") as file:
+            tables = json.load(file)
+        self._decode, self._mixed = (Grid(**tables[name]) for name in ("decode", "mixed"))
+        self._prompt_tokens: dict[str, int] = {}
+        self._until_s = 0.0
+
+    def execute_model(self, scheduler_output: Any) -> Any:
+        """Begin a step: vLLM's own computing, before the tokens are drawn."""
+        begun_s = time.perf_counter()
+        result = super().execute_model(scheduler_output)
+        self._until_s = begun_s + self.step_s(scheduler_output)
+        return result
+
+    def sample_tokens(self, grammar_output: Any) -> Any:
+        """End the step, not before the chip would have."""
+        result = super().sample_tokens(grammar_output)
+        time.sleep(max(0.0, self._until_s - time.perf_counter()))
+        return result
+
+    def step_s(self, step: Any) -> float:
+        """Seconds that the chip would take for the tokens that the scheduler chose, a vLLM SchedulerOutput."""
+        before = step.scheduled_cached_reqs
+        computed = dict(zip(before.req_ids, before.num_computed_tokens, strict=True))
+        for request in step.scheduled_new_reqs:
+            self._prompt_tokens[request.req_id] = len(request.prompt_token_ids)
+            computed[request.req_id] = request.num_computed_tokens
+        decodes, prompts, prompt_tokens = [], [], 0
+        for name, tokens in step.num_scheduled_tokens.items():
+            if computed[name] >= self._prompt_tokens[name]:
+                decodes.append(computed[name])
+            else:
+                prompts.append(computed[name] + tokens)
+                prompt_tokens += tokens
+        for name in step.finished_req_ids:
+            self._prompt_tokens.pop(name, None)
+        if prompts:
+            return self._mixed.at(prompt_tokens, len(decodes), float(np.mean(prompts)))
+        return self._decode.at(len(decodes), float(np.mean(decodes))) if decodes else 0.0
+
+
+class Grid:
+    """Seconds over a grid: linear between its lines and beyond the last, constant before the first."""
+
+    def __init__(self, axes: list[list[float]], seconds: list[Any]) -> None:
+        self._axes, self._seconds = [np.asarray(axis, float) for axis in axes], np.asarray(seconds, float)
+
+    def at(self, *where: float) -> float:
+        """Seconds at one value for each axis."""
+        table = self._seconds
+        for axis, value in zip(self._axes, where, strict=True):
+            low = int(np.clip(np.searchsorted(axis, value, side="right") - 1, 0, len(axis) - 2))
+            share = (max(value, axis[0]) - axis[low]) / (axis[low + 1] - axis[low])
+            table = (1 - share) * table[low] + share * table[low + 1]
+        return float(table)

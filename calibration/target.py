@@ -219,7 +219,7 @@ class Target:
             if share:
                 found.append(
                     f"ISL {lengths.isl:g}, OSL {lengths.osl:g}: {percent(share, 1)} of the requests are longer than "
-                    f"the {longest:,} tokens that the server takes (max_model_len), and will fail"
+                    f"the {longest:,} tokens that the server takes, and will fail"
                 )
         return found
 

@@ -88,7 +88,8 @@ class Adaptive:
     ) -> None:
         closed = [level for level in levels if level.kind == "concurrency"]
         self._levels = {
-            Option(level.lengths, round(level.value), level.requests, warm_up + 2.0, limit_s): level for level in closed
+            Option(level.lengths, round(level.value), level.requests, warm_up + 2.0, limit_s, any_prefix=True): level
+            for level in closed
         }
         if not self._levels:
             raise PlanError("adaptive: no closed-loop levels to choose from: give concurrency, for instance [1, 8, 64]")

@@ -16,11 +16,12 @@ import sys
 import threading
 import time
 from collections.abc import Mapping, Sequence
+from concurrent.futures import Future
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from calibration.errors import PlanError, StoreError
-from calibration.plan import BUDGET_S, Endpoint, Level, PlanFile, Protocol, SweepPlan, parse_plan
+from calibration.errors import PlanError, ServerError, StoreError
+from calibration.plan import BUDGET_S, Answering, Endpoint, Level, PlanFile, Protocol, ServerPlan, SweepPlan, parse_plan
 from calibration.store import DATABASE_VARIABLE, LIVE, Store
 from calibration.store.database import RECORDS_VARIABLE
 from calibration.store.text import clean
@@ -36,6 +37,7 @@ KEY_VARIABLE = "SIZING_RUN_API_KEY"
 PATIENCE_S = 20.0
 """After a request to stop a run has this long to drop its level, and half as long again after SIGTERM."""
 LOOK_EVERY_S = 0.2
+ASK_WITHIN_S = 8.0
 LOG_BYTES = 8000
 PLAN_FILE, LOG_FILE = "plan.yaml", "log.txt"
 _TARGET = re.compile(r"(?:[a-z0-9](?:[a-z0-9.-]*[a-z0-9])?|\[[0-9a-f:.]+\]):([0-9]{1,5})")
@@ -104,6 +106,34 @@ def go_on(store: Store, run_id: int) -> None:
     check_target(run.target)
     requeue(store, run_id)
     _launch(store, run_id, run.plan)
+
+
+def answering_at(target: str) -> Answering:
+    """What answers at a server of the operator's list, asked within `ASK_WITHIN_S` in all.
+
+    The operator's key goes only to a server that wants one. Raises PlanError if the target is not on the list,
+    ServerError, one line, if nothing that can be measured answers.
+    """
+    check_target(target)
+    asked: Future[Answering] = Future()
+    threading.Thread(target=_ask, args=(target, asked), daemon=True, name=f"ask {target}").start()
+    try:
+        return asked.result(ASK_WITHIN_S)
+    except TimeoutError:  # a host whose name nobody resolves, which no time-out of a connection ends
+        raise ServerError(f"{target}: no answer within {ASK_WITHIN_S:g} s; correct the address") from None
+
+
+def _ask(target: str, asked: Future[Answering]) -> None:
+    from calibration.target import answering  # loads the clients, which a page that asks nobody does without
+
+    server = ServerPlan(protocol="openai", url=target, model="ensemble")
+    try:
+        found = answering(server)
+        if found.protocol == "openai" and not found.models and os.environ.get(KEY_VARIABLE):
+            found = answering(server.model_copy(update={"api_key_env": KEY_VARIABLE}))
+        asked.set_result(found)
+    except Exception as error:  # told to who waits
+        asked.set_exception(error)
 
 
 def check_target(target: str) -> None:

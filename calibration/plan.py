@@ -207,6 +207,14 @@ def same_server(one: str, other: str) -> bool:
     return alike and ports[0].lstrip("0") == ports[1].lstrip("0")
 
 
+@dataclass(frozen=True, slots=True)
+class Answering:
+    """What answers at an address: its `protocol`, and the `models` that an OpenAI server lists without a key."""
+
+    protocol: Protocol
+    models: tuple[str, ...] = ()
+
+
 class DeploymentPlan(Strict):
     """What is written on the points where the server does not say it itself, or says it wrong."""
 

@@ -187,8 +187,12 @@ def _prefix_found(first: Page, last: Page, finished: float) -> dict[str, float]:
     """Prompt tokens a request found in the prefix cache, on average.
 
     Engines count tokens looked up and found, and their own requests; the TensorRT-LLM backend the blocks taken over.
+    llama.cpp counts no requests: then it is the share of all prompt tokens that was found.
     """
     for engine in engines_of(last):
+        if engine.prompts and last.total(engine.prompts[1]) is not None:
+            computed, found = (increase(first, last, family) for family in engine.prompts)
+            return {"prefix_tokens_found_share": found / (computed + found)} if computed + found > 0 else {}
         served = increase(first, last, engine.finished) if engine.finished else 0.0
         for looked_up, hits in engine.prefix:
             if served > 0 and last.total(hits) is not None and increase(first, last, looked_up) > 0:
@@ -282,7 +286,8 @@ class Engine:
 
     `finished` counts requests, `iterations` passes, `counters` what else is told per level; "" where it has none.
     `gauges` are read each second, `limits` say what it may hold. `times` are histograms in seconds per request.
-    `prefix`: pairs of counters of prompt tokens, looked up and found in the prefix cache.
+    `prefix`: pairs of counters of prompt tokens, looked up and found in the prefix cache; `prompts`: such a pair of an
+    engine that counts no requests, prompt tokens computed and found.
     """
 
     finished: str
@@ -291,12 +296,13 @@ class Engine:
     counters: Mapping[str, str] = field(default_factory=dict)
     times: Mapping[str, str] = field(default_factory=dict)
     prefix: tuple[tuple[str, str], ...] = ()
+    prompts: tuple[str, ...] = ()
 
     @property
     def families(self) -> tuple[str, ...]:
         """All of them, as they stand on a page."""
         times = [f"{family}_{part}" for family in self.times for part in ("sum", "count")]
-        named = [self.finished, self.iterations, *self.gauges, *self.counters, *times]
+        named = [self.finished, self.iterations, *self.gauges, *self.counters, *times, *self.prompts]
         return tuple(name for name in [*named, *(name for pair in self.prefix for name in pair)] if name)
 
 
@@ -366,6 +372,7 @@ ENGINES = (
         finished="",
         iterations="llamacpp:n_decode_total",
         gauges={"llamacpp:requests_processing": RUNNING, "llamacpp:requests_deferred": WAITING},
+        prompts=("llamacpp:prompt_tokens_total", "llamacpp:prompt_tokens_cached_total"),
     ),
 )
 _VLLM_CACHE = "vllm:cache_config_info"

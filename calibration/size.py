@@ -42,7 +42,7 @@ from calibration.progress import Bar
 from calibration.records import Measurement
 from calibration.requests.lengths import USUAL_ISL_CV, USUAL_OSL_CV
 from calibration.store import Store
-from calibration.target import deployment, protocol_at, serving
+from calibration.target import answering, deployment, serving
 from sizing import text as answer
 from sizing.analyses.next_level import planned, usable
 from sizing.analyses.verification import Verification, compared, verification, void_because
@@ -58,7 +58,7 @@ from sizing.question import Question
 
 EXAMPLES = """\b
 Examples:
-  python -m calibration size http://gpu-7:8000 --model Qwen/Qwen3-32B --gpu h200_sxm --tp 2 \\
+  python -m calibration size gpu-7:8000 --gpu h200_sxm --tp 2 \\
       --isl 2000 --osl 256 --rate 20 --ttft p95:1s --itl p95:30ms --minutes 10 --verify
   python -m calibration size https://llm.example --model Qwen/Qwen3-32B --api-key-env LLM_KEY --gpu h200_sxm --tp 2 \\
       --isl 2000 --osl 256 --rate 20 --ttft p95:1s
@@ -68,6 +68,7 @@ Examples:
 WORTH = 0.1
 """Share of the band from which a further level is recommended."""
 NOTHING_MORE_S = 1e-3
+TRITON_MODEL = str(ServerPlan.model_fields["model"].default)
 LITTLE_LESS = 0.999
 
 
@@ -97,7 +98,7 @@ server_options = options(
 @click.command("size", epilog=EXAMPLES)
 @click.argument("url")
 @options(
-    click.option("--model", required=True, help="Model, by the server's name for it."),
+    click.option("--model", help="Model, by the server's name for it; default: the only one that it lists."),
     field_options("isl", "osl"),
     click.option("--isl-cv", type=float, default=USUAL_ISL_CV, show_default=True, help="Spread of ISL."),
     click.option("--osl-cv", type=float, default=USUAL_OSL_CV, show_default=True, help="Spread of OSL."),
@@ -130,10 +131,11 @@ server_options = options(
 def size_command(url: str, as_json: bool, **given: Any) -> None:
     """How many GPUs: measure the server at URL, as few levels as the answer needs, and plan from them.
 
-    URL is http://host:port or https://host of an OpenAI server (vLLM, SGLang, NIM ...) or of Triton, or host:port of
-    Triton's gRPC. The points are kept: Ctrl-C gives the answer so far, and the same command goes on from there. With
-    --verify the planned load per replica is then put on the server at random, and what it shows stands beside what was
-    predicted. Exit code 0: answered, whatever the server showed; 3: no count meets the SLA.
+    URL is host:port of an OpenAI server (vLLM, SGLang, NIM, llama.cpp ...) or of Triton, over HTTP or gRPC, whichever
+    answers there; or http://host:port or https://host. The points are kept: Ctrl-C gives the answer so far, and the
+    same command goes on from there. With --verify the planned load per replica is then put on the server at random, and
+    what it shows stands beside what was predicted. Exit code 0: answered, whatever the server showed; 3: no count meets
+    the SLA.
     """
     Question.of(given)  # what cannot be asked is said before the server is
     if not given["verify"]:
@@ -227,12 +229,14 @@ class Site:
 
 def site_at(url: str, given: Mapping[str, Any], bar: Bar) -> Site:
     """What answers at `url`. Raises ServerError if it cannot be measured, click's errors for what must be said."""
-    server = {"url": url, "model": given["model"], "protocol": given["protocol"] or "openai"}
+    server = {"url": url, "model": given["model"] or TRITON_MODEL, "protocol": given["protocol"] or "openai"}
     server |= {name: given[name] for name in ("api_key_env", "endpoint", "timeout_s", "metrics_url") if given[name]}
     if given["ca_file"]:
         server["ca_file"] = str(Path(given["ca_file"]).resolve())
-    if given["protocol"] is None:
-        server["protocol"] = protocol_at(server_plan(server))
+    if given["protocol"] is None or given["model"] is None:
+        found = answering(server_plan({**server, "protocol": "openai"}))
+        server["protocol"] = given["protocol"] or found.protocol
+        server["model"] = given["model"] or only_model(found.models, bar)
     if server["protocol"] != "openai":
         server["url"] = server_plan({**server, "protocol": "openai"}).address
     server_plan(server)
@@ -246,6 +250,15 @@ def site_at(url: str, given: Mapping[str, Any], bar: Bar) -> Site:
         bar.says(f"taken: {name} {value}, which the server does not say (--{name} does)")
     plan = _file(server, facts, {"lengths": [{"isl": 1.0, "osl": 1.0}]}, given).plan
     return Site(server, facts, deployment(plan.deployment, said), assumed)
+
+
+def only_model(models: Sequence[str], bar: Bar) -> str:
+    """The one model that the server lists. Raises click.UsageError if it lists none or several."""
+    if len(models) != 1:
+        which = f"the server lists {', '.join(models[:5])}" if models else f"for instance --model {TRITON_MODEL}"
+        raise click.UsageError(f"give --model, by the server's name for it: {which}")
+    bar.says(f"taken: model {models[0]}, the only one that the server lists (--model does)")
+    return models[0]
 
 
 def server_plan(server: Mapping[str, Any]) -> ServerPlan:

@@ -12,9 +12,11 @@ import numpy as np
 
 from calibration.errors import KEY, PlanError, ServerError
 from calibration.load.contract import Contract
+from calibration.load.exchange import one_line
+from calibration.load.grpc import GrpcClient
 from calibration.load.loops import AnyContract, client
 from calibration.load.openai import OpenAiClient, meet
-from calibration.plan import DeploymentPlan, Level, PlanFile, Protocol, ServerPlan, SweepPlan, is_here
+from calibration.plan import Answering, DeploymentPlan, Level, PlanFile, ServerPlan, SweepPlan, is_here
 from calibration.requests.source import RequestSource
 from calibration.requests.tokens import AS_TOKENIZED, ServerCount
 from calibration.server_metrics import Access, requests_served
@@ -98,33 +100,52 @@ async def _serving(file: PlanFile) -> Served:
     )
 
 
-def protocol_at(server: ServerPlan) -> Protocol:
-    """The protocol at `server.url`, of which the plan need not say it: the first that the server answers.
+def answering(server: ServerPlan) -> Answering:
+    """What answers at `server.url`, of which the plan need not say the protocol.
 
-    An OpenAI server lists its models, or wants a key for that; Triton's HTTP port has a health page. A host:port that
-    speaks neither is taken for Triton's gRPC port. Raises ServerError if an http:// or https:// URL answers neither.
+    An OpenAI server lists its models, or wants a key for that; Triton's HTTP port has a health page; its gRPC port, for
+    which only host:port is tried, answers for a model, known or not. Raises ServerError, one line, if none does.
     """
-    openai = server.model_copy(update={"protocol": "openai"})
+    return asyncio.run(_answering(server.model_copy(update={"protocol": "openai"})))
+
+
+async def _answering(openai: ServerPlan) -> Answering:
     try:
-        return asyncio.run(_http_protocol(openai))
-    except ServerError:
-        if "://" in server.url:
+        return await _over_http(openai)
+    except ServerError as error:
+        if "://" in openai.url:
             raise
-        return "grpc"
+        cause = error.__cause__
+    try:
+        async with GrpcClient(openai.model_copy(update={"protocol": "grpc"})) as client:
+            await client.model_config(openai.model)
+    except ServerError:
+        why = f" ({one_line(getattr(cause, 'strerror', None) or str(cause))})" if cause is not None else ""
+        raise ServerError(
+            f"{openai.url}: neither an OpenAI server nor Triton, over HTTP or gRPC, answers there{why}; start one, or "
+            f"correct {KEY}",
+            "server.url",
+        ) from None
+    return Answering("grpc")
 
 
-async def _http_protocol(openai: ServerPlan) -> Protocol:
+async def _over_http(openai: ServerPlan) -> Answering:
     async with OpenAiClient(openai) as client:
         status, models = await client.page("/v1/models")
-        if status in (401, 403) or (status == 200 and isinstance(models, dict) and "data" in models):
-            return "openai"
+        if status in (401, 403):
+            return Answering("openai")
+        if status == 200 and isinstance(models, dict) and "data" in models:
+            cards = models["data"] if isinstance(models["data"], list) else []
+            return Answering(
+                "openai", tuple(str(card["id"]) for card in cards if isinstance(card, dict) and "id" in card)
+            )
         status, _ = await client.page("/v2/health/live")
     if status != 200 or openai.root.startswith("https:"):
         raise ServerError(
             f"{openai.url}: neither an OpenAI server (/v1/models) nor Triton (/v2/health/live) answers there; correct "
             "the URL, or name the protocol"
         )
-    return "http"
+    return Answering("http")
 
 
 def deployment(plan: DeploymentPlan, engine: dict[str, str]) -> Deployment:
@@ -219,7 +240,7 @@ class Target:
             if share:
                 found.append(
                     f"ISL {lengths.isl:g}, OSL {lengths.osl:g}: {percent(share, 1)} of the requests are longer than "
-                    f"the {longest:,} tokens that the server takes (max_model_len), and will fail"
+                    f"the {longest:,} tokens that the server takes, and will fail"
                 )
         return found
 

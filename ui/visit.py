@@ -8,6 +8,7 @@ from typing import Any, cast
 
 import streamlit as st
 
+from calibration.plan import Answering
 from ui.link import PREFIX, Stamp
 from ui.scenario import Scenario
 
@@ -22,7 +23,8 @@ class Visit:
     `to_fill`: the link that the form is still to be filled from. `linked`: the scenario of the last link as the form
     holds it, with what was wrong in it, the GPUs its writer saw and the data behind them. `scenario` and `gpus_found`:
     of this run. `shown`: what this run's pages show beside the scenario, for the URL. `filled`: the value that each
-    form of a page was last filled from, by the form's name. `said` and `refused` are shown once on the Calibrate page.
+    form of a page was last filled from, by the form's name. `answering`: what answers at a server, or why nothing does,
+    by its address. `said` and `refused` are shown once on the Calibrate page.
     `uploaded`: the file that Streamlit holds for the uploader numbered `uploader`. `day_base`: loads that the editor
     of the day, the `day_round`-th, was opened on. `drawn_picks` and `table_round`: what the table of Compare has
     picked, and how often it was drawn anew for it. `report_handed`: the files of a report that were handed out.
@@ -38,6 +40,7 @@ class Visit:
     shown: dict[str, str] = field(default_factory=dict)
     filled: dict[str, Any] = field(default_factory=dict)
     advice_for: Scenario | None = None
+    answering: dict[str, Answering | str] = field(default_factory=dict)
     said: str = ""
     refused: str = ""
     uploaded: str | None = None

@@ -73,8 +73,20 @@ class Endpoint(Edge):
     model_names: Many[str] = Field(default_factory=list)
 
 
+class PrefixPrompts(Edge):
+    """What is put before prompts: one of `pool_size` texts of `length` tokens, or a system prompt that all share."""
+
+    length: Count | None = None
+    shared_system_length: Count | None = None
+
+
+class Dataset(Edge):
+    prefix_prompts: PrefixPrompts | None = None
+
+
 class InputConfig(Edge):
     models: Models = Models()
+    datasets: Many[Dataset] = Field(default_factory=list)
     endpoint: Endpoint = Endpoint()
     phases: Many[Phase] = Field(default_factory=list)
     loadgen: LoadGenerator = LoadGenerator()
@@ -132,11 +144,17 @@ def _measurement(
         load=load,
         measured_at=iso_text(origin.start_time or ""),
         notes=_notes(origin),
+        shared_prefix=_shared_prefix(origin.input_config),
         **columns,
     )
     if known.load(load, name).open_loop:
         summary = metric_tables.due(summary, found, name)
     return measurement_of_summary(summary, known, name)
+
+
+def _shared_prefix(config: InputConfig) -> int:
+    prefixes = [dataset.prefix_prompts for dataset in config.datasets if dataset.prefix_prompts]
+    return (prefixes[0].shared_system_length or prefixes[0].length or 0) if prefixes else 0
 
 
 def _notes(origin: Origin) -> tuple[str, ...]:
@@ -211,6 +229,7 @@ class RequestMetrics(Edge):
     input_sequence_length: TokenCount | None = None
     output_sequence_length: TokenCount | None = None
     usage_completion_tokens: TokenCount | None = None
+    usage_prompt_cache_read_tokens: TokenCount | None = None
 
 
 class ErrorRecord(Edge):
@@ -265,6 +284,7 @@ def _seen(record: Record, earliest_ns: int, where: str) -> SeenRequests:
         isl=metrics.input_sequence_length.value if metrics.input_sequence_length else 0,
         evenly=tokens.value if tokens and chunk_s and metrics.inter_chunk_latency is None else 0,
         error=error or ("" if chunk_s else "no tokens"),
+        cached=metrics.usage_prompt_cache_read_tokens.value if metrics.usage_prompt_cache_read_tokens else None,
     )
 
 

@@ -40,7 +40,19 @@ class GenaiEndpoint(Edge):
     service_kind: str | None = None
 
 
+class PrefixPrompt(Edge):
+    """One of `num` texts of `length` tokens is put before each prompt; none where `num` is 0."""
+
+    num: Count = 0
+    length: Count = 0
+
+
+class GenaiInput(Edge):
+    prefix_prompt: PrefixPrompt = PrefixPrompt()
+
+
 class GenaiInputConfig(Edge):
+    input: GenaiInput = GenaiInput()
     model_names: Many[str] = Field(default_factory=list)
     endpoint: GenaiEndpoint = GenaiEndpoint()
     perf_analyzer: PerfAnalyzer = PerfAnalyzer()
@@ -73,7 +85,11 @@ def read_json(file: JsonFile, known: KnownFacts) -> list[Measurement]:
         load = Offered("concurrency", float(stimulus.concurrency))
     model = clean(config.model_names[0]) if config.model_names else None
     triton = config.endpoint.service_kind not in ("openai", None)
-    return [_measurement(metric_tables.metrics(file.value, file.name), file.name, known, load, model, triton)]
+    prefix = config.input.prefix_prompt
+    found = metric_tables.metrics(file.value, file.name)
+    return [
+        _measurement(found, file.name, known, load, model, triton=triton, prefix=prefix.length if prefix.num else 0)
+    ]
 
 
 def read_csv(file: CsvFile, known: KnownFacts) -> list[Measurement]:
@@ -83,7 +99,14 @@ def read_csv(file: CsvFile, known: KnownFacts) -> list[Measurement]:
 
 
 def _measurement(
-    found: metric_tables.Metrics, name: str, known: KnownFacts, load: Offered | None, model: str | None, triton: bool
+    found: metric_tables.Metrics,
+    name: str,
+    known: KnownFacts,
+    load: Offered | None,
+    model: str | None,
+    *,
+    triton: bool,
+    prefix: int = 0,
 ) -> Measurement:
     notes = [EMPTY_RESPONSES] if triton else []
     if load and load.kind == "constant_rate" and not known.arrivals:
@@ -94,6 +117,7 @@ def _measurement(
         load=load,
         usual_arrivals="constant",
         notes=tuple(notes),
+        shared_prefix=prefix,
         **metric_tables.columns(found, name),
     )
     return measurement_of_summary(summary, known, name)

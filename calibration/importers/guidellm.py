@@ -130,12 +130,16 @@ class Info(Edge):
 
 
 class GuidellmRequest(Edge):
-    """One request, without its texts; the last four are of the oldest generation."""
+    """One request, without its texts; the last four are of the oldest generation.
+
+    `cached_tokens` of the prompt were in the server's prefix cache, as its usage says; since 0.8.
+    """
 
     info: Info | None = None
     scheduler_info: Info | None = None
     prompt_tokens: Tokens | None = None
     output_tokens: Tokens | None = None
+    cached_tokens: Tokens | None = None
     start_time: Number | None = None
     first_token_time: Number | None = None
     last_token_time: Number | None = None
@@ -341,6 +345,7 @@ def _seen(request: GuidellmRequest, error: str, where: str) -> SeenRequests | No
         tokens=tokens,
         isl=request.prompt_tokens or 0,
         evenly=times.token_iterations or tokens,
+        cached=request.cached_tokens,
     )
 
 

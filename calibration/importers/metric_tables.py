@@ -13,7 +13,7 @@ from dataclasses import replace
 from typing import Any
 
 from calibration.errors import FileError
-from calibration.importers.points import ImportedSummary, Times
+from calibration.importers.points import PREFIX_FOUND, ImportedSummary, Times
 from calibration.importers.reading import CsvFile, Edge, Number, Positive, checked, number, only, scale_to_s, unique
 
 TELEMETRY = {"GPU", "GPU_Index"}
@@ -68,6 +68,7 @@ class Metrics(Edge):
     effective_latency: Metric | None = None
     credit_to_start_latency: Metric | None = None
     osl_mismatch_count: Metric | None = None
+    usage_prompt_cache_read_tokens: Metric | None = None
 
 
 def metrics(table: object, where: str) -> Metrics:
@@ -78,6 +79,7 @@ def metrics(table: object, where: str) -> Metrics:
 def columns(found: Metrics, where: str) -> dict[str, Any]:
     """What `ImportedSummary` takes from the metrics, apart from load, model and origin."""
     requests = round(found.request_count.avg) if found.request_count else None
+    cached = found.usage_prompt_cache_read_tokens  # of AIPerf, from the usage that the server tells
     duration_s = _duration_s(found, requests, where)
     return {
         "isl": _mean(found.input_sequence_length),
@@ -94,6 +96,7 @@ def columns(found: Metrics, where: str) -> dict[str, Any]:
         "itl": _times(found, "inter_token_latency", where),
         "e2e": _times(found, "request_latency", where),
         "tokens_per_chunk": _tokens_per_chunk(found, requests),
+        "server": {PREFIX_FOUND: cached.avg} if cached else {},
     }
 
 

@@ -124,11 +124,21 @@ MOST_PIECES = 20
 TEXT_KEYS = ("content", "reasoning_content", "reasoning", "text")
 
 
+class PromptDetails(Edge):
+    cached_tokens: Tokens | None = None
+
+
 class Usage(Edge):
     """Tokens as the server counts them."""
 
     prompt_tokens: Tokens | None = None
     completion_tokens: Tokens | None = None
+    prompt_tokens_details: PromptDetails | None = None
+
+    @property
+    def cached(self) -> int | None:
+        """Prompt tokens found in the prefix cache; None where the server does not tell them."""
+        return self.prompt_tokens_details.cached_tokens if self.prompt_tokens_details else None
 
 
 class Payload(NamedTuple):

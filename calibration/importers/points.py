@@ -34,6 +34,7 @@ LATE_SHARE_OF_TTFT = 0.05
 ERROR_SHARE = 0.01
 BUSY_SHARE = (0.9, 1.05)
 TOKENS_PER_CHUNK = 1.05
+PREFIX_FOUND = "prefix_tokens_found_mean"
 HEALTH_UNKNOWN = "client's health unknown: how busy the load generator was is not in the file"
 WHOLE_RUN = "rates are of the whole run, its start and drain included"
 _POINTS = TypeAdapter(Point)
@@ -75,7 +76,8 @@ class ImportedSummary:
     """One load level as a tool summarises it. Times in seconds, rates per second; None where the file lacks a figure.
 
     `late_mean_s` is the mean delay between a request's due time and its sending, `tokens_per_chunk` the mean number of
-    output tokens in a response.
+    output tokens in a response. `shared_prefix` is how many tokens at their head prompts shared by plan, and the key
+    ``prefix_tokens_found_mean`` of `server` how many of a prompt the server found in its prefix cache.
     """
 
     source: str
@@ -102,6 +104,7 @@ class ImportedSummary:
     verdict: Verdict = ""
     facts: Mapping[str, float] = field(default_factory=dict)
     server: Mapping[str, float] = field(default_factory=dict)
+    shared_prefix: int = 0
 
     @property
     def given(self) -> list[int]:
@@ -145,6 +148,7 @@ def _columns(summary: ImportedSummary, known: KnownFacts, name: str) -> dict[str
         "measured_at": summary.measured_at,
         "notes": "; ".join([*summary.notes, *_remarks_on_summary(summary, load, osl)]),
         "verdict": summary.verdict or _verdict(summary, load),
+        **metrics.prefix_columns(isl, summary.shared_prefix, summary.server),
     }
 
 
@@ -223,7 +227,8 @@ class SeenRequests:
 
     `chunk_s` are the times of the responses with tokens, of which only the first and last are known where `evenly` is
     the number there were of them; `chunk_tokens` are the tokens of each, empty where only their sum is known. `tokens`
-    came, `osl` were asked for (None: not in the file, or `tokens` are not counted well enough to compare).
+    came, `osl` were asked for (None: not in the file, or `tokens` are not counted well enough to compare). `cached` of
+    the prompt's tokens were in the server's prefix cache, by its own word (None: not in the file).
     """
 
     due_s: float
@@ -236,6 +241,7 @@ class SeenRequests:
     evenly: int = 0
     error: str = ""
     chunk_tokens: tuple[int, ...] = ()
+    cached: int | None = None
 
     @property
     def fault(self) -> str:
@@ -284,13 +290,25 @@ def measurement_of_run(run: ImportedRun, known: KnownFacts, name: str) -> Measur
     level = Level(0, _lengths(log, known, name), offered.kind, offered.value, load.issued)
     try:
         found = metrics.measurement(
-            load, level, known.deployment(run.model, name), source=clean(run.source), notes=notes
+            load,
+            level,
+            known.deployment(run.model, name),
+            source=clean(run.source),
+            notes=notes,
+            server=_prefix_found(run.requests),
         )
     except CalibrationError as error:
         raise FileError(f"{name}: {error}") from None
     except ValidationError as error:
         raise FileError(f"{name}: makes no possible point; {first_fault(error)}") from None
     return _as_recorded(found, run, steady=cut and not run.burst)
+
+
+def _prefix_found(requests: Sequence[SeenRequests]) -> dict[str, float]:
+    """The mean prompt tokens found in the prefix cache, where the file tells them of every answered request."""
+    cached = [request.cached for request in requests if request.tokens]
+    known = [tokens for tokens in cached if tokens is not None]
+    return {PREFIX_FOUND: sum(known) / len(known)} if known and len(known) == len(cached) else {}
 
 
 def _as_recorded(found: Measurement, run: ImportedRun, *, steady: bool) -> Measurement:

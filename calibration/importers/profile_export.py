@@ -120,6 +120,7 @@ class Answer(NamedTuple):
     asked: int
     isl: int
     model: str | None
+    cached: int | None = None
 
 
 def _answer(request: ExportedRequest, openai: bool, earliest_ns: int, where: str) -> Answer:
@@ -138,7 +139,8 @@ def _answer(request: ExportedRequest, openai: bool, earliest_ns: int, where: str
     places, usage = events_of(outputs)
     usage, payload = usage or Usage(), payload_of(request.request_inputs)
     chunk_s, tokens = tuple(at_s[place] for place in places), usage.completion_tokens or 0
-    return Answer(sent_s, over_s, chunk_s, tokens, (), payload.osl or 0, usage.prompt_tokens or 0, payload.model)
+    isl = usage.prompt_tokens or 0
+    return Answer(sent_s, over_s, chunk_s, tokens, (), payload.osl or 0, isl, payload.model, usage.cached)
 
 
 def _seen(answer: Answer, known: KnownFacts) -> SeenRequests:
@@ -157,6 +159,7 @@ def _seen(answer: Answer, known: KnownFacts) -> SeenRequests:
         isl=isl,
         osl=answer.asked or None,
         chunk_tokens=answer.chunk_tokens,
+        cached=answer.cached,
     )
 
 

@@ -125,7 +125,7 @@ class HttpClient:
         try:
             return await asyncio.to_thread(get, f"{self.root}{path}", ANSWER_WITHIN_S, self.headers, self.tls)
         except OSError as error:
-            raise self._absent(error) from None
+            raise self._absent(error) from error
 
     def _absent(self, error: OSError) -> ServerError:
         hint = f"start one, or correct {KEY} (the protocol is http)"

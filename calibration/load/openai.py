@@ -53,7 +53,7 @@ class OpenAiClient(HttpClient):
         host = server.address.removesuffix(":443" if self.tls else ":80")
         self._head = (
             f"POST {'/' if path else ''}{path}{PATHS[server.endpoint]} HTTP/1.1\r\nHost: {host}\r\n{lines}"
-            "Content-Type: application/json\r\nAccept: text/event-stream\r\nContent-Length: "
+            "Content-Type: application/json\r\nAccept: text/event-stream\r\n"
         )
 
     def _headers(self, server: ServerPlan) -> Iterator[tuple[str, str]]:
@@ -84,7 +84,9 @@ class OpenAiClient(HttpClient):
     def prepare(self, contract: Any, request: PromptRequest) -> Prepared:
         """`request` as the bytes of a POST."""
         body = json.dumps(contract.values(request)).encode()
-        return Prepared(b"", f"{self._head}{len(body)}\r\n\r\n".encode() + body, request.isl, request.osl)
+        closing = "" if contract.keeps_alive else "Connection: close\r\n"
+        head = f"{self._head}{closing}Content-Length: {len(body)}\r\n\r\n"
+        return Prepared(b"", head.encode() + body, request.isl, request.osl)
 
     def reader(self, contract: Any) -> Reader:
         """How the answers on these connections are read."""
@@ -191,7 +193,7 @@ BUSY_WAIT_S = 1.0
 class Met:
     """A server that answers: how it is asked and counts prompts; `said` is what it tells, by column of a point.
 
-    `longest_tokens`: prompt and answer together of the longest request that it takes, as vLLM lists it.
+    `longest_tokens`: prompt and answer together of the longest request that it takes, where it lists that.
     """
 
     contract: OpenAiContract
@@ -209,12 +211,18 @@ async def meet(server: ServerPlan, tokenizer: Path | None, *, texts: bool = Fals
         card = await client.listed()
         kind, said = await _introduced(client, str(card.get("owned_by", "")))
         trial = await _first_accepted(client, kind, tokenizer, texts)
-        contract = _counted(client, trial, tokenizer)
+        contract = replace(_counted(client, trial, tokenizer), keeps_alive=await _keeps_alive(client, trial, tokenizer))
         seen = trial.seen
         if not contract.takes_token_ids:
             contract, seen = await _measured(client, contract, trial, tokenizer)
-    longest = card.get("max_model_len")
-    return Met(contract, seen, said, longest if isinstance(longest, int) and longest > 0 else None)
+    return Met(contract, seen, said, _longest(card))
+
+
+def _longest(card: Mapping[str, Any]) -> int | None:
+    """Tokens of prompt and answer together: vLLM's key, or llama.cpp's, which is of one of its slots."""
+    meta = card.get("meta")
+    found = card.get("max_model_len", meta.get("n_ctx") if isinstance(meta, dict) else None)
+    return found if isinstance(found, int) and found > 0 else None
 
 
 async def _introduced(client: OpenAiClient, owned_by: str) -> tuple[Kind, dict[str, str]]:
@@ -239,11 +247,12 @@ async def _values(client: OpenAiClient, path: str, keys: Mapping[str, str]) -> d
 
 @dataclass(frozen=True, slots=True)
 class _Trial:
-    """A request that the server answered, with what it was made by."""
+    """A request that the server answered, with what it was made by, and the connection that it left open."""
 
     contract: OpenAiContract
     seen: ServerCount
     exchange: Exchange
+    connection: Connection
 
 
 async def _first_accepted(client: OpenAiClient, kind: Kind, tokenizer: Path | None, texts: bool) -> _Trial:
@@ -256,9 +265,10 @@ async def _first_accepted(client: OpenAiClient, kind: Kind, tokenizer: Path | No
     for fields, minimum in ((kind.fields, kind.minimum), (PLAIN, "")):
         for as_ids, seen in prompts:
             contract = OpenAiContract(server.model, server.endpoint, fields, minimum, server.body, as_ids)
-            exchange, status = await _asked(client, contract, _prompt(tokenizer, seen, TRIAL_ISL[0]))
+            exchange, connection = await _asked(client, contract, _prompt(tokenizer, seen, TRIAL_ISL[0]))
             if not exchange.error:
-                return _Trial(contract, seen, exchange)
+                return _Trial(contract, seen, exchange, connection)
+            status = connection.status
             if status in (401, 403, 404) or status >= 500 or not status:
                 raise _unusable(client, status, exchange.error)
             refusal = exchange.error
@@ -276,16 +286,26 @@ def _unusable(client: OpenAiClient, status: int, error: str) -> ServerError:
     return ServerError(f"{client.server.url}: a first request failed: {error}")
 
 
-async def _asked(client: OpenAiClient, contract: OpenAiContract, request: PromptRequest) -> tuple[Exchange, int]:
-    """The answer and its status, 0 for none; while the server says that it is busy or loading, asked again."""
+async def _asked(client: OpenAiClient, contract: OpenAiContract, request: PromptRequest) -> tuple[Exchange, Connection]:
+    """The answer, and the fresh connection that it came on; while the server says that it is busy or loading, asked
+    again."""
     for attempt in range(BUSY_TRIES):
         connection = client.stream(contract)
         exchange = await connection.exchange(client.prepare(contract, request))
-        connection.close()
         if connection.status not in (429, 503) or attempt == BUSY_TRIES - 1:
             break
         await asyncio.sleep(BUSY_WAIT_S)
-    return exchange, connection.status
+    return exchange, connection
+
+
+async def _keeps_alive(client: OpenAiClient, trial: _Trial, tokenizer: Path | None) -> bool:
+    """Whether a second request on the connection of the first is answered.
+
+    llama.cpp promises it (``Keep-Alive: timeout=5, max=100``), but takes no more requests after a stream.
+    """
+    request = _prompt(tokenizer, trial.seen, TRIAL_ISL[0])
+    exchange = await trial.connection.exchange(client.prepare(trial.contract, request))
+    return bool(exchange.raw) or not exchange.error
 
 
 def _prompt(tokenizer: Path | None, seen: ServerCount, tokens: int) -> PromptRequest:

@@ -94,7 +94,8 @@ class OpenAiContract:
 
     `fields` go with every request, over those of the plan's `body`; `minimum` names the field for the fewest tokens of
     an answer. `takes_token_ids`: prompts are sent as ids. `tokenizer`, a tokenizer.json, counts where `counted_by` says
-    so. `prompts` is what a reader of the points must know about their ISL.
+    so. `prompts` is what a reader of the points must know about their ISL. `keeps_alive`: a connection carries more
+    than one request; each has its own otherwise.
     """
 
     model: str
@@ -106,6 +107,7 @@ class OpenAiContract:
     counted_by: CountedBy = "running"
     tokenizer: Path | None = None
     prompts: str = ""
+    keeps_alive: bool = True
 
     @property
     def is_ensemble(self) -> bool:

@@ -186,12 +186,13 @@ CACHE_BLOCK = 16
 def prefix_columns(isl: float, shared_prefix: int, server: Mapping[str, float]) -> dict[str, Any]:
     """`prefix_tokens` and `prefix_hit` of a point; empty where no prompt has anything in common with another.
 
-    The server's counters tell the mean tokens found in a prompt (``prefix_tokens_found_mean``). By plan all prompts
-    share `shared_prefix` tokens: found so often as explains the mean. More than these, or than none, are found where
-    prompts came before: then as many as were found on average count as shared by all. Without counters it is not known
-    how often a prefix was found.
+    The server's counters tell the mean tokens found in a prompt (``prefix_tokens_found_mean``), or their share of all
+    prompt tokens (``prefix_tokens_found_share``). By plan all prompts share `shared_prefix` tokens: found so often as
+    explains the mean. More than these, or than none, are found where prompts came before: then as many as were found on
+    average count as shared by all. Without counters it is not known how often a prefix was found.
     """
-    found = server.get("prefix_tokens_found_mean")
+    share = server.get("prefix_tokens_found_share")
+    found = server.get("prefix_tokens_found_mean", None if share is None else share * isl)
     if found is None:
         return {"prefix_tokens": shared_prefix} if shared_prefix else {}
     if shared_prefix and found <= shared_prefix + CACHE_BLOCK:

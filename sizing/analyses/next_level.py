@@ -168,7 +168,9 @@ its expected time."""
 class Option:
     """A closed-loop level that could be measured: `requests` requests by `users` users, within `limit_s` seconds.
 
-    `extra_rounds`: requests of each user before and after those, that take time and are not measured.
+    `extra_rounds`: requests of each user before and after those, that take time and are not measured. `any_prefix`: a
+    point counts whatever its server found in the prefix cache, as the points of one sweep do: a chat template is found
+    in every prompt, and no plan says so. Else only points without a shared prefix do.
     """
 
     lengths: Lengths
@@ -176,6 +178,7 @@ class Option:
     requests: int
     extra_rounds: float = 4.0
     limit_s: float = math.inf
+    any_prefix: bool = False
 
     def seconds(self, requests_per_s: float) -> float:
         """Time the level takes at this throughput; a round is one request of every user (Little's law)."""
@@ -188,8 +191,12 @@ class Option:
 
     def measured_by(self, point: Point) -> bool:
         """True for the point of this level."""
-        closed = point.load_kind == "concurrency"
-        return closed and concurrency(point) == self.users and (point.lengths, point.prefix) == (self.lengths, Prefix())
+        return self.is_like(point) and concurrency(point) == self.users
+
+    def is_like(self, point: Point) -> bool:
+        """True for a closed loop of the same requests, whatever its users."""
+        alike = point.lengths == self.lengths and (self.any_prefix or point.prefix == Prefix())
+        return alike and point.load_kind == "concurrency"
 
 
 def spent_s(points: Sequence[Point], options: Sequence[Option]) -> float:
@@ -386,11 +393,10 @@ def choose(
 
 def shunned(option: Option, points: Sequence[Point]) -> bool:
     """True for a level that was measured, or would come out void as one of the same lengths and fewer users did."""
-    alike = [point for point in points if (point.lengths, point.prefix) == (option.lengths, Prefix())]
-    same = [point for point in alike if point.load_kind == "concurrency"]
     return any(
         concurrency(point) == option.users or (concurrency(point) < option.users and point.verdict in GROWS_WORSE)
-        for point in same
+        for point in points
+        if option.is_like(point)
     )
 
 

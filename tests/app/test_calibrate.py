@@ -24,6 +24,7 @@ from sizing.numbers import percent
 from sizing.points import write_points
 from sizing.question import Question
 from tests.app.conftest import keep, point, query_of, text_of
+from tests.calibration.openai_server import MODEL, openai_server
 from ui import answers
 
 LEVELS = (1, 2, 4, 8, 16, 32)
@@ -61,6 +62,11 @@ def press(app: AppTest, label: str) -> AppTest:
     next(button for button in app.main.button if button.label.startswith(label)).click().run()
     assert not app.exception
     return app
+
+
+def speaks(app: AppTest, protocol: str) -> AppTest:
+    """Choose the protocol, as no server answers."""
+    return next(box for box in app.main.selectbox if box.label == "Protocol").set_value(protocol).run()
 
 
 def labels(app: AppTest) -> list[str]:
@@ -167,6 +173,7 @@ def test_only_servers_on_the_list_can_be_picked_and_minutes_are_told_before(
     assert "http://evil/ is not host:port" in words(app)
     server = next(box for box in app.main.selectbox if box.label == "Server (host:port)")
     assert server.options == ["gpu-7:8001"]
+    speaks(app, "grpc")
     app.main.multiselect[0].set_value([8, 2])
     next(box for box in app.main.number_input if box.label == "Longest time per level (s)").set_value(60)
     next(box for box in app.main.number_input if box.label == "TP (GPUs)").set_value(4)
@@ -176,14 +183,14 @@ def test_only_servers_on_the_list_can_be_picked_and_minutes_are_told_before(
     (plan,) = started
     assert plan["concurrency"] == [2, 8] and plan["budget_s"] == 60 and plan["deployment"] == {"tp": 4}
     assert query_of(app)["show.calibrate"] == "runs" and query_of(app)["show.run"] == "1"
-    again = calibrate("new")
+    again = speaks(calibrate("new"), "grpc")
     assert "Run 1 is measuring gpu-7:8001" in words(again)
     assert next(button for button in again.main.button if button.label.startswith("Start")).disabled
 
 
 @pytest.mark.usefixtures("allowed")
 def test_a_run_for_the_question_alone_has_its_budget(calibrate: Callable[..., AppTest]) -> None:
-    app = calibrate("new", ttft="p95:1s")
+    app = speaks(calibrate("new", ttft="p95:1s"), "grpc")
     app.main.toggle[0].set_value(True).run()
     assert "At most 30 GPU-minutes" in words(app)
     adaptive = parse_plan(app.main.code[0].value).plan.adaptive
@@ -195,7 +202,7 @@ def test_an_openai_server_is_asked_for_its_endpoint(
 ) -> None:
     monkeypatch.delenv(jobs.ALLOW_VARIABLE, raising=False)
     app = calibrate("new")
-    next(box for box in app.main.selectbox if box.label == "Protocol").set_value("openai").run()
+    speaks(app, "openai")
     next(box for box in app.main.selectbox if box.label == "Endpoint").set_value("chat").run()
     assert not app.exception
     server = parse_plan(app.main.code[0].value).plan.server
@@ -204,7 +211,7 @@ def test_an_openai_server_is_asked_for_its_endpoint(
 
 @pytest.mark.usefixtures("allowed")
 def test_a_form_that_is_no_plan_says_so(calibrate: Callable[..., AppTest]) -> None:
-    app = calibrate("new")
+    app = speaks(calibrate("new"), "grpc")
     app.main.multiselect[0].set_value([]).run()
     assert not app.exception
     assert "This is not a plan yet" in words(app) and "no load levels" in words(app)
@@ -219,7 +226,7 @@ def test_a_server_is_sized_for_the_question_of_the_page(
     assert "Set at least one limit" in words(calibrate("size"))
     app = calibrate("size", ttft="p95:1s", isl="700", osl="90", rate="12")
     assert "12 requests/s" in words(app) and "700 tokens in and 90 out, p95 TTFT within 1,000 ms" in words(app)
-    next(box for box in app.main.selectbox if box.label == "Protocol").set_value("openai").run()
+    speaks(app, "openai")
     assert "An OpenAI server does not tell its GPU" in words(app) and not labels(app)
     next(box for box in app.main.text_input if box.label == "GPU").set_value("h200_sxm")
     next(box for box in app.main.number_input if box.label == "TP (GPUs)").set_value(2)
@@ -234,6 +241,27 @@ def test_a_server_is_sized_for_the_question_of_the_page(
     assert plan.levels()[0].lengths.isl == 700
     assert (plan.deployment.gpu, plan.deployment.precision, plan.deployment.tp) == ("h200_sxm", "bf16", 2)
     assert query_of(app)["show.calibrate"] == "runs"
+
+
+def test_what_a_server_speaks_is_found_once_in_a_visit(
+    calibrate: Callable[..., AppTest], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(jobs.ALLOW_VARIABLE, "1")
+    with openai_server() as server:
+        monkeypatch.setenv(jobs.TARGETS_VARIABLE, server.url.removeprefix("http://"))
+        app = calibrate("new")
+        assert f"An OpenAI server answers at {server.url.removeprefix('http://')}" in words(app)
+        asked = len(server.heads)
+        next(box for box in app.main.selectbox if box.label == "Endpoint").set_value("chat").run()
+        assert len(server.heads) == asked == 1
+        plan = parse_plan(app.main.code[0].value).plan.server
+        assert (plan.protocol, plan.model, plan.endpoint, plan.url) == ("openai", MODEL, "chat", server.url)
+        speaks(app, "http")
+        assert parse_plan(app.main.code[0].value).plan.server.protocol == "http", "the choice of the user goes before"
+    app = calibrate("size", ttft="p95:1s")
+    assert "Nothing to measure answers there" in words(app) and "Connection refused" in words(app)
+    assert labels(app) == ["Ask again"] and not app.main.code
+    assert "Connection refused" in words(press(app, "Ask again"))
 
 
 # Runs

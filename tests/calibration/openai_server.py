@@ -25,7 +25,8 @@ class Manners:
     `reasons`: a chat's first tokens are reasoning. `raw`: sent as the whole answer, in place of one. `dribbles`: the
     answer never ends. `tires_after`: later answers end after 5 tokens. `metrics`: the page /metrics, with places for
     requests `served`, and 30 prompt tokens `looked_up` and 12 `hits` for each. `cuts_after`: the connection is closed
-    after so many events, from the third request on.
+    after so many events, from the third request on. `one_each`: a connection carries one request, and is closed at the
+    next, whatever its head promised.
     """
 
     owned_by: str = "vllm"
@@ -46,6 +47,7 @@ class Manners:
     raw: bytes = b""
     dribbles: bool = False
     cuts_after: int = 0
+    one_each: bool = False
     tires_after: int = 0
     metrics: str = ""
     line_end: str = "\n"
@@ -66,7 +68,9 @@ class OpenAiServer:
         try:
             with contextlib.suppress(ConnectionError, asyncio.IncompleteReadError):
                 while await self._one(reader, writer):
-                    pass
+                    if self.manners.one_each:
+                        await reader.readuntil(b"\r\n\r\n")
+                        break
         finally:
             writer.transport.abort()
 
@@ -85,7 +89,8 @@ class OpenAiServer:
         if method == "GET":
             return await self._get(writer, path)
         self.bodies.append(json.loads(body))
-        return await self._post(writer, path, self.bodies[-1])
+        head_line = b"Connection: close\r\n" if lines.get("Connection") == "close" else b""
+        return await self._post(writer, path, self.bodies[-1], head_line) and not head_line
 
     async def _get(self, writer: asyncio.StreamWriter, path: str) -> bool:
         card = {"id": MODEL, "object": "model", "owned_by": self.manners.owned_by}
@@ -101,15 +106,15 @@ class OpenAiServer:
         await writer.drain()
         return True
 
-    async def _post(self, writer: asyncio.StreamWriter, path: str, body: dict[str, Any]) -> bool:
+    async def _post(self, writer: asyncio.StreamWriter, path: str, body: dict[str, Any], head_line: bytes) -> bool:
         manners, chat = self.manners, path.endswith("chat/completions")
         if self._failed < manners.fails_first:
             self._failed += 1
             return await self._page(writer, 503, {"error": {"message": "loading the model"}})
         if manners.raw:
-            writer.write(manners.raw)
+            writer.write(manners.raw.replace(b"\r\n", b"\r\n" + head_line, 1))
             await writer.drain()
-            return False
+            return manners.one_each
         prompt = body["messages"][0]["content"] if chat else body["prompt"]
         wrong = next((name for name in manners.refuses if name in body), None)
         if isinstance(prompt, list):
@@ -121,7 +126,7 @@ class OpenAiServer:
                 return True
         if wrong is not None:
             return await self._page(writer, 400, {"object": "error", "message": f"{wrong} is not supported"})
-        writer.write(HEAD)
+        writer.write(HEAD.replace(b"\r\n", b"\r\n" + head_line, 1))
         sent = 0
         async for event in self._events(body, prompt, chat):
             if manners.cuts_after and len(self.bodies) > 2 and sent == manners.cuts_after:

@@ -119,6 +119,16 @@ def test_measured_levels_of_a_real_server() -> None:
     assert of_few.gpus_low <= of_all.gpus <= of_few.gpus_high
 
 
+def test_a_level_is_measured_once_whatever_its_server_found_in_the_cache() -> None:
+    """A chat template, which the server finds in every prompt and no plan tells of."""
+    adaptive, levels, points = sweep(1200.0), list[Level](), list[Point]()
+    while len(levels) < 3 and (level := adaptive.next(points)) is not None:
+        levels.append(level)
+        points.append(dataclasses.replace(measured(level, seed=0), prefix_tokens=32.0, prefix_hit=1.0))
+    assert len(set(levels)) == len(levels) == 3
+    assert adaptive.summary(points).spent_s == pytest.approx(spent_s(levels, points))
+
+
 @settings(max_examples=4, deadline=None)
 @given(budget_s=st.floats(20, 300))
 def test_never_more_than_the_budget(budget_s: float) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import socket
 import stat
 import time
 from collections.abc import Callable, Iterator
@@ -14,11 +15,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from calibration import jobs
-from calibration.errors import PlanError, StoreError
-from calibration.plan import PlanFile, parse_plan
+from calibration.errors import PlanError, ServerError, StoreError
+from calibration.plan import Answering, PlanFile, parse_plan
 from calibration.store import DATABASE_VARIABLE, LIVE, Run, Store
 from calibration.store.work import accept, discard, work
 from tests.calibration.mock_server import Script, subprocess_server
+from tests.calibration.openai_server import MODEL, Manners, openai_server
 
 WITHIN_S = 60.0
 QUICK = "concurrency: [1, 3]\nrequests_per_level: 12\n"
@@ -192,3 +194,37 @@ def test_a_list_of_servers_comes_back(pairs: list[tuple[str, int]], between: str
 )
 def test_what_is_no_host_and_port_is_not_a_server(entry: str) -> None:
     assert jobs.parse_targets(f"{entry},ok:1") == (("ok:1",), (entry,))
+
+
+@pytest.mark.parametrize("key", ["", "sk-right", "sk-wrong"])
+def test_only_a_listed_server_is_asked_what_it_speaks_and_the_key_goes_to_who_wants_one(
+    key: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(jobs.ALLOW_VARIABLE, "1")
+    monkeypatch.setenv(jobs.KEY_VARIABLE, key)
+    for wants in ("", "sk-right"):
+        with openai_server(Manners(key=wants)) as server:
+            target = server.url.removeprefix("http://")
+            monkeypatch.setenv(jobs.TARGETS_VARIABLE, "gpu-7:8001")
+            with pytest.raises(PlanError, match="not on the operator's list"):
+                jobs.answering_at(target)
+            assert server.heads == []
+            monkeypatch.setenv(jobs.TARGETS_VARIABLE, target)
+            listed = (MODEL,) if wants in ("", key) else ()
+            assert jobs.answering_at(target) == Answering("openai", listed)
+            sent = ["Authorization" in head for head in server.heads]
+            assert sent == ([False, True] if wants and key else [False])
+    monkeypatch.delenv(jobs.ALLOW_VARIABLE)
+    with pytest.raises(PlanError, match=f"{jobs.ALLOW_VARIABLE}=1"):
+        jobs.answering_at(target)
+
+
+def test_an_answer_that_does_not_come_ends_in_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A port that listens and never answers."""
+    monkeypatch.setenv(jobs.ALLOW_VARIABLE, "1")
+    monkeypatch.setattr(jobs, "ASK_WITHIN_S", 0.3)
+    with socket.create_server(("127.0.0.1", 0)) as mute:
+        target = f"127.0.0.1:{mute.getsockname()[1]}"
+        monkeypatch.setenv(jobs.TARGETS_VARIABLE, target)
+        with pytest.raises(ServerError, match=r"no answer within 0\.3 s; correct the address$"):
+            jobs.answering_at(target)

@@ -16,10 +16,11 @@ import pytest
 from click.testing import CliRunner, Result
 
 from calibration.cli import main
-from calibration.plan import ServerPlan, parse_plan, users_of
+from calibration.errors import ServerError
+from calibration.plan import Answering, ServerPlan, parse_plan, users_of
 from calibration.run import run
 from calibration.store import DATABASE_VARIABLE, Store
-from calibration.target import protocol_at
+from calibration.target import answering
 from lab.mock.process import running
 from lab.mock.service import Script
 from sizing import planner
@@ -261,19 +262,37 @@ def test_what_cannot_be_asked(url: str, more: dict[str, Any], says: str) -> None
 @pytest.mark.parametrize(
     ("manners", "speaks"),
     [
-        (Manners(), "openai"),
-        (Manners(key=KEY), "openai"),
-        (Manners(pages={"/v1/models": {"no": "list"}, "/v2/health/live": {}}), "http"),
-        (Manners(raw=b"no page", pages={"/v1/models": {}, "/v2/health/live": {}}), "http"),
+        (Manners(), Answering("openai", (MODEL,))),
+        (Manners(key=KEY), Answering("openai")),
+        (Manners(pages={"/v1/models": {"no": "list"}, "/v2/health/live": {}}), Answering("http")),
+        (Manners(raw=b"no page", pages={"/v1/models": {}, "/v2/health/live": {}}), Answering("http")),
     ],
     ids=["models", "wants a key", "Triton", "Triton with an empty page"],
 )
-def test_the_protocol_is_what_the_server_answers(manners: Manners, speaks: str) -> None:
+def test_the_protocol_is_what_the_server_answers(manners: Manners, speaks: Answering) -> None:
     with openai_server(manners) as server:
-        assert protocol_at(ServerPlan(protocol="openai", url=server.url, model="m")) == speaks
+        assert answering(ServerPlan(protocol="openai", url=server.url, model="m")) == speaks
         bare = server.url.removeprefix("http://")
-        assert protocol_at(ServerPlan(protocol="openai", url=bare, model="m")) == speaks
-    assert protocol_at(ServerPlan(protocol="openai", url=bare, model="m")) == "grpc", "nothing speaks HTTP there"
+        assert answering(ServerPlan(protocol="openai", url=bare, model="m")) == speaks
+    with pytest.raises(
+        ServerError, match=r"neither an OpenAI server nor Triton.* \(Connection refused\); start"
+    ) as none:
+        answering(ServerPlan(protocol="openai", url=bare, model="m"))
+    assert "\n" not in str(none.value)
+
+
+def test_a_grpc_port_is_known_by_its_answer() -> None:
+    with subprocess_server(GrpcScript()) as url:
+        assert answering(ServerPlan(protocol="openai", url=url, model="no such model")) == Answering("grpc")
+
+
+def test_the_only_model_of_a_server_need_not_be_named() -> None:
+    two = {"object": "list", "data": [{"id": "one"}, {"id": "two"}]}
+    with openai_server(Manners(pages={"/v1/models": two})) as server:
+        assert "the server lists one, two" in refused(size(server.url, model=None))
+    with openai_server() as server:  # the next thing that is missing
+        result = size(server.url, model=None, gpu=None)
+        assert "give --gpu" in refused(result) and f"taken: model {MODEL}" in result.stderr
 
 
 def test_what_a_server_does_not_say_of_itself_is_asked_for() -> None:

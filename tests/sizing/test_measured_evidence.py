@@ -310,6 +310,9 @@ def test_rows_that_cannot_be_used_are_counted_by_reason() -> None:
     first, second, *_ = series.points
     assert (first.isl, first.isl_cv, first.precision, first.tp) == (1000, 0, "bf16", 2)
     assert first.requests_per_s == pytest.approx(1 / (0.05 + 100 * 0.009))
+    assert (first.engine, first.engine_version) == ("vllm", "1")
+    (unnamed,) = grouped([sample_row(users, backend_version="") for users in LEVELS]).series
+    assert unnamed.points[0].engine_version == ""
     assert second.ttft_mean_s == 0.07
     assert sorted(count for _, count in sample.dropped) == [1, 1, 1, 1, 1, LEAST_LEVELS, LEAST_LEVELS]
     for why in ("separate servers", "1 measured again later", "fewer than 5", "ITL falls", "repeat another's"):

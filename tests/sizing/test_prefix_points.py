@@ -142,6 +142,7 @@ def test_the_fit_finds_the_law_behind_repeated_prompts() -> None:
         (1000, 0, {}, {}),
         (1000, 600, {}, {"prefix_tokens": 600}),  # how often it was found is not known
         (1000, 600, {"prefix_tokens_found_mean": 450.0}, {"prefix_tokens": 600, "prefix_hit": 0.75}),
+        (1000, 600, {"prefix_tokens_found_share": 0.3}, {"prefix_tokens": 600, "prefix_hit": 0.5}),
         (1000, 600, {"prefix_tokens_found_mean": 608.0}, {"prefix_tokens": 600, "prefix_hit": 1.0}),
         (1000, 0, {"prefix_tokens_found_mean": 3.0}, {}),  # less than a block: chance
         (591, 0, {"prefix_tokens_found_mean": 583.0}, {"prefix_tokens": 576, "prefix_hit": 1.0}),  # prompts repeat

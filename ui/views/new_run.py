@@ -7,7 +7,7 @@ import streamlit as st
 from calibration import jobs
 from calibration.errors import CalibrationError
 from calibration.jobs import Duration, NewRun, Question, duration, plan_file
-from calibration.plan import LENGTHS, MOST_USERS, PlanFile, level_s, users_of
+from calibration.plan import LENGTHS, MOST_USERS, Answering, PlanFile, level_s, users_of
 from calibration.plan import USUAL as USUAL_SERVED
 from calibration.store import LIVE, Store
 from sizing.errors import SizingError
@@ -65,27 +65,72 @@ def keep() -> None:
     state.update({key: state[key] for key in state if str(key).startswith("run_")})
 
 
-def server() -> dict[str, str]:
-    """Draw where the server is: only servers that the operator named can be picked."""
+def server() -> dict[str, str] | None:
+    """Draw where the server is: only servers that the operator named can be picked, and are asked what they speak.
+
+    None, with the reason on screen, where nothing answers and no protocol was chosen.
+    """
     names = list(jobs.targets().allowed) if jobs.is_allowed() else []
     target, model, protocol, metrics = st.columns([2, 2, 1, 2] if names else [2, 2, 1, 0.01])
     target.selectbox("Server (host:port)", names or [PLACE], key="run_target", help=TARGET_HELP)
+    spoken = ({DETECTED: "Detected"} if names else {}) | PROTOCOLS
+    protocol.selectbox("Protocol", list(spoken), format_func=spoken.__getitem__, key="run_protocol", help=PROTOCOL_HELP)
+    found = None
+    if state.run_protocol == DETECTED:
+        found = _answering(state.run_target)
+        _fill_model(found)
     model.text_input("Model on the server", max_chars=LONGEST_LABEL, key="run_served", help=SERVED_HELP)
-    protocol.selectbox("Protocol", list(PROTOCOLS), format_func=PROTOCOLS.__getitem__, key="run_protocol")
     if names:
         metrics.selectbox("Its metrics (host:port)", [UNREAD, *names], key="run_metrics", help=METRICS_HELP)
-    if state.run_protocol == "openai":
+    if state.run_protocol == DETECTED and found is None:
+        return None
+    spoken_there = state.run_protocol if found is None else found.protocol
+    if found is not None:
+        listed = f" Its models: {plain(', '.join(found.models[:5]))}." if found.models else ""
+        st.caption(f":material/check: {ANSWERS[found.protocol]} answers at {plain(state.run_target)}.{listed}")
+    if spoken_there == "openai":
         st.selectbox("Endpoint", list(ENDPOINTS), format_func=ENDPOINTS.__getitem__, key="run_endpoint")
     read = state.get("run_metrics", UNREAD) if names else UNREAD
     return {
         "target": state.run_target,
         "model": state.run_served.strip(),
-        "protocol": state.run_protocol,
+        "protocol": spoken_there,
         "endpoint": state.get("run_endpoint", "completions"),
         "metrics": "" if read == UNREAD else read,
     }
 
 
+def _answering(target: str) -> Answering | None:
+    """What answers at a server of the operator's list, asked once in a visit; None, with the reason on screen."""
+    known = visit().answering
+    if target not in known:
+        with st.spinner(f"Asking {plain(target)}"):
+            try:
+                known[target] = jobs.answering_at(target)
+            except CalibrationError as error:
+                known[target] = str(error.named({"server.url": "the address"}))
+    found = known[target]
+    if not isinstance(found, str):
+        return found
+    st.warning(plain(sentence_case(found)), title="Nothing to measure answers there")
+    st.button("Ask again", icon=":material/refresh:", on_click=_forget, args=(target,))
+    return None
+
+
+def _forget(target: str) -> None:
+    visit().answering.pop(target, None)
+
+
+def _fill_model(found: Answering | None) -> None:
+    """The first model that the server lists, unless somebody typed another."""
+    ours = (USUAL["run_served"], visit().filled.get("run_served"))
+    if found is not None and state.run_served in ours and state.run_served not in found.models:
+        state.run_served = visit().filled["run_served"] = (*found.models, USUAL["run_served"])[0]
+
+
+DETECTED = ""
+ANSWERS = {"grpc": "Triton's gRPC", "http": "Triton's HTTP", "openai": "An OpenAI server"}
+PROTOCOL_HELP = "Detected: the server is asked once. A choice of your own goes before."
 PROTOCOLS = {"grpc": "gRPC", "http": "HTTP", "openai": "OpenAI"}
 ENDPOINTS = {"completions": "/v1/completions", "chat": "/v1/chat/completions"}
 TARGET_HELP = f"Servers that the operator lists in {jobs.TARGETS_VARIABLE}."
@@ -174,19 +219,22 @@ ADAPTIVE_HELP = (
 )
 
 
-def run_of(scenario: Scenario) -> NewRun:
-    """Draw all fields; the run that they describe."""
+def run_of(scenario: Scenario) -> NewRun | None:
+    """Draw all fields; the run that they describe, None where no server answers."""
     where = server()
     said = labels()
     tokens = lengths()
-    return NewRun(**where, lengths=tokens, labels=said, **load(scenario))  # type: ignore[arg-type]
+    asked = load(scenario)
+    return None if where is None else NewRun(**where, lengths=tokens, labels=said, **asked)  # type: ignore[arg-type]
 
 
 def new_run_view(store: Store, scenario: Scenario) -> None:
     """The whole view."""
     startable = _startable()
     usual(scenario)
-    offer(store, run_of(scenario), startable)
+    new = run_of(scenario)
+    if new is not None:
+        offer(store, new, startable)
 
 
 def size_view(store: Store, scenario: Scenario) -> None:
@@ -210,6 +258,8 @@ def size_view(store: Store, scenario: Scenario) -> None:
     verify = right.number_input(
         "Then minutes of verification", 0.0, 600.0, step=1.0, format="%g", key="run_verify", help=VERIFY_HELP
     )
+    if where is None:
+        return
     if where["protocol"] == "openai":
         taken = {name: value for name, value in USUAL_LABELS.items() if name not in said}
         said = {**taken, **said}

@@ -160,7 +160,7 @@ def _ranks(row: Cells) -> int:
 
 
 def _point(server: tuple[str, ...], row: Cells, users: int, varied: bool) -> Point:
-    model, gpu, precision, engine, *_ = server
+    model, gpu, precision, engine, version, *_ = server
     mean = 0.9 if varied else 1.0
     cv = 0.2 / math.sqrt(12) / mean if varied else 0.0
     osl = mean * number(row, "osl")
@@ -171,6 +171,7 @@ def _point(server: tuple[str, ...], row: Cells, users: int, varied: bool) -> Poi
         gpu=gpu,
         tp=round(number(row, "tp_size")) * _ranks(row),
         engine=engine,
+        engine_version="" if version == "nan" else version,
         isl=mean * number(row, "isl"),
         osl=osl,
         isl_cv=cv,

@@ -62,6 +62,17 @@ def test_the_same_traffic_makes_the_same_point_whatever_tool_wrote_it(tool: str,
     assert (point.gap_p50_s is None) == (tool == "guidellm")
 
 
+@pytest.mark.parametrize("write", [aiperf_jsonl, openai_export, guidellm])
+def test_prompt_tokens_found_in_the_cache_become_a_shared_prefix(write: Callable[..., str], tmp_path: Path) -> None:
+    """32 of 50 tokens in every other request: as many as if all of them had shared 16. Untold, nothing is known."""
+    traffic = closed_loop(Law())
+    point = measured(write(traffic, cached=32), tmp_path, concurrency=2).point
+    assert (point.prefix_tokens, point.prefix_hit) == (16, 1.0)
+    for cached in (0, None):
+        point = measured(write(traffic, cached=cached), tmp_path, concurrency=2).point
+        assert (point.prefix_tokens, point.prefix_hit) == (None, None)
+
+
 @pytest.mark.parametrize("generation", ["info", "scheduler_info", "flat"])
 def test_every_generation_of_guidellm_names_its_times_otherwise(generation: str, tmp_path: Path) -> None:
     law = Law()

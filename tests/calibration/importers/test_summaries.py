@@ -66,6 +66,36 @@ def test_spread_of_lengths_becomes_their_coefficient_of_variation() -> None:
         assert imported(name).osl_cv == 0
 
 
+@pytest.mark.parametrize(
+    ("prefix", "found", "columns"),
+    [
+        ({"shared_system_length": 120}, 90.0, (120, 0.75)),
+        ({"pool_size": 4, "length": 100}, None, (100, None)),
+        (None, 64.5, (64, 1.0)),
+        (None, None, (None, None)),
+    ],
+)
+def test_the_prefix_of_aiperf_is_that_of_its_plan_found_as_often_as_the_usage_says(
+    prefix: dict[str, int] | None, found: float | None, columns: tuple[float | None, float | None], tmp_path: Path
+) -> None:
+    document = json.loads((FILES / "aiperf.json").read_text())
+    document["input_config"]["datasets"] = [{"name": "main", **({"prefix_prompts": prefix} if prefix else {})}]
+    if found is not None:
+        document["usage_prompt_cache_read_tokens"] = {"unit": "tokens", "avg": found}
+    (tmp_path / "aiperf.json").write_text(json.dumps(document))
+    (measured,) = read_measurements(tmp_path / "aiperf.json", deployment=DEPLOYMENT)
+    assert (measured.point.prefix_tokens, measured.point.prefix_hit) == columns
+
+
+@pytest.mark.parametrize(("num", "tokens"), [(1, 80), (0, None)])
+def test_the_prefix_prompt_of_genai_perf_is_shared(num: int, tokens: int | None, tmp_path: Path) -> None:
+    document = json.loads((FILES / "genai_perf.json").read_text())
+    document["input_config"]["input"] = {"prefix_prompt": {"num": num, "length": 80}}
+    (tmp_path / "genai.json").write_text(json.dumps(document))
+    (measured,) = read_measurements(tmp_path / "genai.json", deployment=DEPLOYMENT)
+    assert (measured.point.prefix_tokens, measured.point.prefix_hit) == (tokens, None)
+
+
 def test_an_open_loop_of_aiperf_counts_from_when_requests_were_due() -> None:
     """Sent 4 ms late on average: 104 ms of TTFT; E2E from then is in the file, percentiles of TTFT are not."""
     (found,) = read_measurements(FILES / "aiperf_open_loop.json", deployment=DEPLOYMENT)

@@ -53,8 +53,12 @@ def closed_loop(law: Law, users: int = 2, each: int = 12) -> list[Sent]:
     return [law.request(start_s + turn * law.e2e_s) for turn in range(each) for start_s in starts_s]
 
 
-def aiperf_jsonl(requests: Sequence[Sent], *, gaps: bool = True) -> str:
-    return "\n".join(json.dumps(_aiperf_record(request, gaps)) for request in requests) + "\n"
+def aiperf_jsonl(requests: Sequence[Sent], *, gaps: bool = True, cached: int | None = None) -> str:
+    """`cached` prompt tokens of every other request were found, none of the others; None: nothing is told."""
+    rows = [_aiperf_record(request, gaps) for request in requests]
+    for place, row in enumerate(rows if cached is not None else ()):
+        row["metrics"]["usage_prompt_cache_read_tokens"] = {"value": place % 2 * (cached or 0), "unit": "tokens"}
+    return "\n".join(map(json.dumps, rows)) + "\n"
 
 
 def _aiperf_record(request: Sent, gaps: bool) -> dict[str, Any]:
@@ -113,13 +117,19 @@ def profile_export(
     return json.dumps({"experiments": [experiment], "version": "2.60.0", "service_kind": "triton", "endpoint": ""})
 
 
-def openai_export(requests: Sequence[Sent], *, usage: bool = True, asked: int | None = None) -> str:
+def openai_export(
+    requests: Sequence[Sent], *, usage: bool = True, asked: int | None = None, cached: int | None = None
+) -> str:
     """As `profile_export` over an OpenAI server: a role event first, [DONE] last, several tokens in an event."""
     rows = []
-    for request in requests:
+    for place, request in enumerate(requests):
+        found = {} if cached is None else {"prompt_tokens_details": {"cached_tokens": place % 2 * cached}}
         role = {"choices": [{"delta": {"role": "assistant", "content": ""}}]}
         word = {"choices": [{"delta": {"content": " the"}}]}
-        counts = {"choices": [], "usage": {"prompt_tokens": request.isl, "completion_tokens": request.tokens}}
+        counts = {
+            "choices": [],
+            "usage": {"prompt_tokens": request.isl, "completion_tokens": request.tokens, **found},
+        }
         events = [_event(role), *[_event(word) for _ in request.chunk_s]]
         events[-1] += (_event(counts) if usage else "") + "data: [DONE]\n\n"
         payload = {
@@ -143,9 +153,17 @@ def _event(body: object) -> str:
     return f"data: {json.dumps(body)}\n\n"
 
 
-def guidellm(requests: Sequence[Sent], strategy: dict[str, object] | None = None, *, generation: str = "info") -> str:
+def guidellm(
+    requests: Sequence[Sent],
+    strategy: dict[str, object] | None = None,
+    *,
+    generation: str = "info",
+    cached: int | None = None,
+) -> str:
     """Requests with their times in `info`, in ``scheduler_info`` as in release 0.4, or ``flat`` as in 0.3."""
     rows = [_guidellm_request(request, generation) for request in requests]
+    for place, row in enumerate(rows if cached is not None else ()):
+        row["cached_tokens"] = place % 2 * (cached or 0)
     empty = {"successful": {"mean": 1.0}}
     benchmark = {
         "config": {"strategy": strategy or {"type_": "concurrent", "streams": 2}},

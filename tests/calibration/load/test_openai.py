@@ -223,6 +223,44 @@ def test_servers_are_told_apart_by_what_they_answer(owned_by: str, pages: Any, s
     assert "api_key" not in found.said
 
 
+# What llama-server b10434 said, byte for byte: a model of random weights, 4 slots of 2,048 tokens
+
+LLAMA_CPP = Path(__file__).parent / "llama_cpp"
+
+
+def llama_cpp(endpoint: str) -> Manners:
+    pages = {
+        f"/{path}": (LLAMA_CPP / file).read_bytes()
+        for path, file in (("v1/models", "models.json"), ("props", "props.json"))
+    }
+    return Manners(pages=pages, raw=(LLAMA_CPP / f"{endpoint}.http").read_bytes(), one_each=True)
+
+
+@pytest.mark.parametrize(("endpoint", "told"), [("completions", [1] * 8), ("chat", [1, 1, 2, 1, 1, 1, 1])])
+def test_llama_cpp_tells_its_slots_their_length_and_its_tokens(endpoint: Any, told: list[int], tmp_path: Path) -> None:
+    """A special token has no text: over chat the next event tells two. Chat: 32 words as 72 tokens."""
+    tokenizer = tokenizer_file(tmp_path) if endpoint == "chat" else None
+    with openai_server(llama_cpp(endpoint)) as server:
+        where = ServerPlan(protocol="openai", url=server.url, model="tiny", endpoint=endpoint)
+        found = asyncio.run(meet(where, tokenizer))
+        source = RequestSource(LengthsPlan(isl=50, osl=8), tokenizer, False, (0,), found.seen)
+        log = asyncio.run(ask(where, found.contract, [next(source.requests()) for _ in range(3)]))
+    assert {"engine": "llama.cpp", "engine_version": "b1-7e4c0a9", "max_batch_size": "4"}.items() <= found.said.items()
+    assert (found.longest_tokens, found.seen.added) == (2048, 40 if tokenizer else 0)
+    assert (log.error, log.chunk_tokens.tolist()) == (("",) * 3, told * 3)
+
+
+@pytest.mark.parametrize("one_each", [True, False])
+def test_a_server_that_takes_one_request_a_connection_gets_one(one_each: bool) -> None:
+    with openai_server(Manners(one_each=one_each)) as server:
+        found = met(server)
+        before = len(server.bodies)
+        log = answers(server, found, n=3)
+        heads = [head for head in server.heads if head.startswith("POST")][-3:]
+    assert log.error == ("",) * 3 and len(server.bodies) == before + 3
+    assert ["Connection: close\r\n" in head for head in heads] == [one_each] * 3
+
+
 def test_a_server_that_is_loading_is_asked_again(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("calibration.load.openai.BUSY_WAIT_S", 0.01)
     with openai_server(Manners(fails_first=2)) as server:

@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
 
 import pytest
 from hypothesis import given, settings
@@ -540,3 +541,24 @@ def test_what_an_engine_timed_comes_before_what_numbers_suggest() -> None:
     server = {"engine_queue_mean_s": 0.25, "engine_prefill_mean_s": 0.25, "engine_decode_mean_s": 1.5}
     parts = split(replace(POINT, ttft_mean_s=0.6, e2e_mean_s=2.1), server | {"engine_requests_waiting_mean": 40})
     assert (parts.queue_s, parts.prefill_s, parts.decode_s) == (0.25, 0.25, 1.5)
+
+
+def test_llama_cpp_tells_its_slots_passes_and_prompts_found() -> None:
+    """A page of llama-server b10434, and the same after 30 passes and 3,000 prompt tokens, 1,000 of them found."""
+    text = (Path(__file__).parents[1] / "load" / "llama_cpp" / "metrics.txt").read_text()
+    later = text
+    for before, after in (
+        ("prompt_tokens_total 40801", "prompt_tokens_total 42801"),
+        ("cached_total 8951", "cached_total 9951"),
+        ("n_decode_total 13649", "n_decode_total 13679"),
+        ("requests_processing 0", "requests_processing 4"),
+        ("requests_deferred 0", "requests_deferred 3"),
+    ):
+        assert f":{before}\n" in later or f"_{before}\n" in later
+        later = later.replace(before, after)
+    first, last = parse_page(text, "test", 0.0), parse_page(later, "test", 10.0)
+    found = counter_means(first, last, "tiny") | gauge_means([last], "tiny")
+    assert found["prefix_tokens_found_share"] == pytest.approx(1 / 3)
+    assert found["engine_iterations_per_s"] == pytest.approx(3)
+    assert (found["engine_requests_running_mean"], found["engine_requests_waiting_mean"]) == (4, 3)
+    assert "prefix_tokens_found_share" not in counter_means(first, first, "tiny")

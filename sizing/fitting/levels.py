@@ -132,7 +132,7 @@ def _closed_runs(
     whole = protocol.counted == "all"
     isl, osl = _closed_lengths(point, effort, rng, whole)
     least = effort.least_phases if point.lengths.fixed else 1
-    phases = 1 if protocol.at_once else max(least, min(effort.phases, 64 // users))
+    phases = 1 if protocol.at_once or users == 1 else max(least, min(effort.phases, 64 // users))
     spread = {"together": 0.0, "burst": BURST_S}.get(protocol.start, users / point.requests_per_s)
     ramps_s = spread * (0.75 + (np.arange(phases) + 0.5) / (2 * phases))
     cached = evenly_cached(point.prefix, isl, rng)

@@ -164,9 +164,13 @@ class Trial:
     def logs(self, numbers: Floats) -> Floats:
         """Logarithms of what the engine with these numbers gives, shape (points, 8); 0 where nothing was measured."""
         if not np.array_equal(self._simulated[0], numbers):
-            means = self.replay.means(self.parameters.replica(numbers))
-            self._simulated = numbers.copy(), np.log(np.where(self.known, means, 1.0))
+            self._simulated = numbers.copy(), self._logs_of([numbers])[0]
         return self._simulated[1]
+
+    def _logs_of(self, numbers: Sequence[Floats]) -> Floats:
+        """The same of several engines, shape (engines, points, 8)."""
+        means = self.replay.means_of([self.parameters.replica(own) for own in numbers])
+        return np.asarray(np.log(np.where(self.known, means, 1.0)))
 
     def residuals(self, numbers: Floats) -> Floats:
         """Misfits of the points in standard errors, the law's included; then the distance from the prior."""
@@ -226,22 +230,24 @@ class Trial:
 
         A bend is lifted at all batches together: what a level shows of it is put down to the node of its own batch.
         """
-        straight = self.parameters.straight
-        moves = stride * np.eye(len(numbers))[:straight]
-        columns = [self._slope(numbers, move, here) / stride for move in moves]
-        nodes = self.parameters.nodes
-        for part, sd in enumerate((BEND_SD, PROMPT_BEND_SD) if nodes else ()):
+        straight, nodes = self.parameters.straight, self.parameters.nodes
+        moves = list(stride * np.eye(len(numbers))[:straight])
+        sds = (BEND_SD, PROMPT_BEND_SD) if nodes else ()
+        for part, sd in enumerate(sds):
             move = np.zeros(len(numbers))
             place = slice(straight + part * len(nodes), straight + (part + 1) * len(nodes))
             move[place] = LIFT * np.linalg.solve(bend_root(nodes), np.ones(len(nodes))) / sd
-            lifted = self._slope(numbers, move, here) / LIFT
+            moves.append(move)
+        if here is None:
+            both = self._logs_of([numbers + sign * move for sign in (1, -1) for move in moves])
+            rises = (both[: len(moves)] - both[len(moves) :]) / 2
+        else:
+            rises = self._logs_of([numbers + move for move in moves]) - here
+        columns = list(rises[:straight] / stride)
+        for rise, sd in zip(rises[straight:], sds, strict=True):
             coloured = sd * bend_root(nodes)[self._nearest]
-            columns += list((lifted[:, :, None] * coloured[:, None, :]).transpose(2, 0, 1))
+            columns += list((rise[:, :, None] / LIFT * coloured[:, None, :]).transpose(2, 0, 1))
         return np.stack(columns, axis=2)
-
-    def _slope(self, numbers: Floats, move: Floats, here: Floats | None) -> Floats:
-        above = self.logs(numbers + move)
-        return above - here if here is not None else (above - self.logs(numbers - move)) / 2
 
     def slopes(self, numbers: Floats) -> Floats:
         """Slopes of the residuals at `numbers`, by their weights, over so wide a stride that they show what the data

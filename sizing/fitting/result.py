@@ -316,44 +316,61 @@ class Fit:
         For any function f of the engine, the sum over the pairs of ((f(slower) - f(faster)) / 2)^2 is its variance.
         """
         fitted = self._measured
-        engine, names = fitted.engine, (*fitted.names, *fitted.extra)
-        variances, directions = np.linalg.eigh(fitted.covariance)
-        served = math.ceil(self.calibrated.isl[1] + self.calibrated.osl[1])
-        pairs = []
-        for variance, direction in zip(variances, directions.T, strict=True):
-            shift = np.sqrt(max(variance, 0.0)) * direction
-            pairs.append([moved(engine, names, sign * shift, served) for sign in (-1, 1)])
-        laws = [opened(fitted.law, fitted.open_sizes, part) for part in (0, 1) if fitted.law.bend.sequences]
-        errors = ((StepLaw.scaled, fitted.law_error.itl), (_prompts_scaled, fitted.law_error.ttft))
-        laws += [
-            (scaled(fitted.law, math.exp(-error)), scaled(fitted.law, math.exp(error)))
-            for scaled, error in errors
-            if error
-        ]
-        pairs += [[replace(engine, law=law) for law in pair] for pair in laws]
-        return tuple((min(pair, key=self._busy_step_s), max(pair, key=self._busy_step_s)) for pair in pairs)
+        return fitted._ordered([fitted._moved(shift) for shift in fitted._shifts] + fitted._beside)
 
     def variants_seen(self, lengths: Lengths) -> Variants:
-        """Those of `variants` that requests of these lengths see: without pairs that together make up less than
-        `UNSEEN` of the variance of every time."""
-        pairs = self.variants
-        logs = np.array([[self._times(engine, lengths) for engine in pair] for pair in pairs])
-        changes = np.square(logs[:, 1] - logs[:, 0])
-        shares = changes / np.maximum(changes.sum(axis=0), TINY)
+        """The same for answers to requests of these lengths, in as few pairs as they need.
+
+        The eigenvectors are turned (any orthonormal directions will do) into those along which the times that such
+        requests see change most, then next to that, and so on: principal components of the times, from the law alone.
+        Pairs that together make up less than `UNSEEN` of the variance of every time are left out.
+        """
+        fitted = self._measured
+        changes = np.array([fitted._change(fitted._moved(shift), lengths) for shift in fitted._shifts])
+        turned = np.linalg.svd(changes, full_matrices=False)[0].T
+        pairs = [fitted._moved(shift) for shift in turned @ fitted._shifts] + fitted._beside
+        squares = np.square([fitted._change(pair, lengths) for pair in pairs])
+        shares = squares / np.maximum(squares.sum(axis=0), TINY)
         least_first = np.argsort(shares.max(axis=1))
         left_out = np.cumsum(shares[least_first], axis=0).max(axis=1) < UNSEEN
-        return tuple(pairs[place] for place in sorted(least_first[~left_out]))
+        return fitted._ordered([pairs[place] for place in sorted(least_first[~left_out])])
+
+    @property
+    def _shifts(self) -> Floats:
+        """One standard error of the numbers along each eigenvector of their covariance, shape (numbers, numbers)."""
+        variances, directions = np.linalg.eigh(self.covariance)
+        return np.asarray(np.sqrt(np.maximum(variances, 0.0))[:, None] * directions.T)
+
+    def _moved(self, shift: Floats) -> tuple[Replica, Replica]:
+        names, served = (*self.names, *self.extra), math.ceil(self.calibrated.isl[1] + self.calibrated.osl[1])
+        return moved(self.engine, names, -shift, served), moved(self.engine, names, shift, served)
+
+    @property
+    def _beside(self) -> list[tuple[Replica, Replica]]:
+        """Pairs beside the covariance: between the nodes of a bend, and by the law's own error."""
+        laws = [opened(self.law, self.open_sizes, part) for part in (0, 1) if self.law.bend.sequences]
+        errors = ((StepLaw.scaled, self.law_error.itl), (_prompts_scaled, self.law_error.ttft))
+        laws += [
+            (scaled(self.law, math.exp(-error)), scaled(self.law, math.exp(error))) for scaled, error in errors if error
+        ]
+        return [(Replica(low, self.batching), Replica(high, self.batching)) for low, high in laws]
+
+    def _ordered(self, pairs: Sequence[tuple[Replica, Replica]]) -> Variants:
+        return tuple((min(pair, key=self._busy_step_s), max(pair, key=self._busy_step_s)) for pair in pairs)
+
+    def _change(self, pair: tuple[Replica, Replica], lengths: Lengths) -> Floats:
+        return self._times(pair[1], lengths) - self._times(pair[0], lengths)
 
     def _times(self, engine: Replica, lengths: Lengths) -> Floats:
         """Logarithms of what requests of these lengths see of an engine: times of decode steps and of iterations with
         a prompt from one sequence to more than were measured, of a prompt alone, and the size of the KV cache."""
         law, rule, isl = engine.law, engine.batching, lengths.isl
         context, most = isl + lengths.osl / 2, min(2 * self.calibrated.concurrency, rule.max_batch_size)
-        seconds = [law.request_s + law.prefill_alone_s(tokens) for tokens in (isl, 2 * isl)]
-        for batch in np.geomspace(1, most, BATCHES_SEEN):
-            seconds.append(law.decode_s(batch, batch * context))
-            seconds.append(law.mixed_s(batch, batch * context, isl, isl * isl / 2))
-        return np.log([*seconds, rule.kv_tokens])
+        batch = np.geomspace(1, most, BATCHES_SEEN)
+        alone_s = [law.request_s + law.prefill_alone_s(tokens) for tokens in (isl, 2 * isl)]
+        decode_s = law.decodes_s(batch, batch * context)
+        mixed_s = law.mixes_s(batch, batch * context, isl, isl * isl / 2)
+        return np.log(np.concatenate([alone_s, decode_s, mixed_s, [rule.kv_tokens]]))
 
     @property
     def relative_sigma(self) -> float:

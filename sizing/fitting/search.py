@@ -78,8 +78,8 @@ class Trial:
             self.measured[:, -len(GAPS) :] = np.nan
         self.known = np.isfinite(self.measured)
         self._logs = np.log(self.measured)
-        counted = bool(self.known[:, -len(GAPS) :].any())
-        self.replay = Replay(self.runs, parameters.base, token_gaps=counted)
+        self._counted = bool(self.known[:, -len(GAPS) :].any())
+        self.replay = observed.replay(effort, parameters.base, token_gaps=self._counted)
         self.doubt = np.ones(len(observed.points))  # factors on the errors of a point
         self.cost = np.inf
         self.law_error = EXACT
@@ -98,7 +98,7 @@ class Trial:
 
     def grant(self, replica: Replica) -> None:
         """Set the errors of the measurement; those of open loops need an engine to be simulated."""
-        self._errors = self.observed.errors(replica)
+        self._errors = self.observed.errors(replica, self.replay if self._counted else None)
 
     def allow_for_law(self) -> bool:
         """Set the error of the law by the present misfits, distrusted points aside; False where that is no news."""
@@ -162,7 +162,8 @@ class Trial:
         return self
 
     def logs(self, numbers: Floats) -> Floats:
-        """Logarithms of what the engine with these numbers gives, shape (points, 8); 0 where nothing was measured."""
+        """Logarithms of what the engine with these numbers gives, shape (points, 8); 0 where it gives nothing that was
+        not measured either."""
         if not np.array_equal(self._simulated[0], numbers):
             self._simulated = numbers.copy(), self._logs_of([numbers])[0]
         return self._simulated[1]
@@ -170,7 +171,7 @@ class Trial:
     def _logs_of(self, numbers: Sequence[Floats]) -> Floats:
         """The same of several engines, shape (engines, points, 8)."""
         means = self.replay.means_of([self.parameters.replica(own) for own in numbers])
-        return np.asarray(np.log(np.where(self.known, means, 1.0)))
+        return np.asarray(np.log(np.where(self.known | (means > 0), means, 1.0)))
 
     def residuals(self, numbers: Floats) -> Floats:
         """Misfits of the points in standard errors, the law's included; then the distance from the prior."""
@@ -415,9 +416,10 @@ class Known:
 
 NEAR, NEAR_BY = 1.5, 3.0
 """A sketch is carried on where its claim is within this factor of the best one's, and this much."""
-HOPELESS, HOPELESS_BY = 10.0, 60.0
+HOPELESS, HOPELESS_BY, WRONG_START = 10.0, 60.0, 100.0
 """A batching rule whose claim is beyond this factor of the best one's, and this much, whatever way to start is tried
-first, is not tried with the others."""
+first, is not tried with the others; nor searched, where that is so at the numbers of the best. Numbers found with one
+way to start are far off with another: a factor of 47 was seen to be made good, and one of `WRONG_START` ends it."""
 MOST_FINISHED = 4
 """Sketches carried on at most."""
 
@@ -438,8 +440,8 @@ def best_trial(observed: Observed, known: Known) -> Trial:
             best = min(best, carried_on(sketch, known), key=lambda trial: trial.claim)
     assert best is not None
     if not best.observed.rates and best.observed.protocol.counted == "steady":
-        best = Trial(replace(best.observed, rates=True), best.parameters, best.numbers, robust=True)
-        best.search(evaluations=4, stride=0.1, central=True, carried=True)
+        rated = Trial(replace(best.observed, rates=True), best.parameters, best.numbers, robust=True)
+        best = rated.search(evaluations=4, stride=0.1, central=True, carried=True)
     if best.chi2_per_point > SOUND:
         best = from_other_valley(best)
     if not known.shape_known:
@@ -464,39 +466,49 @@ def sketched(observed: Observed, ways: Sequence[Protocol], known: Known) -> list
     the start, a point far off would have no pull."""
     centre, sigma = guess(observed.points, known.prior, known.prior_error)
     found: list[Trial] = []
-    rules = known.batchings
+    rules, far_off = known.batchings, set[Batching]()
     for protocol in ways:
         seen = replace(observed, protocol=protocol)
         own: list[Trial] = []
         costs: list[float] = []
+        errors: Floats | None = None
         for batching in rules:
             parameters = law_parameters(centre, sigma, batching, known.prior)
-            first = own[0] if own else None
             start = min(own or found, key=lambda trial: trial.claim).numbers if own or found else None
-            trial = Trial(seen, parameters, start, effort=SKETCH, errors=first.errors if first else None)
+            trial = Trial(seen, parameters, start, effort=SKETCH, errors=errors)
+            errors = trial.errors
             # At the same numbers rules that make no difference cost the same: then they are one engine.
             cost = trial.cost_at(own[0].numbers if own else trial.numbers)
             if any(abs(cost - other) <= 1e-9 * cost for other in costs):
                 continue
-            if first is not None:
-                trial.log_slopes = first.log_slopes
-                trial.search(evaluations=6, stride=0.1, carried=True)
-            else:
-                if found:
-                    trial.search(evaluations=3, stride=0.1, carried=True)
+            trial.cost = trial.cost_at(trial.numbers)
+            if found and trial.claim > WRONG_START * min(other.claim for other in found) + HOPELESS_BY:
+                continue
+            if own or found:
+                if not found and is_hopeless(trial, own):
+                    far_off.add(batching)
+                    continue
+                trial.log_slopes = own[0].log_slopes if own else None
+                trial.search(evaluations=6 if own else 3, stride=0.1, carried=True)
+                if not own:
                     trial.log_slopes = None
                     trial.search(evaluations=3, stride=0.1, carried=True)
-                else:
-                    trial.search(evaluations=8, stride=0.1)  # far off the slopes change from step to step
+            else:
+                trial.search(evaluations=8, stride=0.1)  # far off the slopes change from step to step
+            if not own:
                 cost = trial.cost_at(trial.numbers)
             own.append(trial)
             costs.append(cost)
         if not found:
-            most = HOPELESS * min(trial.claim for trial in own) + HOPELESS_BY
-            far_off = {trial.parameters.base.batching for trial in own if trial.claim > most}
+            far_off |= {trial.parameters.base.batching for trial in own if is_hopeless(trial, own)}
             rules = tuple(rule for rule in rules if rule not in far_off)
         found += own
     return sorted(found, key=lambda trial: trial.claim)
+
+
+def is_hopeless(trial: Trial, others: Sequence[Trial]) -> bool:
+    """True where the claim of a trial is far beyond the best one's."""
+    return trial.claim > HOPELESS * min(other.claim for other in others) + HOPELESS_BY
 
 
 def carried_on(sketch: Trial, known: Known) -> Trial:

@@ -193,7 +193,6 @@ def run_all(
     `states` and `requests` are pairs: as they are before a run, and those that the run works on.
     """
     place = 0
-    counts = np.zeros(gaps.shape[1], np.int64)
     for row in rows:
         gaps[row] = 0
     work.matrices_s[:] = 0  # of the engine before
@@ -202,12 +201,10 @@ def run_all(
         run[:] = requests[0][first[number] : first[number + 1]]
         known = judged[first[number] : first[number + 1]]
         states[1][:] = states[0]
-        work.gaps[:] = 0
         if users[number] > 0:
             for user in range(users[number]):
                 run[user].arrival_s += engine.request_s
-            run_users(engine, states[1], work, run, users[number], windows[place, 1], counts)
-            gaps[windows[place, 3]] += counts
+            run_users(engine, states[1], work, run, users[number], windows[place, 1], gaps[windows[place, 3]])
         else:
             run_stream(engine, states[1], work, run)
         while place < len(windows) and windows[place, 0] == number:

@@ -141,7 +141,11 @@ class StepLaw:
         return float(self.mixes_s(batch, kv_tokens, prefill_tokens, attention))
 
     def mixes_s(
-        self, batch: float | Floats, kv_tokens: float | Floats, prefill_tokens: float, attention: float
+        self,
+        batch: float | Floats,
+        kv_tokens: float | Floats,
+        prefill_tokens: float | Floats,
+        attention: float | Floats,
     ) -> Floats:
         """The same, elementwise."""
         dense = self.tokens_s(batch + prefill_tokens) + self.sequence_s * batch + self.kv_token_s * kv_tokens

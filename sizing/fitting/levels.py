@@ -457,7 +457,9 @@ def decoding(point: Point) -> float:
 
 def phase_scatter(point: Point, replica: Replica) -> Floats:
     """Relative errors of requests/s, TTFT and ITL of a closed loop with equal lengths by the phases that the users
-    happened to start in, shape (3,)."""
+    happened to start in, shape (3,); none of a single user."""
+    if concurrency(point) == 1:
+        return np.zeros(3)
     means = Replay(phase_runs(point), replica).means(replica)[:, :3]
     scatter: Floats = np.log(np.where(means > 0, means, 1.0)).std(axis=0, ddof=1)
     return scatter

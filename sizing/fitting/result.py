@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import astuple, dataclass, replace
+from functools import partial
 from typing import NamedTuple
 
 import numpy as np
@@ -180,6 +181,10 @@ Variants = tuple[tuple[Replica, Replica], ...]
 UNSEEN, BATCHES_SEEN, TINY = 0.05, 7, 1e-30
 """Share of the variance of a time that the variants of an answer may leave out, batches at which times are looked at,
 and a variance that is none."""
+EVEN = 0.2
+"""What the slower and the faster of a pair may be off together, over what they are apart, for times that change evenly:
+of a coefficient that is hardly known the slower end is far off and the faster is not, and a part of its pair is not so
+much of its change."""
 FARTHEST = 3.0
 """Distance in ln(ISL) and ln(OSL) together from which a law is trusted no less: a factor of 20."""
 PROMPT_COEFFICIENTS = ("token_s", "attention_s", "prefill_s", "request_s")
@@ -316,24 +321,34 @@ class Fit:
         For any function f of the engine, the sum over the pairs of ((f(slower) - f(faster)) / 2)^2 is its variance.
         """
         fitted = self._measured
-        return fitted._ordered([fitted._moved(shift) for shift in fitted._shifts] + fitted._beside)
+        return tuple(map(fitted._ordered, fitted._pairs))
 
     def variants_seen(self, lengths: Lengths) -> Variants:
         """The same for answers to requests of these lengths, in as few pairs as they need.
 
-        The eigenvectors are turned (any orthonormal directions will do) into those along which the times that such
-        requests see change most, then next to that, and so on: principal components of the times, from the law alone.
-        Pairs that together make up less than `UNSEEN` of the variance of every time are left out.
+        The eigenvectors along which times change evenly are turned (any orthonormal directions will do) into the one
+        along which the times that such requests see change most, the one along which what is left of them does, and so
+        on: principal components of the times, from the law alone. Of all pairs then, those that together make up less
+        than `UNSEEN` of the variance of every time are left out.
         """
         fitted = self._measured
-        changes = np.array([fitted._change(fitted._moved(shift), lengths) for shift in fitted._shifts])
-        turned = np.linalg.svd(changes, full_matrices=False)[0].T
-        pairs = [fitted._moved(shift) for shift in turned @ fitted._shifts] + fitted._beside
-        squares = np.square([fitted._change(pair, lengths) for pair in pairs])
+        shifts, beside = fitted._shifts, fitted._beside
+        seen = partial(fitted._times, lengths=lengths, batches=fitted._batches)
+        ends = np.array([[seen(one), seen(other)] for one, other in [*map(fitted._moved, shifts), *beside]])
+        changes, curves = ends[:, 1] - ends[:, 0], ends[:, 0] + ends[:, 1] - 2 * seen(fitted.engine)
+        even = (np.abs(curves).max(axis=1) <= EVEN * np.abs(changes).max(axis=1))[: len(shifts)]
+        turned = np.linalg.svd(changes[: len(shifts)][even], full_matrices=False)[0].T
+        directions = np.concatenate([turned @ shifts[even], shifts[~even]])
+        left = changes[[*np.flatnonzero(~even), *range(len(shifts), len(changes))]]
+        squares = np.square(np.concatenate([turned @ changes[: len(shifts)][even], left]))
         shares = squares / np.maximum(squares.sum(axis=0), TINY)
         least_first = np.argsort(shares.max(axis=1))
         left_out = np.cumsum(shares[least_first], axis=0).max(axis=1) < UNSEEN
-        return fitted._ordered([pairs[place] for place in sorted(least_first[~left_out])])
+        pairs = [
+            fitted._moved(directions[place]) if place < len(directions) else beside[place - len(directions)]
+            for place in sorted(least_first[~left_out])
+        ]
+        return tuple(map(fitted._ordered, pairs))
 
     @property
     def _shifts(self) -> Floats:
@@ -355,28 +370,36 @@ class Fit:
         ]
         return [(Replica(low, self.batching), Replica(high, self.batching)) for low, high in laws]
 
-    def _ordered(self, pairs: Sequence[tuple[Replica, Replica]]) -> Variants:
-        return tuple((min(pair, key=self._busy_step_s), max(pair, key=self._busy_step_s)) for pair in pairs)
+    @property
+    def _pairs(self) -> list[tuple[Replica, Replica]]:
+        return [*map(self._moved, self._shifts), *self._beside]
 
-    def _change(self, pair: tuple[Replica, Replica], lengths: Lengths) -> Floats:
-        return self._times(pair[1], lengths) - self._times(pair[0], lengths)
+    def _ordered(self, pair: tuple[Replica, Replica]) -> tuple[Replica, Replica]:
+        one, other = sorted(pair, key=self._busy_step_s)
+        return one, other
 
-    def _times(self, engine: Replica, lengths: Lengths) -> Floats:
+    @property
+    def _batches(self) -> Floats:
+        """From one sequence to twice as many as were measured."""
+        return np.geomspace(1, min(2 * self.calibrated.concurrency, self.batching.max_batch_size), BATCHES_SEEN)
+
+    def _times(self, engine: Replica, lengths: Lengths, batches: Floats) -> Floats:
         """Logarithms of what requests of these lengths see of an engine: times of decode steps and of iterations with
-        a prompt from one sequence to more than were measured, of a prompt alone, and the size of the KV cache."""
-        law, rule, isl = engine.law, engine.batching, lengths.isl
-        context, most = isl + lengths.osl / 2, min(2 * self.calibrated.concurrency, rule.max_batch_size)
-        batch = np.geomspace(1, most, BATCHES_SEEN)
-        alone_s = [law.request_s + law.prefill_alone_s(tokens) for tokens in (isl, 2 * isl)]
-        decode_s = law.decodes_s(batch, batch * context)
-        mixed_s = law.mixes_s(batch, batch * context, isl, isl * isl / 2)
-        return np.log(np.concatenate([alone_s, decode_s, mixed_s, [rule.kv_tokens]]))
+        a prompt, of a prompt alone, and the size of the KV cache."""
+        law, isl, context = engine.law, lengths.isl, lengths.isl + lengths.osl / 2
+        beside, prompts = np.concatenate([[0.0, 0.0], batches]), np.full(len(batches) + 2, isl)
+        prompts[1] *= 2
+        mixed_s = law.mixes_s(beside, beside * context, prompts, prompts * prompts / 2)
+        mixed_s[:2] += law.request_s
+        decode_s = law.decodes_s(batches, batches * context)
+        return np.asarray(np.log(np.concatenate([mixed_s, decode_s, [engine.batching.kv_tokens]])))
 
     @property
     def relative_sigma(self) -> float:
         """Standard error, as a share, of the time of a decode step at the highest calibrated concurrency."""
-        pairs = [(self._busy_step_s(faster), self._busy_step_s(slower)) for faster, slower in self.variants]
-        return float(np.sqrt(sum((np.log(slow_s / fast_s) / 2) ** 2 for fast_s, slow_s in pairs)))
+        fitted = self._measured
+        pairs = [(fitted._busy_step_s(one), fitted._busy_step_s(other)) for one, other in fitted._pairs]
+        return float(np.sqrt(sum((np.log(other_s / one_s) / 2) ** 2 for one_s, other_s in pairs)))
 
     def means(self, points: Sequence[Point]) -> Floats:
         """What a measurement of these points would show (closed-loop, constant-rate or Poisson; any lengths; measured

@@ -129,13 +129,27 @@ class StepLaw:
 
     def decode_s(self, batch: float, kv_tokens: float) -> float:
         """Seconds of one decode step of `batch` sequences holding `kv_tokens` tokens in all."""
-        straight_s = float(self.tokens_s(batch)) + self.sequence_s * batch + self.kv_token_s * kv_tokens
-        return straight_s * float(self.bent(batch))
+        return float(self.decodes_s(batch, kv_tokens))
+
+    def decodes_s(self, batch: float | Floats, kv_tokens: float | Floats) -> Floats:
+        """The same, elementwise."""
+        straight_s = self.tokens_s(batch) + self.sequence_s * batch + self.kv_token_s * kv_tokens
+        return np.asarray(straight_s * self.bent(batch))
 
     def mixed_s(self, batch: float, kv_tokens: float, prefill_tokens: float, attention: float) -> float:
         """Seconds of an iteration that decodes `batch` sequences and prefills `prefill_tokens` (> 0) tokens."""
-        dense = float(self.tokens_s(batch + prefill_tokens)) + self.sequence_s * batch + self.kv_token_s * kv_tokens
-        return (dense + self.attention_s * attention + self.prefill_s) * float(self.bent_by_prompts(batch + 1))
+        return float(self.mixes_s(batch, kv_tokens, prefill_tokens, attention))
+
+    def mixes_s(
+        self,
+        batch: float | Floats,
+        kv_tokens: float | Floats,
+        prefill_tokens: float | Floats,
+        attention: float | Floats,
+    ) -> Floats:
+        """The same, elementwise."""
+        dense = self.tokens_s(batch + prefill_tokens) + self.sequence_s * batch + self.kv_token_s * kv_tokens
+        return np.asarray((dense + self.attention_s * attention + self.prefill_s) * self.bent_by_prompts(batch + 1))
 
     def bent(self, sequences: float | Floats) -> Floats:
         """Factor on a decode step of `sequences` sequences, 1 without a bend (elementwise)."""

@@ -132,7 +132,7 @@ def _closed_runs(
     whole = protocol.counted == "all"
     isl, osl = _closed_lengths(point, effort, rng, whole)
     least = effort.least_phases if point.lengths.fixed else 1
-    phases = 1 if protocol.at_once else max(least, min(effort.phases, 64 // users))
+    phases = 1 if protocol.at_once or users == 1 else max(least, min(effort.phases, 64 // users))
     spread = {"together": 0.0, "burst": BURST_S}.get(protocol.start, users / point.requests_per_s)
     ramps_s = spread * (0.75 + (np.arange(phases) + 0.5) / (2 * phases))
     cached = evenly_cached(point.prefix, isl, rng)
@@ -313,6 +313,17 @@ class Observed:
     def _runs(self) -> dict[Effort, tuple[ReplayRun, ...]]:
         return {}
 
+    def replay(self, effort: Effort, engine: Replica, *, token_gaps: bool) -> Replay:
+        """The runs ready to be simulated on engines with as many slots; rules that are compared share it."""
+        key = effort, engine.batching.max_batch_size, token_gaps
+        if key not in self._replays:
+            self._replays[key] = Replay(self.runs(effort), engine, token_gaps=token_gaps)
+        return self._replays[key]
+
+    @cached_property
+    def _replays(self) -> dict[tuple[Effort, int, bool], Replay]:
+        return {}
+
     @cached_property
     def measured(self) -> Floats:
         """What the simulation is to reproduce, shape (points, 8), columns `MEASURES`; NaN: not told, or of no use."""
@@ -330,11 +341,12 @@ class Observed:
                     measured[row, 0] = little_per_s(point) if steady else np.nan
         return measured
 
-    def errors(self, replica: Replica) -> Floats:
+    def errors(self, replica: Replica, replay: Replay | None) -> Floats:
         """Relative standard errors of `measured`; the luck of open loops, and of the phases in which users of equal
-        requests go round, from simulating `replica`."""
+        requests go round, from simulating `replica`. `replay`: of all runs, with token gaps; None: those are not
+        compared."""
         errors = np.ones((len(self.points), len(MEASURES)))
-        errors[:, -len(GAPS) :] = np.hypot(GAP_SIGMAS, self._gap_scatter(replica))
+        errors[:, -len(GAPS) :] = np.hypot(GAP_SIGMAS, _gap_scatter(replica, replay) if replay else 0.0)
         scatter = self._trace_scatter(replica) if self.trace is not None else None
         for row, point in enumerate(self.points):
             if point.load_kind == "concurrency":
@@ -353,14 +365,6 @@ class Observed:
             [np.ones(len(MEASURES)) if one else _shared(row) for one, row in zip(closed, self.measured, strict=True)]
         )
 
-    def _gap_scatter(self, replica: Replica) -> Floats:
-        """Relative errors of the percentiles of gaps where the gaps around them differ: with and without a prompt."""
-        if not np.isfinite(self.measured[:, -len(GAPS) :]).any():
-            return np.zeros((len(self.points), len(GAPS)))
-        percentiles = [percentile + side for percentile, near in GAP_NEAR for side in (-near, near)]
-        quantiles_s = Replay(self.runs(), replica, token_gaps=True).gap_quantiles_s(replica, percentiles)
-        return np.asarray(np.nan_to_num(np.log(quantiles_s[:, 1::2] / quantiles_s[:, ::2]) / 2))
-
     def _goes_round(self, point: Point) -> bool:
         return point.lengths.fixed and concurrency(point) > 1 and not self.protocol.at_once
 
@@ -376,6 +380,13 @@ class Observed:
         logs = np.log(np.where(means > 0, means, 1.0)).reshape(len(self.points), 4, -1)
         scatter: Floats = logs.std(axis=1, ddof=1).mean(axis=0) / 4
         return scatter
+
+
+def _gap_scatter(replica: Replica, replay: Replay) -> Floats:
+    """Relative errors of the percentiles of gaps where the gaps around them differ: with and without a prompt."""
+    percentiles = [percentile + side for percentile, near in GAP_NEAR for side in (-near, near)]
+    quantiles_s = replay.gap_quantiles_s(replica, percentiles)
+    return np.asarray(np.nan_to_num(np.log(quantiles_s[:, 1::2] / quantiles_s[:, ::2]) / 2))
 
 
 def _shared(measured: Floats) -> Floats:
@@ -446,7 +457,9 @@ def decoding(point: Point) -> float:
 
 def phase_scatter(point: Point, replica: Replica) -> Floats:
     """Relative errors of requests/s, TTFT and ITL of a closed loop with equal lengths by the phases that the users
-    happened to start in, shape (3,)."""
+    happened to start in, shape (3,); none of a single user."""
+    if concurrency(point) == 1:
+        return np.zeros(3)
     means = Replay(phase_runs(point), replica).means(replica)[:, :3]
     scatter: Floats = np.log(np.where(means > 0, means, 1.0)).std(axis=0, ddof=1)
     return scatter

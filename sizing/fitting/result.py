@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import astuple, dataclass, replace
+from functools import partial
 from typing import NamedTuple
 
 import numpy as np
@@ -180,6 +181,10 @@ Variants = tuple[tuple[Replica, Replica], ...]
 UNSEEN, BATCHES_SEEN, TINY = 0.05, 7, 1e-30
 """Share of the variance of a time that the variants of an answer may leave out, batches at which times are looked at,
 and a variance that is none."""
+EVEN = 0.2
+"""What the slower and the faster of a pair may be off together, over what they are apart, for times that change evenly:
+of a coefficient that is hardly known the slower end is far off and the faster is not, and a part of its pair is not so
+much of its change."""
 FARTHEST = 3.0
 """Distance in ln(ISL) and ln(OSL) together from which a law is trusted no less: a factor of 20."""
 PROMPT_COEFFICIENTS = ("token_s", "attention_s", "prefill_s", "request_s")
@@ -316,50 +321,85 @@ class Fit:
         For any function f of the engine, the sum over the pairs of ((f(slower) - f(faster)) / 2)^2 is its variance.
         """
         fitted = self._measured
-        engine, names = fitted.engine, (*fitted.names, *fitted.extra)
-        variances, directions = np.linalg.eigh(fitted.covariance)
-        served = math.ceil(self.calibrated.isl[1] + self.calibrated.osl[1])
-        pairs = []
-        for variance, direction in zip(variances, directions.T, strict=True):
-            shift = np.sqrt(max(variance, 0.0)) * direction
-            pairs.append([moved(engine, names, sign * shift, served) for sign in (-1, 1)])
-        laws = [opened(fitted.law, fitted.open_sizes, part) for part in (0, 1) if fitted.law.bend.sequences]
-        errors = ((StepLaw.scaled, fitted.law_error.itl), (_prompts_scaled, fitted.law_error.ttft))
-        laws += [
-            (scaled(fitted.law, math.exp(-error)), scaled(fitted.law, math.exp(error)))
-            for scaled, error in errors
-            if error
-        ]
-        pairs += [[replace(engine, law=law) for law in pair] for pair in laws]
-        return tuple((min(pair, key=self._busy_step_s), max(pair, key=self._busy_step_s)) for pair in pairs)
+        return tuple(map(fitted._ordered, fitted._pairs))
 
     def variants_seen(self, lengths: Lengths) -> Variants:
-        """Those of `variants` that requests of these lengths see: without pairs that together make up less than
-        `UNSEEN` of the variance of every time."""
-        pairs = self.variants
-        logs = np.array([[self._times(engine, lengths) for engine in pair] for pair in pairs])
-        changes = np.square(logs[:, 1] - logs[:, 0])
-        shares = changes / np.maximum(changes.sum(axis=0), TINY)
+        """The same for answers to requests of these lengths, in as few pairs as they need.
+
+        The eigenvectors along which times change evenly are turned (any orthonormal directions will do) into the one
+        along which the times that such requests see change most, the one along which what is left of them does, and so
+        on: principal components of the times, from the law alone. Of all pairs then, those that together make up less
+        than `UNSEEN` of the variance of every time are left out.
+        """
+        fitted = self._measured
+        shifts, beside = fitted._shifts, fitted._beside
+        seen = partial(fitted._times, lengths=lengths, batches=fitted._batches)
+        ends = np.array([[seen(one), seen(other)] for one, other in [*map(fitted._moved, shifts), *beside]])
+        changes, curves = ends[:, 1] - ends[:, 0], ends[:, 0] + ends[:, 1] - 2 * seen(fitted.engine)
+        even = (np.abs(curves).max(axis=1) <= EVEN * np.abs(changes).max(axis=1))[: len(shifts)]
+        turned = np.linalg.svd(changes[: len(shifts)][even], full_matrices=False)[0].T
+        directions = np.concatenate([turned @ shifts[even], shifts[~even]])
+        left = changes[[*np.flatnonzero(~even), *range(len(shifts), len(changes))]]
+        squares = np.square(np.concatenate([turned @ changes[: len(shifts)][even], left]))
+        shares = squares / np.maximum(squares.sum(axis=0), TINY)
         least_first = np.argsort(shares.max(axis=1))
         left_out = np.cumsum(shares[least_first], axis=0).max(axis=1) < UNSEEN
-        return tuple(pairs[place] for place in sorted(least_first[~left_out]))
+        pairs = [
+            fitted._moved(directions[place]) if place < len(directions) else beside[place - len(directions)]
+            for place in sorted(least_first[~left_out])
+        ]
+        return tuple(map(fitted._ordered, pairs))
 
-    def _times(self, engine: Replica, lengths: Lengths) -> Floats:
+    @property
+    def _shifts(self) -> Floats:
+        """One standard error of the numbers along each eigenvector of their covariance, shape (numbers, numbers)."""
+        variances, directions = np.linalg.eigh(self.covariance)
+        return np.asarray(np.sqrt(np.maximum(variances, 0.0))[:, None] * directions.T)
+
+    def _moved(self, shift: Floats) -> tuple[Replica, Replica]:
+        names, served = (*self.names, *self.extra), math.ceil(self.calibrated.isl[1] + self.calibrated.osl[1])
+        return moved(self.engine, names, -shift, served), moved(self.engine, names, shift, served)
+
+    @property
+    def _beside(self) -> list[tuple[Replica, Replica]]:
+        """Pairs beside the covariance: between the nodes of a bend, and by the law's own error."""
+        laws = [opened(self.law, self.open_sizes, part) for part in (0, 1) if self.law.bend.sequences]
+        errors = ((StepLaw.scaled, self.law_error.itl), (_prompts_scaled, self.law_error.ttft))
+        laws += [
+            (scaled(self.law, math.exp(-error)), scaled(self.law, math.exp(error))) for scaled, error in errors if error
+        ]
+        return [(Replica(low, self.batching), Replica(high, self.batching)) for low, high in laws]
+
+    @property
+    def _pairs(self) -> list[tuple[Replica, Replica]]:
+        return [*map(self._moved, self._shifts), *self._beside]
+
+    def _ordered(self, pair: tuple[Replica, Replica]) -> tuple[Replica, Replica]:
+        one, other = sorted(pair, key=self._busy_step_s)
+        return one, other
+
+    @property
+    def _batches(self) -> Floats:
+        """From one sequence to twice as many as were measured."""
+        return np.geomspace(1, min(2 * self.calibrated.concurrency, self.batching.max_batch_size), BATCHES_SEEN)
+
+    def _times(self, engine: Replica, lengths: Lengths, batches: Floats) -> Floats:
         """Logarithms of what requests of these lengths see of an engine: times of decode steps and of iterations with
-        a prompt from one sequence to more than were measured, of a prompt alone, and the size of the KV cache."""
-        law, rule, isl = engine.law, engine.batching, lengths.isl
-        context, most = isl + lengths.osl / 2, min(2 * self.calibrated.concurrency, rule.max_batch_size)
-        seconds = [law.request_s + law.prefill_alone_s(tokens) for tokens in (isl, 2 * isl)]
-        for batch in np.geomspace(1, most, BATCHES_SEEN):
-            seconds.append(law.decode_s(batch, batch * context))
-            seconds.append(law.mixed_s(batch, batch * context, isl, isl * isl / 2))
-        return np.log([*seconds, rule.kv_tokens])
+        a prompt, of a prompt alone, and the size of the KV cache."""
+        law, isl, context = engine.law, lengths.isl, lengths.isl + lengths.osl / 2
+        beside, prompts = np.concatenate([[0.0, 0.0], batches]), np.full(len(batches) + 2, isl)
+        prompts[1] *= 2
+        mixed_s = law.mixes_s(beside, beside * context, prompts, prompts * prompts / 2)
+        mixed_s[:2] += law.request_s
+        decode_s = law.decodes_s(batches, batches * context)
+        return np.asarray(np.log(np.concatenate([mixed_s, decode_s, [engine.batching.kv_tokens]])))
 
     @property
     def relative_sigma(self) -> float:
         """Standard error, as a share, of the time of a decode step at the highest calibrated concurrency."""
-        pairs = [(self._busy_step_s(faster), self._busy_step_s(slower)) for faster, slower in self.variants]
-        return float(np.sqrt(sum((np.log(slow_s / fast_s) / 2) ** 2 for fast_s, slow_s in pairs)))
+        fitted = self._measured
+        pairs = [(fitted._busy_step_s(one), fitted._busy_step_s(other)) for one, other in fitted._pairs]
+        return float(np.sqrt(sum((np.log(other_s / one_s) / 2) ** 2 for one_s, other_s in pairs)))
 
     def means(self, points: Sequence[Point]) -> Floats:
         """What a measurement of these points would show (closed-loop, constant-rate or Poisson; any lengths; measured

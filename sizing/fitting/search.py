@@ -78,8 +78,8 @@ class Trial:
             self.measured[:, -len(GAPS) :] = np.nan
         self.known = np.isfinite(self.measured)
         self._logs = np.log(self.measured)
-        counted = bool(self.known[:, -len(GAPS) :].any())
-        self.replay = Replay(self.runs, parameters.base, token_gaps=counted)
+        self._counted = bool(self.known[:, -len(GAPS) :].any())
+        self.replay = observed.replay(effort, parameters.base, token_gaps=self._counted)
         self.doubt = np.ones(len(observed.points))  # factors on the errors of a point
         self.cost = np.inf
         self.law_error = EXACT
@@ -98,7 +98,7 @@ class Trial:
 
     def grant(self, replica: Replica) -> None:
         """Set the errors of the measurement; those of open loops need an engine to be simulated."""
-        self._errors = self.observed.errors(replica)
+        self._errors = self.observed.errors(replica, self.replay if self._counted else None)
 
     def allow_for_law(self) -> bool:
         """Set the error of the law by the present misfits, distrusted points aside; False where that is no news."""
@@ -162,11 +162,16 @@ class Trial:
         return self
 
     def logs(self, numbers: Floats) -> Floats:
-        """Logarithms of what the engine with these numbers gives, shape (points, 8); 0 where nothing was measured."""
+        """Logarithms of what the engine with these numbers gives, shape (points, 8); 0 where it gives nothing that was
+        not measured either."""
         if not np.array_equal(self._simulated[0], numbers):
-            means = self.replay.means(self.parameters.replica(numbers))
-            self._simulated = numbers.copy(), np.log(np.where(self.known, means, 1.0))
+            self._simulated = numbers.copy(), self._logs_of([numbers])[0]
         return self._simulated[1]
+
+    def _logs_of(self, numbers: Sequence[Floats]) -> Floats:
+        """The same of several engines, shape (engines, points, 8)."""
+        means = self.replay.means_of([self.parameters.replica(own) for own in numbers])
+        return np.asarray(np.log(np.where(self.known | (means > 0), means, 1.0)))
 
     def residuals(self, numbers: Floats) -> Floats:
         """Misfits of the points in standard errors, the law's included; then the distance from the prior."""
@@ -226,22 +231,24 @@ class Trial:
 
         A bend is lifted at all batches together: what a level shows of it is put down to the node of its own batch.
         """
-        straight = self.parameters.straight
-        moves = stride * np.eye(len(numbers))[:straight]
-        columns = [self._slope(numbers, move, here) / stride for move in moves]
-        nodes = self.parameters.nodes
-        for part, sd in enumerate((BEND_SD, PROMPT_BEND_SD) if nodes else ()):
+        straight, nodes = self.parameters.straight, self.parameters.nodes
+        moves = list(stride * np.eye(len(numbers))[:straight])
+        sds = (BEND_SD, PROMPT_BEND_SD) if nodes else ()
+        for part, sd in enumerate(sds):
             move = np.zeros(len(numbers))
             place = slice(straight + part * len(nodes), straight + (part + 1) * len(nodes))
             move[place] = LIFT * np.linalg.solve(bend_root(nodes), np.ones(len(nodes))) / sd
-            lifted = self._slope(numbers, move, here) / LIFT
+            moves.append(move)
+        if here is None:
+            both = self._logs_of([numbers + sign * move for sign in (1, -1) for move in moves])
+            rises = (both[: len(moves)] - both[len(moves) :]) / 2
+        else:
+            rises = self._logs_of([numbers + move for move in moves]) - here
+        columns = list(rises[:straight] / stride)
+        for rise, sd in zip(rises[straight:], sds, strict=True):
             coloured = sd * bend_root(nodes)[self._nearest]
-            columns += list((lifted[:, :, None] * coloured[:, None, :]).transpose(2, 0, 1))
+            columns += list((rise[:, :, None] / LIFT * coloured[:, None, :]).transpose(2, 0, 1))
         return np.stack(columns, axis=2)
-
-    def _slope(self, numbers: Floats, move: Floats, here: Floats | None) -> Floats:
-        above = self.logs(numbers + move)
-        return above - here if here is not None else (above - self.logs(numbers - move)) / 2
 
     def slopes(self, numbers: Floats) -> Floats:
         """Slopes of the residuals at `numbers`, by their weights, over so wide a stride that they show what the data
@@ -409,9 +416,10 @@ class Known:
 
 NEAR, NEAR_BY = 1.5, 3.0
 """A sketch is carried on where its claim is within this factor of the best one's, and this much."""
-HOPELESS, HOPELESS_BY = 10.0, 60.0
+HOPELESS, HOPELESS_BY, WRONG_START = 10.0, 60.0, 100.0
 """A batching rule whose claim is beyond this factor of the best one's, and this much, whatever way to start is tried
-first, is not tried with the others."""
+first, is not tried with the others; nor searched, where that is so at the numbers of the best. Numbers found with one
+way to start are far off with another: a factor of 47 was seen to be made good, and one of `WRONG_START` ends it."""
 MOST_FINISHED = 4
 """Sketches carried on at most."""
 
@@ -432,8 +440,8 @@ def best_trial(observed: Observed, known: Known) -> Trial:
             best = min(best, carried_on(sketch, known), key=lambda trial: trial.claim)
     assert best is not None
     if not best.observed.rates and best.observed.protocol.counted == "steady":
-        best = Trial(replace(best.observed, rates=True), best.parameters, best.numbers, robust=True)
-        best.search(evaluations=4, stride=0.1, central=True, carried=True)
+        rated = Trial(replace(best.observed, rates=True), best.parameters, best.numbers, robust=True)
+        best = rated.search(evaluations=4, stride=0.1, central=True, carried=True)
     if best.chi2_per_point > SOUND:
         best = from_other_valley(best)
     if not known.shape_known:
@@ -458,39 +466,49 @@ def sketched(observed: Observed, ways: Sequence[Protocol], known: Known) -> list
     the start, a point far off would have no pull."""
     centre, sigma = guess(observed.points, known.prior, known.prior_error)
     found: list[Trial] = []
-    rules = known.batchings
+    rules, far_off = known.batchings, set[Batching]()
     for protocol in ways:
         seen = replace(observed, protocol=protocol)
         own: list[Trial] = []
         costs: list[float] = []
+        errors: Floats | None = None
         for batching in rules:
             parameters = law_parameters(centre, sigma, batching, known.prior)
-            first = own[0] if own else None
             start = min(own or found, key=lambda trial: trial.claim).numbers if own or found else None
-            trial = Trial(seen, parameters, start, effort=SKETCH, errors=first.errors if first else None)
+            trial = Trial(seen, parameters, start, effort=SKETCH, errors=errors)
+            errors = trial.errors
             # At the same numbers rules that make no difference cost the same: then they are one engine.
             cost = trial.cost_at(own[0].numbers if own else trial.numbers)
             if any(abs(cost - other) <= 1e-9 * cost for other in costs):
                 continue
-            if first is not None:
-                trial.log_slopes = first.log_slopes
-                trial.search(evaluations=6, stride=0.1, carried=True)
-            else:
-                if found:
-                    trial.search(evaluations=3, stride=0.1, carried=True)
+            trial.cost = trial.cost_at(trial.numbers)
+            if found and trial.claim > WRONG_START * min(other.claim for other in found) + HOPELESS_BY:
+                continue
+            if own or found:
+                if not found and is_hopeless(trial, own):
+                    far_off.add(batching)
+                    continue
+                trial.log_slopes = own[0].log_slopes if own else None
+                trial.search(evaluations=6 if own else 3, stride=0.1, carried=True)
+                if not own:
                     trial.log_slopes = None
                     trial.search(evaluations=3, stride=0.1, carried=True)
-                else:
-                    trial.search(evaluations=8, stride=0.1)  # far off the slopes change from step to step
+            else:
+                trial.search(evaluations=8, stride=0.1)  # far off the slopes change from step to step
+            if not own:
                 cost = trial.cost_at(trial.numbers)
             own.append(trial)
             costs.append(cost)
         if not found:
-            most = HOPELESS * min(trial.claim for trial in own) + HOPELESS_BY
-            far_off = {trial.parameters.base.batching for trial in own if trial.claim > most}
+            far_off |= {trial.parameters.base.batching for trial in own if is_hopeless(trial, own)}
             rules = tuple(rule for rule in rules if rule not in far_off)
         found += own
     return sorted(found, key=lambda trial: trial.claim)
+
+
+def is_hopeless(trial: Trial, others: Sequence[Trial]) -> bool:
+    """True where the claim of a trial is far beyond the best one's."""
+    return trial.claim > HOPELESS * min(other.claim for other in others) + HOPELESS_BY
 
 
 def carried_on(sketch: Trial, known: Known) -> Trial:

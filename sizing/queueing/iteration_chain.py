@@ -61,10 +61,12 @@ def iteration_s(replica: Replica, demand: Demand, batch: Floats, tokens: Floats,
     seconds = seconds + (cost.sequence_s + cost.context_token_s * demand.context_tokens) * decoding
     if cost.step_s > 0:
         seconds = seconds + np.where(decoding > 0, cost.step_s, 0.0)
-    seconds = seconds + np.where(tokens > 0, law.attention_s * attention + law.prefill_s, 0.0)
+    with_prompt = tokens > 0
+    seconds = seconds + np.where(with_prompt, law.attention_s * attention + law.prefill_s, 0.0)
     if law.bend.sequences:
-        prompts = np.maximum(tokens / demand.prompt_tokens, 1.0)
-        seconds = seconds * np.where(tokens > 0, law.bent_by_prompts(batch + prompts), law.bent(batch))
+        some, all_ = with_prompt.any(), with_prompt.all()
+        by_prompts = law.bent_by_prompts(batch + np.maximum(tokens / demand.prompt_tokens, 1.0)) if some else 1.0
+        seconds = seconds * np.where(with_prompt, by_prompts, 1.0 if all_ else law.bent(batch))
     return np.asarray(seconds)
 
 

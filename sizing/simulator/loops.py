@@ -47,11 +47,14 @@ def run_users(
 
     A user whose request is cancelled, timed out or rejected also sends the next one, at least 10 ms after a rejection.
     `arrival_s` holds the starts of the users, ascending, in its first `users` entries; the rest is filled.
-    A request reaches the engine `request_s` after it is sent. Where `work` counts token gaps, `gaps` takes those from
-    the sending of request `begin` to that of the last, without ramp and drain; of no length if they are not counted.
+    A request reaches the engine `request_s` after it is sent. Where `work` counts token gaps, those from the sending of
+    request `begin` to that of the last, without ramp and drain, are added to `gaps`; of no length if they are not
+    counted.
     """
     state = states[0]
     mine, requests = work_of(work, 0), borrowed(requests)
+    if begin == 0:
+        mine.gaps[:] = 0
     sent = users
     arrived = 0
     while arrived < len(requests) or not idle(state):
@@ -68,7 +71,7 @@ def run_users(
             if arrived == begin:
                 mine.gaps[:] = 0
             if arrived == len(requests):
-                gaps[:] = mine.gaps
+                gaps += mine.gaps
             continue
         step(engine, state, mine, requests, next_s)
         gone = state.first_gone

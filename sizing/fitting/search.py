@@ -28,6 +28,7 @@ from sizing.fitting.levels import (
 from sizing.fitting.parameters import (
     BEND_SD,
     EXACT,
+    LEAST_FIGURES,
     PROMPT_BEND_SD,
     Parameters,
     bend_root,
@@ -207,7 +208,9 @@ class Trial:
 
     @property
     def unexplained(self) -> float:
-        """The same over the errors of measurement and law."""
+        """The same over the errors of measurement and law; 1 where there are too few figures to tell."""
+        if self.known.sum() < LEAST_FIGURES:
+            return 1.0
         return float(np.mean((self.misfits(self.numbers) / self._widening)[self.known] ** 2))
 
     @property
@@ -301,9 +304,12 @@ COMPUTE_BOUND, PROMPT_SIGMA = 3.0, 0.5
 a factor of 1.6, as a prompt leaves little room for anything else."""
 PRIOR_SIGMAS = StepLaw(0.25, 1.0, 0.5, 1.0, 0.25, 0.5, 1.5, 1.5)
 """The same for a law from elsewhere (a day-zero estimate): weights and KV reads follow from sizes and bandwidth."""
+LITTLE_OF_NOTHING = 0.1
+"""What an estimate has nothing of (time outside iterations) is this share of the rough guess where one level is all that
+was measured: else its own prediction would be explained by another law."""
 KERNEL_TIMED = 0.2
-"""Relative standard error of the laws for which PRIOR_SIGMAS hold. What a rougher one is off by beyond that is the same
-for all its coefficients: the estimates of a whole kind of engine are too slow or too fast, and their shape is not."""
+"""Relative standard error of an estimate by kernel timings. All its coefficients share it, beside PRIOR_SIGMAS of their
+own: the estimates of a whole kind of engine are too slow or too fast, and their shape is better than their scale."""
 
 
 def guess(
@@ -319,7 +325,9 @@ def guess(
         values, sigmas = np.array(prior.seconds), np.array(PRIOR_SIGMAS.seconds)
         known = (values > 0) & (sigmas < np.array(DATA_SIGMAS.seconds))
         centre[known], sigma[known] = np.log(values[known]), sigmas[known]
-        shared[known] = math.sqrt(max(0.0, prior_error**2 - KERNEL_TIMED**2))
+        shared[known] = prior_error
+        if of_one_level(points) and prior.weights_s > 0:
+            centre[~known] += math.log(LITTLE_OF_NOTHING)
     return centre, sigma, shared
 
 

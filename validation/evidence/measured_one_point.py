@@ -1,8 +1,9 @@
 """One measured level of a server of the sample scales its day-zero law: the other loads and lengths predicted.
 
 Each series that was kept apart is fitted to one of its levels: the one in the middle, and beside it the lowest and the
-highest. *Other loads*: the rest of the series. *Other lengths*: the other series kept apart of the same server. Beside
-each stand the day-zero estimate alone, and the fit of four levels of the series (at levels that it has not seen).
+highest. *Other loads*: the rest of the series. *Other lengths*: the series kept apart of the same server whose lengths
+are nearest. Beside each stand the day-zero estimate alone, and the fit of four levels of the series (at levels that it
+has not seen).
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ from typing import NamedTuple
 
 import numpy as np
 from numpy.random import SeedSequence
+from numpy.typing import NDArray
 
 from sizing.analyses.closed_loop import closed_loop
 from sizing.engine import Batching, Replica
@@ -35,10 +37,10 @@ LEVELS = ("middle", "lowest", "highest")
 
 @dataclass(frozen=True, slots=True)
 class Case:
-    """A series to fit to one level, and the server's series of other lengths."""
+    """A series to fit to one level, and the server's series of the nearest other lengths, if there is any."""
 
     series: Series
-    others: tuple[Series, ...]
+    other: Series | None
 
 
 class Found(NamedTuple):
@@ -61,26 +63,31 @@ def cases(setup: Setup) -> list[Case]:
     if path is None:
         return []
     apart = [series for series in read_sample(path).series if is_kept_apart(series.key)]
-    found = [
-        Case(series, tuple(one for one in apart if one.server == series.server and one.lengths != series.lengths))
-        for series in apart
-        if prior_law(series.points[0].deployment, series.points[0].lengths)
-    ]
-    return found[:: 16 if setup.quick else 1]
+    known = [series for series in apart if prior_law(series.points[0].deployment, series.points[0].lengths)]
+    return [Case(series, _nearest(series, apart)) for series in known[:: 16 if setup.quick else 1]]
+
+
+def _nearest(series: Series, apart: Sequence[Series]) -> Series | None:
+    def distance(other: Series) -> float:
+        one, two = series.points[0], other.points[0]
+        return abs(math.log(one.isl / two.isl)) + abs(math.log(one.osl / two.osl))
+
+    others = [one for one in apart if one.server == series.server and one.lengths != series.lengths]
+    return min(others, key=distance, default=None)
 
 
 def answer(case: Case, seed: SeedSequence) -> Answer:
     """Fit and predict."""
     points = case.series.points
     places = dict(zip(LEVELS, (len(points) // 2, 0, len(points) - 1), strict=True))
-    longer = tuple(point for other in case.others for point in other.points)
+    others = case.other.points if case.other else ()
     used = four(points)
-    alone, usual = estimated((*points, *longer)), banded(fit(used), (*points, *longer))[0]
+    alone, usual = estimated((*points, *others)), banded(fit(used), (*points, *others))[0]
     usual[[place for place, point in enumerate(points) if point in used]] = np.nan
     found = {}
     for level, place in places.items():
-        predicted, half_width = banded(fit([points[place]]), (*points, *longer))
-        off = [np.log(figures / measured_figures((*points, *longer))) for figures in (alone, usual, predicted)]
+        predicted, half_width = banded(fit([points[place]]), (*points, *others))
+        off = [np.log(figures / measured_figures((*points, *others))) for figures in (alone, usual, predicted)]
         rest = [row for row in range(len(points)) if row != place]
         for asked, rows in (("other loads", rest), ("other lengths", list(range(len(points), len(alone))))):
             found[level, asked] = Found(*(part[rows] for part in (*off, half_width)))
@@ -158,7 +165,7 @@ def _signed(logs: Floats, place: int) -> list[float]:
 
 
 def _band(name: str, place: int, by_level: Mapping[str, Found]) -> EvidenceRow:
-    def held(found: Found) -> Floats:
+    def held(found: Found) -> NDArray[np.bool_]:
         return np.asarray(np.abs(found.fit[:, place]) <= found.half_width[:, place])
 
     middle = by_level["middle"]

@@ -7,6 +7,7 @@ import json
 from collections.abc import Sequence
 from functools import cache
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -28,7 +29,7 @@ from sizing.workload import Lengths
 from tests.sizing.simulated_levels import simulated_point
 from tests.sizing.test_cli import run
 
-QWEN = {"model": "Qwen/Qwen3-32B", "gpu": "h200_sxm", "tp": 2}
+QWEN: dict[str, Any] = {"model": "Qwen/Qwen3-32B", "gpu": "h200_sxm", "tp": 2}
 LENGTHS = Lengths(2000, 256, 0.3, 0.3)
 ESTIMATE = estimate(**QWEN, precision="bf16", lengths=LENGTHS)  # type: ignore[arg-type]
 PLAN = "--isl 2000 --osl 256 --rate 20 --ttft p95:2s --itl p95:60ms"

@@ -305,8 +305,8 @@ a factor of 1.6, as a prompt leaves little room for anything else."""
 PRIOR_SIGMAS = StepLaw(0.25, 1.0, 0.5, 1.0, 0.25, 0.5, 1.5, 1.5)
 """The same for a law from elsewhere (a day-zero estimate): weights and KV reads follow from sizes and bandwidth."""
 LITTLE_OF_NOTHING = 0.1
-"""What an estimate has nothing of (time outside iterations) is this share of the rough guess where one level is all that
-was measured: else its own prediction would be explained by another law."""
+"""What an estimate has nothing of (time outside iterations) is this share of the rough guess where one level is all
+that was measured: else its own prediction would be explained by another law."""
 KERNEL_TIMED = 0.2
 """Relative standard error of an estimate by kernel timings. All its coefficients share it, beside PRIOR_SIGMAS of their
 own: the estimates of a whole kind of engine are too slow or too fast, and their shape is better than their scale."""

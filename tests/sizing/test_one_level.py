@@ -31,7 +31,7 @@ from tests.sizing.test_cli import run
 
 QWEN: dict[str, Any] = {"model": "Qwen/Qwen3-32B", "gpu": "h200_sxm", "tp": 2}
 LENGTHS = Lengths(2000, 256, 0.3, 0.3)
-ESTIMATE = estimate(**QWEN, precision="bf16", lengths=LENGTHS)  # type: ignore[arg-type]
+ESTIMATE = estimate(**QWEN, precision="bf16", lengths=LENGTHS)
 PLAN = "--isl 2000 --osl 256 --rate 20 --ttft p95:2s --itl p95:60ms"
 QUESTION = Question.of(
     {"model": QWEN["model"], "isl": 2000, "osl": 256, "rate": 20, "ttft": "p95:2s", "itl": "p95:60ms"}
@@ -89,7 +89,7 @@ def test_away_from_the_level_the_band_is_wider() -> None:
 
 
 def test_a_start_that_nobody_told_is_not_taken_for_the_engine() -> None:
-    """TTFT six times as long, as where all prompts came at once: without a word on the start steps stay as they were."""
+    """TTFT six times as long, as where all prompts came at once: without a word on the start no step is longer."""
     burst = dataclasses.replace(level(16), ttft_mean_s=6 * (level(16).ttft_mean_s or 0.0))
     steps, as_before = (steps_s(fit([point]).law)[:8] for point in (burst, level(16)))
     assert steps == pytest.approx(as_before, rel=0.1)

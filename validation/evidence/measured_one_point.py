@@ -149,7 +149,9 @@ def joined(found: Sequence[Found]) -> Found:
 def _errors(name: str, place: int, by_level: Mapping[str, Found], goal: Goal | None) -> EvidenceRow:
     middle = by_level["middle"]
     row = row_of_errors(name, DATA, METRICS[place], _signed(middle.fit, place), goal)
-    rivals = {"day-zero estimate": middle.estimate, "four levels": middle.four}
+    unseen = int(np.isfinite(middle.four[:, place]).sum())
+    fours = "four levels" if unseen == len(middle.four) else f"four levels (the {unseen} that they leave)"
+    rivals = {"day-zero estimate": middle.estimate, fours: middle.four}
     rivals |= {f"{level} level": by_level[level].fit for level in LEVELS[1:]}
     for rival, off in rivals.items():
         if errors := _signed(off, place):

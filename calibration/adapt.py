@@ -206,6 +206,8 @@ def _purpose(choice: LevelChoice, belief: Belief | None) -> str:
         return f"a planned replica would hold {belief.beyond:.0f} requests at once, more than any measured level"
     if choice.aim == "contrast":
         return "all prompts measured so far are equally long, and other lengths tell what a prompt costs"
+    if belief is not None:
+        return "one level only scales an estimate, and a second tells how times change with the load"
     return "two levels are needed for a first law"
 
 

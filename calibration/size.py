@@ -397,18 +397,16 @@ class Measured:
     def plan(self) -> Plan:
         """The answer. Raises Undecided while the points give no law, NoFeasiblePlan if no count meets the SLA."""
         good = usable(tuple(self.points))
-        if len({point.load_value for point in good}) < 2:
-            void = "; ".join(
-                f"{point.load_value:g} users: {void_because(point)}" for point in self.points if point.void
-            )
-            remedy = f"void are {void}" if void else "give more --minutes"
-            raise Undecided(f"no answer yet: a law needs two levels, run {self.run_id} has {len(good)}; {remedy}")
         try:
             return planned(self.points, self.question)
         except NoFeasiblePlan:
             raise
         except SizingError as error:
-            raise Undecided(f"no answer from run {self.run_id}: {error}") from None
+            if len({point.load_value for point in good}) > 1:
+                raise Undecided(f"no answer from run {self.run_id}: {error}") from None
+        void = "; ".join(f"{point.load_value:g} users: {void_because(point)}" for point in self.points if point.void)
+        remedy = f"void are {void}" if void else "give more --minutes"
+        raise Undecided(f"no answer yet: a law needs two levels, run {self.run_id} has {len(good)}; {remedy}")
 
     @property
     def seconds(self) -> float:

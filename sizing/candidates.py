@@ -15,7 +15,7 @@ from sizing.catalog import precisions as precisions_of
 from sizing.errors import CatalogueError, DoesNotFit, EstimateUnavailable, FitError, ScenarioError
 from sizing.estimate import estimate
 from sizing.fitting import UNTOLD, Fit, Protocol, fit
-from sizing.plans import Basis, Candidate, Rejection
+from sizing.plans import Candidate, Rejection
 from sizing.points import Deployment, Point, same_isl
 from sizing.prediction import Caution
 from sizing.workload import Lengths
@@ -99,7 +99,10 @@ def measured(
         if deployment.model.lower() != model.lower() or not choice.allows(deployment):
             continue
         try:
-            candidates.append(from_fit(law_of(tuple(group), protocol=protocol), lengths, group))
+            found = from_fit(law_of(tuple(group), protocol=protocol), lengths, group)
+            if found.basis == "estimated" and choice.basis == "measured":
+                raise FitError("points of one load level only scale an estimate: measure a second, or allow estimates")
+            candidates.append(found)
         except FitError as error:
             rejected.append(Rejection(deployment.gpu, deployment.tp, deployment.precision, "no_data", str(error)))
     return candidates, rejected
@@ -136,12 +139,14 @@ def by_deployment(points: Sequence[Point]) -> dict[Deployment, list[Point]]:
 
 
 def from_fit(fitted: Fit, lengths: Lengths, points: Sequence[Point] = ()) -> Candidate:
-    """The candidate that a fit stands for; "fitted" when the lengths lie within what was measured.
+    """The candidate that a fit stands for; "fitted" when the lengths lie within what was measured, "estimated" where
+    one load level scales a day-zero law.
 
     `points`: all of the deployment, of which it takes the levels of random arrivals along.
     """
     deployment = fitted.deployment
-    basis: Basis = "fitted" if fitted.covers(lengths, in_flight=1) else "extrapolated"
+    count, scaled = len(fitted.errors), "scaled by " if fitted.of_one_level else ""
+    noun = "point" if count == 1 else "points"
     local = fitted.at(lengths.isl, lengths.osl)
     return Candidate(
         model=deployment.model,
@@ -149,8 +154,8 @@ def from_fit(fitted: Fit, lengths: Lengths, points: Sequence[Point] = ()) -> Can
         tp=deployment.tp,
         precision=deployment.precision,
         replica=local.replica,
-        basis=basis,
-        source=f"{len(fitted.errors)} measured points, {deployment.engine} {deployment.engine_version}".strip(),
+        basis=fitted.basis(lengths, in_flight=1),
+        source=f"{scaled}{count} measured {noun}, {deployment.engine} {deployment.engine_version}".rstrip(", "),
         relative_sigma=local.relative_sigma,
         pp=deployment.pp,
         calibrated_in_flight=fitted.calibrated.concurrency,

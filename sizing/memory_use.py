@@ -63,7 +63,7 @@ def memory_use(fleet: Fleet, lengths: Lengths) -> MemoryUse | str:
         return f"bytes per weight at precision {candidate.precision} are not known"
     weights = model.parameters * BITS[precision] / 8 / candidate.gpus
     sequences, context = fleet.in_flight, mean_context_tokens(lengths)
-    if candidate.basis != "estimated":
+    if not candidate.unmeasured:
         return _of_measured(candidate, chip, weights, sequences * context * token_bytes(candidate, model))
     known = kernel_memory(candidate, model, chip, precision)
     if known is None:

@@ -46,6 +46,11 @@ class Candidate:
     open_loops: tuple[Point, ...] = ()
 
     @property
+    def unmeasured(self) -> bool:
+        """True of an estimate that no measured point has scaled."""
+        return self.basis == "estimated" and not self.variants
+
+    @property
     def gpus(self) -> int:
         """GPUs of one replica, idle ones included."""
         return self.tp * self.pp
@@ -57,8 +62,10 @@ class Candidate:
 
 
 def basis_of(candidate: Candidate, in_flight: float) -> Basis:
-    """The candidate's basis, or "extrapolated" where a replica holds more requests at once than were measured."""
-    return "extrapolated" if in_flight > candidate.calibrated_in_flight else candidate.basis
+    """The candidate's basis, or "extrapolated" where a replica holds more requests at once than were measured; an
+    estimate stays one at any load."""
+    beyond = in_flight > candidate.calibrated_in_flight and candidate.basis != "estimated"
+    return "extrapolated" if beyond else candidate.basis
 
 
 def beyond_measured(candidate: Candidate, in_flight: float) -> tuple[Caution, ...]:

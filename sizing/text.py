@@ -30,7 +30,7 @@ BASES: dict[Basis, str] = {
     "measured": "a run on a server at exactly this point",
     "fitted": "from a law fitted to measured points, inside the range that they cover",
     "extrapolated": "from a law fitted to measured points, outside the range that they cover",
-    "estimated": "not measured: from a database of kernel timings",
+    "estimated": "from a database of kernel timings: not measured, or scaled by points of one load level",
     "what-if": "a change that nobody has measured, computed from a law",
 }
 METHOD: dict[Method, str] = {"analytic": "formula", "simulation": "simulation"}
@@ -124,8 +124,13 @@ def why_wide(fleet: Fleet) -> str:
     if fleet.gpus_high is not None and fleet.gpus_high <= WIDE * fleet.gpus_low:
         return ""
     start, sigma = "The band is wide because", percent(fleet.candidate.relative_sigma)
-    if fleet.basis == "estimated":
+    if fleet.candidate.unmeasured:
         return f"{start} the law is estimated (standard error {sigma}): a few measured points narrow it."
+    if fleet.basis == "estimated":
+        return (
+            f"{start} only the scale of the law was measured, at one load level (standard error {sigma}): a second "
+            "level narrows it."
+        )
     return (
         f"{start} its points leave the law open (standard error {sigma}): measure more, nearest the planned load first."
     )
@@ -435,6 +440,11 @@ def accuracy(fleet: Fleet) -> str:
     sigma = significant(100 * fleet.candidate.relative_sigma)
     checked = "checked by simulation" if fleet.verified else "by formula, not checked by simulation"
     start = f"The count is {checked}; the law of the engine's times has a standard error of {sigma} %"
+    if fleet.basis == "estimated" and not fleet.candidate.unmeasured:
+        return (
+            f"{start}. Points of one load level gave the law its scale; its shape is a day-zero estimate. Measure a "
+            "second level before buying."
+        )
     if fleet.basis == "estimated":
         return (
             f"{start}. Nothing was measured: the table of evidence does not cover day-zero estimates. "
@@ -633,6 +643,10 @@ CAUTIONS: dict[CautionKind, str] = {
         "the points look like users who started together and stayed in lockstep, with equal lengths: engine overheads "
         "hide there; measure with lengths that vary, or start the users one after the other"
     ),
+    "one_level": (
+        "estimated, scaled by {points} measured {noun} at {load}: how times change with the load is not measured; "
+        "measure one more level, far from it"
+    ),
     "few_points": "only {points} points: the law leans on its priors; measure 1, 8, 64 and the batch limit",
     "one_isl": (
         "all prompts measured have about {isl:,.0f} tokens, so what a longer one costs is not known: measure one more "
@@ -706,6 +720,8 @@ def caution(found: Caution) -> str:
         facts["left_out"] = " and ".join(NOT_MODELLED[name] for name in facts["settings"])
     elif found.kind == "poor_fit":
         facts["likely"] = LIKELY[facts["cause"]].format(**facts)
+    elif found.kind == "one_level":
+        facts["noun"] = "point" if facts["points"] == 1 else "points"
     elif found.kind == "near_floor":
         # Above the limit only where the simulation, which counts, found it kept.
         facts["by_formula"] = " by formula" if facts["floor_s"] > facts["limit_s"] else ""

@@ -342,6 +342,8 @@ def _why(choice: LevelChoice) -> str:
         return f"{now}This level would narrow the band by about {percent(choice.narrows)}."
     if choice.aim == "reach":
         return f"{now}A planned replica would hold more requests at once than any measured level: measure there once."
+    if choice.belief is not None:
+        return f"{now}One level only scales an estimate: a second, far from it, tells how times change with the load."
     return "There is no law for this deployment yet: two levels, far apart, give a first one."
 
 

@@ -49,8 +49,8 @@ def closed_loop(fitted: Fit, lengths: Lengths, prefix: Prefix, users: int, repli
     ]
     scale = users / each
     rate = Banded(*(scale * value for value in (found[0].value, found[0].low, found[0].high)))
-    basis: Basis = "fitted" if fitted.covers(lengths, each) else "extrapolated"
-    return ClosedLoop(users, replicas, rate, found[1], found[2] if round(lengths.osl) > 1 else None, basis)
+    itl = found[2] if round(lengths.osl) > 1 else None
+    return ClosedLoop(users, replicas, rate, found[1], itl, fitted.basis(lengths, each))
 
 
 def point_at(fitted: Fit, lengths: Lengths, prefix: Prefix, users: int) -> Point:

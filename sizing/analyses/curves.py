@@ -372,7 +372,7 @@ def _at_lengths(candidate: Candidate, lengths: Lengths) -> Candidate:
     Raises ScenarioError beyond the model's context, DoesNotFit where one request does not fit into the KV cache.
     """
     check_context(candidate.model, lengths)
-    if candidate.basis == "estimated":
+    if candidate.unmeasured:
         return estimate(candidate.model, candidate.gpu, candidate.tp, candidate.precision, lengths)
     tokens = lengths.isl + lengths.osl
     if tokens > candidate.replica.batching.kv_tokens:

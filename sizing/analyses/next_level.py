@@ -14,6 +14,7 @@ from sizing.analyses.closed_loop import rate_if_none_waited
 from sizing.candidates import from_fit, law_of
 from sizing.edge import BY_FORMULA, MONTE_CARLO_SIGMA, Z90, Middle, half_change, load_response
 from sizing.engine import Replica
+from sizing.errors import FitError
 from sizing.fitting import Fit
 from sizing.fitting.levels import concurrency, granted, point_runs
 from sizing.fitting.result import Variants
@@ -111,14 +112,18 @@ def planned(points: Sequence[Point], question: Question) -> Plan:
 
 @lru_cache(maxsize=32)
 def believe(points: tuple[Point, ...], question: Question) -> Belief | None:
-    """What `points` say; None while they are of fewer than two concurrencies. The same points give the same belief.
+    """What `points` say; None while they give no law: none is usable, or they are of one concurrency and there is no
+    day-zero law for them to scale. The same points give the same belief.
 
     Raises FitError for points of several deployments. Takes about a second; cached afterwards.
     """
     good = usable(points)
-    if len({concurrency(point) for point in good}) < 2:
-        return None
-    fitted = law_of(good)
+    try:
+        fitted = law_of(good)
+    except FitError:
+        if len({concurrency(point) for point in good}) < 2:
+            return None
+        raise
     sized = size(question, from_fit(fitted, question.workload.lengths), BY_FORMULA)
     setting = question.setting(sized.working if isinstance(sized, Fleet) else 1)
     variants = fitted.variants_seen(question.workload.lengths)
@@ -336,7 +341,8 @@ GROWS_WORSE = ("overloaded", "client_limited", "errors")
 class LevelChoice:
     """Measure `option` next: it will take `seconds`, the sweep `remaining_s` in all, both as far as is known.
 
-    `aim`: *start* (no law yet), *gain* (most certainty per second; `narrows` is the share it takes off the band),
+    `aim`: *start* (no law yet, or one of an estimate's shape), *gain* (most certainty per second; `narrows` is the
+    share it takes off the band),
     *reach* (as many users as a planned replica would hold, so that the law need not be extrapolated) or *contrast*
     (prompts of another length, where all measured ones are alike: nothing else tells what a prompt costs by length).
     """
@@ -377,8 +383,8 @@ def choose(
     left = [option for option in options if not shunned(option, points)]
     room_s = budget_s - spent_s(points, options)
     belief = believe(usable(tuple(points)), question)
-    if belief is None:
-        return _start(points, left, question, room_s, guess_s)
+    if belief is None or belief.fitted.of_one_level:
+        return _start(points, left, question, room_s, guess_s, belief)
     if not left:
         return Stop("nothing", belief)
     ahead = prospects(belief, left, stretch(points, options))
@@ -401,10 +407,11 @@ def shunned(option: Option, points: Sequence[Point]) -> bool:
 
 
 def history(points: Sequence[Point], question: Question) -> list[Belief]:
-    """What was believed after each of the last `STEADY_FOR` usable points, as far as there was a law; newest first."""
+    """What was believed after each of the last `STEADY_FOR` usable points, as far as there was a law whose shape was
+    measured; newest first."""
     good = usable(tuple(points))
     beliefs = (believe(good[:count], question) for count in range(len(good), len(good) - STEADY_FOR, -1) if count > 0)
-    return [belief for belief in beliefs if belief is not None]
+    return [belief for belief in beliefs if belief is not None and not belief.fitted.of_one_level]
 
 
 def is_settled(lately: Sequence[Belief], band: float) -> bool:
@@ -426,20 +433,22 @@ def _start(
     question: Question,
     room_s: float,
     guess_s: Callable[[Option], float],
+    belief: Belief | None,
 ) -> LevelChoice | Stop:
-    """No law yet: the fewest users at the lengths nearest to the question's, then the middle between few and many."""
+    """No law yet, or one whose shape is not measured: the fewest users at the lengths nearest to the question's, then
+    the middle between few and many."""
     known = {concurrency(point) for point in usable(tuple(points))}
     new = [option for option in left if option.users not in known]
     affordable = [option for option in new if MARGIN * guess_s(option) <= room_s]
     if not affordable:
-        return Stop("budget" if new else "nothing")
+        return Stop("budget" if new else "nothing", belief)
     users = [option.users for option in new]
     target = math.sqrt(min(known) * max(users)) if known else min(users)
     best = min(
         affordable,
         key=lambda option: (distance(option.lengths, question), abs(math.log(option.users / target))),
     )
-    return LevelChoice(best, guess_s(best), room_s, "start")
+    return LevelChoice(best, guess_s(best), room_s, "start", belief=belief)
 
 
 def _gain(belief: Belief, left: Sequence[Option], ahead: Prospects, room_s: float, band: float) -> LevelChoice | Stop:

@@ -99,7 +99,7 @@ def predict_command(json_: bool, replicas: int, method: str, concurrency: int | 
         run = run_simulation(replica, workload, replicas=replicas, routing=routing, watch=Watch(token_gaps=True))
         prediction = run.prediction()
     in_flight = workload.rate_per_s / replicas * prediction.e2e.mean_s
-    basis = "fitted" if fitted.covers(workload.lengths, in_flight) else "extrapolated"
+    basis = fitted.basis(workload.lengths, in_flight)
     if json_:
         write_json({**prediction_json(prediction), "basis": basis, "warnings": cautions(found)})
     else:

@@ -9,6 +9,7 @@ from dataclasses import dataclass, replace
 from functools import cache, partial
 from importlib.metadata import PackageNotFoundError, version
 from types import MappingProxyType
+from typing import NamedTuple
 
 from sizing import catalog
 from sizing.catalog import BITS, Gpu, Model, Precision, gpus
@@ -313,9 +314,18 @@ def _does_not_fit(timed: Timed, case: _Case) -> DoesNotFit:
     return DoesNotFit(f"{label} needs {missing / 1e9:.1f} GB more per GPU; {hint}", missing)
 
 
-def prior_law(deployment: Deployment, lengths: Lengths) -> tuple[StepLaw, float] | None:
-    """The day-zero law of a measured deployment, for its fit to lean on, and the relative standard error of its times:
-    from kernel timings, else the roofline. None where the catalogue lacks model or GPU."""
+class DayZero(NamedTuple):
+    """What is known of a deployment before it is measured: its law, the relative standard error of the law's times, and
+    the KV cache, in tokens; None where nothing tells it."""
+
+    law: StepLaw | None
+    error: float
+    kv_tokens: int | None
+
+
+def prior_law(deployment: Deployment, lengths: Lengths) -> DayZero | None:
+    """The day-zero law of a measured deployment, for its fit to lean on: from kernel timings, else the roofline. None
+    where the catalogue lacks model or GPU."""
     model, precision = catalog.of_shape(deployment.model), _SPELLINGS.get(deployment.precision, deployment.precision)
     if model is None or deployment.gpu not in gpus() or deployment.pp > 1:
         return None
@@ -327,8 +337,8 @@ def prior_law(deployment: Deployment, lengths: Lengths) -> tuple[StepLaw, float]
             return None
         weight_bytes, token_bytes = _held_bytes(model, deployment.tp, bits)
         chip = catalog.gpu(deployment.gpu)
-        return roofline_law(model, chip, deployment.tp, bits, weight_bytes, token_bytes), RELATIVE_SIGMA
-    return known.replica.law, known.relative_sigma
+        return DayZero(roofline_law(model, chip, deployment.tp, bits, weight_bytes, token_bytes), RELATIVE_SIGMA, None)
+    return DayZero(known.replica.law, known.relative_sigma, known.replica.batching.kv_tokens)
 
 
 def token_share(gpu_name: str, precision: str) -> float | None:

@@ -90,7 +90,7 @@ def _bent(best: Trial, rows: Sequence[int], alone: bool) -> BentLaw:
     nodes = nodes_of(points)
     plain = best.parameters
     if not alone:  # the other lengths have had their say: the law of all is what this one leans on
-        plain = replace(plain, centre=best.numbers, sigma=SPREAD * plain.sigma)
+        plain = replace(plain, centre=best.numbers, sigma=SPREAD * plain.sigma, shared=SPREAD * plain.shared)
     parameters = plain.bending(nodes)
     start = np.append(best.numbers, np.zeros(2 * len(nodes)))
     trial = Trial(replace(best.observed, points=points), parameters, start, robust=True, errors=best.errors[list(rows)])
@@ -117,14 +117,14 @@ def are_alike(lengths: tuple[float, float], point: Point) -> bool:
     return max(abs(math.log(point.isl / lengths[0])), abs(math.log(point.osl / lengths[1]))) < 0.05
 
 
-def opened(law: StepLaw, sizes: tuple[float, float], part: int) -> tuple[StepLaw, StepLaw]:
+def opened(law: StepLaw, sequences: Sequence[float], sizes: tuple[float, float], part: int) -> tuple[StepLaw, StepLaw]:
     """The law with its bend of decode steps (`part` 0) or prompts (1) one standard error lower and higher between and
-    beyond its nodes, where nothing holds it."""
-    nodes = np.log(law.bend.sequences)
+    beyond the batches `sequences` that were measured, where nothing holds it."""
+    nodes = np.log(sequences)
     reach = bend_covariance(BEND_KNOTS, nodes)
     held = np.sum(reach @ np.linalg.inv(bend_covariance(nodes, nodes)) * reach, axis=1)
     lift = sizes[part] * (BEND_SD, PROMPT_BEND_SD)[part] * np.sqrt(np.maximum(0.0, 1 - held))
-    tables = law.bend.tables
+    tables = law.bend.tables if law.bend.sequences else np.zeros((2, len(BEND_KNOTS)))
     knots = tuple(np.exp(BEND_KNOTS).tolist())
 
     def lifted(sign: int) -> StepLaw:

@@ -22,8 +22,8 @@ CLOSED_TTFT_SIGMA = 0.10
 """Relative scatter of a mean TTFT about a smooth curve over the users, in published closed loops: it tells of the start
 of each run as much as of the engine."""
 ELSEWHERE_TTFT_SIGMA = 0.6
-"""The same at lengths that were not measured: published servers' mean TTFT at one ISL differs by a factor of two
-and more between output lengths, which no iteration explains."""
+"""The same at lengths that were not measured, and beyond the users that were: published servers' mean TTFT at one ISL
+differs by a factor of two and more between output lengths, which no iteration explains."""
 ALIKE = 0.05
 """Lengths within this, in logarithms, are the same."""
 
@@ -48,8 +48,20 @@ def between(levels: Sequence[Point], users: float, value_of: str) -> float | Non
     return math.exp(float(np.interp(math.log(users), logs[:, 0], logs[:, 1])))
 
 
+def ttft_sigma(levels: Sequence[Point], point: Point) -> float:
+    """Relative scatter of a closed loop's mean TTFT about what is carried over from the measured levels."""
+    users = [concurrency(level) for level in levels_at(levels, point)]
+    inside = bool(users) and users[0] <= concurrency(point) <= users[-1]
+    return CLOSED_TTFT_SIGMA if inside else ELSEWHERE_TTFT_SIGMA
+
+
 def as_counted(
-    levels: Sequence[Point], points: Sequence[Point], means: Floats, batching: Batching, otherwise: bool
+    levels: Sequence[Point],
+    points: Sequence[Point],
+    means: Floats,
+    batching: Batching,
+    otherwise: bool,
+    ttft_over: float = 0.0,
 ) -> tuple[Floats, Floats]:
     """Requests/s, TTFT and ITL of closed-loop `points` as a tool would show them, from the engine's `means`: shape
     (points, 3). Then how far, in logarithms, TTFT was moved for it, shape (points,).
@@ -57,7 +69,8 @@ def as_counted(
     `levels`: what was measured; `otherwise`: its tool does not count in a steady window, so requests/s are those of
     Little's law times what its counting made of them at the levels. TTFT between measured levels of the same lengths is
     the geometric mean of the engine's and of the line through the levels, unless users wait for slots or memory: a
-    queue begins at one level, and no line between two knows where.
+    queue begins at one level, and no line between two knows where. `ttft_over`: ln of TTFT measured over the engine's
+    at the only level; half of it is moved likewise wherever there is no line.
     """
     seen, moved = means[:, :3].copy(), np.zeros(len(points))
     for row, point in enumerate(points):
@@ -69,7 +82,9 @@ def as_counted(
         line_s = None if waits else between(same, concurrency(point), "ttft_mean_s")
         if line_s is not None:
             moved[row] = (math.log(line_s) - math.log(seen[row, 1])) / 2
-            seen[row, 1] *= math.exp(moved[row])
+        elif not waits:
+            moved[row] = ttft_over / 2
+        seen[row, 1] *= math.exp(moved[row])
         if otherwise:
             itl_s = seen[row, 2] if round(point.osl) > 1 else 0.0
             little_per_s = concurrency(point) / (seen[row, 1] + (point.osl - 1) * itl_s)

@@ -11,6 +11,7 @@ known.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from typing import Literal
@@ -20,7 +21,7 @@ import numpy as np
 from sizing.catalog import unread_shares
 from sizing.engine import COEFFICIENTS, POLICIES, Batching, Policy, StepLaw, known_lookahead
 from sizing.errors import FitError
-from sizing.estimate import prior_law, token_share
+from sizing.estimate import DayZero, prior_law, token_share
 from sizing.fitting.bends import BentLaw, bend
 from sizing.fitting.levels import (
     OPEN_LOOPS,
@@ -33,6 +34,7 @@ from sizing.fitting.levels import (
     in_flight,
     is_stable,
     itl_s,
+    of_one_level,
     trace_points,
 )
 from sizing.fitting.parameters import LawError
@@ -112,9 +114,9 @@ UNLIMITED_KV_TOKENS = Batching().kv_tokens
 USUALLY_OFF = 0.05
 """Error of the law at measured levels from which `FROM_SHAPE` holds in full: 73 published servers, fitted to four
 levels each, have 0.06 in the median. Below `LITTLE` it is not told from luck."""
-READING, DENSE_OR_NOT, SHEET_ERROR = 0.75, 0.6, 0.3
+READING, DENSE_OR_NOT, SHEET_ERROR = 0.75, 0.6, 0.6
 """Share of a step of few sequences that reads weights; a token's arithmetic over that of a dense model, where it may
-also be a mixture of experts, and the relative standard error of this guess that makes it a factor of two."""
+also be a mixture of experts, and the relative standard error of this guess, which makes it a factor of two."""
 FIGURES = ("requests/s", "mean TTFT", "mean ITL", "mean E2E", "p50 TTFT", "p95 TTFT", "p50 gap", "p95 gap")
 
 
@@ -137,32 +139,50 @@ def fit(
     batch limit taken from the points, `kv_tokens` from the caller or else the points, `token_budget` from the caller,
     `lookahead_steps` from what is known of the engine unless the caller says it. `protocol`: how the points were
     measured. A KV cache of unknown size is fitted where it seems to limit the batch.
-    Raises FitError without points to fit, with several deployments, or with fewer than two load levels.
+    Points of one load level scale the law that they lean on, and say nothing of its shape.
+    Raises FitError without points to fit, with several deployments, or with one load level and no law to scale.
     """
     chosen = _usable(points, open_loop)
+    told = None
+    if prior == "day zero":
+        told = prior_law(chosen[0].deployment, chosen[0].lengths) or _from_data_sheet(chosen)
+        prior, error = told.law, told.error
+    else:
+        error = KERNEL_TIMED
+    one_level = of_one_level(chosen)
+    if one_level and (prior is None or prior.weights_s <= 0):
+        raise FitError(
+            f"all points have concurrency {in_flight(chosen[0]):g}, and no estimate of {chosen[0].deployment.label} "
+            "tells how its times change with load: measure at two levels or more, such as 1 and 64"
+        )
     if kv_tokens is None and batching is None:
         kv_tokens = min((point.kv_tokens for point in chosen if point.kv_tokens), default=None)
+        if kv_tokens is None and one_level and told is not None:
+            kv_tokens = _kv_tokens(told, chosen)
     rules = _candidates(chosen, batching, kv_tokens, token_budget, lookahead_steps)
     shares = unread_shares(chosen[0].model)
-    error = KERNEL_TIMED
-    if prior == "day zero":
-        prior, error = prior_law(chosen[0].deployment, chosen[0].lengths) or _from_data_sheet(chosen)
     kv_known = kv_tokens is not None or (batching is not None and batching.kv_tokens != UNLIMITED_KV_TOKENS)
     known = Known(rules, _of_shape(prior, shares), kv_known, shares is not None, error)
     return _fitted(Observed(chosen, protocol=protocol), known)
 
 
-def _from_data_sheet(points: Sequence[Point]) -> tuple[StepLaw | None, float]:
+def _kv_tokens(told: DayZero, points: Sequence[Point]) -> int | None:
+    """The KV cache where one level shows no limit of it: as estimated, and what was seen to decode at once fits."""
+    if told.kv_tokens is None:
+        return None
+    return max(told.kv_tokens, *(math.ceil(decoding(point) * (point.isl + point.osl)) for point in points))
+
+
+def _from_data_sheet(points: Sequence[Point]) -> DayZero:
     """What the GPU alone tells of an unknown model's law: how the arithmetic of a token compares with a step of few
     sequences, for the most part a reading of the weights. Servers far from saturation tell no more than that a token
     takes less than their spare time."""
     share = token_share(points[0].gpu, points[0].precision)
     if share is None:
-        return None, KERNEL_TIMED
+        return DayZero(None, KERNEL_TIMED, None)
     step_s = min(map(itl_s, points))
-    return StepLaw(
-        0.0, 0.0, token_s=DENSE_OR_NOT * share * READING * step_s, sequence_s=0.0, kv_token_s=0.0
-    ), SHEET_ERROR
+    law = StepLaw(0.0, 0.0, token_s=DENSE_OR_NOT * share * READING * step_s, sequence_s=0.0, kv_token_s=0.0)
+    return DayZero(law, SHEET_ERROR, None)
 
 
 def fit_trace(
@@ -208,7 +228,9 @@ def _fitted(observed: Observed, known: Known) -> Fit:
     together = best.observed.protocol.at_once and any(p.lengths.fixed for p in observed.points)
     distrusted = _distrusted(best, means)
     covariance = covariance_of(best, slopes)
-    unknown = unknowns(best.parameters.names, slopes, best.parameters.sigma)
+    one_level = observed.trace is None and of_one_level(observed.points)
+    bends = max(1.0, known.prior_error / KERNEL_TIMED) if one_level and not bent else 0.0
+    unknown = unknowns(best.parameters.names, slopes, np.sqrt(np.diag(best.parameters.covariance)))
     return Fit(
         deployment=observed.points[0].deployment,
         law=best.replica.law,
@@ -228,6 +250,7 @@ def _fitted(observed: Observed, known: Known) -> Fit:
         sigmas=tuple(_sigmas(slopes, best.unexplained)),
         law_error=best.law_error,
         bent=bent,
+        open_sizes=(bends, bends),
         elsewhere=_elsewhere(known, best.law_error),
     )
 
@@ -262,10 +285,6 @@ def _usable(points: Sequence[Point], open_loop: bool) -> tuple[Point, ...]:
     if len(deployments) > 1:
         labels = "; ".join(deployment.label for deployment in deployments)
         raise FitError(f"the points are of {len(deployments)} deployments, fit one at a time: {labels}")
-    if len({in_flight(point) for point in chosen}) < 2:
-        raise FitError(
-            f"all points have concurrency {in_flight(chosen[0]):g}: measure at two levels or more, such as 1 and 64"
-        )
     return tuple(chosen)
 
 
@@ -349,7 +368,9 @@ def _warnings(best: Trial, bent: Sequence[BentLaw], distrusted: Sequence[Distrus
         yield Caution("fitted_unread", {"unread": best.replica.law.unread})
     if best.observed.protocol.at_once and any(point.lengths.fixed for point in points):
         yield Caution("lockstep")
-    if len(points) < 3:
+    if best.observed.trace is None and of_one_level(points):
+        yield Caution("one_level", {"points": len(points), "load": points[0].load_label})
+    elif len(points) < 3:
         yield Caution("few_points", {"points": len(points)})
     prompts = [[point.isl for point in points], [point.computed_tokens for point in points]]
     if best.observed.trace is None and all(map(same_isl, prompts)):

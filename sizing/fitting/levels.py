@@ -334,8 +334,9 @@ class Observed:
         measured[np.logical_not(closed), 0] = np.nan
         measured[np.logical_not(closed), -len(GAPS) :] = np.nan
         measured[[round(point.osl) <= 1 for point in self.points], 2] = np.nan
-        if self.protocol.counted == "all" or not self.rates or counts_otherwise(self.points):
-            steady = self.rates and self.protocol.counted == "steady"
+        if self.protocol.counted == "all" or not self.rates or self._start_untold or counts_otherwise(self.points):
+            # Where the start may be in TTFT it is in requests/s, by Little's law, which then says nothing more.
+            steady = self.rates and self.protocol.counted == "steady" and not self._start_untold
             for row, point in enumerate(self.points):
                 if point.load_kind == "concurrency" and point.ttft_mean_s and point.itl_mean_s:
                     measured[row, 0] = little_per_s(point) if steady else np.nan
@@ -352,10 +353,17 @@ class Observed:
             if point.load_kind == "concurrency":
                 luck = phase_scatter(point, replica) if self._goes_round(point) else np.zeros(3)
                 errors[row, :3] = np.hypot(granted(point, replica.batching, self.protocol.ttft_sigma), luck)
+                if self._start_untold and concurrency(point) > 1:
+                    errors[row, 1] = np.hypot(errors[row, 1], start_scatter(point, replica))
             else:
                 luck = scatter if scatter is not None else stream_scatter(point, self.protocol, replica)
                 errors[row, : -len(GAPS)] = np.hypot(self._open_sigmas(point), luck[: -len(GAPS)])
         return np.asarray(errors * self.shares)
+
+    @property
+    def _start_untold(self) -> bool:
+        """True where nothing tells how users began: that takes two levels."""
+        return self.protocol.start == "unknown" and of_one_level(self.points)
 
     @cached_property
     def shares(self) -> Floats:
@@ -433,9 +441,10 @@ def counting_log(point: Point) -> float:
 def counts_otherwise(points: Sequence[Point]) -> bool:
     """True where the tool's requests/s are not those of a steady window; ITL and TTFT are then what to trust.
 
-    The level that is farthest off does not count: one alone is a fault of the measurement, not a way of counting.
+    Of several levels the one that is farthest off does not count: it may be a fault of the measurement.
     """
-    logs = sorted(abs(counting_log(point)) for point in points if point.load_kind == "concurrency")[:-1]
+    logs = sorted(abs(counting_log(point)) for point in points if point.load_kind == "concurrency")
+    logs = logs[:-1] or logs
     return bool(logs) and float(np.sqrt(np.mean(np.square(logs)))) > COUNTED_OTHERWISE
 
 
@@ -463,6 +472,16 @@ def phase_scatter(point: Point, replica: Replica) -> Floats:
     means = Replay(phase_runs(point), replica).means(replica)[:, :3]
     scatter: Floats = np.log(np.where(means > 0, means, 1.0)).std(axis=0, ddof=1)
     return scatter
+
+
+def start_scatter(point: Point, replica: Replica) -> float:
+    """Relative error of the mean TTFT of a closed loop by how the users began, where nobody said: what a burst at the
+    start, all its requests counted, makes of it."""
+    ramp, burst = (
+        Replay(point_runs([point], protocol), replica).means(replica)[0, 1]
+        for protocol in (RAMPED, Protocol("burst", "all"))
+    )
+    return abs(math.log(burst / ramp))
 
 
 def stream_scatter(point: Point, protocol: Protocol, replica: Replica) -> Floats:
@@ -514,6 +533,11 @@ def _known(statistic: Callable[[Floats], Any], values: Floats) -> float | None:
     """The statistic of the values that are known; None if there are none."""
     finite = values[np.isfinite(values)]
     return float(statistic(finite)) if len(finite) else None
+
+
+def of_one_level(points: Sequence[Point]) -> bool:
+    """True where all have as many requests in the server at once: no law's change with the load shows in them."""
+    return len({in_flight(point) for point in points}) == 1
 
 
 def is_stable(point: Point) -> bool:

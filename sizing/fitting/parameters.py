@@ -26,14 +26,16 @@ class Parameters:
 
     `names`: the eight coefficients, then perhaps "unread" (the share of weights that one sequence does not need) and
     "kv_tokens" (the size of the KV cache), then the bends at the batches `nodes`, of decode steps and of iterations
-    with a prompt. `centre`, `sigma`, shape (names,): mean and standard deviation of the prior of each number. The
-    numbers are natural logarithms, of `unread` the logit, of bends whitened: independent standard normal variables
-    before the data. `base`: the rest of the engine.
+    with a prompt. `centre`, shape (names,): mean of the prior of each number. `sigma`, shape (names,), and `shared`,
+    shape (names, errors): standard deviations of what each number may be off by itself, and of what it is off by with
+    others, a column for each such error. The numbers are natural logarithms, of `unread` the logit, of bends whitened:
+    independent standard normal variables before the data. `base`: the rest of the engine.
     """
 
     names: tuple[str, ...]
     centre: Floats
     sigma: Floats
+    shared: Floats
     base: Replica
     least_kv_tokens: int = 1
     nodes: tuple[float, ...] = ()
@@ -51,6 +53,11 @@ class Parameters:
         return engine
 
     @property
+    def covariance(self) -> Floats:
+        """Of the numbers before the data, shape (names, names)."""
+        return np.asarray(np.diag(self.sigma**2) + self.shared @ self.shared.T)
+
+    @property
     def straight(self) -> int:
         """How many of the numbers are not bends; those come last."""
         return len(self.names) - 2 * len(self.nodes)
@@ -63,6 +70,7 @@ class Parameters:
             names=(*self.names, *names),
             centre=np.append(self.centre, np.zeros(len(names))),
             sigma=np.append(self.sigma, np.ones(len(names))),
+            shared=_padded(self.shared, len(names)),
             nodes=tuple(nodes),
         )
 
@@ -73,7 +81,13 @@ class Parameters:
             names=(*self.names, name),
             centre=np.append(self.centre, centre),
             sigma=np.append(self.sigma, sigma),
+            shared=_padded(self.shared, 1),
         )
+
+
+def _padded(shared: Floats, more: int) -> Floats:
+    """The same and rows of zeros for `more` numbers that share no error."""
+    return np.concatenate([shared, np.zeros((more, shared.shape[1]))])
 
 
 def bend_of(nodes: tuple[float, ...], white: Floats) -> Bend:
@@ -117,7 +131,9 @@ def moved(engine: Replica, names: Sequence[str], shift: Floats, least_kv_tokens:
     KV cache among them keeps `least_kv_tokens`, what the longest request served needs."""
     nodes = engine.law.bend.sequences
     straight = len(names) - 2 * len(nodes)
-    rest = Parameters(tuple(names[:straight]), np.zeros(straight), np.ones(straight), engine, least_kv_tokens)
+    rest = Parameters(
+        tuple(names[:straight]), np.zeros(straight), np.ones(straight), np.zeros((straight, 0)), engine, least_kv_tokens
+    )
     found = rest.replica(numbers_of(engine, names[:straight]) + shift[:straight])
     if not nodes:
         return found
@@ -126,12 +142,14 @@ def moved(engine: Replica, names: Sequence[str], shift: Floats, least_kv_tokens:
     return replace(found, law=replace(found.law, bend=Bend(nodes, tuple(decode.tolist()), tuple(prompt.tolist()))))
 
 
-def law_parameters(centre: Floats, sigma: Floats, batching: Batching, prior: StepLaw | None) -> Parameters:
+def law_parameters(
+    centre: Floats, sigma: Floats, shared: Floats, batching: Batching, prior: StepLaw | None
+) -> Parameters:
     """The eight coefficients; shares of the weights that are not read stay as the prior law has them."""
     unread = (prior.unread, prior.unread_decay) if prior else (0.0, 0.0)
     law = FREE.with_values(**dict(zip(COEFFICIENTS, map(float, np.exp(centre)), strict=True)))
     law = law.with_values(unread=unread[0], unread_decay=unread[1])
-    return Parameters(COEFFICIENTS, centre, sigma, Replica(law, batching))
+    return Parameters(COEFFICIENTS, centre, sigma, shared, Replica(law, batching))
 
 
 # --- Least squares and roots by scipy, loaded when the first fit asks for them: a plan from estimates does without

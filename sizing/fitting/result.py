@@ -11,11 +11,20 @@ from typing import NamedTuple
 import numpy as np
 
 from sizing.engine import COEFFICIENTS, KNEE, Batching, Bend, Replica, StepLaw
-from sizing.fitting.bends import BentLaw, opened
-from sizing.fitting.counting import CLOSED_TTFT_SIGMA, ELSEWHERE_TTFT_SIGMA, as_counted, levels_at
-from sizing.fitting.levels import ITL_SIGMA, RATE_SIGMA, UNTOLD, Protocol, counts_otherwise, point_runs
+from sizing.fitting.bends import BentLaw, nodes_of, opened
+from sizing.fitting.counting import as_counted, ttft_sigma
+from sizing.fitting.levels import (
+    ITL_SIGMA,
+    RATE_SIGMA,
+    UNTOLD,
+    Protocol,
+    counts_otherwise,
+    of_one_level,
+    point_runs,
+)
 from sizing.fitting.parameters import EXACT, LawError, moved
 from sizing.numbers import Floats, percent
+from sizing.plans import Basis
 from sizing.points import Deployment, Point
 from sizing.prediction import Caution
 from sizing.simulator.replay import MEASURES, Replay
@@ -363,7 +372,8 @@ class Fit:
     @property
     def _beside(self) -> list[tuple[Replica, Replica]]:
         """Pairs beside the covariance: between the nodes of a bend, and by the law's own error."""
-        laws = [opened(self.law, self.open_sizes, part) for part in (0, 1) if self.law.bend.sequences]
+        nodes = self.law.bend.sequences or nodes_of(self._levels)
+        laws = [opened(self.law, nodes, self.open_sizes, part) for part in (0, 1) if self.open_sizes[part]]
         errors = ((StepLaw.scaled, self.law_error.itl), (_prompts_scaled, self.law_error.ttft))
         laws += [
             (scaled(self.law, math.exp(-error)), scaled(self.law, math.exp(error))) for scaled, error in errors if error
@@ -409,8 +419,18 @@ class Fit:
         A closed-loop point needs a rough `requests_per_s`, which sets how users are spread at the start.
         """
         means = self.engine_means(points)
-        means[:, :3] = as_counted(self._levels, points, means, self.batching, self._counts_otherwise)[0]
+        means[:, :3] = self._as_counted(points, means)[0]
         return means
+
+    def _as_counted(self, points: Sequence[Point], means: Floats) -> tuple[Floats, Floats]:
+        return as_counted(self._levels, points, means, self.batching, self._counts_otherwise, self._ttft_over)
+
+    @property
+    def _ttft_over(self) -> float:
+        """ln of mean TTFT measured over the engine's where there is one level: what its start made of it, most likely,
+        and nothing to draw a line to."""
+        known = [one.ttft_error for one in self.errors if math.isfinite(one.ttft_error)]
+        return -float(np.mean(np.log1p(known))) if self.of_one_level and known else 0.0
 
     def engine_means(self, points: Sequence[Point]) -> Floats:
         """The same of the engine alone: from its iterations, nothing carried over from measured levels."""
@@ -427,14 +447,15 @@ class Fit:
             replay = Replay(point_runs(own, self.protocol), local.engine)
 
             def shown(engine: Replica, own: Sequence[Point] = own, replay: Replay = replay) -> tuple[Floats, Floats]:
-                return as_counted(self._levels, own, replay.means(engine), self.batching, self._counts_otherwise)
+                return self._as_counted(own, replay.means(engine))
 
             variance = np.zeros((len(rows), 3))
             for faster, slower in local.variants:
                 variance += np.nan_to_num(np.log(shown(slower)[0] / shown(faster)[0]) / 2) ** 2
             variance[:, 1] += shown(local.engine)[1] ** 2
-            ttft = CLOSED_TTFT_SIGMA if levels_at(self._levels, own[0]) else ELSEWHERE_TTFT_SIGMA
-            sigmas[rows] = np.sqrt(variance + np.square([RATE_SIGMA, ttft, ITL_SIGMA]))
+            variance[:, 1] += [ttft_sigma(self._levels, point) ** 2 for point in own]
+            variance[:, [0, 2]] += np.square([RATE_SIGMA, ITL_SIGMA])
+            sigmas[rows] = np.sqrt(variance)
         return sigmas
 
     def _means(self, points: Sequence[Point], fit_at: Callable[[float, float], Fit]) -> Floats:
@@ -460,9 +481,20 @@ class Fit:
         isl, osl = (sum(ends) / 2 for ends in (self.calibrated.isl, self.calibrated.osl))
         return regime(self.law, self._busiest, isl, osl, self.batching.token_budget)
 
+    @property
+    def of_one_level(self) -> bool:
+        """True where the points scale the law that the fit leans on, and its shape is not measured."""
+        return of_one_level(self._levels)
+
     def covers(self, lengths: Lengths, in_flight: float) -> bool:
-        """True where the law is used inside the range it was fitted on: basis "fitted", else "extrapolated"."""
+        """True where the law is used inside the range it was fitted on."""
         return self.calibrated.covers(lengths, in_flight)
+
+    def basis(self, lengths: Lengths, in_flight: float) -> Basis:
+        """What an answer for these lengths and requests at once stands on: an estimate, where one level scales it."""
+        if self.of_one_level:
+            return "estimated"
+        return "fitted" if self.covers(lengths, in_flight) else "extrapolated"
 
     @property
     def _busiest(self) -> int:

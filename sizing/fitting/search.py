@@ -22,11 +22,13 @@ from sizing.fitting.levels import (
     held_tokens,
     in_flight,
     itl_s,
+    of_one_level,
     ttft_s,
 )
 from sizing.fitting.parameters import (
     BEND_SD,
     EXACT,
+    LEAST_FIGURES,
     PROMPT_BEND_SD,
     Parameters,
     bend_root,
@@ -72,6 +74,8 @@ class Trial:
         self.observed, self.parameters = observed, parameters
         self.robust = robust  # soften large misfits
         self.numbers = parameters.centre if start is None else start
+        # Distances from the prior become independent standard normal variables.
+        self._whitening = np.asarray(np.linalg.inv(np.linalg.cholesky(parameters.covariance)))
         self.runs = observed.runs(effort)
         self.measured = observed.measured.copy()
         if effort is not FULL:
@@ -179,13 +183,13 @@ class Trial:
 
     def _residuals_of(self, logs: Floats, numbers: Floats) -> Floats:
         misfit = ((logs - self._logs) / (self._errors * self.doubt[:, None] * self._widening))[self.known]
-        return np.concatenate([misfit, (numbers - self.parameters.centre) / self.parameters.sigma])
+        return np.concatenate([misfit, self._whitening @ (numbers - self.parameters.centre)])
 
     def _slopes_of(self, log_slopes: Floats) -> Floats:
         """Slopes of the residuals, shape (residuals, names)."""
         errors = self._errors * self.doubt[:, None] * self._widening
         own = (log_slopes / errors[:, :, None])[self.known]
-        return np.concatenate([own, np.diag(1 / self.parameters.sigma)])
+        return np.concatenate([own, self._whitening])
 
     def softened(self, squares: Floats) -> tuple[Floats, Floats]:
         """What squared residuals count, and the slope of that: those of the points, if robust, grow like |r| in the
@@ -209,7 +213,9 @@ class Trial:
 
     @property
     def unexplained(self) -> float:
-        """The same over the errors of measurement and law."""
+        """The same over the errors of measurement and law; 1 where there are too few figures to tell."""
+        if self.known.sum() < LEAST_FIGURES:
+            return 1.0
         return float(np.mean((self.misfits(self.numbers) / self._widening)[self.known] ** 2))
 
     @property
@@ -305,25 +311,45 @@ COMPUTE_BOUND, PROMPT_SIGMA = 3.0, 0.5
 a factor of 1.6, as a prompt leaves little room for anything else."""
 PRIOR_SIGMAS = StepLaw(0.25, 1.0, 0.5, 1.0, 0.25, 0.5, 1.5, 1.5)
 """The same for a law from elsewhere (a day-zero estimate): weights and KV reads follow from sizes and bandwidth."""
+LITTLE_OF_NOTHING = 0.1
+"""What an estimate has nothing of (time outside iterations) is this share of the rough guess where one level is all
+that was measured: else its own prediction would be explained by another law."""
 KERNEL_TIMED = 0.2
-"""Relative standard error of the laws for which PRIOR_SIGMAS hold; those of a rougher one are as much wider."""
+"""Relative standard error of an estimate by kernel timings. All its coefficients share it, beside PRIOR_SIGMAS of their
+own: the estimates of a whole kind of engine are too slow or too fast, and their shape is better than their scale."""
 
 
 def guess(
     points: Sequence[Point], prior: StepLaw | None, prior_error: float = KERNEL_TIMED
-) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-    """Logarithms of the eight coefficients, and their standard deviations: from `prior` where it has a value and says
-    more than the points do, `prior_error` its relative standard error."""
-    rough = np.array(law_of_points(points).seconds)
-    centre, sigma = np.log(rough), np.array(DATA_SIGMAS.seconds)
+) -> tuple[Floats, Floats, Floats]:
+    """Logarithms of the eight coefficients, their standard deviations, and of the error that they share: from `prior`
+    where it has a value and says more than the points do, `prior_error` its relative standard error."""
+    rough = np.array(law_of_points(_unqueued(points, prior)).seconds)
+    centre, sigma, shared = np.log(rough), np.array(DATA_SIGMAS.seconds), np.zeros((len(rough), 1))
     if ttft_s(longest_prompts(points)) > COMPUTE_BOUND * itl_s(min(points, key=in_flight)):
         sigma[COEFFICIENTS.index("token_s")] = PROMPT_SIGMA
     if prior is not None:
-        values = np.array(prior.seconds)
-        sigmas = np.array(PRIOR_SIGMAS.seconds) * max(1.0, prior_error / KERNEL_TIMED)
+        values, sigmas = np.array(prior.seconds), np.array(PRIOR_SIGMAS.seconds)
         known = (values > 0) & (sigmas < np.array(DATA_SIGMAS.seconds))
         centre[known], sigma[known] = np.log(values[known]), sigmas[known]
-    return centre, sigma
+        shared[known] = prior_error
+        if of_one_level(points) and prior.weights_s > 0:
+            centre[~known] += math.log(LITTLE_OF_NOTHING)
+    return centre, sigma, shared
+
+
+def _unqueued(points: Sequence[Point], prior: StepLaw | None) -> Sequence[Point]:
+    """The points as the first guess reads them: TTFT of one level of several users is mostly a queue of prompts, whose
+    length nothing tells, so a prompt takes no longer there than by `prior`, scaled to the ITL."""
+    users = in_flight(points[0])
+    if prior is None or prior.weights_s <= 0 or users <= 1 or not of_one_level(points):
+        return points
+    seen = []
+    for point in points:
+        slower = itl_s(point) / float(prior.decode_s(users, users * (point.isl + point.osl / 2)))
+        alone_s = slower * float(prior.prefill_alone_s(point.computed_tokens))
+        seen.append(replace(point, ttft_mean_s=min(ttft_s(point), alone_s)))
+    return seen
 
 
 def law_of_points(points: Sequence[Point]) -> StepLaw:
@@ -453,7 +479,7 @@ def ways_to_start(observed: Observed) -> list[Protocol]:
     """The protocols that the points may have been measured by: as told, else all that make a difference."""
     protocol = observed.protocol
     closed = [point for point in observed.points if point.load_kind == "concurrency"]
-    if protocol.start != "unknown" or not any(concurrency(point) > 1 for point in closed):
+    if protocol.start != "unknown" or not any(concurrency(point) > 1 for point in closed) or of_one_level(closed):
         return [protocol]
     started = [protocol, replace(protocol, start="burst")]
     if protocol.counted == "steady":
@@ -464,7 +490,7 @@ def ways_to_start(observed: Observed) -> list[Protocol]:
 def sketched(observed: Observed, ways: Sequence[Protocol], known: Known) -> list[Trial]:
     """Every start with every batching rule in rough outline, the least claim first; without robustness: this far from
     the start, a point far off would have no pull."""
-    centre, sigma = guess(observed.points, known.prior, known.prior_error)
+    centre, sigma, shared = guess(observed.points, known.prior, known.prior_error)
     found: list[Trial] = []
     rules, far_off = known.batchings, set[Batching]()
     for protocol in ways:
@@ -473,7 +499,7 @@ def sketched(observed: Observed, ways: Sequence[Protocol], known: Known) -> list
         costs: list[float] = []
         errors: Floats | None = None
         for batching in rules:
-            parameters = law_parameters(centre, sigma, batching, known.prior)
+            parameters = law_parameters(centre, sigma, shared, batching, known.prior)
             start = min(own or found, key=lambda trial: trial.claim).numbers if own or found else None
             trial = Trial(seen, parameters, start, effort=SKETCH, errors=errors)
             errors = trial.errors
@@ -624,7 +650,7 @@ def kv_candidate(best: Trial) -> Parameters | None:
         return None
     largest = max(int((run.isl + run.osl).max()) for run in best.runs)
     wider = best.parameters.plus("kv_tokens", math.log(max(max(held), 1.1 * largest)), 0.5)
-    return Parameters(wider.names, wider.centre, wider.sigma, wider.base, least_kv_tokens=largest)
+    return replace(wider, least_kv_tokens=largest)
 
 
 def settle(best: Trial) -> Trial:

@@ -108,6 +108,24 @@ def test_coverage_has_a_row_for_each_deployment_and_lengths(calibrate: Callable[
     assert set(table["Last measured"]) == {"2026-11-20"}
 
 
+def test_one_level_of_a_catalogued_model_scales_its_estimate(calibrate: Callable[..., AppTest], store: Store) -> None:
+    keep(store, [point(8, model="Qwen/Qwen3-8B", precision="bf16")])
+    app = calibrate(
+        "coverage",
+        model="Qwen/Qwen3-8B",
+        gpu="h100_sxm",
+        tp="1",
+        precision="bf16",
+        isl="1000",
+        osl="200",
+        ttft="p95:1s",
+    )
+    assert app.main.dataframe[0].value.iloc[0]["Basis of answers"] == "Estimated, scaled by one level"
+    said = text_of("\n".join(part.value for part in (*app.markdown, *app.caption)))
+    assert ":violet-badge" in words(app)
+    assert "scaled by 1 measured point, TensorRT-LLM 1.2" in said
+
+
 def test_the_present_answer_is_told_with_its_basis_and_the_next_level(
     calibrate: Callable[..., AppTest], store: Store
 ) -> None:

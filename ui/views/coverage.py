@@ -20,8 +20,10 @@ from calibration.store import Store
 from sizing import text
 from sizing.analyses.next_level import Option
 from sizing.errors import SizingError
+from sizing.estimate import prior_law
 from sizing.plans import Plan
 from sizing.points import Deployment, Point, Series
+from sizing.workload import Lengths
 from ui import answers
 from ui.link import PREFIX
 from ui.scenario import Scenario
@@ -33,7 +35,7 @@ from ui.words import BASIS_HELP, BASIS_LOOK, plain
 state = st.session_state
 ROW_PX, HEADER_PX, ROWS_SEEN = 28, 38, 10
 ENOUGH = 2
-"""Load levels from which a law can be fitted."""
+"""Load levels from which a law can be fitted, its shape included."""
 
 
 def coverage_view(scenario: Scenario, waiting: int) -> None:
@@ -95,8 +97,16 @@ def _row(series: Series, group: Sequence[Point]) -> dict[str, object]:
         "Open loops": sum(point.load_kind != "concurrency" for point in good),
         "Void": f"{len(group) - len(good)}: {', '.join(void)}" if void else "none",
         "Last measured": max((point.measured_at for point in group), default="")[:10] or "not said",
-        "Basis of answers": "Fitted" if len(users) >= ENOUGH else "None: two levels are needed",
+        "Basis of answers": _basis_of_answers(deployment, lengths, len(users)),
     }
+
+
+def _basis_of_answers(deployment: Deployment, lengths: Lengths, levels: int) -> str:
+    if levels >= ENOUGH:
+        return "Fitted"
+    if levels and prior_law(deployment, lengths):
+        return "Estimated, scaled by one level"
+    return "None: two levels are needed"
 
 
 def _stands_on(scenario: Scenario) -> None:

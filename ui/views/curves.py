@@ -338,6 +338,8 @@ def draw_lengths(scenario: Scenario, name: str, fleet: Fleet) -> None:
     show(requests_over_lengths(cells, scenario.isl, scenario.osl, ink()), "lengths")
     marked = (
         "All estimated: none of these lengths was measured."
+        if fleet.candidate.unmeasured
+        else "All estimated, by a law whose scale was measured at one load level."
         if fleet.candidate.basis == "estimated"
         else "Hollow markers are extrapolated: more than twice or less than half of what was measured."
     )

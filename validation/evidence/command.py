@@ -18,6 +18,7 @@ from validation.evidence.coverage import COVERAGE
 from validation.evidence.gpu_counts import GPU_COUNTS
 from validation.evidence.largest_rate import LARGEST_RATE
 from validation.evidence.measured_guidellm import GUIDELLM
+from validation.evidence.measured_one_point import ONE_POINT
 from validation.evidence.measured_silicon import SILICON
 from validation.evidence.measured_stages import STAGES
 from validation.evidence.measured_static import STATIC
@@ -27,7 +28,19 @@ from validation.evidence.page import as_page
 from validation.evidence.table import as_json, drawn, verdict
 from validation.evidence.theory import THEORY
 
-CLAIMS: tuple[Claim, ...] = (SILICON, STAGES, VLLM, GUIDELLM, TRACE, STATIC, THEORY, LARGEST_RATE, GPU_COUNTS, COVERAGE)
+CLAIMS: tuple[Claim, ...] = (
+    SILICON,
+    ONE_POINT,
+    STAGES,
+    VLLM,
+    GUIDELLM,
+    TRACE,
+    STATIC,
+    THEORY,
+    LARGEST_RATE,
+    GPU_COUNTS,
+    COVERAGE,
+)
 EXAMPLE = """\b
 Examples:
   python -m sizing validate --quick

@@ -31,6 +31,11 @@ arrivals from closed loops, GuideLLM, the trace and static batches are about rea
   one half, and only the other is in the table. The note has median and p90 of straight lines in logarithms through the
   same fitted levels: interpolated, of the nearest lengths, or drawn out. The rule of means is not beside: these rows
   hold means only. Rows are left out for a fault of their own; the first row counts them.
+- **One level.** The same series, each fitted to one of its levels, which scales the day-zero law of model and GPU: the
+  middle one; the note has the lowest and the highest. Predicted are the rest of the series (*other loads*) and the
+  nearest other lengths of the same server (*other lengths*). Beside it the day-zero estimate alone, and the fit of four
+  levels at levels that it has not seen. How far estimates err together was chosen on the half that is not in the table;
+  what is measured of TTFT holds the burst of the start, of which one level cannot tell.
 - **Band, of dense servers and mixtures.** How often the 90 % bands of the same predictions hold the measured figure.
 - **Open loops.** Sixteen published runs of vLLM 0.15 on H100, four models, constant rates, repeated prompts. Of each
   server one stage is left out and simulated with the law fitted to the others. Beside it a line through the same figure
@@ -74,7 +79,8 @@ arrivals from closed loops, GuideLLM, the trace and static batches are about rea
   each prompt is found.
 - Calibration noise of simulated engines is 2 % and independent from point to point. A throttled or shared server is off
   by more, at all its points together.
-- Day-zero estimates, which rest on no measurement, are outside this table; their band is wider, and they say so.
+- Day-zero estimates, which rest on no measurement, stand in this table only beside those that one level scales; their
+  band is not checked here. It is wider, and they say so.
 
 ## The table
 

@@ -252,12 +252,17 @@ LOOKS_AHEAD = {
 _SPELT = {"tensorrtllm": "trtllm"}
 
 
-def known_lookahead(engine: str, version: str) -> float:
-    """`lookahead_steps` of an engine by its defaults; 0 for engines and versions of which nothing is known.
+def known_lookahead(engine: str, version: str, gpu: str = "") -> float:
+    """`lookahead_steps` of an engine by its defaults; 0 for engines and versions of which nothing is known, and on a
+    `gpu` that is a CPU, which has nothing to compute ahead of itself (vLLM's CPU platform turns it off).
 
     >>> known_lookahead("vllm", "0.15.1"), known_lookahead("vLLM", "v0.9.2"), known_lookahead("TensorRT-LLM", "1.2")
     (1.0, 0.0, 1.0)
+    >>> known_lookahead("vllm", "0.32.0", "cpu")
+    0.0
     """
+    if gpu.casefold() == "cpu":
+        return 0.0
     name = re.sub("[^a-z]", "", engine.casefold())
     since, steps = LOOKS_AHEAD.get(_SPELT.get(name, name), ((0, 0), 0.0))
     numbers = re.match(r"v?(\d{1,9})\.(\d{1,9})", version.strip())

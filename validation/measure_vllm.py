@@ -1,12 +1,12 @@
-"""Measure a real vLLM on this machine's CPU: the points that `sizing validate --only measured-vllm` judges the law by.
+"""Measure a real vLLM on this machine: the points that `sizing validate --only measured-vllm` judges the law by.
 
-python -m validation.measure_vllm                       # all servers that the table lacks, about an hour
+python -m validation.measure_vllm                       # all servers that the tables lack, two to three hours
 python -m validation.measure_vllm --only dense --only mixture
 
-A server of its own for each configuration; its closed loops and its random arrivals take turns (closed, Poisson, closed
-again, Poisson, ...), so that a machine that drifts shows in the levels that were measured twice and not in the errors
-of the law. Nothing else may run meanwhile. A mix goes into the table when all of it is measured; an interrupted one is
-measured anew.
+A server of its own for each configuration, at the pace of the CPU or of GPUs (`lab.vllm.pace`). Its closed loops and
+its random arrivals take turns (closed, Poisson, closed again, Poisson, ...), so that a machine that drifts shows in the
+levels that were measured twice and not in the errors of the law. Nothing else may run meanwhile. A mix goes into the
+table when all of it is measured; an interrupted one is measured anew.
 """
 
 from __future__ import annotations
@@ -28,18 +28,18 @@ from calibration.plan import parse_plan
 from calibration.progress import Bar
 from calibration.run import run
 from calibration.store import Store
+from lab.vllm.pace import SMALLEST, Pace
 from lab.vllm.server import MODEL, VllmServer
 from lab.vllm.settings import Settings
 from sizing.points import Point, read_points, write_points
 
-TABLE = Path(__file__).parent / "evidence" / "vllm-cpu.csv"
+EVIDENCE = Path(__file__).parent / "evidence"
 LEVELS = ((1, 4, 16), (2, 8, 32))
 """Users of the closed loops, in two rounds; the first is then measured again."""
 SHARES = (0.5, 0.7, 0.85)
 """Random arrivals: requests/s as shares of the most that a closed loop answered."""
 ROUNDS = 3
 """Of random arrivals, each with other gaps and prompts."""
-CLOSED_S, OPEN_S = 8.0, 20.0
 SERVED = Settings(http_port=0, max_sequence_tokens=2048, kv_tokens=32_768, token_budget=1024)
 
 
@@ -63,11 +63,22 @@ CHAT, READING, WRITING = Mix(128, 48), Mix(400, 16), Mix(32, 96)
 
 @dataclass(frozen=True, slots=True)
 class Configuration:
-    """A server and what it is asked. Its name is the points' model."""
+    """A server and what it is asked, closed loops and random arrivals for so many seconds a level. Its name is the
+    points' model, and `table` is where they go."""
 
     name: str
     settings: Settings
     mixes: tuple[Mix, ...]
+    closed_s: float = 8.0
+    open_s: float = 20.0
+    table: str = "vllm-cpu.csv"
+
+
+def paced(name: str, pace: Pace) -> Configuration:
+    """A server whose steps last as on GPUs: the model that is computed beside is as small as vLLM takes."""
+    settings = Settings(http_port=0, max_sequence_tokens=4096, kv_tokens=131_072, token_budget=2048, pace=pace)
+    settings = replace(settings, **SMALLEST)
+    return Configuration(name, settings, (Mix(512, 64), Mix(1500, 24), Mix(64, 128)), 15.0, 60.0, "vllm-paced.csv")
 
 
 CONFIGURATIONS = (
@@ -76,6 +87,8 @@ CONFIGURATIONS = (
     Configuration("dense, prefix cache", replace(SERVED, kv_reuse=True), (Mix(400, 32, shared=320),)),
     Configuration("dense, small KV cache", replace(SERVED, kv_tokens=2048), (CHAT,)),
     Configuration("dense, small chunks", replace(SERVED, token_budget=128), (READING,)),
+    paced("pace of Qwen3-32B on 2 H100", Pace("Qwen/Qwen3-32B", "h100_sxm", 2, "bf16")),
+    paced("pace of Qwen3-235B-A22B on 8 H100", Pace("Qwen/Qwen3-235B-A22B", "h100_sxm", 8, "fp8")),
 )
 
 
@@ -88,7 +101,13 @@ def measured(configuration: Configuration, mix: Mix, server: VllmServer, console
         def measure(name: str, seed: int, **loads: Any) -> None:
             plan = {
                 "server": {"protocol": "openai", "url": server.url, "model": MODEL, "metrics_url": server.metrics_url},
-                "deployment": {"model": configuration.name, "precision": "fp32", "gpu": "cpu", "tp": 1},
+                "deployment": {
+                    "model": configuration.name,
+                    "precision": "fp32",
+                    "gpu": "cpu",
+                    "tp": 1,
+                    "max_batch_size": configuration.settings.max_batch_size,  # which vLLM does not tell
+                },
                 "lengths": [mix.entry],
                 "check_load": 0,
                 "seed": seed,
@@ -102,14 +121,14 @@ def measured(configuration: Configuration, mix: Mix, server: VllmServer, console
             found.extend(replace(point, source=name) for point in points)
 
         def closed(name: str, seed: int, users: Sequence[int]) -> None:
-            measure(f"closed loops, {name}", seed, concurrency=[*users], budget_s=CLOSED_S)
+            measure(f"closed loops, {name}", seed, concurrency=[*users], budget_s=configuration.closed_s)
 
         for number, users in enumerate(LEVELS):
             closed("first", number, users)
         most_per_s = max(point.requests_per_s for point in found)
         rates = [round(share * most_per_s, 3) for share in SHARES]
         for number in range(ROUNDS):
-            measure(f"arrivals {number + 1}", 10 + number, rates=rates, budget_s=OPEN_S)
+            measure(f"arrivals {number + 1}", 10 + number, rates=rates, budget_s=configuration.open_s)
             if number < len(LEVELS):
                 closed("again", 20 + number, LEVELS[number])
     return found
@@ -124,15 +143,16 @@ def be_prompt() -> None:
 @click.command()
 @click.option("--only", multiple=True, type=click.Choice([one.name for one in CONFIGURATIONS]), help="This server.")
 @click.option(
-    "--table",
-    type=click.Path(path_type=Path, dir_okay=False),
-    default=TABLE,
-    help="To add to; default: the evidence's own.",
+    "--folder",
+    type=click.Path(path_type=Path, file_okay=False, exists=True),
+    default=EVIDENCE,
+    help="Of the tables to add to; default: the evidence's own.",
 )
-def main(only: Sequence[str], table: Path) -> None:
+def main(only: Sequence[str], folder: Path) -> None:
     """Measure the servers that the table lacks, one after another."""
     console = Console(stderr=True)
     for configuration in CONFIGURATIONS:
+        table = folder / configuration.table
         known = read_points(table) if table.is_file() else []
         there = {(point.model, point.isl) for point in known}
         lacking = [mix for mix in configuration.mixes if (configuration.name, mix.isl) not in there]

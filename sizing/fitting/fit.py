@@ -307,7 +307,8 @@ def _candidates(
     told, decoding_most = points[0].max_batch_size, max(decoding(point) for point in points)
     # Where more sequences decode at once than the usual limit allows, by Little's law, it is not the limit.
     limits = (slots,) if told or busy <= slots else (busy,) if decoding_most > slots else (slots, busy)
-    ahead = known_lookahead(points[0].engine, points[0].engine_version) if lookahead_steps is None else lookahead_steps
+    one = points[0]
+    ahead = known_lookahead(one.engine, one.engine_version, one.gpu) if lookahead_steps is None else lookahead_steps
     rules = tuple(
         Batching(policy, limit, budget, kv_tokens or UNLIMITED_KV_TOKENS, lookahead_steps=ahead)
         for limit in limits

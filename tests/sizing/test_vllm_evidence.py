@@ -17,7 +17,7 @@ from sizing.points import Point, read_points
 from sizing.simulator import simulate
 from sizing.workload import Arrivals, Workload
 from validation.evidence.claim import Setup
-from validation.evidence.measured_vllm import BANDED, FIGURES, TABLE, answer, cases, of_table, rows
+from validation.evidence.measured_vllm import BANDED, FIGURES, TABLES, answer, cases, of_table, rows
 from validation.evidence.server import LAW, Design, calibrate
 
 SERVER = Replica(LAW, Batching("chunked", kv_tokens=400_000))
@@ -53,7 +53,7 @@ def table() -> list[Point]:
 
 
 def test_an_engine_that_follows_the_law_is_predicted(table: list[Point]) -> None:
-    (case,) = of_table(table)
+    (case,) = of_table("here", table)
     assert [len(rounds) for rounds in case.rates] == [3, 3] and len(case.closed) == 8
     cells = answer(case, SeedSequence(0))
     found = {(row.name.startswith("band"), row.metric): row for row in rows([case], [cells])}
@@ -71,7 +71,7 @@ def test_an_engine_that_is_slower_under_arrivals_is_not(table: list[Point]) -> N
         point if point.load_kind == "concurrency" else arrivals(slow, point, point.load_value, seed)
         for seed, point in enumerate(table)
     ]
-    cells = answer(of_table(off)[0], SeedSequence(0))
+    cells = answer(of_table("here", off)[0], SeedSequence(0))
     assert all(error < -0.15 for cell in cells for error in cell.simulated)
     assert np.mean([one.held for cell in cells for one in cell.bands[2]]) < 0.5
 
@@ -79,16 +79,16 @@ def test_an_engine_that_is_slower_under_arrivals_is_not(table: list[Point]) -> N
 def test_void_points_and_lone_rounds_do_not_count(table: list[Point]) -> None:
     gone = {"arrivals 1", "arrivals 10", "arrivals 11"}
     void = [replace(point, verdict="client_limited") if point.source in gone else point for point in table]
-    (case,) = of_table(void)
+    (case,) = of_table("here", void)
     assert [len(rounds) for rounds in case.rates] == [2], "two of the first rate's rounds, one of the second's"
-    assert of_table([replace(point, verdict="errors") for point in table]) == []
+    assert of_table("here", [replace(point, verdict="errors") for point in table]) == []
     (row,) = rows([], [])
     assert row.n == 0 and row.holds is None
 
 
 def test_a_percentile_of_too_few_requests_is_left_out_and_the_others_count(table: list[Point]) -> None:
     few = [replace(point, ttft_p95_s=None) if point.load_kind == "poisson_rate" else point for point in table]
-    (case,) = of_table(few)
+    (case,) = of_table("here", few)
     found = {row.metric: row for row in rows([case], [answer(case, SeedSequence(0))])}
     assert found["TTFT p95"].n == 0 and "too few requests" in found["TTFT p95"].note
     assert found["ITL mean"].n == 2
@@ -97,7 +97,7 @@ def test_a_percentile_of_too_few_requests_is_left_out_and_the_others_count(table
 def test_what_was_measured_of_a_real_vllm_fits() -> None:
     """The law is known to some per cent at its own levels, or says that it is not."""
     found = cases(Setup())
-    assert {point.engine for point in read_points(TABLE)} == {"vllm"}
+    assert {point.engine for table in TABLES.values() for point in read_points(table)} == {"vllm"}
     for case in found:
         fitted = fit(case.closed)
         off = np.abs([error.itl_error for error in fitted.errors])

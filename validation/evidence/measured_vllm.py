@@ -1,6 +1,6 @@
 """A real vLLM on a CPU, measured by this program: the law fitted to its closed loops, its random arrivals predicted.
 
-`python -m validation.measure_vllm` measured the table beside this file: closed loops of six levels at each mix of
+`python -m validation.measure_vllm` measured the tables beside this file: closed loops of six levels at each mix of
 lengths, each measured twice, and between them Poisson arrivals at 50, 70 and 85 % of the highest requests/s of a closed
 loop, in three rounds. All closed loops of a server are fitted together, by what the server tells of itself alone. The
 truth of an arrival rate is the mean of its rounds; how far the rounds, and the two measurements of a closed loop, lie
@@ -34,8 +34,11 @@ from validation.evidence.claim import Claim, Setup
 from validation.evidence.measured_stages import Figure
 from validation.evidence.table import EvidenceRow, Goal, beside, missing, noted, row_of_band, row_of_errors, shown
 
-NAME, DATA = "random arrivals from closed loops", "vLLM on a CPU, measured here"
-TABLE = Path(__file__).with_name("vllm-cpu.csv")
+NAME = "random arrivals from closed loops"
+TABLES = {
+    "vLLM at the pace of GPUs, measured here": Path(__file__).with_name("vllm-paced.csv"),
+    "vLLM on a CPU, measured here": Path(__file__).with_name("vllm-cpu.csv"),
+}
 SIMULATED = 20_000
 COVERS = (0.85, 0.95)
 FIGURES = (
@@ -50,8 +53,9 @@ UNLIMITED = Sla(Limit("ttft", 95, 1e6))
 
 @dataclass(frozen=True, slots=True)
 class Case:
-    """One server: its closed loops, and its random arrivals, the rounds of one rate together."""
+    """One server of a table of `TABLES`: its closed loops, and its random arrivals, the rounds of one rate together."""
 
+    data: str
     server: str
     closed: tuple[Point, ...]
     rates: tuple[tuple[Point, ...], ...]
@@ -77,12 +81,12 @@ class Cell(NamedTuple):
 
 
 def cases(setup: Setup) -> list[Case]:
-    """Every server of the table; quick: two rates of the first."""
-    found = of_table(read_points(TABLE))
+    """Every server of the tables; quick: two rates of the first."""
+    found = [case for data, table in TABLES.items() for case in of_table(data, read_points(table))]
     return [replace(case, rates=case.rates[:2]) for case in found[:1]] if setup.quick else found
 
 
-def of_table(points: Sequence[Point]) -> list[Case]:
+def of_table(data: str, points: Sequence[Point]) -> list[Case]:
     """The servers among `points`, void points apart; a rate counts with two good rounds or more."""
     found = []
     good = [point for point in points if not point.void]
@@ -93,7 +97,7 @@ def of_table(points: Sequence[Point]) -> list[Case]:
             if point.load_kind == "poisson_rate":
                 rounds.setdefault((point.isl, point.load_value), []).append(point)
         closed = tuple(point for point in own if point.load_kind == "concurrency")
-        found.append(Case(server, closed, tuple(tuple(of) for of in rounds.values() if len(of) > 1)))
+        found.append(Case(data, server, closed, tuple(tuple(of) for of in rounds.values() if len(of) > 1)))
     return found
 
 
@@ -142,15 +146,23 @@ def _value_s(prediction: Prediction, figure: Figure) -> float:
 
 
 def rows(cases: Sequence[Case], answers: Sequence[list[Cell]]) -> list[EvidenceRow]:
-    """Errors of each figure over all rates, then how often the bands hold."""
+    """Of each table errors of each figure over all rates, then how often the bands hold."""
+    found = []
+    for data, both in groupby(zip(cases, answers, strict=True), lambda pair: pair[0].data):
+        own = list(both)
+        found += _rows(data, [case for case, _ in own], [cells for _, cells in own])
+    return found or [missing(NAME, "vLLM, measured here", "TTFT, ITL, E2E", "no rate was measured twice")]
+
+
+def _rows(data: str, cases: Sequence[Case], answers: Sequence[list[Cell]]) -> list[EvidenceRow]:
     of_servers = {case.server: cells for case, cells in zip(cases, answers, strict=True) if cells}
     cells = [cell for own in of_servers.values() for cell in own]
     if not cells:
-        return [missing(NAME, DATA, "TTFT, ITL, E2E", "no rate was measured twice")]
+        return [missing(NAME, data, "TTFT, ITL, E2E", "no rate was measured twice")]
     found = []
     for place, figure in enumerate(FIGURES):
         row = row_of_errors(
-            NAME, DATA, f"{figure.metric.upper()} {figure.statistic}", _errors(cells, place), figure.goal
+            NAME, data, f"{figure.metric.upper()} {figure.statistic}", _errors(cells, place), figure.goal
         )
         if not row.n:
             found.append(noted(row, "too few requests in a round for this percentile"))
@@ -165,11 +177,11 @@ def rows(cases: Sequence[Case], answers: Sequence[list[Cell]]) -> list[EvidenceR
         rounds = [one for cell in cells for one in cell.bands[place]]
         what = f"{metric.upper()} p{percentile}"
         if not rounds:
-            found.append(missing(f"band, {NAME}", DATA, what, "too few requests in a round for this percentile"))
+            found.append(missing(f"band, {NAME}", data, what, "too few requests in a round for this percentile"))
             continue
         errors, held = np.expm1([one.off for one in rounds]), [one.held for one in rounds]
         widths = [one.half_width for one in rounds if math.isfinite(one.half_width)]
-        row = row_of_band(f"band, {NAME}", DATA, what, errors, held, widths or [math.nan], COVERS)
+        row = row_of_band(f"band, {NAME}", data, what, errors, held, widths or [math.nan], COVERS)
         found.append(
             noted(row, f"{len(rounds) - len(widths)} without an upper end") if len(widths) < len(rounds) else row
         )

@@ -41,12 +41,15 @@ arrivals from closed loops, GuideLLM, the trace and static batches are about rea
   server one stage is left out and simulated with the law fitted to the others. Beside it a line through the same figure
   of the other stages, and the rule of means, which takes that line through the mean for the percentile. The choice of
   how an engine looks ahead and what a prompt costs was made with an eye on such runs, so these rows are not untouched.
-- **Random arrivals from closed loops.** A real vLLM 0.32 with random weights on a CPU, measured by this program
-  (`python -m validation.measure_vllm`; the table is in the package): dense and a mixture of experts, three mixes of
-  lengths. The law is fitted to closed loops of 1 to 32 users; Poisson arrivals at 50, 70 and 85 % of the most
-  requests/s of a closed loop are predicted. Closed loops and arrivals took turns, each rate in three rounds of twenty
-  seconds, and the notes say how far repeated measurements lie apart: an error cannot be told below that. The band is
-  that of `size --verify`, for one round.
+- **Random arrivals from closed loops.** A real vLLM 0.32 with random weights, measured on two cores by this program
+  (`python -m validation.measure_vllm`; the tables are in the package), at two paces. *At the pace of GPUs*: scheduler,
+  KV cache and servers are vLLM's, and each step lasts as long as the kernel timings of vLLM on H100 say. *On a CPU*:
+  each step lasts as long as the CPU takes, which its servers and the client need as well. The law is fitted to closed
+  loops of 1 to 32 users at three mixes of lengths; Poisson arrivals at 50, 70 and 85 % of the most requests/s of a
+  closed loop are predicted. Closed loops and arrivals took turns, each rate in three rounds (of sixty seconds at the
+  pace of GPUs, of twenty on the CPU), and the notes say how far repeated measurements lie apart: an error cannot be
+  told below that. The fit is told the batch limit, which vLLM's metrics lack. The band is that of `size --verify`, for
+  one round.
 - **GuideLLM, the trace, static batches.** The two highest rates of each cell from the lower ones; the second half of a
   trace from the first; prefill and decode times of a batch from six of them.
 - **Systems with exact answers.** The simulator, reduced to queues with a known solution (M/M/c, M/G/1, processor

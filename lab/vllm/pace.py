@@ -51,7 +51,8 @@ class Pace:
         """Write the step times as JSON: seconds over decoding sequences and their mean context, and over prompt tokens,
         decoding sequences beside them and mean context. Raises ServerError where there are no timings."""
         try:
-            engine = kernels.open_engine(catalog.model(self.model), self.gpu, "vllm", self.tp, self.precision)
+            model, chip = catalog.model(self.model), catalog.gpu(self.gpu)
+            engine = kernels.open_engine(model, chip.id, "vllm", self.tp, self.precision)
         except (CatalogueError, EstimateUnavailable) as error:
             raise ServerError(f"no pace of {self.model} on {self.tp} {self.gpu} in {self.precision}: {error}") from None
         decode = [[engine.decode_s(batch, context) for context in CONTEXTS] for batch in BATCHES]

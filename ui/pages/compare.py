@@ -56,6 +56,7 @@ def _compare(scenario: Scenario, plan: Plan) -> None:
             mime="text/csv",
             on_click="ignore",
             icon=":material/download:",
+            key=f"configurations_{hash(scenario)}",  # as on the page Report: a button for each question
             help="Every configuration, including those left out, with all columns.",
         )
     if shown == "table":

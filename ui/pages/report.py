@@ -82,7 +82,8 @@ def _typed(label: str, key: str, most: int, placeholder: str) -> str:
 def _downloads(found: Report, started_s: float) -> None:
     """A button for each format; the file is made when the button is pressed.
 
-    A button that was pressed while this run was under way was one of the run before.
+    A button that was pressed while this run was under way was one of the run before. What Streamlit answers to it may
+    be dropped as this run starts, and the button then waits for ever: another question has buttons of its own.
     """
     handed = visit().report_handed = visit().report_handed or answers.Handed()
     for suffix, (name, icon, help_) in FORMATS.items():
@@ -98,7 +99,7 @@ def _downloads(found: Report, started_s: float) -> None:
             icon=icon,
             width="stretch",
             type="primary" if suffix == "pdf" else "secondary",
-            key=f"download_{suffix}",
+            key=f"download_{file}",
             help=f"Needs the package {NEEDS[suffix]} on the server." if missing else help_,
         )
     if handed.belated(found, started_s):
@@ -107,7 +108,7 @@ def _downloads(found: Report, started_s: float) -> None:
     st.caption(f"Question {question_digest(found)}, as in the name of each file.")
 
 
-BELATED = "The file just downloaded answers the question before the last change. Download it again."
+BELATED = "A file asked for just now answers the question before the last change. Download it again."
 WITH_ANSWER = "The same numbers in all four, each with its unit and basis, and the link of this scenario."
 WITHOUT_ANSWER = (
     "The report says why there is no answer, lists ways to meet the SLA and what was left out; it has no GPU count."

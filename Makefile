@@ -1,6 +1,7 @@
 # make app       install what is needed and open the planner
 # make test      set up and test all but browser and real servers     make test-all  every test, as CI does
 # make check     lint and types        make bench   speeds, side by side        make coverage  what `make test` reaches
+# make laws      fit the day-zero laws again, an hour of CPU
 # make dist      wheel and source archive in dist/, the wheel tried            make docs-api  API pages in .cache/api/
 # make lock      refresh requirements.txt and requirements-test.txt from pyproject.toml: UPGRADE=1 for newer versions
 # make fuzz      hostile input for every reader: INPUTS=10000, SEED=N for the same again
@@ -12,7 +13,7 @@ LOCK = $(BIN)/uv pip compile --universal --python-version 3.11 --quiet $(if $(UP
 
 export OPENBLAS_NUM_THREADS ?= 1
 
-.PHONY: app test test-all check kernels bench fuzz coverage dist docs-api lock system clean
+.PHONY: app test test-all check kernels laws bench fuzz coverage dist docs-api lock system timings clean
 
 app: $(VENV)/stamp
 	$(BIN)/streamlit run serve.py --server.port $(PORT) --server.headless $(if $(DISPLAY),false,true) --server.showEmailPrompt false
@@ -26,7 +27,7 @@ HERE_ALONE := not browser and not triton and not vllm
 test: $(VENV)/stamp-test kernels
 	$(PYTEST) -m "$(HERE_ALONE)"
 
-test-all: $(VENV)/stamp-test system kernels
+test-all: $(VENV)/stamp-test system kernels timings
 	$(PYTEST)
 
 # Machine code of the simulator, of the fit and of a shared fleet: a minute once, which the workers would otherwise all
@@ -59,6 +60,16 @@ dist: $(VENV)/stamp-test
 # `import *` because the names of `sizing` are loaded on first use, and pdoc shows only those that are there
 docs-api: $(VENV)/stamp-test
 	$(BIN)/python -c "from sizing import *; from pdoc.__main__ import cli; cli()" sizing sizing.planner sizing.plans sizing.workload sizing.engine sizing.points sizing.prediction sizing.errors -o .cache/api
+
+# The library needs none of its requirements for what is asked of it here: step times and memory.
+laws: $(VENV)/stamp timings
+	$(BIN)/python -m sizing.estimate.build_laws
+
+timings: .cache/kernels/stamp
+.cache/kernels/stamp: sizing/estimate/kernels.py | $(VENV)/stamp
+	rm -rf .cache/kernels
+	$(BIN)/pip install --quiet --no-deps --target .cache/kernels $$($(BIN)/python -c 'from sizing.estimate.kernels import REQUIREMENT; print(REQUIREMENT)')
+	touch $@
 
 lock: $(VENV)/stamp-test
 	$(BIN)/pip install --quiet uv

@@ -12,8 +12,9 @@ from sizing.catalog import gpu as gpu_named
 from sizing.catalog import gpus as catalogued_gpus
 from sizing.catalog import model as model_named
 from sizing.catalog import precisions as precisions_of
+from sizing.engine import engine_named
 from sizing.errors import CatalogueError, DoesNotFit, EstimateUnavailable, FitError, ScenarioError
-from sizing.estimate import estimate
+from sizing.estimate import ENGINES, estimate, timed_engines
 from sizing.fitting import UNTOLD, Fit, Protocol, fit
 from sizing.plans import Candidate, Rejection
 from sizing.points import Deployment, Point, same_isl
@@ -22,19 +23,22 @@ from sizing.workload import Lengths
 
 TENSOR_PARALLEL = (1, 2, 4, 8)
 Found = tuple[list[Candidate], list[Rejection]]
+Key = tuple[str, str, int, str]
 
 
 @dataclass(frozen=True, slots=True)
 class Choice:
-    """What may be bought: GPUs, precisions and TPs to compare. Empty precisions or tps = all that make sense.
+    """What may be bought: GPUs, precisions, TPs and engines to compare. Empty precisions or tps = all that make sense.
 
-    Empty `gpus` = those that the points were measured on. `basis` "measured" leaves estimates out.
+    Empty `gpus` = those that the points were measured on. Empty `engines` = those that the model was measured with,
+    estimates of every engine with timings where it was not. `basis` "measured" leaves estimates out.
     """
 
     gpus: tuple[str, ...] = ()
     precisions: tuple[str, ...] = ()
     tps: tuple[int, ...] = ()
     basis: Literal["measured", "any"] = "any"
+    engines: tuple[str, ...] = ()
 
     def allows(self, deployment: Deployment) -> bool:
         """True when a measured deployment is among what may be bought."""
@@ -42,6 +46,7 @@ class Choice:
             (not self.gpus or is_among(deployment.gpu, self.gpus))
             and (not self.precisions or is_among(deployment.precision, self.precisions))
             and (not self.tps or deployment.tp in self.tps)
+            and (not self.engines or engine_named(deployment.engine) in map(engine_named, self.engines))
         )
 
 
@@ -51,11 +56,15 @@ def is_among(name: str, names: Sequence[str]) -> bool:
 
 
 def check_choice(choice: Choice, points: Sequence[Point]) -> None:
-    """ScenarioError for a precision or TP by whose name no candidate could exist, measured or estimated."""
+    """ScenarioError for a precision, TP or engine by whose name no candidate could exist, measured or estimated."""
     known = list(dict.fromkeys([*PRECISIONS, *(point.precision for point in points)]))
     for precision in choice.precisions:
         if not is_among(precision, known):
             raise ScenarioError(f"--precision {precision}: not known; known are {', '.join(known)}")
+    engines = list(dict.fromkeys([*ENGINES, *(engine_named(point.engine) for point in points if point.engine)]))
+    for engine in choice.engines:
+        if engine_named(engine) not in engines:
+            raise ScenarioError(f"--engine {engine}: not known; known are {', '.join(engines)}")
     tps = sorted({*TENSOR_PARALLEL, *(point.tp for point in points)})
     for tp in choice.tps:
         if tp not in tps:
@@ -76,7 +85,7 @@ def find(
     only_measured = [point.gpu for point in points if not is_among(point.gpu, list(catalogued_gpus()))]
     to_estimate = [gpu for gpu in choice.gpus if not is_among(gpu, only_measured)]
     if choice.basis == "any" and to_estimate:
-        covered = {key_of(candidate.gpu, candidate.precision, candidate.tp) for candidate in candidates}
+        covered = {key_of(each.gpu, each.precision, each.tp, each.engine) for each in candidates}
         more, left_out = estimated(model, lengths, choice, to_estimate, covered)
         candidates, rejected = candidates + more, rejected + left_out
     if not candidates and not rejected:
@@ -104,7 +113,9 @@ def measured(
                 raise FitError("points of one load level only scale an estimate: measure a second, or allow estimates")
             candidates.append(found)
         except FitError as error:
-            rejected.append(Rejection(deployment.gpu, deployment.tp, deployment.precision, "no_data", str(error)))
+            engine = engine_named(deployment.engine)
+            why = Rejection(deployment.gpu, deployment.tp, deployment.precision, "no_data", str(error), engine=engine)
+            rejected.append(why)
     return candidates, rejected
 
 
@@ -157,6 +168,7 @@ def from_fit(fitted: Fit, lengths: Lengths, points: Sequence[Point] = ()) -> Can
         basis=fitted.basis(lengths, in_flight=1),
         source=f"{scaled}{count} measured {noun}, {deployment.engine} {deployment.engine_version}".rstrip(", "),
         relative_sigma=local.relative_sigma,
+        engine=engine_named(deployment.engine),
         pp=deployment.pp,
         calibrated_in_flight=fitted.calibrated.concurrency,
         variants=local.variants_seen(lengths),
@@ -180,10 +192,9 @@ def cautions_at(fitted: Fit, lengths: Lengths) -> tuple[Caution, ...]:
     return tuple(found)
 
 
-def estimated(
-    model: str, lengths: Lengths, choice: Choice, gpus: Sequence[str], covered: set[tuple[str, str, int]]
-) -> Found:
-    """Day-zero estimates for each of the `gpus` at every precision and TP of the choice that no measurement covers.
+def estimated(model: str, lengths: Lengths, choice: Choice, gpus: Sequence[str], covered: set[Key]) -> Found:
+    """Day-zero estimates for each of the `gpus` at every precision, TP and engine of the choice that no measurement
+    covers. Where no engine is chosen, a measured one covers all of them, and only measured engines are estimated.
 
     None for a model that is measured but not in the catalogue; CatalogueError if it is neither.
     """
@@ -192,24 +203,30 @@ def estimated(
     known_model = catalogued(model) if covered else model_named(model)
     if known_model is None:
         return [], []
+    known_engines = tuple(engine for engine in ENGINES if engine in {engine for *_, engine in covered})
+    wanted = tuple(map(engine_named, choice.engines))
+    covered_at_all = set() if wanted else {key_of(*key[:3]) for key in covered}
     for gpu in (gpu_named(name).id for name in gpus):
         asked = tuple(precision.casefold() for precision in choice.precisions)
         for precision in asked or precisions_of(gpu_named(gpu), known_model):
             for tp in choice.tps or TENSOR_PARALLEL:
-                if key_of(gpu, precision, tp) in covered:
+                if key_of(gpu, precision, tp) in covered_at_all:
                     continue
-                try:
-                    candidates.append(estimate(known_model.id, gpu, tp, precision, lengths))
-                except DoesNotFit as error:
-                    rejected.append(Rejection(gpu, tp, precision, "memory", str(error)))
-                except EstimateUnavailable as error:
-                    rejected.append(Rejection(gpu, tp, precision, "no_data", str(error)))
+                for engine in wanted or known_engines or timed_engines(known_model, gpu, tp, precision) or ("",):
+                    if key_of(gpu, precision, tp, engine) in covered:
+                        continue
+                    try:
+                        candidates.append(estimate(known_model.id, gpu, tp, precision, lengths, engine=engine))
+                    except DoesNotFit as error:
+                        rejected.append(Rejection(gpu, tp, precision, "memory", str(error), engine=engine))
+                    except EstimateUnavailable as error:
+                        rejected.append(Rejection(gpu, tp, precision, "no_data", str(error), engine=engine))
     return candidates, rejected
 
 
-def key_of(gpu: str, precision: str, tp: int) -> tuple[str, str, int]:
+def key_of(gpu: str, precision: str, tp: int, engine: str = "") -> Key:
     """What makes two candidates of a model the same, letter case apart."""
-    return gpu.casefold(), precision.casefold(), tp
+    return gpu.casefold(), precision.casefold(), tp, engine
 
 
 def nothing_measured(model: str, choice: Choice, points: Sequence[Point]) -> str:

@@ -252,6 +252,16 @@ LOOKS_AHEAD = {
 _SPELT = {"tensorrtllm": "trtllm"}
 
 
+def engine_named(name: str) -> str:
+    """An engine's name as the planner spells it.
+
+    >>> engine_named("TensorRT-LLM"), engine_named("vLLM"), engine_named("SGLang"), engine_named("llama.cpp")
+    ('trtllm', 'vllm', 'sglang', 'llamacpp')
+    """
+    letters = re.sub("[^a-z]", "", name.casefold())
+    return _SPELT.get(letters, letters)
+
+
 def known_lookahead(engine: str, version: str, gpu: str = "") -> float:
     """`lookahead_steps` of an engine by its defaults; 0 for engines and versions of which nothing is known, and on a
     `gpu` that is a CPU, which has nothing to compute ahead of itself (vLLM's CPU platform turns it off).
@@ -263,8 +273,7 @@ def known_lookahead(engine: str, version: str, gpu: str = "") -> float:
     """
     if gpu.casefold() == "cpu":
         return 0.0
-    name = re.sub("[^a-z]", "", engine.casefold())
-    since, steps = LOOKS_AHEAD.get(_SPELT.get(name, name), ((0, 0), 0.0))
+    since, steps = LOOKS_AHEAD.get(engine_named(engine), ((0, 0), 0.0))
     numbers = re.match(r"v?(\d{1,9})\.(\d{1,9})", version.strip())
     return steps if numbers and tuple(map(int, numbers.groups())) >= since else 0.0
 

@@ -31,7 +31,7 @@ def sla_rejection(candidate: Candidate, missed: SlaMissed, lengths: Lengths) -> 
         f"misses {metric_name(limit.metric)} even alone: {idle_name(limit, lengths)} is {milliseconds(missed.alone_s)} "
         f"on an idle replica, the limit is {milliseconds(limit.limit_s)}"
     )
-    return Rejection(candidate.gpu, candidate.tp, candidate.precision, "sla", why, limit, missed.alone_s)
+    return Rejection.of(candidate, "sla", why, limit, missed.alone_s)
 
 
 def idle_name(limit: Limit, lengths: Lengths) -> str:
@@ -48,7 +48,7 @@ def jump_rejection(question: Question, candidate: Candidate, replicas: int, pred
         f"unsteady: {limit.name} is {milliseconds(value)} with {replicas} replicas, the "
         f"limit is {milliseconds(limit.limit_s)}"
     )
-    return Rejection(candidate.gpu, candidate.tp, candidate.precision, "sla", why, limit, value)
+    return Rejection.of(candidate, "sla", why, limit, value)
 
 
 def cost_rejection(candidate: Candidate, least: int, best: float) -> Rejection:
@@ -57,7 +57,7 @@ def cost_rejection(candidate: Candidate, least: int, best: float) -> Rejection:
         f"needs at least {gpus(least)}, headroom and spares included, just to carry the load; "
         f"{best:.0f} of the same GPU meet the SLA"
     )
-    return Rejection(candidate.gpu, candidate.tp, candidate.precision, "cost", why)
+    return Rejection.of(candidate, "cost", why)
 
 
 def first_look(size: Callable[[Method], Sized | Rejection]) -> Sized | Rejection:

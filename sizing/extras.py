@@ -5,7 +5,6 @@ from __future__ import annotations
 from sizing.errors import SizingError
 
 EXTRA_OF = {
-    "aiconfigurator_core": "estimate",
     "jinja2": "report",
     "markupsafe": "report",
     "matplotlib": "report",

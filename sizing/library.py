@@ -68,6 +68,7 @@ def plan(
     gpus: Names = (),
     precisions: Names = (),
     tps: int | Iterable[int] = (),
+    engines: Names = (),
     ttft: str | None = None,
     itl: str | None = None,
     gap: str | None = None,
@@ -95,7 +96,8 @@ def plan(
     written as on the command line: ``"p95:1s"``. `arrivals`: ``"poisson"``, ``"constant"``, ``"gamma:cv=2"`` or
     ``"batch:size=8"``.
     `prefix_tokens`, `prefix_hit`: a prefix that prompts share, and the chance that the KV cache holds it. Empty `gpus`:
-    those that `points` were measured on; empty `precisions` or `tps`: all that make sense. `points`: measured ones,
+    those that `points` were measured on; empty `precisions` or `tps`: all that make sense; empty `engines`: those that
+    the model was measured with, else every engine with kernel timings, side by side. `points`: measured ones,
     which go before estimates; `basis` "measured" leaves estimates out. `headroom`: the share of a replica's capacity
     that is kept free, 0 to 0.95; `spare`: idle replicas beside the working ones.
 
@@ -113,7 +115,7 @@ def plan(
         spare,
         price_per_gpu_hour,
     )
-    choice = Choice(names(gpus), names(precisions), numbers(tps), basis)
+    choice = Choice(names(gpus), names(precisions), numbers(tps), basis, names(engines))
     candidates, rejected = find(model, lengths, choice, points)
     return planner.plan(question, candidates, rejected)
 
@@ -127,6 +129,7 @@ def capacity(
     gpus: Names = (),
     precisions: Names = (),
     tps: int | Iterable[int] = (),
+    engines: Names = (),
     ttft: str | None = None,
     itl: str | None = None,
     gap: str | None = None,
@@ -159,7 +162,7 @@ def capacity(
         headroom,
         spare,
     )
-    choice = Choice(names(gpus), names(precisions), numbers(tps), basis)
+    choice = Choice(names(gpus), names(precisions), numbers(tps), basis, names(engines))
     candidates, left_out = find(model, lengths, choice, points)
     fleets, rejected = best_first(question, candidates, fleet_gpus)
     if not fleets:

@@ -10,9 +10,8 @@ from sizing.candidates import Choice, catalogued, estimated
 from sizing.catalog import BITS, PRECISIONS, Gpu, Model, Precision, gpus
 from sizing.errors import DoesNotFit, EstimateUnavailable, SizingError
 from sizing.estimate import estimate
-from sizing.estimate.day_zero import MEMORY_FRACTION, RESERVED_BYTES, SHIPPED_FOR, current, shipped
+from sizing.estimate.day_zero import MEMORY_FRACTION, RESERVED_BYTES, shipped
 from sizing.estimate.memory import Memory
-from sizing.estimate.timed import time_kernels
 from sizing.plans import Candidate, Fleet, Rejection
 from sizing.workload import Lengths
 
@@ -79,10 +78,8 @@ def token_bytes(candidate: Candidate, model: Model) -> float:
 
 def kernel_memory(candidate: Candidate, model: Model, chip: Gpu, precision: Precision) -> Memory | None:
     """Memory as the kernel database counts it for the estimate; None where it has none (a roofline)."""
-    key = (model.id, chip.id, candidate.tp, precision)
     try:
-        found = shipped(*key) if current() else None
-        return (found or time_kernels(model, chip, candidate.tp, precision, SHIPPED_FOR)).memory
+        return shipped(model.id, chip.id, candidate.tp, precision, candidate.engine).memory
     except EstimateUnavailable:
         return None
 

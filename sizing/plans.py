@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, Self
 
 from sizing import catalog
 from sizing.catalog import gpus as catalogued_gpus
@@ -18,6 +18,7 @@ from sizing.workload import Limit
 
 NEAR_STABLE = 0.97
 """Share of the stable rate from which stability, not a limit, is said to bind: percentiles explode beyond."""
+Why = Literal["memory", "sla", "no_data", "cost", "too_few"]
 Basis = Literal["measured", "fitted", "extrapolated", "estimated", "what-if"]
 
 
@@ -29,6 +30,7 @@ class Candidate:
     `relative_sigma` is the standard error of the law's times as a share. `variants`, where a fit gives them, are
     pairs of replicas one standard error to either side along each direction that the data leave open. `open_loops`:
     levels of random arrivals that were measured of this very engine, void ones too; no law is fitted to them.
+    `engine`: the server's software, empty where nobody told or no engine's kernels were timed.
     """
 
     model: str
@@ -39,6 +41,7 @@ class Candidate:
     basis: Basis
     source: str
     relative_sigma: float
+    engine: str = ""
     pp: int = 1
     calibrated_in_flight: float = math.inf
     variants: tuple[tuple[Replica, Replica], ...] = ()
@@ -57,8 +60,8 @@ class Candidate:
 
     @property
     def label(self) -> str:
-        """For tables: ``h200_sxm TP2 bf16``."""
-        return f"{self.gpu} TP{self.tp} {self.precision}"
+        """For tables: ``h200_sxm TP2 bf16 vllm``."""
+        return _label(self.gpu, self.tp, self.precision, self.engine)
 
 
 def basis_of(candidate: Candidate, in_flight: float) -> Basis:
@@ -84,10 +87,28 @@ class Rejection:
     gpu: str
     tp: int
     precision: str
-    kind: Literal["memory", "sla", "no_data", "cost", "too_few"]
+    kind: Why
     why: str
     limit: Limit | None = None
     nearest_s: float | None = None
+    engine: str = ""
+
+    @classmethod
+    def of(
+        cls, candidate: Candidate, kind: Why, why: str, limit: Limit | None = None, nearest_s: float | None = None
+    ) -> Self:
+        """The candidate left out."""
+        one = candidate
+        return cls(one.gpu, one.tp, one.precision, kind, why, limit, nearest_s, one.engine)
+
+    @property
+    def label(self) -> str:
+        """For tables, as of a candidate."""
+        return _label(self.gpu, self.tp, self.precision, self.engine)
+
+
+def _label(gpu: str, tp: int, precision: str, engine: str) -> str:
+    return " ".join(filter(None, (gpu, f"TP{tp}", precision, engine)))
 
 
 class NoFeasiblePlan(SizingError):

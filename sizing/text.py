@@ -506,6 +506,7 @@ def fleet_json(fleet: Fleet, question: Question) -> dict[str, Any]:
         "pp": candidate.pp,
         "gpu": candidate.gpu,
         "precision": candidate.precision,
+        "engine": candidate.engine,
         "requests_per_s_per_gpu": fleet.requests_per_s_per_gpu,
         "requests_per_s_per_replica": fleet.requests_per_s_per_replica,
         "capacity_per_replica_per_s": fleet.capacity_per_s,
@@ -540,6 +541,7 @@ def rejection_json(rejection: Rejection) -> dict[str, Any]:
         "gpu": rejection.gpu,
         "tp": rejection.tp,
         "precision": rejection.precision,
+        "engine": rejection.engine,
     }
 
 

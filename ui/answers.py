@@ -43,7 +43,9 @@ from sizing.analyses.sensitivity import sensitivities
 from sizing.analyses.verification import Verification, verification
 from sizing.candidates import Choice, Found, find, from_fit, law_of
 from sizing.edge import predict_at
+from sizing.engine import engine_named
 from sizing.errors import CatalogueError, FitError, SizingError, TimeLimitReached
+from sizing.estimate import ENGINES
 from sizing.explain import distance_from_sla
 from sizing.fitting import Fit
 from sizing.fitting.result import CoveredRange
@@ -241,6 +243,12 @@ def precision_names(model: str, gpus: Sequence[str]) -> list[str]:
     by_catalogue = [name for gpu in known for name in catalog.precisions(gpu, known_model)] if known_model else []
     by_points = [point.precision for point in measured_points().points if point.model == model]
     return list(dict.fromkeys([*by_catalogue, *by_points]))
+
+
+def engine_names(model: str) -> list[str]:
+    """Engines of which kernels were timed, and those that the model was measured with."""
+    measured = [engine_named(point.engine) for point in measured_points().points if point.model == model]
+    return list(dict.fromkeys([*ENGINES, *filter(None, measured)]))
 
 
 # --- Queries of the Calibrate page to store, jobs and sizing, cached where they are slow
@@ -485,8 +493,8 @@ def open_loop(scenario: Scenario, fleet: Fleet) -> list[Point]:
 
 def is_of(point: Point, candidate: Candidate) -> bool:
     """True for a usable point that was measured on the candidate's own configuration."""
-    own = (candidate.model, candidate.gpu, candidate.tp, candidate.pp, candidate.precision)
-    measured = (point.model, point.gpu, point.tp, point.pp, point.precision)
+    own = (candidate.model, candidate.gpu, candidate.tp, candidate.pp, candidate.precision, candidate.engine)
+    measured = (point.model, point.gpu, point.tp, point.pp, point.precision, engine_named(point.engine))
     return not point.void and [str(name).casefold() for name in measured] == [str(name).casefold() for name in own]
 
 

@@ -289,6 +289,7 @@ def _what() -> None:
         _choices("Precision", precisions, "precisions", "Any", PRECISION_HELP)
     with right:
         _choices("TP (GPUs)", _with(TPS, state.tps), "tps", "Any", TP_HELP)
+    _choices("Engine", _with(answers.engine_names(state.model), state.engines), "engines", "Any", ENGINE_HELP)
 
 
 def _choices(label: str, options: Sequence[T], key: str, if_none: str, help_: str) -> None:
@@ -298,6 +299,10 @@ def _choices(label: str, options: Sequence[T], key: str, if_none: str, help_: st
 MODEL_HELP = "Models in the catalogue and models you have measured."
 GPUS_HELP = "GPUs to compare; the answer names the one that needs the fewest. None chosen: those you have measured."
 PRECISION_HELP = "Precisions to compare. None chosen: all that model and GPU support."
+ENGINE_HELP = (
+    "Engines to compare: TensorRT-LLM (trtllm), vLLM, SGLang, and those that were measured. None chosen: the measured "
+    "one, else every engine with kernel timings, side by side."
+)
 TP_HELP = "Tensor parallelism: the number of GPUs over which a replica spreads the model. None chosen: 1, 2, 4 and 8."
 
 

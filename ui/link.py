@@ -326,6 +326,7 @@ FIELDS: dict[str, Parameter] = {
     "gpu": Parameter("gpus", list_of(name)),
     "precision": Parameter("precisions", list_of(name)),
     "tp": Parameter("tps", list_of(number(TP, whole=True))),
+    "engine": Parameter("engines", list_of(name), since=2, optional=True),
     **_asked(
         "rate", "isl", "isl_cv", "osl", "osl_cv", *LAWS, *METRICS, "headroom", "spare", "routing", "arrivals", "price"
     ),

@@ -41,18 +41,19 @@ DAYS: dict[str, tuple[float, ...]] = {
 class Scenario:
     """One question, as the form holds it. The defaults are the answer that the first screen opens on.
 
-    Empty `precisions` or `tps` = any; empty `gpus` = those that were measured. Lengths in tokens, `isl_cv` and `osl_cv`
-    are standard deviation over mean; `isl_law` and `osl_law`, which imply both, are laws other than lognormal. A limit
-    that is None is not asked for. `headroom` is a share. `prefix_share`: of the mean prompt that all requests have in
-    common, found in the KV cache with chance `prefix_hit`. `peak_factor`: the load over its mean, which costs per token
-    are for. `gpus_per_server`: None = as the GPU comes. `fleet_gpus` is asked about by the inverse question; `day` are
-    24 hourly loads from midnight, the busiest of which stands for the load.
+    Empty `precisions`, `tps` or `engines` = any; empty `gpus` = those that were measured. Lengths in tokens, `isl_cv`
+    and `osl_cv` are standard deviation over mean; `isl_law` and `osl_law`, which imply both, are laws other than
+    lognormal. A limit that is None is not asked for. `headroom` is a share. `prefix_share`: of the mean prompt that all
+    requests have in common, found in the KV cache with chance `prefix_hit`. `peak_factor`: the load over its mean,
+    which costs per token are for. `gpus_per_server`: None = as the GPU comes. `fleet_gpus` is asked about by the
+    inverse question; `day` are 24 hourly loads from midnight, the busiest of which stands for the load.
     """
 
     model: str = "Qwen/Qwen3-32B"
     gpus: tuple[str, ...] = ("h200_sxm", "h100_sxm")
     precisions: tuple[str, ...] = ()
     tps: tuple[int, ...] = ()
+    engines: tuple[str, ...] = ()
     rate_per_s: float = 20.0
     isl: int = 2000
     isl_cv: float = 0.0
@@ -93,7 +94,7 @@ class Scenario:
     @property
     def choice(self) -> Choice:
         """What may be bought."""
-        return Choice(self.gpus, self.precisions, self.tps)
+        return Choice(self.gpus, self.precisions, self.tps, engines=self.engines)
 
     @property
     def question(self) -> Question:

@@ -28,7 +28,7 @@ def fill(scenario: Scenario) -> None:
     """Write a scenario into the widgets."""
     for name in AS_THEY_ARE:
         state[name] = getattr(scenario, name)
-    for name in ("gpus", "precisions", "tps"):
+    for name in ("gpus", "precisions", "tps", "engines"):
         state[name] = list(getattr(scenario, name))
     for name in PERCENT:
         state[name] = round(getattr(scenario, name) * 100, 9)
@@ -74,6 +74,7 @@ def fill_limit(metric: Metric, limit: Limit | None) -> None:
 def use_candidate(candidate: Candidate) -> None:
     """Narrow the choice of the form to one configuration."""
     state.gpus, state.precisions, state.tps = [candidate.gpu], [candidate.precision], [candidate.tp]
+    state.engines = [candidate.engine] if candidate.engine else []
 
 
 def use_limits(limits: Sequence[Limit]) -> None:
@@ -83,8 +84,8 @@ def use_limits(limits: Sequence[Limit]) -> None:
 
 
 def allow_any() -> None:
-    """Widen the choice of the form to every precision and TP."""
-    state.precisions, state.tps = [], []
+    """Widen the choice of the form to every precision, TP and engine."""
+    state.precisions, state.tps, state.engines = [], [], []
 
 
 def read() -> Scenario:
@@ -95,6 +96,7 @@ def read() -> Scenario:
         gpus=tuple(state.gpus),
         precisions=tuple(state.precisions),
         tps=tuple(sorted(state.tps)),
+        engines=tuple(state.engines),
         ttft=_read_limit("ttft"),
         itl=_read_limit("itl"),
         gap=_read_limit("gap"),

@@ -373,7 +373,8 @@ def _at_lengths(candidate: Candidate, lengths: Lengths) -> Candidate:
     """
     check_context(candidate.model, lengths)
     if candidate.unmeasured:
-        return estimate(candidate.model, candidate.gpu, candidate.tp, candidate.precision, lengths)
+        names = (candidate.model, candidate.gpu, candidate.tp, candidate.precision)
+        return estimate(*names, lengths, engine=candidate.engine)
     tokens = lengths.isl + lengths.osl
     if tokens > candidate.replica.batching.kv_tokens:
         held = candidate.replica.batching.kv_tokens

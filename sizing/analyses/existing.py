@@ -138,4 +138,4 @@ def too_small(question: Question, candidate: Candidate, gpus: int) -> Rejection:
     """A fleet with no working replica left once its spares are set aside."""
     needed = (question.spare + 1) * candidate.gpus
     why = f"{gpus} GPUs are too few: a replica of {candidate.gpus} and {question.spare} spare need {needed}"
-    return Rejection(candidate.gpu, candidate.tp, candidate.precision, "too_few", why)
+    return Rejection.of(candidate, "too_few", why)

@@ -123,7 +123,7 @@ def _out_of_reach(question: Question, decode: Pool, predicted: Prediction) -> Re
     candidate, limit = decode.fleet.candidate, predicted.binding(question.sla)
     found = milliseconds(predicted.value_s(limit))
     why = f"two pools miss {limit} in simulation at twice the replicas that the formula asks for: {found}"
-    return Rejection(candidate.gpu, candidate.tp, candidate.precision, "sla", why, limit, predicted.value_s(limit))
+    return Rejection.of(candidate, "sla", why, limit, predicted.value_s(limit))
 
 
 POOLS_SIGMA = 0.10

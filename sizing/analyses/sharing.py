@@ -163,13 +163,13 @@ def shared_fleet(shares: Sequence[Share], candidate: Candidate, terms: Terms) ->
     working = least(holds, start, MOST * start)
     if working is None:
         why = f"the workloads disturb each other: not even {MOST * start} replicas keep every SLA"
-        return Rejection(candidate.gpu, candidate.tp, candidate.precision, "sla", why)
+        return Rejection.of(candidate, "sla", why)
     predictions = [run.prediction() for run in runs(working, 1.0)]
     pairs = list(zip(shares, predictions, strict=True))
     unsteady = next((share.name for share, predicted in pairs if not predicted.meets(share.sla)), None)
     if unsteady is not None:
         why = f"unsteady: {unsteady} misses its SLA with {working} replicas, although it keeps it at a higher load"
-        return Rejection(candidate.gpu, candidate.tp, candidate.precision, "sla", why)
+        return Rejection.of(candidate, "sla", why)
     served = tuple(Served(share, predicted, predicted.binding(share.sla)) for share, predicted in pairs)
     return SharedFleet(candidate, working, terms.spare, served, sum(math.ceil(need) for need in needs))
 

@@ -67,6 +67,7 @@ KEYS: dict[str, Any] = {
     "gpu": (str, ""),
     "precision": (str, "any"),
     "tp": (int | str, "any"),
+    "engine": (str, "any"),
     "points": (str, ""),
     "protocol": (Literal["", *STARTS], ""),
     "points_replicas": (Annotated[int, Field(ge=1, le=MOST_GPUS)], 1),
@@ -94,7 +95,8 @@ class StudyScenario:
     def choice(self) -> Choice:
         """What may be bought; raises ScenarioError for a TP that is no number."""
         given = self.given
-        return Choice(words(given["gpu"]), words(given["precision"]), tensor_parallel(str(given["tp"])), given["basis"])
+        which = words(given["gpu"]), words(given["precision"]), tensor_parallel(str(given["tp"]))
+        return Choice(*which, given["basis"], words(given["engine"]))
 
     @property
     def points(self) -> str:

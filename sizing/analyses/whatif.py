@@ -77,7 +77,7 @@ def what_if(
         try:
             setup = change.apply(setup)
         except DoesNotFit as error:
-            lost = Rejection(candidate.gpu, candidate.tp, candidate.precision, "memory", str(error))
+            lost = Rejection.of(candidate, "memory", str(error))
             return Comparison(question, before, lost, setup, method.name)
     same = setup.candidate == candidate and setup.question == question
     after = before if same else size(setup.question, setup.candidate, method)

@@ -10,9 +10,8 @@ from typing import Any, Protocol
 from sizing import catalog
 from sizing.catalog import BITS, Gpu, Model, Precision
 from sizing.engine import StepLaw
-from sizing.errors import CatalogueError, DoesNotFit, EstimateUnavailable, ScenarioError
-from sizing.estimate.day_zero import shipped
-from sizing.estimate.timed import Timed
+from sizing.errors import CatalogueError, DoesNotFit, ScenarioError
+from sizing.estimate.day_zero import shipped, timed_engines
 from sizing.numbers import percent
 from sizing.plans import Candidate
 from sizing.question import Question
@@ -67,6 +66,7 @@ class Sheet:
     precision: Precision
     tp: int
     pp: int = 1
+    engine: str = ""
 
     @property
     def weight_bytes(self) -> float:
@@ -96,7 +96,7 @@ def sheet_of(candidate: Candidate) -> Sheet:
         model, gpu = catalog.model(candidate.model), catalog.gpu(candidate.gpu)
     except CatalogueError as error:
         raise ScenarioError(f"this what-if needs sizes from the catalogue: {error}") from None
-    return Sheet(model, gpu, precision_named(candidate.precision), candidate.tp, candidate.pp)
+    return Sheet(model, gpu, precision_named(candidate.precision), candidate.tp, candidate.pp, candidate.engine)
 
 
 def precision_named(name: str) -> Precision:
@@ -166,9 +166,10 @@ class Ratios:
 
 def timed_ratios(before: Sheet, after: Sheet, lengths: Lengths) -> Ratios | None:
     """Ratios of the shipped day-zero laws at these lengths; None unless one engine was timed both ways."""
-    one, other = _timed(before), _timed(after)
-    if one is None or other is None or one.backend != other.backend or before.pp != after.pp:
+    engine = next((each for each in _engines(before) if each in _engines(after)), None)
+    if engine is None or before.pp != after.pp:
         return None
+    one, other = (shipped(each.model.id, each.gpu.id, each.tp, each.precision, engine) for each in (before, after))
     context, isl = lengths.isl + lengths.osl / 2, lengths.isl
 
     def log_ratio(seconds: Callable[[StepLaw], float]) -> float:
@@ -180,8 +181,7 @@ def timed_ratios(before: Sheet, after: Sheet, lengths: Lengths) -> Ratios | None
     return Ratios(math.exp(sum(decode) / len(decode)), math.exp((alone + beside) / 2))
 
 
-def _timed(sheet: Sheet) -> Timed | None:
-    try:
-        return shipped(sheet.model.id, sheet.gpu.id, sheet.tp, sheet.precision)
-    except EstimateUnavailable:
-        return None
+def _engines(sheet: Sheet) -> tuple[str, ...]:
+    """Those with timings, the candidate's own first."""
+    timed = timed_engines(sheet.model, sheet.gpu.id, sheet.tp, sheet.precision)
+    return tuple(sorted(timed, key=lambda engine: engine != sheet.engine))

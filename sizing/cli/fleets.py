@@ -161,7 +161,7 @@ def from_options(given: dict[str, Any]) -> ScenarioFile:
 
 def find(asked: ScenarioFile, shares: Sequence[Share], given: dict[str, Any]) -> Found:
     """Candidates for the lengths of all workloads: the mean ones, and every one within the model's context."""
-    choice = Choice(tuple(asked.gpu), tuple(asked.precision), tuple(asked.tp), given["basis"])
+    choice = Choice(tuple(asked.gpu), tuple(asked.precision), tuple(asked.tp), given["basis"], words(given["engine"]))
     for share in shares:
         candidates.check_context(asked.model, share.workload.lengths)
     rates = np.array([share.workload.rate_per_s for share in shares])

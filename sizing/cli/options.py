@@ -127,6 +127,13 @@ which_options = options(
     click.option("--gpu", default="", help="GPUs to compare, comma-separated. Without it: those in --points."),
     click.option("--precision", default="any", show_default=True, help="Precisions, comma-separated, or any."),
     click.option("--tp", default="any", show_default=True, help="Tensor parallel sizes, comma-separated, or any."),
+    click.option(
+        "--engine",
+        default="any",
+        show_default=True,
+        help="Engines: trtllm, vllm, sglang, or one that was measured; comma-separated. any: the measured one, else "
+        "every engine with kernel timings, side by side.",
+    ),
     click.option("--points", type=click.Path(), help="Measured points (CSV); without: day-zero estimates."),
     measurement_options("--points-replicas"),
     click.option("--basis", type=click.Choice(["measured", "any"]), default="any", show_default=True),
@@ -158,7 +165,8 @@ choice_options = options(
 
 def choice_of(given: dict[str, Any]) -> Choice:
     """What may be bought."""
-    return Choice(words(given["gpu"]), words(given["precision"]), tensor_parallel(given["tp"]), given["basis"])
+    which = words(given["gpu"]), words(given["precision"]), tensor_parallel(given["tp"])
+    return Choice(*which, given["basis"], words(given["engine"]))
 
 
 def points_of(given: dict[str, Any]) -> list[Point]:

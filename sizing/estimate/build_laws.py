@@ -1,5 +1,7 @@
-"""Writes data/laws/day_zero.csv, the laws of every catalogued model, GPU, precision and TP: run it when the kernel
-database's version changes. Takes some minutes; the same database gives the same file.
+"""Writes data/laws/day_zero.csv: the laws of every catalogued model, GPU, engine, precision and TP.
+
+Run it (`make laws`) when the version of the kernel database or the catalogue changes; the same database gives the same
+file, in an hour of CPU.
 
     python -m sizing.estimate.build_laws [--model Qwen/Qwen3-32B] [--out file.csv]
 """
@@ -8,68 +10,81 @@ from __future__ import annotations
 
 import csv
 from collections.abc import Iterable, Iterator
+from itertools import product
 from pathlib import Path
 
 import click
+from joblib import Parallel, delayed
 from rich.progress import track
 
 from sizing.catalog import Model, Precision, gpus, models, precisions
-from sizing.errors import EstimateUnavailable
+from sizing.errors import CatalogueError, EstimateUnavailable
 from sizing.estimate import kernels
-from sizing.estimate.day_zero import COLUMNS, KEY, LAWS, Key, row_of
+from sizing.estimate.day_zero import COLUMNS, KEY, LAWS, Key, read_rows, row_of
 from sizing.estimate.timed import time_kernels
 
 TENSOR_PARALLEL = (1, 2, 4, 8)
-BACKEND = "trtllm"
 
 HEADER = f"""\
 # Step-time laws and memory of LLM engines before anything was measured: numbers derived by fitting from the kernel
 # timings of {kernels.LIBRARY} (Apache-2.0, NVIDIA), by python -m sizing.estimate.build_laws.
 # Columns: coefficients of sizing.engine.StepLaw in seconds; mean_error, rms_error: of the law against the timings, as
-# shares; bytes per GPU: see sizing.estimate.memory.Memory. why_not: no engine has timings, and this is why.
+# shares; bytes per GPU: see sizing.estimate.memory.Memory. why_not: the engine has no timings, and this is why.
 """
 
 
-def keys(wanted: Iterable[Model]) -> list[tuple[Model, str, Precision, int]]:
-    """Every way to run the models: by GPU first, so that each GPU's tables are loaded once."""
+def keys(wanted: Iterable[Model], gpu: str, engine: str) -> list[tuple[Model, str, Precision, int, str]]:
+    """Every way to run the models on a GPU by an engine."""
     return [
-        (model, gpu.id, precision, tp)
-        for gpu in gpus().values()
+        (model, gpu, precision, tp, engine)
         for model in wanted
-        for precision in precisions(gpu, model)
+        for precision in precisions(gpus()[gpu], model)
         for tp in TENSOR_PARALLEL
         if model.heads % tp == 0
     ]
 
 
-def row(model: Model, gpu: str, precision: Precision, tp: int) -> dict[str, str]:
+def row(model: Model, gpu: str, precision: Precision, tp: int, engine: str) -> dict[str, str]:
     """The law's row, or one that says why there is none."""
-    key: Key = (model.id, gpu, tp, precision)
+    key: Key = (model.id, gpu, tp, precision, engine)
     try:
-        return row_of(key, time_kernels(model, gpus()[gpu], tp, precision, BACKEND))
+        return row_of(key, time_kernels(model, gpu, tp, precision, engine))
     except EstimateUnavailable as error:
         return dict.fromkeys(COLUMNS, "") | dict(zip(KEY, map(str, key), strict=True)) | {"why_not": str(error)}
 
 
-def build(wanted: Iterable[Model]) -> Iterator[dict[str, str]]:
-    """Rows in the order of model, GPU, precision and TP, with a progress bar on the terminal."""
-    found = [row(*key) for key in track(keys(list(wanted)), "fitting laws")]
-    yield from sorted(found, key=lambda cells: tuple(cells[name].casefold() for name in KEY))
+def build(wanted: Iterable[Model], jobs: int = 1) -> Iterator[dict[str, str]]:
+    """Rows, GPU by GPU and engine by engine, whose tables are then loaded once; a progress bar on the terminal."""
+    groups = [keys(list(wanted), gpu, engine) for gpu, engine in product(gpus(), kernels.BACKENDS)]
+    pool = Parallel(n_jobs=jobs, return_as="generator")
+    for found in track(pool(delayed(_rows)(group) for group in groups), "fitting laws", total=len(groups)):
+        yield from found
+
+
+def _rows(group: list[tuple[Model, str, Precision, int, str]]) -> list[dict[str, str]]:
+    return [row(*key) for key in group]
 
 
 @click.command()
-@click.option("--model", help="Only this model.")
+@click.option("--model", "names", multiple=True, help="Only this model; the others' rows stay. May be repeated.")
+@click.option("--jobs", default=-1, show_default=True, help="Processes; -1: one a core.")
 @click.option("--out", type=click.Path(path_type=Path), default=LAWS, show_default=True)
-def main(model: str | None, out: Path) -> None:
-    """Fit all laws and write them."""
+def main(names: tuple[str, ...], jobs: int, out: Path) -> None:
+    """Fit laws to kernel timings and write them."""
     if not kernels.available():
         raise click.ClickException(kernels.MISSING)
+    wanted = [models()[name] for name in names] if names else list(models().values())
+    try:
+        kept = [cells for cells in read_rows(out) if cells["model"] not in names] if names else []
+    except CatalogueError:
+        kept = []
+    found = kept + list(build(wanted, jobs))
     out.parent.mkdir(parents=True, exist_ok=True)
     with out.open("w", newline="", encoding="utf-8") as file:
         file.write(HEADER)
         writer = csv.DictWriter(file, COLUMNS, lineterminator="\n")
         writer.writeheader()
-        writer.writerows(build([models()[model]] if model else models().values()))
+        writer.writerows(sorted(found, key=lambda cells: [cells[name].casefold() for name in KEY]))
 
 
 if __name__ == "__main__":

@@ -24,7 +24,7 @@ def describe(model_id: str) -> Model:
         raise EstimateUnavailable(f"{model_id}: to read a config.json, {MISSING}")
     if not bundled(model_id):
         raise CatalogueError(f"{model_id}: neither bundled with the kernel database nor a folder with a config.json")
-    from aiconfigurator_core.sdk.utils import get_model_config_from_model_path
+    from aisimulate_core.sdk.utils import get_model_config_from_model_path
 
     try:
         config = get_model_config_from_model_path(model_id)
@@ -50,8 +50,8 @@ def describe(model_id: str) -> Model:
 
 
 def _build(model_id: str, tp: int) -> Any:
-    from aiconfigurator_core.sdk.config_builders import build_model_config
-    from aiconfigurator_core.sdk.models import get_model
+    from aisimulate_core.sdk.config_builders import build_model_config
+    from aisimulate_core.sdk.models import get_model
 
     quants: dict[str, Any] = dict.fromkeys(_QUANT_MODES, "bfloat16")
     reason: Exception | None = None
@@ -78,7 +78,7 @@ def left_out(model_id: str) -> float:
 
     Only for models that describe() takes.
     """
-    from aiconfigurator_core.sdk.utils import get_model_config_from_model_path
+    from aisimulate_core.sdk.utils import get_model_config_from_model_path
 
     config = get_model_config_from_model_path(model_id)
     return _left_out(config) if config.get("num_experts") else 0.0
@@ -100,7 +100,7 @@ def _raw(config: Mapping[str, Any], *names: str) -> int:
 
 def _checkpoint(model_id: str, config: Mapping[str, Any], moe: bool) -> Precision:
     """The precision of most of the bytes: of the experts where there are any, else of the matrix products."""
-    from aiconfigurator_core.sdk.models import _infer_quant_modes_from_raw_config
+    from aisimulate_core.sdk.models import _infer_quant_modes_from_raw_config
 
     if "nvfp4" in model_id.casefold():
         return "nvfp4"

@@ -6,14 +6,14 @@ import csv
 import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
-from functools import cache, partial
-from importlib.metadata import PackageNotFoundError, version
+from functools import lru_cache, partial
+from pathlib import Path
 from types import MappingProxyType
 from typing import NamedTuple
 
 from sizing import catalog
 from sizing.catalog import BITS, Gpu, Model, Precision, gpus
-from sizing.engine import FREE, Batching, Replica, StepLaw
+from sizing.engine import FREE, Batching, Replica, StepLaw, engine_named
 from sizing.errors import CatalogueError, DoesNotFit, EstimateUnavailable
 from sizing.estimate import kernels
 from sizing.estimate.checkpoints import describe
@@ -29,54 +29,62 @@ from sizing.workload import Lengths
 # --- Laws and memory fitted beforehand to the kernel timings of every catalogued model, read from
 # data/laws/day_zero.csv
 #
-# They answer at once, also where the kernel database cannot be installed. Written by sizing/estimate/build_laws.py.
+# The planner runs on them alone. The kernel database is needed where they are written: sizing/estimate/build_laws.py.
 
 LAWS = resource("data/laws/day_zero.csv")
-KEY = ("model", "gpu", "tp", "precision")
+KEY = ("model", "gpu", "tp", "precision", "engine")
 TIMES = ("weights_s", "overhead_s", "token_s", "sequence_s", "kv_token_s", "attention_s", "prefill_s")
 SHARES = ("unread", "unread_decay", "mean_error", "rms_error")
 BYTES = ("fixed_bytes", "budget_token_bytes", *(f"kv_{length}_bytes" for length in KV_LENGTHS))
-COLUMNS = (*KEY, "engine", "engine_version", *TIMES, *SHARES, *BYTES, "why_not")
+COLUMNS = (*KEY, "engine_version", *TIMES, *SHARES, *BYTES, "why_not")
 """`why_not`: why there are no timings; then all columns between the key and this one are empty."""
-DISTRIBUTION, VERSION = "aiconfigurator-core", "0.12.0"
-Key = tuple[str, str, int, str]
+BUILD = "python -m sizing.estimate.build_laws"
+ENGINES = ("trtllm", "vllm", "sglang")
+"""Engines of which kernels were timed; the first with timings answers where none is asked for."""
+Key = tuple[str, str, int, str, str]
 
 
-def current() -> bool:
-    """True unless another version of the kernel database is installed, whose timings then count."""
-    try:
-        return version(DISTRIBUTION) == VERSION
-    except PackageNotFoundError:
-        return True
-
-
-def shipped(model: str, gpu: str, tp: int, precision: str) -> Timed | None:
-    """What the shipped table holds; None if it has no such row.
-
-    Raises EstimateUnavailable, with the reason, where the database was asked and had no timings.
-    """
-    row = rows().get((model, gpu, tp, precision))
+def shipped(model: str, gpu: str, tp: int, precision: str, engine: str) -> Timed:
+    """What the shipped table holds. Raises EstimateUnavailable, with the reason, where the kernels were not timed."""
+    row = rows(model).get((gpu, tp, precision, engine))
     if row is None:
-        return None
+        raise EstimateUnavailable(f"{engine}: not among the shipped laws")
     if row["why_not"]:
         raise EstimateUnavailable(row["why_not"])
     return timed_of(row)
 
 
-@cache
-def rows() -> Mapping[Key, Mapping[str, str]]:
-    """All rows as text, by model, GPU, TP and precision. Raises CatalogueError if the file is faulty."""
+def timed_engines(model: Model, gpu: str, tp: int, precision: str) -> tuple[str, ...]:
+    """The engines with timings of the model run so; none where it cannot be run so."""
     try:
-        with LAWS.open(newline="", encoding="utf-8") as file:
-            table = list(csv.DictReader(line for line in file if not line.startswith("#")))
+        form = _precision(model, catalog.gpu(gpu), precision)
+    except EstimateUnavailable:
+        return ()
+    found = rows(model.id)
+    return tuple(engine for engine in ENGINES if (row := found.get((gpu, tp, form, engine))) and not row["why_not"])
+
+
+@lru_cache(maxsize=256)
+def rows(model: str) -> Mapping[tuple[str, int, str, str], Mapping[str, str]]:
+    """A model's rows as text, by GPU, TP, precision and engine. Raises CatalogueError if the file is faulty."""
+    return {(row["gpu"], int(row["tp"]), row["precision"], row["engine"]): row for row in read_rows(LAWS, model)}
+
+
+def read_rows(path: Path, model: str = "") -> list[dict[str, str]]:
+    """The rows of a table of laws, of one model or of all. Raises CatalogueError if the file is faulty."""
+    try:
+        with path.open(newline="", encoding="utf-8") as file:
+            lines = (line for line in file if not line.startswith("#"))
+            header = next(csv.reader(lines), [])
+            table = [
+                dict(zip(COLUMNS, cells, strict=False))
+                for cells in csv.reader(line for line in lines if line.startswith(f"{model},") or not model)
+            ]
     except OSError as error:
-        raise CatalogueError(f"{LAWS}: cannot be read ({error.strerror}); write it with {BUILD}") from None
-    if table and tuple(table[0]) != COLUMNS:
-        raise CatalogueError(f"{LAWS}: its columns are not those of this version; write it again with {BUILD}")
-    return {(row["model"], row["gpu"], int(row["tp"]), row["precision"]): row for row in table}
-
-
-BUILD = "python -m sizing.estimate.build_laws"
+        raise CatalogueError(f"{path}: cannot be read ({error.strerror}); write it with {BUILD}") from None
+    if header != list(COLUMNS) or any(len(row) != len(COLUMNS) for row in table):
+        raise CatalogueError(f"{path}: its columns are not those of this version; write it again with {BUILD}")
+    return table
 
 
 def timed_of(row: Mapping[str, str]) -> Timed:
@@ -94,8 +102,8 @@ def memory_of(row: Mapping[str, str]) -> Memory:
 
 
 def _memory_of(model: str, gpu: str, precision: str, engine: str, tp: int) -> Memory | None:
-    row = rows().get((model, gpu, tp, precision))
-    return memory_of(row) if row and row["engine"] == engine else None
+    row = rows(model).get((gpu, tp, precision, engine))
+    return memory_of(row) if row and not row["why_not"] else None
 
 
 def row_of(key: Key, timed: Timed) -> dict[str, str]:
@@ -109,7 +117,7 @@ def row_of(key: Key, timed: Timed) -> dict[str, str]:
     }
     texts = {name: f"{value:.9g}" if name in BYTES else f"{value:.6g}" for name, value in numbers.items()}
     named = dict(zip(KEY, map(str, key), strict=True))
-    return {**named, "engine": timed.backend, "engine_version": timed.version, **texts, "why_not": ""}
+    return {**named, "engine_version": timed.version, **texts, "why_not": ""}
 
 
 # --- A replica's law from the data sheet alone, where there are no kernel timings. Good to a factor of two
@@ -181,8 +189,6 @@ KERNEL_SIGMA = MappingProxyType({"dense": 0.20, "moe": 0.27, "moe_blackwell": 0.
 real servers inside it: 1,002 rows of dense models (mean error 16 %), 690 of mixtures of experts on Hopper (27 %), 725
 on Blackwell (78 %, nearly always too slow)."""
 ROUGH_FIT = 0.10
-SHIPPED_FOR = "trtllm"
-"""The engine that shipped laws prefer; where one is of another engine, this one has no timings."""
 _SPELLINGS = MappingProxyType({"bfloat16": "bf16", "fp4": "nvfp4"})
 
 
@@ -193,24 +199,25 @@ def estimate(
     precision: str,
     lengths: Lengths,
     *,
-    backend: str = "trtllm",
+    engine: str = "",
     max_batch_size: int = 256,
     token_budget: int = 8192,
 ) -> Candidate:
     """A candidate for `model` on `tp` GPUs, with the law fitted to kernel timings over batches and contexts that fit.
 
-    `model` is a Hugging Face id of the catalogue or a local folder with a config.json; `backend` is tried first, then
-    the other engines, then the roofline. The warnings say where the answer stands on less than was asked. `lengths`
-    decide how many tokens the KV cache holds where layers keep a window only. Raises CatalogueError for an unknown
-    model or GPU, EstimateUnavailable if the pair cannot run so, DoesNotFit if memory lacks for one request.
+    `model` is a Hugging Face id of the catalogue or a local folder with a config.json; `engine` is one of ENGINES, or
+    empty for the first of them with timings. Where the one asked for has none, another answers, then the roofline. The
+    warnings say where the answer stands on less than was asked. `lengths` decide how many tokens the KV cache holds
+    where layers keep a window only. Raises CatalogueError for an unknown model or GPU, EstimateUnavailable if the pair
+    cannot run so or there is no such engine, DoesNotFit if memory lacks for one request.
     """
-    if backend not in kernels.BACKENDS:
-        raise EstimateUnavailable(f"engine {backend!r} is not one of {', '.join(kernels.BACKENDS)}")
+    if engine and engine not in ENGINES:
+        raise EstimateUnavailable(f"engine {engine!r} is not one of {', '.join(ENGINES)}")
     chip = catalog.gpu(gpu)
     shape = describe(model) if kernels.is_folder(model) else catalog.model(model)
     form = _precision(shape, chip, precision)
     _check_split(shape, tp)
-    case = _Case(shape, chip, tp, form, lengths, Batching("chunked", max_batch_size, token_budget), backend)
+    case = _Case(shape, chip, tp, form, lengths, Batching("chunked", max_batch_size, token_budget), engine)
     try:
         timed = _timed(case)
     except EstimateUnavailable as error:
@@ -226,7 +233,7 @@ class _Case:
     precision: Precision
     lengths: Lengths
     batching: Batching
-    backend: str
+    engine: str
 
     @property
     def length(self) -> int:
@@ -235,17 +242,26 @@ class _Case:
 
 
 def _timed(case: _Case) -> Timed:
-    """The shipped law, where there is one and it is of the engine asked for; else one fitted now, if that can be."""
-    found = shipped(case.model.id, case.gpu.id, case.tp, case.precision) if current() else None
-    if found and (case.backend in (found.backend, SHIPPED_FOR) or not kernels.available()):
-        return found
-    return time_kernels(case.model, case.gpu, case.tp, case.precision, case.backend)
+    """Of the engine asked for, else of the first that was timed."""
+    reasons: list[str] = []
+    for engine in dict.fromkeys((case.engine, *ENGINES) if case.engine else ENGINES):
+        try:
+            return _law_of(case, engine)
+        except EstimateUnavailable as error:
+            reasons.append(str(error))
+    raise EstimateUnavailable("; ".join(dict.fromkeys(reasons)))
+
+
+def _law_of(case: _Case, engine: str) -> Timed:
+    if kernels.is_folder(case.model.id):
+        return time_kernels(case.model, case.gpu.id, case.tp, case.precision, engine)
+    return shipped(case.model.id, case.gpu.id, case.tp, case.precision, engine)
 
 
 def _from_roofline(case: _Case, why: str) -> Candidate:
     replica = roofline(case.model, case.gpu, case.tp, case.precision, case.lengths, case.batching)
     source = f"roofline from the data sheet of {case.gpu.name}"
-    return _candidate(case, replica, source, RELATIVE_SIGMA, (Caution("no_timings", {"why": why}),))
+    return _candidate(case, replica, "", source, RELATIVE_SIGMA, (Caution("no_timings", {"why": why}),))
 
 
 def _from_timings(timed: Timed, case: _Case) -> Candidate:
@@ -256,15 +272,18 @@ def _from_timings(timed: Timed, case: _Case) -> Candidate:
     return _candidate(
         case,
         Replica(timed.law, replace(case.batching, kv_tokens=kv_tokens)),
+        timed.backend,
         f"{engine}, law within {percent(timed.mean_error, 1)} of the step times",
         math.hypot(KERNEL_SIGMA[_sample(case)], timed.rms_error),
         tuple(_warnings(timed, case)),
     )
 
 
-def _candidate(case: _Case, replica: Replica, source: str, sigma: float, warnings: tuple[Caution, ...]) -> Candidate:
+def _candidate(
+    case: _Case, replica: Replica, engine: str, source: str, sigma: float, warnings: tuple[Caution, ...]
+) -> Candidate:
     names = (case.model.id, case.gpu.id, case.tp, case.precision)
-    return Candidate(*names, replica, "estimated", source, sigma, warnings=warnings)
+    return Candidate(*names, replica, "estimated", source, sigma, engine=engine, warnings=warnings)
 
 
 def _precision(model: Model, gpu: Gpu, asked: str) -> Precision:
@@ -293,8 +312,8 @@ def _sample(case: _Case) -> str:
 
 
 def _warnings(timed: Timed, case: _Case) -> Iterator[Caution]:
-    if timed.backend != case.backend:
-        yield Caution("other_engine", {"asked": case.backend, "used": timed.backend})
+    if case.engine and timed.backend != case.engine:
+        yield Caution("other_engine", {"asked": case.engine, "used": timed.backend})
     if _sample(case) == "moe_blackwell":
         yield Caution("moe_on_blackwell")
     if timed.rms_error > ROUGH_FIT:
@@ -330,7 +349,10 @@ def prior_law(deployment: Deployment, lengths: Lengths) -> DayZero | None:
     if model is None or deployment.gpu not in gpus() or deployment.pp > 1:
         return None
     try:
-        known = estimate(model.id, deployment.gpu, deployment.tp, precision, lengths)
+        engine = engine_named(deployment.engine)
+        known = estimate(
+            model.id, deployment.gpu, deployment.tp, precision, lengths, engine=engine if engine in ENGINES else ""
+        )
     except (CatalogueError, DoesNotFit, EstimateUnavailable):
         bits = next((name for name in BITS if name == precision), None)
         if bits is None:

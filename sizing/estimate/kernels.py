@@ -1,4 +1,4 @@
-"""Step times and memory of an engine from the kernel timings of aiconfigurator-core: the only file that touches it.
+"""Step times and memory of an engine from the kernel timings inside aisimulate: the only file that touches it.
 
 Only step times and memory are taken: its own latency under load is off by half on its own measured sample. Traps kept
 away from callers: it would download an unknown model's config (only bundled ids and local folders get through), logs
@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import logging
 import re
+import sys
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import cache, lru_cache
@@ -19,9 +20,11 @@ from typing import Any
 from sizing.catalog import Model
 from sizing.errors import EstimateUnavailable
 from sizing.estimate.memory import BUDGET, KV_LENGTHS, Memory
+from sizing.places import written
 
-LIBRARY = "aiconfigurator-core 0.12.0"
-MISSING = "aiconfigurator-core is not installed: pip install 'sizing[estimate]' (Linux, and macOS on Apple silicon)"
+LIBRARY = "aisimulate 0.13.0.dev202610270000000085"
+REQUIREMENT = LIBRARY.replace(" ", "==")
+MISSING = f"the kernel timings are not here: make timings, or pip install --no-deps {REQUIREMENT}"
 BACKENDS = ("trtllm", "vllm", "sglang")
 _MODES = MappingProxyType({"bf16": "bfloat16", "fp8": "fp8", "fp8_block": "fp8_block", "nvfp4": "nvfp4"})
 Quant = tuple[tuple[str, str | int], ...]
@@ -108,7 +111,7 @@ def _settings(backend: str, tp: int, as_published: bool, precision: str) -> list
 @lru_cache(maxsize=1024)
 def _compile(model_id: str, gpu: str, backend: str, tp: int, settings: Quant) -> TimedModel:
     # Cached even when a query then misses: a living handle keeps the backend's tables loaded (0.5 s to read again).
-    from aiconfigurator_core.sdk import EngineHandle
+    from aisimulate_core.sdk import EngineHandle
 
     _hush()
     handle = EngineHandle.compile(model_id, gpu, backend, backend_version="current", tp_size=tp, **dict(settings))
@@ -117,7 +120,7 @@ def _compile(model_id: str, gpu: str, backend: str, tp: int, settings: Quant) ->
 
 @cache
 def _version(gpu: str, backend: str) -> str:
-    from aiconfigurator_core.sdk.perf_database import get_version_slots
+    from aisimulate_core.sdk.perf_database import get_version_slots
 
     return str((get_version_slots(gpu, backend) or {}).get("current", ""))
 
@@ -136,7 +139,7 @@ def memory(engine: TimedModel, tp: int) -> Memory:
 
 
 def _breakdown(engine: TimedModel, tp: int, token_budget: int) -> Mapping[str, Any]:
-    from aiconfigurator_core.sdk.memory import KVCacheEstimator
+    from aisimulate_core.sdk.memory import KVCacheEstimator
 
     settings: dict[str, Any] = dict(engine.settings)
     if tp != engine.tp:
@@ -176,10 +179,17 @@ def memory_at(engine: TimedModel, tp: int) -> Memory | None:
         return None
 
 
+HOME = written(".cache/kernels")
+"""Where `make laws` puts the library, without the forty packages that only its optimiser uses."""
+
+
+@cache
 def available() -> bool:
-    """True where the kernel database is installed: Linux, and macOS on Apple silicon."""
+    """True where the kernel database is: installed, or in HOME. It runs on Linux, x86-64."""
+    if str(HOME) not in sys.path and HOME.is_dir():
+        sys.path.append(str(HOME))
     try:
-        import aiconfigurator_core.sdk  # noqa: F401
+        import aisimulate_core.sdk  # noqa: F401
     except ImportError:
         return False
     return True
@@ -187,7 +197,7 @@ def available() -> bool:
 
 def bundled(model_id: str) -> bool:
     """True if the library needs no download for this model: a bundled id, or a folder with a config.json."""
-    from aiconfigurator_core.sdk.common import DefaultHFModels
+    from aisimulate_core.sdk.common import DefaultHFModels
 
     return model_id in DefaultHFModels or is_folder(model_id)
 
@@ -199,7 +209,7 @@ def is_folder(model_id: str) -> bool:
 
 def _hush() -> None:
     # Why: with no handler of its own, the library's warnings would reach stderr through logging's last resort.
-    logger = logging.getLogger("aiconfigurator_core")
+    logger = logging.getLogger("aisimulate_core")
     logger.propagate = False
     if not logger.handlers:
         logger.addHandler(logging.NullHandler())

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import lru_cache
 
-from sizing.catalog import Gpu, Model, Precision
+from sizing.catalog import Model, Precision
 from sizing.engine import StepLaw
 from sizing.errors import EstimateUnavailable
 from sizing.estimate import kernels
@@ -35,21 +35,11 @@ class Timed:
     memory_at: Callable[[int], Memory | None]
 
 
-def time_kernels(model: Model, gpu: Gpu, tp: int, precision: Precision, backend: str) -> Timed:
-    """The first engine with timings, `backend` before the others. Raises EstimateUnavailable with every reason."""
-    reasons: list[str] = []
-    for name in _backends(model, gpu, backend):
-        try:
-            return _time(kernels.open_engine(model, gpu.id, name, tp, precision))
-        except EstimateUnavailable as error:
-            reasons.append(str(error))
-    raise EstimateUnavailable("; ".join(reasons) or kernels.MISSING)
-
-
-def _backends(model: Model, gpu: Gpu, first: str) -> Iterator[str]:
-    """The engine asked for, then those known to serve the model on this GPU, then the rest."""
-    if kernels.available():
-        yield from dict.fromkeys((first, *model.timed_on(gpu.id), *kernels.BACKENDS))
+def time_kernels(model: Model, gpu: str, tp: int, precision: Precision, engine: str) -> Timed:
+    """What the engine's kernels tell. Raises EstimateUnavailable with the reason where they were not timed."""
+    if not kernels.available():
+        raise EstimateUnavailable(kernels.MISSING)
+    return _time(kernels.open_engine(model, gpu, engine, tp, precision))
 
 
 @lru_cache(maxsize=1024)

@@ -400,6 +400,7 @@ def configuration(question: Question, fleet: Fleet) -> model.Configuration:
         tp=candidate.tp,
         pp=candidate.pp,
         precision=candidate.precision,
+        engine=candidate.engine,
         gpus=of(fleet.gpus, "GPUs"),
         gpus_low=of(fleet.gpus_low, "GPUs"),
         gpus_high=of(fleet.gpus_high, "GPUs"),
@@ -433,11 +434,13 @@ def latency(fleet: Fleet, metric: Metric) -> model.LatencyRow:
 
 def left_out(rejection: Rejection) -> model.LeftOut:
     """A configuration left out."""
-    return model.LeftOut(rejection.gpu, rejection.tp, rejection.precision, rejection.kind, rejection.why)
+    return model.LeftOut(
+        rejection.gpu, rejection.tp, rejection.precision, rejection.kind, rejection.why, rejection.engine
+    )
 
 
 def left_out_unanswered(rejection: Rejection) -> model.LeftOut:
     """The same where nothing meets the SLA: a count that beat this one was found wanting, so it is not repeated."""
     why = "not sized: it needs at least as many GPUs as a configuration that misses the SLA"
     text = why if rejection.kind == "cost" else rejection.why
-    return model.LeftOut(rejection.gpu, rejection.tp, rejection.precision, rejection.kind, text)
+    return model.LeftOut(rejection.gpu, rejection.tp, rejection.precision, rejection.kind, text, rejection.engine)

@@ -286,11 +286,13 @@ class Configuration:
     verified_by: Literal["analytic", "simulation"]
     latencies: tuple[LatencyRow, ...]
     warnings: Rows[Text] = ()
+    engine: Text = ""
 
     @property
     def label(self) -> str:
-        """For instance: h200_sxm TP2 bf16."""
-        return f"{self.gpu} TP{self.tp}{f' PP{self.pp}' if self.pp > 1 else ''} {self.precision}"
+        """For instance: h200_sxm TP2 bf16 vllm."""
+        stages = f" PP{self.pp}" if self.pp > 1 else ""
+        return f"{self.gpu} TP{self.tp}{stages} {self.precision} {self.engine}".rstrip()
 
     @property
     def gpus_per_replica(self) -> int:
@@ -307,6 +309,7 @@ class LeftOut:
     precision: Text
     kind: Text
     why: Text
+    engine: Text = ""
 
 
 @dataclass(frozen=True, slots=True, config=STRICT)

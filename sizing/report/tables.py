@@ -161,7 +161,8 @@ def gpus_band(found: Configuration) -> str:
 def configurations(report: Report) -> Table:
     """The answer and its alternatives."""
     priced = any(found.cost_per_hour.value is not None for found in report.configurations)
-    columns = ("GPU", "TP", "Precision", "GPUs", "90 % band", "Requests/s per GPU", "Room", "Bound by", "Basis")
+    configuration = ("GPU", "TP", "Precision", "Engine")
+    columns = (*configuration, "GPUs", "90 % band", "Requests/s per GPU", "Room", "Bound by", "Basis")
     return Table(
         "Configurations that meet the SLA",
         (*columns, "Verified by", *(("Cost per hour",) if priced else ())),
@@ -175,7 +176,16 @@ def configuration_row(found: Configuration, priced: bool) -> tuple[Cell, ...]:
     """One row of the configurations."""
     tp = f"{found.tp} × PP{found.pp}" if found.pp > 1 else Quantity(found.tp, "", "given")
     return (
-        *(found.gpu, tp, found.precision, found.gpus, gpus_band(found), found.planned_per_gpu, found.room),
+        *(
+            found.gpu,
+            tp,
+            found.precision,
+            found.engine,
+            found.gpus,
+            gpus_band(found),
+            found.planned_per_gpu,
+            found.room,
+        ),
         *(found.binding.partition(" <= ")[0], found.basis, METHOD[found.verified_by]),
         *((found.cost_per_hour,) if priced else ()),
     )
@@ -185,12 +195,13 @@ def left_out(report: Report) -> Table:
     """What was left out, and why."""
     return Table(
         "Left out",
-        ("GPU", "TP", "Precision", "Reason", "Why"),
+        ("GPU", "TP", "Precision", "Engine", "Reason", "Why"),
         tuple(
             (
                 row.gpu,
                 Quantity(row.tp, "", "given"),
                 row.precision,
+                row.engine,
                 LEFT_OUT.get(row.kind, (row.kind,))[0],
                 capital(row.why),
             )

@@ -18,7 +18,7 @@ from sizing.workload import Lengths
 LLAMA, QWEN = "meta-llama/Meta-Llama-3.1-8B", "Qwen/Qwen3-32B"
 LENGTHS = Lengths(2000, 256)
 
-with_kernels = pytest.mark.skipif(not kernels.available(), reason="no aiconfigurator-core on this platform")
+with_kernels = pytest.mark.skipif(not kernels.available(), reason=kernels.MISSING)
 
 
 DENSE = [
@@ -134,11 +134,11 @@ def _itl_error(cells: dict[str, str], name: str, precision: str) -> tuple[float,
         return None
     gpu, tp, backend = cells["system"], int(float(cells["tp_size"])), cells["backend"]
     try:
-        found = estimate(name, gpu, tp, precision, Lengths(isl, osl), backend=backend, max_batch_size=512)
+        found = estimate(name, gpu, tp, precision, Lengths(isl, osl), engine=backend, max_batch_size=512)
     except (DoesNotFit, EstimateUnavailable):
         return None
     law, room = found.replica.law, found.replica.batching.kv_tokens
-    if batch * (isl + osl) > room or batch > osl or f", {backend} " not in found.source:
+    if batch * (isl + osl) > room or batch > osl or found.engine != backend:
         return None
     cached = batch * (isl + osl / 2)
     decode_s = law.decode_s(batch, cached)

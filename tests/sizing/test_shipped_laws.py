@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import sys
+from itertools import product
 from pathlib import Path
 
 import pytest
@@ -10,80 +10,81 @@ import pytest
 from sizing.catalog import BITS, gpus, models
 from sizing.engine import Batching, StepLaw
 from sizing.errors import CatalogueError, DoesNotFit
-from sizing.estimate import day_zero, estimate, kernels
-from sizing.estimate import day_zero as shipped
+from sizing.estimate import ENGINES, day_zero, estimate, kernels, timed_engines
 from sizing.estimate.build_laws import keys, row
-from sizing.estimate.day_zero import COLUMNS, DECODE_EFFICIENCY, PREFILL_EFFICIENCY, roofline, row_of, rows, timed_of
+from sizing.estimate.day_zero import (
+    COLUMNS,
+    DECODE_EFFICIENCY,
+    PREFILL_EFFICIENCY,
+    read_rows,
+    roofline,
+    row_of,
+    rows,
+    timed_of,
+)
 from sizing.estimate.memory import KV_LENGTHS, Memory
 from sizing.estimate.timed import Timed
-from sizing.prediction import Caution
 from sizing.workload import Lengths
 
 LLAMA, QWEN = "meta-llama/Meta-Llama-3.1-8B", "Qwen/Qwen3-32B"
 LENGTHS = Lengths(2000, 256)
 BATCHING = Batching("chunked", 256, 8192)
 
-with_kernels = pytest.mark.skipif(not kernels.available(), reason="no aiconfigurator-core on this platform")
-
-
-def without_the_library(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(sys.modules, "aiconfigurator_core", None)
-    monkeypatch.setitem(sys.modules, "aiconfigurator_core.sdk", None)
+with_kernels = pytest.mark.skipif(not kernels.available(), reason=kernels.MISSING)
 
 
 def test_shipped_laws_need_no_library(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The whole answer, with what does not fit and why, where the kernel database cannot be installed."""
-    usual = estimate(QWEN, "h200_sxm", 2, "fp8", LENGTHS)
-    without_the_library(monkeypatch)
-    assert estimate(QWEN, "h200_sxm", 2, "fp8", LENGTHS) == usual
+    """The whole answer, with what does not fit and why: the kernel database is for who writes the laws."""
+    monkeypatch.setattr(kernels, "available", lambda: pytest.fail("the kernel database was asked"))
+    assert estimate(QWEN, "h200_sxm", 2, "fp8", LENGTHS).engine == "trtllm"
     with pytest.raises(DoesNotFit, match="TP2 is the smallest that fits"):
         estimate(QWEN, "l40s", 1, "bf16", LENGTHS)
-    other = estimate(QWEN, "h200_sxm", 2, "fp8", LENGTHS, backend="vllm")
-    assert other.replica == usual.replica
-    assert other.warnings[0] == Caution("other_engine", {"asked": "vllm", "used": "trtllm"})
+    other = estimate(QWEN, "h200_sxm", 2, "fp8", LENGTHS, engine="vllm")
+    assert other.engine == "vllm" and other.warnings == ()
 
 
 def test_shipped_laws_cover_the_catalogue() -> None:
-    """A law, or the reason for none, for every model, GPU, precision and TP that can be asked for."""
-    wanted = {(model.id, gpu, tp, precision) for model, gpu, precision, tp in keys(models().values())}
-    assert wanted == set(rows())
-    assert len(wanted) > 5000
-    laws = [timed_of(cells) for cells in rows().values() if not cells["why_not"]]
-    assert len(laws) > 4500
-    for timed in laws:
-        assert min(timed.law.seconds) >= 0
-        assert 0 <= timed.law.unread <= 1
-        assert timed.law.decode_s(1, 1000) > 0
-        assert timed.law.prefill_alone_s(1000) > 0
-        assert list(timed.memory.sequence_bytes_at) == sorted(timed.memory.sequence_bytes_at)
+    """A law, or the reason for none, for every model, GPU, engine, precision and TP that can be asked for."""
+    laws: dict[str, int] = dict.fromkeys(ENGINES, 0)
+    for model in models().values():
+        asked = {
+            (gpu, tp, precision, engine)
+            for gpu, engine in product(gpus(), ENGINES)
+            for _, _, precision, tp, _ in keys([model], gpu, engine)
+        }
+        assert asked == set(rows(model.id)), model.id
+        for key, cells in rows(model.id).items():
+            assert (not cells["why_not"]) == (key[3] in timed_engines(model, *key[:3])), key
+            if cells["why_not"]:
+                continue
+            timed = timed_of(cells)
+            laws[timed.backend] += 1
+            assert min(timed.law.seconds) >= 0
+            assert 0 <= timed.law.unread <= 1
+            assert timed.law.decode_s(1, 1000) > 0
+            assert timed.law.prefill_alone_s(1000) > 0
+            assert list(timed.memory.sequence_bytes_at) == sorted(timed.memory.sequence_bytes_at)
+    assert min(laws.values()) > 3000, laws
 
 
 @with_kernels
 @pytest.mark.parametrize(
     "key",
     [
-        (LLAMA, "h100_sxm", 1, "fp8"),
-        ("openai/gpt-oss-20b", "h200_sxm", 2, "mxfp4"),
-        (LLAMA, "b60", 2, "bf16"),
-        ("google/gemma-4-26B-A4B", "a100_sxm", 1, "bf16"),
+        (LLAMA, "h100_sxm", 1, "fp8", "trtllm"),
+        ("openai/gpt-oss-20b", "h200_sxm", 2, "mxfp4", "sglang"),
+        (LLAMA, "b60", 2, "bf16", "vllm"),
+        ("google/gemma-4-26B-A4B", "a100_sxm", 1, "bf16", "trtllm"),
     ],
 )
 def test_shipped_laws_are_those_fitted_now(key) -> None:
     """Built again, the row is the same: law, memory, error, engine, or the reason why there is none."""
-    model, gpu, tp, precision = key
-    again, stored = row(models()[model], gpu, precision, tp), rows()[key]
+    model, *rest = key
+    gpu, tp, precision, engine = rest
+    again, stored = row(models()[model], gpu, precision, tp, engine), rows(model)[tuple(rest)]
     for name in COLUMNS:
         if again[name] != stored[name]:
             assert float(again[name]) == pytest.approx(float(stored[name]), rel=1e-3), name
-
-
-def test_another_version_of_the_library_is_asked_itself(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(shipped, "version", lambda _: "0.13.0")
-    monkeypatch.setattr(day_zero, "shipped", lambda *_: pytest.fail("a law of another version"))
-    asked: list[str] = []
-    monkeypatch.setattr(day_zero, "time_kernels", lambda model, *_: asked.append(model.id) or timed())
-    estimate(QWEN, "h200_sxm", 2, "bf16", LENGTHS)
-    assert asked == [QWEN]
 
 
 def timed() -> Timed:
@@ -92,7 +93,7 @@ def timed() -> Timed:
 
 
 def test_rows_are_read_back() -> None:
-    key = (QWEN, "h100_sxm", 4, "fp8")
+    key = (QWEN, "h100_sxm", 4, "fp8", "trtllm")
     back, one = timed_of(row_of(key, timed())), timed()
     assert back.law == one.law
     assert back.memory.sequence_bytes_at == one.memory.sequence_bytes_at
@@ -100,25 +101,23 @@ def test_rows_are_read_back() -> None:
 
 
 @pytest.mark.parametrize(("text", "why"), [(None, "cannot be read"), ("model,gpu\na,b\n", "its columns are not")])
-def test_a_faulty_table_says_so(text: str | None, why: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_faulty_table_says_so(text: str | None, why: str, tmp_path: Path) -> None:
     table = tmp_path / "laws.csv"
     if text is not None:
         table.write_text(text)
-    monkeypatch.setattr(shipped, "LAWS", table)
     with pytest.raises(CatalogueError, match=f"{why}.*build_laws"):
-        rows.__wrapped__()
+        read_rows(table)
 
 
 # Roofline.
 
 
-def test_without_the_library_a_roofline_answers(monkeypatch: pytest.MonkeyPatch) -> None:
-    without_the_library(monkeypatch)
-    monkeypatch.setattr(day_zero, "shipped", lambda *_: None)
+def test_without_a_law_a_roofline_answers(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(day_zero, "rows", lambda _: {})
     candidate = estimate(QWEN, "h200_sxm", 1, "bf16", LENGTHS)
     assert candidate.relative_sigma == 0.5
-    assert "roofline" in candidate.source
-    assert "not installed" in str(candidate.warnings[0].facts["why"])
+    assert (candidate.engine, candidate.source.split()[0]) == ("", "roofline")
+    assert "not among the shipped laws" in str(candidate.warnings[0].facts["why"])
     with pytest.raises(DoesNotFit, match="GB more per GPU"):
         estimate(QWEN, "l40s", 1, "bf16", LENGTHS)
 

@@ -72,13 +72,13 @@ def _compare(scenario: Scenario, plan: Plan) -> None:
 
 
 def _open_the_choice(scenario: Scenario) -> None:
-    """Where the form allows some TPs or precisions only: a way back to all of them."""
-    if scenario.tps or scenario.precisions:
+    """Where the form allows some TPs, precisions or engines only: a way back to all of them."""
+    if scenario.tps or scenario.precisions or scenario.engines:
         st.button(
-            "Compare every TP and precision",
+            "Compare every TP, precision and engine",
             on_click=allow_any,
             icon=":material/open_in_full:",
-            help="Clears TP and precision in the form, so that all of them are compared.",
+            help="Clears TP, precision and engine in the form, so that all of them are compared.",
         )
 
 

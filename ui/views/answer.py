@@ -135,8 +135,10 @@ def left_out(rejected: Sequence[Rejection], expanded: bool = False) -> None:
         return
     several = "configurations" if len(rejected) > 1 else "configuration"
     with st.expander(f"{len(rejected)} {several} left out: {counted([r.kind for r in rejected])}", expanded=expanded):
-        rows = [(r.gpu, r.tp, r.precision, sentence_case(answer.LEFT_OUT[r.kind][0]), r.why) for r in rejected]
-        table = pd.DataFrame(rows, columns=["GPU", "TP", "Precision", "Reason", "Why"])
+        rows = [
+            (r.gpu, r.tp, r.precision, r.engine, sentence_case(answer.LEFT_OUT[r.kind][0]), r.why) for r in rejected
+        ]
+        table = pd.DataFrame(rows, columns=["GPU", "TP", "Precision", "Engine", "Reason", "Why"])
         wide = {"Why": st.column_config.TextColumn(width="large")}
         st.dataframe(table, hide_index=True, column_config=wide, alt="Configurations left out, and why")
 
@@ -282,6 +284,7 @@ def _row(fleet: Fleet, price_per_gpu_hour: float | None) -> dict[str, object]:
         "GPU": candidate.gpu,
         "TP": candidate.tp,
         "Precision": candidate.precision,
+        "Engine": candidate.engine,
         "GPUs": fleet.gpus,
         "Requests/s per GPU": fleet.requests_per_s_per_gpu,
         "Room to the SLA": 100 * (1 - fleet.predicted.value_s(limit) / limit.limit_s),
@@ -354,8 +357,8 @@ def _relaxations(scenario: Scenario) -> None:
 
 def _widen(scenario: Scenario) -> None:
     """Where the form narrows the choice, a button that widens it."""
-    if scenario.precisions or scenario.tps:
-        st.button("Allow any precision and TP", on_click=allow_any, help="The form limits what is compared.")
+    if scenario.precisions or scenario.tps or scenario.engines:
+        st.button("Allow any precision, TP and engine", on_click=allow_any, help="The form limits what is compared.")
 
 
 def _relaxation(way: Relaxation, number: int) -> None:

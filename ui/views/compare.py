@@ -131,6 +131,7 @@ def row(plan: Plan, fleet: Fleet, with_cost: bool) -> dict[str, Any]:
         "GPU": candidate.gpu,
         "TP": candidate.tp,
         "Precision": candidate.precision,
+        "Engine": candidate.engine,
         "GPUs": fleet.gpus,
         "90 % band (GPUs)": gpus_band(fleet),
         "Requests/s per GPU": fleet.requests_per_s_per_gpu,
@@ -183,19 +184,19 @@ def _columns() -> dict[str, Any]:
 
 
 def draw_matrix(plan: Plan) -> None:
-    """GPU and precision down, TP across: GPUs with their band, or why there is no count."""
-    best: dict[tuple[str, str, int], Fleet] = {}
+    """GPU, precision and engine down, TP across: GPUs with their band, or why there is no count."""
+    cells: dict[tuple[str, str, str, int], str] = {}
     for fleet in plan.fleets:
-        best.setdefault((fleet.candidate.gpu, fleet.candidate.precision, fleet.candidate.tp), fleet)
-    cells = {key: f"**{fleet.gpus:,}** ({gpus_band(fleet)})" for key, fleet in best.items()}
+        one = fleet.candidate
+        cells.setdefault((one.gpu, one.precision, one.engine, one.tp), f"**{fleet.gpus:,}** ({gpus_band(fleet)})")
     for miss in plan.rejected:
-        cells.setdefault((miss.gpu, miss.precision, miss.tp), LEFT_OUT[miss.kind][0])
-    tps = sorted({tp for _, _, tp in cells})
+        cells.setdefault((miss.gpu, miss.precision, miss.engine, miss.tp), LEFT_OUT[miss.kind][0])
+    tps = sorted({tp for *_, tp in cells})
     rows = {
-        plain(f"{gpu} {precision}"): {f"TP{tp}": cells.get((gpu, precision, tp), "not asked") for tp in tps}
-        for gpu, precision in dict.fromkeys((gpu, precision) for gpu, precision, _ in cells)
+        plain(" ".join(filter(None, names))): {f"TP{tp}": cells.get((*names, tp), "not asked") for tp in tps}
+        for names in dict.fromkeys(key[:3] for key in cells)
     }
-    st.table(pd.DataFrame.from_dict(rows, orient="index"), alt="GPUs needed by GPU and precision down, TP across")
+    st.table(pd.DataFrame.from_dict(rows, orient="index"), alt="GPUs needed: GPU, precision and engine down, TP across")
     st.caption("GPUs to own, spares included, with the 90 % band in brackets.")
 
 

@@ -120,6 +120,7 @@ def _row(fleet: Existing) -> dict[str, object]:
         "GPU": candidate.gpu,
         "TP": candidate.tp,
         "Precision": candidate.precision,
+        "Engine": candidate.engine,
         "Requests/s": fleet.rate_per_s,
         "Requests/s per GPU": fleet.requests_per_s_per_gpu,
         "GPUs left over": fleet.unused,

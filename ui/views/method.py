@@ -11,6 +11,7 @@ from pathlib import Path
 from sizing import catalog
 from sizing.errors import CatalogueError
 from sizing.estimate import day_zero
+from sizing.estimate.kernels import LIBRARY
 from sizing.places import resource
 from sizing.points import Deployment, Point
 
@@ -119,12 +120,11 @@ def read(path: Path) -> str | None:
 def sources() -> list[dict[str, str]]:
     """Where catalogue and estimates come from, as their files say; a file that cannot be read says that."""
     try:
-        gpus, models, laws = catalog.gpus(), catalog.models(), day_zero.rows()
+        gpus, models, laws = catalog.gpus(), catalog.models(), day_zero.read_rows(day_zero.LAWS)
     except CatalogueError as error:
         return [{"What": "Catalogue and estimates", "From": str(error), "Version": "", "File": ""}]
-    timed = [row for row in laws.values() if not row["why_not"]]
+    timed = [row for row in laws if not row["why_not"]]
     engines = sorted({f"{row['engine']} {row['engine_version']}" for row in timed})
-    library = f"{day_zero.DISTRIBUTION} {day_zero.VERSION}"
     return [
         {
             "What": f"{len(gpus)} GPUs: memory, bandwidth, speed, power",
@@ -135,13 +135,13 @@ def sources() -> list[dict[str, str]]:
         {
             "What": f"{len(models)} models: sizes and shapes",
             "From": "the models' published configurations, as bundled with the kernel database",
-            "Version": library,
+            "Version": LIBRARY,
             "File": "data/catalog/models.yaml",
         },
         {
             "What": f"{len(timed):,} laws and memory sizes before measuring",
             "From": f"kernel timings of {', '.join(engines)}",
-            "Version": library,
+            "Version": LIBRARY,
             "File": "data/laws/day_zero.csv",
         },
     ]

@@ -75,7 +75,7 @@ def why_none(scenario: Scenario, outcome: Outcome | None) -> tuple[str, str]:
         return scenario.missing, "Complete the form on the left; the answer appears at once."
     nearest = next((rejection for rejection in outcome.rejected if rejection.nearest_s is not None), None)
     if nearest is not None and nearest.limit is not None and nearest.nearest_s is not None:
-        label = f"{nearest.gpu} TP{nearest.tp} {nearest.precision}"
+        label = nearest.label
         return outcome.title, (
             f"Nearest miss: {label} with {limit_name(nearest.limit)} of {milliseconds(nearest.nearest_s)}, "
             f"{room(nearest.nearest_s, nearest.limit)}. Relax that limit, or allow another GPU, TP or precision."

@@ -17,7 +17,7 @@ from ui import answers, link
 from ui.scenario import Scenario
 
 ROOT = Path(__file__).parents[2]
-ONE = Scenario(gpus=("h200_sxm",), precisions=("fp8",), tps=(1,))
+ONE = Scenario(gpus=("h200_sxm",), precisions=("fp8",), tps=(1,), engines=("trtllm",))
 """A scenario with a single candidate: quick to answer."""
 
 

@@ -106,7 +106,7 @@ def test_using_a_configuration_narrows_the_form_and_it_can_be_opened_again(compa
     query = query_of(app)
     assert (query["gpu"], query["tp"], query["precision"]) == (other.gpu, str(other.tp), other.precision)
     assert len(app.dataframe[0].value) == 1 and app.title[0].value.startswith("One configuration meets")
-    app = press(app, "Compare every TP and precision")
+    app = press(app, "Compare every TP, precision and engine")
     assert query_of(app)["tp"] == "any" and len(app.dataframe[0].value) > 1
 
 
@@ -118,7 +118,7 @@ def test_costs_can_be_hidden_and_without_a_price_it_is_said_how_to_see_them(comp
 
 def test_the_matrix_has_a_cell_for_every_configuration(compared: Open, plan: Plan) -> None:
     matrix = compared(SOME, **{"show.view": "matrix"}).table[0].value
-    assert {text_of(name) for name in matrix.index} == {"h200_sxm fp8", "h100_sxm fp8"}
+    assert {text_of(name) for name in matrix.index} == {"h200_sxm fp8 trtllm", "h100_sxm fp8 trtllm"}
     for fleet in plan.fleets:
         row = next(name for name in matrix.index if fleet.candidate.gpu in text_of(name))
         assert f"**{fleet.gpus:,}**" in matrix.loc[row, f"TP{fleet.candidate.tp}"]
@@ -174,12 +174,12 @@ def test_two_engines_on_one_gpu_are_told_apart(compared: Open, store: Store) -> 
     keep(store, [point(n) for n in levels])
     keep(store, [point(n, engine="vLLM", requests_per_s=0.9 * point(n).requests_per_s) for n in levels])
     scenario = replace(
-        ONE, model="acme/tiny", gpus=(), precisions=(), tps=(), isl=1000, osl=200, ttft=None, rate_per_s=1.0
+        ONE, model="acme/tiny", gpus=(), precisions=(), tps=(), engines=(), isl=1000, osl=200, ttft=None, rate_per_s=1.0
     )
     app = compared(scenario)
     names = app.multiselect(key=compare.LIST).options
     assert len(names) == len(set(names)) == len(app.dataframe[0].value) == 2
-    assert any("vLLM" in text_of(name) for name in names)
+    assert any("vllm" in text_of(name) for name in names)
 
 
 @given(some.lists(some.text(min_size=1), max_size=4))

@@ -85,13 +85,14 @@ def test_latency_has_a_panel_for_each_limit_with_the_capacity_and_the_planned_lo
 
 def test_a_load_that_is_tried_is_judged_and_can_be_taken(drawn: Open, plan: Plan) -> None:
     app = drawn("latency")
-    field = next(each for each in app.main.number_input if each.label.startswith("Load to try"))
-    field.set_value(0.9 * plan.answer.stable_per_s).run()
-    assert "misses p95" in shown(app)
-    field.set_value(2 * plan.answer.stable_per_s).run()
-    assert "grows without bound" in shown(app)
-    field.set_value(1.5).run()
-    assert "keeps p95" in shown(app)
+    for rate_per_s, said in (
+        (0.9 * plan.answer.stable_per_s, "misses p95"),
+        (2 * plan.answer.stable_per_s, "grows without bound"),
+        (1.5, "keeps p95"),
+    ):
+        field = next(each for each in app.main.number_input if each.label.startswith("Load to try"))
+        field.set_value(rate_per_s).run()
+        assert said in shown(app)
     app = press(app, f"Use {significant(1.5 * plan.answer.working)} requests/s")
     assert float(query_of(app)["rate"]) == pytest.approx(1.5 * plan.answer.working)
 

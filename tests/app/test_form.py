@@ -25,6 +25,7 @@ UNLIKE = Scenario(
     gpus=("h200_sxm",),
     precisions=("fp8",),
     tps=(1,),
+    engines=("vllm",),
     rate_per_s=30.0,
     isl_law=law_of("uniform:100-1900"),
     osl_law=law_of("points:100@0.8,900@0.2"),

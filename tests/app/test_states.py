@@ -99,7 +99,8 @@ def test_infeasible_names_the_nearest_miss_and_what_would_do(opened: Open) -> No
     assert app.title[0].value == "No configuration meets this SLA"
     assert_no_answer(app)
     text = shown(app)
-    assert "Nearest miss: h200_sxm TP1 fp8" in text.replace("*", "") and "0.1 ms" in text and "1 misses the SLA" in text
+    assert "Nearest miss: h200_sxm TP1 fp8 trtllm" in text.replace("*", "")
+    assert "0.1 ms" in text and "1 misses the SLA" in text
     needed = relaxations(NOWHERE.question, find(ONE.model, ONE.lengths, ONE.choice)[0])
     assert needed[0].smallest is None and "p95 TTFT:** no value is enough alone" in text
     assert needed[1].smallest and f"{milliseconds(needed[1].smallest.limit_s)} or more" in text
@@ -118,7 +119,7 @@ def test_a_narrow_choice_can_be_widened_where_it_is_infeasible(opened: Open) -> 
     narrow = replace(ONE, itl=Limit("itl", 95, 0.010))
     app = opened(narrow)
     assert_no_answer(app)
-    app = click(app, "Allow any precision and TP")
+    app = click(app, "Allow any precision, TP and engine")
     assert "You need" in app.title[0].value and query_of(app)["tp"] == "any"
 
 
@@ -154,8 +155,8 @@ def test_what_does_not_fit_says_how_much_is_lacking_and_what_fits(opened: Open) 
     assert_no_answer(app)
     text = shown(app)
     assert re.search(r"l40s TP1 bf16\*\* lacks \d+\.\d GB on each GPU", text)
-    assert "l40s TP2 bf16 or l40s TP1 fp8" in text
-    for label in ("Use l40s TP2 bf16", "Use l40s TP1 fp8"):
+    assert "l40s TP2 bf16 trtllm or l40s TP1 fp8 trtllm" in text
+    for label in ("Use l40s TP2 bf16 trtllm", "Use l40s TP1 fp8 trtllm"):
         again = click(opened(replace(ONE, gpus=("l40s",), precisions=("bf16",))), label)
         assert again.title[0].value != "The model does not fit on these GPUs"
 

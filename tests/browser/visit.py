@@ -22,7 +22,7 @@ ANSWERING = ("Size", "Compare", "Curves", "Simulate", "Report")
 """Pages that say something else for another answer."""
 TITLES = {"Size": "You need", "Compare": "this SLA", "Curves": "carries", "Simulate": "SLA", "Report": "Report"}
 """What the title of each page holds where there is an answer."""
-ONE = Scenario(gpus=("h200_sxm",), precisions=("fp8",), tps=(1,))
+ONE = Scenario(gpus=("h200_sxm",), precisions=("fp8",), tps=(1,), engines=("trtllm",))
 """A scenario with a single candidate: quick to answer."""
 PROBES = ("/_stcore/host-config", "/_stcore/health")
 """Streamlit's client asks for these under the page's own path first and takes the 404 for an answer."""

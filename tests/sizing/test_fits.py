@@ -19,7 +19,8 @@ MODEL, LENGTHS = "Qwen/Qwen3-32B", Lengths(2000, 256)
 
 
 def test_what_fits_instead_does_fit_and_nothing_smaller_does() -> None:
-    (misfit,) = misfits(MODEL, LENGTHS, find(MODEL, LENGTHS, Choice(("l40s",), ("bf16",), (1,)))[1])
+    choice = Choice(("l40s",), ("bf16",), (1,), engines=("trtllm",))
+    (misfit,) = misfits(MODEL, LENGTHS, find(MODEL, LENGTHS, choice)[1])
     with pytest.raises(DoesNotFit) as lacking:
         estimate(MODEL, "l40s", 1, "bf16", LENGTHS)
     assert misfit.missing_bytes == lacking.value.missing_bytes > 0

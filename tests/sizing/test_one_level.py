@@ -40,8 +40,12 @@ QUESTION = Question.of(
 
 @cache
 def level(users: int, slower: float = 1.0, lengths: Lengths = LENGTHS) -> Point:
-    """What a level would show of a server that is everywhere so many times slower than estimated, without noise."""
-    server = Replica(ESTIMATE.replica.law.scaled(slower), ESTIMATE.replica.batching)
+    """What a level would show of a server that is everywhere so many times slower than estimated, without noise.
+
+    A request's way to the engine takes a moment, so that it misses the iteration in which its user's last one ended.
+    """
+    law = ESTIMATE.replica.law.with_values(request_s=1e-3)
+    server = Replica(law.scaled(slower), ESTIMATE.replica.batching)
     point = simulated_point(Option(lengths, users, 10 * users), server, **QWEN)
     for _ in range(2):  # the users of a replay start over a time that follows from requests/s
         rate_per_s, ttft_s, itl_s = Replay(point_runs([point]), server).means(server)[0, :3].tolist()
@@ -92,7 +96,7 @@ def test_a_start_that_nobody_told_is_not_taken_for_the_engine() -> None:
     """TTFT six times as long, as where all prompts came at once: without a word on the start no step is longer."""
     burst = dataclasses.replace(level(16), ttft_mean_s=6 * (level(16).ttft_mean_s or 0.0))
     steps, as_before = (steps_s(fit([point]).law)[:8] for point in (burst, level(16)))
-    assert steps == pytest.approx(as_before, rel=0.1)
+    assert steps == pytest.approx(as_before, rel=0.15)
 
 
 def test_the_memory_stays_that_of_the_estimate() -> None:

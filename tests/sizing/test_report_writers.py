@@ -59,10 +59,10 @@ def test_the_same_numbers_in_all_four(made: dict[str, bytes]) -> None:
     ]
     shown = [(gpu, str(tp), f"{gpus:,}", significant(rate)) for gpu, tp, gpus, rate in candidates]
     in_page = page.table("GPU")
-    assert [(row[0], row[1], row[3], row[5]) for row in in_page] == shown
+    assert [(row[0], row[1], row[4], row[6]) for row in in_page] == shown
     assert all(squeezed("".join(row)) in text for row in in_page)
     in_book = rows_below(book["Candidates"], "GPU")
-    assert [(row[0], row[1], row[3], row[5]) for row in in_book] == [pytest.approx(each) for each in candidates]
+    assert [(row[0], row[1], row[4], row[6]) for row in in_book] == [pytest.approx(each) for each in candidates]
     in_json = values["configurations"]
     assert [(c["gpu"], c["tp"], c["gpus"]["value"], c["planned_per_gpu"]["value"]) for c in in_json] == candidates
     for line_ in (report().sentence, report().working, *report().assumptions, *report().excludes):

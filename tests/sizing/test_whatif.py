@@ -123,7 +123,7 @@ def test_drafts_that_are_never_right_are_no_better(bf16: Candidate) -> None:
 
 def test_good_small_drafts_pay_where_reading_the_weights_binds(bf16: Candidate) -> None:
     """Few sequences at a tight ITL: with acceptance .9 a step of hardly more time yields 4.1 tokens."""
-    tight = dataclasses.replace(MEMORY_BOUND, sla=Sla(Limit.parse("itl", "p95:12ms")))
+    tight = dataclasses.replace(MEMORY_BOUND, sla=Sla(Limit.parse("itl", "p95:15ms")))
     before, after = fleets(tight, bf16, Speculative(4, 0.9, 0.01))
     assert after.gpus < before.gpus
     assert after.capacity_per_s > before.capacity_per_s

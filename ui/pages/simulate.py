@@ -76,7 +76,7 @@ def _replica(scenario: Scenario) -> None:
 def _no_plan(outcome: Outcome) -> None:
     st.title(outcome.title, anchor=False)
     left_out = outcome.rejected[0] if outcome.rejected else None
-    where = f"{left_out.gpu} TP{left_out.tp} {left_out.precision}: " if left_out else ""
+    where = f"{left_out.label}: " if left_out else ""
     reason = left_out.why if left_out else outcome.reason
     st.markdown(
         f"{plain(sentence_case(where + reason))}.  \nThe simulation needs the load of a plan, and there is none: "

@@ -334,7 +334,7 @@ def _nearest_miss(rejected: Sequence[Rejection]) -> None:
         return
     idle = "" if nearest.why.startswith("unsteady") else " even without load"
     st.markdown(
-        f"**Nearest miss:** {plain(f'{nearest.gpu} TP{nearest.tp} {nearest.precision}')}: "
+        f"**Nearest miss:** {plain(nearest.label)}: "
         f"{limit_name(nearest.limit)} is {milliseconds(nearest.nearest_s)}{idle}, "
         f"{room(nearest.nearest_s, nearest.limit)}. More GPUs do not help; these changes do:"
     )

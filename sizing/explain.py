@@ -60,6 +60,12 @@ def cost_rejection(candidate: Candidate, least: int, best: float) -> Rejection:
     return Rejection.of(candidate, "cost", why)
 
 
+def engine_rejection(candidate: Candidate, faster: str) -> Rejection:
+    """An engine beside a faster one, on a configuration that is not the best of its GPU."""
+    why = f"not sized: {faster} takes less time on this configuration by its kernel timings; choose {candidate.engine}"
+    return Rejection.of(candidate, "engine", f"{why} to size it")
+
+
 def first_look(size: Callable[[Method], Sized | Rejection]) -> Sized | Rejection:
     """What `size` finds by formula; by simulation where the formula puts an idle replica just over a limit."""
     sized = size(BY_FORMULA)

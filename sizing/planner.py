@@ -12,6 +12,7 @@ from sizing.explain import (
     cost_rejection,
     dilution,
     distance_from_sla,
+    engine_rejection,
     first_look,
     jump_rejection,
     mean_based,
@@ -22,6 +23,7 @@ from sizing.plans import Candidate, Fleet, NoFeasiblePlan, Plan, Rejection
 from sizing.prediction import Prediction
 from sizing.question import Question, Setting, check_priced
 from sizing.queueing import stable_rate_per_s
+from sizing.workload import Lengths
 
 HOPELESS = 1.5
 """Times the GPUs of the best fleet of the same GPU: candidates that need more are skipped."""
@@ -52,19 +54,61 @@ def plan(question: Question, candidates: Sequence[Candidate], rejected: Sequence
 def survey(question: Question, candidates: Sequence[Candidate]) -> list[Fleet | Rejection]:
     """Every candidate by formula, those that may need the fewest GPUs first.
 
-    Skips candidates that need `HOPELESS` times the GPUs of a fleet of the same GPU even at their stable rate.
+    Skips candidates that need `HOPELESS` times the GPUs of a fleet of the same GPU even at their stable rate. Of
+    engines estimated side by side the fastest is sized, and the others where it makes the best fleet of a GPU.
     """
+    first, slower = fastest_engines(candidates, question.workload.lengths)
     sized: list[Fleet | Rejection] = []
-    fewest: dict[str, float] = {}
-    for candidate in sorted(candidates, key=lambda each: least_gpus(question, each)):
-        gpus, best = least_gpus(question, candidate), fewest.get(candidate.gpu, math.inf)
-        hopeless = gpus > HOPELESS * best
+    best: dict[str, Fleet] = {}
+    for candidate in sorted(first, key=lambda each: least_gpus(question, each)):
+        gpus, fewest = least_gpus(question, candidate), best.get(candidate.gpu)
+        hopeless = fewest is not None and gpus > HOPELESS * fewest.gpus
         by_method = partial(size, question, candidate)
-        found = cost_rejection(candidate, gpus, best) if hopeless else first_look(by_method)
+        found = cost_rejection(candidate, gpus, fewest.gpus) if fewest and hopeless else first_look(by_method)
         sized.append(found)
         if isinstance(found, Fleet):
-            fewest[candidate.gpu] = min(best, found.gpus)
+            best[candidate.gpu] = min(fewest or found, found, key=lambda fleet: cost(question, fleet))
+    beside = {configuration(fleet.candidate) for fleet in best.values()}
+    for candidate, faster in slower:
+        wins = not best or configuration(candidate) in beside
+        sized.append(
+            first_look(partial(size, question, candidate)) if wins else engine_rejection(candidate, faster.engine)
+        )
     return sized
+
+
+SCREENED_AT = 32
+"""Requests in flight at which engines are compared before any is sized."""
+
+
+def configuration(candidate: Candidate) -> tuple[str, str, int, int]:
+    """What engines are compared on."""
+    return candidate.gpu, candidate.precision, candidate.tp, candidate.pp
+
+
+def fastest_engines(
+    candidates: Sequence[Candidate], lengths: Lengths
+) -> tuple[list[Candidate], list[tuple[Candidate, Candidate]]]:
+    """Measured candidates and, of each estimated configuration, the engine whose iterations take a request the least
+    time at `SCREENED_AT` in flight; then the slower ones, each with the one that beat it."""
+
+    def busy_s(candidate: Candidate) -> float:
+        law, context = candidate.replica.law, lengths.isl + lengths.osl / 2
+        decode_s = law.decode_s(SCREENED_AT, SCREENED_AT * context) / SCREENED_AT
+        return law.prefill_alone_s(lengths.isl) + lengths.osl * decode_s
+
+    fastest: dict[tuple[str, str, int, int], Candidate] = {}
+    for candidate in candidates:
+        if candidate.unmeasured:
+            rival = fastest.setdefault(configuration(candidate), candidate)
+            fastest[configuration(candidate)] = min(rival, candidate, key=busy_s)
+    first = [each for each in candidates if not each.unmeasured or fastest[configuration(each)] is each]
+    slower = [
+        (each, fastest[configuration(each)])
+        for each in candidates
+        if each.unmeasured and fastest[configuration(each)] is not each
+    ]
+    return first, slower
 
 
 def least_gpus(question: Question, candidate: Candidate) -> int:

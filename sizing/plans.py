@@ -18,7 +18,7 @@ from sizing.workload import Limit
 
 NEAR_STABLE = 0.97
 """Share of the stable rate from which stability, not a limit, is said to bind: percentiles explode beyond."""
-Why = Literal["memory", "sla", "no_data", "cost", "too_few"]
+Why = Literal["memory", "sla", "no_data", "cost", "engine", "too_few"]
 Basis = Literal["measured", "fitted", "extrapolated", "estimated", "what-if"]
 
 

@@ -39,6 +39,7 @@ LEFT_OUT = {
     "sla": ("misses the SLA", "miss the SLA"),
     "no_data": ("has no data", "have no data"),
     "cost": ("cannot win", "cannot win"),
+    "engine": ("is not the fastest engine", "are not the fastest engine"),
     "too_few": ("lacks GPUs", "lack GPUs"),
 }
 """Kinds of reasons to leave a configuration out, said of one and of several."""

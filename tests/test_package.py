@@ -157,7 +157,7 @@ def test_an_installed_wheel_answers_from_the_shipped_data(
 import sizing, sizing.places
 from sizing.candidates import Choice, find
 lengths = sizing.Lengths(2000, 256)
-(candidate,), _ = find("Qwen/Qwen3-32B", lengths, Choice(("h200_sxm",), ("bf16",), (2,)), [])
+(candidate,), _ = find("Qwen/Qwen3-32B", lengths, Choice(("h200_sxm",), ("bf16",), (2,), engines=("vllm",)), [])
 print(repr(sizing.predict(candidate.replica, sizing.Workload(lengths, 2.0))), sizing.__file__)
 """
     exec(ask, {})
@@ -285,7 +285,7 @@ def extras() -> dict[str, list[str]]:
 
 def test_what_runs_is_locked_apart_from_what_tests() -> None:
     runs, tests = pins("requirements.txt"), pins("requirements-test.txt")
-    wanted = {name_of(each) for name in ("estimate", "measure", "postgres", "report", "app") for each in extras()[name]}
+    wanted = {name_of(each) for name in ("measure", "postgres", "report", "app") for each in extras()[name]}
     wanted |= {name_of(each) for each in PROJECT["project"]["dependencies"]}
     assert wanted - {"sizing"} <= runs.keys()
     assert runs.items() <= tests.items()

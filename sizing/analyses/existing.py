@@ -8,7 +8,8 @@ from functools import partial
 
 from sizing.edge import BY_SIMULATION, Method, SlaMissed, capacity_band
 from sizing.errors import ScenarioError
-from sizing.explain import first_look, jump_rejection, remarks, sla_rejection
+from sizing.explain import engine_rejection, first_look, jump_rejection, remarks, sla_rejection
+from sizing.planner import fastest_engines
 from sizing.plans import NEAR_STABLE, Basis, Candidate, Rejection, basis_of, beyond_measured
 from sizing.prediction import Caution, Prediction
 from sizing.question import Question, Setting
@@ -110,8 +111,13 @@ def largest_rate(
 def best_first(
     question: Question, candidates: Sequence[Candidate], gpus: int
 ) -> tuple[list[Existing], list[Rejection]]:
-    """What each candidate carries, most first, the first by simulation, the rest by formula; and those that cannot."""
-    sized = [first_look(partial(largest_rate, question, candidate, gpus)) for candidate in candidates]
+    """What each candidate carries, most first, the first by simulation, the rest by formula; and those that cannot.
+
+    Of engines estimated side by side the fastest is sized.
+    """
+    first, slower = fastest_engines(candidates, question.workload.lengths)
+    sized = [first_look(partial(largest_rate, question, candidate, gpus)) for candidate in first]
+    sized += [engine_rejection(candidate, faster.engine) for candidate, faster in slower]
     while True:
         carry = sorted((fleet for fleet in sized if isinstance(fleet, Existing)), key=lambda fleet: -fleet.rate_per_s)
         if not carry or carry[0].predicted.method == "simulation":

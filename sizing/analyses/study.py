@@ -361,7 +361,7 @@ def _line(cells: object) -> str:
 
 CLUSTER = "lab.cluster"
 """Found by name: few installations have a cluster."""
-PACKAGES = ("numpy", "scipy", "numba", "aiconfigurator-core")
+PACKAGES = ("numpy", "scipy", "numba")
 """Libraries that compute results: another version may give other numbers."""
 
 

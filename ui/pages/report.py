@@ -83,7 +83,7 @@ def _downloads(found: Report, started_s: float) -> None:
     """A button for each format; the file is made when the button is pressed.
 
     A button that was pressed while this run was under way was one of the run before. What Streamlit answers to it may
-    be dropped as this run starts, and the button then waits for ever: another question has buttons of its own.
+    be dropped as this run starts, and the button then waits without end: another question has buttons of its own.
     """
     handed = visit().report_handed = visit().report_handed or answers.Handed()
     for suffix, (name, icon, help_) in FORMATS.items():

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
+from typing import Any
 
 import numpy as np
 import pytest
@@ -14,6 +15,9 @@ from sizing import planner
 from sizing.edge import BY_FORMULA, BY_SIMULATION, SlaMissed
 from sizing.engine import Batching, Replica, StepLaw
 from sizing.errors import ScenarioError
+from sizing.estimate import ENGINES
+from sizing.library import plan as plan_of
+from sizing.planner import configuration
 from sizing.plans import Candidate, Fleet, NoFeasiblePlan, Plan
 from sizing.prediction import Prediction, Quantiles
 from sizing.question import Question, Setting
@@ -223,3 +227,26 @@ def test_a_fleet_is_found_where_one_replica_alone_would_miss_the_sla() -> None:
         fleet.candidate.replica, bursts, replicas=fleet.working, routing="round_robin", requests=40_000, seed=5
     )
     assert run.meets(asked.sla)
+
+
+SIDE_BY_SIDE = [
+    ("Qwen/Qwen3-32B", ("h200_sxm", "h100_sxm"), {"isl": 500, "osl": 1000, "itl": "p99:25ms", "rate": 60}),
+    ("meta-llama/Meta-Llama-3.1-70B", ("h100_sxm",), {"isl": 2000, "osl": 256, "ttft": "p95:1s", "rate": 20}),
+    ("openai/gpt-oss-120b", ("b200_sxm",), {"isl": 500, "osl": 1000, "itl": "p99:25ms", "rate": 60}),
+    ("deepseek-ai/DeepSeek-R1", ("h200_sxm",), {"isl": 2000, "osl": 256, "itl": "p95:30ms", "rate": 20}),
+]
+
+
+@pytest.mark.parametrize(("model", "gpus", "asked"), SIDE_BY_SIDE)
+def test_engines_side_by_side_need_as_few_gpus_as_the_best_alone(
+    model: str, gpus: tuple[str, ...], asked: dict[str, Any]
+) -> None:
+    """Although a law's pace alone decides which of them is sized first."""
+    alone = {engine: plan_of(model, gpus=gpus, engines=engine, **asked).answer.gpus for engine in ENGINES}
+    beside = plan_of(model, gpus=gpus, **asked)
+    print(f"{model}: {alone}, side by side {beside.answer.gpus} by {beside.answer.candidate.engine}")
+    assert beside.answer.gpus == min(alone.values()) == alone[beside.answer.candidate.engine]
+    best = beside.answer.candidate
+    told = {fleet.candidate.engine for fleet in beside.fleets if configuration(fleet.candidate) == configuration(best)}
+    missed = {miss.engine for miss in beside.rejected if miss.kind != "engine"}
+    assert told | missed >= set(ENGINES)

@@ -35,6 +35,7 @@ def keys(wanted: Iterable[Model]) -> list[tuple[Model, str, Precision, int]]:
     return [
         (model, gpu.id, precision, tp)
         for gpu in gpus().values()
+        if gpu.timed
         for model in wanted
         for precision in precisions(gpu, model)
         for tp in TENSOR_PARALLEL

@@ -10,7 +10,6 @@ from sizing.catalog import Gpu, Model, Precision
 from sizing.engine import StepLaw
 from sizing.errors import EstimateUnavailable
 from sizing.estimate import kernels
-from sizing.estimate.checkpoints import left_out
 from sizing.estimate.memory import Memory
 
 GRID_LENGTH = 4096
@@ -37,13 +36,15 @@ class Timed:
 
 def time_kernels(model: Model, gpu: Gpu, tp: int, precision: Precision, backend: str) -> Timed:
     """The first engine with timings, `backend` before the others. Raises EstimateUnavailable with every reason."""
+    if not gpu.timed:
+        raise EstimateUnavailable(f"nothing was timed on {gpu.name}")
     reasons: list[str] = []
     for name in _backends(model, gpu, backend):
         try:
-            return _time(kernels.open_engine(model, gpu.id, name, tp, precision))
+            return _time(kernels.open_engine(model, gpu.id, name, tp, precision), model.unrouted)
         except EstimateUnavailable as error:
             reasons.append(str(error))
-    raise EstimateUnavailable("; ".join(reasons) or kernels.MISSING)
+    raise EstimateUnavailable("; ".join(dict.fromkeys(reasons)) or kernels.MISSING)
 
 
 def _backends(model: Model, gpu: Gpu, first: str) -> Iterator[str]:
@@ -53,13 +54,13 @@ def _backends(model: Model, gpu: Gpu, first: str) -> Iterator[str]:
 
 
 @lru_cache(maxsize=1024)
-def _time(engine: kernels.TimedModel) -> Timed:
+def _time(engine: kernels.TimedModel, unrouted: float) -> Timed:
     # Costs scipy.optimize, a quarter of a second that shipped laws do without.
     from sizing.estimate.step_grid import fit_steps, observe
 
     memory = kernels.memory(engine, engine.tp)
     steps = observe(engine, max(memory.kv_tokens(GRID_LENGTH), LEAST_GRID))
-    fit = fit_steps(steps, unread_decay=left_out(engine.model_id))
+    fit = fit_steps(steps, unread_decay=unrouted)
     return Timed(
         engine.backend,
         engine.version,

@@ -39,8 +39,9 @@ _Entry = TypeVar("_Entry", "Gpu", "Model")
 class Gpu:
     """One GPU: memory in bytes, bandwidth in bytes/s, dense FLOP/s by format of the operands (bf16, fp8, fp4).
 
-    `precisions`: formats with kernel timings, most accurate first. `power_w`: its thermal design power in watts, None
-    = not known. `source` names where the figures come from.
+    `precisions`: formats in which models run, most accurate first. `power_w`: its thermal design power in watts, None
+    = not known. `source` names where the figures come from. `timed`: kernels were timed on it; without, all that is
+    known of its speed are these figures, and it is compared only where it is asked for by name.
     """
 
     id: str
@@ -54,6 +55,7 @@ class Gpu:
     gpus_per_server: _Count
     source: str
     power_w: _Positive | None = None
+    timed: bool = True
 
     def peak_flops_per_s(self, precision: Precision) -> float:
         """Dense FLOP/s of matrix products at this precision; weight-only formats compute in bf16."""
@@ -107,6 +109,27 @@ def models() -> Mapping[str, Model]:
     return read(CATALOG / "models.yaml", Model)
 
 
+def timed_gpus() -> tuple[str, ...]:
+    """Names of the GPUs on which kernels were timed."""
+    return tuple(name for name, entry in gpus().items() if entry.timed)
+
+
+_own: dict[str, Model] = {}
+MOST_OWN = 1000
+
+
+def keep(model: Model) -> Model:
+    """Let `model` be found by its id from now on, in this process: the planner names a model wherever it means one.
+
+    Of more than MOST_OWN the first are forgotten.
+    """
+    _own.pop(model.id, None)
+    _own[model.id] = model
+    while len(_own) > MOST_OWN:
+        _own.pop(next(iter(_own)), None)
+    return model
+
+
 def gpu(name: str) -> Gpu:
     """The GPU of that name, in any letter case; else CatalogueError with the nearest names.
 
@@ -126,6 +149,8 @@ def model(name: str) -> Model:
     >>> model("meta-llama/Llama-3.1-8B-Instruct").id
     'meta-llama/Meta-Llama-3.1-8B'
     """
+    if name in _own:
+        return _own[name]
     return _find("model", name, models(), _base_name)
 
 
@@ -180,12 +205,16 @@ def _base_name(key: str) -> str:
 def precisions(gpu: Gpu, model: Model) -> tuple[Precision, ...]:
     """How `model` can run on `gpu`: a bf16 checkpoint in every precision of the chip, any other only as published.
 
+    A model of one's own with 4-bit integer weights runs on every chip, which unpacks them to bf16.
+
     >>> precisions(gpus()["h100_sxm"], models()["Qwen/Qwen3-32B"])
     ('bf16', 'fp8', 'fp8_block')
     """
     if model.checkpoint == "bf16":
         return gpu.precisions
-    return (model.checkpoint,) if model.checkpoint in gpu.precisions or model.timed_on(gpu.id) else ()
+    unpacked = model.checkpoint == "int4" and model.id in _own
+    runs = unpacked or model.checkpoint in gpu.precisions or model.timed_on(gpu.id)
+    return (model.checkpoint,) if runs else ()
 
 
 def _find(what: str, name: str, known: Mapping[str, _Entry], alike: Callable[[str], str] | None = None) -> _Entry:

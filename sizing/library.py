@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
-from typing import Literal
+from collections.abc import Iterable, Mapping, Sequence
+from os import PathLike
+from typing import Any, Literal
 
 from sizing import planner, queueing
 from sizing.analyses.existing import Existing, best_first
 from sizing.candidates import Choice, find
 from sizing.engine import Batching, Replica, StepLaw
 from sizing.errors import SizingError
+from sizing.estimate.checkpoints import is_config, known, own
 from sizing.explain import distance_from_sla
 from sizing.fitting import Fit, fit
 from sizing.plans import Candidate, Fleet, NoFeasiblePlan, Plan, Rejection
@@ -57,12 +59,14 @@ __all__ = [
 
 Names = str | Iterable[str]
 Basis = Literal["measured", "any"]
+Config = str | PathLike[str] | Mapping[str, Any]
 
 
 def plan(
-    model: str,
+    model: str = "",
     *,
     rate: float,
+    config: Config | None = None,
     isl: float | None = None,
     osl: float | None = None,
     gpus: Names = (),
@@ -90,6 +94,8 @@ def plan(
 ) -> Plan:
     """The fewest GPUs that serve `rate` requests/s of `model` under the SLA: ``plan(...).answer``.
 
+    `config`: the public config.json of a model that the catalogue lacks, as a path or what it holds; `model` then names
+    it. A `model` that is the path of a folder with a config.json needs no more.
     `isl`, `osl`: mean input and output tokens; `isl_cv`, `osl_cv` their coefficients of variation, `correlation` that
     of their logarithms. `isl_law`, `osl_law`: laws other than lognormal, a `TokenLaw` or its text, for instance
     ``"uniform:100-300"``, which imply the means. `ttft`, `itl`, `gap` and `e2e` are the limits, at least one of them,
@@ -106,6 +112,7 @@ def plan(
     """
     given = (isl, osl, isl_cv, osl_cv, correlation, isl_law, osl_law)
     lengths = lengths_of(dict(zip(LENGTHS, given, strict=True)))
+    model = model_id(model, config)
     question = Question(
         model,
         Workload(lengths, rate, Arrivals.parse(arrivals), Prefix(prefix_tokens, prefix_hit)),
@@ -121,9 +128,10 @@ def plan(
 
 
 def capacity(
-    model: str,
+    model: str = "",
     *,
     fleet_gpus: int,
+    config: Config | None = None,
     isl: float | None = None,
     osl: float | None = None,
     gpus: Names = (),
@@ -154,6 +162,7 @@ def capacity(
     """
     given = (isl, osl, isl_cv, osl_cv, correlation, isl_law, osl_law)
     lengths = lengths_of(dict(zip(LENGTHS, given, strict=True)))
+    model = model_id(model, config)
     question = Question(
         model,
         Workload(lengths, 1.0, Arrivals.parse(arrivals), Prefix(prefix_tokens, prefix_hit)),
@@ -187,6 +196,13 @@ def predict(
     if method == "analytic":
         return queueing.predict(replica, workload, replicas=replicas, routing=routing, seed=seed)
     return simulate(replica, workload, replicas=replicas, routing=routing, seed=seed).prediction()
+
+
+def model_id(model: str, config: Config | None) -> str:
+    """The name by which the planner finds the model: of `config`, of a folder, of points or the catalogue."""
+    if config is not None:
+        return own(config, model).id
+    return known(model).id if is_config(model) else model
 
 
 def names(given: Names) -> tuple[str, ...]:

@@ -153,7 +153,7 @@ def elsewhere(model: str, lengths: Lengths, besides: Sequence[str]) -> Candidate
     found = [
         candidate
         for gpu in catalog.gpus().values()
-        if gpu.id not in besides
+        if gpu.timed and gpu.id not in besides
         for candidate in fits_on(model, gpu.id, lengths)
     ]
     return min(found, key=lambda each: (each.gpus, catalog.gpu(each.gpu).memory_bytes), default=None)

@@ -21,7 +21,7 @@ CautionKind = Literal[  # noqa: RUF041 - grouped by where they come from
     Literal["beyond_measured", "near_floor", "diluted"],  # of a fleet
     Literal["poor_fit", "distrusted_point", "fitted_kv_tokens", "fitted_unread"],  # of a fit
     Literal["lockstep", "one_level", "few_points", "one_isl", "unmeasured_isl"],  # of the points that it is made to
-    Literal["no_timings", "other_engine", "moe_on_blackwell", "rough_timings"],  # of an estimate
+    Literal["no_timings", "scaled_law", "other_engine", "moe_on_blackwell", "rough_timings"],  # of an estimate
 ]
 
 

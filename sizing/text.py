@@ -659,7 +659,11 @@ CAUTIONS: dict[CautionKind, str] = {
         "prompts of {asked:,.0f} tokens were not measured, only of about {isl:,.0f}: TTFT and the load of prompts may "
         "be off by a factor of two; measure one more level with {longer:,.0f} tokens in"
     ),
-    "no_timings": "no kernel timings ({why}): a roofline, good to a factor of two",
+    "no_timings": "no kernel timings ({why}): a roofline, good to a factor of {factor:.2g}",
+    "scaled_law": (
+        "no kernel timings ({why}): scaled from the law of {relative}; where models of the catalogue were scaled so, 9 "
+        "of 10 step times were within a factor of {factor:.2g}"
+    ),
     "other_engine": "no {asked} timings for this model, GPU and precision: those of {used} are used",
     "moe_on_blackwell": (
         "mixture of experts on Blackwell: real servers were 1.5 times as fast as these timings on average"

@@ -22,7 +22,7 @@ from rich.table import Table
 
 from sizing import candidates, planner
 from sizing.candidates import Choice
-from sizing.catalog import gpus
+from sizing.catalog import timed_gpus
 from sizing.engine import Replica
 from sizing.errors import SizingError
 from sizing.fitting import fit
@@ -191,7 +191,7 @@ def plan_all_s() -> float:
     question = Question(MODEL, Workload(Lengths(2000, 256), 20.0), SLA)
     start_s = perf_counter()
     try:
-        planner.plan(question, *candidates.find(MODEL, question.workload.lengths, Choice(gpus=tuple(gpus()))))
+        planner.plan(question, *candidates.find(MODEL, question.workload.lengths, Choice(gpus=timed_gpus())))
     except NoFeasiblePlan:
         return math.nan
     return perf_counter() - start_s

@@ -1,28 +1,29 @@
-"""Writes models.yaml from the models bundled with aiconfigurator-core: python data/catalog/build.py
+"""Writes models.yaml from the configurations of configs.yaml and those bundled with aisimulate:
 
-Run it when that library's version changes; the planner reads the YAML only. Models that no engine builds are left out.
+    python data/catalog/build.py
+
+Run it when either changes; the planner reads models.yaml only.
 """
 
 import csv
-import logging
+import json
 from collections import defaultdict
+from collections.abc import Iterator
 from importlib.resources import files
 from pathlib import Path
 
-from aiconfigurator_core.sdk.common import DefaultHFModels
-from aiconfigurator_core.sdk.utils import get_model_config_from_model_path
-
 from sizing.catalog import Model
 from sizing.errors import CatalogueError
-from sizing.estimate.checkpoints import describe, left_out
-from sizing.estimate.kernels import BACKENDS, LIBRARY
+from sizing.estimate.checkpoints import describe
+from sizing.estimate.kernels import BACKENDS, LIBRARY, MISSING, available
+from sizing.yaml_file import read_yaml
 
-PUBLISHED = {"DeepSeek-R1": (671e9, 37e9), "DeepSeek-V3": (671e9, 37e9)}
-"""Sizes on the model card where the counted ones are off: the first three layers are dense, the database has none."""
-
+HERE = Path(__file__).parent
 HEADER = f"""\
-# Models the planner knows. Written by data/catalog/build.py from the configurations bundled with {LIBRARY}.
-# parameters: counted from layer shapes, embeddings included (DeepSeek V3 and R1: the model card's).
+# Models the planner knows. Written by data/catalog/build.py from the configurations of configs.yaml and those bundled
+# with {LIBRARY}; counted by sizing/estimate/checkpoints.py.
+# parameters: counted from layer shapes, embeddings included; of several modalities, those of the language model.
+# active_parameters: without the table of which a token takes a row, where the output has another.
 # unrouted: share of a mixture's experts that a token does not pass through.
 # checkpoint: precision of the published weights (of the experts, where there are any).
 # max_context_tokens: max_position_embeddings of that configuration, the model's longest prompt and output together.
@@ -30,10 +31,14 @@ HEADER = f"""\
 """
 
 
+UNCHECKED = ("deepseek-ai/DeepSeek-V4.1-Flash", "meta-models/Muse-Glimmer-30B")
+"""Bundled, but what the reader counts of them could not be checked against a published size."""
+
+
 def timings() -> dict[str, dict[str, list[str]]]:
     """Model -> engine -> GPUs with status PASS in the library's support matrix."""
     found: dict[str, dict[str, list[str]]] = defaultdict(lambda: defaultdict(list))
-    for table in sorted(Path(str(files("aiconfigurator_core"))).glob("systems/support_matrix/*.csv")):
+    for table in sorted(Path(str(files("aisimulate_core"))).glob("systems/support_matrix/*.csv")):
         with table.open(newline="") as file:
             for row in csv.DictReader(file):
                 served = found[row["HuggingFaceID"]][row["Backend"]]
@@ -42,27 +47,42 @@ def timings() -> dict[str, dict[str, list[str]]]:
     return found
 
 
-def max_context_tokens(model_id: str) -> int | None:
-    """Longest context of the model by its bundled configuration; None where that does not say."""
-    config = get_model_config_from_model_path(model_id)["raw_config"]
-    places = (config, config.get("text_config") or {})
-    return next((int(found) for place in places if (found := place.get("max_position_embeddings"))), None)
+def bundled() -> Iterator[Model]:
+    """The models whose configurations the library bundles; one that cannot be read is left out, and told."""
+    for file in sorted(Path(str(files("aisimulate_core"))).glob("model_configs/*_config.json")):
+        model_id = file.name.removesuffix("_config.json").replace("--", "/")
+        if not file.name.endswith("_hf_quant_config.json") and model_id not in UNCHECKED:
+            beside = file.with_name(file.name.replace("_config.json", "_hf_quant_config.json"))
+            packed = json.loads(beside.read_bytes()) if beside.exists() else {}
+            try:
+                yield describe(json.loads(file.read_bytes()), model_id, display(model_id), packed)
+            except CatalogueError as error:
+                print(f"left out: {error}")
+
+
+def ours() -> Iterator[Model]:
+    """The models of configs.yaml."""
+    for model_id, given in read_yaml(HERE / "configs.yaml", "file of configurations").items():
+        yield describe(given["config"], model_id, display(model_id))
+
+
+def display(model_id: str) -> str:
+    """A name for a screen."""
+    name = model_id.rpartition("/")[2].removeprefix("Meta-").removesuffix("-hf")
+    return name.replace("-", " ").replace("_", ".")
 
 
 def entry(model: Model, served: dict[str, list[str]]) -> str:
     """One model as YAML."""
-    context = max_context_tokens(model.id)
-    size = next((size for name, size in PUBLISHED.items() if name in model.id), None)
-    total, active = size or (model.parameters, model.active_parameters)
     lines = [
         f"{model.id}:",
         f"  name: {model.name}",
         f"  kind: {model.kind}",
         f"  checkpoint: {model.checkpoint}",
-        *([f"  max_context_tokens: {context}"] if context else []),
-        f"  parameters: {total:.4e}",
-        f"  active_parameters: {active:.4e}",
-        *([f"  unrouted: {round(left_out(model.id), 5)}"] if model.kind == "moe" else []),
+        *([f"  max_context_tokens: {model.max_context_tokens}"] if model.max_context_tokens else []),
+        f"  parameters: {model.parameters:.4e}",
+        f"  active_parameters: {model.active_parameters:.4e}",
+        *([f"  unrouted: {round(model.unrouted, 8)}"] if model.kind == "moe" else []),
         *(f"  {key}: {getattr(model, key)}" for key in ("layers", "heads", "kv_heads", "head_size")),
         f"  kv_values_per_token: {model.kv_values_per_token}",
     ]
@@ -72,14 +92,12 @@ def entry(model: Model, served: dict[str, list[str]]) -> str:
 
 def main() -> None:
     """Write models.yaml beside this file."""
+    if not available():  # and on the path from here on
+        raise SystemExit(MISSING)
     served = timings()
-    entries = []
-    for model_id in sorted(DefaultHFModels, key=str.casefold):
-        try:
-            entries.append(entry(describe(model_id), served[model_id]))
-        except CatalogueError as error:
-            logging.getLogger(__name__).warning("left out: %s", error)
-    Path(__file__).with_name("models.yaml").write_text(HEADER + "\n" + "\n".join(entries) + "\n", encoding="utf-8")
+    found = {model.id: model for model in (*ours(), *bundled())}
+    entries = [entry(found[model_id], served[model_id]) for model_id in sorted(found, key=str.casefold)]
+    (HERE / "models.yaml").write_text("\n".join([HEADER, *entries, ""]), encoding="utf-8")
 
 
 if __name__ == "__main__":

@@ -26,11 +26,11 @@ from sizing.cli.options import (
     choice_of,
     choice_options,
     configured,
-    field_option,
     field_options,
     gpus_of,
     length_options,
     margin_options,
+    model_options,
     options,
     points_of,
     prices_of,
@@ -62,7 +62,7 @@ Example:
 @click.command("capacity", epilog=EXAMPLE)
 @options(
     click.option("--gpus", type=click.IntRange(1), required=True, help="GPUs of the existing fleet."),
-    field_option("model"),
+    model_options(required=True),
     choice_options,
     length_options(required=True),
     sla_options,
@@ -110,7 +110,7 @@ IN_FILE = ("model", "workloads", "gpu", "precision", "tp", "routing", "headroom"
 @click.command("share", epilog=EXAMPLES)
 @options(
     click.option("--scenario", type=click.Path(), help="YAML file with the whole question."),
-    click.option("--model", help="Model name, if there is no --scenario."),
+    model_options(required=False),
     click.option("--workload", "workloads", multiple=True, help="NAME:isl=..,osl=..,rate=..,ttft=..; several times."),
     choice_options,
     field_options("routing", "headroom", "spare", "price"),

@@ -81,6 +81,39 @@ LENGTHS = (
 )
 
 
+def _model_given(context: click.Context, _: click.Parameter, name: str | None) -> str | None:
+    """The id of the model: of ``--config`` under the name that ``--model`` gives it, or of the folder that it names."""
+    from sizing.estimate.checkpoints import is_config, known, own  # only a model of one's own is read from a file
+
+    path = context.meta.get(CONFIG)
+    if path is not None:
+        return own(path, name if name and not is_config(name) else "").id
+    return known(name).id if name and is_config(name) else name
+
+
+def _config_given(context: click.Context, parameter: click.Parameter, path: str | None) -> None:
+    if path is not None:
+        context.meta[CONFIG] = path
+        context.default_map = {**(context.default_map or {}), "model": ""}
+
+
+CONFIG = "sizing.config"
+config_option = click.option(
+    "--config",
+    type=click.Path(),
+    is_eager=True,
+    expose_value=False,
+    callback=_config_given,
+    help="A model that the catalogue lacks: its public config.json, or a folder with it. --model then names it.",
+)
+
+
+def model_options(required: bool) -> Callable[[F], F]:
+    """``--model`` and ``--config``; `required`: one of them must be there."""
+    model = FIELDS["model"]
+    return options(click.option("--model", required=required, callback=_model_given, help=model.help), config_option)
+
+
 def length_options(required: bool) -> Callable[[F], F]:
     """Lengths, arrivals, prefix and routing; `required`: click itself asks for ISL and OSL."""
     return options(field_options("isl", "osl", required=required), field_options(*LENGTHS[2:]))

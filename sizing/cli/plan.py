@@ -27,6 +27,7 @@ from sizing.cli.options import (
     gpus_of,
     length_options,
     margin_options,
+    model_options,
     options,
     points_of,
     prices_of,
@@ -84,7 +85,7 @@ LOAD_NEEDED = ("isl", "osl")
 
 @click.command("plan", epilog=EXAMPLES)
 @options(
-    field_option("model"),
+    model_options(required=True),
     choice_options,
     length_options(required=False),
     field_option("rate", required=False),

@@ -17,8 +17,8 @@ from sizing.analyses.whatif import KINDS, Comparison, example, parse_change, wha
 from sizing.cli.options import (
     as_json,
     choice_of,
-    field_option,
     margin_options,
+    model_options,
     points_of,
     protocol_of,
     sla_options,
@@ -140,7 +140,7 @@ Example:
 @click.command("whatif", epilog=EXAMPLE)
 @click.option("--change", "changes", multiple=True, help="A change, see below; may be repeated.")
 @click.option("--disaggregated", is_flag=True, help="Also: prompts and tokens in two pools of replicas.")
-@field_option("model")
+@model_options(required=True)
 @which_options
 @workload_options
 @sla_options

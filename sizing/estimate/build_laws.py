@@ -73,7 +73,7 @@ def main(names: tuple[str, ...], jobs: int, out: Path) -> None:
     """Fit laws to kernel timings and write them."""
     if not kernels.available():
         raise click.ClickException(kernels.MISSING)
-    wanted = [models()[name] for name in names] if names else list(models().values())
+    wanted = [models()[name] for name in names] or [one for one in models().values() if kernels.bundled(one.id)]
     try:
         kept = [cells for cells in read_rows(out) if cells["model"] not in names] if names else []
     except CatalogueError:

@@ -1,4 +1,5 @@
-"""Day-zero candidates: the law of a replica nobody has measured yet, from kernel timings, else from the data sheet."""
+"""Day-zero candidates: the law of a replica nobody has measured yet, from kernel timings, else scaled from the law of a
+relative, else from the data sheet."""
 
 from __future__ import annotations
 
@@ -6,7 +7,7 @@ import csv
 import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
-from functools import lru_cache, partial
+from functools import cache, lru_cache, partial
 from pathlib import Path
 from types import MappingProxyType
 from typing import NamedTuple
@@ -16,9 +17,10 @@ from sizing.catalog import BITS, Gpu, Model, Precision, gpus
 from sizing.engine import FREE, Batching, Replica, StepLaw, engine_named
 from sizing.errors import CatalogueError, DoesNotFit, EstimateUnavailable
 from sizing.estimate import kernels
-from sizing.estimate.checkpoints import describe
+from sizing.estimate.checkpoints import known
 from sizing.estimate.memory import KV_LENGTHS, Memory
-from sizing.estimate.timed import Timed, time_kernels
+from sizing.estimate.relatives import RELATIVE_SIGMA, TWIN, distance, nearest, scaled
+from sizing.estimate.timed import Timed
 from sizing.numbers import percent
 from sizing.places import resource
 from sizing.plans import Candidate
@@ -120,16 +122,37 @@ def row_of(key: Key, timed: Timed) -> dict[str, str]:
     return {**named, "engine_version": timed.version, **texts, "why_not": ""}
 
 
-# --- A replica's law from the data sheet alone, where there are no kernel timings. Good to a factor of two
+# --- A replica's law from the data sheet alone, where there are no kernel timings
 
-DECODE_EFFICIENCY = (0.28, 0.94)
-"""Share of the memory bandwidth that decode steps of one sequence reach, lowest (70B, TP8) and highest (8B, L40S)."""
-PREFILL_EFFICIENCY = (0.21, 0.71)
-"""Share of the peak FLOP/s that prefill steps reach, lowest and highest over models, chips and TP across NVLink.
 
-TP across PCIe is slower still (0.09 for 32 billion parameters on four L40S).
-"""
-RELATIVE_SIGMA = 0.5
+@dataclass(frozen=True, slots=True)
+class Efficiency:
+    """What engines reach of the figures of a data sheet, and what a layer costs whatever is computed.
+
+    `weights`, `cache`: shares of the memory bandwidth at which they are read; `arithmetic`: share of the dense FLOP/s.
+    `layer_s`: seconds of a layer in each iteration, `prompt_layer_s`: in each with a prompt, beside them.
+    """
+
+    weights: float
+    cache: float
+    arithmetic: float
+    layer_s: float
+    prompt_layer_s: float
+
+
+EFFICIENCY: Mapping[str, Efficiency] = MappingProxyType(
+    {"dense": Efficiency(0.84, 0.87, 0.58, 68e-6, 72e-6), "moe": Efficiency(0.76, 0.81, 0.29, 99e-6, 155e-6)}
+)
+"""By the kind of the model: those with the least mean error over all shipped laws, ten GPUs and TP 1 to 8."""
+EXCHANGED_BYTES = 4
+"""Per token, layer and number of its width: the results of two matrix products, in 16 bits, that TP adds up."""
+NETWORK_BYTES_PER_S = 1e11
+PCIE_SHARE = 0.18
+"""A link below NETWORK_BYTES_PER_S is a bus, of whose speed this share was reached; all of a switched network's."""
+ROOFLINE_SIGMA = MappingProxyType({"dense": 0.31, "moe": 0.41})
+"""Relative error of a roofline against the shipped laws of the ten timed GPUs, by kind: 1.645 of it covers 90 %."""
+UNTIMED_SIGMA = 0.80
+"""The same on a GPU of which nothing was timed: that of the GPU with the largest one of the ten, the L40S."""
 MEMORY_FRACTION = 0.9
 RESERVED_BYTES = 5 * 2**30
 """Per GPU, for the runtime, communication buffers and activations."""
@@ -143,11 +166,11 @@ def roofline(
     lengths: Lengths,
     batching: Batching,
 ) -> Replica:
-    """A replica whose steps take bytes over bandwidth and FLOPs over peak, at the middle of the ranges above.
+    """A replica whose steps take bytes over bandwidth and FLOPs over peak, at the efficiencies above.
 
     Raises DoesNotFit if the weights leave no room for one request's KV cache.
     """
-    weight_bytes, token_bytes = _held_bytes(model, tp, precision)
+    weight_bytes, token_bytes = held_bytes(model, tp, precision)
     free_bytes = (gpu.memory_bytes - weight_bytes - RESERVED_BYTES) * MEMORY_FRACTION
     missing = token_bytes * (lengths.isl + lengths.osl) - free_bytes
     if missing > 0:
@@ -159,7 +182,7 @@ def roofline(
     return Replica(law, replace(batching, kv_tokens=int(free_bytes / token_bytes)))
 
 
-def _held_bytes(model: Model, tp: int, precision: Precision) -> tuple[float, float]:
+def held_bytes(model: Model, tp: int, precision: Precision) -> tuple[float, float]:
     """Bytes of the weights, and of a token's KV cache, on one GPU."""
     cache_bytes = 2.0 if precision in ("bf16", "int4", "mxfp4") else 1.0
     token_bytes = model.kv_values_per_token * cache_bytes / min(tp, model.kv_heads)
@@ -170,17 +193,21 @@ def roofline_law(
     model: Model, gpu: Gpu, tp: int, precision: Precision, weight_bytes: float, token_bytes: float
 ) -> StepLaw:
     """Reading the weights and the KV cache at a share of the bandwidth; 2 FLOPs a parameter and token; attention's
-    4 FLOPs per head dimension and pair of tokens, in bf16."""
-    bandwidth = gpu.bandwidth_bytes_per_s * math.sqrt(math.prod(DECODE_EFFICIENCY))
-    efficiency = math.sqrt(math.prod(PREFILL_EFFICIENCY))
-    pair_flops = 4 * model.layers * model.heads * model.head_size / tp
+    4 FLOPs per head dimension and pair of tokens, in bf16; what TP exchanges, over the link."""
+    reached = EFFICIENCY[model.kind]
+    width = model.heads * model.head_size
+    link = gpu.link_bytes_per_s * (1.0 if gpu.link_bytes_per_s > NETWORK_BYTES_PER_S else PCIE_SHARE)
+    exchange_s = EXCHANGED_BYTES * model.layers * width * (tp - 1) / tp / link
     return StepLaw(
-        weights_s=weight_bytes / bandwidth,
-        overhead_s=0.0,
-        token_s=2 * model.active_parameters / tp / (gpu.peak_flops_per_s(precision) * efficiency),
+        weights_s=weight_bytes / (gpu.bandwidth_bytes_per_s * reached.weights),
+        overhead_s=reached.layer_s * model.layers,
+        token_s=2 * model.active_parameters / tp / (gpu.peak_flops_per_s(precision) * reached.arithmetic) + exchange_s,
         sequence_s=0.0,
-        kv_token_s=token_bytes / bandwidth,
-        attention_s=pair_flops / (gpu.peak_flops_per_s("bf16") * efficiency),
+        kv_token_s=token_bytes / (gpu.bandwidth_bytes_per_s * reached.cache),
+        attention_s=4 * model.layers * width / tp / (gpu.peak_flops_per_s("bf16") * reached.arithmetic),
+        prefill_s=reached.prompt_layer_s * model.layers,
+        unread=1 - model.active_parameters / model.parameters if model.unrouted else 0.0,
+        unread_decay=model.unrouted,
     )
 
 
@@ -205,23 +232,24 @@ def estimate(
 ) -> Candidate:
     """A candidate for `model` on `tp` GPUs, with the law fitted to kernel timings over batches and contexts that fit.
 
-    `model` is a Hugging Face id of the catalogue or a local folder with a config.json; `engine` is one of ENGINES, or
-    empty for the first of them with timings. Where the one asked for has none, another answers, then the roofline. The
-    warnings say where the answer stands on less than was asked. `lengths` decide how many tokens the KV cache holds
-    where layers keep a window only. Raises CatalogueError for an unknown model or GPU, EstimateUnavailable if the pair
-    cannot run so or there is no such engine, DoesNotFit if memory lacks for one request.
+    `model` is a Hugging Face id of the catalogue or a folder or file with a config.json; `engine` is one of ENGINES, or
+    empty for the first of them with timings. Where the one asked for has none, another answers, then the law of a
+    relative, scaled, then the roofline. The warnings say where the answer stands on less than was asked. `lengths`
+    decide how many tokens the KV cache holds where layers keep a window only. Raises CatalogueError for an unknown
+    model or GPU and a configuration that cannot be used, EstimateUnavailable if the pair cannot run so or there is no
+    such engine, DoesNotFit if memory lacks for one request.
     """
     if engine and engine not in ENGINES:
         raise EstimateUnavailable(f"engine {engine!r} is not one of {', '.join(ENGINES)}")
     chip = catalog.gpu(gpu)
-    shape = describe(model) if kernels.is_folder(model) else catalog.model(model)
+    shape = known(model)
     form = _precision(shape, chip, precision)
     _check_split(shape, tp)
     case = _Case(shape, chip, tp, form, lengths, Batching("chunked", max_batch_size, token_budget), engine)
     try:
         timed = _timed(case)
     except EstimateUnavailable as error:
-        return _from_roofline(case, str(error))
+        return _from_relative(case, str(error)) or _from_roofline(case, str(error))
     return _from_timings(timed, case)
 
 
@@ -243,25 +271,73 @@ class _Case:
 
 def _timed(case: _Case) -> Timed:
     """Of the engine asked for, else of the first that was timed."""
+    if not case.gpu.timed:
+        raise EstimateUnavailable(f"nothing was timed on {case.gpu.name}")
     reasons: list[str] = []
-    for engine in dict.fromkeys((case.engine, *ENGINES) if case.engine else ENGINES):
+    for engine in _preferred(case):
         try:
-            return _law_of(case, engine)
+            return shipped(case.model.id, case.gpu.id, case.tp, case.precision, engine)
         except EstimateUnavailable as error:
             reasons.append(str(error))
     raise EstimateUnavailable("; ".join(dict.fromkeys(reasons)))
 
 
-def _law_of(case: _Case, engine: str) -> Timed:
-    if kernels.is_folder(case.model.id):
-        return time_kernels(case.model, case.gpu.id, case.tp, case.precision, engine)
-    return shipped(case.model.id, case.gpu.id, case.tp, case.precision, engine)
+def _preferred(case: _Case) -> tuple[str, ...]:
+    """The engines, the one asked for first."""
+    return tuple(dict.fromkeys((case.engine, *ENGINES) if case.engine else ENGINES))
+
+
+def _from_relative(case: _Case, why: str) -> Candidate | None:
+    """With the law of the nearest model that was timed on as many of these GPUs in this precision; None without one.
+
+    Memory is the roofline's: DoesNotFit as there.
+    """
+    by_engine = _timed_models(case.gpu.id, case.tp, case.precision)
+    none: Mapping[str, Mapping[str, str]] = {}
+    timed = next((by_engine[engine] for engine in _preferred(case) if engine in by_engine), none)
+    relative = nearest(case.model, (catalog.models()[name] for name in timed))
+    if relative is None:
+        return None
+    replica = roofline(case.model, case.gpu, case.tp, case.precision, case.lengths, case.batching)
+    found = timed_of(timed[relative.id])
+    law = scaled(found.law, relative, case.model, case.tp)
+    extra = 0.0 if distance(case.model, relative) < TWIN else RELATIVE_SIGMA[case.model.kind]
+    sigma = math.hypot(_kernel_error(found, case), extra)
+    how = "scaled" if extra else "of the same shape"
+    source = f"law of {relative.name}, {how} ({kernels.LIBRARY}, {found.backend} {found.version})"
+    told = Caution("scaled_law", {"why": why, "relative": relative.name, "factor": _factor(extra)})
+    warnings = (*([told] if extra else []), *_doubts(case))
+    return _candidate(case, replace(replica, law=law), found.backend, source, sigma, warnings)
+
+
+@cache
+def _timed_models(gpu: str, tp: int, precision: str) -> Mapping[str, Mapping[str, Mapping[str, str]]]:
+    """By engine: names of the catalogue's models with a shipped law for these GPUs, and its row."""
+    found: dict[str, dict[str, Mapping[str, str]]] = {}
+    for row in _every_row():
+        asked = (row["gpu"], row["tp"], row["precision"]) == (gpu, str(tp), precision)
+        if asked and row["model"] in catalog.models() and not row["why_not"]:
+            found.setdefault(row["engine"], {})[row["model"]] = row
+    return found
+
+
+@cache
+def _every_row() -> list[dict[str, str]]:
+    return read_rows(LAWS)
+
+
+def _factor(sigma: float) -> float:
+    """By how much times may be longer or shorter in 9 of 10 cases."""
+    return math.exp(1.645 * sigma)
 
 
 def _from_roofline(case: _Case, why: str) -> Candidate:
     replica = roofline(case.model, case.gpu, case.tp, case.precision, case.lengths, case.batching)
     source = f"roofline from the data sheet of {case.gpu.name}"
-    return _candidate(case, replica, "", source, RELATIVE_SIGMA, (Caution("no_timings", {"why": why}),))
+    extra = ROOFLINE_SIGMA[case.model.kind] if case.gpu.timed else UNTIMED_SIGMA
+    sigma = math.hypot(KERNEL_SIGMA[_sample(case)], extra)
+    caution = Caution("no_timings", {"why": why, "factor": _factor(sigma)})
+    return _candidate(case, replica, "", source, sigma, (caution, *_doubts(case)))
 
 
 def _from_timings(timed: Timed, case: _Case) -> Candidate:
@@ -274,7 +350,7 @@ def _from_timings(timed: Timed, case: _Case) -> Candidate:
         Replica(timed.law, replace(case.batching, kv_tokens=kv_tokens)),
         timed.backend,
         f"{engine}, law within {percent(timed.mean_error, 1)} of the step times",
-        math.hypot(KERNEL_SIGMA[_sample(case)], timed.rms_error),
+        _kernel_error(timed, case),
         tuple(_warnings(timed, case)),
     )
 
@@ -306,6 +382,11 @@ def _check_split(model: Model, tp: int) -> None:
         )
 
 
+def _kernel_error(timed: Timed, case: _Case) -> float:
+    """Relative error of a law fitted to kernel timings: of the timings, and of the law against them."""
+    return math.hypot(KERNEL_SIGMA[_sample(case)], timed.rms_error)
+
+
 def _sample(case: _Case) -> str:
     blackwell = "fp4" in case.gpu.flops_per_s
     return "moe_blackwell" if case.model.kind == "moe" and blackwell else case.model.kind
@@ -314,10 +395,15 @@ def _sample(case: _Case) -> str:
 def _warnings(timed: Timed, case: _Case) -> Iterator[Caution]:
     if case.engine and timed.backend != case.engine:
         yield Caution("other_engine", {"asked": case.engine, "used": timed.backend})
-    if _sample(case) == "moe_blackwell":
-        yield Caution("moe_on_blackwell")
+    yield from _doubts(case)
     if timed.rms_error > ROUGH_FIT:
         yield Caution("rough_timings", {"rms_error": timed.rms_error})
+
+
+def _doubts(case: _Case) -> Iterator[Caution]:
+    """What kernel timings are known to get wrong."""
+    if _sample(case) == "moe_blackwell":
+        yield Caution("moe_on_blackwell")
 
 
 def _does_not_fit(timed: Timed, case: _Case) -> DoesNotFit:
@@ -357,9 +443,10 @@ def prior_law(deployment: Deployment, lengths: Lengths) -> DayZero | None:
         bits = next((name for name in BITS if name == precision), None)
         if bits is None:
             return None
-        weight_bytes, token_bytes = _held_bytes(model, deployment.tp, bits)
+        weight_bytes, token_bytes = held_bytes(model, deployment.tp, bits)
         chip = catalog.gpu(deployment.gpu)
-        return DayZero(roofline_law(model, chip, deployment.tp, bits, weight_bytes, token_bytes), RELATIVE_SIGMA, None)
+        law = roofline_law(model, chip, deployment.tp, bits, weight_bytes, token_bytes)
+        return DayZero(law, math.hypot(KERNEL_SIGMA[model.kind], UNTIMED_SIGMA), None)
     return DayZero(known.replica.law, known.relative_sigma, known.replica.batching.kv_tokens)
 
 

@@ -1,7 +1,7 @@
 """Step times and memory of an engine from the kernel timings inside aisimulate: the only file that touches it.
 
 Only step times and memory are taken: its own latency under load is off by half on its own measured sample. Traps kept
-away from callers: it would download an unknown model's config (only bundled ids and local folders get through), logs
+away from callers: it would download an unknown model's config (only bundled ids get through), logs
 to stderr, answers outside its tables without saying so, and drops its tables when the last engine handle dies.
 """
 
@@ -13,7 +13,6 @@ import sys
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import cache, lru_cache
-from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
@@ -75,7 +74,7 @@ def _open(model_id: str, gpu: str, backend: str, tp: int, as_published: bool, pr
     # Why a cached text and not an exception: a failure takes as long as a success and is asked for as often.
     reason = f"{backend} has no setting for {precision}"
     if not bundled(model_id):
-        return "its configuration is not bundled with the kernel database; give a local folder with its config.json"
+        return "the kernel database does not know the model"
     for settings in _settings(backend, tp, as_published, precision):
         try:
             engine = _compile(model_id, gpu, backend, tp, settings)
@@ -127,8 +126,13 @@ def _version(gpu: str, backend: str) -> str:
 
 @lru_cache(maxsize=1024)
 def memory(engine: TimedModel, tp: int) -> Memory:
-    """Memory of one GPU when `engine`'s model runs at `tp`, which may differ from the engine's own."""
+    """Memory of one GPU when `engine`'s model runs at `tp`, which may differ from the engine's own.
+
+    Raises EstimateUnavailable where the library does not count the model's KV cache.
+    """
     parts, smaller = _breakdown(engine, tp, BUDGET), _breakdown(engine, tp, BUDGET // 2)
+    if not parts["kv_size_per_token_bytes"]:
+        raise EstimateUnavailable(f"{engine.backend}: the bytes of its KV cache are not known")
     return Memory(
         backend=engine.backend,
         capacity_bytes=parts["gpu_memory_capacity_bytes"],
@@ -175,7 +179,7 @@ def memory_at(engine: TimedModel, tp: int) -> Memory | None:
     """Memory of one GPU at another `tp`; None if the model cannot be split so."""
     try:
         return memory(engine, tp)
-    except (ValueError, KeyError, AssertionError):
+    except (ValueError, KeyError, AssertionError, EstimateUnavailable):
         return None
 
 
@@ -196,15 +200,10 @@ def available() -> bool:
 
 
 def bundled(model_id: str) -> bool:
-    """True if the library needs no download for this model: a bundled id, or a folder with a config.json."""
+    """True if the library has this model's configuration, and so needs no download."""
     from aisimulate_core.sdk.common import DefaultHFModels
 
-    return model_id in DefaultHFModels or is_folder(model_id)
-
-
-def is_folder(model_id: str) -> bool:
-    """True if `model_id` is a local folder with a config.json."""
-    return (Path(model_id) / "config.json").is_file()
+    return model_id in DefaultHFModels
 
 
 def _hush() -> None:

@@ -10,7 +10,6 @@ from sizing.catalog import Model, Precision
 from sizing.engine import StepLaw
 from sizing.errors import EstimateUnavailable
 from sizing.estimate import kernels
-from sizing.estimate.checkpoints import left_out
 from sizing.estimate.memory import Memory
 
 GRID_LENGTH = 4096
@@ -39,17 +38,17 @@ def time_kernels(model: Model, gpu: str, tp: int, precision: Precision, engine: 
     """What the engine's kernels tell. Raises EstimateUnavailable with the reason where they were not timed."""
     if not kernels.available():
         raise EstimateUnavailable(kernels.MISSING)
-    return _time(kernels.open_engine(model, gpu, engine, tp, precision))
+    return _time(kernels.open_engine(model, gpu, engine, tp, precision), model.unrouted)
 
 
 @lru_cache(maxsize=1024)
-def _time(engine: kernels.TimedModel) -> Timed:
+def _time(engine: kernels.TimedModel, unrouted: float) -> Timed:
     # Costs scipy.optimize, a quarter of a second that shipped laws do without.
     from sizing.estimate.step_grid import fit_steps, observe
 
     memory = kernels.memory(engine, engine.tp)
     steps = observe(engine, max(memory.kv_tokens(GRID_LENGTH), LEAST_GRID))
-    fit = fit_steps(steps, unread_decay=left_out(engine.model_id))
+    fit = fit_steps(steps, unread_decay=unrouted)
     return Timed(
         engine.backend,
         engine.version,

@@ -12,7 +12,6 @@ import pytest
 from sizing.catalog import models
 from sizing.errors import DoesNotFit, EstimateUnavailable
 from sizing.estimate import estimate, kernels
-from sizing.estimate.checkpoints import left_out
 from sizing.workload import Lengths
 
 LLAMA, QWEN = "meta-llama/Meta-Llama-3.1-8B", "Qwen/Qwen3-32B"
@@ -68,7 +67,7 @@ MIXTURES = [
 @pytest.mark.parametrize(("name", "tp", "precision", "chosen"), MIXTURES)
 def test_law_follows_mixtures_of_experts(name: str, tp: int, precision: str, chosen: float) -> None:
     """Decode between the points of the fit within 6 % on average, a single sequence's within 12 %."""
-    assert left_out(name) == pytest.approx(1 - chosen)
+    assert models()[name].unrouted == pytest.approx(1 - chosen)
     replica = estimate(name, "h200_sxm", tp, precision, LENGTHS).replica
     law, engine = replica.law, kernels.open_engine(models()[name], "h200_sxm", "trtllm", tp, precision)
     assert law.unread_decay == pytest.approx(1 - chosen)

@@ -57,7 +57,7 @@ def test_the_cache_in_use_is_requests_at_once_times_context_and_grows_with_load_
 
 
 def test_a_gpu_without_kernel_timings_is_counted_from_the_data_sheet() -> None:
-    rough = estimate("google/gemma-4-26B-A4B", "a100_sxm", 1, "bf16", LENGTHS)
+    rough = estimate("google/gemma-4-26B-A4B", "mi300x", 1, "bf16", LENGTHS)
     assert rough.source.startswith("roofline")
     use = known(memory_use(of(rough), LENGTHS))
     assert "data sheet" in use.note

@@ -105,7 +105,9 @@ def test_energy_is_known_where_the_power_is() -> None:
 
 
 def test_every_gpu_of_the_catalogue_has_a_plausible_power() -> None:
-    assert all(gpu.power_w is not None and 100 <= gpu.power_w <= 1500 for gpu in gpus().values())
+    known = [gpu.power_w for gpu in gpus().values() if gpu.power_w is not None]
+    assert all(70 <= power_w <= 1500 for power_w in known)
+    assert len(known) >= len(gpus()) - 1  # Google does not tell the power of a TPU
 
 
 def test_with_prices_the_cheapest_is_the_answer_not_the_smallest() -> None:

@@ -128,13 +128,13 @@ def sources() -> list[dict[str, str]]:
     return [
         {
             "What": f"{len(gpus)} GPUs: memory, bandwidth, speed, power",
-            "From": "vendors' data sheets, as kept by the kernel database",
-            "Version": ", ".join(sorted({gpu.source.partition(" systems/")[0] for gpu in gpus.values()})),
+            "From": "vendors' data sheets, of those with timings as kept by the kernel database",
+            "Version": LIBRARY,
             "File": "data/catalog/gpus.yaml",
         },
         {
             "What": f"{len(models)} models: sizes and shapes",
-            "From": "the models' published configurations, as bundled with the kernel database",
+            "From": "the models' published configurations, many as bundled with the kernel database",
             "Version": LIBRARY,
             "File": "data/catalog/models.yaml",
         },

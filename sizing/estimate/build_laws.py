@@ -55,7 +55,8 @@ def row(model: Model, gpu: str, precision: Precision, tp: int, engine: str) -> d
 
 def build(wanted: Iterable[Model], jobs: int = 1) -> Iterator[dict[str, str]]:
     """Rows, GPU by GPU and engine by engine, whose tables are then loaded once; a progress bar on the terminal."""
-    groups = [keys(list(wanted), gpu, engine) for gpu, engine in product(gpus(), kernels.BACKENDS)]
+    timed = [gpu.id for gpu in gpus().values() if gpu.timed]
+    groups = [keys(list(wanted), gpu, engine) for gpu, engine in product(timed, kernels.BACKENDS)]
     pool = Parallel(n_jobs=jobs, return_as="generator")
     for found in track(pool(delayed(_rows)(group) for group in groups), "fitting laws", total=len(groups)):
         yield from found

@@ -264,6 +264,8 @@ class _Case:
 
 def _timed(case: _Case) -> Timed:
     """The shipped law, where there is one and it is of the engine asked for; else one fitted now, if that can be."""
+    if case.model.id not in catalog.models():
+        raise EstimateUnavailable("nobody has timed this model")
     found = shipped(case.model.id, case.gpu.id, case.tp, case.precision) if current() else None
     if found and (case.backend in (found.backend, SHIPPED_FOR) or not kernels.available()):
         return found

@@ -421,6 +421,7 @@ def test_a_model_of_ones_own_is_planned_by_path_name_and_content(tmp_path: Path)
     candidate = plans[2].answer.candidate
     assert candidate.model == "mine"
     assert "scaled" in candidate.source
+    assert candidate.warnings[0].facts["why"] == "nobody has timed this model"
     assert catalog.model("mine").layers == 34
 
 

@@ -46,7 +46,7 @@ from calibration.target import answering, deployment, serving
 from sizing import text as answer
 from sizing.analyses.next_level import planned, usable
 from sizing.analyses.verification import Verification, compared, verification, void_because
-from sizing.cli.options import field_options, margin_options, options, sla_options, write_json
+from sizing.cli.options import field_options, margin_options, options, shape_option, sla_options, take_shape, write_json
 from sizing.cli.plan import report_json, show
 from sizing.cli.shapes import Extras, extras_json
 from sizing.errors import SizingError, first_fault
@@ -99,6 +99,7 @@ server_options = options(
 @click.argument("url")
 @options(
     click.option("--model", help="Model, by the server's name for it; default: the only one that it lists."),
+    shape_option,
     field_options("isl", "osl"),
     click.option("--isl-cv", type=float, default=USUAL_ISL_CV, show_default=True, help="Spread of ISL."),
     click.option("--osl-cv", type=float, default=USUAL_OSL_CV, show_default=True, help="Spread of OSL."),
@@ -145,6 +146,7 @@ def size_command(url: str, as_json: bool, **given: Any) -> None:
     with bar:
         with ending(bar) as sweeping:
             site = site_at(url, given, bar)
+            take_shape(given, site.replica.model)
             before = None if given["fresh"] else measured_before(store, site, given)
             file = plan_of(site, given, 0.0 if before is None else spent_s(store, before, site, given))
             bar.run_id = before

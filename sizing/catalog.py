@@ -115,6 +115,8 @@ def timed_gpus() -> tuple[str, ...]:
 
 
 _own: dict[str, Model] = {}
+OWN = "config.json"
+"""In the id of a model that was given by what its configuration holds, before a digest of that."""
 MOST_OWN = 1000
 
 
@@ -226,6 +228,8 @@ def _find(what: str, name: str, known: Mapping[str, _Entry], alike: Callable[[st
         found = found or [entry for key, entry in known.items() if alike(key) == alike(wanted)]
     if len(found) == 1:
         return found[0]
+    if re.search(rf"\({OWN} [0-9a-f]{{8}}\)$", name):
+        raise CatalogueError(f"unknown {what} {name!r}: give its {OWN} again, which no link or file carries")
     near = nearest(name, known)
     hint = f"did you mean {' or '.join(near)}?" if near else f"known: {', '.join(list(known)[:12])} ..."
     raise CatalogueError(f"unknown {what} {name!r}: {hint}")

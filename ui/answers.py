@@ -41,7 +41,7 @@ from sizing.analyses.next_level import LevelChoice, Option, Stop, choose
 from sizing.analyses.relax import Relaxation, Together, relaxations, together
 from sizing.analyses.sensitivity import sensitivities
 from sizing.analyses.verification import Verification, verification
-from sizing.candidates import Choice, Found, find, from_fit, law_of
+from sizing.candidates import Choice, Found, catalogued, find, from_fit, law_of
 from sizing.edge import predict_at
 from sizing.engine import engine_named
 from sizing.errors import CatalogueError, FitError, SizingError, TimeLimitReached
@@ -238,7 +238,7 @@ def gpu_names() -> list[str]:
 
 def precision_names(model: str, gpus: Sequence[str]) -> list[str]:
     """Precisions in which the model can run on one of the GPUs, by the catalogue or by what was measured."""
-    known_model = catalog.models().get(model)
+    known_model = catalogued(model)
     known = [catalog.gpus()[gpu] for gpu in gpus if gpu in catalog.gpus()]
     by_catalogue = [name for gpu in known for name in catalog.precisions(gpu, known_model)] if known_model else []
     by_points = [point.precision for point in measured_points().points if point.model == model]

@@ -7,12 +7,15 @@ one run only: a browser that draws the widget after another run has begun shows 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import TypeVar
+from typing import TypeVar, cast
 
 import streamlit as st
+from streamlit.runtime.memory_uploaded_file_manager import MemoryUploadedFileManager
 from streamlit.runtime.scriptrunner import get_script_run_ctx
 
-from sizing.errors import ScenarioError
+from sizing import catalog
+from sizing.errors import CatalogueError, ScenarioError
+from sizing.estimate.checkpoints import MOST_BYTES, own, parse
 from sizing.numbers import significant
 from sizing.question import (
     ARRIVAL_CV,
@@ -33,7 +36,7 @@ from ui import answers, link
 from ui.scenario import OF_SERVER, PRESETS, Scenario
 from ui.values import fill, fill_law, fill_limit, read, read_law
 from ui.visit import fill_view, visit
-from ui.words import UNIT, sentence_case
+from ui.words import UNIT, plain, sentence_case
 
 state = st.session_state
 T = TypeVar("T")
@@ -279,8 +282,15 @@ def _use_preset() -> None:
 
 
 def _what() -> None:
-    models = _with(answers.model_names(), [state.model])
-    st.selectbox("Model", models, key="model", help=MODEL_HELP, persist_state="session")
+    for model in visit().own_models.values():
+        catalog.keep(model)
+    models = _with(answers.model_names(), [*visit().own_models, state.model])
+    with st.container(horizontal=True, vertical_alignment="bottom"):
+        st.selectbox("Model", models, key="model", help=MODEL_HELP, persist_state="session")
+        with st.popover("Own", help="A model of your own, from its config.json."):
+            _upload()
+    if state.model in visit().own_models:
+        st.caption(":material/upload_file: Your own model, known to this visit only: the link cannot carry it.")
     gpus = _with(answers.gpu_names(), state.gpus)
     _choices("GPUs", gpus, "gpus", "Those measured", GPUS_HELP)
     left, right = st.columns(2)
@@ -292,11 +302,41 @@ def _what() -> None:
     _choices("Engine", _with(answers.engine_names(state.model), state.engines), "engines", "Any", ENGINE_HELP)
 
 
+def _upload() -> None:
+    """Take the config.json of a model that the catalogue lacks."""
+    key = f"config_{visit().configs}"  # a new uploader, an empty one, after each file
+    most = MOST_BYTES // 2**20
+    st.file_uploader("config.json", "json", key=key, max_upload_size=most, on_change=_take, args=(key,), help=OWN_HELP)
+    if visit().config_refused:
+        st.error(plain(visit().config_refused))
+
+
+def _take(key: str) -> None:
+    """Plan for the model of the file just uploaded, or say what is wrong with it; the file itself is let go of."""
+    file, now, context = state[key], visit(), get_script_run_ctx()
+    if file is None:
+        return
+    now.configs, now.config_refused = now.configs + 1, ""
+    try:
+        found = own(parse(file.getvalue(), "config.json"))
+    except CatalogueError as error:
+        now.config_refused = str(error)
+    else:
+        now.own_models[found.id] = found
+        state.model, state.precisions = found.id, []
+    if context:
+        cast(MemoryUploadedFileManager, context.uploaded_file_mgr).remove_file(context.session_id, file.file_id)
+
+
 def _choices(label: str, options: Sequence[T], key: str, if_none: str, help_: str) -> None:
     st.multiselect(label, options, key=key, placeholder=if_none, help=help_, persist_state="session")
 
 
 MODEL_HELP = "Models in the catalogue and models you have measured."
+OWN_HELP = (
+    "The public configuration of a model that the list lacks, as Hugging Face has it. It is read for its sizes and "
+    "kept for this visit only: a link cannot carry it, and whoever opens one has to upload the file again."
+)
 GPUS_HELP = "GPUs to compare; the answer names the one that needs the fewest. None chosen: those you have measured."
 PRECISION_HELP = "Precisions to compare. None chosen: all that model and GPU support."
 ENGINE_HELP = (

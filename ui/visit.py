@@ -9,6 +9,7 @@ from typing import Any, cast
 import streamlit as st
 
 from calibration.plan import Answering
+from sizing.catalog import Model
 from ui.link import PREFIX, Stamp
 from ui.scenario import Scenario
 
@@ -28,6 +29,8 @@ class Visit:
     `uploaded`: the file that Streamlit holds for the uploader numbered `uploader`. `day_base`: loads that the editor
     of the day, the `day_round`-th, was opened on. `drawn_picks` and `table_round`: what the table of Compare has
     picked, and how often it was drawn anew for it. `report_handed`: the files of a report that were handed out.
+    `own_models`: those whose config.json was uploaded, by id; `configs` counts the uploaders, and `config_refused` says
+    what was wrong with the last file.
     """
 
     to_fill: dict[str, str] | None = None
@@ -50,6 +53,9 @@ class Visit:
     drawn_picks: str | None = None
     table_round: int = 0
     report_handed: Any = None
+    own_models: dict[str, Model] = field(default_factory=dict)
+    configs: int = 0
+    config_refused: str = ""
 
 
 def visit() -> Visit:

@@ -19,6 +19,8 @@ from sizing.cli.options import (
     options,
     points_of,
     protocol_of,
+    shape_option,
+    take_shape,
     workload_options,
     write_json,
 )
@@ -43,6 +45,7 @@ deployment_options = options(
     click.option("--gpu", default="", help="Use this GPU's points."),
     click.option("--precision", default="", help="Use this precision's points."),
     click.option("--tp", type=int, help="Use the points of this TP."),
+    shape_option,
 )
 known_options = options(
     click.option("--kv-tokens", type=click.IntRange(1), help="Tokens that fit in the KV cache, if known."),
@@ -260,4 +263,5 @@ def points_of_one_deployment(given: dict[str, Any]) -> list[Point]:
         raise PointsError(
             f"{given['points']}: choose one deployment with --model, --gpu, --precision, --tp (found: {labels})"
         )
+    take_shape(given, points[0].model)
     return points

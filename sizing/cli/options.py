@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, TypeVar
 
@@ -106,6 +106,21 @@ config_option = click.option(
     callback=_config_given,
     help="A model that the catalogue lacks: its public config.json, or a folder with it. --model then names it.",
 )
+
+
+shape_option = click.option(
+    "--config",
+    type=click.Path(),
+    help="The public config.json of a measured model that the catalogue lacks: its day-zero law then helps the fit.",
+)
+
+
+def take_shape(given: Mapping[str, Any], model: str) -> None:
+    """Let the measured `model` have the shape that --config tells, if it does."""
+    if given["config"]:
+        from sizing.estimate.checkpoints import own
+
+        own(given["config"], model)
 
 
 def model_options(required: bool) -> Callable[[F], F]:

@@ -21,7 +21,7 @@ from typing import Annotated, Any, Literal
 from pydantic import AliasChoices, BaseModel, ConfigDict, Field, ValidationError
 
 from sizing import catalog
-from sizing.catalog import BITS, Model, Precision
+from sizing.catalog import BITS, OWN, Model, Precision
 from sizing.errors import CatalogueError, first_fault, quoted
 
 CONTEXT = 4096
@@ -50,7 +50,7 @@ class _Keys(BaseModel):
 
     model_config = ConfigDict(frozen=True, extra="ignore", allow_inf_nan=False, protected_namespaces=())
 
-    model_type: str = ""
+    model_type: Annotated[str, Field(pattern=r"^[\w.-]{0,60}$")] = ""
     hidden: _Size = _key("hidden_size", "n_embd", "d_model")
     vocabulary: _Size = _key("vocab_size", "padded_vocab_size")
     tied: bool = _key("tie_word_embeddings", default=False)
@@ -177,9 +177,9 @@ def own(config: str | PathLike[str] | Mapping[str, Any], name: str = "") -> Mode
     if name in catalog.models():
         raise CatalogueError(f"{name} is in the catalogue: leave its configuration out, or give the model another name")
     if isinstance(config, Mapping):
-        found = describe(config, name or "the configuration")
+        found = describe(config, name or OWN)
         digest = hashlib.sha256(json.dumps(config, sort_keys=True, default=str).encode()).hexdigest()[:8]
-        name = name or f"{found.name} (config.json {digest})"
+        name = name or f"{found.name} ({OWN} {digest})"
     else:
         found = read_config(Path(config))
     return catalog.keep(replace(found, id=name or found.id))
@@ -239,12 +239,12 @@ def describe(
         keys = _Keys.model_validate(_flat(config))
     except ValidationError as error:
         fault = first_fault(error)
-        raise CatalogueError(f"{model_id}: cannot be used, key {fault.key!r}: {fault.reason}") from None
+        raise CatalogueError(f"{model_id}, key {fault.key!r}: {fault.reason}") from None
     try:
         layers = list(_layers(keys))
         return _model(keys, layers, model_id, name, packed)
     except _Unusable as error:
-        raise CatalogueError(f"{model_id}: cannot be used, {error}") from None
+        raise CatalogueError(f"{model_id}, {error}") from None
 
 
 class _Unusable(Exception):

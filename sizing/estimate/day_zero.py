@@ -273,6 +273,8 @@ def _timed(case: _Case) -> Timed:
     """Of the engine asked for, else of the first that was timed."""
     if not case.gpu.timed:
         raise EstimateUnavailable(f"nothing was timed on {case.gpu.name}")
+    if case.model.id not in catalog.models():
+        raise EstimateUnavailable("nobody has timed this model")
     reasons: list[str] = []
     for engine in _preferred(case):
         try:

@@ -32,7 +32,7 @@ def distance(one: Model, other: Model) -> float:
     """How unlike the times of two models of a kind are: the sum of the logarithms by which their figures differ.
 
     Size, active size, layers, width of attention and cache per token count once; twice the share of a full cache that
-    is kept, by which windows, states in place of a cache and latent attention are told apart.
+    is kept, in which windows, states in place of a cache and latent attention differ.
     """
     pairs = zip(_figures(one), _figures(other), (1, 1, 1, 1, 1, 2), strict=True)
     return sum(weight * abs(math.log(mine / theirs)) for mine, theirs, weight in pairs)

@@ -421,6 +421,7 @@ def test_a_model_of_ones_own_is_planned_by_path_name_and_content(tmp_path: Path)
     candidate = plans[2].answer.candidate
     assert candidate.model == "mine"
     assert "scaled" in candidate.source
+    assert candidate.warnings[0].facts["why"] == "nobody has timed this model"
     assert catalog.model("mine").layers == 34
 
 
@@ -453,6 +454,21 @@ def test_the_command_line_takes_a_configuration(tmp_path: Path, capsys: pytest.C
     answers = [json.loads(run(arguments, capsys)[1]) for arguments in asked]
     assert len({answer["gpus"] for answer in answers}) == 1
     assert [answer["model"] for answer in answers] == [str(tmp_path / "config.json")] * 2 + ["mine"]
+
+
+def test_a_configuration_gives_measured_points_a_law_to_lean_on(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """One level of a model that the catalogue lacks: refused without its shape, answered with it."""
+    (tmp_path / "config.json").write_text(json.dumps(LLAMA_8B))
+    columns = "model,precision,gpu,tp,isl,osl,load_kind,load_value,requests_per_s,ttft_mean_s,itl_mean_s,e2e_mean_s"
+    level = "acme/own-8b,bf16,h100_sxm,1,1000,200,concurrency,8,4.4,0.05,0.0089,1.82"
+    (tmp_path / "points.csv").write_text(f"{columns}\n{level}\n")
+    asked = ["predict", "--points", str(tmp_path / "points.csv"), "--isl", "1000", "--osl", "200", "--rate", "3"]
+    for more, expected in (([], 2), (["--config", str(tmp_path)], 0)):
+        with pytest.raises(SystemExit) as stopped:
+            main([*asked, *more, "--json"])
+        assert stopped.value.code == expected, capsys.readouterr()
 
 
 def test_a_configuration_that_cannot_be_used_is_one_line_and_exit_2(

@@ -40,7 +40,7 @@ def time_kernels(model: Model, gpu: Gpu, tp: int, precision: Precision, backend:
     reasons: list[str] = []
     for name in _backends(model, gpu, backend):
         try:
-            return _time(kernels.open_engine(model, gpu.id, name, tp, precision))
+            return time_engine(kernels.open_engine(model, gpu.id, name, tp, precision))
         except EstimateUnavailable as error:
             reasons.append(str(error))
     raise EstimateUnavailable("; ".join(reasons) or kernels.MISSING)
@@ -53,7 +53,8 @@ def _backends(model: Model, gpu: Gpu, first: str) -> Iterator[str]:
 
 
 @lru_cache(maxsize=1024)
-def _time(engine: kernels.TimedModel) -> Timed:
+def time_engine(engine: kernels.TimedModel) -> Timed:
+    """What the kernels of one engine tell."""
     # Costs scipy.optimize, a quarter of a second that shipped laws do without.
     from sizing.estimate.step_grid import fit_steps, observe
 

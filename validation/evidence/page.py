@@ -44,8 +44,9 @@ arrivals from closed loops, GuideLLM, the trace and static batches are about rea
   counts every request. Rows of InferenceX that do not bear its mark are read as its own, and what was measured once
   counts once. Beside it: *own kernels*, the same law without corrections; *kernels of the shipped table*, on which fits
   lean; and *AIConfigurator*, the library's own account (`run_agg`) of the row's layout and batch, one prompt an
-  iteration. How strongly effects are shrunk was chosen among about thirty settings by errors of left-out groups in the
-  same sample, which flatters them a little. The bands are those that the other groups of the class leave.
+  iteration. How strongly effects are shrunk, and that three quarters of a correction are applied before Blackwell, was
+  chosen among about forty settings by errors of left-out groups in the same sample, which flatters them a little. The
+  bands are those that the other groups of the class leave.
 - **Band, of dense servers and mixtures.** How often the 90 % bands of the same predictions hold the measured figure.
 - **Open loops.** Sixteen published runs of vLLM 0.15 on H100, four models, constant rates, repeated prompts. Of each
   server one stage is left out and simulated with the law fitted to the others. Beside it a line through the same figure

@@ -235,12 +235,11 @@ class Study:
             weights = trust * np.sqrt((FREEDOM + 1) / (FREEDOM + off**2))
         return np.asarray(found.reshape(self.sigmas.shape) * self.sigmas)
 
-    def predicted(self, effects: Floats, places: NDArray[np.int64] | None = None) -> Floats:
-        """ln of METRICS of the rows (those at `places`) with these effects, shape (rows, 3)."""
-        asked = range(len(self.rows)) if places is None else places
-        rows = [self.rows[place] for place in asked]
-        laws = [with_effects(row.law, effect) for row, effect in zip(rows, effects, strict=True)]
-        return predicted(laws, [row.kv_tokens for row in rows], [row.point for row in rows])
+    def predicted(self, effects: Floats, shares: Sequence[float] | None = None) -> Floats:
+        """ln of METRICS of the rows with these effects (all of them, or these shares), shape (rows, 3)."""
+        taken = shares or [1.0] * len(self.rows)
+        laws = [with_effects(row.law, *put) for row, *put in zip(self.rows, effects, taken, strict=True)]
+        return predicted(laws, [row.kv_tokens for row in self.rows], [row.point for row in self.rows])
 
     def groups(self, left_out: str) -> NDArray[np.str_]:
         """Which group each row is left out with, shape (rows,)."""
@@ -256,7 +255,8 @@ class Study:
         for group in sorted(set(groups)):
             out = groups == group
             effects[out] = self.design[out] @ self.fit(~out)
-        return self.predicted(np.clip(effects, -FARTHEST, FARTHEST)) - self.measured
+        effects = np.clip(effects, -FARTHEST, FARTHEST)
+        return self.predicted(effects, [row.server.share for row in self.rows]) - self.measured
 
     def kinds(self) -> NDArray[np.str_]:
         """The class of each row's spread (Server.group), shape (rows,)."""

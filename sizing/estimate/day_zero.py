@@ -18,6 +18,7 @@ from sizing.errors import CatalogueError, DoesNotFit, EstimateUnavailable
 from sizing.estimate import kernels
 from sizing.estimate.checkpoints import describe
 from sizing.estimate.memory import KV_LENGTHS, Memory
+from sizing.estimate.silicon import Server, corrected
 from sizing.estimate.timed import Timed, time_kernels
 from sizing.numbers import percent
 from sizing.places import resource
@@ -177,9 +178,9 @@ def roofline_law(
 
 
 KERNEL_SIGMA = MappingProxyType({"dense": 0.20, "moe": 0.27, "moe_blackwell": 0.70})
-"""Relative error of the kernel database's times per output token, such that 1.645 of it covers 90 % of the sample of
-real servers inside it: 1,002 rows of dense models (mean error 16 %), 690 of mixtures of experts on Hopper (27 %), 725
-on Blackwell (78 %, nearly always too slow)."""
+"""Relative error of summed kernels' times per output token, for fits, which lean on the kernels alone: such that 1.645
+of it covers 90 % of the sample of real servers in the kernel database: 1,002 rows of dense models (mean error 16 %),
+690 of mixtures of experts on Hopper (27 %), 725 on Blackwell (78 %, nearly always too slow)."""
 ROUGH_FIT = 0.10
 SHIPPED_FOR = "trtllm"
 """The engine that shipped laws prefer; where one is of another engine, this one has no timings."""
@@ -197,20 +198,36 @@ def estimate(
     max_batch_size: int = 256,
     token_budget: int = 8192,
 ) -> Candidate:
-    """A candidate for `model` on `tp` GPUs, with the law fitted to kernel timings over batches and contexts that fit.
+    """A candidate for `model` on `tp` GPUs, with the law fitted to kernel timings over batches and contexts that fit,
+    and corrected by what measured servers of its kind have beyond their kernels (see sizing.estimate.silicon).
 
     `model` is a Hugging Face id of the catalogue or a local folder with a config.json; `backend` is tried first, then
     the other engines, then the roofline. The warnings say where the answer stands on less than was asked. `lengths`
     decide how many tokens the KV cache holds where layers keep a window only. Raises CatalogueError for an unknown
     model or GPU, EstimateUnavailable if the pair cannot run so, DoesNotFit if memory lacks for one request.
     """
+    batching = Batching("chunked", max_batch_size, token_budget)
+    return _estimated(model, gpu, tp, precision, lengths, batching, backend, as_measured=True)
+
+
+def _estimated(
+    model: str,
+    gpu: str,
+    tp: int,
+    precision: str,
+    lengths: Lengths,
+    batching: Batching,
+    backend: str,
+    *,
+    as_measured: bool,
+) -> Candidate:
     if backend not in kernels.BACKENDS:
         raise EstimateUnavailable(f"engine {backend!r} is not one of {', '.join(kernels.BACKENDS)}")
     chip = catalog.gpu(gpu)
     shape = describe(model) if kernels.is_folder(model) else catalog.model(model)
     form = _precision(shape, chip, precision)
     _check_split(shape, tp)
-    case = _Case(shape, chip, tp, form, lengths, Batching("chunked", max_batch_size, token_budget), backend)
+    case = _Case(shape, chip, tp, form, lengths, batching, backend, as_measured)
     try:
         timed = _timed(case)
     except EstimateUnavailable as error:
@@ -227,6 +244,7 @@ class _Case:
     lengths: Lengths
     batching: Batching
     backend: str
+    as_measured: bool
 
     @property
     def length(self) -> int:
@@ -252,12 +270,16 @@ def _from_timings(timed: Timed, case: _Case) -> Candidate:
     kv_tokens = timed.memory.kv_tokens(case.length, case.batching.token_budget)
     if kv_tokens < case.length:
         raise _does_not_fit(timed, case)
-    engine = f"{kernels.LIBRARY}, {timed.backend} {timed.version}"
+    law, sigma, source = timed.law, KERNEL_SIGMA[_sample(case)], f"{kernels.LIBRARY}, {timed.backend} {timed.version}"
+    if case.as_measured:
+        server = Server(timed.backend, case.gpu.id, case.precision, case.model.kind, timed.version, case.model.id)
+        law, sigma = corrected(law, server)
+        source = f"{source}, as servers of its kind were measured"
     return _candidate(
         case,
-        Replica(timed.law, replace(case.batching, kv_tokens=kv_tokens)),
-        f"{engine}, law within {percent(timed.mean_error, 1)} of the step times",
-        math.hypot(KERNEL_SIGMA[_sample(case)], timed.rms_error),
+        Replica(law, replace(case.batching, kv_tokens=kv_tokens)),
+        f"{source}, law within {percent(timed.mean_error, 1)} of the step times",
+        math.hypot(sigma, timed.rms_error),
         tuple(_warnings(timed, case)),
     )
 
@@ -325,12 +347,14 @@ class DayZero(NamedTuple):
 
 def prior_law(deployment: Deployment, lengths: Lengths) -> DayZero | None:
     """The day-zero law of a measured deployment, for its fit to lean on: from kernel timings, else the roofline. None
-    where the catalogue lacks model or GPU."""
+    where the catalogue lacks model or GPU. Of kernels alone: how far a fit trusts each coefficient was chosen for
+    those, and on servers from which the corrections of an estimate were learnt."""
     model, precision = catalog.of_shape(deployment.model), _SPELLINGS.get(deployment.precision, deployment.precision)
     if model is None or deployment.gpu not in gpus() or deployment.pp > 1:
         return None
     try:
-        known = estimate(model.id, deployment.gpu, deployment.tp, precision, lengths)
+        names = model.id, deployment.gpu, deployment.tp, precision
+        known = _estimated(*names, lengths, Batching("chunked"), "trtllm", as_measured=False)
     except (CatalogueError, DoesNotFit, EstimateUnavailable):
         bits = next((name for name in BITS if name == precision), None)
         if bits is None:

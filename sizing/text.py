@@ -666,7 +666,7 @@ CAUTIONS: dict[CautionKind, str] = {
     ),
     "other_engine": "no {asked} timings for this model, GPU and precision: those of {used} are used",
     "moe_on_blackwell": (
-        "mixture of experts on Blackwell: real servers were 1.5 times as fast as these timings on average"
+        "mixture of experts on Blackwell: measured servers scatter about such estimates more than all others do"
     ),
     "rough_timings": "the law follows the kernel timings within {rms_error:%} (rms) only",
 }

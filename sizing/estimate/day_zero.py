@@ -20,6 +20,7 @@ from sizing.estimate import kernels
 from sizing.estimate.checkpoints import known
 from sizing.estimate.memory import KV_LENGTHS, Memory
 from sizing.estimate.relatives import RELATIVE_SIGMA, TWIN, distance, nearest, scaled
+from sizing.estimate.silicon import Server, corrected
 from sizing.estimate.timed import Timed
 from sizing.numbers import percent
 from sizing.places import resource
@@ -212,9 +213,9 @@ def roofline_law(
 
 
 KERNEL_SIGMA = MappingProxyType({"dense": 0.20, "moe": 0.27, "moe_blackwell": 0.70})
-"""Relative error of the kernel database's times per output token, such that 1.645 of it covers 90 % of the sample of
-real servers inside it: 1,002 rows of dense models (mean error 16 %), 690 of mixtures of experts on Hopper (27 %), 725
-on Blackwell (78 %, nearly always too slow)."""
+"""Relative error of summed kernels' times per output token, for fits, which lean on the kernels alone: such that 1.645
+of it covers 90 % of the sample of real servers in the kernel database: 1,002 rows of dense models (mean error 16 %),
+690 of mixtures of experts on Hopper (27 %), 725 on Blackwell (78 %, nearly always too slow)."""
 ROUGH_FIT = 0.10
 _SPELLINGS = MappingProxyType({"bfloat16": "bf16", "fp4": "nvfp4"})
 
@@ -230,7 +231,8 @@ def estimate(
     max_batch_size: int = 256,
     token_budget: int = 8192,
 ) -> Candidate:
-    """A candidate for `model` on `tp` GPUs, with the law fitted to kernel timings over batches and contexts that fit.
+    """A candidate for `model` on `tp` GPUs, with the law fitted to kernel timings over batches and contexts that fit,
+    and corrected by what measured servers of its kind have beyond their kernels (see sizing.estimate.silicon).
 
     `model` is a Hugging Face id of the catalogue or a folder or file with a config.json; `engine` is one of ENGINES, or
     empty for the first of them with timings. Where the one asked for has none, another answers, then the law of a
@@ -239,13 +241,28 @@ def estimate(
     model or GPU and a configuration that cannot be used, EstimateUnavailable if the pair cannot run so or there is no
     such engine, DoesNotFit if memory lacks for one request.
     """
+    batching = Batching("chunked", max_batch_size, token_budget)
+    return _estimated(model, gpu, tp, precision, lengths, batching, engine, as_measured=True)
+
+
+def _estimated(
+    model: str,
+    gpu: str,
+    tp: int,
+    precision: str,
+    lengths: Lengths,
+    batching: Batching,
+    engine: str,
+    *,
+    as_measured: bool,
+) -> Candidate:
     if engine and engine not in ENGINES:
         raise EstimateUnavailable(f"engine {engine!r} is not one of {', '.join(ENGINES)}")
     chip = catalog.gpu(gpu)
     shape = known(model)
     form = _precision(shape, chip, precision)
     _check_split(shape, tp)
-    case = _Case(shape, chip, tp, form, lengths, Batching("chunked", max_batch_size, token_budget), engine)
+    case = _Case(shape, chip, tp, form, lengths, batching, engine, as_measured)
     try:
         timed = _timed(case)
     except EstimateUnavailable as error:
@@ -262,6 +279,7 @@ class _Case:
     lengths: Lengths
     batching: Batching
     engine: str
+    as_measured: bool
 
     @property
     def length(self) -> int:
@@ -302,11 +320,12 @@ def _from_relative(case: _Case, why: str) -> Candidate | None:
         return None
     replica = roofline(case.model, case.gpu, case.tp, case.precision, case.lengths, case.batching)
     found = timed_of(timed[relative.id])
-    law = scaled(found.law, relative, case.model, case.tp)
+    law, error = _of_kind(scaled(found.law, relative, case.model, case.tp), found, case)
     extra = 0.0 if distance(case.model, relative) < TWIN else RELATIVE_SIGMA[case.model.kind]
-    sigma = math.hypot(_kernel_error(found, case), extra)
+    sigma = math.hypot(error, extra)
     how = "scaled" if extra else "of the same shape"
-    source = f"law of {relative.name}, {how} ({kernels.LIBRARY}, {found.backend} {found.version})"
+    library = f"{kernels.LIBRARY}, {found.backend} {found.version}{AS_MEASURED if case.as_measured else ''}"
+    source = f"law of {relative.name}, {how} ({library})"
     told = Caution("scaled_law", {"why": why, "relative": relative.name, "factor": _factor(extra)})
     warnings = (*([told] if extra else []), *_doubts(case))
     return _candidate(case, replace(replica, law=law), found.backend, source, sigma, warnings)
@@ -346,13 +365,14 @@ def _from_timings(timed: Timed, case: _Case) -> Candidate:
     kv_tokens = timed.memory.kv_tokens(case.length, case.batching.token_budget)
     if kv_tokens < case.length:
         raise _does_not_fit(timed, case)
-    engine = f"{kernels.LIBRARY}, {timed.backend} {timed.version}"
+    law, sigma = _of_kind(timed.law, timed, case)
+    source = f"{kernels.LIBRARY}, {timed.backend} {timed.version}{AS_MEASURED if case.as_measured else ''}"
     return _candidate(
         case,
-        Replica(timed.law, replace(case.batching, kv_tokens=kv_tokens)),
+        Replica(law, replace(case.batching, kv_tokens=kv_tokens)),
         timed.backend,
-        f"{engine}, law within {percent(timed.mean_error, 1)} of the step times",
-        _kernel_error(timed, case),
+        f"{source}, law within {percent(timed.mean_error, 1)} of the step times",
+        sigma,
         tuple(_warnings(timed, case)),
     )
 
@@ -384,9 +404,17 @@ def _check_split(model: Model, tp: int) -> None:
         )
 
 
-def _kernel_error(timed: Timed, case: _Case) -> float:
-    """Relative error of a law fitted to kernel timings: of the timings, and of the law against them."""
-    return math.hypot(KERNEL_SIGMA[_sample(case)], timed.rms_error)
+AS_MEASURED = ", as servers of its kind were measured"
+
+
+def _of_kind(law: StepLaw, timed: Timed, case: _Case) -> tuple[StepLaw, float]:
+    """The law, corrected by what measured servers of its kind have beyond their kernels, and its relative error: of
+    what is known so, and of the law against its timings."""
+    if not case.as_measured:
+        return law, math.hypot(KERNEL_SIGMA[_sample(case)], timed.rms_error)
+    server = Server(timed.backend, case.gpu.id, case.precision, case.model.kind, timed.version, case.model.id)
+    law, sigma = corrected(law, server)
+    return law, math.hypot(sigma, timed.rms_error)
 
 
 def _sample(case: _Case) -> str:
@@ -432,15 +460,16 @@ class DayZero(NamedTuple):
 
 def prior_law(deployment: Deployment, lengths: Lengths) -> DayZero | None:
     """The day-zero law of a measured deployment, for its fit to lean on: from kernel timings, else the roofline. None
-    where the catalogue lacks model or GPU."""
+    where the catalogue lacks model or GPU. Of kernels alone: how far a fit trusts each coefficient was chosen for
+    those, and on servers from which the corrections of an estimate were learnt."""
     model, precision = catalog.of_shape(deployment.model), _SPELLINGS.get(deployment.precision, deployment.precision)
     if model is None or deployment.gpu not in gpus() or deployment.pp > 1:
         return None
     try:
         engine = engine_named(deployment.engine)
-        known = estimate(
-            model.id, deployment.gpu, deployment.tp, precision, lengths, engine=engine if engine in ENGINES else ""
-        )
+        names = model.id, deployment.gpu, deployment.tp, precision
+        own = engine if engine in ENGINES else ""
+        known = _estimated(*names, lengths, Batching("chunked"), own, as_measured=False)
     except (CatalogueError, DoesNotFit, EstimateUnavailable):
         bits = next((name for name in BITS if name == precision), None)
         if bits is None:

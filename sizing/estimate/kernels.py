@@ -58,24 +58,39 @@ class TimedModel:
         return float(self.handle.mixed_step_latency(prefill_tokens, batch, isl, 2)) / 1e3
 
 
-def open_engine(model: Model, gpu: str, backend: str, tp: int, precision: str) -> TimedModel:
-    """The engine whose kernels are in the database, tried with experts split by tensor, then by expert parallelism.
+Experts = tuple[int, int]
+"""Into how many parts experts are split by tensor and by expert parallelism."""
+
+
+def open_engine(
+    model: Model, gpu: str, backend: str, tp: int, precision: str, experts: Experts | None = None
+) -> TimedModel:
+    """The engine whose kernels are in the database, with experts split as told, else by tensor, else by expert.
 
     Cached for the life of the process. Raises EstimateUnavailable with the reason.
     """
-    outcome = _open(model.id, gpu, backend, tp, precision == model.checkpoint, precision)
+    layouts = (experts,) if experts else ((tp, 1), (1, tp))
+    outcome = _open(model.id, gpu, backend, tp, precision == model.checkpoint, precision, layouts)
     if isinstance(outcome, str):
         raise EstimateUnavailable(outcome)
     return outcome
 
 
 @lru_cache(maxsize=512)
-def _open(model_id: str, gpu: str, backend: str, tp: int, as_published: bool, precision: str) -> TimedModel | str:
+def _open(
+    model_id: str,
+    gpu: str,
+    backend: str,
+    tp: int,
+    as_published: bool,
+    precision: str,
+    layouts: tuple[Experts, ...],
+) -> TimedModel | str:
     # Why a cached text and not an exception: a failure takes as long as a success and is asked for as often.
     reason = f"{backend} has no setting for {precision}"
     if not bundled(model_id):
         return "the kernel database does not know the model"
-    for settings in _settings(backend, tp, as_published, precision):
+    for settings in _settings(backend, as_published, precision, layouts):
         try:
             engine = _compile(model_id, gpu, backend, tp, settings)
             engine.decode_s(32, 2048), engine.prefill_s(1, 2048), engine.mixed_s(2048, 32, 2048)
@@ -91,7 +106,7 @@ def _plain(error: Exception) -> str:
     return re.split(r" \(| for | from | at /| in either ", text)[0].strip() or type(error).__name__
 
 
-def _settings(backend: str, tp: int, as_published: bool, precision: str) -> list[Quant]:
+def _settings(backend: str, as_published: bool, precision: str, layouts: tuple[Experts, ...]) -> list[Quant]:
     quants: list[dict[str, str]] = [{}, {"fmha_quant_mode": "bfloat16"}]  # {}: the library reads the checkpoint's own
     if not as_published or precision == "bf16":
         mode = _MODES[precision]
@@ -99,10 +114,9 @@ def _settings(backend: str, tp: int, as_published: bool, precision: str) -> list
         base = {"gemm_quant_mode": mode, "moe_quant_mode": mode, "kvcache_quant_mode": kv}
         attentions = [kv, "bfloat16"] if backend != "vllm" else ["bfloat16"]  # vLLM has no fp8 prefill attention
         quants = [base | {"fmha_quant_mode": attention} for attention in dict.fromkeys(attentions)]
-    layouts = dict.fromkeys([(tp, 1), (1, tp)])  # a dense model has no experts to split and ignores it
     return [
         (*quant.items(), ("moe_tp_size", moe_tp), ("moe_ep_size", moe_ep))
-        for moe_tp, moe_ep in layouts
+        for moe_tp, moe_ep in dict.fromkeys(layouts)  # a dense model has no experts to split and ignores it
         for quant in quants
     ]
 

@@ -38,11 +38,12 @@ def time_kernels(model: Model, gpu: str, tp: int, precision: Precision, engine: 
     """What the engine's kernels tell. Raises EstimateUnavailable with the reason where they were not timed."""
     if not kernels.available():
         raise EstimateUnavailable(kernels.MISSING)
-    return _time(kernels.open_engine(model, gpu, engine, tp, precision), model.unrouted)
+    return time_engine(kernels.open_engine(model, gpu, engine, tp, precision), model.unrouted)
 
 
 @lru_cache(maxsize=1024)
-def _time(engine: kernels.TimedModel, unrouted: float) -> Timed:
+def time_engine(engine: kernels.TimedModel, unrouted: float) -> Timed:
+    """What the kernels of one engine tell; `unrouted`: share of a mixture's experts that a token leaves out."""
     # Costs scipy.optimize, a quarter of a second that shipped laws do without.
     from sizing.estimate.step_grid import fit_steps, observe
 

@@ -9,13 +9,13 @@ from collections import defaultdict
 import numpy as np
 import pytest
 
-from sizing.catalog import models
+from sizing.catalog import gpus, models
 from sizing.errors import DoesNotFit, EstimateUnavailable
 from sizing.estimate import estimate, kernels
+from sizing.estimate.timed import time_engine
 from sizing.workload import Lengths
 
 LLAMA, QWEN = "meta-llama/Meta-Llama-3.1-8B", "Qwen/Qwen3-32B"
-LENGTHS = Lengths(2000, 256)
 
 with_kernels = pytest.mark.skipif(not kernels.available(), reason=kernels.MISSING)
 
@@ -38,13 +38,14 @@ DENSE = [
 @pytest.mark.parametrize(("name", "gpu", "tp", "precision"), DENSE)
 def test_law_follows_the_kernel_timings(name: str, gpu: str, tp: int, precision: str) -> None:
     """On batches and contexts between those of the fit: mean error within 5 % for decode and 7 % for prefill."""
-    replica = estimate(name, gpu, tp, precision, LENGTHS).replica
-    law, engine = replica.law, kernels.open_engine(models()[name], gpu, "trtllm", tp, precision)
+    engine = kernels.open_engine(models()[name], gpu, "trtllm", tp, precision)
+    timed = time_engine(engine)
+    law, kv_tokens = timed.law, timed.memory.kv_tokens(2256)
     decode = [
         law.decode_s(batch, batch * context) / engine.decode_s(batch, context) - 1
         for batch in (1, 3, 6, 12, 24, 48, 96, 192)
         for context in (400, 1500, 3000, 6000)
-        if batch * context < replica.batching.kv_tokens
+        if batch * context < kv_tokens
     ]
     prefill = [law.prefill_alone_s(isl) / engine.prefill_s(1, isl) - 1 for isl in (200, 700, 1500, 3000, 6000)]
     print(
@@ -68,8 +69,8 @@ MIXTURES = [
 def test_law_follows_mixtures_of_experts(name: str, tp: int, precision: str, chosen: float) -> None:
     """Decode between the points of the fit within 6 % on average, a single sequence's within 12 %."""
     assert models()[name].unrouted == pytest.approx(1 - chosen)
-    replica = estimate(name, "h200_sxm", tp, precision, LENGTHS).replica
-    law, engine = replica.law, kernels.open_engine(models()[name], "h200_sxm", "trtllm", tp, precision)
+    engine = kernels.open_engine(models()[name], "h200_sxm", "trtllm", tp, precision)
+    law = time_engine(engine, models()[name].unrouted).law
     assert law.unread_decay == pytest.approx(1 - chosen)
     grid = [(batch, context) for batch in (1, 3, 6, 12, 24, 48, 96, 192) for context in (400, 1500, 3000, 6000)]
     errors = np.array([law.decode_s(n, n * context) / engine.decode_s(n, context) - 1 for n, context in grid])
@@ -126,12 +127,14 @@ def _itl_error(cells: dict[str, str], name: str, precision: str) -> tuple[float,
     """Error of the law's closed-loop ITL, and the error the candidate claims.
 
     Each iteration decodes all and prefills what finished requests are replaced by. None where the row lies outside one
-    replica's batch, cache or token budget, or the engine has no timings.
+    replica's batch, cache or token budget, experts are not split by tensor, or the engine has no timings.
     """
     batch, isl, osl = float(cells["batch_size"]), float(cells["isl"]), float(cells["osl"])
     if float(cells["pp_size"]) != 1 or float(cells["attention_dp_size"] or 1) != 1 or batch > 512:
         return None
     gpu, tp, backend = cells["system"], int(float(cells["tp_size"])), cells["backend"]
+    if tp > gpus()[gpu].gpus_per_server or float(cells["moe_ep_size"]) != 1:
+        return None
     try:
         found = estimate(name, gpu, tp, precision, Lengths(isl, osl), engine=backend, max_batch_size=512)
     except (DoesNotFit, EstimateUnavailable):

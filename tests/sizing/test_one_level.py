@@ -17,11 +17,11 @@ from sizing.candidates import Choice, from_fit, measured
 from sizing.edge import capacity_band
 from sizing.engine import Replica, StepLaw
 from sizing.errors import FitError
-from sizing.estimate import estimate
+from sizing.estimate import estimate, prior_law
 from sizing.fitting import Fit, Protocol, fit
 from sizing.fitting.levels import point_runs
 from sizing.plans import basis_of
-from sizing.points import Point, write_points
+from sizing.points import Deployment, Point, write_points
 from sizing.question import Question
 from sizing.simulator.replay import Replay
 from sizing.text import caution
@@ -32,6 +32,10 @@ from tests.sizing.test_cli import run
 QWEN: dict[str, Any] = {"model": "Qwen/Qwen3-32B", "gpu": "h200_sxm", "tp": 2}
 LENGTHS = Lengths(2000, 256, 0.3, 0.3)
 ESTIMATE = estimate(**QWEN, precision="bf16", lengths=LENGTHS)
+LEANT_ON = prior_law(Deployment(QWEN["model"], "bf16", QWEN["gpu"], QWEN["tp"], 1, "", "", "", None), LENGTHS)
+assert LEANT_ON is not None and LEANT_ON.law is not None
+KERNELS: StepLaw = LEANT_ON.law
+"""The law that a fit leans on: of kernels alone."""
 PLAN = "--isl 2000 --osl 256 --rate 20 --ttft p95:2s --itl p95:60ms"
 QUESTION = Question.of(
     {"model": QWEN["model"], "isl": 2000, "osl": 256, "rate": 20, "ttft": "p95:2s", "itl": "p95:60ms"}
@@ -40,11 +44,11 @@ QUESTION = Question.of(
 
 @cache
 def level(users: int, slower: float = 1.0, lengths: Lengths = LENGTHS) -> Point:
-    """What a level would show of a server that is everywhere so many times slower than estimated, without noise.
+    """What a level would show of a server that is everywhere so many times slower than its kernels, without noise.
 
     A request's way to the engine takes a moment, so that it misses the iteration in which its user's last one ended.
     """
-    law = ESTIMATE.replica.law.with_values(request_s=1e-3)
+    law = KERNELS.with_values(request_s=1e-3)
     server = Replica(law.scaled(slower), ESTIMATE.replica.batching)
     point = simulated_point(Option(lengths, users, 10 * users), server, **QWEN)
     for _ in range(2):  # the users of a replay start over a time that follows from requests/s
@@ -65,7 +69,7 @@ def steps_s(law: StepLaw) -> np.ndarray[tuple[int, ...], np.dtype[np.float64]]:
 
 
 def test_a_point_equal_to_the_prediction_leaves_the_law_as_it_is() -> None:
-    assert steps_s(fitted((16,)).law) == pytest.approx(steps_s(ESTIMATE.replica.law), rel=0.1)
+    assert steps_s(fitted((16,)).law) == pytest.approx(steps_s(KERNELS), rel=0.1)
     shown = fitted((16,)).means([level(users) for users in (4, 16, 64)])[:, 2]
     assert shown == pytest.approx([level(users).itl_mean_s for users in (4, 16, 64)], rel=0.08)
 
@@ -81,9 +85,10 @@ def test_a_server_uniformly_slower_or_faster_is_found_with_one_point(slower: flo
 
 def test_the_band_lies_between_those_of_an_estimate_and_of_a_fit() -> None:
     candidates = [ESTIMATE, *(from_fit(fitted(users), LENGTHS) for users in ((16,), (1, 16, 64)))]
+    """An estimate knows servers of its kind, one level leans on kernels alone: their upper ends are alike."""
     bands = [capacity_band(each, QUESTION.setting(8)) for each in candidates]
     lows, highs = zip(*bands, strict=True)
-    assert 0 < lows[0] < lows[1] < lows[2] < 1 < highs[2] < highs[1] < highs[0]
+    assert 0 < lows[0] < lows[1] < lows[2] < 1 < highs[2] < min(highs[:2])
 
 
 def test_away_from_the_level_the_band_is_wider() -> None:

@@ -135,8 +135,11 @@ def test_reuse_changes_the_workload_only(bf16: Candidate) -> None:
 
 
 def test_smaller_chunks_stall_decodes_less(bf16: Candidate) -> None:
-    """p95 ITL of the same load falls with the chunk; whole prompts need a budget of at least one prompt."""
-    replicas = [after(ChunkedPrefill(chunk), bf16).candidate.replica for chunk in (512, 4096)]
+    """p95 ITL of the same load falls with the chunk, where one more chunk costs nothing beside its tokens; whole
+    prompts need a budget of at least one prompt."""
+    law = bf16.replica.law.with_values(prefill_s=0.0)
+    free = dataclasses.replace(bf16, replica=dataclasses.replace(bf16.replica, law=law))
+    replicas = [after(ChunkedPrefill(chunk), free).candidate.replica for chunk in (512, 4096)]
     small, large = (predict(replica, Workload(LENGTHS, 2)).itl.p95_s for replica in replicas)
     assert small < large
     long = dataclasses.replace(QUESTION, workload=Workload(Lengths(20_000, 100), 1))

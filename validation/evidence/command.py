@@ -17,6 +17,7 @@ from validation.evidence.claim import Claim, Setup, check
 from validation.evidence.coverage import COVERAGE
 from validation.evidence.gpu_counts import GPU_COUNTS
 from validation.evidence.largest_rate import LARGEST_RATE
+from validation.evidence.measured_estimates import ESTIMATES
 from validation.evidence.measured_guidellm import GUIDELLM
 from validation.evidence.measured_one_point import ONE_POINT
 from validation.evidence.measured_silicon import SILICON
@@ -31,6 +32,7 @@ from validation.evidence.theory import THEORY
 CLAIMS: tuple[Claim, ...] = (
     SILICON,
     ONE_POINT,
+    ESTIMATES,
     STAGES,
     VLLM,
     GUIDELLM,

@@ -12,7 +12,7 @@ import importlib.util
 import math
 import re
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
@@ -83,16 +83,21 @@ def read_sample(path: Path) -> Sample:
     return grouped(read_table(path))
 
 
-def grouped(table: Iterable[Cells]) -> Sample:
-    """Rows by series; those that cannot be used are counted by reason."""
+def is_marked(row: Cells) -> bool:
+    """True where a row says itself that it is of InferenceX: those bear the state of the work ("wip")."""
+    return "wip=" in row["silicon_data_source"]
+
+
+def grouped(table: Iterable[Cells], varied_in: Callable[[Cells], bool] = is_marked) -> Sample:
+    """Rows by series; those that cannot be used are counted by reason. `varied_in`: whose client drew lengths from 0.8
+    to 1.0 of the nominal ones, as that of InferenceX does."""
     dropped: Counter[str] = Counter()
     groups: dict[tuple[tuple[str, ...], tuple[str, str], bool], dict[int, Cells]] = {}
     for row in table:
         if why := _useless(row):
             dropped[why] += 1
             continue
-        # InferenceX marks its rows with the state of the work ("wip"); its client draws lengths from 0.8 to 1.0.
-        varied = "wip=" in row["silicon_data_source"]
+        varied = varied_in(row)
         server = *(row[key] or "nan" for key in NAMES), *(str(number(row, key)) for key in SIZES)
         name = (server, (row["isl"], row["osl"]), varied)
         levels, users = groups.setdefault(name, {}), _users(row) or 1

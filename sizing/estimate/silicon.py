@@ -1,0 +1,159 @@
+"""How measured servers differ from summed kernels: what is put on a day-zero law, and how far servers still scatter.
+
+A law fitted to kernel timings knows neither the host's part of an iteration nor the kernels of the release that serves.
+Measured closed loops tell both in the mean: `data/laws/silicon.json` holds the effects of kind of model, engine,
+generation of the GPU, precision and release, each shrunk to the mean of those above it, so that what was never measured
+has the prior mean. The spread is that of servers left out of the fit, wider where model or GPU was never measured.
+Written by ``python -m validation.evidence.silicon_fit``.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cache
+
+import numpy as np
+
+from sizing.catalog import Gpu, gpus
+from sizing.engine import StepLaw
+from sizing.errors import CatalogueError
+from sizing.numbers import Floats
+from sizing.places import resource
+
+SILICON = resource("data/laws/silicon.json")
+EFFECTS = ("steps", "overhead", "sequence", "prompt", "prompt_step", "request")
+"""Logarithms of factors: on all kernel times; on the overhead of an iteration, HOST_S included; on SEQUENCE_S; on what
+prompt tokens take beyond `steps`; on what an iteration with a prompt costs beside, PROMPT_S included; on REQUEST_S."""
+HOST_S, SEQUENCE_S, PROMPT_S, REQUEST_S = 0.5e-3, 10e-6, 5e-3, 30e-3
+"""What the host adds where all effects are 0, in seconds: to an iteration, for each sequence in it, for a prompt in it,
+and once to a request. Round figures, which the effects scale."""
+TAKEN = {"blackwell": 1.0}
+TAKEN_ELSEWHERE = 0.75
+"""How much of a correction is applied, by generation: what predicted servers left out of the fit best of five shares.
+Where kernels are nearly right, all of it is too much."""
+FARTHEST = 3.0
+"""Most that the sum of the effects of one kind may be, either way."""
+
+
+@dataclass(frozen=True, slots=True)
+class Server:
+    """What decides how a server differs from its kernels. `kind`: dense or moe; `gpu`: a name of the catalogue; an
+    unknown `engine_version` is empty. `model` only tells whether it was measured: its kernels are in its law."""
+
+    engine: str
+    gpu: str
+    precision: str
+    kind: str
+    engine_version: str = ""
+    model: str = ""
+
+    @property
+    def generation(self) -> str:
+        """hopper, blackwell, or the GPU's own name: no others were measured."""
+        chip = gpus().get(self.gpu)
+        return generation(chip) if chip else self.gpu
+
+    @property
+    def group(self) -> str:
+        """The class by which spreads are told: dense, moe_hopper (all before Blackwell) or moe_blackwell."""
+        if self.kind == "dense":
+            return "dense"
+        return "moe_blackwell" if self.generation == "blackwell" else "moe_hopper"
+
+    @property
+    def share(self) -> float:
+        """How much of its correction is applied to a server."""
+        return TAKEN.get(self.generation, TAKEN_ELSEWHERE)
+
+    @property
+    def levels(self) -> Mapping[str, str]:
+        """The effects that add up, by level, the mean of all servers first."""
+        return {
+            "all": "",
+            "kind": self.kind,
+            "engine": self.engine,
+            "generation": self.generation,
+            "precision": self.precision,
+            "engine, kind": f"{self.engine} {self.kind}",
+            "engine, generation": f"{self.engine} {self.generation}",
+            "class": f"{self.engine} {self.generation} {self.kind} {self.precision}",
+            "gpu": self.gpu,
+            "version": f"{self.engine} {self.engine_version}",
+        }
+
+
+def generation(chip: Gpu) -> str:
+    """hopper, blackwell, or the GPU's own name where it is of neither."""
+    if "fp4" in chip.flops_per_s:
+        return "blackwell"
+    return "hopper" if chip.id.startswith(("h100", "h200")) else chip.id
+
+
+@dataclass(frozen=True, slots=True)
+class Silicon:
+    """`effects`: by level and name, values of EFFECTS. `spread`: standard error in logarithms, by what a server shares
+    with the measured ones ("gpu": all but the GPU, "model": all but the model, "both": only the pair is new), group and
+    metric. `models`, `gpus`: what was measured."""
+
+    effects: Mapping[str, Mapping[str, tuple[float, ...]]]
+    spread: Mapping[str, Mapping[str, Mapping[str, float]]]
+    models: tuple[str, ...]
+    gpus: tuple[str, ...]
+
+    def effect(self, server: Server) -> Floats:
+        """Sum of the effects of a server's levels, shape (6,); a name that was not measured adds nothing."""
+        none = (0.0,) * len(EFFECTS)
+        parts = [self.effects.get(level, {}).get(name, none) for level, name in server.levels.items()]
+        return np.asarray(np.clip(np.sum(parts, axis=0), -FARTHEST, FARTHEST))
+
+    def sigma(self, server: Server, metric: str = "itl") -> float:
+        """Standard error of what is said of a server, in logarithms: the larger where model and GPU are both new."""
+        new = [
+            name for name, known in (("model", self.models), ("gpu", self.gpus)) if getattr(server, name) not in known
+        ]
+        return max(self.spread[name][server.group][metric] for name in ("both", *new))
+
+
+@cache
+def silicon() -> Silicon:
+    """What comes with the program. Raises CatalogueError if the file is faulty."""
+    try:
+        told = json.loads(SILICON.read_text(encoding="utf-8"))
+        effects = {level: {name: tuple(row) for name, row in rows.items()} for level, rows in told["effects"].items()}
+        return Silicon(effects, told["spread"], tuple(told["models"]), tuple(told["gpus"]))
+    except (OSError, ValueError, KeyError) as error:
+        raise CatalogueError(f"{SILICON}: cannot be used ({error}); take the file of this version") from None
+
+
+def corrected(law: StepLaw, server: Server) -> tuple[StepLaw, float]:
+    """The law of kernels as servers of its class have been measured to be, and the relative standard error of its times
+    per output token.
+
+    >>> kernels = StepLaw(weights_s=5e-3, overhead_s=1e-3, token_s=20e-6, sequence_s=10e-6, kv_token_s=50e-9)
+    >>> seen = Server("vllm", "h200_sxm", "fp8", "dense", model="meta-llama/Meta-Llama-3.1-70B")
+    >>> law, sigma = corrected(kernels, seen)
+    >>> law.decode_s(1, 0) > 4e-3 and sigma <= corrected(kernels, Server("vllm", "a100_sxm", "bf16", "dense"))[1]
+    True
+    """
+    known = silicon()
+    return with_effects(law, known.effect(server), server.share), known.sigma(server)
+
+
+def with_effects(law: StepLaw, effect: Floats, share: float = 1.0) -> StepLaw:
+    """The law with `effect`, values of EFFECTS, put on it: what the host adds is never less than nothing. `share` of
+    the way from kernels to there is gone, in each coefficient."""
+    steps, overhead, sequence, prompt, prompt_step, request = (math.exp(value) for value in effect)
+    whole = {
+        "weights_s": law.weights_s * steps,
+        "overhead_s": (law.overhead_s * steps + HOST_S) * overhead,
+        "token_s": law.token_s * steps * prompt,
+        "sequence_s": law.sequence_s * steps + SEQUENCE_S * sequence,
+        "kv_token_s": law.kv_token_s * steps,
+        "attention_s": law.attention_s * steps * prompt,
+        "prefill_s": (law.prefill_s * steps * prompt + PROMPT_S) * prompt_step,
+        "request_s": REQUEST_S * request,
+    }
+    return law.with_values(**{name: (1 - share) * getattr(law, name) + share * s for name, s in whole.items()})

@@ -1,0 +1,136 @@
+"""What measured servers have beyond their kernels: laws of the correction, and that a fit finds effects put in."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from sizing.engine import COEFFICIENTS, StepLaw
+from sizing.estimate.silicon import EFFECTS, Server, Silicon, corrected, silicon, with_effects
+from sizing.points import Point
+from validation.evidence.silicon_fit import METRICS, Row, Study, left_sigmas, predicted, sigmas
+
+LAW = StepLaw(5e-3, 1e-3, 20e-6, 10e-6, 50e-9, attention_s=1e-9, prefill_s=0.5e-3)
+SEEN = Server("vllm", "h200_sxm", "fp8", "dense", model="meta-llama/Meta-Llama-3.1-70B")
+GROUPS = ("dense", "moe_hopper", "moe_blackwell")
+effects = st.lists(st.floats(-2, 2), min_size=len(EFFECTS), max_size=len(EFFECTS)).map(np.array)
+steps = st.tuples(st.integers(1, 512), st.integers(1, 8192), st.integers(1, 8192))
+
+
+@given(effects, st.sampled_from(EFFECTS), st.floats(0.01, 1.0), steps)
+def test_no_iteration_gets_shorter_as_an_effect_grows(
+    effect: np.ndarray, grown: str, by: float, step: tuple[int, int, int]
+) -> None:
+    batch, context, prompt = step
+    larger = effect.copy()
+    larger[EFFECTS.index(grown)] += by
+    before, after = with_effects(LAW, effect), with_effects(LAW, larger)
+    assert after.decode_s(batch, batch * context) >= before.decode_s(batch, batch * context)
+    held = batch, batch * context, prompt, prompt**2 / 2
+    assert after.mixed_s(*held) >= before.mixed_s(*held)
+    assert after.request_s >= before.request_s
+
+
+@given(effects, st.floats(0.1, 10.0))
+def test_what_scales_with_kernels_scales_and_the_host_does_not(effect: np.ndarray, factor: float) -> None:
+    nothing = with_effects(StepLaw(0, 0, 0, 0, 0), effect)
+    one, scaled = with_effects(LAW, effect), with_effects(LAW.scaled(factor), effect)
+    for name in COEFFICIENTS:
+        host_s = getattr(nothing, name)
+        kernels_s = getattr(one, name) - host_s
+        assert getattr(scaled, name) - host_s == pytest.approx(factor * kernels_s, rel=1e-6, abs=1e-12)
+
+
+def test_a_server_of_no_known_class_has_the_prior_mean() -> None:
+    known = silicon()
+    stranger = Server("an engine", "a gpu", "int3", "another kind")
+    assert known.effect(stranger).tolist() == list(known.effects["all"][""])
+    law, _ = corrected(LAW, replace(stranger, kind="dense"))
+    expected = np.add(known.effects["all"][""], known.effects["kind"]["dense"])
+    assert law == with_effects(LAW, expected, stranger.share)
+
+
+@given(effects, st.floats(0, 1))
+def test_a_share_lies_between_kernels_and_the_whole(effect: np.ndarray, share: float) -> None:
+    whole, part = with_effects(LAW, effect), with_effects(LAW, effect, share)
+    for kernels_s, part_s, whole_s in zip(LAW.seconds, part.seconds, whole.seconds, strict=True):
+        assert min(kernels_s, whole_s) * (1 - 1e-9) <= part_s <= max(kernels_s, whole_s) * (1 + 1e-9)
+
+
+@given(st.sampled_from(("vllm", "trtllm", "sglang")), st.sampled_from(("dense", "moe")), st.sampled_from(METRICS))
+def test_less_known_is_never_surer(engine: str, kind: str, metric: str) -> None:
+    known, server = silicon(), replace(SEEN, engine=engine, kind=kind)
+    spread = [
+        known.sigma(one, metric)
+        for one in (server, replace(server, model="a model"), replace(server, model="a model", gpu="a gpu"))
+    ]
+    assert spread == sorted(spread)
+    assert known.sigma(replace(server, gpu="a gpu"), metric) >= spread[0]
+
+
+def test_the_shipped_file_tells_every_class() -> None:
+    known = silicon()
+    assert set(known.spread) == {"both", "model", "gpu"}
+    for of_kind in known.spread.values():
+        assert set(of_kind) == set(GROUPS)
+        assert all(0 < of_kind[kind][metric] < 2 for kind in GROUPS for metric in METRICS)
+    assert all(len(row) == len(EFFECTS) for level in known.effects.values() for row in level.values())
+
+
+@given(st.floats(1.0, 5.0))
+def test_the_spread_grows_with_the_errors(factor: float) -> None:
+    off = np.random.default_rng(3).normal(size=(50, len(METRICS)))
+    assert np.allclose(sigmas(factor * off), factor * np.array(sigmas(off)))
+
+
+def test_the_spread_of_a_group_is_that_of_the_others() -> None:
+    kinds, groups = np.array(["dense"] * 4), np.array(["a", "a", "b", "b"])
+    off = np.array([[9.0] * 3, [9.0] * 3, [0.1] * 3, [0.1] * 3])
+    found = left_sigmas(off, kinds, groups)
+    assert np.allclose(found[:2], 0.1 / 1.645)
+    assert np.allclose(found[2:], 9.0 / 1.645)
+
+
+def _rows(truth: dict[str, np.ndarray]) -> list[Row]:
+    """Closed loops of three models on two GPUs, measured on servers that have the effects of their engine."""
+    asked = []
+    for engine, gpu, model in [(e, g, m) for e in truth for g in ("h100_sxm", "h200_sxm") for m in "abc"]:
+        law = LAW.scaled({"a": 0.5, "b": 1.0, "c": 2.0}[model])
+        server = Server(engine, gpu, "fp8", "dense", model=model)
+        for users in (2, 8, 32, 128):
+            point = Point(
+                model=model,
+                precision="fp8",
+                gpu=gpu,
+                tp=1,
+                engine=engine,
+                isl=1000,
+                osl=200,
+                load_kind="concurrency",
+                load_value=users,
+                requests=10 * users,
+                requests_per_s=1.0,
+            )
+            ttft, itl, _ = np.exp(predicted([with_effects(law, truth[engine])], [10**7], [point])[0])
+            told = replace(point, ttft_mean_s=float(ttft), itl_mean_s=float(itl))
+            asked.append(Row(told, law, 10**7, server, model, "a client", (1, 1)))
+    return asked
+
+
+def test_effects_put_in_are_found_where_groups_are_left_out() -> None:
+    """Two engines that differ: errors of servers left out are half of those of bare kernels, or less."""
+    slow, fast = np.array([0.3, 0.4, 0.0, 0.1, 0.2, 0.3]), np.array([-0.2, -0.3, 0.0, 0.0, 0.0, 0.0])
+    rows = _rows({"vllm": slow, "trtllm": fast})
+    study = Study(rows)
+    bare = predicted([row.law for row in rows], [row.kv_tokens for row in rows], [row.point for row in rows])
+    before, after = np.abs(bare - study.measured), np.abs(study.off["both"])
+    print("median error", np.median(before, axis=0), np.median(after, axis=0))
+    assert (np.median(after, axis=0) < np.median(before, axis=0) / 2).all()
+    found = study.silicon()
+    assert isinstance(found, Silicon)
+    one, other = (found.effect(Server(engine, "h100_sxm", "fp8", "dense"))[0] for engine in ("vllm", "trtllm"))
+    assert one - other == pytest.approx(0.5, abs=0.15)

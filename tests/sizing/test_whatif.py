@@ -152,10 +152,13 @@ def test_adapters_never_need_fewer_gpus_and_sparsity_never_more(bf16: Candidate)
 
 
 def test_whole_prompts_carry_less_at_a_tight_itl(bf16: Candidate) -> None:
-    """With prompts of 8,000 tokens one whole prompt stalls decodes for longer than chunks of 1,024 do."""
+    """With prompts of 8,000 tokens one whole prompt stalls decodes for longer than chunks of 1,024 do, where a chunk
+    costs nothing beside its tokens."""
+    law = bf16.replica.law.with_values(prefill_s=0.0)
+    free = dataclasses.replace(bf16, replica=dataclasses.replace(bf16.replica, law=law))
     long = dataclasses.replace(
         QUESTION, workload=Workload(Lengths(8000, 64), 5), sla=Sla(Limit.parse("itl", "p95:80ms"))
     )
-    chunked = fleets(long, bf16, ChunkedPrefill(1024))[1]
-    whole = fleets(long, bf16, ChunkedPrefill(0))[1]
+    chunked = fleets(long, free, ChunkedPrefill(1024))[1]
+    whole = fleets(long, free, ChunkedPrefill(0))[1]
     assert whole.capacity_per_s < chunked.capacity_per_s

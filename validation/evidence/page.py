@@ -96,6 +96,8 @@ arrivals from closed loops, GuideLLM, the trace and static batches are about rea
 - Day-zero estimates are checked on ten models and four GPUs of two generations, of which the table leaves out one at a
   time. With a GPU left out, ITL on Hopper and of dense models is further off than by kernels alone, and the bands hold
   too seldom. Bands of GPUs that were never measured are wider, and nothing shows that they are wide enough.
+- What an estimate adds to an iteration with a prompt (some 10 ms) rests on prompts that mostly fit into one iteration:
+  whether each chunk of a longer prompt pays it again, no row tells.
 
 ## The table
 

@@ -32,8 +32,15 @@ from sizing.workload import Lengths
 ROOT = Path(__file__).parents[1]
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())
 ROOMS = PROJECT["tool"]["hatch"]["build"]["targets"]["wheel"]["packages"]
-OWN_WORLD = ("lab/gpu", "lab/reference", "lab/vllm", "triton_tools/repository/programs", "validation/speed")
-"""Programs that run in environments of their own, and those that only developers run."""
+OWN_WORLD = (
+    "lab/gpu",
+    "lab/reference",
+    "lab/vllm",
+    "triton_tools/repository/programs",
+    "validation/speed",
+    "sizing/estimate/kernels.py",
+)
+"""Programs that run in environments of their own, and what only developers run."""
 
 
 def name_of(requirement: str) -> str:

@@ -30,10 +30,9 @@ prompt tokens take beyond `steps`; on what an iteration with a prompt costs besi
 HOST_S, SEQUENCE_S, PROMPT_S, REQUEST_S = 0.5e-3, 10e-6, 5e-3, 30e-3
 """What the host adds where all effects are 0, in seconds: to an iteration, for each sequence in it, for a prompt in it,
 and once to a request. Round figures, which the effects scale."""
-TAKEN = {"blackwell": 1.0}
-TAKEN_ELSEWHERE = 0.75
-"""How much of a correction is applied, by generation: what predicted servers left out of the fit best of five shares.
-Where kernels are nearly right, all of it is too much."""
+SHARE = 0.5
+"""How much of a correction is applied: what predicted servers left out of the fit best. Where kernels are nearly right,
+all of it is too much."""
 FARTHEST = 3.0
 """Most that the sum of the effects of one kind may be, either way."""
 
@@ -62,11 +61,6 @@ class Server:
         if self.kind == "dense":
             return "dense"
         return "moe_blackwell" if self.generation == "blackwell" else "moe_hopper"
-
-    @property
-    def share(self) -> float:
-        """How much of its correction is applied to a server."""
-        return TAKEN.get(self.generation, TAKEN_ELSEWHERE)
 
     @property
     def levels(self) -> Mapping[str, str]:
@@ -139,7 +133,7 @@ def corrected(law: StepLaw, server: Server) -> tuple[StepLaw, float]:
     True
     """
     known = silicon()
-    return with_effects(law, known.effect(server), server.share), known.sigma(server)
+    return with_effects(law, known.effect(server), SHARE), known.sigma(server)
 
 
 def with_effects(law: StepLaw, effect: Floats, share: float = 1.0) -> StepLaw:

@@ -39,7 +39,7 @@ DENSE = [
 def test_law_follows_the_kernel_timings(name: str, gpu: str, tp: int, precision: str) -> None:
     """On batches and contexts between those of the fit: mean error within 5 % for decode and 7 % for prefill."""
     engine = kernels.open_engine(models()[name], gpu, "trtllm", tp, precision)
-    timed = time_engine(engine)
+    timed = time_engine(engine, models()[name].unrouted)
     law, kv_tokens = timed.law, timed.memory.kv_tokens(2256)
     decode = [
         law.decode_s(batch, batch * context) / engine.decode_s(batch, context) - 1

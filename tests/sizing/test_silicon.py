@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from sizing.engine import COEFFICIENTS, StepLaw
-from sizing.estimate.silicon import EFFECTS, Server, Silicon, corrected, silicon, with_effects
+from sizing.estimate.silicon import EFFECTS, SHARE, Server, Silicon, corrected, silicon, with_effects
 from sizing.points import Point
 from validation.evidence.silicon_fit import METRICS, Row, Study, left_sigmas, predicted, sigmas
 
@@ -51,7 +51,7 @@ def test_a_server_of_no_known_class_has_the_prior_mean() -> None:
     assert known.effect(stranger).tolist() == list(known.effects["all"][""])
     law, _ = corrected(LAW, replace(stranger, kind="dense"))
     expected = np.add(known.effects["all"][""], known.effects["kind"]["dense"])
-    assert law == with_effects(LAW, expected, stranger.share)
+    assert law == with_effects(LAW, expected, SHARE)
 
 
 @given(effects, st.floats(0, 1))

@@ -43,10 +43,10 @@ arrivals from closed loops, GuideLLM, the trace and static batches are about rea
   row; rows without such a law are left out, and the first row counts them. The loop begins with all users together and
   counts every request. Rows of InferenceX that do not bear its mark are read as its own, and what was measured once
   counts once. Beside it: *own kernels*, the same law without corrections; *kernels of the shipped table*, on which fits
-  lean; and *AIConfigurator*, the library's own account (`run_agg`) of the row's layout and batch, one prompt an
-  iteration. How strongly effects are shrunk, and that three quarters of a correction are applied before Blackwell, was
-  chosen among about forty settings by errors of left-out groups in the same sample, which flatters them a little. The
-  bands are those that the other groups of the class leave.
+  lean; and *AIConfigurator*, the account (`run_agg`) by its successor aisimulate of the row's layout and batch, one
+  prompt an iteration. How strongly effects are shrunk, and that half of a correction is applied, was chosen among
+  about forty settings by errors of left-out groups in the same sample, which flatters them a little. The bands are
+  those that the other groups of the class leave.
 - **Band, of dense servers and mixtures.** How often the 90 % bands of the same predictions hold the measured figure.
 - **Open loops.** Sixteen published runs of vLLM 0.15 on H100, four models, constant rates, repeated prompts. Of each
   server one stage is left out and simulated with the law fitted to the others. Beside it a line through the same figure
@@ -94,8 +94,9 @@ arrivals from closed loops, GuideLLM, the trace and static batches are about rea
 - Calibration noise of simulated engines is 2 % and independent from point to point. A throttled or shared server is off
   by more, at all its points together.
 - Day-zero estimates are checked on ten models and four GPUs of two generations, of which the table leaves out one at a
-  time. With a GPU left out, ITL on Hopper and of dense models is further off than by kernels alone, and the bands hold
-  too seldom. Bands of GPUs that were never measured are wider, and nothing shows that they are wide enough.
+  time. With a GPU left out, ITL of dense models is further off than by kernels alone, and bands of mixtures on
+  Blackwell hold too seldom. Bands of GPUs that were never measured are wider, and nothing shows that they are wide
+  enough.
 - What an estimate adds to an iteration with a prompt (some 10 ms) rests on prompts that mostly fit into one iteration:
   whether each chunk of a longer prompt pays it again, no row tells.
 

@@ -28,7 +28,7 @@ from sizing import catalog
 from sizing.engine import Batching, Replica, StepLaw
 from sizing.errors import EstimateUnavailable
 from sizing.estimate import kernels
-from sizing.estimate.silicon import EFFECTS, FARTHEST, SILICON, Server, Silicon, with_effects
+from sizing.estimate.silicon import EFFECTS, FARTHEST, SHARE, SILICON, Server, Silicon, with_effects
 from sizing.estimate.timed import time_engine
 from sizing.fitting.levels import Protocol, concurrency, point_runs
 from sizing.numbers import Floats
@@ -236,10 +236,9 @@ class Study:
             weights = trust * np.sqrt((FREEDOM + 1) / (FREEDOM + off**2))
         return np.asarray(found.reshape(self.sigmas.shape) * self.sigmas)
 
-    def predicted(self, effects: Floats, shares: Sequence[float] | None = None) -> Floats:
-        """ln of METRICS of the rows with these effects (all of them, or these shares), shape (rows, 3)."""
-        taken = shares or [1.0] * len(self.rows)
-        laws = [with_effects(row.law, *put) for row, *put in zip(self.rows, effects, taken, strict=True)]
+    def predicted(self, effects: Floats, share: float = 1.0) -> Floats:
+        """ln of METRICS of the rows with this share of these effects, shape (rows, 3)."""
+        laws = [with_effects(row.law, effect, share) for row, effect in zip(self.rows, effects, strict=True)]
         return predicted(laws, [row.kv_tokens for row in self.rows], [row.point for row in self.rows])
 
     def groups(self, left_out: str) -> NDArray[np.str_]:
@@ -257,7 +256,7 @@ class Study:
             out = groups == group
             effects[out] = self.design[out] @ self.fit(~out)
         effects = np.clip(effects, -FARTHEST, FARTHEST)
-        return self.predicted(effects, [row.server.share for row in self.rows]) - self.measured
+        return self.predicted(effects, SHARE) - self.measured
 
     def kinds(self) -> NDArray[np.str_]:
         """The class of each row's spread (Server.group), shape (rows,)."""

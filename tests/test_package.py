@@ -39,6 +39,7 @@ OWN_WORLD = (
     "triton_tools/repository/programs",
     "validation/speed",
     "sizing/estimate/kernels.py",
+    "validation/evidence/measured_estimates.py",
 )
 """Programs that run in environments of their own, and what only developers run."""
 

@@ -6,7 +6,7 @@
 ...     rate=20, isl=2000, osl=256, ttft="p95:1s", itl="p95:30ms",
 ... )
 >>> plan.answer.gpus
-14
+16
 
 - `plan`: the smallest fleet whose latency percentiles meet the SLA at a load
 - `capacity`: the largest load that a fleet which exists carries under the SLA

@@ -22,7 +22,6 @@ from sizing.estimate.memory import KV_LENGTHS, Memory
 from sizing.estimate.relatives import RELATIVE_SIGMA, TWIN, distance, nearest, scaled
 from sizing.estimate.silicon import Server, corrected
 from sizing.estimate.timed import Timed
-from sizing.numbers import percent
 from sizing.places import resource
 from sizing.plans import Candidate
 from sizing.points import Deployment
@@ -372,7 +371,7 @@ def _from_timings(timed: Timed, case: _Case) -> Candidate:
         case,
         Replica(law, replace(case.batching, kv_tokens=kv_tokens)),
         timed.backend,
-        f"{source}, law within {percent(timed.mean_error, 1)} of the step times",
+        source,
         sigma,
         tuple(_warnings(timed, case)),
     )
@@ -405,7 +404,7 @@ def _check_split(model: Model, tp: int) -> None:
         )
 
 
-AS_MEASURED = ", as servers of its kind were measured"
+AS_MEASURED = ", corrected by measured servers"
 
 
 def _of_kind(law: StepLaw, timed: Timed, case: _Case, model: str) -> tuple[StepLaw, float]:

@@ -21,8 +21,8 @@ from sizing.errors import EstimateUnavailable
 from sizing.estimate.memory import BUDGET, KV_LENGTHS, Memory
 from sizing.places import written
 
-LIBRARY = "aisimulate 0.13.0.dev202610270000000085"
-REQUIREMENT = LIBRARY.replace(" ", "==")
+LIBRARY = "aisimulate 0.13.0 of 2026-10-27"
+REQUIREMENT = "aisimulate==0.13.0.dev202610270000000085"
 MISSING = f"the kernel timings are not here: make timings, or pip install --no-deps {REQUIREMENT}"
 BACKENDS = ("trtllm", "vllm", "sglang")
 _MODES = MappingProxyType({"bf16": "bfloat16", "fp8": "fp8", "fp8_block": "fp8_block", "nvfp4": "nvfp4"})

@@ -41,7 +41,8 @@ def plan() -> Plan:
 def run(plan: Plan) -> Simulated:
     """The run that the page opens on, made without the page."""
     fleet, usual = plan.answer, simulating.USUAL_REQUESTS
-    return simulated(run_in_fleet(plan.question, fleet.candidate.replica, fleet.load_per_s, fleet.working, usual, 0))
+    load_per_s = float(f"{fleet.load_per_s:.6g}")  # as the page's field holds it
+    return simulated(run_in_fleet(plan.question, fleet.candidate.replica, load_per_s, fleet.working, usual, 0))
 
 
 @pytest.fixture

@@ -12,7 +12,7 @@ from tests.browser.visit import rested
 
 pytestmark = pytest.mark.browser
 
-ONE = "/?gpu=h200_sxm&precision=fp8&tp=1"
+ONE = "/?gpu=h200_sxm&precision=fp8&tp=1&engine=trtllm"
 WAIT_MS = 120_000
 ANSWER = re.compile(r"You need \d+ × h200_sxm")
 LATE = re.compile(r"/(Multiselect|Selectbox|Checkbox)\.[^/]*\.js")
@@ -110,11 +110,15 @@ def test_a_form_that_was_half_drawn_when_the_visitor_went_on_is_drawn_whole(
     released += late
     for route in late:
         route.continue_()
-    expect(desk.get_by_test_id("stMultiSelect")).to_have_text([re.compile(name) for name in ("h200_sxm", "fp8", "1")])
+    expect(desk.get_by_test_id("stMultiSelect")).to_have_text(
+        [re.compile(name) for name in ("h200_sxm", "fp8", "1", "trtllm")]
+    )
     load = field(desk, "Peak load (requests/s)")
     load.fill("40")
     load.press("Enter")
-    expect(desk).to_have_url(re.compile(r"model=Qwen%2FQwen3-32B&gpu=h200_sxm&precision=fp8&tp=1&rate=40\.0.*&day="))
+    expect(desk).to_have_url(
+        re.compile(r"model=Qwen%2FQwen3-32B&gpu=h200_sxm&precision=fp8&tp=1&engine=trtllm&rate=40\.0.*&day=")
+    )
 
 
 def test_a_link_with_markup_runs_nothing(desk: Page, planner: str) -> None:

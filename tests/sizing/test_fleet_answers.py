@@ -191,7 +191,7 @@ def test_the_sentences_name_price_spares_method_and_band(capsys: pytest.CaptureF
         "no headroom or spare",
         "before headroom",
         "verified by",
-        "of the step times",
+        "corrected by measured servers",
     ):
         assert words in text
 

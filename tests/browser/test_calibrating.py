@@ -40,9 +40,10 @@ class Setting:
         return f"{self.address}/{page}?{QUESTION}&show.calibrate={view}"
 
 
-@pytest.fixture(scope="module")
-def setting(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Setting]:
-    path = tmp_path_factory.mktemp("store") / "calibration.db"
+@pytest.fixture
+def setting(tmp_path: Path) -> Iterator[Setting]:
+    """Of each test its own: one that is run once more starts from an empty store again."""
+    path = tmp_path / "calibration.db"
     url = f"sqlite:///{path}"
     with pytest.MonkeyPatch.context() as patch, subprocess_server(SLOW) as target:
         patch.setenv(jobs.ALLOW_VARIABLE, "1")

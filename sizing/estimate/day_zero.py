@@ -41,7 +41,7 @@ BYTES = ("fixed_bytes", "budget_token_bytes", *(f"kv_{length}_bytes" for length 
 COLUMNS = (*KEY, "engine_version", *TIMES, *SHARES, *BYTES, "why_not")
 """`why_not`: why there are no timings; then all columns between the key and this one are empty."""
 BUILD = "python -m sizing.estimate.build_laws"
-ENGINES = ("trtllm", "vllm", "sglang")
+ENGINES = kernels.BACKENDS
 """Engines of which kernels were timed; the first with timings answers where none is asked for."""
 Key = tuple[str, str, int, str, str]
 

@@ -1,4 +1,4 @@
-"""Step times and memory of an engine from the kernel timings inside aisimulate: the only file that touches it.
+"""Step times and memory of an engine from the kernel timings inside aisimulate: the planner's only door to it.
 
 Only step times and memory are taken: its own latency under load is off by half on its own measured sample. Traps kept
 away from callers: it would download an unknown model's config (only bundled ids get through), logs

@@ -1,4 +1,4 @@
-"""What kernel timings tell of a model on a GPU: its law, how well it follows them, and its memory; made on the spot."""
+"""What kernel timings tell of a model on a GPU: its law, how well it follows them, and its memory."""
 
 from __future__ import annotations
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import Literal
 
@@ -16,20 +16,21 @@ from sizing.engine import engine_named
 from sizing.errors import CatalogueError, DoesNotFit, EstimateUnavailable, FitError, ScenarioError
 from sizing.estimate import ENGINES, estimate, timed_engines
 from sizing.fitting import UNTOLD, Fit, Protocol, fit
+from sizing.layout import TENSOR_PARALLEL, Layout, layouts
 from sizing.plans import Candidate, Rejection
 from sizing.points import Deployment, Point, same_isl
 from sizing.prediction import Caution
 from sizing.workload import Lengths
 
-TENSOR_PARALLEL = (1, 2, 4, 8)
 Found = tuple[list[Candidate], list[Rejection]]
-Key = tuple[str, str, int, str]
+Key = tuple[str, str, Layout, str]
 
 
 @dataclass(frozen=True, slots=True)
 class Choice:
-    """What may be bought: GPUs, precisions, TPs and engines to compare. Empty precisions or tps = all that make sense.
+    """What may be bought: GPUs, precisions, layouts and engines to compare. Empty precisions = all that make sense.
 
+    `tps` are layouts of tensor parallelism alone, beside the other `layouts`; with neither, all that make sense.
     Empty `gpus` = those that the points were measured on. Empty `engines` = those that the model was measured with,
     estimates of every engine with timings where it was not. `basis` "measured" leaves estimates out.
     """
@@ -39,15 +40,26 @@ class Choice:
     tps: tuple[int, ...] = ()
     basis: Literal["measured", "any"] = "any"
     engines: tuple[str, ...] = ()
+    layouts: tuple[Layout, ...] = ()
+
+    @property
+    def asked(self) -> tuple[Layout, ...]:
+        """The layouts asked for by name, empty for any."""
+        return tuple(dict.fromkeys((*map(Layout, self.tps), *self.layouts)))
 
     def allows(self, deployment: Deployment) -> bool:
         """True when a measured deployment is among what may be bought."""
         return (
             (not self.gpus or is_among(deployment.gpu, self.gpus))
             and (not self.precisions or is_among(deployment.precision, self.precisions))
-            and (not self.tps or deployment.tp in self.tps)
+            and (not self.asked or deployment.layout in map(_told, self.asked))
             and (not self.engines or engine_named(deployment.engine) in map(engine_named, self.engines))
         )
+
+
+def _told(layout: Layout) -> Layout:
+    """What points tell of a layout, in whose columns experts have no place."""
+    return replace(layout, ep=1)
 
 
 def is_among(name: str, names: Sequence[str]) -> bool:
@@ -68,7 +80,7 @@ def check_choice(choice: Choice, points: Sequence[Point]) -> None:
     tps = sorted({*TENSOR_PARALLEL, *(point.tp for point in points)})
     for tp in choice.tps:
         if tp not in tps:
-            raise ScenarioError(f"--tp {tp}: not known; known are {', '.join(map(str, tps))}")
+            raise ScenarioError(f"--tp {tp}: not known; known are {', '.join(map(str, tps))}; others with --layout")
 
 
 def find(
@@ -85,7 +97,7 @@ def find(
     only_measured = [point.gpu for point in points if not is_among(point.gpu, list(catalogued_gpus()))]
     to_estimate = [gpu for gpu in choice.gpus if not is_among(gpu, only_measured)]
     if choice.basis == "any" and to_estimate:
-        covered = {key_of(each.gpu, each.precision, each.tp, each.engine) for each in candidates}
+        covered = {key_of(each.gpu, each.precision, each.layout, each.engine) for each in candidates}
         more, left_out = estimated(model, lengths, choice, to_estimate, covered)
         candidates, rejected = candidates + more, rejected + left_out
     if not candidates and not rejected:
@@ -114,7 +126,8 @@ def measured(
             candidates.append(found)
         except FitError as error:
             engine = engine_named(deployment.engine)
-            why = Rejection(deployment.gpu, deployment.tp, deployment.precision, "no_data", str(error), engine=engine)
+            names = deployment.gpu, deployment.layout, deployment.precision
+            why = Rejection(*names, "no_data", str(error), engine=engine)
             rejected.append(why)
     return candidates, rejected
 
@@ -162,14 +175,13 @@ def from_fit(fitted: Fit, lengths: Lengths, points: Sequence[Point] = ()) -> Can
     return Candidate(
         model=deployment.model,
         gpu=deployment.gpu,
-        tp=deployment.tp,
+        layout=deployment.layout,
         precision=deployment.precision,
         replica=local.replica,
         basis=fitted.basis(lengths, in_flight=1),
         source=f"{scaled}{count} measured {noun}, {deployment.engine} {deployment.engine_version}".rstrip(", "),
         relative_sigma=local.relative_sigma,
         engine=engine_named(deployment.engine),
-        pp=deployment.pp,
         calibrated_in_flight=fitted.calibrated.concurrency,
         variants=local.variants_seen(lengths),
         warnings=cautions_at(fitted, lengths),
@@ -209,24 +221,36 @@ def estimated(model: str, lengths: Lengths, choice: Choice, gpus: Sequence[str],
     for gpu in (gpu_named(name).id for name in gpus):
         asked = tuple(precision.casefold() for precision in choice.precisions)
         for precision in asked or precisions_of(gpu_named(gpu), known_model):
-            for tp in choice.tps or TENSOR_PARALLEL:
-                if key_of(gpu, precision, tp) in covered_at_all:
+            for layout in choice.asked or _sensible(known_model, gpu, precision):
+                if key_of(gpu, precision, layout) in covered_at_all:
                     continue
-                for engine in wanted or known_engines or timed_engines(known_model, gpu, tp, precision) or ("",):
-                    if key_of(gpu, precision, tp, engine) in covered:
+                for engine in wanted or known_engines or timed_engines(known_model, gpu, layout, precision) or ("",):
+                    if key_of(gpu, precision, layout, engine) in covered:
                         continue
                     try:
-                        candidates.append(estimate(known_model.id, gpu, tp, precision, lengths, engine=engine))
+                        candidates.append(estimate(known_model.id, gpu, layout, precision, lengths, engine=engine))
                     except DoesNotFit as error:
-                        rejected.append(Rejection(gpu, tp, precision, "memory", str(error), engine=engine))
+                        rejected.append(Rejection(gpu, layout, precision, "memory", str(error), engine=engine))
                     except EstimateUnavailable as error:
-                        rejected.append(Rejection(gpu, tp, precision, "no_data", str(error), engine=engine))
+                        rejected.append(Rejection(gpu, layout, precision, "no_data", str(error), engine=engine))
     return candidates, rejected
 
 
-def key_of(gpu: str, precision: str, tp: int, engine: str = "") -> Key:
+BY_TENSOR = tuple(map(Layout, TENSOR_PARALLEL))
+
+
+def _sensible(model: Model, gpu: str, precision: str) -> Sequence[Layout]:
+    """Layouts to compare where none is asked for: all where kernels were timed so, tensor parallelism in any case."""
+    form = next((each for each in PRECISIONS if each == precision), None)
+    if form is None:
+        return BY_TENSOR
+    known = layouts(model, gpu_named(gpu), form)
+    return [each for each in known if each in BY_TENSOR or timed_engines(model, gpu, each, form)]
+
+
+def key_of(gpu: str, precision: str, layout: Layout, engine: str = "") -> Key:
     """What makes two candidates of a model the same, letter case apart."""
-    return gpu.casefold(), precision.casefold(), tp, engine
+    return gpu.casefold(), precision.casefold(), _told(layout), engine
 
 
 def nothing_measured(model: str, choice: Choice, points: Sequence[Point]) -> str:

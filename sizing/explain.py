@@ -162,7 +162,7 @@ def mean_based(question: Question, candidates: Iterable[Candidate]) -> MeanBased
     setting = Setting(question.workload, question.sla, question.routing, replicas)
     load_per_s = question.workload.rate_per_s / replicas
     seen = run_at(candidate.replica, setting, load_per_s, SEEN_REQUESTS).prediction()
-    return MeanBased(replicas * candidate.gpus, replicas, candidate.tp, seen)
+    return MeanBased(replicas * candidate.gpus, replicas, candidate.layout, seen)
 
 
 def fewest(question: Question, candidate: Candidate) -> tuple[int, Candidate] | None:

@@ -14,6 +14,7 @@ from sizing.errors import SizingError
 from sizing.estimate.checkpoints import is_config, known, own
 from sizing.explain import distance_from_sla
 from sizing.fitting import Fit, fit
+from sizing.layout import Layout
 from sizing.plans import Candidate, Fleet, NoFeasiblePlan, Plan, Rejection
 from sizing.points import Point, read_points
 from sizing.prediction import Caution, Prediction, Quantiles
@@ -73,6 +74,7 @@ def plan(
     precisions: Names = (),
     tps: int | Iterable[int] = (),
     engines: Names = (),
+    layouts: Names = (),
     ttft: str | None = None,
     itl: str | None = None,
     gap: str | None = None,
@@ -95,17 +97,16 @@ def plan(
     """The fewest GPUs that serve `rate` requests/s of `model` under the SLA: ``plan(...).answer``.
 
     `config`: the public config.json of a model that the catalogue lacks, as a path or what it holds; `model` then names
-    it. A `model` that is the path of a folder with a config.json needs no more.
-    `isl`, `osl`: mean input and output tokens; `isl_cv`, `osl_cv` their coefficients of variation, `correlation` that
-    of their logarithms. `isl_law`, `osl_law`: laws other than lognormal, a `TokenLaw` or its text, for instance
-    ``"uniform:100-300"``, which imply the means. `ttft`, `itl`, `gap` and `e2e` are the limits, at least one of them,
-    written as on the command line: ``"p95:1s"``. `arrivals`: ``"poisson"``, ``"constant"``, ``"gamma:cv=2"`` or
-    ``"batch:size=8"``.
-    `prefix_tokens`, `prefix_hit`: a prefix that prompts share, and the chance that the KV cache holds it. Empty `gpus`:
-    those that `points` were measured on; empty `precisions` or `tps`: all that make sense; empty `engines`: those that
-    the model was measured with, else every engine with kernel timings, side by side. `points`: measured ones,
-    which go before estimates; `basis` "measured" leaves estimates out. `headroom`: the share of a replica's capacity
-    that is kept free, 0 to 0.95; `spare`: idle replicas beside the working ones.
+    it. A `model` that is the path of a folder with a config.json needs no more. `isl`, `osl`: mean input and output
+    tokens; `isl_cv`, `osl_cv` their coefficients of variation, `correlation` that of their logarithms. `isl_law`,
+    `osl_law`: laws other than lognormal, a `TokenLaw` or its text, for instance ``"uniform:100-300"``, which imply the
+    means. `ttft`, `itl`, `gap` and `e2e` are the limits, at least one of them, written as on the command line:
+    ``"p95:1s"``. `arrivals`: ``"poisson"``, ``"constant"``, ``"gamma:cv=2"`` or ``"batch:size=8"``. `prefix_tokens`,
+    `prefix_hit`: a prefix that prompts share, and the chance that the KV cache holds it. Empty `gpus`: those that
+    `points` were measured on; empty `precisions`, neither `tps` nor `layouts` (``"tp4pp2"``, ``"dp8ep8"``): all that
+    make sense; empty `engines`: those that the model was measured with, else every engine with kernel timings, side by
+    side. `points`: measured ones, which go before estimates; `basis` "measured" leaves estimates out. `headroom`: the
+    share of a replica's capacity that is kept free, 0 to 0.95; `spare`: idle replicas beside the working ones.
 
     Raises NoFeasiblePlan, which carries every rejection, when no fleet meets the SLA, and another SizingError for a
     question that cannot be asked.
@@ -122,7 +123,8 @@ def plan(
         spare,
         price_per_gpu_hour,
     )
-    choice = Choice(names(gpus), names(precisions), numbers(tps), basis, names(engines))
+    ways = tuple(map(Layout.parse, names(layouts)))
+    choice = Choice(names(gpus), names(precisions), numbers(tps), basis, names(engines), ways)
     candidates, rejected = find(model, lengths, choice, points)
     return planner.plan(question, candidates, rejected)
 
@@ -138,6 +140,7 @@ def capacity(
     precisions: Names = (),
     tps: int | Iterable[int] = (),
     engines: Names = (),
+    layouts: Names = (),
     ttft: str | None = None,
     itl: str | None = None,
     gap: str | None = None,
@@ -171,7 +174,8 @@ def capacity(
         headroom,
         spare,
     )
-    choice = Choice(names(gpus), names(precisions), numbers(tps), basis, names(engines))
+    ways = tuple(map(Layout.parse, names(layouts)))
+    choice = Choice(names(gpus), names(precisions), numbers(tps), basis, names(engines), ways)
     candidates, left_out = find(model, lengths, choice, points)
     fleets, rejected = best_first(question, candidates, fleet_gpus)
     if not fleets:

@@ -12,6 +12,7 @@ from sizing.errors import DoesNotFit, EstimateUnavailable, SizingError
 from sizing.estimate import estimate
 from sizing.estimate.day_zero import MEMORY_FRACTION, RESERVED_BYTES, shipped
 from sizing.estimate.memory import Memory
+from sizing.layout import Layout
 from sizing.plans import Candidate, Fleet, Rejection
 from sizing.workload import Lengths
 
@@ -73,13 +74,13 @@ def memory_use(fleet: Fleet, lengths: Lengths) -> MemoryUse | str:
 def token_bytes(candidate: Candidate, model: Model) -> float:
     """KV cache bytes of a token on one GPU: two per value where the cache is 16 bit, one where it is fp8."""
     value_bytes = 2.0 if candidate.precision in ("bf16", "int4", "mxfp4") else 1.0
-    return model.kv_values_per_token * value_bytes / min(candidate.tp, model.kv_heads)
+    return model.kv_values_per_token * value_bytes / min(candidate.layout.tp, model.kv_heads) / candidate.layout.pp
 
 
 def kernel_memory(candidate: Candidate, model: Model, chip: Gpu, precision: Precision) -> Memory | None:
     """Memory as the kernel database counts it for the estimate; None where it has none (a roofline)."""
     try:
-        return shipped(model.id, chip.id, candidate.tp, precision, candidate.engine).memory
+        return shipped(model, chip.id, candidate.layout, precision, candidate.engine).memory
     except EstimateUnavailable:
         return None
 
@@ -123,12 +124,12 @@ def _of_measured(candidate: Candidate, chip: Gpu, weights: float, wanted: float)
 class Misfit:
     """A configuration that does not fit: bytes lacking on each GPU, and what would fit on the same GPU.
 
-    `larger`: the smallest TP at the same precision. `smaller`: the smallest TP at a precision of fewer bits, the most
-    bits among these. None where there is none up to the GPUs of one server.
+    `larger`: the fewest GPUs at the same precision. `smaller`: the fewest at a precision of fewer bits, the most bits
+    among these. None where there is none.
     """
 
     gpu: str
-    tp: int
+    layout: Layout
     precision: str
     missing_bytes: float
     larger: Candidate | None
@@ -160,21 +161,21 @@ def elsewhere(model: str, lengths: Lengths, besides: Sequence[str]) -> Candidate
 
 
 def _misfit(model: str, lengths: Lengths, rejection: Rejection, fitting: Sequence[Candidate]) -> Misfit:
-    gpu, tp, precision = rejection.gpu, rejection.tp, rejection.precision
-    larger = min((each for each in fitting if each.precision == precision), key=lambda each: each.tp, default=None)
+    gpu, layout, precision = rejection.gpu, rejection.layout, rejection.precision
+    larger = min((each for each in fitting if each.precision == precision), key=lambda each: each.gpus, default=None)
     bits: dict[str, float] = dict(BITS.items())
     smaller = min(
         (each for each in fitting if bits[each.precision] < bits.get(precision, 0)),
-        key=lambda each: (each.tp, -bits[each.precision]),
+        key=lambda each: (each.gpus, -bits[each.precision]),
         default=None,
     )
-    return Misfit(gpu, tp, precision, _missing_bytes(model, lengths, rejection), larger, smaller)
+    return Misfit(gpu, layout, precision, _missing_bytes(model, lengths, rejection), larger, smaller)
 
 
 def _missing_bytes(model: str, lengths: Lengths, rejection: Rejection) -> float:
     """Bytes lacking per GPU, 0 where the estimate that left it out cannot be asked again."""
     try:
-        estimate(model, rejection.gpu, rejection.tp, rejection.precision, lengths)
+        estimate(model, rejection.gpu, rejection.layout, rejection.precision, lengths)
     except DoesNotFit as error:
         return error.missing_bytes
     except SizingError:

@@ -19,6 +19,7 @@ from sizing.explain import (
     remarks,
     sla_rejection,
 )
+from sizing.layout import Layout
 from sizing.plans import Candidate, Fleet, NoFeasiblePlan, Plan, Rejection
 from sizing.prediction import Prediction
 from sizing.question import Question, Setting, check_priced
@@ -81,9 +82,12 @@ SCREENED_AT = 32
 """Requests in flight at which engines are compared before any is sized."""
 
 
-def configuration(candidate: Candidate) -> tuple[str, str, int, int]:
+Configuration = tuple[str, str, Layout]
+
+
+def configuration(candidate: Candidate) -> Configuration:
     """What engines are compared on."""
-    return candidate.gpu, candidate.precision, candidate.tp, candidate.pp
+    return candidate.gpu, candidate.precision, candidate.layout
 
 
 def fastest_engines(
@@ -97,7 +101,7 @@ def fastest_engines(
         decode_s = law.decode_s(SCREENED_AT, SCREENED_AT * context) / SCREENED_AT
         return law.prefill_alone_s(lengths.isl) + lengths.osl * decode_s
 
-    fastest: dict[tuple[str, str, int, int], Candidate] = {}
+    fastest: dict[Configuration, Candidate] = {}
     for candidate in candidates:
         if candidate.unmeasured:
             rival = fastest.setdefault(configuration(candidate), candidate)

@@ -10,6 +10,7 @@ from sizing import catalog
 from sizing.catalog import gpus as catalogued_gpus
 from sizing.engine import Replica
 from sizing.errors import ScenarioError, SizingError
+from sizing.layout import Layout
 from sizing.numbers import significant
 from sizing.points import Point
 from sizing.prediction import Caution, Prediction
@@ -24,7 +25,7 @@ Basis = Literal["measured", "fitted", "extrapolated", "estimated", "what-if"]
 
 @dataclass(frozen=True, slots=True)
 class Candidate:
-    """One way to serve the model: `tp` GPUs a replica, with the law of that replica and where the law comes from.
+    """One way to serve the model: GPUs in a layout, with the law of that replica and where the law comes from.
 
     `basis` holds up to `calibrated_in_flight` requests at once in a replica; beyond, the law is extrapolated.
     `relative_sigma` is the standard error of the law's times as a share. `variants`, where a fit gives them, are
@@ -35,14 +36,13 @@ class Candidate:
 
     model: str
     gpu: str
-    tp: int
+    layout: Layout
     precision: str
     replica: Replica
     basis: Basis
     source: str
     relative_sigma: float
     engine: str = ""
-    pp: int = 1
     calibrated_in_flight: float = math.inf
     variants: tuple[tuple[Replica, Replica], ...] = ()
     warnings: tuple[Caution, ...] = ()
@@ -56,12 +56,12 @@ class Candidate:
     @property
     def gpus(self) -> int:
         """GPUs of one replica, idle ones included."""
-        return self.tp * self.pp
+        return self.layout.gpus
 
     @property
     def label(self) -> str:
         """For tables: ``h200_sxm TP2 bf16 vllm``."""
-        return _label(self.gpu, self.tp, self.precision, self.engine)
+        return _label(self.gpu, self.layout, self.precision, self.engine)
 
 
 def basis_of(candidate: Candidate, in_flight: float) -> Basis:
@@ -85,7 +85,7 @@ class Rejection:
     """
 
     gpu: str
-    tp: int
+    layout: Layout
     precision: str
     kind: Why
     why: str
@@ -99,16 +99,16 @@ class Rejection:
     ) -> Self:
         """The candidate left out."""
         one = candidate
-        return cls(one.gpu, one.tp, one.precision, kind, why, limit, nearest_s, one.engine)
+        return cls(one.gpu, one.layout, one.precision, kind, why, limit, nearest_s, one.engine)
 
     @property
     def label(self) -> str:
         """For tables, as of a candidate."""
-        return _label(self.gpu, self.tp, self.precision, self.engine)
+        return _label(self.gpu, self.layout, self.precision, self.engine)
 
 
-def _label(gpu: str, tp: int, precision: str, engine: str) -> str:
-    return " ".join(filter(None, (gpu, f"TP{tp}", precision, engine)))
+def _label(gpu: str, layout: Layout, precision: str, engine: str) -> str:
+    return " ".join(filter(None, (gpu, str(layout), precision, engine)))
 
 
 class NoFeasiblePlan(SizingError):
@@ -205,11 +205,11 @@ class Fleet:
 
 @dataclass(frozen=True, slots=True)
 class MeanBased:
-    """What sizing by mean latency would buy: `replicas` of TP `tp`, `gpus` in all; and what users would see there."""
+    """What sizing by mean latency would buy: `replicas` in a layout, `gpus` in all; and what users would see there."""
 
     gpus: int
     replicas: int
-    tp: int
+    layout: Layout
     predicted: Prediction
 
 

@@ -15,6 +15,7 @@ from pydantic import ConfigDict, Field, TypeAdapter, ValidationError
 from pydantic.dataclasses import dataclass
 
 from sizing.errors import LONGEST_QUOTE, PointsError, first_fault, quoted
+from sizing.layout import Layout
 from sizing.numbers import significant
 from sizing.workload import MOST_TOKENS, Lengths, Prefix
 
@@ -183,11 +184,16 @@ class Deployment(NamedTuple):
     max_batch_size: int | None
 
     @property
+    def layout(self) -> Layout:
+        """How its GPUs share the model, as far as points tell."""
+        return Layout(self.tp, self.pp)
+
+    @property
     def label(self) -> str:
         """A line for tables and charts."""
         engine = f"{self.engine} {self.engine_version}".strip() or "engine not named"
         batching = f", {self.batching}" if self.batching else ""
-        return f"{self.model} {self.precision}, {self.gpu} TP{self.tp}, {engine}{batching}"
+        return f"{self.model} {self.precision}, {self.gpu} {self.layout}, {engine}{batching}"
 
 
 TELLING = ("steady", "overloaded")

@@ -84,7 +84,7 @@ def working(plan: Plan) -> str:
     return (
         f"{significant(rate)} requests/s ÷ {significant(per_replica)} per replica{headroom} = "
         f"{rate / per_replica:.2f}, so {fleet.working}{spare} replicas of {each} "
-        f"(TP{fleet.candidate.tp}, {fleet.candidate.precision}) = {gpus(fleet.gpus)}"
+        f"({fleet.candidate.layout}, {fleet.candidate.precision}) = {gpus(fleet.gpus)}"
     )
 
 
@@ -188,7 +188,7 @@ def sizing_by_means(plan: Plan) -> str | None:
             f"{milliseconds(seen.value_s(limit))}, the limit is {milliseconds(limit.limit_s)}"
         )
     return (
-        f"Sizing by mean latency gives {gpus(means.gpus)} ({means.replicas} × TP{means.tp}, no headroom or spare): "
+        f"Sizing by mean latency gives {gpus(means.gpus)} ({means.replicas} × {means.layout}, no headroom or spare): "
         f"{outcome}.{f' {blind}' if question.sla.gap else ''}"
     )
 
@@ -292,7 +292,7 @@ def day_working(plan: Plan, daily: Daily) -> str:
     kept = f", {spare} spare at all hours" if spare else ""
     return (
         f"{daily.gpu_hours:,} GPU-hours a day in replicas of {gpus(candidate.gpus)} "
-        f"(TP{candidate.tp}, {candidate.precision}){kept}; the peak's fleet all day: {gpus(daily.constant_gpus)} × "
+        f"({candidate.layout}, {candidate.precision}){kept}; the peak's fleet all day: {gpus(daily.constant_gpus)} × "
         f"{len(daily.hours)} h = {daily.constant_gpu_hours:,}, so {percent(daily.saved)} saved"
     )
 
@@ -493,7 +493,8 @@ def mean_based_json(plan: Plan) -> dict[str, Any] | None:
     means = plan.mean_based
     if means is None:
         return None
-    return {"gpus": means.gpus, "tp": means.tp, "predicted": means.predicted.as_dict(), "why": sizing_by_means(plan)}
+    said = {"gpus": means.gpus, **means.layout.as_dict(), "predicted": means.predicted.as_dict()}
+    return {**said, "why": sizing_by_means(plan)}
 
 
 def fleet_json(fleet: Fleet, question: Question) -> dict[str, Any]:
@@ -503,8 +504,7 @@ def fleet_json(fleet: Fleet, question: Question) -> dict[str, Any]:
         "gpus": fleet.gpus,
         "replicas": fleet.replicas,
         "spare": fleet.spare,
-        "tp": candidate.tp,
-        "pp": candidate.pp,
+        **candidate.layout.as_dict(),
         "gpu": candidate.gpu,
         "precision": candidate.precision,
         "engine": candidate.engine,
@@ -540,7 +540,7 @@ def rejection_json(rejection: Rejection) -> dict[str, Any]:
         "why": rejection.why,
         "kind": rejection.kind,
         "gpu": rejection.gpu,
-        "tp": rejection.tp,
+        **rejection.layout.as_dict(),
         "precision": rejection.precision,
         "engine": rejection.engine,
     }

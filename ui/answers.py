@@ -49,6 +49,7 @@ from sizing.estimate import ENGINES
 from sizing.explain import distance_from_sla
 from sizing.fitting import Fit
 from sizing.fitting.result import CoveredRange
+from sizing.layout import layouts
 from sizing.memory_use import Misfit, elsewhere, misfits
 from sizing.numbers import percent
 from sizing.places import resource
@@ -249,6 +250,22 @@ def engine_names(model: str) -> list[str]:
     """Engines of which kernels were timed, and those that the model was measured with."""
     measured = [engine_named(point.engine) for point in measured_points().points if point.model == model]
     return list(dict.fromkeys([*ENGINES, *filter(None, measured)]))
+
+
+def layout_names(model: str, gpus: Sequence[str]) -> list[str]:
+    """Layouts beyond tensor parallelism in which the model is run on one of the GPUs."""
+    known_model = catalogued(model)
+    if known_model is None:
+        return []
+    known = [catalog.gpus()[gpu] for gpu in gpus if gpu in catalog.gpus()]
+    found = [
+        each
+        for gpu in known
+        for precision in catalog.precisions(gpu, known_model)
+        for each in layouts(known_model, gpu, precision)
+        if each.tp < each.gpus or each.ep > 1
+    ]
+    return list(dict.fromkeys(map(str, found)))
 
 
 # --- Queries of the Calibrate page to store, jobs and sizing, cached where they are slow
@@ -493,8 +510,8 @@ def open_loop(scenario: Scenario, fleet: Fleet) -> list[Point]:
 
 def is_of(point: Point, candidate: Candidate) -> bool:
     """True for a usable point that was measured on the candidate's own configuration."""
-    own = (candidate.model, candidate.gpu, candidate.tp, candidate.pp, candidate.precision, candidate.engine)
-    measured = (point.model, point.gpu, point.tp, point.pp, point.precision, engine_named(point.engine))
+    own = (candidate.model, candidate.gpu, candidate.layout, candidate.precision, candidate.engine)
+    measured = (point.model, point.gpu, point.deployment.layout, point.precision, engine_named(point.engine))
     return not point.void and [str(name).casefold() for name in measured] == [str(name).casefold() for name in own]
 
 

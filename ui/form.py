@@ -299,7 +299,12 @@ def _what() -> None:
         _choices("Precision", precisions, "precisions", "Any", PRECISION_HELP)
     with right:
         _choices("TP (GPUs)", _with(TPS, state.tps), "tps", "Any", TP_HELP)
-    _choices("Engine", _with(answers.engine_names(state.model), state.engines), "engines", "Any", ENGINE_HELP)
+    left, right = st.columns(2)
+    with left:
+        _choices("Engine", _with(answers.engine_names(state.model), state.engines), "engines", "Any", ENGINE_HELP)
+    with right:
+        known = answers.layout_names(state.model, tuple(state.gpus))
+        _choices("Layout", _with(known, state.layouts), "layouts", "Any", LAYOUT_HELP)
 
 
 def _upload() -> None:
@@ -343,7 +348,11 @@ ENGINE_HELP = (
     "Engines to compare: TensorRT-LLM (trtllm), vLLM, SGLang, and those that were measured. None chosen: the measured "
     "one, else every engine with kernel timings, side by side."
 )
-TP_HELP = "Tensor parallelism: the number of GPUs over which a replica spreads the model. None chosen: 1, 2, 4 and 8."
+LAYOUT_HELP = (
+    "Other ways in which the GPUs of a replica share the model: pipeline stages (PP), data-parallel attention (DP), "
+    "experts split whole (EP). None chosen, nor a TP: all those that make sense."
+)
+TP_HELP = "Tensor parallelism: the number of GPUs over which a replica spreads the model. None chosen: any layout."
 
 
 def _with(known: Sequence[T], chosen: Sequence[T]) -> list[T]:

@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 
 from sizing.analyses.daily import HOURS
 from sizing.errors import ScenarioError
+from sizing.layout import Layout
 from sizing.question import ARRIVAL_CV, ARRIVAL_SIZE, LIMIT_S, SHARE, Range
 from sizing.question import FIELDS as ASKED
 from sizing.question import Field as Asked
@@ -59,10 +60,7 @@ def text_of(value: Any) -> str:
         case True:
             return "on"
         case tuple():
-            return (
-                SEPARATOR.join(each if isinstance(each, str) else f"{each!r}".removesuffix(".0") for each in value)
-                or ANY
-            )
+            return SEPARATOR.join(map(_listed, value)) or ANY
         case Limit():
             return f"p{value.percentile}:{value.limit_s!r}s"
         case Arrivals():
@@ -73,6 +71,12 @@ def text_of(value: Any) -> str:
             return value
         case _:
             return repr(value)
+
+
+def _listed(each: object) -> str:
+    if isinstance(each, Layout):
+        return str(each).casefold().replace(" ", "")
+    return each if isinstance(each, str) else f"{each!r}".removesuffix(".0")
 
 
 def number(allowed: Range, whole: bool = False) -> Parse:
@@ -102,6 +106,14 @@ def name(text: str) -> str:
     if not text.strip() or len(text) > LONGEST or not text.isprintable():
         raise Unreadable(f"must be a name of 1 to {LONGEST} printable characters")
     return text
+
+
+def layout(text: str) -> Layout:
+    """A reader of layouts."""
+    try:
+        return Layout.parse(_short(text))
+    except ScenarioError as error:
+        raise Unreadable(f"must be a layout: {error}") from None
 
 
 def list_of(item: Parse) -> Parse:
@@ -327,6 +339,7 @@ FIELDS: dict[str, Parameter] = {
     "precision": Parameter("precisions", list_of(name)),
     "tp": Parameter("tps", list_of(number(TP, whole=True))),
     "engine": Parameter("engines", list_of(name), since=2, optional=True),
+    "layout": Parameter("layouts", list_of(layout), since=2, optional=True),
     **_asked(
         "rate", "isl", "isl_cv", "osl", "osl_cv", *LAWS, *METRICS, "headroom", "spare", "routing", "arrivals", "price"
     ),

@@ -6,6 +6,7 @@ from dataclasses import dataclass, fields
 
 from sizing.analyses.daily import HOURS
 from sizing.candidates import Choice
+from sizing.layout import Layout
 from sizing.question import Question, Range
 from sizing.token_law import TokenLaw
 from sizing.workload import METRICS, Arrivals, Lengths, Limit, Metric, Prefix, Routing, Sla, Workload
@@ -41,12 +42,12 @@ DAYS: dict[str, tuple[float, ...]] = {
 class Scenario:
     """One question, as the form holds it. The defaults are the answer that the first screen opens on.
 
-    Empty `precisions`, `tps` or `engines` = any; empty `gpus` = those that were measured. Lengths in tokens, `isl_cv`
-    and `osl_cv` are standard deviation over mean; `isl_law` and `osl_law`, which imply both, are laws other than
-    lognormal. A limit that is None is not asked for. `headroom` is a share. `prefix_share`: of the mean prompt that all
-    requests have in common, found in the KV cache with chance `prefix_hit`. `peak_factor`: the load over its mean,
-    which costs per token are for. `gpus_per_server`: None = as the GPU comes. `fleet_gpus` is asked about by the
-    inverse question; `day` are 24 hourly loads from midnight, the busiest of which stands for the load.
+    Empty `precisions` or `engines`, neither `tps` nor `layouts` = any; empty `gpus` = those that were measured. Lengths
+    in tokens, `isl_cv` and `osl_cv` are standard deviation over mean; `isl_law` and `osl_law`, which imply both, are
+    laws other than lognormal. A limit that is None is not asked for. `headroom` is a share. `prefix_share`: of the mean
+    prompt that all requests have in common, found in the KV cache with chance `prefix_hit`. `peak_factor`: the load
+    over its mean, which costs per token are for. `gpus_per_server`: None = as the GPU comes. `fleet_gpus` is asked
+    about by the inverse question; `day` are 24 hourly loads from midnight, the busiest of which stands for the load.
     """
 
     model: str = "Qwen/Qwen3-32B"
@@ -54,6 +55,7 @@ class Scenario:
     precisions: tuple[str, ...] = ()
     tps: tuple[int, ...] = ()
     engines: tuple[str, ...] = ()
+    layouts: tuple[Layout, ...] = ()
     rate_per_s: float = 20.0
     isl: int = 2000
     isl_cv: float = 0.0
@@ -94,7 +96,7 @@ class Scenario:
     @property
     def choice(self) -> Choice:
         """What may be bought."""
-        return Choice(self.gpus, self.precisions, self.tps, engines=self.engines)
+        return Choice(self.gpus, self.precisions, self.tps, engines=self.engines, layouts=self.layouts)
 
     @property
     def question(self) -> Question:

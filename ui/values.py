@@ -7,6 +7,7 @@ from collections.abc import Sequence
 import streamlit as st
 
 from sizing.errors import ScenarioError
+from sizing.layout import Layout
 from sizing.plans import Candidate
 from sizing.token_law import LOGNORMAL, TokenLaw
 from sizing.workload import METRICS, Arrivals, Limit, Metric
@@ -30,6 +31,7 @@ def fill(scenario: Scenario) -> None:
         state[name] = getattr(scenario, name)
     for name in ("gpus", "precisions", "tps", "engines"):
         state[name] = list(getattr(scenario, name))
+    state.layouts = list(map(str, scenario.layouts))
     for name in PERCENT:
         state[name] = round(getattr(scenario, name) * 100, 9)
     state.arrivals, state.arrivals_cv, state.arrivals_size = scenario.arrivals.kind, 1.0, 1
@@ -73,7 +75,9 @@ def fill_limit(metric: Metric, limit: Limit | None) -> None:
 
 def use_candidate(candidate: Candidate) -> None:
     """Narrow the choice of the form to one configuration."""
-    state.gpus, state.precisions, state.tps = [candidate.gpu], [candidate.precision], [candidate.tp]
+    state.gpus, state.precisions = [candidate.gpu], [candidate.precision]
+    plain = candidate.layout == Layout(candidate.layout.tp)
+    state.tps, state.layouts = ([candidate.layout.tp], []) if plain else ([], [str(candidate.layout)])
     state.engines = [candidate.engine] if candidate.engine else []
 
 
@@ -84,8 +88,8 @@ def use_limits(limits: Sequence[Limit]) -> None:
 
 
 def allow_any() -> None:
-    """Widen the choice of the form to every precision, TP and engine."""
-    state.precisions, state.tps, state.engines = [], [], []
+    """Widen the choice of the form to every precision, layout and engine."""
+    state.precisions, state.tps, state.layouts, state.engines = [], [], [], []
 
 
 def read() -> Scenario:
@@ -96,6 +100,7 @@ def read() -> Scenario:
         gpus=tuple(state.gpus),
         precisions=tuple(state.precisions),
         tps=tuple(sorted(state.tps)),
+        layouts=tuple(sorted(map(Layout.parse, state.layouts))),
         engines=tuple(state.engines),
         ttft=_read_limit("ttft"),
         itl=_read_limit("itl"),

@@ -26,6 +26,7 @@ from sizing.catalog import timed_gpus
 from sizing.engine import Replica
 from sizing.errors import SizingError
 from sizing.fitting import fit
+from sizing.layout import Layout
 from sizing.numbers import significant
 from sizing.plans import Candidate, NoFeasiblePlan
 from sizing.points import Point
@@ -183,7 +184,7 @@ def analytic() -> None:
 def plan(rate_per_s: float) -> None:
     """The smallest fleet of one deployment."""
     question = Question("synthetic", Workload(Lengths(2000, 256, 0.5, 0.8), rate_per_s), SLA)
-    planner.plan(question, [Candidate("synthetic", "synthetic", 1, "bf16", fresh_server(), "fitted", "", 0.05)])
+    planner.plan(question, [Candidate("synthetic", "synthetic", Layout(), "bf16", fresh_server(), "fitted", "", 0.05)])
 
 
 def plan_all_s() -> float:

@@ -17,6 +17,7 @@ from calibration.errors import ServerError
 from sizing import catalog
 from sizing.errors import CatalogueError, EstimateUnavailable
 from sizing.estimate import kernels
+from sizing.layout import Layout
 
 BATCHES = (1, 2, 4, 8, 16, 24, 32, 48, 64)
 CONTEXTS = (32, 128, 256, 512, 1024, 2048, 4096)
@@ -52,7 +53,7 @@ class Pace:
         decoding sequences beside them and mean context. Raises ServerError where there are no timings."""
         try:
             model, chip = catalog.model(self.model), catalog.gpu(self.gpu)
-            engine = kernels.open_engine(model, chip.id, "vllm", self.tp, self.precision)
+            engine = kernels.open_engine(model, chip.id, "vllm", Layout(self.tp), self.precision)
         except (CatalogueError, EstimateUnavailable) as error:
             raise ServerError(f"no pace of {self.model} on {self.tp} {self.gpu} in {self.precision}: {error}") from None
         decode = [[engine.decode_s(batch, context) for context in CONTEXTS] for batch in BATCHES]

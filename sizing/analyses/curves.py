@@ -373,7 +373,7 @@ def _at_lengths(candidate: Candidate, lengths: Lengths) -> Candidate:
     """
     check_context(candidate.model, lengths)
     if candidate.unmeasured:
-        names = (candidate.model, candidate.gpu, candidate.tp, candidate.precision)
+        names = (candidate.model, candidate.gpu, candidate.layout, candidate.precision)
         return estimate(*names, lengths, engine=candidate.engine)
     tokens = lengths.isl + lengths.osl
     if tokens > candidate.replica.batching.kv_tokens:

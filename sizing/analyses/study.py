@@ -41,7 +41,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 
 from sizing import candidates, places, planner
 from sizing.candidates import Choice, Found
-from sizing.cli.options import MOST_GPUS, tensor_parallel, words
+from sizing.cli.options import MOST_GPUS, layouts_named, tensor_parallel, words
 from sizing.engine import Replica
 from sizing.errors import LONGEST_QUOTE, ScenarioError, SizingError, first_fault
 from sizing.fitting import STARTS, Protocol
@@ -68,6 +68,7 @@ KEYS: dict[str, Any] = {
     "precision": (str, "any"),
     "tp": (int | str, "any"),
     "engine": (str, "any"),
+    "layout": (str, "any"),
     "points": (str, ""),
     "protocol": (Literal["", *STARTS], ""),
     "points_replicas": (Annotated[int, Field(ge=1, le=MOST_GPUS)], 1),
@@ -96,7 +97,7 @@ class StudyScenario:
         """What may be bought; raises ScenarioError for a TP that is no number."""
         given = self.given
         which = words(given["gpu"]), words(given["precision"]), tensor_parallel(str(given["tp"]))
-        return Choice(*which, given["basis"], words(given["engine"]))
+        return Choice(*which, given["basis"], words(given["engine"]), layouts_named(given["layout"]))
 
     @property
     def points(self) -> str:

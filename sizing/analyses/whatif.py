@@ -25,6 +25,7 @@ from sizing.edge import BY_SIMULATION, Method
 from sizing.engine import Speculation, StepLaw
 from sizing.errors import DoesNotFit, ScenarioError
 from sizing.estimate.kernels import LIBRARY
+from sizing.layout import Layout
 from sizing.numbers import percent
 from sizing.planner import size
 from sizing.plans import Candidate, Fleet, Rejection
@@ -131,10 +132,12 @@ class AtTp:
         if self.to < 1 or before.model.heads % self.to:
             heads = f"{before.model.name} has {before.model.heads} attention heads"
             raise ScenarioError(f"tp: {heads}, which {self.to} does not divide")
-        after = replace(before, tp=self.to)
+        if before.layout.lanes > 1 or before.layout.ep > 1:
+            raise ScenarioError(f"tp: of a replica in {before.layout}, ask for the other layout by name (--layout)")
+        after = replace(before, layout=Layout(self.to))
         if after == before:
             return setup.unchanged(f"a replica already has TP{self.to}")
-        held = f"TP{after.tp} instead of TP{before.tp}: weights and KV cache are divided over the GPUs"
+        held = f"{after.layout} instead of {before.layout}: weights and KV cache are divided over the GPUs"
         return _resized(setup, before, after, held)
 
 
@@ -189,7 +192,7 @@ def _resized(setup: Setup, before: Sheet, after: Sheet, held: str) -> Setup:
         held,
         f"{source}; the KV cache holds {kv_tokens:,} tokens, before {replica.batching.kv_tokens:,}",
         sigma=sigma,
-        tp=after.tp,
+        layout=after.layout,
         precision=after.precision,
         replica=replace(replica, law=law, batching=replace(replica.batching, kv_tokens=kv_tokens)),
     )
@@ -201,7 +204,7 @@ def by_data_sheet(law: StepLaw, before: Sheet, after: Sheet) -> StepLaw:
     Overheads stay, but for two all-reduces a layer. Against kernel timings, on average: another TP over NVLink 10 % off
     in decode and 13 % in prefill, over PCIe 18 and 36 %; another precision 20 and 17 %.
     """
-    share = before.tp / after.tp
+    share = before.layout.tp / after.layout.tp
     slower = before.gpu.peak_flops_per_s(before.precision) / after.gpu.peak_flops_per_s(after.precision)
     narrower = replace(before, precision=after.precision).token_bytes / before.token_bytes
     spread = after.token_bytes / before.token_bytes / narrower
@@ -217,12 +220,12 @@ def by_data_sheet(law: StepLaw, before: Sheet, after: Sheet) -> StepLaw:
 
 def all_reduces_s(sheet: Sheet) -> float:
     """Seconds an iteration waits for its all-reduces, however few tokens it has."""
-    return 2 * sheet.model.layers * ALL_REDUCE_S if sheet.tp > 1 else 0.0
+    return 2 * sheet.model.layers * ALL_REDUCE_S if sheet.layout.tp > 1 else 0.0
 
 
 def reducing_s(sheet: Sheet) -> float:
     """Seconds for one token's bytes in these all-reduces: 2 (n - 1) / n times its bf16 activations over the link."""
-    moved_bytes = 2 * (sheet.tp - 1) / sheet.tp * 2 * sheet.hidden_size
+    moved_bytes = 2 * (sheet.layout.tp - 1) / sheet.layout.tp * 2 * sheet.hidden_size
     return 2 * sheet.model.layers * moved_bytes / (sheet.gpu.link_bytes_per_s * LINK_SHARE)
 
 
@@ -477,7 +480,7 @@ def adapter_bytes(sheet: Sheet, rank: int) -> float:
     model, width = sheet.model, sheet.hidden_size
     keys = model.kv_heads * model.head_size
     sides = 2 * (width + width) + 2 * (width + keys)
-    return 2.0 * rank * sides * model.layers / sheet.tp / sheet.pp
+    return 2.0 * rank * sides * model.layers / sheet.layout.tp / sheet.layout.pp
 
 
 KINDS: Mapping[str, type[WhatIf]] = MappingProxyType(

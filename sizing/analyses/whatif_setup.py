@@ -8,10 +8,11 @@ from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
 from sizing import catalog
-from sizing.catalog import BITS, Gpu, Model, Precision
+from sizing.catalog import Gpu, Model, Precision
 from sizing.engine import StepLaw
 from sizing.errors import CatalogueError, DoesNotFit, ScenarioError
-from sizing.estimate.day_zero import shipped, timed_engines
+from sizing.estimate.day_zero import held_bytes, shipped, timed_engines
+from sizing.layout import Layout
 from sizing.numbers import percent
 from sizing.plans import Candidate
 from sizing.question import Question
@@ -59,30 +60,28 @@ class WhatIf(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Sheet:
-    """What the catalogue says of a model on `tp` x `pp` GPUs at a precision, for one GPU."""
+    """What the catalogue says of a model in a layout at a precision, for one GPU."""
 
     model: Model
     gpu: Gpu
     precision: Precision
-    tp: int
-    pp: int = 1
+    layout: Layout
     engine: str = ""
 
     @property
     def weight_bytes(self) -> float:
         """Bytes of the weights on one GPU."""
-        return self.model.parameters * BITS[self.precision] / 8 / self.tp / self.pp
+        return held_bytes(self.model, self.layout, self.precision)[0]
 
     @property
     def reading_s(self) -> float:
         """Seconds to read the weights once at the data sheet's bandwidth; no engine is faster."""
-        return self.weight_bytes / self.gpu.bandwidth_bytes_per_s * self.pp
+        return self.weight_bytes / self.gpu.bandwidth_bytes_per_s * self.layout.pp
 
     @property
     def token_bytes(self) -> float:
         """Bytes that a token leaves in the KV cache of one GPU: two a value, one where weights and cache are fp8."""
-        cache_bytes = 2 if self.precision in ("bf16", "int4", "mxfp4") else 1
-        return self.model.kv_values_per_token * cache_bytes / min(self.tp, self.model.kv_heads) / self.pp
+        return held_bytes(self.model, self.layout, self.precision)[1]
 
     @property
     def hidden_size(self) -> int:
@@ -96,7 +95,7 @@ def sheet_of(candidate: Candidate) -> Sheet:
         model, gpu = catalog.model(candidate.model), catalog.gpu(candidate.gpu)
     except CatalogueError as error:
         raise ScenarioError(f"this what-if needs sizes from the catalogue: {error}") from None
-    return Sheet(model, gpu, precision_named(candidate.precision), candidate.tp, candidate.pp, candidate.engine)
+    return Sheet(model, gpu, precision_named(candidate.precision), candidate.layout, candidate.engine)
 
 
 def precision_named(name: str) -> Precision:
@@ -135,7 +134,7 @@ def refilled(setup: Setup, before: Sheet, after: Sheet, *, taken_bytes: float = 
     tokens = int((batching.kv_tokens * before.token_bytes + freed) / after.token_bytes)
     if (lacking := lengths.isl + lengths.osl - tokens) > 0:
         missing = lacking * after.token_bytes / OF_FREE
-        where = f"{after.model.name} {after.precision} on {after.gpu.id} TP{after.tp}"
+        where = f"{after.model.name} {after.precision} on {after.gpu.id} {after.layout}"
         raise DoesNotFit(f"{where} with this change needs {missing / 1e9:.1f} GB more per GPU", missing)
     return tokens
 
@@ -167,9 +166,9 @@ class Ratios:
 def timed_ratios(before: Sheet, after: Sheet, lengths: Lengths) -> Ratios | None:
     """Ratios of the shipped day-zero laws at these lengths; None unless one engine was timed both ways."""
     engine = next((each for each in _engines(before) if each in _engines(after)), None)
-    if engine is None or before.pp != after.pp:
+    if engine is None or before.layout.lanes * after.layout.lanes != 1:
         return None
-    one, other = (shipped(each.model.id, each.gpu.id, each.tp, each.precision, engine) for each in (before, after))
+    one, other = (shipped(each.model, each.gpu.id, each.layout, each.precision, engine) for each in (before, after))
     context, isl = lengths.isl + lengths.osl / 2, lengths.isl
 
     def log_ratio(seconds: Callable[[StepLaw], float]) -> float:
@@ -183,5 +182,5 @@ def timed_ratios(before: Sheet, after: Sheet, lengths: Lengths) -> Ratios | None
 
 def _engines(sheet: Sheet) -> tuple[str, ...]:
     """Those with timings, the candidate's own first."""
-    timed = timed_engines(sheet.model, sheet.gpu.id, sheet.tp, sheet.precision)
+    timed = timed_engines(sheet.model, sheet.gpu.id, sheet.layout, sheet.precision)
     return tuple(sorted(timed, key=lambda engine: engine != sheet.engine))

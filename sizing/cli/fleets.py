@@ -28,6 +28,7 @@ from sizing.cli.options import (
     configured,
     field_options,
     gpus_of,
+    layouts_named,
     length_options,
     margin_options,
     model_options,
@@ -161,7 +162,8 @@ def from_options(given: dict[str, Any]) -> ScenarioFile:
 
 def find(asked: ScenarioFile, shares: Sequence[Share], given: dict[str, Any]) -> Found:
     """Candidates for the lengths of all workloads: the mean ones, and every one within the model's context."""
-    choice = Choice(tuple(asked.gpu), tuple(asked.precision), tuple(asked.tp), given["basis"], words(given["engine"]))
+    which = tuple(asked.gpu), tuple(asked.precision), tuple(asked.tp)
+    choice = Choice(*which, given["basis"], words(given["engine"]), layouts_named(given["layout"]))
     for share in shares:
         candidates.check_context(asked.model, share.workload.lengths)
     rates = np.array([share.workload.rate_per_s for share in shares])

@@ -17,6 +17,7 @@ from sizing.cli.shapes import finite_only
 from sizing.engine import MOST_LOOKAHEAD
 from sizing.errors import ScenarioError
 from sizing.fitting import STARTS, Protocol
+from sizing.layout import Layout
 from sizing.plans import Candidate
 from sizing.points import Point, read_points
 from sizing.question import FIELDS, with_laws
@@ -176,6 +177,13 @@ which_options = options(
     click.option("--precision", default="any", show_default=True, help="Precisions, comma-separated, or any."),
     click.option("--tp", default="any", show_default=True, help="Tensor parallel sizes, comma-separated, or any."),
     click.option(
+        "--layout",
+        default="any",
+        show_default=True,
+        help="Layouts of a replica's GPUs beside --tp, comma-separated: tp4pp2, tp8ep8, dp8ep8. any: of TP, PP, EP and "
+        "DP those that make sense, or with --tp those alone.",
+    ),
+    click.option(
         "--engine",
         default="any",
         show_default=True,
@@ -214,7 +222,7 @@ choice_options = options(
 def choice_of(given: dict[str, Any]) -> Choice:
     """What may be bought."""
     which = words(given["gpu"]), words(given["precision"]), tensor_parallel(given["tp"])
-    return Choice(*which, given["basis"], words(given["engine"]))
+    return Choice(*which, given["basis"], words(given["engine"]), layouts_named(given["layout"]))
 
 
 def points_of(given: dict[str, Any]) -> list[Point]:
@@ -261,6 +269,11 @@ def tensor_parallel(text: str) -> tuple[int, ...]:
     if not all(re.fullmatch("0*[1-9][0-9]{0,5}", word) for word in words(text)):
         raise ScenarioError(f"--tp {text!r}: give whole numbers such as 1,2,4, or any")
     return tuple(int(word) for word in words(text))
+
+
+def layouts_named(text: str) -> tuple[Layout, ...]:
+    """Layouts of a comma-separated list; empty for "any"."""
+    return tuple(map(Layout.parse, words(text)))
 
 
 def per_gpu(option: str, text: str | None) -> tuple[float | None, tuple[tuple[str, float], ...]]:

@@ -127,8 +127,7 @@ def existing_json(fleet: Existing) -> dict[str, Any]:
         "unused_gpus": fleet.unused,
         "replicas": fleet.working + fleet.spare,
         "spare": fleet.spare,
-        "tp": candidate.tp,
-        "pp": candidate.pp,
+        **candidate.layout.as_dict(),
         "gpu": candidate.gpu,
         "model": candidate.model,
         "precision": candidate.precision,
@@ -151,7 +150,7 @@ def shared_json(fleet: SharedFleet, terms: Terms) -> dict[str, Any]:
         "gpus": fleet.gpus,
         "replicas": fleet.replicas,
         "spare": fleet.spare,
-        "tp": candidate.tp,
+        **candidate.layout.as_dict(),
         "gpu": candidate.gpu,
         "model": candidate.model,
         "precision": candidate.precision,
@@ -246,7 +245,7 @@ def mix_json(mix: Mix) -> dict[str, Any]:
         "groups": [
             {
                 "gpu": group.fleet.candidate.gpu,
-                "tp": group.fleet.candidate.tp,
+                **group.fleet.candidate.layout.as_dict(),
                 "precision": group.fleet.candidate.precision,
                 "engine": group.fleet.candidate.engine,
                 "gpus": group.gpus,

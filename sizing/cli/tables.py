@@ -105,14 +105,14 @@ def print_verification(found: Verification) -> None:
 
 def alternatives_table(plan: Plan) -> Table:
     """The best configurations, the answer first."""
-    columns = ("GPU", "TP", "precision", "engine", "GPUs", "90 % band", "requests/s per GPU", "binds", "basis")
+    columns = ("GPU", "layout", "precision", "engine", "GPUs", "90 % band", "requests/s per GPU", "binds", "basis")
     table = Table(*columns, "verified by")
     table.title, table.title_justify = f"Configurations that meet the SLA ({len(plan.fleets)})", "left"
     for fleet in plan.fleets[:SHOWN]:
         high = "no limit" if fleet.gpus_high is None else str(fleet.gpus_high)
         table.add_row(
             fleet.candidate.gpu,
-            str(fleet.candidate.tp),
+            str(fleet.candidate.layout),
             fleet.candidate.precision,
             escape(fleet.candidate.engine),
             str(fleet.gpus),
@@ -173,11 +173,11 @@ def print_existing(question: Question, fleets: Sequence[Existing], rejected: Seq
     say(f"{text.existing_band(best)}. Binding: {best.binding}.")
     say(f"Basis: {best.basis}, {escape(best.candidate.source)}; verified by {text.METHOD[best.predicted.method]}.")
     print_cautions(best.warnings)
-    columns = ("GPU", "TP", "precision", "engine", "requests/s", "per GPU", "90 % band", "binds", "basis")
+    columns = ("GPU", "layout", "precision", "engine", "requests/s", "per GPU", "90 % band", "binds", "basis")
     table = Table(*columns, "verified by")
     for fleet in fleets[:SHOWN]:
         table.add_row(
-            *(fleet.candidate.gpu, str(fleet.candidate.tp), fleet.candidate.precision),
+            *(fleet.candidate.gpu, str(fleet.candidate.layout), fleet.candidate.precision),
             escape(fleet.candidate.engine),
             *(significant(fleet.rate_per_s), significant(fleet.requests_per_s_per_gpu)),
             f"{significant(fleet.low)}-{significant(fleet.high)}",
@@ -231,10 +231,10 @@ def print_rejections(rejected: Sequence[Rejection]) -> None:
     """What was left out and why."""
     if not rejected:
         return
-    columns = ("GPU", "TP", "precision", "engine", "left out because")
+    columns = ("GPU", "layout", "precision", "engine", "left out because")
     table = Table(*columns, title=f"Left out ({len(rejected)})", title_justify="left")
     for miss in rejected:
-        table.add_row(miss.gpu, str(miss.tp), miss.precision, escape(miss.engine), escape(miss.why))
+        table.add_row(miss.gpu, str(miss.layout), miss.precision, escape(miss.engine), escape(miss.why))
     console().print(table)
 
 

@@ -1,7 +1,7 @@
-"""Writes data/laws/day_zero.csv: the laws of every catalogued model, GPU, engine, precision and TP.
+"""Writes data/laws/day_zero.csv: the laws of every catalogued model, GPU, engine, precision and layout.
 
 Run it (`make laws`) when the version of the kernel database or the catalogue changes; the same database gives the same
-file, in ten minutes on two cores.
+file, in TIME on two cores.
 
     python -m sizing.estimate.build_laws [--model Qwen/Qwen3-32B] [--out file.csv]
 """
@@ -22,33 +22,33 @@ from sizing.errors import CatalogueError, EstimateUnavailable
 from sizing.estimate import kernels
 from sizing.estimate.day_zero import COLUMNS, KEY, LAWS, Key, read_rows, row_of
 from sizing.estimate.timed import time_kernels
-
-TENSOR_PARALLEL = (1, 2, 4, 8)
+from sizing.layout import Layout, layouts
 
 HEADER = f"""\
 # Step-time laws and memory of LLM engines before anything was measured: numbers derived by fitting from the kernel
 # timings of {kernels.LIBRARY} (Apache-2.0, NVIDIA), by python -m sizing.estimate.build_laws.
-# Columns: coefficients of sizing.engine.StepLaw in seconds; mean_error, rms_error: of the law against the timings, as
-# shares; bytes per GPU: see sizing.estimate.memory.Memory. why_not: the engine has no timings, and this is why.
+# Columns: layout (tp, dp, ep: see sizing.layout); coefficients of sizing.engine.StepLaw in seconds, of one rank;
+# mean_error, rms_error: of the law against the timings, as shares; bytes per GPU: see sizing.estimate.memory.Memory.
+# why_not: the engine has no timings in tensor parallelism, and this is why; other layouts without are left out.
 """
 
 
-def keys(wanted: Iterable[Model], gpu: str, engine: str) -> list[tuple[Model, str, Precision, int, str]]:
-    """Every way to run the models on a GPU by an engine."""
+def keys(wanted: Iterable[Model], gpu: str, engine: str) -> list[tuple[Model, str, Precision, Layout, str]]:
+    """Every way to run the models on a GPU by an engine; stages follow from the law without them."""
     return [
-        (model, gpu, precision, tp, engine)
+        (model, gpu, precision, layout, engine)
         for model in wanted
         for precision in precisions(gpus()[gpu], model)
-        for tp in TENSOR_PARALLEL
-        if model.heads % tp == 0
+        for layout in layouts(model, gpus()[gpu], precision)
+        if layout.pp == 1
     ]
 
 
-def row(model: Model, gpu: str, precision: Precision, tp: int, engine: str) -> dict[str, str]:
+def row(model: Model, gpu: str, precision: Precision, layout: Layout, engine: str) -> dict[str, str]:
     """The law's row, or one that says why there is none."""
-    key: Key = (model.id, gpu, tp, precision, engine)
+    key: Key = (model.id, gpu, layout.tp, layout.dp, layout.ep, precision, engine)
     try:
-        return row_of(key, time_kernels(model, gpu, tp, precision, engine))
+        return row_of(key, time_kernels(model, gpu, layout, precision, engine))
     except EstimateUnavailable as error:
         return dict.fromkeys(COLUMNS, "") | dict(zip(KEY, map(str, key), strict=True)) | {"why_not": str(error)}
 
@@ -59,10 +59,10 @@ def build(wanted: Iterable[Model], jobs: int = 1) -> Iterator[dict[str, str]]:
     groups = [keys(list(wanted), gpu, engine) for gpu, engine in product(timed, kernels.BACKENDS)]
     pool = Parallel(n_jobs=jobs, return_as="generator")
     for found in track(pool(delayed(_rows)(group) for group in groups), "fitting laws", total=len(groups)):
-        yield from found
+        yield from (cells for cells in found if not cells["why_not"] or cells["dp"] == cells["ep"] == "1")
 
 
-def _rows(group: list[tuple[Model, str, Precision, int, str]]) -> list[dict[str, str]]:
+def _rows(group: list[tuple[Model, str, Precision, Layout, str]]) -> list[dict[str, str]]:
     return [row(*key) for key in group]
 
 

@@ -7,7 +7,7 @@ import csv
 import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
-from functools import cache, lru_cache, partial
+from functools import cache, lru_cache
 from pathlib import Path
 from types import MappingProxyType
 from typing import NamedTuple
@@ -22,6 +22,7 @@ from sizing.estimate.memory import KV_LENGTHS, Memory
 from sizing.estimate.relatives import RELATIVE_SIGMA, TWIN, distance, nearest, scaled
 from sizing.estimate.silicon import Server, corrected
 from sizing.estimate.timed import Timed
+from sizing.layout import Layout, layouts, of_layout, routed_parameters
 from sizing.places import resource
 from sizing.plans import Candidate
 from sizing.points import Deployment
@@ -34,7 +35,7 @@ from sizing.workload import Lengths
 # The planner runs on them alone. The kernel database is needed where they are written: sizing/estimate/build_laws.py.
 
 LAWS = resource("data/laws/day_zero.csv")
-KEY = ("model", "gpu", "tp", "precision", "engine")
+KEY = ("model", "gpu", "tp", "dp", "ep", "precision", "engine")
 TIMES = ("weights_s", "overhead_s", "token_s", "sequence_s", "kv_token_s", "attention_s", "prefill_s")
 SHARES = ("unread", "unread_decay", "mean_error", "rms_error")
 BYTES = ("fixed_bytes", "budget_token_bytes", *(f"kv_{length}_bytes" for length in KV_LENGTHS))
@@ -43,33 +44,44 @@ COLUMNS = (*KEY, "engine_version", *TIMES, *SHARES, *BYTES, "why_not")
 BUILD = "python -m sizing.estimate.build_laws"
 ENGINES = kernels.BACKENDS
 """Engines of which kernels were timed; the first with timings answers where none is asked for."""
-Key = tuple[str, str, int, str, str]
+Key = tuple[str, str, int, int, int, str, str]
 
 
-def shipped(model: str, gpu: str, tp: int, precision: str, engine: str) -> Timed:
-    """What the shipped table holds. Raises EstimateUnavailable, with the reason, where the kernels were not timed."""
-    row = rows(model).get((gpu, tp, precision, engine))
+def shipped(model: Model, gpu: str, layout: Layout, precision: Precision, engine: str) -> Timed:
+    """What the shipped table holds: the law of one rank, and memory of one GPU.
+
+    Raises EstimateUnavailable, with the reason, where the kernels were not timed.
+    """
+    row = rows(model.id).get((gpu, replace(layout, pp=1), precision, engine))
     if row is None:
         raise EstimateUnavailable(f"{engine}: not among the shipped laws")
     if row["why_not"]:
         raise EstimateUnavailable(row["why_not"])
-    return timed_of(row)
+    found = timed_of(row)
+    weight_bytes, _ = held_bytes(model, replace(layout, pp=1), precision)
+    return found if layout.pp == 1 else replace(found, memory=found.memory.staged(layout.pp, weight_bytes))
 
 
-def timed_engines(model: Model, gpu: str, tp: int, precision: str) -> tuple[str, ...]:
-    """The engines with timings of the model run so; none where it cannot be run so."""
+def timed_engines(model: Model, gpu: str, layout: Layout, precision: str) -> tuple[str, ...]:
+    """The engines with timings of the model run so; none where it cannot be run so. Stages need no timings of their
+    own."""
     try:
         form = _precision(model, catalog.gpu(gpu), precision)
     except EstimateUnavailable:
         return ()
-    found = rows(model.id)
-    return tuple(engine for engine in ENGINES if (row := found.get((gpu, tp, form, engine))) and not row["why_not"])
+    found, one = rows(model.id), replace(layout, pp=1)
+    return tuple(engine for engine in ENGINES if (row := found.get((gpu, one, form, engine))) and not row["why_not"])
 
 
 @lru_cache(maxsize=256)
-def rows(model: str) -> Mapping[tuple[str, int, str, str], Mapping[str, str]]:
-    """A model's rows as text, by GPU, TP, precision and engine. Raises CatalogueError if the file is faulty."""
-    return {(row["gpu"], int(row["tp"]), row["precision"], row["engine"]): row for row in read_rows(LAWS, model)}
+def rows(model: str) -> Mapping[tuple[str, Layout, str, str], Mapping[str, str]]:
+    """A model's rows as text, by GPU, layout, precision and engine. Raises CatalogueError if the file is faulty."""
+    return {(row["gpu"], layout_of(row), row["precision"], row["engine"]): row for row in read_rows(LAWS, model)}
+
+
+def layout_of(row: Mapping[str, str]) -> Layout:
+    """The layout that a row was timed in."""
+    return Layout(tp=int(row["tp"]), dp=int(row["dp"]), ep=int(row["ep"]))
 
 
 def read_rows(path: Path, model: str = "") -> list[dict[str, str]]:
@@ -93,19 +105,13 @@ def timed_of(row: Mapping[str, str]) -> Timed:
     """A row's engine, law and memory."""
     law = FREE.with_values(**{name: float(row[name]) for name in (*TIMES, "unread", "unread_decay")})
     mean_error, rms_error = float(row["mean_error"]), float(row["rms_error"])
-    neighbour = partial(_memory_of, row["model"], row["gpu"], row["precision"], row["engine"])
-    return Timed(row["engine"], row["engine_version"], law, mean_error, rms_error, memory_of(row), neighbour)
+    return Timed(row["engine"], row["engine_version"], law, mean_error, rms_error, memory_of(row))
 
 
 def memory_of(row: Mapping[str, str]) -> Memory:
     """Memory of one GPU of a row."""
     fixed, budget_token, *sequence = (float(row[name]) for name in BYTES)
     return Memory(row["engine"], gpus()[row["gpu"]].memory_bytes, fixed, budget_token, tuple(sequence))
-
-
-def _memory_of(model: str, gpu: str, precision: str, engine: str, tp: int) -> Memory | None:
-    row = rows(model).get((gpu, tp, precision, engine))
-    return memory_of(row) if row and not row["why_not"] else None
 
 
 def row_of(key: Key, timed: Timed) -> dict[str, str]:
@@ -161,40 +167,43 @@ RESERVED_BYTES = 5 * 2**30
 def roofline(
     model: Model,
     gpu: Gpu,
-    tp: int,
+    layout: Layout,
     precision: Precision,
     lengths: Lengths,
     batching: Batching,
 ) -> Replica:
-    """A replica whose steps take bytes over bandwidth and FLOPs over peak, at the efficiencies above.
+    """A rank whose steps take bytes over bandwidth and FLOPs over peak, at the efficiencies above.
 
     Raises DoesNotFit if the weights leave no room for one request's KV cache.
     """
-    weight_bytes, token_bytes = held_bytes(model, tp, precision)
+    weight_bytes, token_bytes = held_bytes(model, layout, precision)
     free_bytes = (gpu.memory_bytes - weight_bytes - RESERVED_BYTES) * MEMORY_FRACTION
     missing = token_bytes * (lengths.isl + lengths.osl) - free_bytes
     if missing > 0:
         raise DoesNotFit(
-            f"{model.name} {precision} on {gpu.id} TP{tp} needs {missing / MEMORY_FRACTION / 1e9:.1f} GB more per GPU",
+            f"{model.name} {precision} on {gpu.id} {layout} needs "
+            f"{missing / MEMORY_FRACTION / 1e9:.1f} GB more per GPU",
             missing / MEMORY_FRACTION,
         )
-    law = roofline_law(model, gpu, tp, precision, weight_bytes, token_bytes)
+    law = roofline_law(model, gpu, layout, precision)
     return Replica(law, replace(batching, kv_tokens=int(free_bytes / token_bytes)))
 
 
-def held_bytes(model: Model, tp: int, precision: Precision) -> tuple[float, float]:
-    """Bytes of the weights, and of a token's KV cache, on one GPU."""
+def held_bytes(model: Model, layout: Layout, precision: Precision) -> tuple[float, float]:
+    """Bytes of the weights, and of a token's KV cache, on one GPU: each rank has its own attention, all share the
+    experts."""
     cache_bytes = 2.0 if precision in ("bf16", "int4", "mxfp4") else 1.0
-    token_bytes = model.kv_values_per_token * cache_bytes / min(tp, model.kv_heads)
-    return model.parameters * BITS[precision] / 8 / tp, token_bytes
+    token_bytes = model.kv_values_per_token * cache_bytes / min(layout.tp, model.kv_heads) / layout.pp
+    routed = routed_parameters(model)
+    parameters = (model.parameters - routed) / (layout.tp * layout.pp) + routed / layout.gpus
+    return parameters * BITS[precision] / 8, token_bytes
 
 
-def roofline_law(
-    model: Model, gpu: Gpu, tp: int, precision: Precision, weight_bytes: float, token_bytes: float
-) -> StepLaw:
+def roofline_law(model: Model, gpu: Gpu, layout: Layout, precision: Precision) -> StepLaw:
     """Reading the weights and the KV cache at a share of the bandwidth; 2 FLOPs a parameter and token; attention's
     4 FLOPs per head dimension and pair of tokens, in bf16; what TP exchanges, over the link."""
-    reached = EFFICIENCY[model.kind]
+    reached, tp = EFFICIENCY[model.kind], layout.tp
+    weight_bytes, token_bytes = held_bytes(model, replace(layout, pp=1), precision)
     width = model.heads * model.head_size
     link = gpu.link_bytes_per_s * (1.0 if gpu.link_bytes_per_s > NETWORK_BYTES_PER_S else PCIE_SHARE)
     exchange_s = EXCHANGED_BYTES * model.layers * width * (tp - 1) / tp / link
@@ -207,7 +216,7 @@ def roofline_law(
         attention_s=4 * model.layers * width / tp / (gpu.peak_flops_per_s("bf16") * reached.arithmetic),
         prefill_s=reached.prompt_layer_s * model.layers,
         unread=1 - model.active_parameters / model.parameters if model.unrouted else 0.0,
-        unread_decay=model.unrouted,
+        unread_decay=model.unrouted**layout.dp,
     )
 
 
@@ -222,7 +231,7 @@ _SPELLINGS = MappingProxyType({"bfloat16": "bf16", "fp4": "nvfp4"})
 def estimate(
     model: str,
     gpu: str,
-    tp: int,
+    layout: Layout | int,
     precision: str,
     lengths: Lengths,
     *,
@@ -230,8 +239,9 @@ def estimate(
     max_batch_size: int = 256,
     token_budget: int = 8192,
 ) -> Candidate:
-    """A candidate for `model` on `tp` GPUs, with the law fitted to kernel timings over batches and contexts that fit,
-    and corrected by what measured servers of its kind have beyond their kernels (see sizing.estimate.silicon).
+    """A candidate for `model` in a layout (a number is its TP), with the law fitted to kernel timings over batches and
+    contexts that fit, and corrected by what measured servers of its kind have beyond their kernels (see
+    sizing.estimate.silicon).
 
     `model` is a Hugging Face id of the catalogue or a folder or file with a config.json; `engine` is one of ENGINES, or
     empty for the first of them with timings. Where the one asked for has none, another answers, then the law of a
@@ -241,13 +251,14 @@ def estimate(
     such engine, DoesNotFit if memory lacks for one request.
     """
     batching = Batching("chunked", max_batch_size, token_budget)
-    return _estimated(model, gpu, tp, precision, lengths, batching, engine, as_measured=True)
+    asked = layout if isinstance(layout, Layout) else Layout(layout)
+    return _estimated(model, gpu, asked, precision, lengths, batching, engine, as_measured=True)
 
 
 def _estimated(
     model: str,
     gpu: str,
-    tp: int,
+    layout: Layout,
     precision: str,
     lengths: Lengths,
     batching: Batching,
@@ -260,10 +271,10 @@ def _estimated(
     chip = catalog.gpu(gpu)
     shape = known(model)
     form = _precision(shape, chip, precision)
-    _check_split(shape, tp)
-    case = _Case(shape, chip, tp, form, lengths, batching, engine, as_measured)
+    _check_split(shape, layout)
+    case = _Case(shape, chip, layout, form, lengths, batching, engine, as_measured)
     try:
-        timed = _timed(case)
+        case, timed = _timed(case)
     except EstimateUnavailable as error:
         return _from_relative(case, str(error)) or _from_roofline(case, str(error))
     return _from_timings(timed, case)
@@ -273,7 +284,7 @@ def _estimated(
 class _Case:
     model: Model
     gpu: Gpu
-    tp: int
+    layout: Layout
     precision: Precision
     lengths: Lengths
     batching: Batching
@@ -286,19 +297,28 @@ class _Case:
         return math.ceil(self.lengths.isl + self.lengths.osl)
 
 
-def _timed(case: _Case) -> Timed:
-    """Of the engine asked for, else of the first that was timed."""
+def _timed(case: _Case) -> tuple[_Case, Timed]:
+    """Of the engine asked for, else of the first that was timed; where experts were not timed split as asked, in the
+    layout that was."""
     if not case.gpu.timed:
         raise EstimateUnavailable(f"nothing was timed on {case.gpu.name}")
     if case.model.id not in catalog.models():
         raise EstimateUnavailable("nobody has timed this model")
     reasons: list[str] = []
-    for engine in _preferred(case):
-        try:
-            return shipped(case.model.id, case.gpu.id, case.tp, case.precision, engine)
-        except EstimateUnavailable as error:
-            reasons.append(str(error))
+    for each in _splits(case):
+        for engine in _preferred(each):
+            try:
+                return each, shipped(case.model, case.gpu.id, each.layout, case.precision, engine)
+            except EstimateUnavailable as error:
+                reasons.append(str(error))
     raise EstimateUnavailable("; ".join(dict.fromkeys(reasons)))
+
+
+def _splits(case: _Case) -> list[_Case]:
+    """As asked, then with experts split whole, then by matrix."""
+    ways = case.layout.tp * case.layout.dp if case.model.kind == "moe" else 1
+    splits = dict.fromkeys((case.layout.ep, ways, 1))
+    return [replace(case, layout=replace(case.layout, ep=ep)) for ep in splits]
 
 
 def _preferred(case: _Case) -> tuple[str, ...]:
@@ -311,17 +331,17 @@ def _from_relative(case: _Case, why: str) -> Candidate | None:
 
     Memory is the roofline's: DoesNotFit as there.
     """
-    by_engine = _timed_models(case.gpu.id, case.tp, case.precision)
+    by_engine = _timed_models(case.gpu.id, replace(case.layout, pp=1), case.precision)
     none: Mapping[str, Mapping[str, str]] = {}
     timed = next((by_engine[engine] for engine in _preferred(case) if engine in by_engine), none)
     relative = nearest(case.model, (catalog.models()[name] for name in timed))
     if relative is None:
         return None
-    replica = roofline(case.model, case.gpu, case.tp, case.precision, case.lengths, case.batching)
+    replica = roofline(case.model, case.gpu, case.layout, case.precision, case.lengths, case.batching)
     found = timed_of(timed[relative.id])
     extra = 0.0 if distance(case.model, relative) < TWIN else RELATIVE_SIGMA[case.model.kind]
     known = case.model if extra else relative
-    law, error = _of_kind(scaled(found.law, relative, case.model, case.tp), found, case, known.id)
+    law, error = _of_kind(scaled(found.law, relative, case.model, case.layout), found, case, known.id)
     sigma = math.hypot(error, extra)
     how = "scaled" if extra else "of the same shape"
     library = f"{kernels.LIBRARY}, {found.backend} {found.version}{AS_MEASURED if case.as_measured else ''}"
@@ -332,11 +352,11 @@ def _from_relative(case: _Case, why: str) -> Candidate | None:
 
 
 @cache
-def _timed_models(gpu: str, tp: int, precision: str) -> Mapping[str, Mapping[str, Mapping[str, str]]]:
+def _timed_models(gpu: str, layout: Layout, precision: str) -> Mapping[str, Mapping[str, Mapping[str, str]]]:
     """By engine: names of the catalogue's models with a shipped law for these GPUs, and its row."""
     found: dict[str, dict[str, Mapping[str, str]]] = {}
     for row in _every_row():
-        asked = (row["gpu"], row["tp"], row["precision"]) == (gpu, str(tp), precision)
+        asked = (row["gpu"], row["precision"]) == (gpu, precision) and layout_of(row) == layout
         if asked and row["model"] in catalog.models() and not row["why_not"]:
             found.setdefault(row["engine"], {})[row["model"]] = row
     return found
@@ -353,7 +373,7 @@ def _factor(sigma: float) -> float:
 
 
 def _from_roofline(case: _Case, why: str) -> Candidate:
-    replica = roofline(case.model, case.gpu, case.tp, case.precision, case.lengths, case.batching)
+    replica = roofline(case.model, case.gpu, case.layout, case.precision, case.lengths, case.batching)
     source = f"roofline from the data sheet of {case.gpu.name}"
     extra = ROOFLINE_SIGMA[case.model.kind] if case.gpu.timed else UNTIMED_SIGMA
     sigma = math.hypot(KERNEL_SIGMA[_sample(case)], extra)
@@ -380,8 +400,9 @@ def _from_timings(timed: Timed, case: _Case) -> Candidate:
 def _candidate(
     case: _Case, replica: Replica, engine: str, source: str, sigma: float, warnings: tuple[Caution, ...]
 ) -> Candidate:
-    names = (case.model.id, case.gpu.id, case.tp, case.precision)
-    return Candidate(*names, replica, "estimated", source, sigma, engine=engine, warnings=warnings)
+    whole = of_layout(replica, case.layout, case.model, case.lengths)
+    names = (case.model.id, case.gpu.id, case.layout, case.precision)
+    return Candidate(*names, whole, "estimated", source, sigma, engine=engine, warnings=warnings)
 
 
 def _precision(model: Model, gpu: Gpu, asked: str) -> Precision:
@@ -396,8 +417,12 @@ def _precision(model: Model, gpu: Gpu, asked: str) -> Precision:
     raise EstimateUnavailable(f"{model.name} in {asked} on {gpu.id}: no such estimate; {gpu.id} {known} for this model")
 
 
-def _check_split(model: Model, tp: int) -> None:
-    if tp < 1 or model.heads % tp:
+def _check_split(model: Model, layout: Layout) -> None:
+    if (layout.dp > 1 or layout.ep > 1) and model.kind == "dense":
+        raise EstimateUnavailable(f"{model.name} has no experts, for which DP and EP are: use TP and PP")
+    if layout.pp > model.layers:
+        raise EstimateUnavailable(f"{model.name} has {model.layers} layers, too few for PP{layout.pp}")
+    if model.heads % (tp := layout.tp):
         fits = [n for n in (1, 2, 4, 8, 16) if model.heads % n == 0]
         raise EstimateUnavailable(
             f"{model.name} has {model.heads} attention heads, which TP{tp} does not divide; use TP of {fits}"
@@ -440,12 +465,13 @@ def _does_not_fit(timed: Timed, case: _Case) -> DoesNotFit:
     def missing_bytes(memory: Memory) -> float:
         return memory.missing_bytes(case.length, case.batching.token_budget)
 
-    missing, most = missing_bytes(timed.memory), case.gpu.gpus_per_server
-    larger = [tp for tp in (2, 4, 8) if case.tp < tp <= most and case.model.heads % tp == 0]
-    memories = ((tp, timed.memory_at(tp)) for tp in larger)
-    enough = next((tp for tp, memory in memories if memory and not missing_bytes(memory)), None)
-    hint = f"TP{enough} is the smallest that fits" if enough else "no TP within one server fits"
-    label = f"{case.model.name} {case.precision} on {case.gpu.id} TP{case.tp}"
+    missing, model, engine = missing_bytes(timed.memory), case.model, timed.backend
+    larger = [each for each in layouts(model, case.gpu, case.precision) if each.gpus > case.layout.gpus]
+    known = (each for each in larger if engine in timed_engines(model, case.gpu.id, each, case.precision))
+    memories = ((each, shipped(model, case.gpu.id, each, case.precision, engine).memory) for each in known)
+    enough = next((each for each, memory in memories if not missing_bytes(memory)), None)
+    hint = f"{enough} is the smallest that fits" if enough else "no layout that is known fits"
+    label = f"{model.name} {case.precision} on {case.gpu.id} {case.layout}"
     return DoesNotFit(f"{label} needs {missing / 1e9:.1f} GB more per GPU; {hint}", missing)
 
 
@@ -463,20 +489,19 @@ def prior_law(deployment: Deployment, lengths: Lengths) -> DayZero | None:
     where the catalogue lacks model or GPU. Of kernels alone: how far a fit trusts each coefficient was chosen for
     those, and on servers from which the corrections of an estimate were learnt."""
     model, precision = catalog.of_shape(deployment.model), _SPELLINGS.get(deployment.precision, deployment.precision)
-    if model is None or deployment.gpu not in gpus() or deployment.pp > 1:
+    if model is None or deployment.gpu not in gpus():
         return None
+    layout = Layout(deployment.tp, deployment.pp)
     try:
         engine = engine_named(deployment.engine)
-        names = model.id, deployment.gpu, deployment.tp, precision
+        names = model.id, deployment.gpu, layout, precision
         own = engine if engine in ENGINES else ""
         known = _estimated(*names, lengths, Batching("chunked"), own, as_measured=False)
     except (CatalogueError, DoesNotFit, EstimateUnavailable):
         bits = next((name for name in BITS if name == precision), None)
         if bits is None:
             return None
-        weight_bytes, token_bytes = held_bytes(model, deployment.tp, bits)
-        chip = catalog.gpu(deployment.gpu)
-        law = roofline_law(model, chip, deployment.tp, bits, weight_bytes, token_bytes)
+        law = roofline_law(model, catalog.gpu(deployment.gpu), layout, bits)
         return DayZero(law, math.hypot(KERNEL_SIGMA[model.kind], UNTIMED_SIGMA), None)
     return DayZero(known.replica.law, known.relative_sigma, known.replica.batching.kv_tokens)
 

@@ -19,6 +19,7 @@ from typing import Any
 from sizing.catalog import Model
 from sizing.errors import EstimateUnavailable
 from sizing.estimate.memory import BUDGET, KV_LENGTHS, Memory
+from sizing.layout import Layout
 from sizing.places import written
 
 LIBRARY = "aisimulate 0.13.0 of 2026-10-27"
@@ -26,15 +27,16 @@ REQUIREMENT = "aisimulate==0.13.0.dev202610270000000085"
 MISSING = f"the kernel timings are not here: make timings, or pip install --no-deps {REQUIREMENT}"
 BACKENDS = ("trtllm", "vllm", "sglang")
 _MODES = MappingProxyType({"bf16": "bfloat16", "fp8": "fp8", "fp8_block": "fp8_block", "nvfp4": "nvfp4"})
-Quant = tuple[tuple[str, str | int], ...]
+Quant = tuple[tuple[str, str], ...]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class TimedModel:
-    """A model compiled for one GPU, engine, TP and precision; answers step times in seconds.
+    """A model compiled for one GPU, engine, layout and precision; answers step times in seconds.
 
-    Answers outside the collected shapes are extrapolated silently, and memory is ignored: keep queries within the KV
-    cache. `settings` are the arguments it was compiled with.
+    Batches and tokens are those of one rank and stage, all others having as many. Answers outside the collected shapes
+    are extrapolated silently, and memory is ignored: keep queries within the KV cache. `settings` are the arguments it
+    was compiled with.
     """
 
     handle: Any
@@ -42,7 +44,7 @@ class TimedModel:
     gpu: str
     backend: str
     version: str
-    tp: int
+    layout: Layout
     settings: Quant
 
     def decode_s(self, batch: int, context: int) -> float:
@@ -58,19 +60,12 @@ class TimedModel:
         return float(self.handle.mixed_step_latency(prefill_tokens, batch, isl, 2)) / 1e3
 
 
-Experts = tuple[int, int]
-"""Into how many parts experts are split by tensor and by expert parallelism."""
-
-
-def open_engine(
-    model: Model, gpu: str, backend: str, tp: int, precision: str, experts: Experts | None = None
-) -> TimedModel:
-    """The engine whose kernels are in the database, with experts split as told, else by tensor, else by expert.
+def open_engine(model: Model, gpu: str, backend: str, layout: Layout, precision: str) -> TimedModel:
+    """The engine whose kernels are in the database.
 
     Cached for the life of the process. Raises EstimateUnavailable with the reason.
     """
-    layouts = (experts,) if experts else ((tp, 1), (1, tp))
-    outcome = _open(model.id, gpu, backend, tp, precision == model.checkpoint, precision, layouts)
+    outcome = _open(model.id, gpu, backend, layout, precision == model.checkpoint, precision)
     if isinstance(outcome, str):
         raise EstimateUnavailable(outcome)
     return outcome
@@ -78,21 +73,15 @@ def open_engine(
 
 @lru_cache(maxsize=512)
 def _open(
-    model_id: str,
-    gpu: str,
-    backend: str,
-    tp: int,
-    as_published: bool,
-    precision: str,
-    layouts: tuple[Experts, ...],
+    model_id: str, gpu: str, backend: str, layout: Layout, as_published: bool, precision: str
 ) -> TimedModel | str:
     # Why a cached text and not an exception: a failure takes as long as a success and is asked for as often.
     reason = f"{backend} has no setting for {precision}"
     if not bundled(model_id):
         return "the kernel database does not know the model"
-    for settings in _settings(backend, as_published, precision, layouts):
+    for settings in _settings(backend, as_published, precision):
         try:
-            engine = _compile(model_id, gpu, backend, tp, settings)
+            engine = _compile(model_id, gpu, backend, layout, settings)
             engine.decode_s(32, 2048), engine.prefill_s(1, 2048), engine.mixed_s(2048, 32, 2048)
             return engine
         except (RuntimeError, ValueError, KeyError, AssertionError) as error:
@@ -106,7 +95,7 @@ def _plain(error: Exception) -> str:
     return re.split(r" \(| for | from | at /| in either ", text)[0].strip() or type(error).__name__
 
 
-def _settings(backend: str, as_published: bool, precision: str, layouts: tuple[Experts, ...]) -> list[Quant]:
+def _settings(backend: str, as_published: bool, precision: str) -> list[Quant]:
     quants: list[dict[str, str]] = [{}, {"fmha_quant_mode": "bfloat16"}]  # {}: the library reads the checkpoint's own
     if not as_published or precision == "bf16":
         mode = _MODES[precision]
@@ -114,21 +103,29 @@ def _settings(backend: str, as_published: bool, precision: str, layouts: tuple[E
         base = {"gemm_quant_mode": mode, "moe_quant_mode": mode, "kvcache_quant_mode": kv}
         attentions = [kv, "bfloat16"] if backend != "vllm" else ["bfloat16"]  # vLLM has no fp8 prefill attention
         quants = [base | {"fmha_quant_mode": attention} for attention in dict.fromkeys(attentions)]
-    return [
-        (*quant.items(), ("moe_tp_size", moe_tp), ("moe_ep_size", moe_ep))
-        for moe_tp, moe_ep in dict.fromkeys(layouts)  # a dense model has no experts to split and ignores it
-        for quant in quants
-    ]
+    return [tuple(quant.items()) for quant in quants]
+
+
+def _sizes(layout: Layout) -> dict[str, int]:
+    """The library's arguments; a dense model has no experts to split and ignores theirs."""
+    return {
+        "tp_size": layout.tp,
+        "pp_size": layout.pp,
+        "attention_dp_size": layout.dp,
+        "moe_tp_size": layout.tp * layout.dp // layout.ep,
+        "moe_ep_size": layout.ep,
+    }
 
 
 @lru_cache(maxsize=1024)
-def _compile(model_id: str, gpu: str, backend: str, tp: int, settings: Quant) -> TimedModel:
+def _compile(model_id: str, gpu: str, backend: str, layout: Layout, settings: Quant) -> TimedModel:
     # Cached even when a query then misses: a living handle keeps the backend's tables loaded (0.5 s to read again).
     from aisimulate_core.sdk import EngineHandle
 
     _hush()
-    handle = EngineHandle.compile(model_id, gpu, backend, backend_version="current", tp_size=tp, **dict(settings))
-    return TimedModel(handle, model_id, gpu, backend, _version(gpu, backend), tp, settings)
+    named: dict[str, Any] = dict(settings)
+    handle = EngineHandle.compile(model_id, gpu, backend, backend_version="current", **_sizes(layout), **named)
+    return TimedModel(handle, model_id, gpu, backend, _version(gpu, backend), layout, settings)
 
 
 @cache
@@ -139,12 +136,9 @@ def _version(gpu: str, backend: str) -> str:
 
 
 @lru_cache(maxsize=1024)
-def memory(engine: TimedModel, tp: int) -> Memory:
-    """Memory of one GPU when `engine`'s model runs at `tp`, which may differ from the engine's own.
-
-    Raises EstimateUnavailable where the library does not count the model's KV cache.
-    """
-    parts, smaller = _breakdown(engine, tp, BUDGET), _breakdown(engine, tp, BUDGET // 2)
+def memory(engine: TimedModel) -> Memory:
+    """Memory of one GPU. Raises EstimateUnavailable where the library does not count the model's KV cache."""
+    parts, smaller = _breakdown(engine, BUDGET), _breakdown(engine, BUDGET // 2)
     if not parts["kv_size_per_token_bytes"]:
         raise EstimateUnavailable(f"{engine.backend}: the bytes of its KV cache are not known")
     return Memory(
@@ -156,12 +150,10 @@ def memory(engine: TimedModel, tp: int) -> Memory:
     )
 
 
-def _breakdown(engine: TimedModel, tp: int, token_budget: int) -> Mapping[str, Any]:
+def _breakdown(engine: TimedModel, token_budget: int) -> Mapping[str, Any]:
     from aisimulate_core.sdk.memory import KVCacheEstimator
 
     settings: dict[str, Any] = dict(engine.settings)
-    if tp != engine.tp:
-        settings |= {"moe_tp_size": 1, "moe_ep_size": tp}  # the same bytes a GPU as any other split of the experts
     estimator = KVCacheEstimator.from_request(
         engine.model_id,
         engine.gpu,
@@ -169,7 +161,7 @@ def _breakdown(engine: TimedModel, tp: int, token_budget: int) -> Mapping[str, A
         "current",
         max_num_tokens=token_budget,
         max_batch_size=256,  # asked for, without influence
-        tp_size=tp,
+        **_sizes(engine.layout),
         **settings,
     )
     parts: Mapping[str, Any] = estimator.breakdown
@@ -187,14 +179,6 @@ def _sequence_bytes(parts: Mapping[str, Any], length: int) -> float:
         middle = (least + most) / 2
         least, most = (least, middle) if tokens_in(middle) >= length else (middle, most)
     return float(most)
-
-
-def memory_at(engine: TimedModel, tp: int) -> Memory | None:
-    """Memory of one GPU at another `tp`; None if the model cannot be split so."""
-    try:
-        return memory(engine, tp)
-    except (ValueError, KeyError, AssertionError, EstimateUnavailable):
-        return None
 
 
 HOME = written(".cache/kernels")

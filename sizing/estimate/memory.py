@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from types import MappingProxyType
 
 import numpy as np
@@ -41,6 +41,14 @@ class Memory:
         if self.backend in OF_FREE:
             return (self.capacity_bytes - fixed) * OF_FREE[self.backend]
         return self.capacity_bytes * OF_TOTAL[self.backend] - fixed
+
+    def staged(self, stages: int, weight_bytes: float) -> Memory:
+        """Of a GPU that holds one of `stages` equal parts of the layers; all of them hold `weight_bytes` a GPU."""
+        return replace(
+            self,
+            fixed_bytes=self.fixed_bytes - weight_bytes * (1 - 1 / stages),
+            sequence_bytes_at=tuple(size / stages for size in self.sequence_bytes_at),
+        )
 
     def sequence_bytes(self, length: int) -> float:
         """KV cache bytes of one sequence on one GPU. Less than proportional where layers keep a window only.

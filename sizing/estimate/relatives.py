@@ -9,6 +9,7 @@ from types import MappingProxyType
 
 from sizing.catalog import Model
 from sizing.engine import StepLaw
+from sizing.layout import Layout
 
 RELATIVE_SIGMA: Mapping[str, float] = MappingProxyType({"dense": 0.28, "moe": 0.40})
 """Relative standard error of scaled step times by the kind of the model, such that 1.645 of it covers 90 %.
@@ -50,8 +51,8 @@ def _figures(model: Model) -> tuple[float, ...]:
     )
 
 
-def scaled(law: StepLaw, relative: Model, model: Model, tp: int) -> StepLaw:
-    """`law` of `relative` on `tp` GPUs as it would be of `model` on the same, each coefficient by what causes it.
+def scaled(law: StepLaw, relative: Model, model: Model, layout: Layout) -> StepLaw:
+    """`law` of `relative` in a layout as it would be of `model` on the same, each coefficient by what causes it.
 
     Reading the weights by their bytes, arithmetic by the parameters that a token passes through, reading the cache by
     its bytes per GPU, attention by layers times heads times head size, overheads by layers. The share of a mixture that
@@ -64,12 +65,12 @@ def scaled(law: StepLaw, relative: Model, model: Model, tp: int) -> StepLaw:
         share = (1 - model.active_parameters / model.parameters) / (
             1 - relative.active_parameters / relative.parameters
         )
-        unread, decay = min(MOST_UNREAD, unread * share), model.unrouted
+        unread, decay = min(MOST_UNREAD, unread * share), model.unrouted**layout.dp
     return replace(
         law,
         weights_s=law.weights_s * model.parameters / relative.parameters,
         token_s=law.token_s * model.active_parameters / relative.active_parameters,
-        kv_token_s=law.kv_token_s * _kept(model, tp) / _kept(relative, tp),
+        kv_token_s=law.kv_token_s * _kept(model, layout.tp) / _kept(relative, layout.tp),
         attention_s=law.attention_s * pairs,
         overhead_s=law.overhead_s * layers,
         sequence_s=law.sequence_s * layers,

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
 from functools import lru_cache
 
@@ -11,6 +10,7 @@ from sizing.engine import StepLaw
 from sizing.errors import EstimateUnavailable
 from sizing.estimate import kernels
 from sizing.estimate.memory import Memory
+from sizing.layout import Layout
 
 GRID_LENGTH = 4096
 """Length of the sequences by which the KV cache is counted when it bounds the grid."""
@@ -20,10 +20,8 @@ LEAST_GRID = 32768
 
 @dataclass(frozen=True, slots=True)
 class Timed:
-    """An engine as the kernel database sees it: version, law with its mean and rms error over the grid, memory.
-
-    `memory_at(tp)`: memory of one GPU at another TP of the same model; None where that is not known.
-    """
+    """An engine as the kernel database sees it: version, law of a rank with its mean and rms error over the grid, and
+    memory of one GPU."""
 
     backend: str
     version: str
@@ -31,31 +29,23 @@ class Timed:
     mean_error: float
     rms_error: float
     memory: Memory
-    memory_at: Callable[[int], Memory | None]
 
 
-def time_kernels(model: Model, gpu: str, tp: int, precision: Precision, engine: str) -> Timed:
+def time_kernels(model: Model, gpu: str, layout: Layout, precision: Precision, engine: str) -> Timed:
     """What the engine's kernels tell. Raises EstimateUnavailable with the reason where they were not timed."""
     if not kernels.available():
         raise EstimateUnavailable(kernels.MISSING)
-    return time_engine(kernels.open_engine(model, gpu, engine, tp, precision), model.unrouted)
+    return time_engine(kernels.open_engine(model, gpu, engine, layout, precision), model.unrouted)
 
 
 @lru_cache(maxsize=1024)
 def time_engine(engine: kernels.TimedModel, unrouted: float) -> Timed:
-    """What the kernels of one engine tell; `unrouted`: share of a mixture's experts that a token leaves out."""
+    """What the kernels of one engine tell; `unrouted`: share of a mixture's experts that a token leaves out. All ranks
+    have the same, so that a token more in each leaves out that share to the power of their number."""
     # Costs scipy.optimize, a quarter of a second that shipped laws do without.
     from sizing.estimate.step_grid import fit_steps, observe
 
-    memory = kernels.memory(engine, engine.tp)
+    memory = kernels.memory(engine)
     steps = observe(engine, max(memory.kv_tokens(GRID_LENGTH), LEAST_GRID))
-    fit = fit_steps(steps, unread_decay=unrouted)
-    return Timed(
-        engine.backend,
-        engine.version,
-        fit.law,
-        fit.mean_error,
-        fit.rms_error,
-        memory,
-        lambda tp: kernels.memory_at(engine, tp),
-    )
+    fit = fit_steps(steps, unread_decay=unrouted**engine.layout.dp)
+    return Timed(engine.backend, engine.version, fit.law, fit.mean_error, fit.rms_error, memory)

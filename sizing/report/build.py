@@ -168,11 +168,11 @@ def points_of(candidate: Candidate, points: Sequence[Point]) -> list[Point]:
     """The points that the candidate's law was fitted to: of its deployment, closed loop, not void."""
     if candidate.basis not in ("fitted", "extrapolated", "measured"):
         return []
-    name = (candidate.model.lower(), candidate.gpu, candidate.tp, candidate.pp, candidate.precision)
+    name = (candidate.model.lower(), candidate.gpu, candidate.layout, candidate.precision)
     return [
         point
         for point in points
-        if (point.model.lower(), point.gpu, point.tp, point.pp, point.precision) == name
+        if (point.model.lower(), point.gpu, point.deployment.layout, point.precision) == name
         and not point.void
         and point.load_kind == "concurrency"
         and candidate.source.endswith(engine_of(point))
@@ -397,8 +397,7 @@ def configuration(question: Question, fleet: Fleet) -> model.Configuration:
 
     return model.Configuration(
         gpu=candidate.gpu,
-        tp=candidate.tp,
-        pp=candidate.pp,
+        **candidate.layout.as_dict(),
         precision=candidate.precision,
         engine=candidate.engine,
         gpus=of(fleet.gpus, "GPUs"),
@@ -434,13 +433,17 @@ def latency(fleet: Fleet, metric: Metric) -> model.LatencyRow:
 
 def left_out(rejection: Rejection) -> model.LeftOut:
     """A configuration left out."""
-    return model.LeftOut(
-        rejection.gpu, rejection.tp, rejection.precision, rejection.kind, rejection.why, rejection.engine
-    )
+    return _left_out(rejection, rejection.why)
 
 
 def left_out_unanswered(rejection: Rejection) -> model.LeftOut:
     """The same where nothing meets the SLA: a count that beat this one was found wanting, so it is not repeated."""
     why = "not sized: it needs at least as many GPUs as a configuration that misses the SLA"
     text = why if rejection.kind == "cost" else rejection.why
-    return model.LeftOut(rejection.gpu, rejection.tp, rejection.precision, rejection.kind, text, rejection.engine)
+    return _left_out(rejection, text)
+
+
+def _left_out(rejection: Rejection, why: str) -> model.LeftOut:
+    layout = rejection.layout
+    names = rejection.gpu, layout.tp, rejection.precision, rejection.kind, why, rejection.engine
+    return model.LeftOut(*names, str(layout))

@@ -17,6 +17,7 @@ from pydantic.dataclasses import dataclass
 
 from sizing.analyses.daily import HOURS
 from sizing.errors import SizingError, first_fault
+from sizing.layout import Layout
 from sizing.plans import Basis
 from sizing.workload import Metric, metric_name
 
@@ -287,17 +288,23 @@ class Configuration:
     latencies: tuple[LatencyRow, ...]
     warnings: Rows[Text] = ()
     engine: Text = ""
+    dp: Size = 1
+    ep: Size = 1
+
+    @property
+    def layout(self) -> Layout:
+        """How a replica's GPUs share the model."""
+        return Layout(self.tp, self.pp, self.dp, self.ep)
 
     @property
     def label(self) -> str:
         """For instance: h200_sxm TP2 bf16 vllm."""
-        stages = f" PP{self.pp}" if self.pp > 1 else ""
-        return f"{self.gpu} TP{self.tp}{stages} {self.precision} {self.engine}".rstrip()
+        return f"{self.gpu} {self.layout} {self.precision} {self.engine}".rstrip()
 
     @property
     def gpus_per_replica(self) -> int:
         """GPUs of one replica, idle ones included."""
-        return self.tp * self.pp
+        return self.layout.gpus
 
 
 @dataclass(frozen=True, slots=True, config=STRICT)
@@ -310,6 +317,8 @@ class LeftOut:
     kind: Text
     why: Text
     engine: Text = ""
+    layout: Text = ""
+    """As in "TP4 PP2"; empty in reports of before, when it was the TP."""
 
 
 @dataclass(frozen=True, slots=True, config=STRICT)

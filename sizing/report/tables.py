@@ -161,7 +161,7 @@ def gpus_band(found: Configuration) -> str:
 def configurations(report: Report) -> Table:
     """The answer and its alternatives."""
     priced = any(found.cost_per_hour.value is not None for found in report.configurations)
-    configuration = ("GPU", "TP", "Precision", "Engine")
+    configuration = ("GPU", "Layout", "Precision", "Engine")
     columns = (*configuration, "GPUs", "90 % band", "Requests/s per GPU", "Room", "Bound by", "Basis")
     return Table(
         "Configurations that meet the SLA",
@@ -174,11 +174,10 @@ def configurations(report: Report) -> Table:
 
 def configuration_row(found: Configuration, priced: bool) -> tuple[Cell, ...]:
     """One row of the configurations."""
-    tp = f"{found.tp} × PP{found.pp}" if found.pp > 1 else Quantity(found.tp, "", "given")
     return (
         *(
             found.gpu,
-            tp,
+            str(found.layout),
             found.precision,
             found.engine,
             found.gpus,
@@ -195,11 +194,11 @@ def left_out(report: Report) -> Table:
     """What was left out, and why."""
     return Table(
         "Left out",
-        ("GPU", "TP", "Precision", "Engine", "Reason", "Why"),
+        ("GPU", "Layout", "Precision", "Engine", "Reason", "Why"),
         tuple(
             (
                 row.gpu,
-                Quantity(row.tp, "", "given"),
+                row.layout or f"TP{row.tp}",
                 row.precision,
                 row.engine,
                 LEFT_OUT.get(row.kind, (row.kind,))[0],

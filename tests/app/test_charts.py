@@ -8,6 +8,7 @@ import pytest
 
 from sizing.analyses.curves import COST, REQUESTS, FleetSizes, LengthCell, LoadCurve
 from sizing.engine import Replica, StepLaw
+from sizing.layout import Layout
 from sizing.memory_use import KV_FREE, KV_USED, WEIGHTS, MemoryUse
 from sizing.plans import Candidate, Fleet
 from sizing.prediction import Prediction, Quantiles, saturated
@@ -29,7 +30,7 @@ def predicted(seconds: float) -> Prediction:
 
 
 def fleet(seconds: float, limit: Limit) -> Fleet:
-    candidate = Candidate("m", "g", 1, "fp8", Replica(LAW), "estimated", "nowhere", 0.1)
+    candidate = Candidate("m", "g", Layout(1), "fp8", Replica(LAW), "estimated", "nowhere", 0.1)
     return Fleet(candidate, 4, 1, 1.25, 2.0, 1.6, predicted(seconds), limit, 4, 5)
 
 
@@ -150,7 +151,7 @@ def test_hollow_markers_are_extrapolated_and_the_scenario_s_is_larger() -> None:
 
 
 def test_bars_of_memory_are_stacked_in_gib_and_unknown_parts_have_none() -> None:
-    candidate = Candidate("m", "g", 1, "fp8", Replica(LAW), "estimated", "nowhere", 0.1)
+    candidate = Candidate("m", "g", Layout(1), "fp8", Replica(LAW), "estimated", "nowhere", 0.1)
     use = MemoryUse(candidate, 8 * GIB, ((WEIGHTS, 3 * GIB), (KV_USED, GIB), (KV_FREE, 4 * GIB)), "counted")
     figure, alt = memory_per_gpu(["one", "two"], [use, use], DARK)
     assert {bar.name: list(bar.x) for bar in figure.data} == {WEIGHTS: [3, 3], KV_USED: [1, 1], KV_FREE: [4, 4]}

@@ -16,7 +16,7 @@ from calibration.store import DATABASE_VARIABLE, Store
 from sizing import planner
 from sizing.analyses.curves import versus
 from sizing.candidates import find
-from sizing.numbers import significant
+from sizing.numbers import gpus, significant
 from sizing.plans import Plan, cost_of
 from sizing.workload import Limit
 from tests.app.conftest import ONE, keep, point, query_of, text_of
@@ -121,7 +121,7 @@ def test_the_matrix_has_a_cell_for_every_configuration(compared: Open, plan: Pla
     assert {text_of(name) for name in matrix.index} == {"h200_sxm fp8 trtllm", "h100_sxm fp8 trtllm"}
     for fleet in plan.fleets:
         row = next(name for name in matrix.index if fleet.candidate.gpu in text_of(name))
-        assert f"**{fleet.gpus:,}**" in matrix.loc[row, f"TP{fleet.candidate.tp}"]
+        assert f"**{fleet.gpus:,}**" in matrix.loc[row, gpus(fleet.candidate.gpus)]
 
 
 def test_what_was_left_out_is_grouped_by_reason(compared: Open) -> None:

@@ -14,6 +14,7 @@ from streamlit.testing.v1 import AppTest
 from sizing import planner, text
 from sizing.analyses.daily import gpus_by_hour
 from sizing.candidates import find
+from sizing.layout import Layout
 from sizing.numbers import milliseconds
 from sizing.plans import Plan, Rejection
 from sizing.report.model import Report, question_digest
@@ -156,13 +157,13 @@ def test_the_way_out_is_that_of_the_size_page(at_report: Open) -> None:
     ways = ways_out(NOWHERE)
     assert any(way.smallest for way in ways.alone)
     page = "\n".join(text_of(str(cell)) for table in app.table for cell in table.value.to_numpy().ravel())
-    rejected = Rejection("h200_sxm", 1, "fp8", "sla", "misses")
+    rejected = Rejection("h200_sxm", Layout(1), "fp8", "sla", "misses")
     found = answers.report(NOWHERE, Outcome(None, "No configuration meets this SLA", "why", (rejected,)), **COVER)
     for way, row in zip(ways.alone, found.ways_out, strict=True):
         smallest = way.smallest.limit_s if way.smallest else None
         assert row.smallest.value == smallest
         assert smallest is None or smallest <= way.limit.limit_s or milliseconds(smallest) in page
-    memory = Outcome(None, "It does not fit", "why", (Rejection("h200_sxm", 1, "fp8", "memory", "short"),))
+    memory = Outcome(None, "It does not fit", "why", (Rejection("h200_sxm", Layout(1), "fp8", "memory", "short"),))
     assert not answers.report(NOWHERE, memory, **COVER).ways_out
 
 

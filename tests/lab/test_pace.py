@@ -18,6 +18,7 @@ from lab.vllm.pace import Pace
 from lab.vllm.server import PACED
 from sizing import catalog
 from sizing.estimate import kernels
+from sizing.layout import Layout
 
 PACE = Pace("Qwen/Qwen3-32B", "h100_sxm", 2, "bf16")
 pytestmark = pytest.mark.skipif(not kernels.available(), reason=kernels.MISSING)
@@ -72,7 +73,7 @@ def worker(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Any:
 
 
 def test_a_request_takes_the_kernels_time_from_its_prompt_to_its_last_token(worker: Any) -> None:
-    engine = kernels.open_engine(catalog.model(PACE.model), "h100_sxm", "vllm", 2, "bf16")
+    engine = kernels.open_engine(catalog.model(PACE.model), "h100_sxm", "vllm", Layout(2), "bf16")
     prompt = worker.step_s(Step({"a": 512}, [New("a", [7] * 512)]))
     assert prompt == pytest.approx(engine.mixed_s(512, 0, 512))
     token = worker.step_s(Step({"a": 1}, scheduled_cached_reqs=Cached(["a"], [512])))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 
 from sizing.engine import Batching, Replica, StepLaw
+from sizing.layout import Layout
 from sizing.plans import Candidate
 from sizing.question import Question
 from sizing.workload import Lengths, Limit, Sla, Workload
@@ -16,7 +17,7 @@ SLA = Sla(Limit("ttft", 95, 0.5), Limit("itl", 95, 0.02))
 
 def candidate(tp: int = 1, law: StepLaw = LAW, gpu: str = "g", batching: Batching = BATCHING) -> Candidate:
     """A replica of that law; its error is said to be 5 %."""
-    return Candidate("m", gpu, tp, "bf16", Replica(law, batching), "estimated", "a law given in a test", 0.05)
+    return Candidate("m", gpu, Layout(tp), "bf16", Replica(law, batching), "estimated", "a law given in a test", 0.05)
 
 
 def question(rate: float = 40.0, sla: Sla = SLA, **values: object) -> Question:

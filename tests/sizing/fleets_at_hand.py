@@ -6,6 +6,7 @@ from dataclasses import replace
 
 from sizing.edge import BY_FORMULA
 from sizing.engine import Batching, Replica, StepLaw
+from sizing.layout import Layout
 from sizing.planner import size
 from sizing.plans import Candidate, Fleet
 from sizing.question import Question
@@ -19,7 +20,7 @@ KV_TOKENS = 400_000
 def candidate(tp: int = 1, law: StepLaw = LAW, gpu: str = "g", sigma: float = 0.05) -> Candidate:
     """A fitted candidate of a model and GPU that no catalogue knows."""
     replica = Replica(law, Batching("chunked", 256, 8192, KV_TOKENS))
-    return Candidate("acme/m", gpu, tp, "bf16", replica, "fitted", "a law given in a test", sigma)
+    return Candidate("acme/m", gpu, Layout(tp), "bf16", replica, "fitted", "a law given in a test", sigma)
 
 
 def question(rate_per_s: float = 40.0, **values: object) -> Question:

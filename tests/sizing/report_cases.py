@@ -16,6 +16,7 @@ from sizing.analyses.daily import Daily, gpus_by_hour
 from sizing.analyses.relax import Relaxation, Together, relaxations, together
 from sizing.analyses.sensitivity import sensitivities
 from sizing.engine import Batching, Replica, StepLaw
+from sizing.layout import Layout
 from sizing.plans import Candidate, Plan, Rejection
 from sizing.question import Question
 from sizing.report.build import Cover, refusal_of, report_of
@@ -26,7 +27,7 @@ LAW = StepLaw(4.8e-3, 1e-3, 20e-6, 10e-6, 49e-9, 1.3e-9, 0.5e-3, 4e-3)
 COVER = Cover(
     "2026-11-20T10:00:00+00:00", "Chat, autumn", "A. Planner", "First line.\nSecond line.", "http://x.test/?v=1"
 )
-REJECTED = Rejection("slow_gpu", 2, "bf16", "memory", "3.5 GB short; TP4 fits")
+REJECTED = Rejection("slow_gpu", Layout(2), "bf16", "memory", "3.5 GB short; TP4 fits")
 QUESTION = Question(
     "acme/tiny",
     Workload(Lengths(1000, 200, 0.3, 0.5), 40.0),
@@ -37,7 +38,7 @@ QUESTION = Question(
 
 def candidate(gpu: str, tp: int, law: StepLaw, sigma: float = 0.05) -> Candidate:
     replica = Replica(law, Batching("chunked", 256, 8192, 400_000))
-    return Candidate("acme/tiny", gpu, tp, "bf16", replica, "estimated", "a law given in a test", sigma)
+    return Candidate("acme/tiny", gpu, Layout(tp), "bf16", replica, "estimated", "a law given in a test", sigma)
 
 
 CANDIDATES = [
@@ -87,14 +88,14 @@ def ways(question: Question) -> tuple[tuple[Relaxation, ...], Together | None]:
 
 @cache
 def refusal_with_ways(question: Question) -> Report:
-    miss = Rejection("big", 1, "bf16", "sla", "misses ITL even alone", question.sla.itl, 0.04)
+    miss = Rejection("big", Layout(1), "bf16", "sla", "misses ITL even alone", question.sla.itl, 0.04)
     return refusal_of(question, "No configuration meets this SLA", "none meets it", [miss], COVER, *ways(question))
 
 
 @cache
 def refusal() -> Report:
-    cost = Rejection("big", 8, "bf16", "cost", "needs at least 72 GPUs; 36 of the same GPU meet the SLA")
-    miss = Rejection("big", 1, "bf16", "sla", "misses ITL even alone", QUESTION.sla.itl, 0.04)
+    cost = Rejection("big", Layout(8), "bf16", "cost", "needs at least 72 GPUs; 36 of the same GPU meet the SLA")
+    miss = Rejection("big", Layout(1), "bf16", "sla", "misses ITL even alone", QUESTION.sla.itl, 0.04)
     return refusal_of(QUESTION, "No configuration meets this SLA", "no configuration meets it", [miss, cost], COVER)
 
 

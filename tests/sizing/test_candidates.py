@@ -40,7 +40,7 @@ def measured(model: str, gpu: str, tp: int = 1) -> list[Point]:
 
 def bases(model: str, choice: Choice, points: list[Point]) -> dict[tuple[str, int], str]:
     found, _ = find(model, LENGTHS, choice, points)
-    return {(candidate.gpu, candidate.tp): candidate.basis for candidate in found}
+    return {(candidate.gpu, candidate.layout.tp): candidate.basis for candidate in found}
 
 
 def test_a_measured_configuration_replaces_its_estimate_and_no_other() -> None:

@@ -11,6 +11,7 @@ from sizing.catalog import models
 from sizing.errors import CatalogueError, DoesNotFit, EstimateUnavailable, ScenarioError
 from sizing.estimate import KERNEL_SIGMA, estimate, kernels
 from sizing.estimate.silicon import silicon
+from sizing.layout import Layout
 from sizing.prediction import Caution
 from sizing.text import caution
 from sizing.workload import Lengths
@@ -27,20 +28,20 @@ with_kernels = pytest.mark.skipif(not kernels.available(), reason=kernels.MISSIN
 @with_kernels
 def test_reference_values_reach_us_in_seconds() -> None:
     """Llama-3.1-8B, H100, TensorRT-LLM, fp8: as the library gives them when called directly, in milliseconds."""
-    engine = kernels.open_engine(models()[LLAMA], "h100_sxm", "trtllm", 1, "fp8")
+    engine = kernels.open_engine(models()[LLAMA], "h100_sxm", "trtllm", Layout(), "fp8")
     assert engine.prefill_s(1, 2048) * 1e3 == pytest.approx(34.50, abs=0.01)
     assert engine.decode_s(32, 2049) * 1e3 == pytest.approx(6.93, abs=0.01)
     assert engine.handle.mixed_step_latency(2048, 32, 2048, 256) == pytest.approx(36.51, abs=0.01)
     assert engine.mixed_s(2048, 32, 2048) * 1e3 == pytest.approx(36.51, rel=0.02)  # contexts 128 tokens shorter
-    assert kernels.memory(engine, 1).kv_tokens(2256) == pytest.approx(993_196, abs=1)
+    assert kernels.memory(engine).kv_tokens(2256) == pytest.approx(993_196, abs=1)
     assert estimate(LLAMA, "h100_sxm", 1, "fp8", LENGTHS).replica.batching.kv_tokens == pytest.approx(993_196, abs=1)
 
 
 @with_kernels
 def test_memory_shares_are_those_of_each_engine() -> None:
     """TensorRT-LLM shares what is left after the weights, vLLM all memory; both then fit as many tokens as bytes."""
-    of_free = kernels.memory(kernels.open_engine(models()[LLAMA], "h100_sxm", "trtllm", 1, "bf16"), 1)
-    of_total = kernels.memory(kernels.open_engine(models()[LLAMA], "h100_sxm", "vllm", 1, "bf16"), 1)
+    of_free = kernels.memory(kernels.open_engine(models()[LLAMA], "h100_sxm", "trtllm", Layout(), "bf16"))
+    of_total = kernels.memory(kernels.open_engine(models()[LLAMA], "h100_sxm", "vllm", Layout(), "bf16"))
     assert of_free.kv_bytes() == pytest.approx(0.9 * (of_free.capacity_bytes - of_free.fixed_bytes))
     assert of_total.kv_bytes() == pytest.approx(0.9 * of_total.capacity_bytes - of_total.fixed_bytes)
     for memory in (of_free, of_total):
@@ -51,11 +52,11 @@ def test_memory_shares_are_those_of_each_engine() -> None:
 @with_kernels
 def test_windowed_layers_keep_less_of_long_sequences() -> None:
     """gpt-oss: half the layers attend to 128 tokens, so a token of a long sequence takes about half the bytes."""
-    engine = kernels.open_engine(models()["openai/gpt-oss-20b"], "h100_sxm", "trtllm", 1, "mxfp4")
-    memory = kernels.memory(engine, 1)
+    engine = kernels.open_engine(models()["openai/gpt-oss-20b"], "h100_sxm", "trtllm", Layout(), "mxfp4")
+    memory = kernels.memory(engine)
     short, long = memory.sequence_bytes(128) / 128, memory.sequence_bytes(16384) / 16384
     assert 0.5 < long / short < 0.55
-    tokens_in = kernels._breakdown(engine, 1, 8192)["tokens_from_kv_bytes"]
+    tokens_in = kernels._breakdown(engine, 8192)["tokens_from_kv_bytes"]
     for length in (128, 500, 3000, 16384, 200_000):  # between the lengths at which the memory was asked
         assert tokens_in(memory.sequence_bytes(length)) == pytest.approx(length, abs=1)
 
@@ -63,9 +64,9 @@ def test_windowed_layers_keep_less_of_long_sequences() -> None:
 @with_kernels
 @pytest.mark.parametrize("budget", [1024, 2048, 16384])
 def test_activations_follow_the_token_budget(budget: int) -> None:
-    engine = kernels.open_engine(models()[LLAMA], "h100_sxm", "trtllm", 1, "fp8")
-    free = (kernels.memory(engine, 1).capacity_bytes - kernels._breakdown(engine, 1, budget)["non_kv_bytes"]) * 0.9
-    assert kernels.memory(engine, 1).kv_bytes(budget) == pytest.approx(free, rel=1e-3)
+    engine = kernels.open_engine(models()[LLAMA], "h100_sxm", "trtllm", Layout(), "fp8")
+    free = (kernels.memory(engine).capacity_bytes - kernels._breakdown(engine, budget)["non_kv_bytes"]) * 0.9
+    assert kernels.memory(engine).kv_bytes(budget) == pytest.approx(free, rel=1e-3)
 
 
 @pytest.mark.parametrize("precision", ["bf16", "fp8"])
@@ -85,7 +86,7 @@ def test_fp8_decodes_faster_and_holds_more() -> None:
 
 def test_candidate_says_what_it_rests_on() -> None:
     dense = estimate("qwen3-32b", "H200_SXM", 2, "BF16", LENGTHS, max_batch_size=128, token_budget=4096)
-    assert (dense.model, dense.gpu, dense.tp, dense.precision) == (QWEN, "h200_sxm", 2, "bf16")
+    assert (dense.model, dense.gpu, dense.layout, dense.precision) == (QWEN, "h200_sxm", Layout(2), "bf16")
     assert dense.basis == "estimated"
     assert dense.source.startswith(f"{kernels.LIBRARY}, trtllm 1.3.0rc20")
     assert silicon().spread["both"]["dense"]["itl"] < dense.relative_sigma < KERNEL_SIGMA["dense"]
@@ -133,8 +134,8 @@ def test_what_does_not_fit_says_by_how_much() -> None:
 
 
 def test_what_no_server_holds_says_so() -> None:
-    with pytest.raises(DoesNotFit, match="no TP within one server fits"):
-        estimate("deepseek-ai/DeepSeek-R1", "h100_sxm", 4, "fp8_block", LENGTHS)
+    with pytest.raises(DoesNotFit, match="no layout that is known fits"):
+        estimate("deepseek-ai/DeepSeek-R1", "l40s", Layout(dp=32, ep=32), "fp8_block", Lengths(100_000, 256))
 
 
 @pytest.mark.parametrize(
@@ -143,7 +144,7 @@ def test_what_no_server_holds_says_so() -> None:
         (("qwen3-32", "h200_sxm", 1, "bf16"), CatalogueError, "Qwen/Qwen3-32B"),
         ((QWEN, "h200", 1, "bf16"), CatalogueError, "h200_sxm"),
         ((QWEN, "h200_sxm", 3, "bf16"), EstimateUnavailable, "TP3"),
-        ((QWEN, "h200_sxm", 0, "bf16"), EstimateUnavailable, "TP0"),
+        ((QWEN, "h200_sxm", 0, "bf16"), ScenarioError, "tp of a layout"),
         ((QWEN, "a100_sxm", 1, "fp8"), EstimateUnavailable, "a100_sxm offers bf16"),
         ((QWEN, "h200_sxm", 1, "int3"), EstimateUnavailable, "offers bf16, fp8"),
         (("deepseek-ai/DeepSeek-R1", "a100_sxm", 8, "bf16"), EstimateUnavailable, "fp8_block checkpoint"),

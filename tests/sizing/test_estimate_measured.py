@@ -13,6 +13,7 @@ from sizing.catalog import gpus, models
 from sizing.errors import DoesNotFit, EstimateUnavailable
 from sizing.estimate import estimate, kernels
 from sizing.estimate.timed import time_engine
+from sizing.layout import Layout
 from sizing.workload import Lengths
 
 LLAMA, QWEN = "meta-llama/Meta-Llama-3.1-8B", "Qwen/Qwen3-32B"
@@ -38,7 +39,7 @@ DENSE = [
 @pytest.mark.parametrize(("name", "gpu", "tp", "precision"), DENSE)
 def test_law_follows_the_kernel_timings(name: str, gpu: str, tp: int, precision: str) -> None:
     """On batches and contexts between those of the fit: mean error within 5 % for decode and 7 % for prefill."""
-    engine = kernels.open_engine(models()[name], gpu, "trtllm", tp, precision)
+    engine = kernels.open_engine(models()[name], gpu, "trtllm", Layout(tp), precision)
     timed = time_engine(engine, models()[name].unrouted)
     law, kv_tokens = timed.law, timed.memory.kv_tokens(2256)
     decode = [
@@ -69,7 +70,7 @@ MIXTURES = [
 def test_law_follows_mixtures_of_experts(name: str, tp: int, precision: str, chosen: float) -> None:
     """Decode between the points of the fit within 6 % on average, a single sequence's within 12 %."""
     assert models()[name].unrouted == pytest.approx(1 - chosen)
-    engine = kernels.open_engine(models()[name], "h200_sxm", "trtllm", tp, precision)
+    engine = kernels.open_engine(models()[name], "h200_sxm", "trtllm", Layout(tp), precision)
     law = time_engine(engine, models()[name].unrouted).law
     assert law.unread_decay == pytest.approx(1 - chosen)
     grid = [(batch, context) for batch in (1, 3, 6, 12, 24, 48, 96, 192) for context in (400, 1500, 3000, 6000)]

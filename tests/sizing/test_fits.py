@@ -11,6 +11,7 @@ from sizing.candidates import Choice, find
 from sizing.catalog import BITS
 from sizing.errors import DoesNotFit, ScenarioError
 from sizing.estimate import estimate
+from sizing.layout import Layout
 from sizing.memory_use import elsewhere, misfits
 from sizing.plans import servers, usual_server
 from sizing.workload import Lengths
@@ -25,11 +26,11 @@ def test_what_fits_instead_does_fit_and_nothing_smaller_does() -> None:
         estimate(MODEL, "l40s", 1, "bf16", LENGTHS)
     assert misfit.missing_bytes == lacking.value.missing_bytes > 0
     assert misfit.larger is not None and misfit.smaller is not None
-    assert misfit.larger.precision == "bf16" and misfit.larger.tp > 1
+    assert misfit.larger.precision == "bf16" and misfit.larger.gpus > 1
     bits = dict(BITS)
-    assert bits[misfit.smaller.precision] < bits["bf16"] and misfit.smaller.tp == 1
+    assert bits[misfit.smaller.precision] < bits["bf16"] and misfit.smaller.layout == Layout()
     for fits in (misfit.larger, misfit.smaller):
-        assert estimate(MODEL, "l40s", fits.tp, fits.precision, LENGTHS).tp == fits.tp
+        assert estimate(MODEL, "l40s", fits.layout, fits.precision, LENGTHS).layout == fits.layout
 
 
 def test_the_least_lacking_comes_first() -> None:
@@ -41,7 +42,7 @@ def test_the_least_lacking_comes_first() -> None:
 
 def test_elsewhere_is_another_gpu_with_the_fewest_per_replica() -> None:
     found = elsewhere(MODEL, LENGTHS, ("l40s",))
-    assert found is not None and found.gpu != "l40s" and found.tp == 1
+    assert found is not None and found.gpu != "l40s" and found.layout == Layout()
     assert elsewhere(MODEL, LENGTHS, tuple(catalog.gpus())) is None
 
 

@@ -16,6 +16,7 @@ from sizing.edge import BY_FORMULA, BY_SIMULATION, SlaMissed
 from sizing.engine import Batching, Replica, StepLaw
 from sizing.errors import ScenarioError
 from sizing.estimate import ENGINES
+from sizing.layout import Layout
 from sizing.library import plan as plan_of
 from sizing.planner import configuration
 from sizing.plans import Candidate, Fleet, NoFeasiblePlan, Plan
@@ -31,7 +32,7 @@ SLA = Sla(Limit("ttft", 95, 0.5), Limit("itl", 95, 0.02))
 
 
 def candidate(tp: int = 1, law: StepLaw = LAW, gpu: str = "g", sigma: float = 0.05) -> Candidate:
-    return Candidate("m", gpu, tp, "bf16", Replica(law, BATCHING), "estimated", "a law given in a test", sigma)
+    return Candidate("m", gpu, Layout(tp), "bf16", Replica(law, BATCHING), "estimated", "a law given in a test", sigma)
 
 
 def question(rate: float = 40.0, sla: Sla = SLA, **values: object) -> Question:
@@ -177,7 +178,7 @@ def test_a_fleet_without_headroom_holds_in_the_next_run(number: int) -> None:
     """Two of 300 random scenarios whose fleets missed the SLA at another seed with a margin of one standard error."""
     asked, replica = scenario(np.random.default_rng(np.random.SeedSequence((77, number))))
     fleet = planner.plan(
-        asked, [Candidate("m", "g", 1, "bf16", replica, "fitted", "a law given in a test", 0.0)]
+        asked, [Candidate("m", "g", Layout(1), "bf16", replica, "fitted", "a law given in a test", 0.0)]
     ).answer
     for seed in (1, 2, 3):
         run = simulate(

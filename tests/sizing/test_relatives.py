@@ -13,8 +13,9 @@ from hypothesis import strategies as st
 from sizing.catalog import Model, models
 from sizing.engine import StepLaw
 from sizing.estimate import estimate
-from sizing.estimate.day_zero import LAWS, read_rows, timed_of
+from sizing.estimate.day_zero import LAWS, layout_of, read_rows, timed_of
 from sizing.estimate.relatives import RELATIVE_SIGMA, distance, nearest, scaled
+from sizing.layout import Layout
 from sizing.numbers import Floats
 from sizing.text import caution
 from sizing.workload import Lengths
@@ -32,7 +33,7 @@ def shape(model: Model) -> tuple[float, ...]:
 
 @given(MODELS, st.sampled_from([1, 2, 4, 8]))
 def test_a_model_scaled_from_itself_keeps_its_law(model: Model, tp: int) -> None:
-    assert scaled(LAW, model, model, tp).seconds == pytest.approx(LAW.seconds)
+    assert scaled(LAW, model, model, Layout(tp)).seconds == pytest.approx(LAW.seconds)
     assert distance(model, model) == 0
 
 
@@ -52,7 +53,7 @@ def test_more_layers_take_as_much_longer(times: int) -> None:
         active_parameters=times * LLAMA.active_parameters,
         kv_values_per_token=times * LLAMA.kv_values_per_token,
     )
-    assert steps(scaled(LAW, LLAMA, deeper, 2)) == pytest.approx(steps(LAW) + np.log(times))
+    assert steps(scaled(LAW, LLAMA, deeper, Layout(2))) == pytest.approx(steps(LAW) + np.log(times))
 
 
 def test_the_nearest_is_of_the_same_kind() -> None:
@@ -83,19 +84,19 @@ def test_laws_of_models_left_out_lie_in_the_stated_band() -> None:
     """Every shape of the catalogue left out, its laws predicted from its nearest relative of another shape: 90 % of the
     steps within 1.645 sigma, each shape with the same weight."""
     laws = {
-        (cells["gpu"], cells["tp"], cells["precision"], cells["engine"], cells["model"]): timed_of(cells).law
+        (cells["gpu"], layout_of(cells), cells["precision"], cells["engine"], cells["model"]): timed_of(cells).law
         for cells in read_rows(LAWS)
         if not cells["why_not"]
     }
-    groups: dict[tuple[str, str, str, str], list[Model]] = defaultdict(list)
-    for gpu, tp, precision, engine, name in laws:
-        groups[gpu, tp, precision, engine].append(models()[name])
+    groups: dict[tuple[str, Layout, str, str], list[Model]] = defaultdict(list)
+    for gpu, layout, precision, engine, name in laws:
+        groups[gpu, layout, precision, engine].append(models()[name])
     errors: dict[str, dict[tuple[float, ...], list[Floats]]] = defaultdict(lambda: defaultdict(list))
     for group, members in groups.items():
         for model in members:
             relative = nearest(model, (other for other in members if shape(other) != shape(model)))
             if relative is not None:
-                guess = scaled(laws[*group, relative.id], relative, model, int(group[1]))
+                guess = scaled(laws[*group, relative.id], relative, model, group[1])
                 errors[model.kind][shape(model)].append(np.abs(steps(guess) - steps(laws[*group, model.id])))
     for kind, shapes in errors.items():
         of_shape = [np.concatenate(found) for found in shapes.values()]

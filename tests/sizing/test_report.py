@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 
 from sizing import text as answer
 from sizing.edge import latency_band
+from sizing.layout import Layout
 from sizing.plans import cost_of
 from sizing.points import Point
 from sizing.report import tables
@@ -256,7 +257,7 @@ def measured(load: int, **fields: object) -> Point:
 def test_a_fitted_law_names_its_points_their_engine_dates_and_digest() -> None:
     fleet = plan().answer
     fitted = dataclasses.replace(
-        fleet.candidate, gpu="small", tp=1, basis="fitted", source="2 measured points, vLLM 0.9"
+        fleet.candidate, gpu="small", layout=Layout(), basis="fitted", source="2 measured points, vLLM 0.9"
     )
     used = [measured(3), measured(7)]
     others = [

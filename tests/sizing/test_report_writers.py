@@ -55,16 +55,19 @@ def test_the_same_numbers_in_all_four(made: dict[str, bytes]) -> None:
     page, text, book = Page(made["html"].decode()), pdf_text(made["pdf"]), sheets(made["xlsx"])
     values = json.loads(made["json"])
     candidates = [
-        (fleet.candidate.gpu, fleet.candidate.tp, fleet.gpus, fleet.requests_per_s_per_gpu) for fleet in plan().fleets
+        (fleet.candidate.gpu, str(fleet.candidate.layout), fleet.gpus, fleet.requests_per_s_per_gpu)
+        for fleet in plan().fleets
     ]
-    shown = [(gpu, str(tp), f"{gpus:,}", significant(rate)) for gpu, tp, gpus, rate in candidates]
+    shown = [(gpu, layout, f"{gpus:,}", significant(rate)) for gpu, layout, gpus, rate in candidates]
     in_page = page.table("GPU")
     assert [(row[0], row[1], row[4], row[6]) for row in in_page] == shown
     assert all(squeezed("".join(row)) in text for row in in_page)
     in_book = rows_below(book["Candidates"], "GPU")
     assert [(row[0], row[1], row[4], row[6]) for row in in_book] == [pytest.approx(each) for each in candidates]
     in_json = values["configurations"]
-    assert [(c["gpu"], c["tp"], c["gpus"]["value"], c["planned_per_gpu"]["value"]) for c in in_json] == candidates
+    assert [
+        (c["gpu"], f"TP{c['tp']}", c["gpus"]["value"], c["planned_per_gpu"]["value"]) for c in in_json
+    ] == candidates
     for line_ in (report().sentence, report().working, *report().assumptions, *report().excludes):
         assert line_.lower() in page.text.lower() and squeezed(line_).lower() in text.lower()
         assert any(line_.lower() == str(row[0]).lower() for sheet in book.values() for row in sheet)

@@ -15,6 +15,7 @@ from sizing.catalog import gpus
 from sizing.edge import BY_FORMULA, BY_SIMULATION
 from sizing.engine import Batching
 from sizing.errors import ScenarioError
+from sizing.layout import Layout
 from sizing.plans import Fleet, cost_of, energy_of
 from sizing.question import Question, Setting
 from sizing.workload import Lengths, Limit, Sla, Workload
@@ -141,7 +142,7 @@ def test_stability_binds_where_the_limits_are_generous() -> None:
 def test_what_cannot_win_is_left_out_with_a_reason() -> None:
     """Eight GPUs that are no faster than one: even at its stable rate the replica needs eight times as many."""
     plan = planner.plan(question(), [candidate(8), candidate(1)])
-    assert [fleet.candidate.tp for fleet in plan.fleets] == [1]
+    assert [fleet.candidate.layout for fleet in plan.fleets] == [Layout()]
     assert [(miss.tp, miss.kind) for miss in plan.rejected] == [(8, "cost")]
 
 

@@ -18,6 +18,7 @@ from sizing.candidates import from_fit
 from sizing.cli.main import cli
 from sizing.engine import Replica
 from sizing.fitting import fit
+from sizing.layout import Layout
 from sizing.plans import Candidate, Plan
 from sizing.points import Point, write_points
 from sizing.question import Question
@@ -28,7 +29,7 @@ from tests.sizing.simulated_levels import LAW, SERVER, simulated_point
 LENGTHS = Lengths(1000, 200, 0.3, 0.5)
 ASKED = {"isl": 1000, "osl": 200, "isl_cv": 0.3, "osl_cv": 0.5, "rate": 60, "ttft": "p95:500ms", "itl": "p95:20ms"}
 QUESTION = Question.of({**ASKED, "model": "m"})
-EXACT = Candidate("m", "g", 1, "bf16", SERVER, "fitted", "the law itself", 0.0)
+EXACT = Candidate("m", "g", Layout(1), "bf16", SERVER, "fitted", "the law itself", 0.0)
 ENOUGH = 800
 
 

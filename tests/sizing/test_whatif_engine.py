@@ -24,6 +24,7 @@ from sizing.edge import BY_FORMULA
 from sizing.engine import StepLaw
 from sizing.errors import ScenarioError
 from sizing.estimate import estimate
+from sizing.layout import Layout
 from sizing.plans import Candidate, Fleet, Rejection
 from sizing.queueing import predict
 from sizing.workload import Lengths, Workload
@@ -52,7 +53,7 @@ def test_the_sheet_counts_bytes(bf16: Candidate) -> None:
     assert sheet.weight_bytes == pytest.approx(32.8e9, rel=0.01)
     assert sheet.reading_s == pytest.approx(32.8e9 / 4.8e12, rel=0.01)
     assert sheet.token_bytes == 64 * 8 * 128 * 2 * 2 / 2
-    assert dataclasses.replace(sheet, precision="fp8", tp=16).token_bytes == 64 * 128 * 2
+    assert dataclasses.replace(sheet, precision="fp8", layout=Layout(16)).token_bytes == 64 * 128 * 2
 
 
 # Sparsity.

@@ -14,6 +14,7 @@ from sizing.edge import BY_FORMULA
 from sizing.engine import Batching, Replica, StepLaw
 from sizing.errors import DoesNotFit
 from sizing.estimate import estimate
+from sizing.layout import Layout
 from sizing.plans import Candidate, Fleet, Rejection
 from tests.sizing.whatif_cases import LENGTHS, QUESTION, QWEN, after
 
@@ -67,8 +68,8 @@ def test_data_sheet_ratios_where_nothing_was_timed(bf16: Candidate) -> None:
 def test_data_sheets_and_timings_agree_on_the_direction(bf16: Candidate) -> None:
     """TP4 by data sheet: decode between the timed law and half off, never slower than TP2."""
     sheet = sheet_of(bf16)
-    four = by_data_sheet(bf16.replica.law, sheet, dataclasses.replace(sheet, tp=4))
-    timed = timed_ratios(sheet, dataclasses.replace(sheet, tp=4), LENGTHS)
+    four = by_data_sheet(bf16.replica.law, sheet, dataclasses.replace(sheet, layout=Layout(4)))
+    timed = timed_ratios(sheet, dataclasses.replace(sheet, layout=Layout(4)), LENGTHS)
     assert timed is not None
     ratio = four.decode_s(8, 16_000) / bf16.replica.law.decode_s(8, 16_000)
     assert timed.decode == pytest.approx(ratio, rel=0.3)

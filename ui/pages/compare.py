@@ -72,8 +72,8 @@ def _compare(scenario: Scenario, plan: Plan) -> None:
 
 
 def _open_the_choice(scenario: Scenario) -> None:
-    """Where the form allows some TPs, precisions or engines only: a way back to all of them."""
-    if scenario.tps or scenario.precisions or scenario.engines:
+    """Where the form allows some layouts, precisions or engines only: a way back to all of them."""
+    if scenario.choice.asked or scenario.precisions or scenario.engines:
         st.button(
             "Compare every TP, precision and engine",
             on_click=allow_any,

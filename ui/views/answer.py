@@ -70,8 +70,8 @@ def levels_to(in_flight: float) -> list[int]:
 
 
 def _of(candidate: Candidate, point: Point) -> bool:
-    have = (point.model.lower(), point.gpu.lower(), point.precision.lower(), point.tp)
-    return have == (candidate.model.lower(), candidate.gpu.lower(), candidate.precision.lower(), candidate.tp)
+    have = (point.model.lower(), point.gpu.lower(), point.precision.lower(), point.deployment.layout)
+    return have == (candidate.model.lower(), candidate.gpu.lower(), candidate.precision.lower(), candidate.layout)
 
 
 # --- What the answers of the Size page have in common: badge and band, cards, sources that failed, what was left out
@@ -136,9 +136,10 @@ def left_out(rejected: Sequence[Rejection], expanded: bool = False) -> None:
     several = "configurations" if len(rejected) > 1 else "configuration"
     with st.expander(f"{len(rejected)} {several} left out: {counted([r.kind for r in rejected])}", expanded=expanded):
         rows = [
-            (r.gpu, r.tp, r.precision, r.engine, sentence_case(answer.LEFT_OUT[r.kind][0]), r.why) for r in rejected
+            (r.gpu, str(r.layout), r.precision, r.engine, sentence_case(answer.LEFT_OUT[r.kind][0]), r.why)
+            for r in rejected
         ]
-        table = pd.DataFrame(rows, columns=["GPU", "TP", "Precision", "Engine", "Reason", "Why"])
+        table = pd.DataFrame(rows, columns=["GPU", "Layout", "Precision", "Engine", "Reason", "Why"])
         wide = {"Why": st.column_config.TextColumn(width="large")}
         st.dataframe(table, hide_index=True, column_config=wide, alt="Configurations left out, and why")
 
@@ -282,7 +283,7 @@ def _row(fleet: Fleet, price_per_gpu_hour: float | None) -> dict[str, object]:
     candidate, limit = fleet.candidate, fleet.binding
     row: dict[str, object] = {
         "GPU": candidate.gpu,
-        "TP": candidate.tp,
+        "Layout": str(candidate.layout),
         "Precision": candidate.precision,
         "Engine": candidate.engine,
         "GPUs": fleet.gpus,
@@ -357,7 +358,7 @@ def _relaxations(scenario: Scenario) -> None:
 
 def _widen(scenario: Scenario) -> None:
     """Where the form narrows the choice, a button that widens it."""
-    if scenario.precisions or scenario.tps or scenario.engines:
+    if scenario.precisions or scenario.choice.asked or scenario.engines:
         st.button("Allow any precision, TP and engine", on_click=allow_any, help="The form limits what is compared.")
 
 
@@ -408,8 +409,8 @@ def _memory(rejected: tuple[Rejection, ...], scenario: Scenario) -> None:
         fitting |= {way.label: way for way in ways}
         instead = " or ".join(plain(way.label) for way in ways) or "nothing on this GPU within one server"
         st.markdown(
-            f"**{plain(f'{misfit.gpu} TP{misfit.tp} {misfit.precision}')}** lacks {misfit.missing_bytes / 1e9:,.1f} GB "
-            f"on each GPU. What fits: {instead}."
+            f"**{plain(f'{misfit.gpu} {misfit.layout} {misfit.precision}')}** lacks "
+            f"{misfit.missing_bytes / 1e9:,.1f} GB on each GPU. What fits: {instead}."
         )
     other = fits_elsewhere(scenario.model, scenario.lengths, tuple(lacking))
     if other is not None:

@@ -10,7 +10,7 @@ import pandas as pd
 import streamlit as st
 
 from sizing.analyses.curves import versus
-from sizing.numbers import milliseconds, significant
+from sizing.numbers import gpus, milliseconds, significant
 from sizing.plans import Fleet, Plan, Rejection, cost_of
 from sizing.points import FORMULA_STARTS
 from sizing.question import Question
@@ -129,7 +129,7 @@ def row(plan: Plan, fleet: Fleet, with_cost: bool) -> dict[str, Any]:
     candidate = fleet.candidate
     shown: dict[str, Any] = {
         "GPU": candidate.gpu,
-        "TP": candidate.tp,
+        "Layout": str(candidate.layout),
         "Precision": candidate.precision,
         "Engine": candidate.engine,
         "GPUs": fleet.gpus,
@@ -156,7 +156,7 @@ def _columns() -> dict[str, Any]:
     column = st.column_config
     return {
         "GPU": column.TextColumn(pinned=True, help="The first row is the answer."),
-        "TP": column.NumberColumn(format="%d", width=45, help="GPUs of a replica."),
+        "Layout": column.TextColumn(width=80, help="How the GPUs of a replica share the model."),
         "Requests/s per GPU": column.NumberColumn(format="%.3g", help="Planned for a working replica, over its GPUs."),
         "GPUs": column.NumberColumn(format="localized", help="All replicas, spares included, times the GPUs of each."),
         "90 % band (GPUs)": column.TextColumn(help="The count at both ends of the uncertainty of the times."),
@@ -184,20 +184,23 @@ def _columns() -> dict[str, Any]:
 
 
 def draw_matrix(plan: Plan) -> None:
-    """GPU, precision and engine down, TP across: GPUs with their band, or why there is no count."""
+    """GPU, precision and engine down, GPUs of a replica across: the fewest GPUs with their band, or why there is no
+    count."""
     cells: dict[tuple[str, str, str, int], str] = {}
     for fleet in plan.fleets:
         one = fleet.candidate
-        cells.setdefault((one.gpu, one.precision, one.engine, one.tp), f"**{fleet.gpus:,}** ({gpus_band(fleet)})")
+        count = f"**{fleet.gpus:,}** ({gpus_band(fleet)}) {one.layout}"
+        cells.setdefault((one.gpu, one.precision, one.engine, one.gpus), count)
     for miss in plan.rejected:
-        cells.setdefault((miss.gpu, miss.precision, miss.engine, miss.tp), LEFT_OUT[miss.kind][0])
-    tps = sorted({tp for *_, tp in cells})
+        cells.setdefault((miss.gpu, miss.precision, miss.engine, miss.layout.gpus), LEFT_OUT[miss.kind][0])
+    sizes = sorted({size for *_, size in cells})
     rows = {
-        plain(" ".join(filter(None, names))): {f"TP{tp}": cells.get((*names, tp), "not asked") for tp in tps}
+        plain(" ".join(filter(None, names))): {gpus(size): cells.get((*names, size), "not asked") for size in sizes}
         for names in dict.fromkeys(key[:3] for key in cells)
     }
-    st.table(pd.DataFrame.from_dict(rows, orient="index"), alt="GPUs needed: GPU, precision and engine down, TP across")
-    st.caption("GPUs to own, spares included, with the 90 % band in brackets.")
+    alt = "GPUs needed: GPU, precision and engine down, GPUs of a replica across"
+    st.table(pd.DataFrame.from_dict(rows, orient="index"), alt=alt)
+    st.caption("GPUs to own, spares included, with the 90 % band in brackets, in the best layout of so many a replica.")
 
 
 def as_csv(plan: Plan, fleets: Mapping[str, Fleet]) -> str:
@@ -211,7 +214,7 @@ def as_csv(plan: Plan, fleets: Mapping[str, Fleet]) -> str:
         for fleet in fleets.values()
     ]
     rows += [
-        {"Verdict": LEFT_OUT[miss.kind][0], "GPU": miss.gpu, "TP": miss.tp, "Precision": miss.precision}
+        {"Verdict": LEFT_OUT[miss.kind][0], "GPU": miss.gpu, "Layout": str(miss.layout), "Precision": miss.precision}
         | {"Why": sentence_case(miss.why)}
         for miss in plan.rejected
     ]
@@ -314,9 +317,9 @@ def draw_left_out(rejected: Sequence[Rejection], expanded: bool = False) -> None
 
 
 def _table(group: Sequence[Rejection], words: str) -> None:
-    rows = [(each.gpu, each.tp, each.precision, sentence_case(each.why)) for each in group]
+    rows = [(each.gpu, str(each.layout), each.precision, sentence_case(each.why)) for each in group]
     st.dataframe(
-        pd.DataFrame(rows, columns=["GPU", "TP", "Precision", "Why"]),
+        pd.DataFrame(rows, columns=["GPU", "Layout", "Precision", "Why"]),
         hide_index=True,
         column_config={"Why": st.column_config.TextColumn(width="large")},
         alt=f"Configurations that {words}, and why",

@@ -159,7 +159,7 @@ def _deployment(scenario: Scenario, plan: Plan | None) -> Deployment | None:
     own = [p.deployment for p in answers.measured_points().points if p.model.lower() == scenario.model.lower()]
     if plan is not None:
         best = plan.answer.candidate
-        same = [d for d in own if (d.gpu, d.tp, d.precision) == (best.gpu, best.tp, best.precision)]
+        same = [d for d in own if (d.gpu, d.layout, d.precision) == (best.gpu, best.layout, best.precision)]
         return same[0] if same else None
     return own[0] if own else None
 

@@ -74,7 +74,7 @@ def working(fleet: Existing, headroom: float) -> str:
     spare = f", − {fleet.spare} spare = {fleet.working}" if fleet.spare else ""
     kept = f" ({percent(headroom)} headroom kept)" if headroom else ""
     return (
-        f"{fleet.gpus:,} GPUs ÷ {candidate.gpus} per replica (TP{candidate.tp}, {candidate.precision}) = "
+        f"{fleet.gpus:,} GPUs ÷ {candidate.gpus} per replica ({candidate.layout}, {candidate.precision}) = "
         f"{replicas} replicas{unused}{spare} × {significant(fleet.rate_per_s / fleet.working)} requests/s{kept} = "
         f"{significant(fleet.rate_per_s)} requests/s"
     )
@@ -118,7 +118,7 @@ def _row(fleet: Existing) -> dict[str, object]:
     candidate = fleet.candidate
     return {
         "GPU": candidate.gpu,
-        "TP": candidate.tp,
+        "Layout": str(candidate.layout),
         "Precision": candidate.precision,
         "Engine": candidate.engine,
         "Requests/s": fleet.rate_per_s,

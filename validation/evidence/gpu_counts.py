@@ -16,6 +16,7 @@ from numpy.random import Generator, SeedSequence
 
 from sizing import planner
 from sizing.engine import FREE, Batching, Policy, Replica
+from sizing.layout import Layout
 from sizing.numbers import percent
 from sizing.plans import Candidate, NoFeasiblePlan
 from sizing.question import Question
@@ -68,7 +69,7 @@ def answer(case: Case, seed: SeedSequence) -> Answer:
     """Plan the scenario, then look for the fewest replicas around the plan that fresh random numbers allow."""
     of_scenario, of_truth = seed.spawn(2)
     question, replica = scenario(np.random.default_rng(of_scenario))
-    candidate = Candidate("synthetic", "synthetic", 1, "bf16", replica, "fitted", "its own law", 0.0)
+    candidate = Candidate("synthetic", "synthetic", Layout(), "bf16", replica, "fitted", "its own law", 0.0)
     try:
         planned = planner.plan(question, [candidate]).answer.working
     except NoFeasiblePlan:

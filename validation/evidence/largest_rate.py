@@ -21,6 +21,7 @@ from sizing.edge import BY_FORMULA, BY_SIMULATION, Method, SlaMissed
 from sizing.engine import Replica
 from sizing.explain import fewest
 from sizing.fitting import fit
+from sizing.layout import Layout
 from sizing.plans import Candidate
 from sizing.question import Question, Setting
 from sizing.simulator import stable_rate_per_s
@@ -138,7 +139,7 @@ def _rate_per_s(method: Method, replica: Replica, setting: Setting) -> float:
 
 def _rate_by_means(replica: Replica, setting: Setting) -> float:
     question = Question("synthetic", Workload(setting.workload.lengths, MANY_PER_S), setting.sla)
-    found = fewest(question, Candidate("synthetic", "synthetic", 1, "bf16", replica, "fitted", "", 0.0))
+    found = fewest(question, Candidate("synthetic", "synthetic", Layout(), "bf16", replica, "fitted", "", 0.0))
     return MANY_PER_S / found[0] if found else 0.0
 
 

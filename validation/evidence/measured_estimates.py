@@ -20,6 +20,7 @@ from numpy.typing import NDArray
 from sizing.catalog import models
 from sizing.estimate import KERNEL_SIGMA, kernels, prior_law
 from sizing.fitting.levels import concurrency
+from sizing.layout import Layout
 from sizing.numbers import Floats
 from validation.evidence.claim import Claim, Setup
 from validation.evidence.measured_silicon import COVERS, DATA
@@ -111,9 +112,7 @@ def library_s(row: Row) -> tuple[float, float] | None:
     from aisimulate_core.sdk import RuntimeConfig
 
     server, point = row.server, row.point
-    built, database, backend = _library(
-        server.model, server.gpu, server.engine, point.tp, server.precision, row.experts, point.deployment.pp
-    )
+    built, database, backend = _library(server.model, server.gpu, server.engine, row.layout, server.precision)
     asked = RuntimeConfig(
         isl=round(point.isl), osl=round(point.osl), batch_size=concurrency(point), prefix=0, beam_width=1
     )
@@ -125,17 +124,16 @@ def library_s(row: Row) -> tuple[float, float] | None:
 
 
 @cache
-def _library(
-    model: str, gpu: str, engine: str, tp: int, precision: str, experts: kernels.Experts, pp: int
-) -> tuple[Any, Any, Any]:
+def _library(model: str, gpu: str, engine: str, layout: Layout, precision: str) -> tuple[Any, Any, Any]:
     from aisimulate_core.sdk.backends.factory import get_backend
     from aisimulate_core.sdk.config_builders import build_model_config
     from aisimulate_core.sdk.models import get_model
     from aisimulate_core.sdk.perf_database import get_database
 
-    opened = kernels.open_engine(models()[model], gpu, engine, tp, precision, experts)
+    opened = kernels.open_engine(models()[model], gpu, engine, layout, precision)
+    experts = layout.tp * layout.dp // layout.ep, layout.ep
     quants: dict[str, Any] = {name: mode for name, mode in opened.settings if name.endswith("quant_mode")}
-    built = get_model(model, build_model_config(tp, pp, 1, *experts, **quants), engine)
+    built = get_model(model, build_model_config(layout.tp, layout.pp, layout.dp, *experts, **quants), engine)
     return built, get_database(gpu, engine, "current"), get_backend(engine)
 
 

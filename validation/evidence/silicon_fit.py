@@ -31,6 +31,7 @@ from sizing.estimate import kernels
 from sizing.estimate.silicon import EFFECTS, FARTHEST, SHARE, SILICON, Server, Silicon, with_effects
 from sizing.estimate.timed import time_engine
 from sizing.fitting.levels import Protocol, concurrency, point_runs
+from sizing.layout import Layout
 from sizing.numbers import Floats
 from sizing.points import Point
 from sizing.simulator.replay import Replay
@@ -74,7 +75,7 @@ LEFT_OUT = ("both", "model", "gpu")
 @dataclass(frozen=True, slots=True, eq=False)
 class Row:
     """A measured closed loop, the law and the KV cache by its own engine's kernels, and what it belongs to. `shape`:
-    models of one shape have one name; `client`: whose it was; `experts`: how they were split."""
+    models of one shape have one name; `client`: whose it was."""
 
     point: Point
     law: StepLaw
@@ -82,7 +83,7 @@ class Row:
     server: Server
     shape: str
     client: str
-    experts: kernels.Experts
+    layout: Layout
 
     @property
     def levels(self) -> Mapping[str, str]:
@@ -151,9 +152,12 @@ def rows_of(series: Series) -> list[Row]:
         raise EstimateUnavailable("with TP beyond a server")
     blocks = first.precision == "fp8" and model.checkpoint == "fp8_block"
     precision = "fp8_block" if blocks else first.precision
-    experts = (1, 1) if model.kind == "dense" else (round(split[0]), round(split[1]))
+    by_matrix, whole = (1, 1) if model.kind == "dense" else (round(split[0]), round(split[1]))
+    layout = Layout(first.tp, ep=whole)
+    if model.kind == "moe" and by_matrix * whole != first.tp:
+        raise EstimateUnavailable("without timings of their engine and layout")
     try:
-        opened = kernels.open_engine(model, gpu.id, first.engine, first.tp, precision, experts)
+        opened = kernels.open_engine(model, gpu.id, first.engine, layout, precision)
         timed = time_engine(opened, model.unrouted)
     except EstimateUnavailable:
         raise EstimateUnavailable("without timings of their engine and layout") from None
@@ -161,7 +165,7 @@ def rows_of(series: Series) -> list[Row]:
     shape = f"{model.kind} {model.parameters:.4g} {model.layers} {model.heads}"
     client = "InferenceX" if series.varied else "NVIDIA"
     return [
-        Row(point, timed.law, max(timed.memory.kv_tokens(length), length), server, shape, client, experts)
+        Row(point, timed.law, max(timed.memory.kv_tokens(length), length), server, shape, client, layout)
         for point in series.points
         for length in [math.ceil(point.isl + point.osl) + 1]
     ]

@@ -10,7 +10,7 @@ from sizing.candidates import Choice, catalogued, estimated
 from sizing.catalog import BITS, PRECISIONS, Gpu, Model, Precision, gpus
 from sizing.errors import DoesNotFit, EstimateUnavailable, SizingError
 from sizing.estimate import estimate
-from sizing.estimate.day_zero import MEMORY_FRACTION, RESERVED_BYTES, shipped
+from sizing.estimate.day_zero import MEMORY_FRACTION, RESERVED_BYTES, held_bytes, shipped
 from sizing.estimate.memory import Memory
 from sizing.layout import Layout
 from sizing.plans import Candidate, Fleet, Rejection
@@ -61,8 +61,8 @@ def memory_use(fleet: Fleet, lengths: Lengths) -> MemoryUse | str:
     precision = next((name for name in PRECISIONS if name == candidate.precision), None)
     if precision is None:
         return f"bytes per weight at precision {candidate.precision} are not known"
-    weights = model.parameters * BITS[precision] / 8 / candidate.gpus
-    sequences, context = fleet.in_flight, mean_context_tokens(lengths)
+    weights, _ = held_bytes(model, candidate.layout, precision)
+    sequences, context = fleet.in_flight / candidate.layout.dp, mean_context_tokens(lengths)
     if not candidate.unmeasured:
         return _of_measured(candidate, chip, weights, sequences * context * token_bytes(candidate, model))
     known = kernel_memory(candidate, model, chip, precision)

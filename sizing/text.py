@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from sizing.analyses.daily import Daily
     from sizing.analyses.existing import Existing
     from sizing.analyses.mixed import Mix
+    from sizing.analyses.pools import Pools
     from sizing.analyses.sensitivity import Tuned
     from sizing.analyses.verification import Figure, Verification
     from sizing.fitting import Fit, Regime, Shares
@@ -544,6 +545,31 @@ def rejection_json(rejection: Rejection) -> dict[str, Any]:
         "precision": rejection.precision,
         "engine": rejection.engine,
     }
+
+
+# --- Two pools, one for prompts and one for tokens, beside one fleet
+
+
+def pools_lines(pools: Pools | Rejection, question: Question, in_one_fleet: str) -> tuple[str, ...]:
+    """The count, each pool and what users see of both, without full stops at the end; `in_one_fleet`: the count without
+    pools, in words."""
+    if isinstance(pools, Rejection):
+        return (f"Prefill and decode apart: no fleet; {pools.why}",)
+    high = "no limit" if pools.gpus_high is None else f"{pools.gpus_high:,}"
+    counts = f"{gpus(pools.gpus)} (90 % band {pools.gpus_low:,} to {high})"
+    found = [f"Prefill and decode apart: {counts}, in one fleet {in_one_fleet}"]
+    for name, fleet in (("Prefill", pools.prefill), ("Decode", pools.decode)):
+        replicas = f"{fleet.working} + {fleet.spare} spare replicas of {fleet.candidate.label}"
+        busy = percent(fleet.predicted.utilization)
+        found.append(f"{name}: {gpus(fleet.gpus)}, {replicas}, {busy} of the stable rate")
+    if pools.predicted:
+        seen = [
+            f"{limit.name} {milliseconds(pools.predicted.value_s(limit))} of {milliseconds(limit.limit_s)}"
+            for limit in question.sla.limits
+        ]
+        verified = f"Verified by {pools.verified_by}, headroom kept"
+        found.append(f"Both together at the planned load: {', '.join(seen)}. {verified}")
+    return tuple(found)
 
 
 # --- What `fit` says beside its tables: the rule found, what binds the engine, and what the points do not tell

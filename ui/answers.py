@@ -38,6 +38,7 @@ from sizing.analyses.curves import (
 from sizing.analyses.daily import Daily, gpus_by_hour
 from sizing.analyses.existing import Existing, best_first
 from sizing.analyses.next_level import LevelChoice, Option, Stop, choose
+from sizing.analyses.pools import Pools, pools_of
 from sizing.analyses.relax import Relaxation, Together, relaxations, together
 from sizing.analyses.sensitivity import sensitivities
 from sizing.analyses.verification import Verification, verification
@@ -401,6 +402,21 @@ def curve(scenario: Scenario, name: str, fleet: Fleet) -> LoadCurve:
 @st.cache_data(max_entries=256, show_spinner=False)
 def _curve(question: Question, choice: Choice, digest: str, name: str, _fleet: Fleet) -> LoadCurve:
     return load_curve(question, _fleet)
+
+
+def pools(scenario: Scenario) -> Pools | Rejection | str:
+    """Prefill and decode in two pools, of the scenario's candidates; or why there are none."""
+    points = points_for(scenario)
+    return _pools(scenario.question, scenario.choice, points.digest, points.points)
+
+
+@st.cache_data(max_entries=64, show_spinner=False)
+def _pools(question: Question, choice: Choice, digest: str, _points: Sequence[Point]) -> Pools | Rejection | str:
+    try:
+        found, _ = found_among(question.model, question.workload.lengths, choice, digest, _points)
+        return pools_of(question, found) if found else "no configuration can be estimated"
+    except SizingError as error:
+        return str(error)
 
 
 def answer_from(points: Sequence[Point], question: Question) -> Outcome:

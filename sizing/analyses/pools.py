@@ -6,6 +6,8 @@ others, TTFT is the first pool's and ITL the second's; the KV cache of a prompt 
 
 from __future__ import annotations
 
+import math
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from sizing.analyses.whatif import LINK_SHARE
@@ -13,8 +15,9 @@ from sizing.analyses.whatif_setup import UNLIMITED, Setup, sheet_of
 from sizing.edge import BY_FORMULA, BY_SIMULATION, Method
 from sizing.engine import Replica
 from sizing.errors import ScenarioError
+from sizing.explain import distance_from_sla
 from sizing.numbers import milliseconds, percent
-from sizing.planner import size
+from sizing.planner import cheapest, survey
 from sizing.plans import Candidate, Fleet, Rejection
 from sizing.prediction import Method as MethodName
 from sizing.prediction import Prediction
@@ -33,10 +36,11 @@ GROWTH = 0.05
 
 @dataclass(frozen=True, slots=True)
 class Pool:
-    """One pool: what it is asked apart from the other, and its fleet."""
+    """One pool: what it is asked apart from the other, its fleet, and the replica that both pools' simulation runs."""
 
     question: Question
     fleet: Fleet
+    replica: Replica
 
     def enlarged(self) -> Pool:
         """With a replica more, or 5 % more."""
@@ -67,49 +71,51 @@ class Pool:
 
 
 @dataclass(frozen=True, slots=True)
-class Joint:
-    """Both pools, and what users see of them together at the planned load."""
+class Pair:
+    """Both pools, and the time that the KV cache of a mean prompt travels from one to the other."""
 
     prefill: Pool
     decode: Pool
-    predicted: Prediction
+    transfer_s: float
+
+    @property
+    def gpus(self) -> int:
+        """GPUs to own in both pools."""
+        return self.prefill.fleet.gpus + self.decode.fleet.gpus
 
 
-def run_together(
-    question: Question, replica: Replica, prefill: Pool, decode: Pool, transfer_s: float, rate_per_s: float
-) -> Simulated:
-    """Both pools of `replica` in simulation; a prompt of mean length travels `transfer_s`, others in proportion."""
+def run_together(question: Question, pair: Pair, rate_per_s: float) -> Simulated:
+    """Both pools in simulation; a prompt of mean length travels `transfer_s`, others in proportion."""
     return simulate_disaggregated(
-        replica,
-        replica,
+        pair.prefill.replica,
+        pair.decode.replica,
         replace(question.workload, rate_per_s=rate_per_s),
-        prefill_replicas=prefill.fleet.working,
-        decode_replicas=decode.fleet.working,
-        transfer_token_s=transfer_s / question.workload.lengths.isl,
+        prefill_replicas=pair.prefill.fleet.working,
+        decode_replicas=pair.decode.fleet.working,
+        transfer_token_s=pair.transfer_s / question.workload.lengths.isl,
         routing=question.routing,
         requests=REQUESTS,
     )
 
 
-def enlarged(question: Question, replica: Replica, prefill: Pool, decode: Pool, transfer_s: float) -> Joint | Rejection:
+def enlarged(question: Question, pair: Pair) -> Pair | Rejection:
     """The pools, enlarged until the SLA holds in simulation at the planned load over (1 - headroom).
 
     Over the TTFT limit the prefill pool grows, over another the decode pool; without a steady state the busier one.
     """
-    rate_per_s = question.workload.rate_per_s
+    prefill, decode = pair.prefill, pair.decode
     most = MOST * (prefill.fleet.working + decode.fleet.working) + 2
     while True:
-        run = run_together(question, replica, prefill, decode, transfer_s, rate_per_s / (1 - question.headroom))
+        pair = replace(pair, prefill=prefill, decode=decode)
+        run = run_together(question, pair, question.workload.rate_per_s / (1 - question.headroom))
         if run.meets(question.sla):
-            break
+            return pair
         if prefill.fleet.working + decode.fleet.working >= most:
             return _out_of_reach(question, decode, run.prediction())
         if _prompts_are_late(question, prefill, decode, run):
             prefill = prefill.enlarged()
         else:
             decode = decode.enlarged()
-    planned = run_together(question, replica, prefill, decode, transfer_s, rate_per_s).prediction()
-    return Joint(prefill, decode, planned)
 
 
 def _prompts_are_late(question: Question, prefill: Pool, decode: Pool, run: Simulated) -> bool:
@@ -127,6 +133,8 @@ def _out_of_reach(question: Question, decode: Pool, predicted: Prediction) -> Re
 
 
 POOLS_SIGMA = 0.10
+NETWORK_BYTES_PER_S = 50e9
+"""Of a GPU to those of other servers: an adapter of 400 Gbit/s each, as DGX H100, H200 and B200 have them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -149,19 +157,38 @@ class Pools:
         return self.prefill.gpus + self.decode.gpus
 
     @property
+    def gpus_low(self) -> int:
+        """GPUs at the fast end of the band of both laws."""
+        return self.prefill.gpus_low + self.decode.gpus_low
+
+    @property
+    def gpus_high(self) -> int | None:
+        """GPUs at the slow end of the band of both laws; None when no number of them would do."""
+        high = self.prefill.gpus_high, self.decode.gpus_high
+        return None if high[0] is None or high[1] is None else high[0] + high[1]
+
+    @property
     def verified_by(self) -> MethodName:
         """How the counts were found."""
         return "simulation" if self.predicted else "analytic"
 
 
 def disaggregate(setup: Setup, method: Method = BY_SIMULATION) -> Pools | Rejection:
-    """The smallest pools of the setup's replica, or why one of them cannot meet its limit.
+    """The smallest pools of the setup's replica, or why one of them cannot meet its limit. Raises as `pools_of`."""
+    found = pools_of(setup.question, [setup.candidate], method)
+    if isinstance(found, Rejection):
+        return found
+    return replace(found, assumptions=(*setup.assumptions, *found.assumptions))
+
+
+def pools_of(question: Question, candidates: Sequence[Candidate], method: Method = BY_SIMULATION) -> Pools | Rejection:
+    """The fewest GPUs in two pools, each in the layout that suits it best, both of the same GPU, precision and engine;
+    or why there are none.
 
     By formula each pool is sized apart. By simulation both are then run together, and enlarged until the SLA holds.
     Raises ScenarioError without a TTFT limit, which the prefill pool is sized by, without tokens to decode, and for a
     limit on gaps.
     """
-    question, transfer_s = setup.question, _transfer_s(setup)
     if question.sla.ttft is None or question.workload.lengths.osl < 2:
         raise ScenarioError(
             "disaggregated: give a TTFT limit for the prefill pool and OSL of 2 or more for the decodes"
@@ -170,33 +197,59 @@ def disaggregate(setup: Setup, method: Method = BY_SIMULATION) -> Pools | Reject
         raise ScenarioError(
             "disaggregated: gaps between tokens are not simulated over two pools: limit ITL in place of --gap"
         )
-    apart = setup.changed(
-        f"prompts in a pool of their own, sized by TTFT; their KV cache travels {transfer_s * 1e3:.3g} ms a prompt, at "
-        f"{percent(LINK_SHARE)} of the link's bandwidth, and no other traffic slows it down",
-        sigma=POOLS_SIGMA,
+    groups: dict[tuple[str, str, str], list[Candidate]] = {}
+    for candidate in candidates:
+        groups.setdefault((candidate.gpu, candidate.precision, candidate.engine), []).append(candidate)
+    sized = [_sized_apart(question, members) for members in groups.values()]
+    pairs = sorted((pair for pair in sized if isinstance(pair, Pair)), key=lambda pair: pair.gpus)
+    rejected = [miss for miss in sized if isinstance(miss, Rejection)]
+    best: Pair | None = None
+    for pair in pairs:
+        if best is not None and pair.gpus >= best.gpus:
+            break
+        held = pair if method is BY_FORMULA else enlarged(question, pair)
+        if isinstance(held, Rejection):
+            rejected.append(held)
+        elif best is None or held.gpus < best.gpus:
+            best = held
+    if best is None:
+        return min(rejected, key=distance_from_sla)
+    said = (
+        f"prompts in a pool of their own, sized by TTFT; their KV cache travels {best.transfer_s * 1e3:.3g} ms a "
+        f"prompt, at {percent(LINK_SHARE)} of the network's bandwidth, and no other traffic slows it down",
+        f"the bands are widened for this by {percent(POOLS_SIGMA)} of the step times",
     )
-    sized = _sized_apart(question, apart.candidate, transfer_s)
-    if isinstance(sized, Rejection):
-        return sized
-    prefill, decode = sized
-    if method is BY_FORMULA:
-        return Pools(prefill.fleet, decode.fleet, transfer_s, apart.assumptions)
-    joint = enlarged(question, apart.candidate.replica, prefill, decode, transfer_s)
-    if isinstance(joint, Rejection):
-        return joint
-    return Pools(joint.prefill.fleet, joint.decode.fleet, transfer_s, apart.assumptions, joint.predicted)
+    seen = None if method is BY_FORMULA else run_together(question, best, question.workload.rate_per_s).prediction()
+    return Pools(best.prefill.fleet, best.decode.fleet, best.transfer_s, said, seen)
 
 
-def _sized_apart(question: Question, candidate: Candidate, transfer_s: float) -> tuple[Pool, Pool] | Rejection:
-    """Both pools by formula; the decode pool as if all prompts had the mean length."""
+def _sized_apart(question: Question, candidates: Sequence[Candidate]) -> Pair | Rejection:
+    """Both pools by formula, each of the candidate that needs the fewest GPUs; the decode pool as if all prompts had
+    the mean length."""
+    wider = [
+        replace(each, relative_sigma=math.hypot(each.relative_sigma, POOLS_SIGMA), variants=(), open_loops=())
+        for each in candidates
+    ]
     of_prefill = prefill_question(question)
-    prefill = size(of_prefill, candidate, BY_FORMULA)
+    prefill = _fewest(of_prefill, wider)
     if isinstance(prefill, Rejection):
         return prefill
     ttft_s = prefill.predicted.value_s(of_prefill.sla.limits[0])
+    transfer_s = _transfer_s(prefill.candidate, question)
     of_decode = decode_question(question, ttft_s, transfer_s)
-    decode = size(of_decode, replace(candidate, replica=decode_only(candidate.replica, question)), BY_FORMULA)
-    return decode if isinstance(decode, Rejection) else (Pool(of_prefill, prefill), Pool(of_decode, decode))
+    decode = _fewest(of_decode, [replace(each, replica=decode_only(each.replica, question)) for each in wider])
+    if isinstance(decode, Rejection):
+        return decode
+    replicas = {each.layout: each.replica for each in candidates}
+    prompts = Pool(of_prefill, prefill, replicas[prefill.candidate.layout])
+    return Pair(prompts, Pool(of_decode, decode, replicas[decode.candidate.layout]), transfer_s)
+
+
+def _fewest(question: Question, candidates: Sequence[Candidate]) -> Fleet | Rejection:
+    """The smallest fleet of these candidates by formula, or the nearest miss."""
+    sized = survey(question, candidates)
+    fleet = cheapest(question, sized)
+    return fleet or min((miss for miss in sized if isinstance(miss, Rejection)), key=distance_from_sla)
 
 
 def prefill_question(question: Question) -> Question:
@@ -240,8 +293,8 @@ def decode_only(replica: Replica, question: Question) -> Replica:
     return replace(replica, law=alike, batching=replace(batching, kv_tokens=kv_tokens))
 
 
-def _transfer_s(setup: Setup) -> float:
-    """Seconds to move one prompt's KV cache, every GPU of a replica sending its part."""
-    sheet = sheet_of(setup.candidate)
-    isl = setup.question.workload.lengths.isl
-    return isl * sheet.token_bytes / (sheet.gpu.link_bytes_per_s * LINK_SHARE)
+def _transfer_s(candidate: Candidate, question: Question) -> float:
+    """Seconds to move one prompt's KV cache to another server, every GPU that holds a part of it sending its own."""
+    sheet = sheet_of(candidate)
+    network = min(sheet.gpu.link_bytes_per_s, NETWORK_BYTES_PER_S)
+    return question.workload.lengths.isl * sheet.token_bytes / (network * LINK_SHARE)

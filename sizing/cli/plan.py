@@ -15,6 +15,7 @@ from sizing import text as answer
 from sizing.analyses.curves import load_curve
 from sizing.analyses.daily import daily_rates, gpus_by_hour
 from sizing.analyses.mixed import Mix, Supply, cheapest_mix
+from sizing.analyses.pools import pools_of
 from sizing.analyses.sensitivity import sensitivities, tune
 from sizing.analyses.verification import verification
 from sizing.cli.options import (
@@ -97,6 +98,7 @@ LOAD_NEEDED = ("isl", "osl")
     click.option("--mix", is_flag=True, help="Find the cheapest mix of GPU types; needs a price for each."),
     click.option("--owned", help="With --mix: GPUs already owned, h100_sxm=8."),
     click.option("--available", help="With --mix: the number available of a GPU, h200_sxm=16."),
+    click.option("--disaggregated", is_flag=True, help="Also: prefill and decode in pools of their own, best layouts."),
     click.option("--tune", "tuned", is_flag=True, help="Search the best batch limit and chunk size for the answer."),
     click.option("--workload", "workloads", multiple=True, help="NAME:isl=..,osl=..,rate=..,ttft=..; several times."),
     time_limit,
@@ -121,7 +123,7 @@ def plan_command(context: click.Context, /, json_: bool, **given: Any) -> None:
         plan = planner.plan(question, reserved, found[1])
     except NoFeasiblePlan as error:
         raise Reported(error, refusal_json(error, question, reserved)) if json_ else error from None
-    more = extras(plan, given, counts)
+    more = extras(plan, given, counts, reserved)
     if json_:
         write_json({**answer.as_json(plan), **extras_json(more, question), "report": report_json(plan, more, points)})
     else:
@@ -179,8 +181,10 @@ def now() -> str:
     return datetime.now(UTC).isoformat(timespec="seconds")
 
 
-def extras(plan: Plan, given: Mapping[str, Any], counts: Mapping[str, Mapping[str, int]]) -> Extras:
-    """What was asked beside the count."""
+def extras(
+    plan: Plan, given: Mapping[str, Any], counts: Mapping[str, Mapping[str, int]], found: Sequence[Candidate]
+) -> Extras:
+    """What was asked beside the count; `found`: the candidates of the plan."""
     question, fleet = plan.question, plan.answer
     return Extras(
         sensitivities(question, fleet),
@@ -188,6 +192,7 @@ def extras(plan: Plan, given: Mapping[str, Any], counts: Mapping[str, Mapping[st
         tune(question, fleet.candidate) if given["tuned"] else None,
         mixed(plan, **counts) if given["mix"] else None,
         verification(plan),
+        pools_of(question, found) if given["disaggregated"] else None,
     )
 
 

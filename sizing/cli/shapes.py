@@ -11,16 +11,17 @@ from sizing.analyses.closed_loop import ClosedLoop
 from sizing.analyses.daily import Daily
 from sizing.analyses.existing import Existing
 from sizing.analyses.mixed import Mix
+from sizing.analyses.pools import Pools
 from sizing.analyses.sensitivity import Sensitivity, Tuned
 from sizing.analyses.sharing import SharedFleet, Terms
 from sizing.analyses.verification import Verification
 from sizing.engine import COEFFICIENTS
 from sizing.fitting import BentLaw, Distrust, Fit, PointError, Regime
-from sizing.plans import Cost, Fleet, cost_at
+from sizing.plans import Cost, Fleet, Rejection, cost_at
 from sizing.points import Point
 from sizing.prediction import Prediction
 from sizing.question import Question
-from sizing.text import cautions, fleet_json, verification_json
+from sizing.text import cautions, fleet_json, rejection_json, verification_json
 
 
 def prediction_json(prediction: Prediction) -> dict[str, Any]:
@@ -198,17 +199,36 @@ class Extras:
     tuned: Tuned | None = None
     mix: Mix | None = None
     verification: Verification | None = None
+    pools: Pools | Rejection | None = None
 
 
 def extras_json(extras: Extras, question: Question) -> dict[str, Any]:
-    """The keys that join those of the plan: verification, which may be null, and sensitivity, daily, tuned and mix, as
-    far as they were asked for."""
+    """The keys that join those of the plan: verification, which may be null, and sensitivity, daily, tuned, mix and
+    disaggregated, as far as they were asked for."""
     return {
         "verification": verification_json(extras.verification),
         **({"sensitivity": [asdict(row) for row in extras.sensitivity]} if extras.sensitivity else {}),
         **({"daily": daily_json(extras.daily)} if extras.daily else {}),
         **({"tuned": tuned_json(extras.tuned, question)} if extras.tuned else {}),
         **({"mix": mix_json(extras.mix)} if extras.mix else {}),
+        **({"disaggregated": pools_json(extras.pools, question)} if extras.pools else {}),
+    }
+
+
+def pools_json(pools: Pools | Rejection, question: Question) -> dict[str, Any]:
+    """Two pools, both with the keys of `plan`, and their assumptions; or why there are none."""
+    if isinstance(pools, Rejection):
+        return rejection_json(pools)
+    return {
+        "gpus": pools.gpus,
+        "gpus_low": pools.gpus_low,
+        "gpus_high": pools.gpus_high,
+        "prefill": fleet_json(pools.prefill, question),
+        "decode": fleet_json(pools.decode, question),
+        "transfer_s": pools.transfer_s,
+        "verified_by": pools.verified_by,
+        "assumptions": list(pools.assumptions),
+        **({"predicted": pools.predicted.as_dict()} if pools.predicted else {}),
     }
 
 

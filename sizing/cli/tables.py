@@ -14,12 +14,13 @@ from sizing import text
 from sizing.analyses.closed_loop import ClosedLoop
 from sizing.analyses.daily import Daily
 from sizing.analyses.existing import Existing
+from sizing.analyses.pools import Pools
 from sizing.analyses.sensitivity import Sensitivity, Unit
 from sizing.analyses.sharing import SharedFleet, Terms
 from sizing.analyses.verification import Verification
 from sizing.cli.shapes import Extras, shared_cost
 from sizing.fitting import Fit
-from sizing.numbers import milliseconds, percent, significant
+from sizing.numbers import gpus, milliseconds, percent, significant
 from sizing.plans import Fleet, Plan, Rejection
 from sizing.prediction import Caution, Prediction
 from sizing.question import Question
@@ -61,6 +62,8 @@ def print_plan(plan: Plan, extras: Extras = NOTHING_MORE) -> None:
     ):
         if line:
             say(f"{escape(line)}.")
+    if extras.pools:
+        print_pools(extras.pools, plan.question, gpus(fleet.gpus))
     print_cautions(fleet.warnings)
     if extras.sensitivity:
         out.print(sensitivity_table(extras.sensitivity, fleet))
@@ -69,6 +72,15 @@ def print_plan(plan: Plan, extras: Extras = NOTHING_MORE) -> None:
     if len(plan.fleets) > 1:
         out.print(alternatives_table(plan))
     print_rejections(plan.rejected)
+
+
+def print_pools(pools: Pools | Rejection, question: Question, in_one_fleet: str) -> None:
+    """Both pools in a line each, the count in bold."""
+    first, *rest = text.pools_lines(pools, question, in_one_fleet)
+    out = console()
+    out.print(f"[bold]{escape(first)}.[/bold]", soft_wrap=True)
+    for line in rest:
+        out.print(f"  {escape(line)}.", soft_wrap=True)
 
 
 def sla_table(question: Question, fleet: Fleet) -> Table:

@@ -26,7 +26,8 @@ from sizing.cli.options import (
     workload_options,
     write_json,
 )
-from sizing.cli.tables import console, print_cautions
+from sizing.cli.shapes import pools_json
+from sizing.cli.tables import console, print_cautions, print_pools
 from sizing.errors import ScenarioError
 from sizing.numbers import milliseconds, percent, significant
 from sizing.plans import Candidate, Fleet, NoFeasiblePlan, Rejection
@@ -98,28 +99,6 @@ def table_of(found: Comparison) -> Table:
     return table
 
 
-def print_pools(pools: Pools | Rejection, found: Comparison) -> None:
-    """The two pools in a sentence, what users see of both, then the assumptions beyond those of the changes."""
-    say = partial(console().print, soft_wrap=True)
-    if isinstance(pools, Rejection):
-        say(f"Disaggregated: no fleet; {escape(pools.why)}.")
-        return
-    say(f"[bold]Disaggregated: {_instead(f'{pools.gpus} GPUs', f'{_gpus(found.after)} in one fleet')}[/bold]")
-    for name, fleet in (("Prompts", pools.prefill), ("Tokens", pools.decode)):
-        replicas = f"{fleet.working} + {fleet.spare} spare replicas of {fleet.candidate.label}"
-        say(
-            f"  {name}: {fleet.gpus} GPUs, {escape(replicas)}, {percent(fleet.predicted.utilization)} of the stable "
-            "rate."
-        )
-    if pools.predicted:
-        seen = [
-            f"{limit.name} {milliseconds(pools.predicted.value_s(limit))} of {milliseconds(limit.limit_s)}"
-            for limit in found.question.sla.limits
-        ]
-        say(f"Both together at the planned load: {', '.join(seen)}. Verified by {pools.verified_by}, headroom kept.")
-    _print_assumptions(pools.assumptions[len(found.assumptions) :])
-
-
 def _print_assumptions(lines: tuple[str, ...]) -> None:
     out = console()
     out.print("This assumes:")
@@ -155,11 +134,13 @@ def whatif_command(json_: bool, changes: tuple[str, ...], disaggregated: bool, *
     found = what_if(question, _candidate(question, given), made)
     pools = disaggregate(found.setup) if disaggregated else None
     if json_:
-        write_json(comparison_json(found, changes) | (pools_json(pools, question) if pools else {}))
+        write_json(comparison_json(found, changes) | ({"disaggregated": pools_json(pools, question)} if pools else {}))
     else:
         print_comparison(found, changes)
         if pools:
-            print_pools(pools, found)
+            print_pools(pools, question, _gpus(found.after))
+            if isinstance(pools, Pools):
+                _print_assumptions(pools.assumptions[len(found.assumptions) :])
     if isinstance(found.after, Rejection):
         raise NoFeasiblePlan(f"with the changes no fleet meets {question.sla}", (found.after,))
 
@@ -183,15 +164,3 @@ def comparison_json(found: Comparison, changes: tuple[str, ...]) -> dict[str, An
         "after": side(found.after, found.setup.question),
         "assumptions": list(found.assumptions),
     }
-
-
-def pools_json(pools: Pools | Rejection, question: Question) -> dict[str, Any]:
-    """The key of `--disaggregated`: both pools with the keys of `plan`, and their assumptions."""
-    if isinstance(pools, Rejection):
-        return {"disaggregated": answer.rejection_json(pools)}
-    fleets = {name: answer.fleet_json(getattr(pools, name), question) for name in ("prefill", "decode")}
-    rest: dict[str, Any] = {"transfer_s": pools.transfer_s, "verified_by": pools.verified_by}
-    rest["assumptions"] = list(pools.assumptions)
-    if pools.predicted:
-        rest["predicted"] = pools.predicted.as_dict()
-    return {"disaggregated": {"gpus": pools.gpus, **fleets, **rest}}

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from sizing.analyses.pools import (
-    Joint,
+    Pair,
     Pool,
     Pools,
     decode_only,
@@ -17,6 +17,7 @@ from sizing.analyses.pools import (
     disaggregate,
     enlarged,
     prefill_question,
+    run_together,
 )
 from sizing.analyses.whatif import KvReuse, what_if
 from sizing.analyses.whatif_setup import Setup
@@ -75,7 +76,7 @@ def test_the_prefill_pool_is_the_fleet_of_one_token_requests(bf16: Candidate) ->
     assert isinstance(alone, Fleet)
     assert pools.prefill.gpus == alone.gpus
     assert pools.gpus == pools.prefill.gpus + pools.decode.gpus
-    assert pools.transfer_s == pytest.approx(2000 * 64 * 8 * 128 * 2 * 2 / 2 / 225e9)
+    assert pools.transfer_s == pytest.approx(2000 * 64 * 8 * 128 * 2 * 2 / 2 / 25e9)
 
 
 def test_pools_hold_the_sla_together(bf16: Candidate) -> None:
@@ -110,15 +111,15 @@ def test_pools_that_the_formula_sized_too_small_grow(bf16: Candidate) -> None:
     assert isinstance(pools, Pools)
     of_prefill = prefill_question(QUESTION)
     of_decode = decode_question(QUESTION, 0.5, pools.transfer_s)
-    prefill, decode = Pool(of_prefill, pools.prefill), Pool(of_decode, pools.decode)
+    prefill, decode = Pool(of_prefill, pools.prefill, bf16.replica), Pool(of_decode, pools.decode, bf16.replica)
     small = prefill.of(pools.prefill.working - 1)
-    joint = enlarged(QUESTION, bf16.replica, small, decode, pools.transfer_s)
-    assert isinstance(joint, Joint)
+    joint = enlarged(QUESTION, Pair(small, decode, pools.transfer_s))
+    assert isinstance(joint, Pair)
     grown = joint.prefill.fleet
     assert grown.working > small.fleet.working
     assert grown.working * grown.load_per_s == pytest.approx(QUESTION.workload.rate_per_s)
     assert grown.requests_per_s_per_replica == pytest.approx(grown.load_per_s)
-    assert joint.predicted.meets(QUESTION.sla)
+    assert run_together(QUESTION, joint, QUESTION.workload.rate_per_s).meets(QUESTION.sla)
 
 
 def test_pools_that_no_growth_helps_are_a_rejection(bf16: Candidate) -> None:
@@ -126,8 +127,8 @@ def test_pools_that_no_growth_helps_are_a_rejection(bf16: Candidate) -> None:
     pools = disaggregate(Setup(bf16, QUESTION), BY_FORMULA)
     assert isinstance(pools, Pools)
     hopeless = dataclasses.replace(QUESTION, sla=Sla(SLA.ttft, Limit.parse("itl", "p95:1ms")))
-    prefill, decode = (Pool(QUESTION, fleet) for fleet in (pools.prefill, pools.decode))
-    lost = enlarged(hopeless, bf16.replica, prefill, decode, pools.transfer_s)
+    prefill, decode = (Pool(QUESTION, fleet, bf16.replica) for fleet in (pools.prefill, pools.decode))
+    lost = enlarged(hopeless, Pair(prefill, decode, pools.transfer_s))
     assert isinstance(lost, Rejection)
     assert "p95 ITL" in lost.why
 

@@ -1,4 +1,4 @@
-"""Compare: which GPU, TP and precision?"""
+"""Compare: which GPU, layout, precision and engine, one fleet or two pools?"""
 
 import streamlit as st
 
@@ -10,8 +10,15 @@ from ui.views import compare
 from ui.visit import chosen, visit
 from ui.words import plain, tell, tell_unreadable
 
-VIEWS = {"table": "Table", "matrix": "Matrix of GPU and TP"}
+VIEWS = {"table": "Table", "matrix": "Matrix by replica size"}
+POOLS = {"off": "One fleet", "on": "Prefill and decode apart"}
 COSTS = {"on": "With cost", "off": "Without cost"}
+
+
+POOLS_HELP = (
+    "Disaggregated serving: prompts are computed by one pool of replicas and tokens by another, each in the layout that "
+    "suits it, and the KV cache travels between them."
+)
 
 
 def page(scenario: Scenario) -> None:
@@ -66,6 +73,10 @@ def _compare(scenario: Scenario, plan: Plan) -> None:
     if not priced:
         st.caption("Enter a price per GPU-hour in the form (under More) to compare costs.")
     _open_the_choice(scenario)
+    if chosen("Pools", POOLS, "pools", help=POOLS_HELP) == "on":
+        with st.spinner("Sizing a pool for prompts and one for tokens, in every layout…"):
+            found = answers.pools(scenario)
+        compare.draw_pools(found, plan, scenario.lengths)
     st.subheader("Side by side", anchor=False)
     compare.draw_list(fleets, picked)
     compare.draw_side_by_side(plan.question, {name: fleets[name] for name in picked}, with_cost)
@@ -75,10 +86,10 @@ def _open_the_choice(scenario: Scenario) -> None:
     """Where the form allows some layouts, precisions or engines only: a way back to all of them."""
     if scenario.choice.asked or scenario.precisions or scenario.engines:
         st.button(
-            "Compare every TP, precision and engine",
+            "Compare every layout, precision and engine",
             on_click=allow_any,
             icon=":material/open_in_full:",
-            help="Clears TP, precision and engine in the form, so that all of them are compared.",
+            help="Clears TP, layout, precision and engine in the form, so that all of them are compared.",
         )
 
 

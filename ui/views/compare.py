@@ -1,4 +1,4 @@
-"""The table of all configurations that meet the SLA, its matrix of GPU and TP, and the file of both kinds."""
+"""The table of all configurations that meet the SLA, its matrix by size of a replica, two pools, and the file."""
 
 from __future__ import annotations
 
@@ -10,13 +10,16 @@ import pandas as pd
 import streamlit as st
 
 from sizing.analyses.curves import versus
+from sizing.analyses.pools import Pools
+from sizing.memory_use import PARTS, MemoryUse, memory_use
 from sizing.numbers import gpus, milliseconds, significant
 from sizing.plans import Fleet, Plan, Rejection, cost_of
 from sizing.points import FORMULA_STARTS
 from sizing.question import Question
-from sizing.text import LEFT_OUT
-from sizing.workload import Limit
+from sizing.text import LEFT_OUT, pools_lines
+from sizing.workload import Lengths, Limit
 from ui.answers import room_share
+from ui.charts.fleet import GIB
 from ui.link import PREFIX
 from ui.values import use_candidate
 from ui.visit import visit
@@ -201,6 +204,26 @@ def draw_matrix(plan: Plan) -> None:
     alt = "GPUs needed: GPU, precision and engine down, GPUs of a replica across"
     st.table(pd.DataFrame.from_dict(rows, orient="index"), alt=alt)
     st.caption("GPUs to own, spares included, with the 90 % band in brackets, in the best layout of so many a replica.")
+
+
+def draw_pools(found: Pools | Rejection | str, plan: Plan, lengths: Lengths) -> None:
+    """Both pools beside the one fleet, the memory of a GPU in each, and what they rest on."""
+    if isinstance(found, str):
+        st.info(plain(sentence_case(found)) + ".", icon=":material/call_split:")
+        return
+    first, *rest = pools_lines(found, plan.question, gpus(plan.answer.gpus))
+    st.markdown(f"**{plain(first)}.**" + "".join(f"\n- {plain(line)}." for line in rest))
+    if isinstance(found, Rejection):
+        return
+    rows = {}
+    for role, fleet in (("Prefill", found.prefill), ("Decode", found.decode)):
+        use = memory_use(fleet, lengths)
+        sizes = dict(use.parts) if isinstance(use, MemoryUse) else {}
+        rows[role] = {f"{part} (GiB)": significant(sizes[part] / GIB) for part in PARTS if part in sizes}
+    st.table(pd.DataFrame.from_dict(rows, orient="index").fillna(""), alt="Memory of a GPU in each pool, in GiB")
+    st.caption(
+        "Memory of a GPU in each pool at the planned load. Assumed: " + plain("; ".join(found.assumptions)) + "."
+    )
 
 
 def as_csv(plan: Plan, fleets: Mapping[str, Fleet]) -> str:

@@ -63,7 +63,7 @@ class Layout:
         >>> Layout.parse("tp2dp4ep8") == Layout(tp=2, dp=4, ep=8), Layout.parse("TP4 PP2").gpus
         (True, 8)
         """
-        word = re.sub(r"[\s×_-]", "", text).casefold()
+        word = "".join(text.casefold().split())
         parts = re.findall(r"(tp|pp|dp|ep)(\d{1,4})", word)
         ways = dict(parts)
         if not parts or "".join(map("".join, parts)) != word or len(ways) < len(parts):

@@ -397,10 +397,17 @@ def _from_timings(timed: Timed, case: _Case) -> Candidate:
     )
 
 
+RANKS_SIGMA, STAGES_SIGMA = 0.35, 0.15
+"""Relative error that data-parallel ranks and pipeline stages add. Of ranks the sample of measured servers has 21
+usable rows, of four servers: times per output token come out 55 % too long in the median, and with this 90 % of them lie
+within 1.645 sigma. Of stages it has none: that is a guess."""
+
+
 def _candidate(
     case: _Case, replica: Replica, engine: str, source: str, sigma: float, warnings: tuple[Caution, ...]
 ) -> Candidate:
     whole = of_layout(replica, case.layout, case.model, case.lengths)
+    sigma = math.hypot(sigma, RANKS_SIGMA if case.layout.dp > 1 else 0.0, STAGES_SIGMA if case.layout.pp > 1 else 0.0)
     names = (case.model.id, case.gpu.id, case.layout, case.precision)
     return Candidate(*names, whole, "estimated", source, sigma, engine=engine, warnings=warnings)
 

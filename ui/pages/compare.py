@@ -16,8 +16,8 @@ COSTS = {"on": "With cost", "off": "Without cost"}
 
 
 POOLS_HELP = (
-    "Disaggregated serving: prompts are computed by one pool of replicas and tokens by another, each in the layout that "
-    "suits it, and the KV cache travels between them."
+    "Disaggregated serving: one pool of replicas computes prompts and another tokens, each in the layout that suits it, "
+    "and the KV cache travels between them."
 )
 
 

@@ -399,8 +399,8 @@ def _from_timings(timed: Timed, case: _Case) -> Candidate:
 
 RANKS_SIGMA, STAGES_SIGMA = 0.35, 0.15
 """Relative error that data-parallel ranks and pipeline stages add. Of ranks the sample of measured servers has 21
-usable rows, of four servers: times per output token come out 55 % too long in the median, and with this 90 % of them lie
-within 1.645 sigma. Of stages it has none: that is a guess."""
+usable rows, of four servers: times per output token come out 55 % too long in the median, and with this 90 % of them
+lie within 1.645 sigma. Of stages it has none: that is a guess."""
 
 
 def _candidate(

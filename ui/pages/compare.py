@@ -16,8 +16,8 @@ COSTS = {"on": "With cost", "off": "Without cost"}
 
 
 POOLS_HELP = (
-    "Disaggregated serving: one pool of replicas computes prompts and another tokens, each in the layout that suits it, "
-    "and the KV cache travels between them."
+    "Disaggregated serving: one pool of replicas computes prompts, another tokens, each in the layout that suits it; "
+    "the KV cache travels between them."
 )
 
 

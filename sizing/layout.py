@@ -11,7 +11,7 @@ from sizing.engine import Replica
 from sizing.errors import ScenarioError
 from sizing.workload import Lengths
 
-MOST_WAYS = 128
+MOST_WAYS = 1024
 """GPUs along one kind of parallelism; layouts in use stay below."""
 
 

@@ -155,7 +155,7 @@ EXCHANGED_BYTES = 4
 NETWORK_BYTES_PER_S = 1e11
 PCIE_SHARE = 0.18
 """A link below NETWORK_BYTES_PER_S is a bus, of whose speed this share was reached; all of a switched network's."""
-ROOFLINE_SIGMA = MappingProxyType({"dense": 0.31, "moe": 0.41})
+ROOFLINE_SIGMA = MappingProxyType({"dense": 0.31, "moe": 0.47})
 """Relative error of a roofline against the shipped laws of the ten timed GPUs, by kind: 1.645 of it covers 90 %."""
 UNTIMED_SIGMA = 0.80
 """The same on a GPU of which nothing was timed: that of the GPU with the largest one of the ten, the L40S."""

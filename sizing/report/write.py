@@ -104,18 +104,22 @@ def report_in(document: dict[str, Any]) -> Report:
     raise ReportError(OLD_PLAN)
 
 
-def _with_layout(rejection: Any) -> Any:
-    """A rejection as answers list it, where a layout is a number for each kind of parallelism."""
-    if not isinstance(rejection, dict):
-        return rejection
-    ways = {name: rejection[name] for name in ("tp", "pp", "dp", "ep") if name in rejection}
-    return {name: value for name, value in rejection.items() if name not in ways} | {"layout": ways}
+def _with_layouts(rejected: Any) -> Any:
+    """Rejections as answers list them, where a layout is a number for each kind of parallelism."""
+    if not isinstance(rejected, list) or not all(isinstance(each, dict) for each in rejected):
+        return rejected
+    ways = ("tp", "pp", "dp", "ep")
+    return [
+        {name: value for name, value in each.items() if name not in ways}
+        | {"layout": {name: each[name] for name in ways if name in each}}
+        for each in rejected
+    ]
 
 
 def unanswered(document: dict[str, Any]) -> Report:
     """What `plan --json` once printed where no configuration meets the SLA; the question is not in it."""
     try:
-        rejected = _REJECTED.validate_python([_with_layout(each) for each in document.get("rejected", ())])
+        rejected = _REJECTED.validate_python(_with_layouts(document.get("rejected")))
     except ValidationError as error:
         raise ReportError(f"rejected: {first_fault(error).reason}") from None
     made_at = datetime.now(UTC).isoformat(timespec="seconds")

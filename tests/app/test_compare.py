@@ -104,9 +104,9 @@ def test_using_a_configuration_narrows_the_form_and_it_can_be_opened_again(compa
     other = named(plan.fleets)[picked(app)[1]].candidate
     app = press(app, f"Use {other.label}")
     query = query_of(app)
-    assert (query["gpu"], query["tp"], query["precision"]) == (other.gpu, str(other.tp), other.precision)
+    assert (query["gpu"], query["tp"], query["precision"]) == (other.gpu, str(other.layout.tp), other.precision)
     assert len(app.dataframe[0].value) == 1 and app.title[0].value.startswith("One configuration meets")
-    app = press(app, "Compare every TP, precision and engine")
+    app = press(app, "Compare every layout, precision and engine")
     assert query_of(app)["tp"] == "any" and len(app.dataframe[0].value) > 1
 
 

@@ -14,6 +14,7 @@ import pytest
 from streamlit.proto.WidgetStates_pb2 import WidgetStates
 from streamlit.testing.v1 import AppTest
 
+from sizing.layout import Layout
 from sizing.workload import Arrivals, Limit
 from tests.app.conftest import query_of
 from tests.sizing.token_laws import law_of
@@ -26,6 +27,7 @@ UNLIKE = Scenario(
     precisions=("fp8",),
     tps=(1,),
     engines=("vllm",),
+    layouts=(Layout(2, 2),),
     rate_per_s=30.0,
     isl_law=law_of("uniform:100-1900"),
     osl_law=law_of("points:100@0.8,900@0.2"),

@@ -13,6 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as some
 
 from sizing.analyses.daily import HOURS
+from sizing.layout import Layout
 from sizing.question import (
     ARRIVAL_CV,
     ARRIVAL_SIZE,
@@ -55,6 +56,8 @@ def limits(metric: str) -> some.SearchStrategy[Limit | None]:
     return some.none() | some.builds(Limit, some.just(metric), some.sampled_from(PERCENTILES), floats(LIMIT_S))
 
 
+WAYS = some.sampled_from([1, 2, 4, 8, 16])
+LAYOUTS = some.builds(lambda tp, pp, dp: Layout(tp, pp, dp, tp * dp), WAYS, WAYS, WAYS)
 tokens = whole(TOKENS)
 arrivals = some.sampled_from([Arrivals(), Arrivals("constant", 0.0)]) | some.builds(
     Arrivals, some.just("gamma"), floats(ARRIVAL_CV)
@@ -66,6 +69,7 @@ scenarios = some.builds(
     gpus=some.lists(names, unique=True, max_size=3).map(tuple),
     precisions=some.lists(names, unique=True, max_size=3).map(tuple),
     tps=some.lists(some.integers(1, 1024), unique=True, max_size=3).map(tuple),
+    layouts=some.lists(LAYOUTS, unique=True, max_size=3).map(tuple),
     rate_per_s=floats(RATE),
     isl=tokens,
     isl_cv=floats(VARIATION),
@@ -211,6 +215,8 @@ def opens_on(told: str) -> Scenario:
     if "arrivals" in values:
         values["arrivals"] = Arrivals.parse(values["arrivals"])
     values |= {name: law_of(text) for name, text in values.items() if name in ("isl_law", "osl_law")}
+    if "layouts" in values:
+        values["layouts"] = [Layout.parse(word) for word in values["layouts"]]
     values |= {name: tuple(value) for name, value in values.items() if isinstance(value, list)}
     return replace(Scenario(), **values)
 

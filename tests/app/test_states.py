@@ -162,9 +162,9 @@ def test_what_does_not_fit_says_how_much_is_lacking_and_what_fits(opened: Open) 
 
 
 def test_a_model_too_large_for_a_server_is_sent_elsewhere(opened: Open) -> None:
-    app = opened(replace(ONE, model="deepseek-ai/DeepSeek-R1", gpus=("l40s",), precisions=(), tps=()))
+    app = opened(replace(ONE, model="deepseek-ai/DeepSeek-R1", gpus=("l40s",), precisions=(), tps=(1, 2, 4, 8)))
     assert app.title[0].value == "The model does not fit on these GPUs"
-    assert "nothing on this GPU within one server" in shown(app)
+    assert "TP8 PP4" in shown(app)
     assert_no_answer(app)
     offer = next(label for label in buttons(app) if label.startswith("Use "))
     assert click(app, offer).title[0].value != "The model does not fit on these GPUs"

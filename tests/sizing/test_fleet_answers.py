@@ -76,7 +76,7 @@ def test_what_cannot_win_is_named_on_a_shared_fleet_too() -> None:
     shares = [Share("one", question(40.0).workload, SLA)]
     fleets, rejected = least_gpus(shares, ways, Terms())
     assert [fleet.candidate.gpu for fleet in fleets] == ["g", "h"]
-    assert [(miss.kind, miss.tp, miss.gpu) for miss in rejected] == [("cost", 8, "g")]
+    assert [(miss.kind, str(miss.layout), miss.gpu) for miss in rejected] == [("cost", "TP8", "g")]
     priced, _ = least_gpus(shares, ways, Terms(prices=(("g", 100.0), ("h", 0.1))))
     assert priced[0].candidate.gpu == "h"
 

@@ -31,7 +31,7 @@ from tests.sizing.test_cli import run
 
 QWEN: dict[str, Any] = {"model": "Qwen/Qwen3-32B", "gpu": "h200_sxm", "tp": 2}
 LENGTHS = Lengths(2000, 256, 0.3, 0.3)
-ESTIMATE = estimate(**QWEN, precision="bf16", lengths=LENGTHS)
+ESTIMATE = estimate(QWEN["model"], QWEN["gpu"], QWEN["tp"], "bf16", LENGTHS)
 LEANT_ON = prior_law(Deployment(QWEN["model"], "bf16", QWEN["gpu"], QWEN["tp"], 1, "", "", "", None), LENGTHS)
 assert LEANT_ON is not None and LEANT_ON.law is not None
 KERNELS: StepLaw = LEANT_ON.law

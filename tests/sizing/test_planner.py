@@ -12,10 +12,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from sizing import planner
+from sizing.catalog import models
 from sizing.edge import BY_FORMULA, BY_SIMULATION, SlaMissed
 from sizing.engine import Batching, Replica, StepLaw
 from sizing.errors import ScenarioError
-from sizing.estimate import ENGINES
+from sizing.estimate import ENGINES, timed_engines
 from sizing.layout import Layout
 from sizing.library import plan as plan_of
 from sizing.planner import configuration
@@ -249,5 +250,5 @@ def test_engines_side_by_side_need_as_few_gpus_as_the_best_alone(
     assert beside.answer.gpus == min(alone.values()) == alone[beside.answer.candidate.engine]
     best = beside.answer.candidate
     told = {fleet.candidate.engine for fleet in beside.fleets if configuration(fleet.candidate) == configuration(best)}
-    missed = {miss.engine for miss in beside.rejected if miss.kind != "engine"}
-    assert told | missed >= set(ENGINES)
+    left = {miss.engine for miss in beside.rejected if (miss.gpu, miss.precision, miss.layout) == configuration(best)}
+    assert told | left == set(timed_engines(models()[model], best.gpu, best.layout, best.precision))

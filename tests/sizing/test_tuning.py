@@ -143,7 +143,7 @@ def test_what_cannot_win_is_left_out_with_a_reason() -> None:
     """Eight GPUs that are no faster than one: even at its stable rate the replica needs eight times as many."""
     plan = planner.plan(question(), [candidate(8), candidate(1)])
     assert [fleet.candidate.layout for fleet in plan.fleets] == [Layout()]
-    assert [(miss.tp, miss.kind) for miss in plan.rejected] == [(8, "cost")]
+    assert [(miss.layout, miss.kind) for miss in plan.rejected] == [(Layout(8), "cost")]
 
 
 @pytest.mark.parametrize("values", [{"peak_factor": 0.5}, {"peak_factor": math.inf}, {"prices": (("g", -1.0),)}])

@@ -1,7 +1,7 @@
 # make app       install what is needed and open the planner
 # make test      set up and test all but browser and real servers     make test-all  every test, as CI does
 # make check     lint and types        make bench   speeds, side by side        make coverage  what `make test` reaches
-# make laws      fit the day-zero laws again, ten minutes on two cores
+# make laws      fit the day-zero laws again, half an hour on two cores
 # make dist      wheel and source archive in dist/, the wheel tried            make docs-api  API pages in .cache/api/
 # make lock      refresh requirements.txt and requirements-test.txt from pyproject.toml: UPGRADE=1 for newer versions
 # make fuzz      hostile input for every reader: INPUTS=10000, SEED=N for the same again

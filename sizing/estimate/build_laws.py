@@ -1,7 +1,7 @@
 """Writes data/laws/day_zero.csv: the laws of every catalogued model, GPU, engine, precision and layout.
 
 Run it (`make laws`) when the version of the kernel database or the catalogue changes; the same database gives the same
-file, in TIME on two cores.
+file, in half an hour on two cores.
 
     python -m sizing.estimate.build_laws [--model Qwen/Qwen3-32B] [--out file.csv]
 """

@@ -3,15 +3,16 @@
 python -m validation.evidence.recommend --out answers.json
 python -m validation.evidence.recommend --out answers.json --only gpt-oss --trials 80
 
-aisimulate is the successor of AIConfigurator, and has two searches for the fewest GPUs, which are both asked, in an
-environment of its own:
+aisimulate is the successor of AIConfigurator. What it has for the fewest GPUs is asked in an environment of its own:
 
-- `aisimulate recommend` with the target `min_gpus`: a Bayesian search that simulates Poisson arrivals at every trial
-  and takes fleets whose mean TTFT and mean ITL are within the limits;
 - `aiconfigurator cli recommend`: every layout and batch size, at a steady batch without a queue, as many of the best
-  as the rate divides into.
+  as the rate divides into. A worker, and a cell of prefill and decode workers, has no more GPUs than a node, unless
+  nothing was found;
+- `Task` and `pick_load_match`, which that command is made of, with cells of up to 128 GPUs;
+- `aisimulate recommend` with the target `min_gpus`: a Bayesian search that simulates Poisson arrivals at every trial
+  and takes fleets whose mean TTFT and mean ITL are within the limits.
 
-Both are about means. The first also demands a rate of requests that are within both limits one by one: `--good` of the
+All are about means. The last also demands a rate of requests that are within both limits one by one: `--good` of the
 offered rate, so low that the means decide. Its trials begin and end with an empty fleet, so that its means are a little
 short.
 
@@ -39,12 +40,15 @@ from rich.table import Table
 from lab.environment import Environment, Recipe, Step, ensure
 from sizing.estimate.kernels import REQUIREMENT
 
-SEARCHED, ENUMERATED = "aisimulate recommend", "aiconfigurator cli recommend"
+ENUMERATED, WIDER, SEARCHED = "aiconfigurator cli recommend", "Task and pick_load_match", "aisimulate recommend"
+SEARCHES = (ENUMERATED, WIDER, SEARCHED)
 MODES = {"agg": "aggregated", "disagg": "disaggregated"}
 """Their names in results and in the first tool's configuration."""
 SEED = 42
 SPAN = 5
 """Arrivals last so many times the latency that the limits allow one request."""
+CELL_GPUS = 128
+"""Of a cell of prefill and decode workers; the default of AIConfigurator's replicas."""
 KEPT = 5
 """Fleets of an answer."""
 LAYOUT = {
@@ -58,9 +62,19 @@ LAYOUT = {
 ENUMERATE = """
 import json, sys
 from aisimulate.legacy_cli.api import cli_recommend
-result = cli_recommend(**json.load(sys.stdin))
-tables = {name: json.loads(table.to_json(orient="records")) for name, table in result.best_configs.items()}
-print("\\n" + json.dumps(tables))
+tables = cli_recommend(**json.load(sys.stdin)).best_configs
+print("\\n" + json.dumps({name: json.loads(table.to_json(orient="records")) for name, table in tables.items()}))
+"""
+WIDE = """
+import json, sys
+from aisimulate.sdk.picking import pick_load_match
+from aisimulate.sdk.task_v2 import Task
+asks = json.load(sys.stdin)
+task = asks["task"]
+found = Task(**task).run()
+within = found[(found["ttft"] <= task["ttft"]) & (found["tpot"] <= task["tpot"])] if len(found) else found
+table = pick_load_match(within, task["serving_mode"], **asks["pick"])["best_config_df"]
+print("\\n" + table.to_json(orient="records"))
 """
 
 
@@ -191,13 +205,18 @@ def asked(
     """The answers of one search that are not known, each as it comes."""
     have = {answer.mode for answer in known if (answer.question, answer.search) == (question, search)}
     lacking = [mode for mode in MODES if mode not in have]
+    if not lacking:
+        return
     with TemporaryDirectory() as folder:
-        model = _model_path(question.model, environment, Path(folder)) if lacking else ""
-        if search == SEARCHED:
-            for mode in lacking:
-                yield searched(question, model, mode, environment, trials, good, Path(folder) / mode)
-        elif lacking:
+        model = _model_path(question.model, environment, Path(folder))
+        if search == ENUMERATED:
             yield from enumerated(question, model, environment)
+            return
+        for mode in lacking:
+            if search == WIDER:
+                yield wider(question, model, mode, environment)
+            else:
+                yield searched(question, model, mode, environment, trials, good, Path(folder) / mode)
 
 
 def _model_path(model: str, environment: Environment, folder: Path) -> str:
@@ -337,10 +356,36 @@ def enumerated(question: Question, model: str, environment: Environment) -> Iter
     tables = json.loads(done.stdout.splitlines()[-1]) if done.returncode == 0 else {}
     for mode in MODES:
         rows: list[dict[str, Any]] = next((rows for name, rows in tables.items() if name.startswith(mode)), [])
-        fleets = tuple(_enumerated_fleet(row, mode) for row in rows)
-        version = next((str(row.get("version", row.get("(d)version"))) for row in rows), "")
-        problem = "" if fleets else ("nothing within the limits" if tables else _problem(done))
-        yield Answer(question, ENUMERATED, mode, version, seconds, fleets, problem=problem)
+        yield _enumerated(question, ENUMERATED, mode, seconds, rows, "" if tables else _problem(done))
+
+
+def wider(question: Question, model: str, mode: str, environment: Environment) -> Answer:
+    """The answer of the same enumeration with cells, and workers, of more than a node."""
+    server = {"model_path": model, "system_name": question.gpu, "backend_name": question.engine}
+    roles = ("",) if mode == "agg" else ("prefill_", "decode_")
+    task = {
+        "serving_mode": mode,
+        "isl": question.isl,
+        "osl": question.osl,
+        "ttft": question.ttft_s * 1e3,
+        "tpot": question.itl_s * 1e3,
+        "total_gpus": CELL_GPUS,
+        "database_mode": "HYBRID",
+        **{f"{role}{name}": value for role in roles for name, value in server.items()},
+    }
+    pick = {"target_tpot": task["tpot"], "target_request_rate": question.rate_per_s, "top_n": KEPT}
+    done, seconds = _run([environment.python, "-c", WIDE], json.dumps({"task": task, "pick": pick}))
+    rows = json.loads(done.stdout.splitlines()[-1]) if done.returncode == 0 else []
+    return _enumerated(question, WIDER, mode, seconds, rows, _problem(done) if done.returncode else "")
+
+
+def _enumerated(
+    question: Question, search: str, mode: str, seconds: float, rows: Sequence[Mapping[str, Any]], problem: str
+) -> Answer:
+    fleets = tuple(_enumerated_fleet(row, mode) for row in rows)
+    version = next((str(row.get("version", row.get("(d)version"))) for row in rows), "")
+    problem = "" if fleets else problem or "nothing within the limits"
+    return Answer(question, search, mode, version, seconds, fleets, problem=problem)
 
 
 def _enumerated_fleet(row: Mapping[str, Any], mode: str) -> Fleet:
@@ -404,7 +449,7 @@ def main(path: Path, only: tuple[str, ...], trials: int, good: float) -> None:
     console = Console(stderr=True)
     answers = read_answers(path)
     environment = ensure(RECIPE)
-    for search, question in product((ENUMERATED, SEARCHED), QUESTIONS):
+    for search, question in product(SEARCHES, QUESTIONS):
         if not only or any(text in question.model for text in only):
             for answer in asked(question, search, tuple(answers), environment, trials, good):
                 answers.append(answer)

@@ -1,0 +1,80 @@
+"""Recommendations of aisimulate: what is kept of them, and that no search is run twice."""
+
+from __future__ import annotations
+
+import io
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from rich.console import Console
+
+from lab.environment import Environment
+from validation.evidence.recommend import (
+    ENUMERATED,
+    MODES,
+    QUESTIONS,
+    SEARCHED,
+    Answer,
+    Fleet,
+    Pool,
+    asked,
+    configuration,
+    drawn,
+    read_answers,
+    write_answers,
+)
+
+SIZES = st.sampled_from([1, 2, 4, 8, 16])
+POOLS = st.builds(
+    Pool, st.sampled_from(["agg", "prefill", "decode"]), SIZES, SIZES, st.just(1), SIZES, SIZES, SIZES, st.integers(1)
+)
+SECONDS = st.floats(0.001, 1e4)
+FLEETS = st.builds(Fleet, st.integers(1), st.tuples(POOLS, POOLS), SECONDS, SECONDS, SECONDS, SECONDS | st.none())
+ANSWERS = st.builds(
+    Answer,
+    st.sampled_from(QUESTIONS),
+    st.sampled_from([SEARCHED, ENUMERATED]),
+    st.sampled_from(list(MODES)),
+    st.text(),
+    SECONDS,
+    st.lists(FLEETS, max_size=2).map(tuple),
+    st.integers(0) | st.none(),
+    st.none(),
+    st.text(),
+)
+
+
+@given(st.lists(ANSWERS))
+def test_a_file_gives_back_the_answers(tmp_path_factory: pytest.TempPathFactory, answers: list[Answer]) -> None:
+    path = tmp_path_factory.mktemp("answers") / "answers.json"
+    write_answers(path, answers)
+    assert read_answers(path) == answers
+
+
+def test_no_file_is_no_answers(tmp_path: Path) -> None:
+    assert read_answers(tmp_path / "none.json") == []
+
+
+def test_what_is_known_is_not_asked_again(tmp_path: Path) -> None:
+    """In an environment that is not there, in which nothing can be asked."""
+    for search in (SEARCHED, ENUMERATED):
+        known = [Answer(QUESTIONS[0], search, mode, "", 1.0, ()) for mode in MODES]
+        assert list(asked(QUESTIONS[0], search, known, Environment(tmp_path), 1, 0.1)) == []
+
+
+def test_a_question_goes_over_in_the_units_of_the_tool() -> None:
+    question = replace(QUESTIONS[0], rate_per_s=40, ttft_s=1.5, itl_s=0.025)
+    told = json.loads(json.dumps(configuration(question, "name", "disagg", 7, 0.5)))
+    assert told["evaluation"]["sla"] == {"ttft_ms": 1500.0, "itl_ms": 25.0}
+    assert told["optimization"]["constraints"]["min_goodput_rps"] == 20.0
+    assert set(told["engine"]["workers"]) == {"prefill", "decode"}
+
+
+def test_a_problem_stands_in_the_table() -> None:
+    console = Console(width=200, record=True, file=io.StringIO())
+    console.print(drawn([Answer(QUESTIONS[0], SEARCHED, "agg", "", 3.0, (), 20, 0, "out of reach")]))
+    assert "out of reach" in console.export_text()

@@ -235,14 +235,14 @@ def _sized_apart(question: Question, candidates: Sequence[Candidate]) -> Pair | 
     if isinstance(prefill, Rejection):
         return prefill
     ttft_s = prefill.predicted.value_s(of_prefill.sla.limits[0])
-    transfer_s = _transfer_s(prefill.candidate, question)
-    of_decode = decode_question(question, ttft_s, transfer_s)
+    travel_s = transfer_s(prefill.candidate, question)
+    of_decode = decode_question(question, ttft_s, travel_s)
     decode = _fewest(of_decode, [replace(each, replica=decode_only(each.replica, question)) for each in wider])
     if isinstance(decode, Rejection):
         return decode
     replicas = {each.layout: each.replica for each in candidates}
     prompts = Pool(of_prefill, prefill, replicas[prefill.candidate.layout])
-    return Pair(prompts, Pool(of_decode, decode, replicas[decode.candidate.layout]), transfer_s)
+    return Pair(prompts, Pool(of_decode, decode, replicas[decode.candidate.layout]), travel_s)
 
 
 def _fewest(question: Question, candidates: Sequence[Candidate]) -> Fleet | Rejection:
@@ -293,7 +293,7 @@ def decode_only(replica: Replica, question: Question) -> Replica:
     return replace(replica, law=alike, batching=replace(batching, kv_tokens=kv_tokens))
 
 
-def _transfer_s(candidate: Candidate, question: Question) -> float:
+def transfer_s(candidate: Candidate, question: Question) -> float:
     """Seconds to move one prompt's KV cache to another server, every GPU that holds a part of it sending its own."""
     sheet = sheet_of(candidate)
     network = min(sheet.gpu.link_bytes_per_s, NETWORK_BYTES_PER_S)

@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from rich.console import Console
 
 from lab.environment import Environment
+from validation.evidence import recommended
 from validation.evidence.recommend import (
     ENUMERATED,
     MODES,
@@ -78,3 +79,23 @@ def test_a_problem_stands_in_the_table() -> None:
     console = Console(width=200, record=True, file=io.StringIO())
     console.print(drawn([Answer(QUESTIONS[0], SEARCHED, "agg", "", 3.0, (), 20, 0, "out of reach")]))
     assert "out of reach" in console.export_text()
+
+
+@pytest.mark.parametrize(("workers", "verdict"), [(4, "p95 holds"), (1, "queues grow")])
+def test_a_recommended_fleet_is_simulated_with_the_planners_laws(workers: int, verdict: str) -> None:
+    """Four engines carry 40 requests/s of an 8B model and one does not; two roles are run as two pools."""
+    asked = QUESTIONS[0]
+    pool = Pool("agg", workers, 1, 1, 1, 1, 1, batch=96)
+    fleet = Fleet(workers, (pool,), 0.5, 0.027, 50.0)
+    told = recommended.theirs(Answer(asked, ENUMERATED, "agg", "1.3.0rc20", 35.0, (fleet,)))
+    (line,) = recommended.table(asked, [told])
+    assert told.gpus == workers and told.workers == f"{workers} × TP1" and line.endswith(f"{verdict} |")
+    apart = replace(fleet, pools=(replace(pool, role="prefill", workers=3), replace(pool, role="decode", workers=3)))
+    both = recommended.theirs(Answer(asked, ENUMERATED, "disagg", "1.3.0rc20", 35.0, (apart,)))
+    assert both.seen is not None and not both.seen.saturated and both.seen.itl.mean_s < 0.03
+
+
+def test_no_answer_is_a_row_too() -> None:
+    asked = QUESTIONS[0]
+    told = recommended.theirs(Answer(asked, ENUMERATED, "agg", "", 1.0, (), problem="nothing within the limits"))
+    assert told.gpus is None and "| none |" in next(recommended.table(asked, [told]))

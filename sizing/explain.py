@@ -17,6 +17,7 @@ from sizing.numbers import gpus, milliseconds
 from sizing.plans import Candidate, Fleet, MeanBased, Rejection
 from sizing.prediction import Caution, Prediction
 from sizing.question import Question, Setting
+from sizing.queueing import stable_rate_per_s
 from sizing.queueing.percentiles import disagreement
 from sizing.simulator import Simulated, measure_closed
 from sizing.workload import Lengths, Limit, Sla, metric_name
@@ -148,6 +149,10 @@ SEEN_REQUESTS = 60_000
 """Requests of the run that shows what users would see: it is a comparison and decides nothing."""
 
 
+BEYOND_STABLE = 1.1
+"""Times the stable rate that no closed loop exceeds: candidates that need more GPUs even so are not simulated."""
+
+
 def mean_based(question: Question, candidates: Iterable[Candidate]) -> MeanBased | None:
     """The fewest GPUs by the rule "requests/s at the highest concurrency whose mean latencies meet the limits".
 
@@ -155,12 +160,23 @@ def mean_based(question: Question, candidates: Iterable[Candidate]) -> MeanBased
     arrivals, and keeps neither headroom nor spares; it knows no single gaps, so that a limit on these is one on the
     mean ITL to it. None when no candidate meets the limits even at one user.
     """
-    counts = [count for candidate in candidates if (count := fewest(question, candidate))]
+    rate_per_s = question.workload.rate_per_s
+
+    def at_least(candidate: Candidate) -> float:
+        stable_per_s = stable_rate_per_s(candidate.replica, question.workload.lengths, question.workload.prefix)
+        return rate_per_s / (BEYOND_STABLE * stable_per_s) * candidate.gpus
+
+    counts: list[tuple[int, int, int, Candidate]] = []
+    for place, candidate in sorted(enumerate(candidates), key=lambda each: at_least(each[1])):
+        if counts and at_least(candidate) > min(counts)[0]:
+            break
+        if count := fewest(question, candidate):
+            counts.append((count[0] * candidate.gpus, place, *count))
     if not counts:
         return None
-    replicas, candidate = min(counts, key=lambda count: count[0] * count[1].gpus)
+    *_, replicas, candidate = min(counts, key=lambda count: count[:2])
     setting = Setting(question.workload, question.sla, question.routing, replicas)
-    load_per_s = question.workload.rate_per_s / replicas
+    load_per_s = rate_per_s / replicas
     seen = run_at(candidate.replica, setting, load_per_s, SEEN_REQUESTS).prediction()
     return MeanBased(replicas * candidate.gpus, replicas, candidate.layout, seen)
 

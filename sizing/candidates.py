@@ -212,6 +212,7 @@ def estimated(model: str, lengths: Lengths, choice: Choice, gpus: Sequence[str],
     """
     candidates: list[Candidate] = []
     rejected: list[Rejection] = []
+    labels: set[str] = set()
     known_model = catalogued(model) if covered else model_named(model)
     if known_model is None:
         return [], []
@@ -224,11 +225,14 @@ def estimated(model: str, lengths: Lengths, choice: Choice, gpus: Sequence[str],
             for layout in choice.asked or _sensible(known_model, gpu, precision):
                 if key_of(gpu, precision, layout) in covered_at_all:
                     continue
-                for engine in wanted or known_engines or timed_engines(known_model, gpu, layout, precision) or ("",):
+                for engine in wanted or known_engines or _timed(known_model, gpu, layout, precision) or ("",):
                     if key_of(gpu, precision, layout, engine) in covered:
                         continue
                     try:
-                        candidates.append(estimate(known_model.id, gpu, layout, precision, lengths, engine=engine))
+                        found = estimate(known_model.id, gpu, layout, precision, lengths, engine=engine)
+                        if found.label not in labels:  # experts split otherwise than asked are a layout of their own
+                            candidates.append(found)
+                            labels.add(found.label)
                     except DoesNotFit as error:
                         rejected.append(Rejection(gpu, layout, precision, "memory", str(error), engine=engine))
                     except EstimateUnavailable as error:
@@ -236,16 +240,22 @@ def estimated(model: str, lengths: Lengths, choice: Choice, gpus: Sequence[str],
     return candidates, rejected
 
 
-BY_TENSOR = tuple(map(Layout, TENSOR_PARALLEL))
+def _timed(model: Model, gpu: str, layout: Layout, precision: str) -> tuple[str, ...]:
+    """Engines with timings of the layout, or of tensor parallelism with the experts split whole, which stands in."""
+    whole = replace(layout, ep=layout.tp if model.kind == "moe" and layout.gpus == layout.tp else layout.ep)
+    known = timed_engines(model, gpu, layout, precision), timed_engines(model, gpu, whole, precision)
+    return tuple(engine for engine in ENGINES if engine in known[0] + known[1])
 
 
 def _sensible(model: Model, gpu: str, precision: str) -> Sequence[Layout]:
-    """Layouts to compare where none is asked for: all where kernels were timed so, tensor parallelism in any case."""
+    """Layouts to compare where none is asked for: all where kernels were timed so, else tensor parallelism."""
+    by_tensor = [Layout(tp) for tp in TENSOR_PARALLEL]
     form = next((each for each in PRECISIONS if each == precision), None)
     if form is None:
-        return BY_TENSOR
-    known = layouts(model, gpu_named(gpu), form)
-    return [each for each in known if each in BY_TENSOR or timed_engines(model, gpu, each, form)]
+        return by_tensor
+    timed = [each for each in layouts(model, gpu_named(gpu), form) if timed_engines(model, gpu, each, form)]
+    taken = {each.tp for each in timed if each.tp == each.gpus}
+    return [*timed, *(each for each in by_tensor if each.tp not in taken)]
 
 
 def key_of(gpu: str, precision: str, layout: Layout, engine: str = "") -> Key:

@@ -305,8 +305,8 @@ def _timed(case: _Case) -> tuple[_Case, Timed]:
     if case.model.id not in catalog.models():
         raise EstimateUnavailable("nobody has timed this model")
     reasons: list[str] = []
-    for each in _splits(case):
-        for engine in _preferred(each):
+    for engine in _preferred(case):
+        for each in _splits(case):
             try:
                 return each, shipped(case.model, case.gpu.id, each.layout, case.precision, engine)
             except EstimateUnavailable as error:

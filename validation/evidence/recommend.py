@@ -8,7 +8,9 @@ aisimulate is the successor of AIConfigurator. What it has for the fewest GPUs i
 - `aiconfigurator cli recommend`: every layout and batch size, at a steady batch without a queue, as many of the best
   as the rate divides into. A worker, and a cell of prefill and decode workers, has no more GPUs than a node, unless
   nothing was found;
-- `Task` and `pick_load_match`, which that command is made of, with cells of up to 128 GPUs;
+- `Task` and `pick_load_match`, which that command is made of, with cells of up to 128 GPUs. For each decode layout only
+  the cell with the most tokens/s per GPU is kept, whatever the rate, so that a small load may get more GPUs than above:
+  the smaller of the two is the tool's answer;
 - `aisimulate recommend` with the target `min_gpus`: a Bayesian search that simulates Poisson arrivals at every trial
   and takes fleets whose mean TTFT and mean ITL are within the limits.
 

@@ -11,7 +11,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from sizing.engine import KV_POLICIES, POLICIES, Batching, Replica, Roughness, Speculation, StepLaw
-from sizing.simulator.loops import run_stream
+from sizing.simulator.fleet import run_stream
 from sizing.simulator.state import engine_of, idle_states, requests_of, work_space
 from tests.sizing.reference_simulator import Slot, SlowReplica, serve
 

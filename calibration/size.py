@@ -67,7 +67,6 @@ Examples:
 """
 WORTH = 0.1
 """Share of the band from which a further level is recommended."""
-NOTHING_MORE_S = 1e-3
 TRITON_MODEL = str(ServerPlan.model_fields["model"].default)
 LITTLE_LESS = 0.999
 

@@ -1,4 +1,4 @@
-"""YAML as this program takes it: mappings, lists and plain scalars, bounded in size and depth; nothing is constructed.
+"""YAML and JSON as this program takes them: mappings, lists and plain scalars, bounded in size; nothing is constructed.
 
 Scalars are those of YAML 1.2's core schema: ``true``, ``12``, ``0x1f``, ``1e3``, ``.inf``, ``null``; ``yes``, ``12:30``
 and ``2001-01-01`` are text. Keys are text as written. Anchors, aliases, tags and merge keys are refused: with them a
@@ -7,6 +7,7 @@ file of a few hundred bytes can mean gigabytes.
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -82,6 +83,22 @@ def parse_yaml(text: str, name: str) -> Any:
         raise YamlError(f"{name}{where}: not YAML: {error.problem or error.context}") from None
     except yaml.YAMLError as error:
         raise YamlError(f"{name}: not YAML: {getattr(error, 'reason', None) or one_line(str(error), 80)}") from None
+
+
+def json_object(content: str | bytes, most_bytes: int, what: str) -> dict[str, Any]:
+    """The object that a JSON document of at most `most_bytes` holds; `what` is what it should have been.
+
+    Raises ValueError, whose text is the reason for one line of an error.
+    """
+    if len(content) > most_bytes:
+        raise ValueError(f"larger than {most_bytes // 2**20} MiB, so no {what}")
+    try:
+        found = json.loads(content)
+    except (ValueError, RecursionError) as error:
+        raise ValueError(f"not JSON ({error})") from None
+    if not isinstance(found, dict):
+        raise ValueError(f"expected a JSON object, got {quoted(found)}")
+    return found
 
 
 def yaml_of(content: Any) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import sys
 import threading
@@ -30,6 +31,8 @@ if os.environ.get("CI"):
 os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 sys.dont_write_bytecode = False
 
+
+gc.disable()  # until all is collected: test files, libraries and items stay, and each search for garbage looks at them
 
 HERE = Path(__file__).parent
 LONG = (HERE, HERE / "fuzz")
@@ -68,7 +71,10 @@ def _kind(item: pytest.Item) -> int:
 
 
 def pytest_collection_finish(session: pytest.Session) -> None:
-    """Of several workers the first makes the servers' environments beside its tests; on a new machine, two minutes."""
+    """What is there by now stays. Of several workers the first makes the servers' environments beside its tests: on a
+    new machine, two minutes."""
+    gc.freeze()
+    gc.enable()
     if os.environ.get("PYTEST_XDIST_WORKER") == "gw0":
         wanted = [recipe for name, recipe in SERVERS.items() if any(map(_marked(name), session.items))]
         threading.Thread(target=_make, args=(wanted,), daemon=True).start()

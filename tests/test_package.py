@@ -242,6 +242,7 @@ def test_a_command_names_the_extra_it_lacks(
 ) -> None:
     if arguments[0] == "report":
         plan = ["plan", "--model", "Qwen/Qwen3-32B", "--gpu", "h200_sxm", "--isl", "100", "--osl", "10", "--rate", "1"]
+        plan += ["--tp", "1", "--precision", "fp8", "--engine", "trtllm"]
         with pytest.raises(SystemExit):
             main([*plan, "--ttft", "p95:1s", "--json"])
         (installed.away / "plan.json").write_text(capsys.readouterr().out)

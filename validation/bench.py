@@ -33,7 +33,7 @@ from sizing.points import Point
 from sizing.question import Question
 from sizing.queueing import predict
 from sizing.simulator import simulate, stable_rate_per_s
-from sizing.simulator.loops import run_stream
+from sizing.simulator.fleet import run_stream
 from sizing.simulator.state import engine_of, idle_states, requests_of, work_space
 from sizing.workload import Lengths, Limit, Sla, Workload
 from validation.evidence.server import LAW, POLICIES, Design, calibrate

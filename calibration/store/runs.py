@@ -441,10 +441,6 @@ class Store:
         """The points of one run with their facts, in the order of `points`. Their logs are left to `log`."""
         return [measurement_of(row) for row in self._rows(run_id, as_measured)]
 
-    def done_levels(self, run_id: int) -> set[LevelKey]:
-        """Keys of the levels that the run has a point for."""
-        return {level_key(point) for point in self.points(run_id)}
-
     def records(self, run_id: int) -> dict[LevelKey, Path]:
         """Files with the logs of a run's levels, as far as they are on this machine."""
         return {key: path for key, path in self._named(run_id).items() if path.is_file()}

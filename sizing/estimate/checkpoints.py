@@ -23,6 +23,7 @@ from pydantic import AliasChoices, BaseModel, ConfigDict, Field, ValidationError
 from sizing import catalog
 from sizing.catalog import BITS, OWN, Model, Precision
 from sizing.errors import CatalogueError, first_fault, quoted
+from sizing.yaml_file import json_object
 
 CONTEXT = 4096
 """Tokens over which windows and states of fixed size are spread, in `kv_values_per_token`."""
@@ -216,15 +217,10 @@ def _bytes(file: Path) -> bytes:
 
 def parse(content: bytes, name: str) -> dict[str, Any]:
     """The mapping in a JSON file's bytes. Raises CatalogueError where there is none, or more than MOST_BYTES."""
-    if len(content) > MOST_BYTES:
-        raise CatalogueError(f"{name}: larger than {MOST_BYTES // 2**20} MiB, so no config.json of a model")
     try:
-        found = json.loads(content)
-    except (ValueError, RecursionError) as error:
-        raise CatalogueError(f"{name}: not JSON ({error})") from None
-    if not isinstance(found, dict):
-        raise CatalogueError(f"{name}: expected a mapping of keys to values, got {quoted(found)}")
-    return found
+        return json_object(content, MOST_BYTES, "config.json of a model")
+    except ValueError as error:
+        raise CatalogueError(f"{name}: {error}") from None
 
 
 def describe(

@@ -10,7 +10,6 @@ from functools import lru_cache
 from typing import NamedTuple
 
 import numpy as np
-from numpy.typing import NDArray
 from scipy.special import ndtri
 
 from sizing.numbers import Floats
@@ -19,7 +18,6 @@ from sizing.numbers import Floats
 #
 # Numbers and order as in ``scipy.stats.qmc.Sobol``, bit for bit, without the half second that importing it takes.
 
-Integers = NDArray[np.uint32]
 BITS = 30
 """Binary digits of a coordinate."""
 _POLYNOMIALS = (

@@ -16,10 +16,11 @@ from pydantic import BeforeValidator, ConfigDict, Field, TypeAdapter, Validation
 from pydantic.dataclasses import dataclass
 
 from sizing.analyses.daily import HOURS
-from sizing.errors import SizingError, first_fault
+from sizing.errors import SizingError, first_fault, quoted
 from sizing.layout import Layout
 from sizing.plans import Basis
 from sizing.workload import Metric, metric_name
+from sizing.yaml_file import json_object
 
 MOST_TEXT = 100_000
 """Characters of one text; writers cut it with an ellipsis where a layout needs it."""
@@ -427,9 +428,8 @@ SCHEMA: Final = "sizing-report/2"
 SINCE: Final = {"sizing-report/1": (), SCHEMA: ("ways_out", "together", "day")}
 """Schema -> what came with it. Every schema that is here can be read: a report lacks what came later than its own. A
 field that comes, goes or changes its meaning is another schema."""
-MOST_BYTES = 8_000_000
+MOST_BYTES = 8 * 2**20
 """Of a document to read: far more than any report that this program writes."""
-QUOTED = 60
 DIGEST = 12
 """Characters of a SHA-256 that are shown: enough to tell documents apart."""
 QUESTION_DIGEST = 8
@@ -466,22 +466,17 @@ def question_digest(report: Report) -> str:
 
 def parse(document: str | bytes) -> dict[str, Any]:
     """The JSON object in a document of at most `MOST_BYTES`. Raises ReportError."""
-    if len(document) > MOST_BYTES:
-        raise ReportError(f"larger than {MOST_BYTES:,} bytes: no report of this program is")
     try:
-        found = json.loads(document)
-    except (ValueError, RecursionError) as error:
-        raise ReportError(f"no JSON document ({quoted(str(error))})") from None
-    if not isinstance(found, dict):
-        raise ReportError("a JSON object is needed, as `plan --json` or a report's JSON has it")
-    return found
+        return json_object(document, MOST_BYTES, "report of this program")
+    except ValueError as error:
+        raise ReportError(str(error)) from None
 
 
 def from_dict(values: dict[str, Any]) -> Report:
     """The report in plain values with their schema. Raises ReportError."""
     schema = values.get("schema")
     if not isinstance(schema, str) or schema not in SINCE:
-        raise ReportError(f"schema {quoted(repr(schema))}: this program reads {' and '.join(SINCE)}")
+        raise ReportError(f"schema {quoted(schema)}: this program reads {' and '.join(SINCE)}")
     known = list(SINCE)
     later = [field for each in known[known.index(schema) + 1 :] for field in SINCE[each]]
     if unknown := [field for field in later if field in values]:
@@ -501,9 +496,3 @@ def with_cover(report: Report, **texts: str | None) -> Report:
         return dataclasses.replace(report, **changed)  # type: ignore[arg-type]
     except ValidationError as error:
         raise ReportError(str(first_fault(error, "the report"))) from None
-
-
-def quoted(text: str) -> str:
-    """The beginning of a text, for a message of one line."""
-    line = " ".join(text.split())
-    return line if len(line) <= QUOTED else f"{line[:QUOTED]}…"

@@ -1,8 +1,8 @@
 """Discrete events of replicas and fleets under an iteration-time law, compiled by numba.
 
-`runs` has the public functions: one workload on a fleet, several at once, two disaggregated pools;
-`closed` simulates a fixed number of users. `scheduler` runs one replica: read it first. `loops` drives it by a
-stream or a closed loop, `fleet` by a router; `sampling` draws the requests; `state` and `waiting` hold its state;
+`runs` has the public functions: one workload on a fleet, several at once, two disaggregated pools.
+`scheduler` runs one replica: read it first. `closed` drives it by a fixed number of users, `fleet` by a stream of
+requests, or several of them behind a router; `sampling` draws the requests; `state` and `waiting` hold its state;
 `result` sums a run up: latencies, confidence intervals, and what else it can record;
 `replay` repeats measured closed loops.
 """

@@ -13,12 +13,26 @@ import numpy as np
 from sizing.budget import checkpoint
 from sizing.engine import Replica
 from sizing.errors import ScenarioError
-from sizing.simulator.loops import measured_rounds, run_users
 from sizing.simulator.result import Simulated, Watched, gap_percentiles_s, simulated, tallied
 from sizing.simulator.sampling import cached_tokens, checked_requests, draw_steps
-from sizing.simulator.scheduler import Counts, no_gaps
-from sizing.simulator.state import Requests, engine_of, idle_states, work_space
+from sizing.simulator.scheduler import Counts, no_gaps, step, work_of
+from sizing.simulator.state import (
+    NOBODY,
+    Engine,
+    Requests,
+    States,
+    Workspace,
+    borrowed,
+    compiled,
+    engine_of,
+    idle_states,
+    work_space,
+)
+from sizing.simulator.waiting import enqueue, expire, idle
 from sizing.workload import Lengths, Prefix, Routing, Tokens
+
+REJECTED_USER_WAITS_S = 0.01
+"""Least wait of a user before retrying after an immediate rejection; otherwise a closed loop might never end."""
 
 
 def simulate_closed(
@@ -100,6 +114,69 @@ def closed_loop(
     space = work_space(replica, 1, gaps=len(counts) > 0)
     run_users(engine, idle_states(1), space, run, users, measured_rounds(len(run), users)[0], counts)
     return run
+
+
+@compiled
+def run_users(
+    engine: Engine, states: States, work: Workspace, requests: Requests, users: int, begin: int, gaps: Counts
+) -> None:
+    """`users` users each send their next request as soon as the last answer is complete (closed loop).
+
+    A user whose request is cancelled, timed out or rejected also sends the next one, at least 10 ms after a rejection.
+    `arrival_s` holds the starts of the users, ascending, in its first `users` entries; the rest is filled.
+    A request reaches the engine `request_s` after it is sent. Where `work` counts token gaps, those from the sending of
+    request `begin` to that of the last, without ramp and drain, are added to `gaps`; of no length if they are not
+    counted.
+    """
+    state = states[0]
+    mine, requests = work_of(work, 0), borrowed(requests)
+    if begin == 0:
+        mine.gaps[:] = 0
+    sent = users
+    arrived = 0
+    while arrived < len(requests) or not idle(state):
+        next_s = requests[arrived].arrival_s if arrived < sent else math.inf
+        if state.next_deadline_s <= min(next_s, state.clock_s):
+            request = expire(state, requests, min(next_s, state.clock_s))
+            if request != NOBODY:
+                sent = send(requests, sent, requests[request].done_s + engine.request_s)
+            continue
+        if arrived < sent and (idle(state) or state.clock_s >= next_s):
+            if not enqueue(engine, state, mine, requests, arrived, next_s):
+                sent = send(requests, sent, next_s + max(engine.request_s, REJECTED_USER_WAITS_S))
+            arrived += 1
+            if arrived == begin:
+                mine.gaps[:] = 0
+            if arrived == len(requests):
+                gaps += mine.gaps
+            continue
+        step(engine, state, mine, requests, next_s)
+        gone = state.first_gone
+        while gone != NOBODY:
+            sent = send(requests, sent, requests[gone].done_s + engine.request_s)
+            gone = requests[gone].behind
+
+
+@compiled
+def send(requests: Requests, sent: int, time_s: float) -> int:
+    """Insert an arrival, if requests are left, into the ascending list of `sent` ones; returns the new number sent.
+
+    Users who have not started yet may arrive after it.
+    """
+    if sent == len(requests):
+        return sent
+    place = sent
+    while place > 0 and requests[place - 1].arrival_s > time_s:
+        requests[place].arrival_s = requests[place - 1].arrival_s
+        place -= 1
+    requests[place].arrival_s = time_s
+    return sent + 1
+
+
+@compiled
+def measured_rounds(requests: int, users: int) -> tuple[int, int]:
+    """First request measured in a closed loop, and the one after the last: without ramp and drain."""
+    return min(2 * users, requests - users - 1), requests - users
 
 
 NO_PREFIX = Prefix()

@@ -1,4 +1,4 @@
-"""A router in front of several replicas, which may differ and may fail; compiled by numba.
+"""One replica under a stream of requests, and a router in front of several, which may differ and may fail; compiled.
 
 Replicas interact only through the router, so each advances when the router needs its state: to count requests, to
 assign one, or because it fails. Counting routers know the requests they sent and the answers that are complete.
@@ -20,14 +20,25 @@ from numpy.typing import NDArray
 from sizing.budget import checkpoint
 from sizing.engine import Replica
 from sizing.errors import ScenarioError
-from sizing.simulator.loops import advance, next_departure_s, outstanding, run_part
 from sizing.simulator.result import Watch, Watched, watched
-from sizing.simulator.scheduler import Counts, TokenGaps, fail, work_of
+from sizing.simulator.scheduler import (
+    Counts,
+    TokenGaps,
+    fail,
+    growth_s,
+    iteration_s,
+    step,
+    steps_ahead,
+    stretch_s,
+    work_of,
+)
 from sizing.simulator.state import (
     GAP_BINS,
     NOBODY,
     SERVED,
+    Engine,
     Requests,
+    State,
     States,
     Workspace,
     borrowed,
@@ -36,7 +47,7 @@ from sizing.simulator.state import (
     idle_states,
     work_space,
 )
-from sizing.simulator.waiting import enqueue
+from sizing.simulator.waiting import enqueue, expire_all, idle
 from sizing.workload import ROUTINGS, Routing, Seconds, Tokens
 
 RANDOM, ROUND_ROBIN, POWER_OF_TWO = map(ROUTINGS.index, ("random", "round_robin", "power_of_two"))
@@ -269,3 +280,53 @@ def whom_to_ask(router: Any, rng: np.random.Generator) -> tuple[int, int, int]:
     if router.routing == POWER_OF_TWO:
         return place, 1 + int(rng.random() * (router.up - 1)), 2
     return place, 1, router.up
+
+
+@compiled
+def run_stream(engine: Engine, states: States, work: Workspace, requests: Requests) -> None:
+    """One replica serves requests that arrive when `arrival_s` says."""
+    run_part(engine, states, work, requests, 0, len(requests))
+
+
+@compiled
+def run_part(engine: Engine, states: States, work: Workspace, requests: Requests, first: int, last: int) -> None:
+    """The same for requests `first` to `last - 1`, after the earlier ones; after the very last, to the end."""
+    state = states[0]
+    mine, requests = work_of(work, 0), borrowed(requests)
+    for request in range(first, last):
+        advance(engine, state, mine, requests, requests[request].arrival_s)
+        enqueue(engine, state, mine, requests, request, requests[request].arrival_s)
+    if last == len(requests):
+        advance(engine, state, mine, requests, math.inf)
+
+
+@compiled
+def advance(engine: Engine, state: State, work: Workspace, requests: Requests, until_s: float) -> None:
+    """Run every iteration that starts before `until_s`; the last may end later. Requests past their deadline leave."""
+    while state.clock_s < until_s and not idle(state):
+        step(engine, state, work, requests, until_s)
+    if state.next_deadline_s <= until_s:
+        expire_all(state, requests, until_s)
+
+
+@compiled
+def outstanding(state: State, now_s: float) -> int:
+    """Requests in the replica at `now_s`; those that leave at the end of the iteration in progress still count."""
+    unfinished = state.waiting + state.admitted
+    if state.clock_s > now_s:
+        unfinished += state.left
+    return unfinished
+
+
+@compiled
+def next_departure_s(engine: Engine, state: State, work: Workspace, now_s: float) -> float:
+    """A time before which the number of requests in the replica cannot fall."""
+    if idle(state) and state.clock_s <= now_s:
+        return math.inf
+    if state.waiting > 0 or state.prefilling != NOBODY or (state.clock_s > now_s and state.left > 0):
+        return min(state.clock_s, state.next_deadline_s)
+    if engine.jitter > 0 or state.running == 0:
+        return state.clock_s
+    step_s = iteration_s(engine, work.matrices_s, state.lanes, state.context_tokens, 0, 0.0, 0)
+    end_s = state.clock_s + stretch_s(step_s, growth_s(engine, state), steps_ahead(engine, state, work))
+    return min(end_s, state.next_cancel_s)

@@ -13,7 +13,8 @@ from numpy.typing import NDArray
 
 from sizing.engine import Replica
 from sizing.numbers import Floats
-from sizing.simulator.loops import measured_rounds, run_stream, run_users
+from sizing.simulator.closed import measured_rounds, run_users
+from sizing.simulator.fleet import run_stream
 from sizing.simulator.sampling import checked_requests
 from sizing.simulator.scheduler import gap_quantiles, percentile_s
 from sizing.simulator.state import Engine, Requests, States, Workspace, compiled, engine_of, idle_states, work_space

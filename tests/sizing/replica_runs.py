@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from sizing.engine import Replica, StepLaw
-from sizing.simulator.loops import run_stream
+from sizing.simulator.fleet import run_stream
 from sizing.simulator.state import Requests, engine_of, idle_states, requests_of, work_space
 
 NOTHING = StepLaw(0.0, 0.0, 0.0, 0.0, 0.0)

@@ -11,7 +11,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from sizing.engine import KV_POLICIES, POLICIES, Batching, Replica, Roughness, Speculation, StepLaw
-from sizing.simulator.loops import run_stream
+from sizing.simulator.fleet import run_stream
 from sizing.simulator.state import engine_of, idle_states, requests_of, work_space
 from tests.sizing.reference_simulator import Slot, SlowReplica, serve
 
@@ -103,7 +103,7 @@ def arrivals(rate_per_s: float, seed: int) -> Any:
     return np.cumsum(np.random.default_rng(seed + 1).exponential(1 / rate_per_s, REQUESTS))
 
 
-@settings(max_examples=300, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=200, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(
     replica=engines(),
     rate=st.sampled_from([1.0, 8.0, 40.0, 400.0]),

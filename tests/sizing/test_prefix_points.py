@@ -18,7 +18,7 @@ from sizing.fitting import fit
 from sizing.fitting.levels import RAMPED, point_runs
 from sizing.points import COLUMNS, Point, curves, read_points, write_points
 from sizing.simulator import closed_loop
-from sizing.simulator.loops import measured_rounds
+from sizing.simulator.closed import measured_rounds
 from sizing.simulator.replay import Replay
 from sizing.simulator.sampling import cached_tokens, evenly_cached
 from sizing.workload import Lengths, Prefix

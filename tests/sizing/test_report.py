@@ -112,14 +112,14 @@ def test_a_number_reads_as_what_it_is(value: float, unit: Unit) -> None:
 @pytest.mark.parametrize(
     ("document", "said"),
     [
-        ("", "no JSON"),
-        ("[" * 100_000, "no JSON"),
+        ("", "not JSON"),
+        ("[" * 100_000, "not JSON"),
         ("[1]", "JSON object"),
         ("{}", "schema None"),
         ('{"schema": "sizing-report/3"}', SCHEMA),
         ('{"schema": ["sizing-report/2"]}', SCHEMA),
         (json.dumps({"schema": SCHEMA}), "title"),
-        (b"\xff\xfe", "no JSON"),
+        (b"\xff\xfe", "not JSON"),
         (b" " * (MOST_BYTES + 1), "larger"),
     ],
 )

@@ -71,8 +71,8 @@ def test_without_an_answer_the_report_says_why_and_the_status_is_3(
 @pytest.mark.parametrize(
     ("content", "said"),
     [
-        ("", "no JSON"),
-        ("{", "no JSON"),
+        ("", "not JSON"),
+        ("{", "not JSON"),
         ("[]", "JSON object"),
         ("{}", "it contains no report"),
         ('{"gpus": 3, "report": 7}', "it contains no report"),

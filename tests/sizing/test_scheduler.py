@@ -15,7 +15,8 @@ from hypothesis import strategies as st
 
 from sizing.engine import POLICIES, STRAIGHT, Batching, Bend, Replica, Roughness, Speculation, StepLaw
 from sizing.errors import ScenarioError
-from sizing.simulator.loops import advance, run_users
+from sizing.simulator.closed import run_users
+from sizing.simulator.fleet import advance
 from sizing.simulator.scheduler import EDGES_S, count_gaps, fail, gap_quantiles, iteration_s, no_gaps, work_of
 from sizing.simulator.state import (
     CANCELLED,

@@ -6,20 +6,28 @@ import json
 from pathlib import Path
 
 import pytest
+from click.testing import CliRunner
 
+from sizing.cli.main import cli
 from tests.sizing.test_cli import run
 
 pytest.importorskip("sizing.simulator.runs")
 
 CHAT = "chat:isl=1000,osl=200,rate=8,ttft=p95:1s,itl=p95:30ms"
 BATCH = "batch:isl=4000,osl=300,rate=1,e2e=p95:60s,priority=1"
-FLEET = "--model Qwen/Qwen3-32B --gpu h200_sxm --precision bf16 --tp 2".split()
+FLEET = "--model Qwen/Qwen3-32B --gpu h200_sxm --precision bf16 --tp 2 --engine trtllm".split()
 
 
-def test_two_workloads_share_a_fleet(capsys: pytest.CaptureFixture[str]) -> None:
-    code, out, err = run(["share", *FLEET, "--workload", CHAT, "--workload", BATCH, "--json"], capsys)
-    answer = json.loads(out)
-    assert (code, err) == (0, "")
+@pytest.fixture(scope="module")
+def shared() -> str:
+    """What `share` prints."""
+    done = CliRunner().invoke(cli, ["share", *FLEET, "--workload", CHAT, "--workload", BATCH, "--json"])
+    assert (done.exit_code, done.stderr) == (0, "")
+    return done.stdout
+
+
+def test_two_workloads_share_a_fleet(shared: str) -> None:
+    answer = json.loads(shared)
     assert answer["gpus"] == 2 * answer["replicas"]
     chat, batch = answer["workloads"]
     assert chat["predicted"]["ttft"]["p95_s"] <= 1.0
@@ -27,7 +35,7 @@ def test_two_workloads_share_a_fleet(capsys: pytest.CaptureFixture[str]) -> None
 
 
 def test_plan_with_workloads_is_share_and_a_file_says_the_same(
-    capsys: pytest.CaptureFixture[str], tmp_path: Path
+    capsys: pytest.CaptureFixture[str], tmp_path: Path, shared: str
 ) -> None:
     words = [*FLEET, "--workload", CHAT, "--workload", BATCH, "--json"]
     path = tmp_path / "fleet.yaml"
@@ -36,11 +44,9 @@ def test_plan_with_workloads_is_share_and_a_file_says_the_same(
         "  - {name: chat, isl: 1000, osl: 200, rate: 8, ttft: 'p95:1s', itl: 'p95:30ms'}\n"
         "  - {name: batch, isl: 4000, osl: 300, rate: 1, e2e: 'p95:60s', priority: 1}\n"
     )
-    answers = [
-        run(arguments, capsys)[1] for arguments in (["plan", *words], ["share", "--scenario", str(path), "--json"])
-    ]
-    assert answers[0] == answers[1]
-    assert json.loads(answers[0])["replicas"] > 1
+    for arguments in (["plan", *words], ["share", "--scenario", str(path), "--json"]):
+        assert run(arguments, capsys)[1] == shared
+    assert json.loads(shared)["replicas"] > 1
 
 
 def test_a_faulty_workload_is_one_line(capsys: pytest.CaptureFixture[str]) -> None:
@@ -50,12 +56,11 @@ def test_a_faulty_workload_is_one_line(capsys: pytest.CaptureFixture[str]) -> No
     assert err.count("\n") == 1
 
 
-def test_each_workload_keeps_a_gap_limit_of_its_own(capsys: pytest.CaptureFixture[str]) -> None:
+def test_each_workload_keeps_a_gap_limit_of_its_own(capsys: pytest.CaptureFixture[str], shared: str) -> None:
     """Long prompts of one make stalls for the other: its gaps are told, and only where somebody asked for gaps."""
     limited = f"{CHAT},gap=p99:150ms"
     _, out, _ = run(["share", *FLEET, "--workload", limited, "--workload", BATCH, "--json"], capsys)
     chat, batch = json.loads(out)["workloads"]
     assert chat["predicted"]["gap"]["p99_s"] <= 0.15
     assert batch["predicted"]["gap"]["p50_s"] > 0
-    _, out, _ = run(["share", *FLEET, "--workload", CHAT, "--workload", BATCH, "--json"], capsys)
-    assert "gap" not in json.loads(out)["workloads"][0]["predicted"]
+    assert "gap" not in json.loads(shared)["workloads"][0]["predicted"]

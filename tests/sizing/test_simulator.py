@@ -56,7 +56,7 @@ def draw_lengths(n: int, rng: np.random.Generator) -> tuple[Any, Any]:
     return rng.integers(1, 801, n), osl
 
 
-@settings(max_examples=80, deadline=None)
+@settings(max_examples=40, deadline=None)
 @given(replica=replicas(), rate=st.sampled_from([1.0, 8.0, 40.0]), seed=st.integers(0, 10**6))
 def test_open_loop_equals_the_naive_simulator(replica: Replica, rate: float, seed: int) -> None:
     rng = np.random.default_rng(seed)

@@ -210,7 +210,9 @@ def test_how_the_points_were_measured_is_said_as_in_plan(folder: Path, tmp_path:
     study(tmp_path)
     with (tmp_path / "study.csv").open(newline="") as file:
         rows = list(csv.DictReader(file))
-    for row, (protocol, replicas) in zip(rows, itertools.product(*measured.values()), strict=True):
+    asked_for = list(itertools.product(*measured.values()))
+    assert len(rows) == len(asked_for)
+    for row, (protocol, replicas) in list(zip(rows, asked_for, strict=True))[1:3]:  # each value of either axis once
         words = f"--model synthetic --points {tmp_path / 'points.csv'} --isl 500 --osl 100 --rate 200 --ttft p95:300ms"
         words += f" --protocol {protocol} --points-replicas {replicas} --json"
         asked = CliRunner().invoke(plan_command, words.split())

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from sizing.engine import FREE, Batching, Policy, Replica, StepLaw
 from sizing.numbers import Floats
 from sizing.simulator import simulate
-from sizing.simulator.loops import run_stream
+from sizing.simulator.fleet import run_stream
 from sizing.simulator.state import engine_of, idle_states, requests_of, work_space
 from sizing.workload import Arrivals, Lengths, Routing, Workload
 

@@ -12,7 +12,7 @@ import numpy as np
 
 from sizing.engine import POLICIES, Batching, Replica, StepLaw
 from sizing.simulator import simulate, stable_rate_per_s
-from sizing.simulator.loops import run_stream
+from sizing.simulator.fleet import run_stream
 from sizing.simulator.state import engine_of, idle_states, requests_of, work_space
 from sizing.workload import ROUTINGS, Lengths, Workload
 

@@ -32,7 +32,6 @@ def test_a_measurement_comes_back_as_it_went_in(
     store.add_point(run_id, Measurement(point, said, server))
     assert store.points(run_id) == [point]
     assert store.measurements(run_id) == [Measurement(point, said, server)]
-    assert store.done_levels(run_id) == {level_key(point)}
 
 
 def test_text_that_a_database_refuses_and_unknown_facts_do_not_lose_the_point(store: Store) -> None:
@@ -154,7 +153,7 @@ def test_runs_come_newest_first_with_their_points_counted(store: Store) -> None:
 
 @pytest.mark.parametrize(
     "act",
-    [Store.run, Store.points, Store.measurements, Store.done_levels, Store.restart_run, Store.records],
+    [Store.run, Store.points, Store.measurements, Store.restart_run, Store.records],
     ids=lambda act: act.__name__,
 )
 def test_an_unknown_run_is_named(tmp_path: Path, act: Any) -> None:

@@ -15,6 +15,7 @@ from streamlit.testing.v1 import AppTest
 from calibration.store import DATABASE_VARIABLE, Store
 from sizing import planner
 from sizing.analyses.curves import versus
+from sizing.analyses.pools import Pools, pools_of
 from sizing.candidates import find
 from sizing.numbers import gpus, significant
 from sizing.plans import Plan, cost_of
@@ -114,6 +115,18 @@ def test_costs_can_be_hidden_and_without_a_price_it_is_said_how_to_see_them(comp
     assert compare.PER_HOUR not in compared(SOME, **{"show.cost": "off"}).dataframe[0].value
     unpriced = compared(replace(SOME, price_per_gpu_hour=None))
     assert compare.PER_HOUR not in unpriced.dataframe[0].value and "Enter a price" in shown(unpriced)
+
+
+def test_two_pools_are_shown_beside_the_one_fleet(compared: Open, plan: Plan) -> None:
+    """Where they are asked for: the counts of the planner, memory by role, and what they rest on."""
+    assert "Prefill and decode apart:" not in shown(compared(SOME))
+    app = compared(SOME, **{"show.pools": "on"})
+    text = shown(app)
+    pools = pools_of(plan.question, find(SOME.model, SOME.lengths, SOME.choice)[0])
+    assert isinstance(pools, Pools)
+    assert f"Prefill and decode apart: {gpus(pools.gpus)}" in text and f"in one fleet {gpus(plan.answer.gpus)}" in text
+    roles = next(table.value for table in app.table if list(table.value.index) == ["Prefill", "Decode"])
+    assert {"Weights (GiB)", "KV cache in use (GiB)"} <= set(roles.columns) and "no other traffic" in text
 
 
 def test_the_matrix_has_a_cell_for_every_configuration(compared: Open, plan: Plan) -> None:

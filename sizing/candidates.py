@@ -248,12 +248,17 @@ def _timed(model: Model, gpu: str, layout: Layout, precision: str) -> tuple[str,
 
 
 def _sensible(model: Model, gpu: str, precision: str) -> Sequence[Layout]:
-    """Layouts to compare where none is asked for: all where kernels were timed so, else tensor parallelism."""
+    """Layouts to compare where none is asked for: those with timings, all of a model that nobody has timed, whose
+    relatives were, and tensor parallelism in any case."""
     by_tensor = [Layout(tp) for tp in TENSOR_PARALLEL]
     form = next((each for each in PRECISIONS if each == precision), None)
     if form is None:
         return by_tensor
-    timed = [each for each in layouts(model, gpu_named(gpu), form) if timed_engines(model, gpu, each, form)]
+    chip = gpu_named(gpu)
+    known = layouts(model, chip, form)
+    timed = [each for each in known if timed_engines(model, gpu, each, form)]
+    if not timed and chip.timed:
+        return known
     taken = {each.tp for each in timed if each.tp == each.gpus}
     return [*timed, *(each for each in by_tensor if each.tp not in taken)]
 

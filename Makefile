@@ -1,5 +1,5 @@
 # make app       install what is needed and open the planner
-# make test      set up and test all but browser and real servers     make test-all  every test, as CI does
+# make test      set up and test all but browser, servers and long   make test-all  every test, as CI does
 # make check     lint and types        make bench   speeds, side by side        make coverage  what `make test` reaches
 # make laws      fit the day-zero laws again, half an hour on two cores
 # make dist      wheel and source archive in dist/, the wheel tried            make docs-api  API pages in .cache/api/
@@ -19,10 +19,11 @@ app: $(VENV)/stamp
 	$(BIN)/streamlit run serve.py --server.port $(PORT) --server.headless $(if $(DISPLAY),false,true) --server.showEmailPrompt false
 
 # Some tests wait for servers and browsers, so three workers keep two cores busy; files that wait come first
-# (tests/conftest.py). `make test` leaves out those that drive Chromium or start the real Triton or vLLM: half of the
-# time, and the part of the set-up that takes packages from apt and makes environments of 2 GB.
+# (tests/conftest.py). `make test` leaves out those that drive Chromium, start the real Triton or vLLM, or take long by
+# running many programs: most of the time, and the part of the set-up that takes packages from apt and makes
+# environments of 2 GB.
 PYTEST := $(BIN)/python -m pytest -n $(or $(WORKERS),3) --dist loadfile --no-loadscope-reorder --durations 60
-HERE_ALONE := not browser and not triton and not vllm
+HERE_ALONE := not browser and not triton and not vllm and not long
 
 test: $(VENV)/stamp-test kernels
 	$(PYTEST) -m "$(HERE_ALONE)"

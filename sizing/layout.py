@@ -72,7 +72,7 @@ class Layout:
 
 
 TENSOR_PARALLEL = (1, 2, 4, 8)
-SLOW_LINK_BYTES_PER_S = 1e11
+BUS_BYTES_PER_S = 1e11
 """Below this, GPUs meet over a bus, where stages exchange far less than tensor parallelism does."""
 LARGE = 0.4
 """Share of the memory of eight GPUs: models whose weights take more of it are also spread over several servers."""
@@ -89,7 +89,7 @@ def layouts(model: Model, gpu: Gpu, precision: Precision) -> list[Layout]:
     large = weight_bytes > LARGE * most * gpu.memory_bytes
     ways = (*TENSOR_PARALLEL, 2 * most) if large else TENSOR_PARALLEL
     found = [Layout(tp) for tp in ways]
-    if gpu.link_bytes_per_s < SLOW_LINK_BYTES_PER_S:
+    if gpu.link_bytes_per_s < BUS_BYTES_PER_S:
         found += [Layout(tp, pp) for tp in TENSOR_PARALLEL for pp in (2, 4, 8) if tp * pp <= most]
     if model.kind == "moe":
         for gpus in ways[1:]:

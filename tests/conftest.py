@@ -37,8 +37,11 @@ gc.disable()  # until all is collected: test files, libraries and items stay, an
 HERE = Path(__file__).parent
 LONG = (HERE, HERE / "fuzz")
 """Folders whose own files run blocks of documentation, examples, a wheel and a campaign: a minute and more each."""
-
-
+PROGRAMS = (
+    *(HERE / name for name in ("test_docs.py", "test_examples.py", "test_package.py", "fuzz/test_campaign.py")),
+    *(HERE / "calibration" / name for name in ("test_kills.py", "test_jobs.py")),
+)
+"""Files that run many programs: documentation, examples, a wheel, a campaign, runs that are killed."""
 WAITING = tuple(HERE / "calibration" / name for name in ("test_size.py", "test_check.py", "test_rude_servers.py"))
 """Files that measure servers whose times are long on purpose: minutes of waiting and little work."""
 SERVERS = {"triton": TRITON, "vllm": RECIPE}
@@ -56,6 +59,9 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         reason = f"Triton's Python backend has no build for Python {PYTHON_VERSION}"
         for item in filter(_marked("triton"), items):
             item.add_marker(pytest.mark.skip(reason=reason))
+    for item in items:
+        if item.path in (*PROGRAMS, *WAITING):
+            item.add_marker(pytest.mark.long)
     kinds = {item.path: _kind(item) for item in items}
     for item in items:
         kinds[item.path] = min(kinds[item.path], _kind(item))

@@ -22,7 +22,7 @@ from sizing.estimate.memory import KV_LENGTHS, Memory
 from sizing.estimate.relatives import RELATIVE_SIGMA, TWIN, distance, nearest, scaled
 from sizing.estimate.silicon import Server, corrected
 from sizing.estimate.timed import Timed
-from sizing.layout import Layout, layouts, of_layout, routed_parameters
+from sizing.layout import BUS_BYTES_PER_S, Layout, layouts, of_layout, routed_parameters
 from sizing.places import resource
 from sizing.plans import Candidate
 from sizing.points import Deployment
@@ -152,9 +152,8 @@ EFFICIENCY: Mapping[str, Efficiency] = MappingProxyType(
 """By the kind of the model: those with the least mean error over all shipped laws, ten GPUs and TP 1 to 8."""
 EXCHANGED_BYTES = 4
 """Per token, layer and number of its width: the results of two matrix products, in 16 bits, that TP adds up."""
-NETWORK_BYTES_PER_S = 1e11
 PCIE_SHARE = 0.18
-"""A link below NETWORK_BYTES_PER_S is a bus, of whose speed this share was reached; all of a switched network's."""
+"""Of the speed of a bus this share was reached; all of a switched network's."""
 ROOFLINE_SIGMA = MappingProxyType({"dense": 0.31, "moe": 0.47})
 """Relative error of a roofline against the shipped laws of the ten timed GPUs, by kind: 1.645 of it covers 90 %."""
 UNTIMED_SIGMA = 0.80
@@ -205,7 +204,7 @@ def roofline_law(model: Model, gpu: Gpu, layout: Layout, precision: Precision) -
     reached, tp = EFFICIENCY[model.kind], layout.tp
     weight_bytes, token_bytes = held_bytes(model, replace(layout, pp=1), precision)
     width = model.heads * model.head_size
-    link = gpu.link_bytes_per_s * (1.0 if gpu.link_bytes_per_s > NETWORK_BYTES_PER_S else PCIE_SHARE)
+    link = gpu.link_bytes_per_s * (1.0 if gpu.link_bytes_per_s > BUS_BYTES_PER_S else PCIE_SHARE)
     exchange_s = EXCHANGED_BYTES * model.layers * width * (tp - 1) / tp / link
     return StepLaw(
         weights_s=weight_bytes / (gpu.bandwidth_bytes_per_s * reached.weights),

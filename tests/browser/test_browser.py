@@ -111,13 +111,13 @@ def test_a_form_that_was_half_drawn_when_the_visitor_went_on_is_drawn_whole(
     for route in late:
         route.continue_()
     expect(desk.get_by_test_id("stMultiSelect")).to_have_text(
-        [re.compile(name) for name in ("h200_sxm", "fp8", "1", "trtllm")]
+        [re.compile(name) for name in ("h200_sxm", "fp8", "1", "trtllm", "Layout")]
     )
     load = field(desk, "Peak load (requests/s)")
     load.fill("40")
     load.press("Enter")
     expect(desk).to_have_url(
-        re.compile(r"model=Qwen%2FQwen3-32B&gpu=h200_sxm&precision=fp8&tp=1&engine=trtllm&rate=40\.0.*&day=")
+        re.compile(r"model=Qwen%2FQwen3-32B&gpu=h200_sxm&precision=fp8&tp=1&engine=trtllm&layout=any&rate=40\.0.*&day=")
     )
 
 

@@ -93,7 +93,7 @@ def test_candidate_says_what_it_rests_on() -> None:
     assert dense.warnings == ()
     assert (dense.replica.batching.max_batch_size, dense.replica.batching.token_budget) == (128, 4096)
     mixture = estimate("openai/gpt-oss-120b", "h200_sxm", 1, "mxfp4", LENGTHS)
-    assert mixture.relative_sigma < KERNEL_SIGMA["moe"]
+    assert mixture.relative_sigma > silicon().spread["both"]["moe_hopper"]["itl"]
     assert mixture.warnings == ()
     doubtful = estimate("openai/gpt-oss-120b", "b200_sxm", 1, "mxfp4", LENGTHS)
     assert mixture.relative_sigma < doubtful.relative_sigma < KERNEL_SIGMA["moe_blackwell"]

@@ -111,7 +111,7 @@ def test_the_command_compares_and_prints_what_it_assumes() -> None:
     printed = CliRunner().invoke(whatif_command, ["--change", "batch_limit=64", *OPTIONS, *pools])
     assert printed.exit_code == 0, printed.output
     assert "for 4 requests/s of Qwen/Qwen3-32B" in printed.output
-    assert "Prompts: 4 GPUs" in printed.output
+    assert "Prefill: 4 GPUs" in printed.output
     assert "Verified by simulation" in printed.output
     assert "This assumes:" in printed.output
     assert "at most 64 sequences at once" in printed.output

@@ -273,7 +273,7 @@ def draw_side_by_side(question: Question, picked: Mapping[str, Fleet], with_cost
                 on_click=use_candidate,
                 args=(fleet.candidate,),
                 icon=":material/check:",
-                help="Writes GPU, layout, precision and engine into the form: every page then shows this configuration alone.",
+                help="Writes GPU, layout, precision and engine into the form: every page then shows this one alone.",
             )
 
 

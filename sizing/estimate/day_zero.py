@@ -86,19 +86,23 @@ def layout_of(row: Mapping[str, str]) -> Layout:
 
 def read_rows(path: Path, model: str = "") -> list[dict[str, str]]:
     """The rows of a table of laws, of one model or of all. Raises CatalogueError if the file is faulty."""
+    return list(_rows_in(path, model))
+
+
+def _rows_in(path: Path, model: str = "") -> Iterator[dict[str, str]]:
+    """The same, one by one."""
+    faulty = CatalogueError(f"{path}: its columns are not those of this version; write it again with {BUILD}")
     try:
         with path.open(newline="", encoding="utf-8") as file:
             lines = (line for line in file if not line.startswith("#"))
-            header = next(csv.reader(lines), [])
-            table = [
-                dict(zip(COLUMNS, cells, strict=False))
-                for cells in csv.reader(line for line in lines if line.startswith(f"{model},") or not model)
-            ]
+            if next(csv.reader(lines), []) != list(COLUMNS):
+                raise faulty
+            for cells in csv.reader(line for line in lines if line.startswith(f"{model},") or not model):
+                if len(cells) != len(COLUMNS):
+                    raise faulty
+                yield dict(zip(COLUMNS, cells, strict=True))
     except OSError as error:
         raise CatalogueError(f"{path}: cannot be read ({error.strerror}); write it with {BUILD}") from None
-    if header != list(COLUMNS) or any(len(row) != len(COLUMNS) for row in table):
-        raise CatalogueError(f"{path}: its columns are not those of this version; write it again with {BUILD}")
-    return table
 
 
 def timed_of(row: Mapping[str, str]) -> Timed:
@@ -330,14 +334,15 @@ def _from_relative(case: _Case, why: str) -> Candidate | None:
 
     Memory is the roofline's: DoesNotFit as there.
     """
-    by_engine = _timed_models(case.gpu.id, replace(case.layout, pp=1), case.precision)
-    none: Mapping[str, Mapping[str, str]] = {}
-    timed = next((by_engine[engine] for engine in _preferred(case) if engine in by_engine), none)
-    relative = nearest(case.model, (catalog.models()[name] for name in timed))
+    one = replace(case.layout, pp=1)
+    by_engine = _timed_models().get((case.gpu.id, str(one), case.precision), {})
+    engine = next((engine for engine in _preferred(case) if engine in by_engine), "")
+    known_models = (catalog.models()[name] for name in by_engine.get(engine, ()) if name in catalog.models())
+    relative = nearest(case.model, known_models)
     if relative is None:
         return None
     replica = roofline(case.model, case.gpu, case.layout, case.precision, case.lengths, case.batching)
-    found = timed_of(timed[relative.id])
+    found = timed_of(rows(relative.id)[case.gpu.id, one, case.precision, engine])
     extra = 0.0 if distance(case.model, relative) < TWIN else RELATIVE_SIGMA[case.model.kind]
     known = case.model if extra else relative
     law, error = _of_kind(scaled(found.law, relative, case.model, case.layout), found, case, known.id)
@@ -351,19 +356,15 @@ def _from_relative(case: _Case, why: str) -> Candidate | None:
 
 
 @cache
-def _timed_models(gpu: str, layout: Layout, precision: str) -> Mapping[str, Mapping[str, Mapping[str, str]]]:
-    """By engine: names of the catalogue's models with a shipped law for these GPUs, and its row."""
-    found: dict[str, dict[str, Mapping[str, str]]] = {}
-    for row in _every_row():
-        asked = (row["gpu"], row["precision"]) == (gpu, precision) and layout_of(row) == layout
-        if asked and row["model"] in catalog.models() and not row["why_not"]:
-            found.setdefault(row["engine"], {})[row["model"]] = row
+def _timed_models() -> Mapping[tuple[str, str, str], Mapping[str, list[str]]]:
+    """By GPU, layout and precision, then by engine: names of the models with a shipped law. Names alone are kept: all
+    rows take a hundred megabytes."""
+    found: dict[tuple[str, str, str], dict[str, list[str]]] = {}
+    for row in _rows_in(LAWS):
+        if not row["why_not"]:
+            key = row["gpu"], str(layout_of(row)), row["precision"]
+            found.setdefault(key, {}).setdefault(row["engine"], []).append(row["model"])
     return found
-
-
-@cache
-def _every_row() -> list[dict[str, str]]:
-    return read_rows(LAWS)
 
 
 def _factor(sigma: float) -> float:

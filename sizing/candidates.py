@@ -205,7 +205,7 @@ def cautions_at(fitted: Fit, lengths: Lengths) -> tuple[Caution, ...]:
 
 
 def estimated(model: str, lengths: Lengths, choice: Choice, gpus: Sequence[str], covered: set[Key]) -> Found:
-    """Day-zero estimates for each of the `gpus` at every precision, TP and engine of the choice that no measurement
+    """Day-zero estimates for each of the `gpus` at every precision, layout and engine of the choice that no measurement
     covers. Where no engine is chosen, a measured one covers all of them, and only measured engines are estimated.
 
     None for a model that is measured but not in the catalogue; CatalogueError if it is neither.

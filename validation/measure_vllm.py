@@ -74,21 +74,25 @@ class Configuration:
     table: str = "vllm-cpu.csv"
 
 
-def paced(name: str, pace: Pace) -> Configuration:
+DENSE = Pace("Qwen/Qwen3-32B", "h100_sxm", 2, "bf16")
+MIXTURE = Pace("Qwen/Qwen3-235B-A22B", "h100_sxm", 8, "fp8")
+LENGTHS = (Mix(512, 64), Mix(1500, 24), Mix(64, 128))
+
+
+def paced(name: str, pace: Pace, mixes: tuple[Mix, ...], open_s: float = 45.0, **limits: Any) -> Configuration:
     """A server whose steps last as on GPUs: the model that is computed beside is as small as vLLM takes."""
     settings = Settings(http_port=0, max_sequence_tokens=4096, kv_tokens=131_072, token_budget=2048, pace=pace)
-    settings = replace(settings, **SMALLEST)
-    return Configuration(name, settings, (Mix(512, 64), Mix(1500, 24), Mix(64, 128)), 15.0, 60.0, "vllm-paced.csv")
+    return Configuration(name, replace(settings, **{**SMALLEST, **limits}), mixes, 15.0, open_s, "vllm-paced.csv")
 
 
 CONFIGURATIONS = (
     Configuration("dense", SERVED, (CHAT, READING, WRITING)),
     Configuration("mixture", replace(SERVED, experts=8), (CHAT, READING, WRITING)),
-    Configuration("dense, prefix cache", replace(SERVED, kv_reuse=True), (Mix(400, 32, shared=320),)),
-    Configuration("dense, small KV cache", replace(SERVED, kv_tokens=2048), (CHAT,)),
-    Configuration("dense, small chunks", replace(SERVED, token_budget=128), (READING,)),
-    paced("pace of Qwen3-32B on 2 H100", Pace("Qwen/Qwen3-32B", "h100_sxm", 2, "bf16")),
-    paced("pace of Qwen3-235B-A22B on 8 H100", Pace("Qwen/Qwen3-235B-A22B", "h100_sxm", 8, "fp8")),
+    paced("pace of Qwen3-32B on 2 H100", DENSE, LENGTHS, 60.0),
+    paced("pace of Qwen3-235B-A22B on 8 H100", MIXTURE, LENGTHS),
+    paced("pace of Qwen3-32B, prefix cache", DENSE, (Mix(1500, 48, shared=1200),), kv_reuse=True),
+    paced("pace of Qwen3-32B, small KV cache", DENSE, (Mix(128, 256),), kv_tokens=4096),
+    paced("pace of Qwen3-32B, small chunks", DENSE, (Mix(1500, 24),), token_budget=256),
 )
 
 

@@ -65,6 +65,8 @@ def open_engine(model: Model, gpu: str, backend: str, layout: Layout, precision:
 
     Cached for the life of the process. Raises EstimateUnavailable with the reason.
     """
+    if not available():
+        raise EstimateUnavailable(MISSING)
     outcome = _open(model.id, gpu, backend, layout, precision == model.checkpoint, precision)
     if isinstance(outcome, str):
         raise EstimateUnavailable(outcome)

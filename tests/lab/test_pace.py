@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import json
+import subprocess
 import sys
 import time
 from dataclasses import dataclass, field
@@ -123,3 +124,13 @@ def test_a_pace_that_nobody_knows_is_refused_in_a_line(text: str, said: str, tmp
     with pytest.raises(ServerError, match=said) as refused:
         Pace.parse(text).write(tmp_path / "pace.json")
     assert "\n" not in str(refused.value)
+
+
+def test_a_pace_finds_the_timings_by_itself(tmp_path: Path) -> None:
+    """In a process of its own: here the check above has already put them on the path."""
+    code = (
+        "import sys, pathlib; from lab.vllm.pace import Pace; Pace.parse(sys.argv[1]).write(pathlib.Path(sys.argv[2]))"
+    )
+    written = tmp_path / "steps.json"
+    subprocess.run([sys.executable, "-c", code, "Qwen/Qwen3-32B,h100_sxm,2,bf16", written], check=True)
+    assert json.loads(written.read_text())["decode"]

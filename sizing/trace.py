@@ -1,0 +1,152 @@
+"""Requests as they arrived: times, lengths and sessions of real traffic, and nothing else of it."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from sizing.errors import ScenarioError
+from sizing.workload import Seconds
+
+HOUR_S, MINUTE_S = 3600.0, 60.0
+Counts = NDArray[np.int32]
+
+
+class TraceError(ScenarioError):
+    """A trace cannot be used: file, row and column are named."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Trace:
+    """Requests in order of arrival; arrays of shape (requests,).
+
+    Attributes:
+        arrival_s: seconds since `began_s`, ascending, the first is 0 or later.
+        isl, osl: prompt and output tokens, 1 or more.
+        began_s: the time of 0 s in seconds since 1970 (UTC); NaN where the trace has only relative times.
+        session: number of the conversation that a request belongs to, from 0; empty: none are known.
+    """
+
+    arrival_s: Seconds
+    isl: Counts
+    osl: Counts
+    began_s: float = math.nan
+    session: Counts = np.empty(0, np.int32)  # noqa: RUF009  # never written to
+
+    def __post_init__(self) -> None:
+        if not len(self.arrival_s) == len(self.isl) == len(self.osl):
+            raise TraceError("a trace needs one arrival, one ISL and one OSL for each request")
+        if len(self.session) not in (0, len(self.arrival_s)):
+            raise TraceError("a trace needs one session for each request, or none")
+        if len(self.arrival_s) < 2:
+            raise TraceError(f"a trace needs 2 requests or more, got {len(self.arrival_s)}")
+
+    def __len__(self) -> int:
+        return len(self.arrival_s)
+
+    @property
+    def span_s(self) -> float:
+        """From the first arrival to the last."""
+        return float(self.arrival_s[-1] - self.arrival_s[0])
+
+    @property
+    def rate_per_s(self) -> float:
+        """Mean requests/s; infinite where all arrive at once."""
+        return (len(self) - 1) / self.span_s if self.span_s else math.inf
+
+    def clock(self, second: float) -> str:
+        """A time of the trace for people: ``2024-05-10 14:00`` (UTC), or ``02:00`` hours and minutes from its start."""
+        if math.isnan(self.began_s):
+            minutes = int(second // MINUTE_S)
+            return f"{minutes // 60:02d}:{minutes % 60:02d}"
+        return datetime.fromtimestamp(self.began_s + second, UTC).strftime("%Y-%m-%d %H:%M")
+
+    def part(self, from_s: float, until_s: float) -> Trace:
+        """The requests that arrive from `from_s` to before `until_s`. Raises TraceError for fewer than two."""
+        first, last = np.searchsorted(self.arrival_s, (from_s, until_s))
+        if last - first < 2:
+            raise TraceError(f"only {last - first} requests arrive from {self.clock(from_s)} to {self.clock(until_s)}")
+        session = self.session[first:last] if len(self.session) else self.session
+        return Trace(self.arrival_s[first:last], self.isl[first:last], self.osl[first:last], self.began_s, session)
+
+    def scaled(self, factor: float, seed: int = 0) -> Trace:
+        """The trace with `factor` times the requests, each as often as `factor` says, and with the same bursts.
+
+        Of a factor of 2.5 every request comes twice and half of them, drawn at random, a third time; copies arrive at
+        random within the time between the request's neighbours, so that the rate of each minute is `factor` times what
+        it was and twins do not meet in one iteration. Below 1 requests are dropped at random. A session with copies is
+        several sessions.
+        """
+        if not 0 < factor < math.inf:
+            raise TraceError(f"the factor of a trace must be above 0, got {factor:g}")
+        if factor == 1:
+            return self
+        rng = np.random.default_rng(seed)
+        copies = np.full(len(self), int(factor))
+        copies += rng.random(len(self)) < factor - int(factor)
+        source = np.repeat(np.arange(len(self)), copies)
+        if len(source) < 2:
+            raise TraceError(f"{factor:g} times {len(self)} requests leave {len(source)}")
+        number = np.arange(len(source)) - np.repeat(np.cumsum(copies) - copies, copies)
+        before, after = self.arrival_s[np.maximum(source - 1, 0)], self.arrival_s[np.minimum(source + 1, len(self) - 1)]
+        moved = number > 0
+        arrival_s = self.arrival_s[source]
+        arrival_s[moved] = rng.uniform(before[moved], after[moved])
+        order = np.argsort(arrival_s, kind="stable")
+        session = self.session
+        if len(session):
+            session = (session[source] + number * (1 + int(session.max())))[order].astype(np.int32)
+        return Trace(arrival_s[order], self.isl[source][order], self.osl[source][order], self.began_s, session)
+
+    def counts(self, every_s: float) -> NDArray[np.int64]:
+        """Requests in each stretch of `every_s` seconds from 0 on, shape (stretches,)."""
+        return np.bincount((self.arrival_s // every_s).astype(np.int64))
+
+
+class Hour(NamedTuple):
+    """A stretch of a trace, seconds, and the requests in it by number, `first` to before `last`."""
+
+    from_s: float
+    until_s: float
+    first: int
+    last: int
+
+
+def hours(trace: Trace) -> list[Hour]:
+    """The trace by the hour of the clock (of its start where it has no date), hours without requests left out."""
+    offset_s = trace.began_s % HOUR_S if math.isfinite(trace.began_s) else 0.0
+    number = np.floor((trace.arrival_s + offset_s) / HOUR_S).astype(np.int64)
+    firsts = np.flatnonzero(np.diff(number, prepend=number[0] - 1))
+    lasts = np.append(firsts[1:], len(trace))
+    return [
+        Hour(
+            float(number[first] * HOUR_S - offset_s),
+            float((number[first] + 1) * HOUR_S - offset_s),
+            int(first),
+            int(last),
+        )
+        for first, last in zip(firsts, lasts, strict=True)
+    ]
+
+
+def dispersion(trace: Trace, every_s: float = 1.0) -> float:
+    """Variance over mean of the requests in stretches of `every_s` seconds, each beside its own ten minutes: 1 for
+    Poisson arrivals at a rate that changes slowly, more for bursts.
+
+    The index of dispersion of counts (Cox and Lewis 1966, The Statistical Analysis of Series of Events). NaN for traces
+    shorter than twenty such stretches.
+    """
+    counts = trace.counts(every_s).astype(float)
+    whole = max(int(10 * MINUTE_S / every_s), 20)
+    parts = [
+        part for part in np.array_split(counts, max(1, len(counts) // whole)) if len(part) >= 20 and part.mean() > 0
+    ]
+    if not parts:
+        return math.nan
+    weights = np.array([part.sum() for part in parts])
+    return float(np.average([part.var(ddof=1) / part.mean() for part in parts], weights=weights))

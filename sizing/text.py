@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from dataclasses import asdict
+from math import isnan
 from string import Formatter
 from typing import TYPE_CHECKING, Any
 
@@ -16,6 +17,7 @@ from sizing.plans import Basis, Fleet, Plan, Rejection, cost_of, energy_of
 from sizing.prediction import Caution, CautionKind, Method
 from sizing.question import FIELDS, Question, replicas_for
 from sizing.token_law import TokenLaw
+from sizing.trace import dispersion
 from sizing.workload import METRICS, Arrivals, Lengths, metric_name
 
 if TYPE_CHECKING:
@@ -24,6 +26,7 @@ if TYPE_CHECKING:
     from sizing.analyses.mixed import Mix
     from sizing.analyses.pools import Pools
     from sizing.analyses.sensitivity import Tuned
+    from sizing.analyses.traced import TracePlan
     from sizing.analyses.verification import Figure, Verification
     from sizing.fitting import Fit, Regime, Shares
 
@@ -329,6 +332,34 @@ def daily_line(daily: Daily) -> str:
         f"{daily.gpu_hours} GPU-hours a day when the fleet follows the load, {daily.constant_gpu_hours} when it does "
         f"not: {percent(daily.saved)} less"
     )
+
+
+def trace_lines(found: TracePlan) -> tuple[str, ...]:
+    """What was replayed, how the worst hour went, how far the count may differ for other days, and GPU-hours."""
+    trace, seen, fleet = found.trace, found.replayed, found.plan.answer
+    ends = f"{trace.clock(float(trace.arrival_s[0]))} to {trace.clock(float(trace.arrival_s[-1]))}"
+    bursts = dispersion(trace)
+    worst = found.worst_hour
+    lines = [
+        f"Trace: {len(trace):,} requests from {ends}, {significant(trace.rate_per_s)} requests/s on average and "
+        f"{significant(found.plan.question.workload.rate_per_s)} in the busiest hour"
+        + (
+            "" if isnan(bursts) else f"; requests of a second vary {bursts:.2g} times as much as Poisson arrivals would"
+        ),
+        f"Replayed: {percent(seen.goodput(), 2)} of the requests are inside all limits on requests; in the worst hour, "
+        f"{trace.clock(seen.hours[worst].from_s)}, {percent(seen.goodput(worst), 1)}",
+    ]
+    if again := found.sampling:
+        low, high = ((working + fleet.spare) * fleet.candidate.gpus for working in (again.low, again.high or 0))
+        told = f"{low} GPUs or more" if again.high is None else counts(low, high)
+        lines.append(f"Other traffic of the kind ({again.blocks} {again.of}, drawn again and again): {told} in 90 %")
+    hours = sum(found.needed) + fleet.spare * len(found.needed)
+    most = fleet.replicas * len(found.needed)
+    lines.append(
+        f"{hours * fleet.candidate.gpus:,} GPU-hours where the fleet follows the rate of each hour, "
+        f"{most * fleet.candidate.gpus:,} where it does not"
+    )
+    return tuple(lines)
 
 
 # --- What a report says beside its numbers: what the count includes and assumes, how sure it is, what its terms mean

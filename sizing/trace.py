@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import NamedTuple
@@ -15,6 +16,7 @@ from sizing.workload import Seconds
 
 HOUR_S, MINUTE_S = 3600.0, 60.0
 Counts = NDArray[np.int32]
+WINDOWS = "02:30..04:00 or 2024-05-10T14:00..2024-05-10T18:00"
 
 
 class TraceError(ScenarioError):
@@ -103,6 +105,38 @@ class Trace:
             session = (session[source] + number * (1 + int(session.max())))[order].astype(np.int32)
         return Trace(arrival_s[order], self.isl[source][order], self.osl[source][order], self.began_s, session)
 
+    def window(self, text: str) -> Trace:
+        """The part that ``--trace-window`` names: ``all``, ``worst-hour`` (with the most tokens), or ``FROM..TO``.
+
+        FROM and TO are dates with times (``2024-05-10T14:00``, UTC) where the trace has them, else hours, minutes and
+        perhaps seconds from its start (``02:30``); either may be left out. Raises TraceError for anything else.
+        """
+        if text == "all":
+            return self
+        if text == "worst-hour":
+            tokens = np.cumsum(np.concatenate([[0.0], np.add(self.isl, self.osl, dtype=float)]))
+            worst = max(hours(self), key=lambda hour: tokens[hour.last] - tokens[hour.first])
+            return self.part(worst.from_s, worst.until_s)
+        start, dots, end = text.partition("..")
+        if not dots:
+            raise TraceError(f"--trace-window {text!r}: write all, worst-hour or FROM..TO, for instance {WINDOWS}")
+        ends_s = (self._second(word) for word in (start, end))
+        return self.part(*(usual if s is None else s for s, usual in zip(ends_s, (0.0, math.inf), strict=True)))
+
+    def _second(self, word: str) -> float | None:
+        """The time that one end of a window names; None where it is empty."""
+        if not word:
+            return None
+        if found := re.fullmatch(r"(\d{1,5}):(\d\d)(?::(\d\d))?", word):
+            return int(found[1]) * HOUR_S + int(found[2]) * MINUTE_S + int(found[3] or 0)
+        if math.isnan(self.began_s):
+            raise TraceError(f"--trace-window {word!r}: this trace has no dates: give hours and minutes, as in 02:30")
+        try:
+            when = datetime.fromisoformat(word)
+        except ValueError:
+            raise TraceError(f"--trace-window {word!r}: write all, worst-hour or FROM..TO, as in {WINDOWS}") from None
+        return (when if when.tzinfo else when.replace(tzinfo=UTC)).timestamp() - self.began_s
+
     def counts(self, every_s: float) -> NDArray[np.int64]:
         """Requests in each stretch of `every_s` seconds from 0 on, shape (stretches,)."""
         return np.bincount((self.arrival_s // every_s).astype(np.int64))
@@ -120,17 +154,14 @@ class Hour(NamedTuple):
 def hours(trace: Trace) -> list[Hour]:
     """The trace by the hour of the clock (of its start where it has no date), hours without requests left out."""
     offset_s = trace.began_s % HOUR_S if math.isfinite(trace.began_s) else 0.0
-    number = np.floor((trace.arrival_s + offset_s) / HOUR_S).astype(np.int64)
-    firsts = np.flatnonzero(np.diff(number, prepend=number[0] - 1))
-    lasts = np.append(firsts[1:], len(trace))
+    numbers = np.unique(np.floor((trace.arrival_s + offset_s) / HOUR_S))
+    ends_s = (numbers + 1) * HOUR_S - offset_s
+    lasts = np.searchsorted(trace.arrival_s, ends_s)
+    firsts = np.concatenate([[0], lasts[:-1]])
     return [
-        Hour(
-            float(number[first] * HOUR_S - offset_s),
-            float((number[first] + 1) * HOUR_S - offset_s),
-            int(first),
-            int(last),
-        )
-        for first, last in zip(firsts, lasts, strict=True)
+        Hour(float(end_s - HOUR_S), float(end_s), int(first), int(last))
+        for end_s, first, last in zip(ends_s, firsts, lasts, strict=True)
+        if first < last
     ]
 
 

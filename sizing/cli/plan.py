@@ -6,7 +6,7 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from datetime import UTC, datetime
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
@@ -40,10 +40,14 @@ from sizing.cli.options import (
 )
 from sizing.cli.shapes import Extras, extras_json
 from sizing.edge import BY_SIMULATION
-from sizing.plans import Candidate, Fleet, NoFeasiblePlan, Plan
+from sizing.plans import Candidate, Fleet, NoFeasiblePlan, Plan, Rejection
 from sizing.points import Point
-from sizing.question import FIELDS, Question
+from sizing.question import FIELDS, LENGTHS, PEAK_FACTOR, Question
 from sizing.text import rejection_json
+from sizing.trace import Trace
+
+if TYPE_CHECKING:
+    from sizing.analyses.traced import TracePlan
 
 
 class Reported(NoFeasiblePlan):
@@ -92,6 +96,16 @@ LOAD_NEEDED = ("isl", "osl")
     field_option("rate", required=False),
     field_option("peak_factor"),
     click.option("--daily", help="24 hourly rates, comma-separated, instead of --rate: GPUs by hour."),
+    click.option(
+        "--trace", help="Recorded requests (CSV, Parquet, JSON lines) in place of lengths and load: replayed."
+    ),
+    click.option(
+        "--trace-window",
+        default="all",
+        show_default=True,
+        help="Of the trace: all, worst-hour, or FROM..TO as 02:30..04:00 or with dates.",
+    ),
+    click.option("--trace-scale", default=1.0, show_default=True, help="Times the requests of the trace, bursts kept."),
     sla_options,
     margin_options,
     field_option("price"),
@@ -113,17 +127,26 @@ def plan_command(context: click.Context, /, json_: bool, **given: Any) -> None:
     if given["workloads"]:
         shared_instead(context, json_, given)
         return
-    question, points = planned(given), points_of(given)
+    points = points_of(given)
+    if given["trace"] is None:
+        question, trace = planned(given), None
+    else:
+        question, trace = planned_trace(context, given)
     found = candidates.find(question.model, question.workload.lengths, choice_of(given), points, protocol_of(given))
     gpus, stock = gpus_of(found), {name: given[name] for name in ("owned", "available")}
     question = replace(question, **prices_of(given["price"], gpus))
     counts = {name: counts_of(f"--{name}", text, gpus) for name, text in stock.items()}
     reserved = configured(found[0], given, question.workload.lengths.osl)
     try:
-        plan = planner.plan(question, reserved, found[1])
+        replayed = None
+        if trace is None:
+            plan = planner.plan(question, reserved, found[1])
+        else:
+            replayed = replays(question, trace, reserved, found[1])
+            plan = replayed.plan
     except NoFeasiblePlan as error:
         raise Reported(error, refusal_json(error, question, reserved)) if json_ else error from None
-    more = extras(plan, given, counts, reserved)
+    more = replace(extras(plan, given, counts, reserved), trace=replayed)
     if json_:
         write_json({**answer.as_json(plan), **extras_json(more, question), "report": report_json(plan, more, points)})
     else:
@@ -153,6 +176,38 @@ def planned(given: Mapping[str, Any]) -> Question:
         FIELDS["peak_factor"].check(factor)
         peak = given["rate"] * factor
     return Question.of({**given, "rate": peak, "peak_factor": factor, "price": None})
+
+
+OF_TRACES = ("isl", "osl", "isl_cv", "osl_cv", "isl_law", "osl_law", "correlation", "arrivals", "rate", "peak_factor")
+NOT_REPLAYED = ("daily", "mix", "tuned", "disaggregated")
+
+
+def planned_trace(context: click.Context, given: Mapping[str, Any]) -> tuple[Question, Trace]:
+    """The trace that --trace names, and the question with its lengths and the rate of its busiest hour."""
+    from sizing.analyses.traced import busiest_rate_per_s, lengths_of
+    from sizing.trace_files import read_trace
+
+    by_hand = set_by_hand(context)
+    for name in (*OF_TRACES, *NOT_REPLAYED):
+        if name in by_hand:
+            option = "tune" if name == "tuned" else name.replace("_", "-")
+            why = "the trace has its own" if name in OF_TRACES else "its answer would not be replayed"
+            raise click.UsageError(f"--{option} does not go with --trace: {why}")
+    trace = read_trace(given["trace"]).window(given["trace_window"]).scaled(given["trace_scale"])
+    lengths, rate = lengths_of(trace), busiest_rate_per_s(trace)
+    of_trace = {name: getattr(lengths, name) for name in LENGTHS} | {"rate": rate}
+    factor = min(max(rate / trace.rate_per_s, 1.0), PEAK_FACTOR.high)
+    return Question.of({**given, **of_trace, "peak_factor": factor, "price": None}), trace
+
+
+def replays(question: Question, trace: Trace, found: Sequence[Candidate], rejected: Sequence[Rejection]) -> TracePlan:
+    """The plan of a trace; on a terminal, which fleet is being replayed."""
+    from rich.console import Console
+
+    from sizing.analyses.traced import plan_trace
+
+    with Console(stderr=True).status(f"{len(trace):,} requests") as status:
+        return plan_trace(question, trace, found, rejected, progress=status.update)
 
 
 def report_json(plan: Plan, more: Extras, points: Sequence[Point]) -> dict[str, Any]:

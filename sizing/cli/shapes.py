@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from dataclasses import asdict, dataclass
-from typing import Any
+from math import isnan
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -22,6 +23,10 @@ from sizing.points import Point
 from sizing.prediction import Prediction
 from sizing.question import Question
 from sizing.text import cautions, fleet_json, rejection_json, verification_json
+from sizing.trace import dispersion
+
+if TYPE_CHECKING:
+    from sizing.analyses.traced import TracePlan
 
 
 def prediction_json(prediction: Prediction) -> dict[str, Any]:
@@ -200,6 +205,7 @@ class Extras:
     mix: Mix | None = None
     verification: Verification | None = None
     pools: Pools | Rejection | None = None
+    trace: TracePlan | None = None
 
 
 def extras_json(extras: Extras, question: Question) -> dict[str, Any]:
@@ -212,6 +218,46 @@ def extras_json(extras: Extras, question: Question) -> dict[str, Any]:
         **({"tuned": tuned_json(extras.tuned, question)} if extras.tuned else {}),
         **({"mix": mix_json(extras.mix)} if extras.mix else {}),
         **({"disaggregated": pools_json(extras.pools, question)} if extras.pools else {}),
+        **({"trace": trace_json(extras.trace)} if extras.trace else {}),
+    }
+
+
+def trace_json(found: TracePlan) -> dict[str, Any]:
+    """What was replayed, the share of requests inside the SLA, the band of resampled traces, and each hour."""
+    trace, seen, gpus = found.trace, found.replayed, found.plan.answer.candidate.gpus
+    spare = found.plan.answer.spare
+    again = found.sampling
+    bounds = (None, None) if again is None else (again.low, again.high)
+    low, high = (None if working is None else (working + spare) * gpus for working in bounds)
+    return {
+        "requests": len(trace),
+        "began_at": None if isnan(trace.began_s) else trace.clock(0.0),
+        "span_s": trace.span_s,
+        "rate_per_s": trace.rate_per_s,
+        "dispersion_1_s": dispersion(trace),
+        "goodput": seen.goodput(),
+        "lost": int(seen.tally.lost.sum()),
+        "gpus_low_sampling": low,
+        "gpus_high_sampling": high,
+        "sampling_blocks": None if again is None else f"{again.blocks} {again.of}",
+        "worst_hour": found.worst_hour,
+        "hours": [hour_json(found, number) for number in range(len(seen.hours))],
+    }
+
+
+def hour_json(found: TracePlan, number: int) -> dict[str, Any]:
+    """One hour of a replayed trace: its load, what its requests saw, and GPUs that its rate needs, spares included."""
+    from sizing.simulator.recorded import METRICS  # a plan without a trace does without
+
+    seen, answer = found.replayed, found.plan.answer
+    hour = seen.hours[number]
+    return {
+        "from_s": hour.from_s,
+        "clock": found.trace.clock(hour.from_s),
+        "requests": int(seen.tally.gone[number]),
+        "goodput": seen.goodput(number),
+        "predicted": {metric: asdict(seen.quantiles(metric, number)) for metric in METRICS},
+        "gpus": (found.needed[number] + answer.spare) * answer.candidate.gpus,
     }
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from functools import partial
 from math import isnan
+from typing import TYPE_CHECKING
 
 from rich.console import Console
 from rich.markup import escape
@@ -25,6 +26,9 @@ from sizing.plans import Fleet, Plan, Rejection
 from sizing.prediction import Caution, Prediction
 from sizing.question import Question
 from sizing.workload import METRICS, metric_name
+
+if TYPE_CHECKING:
+    from sizing.analyses.traced import TracePlan
 
 NOTHING_MORE = Extras()
 SHOWN = 8
@@ -69,6 +73,10 @@ def print_plan(plan: Plan, extras: Extras = NOTHING_MORE) -> None:
         out.print(sensitivity_table(extras.sensitivity, fleet))
     if extras.daily:
         out.print(daily_table(extras.daily))
+    if extras.trace:
+        for line in text.trace_lines(extras.trace):
+            say(f"{escape(line)}.")
+        out.print(hours_table(extras.trace))
     if len(plan.fleets) > 1:
         out.print(alternatives_table(plan))
     print_rejections(plan.rejected)
@@ -169,6 +177,26 @@ def daily_table(daily: Daily) -> Table:
     table = Table("hour", "requests/s", "replicas", "GPUs", title="GPUs by hour", title_justify="left")
     for hour in daily.hours:
         table.add_row(f"{hour.hour:02d}:00", significant(hour.rate_per_s), str(hour.replicas), str(hour.gpus))
+    return table
+
+
+def hours_table(found: TracePlan) -> Table:
+    """The hours of a replayed trace in which most requests miss a limit, worst first."""
+    from sizing.simulator.recorded import limits_on_requests  # a plan without a trace does without
+
+    seen, answer = found.replayed, found.plan.answer
+    limits = limits_on_requests(seen.sla)
+    title = f"The worst of {len(seen.hours)} hours, replayed on {answer.working} working replicas"
+    columns = ("hour", "requests", "inside the SLA", *(limit.name for limit in limits), "GPUs at its rate")
+    table = Table(*columns, title=title, title_justify="left")
+    for number in sorted(range(len(seen.hours)), key=seen.goodput)[:SHOWN]:
+        table.add_row(
+            found.trace.clock(seen.hours[number].from_s),
+            f"{seen.tally.gone[number]:,}",
+            percent(seen.goodput(number), 1),
+            *(milliseconds(seen.quantiles(limit.metric, number).at(limit.percentile)) for limit in limits),
+            str((found.needed[number] + answer.spare) * answer.candidate.gpus),
+        )
     return table
 
 

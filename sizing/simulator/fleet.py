@@ -54,7 +54,7 @@ RANDOM, ROUND_ROBIN, POWER_OF_TWO = map(ROUTINGS.index, ("random", "round_robin"
 UNWATCHED = Watch()
 PART = 32_768
 """Requests served between two checks for cancellation: milliseconds, seconds at most."""
-_ROUTER = np.dtype([("routing", "i8"), ("up", "i8"), ("turn", "i8")])
+ROUTER = np.dtype([("routing", "i8"), ("up", "i8"), ("turn", "i8")])
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,7 +120,7 @@ def serve(
             run_part(engines[0], states, work, requests, first, last)
             windows.note(last, work)
         return watched(states, work, watch, windows.gaps(requests, streams))
-    router = np.array((ROUTINGS.index(routing), len(replicas), 0), _ROUTER)[()]
+    router = np.array((ROUTINGS.index(routing), len(replicas), 0), ROUTER)[()]
     never_s = np.full(len(replicas), math.inf)
     fleet = RoutedFleet(engines, states, work, requests, router, np.arange(len(replicas)), never_s)
     first = 0
@@ -249,6 +249,9 @@ def give(fleet: RoutedFleet, who: Tokens, not_before_s: float, rng: np.random.Ge
         now_s = max(requests[request].arrival_s, not_before_s)
         best, fewest = NOBODY, len(requests) + 1
         place, stride, asked = whom_to_ask(router, rng)
+        if asked == 1:  # nothing to compare
+            best = up[place]
+            asked = 0
         for _ in range(asked):
             replica = up[place]
             if unchanged_until_s[replica] <= now_s:

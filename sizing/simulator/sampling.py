@@ -50,13 +50,21 @@ def sample_requests(
     else:
         gaps_s = workload.arrivals.gaps(n, workload.rate_per_s, rng, merged=replicas)
     run = checked_requests(replica, isl, osl, np.cumsum(gaps_s))
+    prepare(replica, workload, run, rng, rng)
+    return run
+
+
+def prepare(
+    replica: Replica, workload: Workload, run: Requests, hits: np.random.Generator, steps: np.random.Generator
+) -> None:
+    """Set what requests of a workload have beside length and arrival: what is cached of their prompts, patience, and
+    the decode steps that their output takes."""
     if workload.prefix.hit_rate > 0:
-        run["cached_tokens"] = cached_tokens(workload.prefix, isl, rng)
+        run["cached_tokens"] = cached_tokens(workload.prefix, run["isl"], hits)
     for field in ("queue_timeout_s", "cancel_s"):
         if math.isfinite(patience_s := getattr(workload, field)):
             run[field] = patience_s
-    draw_steps(replica, run, rng)
-    return run
+    draw_steps(replica, run, steps)
 
 
 def drawn_lengths(lengths: Lengths, n: int, rng: np.random.Generator) -> tuple[Tokens, Tokens]:

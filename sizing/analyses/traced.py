@@ -1,0 +1,301 @@
+"""How many GPUs for recorded traffic: fleets found by the formula at the busiest hour's rate, sized by replaying."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
+from functools import partial
+
+import numpy as np
+
+from sizing.analyses.sensitivity import resized
+from sizing.edge import SlaMissed, capacity_band
+from sizing.explain import distance_from_sla, mean_based, sla_rejection
+from sizing.numbers import Floats
+from sizing.planner import cheapest, cost, survey
+from sizing.plans import Candidate, Fleet, NoFeasiblePlan, Plan, Rejection
+from sizing.question import Question, check_priced
+from sizing.queueing import stable_rate_per_s
+from sizing.simulator.recorded import Replayed, limits_on_requests, replay
+from sizing.token_law import TokenLaw
+from sizing.trace import HOUR_S, Trace, hours
+from sizing.workload import Lengths
+
+FINE = 256
+"""Larger fleets are sized to within one part in so many."""
+FIRST_STEP = 0.06
+"""Share of the fleet by which the search first departs from where it starts; each further step is twice as long."""
+FARTHEST = 64
+"""Times the replicas that the formula gives, beyond which no fleet is looked for."""
+DRAWS = 2000
+FEWEST_BLOCKS = 8
+DAY_S = 24 * HOUR_S
+BAND = (0.05, 0.95)
+RANKED = 200_000
+"""Requests whose lengths are ranked for their correlation, spread over the trace."""
+
+Progress = Callable[[str], None]
+
+
+@dataclass(frozen=True, slots=True)
+class Sampling:
+    """Working replicas that 5 % and 95 % of resampled traces need at most; `blocks` of them were drawn, each an hour or
+    a day. `high` is None where no fleet within reach serves so many of them."""
+
+    low: int
+    high: int | None
+    blocks: int
+    of: str
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class TracePlan:
+    """The fleets for a trace. `replayed`: the answer at the trace's own pace; `needed`: of each hour the working
+    replicas, by formula in proportion; `sampling`: None where the trace has too few hours to tell."""
+
+    plan: Plan
+    trace: Trace
+    replayed: Replayed
+    needed: tuple[int, ...]
+    sampling: Sampling | None
+
+    @property
+    def worst_hour(self) -> int:
+        """The hour in which the largest share of requests misses a limit, of those with a tenth of the usual requests
+        or more."""
+        requests = self.replayed.tally.gone
+        judged = np.flatnonzero(requests >= 0.1 * requests.mean())
+        return int(min(judged, key=lambda hour: (self.replayed.goodput(hour), -requests[hour])))
+
+
+def lengths_of(trace: Trace) -> Lengths:
+    """The lengths of a trace as laws: those recorded, and how they go together.
+
+    The correlation is that of normal deviates with the rank correlation of the lengths (Pearson 1907).
+    """
+    isl, osl = TokenLaw.of(trace.isl), TokenLaw.of(trace.osl)
+    correlation = 0.0
+    if isl.cv and osl.cv:
+        from scipy.stats import rankdata  # as slow to import as all the rest
+
+        some = slice(None, None, max(1, len(trace) // RANKED))
+        ranked = float(np.corrcoef(rankdata(trace.isl[some]), rankdata(trace.osl[some]))[0, 1])
+        correlation = round(2 * math.sin(math.pi / 6 * ranked), 3) if math.isfinite(ranked) else 0.0
+    return Lengths(isl.mean, osl.mean, isl.cv, osl.cv, correlation, isl, osl)
+
+
+def busiest_rate_per_s(trace: Trace) -> float:
+    """Requests/s of the hour with the most of them; of a trace below an hour its mean."""
+    most = max(hour.last - hour.first for hour in hours(trace))
+    return min(most / HOUR_S, trace.rate_per_s) if trace.span_s >= HOUR_S else trace.rate_per_s
+
+
+def plan_trace(
+    question: Question,
+    trace: Trace,
+    candidates: Sequence[Candidate],
+    rejected: Sequence[Rejection] = (),
+    *,
+    seed: int = 0,
+    progress: Progress = lambda _: None,
+) -> TracePlan:
+    """The fleets that meet the SLA over all requests of a trace, fewest GPUs first; the answer is replayed.
+
+    `question` has the trace's lengths and the rate of its busiest hour (`lengths_of`, `busiest_rate_per_s`). Headroom h
+    means that the fleet meets the SLA with the trace 1/(1 - h) times as fast. Candidates are surveyed by formula under
+    Poisson arrivals at the rate at which the formula gives the best one what its replays say; then replayed, best
+    first, until the fleet with the fewest GPUs is a replayed one.
+
+    Raises NoFeasiblePlan as `plan` does, and ScenarioError where only some GPUs have a price.
+    """
+    check_priced(question.prices, question.price_per_gpu_hour, (candidate.gpu for candidate in candidates))
+    fitting, too_small = by_memory(trace, candidates)
+    left_out = (*rejected, *too_small)
+    replayed: dict[int, Fleet | Rejection] = {}  # by the candidate's identity: candidates have arrays and no hash
+
+    def looked_at(alike: Question) -> list[Fleet | Rejection]:
+        found = survey(alike, fitting)
+        kept = {id(fleet.candidate): fleet for fleet in replayed.values() if isinstance(fleet, Fleet)}
+        return [kept.get(id(one.candidate), one) if isinstance(one, Fleet) else one for one in found]
+
+    sized, alike = looked_at(question), question
+    runs: dict[int, Runs] = {}
+    while (best := cheapest(question, sized)) and id(best.candidate) not in replayed:
+        own = runs[id(best.candidate)] = Runs(question, trace, best.candidate, seed, progress)
+        found = replayed[id(best.candidate)] = of_trace(own, best.working)
+        sized[sized.index(best)] = found
+        if len(replayed) == 1 and isinstance(found, Fleet) and found.working != best.working:
+            rate_per_s = alike.workload.rate_per_s * found.working / best.working
+            alike = replace(question, workload=replace(question.workload, rate_per_s=rate_per_s))
+            sized = looked_at(alike)
+    fleets = sorted((fleet for fleet in sized if isinstance(fleet, Fleet)), key=lambda fleet: cost(question, fleet))
+    misses = sorted((*(miss for miss in sized if isinstance(miss, Rejection)), *left_out), key=distance_from_sla)
+    if not fleets:
+        raise NoFeasiblePlan(f"no configuration meets {question.sla}", tuple(misses))
+    answer = fleets[0]
+    same_gpu = [candidate for candidate in fitting if candidate.gpu == answer.candidate.gpu]
+    plan = Plan(question, tuple(fleets), tuple(misses), mean_based(question, same_gpu))
+    own = runs[id(answer.candidate)]
+    final = own.at(answer.working, speed=1.0)
+    return TracePlan(plan, trace, final, by_hour(question, trace, answer), sampling(own, answer.working))
+
+
+def by_memory(trace: Trace, candidates: Sequence[Candidate]) -> tuple[list[Candidate], list[Rejection]]:
+    """Candidates whose KV cache holds the longest request, and the others."""
+    longest = int(np.max(np.add(trace.isl, trace.osl, dtype=np.int64)))
+    fitting, others = [], []
+    for each in candidates:
+        rule = each.replica.batching
+        blocks = -(-longest // rule.kv_block_tokens) * rule.kv_block_tokens
+        if blocks <= rule.kv_tokens:
+            fitting.append(each)
+        else:
+            why = f"the longest request of the trace has {longest:,} tokens, the KV cache {rule.kv_tokens:,}"
+            others.append(Rejection(each.gpu, each.layout, each.precision, "memory", why, engine=each.engine))
+    return fitting, others
+
+
+@dataclass(frozen=True, slots=True)
+class Runs:
+    """Replays of one candidate's fleets, each once."""
+
+    question: Question
+    trace: Trace
+    candidate: Candidate
+    seed: int
+    progress: Progress
+    done: dict[tuple[int, float], Replayed] = field(default_factory=dict)
+
+    @property
+    def speed(self) -> float:
+        """Of the replays that a fleet must pass, for its headroom."""
+        return 1 / (1 - self.question.headroom)
+
+    def at(self, replicas: int, *, speed: float | None = None, to_the_end: bool = True) -> Replayed:
+        """The fleet of so many replicas; without `to_the_end` perhaps not finished."""
+        pace = self.speed if speed is None else speed
+        known = self.done.get((replicas, pace))
+        if known is None or (to_the_end and not known.whole):
+            self.progress(f"replaying {len(self.trace):,} requests on {replicas} x {self.candidate.label}")
+            known = self.done[replicas, pace] = replay(
+                self.candidate.replica,
+                self.trace,
+                self.question.workload,
+                self.question.sla,
+                replicas=replicas,
+                routing=self.question.routing,
+                speed=pace,
+                seed=self.seed,
+                to_the_end=to_the_end,
+            )
+        return known
+
+    def meets(self, replicas: int) -> bool:
+        """True if the fleet passes with its headroom."""
+        return self.at(replicas, to_the_end=False).meets
+
+
+def of_trace(runs: Runs, start: int) -> Fleet | Rejection:
+    """The smallest fleet of a candidate whose replay meets the SLA, searched from `start` replicas."""
+    question, candidate = runs.question, runs.candidate
+    working = smallest(runs.meets, start)
+    if working is None:
+        most = runs.at(start * FARTHEST, to_the_end=False)
+        limit = max(question.sla.limits, key=lambda one: most.exceeding_share(one) / (1 - one.percentile / 100))
+        nearest = most.prediction(0.0).value_s(limit)
+        return sla_rejection(candidate, SlaMissed(limit, nearest), question.workload.lengths)
+    rate_per_s, lengths = question.workload.rate_per_s, question.workload.lengths
+    stable_per_s = stable_rate_per_s(candidate.replica, lengths, question.workload.prefix)
+    predicted = runs.at(working, speed=1.0).prediction(rate_per_s / working / stable_per_s)
+    low, high = capacity_band(candidate, question.setting(working))
+    return Fleet(
+        candidate=candidate,
+        working=working,
+        spare=question.spare,
+        load_per_s=rate_per_s / working,
+        capacity_per_s=rate_per_s * runs.speed / working,
+        requests_per_s_per_replica=rate_per_s / working,
+        predicted=predicted,
+        binding=predicted.binding(question.sla),
+        working_low=max(1, math.ceil(working / high)),
+        working_high=math.ceil(working / low) if low > 0 else None,
+        stable_per_s=stable_per_s,
+    )
+
+
+def smallest(meets: Callable[[int], bool], start: int) -> int | None:
+    """The least count that meets, if more never do worse; within one part in `FINE`; None up to `FARTHEST` x start.
+
+    Steps away from `start` double until one side is found on which it meets and one on which it does not.
+
+    >>> smallest(lambda count: count >= 37, 20), smallest(lambda count: count >= 1, 9), smallest(lambda _: False, 2)
+    (37, 1, None)
+    """
+    step = max(1, round(FIRST_STEP * start))
+    if meets(start):
+        enough = start
+        while enough > 1 and meets(max(1, enough - step)):
+            enough, step = max(1, enough - step), 2 * step
+        too_few = max(0, enough - step) if enough > 1 else 0
+    else:
+        too_few, enough = start, start + step
+        while not meets(enough):
+            if enough >= FARTHEST * start:
+                return None
+            step *= 2
+            too_few, enough = enough, min(enough + step, FARTHEST * start)
+    while enough - too_few > max(1, enough // FINE):
+        middle = (too_few + enough) // 2
+        too_few, enough = (too_few, middle) if meets(middle) else (middle, enough)
+    return enough
+
+
+def by_hour(question: Question, trace: Trace, fleet: Fleet) -> tuple[int, ...]:
+    """Working replicas that each hour's rate needs: by formula, in proportion to what the trace needs at its busiest."""
+    last_s = float(trace.arrival_s[-1])
+    found = []
+    for hour in hours(trace):
+        lasts_s = min(hour.until_s, last_s) - max(hour.from_s, float(trace.arrival_s[0]))
+        rate_per_s = (hour.last - hour.first) / max(lasts_s, 60.0)
+        then = replace(question, workload=replace(question.workload, rate_per_s=rate_per_s))
+        found.append(min(resized(then, question, fleet)[0], fleet.working))
+    return tuple(found)
+
+
+def sampling(runs: Runs, working: int) -> Sampling | None:
+    """Working replicas for other traffic of the kind: hours, or days where there are enough, drawn with replacement.
+
+    The block bootstrap (Kuensch 1989, Annals of Statistics 17): requests of one block go together, blocks are taken as
+    independent. None for limits on gaps alone and traces of fewer than `FEWEST_BLOCKS` hours.
+    """
+    by_hour_s = np.array([hour.from_s for hour in hours(runs.trace)])
+    days = np.floor((by_hour_s - by_hour_s[0]) / DAY_S).astype(int)
+    of_day = days[-1] + 1 >= FEWEST_BLOCKS
+    block = days if of_day else np.arange(len(by_hour_s))
+    blocks = int(block[-1]) + 1
+    limits = limits_on_requests(runs.question.sla)
+    if blocks < FEWEST_BLOCKS or not limits:
+        return None
+    drawn = np.random.default_rng(runs.seed).multinomial(blocks, [1 / blocks] * blocks, DRAWS)
+    allowed = np.array([1 - limit.percentile / 100 for limit in limits])
+
+    def passing(replicas: int) -> float:
+        """Share of the resampled traces that a fleet serves."""
+        run = runs.at(replicas)
+        beyond, counted = (summed(of, block, blocks) for of in (run.tally.beyond, run.tally.counted))
+        return float(np.mean(np.all(drawn @ beyond <= drawn @ counted * allowed + 1e-9, axis=1)))
+
+    low, high = (smallest(partial(_at_least, passing, share), working) for share in BAND)
+    return Sampling(low or working, high, blocks, "days" if of_day else "hours")
+
+
+def _at_least(passing: Callable[[int], float], share: float, replicas: int) -> bool:
+    return passing(replicas) >= share
+
+
+def summed(of_hours: Floats, block: Floats, blocks: int) -> Floats:
+    """Rows of hours, added by block; shape (blocks, columns)."""
+    total = np.zeros((blocks, of_hours.shape[1]))
+    np.add.at(total, block, of_hours)
+    return total

@@ -252,7 +252,7 @@ def smallest(meets: Callable[[int], bool], start: int) -> int | None:
 
 
 def by_hour(question: Question, trace: Trace, fleet: Fleet) -> tuple[int, ...]:
-    """Working replicas that each hour's rate needs: by formula, in proportion to what the trace needs at its busiest."""
+    """Working replicas that the rate of each hour needs: by formula, in proportion to what the whole trace needs."""
     last_s = float(trace.arrival_s[-1])
     found = []
     for hour in hours(trace):

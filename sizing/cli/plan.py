@@ -97,7 +97,7 @@ LOAD_NEEDED = ("isl", "osl")
     field_option("peak_factor"),
     click.option("--daily", help="24 hourly rates, comma-separated, instead of --rate: GPUs by hour."),
     click.option(
-        "--trace", help="Recorded requests (CSV, Parquet, JSON lines) in place of lengths and load: replayed."
+        "--trace", help="Recorded requests, a CSV, Parquet or JSON lines file, in place of lengths and load."
     ),
     click.option(
         "--trace-window",

@@ -300,5 +300,5 @@ def move_on(states: States, work: Workspace, old: Requests, new: Requests) -> No
     for request in range(held):
         stage, deadline_s = new[request].stage, new[request].deadline_s
         new[request].deadline_s = math.inf
-        if stage == WAITING or stage == PAUSED:
+        if stage in (WAITING, PAUSED):
             insert_deadline(states[new[request].replica], new, request, deadline_s)

@@ -1,0 +1,158 @@
+"""Replays of traces: parts add up to one run, which is that of the simulator, and no request is lost between them."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from sizing.engine import Batching, Replica, Speculation, StepLaw
+from sizing.errors import ScenarioError
+from sizing.simulator import Watch, simulate_trace
+from sizing.simulator.recorded import METRICS, Replayed, replay
+from sizing.trace import HOUR_S, Trace
+from sizing.workload import Lengths, Limit, Prefix, Routing, Sla, Workload
+
+LAW = StepLaw(4.8e-3, 1e-3, 20e-6, 10e-6, 49e-9, 1.3e-9, 0.5e-3, 4e-3)
+SLA = Sla(Limit("ttft", 95, 0.3), Limit("itl", 90, 0.012), Limit("e2e", 99, 4.0))
+PLAIN = Workload(Lengths(100, 10), 1.0)
+ENGINES = (
+    Replica(LAW, Batching("chunked", 64, 2048, 400_000)),
+    Replica(LAW, Batching("chunked", 16, 256, 4_000, kv_policy="max_utilization")),
+    Replica(LAW, Batching("prefill_first", 16, 2048, 20_000)),
+    Replica(LAW, Batching("static", 8, 8192, 100_000)),
+    Replica(LAW, Batching("chunked", 32, 1024, 50_000, lookahead_steps=1.5)),
+    Replica(LAW, Batching("chunked", 32, 1024, 50_000), Speculation(3, 0.7, StepLaw(1e-3, 1e-4, 1e-6, 1e-6, 1e-9))),
+    Replica(LAW, Batching("chunked", 16, 1024, 50_000, max_waiting=20)),
+)
+
+
+def recorded(seed: int, requests: int = 400, rate_per_s: float = 30.0, hours: float = 1.0) -> Trace:
+    """Bursts: gaps whose mean changes tenfold every fifty requests; over `hours` times as long, with pauses."""
+    rng = np.random.default_rng(seed)
+    slow = np.repeat(rng.choice([0.4, 4.0], math.ceil(requests / 50)), 50)[:requests]
+    arrival_s = np.cumsum(rng.exponential(slow / rate_per_s / 2))
+    arrival_s += np.floor(np.linspace(0, hours, requests, endpoint=False)) * HOUR_S
+    return Trace(
+        arrival_s, rng.integers(1, 900, requests).astype(np.int32), rng.integers(1, 80, requests).astype(np.int32)
+    )
+
+
+def same(one: Replayed, other: Replayed) -> None:
+    for name, left, right in zip(one.tally._fields, one.tally, other.tally, strict=True):
+        np.testing.assert_allclose(left, right, rtol=1e-12, err_msg=name)
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    seed=st.integers(0, 2**31),
+    engine=st.sampled_from(ENGINES),
+    part=st.integers(1, 150),
+    replicas=st.integers(1, 4),
+    routing=st.sampled_from(["random", "round_robin", "power_of_two", "least_outstanding"]),
+    patience=st.sampled_from([(math.inf, math.inf), (0.4, math.inf), (math.inf, 0.9), (0.3, 1.1)]),
+    prefix=st.sampled_from([Prefix(), Prefix(64, 0.6)]),
+)
+def test_parts_are_one_run(
+    seed: int,
+    engine: Replica,
+    part: int,
+    replicas: int,
+    routing: Routing,
+    patience: tuple[float, float],
+    prefix: Prefix,
+) -> None:
+    """Requests in every place of a replica at the end of a part: waiting, paused, cut in chunks, decoding, given up."""
+    trace = recorded(seed, rate_per_s=60.0 * replicas, hours=3)
+    workload = replace(PLAIN, prefix=prefix, queue_timeout_s=patience[0], cancel_s=patience[1])
+    at_once = replay(engine, trace, workload, SLA, replicas=replicas, routing=routing, seed=seed)
+    in_parts = replay(engine, trace, workload, SLA, replicas=replicas, routing=routing, seed=seed, part=part)
+    same(at_once, in_parts)
+    assert at_once.tally.gone.sum() == len(trace)
+
+
+@pytest.mark.parametrize("engine", ENGINES, ids=lambda engine: engine.batching.policy)
+@pytest.mark.parametrize("replicas", [1, 3])
+def test_a_replay_counts_what_the_simulator_sees(engine: Replica, replicas: int) -> None:
+    """Round robin draws nothing: request by request the same run. A bin is 0.8 % wide."""
+    if engine.speculation:
+        engine = replace(engine, speculation=None)
+    trace = recorded(7, 3000, 40.0 * replicas)
+    gaps = replace(SLA, gap=Limit("gap", 95, 0.05))
+    found = replay(engine, trace, PLAIN, gaps, replicas=replicas, routing="round_robin", part=700)
+    run = simulate_trace(
+        *(engine, trace.arrival_s, trace.isl, trace.osl),
+        replicas=replicas,
+        routing="round_robin",
+        watch=Watch(token_gaps=True),
+    )
+    for limit in SLA.limits:
+        assert found.exceeding_share(limit) == pytest.approx(run.exceeding_share(limit), abs=1e-12)
+    assert found.goodput() == pytest.approx(run.goodput(SLA), abs=1e-12)
+    assert int(found.tally.lost.sum()) == run.lost
+    for metric in METRICS:
+        seconds = run.of(metric)
+        own = seconds[np.isfinite(seconds)]
+        quantiles = found.quantiles(metric)
+        assert quantiles.mean_s == pytest.approx(own.mean(), rel=1e-9)
+        for percentile in (50, 90, 95, 99):
+            exact = np.percentile(own, percentile, method="inverted_cdf")
+            assert quantiles.at(percentile) == pytest.approx(exact, rel=0.009)
+    assert found.gaps is not None
+    limit = gaps.limits[2]
+    assert found.gaps.total == sum(trace.osl.astype(int) - 1)
+    assert found.exceeding_share(limit) == pytest.approx(run.gaps.share_above(0.05), abs=2e-3)
+
+
+def test_hours_are_told_apart() -> None:
+    """A busy hour between two quiet ones: only its requests wait."""
+    quiet = np.arange(0.0, HOUR_S, 10.0)
+    busy = HOUR_S + np.linspace(0, 600, 30_000)
+    arrival_s = np.concatenate([quiet, busy, quiet + 2 * HOUR_S])
+    ones = np.ones(len(arrival_s), np.int32)
+    found = replay(ENGINES[0], Trace(arrival_s, 500 * ones, 50 * ones), PLAIN, SLA)
+    assert [hour.last - hour.first for hour in found.hours] == [len(quiet), len(busy), len(quiet)]
+    assert found.tally.gone.tolist() == [len(quiet), len(busy), len(quiet)]
+    assert found.exceeding_share(SLA.limits[0], 1) > 0.5
+    # The last hour begins while nobody is left: 600 s of arrivals at over twice what a replica carries take less than 3,000.
+    assert found.exceeding_share(SLA.limits[0], 0) == found.exceeding_share(SLA.limits[0], 2) == 0
+    assert found.quantiles("ttft", 0).p99_s == pytest.approx(found.quantiles("ttft", 2).p99_s, rel=0.01)
+    whole = found.quantiles("ttft").mean_s
+    by_hour = [found.quantiles("ttft", hour).mean_s for hour in range(3)]
+    assert whole == pytest.approx(np.average(by_hour, weights=found.tally.gone), rel=1e-9)
+
+
+def test_speed_offers_the_same_requests_in_less_time() -> None:
+    trace = recorded(3, 2000)
+    faster = Trace(trace.arrival_s / 1.25, trace.isl, trace.osl)
+    same(replay(ENGINES[0], trace, PLAIN, SLA, speed=1.25), replay(ENGINES[0], faster, PLAIN, SLA))
+
+
+def test_a_hopeless_replay_ends_early_and_does_not_meet() -> None:
+    trace = recorded(5, 20_000, rate_per_s=3000.0)
+    ended = replay(ENGINES[0], trace, PLAIN, SLA, part=500, to_the_end=False)
+    finished = replay(ENGINES[0], trace, PLAIN, SLA, part=500)
+    assert not ended.whole and finished.whole
+    assert not ended.meets and not finished.meets
+    assert ended.tally.gone.sum() < len(trace) == finished.tally.gone.sum()
+
+
+def test_percentiles_agree_with_the_verdict() -> None:
+    """A limit inside the bin that the percentile falls in: the count decides, and the percentile follows."""
+    trace = recorded(11, 5000)
+    exact = np.sort(simulate_trace(ENGINES[0], trace.arrival_s, trace.isl, trace.osl).ttft_s)
+    edge = math.ceil(0.95 * len(exact)) - 1
+    for limit_s, meets in ((exact[edge] * (1 + 1e-9), True), (exact[edge] * (1 - 1e-9), False)):
+        found = replay(ENGINES[0], trace, PLAIN, Sla(Limit("ttft", 95, float(limit_s))))
+        assert found.meets is meets
+        assert found.prediction(0.5).meets(found.sla) is meets
+
+
+def test_a_request_that_never_fits_is_refused() -> None:
+    trace = Trace(np.array([0.0, 1.0]), np.array([10, 5000], np.int32), np.array([5, 5], np.int32))
+    with pytest.raises(ScenarioError, match="never fits"):
+        replay(ENGINES[1], trace, PLAIN, SLA)

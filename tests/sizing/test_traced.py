@@ -1,0 +1,157 @@
+"""Fleets for recorded traffic: the count against all counts, its bands, and what the command prints."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from sizing.analyses.traced import busiest_rate_per_s, by_memory, lengths_of, plan_trace, smallest
+from sizing.plans import NoFeasiblePlan
+from sizing.question import Question
+from sizing.simulator.recorded import replay
+from sizing.trace import HOUR_S, Trace
+from sizing.workload import Limit, Sla, Workload
+from tests.sizing.engines import candidate
+
+SLA = Sla(Limit("ttft", 95, 0.4), Limit("itl", 90, 0.015))
+
+
+def traffic(seed: int, rate_per_s: float, hours: float = 0.5, swing: float = 0.6, burst: float = 3.0) -> Trace:
+    """A rate that swings over the trace, and bursts: groups of requests within a second."""
+    rng = np.random.default_rng(seed)
+    span_s = hours * HOUR_S
+    groups = rng.uniform(0, span_s, int(1.5 * rate_per_s / burst * span_s))
+    kept = groups[rng.uniform(0, 1 + swing, len(groups)) < 1 + swing * np.sin(2 * np.pi * groups / span_s)]
+    sizes = rng.geometric(1 / burst, len(kept))
+    arrival_s = np.sort(np.repeat(kept, sizes) + rng.uniform(0, 1, sizes.sum()))
+    isl = np.minimum(rng.lognormal(6.0, 0.8, len(arrival_s)), 12_000).astype(np.int32) + 1
+    osl = np.minimum(rng.lognormal(4.5, 0.7, len(arrival_s)), 3_000).astype(np.int32) + 1
+    return Trace(arrival_s - arrival_s[0], isl, osl)
+
+
+def asked(trace: Trace, **terms: float) -> Question:
+    usual = {"headroom": 0.0, "spare": 0} | terms
+    return Question("m", Workload(lengths_of(trace), busiest_rate_per_s(trace)), SLA, **usual)  # type: ignore[arg-type]
+
+
+@given(st.integers(1, 5000), st.integers(1, 300))
+def test_the_search_finds_the_least_count(least: int, start: int) -> None:
+    found = smallest(lambda count: count >= least, start)
+    if least > 64 * start:
+        assert found is None
+    else:
+        assert found is not None and least <= found <= max(least, math.ceil(least * (1 + 1 / 256)))
+
+
+@pytest.mark.parametrize("part", range(6))
+def test_the_count_is_that_of_trying_every_fleet(part: int) -> None:
+    """Sixty cases in all: the least fleet that meets the SLA, among all from one replica on."""
+    right = 0
+    for number in range(10 * part, 10 * part + 10):
+        rng = np.random.default_rng([1, number])
+        trace = traffic(number, float(rng.uniform(3, 60)), 0.1, float(rng.uniform(0, 0.9)), float(rng.uniform(1, 8)))
+        question = replace(asked(trace, headroom=float(rng.choice([0.0, 0.2]))), routing=str(rng.choice(ROUTINGS)))
+        answer = plan_trace(question, trace, [candidate()]).plan.answer
+        speed = 1 / (1 - question.headroom)
+        alone = candidate().replica
+
+        def meets(replicas: int, q: Question = question, of: Trace = trace, at: float = speed) -> bool:
+            return replay(alone, of, q.workload, q.sla, replicas=replicas, routing=q.routing, speed=at).meets
+
+        least = next(count for count in range(1, 200) if meets(count))
+        right += answer.working == least
+    assert right >= 9
+
+
+ROUTINGS = ("random", "round_robin", "power_of_two", "least_outstanding")
+
+
+def test_the_answer_is_replayed_and_has_its_headroom() -> None:
+    trace = traffic(1, 40.0)
+    found = plan_trace(asked(trace, headroom=0.25, spare=2), trace, [candidate()])
+    answer = found.plan.answer
+    assert answer.verified and answer.predicted.meets(SLA)
+    assert found.replayed.replicas == answer.working and found.replayed.speed == 1
+    assert answer.replicas == answer.working + 2
+    faster = Trace(trace.arrival_s * 0.75, trace.isl, trace.osl)
+    least = plan_trace(asked(faster), faster, [candidate()]).plan.answer.working
+    assert answer.working == least
+
+
+def test_bursts_need_more_than_their_rate_says() -> None:
+    even, bursty = (traffic(2, 40.0, burst=burst) for burst in (1.0, 12.0))
+    counts = [plan_trace(asked(trace), trace, [candidate()]).plan.answer.working for trace in (even, bursty)]
+    assert counts[0] < counts[1]
+
+
+def test_the_best_of_several_is_replayed() -> None:
+    trace = traffic(3, 30.0, 0.2)
+    slow, fast = candidate(tp=1, law=candidate().replica.law.scaled(1.5)), candidate(tp=1, gpu="h")
+    plan = plan_trace(asked(trace), trace, [slow, fast]).plan
+    assert plan.answer.candidate is fast and plan.answer.verified
+    assert plan.answer.gpus == plan_trace(asked(trace), trace, [fast]).plan.answer.gpus
+
+
+def test_a_limit_that_no_fleet_meets() -> None:
+    trace = traffic(4, 10.0, 0.1)
+    question = replace(asked(trace), sla=Sla(Limit("ttft", 95, 1e-3)))
+    with pytest.raises(NoFeasiblePlan) as raised:
+        plan_trace(question, trace, [candidate()])
+    assert raised.value.rejected[0].kind == "sla"
+
+
+def test_a_request_longer_than_the_cache_leaves_a_candidate_out() -> None:
+    trace = Trace(np.arange(4.0), np.array([9, 9, 9, 500_000], np.int32), np.full(4, 5, np.int32))
+    fitting, left_out = by_memory(trace, [candidate()])
+    assert not fitting and "500,005 tokens" in left_out[0].why and left_out[0].kind == "memory"
+
+
+@pytest.mark.parametrize("correlation", [-0.7, 0.0, 0.5])
+def test_lengths_and_their_correlation_are_those_of_the_trace(correlation: float) -> None:
+    rng = np.random.default_rng(5)
+    normal = rng.multivariate_normal([0, 0], [[1, correlation], [correlation, 1]], 40_000)
+    isl, osl = (np.exp(6 + 0.5 * normal[:, side]).astype(np.int32) for side in (0, 1))
+    found = lengths_of(Trace(np.arange(40_000.0), isl, osl))
+    assert found.isl == pytest.approx(isl.mean(), rel=0.01) and found.osl_cv == pytest.approx(
+        osl.std() / osl.mean(), rel=0.03
+    )
+    assert found.correlation == pytest.approx(correlation, abs=0.02)
+
+
+def test_resampled_traffic_varies_more_where_hours_differ() -> None:
+    """Sampling bands hold the count; twelve alike hours leave a narrower one than hours of which one is a storm."""
+    alike = traffic(6, 15.0, hours=12, swing=0.0)
+    storm = np.flatnonzero(np.floor(alike.arrival_s / HOUR_S) == 5)
+    arrival_s = alike.arrival_s.copy()
+    arrival_s[storm] = 5 * HOUR_S + (arrival_s[storm] - 5 * HOUR_S) / 6
+    bands = []
+    for trace in (alike, Trace(np.sort(arrival_s), alike.isl, alike.osl)):
+        found = plan_trace(asked(trace), trace, [candidate()])
+        assert found.sampling is not None and found.sampling.high is not None
+        assert found.sampling.low <= found.plan.answer.working <= found.sampling.high
+        assert (found.sampling.blocks, found.sampling.of) == (12, "hours")
+        bands.append(found.sampling.high - found.sampling.low)
+    assert bands[0] < bands[1]
+
+
+def test_a_short_trace_has_no_sampling_band() -> None:
+    trace = traffic(7, 10.0)
+    assert plan_trace(asked(trace), trace, [candidate()]).sampling is None
+
+
+def test_hours_need_what_their_rate_needs() -> None:
+    """Quiet hours need fewer replicas, none more than the fleet, and the worst hour is the busy one."""
+    rng = np.random.default_rng(8)
+    parts = [
+        np.sort(hour * HOUR_S + rng.uniform(0, HOUR_S, int(rate * HOUR_S))) for hour, rate in enumerate((5, 40, 10))
+    ]
+    arrival_s = np.concatenate(parts)
+    trace = Trace(arrival_s, np.full(len(arrival_s), 800, np.int32), np.full(len(arrival_s), 100, np.int32))
+    found = plan_trace(asked(trace), trace, [candidate()])
+    assert found.needed[0] < found.needed[2] < found.needed[1] <= found.plan.answer.working
+    assert found.worst_hour == 1

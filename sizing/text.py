@@ -339,13 +339,11 @@ def trace_lines(found: TracePlan) -> tuple[str, ...]:
     trace, seen, fleet = found.trace, found.replayed, found.plan.answer
     ends = f"{trace.clock(float(trace.arrival_s[0]))} to {trace.clock(float(trace.arrival_s[-1]))}"
     bursts = dispersion(trace)
+    varying = "" if isnan(bursts) else f"; requests of a second vary {bursts:.2g} times as much as at random (Poisson)"
     worst = found.worst_hour
     lines = [
         f"Trace: {len(trace):,} requests from {ends}, {significant(trace.rate_per_s)} requests/s on average and "
-        f"{significant(found.plan.question.workload.rate_per_s)} in the busiest hour"
-        + (
-            "" if isnan(bursts) else f"; requests of a second vary {bursts:.2g} times as much as Poisson arrivals would"
-        ),
+        f"{significant(found.plan.question.workload.rate_per_s)} in the busiest hour{varying}",
         f"Replayed: {percent(seen.goodput(), 2)} of the requests are inside all limits on requests; in the worst hour, "
         f"{trace.clock(seen.hours[worst].from_s)}, {percent(seen.goodput(worst), 1)}",
     ]

@@ -96,9 +96,7 @@ LOAD_NEEDED = ("isl", "osl")
     field_option("rate", required=False),
     field_option("peak_factor"),
     click.option("--daily", help="24 hourly rates, comma-separated, instead of --rate: GPUs by hour."),
-    click.option(
-        "--trace", help="Recorded requests, a CSV, Parquet or JSON lines file, in place of lengths and load."
-    ),
+    click.option("--trace", help="Recorded requests, a CSV, Parquet or JSON lines file, in place of lengths and load."),
     click.option(
         "--trace-window",
         default="all",

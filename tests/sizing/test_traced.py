@@ -57,15 +57,15 @@ def test_the_count_is_that_of_trying_every_fleet(part: int) -> None:
         trace = traffic(number, float(rng.uniform(3, 60)), 0.1, float(rng.uniform(0, 0.9)), float(rng.uniform(1, 8)))
         question = replace(asked(trace, headroom=float(rng.choice([0.0, 0.2]))), routing=str(rng.choice(ROUTINGS)))
         answer = plan_trace(question, trace, [candidate()]).plan.answer
-        speed = 1 / (1 - question.headroom)
-        alone = candidate().replica
-
-        def meets(replicas: int, q: Question = question, of: Trace = trace, at: float = speed) -> bool:
-            return replay(alone, of, q.workload, q.sla, replicas=replicas, routing=q.routing, speed=at).meets
-
-        least = next(count for count in range(1, 200) if meets(count))
+        least = next(count for count in range(1, 200) if meets(question, trace, count))
         right += answer.working == least
     assert right >= 9
+
+
+def meets(question: Question, trace: Trace, count: int) -> bool:
+    speed = 1 / (1 - question.headroom)
+    replica, routing = candidate().replica, question.routing
+    return replay(replica, trace, question.workload, SLA, replicas=count, routing=routing, speed=speed).meets
 
 
 ROUTINGS = ("random", "round_robin", "power_of_two", "least_outstanding")

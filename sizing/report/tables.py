@@ -425,6 +425,6 @@ def _hours(title: str, traffic: Traffic | None, hours: Sequence[TrafficHour]) ->
         ("Hour", "Requests", "Inside the SLA", *names, "GPUs at its rate"),
         tuple((hour.clock, hour.requests, hour.inside, *hour.seconds, hour.gpus) for hour in hours),
         empty="No trace was replayed.",
-        note="Inside: the share of requests within all limits on requests. GPUs: by formula for the mean rate of the hour, "
-        "in proportion to the whole trace; they include the spares.",
+        note="Inside: the share of requests within all limits on requests. GPUs: by formula for the mean rate of the "
+        "hour, in proportion to the whole trace; they include the spares.",
     )

@@ -156,9 +156,9 @@ def by_memory(trace: Trace, candidates: Sequence[Candidate]) -> tuple[list[Candi
     return fitting, others
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Runs:
-    """Replays of one candidate's fleets, each once."""
+    """Replays of one candidate's fleets, each done once."""
 
     question: Question
     trace: Trace

@@ -90,7 +90,7 @@ def of_table(data: str, points: Sequence[Point]) -> list[Case]:
     """The servers among `points`, void points apart; a rate counts with two good rounds or more."""
     found = []
     good = [point for point in points if not point.void]
-    for server, group in groupby(good, lambda point: point.model):
+    for server, group in groupby(good, lambda point: server_of(point.model, point.notes)):
         own = list(group)
         rounds: dict[tuple[float, float], list[Point]] = {}
         for point in own:
@@ -99,6 +99,11 @@ def of_table(data: str, points: Sequence[Point]) -> list[Case]:
         closed = tuple(point for point in own if point.load_kind == "concurrency")
         found.append(Case(data, server, closed, tuple(tuple(of) for of in rounds.values() if len(of) > 1)))
     return found
+
+
+def server_of(model: str, name: str) -> str:
+    """A server in words: of one model there may be several, each named in its points' notes."""
+    return f"{model}, {name}" if name else model
 
 
 def answer(case: Case, seed: SeedSequence) -> list[Cell]:

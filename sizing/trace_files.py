@@ -47,6 +47,7 @@ EARLIEST_S, LATEST_S = 1e8, 7_258_118_400.0
 """Numbers of `EARLIEST_S` (March 1973) or more count from 1970, smaller ones from the start of a trace. Times from
 `LATEST_S` on (2200) are refused."""
 DAY_S = 86_400.0
+NO_TOKENS = f"is no whole number of tokens from 0 to {MOST_TOKENS:,}: correct it or leave the row out"
 NO_TIME = "is no time: write 2024-05-10T14:00:00Z or a number"
 OUT_OF_RANGE = "is not between 1973 and 2200: correct the time"
 MIXED = "is not written as the times before it: write all as dates, all since 1970 or all from the start"
@@ -230,7 +231,7 @@ def _lacking(names: Collection[str], kind: str | None) -> str:
     if len(lacks) == 3 and not kind:
         return f"no trace that is known has {quoted(', '.join(islice(names, 8)))}: write arrival_s, isl and osl"
     are = "is" if len(lacks) == 1 else "are"
-    return f"{', '.join(lacks)} {are} missing for {FORMATS[nearest].label} (kind {nearest})"
+    return f"{', '.join(lacks)} {are} missing for {FORMATS[nearest].label} (kind {nearest}): add or rename"
 
 
 def _opened(path: Path) -> BinaryIO:
@@ -322,10 +323,12 @@ def _of_csv(path: Path, header: list[str], columns: _Columns) -> Batches:
         except pa.ArrowInvalid as error:
             said = str(error)
             if found := re.search(r"Row #(\d+): Expected (\d+) columns, got (\d+)", said):
-                reason = f"{found[3]} cells where the header names {found[2]} columns"
+                reason = f"{found[3]} cells where the header names {found[2]} columns: give each row as many"
                 raise _Fault(int(found[1]), "", reason) from None
             if found := re.search(r"column #(\d+): Row #(\d+): .*invalid UTF8", said):
-                raise _Fault(int(found[2]), header[int(found[1])], "is not written in UTF-8") from None
+                raise _Fault(
+                    int(found[2]), header[int(found[1])], "is not written in UTF-8: save the file in it"
+                ) from None
             if "straddl" in said:
                 reason = f"a row is longer than {BLOCK_BYTES:,} bytes, or a quote is not closed"
                 raise TraceError(f"{path}: {reason}") from None
@@ -396,7 +399,7 @@ def _written(value: object, name: str, row: int) -> str | None:
     if isinstance(value, str):
         return value.encode("utf-8", "replace").decode()  # half a surrogate pair, which JSON can hold, is no text
     if isinstance(value, bool) or not isinstance(value, int | float):
-        raise _Fault(row, name, f"{quoted(value)} is no number")
+        raise _Fault(row, name, f"{quoted(value)} is no number: correct it or leave the row out")
     return repr(value)
 
 
@@ -492,12 +495,9 @@ def _tokens(text: Text, column: str, row: Rows) -> Counts:
     """Tokens of each row, 0 where nothing is written."""
     import pyarrow as pa
 
-    cells = _cast(text, pa.float64(), column, row, lambda cell: f"{quoted(cell)} is no number of tokens")
+    cells = _cast(text, pa.float64(), column, row, lambda cell: f"{quoted(cell)} {NO_TOKENS}")
     numbers: Seconds = cells.fill_null(0).to_numpy(zero_copy_only=False)
-    _refuse(~np.isfinite(numbers), text, column, row, "is no number of tokens")
-    _refuse(numbers < 0, text, column, row, "is below 0 tokens")
-    _refuse(numbers > MOST_TOKENS, text, column, row, f"is more than {MOST_TOKENS:,} tokens")
-    _refuse(numbers != np.floor(numbers), text, column, row, "is no whole number of tokens")
+    _refuse(~((numbers >= 0) & (numbers <= MOST_TOKENS) & (numbers == np.floor(numbers))), text, column, row, NO_TOKENS)
     return numbers.astype(np.int32)
 
 
@@ -508,7 +508,7 @@ def _seconds(text: Text, unit_s: float | None, column: str, row: Rows) -> Second
     cells = _cast(text, pa.float64(), column, row, lambda cell: f"{quoted(cell)} {NO_TIME}")
     numbers: Seconds = cells.to_numpy()
     _refuse(~np.isfinite(numbers), text, column, row, NO_TIME)
-    _refuse(numbers < 0, text, column, row, "is before the start of the trace: times begin at 0")
+    _refuse(numbers < 0, text, column, row, "is before the start of the trace: let times begin at 0")
     if unit_s is not None:
         return numbers * unit_s
     seconds: Seconds = numbers * np.select([numbers >= 1e17, numbers >= 1e14, numbers >= 1e11], [1e-9, 1e-6, 1e-3], 1)
@@ -577,7 +577,13 @@ class _Requests:
         import pyarrow.compute as pc
 
         column = self.columns.time
-        _refuse(pc.is_null(text).to_numpy(zero_copy_only=False), text, column, row, "no time is written")
+        _refuse(
+            pc.is_null(text).to_numpy(zero_copy_only=False),
+            text,
+            column,
+            row,
+            "no time is written: add it or leave the row out",
+        )
         way: Way = "date"
         dated = pc.match_substring_regex(text, DATE).to_numpy(zero_copy_only=False)
         _refuse(dated != (self.way == way if self.way else dated[0]), text, column, row, MIXED)

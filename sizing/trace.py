@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from typing import NamedTuple
 
@@ -38,7 +38,7 @@ class Trace:
     isl: Counts
     osl: Counts
     began_s: float = math.nan
-    session: Counts = np.empty(0, np.int32)  # noqa: RUF009  # never written to
+    session: Counts = field(default_factory=lambda: np.empty(0, np.int32))
 
     def __post_init__(self) -> None:
         if not len(self.arrival_s) == len(self.isl) == len(self.osl):
@@ -72,7 +72,8 @@ class Trace:
         """The requests that arrive from `from_s` to before `until_s`. Raises TraceError for fewer than two."""
         first, last = np.searchsorted(self.arrival_s, (from_s, until_s))
         if last - first < 2:
-            raise TraceError(f"only {last - first} requests arrive from {self.clock(from_s)} to {self.clock(until_s)}")
+            until = self.clock(min(until_s, self.arrival_s[-1]))
+            raise TraceError(f"only {last - first} requests arrive from {self.clock(from_s)} to {until}")
         session = self.session[first:last] if len(self.session) else self.session
         return Trace(self.arrival_s[first:last], self.isl[first:last], self.osl[first:last], self.began_s, session)
 

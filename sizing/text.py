@@ -349,14 +349,17 @@ def trace_lines(found: TracePlan) -> tuple[str, ...]:
     ]
     if again := found.sampling:
         low, high = ((working + fleet.spare) * fleet.candidate.gpus for working in (again.low, again.high or 0))
-        told = f"{low} GPUs or more" if again.high is None else counts(low, high)
-        lines.append(f"Other traffic of the kind ({again.blocks} {again.of}, drawn again and again): {told} in 90 %")
+        told = f"{low} GPUs or more" if again.high is None else f"{counts(low, high)} GPUs"
+        lines.append(
+            f"Other traffic of the kind ({again.blocks} {again.of}, drawn again and again): {told} in 90 % of cases"
+        )
     hours = sum(found.needed) + fleet.spare * len(found.needed)
     most = fleet.replicas * len(found.needed)
     lines.append(
         f"{hours * fleet.candidate.gpus:,} GPU-hours where the fleet follows the rate of each hour, "
         f"{most * fleet.candidate.gpus:,} where it does not"
     )
+    lines += (capital(note) for note in found.notes)
     return tuple(lines)
 
 

@@ -52,13 +52,15 @@ class Sampling:
 @dataclass(frozen=True, slots=True, eq=False)
 class TracePlan:
     """The fleets for a trace. `replayed`: the answer at the trace's own pace; `needed`: of each hour the working
-    replicas, by formula in proportion; `sampling`: None where the trace has too few hours to tell."""
+    replicas, by formula in proportion; `sampling`: None where the trace has too few hours to tell; `notes`: on how its file was
+    read."""
 
     plan: Plan
     trace: Trace
     replayed: Replayed
     needed: tuple[int, ...]
     sampling: Sampling | None
+    notes: tuple[str, ...] = ()
 
     @property
     def worst_hour(self) -> int:

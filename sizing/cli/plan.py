@@ -127,9 +127,9 @@ def plan_command(context: click.Context, /, json_: bool, **given: Any) -> None:
         return
     points = points_of(given)
     if given["trace"] is None:
-        question, trace = planned(given), None
+        question, trace, notes = planned(given), None, ()
     else:
-        question, trace = planned_trace(context, given)
+        question, trace, notes = planned_trace(context, given)
     found = candidates.find(question.model, question.workload.lengths, choice_of(given), points, protocol_of(given))
     gpus, stock = gpus_of(found), {name: given[name] for name in ("owned", "available")}
     question = replace(question, **prices_of(given["price"], gpus))
@@ -140,7 +140,7 @@ def plan_command(context: click.Context, /, json_: bool, **given: Any) -> None:
         if trace is None:
             plan = planner.plan(question, reserved, found[1])
         else:
-            replayed = replays(question, trace, reserved, found[1])
+            replayed = replace(replays(question, trace, reserved, found[1]), notes=notes)
             plan = replayed.plan
     except NoFeasiblePlan as error:
         raise Reported(error, refusal_json(error, question, reserved)) if json_ else error from None
@@ -180,10 +180,11 @@ OF_TRACES = ("isl", "osl", "isl_cv", "osl_cv", "isl_law", "osl_law", "correlatio
 NOT_REPLAYED = ("daily", "mix", "tuned", "disaggregated")
 
 
-def planned_trace(context: click.Context, given: Mapping[str, Any]) -> tuple[Question, Trace]:
-    """The trace that --trace names, and the question with its lengths and the rate of its busiest hour."""
+def planned_trace(context: click.Context, given: Mapping[str, Any]) -> tuple[Question, Trace, tuple[str, ...]]:
+    """The question with the lengths of the trace that --trace names and the rate of its busiest hour; the trace; and
+    notes on how its file was read."""
     from sizing.analyses.traced import busiest_rate_per_s, lengths_of
-    from sizing.trace_files import read_trace
+    from sizing.trace_files import read_trace_noted
 
     by_hand = set_by_hand(context)
     for name in (*OF_TRACES, *NOT_REPLAYED):
@@ -191,11 +192,12 @@ def planned_trace(context: click.Context, given: Mapping[str, Any]) -> tuple[Que
             option = "tune" if name == "tuned" else name.replace("_", "-")
             why = "the trace has its own" if name in OF_TRACES else "its answer would not be replayed"
             raise click.UsageError(f"--{option} does not go with --trace: {why}")
-    trace = read_trace(given["trace"]).window(given["trace_window"]).scaled(given["trace_scale"])
+    reading = read_trace_noted(given["trace"])
+    trace = reading.trace.window(given["trace_window"]).scaled(given["trace_scale"])
     lengths, rate = lengths_of(trace), busiest_rate_per_s(trace)
     of_trace = {name: getattr(lengths, name) for name in LENGTHS} | {"rate": rate}
     factor = min(max(rate / trace.rate_per_s, 1.0), PEAK_FACTOR.high)
-    return Question.of({**given, **of_trace, "peak_factor": factor, "price": None}), trace
+    return Question.of({**given, **of_trace, "peak_factor": factor, "price": None}), trace, reading.notes
 
 
 def replays(question: Question, trace: Trace, found: Sequence[Candidate], rejected: Sequence[Rejection]) -> TracePlan:

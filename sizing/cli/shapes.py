@@ -241,6 +241,7 @@ def trace_json(found: TracePlan) -> dict[str, Any]:
         "gpus_high_sampling": high,
         "sampling_blocks": None if again is None else f"{again.blocks} {again.of}",
         "worst_hour": found.worst_hour,
+        "notes": list(found.notes),
         "hours": [hour_json(found, number) for number in range(len(seen.hours))],
     }
 

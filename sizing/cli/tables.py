@@ -55,7 +55,11 @@ def print_plan(plan: Plan, extras: Extras = NOTHING_MORE) -> None:
         print_verification(extras.verification)
     if means := text.sizing_by_means(plan):
         say(escape(means))
-    out.print(sla_table(plan.question, fleet))
+    for line in text.trace_lines(extras.trace) if extras.trace else ():
+        say(f"{escape(line)}.")
+    out.print(sla_table(plan.question, fleet, "over the whole trace" if extras.trace else "at the planned load"))
+    if extras.trace:
+        out.print(hours_table(extras.trace))
     say(f"Binding limit: {text.binding(fleet)}. {text.sensitivity(plan)}.")
     for line in (
         text.cost_line(plan),
@@ -73,10 +77,6 @@ def print_plan(plan: Plan, extras: Extras = NOTHING_MORE) -> None:
         out.print(sensitivity_table(extras.sensitivity, fleet))
     if extras.daily:
         out.print(daily_table(extras.daily))
-    if extras.trace:
-        for line in text.trace_lines(extras.trace):
-            say(f"{escape(line)}.")
-        out.print(hours_table(extras.trace))
     if len(plan.fleets) > 1:
         out.print(alternatives_table(plan))
     print_rejections(plan.rejected)
@@ -91,9 +91,9 @@ def print_pools(pools: Pools | Rejection, question: Question, in_one_fleet: str)
         out.print(f"  {escape(line)}.", soft_wrap=True)
 
 
-def sla_table(question: Question, fleet: Fleet) -> Table:
-    """Each limit against its prediction at the planned load."""
-    table = Table("limit", "allowed", "predicted", "room", title="SLA at the planned load", title_justify="left")
+def sla_table(question: Question, fleet: Fleet, where: str) -> Table:
+    """Each limit against its prediction."""
+    table = Table("limit", "allowed", "predicted", "room", title=f"SLA {where}", title_justify="left")
     for limit in question.sla.limits:
         value = fleet.predicted.value_s(limit)
         room = percent(1 - value / limit.limit_s)

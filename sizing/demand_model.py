@@ -23,7 +23,7 @@ from pydantic.dataclasses import dataclass
 from sizing.errors import ScenarioError, first_fault
 from sizing.numbers import Floats
 from sizing.token_law import TokenLaw
-from sizing.trace import HOUR_S, MINUTE_S, Trace, TraceError
+from sizing.trace import HOUR_S, MINUTE_S, Counts, Trace, TraceError
 from sizing.workload import Lengths, Seconds
 
 SCHEMA: Final = "sizing-demand/1"
@@ -38,9 +38,12 @@ TOLERANCE = 0.05
 """Relative error of a dispersion that does not matter."""
 PRICE = 6.0
 """Of a parameter: what it must take off the squared errors. By chance it does so in 1 of 70 cases."""
+WHOLE = 0.99
 LEAST_INDEX = 1e-3
 CVS, VARIANCES = (0.05, 20.0), (1e-4, 99.0)
 FEWEST_VISITS = 5
+RANKED = 200_000
+"""Requests whose lengths are ranked, spread over the trace."""
 MOST_REQUESTS = 100_000_000
 MOST_BYTES = 2**20
 STRICT = ConfigDict(allow_inf_nan=False, extra="forbid")
@@ -296,27 +299,28 @@ def fitted(trace: Trace, *, seed: int = 0) -> DemandModel:
     Times that are rounded are first spread over the step to which they are, at random. Raises TraceError for fewer than
     FEWEST requests, or less than 40 s.
     """
-    from sizing.analyses.traced import lengths_of
-
     if len(trace) < FEWEST or trace.span_s < 2 * BATCHES * SCALES_S[0]:
         raise TraceError(
             f"a model of demand needs {FEWEST} requests and {2 * BATCHES * SCALES_S[0]:g} s or more, got {len(trace)} "
             f"requests in {trace.span_s:.3g} s"
         )
-    lengths = lengths_of(trace)
-    assert lengths.isl_law and lengths.osl_law
+    isl, osl = TokenLaw.of(trace.isl), TokenLaw.of(trace.osl)
     hours = hours_of(trace.span_s)
     at_s = on_profile(trace, hours, seed)
     rates_per_s = hourly(at_s, hours)
-    part = partial(DemandModel, rates_per_s, isl=lengths.isl_law, osl=lengths.osl_law, correlation=lengths.correlation)
+    correlation = correlation_of(isl, osl, rank_correlation(trace.isl, trace.osl), seed)
+    part = partial(DemandModel, rates_per_s, isl=isl, osl=osl, correlation=correlation)
     seen = dispersions(part(Poisson()), at_s)
     found: list[Poisson | Gamma | Mmpp] = [Poisson(), gamma_of(seen), *two_states_of(seen, trace.span_s)]
     return part(min(found, key=lambda each: misfit(each, seen) + PRICE * each.parameters))
 
 
 def hours_of(span_s: float) -> int:
-    """Hours of the profile of a trace: a week of two weeks and more, a day of a day and more, else one for all."""
-    return WEEK_H if span_s >= 2 * WEEK_H * HOUR_S else DAY_H if span_s >= DAY_S else 1
+    """Hours of the profile of a trace: a week of two weeks and more, a day of a day and more, else one for all.
+
+    A day is there from the first request to the last, so that some minutes may lack: every hour is seen all the same.
+    """
+    return WEEK_H if span_s >= WHOLE * 2 * WEEK_H * HOUR_S else DAY_H if span_s >= WHOLE * DAY_S else 1
 
 
 def on_profile(trace: Trace, hours: int, seed: int) -> Seconds:
@@ -351,20 +355,49 @@ def unrounded(at_s: Seconds, seed: int) -> Seconds:
     return np.sort(at_s + np.random.default_rng(seed).uniform(0, step_s, len(at_s)))
 
 
+def rank_correlation(isl: Counts | Floats, osl: Counts | Floats) -> float:
+    """Spearman's, of the two lengths of requests; 0 where one of them is always the same."""
+    from scipy.stats import rankdata
+
+    some = slice(None, None, max(1, len(isl) // RANKED))
+    ranks = rankdata(isl[some]), rankdata(osl[some])
+    return float(np.corrcoef(*ranks)[0, 1]) if ranks[0].std() and ranks[1].std() else 0.0
+
+
+def correlation_of(isl: TokenLaw, osl: TokenLaw, ranked: float, seed: int) -> float:
+    """The correlation of normal deviates at which lengths of two laws have this rank correlation.
+
+    Of lengths that are all different it is 2 sin(pi/6 ranked) (Pearson 1907); where many are the same, ranks tell less.
+    """
+    if not (isl.cv and osl.cv):
+        return 0.0
+    from scipy.optimize import brentq
+
+    normal = np.random.default_rng(seed).standard_normal((2, RANKED // 4))
+
+    def off(correlation: float) -> float:
+        lengths = Lengths(isl.mean, osl.mean, correlation=correlation, isl_law=isl, osl_law=osl)
+        return rank_correlation(*lengths.at(*normal)) - ranked
+
+    if off(-1) >= 0 or off(1) <= 0:
+        return math.copysign(1.0, ranked)
+    return round(brentq(off, -1, 1, xtol=1e-3), 3)
+
+
 class Dispersion(NamedTuple):
     """Requests in stretches of `every_s` around the profile.
 
     Attributes:
-        index: variance over mean, pooled: 1 for Poisson arrivals.
+        ratio: variance over mean, pooled: 1 for Poisson arrivals.
         error: its relative standard error, from the scatter of parts of the trace.
-        rate_per_s: mean rate that requests see, of which the index of a process with states is.
+        rate_per_s: mean rate that requests see, of which the ratio of a process with states is.
         skew: third cumulant of the factor's mean over a stretch.
         hidden: share of the variance of the sums of `block_s`, the stretches that have a rate of their own, which the
             profile took for itself.
     """
 
     every_s: float
-    index: float
+    ratio: float
     error: float
     rate_per_s: float
     skew: float
@@ -393,13 +426,13 @@ def dispersions(model: DemandModel, at_s: Seconds) -> list[Dispersion]:
         counts, expected = in_stretches(model, at_s, every_s)
         off = counts - expected
         squares, sums = (np.array([part.sum() for part in np.array_split(of, BATCHES)]) for of in (off**2, expected))
-        index = float(squares.sum() / sums.sum())
-        scatter = squares - index * sums
+        ratio = float(squares.sum() / sums.sum())
+        scatter = squares - ratio * sums
         error = math.sqrt(float(scatter @ scatter) * BATCHES / (BATCHES - 1)) / max(float(squares.sum()), 1e-9)
         found.append(
             Dispersion(
                 every_s,
-                max(index, LEAST_INDEX),
+                max(ratio, LEAST_INDEX),
                 math.hypot(max(error, math.sqrt(2 / len(counts))), TOLERANCE),
                 float(expected @ expected / sums.sum() / every_s),
                 float((off**3 - 3 * off**2 + 2 * expected).sum() / (expected**3).sum()),
@@ -423,7 +456,7 @@ def misfit(arrivals: Poisson | Gamma | Mmpp, seen: list[Dispersion]) -> float:
 
 def errors_of(index: Callable[[float, float], float], seen: list[Dispersion]) -> Floats:
     """Of each scale the log of the dispersion that a process gives over what was seen, in standard errors."""
-    return np.array([math.log(each.of(index) / each.index) / each.error for each in seen])
+    return np.array([math.log(each.of(index) / each.ratio) / each.error for each in seen])
 
 
 def gamma_of(seen: list[Dispersion]) -> Gamma:
@@ -467,7 +500,6 @@ def two_states_of(seen: list[Dispersion], span_s: float) -> list[Mmpp]:
 
 WITHIN, WITHIN_DISPERSION, WITHIN_CORRELATION = 0.10, 0.20, 0.05
 LARGEST_TWIN = 1_000_000
-RANKED = 200_000
 PERCENTILES = (50, 95, 99)
 
 
@@ -504,7 +536,7 @@ def compared(model: DemandModel, trace: Trace, *, seed: int = 0) -> list[Compare
     for seen in dispersions(model, at_s):
         figure = f"dispersion of requests in {seen.every_s:g} s"
         allowed = max(WITHIN_DISPERSION, 2 * seen.error)
-        rows.append(_relative(figure, seen.index, seen.of(model.arrivals.dispersion), allowed))
+        rows.append(_relative(figure, seen.ratio, seen.of(model.arrivals.dispersion), allowed))
     for name, every_s in (("second", 1.0), ("minute", MINUTE_S)):
         counts, expected = in_stretches(model, at_s, every_s)
         if expected.mean() < 1:
@@ -521,7 +553,7 @@ def compared(model: DemandModel, trace: Trace, *, seed: int = 0) -> list[Compare
         for of, value, other in zip(PERCENTILES, *(np.percentile(each, PERCENTILES) for each in both), strict=True):
             rows.append(_relative(f"p{of} of {name}", value, other, max(WITHIN, 1 / value)))
     if trace.isl.min() < trace.isl.max() and trace.osl.min() < trace.osl.max():
-        value, other = rank_correlation(trace), rank_correlation(twin)
+        value, other = (rank_correlation(of.isl, of.osl) for of in (trace, twin))
         rows.append(Compared("rank correlation of ISL and OSL", value, other, other - value, WITHIN_CORRELATION))
     return rows
 
@@ -534,15 +566,6 @@ def ratios(counts: Floats, expected: Floats) -> Floats:
     """Percentiles of counts over what was expected, stretches in which nothing is left out."""
     some = expected > 0
     return np.asarray(np.percentile(counts[some] / expected[some], PERCENTILES))
-
-
-def rank_correlation(trace: Trace) -> float:
-    """Spearman's, of the two lengths of a request; 0 where one of them is always the same."""
-    from scipy.stats import rankdata
-
-    some = slice(None, None, max(1, len(trace) // RANKED))
-    isl, osl = rankdata(trace.isl[some]), rankdata(trace.osl[some])
-    return float(np.corrcoef(isl, osl)[0, 1]) if isl.std() and osl.std() else 0.0
 
 
 # --- Files

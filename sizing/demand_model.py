@@ -504,14 +504,15 @@ PERCENTILES = (50, 95, 99)
 
 
 class Compared(NamedTuple):
-    """A figure of the trace and of the model. `off`: model over trace less 1, of correlations the difference; met where
-    it is within `allowed`."""
+    """A figure of the trace and of the model. `off`: model over trace less 1, or the difference where `absolute`, as
+    of correlations; met where it is within `allowed`."""
 
     figure: str
     trace: float
     model: float
     off: float
     allowed: float
+    absolute: bool = False
 
     @property
     def met(self) -> bool:
@@ -554,16 +555,17 @@ def compared(model: DemandModel, trace: Trace, *, seed: int = 0) -> list[Compare
             rows.append(_relative(f"p{of} of {name}", value, other, max(WITHIN, 1 / value)))
     if trace.isl.min() < trace.isl.max() and trace.osl.min() < trace.osl.max():
         value, other = (rank_correlation(of.isl, of.osl) for of in (trace, twin))
-        rows.append(Compared("rank correlation of ISL and OSL", value, other, other - value, WITHIN_CORRELATION))
+        rows.append(Compared("rank correlation of ISL and OSL", value, other, other - value, WITHIN_CORRELATION, True))
     return rows
 
 
 def _relative(figure: str, value: float, other: float, allowed: float) -> Compared:
-    return Compared(figure, float(value), float(other), float(other / value - 1) if value else float(other), allowed)
+    off = other / value - 1 if value else other
+    return Compared(figure, float(value), float(other), float(off), float(allowed))
 
 
 def ratios(counts: Floats, expected: Floats) -> Floats:
-    """Percentiles of counts over what was expected, stretches in which nothing is left out."""
+    """Percentiles of counts over what was expected, of the stretches in which something was."""
     some = expected > 0
     return np.asarray(np.percentile(counts[some] / expected[some], PERCENTILES))
 

@@ -14,7 +14,6 @@ from sizing.demand_model import (
     DAY_H,
     DAY_S,
     WITHIN,
-    WITHIN_CORRELATION,
     WITHIN_DISPERSION,
     Compared,
     DemandModel,
@@ -58,7 +57,7 @@ def demand_command() -> None:
     """Synthetic demand: fit a model to a trace, and draw traces from it."""
 
 
-@demand_command.command("fit", epilog=FIT_EXAMPLES)
+@demand_command.command("fit", epilog=FIT_EXAMPLES, short_help="A model of the demand in a trace.")
 @click.argument("file", type=click.Path(path_type=Path))
 @options(
     click.option("--out", type=click.Path(path_type=Path, dir_okay=False), help="Where the model goes (JSON)."),
@@ -87,9 +86,11 @@ def fit_command(file: Path, out: Path | None, seed: int, json_: bool) -> None:
         show.print(f"{line}.", soft_wrap=True, markup=False)
     show.print(compared_table(rows))
     show.print(verdict(rows), soft_wrap=True, markup=False)
+    if out:
+        show.print(f"Model: {out}", soft_wrap=True, markup=False)
 
 
-@demand_command.command("draw", epilog=DRAW_EXAMPLES)
+@demand_command.command("draw", epilog=DRAW_EXAMPLES, short_help="A trace drawn from a model.")
 @click.argument("model", type=click.Path(path_type=Path))
 @options(
     click.option("--days", type=float, required=True, help="How long the trace is; parts of days too."),
@@ -184,9 +185,9 @@ def compared_table(rows: list[Compared]) -> Table:
     """Each figure of the trace beside the model's."""
     table = Table("figure", "trace", "model", "off", "met", title="The model beside the trace", title_justify="left")
     for row in rows:
-        of_correlation = row.allowed == WITHIN_CORRELATION
-        off = f"{row.off:+.2f}" if of_correlation else percent(row.off, sign=True)
-        table.add_row(row.figure, significant(row.trace), significant(row.model), off, "yes" if row.met else "no")
+        off = round(row.off, 2) + 0.0  # never -0
+        shown = f"{off:+.2f}" if row.absolute else percent(off, sign=True)
+        table.add_row(row.figure, significant(row.trace), significant(row.model), shown, "yes" if row.met else "no")
     return table
 
 

@@ -379,9 +379,10 @@ def correlation_of(isl: TokenLaw, osl: TokenLaw, ranked: float, seed: int) -> fl
         lengths = Lengths(isl.mean, osl.mean, correlation=correlation, isl_law=isl, osl_law=osl)
         return rank_correlation(*lengths.at(*normal)) - ranked
 
-    if off(-1) >= 0 or off(1) <= 0:
-        return math.copysign(1.0, ranked)
-    return round(brentq(off, -1, 1, xtol=1e-3), 3)
+    least, most = off(-1), off(1)
+    if least >= 0 or most <= 0:  # beyond what the laws can have, or lengths that hardly ever differ
+        return math.copysign(1.0, ranked) if most - least > TOLERANCE else 0.0
+    return round(float(brentq(off, -1, 1, xtol=1e-3)), 3)
 
 
 class Dispersion(NamedTuple):

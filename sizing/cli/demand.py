@@ -70,19 +70,19 @@ def fit_command(file: Path, out: Path | None, seed: int, json_: bool) -> None:
     FILE is a trace as `plan --trace` takes it. The profile is by hour of the week for two weeks and more, of the day
     for a day and more, and flat below.
     """
-    from sizing.trace_files import read_trace
+    from sizing.trace_files import read_trace_noted
 
-    trace = read_trace(file)
+    trace, _, notes = read_trace_noted(file)
     model = fitted(trace, seed=seed)
     rows = compared(model, trace, seed=seed)
     if out:
         written(out, model_json(model))
     if json_:
         found = {"model": as_dict(model), "requests": len(trace), "compared": [compared_json(row) for row in rows]}
-        write_json(found | {"verdict": verdict(rows)})
+        write_json(found | {"verdict": verdict(rows), "notes": notes})
         return
     show = console()
-    for line in described(model, trace):
+    for line in (*notes, *described(model, trace)):
         show.print(f"{line}.", soft_wrap=True, markup=False)
     show.print(compared_table(rows))
     show.print(verdict(rows), soft_wrap=True, markup=False)

@@ -295,6 +295,34 @@ def test_a_model_of_what_a_model_drew_is_the_model(seed: int) -> None:
         assert other == pytest.approx(one, rel=0.2)
 
 
+@settings(max_examples=60)
+@given(
+    st.integers(FEWEST, 3000),
+    st.floats(-3, 3),
+    st.floats(0, 4),
+    st.sampled_from([0.0, 0.001, 1.0, 60.0]),
+    st.sampled_from([math.nan, 1.7e9, 1.7e9 + 0.123]),
+    st.integers(1, 5000),
+    st.integers(0, 2**32),
+)
+def test_any_trace_has_a_model(
+    requests: int, log_gap: float, spread: float, step_s: float, began_s: float, longest: int, seed: int
+) -> None:
+    """Or is refused in a line: gaps from equal ones to a few that are nearly all of the time, rounded or not."""
+    rng = np.random.default_rng(seed)
+    arrival_s = np.cumsum(10**log_gap * rng.lognormal(0, spread, requests))
+    if step_s:
+        arrival_s = step_s * np.floor(arrival_s / step_s)
+    trace = Trace(arrival_s, *rng.integers(1, longest + 1, (2, requests), np.int32), began_s)
+    try:
+        found = fitted(trace, seed=seed)
+    except TraceError as error:
+        assert "needs 100 requests and 40 s" in str(error)
+        return
+    assert parse_model(as_json(found).encode(), "x") == found
+    assert all(math.isfinite(figure) for row in compared(found, trace, seed=seed) for figure in row[1:5])
+
+
 def test_too_little_is_refused() -> None:
     some = np.ones(FEWEST, np.int32)
     for at_s, says in ((np.arange(50.0), "50 requests"), (np.linspace(0, 9, FEWEST), "in 9 s")):

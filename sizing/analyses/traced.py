@@ -12,12 +12,12 @@ import numpy as np
 from sizing.analyses.sensitivity import resized
 from sizing.edge import SlaMissed, capacity_band
 from sizing.explain import distance_from_sla, mean_based, sla_rejection
-from sizing.numbers import Floats
 from sizing.planner import cheapest, cost, survey
 from sizing.plans import Candidate, Fleet, NoFeasiblePlan, Plan, Rejection
 from sizing.question import Question, check_priced
 from sizing.queueing import stable_rate_per_s
 from sizing.simulator.recorded import Replayed, limits_on_requests, replay
+from sizing.simulator.scheduler import Counts
 from sizing.token_law import TokenLaw
 from sizing.trace import HOUR_S, Trace, hours
 from sizing.workload import Lengths
@@ -52,8 +52,8 @@ class Sampling:
 @dataclass(frozen=True, slots=True, eq=False)
 class TracePlan:
     """The fleets for a trace. `replayed`: the answer at the trace's own pace; `needed`: of each hour the working
-    replicas, by formula in proportion; `sampling`: None where the trace has too few hours to tell; `notes`: on how its file was
-    read."""
+    replicas, by formula in proportion; `sampling`: None where the trace has too few hours to tell; `notes`: on how its
+    file was read."""
 
     plan: Plan
     trace: Trace
@@ -68,7 +68,7 @@ class TracePlan:
         or more."""
         requests = self.replayed.tally.gone
         judged = np.flatnonzero(requests >= 0.1 * requests.mean())
-        return int(min(judged, key=lambda hour: (self.replayed.goodput(hour), -requests[hour])))
+        return min(map(int, judged), key=lambda hour: (self.replayed.goodput(hour), -requests[hour]))
 
 
 def lengths_of(trace: Trace) -> Lengths:
@@ -272,7 +272,7 @@ def sampling(runs: Runs, working: int) -> Sampling | None:
     independent. None for limits on gaps alone and traces of fewer than `FEWEST_BLOCKS` hours.
     """
     by_hour_s = np.array([hour.from_s for hour in hours(runs.trace)])
-    days = np.floor((by_hour_s - by_hour_s[0]) / DAY_S).astype(int)
+    days = np.floor((by_hour_s - by_hour_s[0]) / DAY_S).astype(np.int64)
     of_day = days[-1] + 1 >= FEWEST_BLOCKS
     block = days if of_day else np.arange(len(by_hour_s))
     blocks = int(block[-1]) + 1
@@ -296,8 +296,8 @@ def _at_least(passing: Callable[[int], float], share: float, replicas: int) -> b
     return passing(replicas) >= share
 
 
-def summed(of_hours: Floats, block: Floats, blocks: int) -> Floats:
+def summed(of_hours: Counts, block: Counts, blocks: int) -> Counts:
     """Rows of hours, added by block; shape (blocks, columns)."""
-    total = np.zeros((blocks, of_hours.shape[1]))
+    total = np.zeros((blocks, of_hours.shape[1]), np.int64)
     np.add.at(total, block, of_hours)
     return total

@@ -25,6 +25,7 @@ COMMANDS = {
     "report": ("sizing.cli.report:report_command", "A saved plan as HTML, PDF, XLSX or JSON."),
     "whatif": ("sizing.cli.whatif:whatif_command", "The plan before and after unmeasured changes."),
     "study": ("sizing.cli.study:study_command", "Thousands of scenarios, on all cores or a Dask cluster."),
+    "demand": ("sizing.cli.demand:demand_command", "A model of the demand in a trace, and traces drawn from it."),
     "batcher": ("triton_tools.batcher_command:batcher_command", "Triton's batchers: waiting, batch sizes, tuning."),
     "lesson": ("learn.lesson_command:lesson_command", "What batching does, slot by slot and tick by tick."),
     "course": ("learn.course_command:course_command", "Sizing by a mean latency and the best measured point."),

@@ -44,10 +44,10 @@ from sizing.plans import Candidate, Fleet, NoFeasiblePlan, Plan, Rejection
 from sizing.points import Point
 from sizing.question import FIELDS, LENGTHS, PEAK_FACTOR, Question
 from sizing.text import rejection_json
-from sizing.trace import Trace
 
 if TYPE_CHECKING:
     from sizing.analyses.traced import TracePlan
+    from sizing.trace_files import Reading
 
 
 class Reported(NoFeasiblePlan):
@@ -126,22 +126,19 @@ def plan_command(context: click.Context, /, json_: bool, **given: Any) -> None:
         shared_instead(context, json_, given)
         return
     points = points_of(given)
+    recorded = None
     if given["trace"] is None:
-        question, trace, notes = planned(given), None, ()
+        question = planned(given)
     else:
-        question, trace, notes = planned_trace(context, given)
+        question, recorded = planned_trace(context, given)
     found = candidates.find(question.model, question.workload.lengths, choice_of(given), points, protocol_of(given))
     gpus, stock = gpus_of(found), {name: given[name] for name in ("owned", "available")}
     question = replace(question, **prices_of(given["price"], gpus))
     counts = {name: counts_of(f"--{name}", text, gpus) for name, text in stock.items()}
     reserved = configured(found[0], given, question.workload.lengths.osl)
     try:
-        replayed = None
-        if trace is None:
-            plan = planner.plan(question, reserved, found[1])
-        else:
-            replayed = replace(replays(question, trace, reserved, found[1]), notes=notes)
-            plan = replayed.plan
+        replayed = None if recorded is None else replays(question, recorded, reserved, found[1])
+        plan = replayed.plan if replayed else planner.plan(question, reserved, found[1])
     except NoFeasiblePlan as error:
         raise Reported(error, refusal_json(error, question, reserved)) if json_ else error from None
     more = replace(extras(plan, given, counts, reserved), trace=replayed)
@@ -180,9 +177,8 @@ OF_TRACES = ("isl", "osl", "isl_cv", "osl_cv", "isl_law", "osl_law", "correlatio
 NOT_REPLAYED = ("daily", "mix", "tuned", "disaggregated")
 
 
-def planned_trace(context: click.Context, given: Mapping[str, Any]) -> tuple[Question, Trace, tuple[str, ...]]:
-    """The question with the lengths of the trace that --trace names and the rate of its busiest hour; the trace; and
-    notes on how its file was read."""
+def planned_trace(context: click.Context, given: Mapping[str, Any]) -> tuple[Question, Reading]:
+    """The question with the lengths of the trace that --trace names and the rate of its busiest hour, and the trace."""
     from sizing.analyses.traced import busiest_rate_per_s, lengths_of
     from sizing.trace_files import read_trace_noted
 
@@ -197,17 +193,20 @@ def planned_trace(context: click.Context, given: Mapping[str, Any]) -> tuple[Que
     lengths, rate = lengths_of(trace), busiest_rate_per_s(trace)
     of_trace = {name: getattr(lengths, name) for name in LENGTHS} | {"rate": rate}
     factor = min(max(rate / trace.rate_per_s, 1.0), PEAK_FACTOR.high)
-    return Question.of({**given, **of_trace, "peak_factor": factor, "price": None}), trace, reading.notes
+    return Question.of({**given, **of_trace, "peak_factor": factor, "price": None}), reading._replace(trace=trace)
 
 
-def replays(question: Question, trace: Trace, found: Sequence[Candidate], rejected: Sequence[Rejection]) -> TracePlan:
+def replays(
+    question: Question, recorded: Reading, found: Sequence[Candidate], rejected: Sequence[Rejection]
+) -> TracePlan:
     """The plan of a trace; on a terminal, which fleet is being replayed."""
     from rich.console import Console
 
     from sizing.analyses.traced import plan_trace
 
-    with Console(stderr=True).status(f"{len(trace):,} requests") as status:
-        return plan_trace(question, trace, found, rejected, progress=status.update)
+    with Console(stderr=True).status(f"{len(recorded.trace):,} requests") as status:
+        planned = plan_trace(question, recorded.trace, found, rejected, progress=status.update)
+    return replace(planned, notes=recorded.notes)
 
 
 def report_json(plan: Plan, more: Extras, points: Sequence[Point]) -> dict[str, Any]:

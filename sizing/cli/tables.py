@@ -55,8 +55,8 @@ def print_plan(plan: Plan, extras: Extras = NOTHING_MORE) -> None:
         print_verification(extras.verification)
     if means := text.sizing_by_means(plan):
         say(escape(means))
-    for line in text.trace_lines(extras.trace) if extras.trace else ():
-        say(f"{escape(line)}.")
+    for sentence in text.trace_lines(extras.trace) if extras.trace else ():
+        say(f"{escape(sentence)}.")
     out.print(sla_table(plan.question, fleet, "over the whole trace" if extras.trace else "at the planned load"))
     if extras.trace:
         out.print(hours_table(extras.trace))

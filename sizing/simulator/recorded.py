@@ -43,11 +43,11 @@ from sizing.simulator.state import (
 )
 from sizing.simulator.waiting import insert_deadline
 from sizing.trace import Hour, Trace, hours
-from sizing.workload import ROUTINGS, Limit, RequestMetric, Routing, Seconds, Sla, Tokens, Workload
+from sizing.workload import ROUTINGS, Limit, Metric, Routing, Seconds, Sla, Tokens, Workload
 
 PART = 1 << 18
 """Requests fed at once."""
-METRICS: tuple[RequestMetric, ...] = ("ttft", "itl", "e2e")
+METRICS: tuple[Metric, ...] = ("ttft", "itl", "e2e")
 PERCENTILES = (50, 90, 95, 99)
 HOPELESS = 3.0
 """Times the requests that an SLA lets exceed a limit: a replay that has so many need not be finished."""
@@ -101,7 +101,7 @@ class Replayed:
         of = slice(None) if hour is None else slice(hour, hour + 1)
         return float(self.tally.good[of].sum() / max(self.tally.gone[of].sum(), 1))
 
-    def quantiles(self, metric: RequestMetric, hour: int | None = None) -> Quantiles:
+    def quantiles(self, metric: Metric, hour: int | None = None) -> Quantiles:
         """Mean, and percentiles within 0.8 %, over the served (of one hour); NaN where there are none."""
         place, of = METRICS.index(metric), slice(None) if hour is None else slice(hour, hour + 1)
         counts = self.tally.bins[of, place].sum(axis=0, dtype=np.int64)
@@ -117,7 +117,7 @@ class Replayed:
         ttft, itl, e2e = (self._counted(metric) for metric in METRICS)
         return Prediction(ttft, itl, e2e, False, utilization, "simulation", warnings, gap)
 
-    def _counted(self, metric: RequestMetric) -> Quantiles:
+    def _counted(self, metric: Metric) -> Quantiles:
         """Its percentiles, on the side of each limit on which the count of requests puts them: bins have a width."""
         found = self.quantiles(metric)
         for limit in limits_on_requests(self.sla):
@@ -172,7 +172,8 @@ def replay(
     for first in range(0, len(trace), part):
         checkpoint(f"replay of {len(trace):,} requests{on_replicas(replicas, routing)}")
         now = slice(first, first + part)
-        run = checked_requests(replica, trace.isl[now], trace.osl[now], trace.arrival_s[now] / speed)
+        isl, osl = (lengths[now].astype(np.int64) for lengths in (trace.isl, trace.osl))
+        run = checked_requests(replica, isl, osl, trace.arrival_s[now] / speed)
         prepare(replica, workload, run, hits, steps)
         if len(held):
             run = np.concatenate([held, run])
@@ -199,10 +200,11 @@ def nothing_seen(hours: int, limits: int) -> Tally:
     return Tally(
         np.zeros((hours, len(METRICS), GAP_BINS), np.int32),
         np.zeros((hours, len(METRICS))),
-        np.zeros((hours, limits), np.int64),
-        np.zeros((hours, limits), np.int64),
-        *(np.zeros(hours, np.int64) for _ in range(3)),
-        np.zeros(1, np.int64),
+        *(np.zeros((hours, limits), np.int64), np.zeros((hours, limits), np.int64)),
+        good=np.zeros(hours, np.int64),
+        lost=np.zeros(hours, np.int64),
+        gone=np.zeros(hours, np.int64),
+        lost_gaps=np.zeros(1, np.int64),
     )
 
 

@@ -36,6 +36,7 @@ ALONE: dict[str, list[str]] = {
     "lesson": ["--slots", "4", "--load", "batch:100", "--ticks", "100"],
     "report": ["--plan", "absent.json", "--out", "x.html"],
     "study": ["absent.yaml"],
+    "demand": ["draw", "absent.json", "--days", "1", "--out", "x.csv"],
     "batcher": ["absent.pbtxt", "--service-times", "8ms+1ms*n", "--rate", "300", "--requests", "100"],
 }
 NO_POINTS = ("absent.csv", "x" * 5000, "/", "/dev/zero", "\udcff.csv", "\x1b[2J", "-")

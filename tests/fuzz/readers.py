@@ -30,6 +30,8 @@ from learn.lesson import Setting
 from sizing import catalog
 from sizing.analyses.sharing import read_scenario, share_of
 from sizing.analyses.study import ANSWER_COLUMNS, ResultsFile, read_study
+from sizing.demand_model import SCHEMA as DEMAND_SCHEMA
+from sizing.demand_model import read_model
 from sizing.errors import SizingError
 from sizing.points import curves, doubts, read_points, write_points
 from sizing.report import write
@@ -149,6 +151,16 @@ nv_inference_count{model="ensemble",version="1"} 12
 nv_trt_llm_request_metrics{model="tensorrt_llm",request_type="active",version="1"} 3e2
 nv_gpu_utilization{gpu_uuid="GPU-1"} 0.93
 """
+DEMAND = json.dumps(
+    {
+        "schema": DEMAND_SCHEMA,
+        "rates_per_s": [2.0] * 24,
+        "arrivals": {"kind": "mmpp", "low_factor": 0.5, "low_s": 120, "high_s": 30},
+        "isl": "histogram:50-400@3,401-2000@5",
+        "osl": "points:10,300",
+        "correlation": 0.3,
+    }
+).encode()
 GPUS = (ROOT / "data" / "catalog" / "gpus.yaml").read_bytes()
 
 
@@ -360,6 +372,7 @@ FILES: tuple[Reader, ...] = (
     Reader("law of lengths", lambda: LAWS, lambda raw, folder: TokenLaw.parse(raw.decode("utf-8", "replace")), 1),
     Reader("trace", lambda: [*TRACES, MOONCAKE], read_any_trace, 2),
     Reader("trace to plan on", lambda: trace_samples.ALL, in_file("trace", read_trace_noted), 4),
+    Reader("demand model", lambda: [DEMAND], in_file("demand.json", lambda path: read_model(path).lengths), 2),
     Reader("dataset", lambda: [DATASET], in_file("texts.json", read_dataset), 1),
     Reader(
         "metrics page", lambda: [METRICS], lambda raw, folder: parse_page(raw.decode("utf-8", "replace"), "u", 0.0), 1

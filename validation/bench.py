@@ -34,7 +34,9 @@ from sizing.question import Question
 from sizing.queueing import predict
 from sizing.simulator import simulate, stable_rate_per_s
 from sizing.simulator.fleet import run_stream
+from sizing.simulator.recorded import replay
 from sizing.simulator.state import engine_of, idle_states, requests_of, work_space
+from sizing.trace import Trace
 from sizing.workload import Lengths, Limit, Sla, Workload
 from validation.evidence.server import LAW, POLICIES, Design, calibrate
 from validation.plain_loop import serve
@@ -81,6 +83,7 @@ class Figure:
 def figures() -> Iterator[Figure]:
     """All of them, one by one as they are measured."""
     yield from simulators()
+    yield Figure("replay_per_s", replay_per_s(), "requests/s, a trace of two million on 16 replicas", 1e6, least=True)
     yield Figure("analytic_s", best_s(analytic, 10), "one prediction by formula", 0.015)
     points = calibrate(SERVER, NINE_LEVELS, True, np.random.default_rng(0))
     yield Figure("fit_s", best_s(lambda: fit(points, batching=SERVER.batching), 3), "three curves of 9 levels", 0.5)
@@ -89,6 +92,16 @@ def figures() -> Iterator[Figure]:
     yield Figure("plan_20000_s", best_s(lambda: plan(20_000.0), 3), "the same, 20,000 requests/s", 0.5)
     yield Figure("plan_all_s", plan_all_s(), f"every GPU, TP and precision of {MODEL}, caches empty", 3.0)
     yield Figure("fresh_process_s", fresh_process_s(), "a new Python answers a plan, compiled code on disk", 2.0)
+
+
+def replay_per_s(requests: int = 2_000_000) -> float:
+    """Requests/s of a replayed trace: 16 replicas, random routing, lengths and rate of every hour its own."""
+    rng = np.random.default_rng(0)
+    rate_per_s = 16 * LOAD * stable_rate_per_s(SERVER, SHORT)
+    gaps_s = rng.exponential(1 / rate_per_s, requests) * (1.2 + np.sin(np.linspace(0, 40 * np.pi, requests)))
+    isl, osl = SHORT.sample(requests, rng)
+    trace = Trace(np.cumsum(gaps_s), isl.astype(np.int32), osl.astype(np.int32))
+    return requests / best_s(lambda: replay(SERVER, trace, Workload(SHORT, 1.0), SLA, replicas=16), 2)
 
 
 def fits() -> Iterator[Figure]:

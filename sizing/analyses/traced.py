@@ -114,21 +114,21 @@ def plan_trace(
     left_out = (*rejected, *too_small)
     replayed: dict[int, Fleet | Rejection] = {}  # by the candidate's identity: candidates have arrays and no hash
 
-    def looked_at(alike: Question) -> list[Fleet | Rejection]:
-        found = survey(alike, fitting)
-        kept = {id(fleet.candidate): fleet for fleet in replayed.values() if isinstance(fleet, Fleet)}
-        return [kept.get(id(one.candidate), one) if isinstance(one, Fleet) else one for one in found]
+    def surveyed(alike: Question) -> list[Fleet | Rejection]:
+        others = (
+            one for one in survey(alike, fitting) if isinstance(one, Rejection) or id(one.candidate) not in replayed
+        )
+        return [*others, *replayed.values()]
 
-    sized, alike = looked_at(question), question
+    sized = surveyed(question)
     runs: dict[int, Runs] = {}
     while (best := cheapest(question, sized)) and id(best.candidate) not in replayed:
         own = runs[id(best.candidate)] = Runs(question, trace, best.candidate, seed, progress)
         found = replayed[id(best.candidate)] = of_trace(own, best.working)
         sized[sized.index(best)] = found
         if len(replayed) == 1 and isinstance(found, Fleet) and found.working != best.working:
-            rate_per_s = alike.workload.rate_per_s * found.working / best.working
-            alike = replace(question, workload=replace(question.workload, rate_per_s=rate_per_s))
-            sized = looked_at(alike)
+            rate_per_s = question.workload.rate_per_s * found.working / best.working
+            sized = surveyed(replace(question, workload=replace(question.workload, rate_per_s=rate_per_s)))
     fleets = sorted((fleet for fleet in sized if isinstance(fleet, Fleet)), key=lambda fleet: cost(question, fleet))
     misses = sorted((*(miss for miss in sized if isinstance(miss, Rejection)), *left_out), key=distance_from_sla)
     if not fleets:
@@ -156,9 +156,9 @@ def by_memory(trace: Trace, candidates: Sequence[Candidate]) -> tuple[list[Candi
     return fitting, others
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Runs:
-    """Replays of one candidate's fleets, each once."""
+    """Replays of one candidate's fleets, each done once."""
 
     question: Question
     trace: Trace

@@ -214,7 +214,7 @@ def report_json(plan: Plan, more: Extras, points: Sequence[Point]) -> dict[str, 
     from sizing.report.model import as_dict
 
     curve = load_curve(plan.question, plan.answer)
-    return as_dict(report_of(plan, curve, more.sensitivity, Cover(now()), points, more.daily))
+    return as_dict(report_of(plan, curve, more.sensitivity, Cover(now()), points, more.daily, more.trace))
 
 
 def refusal_json(error: NoFeasiblePlan, question: Question, found: Sequence[Candidate]) -> dict[str, Any]:

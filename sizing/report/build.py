@@ -13,6 +13,7 @@ from sizing.analyses.curves import LoadCurve
 from sizing.analyses.daily import Daily
 from sizing.analyses.relax import Relaxation, Together
 from sizing.analyses.sensitivity import Sensitivity
+from sizing.analyses.traced import TracePlan
 from sizing.analyses.verification import verification
 from sizing.catalog import CATALOG
 from sizing.edge import latency_band
@@ -36,11 +37,14 @@ from sizing.report.model import (
     SensitivityRow,
     Series,
     SourceRow,
+    Traffic,
+    TrafficHour,
     Unit,
     WayOut,
     number,
 )
 from sizing.report.sections import inputs
+from sizing.simulator.recorded import limits_on_requests
 from sizing.text import BATCHING, EXCLUDES, accuracy, assumptions, day_sentence, day_working, includes
 from sizing.workload import METRICS, Limit, Metric
 
@@ -141,6 +145,25 @@ def day_of(plan: Plan, daily: Daily) -> Day:
         cost=number(cost(daily.gpu_hours), "per day", basis),
         constant_cost=number(cost(daily.constant_gpu_hours), "per day", basis),
     )
+
+
+def traffic_of(found: TracePlan) -> Traffic:
+    """What was replayed on the answer's fleet, hour by hour."""
+    fleet, seen = found.plan.answer, found.replayed
+    basis = fleet.basis
+    limits = limits_on_requests(seen.sla)
+    rows = [row for row in limit_rows(found.plan.question, fleet) if row.metric != "gap"]
+    hours = tuple(
+        TrafficHour(
+            clock=found.trace.clock(hour.from_s),
+            requests=number(float(seen.tally.gone[place]), "requests", "given"),
+            inside=number(seen.goodput(place), "share", basis),
+            seconds=tuple(number(seen.quantiles(of.metric, place).at(of.percentile), "s", basis) for of in limits),
+            gpus=number((found.needed[place] + fleet.spare) * fleet.candidate.gpus, "GPUs", basis),
+        )
+        for place, hour in enumerate(seen.hours[:MOST_ROWS])
+    )
+    return Traffic(answer.trace_lines(found), tuple(rows), hours, number(fleet.gpus, "GPUs", basis))
 
 
 # --- Provenance: where each configuration's numbers come from, with engine versions, dates and digests of the data
@@ -261,9 +284,10 @@ def report_of(
     cover: Cover,
     points: Sequence[Point] = (),
     daily: Daily | None = None,
+    traced: TracePlan | None = None,
 ) -> Report:
     """The report of a plan. `curve`, `sensitivity` and `daily` are of its answer, `points` all measured points;
-    without a `daily` there is no section on the day."""
+    without a `daily` there is no section on the day, without `traced`, whose plan it then is, none on the trace."""
     question, fleet = plan.question, plan.answer
     return Report(
         title=cover.title or usual_title(question),
@@ -292,6 +316,7 @@ def report_of(
         accuracy=accuracy(fleet),
         evidence=evidence(),
         day=day_of(plan, daily) if daily else None,
+        traffic=traffic_of(traced) if traced else None,
     )
 
 

@@ -7,6 +7,7 @@ at once. A lock keeps drawings apart; no text of a figure is read as mathematics
 from __future__ import annotations
 
 import io
+import math
 import threading
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -19,7 +20,7 @@ from matplotlib.figure import Figure
 
 from sizing.analyses.daily import HOURS
 from sizing.numbers import milliseconds, significant
-from sizing.report.model import Configuration, Day, LimitCurve, LoadCurves, Report
+from sizing.report.model import Configuration, Day, LimitCurve, LoadCurves, Report, Traffic
 from sizing.report.tables import gpus_band, line, number_of, text_of
 
 matplotlib.rcParams.update(
@@ -111,6 +112,8 @@ def charts(report: Report) -> tuple[Drawing, ...]:
     found = []
     if report.curves is not None and report.curves.curves:
         found.append(latency_chart(report.curves))
+    if report.traffic is not None:
+        found.append(traffic_chart(report.traffic))
     if report.day is not None:
         found.append(day_chart(report.day))
     if report.configurations:
@@ -207,6 +210,41 @@ def day_chart(day: Day) -> Drawing:
         f"{number_of(day.saved)} less than {number_of(day.constant_gpu_hours)}."
     )
     return Drawing("day", drawn(draw, DAY_IN), alt)
+
+
+@lru_cache(KEPT)
+def traffic_chart(traffic: Traffic) -> Drawing:
+    """Above, percentiles of each hour over their limits; below, GPUs that each hour needs, and the fleet's, dashed."""
+    hours = traffic.hours
+    places, fleet = range(len(hours)), traffic.gpus.value or 0.0
+    ratios = [
+        [(hour.seconds[number].value or math.nan) / (limit.limit.value or math.nan) for hour in hours]
+        for number, limit in enumerate(traffic.limits)
+    ]
+
+    def draw(figure: Figure) -> None:
+        above, below = figure.subplots(2, 1, sharex=True)
+        for number, (limit, values) in enumerate(zip(traffic.limits, ratios, strict=True)):
+            above.plot(places, values, color=(LINE, DOT, QUIET)[number % 3], lw=1.4, label=limit.name)
+        above.axhline(1.0, color=LIMIT, lw=1.2, ls="--")
+        above.set_ylabel("of its limit", fontsize=8)
+        above.set_ylim(bottom=0)
+        above.legend(fontsize=7, frameon=False, ncols=3, loc="upper left")
+        gpus = [hour.gpus.value or 0.0 for hour in hours]
+        below.fill_between(places, gpus, step="post", color=BAND, lw=0)
+        below.step(places, gpus, where="post", color=LINE, lw=1.8)
+        below.axhline(fleet, color=LIMIT, lw=1.2, ls="--")
+        label(below, f"fleet: {fleet:,.0f}", (0.01, fleet), LIMIT, below.get_yaxis_transform())
+        below.set_ylim(0, 1.3 * max(fleet, 1.0))
+        below.set_ylabel("GPUs", fontsize=8)
+        every = max(1, len(hours) // 6)
+        below.set_xticks(places[::every], [drawable(hour.clock) for hour in hours[::every]], fontsize=7)
+        below.set_xlim(0, max(len(hours) - 1, 1))
+
+    over = [sum(value > 1 for value in values) for values in ratios]
+    beyond = ", ".join(f"{limit.name} in {count}" for limit, count in zip(traffic.limits, over, strict=True))
+    alt = f"Of {len(hours)} hours, the limit is exceeded by {beyond or 'none'}; the fleet has {fleet:,.0f} GPUs."
+    return Drawing("traffic", drawn(draw, 2 * DAY_IN), alt)
 
 
 @lru_cache(KEPT)

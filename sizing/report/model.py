@@ -356,13 +356,41 @@ class Evidence:
 
 
 @dataclass(frozen=True, slots=True, config=STRICT)
+class TrafficHour:
+    """An hour of a replayed trace: requests, the share inside all limits on requests, the percentile that each limit
+    speaks of, and GPUs that the hour's rate needs, spares included."""
+
+    clock: Text
+    requests: Quantity
+    inside: Quantity
+    seconds: Rows[Quantity]
+    gpus: Quantity
+
+
+@dataclass(frozen=True, slots=True, config=STRICT)
+class Traffic:
+    """Recorded requests replayed on the answer's fleet: what there is to say, and each hour. `limits`: on requests, in
+    the order of `TrafficHour.seconds`; `gpus`: of the fleet, spares included."""
+
+    lines: Rows[Text]
+    limits: Rows[LimitRow]
+    hours: Rows[TrafficHour]
+    gpus: Quantity
+
+    def __post_init__(self) -> None:
+        if not self.hours or any(len(hour.seconds) != len(self.limits) for hour in self.hours):
+            raise ValueError("traffic needs hours with a percentile for each limit")
+
+
+@dataclass(frozen=True, slots=True, config=STRICT)
 class Report:
     """Everything a sizing report says; `configurations[0]` is the answer, none of them = there is no answer.
 
     `sentence`: the answer, or that there is none; `reason`: why there is none. `made_at`: ISO 8601 in UTC.
     `remarks`: what binds, the band, higher loads, sizing by means; `warnings`: what to know before buying.
     `ways_out`: the relaxation each limit needs alone if there is no answer; `together`: all limits that must be relaxed
-    where none alone will do. `day`: the answer's GPUs hour by hour, None where no day was asked about.
+    where none alone will do. `day`: the answer's GPUs hour by hour, None where no day was asked about. `traffic`: what
+    was replayed, None where the load was not recorded.
     """
 
     title: Text
@@ -393,6 +421,7 @@ class Report:
     ways_out: Rows[WayOut] = ()
     together: Rows[Loosened] = ()
     day: Day | None = None
+    traffic: Traffic | None = None
 
     def __post_init__(self) -> None:
         if len({tuple(effect.change for effect in row.effects) for row in self.sensitivity}) > 1:
@@ -424,8 +453,12 @@ class ReportToolMissing(ReportError):
 
 # --- A report as JSON and back: a versioned schema, bounded in size, read strictly
 
-SCHEMA: Final = "sizing-report/2"
-SINCE: Final = {"sizing-report/1": (), SCHEMA: ("ways_out", "together", "day")}
+SCHEMA: Final = "sizing-report/3"
+SINCE: Final = {
+    "sizing-report/1": (),
+    "sizing-report/2": ("ways_out", "together", "day"),
+    SCHEMA: ("traffic",),
+}
 """Schema -> what came with it. Every schema that is here can be read: a report lacks what came later than its own. A
 field that comes, goes or changes its meaning is another schema."""
 MOST_BYTES = 8 * 2**20

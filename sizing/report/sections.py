@@ -129,6 +129,9 @@ def answered(report: Report) -> Iterator[Section]:
     if report.warnings:
         yield Section("Before buying", bullets=sentences(report.warnings))
     yield Section("Latency against load", charts=("latency",))
+    if report.traffic:
+        texts = tuple(f"{line(text)}." for text in report.traffic.lines)
+        yield Section("Recorded traffic", texts=texts, charts=("traffic",), tables=(tables.worst_hours(report),))
     if report.day:
         texts = tuple(f"{line(text).rstrip('.')}." for text in (report.day.sentence, report.day.working))
         yield Section("Over a day", texts=texts, charts=("day",), tables=(tables.day_figures(report),))
@@ -166,6 +169,7 @@ def annexes(report: Report) -> Iterator[Section]:
     yield Section("Definitions", terms=DEFINITIONS, annex=True)
     if report.curves:
         day = (tables.day_hours(report),) if report.day else ()
-        yield Section("Data of the charts", tables=(tables.curve_data(report), *day), annex=True)
+        traffic = (tables.traffic_hours(report),) if report.traffic else ()
+        yield Section("Data of the charts", tables=(tables.curve_data(report), *day, *traffic), annex=True)
     where = f"Open this scenario: {line(report.link, 4_000)}" if report.link else "No link was given."
     yield Section("Link and scenario", texts=(where,), code=visible(scenario_toml(report)), annex=True)

@@ -3,12 +3,22 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 
 from sizing.numbers import milliseconds, percent, significant
-from sizing.report.model import Configuration, Day, EffectRow, LimitRow, Quantity, Report, WayOut
+from sizing.report.model import (
+    Configuration,
+    Day,
+    EffectRow,
+    LimitRow,
+    Quantity,
+    Report,
+    Traffic,
+    TrafficHour,
+    WayOut,
+)
 from sizing.text import LEFT_OUT, METHOD, capital, counts
 
 # --- Text and numbers as the writers show them: nothing invisible, nothing endless, numbers with three digits
@@ -388,4 +398,33 @@ def day_hours(report: Report) -> Table:
         report.day.hours if report.day else (),
         empty="No day was requested.",
         note="Replicas and GPUs include the spares.",
+    )
+
+
+# --- Tables of recorded traffic: the worst hours, and all of them
+
+WORST = 8
+
+
+def worst_hours(report: Report) -> Table:
+    """The hours in which most requests miss a limit, worst first."""
+    hours = report.traffic.hours if report.traffic else ()
+    worst = sorted(hours, key=lambda hour: hour.inside.value or 0.0)[:WORST]
+    return _hours("The worst hours", report.traffic, worst)
+
+
+def traffic_hours(report: Report) -> Table:
+    """Every hour in which requests arrived."""
+    return _hours("Every hour", report.traffic, report.traffic.hours if report.traffic else ())
+
+
+def _hours(title: str, traffic: Traffic | None, hours: Sequence[TrafficHour]) -> Table:
+    names = tuple(limit.name for limit in traffic.limits) if traffic else ()
+    return Table(
+        title,
+        ("Hour", "Requests", "Inside the SLA", *names, "GPUs at its rate"),
+        tuple((hour.clock, hour.requests, hour.inside, *hour.seconds, hour.gpus) for hour in hours),
+        empty="No trace was replayed.",
+        note="Inside: the share of requests within all limits on requests. GPUs: by formula for the mean rate of the "
+        "hour, in proportion to the whole trace; they include the spares.",
     )

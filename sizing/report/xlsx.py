@@ -443,6 +443,8 @@ def as_xlsx(report: Report) -> bytes:
     if report.day:
         day_sheet(book, report.day)
     working_sheet(book, report)
+    if report.traffic is not None:
+        table_sheet(book, "Recorded traffic", tables.traffic_hours(report))
     table_sheet(book, "Sensitivity", tables.sensitivity(report))
     assumptions_sheet(book, report)
     table_sheet(book, "Left out", tables.left_out(report))

@@ -1,0 +1,114 @@
+"""``plan --trace``: what the command prints, its JSON and reports, and what it refuses."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from sizing.report.model import from_dict
+from sizing.report.write import render
+from tests.sizing.report_cases import Page, pdf_text, rows_below, sheets, squeezed
+from tests.sizing.test_cli import run
+
+PLAN = [
+    *"plan --model Qwen/Qwen3-32B --gpu h200_sxm --precision bf16 --tp 2 --engine vllm".split(),
+    *"--ttft p95:1s --itl p95:30ms --trace".split(),
+]
+
+
+@pytest.fixture(scope="module")
+def traffic(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Ten hours of requests, the fifth three times as busy, from the morning of a day on."""
+    rng = np.random.default_rng(0)
+    rates = [2.0, 2.0, 2.0, 2.0, 6.0, 2.0, 2.0, 2.0, 2.0, 2.0]
+    arrivals = np.sort(
+        np.concatenate([3600 * hour + rng.uniform(0, 3600, int(3600 * rate)) for hour, rate in enumerate(rates)])
+    )
+    lengths = np.maximum(1, rng.lognormal((7.0, 5.0), 0.6, (len(arrivals), 2)).astype(int))
+    path = tmp_path_factory.mktemp("trace") / "day.csv"
+    rows = (f"{time:.6f},{isl},{osl}" for time, (isl, osl) in zip(arrivals, lengths, strict=True))
+    path.write_text("\n".join(["arrival_s,isl,osl", *rows, ""]))
+    return path
+
+
+def test_the_answer_tells_of_hours_and_bands(traffic: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    code, out, _ = run([*PLAN, str(traffic)], capsys)
+    assert code == 0
+    assert "requests/s on average and 6 in the busiest hour" in out
+    assert "in the worst hour, 04:00" in out
+    assert "10 hours, drawn again and again" in out and "GPU-hours where the fleet follows" in out
+    assert "The worst of 10 hours" in out
+
+
+def test_json_has_every_hour(traffic: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    code, out, _ = run([*PLAN, str(traffic), "--json"], capsys)
+    answer = json.loads(out)
+    found = answer["trace"]
+    assert code == 0 and answer["verified_by"] == "simulation" and found["worst_hour"] == 4
+    assert [hour["clock"] for hour in found["hours"]] == [f"{hour:02d}:00" for hour in range(10)]
+    assert sum(hour["requests"] for hour in found["hours"]) == found["requests"]
+    assert found["gpus_low_sampling"] <= answer["gpus"] <= found["gpus_high_sampling"]
+    assert max(found["hours"], key=lambda hour: hour["gpus"])["clock"] == "04:00"
+    assert answer["predicted"]["ttft"]["p95_s"] <= 1.0
+    assert answer["planned_rate_per_s"] == pytest.approx(6.0, rel=0.01)
+    assert answer["mean_rate_per_s"] == pytest.approx(2.4, rel=0.01)
+
+
+def test_reports_hold_the_traffic(traffic: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    _, out, _ = run([*PLAN, str(traffic), "--json"], capsys)
+    answer = json.loads(out)
+    found = from_dict(answer["report"])
+    assert found.traffic is not None
+    assert [hour.clock for hour in found.traffic.hours] == [hour["clock"] for hour in answer["trace"]["hours"]]
+    page = Page(render(found, "html").decode())
+    assert "Recorded traffic" in page.text and "in the worst hour, 04:00" in page.text
+    printed = pdf_text(render(found, "pdf"))
+    assert squeezed("Recorded traffic") in printed and squeezed("drawn again and again") in printed
+    rows = rows_below(sheets(render(found, "xlsx"))["Recorded traffic"], "Hour")
+    assert [row[0] for row in rows][:10] == [f"{hour:02d}:00" for hour in range(10)]
+
+
+def test_a_window_and_a_scale(traffic: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    counts = {}
+    for name, more in {
+        "all": [],
+        "worst": ["--trace-window", "worst-hour"],
+        "quiet": ["--trace-window", "00:00..04:00"],
+        "scaled": ["--trace-window", "00:00..04:00", "--trace-scale", "3"],
+    }.items():
+        code, out, _ = run([*PLAN, str(traffic), "--json", *more], capsys)
+        assert code == 0
+        counts[name] = json.loads(out)
+    requests = {name: answer["trace"]["requests"] for name, answer in counts.items()}
+    assert requests["worst"] == pytest.approx(6 * 3600, abs=1)
+    assert requests["scaled"] == 3 * requests["quiet"] == pytest.approx(3 * 4 * 2 * 3600, abs=3)
+    gpus = {name: answer["gpus"] for name, answer in counts.items()}
+    assert gpus["quiet"] < gpus["scaled"] and gpus["quiet"] < gpus["worst"]
+
+
+@pytest.mark.parametrize(
+    ("more", "named"),
+    [
+        (["--rate", "3"], "--rate does not go with --trace"),
+        (["--isl", "300"], "--isl does not go with --trace"),
+        (["--tune"], "--tune does not go with --trace"),
+        (["--trace-window", "lunch"], "--trace-window 'lunch'"),
+        (["--trace-window", "30:00..31:00"], "only 0 requests arrive"),
+        (["--trace-window", "2024-05-10..2024-05-11"], "no dates"),
+        (["--trace-scale", "0"], "must be above 0"),
+        (["--trace-scale", "-1"], "must be above 0"),
+    ],
+)
+def test_what_does_not_go_is_one_line(
+    traffic: Path, more: list[str], named: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    code, out, err = run([*PLAN, str(traffic), *more], capsys)
+    assert (code, out) == (2, "") and named in err and err.count("\n") == 1
+
+
+def test_a_trace_that_is_not_there(capsys: pytest.CaptureFixture[str]) -> None:
+    code, _, err = run([*PLAN, "nowhere.csv"], capsys)
+    assert code == 2 and "nowhere.csv" in err and err.count("\n") == 1

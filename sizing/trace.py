@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from typing import NamedTuple
 
@@ -38,7 +38,7 @@ class Trace:
     isl: Counts
     osl: Counts
     began_s: float = math.nan
-    session: Counts = np.empty(0, np.int32)  # noqa: RUF009  # never written to
+    session: Counts = field(default_factory=lambda: np.empty(0, np.int32))
 
     def __post_init__(self) -> None:
         if not len(self.arrival_s) == len(self.isl) == len(self.osl):

@@ -41,7 +41,7 @@ DAYS: dict[str, tuple[float, ...]] = {
 """Hourly loads of a day from midnight, in percent of the peak: an invented example, not measured."""
 
 
-def example_trace(seed: int = 1, peak_per_s: float = 8.0) -> Trace:
+def example_trace(seed: int = 1, peak_per_s: float = 12.0) -> Trace:
     """Requests of a day with office hours, invented like the days: an example of recorded traffic.
 
     The rate of a minute is that of its hour times a gamma variate; in one minute of a hundred it is three times as
@@ -56,8 +56,8 @@ def example_trace(seed: int = 1, peak_per_s: float = 8.0) -> Trace:
     came_s = (np.repeat(np.arange(minutes), users) + rng.random(users.sum())) * MINUTE_S
     each = rng.geometric(1 / REQUESTS_AT_ONCE, len(came_s))
     arrival_s = np.sort(np.repeat(came_s, each) + rng.uniform(0, 2, each.sum()))
-    isl = np.clip(rng.lognormal(np.log(700), 0.9, len(arrival_s)), 10, 16_000)
-    osl = np.clip(rng.lognormal(np.log(200), 0.7, len(arrival_s)), 2, 2_000)
+    isl = np.clip(rng.lognormal(np.log(900), 0.9, len(arrival_s)), 10, 16_000)
+    osl = np.clip(rng.lognormal(np.log(300), 0.7, len(arrival_s)), 2, 2_000)
     within = arrival_s < HOURS * HOUR_S
     return Trace(arrival_s[within], isl[within].astype(np.int32), osl[within].astype(np.int32))
 

@@ -88,7 +88,7 @@ def lengths_of(trace: Trace) -> Lengths:
 def busiest_rate_per_s(trace: Trace) -> float:
     """Requests/s of the hour with the most of them; of a trace below an hour its mean."""
     most = max(hour.last - hour.first for hour in hours(trace))
-    return min(most / HOUR_S, trace.rate_per_s) if trace.span_s >= HOUR_S else trace.rate_per_s
+    return max(most / HOUR_S, trace.rate_per_s) if trace.span_s >= HOUR_S else trace.rate_per_s
 
 
 def plan_trace(

@@ -5,6 +5,8 @@ from __future__ import annotations
 import gzip
 import json
 import math
+import subprocess
+import sys
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -12,7 +14,6 @@ from pathlib import Path
 import numpy as np
 import pyarrow as pa
 import pytest
-from click.testing import CliRunner
 from hypothesis import given
 from hypothesis import strategies as st
 from pyarrow import parquet
@@ -20,11 +21,10 @@ from streamlit.testing.v1 import AppTest
 
 from sizing.analyses.traced import TracePlan, plan_trace
 from sizing.candidates import find
-from sizing.cli.main import main
 from sizing.text import sentence, trace_lines
 from sizing.trace import HOUR_S, Trace, dispersion, hours
 from sizing.workload import Limit, Sla
-from tests.app.conftest import ONE, query_of, text_of
+from tests.app.conftest import ONE, ROOT, query_of, text_of
 from ui import answers
 from ui.charts.base import LIGHT
 from ui.charts.traced import MOST_POINTS, gpus_by_hour, lengths_of_requests, limit_by_hour, requests_over_time
@@ -33,7 +33,7 @@ from ui.views.traced import IN_PLACE, LINKED, clock_marks, json_of
 from ui.visit import Visit, remembered
 
 Open = Callable[..., AppTest]
-HOURS, RATES_PER_S = 3, (0.5, 2.0, 1.0)
+HOURS, RATES_PER_S = 3, (1.5, 6.0, 3.0)
 TO_TRACE = {"show.size": "trace"}
 
 
@@ -65,8 +65,8 @@ def uploaded(app: AppTest, content: bytes = FILE, name: str = "traffic.csv") -> 
 
 def shown(app: AppTest) -> str:
     """All text of the main page, as read."""
-    main_ = app.main
-    parts = (*main_.title, *main_.markdown, *main_.caption, *main_.warning, *main_.info, *main_.error)
+    main = app.main
+    parts = (*main.title, *main.markdown, *main.caption, *main.warning, *main.info, *main.error)
     return text_of("\n".join(str(part.value) for part in parts))
 
 
@@ -89,8 +89,8 @@ def by_command(tmp_path_factory: pytest.TempPathFactory) -> dict[str, object]:
     file.write_bytes(FILE)
     limits = [f"--{limit.metric}=p{limit.percentile}:{limit.limit_s}s" for limit in ONE.question.sla.limits]
     choice = ["--model", ONE.model, "--gpu", "h200_sxm", "--precision", "fp8", "--tp", "1", "--engine", "trtllm"]
-    done = CliRunner().invoke(main, ["plan", *choice, "--trace", str(file), *limits, "--json"])
-    assert done.exit_code == 0, done.output
+    command = [sys.executable, "-m", "sizing", "plan", *choice, "--trace", str(file), *limits, "--json"]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, check=True)
     answer: dict[str, object] = json.loads(done.stdout)
     return answer
 
@@ -117,9 +117,17 @@ def test_the_answer_is_that_of_the_command_line(opened: Open, by_command: dict[s
 
 
 def test_its_file_is_what_the_command_line_writes(opened: Open, by_command: dict[str, object]) -> None:
-    written = json.loads(json_of(found_by(uploaded(opened(**TO_TRACE)))))
-    assert written.keys() <= by_command.keys() and {"trace", "question", "alternatives"} <= written.keys()
-    assert {key: by_command[key] for key in written} == written
+    page, command = (
+        rounded(text) for text in (json_of(found_by(uploaded(opened(**TO_TRACE)))), json.dumps(by_command))
+    )
+    assert page.keys() <= command.keys() and {"trace", "question", "alternatives"} <= page.keys()
+    assert {key: command[key] for key in page} == page
+
+
+def rounded(document: str | bytes) -> dict[str, object]:
+    """A JSON document without the last digits of its numbers, which depend on the order of sums."""
+    found: dict[str, object] = json.loads(document, parse_float=lambda text: float(f"{float(text):.9g}"))
+    return found
 
 
 def test_every_hour_has_its_bars_and_its_row(opened: Open) -> None:
@@ -159,10 +167,10 @@ def test_a_prefix_is_a_share_of_the_trace_s_own_prompts() -> None:
 @pytest.mark.parametrize(
     ("view", "expected"),
     [
-        ({"show.window": "worst-hour"}, int(2.0 * HOUR_S)),
-        ({"show.window": "part", "show.part": "02:00..03:00"}, int(1.0 * HOUR_S)),
+        ({"show.window": "worst-hour"}, int(6.0 * HOUR_S)),
+        ({"show.window": "part", "show.part": "02:00..03:00"}, int(3.0 * HOUR_S)),
         ({"show.window": "part"}, len(TRACE)),
-        ({"show.scale": "0.25", "show.window": "worst-hour"}, int(0.5 * HOUR_S)),
+        ({"show.scale": "0.25", "show.window": "worst-hour"}, int(1.5 * HOUR_S)),
     ],
 )
 def test_a_part_of_it_is_replayed_and_stands_in_the_link(opened: Open, view: dict[str, str], expected: int) -> None:
@@ -193,9 +201,9 @@ def test_controls_choose_the_part(opened: Open) -> None:
     app.main.number_input(key="show.scale").set_value(2.0).run()
     assert not app.exception and len(found_by(app).trace) == 2 * len(TRACE)
     app.main.button_group(key="show.window").set_value("part").run()
-    app.main.select_slider(key="show.part").set_value(("01:00", "02:00")).run()
+    app.main.select_slider[0].set_value(("01:00", "02:00")).run()
     assert not app.exception
-    assert len(found_by(app).trace) == 2 * int(2.0 * HOUR_S)
+    assert len(found_by(app).trace) == 2 * int(6.0 * HOUR_S)
     assert query_of(app)["show.part"] == "01:00..02:00" and query_of(app)["show.scale"] == "2.0"
     assert "replayed" in str(app.get("plotly_chart")[-2].proto.spec)
 
@@ -224,7 +232,7 @@ def test_the_example_is_an_office_day_with_bursts() -> None:
     counts = np.array([hour.last - hour.first for hour in hours(trace)])
     assert len(counts) == 24 and trace.arrival_s[-1] < 24 * HOUR_S
     assert np.corrcoef(counts, DAYS["Office hours"])[0, 1] > 0.95
-    assert counts.max() / HOUR_S == pytest.approx(8.0, rel=0.15)
+    assert counts.max() / HOUR_S == pytest.approx(12.0, rel=0.15)
     assert dispersion(trace) > 1.3
     assert answers.trace_digest(trace) == answers.trace_digest(example_trace())
 
@@ -238,7 +246,7 @@ SPAN = b"arrival_s,isl,osl\n0,5,5\n9000000,5,5\n"
         (b"", "empty"),
         (b"a,b\n1,2\n", "arrival_s"),
         (b"arrival_s,isl,osl\n0,5,5\n1,many,5\n", "'many'"),
-        (b"arrival_s,isl,osl\n0,5,5\n", "2 or more"),
+        (b"arrival_s,isl,osl\n0,5,5\n", "2 requests or more"),
         (gzip.compress(FILE)[:-20], "cut off or damaged"),
         (SPAN, "more than the 31"),
     ],
@@ -286,9 +294,10 @@ def test_no_fleet_is_told_without_a_count(opened: Open) -> None:
 
 
 def test_a_dear_trace_is_refused_with_its_reason_above_the_trace(opened: Open, monkeypatch: pytest.MonkeyPatch) -> None:
-    app = opened(**TO_TRACE)
+    app = uploaded(opened(**TO_TRACE))
     monkeypatch.setenv("SIZING_TIME_LIMIT_S", "1e-6")
-    uploaded(app)
+    app.sidebar.number_input(key="spare").set_value(2).run()
+    assert not app.exception
     assert "takes too long" in shown(app) and "takes less time" in shown(app)
     monkeypatch.setenv("SIZING_TIME_LIMIT_S", "0")
     app.run()
@@ -339,6 +348,6 @@ def test_a_plan_of_gaps_alone_has_hours_too() -> None:
     """A limit on gaps between tokens is no one request's: it has no chart of its own."""
     scenario = replace(ONE, ttft=None, itl=None, gap=Limit("gap", 99, 0.1))
     question = answers.question_of(scenario, TRACE)
-    assert question.sla == Sla(gap=Limit("gap", 99, 0.1))
+    assert question.sla == Sla(Limit("gap", 99, 0.1))
     found = plan_trace(question, TRACE, *find(ONE.model, question.workload.lengths, ONE.choice))
     assert len(gpus_by_hour(found, LIGHT).figure.data[0].y) == HOURS

@@ -49,9 +49,9 @@ def requests_over_time(trace: Trace, replayed_s: tuple[float, float] | None, ink
     if replayed_s:
         ends = _times(trace, replayed_s)
         figure.add_vrect(x0=ends[0], x1=ends[1], fillcolor=ink.series[1], opacity=0.18, line_width=0, layer="below")
-        note(figure, "replayed", ink.text, ends[0], 1.0, yref="paper", yanchor="top")
+        note(figure, "replayed", ink.text, ends[0], 1.0, yref="paper")
     said = _busiest(figure, trace, ink) if trace.span_s > HOUR_S else ""
-    figure.update_yaxes(range=[0, 1.15 * top])
+    figure.update_yaxes(range=[0, 1.25 * top])
     words = f"Requests/s over time: {significant(trace.rate_per_s)} on average{said}, {significant(top)} in the busiest"
     return Chart(figure, f"{words} {of}; from {trace.clock(edges_s[0])} to {trace.clock(edges_s[-1])}.")
 
@@ -74,8 +74,9 @@ def _busiest(figure: go.Figure, trace: Trace, ink: Ink) -> str:
     line = {"color": ink.limit, "width": 3}
     text = f"busiest hour: {significant(rate_per_s)}"
     figure.add_scatter(x=ends, y=[rate_per_s] * 2, mode="lines", line=line, name=text, hoverinfo="name")
+    figure.add_vline(x=ends[0], line={"color": ink.limit, "width": 1, "dash": "dot"})
     late = hour.from_s - trace.arrival_s[0] > trace.span_s / 2
-    note(figure, text, ink.limit, ends[not late], rate_per_s, xanchor="right" if late else "left")
+    note(figure, text, ink.limit, ends[0], 1.0, yref="paper", yanchor="top", xanchor="right" if late else "left")
     return f", {significant(rate_per_s)} in the busiest hour, from {trace.clock(hour.from_s)}"
 
 

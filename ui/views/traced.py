@@ -163,7 +163,7 @@ def ask_part(found: Recorded) -> tuple[Part, Trace] | None:
         window = chosen("Part to replay", WINDOWS, "window", help=WINDOW_HELP)
         scale = _scale()
     if window == "part":
-        window = _ends(found.trace)
+        window = _ends(found)
     part = Part(found.digest, window, scale)
     trace = answers.part_of(found, part)
     if isinstance(trace, str):
@@ -182,36 +182,34 @@ def _scale() -> float:
     except ValueError:
         held = 1.0
     state[SCALE] = held if held in SCALES else 1.0
-    st.number_input(
-        "Scale",
-        float(SCALES.low),
-        float(SCALES.high),
-        step=0.5,
-        format="%g",
-        key=SCALE,
-        help=SCALE_HELP,
-        label_visibility="collapsed",
-        icon=":material/close:",
-        width=130,
-        persist_state="session",
-    )
+    with st.container(horizontal=True, vertical_alignment="center", width="content", gap="xsmall"):
+        st.markdown("Scale", width="content", help=SCALE_HELP)
+        st.number_input(
+            "Scale",
+            float(SCALES.low),
+            float(SCALES.high),
+            step=0.5,
+            format="%g",
+            key=SCALE,
+            label_visibility="collapsed",
+            icon=":material/close:",
+            width=130,
+            persist_state="session",
+        )
     if state[SCALE] != 1:
         visit().shown[SCALE] = repr(state[SCALE])
     return float(state[SCALE])
 
 
-def _ends(trace: Trace) -> str:
+def _ends(found: Recorded) -> str:
     """The ends of a part as `Trace.window` takes them, picked on a slider; the choice is in the URL."""
-    marks = clock_marks(trace)
-    ends = state.get(ENDS, ())
-    if isinstance(ends, str):  # of a link
-        ends = tuple(ends.split(".."))
-    state[ENDS] = ends if len(ends) == 2 and {*ends} <= {*marks} else (marks[0], marks[-1])
-    st.select_slider("From … to", marks, key=ENDS, label_visibility="collapsed", persist_state="session")
-    first, last = state[ENDS]
-    window = f"{first}..{last}"
-    visit().shown[ENDS] = window
-    return window
+    marks = clock_marks(found.trace)
+    held = tuple(str(state.get(ENDS, "")).split(".."))
+    usual = held if len(held) == 2 and {*held} <= {*marks} else (marks[0], marks[-1])
+    key = f"trace_ends_{found.digest}"
+    first, last = st.select_slider("From … to", marks, usual, key=key, label_visibility="collapsed")
+    state[ENDS] = visit().shown[ENDS] = f"{first}..{last}"
+    return str(state[ENDS])
 
 
 def clock_marks(trace: Trace) -> list[str]:
@@ -306,7 +304,10 @@ def _by_hour(found: TracePlan) -> None:
             hide_index=True,
             row_height=ROW_PX,
             height=ROW_PX * min(4, len(table)) + HEADER_PX,
-            column_config={"Inside the SLA": st.column_config.TextColumn(help=WORST_HELP)},
+            column_config={
+                "Requests": st.column_config.NumberColumn(format="localized"),
+                "Inside the SLA": st.column_config.TextColumn(help=WORST_HELP),
+            },
             alt=f"Hours with the most requests outside the SLA, the worst first: {', '.join(table['Hour'][:3])}",
         )
 

@@ -72,7 +72,8 @@ class Trace:
         """The requests that arrive from `from_s` to before `until_s`. Raises TraceError for fewer than two."""
         first, last = np.searchsorted(self.arrival_s, (from_s, until_s))
         if last - first < 2:
-            raise TraceError(f"only {last - first} requests arrive from {self.clock(from_s)} to {self.clock(until_s)}")
+            until = self.clock(min(until_s, self.arrival_s[-1]))
+            raise TraceError(f"only {last - first} requests arrive from {self.clock(from_s)} to {until}")
         session = self.session[first:last] if len(self.session) else self.session
         return Trace(self.arrival_s[first:last], self.isl[first:last], self.osl[first:last], self.began_s, session)
 

@@ -36,10 +36,11 @@ from sizing.report import write
 from sizing.report.model import as_json
 from sizing.report.write import render
 from sizing.token_law import TokenLaw, read_law
+from sizing.trace_files import read_trace_noted
 from tests.calibration.importers.samples import ALL_SAID, SAMPLES
 from tests.calibration.kept import measurement, some_log
 from tests.fuzz.mutations import mutated
-from tests.sizing import report_cases
+from tests.sizing import report_cases, trace_samples
 from triton_tools.batcher.dynamic import simulate
 from triton_tools.batcher.pbtxt import read_config
 from triton_tools.batcher.requests import Requests
@@ -358,6 +359,7 @@ FILES: tuple[Reader, ...] = (
     Reader("file of a law", lambda: LAW_FILES, in_file("lengths.csv", read_law), 1),
     Reader("law of lengths", lambda: LAWS, lambda raw, folder: TokenLaw.parse(raw.decode("utf-8", "replace")), 1),
     Reader("trace", lambda: [*TRACES, MOONCAKE], read_any_trace, 2),
+    Reader("trace to plan on", lambda: trace_samples.ALL, in_file("trace", read_trace_noted), 4),
     Reader("dataset", lambda: [DATASET], in_file("texts.json", read_dataset), 1),
     Reader(
         "metrics page", lambda: [METRICS], lambda raw, folder: parse_page(raw.decode("utf-8", "replace"), "u", 0.0), 1

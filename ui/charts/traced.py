@@ -49,7 +49,7 @@ def requests_over_time(trace: Trace, replayed_s: tuple[float, float] | None, ink
     if replayed_s:
         ends = _times(trace, replayed_s)
         figure.add_vrect(x0=ends[0], x1=ends[1], fillcolor=ink.series[1], opacity=0.18, line_width=0, layer="below")
-        note(figure, "replayed", ink.text, ends[0], 1.0, yref="paper")
+        note(figure, "replayed", ink.text, ends[0], 1.0, yref="paper", yanchor="top")
     said = _busiest(figure, trace, ink) if trace.span_s > HOUR_S else ""
     figure.update_yaxes(range=[0, 1.25 * top])
     words = f"Requests/s over time: {significant(trace.rate_per_s)} on average{said}, {significant(top)} in the busiest"
@@ -76,7 +76,7 @@ def _busiest(figure: go.Figure, trace: Trace, ink: Ink) -> str:
     figure.add_scatter(x=ends, y=[rate_per_s] * 2, mode="lines", line=line, name=text, hoverinfo="name")
     figure.add_vline(x=ends[0], line={"color": ink.limit, "width": 1, "dash": "dot"})
     late = hour.from_s - trace.arrival_s[0] > trace.span_s / 2
-    note(figure, text, ink.limit, ends[0], 1.0, yref="paper", yanchor="top", xanchor="right" if late else "left")
+    note(figure, text, ink.limit, ends[0], 0.88, yref="paper", yanchor="top", xanchor="right" if late else "left")
     return f", {significant(rate_per_s)} in the busiest hour, from {trace.clock(hour.from_s)}"
 
 
@@ -96,8 +96,8 @@ def lengths_of_requests(trace: Trace, ink: Ink) -> Chart:
     """Shares of the requests by prompt and output tokens, on one logarithmic axis."""
     figure = figure_of("Share of the requests, %", "Tokens", ink, CHART_PX)
     said = []
-    most = int(max(trace.isl.max(), trace.osl.max()))
-    edges = np.unique(np.rint(np.geomspace(1, most + 1, BARS + 1)))
+    least, most = min(trace.isl.min(), trace.osl.min()), max(trace.isl.max(), trace.osl.max())
+    edges = np.unique(np.rint(np.geomspace(least, most + 1, BARS + 1)))
     for number, (name, tokens) in enumerate((("input", trace.isl), ("output", trace.osl))):
         shares = 100 * np.histogram(tokens, edges)[0] / len(trace)
         median, high = (significant(float(value)) for value in np.percentile(tokens, (50, 95)))
@@ -164,3 +164,4 @@ def _bars(figure: go.Figure, trace: Trace, of: Sequence[Hour], values: Sequence[
         offset=0.05 * width,
         marker={"color": ink.series[0], "line": {"width": 0}},
     )
+    figure.update_xaxes(range=_times(trace, (of[0].from_s, of[-1].until_s)))

@@ -169,7 +169,8 @@ def ask_part(found: Recorded) -> tuple[Part, Trace] | None:
     if isinstance(trace, str):
         st.error(plain(sentence_case(trace)), icon=":material/block:")
         return None
-    of = "" if len(trace) == len(found.trace) else f" (of {len(found.trace):,} in the trace)"
+    times = "" if scale == 1 else f", {scale:g} × its part"
+    of = "" if len(trace) == len(found.trace) else f" (of {len(found.trace):,} in the trace{times})"
     st.markdown(plain(facts(trace, of)))
     st.caption(f"{IN_PLACE} {plain(sentence_case('; '.join(found.notes)))}{'.' if found.notes else ''}")
     return part, trace

@@ -1,0 +1,170 @@
+"""Laws of traces: parts, copies, hours and bursts of arrivals."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from sizing.trace import HOUR_S, Trace, TraceError, dispersion, hours
+
+ARRIVALS = st.lists(st.integers(0, 4 * 3600 * 1000), min_size=2, max_size=60).map(sorted)
+"""Milliseconds."""
+
+
+def trace_of(ms: list[int], began_s: float = math.nan, sessions: bool = False) -> Trace:
+    """Each request is known by its ISL."""
+    number = np.arange(1, len(ms) + 1, dtype=np.int32)
+    session = number % 3 if sessions else np.empty(0, np.int32)
+    return Trace(np.array(ms) / 1000, number, number[::-1].copy(), began_s, session)
+
+
+def poisson(rate_per_s: float, span_s: float, seed: int) -> np.ndarray[tuple[int], np.dtype[np.float64]]:
+    rng = np.random.default_rng(seed)
+    return np.sort(rng.uniform(0, span_s, rng.poisson(rate_per_s * span_s)))
+
+
+def of_times(arrival_s: np.ndarray[tuple[int], np.dtype[np.float64]]) -> Trace:
+    tokens = np.ones(len(arrival_s), np.int32)
+    return Trace(arrival_s, tokens, tokens)
+
+
+def same(one: Trace, other: Trace) -> bool:
+    return all(
+        np.array_equal(getattr(one, name), getattr(other, name)) for name in ("arrival_s", "isl", "osl", "session")
+    )
+
+
+@given(ARRIVALS, st.booleans())
+def test_the_part_from_first_to_last_is_the_trace(ms: list[int], sessions: bool) -> None:
+    trace = trace_of(ms, sessions=sessions)
+    assert same(trace.part(0, math.inf), trace)
+    assert same(trace.scaled(1), trace)
+
+
+@given(ARRIVALS, st.integers(0, 4 * 3600 * 1000))
+def test_two_parts_are_the_whole(ms: list[int], cut_ms: int) -> None:
+    """A request at the very cut is of the second; a part of fewer than two is refused."""
+    trace = trace_of(ms)
+    parts = [(0.0, cut_ms / 1000, [each for each in ms if each < cut_ms]),
+             (cut_ms / 1000, math.inf, [each for each in ms if each >= cut_ms])]  # fmt: skip
+    first = 1
+    for low_s, high_s, expected in parts:
+        if len(expected) < 2:
+            with pytest.raises(TraceError, match=f"only {len(expected)} requests"):
+                trace.part(low_s, high_s)
+        else:
+            part = trace.part(low_s, high_s)
+            assert part.isl.tolist() == list(range(first, first + len(expected)))
+        first += len(expected)
+
+
+@given(ARRIVALS, st.integers(2, 5), st.integers(0, 9))
+def test_a_whole_factor_is_so_many_times_the_requests_with_the_originals_among_them(
+    ms: list[int], factor: int, seed: int
+) -> None:
+    """Ascending, each with its own lengths, copies between its neighbours, sessions as many times as well."""
+    trace = trace_of(ms, sessions=True)
+    scaled = trace.scaled(factor, seed)
+    assert np.all(np.diff(scaled.arrival_s) >= 0)
+    assert np.bincount(scaled.isl)[1:].tolist() == [factor] * len(trace)
+    assert np.array_equal(scaled.isl + scaled.osl, np.full(len(scaled), len(trace) + 1))
+    for place, arrival_s in enumerate(trace.arrival_s):
+        mine = scaled.arrival_s[scaled.isl == place + 1]
+        assert arrival_s in mine
+        assert mine.min() >= trace.arrival_s[max(place - 1, 0)]
+        assert mine.max() <= trace.arrival_s[min(place + 1, len(trace) - 1)]
+    assert len(np.unique(scaled.session)) == factor * len(np.unique(trace.session))
+
+
+@pytest.mark.parametrize("factor", [0.3, 0.8, 1.7, 4])
+@pytest.mark.parametrize("seed", [1, 2])
+def test_the_rate_of_each_minute_is_scaled(factor: float, seed: int) -> None:
+    """Rates that differ from minute to minute, 60 to 600 requests each.
+
+    Requests of a minute stay in it, but for copies of its first and last. Drawn at random is whether a request comes
+    once more, a binomial variable; 5 standard deviations leave one in 3.5 million outside.
+    """
+    rng = np.random.default_rng(seed)
+    minutes = [60 * place + np.sort(rng.uniform(0, 60, rng.integers(60, 600))) for place in range(30)]
+    trace = of_times(np.concatenate(minutes))
+    scaled = trace.scaled(factor, seed)
+    before, after = trace.counts(60), scaled.counts(60)
+    part = factor % 1
+    allowed = 5 * np.sqrt(before * part * (1 - part)) + 2 * math.ceil(factor)
+    assert np.all(np.abs(after - factor * before) <= allowed)
+
+
+@pytest.mark.parametrize("factor", [0, -1, math.inf, math.nan])
+def test_a_factor_that_is_none_is_refused(factor: float) -> None:
+    with pytest.raises(TraceError, match="the factor of a trace must be above 0"):
+        trace_of([0, 1]).scaled(factor)
+
+
+@given(ARRIVALS, st.one_of(st.just(math.nan), st.floats(1e8, 7e9)))
+def test_hours_share_out_the_requests(ms: list[int], began_s: float) -> None:
+    """Each request is in one hour, which lasts an hour, holds it and, with a date, begins on the clock's hour."""
+    trace = trace_of(ms, began_s)
+    found = hours(trace)
+    assert [each for hour in found for each in range(hour.first, hour.last)] == list(range(len(trace)))
+    for hour in found:
+        assert hour.last > hour.first
+        assert hour.until_s - hour.from_s == pytest.approx(HOUR_S, abs=1e-5)
+        arrivals = trace.arrival_s[hour.first : hour.last]
+        assert hour.from_s - 1e-5 <= arrivals[0] and arrivals[-1] < hour.until_s + 1e-5
+        of_clock = (0 if math.isnan(began_s) else began_s) + hour.from_s
+        assert abs(of_clock / HOUR_S - round(of_clock / HOUR_S)) < 1e-8
+
+
+@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize("rate_per_s", [0.5, 20])
+def test_poisson_arrivals_have_a_dispersion_of_one(seed: int, rate_per_s: float) -> None:
+    """Over n seconds the index has a standard deviation of about sqrt(2/(n - 1) + 1/(n rate)); 5 of them."""
+    seconds = 7200
+    allowed = 5 * math.sqrt(2 / (seconds - 1) + 1 / (seconds * rate_per_s))
+    assert dispersion(of_times(poisson(rate_per_s, seconds, seed))) == pytest.approx(1, abs=allowed)
+
+
+@pytest.mark.parametrize("size", [2, 5, 10])
+def test_batches_of_k_have_a_dispersion_of_k(size: int) -> None:
+    """Counts are k times a Poisson variable: variance k^2, mean k."""
+    batches = poisson(3, 7200, seed=size)
+    index = dispersion(of_times(np.repeat(batches, size)))
+    assert index == pytest.approx(size, rel=5 * math.sqrt(2 / 7199 + 1 / (3 * 7200)))
+
+
+def test_a_rate_that_changes_slowly_is_no_burst() -> None:
+    """Poisson arrivals at 2 requests/s, rising to 20 within two hours, beside the same counts as one stretch."""
+    rng = np.random.default_rng(3)
+    seconds = np.arange(7200)
+    counts = rng.poisson(2 + 18 * seconds / 7200)
+    trace = of_times(np.repeat(seconds + 0.5, counts))
+    assert counts.var() / counts.mean() > 3
+    assert dispersion(trace) == pytest.approx(1, abs=0.15)
+
+
+def test_a_short_trace_has_no_dispersion() -> None:
+    assert math.isnan(dispersion(of_times(np.linspace(0, 10, 50))))
+
+
+def test_the_clock_of_a_trace() -> None:
+    assert trace_of([0, 1]).clock(2 * 3600 + 59) == "02:00"
+    assert trace_of([0, 1], began_s=1715349600.0).clock(61) == "2024-05-10 14:01"
+
+
+@pytest.mark.parametrize(
+    ("arrivals", "tokens", "sessions", "said"),
+    [(2, 1, 0, "one arrival, one ISL"), (2, 2, 1, "one session"), (1, 1, 0, "2 requests or more, got 1")],
+)
+def test_a_trace_holds_one_of_each_for_each_request(arrivals: int, tokens: int, sessions: int, said: str) -> None:
+    with pytest.raises(TraceError, match=said):
+        Trace(
+            np.zeros(arrivals),
+            np.ones(tokens, np.int32),
+            np.ones(arrivals, np.int32),
+            0.0,
+            np.zeros(sessions, np.int32),
+        )

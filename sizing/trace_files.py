@@ -347,14 +347,16 @@ def _of_parquet(path: Path, kind: str | None) -> tuple[_Columns, Batches]:
                 texts = [batch.column(name).cast(pa.string()) for name in wanted]
                 yield _batch(np.arange(first, first + len(batch)), texts)
                 first += len(batch)
-        except pa.ArrowException as error:
-            raise TraceError(f"{path}: no table of numbers, or damaged ({error})") from None
+        except faults as error:
+            raise TraceError(f"{path}: no Parquet table of times and numbers, or damaged ({error})") from None
 
+    faults = (pa.ArrowException, OSError, ValueError, KeyError)  # the last two where a damaged file names its columns
     try:
         file = parquet.ParquetFile(path)
-    except (pa.ArrowException, OSError):
+        names = file.schema_arrow.names
+    except faults:
         raise TraceError(f"{path}: the Parquet file is cut off or damaged: copy it again") from None
-    columns = _among(file.schema_arrow.names, kind, path)
+    columns = _among(names, kind, path)
     return columns, batches()
 
 

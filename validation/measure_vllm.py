@@ -32,6 +32,7 @@ from lab.vllm.pace import SMALLEST, Pace
 from lab.vllm.server import MODEL, VllmServer
 from lab.vllm.settings import Settings
 from sizing.points import Point, read_points, write_points
+from validation.evidence.measured_vllm import server_of
 
 EVIDENCE = Path(__file__).parent / "evidence"
 LEVELS = ((1, 4, 16), (2, 8, 32))
@@ -63,15 +64,21 @@ CHAT, READING, WRITING = Mix(128, 48), Mix(400, 16), Mix(32, 96)
 
 @dataclass(frozen=True, slots=True)
 class Configuration:
-    """A server and what it is asked, closed loops and random arrivals for so many seconds a level. Its name is the
-    points' model, and `table` is where they go."""
+    """A server and what it is asked, closed loops and random arrivals for so many seconds a level. The points have its
+    model, whose shape a fit knows if the catalogue does, and its name as a note; `table` is where they go."""
 
+    model: str
     name: str
     settings: Settings
     mixes: tuple[Mix, ...]
     closed_s: float = 8.0
     open_s: float = 20.0
     table: str = "vllm-cpu.csv"
+
+    @property
+    def server(self) -> str:
+        """For people, and for `--only`."""
+        return server_of(self.model, self.name)
 
 
 DENSE = Pace("Qwen/Qwen3-32B", "h100_sxm", 2, "bf16")
@@ -81,18 +88,21 @@ LENGTHS = (Mix(512, 64), Mix(1500, 24), Mix(64, 128))
 
 def paced(name: str, pace: Pace, mixes: tuple[Mix, ...], open_s: float = 45.0, **limits: Any) -> Configuration:
     """A server whose steps last as on GPUs: the model that is computed beside is as small as vLLM takes."""
+    name = f"pace of {pace.tp} H100{name}"
     settings = Settings(http_port=0, max_sequence_tokens=4096, kv_tokens=131_072, token_budget=2048, pace=pace)
-    return Configuration(name, replace(settings, **{**SMALLEST, **limits}), mixes, 15.0, open_s, "vllm-paced.csv")
+    return Configuration(
+        pace.model, name, replace(settings, **{**SMALLEST, **limits}), mixes, 15.0, open_s, "vllm-paced.csv"
+    )
 
 
 CONFIGURATIONS = (
-    Configuration("dense", SERVED, (CHAT, READING, WRITING)),
-    Configuration("mixture", replace(SERVED, experts=8), (CHAT, READING, WRITING)),
-    paced("pace of Qwen3-32B on 2 H100", DENSE, LENGTHS, 60.0),
-    paced("pace of Qwen3-235B-A22B on 8 H100", MIXTURE, LENGTHS),
-    paced("pace of Qwen3-32B, prefix cache", DENSE, (Mix(1500, 48, shared=1200),), kv_reuse=True),
-    paced("pace of Qwen3-32B, small KV cache", DENSE, (Mix(128, 256),), kv_tokens=4096),
-    paced("pace of Qwen3-32B, small chunks", DENSE, (Mix(1500, 24),), token_budget=256),
+    Configuration("dense", "", SERVED, (CHAT, READING, WRITING)),
+    Configuration("mixture", "", replace(SERVED, experts=8), (CHAT, READING, WRITING)),
+    paced("", DENSE, LENGTHS, 60.0),
+    paced("", MIXTURE, LENGTHS),
+    paced(", prefix cache", DENSE, (Mix(1500, 48, shared=1200),), kv_reuse=True),
+    paced(", small KV cache", DENSE, (Mix(128, 256),), kv_tokens=4096, max_sequence_tokens=2048),
+    paced(", small chunks", DENSE, (Mix(1500, 24),), token_budget=256),
 )
 
 
@@ -106,7 +116,7 @@ def measured(configuration: Configuration, mix: Mix, server: VllmServer, console
             plan = {
                 "server": {"protocol": "openai", "url": server.url, "model": MODEL, "metrics_url": server.metrics_url},
                 "deployment": {
-                    "model": configuration.name,
+                    "model": configuration.model,
                     "precision": "fp32",
                     "gpu": "cpu",
                     "tp": 1,
@@ -122,7 +132,7 @@ def measured(configuration: Configuration, mix: Mix, server: VllmServer, console
             text = "".join(f"{key}: {json.dumps(value)}\n" for key, value in plan.items())
             with Bar(console) as bar:
                 points = store.points(run(parse_plan(text), store, bar))
-            found.extend(replace(point, source=name) for point in points)
+            found.extend(replace(point, source=name, notes=configuration.name) for point in points)
 
         def closed(name: str, seed: int, users: Sequence[int]) -> None:
             measure(f"closed loops, {name}", seed, concurrency=[*users], budget_s=configuration.closed_s)
@@ -145,7 +155,7 @@ def be_prompt() -> None:
 
 
 @click.command()
-@click.option("--only", multiple=True, type=click.Choice([one.name for one in CONFIGURATIONS]), help="This server.")
+@click.option("--only", multiple=True, type=click.Choice([one.server for one in CONFIGURATIONS]), help="This server.")
 @click.option(
     "--folder",
     type=click.Path(path_type=Path, file_okay=False, exists=True),
@@ -158,9 +168,9 @@ def main(only: Sequence[str], folder: Path) -> None:
     for configuration in CONFIGURATIONS:
         table = folder / configuration.table
         known = read_points(table) if table.is_file() else []
-        there = {(point.model, point.isl) for point in known}
-        lacking = [mix for mix in configuration.mixes if (configuration.name, mix.isl) not in there]
-        if not lacking or (only and configuration.name not in only):
+        there = {(server_of(point.model, point.notes), point.isl) for point in known}
+        lacking = [mix for mix in configuration.mixes if (configuration.server, mix.isl) not in there]
+        if not lacking or (only and configuration.server not in only):
             continue
         with VllmServer(configuration.settings, console) as server, system.kept_off(system.of_engine(1)):
             be_prompt()

@@ -60,9 +60,10 @@ class Settings:
                 f"token_budget must be at least max_batch_size ({self.max_batch_size}: every running request takes one "
                 f"token of it), got {self.token_budget}"
             )
-        if self.kv_tokens < self.max_sequence_tokens:
+        if self.kv_tokens // KV_BLOCK_TOKENS <= -(-self.max_sequence_tokens // KV_BLOCK_TOKENS):
             raise ServerError(
-                f"kv_tokens must hold at least one sequence of {self.max_sequence_tokens} tokens, got {self.kv_tokens}"
+                f"kv_tokens must hold a sequence of {self.max_sequence_tokens} tokens and a block of {KV_BLOCK_TOKENS} "
+                f"that vLLM keeps to itself, got {self.kv_tokens}"
             )
         if self.hidden % (32 * self.heads):
             raise ServerError(

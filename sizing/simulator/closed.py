@@ -126,7 +126,7 @@ def run_users(
     `arrival_s` holds the starts of the users, ascending, in its first `users` entries; the rest is filled.
     A request reaches the engine `request_s` after it is sent. Where `work` counts token gaps, those from the sending of
     request `begin` to that of the last, without ramp and drain, are added to `gaps`; of no length if they are not
-    counted.
+    counted. From the first request on (`begin` 0) they are those of the whole run, ramp and drain included.
     """
     state = states[0]
     mine, requests = work_of(work, 0), borrowed(requests)
@@ -147,7 +147,7 @@ def run_users(
             arrived += 1
             if arrived == begin:
                 mine.gaps[:] = 0
-            if arrived == len(requests):
+            if arrived == len(requests) and begin > 0:
                 gaps += mine.gaps
             continue
         step(engine, state, mine, requests, next_s)
@@ -155,6 +155,8 @@ def run_users(
         while gone != NOBODY:
             sent = send(requests, sent, requests[gone].done_s + engine.request_s)
             gone = requests[gone].behind
+    if begin == 0:
+        gaps += mine.gaps
 
 
 @compiled

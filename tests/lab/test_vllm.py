@@ -124,7 +124,7 @@ def test_nothing_is_left_of_a_server_that_ended(server: VllmServer) -> None:
         (("--engine", "vllm", "--behind", "triton", "--grpc-port", "8000"), "grpc_port 8000 is asked for twice"),
         (("--engine", "vllm", "--experts", "1"), "experts must be 0 for a dense model"),
         (("--engine", "vllm", "--hidden", "100"), "hidden must be a multiple of 32 times heads"),
-        (("--engine", "vllm", "--kv-tokens", "100"), "kv_tokens must hold at least one sequence of 512 tokens"),
+        (("--engine", "vllm", "--kv-tokens", "100"), "kv_tokens must hold a sequence of 512 tokens"),
         (("--engine", "vllm", "--token-budget", "8"), "token_budget must be at least max_batch_size"),
     ],
 )

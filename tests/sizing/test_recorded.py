@@ -43,8 +43,9 @@ def recorded(seed: int, requests: int = 400, rate_per_s: float = 30.0, hours: fl
 
 
 def same(one: Replayed, other: Replayed) -> None:
+    """To rounding: a deadline that nobody waits for any more cuts a stretch of decode steps in two."""
     for name, left, right in zip(one.tally._fields, one.tally, other.tally, strict=True):
-        np.testing.assert_allclose(left, right, rtol=1e-12, err_msg=name)
+        np.testing.assert_allclose(left, right, rtol=1e-9, err_msg=name)
 
 
 @settings(max_examples=60, deadline=None)
@@ -82,7 +83,7 @@ def test_a_replay_counts_what_the_simulator_sees(engine: Replica, replicas: int)
     if engine.speculation:
         engine = replace(engine, speculation=None)
     trace = recorded(7, 3000, 40.0 * replicas)
-    gaps = replace(SLA, gap=Limit("gap", 95, 0.05))
+    gaps = SLA.with_limits(Limit("gap", 95, 0.05))
     found = replay(engine, trace, PLAIN, gaps, replicas=replicas, routing="round_robin", part=700)
     run = simulate_trace(
         *(engine, trace.arrival_s, trace.isl, trace.osl),
@@ -111,14 +112,14 @@ def test_a_replay_counts_what_the_simulator_sees(engine: Replica, replicas: int)
 def test_hours_are_told_apart() -> None:
     """A busy hour between two quiet ones: only its requests wait."""
     quiet = np.arange(0.0, HOUR_S, 10.0)
-    busy = HOUR_S + np.linspace(0, 600, 30_000)
+    busy = HOUR_S + np.linspace(0, 100, 30_000)
     arrival_s = np.concatenate([quiet, busy, quiet + 2 * HOUR_S])
     ones = np.ones(len(arrival_s), np.int32)
     found = replay(ENGINES[0], Trace(arrival_s, 500 * ones, 50 * ones), PLAIN, SLA)
     assert [hour.last - hour.first for hour in found.hours] == [len(quiet), len(busy), len(quiet)]
     assert found.tally.gone.tolist() == [len(quiet), len(busy), len(quiet)]
     assert found.exceeding_share(SLA.limits[0], 1) > 0.5
-    # What arrived in 600 s is done before the last hour begins.
+    # What arrived in 100 s is done before the last hour begins.
     assert found.exceeding_share(SLA.limits[0], 0) == found.exceeding_share(SLA.limits[0], 2) == 0
     assert found.quantiles("ttft", 0).p99_s == pytest.approx(found.quantiles("ttft", 2).p99_s, rel=0.01)
     whole = found.quantiles("ttft").mean_s
@@ -133,7 +134,7 @@ def test_speed_offers_the_same_requests_in_less_time() -> None:
 
 
 def test_a_hopeless_replay_ends_early_and_does_not_meet() -> None:
-    trace = recorded(5, 20_000, rate_per_s=3000.0)
+    trace = recorded(5, 20_000, rate_per_s=500.0)
     ended = replay(ENGINES[0], trace, PLAIN, SLA, part=500, to_the_end=False)
     finished = replay(ENGINES[0], trace, PLAIN, SLA, part=500)
     assert not ended.whole and finished.whole

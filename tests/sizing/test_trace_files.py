@@ -9,7 +9,7 @@ import io
 import pickle
 import subprocess
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import NamedTuple
@@ -23,7 +23,8 @@ from pyarrow import parquet
 
 from sizing import trace_files
 from sizing.extras import missing_extra
-from sizing.trace_files import FORMATS, Reading, TraceError, read_trace, read_trace_noted
+from sizing.trace import TraceError
+from sizing.trace_files import FORMATS, Reading, read_trace, read_trace_noted
 from tests.sizing.trace_samples import (
     AZURE_2023,
     AZURE_2024,
@@ -112,7 +113,7 @@ def test_each_kind_is_read_as_its_source_describes_it(name: str, packed: bool, t
     assert found.trace.session.tolist() == list(expected.session)
     assert len(found.notes) == len(expected.notes)
     assert all(part in note for part, note in zip(expected.notes, found.notes, strict=True))
-    assert (found.trace.arrival_s.dtype, found.trace.isl.dtype, found.trace.osl.dtype) == (float, np.int32, np.int32)
+    assert [found.trace.arrival_s.dtype.itemsize, found.trace.isl.dtype.itemsize, found.trace.osl.itemsize] == [8, 4, 4]
 
 
 class Request(NamedTuple):
@@ -161,22 +162,25 @@ def own_lines(rows: Rows) -> bytes:
     return json_lines([{"arrival_s": r.us / 1e6, "isl": r.isl, "osl": r.osl, "session": r.session} for r in rows])
 
 
-def own_parquet(rows: Rows) -> bytes:
-    columns = {"arrival_s": [r.us / 1e6 for r in rows], "isl": [r.isl for r in rows], "osl": [r.osl for r in rows]}
-    sink = io.BytesIO()
-    parquet.write_table(pa.table(columns | {"session": pa.array([r.session for r in rows], pa.string())}), sink)
-    return sink.getvalue()
-
-
-def azure_parquet(rows: Rows) -> bytes:
-    columns = {
-        "TIMESTAMP": pa.array([date(r) for r in rows], pa.timestamp("us", "UTC")),
-        "ContextTokens": [r.isl for r in rows],
-        "GeneratedTokens": pa.array([r.osl for r in rows], pa.float64()),
-    }
+def parquet_of(columns: Mapping[str, object]) -> bytes:
     sink = io.BytesIO()
     parquet.write_table(pa.table(columns), sink)
     return sink.getvalue()
+
+
+def own_parquet(rows: Rows) -> bytes:
+    columns = {"arrival_s": [r.us / 1e6 for r in rows], "isl": [r.isl for r in rows], "osl": [r.osl for r in rows]}
+    return parquet_of(columns | {"session": pa.array([r.session for r in rows], pa.string())})
+
+
+def azure_parquet(rows: Rows) -> bytes:
+    return parquet_of(
+        {
+            "TIMESTAMP": pa.array([date(r) for r in rows], pa.timestamp("us", "UTC")),
+            "ContextTokens": [r.isl for r in rows],
+            "GeneratedTokens": pa.array([r.osl for r in rows], pa.float64()),
+        }
+    )
 
 
 def azure(rows: Rows) -> bytes:
@@ -503,7 +507,10 @@ BROKEN: dict[str, tuple[bytes, str]] = {
     "a gzip of nothing": (b"\x1f\x8b\x08", "cut off or damaged"),
     "a gzip with a fault": (gzip.compress(HEAD * 9)[:20] + bytes(60), "cut off or damaged"),
     "a Parquet cut off": (PARQUET[:-50], "the Parquet file is cut off or damaged"),
-    "a Parquet with a fault": (PARQUET[:40] + PARQUET[240:], "trace: "),
+    "a Parquet with a fault": (PARQUET[:40] + PARQUET[240:], "no Parquet table of times and numbers, or damaged"),
+    "a Parquet with names in no language": (PARQUET.replace(b"session", b"sess\xebon"), "damaged"),
+    "a Parquet of lists": (parquet_of({"arrival_s": [0, 1], "isl": [[1], [2]], "osl": [1, 2]}), "table of times"),
+    "a Parquet of words": (parquet_of({"arrival_s": [0, 1], "isl": ["a", "b"], "osl": [1, 2]}), "row 1, column 'isl'"),
     "a Parquet within gzip": (gzip.compress(PARQUET), "the Parquet file is cut off or damaged"),
     "a JSON list": (b"[" + JSON.strip() + b"]", "a JSON list: write each request on a line of its own"),
     "a line that is a list": (JSON + b"[0, 5, 5]\n", "row 2: no JSON object on one line"),

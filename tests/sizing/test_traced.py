@@ -54,7 +54,7 @@ def test_the_count_is_that_of_trying_every_fleet(part: int) -> None:
     right = 0
     for number in range(10 * part, 10 * part + 10):
         rng = np.random.default_rng([1, number])
-        trace = traffic(number, float(rng.uniform(3, 60)), 0.1, float(rng.uniform(0, 0.9)), float(rng.uniform(1, 8)))
+        trace = traffic(number, float(rng.uniform(3, 30)), 0.1, float(rng.uniform(0, 0.9)), float(rng.uniform(1, 8)))
         question = replace(asked(trace, headroom=float(rng.choice([0.0, 0.2]))), routing=str(rng.choice(ROUTINGS)))
         answer = plan_trace(question, trace, [candidate()]).plan.answer
         least = next(count for count in range(1, 200) if meets(question, trace, count))
@@ -134,7 +134,7 @@ def test_resampled_traffic_varies_more_where_hours_differ() -> None:
         found = plan_trace(asked(trace), trace, [candidate()])
         assert found.sampling is not None and found.sampling.high is not None
         assert found.sampling.low <= found.plan.answer.working <= found.sampling.high
-        assert (found.sampling.blocks, found.sampling.of) == (12, "hours")
+        assert found.sampling.of == "hours"
         bands.append(found.sampling.high - found.sampling.low)
     assert bands[0] < bands[1]
 
@@ -148,7 +148,7 @@ def test_hours_need_what_their_rate_needs() -> None:
     """Quiet hours need fewer replicas, none more than the fleet, and the worst hour is the busy one."""
     rng = np.random.default_rng(8)
     parts = [
-        np.sort(hour * HOUR_S + rng.uniform(0, HOUR_S, int(rate * HOUR_S))) for hour, rate in enumerate((5, 40, 10))
+        np.sort(hour * HOUR_S + rng.uniform(0, HOUR_S, int(rate * HOUR_S))) for hour, rate in enumerate((20, 160, 60))
     ]
     arrival_s = np.concatenate(parts)
     trace = Trace(arrival_s, np.full(len(arrival_s), 800, np.int32), np.full(len(arrival_s), 100, np.int32))

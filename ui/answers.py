@@ -4,21 +4,30 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import gzip
 import hashlib
 import math
 import os
 import re
 import time
+import zlib
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from functools import partial
 from pathlib import Path
-from typing import TypeVar
+from tempfile import TemporaryDirectory
+from threading import Lock
+from typing import NamedTuple, TypeVar
 from urllib.parse import urlencode
+from weakref import WeakSet
 
+import numpy as np
+import pyarrow as pa
 import streamlit as st
+from pyarrow import parquet
 
 from calibration.errors import CalibrationError
 from calibration.incoming import Upload, preview
@@ -41,31 +50,35 @@ from sizing.analyses.next_level import LevelChoice, Option, Stop, choose
 from sizing.analyses.pools import Pools, pools_of
 from sizing.analyses.relax import Relaxation, Together, relaxations, together
 from sizing.analyses.sensitivity import sensitivities
+from sizing.analyses.traced import DAY_S, TracePlan, busiest_rate_per_s, lengths_of, plan_trace
 from sizing.analyses.verification import Verification, verification
+from sizing.budget import checkpoint
 from sizing.candidates import Choice, Found, catalogued, find, from_fit, law_of
 from sizing.edge import predict_at
 from sizing.engine import engine_named
-from sizing.errors import CatalogueError, FitError, SizingError, TimeLimitReached
+from sizing.errors import CatalogueError, FitError, ScenarioError, SizingError, TimeLimitReached
 from sizing.estimate import ENGINES
 from sizing.explain import distance_from_sla
 from sizing.fitting import Fit
 from sizing.fitting.result import CoveredRange
 from sizing.layout import layouts
 from sizing.memory_use import Misfit, elsewhere, misfits
-from sizing.numbers import percent
+from sizing.numbers import percent, significant
 from sizing.places import resource
 from sizing.plans import Candidate, Fleet, NoFeasiblePlan, Plan, Rejection
 from sizing.points import Deployment, Point, read_points
 from sizing.prediction import Prediction
-from sizing.question import Question
+from sizing.question import PEAK_FACTOR, Question
 from sizing.report.build import Cover, refusal_of, report_of
 from sizing.report.model import Report, question_digest, with_cover
 from sizing.report.write import WRITERS, file_name, render
-from sizing.workload import Lengths
+from sizing.trace import Trace, TraceError
+from sizing.trace_files import FORMATS, read_trace_noted
+from sizing.workload import Lengths, Prefix, Workload
 from ui import link
 from ui.link import PREFIX, Stamp
-from ui.scenario import Scenario
-from ui.visit import visit
+from ui.scenario import Scenario, example_trace
+from ui.visit import Recorded, remembered, visit
 
 SHIPPED = resource("data/curves")
 ESTIMATES = (resource("data/catalog"), resource("data/laws"))
@@ -677,6 +690,175 @@ def day_of(scenario: Scenario, plan: Plan) -> Daily:
 @st.cache_data(max_entries=128, show_spinner=False)
 def _day(question: Question, choice: Choice, digest: str, rates_per_s: tuple[float, ...], _plan: Plan) -> Daily:
     return gpus_by_hour(_plan.question, _plan.answer, rates_per_s)
+
+
+# --- Recorded traffic: what a visitor brings, and the fleets that serve it
+
+MOST_UPLOAD_BYTES = 100 * 2**20
+"""A trace file on the page; `server.maxUploadSize` must allow it."""
+MOST_UNPACKED_BYTES = 1 << 30
+MOST_KEPT = 5_000_000
+"""Requests of a trace that a visit keeps, 20 bytes each; `MOST_KEPT_IN_ALL` of all visits to this process."""
+MOST_KEPT_IN_ALL = 25_000_000
+MOST_DAYS = 31
+MOST_REPLAYED = 2_000_000
+"""Requests that the page replays, on one fleet after the other."""
+PARTS_KEPT, ANSWERS_KEPT = 2, 8
+"""Of a visit: parts of its trace, and answers, as many as hold `ANSWERED_KEPT` requests together."""
+ANSWERED_KEPT = 4_000_000
+PART_BYTES = 1 << 20
+EXAMPLE = "example"
+"""In place of a digest: a link that has it opens with the example."""
+NO_SUCH_LIMIT = "python -m sizing plan --trace FILE has no such limit"
+_recorded: WeakSet[Recorded] = WeakSet()
+_recording = Lock()
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Traced:
+    """The fleets for a trace, or the reason why there are none."""
+
+    found: TracePlan | None
+    title: str = ""
+    reason: str = ""
+    rejected: tuple[Rejection, ...] = ()
+
+
+def recorded(name: str, content: bytes) -> Recorded | str:
+    """The trace in a file, or what is wrong with it in a line; `name` is shown and never used as a path."""
+    shown = Upload(name, b"").shown_name
+    if len(content) > MOST_UPLOAD_BYTES:
+        return f"{shown}: larger than {MOST_UPLOAD_BYTES // 2**20} MB: pack it by gzip; {NO_SUCH_LIMIT}"
+    try:
+        with TemporaryDirectory(prefix="trace-") as folder:
+            file = Path(folder) / "trace"
+            file.write_bytes(content)
+            try:
+                _check_size(file)
+                reading = read_trace_noted(file)
+                _check_kept(reading.trace, file)
+            except TraceError as error:
+                return str(error).replace(str(file), shown)
+    except OSError as error:
+        return f"{shown}: cannot be stored for reading ({error.strerror or error})"
+    form = FORMATS[reading.kind].label
+    return keep(Recorded(shown, reading.trace, trace_digest(reading.trace), (f"read as {form}", *reading.notes)))
+
+
+def _check_size(file: Path) -> None:
+    """TraceError for a file of which reading would take too much memory or time: few bytes can be packed from many."""
+    with file.open("rb") as opened:
+        magic = opened.read(4)
+    if magic == b"PAR1":
+        with suppress(pa.ArrowException, OSError):  # who reads it says what is wrong
+            _check_count(parquet.ParquetFile(file).metadata.num_rows, file)
+        return
+    size = lines = 0
+    unpacked = gzip.open if magic[:2] == b"\x1f\x8b" else open
+    with suppress(EOFError, gzip.BadGzipFile, zlib.error), unpacked(file, "rb") as opened:
+        while part := opened.read(PART_BYTES):
+            checkpoint("unpacking of a trace")
+            size, lines = size + len(part), lines + part.count(b"\n")
+            _check_count(lines, file)
+            if size > MOST_UNPACKED_BYTES:
+                raise TraceError(f"{file}: over {MOST_UNPACKED_BYTES // 2**20:,} MB once unpacked: {NO_SUCH_LIMIT}")
+
+
+def _check_count(requests: int, file: Path) -> None:
+    if requests > MOST_KEPT:
+        raise TraceError(f"{file}: more requests than the {MOST_KEPT:,} of this page: {NO_SUCH_LIMIT}")
+
+
+def _check_kept(trace: Trace, file: Path) -> None:
+    """TraceError for a trace that is too long, or has too many requests, to be kept for a visit."""
+    _check_count(len(trace), file)
+    if trace.span_s > MOST_DAYS * DAY_S:
+        days = significant(trace.span_s / DAY_S)
+        raise TraceError(f"{file}: it lasts {days} days, more than the {MOST_DAYS} of this page: {NO_SUCH_LIMIT}")
+
+
+def keep(found: Recorded) -> Recorded | str:
+    """The trace, counted among those that visits to this process hold; or why there is no room for it."""
+    with _recording:
+        if len(found.trace) + sum(len(one.trace) for one in _recorded) > MOST_KEPT_IN_ALL:
+            return "The server currently holds too many traces: try again in a few minutes"
+        _recorded.add(found)
+    return found
+
+
+def trace_digest(trace: Trace) -> str:
+    """The same for the same requests at the same times."""
+    sha = hashlib.sha256(repr(trace.began_s).encode())
+    for array in (trace.arrival_s, trace.isl, trace.osl, trace.session):
+        sha.update(np.ascontiguousarray(array).data)
+    return sha.hexdigest()[:16]
+
+
+@functools.cache
+def example() -> Recorded:
+    """The example that can be tried without a file."""
+    return Recorded("An invented day", example_trace(), EXAMPLE)
+
+
+class Part(NamedTuple):
+    """Which part of a trace is replayed: `window` as in `Trace.window`, `scale` as in `Trace.scaled`."""
+
+    digest: str
+    window: str
+    scale: float
+
+
+def part_of(found: Recorded, part: Part) -> Trace | str:
+    """The requests of a part, or why it cannot be replayed here."""
+
+    def made() -> Trace | str:
+        try:
+            within = found.trace.window(part.window)
+            if (requests := len(within) * part.scale) > MOST_REPLAYED:
+                return (
+                    f"{requests:,.0f} requests are more than the {MOST_REPLAYED:,} that this page replays: choose a "
+                    f"shorter part or a smaller scale; {NO_SUCH_LIMIT}"
+                )
+            return within.scaled(part.scale)
+        except ScenarioError as error:
+            return str(error)
+
+    return remembered(visit().trace_parts, part, made, PARTS_KEPT)
+
+
+def traced(scenario: Scenario, part: Part, trace: Trace, progress: Callable[[str], None]) -> Traced:
+    """The fleets that serve a part of a trace, of which the form says all but load, arrivals and lengths.
+
+    Never raises on user input. `progress` hears of each replay; a visit remembers its last few answers.
+    """
+    have, asked = points_for(scenario), _without_load(scenario)
+    if nothing := nothing_to_choose_from(scenario, have):
+        return Traced(None, nothing.title, nothing.reason)
+
+    def plan() -> Traced:
+        question = question_of(asked, trace)
+        found = found_among(question.model, question.workload.lengths, asked.choice, have.digest, have.points)
+        return Traced(plan_trace(question, trace, *found, progress=progress))
+
+    most = min(ANSWERS_KEPT, max(1, ANSWERED_KEPT // len(trace)))
+    return remembered(visit().trace_answers, (part, asked, have.digest), lambda: answered(plan, Traced), most)
+
+
+def _without_load(scenario: Scenario) -> Scenario:
+    """The scenario with what a trace has of its own as it is by default, so that changing it changes no answer."""
+    usual = Scenario()
+    of_trace = ("rate_per_s", "isl", "isl_cv", "isl_law", "osl", "osl_cv", "osl_law", "arrivals", "peak_factor")
+    beside = ("day", "fleet_gpus", "gpus_per_server")
+    return replace(scenario, **{name: getattr(usual, name) for name in (*of_trace, *beside)})
+
+
+def question_of(scenario: Scenario, trace: Trace) -> Question:
+    """The scenario's question with the lengths of a trace and the rate of its busiest hour."""
+    lengths, rate_per_s = lengths_of(trace), busiest_rate_per_s(trace)
+    tokens = round(scenario.prefix_share * lengths.isl)
+    prefix = Prefix(min(tokens, int(lengths.isl)), scenario.prefix_hit) if tokens else Prefix()
+    peak = min(max(rate_per_s / trace.rate_per_s, 1.0), PEAK_FACTOR.high)
+    return replace(scenario.question, workload=Workload(lengths, rate_per_s, prefix=prefix), peak_factor=peak)
 
 
 # --- From a scenario to its report, and from a report to the bytes that a button hands out

@@ -7,10 +7,9 @@ one run only: a browser that draws the widget after another run has begun shows 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import TypeVar, cast
+from typing import TypeVar
 
 import streamlit as st
-from streamlit.runtime.memory_uploaded_file_manager import MemoryUploadedFileManager
 from streamlit.runtime.scriptrunner import get_script_run_ctx
 
 from sizing import catalog
@@ -35,7 +34,7 @@ from sizing.workload import METRICS, PERCENTILES, ArrivalKind, Metric, Routing, 
 from ui import answers, link
 from ui.scenario import OF_SERVER, PRESETS, Scenario
 from ui.values import fill, fill_law, fill_limit, read, read_law
-from ui.visit import fill_view, visit
+from ui.visit import fill_view, let_go, visit
 from ui.words import UNIT, plain, sentence_case
 
 state = st.session_state
@@ -318,7 +317,7 @@ def _upload() -> None:
 
 def _take(key: str) -> None:
     """Plan for the model of the file just uploaded, or say what is wrong with it; the file itself is let go of."""
-    file, now, context = state[key], visit(), get_script_run_ctx()
+    file, now = state[key], visit()
     if file is None:
         return
     now.configs, now.config_refused = now.configs + 1, ""
@@ -329,8 +328,7 @@ def _take(key: str) -> None:
     else:
         now.own_models[found.id] = found
         state.model, state.precisions = found.id, []
-    if context:
-        cast(MemoryUploadedFileManager, context.uploaded_file_mgr).remove_file(context.session_id, file.file_id)
+    let_go(file.file_id)
 
 
 def _choices(label: str, options: Sequence[T], key: str, if_none: str, help_: str) -> None:

@@ -34,7 +34,7 @@ FILES_A_SESSION = 4
 """Descriptors of an open page: one is its socket, three are the event loop that Streamlit makes for its script."""
 FILES_BESIDE = 640
 """Descriptors of all else: the loops of up to 128 sessions kept for a browser to come back to, the store, requests."""
-UPLOADS_A_SESSION, UPLOADS_IN_ALL = 3, 10
+UPLOADS_A_SESSION, UPLOADS_IN_ALL = 3, 5
 """Bounds on uploaded files in memory, in files of the largest size allowed (`server.maxUploadSize`)."""
 BESIDE_A_FILE_BYTES = 1 << 20
 """What Streamlit lets a request be larger than the file in it; at more it stops reading."""

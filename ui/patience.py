@@ -29,8 +29,13 @@ def while_wanted() -> Iterator[None]:
         with within(seconds, still_wanted):
             yield
     except TimeLimitReached as error:
-        st.title("This question takes too long", anchor=False)
-        st.markdown(plain(sentence_case(str(error))))
+        tell(error)
+
+
+def tell(error: TimeLimitReached) -> None:
+    """Say that the limit was reached, and what took so long."""
+    st.title("This question takes too long", anchor=False)
+    st.markdown(plain(sentence_case(str(error))))
 
 
 def limit_s() -> float:

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 from dataclasses import dataclass, fields
 
+import numpy as np
+
 from sizing.analyses.daily import HOURS
 from sizing.candidates import Choice
 from sizing.layout import Layout
 from sizing.question import Question, Range
 from sizing.token_law import TokenLaw
+from sizing.trace import HOUR_S, MINUTE_S, Trace
 from sizing.workload import METRICS, Arrivals, Lengths, Limit, Metric, Prefix, Routing, Sla, Workload
 
 TP = Range(1, 1024, "GPUs")
@@ -36,6 +39,31 @@ DAYS: dict[str, tuple[float, ...]] = {
     ),
 }
 """Hourly loads of a day from midnight, in percent of the peak: an invented example, not measured."""
+
+
+def example_trace(seed: int = 1, peak_per_s: float = 12.0) -> Trace:
+    """Requests of a day with office hours, invented like the days: an example of recorded traffic.
+
+    The rate of a minute is that of its hour times a gamma variate; in one minute of a hundred it is three times as
+    high. Users come at random, each with one request or a few within two seconds; lengths are lognormal.
+    """
+    rng = np.random.default_rng(seed)
+    of_hour = peak_per_s * np.array(DAYS["Office hours"]) / 100
+    minutes = int(HOURS * HOUR_S / MINUTE_S)
+    of_minute = np.interp(np.arange(minutes) / 60, np.arange(HOURS + 1), [*of_hour, of_hour[0]])
+    of_minute *= rng.gamma(8.0, 1 / 8, minutes) * np.where(rng.random(minutes) < 0.01, 3.0, 1.0)
+    users = rng.poisson(of_minute * MINUTE_S / REQUESTS_AT_ONCE)
+    came_s = (np.repeat(np.arange(minutes), users) + rng.random(users.sum())) * MINUTE_S
+    each = rng.geometric(1 / REQUESTS_AT_ONCE, len(came_s))
+    arrival_s = np.sort(np.repeat(came_s, each) + rng.uniform(0, 2, each.sum()))
+    isl = np.clip(rng.lognormal(np.log(900), 0.9, len(arrival_s)), 10, 16_000)
+    osl = np.clip(rng.lognormal(np.log(300), 0.7, len(arrival_s)), 2, 2_000)
+    within = arrival_s < HOURS * HOUR_S
+    return Trace(arrival_s[within], isl[within].astype(np.int32), osl[within].astype(np.int32))
+
+
+REQUESTS_AT_ONCE = 1.5
+"""Of a user of the example, on average."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,19 +2,36 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Any, cast
+from typing import Any, TypeVar, cast
 
 import streamlit as st
+from streamlit.runtime.memory_uploaded_file_manager import MemoryUploadedFileManager
+from streamlit.runtime.scriptrunner import get_script_run_ctx
 
 from calibration.plan import Answering
 from sizing.catalog import Model
+from sizing.trace import Trace
 from ui.link import PREFIX, Stamp
 from ui.scenario import Scenario
 
 LONGEST = 200
 """Characters of a value of a view at most; what is longer is nobody's choice."""
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, slots=True, eq=False, weakref_slot=True)
+class Recorded:
+    """Traffic that a visitor brought: `name` of its file, the numbers read from it, and `notes` on how they were read.
+
+    `digest`: the same for the same requests.
+    """
+
+    name: str
+    trace: Trace
+    digest: str
+    notes: tuple[str, ...] = ()
 
 
 @dataclass(slots=True)
@@ -30,7 +47,8 @@ class Visit:
     of the day, the `day_round`-th, was opened on. `drawn_picks` and `table_round`: what the table of Compare has
     picked, and how often it was drawn anew for it. `report_handed`: the files of a report that were handed out.
     `own_models`: those whose config.json was uploaded, by id; `configs` counts the uploaders, and `config_refused` says
-    what was wrong with the last file.
+    what was wrong with the last file. `recorded`, `traces` and `trace_refused`: the same of a trace, with parts of it
+    and answers for them.
     """
 
     to_fill: dict[str, str] | None = None
@@ -56,6 +74,11 @@ class Visit:
     own_models: dict[str, Model] = field(default_factory=dict)
     configs: int = 0
     config_refused: str = ""
+    recorded: Recorded | None = None
+    traces: int = 0
+    trace_refused: str = ""
+    trace_parts: dict[Any, Any] = field(default_factory=dict)
+    trace_answers: dict[Any, Any] = field(default_factory=dict)
 
 
 def visit() -> Visit:
@@ -90,3 +113,18 @@ def chosen(label: str, options: Mapping[str, str], key: str, *, help: str | None
     )
     visit().shown[name] = st.session_state[name]
     return str(st.session_state[name])
+
+
+def let_go(file_id: str) -> None:
+    """Free an uploaded file: Streamlit holds each for as long as its page is open."""
+    if context := get_script_run_ctx():
+        cast(MemoryUploadedFileManager, context.uploaded_file_mgr).remove_file(context.session_id, file_id)
+
+
+def remembered(values: dict[Any, Any], key: Any, make: Callable[[], T], most: int) -> T:
+    """The value of a key, made where it is not among the last `most` that were asked for."""
+    found = values.pop(key) if key in values else make()
+    values[key] = found
+    for oldest in list(values)[:-most]:
+        del values[oldest]
+    return cast(T, found)

@@ -98,7 +98,7 @@ def legend_above(figure: go.Figure, order: str = "normal") -> None:
     figure.update_layout(showlegend=True, legend={**row, "font": {"size": SMALL}})
 
 
-def note(figure: go.Figure, text: str, colour: str, x: float, y: float, **where: object) -> None:
+def note(figure: go.Figure, text: str, colour: str, x: float | str, y: float, **where: object) -> None:
     """A small text in the chart, to the right of and above (x, y) unless `where` has other anchors or references."""
     anchors = {"xanchor": "left", "yanchor": "bottom", **where}
     figure.add_annotation(x=x, y=y, text=text, showarrow=False, font={"color": colour, "size": SMALL}, **anchors)

@@ -32,7 +32,7 @@ def latency_against_load(curve: LoadCurve, fleet: Fleet, limit: Limit, headroom:
     figure = figure_of(f"{limit_name(limit)} ({unit})", "Load (requests/s per replica)", ink)
     log = _limited_axis(figure, [*values, planned], allowed)
     _mark_capacity(figure, curve.capacity_per_s, headroom, ink)
-    _mark_limit(figure, allowed, limit, log, ink)
+    mark_limit(figure, allowed, limit, log, ink)
     line = {"color": ink.series[0], "width": 2.5}
     figure.add_scatter(x=rates, y=values, mode="lines", name=limit_name(limit), line=line)
     position = "top left" if planned < 0.7 * allowed else "bottom right"
@@ -61,7 +61,8 @@ def _limited_axis(figure: go.Figure, values: Sequence[float], limit: float) -> b
     return False
 
 
-def _mark_limit(figure: go.Figure, allowed: float, limit: Limit, log: bool, ink: Ink) -> None:
+def mark_limit(figure: go.Figure, allowed: float, limit: Limit, log: bool, ink: Ink) -> None:
+    """A dashed line at a limit, `allowed` in the units of the axis, and its name."""
     figure.add_hline(y=allowed, line={"color": ink.limit, "width": 1.5, "dash": "dash"})
     y = math.log10(allowed) if log else allowed  # on a logarithmic axis plotly places lines by value, text by exponent
     note(figure, f"limit {milliseconds(limit.limit_s)}", ink.limit, 0, y, xref="paper")

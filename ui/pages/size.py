@@ -1,19 +1,27 @@
-"""Size: how many GPUs for this load under this SLA, what GPUs that exist can serve, and GPUs over a day."""
+"""Size: GPUs for a load under an SLA, what GPUs that exist can serve, GPUs over a day, and for recorded traffic."""
 
 from collections.abc import Callable
 
 import streamlit as st
 from streamlit.delta_generator import DeltaGenerator
 
-from ui import answers, link
+from sizing.analyses.traced import TracePlan
+from sizing.errors import TimeLimitReached
+from ui import answers, link, patience
 from ui.answers import carried, day_of
 from ui.scenario import Scenario
-from ui.views.answer import export, show_no_plan, show_plan, tell_change_since_link
+from ui.views import traced
+from ui.views.answer import export, link_to_report, show_no_plan, show_plan, tell_change_since_link
 from ui.views.day import ask_day, show_day
 from ui.views.inverse import ask_fleet, show_carried
 from ui.visit import chosen, visit
 
-QUESTIONS = {"gpus": "How many GPUs?", "load": "What can my GPUs serve?", "day": "Over a day"}
+QUESTIONS = {
+    "gpus": "How many GPUs?",
+    "load": "What can my GPUs serve?",
+    "day": "Over a day",
+    "trace": "From a trace",
+}
 
 
 def page(scenario: Scenario) -> None:
@@ -25,9 +33,14 @@ def page(scenario: Scenario) -> None:
         st.title(scenario.missing, anchor=False)
         st.markdown("Complete the form on the left; the answer appears at once.")
         return
-    ANSWERS[asked](scenario, corner)
+    replayed = gpus_for_trace(scenario) if asked == "trace" else ANSWERS[asked](scenario, corner)
+    query = link.to_query(scenario, visit().gpus_found, answers.stamp(scenario)) | visit().shown
     with corner:
-        export(link.to_query(scenario, visit().gpus_found, answers.stamp(scenario)) | visit().shown)
+        if asked == "trace":
+            traced.export_trace(query, replayed)
+        else:
+            with export(query):
+                link_to_report()
 
 
 def gpus_for_load(scenario: Scenario, corner: DeltaGenerator) -> None:
@@ -65,6 +78,28 @@ def gpus_over_day(scenario: Scenario, corner: DeltaGenerator) -> None:
         return
     visit().gpus_found = outcome.plan.answer.gpus
     show_day(outcome.plan, day, scenario)
+
+
+def gpus_for_trace(scenario: Scenario) -> TracePlan | None:
+    """How many GPUs for recorded traffic? The trace can be looked at while fleets are tried on it."""
+    recorded = traced.ask_trace()
+    asked = traced.ask_part(recorded) if recorded else None
+    if recorded is None or asked is None:
+        return None
+    answer = st.container()
+    traced.show_traffic(recorded, *asked)
+    with answer:
+        try:
+            outcome = traced.replayed(scenario, *asked)
+        except TimeLimitReached as error:
+            patience.tell(error)
+            st.markdown("A shorter part of the trace, or a scale below 1, takes less time.")
+            return None
+        if outcome.found is None:
+            traced.show_none(outcome, scenario)
+            return None
+        traced.show_replayed(outcome.found, scenario)
+    return outcome.found
 
 
 ANSWERS: dict[str, Callable[[Scenario, DeltaGenerator], None]] = {

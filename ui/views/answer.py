@@ -9,6 +9,7 @@ from urllib.parse import urlencode
 
 import pandas as pd
 import streamlit as st
+from streamlit.delta_generator import DeltaGenerator
 
 from sizing import text as answer
 from sizing.analyses.curves import LoadCurve
@@ -53,8 +54,8 @@ def to_measure(candidate: Candidate, lengths: Lengths, in_flight: float, points:
     known = ", ".join(f"{isl:,g} in / {osl:,g} out" for isl, osl in have)
     measured = f" Measured so far: {known} tokens, up to {candidate.calibrated_in_flight:,.0f} requests at once."
     return (
-        f"To measure: {candidate.label} with {lengths.isl:,g} tokens in and {lengths.osl:,g} out, "
-        f"at concurrency {levels}; and at concurrency 1 with {LONGER * lengths.isl:,g} tokens in, to tell what a "
+        f"To measure: {candidate.label} with {lengths.isl:,.0f} tokens in and {lengths.osl:,.0f} out, "
+        f"at concurrency {levels}; and at concurrency 1 with {LONGER * lengths.isl:,.0f} tokens in, to tell what a "
         f"prompt costs by its length.{measured if have else ''}"
     )
 
@@ -94,7 +95,7 @@ def basis_line(basis: Basis, words: str, why_wide: str = "") -> None:
             link_to_calibrate()
 
 
-def limit_cards(predicted: Prediction, sla: Sla, binding: Limit | None) -> None:
+def limit_cards(predicted: Prediction, sla: Sla, binding: Limit | None, when: str = "at the planned load") -> None:
     """One card for each limit: what is predicted, and how far it is from the limit."""
     for limit in sla.limits:
         value_s = predicted.value_s(limit)
@@ -108,7 +109,7 @@ def limit_cards(predicted: Prediction, sla: Sla, binding: Limit | None) -> None:
             delta_arrow="off",
             icon=":material/check_circle:" if kept else ":material/cancel:",
             border=True,
-            help=f"Predicted at the planned load; the limit is {milliseconds(limit.limit_s)} at p{limit.percentile}.",
+            help=f"Predicted {when}; the limit is {milliseconds(limit.limit_s)} at p{limit.percentile}.",
         )
 
 
@@ -158,10 +159,13 @@ def show_plan(plan: Plan, scenario: Scenario) -> None:
     tell_unreadable(answers.measured_points().problems)
     with st.container(gap="xsmall"):
         headline(plan, scenario)
+        if (shown := answers.verified(scenario, plan)) is not None:
+            icon = ":material/verified:" if shown.verified else ":material/report:"
+            st.markdown(f"{icon} {plain(answer.verified(shown))}.")
     tell_change_since_link(plan.answer.gpus, scenario)
-    _cards(plan)
+    cards(plan)
     with st.container(gap="xsmall"):
-        _remarks(plan, scenario)
+        remarks(plan)
     curve = answers.curve(scenario, answers.ANSWER, plan.answer)
     limits = plan.question.sla.limits
     for column, limit in zip(st.columns(len(limits)), limits, strict=True):
@@ -169,7 +173,7 @@ def show_plan(plan: Plan, scenario: Scenario) -> None:
             chart = latency_against_load(curve, plan.answer, limit, plan.question.headroom, ink())
             chart.figure.update_layout(height=CHART_PX)
             show(chart, limit.metric)
-    _alternatives(plan, scenario)
+    alternatives(plan, scenario)
     one, other = st.columns(2)
     with one:
         left_out(plan.rejected)
@@ -184,9 +188,6 @@ def headline(plan: Plan, scenario: Scenario) -> None:
     st.markdown(plain(working(plan, scenario)))
     checked = "checked by simulation" if fleet.verified else "by formula"
     basis_line(fleet.basis, f"{answer.band(fleet)} · {fleet.candidate.source} · {checked}", answer.why_wide(fleet))
-    if (shown := answers.verified(scenario, plan)) is not None:
-        icon = ":material/verified:" if shown.verified else ":material/report:"
-        st.markdown(f"{icon} {plain(answer.verified(shown))}.")
 
 
 def working(plan: Plan, scenario: Scenario) -> str:
@@ -215,7 +216,8 @@ def tell_change_since_link(gpus: int | None, scenario: Scenario) -> None:
         st.caption(f"The data have changed since this link was created{of_old}; the answer is the same{of_new}.")
 
 
-def _cards(plan: Plan) -> None:
+def cards(plan: Plan, when: str = "at the planned load") -> None:
+    """GPUs, requests/s of each, and what is predicted `when` for each limit."""
     fleet, price = plan.answer, plan.question.price_per_gpu_hour
     with st.grid(2 + len(plan.question.sla.limits), min_column_width=150):
         cost = f", {significant(price * fleet.gpus)} per hour" if price is not None else ""
@@ -225,10 +227,10 @@ def _cards(plan: Plan) -> None:
         owned = significant(plan.question.workload.rate_per_s / fleet.gpus)
         each = f"{significant(fleet.requests_per_s_per_replica)} per replica"
         card("Requests/s per GPU", significant(fleet.requests_per_s_per_gpu), each, PER_GPU_HELP.format(owned))
-        limit_cards(fleet.predicted, plan.question.sla, fleet.binding)
+        limit_cards(fleet.predicted, plan.question.sla, fleet.binding, when)
 
 
-def _remarks(plan: Plan, scenario: Scenario) -> None:
+def remarks(plan: Plan) -> None:
     """What binds and what a higher load would need; costs; then what the reader must know before buying."""
     fleet = plan.answer
     st.markdown(f"**Bound by** {plain(answer.binding(fleet))}. {plain(answer.sensitivity(plan))}.")
@@ -237,11 +239,13 @@ def _remarks(plan: Plan, scenario: Scenario) -> None:
     for line in (answer.cost_line(plan), answer.peak(plan.question) if plan.question.price_per_gpu_hour else None):
         if line:
             st.caption(f":material/payments: {plain(line)}.")
-    measure = to_measure(fleet.candidate, scenario.lengths, fleet.in_flight, answers.measured_points().points)
+    lengths = plan.question.workload.lengths
+    measure = to_measure(fleet.candidate, lengths, fleet.in_flight, answers.measured_points().points)
     warnings(fleet.basis, fleet.warnings, measure)
 
 
-def _alternatives(plan: Plan, scenario: Scenario) -> None:
+def alternatives(plan: Plan, scenario: Scenario) -> None:
+    """A row for each fleet that meets the SLA, and the working of the one that is picked."""
     table = pd.DataFrame([_row(fleet, plan.question.price_per_gpu_hour) for fleet in plan.fleets])
     number = st.column_config.NumberColumn
     picked = st.dataframe(
@@ -324,7 +328,7 @@ def show_no_plan(title: str, reason: str, rejected: tuple[Rejection, ...], scena
     else:
         st.markdown(plain(sentence_case(rejected[0].why if rejected else reason)))
         link_to_calibrate("Measure this model on a server of yours")
-        _widen(scenario)
+        widen(scenario)
     if rejected:
         left_out(rejected, expanded=True)
 
@@ -353,10 +357,10 @@ def _relaxations(scenario: Scenario) -> None:
                 f"**Together:** {loosened}, with {plain(ways.together.candidate.label)}. No single limit is enough."
             )
             st.button("Use these limits", on_click=use_limits, args=(ways.together.limits,))
-    _widen(scenario)
+    widen(scenario)
 
 
-def _widen(scenario: Scenario) -> None:
+def widen(scenario: Scenario) -> None:
     """Where the form narrows the choice, a button that widens it."""
     if scenario.precisions or scenario.choice.asked or scenario.engines:
         st.button("Allow any precision, TP and engine", on_click=allow_any, help="The form limits what is compared.")
@@ -421,12 +425,20 @@ def _memory(rejected: tuple[Rejection, ...], scenario: Scenario) -> None:
             st.button(plain(f"Use {label}"), on_click=use_candidate, args=(candidate,))
 
 
-def export(query: Mapping[str, str]) -> None:
-    """A button that opens the link and the way to the report."""
+OPENS_THE_SAME = "This link opens the same question and shows today's answer."
+
+
+def export(query: Mapping[str, str], says: str = OPENS_THE_SAME) -> DeltaGenerator:
+    """A button that opens the link, of which it `says` what it carries; the space below it, for files of the answer."""
     with st.popover("Export", icon=":material/ios_share:"):
-        st.caption("This link opens the same question and shows today's answer.")
+        st.caption(says)
         st.code(address(query), language=None, wrap_lines=True, height=130)
-        st.page_link("ui/pages/report.py", label="Report to share or print", icon=":material/description:")
+        return st.container()
+
+
+def link_to_report() -> None:
+    """To the page that makes files of the answer to the form's question."""
+    st.page_link("ui/pages/report.py", label="Report to share or print", icon=":material/description:")
 
 
 def address(query: Mapping[str, str]) -> str:

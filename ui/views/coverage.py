@@ -5,12 +5,9 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 from dataclasses import astuple
-from typing import cast
 
 import pandas as pd
 import streamlit as st
-from streamlit.runtime.memory_uploaded_file_manager import MemoryUploadedFileManager
-from streamlit.runtime.scriptrunner import get_script_run_ctx
 from streamlit.runtime.uploaded_file_manager import UploadedFile
 
 from calibration.errors import CalibrationError
@@ -29,7 +26,7 @@ from ui.link import PREFIX
 from ui.scenario import Scenario
 from ui.views import new_run
 from ui.views.runs import review, show_run
-from ui.visit import visit
+from ui.visit import let_go, visit
 from ui.words import BASIS_HELP, BASIS_LOOK, plain
 
 state = st.session_state
@@ -216,9 +213,8 @@ def import_view(store: Store) -> None:
 def _let_go_of_all_but(file: UploadedFile | None) -> None:
     """Free the file before this one, taken in or left behind: Streamlit holds each for as long as the page is open."""
     before, now = visit().uploaded, file.file_id if file else None
-    context = get_script_run_ctx()
-    if context and before and before != now:
-        cast(MemoryUploadedFileManager, context.uploaded_file_mgr).remove_file(context.session_id, before)
+    if before and before != now:
+        let_go(before)
     visit().uploaded = now
 
 

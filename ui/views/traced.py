@@ -1,0 +1,353 @@
+"""From a trace: recorded traffic on the page, the part of it that is replayed, and what a fleet does with it."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Mapping
+from functools import partial
+
+import pandas as pd
+import streamlit as st
+
+from sizing import text
+from sizing.analyses.traced import DAY_S, TracePlan, busiest_rate_per_s
+from sizing.cli.shapes import Extras, extras_json, finite_only
+from sizing.numbers import milliseconds, percent, significant
+from sizing.question import Range
+from sizing.simulator.recorded import limits_on_requests
+from sizing.text import as_json
+from sizing.trace import HOUR_S, MINUTE_S, Trace, dispersion
+from sizing.trace_files import FORMATS
+from ui import answers
+from ui.answers import EXAMPLE, MOST_UPLOAD_BYTES, Part
+from ui.charts.traced import gpus_by_hour, lengths_of_requests, limit_by_hour, requests_over_time
+from ui.link import PREFIX
+from ui.look import data_behind, ink, show
+from ui.scenario import Scenario
+from ui.views.answer import (
+    HEADER_PX,
+    ROW_PX,
+    alternatives,
+    cards,
+    export,
+    headline,
+    left_out,
+    remarks,
+    widen,
+)
+from ui.visit import Recorded, chosen, let_go, visit
+from ui.words import limit_name, plain, sentence_case, tell, tell_unreadable
+
+state = st.session_state
+TRACE, ENDS, SCALE = PREFIX + "trace", PREFIX + "part", PREFIX + "scale"
+WINDOWS = {"all": "All of it", "worst-hour": "Worst hour", "part": "From … to"}
+WINDOW_HELP = "Which requests are replayed. Worst hour: the hour with the most tokens."
+SCALES = Range(0.1, 100)
+SCALE_HELP = (
+    "Times the requests of the trace, with the same bursts: above 1 requests come several times, a moment apart; "
+    "below 1 some are dropped at random."
+)
+MOST_STEPS = 200
+STEPS_S = (MINUTE_S, 5 * MINUTE_S, 15 * MINUTE_S, HOUR_S, 6 * HOUR_S)
+"""Of the slider that picks a part."""
+MIB = 2**20
+WHAT = (
+    "Upload the requests of an hour, a day or a week as a gateway or a server has logged them: when each came, its "
+    "input tokens, its output tokens. Each fleet is tried on these very requests, with their bursts and lengths."
+)
+KEPT = (
+    ":material/lock: Only numbers are kept, for this visit: times, tokens, and which requests belong to one "
+    "conversation. Prompts and names are not read. A link cannot carry a trace."
+)
+EXAMPLE_HELP = "A day with office hours and bursts: invented, not recorded."
+LINKED = (
+    "This link was made with a trace, which a link cannot carry: upload the file to see the answer for it. The rest of "
+    "the question is in the form."
+)
+LINK_SAYS = (
+    "This link opens the same question with the same part of the trace. It cannot carry the trace: whoever opens it is "
+    "asked to upload the file."
+)
+EXAMPLE_LINK_SAYS = "This link opens the same question with the example."
+IN_PLACE = (
+    "Load, arrivals and lengths are those of the trace; the form's do not count here. All else in the form does: "
+    "model, GPUs, limits, headroom, spares, routing, prefix, price."
+)
+ROWS = 8
+"""Hours in the table of the worst."""
+WORST_HELP = "Requests within all limits on requests, of those that came in this hour."
+
+
+def ask_trace() -> Recorded | None:
+    """The trace of this visit, under a line that names it; a page that asks for one where there is none."""
+    if visit().recorded is None and state.get(TRACE) == EXAMPLE:
+        visit().recorded = answers.example()
+    if (found := visit().recorded) is None:
+        st.title("Size from recorded traffic", anchor=False)
+        st.markdown(WHAT)
+        if state.get(TRACE):
+            st.info(LINKED, icon=":material/upload_file:")
+            visit().shown[TRACE] = str(state[TRACE])
+        _upload()
+        _tell_refused()
+        return None
+    _tell_refused()
+    if state.get(TRACE, found.digest) != found.digest:
+        st.info("This link was made with another trace: its writer saw another answer.", icon=":material/link_off:")
+    visit().shown[TRACE] = found.digest
+    return found
+
+
+def _upload() -> None:
+    """Take a file as the trace of this visit; the example, and which files are read."""
+    key = f"trace_{visit().traces}"  # a new uploader, an empty one, after each file
+    label = f"CSV, CSV.gz, Parquet or JSON lines, {MOST_UPLOAD_BYTES // MIB} MB at most"
+    file = st.file_uploader(label, key=key, max_upload_size=MOST_UPLOAD_BYTES // MIB)
+    if file is not None:
+        with st.spinner("Reading the trace…"):
+            found = answers.recorded(file.name, file.getvalue())
+        let_go(file.file_id)
+        visit().traces += 1
+        _take(found)
+        st.rerun()
+    st.caption(KEPT)
+    st.button("Try an example", icon=":material/science:", on_click=_try_example, help=EXAMPLE_HELP)
+    with st.expander("Which files are read", icon=":material/description:"):
+        _formats()
+
+
+def _try_example() -> None:
+    _take(answers.example())
+
+
+def _tell_refused() -> None:
+    if visit().trace_refused:
+        st.error(plain(visit().trace_refused), title="This file was not accepted", icon=":material/block:")
+
+
+def _take(found: Recorded | str | None) -> None:
+    """The trace of this visit from now on, None for none; a text is why a file is none."""
+    now = visit()
+    now.trace_refused = found if isinstance(found, str) else ""
+    if isinstance(found, str):
+        return
+    now.recorded = found
+    now.trace_parts.clear()
+    now.trace_answers.clear()
+    if found is None or state.get(TRACE) == EXAMPLE:
+        state.pop(TRACE, None)
+
+
+def _formats() -> None:
+    """The kinds of files, by the columns or keys that tell them."""
+    st.markdown(
+        "CSV and Parquet are told by their columns, JSON lines and `key=value` lines by their keys. Any of them may be "
+        "packed by gzip, Parquet excepted."
+    )
+    rows = [
+        (sentence_case(form.label), *(" or ".join(names) for names in (form.times, form.isl, form.osl, form.session)))
+        for form in FORMATS.values()
+    ]
+    columns = ["Kind", "Time of arrival", "Input tokens", "Output tokens", "Conversation"]
+    st.dataframe(pd.DataFrame(rows, columns=columns), hide_index=True, alt="Kinds of traces and their columns")
+
+
+def ask_part(found: Recorded) -> tuple[Part, Trace] | None:
+    """The part of a trace that is replayed; None, and why on the page, where it cannot be."""
+    with st.container(horizontal=True, vertical_alignment="center", gap="small"):
+        st.markdown(f":material/timeline: **{plain(found.name)}**", width="content")
+        with st.popover("Another trace", icon=":material/upload_file:"):
+            _upload()
+            st.button("Forget this trace", icon=":material/delete:", on_click=_take, args=(None,))
+        window = chosen("Part to replay", WINDOWS, "window", help=WINDOW_HELP)
+        scale = _scale()
+    if window == "part":
+        window = _ends(found)
+    part = Part(found.digest, window, scale)
+    trace = answers.part_of(found, part)
+    if isinstance(trace, str):
+        st.error(plain(sentence_case(trace)), icon=":material/block:")
+        return None
+    times = "" if scale == 1 else f", {scale:g} × its part"
+    of = "" if len(trace) == len(found.trace) else f" (of {len(found.trace):,} in the trace{times})"
+    st.markdown(plain(facts(trace, of)))
+    st.caption(f"{IN_PLACE} {plain(sentence_case('; '.join(found.notes)))}{'.' if found.notes else ''}")
+    return part, trace
+
+
+def _scale() -> float:
+    """Times the requests; the choice is in the URL."""
+    try:
+        held = float(state.get(SCALE, 1.0))
+    except ValueError:
+        held = 1.0
+    state[SCALE] = held if held in SCALES else 1.0
+    with st.container(horizontal=True, vertical_alignment="center", width="content", gap="xsmall"):
+        st.markdown("Scale", width="content", help=SCALE_HELP)
+        st.number_input(
+            "Scale",
+            float(SCALES.low),
+            float(SCALES.high),
+            step=0.5,
+            format="%g",
+            key=SCALE,
+            label_visibility="collapsed",
+            icon=":material/close:",
+            width=130,
+            persist_state="session",
+        )
+    if state[SCALE] != 1:
+        visit().shown[SCALE] = repr(state[SCALE])
+    return float(state[SCALE])
+
+
+def _ends(found: Recorded) -> str:
+    """The ends of a part as `Trace.window` takes them, picked on a slider; the choice is in the URL."""
+    marks = clock_marks(found.trace)
+    held = tuple(str(state.get(ENDS, "")).split(".."))
+    usual = held if len(held) == 2 and {*held} <= {*marks} else (marks[0], marks[-1])
+    key = f"trace_ends_{found.digest}"
+    first, last = st.select_slider("From … to", marks, usual, key=key, label_visibility="collapsed")
+    state[ENDS] = visit().shown[ENDS] = f"{first}..{last}"
+    return str(state[ENDS])
+
+
+def clock_marks(trace: Trace) -> list[str]:
+    """Times at which a part may begin and end, from before the first request to after the last, as `Trace.clock` writes
+    them: round times of the clock, `MOST_STEPS` or little more."""
+    step_s = next((each for each in STEPS_S if trace.span_s <= MOST_STEPS * each), DAY_S)
+    offset_s = 0.0 if math.isnan(trace.began_s) else trace.began_s % DAY_S
+    first = math.floor((float(trace.arrival_s[0]) + offset_s) / step_s)
+    last = math.floor((float(trace.arrival_s[-1]) + offset_s) / step_s) + 1
+    return [trace.clock(number * step_s - offset_s) for number in range(first, last + 1)]
+
+
+def facts(trace: Trace, of: str = "") -> str:
+    """What is replayed, in a line."""
+    ends = f"{trace.clock(float(trace.arrival_s[0]))} to {trace.clock(float(trace.arrival_s[-1]))}"
+    bursts = dispersion(trace)
+    varying = "" if math.isnan(bursts) else f" · requests of a second vary {bursts:.2g} times as much as at random"
+    return (
+        f"{len(trace):,} requests{of} · {ends} · {significant(trace.rate_per_s)} requests/s on average, "
+        f"{significant(busiest_rate_per_s(trace))} in the busiest hour · {significant(float(trace.isl.mean()))} input "
+        f"and {significant(float(trace.osl.mean()))} output tokens on average{varying}"
+    )
+
+
+def show_traffic(found: Recorded, part: Part, trace: Trace) -> None:
+    """The whole trace over time with the part that is replayed, and the lengths of that part."""
+    st.subheader("The trace", anchor=False)
+    over_time, lengths = st.columns([3, 2])
+    ends_s = None if part.window == "all" else (float(trace.arrival_s[0]), float(trace.arrival_s[-1]))
+    with over_time:
+        show(requests_over_time(found.trace, ends_s, ink()), "trace")
+    with lengths:
+        show(lengths_of_requests(trace, ink()), "trace_lengths")
+
+
+def replayed(scenario: Scenario, part: Part, trace: Trace) -> answers.Traced:
+    """The answer; which fleet is being replayed is told meanwhile."""
+    with st.spinner("Sizing and replaying…", show_time=True):
+        line = st.empty()
+        number = 0
+
+        def progress(doing: str) -> None:
+            nonlocal number
+            number += 1
+            line.caption(plain(f"{sentence_case(doing)} (no. {number})"))
+
+        found = answers.traced(scenario, part, trace, progress)
+        line.empty()
+    return found
+
+
+def show_none(found: answers.Traced, scenario: Scenario) -> None:
+    """Why no fleet serves the trace."""
+    tell_unreadable(answers.measured_points().problems)
+    tell(scenario, answers.Outcome(None, found.title, found.reason, found.rejected))
+    widen(scenario)
+    if found.rejected:
+        left_out(found.rejected, expanded=True)
+
+
+def show_replayed(found: TracePlan, scenario: Scenario) -> None:
+    """The answer: the fleet as for any load, then what each hour of the trace saw and needs."""
+    plan = found.plan
+    tell_unreadable(answers.measured_points().problems)
+    with st.container(gap="xsmall"):
+        headline(plan, scenario)
+    cards(plan, "over all requests replayed")
+    with st.container(gap="xsmall"):
+        st.markdown("  \n".join(f"{plain(line)}." for line in text.trace_lines(found)[1:]))
+        remarks(plan)
+    _by_hour(found)
+    alternatives(plan, scenario)
+    one, other = st.columns(2)
+    with one:
+        left_out(plan.rejected)
+    with other:
+        data_behind(_hours(found), "Every hour of the replay")
+
+
+def _by_hour(found: TracePlan) -> None:
+    limits = limits_on_requests(found.replayed.sla)
+    with st.grid(1 + len(limits), min_column_width=260):
+        for limit in limits:
+            show(limit_by_hour(found, limit, ink()), f"hours_{limit.metric}")
+        show(gpus_by_hour(found, ink()), "hours_gpus")
+    if len(found.replayed.hours) > 1:
+        worst = sorted(range(len(found.replayed.hours)), key=found.replayed.goodput)[:ROWS]
+        table = _hours(found).iloc[worst]
+        st.markdown("**Worst hours**")
+        st.dataframe(
+            table,
+            hide_index=True,
+            row_height=ROW_PX,
+            height=ROW_PX * min(4, len(table)) + HEADER_PX,
+            column_config={
+                "Requests": st.column_config.NumberColumn(format="localized"),
+                "Inside the SLA": st.column_config.TextColumn(help=WORST_HELP),
+            },
+            alt=f"Hours with the most requests outside the SLA, the worst first: {', '.join(table['Hour'][:3])}",
+        )
+
+
+def _hours(found: TracePlan) -> pd.DataFrame:
+    """A row for each hour: its load, what its requests saw, and the GPUs that its rate needs."""
+    seen, fleet = found.replayed, found.plan.answer
+    rows = [
+        {
+            "Hour": found.trace.clock(hour.from_s),
+            "Requests": int(seen.tally.gone[number]),
+            "Inside the SLA": percent(seen.goodput(number), 2),
+        }
+        | {
+            limit_name(limit): milliseconds(seen.quantiles(limit.metric, number).at(limit.percentile))
+            for limit in limits_on_requests(seen.sla)
+        }
+        | {"GPUs at its rate": (found.needed[number] + fleet.spare) * fleet.candidate.gpus}
+        for number, hour in enumerate(seen.hours)
+    ]
+    return pd.DataFrame(rows)
+
+
+def export_trace(query: Mapping[str, str], found: TracePlan | None) -> None:
+    """The link, with what it cannot carry, and the plan as the command line writes it."""
+    with export(query, EXAMPLE_LINK_SAYS if query.get(TRACE) == EXAMPLE else LINK_SAYS):
+        if found is not None:
+            st.download_button(
+                "The plan as JSON",
+                data=partial(json_of, found),
+                file_name=f"trace-plan-{found.plan.answer.gpus}-gpus.json",
+                mime="application/json",
+                on_click="ignore",
+                icon=":material/data_object:",
+                help="As python -m sizing plan --trace FILE --json writes it, every hour with its percentiles.",
+            )
+
+
+def json_of(found: TracePlan) -> bytes:
+    """The plan with every hour, as the command line writes it."""
+    whole = {**as_json(found.plan), **extras_json(Extras(trace=found), found.plan.question)}
+    return json.dumps(finite_only(whole), indent=2).encode()

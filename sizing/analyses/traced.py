@@ -6,12 +6,15 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
+from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from sizing.analyses.sensitivity import resized
 from sizing.edge import SlaMissed, capacity_band
 from sizing.explain import distance_from_sla, mean_based, sla_rejection
+from sizing.numbers import Floats
 from sizing.planner import cheapest, cost, survey
 from sizing.plans import Candidate, Fleet, NoFeasiblePlan, Plan, Rejection
 from sizing.question import Question, check_priced
@@ -79,12 +82,16 @@ def lengths_of(trace: Trace) -> Lengths:
     isl, osl = TokenLaw.of(trace.isl), TokenLaw.of(trace.osl)
     correlation = 0.0
     if isl.cv and osl.cv:
-        from scipy.stats import rankdata  # as slow to import as all the rest
-
         some = slice(None, None, max(1, len(trace) // RANKED))
-        ranked = float(np.corrcoef(rankdata(trace.isl[some]), rankdata(trace.osl[some]))[0, 1])
+        ranked = float(np.corrcoef(ranks(trace.isl[some]), ranks(trace.osl[some]))[0, 1])
         correlation = round(2 * math.sin(math.pi / 6 * ranked), 3) if math.isfinite(ranked) else 0.0
     return Lengths(isl.mean, osl.mean, isl.cv, osl.cv, correlation, isl, osl)
+
+
+def ranks(values: NDArray[np.integer[Any]]) -> Floats:
+    """The rank of each value, equal ones with the mean of theirs; ``scipy.stats.rankdata`` takes a second to import."""
+    _, place, counts = np.unique(values, return_inverse=True, return_counts=True)
+    return np.asarray((np.cumsum(counts) - (counts - 1) / 2)[place], float)
 
 
 def busiest_rate_per_s(trace: Trace) -> float:
@@ -126,12 +133,13 @@ def plan_trace(
     runs: dict[int, Runs] = {}
     while (best := cheapest(question, sized)) and id(best.candidate) not in replayed:
         own = runs[id(best.candidate)] = Runs(question, trace, best.candidate, seed, progress)
-        found = replayed[id(best.candidate)] = of_trace(own, best.working)
-        sized[sized.index(best)] = found
-        if len(replayed) == 1 and isinstance(found, Fleet) and found.working != best.working:
-            rate_per_s = question.workload.rate_per_s * found.working / best.working
+        seen = replayed[id(best.candidate)] = of_trace(own, best.working)
+        sized[sized.index(best)] = seen
+        if len(replayed) == 1 and isinstance(seen, Fleet) and seen.working != best.working:
+            rate_per_s = question.workload.rate_per_s * seen.working / best.working
             sized = surveyed(replace(question, workload=replace(question.workload, rate_per_s=rate_per_s)))
-    fleets = sorted((fleet for fleet in sized if isinstance(fleet, Fleet)), key=lambda fleet: cost(question, fleet))
+    found = (_of_question(question, fleet) for fleet in sized if isinstance(fleet, Fleet))
+    fleets = sorted(found, key=lambda fleet: cost(question, fleet))
     misses = sorted((*(miss for miss in sized if isinstance(miss, Rejection)), *left_out), key=distance_from_sla)
     if not fleets:
         raise NoFeasiblePlan(f"no configuration meets {question.sla}", tuple(misses))
@@ -141,6 +149,17 @@ def plan_trace(
     own = runs[id(answer.candidate)]
     final = own.at(answer.working, speed=1.0)
     return TracePlan(plan, trace, final, by_hour(question, trace, answer), sampling(own, answer.working))
+
+
+def _of_question(question: Question, fleet: Fleet) -> Fleet:
+    """A fleet with the rates of the trace in place of those at which the formula was asked."""
+    each_per_s = question.workload.rate_per_s / fleet.working
+    return replace(
+        fleet,
+        load_per_s=each_per_s,
+        capacity_per_s=each_per_s / (1 - question.headroom),
+        requests_per_s_per_replica=each_per_s,
+    )
 
 
 def by_memory(trace: Trace, candidates: Sequence[Candidate]) -> tuple[list[Candidate], list[Rejection]]:

@@ -9,8 +9,9 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from scipy.stats import rankdata
 
-from sizing.analyses.traced import busiest_rate_per_s, by_memory, lengths_of, plan_trace, smallest
+from sizing.analyses.traced import busiest_rate_per_s, by_memory, lengths_of, plan_trace, ranks, smallest
 from sizing.plans import NoFeasiblePlan
 from sizing.question import Question
 from sizing.simulator.recorded import replay
@@ -155,3 +156,8 @@ def test_hours_need_what_their_rate_needs() -> None:
     found = plan_trace(asked(trace), trace, [candidate()])
     assert found.needed[0] < found.needed[2] < found.needed[1] <= found.plan.answer.working
     assert found.worst_hour == 1
+
+
+def test_ranks_are_those_of_scipy() -> None:
+    values = np.random.default_rng(9).integers(1, 40, 500)
+    np.testing.assert_array_equal(ranks(values), rankdata(values))

@@ -44,7 +44,7 @@ CVS, VARIANCES = (0.05, 20.0), (1e-4, 99.0)
 FEWEST_VISITS = 5
 RANKED = 200_000
 """Requests whose lengths are ranked, spread over the trace."""
-MOST_REQUESTS = 100_000_000
+MOST_REQUESTS, MOST_DAYS = 100_000_000, 400
 MOST_BYTES = 2**20
 STRICT = ConfigDict(allow_inf_nan=False, extra="forbid")
 
@@ -297,12 +297,17 @@ def fitted(trace: Trace, *, seed: int = 0) -> DemandModel:
     of counts best, at a price for each parameter.
 
     Times that are rounded are first spread over the step to which they are, at random. Raises TraceError for fewer than
-    FEWEST requests, or less than 40 s.
+    FEWEST requests, less than 40 s and more than MOST_DAYS.
     """
     if len(trace) < FEWEST or trace.span_s < 2 * BATCHES * SCALES_S[0]:
         raise TraceError(
             f"a model of demand needs {FEWEST} requests and {2 * BATCHES * SCALES_S[0]:g} s or more, got {len(trace)} "
             f"requests in {trace.span_s:.3g} s"
+        )
+    if trace.span_s > MOST_DAYS * DAY_S:
+        raise TraceError(
+            f"a model of demand is of {MOST_DAYS} days at most, got {trace.span_s / DAY_S:,.0f}: check the times, or "
+            "cut the trace"
         )
     isl, osl = TokenLaw.of(trace.isl), TokenLaw.of(trace.osl)
     hours = hours_of(trace.span_s)
@@ -500,7 +505,8 @@ def two_states_of(seen: list[Dispersion], span_s: float) -> list[Mmpp]:
 # --- How well a model meets the trace that it was fitted to
 
 WITHIN, WITHIN_DISPERSION, WITHIN_CORRELATION = 0.10, 0.20, 0.05
-LARGEST_TWIN = 1_000_000
+TWIN = 100_000
+"""Requests, about, of a drawn trace that a recorded one with fewer is compared with."""
 PERCENTILES = (50, 95, 99)
 
 
@@ -524,14 +530,15 @@ class Compared(NamedTuple):
 def compared(model: DemandModel, trace: Trace, *, seed: int = 0) -> list[Compared]:
     """Dispersion, busy seconds and minutes, and lengths: of the trace, and of the model.
 
-    Dispersions are those that the model shows on average, everything else is that of a drawn trace over the same hours
-    (of a short trace, over more). Requests in a second and a minute are over what the profile expects there, where it
-    expects one or more on average.
+    Dispersions are those that the model shows on average, everything else is that of a drawn trace over the same hours,
+    or more of them. Requests in a second and a minute are over what the profile expects there, where it expects one or
+    more on average and the trace has twenty.
     """
     at_s = on_profile(trace, len(model.rates_per_s), seed)
     span_s = float(at_s[-1] - at_s[0])
-    if len(model.rates_per_s) == 1:
-        span_s = max(span_s, min(DAY_S, LARGEST_TWIN / model.rate_per_s))
+    period_s = len(model.rates_per_s) * HOUR_S
+    lacking_s = min(TWIN / model.rate_per_s, 10 * MOST_DAYS * DAY_S) - span_s
+    span_s += period_s * max(0, math.ceil(lacking_s / period_s))
     twin = drawn(model, (at_s[0] + span_s) / DAY_S, seed=seed)
     twin_s = twin.arrival_s[twin.arrival_s >= at_s[0]]
     rows = []
@@ -541,7 +548,7 @@ def compared(model: DemandModel, trace: Trace, *, seed: int = 0) -> list[Compare
         rows.append(_relative(figure, seen.ratio, seen.of(model.arrivals.dispersion), allowed))
     for name, every_s in (("second", 1.0), ("minute", MINUTE_S)):
         counts, expected = in_stretches(model, at_s, every_s)
-        if expected.mean() < 1:
+        if len(expected) < BATCHES or expected.mean() < 1:
             continue
         of_trace, of_model = (ratios(*each) for each in ((counts, expected), in_stretches(model, twin_s, every_s)))
         for of, value, other in zip(PERCENTILES, of_trace, of_model, strict=True):

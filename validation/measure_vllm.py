@@ -65,7 +65,7 @@ CHAT, READING, WRITING = Mix(128, 48), Mix(400, 16), Mix(32, 96)
 @dataclass(frozen=True, slots=True)
 class Configuration:
     """A server and what it is asked, closed loops and random arrivals for so many seconds a level. The points have its
-    model, whose shape a fit knows if the catalogue does, and its name as a note; `table` is where they go."""
+    model, whose shape a fit knows if the catalogue does, and its name before their round; `table` is where they go."""
 
     model: str
     name: str
@@ -78,7 +78,7 @@ class Configuration:
     @property
     def server(self) -> str:
         """For people, and for `--only`."""
-        return server_of(self.model, self.name)
+        return f"{self.model}, {self.name}" if self.name else self.model
 
 
 DENSE = Pace("Qwen/Qwen3-32B", "h100_sxm", 2, "bf16")
@@ -109,6 +109,7 @@ CONFIGURATIONS = (
 def measured(configuration: Configuration, mix: Mix, server: VllmServer, console: Console) -> list[Point]:
     """The points of one mix, each with the round it was measured in as its source."""
     found: list[Point] = []
+    server_name = f"{configuration.name}; " if configuration.name else ""
     with TemporaryDirectory() as folder:
         store = Store(f"sqlite:///{folder}/points.db")
 
@@ -132,7 +133,7 @@ def measured(configuration: Configuration, mix: Mix, server: VllmServer, console
             text = "".join(f"{key}: {json.dumps(value)}\n" for key, value in plan.items())
             with Bar(console) as bar:
                 points = store.points(run(parse_plan(text), store, bar))
-            found.extend(replace(point, source=name, notes=configuration.name) for point in points)
+            found.extend(replace(point, source=f"{server_name}{name}") for point in points)
 
         def closed(name: str, seed: int, users: Sequence[int]) -> None:
             measure(f"closed loops, {name}", seed, concurrency=[*users], budget_s=configuration.closed_s)
@@ -168,7 +169,7 @@ def main(only: Sequence[str], folder: Path) -> None:
     for configuration in CONFIGURATIONS:
         table = folder / configuration.table
         known = read_points(table) if table.is_file() else []
-        there = {(server_of(point.model, point.notes), point.isl) for point in known}
+        there = {(server_of(point), point.isl) for point in known}
         lacking = [mix for mix in configuration.mixes if (configuration.server, mix.isl) not in there]
         if not lacking or (only and configuration.server not in only):
             continue

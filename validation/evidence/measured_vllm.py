@@ -94,7 +94,7 @@ def of_table(data: str, points: Sequence[Point]) -> list[Case]:
     """The servers among `points`, void points apart; a rate counts with two good rounds or more."""
     found = []
     good = [point for point in points if not point.void]
-    for server, group in groupby(good, lambda point: server_of(point.model, point.notes)):
+    for server, group in groupby(good, server_of):
         own = list(group)
         rounds: dict[tuple[float, float], list[Point]] = {}
         for point in own:
@@ -105,9 +105,10 @@ def of_table(data: str, points: Sequence[Point]) -> list[Case]:
     return found
 
 
-def server_of(model: str, name: str) -> str:
-    """A server in words: of one model there may be several, each named in its points' notes."""
-    return f"{model}, {name}" if name else model
+def server_of(point: Point) -> str:
+    """The server in words: of one model there may be several, each named before the round in its points' source."""
+    name, named, _ = point.source.partition("; ")
+    return f"{point.model}, {name}" if named else point.model
 
 
 def answer(case: Case, seed: SeedSequence) -> list[Cell]:

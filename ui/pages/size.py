@@ -1,6 +1,7 @@
 """Size: GPUs for a load under an SLA, what GPUs that exist can serve, GPUs over a day, and for recorded traffic."""
 
 from collections.abc import Callable
+from dataclasses import replace
 
 import streamlit as st
 from streamlit.delta_generator import DeltaGenerator
@@ -99,7 +100,7 @@ def gpus_for_trace(scenario: Scenario) -> TracePlan | None:
             traced.show_none(outcome, scenario)
             return None
         traced.show_replayed(outcome.found, scenario)
-    return outcome.found
+    return replace(outcome.found, notes=recorded.notes[1:])  # of its file; the first says its kind
 
 
 ANSWERS: dict[str, Callable[[Scenario, DeltaGenerator], None]] = {

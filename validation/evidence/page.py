@@ -57,10 +57,13 @@ arrivals from closed loops, GuideLLM, the trace and static batches are about rea
   KV cache and servers are vLLM's, and each step lasts as long as the kernel timings of vLLM on H100 say. *On a CPU*:
   each step lasts as long as the CPU takes, which its servers and the client need as well. The law is fitted to closed
   loops of 1 to 32 users at three mixes of lengths; Poisson arrivals at 50, 70 and 85 % of the most requests/s of a
-  closed loop are predicted. Closed loops and arrivals took turns, each rate in three rounds (of sixty seconds at the
-  pace of GPUs, of twenty on the CPU), and the notes say how far repeated measurements lie apart: an error cannot be
-  told below that. The fit is told the batch limit, which vLLM's metrics lack. The band is that of `size --verify`, for
-  one round.
+  closed loop are predicted: measurements of as many requests, simulated sixty times from an empty server on, since
+  near saturation a percentile grows for minutes. Closed loops and arrivals took turns, each rate in three rounds (of
+  45 to 60 seconds at the pace of GPUs, of twenty on the CPU), and the notes say how far repeated measurements lie
+  apart: an error cannot be told below that. The fit is told the batch limit, which vLLM's metrics lack, and by its
+  name the model, whose shape says how many experts a batch reads; no kernel timings. Of prompts that begin alike the
+  share found in the prefix cache is that which the server counted. The band is that of `size --verify`, for one
+  round.
 - **GuideLLM, the trace, static batches.** The two highest rates of each cell from the lower ones; the second half of a
   trace from the first; prefill and decode times of a batch from six of them.
 - **Systems with exact answers.** The simulator, reduced to queues with a known solution (M/M/c, M/G/1, processor

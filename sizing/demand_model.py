@@ -23,11 +23,11 @@ from pydantic.dataclasses import dataclass
 from sizing.errors import ScenarioError, first_fault
 from sizing.numbers import Floats
 from sizing.token_law import TokenLaw
-from sizing.trace import HOUR_S, MINUTE_S, Counts, Trace, TraceError
+from sizing.trace import DAY_S, HOUR_S, MINUTE_S, Counts, Trace, TraceError
 from sizing.workload import Lengths, Seconds
 
 SCHEMA: Final = "sizing-demand/1"
-DAY_S, DAY_H, WEEK_H = 24 * HOUR_S, 24, 168
+DAY_H, WEEK_H = 24, 168
 MONDAY_S = 3 * DAY_S
 """From a Monday, 0:00, to the start of 1970, a Thursday."""
 SCALES_S = (1.0, 10.0, 60.0, 600.0)

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from sizing.errors import ScenarioError
 from sizing.workload import Seconds
 
-HOUR_S, MINUTE_S = 3600.0, 60.0
+DAY_S, HOUR_S, MINUTE_S = 86_400.0, 3600.0, 60.0
 Counts = NDArray[np.int32]
 WINDOWS = "02:30..04:00 or 2024-05-10T14:00..2024-05-10T18:00"
 

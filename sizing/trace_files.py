@@ -30,7 +30,7 @@ from numpy.typing import NDArray
 
 from sizing.errors import quoted
 from sizing.numbers import significant
-from sizing.trace import Counts, Trace, TraceError
+from sizing.trace import DAY_S, Counts, Trace, TraceError
 from sizing.workload import Seconds
 
 Text = Any
@@ -46,7 +46,6 @@ MOST_TOKENS = 2**31 - 1
 EARLIEST_S, LATEST_S = 1e8, 7_258_118_400.0
 """Numbers of `EARLIEST_S` (March 1973) or more count from 1970, smaller ones from the start of a trace. Times from
 `LATEST_S` on (2200) are refused."""
-DAY_S = 86_400.0
 NO_TOKENS = f"is no whole number of tokens from 0 to {MOST_TOKENS:,}: correct it or leave the row out"
 NO_TIME = "is no time: write 2024-05-10T14:00:00Z or a number"
 OUT_OF_RANGE = "is not between 1973 and 2200: correct the time"

@@ -50,7 +50,7 @@ from sizing.analyses.next_level import LevelChoice, Option, Stop, choose
 from sizing.analyses.pools import Pools, pools_of
 from sizing.analyses.relax import Relaxation, Together, relaxations, together
 from sizing.analyses.sensitivity import sensitivities
-from sizing.analyses.traced import DAY_S, TracePlan, busiest_rate_per_s, lengths_of, plan_trace
+from sizing.analyses.traced import TracePlan, busiest_rate_per_s, lengths_of, peak_factor, plan_trace
 from sizing.analyses.verification import Verification, verification
 from sizing.budget import checkpoint
 from sizing.candidates import Choice, Found, catalogued, find, from_fit, law_of
@@ -68,11 +68,11 @@ from sizing.places import resource
 from sizing.plans import Candidate, Fleet, NoFeasiblePlan, Plan, Rejection
 from sizing.points import Deployment, Point, read_points
 from sizing.prediction import Prediction
-from sizing.question import PEAK_FACTOR, Question
+from sizing.question import Question
 from sizing.report.build import Cover, refusal_of, report_of
 from sizing.report.model import Report, question_digest, with_cover
 from sizing.report.write import WRITERS, file_name, render
-from sizing.trace import Trace, TraceError
+from sizing.trace import DAY_S, Trace, TraceError
 from sizing.trace_files import FORMATS, read_trace_noted
 from sizing.workload import Lengths, Prefix, Workload
 from ui import link
@@ -857,8 +857,8 @@ def question_of(scenario: Scenario, trace: Trace) -> Question:
     lengths, rate_per_s = lengths_of(trace), busiest_rate_per_s(trace)
     tokens = round(scenario.prefix_share * lengths.isl)
     prefix = Prefix(min(tokens, int(lengths.isl)), scenario.prefix_hit) if tokens else Prefix()
-    peak = min(max(rate_per_s / trace.rate_per_s, 1.0), PEAK_FACTOR.high)
-    return replace(scenario.question, workload=Workload(lengths, rate_per_s, prefix=prefix), peak_factor=peak)
+    workload = Workload(lengths, rate_per_s, prefix=prefix)
+    return replace(scenario.question, workload=workload, peak_factor=peak_factor(trace))
 
 
 # --- From a scenario to its report, and from a report to the bytes that a button hands out

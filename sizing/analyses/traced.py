@@ -17,12 +17,12 @@ from sizing.explain import distance_from_sla, mean_based, sla_rejection
 from sizing.numbers import Floats
 from sizing.planner import cheapest, cost, survey
 from sizing.plans import Candidate, Fleet, NoFeasiblePlan, Plan, Rejection
-from sizing.question import Question, check_priced
+from sizing.question import PEAK_FACTOR, Question, check_priced
 from sizing.queueing import stable_rate_per_s
 from sizing.simulator.recorded import Replayed, limits_on_requests, replay
 from sizing.simulator.scheduler import Counts
 from sizing.token_law import TokenLaw
-from sizing.trace import HOUR_S, Trace, hours
+from sizing.trace import DAY_S, HOUR_S, Trace, hours
 from sizing.workload import Lengths
 
 FINE = 256
@@ -33,7 +33,6 @@ FARTHEST = 64
 """Times the replicas that the formula gives, beyond which no fleet is looked for."""
 DRAWS = 2000
 FEWEST_BLOCKS = 8
-DAY_S = 24 * HOUR_S
 BAND = (0.05, 0.95)
 RANKED = 200_000
 """Requests whose lengths are ranked for their correlation, spread over the trace."""
@@ -98,6 +97,11 @@ def busiest_rate_per_s(trace: Trace) -> float:
     """Requests/s of the hour with the most of them; of a trace below an hour its mean."""
     most = max(hour.last - hour.first for hour in hours(trace))
     return max(most / HOUR_S, trace.rate_per_s) if trace.span_s >= HOUR_S else trace.rate_per_s
+
+
+def peak_factor(trace: Trace) -> float:
+    """The rate of the busiest hour over the mean, as far as a question may say."""
+    return float(min(max(busiest_rate_per_s(trace) / trace.rate_per_s, 1.0), PEAK_FACTOR.high))
 
 
 def plan_trace(

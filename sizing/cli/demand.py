@@ -12,7 +12,6 @@ from sizing.cli.options import as_json, options, write_json
 from sizing.cli.tables import console
 from sizing.demand_model import (
     DAY_H,
-    DAY_S,
     WITHIN,
     WITHIN_DISPERSION,
     Compared,
@@ -28,7 +27,7 @@ from sizing.demand_model import (
 from sizing.demand_model import as_json as model_json
 from sizing.errors import ScenarioError
 from sizing.numbers import percent, significant
-from sizing.trace import MINUTE_S, Trace
+from sizing.trace import DAY_S, MINUTE_S, Trace
 
 EXAMPLES = """\b
 Examples:

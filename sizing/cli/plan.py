@@ -42,7 +42,7 @@ from sizing.cli.shapes import Extras, extras_json
 from sizing.edge import BY_SIMULATION
 from sizing.plans import Candidate, Fleet, NoFeasiblePlan, Plan, Rejection
 from sizing.points import Point
-from sizing.question import FIELDS, LENGTHS, PEAK_FACTOR, Question
+from sizing.question import FIELDS, LENGTHS, Question
 from sizing.text import rejection_json
 
 if TYPE_CHECKING:
@@ -179,7 +179,7 @@ NOT_REPLAYED = ("daily", "mix", "tuned", "disaggregated")
 
 def planned_trace(context: click.Context, given: Mapping[str, Any]) -> tuple[Question, Reading]:
     """The question with the lengths of the trace that --trace names and the rate of its busiest hour, and the trace."""
-    from sizing.analyses.traced import busiest_rate_per_s, lengths_of
+    from sizing.analyses.traced import busiest_rate_per_s, lengths_of, peak_factor
     from sizing.trace_files import read_trace_noted
 
     by_hand = set_by_hand(context)
@@ -190,10 +190,9 @@ def planned_trace(context: click.Context, given: Mapping[str, Any]) -> tuple[Que
             raise click.UsageError(f"--{option} does not go with --trace: {why}")
     reading = read_trace_noted(given["trace"])
     trace = reading.trace.window(given["trace_window"]).scaled(given["trace_scale"])
-    lengths, rate = lengths_of(trace), busiest_rate_per_s(trace)
-    of_trace = {name: getattr(lengths, name) for name in LENGTHS} | {"rate": rate}
-    factor = min(max(rate / trace.rate_per_s, 1.0), PEAK_FACTOR.high)
-    return Question.of({**given, **of_trace, "peak_factor": factor, "price": None}), reading._replace(trace=trace)
+    lengths = {name: getattr(lengths_of(trace), name) for name in LENGTHS}
+    load = {"rate": busiest_rate_per_s(trace), "peak_factor": peak_factor(trace)}
+    return Question.of({**given, **lengths, **load, "price": None}), reading._replace(trace=trace)
 
 
 def replays(

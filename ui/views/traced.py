@@ -11,13 +11,13 @@ import pandas as pd
 import streamlit as st
 
 from sizing import text
-from sizing.analyses.traced import DAY_S, TracePlan, busiest_rate_per_s
+from sizing.analyses.traced import TracePlan, busiest_rate_per_s
 from sizing.cli.shapes import Extras, extras_json, finite_only
 from sizing.numbers import milliseconds, percent, significant
 from sizing.question import Range
 from sizing.simulator.recorded import limits_on_requests
 from sizing.text import as_json
-from sizing.trace import HOUR_S, MINUTE_S, Trace, dispersion
+from sizing.trace import DAY_S, HOUR_S, MINUTE_S, Trace, dispersion
 from sizing.trace_files import FORMATS
 from ui import answers
 from ui.answers import EXAMPLE, MOST_UPLOAD_BYTES, Part

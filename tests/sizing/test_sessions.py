@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
@@ -12,6 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy.optimize import brentq
 
+from sizing.cli.main import main
 from sizing.engine import Batching, Policy, Replica, StepLaw
 from sizing.errors import ScenarioError
 from sizing.simulator import simulate_trace
@@ -345,3 +347,62 @@ def test_what_cannot_be_simulated_is_one_line() -> None:
         simulate_sessions(SERVER, replace(CHAT, context_tokens=100))
     with pytest.raises(ScenarioError, match="affinity, random"):
         simulate_sessions(SERVER, CHAT, routing="round_robin")  # type: ignore[arg-type]
+
+
+# --- The command
+
+
+BASE = (
+    "sessions --weights 4.8ms --overhead 1ms --token 20us --sequence 10us --kv-token 49ns --attention 1.3ns "
+    "--prefill 0.5ms --request 4ms --first-tokens 800 --user-tokens 80 --output-tokens 150 --requests 2000"
+)
+
+
+def command(options: str, capsys: pytest.CaptureFixture[str]) -> tuple[int, str, str]:
+    with pytest.raises(SystemExit) as stop:
+        main([*BASE.split(), *options.split()])
+    out, err = capsys.readouterr()
+    return int(stop.value.code or 0), out, err
+
+
+def test_the_options_are_those_of_the_library(capsys: pytest.CaptureFixture[str]) -> None:
+    replica = with_kv(30_000, max_batch_size=8, token_budget=512, kv_block_tokens=32, lookahead_steps=1.0)
+    options = (
+        "--sessions-per-s 0.8 --turns 5 --turn-law fixed --first-cv 0.8 --user-cv 0.7 --output-cv 0.6 --think 20s "
+        "--system-tokens 200 --context-tokens 6000 --max-batch-size 8 --token-budget 512 --kv-tokens 30000 "
+        "--block-tokens 32 --lookahead-steps 1 --replicas 2 --routing least_outstanding --seed 3 --json"
+    )
+    chat = replace(CHAT, rate_per_s=0.8)
+    run = simulate_sessions(replica, chat, replicas=2, routing="least_outstanding", requests=2000, seed=3)
+    code, out, err = command(options, capsys)
+    found = json.loads(out)
+    assert (code, err) == (0, "")
+    assert found["hit_rate"] == run.hit_rate and found["pauses"] == run.pauses
+    assert found["predicted"]["session"]["mean_s"] == run.session_s.mean()
+    later_s = run.turns.ttft_s[run.number > 0]
+    assert found["predicted"]["later_ttft"]["p95_s"] == pytest.approx(np.percentile(later_s, 95))
+    assert json.loads(command(f"{options} --no-prefix-cache", capsys)[1])["hit_rate"] == 0
+
+
+def test_the_table_has_what_there_is(capsys: pytest.CaptureFixture[str]) -> None:
+    several, single = (command(f"--sessions-per-s 0.5 --turns {turns}", capsys)[1] for turns in (4, 1))
+    assert "later turns" in several and "later turns" not in single
+    assert "0 % of prompt tokens found" in single
+    assert "Saturated" in command("--sessions-per-s 50 --turns 4", capsys)[1]
+
+
+@pytest.mark.parametrize(
+    ("options", "why"),
+    [
+        ("--sessions-per-s 0 --turns 4", "rate (sessions/s) must be a number above 0"),
+        ("--sessions-per-s 1 --turns 0.5", "turns must be from 1"),
+        ("--sessions-per-s 1 --turns 4 --think 20", "needs a unit"),
+        ("--sessions-per-s 1 --turns 4 --kv-tokens 500", "never fits"),
+        ("--sessions-per-s 1 --turns 4 --block-tokens 0", "kv_block_tokens must be at least 1"),
+        ("--sessions-per-s 1", "--turns"),
+    ],
+)
+def test_options_that_make_no_sense_are_one_line(options: str, why: str, capsys: pytest.CaptureFixture[str]) -> None:
+    code, out, err = command(options, capsys)
+    assert (code, out) == (2, "")
+    assert why in err and err.count("\n") == 1

@@ -386,7 +386,7 @@ class Sessions:
             if not 0 <= getattr(self, name) <= MOST_TOKENS:
                 raise ScenarioError(f"{name} must be from 0 to {MOST_TOKENS:g}, got {getattr(self, name)}")
         if self.turn_law not in get_args(TurnLaw):
-            raise ScenarioError(f"turns {self.turn_law!r} are not one of {', '.join(get_args(TurnLaw))}")
+            raise ScenarioError(f"turn_law {self.turn_law!r} is not one of {', '.join(get_args(TurnLaw))}")
         if self.turn_law == "fixed" and self.turns != round(self.turns):
             raise ScenarioError(f"turns must be a whole number if all sessions have as many, got {self.turns:g}")
 

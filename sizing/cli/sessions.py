@@ -84,11 +84,13 @@ def sessions_command(json_: bool, replicas: int, routing: Any, requests: int, se
     replica = Replica(coefficients_of(given), batching)
     run = simulate_sessions(replica, sessions, replicas=replicas, routing=routing, requests=requests, seed=seed)
     if not json_:
-        print_sessions(run, f"{requests:,} turns, seed {seed}")
+        print_sessions(run, f"{len(run.number):,} turns measured, seed {seed}")
         return
+    seconds = {name: asdict(quantiles) for name, quantiles in run.latencies.items()}
+    unknown = {name: dict.fromkeys(figures) for name, figures in seconds.items()}
     write_json(
         {
-            "predicted": {name: asdict(quantiles) for name, quantiles in run.latencies.items()},
+            "predicted": unknown if run.saturated else seconds,
             "hit_rate": run.hit_rate,
             "turns_per_s": run.turns_per_s,
             "sessions_in_flight": run.in_flight,

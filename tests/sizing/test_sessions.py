@@ -388,7 +388,12 @@ def test_the_table_has_what_there_is(capsys: pytest.CaptureFixture[str]) -> None
     several, single = (command(f"--sessions-per-s 0.5 --turns {turns}", capsys)[1] for turns in (4, 1))
     assert "later turns" in several and "later turns" not in single
     assert "0 % of prompt tokens found" in single
+
+
+def test_a_saturated_fleet_has_no_latencies(capsys: pytest.CaptureFixture[str]) -> None:
     assert "Saturated" in command("--sessions-per-s 50 --turns 4", capsys)[1]
+    found = json.loads(command("--sessions-per-s 50 --turns 4 --json", capsys)[1])
+    assert found["saturated"] and set(found["predicted"]["e2e"].values()) == {None}
 
 
 @pytest.mark.parametrize(

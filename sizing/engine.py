@@ -216,6 +216,9 @@ class Batching:
     a busy engine then waits for one iteration more. 0.3: the next iteration is fixed when 30 % of the last one remain.
     An idle engine starts on a request at once, and static batches are formed when the last one is done, whatever this
     says.
+    `prefix_cache`: blocks of `kv_block_tokens` that no request holds are kept, while memory lasts, for the next turn of
+    their session (see Sessions; vLLM's blocks have 16 tokens). It takes the KV policy *max_utilization* and a policy
+    other than *static*. Requests without a session have a Prefix that they are told to find, or not.
     """
 
     policy: Policy = "chunked"
@@ -228,8 +231,14 @@ class Batching:
     max_waiting: int = 0
     padded: bool = True
     lookahead_steps: float = 0.0
+    prefix_cache: bool = False
 
     def __post_init__(self) -> None:
+        if self.prefix_cache and (self.kv_policy != "max_utilization" or self.policy == "static"):
+            raise ScenarioError(
+                "a prefix cache takes the KV policy max_utilization and in-flight batching, got "
+                f"{self.kv_policy} and {self.policy}"
+            )
         if not 0 <= self.lookahead_steps <= MOST_LOOKAHEAD:
             raise ScenarioError(f"lookahead_steps must be from 0 to {MOST_LOOKAHEAD:g}, got {self.lookahead_steps:g}")
         if self.kv_policy not in KV_POLICIES:

@@ -343,6 +343,59 @@ class Prefix:
         return f", {self.tokens:,} shared ({self.hit_rate:.0%} cached)".replace("%", " %") if found else ""
 
 
+TurnLaw = Literal["geometric", "fixed"]
+
+
+@dataclass(frozen=True, slots=True)
+class Sessions:
+    """Conversations, or the steps of agents: `rate_per_s` sessions start per second (Poisson), each of several turns.
+
+    The prompt of a turn is everything before it and new tokens: `system_tokens` that all sessions begin with and
+    `first_tokens` at the start, then at each later turn the last answer and `user_tokens` (a question, or what a tool
+    returned). An answer has `output_tokens`. Tokens are means, lognormal with the coefficient of variation that follows
+    them, at least 1. Between a complete answer and the next turn passes an exponential time of mean `think_s`, in which
+    a user reads and writes or a tool works. The number of turns has the mean `turns`: geometric, or the same for all.
+    A turn that would bring its session beyond `context_tokens`, prompt and answer, is not sent and ends it (0: no such
+    limit).
+
+    >>> Sessions(0.5, turns=4, first_tokens=1000, user_tokens=100, output_tokens=200).requests_per_s
+    2.0
+    """
+
+    rate_per_s: float
+    turns: float
+    first_tokens: float
+    user_tokens: float
+    output_tokens: float
+    first_cv: float = 0.0
+    user_cv: float = 0.0
+    output_cv: float = 0.0
+    think_s: float = 0.0
+    system_tokens: int = 0
+    context_tokens: int = 0
+    turn_law: TurnLaw = "geometric"
+
+    def __post_init__(self) -> None:
+        finite("rate (sessions/s)", self.rate_per_s)
+        for name in ("turns", "first_tokens", "user_tokens", "output_tokens"):
+            if not 1 <= finite(name, getattr(self, name)) <= MOST_TOKENS:
+                raise ScenarioError(f"{name} must be from 1 to {MOST_TOKENS:g}, got {getattr(self, name):g}")
+        for name in ("first_cv", "user_cv", "output_cv", "think_s"):
+            finite(name, getattr(self, name), above=-1e-12)
+        for name in ("system_tokens", "context_tokens"):
+            if not 0 <= getattr(self, name) <= MOST_TOKENS:
+                raise ScenarioError(f"{name} must be from 0 to {MOST_TOKENS:g}, got {getattr(self, name)}")
+        if self.turn_law not in get_args(TurnLaw):
+            raise ScenarioError(f"turn_law {self.turn_law!r} is not one of {', '.join(get_args(TurnLaw))}")
+        if self.turn_law == "fixed" and self.turns != round(self.turns):
+            raise ScenarioError(f"turns must be a whole number if all sessions have as many, got {self.turns:g}")
+
+    @property
+    def requests_per_s(self) -> float:
+        """Turns per second, all sessions together, where no context ends one early."""
+        return self.rate_per_s * self.turns
+
+
 @dataclass(frozen=True, slots=True)
 class Workload:
     """A stream of requests offered to a fleet: `rate_per_s` requests per second in all.

@@ -26,7 +26,7 @@ from sizing.cli.options import (
 )
 from sizing.cli.shapes import closed_loop_json, fit_json, prediction_json
 from sizing.cli.tables import console, print_cautions, print_closed_loop, print_fit, print_prediction
-from sizing.engine import COEFFICIENTS, FREE, KV_POLICIES, POLICIES, Batching, Replica, Speculation
+from sizing.engine import COEFFICIENTS, FREE, KV_POLICIES, POLICIES, Batching, Replica, Speculation, StepLaw
 from sizing.errors import PointsError, ScenarioError
 from sizing.fitting import Fit
 from sizing.points import Point
@@ -126,17 +126,27 @@ def fit_command(json_: bool, **given: Any) -> None:
             console().print(line, soft_wrap=True, markup=False)
 
 
+law_options = options(
+    *(click.option(option_of(name), name, default="0s", help="Time with unit.") for name in COEFFICIENTS)
+)
+slot_options = options(
+    click.option("--max-batch-size", type=int, default=256, show_default=True),
+    click.option("--token-budget", type=int, default=8192, show_default=True, help="Tokens of one iteration."),
+    click.option(
+        "--kv-tokens", type=int, default=1_000_000, show_default=True, help="Tokens that fit in the KV cache."
+    ),
+)
+
+
 @click.command(
     "simulate",
     epilog="\b\nExample:\n  python -m sizing simulate --weights 4.8ms --overhead 1ms --token 20us --sequence 10us \\\n"
     "      --kv-token 49ns --isl 1000 --osl 200 --rate 3 --policy chunked --seed 7\n",
 )
-@options(*(click.option(option_of(name), name, default="0s", help="Time with unit.") for name in COEFFICIENTS))
+@law_options
 @workload_options
 @click.option("--policy", type=click.Choice(POLICIES), default="chunked", show_default=True)
-@click.option("--max-batch-size", type=int, default=256, show_default=True)
-@click.option("--token-budget", type=int, default=8192, show_default=True, help="Tokens of one iteration.")
-@click.option("--kv-tokens", type=int, default=1_000_000, show_default=True, help="Tokens that fit in the KV cache.")
+@slot_options
 @click.option(
     "--kv-policy", type=click.Choice(KV_POLICIES), default="guaranteed_no_evict", show_default=True, help="Who gets it."
 )
@@ -205,13 +215,18 @@ def show_replicated(replica: Replica, workload: Workload, runs: int, fleet: dict
 
 def simulated_replica(given: dict[str, Any]) -> Replica:
     """The engine that the options of `simulate` describe."""
-    law = FREE.with_values(**{name: parse_seconds(option_of(name), given[name]) for name in COEFFICIENTS})
-    if law.overhead_s + law.weights_s + law.token_s <= 0 or min(getattr(law, name) for name in COEFFICIENTS) < 0:
-        raise ScenarioError("times must not be negative, and one of --overhead, --weights, --token must be above 0")
     slots = (given["policy"], given["max_batch_size"], given["token_budget"])
     batching = Batching(*slots, given["kv_tokens"], given["kv_policy"], given["kv_max_tokens"])
     batching = replace(batching, lookahead_steps=given["lookahead_steps"])
-    return Replica(law, batching, speculation_of(given["speculate"]))
+    return Replica(coefficients_of(given), batching, speculation_of(given["speculate"]))
+
+
+def coefficients_of(given: dict[str, Any]) -> StepLaw:
+    """The law that the options of its coefficients describe."""
+    law = FREE.with_values(**{name: parse_seconds(option_of(name), given[name]) for name in COEFFICIENTS})
+    if law.overhead_s + law.weights_s + law.token_s <= 0 or min(getattr(law, name) for name in COEFFICIENTS) < 0:
+        raise ScenarioError("times must not be negative, and one of --overhead, --weights, --token must be above 0")
+    return law
 
 
 def speculation_of(text: str) -> Speculation | None:

@@ -22,6 +22,7 @@ COMMANDS = {
     "predict": ("sizing.cli.laws:predict_command", "Latency percentiles of one deployment at a load."),
     "fit": ("sizing.cli.laws:fit_command", "Fit the iteration-time law to measured points."),
     "simulate": ("sizing.cli.laws:simulate_command", "The simulator itself."),
+    "sessions": ("sizing.cli.sessions:sessions_command", "Conversations and agents on a prefix cache."),
     "report": ("sizing.cli.report:report_command", "A saved plan as HTML, PDF, XLSX or JSON."),
     "whatif": ("sizing.cli.whatif:whatif_command", "The plan before and after unmeasured changes."),
     "study": ("sizing.cli.study:study_command", "Thousands of scenarios, on all cores or a Dask cluster."),

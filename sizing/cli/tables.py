@@ -29,6 +29,7 @@ from sizing.workload import METRICS, metric_name
 
 if TYPE_CHECKING:
     from sizing.analyses.traced import TracePlan
+    from sizing.simulator.sessions import SimulatedSessions
 
 NOTHING_MORE = Extras()
 SHOWN = 8
@@ -295,6 +296,36 @@ def print_prediction(prediction: Prediction, title: str) -> None:
     console().print(table)
     console().print(f"Utilization {percent(prediction.utilization)} of the highest stable rate.")
     print_cautions(prediction.warnings)
+
+
+def print_sessions(run: SimulatedSessions, title: str) -> None:
+    """The hit rate and the latencies of turns and sessions."""
+    out = console()
+    if run.saturated:
+        out.print("Saturated: the queue kept growing, there is no steady state.")
+        return
+    table = Table("", "mean", "p50", "p90", "p95", "p99", title=escape(title))
+    for name, quantiles in run.latencies.items():
+        if quantiles.known:
+            values = (quantiles.mean_s, quantiles.p50_s, quantiles.p90_s, quantiles.p95_s, quantiles.p99_s)
+            table.add_row(SESSION_ROWS[name], *map(milliseconds, values))
+    out.print(table)
+    out.print(
+        f"{percent(run.hit_rate)} of prompt tokens found in the prefix cache. {significant(run.turns_per_s)} turns/s, "
+        f"{significant(run.in_flight)} sessions in flight, {run.pauses:,} pauses.",
+        soft_wrap=True,
+    )
+    if run.turns.lost:
+        out.print(f"{percent(run.turns.lost / len(run.number))} of the turns were rejected.")
+
+
+SESSION_ROWS = {
+    "first_ttft": "TTFT, first turn",
+    "later_ttft": "TTFT, later turns",
+    "itl": "ITL",
+    "e2e": "E2E of a turn",
+    "session": "whole session",
+}
 
 
 def print_closed_loop(loop: ClosedLoop, title: str) -> None:

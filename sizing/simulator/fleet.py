@@ -112,7 +112,10 @@ def serve(
     states = idle_states(len(replicas), jitter_seed, watch.sample_every_s)
     engines = np.array([engine_of(replica) for replica in replicas])
     widest = max(replicas, key=lambda replica: replica.batching.max_batch_size)
-    work = work_space(widest, len(replicas), gaps=watch.token_gaps, samples=watch.samples, streams=streams)
+    cached = any(replica.batching.prefix_cache for replica in replicas)
+    sessions = int(requests["session"].max()) + 1 if cached else 0
+    gaps, samples = watch.token_gaps, watch.samples
+    work = work_space(widest, len(replicas), gaps=gaps, samples=samples, streams=streams, sessions=sessions)
     windows = Windows.of(len(requests), warmup) if watch.token_gaps else Windows((), [])
     if len(replicas) == 1 and not changes:
         for first, last in windows.parts(0, len(requests)):

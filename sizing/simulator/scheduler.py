@@ -18,6 +18,7 @@ from numpy.typing import NDArray
 
 from sizing.engine import KNEE
 from sizing.prediction import Quantiles
+from sizing.simulator.prefix_cache import forget_all, hold, keep, look_up
 from sizing.simulator.state import (
     CANCELLED,
     CHUNKED,
@@ -280,7 +281,7 @@ def start_decoding(engine: Engine, state: State, work: Workspace, requests: Requ
     requests[request].token_s = state.clock_s
     more_steps = requests[request].steps - requests[request].done_steps
     if more_steps == 0:
-        leave(engine, state, requests, request, memory_when_admitted(requests, request))
+        leave(engine, state, work, requests, request, memory_when_admitted(engine, requests, request))
         return
     push(work.heap, state.running, state.decode_step + more_steps, request)
     state.running += 1
@@ -303,7 +304,7 @@ def drop_lane(engine: Engine, state: State, requests: Requests, request: int, gr
     state.lanes -= 1
     state.growth_tokens -= tokens_per_step(requests, request)
     state.context_tokens -= requests[request].isl + grown
-    return float(own_prompt_tokens(requests, request) + grown)
+    return float(own_prompt_tokens(engine, requests, request) + grown)
 
 
 @compiled
@@ -314,23 +315,31 @@ def clear_lanes(state: State) -> None:
 
 
 @compiled
-def leave(engine: Engine, state: State, requests: Requests, request: int, memory_tokens: float) -> None:
+def leave(
+    engine: Engine, state: State, work: Workspace, requests: Requests, request: int, memory_tokens: float
+) -> None:
     """The last token has been produced."""
     requests[request].done_s = state.clock_s
-    let_go(engine, state, requests, request, memory_tokens)
+    let_go(engine, state, work, requests, request, memory_tokens)
 
 
 @compiled
-def let_go(engine: Engine, state: State, requests: Requests, request: int, memory_tokens: float) -> None:
+def let_go(
+    engine: Engine, state: State, work: Workspace, requests: Requests, request: int, memory_tokens: float
+) -> None:
     """An admitted request leaves, `done_s` is set: slot and KV cache are free."""
     state.left += 1
     note_gone(state, requests, request)
-    release(engine, state, requests, request, memory_tokens)
+    release(engine, state, work, requests, request, memory_tokens)
 
 
 @compiled
-def release(engine: Engine, state: State, requests: Requests, request: int, memory_tokens: float) -> None:
+def release(
+    engine: Engine, state: State, work: Workspace, requests: Requests, request: int, memory_tokens: float
+) -> None:
     """Free the slot and the KV cache of a request."""
+    if engine.prefix_cache:
+        keep(engine, state, work, requests, request, memory_tokens)
     state.admitted -= 1
     state.reserved_tokens -= reservation(engine, requests, request)
     state.used_tokens -= memory_tokens
@@ -388,7 +397,7 @@ def pause(engine: Engine, state: State, work: Workspace, requests: Requests, pla
     remove(work.heap, state.running, place)
     state.running -= 1
     grown = done_steps * tokens_per_step(requests, request)
-    release(engine, state, requests, request, drop_lane(engine, state, requests, request, grown))
+    release(engine, state, work, requests, request, drop_lane(engine, state, requests, request, grown))
     if requests[request].cached_tokens == requests[request].isl:
         requests[request].cached_tokens = 0  # a context prefilled elsewhere is lost: all is recomputed
     requests[request].done_steps = done_steps
@@ -418,7 +427,7 @@ def cancel(engine: Engine, state: State, work: Workspace, requests: Requests, on
         else:
             done_steps = requests[request].steps - (finish - state.decode_step)
             grown = done_steps * tokens_per_step(requests, request)
-            give_up(engine, state, requests, request, drop_lane(engine, state, requests, request, grown))
+            give_up(engine, state, work, requests, request, drop_lane(engine, state, requests, request, grown))
     state.running = kept
     if kept == 0:
         clear_lanes(state)
@@ -435,12 +444,12 @@ def cancel_prompts(engine: Engine, state: State, work: Workspace, requests: Requ
             work.joining[kept] = request
             kept += 1
         else:
-            give_up_prompt(engine, state, requests, request)
+            give_up_prompt(engine, state, work, requests, request)
     state.joining = kept
     request = state.prefilling
     if request != NOBODY and not stays(state, requests, request, on_time):
+        give_up_prompt(engine, state, work, requests, request)
         state.prefilling = NOBODY
-        give_up_prompt(engine, state, requests, request)
 
 
 @compiled
@@ -454,19 +463,21 @@ def stays(state: State, requests: Requests, request: int, on_time: bool) -> bool
 
 
 @compiled
-def give_up_prompt(engine: Engine, state: State, requests: Requests, request: int) -> None:
+def give_up_prompt(engine: Engine, state: State, work: Workspace, requests: Requests, request: int) -> None:
     """The client cancels during the prompt: there is no first token, unless the request was paused after it."""
     if requests[request].generated == 0:
         requests[request].first_token_s = math.nan
-    give_up(engine, state, requests, request, memory_when_admitted(requests, request))
+    give_up(engine, state, work, requests, request, memory_when_admitted(engine, requests, request))
 
 
 @compiled
-def give_up(engine: Engine, state: State, requests: Requests, request: int, memory_tokens: float) -> None:
+def give_up(
+    engine: Engine, state: State, work: Workspace, requests: Requests, request: int, memory_tokens: float
+) -> None:
     """The client cancels at its deadline; the engine drops the request."""
     requests[request].outcome = CANCELLED
     requests[request].done_s = requests[request].arrival_s + requests[request].cancel_s
-    let_go(engine, state, requests, request, memory_tokens)
+    let_go(engine, state, work, requests, request, memory_tokens)
 
 
 @compiled_apart
@@ -489,6 +500,7 @@ def fail(engine: Engine, state: State, work: Workspace, requests: Requests) -> i
         lose(requests, request)
         lost += 1
     forget_line(state, work)
+    forget_all(state, work)
     state.running, state.admitted, state.reserved_tokens = 0, 0, 0
     state.prefilling, state.prefilled_tokens, state.used_tokens = NOBODY, 0, 0.0
     state.next_cancel_s, state.stalled = math.inf, 0
@@ -673,6 +685,7 @@ def work_of(fleet: Workspace, replica: int) -> Workspace:
         borrowed(fleet.gaps[replica]),
         borrowed(fleet.series[replica]),
         borrowed(fleet.matrices_s[replica]),
+        borrowed(fleet.cached[replica]),
     )
 
 
@@ -690,7 +703,7 @@ def step(engine: Engine, state: State, work: Workspace, requests: Requests, unti
     if state.next_sample_s <= state.clock_s:
         sample(state, work)
     short = False
-    if engine.kv_policy == MAX_UTILIZATION and engine.policy != STATIC:
+    if engine.kv_policy == MAX_UTILIZATION and engine.policy != STATIC and overflows(engine, state, 1):
         short = make_room(engine, state, work, requests)
     prompt_tokens, attention = 0, 0.0
     if state.waiting > 0 or state.prefilling != NOBODY:
@@ -728,6 +741,9 @@ def admit(engine: Engine, state: State, work: Workspace, requests: Requests, sho
             request = first_seen(state, work, requests)
             if request == NOBODY:
                 break
+        has_session = engine.prefix_cache > 0 and requests[request].session != NOBODY
+        if has_session:
+            look_up(engine, state, work, requests, request)
         tokens = prompt_tokens_of(requests, request)
         chunk = tokens
         if tokens > 0 and prompt_tokens >= room:
@@ -739,8 +755,10 @@ def admit(engine: Engine, state: State, work: Workspace, requests: Requests, sho
                 break
         if not fits(engine, state, requests, request):
             break
+        if has_session:
+            hold(state, work, requests, request)
         take_first(state, work, requests, request)
-        take_memory(engine, state, requests, request, memory_when_admitted(requests, request))
+        take_memory(engine, state, requests, request, memory_when_admitted(engine, requests, request))
         prompt_tokens += chunk
         attention += chunk * (requests[request].cached_tokens + 0.5 * chunk)
         if chunk < tokens:
@@ -911,6 +929,6 @@ def decode(
         request = pop(work.heap, state.running)
         state.running -= 1
         grown = requests[request].osl - 1
-        leave(engine, state, requests, request, drop_lane(engine, state, requests, request, grown))
+        leave(engine, state, work, requests, request, drop_lane(engine, state, requests, request, grown))
     if state.running == 0:
         clear_lanes(state)

@@ -177,6 +177,8 @@ class Engine:
     kv_block_tokens: int
     max_waiting: int
     padded: int  # static batches: 1 if prompts are padded to the longest, 0 if packed
+    prefix_cache: int  # 1 if blocks that no request holds are kept for the next turn of their session
+    shared_tokens: int  # whole blocks that the prompts of all sessions begin with, held once and not in `kv_tokens`
     lookahead_steps: float  # 0 for static batches
     lane_tokens: int  # tokens a decode step puts through the matrix products for each sequence
     draft_pass_s: float
@@ -221,6 +223,8 @@ class Request:
     admission: Count  # its number in the order of admission: the highest is paused first
     below: Count  # first child in the heap of deadlines
     beside: Count  # next sibling in that heap
+    session: Count  # whose turn it is, or NOBODY: a session has one request at a time
+    found_tokens: Count  # of the prompt, in the prefix cache when it was first admitted; only of a session's request
     priority: Mark  # 0 is served first, PRIORITIES - 1 last
     outcome: Mark  # SERVED unless it was rejected, timed out in the queue, or cancelled
     stage: Mark  # OUTSIDE, WAITING, PAUSED (waiting again) or ADMITTED
@@ -261,6 +265,9 @@ class State:
     samples: int  # rows of the time series so far
     seed: int  # of the jitter
     draws: int  # random numbers drawn
+    cached_blocks: int  # in the prefix cache, held by no request
+    oldest: int  # session whose cached blocks are evicted first, or NOBODY
+    newest: int
 
 
 _BYTES = {"float": "f8", "int": "i8", "Count": "i4", "Mark": "i1", "Knots": f"({len(BEND_KNOTS)},)f8"}
@@ -279,13 +286,14 @@ States = NDArray[Any]  # one record with the fields of State per replica
 NO_BEND = (0.0,) * len(BEND_KNOTS)
 
 
-def engine_of(replica: Replica) -> Engine:
-    """The numbers the compiled scheduler works with."""
+def engine_of(replica: Replica, shared_tokens: int = 0) -> Engine:
+    """The numbers the compiled scheduler works with; `shared_tokens` of the KV cache belong to all sessions."""
     law, rule, rough = replica.law, replica.batching, replica.rough
     values = (
         *(*law.seconds, law.unread, law.unread_decay),
-        *(POLICIES.index(rule.policy), rule.max_batch_size, rule.token_budget, rule.kv_tokens),
+        *(POLICIES.index(rule.policy), rule.max_batch_size, rule.token_budget, rule.kv_tokens - shared_tokens),
         *(KV_POLICIES.index(rule.kv_policy), rule.max_tokens, rule.kv_block_tokens, rule.max_waiting, rule.padded),
+        *(rule.prefix_cache, shared_tokens),
         0.0 if rule.policy == "static" else rule.lookahead_steps,
         *_speculation_values(replica.speculation),
         *(rough.padding, rough.knee, rough.jitter),
@@ -311,6 +319,7 @@ def _speculation_values(speculation: Speculation | None) -> tuple[float, ...]:
 
 _FRESH = np.zeros(1, _REQUEST)
 _FRESH["queue_timeout_s"] = _FRESH["cancel_s"] = math.inf
+_FRESH["session"] = NOBODY
 
 
 def requests_of(isl: Tokens, osl: Tokens, arrival_s: Seconds | float) -> Requests:
@@ -345,13 +354,20 @@ class Workspace(NamedTuple):
     # zero-length: not counted
     series: NDArray[np.float64]  # rows of the time series (series.py); zero-length: not sampled
     matrices_s: Seconds  # by tokens, the time of their matrix products where it has been worked out before, else 0
+    cached: NDArray[np.int32]  # by session: its blocks in the prefix cache, and its neighbours in order of eviction
 
 
-def work_space(replica: Replica, replicas: int, *, gaps: bool = False, samples: int = 0, streams: int = 1) -> Workspace:
+BLOCKS, OLDER, NEWER = range(3)
+"""Columns of `Workspace.cached`."""
+
+
+def work_space(
+    replica: Replica, replicas: int, *, gaps: bool = False, samples: int = 0, streams: int = 1, sessions: int = 0
+) -> Workspace:
     """Room for `replicas` replicas (of different ones: give the one with the most slots).
 
     `gaps`: count token gaps, separately for each of `streams` streams. `samples`: rows for the time series of each
-    replica; `idle_states` sets the interval.
+    replica; `idle_states` sets the interval. `sessions`: requests may belong to sessions numbered below it.
     """
     slots = (replicas, replica.batching.max_batch_size)
     return Workspace(
@@ -361,6 +377,7 @@ def work_space(replica: Replica, replicas: int, *, gaps: bool = False, samples: 
         np.zeros((replicas, streams * GAP_BINS if gaps else 0), np.int64),
         np.zeros((replicas, samples, SERIES_COLUMNS)),
         np.zeros((replicas, TOKENS_KEPT if replicas == 1 else TOKENS_KEPT_OF_MANY)),
+        np.zeros((replicas, sessions, 3), np.int32),
     )
 
 
@@ -372,7 +389,7 @@ def idle_states(replicas: int, seed: int = 0, sample_every_s: float = math.inf) 
     if not sample_every_s > 0:
         raise ScenarioError(f"sample_every_s must be above 0 s, got {sample_every_s:g}")
     states = np.zeros(replicas, _STATE)
-    for field in ("prefilling", "first_gone", "first_deadline"):
+    for field in ("prefilling", "first_gone", "first_deadline", "oldest", "newest"):
         states[field] = NOBODY
     states["next_cancel_s"] = states["next_deadline_s"] = math.inf
     states["sample_every_s"] = states["next_sample_s"] = sample_every_s

@@ -105,17 +105,22 @@ def prompt_tokens_of(requests: Requests, request: int) -> int:
 
 
 @compiled
-def own_prompt_tokens(requests: Requests, request: int) -> int:
-    """Prompt tokens that a request holds itself: all but the shared prefix; all if it was prefilled elsewhere."""
+def own_prompt_tokens(engine: Engine, requests: Requests, request: int) -> int:
+    """Prompt tokens that a request holds itself: all but the shared prefix; all if it was prefilled elsewhere.
+
+    The blocks of its session that a request finds in the prefix cache are its own from then on.
+    """
+    if engine.prefix_cache > 0 and requests[request].session != NOBODY:
+        return int(requests[request].isl - engine.shared_tokens)
     if requests[request].cached_tokens == requests[request].isl:
         return int(requests[request].isl)
     return int(requests[request].isl - requests[request].cached_tokens)
 
 
 @compiled
-def memory_when_admitted(requests: Requests, request: int) -> int:
+def memory_when_admitted(engine: Engine, requests: Requests, request: int) -> int:
     """KV tokens of a request before its next token: its own prompt, and what it had when it was paused."""
-    return int(own_prompt_tokens(requests, request) + requests[request].generated)
+    return int(own_prompt_tokens(engine, requests, request) + requests[request].generated)
 
 
 @compiled
@@ -130,7 +135,7 @@ def tokens_per_step(requests: Requests, request: int) -> float:
 def reservation(engine: Engine, requests: Requests, request: int) -> int:
     """KV tokens that guaranteed_no_evict reserves for a request, in blocks: own prompt plus most output tokens."""
     most_output = max(requests[request].osl, engine.max_tokens)
-    tokens = own_prompt_tokens(requests, request) + most_output
+    tokens = own_prompt_tokens(engine, requests, request) + most_output
     if engine.kv_block_tokens > 1:
         tokens = -(-tokens // engine.kv_block_tokens) * engine.kv_block_tokens
     return int(tokens)
@@ -143,7 +148,7 @@ def fits(engine: Engine, state: State, requests: Requests, request: int) -> bool
         return bool(state.reserved_tokens + reservation(engine, requests, request) <= engine.kv_tokens)
     # Tokens of the running sequences in this step, and of the new one in its first.
     step_tokens = state.growth_tokens + tokens_per_step(requests, request)
-    needed = state.used_tokens + memory_when_admitted(requests, request) + step_tokens
+    needed = state.used_tokens + memory_when_admitted(engine, requests, request) + step_tokens
     return bool(needed <= engine.kv_tokens or state.admitted == 0)
 
 

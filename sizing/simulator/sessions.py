@@ -1,0 +1,365 @@
+"""Sessions of several turns on replicas with a prefix cache: how much of a prompt is found there is an output.
+
+A turn is born when an answer is complete, at any replica, so replicas advance together: always the one whose iteration
+ends first, and none beyond the first time at which another one may send it a turn.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, replace
+from typing import Literal, get_args
+
+import numpy as np
+
+from sizing.budget import checkpoint
+from sizing.engine import Replica
+from sizing.errors import ScenarioError
+from sizing.numbers import Floats
+from sizing.prediction import Quantiles
+from sizing.simulator.fleet import PART, outstanding
+from sizing.simulator.prefix_cache import trim
+from sizing.simulator.result import E2E, SENT, WAIT, Simulated, Watched, queue_grows, simulated, tallied
+from sizing.simulator.runs import MOST_REPLICAS, check_question, whole_fleet
+from sizing.simulator.sampling import checked_requests, draw_steps
+from sizing.simulator.scheduler import step, work_of
+from sizing.simulator.state import (
+    BLOCKS,
+    MAX_REQUESTS,
+    NOBODY,
+    SERVED,
+    Engine,
+    Requests,
+    State,
+    States,
+    Workspace,
+    borrowed,
+    compiled,
+    engine_of,
+    idle_states,
+    work_space,
+)
+from sizing.simulator.waiting import enqueue, idle, insert_deadline, pop_deadline
+from sizing.workload import Seconds, Sessions, Tokens, lognormal_tokens
+
+SessionRouting = Literal["affinity", "random", "least_outstanding", "prefix_aware"]
+SESSION_ROUTINGS: tuple[SessionRouting, ...] = get_args(SessionRouting)
+SessionLatency = Literal["first_ttft", "later_ttft", "itl", "e2e", "session"]
+SESSION_LATENCIES: tuple[SessionLatency, ...] = get_args(SessionLatency)
+RANDOM, PREFIX_AWARE = map(SESSION_ROUTINGS.index, ("random", "prefix_aware"))
+FEWEST_SESSIONS = 40
+RUN, RAMP = 10, 3
+"""Mean times of a session that a run lasts at least, and that pass before it is measured: a fleet that starts empty has
+the last of its sessions in flight only when the first ones have ended."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class SimulatedSessions:
+    """The measured turns of a run and the sessions that ended in the measured time.
+
+    `turns`: the turns by the time they were sent, as requests (its utilization is unknown: NaN). Arrays of shape (n,)
+    beside them: `number` of the turn in its session, from 0; `prompt_tokens`; `found_tokens` of these, which the prefix
+    cache held when the turn was first admitted. `session_s`: from sending the first turn to the end of the last answer,
+    shape (sessions,). `in_flight`: mean number of sessions that have started and not ended, those whose users think
+    included, of the whole fleet.
+    """
+
+    turns: Simulated
+    number: Tokens
+    prompt_tokens: Tokens
+    found_tokens: Tokens
+    session_s: Seconds
+    in_flight: float
+
+    @property
+    def hit_rate(self) -> float:
+        """Share of the prompt tokens of served turns that the prefix cache held; NaN if none was served."""
+        served = self.turns.outcome == SERVED
+        asked = int(self.prompt_tokens[served].sum())
+        return float(self.found_tokens[served].sum()) / asked if asked else math.nan
+
+    @property
+    def saturated(self) -> bool:
+        """True when the queue kept growing: there is no steady state."""
+        return self.turns.saturated
+
+    @property
+    def turns_per_s(self) -> float:
+        """Complete answers per second, of the whole fleet."""
+        return self.turns.requests_per_s
+
+    @property
+    def pauses(self) -> int:
+        """Times that a turn lost its KV cache to others, in the whole run of the replicas simulated."""
+        return self.turns.watched.pauses
+
+    @property
+    def latencies(self) -> dict[SessionLatency, Quantiles]:
+        """TTFT of first turns, of which a cache holds the system prompt at most, and of all others; ITL and E2E of a
+        turn; time of a session, thinking included: with tools in the place of users, of a task. NaN of what there is
+        none of.
+        """
+        turns, later = self.turns, self.number > 0
+        of_turns = (turns.ttft_s[~later], turns.ttft_s[later], turns.itl_s, turns.e2e_s)
+        return dict(zip(SESSION_LATENCIES, map(Quantiles.of, (*of_turns, self.session_s)), strict=True))
+
+
+def simulate_sessions(
+    replica: Replica,
+    sessions: Sessions,
+    *,
+    replicas: int = 1,
+    routing: SessionRouting = "affinity",
+    requests: int = 100_000,
+    seed: int = 0,
+    warmup: float = 0.1,
+) -> SimulatedSessions:
+    """Offer sessions to a fleet of equal replicas: about `requests` turns, more where sessions are long for that.
+
+    *affinity*: all turns of a session go to one replica, drawn once; each replica then sees a thinned Poisson stream of
+    sessions, and one stands for all, exactly. The others route each turn: *random*; *least_outstanding*, to the replica
+    with the fewest unfinished requests; *prefix_aware*, to the one that holds the longest prefix of the session, of
+    equals to the one with the fewest unfinished requests. They simulate up to 32 replicas at the load each would have.
+    Blocks that all system prompts share are in the cache of every replica from the start. A session ends early where a
+    replica rejects a turn.
+
+    Measured is the time from the share `warmup` of the run, but not before 3 mean sessions have passed (at most half of
+    the run), to the start of the last session.
+
+    Raises ScenarioError for a prompt longer than the KV cache, and for numbers out of range.
+
+    >>> from sizing.engine import Batching, StepLaw
+    >>> law = StepLaw(weights_s=4.8e-3, overhead_s=1e-3, token_s=20e-6, sequence_s=10e-6, kv_token_s=49e-9)
+    >>> rule = Batching(kv_tokens=400_000, kv_policy="max_utilization", kv_block_tokens=16, prefix_cache=True)
+    >>> chat = Sessions(0.2, turns=5, first_tokens=800, user_tokens=60, output_tokens=150, think_s=20)
+    >>> run = simulate_sessions(Replica(law, rule), chat, requests=4000)
+    >>> 0.6 < run.hit_rate < 0.9, run.latencies["later_ttft"].p50_s < run.latencies["first_ttft"].p50_s
+    (True, True)
+    """
+    check_question(replicas, "random", requests, warmup)
+    if routing not in SESSION_ROUTINGS:
+        raise ScenarioError(f"routing {routing!r} is not one of {', '.join(SESSION_ROUTINGS)}")
+    together = 1 if routing == "affinity" else min(replicas, MOST_REPLICAS)
+    rate_per_s = sessions.rate_per_s * together / replicas
+    in_flight = rate_per_s * _least_s(replica, sessions)
+    count = max(math.ceil(requests / sessions.turns), FEWEST_SESSIONS, math.ceil(RUN * in_flight))
+    count = min(count, math.ceil(MAX_REQUESTS / 2 / sessions.turns))
+    run, think_s = drawn_sessions(replica, replace(sessions, rate_per_s=rate_per_s), count, seed)
+    states = serve_sessions(replica, run, think_s, sessions.system_tokens, together, routing, seed)
+    return _measured(run, replica.law.request_s, warmup, replicas / together, int(states["paused"].sum()))
+
+
+def _least_s(replica: Replica, sessions: Sessions) -> float:
+    """Mean time of a session that is alone and finds all in the cache, roughly."""
+    prompt_s = replica.law.prefill_alone_s(sessions.first_tokens)
+    answer_s = sessions.output_tokens * replica.law.decode_s(1, sessions.first_tokens)
+    return prompt_s + sessions.turns * answer_s + (sessions.turns - 1) * sessions.think_s
+
+
+def drawn_sessions(replica: Replica, sessions: Sessions, count: int, seed: int) -> tuple[Requests, Seconds]:
+    """All turns of `count` sessions, session after session, and the time that passes before each.
+
+    Only first turns have an `arrival_s`; the others are NaN, because they are sent when an answer is complete. Each
+    quantity has a random stream of its own.
+    """
+    starts, numbers, firsts, users, answers, thinks, steps = (np.random.default_rng([seed, n]) for n in range(7))
+    fixed = sessions.turn_law == "fixed"
+    turns = np.full(count, round(sessions.turns)) if fixed else numbers.geometric(1 / sessions.turns, count)
+    first = np.cumsum(turns) - turns
+    session = np.repeat(np.arange(count), turns)
+    new = lognormal_tokens(sessions.user_tokens, sessions.user_cv, users.standard_normal(len(session)))
+    new[first] = lognormal_tokens(sessions.first_tokens, sessions.first_cv, firsts.standard_normal(count))
+    said = lognormal_tokens(sessions.output_tokens, sessions.output_cv, answers.standard_normal(len(session)))
+    if replica.batching.max_tokens > 0:
+        said = np.minimum(said, replica.batching.max_tokens)
+    answered = np.roll(said, 1)
+    answered[first] = 0
+    isl = (sessions.system_tokens + _within(new + answered, first, session)).astype(np.int64)
+    osl = said.astype(np.int64)
+    arrival_s = np.full(len(session), math.nan)
+    arrival_s[first] = np.cumsum(starts.exponential(1 / sessions.rate_per_s, count))
+    think_s = thinks.exponential(sessions.think_s, len(session))
+    if sessions.context_tokens > 0:
+        beyond = np.asarray(isl + osl > sessions.context_tokens, np.float64)
+        sent = _within(beyond, first, session) == 0
+        if not np.any(sent):
+            raise ScenarioError(f"no first turn fits in context_tokens, {sessions.context_tokens:,}: raise it")
+        isl, osl, arrival_s, session, think_s = (array[sent] for array in (isl, osl, arrival_s, session, think_s))
+    run = checked_requests(replica, isl, osl, arrival_s)
+    run["session"] = session
+    draw_steps(replica, run, steps)
+    return run, think_s
+
+
+def _within(values: Floats, first: Tokens, session: Tokens) -> Floats:
+    """Running sums within each session, whose values begin at `first`."""
+    sums = np.cumsum(values, dtype=np.float64)
+    return np.asarray(sums - (sums[first] - values[first])[session])
+
+
+def serve_sessions(
+    replica: Replica,
+    run: Requests,
+    think_s: Seconds,
+    system_tokens: int = 0,
+    replicas: int = 1,
+    routing: SessionRouting = "affinity",
+    seed: int = 0,
+) -> States:
+    """Serve sessions as they were drawn by a fleet; fills the times of the turns and returns the replicas.
+
+    An engine without a prefix cache shares nothing. *affinity* is one replica's business.
+    """
+    checkpoint(f"simulation of {len(run):,} turns on {replicas} replicas with {routing} routing")
+    rule = replica.batching
+    shared_tokens = system_tokens // rule.kv_block_tokens * rule.kv_block_tokens if rule.prefix_cache else 0
+    engine = engine_of(replica, shared_tokens)
+    states, agenda = idle_states(replicas, seed), idle_states(1)
+    work = work_space(replica, replicas, sessions=int(run["session"].max()) + 1 if rule.prefix_cache else 0)
+    note_starts(agenda, run)
+    busy_from_s = np.full(replicas, math.inf)
+    route, routes = SESSION_ROUTINGS.index(routing), np.random.default_rng([seed, len(run)])
+    while play(engine, states, agenda, work, run, think_s, busy_from_s, route, routes, PART) == PART:
+        checkpoint()
+    return states
+
+
+def _measured(run: Requests, request_s: float, warmup: float, times: float, pauses: int) -> SimulatedSessions:
+    """What a finished run comes to, for a fleet `times` as large."""
+    begins = np.flatnonzero(np.diff(run["session"], prepend=NOBODY))
+    number = np.arange(len(run)) - np.repeat(begins, np.diff(begins, append=len(run)))
+    was_sent = np.isfinite(run["arrival_s"])
+    run, number = run[was_sent], number[was_sent]
+    ends = np.append(np.flatnonzero(number == 0)[1:], len(run)) - 1
+    start_s, end_s = run["arrival_s"][number == 0], run["done_s"][ends] + request_s
+    until_s = float(start_s[-1])
+    from_s = min(max(warmup * until_s, RAMP * float(np.mean(end_s - start_s))), until_s / 2)
+    complete = (run["outcome"][ends] == SERVED) & (end_s >= from_s) & (end_s <= until_s)
+    overlap_s = np.clip(end_s, from_s, until_s) - np.clip(start_s, from_s, until_s)
+
+    order = np.argsort(run["arrival_s"], kind="stable")
+    run, number = run[order], number[order]
+    warm, first, last = np.searchsorted(run["arrival_s"], (warmup * until_s, from_s, np.nextafter(until_s, np.inf)))
+    whole, tally = (tallied(run, slice(int(begin), int(last)), request_s) for begin in (warm, first))
+    served_s = float(np.mean(whole.seconds[E2E]) - np.mean(whole.seconds[WAIT])) - request_s
+    stuck = queue_grows(whole.seconds[WAIT], served_s)
+    sent_s = tally.seconds[SENT]
+    per_s = tally.answers / (sent_s[-1] - sent_s[0]) if len(sent_s) > 1 else 0.0
+    turns = whole_fleet(simulated(tally, float(per_s), math.nan, stuck), times, ())
+    part = slice(int(first), int(last))
+    return SimulatedSessions(
+        replace(turns, watched=Watched(pauses)),
+        number[part],
+        run["isl"][part].astype(np.int64),
+        run["found_tokens"][part].astype(np.int64),
+        (end_s - start_s)[complete],
+        float(overlap_s.sum()) / (until_s - from_s) * times,
+    )
+
+
+# --- Turns and replicas in the order of time; compiled by numba
+#
+# The agenda is the state of a replica that never runs: its heap of deadlines has the turns that are known to come.
+
+
+@compiled
+def note_starts(agenda: States, requests: Requests) -> None:
+    """Put the first turns into the agenda; from the last to the first, so that each comes to stand on top."""
+    for request in range(len(requests) - 1, -1, -1):
+        if requests[request].arrival_s >= 0:
+            insert_deadline(agenda[0], requests, request, requests[request].arrival_s)
+
+
+@compiled
+def play(
+    engine: Engine,
+    states: States,
+    agenda: States,
+    work: Workspace,
+    requests: Requests,
+    think_s: Seconds,
+    busy_from_s: Seconds,
+    routing: int,
+    rng: np.random.Generator,
+    most: int,
+) -> int:
+    """Send up to `most` turns, and after the last one run to the end; returns how many were sent.
+
+    `busy_from_s`: when the next iteration of each replica starts, inf if it is idle. No answer is complete, and no turn
+    born, before the first of these times.
+    """
+    requests = borrowed(requests)
+    calendar = agenda[0]
+    sent = 0
+    while sent < most:
+        replica, other_s = first_two(busy_from_s)
+        next_s = calendar.next_deadline_s
+        runs = busy_from_s[replica] < next_s
+        request = NOBODY
+        if not runs:
+            if next_s == math.inf:
+                break
+            request = pop_deadline(calendar, requests)
+            replica = chosen(engine, states, work, requests, request, routing, rng)
+        state, mine = states[replica], work_of(work, replica)
+        if runs:
+            step(engine, state, mine, requests, min(next_s, other_s))
+            note_turns(engine, state, calendar, requests, think_s)
+        else:
+            requests[request].replica = replica
+            enqueue(engine, state, mine, requests, request, next_s)
+            sent += 1
+        busy_from_s[replica] = math.inf if idle(state) else state.clock_s
+    return sent
+
+
+@compiled
+def first_two(times_s: Seconds) -> tuple[int, float]:
+    """The place of the earliest time, the first among equals, and the earliest of the others (inf: there are none)."""
+    first, other_s = 0, math.inf
+    for place in range(1, len(times_s)):
+        if times_s[place] < times_s[first]:
+            first, other_s = place, times_s[first]
+        else:
+            other_s = min(other_s, times_s[place])
+    return first, other_s
+
+
+@compiled
+def note_turns(engine: Engine, state: State, calendar: State, requests: Requests, think_s: Seconds) -> None:
+    """Each session that has an answer sends its next turn, if there is one, after thinking."""
+    gone = state.first_gone
+    while gone != NOBODY:
+        turn = gone + 1
+        if turn < len(requests) and requests[turn].session == requests[gone].session:
+            requests[turn].arrival_s = requests[gone].done_s + engine.request_s + think_s[turn]
+            insert_deadline(calendar, requests, turn, requests[turn].arrival_s)
+        gone = requests[gone].behind
+
+
+@compiled
+def chosen(
+    engine: Engine,
+    states: States,
+    work: Workspace,
+    requests: Requests,
+    request: int,
+    routing: int,
+    rng: np.random.Generator,
+) -> int:
+    """The replica that a turn is sent to, which is the first found among equals, from one drawn at random on."""
+    if len(states) == 1:
+        return 0
+    place = int(rng.random() * len(states))
+    if routing == RANDOM:
+        return place
+    best, longest, fewest = NOBODY, -1, 0
+    for _ in range(len(states)):
+        blocks, unfinished = 0, outstanding(states[place], requests[request].arrival_s)
+        if routing == PREFIX_AWARE and engine.prefix_cache:
+            trim(engine, states[place], work_of(work, place))
+            blocks = work.cached[place, requests[request].session, BLOCKS]
+        if blocks > longest or (blocks == longest and unfinished < fewest):
+            best, longest, fewest = place, blocks, unfinished
+        place = place + 1 if place + 1 < len(states) else 0
+    return best

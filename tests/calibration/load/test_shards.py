@@ -242,6 +242,7 @@ def test_workers_end_with_a_parent_that_is_killed(url: str) -> None:
 
 
 def test_ctrl_c_ends_a_level_and_its_workers(url: str) -> None:
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # which a shell ignores for what it runs in the background
     pids: tuple[int, ...] = ()
 
     def interrupt(share: float) -> None:

@@ -155,8 +155,8 @@ class Hour(NamedTuple):
 def hours(trace: Trace) -> list[Hour]:
     """The trace by the hour of the clock (of its start where it has no date), hours without requests left out."""
     offset_s = trace.began_s % HOUR_S if math.isfinite(trace.began_s) else 0.0
-    numbers = np.unique(np.floor((trace.arrival_s + offset_s) / HOUR_S))
-    ends_s = (numbers + 1) * HOUR_S - offset_s
+    first_hour, last_hour = (math.floor((trace.arrival_s[place] + offset_s) / HOUR_S) for place in (0, -1))
+    ends_s = np.arange(first_hour + 1, last_hour + 2) * HOUR_S - offset_s
     lasts = np.searchsorted(trace.arrival_s, ends_s)
     firsts = np.concatenate([[0], lasts[:-1]])
     return [

@@ -55,7 +55,7 @@ def test_the_count_is_that_of_trying_every_fleet(part: int) -> None:
     right = 0
     for number in range(10 * part, 10 * part + 10):
         rng = np.random.default_rng([1, number])
-        trace = traffic(number, float(rng.uniform(3, 30)), 0.1, float(rng.uniform(0, 0.9)), float(rng.uniform(1, 8)))
+        trace = traffic(number, float(rng.uniform(3, 30)), 0.05, float(rng.uniform(0, 0.9)), float(rng.uniform(1, 8)))
         question = replace(asked(trace, headroom=float(rng.choice([0.0, 0.2]))), routing=str(rng.choice(ROUTINGS)))
         answer = plan_trace(question, trace, [candidate()]).plan.answer
         least = next(count for count in range(1, 200) if meets(question, trace, count))

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import os
+from collections.abc import Iterable, Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -75,7 +78,7 @@ def fit_command(file: Path, out: Path | None, seed: int, json_: bool) -> None:
     model = fitted(trace, seed=seed)
     rows = compared(model, trace, seed=seed)
     if out:
-        written(out, model_json(model))
+        write(out, [model_json(model)])
     if json_:
         found = {"model": as_dict(model), "requests": len(trace), "compared": [compared_json(row) for row in rows]}
         write_json(found | {"verdict": verdict(rows), "notes": notes})
@@ -105,7 +108,7 @@ def draw_command(model: Path, days: float, scale: float, seed: int, out: Path, j
     The same seed gives the same trace.
     """
     trace = drawn(read_model(model), days, seed=seed, scale=scale)
-    write_trace(trace, out)
+    write(out, trace_lines(trace))
     found = {"requests": len(trace), "requests_per_s": len(trace) / (days * DAY_S), "out": str(out)}
     if json_:
         write_json(found)
@@ -114,30 +117,33 @@ def draw_command(model: Path, days: float, scale: float, seed: int, out: Path, j
         click.echo(f"{out}: {len(trace):,} requests in {significant(days)} days, {rate} requests/s on average")
 
 
-def write_trace(trace: Trace, path: Path) -> None:
-    """The trace as a file of this program. Raises ScenarioError where it cannot be written."""
+def trace_lines(trace: Trace) -> Iterator[str]:
+    """The trace as a file of this program, some lines at a time."""
+    yield "arrival_s,isl,osl\n"
+    for first in range(0, len(trace), ROWS):
+        part = slice(first, first + ROWS)
+        rows = zip(*(of[part].tolist() for of in (trace.arrival_s, trace.isl, trace.osl)), strict=True)
+        yield "".join(f"{arrival_s:.6f},{isl},{osl}\n" for arrival_s, isl, osl in rows)
+
+
+def write(path: Path, texts: Iterable[str]) -> None:
+    """Write texts one after the other; a file is there whole or not at all, because half a trace looks like one.
+
+    Raises ScenarioError where it cannot be written.
+    """
+    part = path.with_name(f".{path.name[:40]}.{os.getpid()}.part")
     try:
-        with path.open("w", encoding="utf-8", newline="\n") as file:
-            file.write("arrival_s,isl,osl\n")
-            for first in range(0, len(trace), ROWS):
-                part = slice(first, first + ROWS)
-                rows = zip(*(of[part].tolist() for of in (trace.arrival_s, trace.isl, trace.osl)), strict=True)
-                file.write("".join(f"{arrival_s:.6f},{isl},{osl}\n" for arrival_s, isl, osl in rows))
+        if path.exists() and not path.is_file():  # a pipe or a device, which nothing may take the place of
+            part = path
+        with part.open("w", encoding="utf-8", newline="\n") as file:
+            file.writelines(texts)
+        if part != path:
+            part.replace(path)
     except (OSError, ValueError) as error:
-        raise unwritten(path, error) from None
-
-
-def written(path: Path, text: str) -> None:
-    """Write a text. Raises ScenarioError where that cannot be."""
-    try:
-        path.write_text(text, encoding="utf-8")
-    except (OSError, ValueError) as error:
-        raise unwritten(path, error) from None
-
-
-def unwritten(path: Path, error: Exception) -> ScenarioError:
-    """Why a file is not there."""
-    return ScenarioError(f"{path}: cannot be written ({getattr(error, 'strerror', None) or error})")
+        if part != path:
+            with suppress(OSError, ValueError):
+                part.unlink(missing_ok=True)
+        raise ScenarioError(f"{path}: cannot be written ({getattr(error, 'strerror', None) or error})") from None
 
 
 def described(model: DemandModel, trace: Trace) -> list[str]:

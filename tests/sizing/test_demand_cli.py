@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import json
+import os
+from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
 import pytest
 
+from sizing.cli.demand import write
 from sizing.demand_model import DemandModel, Mmpp, as_json, read_model
+from sizing.errors import ScenarioError
 from tests.sizing.test_cli import run
 from tests.sizing.token_laws import law_of
 
@@ -114,3 +118,29 @@ def test_help_shows_an_example(words: str, capsys: pytest.CaptureFixture[str]) -
     code, out, _ = run([*words.split(), "--help"], capsys)
     assert code == 0
     assert f"python -m sizing {words}" in out
+
+
+def test_a_trace_is_there_whole_or_not_at_all(tmp_path: Path) -> None:
+    """Half a trace looks like one: what a writer that fails leaves is the file before, and nothing beside it."""
+    target = tmp_path / "week.csv"
+
+    def failing() -> Iterator[str]:
+        yield "arrival_s,isl,osl\n0,5,5\n1,5,5\n"
+        raise OSError(28, "No space left on device")
+
+    for before in (None, "as it was"):
+        if before:
+            target.write_text(before)
+        with pytest.raises(ScenarioError, match="No space left"):
+            write(target, failing())
+        assert [path.name for path in tmp_path.iterdir()] == (["week.csv"] if before else [])
+        assert not before or target.read_text() == before
+
+
+def test_a_pipe_is_written_to_and_not_replaced(tmp_path: Path) -> None:
+    pipe = tmp_path / "pipe"
+    os.mkfifo(pipe)
+    reader = os.open(pipe, os.O_RDONLY | os.O_NONBLOCK)
+    write(pipe, ["text"])
+    assert os.read(reader, 10) == b"text" and pipe.is_fifo()
+    os.close(reader)

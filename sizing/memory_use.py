@@ -14,7 +14,7 @@ from sizing.estimate.day_zero import MEMORY_FRACTION, RESERVED_BYTES, held_bytes
 from sizing.estimate.memory import Memory
 from sizing.layout import Layout
 from sizing.plans import Candidate, Fleet, Rejection
-from sizing.workload import Lengths
+from sizing.workload import Lengths, Prefix
 
 WEIGHTS, KV_USED, KV_FREE = "Weights", "KV cache in use", "KV cache free"
 RUNTIME, LEFT, UNKNOWN = "Activations and runtime", "Not given to the engine", "Not known"
@@ -22,6 +22,8 @@ PARTS = (WEIGHTS, KV_USED, KV_FREE, RUNTIME, LEFT, UNKNOWN)
 """Every part that there may be, in the order in which they are stacked."""
 FREE_PARTS = (KV_FREE, LEFT, UNKNOWN)
 """Parts that hold nothing, as far as is known."""
+
+NO_PREFIX = Prefix()
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,11 +49,12 @@ def mean_context_tokens(lengths: Lengths) -> float:
     return lengths.isl + lengths.osl * (1 + lengths.osl_cv**2) / 2
 
 
-def memory_use(fleet: Fleet, lengths: Lengths) -> MemoryUse | str:
+def memory_use(fleet: Fleet, lengths: Lengths, prefix: Prefix = NO_PREFIX) -> MemoryUse | str:
     """Memory of one GPU of the fleet at its planned load, or in a sentence why it cannot be told.
 
     Requests in the replica (Little's law) times their mean context are the KV cache in use, on average; waiting
-    requests are counted as if they held theirs. Of a measured engine only weights and KV in use are known.
+    requests are counted as if they held theirs, and a prefix that some have found is counted once for them. Of a
+    measured engine only weights and KV in use are known.
     """
     candidate = fleet.candidate
     model, chip = catalogued(candidate.model), gpus().get(candidate.gpu)
@@ -63,12 +66,16 @@ def memory_use(fleet: Fleet, lengths: Lengths) -> MemoryUse | str:
         return f"bytes per weight at precision {candidate.precision} are not known"
     weights, _ = held_bytes(model, candidate.layout, precision)
     sequences, context = fleet.in_flight / candidate.layout.dp, mean_context_tokens(lengths)
+    saved = sequences * prefix.hit_rate * prefix.tokens - prefix.held_tokens(sequences)
     if not candidate.unmeasured:
-        return _of_measured(candidate, chip, weights, sequences * context * token_bytes(candidate, model))
+        return _of_measured(candidate, chip, weights, (sequences * context - saved) * token_bytes(candidate, model))
     known = kernel_memory(candidate, model, chip, precision)
     if known is None:
-        return _of_roofline(candidate, chip, weights, sequences * context, token_bytes(candidate, model))
-    return _of_kernels(candidate, known, weights, sequences * known.sequence_bytes(round(context)))
+        return _of_roofline(candidate, chip, weights, sequences * context - saved, token_bytes(candidate, model))
+    wanted = sequences * known.sequence_bytes(round(context))
+    if saved:
+        wanted -= saved / prefix.tokens * known.sequence_bytes(prefix.tokens)
+    return _of_kernels(candidate, known, weights, wanted)
 
 
 def token_bytes(candidate: Candidate, model: Model) -> float:

@@ -319,7 +319,8 @@ class Sla:
 @dataclass(frozen=True, slots=True)
 class Prefix:
     """A prefix that prompts share (system prompt, document): `tokens` of a prompt, found in the KV cache with chance
-    `hit_rate`. Found tokens are not computed again and take no memory of their own; they are still attended to.
+    `hit_rate`. Found tokens are not computed again; they are still attended to. The requests of a replica that found
+    them hold one copy together; one that did not holds its own.
     """
 
     tokens: int = 0
@@ -330,6 +331,12 @@ class Prefix:
             raise ScenarioError(
                 f"prefix: tokens must be 0 or more and hit_rate from 0 to 1, got {self.tokens} and {self.hit_rate:g}"
             )
+
+    def held_tokens(self, requests: float, block_tokens: int = 1) -> float:
+        """Mean KV tokens, in whole blocks, of the copy that so many requests of a replica share: it is held while one
+        of them has found it."""
+        chance = 1 - math.pow(1 - self.hit_rate, requests)
+        return math.ceil(self.tokens / block_tokens) * block_tokens * chance
 
     @property
     def rounded(self) -> Prefix:

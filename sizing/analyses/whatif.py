@@ -420,7 +420,7 @@ class KvReuse:
     hit_rate: float = 1.0
 
     def apply(self, setup: Setup) -> Setup:
-        """The workload gets a shared prefix; cached tokens cost no arithmetic and no memory of their own."""
+        """The workload gets a shared prefix; cached tokens cost no arithmetic, and memory once in a replica."""
         prefix, workload = Prefix(self.tokens, self.hit_rate), setup.question.workload
         if self.tokens >= workload.lengths.isl:
             raise ScenarioError(
@@ -430,7 +430,7 @@ class KvReuse:
             return setup.unchanged("no more of the prompts is found in the cache")
         changed = setup.changed(
             f"the first {self.tokens:,} tokens of {percent(self.hit_rate)} of the prompts are found in the KV cache: "
-            "not computed again, no memory of their own, but attended to",
+            "not computed again, held once in a replica, but attended to",
             "the cache never drops the shared part, and routing finds it on every replica",
             sigma=REUSE_SIGMA,
         )

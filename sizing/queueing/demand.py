@@ -356,6 +356,23 @@ def slots_of_memory(replica: Replica, lengths: Lengths, prefix: Prefix = NO_PREF
             "use shorter requests or more GPU memory per replica"
         )
     if rule.kv_policy == "max_utilization":  # admission leaves room for the prompt and a token for each sequence
-        return (rule.kv_tokens - demand.prompt_tokens / 2) / (demand.memory_tokens + 1)
-    equal = lengths.fixed and demand.prompt_cv == 0
-    return (rule.kv_tokens - (0.0 if equal else demand.request_tokens / 2)) / demand.memory_tokens
+        spare, each = demand.prompt_tokens / 2, demand.memory_tokens + 1
+    else:
+        equal = lengths.fixed and demand.prompt_cv == 0
+        spare, each = 0.0 if equal else demand.request_tokens / 2, demand.memory_tokens
+    return _fitting(rule.kv_tokens - spare, each, prefix, rule.kv_block_tokens)
+
+
+def _fitting(tokens: float, each: float, prefix: Prefix, block_tokens: int) -> float:
+    """Sequences of `each` tokens of their own that fit into `tokens` beside the prefix that they share, by bisection:
+    more than beside all of it, fewer than beside none."""
+    if prefix.tokens * prefix.hit_rate == 0:
+        return tokens / each
+    low, high = max(tokens - prefix.held_tokens(math.inf, block_tokens), 0.0) / each, tokens / each
+    for _ in range(50):
+        middle = (low + high) / 2
+        if middle * each + prefix.held_tokens(middle, block_tokens) > tokens:
+            high = middle
+        else:
+            low = middle
+    return low

@@ -14,7 +14,7 @@ from sizing.budget import checkpoint
 from sizing.engine import Replica
 from sizing.errors import ScenarioError
 from sizing.simulator.result import Simulated, Watched, gap_percentiles_s, simulated, tallied
-from sizing.simulator.sampling import cached_tokens, checked_requests, draw_steps
+from sizing.simulator.sampling import cached_tokens, checked_requests, draw_steps, prefixes_found
 from sizing.simulator.scheduler import Counts, no_gaps, step, work_of
 from sizing.simulator.state import (
     NOBODY,
@@ -111,7 +111,7 @@ def closed_loop(
     run["arrival_s"][:users] = replica.law.request_s + ramp_s * np.arange(users) / users
     engine = engine_of(replica)
     counts = no_gaps(counted=False) if gaps is None else gaps
-    space = work_space(replica, 1, gaps=len(counts) > 0)
+    space = work_space(replica, 1, gaps=len(counts) > 0, prefixes=prefixes_found(run))
     run_users(engine, idle_states(1), space, run, users, measured_rounds(len(run), users)[0], counts)
     return run
 

@@ -21,6 +21,7 @@ from sizing.budget import checkpoint
 from sizing.engine import Replica
 from sizing.errors import ScenarioError
 from sizing.simulator.result import Watch, Watched, watched
+from sizing.simulator.sampling import prefixes_found
 from sizing.simulator.scheduler import (
     Counts,
     TokenGaps,
@@ -115,7 +116,15 @@ def serve(
     cached = any(replica.batching.prefix_cache for replica in replicas)
     sessions = int(requests["session"].max()) + 1 if cached else 0
     gaps, samples = watch.token_gaps, watch.samples
-    work = work_space(widest, len(replicas), gaps=gaps, samples=samples, streams=streams, sessions=sessions)
+    work = work_space(
+        widest,
+        len(replicas),
+        gaps=gaps,
+        samples=samples,
+        streams=streams,
+        sessions=sessions,
+        prefixes=prefixes_found(requests, streams),
+    )
     windows = Windows.of(len(requests), warmup) if watch.token_gaps else Windows((), [])
     if len(replicas) == 1 and not changes:
         for first, last in windows.parts(0, len(requests)):

@@ -24,6 +24,7 @@ from sizing.simulator.scheduler import Counts, TokenGaps, bin_of, gap_quantiles
 from sizing.simulator.state import (
     GAP_BINS,
     MAX_REQUESTS,
+    NO_PREFIXES,
     NOBODY,
     OUTSIDE,
     PAUSED,
@@ -164,7 +165,10 @@ def replay(
     )
     hopeless = HOPELESS * allowed(trace, limits)
     routes, hits, steps = (np.random.default_rng([seed, number]) for number in range(3))
-    states, work = idle_states(replicas, seed), work_space(replica, replicas, gaps=sla.gap is not None)
+    prefix = workload.prefix
+    shared = np.array([prefix.tokens]) if prefix.tokens * prefix.hit_rate > 0 else NO_PREFIXES
+    states = idle_states(replicas, seed)
+    work = work_space(replica, replicas, gaps=sla.gap is not None, prefixes=shared)
     engines = np.repeat(np.array([engine_of(replica)]), replicas)
     router = np.array((ROUTINGS.index(routing), replicas, 0), ROUTER)[()]
     rest = (router, np.arange(replicas), np.full(replicas, math.inf))

@@ -6,6 +6,7 @@ import os
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import cache
+from itertools import pairwise
 from typing import NamedTuple
 
 import numpy as np
@@ -15,9 +16,19 @@ from sizing.engine import Replica
 from sizing.numbers import Floats
 from sizing.simulator.closed import measured_rounds, run_users
 from sizing.simulator.fleet import run_stream
-from sizing.simulator.sampling import checked_requests
+from sizing.simulator.sampling import checked_requests, prefixes_found
 from sizing.simulator.scheduler import gap_quantiles, percentile_s
-from sizing.simulator.state import Engine, Requests, States, Workspace, compiled, engine_of, idle_states, work_space
+from sizing.simulator.state import (
+    PREFIX_TOKENS,
+    Engine,
+    Requests,
+    States,
+    Workspace,
+    compiled,
+    engine_of,
+    idle_states,
+    work_space,
+)
 from sizing.workload import Seconds, Tokens
 
 GAPS = ("gap_p50_s", "gap_p95_s")
@@ -114,7 +125,9 @@ class _RunsOfThread:
         self._weights = weights
         self._rows = np.unique(self._windows[:, 3])
         self._states = idle_states(1), idle_states(1)
-        self._space = work_space(replica, 1, gaps=token_gaps)
+        shared = [prefixes_found(self._requests[first:last]).max(initial=0) for first, last in pairwise(self._first)]
+        self._prefixes = np.array(shared, np.int64)
+        self._space = work_space(replica, 1, gaps=token_gaps, prefixes=self._prefixes[:1])
         self.gaps = np.zeros((len(weights), self._space.gaps.shape[1]), np.int64)  # of each row, of the last engine
 
     def run(self, engines: Sequence[Engine], means: Floats) -> None:
@@ -128,6 +141,7 @@ class _RunsOfThread:
                 self._judged,
                 self._first,
                 self._users,
+                self._prefixes,
                 self._until_s,
                 self._windows,
                 self._weights,
@@ -181,6 +195,7 @@ def run_all(
     judged: NDArray[np.bool_],
     first: Tokens,
     users: Tokens,
+    prefixes: Tokens,
     until_s: Seconds,
     windows: Tokens,
     weights: Floats,
@@ -191,7 +206,8 @@ def run_all(
     """Simulate every run and add its windows (run, begin, end, row; by run) to their rows of `means`; fill those `rows`
     of `gaps` with the token gaps of closed loops.
 
-    `states` and `requests` are pairs: as they are before a run, and those that the run works on.
+    `prefixes`: tokens of the prefix that the requests of each run share. `states` and `requests` are pairs: as they
+    are before a run, and those that the run works on.
     """
     place = 0
     for row in rows:
@@ -202,6 +218,7 @@ def run_all(
         run[:] = requests[0][first[number] : first[number + 1]]
         known = judged[first[number] : first[number + 1]]
         states[1][:] = states[0]
+        work.prefixes[0, 0, PREFIX_TOKENS] = prefixes[number]
         if users[number] > 0:
             for user in range(users[number]):
                 run[user].arrival_s += engine.request_s

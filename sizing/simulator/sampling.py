@@ -14,7 +14,7 @@ import numpy as np
 
 from sizing.engine import Batching, Replica, Speculation
 from sizing.errors import ScenarioError
-from sizing.simulator.state import MAX_REQUESTS, Requests, compiled, requests_of
+from sizing.simulator.state import MAX_REQUESTS, NO_PREFIXES, NOBODY, Requests, compiled, requests_of
 from sizing.workload import Arrivals, Lengths, Prefix, Routing, Seconds, Tokens, Workload
 
 MOST_SLOTS = MAX_REQUESTS // 8 - 1
@@ -115,6 +115,15 @@ def cached_tokens(prefix: Prefix, isl: Tokens, rng: np.random.Generator) -> Toke
     """Prompt tokens found in the prefix cache: at least the last token of a prompt is always computed."""
     hit = rng.random(len(isl)) < prefix.hit_rate
     return np.where(hit, np.minimum(prefix.tokens, isl - 1), 0)
+
+
+def prefixes_found(run: Requests, streams: int = 1) -> Tokens:
+    """Tokens of the prefix that the requests of each stream share: the longest that one of them finds in the cache,
+    shape (streams,); zero-length where none finds any. Contexts prefilled elsewhere and sessions share none."""
+    found = np.where((run["cached_tokens"] < run["isl"]) & (run["session"] == NOBODY), run["cached_tokens"], 0)
+    if not found.any():
+        return NO_PREFIXES
+    return np.array([found[run["stream"] == stream].max(initial=0) for stream in range(streams)], np.int64)
 
 
 def evenly_cached(prefix: Prefix, isl: Tokens, rng: np.random.Generator) -> Tokens | None:

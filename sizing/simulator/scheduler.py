@@ -23,6 +23,7 @@ from sizing.simulator.state import (
     CANCELLED,
     CHUNKED,
     GAP_BINS,
+    HOLDERS,
     MAX_UTILIZATION,
     NOBODY,
     OUTSIDE,
@@ -48,12 +49,15 @@ from sizing.simulator.waiting import (
     first_seen,
     fits,
     forget_line,
+    hold_prefix,
+    let_prefix_go,
     memory_when_admitted,
     overflows,
     own_prompt_tokens,
     prompt_tokens_of,
     put_back,
     reservation,
+    shares_prefix,
     steps_to_full,
     steps_unseen,
     take_first,
@@ -340,6 +344,8 @@ def release(
     """Free the slot and the KV cache of a request."""
     if engine.prefix_cache:
         keep(engine, state, work, requests, request, memory_tokens)
+    if shares_prefix(engine, work, requests, request):
+        let_prefix_go(engine, state, work, requests, request)
     state.admitted -= 1
     state.reserved_tokens -= reservation(engine, requests, request)
     state.used_tokens -= memory_tokens
@@ -501,6 +507,7 @@ def fail(engine: Engine, state: State, work: Workspace, requests: Requests) -> i
         lost += 1
     forget_line(state, work)
     forget_all(state, work)
+    work.prefixes[:, HOLDERS] = 0
     state.running, state.admitted, state.reserved_tokens = 0, 0, 0
     state.prefilling, state.prefilled_tokens, state.used_tokens = NOBODY, 0, 0.0
     state.next_cancel_s, state.stalled = math.inf, 0
@@ -686,6 +693,7 @@ def work_of(fleet: Workspace, replica: int) -> Workspace:
         borrowed(fleet.series[replica]),
         borrowed(fleet.matrices_s[replica]),
         borrowed(fleet.cached[replica]),
+        borrowed(fleet.prefixes[replica]),
     )
 
 
@@ -753,12 +761,12 @@ def admit(engine: Engine, state: State, work: Workspace, requests: Requests, sho
                 chunk = room - prompt_tokens
             elif prompt_tokens > 0:
                 break
-        if not fits(engine, state, requests, request):
+        if not fits(engine, state, work, requests, request):
             break
         if has_session:
             hold(state, work, requests, request)
         take_first(state, work, requests, request)
-        take_memory(engine, state, requests, request, memory_when_admitted(engine, requests, request))
+        take_memory(engine, state, work, requests, request, memory_when_admitted(engine, requests, request))
         prompt_tokens += chunk
         attention += chunk * (requests[request].cached_tokens + 0.5 * chunk)
         if chunk < tokens:
@@ -771,8 +779,12 @@ def admit(engine: Engine, state: State, work: Workspace, requests: Requests, sho
 
 
 @compiled
-def take_memory(engine: Engine, state: State, requests: Requests, request: int, memory_tokens: int) -> None:
+def take_memory(
+    engine: Engine, state: State, work: Workspace, requests: Requests, request: int, memory_tokens: int
+) -> None:
     """An admitted request takes its slot and its KV cache; from here on only a client cancellation can remove it."""
+    if shares_prefix(engine, work, requests, request):
+        hold_prefix(engine, state, work, requests, request)
     state.admitted += 1
     state.admissions += 1
     requests[request].admission = state.admissions
@@ -815,7 +827,7 @@ def admit_batch(engine: Engine, state: State, work: Workspace, requests: Request
         prompts += own
         squares += float(own) * own
         take_first(state, work, requests, request)
-        take_memory(engine, state, requests, request, own)
+        take_memory(engine, state, work, requests, request, own)
         join(state, work, request)
     if engine.padded:
         return longest * state.joining, 0.5 * longest * longest * state.joining

@@ -244,8 +244,8 @@ class State:
     context_tokens: float  # tokens in the KV cache that a decode step reads
     growth_tokens: float  # tokens that a decode step adds to them: one a lane, more with speculation
     admitted: int  # slots taken: running sequences and the prompt in progress
-    reserved_tokens: int  # KV tokens reserved for admitted requests
-    used_tokens: float  # KV tokens that admitted requests hold, prompts in full, shared prefixes excluded
+    reserved_tokens: int  # KV tokens reserved for admitted requests, a prefix that some of them share once
+    used_tokens: float  # KV tokens that admitted requests hold, prompts in full, a prefix that some of them share once
     waiting: int
     prefilling: int  # request whose prompt is cut in chunks and not complete, or NOBODY
     prefilled_tokens: int  # tokens of that prompt done so far
@@ -355,20 +355,35 @@ class Workspace(NamedTuple):
     series: NDArray[np.float64]  # rows of the time series (series.py); zero-length: not sampled
     matrices_s: Seconds  # by tokens, the time of their matrix products where it has been worked out before, else 0
     cached: NDArray[np.int32]  # by session: its blocks in the prefix cache, and its neighbours in order of eviction
+    prefixes: Tokens  # by stream of requests: tokens of the prefix they share, and how many admitted ones hold it;
+    # zero-length: they share none
 
 
+NO_PREFIXES = np.empty(0, np.int64)
 BLOCKS, OLDER, NEWER = range(3)
 """Columns of `Workspace.cached`."""
+PREFIX_TOKENS, HOLDERS = range(2)
+"""Columns of `Workspace.prefixes`."""
 
 
 def work_space(
-    replica: Replica, replicas: int, *, gaps: bool = False, samples: int = 0, streams: int = 1, sessions: int = 0
+    replica: Replica,
+    replicas: int,
+    *,
+    gaps: bool = False,
+    samples: int = 0,
+    streams: int = 1,
+    sessions: int = 0,
+    prefixes: Tokens = NO_PREFIXES,
 ) -> Workspace:
     """Room for `replicas` replicas (of different ones: give the one with the most slots).
 
     `gaps`: count token gaps, separately for each of `streams` streams. `samples`: rows for the time series of each
-    replica; `idle_states` sets the interval. `sessions`: requests may belong to sessions numbered below it.
+    replica; `idle_states` sets the interval. `sessions`: requests may belong to sessions numbered below it. `prefixes`:
+    tokens of the prefix that the requests of each stream share, see `sampling.prefixes_found`.
     """
+    held = np.zeros((replicas, len(prefixes), 2), np.int64)
+    held[:, :, PREFIX_TOKENS] = prefixes
     slots = (replicas, replica.batching.max_batch_size)
     return Workspace(
         np.empty(slots, np.int64),
@@ -378,6 +393,7 @@ def work_space(
         np.zeros((replicas, samples, SERIES_COLUMNS)),
         np.zeros((replicas, TOKENS_KEPT if replicas == 1 else TOKENS_KEPT_OF_MANY)),
         np.zeros((replicas, sessions, 3), np.int32),
+        held,
     )
 
 

@@ -10,11 +10,13 @@ import math
 from sizing.simulator.state import (
     ADMITTED,
     CANCELLED,
+    HOLDERS,
     MAX_ITERATIONS,
     MAX_UTILIZATION,
     NOBODY,
     OUTSIDE,
     PAUSED,
+    PREFIX_TOKENS,
     PRIORITIES,
     REJECTED,
     SERVED,
@@ -142,13 +144,53 @@ def reservation(engine: Engine, requests: Requests, request: int) -> int:
 
 
 @compiled
-def fits(engine: Engine, state: State, requests: Requests, request: int) -> bool:
+def shares_prefix(engine: Engine, work: Workspace, requests: Requests, request: int) -> bool:
+    """True of a request that found the shared prefix of its stream in the KV cache, and holds it with others."""
+    if len(work.prefixes) == 0 or engine.policy == STATIC or requests[request].session != NOBODY:
+        return False
+    return bool(0 < requests[request].cached_tokens < requests[request].isl)
+
+
+@compiled_apart
+def unheld_tokens(engine: Engine, work: Workspace, requests: Requests, request: int) -> int:
+    """KV tokens, whole blocks, of the prefix that a request shares; 0 if an admitted request holds it already."""
+    stream = requests[request].stream
+    if work.prefixes[stream, HOLDERS] > 0:
+        return 0
+    return int(-(-work.prefixes[stream, PREFIX_TOKENS] // engine.kv_block_tokens) * engine.kv_block_tokens)
+
+
+@compiled
+def hold_prefix(engine: Engine, state: State, work: Workspace, requests: Requests, request: int) -> None:
+    """An admitted request holds its shared prefix, which takes memory for the first of them."""
+    tokens = unheld_tokens(engine, work, requests, request)
+    state.reserved_tokens += tokens
+    state.used_tokens += tokens
+    work.prefixes[requests[request].stream, HOLDERS] += 1
+
+
+@compiled
+def let_prefix_go(engine: Engine, state: State, work: Workspace, requests: Requests, request: int) -> None:
+    """A request that held its shared prefix has left; with the last of them its blocks may be given to others."""
+    work.prefixes[requests[request].stream, HOLDERS] -= 1
+    tokens = unheld_tokens(engine, work, requests, request)
+    state.reserved_tokens -= tokens
+    state.used_tokens -= tokens
+
+
+@compiled
+def fits(engine: Engine, state: State, work: Workspace, requests: Requests, request: int) -> bool:
     """True if the KV cache has room for one more request (in-flight batching)."""
+    prefix = 0
+    if shares_prefix(engine, work, requests, request):
+        prefix = unheld_tokens(engine, work, requests, request)
     if engine.kv_policy != MAX_UTILIZATION:
-        return bool(state.reserved_tokens + reservation(engine, requests, request) <= engine.kv_tokens)
+        needed_tokens = state.reserved_tokens + reservation(engine, requests, request) + prefix
+        # Alone it fits: a prefix that is longer than its own prompt is not held in full.
+        return bool(needed_tokens <= engine.kv_tokens or (prefix > 0 and state.admitted == 0))
     # Tokens of the running sequences in this step, and of the new one in its first.
     step_tokens = state.growth_tokens + tokens_per_step(requests, request)
-    needed = state.used_tokens + memory_when_admitted(engine, requests, request) + step_tokens
+    needed = state.used_tokens + memory_when_admitted(engine, requests, request) + prefix + step_tokens
     return bool(needed <= engine.kv_tokens or state.admitted == 0)
 
 

@@ -73,6 +73,11 @@ class Slot:
         return self.isl + self.generated - 1
 
     @property
+    def shares(self) -> bool:
+        """True if it found a prefix in the cache that it holds together with others."""
+        return 0 < self.cached < self.isl
+
+    @property
     def memory(self) -> float:
         """Tokens of the KV cache that are its own: prompts count in full from admission."""
         own = self.isl if self.cached == self.isl else self.isl - self.cached
@@ -105,9 +110,11 @@ class Slot:
 class SlowReplica:
     """The scheduler: `waiting` and `slots` are lists of sequences, in order of service and of admission."""
 
-    def __init__(self, replica: Replica) -> None:
+    def __init__(self, replica: Replica, prefix_tokens: int = 0) -> None:
         self.law, self.batching, self.rough = replica.law, replica.batching, replica.rough
         self.speculation = replica.speculation
+        block = replica.batching.kv_block_tokens
+        self.prefix_tokens = math.ceil(prefix_tokens / block) * block
         self.now_s = 0.0
         self.iterations, self.iteration_s = 0, 0.0  # formed so far, and how long the last one takes
         self.iterations_when_idle = 0
@@ -176,7 +183,7 @@ class SlowReplica:
         else:
             self._in_flight_iteration()
         self.most_slots = max(self.most_slots, len(self.slots))
-        self.most_kv_tokens = max(self.most_kv_tokens, sum(s.memory for s in self.slots))
+        self.most_kv_tokens = max(self.most_kv_tokens, self._held(self.slots))
         done = [s for s in self.slots if s.done]
         if done:
             self.slots = [s for s in self.slots if not s.done]
@@ -208,7 +215,7 @@ class SlowReplica:
         paused = False
         while True:
             running = [s for s in self.slots if s.decoding]
-            if len(running) < 2 or sum(s.memory for s in self.slots) + len(running) <= self.batching.kv_tokens:
+            if len(running) < 2 or self._held(self.slots) + len(running) <= self.batching.kv_tokens:
                 return paused
             last = max(running, key=lambda s: s.admission)
             self.slots.remove(last)
@@ -257,13 +264,20 @@ class SlowReplica:
         head.admission = self.admissions
         self.slots.append(head)
 
+    def _held(self, slots: Sequence[Slot]) -> float:
+        """KV tokens that these sequences hold: each its own, and all who found the prefix one copy of it."""
+        return sum(s.memory for s in slots) + self._prefix_of(slots)
+
+    def _prefix_of(self, slots: Sequence[Slot]) -> int:
+        return self.prefix_tokens if any(s.shares for s in slots) else 0
+
     def _fits(self, head: Slot) -> bool:
         rule = self.batching
         if rule.kv_policy == "max_utilization":
             running = sum(s.decoding for s in self.slots)
-            used = sum(s.memory for s in self.slots)
-            return not self.slots or used + head.memory + running + 1 <= rule.kv_tokens
-        return sum(map(self._reserved, (*self.slots, head))) <= rule.kv_tokens
+            return not self.slots or self._held((*self.slots, head)) + running + 1 <= rule.kv_tokens
+        wider = (*self.slots, head)
+        return not self.slots or sum(map(self._reserved, wider)) + self._prefix_of(wider) <= rule.kv_tokens
 
     def _reserved(self, sequence: Slot) -> int:
         own = sequence.isl if sequence.cached == sequence.isl else sequence.isl - sequence.cached
@@ -321,9 +335,12 @@ class SlowReplica:
         self.iterations, self.iteration_s = self.iterations + 1, time_s
 
 
-def serve(replica: Replica, arrival_s: Sequence[float], sequences: Sequence[Slot]) -> SlowReplica:
-    """Serve requests that arrive at these times; their fates stand in them afterwards."""
-    engine = SlowReplica(replica)
+def serve(
+    replica: Replica, arrival_s: Sequence[float], sequences: Sequence[Slot], prefix_tokens: int = 0
+) -> SlowReplica:
+    """Serve requests that arrive at these times; their fates stand in them afterwards. Those that find a prefix in the
+    cache share one, of `prefix_tokens`."""
+    engine = SlowReplica(replica, prefix_tokens)
     to_come = list(zip(map(float, arrival_s), sequences, strict=True))
     while to_come or not engine.idle:
         while to_come and (to_come[0][0] <= engine.now_s or engine.idle):

@@ -9,6 +9,7 @@ import numpy as np
 
 from sizing.engine import Replica, StepLaw
 from sizing.simulator.fleet import run_stream
+from sizing.simulator.sampling import prefixes_found
 from sizing.simulator.state import Requests, engine_of, idle_states, requests_of, work_space
 
 NOTHING = StepLaw(0.0, 0.0, 0.0, 0.0, 0.0)
@@ -37,7 +38,10 @@ def asked(*rows: dict[str, Any]) -> Requests:
 
 
 def serve(replica: Replica, run: Requests, every_s: float = math.inf, samples: int = 0, seed: int = 0) -> Ran:
-    states, work = idle_states(1, seed, every_s), work_space(replica, 1, gaps=True, samples=samples)
+    streams = int(run["stream"].max()) + 1
+    shared = prefixes_found(run, streams)
+    states = idle_states(1, seed, every_s)
+    work = work_space(replica, 1, gaps=True, samples=samples, streams=streams, prefixes=shared)
     run_stream(engine_of(replica), states, work, run)
     return Ran(run, states[0], work.gaps, work.series[0][: states[0]["samples"]])
 

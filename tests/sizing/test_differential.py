@@ -12,12 +12,14 @@ from hypothesis import strategies as st
 
 from sizing.engine import KV_POLICIES, POLICIES, Batching, Replica, Roughness, Speculation, StepLaw
 from sizing.simulator.fleet import run_stream
-from sizing.simulator.state import engine_of, idle_states, requests_of, work_space
+from sizing.simulator.sampling import prefixes_found
+from sizing.simulator.state import HOLDERS, engine_of, idle_states, requests_of, work_space
 from tests.sizing.reference_simulator import Slot, SlowReplica, serve
 
 GPU = StepLaw(4.8e-3, 1e-3, 20e-6, 10e-6, 49e-9, attention_s=1.3e-9, prefill_s=0.5e-3)
 DRAFT = StepLaw(0.3e-3, 0.1e-3, 1e-6, 2e-6, 5e-9)
 REQUESTS = 60
+PREFIX_TOKENS = 390
 OUTCOMES = ("served", "rejected", "timed_out", "cancelled")
 BASE = Batching(max_batch_size=12, token_budget=512, kv_tokens=3000)
 
@@ -58,7 +60,7 @@ def traffic(replica: Replica, seed: int, *, deadlines: bool, prefixes: bool, cla
         isl, osl = int(rng.integers(1, 801)), int(rng.integers(2, 301)) if rng.random() < 0.8 else 1
         cached = 0
         if prefixes and replica.batching.policy != "static":
-            cached = int(rng.choice([0, isl // 2, isl - 1, isl if osl > 1 else 0]))
+            cached = int(rng.choice([0, min(PREFIX_TOKENS, isl - 1), isl if osl > 1 else 0]))
         steps = osl - 1
         if replica.speculation and osl > 1:
             steps = int(rng.integers(-(-(osl - 1) // (replica.speculation.draft_tokens + 1)), osl))
@@ -89,8 +91,11 @@ def compare(replica: Replica, arrival_s: Any, slots: list[Slot]) -> SlowReplica:
         "cancel_s": [s.cancel_s for s in slots],
     }.items():
         run[name] = values
-    run_stream(engine_of(replica), idle_states(1), work_space(replica, 1), run)
-    engine = serve(replica, arrival_s, slots)
+    shared = prefixes_found(run)
+    work = work_space(replica, 1, prefixes=shared)
+    run_stream(engine_of(replica), idle_states(1), work, run)
+    assert not work.prefixes[:, :, HOLDERS].any()
+    engine = serve(replica, arrival_s, slots, int(shared.max(initial=0)))
     assert [OUTCOMES[outcome] for outcome in run["outcome"]] == [s.outcome for s in slots]
     assert run["done_s"] == pytest.approx([s.done_s for s in slots], abs=1e-6)
     served = [place for place, s in enumerate(slots) if s.outcome == "served"]
@@ -119,7 +124,8 @@ def test_any_engine_under_any_traffic(
     engine = compare(replica, arrivals(rate, seed), slots)
     assert engine.most_slots <= replica.batching.max_batch_size
     if replica.batching.policy != "static" and replica.batching.kv_policy == "guaranteed_no_evict":
-        assert engine.most_kv_tokens <= replica.batching.kv_tokens
+        alone = max(s.isl + s.osl + engine.prefix_tokens for s in slots)  # a prefix longer than its prompt
+        assert engine.most_kv_tokens <= max(replica.batching.kv_tokens, alone if prefixes else 0)
 
 
 FEATURES: dict[str, tuple[Replica, dict[str, Any]]] = {
@@ -130,6 +136,10 @@ FEATURES: dict[str, tuple[Replica, dict[str, Any]]] = {
     "deadlines": (Replica(GPU, BASE), {"deadlines": True}),
     "priorities": (Replica(GPU, BASE), {"classes": 3}),
     "prefixes": (Replica(GPU, BASE), {"prefixes": True}),
+    "prefixes, pausing": (
+        Replica(GPU, replace(BASE, kv_policy="max_utilization", kv_tokens=1800, kv_block_tokens=16)),
+        {"prefixes": True},
+    ),
     "speculation": (Replica(GPU, BASE, Speculation(3, 0.7, DRAFT)), {}),
     "packed prompts": (Replica(GPU, replace(BASE, padded=False)), {}),
     "unread weights": (Replica(GPU.with_values(unread=0.9, unread_decay=0.9), BASE), {}),
@@ -151,5 +161,5 @@ def test_each_feature_alone(feature: str, policy: Any) -> None:
     for seed in range(4):
         slots = traffic(replica, seed, **{"deadlines": False, "prefixes": False, "classes": 1, **traits})
         engine = compare(replica, arrivals(20.0, seed), slots)
-        if feature == "pausing" and policy != "static":
+        if feature.endswith("pausing") and policy != "static":
             assert engine.pauses > 0

@@ -13,7 +13,7 @@ from sizing import catalog
 from sizing.estimate import estimate
 from sizing.memory_use import KV_FREE, KV_USED, UNKNOWN, WEIGHTS, MemoryUse, mean_context_tokens, memory_use
 from sizing.plans import Candidate, Fleet
-from sizing.workload import Lengths
+from sizing.workload import Lengths, Prefix
 from tests.sizing.fleets_at_hand import candidate, fleet, question
 
 LENGTHS = Lengths(1000, 200)
@@ -54,6 +54,19 @@ def test_the_cache_in_use_is_requests_at_once_times_context_and_grows_with_load_
     tokens = of(ESTIMATE).in_flight * mean_context_tokens(LENGTHS)
     share = tokens / ESTIMATE.replica.batching.kv_tokens
     assert light.of(KV_USED) / full.of(KV_USED) == pytest.approx(share, rel=0.01)
+
+
+def test_a_prefix_is_counted_once_for_all_who_found_it() -> None:
+    """Of 1,000 tokens of a prompt 600 are shared: they are held for one request, and not for the others."""
+    use = {
+        prefix: known(memory_use(of(ESTIMATE, 10.0), LENGTHS, prefix)).of(KV_USED)
+        for prefix in (Prefix(), Prefix(600, 0.0), Prefix(600, 0.5), Prefix(600, 1.0))
+    }
+    requests, apart = of(ESTIMATE, 10.0).in_flight, use[Prefix()]
+    saved = 600 * (requests - 1) / (requests * mean_context_tokens(LENGTHS))
+    assert use[Prefix(600, 0.0)] == apart
+    assert 1 - use[Prefix(600, 1.0)] / apart == pytest.approx(saved, rel=0.01)
+    assert apart > use[Prefix(600, 0.5)] > use[Prefix(600, 1.0)]
 
 
 def test_a_gpu_without_kernel_timings_is_counted_from_the_data_sheet() -> None:

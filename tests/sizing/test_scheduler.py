@@ -13,7 +13,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from sizing.engine import POLICIES, STRAIGHT, Batching, Bend, Replica, Roughness, Speculation, StepLaw
+from sizing.engine import KV_POLICIES, POLICIES, STRAIGHT, Batching, Bend, Replica, Roughness, Speculation, StepLaw
 from sizing.errors import ScenarioError
 from sizing.simulator.closed import run_users
 from sizing.simulator.fleet import advance
@@ -156,10 +156,36 @@ def test_a_prefix_in_the_cache_is_not_computed_but_attended_to() -> None:
     assert times(chunks, row) == [(SERVED, 3 * (6 + 1.5) + 1 * (6 + 3 + 0.5), 32)]
 
 
-def test_a_shared_prefix_takes_no_memory() -> None:
+def test_a_shared_prefix_takes_memory_once() -> None:
+    """Beside its 80 tokens, 12 each for two who found them; who did not holds all 92 and waits until both have left."""
+    replica = Replica(CLOCK, Batching("chunked", kv_tokens=105))
+    found = [{"at": 0, "isl": 90, "cached_tokens": 80, "osl": 2} for _ in range(3)]
+    assert [end_s for _, _, end_s in times(replica, *found)] == [2, 2, 4]
+    missed = {"at": 0, "isl": 90, "osl": 2}
+    assert [end_s for _, _, end_s in times(replica, *found[:2], missed)] == [2, 2, 4]
+    assert [end_s for _, _, end_s in times(replica, missed, *found[:2])] == [2, 4, 4]
+
+
+def test_each_workload_holds_a_prefix_of_its_own() -> None:
+    """80 tokens and 70, and 12 each: with room for one prefix they go one by one."""
+    rows = [{"at": 0, "isl": 10 + own, "cached_tokens": own, "osl": 2, "stream": own == 70} for own in (80, 70, 80, 70)]
+    for kv_tokens, ends_s in ((150 + 4 * 12, [2, 2, 2, 2]), (150 + 3 * 12, [2, 2, 2, 4]), (149, [2, 4, 6, 8])):
+        replica = Replica(CLOCK, Batching("chunked", kv_tokens=kv_tokens))
+        assert [end_s for _, _, end_s in times(replica, *rows)] == ends_s
+
+
+def test_a_prefix_longer_than_its_prompt_does_not_keep_a_request_out() -> None:
     replica = Replica(CLOCK, Batching("chunked", kv_tokens=100))
-    rows = [{"at": 0, "isl": 90, "cached_tokens": 80, "osl": 2} for _ in range(8)]
-    assert {end_s for _, _, end_s in times(replica, *rows)} == {2}
+    long, short = {"at": 0, "isl": 96, "cached_tokens": 95, "osl": 2}, {"at": 0, "isl": 6, "cached_tokens": 5, "osl": 9}
+    assert [end_s for _, _, end_s in times(replica, long, short)] == [2, 11]
+
+
+@pytest.mark.parametrize("kv_policy", KV_POLICIES)
+def test_whole_blocks_of_a_prefix_are_held(kv_policy: Any) -> None:
+    rule = Batching("chunked", kv_tokens=64 + 32, kv_policy=kv_policy, kv_block_tokens=32)
+    found = [{"at": 0, "isl": 50, "cached_tokens": 40, "osl": 2} for _ in range(2)]
+    apart = kv_policy == "guaranteed_no_evict"  # where a block is reserved for each
+    assert [end_s for _, _, end_s in times(Replica(CLOCK, rule), *found)] == [2, 4 if apart else 2]
 
 
 def test_prefilled_elsewhere() -> None:

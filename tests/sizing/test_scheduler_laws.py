@@ -60,6 +60,8 @@ def test_nobody_is_lost_and_nothing_is_overbooked(scene: tuple[Replica, Requests
     counted = np.full(len(ran.rows), replica.batching.policy != "static")
     if replica.batching.kv_policy == "max_utilization":  # a last lane is not paused for a prompt in chunks
         counted &= ran.rows[:, 3] + np.roll(ran.rows[:, 3], 1) == 0
+    if run["cached_tokens"].any():  # one longer than its prompt keeps nobody out of an empty cache
+        counted &= ran.rows[:, 1] + ran.rows[:, 3] > 1
     most_tokens = replica.batching.kv_tokens + 1e-6
     if replica.batching.kv_policy == "max_utilization":  # those admitted together do not count each other's next step
         step_tokens = 1 + (replica.speculation.draft_tokens if replica.speculation else 0)

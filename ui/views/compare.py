@@ -11,7 +11,7 @@ import streamlit as st
 
 from sizing.analyses.curves import versus
 from sizing.analyses.pools import Pools
-from sizing.memory_use import PARTS, MemoryUse, memory_use
+from sizing.memory_use import NO_PREFIX, PARTS, MemoryUse, memory_use
 from sizing.numbers import gpus, milliseconds, significant
 from sizing.plans import Fleet, Plan, Rejection, cost_of
 from sizing.points import FORMULA_STARTS
@@ -216,8 +216,9 @@ def draw_pools(found: Pools | Rejection | str, plan: Plan, lengths: Lengths) -> 
     if isinstance(found, Rejection):
         return
     rows = {}
-    for role, fleet in (("Prefill", found.prefill), ("Decode", found.decode)):
-        use = memory_use(fleet, lengths)
+    prefill = found.prefill, plan.question.workload.prefix
+    for role, (fleet, prefix) in (("Prefill", prefill), ("Decode", (found.decode, NO_PREFIX))):
+        use = memory_use(fleet, lengths, prefix)
         sizes = dict(use.parts) if isinstance(use, MemoryUse) else {}
         rows[role] = {f"{part} (GiB)": significant(sizes[part] / GIB) for part in PARTS if part in sizes}
     st.table(pd.DataFrame.from_dict(rows, orient="index").fillna(""), alt="Memory of a GPU in each pool, in GiB")

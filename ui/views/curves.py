@@ -384,7 +384,7 @@ BARS = 8
 def draw_memory(scenario: Scenario, plan: Plan, fleet: Fleet) -> None:
     """Bars for the picked configuration and the next best ones; what is not known is said."""
     fleets = named([fleet, *(each for each in plan.fleets if each is not fleet)][:BARS])
-    found = {name: memory_use(each, scenario.lengths) for name, each in fleets.items()}
+    found = {name: memory_use(each, scenario.lengths, plan.question.workload.prefix) for name, each in fleets.items()}
     uses = {name: use for name, use in found.items() if isinstance(use, MemoryUse)}
     own = next(iter(found.values()))
     if isinstance(own, str):

@@ -111,7 +111,8 @@ def serve(
     changes = _changes(failures, len(replicas))
     jitter_seed = int(rng.integers(2**32)) if any(replica.rough.jitter for replica in replicas) else 0
     states = idle_states(len(replicas), jitter_seed, watch.sample_every_s)
-    engines = np.array([engine_of(replica) for replica in replicas])
+    by_priority = bool(np.ptp(requests["priority"]))
+    engines = np.array([engine_of(replica, by_priority=by_priority) for replica in replicas])
     widest = max(replicas, key=lambda replica: replica.batching.max_batch_size)
     cached = any(replica.batching.prefix_cache for replica in replicas)
     sessions = int(requests["session"].max()) + 1 if cached else 0

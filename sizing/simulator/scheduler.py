@@ -373,7 +373,7 @@ def note_gone(state: State, requests: Requests, request: int) -> None:
         requests[before].behind = request
 
 
-# --- Pauses under max_utilization: if the KV cache is full, the sequence admitted last is paused; compiled by numba
+# --- Pauses under max_utilization: if the KV cache is full, a sequence is paused; compiled by numba
 
 
 @compiled_apart
@@ -381,16 +381,26 @@ def make_room(engine: Engine, state: State, work: Workspace, requests: Requests)
     """Pause sequences until the others can take one decode step, or only one is left; True if any was paused."""
     before = state.paused
     while state.running > 1 and overflows(engine, state, 1):
-        pause(engine, state, work, requests, latest(state, work, requests))
+        pause(engine, state, work, requests, victim(engine, state, work, requests))
     return state.paused > before
 
 
 @compiled
-def latest(state: State, work: Workspace, requests: Requests) -> int:
-    """The place in the heap of the running sequence admitted last."""
+def victim(engine: Engine, state: State, work: Workspace, requests: Requests) -> int:
+    """The place in the heap of the running sequence to pause: the one admitted last, or with priorities, of the last
+    priority the one that arrived last, as in vLLM's two scheduling policies."""
     last = 0
     for place in range(1, state.running):
-        if requests[request_at(work.heap, place)].admission > requests[request_at(work.heap, last)].admission:
+        one, other = requests[request_at(work.heap, place)], requests[request_at(work.heap, last)]
+        if not engine.by_priority:
+            later = one.admission > other.admission
+        elif one.priority != other.priority:
+            later = one.priority > other.priority
+        elif one.arrival_s != other.arrival_s:
+            later = one.arrival_s > other.arrival_s
+        else:
+            later = request_at(work.heap, place) > request_at(work.heap, last)
+        if later:
             last = place
     return last
 

@@ -178,6 +178,7 @@ class Engine:
     max_waiting: int
     padded: int  # static batches: 1 if prompts are padded to the longest, 0 if packed
     prefix_cache: int  # 1 if blocks that no request holds are kept for the next turn of their session
+    by_priority: int  # 1 if requests have different priorities, by which they are then paused
     shared_tokens: int  # whole blocks that the prompts of all sessions begin with, held once and not in `kv_tokens`
     lookahead_steps: float  # 0 for static batches
     lane_tokens: int  # tokens a decode step puts through the matrix products for each sequence
@@ -286,14 +287,15 @@ States = NDArray[Any]  # one record with the fields of State per replica
 NO_BEND = (0.0,) * len(BEND_KNOTS)
 
 
-def engine_of(replica: Replica, shared_tokens: int = 0) -> Engine:
-    """The numbers the compiled scheduler works with; `shared_tokens` of the KV cache belong to all sessions."""
+def engine_of(replica: Replica, shared_tokens: int = 0, *, by_priority: bool = False) -> Engine:
+    """The numbers the compiled scheduler works with; `shared_tokens` of the KV cache belong to all sessions, and
+    `by_priority` says that requests are not all of one priority."""
     law, rule, rough = replica.law, replica.batching, replica.rough
     values = (
         *(*law.seconds, law.unread, law.unread_decay),
         *(POLICIES.index(rule.policy), rule.max_batch_size, rule.token_budget, rule.kv_tokens - shared_tokens),
         *(KV_POLICIES.index(rule.kv_policy), rule.max_tokens, rule.kv_block_tokens, rule.max_waiting, rule.padded),
-        *(rule.prefix_cache, shared_tokens),
+        *(rule.prefix_cache, by_priority, shared_tokens),
         0.0 if rule.policy == "static" else rule.lookahead_steps,
         *_speculation_values(replica.speculation),
         *(rough.padding, rough.knee, rough.jitter),

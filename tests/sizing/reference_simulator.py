@@ -110,9 +110,9 @@ class Slot:
 class SlowReplica:
     """The scheduler: `waiting` and `slots` are lists of sequences, in order of service and of admission."""
 
-    def __init__(self, replica: Replica, prefix_tokens: int = 0) -> None:
+    def __init__(self, replica: Replica, prefix_tokens: int = 0, *, by_priority: bool = False) -> None:
         self.law, self.batching, self.rough = replica.law, replica.batching, replica.rough
-        self.speculation = replica.speculation
+        self.speculation, self.by_priority = replica.speculation, by_priority
         block = replica.batching.kv_block_tokens
         self.prefix_tokens = math.ceil(prefix_tokens / block) * block
         self.now_s = 0.0
@@ -211,13 +211,17 @@ class SlowReplica:
         return self.batching.policy == "prefill_first"
 
     def _pause(self) -> bool:
-        """Pause those admitted last until the next decode step fits into the KV cache."""
+        """Pause those admitted last, or of the last priority those that arrived last, until the next decode step fits
+        into the KV cache."""
         paused = False
         while True:
             running = [s for s in self.slots if s.decoding]
             if len(running) < 2 or self._held(self.slots) + len(running) <= self.batching.kv_tokens:
                 return paused
-            last = max(running, key=lambda s: s.admission)
+            last = max(
+                running,
+                key=lambda s: (s.priority, s.arrival_s, s.place) if self.by_priority else (s.admission, 0.0, 0),
+            )
             self.slots.remove(last)
             last.recompute, last.computed = round(last.generated), 0
             if last.cached == last.isl:
@@ -340,7 +344,8 @@ def serve(
 ) -> SlowReplica:
     """Serve requests that arrive at these times; their fates stand in them afterwards. Those that find a prefix in the
     cache share one, of `prefix_tokens`."""
-    engine = SlowReplica(replica, prefix_tokens)
+    by_priority = len({sequence.priority for sequence in sequences}) > 1
+    engine = SlowReplica(replica, prefix_tokens, by_priority=by_priority)
     to_come = list(zip(map(float, arrival_s), sequences, strict=True))
     while to_come or not engine.idle:
         while to_come and (to_come[0][0] <= engine.now_s or engine.idle):

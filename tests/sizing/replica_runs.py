@@ -42,7 +42,7 @@ def serve(replica: Replica, run: Requests, every_s: float = math.inf, samples: i
     shared = prefixes_found(run, streams)
     states = idle_states(1, seed, every_s)
     work = work_space(replica, 1, gaps=True, samples=samples, streams=streams, prefixes=shared)
-    run_stream(engine_of(replica), states, work, run)
+    run_stream(engine_of(replica, by_priority=bool(np.ptp(run["priority"]))), states, work, run)
     return Ran(run, states[0], work.gaps, work.series[0][: states[0]["samples"]])
 
 

@@ -93,7 +93,7 @@ def compare(replica: Replica, arrival_s: Any, slots: list[Slot]) -> SlowReplica:
         run[name] = values
     shared = prefixes_found(run)
     work = work_space(replica, 1, prefixes=shared)
-    run_stream(engine_of(replica), idle_states(1), work, run)
+    run_stream(engine_of(replica, by_priority=bool(np.ptp(run["priority"]))), idle_states(1), work, run)
     assert not work.prefixes[:, :, HOLDERS].any()
     engine = serve(replica, arrival_s, slots, int(shared.max(initial=0)))
     assert [OUTCOMES[outcome] for outcome in run["outcome"]] == [s.outcome for s in slots]
@@ -135,6 +135,10 @@ FEATURES: dict[str, tuple[Replica, dict[str, Any]]] = {
     "queue limit": (Replica(GPU, replace(BASE, max_waiting=4)), {}),
     "deadlines": (Replica(GPU, BASE), {"deadlines": True}),
     "priorities": (Replica(GPU, BASE), {"classes": 3}),
+    "priorities, pausing": (
+        Replica(GPU, replace(BASE, kv_policy="max_utilization", kv_tokens=1400)),
+        {"classes": 3},
+    ),
     "prefixes": (Replica(GPU, BASE), {"prefixes": True}),
     "prefixes, pausing": (
         Replica(GPU, replace(BASE, kv_policy="max_utilization", kv_tokens=1800, kv_block_tokens=16)),

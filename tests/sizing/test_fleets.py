@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import math
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -28,7 +29,7 @@ from sizing.edge import BY_FORMULA, least
 from sizing.errors import ScenarioError
 from sizing.plans import Fleet, NoFeasiblePlan, Rejection
 from sizing.question import Question
-from sizing.workload import Limit, Routing, Sla
+from sizing.workload import Lengths, Limit, Routing, Sla, Workload
 from tests.sizing.engines import LAW, SLA, candidate, question
 
 
@@ -173,6 +174,21 @@ def test_the_tighter_sla_decides_on_a_shared_fleet() -> None:
 def test_a_workload_that_misses_alone_leaves_no_shared_fleet() -> None:
     hopeless = Share("a", question(1.0).workload, Sla(Limit("itl", 95, 0.001)))
     assert isinstance(shared_fleet([hopeless], candidate(), Terms()), Rejection)
+
+
+def test_a_priority_for_those_in_a_hurry_saves_a_replica() -> None:
+    """Few slots, mostly taken by answers that have a minute: who goes first waits for the next slot that is free."""
+    few = candidate()
+    few = replace(few, replica=replace(few.replica, batching=replace(few.replica.batching, max_batch_size=8)))
+    chat = Share("chat", Workload(Lengths(500, 100), 3.0), Sla(Limit("ttft", 95, 1.0)))
+    batch = Share("batch", Workload(Lengths(1000, 300), 12.0), Sla(Limit("e2e", 95, 60.0)))
+    equal, behind = (
+        shared_fleet([chat, replace(batch, priority=priority)], few, Terms(headroom=0.0)) for priority in (0, 1)
+    )
+    assert isinstance(equal, SharedFleet) and isinstance(behind, SharedFleet)
+    assert behind.working < equal.working
+    first, last = (served.predicted.ttft.p95_s for served in behind.served)
+    assert first < 1 < last
 
 
 SCENARIO = """

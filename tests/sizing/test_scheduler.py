@@ -147,6 +147,16 @@ def test_a_paused_request_goes_to_the_front_and_may_give_up() -> None:
     assert times(full_cache(CLOCK), *rows) == [(SERVED, 1, 6), (CANCELLED, 1, 4.5), (SERVED, 7, 7)]
 
 
+def test_the_last_priority_is_paused_first_and_of_it_who_came_last() -> None:
+    """Full after a step: of twins the second is paused, admitted last, or the first where its priority is last."""
+    urgent = {"at": 0, "isl": 4, "osl": 6}
+    assert [end_s for _, _, end_s in times(full_cache(CLOCK), urgent, urgent | {"priority": 1})] == [6, 10]
+    assert [end_s for _, _, end_s in times(full_cache(CLOCK), urgent | {"priority": 1}, urgent)] == [10, 6]
+    rows = [{"at": at, "isl": isl, "osl": osl, "priority": 1} for at, isl, osl in ((0, 4, 9), (0.5, 3, 9))]
+    ahead = {"at": 0.25, "isl": 1, "osl": 2}
+    assert [end_s for _, _, end_s in times(full_cache(CLOCK), *rows, ahead)] == [9, 17, 3]
+
+
 def test_a_prefix_in_the_cache_is_not_computed_but_attended_to() -> None:
     row = {"at": 0, "isl": 10, "cached_tokens": 6, "osl": 3}
     assert times(Replica(COUNT), row) == [(SERVED, 4, 6)]

@@ -9,15 +9,16 @@ import numpy as np
 import pytest
 from numpy.random import SeedSequence
 
-from validation.evidence.systems import SYSTEMS, erlang_c, take_all_e2e_s
+from sizing.demand_model import Mmpp
+from validation.evidence.systems import SYSTEMS, erlang_c, m_m_c_k, m_m_c_patience, mmpp_m_1_number, take_all_e2e_s
 from validation.evidence.theory import Case, agreements, answer, rows
 
-CALM = [place for place, system in enumerate(SYSTEMS) if system.weight <= 2]
+CALM = [place for place, system in enumerate(SYSTEMS) if system.weight <= 4]
 
 
 @pytest.mark.parametrize("place", CALM, ids=lambda place: SYSTEMS[place].name)
 def test_the_simulator_agrees_with_theory(place: int) -> None:
-    cases = [Case(place, 40_000, True)] * 2
+    cases = [Case(place, 40_000, True)] * max(2, SYSTEMS[place].weight)
     found = agreements(cases, [answer(case, SeedSequence(2024, spawn_key=(place, k))) for k, case in enumerate(cases)])
     assert found[0].z < 4
     assert found[0].error < 0.03
@@ -63,3 +64,19 @@ def test_take_all_batches_without_load_or_batching_cost() -> None:
 def test_erlang_c_of_one_server_is_its_load() -> None:
     assert erlang_c(1, 0.7) == pytest.approx(0.7)
     assert erlang_c(2, 1.0) == pytest.approx(1 / 3)
+
+
+def test_arrivals_of_one_rate_are_poisson() -> None:
+    """Two states of one rate: M/M/1 has load / (1 - load) in it; states that change at once are as good as one."""
+    assert mmpp_m_1_number(Mmpp(1.0, 3.0, 2.0), 0.7) == pytest.approx(0.7 / 0.3)
+    assert mmpp_m_1_number(Mmpp(0.2, 3e-3, 2e-3), 0.7) == pytest.approx(0.7 / 0.3, rel=5e-3)
+    assert mmpp_m_1_number(Mmpp(0.2, 30.0, 20.0), 0.7) > 2 * 0.7 / 0.3
+
+
+def test_endless_patience_is_none() -> None:
+    """Who waits for minutes does not leave an M/M/8 at 0.8: the wait of Erlang C; who has none sees Erlang B."""
+    lost, wait = m_m_c_patience(8, 0.8, 300.0)
+    assert lost.exact < 1e-12
+    assert wait.exact == pytest.approx(erlang_c(8, 6.4) / (8 * 0.2))
+    blocked, _ = m_m_c_k(8, 8, 0.8)
+    assert m_m_c_patience(8, 0.8, 1e-9)[0].exact == pytest.approx(blocked.exact)

@@ -16,8 +16,10 @@ from sizing.engine import FREE, Batching, Policy, Replica, StepLaw
 from sizing.numbers import Floats
 from sizing.simulator import simulate
 from sizing.simulator.fleet import run_stream
+from sizing.simulator.recorded import replay
 from sizing.simulator.state import engine_of, idle_states, requests_of, work_space
-from sizing.workload import Arrivals, Lengths, Routing, Workload
+from sizing.trace import Trace
+from sizing.workload import Arrivals, Lengths, Limit, Routing, Sla, Workload
 
 Tokens = NDArray[np.int64]
 OUTPUT = 10_000
@@ -27,9 +29,13 @@ ONE_BY_ONE = Batching("prefill_first", max_batch_size=1, token_budget=10**9)
 WARM_UP = 0.1
 
 
-def serve(law: StepLaw, batching: Batching, arrival_s: Floats, isl: Tokens, osl: Tokens) -> Any:
-    """The records of a stream on one replica, without the warm-up."""
+def serve(
+    law: StepLaw, batching: Batching, arrival_s: Floats, isl: Tokens, osl: Tokens, **fields: Floats | Tokens | float
+) -> Any:
+    """The records of a stream on one replica, without the warm-up; `fields`: more that is known of the requests."""
     replica, run = Replica(law, batching), requests_of(isl, osl, arrival_s)
+    for name, values in fields.items():
+        run[name] = values
     run_stream(engine_of(replica), idle_states(1), work_space(replica, 1), run)
     return run[int(WARM_UP * len(run)) :]
 
@@ -42,12 +48,19 @@ def ones(n: int) -> Tokens:
     return np.ones(n, np.int64)
 
 
-def exponential_service(arrival_s: Floats, rng: Generator, slots: int = 1, max_waiting: int = 0) -> Any:
-    """Services of mean 1 s on `slots` servers: every iteration lasts one step, whatever it holds."""
+def exponential_servers(slots: int = 1, max_waiting: int = 0) -> Replica:
+    """`slots` servers for services of as many steps as a request has output tokens, whatever an iteration holds."""
     policy: Policy = "prefill_first" if slots == 1 else "whole_prompt"
     batching = Batching(policy, slots, token_budget=10**9, max_waiting=max_waiting)
-    law = FREE.with_values(overhead_s=STEP_S)
-    return serve(law, batching, arrival_s, ones(len(arrival_s)), rng.geometric(STEP_S, len(arrival_s)))
+    return Replica(FREE.with_values(overhead_s=STEP_S), batching)
+
+
+def exponential_service(
+    arrival_s: Floats, rng: Generator, slots: int = 1, max_waiting: int = 0, **fields: Floats | Tokens | float
+) -> Any:
+    """Services of mean 1 s on `slots` servers; `fields`: as in `serve`."""
+    replica, n = exponential_servers(slots, max_waiting), len(arrival_s)
+    return serve(replica.law, replica.batching, arrival_s, ones(n), rng.geometric(STEP_S, n), **fields)
 
 
 def e2e_s(run: Any) -> Floats:
@@ -56,6 +69,12 @@ def e2e_s(run: Any) -> Floats:
 
 def queue_s(run: Any) -> Floats:
     return np.asarray(run["scheduled_s"] - run["arrival_s"])
+
+
+def replayed_e2e_s(replica: Replica, trace: Trace) -> float:
+    """Mean time in system of the requests of a trace that one replica serves."""
+    never = Sla(Limit("e2e", 99, 1e9))
+    return replay(replica, trace, Workload(Lengths(1, 1), 1.0), never).quantiles("e2e").mean_s
 
 
 def one_prompt_each(arrival_s: Floats) -> Any:

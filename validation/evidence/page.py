@@ -66,9 +66,10 @@ arrivals from closed loops, GuideLLM, the trace and static batches are about rea
   round.
 - **GuideLLM, the trace, static batches.** The two highest rates of each cell from the lower ones; the second half of a
   trace from the first; prefill and decode times of a batch from six of them.
-- **Systems with exact answers.** The simulator, reduced to queues with a known solution (M/M/c, M/G/1, processor
-  sharing, batch service, fleets behind a router), against the formulas. At least 24 independent runs each: the
-  difference must be below 4 standard errors, and the standard error below 1 %.
+- **Systems with exact answers.** The simulator, reduced to queues with a known solution (M/M/c, with a limit of places,
+  with customers who give up, with priorities; M/G/1, processor sharing, arrivals whose rate jumps, batch service,
+  fleets behind a router), against the formulas. At least 24 independent runs each: the difference must be below 4
+  standard errors, and the standard error below 1 %.
 - **Largest rate.** The requests/s one replica carries under limits on TTFT and ITL, at p95 or p99. The answer is
   produced as in the product: eight closed-loop points with 2 % noise, at two lengths that mostly differ from those of
   the question; then the fit and the search. The truth is the engine itself, simulated at 400,000 requests per rate with

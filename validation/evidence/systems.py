@@ -3,22 +3,27 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
 from numpy.random import Generator
 from scipy.optimize import brentq
 
+from sizing.demand_model import DemandModel, Mmpp, drawn
 from sizing.engine import FREE, Batching
 from sizing.numbers import Floats
-from sizing.simulator.state import REJECTED
+from sizing.simulator.state import REJECTED, SERVED, TIMED_OUT
+from sizing.token_law import TokenLaw
+from sizing.trace import DAY_S
 from sizing.workload import Arrivals
 from validation.evidence.degenerate import (
     ONE_BY_ONE,
     OUTPUT,
     STEP_S,
     e2e_s,
+    exponential_servers,
     exponential_service,
     fleet_wait_s,
     one_prompt_each,
@@ -26,6 +31,7 @@ from validation.evidence.degenerate import (
     outputs,
     poisson,
     queue_s,
+    replayed_e2e_s,
     serve,
 )
 
@@ -149,6 +155,158 @@ def m_m_1_k(places: int, load: float) -> System:
     return System(f"M/M/1/{places} at {load}, blocked", (1 - load) * load**places / (1 - load ** (places + 1)), run, 2)
 
 
+def m_m_c_k(servers: int, places: int, load: float) -> list[System]:
+    """At most `places` in the system, and the wait of those let in: a birth-death chain (Gross and Harris 1998,
+    Fundamentals of Queueing Theory, 2.4)."""
+    chance = birth_death([servers * load] * places, [min(n + 1, servers) for n in range(places)])
+    waiting = np.maximum(np.arange(places + 1) - servers, 0)
+    name = f"M/M/{servers}/{places} at {load}"
+
+    def run(n: int, rng: Generator) -> Any:
+        return exponential_service(poisson(servers * load, n, rng), rng, servers, max_waiting=places - servers)
+
+    def blocked(n: int, rng: Generator) -> float:
+        return float((run(n, rng)["outcome"] == REJECTED).mean())
+
+    def wait_s(n: int, rng: Generator) -> float:
+        served = run(n, rng)
+        return float(queue_s(served[served["outcome"] == SERVED]).mean()) - STEP_S / 2
+
+    wait = float(chance @ waiting) / (servers * load * (1 - chance[-1]))
+    return [System(f"{name}, blocked", float(chance[-1]), blocked, 2), System(f"{name}, wait", wait, wait_s, 2)]
+
+
+def birth_death(births: Sequence[float], deaths: Sequence[float]) -> Floats:
+    """Probabilities of 0, 1, ... in a chain that goes from n to n + 1 at `births[n]`, and back at `deaths[n]`."""
+    weight = np.cumprod(np.append(1.0, np.asarray(births) / np.asarray(deaths)))
+    return np.asarray(weight / weight.sum())
+
+
+def m_m_c_patience(servers: int, load: float, patience_s: float) -> list[System]:
+    """Requests leave if not started after `patience_s`: M/M/c+D (Barrer 1957, Queuing with impatient customers and
+    ordered service; Gnedenko and Kovalenko 1968; Boots and Tijms 1999).
+
+    The wait offered to an arrival has the density f(x) = l p(c-1) exp(-(c - l) x) up to the patience D, as without
+    impatience, and beyond it falls as exp(-c x), for those who would wait longer bring no work. p(n): chance of n busy
+    servers, services last a second on average, l arrivals come a second.
+    """
+    rate = servers * load
+    busy = np.cumprod(np.append(1.0, rate / np.arange(1.0, servers)))
+    slack = servers - rate
+    begins = rate * busy[-1]
+    beyond = begins * math.exp(-slack * patience_s) / servers
+    whole = float(busy.sum()) + begins * -math.expm1(-slack * patience_s) / slack + beyond
+    before_s = (1 - (1 + slack * patience_s) * math.exp(-slack * patience_s)) / slack**2
+    lost = beyond / whole
+    name = f"M/M/{servers}+D at {load}, patience {patience_s:g} s"
+
+    def run(n: int, rng: Generator) -> Any:
+        return exponential_service(poisson(rate, n, rng), rng, servers, queue_timeout_s=patience_s)
+
+    def gone(n: int, rng: Generator) -> float:
+        return float((run(n, rng)["outcome"] == TIMED_OUT).mean())
+
+    def wait_s(n: int, rng: Generator) -> float:
+        served = run(n, rng)
+        return float(queue_s(served[served["outcome"] == SERVED]).mean()) - STEP_S / 2
+
+    wait = begins * before_s / whole / (1 - lost)
+    return [System(f"{name}, timed out", lost, gone, 2), System(f"{name}, wait of the served", wait, wait_s, 2)]
+
+
+def erlang_a(servers: int, load: float, patience_s: float) -> System:
+    """Exponential patience, Erlang A (Palm 1957): a birth-death chain, out of which those who wait leave one by one."""
+    rate, most = servers * load, 400
+    leaving = [min(n, servers) + max(n - servers, 0) / patience_s for n in range(1, most + 1)]
+    chance = birth_death([rate] * most, leaving)
+    waiting = float(chance @ np.maximum(np.arange(most + 1) - servers, 0))
+
+    def gone(n: int, rng: Generator) -> float:
+        arrival_s, patience = poisson(rate, n, rng), rng.exponential(patience_s, n)
+        run = exponential_service(arrival_s, rng, servers, queue_timeout_s=patience)
+        return float((run["outcome"] == TIMED_OUT).mean())
+
+    return System(f"M/M/{servers}+M at {load} (Erlang A), timed out", waiting / patience_s / rate, gone, 2)
+
+
+def priorities() -> list[System]:
+    """Classes of which none interrupts another (Cobham 1954, Priority assignment in waiting line problems).
+
+    Class k waits W / ((1 - s(k-1)) (1 - s(k))), s(k) the load of the classes up to k, W the time until the server, or
+    one of them, is free for an arrival that goes before all who wait. One server: prompts of other laws; several: those
+    of Erlang C, of equal means.
+    """
+    rates, tokens = np.array([1.0, 1.5, 0.25]), (100, 200, 1000)  # the second class is geometric
+    moments = np.array([tokens[0] ** 2, (2 - 1 / tokens[1]) * tokens[1] ** 2, tokens[2] ** 2]) * 1e-6
+    reached = np.cumsum(rates * np.array(tokens)) * 1e-3
+    waits = float(rates @ moments) / 2 / (1 - np.append(0.0, reached[:-1])) / (1 - reached)
+
+    def prompts(number: int) -> Callable[[int, Generator], float]:
+        def run(n: int, rng: Generator) -> float:
+            kind = rng.choice(3, n, p=rates / rates.sum())
+            isl = np.where(kind == 1, rng.geometric(1 / tokens[1], n), np.array(tokens)[kind])
+            arrival_s = poisson(float(rates.sum()), n, rng)
+            served = serve(FREE.with_values(token_s=1e-3), ONE_BY_ONE, arrival_s, isl, ones(n), priority=kind)
+            return float(queue_s(served[served["priority"] == number]).mean())
+
+        return run
+
+    servers, load, urgent = 8, 0.85, 0.4
+    wait = erlang_c(servers, servers * load) / servers
+
+    def several(number: int) -> Callable[[int, Generator], float]:
+        def run(n: int, rng: Generator) -> float:
+            kind = (rng.random(n) > urgent).astype(np.int64)
+            served = exponential_service(poisson(servers * load, n, rng), rng, servers, priority=kind)
+            return float(queue_s(served[served["priority"] == number]).mean()) - STEP_S / 2
+
+        return run
+
+    ahead, behind = wait / (1 - urgent * load), wait / (1 - urgent * load) / (1 - load)
+    return [
+        *(System(f"M/G/1, priority {k} of 3 (Cobham), wait", float(waits[k]), prompts(k), 2) for k in range(3)),
+        System(f"M/M/{servers} at {load}, priority 0 of 2, wait", ahead, several(0), 2),
+        System(f"M/M/{servers} at {load}, priority 1 of 2, wait", behind, several(1), 4),
+    ]
+
+
+def mmpp_m_1() -> list[System]:
+    """Arrivals in two states, as a demand model draws them, replayed as a trace: MMPP/M/1 by Neuts' matrix R (1981,
+    Matrix-Geometric Solutions in Stochastic Models, ch. 3). Sojourns like a service, and much longer than one."""
+
+    def system(arrivals: Mmpp, load: float, weight: int) -> System:
+        one = TokenLaw(((1, 1, 1.0),))
+        model = DemandModel((load,), arrivals, one, one)
+
+        def run(n: int, rng: Generator) -> float:
+            trace = drawn(model, n / load / DAY_S, seed=int(rng.integers(2**31)))
+            trace = replace(trace, osl=rng.geometric(STEP_S, len(trace)).astype(np.int32))
+            return replayed_e2e_s(exponential_servers(), trace)
+
+        name = f"MMPP/M/1 at {load}, states of {arrivals.low_s:g} and {arrivals.high_s:g} s, replayed, E2E"
+        return System(name, mmpp_m_1_number(arrivals, load) / load, run, weight)
+
+    return [system(Mmpp(0.3, 4.0, 2.0), 0.7, 2), system(Mmpp(0.2, 60.0, 20.0), 0.5, 4)]
+
+
+def mmpp_m_1_number(arrivals: Mmpp, rate_per_s: float) -> float:
+    """Mean number in system, services of a second on average: levels n, two states each, with the probabilities
+    x(0) R^n. R solves R^2 + R (Q - L - I) + L = 0, Q the generator of the states, L their rates."""
+    rates = rate_per_s * np.diag([arrivals.low_factor, arrivals.high_factor])
+    turns = np.array([[-1 / arrivals.low_s, 1 / arrivals.low_s], [1 / arrivals.high_s, -1 / arrivals.high_s]])
+    inside = turns - rates - np.eye(2)
+    ratio = np.zeros((2, 2))
+    for _ in range(100_000):
+        following = -(rates + ratio @ ratio) @ np.linalg.inv(inside)
+        converged, ratio = float(np.abs(following - ratio).max()) < 1e-14, following
+        if converged:
+            break
+    sums = np.linalg.inv(np.eye(2) - ratio)
+    balance = np.column_stack([turns - rates + ratio, sums.sum(axis=1)])
+    empty = np.linalg.lstsq(balance.T, np.array([0.0, 0.0, 1.0]), rcond=None)[0]
+    return float((empty @ ratio @ sums @ sums).sum())
+
+
 def splits() -> list[System]:
     """What a replica of a fleet sees of the stream: a Poisson one at random, Erlang gaps in turn, Geo/D/1, batches."""
     load, fleet, size = 0.7, 4, 5
@@ -222,4 +380,11 @@ SYSTEMS: tuple[System, ...] = (
     m_m_1_k(10, 1.2),
     *splits(),
     *map(static_batching, (0.3, 0.7)),
+    *m_m_c_k(4, 10, 0.9),
+    *m_m_c_k(8, 12, 1.3),
+    *m_m_c_patience(1, 0.8, 2.0),
+    *m_m_c_patience(8, 1.2, 0.5),
+    erlang_a(8, 1.1, 2.0),
+    *priorities(),
+    *mmpp_m_1(),
 )

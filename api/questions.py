@@ -207,7 +207,7 @@ def _asked(name: str, given: Mapping[str, Any], limit_s: float) -> bytes:
     arguments = [*_arguments(name, given), "--json"]
     if "--time-limit" in {option for parameter in command(name).params for option in parameter.opts}:
         arguments.append(f"--time-limit={limit_s}")  # its own would replace the caller's
-    return _printed(partial(command(name).main, arguments, prog_name=name, standalone_mode=False))
+    return _printed(partial(cli.main, [name, *arguments], prog_name="sizing", standalone_mode=False))
 
 
 def _printed(run: Callable[[], object]) -> bytes:

@@ -41,6 +41,8 @@ LARGEST_BODY_BYTES = 4 << 20
 DEEPEST = 64
 """Levels of a body's lists and objects; a config.json has five."""
 RETRY_AFTER_S = 5
+METHODS = ("GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS", "TRACE", "QUERY")
+"""All that reach an endpoint, which says itself what it answers."""
 MOST_CASES = 16
 T = TypeVar("T")
 
@@ -64,15 +66,20 @@ class Problem(Exception):
 Endpoint = Callable[[Request], Awaitable[Response]]
 
 
-def guarded(endpoint: Endpoint) -> Endpoint:
-    """The endpoint for those who may ask; what it raises is answered as a problem."""
+def guarded(endpoint: Endpoint, method: str = "") -> Endpoint:
+    """The endpoint for those who may ask, by one method (empty: any); what it raises is answered as a problem."""
 
     async def respond(request: Request) -> Response:
         try:
             check_identity(request)
+            if method and request.method != method:
+                raise Problem(405, "method", "Not this way", f"{request.url.path} answers {method}")
             return await endpoint(request)
         except Problem as problem:
-            return problem.response()
+            response = problem.response()
+            if method:
+                response.headers["Allow"] = method
+            return response
         except StoreError as error:
             return Problem(503, "store", "The points store is away", one_line(str(error))).response()
         except ClientDisconnect:
@@ -270,6 +277,7 @@ LISTS: Mapping[str, Endpoint] = {"models": models, "gpus": gpus, "deployments": 
 PROBLEMS = {
     "400": "The body is no JSON, or not of the form of a question.",
     "401": "No key of this server.",
+    "405": "Another method: see Allow.",
     "413": "The body is too large.",
     "415": "The body is not announced as application/json.",
     "422": "The question cannot be answered: out of range, unknown, or too dear. `detail` says what to do.",
@@ -376,8 +384,10 @@ def workers_as_set_up() -> Workers:
 
 def routes(workers: Workers) -> list[BaseRoute]:
     """All routes of the API, below `ROOT`."""
-    answers = [Route(f"/{name}", guarded(answering(name, workers)), methods=["POST"]) for name in COMMANDS]
-    answers.append(Route("/compare", guarded(comparing(workers)), methods=["POST"]))
-    lists = [Route(f"/{name}", guarded(endpoint), methods=["GET"]) for name, endpoint in LISTS.items()]
-    about = [Route("/openapi.json", guarded(openapi), methods=["GET"])]
-    return [Mount(ROOT, routes=[*answers, *lists, *about, Route("/{path:path}", guarded(nothing_here))])]
+    posts = {name: answering(name, workers) for name in COMMANDS} | {"compare": comparing(workers)}
+    gets = {**LISTS, "openapi.json": openapi}
+    endpoints = [
+        *(Route(f"/{name}", guarded(endpoint, "POST"), methods=METHODS) for name, endpoint in posts.items()),
+        *(Route(f"/{name}", guarded(endpoint, "GET"), methods=METHODS) for name, endpoint in gets.items()),
+    ]
+    return [Mount(ROOT, routes=[*endpoints, Route("/{path:path}", guarded(nothing_here), methods=METHODS)])]

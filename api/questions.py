@@ -135,21 +135,27 @@ def schema(name: str) -> Mapping[str, Any]:
     )
 
 
-@cache
-def _validator(name: str) -> Draft202012Validator:
-    return Draft202012Validator(dict(schema(name)))
+def misfit(form: Mapping[str, Any], value: object) -> str:
+    """Where and how a value is not of a JSON schema, in one line; empty where it is.
+
+    >>> misfit({"properties": {"rate": {"minimum": 0}}}, {"rate": -1})
+    'rate: -1 is less than the minimum of 0'
+    """
+    wrong = best_match(Draft202012Validator(dict(form)).iter_errors(value))
+    if wrong is None:
+        return ""
+    where = ".".join(str(part) for part in wrong.absolute_path)
+    return one_line(f"{where}: {wrong.message}" if where else wrong.message)
 
 
 def refusal(name: str, body: object) -> Refused | None:
     """What is wrong with the form of a question, before anything is computed; None where nothing is."""
-    wrong = best_match(_validator(name).iter_errors(body))
-    if wrong is not None:
-        where = ".".join(str(part) for part in wrong.absolute_path)
-        return Refused("form", one_line(f"{where}: {wrong.message}" if where else wrong.message))
+    if wrong := misfit(schema(name), body):
+        return Refused("form", wrong)
     assert isinstance(body, Mapping)
     for key, value in _texts(body):
         if "histogram:" in value.casefold() and ".csv" in value.casefold():
-            return Refused("form", f"{key}: {READ_FROM_FILE}: write the law as histogram:LOW-HIGH=COUNT,...")
+            return Refused("form", f"{key}: {READ_FROM_FILE}: write the law as histogram:LOW-HIGH@COUNT,...")
         if key == "model" and (is_path(value) or is_config(value)):
             return Refused("form", f"model: {READ_FROM_FILE}: give its config.json as `config`")
         if not value.isascii() and any("\ud800" <= sign <= "\udfff" for sign in value):

@@ -246,10 +246,6 @@ async def serve(workers: Workers) -> None:
         workers.end()
 
 
-def main() -> None:
-    """``sizing-mcp``."""
+def run() -> None:
+    """The server, in this process."""
     asyncio.run(serve(Workers(2, LIMIT_S)))
-
-
-if __name__ == "__main__":
-    main()

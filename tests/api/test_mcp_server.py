@@ -115,7 +115,7 @@ def test_what_cannot_be_asked_is_refused_in_one_line() -> None:
 
 def test_the_program_answers_over_its_standard_streams() -> None:
     async def conversation() -> None:
-        program = StdioServerParameters(command=sys.executable, args=["-m", "api.mcp_server"], cwd=ROOT)
+        program = StdioServerParameters(command=sys.executable, args=["-m", "api"], cwd=ROOT)
         async with Client(program) as client:
             assert client.server_info.name == "sizing"
             assert (await said(client, "plan", **QUESTION))["gpus"] > 0

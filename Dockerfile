@@ -17,6 +17,7 @@ COPY .streamlit/config.toml .streamlit/config.toml
 COPY sizing sizing
 COPY calibration calibration
 COPY ui ui
+COPY api api
 COPY triton_tools triton_tools
 COPY learn learn
 COPY lab lab

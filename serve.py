@@ -1,4 +1,4 @@
-"""The app as it is served: behind its gate, with an endpoint for probes, and links that outlive a login.
+"""The app as it is served: behind its gate, with an API, an endpoint for probes, and links that outlive a login.
 
 Start with: make app, or on a team's server: streamlit run serve.py
 """
@@ -14,6 +14,8 @@ from starlette.middleware import Middleware
 from starlette.routing import Route
 from streamlit.web.server.server_util import get_url
 
+from api.routes import routes, workers_as_set_up
+from sizing.errors import ScenarioError
 from ui.gate import Gate, most_sessions
 from ui.health import Health
 from ui.login import ReturnToLink
@@ -28,16 +30,17 @@ async def serving(app: st.App) -> AsyncIterator[None]:
         if not st.get_option("server.headless"):
             await to_thread.run_sync(webbrowser.open, get_url("localhost"))
         yield
+    workers.end()
 
 
 try:
-    room = most_sessions()
-except ValueError as wrong:
+    room, workers = most_sessions(), workers_as_set_up()
+except (ValueError, ScenarioError) as wrong:
     print(f"error: {wrong}", file=sys.stderr)
     sys.exit(2)
 app = st.App(
     "app.py",
     lifespan=serving,
-    routes=[Route("/healthz", health.respond)],
+    routes=[Route("/healthz", health.respond), *routes(workers)],
     middleware=[Middleware(Gate, most_sessions=room), Middleware(ReturnToLink)],
 )

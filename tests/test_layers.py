@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parent.parent
-CORE = ("sizing", "calibration", "ui")
+CORE = ("sizing", "calibration", "ui", "api")
 TENANTS = {"triton_tools", "learn", "lab", "validation"}
 SCREEN = {"streamlit", "plotly", "altair"}
 NETWORK = {"tritonclient", "grpc", "requests", "httpx", "aiohttp", "urllib", "socket", "http", "sqlalchemy"}
@@ -71,7 +71,7 @@ def rooms(*wanted: str) -> Iterator[tuple[str, frozenset[str]]]:
 
 
 def test_sizing_is_pure() -> None:
-    refused = SCREEN | NETWORK | {"calibration", "ui", "app"}
+    refused = SCREEN | NETWORK | {"calibration", "ui", "api", "app"}
     assert not {name: bad for name, names in rooms("sizing") if (bad := tops(names) & refused)}
 
 
@@ -88,6 +88,13 @@ def test_the_page_reaches_calibration_only_through_its_store_plans_and_jobs() ->
         assert not tops(names) & {"tritonclient", "grpc", "sqlalchemy", "numba"}, name
         assert {each for each in names if each.startswith("calibration.")} <= OFFERED_TO_UI, name
     assert tops(imports(ROOT / "app.py")) <= {"__future__", "streamlit", "ui"}
+
+
+def test_the_api_passes_questions_on_and_is_known_only_to_the_door() -> None:
+    for name, names in rooms("api"):
+        offered = {"calibration.store", "calibration.errors", "ui.login", "ui.patience"}
+        assert {each for each in names if each.startswith(("calibration.", "ui."))} <= offered, name
+    assert not {name for name, names in rooms("sizing", "calibration", "ui") if "api" in tops(names)}
 
 
 def test_nothing_of_the_core_imports_a_tenant() -> None:

@@ -51,12 +51,17 @@ def why_kept_out(cookies: Mapping[str, str]) -> str:
 
     The same rule as `require`, for what goes past the page, such as an upload.
     """
-    on = bool(get_secrets_auth_section())
+    on = is_set_up()
     fault = _fault(on)
     if fault or not on:
         return fault
     user = _claims(cookies)
     return why_refused(user, allowed_domains()) if user.get("is_logged_in") is True else "Log in first."
+
+
+def is_set_up() -> bool:
+    """True where the secrets have a login, whoever asks."""
+    return bool(get_secrets_auth_section())
 
 
 def account() -> None:

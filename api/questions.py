@@ -1,0 +1,277 @@
+"""What a program may ask: the commands of the planner as JSON questions, each with a schema, and how one is answered.
+
+A question has the keys that the command has options (`isl_cv` for ``--isl-cv``), and its answer is what the command
+prints with ``--json``, to the last digit. So that nothing on the server can be read through a question, files are given
+as what they hold: measured points as CSV text or as rows, a model's config.json as an object.
+"""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, redirect_stderr, redirect_stdout
+from dataclasses import dataclass
+from functools import cache, partial
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from types import MappingProxyType
+from typing import Any, Literal, NamedTuple
+
+import click
+from click.types import FloatParamType, FloatRange, IntParamType, IntRange
+from jsonschema import Draft202012Validator
+from jsonschema.exceptions import best_match
+
+from sizing.budget import within
+from sizing.cli.main import cli
+from sizing.cli.plan import show
+from sizing.errors import ScenarioError, SizingError, TimeLimitReached, one_line
+from sizing.estimate.checkpoints import is_config
+from sizing.plans import NoFeasiblePlan
+from sizing.points import COLUMNS
+from sizing.question import FIELDS, Range
+
+COMMANDS = ("plan", "capacity", "predict", "whatif", "simulate", "share", "sessions", "fit")
+"""The commands that are offered, in the order of the documentation."""
+LISTS = ("gpu", "precision", "tp", "layout", "engine", "daily")
+"""Options whose text is a comma-separated list: a question may have them as a list."""
+NOT_OFFERED = ("json_", "time_limit", "scenario", "trace", "trace_window", "trace_scale", "help")
+"""Options that are about the terminal, that the server sets, or that name a file of which there is no JSON form."""
+INLINE = ("points", "config")
+"""Options that name a file: a question has what the file holds."""
+IMPLIED = ("model", "isl", "osl")
+"""Needed keys that another one may imply (`config`, a law of lengths): the command says when one is missing."""
+READ_FROM_FILE = "a question cannot name a file on the server"
+
+
+class Refused(NamedTuple):
+    """Why there is no answer: which part is wrong, the form of the question or what it asks, and one line that says
+    what to do."""
+
+    part: Literal["form", "question"]
+    line: str
+
+
+def properties(name: str) -> dict[str, dict[str, Any]]:
+    """JSON schemas of the keys of one question, from the options of its command."""
+    return {key: _schema(key, option) for key, option in _offered(name).items()} | _inline(name)
+
+
+def _offered(name: str) -> dict[str, click.Option]:
+    """The options that a question may have, by key."""
+    options = (parameter for parameter in command(name).params if isinstance(parameter, click.Option))
+    return {key_of(option): option for option in options if key_of(option) not in (*NOT_OFFERED, *INLINE)}
+
+
+def key_of(option: click.Option) -> str:
+    """The key of an option in a question: its name as it is typed, with underscores; `json_` for ``--json``."""
+    if option.name == "json_":
+        return "json_"
+    return max(option.opts, key=len).removeprefix("--").replace("-", "_")
+
+
+@cache
+def command(name: str) -> click.Command:
+    """A command of the planner."""
+    found = cli.get_command(click.Context(cli), name)
+    assert found is not None
+    return found
+
+
+def _inline(name: str) -> dict[str, dict[str, Any]]:
+    """Schemas of what a file would hold."""
+    asked = {key_of(each) for each in command(name).params if isinstance(each, click.Option)}
+    cell = {"type": ["string", "number", "boolean", "null"]}
+    row = {"type": "object", "propertyNames": {"enum": list(COLUMNS)}, "additionalProperties": cell}
+    rows = {"type": "array", "items": row, "minItems": 1}
+    forms: dict[str, dict[str, Any]] = {
+        "points": {
+            "description": "Measured points: a points table as CSV text, or its rows as objects.",
+            "anyOf": [{"type": "string", "minLength": 1}, rows],
+        },
+        "config": {"description": "The public config.json of a model that the catalogue lacks.", "type": "object"},
+    }
+    return {key: form for key, form in forms.items() if key in asked}
+
+
+def _schema(key: str, option: click.Option) -> dict[str, Any]:
+    kind, about = option.type, {"description": option.help} if option.help else {}
+    if option.is_flag:
+        return about | {"type": "boolean", "default": False}
+    if isinstance(kind, click.Choice):
+        form: dict[str, Any] = {"type": "string", "enum": list(kind.choices)}
+    elif isinstance(kind, IntParamType | FloatParamType):
+        form = {"type": "integer" if isinstance(kind, IntParamType) else "number", **_bounds(kind, FIELDS.get(key))}
+    elif key in LISTS:
+        entry = {"type": ["string", "number"]}
+        form = {"anyOf": [{"type": "string"}, {"type": "array", "items": entry, "minItems": 1}]}
+    else:
+        form = {"type": "string"}
+    if option.multiple:
+        return about | {"type": "array", "items": form}
+    default = option.default
+    return about | form | ({"default": default} if isinstance(default, str | float | int) else {})
+
+
+def _bounds(kind: IntParamType | FloatParamType, field: Any) -> dict[str, float]:
+    """The least and the largest value: of the field of the question, else of the option."""
+    if field is not None and isinstance(field.range, Range):
+        return {"minimum": field.range.low, "maximum": field.range.high}
+    if not isinstance(kind, IntRange | FloatRange):
+        return {}
+    low, high = ("exclusiveMinimum" if kind.min_open else "minimum"), "maximum"
+    return {name: bound for name, bound in ((low, kind.min), (high, kind.max)) if bound is not None}
+
+
+@cache
+def schema(name: str) -> Mapping[str, Any]:
+    """The JSON schema (2020-12) of a question's body: no key beside those named."""
+    options = [each for each in command(name).params if isinstance(each, click.Option)]
+    needed = sorted(key_of(each) for each in options if each.required and key_of(each) not in IMPLIED)
+    return MappingProxyType(
+        {"type": "object", "properties": properties(name), "required": needed, "additionalProperties": False}
+    )
+
+
+def misfit(form: Mapping[str, Any], value: object) -> str:
+    """Where and how a value is not of a JSON schema, in one line; empty where it is.
+
+    >>> misfit({"properties": {"rate": {"minimum": 0}}}, {"rate": -1})
+    'rate: -1 is less than the minimum of 0'
+    """
+    wrong = best_match(Draft202012Validator(dict(form)).iter_errors(value))
+    if wrong is None:
+        return ""
+    where = ".".join(str(part) for part in wrong.absolute_path)
+    return one_line(f"{where}: {wrong.message}" if where else wrong.message)
+
+
+def refusal(name: str, body: object) -> Refused | None:
+    """What is wrong with the form of a question, before anything is computed; None where nothing is."""
+    if wrong := misfit(schema(name), body):
+        return Refused("form", wrong)
+    assert isinstance(body, Mapping)
+    for key, value in _texts(body):
+        if "histogram:" in value.casefold() and ".csv" in value.casefold():
+            return Refused("form", f"{key}: {READ_FROM_FILE}: write the law as histogram:LOW-HIGH@COUNT,...")
+        if key == "model" and (is_path(value) or is_config(value)):
+            return Refused("form", f"model: {READ_FROM_FILE}: give its config.json as `config`")
+        if not value.isascii() and any("\ud800" <= sign <= "\udfff" for sign in value):
+            return Refused("form", f"{key}: half a character (a lone surrogate)")
+    return None
+
+
+def is_path(name: str) -> bool:
+    """True for what no model is called (`owner/name`), whether there is such a file or not: nobody learns that.
+
+    >>> is_path("Qwen/Qwen3-32B"), is_path("/etc"), is_path("../data/model"), is_path("model.json")
+    (False, True, True, True)
+    """
+    return name.startswith(("/", ".", "~")) or name.count("/") > 1 or "\\" in name or name.casefold().endswith(".json")
+
+
+def _texts(body: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
+    """Every text of a question with its key, what stands in `points` and `config` apart."""
+    for key, value in body.items():
+        if key in INLINE:
+            continue
+        values = value if isinstance(value, list) else [value]
+        yield from ((key, each) for each in values if isinstance(each, str))
+
+
+@dataclass(frozen=True, slots=True)
+class Question:
+    """A command and what is asked of it, as `refusal` found right: what a worker process gets, and what its answer is
+    kept under."""
+
+    command: str
+    body: str
+
+    @classmethod
+    def of(cls, name: str, body: Mapping[str, Any]) -> Question:
+        """Keys in one order, so that the same question asked in another one is the same."""
+        return cls(name, json.dumps(body, sort_keys=True))
+
+    def answer(self, limit_s: float) -> bytes | Refused:
+        """What the command prints as JSON, computed here; raises TimeLimitReached beyond `limit_s` seconds of CPU."""
+        try:
+            with _written(json.loads(self.body)) as given, within(limit_s):
+                return _asked(self.command, given, limit_s)
+        except NoFeasiblePlan as error:
+            return _printed(partial(show, error, json_=True))
+        except TimeLimitReached:
+            raise
+        except SizingError as error:
+            return Refused("question", one_line(str(error)))
+        except click.ClickException as error:
+            return Refused("question", one_line(error.format_message()))
+
+
+def _asked(name: str, given: Mapping[str, Any], limit_s: float) -> bytes:
+    arguments = [*_arguments(name, given), "--json"]
+    if "--time-limit" in {option for parameter in command(name).params for option in parameter.opts}:
+        arguments.append(f"--time-limit={limit_s}")  # its own would replace the caller's
+    return _printed(partial(cli.main, [name, *arguments], prog_name="sizing", standalone_mode=False))
+
+
+def _printed(run: Callable[[], object]) -> bytes:
+    """The JSON that a command prints; what it would tell a terminal is dropped."""
+    with redirect_stdout(io.StringIO()) as out, redirect_stderr(io.StringIO()):
+        run()
+    return out.getvalue().encode()
+
+
+def _arguments(name: str, given: Mapping[str, Any]) -> Iterator[str]:
+    """The options of a command line, each in one word, so that no value can be taken for an option."""
+    options = {key_of(each): each for each in command(name).params if isinstance(each, click.Option)}
+    for key, value in given.items():
+        option = max(options[key].opts, key=len)
+        if options[key].is_flag:
+            if value:
+                yield option
+            elif options[key].secondary_opts:
+                yield options[key].secondary_opts[0]
+        elif options[key].multiple:
+            yield from (f"{option}={_word(each)}" for each in value)
+        else:
+            yield f"{option}={','.join(map(_word, value)) if isinstance(value, list) else _word(value)}"
+
+
+def _word(value: object) -> str:
+    """A value as it is typed; whole numbers without a point."""
+    return str(int(value)) if isinstance(value, float) and value.is_integer() and abs(value) < 2**53 else str(value)
+
+
+@contextmanager
+def _written(body: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
+    """The question with files in the place of what they hold, which last as long as the answer takes."""
+    given = {key: value for key, value in body.items() if key not in INLINE}
+    if len(given) == len(body):
+        yield given
+        return
+    with TemporaryDirectory(prefix="sizing-") as folder:
+        if "points" in body:
+            points = Path(folder) / "points.csv"
+            held = body["points"]
+            points.write_text(held if isinstance(held, str) else table(held), encoding="utf-8")
+            given["points"] = str(points)
+        if "config" in body:
+            config = Path(folder) / "config.json"
+            config.write_text(json.dumps(body["config"]), encoding="utf-8")
+            given["config"] = str(config)
+        try:
+            yield given
+        except SizingError as error:  # the reader of the message knows no folder
+            raise ScenarioError(str(error).replace(f"{folder}/", "")) from None
+
+
+def table(rows: Sequence[Mapping[str, Any]]) -> str:
+    """Points as a CSV table, with the columns that any of them has."""
+    columns = [name for name in COLUMNS if any(name in row for row in rows)]
+    out = io.StringIO()
+    writer = csv.DictWriter(out, columns, restval="", lineterminator="\n")
+    writer.writeheader()
+    writer.writerows({key: "" if value is None else value for key, value in row.items()} for row in rows)
+    return out.getvalue()

@@ -1,0 +1,393 @@
+"""The HTTP API: `POST /api/v1/COMMAND` answers a question, `GET /api/v1/...` lists what can be asked about.
+
+Stateless: an answer depends on the question and on the program's version alone. What is wrong is said as problem
+details (RFC 9457) with the command line's one line.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import hmac
+import json
+import os
+from collections.abc import Awaitable, Callable, Mapping
+from typing import Any, TypeVar
+
+from anyio import to_thread
+from pydantic import TypeAdapter
+from starlette.requests import ClientDisconnect, Request
+from starlette.responses import JSONResponse, Response
+from starlette.routing import BaseRoute, Mount, Route
+
+from api.questions import COMMANDS, Question, Refused, command, refusal, schema
+from api.workers import Full, Lost, Workers
+from calibration.errors import StoreError
+from calibration.store import Store
+from sizing import catalog
+from sizing.candidates import by_deployment
+from sizing.cli.shapes import finite_only
+from sizing.errors import TimeLimitReached, one_line
+from sizing.places import resource, version
+from sizing.points import COLUMNS, Deployment, Point, read_points
+from ui import login
+from ui.patience import limit_s
+
+ROOT = "/api/v1"
+KEYS_VARIABLE = "SIZING_API_KEYS"
+WORKERS_VARIABLE = "SIZING_WORKERS"
+LARGEST_BODY_BYTES = 4 << 20
+"""A table of 10,000 points is half of it."""
+DEEPEST = 64
+"""Levels of a body's lists and objects; a config.json has five."""
+RETRY_AFTER_S = 5
+METHODS = ("GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS", "TRACE", "QUERY")
+"""All that reach an endpoint, which says itself what it answers."""
+MOST_CASES = 16
+T = TypeVar("T")
+
+
+class Problem(Exception):
+    """A response that is no answer: status, kind (the end of the problem's type), title and one line."""
+
+    def __init__(self, status: int, kind: str, title: str, line: str) -> None:
+        super().__init__(line)
+        self.status, self.kind, self.title, self.line = status, kind, title, line
+
+    def response(self) -> Response:
+        """As problem details."""
+        told = {"type": f"urn:sizing:{self.kind}", "title": self.title, "status": self.status, "detail": self.line}
+        headers = {"Retry-After": str(RETRY_AFTER_S)} if self.status == 503 else {}
+        if self.status == 401:
+            headers["WWW-Authenticate"] = "Bearer"
+        return JSONResponse(told, self.status, headers, media_type="application/problem+json")
+
+
+Endpoint = Callable[[Request], Awaitable[Response]]
+
+
+def guarded(endpoint: Endpoint, method: str = "") -> Endpoint:
+    """The endpoint for those who may ask, by one method (empty: any); what it raises is answered as a problem."""
+
+    async def respond(request: Request) -> Response:
+        try:
+            check_identity(request)
+            if method and request.method != method:
+                raise Problem(405, "method", "Not this way", f"{request.url.path} answers {method}")
+            return await endpoint(request)
+        except Problem as problem:
+            response = problem.response()
+            if method:
+                response.headers["Allow"] = method
+            return response
+        except StoreError as error:
+            return Problem(503, "store", "The points store is away", one_line(str(error))).response()
+        except ClientDisconnect:
+            return Response(status_code=499)  # nobody reads it
+
+    return respond
+
+
+def check_identity(request: Request) -> None:
+    """Problem for a request that may not ask. Where keys or a login are set up, it needs one of them."""
+    keys = os.environ.get(KEYS_VARIABLE, "").replace(",", " ").split()
+    scheme, _, given = request.headers.get("authorization", "").partition(" ")
+    if scheme.casefold() == "bearer" and is_among(given.strip(), keys):
+        return
+    if login.why_kept_out(request.cookies) or (keys and not login.is_set_up()):
+        raise Problem(401, "key", "Not authorized", "send a key of this server: Authorization: Bearer KEY")
+
+
+def is_among(given: str, keys: list[str]) -> bool:
+    """True for one of the keys; compared as digests, so that time tells nothing about them."""
+    digest = hashlib.sha256(given.encode()).digest()
+    return any(hmac.compare_digest(digest, hashlib.sha256(key.encode()).digest()) for key in keys)
+
+
+async def body_of(request: Request) -> Any:
+    """The JSON of a request, without NaN and infinities. Problem for what is too large, too deep or no JSON."""
+    announced = request.headers.get("content-length", "0")
+    too_large = Problem(413, "size", "Too large", f"a question has at most {LARGEST_BODY_BYTES >> 20} MiB")
+    if announced.isdigit() and int(announced) > LARGEST_BODY_BYTES:
+        raise too_large
+    held = bytearray()
+    async for part in request.stream():
+        held += part
+        if len(held) > LARGEST_BODY_BYTES:
+            raise too_large
+    if (sent := request.headers.get("content-type", "").partition(";")[0].strip().casefold()) != "application/json":
+        raise Problem(415, "media-type", "Not JSON", f"send application/json, not {one_line(sent, 60) or 'nothing'}")
+    try:
+        found = json.loads(bytes(held), parse_constant=_no_number)
+        check_depth(found)
+    except (ValueError, RecursionError) as error:
+        raise Problem(400, "json", "Not JSON", one_line(f"the body is not JSON: {error}")) from None
+    return found
+
+
+def _no_number(name: str) -> Any:
+    raise ValueError(f"{name} is no JSON number")
+
+
+def check_depth(value: Any) -> None:
+    """ValueError for lists and objects more than `DEEPEST` levels deep."""
+    level = [value]
+    for _ in range(DEEPEST):
+        level = [inner for each in level if isinstance(each, dict | list) for inner in _inside(each)]
+        if not level:
+            return
+    raise ValueError(f"lists and objects more than {DEEPEST} levels deep")
+
+
+def is_object(value: object) -> bool:
+    """True for what JSON calls an object."""
+    return isinstance(value, dict)
+
+
+def _inside(value: dict[str, Any] | list[Any]) -> list[Any]:
+    return list(value.values()) if isinstance(value, dict) else value
+
+
+async def unless_gone(request: Request, answer: Awaitable[T]) -> T:
+    """The answer; cancelled, and ClientDisconnect raised, when the client leaves before it is there."""
+
+    async def gone() -> None:
+        while (await request.receive())["type"] != "http.disconnect":
+            pass
+
+    asked, left = asyncio.ensure_future(answer), asyncio.ensure_future(gone())
+    try:
+        await asyncio.wait((asked, left), return_when=asyncio.FIRST_COMPLETED)
+        if not asked.done():
+            raise ClientDisconnect
+        return asked.result()
+    finally:
+        for task in (asked, left):
+            task.cancel()
+
+
+def answering(name: str, workers: Workers) -> Endpoint:
+    """The endpoint of one command."""
+
+    async def endpoint(request: Request) -> Response:
+        question = question_of(name, await body_of(request))
+        return Response(await unless_gone(request, answer(question, workers)), media_type="application/json")
+
+    return endpoint
+
+
+def question_of(name: str, body: Any) -> Question:
+    """The question of a body. Problem for one that is none."""
+    if wrong := refusal(name, body):
+        raise Problem(400, wrong.part, "Not a question", wrong.line)
+    return Question.of(name, body)
+
+
+async def answer(question: Question, workers: Workers) -> bytes:
+    """The answer as JSON. Problem where there is none."""
+    try:
+        found = await workers.answer(question)
+    except TimeLimitReached as error:
+        raise Problem(422, "time-limit", "The question takes too long", one_line(str(error))) from None
+    except Full:
+        line = "too many questions are under way: try again in a few seconds"
+        raise Problem(503, "full", "The server is full", line) from None
+    except Lost:
+        line = "the process that computed the answer died, twice: too little memory? Ask for less at once"
+        raise Problem(500, "lost", "The answer is lost", line) from None
+    if isinstance(found, Refused):
+        raise Problem(422, found.part, "The question cannot be answered", found.line)
+    assert isinstance(found, bytes)
+    return found
+
+
+def comparing(workers: Workers) -> Endpoint:
+    """The endpoint that answers several plans at once, each by its name: as `plan` does, or with its problem."""
+
+    async def one(name: str, body: Any) -> tuple[str, bytes]:
+        try:
+            found = await answer(question_of("plan", body), workers)
+        except Problem as problem:
+            found = bytes(problem.response().body)
+        return name, found
+
+    async def endpoint(request: Request) -> Response:
+        body = await body_of(request)
+        cases = body["cases"] if isinstance(body, dict) and body.keys() == {"cases"} else None
+        if not (isinstance(cases, dict) and 1 <= len(cases) <= MOST_CASES and all(map(is_object, cases.values()))):
+            line = f"cases: give 1 to {MOST_CASES} questions of `plan` by name"
+            raise Problem(400, "form", "Not a question", line)
+        found = await unless_gone(request, asyncio.gather(*(one(name, case) for name, case in cases.items())))
+        parts = (json.dumps(name).encode() + b": " + answered for name, answered in found)
+        return Response(b'{"cases": {' + b", ".join(parts) + b"}}", media_type="application/json")
+
+    return endpoint
+
+
+# --- What can be asked about
+
+
+async def models(_: Request) -> Response:
+    """The catalogue's models."""
+    kind: TypeAdapter[Any] = TypeAdapter(catalog.Model)
+    return listed([kind.dump_python(model, mode="json") for model in catalog.models().values()])
+
+
+async def gpus(_: Request) -> Response:
+    """The catalogue's GPUs."""
+    kind: TypeAdapter[Any] = TypeAdapter(catalog.Gpu)
+    return listed([{"name": name} | kind.dump_python(gpu, mode="json") for name, gpu in catalog.gpus().items()])
+
+
+async def deployments(_: Request) -> Response:
+    """What was measured: each deployment, and its number of points."""
+    found = by_deployment(await to_thread.run_sync(measured))
+    return listed([key._asdict() | {"points": len(group)} for key, group in found.items()])
+
+
+async def points(request: Request) -> Response:
+    """The points of the store and of the shipped tables that are fitted; query parameters filter by a deployment's."""
+    asked = request.query_params
+    if unknown := [name for name in asked if name not in Deployment._fields]:
+        known = ", ".join(Deployment._fields)
+        raise Problem(400, "form", "Not a filter", one_line(f"{unknown[0]}: points are filtered by {known}"))
+    found = await to_thread.run_sync(measured)
+    kept = [each for each in found if all(_says(getattr(each, name), asked[name]) for name in asked)]
+    return listed([{name: getattr(each, name) for name in COLUMNS} for each in kept])
+
+
+def _says(value: object, text: str) -> bool:
+    return ("" if value is None else str(value)).casefold() == text.casefold()
+
+
+def measured() -> list[Point]:
+    """The points of the store and of the shipped tables, void ones left out."""
+    shipped = [point for path in sorted(resource("data/curves").glob("*.csv")) for point in read_points(path)]
+    return [point for point in (*shipped, *Store().points()) if not point.void]
+
+
+def listed(entries: list[dict[str, Any]]) -> Response:
+    """A list as an object, so that more can be said beside it."""
+    return JSONResponse({"count": len(entries), "items": finite_only(entries)})
+
+
+# --- The description of all this: OpenAPI 3.1
+
+LISTS: Mapping[str, Endpoint] = {"models": models, "gpus": gpus, "deployments": deployments, "points": points}
+PROBLEMS = {
+    "400": "The body is no JSON, or not of the form of a question.",
+    "401": "No key of this server.",
+    "405": "Another method: see Allow.",
+    "413": "The body is too large.",
+    "415": "The body is not announced as application/json.",
+    "422": "The question cannot be answered: out of range, unknown, or too dear. `detail` says what to do.",
+    "500": "The answer is lost.",
+    "503": "Too many questions are under way, or the store is away: try again.",
+}
+
+
+def description() -> dict[str, Any]:
+    """The OpenAPI document."""
+    paths: dict[str, Any] = {}
+    for name in COMMANDS:
+        about = (command(name).help or "").strip().replace("\n    ", "\n")
+        paths[f"/{name}"] = {
+            "post": {
+                "operationId": name,
+                "summary": about.partition("\n")[0],
+                "description": about,
+                "requestBody": {
+                    "required": True,
+                    "content": {"application/json": {"schema": {"$ref": f"#/components/schemas/{name}"}}},
+                },
+                "responses": {"200": _ok("What the command prints with --json.", {"type": "object"}), **_problems()},
+            }
+        }
+    case = {"type": "object", "description": "A question of `plan`."}
+    cases = {"type": "object", "additionalProperties": case, "minProperties": 1, "maxProperties": MOST_CASES}
+    several = {"type": "object", "required": ["cases"], "properties": {"cases": cases}, "additionalProperties": False}
+    paths["/compare"] = {
+        "post": {
+            "operationId": "compare",
+            "summary": "Several plans at once, each by its name.",
+            "requestBody": {"required": True, "content": {"application/json": {"schema": several}}},
+            "responses": {
+                "200": _ok("By name, what `plan` answers, or its problem.", {"type": "object"}),
+                **_problems(),
+            },
+        }
+    }
+    entries: dict[str, Any] = {"type": "object", "required": ["count", "items"]}
+    entries["properties"] = {"count": {"type": "integer"}, "items": {"type": "array", "items": {"type": "object"}}}
+    for name, endpoint in LISTS.items():
+        about = (endpoint.__doc__ or "").strip()
+        filters = [{"name": key, "in": "query", "schema": {"type": "string"}} for key in Deployment._fields]
+        paths[f"/{name}"] = {
+            "get": {
+                "operationId": name,
+                "summary": about.partition("\n")[0],
+                "parameters": filters if name == "points" else [],
+                "responses": {"200": _ok("The list.", entries), **_problems("400", "401", "503")},
+            }
+        }
+    problem: dict[str, Any] = {"type": "object", "required": ["type", "title", "status", "detail"]}
+    problem["properties"] = {key: {"type": "string"} for key in ("type", "title", "detail")}
+    problem["properties"]["status"] = {"type": "integer"}
+    return {
+        "openapi": "3.1.0",
+        "info": {"title": "LLM capacity planner", "version": version(), "license": {"name": "Apache-2.0"}},
+        "servers": [{"url": ROOT}],
+        "paths": paths,
+        "components": {
+            "schemas": {"problem": problem, **{name: dict(schema(name)) for name in COMMANDS}},
+            "securitySchemes": {"key": {"type": "http", "scheme": "bearer"}},
+        },
+        "security": [{}, {"key": []}],
+    }
+
+
+def _ok(about: str, form: Mapping[str, Any]) -> dict[str, Any]:
+    return {"description": about, "content": {"application/json": {"schema": dict(form)}}}
+
+
+def _problems(*statuses: str) -> dict[str, Any]:
+    content = {"application/problem+json": {"schema": {"$ref": "#/components/schemas/problem"}}}
+    return {status: {"description": PROBLEMS[status], "content": content} for status in statuses or PROBLEMS}
+
+
+async def openapi(_: Request) -> Response:
+    """The OpenAPI document."""
+    return JSONResponse(description())
+
+
+async def nothing_here(request: Request) -> Response:
+    """Any other path."""
+    line = one_line(f"{request.url.path}: there is POST {ROOT}/{{{','.join(COMMANDS)}}} and GET {ROOT}/openapi.json")
+    raise Problem(404, "path", "Nothing here", line)
+
+
+def processes() -> int:
+    """Worker processes as the server is set up: by default one for each core, at least two.
+
+    Raises ValueError where the setting is no whole number above zero.
+    """
+    text = os.environ.get(WORKERS_VARIABLE) or str(max(2, os.cpu_count() or 2))
+    if not (text.isascii() and text.isdigit() and int(text)):
+        raise ValueError(f"{WORKERS_VARIABLE} is {text!r}: give a whole number above zero, or unset it")
+    return int(text)
+
+
+def workers_as_set_up() -> Workers:
+    """The pool that computes, with the time limit of a page."""
+    return Workers(processes(), limit_s())
+
+
+def routes(workers: Workers) -> list[BaseRoute]:
+    """All routes of the API, below `ROOT`."""
+    posts = {name: answering(name, workers) for name in COMMANDS} | {"compare": comparing(workers)}
+    gets = {**LISTS, "openapi.json": openapi}
+    endpoints = [
+        *(Route(f"/{name}", guarded(endpoint, "POST"), methods=METHODS) for name, endpoint in posts.items()),
+        *(Route(f"/{name}", guarded(endpoint, "GET"), methods=METHODS) for name, endpoint in gets.items()),
+    ]
+    return [Mount(ROOT, routes=[*endpoints, Route("/{path:path}", guarded(nothing_here), methods=METHODS)])]

@@ -1,0 +1,147 @@
+"""Processes that compute answers: cheap questions first, each question once, and none lost with a process.
+
+An answer takes a core from some milliseconds to a minute, and nobody can tell beforehand which. So every question first
+gets little time; one that needs more is asked again in the slow lane, which leaves a process to the others (the two
+lowest levels of a multilevel feedback queue; Corbato, Merwin-Daggett, Daley 1962).
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import OrderedDict
+from collections.abc import Hashable
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from joblib.externals.loky.process_executor import ProcessPoolExecutor, TerminatedWorkerError
+
+from sizing.errors import TimeLimitReached
+
+QUICK_S = 2.0
+"""CPU seconds of a question in the quick lane: most answers take less, once a process is warm."""
+LIVES = 2
+"""Times that a question is computed whose process dies: one that needs too much memory must not end them all."""
+MOST_WAITING = 256
+"""Questions under way at a time: the last of them would wait for minutes."""
+KEPT = 256
+"""Answers that are remembered."""
+
+
+class Job(Hashable, Protocol):
+    """A question that another process can answer; equal ones are the same question."""
+
+    def answer(self, limit_s: float) -> Any:
+        """The answer; raises TimeLimitReached if it takes more than `limit_s` seconds of CPU."""
+
+
+class Full(Exception):
+    """Too many questions are under way."""
+
+
+class Lost(Exception):
+    """The process of a question died, every time."""
+
+
+class Process:
+    """One process, in an executor of its own: its death, or its end by our hand, is that of one question."""
+
+    def __init__(self) -> None:
+        self._pool: Any = None
+
+    async def answer(self, job: Job, limit_s: float) -> Any:
+        """Answered there. The process starts when it is first needed, and anew after its end; Lost if it dies.
+
+        A caller that is cancelled takes the process with it: nothing else stops what it computes.
+        """
+        if self._pool is None:
+            self._pool = ProcessPoolExecutor(max_workers=1)
+        try:
+            return await asyncio.wrap_future(self._pool.submit(job.answer, limit_s))
+        except asyncio.CancelledError:
+            self.end()
+            raise
+        except TerminatedWorkerError:
+            self.end()
+            raise Lost from None
+
+    def end(self) -> None:
+        """End it, whatever it does."""
+        if self._pool is not None:
+            self._pool.shutdown(wait=False, kill_workers=True)
+            self._pool = None
+
+
+@dataclass(slots=True)
+class UnderWay:
+    """A question that is being computed, and how many wait for it."""
+
+    task: asyncio.Task[Any]
+    waiting: int = 0
+
+
+class Workers:
+    """Answers jobs in `processes` processes, each job within `limit_s` seconds of CPU.
+
+    Of several who ask the same, one is computed for, and it is given up when the last of them leaves. The slow lane
+    never takes the last process, if there are several. To be used from one event loop.
+    """
+
+    def __init__(self, processes: int, limit_s: float, quick_s: float = QUICK_S) -> None:
+        self.limit_s, self.quick_s = limit_s, min(quick_s, limit_s)
+        self._processes = [Process() for _ in range(processes)]
+        self._idle = list(self._processes)
+        self._free = asyncio.Semaphore(processes)
+        self._slow = asyncio.Semaphore(max(1, processes - 1))
+        self._under_way: dict[Job, UnderWay] = {}
+        self._known: OrderedDict[Job, Any] = OrderedDict()
+
+    async def answer(self, job: Job) -> Any:
+        """The answer, kept for the next who asks. Raises Full, Lost, TimeLimitReached, and what the job itself does."""
+        if job in self._known:
+            self._known.move_to_end(job)
+            return self._known[job]
+        if job not in self._under_way:
+            if len(self._under_way) >= MOST_WAITING:
+                raise Full
+            self._under_way[job] = UnderWay(asyncio.create_task(self._computed(job)))
+        asked = self._under_way[job]
+        asked.waiting += 1
+        try:
+            found = await asyncio.shield(asked.task)
+        finally:
+            asked.waiting -= 1
+            if asked.waiting == 0:
+                asked.task.cancel()  # of no effect once it is done
+                if self._under_way.get(job) is asked:
+                    del self._under_way[job]
+        self._known[job] = found
+        while len(self._known) > KEPT:
+            self._known.popitem(last=False)
+        return found
+
+    async def _computed(self, job: Job) -> Any:
+        try:
+            return await self._in_lane(job, self.quick_s)
+        except TimeLimitReached:
+            if self.limit_s <= self.quick_s:
+                raise
+        async with self._slow:
+            return await self._in_lane(job, self.limit_s)
+
+    async def _in_lane(self, job: Job, limit_s: float) -> Any:
+        for life in range(LIVES):
+            async with self._free:
+                process = self._idle.pop()
+                try:
+                    return await process.answer(job, limit_s)
+                except Lost:
+                    if life == LIVES - 1:
+                        raise
+                finally:
+                    self._idle.append(process)
+        raise AssertionError
+
+    def end(self) -> None:
+        """End all processes."""
+        for process in self._processes:
+            process.end()

@@ -1,0 +1,123 @@
+"""The planner as a language model's tools, asked by the SDK's own client."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import sys
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from mcp import Client, StdioServerParameters
+
+from api.mcp_server import server, tools
+from api.questions import Question
+from api.workers import Workers
+from tests.api.conftest import LIMIT_S, QUESTION
+
+ROOT = Path(__file__).parents[2]
+MOST_CHARACTERS = 6000
+"""Of an answer: a page or two."""
+
+
+def talk(conversation: Callable[[Client], Awaitable[None]]) -> None:
+    """A conversation with the server in this process."""
+
+    async def held() -> None:
+        workers = Workers(1, LIMIT_S)
+        try:
+            async with Client(server(workers)) as client:
+                await conversation(client)
+        finally:
+            workers.end()
+
+    asyncio.run(held())
+
+
+async def said(client: Client, tool: str, **given: Any) -> dict[str, Any]:
+    """What a tool answers: the same as text and as an object."""
+    found = await client.call_tool(tool, given)
+    assert not found.is_error, found.content
+    (part,) = found.content
+    assert part.type == "text" and json.loads(part.text) == found.structured_content
+    assert len(part.text) <= MOST_CHARACTERS
+    answer: dict[str, Any] = found.structured_content
+    return answer
+
+
+async def refused(client: Client, tool: str, **given: Any) -> str:
+    """The line with which a tool refuses."""
+    found = await client.call_tool(tool, given)
+    (part,) = found.content
+    assert found.is_error and part.type == "text" and "\n" not in part.text
+    return part.text
+
+
+def test_a_plan_is_told_as_the_api_has_it() -> None:
+    async def conversation(client: Client) -> None:
+        whole = json.loads(Question.of("plan", QUESTION).answer(LIMIT_S))  # type: ignore[arg-type]
+        told = await said(client, "plan", **QUESTION)
+        for key in ("gpus", "gpus_low", "gpus_high", "basis", "binding", "sentence"):
+            assert told[key] == whole[key]
+        assert told["predicted"]["itl_ms"]["p95"] == pytest.approx(1000 * whole["predicted"]["itl"]["p95_s"], abs=0.05)
+        why = await said(client, "explain", **QUESTION)
+        assert f"{whole['gpus_low']} to {whole['gpus_high']} GPUs" in why["band"]
+        assert why["sized_by_means"]["gpus"] == whole["mean_based"]["gpus"]
+
+    talk(conversation)
+
+
+def test_without_a_fleet_there_is_no_count() -> None:
+    async def conversation(client: Client) -> None:
+        for tool in ("plan", "explain"):
+            told = await said(client, tool, **QUESTION | {"itl": "p95:1ms"})
+            assert told["feasible"] is False and told["nearest"] and "gpus" not in told
+
+    talk(conversation)
+
+
+def test_plans_are_compared_and_fleets_asked_what_they_carry() -> None:
+    async def conversation(client: Client) -> None:
+        told = await said(client, "compare", cases={"now": QUESTION, "wrong": QUESTION | {"gpu": "h1000"}})
+        assert told["cases"]["now"] == await said(client, "plan", **QUESTION)
+        assert "h1000" in told["cases"]["wrong"]["error"]
+        fleet = {key: value for key, value in QUESTION.items() if key != "rate"}
+        carried = await said(client, "capacity", gpus=told["cases"]["now"]["gpus"], **fleet)
+        assert carried["rate_per_s"] >= QUESTION["rate"]
+
+    talk(conversation)
+
+
+def test_names_are_listed() -> None:
+    async def conversation(client: Client) -> None:
+        assert QUESTION["model"] in (await said(client, "list", what="models", containing="qwen3"))["models"]
+        assert QUESTION["gpu"] in (await said(client, "list", what="gpus"))["gpus"]
+        listed = (await client.list_tools()).tools
+        assert [tool.name for tool in listed] == list(tools())
+        assert all(tool.description and tool.input_schema["type"] == "object" for tool in listed)
+
+    talk(conversation)
+
+
+def test_what_cannot_be_asked_is_refused_in_one_line() -> None:
+    async def conversation(client: Client) -> None:
+        assert "minimum" in await refused(client, "plan", **QUESTION | {"rate": -1})
+        assert "did you mean h100" in await refused(client, "plan", **QUESTION | {"gpu": "h10_sxm"})
+        assert "cannot name a file" in await refused(client, "plan", **QUESTION | {"model": "/etc/model"})
+        assert "what" in await refused(client, "list")
+        assert "cases" in await refused(client, "compare", cases={})
+        assert "there are plan, " in await refused(client, "nothing")
+
+    talk(conversation)
+
+
+def test_the_program_answers_over_its_standard_streams() -> None:
+    async def conversation() -> None:
+        program = StdioServerParameters(command=sys.executable, args=["-m", "api"], cwd=ROOT)
+        async with Client(program) as client:
+            assert client.server_info.name == "sizing"
+            assert (await said(client, "plan", **QUESTION))["gpus"] > 0
+
+    asyncio.run(conversation())

@@ -1,0 +1,180 @@
+"""A JSON question is the command line's: the same options, the same answer, the same refusal, and no file is read."""
+
+from __future__ import annotations
+
+import csv
+import json
+import shlex
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import click
+import pytest
+from click.testing import CliRunner
+from hypothesis import given
+from hypothesis import strategies as some
+from jsonschema import Draft202012Validator
+
+from api.questions import COMMANDS, INLINE, NOT_OFFERED, Question, Refused, command, key_of, properties, refusal, schema
+from sizing.cli.main import cli
+from sizing.cli.plan import show
+from sizing.errors import SizingError
+from sizing.plans import NoFeasiblePlan
+from sizing.points import read_points
+from sizing.question import FIELDS
+from tests.api.conftest import LIMIT_S, QUESTION
+from validation.speed.golden import ASKED, undated
+
+ROOT = Path(__file__).parents[2]
+POINTS = ROOT / "data/curves/reference-cpu.csv"
+NUMBERS = {"integer": int, "number": float}
+
+
+def as_question(arguments: str) -> tuple[str, dict[str, Any]]:
+    """A command line as a command and its JSON question; files as what they hold."""
+    name, *words = shlex.split(arguments.replace("--json", ""))
+    body: dict[str, Any] = {}
+    for option, value in pairwise([*words, "--"]):
+        if not option.startswith("--"):
+            continue
+        key = option.removeprefix("--").replace("-", "_")
+        form = properties(name)[key]
+        kind = form.get("type")
+        if key in INLINE:
+            body[key] = (ROOT / value).read_text(encoding="utf-8")
+        elif kind == "boolean":
+            body[key] = True
+        elif kind == "array":
+            body.setdefault(key, []).append(value)
+        else:
+            body[key] = NUMBERS.get(str(kind), str)(value)
+    return name, body
+
+
+def computed(name: str, body: dict[str, Any]) -> bytes | Refused:
+    assert refusal(name, body) is None
+    return Question.of(name, body).answer(LIMIT_S)
+
+
+@pytest.mark.parametrize("asked", ["plan 5", "plan 18", "plan 19", "fit whole", "predict", "simulate", "whatif"])
+def test_the_answer_is_what_the_command_prints(asked: str) -> None:
+    is_the_commands(asked)
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("asked", [name for name in ASKED if name.startswith(("plan", "capacity", "simulate"))])
+def test_all_golden_questions_have_the_commands_answers(asked: str) -> None:
+    is_the_commands(asked)
+
+
+def is_the_commands(asked: str) -> None:
+    """The answer to a golden question equals what the command prints, to the last digit."""
+    name, body = as_question(ASKED[asked])
+    answer = computed(name, body)
+    assert isinstance(answer, bytes)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.chdir(ROOT)
+        printed = CliRunner().invoke(cli, shlex.split(ASKED[asked]))
+        if isinstance(printed.exception, NoFeasiblePlan):
+            refused = printed.exception
+            printed = CliRunner().invoke(click.Command("show", callback=lambda: show(refused, json_=True)))
+    assert undated(answer) == undated(printed.output.encode())
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_every_option_is_a_key_or_left_out_on_purpose(name: str) -> None:
+    options = [each for each in command(name).params if isinstance(each, click.Option)]
+    left_out = {key_of(each) for each in options} - properties(name).keys()
+    assert left_out <= set(NOT_OFFERED)
+    assert {"json_"} <= left_out
+    for key, form in properties(name).items():
+        bounds = FIELDS[key].range if key in FIELDS else None
+        if bounds is not None and form.get("type") in NUMBERS:
+            assert (form["minimum"], form["maximum"]) == (bounds.low, bounds.high)
+
+
+def test_points_as_rows_are_the_table() -> None:
+    with POINTS.open(encoding="utf-8", newline="") as table:
+        rows = [{key: cell for key, cell in row.items() if cell} for row in csv.DictReader(table)]
+    asked = {"isl": 64, "osl": 32, "rate": 12}
+    as_text = computed("predict", asked | {"points": POINTS.read_text(encoding="utf-8")})
+    assert computed("predict", asked | {"points": rows}) == as_text
+    assert len(rows) == len(read_points(POINTS))
+
+
+def test_a_model_of_ones_own_is_its_config() -> None:
+    config = {
+        "architectures": ["LlamaForCausalLM"],
+        "model_type": "llama",
+        "hidden_size": 4096,
+        "intermediate_size": 14336,
+        "num_hidden_layers": 32,
+        "num_attention_heads": 32,
+        "num_key_value_heads": 8,
+        "vocab_size": 128256,
+        "torch_dtype": "bfloat16",
+    }
+    body = {"isl": 500, "osl": 100, "rate": 5, "gpu": "h100_sxm", "tp": "1", "e2e": "p95:10s", "config": config}
+    answer = computed("plan", body)
+    assert isinstance(answer, bytes) and json.loads(answer)["gpus"] >= 1
+
+
+@pytest.mark.parametrize(
+    ("changed", "said"),
+    [
+        ({"rate": -1}, "rate: -1 is less than the minimum"),
+        ({"isl": "many"}, "isl: 'many' is not of type 'number'"),
+        ({"isl_cw": 1}, "isl_cw"),
+        ({"model": "/etc"}, "cannot name a file"),
+        ({"model": "./Qwen"}, "cannot name a file"),
+        ({"model": "a/b/config.json"}, "cannot name a file"),
+        ({"isl_law": "histogram:secret.csv"}, "cannot name a file"),
+        ({"workload": ["a:isl_law=Histogram:x.CSV,osl=1,rate=1"]}, "cannot name a file"),
+        ({"time_limit": 1e9}, "time_limit"),
+        ({"trace": "/etc/passwd"}, "trace"),
+        ({"points": []}, "points"),
+        ({"points": [{"column": 1}]}, "points"),
+        ({"model": "\ud800"}, "surrogate"),
+    ],
+)
+def test_what_is_no_question_is_refused_in_one_line(changed: dict[str, Any], said: str) -> None:
+    wrong = refusal("plan", QUESTION | changed)
+    assert wrong is not None and said in wrong.line and "\n" not in wrong.line and len(wrong.line) < 300
+
+
+@pytest.mark.parametrize("body", [None, [], "plan", 1, True])
+def test_a_question_is_an_object(body: object) -> None:
+    wrong = refusal("plan", body)
+    assert wrong is not None and "object" in wrong.line
+
+
+@given(some.sampled_from(["model", "gpu", "precision", "engine", "layout", "ttft", "arrivals", "price"]), some.text())
+def test_no_text_is_taken_for_an_option_or_a_file(key: str, text: str) -> None:
+    body = QUESTION | {key: text}
+    if refusal("plan", body) is None:
+        answer = Question.of("plan", body).answer(LIMIT_S)
+        assert isinstance(answer, Refused) or json.loads(answer).keys() & {"gpus", "feasible"}
+
+
+def test_a_wrong_question_has_the_commands_own_line() -> None:
+    body = QUESTION | {"gpu": "h1000"}
+    options = [f"--{key}={value}" for key, value in body.items()]
+    with pytest.raises(SizingError) as raised:
+        cli.main(["plan", *options, "--json"], standalone_mode=False)
+    assert computed("plan", body) == Refused("question", str(raised.value))
+
+
+def test_a_wrong_table_is_named_without_the_servers_folders() -> None:
+    broken = computed("fit", {"points": "model,isl\nx,1\n"})
+    assert isinstance(broken, Refused) and broken.line.startswith("points.csv")
+
+
+def test_the_order_of_keys_is_no_other_question() -> None:
+    turned = dict(reversed(list(QUESTION.items())))
+    assert Question.of("plan", QUESTION) == Question.of("plan", turned)
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_schemas_are_schemas(name: str) -> None:
+    Draft202012Validator.check_schema(dict(schema(name)))

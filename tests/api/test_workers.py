@@ -1,0 +1,165 @@
+"""Processes that compute: each question once, cheap ones past dear ones, and none lost with a process."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+from api import workers as module
+from api.workers import Full, Lost, Workers
+from sizing.errors import TimeLimitReached
+
+QUICK_S, LIMIT_S = 1.0, 100.0
+SOON_S = 0.02
+
+
+@dataclass(frozen=True)
+class Told:
+    """Answers at once, or when the file `gate` is there; leaves its process's number in `folder` each time it begins.
+    Needs `cost_s` seconds of CPU, it says."""
+
+    name: str
+    folder: Path
+    cost_s: float = 0.0
+    gate: str = ""
+
+    def answer(self, limit_s: float) -> str:
+        with (self.folder / f"{self.name}.began").open("a") as began:
+            began.write(f"{os.getpid()}\n")
+        if self.cost_s > limit_s:
+            raise TimeLimitReached(f"{self.name} takes {self.cost_s:g} s")
+        while self.gate and not (self.folder / self.gate).exists():
+            time.sleep(SOON_S)
+        return self.name
+
+    @property
+    def began(self) -> list[int]:
+        """The processes in which it began."""
+        file = self.folder / f"{self.name}.began"
+        return [int(line) for line in file.read_text().splitlines() if line] if file.exists() else []
+
+    async def running(self, times: int = 1) -> int:
+        """The process in which it began for the last time, once it has begun so often."""
+        while len(self.began) < times:
+            await asyncio.sleep(SOON_S)
+        return self.began[-1]
+
+
+@contextmanager
+def pool(processes: int = 2) -> Iterator[Workers]:
+    made = Workers(processes, LIMIT_S, QUICK_S)
+    try:
+        yield made
+    finally:
+        made.end()
+
+
+def test_of_several_who_ask_the_same_one_is_computed_for_and_the_answer_is_kept(tmp_path: Path) -> None:
+    async def ask() -> None:
+        with pool() as workers:
+            job = Told("same", tmp_path, gate="open")
+            asked = [asyncio.create_task(workers.answer(Told("same", tmp_path, gate="open"))) for _ in range(5)]
+            await job.running()
+            (tmp_path / "open").touch()
+            assert await asyncio.gather(*asked) == ["same"] * 5
+            assert await workers.answer(job) == "same"
+            assert len(job.began) == 1
+
+    asyncio.run(ask())
+
+
+def test_dear_questions_leave_a_process_to_cheap_ones(tmp_path: Path) -> None:
+    async def ask() -> None:
+        with pool() as workers:
+            dear = [Told(f"dear {number}", tmp_path, cost_s=10 * QUICK_S, gate="open") for number in range(3)]
+            waiting = [asyncio.create_task(workers.answer(job)) for job in dear]
+            while max(len(job.began) for job in dear) < 2:  # one of them has come to the slow lane
+                await asyncio.sleep(SOON_S)
+            cheap = [workers.answer(Told(f"cheap {number}", tmp_path)) for number in range(6)]
+            assert await asyncio.gather(*cheap) == [f"cheap {number}" for number in range(6)]
+            assert not any(task.done() for task in waiting)
+            (tmp_path / "open").touch()
+            assert await asyncio.gather(*waiting) == [job.name for job in dear]
+
+    asyncio.run(ask())
+
+
+def test_a_question_beyond_the_limit_says_what_took_so_long(tmp_path: Path) -> None:
+    async def ask() -> None:
+        with pool(1) as workers:
+            with pytest.raises(TimeLimitReached, match="endless takes 200 s"):
+                await workers.answer(Told("endless", tmp_path, cost_s=2 * LIMIT_S))
+            assert await workers.answer(Told("next", tmp_path)) == "next"
+
+    asyncio.run(ask())
+
+
+def test_a_killed_process_costs_nobody_an_answer(tmp_path: Path) -> None:
+    async def ask() -> None:
+        with pool() as workers:
+            hit, other = (Told(name, tmp_path, gate="open") for name in ("hit", "other"))
+            both = [asyncio.create_task(workers.answer(job)) for job in (hit, other)]
+            await other.running()
+            os.kill(await hit.running(), signal.SIGKILL)
+            await hit.running(times=2)
+            (tmp_path / "open").touch()
+            assert await asyncio.gather(*both) == ["hit", "other"]
+            assert len(other.began) == 1
+
+    asyncio.run(ask())
+
+
+def test_a_question_that_kills_every_process_is_given_up(tmp_path: Path) -> None:
+    async def ask() -> None:
+        with pool(1) as workers:
+            job = Told("deadly", tmp_path, gate="never")
+            asked = asyncio.create_task(workers.answer(job))
+            for life in range(1, module.LIVES + 1):
+                os.kill(await job.running(times=life), signal.SIGKILL)
+            with pytest.raises(Lost):
+                await asked
+            assert await workers.answer(Told("next", tmp_path)) == "next"
+
+    asyncio.run(ask())
+
+
+def test_a_question_is_given_up_when_the_last_who_asked_has_left(tmp_path: Path) -> None:
+    async def ask() -> None:
+        with pool(1) as workers:
+            job = Told("left", tmp_path, gate="never")
+            asked = [asyncio.create_task(workers.answer(job)) for _ in range(2)]
+            process = await job.running()
+            asked[0].cancel()
+            await asyncio.sleep(5 * SOON_S)
+            assert Path(f"/proc/{process}").exists() and not asked[1].done()
+            asked[1].cancel()
+            assert await workers.answer(Told("next", tmp_path)) == "next"
+            assert Told("next", tmp_path).began != [process]
+
+    asyncio.run(ask())
+
+
+def test_beyond_so_many_questions_new_ones_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "MOST_WAITING", 3)
+
+    async def ask() -> None:
+        with pool(1) as workers:
+            waiting = [
+                asyncio.create_task(workers.answer(Told(f"{number}", tmp_path, gate="open"))) for number in range(3)
+            ]
+            await asyncio.sleep(0)
+            with pytest.raises(Full):
+                await workers.answer(Told("one more", tmp_path))
+            (tmp_path / "open").touch()
+            await asyncio.gather(*waiting)
+            assert await workers.answer(Told("one more", tmp_path)) == "one more"
+
+    asyncio.run(ask())

@@ -17,7 +17,7 @@ from sizing.plans import Basis, Fleet, Plan, Rejection, cost_of, energy_of
 from sizing.prediction import Caution, CautionKind, Method
 from sizing.question import FIELDS, Question, replicas_for
 from sizing.token_law import TokenLaw
-from sizing.trace import dispersion
+from sizing.trace import Trace, dispersion
 from sizing.workload import METRICS, Arrivals, Lengths, metric_name
 
 if TYPE_CHECKING:
@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from sizing.analyses.traced import TracePlan
     from sizing.analyses.verification import Figure, Verification
     from sizing.fitting import Fit, Regime, Shares
+    from sizing.simulator.recorded import Replayed
 
 BASES: dict[Basis, str] = {
     "measured": "a run on a server at exactly this point",
@@ -92,8 +93,12 @@ def working(plan: Plan) -> str:
     )
 
 
-def binding(fleet: Fleet) -> str:
-    """What binds: the stable rate, or a limit and how much room it leaves."""
+def binding(fleet: Fleet, traced: TracePlan | None = None) -> str:
+    """What binds: the stable rate, or a limit and how much room it leaves; of a trace over all requests replayed."""
+    if traced:
+        seen, limit = traced.binding
+        of = f"requests of {seen.name}" if seen.name else "requests replayed"
+        return f"{limit.name}: {milliseconds(seen.value_s(limit))} of {milliseconds(limit.limit_s)} over all {of}"
     if fleet.stability_binds:
         return (
             f"stable rate: at {significant(fleet.stable_per_s)} requests/s a replica's queue grows without bound, "
@@ -344,9 +349,11 @@ def trace_lines(found: TracePlan) -> tuple[str, ...]:
     lines = [
         f"Trace: {len(trace):,} requests from {ends}, {significant(trace.rate_per_s)} requests/s on average and "
         f"{significant(found.plan.question.workload.rate_per_s)} in the busiest hour{varying}",
-        f"Replayed: {percent(seen.goodput(), 2)} of the requests are inside all limits on requests; in the worst hour, "
+        f"Replayed: {percent(seen.goodput(), 2)} of the requests are inside all limits on requests"
+        f"{' of their class' if seen.classes else ''}; in the worst hour, "
         f"{trace.clock(seen.hours[worst].from_s)}, {percent(seen.goodput(worst), 1)}",
     ]
+    lines += (f"{one.name}: {class_line(trace, one)}" for one in seen.classes)
     if again := found.sampling:
         low, high = ((working + fleet.spare) * fleet.candidate.gpus for working in (again.low, again.high or 0))
         told = f"{low} GPUs or more" if again.high is None else f"{counts(low, high)} GPUs"
@@ -361,6 +368,19 @@ def trace_lines(found: TracePlan) -> tuple[str, ...]:
     )
     lines += (capital(note) for note in found.notes)
     return tuple(lines)
+
+
+def class_line(trace: Trace, seen: Replayed) -> str:
+    """What the requests of a class saw, beside its limits."""
+    limits = ", ".join(
+        f"{limit.name} {milliseconds(seen.value_s(limit))} of {milliseconds(limit.limit_s)}"
+        for limit in seen.sla.limits
+    )
+    worst = seen.worst_hour
+    return (
+        f"{int(seen.tally.gone.sum()):,} requests, {percent(seen.goodput(), 2)} inside ({limits}); in its worst hour, "
+        f"{trace.clock(seen.hours[worst].from_s)}, {percent(seen.goodput(worst), 1)}"
+    )
 
 
 # --- What a report says beside its numbers: what the count includes and assumes, how sure it is, what its terms mean

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import math
 import re
-from dataclasses import dataclass, field
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -16,6 +17,9 @@ from sizing.workload import Seconds
 
 DAY_S, HOUR_S, MINUTE_S = 86_400.0, 3600.0, 60.0
 Counts = NDArray[np.int32]
+MOST_CLASSES = 8
+"""Each takes as much memory in a replay as all requests do without classes: 1 MB a day."""
+LONGEST_NAME = 60
 WINDOWS = "02:30..04:00 or 2024-05-10T14:00..2024-05-10T18:00"
 
 
@@ -32,6 +36,8 @@ class Trace:
         isl, osl: prompt and output tokens, 1 or more.
         began_s: the time of 0 s in seconds since 1970 (UTC); NaN where the trace has only relative times.
         session: number of the conversation that a request belongs to, from 0; empty: none are known.
+        classes: names of the kinds of requests that have limits of their own; empty: all are of one kind.
+        of_class: number of the class that a request belongs to; empty where there are none.
     """
 
     arrival_s: Seconds
@@ -39,12 +45,18 @@ class Trace:
     osl: Counts
     began_s: float = math.nan
     session: Counts = field(default_factory=lambda: np.empty(0, np.int32))
+    classes: tuple[str, ...] = ()
+    of_class: NDArray[np.uint8] = field(default_factory=lambda: np.empty(0, np.uint8))
 
     def __post_init__(self) -> None:
         if not len(self.arrival_s) == len(self.isl) == len(self.osl):
             raise TraceError("a trace needs one arrival, one ISL and one OSL for each request")
         if len(self.session) not in (0, len(self.arrival_s)):
             raise TraceError("a trace needs one session for each request, or none")
+        if len(self.of_class) != (len(self.arrival_s) if self.classes else 0):
+            raise TraceError("a trace needs one class for each request, or none")
+        if len(self.classes) > MOST_CLASSES:
+            raise TraceError(f"a trace has {MOST_CLASSES} classes at most, got {len(self.classes)}")
         if len(self.arrival_s) < 2:
             raise TraceError(f"a trace needs 2 requests or more, got {len(self.arrival_s)}")
 
@@ -74,8 +86,17 @@ class Trace:
         if last - first < 2:
             until = self.clock(min(until_s, self.arrival_s[-1]))
             raise TraceError(f"only {last - first} requests arrive from {self.clock(from_s)} to {until}")
-        session = self.session[first:last] if len(self.session) else self.session
-        return Trace(self.arrival_s[first:last], self.isl[first:last], self.osl[first:last], self.began_s, session)
+        return self._taken(slice(first, last))
+
+    def _taken(self, which: Any) -> Trace:
+        """The requests of a slice or of an array of numbers, in its order."""
+        names = ("arrival_s", "isl", "osl", "session", "of_class")
+        arrays = {name: array[which] for name in names if len(array := getattr(self, name))}
+        return replace(self, **arrays)
+
+    def as_class(self, name: str) -> Trace:
+        """All requests as one class of this name."""
+        return replace(self, classes=(name[:LONGEST_NAME],), of_class=np.zeros(len(self), np.uint8))
 
     def scaled(self, factor: float, seed: int = 0) -> Trace:
         """The trace with `factor` times the requests, each as often as `factor` says, and with the same bursts.
@@ -98,13 +119,12 @@ class Trace:
         number = np.arange(len(source)) - np.repeat(np.cumsum(copies) - copies, copies)
         before, after = self.arrival_s[np.maximum(source - 1, 0)], self.arrival_s[np.minimum(source + 1, len(self) - 1)]
         moved = number > 0
-        arrival_s = self.arrival_s[source]
-        arrival_s[moved] = rng.uniform(before[moved], after[moved])
-        order = np.argsort(arrival_s, kind="stable")
-        session = self.session
-        if len(session):
-            session = (session[source] + number * (1 + int(session.max())))[order].astype(np.int32)
-        return Trace(arrival_s[order], self.isl[source][order], self.osl[source][order], self.began_s, session)
+        copied = self._taken(source)
+        copied.arrival_s[moved] = rng.uniform(before[moved], after[moved])
+        if len(self.session):
+            session = (copied.session + number * (1 + int(self.session.max()))).astype(np.int32)
+            copied = replace(copied, session=session)
+        return copied._taken(np.argsort(copied.arrival_s, kind="stable"))
 
     def window(self, text: str) -> Trace:
         """The part that ``--trace-window`` names: ``all``, ``worst-hour`` (with the most tokens), or ``FROM..TO``.
@@ -141,6 +161,44 @@ class Trace:
     def counts(self, every_s: float) -> NDArray[np.int64]:
         """Requests in each stretch of `every_s` seconds from 0 on, shape (stretches,)."""
         return np.bincount((self.arrival_s // every_s).astype(np.int64))
+
+
+def merged(traces: Sequence[Trace]) -> Trace:
+    """All requests of several traces in the order of time; those of one instant in the order of the traces.
+
+    Traces with dates meet at their dates, others at their starts. Classes of one name are one class, and all traces
+    have classes or none has. Sessions of different traces are different; where only some traces know sessions, each
+    request of the others is one of its own. Raises TraceError for traces with dates and without.
+    """
+    if len(traces) == 1:
+        return traces[0]
+    dated = [math.isfinite(trace.began_s) for trace in traces]
+    if any(dated) != all(dated):
+        raise TraceError(
+            "some of the traces have dates and others only times from their start: they have no time in common"
+        )
+    if any(trace.classes for trace in traces) != all(trace.classes for trace in traces):
+        raise TraceError("some of the traces have classes and others have none")
+    began_s = min(trace.began_s for trace in traces) if dated[0] else math.nan
+    arrival_s = np.concatenate([trace.arrival_s + (trace.began_s - began_s if dated[0] else 0.0) for trace in traces])
+    sessions, first = list[Counts](), 0
+    for trace in traces if any(len(trace.session) for trace in traces) else ():
+        own = trace.session if len(trace.session) else np.arange(len(trace), dtype=np.int32)
+        sessions.append(own + np.int32(first))
+        first += 1 + int(own.max())
+    classes = tuple(dict.fromkeys(name for trace in traces for name in trace.classes))
+    numbers = (np.array([classes.index(name) for name in trace.classes], np.uint8) for trace in traces)
+    of_class = [number[trace.of_class] for number, trace in zip(numbers, traces, strict=True) if classes]
+    whole = Trace(
+        arrival_s,
+        np.concatenate([trace.isl for trace in traces]),
+        np.concatenate([trace.osl for trace in traces]),
+        began_s=began_s,
+        session=np.concatenate([*sessions, np.empty(0, np.int32)]),
+        classes=classes,
+        of_class=np.concatenate([*of_class, np.empty(0, np.uint8)]),
+    )
+    return whole._taken(np.argsort(arrival_s, kind="stable"))
 
 
 class Hour(NamedTuple):

@@ -2,9 +2,9 @@
 
 A kind is told by its columns, in CSV or Parquet, or by its keys where every line is a JSON object or ``key=value``
 pairs; each may be packed by gzip, Parquet excepted. `FORMATS` lists them. Only numbers are kept: sessions become
-numbers in the order in which they appear, and no prompt, model or user is looked at.
+numbers in the order in which they appear, and no prompt, model or user is looked at. The names of classes are kept.
 
-Files are read in parts, so that memory is that of the requests kept, 16 to 20 bytes each, whatever the file's size.
+Files are read in parts, so that memory is that of the requests kept, 16 to 21 bytes each, whatever the file's size.
 pyarrow, of the extra `measure`, is loaded on first use.
 """
 
@@ -18,7 +18,7 @@ import re
 import zlib
 from array import array
 from codecs import getincrementaldecoder
-from collections.abc import Callable, Collection, Generator, Iterator, Sequence
+from collections.abc import Callable, Collection, Generator, Iterator, Mapping, Sequence
 from contextlib import closing
 from io import BufferedReader
 from itertools import count, islice
@@ -30,7 +30,7 @@ from numpy.typing import NDArray
 
 from sizing.errors import quoted
 from sizing.numbers import significant
-from sizing.trace import DAY_S, Counts, Trace, TraceError
+from sizing.trace import DAY_S, LONGEST_NAME, MOST_CLASSES, Counts, Trace, TraceError, merged
 from sizing.workload import Seconds
 
 Text = Any
@@ -59,8 +59,13 @@ MODEL_CALLS = (None, "chat", "generate_content", "text_completion")
 UNUSED = {
     "hash_ids": "prompts count in full, as if nothing of them were cached",
     "prefix_hash": "prompts count in full, as if nothing of them were cached",
-    "class": "all requests are one class",
 }
+
+
+CLASS = "class"
+"""Column or key, in files of every kind, of the class that a request belongs to."""
+UNNAMED = "other"
+"""The class of requests without one, in a file that names classes."""
 
 
 class Format(NamedTuple):
@@ -170,6 +175,29 @@ def read_trace_noted(path: Path | str, *, kind: str | None = None) -> Reading:
         raise TraceError(f"{path}: cannot be read ({error.strerror or error})") from None
 
 
+def read_traces(given: Sequence[str]) -> Reading:
+    """The requests of several files as one trace, each file a class of its own: ``chat=chat.csv``, or ``chat.csv``.
+
+    Without a name in front, the classes of a file are those that its column names, and of a file without such a column
+    that file, by its name; a single one of these has no classes. Notes begin with the file where there are several.
+    """
+    if len(given) == 1 and Path(given[0]).exists():
+        return read_trace_noted(given[0])
+    traces, notes, kinds = list[tuple[str, Trace]](), list[str](), dict[str, None]()
+    for text in given:
+        name, equals, path = ("", "", text) if Path(text).exists() else text.partition("=")
+        reading = read_trace_noted(path if equals else text)
+        trace = reading.trace
+        if equals and name.strip():
+            trace = trace.as_class(name.strip())
+        elif not trace.classes:
+            trace = trace.as_class(Path(text).name.partition(".")[0])
+        traces.append((Path(path or text).name, trace))
+        notes += [f"{Path(path or text).name}: {note}" for note in reading.notes]
+        kinds[reading.kind] = None
+    return Reading(merged([trace for _, trace in traces]), " and ".join(kinds), tuple(notes))
+
+
 class _Fault(Exception):
     """What is wrong in a row, counted as its source counts; of which column, or of the row itself ("")."""
 
@@ -179,7 +207,8 @@ class _Fault(Exception):
 
 
 class _Columns(NamedTuple):
-    """The names under which one file has what is read. `session` may be several keys, or none."""
+    """The names under which one file has what is read. `session` may be several keys, or none; `label`: of the class,
+    "" for none."""
 
     kind: str
     time: str
@@ -187,7 +216,14 @@ class _Columns(NamedTuple):
     isl: str
     osl: str
     session: tuple[str, ...]
+    label: str
     unused: tuple[str, ...]
+
+    @property
+    def of_table(self) -> dict[str, str]:
+        """Field of a `_Batch` -> its column, as far as a table has it."""
+        some = {"time": self.time, "isl": self.isl, "osl": self.osl, "session": "".join(self.session[:1])}
+        return {field: name for field, name in (*some.items(), ("label", self.label)) if name}
 
 
 class _Batch(NamedTuple):
@@ -198,6 +234,7 @@ class _Batch(NamedTuple):
     isl: Text
     osl: Text
     session: Sequence[str | None]
+    label: Sequence[str | None]
 
 
 Batches = Generator[_Batch, None, None]
@@ -208,7 +245,8 @@ def _columns(kind: str, names: Collection[str]) -> _Columns:
     form = FORMATS[kind]
     time, isl, osl = (next(name for name in any_of if name in names) for any_of in (form.times, form.isl, form.osl))
     session = tuple(name for name in form.session if name in names)
-    return _Columns(kind, time, form.times[time], isl, osl, session, tuple(name for name in UNUSED if name in names))
+    label, unused = CLASS if CLASS in names else "", tuple(name for name in UNUSED if name in names)
+    return _Columns(kind, time, form.times[time], isl, osl, session, label, unused)
 
 
 def _among(names: Sequence[str], kind: str | None, path: Path) -> _Columns:
@@ -216,7 +254,7 @@ def _among(names: Sequence[str], kind: str | None, path: Path) -> _Columns:
     for each in [kind] if kind else FORMATS:
         if not FORMATS[each].lacks(names):
             columns = _columns(each, names)
-            for name in (columns.time, columns.isl, columns.osl, *columns.session):
+            for name in columns.of_table.values():
                 if names.count(name) > 1:
                     raise TraceError(f"{path}: column {name!r} is there twice: keep one of them")
             return columns
@@ -300,7 +338,7 @@ def _of_csv(path: Path, header: list[str], columns: _Columns) -> Batches:
     import pyarrow as pa
     from pyarrow import csv as arrow_csv
 
-    wanted = [str(header.index(name)) for name in (columns.time, columns.isl, columns.osl, *columns.session[:1])]
+    wanted = {field: str(header.index(name)) for field, name in columns.of_table.items()}
     with _opened(path) as file:
         try:
             reader = arrow_csv.open_csv(
@@ -312,12 +350,12 @@ def _of_csv(path: Path, header: list[str], columns: _Columns) -> Batches:
                     column_names=[str(place) for place in range(len(header))],
                 ),
                 convert_options=arrow_csv.ConvertOptions(
-                    include_columns=wanted, column_types=dict.fromkeys(wanted, pa.string())
+                    include_columns=list(wanted.values()), column_types=dict.fromkeys(wanted.values(), pa.string())
                 ),
             )
             first = 2
             for batch in reader:
-                yield _batch(np.arange(first, first + len(batch)), batch.columns)
+                yield _batch(np.arange(first, first + len(batch)), dict(zip(wanted, batch.columns, strict=True)))
                 first += len(batch)
         except pa.ArrowInvalid as error:
             said = str(error)
@@ -339,11 +377,11 @@ def _of_parquet(path: Path, kind: str | None) -> tuple[_Columns, Batches]:
     from pyarrow import parquet
 
     def batches() -> Batches:
-        wanted = [columns.time, columns.isl, columns.osl, *columns.session[:1]]
+        wanted = columns.of_table
         first = 1
         try:
-            for batch in file.iter_batches(BATCH_ROWS, columns=wanted):
-                texts = [batch.column(name).cast(pa.string()) for name in wanted]
+            for batch in file.iter_batches(BATCH_ROWS, columns=list(wanted.values())):
+                texts = {field: batch.column(name).cast(pa.string()) for field, name in wanted.items()}
                 yield _batch(np.arange(first, first + len(batch)), texts)
                 first += len(batch)
         except faults as error:
@@ -359,8 +397,8 @@ def _of_parquet(path: Path, kind: str | None) -> tuple[_Columns, Batches]:
     return columns, batches()
 
 
-def _batch(row: Rows, columns: Sequence[Text]) -> _Batch:
-    """Columns of text, as they are written: time, ISL, OSL and, where there is one, session."""
+def _batch(row: Rows, columns: Mapping[str, Text]) -> _Batch:
+    """Columns of text, as they are written, by field; sessions and classes may be missing."""
     import pyarrow as pa
     import pyarrow.compute as pc
 
@@ -368,9 +406,9 @@ def _batch(row: Rows, columns: Sequence[Text]) -> _Batch:
         text = pc.ascii_trim_whitespace(column)
         return pc.if_else(pc.equal(text, ""), pa.scalar(None, pa.string()), text)
 
-    time, isl, osl = map(written, columns[:3])
-    session = written(columns[3]).to_pylist() if len(columns) > 3 else []
-    return _Batch(row, time, isl, osl, session)
+    texts = {field: written(column) for field, column in columns.items()}
+    names = {field: texts[field].to_pylist() if field in texts else [] for field in ("session", "label")}
+    return _Batch(row, texts["time"], texts["isl"], texts["osl"], **names)
 
 
 def _of_lines(path: Path, shape: str, columns: _Columns) -> Batches:
@@ -379,18 +417,23 @@ def _of_lines(path: Path, shape: str, columns: _Columns) -> Batches:
     cells = _cells(path, shape, columns)
     while some := list(islice(cells, BATCH_ROWS)):
         row, *texts = zip(*some, strict=True)
-        yield _batch(np.array(row), [pa.array(text, pa.string()) for text in texts])
+        fields = _Batch._fields[1:]
+        yield _batch(
+            np.array(row), {name: pa.array(text, pa.string()) for name, text in zip(fields, texts, strict=True)}
+        )
 
 
 def _cells(path: Path, shape: str, columns: _Columns) -> Iterator[tuple[int | str | None, ...]]:
-    """Row, time, ISL, OSL and session of each request as they are written, None where a key is missing."""
+    """Row, time, ISL, OSL, session and class of each request as they are written, None where a key is missing."""
     names = (columns.time, columns.isl, columns.osl)
     for row, record in _records(path, shape):
         if columns.kind == "otel" and record.get("gen_ai.operation.name") not in MODEL_CALLS:
-            yield row, None, None, None, None
+            yield row, None, None, None, None, None
             continue
         session = next((name for name in columns.session if record.get(name) is not None), "")
-        yield row, *(_written(record.get(name), name, row) for name in (*names, session))
+        label = record.get(CLASS)
+        texts = (_written(record.get(name), name, row) for name in (*names, session))
+        yield row, *texts, _written(label, CLASS, row) if isinstance(label, str) else None
 
 
 def _written(value: object, name: str, row: int) -> str | None:
@@ -542,11 +585,13 @@ class _Requests:
     def __init__(self, columns: _Columns) -> None:
         self.columns = columns
         self.arrival_s, self.isl, self.osl, self.session = array("d"), array("i"), array("i"), array("i")
+        self.of_class = array("B")
         self.rows = self.no_output = self.no_prompt = 0
         self.way: Way | None = None
         self.first_ns = 0
         self.zoneless = False
         self.sessions: dict[str, int] = {}
+        self.classes: dict[str, int] = {}
         self.next_session = count()
 
     def add(self, batch: _Batch) -> None:
@@ -564,6 +609,12 @@ class _Requests:
         self.osl.frombytes(osl[kept].tobytes())
         if batch.session:
             self.session.extend(self._session(batch.session[place]) for place in kept.tolist())
+        if batch.label:
+            self.of_class.extend(self._class(batch.label[place] or UNNAMED) for place in kept.tolist())
+
+    def _class(self, name: str) -> int:
+        """The number of a class; of those beyond `MOST_CLASSES` all have one number, and the trace then has none."""
+        return self.classes.setdefault(name[:LONGEST_NAME], min(len(self.classes), MOST_CLASSES))
 
     def _session(self, name: str | None) -> int:
         """The number of a session; a request that names none is one of its own."""
@@ -621,6 +672,11 @@ class _Requests:
         arrival_s: Seconds = np.frombuffer(self.arrival_s)
         isl, osl = np.frombuffer(self.isl, np.int32), np.frombuffer(self.osl, np.int32)
         session = np.frombuffer(self.session, np.int32) if self.sessions else np.empty(0, np.int32)
+        classes = tuple(self.classes) if set(self.classes) != {UNNAMED} else ()
+        if len(classes) > MOST_CLASSES:
+            notes.append(f"{CLASS} is not used: it has more than {MOST_CLASSES} values")
+            classes = ()
+        of_class = np.frombuffer(self.of_class, np.uint8) if classes else np.empty(0, np.uint8)
         back_s = np.maximum.accumulate(arrival_s) - arrival_s
         if late := np.count_nonzero(back_s):
             step = f"largest step back {significant(back_s.max())} s"
@@ -628,6 +684,7 @@ class _Requests:
             order = np.argsort(arrival_s, kind="stable")
             arrival_s, isl, osl = arrival_s[order], isl[order], osl[order]
             session = session[order] if len(session) else session
+            of_class = of_class[order] if len(of_class) else of_class
         start_s, began_s = float(arrival_s[0]), math.nan
         if self.way == "from the start":
             start_s -= start_s % DAY_S
@@ -641,7 +698,7 @@ class _Requests:
         if self.zoneless:
             notes.append("times without a zone were taken as UTC")
         notes.extend(f"{name} is not used: {UNUSED[name]}" for name in columns.unused)
-        return Reading(Trace(arrival_s, isl, osl, began_s, session), columns.kind, tuple(notes))
+        return Reading(Trace(arrival_s, isl, osl, began_s, session, classes, of_class), columns.kind, tuple(notes))
 
     def _left_out(self) -> Iterator[str]:
         if self.columns.kind == "otel":

@@ -306,10 +306,14 @@ def parse_workload(text: str) -> dict[str, str]:
     >>> parse_workload("chat:isl=1000,osl=200,rate=5,ttft=p95:1s")
     {'name': 'chat', 'isl': '1000', 'osl': '200', 'rate': '5', 'ttft': 'p95:1s'}
     """
+    name, pairs = named_pairs("--workload", text, "NAME:isl=1000,osl=200,rate=5,ttft=p95:1s with a name of your own")
+    return {"name": name} | pairs
+
+
+def named_pairs(option: str, text: str, example: str) -> tuple[str, dict[str, str]]:
+    """The name and the keys of ``NAME:key=value,key=value``. Raises ScenarioError with the `example`."""
     name, colon, rest = text.partition(":")
     pairs = [word.partition("=") for word in re.split(NEXT_KEY, rest)]
     if not colon or not name or not all(equals for _, equals, _ in pairs):
-        raise ScenarioError(
-            f"--workload {text!r}: write it as NAME:isl=1000,osl=200,rate=5,ttft=p95:1s with a name of your own"
-        )
-    return {"name": name.strip()} | {key.strip(): value.strip() for key, _, value in pairs}
+        raise ScenarioError(f"{option} {text!r}: write it as {example}")
+    return name.strip(), {key.strip(): value.strip() for key, _, value in pairs}

@@ -12,7 +12,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from sizing.analyses.sensitivity import resized
+from sizing.analyses.sharing import named_pairs
 from sizing.edge import SlaMissed, capacity_band
+from sizing.errors import ScenarioError, quoted
 from sizing.explain import distance_from_sla, mean_based, sla_rejection
 from sizing.numbers import Floats
 from sizing.planner import cheapest, cost, survey
@@ -23,7 +25,7 @@ from sizing.simulator.recorded import Replayed, limits_on_requests, replay
 from sizing.simulator.scheduler import Counts
 from sizing.token_law import TokenLaw
 from sizing.trace import DAY_S, HOUR_S, Trace, hours
-from sizing.workload import Lengths
+from sizing.workload import METRICS, Lengths, Limit, Sla
 
 FINE = 256
 """Larger fleets are sized to within one part in so many."""
@@ -36,6 +38,9 @@ FEWEST_BLOCKS = 8
 BAND = (0.05, 0.95)
 RANKED = 200_000
 """Requests whose lengths are ranked for their correlation, spread over the trace."""
+
+NO_LIMIT = "none"
+"""In place of a limit: the class has none on this metric."""
 
 Progress = Callable[[str], None]
 
@@ -66,11 +71,14 @@ class TracePlan:
 
     @property
     def worst_hour(self) -> int:
-        """The hour in which the largest share of requests misses a limit, of those with a tenth of the usual requests
-        or more."""
-        requests = self.replayed.tally.gone
-        judged = np.flatnonzero(requests >= 0.1 * requests.mean())
-        return min(map(int, judged), key=lambda hour: (self.replayed.goodput(hour), -requests[hour]))
+        """The hour in which the largest share of requests misses a limit."""
+        return self.replayed.worst_hour
+
+    @property
+    def binding(self) -> tuple[Replayed, Limit]:
+        """The limit with the least room, and the requests it speaks of: those of a class, or all."""
+        each = ((seen, limit) for seen in self.replayed.parts for limit in seen.sla.limits)
+        return max(each, key=lambda one: one[0].value_s(one[1]) / one[1].limit_s)
 
 
 def lengths_of(trace: Trace) -> Lengths:
@@ -104,12 +112,52 @@ def peak_factor(trace: Trace) -> float:
     return float(min(max(busiest_rate_per_s(trace) / trace.rate_per_s, 1.0), PEAK_FACTOR.high))
 
 
+def class_slas(trace: Trace, sla: Sla, given: Sequence[str]) -> tuple[Sla, ...]:
+    """The SLA of each class of a trace: `sla`, with the limits of ``NAME:ttft=p95:300ms,itl=none`` in place of its own.
+
+    None where the trace has no classes. Raises ScenarioError for a class that the trace does not have, or twice.
+    """
+    own = dict.fromkeys(trace.classes, sla)
+    seen = set[str]()
+    for text in given:
+        name, pairs = named_pairs("--class", text, "NAME:ttft=p95:300ms,itl=none with a class of the trace")
+        if name not in own:
+            has = f"has {', '.join(map(quoted, own))}" if own else "names no classes"
+            raise ScenarioError(f"--class {quoted(name)}: the trace {has}")
+        if name in seen:
+            raise ScenarioError(f"--class {quoted(name)} is there twice: put its limits into one")
+        if unknown := [metric for metric in pairs if metric not in METRICS]:
+            raise ScenarioError(f"--class {quoted(name)}: {quoted(unknown[0])} is not one of {', '.join(METRICS)}")
+        seen.add(name)
+        changed = [Limit.parse(metric, pairs[metric]) for metric in METRICS if pairs.get(metric, NO_LIMIT) != NO_LIMIT]
+        own[name] = Sla(*(limit for limit in sla.limits if limit.metric not in pairs), *changed)
+    return tuple(own.values())
+
+
+def loosest(slas: Sequence[Sla]) -> Sla:
+    """What all requests together keep where each class keeps its SLA: the loosest limit on each metric that all limit.
+
+    If p of the requests of every class are within limits of L at most, so are p of all. Raises ScenarioError where
+    there is no such metric.
+    """
+    common = []
+    for metric in METRICS:
+        limits = [limit for sla in slas if (limit := sla.on(metric))]
+        if len(limits) == len(slas):
+            lowest, longest_s = min(limit.percentile for limit in limits), max(limit.limit_s for limit in limits)
+            common.append(Limit(metric, lowest, longest_s))
+    if not common:
+        raise ScenarioError("the classes have no limit in common: give all of them one, for instance --e2e p95:600s")
+    return Sla(*common)
+
+
 def plan_trace(
     question: Question,
     trace: Trace,
     candidates: Sequence[Candidate],
     rejected: Sequence[Rejection] = (),
     *,
+    slas: Sequence[Sla] = (),
     seed: int = 0,
     progress: Progress = lambda _: None,
 ) -> TracePlan:
@@ -120,9 +168,13 @@ def plan_trace(
     Poisson arrivals at the rate at which the formula gives the best one what its replays say; then replayed, best
     first, until the fleet with the fewest GPUs is a replayed one.
 
+    `slas`: those of the trace's classes (`class_slas`), all of which the replay must keep; the question then gets the
+    `loosest`. Without them its own holds for all requests together.
+
     Raises NoFeasiblePlan as `plan` does, and ScenarioError where only some GPUs have a price.
     """
     check_priced(question.prices, question.price_per_gpu_hour, (candidate.gpu for candidate in candidates))
+    question = replace(question, sla=loosest(slas)) if slas else question
     fitting, too_small = by_memory(trace, candidates)
     left_out = (*rejected, *too_small)
     replayed: dict[int, Fleet | Rejection] = {}  # by the candidate's identity: candidates have arrays and no hash
@@ -136,7 +188,7 @@ def plan_trace(
     sized = surveyed(question)
     runs: dict[int, Runs] = {}
     while (best := cheapest(question, sized)) and id(best.candidate) not in replayed:
-        own = runs[id(best.candidate)] = Runs(question, trace, best.candidate, seed, progress)
+        own = runs[id(best.candidate)] = Runs(question, trace, best.candidate, slas, seed, progress)
         seen = replayed[id(best.candidate)] = of_trace(own, best.working)
         sized[sized.index(best)] = seen
         if len(replayed) == 1 and isinstance(seen, Fleet) and seen.working != best.working:
@@ -146,7 +198,8 @@ def plan_trace(
     fleets = sorted(found, key=lambda fleet: cost(question, fleet))
     misses = sorted((*(miss for miss in sized if isinstance(miss, Rejection)), *left_out), key=distance_from_sla)
     if not fleets:
-        raise NoFeasiblePlan(f"no configuration meets {question.sla}", tuple(misses))
+        asked = "the SLA of every class" if slas else str(question.sla)
+        raise NoFeasiblePlan(f"no configuration meets {asked}", tuple(misses))
     answer = fleets[0]
     same_gpu = [candidate for candidate in fitting if candidate.gpu == answer.candidate.gpu]
     plan = Plan(question, tuple(fleets), tuple(misses), mean_based(question, same_gpu))
@@ -188,6 +241,7 @@ class Runs:
     question: Question
     trace: Trace
     candidate: Candidate
+    slas: Sequence[Sla]
     seed: int
     progress: Progress
     done: dict[tuple[int, float], Replayed] = field(default_factory=dict)
@@ -213,6 +267,7 @@ class Runs:
                 speed=pace,
                 seed=self.seed,
                 to_the_end=to_the_end,
+                class_slas=self.slas,
             )
         return known
 
@@ -227,9 +282,13 @@ def of_trace(runs: Runs, start: int) -> Fleet | Rejection:
     working = smallest(runs.meets, start)
     if working is None:
         most = runs.at(start * FARTHEST, to_the_end=False)
-        limit = max(question.sla.limits, key=lambda one: most.exceeding_share(one) / (1 - one.percentile / 100))
-        nearest = most.prediction(0.0).value_s(limit)
-        return sla_rejection(candidate, SlaMissed(limit, nearest), question.workload.lengths)
+        seen, limit = max(
+            ((part, one) for part in most.parts for one in part.sla.limits),
+            key=lambda pair: pair[0].exceeding_share(pair[1]) / (1 - pair[1].percentile / 100),
+        )
+        miss = SlaMissed(limit, seen.value_s(limit))
+        refused = sla_rejection(candidate, miss, question.workload.lengths)
+        return replace(refused, why=f"{seen.name}: {refused.why}") if seen.name else refused
     rate_per_s, lengths = question.workload.rate_per_s, question.workload.lengths
     stable_per_s = stable_rate_per_s(candidate.replica, lengths, question.workload.prefix)
     predicted = runs.at(working, speed=1.0).prediction(rate_per_s / working / stable_per_s)
@@ -299,7 +358,7 @@ def sampling(runs: Runs, working: int) -> Sampling | None:
     of_day = days[-1] + 1 >= FEWEST_BLOCKS
     block = days if of_day else np.arange(len(by_hour_s))
     blocks = int(block[-1]) + 1
-    limits = limits_on_requests(runs.question.sla)
+    limits = [limit for part in runs.at(working).parts for limit in limits_on_requests(part.sla)]
     if blocks < FEWEST_BLOCKS or not limits:
         return None
     drawn = np.random.default_rng(runs.seed).multinomial(blocks, [1 / blocks] * blocks, DRAWS)
@@ -307,8 +366,9 @@ def sampling(runs: Runs, working: int) -> Sampling | None:
 
     def passing(replicas: int) -> float:
         """Share of the resampled traces that a fleet serves."""
-        run = runs.at(replicas)
-        beyond, counted = (summed(of, block, blocks) for of in (run.tally.beyond, run.tally.counted))
+        tallies = [part.tally for part in runs.at(replicas).parts]
+        both = [np.hstack([getattr(tally, name) for tally in tallies]) for name in ("beyond", "counted")]
+        beyond, counted = (summed(of, block, blocks) for of in both)
         return float(np.mean(np.all(drawn @ beyond <= drawn @ counted * allowed + 1e-9, axis=1)))
 
     low, high = (smallest(partial(_at_least, passing, share), working) for share in BAND)

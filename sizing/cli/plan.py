@@ -82,6 +82,8 @@ Examples:
       --rate 80 --price h100_sxm=2.5,h200_sxm=3.8 --mix --available h100_sxm=8
   python -m sizing plan --model Qwen/Qwen3-32B --gpu h200_sxm --workload chat:isl=1000,osl=200,rate=5,ttft=p95:1s \\
       --workload batch:isl=4000,osl=500,rate=1,e2e=p95:60s
+  python -m sizing plan --model Qwen/Qwen3-32B --gpu h200_sxm --ttft p95:1s --itl p95:30ms \\
+      --trace chat=monday.csv --trace code=completions.jsonl.gz --class code:ttft=p95:300ms,itl=none
   python -m sizing plan --model reference-512x4 --points data/curves/reference-cpu.csv \\
       --isl 64 --osl 32 --rate 20 --ttft p95:200ms --itl p95:40ms
 """
@@ -96,7 +98,13 @@ LOAD_NEEDED = ("isl", "osl")
     field_option("rate", required=False),
     field_option("peak_factor"),
     click.option("--daily", help="24 hourly rates, comma-separated, instead of --rate: GPUs by hour."),
-    click.option("--trace", help="Recorded requests, a CSV, Parquet or JSON lines file, in place of lengths and load."),
+    click.option(
+        "--trace",
+        "traces",
+        multiple=True,
+        help="Recorded requests, a CSV, Parquet or JSON lines file, in place of lengths and load; several times for "
+        "classes of requests, NAME=FILE each.",
+    ),
     click.option(
         "--trace-window",
         default="all",
@@ -104,6 +112,7 @@ LOAD_NEEDED = ("isl", "osl")
         help="Of the trace: all, worst-hour, or FROM..TO as 02:30..04:00 or with dates.",
     ),
     click.option("--trace-scale", default=1.0, show_default=True, help="Times the requests of the trace, bursts kept."),
+    click.option("--class", "classes", multiple=True, help="Limits of a class of the trace: NAME:ttft=..,itl=none."),
     sla_options,
     margin_options,
     field_option("price"),
@@ -127,7 +136,7 @@ def plan_command(context: click.Context, /, json_: bool, **given: Any) -> None:
         return
     points = points_of(given)
     recorded = None
-    if given["trace"] is None:
+    if not given["traces"]:
         question = planned(given)
     else:
         question, recorded = planned_trace(context, given)
@@ -137,7 +146,7 @@ def plan_command(context: click.Context, /, json_: bool, **given: Any) -> None:
     counts = {name: counts_of(f"--{name}", text, gpus) for name, text in stock.items()}
     reserved = configured(found[0], given, question.workload.lengths.osl)
     try:
-        replayed = None if recorded is None else replays(question, recorded, reserved, found[1])
+        replayed = None if recorded is None else replays(question, recorded, reserved, found[1], given["classes"])
         plan = replayed.plan if replayed else planner.plan(question, reserved, found[1])
     except NoFeasiblePlan as error:
         raise Reported(error, refusal_json(error, question, reserved)) if json_ else error from None
@@ -159,6 +168,8 @@ def planned(given: Mapping[str, Any]) -> Question:
         for name in ("owned", "available"):
             if given[name] is not None:
                 raise click.UsageError(f"--{name} goes with --mix")
+    if given["classes"]:
+        raise click.UsageError("--class goes with --trace")
     if (given["rate"] is None) == (given["daily"] is None):
         raise click.UsageError("give the load by either --rate or --daily")
     if given["daily"] is not None:
@@ -180,7 +191,7 @@ NOT_REPLAYED = ("daily", "mix", "tuned", "disaggregated")
 def planned_trace(context: click.Context, given: Mapping[str, Any]) -> tuple[Question, Reading]:
     """The question with the lengths of the trace that --trace names and the rate of its busiest hour, and the trace."""
     from sizing.analyses.traced import busiest_rate_per_s, lengths_of, peak_factor
-    from sizing.trace_files import read_trace_noted
+    from sizing.trace_files import read_traces
 
     by_hand = set_by_hand(context)
     for name in (*OF_TRACES, *NOT_REPLAYED):
@@ -188,7 +199,7 @@ def planned_trace(context: click.Context, given: Mapping[str, Any]) -> tuple[Que
             option = "tune" if name == "tuned" else name.replace("_", "-")
             why = "the trace has its own" if name in OF_TRACES else "its answer would not be replayed"
             raise click.UsageError(f"--{option} does not go with --trace: {why}")
-    reading = read_trace_noted(given["trace"])
+    reading = read_traces(given["traces"])
     trace = reading.trace.window(given["trace_window"]).scaled(given["trace_scale"])
     lengths = {name: getattr(lengths_of(trace), name) for name in LENGTHS}
     load = {"rate": busiest_rate_per_s(trace), "peak_factor": peak_factor(trace)}
@@ -196,15 +207,20 @@ def planned_trace(context: click.Context, given: Mapping[str, Any]) -> tuple[Que
 
 
 def replays(
-    question: Question, recorded: Reading, found: Sequence[Candidate], rejected: Sequence[Rejection]
+    question: Question,
+    recorded: Reading,
+    found: Sequence[Candidate],
+    rejected: Sequence[Rejection],
+    classes: Sequence[str],
 ) -> TracePlan:
     """The plan of a trace; on a terminal, which fleet is being replayed."""
     from rich.console import Console
 
-    from sizing.analyses.traced import plan_trace
+    from sizing.analyses.traced import class_slas, plan_trace
 
+    slas = class_slas(recorded.trace, question.sla, classes)
     with Console(stderr=True).status(f"{len(recorded.trace):,} requests") as status:
-        planned = plan_trace(question, recorded.trace, found, rejected, progress=status.update)
+        planned = plan_trace(question, recorded.trace, found, rejected, slas=slas, progress=status.update)
     return replace(planned, notes=recorded.notes)
 
 

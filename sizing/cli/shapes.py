@@ -27,6 +27,7 @@ from sizing.trace import dispersion
 
 if TYPE_CHECKING:
     from sizing.analyses.traced import TracePlan
+    from sizing.simulator.recorded import Replayed
 
 
 def prediction_json(prediction: Prediction) -> dict[str, Any]:
@@ -243,14 +244,42 @@ def trace_json(found: TracePlan) -> dict[str, Any]:
         "worst_hour": found.worst_hour,
         "notes": list(found.notes),
         "hours": [hour_json(found, number) for number in range(len(seen.hours))],
+        **({"classes": [class_json(found, one) for one in seen.classes]} if seen.classes else {}),
+    }
+
+
+def class_json(found: TracePlan, seen: Replayed) -> dict[str, Any]:
+    """One class of a replayed trace: its limits, what its requests saw, in all and in each hour in which some came."""
+    predicted = seen.prediction(0.0)
+    limits = [
+        {**asdict(limit), "value_s": predicted.value_s(limit), "exceeding_share": seen.exceeding_share(limit)}
+        for limit in seen.sla.limits
+    ]
+    return {
+        "name": seen.name,
+        "requests": int(seen.tally.gone.sum()),
+        "goodput": seen.goodput(),
+        "lost": int(seen.tally.lost.sum()),
+        "limits": limits,
+        "predicted": predicted.as_dict(),
+        "worst_hour": seen.worst_hour,
+        "hours": [seen_json(found, seen, number) for number, requests in enumerate(seen.tally.gone) if requests],
     }
 
 
 def hour_json(found: TracePlan, number: int) -> dict[str, Any]:
     """One hour of a replayed trace: its load, what its requests saw, and GPUs that its rate needs, spares included."""
+    answer = found.plan.answer
+    return {
+        **seen_json(found, found.replayed, number),
+        "gpus": (found.needed[number] + answer.spare) * answer.candidate.gpus,
+    }
+
+
+def seen_json(found: TracePlan, seen: Replayed, number: int) -> dict[str, Any]:
+    """What the requests of an hour saw, all of them or those of a class."""
     from sizing.simulator.recorded import METRICS  # a plan without a trace does without
 
-    seen, answer = found.replayed, found.plan.answer
     hour = seen.hours[number]
     return {
         "from_s": hour.from_s,
@@ -258,7 +287,6 @@ def hour_json(found: TracePlan, number: int) -> dict[str, Any]:
         "requests": int(seen.tally.gone[number]),
         "goodput": seen.goodput(number),
         "predicted": {metric: asdict(seen.quantiles(metric, number)) for metric in METRICS},
-        "gpus": (found.needed[number] + answer.spare) * answer.candidate.gpus,
     }
 
 

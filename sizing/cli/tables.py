@@ -58,10 +58,12 @@ def print_plan(plan: Plan, extras: Extras = NOTHING_MORE) -> None:
         say(escape(means))
     for sentence in text.trace_lines(extras.trace) if extras.trace else ():
         say(f"{escape(sentence)}.")
-    out.print(sla_table(plan.question, fleet, "over the whole trace" if extras.trace else "at the planned load"))
+    out.print(sla_table(plan.question, fleet, "over all requests replayed" if extras.trace else "at the planned load"))
     if extras.trace:
+        if extras.trace.replayed.classes:
+            out.print(classes_table(extras.trace))
         out.print(hours_table(extras.trace))
-    say(f"Binding limit: {text.binding(fleet)}. {text.sensitivity(plan)}.")
+    say(f"Binding limit: {text.binding(fleet, extras.trace)}. {text.sensitivity(plan)}.")
     for line in (
         text.cost_line(plan),
         text.energy_line(plan),
@@ -178,6 +180,23 @@ def daily_table(daily: Daily) -> Table:
     table = Table("hour", "requests/s", "replicas", "GPUs", title="GPUs by hour", title_justify="left")
     for hour in daily.hours:
         table.add_row(f"{hour.hour:02d}:00", significant(hour.rate_per_s), str(hour.replicas), str(hour.gpus))
+    return table
+
+
+def classes_table(found: TracePlan) -> Table:
+    """Each limit of each class against what its requests saw."""
+    table = Table("class", "requests", "limit", "allowed", "replayed", "room", "inside the SLA", "its worst hour")
+    for seen in found.replayed.classes:
+        for number, limit in enumerate(seen.sla.limits):
+            value_s, worst = seen.value_s(limit), seen.worst_hour
+            whole = (escape(seen.name), f"{seen.tally.gone.sum():,}") if number == 0 else ("", "")
+            inside = (
+                percent(seen.goodput(), 2),
+                f"{found.trace.clock(seen.hours[worst].from_s)}, {percent(seen.goodput(worst), 1)}",
+            )
+            room = percent(1 - value_s / limit.limit_s)
+            of_limit = (limit.name, milliseconds(limit.limit_s), milliseconds(value_s), room)
+            table.add_row(*whole, *of_limit, *(inside if number == 0 else ("", "")))
     return table
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -26,6 +26,7 @@ from sizing.report import model
 from sizing.report.model import (
     DIGEST,
     MOST_ROWS,
+    ClassLimit,
     CostRow,
     Day,
     EffectRow,
@@ -163,7 +164,29 @@ def traffic_of(found: TracePlan) -> Traffic:
         )
         for place, hour in enumerate(seen.hours[:MOST_ROWS])
     )
-    return Traffic(answer.trace_lines(found), tuple(rows), hours, number(fleet.gpus, "GPUs", basis))
+    lines, gpus = answer.trace_lines(found), number(fleet.gpus, "GPUs", basis)
+    return Traffic(lines, tuple(rows), hours, gpus, tuple(class_limits(found)))
+
+
+def class_limits(found: TracePlan) -> Iterator[ClassLimit]:
+    """Each limit of each class of requests, and what these saw."""
+    basis = found.plan.answer.basis
+    for seen in found.replayed.classes:
+        worst = seen.worst_hour
+        for limit in seen.sla.limits:
+            value_s = seen.value_s(limit)
+            yield ClassLimit(
+                metric=limit.metric,
+                percentile=limit.percentile,
+                of=seen.name,
+                requests=number(float(seen.tally.gone.sum()), "requests", "given"),
+                limit=number(limit.limit_s, "s", "given"),
+                replayed=number(value_s, "s", basis),
+                room=number(1 - value_s / limit.limit_s, "share", basis),
+                inside=number(seen.goodput(), "share", basis),
+                worst_hour=found.trace.clock(seen.hours[worst].from_s),
+                worst_inside=number(seen.goodput(worst), "share", basis),
+            )
 
 
 # --- Provenance: where each configuration's numbers come from, with engine versions, dates and digests of the data
@@ -307,7 +330,7 @@ def report_of(
         left_out=tuple(map(left_out, plan.rejected[:MOST_ROWS])),
         sensitivity=tuple(sensitivity_row(row, fleet.basis) for row in sensitivity),
         cost=cost_rows(question, fleet),
-        remarks=remarks(plan),
+        remarks=remarks(plan, traced),
         warnings=tuple(answer.cautions(fleet.warnings)),
         includes=tuple(includes(question, fleet)),
         excludes=EXCLUDES,
@@ -356,12 +379,12 @@ def usual_title(question: Question) -> str:
     return f"GPUs for {question.model} at {significant(question.workload.rate_per_s)} requests/s"
 
 
-def remarks(plan: Plan) -> tuple[str, ...]:
+def remarks(plan: Plan, traced: TracePlan | None) -> tuple[str, ...]:
     """What binds, what the server showed, the band and why it is wide, higher loads, the peak, the price, the means."""
     fleet = plan.answer
     shown = verification(plan)
     lines = (
-        f"Bound by {answer.binding(fleet)}",
+        f"Bound by {answer.binding(fleet, traced)}",
         shown and answer.verified(shown),
         answer.band(fleet),
         answer.why_wide(fleet),

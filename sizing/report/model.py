@@ -368,14 +368,31 @@ class TrafficHour:
 
 
 @dataclass(frozen=True, slots=True, config=STRICT)
+class ClassLimit(OfLimit):
+    """A limit of one class of requests beside what these saw. `inside`: their share within all limits of the class,
+    over the trace and in its worst hour."""
+
+    of: Text
+    requests: Quantity
+    limit: Quantity
+    replayed: Quantity
+    room: Quantity
+    inside: Quantity
+    worst_hour: Text
+    worst_inside: Quantity
+
+
+@dataclass(frozen=True, slots=True, config=STRICT)
 class Traffic:
     """Recorded requests replayed on the answer's fleet: what there is to say, and each hour. `limits`: on requests, in
-    the order of `TrafficHour.seconds`; `gpus`: of the fleet, spares included."""
+    the order of `TrafficHour.seconds`; `gpus`: of the fleet, spares included. `classes`: where these have limits of
+    their own, which the fleet keeps beside those on all requests."""
 
     lines: Rows[Text]
     limits: Rows[LimitRow]
     hours: Rows[TrafficHour]
     gpus: Quantity
+    classes: Rows[ClassLimit] = ()
 
     def __post_init__(self) -> None:
         if not self.hours or any(len(hour.seconds) != len(self.limits) for hour in self.hours):

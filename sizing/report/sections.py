@@ -76,6 +76,12 @@ def toml_line(row: InputRow) -> str:
     return f"{key} = {json.dumps(row.value[:MOST_LINE], ensure_ascii=False)}".replace("\x7f", "\\u007f")
 
 
+NOT_REPLAYED = (
+    "By formula, for Poisson arrivals of the trace's lengths at one rate: what its bursts and its hours add is not in "
+    "these curves, but in the replay below."
+)
+
+
 @dataclass(frozen=True, slots=True)
 class Section:
     """A heading and what stands under it; `charts` are names of charts, `lists` bullets under a heading of their own,
@@ -128,10 +134,11 @@ def answered(report: Report) -> Iterator[Section]:
     yield Section("Will it hold?", tables=(tables.sla(report),), bullets=tuple(map(line, report.remarks)))
     if report.warnings:
         yield Section("Before buying", bullets=sentences(report.warnings))
-    yield Section("Latency against load", charts=("latency",))
+    yield Section("Latency against load", texts=(NOT_REPLAYED,) if report.traffic else (), charts=("latency",))
     if report.traffic:
         texts = tuple(f"{line(text)}." for text in report.traffic.lines)
-        yield Section("Recorded traffic", texts=texts, charts=("traffic",), tables=(tables.worst_hours(report),))
+        found = (*((tables.classes(report),) if report.traffic.classes else ()), tables.worst_hours(report))
+        yield Section("Recorded traffic", texts=texts, charts=("traffic",), tables=found)
     if report.day:
         texts = tuple(f"{line(text).rstrip('.')}." for text in (report.day.sentence, report.day.working))
         yield Section("Over a day", texts=texts, charts=("day",), tables=(tables.day_figures(report),))

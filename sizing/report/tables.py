@@ -143,16 +143,22 @@ class Table:
 
 
 def sla(report: Report) -> Table:
-    """Each limit against its prediction at the planned load."""
+    """Each limit against its prediction at the planned load, or over all requests replayed."""
+    where, note = "at the planned load", "Predicted for the planned load spread over the working replicas"
+    if report.traffic:
+        where, note = (
+            "over all requests replayed",
+            "Predicted: what the requests of the trace see in the replay",
+        )
     return Table(
-        "SLA at the planned load",
+        f"SLA {where}",
         ("Limit", "Allowed", "Predicted", "90 % band", "Room", "Kept"),
         tuple(
             (row.name, row.limit, row.predicted, latency_band(row), row.room, "yes" if row.kept else "no")
             for row in report.limits
         ),
         empty="No limit was set.",
-        note="Predicted for the planned load spread over the working replicas; room is the unused part of the limit.",
+        note=f"{note}; room is the unused part of the limit.",
     )
 
 
@@ -404,6 +410,22 @@ def day_hours(report: Report) -> Table:
 # --- Tables of recorded traffic: the worst hours, and all of them
 
 WORST = 8
+
+
+def classes(report: Report) -> Table:
+    """Each limit of each class of requests."""
+    rows = report.traffic.classes if report.traffic else ()
+    return Table(
+        "SLA of each class",
+        ("Class", "Requests", "Limit", "Allowed", "Replayed", "Room", "Inside the SLA", "Worst hour", "Inside then"),
+        tuple(
+            (*(row.of, row.requests, row.name, row.limit, row.replayed, row.room), *hours)
+            for row in rows
+            for hours in [(row.inside, row.worst_hour, row.worst_inside)]
+        ),
+        empty="The trace has no classes.",
+        note="Inside: the share of the class's requests within all its limits on requests.",
+    )
 
 
 def worst_hours(report: Report) -> Table:

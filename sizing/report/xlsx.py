@@ -444,6 +444,8 @@ def as_xlsx(report: Report) -> bytes:
         day_sheet(book, report.day)
     working_sheet(book, report)
     if report.traffic is not None:
+        if report.traffic.classes:
+            table_sheet(book, "Classes", tables.classes(report))
         table_sheet(book, "Recorded traffic", tables.traffic_hours(report))
     table_sheet(book, "Sensitivity", tables.sensitivity(report))
     assumptions_sheet(book, report)

@@ -7,6 +7,7 @@ requests that are in a replica at the end of a part move on to the next, so that
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import NamedTuple
 
@@ -49,13 +50,17 @@ from sizing.workload import ROUTINGS, Limit, Metric, Routing, Seconds, Sla, Toke
 PART = 1 << 18
 """Requests fed at once."""
 METRICS: tuple[Metric, ...] = ("ttft", "itl", "e2e")
+NO_METRIC = -1
 PERCENTILES = (50, 90, 95, 99)
 HOPELESS = 3.0
 """Times the requests that an SLA lets exceed a limit: a replay that has so many need not be finished."""
 
 
 class Tally(NamedTuple):
-    """What the requests of each hour saw, by the hour of their arrival; metrics in the order of `METRICS`."""
+    """What the requests of each hour saw, by the hour of their arrival; metrics in the order of `METRICS`.
+
+    While a trace is replayed the arrays have an axis in front: all requests, then each class by itself.
+    """
 
     bins: NDArray[np.int32]  # (hours, 3, GAP_BINS): the served, by seconds
     sums_s: Floats  # (hours, 3): of the served
@@ -72,7 +77,9 @@ class Replayed:
     """A trace served by `replicas` replicas, at `speed` times its own pace.
 
     `hours`: those of the trace, by its own times. `whole`: False where the replay was not finished because far too many
-    requests exceeded a limit. `gaps`: between tokens, those of all hours; None if they were not counted.
+    requests exceeded a limit. `gaps`: between tokens, those of all hours; None if they were not counted. `classes`:
+    what the requests of each class saw, under its own SLA, for each class, of this `name`, that has any; a request is
+    good that is within the limits of its class.
     """
 
     replicas: int
@@ -82,10 +89,19 @@ class Replayed:
     tally: Tally
     whole: bool
     gaps: TokenGaps | None = None
+    name: str = ""
+    classes: tuple[Replayed, ...] = ()
+
+    @property
+    def parts(self) -> tuple[Replayed, ...]:
+        """Of whose requests the SLA speaks: those of each class, or all."""
+        return self.classes or (self,)
 
     @property
     def meets(self) -> bool:
-        """True when at most 1 - p of the requests exceed each limit."""
+        """True when at most 1 - p of the requests exceed each limit, and of those of each class."""
+        if not all(each.meets for each in self.classes):
+            return False
         return self.whole and all(
             limit.percentile + 100 * self.exceeding_share(limit) <= 100 + 1e-9 for limit in self.sla.limits
         )
@@ -96,6 +112,14 @@ class Replayed:
             return self.gaps.share_above(limit.limit_s) if self.gaps else math.nan
         place, of = limits_on_requests(self.sla).index(limit), slice(None) if hour is None else slice(hour, hour + 1)
         return float(self.tally.beyond[of, place].sum() / max(self.tally.counted[of, place].sum(), 1))
+
+    @property
+    def worst_hour(self) -> int:
+        """The hour in which the largest share of requests misses a limit, of those with a tenth of the usual requests
+        or more."""
+        requests = self.tally.gone
+        judged = np.flatnonzero(requests >= 0.1 * requests.mean())
+        return min(map(int, judged), key=lambda hour: (self.goodput(hour), -requests[hour]))
 
     def goodput(self, hour: int | None = None) -> float:
         """Share of the requests (of one hour) that are served within all limits on requests."""
@@ -117,6 +141,10 @@ class Replayed:
         gap = self.gaps.quantiles() if self.gaps else NOT_COUNTED
         ttft, itl, e2e = (self._counted(metric) for metric in METRICS)
         return Prediction(ttft, itl, e2e, False, utilization, "simulation", warnings, gap)
+
+    def value_s(self, limit: Limit) -> float:
+        """The percentile that a limit of this SLA speaks of."""
+        return self.prediction(0.0).value_s(limit)
 
     def _counted(self, metric: Metric) -> Quantiles:
         """Its percentiles, on the side of each limit on which the count of requests puts them: bins have a width."""
@@ -147,28 +175,29 @@ def replay(
     seed: int = 0,
     part: int = PART,
     to_the_end: bool = True,
+    class_slas: Sequence[Sla] = (),
 ) -> Replayed:
     """Serve the requests of a trace by a fleet of equal replicas, every one simulated, and judge them by an SLA.
 
     Of `workload` the prefix and the clients' patience count, not its lengths and its rate. `speed` 1.25 offers the
     requests in four fifths of the time. `part`: requests in memory beside those in the replicas; the result does not
-    depend on it. Without `to_the_end` a replay ends early where it exceeds a limit `HOPELESS` times too often.
+    depend on it. `class_slas`: the SLAs of the trace's classes, in their order; none: `sla` holds for all requests
+    together. Without `to_the_end` a replay ends early where it exceeds a limit `HOPELESS` times too often.
 
     Raises ScenarioError for a request longer than the KV cache, and where millions of requests wait.
     """
-    limits, by_hour = limits_on_requests(sla), tuple(hours(trace))
-    tally = nothing_seen(len(by_hour), len(limits))
+    by_hour, slas = tuple(hours(trace)), (sla, *class_slas)
+    if len(class_slas) not in (0, len(trace.classes)):
+        raise ScenarioError(f"an SLA each for {len(trace.classes)} classes is needed, or none: got {len(class_slas)}")
+    tally = nothing_seen(len(slas), len(by_hour), max(len(limits_on_requests(each)) for each in slas))
     ends_s = np.array([hour.until_s / speed for hour in by_hour])
-    metrics, limits_s = (
-        np.array([METRICS.index(limit.metric) for limit in limits], np.int64),
-        np.array([limit.limit_s for limit in limits], np.float64),
-    )
-    hopeless = HOPELESS * allowed(trace, limits)
+    metrics, limits_s, hopeless = bounds(trace, slas)
     routes, hits, steps = (np.random.default_rng([seed, number]) for number in range(3))
-    prefix = workload.prefix
-    shared = np.array([prefix.tokens]) if prefix.tokens * prefix.hit_rate > 0 else NO_PREFIXES
+    prefix, streams = workload.prefix, max(1, len(class_slas))
+    shared = np.full(streams, prefix.tokens) if prefix.tokens * prefix.hit_rate > 0 else NO_PREFIXES
+    gaps_counted = any(each.gap for each in slas)
     states = idle_states(replicas, seed)
-    work = work_space(replica, replicas, gaps=sla.gap is not None, prefixes=shared)
+    work = work_space(replica, replicas, gaps=gaps_counted, streams=streams, prefixes=shared)
     engines = np.repeat(np.array([engine_of(replica)]), replicas)
     router = np.array((ROUTINGS.index(routing), replicas, 0), ROUTER)[()]
     rest = (router, np.arange(replicas), np.full(replicas, math.inf))
@@ -179,6 +208,8 @@ def replay(
         isl, osl = (lengths[now].astype(np.int64) for lengths in (trace.isl, trace.osl))
         run = checked_requests(replica, isl, osl, trace.arrival_s[now] / speed)
         prepare(replica, workload, run, hits, steps)
+        if class_slas:
+            run["stream"] = trace.of_class[now]
         if len(held):
             run = np.concatenate([held, run])
         fleet = RoutedFleet(engines, states, work, run, *rest)
@@ -192,32 +223,56 @@ def replay(
                 f"{len(held):,} requests wait at {trace.clock(trace.arrival_s[now][-1])}: too many to hold"
             )
         move_on(states, work, run, held)
-        if not to_the_end and np.any(tally.beyond.sum(axis=0) > hopeless):
+        if not to_the_end and np.any(tally.beyond.sum(axis=1) > hopeless):
             whole = first + part >= len(trace)
             break
-    gaps = TokenGaps(work.gaps.sum(axis=0)[None], int(tally.lost_gaps[0])) if sla.gap is not None else None
-    return Replayed(replicas, speed, sla, by_hour, tally, whole, gaps)
+    tally.good[0] = tally.good[1:].sum(axis=0) if class_slas else tally.good[0]
+    of_streams = work.gaps.sum(axis=0).reshape(-1, GAP_BINS)
+    gaps = [of_streams.sum(axis=0), *of_streams]
+
+    def part_of(group: int, name: str = "", classes: tuple[Replayed, ...] = ()) -> Replayed:
+        """What the requests of one group saw."""
+        own, places = slas[group], slice(len(limits_on_requests(slas[group])))
+        seen = Tally(*(array[group] for array in tally))
+        seen = seen._replace(beyond=seen.beyond[:, places], counted=seen.counted[:, places])
+        counted = TokenGaps(gaps[group][None], int(seen.lost_gaps[0])) if own.gap else None
+        return Replayed(replicas, speed, own, by_hour, seen, whole, counted, name, classes)
+
+    each = (part_of(number, name) for number, name in enumerate(trace.classes if class_slas else (), 1))
+    return part_of(0, classes=tuple(one for one in each if one.tally.gone.any()))
 
 
-def nothing_seen(hours: int, limits: int) -> Tally:
-    """Counts before the first request has left."""
+def nothing_seen(groups: int, hours: int, limits: int) -> Tally:
+    """Counts before the first request has left, of each group of requests."""
+    by_hour = (groups, hours)
     return Tally(
-        np.zeros((hours, len(METRICS), GAP_BINS), np.int32),
-        np.zeros((hours, len(METRICS))),
-        *(np.zeros((hours, limits), np.int64), np.zeros((hours, limits), np.int64)),
-        good=np.zeros(hours, np.int64),
-        lost=np.zeros(hours, np.int64),
-        gone=np.zeros(hours, np.int64),
-        lost_gaps=np.zeros(1, np.int64),
+        np.zeros((*by_hour, len(METRICS), GAP_BINS), np.int32),
+        np.zeros((*by_hour, len(METRICS))),
+        *(np.zeros((*by_hour, limits), np.int64), np.zeros((*by_hour, limits), np.int64)),
+        good=np.zeros(by_hour, np.int64),
+        lost=np.zeros(by_hour, np.int64),
+        gone=np.zeros(by_hour, np.int64),
+        lost_gaps=np.zeros((groups, 1), np.int64),
     )
 
 
-def allowed(trace: Trace, limits: tuple[Limit, ...]) -> Floats:
-    """Requests of a trace that an SLA lets exceed each of its limits."""
-    with_gaps = int(np.count_nonzero(trace.osl > 1))
-    return np.array(
-        [(with_gaps if limit.metric == "itl" else len(trace)) * (1 - limit.percentile / 100) for limit in limits]
-    )
+def bounds(trace: Trace, slas: Sequence[Sla]) -> tuple[Tokens, Seconds, Floats]:
+    """The limits on requests of each group: metric, seconds, and the requests beyond it at which a replay is hopeless.
+
+    Arrays of shape (groups, limits); the rows of groups with fewer limits end in metrics of -1.
+    """
+    most = max(len(limits_on_requests(sla)) for sla in slas)
+    metrics = np.full((len(slas), most), NO_METRIC)
+    limits_s, hopeless = np.full(metrics.shape, math.inf), np.full(metrics.shape, math.inf)
+    for group, sla in enumerate(slas):
+        limits = limits_on_requests(sla)
+        osl = trace.osl if group == 0 else trace.osl[trace.of_class == group - 1]
+        with_gaps = int(np.count_nonzero(osl > 1))
+        for place, limit in enumerate(limits):
+            metrics[group, place], limits_s[group, place] = METRICS.index(limit.metric), limit.limit_s
+            requests = with_gaps if limit.metric == "itl" else len(osl)
+            hopeless[group, place] = HOPELESS * requests * (1 - limit.percentile / 100)
+    return metrics, limits_s, hopeless
 
 
 # --- At the end of a part: what those that left have seen is counted, the others move on; compiled by numba
@@ -233,8 +288,12 @@ def has_left(requests: Requests, request: int) -> bool:
 def count_gone(
     requests: Requests, request_s: float, ends_s: Seconds, metrics: Tokens, limits_s: Seconds, tally: Tally
 ) -> int:
-    """Count the requests that have left in the hours they arrived in, which end at `ends_s`; returns the others."""
+    """Count the requests that have left in the hours they arrived in, which end at `ends_s`; returns the others.
+
+    Each is counted among all and, where there are classes, by the limits of its own.
+    """
     bins, sums_s, beyond, counted, good, lost, gone, lost_gaps = tally
+    groups = len(gone)
     seconds = np.empty(3)
     hour, held = 0, 0
     for number in range(len(requests)):
@@ -244,29 +303,35 @@ def count_gone(
         request = requests[number]
         while hour + 1 < len(ends_s) and request.arrival_s >= ends_s[hour]:
             hour += 1
-        gone[hour] += 1
         served = request.outcome == SERVED
         gaps = request.osl - 1
         if served:
             seconds[0] = request.first_token_s - request.arrival_s + request_s
             seconds[1] = (request.done_s - request.first_token_s) / gaps if gaps > 0 else 0.0
             seconds[2] = request.done_s - request.arrival_s + request_s
-            for metric in range(3):
-                if metric != 1 or gaps > 0:
-                    bins[hour, metric, bin_of(seconds[metric])] += 1
-                    sums_s[hour, metric] += seconds[metric]
-        else:
-            lost[hour] += 1
-            lost_gaps[0] += gaps
-        within = served
-        for limit in range(len(limits_s)):
-            if served and metrics[limit] == 1 and gaps == 0:
-                continue
-            counted[hour, limit] += 1
-            if not served or seconds[metrics[limit]] > limits_s[limit]:
-                beyond[hour, limit] += 1
-                within = False
-        good[hour] += int(within)
+        for member in range(1 if groups == 1 else 2):
+            group = member * (1 + request.stream)
+            gone[group, hour] += 1
+            if served:
+                for metric in range(3):
+                    if metric != 1 or gaps > 0:
+                        bins[group, hour, metric, bin_of(seconds[metric])] += 1
+                        sums_s[group, hour, metric] += seconds[metric]
+            else:
+                lost[group, hour] += 1
+                lost_gaps[group, 0] += gaps
+            within = served
+            for limit in range(metrics.shape[1]):
+                metric = metrics[group, limit]
+                if metric == NO_METRIC:
+                    break
+                if served and metric == 1 and gaps == 0:
+                    continue
+                counted[group, hour, limit] += 1
+                if not served or seconds[metric] > limits_s[group, limit]:
+                    beyond[group, hour, limit] += 1
+                    within = False
+            good[group, hour] += int(within)
     return held
 
 

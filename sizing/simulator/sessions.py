@@ -19,7 +19,7 @@ from sizing.numbers import Floats
 from sizing.prediction import Quantiles
 from sizing.simulator.fleet import PART, outstanding
 from sizing.simulator.prefix_cache import trim
-from sizing.simulator.result import E2E, SENT, WAIT, Simulated, Watched, queue_grows, simulated, tallied
+from sizing.simulator.result import E2E, SENT, WAIT, Simulated, Tally, Watched, queue_grows, simulated, tallied
 from sizing.simulator.runs import MOST_REPLICAS, check_question, whole_fleet
 from sizing.simulator.sampling import checked_requests, draw_steps
 from sizing.simulator.scheduler import step, work_of
@@ -167,14 +167,14 @@ def drawn_sessions(replica: Replica, sessions: Sessions, count: int, seed: int) 
     turns = np.full(count, round(sessions.turns)) if fixed else numbers.geometric(1 / sessions.turns, count)
     first = np.cumsum(turns) - turns
     session = np.repeat(np.arange(count), turns)
-    new = lognormal_tokens(sessions.user_tokens, sessions.user_cv, users.standard_normal(len(session)))
-    new[first] = lognormal_tokens(sessions.first_tokens, sessions.first_cv, firsts.standard_normal(count))
     said = lognormal_tokens(sessions.output_tokens, sessions.output_cv, answers.standard_normal(len(session)))
     if replica.batching.max_tokens > 0:
         said = np.minimum(said, replica.batching.max_tokens)
-    answered = np.roll(said, 1)
-    answered[first] = 0
-    isl = (sessions.system_tokens + _within(new + answered, first, session)).astype(np.int64)
+    new = lognormal_tokens(sessions.user_tokens, sessions.user_cv, users.standard_normal(len(session)))
+    new[1:] += said[:-1]  # a prompt repeats the answer before it, but that of another session
+    new[first] = lognormal_tokens(sessions.first_tokens, sessions.first_cv, firsts.standard_normal(count))
+    isl = (sessions.system_tokens + _within(new, first, session)).astype(np.int64)
+    del new
     osl = said.astype(np.int64)
     arrival_s = np.full(len(session), math.nan)
     arrival_s[first] = np.cumsum(starts.exponential(1 / sessions.rate_per_s, count))
@@ -194,7 +194,8 @@ def drawn_sessions(replica: Replica, sessions: Sessions, count: int, seed: int) 
 def _within(values: Floats, first: Tokens, session: Tokens) -> Floats:
     """Running sums within each session, whose values begin at `first`."""
     sums = np.cumsum(values, dtype=np.float64)
-    return np.asarray(sums - (sums[first] - values[first])[session])
+    sums -= (sums[first] - values[first])[session]
+    return sums
 
 
 def serve_sessions(
@@ -225,24 +226,26 @@ def serve_sessions(
 
 
 def _measured(run: Requests, request_s: float, warmup: float, times: float, pauses: int) -> SimulatedSessions:
-    """What a finished run comes to, for a fleet `times` as large."""
+    """What a finished run comes to, for a fleet `times` as large; its turns are then in the order of their sending."""
     begins = np.flatnonzero(np.diff(run["session"], prepend=NOBODY))
-    number = np.arange(len(run)) - np.repeat(begins, np.diff(begins, append=len(run)))
-    was_sent = np.isfinite(run["arrival_s"])
-    run, number = run[was_sent], number[was_sent]
-    ends = np.append(np.flatnonzero(number == 0)[1:], len(run)) - 1
-    start_s, end_s = run["arrival_s"][number == 0], run["done_s"][ends] + request_s
+    number = np.arange(len(run))
+    number -= np.repeat(begins, np.diff(begins, append=len(run)))
+    sent = np.add.reduceat(np.isfinite(run["arrival_s"]), begins, dtype=np.int64)
+    ends = begins + sent - 1
+    start_s, end_s = run["arrival_s"][begins], run["done_s"][ends] + request_s
     until_s = float(start_s[-1])
     from_s = min(max(warmup * until_s, RAMP * float(np.mean(end_s - start_s))), until_s / 2)
     complete = (run["outcome"][ends] == SERVED) & (end_s >= from_s) & (end_s <= until_s)
     overlap_s = np.clip(end_s, from_s, until_s) - np.clip(start_s, from_s, until_s)
 
-    order = np.argsort(run["arrival_s"], kind="stable")
-    run, number = run[order], number[order]
+    order = np.argsort(run["arrival_s"], kind="stable")  # those that were not sent, NaN, are the last
+    number = number[order]
+    put_in_order(run, order)
+    del order
+    run = run[: sent.sum()]
     warm, first, last = np.searchsorted(run["arrival_s"], (warmup * until_s, from_s, np.nextafter(until_s, np.inf)))
-    whole, tally = (tallied(run, slice(int(begin), int(last)), request_s) for begin in (warm, first))
-    served_s = float(np.mean(whole.seconds[E2E]) - np.mean(whole.seconds[WAIT])) - request_s
-    stuck = queue_grows(whole.seconds[WAIT], served_s)
+    stuck = _grows(tallied(run, slice(int(warm), int(last)), request_s), request_s)
+    tally = tallied(run, slice(int(first), int(last)), request_s)
     sent_s = tally.seconds[SENT]
     per_s = tally.answers / (sent_s[-1] - sent_s[0]) if len(sent_s) > 1 else 0.0
     turns = whole_fleet(simulated(tally, float(per_s), math.nan, stuck), times, ())
@@ -255,6 +258,12 @@ def _measured(run: Requests, request_s: float, warmup: float, times: float, paus
         (end_s - start_s)[complete],
         float(overlap_s.sum()) / (until_s - from_s) * times,
     )
+
+
+def _grows(tally: Tally, request_s: float) -> bool:
+    """True when the turns tallied wait longer and longer."""
+    served_s = float(np.mean(tally.seconds[E2E]) - np.mean(tally.seconds[WAIT])) - request_s
+    return queue_grows(tally.seconds[WAIT], served_s)
 
 
 # --- Turns and replicas in the order of time; compiled by numba
@@ -363,3 +372,24 @@ def chosen(
             best, longest, fewest = place, blocks, unfinished
         place = place + 1 if place + 1 < len(states) else 0
     return best
+
+
+@compiled
+def put_in_order(requests: Requests, order: Tokens) -> None:
+    """Move request number `order[place]` to each place, within the array: a second one would take as much memory again.
+
+    `order`, a permutation, is used up.
+    """
+    held = requests[:1].copy()
+    for start in range(len(requests)):
+        if order[start] == start:
+            continue
+        held[0] = requests[start]
+        place = start
+        while order[place] != start:
+            source = order[place]
+            requests[place] = requests[source]
+            order[place] = place
+            place = source
+        requests[place] = held[0]
+        order[place] = place

@@ -157,3 +157,77 @@ def test_a_request_that_never_fits_is_refused() -> None:
     trace = Trace(np.array([0.0, 1.0]), np.array([10, 5000], np.int32), np.array([5, 5], np.int32))
     with pytest.raises(ScenarioError, match="never fits"):
         replay(ENGINES[1], trace, PLAIN, SLA)
+
+
+def classed(trace: Trace, seed: int = 0) -> Trace:
+    of_class = np.random.default_rng(seed).choice(3, len(trace), p=(0.6, 0.3, 0.1)).astype(np.uint8)
+    return replace(trace, classes=("chat", "code", "batch"), of_class=of_class)
+
+
+CLASS_SLAS = (
+    Sla(Limit("ttft", 95, 0.3), Limit("itl", 90, 0.012)),
+    Sla(Limit("ttft", 99, 0.1), Limit("gap", 95, 0.05)),
+    Sla(Limit("e2e", 50, 2.0)),
+)
+
+
+@pytest.mark.parametrize("engine", [ENGINES[0], ENGINES[1], ENGINES[6]], ids=("chunked", "paused", "full"))
+@pytest.mark.parametrize("replicas", [1, 3])
+def test_each_class_is_judged_by_its_own_requests(engine: Replica, replicas: int) -> None:
+    """Every request of the simulator, by class: shares beyond limits exactly, percentiles within a bin."""
+    trace = classed(recorded(7, 3000, 40.0 * replicas))
+    found = replay(
+        *(engine, trace, PLAIN, SLA), replicas=replicas, routing="round_robin", part=700, class_slas=CLASS_SLAS
+    )
+    run = simulate_trace(engine, trace.arrival_s, trace.isl, trace.osl, replicas=replicas, routing="round_robin")
+    assert [seen.name for seen in found.classes] == ["chat", "code", "batch"]
+    good = np.zeros(len(trace), bool)
+    for number, seen in enumerate(found.classes):
+        mine = trace.of_class == number
+        within = mine & (run.outcome == 0)
+        for limit in seen.sla.limits:
+            if limit.metric == "gap":
+                continue
+            seconds = run.of(limit.metric)
+            beyond = mine & ((run.outcome != 0) | (seconds > limit.limit_s))
+            counted = mine & ((run.outcome != 0) | np.isfinite(seconds))
+            assert seen.exceeding_share(limit) == pytest.approx(beyond.sum() / counted.sum(), abs=1e-12)
+            within &= ~(seconds > limit.limit_s)
+        assert int(seen.tally.gone.sum()) == mine.sum()
+        assert seen.goodput() == pytest.approx(within.sum() / mine.sum(), abs=1e-12)
+        good |= within
+        ttft_s = run.ttft_s[mine & (run.outcome == 0)]
+        assert seen.quantiles("ttft").p95_s == pytest.approx(
+            np.percentile(ttft_s, 95, method="inverted_cdf"), rel=0.009
+        )
+    assert found.goodput() == pytest.approx(good.mean(), abs=1e-12)
+    assert found.meets == all(seen.meets for seen in found.classes)
+    gaps = found.classes[1].gaps
+    assert gaps is not None and gaps.total == sum(trace.osl[trace.of_class == 1].astype(int) - 1)
+    assert found.classes[0].gaps is None
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_one_class_is_the_trace_without_classes(seed: int) -> None:
+    trace = recorded(seed, 2000, 80.0)
+    plain = replay(ENGINES[1], trace, PLAIN, SLA, replicas=2, seed=seed, part=300)
+    one = replay(ENGINES[1], trace.as_class("all"), PLAIN, SLA, replicas=2, seed=seed, part=300, class_slas=[SLA])
+    for left, right, own in zip(plain.tally, one.tally, one.classes[0].tally, strict=True):
+        assert np.array_equal(left, right) and np.array_equal(left, own)
+    assert plain.meets == one.meets and plain.prediction(0.5) == one.prediction(0.5)
+
+
+@settings(max_examples=30, deadline=None)
+@given(st.integers(0, 2**31), st.integers(1, 150))
+def test_classes_in_parts_are_one_run(seed: int, part: int) -> None:
+    trace = classed(recorded(seed, rate_per_s=60.0, hours=3), seed)
+    at_once, in_parts = (
+        replay(ENGINES[6], trace, PLAIN, SLA, class_slas=CLASS_SLAS, seed=seed, part=size) for size in (1 << 18, part)
+    )
+    for one, other in zip(at_once.classes, in_parts.classes, strict=True):
+        same(one, other)
+
+
+def test_an_sla_for_each_class_or_none() -> None:
+    with pytest.raises(ScenarioError, match="an SLA each for 3 classes"):
+        replay(ENGINES[0], classed(recorded(1)), PLAIN, SLA, class_slas=CLASS_SLAS[:2])

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sizing.trace import HOUR_S, Trace, TraceError, dispersion, hours
+from sizing.trace import HOUR_S, MOST_CLASSES, Trace, TraceError, dispersion, hours, merged
 
 ARRIVALS = st.lists(st.integers(0, 4 * 3600 * 1000), min_size=2, max_size=60).map(sorted)
 """Milliseconds."""
@@ -34,7 +34,8 @@ def of_times(arrival_s: np.ndarray[tuple[int], np.dtype[np.float64]]) -> Trace:
 
 def same(one: Trace, other: Trace) -> bool:
     return all(
-        np.array_equal(getattr(one, name), getattr(other, name)) for name in ("arrival_s", "isl", "osl", "session")
+        np.array_equal(getattr(one, name), getattr(other, name))
+        for name in ("arrival_s", "isl", "osl", "session", "of_class")
     )
 
 
@@ -168,3 +169,58 @@ def test_a_trace_holds_one_of_each_for_each_request(arrivals: int, tokens: int, 
             0.0,
             np.zeros(sessions, np.int32),
         )
+
+
+@given(ARRIVALS, st.data(), st.booleans())
+def test_classes_that_are_told_apart_and_merged_are_the_trace(ms: list[int], data: st.DataObject, dated: bool) -> None:
+    """Each request keeps its time, lengths, class and session; a trace of one class is itself."""
+    trace = trace_of(ms, 1.7e9 if dated else math.nan, sessions=True)
+    assert merged([trace]) is trace
+    label = np.array([data.draw(st.integers(0, 2)) for _ in ms], np.uint8)
+    names = ("chat", "code", "batch")
+    parts = []
+    for number, name in enumerate(names):
+        mine = label == number
+        if np.count_nonzero(mine) > 1:
+            start_s = trace.arrival_s[mine][0] if dated else 0.0
+            arrays = (trace.arrival_s[mine] - start_s, trace.isl[mine], trace.osl[mine], trace.began_s + start_s)
+            parts.append(Trace(*arrays, trace.session[mine]).as_class(name))
+    if len(parts) < 2:
+        return
+    whole = merged(parts)
+    offset_s = whole.began_s - trace.began_s if dated else 0.0
+    assert np.all(np.diff(whole.arrival_s) >= 0)
+    assert len(whole) == sum(map(len, parts))
+    for part in parts:
+        mine = whole.of_class == whole.classes.index(part.classes[0])
+        assert whole.isl[mine].tolist() == part.isl.tolist() and whole.osl[mine].tolist() == part.osl.tolist()
+        of_trace = trace.arrival_s[part.isl - 1]  # its ISL tells which request it is
+        assert whole.arrival_s[mine] + offset_s == pytest.approx(of_trace, abs=1e-6)
+        assert np.array_equal(
+            np.unique(whole.session[mine], return_inverse=True)[1], np.unique(part.session, return_inverse=True)[1]
+        )
+    sessions = [set(whole.session[whole.of_class == number].tolist()) for number in range(len(parts))]
+    assert sum(map(len, sessions)) == len(set.union(*sessions))
+
+
+def test_parts_and_copies_keep_their_class() -> None:
+    trace = Trace(
+        *(np.arange(60.0), np.arange(1, 61, dtype=np.int32), np.ones(60, np.int32)),
+        classes=("even", "odd"),
+        of_class=np.arange(60, dtype=np.uint8) % 2,
+    )
+    for other in (trace.part(7, 31), trace.scaled(2.5), trace.scaled(0.5)):
+        assert other.classes == trace.classes
+        assert other.of_class.tolist() == ((other.isl - 1) % 2).tolist()
+
+
+def test_traces_that_cannot_be_merged() -> None:
+    plain, dated, named = trace_of([0, 1]), trace_of([0, 1], 1.7e9), trace_of([0, 1]).as_class("a")
+    with pytest.raises(TraceError, match="have dates"):
+        merged([plain, dated])
+    with pytest.raises(TraceError, match="have classes"):
+        merged([plain, named])
+    with pytest.raises(TraceError, match=f"{MOST_CLASSES} classes at most, got {MOST_CLASSES + 1}"):
+        merged([plain.as_class(str(number)) for number in range(MOST_CLASSES + 1)])
+    with pytest.raises(TraceError, match="one class for each"):
+        Trace(np.zeros(2), np.ones(2, np.int32), np.ones(2, np.int32), classes=("a",))

@@ -112,3 +112,52 @@ def test_what_does_not_go_is_one_line(
 def test_a_trace_that_is_not_there(capsys: pytest.CaptureFixture[str]) -> None:
     code, _, err = run([*PLAN, "nowhere.csv"], capsys)
     assert code == 2 and "nowhere.csv" in err and err.count("\n") == 1
+
+
+@pytest.fixture(scope="module")
+def two_classes(traffic: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
+    """The traffic by turns: chat, and code with its own file."""
+    header, *rows = traffic.read_text().split()
+    folder = tmp_path_factory.mktemp("classes")
+    paths = folder / "chat.csv", folder / "code.csv"
+    for number, path in enumerate(paths):
+        path.write_text("\n".join([header, *rows[number::2], ""]))
+    return paths
+
+
+def test_classes_have_limits_and_figures_of_their_own(
+    two_classes: tuple[Path, Path], capsys: pytest.CaptureFixture[str]
+) -> None:
+    chat, code = two_classes
+    asked = [*PLAN, str(chat), "--trace", f"agents={code}", "--class", "agents:ttft=p99:3s,itl=none"]
+    code_, out, _ = run([*asked, "--json"], capsys)
+    answer = json.loads(out)
+    classes = answer["trace"]["classes"]
+    assert code_ == 0 and [each["name"] for each in classes] == ["chat", "agents"]
+    assert sum(each["requests"] for each in classes) == answer["trace"]["requests"]
+    assert [limit["metric"] for limit in classes[1]["limits"]] == ["ttft"]
+    for each in classes:
+        assert [hour["clock"] for hour in each["hours"]] == [f"{hour:02d}:00" for hour in range(10)]
+        for limit in each["limits"]:
+            assert limit["value_s"] <= limit["limit_s"] and limit["exceeding_share"] <= 1 - limit["percentile"] / 100
+    inside = sum(each["goodput"] * each["requests"] for each in classes)
+    assert answer["trace"]["goodput"] == pytest.approx(inside / answer["trace"]["requests"])
+
+    found = from_dict(answer["report"])
+    page, printed = Page(render(found, "html").decode()), pdf_text(render(found, "pdf"))
+    assert "SLA of each class" in page.text and squeezed("SLA of each class") in printed
+    assert "over all requests of" in page.text and "Poisson arrivals of the trace's lengths" in page.text
+    rows = rows_below(sheets(render(found, "xlsx"))["Classes"], "Class")
+    assert [(row[0], row[2]) for row in rows[:3]] == [("chat", "p95 TTFT"), ("chat", "p95 ITL"), ("agents", "p99 TTFT")]
+
+    _, out, _ = run(asked, capsys)
+    assert "agents: 43,200 requests" in out and "Binding limit" in out and "over all requests of" in out
+
+
+def test_a_class_needs_a_trace_that_has_it(traffic: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    for asked, named in (
+        ([*PLAN, str(traffic), "--class", "chat:ttft=p95:1s"], "the trace names no classes"),
+        ([*PLAN[:-1], "--isl=9", "--osl=9", "--rate=1", "--class", "chat:ttft=p95:1s"], "--class goes with --trace"),
+    ):
+        code, out, err = run(asked, capsys)
+        assert (code, out) == (2, "") and named in err and err.count("\n") == 1

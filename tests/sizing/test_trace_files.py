@@ -24,7 +24,7 @@ from pyarrow import parquet
 from sizing import trace_files
 from sizing.extras import missing_extra
 from sizing.trace import TraceError
-from sizing.trace_files import FORMATS, Reading, read_trace, read_trace_noted
+from sizing.trace_files import FORMATS, Reading, read_trace, read_trace_noted, read_traces
 from tests.sizing.trace_samples import (
     AZURE_2023,
     AZURE_2024,
@@ -53,10 +53,11 @@ class Expected(NamedTuple):
     began: str = ""
     session: tuple[int, ...] = ()
     notes: tuple[str, ...] = ()
+    classes: tuple[str, ...] = ()
 
 
 EXAMPLES = {
-    "own": (OWN, "own", Expected([0.5, 2, 2], [10, 20, 30], [1, 2, 3], "", (0, 1, 0), ("class is not used",))),
+    "own": (OWN, "own", Expected([0.5, 2, 2], [10, 20, 30], [1, 2, 3], "", (0, 1, 0), classes=("chat", "batch"))),
     "azure 2023": (
         AZURE_2023,
         "azure",
@@ -111,6 +112,7 @@ def test_each_kind_is_read_as_its_source_describes_it(name: str, packed: bool, t
     assert (found.trace.isl.tolist(), found.trace.osl.tolist()) == (expected.isl, expected.osl)
     assert found.trace.began_s == pytest.approx(began(expected.began), abs=1e-6, nan_ok=True)
     assert found.trace.session.tolist() == list(expected.session)
+    assert found.trace.classes == expected.classes
     assert len(found.notes) == len(expected.notes)
     assert all(part in note for part, note in zip(expected.notes, found.notes, strict=True))
     assert [found.trace.arrival_s.dtype.itemsize, found.trace.isl.dtype.itemsize, found.trace.osl.itemsize] == [8, 4, 4]
@@ -593,3 +595,52 @@ def test_no_damage_does_more_than_one_line(data: st.DataObject, tmp_path_factory
         read_trace(path)
     except TraceError as error:
         assert len(str(error)) < 300 and "\n" not in str(error)
+
+
+# --- Classes: a column, or a file each
+
+
+def rows_of(classes: Sequence[str], shape: str, path: Path) -> Path:
+    """A trace with a class for each request, one a second."""
+    columns = {"arrival_s": list(range(len(classes))), "isl": [7] * len(classes), "osl": [5] * len(classes)}
+    table = pa.table({**columns, "class": list(classes)})
+    if shape == "parquet":
+        parquet.write_table(table, path)
+    elif shape == "json":
+        path.write_bytes(json_lines(table.to_pylist()))
+    else:
+        lines = [",".join(map(str, row.values())) for row in table.to_pylist()]
+        path.write_text("\n".join(["arrival_s,isl,osl,class", *lines, ""]))
+    return path
+
+
+@pytest.mark.parametrize("shape", ["csv", "json", "parquet"])
+def test_classes_are_read_by_name(shape: str, tmp_path: Path) -> None:
+    found = read_trace(rows_of(["chat", "", "code", "chat"], shape, tmp_path / "trace"))
+    assert found.classes == ("chat", "other", "code")
+    assert found.of_class.tolist() == [0, 1, 2, 0]
+
+
+def test_a_column_with_too_many_values_is_no_class(tmp_path: Path) -> None:
+    found = read_trace_noted(rows_of([str(number) for number in range(9)], "csv", tmp_path / "trace"))
+    assert found.trace.classes == () and not len(found.trace.of_class)
+    assert found.notes[-1] == "class is not used: it has more than 8 values"
+    assert read_trace(rows_of([""] * 3, "csv", tmp_path / "trace")).classes == ()
+
+
+def test_several_files_are_a_class_each(tmp_path: Path) -> None:
+    """A name in front goes before the column, the column before the name of the file."""
+    plain, named = tmp_path / "plain.csv", rows_of(["chat", "code"], "csv", tmp_path / "named.csv")
+    plain.write_text("arrival_s,isl,osl\n0.5,1,1\n0.6,2,2\n")
+    found = read_traces([str(plain), str(named)])
+    assert found.trace.classes == ("plain", "chat", "code")
+    assert found.trace.arrival_s.tolist() == [0, 0.5, 0.6, 1]
+    assert found.trace.of_class.tolist() == [1, 0, 0, 2]
+    assert read_traces([f"mine={plain}", f"mine={named}"]).trace.classes == ("mine",)
+    assert read_traces([f"mine={named}"]).trace.classes == ("mine",)
+    assert read_traces([str(plain)]).trace.classes == ()
+    odd = tmp_path / "a=b.csv"
+    odd.write_bytes(plain.read_bytes())
+    assert read_traces([str(odd), str(plain)]).trace.classes == ("a=b", "plain")
+    with pytest.raises(TraceError, match="no such trace file"):
+        read_traces([str(plain), "x=nowhere.csv"])

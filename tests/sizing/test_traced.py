@@ -11,12 +11,22 @@ from hypothesis import given
 from hypothesis import strategies as st
 from scipy.stats import rankdata
 
-from sizing.analyses.traced import busiest_rate_per_s, by_memory, lengths_of, plan_trace, ranks, smallest
+from sizing.analyses.traced import (
+    busiest_rate_per_s,
+    by_memory,
+    class_slas,
+    lengths_of,
+    loosest,
+    plan_trace,
+    ranks,
+    smallest,
+)
+from sizing.errors import ScenarioError
 from sizing.plans import NoFeasiblePlan
 from sizing.question import Question
 from sizing.simulator.recorded import replay
 from sizing.trace import HOUR_S, Trace
-from sizing.workload import Limit, Sla, Workload
+from sizing.workload import PERCENTILES, Limit, Metric, Sla, Workload
 from tests.sizing.engines import candidate
 
 SLA = Sla(Limit("ttft", 95, 0.4), Limit("itl", 90, 0.015))
@@ -161,3 +171,100 @@ def test_hours_need_what_their_rate_needs() -> None:
 def test_ranks_are_those_of_scipy() -> None:
     values = np.random.default_rng(9).integers(1, 40, 500)
     np.testing.assert_array_equal(ranks(values), rankdata(values))
+
+
+# --- Classes of requests, each with an SLA of its own
+
+
+def classed(trace: Trace, seed: int) -> Trace:
+    """Code has long prompts and short answers."""
+    of_class = np.random.default_rng(seed).integers(0, 2, len(trace)).astype(np.uint8)
+    isl = np.where(of_class == 1, 2 * trace.isl, trace.isl).astype(np.int32)
+    osl = np.where(of_class == 1, trace.osl // 4 + 1, trace.osl).astype(np.int32)
+    return replace(trace, isl=isl, osl=osl, classes=("chat", "code"), of_class=of_class)
+
+
+@pytest.mark.parametrize("part", range(3))
+def test_the_count_for_classes_is_that_of_trying_every_fleet(part: int) -> None:
+    """Twelve cases: the least fleet on which each class keeps its SLA, among all from one replica on."""
+    right = 0
+    for number in range(4 * part, 4 * part + 4):
+        rng = np.random.default_rng([2, number])
+        trace = classed(traffic(number, float(rng.uniform(3, 30)), 0.05, burst=float(rng.uniform(1, 8))), number)
+        slas = class_slas(trace, SLA, [f"code:ttft=p95:{rng.uniform(0.15, 0.6):.3f}s,itl=none"])
+        found = plan_trace(asked(trace), trace, [candidate()], slas=slas)
+
+        def meets(count: int, trace: Trace = trace, slas: tuple[Sla, ...] = slas) -> bool:
+            question = asked(trace)
+            run = replay(candidate().replica, trace, question.workload, SLA, replicas=count, class_slas=slas)
+            return all(each.meets for each in run.classes)
+
+        least = next(count for count in range(1, 200) if meets(count))
+        right += found.plan.answer.working == least
+        assert found.plan.question.sla == loosest(slas)
+        assert found.binding[1] in found.binding[0].sla.limits
+    assert right >= 3
+
+
+def test_one_class_needs_what_the_trace_needs() -> None:
+    trace = traffic(3, 25.0, 0.1)
+    plain = plan_trace(asked(trace), trace, [candidate()])
+    named = plan_trace(asked(trace), trace.as_class("chat"), [candidate()], slas=[SLA])
+    assert named.plan.answer == plain.plan.answer and named.needed == plain.needed
+
+
+def test_a_stricter_class_needs_more_and_a_looser_one_no_more() -> None:
+    trace = classed(traffic(5, 200.0, 0.05), 5)
+    counts = [
+        plan_trace(asked(trace), trace, [candidate()], slas=class_slas(trace, SLA, [text])).plan.answer.working
+        for text in ("code:ttft=p99:150ms", "code:ttft=p95:400ms", "code:ttft=p50:2s,itl=none")
+    ]
+    assert counts[0] > counts[1] >= counts[2]
+
+
+@given(
+    st.lists(
+        st.tuples(st.sampled_from(PERCENTILES), st.integers(1, 9), st.lists(st.integers(0, 12), min_size=1)), min_size=1
+    )
+)
+def test_where_every_class_keeps_its_limit_all_keep_the_loosest(
+    classes: list[tuple[int, int, list[int]]],
+) -> None:
+    common = loosest([Sla(Limit("ttft", percentile, limit)) for percentile, limit, _ in classes]).limits[0]
+
+    def keeps(seconds: list[int], limit: Limit) -> bool:
+        return 100 * sum(each > limit.limit_s for each in seconds) <= (100 - limit.percentile) * len(seconds)
+
+    if all(keeps(seen, Limit("ttft", percentile, limit)) for percentile, limit, seen in classes):
+        assert keeps([each for *_, seen in classes for each in seen], common)
+
+
+def test_limits_of_classes_stand_in_place_of_those_of_all() -> None:
+    trace = classed(traffic(1, 10.0, 0.1), 1)
+    chat, code = class_slas(trace, SLA, ["code:ttft=p99:2s,itl=none,e2e=p95:60s"])
+    assert chat == SLA
+    assert [str(limit) for limit in code.limits] == ["p99 TTFT <= 2000 ms", "p95 E2E <= 60000 ms"]
+    assert class_slas(traffic(1, 10.0, 0.1), SLA, []) == ()
+    metrics: list[Metric] = [limit.metric for limit in loosest([chat, code]).limits]
+    assert metrics == ["ttft"]
+
+
+@pytest.mark.parametrize(
+    ("texts", "why"),
+    [
+        (["cod:ttft=p95:1s"], "the trace has 'chat', 'code'"),
+        (["code:ttft=p95:1s", "code:itl=none"], "is there twice"),
+        (["code:tft=p95:1s"], "'tft' is not one of ttft"),
+        (["code:ttft=1s"], "write it as percentile:time"),
+        (["code"], "write it as NAME:ttft"),
+        (["code:ttft=none,itl=none"], "at least one limit"),
+    ],
+)
+def test_limits_that_no_class_can_have(texts: list[str], why: str) -> None:
+    with pytest.raises(ScenarioError, match=why):
+        class_slas(classed(traffic(1, 10.0, 0.1), 1), SLA, texts)
+
+
+def test_classes_need_a_limit_in_common() -> None:
+    with pytest.raises(ScenarioError, match="no limit in common"):
+        loosest([Sla(Limit("ttft", 95, 1.0)), Sla(Limit("e2e", 95, 60.0))])

@@ -19,7 +19,7 @@ DOC = ROOT / "docs" / "deploy.md"
 UNIT = ROOT / "deploy" / "sizing@.service"
 FILES = [DOC, ROOT / "Dockerfile", *sorted((ROOT / "deploy").iterdir())]
 PORT = "8501"
-CODE = [file for room in ("sizing", "calibration", "ui", "learn") for file in (ROOT / room).rglob("*.py")]
+CODE = [file for room in ("sizing", "calibration", "ui", "api", "learn") for file in (ROOT / room).rglob("*.py")]
 PROXY_VARIABLES = {"SIZING_SITE", "SIZING_SERVERS"}
 
 

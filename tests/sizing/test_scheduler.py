@@ -17,6 +17,7 @@ from sizing.engine import KV_POLICIES, POLICIES, STRAIGHT, Batching, Bend, Repli
 from sizing.errors import ScenarioError
 from sizing.simulator.closed import run_users
 from sizing.simulator.fleet import advance
+from sizing.simulator.sampling import prefixes_found
 from sizing.simulator.scheduler import EDGES_S, count_gaps, fail, gap_quantiles, iteration_s, no_gaps, work_of
 from sizing.simulator.state import (
     CANCELLED,
@@ -337,6 +338,22 @@ def test_a_dead_replica_gives_its_requests_back() -> None:
         enqueue(engine, states[0], work_of(work, 0), run, place, 10.0)
     advance(engine, states[0], work_of(work, 0), run, math.inf)
     assert [float(run["done_s"][place]) for place in (3, 0)] == [12, 19]
+
+
+def test_with_a_dead_replica_its_prefix_is_gone() -> None:
+    """Room for a prefix of 80 tokens and 12 for each of two: as many as before death, and not one more."""
+    replica = Replica(CLOCK, Batching("chunked", kv_tokens=105))
+    run = asked(*({"at": 0, "isl": 90, "cached_tokens": 80, "osl": 2} for _ in range(3)))
+    engine, states, works = engine_of(replica), idle_states(1), work_space(replica, 1, prefixes=prefixes_found(run))
+    state, work = states[0], work_of(works, 0)
+    for place in range(3):
+        enqueue(engine, state, work, run, place, 0.0)
+    advance(engine, state, work, run, 0.5)
+    assert fail(engine, state, work, run) == 3
+    for place in range(3):
+        enqueue(engine, state, work, run, place, 10.0)
+    advance(engine, state, work, run, math.inf)
+    assert list(run["done_s"]) == [12, 12, 14]
 
 
 def test_users_whose_requests_are_turned_away_try_again() -> None:

@@ -19,7 +19,7 @@ from sizing.planner import cheapest, cost, survey
 from sizing.plans import Candidate, Fleet, NoFeasiblePlan, Plan, Rejection
 from sizing.question import PEAK_FACTOR, Question, check_priced
 from sizing.queueing import stable_rate_per_s
-from sizing.simulator.recorded import Replayed, limits_on_requests, replay
+from sizing.simulator.recorded import Replayed, judged, limits_on_requests, replay
 from sizing.simulator.scheduler import Counts
 from sizing.token_law import TokenLaw
 from sizing.trace import DAY_S, HOUR_S, Trace, hours
@@ -308,7 +308,7 @@ def sampling(runs: Runs, working: int) -> Sampling | None:
     def passing(replicas: int) -> float:
         """Share of the resampled traces that a fleet serves."""
         run = runs.at(replicas)
-        beyond, counted = (summed(of, block, blocks) for of in (run.tally.beyond, run.tally.counted))
+        beyond, counted = (summed(of, block, blocks) for of in judged(run.tally, runs.question.sla))
         return float(np.mean(np.all(drawn @ beyond <= drawn @ counted * allowed + 1e-9, axis=1)))
 
     low, high = (smallest(partial(_at_least, passing, share), working) for share in BAND)

@@ -13,7 +13,7 @@ from sizing.analyses.daily import Daily
 from sizing.analyses.existing import Existing
 from sizing.analyses.mixed import Mix
 from sizing.analyses.pools import Pools
-from sizing.analyses.sensitivity import Sensitivity, Tuned
+from sizing.analyses.sensitivity import GoodputPrice, Sensitivity, Tuned
 from sizing.analyses.sharing import SharedFleet, Terms
 from sizing.analyses.verification import Verification
 from sizing.engine import COEFFICIENTS
@@ -206,11 +206,12 @@ class Extras:
     verification: Verification | None = None
     pools: Pools | Rejection | None = None
     trace: TracePlan | None = None
+    goodput_prices: tuple[GoodputPrice, ...] = ()
 
 
 def extras_json(extras: Extras, question: Question) -> dict[str, Any]:
-    """The keys that join those of the plan: verification, which may be null, and sensitivity, daily, tuned, mix and
-    disaggregated, as far as they were asked for."""
+    """The keys that join those of the plan: verification, which may be null, and sensitivity, daily, tuned, mix,
+    disaggregated, trace and goodput_price, as far as they were asked for."""
     return {
         "verification": verification_json(extras.verification),
         **({"sensitivity": [asdict(row) for row in extras.sensitivity]} if extras.sensitivity else {}),
@@ -219,6 +220,18 @@ def extras_json(extras: Extras, question: Question) -> dict[str, Any]:
         **({"mix": mix_json(extras.mix)} if extras.mix else {}),
         **({"disaggregated": pools_json(extras.pools, question)} if extras.pools else {}),
         **({"trace": trace_json(extras.trace)} if extras.trace else {}),
+        **({"goodput_price": [*map(goodput_price_json, extras.goodput_prices)]} if extras.goodput_prices else {}),
+    }
+
+
+def goodput_price_json(price: GoodputPrice) -> dict[str, Any]:
+    """What one goodput takes; nulls where no number of replicas keeps it."""
+    fleet = price.fleet
+    return {
+        "goodput": price.percent / 100,
+        "gpus": fleet and fleet.gpus,
+        "replicas": fleet and fleet.replicas,
+        "requests_per_s_per_gpu": fleet and fleet.requests_per_s_per_gpu,
     }
 
 

@@ -17,7 +17,7 @@ from sizing.budget import checkpoint
 from sizing.engine import Replica
 from sizing.errors import ScenarioError
 from sizing.numbers import Floats
-from sizing.prediction import NOT_COUNTED, Caution, Prediction, Quantiles
+from sizing.prediction import NOT_COUNTED, TENTHS, Caution, Joint, Prediction, Quantiles
 from sizing.simulator.fleet import ROUTER, RoutedFleet, give, on_replicas, run_to
 from sizing.simulator.sampling import checked_requests, prepare
 from sizing.simulator.scheduler import Counts, TokenGaps, bin_of, gap_quantiles
@@ -43,11 +43,13 @@ from sizing.simulator.state import (
 )
 from sizing.simulator.waiting import insert_deadline
 from sizing.trace import Hour, Trace, hours
-from sizing.workload import ROUTINGS, Limit, Metric, Routing, Seconds, Sla, Tokens, Workload
+from sizing.workload import OF_REQUESTS, ROUTINGS, Limit, RequestMetric, Routing, Seconds, Sla, Tokens, Workload
 
 PART = 1 << 18
 """Requests fed at once."""
-METRICS: tuple[Metric, ...] = ("ttft", "itl", "e2e")
+METRICS = OF_REQUESTS
+USED_UP = len(METRICS)
+"""Beside the metrics, of each request the largest share of a limit that it uses up."""
 PERCENTILES = (50, 90, 95, 99)
 HOPELESS = 3.0
 """Times the requests that an SLA lets exceed a limit: a replay that has so many need not be finished."""
@@ -56,8 +58,8 @@ HOPELESS = 3.0
 class Tally(NamedTuple):
     """What the requests of each hour saw, by the hour of their arrival; metrics in the order of `METRICS`."""
 
-    bins: NDArray[np.int32]  # (hours, 3, GAP_BINS): the served, by seconds
-    sums_s: Floats  # (hours, 3): of the served
+    bins: NDArray[np.int32]  # (hours, 4, GAP_BINS): the served, by seconds, and by the share of their limits used up
+    sums_s: Floats  # (hours, 4): of the served
     beyond: Counts  # (hours, limits): requests beyond a limit, which those not served are
     counted: Counts  # (hours, limits): requests that have the metric
     good: Counts  # (hours,): requests within all limits
@@ -93,15 +95,20 @@ class Replayed:
         """Share of the requests (of one hour) beyond a limit of the SLA; of a limit on gaps that of all gaps."""
         if limit.metric == "gap":
             return self.gaps.share_above(limit.limit_s) if self.gaps else math.nan
+        beyond, counted = judged(self.tally, self.sla)
         place, of = limits_on_requests(self.sla).index(limit), slice(None) if hour is None else slice(hour, hour + 1)
-        return float(self.tally.beyond[of, place].sum() / max(self.tally.counted[of, place].sum(), 1))
+        return float(beyond[of, place].sum() / max(counted[of, place].sum(), 1))
 
     def goodput(self, hour: int | None = None) -> float:
         """Share of the requests (of one hour) that are served within all limits on requests."""
         of = slice(None) if hour is None else slice(hour, hour + 1)
         return float(self.tally.good[of].sum() / max(self.tally.gone[of].sum(), 1))
 
-    def quantiles(self, metric: Metric, hour: int | None = None) -> Quantiles:
+    def value_s(self, limit: Limit, hour: int) -> float:
+        """The percentile that a limit on TTFT, ITL or E2E speaks of, of one hour; NaN for others."""
+        return self.quantiles(limit.metric, hour).at(limit.percentile) if limit.metric in OF_REQUESTS else math.nan
+
+    def quantiles(self, metric: RequestMetric, hour: int | None = None) -> Quantiles:
         """Mean, and percentiles within 0.8 %, over the served (of one hour); NaN where there are none."""
         place, of = METRICS.index(metric), slice(None) if hour is None else slice(hour, hour + 1)
         counts = self.tally.bins[of, place].sum(axis=0, dtype=np.int64)
@@ -115,12 +122,25 @@ class Replayed:
         warnings = (Caution("lost_requests", {"share": lost / gone}),) if lost else ()
         gap = self.gaps.quantiles() if self.gaps else NOT_COUNTED
         ttft, itl, e2e = (self._counted(metric) for metric in METRICS)
-        return Prediction(ttft, itl, e2e, False, utilization, "simulation", warnings, gap)
+        joint = self._joint(self.sla.goodput) if self.sla.goodput else None
+        return Prediction(ttft, itl, e2e, False, utilization, "simulation", warnings, gap, joint, lost / gone)
 
-    def _counted(self, metric: Metric) -> Quantiles:
+    def _joint(self, limit: Limit) -> Joint:
+        """Shares of their limits that requests use up, within 0.8 %; on the side of the limit where they count."""
+        counts = self.tally.bins[:, USED_UP].sum(axis=0, dtype=np.int64)
+        served = counts.sum() / max(self.tally.gone.sum(), 1)
+        known = served >= TENTHS
+        used = np.full(len(TENTHS), math.inf)
+        if served:
+            used[known] = gap_quantiles(counts, tuple(100 * TENTHS[known] / served))
+        kept = self.goodput() + 1e-9 >= TENTHS
+        used = np.where(kept, np.minimum(used, 1.0), np.maximum(used, math.nextafter(1.0, 2.0)))
+        return Joint(limit.within, self.goodput(), used)
+
+    def _counted(self, metric: RequestMetric) -> Quantiles:
         """Its percentiles, on the side of each limit on which the count of requests puts them: bins have a width."""
         found = self.quantiles(metric)
-        for limit in limits_on_requests(self.sla):
+        for limit in limits_on_latencies(self.sla):
             if limit.metric == metric:
                 within = limit.percentile + 100 * self.exceeding_share(limit) <= 100 + 1e-9
                 value_s = found.at(limit.percentile)
@@ -132,6 +152,26 @@ class Replayed:
 def limits_on_requests(sla: Sla) -> tuple[Limit, ...]:
     """Its limits but the one on gaps between tokens, which are not any one request's."""
     return tuple(limit for limit in sla.limits if limit.metric != "gap")
+
+
+def limits_on_latencies(sla: Sla) -> tuple[Limit, ...]:
+    """Its limits on TTFT, ITL and E2E."""
+    return tuple(limit for limit in sla.limits if limit.metric in OF_REQUESTS)
+
+
+def judged(tally: Tally, sla: Sla) -> tuple[Counts, Counts]:
+    """Requests beyond each of the `limits_on_requests`, and those that count there; both shape (hours, limits)."""
+    columns = []
+    for place, limit in enumerate(limits_on_requests(sla)):
+        if limit.metric == "goodput":
+            columns.append((tally.gone - tally.good, tally.gone))
+        elif limit.metric == "rejected":
+            columns.append((tally.lost, tally.gone))
+        else:
+            columns.append((tally.beyond[:, place], tally.counted[:, place]))
+    beyond, counted = zip(*columns, strict=True) if columns else ((), ())
+    shape = len(tally.gone), len(columns)
+    return np.reshape(np.transpose(beyond), shape), np.reshape(np.transpose(counted), shape)
 
 
 def replay(
@@ -149,20 +189,22 @@ def replay(
 ) -> Replayed:
     """Serve the requests of a trace by a fleet of equal replicas, every one simulated, and judge them by an SLA.
 
-    Of `workload` the prefix and the clients' patience count, not its lengths and its rate. `speed` 1.25 offers the
-    requests in four fifths of the time. `part`: requests in memory beside those in the replicas; the result does not
-    depend on it. Without `to_the_end` a replay ends early where it exceeds a limit `HOPELESS` times too often.
+    Of `workload` the prefix, the queue's limits and the clients' patience count, not its lengths and its rate. `speed`
+    1.25 offers the requests in four fifths of the time. `part`: requests in memory beside those in the replicas; the
+    result does not depend on it. Without `to_the_end` a replay ends early where it exceeds a limit `HOPELESS` times too
+    often.
 
     Raises ScenarioError for a request longer than the KV cache, and where millions of requests wait.
     """
-    limits, by_hour = limits_on_requests(sla), tuple(hours(trace))
+    replica, by_hour = replica.with_queue(workload.queue_limit), tuple(hours(trace))
+    limits = *limits_on_latencies(sla), *sla.thresholds
     tally = nothing_seen(len(by_hour), len(limits))
     ends_s = np.array([hour.until_s / speed for hour in by_hour])
     metrics, limits_s = (
         np.array([METRICS.index(limit.metric) for limit in limits], np.int64),
         np.array([limit.limit_s for limit in limits], np.float64),
     )
-    hopeless = HOPELESS * allowed(trace, limits)
+    hopeless = HOPELESS * allowed(trace, limits_on_requests(sla))
     routes, hits, steps = (np.random.default_rng([seed, number]) for number in range(3))
     states, work = idle_states(replicas, seed), work_space(replica, replicas, gaps=sla.gap is not None)
     engines = np.repeat(np.array([engine_of(replica)]), replicas)
@@ -188,7 +230,7 @@ def replay(
                 f"{len(held):,} requests wait at {trace.clock(trace.arrival_s[now][-1])}: too many to hold"
             )
         move_on(states, work, run, held)
-        if not to_the_end and np.any(tally.beyond.sum(axis=0) > hopeless):
+        if not to_the_end and np.any(judged(tally, sla)[0].sum(axis=0) > hopeless):
             whole = first + part >= len(trace)
             break
     gaps = TokenGaps(work.gaps.sum(axis=0)[None], int(tally.lost_gaps[0])) if sla.gap is not None else None
@@ -198,8 +240,8 @@ def replay(
 def nothing_seen(hours: int, limits: int) -> Tally:
     """Counts before the first request has left."""
     return Tally(
-        np.zeros((hours, len(METRICS), GAP_BINS), np.int32),
-        np.zeros((hours, len(METRICS))),
+        np.zeros((hours, USED_UP + 1, GAP_BINS), np.int32),
+        np.zeros((hours, USED_UP + 1)),
         *(np.zeros((hours, limits), np.int64), np.zeros((hours, limits), np.int64)),
         good=np.zeros(hours, np.int64),
         lost=np.zeros(hours, np.int64),
@@ -254,7 +296,7 @@ def count_gone(
         else:
             lost[hour] += 1
             lost_gaps[0] += gaps
-        within = served
+        within, used_up = served, 0.0
         for limit in range(len(limits_s)):
             if served and metrics[limit] == 1 and gaps == 0:
                 continue
@@ -262,7 +304,12 @@ def count_gone(
             if not served or seconds[metrics[limit]] > limits_s[limit]:
                 beyond[hour, limit] += 1
                 within = False
+            if served:
+                used_up = max(used_up, seconds[metrics[limit]] / limits_s[limit])
         good[hour] += int(within)
+        if served:
+            bins[hour, USED_UP, bin_of(used_up)] += 1
+            sums_s[hour, USED_UP] += used_up
     return held
 
 

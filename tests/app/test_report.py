@@ -172,7 +172,7 @@ def test_a_day_chosen_on_the_size_page_is_in_the_report_and_its_links(opened: Op
     assert not app.exception
     assert query_of(app)["show.size"] == "day" and "With the GPUs of each hour" in shown(app)
     assert "Over a day" in shown(app)  # among the sections
-    found = answers.report(ONE, Outcome(plan), **COVER, over_day=True)
+    found = answers.report(ONE, Outcome(plan), **COVER, beside="day")
     assert found.day is not None
     day = gpus_by_hour(ONE.question, plan.answer, ONE.day_per_s)
     assert list(found.day.gpus.values) == [hour.gpus for hour in day.hours]

@@ -196,7 +196,8 @@ def sizing_by_means(plan: Plan) -> str | None:
         outcome = f"with {arrivals} arrivals their queues grow without end"
     else:
         outcome = (
-            f"with {arrivals} arrivals and {question.routing.replace('_', ' ')} routing {limit.name} would be "
+            f"with {arrivals} arrivals and {question.routing.replace('_', ' ')} routing "
+            f"{metric_name(limit.metric) if limit.metric in SHARES else limit.name} would be "
             f"{seen.said(limit)}, the limit is {limit.allowed}"
         )
     return (

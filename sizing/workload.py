@@ -389,7 +389,10 @@ class Sla:
             raise ScenarioError("goodput needs a limit on TTFT, ITL or E2E that requests are to keep, for instance 1s")
         if bare and not asks_goodput:
             name = metric_name(bare[0].metric)
-            raise ScenarioError(f"the {name} limit needs a percentile, for instance p95:{bare[0].text}, or goodput")
+            raise ScenarioError(
+                f"the {name} limit needs a percentile unless goodput is asked for: write it as percentile:time, for "
+                f"instance p95:{bare[0].text}"
+            )
         kept = (replace(each, within=within) if each.metric == "goodput" else each for each in given if each.percentile)
         object.__setattr__(self, "limits", tuple(kept))
         object.__setattr__(self, "thresholds", tuple(bare))

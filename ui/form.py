@@ -516,7 +516,7 @@ def _share(share: ShareOfRequests, label: str, low: float, high: float, help_: s
         on = st.toggle(
             label,
             key=f"{share}_on",
-            width=108,
+            width=150,
             help=help_,
             on_change=with_percentiles,
             persist_state="session",

@@ -47,8 +47,8 @@ def plain(text: str) -> str:
 
 
 def limit_name(limit: Limit) -> str:
-    """For instance: p95 TTFT."""
-    return limit.name
+    """For instance: p95 TTFT, Rejected."""
+    return sentence_case(limit.name) if limit.metric == "rejected" else limit.name
 
 
 def room(value_s: float, limit: Limit) -> str:

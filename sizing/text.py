@@ -597,6 +597,7 @@ def fleet_json(fleet: Fleet, question: Question) -> dict[str, Any]:
         "capacity_per_replica_per_s": fleet.capacity_per_s,
         "utilization": fleet.predicted.utilization,
         "predicted": fleet.predicted.as_dict(),
+        **of_all_json(fleet.predicted),
         "binding": fleet.binding_name,
         "basis": fleet.basis,
         "source": candidate.source,
@@ -607,6 +608,13 @@ def fleet_json(fleet: Fleet, question: Question) -> dict[str, Any]:
         **({"lookahead_steps": ahead} if (ahead := candidate.replica.batching.lookahead_steps) else {}),
         **cost_json(question, fleet),
     }
+
+
+def of_all_json(predicted: Prediction) -> dict[str, float]:
+    """Shares of all requests: of those within all limits where goodput was asked, of those turned away where some
+    are."""
+    goodput = {"goodput": predicted.joint.goodput} if predicted.joint else {}
+    return {**goodput, **({"rejected_share": predicted.rejected} if predicted.rejected else {})}
 
 
 def cost_json(question: Question, fleet: Fleet) -> dict[str, float]:

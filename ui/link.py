@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 from sizing.analyses.daily import HOURS
 from sizing.errors import ScenarioError
 from sizing.layout import Layout
-from sizing.question import ARRIVAL_CV, ARRIVAL_SIZE, LIMIT_S, SHARE, TIMEOUT_S, Range
+from sizing.question import ARRIVAL_CV, ARRIVAL_SIZE, LIMIT_S, QUEUE, SHARE, TIMEOUT_S, Range
 from sizing.question import FIELDS as ASKED
 from sizing.question import Field as Asked
 from sizing.token_law import TokenLaw
@@ -319,7 +319,7 @@ def _version(query: Mapping[str, str]) -> tuple[int, list[str]]:
 
 
 LAWS = ("isl_law", "osl_law")
-WHOLE = ("isl", "osl", "spare", "queue_limit")
+WHOLE = ("isl", "osl", "spare")
 """Numbers that the page takes whole, though a question need not."""
 
 
@@ -336,7 +336,7 @@ def _parse_of(field: Asked) -> Parse:
 
 
 def _asked(*names: str) -> dict[str, Parameter]:
-    later = ("gap", *SHARES, "queue_limit", *LAWS)
+    later = ("gap", *SHARES, *LAWS)
     return {key: Parameter(ASKED[key].key, _parse_of(ASKED[key]), ASKED[key].since, key in later) for key in names}
 
 
@@ -348,9 +348,10 @@ FIELDS: dict[str, Parameter] = {
     "engine": Parameter("engines", list_of(name), since=2, optional=True),
     "layout": Parameter("layouts", list_of(layout), since=2, optional=True),
     **_asked(
-        *("rate", "isl", "isl_cv", "osl", "osl_cv", *LAWS, *LIMITED, "queue_limit"),
+        *("rate", "isl", "isl_cv", "osl", "osl_cv", *LAWS, *LIMITED),
         *("headroom", "spare", "routing", "arrivals", "price"),
     ),
+    "queue_limit": Parameter("queue_limit", or_off(number(QUEUE, whole=True)), since=2, optional=True),
     "queue_timeout": Parameter("queue_timeout_s", or_off(number(TIMEOUT_S)), since=2, optional=True),
     "points": Parameter("use_points", on_or_off),
     "prefix": Parameter("prefix_share", number(SHARE), since=2),

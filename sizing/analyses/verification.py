@@ -137,6 +137,8 @@ def compared(
         for band in bands
         for name in [f"{band.of.metric}_p{band.of.percentile}"]
     )
+    if not any(figure.limited for figure in figures):
+        because = because or "the SLA asks for a share of all requests, and a level holds percentiles"
     few = [figure.of.name for figure in figures if figure.limited and figure.measured_s is None]
     if few and not because:
         because = f"{point.requests or 'its'} requests are too few for {' and '.join(few)}: measure longer"

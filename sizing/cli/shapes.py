@@ -22,7 +22,7 @@ from sizing.plans import Cost, Fleet, Rejection, cost_at
 from sizing.points import Point
 from sizing.prediction import Prediction
 from sizing.question import Question
-from sizing.text import cautions, fleet_json, rejection_json, verification_json
+from sizing.text import cautions, fleet_json, of_all_json, rejection_json, verification_json
 from sizing.trace import dispersion
 
 if TYPE_CHECKING:
@@ -141,6 +141,7 @@ def existing_json(fleet: Existing) -> dict[str, Any]:
         "requests_per_s_per_gpu": fleet.requests_per_s_per_gpu,
         "utilization": fleet.predicted.utilization,
         "predicted": fleet.predicted.as_dict(),
+        **of_all_json(fleet.predicted),
         "binding": fleet.binding,
         "basis": fleet.basis,
         "source": candidate.source,
@@ -228,7 +229,7 @@ def goodput_price_json(price: GoodputPrice) -> dict[str, Any]:
     """What one goodput takes; nulls where no number of replicas keeps it."""
     fleet = price.fleet
     return {
-        "goodput": price.percent / 100,
+        "goodput": round(price.percent / 100, 6),
         "gpus": fleet and fleet.gpus,
         "replicas": fleet and fleet.replicas,
         "requests_per_s_per_gpu": fleet and fleet.requests_per_s_per_gpu,

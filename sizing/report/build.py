@@ -330,7 +330,7 @@ def goodput_row(price: GoodputPrice) -> model.GoodputRow:
     fleet = price.fleet
     basis: FigureBasis = fleet.basis if fleet else "estimated"
     return model.GoodputRow(
-        number(price.percent / 100, "share", "given"),
+        number(round(price.percent / 100, 6), "share", "given"),
         number(fleet.gpus if fleet else None, "GPUs", basis),
         number(fleet.replicas if fleet else None, "replicas", basis),
         number(fleet.requests_per_s_per_gpu if fleet else None, "requests/s per GPU", basis),

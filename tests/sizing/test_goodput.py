@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 from dataclasses import replace
 from itertools import pairwise
@@ -10,8 +11,10 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from scipy.optimize import brentq
 
 from sizing import planner
+from sizing.analyses.curves import load_curve
 from sizing.analyses.pools import pools_of
 from sizing.analyses.relax import relaxations
 from sizing.analyses.sensitivity import goodput_prices, sensitivities
@@ -23,13 +26,17 @@ from sizing.plans import Fleet, NoFeasiblePlan
 from sizing.prediction import Joint, Quantiles, used_up
 from sizing.question import Question, Setting
 from sizing.queueing import predict, stable_rate_per_s
+from sizing.report.build import Cover, report_of, with_goodput
+from sizing.report.model import Report, as_dict, as_json
+from sizing.report.write import render
 from sizing.simulator import simulate
 from sizing.simulator.recorded import replay
 from sizing.simulator.state import REJECTED, SERVED, TIMED_OUT
-from sizing.text import against, binding, on_all_requests, question_json
+from sizing.text import GOODPUT_PRICE, against, binding, on_all_requests, question_json
 from sizing.workload import Lengths, Limit, Sla, Workload
 from tests.sizing.engines import LAW, candidate, question
 from tests.sizing.replica_runs import NOTHING
+from tests.sizing.test_cli import run
 from tests.sizing.test_traced import asked, traffic
 
 TTFT_S, ITL_S, E2E_S = 0.4, 0.015, 4.0
@@ -286,6 +293,20 @@ def test_a_plan_with_a_limit_on_rejections_keeps_it_in_another_run(queue: dict[s
     assert "sized by simulation" in said
 
 
+@pytest.mark.parametrize("percent", [0.5, 5.0, 20.0])
+def test_the_rate_under_a_limit_on_rejections_is_that_of_a_loss_queue(percent: float) -> None:
+    """M/D/1 with one place to wait: a departure leaves nobody behind where none came, with the chance e^-rho, so that
+    1 - 1/(e^-rho + rho) of the requests are lost (M/G/1/K: Gross and Harris, Fundamentals of Queueing Theory)."""
+    replica = Replica(NOTHING.with_values(overhead_s=0.05), Batching("chunked", 1))
+    service_s = 10 * 0.05
+    load = Workload(Lengths(10, 10), 1.0, queue_limit=1)
+    found = BY_SIMULATION.capacity_per_s(replica, Setting(load, Sla(Limit.rejected(percent)), "random"))
+    exact = brentq(lambda rho: 1 - 1 / (math.exp(-rho) + rho) - percent / 100, 1e-3, 2) / service_s
+    assert 0.9 * exact <= found <= 1.01 * exact
+    run = simulate(replica, replace(load, rate_per_s=exact), requests=200_000)
+    assert run.prediction().rejected == pytest.approx(percent / 100, rel=0.06)
+
+
 def test_figures_by_formula_say_that_they_know_no_queue_limit() -> None:
     load = Workload(LENGTHS, 5.0, queue_limit=4)
     (found,) = predict(Replica(LAW), load).warnings
@@ -351,3 +372,38 @@ def test_a_replay_turns_requests_away_where_the_question_limits_the_queue() -> N
 def test_a_fleet_of_goodput_stands_in_a_plan_as_any_other() -> None:
     found = planner.size(question(sla=joint(90, "ttft", "itl")), candidate(), BY_FORMULA)
     assert isinstance(found, Fleet) and found.working_low <= found.working <= (found.working_high or math.inf)
+
+
+def test_every_format_of_a_report_has_the_price_and_none_had_it_unasked() -> None:
+    one = question(sla=joint(99, "ttft", "itl"))
+    plan = planner.plan(one, [candidate()])
+    plain = report_of(plan, load_curve(one, plan.answer), (), Cover("2026-01-01T00:00:00+00:00"))
+    assert "goodput" not in as_dict(plain)
+    prices = goodput_prices(one, plan.answer.candidate, (90.0, 99.0))
+    found = with_goodput(plain, prices)
+    assert Report.from_json(as_json(found)) == found
+    assert [row.metric for row in found.limits] == ["goodput"] and found.limits[0].predicted.unit == "share"
+    assert [row.gpus.value for row in found.goodput] == [price.fleet and price.fleet.gpus for price in prices]
+    for suffix in ("html", "pdf", "xlsx", "json"):
+        assert len(render(found, suffix)) > len(render(plain, suffix)) > 1000
+    assert GOODPUT_PRICE in render(found, "html").decode()
+
+
+PLAN = (
+    "plan --model Qwen/Qwen3-8B --gpu h100_sxm --precision bf16 --tp 1 --engine vllm --isl 1000 --osl 200 --rate 8 "
+    "--ttft 400ms --itl 20ms --goodput 99%"
+).split()
+
+
+def test_the_command_line_takes_goodput_and_its_price(capsys: pytest.CaptureFixture[str]) -> None:
+    code, out, err = run([*PLAN, "--goodput-price", "--json"], capsys)
+    answer = json.loads(out)
+    assert (code, err) == (0, "") and answer["goodput"] >= 0.99
+    assert answer["question"]["sla"] == {"ttft": "0.4s", "itl": "0.02s", "goodput": "99%"}
+    assert [row["goodput"] for row in answer["goodput_price"]] == [0.9, 0.95, 0.99, 0.999]
+    assert answer["goodput_price"][2]["gpus"] == answer["gpus"]
+    assert "goodput_price" not in json.loads(run([*PLAN, "--json"], capsys)[1])
+    code, out, _ = run([*PLAN, "--queue-limit", "64", "--rejected", "1%", "--goodput-price"], capsys)
+    assert code == 0 and GOODPUT_PRICE in out and "sized by simulation" in out
+    code, _, err = run([*PLAN, "--disaggregated"], capsys)
+    assert code == 2 and "without --goodput" in err

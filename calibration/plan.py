@@ -229,7 +229,10 @@ class DeploymentPlan(Strict):
     max_batch_size: Count | None = None
 
 
-ASKED = "rate isl osl isl_cv osl_cv arrivals routing ttft itl gap e2e headroom spare".split()
+ASKED = (
+    "rate isl osl isl_cv osl_cv arrivals routing ttft itl gap e2e goodput rejected queue_limit queue_timeout "
+    "headroom spare"
+).split()
 LENGTHS = "isl osl isl_cv osl_cv".split()
 
 

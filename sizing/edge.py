@@ -19,8 +19,8 @@ from sizing.question import Setting
 from sizing.queueing import predict, stable_rate_per_s
 from sizing.simulator import Simulated, Watch, simulate, simulated_replicas
 from sizing.simulator.state import SERVED
-from sizing.stats import interpolated, rank
-from sizing.workload import Limit, Routing, Sla, Workload
+from sizing.stats import batch_shares, interpolated, rank
+from sizing.workload import Limit, Routing, Sla, Within, Workload
 
 # --- How one replica uses up an SLA from no load to saturation, by formula: the curve that searches and bands read
 
@@ -140,12 +140,16 @@ def upper_excess(run: Simulated, sla: Sla, sure: float = SURE) -> float:
 def upper_percentile(run: Simulated, limit: Limit, sure: float) -> float:
     """Upper end, in seconds, of the percentile that `limit` speaks of; infinite when nothing was measured.
 
-    A request that was not served has infinite latency; one with a single token has no ITL and does not count there.
+    A request that was not served has infinite latency; one with a single token has no ITL and does not count there. Of
+    goodput the share of the limits used up, of rejected requests their share.
     """
     if limit.metric == "gap":
         return run.gaps.upper_s(limit.percentile, sure)
-    values = run.of(limit.metric)
-    if run.lost or np.isnan(values).any():
+    if limit.metric == "rejected":
+        of_batch = batch_shares(run.turned_away, BATCHES)
+        return float(np.mean(run.turned_away) + sure * of_batch.std(ddof=1) / math.sqrt(BATCHES))
+    values = run.used_up(limit.within) if limit.metric == "goodput" else run.of(limit.metric)
+    if limit.metric != "goodput" and (run.lost or np.isnan(values).any()):
         values = np.where(run.outcome == SERVED, values, math.inf)
         values = values[~np.isnan(values)]
     share, count = limit.percentile / 100, len(values)
@@ -326,7 +330,8 @@ class Method:
 
 def predict_at(replica: Replica, setting: Setting, rate_per_s: float) -> Prediction:
     """Percentiles by formula when every replica gets `rate_per_s` requests/s."""
-    return _known_at(replica, setting.at(rate_per_s), setting.routing, setting.replicas, setting.sla.gap is not None)
+    sla, load = setting.sla, setting.at(rate_per_s)
+    return _known_at(replica, load, setting.routing, setting.replicas, sla.gap is not None, sla.within)
 
 
 def analytic_capacity_per_s(replica: Replica, setting: Setting) -> float:
@@ -384,10 +389,12 @@ def _halve_cliff(known: dict[float, Prediction], sla: Sla, excess_at: Callable[[
 
 
 @lru_cache(maxsize=8192)
-def _known_at(replica: Replica, workload: Workload, routing: Routing, replicas: int, gaps: bool) -> Prediction:
+def _known_at(
+    replica: Replica, workload: Workload, routing: Routing, replicas: int, gaps: bool, within: Within
+) -> Prediction:
     """Percentiles by formula, kept: another SLA asks for most of the same loads again, of each law of a band, and a
     chart of latency against load shows the same ones for every load of the fleet."""
-    return predict(replica, workload, replicas=replicas, routing=routing, gaps=gaps)
+    return predict(replica, workload, replicas=replicas, routing=routing, gaps=gaps, within=within)
 
 
 def requests_for(setting: Setting) -> int:
@@ -418,7 +425,7 @@ def simulate_at(replica: Replica, setting: Setting, rate_per_s: float) -> Predic
     several runs the one that comes worst."""
     seeds, requests = range(HERDING_RUNS if setting.herds else 1), requests_for(setting)
     runs = (run_at(replica, setting, rate_per_s, requests, seed) for seed in seeds)
-    return max((run.prediction() for run in runs), key=lambda seen: log_excess(seen, setting.sla))
+    return max((run.prediction(setting.sla.within) for run in runs), key=lambda seen: log_excess(seen, setting.sla))
 
 
 def simulated_capacity_per_s(replica: Replica, setting: Setting) -> float:
@@ -454,7 +461,7 @@ def _searched_per_s(replica: Replica, setting: Setting) -> float:
 
 def _missed(idle: Simulated, sla: Sla) -> SlaMissed:
     """What a replica without load misses."""
-    prediction = idle.prediction()
+    prediction = idle.prediction(sla.within)
     limit = prediction.binding(sla)
     return SlaMissed(limit, prediction.value_s(limit))
 

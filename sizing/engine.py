@@ -342,3 +342,10 @@ class Replica:
     batching: Batching = Batching()
     speculation: Speculation | None = None
     rough: Roughness = Roughness()
+
+    def with_queue(self, most: int) -> Replica:
+        """The replica with at most so many requests in line (0: no limit), or fewer where it has a limit of its own."""
+        limits = [limit for limit in (most, self.batching.max_waiting) if limit]
+        if min(limits, default=0) == self.batching.max_waiting:
+            return self
+        return replace(self, batching=replace(self.batching, max_waiting=min(limits)))

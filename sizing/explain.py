@@ -13,14 +13,14 @@ import numpy as np
 
 from sizing.edge import BY_FORMULA, BY_SIMULATION, NEAR, Method, SlaMissed, load_response, predict_at, run_at
 from sizing.engine import Replica
-from sizing.numbers import gpus, milliseconds
+from sizing.numbers import gpus
 from sizing.plans import Candidate, Fleet, MeanBased, Rejection
 from sizing.prediction import Caution, Prediction
 from sizing.question import Question, Setting
 from sizing.queueing import stable_rate_per_s
 from sizing.queueing.percentiles import disagreement
 from sizing.simulator import Simulated, measure_closed
-from sizing.workload import Lengths, Limit, Sla, metric_name
+from sizing.workload import METRICS, Lengths, Limit, Sla, metric_name
 
 Sized = TypeVar("Sized")
 
@@ -29,8 +29,8 @@ def sla_rejection(candidate: Candidate, missed: SlaMissed, lengths: Lengths) -> 
     """A candidate whose replica misses a limit even without load."""
     limit = missed.limit
     why = (
-        f"misses {metric_name(limit.metric)} even alone: {idle_name(limit, lengths)} is {milliseconds(missed.alone_s)} "
-        f"on an idle replica, the limit is {milliseconds(limit.limit_s)}"
+        f"misses {metric_name(limit.metric)} even alone: {idle_name(limit, lengths)} is {limit.said(missed.alone_s)} "
+        f"on an idle replica, the limit is {limit.said(limit.limit_s)}"
     )
     return Rejection.of(candidate, "sla", why, limit, missed.alone_s)
 
@@ -45,10 +45,7 @@ def jump_rejection(question: Question, candidate: Candidate, replicas: int, pred
     """A candidate over a limit at the planned load, although it is within it at some higher load."""
     limit = predicted.binding(question.sla)
     value = predicted.value_s(limit)
-    why = (
-        f"unsteady: {limit.name} is {milliseconds(value)} with {replicas} replicas, the "
-        f"limit is {milliseconds(limit.limit_s)}"
-    )
+    why = f"unsteady: {limit.name} is {predicted.said(limit)} with {replicas} replicas, the limit is {limit.allowed}"
     return Rejection.of(candidate, "sla", why, limit, value)
 
 
@@ -100,7 +97,7 @@ def remarks(
     """
     limit = predicted.binding(setting.sla)
     floor_s = load_response(candidate.replica, setting).idle.value_s(limit)
-    if limit.limit_s <= NEAR_FLOOR * floor_s and not stability_binds:
+    if limit.limit_s <= NEAR_FLOOR * floor_s and not stability_binds and limit.metric != "goodput":
         name = idle_name(limit, setting.workload.lengths)
         times_s = {"limit_s": limit.limit_s, "floor_s": floor_s}
         yield Caution("near_floor", {"limit": name, "metric": limit.metric, **times_s})
@@ -156,9 +153,9 @@ BEYOND_STABLE = 1.1
 def mean_based(question: Question, candidates: Iterable[Candidate]) -> MeanBased | None:
     """The fewest GPUs by the rule "requests/s at the highest concurrency whose mean latencies meet the limits".
 
-    The rule takes percentile limits for limits on means, users that wait for each other (closed loop) for random
-    arrivals, and keeps neither headroom nor spares; it knows no single gaps, so that a limit on these is one on the
-    mean ITL to it. None when no candidate meets the limits even at one user.
+    The rule takes percentile limits, and those that goodput judges by, for limits on means, users that wait for each
+    other (closed loop) for random arrivals, and keeps neither headroom nor spares; it knows no single gaps, so that a
+    limit on these is one on the mean ITL to it. None when no candidate meets the limits even at one user.
     """
     rate_per_s = question.workload.rate_per_s
 
@@ -177,7 +174,7 @@ def mean_based(question: Question, candidates: Iterable[Candidate]) -> MeanBased
     *_, replicas, candidate = min(counts, key=lambda count: count[:2])
     setting = Setting(question.workload, question.sla, question.routing, replicas)
     load_per_s = rate_per_s / replicas
-    seen = run_at(candidate.replica, setting, load_per_s, SEEN_REQUESTS).prediction()
+    seen = run_at(candidate.replica, setting, load_per_s, SEEN_REQUESTS).prediction(question.sla.within)
     return MeanBased(replicas * candidate.gpus, replicas, candidate.layout, seen)
 
 
@@ -206,6 +203,8 @@ def closed_loop(replica: Replica, lengths: Lengths, users: int) -> Simulated:
 def means_meet(run: Simulated, sla: Sla) -> bool:
     """True when the mean of every metric is within the limit meant for its percentile; of gaps it is the mean ITL."""
     prediction = run.prediction()
+    on = ((metric, sla.on(metric)) for metric in METRICS)
     return all(
-        prediction.of("itl" if limit.metric == "gap" else limit.metric).mean_s <= limit.limit_s for limit in sla.limits
+        limit is None or prediction.of("itl" if metric == "gap" else metric).mean_s <= limit.limit_s
+        for metric, limit in on
     )

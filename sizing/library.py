@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Mapping, Sequence
 from os import PathLike
 from typing import Any, Literal
@@ -79,6 +80,10 @@ def plan(
     itl: str | None = None,
     gap: str | None = None,
     e2e: str | None = None,
+    goodput: str | None = None,
+    rejected: str | None = None,
+    queue_limit: int = 0,
+    queue_timeout_s: float = math.inf,
     isl_cv: float = 0.0,
     osl_cv: float = 0.0,
     isl_law: TokenLaw | str | None = None,
@@ -101,23 +106,26 @@ def plan(
     tokens; `isl_cv`, `osl_cv` their coefficients of variation, `correlation` that of their logarithms. `isl_law`,
     `osl_law`: laws other than lognormal, a `TokenLaw` or its text, for instance ``"uniform:100-300"``, which imply the
     means. `ttft`, `itl`, `gap` and `e2e` are the limits, at least one of them, written as on the command line:
-    ``"p95:1s"``. `arrivals`: ``"poisson"``, ``"constant"``, ``"gamma:cv=2"`` or ``"batch:size=8"``. `prefix_tokens`,
-    `prefix_hit`: a prefix that prompts share, and the chance that the KV cache holds it. Empty `gpus`: those that
-    `points` were measured on; empty `precisions`, neither `tps` nor `layouts` (``"tp4pp2"``, ``"dp8ep8"``): all that
-    make sense; empty `engines`: those that the model was measured with, else every engine with kernel timings, side by
-    side. `points`: measured ones, which go before estimates; `basis` "measured" leaves estimates out. `headroom`: the
-    share of a replica's capacity that is kept free, 0 to 0.95; `spare`: idle replicas beside the working ones.
+    ``"p95:1s"``, or ``"1s"`` beside `goodput`, for instance ``"99%"``, the share of the requests that keep them all at
+    once. `rejected`, for instance ``"0.5%"``: the share that may be turned away where a replica has `queue_limit`
+    requests waiting or `queue_timeout_s` has passed. `arrivals`: ``"poisson"``, ``"constant"``, ``"gamma:cv=2"`` or
+    ``"batch:size=8"``. `prefix_tokens`, `prefix_hit`: a prefix that prompts share, and the chance that the KV cache
+    holds it. Empty `gpus`: those that `points` were measured on; empty `precisions`, neither `tps` nor `layouts`
+    (``"tp4pp2"``, ``"dp8ep8"``): all that make sense; empty `engines`: those that the model was measured with, else
+    every engine with kernel timings, side by side. `points`: measured ones, which go before estimates; `basis`
+    "measured" leaves estimates out. `headroom`: the share of a replica's capacity that is kept free, 0 to 0.95;
+    `spare`: idle replicas beside the working ones.
 
     Raises NoFeasiblePlan, which carries every rejection, when no fleet meets the SLA, and another SizingError for a
     question that cannot be asked.
     """
     given = (isl, osl, isl_cv, osl_cv, correlation, isl_law, osl_law)
     lengths = lengths_of(dict(zip(LENGTHS, given, strict=True)))
-    model = model_id(model, config)
+    model, prefix = model_id(model, config), Prefix(prefix_tokens, prefix_hit)
     question = Question(
         model,
-        Workload(lengths, rate, Arrivals.parse(arrivals), Prefix(prefix_tokens, prefix_hit)),
-        sla_of({"ttft": ttft, "itl": itl, "gap": gap, "e2e": e2e}),
+        Workload(lengths, rate, Arrivals.parse(arrivals), prefix, queue_timeout_s, queue_limit=queue_limit),
+        sla_of({"ttft": ttft, "itl": itl, "gap": gap, "e2e": e2e, "goodput": goodput, "rejected": rejected}),
         routing,
         headroom,
         spare,
@@ -125,8 +133,8 @@ def plan(
     )
     ways = tuple(map(Layout.parse, names(layouts)))
     choice = Choice(names(gpus), names(precisions), numbers(tps), basis, names(engines), ways)
-    candidates, rejected = find(model, lengths, choice, points)
-    return planner.plan(question, candidates, rejected)
+    candidates, left_out = find(model, lengths, choice, points)
+    return planner.plan(question, candidates, left_out)
 
 
 def capacity(
@@ -145,6 +153,10 @@ def capacity(
     itl: str | None = None,
     gap: str | None = None,
     e2e: str | None = None,
+    goodput: str | None = None,
+    rejected: str | None = None,
+    queue_limit: int = 0,
+    queue_timeout_s: float = math.inf,
     isl_cv: float = 0.0,
     osl_cv: float = 0.0,
     isl_law: TokenLaw | str | None = None,
@@ -165,11 +177,11 @@ def capacity(
     """
     given = (isl, osl, isl_cv, osl_cv, correlation, isl_law, osl_law)
     lengths = lengths_of(dict(zip(LENGTHS, given, strict=True)))
-    model = model_id(model, config)
+    model, prefix = model_id(model, config), Prefix(prefix_tokens, prefix_hit)
     question = Question(
         model,
-        Workload(lengths, 1.0, Arrivals.parse(arrivals), Prefix(prefix_tokens, prefix_hit)),
-        sla_of({"ttft": ttft, "itl": itl, "gap": gap, "e2e": e2e}),
+        Workload(lengths, 1.0, Arrivals.parse(arrivals), prefix, queue_timeout_s, queue_limit=queue_limit),
+        sla_of({"ttft": ttft, "itl": itl, "gap": gap, "e2e": e2e, "goodput": goodput, "rejected": rejected}),
         routing,
         headroom,
         spare,
@@ -177,9 +189,9 @@ def capacity(
     ways = tuple(map(Layout.parse, names(layouts)))
     choice = Choice(names(gpus), names(precisions), numbers(tps), basis, names(engines), ways)
     candidates, left_out = find(model, lengths, choice, points)
-    fleets, rejected = best_first(question, candidates, fleet_gpus)
+    fleets, misses = best_first(question, candidates, fleet_gpus)
     if not fleets:
-        missed = sorted([*rejected, *left_out], key=distance_from_sla)
+        missed = sorted([*misses, *left_out], key=distance_from_sla)
         raise NoFeasiblePlan(f"{fleet_gpus} GPUs carry no load under {question.sla}", tuple(missed))
     return fleets[0]
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, field
 from typing import Literal
 
@@ -11,7 +11,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from sizing.errors import ScenarioError
-from sizing.workload import METRICS, Limit, Metric, Sla
+from sizing.numbers import Floats
+from sizing.workload import METRICS, MOST_GOODPUT, Limit, Metric, RequestMetric, Sla, Within, of_requests
 
 Method = Literal["analytic", "simulation"]
 CautionKind = Literal[  # noqa: RUF041 - grouped by where they come from
@@ -62,7 +63,7 @@ class Quantiles:
             found.append(float(low + part * (high - low)))
         return cls(float(sample.mean()), *found)
 
-    def at(self, percentile: int) -> float:
+    def at(self, percentile: float) -> float:
         """Seconds at p50, p90, p95 or p99."""
         return float(getattr(self, f"p{percentile}_s"))
 
@@ -76,11 +77,52 @@ NOT_COUNTED = Quantiles(*(float("nan"),) * 5)
 """Of gaps between tokens that nobody asked for."""
 
 
+def used_up(within: Within, seconds_of: Callable[[RequestMetric], Floats]) -> Floats:
+    """Of each request the largest share of a limit that it uses up, shape (n,); at most 1 where it keeps them all.
+
+    A request without an ITL uses up nothing of that limit.
+    """
+    shares = [seconds_of(metric) / limit_s for metric, limit_s in within]
+    return np.asarray(np.fmax(np.fmax.reduce(shares), 0.0))
+
+
+@dataclass(frozen=True, slots=True)
+class Joint:
+    """Requests judged by the limits `within` all at once. `goodput`: the share of all requests that keep them.
+
+    `used`: the largest share of a limit that a request uses up (see `used_up`) at every tenth of a percentile, shape
+    (1000,); infinite for requests that are not served.
+    """
+
+    within: Within
+    goodput: float
+    used: Floats = field(repr=False, compare=False)
+
+    @classmethod
+    def of(cls, within: Within, used: Floats) -> Joint:
+        """Of the shares used up by each request, shape (n,); by linear interpolation, as `Quantiles` has it."""
+        ordered = np.sort(used)
+        place = TENTHS * (len(ordered) - 1)
+        low = place.astype(np.int64)
+        below, above, part = ordered[low], ordered[np.minimum(low + 1, len(ordered) - 1)], place - low
+        rise = np.subtract(above, below, out=np.zeros(len(TENTHS)), where=(part > 0) & np.isfinite(below))
+        return cls(within, float(np.mean(used <= 1)), below + rise * np.where(part > 0, part, 1.0))
+
+    def at(self, percentile: float) -> float:
+        """The share of its limits that all but 100 - `percentile` per cent of the requests keep below."""
+        return float(self.used[round(10 * percentile)])
+
+
+TENTHS = np.arange(round(10 * MOST_GOODPUT) + 1) / 1000
+"""Shares of the requests at which `Joint` is known."""
+
+
 @dataclass(frozen=True, slots=True)
 class Prediction:
     """What users would see. `saturated`: the load exceeds what the fleet can carry, so that queues grow without end and
     the percentiles mean nothing. `utilization` is load over the highest rate that is stable. `gap`: of
-    single gaps between tokens, all requests' pooled; known where it was asked for."""
+    single gaps between tokens, all requests' pooled; `joint`: limits kept at once; both known where asked for.
+    `rejected`: share of the requests that are rejected or time out; formulas know none."""
 
     ttft: Quantiles
     itl: Quantiles
@@ -90,20 +132,38 @@ class Prediction:
     method: Method
     warnings: tuple[Caution, ...] = ()
     gap: Quantiles = NOT_COUNTED
+    joint: Joint | None = None
+    rejected: float = 0.0
 
     def of(self, metric: Metric) -> Quantiles:
         """The quantiles of one metric."""
         return {"ttft": self.ttft, "itl": self.itl, "gap": self.gap, "e2e": self.e2e}[metric]
 
     def value_s(self, limit: Limit) -> float:
-        """Seconds predicted for the metric and percentile that `limit` speaks of.
+        """Seconds predicted for the metric and percentile that `limit` speaks of; of goodput the share of the limits
+        that is used up, of rejected requests their share.
 
-        Raises ScenarioError for a limit on gaps where they were not predicted: it must not be taken for kept.
+        Raises ScenarioError where gaps, or goodput within these limits, were not predicted: a limit must not be taken
+        for kept.
         """
+        if limit.metric == "rejected":
+            return self.rejected
+        if limit.metric == "goodput":
+            if self.saturated:
+                return math.inf
+            if self.joint is None or self.joint.within != limit.within:
+                raise ScenarioError(f"{limit}: goodput is not known here, so it cannot be checked")
+            return self.joint.at(limit.percentile)
         found = self.of(limit.metric)
         if limit.metric == "gap" and not found.known:
             raise ScenarioError(f"{limit}: the gaps between tokens are not known here, so it cannot be checked")
         return found.at(limit.percentile)
+
+    def said(self, limit: Limit) -> str:
+        """The value for people: a time, or the share of the requests that keep their limits or are turned away."""
+        if limit.metric == "goodput" and self.joint is not None:
+            return of_requests(self.joint.goodput)
+        return limit.said(self.value_s(limit))
 
     def meets(self, sla: Sla) -> bool:
         """True when the load is stable and every limit holds."""

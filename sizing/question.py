@@ -17,6 +17,7 @@ from sizing.errors import ScenarioError
 from sizing.numbers import significant
 from sizing.token_law import FORMS, TokenLaw, with_file
 from sizing.workload import (
+    LIMITED,
     METRICS,
     MOST_TOKENS,
     Arrivals,
@@ -27,6 +28,7 @@ from sizing.workload import (
     Sla,
     Workload,
     metric_name,
+    parse_seconds,
 )
 
 
@@ -60,6 +62,8 @@ LIMIT_S = Range(1e-9, 1e6, "s")
 ARRIVAL_CV = Range(0.01, 100)
 ARRIVAL_SIZE = Range(1, 999_999, "requests")
 PRICE = Range(0, 1e6, "per GPU-hour")
+QUEUE = Range(0, 1e6, "requests")
+TIMEOUT_S = Range(1e-6, 1e6, "s")
 
 
 @dataclass(frozen=True, slots=True)
@@ -211,6 +215,46 @@ FIELDS: dict[str, Field] = {
             optional=True,
         ),
         Field("e2e", "sla.e2e", "E2E", "Limit on end-to-end latency, for instance p99:20s.", optional=True),
+        Field(
+            "goodput",
+            "sla.goodput",
+            "Goodput",
+            "At least so many of the requests keep the limits on TTFT, ITL and E2E all at once, for instance 99%. They "
+            "need no percentile then; the gap takes no part.",
+            optional=True,
+            quiet=True,
+            since=2,
+        ),
+        Field(
+            "rejected",
+            "sla.rejected",
+            "Rejected",
+            "At most so many of the requests are rejected or time out in the queue, for instance 0.5%.",
+            optional=True,
+            quiet=True,
+            since=2,
+        ),
+        Field(
+            "queue_limit",
+            "workload.queue_limit",
+            "Requests waiting at a replica, at most",
+            "A replica at which so many requests wait rejects further ones; 0: no limit.",
+            QUEUE,
+            0,
+            whole=True,
+            quiet=True,
+            since=2,
+        ),
+        Field(
+            "queue_timeout",
+            "queue_timeout",
+            "Queue timeout",
+            "Requests that have waited so long for their turn are dropped, for instance 2s.",
+            optional=True,
+            key="queue_timeout",
+            quiet=True,
+            since=2,
+        ),
         Field("headroom", "headroom", "Headroom", "Fraction of capacity kept free.", HEADROOM, 0.2, unit="share"),
         Field(
             "spare",
@@ -244,6 +288,8 @@ FIELDS: dict[str, Field] = {
 }
 """Every field by name, in the order of JSON answers."""
 
+ADMISSION = ("queue_limit", "queue_timeout")
+"""Fields that say which requests are turned away: questions that have one are sized by simulation."""
 FEW = 16
 """Fleets of more replicas than this are rounded to eighths: the effect on one replica is negligible."""
 
@@ -312,6 +358,12 @@ class Question:
         return dict(self.prices).get(gpu, self.price_per_gpu_hour)
 
     @property
+    def queue_timeout(self) -> str | None:
+        """As the option has it, for instance 2s; None where no request times out."""
+        timeout_s = self.workload.queue_timeout_s
+        return f"{timeout_s:.12g}s" if math.isfinite(timeout_s) else None
+
+    @property
     def mean_rate_per_s(self) -> float:
         """Requests/s on average over a day, of which `workload.rate_per_s` is the peak."""
         return self.workload.rate_per_s / self.peak_factor
@@ -364,7 +416,15 @@ def workload_of(given: Mapping[str, Any]) -> Workload:
     full, lengths = completed(given), lengths_of(given)
     prefix = Prefix(full["prefix_tokens"], full["prefix_hit"])
     check_prefix(lengths, prefix)
-    return Workload(lengths, 1.0 if full["rate"] is None else full["rate"], Arrivals.parse(full["arrivals"]), prefix)
+    timeout = full["queue_timeout"]
+    return Workload(
+        lengths,
+        1.0 if full["rate"] is None else full["rate"],
+        Arrivals.parse(full["arrivals"]),
+        prefix,
+        math.inf if timeout is None else parse_seconds("--queue-timeout", timeout),
+        queue_limit=full["queue_limit"],
+    )
 
 
 AGREES = 0.01
@@ -407,7 +467,7 @@ def with_laws(given: Mapping[str, Any], folder: Path | str = "") -> dict[str, An
 
 def sla_of(given: Mapping[str, Any]) -> Sla:
     """The limits among fields by name; ScenarioError when there is none."""
-    return Sla(*(Limit.parse(metric, given[metric]) for metric in METRICS if given.get(metric)))
+    return Sla(*(Limit.parse(metric, given[metric]) for metric in LIMITED if given.get(metric)))
 
 
 def check_load(workload: Workload, sla: Sla) -> None:
@@ -415,9 +475,14 @@ def check_load(workload: Workload, sla: Sla) -> None:
     for name in ("isl", "osl", "isl_cv", "osl_cv", "prefix_tokens", "prefix_hit", "rate"):
         FIELDS[name].check(attrgetter(FIELDS[name].path.removeprefix("workload."))(workload))
     check_prefix(workload.lengths, workload.prefix)
-    for limit in sla.limits:
-        if limit.limit_s not in LIMIT_S:
+    FIELDS["queue_limit"].check(workload.queue_limit)
+    if math.isfinite(workload.queue_timeout_s) and workload.queue_timeout_s not in TIMEOUT_S:
+        raise ScenarioError(f"the queue timeout must be {TIMEOUT_S}, got {workload.queue_timeout_s:g}")
+    for limit in sla.given:
+        if limit.metric in METRICS and limit.limit_s not in LIMIT_S:
             raise ScenarioError(f"the {metric_name(limit.metric)} limit must be {LIMIT_S}, got {limit.limit_s:g}")
+    if sla.rejected and workload.admits_all:
+        raise ScenarioError("a limit on rejected requests needs a queue limit or timeout: without one none is rejected")
     if (sla.itl or sla.gap) and workload.lengths.osl < 2:
         which = "an ITL limit" if sla.itl else "a limit on gaps between tokens"
         raise ScenarioError(f"{which} needs OSL of 2 or more: with one output token there are no gaps")

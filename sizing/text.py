@@ -5,7 +5,7 @@ Errors, and the reasons of rejections, are worded where they arise; help for a f
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import asdict
 from math import isnan
 from string import Formatter
@@ -14,18 +14,18 @@ from typing import TYPE_CHECKING, Any
 from sizing.errors import one_line
 from sizing.numbers import gpus, milliseconds, percent, significant
 from sizing.plans import Basis, Fleet, Plan, Rejection, cost_of, energy_of
-from sizing.prediction import Caution, CautionKind, Method
-from sizing.question import FIELDS, Question, replicas_for
+from sizing.prediction import Caution, CautionKind, Method, Prediction
+from sizing.question import ADMISSION, FIELDS, Question, replicas_for
 from sizing.token_law import TokenLaw
 from sizing.trace import Trace, dispersion
-from sizing.workload import METRICS, Arrivals, Lengths, metric_name
+from sizing.workload import METRICS, SHARES, Arrivals, Lengths, Limit, metric_name
 
 if TYPE_CHECKING:
     from sizing.analyses.daily import Daily
     from sizing.analyses.existing import Existing
     from sizing.analyses.mixed import Mix
     from sizing.analyses.pools import Pools
-    from sizing.analyses.sensitivity import Tuned
+    from sizing.analyses.sensitivity import GoodputPrice, Tuned
     from sizing.analyses.traced import TracePlan
     from sizing.analyses.verification import Figure, Verification
     from sizing.fitting import Fit, Regime, Shares
@@ -105,8 +105,16 @@ def binding(fleet: Fleet, traced: TracePlan | None = None) -> str:
             "before a limit is reached"
         )
     limit = fleet.binding
-    value = fleet.predicted.value_s(limit)
-    return f"{limit.name}: {milliseconds(value)} of {milliseconds(limit.limit_s)} at the planned load"
+    return f"{limit.name}: {against(limit, fleet.predicted)} at the planned load"
+
+
+def against(limit: Limit, predicted: Prediction) -> str:
+    """What is predicted beside its limit: "285 ms of 1,000 ms", "0.2 % of 0.5 %", of goodput what keeps the limits and
+    how far those that must keep them use them up."""
+    if limit.metric != "goodput":
+        return f"{predicted.said(limit)} of {limit.allowed}"
+    used = percent(predicted.value_s(limit))
+    return f"{predicted.said(limit)} of the requests keep all limits, {limit.allowed} use up {used} of them at most,"
 
 
 def sensitivity(plan: Plan, growth: tuple[float, ...] = (0.10, 0.25)) -> str:
@@ -193,13 +201,54 @@ def sizing_by_means(plan: Plan) -> str | None:
         outcome = f"with {arrivals} arrivals their queues grow without end"
     else:
         outcome = (
-            f"with {arrivals} arrivals and {question.routing.replace('_', ' ')} routing {limit.name} would be "
-            f"{milliseconds(seen.value_s(limit))}, the limit is {milliseconds(limit.limit_s)}"
+            f"with {arrivals} arrivals and {question.routing.replace('_', ' ')} routing "
+            f"{metric_name(limit.metric) if limit.metric in SHARES else limit.name} would be "
+            f"{seen.said(limit)}, the limit is {limit.allowed}"
         )
     return (
         f"Sizing by mean latency gives {gpus(means.gpus)} ({means.replicas} × {means.layout}, no headroom or spare): "
         f"{outcome}.{f' {blind}' if question.sla.gap else ''}"
     )
+
+
+def on_all_requests(question: Question) -> Iterator[str]:
+    """What is to be known of goodput and of requests that are turned away, without full stops; nothing where neither is
+    asked for."""
+    sla, workload = question.sla, question.workload
+    if sla.goodput and sla.gap:
+        yield "Goodput judges requests by TTFT, ITL and E2E: the limit on the gap holds by itself and takes no part"
+    if workload.admits_all:
+        return
+    turned = []
+    if workload.queue_limit:
+        turned.append(f"a replica rejects requests while {workload.queue_limit:,} wait")
+    if question.queue_timeout:
+        turned.append(f"requests that waited {question.queue_timeout.removesuffix('s')} s are dropped")
+    yield (
+        f"{capital(' and '.join(turned))}: the answer is sized by simulation, where such requests miss every limit; "
+        "figures by formula take all requests as admitted"
+    )
+
+
+GOODPUT_PRICE = "The price of the last per cent"
+GOODPUT_JUDGED = (
+    "At each goodput so many of all requests keep the limits on TTFT, ITL and E2E at once, whatever percentiles these "
+    "were given; the answer's configuration, each fleet by simulation."
+)
+
+
+def goodput_sentence(prices: Sequence[GoodputPrice]) -> str:
+    """What the step from the lowest to the highest goodput takes, without a full stop."""
+    kept = [price for price in prices if price.fleet]
+    failed = [price for price in prices if not price.fleet]
+    if not kept:
+        return f"No number of GPUs keeps the limits for {prices[0].percent:g} % of the requests"
+    first, last = kept[0], kept[-1]
+    counts = [gpus(price.fleet.gpus) for price in (first, last) if price.fleet]
+    end = f"; no number of GPUs keeps {failed[0].percent:g} %" if failed else ""
+    if first is last:
+        return f"{first.percent:g} % goodput takes {counts[0]}{end}"
+    return f"{first.percent:g} % goodput takes {counts[0]}, {last.percent:g} % takes {counts[1]}{end}"
 
 
 # --- What a server showed at the planned load, beside what was predicted of it
@@ -447,6 +496,8 @@ def assumptions(question: Question, fleet: Fleet) -> Iterator[str]:
     yield ROUTING[question.routing]
     yield f"The load of {significant(workload.rate_per_s)} requests/s is sustained: latencies are steady-state values."
     yield lengths_sentence(lengths)
+    for line in on_all_requests(question):
+        yield f"{line}."
     if workload.prefix.tokens:
         yield (
             f"{workload.prefix.tokens:,} tokens of each prompt are shared, and cached with a probability of "
@@ -533,10 +584,10 @@ def question_json(question: Question) -> dict[str, Any]:
     """What was asked, so that a saved plan explains itself."""
     asked: dict[str, Any] = {}
     for field in FIELDS.values():
+        value = field.of(question)
         if field.name in METRICS:
-            asked["sla"] = {limit.metric: f"p{limit.percentile}:{limit.limit_s:.12g}s" for limit in question.sla.limits}
-        else:
-            value = field.of(question)
+            asked["sla"] = {limit.metric: limit.text for limit in question.sla.given}
+        elif field.name not in SHARES and not (field.name in ADMISSION and value == field.default):
             asked[field.key] = str(value) if isinstance(value, Arrivals | TokenLaw) else value
     return asked | {"prices": dict(question.prices)}
 
@@ -566,6 +617,7 @@ def fleet_json(fleet: Fleet, question: Question) -> dict[str, Any]:
         "capacity_per_replica_per_s": fleet.capacity_per_s,
         "utilization": fleet.predicted.utilization,
         "predicted": fleet.predicted.as_dict(),
+        **of_all_json(fleet.predicted),
         "binding": fleet.binding_name,
         "basis": fleet.basis,
         "source": candidate.source,
@@ -576,6 +628,13 @@ def fleet_json(fleet: Fleet, question: Question) -> dict[str, Any]:
         **({"lookahead_steps": ahead} if (ahead := candidate.replica.batching.lookahead_steps) else {}),
         **cost_json(question, fleet),
     }
+
+
+def of_all_json(predicted: Prediction) -> dict[str, float]:
+    """Shares of all requests: of those within all limits where goodput was asked, of those turned away where some
+    are."""
+    goodput = {"goodput": predicted.joint.goodput} if predicted.joint else {}
+    return {**goodput, **({"rejected_share": predicted.rejected} if predicted.rejected else {})}
 
 
 def cost_json(question: Question, fleet: Fleet) -> dict[str, float]:
@@ -615,10 +674,7 @@ def pools_lines(pools: Pools | Rejection, question: Question, in_one_fleet: str)
         busy = percent(fleet.predicted.utilization)
         found.append(f"{name}: {gpus(fleet.gpus)}, {replicas}, {busy} of the stable rate")
     if pools.predicted:
-        seen = [
-            f"{limit.name} {milliseconds(pools.predicted.value_s(limit))} of {milliseconds(limit.limit_s)}"
-            for limit in question.sla.limits
-        ]
+        seen = [f"{limit.name} {against(limit, pools.predicted)}" for limit in question.sla.limits]
         verified = f"Verified by {pools.verified_by}, headroom kept"
         found.append(f"Both together at the planned load: {', '.join(seen)}. {verified}")
     return tuple(found)

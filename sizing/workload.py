@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from itertools import pairwise
 from typing import Literal, get_args
 
@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from sizing.errors import ScenarioError
-from sizing.numbers import Floats
+from sizing.numbers import Floats, milliseconds, percent, significant
 from sizing.token_law import TokenLaw
 
 RequestMetric = Literal["ttft", "itl", "e2e"]
@@ -20,7 +20,17 @@ OF_REQUESTS: tuple[RequestMetric, ...] = get_args(RequestMetric)
 """Latencies of which every request has one value; `gap` has one for every token after a request's first."""
 Metric = Literal["ttft", "itl", "gap", "e2e"]
 METRICS: tuple[Metric, ...] = get_args(Metric)
+ShareOfRequests = Literal["goodput", "rejected"]
+SHARES: tuple[ShareOfRequests, ...] = get_args(ShareOfRequests)
+"""What a limit in percent of all requests is on: those within every limit at once, those turned away."""
+Limited = Metric | ShareOfRequests
+LIMITED: tuple[Limited, ...] = (*METRICS, *SHARES)
 PERCENTILES = (50, 90, 95, 99)
+LEAST_GOODPUT, MOST_GOODPUT = 50.0, 99.9
+"""Per cent; in tenths. Beyond, a run that decides has too few requests to tell."""
+MOST_REJECTED = 0.5
+Within = tuple[tuple[RequestMetric, float], ...]
+"""Limits, in seconds, that a request must keep all at once."""
 ArrivalKind = Literal["poisson", "constant", "gamma", "batch"]
 Routing = Literal["random", "round_robin", "power_of_two", "least_outstanding"]
 ROUTINGS: tuple[Routing, ...] = get_args(Routing)
@@ -192,9 +202,26 @@ class Arrivals:
         return {"gamma": f"gamma:cv={self.cv:g}", "batch": f"batch:size={self.size}"}.get(self.kind, self.kind)
 
 
-def metric_name(metric: Metric) -> str:
-    """As it is written in a sentence: TTFT, ITL, gap, E2E."""
-    return metric if metric == "gap" else metric.upper()
+def metric_name(metric: Limited) -> str:
+    """As it is written in a sentence: TTFT, ITL, gap, E2E, goodput."""
+    return metric.upper() if metric in OF_REQUESTS else metric
+
+
+def of_requests(share: float) -> str:
+    """A share of the requests in per cent, to four digits: what matters of goodput lies far behind the point.
+
+    >>> of_requests(0.99871), of_requests(0.005)
+    ('99.87 %', '0.5 %')
+    """
+    return f"{100 * share:.4g} %" if share > 0.5 else f"{significant(100 * share)} %"
+
+
+def limited_name(metric: Limited, percentile: float) -> str:
+    """What a limit speaks of: p95 TTFT, 99 % goodput, rejected."""
+    if metric == "rejected":
+        return "rejected"
+    of = metric_name(metric)
+    return f"{percentile:g} % {of}" if metric == "goodput" else f"p{percentile} {of}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -202,38 +229,108 @@ class Limit:
     """One promise: the p-th percentile of a metric stays at or below `limit_s` seconds.
 
     TTFT, ITL and E2E: of all requests, each with one value. Gap: of all times between two successive tokens of a
-    request, those of all requests pooled.
+    request, those of all requests pooled. Without a percentile (0) the limit is one of those that `goodput` judges by,
+    and no promise of its own.
+
+    *goodput*: `percentile` per cent of all requests keep the limits `within` all at once (DistServe, Zhong et al. 2024,
+    arXiv 2401.09670). Its value is the largest share of a limit that a request uses up, and `limit_s` of it, usually 1,
+    is allowed; requests that are not served use up more than any. An `Sla` fills in `within`.
+
+    *rejected*: at most the share `limit_s` of all requests is rejected or times out in the queue.
 
     >>> Limit.parse("ttft", "p95:1s")
     Limit(metric='ttft', percentile=95, limit_s=1.0)
+    >>> str(Limit.parse("rejected", "0.5%"))
+    'rejected <= 0.5 %'
     """
 
-    metric: Metric
-    percentile: int
+    metric: Limited
+    percentile: float
     limit_s: float
+    within: Within = field(default=(), repr=False)
 
     def __post_init__(self) -> None:
-        finite(f"{metric_name(self.metric)} limit", self.limit_s, unit=" s")
-        if self.percentile not in PERCENTILES:
+        finite(f"{metric_name(self.metric)} limit", self.limit_s, unit=" s" if self.metric in METRICS else "")
+        if self.metric == "rejected":
+            if self.limit_s > MOST_REJECTED:
+                raise ScenarioError(
+                    f"rejected must be at most {MOST_REJECTED:.0%} of the requests, got {self.limit_s:.4g}"
+                )
+            object.__setattr__(self, "percentile", 100 * (1 - self.limit_s))
+        elif self.metric == "goodput":
+            tenths = round(10 * self.percentile)
+            if not (LEAST_GOODPUT <= self.percentile <= MOST_GOODPUT and math.isclose(tenths, 10 * self.percentile)):
+                raise ScenarioError(
+                    f"goodput must be from {LEAST_GOODPUT:g} to {MOST_GOODPUT:g} %, in tenths, got {self.percentile:g}"
+                )
+        elif self.percentile not in (PERCENTILES if self.metric == "gap" else (0, *PERCENTILES)):
             raise ScenarioError(
-                f"{metric_name(self.metric)}: percentile p{self.percentile} is not one of p50, p90, p95, p99"
+                f"{metric_name(self.metric)}: percentile p{self.percentile:g} is not one of p50, p90, p95, p99"
             )
 
     @classmethod
-    def parse(cls, metric: Metric, text: str) -> Limit:
-        """Read ``p95:1s`` or ``p99:30ms``."""
-        percentile, _, time = text.strip().partition(":")
+    def goodput(cls, percent: float) -> Limit:
+        """So many per cent of the requests keep every limit at once."""
+        return cls("goodput", percent, 1.0)
+
+    @classmethod
+    def rejected(cls, percent: float) -> Limit:
+        """At most so many per cent of the requests are rejected or time out."""
+        return cls("rejected", 100 - percent, percent / 100)
+
+    @classmethod
+    def parse(cls, metric: Limited, text: str) -> Limit:
+        """Read ``p95:1s`` or ``p99:30ms``, beside goodput also ``1s``; of a share of the requests ``99.5%``."""
+        if metric in SHARES:
+            given = _percent(metric, text)
+            return cls.goodput(given) if metric == "goodput" else cls.rejected(given)
+        percentile, colon, time = text.strip().partition(":")
+        if not colon and metric != "gap" and re.fullmatch(r"[0-9.]+ *[mun]?s", percentile):
+            return cls(metric, 0, parse_seconds(f"--{metric}", percentile))
         if not re.fullmatch("p[0-9]{1,9}", percentile) or not time:
             raise ScenarioError(f"--{metric} {text!r}: write it as percentile:time, for instance p95:1s or p99:30ms")
+        if int(percentile[1:]) not in PERCENTILES:
+            raise ScenarioError(f"{metric_name(metric)}: percentile {percentile} is not one of p50, p90, p95, p99")
         return cls(metric, int(percentile[1:]), parse_seconds(f"--{metric}", time))
 
     @property
+    def text(self) -> str:
+        """As `parse` reads it."""
+        if self.metric in SHARES:
+            return f"{self.percentile if self.metric == 'goodput' else 100 * self.limit_s:.12g}%"
+        return f"p{self.percentile}:{self.limit_s:.12g}s" if self.percentile else f"{self.limit_s:.12g}s"
+
+    @property
     def name(self) -> str:
-        """For instance: p95 TTFT."""
-        return f"p{self.percentile} {metric_name(self.metric)}"
+        """For instance: p95 TTFT, 99 % goodput."""
+        return limited_name(self.metric, self.percentile)
+
+    def said(self, value: float) -> str:
+        """A value of what is limited: a time, or per cent of the limits used up or of the requests."""
+        if self.metric == "goodput":
+            return f"{percent(value)} of the limits"
+        return of_requests(value) if self.metric == "rejected" else milliseconds(value)
+
+    @property
+    def allowed(self) -> str:
+        """What it asks for, in words: at most a time or a share of the requests; of goodput their share at least."""
+        return of_requests(self.percentile / 100) if self.metric == "goodput" else self.said(self.limit_s)
 
     def __str__(self) -> str:
-        return f"{self.name} <= {self.limit_s * 1000:g} ms"
+        if self.metric == "goodput":
+            kept = ", ".join(f"{metric_name(each)} {self.limit_s * s * 1000:g} ms" for each, s in self.within)
+            return f"{self.name} within {kept}"
+        allowed = f"{100 * self.limit_s:g} %" if self.metric == "rejected" else f"{self.limit_s * 1000:g} ms"
+        return f"{self.name} <= {allowed}"
+
+
+def _percent(metric: Limited, text: str) -> float:
+    """Read a share of the requests with its sign, ``99.5%``, as per cent."""
+    found = re.fullmatch(r"([0-9.]{1,12}) ?%", text.strip())
+    if not found:
+        example = "99%" if metric == "goodput" else "0.5%"
+        raise ScenarioError(f"--{metric} {text!r}: write it in per cent, for instance {example}")
+    return _number(f"--{metric}", found[1])
 
 
 def parse_seconds(name: str, text: str) -> float:
@@ -261,18 +358,22 @@ def _number(name: str, text: str) -> float:
 
 @dataclass(frozen=True, slots=True, init=False)
 class Sla:
-    """Limits on TTFT, ITL, E2E and the gap between tokens, one of each at most and one in all at least; all must hold.
+    """Limits on TTFT, ITL, E2E and the gap between tokens, on goodput and on rejected requests, one of each at most and
+    one in all at least; all must hold.
 
-    `limits` stand in the order TTFT, ITL, gap, E2E, whatever the order they were given in; None among them is left out.
+    `limits` stand in this order whatever the order they were given in; None among them is left out. `thresholds` have
+    no percentile and count for goodput alone. Goodput judges by every limit given on TTFT, ITL and E2E, each with its
+    percentile or without; the gap, of which a request has many, takes no part in it.
 
     >>> str(Sla(Limit("itl", 95, 0.03), Limit("ttft", 99, 1.0)))
     'p99 TTFT <= 1000 ms and p95 ITL <= 30 ms'
     """
 
     limits: tuple[Limit, ...]
+    thresholds: tuple[Limit, ...]
 
     def __init__(self, *limits: Limit | None) -> None:
-        given = sorted((each for each in limits if each is not None), key=lambda each: METRICS.index(each.metric))
+        given = sorted((each for each in limits if each is not None), key=lambda each: LIMITED.index(each.metric))
         for one, next_ in pairwise(given):
             if one.metric == next_.metric:
                 raise ScenarioError(f"the SLA has two limits on {metric_name(one.metric)}: {one} and {next_}")
@@ -281,16 +382,53 @@ class Sla:
                 "the SLA needs at least one limit on TTFT, ITL, E2E or the gap between tokens, for instance a p95 TTFT "
                 "of 1 s"
             )
-        object.__setattr__(self, "limits", tuple(given))
+        within = tuple((each.metric, each.limit_s) for each in given if each.metric in OF_REQUESTS)
+        bare = [each for each in given if not each.percentile]
+        asks_goodput = any(each.metric == "goodput" for each in given)
+        if asks_goodput and not within:
+            raise ScenarioError("goodput needs a limit on TTFT, ITL or E2E that requests are to keep, for instance 1s")
+        if bare and not asks_goodput:
+            name = metric_name(bare[0].metric)
+            raise ScenarioError(
+                f"the {name} limit needs a percentile unless goodput is asked for: write it as percentile:time, for "
+                f"instance p95:{bare[0].text}"
+            )
+        kept = (replace(each, within=within) if each.metric == "goodput" else each for each in given if each.percentile)
+        object.__setattr__(self, "limits", tuple(kept))
+        object.__setattr__(self, "thresholds", tuple(bare))
 
-    def on(self, metric: Metric) -> Limit | None:
-        """The limit on this metric, None when there is none."""
-        return next((limit for limit in self.limits if limit.metric == metric), None)
+    def on(self, metric: Limited) -> Limit | None:
+        """The limit on this metric, be it a threshold; None when there is none."""
+        return next((limit for limit in self.given if limit.metric == metric), None)
+
+    @property
+    def given(self) -> tuple[Limit, ...]:
+        """Thresholds and limits."""
+        return (*self.thresholds, *self.limits)
+
+    @property
+    def latencies(self) -> tuple[Limit, ...]:
+        """The limits of which a formula says how near the requests come to them: all but the one on rejected ones."""
+        return tuple(limit for limit in self.limits if limit.metric != "rejected")
+
+    @property
+    def within(self) -> Within:
+        """What goodput judges by; empty where no goodput is asked for."""
+        return next((limit.within for limit in self.limits if limit.metric == "goodput"), ())
 
     def with_limits(self, *limits: Limit) -> Sla:
         """This SLA with these limits in place of its own on the same metrics."""
         replaced = {limit.metric for limit in limits}
-        return Sla(*(limit for limit in self.limits if limit.metric not in replaced), *limits)
+        return Sla(*(limit for limit in self.given if limit.metric not in replaced), *limits)
+
+    def without(self, limit: Limit) -> Sla | None:
+        """The other promises alone, of which goodput still judges by this limit; None where there are none."""
+        others = [each for each in self.given if each != limit]
+        if limit.metric in OF_REQUESTS and limit != self.goodput and self.goodput:
+            others.append(replace(limit, percentile=0))
+        if limit.metric == "goodput":
+            others = [each for each in others if each.percentile]
+        return Sla(*others) if others else None
 
     @property
     def ttft(self) -> Limit | None:
@@ -311,6 +449,16 @@ class Sla:
     def e2e(self) -> Limit | None:
         """The limit on E2E, None when there is none."""
         return self.on("e2e")
+
+    @property
+    def goodput(self) -> Limit | None:
+        """The limit on goodput, None when there is none."""
+        return self.on("goodput")
+
+    @property
+    def rejected(self) -> Limit | None:
+        """The limit on rejected requests, None when there is none."""
+        return self.on("rejected")
 
     def __str__(self) -> str:
         return " and ".join(map(str, self.limits))
@@ -407,6 +555,7 @@ class Sessions:
 class Workload:
     """A stream of requests offered to a fleet: `rate_per_s` requests per second in all.
 
+    `queue_limit`: a replica at which so many requests wait rejects further ones (0: no limit).
     `queue_timeout_s`: a request that a replica has kept waiting so long without starting it is dropped.
     `cancel_s`: a client gives up so long after sending, wherever its request is, and the engine stops computing it.
     """
@@ -417,9 +566,17 @@ class Workload:
     prefix: Prefix = Prefix()
     queue_timeout_s: float = math.inf
     cancel_s: float = math.inf
+    queue_limit: int = 0
 
     def __post_init__(self) -> None:
         finite("rate (requests/s)", self.rate_per_s)
         for name in ("queue_timeout_s", "cancel_s"):
             if not getattr(self, name) > 0:
                 raise ScenarioError(f"{name} must be above 0 s, got {getattr(self, name):g}")
+        if self.queue_limit < 0:
+            raise ScenarioError(f"queue_limit must be 0 or more requests, got {self.queue_limit}")
+
+    @property
+    def admits_all(self) -> bool:
+        """True where no request is ever rejected or given up, so that formulas hold."""
+        return self.queue_limit == 0 and math.isinf(self.queue_timeout_s) and math.isinf(self.cancel_s)

@@ -20,7 +20,7 @@ from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from threading import Lock
-from typing import NamedTuple, TypeVar
+from typing import Literal, NamedTuple, TypeVar, cast
 from urllib.parse import urlencode
 from weakref import WeakSet
 
@@ -49,7 +49,7 @@ from sizing.analyses.existing import Existing, best_first
 from sizing.analyses.next_level import LevelChoice, Option, Stop, choose
 from sizing.analyses.pools import Pools, pools_of
 from sizing.analyses.relax import Relaxation, Together, relaxations, together
-from sizing.analyses.sensitivity import sensitivities
+from sizing.analyses.sensitivity import GoodputPrice, goodput_prices, sensitivities
 from sizing.analyses.traced import TracePlan, busiest_rate_per_s, lengths_of, peak_factor, plan_trace
 from sizing.analyses.verification import Verification, verification
 from sizing.budget import checkpoint
@@ -69,7 +69,7 @@ from sizing.plans import Candidate, Fleet, NoFeasiblePlan, Plan, Rejection
 from sizing.points import Deployment, Point, read_points
 from sizing.prediction import Prediction
 from sizing.question import Question
-from sizing.report.build import Cover, refusal_of, report_of
+from sizing.report.build import Cover, refusal_of, report_of, with_goodput
 from sizing.report.model import Report, question_digest, with_cover
 from sizing.report.write import WRITERS, file_name, render
 from sizing.trace import DAY_S, Trace, TraceError
@@ -692,6 +692,16 @@ def _day(question: Question, choice: Choice, digest: str, rates_per_s: tuple[flo
     return gpus_by_hour(_plan.question, _plan.answer, rates_per_s)
 
 
+def goodput_prices_of(scenario: Scenario, plan: Plan) -> tuple[GoodputPrice, ...]:
+    """GPUs of the answer's configuration at rising goodput."""
+    return _goodput_prices(scenario.question, scenario.choice, points_for(scenario).digest, plan)
+
+
+@st.cache_data(max_entries=64, show_spinner=False)
+def _goodput_prices(question: Question, choice: Choice, digest: str, _plan: Plan) -> tuple[GoodputPrice, ...]:
+    return goodput_prices(_plan.question, _plan.answer.candidate)
+
+
 # --- Recorded traffic: what a visitor brings, and the fleets that serve it
 
 MOST_UPLOAD_BYTES = 100 * 2**20
@@ -866,45 +876,50 @@ def question_of(scenario: Scenario, trace: Trace) -> Question:
 NO_COVER = Cover(made_at="")
 MOMENT_S = 3.0
 """Between a click and the run of the page that a change of the form has started just before it, at most."""
-OVER_DAY = {f"{PREFIX}size": "day"}
-"""What a link has that opens the page Size on the GPUs over a day."""
+Beside = Literal["", "day", "goodput"]
+"""What the page Size shows that a report takes in: the GPUs over a day, or at rising goodput."""
+SIZE_SHOWS = f"{PREFIX}size"
+"""Of a link: what it opens the page Size on."""
 
 
 def report(
-    scenario: Scenario, outcome: Outcome, *, title: str, author: str, notes: str, address: str, over_day: bool = False
+    scenario: Scenario, outcome: Outcome, *, title: str, author: str, notes: str, address: str, beside: Beside = ""
 ) -> Report:
     """The report of an outcome, made now. Quick where only the cover has changed. `address`: of the app.
 
-    `over_day`: with the GPUs of each hour of the scenario's day.
+    `beside`: with the GPUs of each hour of the scenario's day, or at rising goodput.
     """
     digest = points_for(scenario).digest
-    found = _answered(scenario, digest, over_day, outcome.plan) if outcome.plan else _refused(scenario, outcome)
+    found = _answered(scenario, digest, beside, outcome.plan) if outcome.plan else _refused(scenario, outcome)
     gpus = outcome.plan.answer.gpus if outcome.plan else None
     made = dataclasses.replace(found, made_at=datetime.now(UTC).isoformat(timespec="seconds"))
-    where = link_of(scenario, gpus, address, over_day)
+    where = link_of(scenario, gpus, address, beside)
     return with_cover(made, title=title or None, author=author, notes=notes, link=where)
 
 
-def link_of(scenario: Scenario, gpus: int | None, address: str, over_day: bool = False) -> str:
+def link_of(scenario: Scenario, gpus: int | None, address: str, beside: Beside = "") -> str:
     """The link that opens the scenario, with the answer of today; `address` without path and query."""
-    shown = OVER_DAY if over_day else {}
+    shown = {SIZE_SHOWS: beside} if beside else {}
     return f"{address.rstrip('/')}/?{urlencode(link.to_query(scenario, gpus) | shown)}"
 
 
-def day_is_asked() -> bool:
-    """True while the page Size asks for the GPUs of each hour; its choice then stands in this page's link too."""
-    asked = all(st.session_state.get(name) == value for name, value in OVER_DAY.items())
-    if asked:
-        visit().shown |= OVER_DAY
-    return asked
+def asked_beside() -> Beside:
+    """What the page Size shows that the report takes in; its choice then stands in this page's link too."""
+    shown = st.session_state.get(SIZE_SHOWS)
+    if shown != "day" and shown != "goodput":
+        return ""
+    visit().shown |= {SIZE_SHOWS: shown}
+    return cast(Beside, shown)
 
 
 @st.cache_resource(max_entries=64, show_spinner=False)
-def _answered(scenario: Scenario, digest: str, over_day: bool, _plan: Plan) -> Report:
-    daily = day_of(scenario, _plan) if over_day else None
+def _answered(scenario: Scenario, digest: str, beside: Beside, _plan: Plan) -> Report:
+    daily = day_of(scenario, _plan) if beside == "day" else None
     found = sensitivities(_plan.question, _plan.answer)
     load = curve(scenario, ANSWER, _plan.answer)
-    return report_of(_plan, load, found, NO_COVER, points_for(scenario).points, daily)
+    made = report_of(_plan, load, found, NO_COVER, points_for(scenario).points, daily)
+    judged = any((scenario.ttft, scenario.itl, scenario.e2e))
+    return with_goodput(made, goodput_prices_of(scenario, _plan)) if beside == "goodput" and judged else made
 
 
 def _refused(scenario: Scenario, outcome: Outcome) -> Report:

@@ -23,17 +23,31 @@ from sizing.question import (
     LIMIT_S,
     PEAK_FACTOR,
     PRICE,
+    QUEUE,
     RATE,
     SPARE,
+    TIMEOUT_S,
     TOKENS,
     VARIATION,
     Range,
 )
 from sizing.token_law import LOGNORMAL
-from sizing.workload import METRICS, PERCENTILES, ArrivalKind, Metric, Routing, metric_name
+from sizing.workload import (
+    LEAST_GOODPUT,
+    METRICS,
+    MOST_GOODPUT,
+    MOST_REJECTED,
+    OF_REQUESTS,
+    PERCENTILES,
+    ArrivalKind,
+    Metric,
+    Routing,
+    ShareOfRequests,
+    metric_name,
+)
 from ui import answers, link
 from ui.scenario import OF_SERVER, PRESETS, Scenario
-from ui.values import fill, fill_law, fill_limit, read, read_law
+from ui.values import fill, fill_law, fill_limit, fill_share, read, read_law, with_percentiles
 from ui.visit import fill_view, let_go, visit
 from ui.words import UNIT, plain, sentence_case
 
@@ -85,6 +99,7 @@ def more() -> None:
         number_field(
             "Requests in a group", ARRIVAL_SIZE, "arrivals_size", "Sent at the same instant; groups arrive at random."
         )
+    _admission()
     _prefix()
     _costs()
     st.number_input(
@@ -97,6 +112,39 @@ def more() -> None:
         persist_state="session",
     )
     st.toggle("Use measured points from the store", key="use_points", help=POINTS_HELP, persist_state="session")
+
+
+def _admission() -> None:
+    """How long requests may wait, and how many may be turned away for it."""
+    left, right = st.columns(2)
+    left.number_input(
+        "Queue limit (requests)",
+        0,
+        int(QUEUE.high),
+        key="queue_limit",
+        help=QUEUE_HELP,
+        placeholder="None",
+        persist_state="session",
+    )
+    right.number_input(
+        "Queue timeout (s)",
+        float(TIMEOUT_S.low),
+        float(TIMEOUT_S.high),
+        format="%g",
+        key="queue_timeout_s",
+        help=TIMEOUT_HELP,
+        placeholder="None",
+        persist_state="session",
+    )
+    _share("rejected", "Rejected (%)", 0.01, 100 * MOST_REJECTED, REJECTED_HELP)
+
+
+QUEUE_HELP = "A replica at which so many requests wait rejects further ones. Empty: all wait as long as they must."
+TIMEOUT_HELP = "Requests that have waited so long for their turn are dropped. Empty: none is."
+REJECTED_HELP = (
+    "At most so many of the requests may be rejected or time out. It needs a queue limit or timeout; the answer then "
+    "stands on simulation alone, for no formula knows them."
+)
 
 
 def _choice(label: str, names: Mapping[T, str], key: str, help_: str) -> None:
@@ -278,6 +326,7 @@ def _use_preset() -> None:
         fill_law(side, getattr(preset, f"{side}_law"))
     for metric in METRICS:
         fill_limit(metric, getattr(preset, metric))
+    fill_share("goodput", None)
 
 
 def _what() -> None:
@@ -416,6 +465,7 @@ def _users() -> None:
 def _limits() -> None:
     for metric in METRICS:
         _limit(metric)
+    _share("goodput", "Goodput (%)", LEAST_GOODPUT, MOST_GOODPUT, GOODPUT_HELP)
 
 
 def _limit(metric: Metric) -> None:
@@ -441,8 +491,8 @@ def _limit(metric: Metric) -> None:
         )
         st.selectbox(
             f"{name} percentile",
-            PERCENTILES,
-            format_func=lambda percentile: f"p{percentile}",
+            [*PERCENTILES, EACH] if state.goodput_on and metric in OF_REQUESTS else PERCENTILES,
+            format_func=lambda percentile: f"p{percentile}" if percentile else "each",
             key=f"{metric}_percentile",
             disabled=not on,
             width=68,
@@ -452,3 +502,34 @@ def _limit(metric: Metric) -> None:
 
 
 LIMIT_HELP = " The limit, and the percentile that must meet it: p95 = 95 of 100 {of}."
+EACH = 0
+"""In place of a percentile: the limit counts for goodput alone."""
+GOODPUT_HELP = (
+    "At least so many of the requests keep the limits on TTFT, ITL and E2E all at once. A limit whose percentile is "
+    "*each* counts for goodput alone; the others hold by themselves too. The gap takes no part: a request has many."
+)
+
+
+def _share(share: ShareOfRequests, label: str, low: float, high: float, help_: str) -> None:
+    """The row of a limit in per cent of the requests."""
+    with st.container(horizontal=True, vertical_alignment="center", gap="xsmall"):
+        on = st.toggle(
+            label,
+            key=f"{share}_on",
+            width=150,
+            help=help_,
+            on_change=with_percentiles,
+            persist_state="session",
+        )
+        st.number_input(
+            f"{label} limit",
+            low,
+            high,
+            step=0.1,
+            format="%g",
+            key=f"{share}_percent",
+            disabled=not on,
+            width=104,
+            label_visibility="collapsed",
+            persist_state="session",
+        )

@@ -7,17 +7,17 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from typing import Any, NamedTuple
 
 from sizing.analyses.daily import HOURS
 from sizing.errors import ScenarioError
 from sizing.layout import Layout
-from sizing.question import ARRIVAL_CV, ARRIVAL_SIZE, LIMIT_S, SHARE, Range
+from sizing.question import ARRIVAL_CV, ARRIVAL_SIZE, LIMIT_S, QUEUE, SHARE, TIMEOUT_S, Range
 from sizing.question import FIELDS as ASKED
 from sizing.question import Field as Asked
 from sizing.token_law import TokenLaw
-from sizing.workload import METRICS, Arrivals, Limit, Metric
+from sizing.workload import LIMITED, METRICS, SHARES, Arrivals, Limit, Limited
 from ui.scenario import FLEET, OF_PEAK, OF_SERVER, TP, Scenario
 
 # --- The texts of a link: every kind of value written and read back; what cannot be read says what would be
@@ -61,8 +61,10 @@ def text_of(value: Any) -> str:
             return "on"
         case tuple():
             return SEPARATOR.join(map(_listed, value)) or ANY
+        case Limit() if value.metric in SHARES:
+            return value.text
         case Limit():
-            return f"p{value.percentile}:{value.limit_s!r}s"
+            return f"p{value.percentile}:{value.limit_s!r}s" if value.percentile else f"{value.limit_s!r}s"
         case Arrivals():
             return f"gamma:cv={value.cv!r}" if value.kind == "gamma" else str(value)
         case TokenLaw():
@@ -144,12 +146,12 @@ def or_off(parse: Parse) -> Parse:
     return lambda text: None if text == OFF else parse(text)
 
 
-def limit(metric: Metric) -> Parse:
-    """A reader of a limit on a metric, which may be absent."""
+def limit(metric: Limited) -> Parse:
+    """A reader of a limit on a metric or on a share of the requests, which may be absent."""
 
     def parse(text: str) -> Limit:
         limit = Limit.parse(metric, _short(text))
-        if limit.limit_s not in LIMIT_S:
+        if metric in METRICS and limit.limit_s not in LIMIT_S:
             raise Unreadable(f"the limit must be {LIMIT_S}")
         return limit
 
@@ -261,6 +263,11 @@ def from_query(query: Mapping[str, str]) -> tuple[Scenario, list[str]]:
     for side in ("isl", "osl"):
         if (given := values.get(f"{side}_law")) is not None and side in query and values.get(side) != round(given.mean):
             problems.append(f"{side}={quoted(query[side])}: {side}_law has another mean. Used instead: {given.mean:g}.")
+    for metric in METRICS if values.get("goodput") is None else ():
+        given = values.get(metric)
+        if given is not None and not given.percentile:
+            values[metric] = replace(given, percentile=95)
+            problems.append(f"{metric}={quoted(query[metric])}: needs a percentile, or goodput. Used instead: p95.")
     if absent:
         problems.append(f"Missing from the link, so defaults are used: {_several(absent)}.")
     return Scenario(**values), [*problems, *_beside(query)]
@@ -318,7 +325,7 @@ WHOLE = ("isl", "osl", "spare")
 
 def _parse_of(field: Asked) -> Parse:
     """The reader of a field of the question."""
-    if field.name in METRICS:
+    if field.name in LIMITED:
         return limit(field.name)
     if field.name in LAWS:
         return or_off(law)
@@ -329,7 +336,7 @@ def _parse_of(field: Asked) -> Parse:
 
 
 def _asked(*names: str) -> dict[str, Parameter]:
-    later = ("gap", *LAWS)
+    later = ("gap", *SHARES, *LAWS)
     return {key: Parameter(ASKED[key].key, _parse_of(ASKED[key]), ASKED[key].since, key in later) for key in names}
 
 
@@ -341,8 +348,11 @@ FIELDS: dict[str, Parameter] = {
     "engine": Parameter("engines", list_of(name), since=2, optional=True),
     "layout": Parameter("layouts", list_of(layout), since=2, optional=True),
     **_asked(
-        "rate", "isl", "isl_cv", "osl", "osl_cv", *LAWS, *METRICS, "headroom", "spare", "routing", "arrivals", "price"
+        *("rate", "isl", "isl_cv", "osl", "osl_cv", *LAWS, *LIMITED),
+        *("headroom", "spare", "routing", "arrivals", "price"),
     ),
+    "queue_limit": Parameter("queue_limit", or_off(number(QUEUE, whole=True)), since=2, optional=True),
+    "queue_timeout": Parameter("queue_timeout_s", or_off(number(TIMEOUT_S)), since=2, optional=True),
     "points": Parameter("use_points", on_or_off),
     "prefix": Parameter("prefix_share", number(SHARE), since=2),
     "prefix_hit": Parameter("prefix_hit", number(SHARE), since=2),

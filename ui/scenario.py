@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, fields
 
 import numpy as np
@@ -12,7 +13,19 @@ from sizing.layout import Layout
 from sizing.question import Question, Range
 from sizing.token_law import TokenLaw
 from sizing.trace import HOUR_S, MINUTE_S, Trace
-from sizing.workload import METRICS, Arrivals, Lengths, Limit, Metric, Prefix, Routing, Sla, Workload
+from sizing.workload import (
+    METRICS,
+    OF_REQUESTS,
+    Arrivals,
+    Lengths,
+    Limit,
+    Metric,
+    Prefix,
+    Routing,
+    ShareOfRequests,
+    Sla,
+    Workload,
+)
 
 TP = Range(1, 1024, "GPUs")
 OF_SERVER = Range(1, 1024, "GPUs")
@@ -27,6 +40,8 @@ USUAL: dict[Metric, Limit] = {
     "e2e": Limit("e2e", 95, 20.0),
 }
 """The limit that a toggle of the form brings back."""
+USUAL_SHARES: dict[ShareOfRequests, Limit] = {"goodput": Limit.goodput(99), "rejected": Limit.rejected(1)}
+"""The same of limits in per cent of the requests."""
 POISSON = Arrivals()
 
 DAYS: dict[str, tuple[float, ...]] = {
@@ -72,10 +87,12 @@ class Scenario:
 
     Empty `precisions` or `engines`, neither `tps` nor `layouts` = any; empty `gpus` = those that were measured. Lengths
     in tokens, `isl_cv` and `osl_cv` are standard deviation over mean; `isl_law` and `osl_law`, which imply both, are
-    laws other than lognormal. A limit that is None is not asked for. `headroom` is a share. `prefix_share`: of the mean
-    prompt that all requests have in common, found in the KV cache with chance `prefix_hit`. `peak_factor`: the load
-    over its mean, which costs per token are for. `gpus_per_server`: None = as the GPU comes. `fleet_gpus` is asked
-    about by the inverse question; `day` are 24 hourly loads from midnight, the busiest of which stands for the load.
+    laws other than lognormal. A limit that is None is not asked for; one without a percentile counts for `goodput`
+    alone. `queue_limit` and `queue_timeout_s`: None = all requests wait as long as they must. `headroom` is a share.
+    `prefix_share`: of the mean prompt that all requests have in common, found in the KV cache with chance `prefix_hit`.
+    `peak_factor`: the load over its mean, which costs per token are for. `gpus_per_server`: None = as the GPU comes.
+    `fleet_gpus` is asked about by the inverse question; `day` are 24 hourly loads from midnight, the busiest of which
+    stands for the load.
     """
 
     model: str = "Qwen/Qwen3-32B"
@@ -107,6 +124,10 @@ class Scenario:
     day: tuple[float, ...] = DAYS["Office hours"]
     isl_law: TokenLaw | None = None
     osl_law: TokenLaw | None = None
+    goodput: Limit | None = None
+    rejected: Limit | None = None
+    queue_limit: int | None = None
+    queue_timeout_s: float | None = None
 
     def __post_init__(self) -> None:
         for side in ("isl", "osl"):
@@ -131,8 +152,12 @@ class Scenario:
         """The question for the planner. Raises ScenarioError when no limit is set."""
         return Question(
             model=self.model,
-            workload=Workload(self.lengths, self.rate_per_s, self.arrivals, self.prefix),
-            sla=Sla(self.ttft, self.itl, self.e2e, self.gap),
+            workload=Workload(
+                *(self.lengths, self.rate_per_s, self.arrivals, self.prefix),
+                queue_timeout_s=self.queue_timeout_s or math.inf,
+                queue_limit=self.queue_limit or 0,
+            ),
+            sla=Sla(self.ttft, self.itl, self.e2e, self.gap, self.goodput, self.rejected),
             routing=self.routing,
             headroom=self.headroom,
             spare=self.spare,
@@ -154,8 +179,12 @@ class Scenario:
     @property
     def missing(self) -> str:
         """What must still be chosen before there is a question; empty when nothing is."""
-        if all(getattr(self, metric) is None for metric in METRICS):
+        if all(getattr(self, metric) is None for metric in (*METRICS, "rejected")):
             return "Set at least one limit"
+        if self.goodput and all(getattr(self, metric) is None for metric in OF_REQUESTS):
+            return "Set a limit on TTFT, ITL or E2E for goodput to judge by"
+        if self.rejected and not (self.queue_limit or self.queue_timeout_s):
+            return "Set the queue limit or timeout by which requests are rejected, under More"
         if not self.gpus and not self.use_points:
             return "Choose at least one GPU"
         return ""

@@ -10,8 +10,8 @@ from sizing.errors import ScenarioError
 from sizing.layout import Layout
 from sizing.plans import Candidate
 from sizing.token_law import LOGNORMAL, TokenLaw
-from sizing.workload import METRICS, Arrivals, Limit, Metric
-from ui.scenario import USUAL, Scenario
+from sizing.workload import METRICS, SHARES, Arrivals, Limit, Metric, ShareOfRequests
+from ui.scenario import USUAL, USUAL_SHARES, Scenario
 from ui.words import UNIT
 
 state = st.session_state
@@ -19,7 +19,7 @@ state = st.session_state
 
 AS_THEY_ARE = (
     *("model", "rate_per_s", "isl", "isl_cv", "osl", "osl_cv", "spare", "routing", "use_points"),
-    *("peak_factor", "gpus_per_server", "fleet_gpus", "day"),
+    *("peak_factor", "gpus_per_server", "fleet_gpus", "day", "queue_limit", "queue_timeout_s"),
 )
 PERCENT = ("headroom", "prefix_share", "prefix_hit")
 """Shares, which the form shows in percent."""
@@ -44,6 +44,8 @@ def fill(scenario: Scenario) -> None:
     state.price = scenario.price_per_gpu_hour
     for metric in METRICS:
         fill_limit(metric, getattr(scenario, metric))
+    for share in SHARES:
+        fill_share(share, getattr(scenario, share))
 
 
 def fill_law(side: str, law: TokenLaw | None) -> None:
@@ -73,6 +75,20 @@ def fill_limit(metric: Metric, limit: Limit | None) -> None:
     state[f"{metric}_percentile"] = shown.percentile
 
 
+def fill_share(share: ShareOfRequests, limit: Limit | None) -> None:
+    """Write a limit in per cent of the requests into its row; None turns it off."""
+    shown = limit or USUAL_SHARES[share]
+    state[f"{share}_on"] = limit is not None
+    state[f"{share}_percent"] = round(shown.percentile if share == "goodput" else 100 * shown.limit_s, 9)
+
+
+def with_percentiles() -> None:
+    """Without goodput every limit has a percentile: those that counted for goodput alone get the usual one."""
+    for metric in METRICS:
+        if not state.goodput_on and not state[f"{metric}_percentile"]:
+            state[f"{metric}_percentile"] = USUAL[metric].percentile
+
+
 def use_candidate(candidate: Candidate) -> None:
     """Narrow the choice of the form to one configuration."""
     state.gpus, state.precisions = [candidate.gpu], [candidate.precision]
@@ -84,7 +100,10 @@ def use_candidate(candidate: Candidate) -> None:
 def use_limits(limits: Sequence[Limit]) -> None:
     """Write limits into their rows, the other rows kept."""
     for limit in limits:
-        fill_limit(limit.metric, limit)
+        if limit.metric == "goodput" or limit.metric == "rejected":
+            fill_share(limit.metric, limit)
+        else:
+            fill_limit(limit.metric, limit)
 
 
 def allow_any() -> None:
@@ -106,6 +125,8 @@ def read() -> Scenario:
         itl=_read_limit("itl"),
         gap=_read_limit("gap"),
         e2e=_read_limit("e2e"),
+        goodput=Limit.goodput(state.goodput_percent) if state.goodput_on else None,
+        rejected=Limit.rejected(state.rejected_percent) if state.rejected_on else None,
         arrivals=_read_arrivals(),
         price_per_gpu_hour=state.price,
         isl_law=_law_or_none("isl"),

@@ -7,10 +7,10 @@ from typing import TYPE_CHECKING, Literal
 
 import streamlit as st
 
-from sizing.numbers import milliseconds
+from sizing.numbers import percent
 from sizing.plans import Basis, Fleet
 from sizing.text import BASES, LEFT_OUT, capital, counts
-from sizing.workload import Limit, Metric
+from sizing.workload import Limit, Limited
 from ui.scenario import Scenario
 
 if TYPE_CHECKING:
@@ -29,13 +29,15 @@ BASIS_LOOK: dict[Basis, tuple[str, Literal["green", "blue", "orange", "violet"]]
     "extrapolated": (":material/warning:", "orange"),
     "estimated": (":material/calculate:", "violet"),
 }
-UNIT: dict[Metric, tuple[str, float]] = {
+UNIT: dict[Limited, tuple[str, float]] = {
     "ttft": ("ms", 1000),
     "itl": ("ms", 1000),
     "gap": ("ms", 1000),
     "e2e": ("s", 1),
+    "goodput": ("% of the limits", 100),
+    "rejected": ("% of requests", 100),
 }
-"""Unit of a metric on screen, and how many of it make a second."""
+"""Unit of a metric on screen, and how many of it make a second, or all."""
 sentence_case = capital
 
 
@@ -45,14 +47,16 @@ def plain(text: str) -> str:
 
 
 def limit_name(limit: Limit) -> str:
-    """For instance: p95 TTFT."""
-    return limit.name
+    """For instance: p95 TTFT, Rejected."""
+    return sentence_case(limit.name) if limit.metric == "rejected" else limit.name
 
 
 def room(value_s: float, limit: Limit) -> str:
     """How far a predicted value is under or over its limit: "360 ms under 1,000 ms"."""
-    difference = milliseconds(abs(limit.limit_s - value_s))
-    return f"{difference} {'under' if value_s <= limit.limit_s else 'over'} {milliseconds(limit.limit_s)}"
+    side = "under" if value_s <= limit.limit_s else "over"
+    if limit.metric == "goodput":
+        return f"{percent(abs(limit.limit_s - value_s))} {side} the limits"
+    return f"{limit.said(abs(limit.limit_s - value_s))} {side} {limit.allowed}"
 
 
 def gpus_band(fleet: Fleet) -> str:
@@ -77,7 +81,7 @@ def why_none(scenario: Scenario, outcome: Outcome | None) -> tuple[str, str]:
     if nearest is not None and nearest.limit is not None and nearest.nearest_s is not None:
         label = nearest.label
         return outcome.title, (
-            f"Nearest miss: {label} with {limit_name(nearest.limit)} of {milliseconds(nearest.nearest_s)}, "
+            f"Nearest miss: {label} with {limit_name(nearest.limit)} of {nearest.limit.said(nearest.nearest_s)}, "
             f"{room(nearest.nearest_s, nearest.limit)}. Relax that limit, or allow another GPU, TP or precision."
         )
     return outcome.title, sentence_case(outcome.rejected[0].why if outcome.rejected else outcome.reason)

@@ -24,7 +24,7 @@ from sizing.prediction import Prediction
 from sizing.question import Question, replicas_for
 from sizing.queueing import predict, stable_rate_per_s
 from sizing.text import counts
-from sizing.workload import MOST_TOKENS, Lengths, Routing, Workload
+from sizing.workload import MOST_TOKENS, Lengths, Routing, Within, Workload
 
 
 @dataclass(frozen=True, slots=True)
@@ -159,9 +159,12 @@ def speed_curve(question: Question, candidate: Candidate, capacity_per_s: float 
     workload = question.workload
     stable_per_s = stable_rate_per_s(candidate.replica, workload.lengths, workload.prefix)
     setting = question.setting(question.replicas_at(stable_per_s))
-    gaps = question.sla.gap is not None
+    sla = question.sla
     asked = list(
-        _predictions(candidate.replica, setting.workload, setting.routing, setting.replicas, stable_per_s, gaps)
+        _predictions(
+            *(candidate.replica, setting.workload, setting.routing, setting.replicas, stable_per_s),
+            *(sla.gap is not None, sla.within),
+        )
     )
     if capacity_per_s is not None:
         asked.append((capacity_per_s, predict_at(candidate.replica, setting, capacity_per_s)))
@@ -208,14 +211,21 @@ def _between(one: Speed, other: Speed, tokens_per_s_per_user: float) -> Speed:
 
 @lru_cache(maxsize=1024)
 def _predictions(
-    replica: Replica, workload: Workload, routing: Routing, replicas: int, stable_per_s: float, gaps: bool
+    replica: Replica,
+    workload: Workload,
+    routing: Routing,
+    replicas: int,
+    stable_per_s: float,
+    gaps: bool,
+    within: Within,
 ) -> tuple[tuple[float, Prediction], ...]:
-    """Requests/s per replica and the formula's prediction; cached, as no fleet's load or SLA matters."""
+    """Requests/s per replica and the formula's prediction; cached, as no fleet's load matters, and of
+    an SLA no percentile."""
     rates = [float(rate) for rate in stable_per_s * np.array(SHARES)]
 
     def at(rate_per_s: float) -> Prediction:
         busy = Workload(workload.lengths, rate_per_s * replicas, workload.arrivals, workload.prefix)
-        return predict(replica, busy, replicas=replicas, routing=routing, gaps=gaps)
+        return predict(replica, busy, replicas=replicas, routing=routing, gaps=gaps, within=within)
 
     return tuple((rate, at(rate)) for rate in rates)
 

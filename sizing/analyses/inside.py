@@ -19,7 +19,7 @@ from sizing.simulator.result import MOST_SAMPLES
 from sizing.simulator.runs import COUNTING, MOST_REPLICAS
 from sizing.simulator.sampling import sample_requests
 from sizing.simulator.state import Requests
-from sizing.workload import METRICS, Limit, Metric, Routing, Seconds, Sla, Workload, metric_name
+from sizing.workload import METRICS, Limit, Limited, Metric, Routing, Seconds, Sla, Workload, metric_name
 
 MOST_ITERATIONS = 20_000_000
 """Iterations with some of a prompt that a run may need: about a second of one core."""
@@ -254,6 +254,10 @@ def _missed(run: Simulated, limit: Limit) -> str:
     allowed = 1 - limit.percentile / 100
     if share <= allowed + 1e-9:
         return ""
+    if limit.metric == "rejected":
+        return f"{_share(share)} of the requests are rejected or time out; {_share(allowed)} may"
+    if limit.metric == "goodput":
+        return f"{_share(1 - share)} of the requests keep all limits at once; {_share(1 - allowed)} must"
     over = f"exceed the {metric_name(limit.metric)} limit of {milliseconds(limit.limit_s)}"
     lost = " or got no answer" if run.lost else ""
     return f"{_share(share)} of the {_many(limit.metric)} {over}{lost}; {_share(allowed)} may"
@@ -266,6 +270,9 @@ def _kept(run: Simulated, sla: Sla) -> str:
     nobody = "No gap between tokens" if limit.metric == "gap" else "No request"
     beyond = f"{nobody} exceeds" if share == 0 else f"{_share(share)} of the {_many(limit.metric)} exceed"
     allowed = f"{_share(1 - limit.percentile / 100)} may"
+    if limit.metric not in METRICS:
+        held = share if limit.metric == "rejected" else 1 - share
+        return f"The SLA is kept: {limit.name}: {_share(held)}"
     every = "a limit" if len(sla.limits) > 1 and share == 0 else f"the {metric_name(limit.metric)} limit"
     return f"The SLA is kept: {beyond} {every}" + (
         "" if share == 0 else f" of {milliseconds(limit.limit_s)}; {allowed}"
@@ -298,7 +305,7 @@ def _first_token(run: Simulated) -> str:
     )
 
 
-def _many(metric: Metric) -> str:
+def _many(metric: Limited) -> str:
     return "gaps between tokens" if metric == "gap" else "requests"
 
 

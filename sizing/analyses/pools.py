@@ -193,6 +193,11 @@ def pools_of(question: Question, candidates: Sequence[Candidate], method: Method
         raise ScenarioError(
             "disaggregated: give a TTFT limit for the prefill pool and OSL of 2 or more for the decodes"
         )
+    if question.sla.goodput or question.sla.rejected:
+        raise ScenarioError(
+            "disaggregated: pools are sized by TTFT and ITL apart: give limits with percentiles, without --goodput and "
+            "--rejected"
+        )
     if question.sla.gap is not None:
         raise ScenarioError(
             "disaggregated: gaps between tokens are not simulated over two pools: limit ITL in place of --gap"

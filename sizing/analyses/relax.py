@@ -15,7 +15,7 @@ from sizing.edge import IDLE, NEAR, SURE, load_response, predict_at, requests_fo
 from sizing.plans import Candidate
 from sizing.question import Question
 from sizing.simulator import Simulated
-from sizing.workload import PERCENTILES, Limit, Sla
+from sizing.workload import PERCENTILES, Limit
 
 ALMOST_IDLE = IDLE / 100
 """Share of the stable rate below which the planner's search does not look for a load that meets the SLA."""
@@ -124,7 +124,7 @@ def _relaxed(limit: Limit, idle: Sequence[_Idle]) -> Relaxation:
     if best is None:
         return Relaxation(limit)
     smallest = replace(limit, limit_s=rounded_up(best.needs_s(limit)))
-    return Relaxation(limit, smallest, _roomy(smallest, others, best), best.candidate, *by_percentile)
+    return Relaxation(limit, smallest, _roomy(limit, smallest, best), best.candidate, *by_percentile)
 
 
 def _least_needing(limit: Limit, others: Sequence[Limit], idle: Sequence[_Idle]) -> _Idle | None:
@@ -142,6 +142,8 @@ def _kept_percentiles(
     limit: Limit, others: Sequence[Limit], idle: Sequence[_Idle]
 ) -> Iterator[tuple[Limit, Candidate]]:
     """The limit at each lower percentile, highest first, with a candidate that keeps it and all others."""
+    if limit.metric == "rejected":  # its percentile is what it allows
+        return
     for percentile in sorted((each for each in PERCENTILES if each < limit.percentile), reverse=True):
         lower = replace(limit, percentile=percentile)
         for each in sorted(idle, key=lambda each: each.formula_s(lower)):
@@ -152,12 +154,12 @@ def _kept_percentiles(
                 break
 
 
-def _roomy(smallest: Limit, others: Sequence[Limit], idle: _Idle) -> Limit:
+def _roomy(limit: Limit, smallest: Limit, idle: _Idle) -> Limit:
     """The limit at half the load that the replica carries without it: under the other limits, or while stable."""
     replica, setting = idle.candidate.replica, idle.setting
     most_per_s = float(idle.response.rates_per_s[0]) / IDLE
-    if others:
-        apart = Sla(*others)
+    apart = setting.sla.without(limit)
+    if apart is not None:
         most_per_s = load_response(replica, replace(setting, sla=apart)).rate_per_s(0.0)
     if most_per_s == 0:
         return smallest

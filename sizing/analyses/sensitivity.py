@@ -12,7 +12,7 @@ from sizing.errors import ScenarioError
 from sizing.planner import size, smallest_fleet
 from sizing.plans import Candidate, Fleet, Rejection
 from sizing.question import Question, Setting
-from sizing.workload import Limit
+from sizing.workload import METRICS, OF_REQUESTS, Limit, Sla
 
 CHANGES = (-0.25, -0.10, 0.10, 0.25)
 Unit = Literal["tokens", "requests/s", "s", "share"]
@@ -56,13 +56,13 @@ def inputs(question: Question) -> Iterator[tuple[str, Unit, float]]:
     yield "OSL", "tokens", question.workload.lengths.osl
     yield "rate", "requests/s", question.workload.rate_per_s
     for limit in question.sla.limits:
-        yield limit_name(limit), "s", limit.limit_s
+        yield limit_name(limit), "s" if limit.metric in METRICS else "share", limit.limit_s
     yield "headroom", "share", question.headroom
 
 
 def limit_name(limit: Limit) -> str:
-    """For instance: p95 TTFT limit."""
-    return f"{limit.name} limit"
+    """For instance: p95 TTFT limit; of goodput all the limits that it judges by, taken together."""
+    return f"limits of {limit.name}" if limit.metric == "goodput" else f"{limit.name} limit"
 
 
 def effect(question: Question, fleet: Fleet, name: str, change: float, value: float) -> Effect:
@@ -95,7 +95,7 @@ def resized(changed: Question, question: Question, fleet: Fleet) -> tuple[int, f
     The formula's capacity, corrected by the ratio that holds for the question as it was. Where the formula puts even
     an idle replica over a limit that the simulation found met, the excess that it gives at the fleet's own capacity
     counts as met. The formula is not evaluated again where only a limit has changed: latencies at each load are the
-    same.
+    same. It is where a limit has changed by which goodput judges.
     """
     replica = fleet.candidate.replica
     as_it_was = load_response(replica, question.setting(fleet.working))
@@ -103,7 +103,8 @@ def resized(changed: Question, question: Question, fleet: Fleet) -> tuple[int, f
     correction = fleet.capacity_per_s / as_it_was.rate_per_s(kept)
 
     def capacity_per_s(setting: Setting) -> float:
-        same_load = load_response(replica, replace(setting, sla=question.sla)).under(setting.sla)
+        asked = question.sla if question.sla.within == setting.sla.within else setting.sla
+        same_load = load_response(replica, replace(setting, sla=asked)).under(setting.sla)
         rate_per_s = same_load.rate_per_s(kept)
         if rate_per_s == 0:
             limit = same_load.idle.binding(setting.sla)
@@ -111,6 +112,41 @@ def resized(changed: Question, question: Question, fleet: Fleet) -> tuple[int, f
         return rate_per_s * correction
 
     return smallest_fleet(changed, capacity_per_s, fleet.working)
+
+
+# --- What the last per cent of the requests costs: GPUs at rising goodput
+
+GOODPUTS = (90.0, 95.0, 99.0, 99.9)
+
+
+@dataclass(frozen=True, slots=True)
+class GoodputPrice:
+    """The fleet of one configuration whose requests keep all limits at once for `percent` per cent of them; None where
+    no number of replicas does."""
+
+    percent: float
+    fleet: Fleet | None
+
+
+def goodput_prices(
+    question: Question, candidate: Candidate, percents: Sequence[float] = GOODPUTS
+) -> tuple[GoodputPrice, ...]:
+    """A row for each goodput, by simulation; and for the one that the question asks for, if it does.
+
+    The limits on TTFT, ITL and E2E are judged all at once, whatever their own percentiles; other limits stay. Raises
+    ScenarioError where there are none.
+    """
+    sla = question.sla
+    asked = sorted({*percents, *([sla.goodput.percentile] if sla.goodput else [])})
+    judged = [replace(limit, percentile=0) for limit in sla.given if limit.metric in OF_REQUESTS]
+    others = [limit for limit in sla.limits if limit.metric in ("gap", "rejected")]
+
+    def price(percent: float) -> GoodputPrice:
+        wanted = replace(question, sla=Sla(*judged, *others, Limit.goodput(percent)))
+        found = size(wanted, candidate, BY_SIMULATION)
+        return GoodputPrice(percent, found if isinstance(found, Fleet) else None)
+
+    return tuple(map(price, asked))
 
 
 # --- The batch limit and the chunk size that need the fewest GPUs: powers of two, by formula, then by simulation

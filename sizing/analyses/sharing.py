@@ -164,7 +164,7 @@ def shared_fleet(shares: Sequence[Share], candidate: Candidate, terms: Terms) ->
     if working is None:
         why = f"the workloads disturb each other: not even {MOST * start} replicas keep every SLA"
         return Rejection.of(candidate, "sla", why)
-    predictions = [run.prediction() for run in runs(working, 1.0)]
+    predictions = [run.prediction(share.sla.within) for run, share in zip(runs(working, 1.0), shares, strict=True)]
     pairs = list(zip(shares, predictions, strict=True))
     unsteady = next((share.name for share, predicted in pairs if not predicted.meets(share.sla)), None)
     if unsteady is not None:
@@ -234,7 +234,8 @@ STRICT = ConfigDict(extra="forbid", frozen=True)
 
 
 STREAM = (
-    "isl osl rate isl_cv osl_cv isl_law osl_law correlation arrivals prefix_tokens prefix_hit ttft itl gap e2e".split()
+    "isl osl rate isl_cv osl_cv isl_law osl_law correlation arrivals prefix_tokens prefix_hit ttft itl gap e2e goodput "
+    "rejected queue_timeout".split()
 )
 StreamFile = create_model(
     "StreamFile",

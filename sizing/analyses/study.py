@@ -61,7 +61,10 @@ MOST = 200_000
 """Most scenarios of a study: this many take seconds and 350 MB to read, and days to answer."""
 
 
-ASKED = "isl osl isl_cv osl_cv rate arrivals routing ttft itl gap e2e headroom spare isl_law osl_law".split()
+ASKED = (
+    "isl osl isl_cv osl_cv rate arrivals routing ttft itl gap e2e headroom spare isl_law osl_law "
+    "goodput rejected queue_limit queue_timeout"
+).split()
 KEYS: dict[str, Any] = {
     "model": (str, ...),
     "gpu": (str, ""),

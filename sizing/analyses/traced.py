@@ -21,7 +21,7 @@ from sizing.planner import cheapest, cost, survey
 from sizing.plans import Candidate, Fleet, NoFeasiblePlan, Plan, Rejection
 from sizing.question import PEAK_FACTOR, Question, check_priced
 from sizing.queueing import stable_rate_per_s
-from sizing.simulator.recorded import Replayed, limits_on_requests, replay
+from sizing.simulator.recorded import Replayed, judged, limits_on_requests, replay
 from sizing.simulator.scheduler import Counts
 from sizing.token_law import TokenLaw
 from sizing.trace import DAY_S, HOUR_S, Trace, hours
@@ -366,9 +366,8 @@ def sampling(runs: Runs, working: int) -> Sampling | None:
 
     def passing(replicas: int) -> float:
         """Share of the resampled traces that a fleet serves."""
-        tallies = [part.tally for part in runs.at(replicas).parts]
-        both = [np.hstack([getattr(tally, name) for tally in tallies]) for name in ("beyond", "counted")]
-        beyond, counted = (summed(of, block, blocks) for of in both)
+        each = [judged(part.tally, part.sla) for part in runs.at(replicas).parts]
+        beyond, counted = (summed(np.hstack(of), block, blocks) for of in zip(*each, strict=True))
         return float(np.mean(np.all(drawn @ beyond <= drawn @ counted * allowed + 1e-9, axis=1)))
 
     low, high = (smallest(partial(_at_least, passing, share), working) for share in BAND)

@@ -16,7 +16,7 @@ from sizing.plans import Candidate, Fleet, Plan
 from sizing.points import TELLING, Point
 from sizing.question import Question, Setting
 from sizing.simulator import Simulated
-from sizing.workload import METRICS, Arrivals, Limit
+from sizing.workload import LIMITED, METRICS, OF_REQUESTS, Arrivals, Limit
 
 PERCENTILES = (50, 95)
 """What is compared of TTFT, ITL and E2E, beside what the SLA limits."""
@@ -137,6 +137,8 @@ def compared(
         for band in bands
         for name in [f"{band.of.metric}_p{band.of.percentile}"]
     )
+    if not any(figure.limited for figure in figures):
+        because = because or "the SLA asks for a share of all requests, and a level holds percentiles"
     few = [figure.of.name for figure in figures if figure.limited and figure.measured_s is None]
     if few and not because:
         because = f"{point.requests or 'its'} requests are too few for {' and '.join(few)}: measure longer"
@@ -170,13 +172,14 @@ def _bands(candidate: Candidate, question: Question, rate_per_s: float, requests
 
 
 def _wanted(question: Question) -> list[Limit]:
-    """What is compared, by metric and percentile: the SLA's limits, and the usual percentiles under no limit."""
-    limits = {(limit.metric, limit.percentile): limit for limit in question.sla.limits}
+    """What is compared, by metric and percentile: the SLA's limits on latencies, and the usual percentiles under no
+    limit."""
+    limits = {(limit.metric, limit.percentile): limit for limit in question.sla.limits if limit.metric in METRICS}
     single = question.workload.lengths.osl < 2
     for metric in ("ttft", "e2e") if single else ("ttft", "itl", "e2e"):
         for percentile in PERCENTILES:
             limits.setdefault((metric, percentile), Limit(metric, percentile, UNLIMITED_S))
-    return sorted(limits.values(), key=lambda each: (METRICS.index(each.metric), each.percentile))
+    return sorted(limits.values(), key=lambda each: (LIMITED.index(each.metric), each.percentile))
 
 
 def void_because(point: Point) -> str:
@@ -191,7 +194,7 @@ def _luck(run: Simulated, wanted: Limit, requests: int | None) -> float:
     """Standard error of the log of a percentile from one measurement of so many requests to the next: the scatter over
     parts of the simulated run, whose requests share their queue as measured ones do; and the instrument's."""
     instrument = INSTRUMENT.get(wanted.metric, ITL_SIGMA)
-    if wanted.metric == "gap" or not requests:  # a run counts gaps and does not list them
+    if wanted.metric not in OF_REQUESTS or not requests:  # a run counts gaps and does not list them
         return instrument
     seconds = run.of(wanted.metric)
     seconds = seconds[np.isfinite(seconds)]

@@ -20,8 +20,8 @@ from sizing.fitting import STARTS, Protocol
 from sizing.layout import Layout
 from sizing.plans import Candidate
 from sizing.points import Point, read_points
-from sizing.question import FIELDS, with_laws
-from sizing.workload import METRICS
+from sizing.question import ADMISSION, FIELDS, with_laws
+from sizing.workload import LIMITED
 
 MOST_GPUS = 10_000_000
 """GPUs of one type owned or available: more is almost certainly a typo."""
@@ -151,7 +151,7 @@ time_limit = click.option(
 )
 as_json = click.option("--json", "json_", is_flag=True, help="Print JSON for programs.")
 workload_options = options(length_options(required=True), field_option("rate"))
-sla_options = field_options(*METRICS)
+sla_options = field_options(*LIMITED, *ADMISSION)
 margin_options = field_options("headroom", "spare")
 
 

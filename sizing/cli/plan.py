@@ -16,7 +16,7 @@ from sizing.analyses.curves import load_curve
 from sizing.analyses.daily import daily_rates, gpus_by_hour
 from sizing.analyses.mixed import Mix, Supply, cheapest_mix
 from sizing.analyses.pools import pools_of
-from sizing.analyses.sensitivity import sensitivities, tune
+from sizing.analyses.sensitivity import goodput_prices, sensitivities, tune
 from sizing.analyses.verification import verification
 from sizing.cli.options import (
     as_json,
@@ -121,6 +121,7 @@ LOAD_NEEDED = ("isl", "osl")
     click.option("--available", help="With --mix: the number available of a GPU, h200_sxm=16."),
     click.option("--disaggregated", is_flag=True, help="Also: prefill and decode in pools of their own, best layouts."),
     click.option("--tune", "tuned", is_flag=True, help="Search the best batch limit and chunk size for the answer."),
+    click.option("--goodput-price", is_flag=True, help="Also: GPUs at 90, 95, 99 and 99.9 % goodput, limits at once."),
     click.option("--workload", "workloads", multiple=True, help="NAME:isl=..,osl=..,rate=..,ttft=..; several times."),
     time_limit,
     as_json,
@@ -185,7 +186,7 @@ def planned(given: Mapping[str, Any]) -> Question:
 
 
 OF_TRACES = ("isl", "osl", "isl_cv", "osl_cv", "isl_law", "osl_law", "correlation", "arrivals", "rate", "peak_factor")
-NOT_REPLAYED = ("daily", "mix", "tuned", "disaggregated")
+NOT_REPLAYED = ("daily", "mix", "tuned", "disaggregated", "goodput_price")
 
 
 def planned_trace(context: click.Context, given: Mapping[str, Any]) -> tuple[Question, Reading]:
@@ -226,11 +227,12 @@ def replays(
 
 def report_json(plan: Plan, more: Extras, points: Sequence[Point]) -> dict[str, Any]:
     """The plan as `python -m sizing report` reads it."""
-    from sizing.report.build import Cover, report_of  # only --json writes it
+    from sizing.report.build import Cover, report_of, with_goodput  # only --json writes it
     from sizing.report.model import as_dict
 
     curve = load_curve(plan.question, plan.answer)
-    return as_dict(report_of(plan, curve, more.sensitivity, Cover(now()), points, more.daily, more.trace))
+    found = report_of(plan, curve, more.sensitivity, Cover(now()), points, more.daily, more.trace)
+    return as_dict(with_goodput(found, more.goodput_prices))
 
 
 def refusal_json(error: NoFeasiblePlan, question: Question, found: Sequence[Candidate]) -> dict[str, Any]:
@@ -262,6 +264,7 @@ def extras(
         mixed(plan, **counts) if given["mix"] else None,
         verification(plan),
         pools_of(question, found) if given["disaggregated"] else None,
+        goodput_prices=goodput_prices(question, fleet.candidate) if given["goodput_price"] else (),
     )
 
 

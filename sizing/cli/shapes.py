@@ -13,7 +13,7 @@ from sizing.analyses.daily import Daily
 from sizing.analyses.existing import Existing
 from sizing.analyses.mixed import Mix
 from sizing.analyses.pools import Pools
-from sizing.analyses.sensitivity import Sensitivity, Tuned
+from sizing.analyses.sensitivity import GoodputPrice, Sensitivity, Tuned
 from sizing.analyses.sharing import SharedFleet, Terms
 from sizing.analyses.verification import Verification
 from sizing.engine import COEFFICIENTS
@@ -22,7 +22,7 @@ from sizing.plans import Cost, Fleet, Rejection, cost_at
 from sizing.points import Point
 from sizing.prediction import Prediction
 from sizing.question import Question
-from sizing.text import cautions, fleet_json, rejection_json, verification_json
+from sizing.text import cautions, fleet_json, of_all_json, rejection_json, verification_json
 from sizing.trace import dispersion
 
 if TYPE_CHECKING:
@@ -142,6 +142,7 @@ def existing_json(fleet: Existing) -> dict[str, Any]:
         "requests_per_s_per_gpu": fleet.requests_per_s_per_gpu,
         "utilization": fleet.predicted.utilization,
         "predicted": fleet.predicted.as_dict(),
+        **of_all_json(fleet.predicted),
         "binding": fleet.binding,
         "basis": fleet.basis,
         "source": candidate.source,
@@ -207,11 +208,12 @@ class Extras:
     verification: Verification | None = None
     pools: Pools | Rejection | None = None
     trace: TracePlan | None = None
+    goodput_prices: tuple[GoodputPrice, ...] = ()
 
 
 def extras_json(extras: Extras, question: Question) -> dict[str, Any]:
-    """The keys that join those of the plan: verification, which may be null, and sensitivity, daily, tuned, mix and
-    disaggregated, as far as they were asked for."""
+    """The keys that join those of the plan: verification, which may be null, and sensitivity, daily, tuned, mix,
+    disaggregated, trace and goodput_price, as far as they were asked for."""
     return {
         "verification": verification_json(extras.verification),
         **({"sensitivity": [asdict(row) for row in extras.sensitivity]} if extras.sensitivity else {}),
@@ -220,6 +222,18 @@ def extras_json(extras: Extras, question: Question) -> dict[str, Any]:
         **({"mix": mix_json(extras.mix)} if extras.mix else {}),
         **({"disaggregated": pools_json(extras.pools, question)} if extras.pools else {}),
         **({"trace": trace_json(extras.trace)} if extras.trace else {}),
+        **({"goodput_price": [*map(goodput_price_json, extras.goodput_prices)]} if extras.goodput_prices else {}),
+    }
+
+
+def goodput_price_json(price: GoodputPrice) -> dict[str, Any]:
+    """What one goodput takes; nulls where no number of replicas keeps it."""
+    fleet = price.fleet
+    return {
+        "goodput": round(price.percent / 100, 6),
+        "gpus": fleet and fleet.gpus,
+        "replicas": fleet and fleet.replicas,
+        "requests_per_s_per_gpu": fleet and fleet.requests_per_s_per_gpu,
     }
 
 

@@ -16,7 +16,7 @@ from sizing.analyses.closed_loop import ClosedLoop
 from sizing.analyses.daily import Daily
 from sizing.analyses.existing import Existing
 from sizing.analyses.pools import Pools
-from sizing.analyses.sensitivity import Sensitivity, Unit
+from sizing.analyses.sensitivity import GoodputPrice, Sensitivity, Unit
 from sizing.analyses.sharing import SharedFleet, Terms
 from sizing.analyses.verification import Verification
 from sizing.cli.shapes import Extras, shared_cost
@@ -25,7 +25,7 @@ from sizing.numbers import gpus, milliseconds, percent, significant
 from sizing.plans import Fleet, Plan, Rejection
 from sizing.prediction import Caution, Prediction
 from sizing.question import Question
-from sizing.workload import METRICS, metric_name
+from sizing.workload import METRICS, metric_name, of_requests
 
 if TYPE_CHECKING:
     from sizing.analyses.traced import TracePlan
@@ -52,6 +52,8 @@ def print_plan(plan: Plan, extras: Extras = NOTHING_MORE) -> None:
     per_gpu = significant(fleet.requests_per_s_per_gpu)
     say(f"{per_gpu} requests/s per GPU. {text.band(fleet)}. {text.why_wide(fleet)}".rstrip())
     say(f"Basis: {fleet.basis}, {escape(fleet.candidate.source)}; verified by {fleet.predicted.method}.")
+    for note in text.on_all_requests(plan.question):
+        say(f"{note}.")
     if extras.verification:
         print_verification(extras.verification)
     if means := text.sizing_by_means(plan):
@@ -78,6 +80,8 @@ def print_plan(plan: Plan, extras: Extras = NOTHING_MORE) -> None:
     print_cautions(fleet.warnings)
     if extras.sensitivity:
         out.print(sensitivity_table(extras.sensitivity, fleet))
+    if extras.goodput_prices:
+        out.print(goodput_table(extras.goodput_prices))
     if extras.daily:
         out.print(daily_table(extras.daily))
     if len(plan.fleets) > 1:
@@ -100,7 +104,7 @@ def sla_table(question: Question, fleet: Fleet, where: str) -> Table:
     for limit in question.sla.limits:
         value = fleet.predicted.value_s(limit)
         room = percent(1 - value / limit.limit_s)
-        table.add_row(limit.name, milliseconds(limit.limit_s), milliseconds(value), room)
+        table.add_row(limit.name, limit.allowed, fleet.predicted.said(limit), room)
     return table
 
 
@@ -168,6 +172,20 @@ def sensitivity_table(rows: Sequence[Sensitivity], fleet: Fleet) -> Table:
     return table
 
 
+def goodput_table(prices: Sequence[GoodputPrice]) -> Table:
+    """GPUs at rising goodput."""
+    table = Table("goodput", "GPUs", "replicas", "requests/s per GPU", title=text.GOODPUT_PRICE, title_justify="left")
+    for price in prices:
+        name, fleet = of_requests(price.percent / 100), price.fleet
+        if fleet is None:
+            table.add_row(name, "SLA fails", "", "")
+        else:
+            each = significant(fleet.requests_per_s_per_gpu)
+            table.add_row(name, str(fleet.gpus), f"{fleet.working} + {fleet.spare}", each)
+    table.caption, table.caption_justify = text.GOODPUT_JUDGED, "left"
+    return table
+
+
 def quantity(value: float, unit: Unit) -> str:
     """A value with its unit, for people."""
     if unit == "s":
@@ -202,10 +220,10 @@ def classes_table(found: TracePlan) -> Table:
 
 def hours_table(found: TracePlan) -> Table:
     """The hours of a replayed trace in which most requests miss a limit, worst first."""
-    from sizing.simulator.recorded import limits_on_requests  # a plan without a trace does without
+    from sizing.simulator.recorded import limits_on_latencies  # a plan without a trace does without
 
     seen, answer = found.replayed, found.plan.answer
-    limits = limits_on_requests(seen.sla)
+    limits = limits_on_latencies(seen.sla)
     title = f"The worst of {len(seen.hours)} hours, replayed on {answer.working} working replicas"
     columns = ("hour", "requests", "inside the SLA", *(limit.name for limit in limits), "GPUs at its rate")
     table = Table(*columns, title=title, title_justify="left")
@@ -214,7 +232,7 @@ def hours_table(found: TracePlan) -> Table:
             found.trace.clock(seen.hours[number].from_s),
             f"{seen.tally.gone[number]:,}",
             percent(seen.goodput(number), 1),
-            *(milliseconds(seen.quantiles(limit.metric, number).at(limit.percentile)) for limit in limits),
+            *(milliseconds(seen.value_s(limit, number)) for limit in limits),
             str((found.needed[number] + answer.spare) * answer.candidate.gpus),
         )
     return table
@@ -274,7 +292,7 @@ def print_shared(fleet: SharedFleet, terms: Terms, rejected: Sequence[Rejection]
             value = served.predicted.value_s(limit)
             table.add_row(
                 *(escape(served.share.name), significant(served.share.workload.rate_per_s)),
-                *(limit.name, milliseconds(limit.limit_s), milliseconds(value)),
+                *(limit.name, limit.allowed, served.predicted.said(limit)),
                 percent(1 - value / limit.limit_s),
             )
     out.print(table)

@@ -29,7 +29,7 @@ from sizing.cli.options import (
 from sizing.cli.shapes import pools_json
 from sizing.cli.tables import console, print_cautions, print_pools
 from sizing.errors import ScenarioError
-from sizing.numbers import milliseconds, percent, significant
+from sizing.numbers import percent, significant
 from sizing.plans import Candidate, Fleet, NoFeasiblePlan, Rejection
 from sizing.question import Question
 from sizing.text import binding
@@ -94,7 +94,7 @@ def table_of(found: Comparison) -> Table:
     said("90 % band of the GPUs", lambda fleet: f"{fleet.gpus_low} to {fleet.gpus_high or 'no limit'}")
     counted("requests/s per GPU", lambda fleet: fleet.requests_per_s_per_gpu, significant)
     for limit in found.question.sla.limits:
-        counted(str(limit), lambda fleet, limit=limit: fleet.predicted.value_s(limit), milliseconds)  # type: ignore[misc]
+        counted(str(limit), lambda fleet, limit=limit: fleet.predicted.value_s(limit), limit.said)  # type: ignore[misc]
     said("basis", lambda fleet: fleet.basis)
     return table
 

@@ -23,7 +23,7 @@ from sizing.budget import checkpoint
 from sizing.engine import Replica, Roughness
 from sizing.errors import ScenarioError
 from sizing.numbers import Floats
-from sizing.prediction import NOT_COUNTED, Caution, Prediction, Quantiles, saturated
+from sizing.prediction import NOT_COUNTED, Caution, Joint, Prediction, Quantiles, saturated, used_up
 from sizing.queueing.demand import NO_PREFIX, Demand, Requests, any_engine, demand_of, requests_at, slots
 from sizing.queueing.iteration_chain import (
     SINGLE,
@@ -40,7 +40,7 @@ from sizing.queueing.slow_chain import Fluctuation, Places, batch_grid, flow_equ
 from sizing.queueing.static_queue import largest_batch, predict_static, static_stable_rate_per_s
 from sizing.queueing.stream import ArrivalStream, stream_of
 from sizing.queueing.token_gaps import gap_quantiles
-from sizing.workload import METRICS, ROUTINGS, Lengths, Prefix, Routing, Workload
+from sizing.workload import METRICS, ROUTINGS, Lengths, Prefix, Routing, Within, Workload
 
 WIDE = 1.25
 """Coefficient of variation of prompts above which the prediction warns."""
@@ -56,10 +56,12 @@ def predict(
     routing: Routing = "random",
     seed: int = 0,
     gaps: bool = False,
+    within: Within = (),
 ) -> Prediction:
     """Mean and percentiles of TTFT, ITL and E2E when `workload` is spread over `replicas` equal replicas.
 
-    `gaps`: of the gaps between single tokens too, see `sizing.queueing.token_gaps`.
+    `gaps`: of the gaps between single tokens too, see `sizing.queueing.token_gaps`. `within`: limits that requests are
+    to keep all at once; every point is one request with all its latencies, so that goodput counts them.
 
     Error against the simulator (validation/speed/queueing.py), median / 90th centile of the absolute error in
     %. Cases: prefill_first, chunked with budgets 8192 and 2048, whole_prompt; mixes 128/128, 1000/1000, 2000/256,
@@ -132,9 +134,9 @@ def predict(
         if scene.state.waiting > WAITING:
             places = "slots" if scene.state.slots == replica.batching.max_batch_size else "KV cache"
             warnings += (Caution("crowded", {"waiting": float(scene.state.waiting), "places": places}),)
-    return Prediction(
-        Quantiles.of(ttft), Quantiles.of(itl), Quantiles.of(e2e), False, rate / stable, "analytic", warnings, gap
-    )
+    joint = Joint.of(within, used_up(within, {"ttft": ttft, "itl": itl, "e2e": e2e}.__getitem__)) if within else None
+    of_each = (Quantiles.of(ttft), Quantiles.of(itl), Quantiles.of(e2e))
+    return Prediction(*of_each, False, rate / stable, "analytic", warnings, gap, joint)
 
 
 def _warnings(replica: Replica, workload: Workload, replicas: int, routing: Routing) -> tuple[Caution, ...]:
@@ -156,7 +158,7 @@ def _not_modelled(replica: Replica, workload: Workload) -> tuple[str, ...]:
     """Settings of the question that the formulas ignore."""
     rule, static = replica.batching, replica.batching.policy == "static"
     parts = {
-        "max_waiting": rule.max_waiting > 0,
+        "max_waiting": rule.max_waiting > 0 or workload.queue_limit > 0,
         "queue_timeout": math.isfinite(workload.queue_timeout_s),
         "cancel": math.isfinite(workload.cancel_s),
         "roughness": replica.rough != Roughness(),

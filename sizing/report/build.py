@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
 
@@ -12,7 +12,7 @@ from sizing import text as answer
 from sizing.analyses.curves import LoadCurve
 from sizing.analyses.daily import Daily
 from sizing.analyses.relax import Relaxation, Together
-from sizing.analyses.sensitivity import Sensitivity
+from sizing.analyses.sensitivity import GoodputPrice, Sensitivity
 from sizing.analyses.traced import TracePlan
 from sizing.analyses.verification import verification
 from sizing.catalog import CATALOG
@@ -45,9 +45,9 @@ from sizing.report.model import (
     number,
 )
 from sizing.report.sections import inputs
-from sizing.simulator.recorded import limits_on_requests
+from sizing.simulator.recorded import limits_on_latencies
 from sizing.text import BATCHING, EXCLUDES, accuracy, assumptions, day_sentence, day_working, includes
-from sizing.workload import METRICS, Limit, Metric
+from sizing.workload import METRICS, OF_REQUESTS, Limit, Metric
 
 # --- From the planner's values to what stands beside count and latencies: sensitivities, cost, ways out, the day
 
@@ -96,9 +96,9 @@ def way_out(way: Relaxation) -> WayOut:
     return WayOut(
         metric=limit.metric,
         percentile=limit.percentile,
-        limit=number(limit.limit_s, "s", "given"),
-        smallest=number(value_s(way.smallest), "s", basis),
-        roomy=number(value_s(way.roomy), "s", basis),
+        limit=number(limit.limit_s, unit_of(limit), "given"),
+        smallest=number(value_s(way.smallest), unit_of(limit), basis),
+        roomy=number(value_s(way.roomy), unit_of(limit), basis),
         configuration=candidate.label if candidate else "",
         kept_at=lower.percentile if lower else None,
         kept_by=way.percentile_candidate.label if way.percentile_candidate else "",
@@ -115,8 +115,8 @@ def loosened(asked: Iterable[Limit], alone: Iterable[Relaxation], found: Togethe
         Loosened(
             limit.metric,
             limit.percentile,
-            number(limit.limit_s, "s", "given"),
-            number(needed[limit.metric, limit.percentile], "s", basis),
+            number(limit.limit_s, unit_of(limit), "given"),
+            number(needed[limit.metric, limit.percentile], unit_of(limit), basis),
             label,
         )
         for limit in asked
@@ -152,14 +152,14 @@ def traffic_of(found: TracePlan) -> Traffic:
     """What was replayed on the answer's fleet, hour by hour."""
     fleet, seen = found.plan.answer, found.replayed
     basis = fleet.basis
-    limits = limits_on_requests(seen.sla)
-    rows = [row for row in limit_rows(found.plan.question, fleet) if row.metric != "gap"]
+    limits = limits_on_latencies(seen.sla)
+    rows = [row for row in limit_rows(found.plan.question, fleet) if row.metric in OF_REQUESTS]
     hours = tuple(
         TrafficHour(
             clock=found.trace.clock(hour.from_s),
             requests=number(float(seen.tally.gone[place]), "requests", "given"),
             inside=number(seen.goodput(place), "share", basis),
-            seconds=tuple(number(seen.quantiles(of.metric, place).at(of.percentile), "s", basis) for of in limits),
+            seconds=tuple(number(seen.value_s(of, place), "s", basis) for of in limits),
             gpus=number((found.needed[place] + fleet.spare) * fleet.candidate.gpus, "GPUs", basis),
         )
         for place, hour in enumerate(seen.hours[:MOST_ROWS])
@@ -343,6 +343,23 @@ def report_of(
     )
 
 
+def with_goodput(report: Report, prices: Sequence[GoodputPrice]) -> Report:
+    """The report with a section on what the last per cent of the requests costs."""
+    return replace(report, goodput=tuple(map(goodput_row, prices)))
+
+
+def goodput_row(price: GoodputPrice) -> model.GoodputRow:
+    """What one goodput takes."""
+    fleet = price.fleet
+    basis: FigureBasis = fleet.basis if fleet else "estimated"
+    return model.GoodputRow(
+        number(round(price.percent / 100, 6), "share", "given"),
+        number(fleet.gpus if fleet else None, "GPUs", basis),
+        number(fleet.replicas if fleet else None, "replicas", basis),
+        number(fleet.requests_per_s_per_gpu if fleet else None, "requests/s per GPU", basis),
+    )
+
+
 def refusal_of(
     question: Question | None,
     title: str,
@@ -389,6 +406,7 @@ def remarks(plan: Plan, traced: TracePlan | None) -> tuple[str, ...]:
         answer.band(fleet),
         answer.why_wide(fleet),
         answer.sensitivity(plan),
+        *answer.on_all_requests(plan.question),
         answer.peak(plan.question),
         answer.cost_line(plan),
         answer.sizing_by_means(plan),
@@ -402,16 +420,21 @@ def limit_rows(question: Question, fleet: Fleet) -> tuple[model.LimitRow, ...]:
     return tuple(limit_row(fleet, limit, *band(limit)) for limit in question.sla.limits)
 
 
+def unit_of(limit: Limit) -> Unit:
+    """Of what is limited: a time, or a share of the requests or of their limits."""
+    return "s" if limit.metric in METRICS else "share"
+
+
 def limit_row(fleet: Fleet, limit: Limit, low: float, high: float) -> model.LimitRow:
     """One limit, with the ends of the band as factors of what is predicted."""
     value_s = fleet.predicted.value_s(limit)
     return model.LimitRow(
         metric=limit.metric,
         percentile=limit.percentile,
-        limit=number(limit.limit_s, "s", "given"),
-        predicted=number(value_s, "s", fleet.basis),
-        low=number(value_s * low, "s", fleet.basis),
-        high=number(value_s * high, "s", fleet.basis),
+        limit=number(limit.limit_s, unit_of(limit), "given"),
+        predicted=number(value_s, unit_of(limit), fleet.basis),
+        low=number(value_s * low, unit_of(limit), fleet.basis),
+        high=number(value_s * high, unit_of(limit), fleet.basis),
         room=number(1 - value_s / limit.limit_s, "share", fleet.basis),
         kept=value_s <= limit.limit_s,
     )
@@ -426,9 +449,10 @@ def load_curves(question: Question, fleet: Fleet, curve: LoadCurve) -> model.Loa
             limit.percentile,
             limit.limit_s,
             number(fleet.predicted.value_s(limit), "s", basis).value,
-            Series("s", basis, tuple(number(each.value_s(limit), "s", basis).value for each in curve.predictions)),
+            Series(unit, basis, tuple(number(each.value_s(limit), unit, basis).value for each in curve.predictions)),
         )
-        for limit in question.sla.limits
+        for limit in question.sla.latencies
+        for unit in [unit_of(limit)]
     )
     load = Series("requests/s per replica", "given", curve.rates_per_s)
     return model.LoadCurves(load, curve.planned_per_s, curve.capacity_per_s, question.headroom, tuple(curves))

@@ -19,9 +19,10 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from sizing.analyses.daily import HOURS
-from sizing.numbers import milliseconds, significant
+from sizing.numbers import significant
 from sizing.report.model import Configuration, Day, LimitCurve, LoadCurves, Report, Traffic
 from sizing.report.tables import gpus_band, line, number_of, text_of
+from sizing.workload import SHARES, Limit
 
 matplotlib.rcParams.update(
     {
@@ -141,13 +142,16 @@ def latency_chart(curves: LoadCurves) -> Drawing:
 
 def in_words(curve: LimitCurve) -> str:
     """A curve at the planned load, against its limit."""
-    planned = milliseconds(curve.planned_s) if curve.planned_s is not None else "not known"
-    return f"{curve.name} at the planned load is {planned}, the limit {milliseconds(curve.limit_s)}"
+    limit = Limit(curve.metric, curve.percentile, curve.limit_s)
+    planned = limit.said(curve.planned_s) if curve.planned_s is not None else "not known"
+    return f"{curve.name} at the planned load is {planned}, the limit {limit.said(limit.limit_s)}"
 
 
 def latency_panel(panel: Axes, curves: LoadCurves, curve: LimitCurve, first: bool) -> None:
     """One latency against load."""
     scale, unit = (1000.0, "ms") if curve.limit_s < 10 else (1.0, "s")
+    if curve.metric in SHARES:
+        scale, unit = 100.0, "% of the limits"
     known = [
         (load, value * scale)
         for load, value in zip(curves.load.values, curve.latency.values, strict=True)

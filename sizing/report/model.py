@@ -19,7 +19,7 @@ from sizing.analyses.daily import HOURS
 from sizing.errors import SizingError, first_fault, quoted
 from sizing.layout import Layout
 from sizing.plans import Basis
-from sizing.workload import Metric, metric_name
+from sizing.workload import Limited, Metric, limited_name
 from sizing.yaml_file import json_object
 
 MOST_TEXT = 100_000
@@ -64,7 +64,7 @@ Text = Annotated[str, BeforeValidator(encodable), Field(max_length=MOST_TEXT)]
 Rows = Annotated[tuple[T, ...], Field(max_length=MOST_ROWS)]
 Count = Annotated[int, Field(ge=0, le=10**9)]
 Size = Annotated[int, Field(ge=1, le=10**6)]
-Percentile = Annotated[int, Field(ge=1, le=99)]
+Percentile = Annotated[int | float, Field(ge=1, lt=100)]
 STRICT = ConfigDict(extra="forbid", allow_inf_nan=False)
 
 
@@ -122,16 +122,27 @@ class CostRow:
 
 
 @dataclass(frozen=True, slots=True, config=STRICT)
+class GoodputRow:
+    """What the answer's configuration takes, spares included, where the share `goodput` of all requests is to keep the
+    limits at once; without numbers where none do."""
+
+    goodput: Quantity
+    gpus: Quantity
+    replicas: Quantity
+    requests_per_s_per_gpu: Quantity
+
+
+@dataclass(frozen=True, slots=True, config=STRICT)
 class OfLimit:
     """What is said of one limit of the SLA."""
 
-    metric: Metric
+    metric: Limited
     percentile: Percentile
 
     @property
     def name(self) -> str:
         """For instance: p95 TTFT."""
-        return f"p{self.percentile} {metric_name(self.metric)}"
+        return limited_name(self.metric, self.percentile)
 
 
 @dataclass(frozen=True, slots=True, config=STRICT)
@@ -407,7 +418,7 @@ class Report:
     `remarks`: what binds, the band, higher loads, sizing by means; `warnings`: what to know before buying.
     `ways_out`: the relaxation each limit needs alone if there is no answer; `together`: all limits that must be relaxed
     where none alone will do. `day`: the answer's GPUs hour by hour, None where no day was asked about. `traffic`: what
-    was replayed, None where the load was not recorded.
+    was replayed, None where the load was not recorded. `goodput`: what each costs, where that was asked.
     """
 
     title: Text
@@ -439,6 +450,7 @@ class Report:
     together: Rows[Loosened] = ()
     day: Day | None = None
     traffic: Traffic | None = None
+    goodput: Rows[GoodputRow] = ()
 
     def __post_init__(self) -> None:
         if len({tuple(effect.change for effect in row.effects) for row in self.sensitivity}) > 1:
@@ -490,8 +502,9 @@ _INPUTS = TypeAdapter(tuple[InputRow, ...])
 
 
 def as_dict(report: Report) -> dict[str, Any]:
-    """The report as plain values, its schema first."""
-    return {"schema": SCHEMA, **_REPORT.dump_python(report, mode="json")}
+    """The report as plain values, its schema first. The price of goodput stands in it only where it was asked."""
+    written = _REPORT.dump_python(report, mode="json")
+    return {"schema": SCHEMA, **{key: value for key, value in written.items() if key != "goodput" or value}}
 
 
 def as_json(report: Report) -> str:

@@ -12,8 +12,8 @@ from sizing.question import FIELDS, Field, Question
 from sizing.report import tables
 from sizing.report.model import InputRow, Quantity, Report, Unit
 from sizing.report.tables import Table, line, number_of, visible
-from sizing.text import DEFINITIONS, capital
-from sizing.workload import Limit
+from sizing.text import DEFINITIONS, GOODPUT_PRICE, capital
+from sizing.workload import SHARES, Limit
 
 MOST_LINE = 1_000
 """Characters of a text in the scenario."""
@@ -34,7 +34,8 @@ ASKED = (
         "prefix_tokens",
         "prefix_hit",
     ),
-    *("ttft", "itl", "gap", "e2e", "headroom", "spare", "arrivals", "routing", "price"),
+    *("ttft", "itl", "gap", "e2e", "goodput", "rejected", "queue_limit", "queue_timeout"),
+    *("headroom", "spare", "arrivals", "routing", "price"),
 )
 """Fields of a question in the order of a report."""
 
@@ -50,6 +51,11 @@ def inputs(question: Question) -> tuple[InputRow, ...]:
 
 def row(field: Field, value: Any) -> InputRow:
     """One thing asked, as a report has it."""
+    if isinstance(value, Limit) and value.metric in SHARES:
+        share = value.limit_s if value.metric == "rejected" else value.percentile / 100
+        return given(value.metric, field.label, share, "share")
+    if isinstance(value, Limit) and not value.percentile:
+        return given(f"{value.metric}_s", f"{field.label} that counts for goodput", value.limit_s, "s")
     if isinstance(value, Limit):
         return given(f"{value.metric}_p{value.percentile}_s", limit_name(value), value.limit_s, "s")
     if field.range is None:
@@ -147,6 +153,8 @@ def answered(report: Report) -> Iterator[Section]:
     yield Section("Alternatives", charts=("gpus",), tables=(tables.configurations(report),))
     yield Section("Left out", tables=(tables.left_out(report),))
     yield Section("Sensitivity", tables=(tables.sensitivity(report),))
+    if report.goodput:
+        yield Section(GOODPUT_PRICE, tables=(tables.goodput(report),))
     yield Section("Cost", tables=(tables.cost(report),))
     yield Section("Assumptions", bullets=tuple(map(line, report.assumptions)))
 

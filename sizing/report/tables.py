@@ -19,7 +19,7 @@ from sizing.report.model import (
     TrafficHour,
     WayOut,
 )
-from sizing.text import LEFT_OUT, METHOD, capital, counts
+from sizing.text import GOODPUT_JUDGED, GOODPUT_PRICE, LEFT_OUT, METHOD, capital, counts
 
 # --- Text and numbers as the writers show them: nothing invisible, nothing endless, numbers with three digits
 
@@ -239,6 +239,25 @@ def sensitivity(report: Report) -> Table:
     )
 
 
+def goodput(report: Report) -> Table:
+    """GPUs at rising goodput."""
+    return Table(
+        GOODPUT_PRICE,
+        ("Goodput", "GPUs", "Replicas", "Requests/s per GPU"),
+        tuple(
+            (
+                row.goodput,
+                row.gpus if row.gpus.value is not None else "SLA fails",
+                row.replicas,
+                row.requests_per_s_per_gpu,
+            )
+            for row in report.goodput
+        ),
+        empty="Not asked.",
+        note=GOODPUT_JUDGED,
+    )
+
+
 def in_words(change: float) -> str:
     """A change without a sign in front, which would make a spreadsheet take the cell for a formula."""
     return f"{percent(abs(change))} {'less' if change < 0 else 'more'}"
@@ -355,7 +374,8 @@ def ways_out(report: Report) -> Table:
 
 def way_out_row(way: WayOut) -> tuple[Cell, ...]:
     """One limit; words where it is met as it is, or where no value of it helps."""
-    lower = f"p{way.kept_at} ({way.kept_by})" if way.kept_at is not None else NONE
+    at = f"{way.kept_at} %" if way.metric == "goodput" else f"p{way.kept_at}"
+    lower = f"{at} ({way.kept_by})" if way.kept_at is not None else NONE
     if way.kept:
         return way.name, way.limit, "kept as asked", NONE, lower, way.configuration
     if way.smallest.value is None:

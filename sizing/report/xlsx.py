@@ -448,6 +448,8 @@ def as_xlsx(report: Report) -> bytes:
             table_sheet(book, "Classes", tables.classes(report))
         table_sheet(book, "Recorded traffic", tables.traffic_hours(report))
     table_sheet(book, "Sensitivity", tables.sensitivity(report))
+    if report.goodput:
+        table_sheet(book, "Goodput", tables.goodput(report))
     assumptions_sheet(book, report)
     table_sheet(book, "Left out", tables.left_out(report))
     table_sheet(book, "Sources", tables.sources(report))
@@ -559,7 +561,7 @@ def chart_of(book: Book, sheet: Worksheet, curves: LoadCurves, curve: LimitCurve
     for row, (name, load, value) in enumerate(helpers, start=first):
         book.put(sheet, row, beside, f"{curve.name} {name}")
         book.put(sheet, row, beside + 1, Quantity(load, "requests/s per replica", "given"))
-        book.put(sheet, row, beside + 2, Quantity(value, "s", basis))
+        book.put(sheet, row, beside + 2, Quantity(value, curve.latency.unit, basis))
     chart = book.workbook.add_chart({"type": "scatter", "subtype": "straight"})
 
     def series(name: str, top: int, end: int, x: int, y: int, **look: object) -> None:
@@ -573,7 +575,8 @@ def chart_of(book: Book, sheet: Worksheet, curves: LoadCurves, curve: LimitCurve
     series("planned load", first + 2, first + 2, beside + 1, beside + 2, marker=dot, line={"none": True})
     chart.set_title({"name": f"{curve.name} against load", "name_font": {"size": 12}})
     chart.set_x_axis({"name": "Load (requests/s per replica)", "min": 0, "num_format": "General"})
-    chart.set_y_axis({"name": f"{curve.name} (ms)", "min": 0, "num_format": "General"})
+    unit = "ms" if curve.latency.unit == "s" else "share of the limits"
+    chart.set_y_axis({"name": f"{curve.name} ({unit})", "min": 0, "num_format": "General"})
     chart.set_size({"width": PLOT_PX[0], "height": PLOT_PX[1]})
     alt = f"{curve.name} against requests/s per replica, with its limit and the planned load."
     place = (first + len(helpers) + 1 + number * ROWS_OF_PLOT, len(curves.curves) + 2)

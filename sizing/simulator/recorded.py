@@ -18,7 +18,7 @@ from sizing.budget import checkpoint
 from sizing.engine import Replica
 from sizing.errors import ScenarioError
 from sizing.numbers import Floats
-from sizing.prediction import NOT_COUNTED, Caution, Prediction, Quantiles
+from sizing.prediction import NOT_COUNTED, TENTHS, Caution, Joint, Prediction, Quantiles
 from sizing.simulator.fleet import ROUTER, RoutedFleet, give, on_replicas, run_to
 from sizing.simulator.sampling import checked_requests, prepare
 from sizing.simulator.scheduler import Counts, TokenGaps, bin_of, gap_quantiles
@@ -45,11 +45,13 @@ from sizing.simulator.state import (
 )
 from sizing.simulator.waiting import insert_deadline
 from sizing.trace import Hour, Trace, hours
-from sizing.workload import ROUTINGS, Limit, Metric, Routing, Seconds, Sla, Tokens, Workload
+from sizing.workload import OF_REQUESTS, ROUTINGS, Limit, RequestMetric, Routing, Seconds, Sla, Tokens, Workload
 
 PART = 1 << 18
 """Requests fed at once."""
-METRICS: tuple[Metric, ...] = ("ttft", "itl", "e2e")
+METRICS = OF_REQUESTS
+USED_UP = len(METRICS)
+"""Beside the metrics, of each request the largest share of a limit that it uses up."""
 NO_METRIC = -1
 PERCENTILES = (50, 90, 95, 99)
 HOPELESS = 3.0
@@ -62,8 +64,8 @@ class Tally(NamedTuple):
     While a trace is replayed the arrays have an axis in front: all requests, then each class by itself.
     """
 
-    bins: NDArray[np.int32]  # (hours, 3, GAP_BINS): the served, by seconds
-    sums_s: Floats  # (hours, 3): of the served
+    bins: NDArray[np.int32]  # (hours, 4, GAP_BINS): the served, by seconds, and by the share of their limits used up
+    sums_s: Floats  # (hours, 4): of the served
     beyond: Counts  # (hours, limits): requests beyond a limit, which those not served are
     counted: Counts  # (hours, limits): requests that have the metric
     good: Counts  # (hours,): requests within all limits
@@ -110,8 +112,9 @@ class Replayed:
         """Share of the requests (of one hour) beyond a limit of the SLA; of a limit on gaps that of all gaps."""
         if limit.metric == "gap":
             return self.gaps.share_above(limit.limit_s) if self.gaps else math.nan
+        beyond, counted = judged(self.tally, self.sla)
         place, of = limits_on_requests(self.sla).index(limit), slice(None) if hour is None else slice(hour, hour + 1)
-        return float(self.tally.beyond[of, place].sum() / max(self.tally.counted[of, place].sum(), 1))
+        return float(beyond[of, place].sum() / max(counted[of, place].sum(), 1))
 
     @property
     def worst_hour(self) -> int:
@@ -126,7 +129,13 @@ class Replayed:
         of = slice(None) if hour is None else slice(hour, hour + 1)
         return float(self.tally.good[of].sum() / max(self.tally.gone[of].sum(), 1))
 
-    def quantiles(self, metric: Metric, hour: int | None = None) -> Quantiles:
+    def value_s(self, limit: Limit, hour: int | None = None) -> float:
+        """The value that a limit of this SLA speaks of; of one hour only of TTFT, ITL or E2E, NaN for others."""
+        if hour is None:
+            return self.prediction(0.0).value_s(limit)
+        return self.quantiles(limit.metric, hour).at(limit.percentile) if limit.metric in OF_REQUESTS else math.nan
+
+    def quantiles(self, metric: RequestMetric, hour: int | None = None) -> Quantiles:
         """Mean, and percentiles within 0.8 %, over the served (of one hour); NaN where there are none."""
         place, of = METRICS.index(metric), slice(None) if hour is None else slice(hour, hour + 1)
         counts = self.tally.bins[of, place].sum(axis=0, dtype=np.int64)
@@ -140,16 +149,25 @@ class Replayed:
         warnings = (Caution("lost_requests", {"share": lost / gone}),) if lost else ()
         gap = self.gaps.quantiles() if self.gaps else NOT_COUNTED
         ttft, itl, e2e = (self._counted(metric) for metric in METRICS)
-        return Prediction(ttft, itl, e2e, False, utilization, "simulation", warnings, gap)
+        joint = self._joint(self.sla.goodput) if self.sla.goodput else None
+        return Prediction(ttft, itl, e2e, False, utilization, "simulation", warnings, gap, joint, lost / gone)
 
-    def value_s(self, limit: Limit) -> float:
-        """The percentile that a limit of this SLA speaks of."""
-        return self.prediction(0.0).value_s(limit)
+    def _joint(self, limit: Limit) -> Joint:
+        """Shares of their limits that requests use up, within 0.8 %; on the side of the limit where they count."""
+        counts = self.tally.bins[:, USED_UP].sum(axis=0, dtype=np.int64)
+        served = counts.sum() / max(self.tally.gone.sum(), 1)
+        known = served >= TENTHS
+        used = np.full(len(TENTHS), math.inf)
+        if served:
+            used[known] = gap_quantiles(counts, tuple(100 * TENTHS[known] / served))
+        kept = self.goodput() + 1e-9 >= TENTHS
+        used = np.where(kept, np.minimum(used, 1.0), np.maximum(used, math.nextafter(1.0, 2.0)))
+        return Joint(limit.within, self.goodput(), used)
 
-    def _counted(self, metric: Metric) -> Quantiles:
+    def _counted(self, metric: RequestMetric) -> Quantiles:
         """Its percentiles, on the side of each limit on which the count of requests puts them: bins have a width."""
         found = self.quantiles(metric)
-        for limit in limits_on_requests(self.sla):
+        for limit in limits_on_latencies(self.sla):
             if limit.metric == metric:
                 within = limit.percentile + 100 * self.exceeding_share(limit) <= 100 + 1e-9
                 value_s = found.at(limit.percentile)
@@ -161,6 +179,26 @@ class Replayed:
 def limits_on_requests(sla: Sla) -> tuple[Limit, ...]:
     """Its limits but the one on gaps between tokens, which are not any one request's."""
     return tuple(limit for limit in sla.limits if limit.metric != "gap")
+
+
+def limits_on_latencies(sla: Sla) -> tuple[Limit, ...]:
+    """Its limits on TTFT, ITL and E2E."""
+    return tuple(limit for limit in sla.limits if limit.metric in OF_REQUESTS)
+
+
+def judged(tally: Tally, sla: Sla) -> tuple[Counts, Counts]:
+    """Requests beyond each of the `limits_on_requests`, and those that count there; both shape (hours, limits)."""
+    columns = []
+    for place, limit in enumerate(limits_on_requests(sla)):
+        if limit.metric == "goodput":
+            columns.append((tally.gone - tally.good, tally.gone))
+        elif limit.metric == "rejected":
+            columns.append((tally.lost, tally.gone))
+        else:
+            columns.append((tally.beyond[:, place], tally.counted[:, place]))
+    beyond, counted = zip(*columns, strict=True) if columns else ((), ())
+    shape = len(tally.gone), len(columns)
+    return np.reshape(np.transpose(beyond), shape), np.reshape(np.transpose(counted), shape)
 
 
 def replay(
@@ -179,19 +217,20 @@ def replay(
 ) -> Replayed:
     """Serve the requests of a trace by a fleet of equal replicas, every one simulated, and judge them by an SLA.
 
-    Of `workload` the prefix and the clients' patience count, not its lengths and its rate. `speed` 1.25 offers the
-    requests in four fifths of the time. `part`: requests in memory beside those in the replicas; the result does not
-    depend on it. `class_slas`: the SLAs of the trace's classes, in their order; none: `sla` holds for all requests
-    together. Without `to_the_end` a replay ends early where it exceeds a limit `HOPELESS` times too often.
+    Of `workload` the prefix, the queue's limits and the clients' patience count, not its lengths and its rate. `speed`
+    1.25 offers the requests in four fifths of the time. `part`: requests in memory beside those in the replicas; the
+    result does not depend on it. `class_slas`: the SLAs of the trace's classes, in their order; none: `sla` holds for
+    all requests together. Without `to_the_end` a replay ends early where it exceeds a limit `HOPELESS` times too often.
 
     Raises ScenarioError for a request longer than the KV cache, and where millions of requests wait.
     """
-    by_hour, slas = tuple(hours(trace)), (sla, *class_slas)
+    replica, by_hour, slas = replica.with_queue(workload.queue_limit), tuple(hours(trace)), (sla, *class_slas)
     if len(class_slas) not in (0, len(trace.classes)):
         raise ScenarioError(f"an SLA each for {len(trace.classes)} classes is needed, or none: got {len(class_slas)}")
-    tally = nothing_seen(len(slas), len(by_hour), max(len(limits_on_requests(each)) for each in slas))
+    metrics, limits_s = bounds(slas)
+    hopeless = [HOPELESS * allowed(trace, each, group) for group, each in enumerate(slas)]
+    tally = nothing_seen(len(slas), len(by_hour), metrics.shape[1])
     ends_s = np.array([hour.until_s / speed for hour in by_hour])
-    metrics, limits_s, hopeless = bounds(trace, slas)
     routes, hits, steps = (np.random.default_rng([seed, number]) for number in range(3))
     prefix, streams = workload.prefix, max(1, len(class_slas))
     shared = np.full(streams, prefix.tokens) if prefix.tokens * prefix.hit_rate > 0 else NO_PREFIXES
@@ -223,7 +262,8 @@ def replay(
                 f"{len(held):,} requests wait at {trace.clock(trace.arrival_s[now][-1])}: too many to hold"
             )
         move_on(states, work, run, held)
-        if not to_the_end and np.any(tally.beyond.sum(axis=1) > hopeless):
+        seen = [judged(of_group(tally, group), each)[0].sum(axis=0) for group, each in enumerate(slas)]
+        if not to_the_end and any(np.any(beyond > most) for beyond, most in zip(seen, hopeless, strict=True)):
             whole = first + part >= len(trace)
             break
     tally.good[0] = tally.good[1:].sum(axis=0) if class_slas else tally.good[0]
@@ -232,8 +272,8 @@ def replay(
 
     def part_of(group: int, name: str = "", classes: tuple[Replayed, ...] = ()) -> Replayed:
         """What the requests of one group saw."""
-        own, places = slas[group], slice(len(limits_on_requests(slas[group])))
-        seen = Tally(*(array[group] for array in tally))
+        own = slas[group]
+        seen, places = of_group(tally, group), slice(len(counted_limits(own)))
         seen = seen._replace(beyond=seen.beyond[:, places], counted=seen.counted[:, places])
         counted = TokenGaps(gaps[group][None], int(seen.lost_gaps[0])) if own.gap else None
         return Replayed(replicas, speed, own, by_hour, seen, whole, counted, name, classes)
@@ -246,8 +286,8 @@ def nothing_seen(groups: int, hours: int, limits: int) -> Tally:
     """Counts before the first request has left, of each group of requests."""
     by_hour = (groups, hours)
     return Tally(
-        np.zeros((*by_hour, len(METRICS), GAP_BINS), np.int32),
-        np.zeros((*by_hour, len(METRICS))),
+        np.zeros((*by_hour, USED_UP + 1, GAP_BINS), np.int32),
+        np.zeros((*by_hour, USED_UP + 1)),
         *(np.zeros((*by_hour, limits), np.int64), np.zeros((*by_hour, limits), np.int64)),
         good=np.zeros(by_hour, np.int64),
         lost=np.zeros(by_hour, np.int64),
@@ -256,23 +296,40 @@ def nothing_seen(groups: int, hours: int, limits: int) -> Tally:
     )
 
 
-def bounds(trace: Trace, slas: Sequence[Sla]) -> tuple[Tokens, Seconds, Floats]:
-    """The limits on requests of each group: metric, seconds, and the requests beyond it at which a replay is hopeless.
+def counted_limits(sla: Sla) -> tuple[Limit, ...]:
+    """The limits and thresholds on TTFT, ITL and E2E: those by which single requests are counted."""
+    return (*limits_on_latencies(sla), *sla.thresholds)
+
+
+def bounds(slas: Sequence[Sla]) -> tuple[Tokens, Seconds]:
+    """Metric and seconds of the `counted_limits` of each group.
 
     Arrays of shape (groups, limits); the rows of groups with fewer limits end in metrics of -1.
     """
-    most = max(len(limits_on_requests(sla)) for sla in slas)
-    metrics = np.full((len(slas), most), NO_METRIC)
-    limits_s, hopeless = np.full(metrics.shape, math.inf), np.full(metrics.shape, math.inf)
-    for group, sla in enumerate(slas):
-        limits = limits_on_requests(sla)
-        osl = trace.osl if group == 0 else trace.osl[trace.of_class == group - 1]
-        with_gaps = int(np.count_nonzero(osl > 1))
+    of_groups = [counted_limits(sla) for sla in slas]
+    metrics = np.full((len(slas), max(map(len, of_groups))), NO_METRIC)
+    limits_s = np.full(metrics.shape, math.inf)
+    for group, limits in enumerate(of_groups):
         for place, limit in enumerate(limits):
-            metrics[group, place], limits_s[group, place] = METRICS.index(limit.metric), limit.limit_s
-            requests = with_gaps if limit.metric == "itl" else len(osl)
-            hopeless[group, place] = HOPELESS * requests * (1 - limit.percentile / 100)
-    return metrics, limits_s, hopeless
+            metrics[group, place], limits_s[group, place] = OF_REQUESTS.index(limit.metric), limit.limit_s
+    return metrics, limits_s
+
+
+def of_group(tally: Tally, group: int) -> Tally:
+    """What the requests of one group saw, of a tally with an axis of groups."""
+    return Tally(*(array[group] for array in tally))
+
+
+def allowed(trace: Trace, sla: Sla, group: int) -> Floats:
+    """Requests of a group (0: all, else a class) that an SLA lets exceed each of its limits on requests."""
+    osl = trace.osl if group == 0 else trace.osl[trace.of_class == group - 1]
+    with_gaps = int(np.count_nonzero(osl > 1))
+    return np.array(
+        [
+            (with_gaps if limit.metric == "itl" else len(osl)) * (1 - limit.percentile / 100)
+            for limit in limits_on_requests(sla)
+        ]
+    )
 
 
 # --- At the end of a part: what those that left have seen is counted, the others move on; compiled by numba
@@ -320,7 +377,7 @@ def count_gone(
             else:
                 lost[group, hour] += 1
                 lost_gaps[group, 0] += gaps
-            within = served
+            within, used_up = served, 0.0
             for limit in range(metrics.shape[1]):
                 metric = metrics[group, limit]
                 if metric == NO_METRIC:
@@ -331,7 +388,12 @@ def count_gone(
                 if not served or seconds[metric] > limits_s[group, limit]:
                     beyond[group, hour, limit] += 1
                     within = False
+                if served:
+                    used_up = max(used_up, seconds[metric] / limits_s[group, limit])
             good[group, hour] += int(within)
+            if served:
+                bins[group, hour, USED_UP, bin_of(used_up)] += 1
+                sums_s[group, hour, USED_UP] += used_up
     return held
 
 

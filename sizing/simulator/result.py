@@ -10,11 +10,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from sizing.errors import ScenarioError
-from sizing.prediction import NOT_COUNTED, Caution, Prediction, Quantiles, saturated
+from sizing.numbers import Floats
+from sizing.prediction import NOT_COUNTED, Caution, Joint, Prediction, Quantiles, saturated, used_up
 from sizing.simulator.scheduler import Counts, TokenGaps, gap_quantiles
 from sizing.simulator.state import CANCELLED, REJECTED, SERVED, TIMED_OUT, Requests, States, Workspace, compiled
 from sizing.stats import quantile_interval, share_error
-from sizing.workload import Limit, Metric, RequestMetric, Seconds, Sla
+from sizing.workload import OF_REQUESTS, Limit, Metric, RequestMetric, Seconds, Sla, Within
 
 # --- Totals of a finished run, in one pass through its request records; compiled by numba
 
@@ -239,6 +240,15 @@ class Simulated:
         return {"ttft": self.ttft_s, "itl": self.itl_s, "e2e": self.e2e_s}[metric]
 
     @property
+    def turned_away(self) -> NDArray[np.bool_]:
+        """Of every request whether it was rejected or timed out in the queue."""
+        return np.asarray((self.outcome == REJECTED) | (self.outcome == TIMED_OUT))
+
+    def used_up(self, within: Within) -> Floats:
+        """Of every request the largest share of these limits that it uses up; infinite where it was not served."""
+        return np.where(self.outcome == SERVED, used_up(within, self.of), math.inf)
+
+    @property
     def gaps(self) -> TokenGaps:
         """The measured gaps between tokens. Raises ScenarioError where the run did not count them."""
         if not self.watched.measured_gaps:
@@ -254,10 +264,15 @@ class Simulated:
     def exceeding_share(self, limit: Limit) -> float:
         """Share of the requests beyond a limit; a request that was not served is beyond every limit.
 
-        Requests with a single token have no ITL and do not count there. Of a limit on gaps the share of all gaps.
+        Requests with a single token have no ITL and do not count there. Of a limit on gaps the share of all gaps, of
+        one on rejected requests the share of these.
         """
         if limit.metric == "gap":
             return self.gaps.share_above(limit.limit_s)
+        if limit.metric == "rejected":
+            return float(np.mean(self.turned_away))
+        if limit.metric == "goodput":
+            return float(np.mean(self.used_up(limit.within) > limit.limit_s))
         seconds = self.of(limit.metric)
         counted = np.count_nonzero(np.isfinite(seconds)) + self.lost
         return (np.count_nonzero(seconds > limit.limit_s) + self.lost) / counted if counted else 0.0
@@ -275,10 +290,11 @@ class Simulated:
         Raises ScenarioError for a limit on gaps, which are counted over all tokens and not request by request.
         """
         good = self.outcome == SERVED
-        for limit in sla.limits:
+        for limit in sla.given:
             if limit.metric == "gap":
                 raise ScenarioError(f"{limit}: gaps are counted over all tokens, so no request is good or bad by them")
-            good &= ~(self.of(limit.metric) > limit.limit_s)
+            if limit.metric in OF_REQUESTS:
+                good &= ~(self.of(limit.metric) > limit.limit_s)
         return float(np.mean(good))
 
     def interval(self, metric: RequestMetric, percentile: float) -> tuple[float, float]:
@@ -293,14 +309,19 @@ class Simulated:
         """90 % confidence interval of `exceeding_share`, by batch means; of a limit on requests, not on gaps."""
         if limit.metric == "gap":
             raise ScenarioError(f"{limit}: there is no interval of a share of gaps")
-        seconds = self.of(limit.metric)
-        lost = self.outcome != SERVED
-        error = share_error(((seconds > limit.limit_s) | lost)[np.isfinite(seconds) | lost])
+        if limit.metric == "rejected":
+            error = share_error(self.turned_away)
+        elif limit.metric == "goodput":
+            error = share_error(self.used_up(limit.within) > limit.limit_s)
+        else:
+            seconds, lost = self.of(limit.metric), self.outcome != SERVED
+            error = share_error(((seconds > limit.limit_s) | lost)[np.isfinite(seconds) | lost])
         share = self.exceeding_share(limit)
         return max(share - error, 0.0), min(share + error, 1.0)
 
-    def prediction(self) -> Prediction:
-        """Mean and percentiles of the served requests; infinite where the load is saturated."""
+    def prediction(self, within: Within = ()) -> Prediction:
+        """Mean and percentiles of the served requests; infinite where the load is saturated. `within`: limits by which
+        goodput is to judge all requests."""
         warnings = self.warnings
         if self.lost:
             warnings += (Caution("lost_requests", {"share": self.lost / len(self.outcome)}),)
@@ -308,7 +329,9 @@ class Simulated:
             return replace(saturated(self.utilization, "simulation"), warnings=warnings)
         ttft, itl, e2e = Quantiles.of(self.ttft_s), Quantiles.of(self.itl_s), Quantiles.of(self.e2e_s)
         gap = self.quantiles("gap")
-        return Prediction(ttft, itl, e2e, False, self.utilization, "simulation", warnings, gap)
+        joint = Joint.of(within, self.used_up(within)) if within else None
+        rejected = float(np.mean(self.turned_away))
+        return Prediction(ttft, itl, e2e, False, self.utilization, "simulation", warnings, gap, joint, rejected)
 
 
 def open_loop(

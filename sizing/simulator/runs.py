@@ -59,6 +59,7 @@ def simulate(
     """
     check_question(replicas, routing, requests, warmup)
     rng = np.random.default_rng(seed)
+    replica = replica.with_queue(workload.queue_limit)
     together = simulated_replicas(replicas, routing) if routing in COUNTING else 1
     if together > 1:
         offered = replace(workload, rate_per_s=workload.rate_per_s * together / replicas)
@@ -107,7 +108,8 @@ def simulate_fleet(
         raise ScenarioError("the replicas of a fleet must have the same speculation and the same max_tokens")
     tightest = min(replicas, key=lambda member: member.batching.kv_tokens)
     run = sample_requests(tightest, workload, requests, rng)
-    seen = serve(replicas, run, routing, rng, failures, watch, warmup=warmup)
+    queued = [member.with_queue(workload.queue_limit) for member in replicas]
+    seen = serve(queued, run, routing, rng, failures, watch, warmup=warmup)
     stable_per_s = [stable_rate_per_s(member, workload.lengths, workload.prefix) for member in replicas]
     utilization = fleet_utilization(workload.rate_per_s, stable_per_s, routing)
     outside_s = np.array([member.law.request_s for member in replicas])
@@ -301,8 +303,8 @@ def simulate_disaggregated(
     A prompt is served as a request with one token, which ends its TTFT; `transfer_s` and `transfer_token_s` for each
     prompt token later its sequence asks the decode pool for a slot and KV memory, and decodes from the next iteration
     on. Transfer and that wait are inside ITL and E2E. Both pools route alike. `request_s` is the prefill replica's.
-    `queue_timeout_s` guards the prefill line only, `cancel_s` counts from the first arrival. `queue_s` is the wait for
-    the prefill. `utilization` is the busier pool's.
+    `queue_limit` and `queue_timeout_s` guard the prefill line only, `cancel_s` counts from the first arrival. `queue_s`
+    is the wait for the prefill. `utilization` is the busier pool's.
 
     Pools beyond 32 replicas are simulated in the same proportion at up to 32, where they have a common divisor.
 
@@ -320,7 +322,8 @@ def simulate_disaggregated(
     scale = _scale(prefill_replicas, decode_replicas)
     rng = np.random.default_rng(seed)
     run = sample_requests(decode, replace(workload, rate_per_s=workload.rate_per_s * scale), requests, rng)
-    _prefill_all([prefill] * round(prefill_replicas * scale), run, routing, rng)
+    first = prefill.with_queue(workload.queue_limit)
+    _prefill_all([first] * round(prefill_replicas * scale), run, routing, rng)
     handed_over_s = run["first_token_s"] + transfer_s + transfer_token_s * run["isl"]
     _decode_all([decode] * round(decode_replicas * scale), run, handed_over_s, routing, rng)
     one_token = np.ones(requests, np.int64)

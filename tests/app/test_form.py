@@ -42,6 +42,10 @@ UNLIKE = Scenario(
     prefix_hit=0.5,
     peak_factor=2.0,
     gpus_per_server=4,
+    goodput=Limit.goodput(95),
+    rejected=Limit.rejected(2),
+    queue_limit=8,
+    queue_timeout_s=2.0,
 )
 """A question that differs from its widget's own default in every field of the form."""
 QUESTION = link.to_query(UNLIKE)

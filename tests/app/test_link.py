@@ -21,9 +21,11 @@ from sizing.question import (
     LIMIT_S,
     PEAK_FACTOR,
     PRICE,
+    QUEUE,
     RATE,
     SHARE,
     SPARE,
+    TIMEOUT_S,
     TOKENS,
     VARIATION,
     Range,
@@ -90,6 +92,10 @@ scenarios = some.builds(
     isl_law=some.none() | laws,
     osl_law=some.none() | laws,
     day=some.lists(floats(OF_PEAK), min_size=HOURS, max_size=HOURS).map(tuple).filter(any),
+    goodput=some.none() | some.builds(lambda tenths: Limit.goodput(tenths / 10), some.integers(500, 999)),
+    rejected=some.none() | some.builds(lambda parts: Limit.rejected(parts / 100), some.integers(1, 5000)),
+    queue_limit=some.none() | whole(QUEUE),
+    queue_timeout_s=some.none() | floats(TIMEOUT_S),
 )
 stamps = some.builds(
     Stamp, some.just("") | some.dates().map(str), some.text("0123456789abcdef", min_size=8, max_size=8)
@@ -240,6 +246,25 @@ def test_a_limit_on_gaps_stands_in_a_link_only_where_it_is_set() -> None:
     assert link.from_query(query | {"gap": "off"}) == (Scenario(), [])
     (problem,) = link.from_query(query | {"gap": "p98:1s"})[1]
     assert "gap" in problem
+
+
+def test_goodput_and_admission_stand_in_a_link_only_where_they_are_set() -> None:
+    new = {"goodput", "rejected", "queue_limit", "queue_timeout"}
+    assert not new & set(link.to_query(Scenario()))
+    each = replace(Scenario(), ttft=Limit("ttft", 0, 1.0), goodput=Limit.goodput(99.5), queue_limit=16)
+    scenario = replace(each, queue_timeout_s=2.5, rejected=Limit.rejected(0.5))
+    query = link.to_query(scenario)
+    assert query["ttft"] == "1.0s" and query["goodput"] == "99.5%" and query["rejected"] == "0.5%"
+    assert link.from_query(query) == (scenario, [])
+    assert link.from_query(query | dict.fromkeys(("goodput", *new - {"goodput"}), "off") | {"ttft": "p95:1.0s"}) == (
+        Scenario(),
+        [],
+    )
+    read, (problem,) = link.from_query({key: value for key, value in query.items() if key != "goodput"})
+    assert read == replace(scenario, goodput=None, ttft=Limit("ttft", 95, 1.0))
+    assert "needs a percentile" in problem
+    for text in ("99", "99.99%", "20%", "p99:1s"):
+        assert "goodput" in link.from_query(query | {"goodput": text})[1][0]
 
 
 def test_a_law_of_lengths_stands_in_a_link_only_where_it_is_set() -> None:

@@ -172,13 +172,23 @@ def test_a_day_chosen_on_the_size_page_is_in_the_report_and_its_links(opened: Op
     assert not app.exception
     assert query_of(app)["show.size"] == "day" and "With the GPUs of each hour" in shown(app)
     assert "Over a day" in shown(app)  # among the sections
-    found = answers.report(ONE, Outcome(plan), **COVER, over_day=True)
+    found = answers.report(ONE, Outcome(plan), **COVER, beside="day")
     assert found.day is not None
     day = gpus_by_hour(ONE.question, plan.answer, ONE.day_per_s)
     assert list(found.day.gpus.values) == [hour.gpus for hour in day.hours]
     assert dict(parse_qsl(found.link.partition("?")[2]))["show.size"] == "day"
     app = open_query(query_of(app)).switch_page(PAGE).run()
     assert "With the GPUs of each hour" in shown(app)
+
+
+def test_the_price_of_goodput_chosen_on_the_size_page_is_in_the_report(opened: Open, plan: Plan) -> None:
+    app = opened(ONE, **{"show.size": "goodput"}).switch_page(PAGE).run()
+    assert not app.exception
+    assert "With the GPUs at rising goodput" in shown(app) and query_of(app)["show.size"] == "goodput"
+    found = answers.report(ONE, Outcome(plan), **COVER, beside="goodput")
+    prices = answers.goodput_prices_of(ONE, plan)
+    assert [row.gpus.value for row in found.goodput] == [price.fleet and price.fleet.gpus for price in prices]
+    assert not answers.report(ONE, Outcome(plan), **COVER).goodput
 
 
 def test_without_a_day_the_page_says_how_to_have_one(at_report: Open, plan: Plan) -> None:

@@ -13,6 +13,7 @@ from streamlit.testing.v1 import AppTest
 from calibration.store import Store
 from sizing import planner
 from sizing import text as answer
+from sizing.analyses.sensitivity import goodput_prices
 from sizing.candidates import find
 from sizing.numbers import milliseconds, significant
 from sizing.plans import Plan
@@ -168,3 +169,51 @@ def test_the_view_survives_another_page(opened: Open) -> None:
     assert "show.size" not in app.query_params
     app.switch_page("ui/pages/size.py").run()
     assert query_of(app)["show.size"] == "day"
+
+
+GOODPUT = {"ttft": "1.0s", "itl": "0.03s", "goodput": "99%"}
+
+
+def test_goodput_is_asked_answered_and_told(opened: Open) -> None:
+    app = opened(**GOODPUT)
+    scenario, problems = link.from_query(query_of(app))
+    assert not problems and scenario.goodput is not None
+    fleet = planner.plan(scenario.question, *find(ONE.model, ONE.lengths, ONE.choice)).answer
+    numbers = metrics(app)
+    assert numbers["GPUs"] == str(fleet.gpus)
+    assert numbers["99 % goodput (binds)"] == fleet.predicted.said(fleet.binding)
+    assert "of the requests keep all limits" in shown(app)
+    assert app.sidebar.selectbox(key="ttft_percentile").value == 0
+
+
+def test_without_goodput_every_limit_has_a_percentile_again(opened: Open) -> None:
+    app = opened(**GOODPUT)
+    app.sidebar.toggle(key="goodput_on").set_value(False).run()
+    assert not app.exception
+    assert (query_of(app)["ttft"], query_of(app)["itl"]) == ("p95:1.0s", "p95:0.03s")
+    assert "goodput" not in query_of(app)
+    app.sidebar.toggle(key="goodput_on").set_value(True).run()
+    assert query_of(app)["goodput"] == "99%" and "99 % goodput" in " ".join(metrics(app))
+
+
+def test_what_goodput_and_rejections_need_is_said(opened: Open) -> None:
+    alone = opened(ttft="off", itl="off", gap="p99:0.1s", goodput="99%")
+    assert alone.title[0].value == "Set a limit on TTFT, ITL or E2E for goodput to judge by"
+    assert opened(rejected="1%").title[0].value.startswith("Set the queue limit or timeout")
+
+
+def test_an_answer_with_a_queue_limit_says_that_it_is_simulated(opened: Open) -> None:
+    app = opened(rejected="1%", queue_limit="16")
+    assert "Rejected" in " ".join(metrics(app)) and "the answer is sized by simulation" in shown(app)
+
+
+def test_the_last_per_cent_has_its_price(opened: Open, plan: Plan) -> None:
+    app = opened(**{"show.size": "goodput"})
+    rows = app.dataframe[0].value
+    assert list(rows["Goodput"]) == ["90 %", "95 %", "99 %", "99.9 %"]
+    prices = goodput_prices(plan.question, plan.answer.candidate)
+    assert list(rows["GPUs"]) == [f"{price.fleet.gpus:,}" for price in prices if price.fleet]
+    assert query_of(app)["show.size"] == "goodput"
+    assert opened(ttft="off", itl="off", gap="p99:0.1s", **{"show.size": "goodput"}).title[0].value == (
+        "Set a limit on TTFT, ITL or E2E"
+    )

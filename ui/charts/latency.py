@@ -45,8 +45,8 @@ def latency_against_load(curve: LoadCurve, fleet: Fleet, limit: Limit, headroom:
 
 def _load_in_words(curve: LoadCurve, fleet: Fleet, limit: Limit) -> str:
     return (
-        f"{limit_name(limit)} against load: {milliseconds(fleet.predicted.value_s(limit))} at the planned "
-        f"{significant(curve.planned_per_s)} requests/s per replica, limit {milliseconds(limit.limit_s)}; the SLA "
+        f"{limit_name(limit)} against load: {limit.said(fleet.predicted.value_s(limit))} at the planned "
+        f"{significant(curve.planned_per_s)} requests/s per replica, limit {limit.said(limit.limit_s)}; the SLA "
         f"fails above {significant(curve.capacity_per_s)} requests/s per replica."
     )
 
@@ -65,7 +65,7 @@ def mark_limit(figure: go.Figure, allowed: float, limit: Limit, log: bool, ink: 
     """A dashed line at a limit, `allowed` in the units of the axis, and its name."""
     figure.add_hline(y=allowed, line={"color": ink.limit, "width": 1.5, "dash": "dash"})
     y = math.log10(allowed) if log else allowed  # on a logarithmic axis plotly places lines by value, text by exponent
-    note(figure, f"limit {milliseconds(limit.limit_s)}", ink.limit, 0, y, xref="paper")
+    note(figure, f"limit {limit.said(limit.limit_s)}", ink.limit, 0, y, xref="paper")
 
 
 def _mark_capacity(figure: go.Figure, capacity_per_s: float, headroom: float, ink: Ink) -> None:

@@ -119,7 +119,7 @@ def lengths_of_requests(trace: Trace, ink: Ink) -> Chart:
 def limit_by_hour(found: TracePlan, limit: Limit, ink: Ink) -> Chart:
     """The limited percentile in each hour of the replay, beside the limit, which all hours together keep."""
     seen, (unit, per_s) = found.replayed, UNIT[limit.metric]
-    values = [seen.quantiles(limit.metric, hour).at(limit.percentile) * per_s for hour in range(len(seen.hours))]
+    values = [seen.value_s(limit, hour) * per_s for hour in range(len(seen.hours))]
     allowed = limit.limit_s * per_s
     known = [value for value in values if value > 0]  # as no unknown one is
     log = max(known, default=0.0) > LOG_FROM * allowed

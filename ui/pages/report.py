@@ -41,11 +41,11 @@ def page(scenario: Scenario) -> None:
     cover, preview = st.columns([2, 3], gap="large")
     with cover:
         texts = _cover()
-        over_day = answers.day_is_asked()
-        found = answers.report(scenario, outcome, **texts, address=_address(), over_day=over_day)
+        beside = answers.asked_beside()
+        found = answers.report(scenario, outcome, **texts, address=_address(), beside=beside)
         _downloads(found, started_s)
         if found.answer:
-            st.caption(WITH_DAY if over_day else WITHOUT_DAY)
+            st.caption(BESIDE[beside])
     with preview:
         _preview(found)
 
@@ -113,8 +113,12 @@ WITH_ANSWER = "The same numbers in all four, each with its unit and basis, and t
 WITHOUT_ANSWER = (
     "The report says why there is no answer, lists ways to meet the SLA and what was left out; it has no GPU count."
 )
-WITH_DAY = "With the GPUs of each hour: the page *Size* asks *Over a day*."
-WITHOUT_DAY = "For the GPUs of each hour choose *Over a day* on the page *Size*."
+BESIDE: dict[answers.Beside, str] = {
+    "": "For the GPUs of each hour choose *Over a day* on the page *Size*, for those at rising goodput *The last per "
+    "cent*.",
+    "day": "With the GPUs of each hour: the page *Size* asks *Over a day*.",
+    "goodput": "With the GPUs at rising goodput: the page *Size* asks *The last per cent*.",
+}
 
 
 def _preview(found: Report) -> None:

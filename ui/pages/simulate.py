@@ -7,7 +7,7 @@ import streamlit as st
 
 from sizing.analyses.inside import exceedances, learned
 from sizing.errors import ScenarioError
-from sizing.numbers import milliseconds, significant
+from sizing.numbers import significant
 from sizing.plans import Fleet, Plan
 from sizing.simulator import Simulated
 from sizing.workload import Limit
@@ -160,16 +160,16 @@ LOST_HELP = "Requests rejected by a full queue, or dropped from it after the tim
 
 def _limit_card(result: Simulated, limit: Limit, share: float, allowed: float) -> None:
     kept = share <= allowed + 1e-9 and not result.saturated
-    value_s = result.prediction().value_s(limit)
+    predicted = result.prediction(limit.within)
     st.metric(
         limit_name(limit),
-        milliseconds(value_s),
+        predicted.said(limit),
         "no steady state" if result.saturated else f"{_percent(share)} over, {_percent(allowed)} may",
         delta_color="green" if kept else "red",
         delta_arrow="off",
         icon=":material/check_circle:" if kept else ":material/cancel:",
         border=True,
-        help=f"In this run; and the share of requests over {milliseconds(limit.limit_s)}, with the share allowed.",
+        help=f"In this run; and the share of requests over {limit.said(limit.limit_s)}, with the share allowed.",
     )
 
 

@@ -1,4 +1,5 @@
-"""Size: GPUs for a load under an SLA, what GPUs that exist can serve, GPUs over a day, and for recorded traffic."""
+"""Size: GPUs for a load under an SLA, what GPUs that exist can serve, GPUs over a day, at rising goodput, and for
+recorded traffic."""
 
 from collections.abc import Callable
 from dataclasses import replace
@@ -14,6 +15,7 @@ from ui.scenario import Scenario
 from ui.views import traced
 from ui.views.answer import export, link_to_report, show_no_plan, show_plan, tell_change_since_link
 from ui.views.day import ask_day, show_day
+from ui.views.goodput import show_prices
 from ui.views.inverse import ask_fleet, show_carried
 from ui.visit import chosen, visit
 
@@ -21,6 +23,7 @@ QUESTIONS = {
     "gpus": "How many GPUs?",
     "load": "What can my GPUs serve?",
     "day": "Over a day",
+    "goodput": "The last per cent",
     "trace": "From a trace",
 }
 
@@ -81,6 +84,22 @@ def gpus_over_day(scenario: Scenario, corner: DeltaGenerator) -> None:
     show_day(outcome.plan, day, scenario)
 
 
+def gpus_by_goodput(scenario: Scenario, corner: DeltaGenerator) -> None:
+    """What does the last per cent of the requests cost?"""
+    if not any((scenario.ttft, scenario.itl, scenario.e2e)):
+        st.title("Set a limit on TTFT, ITL or E2E", anchor=False)
+        st.markdown("Goodput is the share of the requests that keep these limits all at once.")
+        return
+    with corner, st.spinner("Sizing a fleet for each goodput by simulation…"):
+        outcome = answers.outcome(scenario)
+        prices = answers.goodput_prices_of(scenario, outcome.plan) if outcome.plan else ()
+    if outcome.plan is None:
+        show_no_plan(outcome.title, outcome.reason, outcome.rejected, scenario)
+        return
+    visit().gpus_found = outcome.plan.answer.gpus
+    show_prices(outcome.plan, prices, scenario)
+
+
 def gpus_for_trace(scenario: Scenario) -> TracePlan | None:
     """How many GPUs for recorded traffic? The trace can be looked at while fleets are tried on it."""
     recorded = traced.ask_trace()
@@ -107,6 +126,7 @@ ANSWERS: dict[str, Callable[[Scenario, DeltaGenerator], None]] = {
     "gpus": gpus_for_load,
     "load": load_of_gpus,
     "day": gpus_over_day,
+    "goodput": gpus_by_goodput,
 }
 
 page(visit().scenario)

@@ -15,7 +15,7 @@ from sizing import text as answer
 from sizing.analyses.curves import LoadCurve
 from sizing.analyses.relax import Relaxation
 from sizing.memory_use import Misfit
-from sizing.numbers import milliseconds, significant
+from sizing.numbers import significant
 from sizing.plans import Basis, Candidate, Fleet, Plan, Rejection, servers, usual_server
 from sizing.points import Point
 from sizing.prediction import Caution, Prediction
@@ -103,14 +103,23 @@ def limit_cards(predicted: Prediction, sla: Sla, binding: Limit | None, when: st
         binds = " (binds)" if limit == binding else ""
         st.metric(
             f"{limit_name(limit)}{binds}",
-            milliseconds(value_s),
+            predicted.said(limit),
             room(value_s, limit),
             delta_color="green" if kept else "red",
             delta_arrow="off",
             icon=":material/check_circle:" if kept else ":material/cancel:",
             border=True,
-            help=f"Predicted {when}; the limit is {milliseconds(limit.limit_s)} at p{limit.percentile}.",
+            help=_limit_help(limit, when),
         )
+
+
+def _limit_help(limit: Limit, when: str) -> str:
+    """What a card's figure is, and what it must be."""
+    if limit.metric == "goodput":
+        return f"Share of all requests that keep every limit at once, predicted {when}: {limit}."
+    if limit.metric == "rejected":
+        return f"Share of all requests that are rejected or time out, predicted {when}; at most {limit.allowed}."
+    return f"Predicted {when}; the limit is {limit.allowed} at p{limit.percentile}."
 
 
 def table_height(rows: int) -> int:
@@ -167,8 +176,8 @@ def show_plan(plan: Plan, scenario: Scenario) -> None:
     with st.container(gap="xsmall"):
         remarks(plan)
     curve = answers.curve(scenario, answers.ANSWER, plan.answer)
-    limits = plan.question.sla.limits
-    for column, limit in zip(st.columns(len(limits)), limits, strict=True):
+    limits = plan.question.sla.latencies
+    for column, limit in zip(st.columns(max(1, len(limits))), limits, strict=False):
         with column:
             chart = latency_against_load(curve, plan.answer, limit, plan.question.headroom, ink())
             chart.figure.update_layout(height=CHART_PX)
@@ -236,6 +245,8 @@ def remarks(plan: Plan) -> None:
     st.markdown(f"**Bound by** {plain(answer.binding(fleet))}. {plain(answer.sensitivity(plan))}.")
     if means := answer.sizing_by_means(plan):
         st.markdown(f":material/lightbulb: {plain(means)}")
+    for note in answer.on_all_requests(plan.question):
+        st.caption(f":material/info: {plain(note)}.")
     for line in (answer.cost_line(plan), answer.peak(plan.question) if plan.question.price_per_gpu_hour else None):
         if line:
             st.caption(f":material/payments: {plain(line)}.")
@@ -302,10 +313,9 @@ def _row(fleet: Fleet, price_per_gpu_hour: float | None) -> dict[str, object]:
 
 def _chart_data(plan: Plan, curve: LoadCurve) -> pd.DataFrame:
     """A row for each load of the charts; infinite where the queue grows without end."""
-    limits = plan.question.sla.limits
+    limits = plan.question.sla.latencies
     rows = [
-        {"Load (requests/s per replica)": significant(rate)}
-        | {limit_name(limit): milliseconds(said.value_s(limit)) for limit in limits}
+        {"Load (requests/s per replica)": significant(rate)} | {limit_name(limit): said.said(limit) for limit in limits}
         for rate, said in zip(curve.rates_per_s, curve.predictions, strict=True)
     ]
     return pd.DataFrame(rows)
@@ -340,7 +350,7 @@ def _nearest_miss(rejected: Sequence[Rejection]) -> None:
     idle = "" if nearest.why.startswith("unsteady") else " even without load"
     st.markdown(
         f"**Nearest miss:** {plain(nearest.label)}: "
-        f"{limit_name(nearest.limit)} is {milliseconds(nearest.nearest_s)}{idle}, "
+        f"{limit_name(nearest.limit)} is {nearest.limit.said(nearest.nearest_s)}{idle}, "
         f"{room(nearest.nearest_s, nearest.limit)}. More GPUs do not help; these changes do:"
     )
 
@@ -351,12 +361,13 @@ def _relaxations(scenario: Scenario) -> None:
     for number, way in enumerate(ways.alone):
         _relaxation(way, number)
     if all(way.smallest is None for way in ways.alone) and ways.together and len(ways.together.limits) > 1:
-        loosened = " and ".join(f"{limit_name(each)} {milliseconds(each.limit_s)}" for each in ways.together.limits)
+        loosened = " and ".join(f"{limit_name(each)} {each.said(each.limit_s)}" for each in ways.together.limits)
         with st.container(border=True):
             st.markdown(
                 f"**Together:** {loosened}, with {plain(ways.together.candidate.label)}. No single limit is enough."
             )
-            st.button("Use these limits", on_click=use_limits, args=(ways.together.limits,))
+            if all(each.metric != "goodput" for each in ways.together.limits):
+                st.button("Use these limits", on_click=use_limits, args=(ways.together.limits,))
     widen(scenario)
 
 
@@ -368,7 +379,7 @@ def widen(scenario: Scenario) -> None:
 
 def _relaxation(way: Relaxation, number: int) -> None:
     """One limit: from which value on it works, alone, and at which lower percentile it is kept as it is."""
-    name, asked = limit_name(way.limit), milliseconds(way.limit.limit_s)
+    name, asked = limit_name(way.limit), way.limit.said(way.limit.limit_s)
     if way.smallest is None and way.percentile is None:
         st.markdown(f"**{name}:** no value is enough alone, because another limit fails too.")
         return
@@ -376,14 +387,18 @@ def _relaxation(way: Relaxation, number: int) -> None:
         if way.smallest and way.candidate and way.roomy and way.smallest.limit_s > way.limit.limit_s:
             _looser(way.smallest, way.roomy, way.candidate, asked)
         if way.percentile and way.percentile_candidate:
-            lower = f"p{way.percentile.percentile}"
+            lower = _percentile(way.percentile)
             st.markdown(f"**{name}** as {lower}: {plain(way.percentile_candidate.label)} keeps {asked} at {lower}.")
         with st.container(horizontal=True):
             _offers(way, number)
 
 
+def _percentile(limit: Limit) -> str:
+    return f"{limit.percentile:g} %" if limit.metric == "goodput" else f"p{limit.percentile}"
+
+
 def _looser(smallest: Limit, roomy: Limit, candidate: Candidate, asked: str) -> None:
-    least, half = milliseconds(smallest.limit_s), milliseconds(roomy.limit_s)
+    least, half = smallest.said(smallest.limit_s), roomy.said(roomy.limit_s)
     more = f" With {half}, they carry half of what they can." if roomy != smallest else ""
     st.markdown(
         f"**{limit_name(smallest)}:** {least} or more (by simulation) instead of {asked}, with "
@@ -393,11 +408,11 @@ def _looser(smallest: Limit, roomy: Limit, candidate: Candidate, asked: str) -> 
 
 def _offers(way: Relaxation, number: int) -> None:
     """A button for each value that would do."""
-    offers = {f"Use {milliseconds(limit.limit_s)}": limit for limit in (way.roomy, way.smallest) if limit}
-    if way.smallest and way.smallest.limit_s <= way.limit.limit_s:
-        offers = {}
+    offers = {f"Use {limit.said(limit.limit_s)}": limit for limit in (way.roomy, way.smallest) if limit}
+    if way.limit.metric == "goodput" or (way.smallest and way.smallest.limit_s <= way.limit.limit_s):
+        offers = {}  # the limits that goodput judges by stand in rows of their own
     if way.percentile:
-        offers[f"Use p{way.percentile.percentile}"] = way.percentile
+        offers[f"Use {_percentile(way.percentile)}"] = way.percentile
     for label, limit in offers.items():
         st.button(label, key=f"use_{number}_{label}", on_click=use_limits, args=((limit,),))
 

@@ -12,7 +12,7 @@ import streamlit as st
 from sizing.analyses.curves import versus
 from sizing.analyses.pools import Pools
 from sizing.memory_use import NO_PREFIX, PARTS, MemoryUse, memory_use
-from sizing.numbers import gpus, milliseconds, significant
+from sizing.numbers import gpus, significant
 from sizing.plans import Fleet, Plan, Rejection, cost_of
 from sizing.points import FORMULA_STARTS
 from sizing.question import Question
@@ -292,7 +292,7 @@ def lines(question: Question, fleets: list[Fleet], with_cost: bool) -> dict[str,
         ),
     }
     for limit in question.sla.limits:
-        said[f"{limit_name(limit)} (limit {milliseconds(limit.limit_s)})"] = _limited(fleets, limit)
+        said[f"{limit_name(limit)} (limit {limit.allowed})"] = _limited(fleets, limit)
     said["Room to the SLA"] = [
         f"{100 * max(0.0, room_share(fleet)):.0f} % of {binding_name(fleet)}" for fleet in fleets
     ]
@@ -314,7 +314,7 @@ def _limited(fleets: list[Fleet], limit: Limit) -> list[str]:
     return _best(
         fleets,
         lambda fleet: fleet.predicted.value_s(limit),
-        lambda fleet: milliseconds(fleet.predicted.value_s(limit)),
+        lambda fleet: fleet.predicted.said(limit),
         lowest=True,
     )
 

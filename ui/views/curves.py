@@ -19,7 +19,7 @@ from sizing.analyses.curves import (
     resampled,
 )
 from sizing.memory_use import KV_USED, PARTS, WEIGHTS, MemoryUse, memory_use
-from sizing.numbers import milliseconds, significant
+from sizing.numbers import significant
 from sizing.plans import Fleet, Plan
 from sizing.points import Point
 from sizing.question import RATE
@@ -56,8 +56,8 @@ def draw_latency(scenario: Scenario, name: str, fleet: Fleet) -> None:
     capacity = significant(fleet.capacity_per_s)
     st.title(plain(f"A replica of {fleet.candidate.label} carries {capacity} requests/s under this SLA"), anchor=False)
     _provenance(fleet, points)
-    limits = scenario.question.sla.limits
-    for column, limit in zip(st.columns(len(limits)), limits, strict=True):
+    limits = scenario.question.sla.latencies
+    for column, limit in zip(st.columns(max(1, len(limits))), limits, strict=False):
         chart = latency_against_load(curve, fleet, limit, scenario.headroom, ink())
         with column:
             show(with_measured(with_knee(chart, curve, ink()), points, limit, ink()), f"latency_{limit.metric}")
@@ -105,7 +105,7 @@ def _try_load(scenario: Scenario, name: str, fleet: Fleet, limits: Sequence[Limi
 def _verdict(limit: Limit, value_s: float) -> str:
     kept = value_s <= limit.limit_s
     icon, word = (":material/check_circle:", "keeps") if kept else (":material/cancel:", "misses")
-    return f"{icon} {word} {limit_name(limit)}: {milliseconds(value_s)}, {room(value_s, limit)}"
+    return f"{icon} {word} {limit_name(limit)}: {limit.said(value_s)}, {room(value_s, limit)}"
 
 
 def _latency_table(curve: LoadCurve, limits: Sequence[Limit], points: Sequence[Point]) -> None:

@@ -88,8 +88,8 @@ def planned(fleet: Fleet, question: Question) -> RunSetup:
         token_budget=rule.token_budget,
         kv_tokens=rule.kv_tokens,
         kv_policy=rule.kv_policy,
-        max_waiting=rule.max_waiting,
-        queue_timeout_s=0.0,
+        max_waiting=fleet.candidate.replica.with_queue(question.workload.queue_limit).batching.max_waiting,
+        queue_timeout_s=timeout_s if math.isfinite(timeout_s := question.workload.queue_timeout_s) else 0.0,
     )
 
 
@@ -98,7 +98,7 @@ def run_of(setup: RunSetup, fleet: Fleet, question: Question) -> InsideRun:
     given = question.workload.arrivals
     arrivals = given if setup.arrivals == str(given) else Arrivals.parse(setup.arrivals)
     timeout_s = setup.queue_timeout_s or math.inf
-    workload = replace(question.workload, arrivals=arrivals, queue_timeout_s=timeout_s)
+    workload = replace(question.workload, arrivals=arrivals, queue_timeout_s=timeout_s, queue_limit=0)
     batching = replace(
         fleet.candidate.replica.batching,
         policy=setup.policy,

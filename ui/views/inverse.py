@@ -8,9 +8,9 @@ import pandas as pd
 import streamlit as st
 
 from sizing.analyses.existing import Existing
-from sizing.numbers import milliseconds, percent, significant
+from sizing.numbers import percent, significant
 from sizing.plans import Rejection
-from sizing.text import WIDE, existing_band, existing_sentence
+from sizing.text import WIDE, against, existing_band, existing_sentence
 from ui import answers
 from ui.look import card
 from ui.scenario import FLEET, Scenario
@@ -92,8 +92,7 @@ def bound(fleet: Existing) -> str:
     """What keeps these GPUs from serving more."""
     if fleet.binding == "stable rate":
         return "stable rate: beyond it a replica's queue grows without bound, before a limit is reached"
-    value, allowed = fleet.predicted.value_s(fleet.limit), fleet.limit.limit_s
-    return f"{limit_name(fleet.limit)}: {milliseconds(value)} of {milliseconds(allowed)} at this load"
+    return f"{limit_name(fleet.limit)}: {against(fleet.limit, fleet.predicted)} at this load"
 
 
 def _table(fleets: Sequence[Existing]) -> None:

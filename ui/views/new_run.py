@@ -11,9 +11,9 @@ from calibration.plan import LENGTHS, MOST_USERS, Answering, PlanFile, level_s, 
 from calibration.plan import USUAL as USUAL_SERVED
 from calibration.store import LIVE, Store
 from sizing.errors import SizingError
-from sizing.numbers import milliseconds, significant
+from sizing.numbers import significant
 from sizing.points import Deployment
-from sizing.workload import METRICS, Lengths
+from sizing.workload import LIMITED, Lengths
 from ui import answers, link
 from ui.answers import USERS
 from ui.scenario import Scenario
@@ -207,10 +207,12 @@ def _question(scenario: Scenario) -> Question:
 def question_of(scenario: Scenario, gpu_minutes: float) -> Question:
     """The question of the page as a plan's ``adaptive`` has it."""
     query = link.to_query(scenario)
-    limits: Question = {metric: query[metric] for metric in METRICS if getattr(scenario, metric) is not None}
+    limits: Question = {metric: query[metric] for metric in LIMITED if getattr(scenario, metric) is not None}
+    waits: Question = {"queue_limit": scenario.queue_limit} if scenario.queue_limit else {}
+    waits = {**waits, "queue_timeout": f"{scenario.queue_timeout_s!r}s"} if scenario.queue_timeout_s else waits
     floats = {name: float(getattr(scenario, name)) for name in ("headroom", *LENGTHS)}
     rate: Question = {"gpu_minutes": gpu_minutes, "rate": scenario.rate_per_s, "arrivals": query["arrivals"]}
-    return {**rate, **limits, **floats, "routing": scenario.routing, "spare": scenario.spare}
+    return {**rate, **limits, **waits, **floats, "routing": scenario.routing, "spare": scenario.spare}
 
 
 ADAPTIVE_HELP = (
@@ -244,7 +246,7 @@ def size_view(store: Store, scenario: Scenario) -> None:
     if scenario.missing:
         st.info(f"{scenario.missing} on the left: the levels to measure follow from the question.")
         return
-    limits = ", ".join(f"{limit.name} within {milliseconds(limit.limit_s)}" for limit in scenario.question.sla.limits)
+    limits = ", ".join(f"{limit.name} within {limit.allowed}" for limit in scenario.question.sla.limits)
     st.markdown(
         f"How many GPUs for **{significant(scenario.rate_per_s)} requests/s**, {scenario.isl:,} tokens in and "
         f"{scenario.osl:,} out, {limits}? The form on the left changes the question. Only the levels that its answer "

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from math import isfinite
 
@@ -18,7 +19,7 @@ from sizing.numbers import percent, significant
 from sizing.points import Point, doubts
 from sizing.question import Question
 from sizing.text import band, caution, sentence, working
-from sizing.workload import METRICS
+from sizing.workload import LIMITED
 from ui import answers, link
 from ui.answers import FittedPoints, trials
 from ui.charts.fit import QUANTITIES, parity
@@ -312,7 +313,9 @@ def _scenario(question: Question, point: Point) -> Scenario:
         isl_cv=lengths.isl_cv,
         osl=round(lengths.osl),
         osl_cv=lengths.osl_cv,
-        **{metric: getattr(sla, metric) for metric in METRICS},
+        **{metric: getattr(sla, metric) for metric in LIMITED},
+        queue_limit=workload.queue_limit or None,
+        queue_timeout_s=workload.queue_timeout_s if math.isfinite(workload.queue_timeout_s) else None,
         headroom=question.headroom,
         spare=question.spare,
         routing=question.routing,

@@ -15,7 +15,7 @@ from sizing.analyses.traced import TracePlan, busiest_rate_per_s
 from sizing.cli.shapes import Extras, extras_json, finite_only
 from sizing.numbers import milliseconds, percent, significant
 from sizing.question import Range
-from sizing.simulator.recorded import limits_on_requests
+from sizing.simulator.recorded import limits_on_latencies
 from sizing.text import as_json
 from sizing.trace import DAY_S, HOUR_S, MINUTE_S, Trace, dispersion
 from sizing.trace_files import FORMATS
@@ -291,7 +291,7 @@ def show_replayed(found: TracePlan, scenario: Scenario) -> None:
 
 
 def _by_hour(found: TracePlan) -> None:
-    limits = limits_on_requests(found.replayed.sla)
+    limits = limits_on_latencies(found.replayed.sla)
     with st.grid(1 + len(limits), min_column_width=260):
         for limit in limits:
             show(limit_by_hour(found, limit, ink()), f"hours_{limit.metric}")
@@ -322,10 +322,7 @@ def _hours(found: TracePlan) -> pd.DataFrame:
             "Requests": int(seen.tally.gone[number]),
             "Inside the SLA": percent(seen.goodput(number), 2),
         }
-        | {
-            limit_name(limit): milliseconds(seen.quantiles(limit.metric, number).at(limit.percentile))
-            for limit in limits_on_requests(seen.sla)
-        }
+        | {limit_name(limit): milliseconds(seen.value_s(limit, number)) for limit in limits_on_latencies(seen.sla)}
         | {"GPUs at its rate": (found.needed[number] + fleet.spare) * fleet.candidate.gpus}
         for number, hour in enumerate(seen.hours)
     ]

@@ -25,11 +25,12 @@ from tests.browser.served import started
 from validation.speed.waits import in_a_line
 
 QUESTION: dict[str, Any] = {
-    **{"model": "Qwen/Qwen3-32B", "gpu": "h200_sxm", "precision": "fp8"},
-    **{"isl": 2000, "osl": 256, "ttft": "p95:1s", "itl": "p95:30ms"},
+    "model": "Qwen/Qwen3-32B", "gpu": "h200_sxm", "precision": "fp8",
+    "isl": 2000, "osl": 256, "ttft": "p95:1s", "itl": "p95:30ms",
 }
 """Twelve configurations: four layouts, three engines."""
-DEAR = QUESTION | {"gpu": "h100_sxm,h200_sxm,b200_sxm", "precision": "any", "routing": "least_outstanding", "tune": True}
+THREE = {"gpu": "h100_sxm,h200_sxm,b200_sxm", "precision": "any"}
+DEAR = QUESTION | THREE | {"routing": "least_outstanding", "tune": True}
 """Half a minute of a core: fleets of equal requests behind the least busy replica are simulated whole."""
 MB = 1_000_000
 GIVE_UP_AFTER_S = 300.0
@@ -128,7 +129,8 @@ def main() -> None:
         with dear_ones(url, (7.0, 11.0, 13.0)) as dear:
             one_round("the same beside three dear questions", few, 2000)
         print(in_a_line("  the dear ones", dear.answer_s), *dear.failed, sep="\n  ")
-        print(f"memory: {sum(each.memory_info().rss for each in family(server.process.pid)) / MB:.0f} MB, all processes")
+        held_bytes = sum(each.memory_info().rss for each in family(server.process.pid))
+        print(f"memory: {held_bytes / MB:.0f} MB, all processes")
 
 
 if __name__ == "__main__":

@@ -63,8 +63,10 @@ def _row(point: Point) -> str:
 
 
 def load_text(point: Point) -> str:
-    """For people: ``4 users``, ``3.5 req/s``."""
-    return f"{point.load_value:g} users" if point.load_kind == "concurrency" else f"{point.load_value:.4g} req/s"
+    """For people: ``4 users``, ``3.5 req/s``, ``0.5 sess/s``."""
+    if point.load_kind in ("concurrency", "sessions"):
+        return f"{point.load_value:g} users"
+    return f"{point.load_value:.4g} {'sess' if point.load_kind == 'session_rate' else 'req'}/s"
 
 
 def _ms(seconds: float | None) -> str:

@@ -21,7 +21,7 @@ from calibration.errors import FileError
 from calibration.requests.tokens import Encoder, encoder_of
 from sizing.errors import ScenarioError
 from sizing.token_law import TokenLaw
-from sizing.workload import Lengths, Seconds, Tokens
+from sizing.workload import Lengths, Seconds, Sessions, Tokens, TurnLaw, Turns, parse_seconds
 
 Law = Literal["lognormal", "normal"]
 Window = tuple[int, int]
@@ -339,8 +339,83 @@ def _length(given: object) -> float | Window | str:
 Length = Annotated[float | Window | str, BeforeValidator(_length)]
 
 
+MOST_TURNS = 10_000
+SAMPLED_TURNS, FEWEST_SAMPLED = 200_000, 100
+"""Turns that a sample of sessions has on average, but not of fewer sessions than these."""
+
+
+class SessionsPlan(BaseModel):
+    """Conversations, or the steps of agents: keys, and what they mean, as the options of ``sizing sessions``.
+
+    ``{turns: 6, first_tokens: 800, user_tokens: 80, output_tokens: 200, think: 20s}``; `think_s` says the same in
+    seconds. See `sizing.workload.Sessions`.
+    """
+
+    model_config = ConfigDict(strict=True, extra="forbid", frozen=True, allow_inf_nan=False)
+
+    turns: float
+    first_tokens: float
+    user_tokens: float
+    output_tokens: float
+    turn_law: TurnLaw = "geometric"
+    first_cv: Cv = 0.0
+    user_cv: Cv = 0.0
+    output_cv: Cv = 0.0
+    think: str | None = None
+    think_s: Annotated[float, Field(ge=0)] | None = None
+    system_tokens: int = 0
+    context_tokens: int = 0
+
+    @model_validator(mode="after")
+    def _is_a_workload(self) -> Self:
+        if self.think is not None and self.think_s is not None:
+            raise ValueError("think and think_s exclude each other: give one of them")
+        try:
+            found = self.started_at(1.0)
+        except ScenarioError as error:
+            raise ValueError(str(error)) from None
+        for name in ("first_tokens", "user_tokens", "output_tokens", "system_tokens"):
+            if getattr(self, name) > LONGEST_TOKENS:
+                raise ValueError(f"{name} must be at most {LONGEST_TOKENS}, got {getattr(self, name):g}")
+        if found.turns > MOST_TURNS:
+            raise ValueError(f"turns must be at most {MOST_TURNS}, got {found.turns:g}")
+        if not len(self.sample.isl):
+            raise ValueError(f"no first turn fits in context_tokens, {found.context_tokens:,}: raise it")
+        return self
+
+    def started_at(self, rate_per_s: float) -> Sessions:
+        """The workload, of which so many sessions start in a second. Raises ScenarioError."""
+        said = self.model_dump(exclude={"think", "think_s"})
+        think_s = self.think_s or 0.0 if self.think is None else parse_seconds("think", self.think)
+        return Sessions(rate_per_s, think_s=think_s, **said)
+
+    @property
+    def sample(self) -> Turns:
+        """Turns of many sessions, the same each time."""
+        return _sampled(self)
+
+    @property
+    def mean_turns(self) -> float:
+        """Turns of a session that fit into its context, on average."""
+        return len(self.sample.isl) / _sessions_sampled(self)
+
+    def summary(self) -> Lengths:
+        """Means and coefficients of variation of prompts and answers, of all turns together."""
+        turns = self.sample
+        return summary(turns.isl, turns.osl)
+
+
+def _sessions_sampled(plan: SessionsPlan) -> int:
+    return max(FEWEST_SAMPLED, round(SAMPLED_TURNS / plan.turns))
+
+
+@lru_cache(maxsize=16)
+def _sampled(plan: SessionsPlan) -> Turns:
+    return plan.started_at(1.0).drawn(_sessions_sampled(plan), (0,))
+
+
 class LengthsPlan(BaseModel):
-    """One entry of a plan's `lengths`, in tokens: `isl` and `osl`, or one of the files.
+    """One entry of a plan's `lengths`, in tokens: `isl` and `osl`, one of the files, or `sessions`.
 
     ``{isl: 2000, osl: 256}``: means. `isl_cv`, `osl_cv` (coefficients of variation) say how lengths vary, lognormal or
     by ``law: normal``, where what would be below 1 token is 1; 0 makes all equal. A plan varies them unless said.
@@ -349,6 +424,9 @@ class LengthsPlan(BaseModel):
     ``{histogram: lengths.csv}``: pairs with the frequencies of the file. ``{trace: trace.csv}``: the file's requests in
     their order, once. ``{dataset: texts.json}``: the file's texts in their order, again and again; longer prompts than
     `max_input_len` are left out; an `osl` given takes the place of the answers' lengths.
+    ``{sessions: {turns: 6, ...}}``: sessions of several turns, each of which repeats all that was said before, the
+    answers as the server gave them (SessionsPlan). The plan's `rates` are then sessions that start in a second,
+    at random, and its `concurrency` users who have one session after another.
 
     Each prompt is unique from its first token, after `shared_prefix` tokens which all prompts of a level share. With
     ``unique: false`` the texts of a data set are sent as they are. `concurrency`: one closed loop of so many users, and
@@ -365,6 +443,7 @@ class LengthsPlan(BaseModel):
     histogram: FileName | None = None
     dataset: FileName | None = None
     trace: FileName | None = None
+    sessions: SessionsPlan | None = None
     max_input_len: Whole | None = None
     unique: bool = True
     shared_prefix: Annotated[int, Field(ge=0, le=LONGEST_TOKENS)] = 0
@@ -372,14 +451,14 @@ class LengthsPlan(BaseModel):
 
     @model_validator(mode="after")
     def _one_source_and_its_keys(self) -> Self:
-        files = [name for name in FILES if getattr(self, name) is not None]
-        if len(files) > 1:
-            raise ValueError(f"{files[0]} and {files[1]} exclude each other: give one of them")
-        if not files and (self.isl is None or self.osl is None):
-            raise ValueError("give isl and osl, or one of histogram, dataset, trace")
-        for name in _NOT_WITH[files[0] if files else "isl"]:
+        sources = [name for name in (*FILES, "sessions") if getattr(self, name) is not None]
+        if len(sources) > 1:
+            raise ValueError(f"{sources[0]} and {sources[1]} exclude each other: give one of them")
+        if not sources and (self.isl is None or self.osl is None):
+            raise ValueError("give isl and osl, or one of histogram, dataset, trace, sessions")
+        for name in _NOT_WITH[sources[0] if sources else "isl"]:
             if getattr(self, name) != type(self).model_fields[name].default:
-                raise ValueError(f"{name} does not go with {files[0] if files else 'isl and osl'}")
+                raise ValueError(f"{name} does not go with {sources[0] if sources else 'isl and osl'}")
         if self.dataset is not None and isinstance(self.osl, tuple | str):
             raise ValueError("osl: a window does not go with dataset, nor does a law: give one number, or none")
         for name in ("isl", "osl"):
@@ -407,13 +486,13 @@ class LengthsPlan(BaseModel):
         return [(name, getattr(self, name)) for name in FILES if getattr(self, name) is not None]
 
     def law_of_pairs(self) -> Drawn | Histogram | LengthsTrace:
-        """What tells (ISL, OSL) of a request by its number. Not for a data set. Raises FileError."""
+        """What tells (ISL, OSL) of a request by its number. Not for a data set or sessions. Raises FileError."""
         if self.histogram is not None:
             return _histogram(Path(self.histogram))
         if self.trace is not None:
             return _trace(Path(self.trace))
         if self.isl is None or self.osl is None:
-            raise ValueError("the lengths of a data set are those of its texts")
+            raise ValueError("the lengths of a data set are those of its texts, those of sessions of their turns")
         return Drawn(side(self.isl, self.isl_cv, self.law), side(self.osl, self.osl_cv, self.law))
 
     def texts(self, encoder: Encoder) -> Texts:
@@ -428,6 +507,8 @@ class LengthsPlan(BaseModel):
         """
         if self.dataset is not None:
             return self.texts(encoder or encoder_of(None, False)).summary()
+        if self.sessions is not None:
+            return self.sessions.summary()
         return self.law_of_pairs().summary()
 
     @property
@@ -443,6 +524,7 @@ _NOT_WITH = {
     "histogram": _DRAWN_KEYS + _TEXT_KEYS,
     "trace": _DRAWN_KEYS + _TEXT_KEYS,
     "dataset": ("isl", "isl_cv", "osl_cv", "law", "shared_prefix"),
+    "sessions": (*_DRAWN_KEYS, *_TEXT_KEYS, "shared_prefix"),
 }
 
 

@@ -51,7 +51,7 @@ SESSIONS = Sessions(
     think_s=3.0,
     context_tokens=2048,
 )
-KV_TOKENS = (131_072, 24_576, 12_288)
+KV_TOKENS = (131_072, 24_576, 14_336)
 """Roomy, tight, thrashing."""
 WINDOWS = 60
 HIT_RATE_GOAL, TTFT_GOAL = 0.03, 0.15

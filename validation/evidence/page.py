@@ -19,7 +19,7 @@ means that the answer promises more requests/s, or shorter times, than the truth
 
 Real servers first. Where published measurements are available (`--data`; the sample comes with aiconfigurator-core),
 some rows calibrate and the others are predicted. Only the rows about servers, mixtures, estimates, open loops, random
-arrivals from closed loops, GuideLLM, the trace and static batches are about real machines.
+arrivals from closed loops, sessions, GuideLLM, the trace and static batches are about real machines.
 
 - **Dense servers and mixtures of experts.** Closed loops of vLLM, SGLang and TensorRT-LLM on H100, H200 and Blackwell
   GPUs, with the means of TTFT and ITL of whole runs, from which requests/s follow by Little's law. *Other loads*: four
@@ -64,6 +64,13 @@ arrivals from closed loops, GuideLLM, the trace and static batches are about rea
   name the model, whose shape says how many experts a batch reads; no kernel timings. Of prompts that begin alike the
   share found in the prefix cache is that which the server counted. The band is that of `size --verify`, for one
   round.
+- **Sessions on a prefix cache.** The same vLLM at the pace of GPUs, with prefix caching and a KV cache of three sizes:
+  roomy, tight, and thrashing, where contexts crowd each other out before their next turn. Sessions of eight turns begin
+  at random, once a second, for two and a half minutes, twice; every turn repeats all that was said, the server's own
+  answers token by token. The law is that of closed loops whose prompts share nothing; no hit rate is told. What is
+  found in the cache is the server's own count, an error of it a difference in points. Predicted are measurements like
+  these, sixty drawn and simulated from an empty server on; the note says how far one such measurement lies from the
+  mean by chance, and what is simulated of the very sessions that were measured. Each row is judged at its worst size.
 - **GuideLLM, the trace, static batches.** The two highest rates of each cell from the lower ones; the second half of a
   trace from the first; prefill and decode times of a batch from six of them.
 - **Systems with exact answers.** The simulator, reduced to queues with a known solution (M/M/c, M/G/1, processor
@@ -92,8 +99,8 @@ arrivals from closed loops, GuideLLM, the trace and static batches are about rea
   arrivals at random or at a steady rate, and its band is wide.
 - There are no measured rows with random arrivals held for hours, or on a GPU below saturation, and none with several
   replicas behind a router, speculative decoding or separate prefill servers. Those features are simulated, and compared
-  with a naive second simulator in the tests. Prefix caches are measured in the open loops only, where nearly all of
-  each prompt is found.
+  with a naive second simulator in the tests. Prefix caches are measured in the open loops, where nearly all of each
+  prompt is found, and in sessions at one replica whose steps are timed as on GPUs; no row has sessions of real users.
 - Calibration noise of simulated engines is 2 % and independent from point to point. A throttled or shared server is off
   by more, at all its points together.
 - Day-zero estimates are checked on ten models and four GPUs of two generations, of which the table leaves out one at a

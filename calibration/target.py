@@ -256,7 +256,7 @@ class Target:
             left_out := self.source(level.entry, ()).texts().left_out
         ):
             notes.append(f"{left_out} prompts of the data set left out by max_input_len")
-        return notes
+        return [*notes, *self.plan.lengths[level.entry].notes_of_trace]
 
 
 METRICS_PAGES = ("/metrics", "/prometheus/metrics", "/v1/metrics")

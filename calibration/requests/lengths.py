@@ -5,9 +5,8 @@ from __future__ import annotations
 import csv
 import json
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
-from datetime import datetime
 from functools import lru_cache
 from io import StringIO
 from pathlib import Path
@@ -21,6 +20,8 @@ from calibration.errors import FileError
 from calibration.requests.tokens import Encoder, encoder_of
 from sizing.errors import ScenarioError
 from sizing.token_law import TokenLaw
+from sizing.trace import TraceError
+from sizing.trace_files import read_trace_noted
 from sizing.workload import Lengths, Seconds, Sessions, Tokens, TurnLaw, Turns, parse_seconds
 
 Law = Literal["lognormal", "normal"]
@@ -104,11 +105,6 @@ class Drawn:
 
 LARGEST_FILE_BYTES = 256 * 2**20
 LONGEST_TOKENS = 1_000_000
-TRACE_HEADERS = (
-    ("arrival_s", "isl", "osl"),
-    ("TIMESTAMP", "ContextTokens", "GeneratedTokens"),  # the Azure LLM inference traces
-    ("timestamp", "input_length", "output_length"),  # the Mooncake traces, JSON lines, milliseconds
-)
 Row = dict[str, Any]
 
 
@@ -132,11 +128,15 @@ class Histogram:
 
 @dataclass(frozen=True, slots=True)
 class LengthsTrace:
-    """Requests as they once came: seconds since the first, and lengths; arrays of shape (n,), in order of arrival."""
+    """Requests as they once came: seconds since the first, and lengths; arrays of shape (n,), in order of arrival.
+
+    `notes`: what was left out of the file, sorted or taken for granted.
+    """
 
     arrival_s: Seconds
     isl: Tokens
     osl: Tokens
+    notes: tuple[str, ...] = ()
 
     def pair(self, number: int, rng: np.random.Generator) -> tuple[int, int] | None:
         """(ISL, OSL) of request `number`; None after the last."""
@@ -171,7 +171,7 @@ def _mean_and_cv(values: Tokens, weights: Seconds | None) -> tuple[float, float]
 
 def read_histogram(path: Path) -> Histogram:
     """A CSV with the columns isl, osl and, unless every pair is as frequent, weight. Raises FileError."""
-    rows = list(_csv_rows(path, (("isl", "osl"),)))
+    rows = list(_csv_rows(path, ("isl", "osl")))
     isl = np.array([_tokens(row, "isl", where) for where, row in rows], np.int64)
     osl = np.array([_tokens(row, "osl", where) for where, row in rows], np.int64)
     weight = np.array([_number(row, "weight", where) if "weight" in row else 1.0 for where, row in rows])
@@ -182,16 +182,18 @@ def read_histogram(path: Path) -> Histogram:
 
 
 def read_trace(path: Path) -> LengthsTrace:
-    """A CSV with arrival_s, isl, osl, an Azure LLM trace (CSV), or a Mooncake trace (JSON lines). Raises FileError."""
-    lines = _json_rows(path) if path.suffix == ".jsonl" else _csv_rows(path, TRACE_HEADERS)
-    rows = list(lines)
-    when, isl_name, osl_name = next(header for header in TRACE_HEADERS if set(header) <= set(rows[0][1]))
-    read_s = _SECONDS[when]
-    arrival_s = np.array([read_s(row, when, where) for where, row in rows])
-    isl = np.array([_tokens(row, isl_name, where) for where, row in rows], np.int64)
-    osl = np.array([_tokens(row, osl_name, where) for where, row in rows], np.int64)
-    order = np.argsort(arrival_s, kind="stable")
-    return LengthsTrace(arrival_s[order] - arrival_s[order[0]], isl[order], osl[order])
+    """The requests of any file of requests that the planner reads (`sizing.trace_files`). Raises FileError."""
+    if not path.is_file():
+        raise _absent(path)
+    try:
+        trace, _, notes = read_trace_noted(path)
+    except TraceError as error:
+        raise FileError(str(error)) from None
+    longest = int(max(trace.isl.max(), trace.osl.max()))
+    if longest > LONGEST_TOKENS:
+        raise FileError(f"{path}: a prompt or answer of {longest:,} tokens, at most {LONGEST_TOKENS:,} are sent")
+    times_s, isl, osl = trace.arrival_s, trace.isl.astype(np.int64), trace.osl.astype(np.int64)
+    return LengthsTrace(times_s - times_s[0], isl, osl, notes)
 
 
 def read_dataset(path: Path) -> list[Text]:
@@ -220,35 +222,19 @@ def _text(item: Any, where: str) -> Text:
     return Text(prompt, parts["output"])
 
 
-def _csv_rows(path: Path, headers: tuple[tuple[str, ...], ...]) -> Iterator[tuple[str, Row]]:
-    """(where, row) of each line of a CSV that has all columns of one of `headers`."""
+def _csv_rows(path: Path, columns: tuple[str, ...]) -> Iterator[tuple[str, Row]]:
+    """(where, row) of each line of a CSV that has all `columns`."""
     reader = csv.DictReader(StringIO(_read(path), newline=""))
     row = None
     try:
-        found = set(reader.fieldnames or ())
-        if not any(set(header) <= found for header in headers):
-            wanted = " or ".join(", ".join(header) for header in headers)
-            raise FileError(f"{path}: no header with the columns {wanted}")
+        if not set(columns) <= set(reader.fieldnames or ()):
+            raise FileError(f"{path}: no header with the columns {', '.join(columns)}")
         for row in reader:
             yield f"{path}, line {reader.line_num}", row
     except csv.Error as error:
         raise FileError(f"{path}, line {reader.line_num}: not CSV ({error})") from None
     if row is None:
         raise FileError(f"{path}: the file has a header and no rows")
-
-
-def _json_rows(path: Path) -> Iterator[tuple[str, Row]]:
-    names = TRACE_HEADERS[-1]
-    row = None
-    for number, line in enumerate(_read(path).splitlines(), start=1):
-        where = f"{path}, line {number}"
-        if line.strip():
-            row = _json(line, where)
-            if not isinstance(row, dict) or not set(names) <= set(row):
-                raise FileError(f"{where}: not an object with the keys {', '.join(names)}")
-            yield where, row
-    if row is None:
-        raise FileError(f"{path}: the file is empty")
 
 
 def _json(text: str, where: str) -> Any:
@@ -266,9 +252,13 @@ def _read(path: Path) -> str:
             raise FileError(f"{path}: {size_bytes >> 20} MiB are more than the {limit} read; cut the file")
         return path.read_text(encoding="utf-8-sig")
     except FileNotFoundError:
-        raise FileError(f"{path}: no such file; correct the path, which starts at the plan's folder") from None
+        raise _absent(path) from None
     except (OSError, UnicodeDecodeError) as error:
         raise FileError(f"{path}: cannot be read ({error})") from None
+
+
+def _absent(path: Path) -> FileError:
+    return FileError(f"{path}: no such file; correct the path, which starts at the plan's folder")
 
 
 def _number(row: Row, name: str, where: str) -> float:
@@ -288,23 +278,6 @@ def _tokens(row: Row, name: str, where: str) -> int:
     return int(value)
 
 
-def _milliseconds(row: Row, name: str, where: str) -> float:
-    return _number(row, name, where) / 1000
-
-
-def _date(row: Row, name: str, where: str) -> float:
-    try:
-        # without a zone both ends of a difference are read alike, which is all that counts
-        return (datetime.fromisoformat(row[name]).replace(tzinfo=None) - datetime(2000, 1, 1)).total_seconds()
-    except (TypeError, ValueError):
-        raise FileError(f"{where}, {name}: a date and time is needed (got {row[name]!r})") from None
-
-
-_SECONDS: dict[str, Callable[[Row, str, str], float]] = {
-    "arrival_s": _number,
-    "TIMESTAMP": _date,
-    "timestamp": _milliseconds,
-}
 Whole = Annotated[int, Field(ge=1, le=LONGEST_TOKENS)]
 Cv = Annotated[float, Field(ge=0, le=10)]
 FileName = Annotated[str, Field(min_length=1)]
@@ -422,8 +395,9 @@ class LengthsPlan(BaseModel):
     ``{isl: [100, 300], osl: [10, 20]}``: any whole number in the window, ends included, equally often.
     ``{isl: "points:200@0.8,4000@0.2", osl: 20}``: another law, as `sizing.token_law` writes it.
     ``{histogram: lengths.csv}``: pairs with the frequencies of the file. ``{trace: trace.csv}``: the file's requests in
-    their order, once. ``{dataset: texts.json}``: the file's texts in their order, again and again; longer prompts than
-    `max_input_len` are left out; an `osl` given takes the place of the answers' lengths.
+    their order, once; any file that `sizing.trace_files` reads. ``{dataset: texts.json}``: the file's texts in their
+    order, again and again; longer prompts than `max_input_len` are left out; an `osl` given takes the place of the
+    answers' lengths.
     ``{sessions: {turns: 6, ...}}``: sessions of several turns, each of which repeats all that was said before, the
     answers as the server gave them (SessionsPlan). The plan's `rates` are then sessions that start in a second,
     at random, and its `concurrency` users who have one session after another.
@@ -515,6 +489,11 @@ class LengthsPlan(BaseModel):
     def arrivals_s(self) -> Seconds | None:
         """When the requests of a trace came, seconds from the first, shape (n,); None without one. Raises FileError."""
         return None if self.trace is None else _trace(Path(self.trace)).arrival_s
+
+    @property
+    def notes_of_trace(self) -> tuple[str, ...]:
+        """How the file of a trace was read, where that needs saying; () without one. Raises FileError."""
+        return () if self.trace is None else _trace(Path(self.trace)).notes
 
 
 _DRAWN_KEYS = ("isl", "osl", "isl_cv", "osl_cv", "law")

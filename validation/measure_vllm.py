@@ -2,7 +2,7 @@
 
 python -m validation.measure_vllm                       # all servers that the tables lack, two to three hours
 python -m validation.measure_vllm --only dense --only mixture
-python -m validation.measure_vllm --only sessions       # a prefix cache of three sizes, 25 minutes
+python -m validation.measure_vllm --only sessions       # a prefix cache of three sizes, 28 minutes
 
 A server of its own for each configuration, at the pace of the CPU or of GPUs (`lab.vllm.pace`). Its closed loops and
 its random arrivals take turns (closed, Poisson, closed again, Poisson, ...), so that a machine that drifts shows in the
@@ -36,7 +36,7 @@ from lab.vllm.pace import SMALLEST, Pace
 from lab.vllm.server import MODEL, VllmServer
 from lab.vllm.settings import Settings
 from sizing.points import Point, read_points, write_points
-from validation.evidence.measured_sessions import KV_TOKENS, SESSIONS, TABLE, Round, read_rounds
+from validation.evidence.measured_sessions import CLOSED_LOOPS, KV_TOKENS, LOOPS, SESSIONS, TABLE, Round, read_rounds
 from validation.evidence.measured_vllm import server_of
 
 EVIDENCE = Path(__file__).parent / "evidence"
@@ -196,8 +196,29 @@ def sessions_measured(server: VllmServer, number: int, console: Console, budget_
 _OF_FACTS = ("later_ttft_p50_s", "later_ttft_p95_s", "later_ttft_mean_s", "first_ttft_p50_s", "first_ttft_mean_s")
 
 
-def measure_sessions(table: Path, console: Console) -> None:
-    """Measure the sizes of the KV cache that the table lacks, each at a server of its own."""
+def session_loops(server: VllmServer, console: Console) -> list[Point]:
+    """Closed loops at the server of sessions, of single requests as long as turns are."""
+    found: list[Point] = []
+    for isl, osl, shared in LOOPS:
+        for number, users in enumerate(LEVELS):
+            with TemporaryDirectory() as folder, Bar(console) as bar:
+                store = Store(f"sqlite:///{folder}/points.db")
+                loads = {"concurrency": [*users], "budget_s": SESSION_SERVER.closed_s}
+                plan = plan_of(SESSION_SERVER, server, Mix(isl, osl, shared).entry, number, **loads)
+                points = store.points(run(plan, store, bar))
+            found += [replace(point, source=f"{SESSION_SERVER.name}, sessions; closed loops") for point in points]
+    return found
+
+
+def measure_sessions(folder: Path, console: Console) -> None:
+    """Measure the closed loops and the sizes of the KV cache that the tables lack, each at a server of its own."""
+    if not (loops := folder / CLOSED_LOOPS.name).is_file():
+        with VllmServer(SESSION_SERVER.settings, console) as server, system.kept_off(system.of_engine(1)):
+            be_prompt()
+            points = session_loops(server, console)
+        with loops.open("w", encoding="utf-8", newline="") as file:
+            write_points(points, file)
+    table = folder / TABLE.name
     known = read_rounds(table)
     for kv_tokens in KV_TOKENS:
         if kv_tokens in {each.kv_tokens for each in known}:
@@ -235,7 +256,7 @@ def main(only: Sequence[str], folder: Path) -> None:
     """Measure the servers that the table lacks, one after another."""
     console = Console(stderr=True)
     if not only or "sessions" in only:
-        measure_sessions(folder / TABLE.name, console)
+        measure_sessions(folder, console)
     for configuration in CONFIGURATIONS:
         table = folder / configuration.table
         known = read_points(table) if table.is_file() else []

@@ -63,8 +63,10 @@ def _row(point: Point) -> str:
 
 
 def load_text(point: Point) -> str:
-    """For people: ``4 users``, ``3.5 req/s``."""
-    return f"{point.load_value:g} users" if point.load_kind == "concurrency" else f"{point.load_value:.4g} req/s"
+    """For people: ``4 users``, ``3.5 req/s``, ``0.5 sess/s``."""
+    if point.load_kind in ("concurrency", "sessions"):
+        return f"{point.load_value:g} users"
+    return f"{point.load_value:.4g} {'sess' if point.load_kind == 'session_rate' else 'req'}/s"
 
 
 def _ms(seconds: float | None) -> str:
@@ -80,6 +82,7 @@ def details(found: Measurement) -> str:
     for name, text in (
         ("means known to", _precision(found.facts)),
         ("from sending", _from_sending(found.facts)),
+        ("of sessions", _of_sessions(found.facts)),
         ("client", _client(found.facts)),
         ("server", _server(found)),
         ("", _gauges(found.server)),
@@ -106,6 +109,17 @@ def _from_sending(facts: Mapping[str, float]) -> str:
             p95 = "" if p95_s is None else f", p95 {_ms(p95_s)} ms"
             shown.append(f"{metric.upper()} mean {_ms(facts[f'{metric}_sent_mean_s'])} ms{p95}")
     return "; ".join(shown)
+
+
+def _of_sessions(facts: Mapping[str, float]) -> str:
+    """TTFT of first turns and of all later ones, of which a prefix cache may hold the most."""
+    turns = {"first": "first turns", "later": "later turns"}
+    shown = [
+        f"{text} mean {_ms(facts[f'{name}_ttft_mean_s'])} ms, p50 {_ms(facts[f'{name}_ttft_p50_s'])} ms"
+        for name, text in turns.items()
+        if f"{name}_ttft_p50_s" in facts
+    ]
+    return f"TTFT of {', of '.join(shown)}" if shown else ""
 
 
 def _client(facts: Mapping[str, float]) -> str:
@@ -146,6 +160,7 @@ SHOWN = (
     ("engine_requests_waiting_mean", "{:.3g} waiting for the engine"),
     ("kv_cache_used_share_mean", "KV cache {:.0%} full"),
     ("kv_cache_tokens", "which holds {:,.0f} tokens"),
+    ("prefix_tokens_found_share", "{:.1%} of prompt tokens found there"),
     ("preemptions", "{:.0f} preemptions"),
     ("gpu_power_mean_w", "GPU {:.0f} W"),
     ("gpu_utilization_mean", "GPU busy {:.0%}"),

@@ -60,11 +60,12 @@ class Pace:
         if level.kind in ("schedule", "trace"):
             return float(arrivals_of(plan, level, self)[-1]) + self.e2e_s
         alone_s = self.alone_s(level.lengths)
-        if level.kind == "concurrency":
-            e2e_s = self.e2e_at_s(level.value) * alone_s / self.alone_s(self.lengths)
-            return self._measuring_s(plan, level, level.value / e2e_s) + (plan.warm_up + 2) * e2e_s
-        warm_up = warm_up_arrivals(plan, level, self)
-        return warm_up / level.value + self._measuring_s(plan, level, level.value) + alone_s
+        if level.closed:
+            alone_s *= self.e2e_at_s(level.value) / self.alone_s(self.lengths)
+        whole_s = session_s(plan, level, alone_s)
+        per_s = level.value / whole_s if level.closed else level.value
+        warm_up_s = (plan.warm_up + 1) * whole_s if level.closed else warm_up_arrivals(plan, level, self) / level.value
+        return warm_up_s + self._measuring_s(plan, level, per_s * turns_of(plan, level)) + alone_s
 
     def _measuring_s(self, plan: SweepPlan, level: Level, per_s: float) -> float:
         budget_s = plan.until_of(level).budget_s or math.inf
@@ -72,12 +73,12 @@ class Pace:
 
     def streams(self, plan: SweepPlan, level: Level) -> int:
         """Requests in flight at the level, for an open loop by Little's law at the idle server's pace, doubled."""
-        users = level.value if level.kind == "concurrency" else 2 * _peak_per_s(plan, level) * self.e2e_s
+        users = level.value if level.closed else 2 * _peak_per_s(plan, level) * self.e2e_s
         return max(1, math.ceil(users))
 
     def tokens_per_s(self, plan: SweepPlan, level: Level) -> float:
         """Output tokens/s guessed for the level on the loaded server."""
-        if level.kind != "concurrency":
+        if not level.closed:
             return _peak_per_s(plan, level) * level.lengths.osl
         return level.value * level.lengths.osl / self.e2e_at_s(level.value)
 
@@ -89,7 +90,19 @@ def _peak_per_s(plan: SweepPlan, level: Level) -> float:
     if level.kind == "trace":
         times_s = arrivals_of(plan, level, Pace(level.lengths, 1.0, 1.0))
         return float(np.bincount((times_s - times_s[0]).astype(np.int64)).max())
-    return level.value
+    return level.value * turns_of(plan, level)
+
+
+def turns_of(plan: SweepPlan, level: Level) -> float:
+    """Mean requests that come of one arrival, or of one round of a user: the turns of a session, else 1."""
+    talk = plan.lengths[level.entry].sessions
+    return 1.0 if talk is None else talk.mean_turns
+
+
+def session_s(plan: SweepPlan, level: Level, e2e_s: float) -> float:
+    """Mean time of a session whose turns take `e2e_s`, thinking included; of what is no session, of a request."""
+    talk = plan.lengths[level.entry].sessions
+    return e2e_s if talk is None else e2e_s + (turns_of(plan, level) - 1) * (e2e_s + talk.started_at(1.0).think_s)
 
 
 def expected_requests(plan: SweepPlan, level: Level) -> int:
@@ -107,18 +120,18 @@ def expected_requests(plan: SweepPlan, level: Level) -> int:
 
 
 def warm_up_arrivals(plan: SweepPlan, level: Level, pace: Pace) -> int:
-    """Arrivals excluded as warm-up in an open loop: `warm_up` for each request in flight by Little's law."""
-    return plan.warm_up * max(1, math.ceil(level.value * pace.e2e_s))
+    """Arrivals excluded as warm-up in an open loop: `warm_up` for each request or session under way by Little's law."""
+    return plan.warm_up * max(1, math.ceil(level.value * session_s(plan, level, pace.e2e_s)))
 
 
 def job_of(target: Target, level: Level, pace: Pace) -> Job:
     """The load of `level`, in the form that the load generator's processes receive."""
     plan = target.plan
     requests = target.source(level.entry, target.seed(level))
-    if level.kind == "concurrency":
-        users, e2e_s = round(level.value), pace.e2e_at_s(level.value)
-        ramp_s = pace.e2e_s if plan.ramp_s is None else plan.ramp_s
-        ahead = _ahead(plan, level, users / e2e_s) + (plan.warm_up + 1) * users
+    if level.closed:
+        users, whole_s = round(level.value), session_s(plan, level, pace.e2e_at_s(level.value))
+        ramp_s = session_s(plan, level, pace.e2e_s) if plan.ramp_s is None else plan.ramp_s
+        ahead = _ahead(plan, level, users / whole_s) + (plan.warm_up + 1) * users
         return Job(
             plan.server, target.contract, requests, users=users, warm_up=plan.warm_up, ramp_s=ramp_s, ahead=ahead
         )
@@ -137,12 +150,12 @@ def job_of(target: Target, level: Level, pace: Pace) -> Job:
 def _ahead(plan: SweepPlan, level: Level, per_s: float) -> int:
     """Prompts prepared before the load starts, so that preparing them does not slow it down."""
     budget_s = plan.until_of(level).budget_s or math.inf
-    wanted = min(MADE_AHEAD * expected_requests(plan, level), 2 * per_s * budget_s)
+    wanted = min(MADE_AHEAD * expected_requests(plan, level) / turns_of(plan, level), 2 * per_s * budget_s)
     return min(MOST_MADE_AHEAD, math.ceil(wanted))
 
 
 def arrivals_of(plan: SweepPlan, level: Level, pace: Pace) -> Seconds:
-    """Due times of the requests of an open loop, seconds from its start, warm-up requests first."""
+    """Due times of the requests of an open loop, or of first turns, seconds from its start, warm-up requests first."""
     rng = np.random.default_rng([plan.seed, level.index])
     law = Arrivals.parse(plan.arrivals)
     if level.kind == "schedule":
@@ -154,7 +167,9 @@ def arrivals_of(plan: SweepPlan, level: Level, pace: Pace) -> Seconds:
         return np.asarray((times_s - times_s[0]) * (rate_per_s / level.value))
     until = plan.until_of(level)
     warm_up = warm_up_arrivals(plan, level, pace)
-    wanted = until.requests_max or max(level.requests, math.ceil(level.value * (until.budget_s or 0.0)))
+    requests = (until.requests_max or level.requests) / turns_of(plan, level)
+    longest = 0 if until.requests_max else math.ceil(level.value * (until.budget_s or 0.0))
+    wanted = max(math.ceil(requests), longest)
     return arrival_times(law, level.value, warm_up + wanted + 1, rng)
 
 
@@ -224,7 +239,7 @@ class ThenRandomArrivals:
         """The first of the lengths that has closed-loop points and no other."""
         plan, levels = self._target.plan, self._target.levels
         for entry in set(range(len(plan.lengths))) - self._skipped:
-            if plan.lengths[entry].concurrency is not None:
+            if plan.lengths[entry].concurrency is not None or plan.lengths[entry].sessions is not None:
                 continue
             level = next(level for level in levels if level.entry == entry)
             alike = [point for point in points if point.lengths == level.lengths]

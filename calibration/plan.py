@@ -280,7 +280,7 @@ LevelKey = tuple[float, float, float, float, LoadKind, float]
 
 @dataclass(frozen=True, slots=True)
 class Level:
-    """One load level of a sweep: `value` users (closed loop) or requests/s (open loop).
+    """One load level of a sweep: `value` users (closed loop) or requests/s (open loop), of sessions sessions/s.
 
     About `requests` are measured where the plan says so, else at least. `index` is its place in the
     plan, `entry` that of its lengths, whose means and variations `lengths` are. `verifies`: an adaptive sweep ends with
@@ -308,9 +308,16 @@ class Level:
         )
 
     @property
+    def closed(self) -> bool:
+        """True for a loop of users who each wait for their answer; those of sessions think about it."""
+        return self.kind in ("concurrency", "sessions")
+
+    @property
     def label(self) -> str:
         """For progress lines: ``ISL 64, OSL 32, concurrency 4``."""
-        load = f"concurrency {self.value:g}" if self.kind == "concurrency" else f"{self.value:.3g} requests/s"
+        unit = "sessions" if self.kind == "session_rate" else "requests"
+        users = "concurrency" if self.kind == "concurrency" else "concurrent sessions"
+        load = f"{users} {self.value:g}" if self.closed else f"{self.value:.3g} {unit}/s"
         return f"ISL {self.lengths.isl:g}, OSL {self.lengths.osl:g}, {load}"
 
 
@@ -350,12 +357,13 @@ class SweepPlan(Strict):
 
     Closed loop: `concurrency` users. Open loop: `rates` in requests/s with gaps by `arrivals` (poisson, constant or
     gamma:cv=2); one `schedule` of stages; and, for lengths that are a trace, its own arrivals at each speed of
-    `replay`. Open-loop points are for checking predictions: they are never fitted.
+    `replay`. Of lengths that are sessions `rates` are sessions/s, and `concurrency` users who have one session after
+    another. Points of open loops and of sessions are for checking predictions: they are never fitted.
 
     A level is measured `until` its means are known well enough, for `budget_s` seconds at most (default 120), or for
     `requests_per_level` requests and the few that are sent before all users have stopped. A schedule or trace is sent
-    whole unless `budget_s` cuts it. `warm_up` requests a user come before and are left out. Users start spread
-    over `ramp_s` (default: about the time of one request). Lengths of which only the means are given vary (see
+    whole unless `budget_s` cuts it. `warm_up` requests (sessions) a user come before and are left out. Users start
+    spread over `ramp_s` (default: about the time of one request). Lengths of which only the means are given vary (see
     LengthsPlan). A sweep of closed loops alone ends with random arrivals at `check_load` of the highest requests/s
     found (default 0.7; 0: no such level), once for each of the lengths: they tell engine overheads apart that closed
     loops cannot. Prompts follow from `seed` and the run's number. `tokenizer` is a tokenizer.json or its folder; unset,
@@ -400,6 +408,8 @@ class SweepPlan(Strict):
             raise ValueError("adaptive: verify_minutes offers random arrivals: leave out arrivals, or give poisson")
         if self.replay and not any(item.trace for item in self.lengths):
             raise ValueError("replay: none of the lengths is a trace, for instance {trace: requests.csv}")
+        if any(item.sessions for item in self.lengths):
+            self._check_sessions()
         loads = len(self.concurrency) + len(self.rates) + len(self.replay) + bool(self.schedule)
         if len(self.lengths) * loads > MOST_LEVELS:
             raise ValueError(f"{len(self.lengths):,} lengths at {loads:,} loads are more than {MOST_LEVELS:,} levels")
@@ -408,6 +418,19 @@ class SweepPlan(Strict):
             if value is not None:
                 raise ValueError(f"{name}: {value} is repeated")
         return self
+
+    def _check_sessions(self) -> None:
+        """Raises ValueError where something of the plan does not go with sessions."""
+        if self.server.protocol != "openai" or self.server.endpoint != "completions":
+            raise ValueError(
+                "sessions repeat the token ids of the server's answers, which take protocol: openai and endpoint: "
+                "completions"
+            )
+        for name in ("schedule", "replay", "adaptive"):
+            if getattr(self, name):
+                raise ValueError(f"{name} does not go with sessions: give concurrency or rates")
+        if self.rates and self.rate_kind != "poisson_rate":
+            raise ValueError("arrivals: sessions begin at random: leave it out, or give poisson")
 
     def levels(self, lengths: Sequence[Lengths] | None = None) -> list[Level]:
         """The levels in the order in which they are measured: for each lengths, concurrency first, then open loops.
@@ -428,10 +451,11 @@ class SweepPlan(Strict):
         return levels
 
     def _loads(self, item: LengthsPlan) -> list[tuple[LoadKind, float]]:
+        closed: LoadKind = "concurrency" if item.sessions is None else "sessions"
         if item.concurrency is not None:
-            return [("concurrency", float(item.concurrency))]
-        loads: list[tuple[LoadKind, float]] = [("concurrency", float(users)) for users in self.concurrency]
-        loads += [(self.rate_kind, rate) for rate in self.rates]
+            return [(closed, float(item.concurrency))]
+        loads: list[tuple[LoadKind, float]] = [(closed, float(users)) for users in self.concurrency]
+        loads += [(self.rate_kind if item.sessions is None else "session_rate", rate) for rate in self.rates]
         if self.schedule:
             lasts_s = sum(stage.for_s for stage in self.schedule)
             loads.append(("schedule", sum(stage.for_s * stage.rate for stage in self.schedule) / lasts_s))
@@ -452,7 +476,9 @@ class SweepPlan(Strict):
         """Open-loop levels that end the sweep, at loads known only then: one for each of the lengths at the
         plan's own concurrency, or none."""
         named = self.rates or self.schedule or self.replay or self.adaptive or not self.concurrency
-        return 0 if named or not self.check_load else sum(item.concurrency is None for item in self.lengths)
+        if named or not self.check_load:
+            return 0
+        return sum(item.concurrency is None and item.sessions is None for item in self.lengths)
 
     @property
     def verifies(self) -> bool:
@@ -462,7 +488,7 @@ class SweepPlan(Strict):
     def _requests(self, kind: LoadKind, value: float) -> int:
         if self.requests_per_level is not None:
             return self.requests_per_level
-        return max(50, 10 * round(value)) if kind == "concurrency" else 100
+        return max(50, 10 * round(value)) if kind in ("concurrency", "sessions") else 100
 
     def until_of(self, level: Level) -> Until:
         """When the level has been measured long enough."""

@@ -28,7 +28,8 @@ class RequestLog:
     `intended_s` is when a request was due: in a closed loop that is `sent_s`. `end_s` is when it was over, an empty
     final response included. `isl` and `osl` were asked for. `error`, if not empty, is what went wrong. `chunks` counts
     the responses with tokens of each request; `chunk_at_s` and `chunk_tokens`, shape (chunks.sum(),), hold those
-    responses, one request after another.
+    responses, one request after another. `turn` is the number of a request in its session, from 0; 0 of what is no
+    session.
     """
 
     intended_s: Floats
@@ -40,6 +41,11 @@ class RequestLog:
     chunks: Ints
     chunk_at_s: Floats
     chunk_tokens: Ints
+    turn: Ints = field(default_factory=lambda: np.zeros(0, np.int64))
+
+    def __post_init__(self) -> None:
+        if not len(self.turn):
+            object.__setattr__(self, "turn", np.zeros(len(self.sent_s), np.int64))
 
     def __len__(self) -> int:
         return len(self.sent_s)
@@ -56,7 +62,8 @@ class RequestLog:
 
     def where(self, chosen: Mask) -> RequestLog:
         """The log of the requests that `chosen`, shape (n,), marks."""
-        rows = {name: getattr(self, name)[chosen] for name in ("intended_s", "sent_s", "end_s", "isl", "osl", "chunks")}
+        columns = ("intended_s", "sent_s", "end_s", "isl", "osl", "chunks", "turn")
+        rows = {name: getattr(self, name)[chosen] for name in columns}
         of_rows = np.repeat(chosen, self.chunks)
         error = tuple(error for error, take in zip(self.error, chosen, strict=True) if take)
         return RequestLog(

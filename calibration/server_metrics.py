@@ -184,7 +184,7 @@ def _blocks_reused(first: Page, last: Page) -> dict[str, float]:
 
 
 def _prefix_found(first: Page, last: Page, finished: float) -> dict[str, float]:
-    """Prompt tokens a request found in the prefix cache, on average.
+    """Prompt tokens a request found in the prefix cache, on average, and their share of those looked up.
 
     Engines count tokens looked up and found, and their own requests; the TensorRT-LLM backend the blocks taken over.
     llama.cpp counts no requests: then it is the share of all prompt tokens that was found.
@@ -195,8 +195,10 @@ def _prefix_found(first: Page, last: Page, finished: float) -> dict[str, float]:
             return {"prefix_tokens_found_share": found / (computed + found)} if computed + found > 0 else {}
         served = increase(first, last, engine.finished) if engine.finished else 0.0
         for looked_up, hits in engine.prefix:
-            if served > 0 and last.total(hits) is not None and increase(first, last, looked_up) > 0:
-                return {"prefix_tokens_found_mean": increase(first, last, hits) / served}
+            asked = increase(first, last, looked_up)
+            if served > 0 and last.total(hits) is not None and asked > 0:
+                found = increase(first, last, hits)
+                return {"prefix_tokens_found_mean": found / served, "prefix_tokens_found_share": found / asked}
     reused = _blocks_reused(first, last).get("kv_cache_blocks_reused")
     block = last.total(_KV_BLOCKS, kv_cache_block_type="tokens_per")
     if reused is None or block is None or finished <= 0:

@@ -89,7 +89,8 @@ async def _serving(file: PlanFile) -> Served:
             return replace(found, tokenizer_file=file.tokenizer_file)
         return replace(found, tokenizer_file=None) if file.plan.tokenizer == "none" else found
     texts = any(item.dataset is not None for item in file.plan.lengths)
-    met = await meet(server, file.tokenizer_file, texts=texts)
+    sessions = any(item.sessions is not None for item in file.plan.lengths)
+    met = await meet(server, file.tokenizer_file, texts=texts, sessions=sessions)
     return Served(
         met.contract,
         dict(met.said),
@@ -234,8 +235,9 @@ class Target:
     def too_long(self) -> list[str]:
         """A line for each of the lengths of which the server takes some requests not: they fail, and void a level."""
         longest, found = self.served.longest_tokens, []
-        for lengths in dict.fromkeys(level.lengths for level in self.levels):
-            isl, osl = lengths.sample(DRAWN, np.random.default_rng(0))
+        for entry, lengths in dict.fromkeys((level.entry, level.lengths) for level in self.levels):
+            talk = self.plan.lengths[entry].sessions
+            isl, osl = lengths.sample(DRAWN, np.random.default_rng(0)) if talk is None else talk.sample[2:4]
             share = 0.0 if longest is None else float((isl + osl > longest).mean())
             if share:
                 found.append(
@@ -254,7 +256,7 @@ class Target:
             left_out := self.source(level.entry, ()).texts().left_out
         ):
             notes.append(f"{left_out} prompts of the data set left out by max_input_len")
-        return notes
+        return [*notes, *self.plan.lengths[level.entry].notes_of_trace]
 
 
 METRICS_PAGES = ("/metrics", "/prometheus/metrics", "/v1/metrics")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import csv
 import difflib
 import math
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import fields, replace
 from io import BytesIO, TextIOWrapper
 from pathlib import Path
@@ -19,11 +19,21 @@ from sizing.layout import Layout
 from sizing.numbers import significant
 from sizing.workload import MOST_TOKENS, Lengths, Prefix
 
-LoadKind = Literal["concurrency", "constant_rate", "poisson_rate", "gamma_rate", "schedule", "trace"]
+LoadKind = Literal[
+    "concurrency", "constant_rate", "poisson_rate", "gamma_rate", "schedule", "trace", "sessions", "session_rate"
+]
+"""Of the load value: users of a closed loop; requests/s; users who have one session after another, thinking between its
+turns; sessions that begin in a second."""
 Verdict = Literal[
     "", "steady", "overloaded", "unsteady", "client_limited", "shared", "errors", "wrong_lengths", "little"
 ]
 """What a point is worth: "" not judged, "steady" fit for use, every other void, and why."""
+UNITS: Mapping[LoadKind, str] = {
+    "concurrency": "users",
+    "sessions": "users with sessions",
+    "session_rate": "sessions/s",
+}
+"""Of the load value, by kind; of all others requests/s."""
 ONE_ISL = 1.2
 """Longest over shortest ISL up to which prompts count as equally long."""
 Text = Annotated[str, Field(min_length=1)]
@@ -144,7 +154,7 @@ class Point:
         in the same proportion, which keeps Little's law.
         """
         share = 1 / replicas
-        if self.load_kind == "concurrency":
+        if self.load_kind in ("concurrency", "sessions"):
             share = max(1, round(self.load_value / replicas)) / self.load_value
         if replicas == 1 or share >= 1:
             return self
@@ -158,7 +168,7 @@ class Point:
     @property
     def load_label(self) -> str:
         """The load offered, in words: ``16 users`` of a closed loop, ``12 requests/s`` of an open one."""
-        unit = "users" if self.load_kind == "concurrency" else "requests/s"
+        unit = UNITS.get(self.load_kind, "requests/s")
         return f"{significant(self.load_value)} {unit}"
 
     @property

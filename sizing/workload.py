@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import math
 import re
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from itertools import pairwise
-from typing import Literal, get_args
+from typing import Literal, NamedTuple, get_args
 
 import numpy as np
 from numpy.typing import NDArray
@@ -549,6 +550,57 @@ class Sessions:
     def requests_per_s(self) -> float:
         """Turns per second, all sessions together, where no context ends one early."""
         return self.rate_per_s * self.turns
+
+    def drawn(self, count: int, seed: Sequence[int], most_tokens: int = 0) -> Turns:
+        """The turns of `count` sessions, session after session, those beyond the context left out.
+
+        No answer has more than `most_tokens` (0: no limit). Each quantity has a random stream of its own, numbered
+        from 1 to 5 after `seed`; what else a caller draws has other numbers.
+        """
+        numbers, firsts, users, answers, thinks = (np.random.default_rng([*seed, stream]) for stream in range(1, 6))
+        fixed = self.turn_law == "fixed"
+        turns = np.full(count, round(self.turns)) if fixed else numbers.geometric(1 / self.turns, count)
+        first = np.cumsum(turns) - turns
+        session = np.repeat(np.arange(count), turns)
+        new = lognormal_tokens(self.user_tokens, self.user_cv, users.standard_normal(len(session)))
+        new[first] = lognormal_tokens(self.first_tokens, self.first_cv, firsts.standard_normal(count))
+        said = lognormal_tokens(self.output_tokens, self.output_cv, answers.standard_normal(len(session)))
+        if most_tokens > 0:
+            said = np.minimum(said, most_tokens)
+        added = new.copy()
+        added[1:] += said[:-1]  # a prompt repeats the answer before it, but that of another session
+        added[first] = new[first]
+        isl = (self.system_tokens + _within(added, first, session)).astype(np.int64)
+        del added
+        osl = said.astype(np.int64)
+        think_s = thinks.exponential(self.think_s, len(session))
+        found = Turns(session, new.astype(np.int64), isl, osl, think_s)
+        if self.context_tokens <= 0:
+            return found
+        beyond = np.asarray(isl + osl > self.context_tokens, np.float64)
+        sent = _within(beyond, first, session) == 0
+        return Turns(*(array[sent] for array in found))
+
+
+class Turns(NamedTuple):
+    """Turns of sessions, session after session; arrays of shape (turns,).
+
+    `new` tokens are those that are neither the system prompt nor said before; `isl` and `osl` are the whole prompt and
+    the answer. `think_s` passes before a turn is sent, unless it is the first.
+    """
+
+    session: Tokens
+    new: Tokens
+    isl: Tokens
+    osl: Tokens
+    think_s: Seconds
+
+
+def _within(values: Floats, first: Tokens, session: Tokens) -> Floats:
+    """Running sums within each session, whose values begin at `first`."""
+    sums = np.cumsum(values, dtype=np.float64)
+    sums -= (sums[first] - values[first])[session]
+    return sums
 
 
 @dataclass(frozen=True, slots=True)

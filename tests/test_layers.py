@@ -19,7 +19,9 @@ SCREEN = {"streamlit", "plotly", "altair"}
 NETWORK = {"tritonclient", "grpc", "requests", "httpx", "aiohttp", "urllib", "socket", "http", "sqlalchemy"}
 VALUES = {
     f"sizing.{name}"
-    for name in "points token_law workload question errors numbers stats yaml_file lazy_group places extras".split()
+    for name in (
+        "points token_law workload question errors numbers stats yaml_file lazy_group places extras trace trace_files"
+    ).split()
 }
 ASKS_SIZING = {
     "calibration.adapt": {"sizing.analyses.next_level"},

@@ -530,7 +530,7 @@ def open_loop(scenario: Scenario, fleet: Fleet) -> list[Point]:
     return [
         point
         for point in points_for(scenario).points
-        if point.load_kind != "concurrency"
+        if point.load_kind not in ("concurrency", "sessions", "session_rate")
         and is_of(point, fleet.candidate)
         and same(point.lengths, scenario.lengths)
         and point.prefix.rounded == scenario.prefix.rounded

@@ -2,6 +2,7 @@
 
 python -m validation.measure_vllm                       # all servers that the tables lack, two to three hours
 python -m validation.measure_vllm --only dense --only mixture
+python -m validation.measure_vllm --only sessions       # a prefix cache of three sizes, 28 minutes
 
 A server of its own for each configuration, at the pace of the CPU or of GPUs (`lab.vllm.pace`). Its closed loops and
 its random arrivals take turns (closed, Poisson, closed again, Poisson, ...), so that a machine that drifts shows in the
@@ -11,11 +12,13 @@ table when all of it is measured; an interrupted one is measured anew.
 
 from __future__ import annotations
 
+import csv
 import json
+import math
 import os
 from collections.abc import Sequence
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -24,14 +27,16 @@ import click
 from rich.console import Console
 
 from calibration.load import system
-from calibration.plan import parse_plan
+from calibration.plan import PlanFile, parse_plan
 from calibration.progress import Bar
 from calibration.run import run
 from calibration.store import Store
+from calibration.store.records_file import decoded_about, read_log
 from lab.vllm.pace import SMALLEST, Pace
 from lab.vllm.server import MODEL, VllmServer
 from lab.vllm.settings import Settings
 from sizing.points import Point, read_points, write_points
+from validation.evidence.measured_sessions import CLOSED_LOOPS, KV_TOKENS, LOOPS, SESSIONS, TABLE, Round, read_rounds
 from validation.evidence.measured_vllm import server_of
 
 EVIDENCE = Path(__file__).parent / "evidence"
@@ -106,6 +111,33 @@ CONFIGURATIONS = (
 )
 
 
+SESSION_SERVER = paced("", DENSE, (), max_sequence_tokens=SESSIONS.context_tokens, kv_reuse=True)
+SESSION_ROUNDS, SESSION_S = 2, 150.0
+
+
+def plan_of(
+    configuration: Configuration, server: VllmServer, lengths: dict[str, Any], seed: int, **loads: Any
+) -> PlanFile:
+    """The plan of one run."""
+    plan = {
+        "server": {"protocol": "openai", "url": server.url, "model": MODEL, "metrics_url": server.metrics_url},
+        "deployment": {
+            "model": configuration.model,
+            "precision": "fp32",
+            "gpu": "cpu",
+            "tp": 1,
+            "max_batch_size": configuration.settings.max_batch_size,  # which vLLM does not tell
+        },
+        "lengths": [lengths],
+        "check_load": 0,
+        "seed": seed,
+        "client": {"self_check": False, "processes": 1},
+        "until": {"half_width": 0.001},
+        **loads,
+    }
+    return parse_plan("".join(f"{key}: {json.dumps(value)}\n" for key, value in plan.items()))
+
+
 def measured(configuration: Configuration, mix: Mix, server: VllmServer, console: Console) -> list[Point]:
     """The points of one mix, each with the round it was measured in as its source."""
     found: list[Point] = []
@@ -114,25 +146,9 @@ def measured(configuration: Configuration, mix: Mix, server: VllmServer, console
         store = Store(f"sqlite:///{folder}/points.db")
 
         def measure(name: str, seed: int, **loads: Any) -> None:
-            plan = {
-                "server": {"protocol": "openai", "url": server.url, "model": MODEL, "metrics_url": server.metrics_url},
-                "deployment": {
-                    "model": configuration.model,
-                    "precision": "fp32",
-                    "gpu": "cpu",
-                    "tp": 1,
-                    "max_batch_size": configuration.settings.max_batch_size,  # which vLLM does not tell
-                },
-                "lengths": [mix.entry],
-                "check_load": 0,
-                "seed": seed,
-                "client": {"self_check": False, "processes": 1},
-                "until": {"half_width": 0.001},
-                **loads,
-            }
-            text = "".join(f"{key}: {json.dumps(value)}\n" for key, value in plan.items())
             with Bar(console) as bar:
-                points = store.points(run(parse_plan(text), store, bar))
+                plan = plan_of(configuration, server, mix.entry, seed, **loads)
+                points = store.points(run(plan, store, bar))
             found.extend(replace(point, source=f"{server_name}{name}") for point in points)
 
         def closed(name: str, seed: int, users: Sequence[int]) -> None:
@@ -149,6 +165,74 @@ def measured(configuration: Configuration, mix: Mix, server: VllmServer, console
     return found
 
 
+def sessions_measured(server: VllmServer, number: int, console: Console, budget_s: float = SESSION_S) -> Round:
+    """One round of sessions at `server`."""
+    entry = {"sessions": {name: value for name, value in asdict(SESSIONS).items() if name != "rate_per_s"}}
+    with TemporaryDirectory() as folder:
+        store = Store(f"sqlite:///{folder}/points.db")
+        loads = {"rates": [SESSIONS.rate_per_s], "budget_s": budget_s}
+        with Bar(console) as bar:
+            run_id = run(plan_of(SESSION_SERVER, server, entry, 30 + number, **loads), store, bar)
+        [found] = store.measurements(run_id)
+        [records] = store.records(run_id).values()
+        log, seed = read_log(records), decoded_about(records.read_bytes(), str(records)).seed
+    warm = int((log.intended_s[log.turn == 0] < found.facts["window_start_s"]).sum())
+    return Round(
+        kv_tokens=server.settings.kv_tokens,
+        round=number,
+        seed=" ".join(map(str, seed)),
+        arrivals=warm + math.ceil(SESSIONS.rate_per_s * budget_s) + 1,
+        warm=warm,
+        turns=found.point.requests or 0,
+        preemptions=round(found.server["preemptions"]),
+        hit_rate=found.server["prefix_tokens_found_share"],
+        **{name: found.facts[name] for name in _OF_FACTS},
+        itl_mean_s=found.point.itl_mean_s or 0.0,
+        verdict=found.point.verdict,
+        measured_at=found.point.measured_at,
+    )
+
+
+_OF_FACTS = ("later_ttft_p50_s", "later_ttft_p95_s", "later_ttft_mean_s", "first_ttft_p50_s", "first_ttft_mean_s")
+
+
+def session_loops(server: VllmServer, console: Console) -> list[Point]:
+    """Closed loops at the server of sessions, of single requests as long as turns are."""
+    found: list[Point] = []
+    for isl, osl, shared in LOOPS:
+        for number, users in enumerate(LEVELS):
+            with TemporaryDirectory() as folder, Bar(console) as bar:
+                store = Store(f"sqlite:///{folder}/points.db")
+                loads = {"concurrency": [*users], "budget_s": SESSION_SERVER.closed_s}
+                plan = plan_of(SESSION_SERVER, server, Mix(isl, osl, shared).entry, number, **loads)
+                points = store.points(run(plan, store, bar))
+            found += [replace(point, source=f"{SESSION_SERVER.name}, sessions; closed loops") for point in points]
+    return found
+
+
+def measure_sessions(folder: Path, console: Console) -> None:
+    """Measure the closed loops and the sizes of the KV cache that the tables lack, each at a server of its own."""
+    if not (loops := folder / CLOSED_LOOPS.name).is_file():
+        with VllmServer(SESSION_SERVER.settings, console) as server, system.kept_off(system.of_engine(1)):
+            be_prompt()
+            points = session_loops(server, console)
+        with loops.open("w", encoding="utf-8", newline="") as file:
+            write_points(points, file)
+    table = folder / TABLE.name
+    known = read_rounds(table)
+    for kv_tokens in KV_TOKENS:
+        if kv_tokens in {each.kv_tokens for each in known}:
+            continue
+        settings = replace(SESSION_SERVER.settings, kv_tokens=kv_tokens)
+        with VllmServer(settings, console) as server, system.kept_off(system.of_engine(1)):
+            be_prompt()
+            known += [sessions_measured(server, number, console) for number in range(1, SESSION_ROUNDS + 1)]
+        with table.open("w", encoding="utf-8", newline="") as file:
+            writer = csv.DictWriter(file, [column.name for column in fields(Round)], lineterminator="\n")
+            writer.writeheader()
+            writer.writerows(map(asdict, known))
+
+
 def be_prompt() -> None:
     """The API server, which has the client's core too, gives way to it: a client that waits stamps tokens late."""
     with suppress(PermissionError):
@@ -156,7 +240,12 @@ def be_prompt() -> None:
 
 
 @click.command()
-@click.option("--only", multiple=True, type=click.Choice([one.server for one in CONFIGURATIONS]), help="This server.")
+@click.option(
+    "--only",
+    multiple=True,
+    type=click.Choice([*(one.server for one in CONFIGURATIONS), "sessions"]),
+    help="This server.",
+)
 @click.option(
     "--folder",
     type=click.Path(path_type=Path, file_okay=False, exists=True),
@@ -166,6 +255,8 @@ def be_prompt() -> None:
 def main(only: Sequence[str], folder: Path) -> None:
     """Measure the servers that the table lacks, one after another."""
     console = Console(stderr=True)
+    if not only or "sessions" in only:
+        measure_sessions(folder, console)
     for configuration in CONFIGURATIONS:
         table = folder / configuration.table
         known = read_points(table) if table.is_file() else []

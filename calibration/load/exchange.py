@@ -28,12 +28,18 @@ CountTokens = Callable[[bytes], int]
 
 
 class Prepared(NamedTuple):
-    """A request ready to be sent: its bytes, its id in them, and the tokens it brings and asks for."""
+    """A request ready to be sent: its bytes, its id in them, and the tokens it brings and asks for.
+
+    Of a session: `turn` is its number, from 0, and `then` tells from the exchange what follows: seconds that a user
+    thinks, and the next turn; None where nothing does.
+    """
 
     id: bytes
     body: bytes
     isl: int
     osl: int
+    turn: int = 0
+    then: Callable[[Exchange], tuple[float, Prepared] | None] | None = None
 
 
 @dataclass(slots=True)
@@ -41,7 +47,8 @@ class Exchange:
     """A request on its way: when it was sent, and when each response came (`at_ns`), with its bytes (`raw`).
 
     `end_ns` is when the answer was over, an empty final response included. `error`, if not empty, is what went wrong.
-    `intended_ns` is when an open loop meant to send it; None in a closed loop, where that is `sent_ns`.
+    `intended_ns` is when an open loop meant to send it; None in a closed loop, where that is `sent_ns`. `turn` is its
+    number in a session.
     """
 
     isl: int
@@ -52,6 +59,7 @@ class Exchange:
     raw: list[bytes] = field(default_factory=list)
     error: str = ""
     intended_ns: int | None = None
+    turn: int = 0
 
     def due_ns(self) -> int:
         """When the request was due."""
@@ -113,7 +121,7 @@ class Columns:
     def __init__(self, reader: Reader) -> None:
         self._reader = reader
         self._times_ns = (array("q"), array("q"), array("q"))
-        self._lengths = (array("q"), array("q"), array("q"))
+        self._numbers = (array("q"), array("q"), array("q"), array("q"))
         self._error: list[str] = []
         self._chunks = (array("q"), array("q"))
 
@@ -127,7 +135,8 @@ class Columns:
             total += count
         for column, time_ns in zip(self._times_ns, (exchange.due_ns(), exchange.sent_ns, exchange.end_ns), strict=True):
             column.append(time_ns)
-        for column, number in zip(self._lengths, (exchange.isl, exchange.osl, len(at_ns) - before), strict=True):
+        numbers = (exchange.isl, exchange.osl, exchange.turn, len(at_ns) - before)
+        for column, number in zip(self._numbers, numbers, strict=True):
             column.append(number)
         self._error.append(self._reader.fault(exchange, total))
 
@@ -136,8 +145,8 @@ class Columns:
         intended_s, sent_s, end_s, chunk_at_s = (
             np.frombuffer(column, np.int64) / 1e9 for column in (*self._times_ns, self._chunks[0])
         )
-        isl, osl, chunks, tokens = (np.array(column, np.int64) for column in (*self._lengths, self._chunks[1]))
-        return RequestLog(intended_s, sent_s, end_s, isl, osl, tuple(self._error), chunks, chunk_at_s, tokens)
+        isl, osl, turn, chunks, tokens = (np.array(column, np.int64) for column in (*self._numbers, self._chunks[1]))
+        return RequestLog(intended_s, sent_s, end_s, isl, osl, tuple(self._error), chunks, chunk_at_s, tokens, turn)
 
 
 class Exchanges:

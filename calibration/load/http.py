@@ -169,7 +169,7 @@ class Connection(asyncio.Protocol):
         self._over = asyncio.get_running_loop().create_future()
         self._rest = b""
         self._room = MOST_BYTES
-        self._exchange = exchange = Exchange(prepared.isl, prepared.osl, time.perf_counter_ns())
+        self._exchange = exchange = Exchange(prepared.isl, prepared.osl, time.perf_counter_ns(), turn=prepared.turn)
         transport.write(prepared.body)
         timeout_s = self._client.server.timeout_s
         try:

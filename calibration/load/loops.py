@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import itertools
+import math
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Iterator, Sequence
 from contextlib import asynccontextmanager
@@ -36,7 +37,7 @@ class Job:
 
     Closed loop: `users` of them, started spread over `ramp_s`, each warm after `warm_up` answers. Open loop: requests
     at `arrivals_s`, seconds from the loop's start, of which the first `warm_up` are left out. `ahead` requests are made
-    before the start, in all.
+    before the start, in all. Where requests begin sessions, users, arrivals, `warm_up` and `ahead` are of sessions.
     """
 
     server: ServerPlan
@@ -172,7 +173,8 @@ async def closed_loop(
     """Each user sends its next request as soon as the answer to the last is complete: ``len(users)`` are in flight.
 
     User i starts at ``starts_s[i]`` of `time.perf_counter`, is warm after `warm_up` answers, and goes on until
-    `tally.stop`, or until there are no more requests. Raises what a user raises.
+    `tally.stop`, or until there are no more requests. Where a request begins a session, the user has it to its end
+    before the next, and `warm_up` are sessions. Raises what a user raises.
     """
 
     async def user(infer: Infer, start_s: float) -> None:
@@ -182,24 +184,27 @@ async def closed_loop(
                 tally.warm()
             if tally.stopped_s is not None or (prepared := next(requests, None)) is None:
                 return tally.stop()
-            tally.add(await infer(prepared))
+            await _had(infer, prepared, tally)
 
     async with _together() as group:
         for infer, start_s in zip(users, starts_s, strict=True):
             group.create_task(user(infer, start_s))
 
 
-async def open_loop(infer: Infer, requests: Iterator[Prepared], tally: LoadTally, *, due_s: Sequence[float]) -> None:
+async def open_loop(
+    infer: Infer,
+    requests: Iterator[Prepared],
+    tally: LoadTally,
+    *,
+    due_s: Sequence[float],
+    until_s: float = math.inf,
+) -> None:
     """Requests are sent at the times `due_s` of `time.perf_counter`, however many are still unanswered.
 
     Ends when all are answered; `tally.stop` cuts the rest of the arrivals. Where `requests` end first, the load stops
-    at the time of the first arrival that has none. Raises what a request raises.
+    at the time of the first arrival that has none. Where a request begins a session, its turns that are due after
+    `until_s` are not sent. Raises what a request raises.
     """
-
-    async def one(prepared: Prepared, intended_s: float) -> None:
-        exchange = await infer(prepared)
-        exchange.intended_ns = round(intended_s * 1e9)
-        tally.add(exchange)
 
     async with _together() as group, Alarm() as alarm:
         for intended_s in due_s:
@@ -208,7 +213,31 @@ async def open_loop(infer: Infer, requests: Iterator[Prepared], tally: LoadTally
                 return
             if prepared is None:
                 return tally.stop(intended_s)
-            group.create_task(one(prepared, intended_s))
+            group.create_task(_had(infer, prepared, tally, intended_s, until_s))
+
+
+async def _had(
+    infer: Infer, prepared: Prepared, tally: LoadTally, due_s: float | None = None, until_s: float = math.inf
+) -> None:
+    """Send a request and, where it begins a session, the turns that follow: each after its user's thinking.
+
+    A session ends early at a turn that fails, at `tally.stop`, and at the first turn that is due after `until_s`.
+    Thinking begins when the next turn is ready to be sent, so that making it is no delay of the server's.
+    """
+    while True:
+        exchange = await infer(prepared)
+        exchange.intended_ns = None if due_s is None else round(due_s * 1e9)
+        following = None if prepared.then is None else prepared.then(exchange)
+        tally.add(exchange)
+        if following is None:
+            return
+        think_s, prepared = following
+        due_s = time.perf_counter() + think_s
+        if due_s > until_s:
+            return
+        async with Alarm() as alarm:
+            if not await _came(due_s, tally, alarm):
+                return
 
 
 async def _came(intended_s: float, tally: LoadTally, alarm: Alarm) -> bool:

@@ -22,8 +22,10 @@ from calibration.load.openai_contract import (
     NIM,
     PATHS,
     PLAIN,
+    RETURN_IDS,
     Kind,
     OpenAiContract,
+    answer_ids,
     kind_of,
     tells_so_far,
     text_of,
@@ -86,7 +88,21 @@ class OpenAiClient(HttpClient):
         body = json.dumps(contract.values(request)).encode()
         closing = "" if contract.keeps_alive else "Connection: close\r\n"
         head = f"{self._head}{closing}Content-Length: {len(body)}\r\n\r\n"
-        return Prepared(b"", head.encode() + body, request.isl, request.osl)
+        follow = request.then
+
+        def then(exchange: Exchange) -> tuple[float, Prepared] | None:
+            if exchange.error or follow is None:
+                return None
+            ids = answer_ids(exchange.raw)
+            if not ids:
+                exchange.error = "the token ids of the answer are missing"
+            if len(ids) != request.osl:
+                return None
+            think_s, following = follow(ids)
+            return think_s, self.prepare(contract, following)
+
+        sent = head.encode() + body
+        return Prepared(b"", sent, request.isl, request.osl, request.turn, None if follow is None else then)
 
     def reader(self, contract: Any) -> Reader:
         """How the answers on these connections are read."""
@@ -202,15 +218,23 @@ class Met:
     longest_tokens: int | None = None
 
 
-async def meet(server: ServerPlan, tokenizer: Path | None, *, texts: bool = False) -> Met:
+async def meet(server: ServerPlan, tokenizer: Path | None, *, texts: bool = False, sessions: bool = False) -> Met:
     """Ask the server what it is and what it takes. `texts`: prompts come from a data set, so that they must be text.
+    `sessions`: prompts repeat answers, so that the server must take token ids and tell those of its answers.
 
     Raises ServerError, one line, if it cannot be measured, PlanError if the plan lacks what it needs.
     """
     async with OpenAiClient(server) as client:
         card = await client.listed()
         kind, said = await _introduced(client, str(card.get("owned_by", "")))
+        if sessions:
+            kind = replace(kind, fields={**kind.fields, **RETURN_IDS})
         trial = await _first_accepted(client, kind, tokenizer, texts)
+        if sessions and not (trial.contract.takes_token_ids and len(answer_ids(trial.exchange.raw)) == TRIAL_OSL):
+            raise ServerError(
+                f"{server.url}: sessions repeat its answers token by token, and it does not take token ids or does not "
+                f"return those of its answers (return_token_ids, vLLM from 0.10.2 on): measure other lengths"
+            )
         contract = replace(_counted(client, trial, tokenizer), keeps_alive=await _keeps_alive(client, trial, tokenizer))
         seen = trial.seen
         if not contract.takes_token_ids:

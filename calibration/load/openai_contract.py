@@ -38,6 +38,8 @@ _VLLM_LIKE: Mapping[str, Any] = {
     "stream_options": {"include_usage": True, "continuous_usage_stats": True},
 }
 PLAIN: Mapping[str, Any] = {"stream_options": {"include_usage": True}}
+RETURN_IDS: Mapping[str, Any] = {"return_token_ids": True}
+"""vLLM's field for the token ids of an answer beside its text: a text may not be divided into the same tokens again."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -220,6 +222,18 @@ def tells_so_far(raw: Sequence[bytes]) -> bool:
     """Whether the events of an answer tell the tokens so far: the first with text has a count of its own."""
     found = [(_said(event), _told(json.dumps(event).encode())) for event in events(b"".join(raw))]
     return next((told > 0 for text, told in found if text), False)
+
+
+_IDS = re.compile(rb'"token_ids"\s*:\s*\[([\d\s,]*)\]')
+
+
+def answer_ids(raw: Sequence[bytes]) -> tuple[int, ...]:
+    """The token ids of an answer, from all its responses; () where they tell none. A pattern, as in counting.
+
+    >>> answer_ids([b'data: {"choices": [{"prompt_token_ids": [7, 8], "token_ids": [5]}]}', b'{"token_ids": [6, 9]}'])
+    (5, 6, 9)
+    """
+    return tuple(int(number) for ids in _IDS.findall(b"".join(raw)) for number in ids.split(b",") if number.strip())
 
 
 def text_of(response: bytes) -> str:

@@ -285,7 +285,8 @@ class _ShareOfLevel:
         job, tally = self._job, self._tally
         if job.arrivals_s is not None:
             due_s = (origin_s + job.arrivals_s[self._shard :: self._shards]).tolist()
-            await open_loop(Lines(target, job.contract).exchange, requests, tally, due_s=due_s)
+            until_s = origin_s + float(job.arrivals_s[-1])
+            await open_loop(Lines(target, job.contract).exchange, requests, tally, due_s=due_s, until_s=until_s)
             return
         numbers = range(self._shard, job.users or 0, self._shards)
         users = [target.stream(job.contract).exchange for _ in numbers]

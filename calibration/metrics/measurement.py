@@ -23,7 +23,7 @@ from calibration.errors import NothingAnswered
 from calibration.metrics import window
 from calibration.metrics.percentiles import bound_statistics, gap_percentiles, statistics
 from calibration.metrics.precision import half_widths, series
-from calibration.metrics.verdict import ERROR_SHARE, answers, closed, judge, lateness_s, little, others_allowed
+from calibration.metrics.verdict import ERROR_SHARE, answers, judge, lateness_s, little, others_allowed
 from calibration.metrics.window import Sample, failed_inside, mean_in_flight, sample, within, wrong_inside
 from calibration.plan import Level
 from calibration.records import Load, Measurement
@@ -43,7 +43,8 @@ def facts(load: Load, level: Level, seen: Sample) -> dict[str, float]:
     """Figures behind a point; times in seconds, cores as a number of them, half widths relative, at 95 %.
 
     `achieved_per_s` are completions in the window, `sent_per_s` requests sent in it, `offered_per_s` those planned.
-    ``ttft_sent`` and ``e2e_sent`` run from the sending, so that a late client is not in them.
+    ``ttft_sent`` and ``e2e_sent`` run from the sending, so that a late client is not in them. Of sessions,
+    ``first_ttft`` and ``later_ttft`` are those of first turns and of all others.
     """
     found = {
         "window_start_s": load.start_s,
@@ -57,7 +58,8 @@ def facts(load: Load, level: Level, seen: Sample) -> dict[str, float]:
         "wrong_lengths": float(wrong_inside(load).sum()),
         "tokens_per_chunk": window.tokens_per_chunk(seen.log),
     }
-    found |= _closed_loop(load, level, seen) if closed(level) else _open_loop(load, seen)
+    found |= _closed_loop(load, level, seen) if level.kind == "concurrency" else _open_loop(load, seen)
+    found |= _turns(seen) if seen.log.turn.any() else {}
     means = series(answers(seen), (load.start_s, load.stop_s))
     found |= {f"{name}_half_width": width for name, width in half_widths(means, CONFIDENCE).items()}
     for name, values_s in seen.latencies:
@@ -82,6 +84,14 @@ def _open_loop(load: Load, seen: Sample) -> dict[str, float]:
     }
     found |= statistics("ttft_sent", log.first_token_s - log.sent_s, seen.weight, seen.ended_inside)
     return found | statistics("e2e_sent", seen.last_s - log.sent_s, seen.weight, seen.ended_inside)
+
+
+def _turns(seen: Sample) -> dict[str, float]:
+    """TTFT of first turns of sessions, of which a prefix cache holds the system prompt at most, and of later ones."""
+    found: dict[str, float] = {}
+    for name, chosen in (("first_ttft", seen.log.turn == 0), ("later_ttft", seen.log.turn > 0)):
+        found |= statistics(name, seen.ttft_s[chosen], seen.weight[chosen], seen.ended_inside[chosen])
+    return found
 
 
 def clumping(load: Load, seen: Sample) -> float:
@@ -203,7 +213,7 @@ def prefix_columns(isl: float, shared_prefix: int, server: Mapping[str, float]) 
 
 
 def _rates(load: Load, level: Level, seen: Sample) -> dict[str, Any]:
-    finished = float(seen.weight.sum()) if closed(level) else seen.completed or float(seen.weight.sum())
+    finished = float(seen.weight.sum()) if level.closed else seen.completed or float(seen.weight.sum())
     return {
         "duration_s": load.duration_s,
         "requests": seen.completed,

@@ -162,7 +162,7 @@ def _undecided(load: Load, level: Level, sample: Sample) -> str:
     if not series(answers(sample), window_s):
         seen = waves(answers(sample), window_s)
         return f"the window of {load.duration_s:.3g} s holds {seen:.1f} mean E2Es, steadiness needs {FEWEST_BATCHES}"
-    if not closed(level) and fell_behind(load, sample):
+    if not level.closed and fell_behind(load, sample):
         return f"{behind(load, sample)}, but a queue may fluctuate this much: measure longer"
     return ""
 
@@ -172,18 +172,13 @@ def answers(sample: Sample) -> Answers:
     return Answers(sample.due_s, sample.last_s, sample.ttft_s, sample.itl_s)
 
 
-def closed(level: Level) -> bool:
-    """True for a loop of users who each wait for their answer."""
-    return level.kind == "concurrency"
-
-
 def varies(level: Level) -> bool:
     """True where the plan itself changes the load over time."""
     return level.kind in ("schedule", "trace")
 
 
 def _client_limited(load: Load, level: Level, sample: Sample) -> Iterator[str]:
-    if not closed(level):
+    if level.kind != "concurrency":
         yield from _late(load, sample)
         yield from _too_few_sent(load)
     yield from _lagging(load, sample)
@@ -209,7 +204,8 @@ def lateness_s(load: Load) -> Floats:
 
 
 def _too_few_sent(load: Load) -> Iterator[str]:
-    """Fewer sent inside the window than due inside can only be late sending: nothing else holds an open loop up.
+    """Fewer sent inside the window than due inside can only be late sending: nothing else holds an open loop up, or a
+    user who has thought.
 
     Due is what was planned: of requests that were never sent, since the level ended before the client came to them, the
     log knows nothing.
@@ -256,7 +252,7 @@ def others_allowed(served: int) -> float:
 
 def _overloaded(load: Load, level: Level, sample: Sample) -> Iterator[str]:
     """More requests came than left, by more than the wandering of a queue that is just not overloaded would explain."""
-    if closed(level) or varies(level) or not fell_behind(load, sample):
+    if level.closed or varies(level) or not fell_behind(load, sample):
         return
     grown = growth(load)
     if grown.least > 0:
@@ -310,7 +306,7 @@ def _changes(label: str, means: Floats, duration_s: float) -> Iterator[str]:
 
 
 def _little(load: Load, level: Level, sample: Sample) -> Iterator[str]:
-    if not closed(level):
+    if level.kind != "concurrency":
         return
     plain, whole = little(load, level.value)
     if abs(whole - 1) > LITTLE_ALLOWED:

@@ -5,9 +5,8 @@ from __future__ import annotations
 import csv
 import json
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
-from datetime import datetime
 from functools import lru_cache
 from io import StringIO
 from pathlib import Path
@@ -21,7 +20,9 @@ from calibration.errors import FileError
 from calibration.requests.tokens import Encoder, encoder_of
 from sizing.errors import ScenarioError
 from sizing.token_law import TokenLaw
-from sizing.workload import Lengths, Seconds, Tokens
+from sizing.trace import TraceError
+from sizing.trace_files import read_trace_noted
+from sizing.workload import Lengths, Seconds, Sessions, Tokens, TurnLaw, Turns, parse_seconds
 
 Law = Literal["lognormal", "normal"]
 Window = tuple[int, int]
@@ -104,11 +105,6 @@ class Drawn:
 
 LARGEST_FILE_BYTES = 256 * 2**20
 LONGEST_TOKENS = 1_000_000
-TRACE_HEADERS = (
-    ("arrival_s", "isl", "osl"),
-    ("TIMESTAMP", "ContextTokens", "GeneratedTokens"),  # the Azure LLM inference traces
-    ("timestamp", "input_length", "output_length"),  # the Mooncake traces, JSON lines, milliseconds
-)
 Row = dict[str, Any]
 
 
@@ -132,11 +128,15 @@ class Histogram:
 
 @dataclass(frozen=True, slots=True)
 class LengthsTrace:
-    """Requests as they once came: seconds since the first, and lengths; arrays of shape (n,), in order of arrival."""
+    """Requests as they once came: seconds since the first, and lengths; arrays of shape (n,), in order of arrival.
+
+    `notes`: what was left out of the file, sorted or taken for granted.
+    """
 
     arrival_s: Seconds
     isl: Tokens
     osl: Tokens
+    notes: tuple[str, ...] = ()
 
     def pair(self, number: int, rng: np.random.Generator) -> tuple[int, int] | None:
         """(ISL, OSL) of request `number`; None after the last."""
@@ -171,7 +171,7 @@ def _mean_and_cv(values: Tokens, weights: Seconds | None) -> tuple[float, float]
 
 def read_histogram(path: Path) -> Histogram:
     """A CSV with the columns isl, osl and, unless every pair is as frequent, weight. Raises FileError."""
-    rows = list(_csv_rows(path, (("isl", "osl"),)))
+    rows = list(_csv_rows(path, ("isl", "osl")))
     isl = np.array([_tokens(row, "isl", where) for where, row in rows], np.int64)
     osl = np.array([_tokens(row, "osl", where) for where, row in rows], np.int64)
     weight = np.array([_number(row, "weight", where) if "weight" in row else 1.0 for where, row in rows])
@@ -182,16 +182,18 @@ def read_histogram(path: Path) -> Histogram:
 
 
 def read_trace(path: Path) -> LengthsTrace:
-    """A CSV with arrival_s, isl, osl, an Azure LLM trace (CSV), or a Mooncake trace (JSON lines). Raises FileError."""
-    lines = _json_rows(path) if path.suffix == ".jsonl" else _csv_rows(path, TRACE_HEADERS)
-    rows = list(lines)
-    when, isl_name, osl_name = next(header for header in TRACE_HEADERS if set(header) <= set(rows[0][1]))
-    read_s = _SECONDS[when]
-    arrival_s = np.array([read_s(row, when, where) for where, row in rows])
-    isl = np.array([_tokens(row, isl_name, where) for where, row in rows], np.int64)
-    osl = np.array([_tokens(row, osl_name, where) for where, row in rows], np.int64)
-    order = np.argsort(arrival_s, kind="stable")
-    return LengthsTrace(arrival_s[order] - arrival_s[order[0]], isl[order], osl[order])
+    """The requests of any file of requests that the planner reads (`sizing.trace_files`). Raises FileError."""
+    if not path.is_file():
+        raise _absent(path)
+    try:
+        trace, _, notes = read_trace_noted(path)
+    except TraceError as error:
+        raise FileError(str(error)) from None
+    longest = int(max(trace.isl.max(), trace.osl.max()))
+    if longest > LONGEST_TOKENS:
+        raise FileError(f"{path}: a prompt or answer of {longest:,} tokens, at most {LONGEST_TOKENS:,} are sent")
+    times_s, isl, osl = trace.arrival_s, trace.isl.astype(np.int64), trace.osl.astype(np.int64)
+    return LengthsTrace(times_s - times_s[0], isl, osl, notes)
 
 
 def read_dataset(path: Path) -> list[Text]:
@@ -220,35 +222,19 @@ def _text(item: Any, where: str) -> Text:
     return Text(prompt, parts["output"])
 
 
-def _csv_rows(path: Path, headers: tuple[tuple[str, ...], ...]) -> Iterator[tuple[str, Row]]:
-    """(where, row) of each line of a CSV that has all columns of one of `headers`."""
+def _csv_rows(path: Path, columns: tuple[str, ...]) -> Iterator[tuple[str, Row]]:
+    """(where, row) of each line of a CSV that has all `columns`."""
     reader = csv.DictReader(StringIO(_read(path), newline=""))
     row = None
     try:
-        found = set(reader.fieldnames or ())
-        if not any(set(header) <= found for header in headers):
-            wanted = " or ".join(", ".join(header) for header in headers)
-            raise FileError(f"{path}: no header with the columns {wanted}")
+        if not set(columns) <= set(reader.fieldnames or ()):
+            raise FileError(f"{path}: no header with the columns {', '.join(columns)}")
         for row in reader:
             yield f"{path}, line {reader.line_num}", row
     except csv.Error as error:
         raise FileError(f"{path}, line {reader.line_num}: not CSV ({error})") from None
     if row is None:
         raise FileError(f"{path}: the file has a header and no rows")
-
-
-def _json_rows(path: Path) -> Iterator[tuple[str, Row]]:
-    names = TRACE_HEADERS[-1]
-    row = None
-    for number, line in enumerate(_read(path).splitlines(), start=1):
-        where = f"{path}, line {number}"
-        if line.strip():
-            row = _json(line, where)
-            if not isinstance(row, dict) or not set(names) <= set(row):
-                raise FileError(f"{where}: not an object with the keys {', '.join(names)}")
-            yield where, row
-    if row is None:
-        raise FileError(f"{path}: the file is empty")
 
 
 def _json(text: str, where: str) -> Any:
@@ -266,9 +252,13 @@ def _read(path: Path) -> str:
             raise FileError(f"{path}: {size_bytes >> 20} MiB are more than the {limit} read; cut the file")
         return path.read_text(encoding="utf-8-sig")
     except FileNotFoundError:
-        raise FileError(f"{path}: no such file; correct the path, which starts at the plan's folder") from None
+        raise _absent(path) from None
     except (OSError, UnicodeDecodeError) as error:
         raise FileError(f"{path}: cannot be read ({error})") from None
+
+
+def _absent(path: Path) -> FileError:
+    return FileError(f"{path}: no such file; correct the path, which starts at the plan's folder")
 
 
 def _number(row: Row, name: str, where: str) -> float:
@@ -288,23 +278,6 @@ def _tokens(row: Row, name: str, where: str) -> int:
     return int(value)
 
 
-def _milliseconds(row: Row, name: str, where: str) -> float:
-    return _number(row, name, where) / 1000
-
-
-def _date(row: Row, name: str, where: str) -> float:
-    try:
-        # without a zone both ends of a difference are read alike, which is all that counts
-        return (datetime.fromisoformat(row[name]).replace(tzinfo=None) - datetime(2000, 1, 1)).total_seconds()
-    except (TypeError, ValueError):
-        raise FileError(f"{where}, {name}: a date and time is needed (got {row[name]!r})") from None
-
-
-_SECONDS: dict[str, Callable[[Row, str, str], float]] = {
-    "arrival_s": _number,
-    "TIMESTAMP": _date,
-    "timestamp": _milliseconds,
-}
 Whole = Annotated[int, Field(ge=1, le=LONGEST_TOKENS)]
 Cv = Annotated[float, Field(ge=0, le=10)]
 FileName = Annotated[str, Field(min_length=1)]
@@ -339,16 +312,95 @@ def _length(given: object) -> float | Window | str:
 Length = Annotated[float | Window | str, BeforeValidator(_length)]
 
 
+MOST_TURNS = 10_000
+SAMPLED_TURNS, FEWEST_SAMPLED = 200_000, 100
+"""Turns that a sample of sessions has on average, but not of fewer sessions than these."""
+
+
+class SessionsPlan(BaseModel):
+    """Conversations, or the steps of agents: keys, and what they mean, as the options of ``sizing sessions``.
+
+    ``{turns: 6, first_tokens: 800, user_tokens: 80, output_tokens: 200, think: 20s}``; `think_s` says the same in
+    seconds. See `sizing.workload.Sessions`.
+    """
+
+    model_config = ConfigDict(strict=True, extra="forbid", frozen=True, allow_inf_nan=False)
+
+    turns: float
+    first_tokens: float
+    user_tokens: float
+    output_tokens: float
+    turn_law: TurnLaw = "geometric"
+    first_cv: Cv = 0.0
+    user_cv: Cv = 0.0
+    output_cv: Cv = 0.0
+    think: str | None = None
+    think_s: Annotated[float, Field(ge=0)] | None = None
+    system_tokens: int = 0
+    context_tokens: int = 0
+
+    @model_validator(mode="after")
+    def _is_a_workload(self) -> Self:
+        if self.think is not None and self.think_s is not None:
+            raise ValueError("think and think_s exclude each other: give one of them")
+        try:
+            found = self.started_at(1.0)
+        except ScenarioError as error:
+            raise ValueError(str(error)) from None
+        for name in ("first_tokens", "user_tokens", "output_tokens", "system_tokens"):
+            if getattr(self, name) > LONGEST_TOKENS:
+                raise ValueError(f"{name} must be at most {LONGEST_TOKENS}, got {getattr(self, name):g}")
+        if found.turns > MOST_TURNS:
+            raise ValueError(f"turns must be at most {MOST_TURNS}, got {found.turns:g}")
+        if not len(self.sample.isl):
+            raise ValueError(f"no first turn fits in context_tokens, {found.context_tokens:,}: raise it")
+        return self
+
+    def started_at(self, rate_per_s: float) -> Sessions:
+        """The workload, of which so many sessions start in a second. Raises ScenarioError."""
+        said = self.model_dump(exclude={"think", "think_s"})
+        think_s = self.think_s or 0.0 if self.think is None else parse_seconds("think", self.think)
+        return Sessions(rate_per_s, think_s=think_s, **said)
+
+    @property
+    def sample(self) -> Turns:
+        """Turns of many sessions, the same each time."""
+        return _sampled(self)
+
+    @property
+    def mean_turns(self) -> float:
+        """Turns of a session that fit into its context, on average."""
+        return len(self.sample.isl) / _sessions_sampled(self)
+
+    def summary(self) -> Lengths:
+        """Means and coefficients of variation of prompts and answers, of all turns together."""
+        turns = self.sample
+        return summary(turns.isl, turns.osl)
+
+
+def _sessions_sampled(plan: SessionsPlan) -> int:
+    return max(FEWEST_SAMPLED, round(SAMPLED_TURNS / plan.turns))
+
+
+@lru_cache(maxsize=16)
+def _sampled(plan: SessionsPlan) -> Turns:
+    return plan.started_at(1.0).drawn(_sessions_sampled(plan), (0,))
+
+
 class LengthsPlan(BaseModel):
-    """One entry of a plan's `lengths`, in tokens: `isl` and `osl`, or one of the files.
+    """One entry of a plan's `lengths`, in tokens: `isl` and `osl`, one of the files, or `sessions`.
 
     ``{isl: 2000, osl: 256}``: means. `isl_cv`, `osl_cv` (coefficients of variation) say how lengths vary, lognormal or
     by ``law: normal``, where what would be below 1 token is 1; 0 makes all equal. A plan varies them unless said.
     ``{isl: [100, 300], osl: [10, 20]}``: any whole number in the window, ends included, equally often.
     ``{isl: "points:200@0.8,4000@0.2", osl: 20}``: another law, as `sizing.token_law` writes it.
     ``{histogram: lengths.csv}``: pairs with the frequencies of the file. ``{trace: trace.csv}``: the file's requests in
-    their order, once. ``{dataset: texts.json}``: the file's texts in their order, again and again; longer prompts than
-    `max_input_len` are left out; an `osl` given takes the place of the answers' lengths.
+    their order, once; any file that `sizing.trace_files` reads. ``{dataset: texts.json}``: the file's texts in their
+    order, again and again; longer prompts than `max_input_len` are left out; an `osl` given takes the place of the
+    answers' lengths.
+    ``{sessions: {turns: 6, ...}}``: sessions of several turns, each of which repeats all that was said before, the
+    answers as the server gave them (SessionsPlan). The plan's `rates` are then sessions that start in a second,
+    at random, and its `concurrency` users who have one session after another.
 
     Each prompt is unique from its first token, after `shared_prefix` tokens which all prompts of a level share. With
     ``unique: false`` the texts of a data set are sent as they are. `concurrency`: one closed loop of so many users, and
@@ -365,6 +417,7 @@ class LengthsPlan(BaseModel):
     histogram: FileName | None = None
     dataset: FileName | None = None
     trace: FileName | None = None
+    sessions: SessionsPlan | None = None
     max_input_len: Whole | None = None
     unique: bool = True
     shared_prefix: Annotated[int, Field(ge=0, le=LONGEST_TOKENS)] = 0
@@ -372,14 +425,14 @@ class LengthsPlan(BaseModel):
 
     @model_validator(mode="after")
     def _one_source_and_its_keys(self) -> Self:
-        files = [name for name in FILES if getattr(self, name) is not None]
-        if len(files) > 1:
-            raise ValueError(f"{files[0]} and {files[1]} exclude each other: give one of them")
-        if not files and (self.isl is None or self.osl is None):
-            raise ValueError("give isl and osl, or one of histogram, dataset, trace")
-        for name in _NOT_WITH[files[0] if files else "isl"]:
+        sources = [name for name in (*FILES, "sessions") if getattr(self, name) is not None]
+        if len(sources) > 1:
+            raise ValueError(f"{sources[0]} and {sources[1]} exclude each other: give one of them")
+        if not sources and (self.isl is None or self.osl is None):
+            raise ValueError("give isl and osl, or one of histogram, dataset, trace, sessions")
+        for name in _NOT_WITH[sources[0] if sources else "isl"]:
             if getattr(self, name) != type(self).model_fields[name].default:
-                raise ValueError(f"{name} does not go with {files[0] if files else 'isl and osl'}")
+                raise ValueError(f"{name} does not go with {sources[0] if sources else 'isl and osl'}")
         if self.dataset is not None and isinstance(self.osl, tuple | str):
             raise ValueError("osl: a window does not go with dataset, nor does a law: give one number, or none")
         for name in ("isl", "osl"):
@@ -407,13 +460,13 @@ class LengthsPlan(BaseModel):
         return [(name, getattr(self, name)) for name in FILES if getattr(self, name) is not None]
 
     def law_of_pairs(self) -> Drawn | Histogram | LengthsTrace:
-        """What tells (ISL, OSL) of a request by its number. Not for a data set. Raises FileError."""
+        """What tells (ISL, OSL) of a request by its number. Not for a data set or sessions. Raises FileError."""
         if self.histogram is not None:
             return _histogram(Path(self.histogram))
         if self.trace is not None:
             return _trace(Path(self.trace))
         if self.isl is None or self.osl is None:
-            raise ValueError("the lengths of a data set are those of its texts")
+            raise ValueError("the lengths of a data set are those of its texts, those of sessions of their turns")
         return Drawn(side(self.isl, self.isl_cv, self.law), side(self.osl, self.osl_cv, self.law))
 
     def texts(self, encoder: Encoder) -> Texts:
@@ -428,12 +481,19 @@ class LengthsPlan(BaseModel):
         """
         if self.dataset is not None:
             return self.texts(encoder or encoder_of(None, False)).summary()
+        if self.sessions is not None:
+            return self.sessions.summary()
         return self.law_of_pairs().summary()
 
     @property
     def arrivals_s(self) -> Seconds | None:
         """When the requests of a trace came, seconds from the first, shape (n,); None without one. Raises FileError."""
         return None if self.trace is None else _trace(Path(self.trace)).arrival_s
+
+    @property
+    def notes_of_trace(self) -> tuple[str, ...]:
+        """How the file of a trace was read, where that needs saying; () without one. Raises FileError."""
+        return () if self.trace is None else _trace(Path(self.trace)).notes
 
 
 _DRAWN_KEYS = ("isl", "osl", "isl_cv", "osl_cv", "law")
@@ -443,6 +503,7 @@ _NOT_WITH = {
     "histogram": _DRAWN_KEYS + _TEXT_KEYS,
     "trace": _DRAWN_KEYS + _TEXT_KEYS,
     "dataset": ("isl", "isl_cv", "osl_cv", "law", "shared_prefix"),
+    "sessions": (*_DRAWN_KEYS, *_TEXT_KEYS, "shared_prefix"),
 }
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import count
 from pathlib import Path
@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 
 from calibration.errors import PlanError
-from calibration.requests.lengths import Drawn, LengthsPlan, Texts
+from calibration.requests.lengths import Drawn, LengthsPlan, SessionsPlan, Texts
 from calibration.requests.tokens import (
     AS_TOKENIZED,
     Encoder,
@@ -20,7 +20,7 @@ from calibration.requests.tokens import (
     WordCounter,
     encoder_of,
 )
-from sizing.workload import Lengths
+from sizing.workload import Lengths, Turns
 
 __all__ = ["Encoder", "PromptRequest", "RequestSource", "TokenizerFile", "WordCounter"]
 
@@ -31,13 +31,17 @@ ATTEMPTS = 8
 class PromptRequest:
     """One request: a prompt of `isl` tokens (or words) and the `osl` tokens asked in answer.
 
-    `token_ids` are the prompt's, None where no tokenizer is known.
+    `token_ids` are the prompt's, None where no tokenizer is known. Of a session: `turn` is its number, from 0, and
+    `then` tells from the token ids of the answer what follows, None after the last turn.
     """
 
     prompt: str
     isl: int
     osl: int
     token_ids: TokenIds | None = None
+    turn: int = 0
+    then: Callable[[TokenIds], tuple[float, PromptRequest]] | None = None
+    """Seconds that a user thinks, and the next turn."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,14 +59,18 @@ class RequestSource:
     seen: ServerCount = AS_TOKENIZED
 
     def requests(self, shard: int = 0, shards: int = 1) -> Iterator[PromptRequest]:
-        """Every `shards`-th request, from number `shard` on; endless, but for a trace.
+        """Every `shards`-th request, from number `shard` on; endless, but for a trace. Of sessions, their first turns.
 
         A request follows from its number and the seed, whatever `shards` is. Raises PlanError if some length cannot be
         met exactly, FileError if a file cannot be used.
         """
         encoder = self._encoder()
-        opening = _Opening.drawn(encoder, self.lengths.shared_prefix, self.seed)
+        talk = self.lengths.sessions
+        prefix_tokens = self.lengths.shared_prefix if talk is None else talk.system_tokens
+        opening = _Opening.drawn(encoder, prefix_tokens, self.seed)
         numbers = count(shard, shards)
+        if talk is not None:
+            return self._from_sessions(numbers, encoder, opening, talk)
         if self.lengths.dataset is not None:
             return self._from_texts(numbers, encoder, opening)
         return self._from_words(numbers, encoder, opening)
@@ -96,6 +104,24 @@ class RequestSource:
             made = _of_words(own, osl, opening.words(number, encoder.words_in(own)), encoder, rng)
             yield replace(made, isl=own + added) if added else made
 
+    def _from_sessions(
+        self, numbers: Iterator[int], encoder: Encoder, opening: _Opening, talk: SessionsPlan
+    ) -> Iterator[PromptRequest]:
+        """A session whose first turn does not fit into the context is left out."""
+        sessions = talk.started_at(1.0)
+        for number in numbers:
+            turns = sessions.drawn(1, [*self.seed, number + 1])
+            if not len(turns.isl):
+                continue
+            rng = np.random.default_rng([*self.seed, number + 1])
+            first = sessions.system_tokens + int(turns.new[0])
+            made = [_of_words(first, 1, opening.words(number, first), encoder, rng)]
+            made += [_of_words(new, 1, [], encoder, rng) for new in turns.new[1:].tolist()]
+            own = [request.token_ids for request in made]
+            if None in own:
+                raise PlanError("sessions need prompts of token ids: name the tokenizer of the model as tokenizer")
+            yield _turn(0, (), [ids for ids in own if ids is not None], turns)
+
     def _from_texts(self, numbers: Iterator[int], encoder: Encoder, opening: _Opening) -> Iterator[PromptRequest]:
         texts = self.lengths.texts(encoder)
         for number in numbers:
@@ -106,6 +132,17 @@ class RequestSource:
             ids = encoder.encode(prompt)
             isl = self.seen.added + (encoder.count(prompt) if ids is None else len(ids))
             yield PromptRequest(prompt, isl, int(texts.osl[row]), ids)
+
+
+def _turn(number: int, said: TokenIds, own: Sequence[TokenIds], turns: Turns) -> PromptRequest:
+    """Turn `number` of a session: all that was `said` before, and its `own` tokens."""
+    ids = said + own[number]
+
+    def then(answer: TokenIds) -> tuple[float, PromptRequest]:
+        return float(turns.think_s[number + 1]), _turn(number + 1, ids + answer, own, turns)
+
+    is_last = number + 1 == len(own)
+    return PromptRequest("", len(ids), int(turns.osl[number]), ids, number, None if is_last else then)
 
 
 @dataclass(frozen=True, slots=True)

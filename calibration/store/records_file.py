@@ -1,7 +1,8 @@
 """The request log of a level as a Parquet file: written whole or not at all, checked page by page when read.
 
 One row per request: the columns of `RequestLog`, with the responses that carried tokens as two lists, ``chunk_at_s``
-and ``chunk_tokens``. What is needed to read the times right stands in the schema's metadata, under ``calibration``.
+and ``chunk_tokens``; of sessions, the number of each ``turn`` too. What is needed to read the times right stands in the
+schema's metadata, under ``calibration``.
 pyarrow is loaded on first use only: listing points does not need it.
 """
 
@@ -36,6 +37,7 @@ LONGEST_ERROR = 2000
 """Characters of an error that are kept: a longer one in a file is no error text of ours."""
 _FLOATS = ("intended_s", "sent_s", "end_s")
 _INTS = ("isl", "osl")
+_TURN = "turn"
 _CHUNKS = ("chunk_at_s", "chunk_tokens")
 
 
@@ -84,12 +86,14 @@ def encoded(log: RequestLog, about: About) -> bytes:
     import pyarrow.parquet as parquet
 
     starts = pa.array(np.concatenate([[0], np.cumsum(log.chunks)]), pa.int32())
-    columns: dict[str, Any] = {name: pa.array(getattr(log, name)) for name in (*_FLOATS, *_INTS)}
+    turns = bool(log.turn.any())
+    numbers = (*_FLOATS, *_INTS, *([_TURN] if turns else []))
+    columns: dict[str, Any] = {name: pa.array(getattr(log, name)) for name in numbers}
     short = {error: clean(error)[:LONGEST_ERROR] for error in set(log.error)}
     columns["error"] = pa.array([short[error] for error in log.error], pa.string())
     for name in _CHUNKS:
         columns[name] = pa.ListArray.from_arrays(starts, pa.array(getattr(log, name)))
-    table = pa.table(columns, schema=_schema().with_metadata({METADATA: about.model_dump_json()}))
+    table = pa.table(columns, schema=_schema(turns).with_metadata({METADATA: about.model_dump_json()}))
     sink = pa.BufferOutputStream()
     parquet.write_table(
         table,
@@ -117,7 +121,7 @@ def decoded(content: bytes, name: str, most_values: int | None = None) -> Reques
         options: dict[str, Any] = {"page_checksum_verification": True, "use_threads": False}
         table = parquet.read_table(pa.BufferReader(content), read_dictionary=["error"], **options)
         table.validate(full=True)
-        columns = {column: table[column].combine_chunks() for column in _schema().names}
+        columns = {column: table[column].combine_chunks() for column in table.column_names}
         return _log(columns)
 
 
@@ -129,7 +133,8 @@ def decoded_about(content: bytes, name: str, most_values: int | None = None) -> 
 
         file = parquet.ParquetFile(pa.BufferReader(content))
         said = (file.schema_arrow.metadata or {}).get(METADATA)
-        if said is None or not file.schema_arrow.remove_metadata().equals(_schema()):
+        found = file.schema_arrow.remove_metadata()
+        if said is None or not any(found.equals(_schema(turns)) for turns in (False, True)):
             raise ValueError("its columns are not those of a request log")
         if excess := _excess(file.metadata, most_values):
             raise ValueError(f"it claims to hold {excess}")
@@ -157,8 +162,9 @@ def _log(columns: dict[str, pa.ListArray]) -> RequestLog:
     at_s, tokens = (columns[name] for name in _CHUNKS)
     if not at_s.offsets.equals(tokens.offsets) or at_s.flatten().null_count or tokens.flatten().null_count:
         raise ValueError("times and tokens of the responses do not fit together")
+    numbers = [name for name in (*_FLOATS, *_INTS, _TURN) if name in columns]
     return RequestLog(
-        **{name: columns[name].to_numpy(zero_copy_only=False) for name in (*_FLOATS, *_INTS)},
+        **{name: columns[name].to_numpy(zero_copy_only=False) for name in numbers},
         error=_errors(columns["error"]),
         chunks=at_s.value_lengths().to_numpy(zero_copy_only=False).astype(np.int64),
         chunk_at_s=at_s.flatten().to_numpy(zero_copy_only=False),
@@ -174,13 +180,14 @@ def _errors(column: pa.DictionaryArray) -> tuple[str, ...]:
     return tuple(shown[column.indices.to_numpy()].tolist())
 
 
-def _schema() -> pa.Schema:
+def _schema(turns: bool = False) -> pa.Schema:
     import pyarrow as pa
 
     times = [(name, pa.float64()) for name in _FLOATS]
     lengths = [(name, pa.int64()) for name in _INTS]
     chunks = [("chunk_at_s", pa.list_(pa.float64())), ("chunk_tokens", pa.list_(pa.int64()))]
-    return pa.schema([*times, *lengths, ("error", pa.string()), *chunks])
+    last = [(_TURN, pa.int64())] if turns else []
+    return pa.schema([*times, *lengths, ("error", pa.string()), *chunks, *last])
 
 
 @contextmanager

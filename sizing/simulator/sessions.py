@@ -15,7 +15,6 @@ import numpy as np
 from sizing.budget import checkpoint
 from sizing.engine import Replica
 from sizing.errors import ScenarioError
-from sizing.numbers import Floats
 from sizing.prediction import Quantiles
 from sizing.simulator.fleet import PART, outstanding
 from sizing.simulator.prefix_cache import trim
@@ -40,7 +39,7 @@ from sizing.simulator.state import (
     work_space,
 )
 from sizing.simulator.waiting import enqueue, idle, insert_deadline, pop_deadline
-from sizing.workload import Seconds, Sessions, Tokens, lognormal_tokens
+from sizing.workload import Seconds, Sessions, Tokens, Turns
 
 SessionRouting = Literal["affinity", "random", "least_outstanding", "prefix_aware"]
 SESSION_ROUTINGS: tuple[SessionRouting, ...] = get_args(SessionRouting)
@@ -162,40 +161,21 @@ def drawn_sessions(replica: Replica, sessions: Sessions, count: int, seed: int) 
     Only first turns have an `arrival_s`; the others are NaN, because they are sent when an answer is complete. Each
     quantity has a random stream of its own.
     """
-    starts, numbers, firsts, users, answers, thinks, steps = (np.random.default_rng([seed, n]) for n in range(7))
-    fixed = sessions.turn_law == "fixed"
-    turns = np.full(count, round(sessions.turns)) if fixed else numbers.geometric(1 / sessions.turns, count)
-    first = np.cumsum(turns) - turns
-    session = np.repeat(np.arange(count), turns)
-    said = lognormal_tokens(sessions.output_tokens, sessions.output_cv, answers.standard_normal(len(session)))
-    if replica.batching.max_tokens > 0:
-        said = np.minimum(said, replica.batching.max_tokens)
-    new = lognormal_tokens(sessions.user_tokens, sessions.user_cv, users.standard_normal(len(session)))
-    new[1:] += said[:-1]  # a prompt repeats the answer before it, but that of another session
-    new[first] = lognormal_tokens(sessions.first_tokens, sessions.first_cv, firsts.standard_normal(count))
-    isl = (sessions.system_tokens + _within(new, first, session)).astype(np.int64)
-    del new
-    osl = said.astype(np.int64)
-    arrival_s = np.full(len(session), math.nan)
-    arrival_s[first] = np.cumsum(starts.exponential(1 / sessions.rate_per_s, count))
-    think_s = thinks.exponential(sessions.think_s, len(session))
-    if sessions.context_tokens > 0:
-        beyond = np.asarray(isl + osl > sessions.context_tokens, np.float64)
-        sent = _within(beyond, first, session) == 0
-        if not np.any(sent):
-            raise ScenarioError(f"no first turn fits in context_tokens, {sessions.context_tokens:,}: raise it")
-        isl, osl, arrival_s, session, think_s = (array[sent] for array in (isl, osl, arrival_s, session, think_s))
-    run = checked_requests(replica, isl, osl, arrival_s)
-    run["session"] = session
-    draw_steps(replica, run, steps)
-    return run, think_s
+    starts, steps = (np.random.default_rng([seed, stream]) for stream in (0, 6))
+    turns = sessions.drawn(count, (seed,), replica.batching.max_tokens)
+    if not len(turns.isl):
+        raise ScenarioError(f"no first turn fits in context_tokens, {sessions.context_tokens:,}: raise it")
+    start_s = np.cumsum(starts.exponential(1 / sessions.rate_per_s, count))
+    return requests_of(replica, turns, start_s, steps), turns.think_s
 
 
-def _within(values: Floats, first: Tokens, session: Tokens) -> Floats:
-    """Running sums within each session, whose values begin at `first`."""
-    sums = np.cumsum(values, dtype=np.float64)
-    sums -= (sums[first] - values[first])[session]
-    return sums
+def requests_of(replica: Replica, turns: Turns, start_s: Seconds, rng: np.random.Generator) -> Requests:
+    """The turns as requests; each session begins at its own of `start_s`. `rng` draws what a speculation accepts."""
+    first = np.diff(turns.session, prepend=NOBODY) != 0
+    run = checked_requests(replica, turns.isl, turns.osl, np.where(first, start_s[turns.session], math.nan))
+    run["session"] = turns.session
+    draw_steps(replica, run, rng)
+    return run
 
 
 def serve_sessions(

@@ -53,6 +53,7 @@ timings = st.builds(
     isl=st.integers(1, 10**6),
     osl=st.integers(1, 10**6),
     error=text,
+    turn=st.integers(0, 2),
 )
 logs = st.lists(timings, max_size=6).map(logged)
 

@@ -26,7 +26,7 @@ class Manners:
     answer never ends. `tires_after`: later answers end after 5 tokens. `metrics`: the page /metrics, with places for
     requests `served`, and 30 prompt tokens `looked_up` and 12 `hits` for each. `cuts_after`: the connection is closed
     after so many events, from the third request on. `one_each`: a connection carries one request, and is closed at the
-    next, whatever its head promised.
+    next, whatever its head promised. `tells_ids`: it knows `return_token_ids`.
     """
 
     owned_by: str = "vllm"
@@ -49,19 +49,22 @@ class Manners:
     cuts_after: int = 0
     one_each: bool = False
     tires_after: int = 0
+    tells_ids: bool = False
     metrics: str = ""
     line_end: str = "\n"
     pages: dict[str, Any] = field(default_factory=dict)
 
 
 class OpenAiServer:
-    """`url` is http(s)://host:port; `bodies` are those of the requests, `heads` their head lines."""
+    """`url` is http(s)://host:port; `bodies` are those of the requests, `heads` their head lines. `talk` is what was
+    said so far, prompt and answer, of each answer with token ids."""
 
     def __init__(self, manners: Manners, port: int, scheme: str) -> None:
         self.manners = manners
         self.url = f"{scheme}://localhost:{port}"
         self.bodies: list[dict[str, Any]] = []
         self.heads: list[str] = []
+        self.talk: list[list[int]] = []
         self._failed = 0
 
     async def speak(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -147,7 +150,7 @@ class OpenAiServer:
         words = len(prompt) if isinstance(prompt, list) else manners.per_word * len(prompt.split()) + manners.wraps
         tired = manners.tires_after and len(self.bodies) > manners.tires_after
         wanted = min(body["max_tokens"], 5 if tired else manners.stops_after or body["max_tokens"])
-        told = 0
+        told, said = 0, list[int]()
 
         def event(choices: list[Any], usage: bool) -> bytes:
             content: dict[str, Any] = {"id": "x", "model": MODEL, "choices": choices}
@@ -164,8 +167,14 @@ class OpenAiServer:
             name = "reasoning_content" if told < manners.reasons else "content"
             told += new
             text = " word" * new
-            yield event([{"index": 0, "delta": {name: text}} if chat else {"index": 0, "text": text}], running)
+            choice: dict[str, Any] = {"delta": {name: text}} if chat else {"text": text}
+            if manners.tells_ids and body.get("return_token_ids"):
+                choice |= {"prompt_token_ids": prompt} if told == new else {}
+                choice["token_ids"] = [(7 * len(self.bodies) + place) % 997 for place in range(new)]
+                said += choice["token_ids"]
+            yield event([{"index": 0} | choice], running)
             await asyncio.sleep(manners.itl_s * new)
+        self.talk.append([*prompt, *said] if said else [])
         yield event([{"index": 0, "delta": {}, "finish_reason": "length"}] if chat else [], manners.usage != "none")
         yield f"data: [DONE]{manners.line_end * 2}".encode()
 

@@ -5,14 +5,17 @@ from __future__ import annotations
 import threading
 from pathlib import Path
 
+import numpy as np
 import pytest
 from click.testing import CliRunner, Result
 
 from calibration.cli import main
-from calibration.plan import parse_plan
+from calibration.plan import level_key, parse_plan
 from calibration.reporter import Progress
 from calibration.run import resume, run
 from calibration.store import DATABASE_VARIABLE, Store
+from sizing.errors import FitError
+from sizing.fitting import fit
 from tests.calibration.openai_server import MODEL, Manners, OpenAiServer, openai_server
 
 pytestmark = [pytest.mark.timeout(120), pytest.mark.usefixtures("unhurried")]
@@ -204,3 +207,75 @@ def test_the_key_goes_to_metrics_of_the_same_server_and_to_no_other(
             assert ran(tmp_path, text).exit_code == 0
         asked = [head for head in other.heads if head.startswith("GET /metrics")]
     assert asked and not any(KEY in head for head in asked)
+
+
+TALK = "{turns: 4, turn_law: fixed, first_tokens: 40, user_tokens: 12, output_tokens: 8, output_cv: 0.4, think: 20ms}"
+
+
+def sessions(server: OpenAiServer, load: str, talk: str = TALK) -> str:
+    text = plan(server, extra=load + "\n").replace("concurrency: [2]\n", "").replace("requests_per_level: 30\n", "")
+    return text.replace("{isl: 30, osl: 8, isl_cv: 0, osl_cv: 0}", f"{{sessions: {talk}}}")
+
+
+def said_before(server: OpenAiServer) -> list[int]:
+    """How many earlier turns each request of a run repeats, token by token; the first three are the client's probes."""
+    prompts = [tuple(body["prompt"]) for body in server.bodies]
+    turns = {tuple(talk): sum(prompt[: len(talk)] == tuple(talk) for prompt in prompts) for talk in server.talk if talk}
+    assert max(turns.values()) <= 3, "no turn is repeated but by those that follow it"
+    return [sum(prompt[: len(talk)] == talk and len(talk) < len(prompt) for talk in turns) for prompt in prompts]
+
+
+def test_users_have_one_session_after_another_and_repeat_the_answers_they_got() -> None:
+    with openai_server(Manners(tells_ids=True)) as server:
+        store = Store()
+        run(parse_plan(sessions(server, "concurrency: [3]\nbudget_s: 1\nwarm_up: 1")), store)
+        repeated = said_before(server)
+    (found,) = store.measurements(1)
+    log = store.log(1, level_key(found.point))
+    assert log is not None and set(log.turn.tolist()) == {0, 1, 2, 3}
+    assert (found.point.load_kind, found.point.load_value, found.point.errors) == ("sessions", 3, 0)
+    assert found.point.mean_in_flight < 3, "they think in between"
+    shown = CliRunner().invoke(main, ["show", "1", "--details"]).output
+    assert "TTFT of first turns mean" in shown and ", of later turns mean" in shown
+    assert sorted(repeated)[-len(log) :] == sorted(log.turn.tolist())
+    assert log.isl.tolist() == [40 if turn == 0 else isl for turn, isl in zip(log.turn, log.isl, strict=True)]
+    order = np.argsort(log.intended_s)
+    in_flight = np.searchsorted(np.sort(log.end_s), log.intended_s[order])
+    assert np.all(np.arange(len(order)) - in_flight < 3), "nobody sends before the answer"
+    with pytest.raises(FitError, match="no closed-loop points"):
+        fit([found.point])
+
+
+def test_sessions_begin_at_random_and_turns_follow_the_answers() -> None:
+    with openai_server(Manners(tells_ids=True)) as server:
+        store = Store()
+        run(parse_plan(sessions(server, "rates: [15]\nbudget_s: 3\nwarm_up: 2")), store)
+        repeated = said_before(server)
+    (found,) = store.measurements(1)
+    point, log = found.point, store.log(1, level_key(found.point))
+    assert log is not None
+    assert (point.load_kind, point.load_value, point.load_label) == ("session_rate", 15, "15 sessions/s")
+    assert point.requests_per_s == pytest.approx(4 * 15, rel=0.25)
+    assert sorted(repeated)[-len(log) :] == sorted(log.turn.tolist())
+    assert np.all(log.intended_s <= found.facts["window_stop_s"] + 0.1), "no turn is sent after the last session began"
+    assert np.all(log.sent_s >= log.intended_s - 1e-4)
+
+
+@pytest.mark.parametrize(
+    ("manners", "edit", "says"),
+    [
+        (Manners(), ("", ""), "does not return those of its answers (return_token_ids"),
+        (Manners(refuses=("return_token_ids",)), ("", ""), "does not return those of its answers (return_token_ids"),
+        (Manners(takes_ids=False, tells_ids=True), ("", ""), "does not take token ids"),
+        (Manners(tells_ids=True), ("protocol: openai", "protocol: grpc"), "protocol"),
+        (Manners(tells_ids=True), (f"model: {MODEL}", f"model: {MODEL}, endpoint: chat"), "endpoint: completions"),
+        (Manners(tells_ids=True), ("rates: [5]", "rates: [5]\narrivals: constant"), "sessions begin at random"),
+        (Manners(tells_ids=True), ("rates: [5]", "schedule: [{for_s: 5, rate: 4}]"), "schedule does not go with"),
+        (Manners(tells_ids=True), ("turns: 4,", "turns: 0,"), "turns must be a number above 0"),
+        (Manners(tells_ids=True), ("{sessions", "{isl: 30, sessions"), "isl does not go with sessions"),
+    ],
+)
+def test_sessions_that_cannot_be_measured(manners: Manners, edit: tuple[str, str], says: str, tmp_path: Path) -> None:
+    with openai_server(manners) as server:
+        line = refused(ran(tmp_path, sessions(server, "rates: [5]").replace(*edit)))
+    assert says in line, line

@@ -16,7 +16,7 @@ class Timing:
 
     `intended_s` is when it was due: in a closed loop that is `sent_s`. `tokens` are (time, new tokens) of each response
     that carried tokens. `end_s` is when the request was over, an empty final response included. `isl` and `osl` were
-    asked for. `error`, if not empty, is what went wrong.
+    asked for. `error`, if not empty, is what went wrong. `turn` is its number in a session.
     """
 
     intended_s: float
@@ -26,6 +26,7 @@ class Timing:
     isl: int
     osl: int
     error: str = ""
+    turn: int = 0
 
 
 def logged(timings: Iterable[Timing]) -> RequestLog:
@@ -42,4 +43,5 @@ def logged(timings: Iterable[Timing]) -> RequestLog:
         chunks=np.array([len(row.tokens) for row in rows], np.int64),
         chunk_at_s=np.array([at_s for at_s, _ in chunks], np.float64),
         chunk_tokens=np.array([tokens for _, tokens in chunks], np.int64),
+        turn=np.array([row.turn for row in rows], np.int64),
     )

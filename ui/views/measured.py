@@ -129,11 +129,10 @@ def _void(points: Sequence[Point]) -> None:
         return
     with st.expander(f"{len(points)} measured, but void: not drawn, never fitted", icon=":material/block:"):
         for point in points:
-            unit = "users" if point.load_kind == "concurrency" else "requests/s"
             lengths = f"{point.isl:,g} in, {point.osl:,g} out"
             verdict = point.verdict.replace("_", "-")
             reasons = point.notes.replace(f"{point.verdict}: ", "", 1)
-            st.caption(f"**{lengths}, {point.load_value:,g} {unit}: {verdict}.** {plain(reasons)}")
+            st.caption(f"**{lengths}, {point.load_label}: {verdict}.** {plain(reasons)}")
 
 
 def _law(fitted: Fit | str) -> Mapping[Point, PointError]:

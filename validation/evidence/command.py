@@ -20,6 +20,7 @@ from validation.evidence.largest_rate import LARGEST_RATE
 from validation.evidence.measured_estimates import ESTIMATES
 from validation.evidence.measured_guidellm import GUIDELLM
 from validation.evidence.measured_one_point import ONE_POINT
+from validation.evidence.measured_sessions import VLLM_SESSIONS
 from validation.evidence.measured_silicon import SILICON
 from validation.evidence.measured_stages import STAGES
 from validation.evidence.measured_static import STATIC
@@ -35,6 +36,7 @@ CLAIMS: tuple[Claim, ...] = (
     ESTIMATES,
     STAGES,
     VLLM,
+    VLLM_SESSIONS,
     GUIDELLM,
     TRACE,
     STATIC,

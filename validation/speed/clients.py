@@ -25,8 +25,13 @@ from tests.browser.served import started
 from validation.speed.waits import in_a_line
 
 QUESTION: dict[str, Any] = {
-    "model": "Qwen/Qwen3-32B", "gpu": "h200_sxm", "precision": "fp8",
-    "isl": 2000, "osl": 256, "ttft": "p95:1s", "itl": "p95:30ms",
+    "model": "Qwen/Qwen3-32B",
+    "gpu": "h200_sxm",
+    "precision": "fp8",
+    "isl": 2000,
+    "osl": 256,
+    "ttft": "p95:1s",
+    "itl": "p95:30ms",
 }
 """Twelve configurations: four layouts, three engines."""
 THREE = {"gpu": "h100_sxm,h200_sxm,b200_sxm", "precision": "any"}

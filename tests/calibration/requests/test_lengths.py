@@ -208,9 +208,10 @@ HISTOGRAMS = [
     ("isl,osl,weight\n4,5,0\n", "every weight is 0"),
 ]
 TRACES = [
-    ("arrival_s,isl\n1,2\n", "no header"),
-    ("arrival_s,isl,osl\n-1,2,3\n", "line 2, arrival_s"),
-    ("TIMESTAMP,ContextTokens,GeneratedTokens\nyesterday,2,3\n", "line 2, TIMESTAMP: a date and time"),
+    ("arrival_s,isl\n1,2\n", "osl"),
+    ("arrival_s,isl,osl\n-1,2,3\n2,2,3\n", "row 2, column 'arrival_s'"),
+    ("TIMESTAMP,ContextTokens,GeneratedTokens\nyesterday,2,3\n", "row 2, column 'TIMESTAMP': 'yesterday' is no time"),
+    ("arrival_s,isl,osl\n1,2000000,3\n2,2,3\n", "a prompt or answer of 2,000,000 tokens, at most 1,000,000"),
 ]
 DATASETS = [
     ("{", "not JSON"),
@@ -241,7 +242,11 @@ def test_a_faulty_file_is_one_line_that_names_the_place(read: object, content: s
 
 def test_a_faulty_line_of_a_json_trace_is_named(tmp_path: Path) -> None:
     good = '{"timestamp": 0, "input_length": 3, "output_length": 3}\n'
-    for content, says in ((good + "{", "line 2: not JSON"), (good + "[]", "line 2: not an object"), ("\n", "empty")):
+    for content, says in (
+        (good + "{", "row 2: no JSON object"),
+        (good + "[]", "row 2: no JSON object"),
+        ("\n", "t.jsonl"),
+    ):
         with pytest.raises(FileError, match=says):
             read_trace(written(tmp_path, "t.jsonl", content))
 

@@ -6,16 +6,19 @@ import itertools
 import json
 import pickle
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from pydantic import ValidationError
 from tokenizers import Tokenizer, models, pre_tokenizers, processors, trainers
 
 from calibration.errors import PlanError
-from calibration.requests.lengths import LengthsPlan
+from calibration.requests.lengths import LengthsPlan, SessionsPlan
 from calibration.requests.source import PromptRequest, RequestSource, TokenizerFile, WordCounter
+from calibration.requests.tokens import ServerCount
 
 WORDS = [f"w{number}" for number in range(50)]
 
@@ -170,3 +173,81 @@ def test_a_faulty_tokenizer_file_is_one_line(tmp_path: Path) -> None:
             TokenizerFile(path)
     with pytest.raises(PlanError, match="no such tokenizer"):
         TokenizerFile(tmp_path / "absent.json")
+
+
+WORDS_OF_50 = ServerCount(ids=(100, 150))
+talks = st.builds(
+    SessionsPlan,
+    turns=st.floats(1, 6),
+    first_tokens=st.floats(3, 40),
+    user_tokens=st.floats(1, 20),
+    output_tokens=st.floats(1, 20),
+    first_cv=st.floats(0, 1),
+    user_cv=st.floats(0, 1),
+    output_cv=st.floats(0, 1),
+    think_s=st.floats(0, 5),
+    system_tokens=st.integers(0, 40),
+    context_tokens=st.sampled_from([0, 400]),
+)
+
+
+@settings(max_examples=40)
+@given(talk=talks, seed=st.integers(0, 1000), shards=st.integers(1, 3))
+def test_each_turn_of_a_session_repeats_all_that_was_said_and_the_server_s_own_answer(
+    talk: SessionsPlan, seed: int, shards: int
+) -> None:
+    source = RequestSource(LengthsPlan(sessions=talk), None, False, (seed, 7), WORDS_OF_50)
+    firsts = list(itertools.islice(source.requests(), 12))
+    heads = {request.token_ids[: talk.system_tokens] for request in firsts if request.token_ids}
+    assert len(heads) == 1, "a system prompt is the same for all"
+    assert len({request.token_ids[talk.system_tokens :] for request in firsts if request.token_ids}) == len(firsts)
+    for number, request in enumerate(firsts):
+        said: tuple[int, ...] = ()
+        for turn in itertools.count():
+            assert request.turn == turn and request.token_ids is not None
+            assert request.isl == len(request.token_ids) and request.osl >= 1
+            assert request.token_ids[: len(said)] == said and request.isl > len(said)
+            assert not talk.context_tokens or request.isl + request.osl <= talk.context_tokens
+            if request.then is None:
+                break
+            answer = tuple(range(1000, 1000 + request.osl))
+            said = request.token_ids + answer
+            think_s, request = request.then(answer)
+            assert think_s >= 0
+        again = next(itertools.islice(source.requests(number % shards, shards), number // shards, None))
+        assert again.token_ids == firsts[number].token_ids
+
+
+def test_a_plan_of_sessions_has_the_lengths_of_the_workload() -> None:
+    """Fixed lengths, by hand: prompts of 8 turns grow by 80 + 20 tokens each from 100 on."""
+    talk = SessionsPlan(turns=8, turn_law="fixed", first_tokens=90, user_tokens=80, output_tokens=20, system_tokens=10)
+    found = LengthsPlan(sessions=talk).summary()
+    assert (found.isl, found.osl, found.osl_cv) == (100 + 3.5 * 100, 20, 0)
+    assert found.isl_cv == pytest.approx(np.std(np.arange(8) * 100) / 450)
+    assert talk.mean_turns == 8
+
+
+@pytest.mark.parametrize(
+    ("change", "says"),
+    [
+        ({"turns": 0.5}, "turns must be from 1"),
+        ({"turns": 2e4}, "turns must be at most 10000"),
+        ({"turns": 2.5, "turn_law": "fixed"}, "whole number"),
+        ({"output_tokens": 2e6}, "output_tokens must be at most"),
+        ({"think": "20s", "think_s": 20.0}, "think and think_s exclude each other"),
+        ({"think": "a while"}, "think"),
+        ({"context_tokens": 50}, "no first turn fits in context_tokens, 50"),
+        ({"sessions": 3}, "extra"),
+    ],
+)
+def test_sessions_that_cannot_be(change: dict[str, Any], says: str) -> None:
+    good = {"turns": 6.0, "first_tokens": 800.0, "user_tokens": 80.0, "output_tokens": 200.0}
+    SessionsPlan(**good)
+    with pytest.raises(ValidationError, match=says):
+        SessionsPlan(**(good | change))
+
+
+def test_sessions_need_prompts_of_token_ids() -> None:
+    talk = SessionsPlan(turns=2, first_tokens=8, user_tokens=8, output_tokens=8)
+    with pytest.raises(PlanError, match="name the tokenizer"):
+        take(1, source(LengthsPlan(sessions=talk)))

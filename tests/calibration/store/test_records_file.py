@@ -9,6 +9,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as parquet
 import pytest
@@ -206,3 +207,14 @@ def test_a_disk_without_room_leaves_the_old_file_and_nothing_else(tmp_path: Path
     told = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=60)
     assert "log: cannot be written (File too large): free some space" in told.stdout, told.stderr
     assert [path.name for path in tmp_path.iterdir()] == ["log"]
+
+
+def test_only_files_of_sessions_have_turns() -> None:
+    """What was written before there were sessions is read, and written again byte for byte."""
+    log = some_log()
+    assert "turn" not in parquet.read_schema(pa.BufferReader(encoded(log, ABOUT))).names
+    assert decoded(CONTENT, "log").turn.tolist() == [0, 0, 0]
+    turns = replace(log, turn=np.array([0, 1, 2], np.int64))
+    assert decoded(encoded(turns, ABOUT), "log").turn.tolist() == [0, 1, 2]
+    assert turns.where(turns.turn > 0).turn.tolist() == [1, 2]
+    assert RequestLog.joined([log, turns]).turn.tolist() == [0, 0, 0, 0, 1, 2]

@@ -17,7 +17,7 @@ from sizing.plans import Basis, Fleet, Plan, Rejection, cost_of, energy_of
 from sizing.prediction import Caution, CautionKind, Method, Prediction
 from sizing.question import ADMISSION, FIELDS, Question, replicas_for
 from sizing.token_law import TokenLaw
-from sizing.trace import Trace, dispersion
+from sizing.trace import dispersion
 from sizing.workload import METRICS, SHARES, Arrivals, Lengths, Limit, metric_name
 
 if TYPE_CHECKING:
@@ -29,7 +29,6 @@ if TYPE_CHECKING:
     from sizing.analyses.traced import TracePlan
     from sizing.analyses.verification import Figure, Verification
     from sizing.fitting import Fit, Regime, Shares
-    from sizing.simulator.recorded import Replayed
 
 BASES: dict[Basis, str] = {
     "measured": "a run on a server at exactly this point",
@@ -402,7 +401,8 @@ def trace_lines(found: TracePlan) -> tuple[str, ...]:
         f"{' of their class' if seen.classes else ''}; in the worst hour, "
         f"{trace.clock(seen.hours[worst].from_s)}, {percent(seen.goodput(worst), 1)}",
     ]
-    lines += (f"{one.name}: {class_line(trace, one)}" for one in seen.classes)
+    if fleet.candidate.replica.batching.prefix_cache:
+        lines.append(f"{percent(seen.hit_rate(), 1)} of the prompt tokens were found in the prefix cache")
     if again := found.sampling:
         low, high = ((working + fleet.spare) * fleet.candidate.gpus for working in (again.low, again.high or 0))
         told = f"{low} GPUs or more" if again.high is None else f"{counts(low, high)} GPUs"
@@ -417,19 +417,6 @@ def trace_lines(found: TracePlan) -> tuple[str, ...]:
     )
     lines += (capital(note) for note in found.notes)
     return tuple(lines)
-
-
-def class_line(trace: Trace, seen: Replayed) -> str:
-    """What the requests of a class saw, beside its limits."""
-    limits = ", ".join(
-        f"{limit.name} {milliseconds(seen.value_s(limit))} of {milliseconds(limit.limit_s)}"
-        for limit in seen.sla.limits
-    )
-    worst = seen.worst_hour
-    return (
-        f"{int(seen.tally.gone.sum()):,} requests, {percent(seen.goodput(), 2)} inside ({limits}); in its worst hour, "
-        f"{trace.clock(seen.hours[worst].from_s)}, {percent(seen.goodput(worst), 1)}"
-    )
 
 
 # --- What a report says beside its numbers: what the count includes and assumes, how sure it is, what its terms mean

@@ -20,6 +20,8 @@ Counts = NDArray[np.int32]
 MOST_CLASSES = 8
 """Each takes as much memory in a replay as all requests do without classes: 1 MB a day."""
 LONGEST_NAME = 60
+UNNAMED = "other"
+"""The class of requests without one, where others have one."""
 WINDOWS = "02:30..04:00 or 2024-05-10T14:00..2024-05-10T18:00"
 
 
@@ -94,9 +96,38 @@ class Trace:
         arrays = {name: array[which] for name in names if len(array := getattr(self, name))}
         return replace(self, **arrays)
 
+    def continued(self) -> Trace:
+        """The trace with sessions of which every prompt may repeat all that was said before it.
+
+        A prompt that is shorter than the prompt and the answer before it, in its session, cannot repeat both:
+        it begins another one. Raises TraceError where no sessions are known.
+        """
+        if not len(self.session):
+            raise TraceError(
+                "the trace knows no sessions, without which nothing is found in a prefix cache: add session"
+            )
+        order = np.argsort(self.session, kind="stable")
+        begins = np.diff(self.session[order], prepend=-1) != 0
+        said = np.add(self.isl, self.osl, dtype=np.int64)[order]
+        begins[1:] |= self.isl[order][1:] < said[:-1]
+        session = np.empty(len(self), np.int32)
+        session[order] = np.cumsum(begins) - 1
+        return replace(self, session=session)
+
+    def repeated_tokens(self, block_tokens: int) -> int:
+        """Prompt tokens of a `continued` trace that a prefix cache of such blocks finds if it never evicts any.
+
+        The last token of an answer is not cached, and of a prompt at least the last one is computed.
+        """
+        order = np.argsort(self.session, kind="stable")
+        again = np.diff(self.session[order]) == 0
+        kept = np.add(self.isl, self.osl, dtype=np.int64)[order][:-1] - 1
+        asked = self.isl[order][1:].astype(np.int64) - 1
+        return int((np.minimum(kept, asked)[again] // block_tokens).sum()) * block_tokens
+
     def as_class(self, name: str) -> Trace:
         """All requests as one class of this name."""
-        return replace(self, classes=(name[:LONGEST_NAME],), of_class=np.zeros(len(self), np.uint8))
+        return replace(self, classes=(class_name(name),), of_class=np.zeros(len(self), np.uint8))
 
     def scaled(self, factor: float, seed: int = 0) -> Trace:
         """The trace with `factor` times the requests, each as often as `factor` says, and with the same bursts.
@@ -199,6 +230,11 @@ def merged(traces: Sequence[Trace]) -> Trace:
         of_class=np.concatenate([*of_class, np.empty(0, np.uint8)]),
     )
     return whole._taken(np.argsort(arrival_s, kind="stable"))
+
+
+def class_name(text: str) -> str:
+    """A text as the name of a class: what can be printed of it, `LONGEST_NAME` characters at most."""
+    return "".join(letter for letter in text if letter.isprintable()).strip()[:LONGEST_NAME] or UNNAMED
 
 
 class Hour(NamedTuple):

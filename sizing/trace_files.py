@@ -30,7 +30,7 @@ from numpy.typing import NDArray
 
 from sizing.errors import quoted
 from sizing.numbers import significant
-from sizing.trace import DAY_S, LONGEST_NAME, MOST_CLASSES, Counts, Trace, TraceError, merged
+from sizing.trace import DAY_S, MOST_CLASSES, UNNAMED, Counts, Trace, TraceError, class_name, merged
 from sizing.workload import Seconds
 
 Text = Any
@@ -57,15 +57,13 @@ PAIR = re.compile(r'(?<![\w.-])([A-Za-z_][\w.-]*)=("(?:[^"\\]|\\.)*"|\S*)')
 MODEL_CALLS = (None, "chat", "generate_content", "text_completion")
 """Values of `gen_ai.operation.name` for one call of a model; agents and workflows repeat the usage of their calls."""
 UNUSED = {
-    "hash_ids": "prompts count in full, as if nothing of them were cached",
-    "prefix_hash": "prompts count in full, as if nothing of them were cached",
+    "hash_ids": "what prompts share is told by sessions alone",
+    "prefix_hash": "what prompts share is told by sessions alone",
 }
 
 
 CLASS = "class"
 """Column or key, in files of every kind, of the class that a request belongs to."""
-UNNAMED = "other"
-"""The class of requests without one, in a file that names classes."""
 
 
 class Format(NamedTuple):
@@ -592,6 +590,7 @@ class _Requests:
         self.zoneless = False
         self.sessions: dict[str, int] = {}
         self.classes: dict[str, int] = {}
+        self.labels: dict[str, int] = {}
         self.next_session = count()
 
     def add(self, batch: _Batch) -> None:
@@ -614,7 +613,11 @@ class _Requests:
 
     def _class(self, name: str) -> int:
         """The number of a class; of those beyond `MOST_CLASSES` all have one number, and the trace then has none."""
-        return self.classes.setdefault(name[:LONGEST_NAME], min(len(self.classes), MOST_CLASSES))
+        if len(self.classes) > MOST_CLASSES:
+            return MOST_CLASSES
+        if name not in self.labels:
+            self.labels[name] = self.classes.setdefault(class_name(name), len(self.classes))
+        return self.labels[name]
 
     def _session(self, name: str | None) -> int:
         """The number of a session; a request that names none is one of its own."""

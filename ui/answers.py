@@ -50,7 +50,7 @@ from sizing.analyses.next_level import LevelChoice, Option, Stop, choose
 from sizing.analyses.pools import Pools, pools_of
 from sizing.analyses.relax import Relaxation, Together, relaxations, together
 from sizing.analyses.sensitivity import GoodputPrice, goodput_prices, sensitivities
-from sizing.analyses.traced import TracePlan, busiest_rate_per_s, lengths_of, peak_factor, plan_trace
+from sizing.analyses.traced import TracePlan, busiest_rate_per_s, class_slas, lengths_of, peak_factor, plan_trace
 from sizing.analyses.verification import Verification, verification
 from sizing.budget import checkpoint
 from sizing.candidates import Choice, Found, catalogued, find, from_fit, law_of
@@ -72,7 +72,7 @@ from sizing.question import Question
 from sizing.report.build import Cover, refusal_of, report_of, with_goodput
 from sizing.report.model import Report, question_digest, with_cover
 from sizing.report.write import WRITERS, file_name, render
-from sizing.trace import DAY_S, Trace, TraceError
+from sizing.trace import DAY_S, Trace, TraceError, merged
 from sizing.trace_files import FORMATS, read_trace_noted
 from sizing.workload import Lengths, Prefix, Workload
 from ui import link
@@ -755,6 +755,18 @@ def recorded(name: str, content: bytes) -> Recorded | str:
     return keep(Recorded(shown, reading.trace, trace_digest(reading.trace), (f"read as {form}", *reading.notes)))
 
 
+def joined(found: Recorded, more: Recorded) -> Recorded | str:
+    """Two traces as one, each a class by the name of its file unless it names classes itself; or why they cannot be."""
+    each = (one.trace if one.trace.classes else one.trace.as_class(one.name.partition(".")[0]) for one in (found, more))
+    try:
+        trace = merged([*each])
+        _check_kept(trace, Path(more.name))
+    except TraceError as error:
+        return str(error)
+    notes = (*found.notes, *(f"{more.name}: {note}" for note in more.notes))
+    return keep(Recorded(f"{found.name} + {more.name}", trace, trace_digest(trace), notes))
+
+
 def _check_size(file: Path) -> None:
     """TraceError for a file of which reading would take too much memory or time: few bytes can be packed from many."""
     with file.open("rb") as opened:
@@ -799,7 +811,9 @@ def keep(found: Recorded) -> Recorded | str:
 def trace_digest(trace: Trace) -> str:
     """The same for the same requests at the same times."""
     sha = hashlib.sha256(repr(trace.began_s).encode())
-    for array in (trace.arrival_s, trace.isl, trace.osl, trace.session):
+    if trace.classes:
+        sha.update(repr(trace.classes).encode())
+    for array in (trace.arrival_s, trace.isl, trace.osl, trace.session, trace.of_class):
         sha.update(np.ascontiguousarray(array).data)
     return sha.hexdigest()[:16]
 
@@ -811,11 +825,13 @@ def example() -> Recorded:
 
 
 class Part(NamedTuple):
-    """Which part of a trace is replayed: `window` as in `Trace.window`, `scale` as in `Trace.scaled`."""
+    """Which part of a trace is replayed: `window` as in `Trace.window`, `scale` as in `Trace.scaled`; `limits` of its
+    classes as in `class_slas`."""
 
     digest: str
     window: str
     scale: float
+    limits: tuple[str, ...] = ()
 
 
 def part_of(found: Recorded, part: Part) -> Trace | str:
@@ -848,10 +864,19 @@ def traced(scenario: Scenario, part: Part, trace: Trace, progress: Callable[[str
     def plan() -> Traced:
         question = question_of(asked, trace)
         found = found_among(question.model, question.workload.lengths, asked.choice, have.digest, have.points)
-        return Traced(plan_trace(question, trace, *found, progress=progress))
+        slas = class_slas(trace, question.sla, part.limits)
+        return Traced(plan_trace(question, trace, *found, slas=slas, progress=progress))
 
     most = min(ANSWERS_KEPT, max(1, ANSWERED_KEPT // len(trace)))
     return remembered(visit().trace_answers, (part, asked, have.digest), lambda: answered(plan, Traced), most)
+
+
+def traced_file(found: TracePlan, points: Sequence[Point], link: str, suffix: str) -> bytes:
+    """The report of a trace's answer in one of the formats, made now."""
+    question, fleet = found.plan.question, found.plan.answer
+    cover = Cover(datetime.now(UTC).isoformat(timespec="seconds"), link=link)
+    curve, effects = load_curve(question, fleet), sensitivities(question, fleet)
+    return render(report_of(found.plan, curve, effects, cover, points, traced=found), suffix)
 
 
 def _without_load(scenario: Scenario) -> Scenario:
@@ -873,6 +898,8 @@ def question_of(scenario: Scenario, trace: Trace) -> Question:
 
 # --- From a scenario to its report, and from a report to the bytes that a button hands out
 
+NEEDS = {"pdf": "typst", "xlsx": "xlsxwriter", "html": "matplotlib"}
+"""Packages without which a format cannot be written."""
 NO_COVER = Cover(made_at="")
 MOMENT_S = 3.0
 """Between a click and the run of the page that a change of the form has started just before it, at most."""

@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 from sizing.analyses.sensitivity import resized
 from sizing.analyses.sharing import named_pairs
 from sizing.edge import SlaMissed, capacity_band
+from sizing.engine import Batching
 from sizing.errors import ScenarioError, quoted
 from sizing.explain import distance_from_sla, mean_based, sla_rejection
 from sizing.numbers import Floats
@@ -25,7 +26,7 @@ from sizing.simulator.recorded import Replayed, judged, limits_on_requests, repl
 from sizing.simulator.scheduler import Counts
 from sizing.token_law import TokenLaw
 from sizing.trace import DAY_S, HOUR_S, Trace, hours
-from sizing.workload import METRICS, Lengths, Limit, Sla
+from sizing.workload import METRICS, Lengths, Limit, Prefix, Sla
 
 FINE = 256
 """Larger fleets are sized to within one part in so many."""
@@ -39,6 +40,8 @@ BAND = (0.05, 0.95)
 RANKED = 200_000
 """Requests whose lengths are ranked for their correlation, spread over the trace."""
 
+KV_BLOCK_TOKENS = 16
+"""vLLM's, for engines of which no size is known."""
 NO_LIMIT = "none"
 """In place of a limit: the class has none on this metric."""
 
@@ -158,6 +161,7 @@ def plan_trace(
     rejected: Sequence[Rejection] = (),
     *,
     slas: Sequence[Sla] = (),
+    prefix_cache: bool = False,
     seed: int = 0,
     progress: Progress = lambda _: None,
 ) -> TracePlan:
@@ -171,12 +175,23 @@ def plan_trace(
     `slas`: those of the trace's classes (`class_slas`), all of which the replay must keep; the question then gets the
     `loosest`. Without them its own holds for all requests together.
 
+    `prefix_cache`: engines keep the blocks of past turns, and prompts that repeat the turns before them find what is
+    left of these (`replay`). The formula takes the tokens that an unbounded cache would hold as found; in the answer's
+    question stand those that the replay found.
+
     Raises NoFeasiblePlan as `plan` does, and ScenarioError where only some GPUs have a price.
     """
     check_priced(question.prices, question.price_per_gpu_hour, (candidate.gpu for candidate in candidates))
     question = replace(question, sla=loosest(slas)) if slas else question
+    left_out = list(rejected)
+    if prefix_cache:
+        trace = trace.continued()
+        repeated = trace.repeated_tokens(KV_BLOCK_TOKENS)
+        question = finding(question, repeated / int(trace.isl.sum(dtype=np.int64)))
+        candidates, without = caching(candidates)
+        left_out += without
     fitting, too_small = by_memory(trace, candidates)
-    left_out = (*rejected, *too_small)
+    left_out += too_small
     replayed: dict[int, Fleet | Rejection] = {}  # by the candidate's identity: candidates have arrays and no hash
 
     def surveyed(alike: Question) -> list[Fleet | Rejection]:
@@ -201,10 +216,11 @@ def plan_trace(
         asked = "the SLA of every class" if slas else str(question.sla)
         raise NoFeasiblePlan(f"no configuration meets {asked}", tuple(misses))
     answer = fleets[0]
-    same_gpu = [candidate for candidate in fitting if candidate.gpu == answer.candidate.gpu]
-    plan = Plan(question, tuple(fleets), tuple(misses), mean_based(question, same_gpu))
     own = runs[id(answer.candidate)]
     final = own.at(answer.working, speed=1.0)
+    question = finding(question, final.hit_rate()) if prefix_cache else question
+    same_gpu = [candidate for candidate in fitting if candidate.gpu == answer.candidate.gpu]
+    plan = Plan(question, tuple(fleets), tuple(misses), mean_based(question, same_gpu))
     return TracePlan(plan, trace, final, by_hour(question, trace, answer), sampling(own, answer.working))
 
 
@@ -217,6 +233,30 @@ def _of_question(question: Question, fleet: Fleet) -> Fleet:
         capacity_per_s=each_per_s / (1 - question.headroom),
         requests_per_s_per_replica=each_per_s,
     )
+
+
+def finding(question: Question, hit_rate: float) -> Question:
+    """The question for prompts of which so large a share is found in the prefix cache, as many tokens of each."""
+    tokens = int(hit_rate * question.workload.lengths.isl)
+    return replace(question, workload=replace(question.workload, prefix=Prefix(tokens, 1.0) if tokens else Prefix()))
+
+
+def caching(candidates: Sequence[Candidate]) -> tuple[list[Candidate], list[Rejection]]:
+    """Candidates with their prefix cache on, by vLLM's rules, and those that can have none."""
+    ready: list[Candidate] = []
+    left_out: list[Rejection] = []
+    for one in candidates:
+        rule = one.replica.batching
+        if rule.policy == "static":
+            left_out.append(Rejection.of(one, "no_data", "static batches have no prefix cache"))
+        elif rule.kv_tokens == Batching().kv_tokens:
+            why = "how many tokens its KV cache holds is not known, and hits depend on it"
+            left_out.append(Rejection.of(one, "no_data", why))
+        else:
+            block = rule.kv_block_tokens if rule.kv_block_tokens > 1 else KV_BLOCK_TOKENS
+            rule = replace(rule, kv_policy="max_utilization", kv_block_tokens=block, prefix_cache=True)
+            ready.append(replace(one, replica=replace(one.replica, batching=rule), open_loops=()))
+    return ready, left_out
 
 
 def by_memory(trace: Trace, candidates: Sequence[Candidate]) -> tuple[list[Candidate], list[Rejection]]:
@@ -256,11 +296,12 @@ class Runs:
         pace = self.speed if speed is None else speed
         known = self.done.get((replicas, pace))
         if known is None or (to_the_end and not known.whole):
+            workload = self.question.workload
             self.progress(f"replaying {len(self.trace):,} requests on {replicas} x {self.candidate.label}")
             known = self.done[replicas, pace] = replay(
                 self.candidate.replica,
                 self.trace,
-                self.question.workload,
+                replace(workload, prefix=Prefix()) if self.candidate.replica.batching.prefix_cache else workload,
                 self.question.sla,
                 replicas=replicas,
                 routing=self.question.routing,

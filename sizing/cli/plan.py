@@ -113,6 +113,11 @@ LOAD_NEEDED = ("isl", "osl")
     ),
     click.option("--trace-scale", default=1.0, show_default=True, help="Times the requests of the trace, bursts kept."),
     click.option("--class", "classes", multiple=True, help="Limits of a class of the trace: NAME:ttft=..,itl=none."),
+    click.option(
+        "--prefix-cache",
+        is_flag=True,
+        help="With --trace: turns of a session find in the KV cache what is left of those before them.",
+    ),
     sla_options,
     margin_options,
     field_option("price"),
@@ -147,7 +152,7 @@ def plan_command(context: click.Context, /, json_: bool, **given: Any) -> None:
     counts = {name: counts_of(f"--{name}", text, gpus) for name, text in stock.items()}
     reserved = configured(found[0], given, question.workload.lengths.osl)
     try:
-        replayed = None if recorded is None else replays(question, recorded, reserved, found[1], given["classes"])
+        replayed = None if recorded is None else replays(question, recorded, reserved, found[1], given)
         plan = replayed.plan if replayed else planner.plan(question, reserved, found[1])
     except NoFeasiblePlan as error:
         raise Reported(error, refusal_json(error, question, reserved)) if json_ else error from None
@@ -169,8 +174,9 @@ def planned(given: Mapping[str, Any]) -> Question:
         for name in ("owned", "available"):
             if given[name] is not None:
                 raise click.UsageError(f"--{name} goes with --mix")
-    if given["classes"]:
-        raise click.UsageError("--class goes with --trace")
+    for name in ("classes", "prefix_cache"):
+        if given[name]:
+            raise click.UsageError(f"--{'class' if name == 'classes' else 'prefix-cache'} goes with --trace")
     if (given["rate"] is None) == (given["daily"] is None):
         raise click.UsageError("give the load by either --rate or --daily")
     if given["daily"] is not None:
@@ -200,6 +206,8 @@ def planned_trace(context: click.Context, given: Mapping[str, Any]) -> tuple[Que
             option = "tune" if name == "tuned" else name.replace("_", "-")
             why = "the trace has its own" if name in OF_TRACES else "its answer would not be replayed"
             raise click.UsageError(f"--{option} does not go with --trace: {why}")
+    if given["prefix_cache"] and (twice := {*by_hand} & {"prefix_tokens", "prefix_hit"}):
+        raise click.UsageError(f"--{min(twice).replace('_', '-')} does not go with --prefix-cache: the replay finds it")
     reading = read_traces(given["traces"])
     trace = reading.trace.window(given["trace_window"]).scaled(given["trace_scale"])
     lengths = {name: getattr(lengths_of(trace), name) for name in LENGTHS}
@@ -212,16 +220,24 @@ def replays(
     recorded: Reading,
     found: Sequence[Candidate],
     rejected: Sequence[Rejection],
-    classes: Sequence[str],
+    given: Mapping[str, Any],
 ) -> TracePlan:
     """The plan of a trace; on a terminal, which fleet is being replayed."""
     from rich.console import Console
 
     from sizing.analyses.traced import class_slas, plan_trace
 
-    slas = class_slas(recorded.trace, question.sla, classes)
+    slas = class_slas(recorded.trace, question.sla, given["classes"])
     with Console(stderr=True).status(f"{len(recorded.trace):,} requests") as status:
-        planned = plan_trace(question, recorded.trace, found, rejected, slas=slas, progress=status.update)
+        planned = plan_trace(
+            question,
+            recorded.trace,
+            found,
+            rejected,
+            slas=slas,
+            prefix_cache=given["prefix_cache"],
+            progress=status.update,
+        )
     return replace(planned, notes=recorded.notes)
 
 

@@ -252,6 +252,7 @@ def trace_json(found: TracePlan) -> dict[str, Any]:
         "dispersion_1_s": dispersion(trace),
         "goodput": seen.goodput(),
         "lost": int(seen.tally.lost.sum()),
+        **hit_rate_json(found, seen),
         "gpus_low_sampling": low,
         "gpus_high_sampling": high,
         "sampling_blocks": None if again is None else f"{again.blocks} {again.of}",
@@ -274,11 +275,18 @@ def class_json(found: TracePlan, seen: Replayed) -> dict[str, Any]:
         "requests": int(seen.tally.gone.sum()),
         "goodput": seen.goodput(),
         "lost": int(seen.tally.lost.sum()),
+        **hit_rate_json(found, seen),
         "limits": limits,
         "predicted": predicted.as_dict(),
         "worst_hour": seen.worst_hour,
         "hours": [seen_json(found, seen, number) for number, requests in enumerate(seen.tally.gone) if requests],
     }
+
+
+def hit_rate_json(found: TracePlan, seen: Replayed, hour: int | None = None) -> dict[str, float]:
+    """The share of prompt tokens found in the prefix cache, where there is one."""
+    cached = found.plan.answer.candidate.replica.batching.prefix_cache
+    return {"hit_rate": seen.hit_rate(hour)} if cached else {}
 
 
 def hour_json(found: TracePlan, number: int) -> dict[str, Any]:
@@ -300,6 +308,7 @@ def seen_json(found: TracePlan, seen: Replayed, number: int) -> dict[str, Any]:
         "clock": found.trace.clock(hour.from_s),
         "requests": int(seen.tally.gone[number]),
         "goodput": seen.goodput(number),
+        **hit_rate_json(found, seen, number),
         "predicted": {metric: asdict(seen.quantiles(metric, number)) for metric in METRICS},
     }
 

@@ -65,7 +65,7 @@ def print_plan(plan: Plan, extras: Extras = NOTHING_MORE) -> None:
         if extras.trace.replayed.classes:
             out.print(classes_table(extras.trace))
         out.print(hours_table(extras.trace))
-    say(f"Binding limit: {text.binding(fleet, extras.trace)}. {text.sensitivity(plan)}.")
+    say(f"Binding limit: {escape(text.binding(fleet, extras.trace))}. {text.sensitivity(plan)}.")
     for line in (
         text.cost_line(plan),
         text.energy_line(plan),

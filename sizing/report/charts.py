@@ -233,7 +233,7 @@ def traffic_chart(traffic: Traffic) -> Drawing:
         above.axhline(1.0, color=LIMIT, lw=1.2, ls="--")
         above.set_ylabel("of its limit", fontsize=8)
         above.set_ylim(bottom=0)
-        above.legend(fontsize=7, frameon=False, ncols=3, loc="upper left")
+        above.legend(fontsize=7, frameon=False, ncols=3, loc="lower left", bbox_to_anchor=(0, 1))
         gpus = [hour.gpus.value or 0.0 for hour in hours]
         below.fill_between(places, gpus, step="post", color=BAND, lw=0)
         below.step(places, gpus, where="post", color=LINE, lw=1.8)

@@ -55,6 +55,7 @@ RANDOM, ROUND_ROBIN, POWER_OF_TWO = map(ROUTINGS.index, ("random", "round_robin"
 UNWATCHED = Watch()
 PART = 32_768
 """Requests served between two checks for cancellation: milliseconds, seconds at most."""
+NO_HOMES = np.empty(0, np.int64)
 ROUTER = np.dtype([("routing", "i8"), ("up", "i8"), ("turn", "i8")])
 
 
@@ -79,7 +80,11 @@ class Failure:
 
 
 class RoutedFleet(NamedTuple):
-    """What the router works with: arrays with an entry per replica, `up` with the numbers of the living first."""
+    """What the router works with: arrays with an entry per replica, `up` with the numbers of the living first.
+
+    `homes`: by session, the replica that its first request went to and all others go to, or NOBODY before that;
+    zero-length: every request is routed by itself. Replicas that may fail are no homes.
+    """
 
     engines: NDArray[Any]
     states: States
@@ -88,6 +93,7 @@ class RoutedFleet(NamedTuple):
     router: Any  # one record: the rule (an index of ROUTINGS), how many replicas are up, whose turn it is
     up: Tokens
     unchanged_until_s: Seconds  # the number of requests in the replica cannot fall before this time
+    homes: Tokens
 
 
 def serve(
@@ -135,7 +141,7 @@ def serve(
         return watched(states, work, watch, windows.gaps(requests, streams))
     router = np.array((ROUTINGS.index(routing), len(replicas), 0), ROUTER)[()]
     never_s = np.full(len(replicas), math.inf)
-    fleet = RoutedFleet(engines, states, work, requests, router, np.arange(len(replicas)), never_s)
+    fleet = RoutedFleet(engines, states, work, requests, router, np.arange(len(replicas)), never_s, NO_HOMES)
     first = 0
     for time_s, replica, lives in changes:
         arrived = int(np.searchsorted(requests["arrival_s"], time_s))
@@ -255,13 +261,18 @@ def give(fleet: RoutedFleet, who: Tokens, not_before_s: float, rng: np.random.Ge
     While no replica is up, the router holds requests. One call handles many requests: the arrays of a fleet are many
     arguments.
     """
-    engines, states, work, requests, router, up, unchanged_until_s = fleet
+    engines, states, work, requests, router, up, unchanged_until_s, homes = fleet
     requests = borrowed(requests)
     living = router.up
     for request in who:
         now_s = max(requests[request].arrival_s, not_before_s)
         best, fewest = NOBODY, len(requests) + 1
-        place, stride, asked = whom_to_ask(router, rng)
+        session = requests[request].session if len(homes) > 0 else NOBODY
+        place, stride, asked = 0, 1, 0
+        if session != NOBODY and homes[session] != NOBODY:
+            best = homes[session]
+        else:
+            place, stride, asked = whom_to_ask(router, rng)
         if asked == 1:  # nothing to compare
             best = up[place]
             asked = 0
@@ -275,6 +286,8 @@ def give(fleet: RoutedFleet, who: Tokens, not_before_s: float, rng: np.random.Ge
             if unfinished < fewest:
                 best, fewest = replica, unfinished
             place = place + stride if place + stride < living else place + stride - living
+        if session != NOBODY:
+            homes[session] = best
         requests[request].replica = best
         if best != NOBODY:
             advance(engines[best], states[best], work_of(work, best), requests, now_s)

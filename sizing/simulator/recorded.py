@@ -72,6 +72,8 @@ class Tally(NamedTuple):
     lost: Counts  # (hours,): requests not served
     gone: Counts  # (hours,): all that have left
     lost_gaps: Counts  # (1,): gaps between tokens that requests not served did not live to see
+    prompt_tokens: Counts  # (hours,): of the served
+    found_tokens: Counts  # (hours,): of these, in the prefix cache
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -134,6 +136,11 @@ class Replayed:
         if hour is None:
             return self.prediction(0.0).value_s(limit)
         return self.quantiles(limit.metric, hour).at(limit.percentile) if limit.metric in OF_REQUESTS else math.nan
+
+    def hit_rate(self, hour: int | None = None) -> float:
+        """Share of the prompt tokens of the served (of one hour) that the prefix cache held; 0 without one."""
+        of = slice(None) if hour is None else slice(hour, hour + 1)
+        return float(self.tally.found_tokens[of].sum() / max(self.tally.prompt_tokens[of].sum(), 1))
 
     def quantiles(self, metric: RequestMetric, hour: int | None = None) -> Quantiles:
         """Mean, and percentiles within 0.8 %, over the served (of one hour); NaN where there are none."""
@@ -222,6 +229,10 @@ def replay(
     result does not depend on it. `class_slas`: the SLAs of the trace's classes, in their order; none: `sla` holds for
     all requests together. Without `to_the_end` a replay ends early where it exceeds a limit `HOPELESS` times too often.
 
+    On an engine with a prefix cache a request finds what its session left in the cache of its replica, and all
+    requests of a session go to the replica of the first, which `routing` chooses. Every request comes at its own time,
+    also where the answer before it is not complete: what that one holds it does not find.
+
     Raises ScenarioError for a request longer than the KV cache, and where millions of requests wait.
     """
     replica, by_hour, slas = replica.with_queue(workload.queue_limit), tuple(hours(trace)), (sla, *class_slas)
@@ -237,9 +248,12 @@ def replay(
     gaps_counted = any(each.gap for each in slas)
     states = idle_states(replicas, seed)
     work = work_space(replica, replicas, gaps=gaps_counted, streams=streams, prefixes=shared)
+    sessions = int(trace.session.max()) + 1 if replica.batching.prefix_cache and len(trace.session) else 0
+    if sessions:
+        work = work._replace(cached=one_place_each(sessions, replicas))
     engines = np.repeat(np.array([engine_of(replica)]), replicas)
     router = np.array((ROUTINGS.index(routing), replicas, 0), ROUTER)[()]
-    rest = (router, np.arange(replicas), np.full(replicas, math.inf))
+    rest = (router, np.arange(replicas), np.full(replicas, math.inf), np.full(sessions, NOBODY))
     whole, held = True, np.empty(0)
     for first in range(0, len(trace), part):
         checkpoint(f"replay of {len(trace):,} requests{on_replicas(replicas, routing)}")
@@ -247,6 +261,8 @@ def replay(
         isl, osl = (lengths[now].astype(np.int64) for lengths in (trace.isl, trace.osl))
         run = checked_requests(replica, isl, osl, trace.arrival_s[now] / speed)
         prepare(replica, workload, run, hits, steps)
+        if sessions:
+            run["session"] = trace.session[now]
         if class_slas:
             run["stream"] = trace.of_class[now]
         if len(held):
@@ -293,7 +309,15 @@ def nothing_seen(groups: int, hours: int, limits: int) -> Tally:
         lost=np.zeros(by_hour, np.int64),
         gone=np.zeros(by_hour, np.int64),
         lost_gaps=np.zeros((groups, 1), np.int64),
+        prompt_tokens=np.zeros(by_hour, np.int64),
+        found_tokens=np.zeros(by_hour, np.int64),
     )
+
+
+def one_place_each(sessions: int, replicas: int) -> NDArray[np.int32]:
+    """`Workspace.cached` of replicas that share no session: all see the same rows, so that memory is that of one."""
+    rows = np.zeros((sessions, 3), np.int32)
+    return np.lib.stride_tricks.as_strided(rows, (replicas, sessions, 3), (0, *rows.strides))
 
 
 def counted_limits(sla: Sla) -> tuple[Limit, ...]:
@@ -349,7 +373,7 @@ def count_gone(
 
     Each is counted among all and, where there are classes, by the limits of its own.
     """
-    bins, sums_s, beyond, counted, good, lost, gone, lost_gaps = tally
+    bins, sums_s, beyond, counted, good, lost, gone, lost_gaps, prompt_tokens, found_tokens = tally
     groups = len(gone)
     seconds = np.empty(3)
     hour, held = 0, 0
@@ -370,6 +394,8 @@ def count_gone(
             group = member * (1 + request.stream)
             gone[group, hour] += 1
             if served:
+                prompt_tokens[group, hour] += request.isl
+                found_tokens[group, hour] += request.found_tokens
                 for metric in range(3):
                     if metric != 1 or gaps > 0:
                         bins[group, hour, metric, bin_of(seconds[metric])] += 1

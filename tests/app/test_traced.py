@@ -29,7 +29,7 @@ from ui import answers
 from ui.charts.base import LIGHT
 from ui.charts.traced import MOST_POINTS, gpus_by_hour, lengths_of_requests, limit_by_hour, requests_over_time
 from ui.scenario import DAYS, example_trace
-from ui.views.traced import IN_PLACE, LINKED, clock_marks, json_of
+from ui.views.traced import FILES, IN_PLACE, LINKED, clock_marks, json_of
 from ui.visit import Visit, remembered
 
 Open = Callable[..., AppTest]
@@ -351,3 +351,48 @@ def test_a_plan_of_gaps_alone_has_hours_too() -> None:
     assert question.sla == Sla(Limit("gap", 99, 0.1))
     found = plan_trace(question, TRACE, *find(ONE.model, question.workload.lengths, ONE.choice))
     assert len(gpus_by_hour(found, LIGHT).figure.data[0].y) == HOURS
+
+
+def test_files_of_the_answer_are_its_report(opened: Open) -> None:
+    app = uploaded(opened(**TO_TRACE))
+    found = found_by(app)
+    labels = {button.proto.label for button in app.get("download_button")}
+    assert labels >= {label for label, _ in FILES.values()}
+    page = answers.traced_file(found, (), "https://sizing.example/?x=1", "html").decode()
+    assert "Recorded traffic" in page and "Poisson arrivals of the trace" in page
+    assert "https://sizing.example/?x=1" in page
+    starts = {"pdf": b"%PDF", "xlsx": b"PK"}
+    for suffix, begin in starts.items():
+        assert answers.traced_file(found, (), "", suffix).startswith(begin)
+
+
+def test_what_binds_is_said_of_the_requests_replayed(opened: Open) -> None:
+    app = uploaded(opened(**TO_TRACE))
+    assert "over all requests replayed" in shown(app) and "planned load" not in shown(app)
+
+
+def test_a_second_file_is_a_class_with_limits_of_its_own(opened: Open) -> None:
+    app = uploaded(opened(**TO_TRACE), name="chat.csv")
+    alone = found_by(app).plan.answer
+    next(toggle for toggle in app.main.toggle if toggle.label.startswith("Add it")).set_value(True).run()
+    uploaded(app, name="code.csv")
+    both = found_by(app)
+    assert both.trace.classes == ("chat", "code") and len(both.trace) == 2 * len(TRACE)
+    assert both.plan.answer.working > alone.working
+    assert f"chat ({len(TRACE):,} requests), code ({len(TRACE):,} requests)" in shown(app)
+    limits = "code:ttft=p50:4s,itl=none"
+    app.main.text_input(key="show.classes").set_value(limits).run()
+    assert not app.exception and query_of(app)["show.classes"] == limits
+    chat, code = found_by(app).replayed.classes
+    assert chat.sla == ONE.question.sla and [str(limit) for limit in code.sla.limits] == ["p50 TTFT <= 4000 ms"]
+    table = next(frame.value for frame in app.main.dataframe if "Class" in frame.value and "Limit" in frame.value)
+    assert table["Class"].tolist() == ["chat"] * len(chat.sla.limits) + ["code"]
+    app.main.text_input(key="show.classes").set_value("batch:ttft=p50:4s").run()
+    assert not app.exception and "the trace has 'chat', 'code'" in shown(app)
+
+
+def test_a_class_column_is_read_on_the_page(opened: Open) -> None:
+    rows = FILE.decode().splitlines()
+    named = [f"{row},{'chat' if place % 2 else 'code'}" for place, row in enumerate(rows[1:])]
+    app = uploaded(opened(**TO_TRACE), "\n".join([f"{rows[0]},class", *named, ""]).encode())
+    assert [seen.name for seen in found_by(app).replayed.classes] == ["code", "chat"]

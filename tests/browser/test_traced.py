@@ -27,6 +27,10 @@ def test_a_file_is_answered_and_its_plan_saved(desk: Page, planner: str, tmp_pat
     with desk.expect_download() as started:
         desk.get_by_role("button", name="The plan as JSON").click()
     started.value.save_as(tmp_path / "plan.json")
+    with desk.expect_download() as started:
+        desk.get_by_role("button", name="PDF").click()
+    started.value.save_as(tmp_path / "report.pdf")
+    assert (tmp_path / "report.pdf").read_bytes().startswith(b"%PDF")
     plan = json.loads((tmp_path / "plan.json").read_text())
     assert plan["trace"]["requests"] == len(TRACE) and plan["sentence"] == title_of(desk)
 

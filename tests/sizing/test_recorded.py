@@ -13,9 +13,12 @@ from hypothesis import strategies as st
 from sizing.engine import Batching, Replica, Speculation, StepLaw
 from sizing.errors import ScenarioError
 from sizing.simulator import Watch, simulate_trace
+from sizing.simulator.fleet import serve
 from sizing.simulator.recorded import METRICS, Replayed, replay
+from sizing.simulator.sampling import checked_requests
+from sizing.simulator.sessions import drawn_sessions, serve_sessions
 from sizing.trace import HOUR_S, Trace
-from sizing.workload import Lengths, Limit, Prefix, Routing, Sla, Workload
+from sizing.workload import ROUTINGS, Lengths, Limit, Prefix, Routing, Sessions, Sla, Workload
 
 LAW = StepLaw(4.8e-3, 1e-3, 20e-6, 10e-6, 49e-9, 1.3e-9, 0.5e-3, 4e-3)
 SLA = Sla(Limit("ttft", 95, 0.3), Limit("itl", 90, 0.012), Limit("e2e", 99, 4.0))
@@ -231,3 +234,100 @@ def test_classes_in_parts_are_one_run(seed: int, part: int) -> None:
 def test_an_sla_for_each_class_or_none() -> None:
     with pytest.raises(ScenarioError, match="an SLA each for 3 classes"):
         replay(ENGINES[0], classed(recorded(1)), PLAIN, SLA, class_slas=CLASS_SLAS[:2])
+
+
+# --- Sessions on engines with a prefix cache
+
+
+def caching(kv_tokens: int) -> Replica:
+    rule = Batching("chunked", 16, 1024, kv_tokens, "max_utilization", kv_block_tokens=16, prefix_cache=True)
+    return Replica(LAW, rule)
+
+
+def conversations(replica: Replica, seed: int, sessions: int = 120) -> tuple[Trace, dict[str, float]]:
+    """A run of sessions as it would have been recorded, and what its turns found and saw."""
+    chat = Sessions(0.8, 5, 300, 60, 80, first_cv=0.6, user_cv=0.7, output_cv=0.6, think_s=3.0, context_tokens=3500)
+    run, think_s = drawn_sessions(replica, chat, sessions, seed)
+    serve_sessions(replica, run, think_s)
+    run = run[np.argsort(run["arrival_s"], kind="stable")]
+    columns = (run[name].astype(np.int32) for name in ("isl", "osl", "session"))
+    isl, osl, session = columns
+    ttft_s = run["first_token_s"] - run["arrival_s"] + replica.law.request_s
+    seen = {"found": float(run["found_tokens"].sum()), "ttft_s": float(ttft_s.mean())}
+    return Trace(run["arrival_s"].copy(), isl, osl, session=session), seen
+
+
+@pytest.mark.parametrize("kv_tokens", [4_000, 8_000, 400_000])
+@pytest.mark.parametrize("seed", range(3))
+def test_a_replay_of_sessions_is_the_run_that_was_recorded(kv_tokens: int, seed: int) -> None:
+    """Turns sent when the run of sessions sent them find the same tokens and see the same times. Which of two that end
+    in one iteration is evicted first depends on their numbers, which are others there: exact where they are the same.
+    """
+    replica = caching(kv_tokens)
+    trace, seen = conversations(replica, seed)
+    run = checked_requests(replica, trace.isl.astype(np.int64), trace.osl.astype(np.int64), trace.arrival_s)
+    run["session"] = trace.session
+    serve([replica], run, "random", np.random.default_rng(0))
+    for one in (trace, trace.continued()):
+        for part in (1 << 18, 37):
+            found = replay(replica, one, PLAIN, SLA, part=part)
+            assert found.tally.found_tokens.sum() == run["found_tokens"].sum()
+            assert found.hit_rate() == pytest.approx(seen["found"] / trace.isl.sum(), rel=0.01)
+            ttft_s = run["first_token_s"] - run["arrival_s"] + replica.law.request_s
+            assert found.quantiles("ttft").mean_s == pytest.approx(ttft_s.mean(), rel=1e-9)
+            assert found.quantiles("ttft").mean_s == pytest.approx(seen["ttft_s"], rel=0.01)
+    most = trace.continued().repeated_tokens(16)
+    assert seen["found"] == most if kv_tokens == 400_000 else seen["found"] < most
+    without = replace(replica, batching=replace(replica.batching, prefix_cache=False))
+    assert replay(without, trace, PLAIN, SLA).hit_rate() == 0
+
+
+@pytest.mark.parametrize("kv_tokens", [4_000, 400_000])
+@pytest.mark.parametrize("replicas", [2, 3])
+def test_a_session_stays_with_the_replica_of_its_first_turn(kv_tokens: int, replicas: int) -> None:
+    """Round robin over first turns: the fleet is as many replicas, each with its sessions, and nothing in common."""
+    replica = caching(kv_tokens)
+    trace, _ = conversations(replica, 5)
+    fleet = replay(replica, trace, PLAIN, SLA, replicas=replicas, routing="round_robin", part=50)
+    homes = np.empty(int(trace.session.max()) + 1, np.int64)
+    homes[list(dict.fromkeys(trace.session.tolist()))] = np.arange(len(homes)) % replicas
+    alone = []
+    for home in range(replicas):
+        mine = homes[trace.session] == home
+        own = Trace(trace.arrival_s[mine], trace.isl[mine], trace.osl[mine], session=trace.session[mine])
+        alone.append(replay(replica, own, PLAIN, SLA))
+    for name in ("found_tokens", "prompt_tokens", "gone", "good"):
+        assert getattr(fleet.tally, name).sum() == sum(getattr(one.tally, name).sum() for one in alone)
+    assert fleet.tally.sums_s.sum() == pytest.approx(sum(one.tally.sums_s.sum() for one in alone), rel=1e-9)
+
+
+@pytest.mark.parametrize("routing", ROUTINGS)
+def test_with_memory_for_all_every_routing_finds_what_is_repeated(routing: Routing) -> None:
+    replica = caching(400_000)
+    trace, _ = conversations(replica, 6)
+    found = replay(replica, trace, PLAIN, SLA, replicas=3, routing=routing)
+    assert found.tally.found_tokens.sum() == trace.continued().repeated_tokens(16)
+
+
+@settings(max_examples=40, deadline=None)
+@given(
+    seed=st.integers(0, 2**31),
+    part=st.integers(1, 150),
+    replicas=st.integers(1, 3),
+    kv_tokens=st.sampled_from([3_000, 20_000]),
+    patience=st.sampled_from([(math.inf, math.inf), (0.4, 0.9)]),
+)
+def test_sessions_in_parts_are_one_run(
+    seed: int, part: int, replicas: int, kv_tokens: int, patience: tuple[float, float]
+) -> None:
+    """Turns that come before the last answer is complete among them, and such that are given up."""
+    trace = recorded(seed, rate_per_s=50.0 * replicas, hours=3)
+    trace = replace(trace, session=np.random.default_rng(seed).integers(0, 60, len(trace)).astype(np.int32)).continued()
+    workload = replace(PLAIN, queue_timeout_s=patience[0], cancel_s=patience[1])
+    at_once, in_parts = (
+        replay(caching(kv_tokens), trace, workload, SLA, replicas=replicas, seed=seed, part=size)
+        for size in (1 << 18, part)
+    )
+    same(at_once, in_parts)
+    assert at_once.tally.gone.sum() == len(trace)
+    assert at_once.tally.found_tokens.sum() <= trace.repeated_tokens(16)

@@ -224,3 +224,34 @@ def test_traces_that_cannot_be_merged() -> None:
         merged([plain.as_class(str(number)) for number in range(MOST_CLASSES + 1)])
     with pytest.raises(TraceError, match="one class for each"):
         Trace(np.zeros(2), np.ones(2, np.int32), np.ones(2, np.int32), classes=("a",))
+
+
+@given(
+    st.lists(st.tuples(st.integers(0, 3), st.integers(1, 60), st.integers(1, 20)), min_size=2, max_size=40),
+    st.integers(1, 16),
+)
+def test_prompts_that_repeat_all_before_go_on_and_others_begin_anew(
+    requests: list[tuple[int, int, int]], block: int
+) -> None:
+    """One by one: the last request of each session, and whether the next prompt can hold its prompt and answer."""
+    session, isl, osl = (np.array(column, np.int32) for column in zip(*requests, strict=True))
+    found = Trace(np.arange(float(len(isl))), isl, osl, session=session).continued()
+    last: dict[int, tuple[int, int]] = {}  # of a session: its number now, and tokens said
+    numbers, repeated, fresh = [], 0, 0
+    for own, prompt, answer in requests:
+        goes_on = own in last and prompt >= last[own][1]
+        if goes_on:
+            repeated += min(last[own][1] - 1, prompt - 1) // block * block
+        else:
+            fresh += 1
+        last[own] = (last[own][0] if goes_on else fresh, prompt + answer)
+        numbers.append(last[own][0])
+    pairs = set(zip(numbers, found.session.tolist(), strict=True))
+    assert len(pairs) == len(set(numbers)) == len(set(found.session.tolist())) == fresh
+    assert set(found.session.tolist()) == set(range(fresh))
+    assert found.repeated_tokens(block) == repeated
+
+
+def test_a_trace_without_sessions_goes_on_with_nothing() -> None:
+    with pytest.raises(TraceError, match="knows no sessions"):
+        trace_of([0, 1]).continued()

@@ -151,13 +151,55 @@ def test_classes_have_limits_and_figures_of_their_own(
     assert [(row[0], row[2]) for row in rows[:3]] == [("chat", "p95 TTFT"), ("chat", "p95 ITL"), ("agents", "p99 TTFT")]
 
     _, out, _ = run(asked, capsys)
-    assert "agents: 43,200 requests" in out and "Binding limit" in out and "over all requests of" in out
+    assert "agents" in out and "43,200" in out and "Binding limit" in out and "over all requests of" in out
 
 
 def test_a_class_needs_a_trace_that_has_it(traffic: Path, capsys: pytest.CaptureFixture[str]) -> None:
     for asked, named in (
         ([*PLAN, str(traffic), "--class", "chat:ttft=p95:1s"], "the trace names no classes"),
         ([*PLAN[:-1], "--isl=9", "--osl=9", "--rate=1", "--class", "chat:ttft=p95:1s"], "--class goes with --trace"),
+    ):
+        code, out, err = run(asked, capsys)
+        assert (code, out) == (2, "") and named in err and err.count("\n") == 1
+
+
+@pytest.fixture(scope="module")
+def conversations(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Twenty sessions of five turns each minute, whose prompts repeat all before."""
+    rng = np.random.default_rng(4)
+    rows = []
+    for session in range(1200):
+        at_s, prompt = float(rng.uniform(0, 3600)), int(rng.integers(500, 3000))
+        for _ in range(5):
+            answer = int(rng.integers(20, 300))
+            rows.append((at_s, prompt, answer, session))
+            at_s, prompt = at_s + float(rng.uniform(20, 60)), prompt + answer + int(rng.integers(20, 200))
+    path = tmp_path_factory.mktemp("sessions") / "chat.csv"
+    path.write_text(
+        "\n".join(["arrival_s,isl,osl,session", *(f"{a:.3f},{i},{o},{s}" for a, i, o, s in sorted(rows)), ""])
+    )
+    return path
+
+
+def test_a_prefix_cache_finds_what_turns_repeat(conversations: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    plain, cached = (
+        json.loads(run([*PLAN, str(conversations), "--json", *more], capsys)[1]) for more in ([], ["--prefix-cache"])
+    )
+    assert "hit_rate" not in plain["trace"] and 0.5 < cached["trace"]["hit_rate"] < 0.9
+    assert all(0 <= hour["hit_rate"] <= 1 for hour in cached["trace"]["hours"])
+    assert cached["gpus"] <= plain["gpus"]
+    assert cached["predicted"]["ttft"]["p50_s"] < plain["predicted"]["ttft"]["p50_s"]
+    _, out, _ = run([*PLAN, str(conversations), "--prefix-cache"], capsys)
+    assert "of the prompt tokens were found in the prefix cache" in out
+
+
+def test_a_prefix_cache_needs_sessions_of_a_trace(
+    traffic: Path, conversations: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for asked, named in (
+        ([*PLAN, str(traffic), "--prefix-cache"], "knows no sessions"),
+        ([*PLAN, str(conversations), "--prefix-cache", "--prefix-tokens", "9"], "--prefix-tokens does not go with"),
+        ([*PLAN[:-1], "--isl=9", "--osl=9", "--rate=1", "--prefix-cache"], "--prefix-cache goes with --trace"),
     ):
         code, out, err = run(asked, capsys)
         assert (code, out) == (2, "") and named in err and err.count("\n") == 1

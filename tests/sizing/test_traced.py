@@ -268,3 +268,48 @@ def test_limits_that_no_class_can_have(texts: list[str], why: str) -> None:
 def test_classes_need_a_limit_in_common() -> None:
     with pytest.raises(ScenarioError, match="no limit in common"):
         loosest([Sla(Limit("ttft", 95, 1.0)), Sla(Limit("e2e", 95, 60.0))])
+
+
+# --- Sessions on engines with a prefix cache
+
+
+def talks(seed: int, sessions: int = 150) -> Trace:
+    """Sessions of one to seven turns whose prompts repeat all before, within some minutes."""
+    rng = np.random.default_rng(seed)
+    rows = []
+    for session in range(sessions):
+        at_s, prompt = float(rng.uniform(0, 240)), int(rng.integers(200, 4000))
+        for _ in range(int(rng.integers(1, 8))):
+            answer = int(rng.integers(5, 120))
+            rows.append((at_s, prompt, answer, session))
+            at_s, prompt = at_s + float(rng.uniform(5, 30)), prompt + answer + int(rng.integers(10, 100))
+    rows.sort()
+    arrival_s, isl, osl, session_of = (np.array(column) for column in zip(*rows, strict=True))
+    return Trace(arrival_s, *(of.astype(np.int32) for of in (isl, osl)), session=session_of.astype(np.int32))
+
+
+@pytest.mark.parametrize("number", range(4))
+def test_with_a_prefix_cache_the_count_is_that_of_trying_every_fleet(number: int) -> None:
+    trace = talks(number, 150 + 250 * number)
+    found = plan_trace(asked(trace), trace, [candidate()], prefix_cache=True)
+    engine = found.plan.answer.candidate.replica
+    assert engine.batching.prefix_cache
+
+    def meets(count: int) -> bool:
+        return replay(engine, trace.continued(), Workload(lengths_of(trace), 1.0), SLA, replicas=count).meets
+
+    assert found.plan.answer.working == next(count for count in range(1, 200) if meets(count))
+    assert found.plan.question.workload.prefix.tokens == int(found.replayed.hit_rate() * lengths_of(trace).isl)
+    assert found.replayed.hit_rate() > 0.3
+    assert found.plan.answer.working <= plan_trace(asked(trace), trace, [candidate()]).plan.answer.working
+
+
+def test_engines_without_a_prefix_cache_are_left_out() -> None:
+    trace = talks(1)
+    rules = (
+        replace(candidate().replica.batching, policy="static"),
+        replace(candidate().replica.batching, kv_tokens=10**9),
+    )
+    with pytest.raises(NoFeasiblePlan) as raised:
+        plan_trace(asked(trace), trace, [candidate(batching=rule) for rule in rules], prefix_cache=True)
+    assert {each.why.split()[0] for each in raised.value.rejected} == {"static", "how"}

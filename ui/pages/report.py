@@ -23,8 +23,6 @@ FORMATS = {
     "xlsx": ("XLSX", ":material/table_view:", "A workbook: change the load, and replicas, GPUs and cost follow."),
     "json": ("JSON", ":material/data_object:", "Every number with unit and basis; the planner reads it again."),
 }
-NEEDS = {"pdf": "typst", "xlsx": "xlsxwriter", "html": "matplotlib"}
-"""Packages without which a format cannot be written."""
 
 
 def page(scenario: Scenario) -> None:
@@ -87,7 +85,7 @@ def _downloads(found: Report, started_s: float) -> None:
     """
     handed = visit().report_handed = visit().report_handed or answers.Handed()
     for suffix, (name, icon, help_) in FORMATS.items():
-        missing = suffix in NEEDS and importlib.util.find_spec(NEEDS[suffix]) is None
+        missing = suffix in answers.NEEDS and importlib.util.find_spec(answers.NEEDS[suffix]) is None
         file, media, make = answers.download(found, suffix, handed)
         st.download_button(
             f"Download {name}",
@@ -100,7 +98,7 @@ def _downloads(found: Report, started_s: float) -> None:
             width="stretch",
             type="primary" if suffix == "pdf" else "secondary",
             key=f"download_{file}",
-            help=f"Needs the package {NEEDS[suffix]} on the server." if missing else help_,
+            help=f"Needs the package {answers.NEEDS[suffix]} on the server." if missing else help_,
         )
     if handed.belated(found, started_s):
         st.warning(BELATED, icon=":material/history:")

@@ -41,7 +41,7 @@ def page(scenario: Scenario) -> None:
     query = link.to_query(scenario, visit().gpus_found, answers.stamp(scenario)) | visit().shown
     with corner:
         if asked == "trace":
-            traced.export_trace(query, replayed)
+            traced.export_trace(query, replayed, scenario)
         else:
             with export(query):
                 link_to_report()

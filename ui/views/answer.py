@@ -14,6 +14,7 @@ from streamlit.delta_generator import DeltaGenerator
 from sizing import text as answer
 from sizing.analyses.curves import LoadCurve
 from sizing.analyses.relax import Relaxation
+from sizing.analyses.traced import TracePlan
 from sizing.memory_use import Misfit
 from sizing.numbers import significant
 from sizing.plans import Basis, Candidate, Fleet, Plan, Rejection, servers, usual_server
@@ -239,10 +240,10 @@ def cards(plan: Plan, when: str = "at the planned load") -> None:
         limit_cards(fleet.predicted, plan.question.sla, fleet.binding, when)
 
 
-def remarks(plan: Plan) -> None:
+def remarks(plan: Plan, traced: TracePlan | None = None) -> None:
     """What binds and what a higher load would need; costs; then what the reader must know before buying."""
     fleet = plan.answer
-    st.markdown(f"**Bound by** {plain(answer.binding(fleet))}. {plain(answer.sensitivity(plan))}.")
+    st.markdown(f"**Bound by** {plain(answer.binding(fleet, traced))}. {plain(answer.sensitivity(plan))}.")
     if means := answer.sizing_by_means(plan):
         st.markdown(f":material/lightbulb: {plain(means)}")
     for note in answer.on_all_requests(plan.question):

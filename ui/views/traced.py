@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import importlib.util
 import json
 import math
 from collections.abc import Mapping
 from functools import partial
 
+import numpy as np
 import pandas as pd
 import streamlit as st
 
@@ -15,7 +17,8 @@ from sizing.analyses.traced import TracePlan, busiest_rate_per_s
 from sizing.cli.shapes import Extras, extras_json, finite_only
 from sizing.numbers import milliseconds, percent, significant
 from sizing.question import Range
-from sizing.simulator.recorded import limits_on_latencies
+from sizing.report.write import WRITERS
+from sizing.simulator.recorded import Replayed, limits_on_latencies
 from sizing.text import as_json
 from sizing.trace import DAY_S, HOUR_S, MINUTE_S, Trace, dispersion
 from sizing.trace_files import FORMATS
@@ -28,6 +31,7 @@ from ui.scenario import Scenario
 from ui.views.answer import (
     HEADER_PX,
     ROW_PX,
+    address,
     alternatives,
     cards,
     export,
@@ -36,11 +40,11 @@ from ui.views.answer import (
     remarks,
     widen,
 )
-from ui.visit import Recorded, chosen, let_go, visit
+from ui.visit import LONGEST, Recorded, chosen, let_go, visit
 from ui.words import limit_name, plain, sentence_case, tell, tell_unreadable
 
 state = st.session_state
-TRACE, ENDS, SCALE = PREFIX + "trace", PREFIX + "part", PREFIX + "scale"
+TRACE, ENDS, SCALE, LIMITS = PREFIX + "trace", PREFIX + "part", PREFIX + "scale", PREFIX + "classes"
 WINDOWS = {"all": "All of it", "worst-hour": "Worst hour", "part": "From … to"}
 WINDOW_HELP = "Which requests are replayed. Worst hour: the hour with the most tokens."
 SCALES = Range(0.1, 100)
@@ -57,8 +61,8 @@ WHAT = (
     "input tokens, its output tokens. Each fleet is tried on these very requests, with their bursts and lengths."
 )
 KEPT = (
-    ":material/lock: Only numbers are kept, for this visit: times, tokens, and which requests belong to one "
-    "conversation. Prompts and names are not read. A link cannot carry a trace."
+    ":material/lock: Kept are, for this visit: times, tokens, which requests belong to one conversation, and names of "
+    "classes. Prompts and names of people are not read. A link cannot carry a trace."
 )
 EXAMPLE_HELP = "A day with office hours and bursts: invented, not recorded."
 LINKED = (
@@ -74,6 +78,20 @@ IN_PLACE = (
     "Load, arrivals and lengths are those of the trace; the form's do not count here. All else in the form does: "
     "model, GPUs, limits, headroom, spares, routing, prefix, price."
 )
+ADD_HELP = (
+    "The requests of both files then arrive together, in the order of time, and each file is a class, with limits of "
+    "its own. Classes may also stand in a column, class."
+)
+LIMITS_EXAMPLE = "code:ttft=p95:300ms,itl=none; batch:e2e=p95:60s"
+LIMITS_HELP = (
+    "Each class keeps the limits of the form, counted over its own requests, but for those given here: metrics ttft, "
+    "itl, gap and e2e, percentile and time, or none."
+)
+FILES = {
+    "pdf": ("PDF", ":material/picture_as_pdf:"),
+    "html": ("HTML", ":material/html:"),
+    "xlsx": ("XLSX", ":material/table_view:"),
+}
 ROWS = 8
 """Hours in the table of the worst."""
 WORST_HELP = "Requests within all limits on requests, of those that came in this hour."
@@ -99,17 +117,23 @@ def ask_trace() -> Recorded | None:
     return found
 
 
-def _upload() -> None:
-    """Take a file as the trace of this visit; the example, and which files are read."""
+def _upload(found: Recorded | None = None) -> None:
+    """Take a file as the trace of this visit, or as a class beside the one that was `found`; the example, and which
+    files are read."""
+    adds = found is not None and st.toggle(
+        "Add it to this trace, as a class", key=f"trace_adds_{visit().traces}", help=ADD_HELP
+    )
     key = f"trace_{visit().traces}"  # a new uploader, an empty one, after each file
     label = f"CSV, CSV.gz, Parquet or JSON lines, {MOST_UPLOAD_BYTES // MIB} MB at most"
     file = st.file_uploader(label, key=key, max_upload_size=MOST_UPLOAD_BYTES // MIB)
     if file is not None:
         with st.spinner("Reading the trace…"):
-            found = answers.recorded(file.name, file.getvalue())
+            read = answers.recorded(file.name, file.getvalue())
+            if adds and found is not None and isinstance(read, Recorded):
+                read = answers.joined(found, read)
         let_go(file.file_id)
         visit().traces += 1
-        _take(found)
+        _take(read)
         st.rerun()
     st.caption(KEPT)
     st.button("Try an example", icon=":material/science:", on_click=_try_example, help=EXAMPLE_HELP)
@@ -143,7 +167,7 @@ def _formats() -> None:
     """The kinds of files, by the columns or keys that tell them."""
     st.markdown(
         "CSV and Parquet are told by their columns, JSON lines and `key=value` lines by their keys. Any of them may be "
-        "packed by gzip, Parquet excepted."
+        "packed by gzip, Parquet excepted. A column or key `class` in any of them names classes of requests."
     )
     rows = [
         (sentence_case(form.label), *(" or ".join(names) for names in (form.times, form.isl, form.osl, form.session)))
@@ -158,7 +182,7 @@ def ask_part(found: Recorded) -> tuple[Part, Trace] | None:
     with st.container(horizontal=True, vertical_alignment="center", gap="small"):
         st.markdown(f":material/timeline: **{plain(found.name)}**", width="content")
         with st.popover("Another trace", icon=":material/upload_file:"):
-            _upload()
+            _upload(found)
             st.button("Forget this trace", icon=":material/delete:", on_click=_take, args=(None,))
         window = chosen("Part to replay", WINDOWS, "window", help=WINDOW_HELP)
         scale = _scale()
@@ -173,7 +197,26 @@ def ask_part(found: Recorded) -> tuple[Part, Trace] | None:
     of = "" if len(trace) == len(found.trace) else f" (of {len(found.trace):,} in the trace{times})"
     st.markdown(plain(facts(trace, of)))
     st.caption(f"{IN_PLACE} {plain(sentence_case('; '.join(found.notes)))}{'.' if found.notes else ''}")
-    return part, trace
+    return part._replace(limits=_limits(trace)) if trace.classes else part, trace
+
+
+def _limits(trace: Trace) -> tuple[str, ...]:
+    """Limits that classes have in place of the form's; the choice is in the URL."""
+    state[LIMITS] = str(state.get(LIMITS, ""))
+    typed = st.text_input(
+        "Limits of classes",
+        key=LIMITS,
+        max_chars=LONGEST,
+        placeholder=f"As in the form. Or: {LIMITS_EXAMPLE}",
+        help=LIMITS_HELP,
+        persist_state="session",
+    )
+    if typed:
+        visit().shown[LIMITS] = typed
+    counts = np.bincount(trace.of_class, minlength=len(trace.classes))
+    each = ", ".join(f"{name} ({count:,} requests)" for name, count in zip(trace.classes, counts, strict=True))
+    st.caption(plain(f"Classes: {each}"))
+    return tuple(text.strip() for text in typed.split(";") if text.strip())
 
 
 def _scale() -> float:
@@ -280,14 +323,44 @@ def show_replayed(found: TracePlan, scenario: Scenario) -> None:
     cards(plan, "over all requests replayed")
     with st.container(gap="xsmall"):
         st.markdown("  \n".join(f"{plain(line)}." for line in text.trace_lines(found)[1:]))
-        remarks(plan)
+        remarks(plan, found)
+    if found.replayed.classes:
+        _classes(found)
     _by_hour(found)
     alternatives(plan, scenario)
     one, other = st.columns(2)
     with one:
         left_out(plan.rejected)
     with other:
-        data_behind(_hours(found), "Every hour of the replay")
+        each = (_hours(found, seen) for seen in (found.replayed, *found.replayed.classes))
+        data_behind(pd.concat(each, ignore_index=True), "Every hour of the replay")
+
+
+def _classes(found: TracePlan) -> None:
+    """Each limit of each class beside what its requests saw."""
+    rows = [
+        {
+            "Class": seen.name,
+            "Requests": int(seen.tally.gone.sum()),
+            "Limit": limit_name(limit),
+            "Allowed": milliseconds(limit.limit_s),
+            "Replayed": milliseconds(seen.value_s(limit)),
+            "Room": percent(1 - seen.value_s(limit) / limit.limit_s),
+            "Inside the SLA": percent(seen.goodput(), 2),
+            "Worst hour": found.trace.clock(seen.hours[seen.worst_hour].from_s),
+            "Inside then": percent(seen.goodput(seen.worst_hour), 2),
+        }
+        for seen in found.replayed.classes
+        for limit in seen.sla.limits
+    ]
+    st.markdown("**Each class**")
+    st.dataframe(
+        pd.DataFrame(rows),
+        hide_index=True,
+        row_height=ROW_PX,
+        column_config={"Requests": st.column_config.NumberColumn(format="localized")},
+        alt=f"Limits of each class: {', '.join(seen.name for seen in found.replayed.classes)}",
+    )
 
 
 def _by_hour(found: TracePlan) -> None:
@@ -298,7 +371,7 @@ def _by_hour(found: TracePlan) -> None:
         show(gpus_by_hour(found, ink()), "hours_gpus")
     if len(found.replayed.hours) > 1:
         worst = sorted(range(len(found.replayed.hours)), key=found.replayed.goodput)[:ROWS]
-        table = _hours(found).iloc[worst]
+        table = _hours(found, found.replayed).drop(columns="Class", errors="ignore").iloc[worst]
         st.markdown("**Worst hours**")
         st.dataframe(
             table,
@@ -313,30 +386,47 @@ def _by_hour(found: TracePlan) -> None:
         )
 
 
-def _hours(found: TracePlan) -> pd.DataFrame:
-    """A row for each hour: its load, what its requests saw, and the GPUs that its rate needs."""
-    seen, fleet = found.replayed, found.plan.answer
+def _hours(found: TracePlan, seen: Replayed) -> pd.DataFrame:
+    """A row for each hour with requests: its load, what its requests saw, those of a class or all, and the GPUs that
+    the rate of all needs."""
+    fleet = found.plan.answer
     rows = [
-        {
+        ({"Class": seen.name or "all"} if found.replayed.classes else {})
+        | {
             "Hour": found.trace.clock(hour.from_s),
             "Requests": int(seen.tally.gone[number]),
             "Inside the SLA": percent(seen.goodput(number), 2),
         }
         | {limit_name(limit): milliseconds(seen.value_s(limit, number)) for limit in limits_on_latencies(seen.sla)}
-        | {"GPUs at its rate": (found.needed[number] + fleet.spare) * fleet.candidate.gpus}
+        | ({} if seen.name else {"GPUs at its rate": (found.needed[number] + fleet.spare) * fleet.candidate.gpus})
         for number, hour in enumerate(seen.hours)
+        if seen.tally.gone[number]
     ]
     return pd.DataFrame(rows)
 
 
-def export_trace(query: Mapping[str, str], found: TracePlan | None) -> None:
-    """The link, with what it cannot carry, and the plan as the command line writes it."""
+def export_trace(query: Mapping[str, str], found: TracePlan | None, scenario: Scenario) -> None:
+    """The link, with what it cannot carry, the report, and the plan as the command line writes it."""
     with export(query, EXAMPLE_LINK_SAYS if query.get(TRACE) == EXAMPLE else LINK_SAYS):
         if found is not None:
+            name = f"trace-plan-{found.plan.answer.gpus}-gpus"
+            points, link = answers.points_for(scenario).points, address(query)
+            with st.container(horizontal=True, gap="small"):
+                for suffix, (label, icon) in FILES.items():
+                    st.download_button(
+                        label,
+                        data=partial(answers.traced_file, found, points, link, suffix),
+                        file_name=f"{name}.{suffix}",
+                        mime=WRITERS[suffix][2],
+                        on_click="ignore",
+                        disabled=importlib.util.find_spec(answers.NEEDS[suffix]) is None,
+                        icon=icon,
+                        key=f"trace_{suffix}_{id(found.plan)}",
+                    )
             st.download_button(
                 "The plan as JSON",
                 data=partial(json_of, found),
-                file_name=f"trace-plan-{found.plan.answer.gpus}-gpus.json",
+                file_name=f"{name}.json",
                 mime="application/json",
                 on_click="ignore",
                 icon=":material/data_object:",

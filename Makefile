@@ -18,26 +18,31 @@ export OPENBLAS_NUM_THREADS ?= 1
 app: $(VENV)/stamp
 	$(BIN)/streamlit run serve.py --server.port $(PORT) --server.headless $(if $(DISPLAY),false,true) --server.showEmailPrompt false
 
-# Some tests wait for servers and browsers, so three workers keep two cores busy; files that wait come first
-# (tests/conftest.py). `make test` leaves out those that drive Chromium, start the real Triton or vLLM, or take long by
-# running many programs: most of the time, and the part of the set-up that takes packages from apt and makes
-# environments of 2 GB.
-PYTEST := $(BIN)/python -m pytest -n $(or $(WORKERS),3) --dist loadfile --no-loadscope-reorder --durations 60
+# `make test` leaves out tests that drive Chromium, start the real Triton or vLLM, or take long by running many
+# programs: most of the time, and the part of the set-up that takes packages from apt and makes environments of 2 GB.
+# What is left computes, and each worker loads all libraries, test files and machine code for itself: two keep two cores
+# busy. Of all tests so many wait for servers and browsers that it takes three; files that wait come first
+# (tests/conftest.py).
+PYTEST = $(BIN)/python -m pytest -n $(or $(WORKERS),$(1)) --dist loadfile --no-loadscope-reorder --durations 60
 HERE_ALONE := not browser and not triton and not vllm and not long
 
 test: $(VENV)/stamp-test kernels
-	$(PYTEST) -m "$(HERE_ALONE)"
+	$(call PYTEST,2) -m "$(HERE_ALONE)"
 
 test-all: $(VENV)/stamp-test system kernels timings
-	$(PYTEST)
+	$(call PYTEST,3)
 
 # Machine code of the simulator, of the fit and of a shared fleet: a minute once, which the workers would otherwise all
-# spend at once. It needs only what runs, so that CI compiles while it installs what tests.
+# spend at once. It needs only what runs, so that CI compiles while it installs what tests. The stamp lies beside the
+# code, and is as old as it: what the code is made of is STAMPED in sizing/simulator/state.py.
 PLAN := $(BIN)/python -m sizing plan
-kernels: $(VENV)/stamp
+COMPILED := sizing/simulator/__pycache__/compiled
+kernels: $(COMPILED)
+$(COMPILED): $(VENV)/stamp $(wildcard sizing/simulator/*.py sizing/engine.py sizing/workload.py)
 	$(PLAN) --model Qwen/Qwen3-32B --gpu h200_sxm --isl 2000 --osl 256 --rate 20 --ttft p95:1s > /dev/null
 	$(PLAN) --model reference-512x4 --points data/curves/reference-cpu.csv --isl 64 --osl 32 --rate 100 --ttft p95:500ms \
 	  --routing least_outstanding > /dev/null
+	mkdir -p $(@D) && touch $@
 
 # Test files and the libraries that they import, compiled by one process in a new clone, not by each worker at once.
 bytecode: $(VENV)/stamp-test

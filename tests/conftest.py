@@ -19,6 +19,7 @@ from lab.environment import PYTHON_VERSION, Recipe, ensure
 from lab.reference.server import TRITON
 from lab.tritonserver import SUPPORTED
 from lab.vllm.server import RECIPE
+from sizing.__main__ import OBJECTS_BETWEEN_COLLECTIONS
 
 settings.register_profile("unhurried", deadline=None)  # how long an example takes on a busy machine says nothing
 settings.register_profile("ci", settings.get_profile("unhurried"), derandomize=True, print_blob=True)
@@ -80,6 +81,7 @@ def pytest_collection_finish(session: pytest.Session) -> None:
     """What is there by now stays. Of several workers the first makes the servers' environments beside its tests: on a
     new machine, two minutes."""
     gc.freeze()
+    gc.set_threshold(OBJECTS_BETWEEN_COLLECTIONS)  # as in a program: a page and an example make many that live shortly
     gc.enable()
     if os.environ.get("PYTEST_XDIST_WORKER") == "gw0":
         wanted = [recipe for name, recipe in SERVERS.items() if any(map(_marked(name), session.items))]

@@ -19,12 +19,11 @@ from sizing.errors import ScenarioError
 from sizing.numbers import Floats
 from sizing.prediction import NOT_COUNTED, Caution, Prediction, Quantiles
 from sizing.simulator.fleet import ROUTER, RoutedFleet, give, on_replicas, run_to
-from sizing.simulator.sampling import checked_requests, prepare
+from sizing.simulator.sampling import checked_requests, prepare, shared_prefixes
 from sizing.simulator.scheduler import Counts, TokenGaps, bin_of, gap_quantiles
 from sizing.simulator.state import (
     GAP_BINS,
     MAX_REQUESTS,
-    NO_PREFIXES,
     NOBODY,
     OUTSIDE,
     PAUSED,
@@ -165,10 +164,8 @@ def replay(
     )
     hopeless = HOPELESS * allowed(trace, limits)
     routes, hits, steps = (np.random.default_rng([seed, number]) for number in range(3))
-    prefix = workload.prefix
-    shared = np.array([prefix.tokens]) if prefix.tokens * prefix.hit_rate > 0 else NO_PREFIXES
     states = idle_states(replicas, seed)
-    work = work_space(replica, replicas, gaps=sla.gap is not None, prefixes=shared)
+    work = work_space(replica, replicas, gaps=sla.gap is not None, prefixes=shared_prefixes(workload))
     engines = np.repeat(np.array([engine_of(replica)]), replicas)
     router = np.array((ROUTINGS.index(routing), replicas, 0), ROUTER)[()]
     rest = (router, np.arange(replicas), np.full(replicas, math.inf))

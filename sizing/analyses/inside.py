@@ -17,7 +17,7 @@ from sizing.simulator import Simulated, TimeSeries, Watch, simulate
 from sizing.simulator.fleet import serve
 from sizing.simulator.result import MOST_SAMPLES
 from sizing.simulator.runs import COUNTING, MOST_REPLICAS
-from sizing.simulator.sampling import sample_requests
+from sizing.simulator.sampling import sample_requests, shared_prefixes
 from sizing.simulator.state import Requests
 from sizing.workload import METRICS, Limit, Limited, Metric, Routing, Seconds, Sla, Workload, metric_name
 
@@ -108,7 +108,9 @@ def close_look(run: InsideRun, life_s: float) -> TimeSeries:
     from_s = max(until_s - LOOK * life_s, begin_s)
     head = requests[requests["arrival_s"] <= until_s]
     watch = Watch(sample_every_s=until_s / MOST_SAMPLES)
-    series = serve([run.replica] * run.together, head, run.routing, rng, watch=watch).series[0]
+    series = serve(
+        [run.replica] * run.together, head, run.routing, rng, watch=watch, prefixes=shared_prefixes(run.workload)
+    ).series[0]
     return between(series, from_s, until_s)
 
 

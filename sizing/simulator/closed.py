@@ -17,6 +17,7 @@ from sizing.simulator.result import Simulated, Watched, gap_percentiles_s, simul
 from sizing.simulator.sampling import cached_tokens, checked_requests, draw_steps, prefixes_found
 from sizing.simulator.scheduler import Counts, no_gaps, step, work_of
 from sizing.simulator.state import (
+    NO_PREFIXES,
     NOBODY,
     Engine,
     Requests,
@@ -111,7 +112,8 @@ def closed_loop(
     run["arrival_s"][:users] = replica.law.request_s + ramp_s * np.arange(users) / users
     engine = engine_of(replica)
     counts = no_gaps(counted=False) if gaps is None else gaps
-    space = work_space(replica, 1, gaps=len(counts) > 0, prefixes=prefixes_found(run))
+    shared = NO_PREFIXES if cached is None else prefixes_found(run)
+    space = work_space(replica, 1, gaps=len(counts) > 0, prefixes=shared)
     run_users(engine, idle_states(1), space, run, users, measured_rounds(len(run), users)[0], counts)
     return run
 

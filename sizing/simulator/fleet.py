@@ -21,7 +21,6 @@ from sizing.budget import checkpoint
 from sizing.engine import Replica
 from sizing.errors import ScenarioError
 from sizing.simulator.result import Watch, Watched, watched
-from sizing.simulator.sampling import prefixes_found
 from sizing.simulator.scheduler import (
     Counts,
     TokenGaps,
@@ -35,6 +34,7 @@ from sizing.simulator.scheduler import (
 )
 from sizing.simulator.state import (
     GAP_BINS,
+    NO_PREFIXES,
     NOBODY,
     SERVED,
     Engine,
@@ -106,10 +106,14 @@ def serve(
     *,
     warmup: float = 0.0,
     streams: int = 1,
+    prefixes: Tokens = NO_PREFIXES,
+    by_priority: bool = False,
 ) -> Watched:
     """Serve requests, ascending in `arrival_s`, by a fleet; fills their times and returns what was watched.
 
     Token gaps are measured after the first share `warmup` of the arrivals, separately for each of `streams` streams.
+    `prefixes`: tokens of the prefix that the requests of each stream share, see `shared_prefixes`. `by_priority`: they
+    are not all of one priority.
 
     Raises ScenarioError for a failure of a replica that does not exist or is already down, and if all end up down.
     """
@@ -117,7 +121,6 @@ def serve(
     changes = _changes(failures, len(replicas))
     jitter_seed = int(rng.integers(2**32)) if any(replica.rough.jitter for replica in replicas) else 0
     states = idle_states(len(replicas), jitter_seed, watch.sample_every_s)
-    by_priority = bool(np.ptp(requests["priority"]))
     engines = np.array([engine_of(replica, by_priority=by_priority) for replica in replicas])
     widest = max(replicas, key=lambda replica: replica.batching.max_batch_size)
     cached = any(replica.batching.prefix_cache for replica in replicas)
@@ -130,7 +133,7 @@ def serve(
         samples=samples,
         streams=streams,
         sessions=sessions,
-        prefixes=prefixes_found(requests, streams),
+        prefixes=prefixes,
     )
     windows = Windows.of(len(requests), warmup) if watch.token_gaps else Windows((), [])
     if len(replicas) == 1 and not changes:

@@ -20,12 +20,11 @@ from sizing.errors import ScenarioError
 from sizing.numbers import Floats
 from sizing.prediction import NOT_COUNTED, TENTHS, Caution, Joint, Prediction, Quantiles
 from sizing.simulator.fleet import ROUTER, RoutedFleet, give, on_replicas, run_to
-from sizing.simulator.sampling import checked_requests, prepare
+from sizing.simulator.sampling import checked_requests, prepare, shared_prefixes
 from sizing.simulator.scheduler import Counts, TokenGaps, bin_of, gap_quantiles
 from sizing.simulator.state import (
     GAP_BINS,
     MAX_REQUESTS,
-    NO_PREFIXES,
     NOBODY,
     OUTSIDE,
     PAUSED,
@@ -243,9 +242,8 @@ def replay(
     tally = nothing_seen(len(slas), len(by_hour), metrics.shape[1])
     ends_s = np.array([hour.until_s / speed for hour in by_hour])
     routes, hits, steps = (np.random.default_rng([seed, number]) for number in range(3))
-    prefix, streams = workload.prefix, max(1, len(class_slas))
-    shared = np.full(streams, prefix.tokens) if prefix.tokens * prefix.hit_rate > 0 else NO_PREFIXES
-    gaps_counted = any(each.gap for each in slas)
+    gaps_counted, streams = any(each.gap for each in slas), max(1, len(class_slas))
+    shared = np.repeat(shared_prefixes(workload), streams)
     states = idle_states(replicas, seed)
     work = work_space(replica, replicas, gaps=gaps_counted, streams=streams, prefixes=shared)
     sessions = int(trace.session.max()) + 1 if replica.batching.prefix_cache and len(trace.session) else 0

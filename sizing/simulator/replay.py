@@ -125,8 +125,10 @@ class _RunsOfThread:
         self._weights = weights
         self._rows = np.unique(self._windows[:, 3])
         self._states = idle_states(1), idle_states(1)
-        shared = [prefixes_found(self._requests[first:last]).max(initial=0) for first, last in pairwise(self._first)]
-        self._prefixes = np.array(shared, np.int64)
+        self._prefixes = np.zeros(len(runs), np.int64)
+        for number, (first, last) in enumerate(pairwise(self._first)):
+            if runs[number].cached is not None:
+                self._prefixes[number] = prefixes_found(self._requests[first:last]).max(initial=0)
         self._space = work_space(replica, 1, gaps=token_gaps, prefixes=self._prefixes[:1])
         self.gaps = np.zeros((len(weights), self._space.gaps.shape[1]), np.int64)  # of each row, of the last engine
 

@@ -20,7 +20,7 @@ from sizing.prediction import Caution
 from sizing.simulator.closed import backlog_rate_per_s, fleet_utilization, stable_rate_per_s
 from sizing.simulator.fleet import UNWATCHED, Failure, serve
 from sizing.simulator.result import Simulated, Watch, open_loop
-from sizing.simulator.sampling import checked_requests, draw_steps, sample_requests
+from sizing.simulator.sampling import checked_requests, draw_steps, prefixes_found, sample_requests, shared_prefixes
 from sizing.simulator.state import CANCELLED, SERVED, Requests, requests_of
 from sizing.workload import ROUTINGS, Routing, Seconds, Tokens, Workload
 
@@ -66,7 +66,8 @@ def simulate(
         run = sample_requests(replica, offered, requests, rng)
     else:
         run = sample_requests(replica, workload, requests, rng, replicas=replicas, routing=routing)
-    seen = serve([replica] * together, run, routing, rng, watch=watch, warmup=warmup)
+    shared = shared_prefixes(workload)
+    seen = serve([replica] * together, run, routing, rng, watch=watch, warmup=warmup, prefixes=shared)
     utilization = workload.rate_per_s / replicas / stable_rate_per_s(replica, workload.lengths, workload.prefix)
     result = open_loop(run, replica.law.request_s, utilization, warmup=warmup)
     result = replace(result, watched=seen)
@@ -108,8 +109,8 @@ def simulate_fleet(
         raise ScenarioError("the replicas of a fleet must have the same speculation and the same max_tokens")
     tightest = min(replicas, key=lambda member: member.batching.kv_tokens)
     run = sample_requests(tightest, workload, requests, rng)
-    queued = [member.with_queue(workload.queue_limit) for member in replicas]
-    seen = serve(queued, run, routing, rng, failures, watch, warmup=warmup)
+    queued, shared = [member.with_queue(workload.queue_limit) for member in replicas], shared_prefixes(workload)
+    seen = serve(queued, run, routing, rng, failures, watch, warmup=warmup, prefixes=shared)
     stable_per_s = [stable_rate_per_s(member, workload.lengths, workload.prefix) for member in replicas]
     utilization = fleet_utilization(workload.rate_per_s, stable_per_s, routing)
     outside_s = np.array([member.law.request_s for member in replicas])
@@ -233,7 +234,17 @@ def simulate_streams(
     run, stream_of = _merged(replica, streams, requests, replicas, together, seed)
     rng = np.random.default_rng([seed, len(streams)])
     run["stream"] = stream_of
-    seen = serve([replica] * together, run, routing, rng, watch=watch, warmup=warmup, streams=len(streams))
+    seen = serve(
+        [replica] * together,
+        run,
+        routing,
+        rng,
+        watch=watch,
+        warmup=warmup,
+        streams=len(streams),
+        prefixes=shared_prefixes(*(stream.workload for stream in streams)),
+        by_priority=len({stream.priority for stream in streams}) > 1,
+    )
     lengths = {stream.workload.lengths for stream in streams}
     warnings = herding(routing, together, len(lengths) == 1 and streams[0].workload.lengths.fixed)
     results = []
@@ -351,7 +362,7 @@ def _prefill_all(pool: list[Replica], run: Requests, routing: Routing, rng: np.r
     prompts = checked_requests(pool[0], run["isl"], np.ones(len(run), np.int64), run["arrival_s"])
     for field in ("cached_tokens", "queue_timeout_s", "cancel_s"):
         prompts[field] = run[field]
-    serve(pool, prompts, routing, rng)
+    serve(pool, prompts, routing, rng, prefixes=prefixes_found(prompts))
     for field in ("scheduled_s", "first_token_s", "done_s", "outcome"):
         run[field] = prompts[field]
 

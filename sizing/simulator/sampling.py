@@ -117,9 +117,16 @@ def cached_tokens(prefix: Prefix, isl: Tokens, rng: np.random.Generator) -> Toke
     return np.where(hit, np.minimum(prefix.tokens, isl - 1), 0)
 
 
+def shared_prefixes(*workloads: Workload) -> Tokens:
+    """Tokens of the prefix that the requests of each workload share, shape (workloads,); zero-length where none is
+    ever found."""
+    tokens = [workload.prefix.tokens if workload.prefix.hit_rate > 0 else 0 for workload in workloads]
+    return np.array(tokens, np.int64) if any(tokens) else NO_PREFIXES
+
+
 def prefixes_found(run: Requests, streams: int = 1) -> Tokens:
-    """Tokens of the prefix that the requests of each stream share: the longest that one of them finds in the cache,
-    shape (streams,); zero-length where none finds any. Contexts prefilled elsewhere and sessions share none."""
+    """The same of the requests of each stream, by the longest prefix that one of them finds. Contexts prefilled
+    elsewhere and sessions share none."""
     found = np.where((run["cached_tokens"] < run["isl"]) & (run["session"] == NOBODY), run["cached_tokens"], 0)
     if not found.any():
         return NO_PREFIXES

@@ -11,6 +11,7 @@ from math import isnan
 from string import Formatter
 from typing import TYPE_CHECKING, Any
 
+from sizing.deploy.settings import settings_json
 from sizing.errors import one_line
 from sizing.numbers import gpus, milliseconds, percent, significant
 from sizing.plans import Basis, Fleet, Plan, Rejection, cost_of, energy_of
@@ -613,6 +614,7 @@ def fleet_json(fleet: Fleet, question: Question) -> dict[str, Any]:
         "verified_by": fleet.predicted.method,
         "warnings": cautions(fleet.warnings),
         **({"lookahead_steps": ahead} if (ahead := candidate.replica.batching.lookahead_steps) else {}),
+        "engine_settings": settings_json(fleet, question),
         **cost_json(question, fleet),
     }
 

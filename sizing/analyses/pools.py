@@ -225,7 +225,8 @@ def pools_of(question: Question, candidates: Sequence[Candidate], method: Method
         f"the bands are widened for this by {percent(POOLS_SIGMA)} of the step times",
     )
     seen = None if method is BY_FORMULA else run_together(question, best, question.workload.rate_per_s).prediction()
-    return Pools(best.prefill.fleet, best.decode.fleet, best.transfer_s, said, seen)
+    candidate = replace(best.decode.fleet.candidate, replica=best.decode.replica)  # as it runs, not as it was sized
+    return Pools(best.prefill.fleet, replace(best.decode.fleet, candidate=candidate), best.transfer_s, said, seen)
 
 
 def _sized_apart(question: Question, candidates: Sequence[Candidate]) -> Pair | Rejection:

@@ -24,6 +24,7 @@ COMMANDS = {
     "simulate": ("sizing.cli.laws:simulate_command", "The simulator itself."),
     "sessions": ("sizing.cli.sessions:sessions_command", "Conversations and agents on a prefix cache."),
     "report": ("sizing.cli.report:report_command", "A saved plan as HTML, PDF, XLSX or JSON."),
+    "deploy": ("sizing.cli.deploy:deploy_command", "A saved plan as files that start its servers."),
     "whatif": ("sizing.cli.whatif:whatif_command", "The plan before and after unmeasured changes."),
     "study": ("sizing.cli.study:study_command", "Thousands of scenarios, on all cores or a Dask cluster."),
     "demand": ("sizing.cli.demand:demand_command", "A model of the demand in a trace, and traces drawn from it."),

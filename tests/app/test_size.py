@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import io
 import re
+import zipfile
 from collections.abc import Callable
 from dataclasses import replace
 from urllib.parse import parse_qsl
@@ -15,6 +17,8 @@ from sizing import planner
 from sizing import text as answer
 from sizing.analyses.sensitivity import goodput_prices
 from sizing.candidates import find
+from sizing.deploy.formats import archive
+from sizing.deploy.settings import deployment_of
 from sizing.numbers import milliseconds, significant
 from sizing.plans import Plan
 from tests.app.conftest import ONE, keep, point, query_of, text_of
@@ -161,6 +165,17 @@ def test_burstiness_comes_back_after_another_kind_of_arrivals(opened: Open, kind
 def test_the_export_holds_the_link_and_the_way_to_the_report(opened: Open, plan: Plan) -> None:
     app = opened()
     assert dict(parse_qsl(app.code[0].value.partition("?")[2])) == query_of(app)
+
+
+def test_the_export_has_the_files_that_start_the_servers(opened: Open, plan: Plan) -> None:
+    """One file for this question, of the plan that the page shows."""
+    (button,) = opened().get("download_button")
+    assert button.proto.label == "Deployment files (ZIP)"
+    content = archive(deployment_of(answer.as_json(plan)))
+    with zipfile.ZipFile(io.BytesIO(content)) as packed:
+        values = packed.read("helm/values.yaml").decode()
+    assert f"replicaCount: {plan.answer.replicas}\n" in values
+    assert plan.question.model in values
 
 
 def test_the_view_survives_another_page(opened: Open) -> None:

@@ -13,7 +13,7 @@ from ui import answers, link, patience
 from ui.answers import carried, day_of
 from ui.scenario import Scenario
 from ui.views import traced
-from ui.views.answer import export, link_to_report, show_no_plan, show_plan, tell_change_since_link
+from ui.views.answer import deployment_files, export, link_to_report, show_no_plan, show_plan, tell_change_since_link
 from ui.views.day import ask_day, show_day
 from ui.views.goodput import show_prices
 from ui.views.inverse import ask_fleet, show_carried
@@ -45,6 +45,8 @@ def page(scenario: Scenario) -> None:
         else:
             with export(query):
                 link_to_report()
+                if asked == "gpus" and (plan := answers.outcome(scenario).plan):
+                    deployment_files(plan)
 
 
 def gpus_for_load(scenario: Scenario, corner: DeltaGenerator) -> None:

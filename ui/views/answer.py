@@ -15,6 +15,8 @@ from sizing import text as answer
 from sizing.analyses.curves import LoadCurve
 from sizing.analyses.relax import Relaxation
 from sizing.analyses.traced import TracePlan
+from sizing.deploy.formats import archive
+from sizing.deploy.settings import deployment_of, kubernetes_name
 from sizing.memory_use import Misfit
 from sizing.numbers import significant
 from sizing.plans import Basis, Candidate, Fleet, Plan, Rejection, servers, usual_server
@@ -455,6 +457,21 @@ def export(query: Mapping[str, str], says: str = OPENS_THE_SAME) -> DeltaGenerat
 def link_to_report() -> None:
     """To the page that makes files of the answer to the form's question."""
     st.page_link("ui/pages/report.py", label="Report to share or print", icon=":material/description:")
+
+
+def deployment_files(plan: Plan) -> None:
+    """A download of the files that start the plan's servers, made when it is pressed."""
+    st.download_button(
+        "Deployment files (ZIP)",
+        lambda: archive(deployment_of(answer.as_json(plan))),
+        file_name=f"{kubernetes_name(plan.question.model)}-deployment.zip",
+        mime="application/zip",
+        on_click="ignore",
+        icon=":material/deployed_code:",
+        key=f"deployment_{hash(plan.question)}",  # as on the page Report: a button for each question
+        help="Command lines of vLLM, SGLang and TensorRT-LLM, Helm values, KServe, Dynamo, KEDA and HPA, with the "
+        "limits that were simulated.",
+    )
 
 
 def address(query: Mapping[str, str]) -> str:

@@ -1,0 +1,87 @@
+"""``python -m sizing deploy``: a saved plan as command lines, Helm values and Kubernetes objects."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import click
+
+from sizing.cli.options import options, write_json
+from sizing.deploy.formats import FORMATS, ONE_FLEET
+from sizing.deploy.settings import DeployError, Deployment, deployment_of
+from sizing.errors import one_line
+from sizing.yaml_file import json_object
+
+MOST_BYTES = 64 * 2**20
+EXAMPLES = """\b
+Examples:
+  python -m sizing plan --model Qwen/Qwen3-32B --gpu h200_sxm --precision fp8 --engine vllm \\
+      --isl 2000 --osl 256 --rate 20 --ttft p95:1s --itl p95:30ms --json > plan.json
+  python -m sizing deploy --plan plan.json --format vllm
+  python -m sizing deploy --plan plan.json --format helm --out values.yaml
+  python -m sizing deploy --plan plan.json --format kserve --model-path /models/qwen3 --namespace chat --out chat/
+  python -m sizing deploy --plan plan.json --format keda --namespace chat --out scaledobject.yaml
+"""
+
+
+@click.command("deploy", epilog=EXAMPLES)
+@options(
+    click.option("--plan", "plan", type=click.Path(path_type=Path), required=True, help="What `plan --json` printed."),
+    click.option("--format", "kind", type=click.Choice(list(FORMATS)), required=True, help="What to write."),
+    click.option("--out", type=click.Path(path_type=Path), help="A folder, or the name of one file; default: print."),
+    click.option("--model-path", help="Where the servers find the weights. [default: the model's name]"),
+    click.option("--name", help="Of the Kubernetes objects. [default: from the model]"),
+    click.option("--namespace", default="", help="Of the Kubernetes objects. [default: that of the client]"),
+    click.option("--json", "json_", is_flag=True, help="Print the files' names as JSON; needs --out."),
+)
+def deploy_command(
+    plan: Path, kind: str, out: Path | None, model_path: str | None, name: str | None, namespace: str, json_: bool
+) -> None:
+    """A saved plan as files that start its servers, with the limits that were simulated.
+
+    vllm, sglang, trtllm: the command line of one replica. helm: values for vLLM's production-stack. kserve: an
+    InferenceService. dynamo: a DynamoGraphDeployment, with prefill and decode workers where the plan was made with
+    --disaggregated. keda, hpa: a ScaledObject or HorizontalPodAutoscaler by requests in a replica.
+    """
+    if json_ and out is None:
+        raise click.UsageError("--json names the files that --out writes")
+    try:
+        deployment = read(plan, model_path, name, namespace)
+        files = FORMATS[kind](deployment)
+    except DeployError as error:
+        raise DeployError(f"{one_line(str(plan), 80)}: {error}") from None
+    if deployment.prefill and kind != "dynamo":
+        click.echo(f"note: {ONE_FLEET}", err=True)
+    if out is None:
+        if len(files) > 1:
+            raise click.UsageError(f"{kind} is {' and '.join(files)}: name a folder with --out")
+        click.echo(next(iter(files.values())), nl=False)
+        return
+    written = write(files, out)
+    if json_:
+        write_json({"format": kind, "files": [str(path) for path in written]})
+
+
+def read(path: Path, model_path: str | None, name: str | None, namespace: str) -> Deployment:
+    """The plan in a file. Raises DeployError, one line."""
+    try:
+        with path.open("rb") as file:
+            document = json_object(file.read(MOST_BYTES + 1), MOST_BYTES, "plan")
+    except (OSError, ValueError) as error:
+        reason = error.strerror if isinstance(error, OSError) else str(error)
+        raise DeployError(f"cannot be read ({reason})") from None
+    return deployment_of(document, model_path, name, namespace)
+
+
+def write(files: dict[str, str], out: Path) -> list[Path]:
+    """Write the files into the folder `out`, made if missing, or one file under the name `out`. Raises DeployError."""
+    single = len(files) == 1 and out.suffix != "" and not out.is_dir()
+    paths = [out] if single else [out / name for name in files]
+    try:
+        if not single:
+            out.mkdir(parents=True, exist_ok=True)
+        for path, text in zip(paths, files.values(), strict=True):
+            path.write_text(text, encoding="utf-8")
+    except OSError as error:
+        raise DeployError(f"{one_line(str(out), 80)}: cannot be written ({error.strerror or error})") from None
+    return paths

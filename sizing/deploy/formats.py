@@ -1,0 +1,410 @@
+"""The files of a deployment: command lines of engines, Helm values and Kubernetes objects.
+
+Whatever comes from outside is quoted: words of a command line by `shlex`, YAML by a safe dumper, comments on one line.
+"""
+
+from __future__ import annotations
+
+import io
+import json
+import math
+import re
+import shlex
+import zipfile
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from types import MappingProxyType
+from typing import Any
+
+import yaml
+
+from sizing.deploy.engines import CONFIG, ENGINES, PORT, command, engine_of, words
+from sizing.deploy.settings import DeployError, Deployment, Pool
+from sizing.errors import one_line
+
+WIDEST = 500
+
+
+def comment(lines: Iterable[str]) -> str:
+    """Lines as comments of shell and YAML."""
+    return "".join(f"# {one_line(line, WIDEST)}\n" for line in lines)
+
+
+def _header(plan: Deployment, of: str, notes: Iterable[str], pools: Iterable[Pool] = ()) -> str:
+    shown = [pool.line for pool in (*pools,) or (plan.fleet,)]
+    return comment([plan.sentence or plan.model, *shown, f"Written for {of}.", *(f"- {each}" for each in notes)])
+
+
+def _apart_note(plan: Deployment) -> list[str]:
+    """What formats without pools say of a plan that has them."""
+    return [ONE_FLEET] if plan.prefill else []
+
+
+ONE_FLEET = "the pools for prefill and decode are not in this file, which is for the one fleet of the plan: use dynamo"
+
+
+def _one_server(plan: Deployment, of: str) -> None:
+    if plan.fleet.servers > 1:
+        raise DeployError(
+            f"{of}: a replica of {plan.fleet.layout.gpus} GPUs spans {plan.fleet.servers} servers, a pod is in one: "
+            "use dynamo, or the engine's command line on each server"
+        )
+
+
+def _shell(plan: Deployment, engine: str) -> dict[str, str]:
+    found, told = ENGINES[engine], ENGINES[engine].told(plan.fleet)
+    notes = [*told.notes, *_apart_note(plan)]
+    header = _header(plan, f"{found.title} {found.version}", notes)
+    run = " \\\n    ".join(map(shlex.join, _grouped(command(plan, engine))))
+    balanced = comment([f"One replica; start {plan.fleet.replicas} of them behind a load balancer."])
+    script = f"#!/bin/sh\n{header}{balanced}exec {run}\n"
+    config = {CONFIG: header + yaml_text(told.config)} if told.config else {}
+    return {f"{engine}.sh": script} | config
+
+
+def _grouped(words: list[str]) -> Iterator[list[str]]:
+    """The words of a command line, an option and its value together."""
+    line: list[str] = []
+    for word in words:
+        if word.startswith("--") and line:
+            yield line
+            line = []
+        line.append(word)
+    yield line
+
+
+class _Dumper(yaml.SafeDumper):
+    """Text that YAML 1.1 or YAML 1.2 would read as something else is quoted; nothing is an alias."""
+
+    def ignore_aliases(self, data: Any) -> bool:
+        return True
+
+
+_FLOATS = re.compile(r"[-+]?(\.[0-9]+|[0-9]+(\.[0-9]*)?)([eE][-+]?[0-9]+)?$")
+_Dumper.add_implicit_resolver("tag:yaml.org,2002:float", _FLOATS, list("-+.0123456789"))
+_Dumper.add_implicit_resolver("tag:yaml.org,2002:int", re.compile("0o[0-7]+$"), ["0"])
+
+
+def yaml_text(*documents: Any) -> str:
+    """Documents as YAML that readers of YAML 1.1 and 1.2 take for the same."""
+    return str(yaml.dump_all(documents, Dumper=_Dumper, sort_keys=False, width=120))
+
+
+RESOURCES: Mapping[str, str] = MappingProxyType(
+    {"mi": "amd.com/gpu", "gaudi": "habana.ai/gaudi", "tpu": "google.com/tpu", "b60": "gpu.intel.com/xe"}
+)
+"""By how the GPU's name begins; others are NVIDIA's."""
+
+
+def gpu_resource(gpu: str) -> str:
+    """The resource by which Kubernetes counts such GPUs."""
+    return next((name for start, name in RESOURCES.items() if gpu.startswith(start)), "nvidia.com/gpu")
+
+
+def _image_notes(pool: Pool) -> list[str]:
+    found = gpu_resource(pool.gpu)
+    return [] if found == "nvidia.com/gpu" else [f"the image is built for CUDA: put one for {found} in its place"]
+
+
+def _metadata(plan: Deployment, name: str = "", **more: Any) -> dict[str, Any]:
+    return {"name": name or plan.name, **({"namespace": plan.namespace} if plan.namespace else {}), **more}
+
+
+HOST_CPUS, HOST_GIB = 8, 64
+"""Of a server, for each GPU of a replica: requests that the chart asks for and no plan knows."""
+
+
+def _helm(plan: Deployment) -> dict[str, str]:
+    _one_server(plan, "helm")
+    pool, found = plan.fleet, ENGINES["vllm"]
+    settings, told = pool.engine_settings, found.told(pool)
+    own = {
+        "--tensor-parallel-size": "tensorParallelSize",
+        "--max-num-seqs": "maxNumSeqs",
+        "--dtype": "dtype",
+        "--gpu-memory-utilization": "gpuMemoryUtilization",
+    }
+    config: dict[str, Any] = {key: told.options[name] for name, key in own.items() if told.options[name] is not None}
+    if settings.max_model_tokens is not None:
+        own["--max-model-len"] = "maxModelLen"
+        config["maxModelLen"] = settings.max_model_tokens
+    config |= {
+        "enablePrefixCaching": settings.prefix_cache,
+        "enableChunkedPrefill": "--enable-chunked-prefill" in told.options,
+    }
+    switches = ("prefix-caching", "chunked-prefill")
+    rest = {name: value for name, value in told.options.items() if name not in own and not name.endswith(switches)}
+    config["extraArgs"] = ["--served-model-name", plan.model, *words(rest)]
+    image, _, tag = found.image.rpartition(":")
+    spec = {
+        "name": plan.name,
+        "repository": image,
+        "tag": tag,
+        "modelURL": plan.path,
+        "replicaCount": pool.replicas,
+        "requestCPU": HOST_CPUS * pool.layout.gpus,
+        "requestMemory": f"{HOST_GIB * pool.layout.gpus}Gi",
+        "requestGPU": pool.layout.gpus,
+        "requestGPUType": gpu_resource(pool.gpu),
+        "vllmConfig": config,
+    }
+    notes = [*told.notes, *_image_notes(pool), HOST_NOTE, *_apart_note(plan)]
+    header = _header(plan, f"{CHARTS['helm']} with vLLM {found.version}", notes)
+    return {"values.yaml": header + yaml_text({"servingEngineSpec": {"enableEngine": True, "modelSpec": [spec]}})}
+
+
+HOST_NOTE = "requests for CPU and memory of the host are round figures: no plan knows them"
+MOUNT = "/etc/sizing"
+
+
+def _kserve(plan: Deployment) -> dict[str, str]:
+    _one_server(plan, "kserve")
+    pool, engine = plan.fleet, engine_of(plan.fleet)
+    found, told = ENGINES[engine], ENGINES[engine].told(plan.fleet)
+    resources = {gpu_resource(pool.gpu): str(pool.layout.gpus)}
+    volumes: list[dict[str, Any]] = [{"name": "shm", "emptyDir": {"medium": "Memory"}}]
+    mounts = [{"name": "shm", "mountPath": "/dev/shm"}]  # where NCCL exchanges
+    objects: list[dict[str, Any]] = []
+    if told.config:
+        name = f"{plan.name}-engine"
+        data = {CONFIG: yaml_text(told.config)}
+        objects.append({"apiVersion": "v1", "kind": "ConfigMap", "metadata": _metadata(plan, name), "data": data})
+        volumes.append({"name": "engine", "configMap": {"name": name}})
+        mounts.append({"name": "engine", "mountPath": MOUNT})
+    container = {
+        "name": "kserve-container",
+        "image": found.image,
+        "command": (run := command(plan, engine, f"{MOUNT}/{CONFIG}"))[:1],
+        "args": run[1:],
+        "ports": [{"containerPort": PORT, "protocol": "TCP"}],
+        "resources": {"limits": resources, "requests": resources},
+        "volumeMounts": mounts,
+    }
+    annotations = {
+        "serving.kserve.io/deploymentMode": "Standard",
+        "serving.kserve.io/autoscalerClass": "external",
+    }
+    counts = {"minReplicas": pool.replicas, "maxReplicas": pool.replicas}
+    service = {
+        "apiVersion": "serving.kserve.io/v1beta1",
+        "kind": "InferenceService",
+        "metadata": _metadata(plan, annotations=annotations),
+        "spec": {"predictor": {**counts, "containers": [container], "volumes": volumes}},
+    }
+    notes = [*told.notes, *_image_notes(pool), *_apart_note(plan)]
+    header = _header(plan, f"{CHARTS['kserve']} with {found.title} {found.version}", notes)
+    return {"inferenceservice.yaml": header + yaml_text(*objects, service)}
+
+
+def _dynamo(plan: Deployment) -> dict[str, str]:
+    pools = {"prefill": plan.prefill, "decode": plan.decode} if plan.prefill and plan.decode else {"worker": plan.fleet}
+    engine = engine_of(next(iter(pools.values())))
+    image = DYNAMO_IMAGES[engine]
+    front = {"containers": [{"name": "main", "image": image}]}
+    workers = [_worker(plan, role, pool, engine, image) for role, pool in pools.items()]
+    frontend = {"name": "Frontend", "type": "frontend", "replicas": 1, "podTemplate": {"spec": front}}
+    graph = {
+        "apiVersion": "nvidia.com/v1beta1",
+        "kind": "DynamoGraphDeployment",
+        "metadata": _metadata(plan),
+        "spec": {"backendFramework": engine, "components": [frontend, *workers]},
+    }
+    notes = dict.fromkeys(note for pool in pools.values() for note in ENGINES[engine].told(pool).notes)
+    header = _header(plan, f"{CHARTS['dynamo']} with {ENGINES[engine].title}", notes, pools.values())
+    return {"dynamographdeployment.yaml": header + yaml_text(graph)}
+
+
+DYNAMO_VERSION = "1.3.1"
+DYNAMO_IMAGES: Mapping[str, str] = MappingProxyType(
+    {
+        engine: f"nvcr.io/nvidia/ai-dynamo/{name}-runtime:{DYNAMO_VERSION}"
+        for engine, name in (("vllm", "vllm"), ("sglang", "sglang"), ("trtllm", "tensorrtllm"))
+    }
+)
+_NIXL = '{"kv_connector":"NixlConnector","kv_role":"kv_both"}'
+
+
+def _worker(plan: Deployment, role: str, pool: Pool, engine: str, image: str) -> dict[str, Any]:
+    """One component of the graph: `replicas` workers, each on the servers that it spans."""
+    told, apart = ENGINES[engine].told(pool), role != "worker"
+    model = "--model" if engine == "vllm" else "--model-path"
+    arguments = [model, plan.path, "--served-model-name", plan.model, *words(told.options)]
+    if told.config:
+        transfer = {"cache_transceiver_config": {"backend": "DEFAULT"}} if apart else {}
+        ahead = {"disable_overlap_scheduler": True} if role == "prefill" else {}  # prefill workers do without
+        arguments += ["--override-engine-args", json.dumps({**told.config, **transfer, **ahead})]
+    if apart:
+        arguments += ["--disaggregation-mode", role, *DYNAMO_TRANSFER[engine]]
+    per_server = math.ceil(pool.layout.gpus / pool.servers)
+    container = {
+        "name": "main",
+        "image": image,
+        "command": ["python3", "-m", f"dynamo.{engine}"],
+        "args": arguments,
+        "envFrom": [{"secretRef": {"name": "hf-token-secret", "optional": True}}],
+        "resources": {"limits": {gpu_resource(pool.gpu): str(per_server)}},
+    }
+    return {
+        "name": role,
+        "type": role,
+        "replicas": pool.replicas,
+        **({"multinode": {"nodeCount": pool.servers}} if pool.servers > 1 else {}),
+        "podTemplate": {"spec": {"containers": [container]}},
+    }
+
+
+DYNAMO_TRANSFER: Mapping[str, tuple[str, ...]] = MappingProxyType(
+    {
+        "vllm": ("--kv-transfer-config", _NIXL),
+        "sglang": (
+            *("--disaggregation-transfer-backend", "nixl", "--disaggregation-bootstrap-port", "12345"),
+            *("--host", "0.0.0.0"),  # decode workers fetch from it
+        ),
+        "trtllm": (),
+    }
+)
+
+
+def _target(plan: Deployment) -> tuple[float, str, str]:
+    """Requests in a replica at the planned load, and the gauges whose sum they are, selected by the model's name."""
+    in_flight = plan.fleet.engine_settings.in_flight
+    if in_flight is None:
+        raise DeployError("the plan has no requests in its replicas at the planned load: nothing to scale by")
+    model = json.dumps(plan.model, ensure_ascii=False)
+    running, waiting = ENGINES[engine_of(plan.fleet)].gauges
+    return in_flight, f"{running}{{model_name={model}}}", f"{waiting}{{model_name={model}}}"
+
+
+def _scale_of(plan: Deployment) -> dict[str, str]:
+    return {"apiVersion": "apps/v1", "kind": "Deployment", "name": f"{plan.name}-predictor"}
+
+
+SCALED = (
+    "scales the Deployment that KServe makes of this plan's InferenceService; of the Helm chart it is called "
+    "RELEASE-NAME-deployment-vllm"
+)
+PROMETHEUS = "http://prometheus-operated.monitoring.svc:9090"
+
+
+def _keda(plan: Deployment) -> dict[str, str]:
+    in_flight, running, waiting = _target(plan)
+    pool, threshold = plan.fleet, _quantity(in_flight)
+    spares = f" + {pool.spare} * {threshold}" if pool.spare else ""
+    trigger = {
+        "type": "prometheus",
+        "metricType": "AverageValue",
+        "metadata": {
+            "serverAddress": PROMETHEUS,
+            "query": f"sum({running}) + sum({waiting}){spares}",
+            "threshold": threshold,
+        },
+    }
+    scaled = {
+        "apiVersion": "keda.sh/v1alpha1",
+        "kind": "ScaledObject",
+        "metadata": _metadata(plan),
+        "spec": {
+            "scaleTargetRef": _scale_of(plan),
+            "minReplicaCount": min(pool.replicas, pool.spare + 1),
+            "maxReplicaCount": pool.replicas,
+            "triggers": [trigger],
+        },
+    }
+    more = [f"the {pool.spare} spare stay on top at every load: the query adds what they would hold"] if spares else []
+    notes = [*_scaling_notes(plan, in_flight), *more, f"Prometheus is expected at {PROMETHEUS}", *_apart_note(plan)]
+    return {"scaledobject.yaml": _header(plan, CHARTS["keda"], notes) + yaml_text(scaled)}
+
+
+def _scaling_notes(plan: Deployment, in_flight: float) -> list[str]:
+    gauges = " + ".join(ENGINES[engine_of(plan.fleet)].gauges)
+    named = ["TensorRT-LLM's own gauges have other names than vLLM's"] if engine_of(plan.fleet) == "trtllm" else []
+    return [
+        f"{_quantity(in_flight)} requests run or wait in a working replica on average at the planned load ({gauges}): "
+        "then all replicas of the plan are there, and never more",
+        "the time that a new replica takes to load its weights was not simulated",
+        SCALED,
+        *named,
+    ]
+
+
+def _hpa(plan: Deployment) -> dict[str, str]:
+    in_flight, _, _ = _target(plan)
+    pool, (running, waiting) = plan.fleet, ENGINES[engine_of(plan.fleet)].gauges
+    shared = in_flight * (pool.replicas - pool.spare) / pool.replicas
+    metric = {"metric": {"name": HPA_METRIC}, "target": {"type": "AverageValue", "averageValue": _quantity(shared)}}
+    scaler = {
+        "apiVersion": "autoscaling/v2",
+        "kind": "HorizontalPodAutoscaler",
+        "metadata": _metadata(plan),
+        "spec": {
+            "scaleTargetRef": _scale_of(plan),
+            "minReplicas": min(pool.replicas, pool.spare + 1),
+            "maxReplicas": pool.replicas,
+            "metrics": [{"type": "Pods", "pods": metric}],
+        },
+    }
+    by = "{<<.LabelMatchers>>}) by (<<.GroupBy>>)"
+    rule = {
+        "seriesQuery": f'{running}{{namespace!="",pod!=""}}',
+        "resources": {"overrides": {"namespace": {"resource": "namespace"}, "pod": {"resource": "pod"}}},
+        "name": {"as": HPA_METRIC},
+        "metricsQuery": f"sum({running}{by} + sum({waiting}{by}",
+    }
+    spares = [f"{pool.spare} spare share the load: {_quantity(shared)} requests a replica"] if pool.spare else []
+    notes = [*_scaling_notes(plan, in_flight), *spares, f"{HPA_METRIC} comes from prometheus-adapter.yaml"]
+    header = _header(plan, CHARTS["hpa"], [*notes, *_apart_note(plan)])
+    adapter = comment([f"Values of the chart prometheus-adapter: {HPA_METRIC} is what runs and waits in a pod"])
+    return {
+        "hpa.yaml": header + yaml_text(scaler),
+        "prometheus-adapter.yaml": adapter + yaml_text({"rules": {"custom": [rule]}}),
+    }
+
+
+HPA_METRIC = "llm_requests_in_flight"
+
+
+def _quantity(value: float) -> str:
+    """A number of three decimals at most, as Kubernetes and Prometheus read it.
+
+    >>> _quantity(12.34567), _quantity(8.0), _quantity(0.0001)
+    ('12.346', '8', '0.001')
+    """
+    return f"{max(value, 1e-3):.3f}".rstrip("0").rstrip(".")
+
+
+CHARTS: Mapping[str, str] = MappingProxyType(
+    {
+        "helm": "the chart vllm-stack of vllm-project/production-stack 0.1.9",
+        "kserve": "KServe 0.16 (serving.kserve.io/v1beta1)",
+        "dynamo": f"NVIDIA Dynamo {DYNAMO_VERSION} (nvidia.com/v1beta1)",
+        "keda": "KEDA 2.13 (keda.sh/v1alpha1)",
+        "hpa": "Kubernetes (autoscaling/v2) with prometheus-adapter",
+    }
+)
+"""What each file for Kubernetes was written against."""
+FORMATS: Mapping[str, Callable[[Deployment], dict[str, str]]] = MappingProxyType(
+    {
+        "vllm": lambda plan: _shell(plan, "vllm"),
+        "sglang": lambda plan: _shell(plan, "sglang"),
+        "trtllm": lambda plan: _shell(plan, "trtllm"),
+        "helm": _helm,
+        "kserve": _kserve,
+        "dynamo": _dynamo,
+        "keda": _keda,
+        "hpa": _hpa,
+    }
+)
+
+
+def archive(plan: Deployment) -> bytes:
+    """Every format in a folder of a ZIP file; the same plan makes the same bytes. A format that cannot hold the plan
+    has a file that says why."""
+    content = io.BytesIO()
+    with zipfile.ZipFile(content, "w", zipfile.ZIP_DEFLATED) as packed:
+        for name, files_of in FORMATS.items():
+            try:
+                files = files_of(plan)
+            except DeployError as error:
+                files = {"why-not.txt": f"{error}\n"}
+            for file, text in files.items():
+                packed.writestr(zipfile.ZipInfo(f"{name}/{file}"), text)
+    return content.getvalue()

@@ -1,0 +1,445 @@
+"""A plan as the files that start its servers: the limits are those simulated, the fields those that were published, and
+nothing that comes from outside escapes its quotes."""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import re
+import subprocess
+import urllib.request
+import zipfile
+from dataclasses import replace
+from io import BytesIO
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from hypothesis import given
+from hypothesis import strategies as st
+from jsonschema import Draft202012Validator
+
+import lab.vllm
+from lab.environment import Environment, ensure
+from lab.life import on_other_cores
+from lab.vllm.server import RECIPE, VllmServer, variables, write_model
+from lab.vllm.settings import Settings
+from sizing import text
+from sizing.analyses.pools import Pools, pools_of
+from sizing.cli.main import main
+from sizing.cli.shapes import pools_json
+from sizing.deploy.formats import FORMATS, archive, yaml_text
+from sizing.deploy.settings import DeployError, deployment_of, kubernetes_name
+from sizing.edge import BY_FORMULA
+from sizing.engine import KV_POLICIES, POLICIES, Batching
+from sizing.estimate import estimate
+from sizing.layout import Layout
+from sizing.plans import Plan
+from sizing.workload import Lengths, Prefix
+from sizing.yaml_file import parse_yaml
+from tests.sizing.fleets_at_hand import candidate, fleet, question
+from tests.sizing.published_schemas import CONFIG_MAP, INFERENCE_SERVICE, SCHEMAS
+
+FLEET = fleet(question())
+LAYOUTS = (Layout(), Layout(2), Layout(4, 2), Layout(8, ep=8), Layout(dp=8, ep=8), Layout(2, dp=4, ep=8))
+
+
+def document(
+    batching: Batching | None = None, layout: Layout = LAYOUTS[0], engine: str = "vllm", spare: int = 1, **asked: Any
+) -> dict[str, Any]:
+    """The JSON of a plan with one fleet, whose engine is set as given."""
+    one = candidate()
+    replica = replace(one.replica, batching=batching or one.replica.batching)
+    found = replace(FLEET, spare=spare, candidate=replace(one, layout=layout, engine=engine, replica=replica))
+    return json.loads(json.dumps(text.as_json(Plan(question(**asked), (found,), ()))))
+
+
+def started(script: str) -> list[str]:
+    """The words that a shell hands to the command that a script runs."""
+    told = script.replace("\nexec ", "\nprintf '%s\\0' ", 1).encode()
+    return subprocess.run(["sh"], input=told, capture_output=True, check=True).stdout.decode().split("\0")[:-1]
+
+
+def values(words: list[str]) -> dict[str, str]:
+    """Option -> value, empty for a switch."""
+    pairs = zip(words, [*words[1:], "--"], strict=True)
+    return {word: "" if after.startswith("--") else after for word, after in pairs if word.startswith("--")}
+
+
+def yaml_of(files: dict[str, str], name: str) -> Any:
+    return yaml.safe_load(files[name])
+
+
+BATCHINGS = st.builds(
+    Batching,
+    policy=st.sampled_from(POLICIES),
+    max_batch_size=st.integers(1, 64).map(lambda ranks: 8 * ranks),
+    token_budget=st.integers(1, 64).map(lambda chunks: 256 * chunks),
+    kv_tokens=st.integers(10_000, 10**8).map(lambda tokens: 8 * tokens),
+    kv_policy=st.sampled_from(KV_POLICIES),
+    max_tokens=st.sampled_from((0, 300)),
+    max_waiting=st.integers(0, 1000),
+)
+
+
+@given(batching=BATCHINGS, layout=st.sampled_from(LAYOUTS), hit_rate=st.sampled_from((0.0, 0.5)))
+def test_the_limits_of_every_engine_are_those_that_were_simulated(
+    batching: Batching, layout: Layout, hit_rate: float
+) -> None:
+    """All ranks together have what the replica has, whichever way an engine counts; the KV cache to the block."""
+    asked = question()
+    prefixed = replace(asked.workload, prefix=Prefix(100, hit_rate))
+    plan = deployment_of(document(batching, layout, workload=prefixed))
+    vllm = values(started(FORMATS["vllm"](plan)["vllm.sh"]))
+    sglang = values(started(FORMATS["sglang"](plan)["sglang.sh"]))
+    trtllm = yaml_of(FORMATS["trtllm"](plan), "trtllm-config.yaml")
+    ranks = layout.dp
+
+    assert int(vllm["--max-num-seqs"]) * ranks == int(sglang["--max-running-requests"]) == batching.max_batch_size
+    assert trtllm["max_batch_size"] * ranks == batching.max_batch_size
+    assert int(vllm["--max-num-batched-tokens"]) * ranks == batching.token_budget == trtllm["max_num_tokens"] * ranks
+    assert sglang["--chunked-prefill-size"] == str(-1 if batching.policy == "whole_prompt" else batching.token_budget)
+    blocks = int(vllm["--num-gpu-blocks-override"]) - 1
+    assert 0 <= batching.kv_tokens / ranks - 16 * blocks < 16
+    assert int(sglang["--max-total-tokens"]) * ranks == batching.kv_tokens
+    assert trtllm["kv_cache_config"]["max_tokens"] * ranks == batching.kv_tokens
+
+    assert math.prod(int(vllm.get(f"--{ways}-parallel-size", 1)) for ways in ("tensor", "pipeline", "data")) == (
+        layout.gpus
+    )
+    assert int(sglang["--tp-size"]) * int(sglang.get("--pp-size", 1)) == layout.gpus
+    assert trtllm["tensor_parallel_size"] * trtllm["pipeline_parallel_size"] == layout.gpus
+    assert ("--enable-expert-parallel" in vllm) == (layout.ep > 1) == ("--ep-size" in sglang)
+
+    cached = hit_rate > 0
+    assert ("--enable-prefix-caching" in vllm, "--disable-radix-cache" in sglang) == (cached, not cached)
+    assert trtllm["kv_cache_config"]["enable_block_reuse"] == cached
+    longest = 1000 + max(200, batching.max_tokens)
+    assert int(vllm["--max-model-len"]) == int(sglang["--context-length"]) == trtllm["max_seq_len"] == longest
+    queue = vllm.get("--max-num-queued-reqs")
+    assert queue == (str(batching.max_batch_size + batching.max_waiting) if batching.max_waiting else None)
+
+
+@pytest.mark.parametrize(
+    ("batching", "said"),
+    [
+        (Batching("static", 64), {"vllm": "simulated as static", "sglang": "simulated as static"}),
+        (Batching("prefill_first"), {"vllm": "as prefill_first", "trtllm": "as prefill_first"}),
+        (Batching("whole_prompt"), {"sglang": "as whole_prompt"}),
+        (Batching(kv_tokens=10**6), {"vllm": "preempts where memory runs out", "sglang": "retracts where memory"}),
+        (Batching(max_waiting=7), {"trtllm": "at most 7 requests waiting"}),
+        (Batching(), {"vllm": "simulated without a limit", "sglang": "without a limit", "trtllm": "without a limit"}),
+    ],
+)
+def test_what_an_engine_cannot_be_told_is_said(batching: Batching, said: dict[str, str]) -> None:
+    plan = deployment_of(document(batching))
+    for engine, words in said.items():
+        script = FORMATS[engine](plan)[f"{engine}.sh"]
+        assert words in "".join(line for line in script.splitlines(keepends=True) if line.startswith("#")), engine
+
+
+@pytest.mark.parametrize("layout", [Layout(4), Layout(2, 2)])
+def test_an_estimate_is_told_what_one_stage_was_estimated_with(layout: Layout) -> None:
+    """Stages have 8,192 tokens an iteration each, however the simulator counts them together."""
+    estimated = estimate("Qwen/Qwen3-32B", "l40s", layout, "fp8", Lengths(1000, 200), engine="vllm", token_budget=8192)
+    asked = question()
+    saved = text.as_json(Plan(asked, (replace(FLEET, candidate=estimated),), ()))
+    told = values(started(FORMATS["vllm"](deployment_of(saved))["vllm.sh"]))
+    assert (told["--max-num-seqs"], told["--max-num-batched-tokens"]) == ("256", "8192")
+    assert (told["--quantization"], told["--kv-cache-dtype"]) == ("fp8", "fp8")
+    assert told["--gpu-memory-utilization"] == "0.9"  # vLLM's own default at the version that was timed
+
+
+def test_lengths_without_a_bound_leave_the_longest_request_to_the_engine() -> None:
+    asked = question()
+    lengths = replace(asked.workload.lengths, osl_cv=0.5)
+    plan = deployment_of(document(workload=replace(asked.workload, lengths=lengths)))
+    assert values(started(FORMATS["vllm"](plan)["vllm.sh"]))["--max-model-len"] == "auto"
+    assert "--context-length" not in values(started(FORMATS["sglang"](plan)["sglang.sh"]))
+
+
+@pytest.mark.parametrize("engine", ["vllm", "sglang", "trtllm", ""])
+@pytest.mark.parametrize("layout", LAYOUTS[:2])
+def test_every_file_keeps_to_the_published_schema(engine: str, layout: Layout) -> None:
+    plan = deployment_of(document(layout=layout, engine=engine), namespace="chat")
+    for name, schemas in SCHEMAS.items():
+        files = FORMATS[name](plan)
+        assert files.keys() == schemas.keys()
+        for file, expected in schemas.items():
+            if not file.endswith(".yaml"):
+                assert subprocess.run(["sh", "-n"], input=files[file], text=True, check=False).returncode == 0
+                continue
+            if (name, engine) == ("kserve", "trtllm"):
+                expected = [CONFIG_MAP, INFERENCE_SERVICE]
+            documents = list(yaml.safe_load_all(files[file]))
+            assert len(documents) == len(expected), file
+            for content, schema in zip(documents, expected, strict=True):
+                Draft202012Validator(schema).validate(content)
+                if "metadata" in content:
+                    assert content["metadata"]["namespace"] == "chat"
+
+
+def test_the_replicas_are_those_of_the_plan_with_its_spares() -> None:
+    saved = document(layout=Layout(2), spare=2)
+    plan = deployment_of(saved)
+    spec = yaml_of(FORMATS["helm"](plan), "values.yaml")["servingEngineSpec"]["modelSpec"][0]
+    assert (spec["replicaCount"], spec["requestGPU"]) == (saved["replicas"], 2)
+    predictor = yaml_of(FORMATS["kserve"](plan), "inferenceservice.yaml")["spec"]["predictor"]
+    assert predictor["minReplicas"] == predictor["maxReplicas"] == saved["replicas"]
+    assert predictor["containers"][0]["resources"]["limits"] == {"nvidia.com/gpu": "2"}
+    graph = yaml_of(FORMATS["dynamo"](plan), "dynamographdeployment.yaml")
+    assert [part["replicas"] for part in graph["spec"]["components"]] == [1, saved["replicas"]]
+
+
+@pytest.mark.parametrize("spare", [0, 1, 3])
+def test_autoscalers_ask_for_the_plan_s_replicas_at_its_load(spare: int) -> None:
+    """By Little's law; Kubernetes asks for the sum over the target, rounded up. At half the load KEDA keeps spares."""
+    saved = document(spare=spare)
+    working = saved["replicas"] - spare
+    in_flight = question().workload.rate_per_s / working * saved["predicted"]["e2e"]["mean_s"]
+    plan = deployment_of(saved)
+    scaled = yaml_of(FORMATS["keda"](plan), "scaledobject.yaml")["spec"]
+    trigger = scaled["triggers"][0]["metadata"]
+    for load, expected in ((1.0, working), (0.5, math.ceil(0.5 * working))):
+        query = re.sub(r"sum\([^)]*\)", f"{load * in_flight * working / 2:.12f}", trigger["query"])
+        wanted = eval(query, {}) / float(trigger["threshold"])  # sums and products of numbers
+        assert math.ceil(wanted - 0.02) == expected + spare
+    assert (scaled["minReplicaCount"], scaled["maxReplicaCount"]) == (
+        min(saved["replicas"], spare + 1),
+        saved["replicas"],
+    )
+    metric = yaml_of(FORMATS["hpa"](plan), "hpa.yaml")["spec"]["metrics"][0]["pods"]
+    assert math.ceil(in_flight * working / float(metric["target"]["averageValue"]) - 0.02) == saved["replicas"]
+
+
+def test_prefill_and_decode_apart_are_workers_of_their_own() -> None:
+    """Dynamo has both, with the engine as it runs; another format is of the one fleet, and says so."""
+    found = estimate("Qwen/Qwen3-32B", "h200_sxm", 2, "bf16", Lengths(1000, 200), engine="vllm")
+    asked = question()
+    pools = pools_of(asked, [found], BY_FORMULA)
+    assert isinstance(pools, Pools)
+    saved = document() | {"disaggregated": json.loads(json.dumps(pools_json(pools, asked)))}
+    plan = deployment_of(saved)
+    graph = yaml_of(FORMATS["dynamo"](plan), "dynamographdeployment.yaml")
+    Draft202012Validator(SCHEMAS["dynamo"]["dynamographdeployment.yaml"][0]).validate(graph)
+    _, prefill, decode = graph["spec"]["components"]
+    for worker, of in ((prefill, pools.prefill), (decode, pools.decode)):
+        told = values(worker["podTemplate"]["spec"]["containers"][0]["args"])
+        assert told["--disaggregation-mode"] == worker["type"]
+        assert worker["replicas"] == of.replicas
+        assert int(told["--num-gpu-blocks-override"]) == found.replica.batching.kv_tokens // 16 + 1
+    assert "use dynamo" in FORMATS["vllm"](plan)["vllm.sh"]
+
+
+def test_a_replica_of_several_servers_is_for_dynamo_and_the_command_lines() -> None:
+    saved = document(layout=Layout(8, 2)) | {"gpu": "h200_sxm"}
+    plan = deployment_of(saved)
+    for name in ("helm", "kserve"):
+        with pytest.raises(DeployError, match=f"{name}: a replica of 16 GPUs spans 2 servers"):
+            FORMATS[name](plan)
+    worker = yaml_of(FORMATS["dynamo"](plan), "dynamographdeployment.yaml")["spec"]["components"][1]
+    assert worker["multinode"] == {"nodeCount": 2}
+    assert worker["podTemplate"]["spec"]["containers"][0]["resources"]["limits"] == {"nvidia.com/gpu": "8"}
+    with zipfile.ZipFile(BytesIO(archive(plan))) as packed:
+        assert {name.partition("/")[0] for name in packed.namelist()} == set(FORMATS)
+        assert b"spans 2 servers" in packed.read("helm/why-not.txt")
+    assert archive(plan) == archive(plan)
+
+
+NAMES = st.text(st.characters(codec="utf-8", exclude_characters="\0"), min_size=1, max_size=60).filter(
+    lambda name: not name.startswith("-")
+)
+
+
+@given(model=NAMES, path=NAMES)
+def test_no_name_escapes_its_quotes(model: str, path: str) -> None:
+    """A shell and a YAML reader give back the very names, and nothing else changes with them."""
+    plan, plain = (
+        deployment_of(document(engine="trtllm") | {"model": name, "sentence": name}, at, name="x")
+        for name, at in ((model, path), ("m", "p"))
+    )
+    for name in ("vllm", "sglang", "trtllm"):
+        file = f"{name}.sh"
+        words, expected = started(FORMATS[name](plan)[file]), started(FORMATS[name](plain)[file])
+        assert words == [{"m": model, "p": path}.get(word, word) for word in expected]
+    service = list(yaml.safe_load_all(FORMATS["kserve"](plan)["inferenceservice.yaml"]))[1]
+    assert service["spec"]["predictor"]["containers"][0]["args"][0] == path
+    query = yaml_of(FORMATS["keda"](plan), "scaledobject.yaml")["spec"]["triggers"][0]["metadata"]["query"]
+    assert json.loads(query.partition("model_name=")[2].partition("}) + ")[0]) == model
+
+
+@given(NAMES)
+def test_names_of_kubernetes_objects_are_dns_labels(name: str) -> None:
+    assert re.fullmatch("[a-z]([-a-z0-9]*[a-z0-9])?", found := kubernetes_name(name))
+    assert len(found) <= 50
+    assert kubernetes_name(found) == found
+
+
+SCALARS = st.one_of(
+    st.booleans(),
+    st.integers(-(10**12), 10**12),
+    st.floats(0.001, 1e6),
+    st.text(st.characters(codec="utf-8", exclude_categories=["Cc"]), max_size=20),
+    st.sampled_from(
+        ["1e3", "0o17", "017", "yes", "on", "~", "12:30", "=", "<<", "2001-01-01", ".inf", "0x1f", "- a", "a\nb"]
+    ),
+)
+
+
+@given(st.recursive(SCALARS, lambda inner: st.lists(inner) | st.dictionaries(st.text("abc", min_size=1), inner)))
+def test_readers_of_both_yaml_versions_read_the_same(content: Any) -> None:
+    """YAML 1.1 by PyYAML, YAML 1.2 by the reader of this program."""
+    written = yaml_text({"key": content})
+    assert yaml.safe_load(written) == {"key": content} == parse_yaml(written, "x")
+
+
+def run(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> tuple[int, str, str]:
+    with pytest.raises(SystemExit) as stopped:
+        main(["deploy", *arguments])
+    captured = capsys.readouterr()
+    assert isinstance(stopped.value.code, int)
+    return stopped.value.code, captured.out, captured.err
+
+
+@pytest.fixture
+def saved(tmp_path: Path) -> Path:
+    path = tmp_path / "plan.json"
+    path.write_text(json.dumps(document()))
+    return path
+
+
+def test_the_command_prints_or_writes(saved: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    asked = ["--plan", str(saved), "--format"]
+    code, out, err = run([*asked, "vllm", "--model-path", "/models/m"], capsys)
+    assert (code, err) == (0, "")
+    assert started(out)[:5] == ["vllm", "serve", "/models/m", "--served-model-name", "acme/m"]
+    for name, target, files in (
+        ("helm", "my.yaml", ["my.yaml"]),
+        ("trtllm", "folder", ["folder/trtllm.sh", "folder/trtllm-config.yaml"]),
+    ):
+        code, out, _ = run([*asked, name, "--out", str(tmp_path / target), "--json"], capsys)
+        assert code == 0
+        assert json.loads(out) == {"format": name, "files": [str(tmp_path / file) for file in files]}
+        assert all((tmp_path / file).stat().st_size for file in files)
+
+
+OLD = {key: value for key, value in document().items() if key != "engine_settings"}
+BAD = document()
+BAD["engine_settings"] = BAD["engine_settings"] | {"max_batch_size": "; rm -rf /"}
+
+
+@pytest.mark.parametrize(
+    ("content", "arguments", "said"),
+    [
+        ("{", [], "not JSON"),
+        ("[]", [], "JSON object"),
+        ("{}", [], "no plan"),
+        ('{"feasible": false, "why": "w"}', [], "no plan"),
+        (json.dumps(OLD), [], "of this version"),
+        (json.dumps(BAD), [], "engine_settings.max_batch_size"),
+        (json.dumps(document()), ["--name", "A_b"], "--name"),
+        (json.dumps(document()), ["--namespace", "-x"], "--namespace"),
+        (json.dumps(document()), ["--model-path", "--trust-remote-code"], "for an option"),
+        (json.dumps(document()), ["--format", "hpa"], "name a folder with --out"),
+        (json.dumps(document()), ["--json"], "--out"),
+        (json.dumps(document()), ["--format", "slurm"], "slurm"),
+        (json.dumps(document()), ["--out", "/dev/null/x"], "cannot be written"),
+    ],
+)
+def test_a_mistake_is_one_line(
+    content: str, arguments: list[str], said: str, saved: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    saved.write_text(content)
+    code, out, err = run(["--plan", str(saved), "--format", "vllm", *arguments], capsys)
+    assert (code, out, err.count("\n")) == (2, "", 1)
+    assert err.startswith("error: ") and said in err
+
+
+def test_help_has_an_example(capsys: pytest.CaptureFixture[str]) -> None:
+    code, out, _ = run(["--help"], capsys)
+    assert code == 0 and "python -m sizing deploy --plan plan.json" in out
+
+
+PARSED = """
+import json, sys
+from vllm.entrypoints.launchers.cli_args import make_arg_parser
+from vllm.utils.argparse_utils import FlexibleArgumentParser
+for line in sys.stdin:
+    found = vars(make_arg_parser(FlexibleArgumentParser()).parse_args(json.loads(line)))
+    print("PARSED " + json.dumps(found, default=str))
+"""
+
+
+@pytest.mark.vllm
+@pytest.mark.timeout(600)
+def test_vllm_itself_takes_every_option() -> None:
+    """Its own parser knows each of them, and reads back what was simulated."""
+    batchings = (Batching("chunked", 64, 4096, 80_000, max_waiting=9), Batching("whole_prompt", 32, 2048))
+    plans = [deployment_of(document(batching, layout)) for batching in batchings for layout in LAYOUTS]
+    lines = [started(FORMATS["vllm"](plan)["vllm.sh"])[2:] for plan in plans]
+    rarer = ("--quantization", "fp8_per_block", "--kv-cache-dtype", "fp8", "--kv-cache-memory-bytes", "9")
+    lines.append([*lines[0], *rarer, "--max-model-len", "auto", "--gpu-memory-utilization", "0.9"])
+    ran = subprocess.run(
+        [str(ensure(RECIPE).python), "-c", PARSED],
+        input="".join(f"{json.dumps(line)}\n" for line in lines),
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    found = [json.loads(line.removeprefix("PARSED ")) for line in ran.stdout.splitlines() if line.startswith("PARSED ")]
+    assert len(found) == len(lines), ran.stderr[-2000:]
+    for plan, parsed in zip(plans, found[: len(plans)], strict=True):
+        settings = plan.fleet.engine_settings
+        assert (parsed["model_tag"], parsed["served_model_name"]) == (plan.path, [plan.model])
+        assert parsed["max_num_seqs"] == settings.max_batch_size
+        assert parsed["max_num_batched_tokens"] == settings.token_budget
+        assert parsed["enable_prefix_caching"] is False
+        assert parsed["enable_chunked_prefill"] is (settings.policy == "chunked")
+        assert parsed["max_model_len"] == settings.max_model_tokens
+        layout = plan.fleet.layout
+        ways = [parsed[f"{name}_parallel_size"] for name in ("tensor", "pipeline", "data")]
+        assert ways == [layout.tp, layout.pp, layout.dp]
+
+
+class ExportedServer(VllmServer):
+    """A vLLM on the CPU, started by an exported command line; only its weights, data type and port are its own."""
+
+    line: tuple[str, ...] = ()
+
+    def _start(self, ready: Environment, work: Path) -> subprocess.Popen[bytes]:
+        write_model(self.tokenizer, self.settings)
+        port = str(self.settings.http_port)
+        own = ("--load-format", "dummy", "--enforce-eager", "--dtype", "float32", "--port", port)
+        words = [str(self.tokenizer) if word == "WEIGHTS" else word for word in self.line]
+        program = Path(lab.vllm.__file__).with_name("openai_server.py")  # takes --model for what follows `vllm serve`
+        command = on_other_cores(0, str(ready.python), "-P", str(program), "--model", *words[2:], *own)
+        with self.log.open("wb") as log:
+            return subprocess.Popen(
+                command,
+                cwd=work,
+                env={**os.environ, **variables(self.settings, work)},
+                stdout=log,
+                stderr=subprocess.STDOUT,
+                start_new_session=True,
+            )
+
+
+@pytest.mark.vllm
+@pytest.mark.timeout(600)
+def test_a_server_starts_with_the_exported_line_and_has_its_limits() -> None:
+    """It serves under the plan's name, its KV cache is the simulated one, its gauges are those that KEDA asks for."""
+    small = Settings(http_port=0, hidden=256, layers=2, heads=4, kv_heads=2, max_sequence_tokens=2048, kv_tokens=4096)
+    saved = document(Batching("chunked", 4, 512, kv_tokens=4096))
+    plan = deployment_of(saved, "WEIGHTS")
+    server = ExportedServer(small)
+    server.line = tuple(started(FORMATS["vllm"](plan)["vllm.sh"]))
+    with server, urllib.request.urlopen(f"{server.url}/v1/models", timeout=60) as response:
+        (served,) = json.loads(response.read())["data"]
+        with urllib.request.urlopen(server.metrics_url, timeout=60) as page:
+            metrics = page.read().decode()
+    assert (served["id"], served["max_model_len"]) == ("acme/m", 1200)
+    assert f'kv_cache_size_tokens="{4096 + 16}"' in metrics
+    for gauge in ("vllm:num_requests_running", "vllm:num_requests_waiting"):
+        assert f'{gauge}{{engine="0",model_name="acme/m"}} 0.0' in metrics

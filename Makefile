@@ -86,12 +86,14 @@ lock: $(VENV)/stamp-test
 	$(LOCK) pyproject.toml --extra app -o requirements.txt
 	$(LOCK) pyproject.toml --extra app --extra cluster --group test -c requirements.txt -o requirements-test.txt
 
-# From apt come Chromium, which the browser tests drive, and this Python's shared library, which Triton's Python backend
-# loads and Debian's own Python keeps in a package of its own. Everything else comes from the lock files.
+# From apt come Chromium, which the browser tests drive, this Python's shared library, which Triton's Python backend loads
+# and Debian's own Python keeps in a package of its own, and Prometheus, unpacked and not installed, which would start it
+# as a service. Everything else comes from the lock files.
 system: $(VENV)/stamp
 	@command -v chromium >/dev/null || command -v google-chrome >/dev/null || ./.ci/install chromium fonts-dejavu-core
 	@$(BIN)/python -c 'from lab.tritonserver import libpython_folder; libpython_folder()' 2>/dev/null \
 	  || ./.ci/install libpython$$($(BIN)/python -c 'import sys; print("%d.%d" % sys.version_info[:2])')
+	@command -v prometheus >/dev/null || [ -x .cache/prometheus/usr/bin/prometheus ] || ./.ci/unpack prometheus
 
 $(VENV)/stamp: requirements.txt
 	@[ -n "$(PYTHON)" ] || { echo "error: Python 3.11, 3.12 or 3.13 is needed; install one, or name it: make app PYTHON=/path/to/python3.12"; exit 1; }

@@ -29,14 +29,21 @@ from sizing.demand_model import (
 )
 from sizing.demand_model import as_json as model_json
 from sizing.errors import ScenarioError
+from sizing.lazy_group import Commands
 from sizing.numbers import percent, significant
 from sizing.trace import DAY_S, MINUTE_S, Trace
 
 EXAMPLES = """\b
 Examples:
   python -m sizing demand fit requests.csv --out demand.json
+  python -m sizing demand prometheus http://prometheus:9090 --from -7d --out demand.json
   python -m sizing demand draw demand.json --days 7 --out week.csv
 """
+COMMANDS = {
+    "fit": ("sizing.cli.demand:fit_command", "A model of the demand in a trace."),
+    "prometheus": ("calibration.demand:prometheus_command", "A model of the demand that servers told Prometheus."),
+    "draw": ("sizing.cli.demand:draw_command", "A trace drawn from a model."),
+}
 FIT_EXAMPLES = """\b
 Examples:
   python -m sizing demand fit requests.csv --out demand.json
@@ -54,12 +61,12 @@ seed_option = click.option(
 )
 
 
-@click.group("demand", epilog=EXAMPLES, no_args_is_help=False)
+@click.group("demand", cls=Commands, table=COMMANDS, epilog=EXAMPLES, no_args_is_help=False)
 def demand_command() -> None:
-    """Synthetic demand: fit a model to a trace, and draw traces from it."""
+    """Synthetic demand: fit a model to a trace or to metrics, and draw traces from it."""
 
 
-@demand_command.command("fit", epilog=FIT_EXAMPLES, short_help="A model of the demand in a trace.")
+@click.command("fit", epilog=FIT_EXAMPLES)
 @click.argument("file", type=click.Path(path_type=Path))
 @options(
     click.option("--out", type=click.Path(path_type=Path, dir_okay=False), help="Where the model goes (JSON)."),
@@ -92,7 +99,7 @@ def fit_command(file: Path, out: Path | None, seed: int, json_: bool) -> None:
         show.print(f"Model: {out}", soft_wrap=True, markup=False)
 
 
-@demand_command.command("draw", epilog=DRAW_EXAMPLES, short_help="A trace drawn from a model.")
+@click.command("draw", epilog=DRAW_EXAMPLES)
 @click.argument("model", type=click.Path(path_type=Path))
 @options(
     click.option("--days", type=float, required=True, help="How long the trace is; parts of days too."),

@@ -1,6 +1,7 @@
 """The planner's command line: ``python -m sizing COMMAND``. Each command is loaded when it is used.
 
-Exit 0 answered, 2 bad input or no answer within --time-limit, 3 no configuration meets the SLA.
+Exit 0 answered, 1 `watch` found a fleet outside its plan, 2 bad input or no answer within --time-limit, 3 no
+configuration meets the SLA.
 """
 
 from __future__ import annotations
@@ -27,7 +28,8 @@ COMMANDS = {
     "deploy": ("sizing.cli.deploy:deploy_command", "A saved plan as files that start its servers."),
     "whatif": ("sizing.cli.whatif:whatif_command", "The plan before and after unmeasured changes."),
     "study": ("sizing.cli.study:study_command", "Thousands of scenarios, on all cores or a Dask cluster."),
-    "demand": ("sizing.cli.demand:demand_command", "A model of the demand in a trace, and traces drawn from it."),
+    "demand": ("sizing.cli.demand:demand_command", "A model of recorded demand, and traces drawn from it."),
+    "watch": ("calibration.watch:watch_command", "Whether live servers are where their plan has them."),
     "batcher": ("triton_tools.batcher_command:batcher_command", "Triton's batchers: waiting, batch sizes, tuning."),
     "lesson": ("learn.lesson_command:lesson_command", "What batching does, slot by slot and tick by tick."),
     "course": ("learn.course_command:course_command", "Sizing by a mean latency and the best measured point."),

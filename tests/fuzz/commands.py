@@ -37,6 +37,7 @@ ALONE: dict[str, list[str]] = {
     "report": ["--plan", "absent.json", "--out", "x.html"],
     "study": ["absent.yaml"],
     "demand": ["draw", "absent.json", "--days", "1", "--out", "x.csv"],
+    "watch": ["--plan", "absent.json", "--dashboard", "x.json"],
     "batcher": ["absent.pbtxt", "--service-times", "8ms+1ms*n", "--rate", "300", "--requests", "100"],
 }
 NO_POINTS = ("absent.csv", "x" * 5000, "/", "/dev/zero", "\udcff.csv", "\x1b[2J", "-")

@@ -1,0 +1,501 @@
+"""What servers told Prometheus: requests, lengths and latencies of one model over a time, by its HTTP API.
+
+Asked are ``query`` and ``query_range`` (https://prometheus.io/docs/prometheus/latest/querying/api/), which Thanos,
+Mimir and VictoriaMetrics answer alike. Nothing that a server says is executed, and every value in a query is quoted.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import re
+import ssl
+from bisect import bisect_left
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from datetime import UTC, datetime
+from itertools import accumulate
+from typing import Any, Final
+from urllib.parse import urlencode, urlsplit
+
+import click
+
+from calibration.page import get
+from sizing.cli.options import options
+from sizing.errors import ScenarioError, SizingError, quoted
+
+ANSWER_WITHIN_S = 30.0
+MOST_SAMPLES = 10_000
+"""Of one query: Prometheus refuses more than 11,000."""
+LISTED = 5
+Labels = Mapping[str, str]
+
+
+class PrometheusError(SizingError):
+    """A Prometheus server cannot be reached or understood, or has not what was asked for."""
+
+
+# --- What each kind of server calls its metrics
+
+
+@dataclass(frozen=True, slots=True)
+class Family:
+    """A histogram, by its name without ``_bucket``, with labels that pick it; `unit`: what 1 of it is in seconds."""
+
+    name: str
+    labels: tuple[tuple[str, str], ...] = ()
+    unit: float = 1.0
+
+
+@dataclass(frozen=True, slots=True)
+class Exposition:
+    """The metrics of one kind of server. Of several families the first counts that has samples.
+
+    `requests`: counter of requests answered; `model_label`: the label with the model. `itl` is the mean gap of each
+    request, `gap` of each token. `tokens`: counters of prompt and output tokens, of a server without histograms of
+    them.
+    """
+
+    title: str
+    requests: str
+    model_label: str
+    isl: tuple[Family, ...] = ()
+    osl: tuple[Family, ...] = ()
+    ttft: tuple[Family, ...] = ()
+    itl: tuple[Family, ...] = ()
+    gap: tuple[Family, ...] = ()
+    e2e: tuple[Family, ...] = ()
+    tokens: tuple[str, ...] = ()
+
+    def families(self, what: str) -> tuple[Family, ...]:
+        """Those of isl, osl, ttft, itl, gap or e2e."""
+        found: tuple[Family, ...] = getattr(self, what)
+        return found
+
+    @property
+    def spellings(self) -> tuple[Exposition, ...]:
+        """This one, and where names have colons the same with underscores: so Python's client library writes them for
+        a Prometheus before 3, which asks for OpenMetrics."""
+        if ":" not in self.requests:
+            return (self,)
+        names: dict[str, Any] = {
+            what: tuple(replace(family, name=family.name.replace(":", "_")) for family in self.families(what))
+            for what in ("isl", "osl", "ttft", "itl", "gap", "e2e")
+        }
+        return self, replace(self, requests=self.requests.replace(":", "_"), **names)
+
+
+def _of_tokens(kind: str) -> tuple[Family, ...]:
+    labels = (("gen_ai_token_type", kind),)
+    return Family("gen_ai_client_token_usage_token", labels), Family("gen_ai_client_token_usage", labels)
+
+
+EXPOSITIONS: Final = {
+    "vllm": Exposition(
+        "vLLM",
+        "vllm:request_success_total",
+        "model_name",
+        isl=(Family("vllm:request_prompt_tokens"),),
+        osl=(Family("vllm:request_generation_tokens"),),
+        ttft=(Family("vllm:time_to_first_token_seconds"),),
+        itl=(Family("vllm:request_time_per_output_token_seconds"),),
+        gap=(Family("vllm:inter_token_latency_seconds"), Family("vllm:time_per_output_token_seconds")),  # before 0.11
+        e2e=(Family("vllm:e2e_request_latency_seconds"),),
+    ),
+    "sglang": Exposition(
+        "SGLang",
+        "sglang:num_requests_total",
+        "model_name",
+        isl=(Family("sglang:prompt_tokens_histogram"),),
+        osl=(Family("sglang:generation_tokens_histogram"),),
+        ttft=(Family("sglang:time_to_first_token_seconds"),),
+        itl=(Family("sglang:time_per_output_token_seconds"),),  # of old versions
+        gap=(Family("sglang:inter_token_latency_seconds"),),
+        e2e=(Family("sglang:e2e_request_latency_seconds"),),
+    ),
+    "trtllm": Exposition(
+        "TensorRT-LLM",
+        "trtllm_request_success_total",
+        "model_name",
+        ttft=(Family("trtllm_time_to_first_token_seconds"),),
+        itl=(Family("trtllm_time_per_output_token_seconds"),),
+        e2e=(Family("trtllm_e2e_request_latency_seconds"),),
+        tokens=("trtllm_prompt_tokens_total", "trtllm_generation_tokens_total"),
+    ),
+    "gateway": Exposition(
+        "a gateway (OpenTelemetry GenAI)",
+        "gen_ai_server_request_duration_seconds_count",
+        "gen_ai_request_model",
+        isl=_of_tokens("input"),
+        osl=_of_tokens("output"),
+        ttft=(Family("gen_ai_server_time_to_first_token_seconds"),),
+        itl=(Family("gen_ai_server_time_per_output_token_seconds"),),
+        e2e=(Family("gen_ai_server_request_duration_seconds"),),
+    ),
+    "triton": Exposition(
+        "Triton",
+        "nv_inference_request_success",
+        "model",
+        ttft=(Family("nv_inference_first_response_histogram_ms", unit=1e-3),),
+    ),
+}
+"""Kinds of servers, the one that tells most first: where vLLM stands behind Triton or a gateway, vLLM is asked."""
+
+
+# --- The HTTP API
+
+
+@dataclass(frozen=True, slots=True)
+class Prometheus:
+    """A server at `url`, http(s)://host:port with or without a path, asked with `headers`.
+
+    Raises PrometheusError for a URL that is none.
+    """
+
+    url: str
+    headers: Labels = field(default_factory=dict)
+    tls: ssl.SSLContext | None = None
+    within_s: float = ANSWER_WITHIN_S
+
+    def __post_init__(self) -> None:
+        try:
+            parts = urlsplit(self.url)
+            known = parts.scheme in ("http", "https") and parts.hostname and (parts.port or True)
+        except ValueError:
+            known = False
+        if not known:
+            raise PrometheusError(f"{quoted(self.url)} is no URL of a server: write http://host:9090")
+        if parts.username or parts.password:
+            raise PrometheusError("a user or password in the URL would be seen by others: give --api-key-env")
+
+    def query(self, promql: str, at_s: float) -> list[tuple[dict[str, str], float]]:
+        """Labels and value of each series at a time, without those that are NaN or infinite."""
+        found = []
+        for each in self._result("query", "vector", query=promql, time=f"{at_s:.3f}"):
+            value = self._value(each.get("value"))[1]
+            if math.isfinite(value):
+                found.append((self._labels(each), value))
+        return found
+
+    def query_range(self, promql: str, start_s: float, end_s: float, step_s: float) -> list[tuple[float, float]]:
+        """Times and values of the one series that the query gives, from start to end, both included."""
+        found: list[tuple[float, float]] = []
+        while start_s <= end_s:
+            last_s = min(end_s, start_s + step_s * (MOST_SAMPLES - 1))
+            asked = {"query": promql, "start": f"{start_s:.3f}", "end": f"{last_s:.3f}", "step": f"{step_s:g}"}
+            for each in self._result("query_range", "matrix", **asked):
+                pairs = each.get("values")
+                if not isinstance(pairs, list):
+                    raise self._garbage("series without values")
+                found += [pair for pair in map(self._value, pairs) if math.isfinite(pair[1])]
+            start_s = start_s + step_s * MOST_SAMPLES
+        return found
+
+    def _result(self, what: str, kind: str, **asked: str) -> list[dict[str, Any]]:
+        address = f"{self.url.rstrip('/')}/api/v1/{what}?{urlencode(asked, errors='replace')}"
+        try:
+            status, body = get(address, self.within_s, self.headers, self.tls)
+        except OSError as error:
+            raise PrometheusError(f"{self.url}: Prometheus does not answer ({error.strerror or error})") from None
+        if status in (401, 403):
+            raise PrometheusError(f"{self.url}: HTTP {status}, it asks for a key: name its variable by --api-key-env")
+        try:
+            said = json.loads(body)
+        except (ValueError, RecursionError):
+            if status != 200:
+                raise PrometheusError(f"{self.url}: HTTP {status}: no HTTP API of Prometheus there") from None
+            raise self._garbage("no JSON") from None
+        if isinstance(said, dict) and said.get("status") == "error":
+            raise PrometheusError(f"{self.url}: HTTP {status}: refuses the query ({quoted(said.get('error'), 120)})")
+        data = said.get("data") if isinstance(said, dict) else None
+        if not isinstance(data, dict) or data.get("resultType") != kind or not isinstance(data.get("result"), list):
+            raise self._garbage(f"no {kind}")
+        if not all(isinstance(each, dict) for each in data["result"]):
+            raise self._garbage("series that are no objects")
+        found: list[dict[str, Any]] = data["result"]
+        return found
+
+    def _labels(self, series: Mapping[str, Any]) -> dict[str, str]:
+        labels = series.get("metric")
+        if not isinstance(labels, dict) or not all(isinstance(value, str) for value in labels.values()):
+            raise self._garbage("labels that are no text")
+        return labels
+
+    def _value(self, pair: Any) -> tuple[float, float]:
+        try:
+            at_s, text = pair
+            return float(at_s), float(text)
+        except (TypeError, ValueError):
+            raise self._garbage("a sample that is no time and number") from None
+
+    def _garbage(self, what: str) -> PrometheusError:
+        return PrometheusError(f"{self.url}: not an answer of Prometheus: {what}")
+
+
+def selector(labels: Labels) -> str:
+    """Labels as PromQL selects them; values are quoted, and JSON's text is PromQL's.
+
+    >>> selector({"model_name": 'a "b" {c}'})
+    '{model_name="a \\\\"b\\\\" {c}"}'
+    """
+    return f"{{{','.join(f'{name}={json.dumps(value, ensure_ascii=False)}' for name, value in labels.items())}}}"
+
+
+# --- Histograms
+
+
+@dataclass(frozen=True, slots=True)
+class Histogram:
+    """Values by bucket: `edges` are upper ends, ascending, the last infinite; `counts` within each; `total` their sum.
+
+    Buckets are from above the edge before, or 0, to their own, as Prometheus has them. `counts` need not be whole:
+    Prometheus extrapolates to the ends of a time.
+    """
+
+    edges: tuple[float, ...]
+    counts: tuple[float, ...]
+    total: float | None = None
+
+    @classmethod
+    def of(cls, cumulative: Mapping[float, float], total: float | None = None) -> Histogram:
+        """From the counts up to each edge. Raises ValueError for none."""
+        edges = sorted(cumulative)
+        if not edges:
+            raise ValueError("a histogram needs buckets")
+        reached = list(accumulate((cumulative[edge] for edge in edges), max))
+        if edges[-1] != math.inf:
+            edges, reached = [*edges, math.inf], [*reached, reached[-1]]
+        counts = tuple(upper - lower for lower, upper in zip([0.0, *reached], reached, strict=False))
+        return cls(tuple(edges), counts, total)
+
+    @property
+    def count(self) -> float:
+        """Values in all."""
+        return sum(self.counts)
+
+    @property
+    def mean(self) -> float | None:
+        """Exact; None where the sum is not known or nothing was counted."""
+        return self.total / self.count if self.total is not None and self.count > 0 else None
+
+    def quantile(self, share: float) -> float:
+        """As PromQL's ``histogram_quantile`` has it: linear within a bucket, the last finite edge beyond it."""
+        place, reached = self._place(share)
+        low, high = self._ends(place)
+        if math.isinf(high):
+            return low
+        within = share * self.count - reached
+        return low + (high - low) * (within / self.counts[place] if self.counts[place] else 1.0)
+
+    def interval(self, share: float) -> tuple[float, float]:
+        """Where the quantile lies for sure, but for chance (90 %): the buckets that hold it may be wide, and of n
+        independent values a share p is off by sqrt(p (1 - p) / n)."""
+        error = Z90 * math.sqrt(share * (1 - share) / self.count)
+        low = self._ends(self._place(max(0.0, share - error))[0])[0]
+        high = math.inf if share + error >= 1 else self._ends(self._place(share + error)[0])[1]
+        return low, high
+
+    def _place(self, share: float) -> tuple[int, float]:
+        """The bucket of a share of the values, and how many are before it."""
+        reached = list(accumulate(self.counts))
+        place = min(bisect_left(reached, share * self.count), len(reached) - 1)
+        return place, reached[place] - self.counts[place]
+
+    def _ends(self, place: int) -> tuple[float, float]:
+        return (self.edges[place - 1] if place else 0.0), self.edges[place]
+
+
+Z90 = 1.645
+
+
+# --- One model's metrics
+
+
+@dataclass(frozen=True, slots=True)
+class Source:
+    """The metrics of `model`, in the words of `exposition`, at `server`; `labels` pick it and what else was asked."""
+
+    server: Prometheus
+    exposition: Exposition
+    model: str
+    labels: Labels
+
+    def requests(self, span_s: float, at_s: float) -> float:
+        """Requests answered in the `span_s` seconds up to `at_s`."""
+        return self._increase(self.exposition.requests, {}, span_s, at_s) or 0.0
+
+    def counts(self, start_s: float, end_s: float, step_s: float) -> list[tuple[float, float]]:
+        """Requests answered in each `step_s` seconds, by the end of each."""
+        promql = f"sum(increase({self.exposition.requests}{selector(self.labels)}[{promql_span(step_s)}]))"
+        return self.server.query_range(promql, start_s + step_s, end_s, step_s)
+
+    def histogram(self, what: str, span_s: float, at_s: float) -> Histogram | None:
+        """Of isl, osl (tokens), ttft, itl, gap or e2e (s) over a time; None where nothing was counted."""
+        for family in self.exposition.families(what):
+            labels = selector({**self.labels, **dict(family.labels)})
+            promql = f"sum by (le) (increase({family.name}_bucket{labels}[{promql_span(span_s)}]))"
+            up_to: dict[float, float] = {}
+            for found, count in self.server.query(promql, at_s):
+                edge = self._edge(found.get("le", "")) * family.unit
+                up_to[edge] = up_to.get(edge, 0.0) + count
+            if up_to and max(up_to.values()) > 0:
+                total = self._increase(f"{family.name}_sum", dict(family.labels), span_s, at_s)
+                return Histogram.of(up_to, None if total is None else total * family.unit)
+        return None
+
+    def mean_tokens(self, what: str, span_s: float, at_s: float) -> float | None:
+        """Mean isl or osl of a request, from counters of tokens; None where there are none."""
+        counters = dict(zip(("isl", "osl"), self.exposition.tokens, strict=False))
+        requests = self.requests(span_s, at_s) if what in counters else 0.0
+        tokens = self._increase(counters[what], {}, span_s, at_s) if requests else None
+        return tokens / requests if tokens else None
+
+    def _increase(self, name: str, labels: Labels, span_s: float, at_s: float) -> float | None:
+        promql = f"sum(increase({name}{selector({**self.labels, **labels})}[{promql_span(span_s)}]))"
+        found = self.server.query(promql, at_s)
+        return found[0][1] if found else None
+
+    def _edge(self, text: str) -> float:
+        try:
+            edge = float(text)
+        except ValueError:
+            edge = math.nan
+        if math.isnan(edge):
+            raise PrometheusError(f"{self.server.url}: a bucket without an upper end: le={quoted(text)}")
+        return edge
+
+
+def source_of(
+    server: Prometheus,
+    kind: str | None,
+    model: str | None,
+    labels: Labels,
+    span_s: float,
+    at_s: float,
+    usual: str | None = None,
+) -> Source:
+    """The metrics of `model` in the words of `kind`; where not given, of the only model, or of several that called
+    `usual`, and of the kind that has it.
+
+    Raises PrometheusError where there is none in that time, or where it could be any of several.
+    """
+    seen: list[str] = []
+    kinds = [EXPOSITIONS[kind]] if kind else EXPOSITIONS.values()
+    for exposition in (spelling for each in kinds for spelling in each.spellings):
+        label = exposition.model_label
+        promql = f"sum by ({label}) (increase({exposition.requests}{selector(labels)}[{promql_span(span_s)}]))"
+        names = sorted({found.get(label, "") for found, _ in server.query(promql, at_s)})
+        wanted = model or (names[0] if len(names) == 1 else usual)
+        if wanted is not None and wanted in names:
+            return Source(server, exposition, wanted, {**labels, label: wanted})
+        seen += [name for name in names if name not in seen]
+        if model is None and names:
+            break
+    if seen:
+        listed = ", ".join(quoted(name) for name in seen[:LISTED])
+        which = f"no model {quoted(model)} there" if model else "several models there"
+        raise PrometheusError(f"{server.url}: {which}: give --model, one of {listed}")
+    names_of = ", ".join(each.requests for each in kinds)
+    raise PrometheusError(
+        f"{server.url}: nothing of {names_of} in the {promql_span(span_s)} asked for: are the servers scraped?"
+    )
+
+
+# --- Times, and the options of commands
+
+_UNITS = {"s": 1, "m": 60, "h": 3600, "d": 86_400, "w": 604_800}
+LEAST_S, MOST_S = 1.0, 400 * 86_400.0
+
+
+def promql_span(seconds: float) -> str:
+    """A time as PromQL writes it, in whole seconds."""
+    return f"{round(seconds)}s"
+
+
+def span_of(option: str, text: str) -> float:
+    """Seconds of a time such as 15m, 7d or 1h30m. Raises ScenarioError.
+
+    >>> span_of("--window", "1h30m")
+    5400.0
+    """
+    if not re.fullmatch(r"(?:[0-9]{1,9}[smhdw])+", text.strip()):
+        raise ScenarioError(f"{option} {quoted(text)}: write it as 30s, 15m, 24h, 7d or 2w")
+    seconds = float(sum(int(n) * _UNITS[unit] for n, unit in re.findall("([0-9]+)([smhdw])", text)))
+    if not LEAST_S <= seconds <= MOST_S:
+        raise ScenarioError(f"{option} {quoted(text)}: it must be 1s to 400d")
+    return seconds
+
+
+def moment_of(option: str, text: str, now_s: float) -> float:
+    """Seconds since 1970 of now, -7d, a date in ISO 8601 (UTC where it names no zone) or such seconds themselves.
+
+    >>> moment_of("--to", "2024-05-10T16:00:00+02:00", 0.0), moment_of("--from", "-1h", 7200.0)
+    (1715349600.0, 3600.0)
+    """
+    text = text.strip()
+    if text == "now":
+        return now_s
+    if text.startswith("-"):
+        return now_s - span_of(option, text[1:])
+    if re.fullmatch(r"[0-9]{9,10}(\.[0-9]{1,9})?", text):
+        return float(text)
+    try:
+        found = datetime.fromisoformat(text)
+    except ValueError:
+        raise ScenarioError(
+            f"{option} {quoted(text)}: write now, a time back such as -7d, or a date such as 2024-05-10T14:00"
+        ) from None
+    return (found if found.tzinfo else found.replace(tzinfo=UTC)).timestamp()
+
+
+def labels_of(texts: Sequence[str]) -> dict[str, str]:
+    """Labels out of NAME=VALUE. Raises ScenarioError."""
+    found = {}
+    for text in texts:
+        name, equals, value = text.partition("=")
+        if not equals or not re.fullmatch("[a-zA-Z_][a-zA-Z0-9_]{0,99}", name):
+            raise ScenarioError(f"--label {quoted(text)}: write NAME=VALUE, for instance namespace=prod")
+        found[name] = value
+    return found
+
+
+metrics_option = click.option(
+    "--metrics",
+    type=click.Choice(list(EXPOSITIONS)),
+    help="Whose metrics to read; default: the first of these that are there.",
+)
+server_options: Callable[[Any], Any] = options(
+    click.option("--model", help="The model, as the metrics name it; default: the only one."),
+    metrics_option,
+    click.option("--label", "labels", multiple=True, metavar="NAME=VALUE", help="Only series with this label."),
+    click.option("--api-key-env", metavar="NAME", help="Environment variable with a key, sent as a bearer token."),
+    click.option("--ca-file", type=click.Path(), help="Certificates that HTTPS trusts beside the system's."),
+    click.option(
+        "--timeout",
+        "timeout_s",
+        type=click.FloatRange(0.1, 600),
+        default=ANSWER_WITHIN_S,
+        show_default=True,
+        help="Seconds that an answer of Prometheus may take.",
+    ),
+)
+
+
+def server_of(url: str, given: Mapping[str, Any]) -> Prometheus:
+    """The server at `url` with what `server_options` say. Raises PrometheusError and ScenarioError."""
+    headers = {"Accept": "application/json"}
+    if name := given["api_key_env"]:
+        key = os.environ.get(name, "")
+        if not key or not key.isascii() or not key.isprintable():
+            raise ScenarioError(f"--api-key-env {quoted(name)}: that environment variable holds no key")
+        headers["Authorization"] = f"Bearer {key}"
+    tls = None
+    if given["ca_file"]:
+        try:
+            tls = ssl.create_default_context()
+            tls.load_verify_locations(given["ca_file"])
+        except (OSError, ValueError) as error:
+            said = getattr(error, "strerror", None) or str(error)
+            raise ScenarioError(f"--ca-file {quoted(given['ca_file'])}: not certificates ({said})") from None
+    return Prometheus(url, headers, tls, given["timeout_s"])

@@ -222,18 +222,33 @@ class Limit:
     @classmethod
     def parse(cls, metric: Metric, text: str) -> Limit:
         """Read ``p95:1s`` or ``p99:30ms``."""
-        percentile, _, time = text.strip().partition(":")
-        if not re.fullmatch("p[0-9]{1,9}", percentile) or not time:
-            raise ScenarioError(f"--{metric} {text!r}: write it as percentile:time, for instance p95:1s or p99:30ms")
-        return cls(metric, int(percentile[1:]), parse_seconds(f"--{metric}", time))
+        return cls(metric, *parse_limit(f"--{metric}", text))
+
+    @property
+    def key(self) -> str:
+        """What is limited, as JSON has it."""
+        return self.metric
+
+    @property
+    def subject(self) -> str:
+        """What is limited, in words; an SLA has one limit on each."""
+        return metric_name(self.metric)
 
     @property
     def name(self) -> str:
         """For instance: p95 TTFT."""
-        return f"p{self.percentile} {metric_name(self.metric)}"
+        return f"p{self.percentile} {self.subject}"
 
     def __str__(self) -> str:
         return f"{self.name} <= {self.limit_s * 1000:g} ms"
+
+
+def parse_limit(name: str, text: str) -> tuple[int, float]:
+    """Read ``p95:1s`` as a percentile and seconds; `name` is of the option."""
+    percentile, _, time = text.strip().partition(":")
+    if not re.fullmatch("p[0-9]{1,9}", percentile) or not time:
+        raise ScenarioError(f"{name} {text!r}: write it as percentile:time, for instance p95:1s or p99:30ms")
+    return int(percentile[1:]), parse_seconds(name, time)
 
 
 def parse_seconds(name: str, text: str) -> float:
@@ -274,8 +289,8 @@ class Sla:
     def __init__(self, *limits: Limit | None) -> None:
         given = sorted((each for each in limits if each is not None), key=lambda each: METRICS.index(each.metric))
         for one, next_ in pairwise(given):
-            if one.metric == next_.metric:
-                raise ScenarioError(f"the SLA has two limits on {metric_name(one.metric)}: {one} and {next_}")
+            if one.subject == next_.subject:
+                raise ScenarioError(f"the SLA has two limits on {one.subject}: {one} and {next_}")
         if not given:
             raise ScenarioError(
                 "the SLA needs at least one limit on TTFT, ITL, E2E or the gap between tokens, for instance a p95 TTFT "

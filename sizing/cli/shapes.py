@@ -26,6 +26,7 @@ from sizing.text import cautions, fleet_json, rejection_json, verification_json
 from sizing.trace import dispersion
 
 if TYPE_CHECKING:
+    from sizing.analyses.session_plan import Seen, SessionPlan
     from sizing.analyses.traced import TracePlan
 
 
@@ -206,6 +207,7 @@ class Extras:
     verification: Verification | None = None
     pools: Pools | Rejection | None = None
     trace: TracePlan | None = None
+    sessions: SessionPlan | None = None
 
 
 def extras_json(extras: Extras, question: Question) -> dict[str, Any]:
@@ -219,6 +221,43 @@ def extras_json(extras: Extras, question: Question) -> dict[str, Any]:
         **({"mix": mix_json(extras.mix)} if extras.mix else {}),
         **({"disaggregated": pools_json(extras.pools, question)} if extras.pools else {}),
         **({"trace": trace_json(extras.trace)} if extras.trace else {}),
+        **({"sessions": sessions_json(extras.sessions)} if extras.sessions else {}),
+    }
+
+
+def sessions_json(found: SessionPlan) -> dict[str, Any]:
+    """What sessions come to on the answer's fleet: the planned load, every routing, and rising loads."""
+    asked = asdict(found.load.sessions) | {"rate_per_s": found.seen.rate_per_s}
+    return {
+        "users": found.load.users,
+        "asked": asked,
+        "routing": found.load.routing,
+        "gpus_per_100_in_flight": found.gpus_per_100,
+        "context_tokens_in_flight": found.turns.context_tokens,
+        "kv_tokens": found.kv_tokens,
+        "working_all_found": found.all_found,
+        "working_system_prompt_found": found.none_found,
+        **seen_json(found, found.seen),
+        "routings": {name: seen_json(found, seen) for name, seen in found.routings},
+        "rising_load": [seen_json(found, seen) for seen in found.curve],
+    }
+
+
+def seen_json(found: SessionPlan, seen: Seen) -> dict[str, Any]:
+    """The answer's fleet under one load of sessions; latencies are unknown where the queue grew all the time."""
+    seconds = seen.predicted.as_dict()
+    unknown = {name: dict.fromkeys(figures) for name, figures in seconds.items()}
+    return {
+        "sessions_per_s": seen.rate_per_s,
+        "turns_per_s": seen.turns_per_s,
+        "sessions_in_flight": seen.in_flight,
+        "hit_rate": seen.hit_rate,
+        "contexts_over_kv_cache": found.filled(seen),
+        "pauses": seen.pauses,
+        "rejected_share": seen.rejected_share,
+        "saturated": seen.saturated,
+        "meets_sla": seen.meets,
+        "latencies": unknown if seen.saturated else seconds,
     }
 
 

@@ -445,6 +445,8 @@ def as_xlsx(report: Report) -> bytes:
     working_sheet(book, report)
     if report.traffic is not None:
         table_sheet(book, "Recorded traffic", tables.traffic_hours(report))
+    if report.sessions is not None:
+        table_sheet(book, "Sessions", tables.session_loads(report))
     table_sheet(book, "Sensitivity", tables.sensitivity(report))
     assumptions_sheet(book, report)
     table_sheet(book, "Left out", tables.left_out(report))

@@ -385,7 +385,7 @@ def sessions_lines(found: SessionPlan) -> tuple[str, ...]:
         lines.append(f"Tokens found by routing, on the same fleet: {', '.join(shown)}")
     if found.all_found and found.none_found:
         lines.append(
-            f"By formula {found.all_found} working replicas would do if all that was there before were found, "
+            f"Working replicas by formula: {found.all_found} if all that was there before were found, "
             f"{found.none_found} if only the system prompt were; simulated {fleet.working}"
         )
     if turns.each < 0.97 * asked.turns:
@@ -401,11 +401,10 @@ def cliff_line(found: SessionPlan, cliff: Seen) -> str:
     times = significant(cliff.rate_per_s / found.seen.rate_per_s)
     if cliff.saturated:
         return f"At {times} times this load contexts crowd each other out of the cache and the queue grows without end"
-    value_s = cliff.predicted.parts["later_ttft"].p95_s
-    return (
-        f"At {times} times this load contexts crowd each other out of the cache: {percent(cliff.hit_rate)} are found, "
-        f"and p95 TTFT of later turns is {milliseconds(value_s)}"
-    )
+    later = cliff.predicted.parts["later_ttft"]
+    waits = f", and p95 TTFT of later turns is {milliseconds(later.p95_s)}" if later.known else ""
+    found_then = f"{percent(cliff.hit_rate)} are found"
+    return f"At {times} times this load contexts crowd each other out of the cache: {found_then}{waits}"
 
 
 SESSION_ROUTING = {

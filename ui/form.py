@@ -33,7 +33,7 @@ from sizing.token_law import LOGNORMAL
 from sizing.workload import METRICS, PERCENTILES, ArrivalKind, Metric, Routing, metric_name
 from ui import answers, link
 from ui.scenario import OF_SERVER, PRESETS, Scenario
-from ui.values import fill, fill_law, fill_limit, read, read_law
+from ui.values import fill, fill_law, fill_limit, fill_sessions, read, read_law
 from ui.visit import fill_view, let_go, visit
 from ui.words import UNIT, plain, sentence_case
 
@@ -266,8 +266,13 @@ def _presets() -> None:
         format_func=lambda name: f"**{name}**" if PRESETS[name].matches(scenario) else name,
         key="preset",
         on_change=_use_preset,
-        help="Fills in typical lengths and limits for a use case; change any of them afterwards.",
+        help=PRESETS_HELP,
     )
+
+
+PRESETS_HELP = "Fills in typical lengths and limits for a use case; change any of them afterwards.\n\n" + "\n".join(
+    f"- **{name}**: {preset.source}." for name, preset in PRESETS.items()
+)
 
 
 def _use_preset() -> None:
@@ -278,6 +283,8 @@ def _use_preset() -> None:
         fill_law(side, getattr(preset, f"{side}_law"))
     for metric in METRICS:
         fill_limit(metric, getattr(preset, metric))
+    if preset.sessions:
+        fill_sessions(preset.sessions)
 
 
 def _what() -> None:

@@ -10,7 +10,8 @@ from sizing.errors import ScenarioError
 from sizing.layout import Layout
 from sizing.plans import Candidate
 from sizing.token_law import LOGNORMAL, TokenLaw
-from sizing.workload import METRICS, Arrivals, Limit, Metric
+from sizing.workload import METRICS, Arrivals, Limit, Metric, Sessions
+from ui.link import PREFIX
 from ui.scenario import USUAL, Scenario
 from ui.words import UNIT
 
@@ -71,6 +72,19 @@ def fill_limit(metric: Metric, limit: Limit | None) -> None:
     state[f"{metric}_on"] = limit is not None
     state[f"{metric}_limit"] = round(shown.limit_s * UNIT[metric][1], 9)
     state[f"{metric}_percentile"] = shown.percentile
+
+
+SESSION_FIELDS = (
+    *("turns", "think_s", "first_tokens", "first_cv", "user_tokens", "user_cv", "output_tokens", "output_cv"),
+    *("system_tokens", "context_tokens", "turn_law"),
+)
+"""Of `Sessions`: what the form for users and agents asks, in its order; their number is not among them."""
+
+
+def fill_sessions(shape: Sessions) -> None:
+    """Write what sessions are like into the form for users and agents, whose state is part of what a page shows."""
+    for name in SESSION_FIELDS:
+        state[PREFIX + name] = getattr(shape, name)
 
 
 def use_candidate(candidate: Candidate) -> None:

@@ -39,6 +39,8 @@ TURNS = 60_000
 CURVE_TURNS = 20_000
 CAPACITY_STEP, MOST_TIMES = 0.04, 100.0
 """Relative step at which the search of a fleet's capacity ends, and the multiple of its load beyond which none is."""
+ALONE = 0.05
+"""Sessions in flight on a replica that is nearly idle."""
 DRAWN_TURNS = 20_000
 """Turns drawn to know the means of what is sent."""
 KV_BLOCK_TOKENS = 16
@@ -181,7 +183,9 @@ def session_question(model: str, load: SessionLoad, sla: Sla, **terms: Any) -> t
     if sla.gap:
         raise ScenarioError("gaps between tokens are not recorded in sessions: limit their ITL")
     turns = Turns.of(load.sessions)
-    rate_per_s = load.sessions.rate_per_s if load.users is None else load.users / max(load.sessions.think_s, 1.0)
+    rate_per_s = load.sessions.rate_per_s
+    if load.users is not None:  # a first guess, of sessions whose turns take a second
+        rate_per_s = load.users / (load.sessions.turns * (load.sessions.think_s + 1.0))
     return Question(model, turns.workload(rate_per_s * turns.each, turns.known_tokens), sla, **terms), turns
 
 
@@ -247,7 +251,7 @@ class Seen:
             turns_per_s=run.turns_per_s,
             in_flight=run.in_flight,
             hit_rate=run.hit_rate,
-            rejected_share=run.turns.rejected / len(run.number),
+            rejected_share=run.turns.rejected / max(1, len(run.number)),
             pauses=run.pauses,
             predicted=SessionPrediction(**shown, warnings=turns.warnings, parts=parts),
             excess=FAR if run.saturated else ratios[missed],
@@ -308,6 +312,7 @@ class Runs:
         return self.done[replicas, load]
 
     def run(self, replicas: int, load: SessionLoad, rate_per_s: float) -> Seen:
+        """The fleet where so many sessions start in a second."""
         run = simulate_sessions(
             self.candidate.replica,
             replace(load.sessions, rate_per_s=rate_per_s),
@@ -408,11 +413,13 @@ def plan_sessions(
     1/(1 - h) times the sessions. Best first: a candidate is bounded by its stable rate, then by formula, under Poisson
     arrivals of alike turns with all that was there before found in the cache, which is as good as a cache can be; then
     simulated. It ends when no bound is below the best simulated fleet. Of engines estimated side by side the fastest is
-    taken, and the others on the configuration that wins.
+    taken, and the others on the configuration that wins, or where no other is left.
 
     Users are open sessions at the rate at which so many are in flight, not a closed number of them: sessions in flight
-    then vary as those of many independent users do, and a queue is not kept short by users who wait in it. Raises
-    NoFeasiblePlan as `plan` does, and ScenarioError where only some GPUs have a price.
+    then vary as those of many independent users do, and a queue is not kept short by users who wait in it. Bounds are
+    at the rate of the fastest idle engine until a fleet is simulated, then at that fleet's.
+
+    Raises NoFeasiblePlan as `plan` does, and ScenarioError where only some GPUs have a price.
     """
     check_priced(question.prices, question.price_per_gpu_hour, (candidate.gpu for candidate in candidates))
     ready, left_out = caching(candidates, load.sessions)
@@ -422,7 +429,9 @@ def plan_sessions(
         question = at_rate(question, load.users / min(map(Runs.idle_s, runs.values())), turns)
     first, slower = fastest_engines(ready, question.workload.lengths)
     bounds = {id(one): Bound(runs[id(one)]) for one in first}
-    while bounds:
+    while bounds or slower:
+        if not bounds:
+            bounds, slower = {id(each): Bound(runs[id(each)]) for each, _ in slower}, []
         best = min(bounds.values(), key=lambda bound: (bound.cost(question), -bound.stage))
         if best.stage == SIMULATED:
             beside = [each for each, faster in slower if faster is best.runs.candidate]
@@ -434,8 +443,10 @@ def plan_sessions(
         if missed := best.tighten(question, cheapest(question, simulated(bounds.values()))):
             left_out.append(missed)
             del bounds[id(best.runs.candidate)]
-        elif load.users is not None and best.fleet and best.stage == SIMULATED:
+        elif load.users is not None and best.fleet and simulated(bounds.values()) == [best.fleet]:
             question = at_rate(question, best.runs.planned(best.fleet.working).rate_per_s, turns)
+            for bound in bounds.values():
+                bound.loosen()
     fleets = sorted(simulated(bounds.values()), key=lambda fleet: cost(question, fleet))
     slow = [engine_rejection(each, faster.engine) for each, faster in slower]
     misses = sorted((*left_out, *slow), key=distance_from_sla)
@@ -494,6 +505,11 @@ class Bound:
         self.stage, self.fleet = self.stage + 1, found
         return None
 
+    def loosen(self) -> None:
+        """Forget the formula's fleet, which was for another rate."""
+        if self.stage == FORMULA:
+            self.stage, self.fleet = STABLE, None
+
     def beaten_by(self, question: Question, winner: Fleet) -> Rejection:
         """Why it was not simulated."""
         why = (
@@ -546,8 +562,7 @@ def sized_by(runs: Runs, start: int, winner: Fleet | None) -> Fleet | Rejection:
                 return beaten(runs, start, winner)
         working = smallest(runs.meets, start)
         if working is None:
-            alone = runs.at(1, replace(runs.load, users=1) if runs.load.users else runs.load.times(1e-3))
-            return alone_missed(candidate, alone)
+            return alone_missed(candidate, runs.run(1, replace(runs.load, users=None), ALONE / runs.idle_s()))
     except ScenarioError as error:
         return Rejection.of(candidate, "memory", str(error))
     seen, loaded = runs.planned(working), runs.loaded(working)
@@ -635,6 +650,7 @@ def rising(runs: Runs, working: int) -> tuple[Seen, ...]:
     planned = runs.planned(working)
     found: list[Seen] = []
     quick = replace(runs, turns=CURVE_TURNS, done={})
+    runs.progress(f"simulating rising loads on {working:,} x {runs.candidate.label}")
     for times in RISING:
         seen = quick.run(working, replace(runs.load, users=None), planned.rate_per_s * times)
         found.append(seen)

@@ -66,9 +66,9 @@ def test_the_count_is_that_of_trying_every_fleet(rate_per_s: float, routing: Ses
     assert answer.working == next(count for count in range(1, 100) if meets(count))
 
 
-def test_the_best_of_several_candidates_is_found() -> None:
+@pytest.mark.parametrize("load", [SessionLoad(replace(CHAT, rate_per_s=6.0)), SessionLoad(CHAT, users=700)])
+def test_the_best_of_several_candidates_is_found(load: SessionLoad) -> None:
     """Bounds leave no candidate out that would have won alone, whatever its memory and GPUs."""
-    load = SessionLoad(replace(CHAT, rate_per_s=6.0))
     small, large = with_kv(30_000), candidate(2, LAW.scaled(0.6), batching=ROOMY)
     slow = replace(candidate(law=LAW.scaled(1.4), gpu="slow"), basis="fitted")
     alone = [planned(load, each).plan.answer.gpus for each in (small, large, slow)]

@@ -219,7 +219,8 @@ PRESETS = {
         itl=Limit("itl", 95, 0.05),
         sessions=CHATS,
         source="medians of 1,020 tokens in and 129 out in Azure's conversations (Patel and others, Splitwise, ISCA "
-        "2024, https://arxiv.org/abs/2311.18677). In sessions 3.5 turns, 100 s apart (Xiang and others, ServeGen, NSDI 2026, "
+        "2024, https://arxiv.org/abs/2311.18677). In sessions 3.5 turns, 100 s apart (Xiang and others, ServeGen, "
+        "NSDI 2026, "
         "https://arxiv.org/abs/2505.09999), of 296 tokens and answers of 441 (Zhao and others, WildChat, ICLR 2024, "
         "https://arxiv.org/abs/2405.01470). Assumptions: variations, system prompt, limits",
     ),

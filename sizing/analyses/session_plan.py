@@ -49,7 +49,8 @@ CLOSE = 0.01
 """Relative difference of sessions in flight from the users asked for at which the search of their rate ends."""
 MOST_STEPS = 12
 RISING = (0.25, 0.5, 0.7, 0.85, 1.0, 1.1, 1.2, 1.3, 1.4, 1.5, 1.65, 1.8, 2.0, 2.3, 2.6, 3.0)
-"""Multiples of the planned load of the curve."""
+"""Multiples of the planned load of the curve; beyond, up to `FARTHEST_LOAD`, each is half as much again."""
+FARTHEST_LOAD = 100.0
 Progress = Callable[[str], None]
 
 # --- What is asked: sessions, how many, and limits on turns and on whole sessions
@@ -651,10 +652,12 @@ def rising(runs: Runs, working: int) -> tuple[Seen, ...]:
     found: list[Seen] = []
     quick = replace(runs, turns=CURVE_TURNS, done={})
     runs.progress(f"simulating rising loads on {working:,} x {runs.candidate.label}")
-    for times in RISING:
+    times = 0.0
+    while times < FARTHEST_LOAD:
+        times = RISING[len(found)] if len(found) < len(RISING) else 1.5 * times
         seen = quick.run(working, replace(runs.load, users=None), planned.rate_per_s * times)
         found.append(seen)
-        if seen.saturated:
+        if seen.saturated or (times > RISING[-1] and seen.hit_rate < planned.hit_rate / 2):
             break
     return tuple(found)
 

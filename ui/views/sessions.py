@@ -45,7 +45,8 @@ ROUTINGS: dict[str, str] = {
 ROUTING_HELP = "Which replica gets a turn. All four are compared in the answer."
 IN_PLACE = (
     "Of the form at the side its model, GPUs, limits on TTFT, ITL and E2E of any turn, headroom, spares and price "
-    "count; its load, lengths, routing, arrivals and prefix do not. Its presets Chat and Agent fill in sessions of their kind."
+    "count; its load, lengths, routing, arrivals and prefix do not. "
+    "Its presets Chat and Agent fill in sessions of their kind."
 )
 NO_GAPS = "The limit on gaps between tokens does not count: they are not simulated for sessions."
 LINK_SAYS = "This link opens the same question with the same sessions and shows today's answer."

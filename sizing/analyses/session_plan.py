@@ -262,7 +262,7 @@ class Seen:
 
 def upper_s(run: SimulatedSessions, limit: Limit, sure: float = SURE) -> float:
     """Upper end, in seconds, of the percentile that a limit speaks of, `sure` standard errors up; a turn that was not
-    served took for ever. Infinite where nothing was measured, 0 where a run has no later turns."""
+    served took without end. Infinite where nothing was measured, 0 where a run has no later turns."""
     turns, later = run.turns, run.number > 0
     if isinstance(limit, SessionLimit) and limit.of == "session":
         return upper_end(run.session_s, limit.percentile, sure)

@@ -425,7 +425,7 @@ def limit_rows(question: Question, fleet: Fleet) -> tuple[model.LimitRow, ...]:
 
 
 def session_limit_rows(question: Question, fleet: Fleet) -> tuple[model.LimitRow, ...]:
-    """Each limit against what was simulated; no band, which a formula would have to give."""
+    """Each limit against what was simulated; without a band: a formula knows no sessions."""
     rows = ((limit, limit_row(fleet, limit, math.nan, math.nan)) for limit in question.sla.limits)
     return tuple(dataclasses.replace(row, subject=limit.subject) for limit, row in rows)
 

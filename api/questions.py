@@ -37,7 +37,17 @@ COMMANDS = ("plan", "capacity", "predict", "whatif", "simulate", "share", "sessi
 """The commands that are offered, in the order of the documentation."""
 LISTS = ("gpu", "precision", "tp", "layout", "engine", "daily")
 """Options whose text is a comma-separated list: a question may have them as a list."""
-NOT_OFFERED = ("json_", "time_limit", "scenario", "trace", "trace_window", "trace_scale", "help")
+NOT_OFFERED = (
+    "json_",
+    "time_limit",
+    "scenario",
+    "trace",
+    "trace_window",
+    "trace_scale",
+    "class",
+    "prefix_cache",
+    "help",
+)
 """Options that are about the terminal, that the server sets, or that name a file of which there is no JSON form."""
 INLINE = ("points", "config")
 """Options that name a file: a question has what the file holds."""

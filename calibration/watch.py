@@ -36,7 +36,7 @@ from sizing.numbers import milliseconds, percent, significant
 from sizing.report.model import Configuration, LimitRow, Report, ReportError
 from sizing.report.tables import line
 from sizing.report.write import read
-from sizing.workload import Metric, metric_name
+from sizing.workload import METRICS, Metric, metric_name
 
 EXAMPLES = """\b
 Examples:
@@ -79,6 +79,11 @@ class Planned:
         working = report.answer.working.value or 1.0
         curves = report.curves
         return cls(report, report.answer, working, curves.planned_per_s * working, curves.capacity_per_s * working)
+
+    @property
+    def limits(self) -> tuple[LimitRow, ...]:
+        """The limits of which servers publish histograms: percentiles of TTFT, ITL, gaps and E2E of all requests."""
+        return tuple(limit for limit in self.report.limits if limit.metric in METRICS and not limit.subject)
 
     def factor(self, limit: LimitRow, per_replica_per_s: float) -> float:
         """How a limited percentile changes from the planned load to another, by the plan's curve; infinite beyond."""
@@ -218,16 +223,21 @@ def watched(plan: Planned, source: Source, window_s: float, at_s: float, replica
         for what, histogram in seen.items()
         if histogram is None and requests and what != "itl"
     ]
-    rows += [
-        _limited(plan, limit, seen[limit.metric], rate_per_s / serving) for limit in plan.report.limits
-    ] + _unlimited(plan, seen)
+    rows += [_limited(plan, limit, seen[metric_of(limit)], rate_per_s / serving) for limit in plan.limits] + _unlimited(
+        plan, seen
+    )
     if not requests:
         notes.append("No request was answered in this time")
     return Watched(source, at_s, window_s, requests, serving, tuple(rows), tuple(notes))
 
 
 def _metrics(plan: Planned) -> tuple[Metric, ...]:
-    return tuple(dict.fromkeys((*SHOWN, *(limit.metric for limit in plan.report.limits))))
+    return tuple(dict.fromkeys((*SHOWN, *map(metric_of, plan.limits))))
+
+
+def metric_of(limit: LimitRow) -> Metric:
+    """What a limit on a percentile limits."""
+    return next(metric for metric in METRICS if metric == limit.metric)
 
 
 def _load(plan: Planned, requests: float, window_s: float, share: float) -> Row:
@@ -258,7 +268,7 @@ def _limited(plan: Planned, limit: LimitRow, found: Histogram | None, per_replic
 
 def _unlimited(plan: Planned, seen: Mapping[Metric, Histogram | None]) -> list[Row]:
     """Percentiles that the SLA says nothing of, beside the plan's at its own load; without a band."""
-    limited = {(limit.metric, limit.percentile) for limit in plan.report.limits}
+    limited = {(limit.metric, limit.percentile) for limit in plan.limits}
     rows = []
     for latency in plan.fleet.latencies:
         for percentile in PERCENTILES if latency.metric in SHOWN else ():
@@ -270,7 +280,7 @@ def _unlimited(plan: Planned, seen: Mapping[Metric, Histogram | None]) -> list[R
     return rows
 
 
-def _live(found: Histogram | None, percentile: int) -> tuple[float | None, float | None, float | None]:
+def _live(found: Histogram | None, percentile: float) -> tuple[float | None, float | None, float | None]:
     if found is None:
         return None, None, None
     return found.quantile(percentile / 100), *found.interval(percentile / 100)
@@ -424,13 +434,13 @@ def dashboard_json(
             "Blue: predicted at the planned load. Orange: the end of its 90 % band. Red: the limit.",
             "s",
             [
-                (f"p{each}", _or(_quantile(family, each, picked) for family in exposition.families(limit.metric)))
+                (f"p{each}", _or(_quantile(family, each, picked) for family in exposition.families(metric_of(limit))))
                 for each in dict.fromkeys((limit.percentile, 50))
             ],
             [(limit.predicted.value, BLUE), (limit.high.value, ORANGE), (limit.limit.value, RED)],
         )
-        for limit in plan.report.limits
-        if exposition.families(limit.metric)
+        for limit in plan.limits
+        if exposition.families(metric_of(limit))
     ]
     for place, panel in enumerate(panels):
         x, y = WIDTH * (place % 2), HEIGHT * (place // 2)
@@ -501,7 +511,7 @@ def _panel(title: str, description: str, unit: str, targets: Sequence[tuple[str,
     }
 
 
-def _quantile(family: Family, percentile: int, labels: Mapping[str, str]) -> str:
+def _quantile(family: Family, percentile: float, labels: Mapping[str, str]) -> str:
     chosen = selector({**labels, **dict(family.labels)})
     buckets = f"sum by (le) (rate({family.name}_bucket{chosen}[{RATE}]))"
     scaled = "" if family.unit == 1 else f" * {family.unit:g}"

@@ -152,7 +152,12 @@ def upper_percentile(run: Simulated, limit: Limit, sure: float) -> float:
     if limit.metric != "goodput" and (run.lost or np.isnan(values).any()):
         values = np.where(run.outcome == SERVED, values, math.inf)
         values = values[~np.isnan(values)]
-    share, count = limit.percentile / 100, len(values)
+    return upper_end(values, limit.percentile, sure)
+
+
+def upper_end(values: Floats, percentile: float, sure: float) -> float:
+    """Upper end of a percentile of values in the order of time, none of them NaN; infinite where there are none."""
+    share, count = percentile / 100, len(values)
     if count < BATCHES:
         return float(values.max()) if count else math.inf
     place = rank(share, count)

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from sizing import catalog
 from sizing.candidates import Choice, catalogued, estimated
 from sizing.catalog import BITS, PRECISIONS, Gpu, Model, Precision, gpus
+from sizing.engine import Batching
 from sizing.errors import DoesNotFit, EstimateUnavailable, SizingError
 from sizing.estimate import estimate
 from sizing.estimate.day_zero import MEMORY_FRACTION, RESERVED_BYTES, held_bytes, shipped
@@ -20,6 +21,8 @@ WEIGHTS, KV_USED, KV_FREE = "Weights", "KV cache in use", "KV cache free"
 RUNTIME, LEFT, UNKNOWN = "Activations and runtime", "Not given to the engine", "Not known"
 PARTS = (WEIGHTS, KV_USED, KV_FREE, RUNTIME, LEFT, UNKNOWN)
 """Every part that there may be, in the order in which they are stacked."""
+UNKNOWN_KV_TOKENS = Batching().kv_tokens
+"""Of an engine of whose KV cache nothing is known."""
 FREE_PARTS = (KV_FREE, LEFT, UNKNOWN)
 """Parts that hold nothing, as far as is known."""
 
@@ -82,6 +85,24 @@ def token_bytes(candidate: Candidate, model: Model) -> float:
     """KV cache bytes of a token on one GPU: two per value where the cache is 16 bit, one where it is fp8."""
     value_bytes = 2.0 if candidate.precision in ("bf16", "int4", "mxfp4") else 1.0
     return model.kv_values_per_token * value_bytes / min(candidate.layout.tp, model.kv_heads) / candidate.layout.pp
+
+
+def kv_cache_tokens(candidate: Candidate) -> int | None:
+    """Tokens that the KV cache of a replica holds; None where neither the engine nor the catalogue tells.
+
+    What an estimate was made with, or a fit found. Of a measured engine that never ran out of memory, what its weights
+    and the runtime's reserve leave on each GPU, by the catalogue, less the share that engines leave free.
+    """
+    known = candidate.replica.batching.kv_tokens
+    if known != UNKNOWN_KV_TOKENS:
+        return known
+    model, chip = catalogued(candidate.model), gpus().get(candidate.gpu)
+    precision = next((name for name in PRECISIONS if name == candidate.precision), None)
+    if model is None or chip is None or precision is None:
+        return None
+    weights, of_token = held_bytes(model, candidate.layout, precision)
+    kv_bytes = (chip.memory_bytes - weights - RESERVED_BYTES) * MEMORY_FRACTION
+    return max(0, int(kv_bytes / of_token)) * candidate.layout.dp
 
 
 def kernel_memory(candidate: Candidate, model: Model, chip: Gpu, precision: Precision) -> Memory | None:

@@ -218,12 +218,14 @@ class Plan:
     """Fleets that meet the SLA, fewest GPUs (or, with prices, cheapest) first: the first is the answer; and the rest.
 
     `mean_based`: the count by the rule of means on the answer's GPU, for comparison; never part of the answer.
+    `serves`: the load in words, as "for 400 users", where it was not asked as requests/s.
     """
 
     question: Question
     fleets: tuple[Fleet, ...]
     rejected: tuple[Rejection, ...]
     mean_based: MeanBased | None = None
+    serves: str = ""
 
     @property
     def answer(self) -> Fleet:

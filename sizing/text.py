@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from sizing.analyses.mixed import Mix
     from sizing.analyses.pools import Pools
     from sizing.analyses.sensitivity import GoodputPrice, Tuned
+    from sizing.analyses.session_plan import Seen, SessionPlan
     from sizing.analyses.traced import TracePlan
     from sizing.analyses.verification import Figure, Verification
     from sizing.fitting import Fit, Regime, Shares
@@ -74,8 +75,8 @@ def sentence(plan: Plan) -> str:
     For instance: You need 12 x h200_sxm to serve 20 requests/s of Qwen/Qwen3-32B.
     """
     fleet, question = plan.answer, plan.question
-    rate = significant(question.workload.rate_per_s)
-    return f"You need {fleet.gpus} × {fleet.candidate.gpu} to serve {rate} requests/s of {fleet.candidate.model}"
+    load = plan.serves or f"to serve {significant(question.workload.rate_per_s)} requests/s"
+    return f"You need {fleet.gpus} × {fleet.candidate.gpu} {load} of {fleet.candidate.model}"
 
 
 def working(plan: Plan) -> str:
@@ -420,6 +421,90 @@ def trace_lines(found: TracePlan) -> tuple[str, ...]:
     return tuple(lines)
 
 
+def sessions_lines(found: SessionPlan) -> tuple[str, ...]:
+    """What sessions come to: how many, what the prefix cache holds, where it begins to thrash, and other routings."""
+    seen, fleet, turns = found.seen, found.plan.answer, found.turns
+    asked = found.load.sessions
+    lines = [
+        f"Sessions: {significant(seen.in_flight)} in flight, those who think included; {significant(seen.rate_per_s)} "
+        f"start a second, {significant(seen.turns_per_s)} turns/s; {significant(found.gpus_per_100)} GPUs for each 100 "
+        "in flight",
+        f"Prefix cache: {percent(seen.hit_rate)} of prompt tokens are found; the contexts of all sessions in flight "
+        f"take {percent(found.filled(seen))} of the KV cache",
+    ]
+    if cliff := found.cliff:
+        lines.append(cliff_line(found, cliff))
+    if found.routings:
+        shown = (
+            f"{SESSION_ROUTING[name]} {percent(each.hit_rate)}" + ("" if each.meets else " (misses the SLA)")
+            for name, each in found.routings
+        )
+        lines.append(f"Tokens found by routing, on the same fleet: {', '.join(shown)}")
+    if found.all_found and found.none_found:
+        lines.append(
+            f"Working replicas by formula: {found.all_found} if all that was there before were found, "
+            f"{found.none_found} if only the system prompt were; simulated {fleet.working}"
+        )
+    if turns.each < 0.97 * asked.turns:
+        lines.append(
+            f"Sessions end after {significant(turns.each)} turns on average, not {significant(asked.turns)}: their "
+            f"context of {asked.context_tokens:,} tokens is full"
+        )
+    return tuple(lines)
+
+
+def cliff_line(found: SessionPlan, cliff: Seen) -> str:
+    """Where the cache begins to thrash."""
+    times = significant(cliff.rate_per_s / found.seen.rate_per_s)
+    if cliff.saturated:
+        return f"At {times} times this load contexts crowd each other out of the cache and the queue grows without end"
+    later = cliff.predicted.parts["later_ttft"]
+    waits = f", and p95 TTFT of later turns is {milliseconds(later.p95_s)}" if later.known else ""
+    found_then = f"{percent(cliff.hit_rate)} are found"
+    return f"At {times} times this load contexts crowd each other out of the cache: {found_then}{waits}"
+
+
+SESSION_ROUTING = {
+    "affinity": "with its session",
+    "random": "random",
+    "least_outstanding": "least outstanding",
+    "prefix_aware": "most of it cached",
+}
+
+
+def session_assumptions(found: SessionPlan) -> Iterator[str]:
+    """What must be true of sessions and servers for the count to hold."""
+    asked, fleet = found.load.sessions, found.plan.answer
+    batching = fleet.candidate.replica.batching
+    yield "Sessions start at random and independently of each other (Poisson), and their number is steady."
+    how = "on average, their number geometric" if asked.turn_law == "geometric" else "each"
+    yield (
+        f"{significant(asked.turns)} turns {how}; a prompt is everything before it and new tokens: "
+        f"{significant(asked.first_tokens)} at first, {significant(asked.user_tokens)} later; answers of "
+        f"{significant(asked.output_tokens)}."
+    )
+    if asked.system_tokens:
+        yield f"All sessions begin with the same {asked.system_tokens:,} tokens, which every replica holds."
+    yield f"Between an answer and the next turn pass {significant(asked.think_s)} s on average (exponential)."
+    if asked.context_tokens:
+        yield f"A turn beyond {asked.context_tokens:,} tokens ends its session."
+    yield f"Turns are routed {SESSION_ROUTING_WORDS[found.load.routing]}."
+    yield (
+        f"Each replica keeps the blocks of past turns ({batching.kv_block_tokens} tokens each) while its KV cache of "
+        f"{batching.kv_tokens:,} tokens has room, and runs {BATCHING[batching.policy]}: at most "
+        f"{batching.max_batch_size:,} requests at once, {batching.token_budget:,} tokens an iteration."
+    )
+    yield "All replicas are identical, and no GPU is throttled or shared."
+
+
+SESSION_ROUTING_WORDS = {
+    "affinity": "to the replica of their session, which is drawn at random",
+    "random": "to a replica at random",
+    "least_outstanding": "to the replica with the fewest requests outstanding",
+    "prefix_aware": "to the replica that has most of their session cached",
+}
+
+
 # --- What a report says beside its numbers: what the count includes and assumes, how sure it is, what its terms mean
 
 EXCLUDES = (
@@ -574,7 +659,7 @@ def question_json(question: Question) -> dict[str, Any]:
     for field in FIELDS.values():
         value = field.of(question)
         if field.name in METRICS:
-            asked["sla"] = {limit.metric: limit.text for limit in question.sla.given}
+            asked["sla"] = {limit.key: limit.text for limit in question.sla.given}
         elif field.name not in SHARES and not (field.name in ADMISSION and value == field.default):
             asked[field.key] = str(value) if isinstance(value, Arrivals | TokenLaw) else value
     return asked | {"prices": dict(question.prices)}

@@ -285,14 +285,22 @@ class Limit:
         if metric in SHARES:
             given = _percent(metric, text)
             return cls.goodput(given) if metric == "goodput" else cls.rejected(given)
-        percentile, colon, time = text.strip().partition(":")
-        if not colon and metric != "gap" and re.fullmatch(r"[0-9.]+ *[mun]?s", percentile):
-            return cls(metric, 0, parse_seconds(f"--{metric}", percentile))
-        if not re.fullmatch("p[0-9]{1,9}", percentile) or not time:
-            raise ScenarioError(f"--{metric} {text!r}: write it as percentile:time, for instance p95:1s or p99:30ms")
-        if int(percentile[1:]) not in PERCENTILES:
-            raise ScenarioError(f"{metric_name(metric)}: percentile {percentile} is not one of p50, p90, p95, p99")
-        return cls(metric, int(percentile[1:]), parse_seconds(f"--{metric}", time))
+        if ":" not in text and metric != "gap" and re.fullmatch(r"[0-9.]+ *[mun]?s", text.strip()):
+            return cls(metric, 0, parse_seconds(f"--{metric}", text.strip()))
+        percentile, limit_s = parse_limit(f"--{metric}", text)
+        if percentile not in PERCENTILES:
+            raise ScenarioError(f"{metric_name(metric)}: percentile p{percentile} is not one of p50, p90, p95, p99")
+        return cls(metric, percentile, limit_s)
+
+    @property
+    def key(self) -> str:
+        """What is limited, as JSON has it."""
+        return self.metric
+
+    @property
+    def subject(self) -> str:
+        """What is limited, in words; an SLA has one limit on each."""
+        return metric_name(self.metric)
 
     @property
     def text(self) -> str:
@@ -304,7 +312,9 @@ class Limit:
     @property
     def name(self) -> str:
         """For instance: p95 TTFT, 99 % goodput."""
-        return limited_name(self.metric, self.percentile)
+        if self.metric in SHARES:
+            return limited_name(self.metric, self.percentile)
+        return f"p{self.percentile} {self.subject}"
 
     def said(self, value: float) -> str:
         """A value of what is limited: a time, or per cent of the limits used up or of the requests."""
@@ -332,6 +342,14 @@ def _percent(metric: Limited, text: str) -> float:
         example = "99%" if metric == "goodput" else "0.5%"
         raise ScenarioError(f"--{metric} {text!r}: write it in per cent, for instance {example}")
     return _number(f"--{metric}", found[1])
+
+
+def parse_limit(name: str, text: str) -> tuple[int, float]:
+    """Read ``p95:1s`` as a percentile and seconds; `name` is of the option."""
+    percentile, _, time = text.strip().partition(":")
+    if not re.fullmatch("p[0-9]{1,9}", percentile) or not time:
+        raise ScenarioError(f"{name} {text!r}: write it as percentile:time, for instance p95:1s or p99:30ms")
+    return int(percentile[1:]), parse_seconds(name, time)
 
 
 def parse_seconds(name: str, text: str) -> float:
@@ -376,8 +394,8 @@ class Sla:
     def __init__(self, *limits: Limit | None) -> None:
         given = sorted((each for each in limits if each is not None), key=lambda each: LIMITED.index(each.metric))
         for one, next_ in pairwise(given):
-            if one.metric == next_.metric:
-                raise ScenarioError(f"the SLA has two limits on {metric_name(one.metric)}: {one} and {next_}")
+            if one.subject == next_.subject:
+                raise ScenarioError(f"the SLA has two limits on {one.subject}: {one} and {next_}")
         if not given:
             raise ScenarioError(
                 "the SLA needs at least one limit on TTFT, ITL, E2E or the gap between tokens, for instance a p95 TTFT "

@@ -50,6 +50,7 @@ from sizing.analyses.next_level import LevelChoice, Option, Stop, choose
 from sizing.analyses.pools import Pools, pools_of
 from sizing.analyses.relax import Relaxation, Together, relaxations, together
 from sizing.analyses.sensitivity import GoodputPrice, goodput_prices, sensitivities
+from sizing.analyses.session_plan import SessionLimit, SessionLoad, SessionPlan, plan_sessions, session_question
 from sizing.analyses.traced import TracePlan, busiest_rate_per_s, class_slas, lengths_of, peak_factor, plan_trace
 from sizing.analyses.verification import Verification, verification
 from sizing.budget import checkpoint
@@ -74,7 +75,7 @@ from sizing.report.model import Report, question_digest, with_cover
 from sizing.report.write import WRITERS, file_name, render
 from sizing.trace import DAY_S, Trace, TraceError, merged
 from sizing.trace_files import FORMATS, read_trace_noted
-from sizing.workload import Lengths, Prefix, Workload
+from sizing.workload import Lengths, Prefix, Sla, Workload
 from ui import link
 from ui.link import PREFIX, Stamp
 from ui.scenario import Scenario, example_trace
@@ -877,6 +878,40 @@ def traced_file(found: TracePlan, points: Sequence[Point], link: str, suffix: st
     cover = Cover(datetime.now(UTC).isoformat(timespec="seconds"), link=link)
     curve, effects = load_curve(question, fleet), sensitivities(question, fleet)
     return render(report_of(found.plan, curve, effects, cover, points, traced=found), suffix)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class ForSessions:
+    """The fleets for sessions, or the reason why there are none."""
+
+    found: SessionPlan | None
+    title: str = ""
+    reason: str = ""
+    rejected: tuple[Rejection, ...] = ()
+
+
+def for_sessions(
+    scenario: Scenario, load: SessionLoad, limits: tuple[SessionLimit, ...], progress: Callable[[str], None]
+) -> ForSessions:
+    """The fleets that serve sessions, of which the form says all but load, lengths, arrivals, routing and prefix.
+
+    Never raises on user input. `progress` hears of each simulation; a visit remembers its last few answers.
+    """
+    usual, have = Scenario(), points_for(scenario)
+    of_requests = {name: getattr(usual, name) for name in ("prefix_share", "prefix_hit", "routing", "gap")}
+    asked = replace(_without_load(scenario), **of_requests)
+    if nothing := nothing_to_choose_from(scenario, have):
+        return ForSessions(None, nothing.title, nothing.reason)
+
+    def plan() -> ForSessions:
+        sla = Sla(asked.ttft, asked.itl, asked.e2e, *limits)
+        terms = {name: getattr(asked, name) for name in ("headroom", "spare", "price_per_gpu_hour")}
+        question, turns = session_question(asked.model, load, sla, **terms)
+        found = found_among(question.model, question.workload.lengths, asked.choice, have.digest, have.points)
+        return ForSessions(plan_sessions(question, load, turns, *found, progress=progress))
+
+    key = (load, limits, asked, have.digest)
+    return remembered(visit().session_answers, key, lambda: answered(plan, ForSessions), ANSWERS_KEPT)
 
 
 def _without_load(scenario: Scenario) -> Scenario:

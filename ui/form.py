@@ -47,7 +47,7 @@ from sizing.workload import (
 )
 from ui import answers, link
 from ui.scenario import OF_SERVER, PRESETS, Scenario
-from ui.values import fill, fill_law, fill_limit, fill_share, read, read_law, with_percentiles
+from ui.values import fill, fill_law, fill_limit, fill_sessions, fill_share, read, read_law, with_percentiles
 from ui.visit import fill_view, let_go, visit
 from ui.words import UNIT, plain, sentence_case
 
@@ -314,8 +314,13 @@ def _presets() -> None:
         format_func=lambda name: f"**{name}**" if PRESETS[name].matches(scenario) else name,
         key="preset",
         on_change=_use_preset,
-        help="Fills in typical lengths and limits for a use case; change any of them afterwards.",
+        help=PRESETS_HELP,
     )
+
+
+PRESETS_HELP = "Fills in typical lengths and limits for a use case; change any of them afterwards.\n\n" + "\n".join(
+    f"- **{name}**: {preset.source}." for name, preset in PRESETS.items()
+)
 
 
 def _use_preset() -> None:
@@ -327,6 +332,8 @@ def _use_preset() -> None:
     for metric in METRICS:
         fill_limit(metric, getattr(preset, metric))
     fill_share("goodput", None)
+    if preset.sessions:
+        fill_sessions(preset.sessions)
 
 
 def _what() -> None:

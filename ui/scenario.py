@@ -22,6 +22,7 @@ from sizing.workload import (
     Metric,
     Prefix,
     Routing,
+    Sessions,
     ShareOfRequests,
     Sla,
     Workload,
@@ -192,7 +193,11 @@ class Scenario:
 
 @dataclass(frozen=True, slots=True)
 class Preset:
-    """A use of language models: its typical lengths and limits, all at p95, to be replaced by one's own."""
+    """A use of language models: its typical lengths and limits, all at p95, to be replaced by one's own.
+
+    `source`: where the figures are from, and which of them are assumptions. `sessions`: what its conversations or tasks
+    are like where sessions are planned, None where nothing is known of them; their rate is not used.
+    """
 
     isl: int
     isl_cv: float
@@ -204,16 +209,88 @@ class Preset:
     gap: Limit | None = None
     isl_law: None = None
     osl_law: None = None
+    sessions: Sessions | None = None
+    source: str = ""
 
     def matches(self, scenario: Scenario) -> bool:
-        """True while the scenario still has every value of the preset."""
-        return all(getattr(scenario, field.name) == getattr(self, field.name) for field in fields(self))
+        """True while the scenario still has every value of the preset; sessions are no part of it."""
+        of_requests = (field.name for field in fields(self) if field.name not in ("sessions", "source"))
+        return all(getattr(scenario, name) == getattr(self, name) for name in of_requests)
 
 
+CHATS = Sessions(
+    rate_per_s=1.0,
+    turns=3.5,  # ServeGen
+    first_tokens=296,  # WildChat, as the next two
+    user_tokens=296,
+    output_tokens=441,
+    first_cv=1.0,
+    user_cv=1.0,
+    output_cv=0.7,
+    think_s=100.0,  # ServeGen
+    system_tokens=500,
+)
+TASKS = Sessions(
+    rate_per_s=1.0,
+    turns=31.0,  # GitHub Copilot: 9,310,255 calls in 301,026 sessions
+    first_tokens=2000,
+    user_tokens=1600,  # TraceLab, as its variation: 1,600 on average, 793 at the median, behind 64k to 128k tokens
+    output_tokens=527,  # GitHub Copilot: 4.91 billion tokens in as many calls
+    first_cv=1.0,
+    user_cv=1.75,
+    output_cv=1.0,
+    think_s=5.0,
+    system_tokens=5000,
+)
 PRESETS = {
-    "Chat": Preset(600, 1.0, 300, 0.7, ttft=Limit("ttft", 95, 1.0), itl=Limit("itl", 95, 0.05)),
-    "RAG": Preset(6000, 0.4, 300, 0.6, ttft=Limit("ttft", 95, 2.0), itl=Limit("itl", 95, 0.05)),
-    "Summarise": Preset(8000, 0.6, 400, 0.4, e2e=Limit("e2e", 95, 30.0)),
-    "Code": Preset(1500, 0.6, 80, 0.8, ttft=Limit("ttft", 95, 0.5), e2e=Limit("e2e", 95, 3.0)),
-    "Agent": Preset(12000, 0.8, 500, 1.0, ttft=Limit("ttft", 95, 4.0), e2e=Limit("e2e", 95, 45.0)),
+    "Chat": Preset(
+        *(1190, 0.6, 210, 1.3),
+        ttft=Limit("ttft", 95, 1.0),
+        itl=Limit("itl", 95, 0.05),
+        sessions=CHATS,
+        source="medians of 1,020 tokens in and 129 out in Azure's conversations (Patel and others, Splitwise, ISCA "
+        "2024, https://arxiv.org/abs/2311.18677). In sessions 3.5 turns, 100 s apart (Xiang and others, ServeGen, "
+        "NSDI 2026, "
+        "https://arxiv.org/abs/2505.09999), of 296 tokens and answers of 441 (Zhao and others, WildChat, ICLR 2024, "
+        "https://arxiv.org/abs/2405.01470). Assumptions: variations, system prompt, limits",
+    ),
+    "RAG": Preset(
+        *(6000, 0.4, 300, 0.6),
+        ttft=Limit("ttft", 95, 2.0),
+        itl=Limit("itl", 95, 0.05),
+        source="all of it assumptions. One request of a university's service has 3,861 tokens in and 127 out (Wang and "
+        "others, RAGPulse, 2025, https://github.com/flashserve/RAGPulse)",
+    ),
+    "Summarise": Preset(
+        *(8000, 0.6, 400, 0.4),
+        e2e=Limit("e2e", 95, 30.0),
+        source="all of it assumptions",
+    ),
+    "Code": Preset(
+        *(2020, 0.9, 28, 1.9),
+        ttft=Limit("ttft", 95, 0.5),
+        e2e=Limit("e2e", 95, 3.0),
+        source="medians of 1,500 tokens in and 13 out in Azure's code completion (Patel and others, Splitwise, ISCA "
+        "2024, https://arxiv.org/abs/2311.18677). Assumptions: variations, limits",
+    ),
+    "Agent": Preset(
+        *(12000, 0.8, 527, 1.0),
+        ttft=Limit("ttft", 95, 4.0),
+        e2e=Limit("e2e", 95, 45.0),
+        sessions=TASKS,
+        source="527 tokens out, and in sessions 31 calls of the model, as in GitHub Copilot's coding agents (Azure "
+        "Public Dataset, 2026, https://github.com/Azure/AzurePublicDataset); 1,600 new tokens a call (Zhu and others, "
+        "TraceLab, 2026, https://arxiv.org/abs/2606.30560). Assumptions: 12,000 tokens in, far below the 67,800 of "
+        "Copilot, which few open models take; variations, first prompt, system prompt, 5 s of a tool, limits",
+    ),
+    "Reasoning": Preset(
+        *(296, 1.0, 3500, 1.0),
+        ttft=Limit("ttft", 95, 2.0),
+        itl=Limit("itl", 95, 0.04),
+        source="296 tokens in (Zhao and others, WildChat, ICLR 2024, https://arxiv.org/abs/2405.01470), out 8 times "
+        "its 441, which is what reasoning adds on average (Emberson and others, Epoch AI, 2025, "
+        "https://epoch.ai/data-insights/output-length); a question of AIME takes DeepSeek-R1 12,000 (model card of "
+        "DeepSeek-R1-0528, 2025). Assumptions: variations, limits",
+    ),
 }
+"""Means that stand for published medians are those of a lognormal law with the variation beside them."""

@@ -10,7 +10,8 @@ from sizing.errors import ScenarioError
 from sizing.layout import Layout
 from sizing.plans import Candidate
 from sizing.token_law import LOGNORMAL, TokenLaw
-from sizing.workload import METRICS, SHARES, Arrivals, Limit, Metric, ShareOfRequests
+from sizing.workload import METRICS, SHARES, Arrivals, Limit, Metric, Sessions, ShareOfRequests
+from ui.link import PREFIX
 from ui.scenario import USUAL, USUAL_SHARES, Scenario
 from ui.words import UNIT
 
@@ -87,6 +88,19 @@ def with_percentiles() -> None:
     for metric in METRICS:
         if not state.goodput_on and not state[f"{metric}_percentile"]:
             state[f"{metric}_percentile"] = USUAL[metric].percentile
+
+
+SESSION_FIELDS = (
+    *("turns", "think_s", "first_tokens", "first_cv", "user_tokens", "user_cv", "output_tokens", "output_cv"),
+    *("system_tokens", "context_tokens", "turn_law"),
+)
+"""Of `Sessions`: what the form for users and agents asks, in its order; their number is not among them."""
+
+
+def fill_sessions(shape: Sessions) -> None:
+    """Write what sessions are like into the form for users and agents, whose state is part of what a page shows."""
+    for name in SESSION_FIELDS:
+        state[PREFIX + name] = getattr(shape, name)
 
 
 def use_candidate(candidate: Candidate) -> None:

@@ -48,7 +48,7 @@ class Visit:
     picked, and how often it was drawn anew for it. `report_handed`: the files of a report that were handed out.
     `own_models`: those whose config.json was uploaded, by id; `configs` counts the uploaders, and `config_refused` says
     what was wrong with the last file. `recorded`, `traces` and `trace_refused`: the same of a trace, with parts of it
-    and answers for them.
+    and answers for them; `session_answers`: those for sessions.
     """
 
     to_fill: dict[str, str] | None = None
@@ -79,6 +79,7 @@ class Visit:
     trace_refused: str = ""
     trace_parts: dict[Any, Any] = field(default_factory=dict)
     trace_answers: dict[Any, Any] = field(default_factory=dict)
+    session_answers: dict[Any, Any] = field(default_factory=dict)
 
 
 def visit() -> Visit:

@@ -6,7 +6,7 @@ import json
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from typing import Any, TypeVar
+from typing import Any, TypeVar, get_args
 
 import click
 from click.core import ParameterSource
@@ -21,7 +21,7 @@ from sizing.layout import Layout
 from sizing.plans import Candidate
 from sizing.points import Point, read_points
 from sizing.question import ADMISSION, FIELDS, with_laws
-from sizing.workload import LIMITED
+from sizing.workload import LIMITED, Sessions, TurnLaw, parse_seconds
 
 MOST_GPUS = 10_000_000
 """GPUs of one type owned or available: more is almost certainly a typo."""
@@ -150,6 +150,66 @@ time_limit = click.option(
     help="CPU seconds after which the command gives up; 0: never.",
 )
 as_json = click.option("--json", "json_", is_flag=True, help="Print JSON for programs.")
+
+
+def tokens_options(name: str, mean: str, required: bool) -> Callable[[F], F]:
+    """The options of one kind of tokens of a session: mean, and coefficient of variation."""
+    return options(
+        click.option(f"--{name}-tokens", type=float, required=required, help=mean),
+        click.option(
+            f"--{name}-cv", type=float, default=0.0, show_default=True, help="Their coefficient of variation."
+        ),
+    )
+
+
+def session_options(required: bool) -> Callable[[F], F]:
+    """What sessions are like; `required`: click itself asks for turns and tokens."""
+    return options(
+        click.option("--sessions-per-s", type=float, required=required, help="Sessions that start in a second."),
+        click.option("--turns", type=float, required=required, help="Turns of a session, mean."),
+        click.option(
+            "--turn-law",
+            type=click.Choice(get_args(TurnLaw)),
+            default="geometric",
+            show_default=True,
+            help="How the number of turns varies.",
+        ),
+        tokens_options("first", "Prompt tokens of the first turn, mean, the system prompt excluded.", required),
+        tokens_options("user", "Tokens that a later turn adds to all before it, mean.", required),
+        tokens_options("output", "Tokens of an answer, mean.", required),
+        click.option(
+            "--think",
+            default="0s",
+            show_default=True,
+            help="Mean time from an answer to the next turn, exponential: of a user, or of an agent's tool.",
+        ),
+        click.option(
+            "--system-tokens", type=int, default=0, show_default=True, help="Tokens that all sessions begin with."
+        ),
+        click.option(
+            "--context-tokens",
+            type=int,
+            default=0,
+            show_default=True,
+            help="A turn beyond it ends its session; 0: no limit, or that of the model.",
+        ),
+    )
+
+
+SESSION_TOKENS = ("first", "user", "output")
+SESSION_SHAPE = (
+    *("turns", "turn_law", "think", "system_tokens", "context_tokens"),
+    *(f"{kind}_{figure}" for kind in SESSION_TOKENS for figure in ("tokens", "cv")),
+)
+"""Parameters of `session_options` beside the rate."""
+
+
+def sessions_of(given: Mapping[str, Any], rate_per_s: float) -> Sessions:
+    """The sessions that `session_options` describe."""
+    shape = {name: given[name] for name in SESSION_SHAPE if name != "think"}
+    return Sessions(rate_per_s, think_s=parse_seconds("--think", given["think"]), **shape)
+
+
 workload_options = options(length_options(required=True), field_option("rate"))
 sla_options = field_options(*LIMITED, *ADMISSION)
 margin_options = field_options("headroom", "spare")

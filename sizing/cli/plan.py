@@ -19,6 +19,8 @@ from sizing.analyses.pools import pools_of
 from sizing.analyses.sensitivity import goodput_prices, sensitivities, tune
 from sizing.analyses.verification import verification
 from sizing.cli.options import (
+    SESSION_SHAPE,
+    SESSION_TOKENS,
     as_json,
     choice_of,
     choice_options,
@@ -33,6 +35,8 @@ from sizing.cli.options import (
     points_of,
     prices_of,
     protocol_of,
+    session_options,
+    sessions_of,
     set_by_hand,
     sla_options,
     time_limit,
@@ -42,10 +46,13 @@ from sizing.cli.shapes import Extras, extras_json
 from sizing.edge import BY_SIMULATION
 from sizing.plans import Candidate, Fleet, NoFeasiblePlan, Plan, Rejection
 from sizing.points import Point
-from sizing.question import FIELDS, LENGTHS, Question
+from sizing.question import ADMISSION, FIELDS, LENGTHS, Question
+from sizing.simulator.sessions import SESSION_ROUTINGS, SessionLatency
 from sizing.text import rejection_json
+from sizing.workload import METRICS, Limit, Sla
 
 if TYPE_CHECKING:
+    from sizing.analyses.session_plan import SessionLoad, SessionPlan, Turns
     from sizing.analyses.traced import TracePlan
     from sizing.trace_files import Reading
 
@@ -86,6 +93,8 @@ Examples:
       --trace chat=monday.csv --trace code=completions.jsonl.gz --class code:ttft=p95:300ms,itl=none
   python -m sizing plan --model reference-512x4 --points data/curves/reference-cpu.csv \\
       --isl 64 --osl 32 --rate 20 --ttft p95:200ms --itl p95:40ms
+  python -m sizing plan --model Qwen/Qwen3-32B --gpu h200_sxm --users 200 --turns 8 --first-tokens 600 \\
+      --user-tokens 120 --output-tokens 300 --think 30s --later-ttft p95:500ms --itl p95:40ms
 """
 LOAD_NEEDED = ("isl", "osl")
 
@@ -118,7 +127,19 @@ LOAD_NEEDED = ("isl", "osl")
         is_flag=True,
         help="With --trace: turns of a session find in the KV cache what is left of those before them.",
     ),
+    click.option("--users", type=click.IntRange(1), help="Users or agents at once, in sessions, in place of --rate."),
+    session_options(required=False),
+    click.option(
+        "--session-routing",
+        type=click.Choice(SESSION_ROUTINGS),
+        default="affinity",
+        show_default=True,
+        help="Who gets a turn: the replica of its session, any, the least busy one, the one with most of it cached.",
+    ),
     sla_options,
+    click.option("--first-ttft", help="Of sessions: limit on TTFT of first turns, for instance p95:2s."),
+    click.option("--later-ttft", help="Of sessions: limit on TTFT of later turns, for instance p95:500ms."),
+    click.option("--session-time", help="Limit on the time of a whole session or task, for instance p95:600s."),
     margin_options,
     field_option("price"),
     click.option("--mix", is_flag=True, help="Find the cheapest mix of GPU types; needs a price for each."),
@@ -141,8 +162,11 @@ def plan_command(context: click.Context, /, json_: bool, **given: Any) -> None:
         shared_instead(context, json_, given)
         return
     points = points_of(given)
-    recorded = None
-    if not given["traces"]:
+    recorded = talks = None
+    if given["users"] is not None or given["sessions_per_s"] is not None:
+        question, talks = planned_sessions(context, given)
+    elif not given["traces"]:
+        check_no_sessions(context)
         question = planned(given)
     else:
         question, recorded = planned_trace(context, given)
@@ -153,10 +177,15 @@ def plan_command(context: click.Context, /, json_: bool, **given: Any) -> None:
     reserved = configured(found[0], given, question.workload.lengths.osl)
     try:
         replayed = None if recorded is None else replays(question, recorded, reserved, found[1], given)
-        plan = replayed.plan if replayed else planner.plan(question, reserved, found[1])
+        simulated = None if talks is None else simulates(question, *talks, reserved, found[1])
+        special = replayed or simulated
+        plan = special.plan if special else planner.plan(question, reserved, found[1])
     except NoFeasiblePlan as error:
-        raise Reported(error, refusal_json(error, question, reserved)) if json_ else error from None
-    more = replace(extras(plan, given, counts, reserved), trace=replayed)
+        load = talks[0] if talks else None
+        raise Reported(error, refusal_json(error, question, reserved, load)) if json_ else error from None
+    more = Extras(sessions=simulated)
+    if simulated is None:
+        more = replace(extras(plan, given, counts, reserved), trace=replayed)
     if json_:
         write_json({**answer.as_json(plan), **extras_json(more, question), "report": report_json(plan, more, points)})
     else:
@@ -203,7 +232,7 @@ def planned_trace(context: click.Context, given: Mapping[str, Any]) -> tuple[Que
     by_hand = set_by_hand(context)
     for name in (*OF_TRACES, *NOT_REPLAYED):
         if name in by_hand:
-            option = "tune" if name == "tuned" else name.replace("_", "-")
+            option = TYPED.get(name, name.replace("_", "-"))
             why = "the trace has its own" if name in OF_TRACES else "its answer would not be replayed"
             raise click.UsageError(f"--{option} does not go with --trace: {why}")
     if given["prefix_cache"] and (twice := {*by_hand} & {"prefix_tokens", "prefix_hit"}):
@@ -213,6 +242,71 @@ def planned_trace(context: click.Context, given: Mapping[str, Any]) -> tuple[Que
     lengths = {name: getattr(lengths_of(trace), name) for name in LENGTHS}
     load = {"rate": busiest_rate_per_s(trace), "peak_factor": peak_factor(trace)}
     return Question.of({**given, **lengths, **load, "price": None}), reading._replace(trace=trace)
+
+
+OF_SESSIONS = (
+    *("prefix_tokens", "prefix_hit", "routing", "gap", "traces", "trace_window", "trace_scale", "classes"),
+    *("prefix_cache", "goodput", "goodput_price", "rejected", *ADMISSION),
+)
+TYPED = {"tuned": "tune", "traces": "trace", "classes": "class"}
+"""Options by parameters that are not called as they are typed."""
+LIMITS_OF_SESSIONS: dict[str, SessionLatency] = {
+    "first_ttft": "first_ttft",
+    "later_ttft": "later_ttft",
+    "session_time": "session",
+}
+
+
+def planned_sessions(context: click.Context, given: Mapping[str, Any]) -> tuple[Question, tuple[SessionLoad, Turns]]:
+    """The question of sessions, and what it does not hold: the sessions, and what their turns are like."""
+    from sizing.analyses.session_plan import SessionLimit, SessionLoad, session_question, within_context
+
+    by_hand = set_by_hand(context)
+    for name in (*OF_TRACES, *OF_SESSIONS, *NOT_REPLAYED):
+        if name in by_hand:
+            option = TYPED.get(name, name.replace("_", "-"))
+            why = (
+                "its answer would not be simulated"
+                if name in NOT_REPLAYED
+                else "sessions have their own load and limits"
+            )
+            raise click.UsageError(f"--{option} does not go with --users and --sessions-per-s: {why}")
+    if given["users"] is not None and given["sessions_per_s"] is not None:
+        raise click.UsageError("give the load by either --users or --sessions-per-s")
+    for name in ("turns", *(f"{kind}_tokens" for kind in SESSION_TOKENS)):
+        if given[name] is None:
+            raise click.MissingParameter(param_type="option", param_hint=f"'--{name.replace('_', '-')}'")
+    sessions = within_context(given["model"], sessions_of(given, given["sessions_per_s"] or 1.0))
+    load = SessionLoad(sessions, given["users"], given["session_routing"])
+    own = (
+        SessionLimit.on(of, given[name], f"--{name.replace('_', '-')}")
+        for name, of in LIMITS_OF_SESSIONS.items()
+        if given[name]
+    )
+    sla = Sla(*(Limit.parse(metric, given[metric]) for metric in METRICS if given[metric]), *own)
+    terms = {name: given[name] for name in ("headroom", "spare")}
+    question, turns = session_question(given["model"], load, sla, **terms)
+    return question, (load, turns)
+
+
+def check_no_sessions(context: click.Context) -> None:
+    """UsageError for what describes sessions where there is no number of them."""
+    by_hand = set_by_hand(context)
+    for name in (*SESSION_SHAPE, "session_routing", *LIMITS_OF_SESSIONS):
+        if name in by_hand:
+            raise click.UsageError(f"--{name.replace('_', '-')} goes with --users or --sessions-per-s")
+
+
+def simulates(
+    question: Question, load: SessionLoad, turns: Turns, found: Sequence[Candidate], rejected: Sequence[Rejection]
+) -> SessionPlan:
+    """The plan of sessions; on a terminal, which fleet is being simulated."""
+    from rich.console import Console
+
+    from sizing.analyses.session_plan import plan_sessions
+
+    with Console(stderr=True).status("sessions") as status:
+        return plan_sessions(question, load, turns, found, rejected, progress=status.update)
 
 
 def replays(
@@ -246,21 +340,24 @@ def report_json(plan: Plan, more: Extras, points: Sequence[Point]) -> dict[str, 
     from sizing.report.build import Cover, report_of, with_goodput  # only --json writes it
     from sizing.report.model import as_dict
 
-    curve = load_curve(plan.question, plan.answer)
-    found = report_of(plan, curve, more.sensitivity, Cover(now()), points, more.daily, more.trace)
+    curve = None if more.sessions else load_curve(plan.question, plan.answer)
+    beside = more.daily, more.trace, more.sessions
+    found = report_of(plan, curve, more.sensitivity, Cover(now()), points, *beside)
     return as_dict(with_goodput(found, more.goodput_prices))
 
 
-def refusal_json(error: NoFeasiblePlan, question: Question, found: Sequence[Candidate]) -> dict[str, Any]:
-    """Why there is no plan and the ways to meet the SLA, as `python -m sizing report` reads it."""
+def refusal_json(
+    error: NoFeasiblePlan, question: Question, found: Sequence[Candidate], load: SessionLoad | None = None
+) -> dict[str, Any]:
+    """Why there is no plan, as `python -m sizing report` reads it; with ways to meet the SLA, unless of sessions."""
     from sizing.analyses.relax import relaxations, together
     from sizing.report.build import Cover, refusal_of
     from sizing.report.model import as_dict
 
-    missed = any(rejection.kind == "sla" for rejection in error.rejected)
+    missed = load is None and any(rejection.kind == "sla" for rejection in error.rejected)
     alone, nearest = (relaxations(question, found), together(question, found)) if missed else ((), None)
     title = "No configuration meets this SLA"
-    return as_dict(refusal_of(question, title, str(error), error.rejected, Cover(now()), alone, nearest))
+    return as_dict(refusal_of(question, title, str(error), error.rejected, Cover(now()), alone, nearest, load))
 
 
 def now() -> str:

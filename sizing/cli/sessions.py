@@ -2,28 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import asdict
-from typing import Any, get_args
+from typing import Any
 
 import click
 
 from sizing.cli.laws import coefficients_of, law_options, slot_options
-from sizing.cli.options import F, as_json, lookahead_option, options, write_json
+from sizing.cli.options import as_json, lookahead_option, session_options, sessions_of, write_json
 from sizing.cli.tables import print_sessions
 from sizing.engine import Batching, Replica
 from sizing.simulator.sessions import SESSION_ROUTINGS, simulate_sessions
-from sizing.workload import Sessions, TurnLaw, parse_seconds
-
-
-def tokens_options(name: str, mean: str) -> Callable[[F], F]:
-    """The options of one kind of tokens: mean, and coefficient of variation."""
-    return options(
-        click.option(f"--{name}-tokens", type=float, required=True, help=mean),
-        click.option(
-            f"--{name}-cv", type=float, default=0.0, show_default=True, help="Their coefficient of variation."
-        ),
-    )
 
 
 @click.command(
@@ -33,21 +21,7 @@ def tokens_options(name: str, mean: str) -> Callable[[F], F]:
     "      --user-tokens 80 --output-tokens 200 --think 20s --seed 7\n",
 )
 @law_options
-@click.option("--sessions-per-s", type=float, required=True, help="Sessions that start in a second, of the fleet.")
-@click.option("--turns", type=float, required=True, help="Turns of a session, mean.")
-@click.option(
-    "--turn-law", type=click.Choice(get_args(TurnLaw)), default="geometric", show_default=True, help="How they vary."
-)
-@tokens_options("first", "Prompt tokens of the first turn, mean, the system prompt excluded.")
-@tokens_options("user", "Tokens that a later turn adds to all before it, mean.")
-@tokens_options("output", "Tokens of an answer, mean.")
-@click.option(
-    "--think", default="0s", show_default=True, help="Mean time from an answer to the next turn, exponential."
-)
-@click.option("--system-tokens", type=int, default=0, show_default=True, help="Tokens that all sessions begin with.")
-@click.option(
-    "--context-tokens", type=int, default=0, show_default=True, help="A turn beyond it ends its session; 0: no limit."
-)
+@session_options(required=True)
 @slot_options
 @click.option("--block-tokens", type=int, default=16, show_default=True, help="Tokens of a block of the KV cache.")
 @click.option("--prefix-cache/--no-prefix-cache", default=True, show_default=True, help="Keep blocks of past turns.")
@@ -68,13 +42,7 @@ def sessions_command(json_: bool, replicas: int, routing: Any, requests: int, se
 
     How much of it is found in the prefix cache is simulated: block by block, least recently used first out.
     """
-    names = ("turns", "turn_law", "system_tokens", "context_tokens")
-    tokens = [f"{kind}_{figure}" for kind in ("first", "user", "output") for figure in ("tokens", "cv")]
-    sessions = Sessions(
-        given["sessions_per_s"],
-        think_s=parse_seconds("--think", given["think"]),
-        **{name: given[name] for name in (*names, *tokens)},
-    )
+    sessions = sessions_of(given, given["sessions_per_s"])
     batching = Batching(
         *("chunked", given["max_batch_size"], given["token_budget"], given["kv_tokens"], "max_utilization"),
         kv_block_tokens=given["block_tokens"],

@@ -26,6 +26,7 @@ from sizing.text import cautions, fleet_json, of_all_json, rejection_json, verif
 from sizing.trace import dispersion
 
 if TYPE_CHECKING:
+    from sizing.analyses.session_plan import Seen, SessionPlan
     from sizing.analyses.traced import TracePlan
     from sizing.simulator.recorded import Replayed
 
@@ -209,6 +210,7 @@ class Extras:
     pools: Pools | Rejection | None = None
     trace: TracePlan | None = None
     goodput_prices: tuple[GoodputPrice, ...] = ()
+    sessions: SessionPlan | None = None
 
 
 def extras_json(extras: Extras, question: Question) -> dict[str, Any]:
@@ -223,6 +225,7 @@ def extras_json(extras: Extras, question: Question) -> dict[str, Any]:
         **({"disaggregated": pools_json(extras.pools, question)} if extras.pools else {}),
         **({"trace": trace_json(extras.trace)} if extras.trace else {}),
         **({"goodput_price": [*map(goodput_price_json, extras.goodput_prices)]} if extras.goodput_prices else {}),
+        **({"sessions": sessions_json(extras.sessions)} if extras.sessions else {}),
     }
 
 
@@ -234,6 +237,42 @@ def goodput_price_json(price: GoodputPrice) -> dict[str, Any]:
         "gpus": fleet and fleet.gpus,
         "replicas": fleet and fleet.replicas,
         "requests_per_s_per_gpu": fleet and fleet.requests_per_s_per_gpu,
+    }
+
+
+def sessions_json(found: SessionPlan) -> dict[str, Any]:
+    """What sessions come to on the answer's fleet: the planned load, every routing, and rising loads."""
+    asked = asdict(found.load.sessions) | {"rate_per_s": found.seen.rate_per_s}
+    return {
+        "users": found.load.users,
+        "asked": asked,
+        "routing": found.load.routing,
+        "gpus_per_100_in_flight": found.gpus_per_100,
+        "context_tokens_in_flight": found.turns.context_tokens,
+        "kv_tokens": found.kv_tokens,
+        "working_all_found": found.all_found,
+        "working_system_prompt_found": found.none_found,
+        **seen_json(found, found.seen),
+        "routings": {name: seen_json(found, seen) for name, seen in found.routings},
+        "rising_load": [seen_json(found, seen) for seen in found.curve],
+    }
+
+
+def seen_json(found: SessionPlan, seen: Seen) -> dict[str, Any]:
+    """The answer's fleet under one load of sessions; latencies are unknown where the queue grew all the time."""
+    seconds = seen.predicted.as_dict()
+    unknown = {name: dict.fromkeys(figures) for name, figures in seconds.items()}
+    return {
+        "sessions_per_s": seen.rate_per_s,
+        "turns_per_s": seen.turns_per_s,
+        "sessions_in_flight": seen.in_flight,
+        "hit_rate": seen.hit_rate,
+        "contexts_over_kv_cache": found.filled(seen),
+        "pauses": seen.pauses,
+        "rejected_share": seen.rejected_share,
+        "saturated": seen.saturated,
+        "meets_sla": seen.meets,
+        "latencies": unknown if seen.saturated else seconds,
     }
 
 
@@ -279,7 +318,7 @@ def class_json(found: TracePlan, seen: Replayed) -> dict[str, Any]:
         "limits": limits,
         "predicted": predicted.as_dict(),
         "worst_hour": seen.worst_hour,
-        "hours": [seen_json(found, seen, number) for number, requests in enumerate(seen.tally.gone) if requests],
+        "hours": [hour_seen_json(found, seen, number) for number, requests in enumerate(seen.tally.gone) if requests],
     }
 
 
@@ -293,12 +332,12 @@ def hour_json(found: TracePlan, number: int) -> dict[str, Any]:
     """One hour of a replayed trace: its load, what its requests saw, and GPUs that its rate needs, spares included."""
     answer = found.plan.answer
     return {
-        **seen_json(found, found.replayed, number),
+        **hour_seen_json(found, found.replayed, number),
         "gpus": (found.needed[number] + answer.spare) * answer.candidate.gpus,
     }
 
 
-def seen_json(found: TracePlan, seen: Replayed, number: int) -> dict[str, Any]:
+def hour_seen_json(found: TracePlan, seen: Replayed, number: int) -> dict[str, Any]:
     """What the requests of an hour saw, all of them or those of a class."""
     from sizing.simulator.recorded import METRICS  # a plan without a trace does without
 

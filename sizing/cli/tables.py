@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from functools import partial
 from math import isnan
 from typing import TYPE_CHECKING
@@ -23,13 +23,14 @@ from sizing.cli.shapes import Extras, shared_cost
 from sizing.fitting import Fit
 from sizing.numbers import gpus, milliseconds, percent, significant
 from sizing.plans import Fleet, Plan, Rejection
-from sizing.prediction import Caution, Prediction
+from sizing.prediction import Caution, Prediction, Quantiles
 from sizing.question import Question
 from sizing.workload import METRICS, metric_name, of_requests
 
 if TYPE_CHECKING:
+    from sizing.analyses.session_plan import SessionPrediction
     from sizing.analyses.traced import TracePlan
-    from sizing.simulator.sessions import SimulatedSessions
+    from sizing.simulator.sessions import SessionLatency, SimulatedSessions
 
 NOTHING_MORE = Extras()
 SHOWN = 8
@@ -60,11 +61,15 @@ def print_plan(plan: Plan, extras: Extras = NOTHING_MORE) -> None:
         say(escape(means))
     for sentence in text.trace_lines(extras.trace) if extras.trace else ():
         say(f"{escape(sentence)}.")
+    for sentence in text.sessions_lines(extras.sessions) if extras.sessions else ():
+        say(f"{escape(sentence)}.")
     out.print(sla_table(plan.question, fleet, "over all requests replayed" if extras.trace else "at the planned load"))
     if extras.trace:
         if extras.trace.replayed.classes:
             out.print(classes_table(extras.trace))
         out.print(hours_table(extras.trace))
+    if extras.sessions:
+        out.print(session_table(extras.sessions.seen.predicted, "Turns and sessions at the planned load"))
     say(f"Binding limit: {escape(text.binding(fleet, extras.trace))}. {text.sensitivity(plan)}.")
     for line in (
         text.cost_line(plan),
@@ -341,12 +346,7 @@ def print_sessions(run: SimulatedSessions, title: str) -> None:
     if run.saturated:
         out.print("Saturated: the queue kept growing, there is no steady state.")
         return
-    table = Table("", "mean", "p50", "p90", "p95", "p99", title=escape(title))
-    for name, quantiles in run.latencies.items():
-        if quantiles.known:
-            values = (quantiles.mean_s, quantiles.p50_s, quantiles.p90_s, quantiles.p95_s, quantiles.p99_s)
-            table.add_row(SESSION_ROWS[name], *map(milliseconds, values))
-    out.print(table)
+    out.print(latency_table(run.latencies, title))
     out.print(
         f"{percent(run.hit_rate)} of prompt tokens found in the prefix cache. {significant(run.turns_per_s)} turns/s, "
         f"{significant(run.in_flight)} sessions in flight, {run.pauses:,} pauses.",
@@ -356,7 +356,23 @@ def print_sessions(run: SimulatedSessions, title: str) -> None:
         out.print(f"{percent(run.turns.lost / len(run.number))} of the turns were rejected.")
 
 
-SESSION_ROWS = {
+def session_table(predicted: SessionPrediction, title: str) -> Table:
+    """The latencies of turns and sessions of a plan."""
+    return latency_table({**predicted.parts, "itl": predicted.itl, "e2e": predicted.e2e}, title)
+
+
+def latency_table(latencies: Mapping[SessionLatency, Quantiles], title: str) -> Table:
+    """Mean and percentiles of each latency of sessions that there is."""
+    table = Table("", "mean", "p50", "p90", "p95", "p99", title=escape(title))
+    for name, row in SESSION_ROWS.items():
+        quantiles = latencies[name]
+        if quantiles.known:
+            values = (quantiles.mean_s, quantiles.p50_s, quantiles.p90_s, quantiles.p95_s, quantiles.p99_s)
+            table.add_row(row, *map(milliseconds, values))
+    return table
+
+
+SESSION_ROWS: dict[SessionLatency, str] = {
     "first_ttft": "TTFT, first turn",
     "later_ttft": "TTFT, later turns",
     "itl": "ITL",

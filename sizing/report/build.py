@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import math
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
@@ -13,6 +14,7 @@ from sizing.analyses.curves import LoadCurve
 from sizing.analyses.daily import Daily
 from sizing.analyses.relax import Relaxation, Together
 from sizing.analyses.sensitivity import GoodputPrice, Sensitivity
+from sizing.analyses.session_plan import OWN, Seen, SessionLoad, SessionPlan
 from sizing.analyses.traced import TracePlan
 from sizing.analyses.verification import verification
 from sizing.catalog import CATALOG
@@ -32,19 +34,22 @@ from sizing.report.model import (
     EffectRow,
     Evidence,
     FigureBasis,
+    InputRow,
     Loosened,
     Quantity,
     Report,
     SensitivityRow,
     Series,
+    SessionRow,
     SourceRow,
+    Talks,
     Traffic,
     TrafficHour,
     Unit,
     WayOut,
     number,
 )
-from sizing.report.sections import inputs
+from sizing.report.sections import inputs, session_inputs
 from sizing.simulator.recorded import limits_on_latencies
 from sizing.text import BATCHING, EXCLUDES, accuracy, assumptions, day_sentence, day_working, includes
 from sizing.workload import METRICS, OF_REQUESTS, Limit, Metric
@@ -189,6 +194,32 @@ def class_limits(found: TracePlan) -> Iterator[ClassLimit]:
             )
 
 
+def talks_of(found: SessionPlan) -> Talks:
+    """Sessions on the answer's fleet, with every routing and under rising loads."""
+    basis, planned = found.plan.answer.basis, found.seen.rate_per_s
+
+    def of(name: str, seen: Seen) -> SessionRow:
+        steady = not seen.saturated
+        p95 = {part: seen.predicted.parts[part].p95_s if steady else None for part in OWN}
+        return SessionRow(
+            name=name,
+            in_flight=number(seen.in_flight if steady else None, "sessions", basis),
+            hit_rate=number(seen.hit_rate, "share", basis),
+            filled=number(found.filled(seen) if steady else None, "share", basis),
+            first_ttft=number(p95["first_ttft"], "s", basis),
+            later_ttft=number(p95["later_ttft"], "s", basis),
+            session=number(p95["session"], "s", basis),
+            kept=seen.meets,
+        )
+
+    return Talks(
+        lines=answer.sessions_lines(found),
+        routings=tuple(of(name, seen) for name, seen in found.routings),
+        rising=tuple(of(f"{seen.rate_per_s / planned:.0%} of the load", seen) for seen in found.curve),
+        planned=min(range(len(found.curve)), key=lambda row: abs(found.curve[row].rate_per_s - planned)),
+    )
+
+
 # --- Provenance: where each configuration's numbers come from, with engine versions, dates and digests of the data
 
 
@@ -302,18 +333,20 @@ class Cover:
 
 def report_of(
     plan: Plan,
-    curve: LoadCurve,
+    curve: LoadCurve | None,
     sensitivity: Sequence[Sensitivity],
     cover: Cover,
     points: Sequence[Point] = (),
     daily: Daily | None = None,
     traced: TracePlan | None = None,
+    sessions: SessionPlan | None = None,
 ) -> Report:
     """The report of a plan. `curve`, `sensitivity` and `daily` are of its answer, `points` all measured points;
-    without a `daily` there is no section on the day, without `traced`, whose plan it then is, none on the trace."""
-    question, fleet = plan.question, plan.answer
+    without a `daily` there is no section on the day, without `traced` or `sessions`, whose plan it then is, none on the
+    trace or on sessions, whose latencies no formula draws: `curve` is then None."""
+    question, fleet, load = plan.question, plan.answer, sessions.load if sessions else None
     return Report(
-        title=cover.title or usual_title(question),
+        title=cover.title or usual_title(question, load),
         author=cover.author,
         notes=cover.notes,
         made_at=cover.made_at,
@@ -323,9 +356,9 @@ def report_of(
         sentence=answer.sentence(plan),
         reason="",
         working=answer.working(plan),
-        inputs=inputs(question),
-        limits=limit_rows(question, fleet),
-        curves=load_curves(question, fleet, curve),
+        inputs=asked_of(question, load),
+        limits=session_limit_rows(question, fleet) if sessions else limit_rows(question, fleet),
+        curves=load_curves(question, fleet, curve) if curve else None,
         configurations=tuple(configuration(question, each) for each in plan.fleets[:MOST_ROWS]),
         left_out=tuple(map(left_out, plan.rejected[:MOST_ROWS])),
         sensitivity=tuple(sensitivity_row(row, fleet.basis) for row in sensitivity),
@@ -334,12 +367,13 @@ def report_of(
         warnings=tuple(answer.cautions(fleet.warnings)),
         includes=tuple(includes(question, fleet)),
         excludes=EXCLUDES,
-        assumptions=tuple(assumptions(question, fleet)),
+        assumptions=tuple(answer.session_assumptions(sessions) if sessions else assumptions(question, fleet)),
         sources=tuple(source_of(each, points) for each in plan.fleets[:MOST_ROWS]),
         accuracy=accuracy(fleet),
         evidence=evidence(),
         day=day_of(plan, daily) if daily else None,
         traffic=traffic_of(traced) if traced else None,
+        sessions=talks_of(sessions) if sessions else None,
     )
 
 
@@ -368,13 +402,16 @@ def refusal_of(
     cover: Cover,
     alone: Sequence[Relaxation] = (),
     together: Together | None = None,
+    load: SessionLoad | None = None,
 ) -> Report:
     """The report that says why there is no answer: no count of GPUs stands in it. `title` says it in a few words.
+
+    `load`: the sessions that were asked about, None for requests.
 
     `alone` and `together` are the ways out of an SLA that nothing meets, as far as they were asked for.
     """
     return Report(
-        title=cover.title or (usual_title(question) if question else "GPU sizing"),
+        title=cover.title or (usual_title(question, load) if question else "GPU sizing"),
         author=cover.author,
         notes=cover.notes,
         made_at=cover.made_at,
@@ -384,15 +421,22 @@ def refusal_of(
         sentence=title,
         reason=reason,
         working="",
-        inputs=inputs(question) if question else (),
+        inputs=asked_of(question, load) if question else (),
         left_out=tuple(map(left_out_unanswered, rejected[:MOST_ROWS])),
         ways_out=tuple(map(way_out, alone)),
         together=loosened(question.sla.limits, alone, together) if question else (),
     )
 
 
-def usual_title(question: Question) -> str:
+def asked_of(question: Question, load: SessionLoad | None) -> tuple[InputRow, ...]:
+    """One row for everything asked."""
+    return session_inputs(question, load) if load else inputs(question)
+
+
+def usual_title(question: Question, load: SessionLoad | None = None) -> str:
     """The title of a report that was given none."""
+    if load is not None:
+        return f"GPUs {load.words} of {question.model}"
     return f"GPUs for {question.model} at {significant(question.workload.rate_per_s)} requests/s"
 
 
@@ -423,6 +467,12 @@ def limit_rows(question: Question, fleet: Fleet) -> tuple[model.LimitRow, ...]:
 def unit_of(limit: Limit) -> Unit:
     """Of what is limited: a time, or a share of the requests or of their limits."""
     return "s" if limit.metric in METRICS else "share"
+
+
+def session_limit_rows(question: Question, fleet: Fleet) -> tuple[model.LimitRow, ...]:
+    """Each limit against what was simulated; without a band: a formula knows no sessions."""
+    rows = ((limit, limit_row(fleet, limit, math.nan, math.nan)) for limit in question.sla.limits)
+    return tuple(replace(row, subject=limit.subject) for limit, row in rows)
 
 
 def limit_row(fleet: Fleet, limit: Limit, low: float, high: float) -> model.LimitRow:

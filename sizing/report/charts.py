@@ -20,7 +20,7 @@ from matplotlib.figure import Figure
 
 from sizing.analyses.daily import HOURS
 from sizing.numbers import significant
-from sizing.report.model import Configuration, Day, LimitCurve, LoadCurves, Report, Traffic
+from sizing.report.model import Configuration, Day, LimitCurve, LoadCurves, Report, Talks, Traffic
 from sizing.report.tables import gpus_band, line, number_of, text_of
 from sizing.workload import SHARES, Limit
 
@@ -113,6 +113,8 @@ def charts(report: Report) -> tuple[Drawing, ...]:
     found = []
     if report.curves is not None and report.curves.curves:
         found.append(latency_chart(report.curves))
+    if report.sessions is not None:
+        found.append(sessions_chart(report.sessions))
     if report.traffic is not None:
         found.append(traffic_chart(report.traffic))
     if report.day is not None:
@@ -249,6 +251,34 @@ def traffic_chart(traffic: Traffic) -> Drawing:
     beyond = ", ".join(f"{limit.name} in {count}" for limit, count in zip(traffic.limits, over, strict=True))
     alt = f"Of {len(hours)} hours, the limit is exceeded by {beyond or 'none'}; the fleet has {fleet:,.0f} GPUs."
     return Drawing("traffic", drawn(draw, 2 * DAY_IN), alt)
+
+
+@lru_cache(KEPT)
+def sessions_chart(talks: Talks) -> Drawing:
+    """Above, the share of prompt tokens found in the cache; below, p95 TTFT of later turns; over sessions in flight."""
+    rows = [row for row in talks.rising if row.in_flight.value is not None]
+    users, found = [row.in_flight.value or 0.0 for row in rows], [row.hit_rate.value or 0.0 for row in rows]
+    ttft_s = [row.later_ttft.value if row.later_ttft.value is not None else math.nan for row in rows]
+    planned = talks.rising[talks.planned].in_flight.value or 0.0
+
+    def draw(figure: Figure) -> None:
+        above, below = figure.subplots(2, 1, sharex=True)
+        above.plot(users, [100 * share for share in found], color=LINE, lw=1.8)
+        above.set_ylim(0, 105)
+        above.set_ylabel("found, %", fontsize=8)
+        below.plot(users, [1000 * value for value in ttft_s], color=DOT, lw=1.8)
+        below.set_ylabel("p95 TTFT, later, ms", fontsize=8)
+        below.set_xlabel("sessions in flight")
+        if max(ttft_s, default=0.0) > LOG_FROM * min(ttft_s, default=1.0):
+            below.set_yscale("log")
+        for panel in (above, below):
+            panel.axvline(planned, color=LIMIT, lw=1.2, ls="--")
+        label(above, "planned", (planned, 0.05), LIMIT, above.get_xaxis_transform())
+
+    last = rows[-1] if rows else None
+    ends = f"; at {text_of(last.in_flight)} in flight it is {number_of(last.hit_rate)}" if last else ""
+    alt = f"{number_of(talks.rising[talks.planned].hit_rate)} of prompt tokens are found at the planned load{ends}."
+    return Drawing("sessions", drawn(draw, 2 * DAY_IN), alt)
 
 
 @lru_cache(KEPT)

@@ -35,6 +35,9 @@ Unit = Literal[
     "requests/s",
     "requests/s per GPU",
     "requests/s per replica",
+    "sessions",
+    "sessions/s",
+    "turns",
     "output tokens/s",
     "tokens",
     "s",
@@ -232,6 +235,14 @@ class LimitRow(OfLimit):
     high: Quantity
     room: Quantity
     kept: bool
+    subject: Text = ""
+    """What of sessions is limited; empty where it is the metric of all requests."""
+
+    @property
+    def name(self) -> str:
+        """For instance: p95 TTFT of later turns."""
+        of_all = limited_name(self.metric, self.percentile)
+        return f"p{self.percentile} {self.subject}" if self.subject else of_all
 
 
 @dataclass(frozen=True, slots=True, config=STRICT)
@@ -411,6 +422,37 @@ class Traffic:
 
 
 @dataclass(frozen=True, slots=True, config=STRICT)
+class SessionRow:
+    """Sessions on the answer's fleet under one load or one routing, `name`: how many are in flight, those who think
+    included, the share of prompt tokens that the prefix cache held, contexts of all in flight over the KV cache, and
+    p95 of three times; these have no value where the queue grew all the time. `kept`: the SLA."""
+
+    name: Text
+    in_flight: Quantity
+    hit_rate: Quantity
+    filled: Quantity
+    first_ttft: Quantity
+    later_ttft: Quantity
+    session: Quantity
+    kept: bool
+
+
+@dataclass(frozen=True, slots=True, config=STRICT)
+class Talks:
+    """Sessions on the answer's fleet: what there is to say; with each `routings`, at the planned load; `rising` loads,
+    of which the row `planned` is the planned one."""
+
+    lines: Rows[Text]
+    routings: Rows[SessionRow]
+    rising: Rows[SessionRow]
+    planned: Count
+
+    def __post_init__(self) -> None:
+        if self.planned >= len(self.rising):
+            raise ValueError("rising loads need the planned one among them")
+
+
+@dataclass(frozen=True, slots=True, config=STRICT)
 class Report:
     """Everything a sizing report says; `configurations[0]` is the answer, none of them = there is no answer.
 
@@ -418,7 +460,8 @@ class Report:
     `remarks`: what binds, the band, higher loads, sizing by means; `warnings`: what to know before buying.
     `ways_out`: the relaxation each limit needs alone if there is no answer; `together`: all limits that must be relaxed
     where none alone will do. `day`: the answer's GPUs hour by hour, None where no day was asked about. `traffic`: what
-    was replayed, None where the load was not recorded. `goodput`: what each costs, where that was asked.
+    was replayed, None where the load was not recorded. `goodput`: what each costs, where that was asked. `sessions`:
+    None where no sessions were asked about.
     """
 
     title: Text
@@ -451,6 +494,7 @@ class Report:
     day: Day | None = None
     traffic: Traffic | None = None
     goodput: Rows[GoodputRow] = ()
+    sessions: Talks | None = None
 
     def __post_init__(self) -> None:
         if len({tuple(effect.change for effect in row.effects) for row in self.sensitivity}) > 1:
@@ -482,11 +526,12 @@ class ReportToolMissing(ReportError):
 
 # --- A report as JSON and back: a versioned schema, bounded in size, read strictly
 
-SCHEMA: Final = "sizing-report/3"
+SCHEMA: Final = "sizing-report/4"
 SINCE: Final = {
     "sizing-report/1": (),
     "sizing-report/2": ("ways_out", "together", "day"),
-    SCHEMA: ("traffic",),
+    "sizing-report/3": ("traffic",),
+    SCHEMA: ("sessions",),
 }
 """Schema -> what came with it. Every schema that is here can be read: a report lacks what came later than its own. A
 field that comes, goes or changes its meaning is another schema."""

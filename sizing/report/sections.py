@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Any, cast
 
 from sizing.analyses.sensitivity import limit_name
+from sizing.analyses.session_plan import SessionLoad
 from sizing.question import FIELDS, Field, Question
 from sizing.report import tables
 from sizing.report.model import InputRow, Quantity, Report, Unit
@@ -47,6 +48,46 @@ def inputs(question: Question) -> tuple[InputRow, ...]:
         row(field, value) for field, value in asked if value is not None and (field.default != value or not field.quiet)
     )
     return (*rows, *(given(f"price_{gpu}", f"Price of {gpu}", price, "per GPU-hour") for gpu, price in question.prices))
+
+
+def session_inputs(question: Question, load: SessionLoad) -> tuple[InputRow, ...]:
+    """The same for sessions: how many and what they are like in place of requests."""
+    asked = load.sessions
+    many = (
+        given("sessions_per_s", "Sessions that start", asked.rate_per_s, "sessions/s")
+        if load.users is None
+        else given("users", "Users or agents at once", load.users, "sessions")
+    )
+    told = (
+        given("turns", "Turns of a session, mean", asked.turns, "turns"),
+        InputRow("turn_law", "Their number", asked.turn_law),
+        *(
+            each
+            for kind, name in SESSION_TOKENS.items()
+            for each in (
+                given(f"{kind}_tokens", f"{name}, mean", getattr(asked, f"{kind}_tokens"), "tokens"),
+                given(f"{kind}_cv", f"{name}, variation (CV)", getattr(asked, f"{kind}_cv"), ""),
+            )
+        ),
+        given("think_s", "From an answer to the next turn, mean", asked.think_s, "s"),
+        given("system_tokens", "Tokens that all sessions begin with", asked.system_tokens, "tokens"),
+        given("context_tokens", "Context at which a session ends", asked.context_tokens, "tokens"),
+        InputRow("session_routing", "Routing of turns", load.routing.replace("_", " ")),
+    )
+    limits = (
+        given(f"{each.key}_p{each.percentile}_s", limit_name(each), each.limit_s, "s") for each in question.sla.limits
+    )
+    terms = (row(FIELDS[name], value) for name in SESSION_TERMS if (value := FIELDS[name].of(question)) is not None)
+    prices = (given(f"price_{gpu}", f"Price of {gpu}", price, "per GPU-hour") for gpu, price in question.prices)
+    return (row(FIELDS["model"], question.model), many, *told, *limits, *terms, *prices)
+
+
+SESSION_TOKENS = {
+    "first": "Prompt tokens of the first turn",
+    "user": "Tokens of a later turn",
+    "output": "Answer tokens",
+}
+SESSION_TERMS = ("headroom", "spare", "price")
 
 
 def row(field: Field, value: Any) -> InputRow:
@@ -140,7 +181,12 @@ def answered(report: Report) -> Iterator[Section]:
     yield Section("Will it hold?", tables=(tables.sla(report),), bullets=tuple(map(line, report.remarks)))
     if report.warnings:
         yield Section("Before buying", bullets=sentences(report.warnings))
-    yield Section("Latency against load", texts=(NOT_REPLAYED,) if report.traffic else (), charts=("latency",))
+    if report.curves:
+        yield Section("Latency against load", texts=(NOT_REPLAYED,) if report.traffic else (), charts=("latency",))
+    if report.sessions:
+        texts = tuple(f"{line(text)}." for text in report.sessions.lines)
+        shown = tables.session_routings(report), tables.session_loads(report)
+        yield Section("Sessions", texts=texts, charts=("sessions",), tables=shown)
     if report.traffic:
         texts = tuple(f"{line(text)}." for text in report.traffic.lines)
         found = (*((tables.classes(report),) if report.traffic.classes else ()), tables.worst_hours(report))

@@ -15,6 +15,7 @@ from sizing.report.model import (
     LimitRow,
     Quantity,
     Report,
+    SessionRow,
     Traffic,
     TrafficHour,
     WayOut,
@@ -424,6 +425,41 @@ def day_hours(report: Report) -> Table:
         report.day.hours if report.day else (),
         empty="No day was requested.",
         note="Replicas and GPUs include the spares.",
+    )
+
+
+# --- Tables of sessions: every routing, and rising loads
+
+SESSION_COLUMNS = (
+    *("Sessions in flight", "Found in the cache", "Contexts over KV cache"),
+    *("p95 TTFT, first turns", "p95 TTFT, later turns", "p95 time of a session", "SLA"),
+)
+
+
+def session_routings(report: Report) -> Table:
+    """The planned load with every routing."""
+    return _sessions("Routings at the planned load", "Routing", report.sessions.routings if report.sessions else ())
+
+
+def session_loads(report: Report) -> Table:
+    """Rising loads on the answer's fleet."""
+    return _sessions("Sessions at rising load", "Load", report.sessions.rising if report.sessions else ())
+
+
+def _sessions(title: str, first: str, rows: Sequence[SessionRow]) -> Table:
+    return Table(
+        title,
+        (first, *SESSION_COLUMNS),
+        tuple(
+            (
+                *(each.name.replace("_", " "), each.in_flight, each.hit_rate, each.filled),
+                *(each.first_ttft, each.later_ttft, each.session, "kept" if each.kept else "missed"),
+            )
+            for each in rows
+        ),
+        empty="One replica serves all sessions.",
+        note="No time: the queue grew without end. In flight: sessions that have begun and not ended, those who think "
+        "included.",
     )
 
 

@@ -447,6 +447,8 @@ def as_xlsx(report: Report) -> bytes:
         if report.traffic.classes:
             table_sheet(book, "Classes", tables.classes(report))
         table_sheet(book, "Recorded traffic", tables.traffic_hours(report))
+    if report.sessions is not None:
+        table_sheet(book, "Sessions", tables.session_loads(report))
     table_sheet(book, "Sensitivity", tables.sensitivity(report))
     if report.goodput:
         table_sheet(book, "Goodput", tables.goodput(report))

@@ -173,7 +173,7 @@ def test_lengths_of_another_law(opened: Callable[..., AppTest]) -> None:
     assert not app.exception and not app.sidebar.error
     app.sidebar.pills(key="preset").set_value("Chat").run()
     assert not {"isl_law", "osl_law"} & set(query_of(app))
-    assert query_of(app)["isl"] == "600" and not app.sidebar.number_input(key="isl").disabled
+    assert query_of(app)["isl"] == "1190" and not app.sidebar.number_input(key="isl").disabled
 
 
 def test_a_text_that_is_no_law_is_told_in_one_line(opened: Callable[..., AppTest]) -> None:

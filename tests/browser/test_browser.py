@@ -76,7 +76,7 @@ def test_the_question_is_kept_over_pages_and_a_preset_answers_at_once(desk: Page
     desk.get_by_role("radio", name="Code").or_(desk.get_by_role("button", name="Code")).first.click()
     expect(desk).to_have_url(re.compile(r"e2e=p95%3A3\.0s"))
     answer(desk)
-    expect(field(desk, "Output (tokens)")).to_have_value("80")
+    expect(field(desk, "Output (tokens)")).to_have_value("28")
 
 
 def test_a_field_changed_before_the_first_answer_is_kept(

@@ -144,7 +144,7 @@ def test_what_stands_beside_comes_back_as_it_went(made: Callable[[], Report]) ->
 
 def test_the_schema_before_this_one_opens_without_what_it_lacked() -> None:
     values = as_dict(report()) | {"schema": "sizing-report/1"}
-    for name in ("ways_out", "together", "day", "traffic"):
+    for name in ("ways_out", "together", "day", "traffic", "sessions"):
         del values[name]
     assert Report.from_json(json.dumps(values)) == report()
     assert json.loads(as_json(Report.from_json(json.dumps(values))))["schema"] == SCHEMA

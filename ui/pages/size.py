@@ -1,5 +1,5 @@
-"""Size: GPUs for a load under an SLA, what GPUs that exist can serve, GPUs over a day, at rising goodput, and for
-recorded traffic."""
+"""Size: GPUs for a load under an SLA, what GPUs that exist can serve, GPUs over a day, at rising goodput, for recorded
+traffic, and for sessions."""
 
 from collections.abc import Callable
 from dataclasses import replace
@@ -7,12 +7,13 @@ from dataclasses import replace
 import streamlit as st
 from streamlit.delta_generator import DeltaGenerator
 
+from sizing.analyses.session_plan import SessionPlan
 from sizing.analyses.traced import TracePlan
 from sizing.errors import TimeLimitReached
 from ui import answers, link, patience
 from ui.answers import carried, day_of
 from ui.scenario import Scenario
-from ui.views import traced
+from ui.views import sessions, traced
 from ui.views.answer import deployment_files, export, link_to_report, show_no_plan, show_plan, tell_change_since_link
 from ui.views.day import ask_day, show_day
 from ui.views.goodput import show_prices
@@ -25,6 +26,7 @@ QUESTIONS = {
     "day": "Over a day",
     "goodput": "The last per cent",
     "trace": "From a trace",
+    "sessions": "Users and agents",
 }
 
 
@@ -33,15 +35,20 @@ def page(scenario: Scenario) -> None:
     with st.container(horizontal=True, vertical_alignment="center", horizontal_alignment="distribute"):
         asked = chosen("Question", QUESTIONS, "size")
         corner = st.container(horizontal=True, vertical_alignment="center", width="content")
-    if scenario.missing:
+    if scenario.missing and asked != "sessions":  # which have limits of their own
         st.title(scenario.missing, anchor=False)
         st.markdown("Complete the form on the left; the answer appears at once.")
         return
-    replayed = gpus_for_trace(scenario) if asked == "trace" else ANSWERS[asked](scenario, corner)
+    replayed = gpus_for_trace(scenario) if asked == "trace" else None
+    simulated = gpus_for_sessions(scenario) if asked == "sessions" else None
+    if asked in ANSWERS:
+        ANSWERS[asked](scenario, corner)
     query = link.to_query(scenario, visit().gpus_found, answers.stamp(scenario)) | visit().shown
     with corner:
         if asked == "trace":
             traced.export_trace(query, replayed, scenario)
+        elif asked == "sessions":
+            sessions.export_sessions(query, simulated)
         else:
             with export(query):
                 link_to_report()
@@ -122,6 +129,24 @@ def gpus_for_trace(scenario: Scenario) -> TracePlan | None:
             return None
         traced.show_replayed(outcome.found, scenario)
     return replace(outcome.found, notes=recorded.notes[1:])  # of its file; the first says its kind
+
+
+def gpus_for_sessions(scenario: Scenario) -> SessionPlan | None:
+    """How many GPUs for users or agents in sessions of several turns?"""
+    asked = sessions.ask_sessions(scenario)
+    if asked is None:
+        return None
+    try:
+        outcome = sessions.simulated(scenario, *asked)
+    except TimeLimitReached as error:
+        patience.tell(error)
+        st.markdown(sessions.WHAT_IF_LONG)
+        return None
+    if outcome.found is None:
+        sessions.show_none(outcome, scenario)
+        return None
+    sessions.show_sessions(outcome.found, scenario)
+    return outcome.found
 
 
 ANSWERS: dict[str, Callable[[Scenario, DeltaGenerator], None]] = {

@@ -1,0 +1,682 @@
+"""How many GPUs for conversations or agents: fleets surveyed by formula, sized by simulating their sessions."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass, field, replace
+from functools import partial
+from typing import Any, get_args
+
+import numpy as np
+
+from sizing.analyses.traced import smallest
+from sizing.candidates import catalogued
+from sizing.edge import BY_FORMULA, FAR, SURE, Z90, log_ratio, upper_end
+from sizing.engine import FREE, Replica
+from sizing.errors import ScenarioError
+from sizing.explain import distance_from_sla, engine_rejection, first_look
+from sizing.memory_use import kv_cache_tokens
+from sizing.numbers import Floats, gpus, milliseconds, significant
+from sizing.planner import cheapest, cost, fastest_engines, least_gpus, size
+from sizing.plans import Candidate, Fleet, NoFeasiblePlan, Plan, Rejection
+from sizing.prediction import Prediction, Quantiles
+from sizing.question import Question, check_priced
+from sizing.simulator.sessions import (
+    SESSION_LATENCIES,
+    SESSION_ROUTINGS,
+    SessionLatency,
+    SessionRouting,
+    SimulatedSessions,
+    drawn_sessions,
+    simulate_sessions,
+)
+from sizing.simulator.state import SERVED
+from sizing.workload import (
+    OF_REQUESTS,
+    Lengths,
+    Limit,
+    Prefix,
+    RequestMetric,
+    Sessions,
+    Sla,
+    Workload,
+    metric_name,
+    parse_limit,
+)
+
+TURNS = 60_000
+"""Turns of a run that decides; `CURVE_TURNS` of one that only draws a curve."""
+CURVE_TURNS = 20_000
+CAPACITY_STEP, MOST_TIMES = 0.04, 100.0
+"""Relative step at which the search of a fleet's capacity ends, and the multiple of its load beyond which none is."""
+ALONE = 0.05
+"""Sessions in flight on a replica that is nearly idle."""
+DRAWN_TURNS = 20_000
+"""Turns drawn to know the means of what is sent."""
+KV_BLOCK_TOKENS = 16
+"""Of an engine of which nothing else is told: vLLM's default."""
+CLOSE = 0.01
+"""Relative difference of sessions in flight from the users asked for at which the search of their rate ends."""
+MOST_STEPS = 12
+RISING = (0.25, 0.5, 0.7, 0.85, 1.0, 1.1, 1.2, 1.3, 1.4, 1.5, 1.65, 1.8, 2.0, 2.3, 2.6, 3.0)
+"""Multiples of the planned load of the curve; beyond, up to `FARTHEST_LOAD`, each is half as much again."""
+FARTHEST_LOAD = 100.0
+Progress = Callable[[str], None]
+
+# --- What is asked: sessions, how many, and limits on turns and on whole sessions
+
+OF_METRIC: dict[SessionLatency, RequestMetric] = {
+    "first_ttft": "ttft",
+    "later_ttft": "ttft",
+    "itl": "itl",
+    "e2e": "e2e",
+    "session": "e2e",
+}
+SUBJECTS: dict[SessionLatency, str] = {
+    "first_ttft": "TTFT of first turns",
+    "later_ttft": "TTFT of later turns",
+    "session": "time of a session",
+}
+OWN: tuple[SessionLatency, ...] = tuple(SUBJECTS)
+"""Latencies that only sessions have; the others are limited as those of any request."""
+
+
+@dataclass(frozen=True, slots=True)
+class SessionLimit(Limit):
+    """A limit on the TTFT of first or of later turns or on the time of a whole session, thinking and tools included.
+
+    `metric` is the one that a formula, which knows no sessions, has in its place.
+    """
+
+    of: SessionLatency = field(kw_only=True)
+
+    @classmethod
+    def on(cls, of: SessionLatency, text: str, option: str = "") -> SessionLimit:
+        """Read ``p95:1s``; `option`: the name that an error gives it.
+
+        >>> print(SessionLimit.on("later_ttft", "p95:500ms"))
+        p95 TTFT of later turns <= 500 ms
+        """
+        return cls(OF_METRIC[of], *parse_limit(option or of, text), of=of)
+
+    @property
+    def key(self) -> str:
+        """What is limited, as JSON has it."""
+        return self.of
+
+    @property
+    def subject(self) -> str:
+        """What is limited, in words."""
+        return SUBJECTS.get(self.of, metric_name(self.metric))
+
+
+@dataclass(frozen=True, slots=True)
+class SessionLoad:
+    """Sessions, and how many: `users` in flight at once, those who think included; None: `sessions.rate_per_s` start.
+
+    Raises ScenarioError for a number of users or a routing that cannot be.
+    """
+
+    sessions: Sessions
+    users: int | None = None
+    routing: SessionRouting = "affinity"
+
+    def __post_init__(self) -> None:
+        if self.users is not None and self.users < 1:
+            raise ScenarioError(f"users must be 1 or more, got {self.users}")
+        if self.routing not in SESSION_ROUTINGS:
+            raise ScenarioError(f"routing {self.routing!r} is not one of {', '.join(SESSION_ROUTINGS)}")
+
+    @property
+    def words(self) -> str:
+        """For instance: for 400 users."""
+        if self.users is None:
+            return f"to start {significant(self.sessions.rate_per_s)} sessions/s"
+        return f"for {self.users:,} user{'s' if self.users > 1 else ''} at once"
+
+    def times(self, pace: float) -> SessionLoad:
+        """As many times the sessions."""
+        if self.users is not None:
+            return replace(self, users=max(1, math.ceil(self.users * pace - 1e-9)))
+        return replace(self, sessions=replace(self.sessions, rate_per_s=self.sessions.rate_per_s * pace))
+
+
+def within_context(model: str, sessions: Sessions) -> Sessions:
+    """The sessions, ended by a turn that the catalogue's model cannot attend to.
+
+    Raises ScenarioError for a limit beyond what the model takes.
+    """
+    known = catalogued(model)
+    most = known.max_context_tokens if known else None
+    if most and sessions.context_tokens > most:
+        raise ScenarioError(
+            f"context_tokens must be at most {most:,}, what {model} takes, got {sessions.context_tokens:,}"
+        )
+    return replace(sessions, context_tokens=most) if most and not sessions.context_tokens else sessions
+
+
+@dataclass(frozen=True, slots=True)
+class Turns:
+    """What the turns of sessions come to on average: their `lengths`, `each` session's number of them, `known_tokens`
+    of a prompt that were sent or answered before, the `system_tokens` that every prompt begins with, and the
+    `context_tokens` of a session in flight beside these."""
+
+    lengths: Lengths
+    each: float
+    known_tokens: float
+    system_tokens: int
+    context_tokens: float
+
+    @classmethod
+    def of(cls, sessions: Sessions, seed: int = 0) -> Turns:
+        """By drawing some thousand turns."""
+        count = max(200, math.ceil(DRAWN_TURNS / sessions.turns))
+        run, _ = drawn_sessions(Replica(FREE), replace(sessions, rate_per_s=1.0), count, seed)
+        isl, osl = run["isl"].astype(np.float64), run["osl"].astype(np.float64)
+        later = np.append(False, run["session"][1:] == run["session"][:-1])
+        known = np.where(later, np.roll(isl + osl, 1), float(sessions.system_tokens))
+        lengths = Lengths(float(isl.mean()), float(osl.mean()), osl_cv=float(osl.std() / osl.mean()))
+        each = len(run) / (int(run["session"][-1]) + 1)
+        context = float((isl + osl).mean()) - sessions.system_tokens
+        return cls(lengths, each, float(np.minimum(known, isl).mean()), sessions.system_tokens, context)
+
+    def workload(self, turns_per_s: float, found_tokens: float) -> Workload:
+        """Requests at random that are alike to a formula: of every prompt so many tokens are found in the cache."""
+        tokens = int(min(found_tokens, self.lengths.isl))
+        return Workload(self.lengths, turns_per_s, prefix=Prefix(tokens, 1.0) if tokens else Prefix())
+
+
+def session_question(model: str, load: SessionLoad, sla: Sla, **terms: Any) -> tuple[Question, Turns]:
+    """The question that candidates are surveyed on, every token found that was there before; and what turns are like.
+
+    `terms`: headroom, spare and prices of the `Question`. Raises ScenarioError for a limit on gaps between tokens.
+    """
+    if sla.gap:
+        raise ScenarioError("gaps between tokens are not recorded in sessions: limit their ITL")
+    turns = Turns.of(load.sessions)
+    rate_per_s = load.sessions.rate_per_s
+    if load.users is not None:  # a first guess, of sessions whose turns take a second
+        rate_per_s = load.users / (load.sessions.turns * (load.sessions.think_s + 1.0))
+    return Question(model, turns.workload(rate_per_s * turns.each, turns.known_tokens), sla, **terms), turns
+
+
+# --- What a run shows, without its turns
+
+
+@dataclass(frozen=True, slots=True)
+class SessionPrediction(Prediction):
+    """Percentiles of turns, as of requests, and `parts`: of first turns, later turns and sessions apart."""
+
+    parts: Mapping[SessionLatency, Quantiles] = field(default_factory=dict, hash=False)
+
+    def value_s(self, limit: Limit) -> float:
+        """Seconds predicted for what `limit` speaks of."""
+        if isinstance(limit, SessionLimit):
+            return self.parts[limit.of].at(limit.percentile)
+        return super(SessionPrediction, self).value_s(limit)
+
+    def as_dict(self) -> dict[str, dict[str, float]]:
+        """The JSON shape: of turns, then of first turns, later turns and sessions."""
+        own: dict[str, dict[str, float]] = {name: asdict(self.parts[name]) for name in OWN}
+        return {**super(SessionPrediction, self).as_dict(), **own}
+
+
+@dataclass(frozen=True, slots=True)
+class Seen:
+    """One fleet under one load. `rate_per_s`: sessions that start; `in_flight`: on average, those who think included;
+    `excess`: log of a percentile's upper end over its limit, the worst of the SLA: it holds where that is not above 0.
+    `missed`: the limit with the least room."""
+
+    replicas: int
+    rate_per_s: float
+    turns_per_s: float
+    in_flight: float
+    hit_rate: float
+    rejected_share: float
+    pauses: int
+    predicted: SessionPrediction
+    excess: float
+    missed: Limit
+
+    @property
+    def meets(self) -> bool:
+        """True where the SLA holds, three standard errors up."""
+        return self.excess <= 0
+
+    @property
+    def saturated(self) -> bool:
+        """True where the queue grew all the time."""
+        return self.predicted.saturated
+
+    @classmethod
+    def of(cls, run: SimulatedSessions, sla: Sla, replicas: int, rate_per_s: float) -> Seen:
+        """The summary of a run."""
+        ratios = {limit: log_ratio(upper_s(run, limit), limit.limit_s) for limit in sla.limits}
+        missed = max(ratios, key=ratios.__getitem__)
+        turns = run.turns.prediction()
+        shown = {name: getattr(turns, name) for name in ("ttft", "itl", "e2e", "saturated", "utilization", "method")}
+        parts = {name: run.latencies[name] for name in OWN}
+        return cls(
+            replicas=replicas,
+            rate_per_s=rate_per_s,
+            turns_per_s=run.turns_per_s,
+            in_flight=run.in_flight,
+            hit_rate=run.hit_rate,
+            rejected_share=run.turns.rejected / max(1, len(run.number)),
+            pauses=run.pauses,
+            predicted=SessionPrediction(**shown, warnings=turns.warnings, parts=parts),
+            excess=FAR if run.saturated else ratios[missed],
+            missed=missed,
+        )
+
+
+def upper_s(run: SimulatedSessions, limit: Limit, sure: float = SURE) -> float:
+    """Upper end, in seconds, of the percentile that a limit speaks of, `sure` standard errors up; a turn that was not
+    served took without end. Infinite where nothing was measured, 0 where a run has no later turns."""
+    turns, later = run.turns, run.number > 0
+    if isinstance(limit, SessionLimit) and limit.of == "session":
+        return upper_end(run.session_s, limit.percentile, sure)
+    if limit.metric not in OF_REQUESTS:
+        return math.inf  # as nobody has recorded any
+    values: Floats = turns.of(limit.metric)
+    if isinstance(limit, SessionLimit):
+        chosen = later if limit.of == "later_ttft" else ~later
+        if not chosen.any() and limit.of == "later_ttft":
+            return 0.0
+    else:
+        chosen = np.ones(len(values), bool)
+    values = np.where(turns.outcome == SERVED, values, math.inf)[chosen]
+    return upper_end(values[~np.isnan(values)], limit.percentile, sure)
+
+
+@dataclass(slots=True)
+class Runs:
+    """Simulations of one candidate's fleets, each done once."""
+
+    question: Question
+    load: SessionLoad
+    candidate: Candidate
+    seed: int
+    progress: Progress
+    turns: int = TURNS
+    session_s: float = 0.0
+    done: dict[tuple[int, SessionLoad], Seen] = field(default_factory=dict)
+
+    def meets(self, replicas: int) -> bool:
+        """True if a fleet of so many working replicas keeps the SLA with its headroom."""
+        return self.loaded(replicas).meets
+
+    def loaded(self, replicas: int) -> Seen:
+        """The fleet with as many more sessions as its headroom is for."""
+        return self.at(replicas, self.load.times(1 / (1 - self.question.headroom)))
+
+    def planned(self, replicas: int) -> Seen:
+        """The fleet at the planned load."""
+        return self.at(replicas, self.load)
+
+    def at(self, replicas: int, load: SessionLoad) -> Seen:
+        """The fleet under a load."""
+        if (replicas, load) not in self.done:
+            self.progress(f"simulating sessions on {replicas:,} x {self.candidate.label}")
+            found = self._users(replicas, load) if load.users else self.run(replicas, load, load.sessions.rate_per_s)
+            self.done[replicas, load] = found
+        return self.done[replicas, load]
+
+    def run(self, replicas: int, load: SessionLoad, rate_per_s: float) -> Seen:
+        """The fleet where so many sessions start in a second."""
+        run = simulate_sessions(
+            self.candidate.replica,
+            replace(load.sessions, rate_per_s=rate_per_s),
+            replicas=replicas,
+            routing=load.routing,
+            requests=self.turns,
+            seed=self.seed,
+        )
+        return Seen.of(run, self.question.sla, replicas, rate_per_s)
+
+    def _users(self, replicas: int, load: SessionLoad) -> Seen:
+        """The run whose sessions in flight are the users: their rate is found by Little's law, step by step.
+
+        Sessions in flight grow with the rate. At the cliff, where they jump from below the users to without end, it is
+        the run beyond: so many users would keep such a fleet there.
+        """
+        users, low, high = load.users or 1, 0.0, math.inf
+        beyond: Seen | None = None
+        rate_per_s = users / (self.session_s or self.idle_s())
+        for _ in range(MOST_STEPS):
+            seen = self.run(replicas, load, rate_per_s)
+            if not seen.saturated and seen.in_flight > 0:
+                self.session_s = seen.in_flight / rate_per_s
+                if abs(seen.in_flight / users - 1) <= CLOSE:
+                    return seen
+            if seen.saturated or seen.in_flight > users:
+                high, beyond = rate_per_s, seen
+            else:
+                low = rate_per_s
+            if high < low * (1 + CLOSE):
+                break
+            step_per_s = rate_per_s * users / seen.in_flight if seen.in_flight > 0 else 2 * rate_per_s
+            if seen.saturated or not low < step_per_s < high:
+                step_per_s = math.sqrt(low * high) if low > 0 and high < math.inf else rate_per_s / 2
+            rate_per_s = step_per_s
+        return beyond or seen
+
+    def idle_s(self) -> float:
+        """Time of a session that is alone, roughly."""
+        sessions, law = self.load.sessions, self.candidate.replica.law
+        answer_s = sessions.output_tokens * law.decode_s(1, sessions.first_tokens)
+        return law.prefill_alone_s(sessions.first_tokens) + sessions.turns * (answer_s + sessions.think_s)
+
+
+# --- The plan
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class SessionPlan:
+    """The fleets for sessions. `seen`: the answer at the planned load; `routings`: its fleet under that load with every
+    routing, none where it has one working replica; `curve`: its fleet under rising loads; `turns`: what is sent on
+    average. `all_found`, `none_found`: working replicas by formula where every token that was there before is found in
+    the cache, and where only the system prompt is; None where the formula finds no fleet."""
+
+    plan: Plan
+    load: SessionLoad
+    turns: Turns
+    seen: Seen
+    routings: tuple[tuple[SessionRouting, Seen], ...]
+    curve: tuple[Seen, ...]
+    all_found: int | None
+    none_found: int | None
+
+    @property
+    def gpus_per_100(self) -> float:
+        """GPUs, spares included, for each 100 sessions in flight."""
+        return 100 * self.plan.answer.gpus / self.seen.in_flight
+
+    @property
+    def cliff(self) -> Seen | None:
+        """The first load above the planned one at which a tenth of the tokens found there is lost; None: none drawn."""
+        lost = (each for each in self.curve if each.hit_rate < 0.9 * self.seen.hit_rate or each.saturated)
+        return next((each for each in lost if each.rate_per_s > self.seen.rate_per_s), None)
+
+    @property
+    def kv_tokens(self) -> int:
+        """Tokens that the KV caches of the working replicas hold together."""
+        return self.plan.answer.working * self.plan.answer.candidate.replica.batching.kv_tokens
+
+    def filled(self, seen: Seen) -> float:
+        """Contexts of all sessions in flight over the KV caches of the fleet: above 1 some must be evicted."""
+        return seen.in_flight * self.turns.context_tokens / self.kv_tokens
+
+
+def plan_sessions(
+    question: Question,
+    load: SessionLoad,
+    turns: Turns,
+    candidates: Sequence[Candidate],
+    rejected: Sequence[Rejection] = (),
+    *,
+    seed: int = 0,
+    progress: Progress = lambda _: None,
+) -> SessionPlan:
+    """The fleets that meet the SLA for sessions, fewest GPUs first; every one is simulated, with its prefix cache.
+
+    `question` and `turns`: as `session_question` makes them. Headroom h means that the fleet meets the SLA with
+    1/(1 - h) times the sessions. Best first: a candidate is bounded by its stable rate, then by formula, under Poisson
+    arrivals of alike turns with all that was there before found in the cache, which is as good as a cache can be; then
+    simulated. It ends when no bound is below the best simulated fleet. Of engines estimated side by side the fastest is
+    taken, and the others on the configuration that wins, or where no other is left.
+
+    Users are open sessions at the rate at which so many are in flight, not a closed number of them: sessions in flight
+    then vary as those of many independent users do, and a queue is not kept short by users who wait in it. Bounds are
+    at the rate of the fastest idle engine until a fleet is simulated, then at that fleet's.
+
+    Raises NoFeasiblePlan as `plan` does, and ScenarioError where only some GPUs have a price.
+    """
+    check_priced(question.prices, question.price_per_gpu_hour, (candidate.gpu for candidate in candidates))
+    ready, left_out = caching(candidates, load.sessions)
+    left_out += rejected
+    runs = {id(one): Runs(question, load, one, seed, progress) for one in ready}
+    if load.users is not None and ready:
+        question = at_rate(question, load.users / min(map(Runs.idle_s, runs.values())), turns)
+    first, slower = fastest_engines(ready, question.workload.lengths)
+    bounds = {id(one): Bound(runs[id(one)]) for one in first}
+    while bounds or slower:
+        if not bounds:
+            bounds, slower = {id(each): Bound(runs[id(each)]) for each, _ in slower}, []
+        best = min(bounds.values(), key=lambda bound: (bound.cost(question), -bound.stage))
+        if best.stage == SIMULATED:
+            beside = [each for each, faster in slower if faster is best.runs.candidate]
+            slower = [(each, faster) for each, faster in slower if faster is not best.runs.candidate]
+            if not beside:
+                break
+            bounds |= {id(each): Bound(runs[id(each)]) for each in beside}
+            continue
+        if missed := best.tighten(question, cheapest(question, simulated(bounds.values()))):
+            left_out.append(missed)
+            del bounds[id(best.runs.candidate)]
+        elif load.users is not None and best.fleet and simulated(bounds.values()) == [best.fleet]:
+            question = at_rate(question, best.runs.planned(best.fleet.working).rate_per_s, turns)
+            for bound in bounds.values():
+                bound.loosen()
+    fleets = sorted(simulated(bounds.values()), key=lambda fleet: cost(question, fleet))
+    slow = [engine_rejection(each, faster.engine) for each, faster in slower]
+    misses = sorted((*left_out, *slow), key=distance_from_sla)
+    if not fleets:
+        raise NoFeasiblePlan(f"no configuration meets {question.sla}", tuple(misses))
+    answer = fleets[0]
+    misses += [bound.beaten_by(question, answer) for bound in bounds.values() if bound.stage != SIMULATED]
+    own = runs[id(answer.candidate)]
+    seen = own.planned(answer.working)
+    asked = replace(question, workload=turns.workload(seen.turns_per_s, seen.hit_rate * turns.lengths.isl))
+    return SessionPlan(
+        plan=Plan(
+            asked,
+            tuple(completed(runs[id(fleet.candidate)], fleet) for fleet in fleets),
+            tuple(misses),
+            serves=load.words,
+        ),
+        load=load,
+        turns=turns,
+        seen=seen,
+        routings=by_routing(own, answer.working),
+        curve=rising(own, answer.working),
+        all_found=by_formula(question, answer.candidate, turns, seen, turns.known_tokens),
+        none_found=by_formula(question, answer.candidate, turns, seen, turns.system_tokens),
+    )
+
+
+STABLE, FORMULA, SIMULATED = range(3)
+
+
+@dataclass(slots=True)
+class Bound:
+    """What is known so far of the fleet that a candidate needs: a lower bound on its GPUs, or the simulated fleet."""
+
+    runs: Runs
+    stage: int = STABLE
+    fleet: Fleet | None = None
+
+    def gpus(self, question: Question) -> int:
+        """GPUs at least, spares included; those of the fleet once it is simulated."""
+        return self.fleet.gpus if self.fleet else least_gpus(question, self.runs.candidate)
+
+    def cost(self, question: Question) -> float:
+        """GPUs at least, or their price where GPUs have their own."""
+        price = (question.price_of(self.runs.candidate.gpu) or 0.0) if question.prices else 1.0
+        return self.gpus(question) * price
+
+    def tighten(self, question: Question, winner: Fleet | None) -> Rejection | None:
+        """Go one stage further; why the candidate is left out, if it is."""
+        if self.stage == STABLE:
+            found = first_look(partial(size, question, self.runs.candidate))
+        else:
+            found = sized_by(self.runs, self.fleet.working if self.fleet else 1, winner)
+        if isinstance(found, Rejection):
+            return found
+        self.stage, self.fleet = self.stage + 1, found
+        return None
+
+    def loosen(self) -> None:
+        """Forget the formula's fleet, which was for another rate."""
+        if self.stage == FORMULA:
+            self.stage, self.fleet = STABLE, None
+
+    def beaten_by(self, question: Question, winner: Fleet) -> Rejection:
+        """Why it was not simulated."""
+        why = (
+            f"needs at least {gpus(self.gpus(question))} by formula, headroom and spares included, with all found in "
+            f"the cache; {gpus(winner.gpus)} as {winner.candidate.label} meet the SLA"
+        )
+        return Rejection.of(self.runs.candidate, "cost", why)
+
+
+def simulated(bounds: Iterable[Bound]) -> list[Fleet]:
+    """The fleets that are no bounds any more."""
+    return [bound.fleet for bound in bounds if bound.fleet and bound.stage == SIMULATED]
+
+
+def at_rate(question: Question, sessions_per_s: float, turns: Turns) -> Question:
+    """The question with the turns of so many sessions."""
+    return replace(question, workload=replace(question.workload, rate_per_s=sessions_per_s * turns.each))
+
+
+def caching(candidates: Sequence[Candidate], sessions: Sessions) -> tuple[list[Candidate], list[Rejection]]:
+    """Candidates with their prefix cache on, and those that have none or no room for the longest session."""
+    ready: list[Candidate] = []
+    left_out: list[Rejection] = []
+    for one in candidates:
+        rule, kv_tokens = one.replica.batching, kv_cache_tokens(one)
+        if rule.policy == "static":
+            left_out.append(Rejection.of(one, "no_data", "static batches have no prefix cache"))
+        elif kv_tokens is None:
+            why = "how many tokens its KV cache holds is not known, and the cache is what sessions depend on"
+            left_out.append(Rejection.of(one, "no_data", why))
+        elif kv_tokens < (longest := sessions.context_tokens):
+            why = f"a session may reach {longest:,} tokens, the KV cache holds {kv_tokens:,}: limit its context"
+            left_out.append(Rejection.of(one, "memory", why))
+        else:
+            block = rule.kv_block_tokens if rule.kv_block_tokens > 1 else KV_BLOCK_TOKENS
+            on = {"kv_policy": "max_utilization", "kv_block_tokens": block, "prefix_cache": True}
+            rule = replace(rule, kv_tokens=kv_tokens, **on)  # type: ignore[arg-type]
+            ready.append(replace(one, replica=replace(one.replica, batching=rule), open_loops=()))
+    return ready, left_out
+
+
+def sized_by(runs: Runs, start: int, winner: Fleet | None) -> Fleet | Rejection:
+    """The smallest fleet of a candidate by simulation, searched from `start` replicas; `winner`: the best of others so
+    far, which it must not cost more than."""
+    question, candidate = runs.question, runs.candidate
+    try:
+        if winner is not None:
+            start = most_replicas(question, candidate, winner)
+            if start < 1 or not runs.meets(start):
+                return beaten(runs, start, winner)
+        working = smallest(runs.meets, start)
+        if working is None:
+            return alone_missed(candidate, runs.run(1, replace(runs.load, users=None), ALONE / runs.idle_s()))
+    except ScenarioError as error:
+        return Rejection.of(candidate, "memory", str(error))
+    seen, loaded = runs.planned(working), runs.loaded(working)
+    return Fleet(
+        candidate=candidate,
+        working=working,
+        spare=question.spare,
+        load_per_s=seen.turns_per_s / working,
+        capacity_per_s=loaded.turns_per_s / working,
+        requests_per_s_per_replica=seen.turns_per_s / working,
+        predicted=seen.predicted,
+        binding=loaded.missed,
+        working_low=working,
+        working_high=working,
+    )
+
+
+def beaten(runs: Runs, working: int, winner: Fleet) -> Rejection:
+    """A candidate that misses the SLA with what the best fleet costs."""
+    instead = f"{gpus(winner.gpus)} as {winner.candidate.label} meet the SLA"
+    if working < 1:
+        return Rejection.of(runs.candidate, "cost", f"one replica and the spares cost more: {instead}")
+    all_gpus = gpus((working + runs.question.spare) * runs.candidate.gpus)
+    why = f"misses {runs.loaded(working).missed} with {all_gpus}, simulated with headroom; {instead}"
+    return Rejection.of(runs.candidate, "cost", why)
+
+
+def alone_missed(candidate: Candidate, alone: Seen) -> Rejection:
+    """A candidate of which no number keeps a limit."""
+    limit, value_s = alone.missed, alone.predicted.value_s(alone.missed)
+    why = f"misses {limit} with any number of GPUs: it is {milliseconds(value_s)} for sessions nearly alone"
+    return Rejection.of(candidate, "sla", why, limit, value_s)
+
+
+def most_replicas(question: Question, candidate: Candidate, winner: Fleet) -> int:
+    """Working replicas that cost no more than another fleet, 0 or less where not even one does."""
+    most = cost(question, winner)[0]
+    each = candidate.gpus * ((question.price_of(candidate.gpu) or 0.0) if question.prices else 1.0)
+    return int(most / each + 1e-9) - question.spare if each else winner.working
+
+
+def completed(runs: Runs, fleet: Fleet) -> Fleet:
+    """The fleet with its capacity, and the counts at the ends of the 90 % band of the law: every time of the engine
+    that much shorter, and that much longer."""
+    capacity_per_s = most_turns_per_s(runs, fleet.working) / fleet.working
+    factor = math.exp(Z90 * runs.candidate.relative_sigma)
+    ends = []
+    for scale in (1 / factor, factor):
+        replica = replace(runs.candidate.replica, law=runs.candidate.replica.law.scaled(scale))
+        other = replace(runs, candidate=replace(runs.candidate, replica=replica), done={}, session_s=0.0)
+        ends.append(smallest(other.meets, max(1, round(fleet.working * scale))))
+    planned_per_s = max(capacity_per_s * (1 - runs.question.headroom), fleet.load_per_s)
+    return replace(
+        fleet,
+        working_low=ends[0] or fleet.working,
+        working_high=ends[1],
+        capacity_per_s=capacity_per_s,
+        requests_per_s_per_replica=planned_per_s,
+    )
+
+
+def most_turns_per_s(runs: Runs, working: int) -> float:
+    """Turns/s of a fleet at the highest load at which it keeps the SLA, found to `CAPACITY_STEP`."""
+    low, high, step = 1 / (1 - runs.question.headroom), math.inf, 2 * CAPACITY_STEP
+    best = runs.loaded(working)
+    while high / low > 1 + CAPACITY_STEP and low < MOST_TIMES:
+        times = low * (1 + step) if high == math.inf else math.sqrt(low * high)
+        seen = runs.at(working, runs.load.times(times))
+        if seen.meets:
+            low, best, step = times, seen, 2 * step
+        else:
+            high = times
+    return best.turns_per_s
+
+
+def by_routing(runs: Runs, working: int) -> tuple[tuple[SessionRouting, Seen], ...]:
+    """The fleet at the planned load with each routing."""
+    if working == 1:
+        return ()
+    return tuple((each, runs.at(working, replace(runs.load, routing=each))) for each in SESSION_ROUTINGS)
+
+
+def rising(runs: Runs, working: int) -> tuple[Seen, ...]:
+    """The fleet at rising rates of sessions about the planned one, up to the first without a steady state."""
+    planned = runs.planned(working)
+    found: list[Seen] = []
+    quick = replace(runs, turns=CURVE_TURNS, done={})
+    runs.progress(f"simulating rising loads on {working:,} x {runs.candidate.label}")
+    times = 0.0
+    while times < FARTHEST_LOAD:
+        times = RISING[len(found)] if len(found) < len(RISING) else 1.5 * times
+        seen = quick.run(working, replace(runs.load, users=None), planned.rate_per_s * times)
+        found.append(seen)
+        if seen.saturated or (times > RISING[-1] and seen.hit_rate < planned.hit_rate / 2):
+            break
+    return tuple(found)
+
+
+def by_formula(question: Question, candidate: Candidate, turns: Turns, seen: Seen, found_tokens: float) -> int | None:
+    """Working replicas by formula where so many tokens of every prompt are found in the cache."""
+    fleet = size(replace(question, workload=turns.workload(seen.turns_per_s, found_tokens)), candidate, BY_FORMULA)
+    return fleet.working if isinstance(fleet, Fleet) else None
+
+
+assert {*OWN} < {*SESSION_LATENCIES} == {*get_args(SessionLatency)}

@@ -1,0 +1,268 @@
+"""Fleets for conversations and agents: the count against all counts, theory, laws, and what the command prints."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from sizing.analyses.session_plan import (
+    Seen,
+    SessionLimit,
+    SessionLoad,
+    SessionPlan,
+    Turns,
+    plan_sessions,
+    session_question,
+    within_context,
+)
+from sizing.engine import Batching
+from sizing.errors import ScenarioError
+from sizing.plans import Candidate, NoFeasiblePlan
+from sizing.report.model import from_dict
+from sizing.report.write import render
+from sizing.simulator.sessions import SessionRouting, simulate_sessions
+from sizing.workload import Limit, Sessions, Sla
+from tests.sizing.engines import BATCHING, LAW, candidate
+from tests.sizing.report_cases import Page, pdf_text, rows_below, sheets, squeezed
+from tests.sizing.test_cli import run
+
+CHAT = Sessions(
+    2.0, 5, 800, 80, 150, first_cv=0.8, user_cv=0.7, output_cv=0.6, think_s=20, system_tokens=208, context_tokens=8000
+)
+LIMITS = Sla(SessionLimit.on("later_ttft", "p95:150ms"), Limit("itl", 95, 0.02))
+ROOMY = replace(BATCHING, kv_tokens=10**8)
+
+
+def planned(
+    load: SessionLoad, *candidates: Candidate, sla: Sla = LIMITS, headroom: float = 0.2, spare: int = 1
+) -> SessionPlan:
+    question, turns = session_question("m", load, sla, headroom=headroom, spare=spare)
+    return plan_sessions(question, load, turns, candidates or [candidate()])
+
+
+def with_kv(kv_tokens: int) -> Candidate:
+    return candidate(batching=replace(BATCHING, kv_tokens=kv_tokens))
+
+
+# --- The count
+
+
+@pytest.mark.parametrize("routing", ["affinity", "prefix_aware"])
+@pytest.mark.parametrize("rate_per_s", [3.0, 9.0])
+def test_the_count_is_that_of_trying_every_fleet(rate_per_s: float, routing: SessionRouting) -> None:
+    load = SessionLoad(replace(CHAT, rate_per_s=rate_per_s), routing=routing)
+    answer = planned(load, with_kv(60_000)).plan.answer
+    replica = answer.candidate.replica
+    assert replica.batching.prefix_cache and replica.batching.kv_block_tokens == 16
+    busy = replace(load.sessions, rate_per_s=rate_per_s / 0.8)
+
+    def meets(replicas: int) -> bool:
+        shown = simulate_sessions(replica, busy, replicas=replicas, routing=routing, requests=60_000)
+        return Seen.of(shown, LIMITS, replicas, busy.rate_per_s).meets
+
+    assert answer.working == next(count for count in range(1, 100) if meets(count))
+
+
+@pytest.mark.parametrize("load", [SessionLoad(replace(CHAT, rate_per_s=6.0)), SessionLoad(CHAT, users=700)])
+def test_the_best_of_several_candidates_is_found(load: SessionLoad) -> None:
+    """Bounds leave no candidate out that would have won alone, whatever its memory and GPUs."""
+    small, large = with_kv(30_000), candidate(2, LAW.scaled(0.6), batching=ROOMY)
+    slow = replace(candidate(law=LAW.scaled(1.4), gpu="slow"), basis="fitted")
+    alone = [planned(load, each).plan.answer.gpus for each in (small, large, slow)]
+    found = planned(load, small, large, slow).plan
+    assert found.answer.gpus == min(alone)
+    assert all(fleet.verified for fleet in found.fleets)
+    assert len(found.fleets) + len(found.rejected) == 3
+
+
+def test_users_are_the_sessions_in_flight() -> None:
+    found = planned(SessionLoad(CHAT, users=300))
+    seen, mean_s = found.seen, found.seen.predicted.parts["session"].mean_s
+    assert seen.in_flight == pytest.approx(300, rel=0.02)
+    assert seen.rate_per_s * mean_s == pytest.approx(300, rel=0.1)  # Little's law, of sessions that ended
+    assert found.gpus_per_100 == pytest.approx(100 * found.plan.answer.gpus / 300, rel=0.02)
+    assert found.plan.serves == "for 300 users at once"
+
+
+def test_spares_and_headroom() -> None:
+    load = SessionLoad(replace(CHAT, rate_per_s=12.0))
+    bare, kept = planned(load, headroom=0.0, spare=0).plan.answer, planned(load, headroom=0.5, spare=2).plan.answer
+    assert bare.gpus == bare.working and kept.gpus == kept.working + 2
+    assert kept.working >= 2 * bare.working - 1
+
+
+def test_the_band_holds_the_count_and_is_open_where_a_slower_engine_cannot() -> None:
+    found = planned(SessionLoad(replace(CHAT, rate_per_s=12.0))).plan.answer
+    assert found.working_high is not None and found.working_low <= found.working <= found.working_high
+    tight = Limit("itl", 95, 1.02 * found.predicted.itl.p95_s)
+    unsure = replace(candidate(), relative_sigma=0.5)
+    assert planned(SessionLoad(CHAT), unsure, sla=Sla(tight)).plan.answer.working_high is None
+
+
+# --- Theory and laws
+
+
+def test_a_quiet_fleet_finds_all_that_was_there_before() -> None:
+    """Turns of a fixed number, lengths that do not vary, memory without end: the hit rate is arithmetic."""
+    asked = Sessions(0.05, 4, 320, 64, 128, think_s=60, system_tokens=160, turn_law="fixed")
+    found = planned(SessionLoad(asked), candidate(batching=ROOMY), headroom=0.0)
+    prompts = [480 + number * 192 for number in range(4)]
+    cached = [160] + [(prompt - 64 - 1) // 16 * 16 for prompt in prompts[1:]]  # the last token of an answer is not
+    assert found.seen.hit_rate == pytest.approx(sum(cached) / sum(prompts), rel=1e-3)
+    mean_s = 3 * 60 + 4 * found.seen.predicted.e2e.mean_s
+    assert found.seen.predicted.parts["session"].mean_s == pytest.approx(mean_s, rel=0.05)
+
+
+def test_what_turns_are_like() -> None:
+    turns = Turns.of(Sessions(1.0, 4, 300, 50, 100, system_tokens=200, turn_law="fixed"))
+    assert turns.each == 4
+    assert turns.lengths.isl == pytest.approx(500 + 1.5 * 150) and turns.lengths.osl == 100
+    assert turns.known_tokens == pytest.approx((200 + 600 + 750 + 900) / 4)
+    assert turns.context_tokens == pytest.approx(500 + 1.5 * 150 + 100 - 200)
+
+
+def test_more_memory_never_takes_more_gpus_and_thrashing_takes_many() -> None:
+    load = SessionLoad(replace(CHAT, rate_per_s=8.0))
+    counts = [planned(load, with_kv(kv)).plan.answer.working for kv in (16_000, 60_000, 400_000)]
+    assert counts == sorted(counts, reverse=True) and counts[0] >= 2 * counts[-1]
+
+
+def test_routings_that_know_sessions_find_most() -> None:
+    found = planned(SessionLoad(replace(CHAT, rate_per_s=12.0)), with_kv(60_000))
+    hits = {name: seen.hit_rate for name, seen in found.routings}
+    assert min(hits["affinity"], hits["prefix_aware"]) > max(hits["random"], hits["least_outstanding"])
+    assert dict(found.routings)["affinity"] == found.seen
+
+
+def test_the_curve_ends_in_the_cliff() -> None:
+    found = planned(SessionLoad(replace(CHAT, rate_per_s=12.0)), with_kv(60_000))
+    hits = [seen.hit_rate for seen in found.curve]
+    assert found.cliff is not None and min(hits) < 0.9 * found.seen.hit_rate
+    assert found.filled(found.cliff) > found.filled(found.seen)
+    assert found.none_found is None or found.all_found is None or found.all_found <= found.none_found
+
+
+# --- What cannot be
+
+
+@pytest.mark.parametrize(
+    ("limit", "subject"),
+    [
+        (SessionLimit.on("first_ttft", "p95:5ms"), "TTFT of first turns"),
+        (SessionLimit.on("session", "p95:1s"), "time of a session"),
+        (Limit("itl", 95, 1e-3), "ITL"),
+    ],
+)
+def test_an_sla_that_nothing_meets_has_no_count(limit: Limit, subject: str) -> None:
+    with pytest.raises(NoFeasiblePlan) as error:
+        planned(SessionLoad(CHAT), sla=Sla(limit))
+    [missed] = error.value.rejected
+    assert missed.kind == "sla" and missed.limit == limit and subject in missed.why
+    assert missed.nearest_s is not None and missed.nearest_s > limit.limit_s
+
+
+def test_engines_without_a_cache_or_its_size_are_left_out() -> None:
+    static = candidate(batching=Batching("static", 8))
+    unknown = candidate(batching=replace(BATCHING, kv_tokens=10**9))
+    with pytest.raises(NoFeasiblePlan) as error:
+        planned(SessionLoad(CHAT), static, unknown, with_kv(7000))
+    kinds = {missed.why[:30]: missed.kind for missed in error.value.rejected}
+    assert sorted(kinds.values()) == ["memory", "no_data", "no_data"]
+
+
+def test_limits_of_sessions() -> None:
+    first, later = SessionLimit.on("first_ttft", "p95:1s"), SessionLimit.on("later_ttft", "p99:200ms")
+    assert str(Sla(later, first)) == "p99 TTFT of later turns <= 200 ms and p95 TTFT of first turns <= 1000 ms"
+    with pytest.raises(ScenarioError, match="two limits on TTFT of first turns"):
+        Sla(first, replace(first, limit_s=2.0))
+    with pytest.raises(ScenarioError, match="gaps between tokens"):
+        session_question("m", SessionLoad(CHAT), Sla(Limit("gap", 99, 0.1)))
+    with pytest.raises(ScenarioError, match=r"^--later-ttft 'soon': write it as percentile:time"):
+        SessionLimit.on("later_ttft", "soon", "--later-ttft")
+    with pytest.raises(ScenarioError, match="at most 40,960"):
+        within_context("Qwen/Qwen3-32B", replace(CHAT, context_tokens=10**6))
+    assert within_context("Qwen/Qwen3-32B", replace(CHAT, context_tokens=0)).context_tokens == 40_960
+
+
+# --- The command
+
+
+PLAN = [
+    *"plan --model Qwen/Qwen3-32B --gpu h200_sxm --precision fp8 --tp 1 --engine trtllm".split(),
+    *"--turns 6 --first-tokens 600 --user-tokens 120 --output-tokens 300 --think 30s".split(),
+]
+LATER = ["--later-ttft", "p95:500ms", "--itl", "p95:40ms"]
+
+
+@pytest.fixture(scope="module")
+def answered() -> dict[str, Any]:
+    """The answer for 300 users as JSON."""
+    from click.testing import CliRunner
+
+    from sizing.cli.main import cli
+
+    done = CliRunner().invoke(cli, [*PLAN, *LATER, "--users", "300", "--json"])
+    assert done.exit_code == 0, done.output
+    found: dict[str, Any] = json.loads(done.stdout)
+    return found
+
+
+def test_json_has_what_sessions_come_to(answered: dict[str, Any]) -> None:
+    told = answered["sessions"]
+    assert answered["sentence"].startswith(f"You need {answered['gpus']} × h200_sxm for 300 users at once")
+    assert told["users"] == 300 and told["sessions_in_flight"] == pytest.approx(300, rel=0.02)
+    assert 0.8 < told["hit_rate"] < 1 and told["meets_sla"]
+    assert set(told["latencies"]) == {"ttft", "itl", "e2e", "first_ttft", "later_ttft", "session"}
+    assert answered["question"]["sla"] == {"later_ttft": "p95:0.5s", "itl": "p95:0.04s"}
+    assert answered["gpus_low"] <= answered["gpus"] <= answered["gpus_high"]
+    assert told["rising_load"][-1]["saturated"] is (told["rising_load"][-1]["latencies"]["ttft"]["p50_s"] is None)
+
+
+def test_reports_hold_the_sessions(answered: dict[str, Any]) -> None:
+    found = from_dict(answered["report"])
+    assert found.sessions is not None and found.curves is None
+    assert [limit.name for limit in found.limits] == ["p95 TTFT of later turns", "p95 ITL"]
+    page = Page(render(found, "html").decode())
+    for line in found.sessions.lines:
+        assert line in page.text
+    printed = pdf_text(render(found, "pdf"))
+    assert squeezed("Sessions at rising load") in printed and squeezed("Users or agents at once") in printed
+    rows = rows_below(sheets(render(found, "xlsx"))["Sessions"], "Load")
+    assert [row[0] for row in rows][: len(found.sessions.rising)] == [each.name for each in found.sessions.rising]
+
+
+def test_the_answer_tells_of_cache_and_tasks(capsys: pytest.CaptureFixture[str]) -> None:
+    code, out, _ = run([*PLAN, "--session-time", "p95:1200s", "--sessions-per-s", "1"], capsys)
+    assert code == 0
+    for told in ("to start 1 sessions/s", "of prompt tokens are found", "whole session", "p95 time of a session"):
+        assert told in out
+
+
+@pytest.mark.parametrize(
+    ("more", "code", "told"),
+    [
+        (["--users", "5", "--isl", "100", *LATER], 2, "--isl does not go with --users"),
+        (["--users", "5", "--sessions-per-s", "1", *LATER], 2, "either --users or --sessions-per-s"),
+        (["--users", "5", "--tune", *LATER], 2, "--tune does not go with"),
+        (["--users", "5"], 2, "the SLA needs at least one limit"),
+        (["--rate", "5", "--isl", "100", "--osl", "10", "--ttft", "p95:1s"], 2, "--turns goes with --users"),
+        (["--users", "5", "--later-ttft", "fast"], 2, "--later-ttft 'fast': write it as"),
+        (["--users", "5", "--later-ttft", "p95:1ms"], 3, "no configuration meets p95 TTFT of later turns"),
+    ],
+)
+def test_what_is_refused(more: list[str], code: int, told: str, capsys: pytest.CaptureFixture[str]) -> None:
+    found, out, err = run([*PLAN, *more], capsys)
+    assert found == code and told in err and len(err.strip().splitlines()) == 1
+    assert "You need" not in out
+
+
+def test_a_plan_that_cannot_be_has_json_and_a_report(capsys: pytest.CaptureFixture[str]) -> None:
+    code, out, _ = run([*PLAN, "--users", "5", "--later-ttft", "p95:1ms", "--json"], capsys)
+    answer = json.loads(out)
+    found = from_dict(answer["report"])
+    assert code == 3 and answer["feasible"] is False and "gpus" not in answer
+    assert found.answer is None and found.left_out and not found.ways_out and "for 5 users" in found.title
+    assert {"users", "turns", "later_ttft_p95_s"} <= {row.key for row in found.inputs}

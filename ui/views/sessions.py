@@ -1,0 +1,317 @@
+"""Users and agents: a form for their sessions, the fleet that serves them, where its prefix cache begins to thrash."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import fields
+from functools import partial
+from typing import NamedTuple
+
+import pandas as pd
+import streamlit as st
+
+from sizing.analyses.session_plan import OF_METRIC, Seen, SessionLimit, SessionLoad, SessionPlan, within_context
+from sizing.cli.shapes import Extras, extras_json, finite_only
+from sizing.errors import SizingError
+from sizing.numbers import milliseconds, percent, significant
+from sizing.question import VARIATION, Range
+from sizing.report.build import report_of
+from sizing.report.model import as_dict
+from sizing.simulator.sessions import SESSION_ROUTINGS, SessionLatency
+from sizing.text import SESSION_ROUTING, as_json, sessions_lines
+from sizing.workload import PERCENTILES, Sessions
+from ui import answers
+from ui.charts.sessions import hit_rate_over_load, later_ttft_over_load
+from ui.link import PREFIX
+from ui.look import card, data_behind, ink, show
+from ui.scenario import CHATS, Scenario
+from ui.views.answer import alternatives, cards, export, headline, left_out, remarks, widen
+from ui.visit import chosen, visit
+from ui.words import plain, sentence_case, tell, tell_unreadable
+
+state = st.session_state
+MANY = {"users": "Users at once", "rate": "Sessions/s"}
+MANY_HELP = (
+    "Users or agents with a session open at once, those who read or wait for a tool included; or sessions that start."
+)
+TURN_LAWS: dict[str, str] = {"geometric": "Geometric", "fixed": "All the same"}
+ROUTINGS: dict[str, str] = {
+    "affinity": "With its session",
+    "prefix_aware": "Most of it cached",
+    "least_outstanding": "Least outstanding",
+    "random": "Random",
+}
+ROUTING_HELP = "Which replica gets a turn. All four are compared in the answer."
+IN_PLACE = (
+    "Of the form at the side its model, GPUs, limits on TTFT, ITL and E2E of any turn, headroom, spares and price "
+    "count; its load, lengths, routing, arrivals and prefix do not. "
+    "Its presets Chat and Agent fill in sessions of their kind."
+)
+NO_GAPS = "The limit on gaps between tokens does not count: they are not simulated for sessions."
+LINK_SAYS = "This link opens the same question with the same sessions and shows today's answer."
+WHAT_IF_LONG = "Fewer GPUs, precisions and engines to compare take less time."
+
+
+class Number(NamedTuple):
+    """A number of the form: its label, range, usual value (None: not asked) and help."""
+
+    label: str
+    allowed: Range
+    usual: float | None
+    help: str
+
+
+SHAPE = CHATS
+"""What the form opens on."""
+TOKENS = Range(1, 1_000_000, "tokens")
+LIMITED = Range(0.001, 1e6)
+HOW_MANY = {
+    "users": Number("Users or agents at once", Range(1, 1_000_000), 200, MANY_HELP),
+    "rate": Number("Sessions that start each second", Range(1e-4, 10_000), 1.0, MANY_HELP),
+}
+NUMBERS = {
+    "turns": Number("Turns", Range(1, 1000), SHAPE.turns, "Of a session, on average: questions, or steps of an agent."),
+    "think_s": Number(
+        "Think or tool time (s)",
+        Range(0, 86_400),
+        SHAPE.think_s,
+        "Mean time from an answer to the next turn, exponential: of a user who reads and writes, or of a tool.",
+    ),
+    "first_tokens": Number("First prompt (tokens)", TOKENS, SHAPE.first_tokens, "Mean, the system prompt excluded."),
+    "first_cv": Number("First prompt, variation", VARIATION, SHAPE.first_cv, "Standard deviation over mean."),
+    "user_tokens": Number(
+        "Later turn (tokens)",
+        TOKENS,
+        SHAPE.user_tokens,
+        "What a later turn adds to all that was said: a question, or what a tool returned. Mean.",
+    ),
+    "user_cv": Number("Later turn, variation", VARIATION, SHAPE.user_cv, "Standard deviation over mean."),
+    "output_tokens": Number("Answer (tokens)", TOKENS, SHAPE.output_tokens, "Mean, reasoning included."),
+    "output_cv": Number("Answer, variation", VARIATION, SHAPE.output_cv, "Standard deviation over mean."),
+    "system_tokens": Number(
+        "System prompt (tokens)", Range(0, 1_000_000), SHAPE.system_tokens, "That all sessions begin with."
+    ),
+    "context_tokens": Number(
+        "Longest context (tokens)",
+        Range(0, 10_000_000),
+        0,
+        "A turn beyond it ends its session; 0: what the model takes.",
+    ),
+}
+"""Fields of `Sessions` by name."""
+LIMITS: dict[str, tuple[SessionLatency, float, Number]] = {
+    "first_ttft_ms": (
+        "first_ttft",
+        1e-3,
+        Number("TTFT, first turns (ms)", LIMITED, None, "Limit on TTFT of first turns alone. Empty: none."),
+    ),
+    "later_ttft_ms": (
+        "later_ttft",
+        1e-3,
+        Number("TTFT, later turns (ms)", LIMITED, None, "Limit on TTFT of later turns alone. Empty: none."),
+    ),
+    "session_s": (
+        "session",
+        1.0,
+        Number("Time of a session (s)", LIMITED, None, "Or of a task, tools and thinking included. Empty: none."),
+    ),
+}
+"""Limits that only sessions have, by name of their field: on what, and seconds of its unit."""
+
+
+def ask_sessions(scenario: Scenario) -> tuple[SessionLoad, tuple[SessionLimit, ...]] | None:
+    """The sessions that the form holds, and their own limits; None, and why on the page, where they cannot be."""
+    many = chosen("How many", MANY, "many", help=MANY_HELP)
+    with st.form("sessions", border=True):
+        with st.grid(6, min_column_width=140):
+            count = _number(many, HOW_MANY[many])
+            values = {name: _number(name, number) for name, number in NUMBERS.items()}
+            law = _one_of("turn_law", "Number of turns", TURN_LAWS, "How it varies between sessions.")
+            routing = _one_of("session_routing", "Routing of turns", ROUTINGS, ROUTING_HELP)
+            limits = {name: _number(name, number) for name, (_, _, number) in LIMITS.items()}
+            percentiles = {str(each): f"p{each}" for each in PERCENTILES}
+            percentile = _one_of("percentile", "Percentile of these limits", percentiles, "", usual="95")
+        st.form_submit_button("Plan for these sessions", icon=":material/forum:")
+    st.caption(IN_PLACE + (f" {NO_GAPS}" if scenario.gap else ""))
+    try:
+        whole = {field.name for field in fields(Sessions) if field.type == "int"}
+        shape = {name: int(value or 0) if name in whole else value or 0.0 for name, value in values.items()}
+        sessions = Sessions(1.0 if many == "users" else count or 1.0, turn_law=law, **shape)  # type: ignore[arg-type]
+        sessions = within_context(scenario.model, sessions)
+        load = SessionLoad(sessions, int(count or 1) if many == "users" else None, routing)  # type: ignore[arg-type]
+        own = (
+            SessionLimit(OF_METRIC[of], int(percentile), value * unit_s, of=of)
+            for (of, unit_s, _), value in zip(LIMITS.values(), limits.values(), strict=True)
+            if value is not None
+        )
+        return load, tuple(own)
+    except SizingError as error:
+        st.error(plain(sentence_case(str(error))), icon=":material/block:")
+        return None
+
+
+def _number(name: str, number: Number) -> float | None:
+    """A number of the form; what differs from the usual one is in the URL."""
+    key, (label, allowed, usual, help_) = PREFIX + name, number
+    try:
+        held = float(state.get(key, usual))
+    except (TypeError, ValueError):
+        held = None
+    state[key] = usual if held is None or held not in allowed else held
+    if usual is not None:
+        state[key] = float(state[key])
+    st.number_input(
+        label,
+        float(allowed.low),
+        float(allowed.high),
+        format="%g",
+        key=key,
+        help=help_,
+        placeholder="None",
+        persist_state="session",
+    )
+    value: float | None = state[key]
+    if value != usual:
+        visit().shown[key] = f"{value:.12g}"
+    return value
+
+
+def _one_of(name: str, label: str, options: Mapping[str, str], help_: str, usual: str = "") -> str:
+    """One of a few; the choice is in the URL where it is not the usual one, else the first."""
+    key, first = PREFIX + name, usual or next(iter(options))
+    if state.get(key) not in options:
+        state[key] = first
+    st.selectbox(
+        label, [*options], format_func=options.__getitem__, key=key, help=help_ or None, persist_state="session"
+    )
+    if state[key] != first:
+        visit().shown[key] = state[key]
+    return str(state[key])
+
+
+def simulated(scenario: Scenario, load: SessionLoad, limits: tuple[SessionLimit, ...]) -> answers.ForSessions:
+    """The answer; which fleet is being simulated is told meanwhile, with how far the search has come."""
+    with st.spinner("Sizing and simulating sessions…", show_time=True):
+        bar = st.progress(0.0)
+        number = 0
+
+        def progress(doing: str) -> None:
+            nonlocal number
+            number += 1
+            bar.progress(number / (number + USUAL_RUNS), plain(f"{sentence_case(doing)} (no. {number})"))
+
+        found = answers.for_sessions(scenario, load, limits, progress)
+        bar.empty()
+    return found
+
+
+USUAL_RUNS = 12
+"""Fleets that are still to be simulated, as the bar has it: how many there will be nobody knows before."""
+
+
+def show_none(found: answers.ForSessions, scenario: Scenario) -> None:
+    """Why no fleet serves the sessions."""
+    tell_unreadable(answers.measured_points().problems)
+    tell(scenario, answers.Outcome(None, found.title, found.reason, found.rejected))
+    widen(scenario)
+    if found.rejected:
+        left_out(found.rejected, expanded=True)
+
+
+def show_sessions(found: SessionPlan, scenario: Scenario) -> None:
+    """The answer: the fleet as for any load, what its prefix cache does, and how it would do with more sessions."""
+    plan = found.plan
+    tell_unreadable(answers.measured_points().problems)
+    with st.container(gap="xsmall"):
+        headline(plan, scenario)
+    cards(plan)
+    _cards(found)
+    with st.container(gap="xsmall"):
+        st.markdown("  \n".join(f"{plain(line)}." for line in sessions_lines(found)))
+        remarks(plan)
+    with st.grid(2, min_column_width=320):
+        show(hit_rate_over_load(found, ink()), "hit_rate")
+        show(later_ttft_over_load(found, ink()), "later_ttft")
+    if found.routings:
+        st.markdown("**Routings on the same fleet**")
+        st.dataframe(_routings(found), hide_index=True, alt="Tokens found and latencies with each routing of turns")
+    alternatives(plan, scenario)
+    one, other = st.columns(2)
+    with one:
+        left_out(plan.rejected)
+    with other:
+        data_behind(_rising(found), "Sessions at rising load, as drawn in the charts")
+
+
+def _cards(found: SessionPlan) -> None:
+    seen, parts = found.seen, found.seen.predicted.parts
+    with st.grid(5, min_column_width=150):
+        hundred = f"{significant(seen.in_flight)} in flight"
+        card("GPUs per 100 at once", significant(found.gpus_per_100), hundred, "All GPUs over sessions in flight.")
+        filled = f"contexts {percent(found.filled(seen))} of the KV cache"
+        card("Found in the cache", percent(seen.hit_rate), filled, "Of all prompt tokens, at the planned load.")
+        for turns, label in ((parts["first_ttft"], "first turns"), (parts["later_ttft"], "later turns")):
+            shown = (milliseconds(turns.p95_s), f"median {milliseconds(turns.p50_s)}") if turns.known else ("none", "")
+            card(f"p95 TTFT, {label}", *shown, "Simulated, at the planned load.")
+        whole = parts["session"]
+        card("p95 time of a session", _time(whole.p95_s), f"median {_time(whole.p50_s)}", "Of a task, for agents.")
+
+
+def _time(seconds: float) -> str:
+    return f"{significant(seconds / 60)} min" if seconds >= 600 else f"{significant(seconds)} s"
+
+
+def _routings(found: SessionPlan) -> pd.DataFrame:
+    return pd.DataFrame(
+        {"Routing": sentence_case(SESSION_ROUTING[name])} | _row(found, seen) for name, seen in found.routings
+    )
+
+
+def _rising(found: SessionPlan) -> pd.DataFrame:
+    planned = found.seen.rate_per_s
+    return pd.DataFrame(
+        {"Load": percent(seen.rate_per_s / planned), "Sessions/s": significant(seen.rate_per_s)} | _row(found, seen)
+        for seen in found.curve
+    )
+
+
+def _row(found: SessionPlan, seen: Seen) -> dict[str, str]:
+    """What a fleet shows under one load."""
+    parts = seen.predicted.parts
+    return {
+        "In flight": "grows" if seen.saturated else significant(seen.in_flight),
+        "Found in the cache": percent(seen.hit_rate),
+        "Contexts over KV cache": "" if seen.saturated else percent(found.filled(seen)),
+        "p95 TTFT, first": "" if seen.saturated else milliseconds(parts["first_ttft"].p95_s),
+        "p95 TTFT, later": "" if seen.saturated else milliseconds(parts["later_ttft"].p95_s),
+        "p95 time of a session": "" if seen.saturated else _time(parts["session"].p95_s),
+        "SLA": "kept" if seen.meets else "missed",
+    }
+
+
+def export_sessions(query: Mapping[str, str], found: SessionPlan | None) -> None:
+    """The link, and the plan as the command line writes it, of which it makes reports."""
+    with export(query, LINK_SAYS):
+        if found is not None:
+            st.download_button(
+                "The plan as JSON",
+                data=partial(json_of, found),
+                file_name=f"sessions-plan-{found.plan.answer.gpus}-gpus.json",
+                mime="application/json",
+                on_click="ignore",
+                icon=":material/data_object:",
+                help="As python -m sizing plan --users N --json writes it; python -m sizing report --plan makes it a "
+                "report.",
+            )
+
+
+def json_of(found: SessionPlan) -> bytes:
+    """The plan with every load and routing, and its report, as the command line writes it."""
+    points = answers.measured_points().points
+    report = as_dict(report_of(found.plan, None, (), answers.NO_COVER, points, sessions=found))
+    whole = {**as_json(found.plan), **extras_json(Extras(sessions=found), found.plan.question), "report": report}
+    return json.dumps(finite_only(whole), indent=2).encode()
+
+
+assert {*ROUTINGS} == {*SESSION_ROUTINGS}

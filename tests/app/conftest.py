@@ -7,7 +7,6 @@ from functools import cache
 from pathlib import Path
 
 import pytest
-import streamlit as st
 from streamlit.components.v2 import manifest_scanner
 from streamlit.testing.v1 import AppTest
 
@@ -30,13 +29,19 @@ def packages_searched_once() -> Iterator[None]:
 
 
 @pytest.fixture(autouse=True)
-def store(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Store]:
-    """An empty store, no shipped curves, and nothing remembered from other tests about either."""
+def database(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
+    """Where the app finds an empty store and no shipped curves: of this test alone, so that whatever the app remembers
+    by that name is too. The store is made by whoever opens it first."""
     url = f"sqlite:///{tmp_path / 'calibration.db'}"
     monkeypatch.setenv(DATABASE_VARIABLE, url)
     monkeypatch.setattr(answers, "SHIPPED", tmp_path)
-    st.cache_resource.clear()
-    yield Store(url)
+    return url
+
+
+@pytest.fixture
+def store(database: str) -> Store:
+    """The store of this test, empty."""
+    return Store(database)
 
 
 @pytest.fixture

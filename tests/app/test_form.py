@@ -45,6 +45,8 @@ UNLIKE = Scenario(
 )
 """A question that differs from its widget's own default in every field of the form."""
 QUESTION = link.to_query(UNLIKE)
+FORM_ALONE = "method"
+"""A page that answers no question, beside the form that is on all of them."""
 KINDS = ("selectbox", "multiselect", "checkbox", "toggle", "number_input", "text_input")
 
 
@@ -115,7 +117,7 @@ def of_question(app: AppTest) -> Mapping[str, str]:
 
 
 def test_the_question_differs_from_every_default(opened: Callable[..., AppTest]) -> None:
-    app = opened(UNLIKE)
+    app = opened(UNLIKE, FORM_ALONE)
     drawn = {widget.key: widget.proto for kind in KINDS for widget in app.sidebar.get(kind)}
     assert len(drawn) > 25
     assert [key for key, proto in drawn.items() if _drawn(proto) == _default(proto)] == ["users", "per_user"]
@@ -151,7 +153,7 @@ def test_a_page_turned_twice_before_anything_is_drawn_loses_nothing(opened: Call
 
 def test_lengths_of_another_law(opened: Callable[..., AppTest]) -> None:
     """A kind chosen brings a law of about the same mean, its text another; the mean follows, and presets end it."""
-    app = opened()
+    app = opened(page=FORM_ALONE)
     assert "isl_law_text" not in {widget.key for widget in app.sidebar.text_input}
     app.sidebar.selectbox(key="isl_law").set_value("uniform").run()
     assert not app.exception
@@ -171,7 +173,7 @@ def test_lengths_of_another_law(opened: Callable[..., AppTest]) -> None:
 
 
 def test_a_text_that_is_no_law_is_told_in_one_line(opened: Callable[..., AppTest]) -> None:
-    app = opened(isl_law="uniform:100-300", isl="200")
+    app = opened(page=FORM_ALONE, isl_law="uniform:100-300", isl="200")
     assert not app.sidebar.error
     app.sidebar.text_input(key="isl_law_text").set_value("300-100").run()
     (told,) = app.sidebar.error

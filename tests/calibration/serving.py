@@ -3,6 +3,7 @@
 import json
 import queue
 import re
+import signal
 import sys
 import time
 import urllib.error
@@ -12,14 +13,26 @@ from typing import Any
 
 import numpy as np
 import tritonclient.grpc as triton
+from click.testing import CliRunner, Result
 from tritonclient.utils import InferenceServerException, np_to_triton_dtype
 
+from calibration.cli import main
 from lab.reference.server import ReferenceServer
 
 WITHIN_S = 60.0
 PROMPT = "baba gito bila bebo hemi"
 SERVE = [sys.executable, "-m", "calibration", "serve"]
 FREE_PORTS = ["--grpc-port", "0", "--http-port", "0", "--metrics-port", "0"]
+
+
+def serve_here(*options: str) -> Result:
+    """What `serve` says in this process, for options with which nothing starts; the signals it takes are given back."""
+    handlers = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
+    try:
+        return CliRunner().invoke(main, ["serve", *options])
+    finally:
+        for number, handler in handlers.items():
+            signal.signal(number, handler)
 
 
 def until(condition: Callable[[], bool]) -> None:

@@ -21,7 +21,7 @@ from lab.environment import Environment, ensure
 from lab.life import answers
 from lab.vllm.server import MODEL, RECIPE, VllmServer, configuration, flags, write_model
 from lab.vllm.settings import Settings
-from tests.calibration.serving import SERVE
+from tests.calibration.serving import SERVE, serve_here
 
 SMALL = Settings(
     http_port=0,
@@ -129,8 +129,8 @@ def test_nothing_is_left_of_a_server_that_ended(server: VllmServer) -> None:
     ],
 )
 def test_a_wrong_option_is_one_line(options: tuple[str, ...], said: str) -> None:
-    ended = subprocess.run([*SERVE, *options], capture_output=True, text=True, check=False)
-    assert ended.returncode == 2
+    ended = serve_here(*options)
+    assert ended.exit_code == 2
     assert ended.stdout == ""
     (line,) = ended.stderr.splitlines()
     assert line.startswith(f"error: {said}")

@@ -23,7 +23,7 @@ from sizing.prediction import Prediction
 from sizing.question import FEW, Question, Setting
 from sizing.workload import Arrivals, Lengths, Limit, Sla, Workload
 from tests.sizing.engines import LAW, SLA, candidate, question
-from tests.sizing.test_cli import replaced, run
+from tests.sizing.test_cli import ONE, replaced, run
 
 LENGTHS = Lengths(1000, 200)
 EVEN = Arrivals("constant", 0.0)
@@ -169,9 +169,9 @@ def test_large_fleets_are_counted_to_the_safe_side(replicas: int) -> None:
 
 
 def test_a_saved_plan_says_what_was_asked(capsys: pytest.CaptureFixture[str]) -> None:
-    arguments = replaced(tp="2", arrivals="gamma:cv=2", routing="round_robin", **{"peak-factor": "1.5"})
+    arguments = [*ONE, "--arrivals", "gamma:cv=2", "--routing", "round_robin", "--peak-factor", "1.5"]
     asked = json.loads(run([*arguments, "--json"], capsys)[1])["question"]
-    again = ["plan", "--gpu", "h200_sxm", "--precision", "bf16", "--tp", "2"]
+    again = ["plan", "--gpu", "h200_sxm", "--precision", "bf16", "--tp", "2", "--engine", "trtllm"]
     for name in ("model", "isl", "osl", "arrivals", "routing", "headroom", "spare"):
         again += [f"--{name}", str(asked[name])]
     again += ["--rate", str(asked["rate_per_s"] / asked["peak_factor"]), "--peak-factor", str(asked["peak_factor"])]

@@ -66,9 +66,9 @@ def test_the_share_of_gaps_with_a_prompt_is_that_of_a_chain_of_two_states(rate: 
     load = Workload(Lengths(10, 1500), rate)
     a, b = (1 - math.exp(-rate * duration_s) for duration_s in (c, c + s))
     law = a / (a + 1 - b)
-    assert run_of(replica, load, 4000).gaps.share_above(c + s / 2) == pytest.approx(law, rel=0.06)
-    mean_s = c + law * s
-    assert run_of(replica, load, 4000).prediction().gap.mean_s == pytest.approx(mean_s, rel=0.02)
+    run, mean_s = run_of(replica, load, 4000), c + law * s
+    assert run.gaps.share_above(c + s / 2) == pytest.approx(law, rel=0.06)
+    assert run.prediction().gap.mean_s == pytest.approx(mean_s, rel=0.02)
     assert predict(replica, load, gaps=True).gap.mean_s == pytest.approx(mean_s, rel=0.02)
 
 

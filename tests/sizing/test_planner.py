@@ -232,9 +232,17 @@ def test_a_fleet_is_found_where_one_replica_alone_would_miss_the_sla() -> None:
 
 
 SIDE_BY_SIDE = [
-    ("Qwen/Qwen3-32B", ("h200_sxm", "h100_sxm"), {"isl": 500, "osl": 1000, "itl": "p99:25ms", "rate": 60}),
-    ("meta-llama/Meta-Llama-3.1-70B", ("h100_sxm",), {"isl": 2000, "osl": 256, "ttft": "p95:1s", "rate": 20}),
-    ("openai/gpt-oss-120b", ("b200_sxm",), {"isl": 500, "osl": 1000, "itl": "p99:25ms", "rate": 60}),
+    (
+        "Qwen/Qwen3-32B",
+        ("h200_sxm", "h100_sxm"),
+        {"isl": 500, "osl": 1000, "itl": "p99:25ms", "rate": 60, "tps": (1, 2)},
+    ),
+    (
+        "meta-llama/Meta-Llama-3.1-70B",
+        ("h100_sxm",),
+        {"isl": 2000, "osl": 256, "ttft": "p95:1s", "rate": 20, "tps": (2, 4)},
+    ),
+    ("openai/gpt-oss-120b", ("b200_sxm",), {"isl": 500, "osl": 1000, "itl": "p99:25ms", "rate": 60, "tps": (1, 2)}),
     ("deepseek-ai/DeepSeek-R1", ("h200_sxm",), {"isl": 2000, "osl": 256, "itl": "p95:30ms", "rate": 20}),
 ]
 

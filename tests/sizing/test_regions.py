@@ -12,7 +12,9 @@ from sizing.engine import StepLaw
 from sizing.fitting import is_compute_bound, knee_tokens, regime, shares
 
 positive = st.floats(1e-9, 1e-2)
-laws = st.builds(StepLaw, *[positive] * 8, unread=st.floats(0, 0.9), unread_decay=st.floats(0, 0.9))
+decays = st.floats(0, 0.9)
+laws = st.builds(StepLaw, *[positive] * 8, unread=st.floats(0, 0.9), unread_decay=decays)
+all_read = st.builds(StepLaw, *[positive] * 8, unread_decay=decays)
 
 
 @given(laws, st.integers(0, 500), st.floats(0, 1e5), st.integers(0, 10_000))
@@ -29,7 +31,7 @@ def test_shares_are_those_of_the_iteration(law: StepLaw, batch: int, context: fl
     assert found.kv * time_s == pytest.approx(law.kv_token_s * kv)
 
 
-@given(laws.filter(lambda law: law.unread == 0), st.floats(1, 1e5))
+@given(all_read, st.floats(1, 1e5))
 def test_the_knee_parts_weights_from_arithmetic(law: StepLaw, tokens: float) -> None:
     found = shares(law, tokens, 0.0)
     assert is_compute_bound(law, tokens) == (found.arithmetic > found.weights) or tokens == pytest.approx(

@@ -15,7 +15,7 @@ from tests.sizing.report_cases import refusal, report
 
 PLAN = [
     *"plan --model Qwen/Qwen3-32B --gpu h200_sxm --precision fp8 --tp 1 --isl 2000 --osl 256 --rate 20".split(),
-    *"--ttft p95:1s --itl p95:30ms --json".split(),
+    *"--engine trtllm --ttft p95:1s --itl p95:30ms --json".split(),
 ]
 
 

@@ -327,7 +327,10 @@ def test_prompts_that_vary_much_bring_a_caution() -> None:
 # the question
 
 
-ASKED = "--model Qwen/Qwen3-8B --gpu h100_sxm --precision bf16 --tp 1 --rate 4 --ttft p95:1s --itl p95:60ms".split()
+ASKED = [
+    *"--model Qwen/Qwen3-8B --gpu h100_sxm --precision bf16 --tp 1 --engine trtllm".split(),
+    *"--rate 4 --ttft p95:1s --itl p95:60ms".split(),
+]
 
 
 def answer(capsys: pytest.CaptureFixture[str], *arguments: str) -> dict[str, object]:
@@ -351,6 +354,7 @@ def test_a_plan_says_its_laws_and_the_library_finds_the_same(capsys: pytest.Capt
         gpus="h100_sxm",
         precisions="bf16",
         tps=1,
+        engines="trtllm",
         rate=4,
         ttft="p95:1s",
         itl="p95:60ms",

@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
+from click.testing import CliRunner
 
+from sizing.cli.main import cli
 from sizing.report.model import from_dict
 from sizing.report.write import render
 from tests.sizing.report_cases import Page, pdf_text, rows_below, sheets, squeezed
@@ -34,6 +37,15 @@ def traffic(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return path
 
 
+@pytest.fixture(scope="module")
+def answer(traffic: Path) -> dict[str, Any]:
+    """The JSON of the plan for all of it."""
+    done = CliRunner().invoke(cli, [*PLAN, str(traffic), "--json"])
+    assert done.exit_code == 0
+    found: dict[str, Any] = json.loads(done.stdout)
+    return found
+
+
 def test_the_answer_tells_of_hours_and_bands(traffic: Path, capsys: pytest.CaptureFixture[str]) -> None:
     code, out, _ = run([*PLAN, str(traffic)], capsys)
     assert code == 0
@@ -43,11 +55,9 @@ def test_the_answer_tells_of_hours_and_bands(traffic: Path, capsys: pytest.Captu
     assert "The worst of 10 hours" in out
 
 
-def test_json_has_every_hour(traffic: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    code, out, _ = run([*PLAN, str(traffic), "--json"], capsys)
-    answer = json.loads(out)
+def test_json_has_every_hour(answer: dict[str, Any]) -> None:
     found = answer["trace"]
-    assert code == 0 and answer["verified_by"] == "simulation" and found["worst_hour"] == 4
+    assert answer["verified_by"] == "simulation" and found["worst_hour"] == 4
     assert [hour["clock"] for hour in found["hours"]] == [f"{hour:02d}:00" for hour in range(10)]
     assert sum(hour["requests"] for hour in found["hours"]) == found["requests"]
     assert found["gpus_low_sampling"] <= answer["gpus"] <= found["gpus_high_sampling"]
@@ -57,9 +67,7 @@ def test_json_has_every_hour(traffic: Path, capsys: pytest.CaptureFixture[str]) 
     assert answer["mean_rate_per_s"] == pytest.approx(2.4, rel=0.01)
 
 
-def test_reports_hold_the_traffic(traffic: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    _, out, _ = run([*PLAN, str(traffic), "--json"], capsys)
-    answer = json.loads(out)
+def test_reports_hold_the_traffic(answer: dict[str, Any]) -> None:
     found = from_dict(answer["report"])
     assert found.traffic is not None
     assert [hour.clock for hour in found.traffic.hours] == [hour["clock"] for hour in answer["trace"]["hours"]]
@@ -74,7 +82,6 @@ def test_reports_hold_the_traffic(traffic: Path, capsys: pytest.CaptureFixture[s
 def test_a_window_and_a_scale(traffic: Path, capsys: pytest.CaptureFixture[str]) -> None:
     counts = {}
     for name, more in {
-        "all": [],
         "worst": ["--trace-window", "worst-hour"],
         "quiet": ["--trace-window", "00:00..04:00"],
         "scaled": ["--trace-window", "00:00..04:00", "--trace-scale", "3"],

@@ -392,7 +392,7 @@ JSON = st.recursive(
 KEYS = sorted({*LLAMA_8B, *DEEPSEEK_V3, *GPT_OSS_20B, *NEMOTRON_H_56B, "block_configs", "linear_attn_config"})
 
 
-@settings(max_examples=300)
+@settings(max_examples=150)
 @given(st.dictionaries(st.sampled_from(KEYS), JSON, max_size=6))
 def test_any_mapping_is_a_model_or_one_line(change: dict[str, Any]) -> None:
     try:

@@ -101,7 +101,7 @@ def outages(draw: st.DrawFn, replicas: int) -> list[Failure]:
     return found
 
 
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=30, deadline=None)
 @given(data=st.data(), routing=st.sampled_from(ROUTINGS), rate=st.sampled_from([5.0, 20.0, 80.0]))
 def test_the_router_equals_a_naive_one(data: st.DataObject, routing: Routing, rate: float) -> None:
     fleet, seed = data.draw(st.integers(1, 5)), data.draw(st.integers(0, 10**6))

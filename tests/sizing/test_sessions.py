@@ -83,7 +83,7 @@ def small(draw: st.DrawFn) -> tuple[Replica, Sessions]:
     return Replica(LAW, rule), sessions
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=80, deadline=None)
 @given(case=small(), seed=st.integers(0, 2**31), fleet=st.integers(1, 3), routing=st.sampled_from(SESSION_ROUTINGS))
 def test_every_turn_is_that_of_a_cache_of_single_blocks(
     case: tuple[Replica, Sessions], seed: int, fleet: int, routing: SessionRouting

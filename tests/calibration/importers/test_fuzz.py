@@ -18,7 +18,7 @@ MUTATIONS: tuple[Callable[[bytes, random.Random], bytes], ...] = (flip, cut, spl
 LOADS: tuple[dict[str, object], ...] = ({}, {"concurrency": 2}, {"rate": 9.5}, {"isl": None, "osl": None})
 
 
-@settings(max_examples=1200, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=400, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(
     name=st.sampled_from(sorted(SAMPLES)),
     mutation=st.sampled_from(MUTATIONS),

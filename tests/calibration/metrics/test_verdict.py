@@ -63,11 +63,11 @@ def test_stationary_queues_are_seldom_called_void() -> None:
     found: Counter[Verdict] = Counter()
     for servers, load, n in ((1, 0.5, 400), (1, 0.8, 600), (8, 0.7, 500), (8, 0.9, 800)):
         found += simulated(
-            partial(queue, n=n, load=load, servers=servers), level(load * servers, "poisson_rate"), runs=60
+            partial(queue, n=n, load=load, servers=servers), level(load * servers, "poisson_rate"), runs=30
         )
     assert set(found) <= {"steady", "", "unsteady", "overloaded"}
-    assert found["unsteady"] + found["overloaded"] <= 5
-    assert found["steady"] >= 200
+    assert found["unsteady"] + found["overloaded"] <= 2
+    assert found["steady"] >= 100
 
 
 @pytest.mark.parametrize("memory", [0.0, 0.9, 0.98])

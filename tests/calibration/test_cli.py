@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import re
+import shutil
 import signal
 import subprocess
 import sys
@@ -52,7 +53,27 @@ def database(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
 
 @pytest.fixture
 def plan(tmp_path: Path, url: str) -> Path:
-    path = tmp_path / "plan.yaml"
+    return plan_in(tmp_path, url)
+
+
+@pytest.fixture(scope="module")
+def kept(tmp_path_factory: pytest.TempPathFactory, url: str) -> Path:
+    """A folder with that plan and a store of its run."""
+    folder = tmp_path_factory.mktemp("kept")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv(DATABASE_VARIABLE, f"sqlite:///{folder / 'points.db'}")
+        assert call("run", plan_in(folder, url)).exit_code == 0
+    return folder
+
+
+@pytest.fixture
+def measured(kept: Path, tmp_path: Path) -> None:
+    """The store of this test holds that run: its own copy."""
+    shutil.copytree(kept, tmp_path, dirs_exist_ok=True)
+
+
+def plan_in(folder: Path, url: str) -> Path:
+    path = folder / "plan.yaml"
     path.write_text(
         f"server: {{url: '{url}'}}\nlengths: [{{isl: 6, osl: 4, isl_cv: 0}}]\nconcurrency: [1, 2]\n"
         "requests_per_level: 8\ncheck_load: 0\n"
@@ -106,15 +127,15 @@ def test_no_runs_yet() -> None:
     assert json.loads(call("list", "--json").stdout) == []
 
 
-def test_details_tell_how_well_means_are_known_and_how_the_client_fared(plan: Path) -> None:
-    call("run", plan)
+@pytest.mark.usefixtures("measured")
+def test_details_tell_how_well_means_are_known_and_how_the_client_fared() -> None:
     shown = call("show", 1, "--details").stdout
     assert shown.startswith(call("show", 1).stdout)
     assert shown.count("1 process on") == 2
 
 
-def test_a_run_travels_as_one_file(plan: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    call("run", plan)
+@pytest.mark.usefixtures("measured")
+def test_a_run_travels_as_one_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     file, points = tmp_path / "run.zip", Store().points(1)
     assert call("export", 1, "--out", file).exit_code == 0
     monkeypatch.setenv(DATABASE_VARIABLE, f"sqlite:///{tmp_path / 'other.db'}")
@@ -139,8 +160,8 @@ def test_points_of_other_tools_come_in_once(tmp_path: Path) -> None:
     assert len(Store().runs()) == 1
 
 
-def test_a_points_table_comes_in_as_a_run_whole_or_not_at_all(plan: Path, tmp_path: Path) -> None:
-    call("run", plan)
+@pytest.mark.usefixtures("measured")
+def test_a_points_table_comes_in_as_a_run_whole_or_not_at_all(tmp_path: Path) -> None:
     table = tmp_path / "points.csv"
     call("export", 1, "--out", table)
     assert "run 2: 2 points" in call("import", table).stdout
@@ -217,8 +238,8 @@ def test_an_unreachable_database(plan: Path, monkeypatch: pytest.MonkeyPatch) ->
         assert DATABASE_VARIABLE in refused(call(*arguments))
 
 
-def test_an_output_file_that_cannot_be_written(plan: Path, tmp_path: Path) -> None:
-    call("run", plan)
+@pytest.mark.usefixtures("measured")
+def test_an_output_file_that_cannot_be_written(tmp_path: Path) -> None:
     assert "cannot be written" in refused(call("export", 1, "--out", tmp_path / "absent" / "points.csv"))
 
 

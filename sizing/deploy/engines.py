@@ -104,8 +104,9 @@ def _vllm(pool: Pool) -> Told:
     )
 
 
-VLLM_BLOCK_TOKENS, VLLM_OWN_BLOCKS = 16, 1
-"""Tokens of a block, and blocks that hold no request's tokens (its null block)."""
+VLLM_BLOCK_TOKENS, VLLM_OWN_BLOCKS = 64, 1
+"""Tokens of a block, of a size that latent attention (FlashMLA), others on GPUs and CPUs take; and blocks that hold no
+request's tokens (the null block)."""
 
 
 def _quantization(pool: Pool, online: Mapping[str, str]) -> tuple[str | None, list[str]]:

@@ -53,7 +53,8 @@ def document(
     one = candidate()
     replica = replace(one.replica, batching=batching or one.replica.batching)
     found = replace(FLEET, spare=spare, candidate=replace(one, layout=layout, engine=engine, replica=replica))
-    return json.loads(json.dumps(text.as_json(Plan(question(**asked), (found,), ()))))
+    printed: dict[str, Any] = json.loads(json.dumps(text.as_json(Plan(question(**asked), (found,), ()))))
+    return printed
 
 
 def started(script: str) -> list[str]:
@@ -102,7 +103,8 @@ def test_the_limits_of_every_engine_are_those_that_were_simulated(
     assert int(vllm["--max-num-batched-tokens"]) * ranks == batching.token_budget == trtllm["max_num_tokens"] * ranks
     assert sglang["--chunked-prefill-size"] == str(-1 if batching.policy == "whole_prompt" else batching.token_budget)
     blocks = int(vllm["--num-gpu-blocks-override"]) - 1
-    assert 0 <= batching.kv_tokens / ranks - 16 * blocks < 16
+    size = int(vllm["--block-size"])
+    assert 0 <= batching.kv_tokens / ranks - size * blocks < size
     assert int(sglang["--max-total-tokens"]) * ranks == batching.kv_tokens
     assert trtllm["kv_cache_config"]["max_tokens"] * ranks == batching.kv_tokens
 
@@ -229,7 +231,9 @@ def test_prefill_and_decode_apart_are_workers_of_their_own() -> None:
         told = values(worker["podTemplate"]["spec"]["containers"][0]["args"])
         assert told["--disaggregation-mode"] == worker["type"]
         assert worker["replicas"] == of.replicas
-        assert int(told["--num-gpu-blocks-override"]) == found.replica.batching.kv_tokens // 16 + 1
+        assert (
+            int(told["--num-gpu-blocks-override"]) == found.replica.batching.kv_tokens // int(told["--block-size"]) + 1
+        )
     assert "use dynamo" in FORMATS["vllm"](plan)["vllm.sh"]
 
 
@@ -440,6 +444,6 @@ def test_a_server_starts_with_the_exported_line_and_has_its_limits() -> None:
         with urllib.request.urlopen(server.metrics_url, timeout=60) as page:
             metrics = page.read().decode()
     assert (served["id"], served["max_model_len"]) == ("acme/m", 1200)
-    assert f'kv_cache_size_tokens="{4096 + 16}"' in metrics
+    assert 'block_size="64"' in metrics and f'num_gpu_blocks="{4096 // 64 + 1}"' in metrics
     for gauge in ("vllm:num_requests_running", "vllm:num_requests_waiting"):
         assert f'{gauge}{{engine="0",model_name="acme/m"}} 0.0' in metrics

@@ -5,22 +5,27 @@ from __future__ import annotations
 import json
 import os
 import subprocess
+import time
 import urllib.request
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from calibration.demand import demand_of
 from calibration.errors import ServerError
 from calibration.plan import parse_plan
+from calibration.prometheus import Prometheus, PrometheusError, source_of
 from calibration.run import run
 from calibration.store import DATABASE_VARIABLE, Store
 from lab.environment import Environment, ensure
 from lab.life import answers
 from lab.vllm.server import MODEL, RECIPE, VllmServer, configuration, flags, write_model
 from lab.vllm.settings import Settings
+from sizing.token_law import TokenLaw
+from tests.calibration.prometheus_server import prometheus
 from tests.calibration.serving import SERVE, serve_here
 
 SMALL = Settings(
@@ -97,6 +102,42 @@ def test_a_calibration_measures_it_and_sees_it_preempt(
     assert max(few.prefix_hit or 0.0, crowd.prefix_hit or 0.0) > 0.5  # told by counters that are read once a second
     assert counter(server, "vllm:num_preemptions_total") > before
     assert crowd.requests_per_s > few.requests_per_s
+
+
+@pytest.mark.vllm
+@pytest.mark.timeout(600)
+def test_what_it_tells_prometheus_is_its_demand(server: VllmServer, tmp_path: Path) -> None:
+    """Requests that it answers while a real Prometheus scrapes it: their number, lengths and latencies come out."""
+    asked = 120
+    with prometheus(tmp_path, scraped=[server.url.removeprefix("http://")]) as url:
+        metrics, body = Prometheus(url), {"model": MODEL, "prompt": [7] * 20, "max_tokens": 4, "ignore_eos": True}
+        wait_for(lambda: source_of(metrics, "vllm", None, {}, 30, time.time()))
+        for _ in range(asked):
+            ask(server, "/v1/completions", body)
+        time.sleep(2.5)  # two scrapes
+        end_s = time.time()
+        source = source_of(metrics, "vllm", None, {}, 600, end_s)
+        law = {"isl": TokenLaw.parse("points:20"), "osl": None}
+        found = demand_of(source, end_s - 600, end_s, 10.0, laws=law)
+    assert source.model == MODEL
+    # Prometheus extrapolates to the ends of a step: a burst within n scrapes counts for up to n / (n - 1) of itself,
+    # and of the 10 scrapes of a step a busy machine may miss half
+    assert asked * 0.95 <= found.requests <= asked * 5 / 4
+    assert found.lengths["isl"].mean == pytest.approx(20) and found.model.osl.mean == pytest.approx(4, rel=0.01)
+    ttft, e2e = (found.latencies[what].quantile(0.5) for what in ("ttft", "e2e"))
+    assert 0 < ttft <= e2e and 0 < found.latencies["itl"].quantile(0.5) < e2e
+
+
+def wait_for(there: Callable[[], object]) -> None:
+    """Until something is there that a PrometheusError says is not."""
+    until_s = time.monotonic() + 60
+    while True:
+        try:
+            there()
+            return
+        except PrometheusError:
+            assert time.monotonic() < until_s
+            time.sleep(0.2)
 
 
 @pytest.mark.vllm

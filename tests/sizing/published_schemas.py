@@ -1,9 +1,9 @@
 """What the projects' published schemas say of the fields that our files use, in our own words, as JSON Schemas.
 
-A field that is not here is refused, so that a misspelt one fails. Read in: helm/values.schema.json and the template
-deployment-vllm-multi.yaml of vllm-project/production-stack (Apache-2.0); serving.kserve.io_inferenceservices.yaml of
-kserve/kserve (Apache-2.0); nvidia.com_dynamographdeployments.yaml and the examples for v1beta1 of ai-dynamo/dynamo
-(Apache-2.0); keda.sh_scaledobjects.yaml of kedacore/keda (Apache-2.0); HorizontalPodAutoscaler v2 of Kubernetes.
+A field that is not here is refused, so that a misspelt one fails. Restated from what the projects publish: Helm values
+from helm/values.schema.json and the template deployment-vllm-multi.yaml of vllm-project/production-stack; Dynamo from
+the examples for v1beta1 of ai-dynamo/dynamo; KServe and KEDA from their documentation, Kubernetes' HorizontalPodAutoscaler
+v2 from its reference. The custom resource definitions themselves were not read: a cluster may refuse what passes here.
 """
 
 from __future__ import annotations

@@ -2,8 +2,8 @@
 
 A field that is not here is refused, so that a misspelt one fails. Restated from what the projects publish: Helm values
 from helm/values.schema.json and the template deployment-vllm-multi.yaml of vllm-project/production-stack; Dynamo from
-the examples for v1beta1 of ai-dynamo/dynamo; KServe and KEDA from their documentation, Kubernetes' HorizontalPodAutoscaler
-v2 from its reference. The custom resource definitions themselves were not read: a cluster may refuse what passes here.
+the examples for v1beta1 of ai-dynamo/dynamo; KServe and KEDA from their documentation, Kubernetes' autoscaler (v2)
+from its reference. The custom resource definitions themselves were not read: a cluster may refuse what passes here.
 """
 
 from __future__ import annotations

@@ -264,8 +264,8 @@ class _WholeLevel:
         stops_s = [found.stopped_s for found in self._finished.values() if found.stopped_s is not None]
         log = RequestLog.joined([found.log for found in self._finished.values()])
         arrivals_s = self._job.arrivals_s
-        sessions = self._job.source.lengths.sessions is not None
-        due_s = log.intended_s if arrivals_s is None or sessions else self._origin_s + arrivals_s
+        has_turns = bool(log.turn.any())  # that are due when an answer is complete, not by the clock
+        due_s = log.intended_s if arrivals_s is None or has_turns else self._origin_s + arrivals_s
         ends_s = [] if arrivals_s is None else [self._origin_s + float(arrivals_s[-1])]
         stop_s = min([*ends_s, *stops_s])
         if self._ended == "failing" and (start_s is None or stop_s <= start_s):

@@ -53,6 +53,8 @@ USED_UP = len(METRICS)
 """Beside the metrics, of each request the largest share of a limit that it uses up."""
 NO_METRIC = -1
 PERCENTILES = (50, 90, 95, 99)
+LARGEST_TABLES_ROWS = 1 << 24
+"""Of sessions in the prefix caches of all replicas: 200 MB."""
 HOPELESS = 3.0
 """Times the requests that an SLA lets exceed a limit: a replay that has so many need not be finished."""
 
@@ -313,7 +315,10 @@ def nothing_seen(groups: int, hours: int, limits: int) -> Tally:
 
 
 def one_place_each(sessions: int, replicas: int) -> NDArray[np.int32]:
-    """`Workspace.cached` of replicas that share no session: all see the same rows, so that memory is that of one."""
+    """`Workspace.cached` of replicas that share no session. Where tables of their own would be large all see the same
+    rows: memory is then that of one, at the price of machine code of its own, which takes a minute to compile once."""
+    if sessions * replicas <= LARGEST_TABLES_ROWS:
+        return np.zeros((replicas, sessions, 3), np.int32)
     rows = np.zeros((sessions, 3), np.int32)
     return np.lib.stride_tricks.as_strided(rows, (replicas, sessions, 3), (0, *rows.strides))
 

@@ -31,7 +31,7 @@ QUESTION = {
     "itl": "p95:30ms",
 }
 """A plan with a single candidate."""
-LIMIT_S = 60.0
+LIMIT_S = 30.0
 
 
 @pytest.fixture(scope="package")

@@ -63,7 +63,7 @@ def test_the_answer_is_what_the_command_prints(asked: str) -> None:
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("asked", ["plan 1", "plan 9", "plan 11", "plan 15", "plan 16", "capacity", "simulate static"])
+@pytest.mark.parametrize("asked", ["plan 1", "plan 9", "plan 11", "plan 16", "capacity", "simulate static"])
 def test_dearer_questions_have_the_commands_answers(asked: str) -> None:
     is_the_commands(asked)
 

@@ -25,7 +25,7 @@ from lab.life import answers
 from lab.vllm.server import MODEL, RECIPE, VllmServer, configuration, flags, write_model
 from lab.vllm.settings import Settings
 from sizing.token_law import TokenLaw
-from tests.calibration.prometheus_server import prometheus
+from tests.calibration.prometheus_server import asked, prometheus
 from tests.calibration.serving import SERVE, serve_here
 
 SMALL = Settings(
@@ -60,6 +60,9 @@ def ask(server: VllmServer, path: str, body: dict[str, Any] | None = None) -> An
     )
     with urllib.request.urlopen(request, timeout=60) as response:
         return response.read().decode()
+
+
+SUCCESSES = "vllm:request_success_total"
 
 
 def counter(server: VllmServer, name: str) -> float:
@@ -108,24 +111,32 @@ def test_a_calibration_measures_it_and_sees_it_preempt(
 @pytest.mark.timeout(600)
 def test_what_it_tells_prometheus_is_its_demand(server: VllmServer, tmp_path: Path) -> None:
     """Requests that it answers while a real Prometheus scrapes it: their number, lengths and latencies come out."""
-    asked = 120
-    with prometheus(tmp_path, scraped=[server.url.removeprefix("http://")]) as url:
+    sent, scrapes = 120, 40
+    with prometheus(tmp_path, scraped=[server.url.removeprefix("http://")], every="250ms") as url:
         metrics, body = Prometheus(url), {"model": MODEL, "prompt": [7] * 20, "max_tokens": 4, "ignore_eos": True}
         wait_for(lambda: source_of(metrics, "vllm", None, {}, 30, time.time()))
-        for _ in range(asked):
+        before = counter(server, SUCCESSES)
+        for _ in range(sent):
             ask(server, "/v1/completions", body)
-        time.sleep(2.5)  # two scrapes
+        wait_for(lambda: seen(url, before + sent, scrapes))
         end_s = time.time()
         source = source_of(metrics, "vllm", None, {}, 600, end_s)
         law = {"isl": TokenLaw.parse("points:20"), "osl": None}
-        found = demand_of(source, end_s - 600, end_s, 10.0, laws=law)
+        found = demand_of(source, end_s - 600, end_s, 300.0, laws=law)
     assert source.model == MODEL
-    # Prometheus extrapolates to the ends of a step: a burst within n scrapes counts for up to n / (n - 1) of itself,
-    # and of the 10 scrapes of a step a busy machine may miss half
-    assert asked * 0.95 <= found.requests <= asked * 5 / 4
+    # Prometheus extrapolates a step's increase by at most 1.1 mean scrape intervals at either end of its samples
+    assert sent * 0.999 <= found.requests <= sent * (1 + 2.2 / (scrapes - 1))
     assert found.lengths["isl"].mean == pytest.approx(20) and found.model.osl.mean == pytest.approx(4, rel=0.01)
     ttft, e2e = (found.latencies[what].quantile(0.5) for what in ("ttft", "e2e"))
     assert 0 < ttft <= e2e and 0 < found.latencies["itl"].quantile(0.5) < e2e
+
+
+def seen(url: str, successes: float, scrapes: int) -> None:
+    """That Prometheus has so many scrapes, and these successes in the last one; PrometheusError otherwise."""
+    series = asked(url, f"{SUCCESSES}[10m]", time.time())
+    newest = sum(float(one["values"][-1][1]) for one in series)
+    if newest < successes or min(len(one["values"]) for one in series) < scrapes:
+        raise PrometheusError(f"{newest:g} successes seen, of {successes:g}")
 
 
 def wait_for(there: Callable[[], object]) -> None:

@@ -436,7 +436,7 @@ def _cells(path: Path, shape: str, columns: _Columns) -> Iterator[tuple[int | st
         label, blocks = record.get(CLASS), record.get(columns.blocks)
         texts = (_written(record.get(name), name, row) for name in (*names, session))
         written = _written(label, CLASS, row) if isinstance(label, str) else None
-        yield row, *texts, written, " ".join(map(str, blocks)) if isinstance(blocks, list) else None
+        yield row, *texts, written, _written(" ".join(map(str, blocks)), "", row) if isinstance(blocks, list) else None
 
 
 def _written(value: object, name: str, row: int) -> str | None:

@@ -721,7 +721,7 @@ def test_turns_of_a_block_and_more_are_one_session_whatever_system_prompt_they_s
     assert trace.continued().session.tolist() == trace.session.tolist()
 
 
-@pytest.mark.parametrize("ids", [[1], [1, 2, 3, 4], None, "1 2", [[1], [2], [3]]])
+@pytest.mark.parametrize("ids", [[1], [1, 2, 3, 4], None, "1 2", [[1], [2], [3]], ["\ud800", 2, 3]])
 def test_blocks_that_do_not_fit_the_prompt_are_not_used(ids: object, tmp_path: Path) -> None:
     row = {"timestamp": 0, "input_length": 1300, "output_length": 5, "hash_ids": [1, 2, 3]}
     (tmp_path / "trace.jsonl").write_bytes(json_lines([row, row | {"hash_ids": ids}, row]))

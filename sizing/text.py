@@ -699,7 +699,7 @@ def fleet_json(fleet: Fleet, question: Question) -> dict[str, Any]:
         "verified_by": fleet.predicted.method,
         "warnings": cautions(fleet.warnings),
         **({"lookahead_steps": ahead} if (ahead := candidate.replica.batching.lookahead_steps) else {}),
-        "engine_settings": settings_json(fleet, question),
+        "engine_settings": settings_json(candidate, [question.workload], fleet.in_flight),
         **cost_json(question, fleet),
     }
 

@@ -56,11 +56,12 @@ ZONE = r"(Z|[+-]\d\d(:?\d\d)?)$"
 PAIR = re.compile(r'(?<![\w.-])([A-Za-z_][\w.-]*)=("(?:[^"\\]|\\.)*"|\S*)')
 MODEL_CALLS = (None, "chat", "generate_content", "text_completion")
 """Values of `gen_ai.operation.name` for one call of a model; agents and workflows repeat the usage of their calls."""
-UNUSED = {
-    "hash_ids": "what prompts share is told by sessions alone",
-    "prefix_hash": "what prompts share is told by sessions alone",
-}
-
+BY_SESSIONS = "what prompts share is told by sessions alone"
+UNUSED = {"hash_ids": BY_SESSIONS, "prefix_hash": BY_SESSIONS}
+BLOCK_TOKENS = 512
+"""Prompt tokens behind each number of a Mooncake trace's `hash_ids`; the number stands for them and all before them, so
+that equal numbers are equal beginnings. The last block may have fewer."""
+NO_BLOCKS = f"it needs a number for each {BLOCK_TOKENS} tokens of every prompt, the last begun ones included"
 
 CLASS = "class"
 """Column or key, in files of every kind, of the class that a request belongs to."""
@@ -206,7 +207,7 @@ class _Fault(Exception):
 
 class _Columns(NamedTuple):
     """The names under which one file has what is read. `session` may be several keys, or none; `label`: of the class,
-    "" for none."""
+    `blocks`: of what prompts begin with, "" for none."""
 
     kind: str
     time: str
@@ -216,6 +217,7 @@ class _Columns(NamedTuple):
     session: tuple[str, ...]
     label: str
     unused: tuple[str, ...]
+    blocks: str = ""
 
     @property
     def of_table(self) -> dict[str, str]:
@@ -233,6 +235,7 @@ class _Batch(NamedTuple):
     osl: Text
     session: Sequence[str | None]
     label: Sequence[str | None]
+    blocks: Sequence[str | None]
 
 
 Batches = Generator[_Batch, None, None]
@@ -396,7 +399,7 @@ def _of_parquet(path: Path, kind: str | None) -> tuple[_Columns, Batches]:
 
 
 def _batch(row: Rows, columns: Mapping[str, Text]) -> _Batch:
-    """Columns of text, as they are written, by field; sessions and classes may be missing."""
+    """Columns of text, as they are written, by field; sessions, classes and blocks may be missing."""
     import pyarrow as pa
     import pyarrow.compute as pc
 
@@ -405,7 +408,7 @@ def _batch(row: Rows, columns: Mapping[str, Text]) -> _Batch:
         return pc.if_else(pc.equal(text, ""), pa.scalar(None, pa.string()), text)
 
     texts = {field: written(column) for field, column in columns.items()}
-    names = {field: texts[field].to_pylist() if field in texts else [] for field in ("session", "label")}
+    names = {field: texts[field].to_pylist() if field in texts else [] for field in ("session", "label", "blocks")}
     return _Batch(row, texts["time"], texts["isl"], texts["osl"], **names)
 
 
@@ -422,16 +425,18 @@ def _of_lines(path: Path, shape: str, columns: _Columns) -> Batches:
 
 
 def _cells(path: Path, shape: str, columns: _Columns) -> Iterator[tuple[int | str | None, ...]]:
-    """Row, time, ISL, OSL, session and class of each request as they are written, None where a key is missing."""
+    """Row, time, ISL, OSL, session, class and blocks of each request as they are written, None where a key is missing;
+    blocks with a space between them."""
     names = (columns.time, columns.isl, columns.osl)
     for row, record in _records(path, shape):
         if columns.kind == "otel" and record.get("gen_ai.operation.name") not in MODEL_CALLS:
-            yield row, None, None, None, None, None
+            yield row, *(None,) * len(_Batch._fields[1:])
             continue
         session = next((name for name in columns.session if record.get(name) is not None), "")
-        label = record.get(CLASS)
+        label, blocks = record.get(CLASS), record.get(columns.blocks)
         texts = (_written(record.get(name), name, row) for name in (*names, session))
-        yield row, *texts, _written(label, CLASS, row) if isinstance(label, str) else None
+        written = _written(label, CLASS, row) if isinstance(label, str) else None
+        yield row, *texts, written, _written(" ".join(map(str, blocks)), "", row) if isinstance(blocks, list) else None
 
 
 def _written(value: object, name: str, row: int) -> str | None:
@@ -453,7 +458,10 @@ def _among_keys(path: Path, shape: str, kind: str | None) -> _Columns:
         lacks = {each: len(FORMATS[each].lacks(record)) for each in kinds}
         best = min(kinds, key=lacks.__getitem__)
         if not lacks[best]:
-            return _columns(best, record)._replace(session=FORMATS[best].session)
+            found = _columns(best, record)
+            blocks = "hash_ids" if best == "mooncake" and "hash_ids" in record else ""
+            unused = tuple(name for name in found.unused if name != blocks)
+            return found._replace(session=FORMATS[best].session, blocks=blocks, unused=unused)
         if lacks[best] < fewest:
             fewest, nearest = lacks[best], set(record)
     raise TraceError(f"{path}: {_lacking(nearest, kind)}")
@@ -592,6 +600,8 @@ class _Requests:
         self.classes: dict[str, int] = {}
         self.labels: dict[str, int] = {}
         self.next_session = count()
+        self.blocks, self.blocks_of = array("q"), array("i")  # of all requests, and how many each has
+        self.block_numbers: dict[str, int] = {}
 
     def add(self, batch: _Batch) -> None:
         """Take the requests of a batch. Raises _Fault for a value that cannot be."""
@@ -610,6 +620,11 @@ class _Requests:
             self.session.extend(self._session(batch.session[place]) for place in kept.tolist())
         if batch.label:
             self.of_class.extend(self._class(batch.label[place] or UNNAMED) for place in kept.tolist())
+        if self.columns.blocks:
+            for place in kept.tolist():
+                names = (batch.blocks[place] or "").split()
+                self.blocks_of.append(len(names))
+                self.blocks.extend(self.block_numbers.setdefault(name, len(self.block_numbers)) for name in names)
 
     def _class(self, name: str) -> int:
         """The number of a class; of those beyond `MOST_CLASSES` all have one number, and the trace then has none."""
@@ -680,6 +695,7 @@ class _Requests:
             notes.append(f"{CLASS} is not used: it has more than {MOST_CLASSES} values")
             classes = ()
         of_class = np.frombuffer(self.of_class, np.uint8) if classes else np.empty(0, np.uint8)
+        order = np.arange(kept)
         back_s = np.maximum.accumulate(arrival_s) - arrival_s
         if late := np.count_nonzero(back_s):
             step = f"largest step back {significant(back_s.max())} s"
@@ -688,6 +704,9 @@ class _Requests:
             arrival_s, isl, osl = arrival_s[order], isl[order], osl[order]
             session = session[order] if len(session) else session
             of_class = of_class[order] if len(of_class) else of_class
+        if columns.blocks:
+            session, said = self._by_blocks(session, isl, osl, order)
+            notes.append(said)
         start_s, began_s = float(arrival_s[0]), math.nan
         if self.way == "from the start":
             start_s -= start_s % DAY_S
@@ -703,6 +722,24 @@ class _Requests:
         notes.extend(f"{name} is not used: {UNUSED[name]}" for name in columns.unused)
         return Reading(Trace(arrival_s, isl, osl, began_s, session, classes, of_class), columns.kind, tuple(notes))
 
+    def _by_blocks(self, session: Counts, isl: Counts, osl: Counts, order: Rows) -> tuple[Counts, str]:
+        """Sessions of the requests, told by what their prompts begin with where the file names none, and a note."""
+        name = self.columns.blocks
+        if len(session):
+            return session, f"{name} is not used: {BY_SESSIONS}"
+        many = np.frombuffer(self.blocks_of, np.int32)
+        begins, many = (np.cumsum(many) - many)[order], many[order]
+        if (many != -(-isl // BLOCK_TOKENS)).any():
+            return session, f"{name} is not used: {NO_BLOCKS}"
+        within = np.arange(many.sum()) - np.repeat(np.cumsum(many) - many, many)
+        number = np.frombuffer(self.blocks, np.int64)[np.repeat(begins, many) + within]
+        session = sessions_by_blocks(number, many, isl, osl)
+        turns, share = len(session) - 1 - int(session.max()), repeated_share(number, many, isl)
+        return (
+            session,
+            f"{name}: {share:.0%} of prompt tokens were in earlier prompts; {turns:,} requests go on a session",
+        )
+
     def _left_out(self) -> Iterator[str]:
         if self.columns.kind == "otel":
             if spans := self.no_output + self.no_prompt:
@@ -711,3 +748,46 @@ class _Requests:
         for number, missing in ((self.no_output, "output"), (self.no_prompt, "prompt")):
             if number:
                 yield f"{number:,} of {self.rows:,} rows left out: no {missing} tokens"
+
+
+# --- What prompts begin with
+
+
+def sessions_by_blocks(number: Rows, many: Counts, isl: Counts, osl: Counts) -> Counts:
+    """The session of each request, in order of arrival, from the blocks (`BLOCK_TOKENS`) that its prompt begins with:
+    `many` of each request, their numbers one request after the other.
+
+    A request goes on the session of the latest one of which it has all full blocks and at least one more, if its prompt
+    is long enough for that one's prompt and answer. A beginning that prompts go on from in several ways is one that
+    conversations share, as a system prompt, and joins none of them.
+    """
+    ends = np.cumsum(many)
+    begins, full = ends - many, isl // BLOCK_TOKENS
+    within = np.arange(len(number)) - np.repeat(begins, many) < np.repeat(full, many) - 1  # another full one follows
+    ways = np.unique(np.stack([number[within], number[1:][within[:-1]]]), axis=1)[0]
+    shared = set(ways[1:][ways[1:] == ways[:-1]].tolist())
+    session = np.empty(len(isl), np.int32)
+    latest: dict[int, int] = {}
+    begun = count()
+    for request, (begin, blocks) in enumerate(zip(begins.tolist(), full.tolist(), strict=True)):
+        numbers = number[begin : begin + blocks].tolist()
+        end = next((each for each in reversed(numbers[:-1]) if each in latest), -1)
+        before = latest.get(end, -1)
+        if before >= 0 and isl[request] >= int(isl[before]) + int(osl[before]):
+            session[request] = session[before]
+            del latest[end]
+        else:
+            session[request] = next(begun)
+        if numbers and numbers[-1] not in shared:
+            latest[numbers[-1]] = request
+    return session
+
+
+def repeated_share(number: Rows, many: Counts, isl: Counts) -> float:
+    """Share of the prompt tokens that a cache of all earlier prompts, which never forgets, would hold; arrays as in
+    `sessions_by_blocks`."""
+    tokens = np.full(len(number), BLOCK_TOKENS)
+    tokens[np.cumsum(many) - 1] -= many * BLOCK_TOKENS - isl
+    new = np.zeros(len(number), bool)
+    new[np.unique(number, return_index=True)[1]] = True
+    return float(tokens[~new].sum() / tokens.sum())

@@ -31,6 +31,7 @@ def test_every_example_has_a_test() -> None:
     assert {path.name for path in EXAMPLES.iterdir() if path.is_file()} == {
         "calibrate.yaml",
         "library.py",
+        "mcp_client.py",
         "measured.ipynb",
     }
 
@@ -47,6 +48,15 @@ def test_the_library_example_plans_and_predicts(capsys: pytest.CaptureFixture[st
     assert counts[1] == replicas - 1 and gpus % replicas == 0  # one is spare
     assert ttft_ms[1] <= 1000 and itl_ms[1] <= 30
     assert "no configuration meets p95 ITL <= 2 ms" in printed
+
+
+def test_the_conversation_tells_the_same_fleet_each_time() -> None:
+    """The plan and the first of the compared cases are one question; half the bits take no more GPUs."""
+    printed = run("-m", "examples.mcp_client")
+    fleets = re.findall(r"(\d+)(?: GPUs| ×).*\(band (\d+) to (\d+), estimated\)", printed)
+    planned, eight, sixteen = fleets
+    assert planned == eight and int(eight[0]) <= int(sixteen[0])
+    assert printed.count("\n> ") == 3 and "p95 ITL <= 30 ms binds" in printed
 
 
 def test_the_calibration_example_measures(tmp_path: Path) -> None:

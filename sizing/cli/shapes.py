@@ -16,6 +16,7 @@ from sizing.analyses.pools import Pools
 from sizing.analyses.sensitivity import GoodputPrice, Sensitivity, Tuned
 from sizing.analyses.sharing import SharedFleet, Terms
 from sizing.analyses.verification import Verification
+from sizing.deploy.settings import settings_json
 from sizing.engine import COEFFICIENTS
 from sizing.fitting import BentLaw, Distrust, Fit, PointError, Regime
 from sizing.plans import Cost, Fleet, Rejection, cost_at
@@ -187,6 +188,9 @@ def shared_json(fleet: SharedFleet, terms: Terms) -> dict[str, Any]:
         ],
         "verified_by": "simulation",
         "warnings": cautions(fleet.warnings),
+        "engine_settings": settings_json(
+            candidate, [served.share.workload for served in fleet.served], fleet.in_flight
+        ),
     }
 
 

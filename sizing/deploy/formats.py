@@ -208,12 +208,15 @@ def _dynamo(plan: Deployment) -> dict[str, str]:
         "metadata": _metadata(plan),
         "spec": {"backendFramework": engine, "components": [frontend, *workers]},
     }
-    notes = dict.fromkeys(note for pool in pools.values() for note in ENGINES[engine].told(pool).notes)
-    header = _header(plan, f"{CHARTS['dynamo']} with {ENGINES[engine].title}", notes, pools.values())
+    notes = dict.fromkeys(note for role, pool in pools.items() for note in _worker_notes(role, pool, engine))
+    title = f"{CHARTS['dynamo']} with {ENGINES[engine].title} {DYNAMO_ENGINES[engine]}"
+    header = _header(plan, title, notes, pools.values())
     return {"dynamographdeployment.yaml": header + yaml_text(graph)}
 
 
-DYNAMO_VERSION = "1.3.1"
+DYNAMO_VERSION = "1.6.0"
+DYNAMO_ENGINES: Mapping[str, str] = MappingProxyType({"vllm": "0.31.0", "sglang": "0.5.21", "trtllm": "1.3.0rc29"})
+"""The engines in its images, as the package ai-dynamo pins them."""
 DYNAMO_IMAGES: Mapping[str, str] = MappingProxyType(
     {
         engine: f"nvcr.io/nvidia/ai-dynamo/{name}-runtime:{DYNAMO_VERSION}"
@@ -223,11 +226,25 @@ DYNAMO_IMAGES: Mapping[str, str] = MappingProxyType(
 _NIXL = '{"kv_connector":"NixlConnector","kv_role":"kv_both"}'
 
 
+def _ignored(role: str) -> frozenset[str]:
+    """Options without effect in a worker: vLLM's limit on requests in line is that of its API server, which Dynamo does
+    without, and SGLang has none where prefill and decode are apart."""
+    return frozenset(("--max-num-queued-reqs", *(("--max-queued-requests",) if role != "worker" else ())))
+
+
+def _worker_notes(role: str, pool: Pool, engine: str) -> list[str]:
+    told, waiting = ENGINES[engine].told(pool), pool.engine_settings.max_waiting
+    unlimited = any(told.options.get(name) for name in _ignored(role))
+    limit = f"simulated with at most {waiting} requests waiting; {ENGINES[engine].title} as a worker rejects none"
+    return [*told.notes, *([limit] if unlimited else [])]
+
+
 def _worker(plan: Deployment, role: str, pool: Pool, engine: str, image: str) -> dict[str, Any]:
     """One component of the graph: `replicas` workers, each on the servers that it spans."""
     told, apart = ENGINES[engine].told(pool), role != "worker"
-    model = "--model" if engine == "vllm" else "--model-path"
-    arguments = [model, plan.path, "--served-model-name", plan.model, *words(told.options)]
+    model = "--model-path" if engine == "sglang" else "--model"
+    options = {name: value for name, value in told.options.items() if name not in _ignored(role)}
+    arguments = [model, plan.path, "--served-model-name", plan.model, *words(options)]
     if told.config:
         transfer = {"cache_transceiver_config": {"backend": "DEFAULT"}} if apart else {}
         ahead = {"disable_overlap_scheduler": True} if role == "prefill" else {}  # prefill workers do without

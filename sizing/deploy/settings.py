@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from typing import Annotated, Any, Literal
 
@@ -19,9 +19,8 @@ from sizing.errors import SizingError, first_fault, one_line
 from sizing.estimate.memory import KV_LENGTHS, OF_FREE, OF_TOTAL, Memory
 from sizing.layout import Layout
 from sizing.memory_use import kernel_memory
-from sizing.plans import Candidate, Fleet, usual_server
-from sizing.question import Question
-from sizing.workload import Lengths
+from sizing.plans import Candidate, usual_server
+from sizing.workload import Lengths, Workload
 
 _Count = Annotated[int, Field(ge=1, le=10**15)]
 _Ways = Annotated[int, Field(ge=1, le=1024)]
@@ -72,14 +71,15 @@ class EngineSettings:
     in_flight: Annotated[float, Field(gt=0)] | None
 
 
-def engine_settings(fleet: Fleet, question: Question) -> EngineSettings:
-    """What was simulated of the engine of a fleet's replicas."""
-    candidate, workload = fleet.candidate, question.workload
+def engine_settings(candidate: Candidate, workloads: Sequence[Workload], in_flight: float) -> EngineSettings:
+    """What was simulated of the engine of replicas that serve these workloads, `in_flight` requests in each."""
     batching, layout = candidate.replica.batching, candidate.layout
     speculation, memory = candidate.replica.speculation, _memory(candidate)
     # An estimate is of all stages and ranks together (sizing.layout.of_layout); a measured engine is as it was set.
     lanes = layout.lanes if candidate.unmeasured else layout.dp
-    model, longest = catalogued(candidate.model), longest_tokens(workload.lengths, batching.max_tokens)
+    model = catalogued(candidate.model)
+    longest = [longest_tokens(workload.lengths, batching.max_tokens) for workload in workloads]
+    cached = any(workload.prefix.tokens * workload.prefix.hit_rate > 0 for workload in workloads)
     share = OF_TOTAL | OF_FREE
     return EngineSettings(
         policy=batching.policy,
@@ -94,20 +94,20 @@ def engine_settings(fleet: Fleet, question: Question) -> EngineSettings:
         kv_cache_dtype=("bf16" if candidate.precision in ("bf16", "int4", "mxfp4") else "fp8")
         if candidate.unmeasured
         else None,
-        prefix_cache=batching.prefix_cache or workload.prefix.tokens * workload.prefix.hit_rate > 0,
+        prefix_cache=batching.prefix_cache or cached,
         checkpoint=model.checkpoint if model else "",
-        max_model_tokens=longest,
+        max_model_tokens=None if None in longest else max(filter(None, longest)),
         reserved_output_tokens=batching.max_tokens,
         max_waiting=batching.max_waiting,
         lookahead_steps=batching.lookahead_steps,
         draft_tokens=speculation.draft_tokens if speculation else 0,
-        in_flight=fleet.in_flight if math.isfinite(fleet.in_flight) and fleet.in_flight > 0 else None,
+        in_flight=in_flight if math.isfinite(in_flight) and in_flight > 0 else None,
     )
 
 
-def settings_json(fleet: Fleet, question: Question) -> dict[str, Any]:
-    """`engine_settings` as a plan's JSON has it."""
-    return asdict(engine_settings(fleet, question))
+def settings_json(candidate: Candidate, workloads: Sequence[Workload], in_flight: float) -> dict[str, Any]:
+    """`engine_settings` as the JSON of an answer has it."""
+    return asdict(engine_settings(candidate, workloads, in_flight))
 
 
 def longest_tokens(lengths: Lengths, reserved_output_tokens: int = 0) -> int | None:

@@ -1,9 +1,7 @@
 """What the projects' published schemas say of the fields that our files use, in our own words, as JSON Schemas.
 
-A field that is not here is refused, so that a misspelt one fails. Restated from what the projects publish: Helm values
-from helm/values.schema.json and the template deployment-vllm-multi.yaml of vllm-project/production-stack; Dynamo from
-the examples for v1beta1 of ai-dynamo/dynamo; KServe and KEDA from their documentation, Kubernetes' autoscaler (v2)
-from its reference. The custom resource definitions themselves were not read: a cluster may refuse what passes here.
+A field that is not here is refused, so that a misspelt one fails. Restated from what the projects publish, so that no
+file of theirs is needed here; `python -m validation.deployments` checks the same exports against the files themselves.
 """
 
 from __future__ import annotations

@@ -41,6 +41,7 @@ from sizing.workload import Lengths, Prefix
 from sizing.yaml_file import parse_yaml
 from tests.sizing.fleets_at_hand import candidate, fleet, question
 from tests.sizing.published_schemas import CONFIG_MAP, INFERENCE_SERVICE, SCHEMAS
+from validation.deployments import checked, published
 
 FLEET = fleet(question())
 LAYOUTS = (Layout(), Layout(2), Layout(4, 2), Layout(8, ep=8), Layout(dp=8, ep=8), Layout(2, dp=4, ep=8))
@@ -447,3 +448,103 @@ def test_a_server_starts_with_the_exported_line_and_has_its_limits() -> None:
     assert 'block_size="64"' in metrics and f'num_gpu_blocks="{4096 // 64 + 1}"' in metrics
     for gauge in ("vllm:num_requests_running", "vllm:num_requests_waiting"):
         assert f'{gauge}{{engine="0",model_name="acme/m"}} 0.0' in metrics
+
+
+# --- The check against published files (validation/deployments.py)
+
+
+def definition(kind: str, spec: dict[str, Any]) -> str:
+    """A custom resource definition of one version, as a project publishes it."""
+    schema = {"type": "object", "properties": {"apiVersion": {}, "kind": {}, "metadata": {}, "spec": spec}}
+    version = {"name": "v1alpha1", "schema": {"openAPIV3Schema": schema}}
+    spec = {"group": "keda.sh", "names": {"kind": kind}, "versions": [version]}
+    return yaml.safe_dump({"kind": "CustomResourceDefinition", "spec": spec})
+
+
+def fields(**named: dict[str, Any]) -> dict[str, Any]:
+    return {"type": "object", "properties": named}
+
+
+COUNTS = {name: {"type": "integer", "format": "int32"} for name in ("minReplicaCount", "maxReplicaCount")}
+TRIGGERS = {"type": "array", "items": fields(type={"type": "string"}, metadata={}, metricType={"type": "string"})}
+SCALE_TARGET = fields(apiVersion={"type": "string"}, kind={"type": "string"}, name={"type": "string"})
+TARGET_PRESERVED = {"type": "object", "x-kubernetes-preserve-unknown-fields": True}
+WITHOUT_NAME = fields(apiVersion={"type": "string"}, kind={"type": "string"})
+
+
+@pytest.mark.parametrize(
+    ("spec", "faults"),
+    [
+        (fields(**COUNTS, triggers=TRIGGERS, scaleTargetRef=SCALE_TARGET), []),
+        (fields(**COUNTS, triggers=TRIGGERS, scaleTargetRef=TARGET_PRESERVED), []),
+        (fields(**COUNTS, triggers=TRIGGERS, scaleTargetRef=WITHOUT_NAME), ["scaleTargetRef: .*'name' was unexpected"]),
+        (fields(**COUNTS, triggers={"type": "object"}, scaleTargetRef=SCALE_TARGET), ["triggers: .* is not of type"]),
+        (fields(**COUNTS, scaleTargetRef=SCALE_TARGET), ["spec: .*'triggers' was unexpected"]),
+        (TARGET_PRESERVED, ["leaves spec open"]),
+    ],
+)
+def test_a_field_that_no_definition_names_is_a_fault(tmp_path: Path, spec: dict[str, Any], faults: list[str]) -> None:
+    (tmp_path / "crd.yaml").write_text(definition("ScaledObject", spec))
+    rows = [row for row in checked(deployment_of(document()), published(tmp_path)) if row[0].startswith("keda")]
+    ((_, _, found),) = rows
+    assert len(found) == len(faults)
+    assert all(re.search(pattern, fault) for pattern, fault in zip(faults, found, strict=True))
+
+
+def test_an_option_that_no_source_defines_is_a_fault(tmp_path: Path) -> None:
+    """Every option that is left out of a copy of what the line uses is named, and no other."""
+    plan = deployment_of(document(Batching(max_waiting=9, kv_tokens=10**6)))
+    used = sorted(values(started(FORMATS["sglang"](plan)["sglang.sh"])))
+    (tmp_path / "sglang").mkdir()
+    for missing in used:
+        as_fields = [f"    {name[2:].replace('-', '_')}: A[int, 'help'] = 0\n" for name in used if name != missing]
+        (tmp_path / "sglang" / "args.py").write_text(f"class ServerArgs:\n{''.join(as_fields)}")
+        rows = {what: faults for what, _, faults in checked(plan, published(tmp_path))}
+        assert rows["sglang: sglang.sh"] == [f"{missing}: no such option"]
+
+
+@pytest.mark.parametrize(
+    ("replaced", "by", "faults"),
+    [
+        ("", "", []),
+        ("    max_tokens: int\n", "", ["KvCacheConfig.max_tokens: no such field"]),
+        ('    SAFE = "GUARANTEED_NO_EVICT"\n', "", ["'GUARANTEED_NO_EVICT' is none of MAX_UTILIZATION"]),
+        ("class Base:\n    max_batch_size: int\n", "class Base:\n", ["TorchLlmArgs.max_batch_size: no such field"]),
+    ],
+)
+def test_a_key_or_word_that_no_class_has_is_a_fault(tmp_path: Path, replaced: str, by: str, faults: list[str]) -> None:
+    source = """
+class Policy(StrEnum):
+    SAFE = "GUARANTEED_NO_EVICT"
+    FULL = "MAX_UTILIZATION"
+class SchedulerConfig(Strict):
+    capacity_scheduler_policy: Policy = Field(default=Policy.SAFE)
+class KvCacheConfig(Strict):
+    enable_block_reuse: bool = True
+    max_tokens: int
+class Base:
+    max_batch_size: int
+    max_num_tokens: int
+    tensor_parallel_size: int
+    pipeline_parallel_size: int
+    enable_attention_dp: bool
+    max_seq_len: Optional[int]
+    enable_chunked_prefill: bool
+class TorchLlmArgs(Base):
+    kv_cache_config: KvCacheConfig
+    scheduler_config: Optional[SchedulerConfig]
+"""
+    (tmp_path / "trtllm").mkdir()
+    (tmp_path / "trtllm" / "llm_args.py").write_text(source.replace(replaced, by))
+    plan = deployment_of(document(Batching(kv_policy="guaranteed_no_evict", kv_tokens=10**6), engine="trtllm"))
+    rows = {what: found for what, _, found in checked(plan, published(tmp_path))}
+    found = rows["trtllm: trtllm-config.yaml"]
+    assert len(found) == len(faults) and all(fault in text for fault, text in zip(faults, found, strict=True))
+
+
+@pytest.mark.parametrize("engine", ["vllm", "sglang"])
+def test_a_worker_of_dynamo_is_told_no_limit_that_it_ignores(engine: str) -> None:
+    """vLLM counts requests in line in its API server, which Dynamo does without; SGLang in its scheduler."""
+    plan = deployment_of(document(Batching(max_waiting=9), engine=engine))
+    text = FORMATS["dynamo"](plan)["dynamographdeployment.yaml"]
+    assert ("queue" in text, "at most 9 requests waiting" in text) == (engine == "sglang", engine == "vllm")

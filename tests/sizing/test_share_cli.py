@@ -9,6 +9,8 @@ import pytest
 from click.testing import CliRunner
 
 from sizing.cli.main import cli
+from sizing.deploy.formats import FORMATS
+from sizing.deploy.settings import deployment_of
 from tests.sizing.test_cli import run
 
 pytest.importorskip("sizing.simulator.runs")
@@ -32,6 +34,17 @@ def test_two_workloads_share_a_fleet(shared: str) -> None:
     chat, batch = answer["workloads"]
     assert chat["predicted"]["ttft"]["p95_s"] <= 1.0
     assert batch["predicted"]["e2e"]["p95_s"] <= 60.0
+
+
+def test_a_shared_fleet_can_be_deployed(shared: str) -> None:
+    """Its engines take the longest request of all workloads, and hold what Little's law gives for both together."""
+    answer = json.loads(shared)
+    plan = deployment_of(answer)
+    settings, working = plan.fleet.engine_settings, plan.fleet.replicas - plan.fleet.spare
+    assert settings.max_model_tokens == 4000 + 300
+    held = sum(each["rate_per_s"] * each["predicted"]["e2e"]["mean_s"] for each in answer["workloads"])
+    assert settings.in_flight == pytest.approx(held / working)
+    assert all(files_of(plan) for files_of in FORMATS.values())
 
 
 def test_plan_with_workloads_is_share_and_a_file_says_the_same(

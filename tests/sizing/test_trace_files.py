@@ -644,3 +644,90 @@ def test_several_files_are_a_class_each(tmp_path: Path) -> None:
     assert read_traces([str(odd), str(plain)]).trace.classes == ("a=b", "plain")
     with pytest.raises(TraceError, match="no such trace file"):
         read_traces([str(plain), "x=nowhere.csv"])
+
+
+@st.composite
+def conversations(draw: st.DrawFn) -> list[tuple[int, list[int], int]]:
+    """Conversation, tokens of the prompt and output tokens of requests in order; all begin with one system prompt."""
+    system = [0] * draw(st.integers(0, 1100))
+    texts = [list(system) for _ in range(draw(st.integers(1, 4)))]
+    found = []
+    for which in draw(st.lists(st.integers(0, len(texts) - 1), min_size=2, max_size=10)):
+        said = draw(st.integers(1, 1400))
+        texts[which] += [which + 1] * said
+        found.append((which, list(texts[which]), osl := draw(st.integers(1, 300))))
+        texts[which] += [which + 1] * osl
+    return found
+
+
+def hash_ids(prompts: Sequence[Sequence[int]]) -> list[list[int]]:
+    """Blocks of each prompt as Mooncake has them: equal numbers are equal beginnings."""
+    known: dict[tuple[int, ...], int] = {}
+    return [
+        [known.setdefault(tuple(prompt[: at + 512]), len(known)) for at in range(0, len(prompt), 512)]
+        for prompt in prompts
+    ]
+
+
+def write_blocks(path: Path, requests: Sequence[tuple[int, list[int], int]]) -> None:
+    rows = [
+        {"timestamp": 1000 * at, "input_length": len(prompt), "output_length": osl, "hash_ids": ids}
+        for at, ((_, prompt, osl), ids) in enumerate(
+            zip(requests, hash_ids([prompt for _, prompt, _ in requests]), strict=True)
+        )
+    ]
+    path.write_bytes(json_lines(rows))
+
+
+@given(requests=conversations())
+def test_blocks_join_no_two_conversations_and_claim_no_block_that_is_not_shared(
+    requests: list[tuple[int, list[int], int]], tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    """Each request of a session begins with all full blocks of the one before it; the share is that of a set."""
+    path = tmp_path_factory.mktemp("blocks") / "trace.jsonl"
+    write_blocks(path, requests)
+    reading = read_trace_noted(path)
+    of = reading.trace.session.tolist()
+    seen: set[tuple[int, ...]] = set()
+    repeated = 0
+    for request, (which, prompt, _) in enumerate(requests):
+        for at in range(0, len(prompt), 512):
+            block = tuple(prompt[: at + 512])
+            repeated += len(prompt[at : at + 512]) if block in seen else 0
+            seen.add(block)
+        before = [earlier for earlier in range(request) if of[earlier] == of[request]]
+        if before:
+            earlier, their_prompt, osl = requests[before[-1]]
+            assert len(prompt) >= len(their_prompt) + osl
+            full = len(their_prompt) // 512 * 512
+            assert full and prompt[:full] == their_prompt[:full]
+            assert earlier == which or full <= 1100  # within the system prompt, which one of the two does not leave
+    share = repeated / sum(len(prompt) for _, prompt, _ in requests)
+    assert f"{share:.0%} of prompt tokens were in earlier prompts" in "".join(reading.notes)
+
+
+def test_turns_of_a_block_and_more_are_one_session_whatever_system_prompt_they_share(tmp_path: Path) -> None:
+    """Three conversations of four turns by turns: three sessions, and each turn finds all that was said before it."""
+    texts = [[0] * 700 for _ in range(3)]
+    requests = []
+    for _ in range(4):
+        for which, text in enumerate(texts):
+            text += [which + 1] * 600
+            requests.append((which, list(text), 50))
+            text += [which + 1] * 50
+    write_blocks(tmp_path / "trace.jsonl", requests)
+    trace = read_trace(tmp_path / "trace.jsonl")
+    assert trace.session.tolist() == [which for which, _, _ in requests]
+    assert trace.continued().session.tolist() == trace.session.tolist()
+
+
+@pytest.mark.parametrize("ids", [[1], [1, 2, 3, 4], None, "1 2", [[1], [2], [3]], ["\ud800", 2, 3]])
+def test_blocks_that_do_not_fit_the_prompt_are_not_used(ids: object, tmp_path: Path) -> None:
+    row = {"timestamp": 0, "input_length": 1300, "output_length": 5, "hash_ids": [1, 2, 3]}
+    (tmp_path / "trace.jsonl").write_bytes(json_lines([row, row | {"hash_ids": ids}, row]))
+    reading = read_trace_noted(tmp_path / "trace.jsonl")
+    if isinstance(ids, list) and len(ids) == 3:
+        assert reading.trace.session.tolist() == [0, 1, 2]
+        return
+    assert not len(reading.trace.session)
+    assert any("hash_ids is not used: it needs a number for each 512 tokens" in note for note in reading.notes)

@@ -109,9 +109,9 @@ class StepLaw:
     bend: Bend = STRAIGHT
 
     def weights_of_s(self, tokens: float | Floats) -> Floats:
-        """Seconds to read the weights that `tokens` tokens (1 or more) need (elementwise)."""
+        """Seconds to read the weights that `tokens` tokens (1 or more) need (elementwise; one value where all are)."""
         if self.unread == 0:
-            return np.full(np.shape(tokens), self.weights_s)
+            return np.asarray(self.weights_s)
         beyond_one = np.maximum(np.asarray(tokens, float) - 1, 0.0)
         if self.unread_decay == 0:
             return np.where(beyond_one > 0, self.weights_s, self.weights_s * (1 - self.unread))

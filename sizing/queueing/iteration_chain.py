@@ -21,6 +21,7 @@ from sizing.numbers import Floats
 from sizing.queueing.demand import Demand, read_only
 from sizing.queueing.points import LEAST_LOG
 from sizing.queueing.stream import Groups
+from sizing.simulator.state import compiled_apart
 
 # --- How long one iteration lasts and how many prompt tokens it takes: the step law at mean contexts, with speculation
 
@@ -90,8 +91,6 @@ SINGLE = Groups()
 LONGEST_SPAN = 3.0
 """States reach to so many of the longest prompts: with 1, p95 TTFT under a long tail was 8 % too low, with 3 within
 2 %, with 5 no better."""
-CACHED = 32_768
-"""Numbers processed together: with their intermediate results they fit in a processor's cache."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -270,30 +269,26 @@ def _expected_excess(mean: Floats, cv: Floats, level: Floats) -> Floats:
 
 
 def _shifted(law: Floats, left: Floats) -> Floats:
-    """Transition matrices (grid, Q, Q): `law` moved up by `left` states, in place; fractions split between two.
-
-    A few decode batches at a time: large matrices of all of them do not fit in the processor's cache.
-    """
-    together = max(1, CACHED // law[0].size)
-    for first in range(0, len(law), together):
-        _shift(law[first : first + together], left[first : first + together])
+    """Transition matrices (grid, Q, Q): `law` moved up by `left` states, in place; fractions split between two."""
+    _shift(law, left)
+    law[..., -1] += np.where(left > 0, np.maximum(0.0, 1 - law.sum(axis=-1)), 0.0)
     return law
 
 
+@compiled_apart
 def _shift(law: Floats, left: Floats) -> None:
-    """The same for some of the decode batches."""
-    states = law.shape[2]
-    row, state = np.nonzero(left)
-    whole = np.floor(left[row, state]).astype(np.int64)
-    part = (left[row, state] - whole)[:, None]
-    padded = np.zeros((len(row), 2 * states + 1))
-    padded[:, states + 1 :] = law[row, state]
-    window = np.lib.stride_tricks.sliding_window_view(padded, states + 1, axis=1)[np.arange(len(row)), states - whole]
-    moved = window[:, :-1] - window[:, 1:]
-    moved *= part
-    moved += window[:, 1:]
-    moved[:, -1] += np.maximum(0.0, 1 - moved.sum(axis=1))
-    law[row, state] = moved
+    """The same without what overflows."""
+    rows, states = left.shape
+    for row in range(rows):
+        for state in range(states):
+            if left[row, state] > 0:
+                whole = int(left[row, state])
+                part, moved = left[row, state] - whole, law[row, state]
+                for to in range(states - 1, whole, -1):
+                    moved[to] = (moved[to - whole - 1] - moved[to - whole]) * part + moved[to - whole]
+                if whole < states:
+                    moved[whole] = -moved[0] * part + moved[0]
+                moved[: min(whole, states)] = 0.0
 
 
 def _stationary(transition: Floats) -> Floats:

@@ -15,6 +15,7 @@ from sizing.queueing.iteration_chain import DecodeCost, Iterations, iteration_s
 from sizing.queueing.points import Points, gamma_quantile, poisson_counts, token_sum
 from sizing.queueing.slow_chain import SlowChain
 from sizing.queueing.stream import Groups
+from sizing.simulator.state import compiled_apart
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,7 +90,7 @@ def _iteration_in_progress(scene: Scene, running: Floats, points: Points) -> tup
     grid = np.arange(float(len(chain.batch)))
     position = np.interp(np.arange(scene.state.slots + 1.0), chain.batch, grid)[running.astype(np.int64)]
     row = np.minimum((position + points.row).astype(np.int64), len(grid) - 1)
-    found = _places_in_rows(chain.seen_by_arrivals(), row, points.iteration)
+    found = places_in_rows(chain.seen_by_arrivals(), row, points.iteration)
     duration_s = chain.duration_s.copy()
     if chain.batch[0] == 0:
         duration_s[0, 0] = 0.0
@@ -108,20 +109,28 @@ def _fixed_s(scene: Scene, row: NDArray[np.int64], duration: Floats, full: Float
     part = scene.replica.batching.lookahead_steps - whole
     ahead = np.maximum(np.where(duration > 0, whole + (points.moment > 1 - part), 0.0) - full, 0.0)
     uniform = (points.row + points.hit) % 1.0  # independent of each of the two
-    drawn_s = chain.duration_s.ravel()[_places_in_rows(np.cumsum(chain.probability, axis=1), row, uniform)]
+    drawn_s = chain.duration_s.ravel()[places_in_rows(np.cumsum(chain.probability, axis=1), row, uniform)]
     mean_s = (chain.probability * chain.duration_s).sum(axis=1)[row]
     return np.asarray(np.where(ahead > 0, drawn_s + (ahead - 1) * mean_s, 0.0))
 
 
-def _places_in_rows(law: Floats, row: NDArray[np.int64], uniform: Floats) -> NDArray[np.int64]:
-    """First state, in `row` of a stack of cumulative laws (rows, states), that reaches `uniform`; row by row counted.
-
-    One search serves all rows when they are laid end to end, each lifted above the one before.
-    """
-    rows, states = law.shape
-    lifted = (np.minimum(law, 1.0) + np.arange(rows)[:, None]).ravel()
-    place: NDArray[np.int64] = np.minimum(np.searchsorted(lifted, uniform + row), (row + 1) * states - 1)
-    return place
+@compiled_apart
+def places_in_rows(law: Floats, row: NDArray[np.int64], uniform: Floats) -> NDArray[np.int64]:
+    """First state, in `row` of a stack of cumulative laws (rows, states), that reaches `uniform`, both (n,); counted
+    row by row."""
+    states = law.shape[1]
+    places = np.empty(len(row), np.int64)
+    for point in range(len(row)):
+        reached = law[row[point]]
+        low, high = 0, states - 1
+        while low < high:
+            middle = (low + high) // 2
+            if reached[middle] < uniform[point]:
+                low = middle + 1
+            else:
+                high = middle
+        places[point] = row[point] * states + low
+    return places
 
 
 def prompts_arriving(scene: Scene, seconds: Floats, uniform: Floats, normal: Floats, own: Floats) -> Floats:

@@ -6,6 +6,7 @@ in the right direction when the rate moves: what a search by bisection needs, an
 
 from __future__ import annotations
 
+import math
 from functools import lru_cache
 from typing import NamedTuple
 
@@ -13,6 +14,7 @@ import numpy as np
 from scipy.special import ndtri
 
 from sizing.numbers import Floats
+from sizing.simulator.state import compiled_apart
 
 # --- Scrambled Sobol points: a net that fills the unit cube far more evenly than random points do
 #
@@ -128,32 +130,32 @@ def low_discrepancy_points(seed: int) -> Points:
 
 def poisson_counts(mean: Floats, uniform: Floats) -> Floats:
     """Poisson quantiles (n,): by summing probabilities up to mean 30, by Cornish-Fisher (within 1) above."""
-    count, small = np.zeros_like(mean), np.minimum(mean, 30.0)
-    term = np.exp(-small)
-    place = np.flatnonzero(uniform > term)
-    sought, small, term, found = uniform[place], small[place], term[place], count[place]
-    reached = term.copy()
-    more = np.ones(len(place), bool)
-    for number in range(1, 100):
-        found += more
-        term *= small
-        term /= number
-        reached += term
-        more = sought > reached
-        left = np.count_nonzero(more)
-        if 3 * left < len(more):  # continue only with those not yet found
-            count[place] = found
-            some = np.flatnonzero(more)
-            place, more = place[some], more[some]
-            sought, small, term, reached, found = (part[some] for part in (sought, small, term, reached, found))
-        if left == 0:
-            break
-    count[place] = found
+    small = np.minimum(mean, 30.0)
+    count = _summed_counts(small, np.exp(-small), uniform)
     if mean.max(initial=0) <= 30:
         return count
     z = ndtri(uniform)
     large = np.rint(mean + np.sqrt(mean) * z + (z * z - 1) / 6)
     return np.where(mean > 30, np.maximum(large, 0.0), count)
+
+
+MOST_SUMMED = 99
+"""Probabilities summed at most: at a mean of 30 the rest is nothing."""
+
+
+@compiled_apart
+def _summed_counts(mean: Floats, none: Floats, uniform: Floats) -> Floats:
+    """The least counts whose probabilities, `none` for 0, sum up to `uniform`."""
+    count = np.zeros(len(mean))
+    for place in range(len(mean)):
+        sought, term = uniform[place], none[place]
+        reached, number = term, 0
+        while sought > reached and number < MOST_SUMMED:
+            number += 1
+            term = term * mean[place] / number
+            reached += term
+        count[place] = number
+    return count
 
 
 def token_sum(count: Floats, mean: float, cv: float, normal: Floats) -> Floats:
@@ -164,8 +166,13 @@ def token_sum(count: Floats, mean: float, cv: float, normal: Floats) -> Floats:
     return np.asarray(count * mean * np.exp(np.sqrt(sigma_square) * normal - sigma_square / 2))
 
 
+@compiled_apart
 def gamma_quantile(shape: Floats, normal: Floats) -> Floats:
-    """Quantiles of a Gamma variable of mean 1 (Wilson-Hilferty): within 2 % from p50 to p99 for shapes above 1."""
-    spread = 1 / (3 * np.sqrt(shape))
-    cube_root = np.maximum(1 - spread * spread + normal * spread, 0.0)
-    return np.asarray(cube_root * cube_root * cube_root)  # ten times as fast as a power
+    """Quantiles of a Gamma variable of mean 1, both (n,) (Wilson-Hilferty): within 2 % from p50 to p99 for shapes above
+    1."""
+    found = np.empty(len(shape))
+    for place in range(len(shape)):
+        spread = 1 / (3 * math.sqrt(shape[place]))
+        cube_root = max(1 - spread * spread + normal[place] * spread, 0.0)
+        found[place] = cube_root * cube_root * cube_root
+    return found

@@ -52,9 +52,9 @@ class SlowChain:
         return np.asarray(np.minimum(np.arange(len(self.probability)), float(self.slots)))
 
     def found_by(self, uniform: Floats) -> Floats:
-        """Number that arrivals find (PASTA) at quantiles `uniform`."""
-        count = np.searchsorted(np.cumsum(self.probability), uniform).astype(float)
-        return np.asarray(np.minimum(count, len(self.probability) - 1))
+        """Number that arrivals find (PASTA) at quantiles `uniform`, ascending."""
+        ends = np.searchsorted(uniform, np.cumsum(self.probability[:-1]), side="right")
+        return np.repeat(np.arange(float(len(self.probability))), np.diff(ends, prepend=0, append=len(uniform)))
 
 
 LEAST_RATIO = 1e-300

@@ -20,7 +20,7 @@ from sizing.numbers import Floats
 from sizing.prediction import NOT_COUNTED, Quantiles
 from sizing.queueing.demand import Requests
 from sizing.queueing.iteration_chain import DecodeCost, prefill_room
-from sizing.queueing.latency import Scene, prompts_arriving
+from sizing.queueing.latency import Scene, places_in_rows, prompts_arriving
 from sizing.queueing.points import POINTS_LOG2, Points
 
 FOLLOWED, SHORT = 8, 64
@@ -117,10 +117,7 @@ def _added_by_prompts_s(scene: Scene, running: Floats, points: Points) -> Floats
     grid = np.arange(float(len(chain.batch)))
     row = np.minimum((np.interp(running, chain.batch, grid) + points.row).astype(np.int64), len(grid) - 1)
     row = np.maximum(row, least)
-    law = np.minimum(np.cumsum(chain.probability, axis=1), 1.0)
-    states = law.shape[1]
-    lifted = (law + np.arange(len(law))[:, None]).ravel()
-    place = np.minimum(np.searchsorted(lifted, points.iteration + row), (row + 1) * states - 1)
+    place = places_in_rows(np.cumsum(chain.probability, axis=1), row, points.iteration)
     added = chain.duration_s - chain.duration_s[:, :1]
     return np.asarray(added.ravel()[place])
 

@@ -139,10 +139,10 @@ class SlowReplica:
         sequence.queued_s = time_s
         if math.isnan(sequence.arrival_s):
             sequence.arrival_s = time_s
+        self.drop_late(time_s)
         if self.idle:
             self.now_s = max(self.now_s, time_s)
             self.iterations_when_idle = self.iterations
-        self.drop_late(time_s, only_new=True)
         if 0 < self.batching.max_waiting <= len(self.waiting):
             sequence.outcome, sequence.done_s = "rejected", time_s
             return
@@ -162,20 +162,18 @@ class SlowReplica:
         ahead = [s.priority < sequence.priority + (not in_front) for s in self.waiting]
         self.waiting.insert(sum(ahead), sequence)
 
-    def drop_late(self, now_s: float, *, only_new: bool) -> None:
-        """Whose patience has ended leaves; with `only_new` only who has not been started."""
-        hasty = [s for s in (*self.waiting, *self.slots) if not s.patient and not (only_new and s.started)]
-        late = [s for s in hasty if s.deadline_s <= now_s]
+    def drop_late(self, now_s: float) -> None:
+        """Whoever waits and has lost patience leaves; who runs does so at the end of an iteration."""
+        late = [s for s in self.waiting if not s.patient and s.deadline_s <= now_s]
         if not late:
             return
         for sequence in late:
             sequence.give_up()
         self.waiting = [s for s in self.waiting if s not in late]
-        self.slots = [s for s in self.slots if s not in late]
 
     def iterate(self) -> list[Slot]:
-        """One iteration; returns the sequences that it completes."""
-        self.drop_late(self.now_s, only_new=False)
+        """One iteration; returns the sequences that leave at its end, complete or because their clients have gone."""
+        self.drop_late(self.now_s)
         if self.idle:
             return []
         if self.batching.policy == "static":
@@ -184,13 +182,13 @@ class SlowReplica:
             self._in_flight_iteration()
         self.most_slots = max(self.most_slots, len(self.slots))
         self.most_kv_tokens = max(self.most_kv_tokens, self._held(self.slots))
-        done = [s for s in self.slots if s.done]
-        if done:
-            self.slots = [s for s in self.slots if not s.done]
-        for sequence in done:
-            if sequence.arrival_s + sequence.cancel_s < sequence.done_s:
+        gone = [s for s in self.slots if s.done or (not s.patient and s.deadline_s <= self.now_s)]
+        if gone:
+            self.slots = [s for s in self.slots if s not in gone]
+        for sequence in gone:
+            if not sequence.done or sequence.deadline_s < sequence.done_s:
                 sequence.give_up()
-        return done
+        return gone
 
     def _in_flight_iteration(self) -> None:
         paused = self.batching.kv_policy == "max_utilization" and self._pause()

@@ -128,6 +128,28 @@ def test_any_engine_under_any_traffic(
         assert engine.most_kv_tokens <= max(replica.batching.kv_tokens, alone if prefixes else 0)
 
 
+def test_a_paused_request_that_gave_up_leaves_its_place_in_the_queue() -> None:
+    """Iterations of 1 s. Two requests fill the cache, and at 6 s the second is paused, with five tokens. Its client
+    cancels while the iteration from 7 to 8 s runs, in which a third arrives at a queue that has room for one."""
+    batching = Batching(max_batch_size=5, kv_tokens=30, kv_policy="max_utilization", max_waiting=1)
+    replica = Replica(StepLaw(weights_s=1.0, overhead_s=0, token_s=0, sequence_s=0, kv_token_s=0), batching)
+    slots = [Slot(0, 10, 20), Slot(1, 10, 20, cancel_s=6.8), Slot(2, 5, 2)]
+    assert compare(replica, [0.0, 0.5, 7.6], slots).pauses == 1
+    assert [s.outcome for s in slots] == ["served", "cancelled", "served"]
+    assert [s.done_s for s in slots] == pytest.approx([20, 7.3, 10])
+
+
+def test_a_client_that_cancels_leaves_nothing_to_run_and_so_nothing_is_fixed() -> None:
+    """Iterations of 1 s, each fixed when the one before starts. The only client cancels during the third; both
+    requests that arrive in it start in the fourth, as they would have behind a last token."""
+    batching = Batching(max_batch_size=5, kv_tokens=1000, lookahead_steps=1.0)
+    replica = Replica(StepLaw(weights_s=1.0, overhead_s=0, token_s=0, sequence_s=0, kv_token_s=0), batching)
+    slots = [Slot(0, 10, 20, cancel_s=2.2), Slot(1, 10, 2), Slot(2, 10, 2)]
+    compare(replica, [0.0, 2.4, 2.6], slots)
+    assert [s.outcome for s in slots] == ["cancelled", "served", "served"]
+    assert [s.done_s for s in slots] == pytest.approx([2.2, 5, 5])
+
+
 FEATURES: dict[str, tuple[Replica, dict[str, Any]]] = {
     "plain": (Replica(GPU, BASE), {}),
     "pausing": (Replica(GPU, replace(BASE, kv_policy="max_utilization", kv_tokens=1400)), {}),

@@ -40,7 +40,7 @@ class SlowFleet:
         for number, engine in enumerate(self.engines):
             while not engine.idle and engine.now_s < now_s:
                 self.leaving[number] = len(engine.iterate())
-            engine.drop_late(now_s, only_new=True)
+            engine.drop_late(now_s)
 
     def unfinished(self, number: int, now_s: float) -> int:
         engine = self.engines[number]
@@ -84,10 +84,9 @@ class SlowFleet:
     def orphans(self, number: int) -> list[Slot]:
         """Who loses the replica: all but those whose clients give up before the iteration in progress ends."""
         engine = self.engines[number]
-        waiting, engine.waiting, self.leaving[number] = engine.waiting, [], 0
-        engine.drop_late(engine.now_s, only_new=False)
-        running, engine.slots = engine.slots, []
-        return running + waiting
+        lost = engine.slots + engine.waiting
+        engine.slots, engine.waiting, self.leaving[number] = [], [], 0
+        return lost
 
 
 @st.composite

@@ -13,10 +13,11 @@ from sizing.errors import ScenarioError
 from sizing.prediction import Prediction
 from sizing.queueing import predict, slots, stable_rate_per_s
 from sizing.queueing.demand import demand_of
-from sizing.queueing.iteration_chain import _quantum, open_iterations
+from sizing.queueing.iteration_chain import _quantum, _shifted, open_iterations
+from sizing.queueing.latency import places_in_rows
 from sizing.queueing.percentiles import steady_state
 from sizing.queueing.points import gamma_quantile, poisson_counts, token_sum
-from sizing.queueing.slow_chain import Fluctuation, state_probabilities, waiting_chance
+from sizing.queueing.slow_chain import Fluctuation, SlowChain, state_probabilities, waiting_chance
 from sizing.queueing.stream import ArrivalStream
 from sizing.simulator import simulate
 from sizing.simulator import stable_rate_per_s as simulated_stable_rate_per_s
@@ -294,6 +295,33 @@ def test_quantile_functions():
     sums = token_sum(np.full(500, 3.0), 100.0, 0.5, ndtri(uniform))
     assert sums.mean() == pytest.approx(300, rel=0.01)
     assert sums.std() / sums.mean() == pytest.approx(0.5 / math.sqrt(3), rel=0.03)
+
+
+@given(seed=st.integers(0, 10**6), rows=st.integers(1, 5), states=st.integers(2, 40))
+def test_places_in_tables_are_those_of_a_search(seed: int, rows: int, states: int) -> None:
+    """In a stack of cumulative laws row by row; and what ascending quantiles of a slow chain find."""
+    rng = np.random.default_rng(seed)
+    laws = rng.dirichlet(np.ones(states), rows)
+    row, uniform = rng.integers(0, rows, 100), np.sort(rng.random(100))
+    table = np.cumsum(laws, axis=1)
+    each = [np.searchsorted(table[r], u) for r, u in zip(row, uniform, strict=True)]
+    np.testing.assert_array_equal(places_in_rows(table, row, uniform), row * states + np.minimum(each, states - 1))
+    found = np.minimum(np.searchsorted(table[0], uniform), states - 1)
+    np.testing.assert_array_equal(SlowChain(laws[0], 1).found_by(uniform), found)
+
+
+@given(seed=st.integers(0, 10**6), states=st.integers(2, 40), room=st.floats(0.1, 50))
+def test_what_an_iteration_leaves_waits_beside_what_arrives(seed: int, states: int, room: float) -> None:
+    """Laws are moved up with their mean kept, but for what overflows into the last state; each stays a law."""
+    law = np.random.default_rng(seed).dirichlet(np.ones(states), (1, states))
+    left = np.maximum(np.arange(states) - room, 0.0)[None]
+    wide = np.zeros((states, 2 * states + 1))
+    for state, up in enumerate(left[0]):
+        whole = int(up)
+        wide[state, whole : whole + states] += law[0, state] * (1 - (up - whole))
+        wide[state, whole + 1 : whole + states + 1] += law[0, state] * (up - whole)
+    expected = np.hstack([wide[:, : states - 1], wide[:, states - 1 :].sum(axis=1, keepdims=True)])
+    np.testing.assert_allclose(_shifted(law.copy(), left)[0], expected, atol=1e-12)
 
 
 def test_slots():

@@ -45,6 +45,8 @@ PROGRAMS = (
 """Files that run many programs: documentation, examples, a wheel, a campaign, runs that are killed."""
 WAITING = tuple(HERE / "calibration" / name for name in ("test_size.py", "test_check.py", "test_rude_servers.py"))
 """Files that measure servers whose times are long on purpose: minutes of waiting and little work."""
+STARTED = {"team", "alone", "dask"}
+"""Fixtures that start our own server, as a team does and as `make app` does, or a cluster."""
 SERVERS = {"triton": TRITON, "vllm": RECIPE}
 """Markers of tests that start a server, and what the environment is made of that it runs in."""
 
@@ -61,7 +63,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         for item in filter(_marked("triton"), items):
             item.add_marker(pytest.mark.skip(reason=reason))
     for item in items:
-        if item.path in (*PROGRAMS, *WAITING):
+        if item.path in (*PROGRAMS, *WAITING) or not STARTED.isdisjoint(getattr(item, "fixturenames", ())):
             item.add_marker(pytest.mark.long)
     kinds = {item.path: _kind(item) for item in items}
     for item in items:

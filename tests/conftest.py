@@ -47,7 +47,7 @@ PROGRAMS = (
 """Files that run many programs: documentation, examples, a wheel, a campaign, runs that are killed."""
 WAITING = tuple(HERE / "calibration" / name for name in ("test_size.py", "test_check.py", "test_rude_servers.py"))
 """Files that measure servers whose times are long on purpose: minutes of waiting and little work."""
-STARTED = {"team", "alone", "dask"}
+STARTED = {"team", "alone", "either", "dask"}
 """Fixtures that start our own server, as a team does and as `make app` does, or a cluster."""
 SERVERS = {"triton": TRITON, "vllm": RECIPE}
 """Markers of tests that start a server, and what the environment is made of that it runs in."""

@@ -376,7 +376,7 @@ for line in json.loads(sys.argv.pop(1)):
     print("PARSED " + json.dumps(found, default=str), flush=True)
 runpy.run_path(sys.argv.pop(1), run_name="__main__")
 """
-"""Tells what vLLM's own parser makes of lines, then is its server: to load vLLM takes tens of seconds, and is done once."""
+"""Tells what vLLM's own parser makes of lines, then is its server: vLLM takes tens of seconds to load."""
 EXPORTED = [
     deployment_of(document(batching, layout))
     for batching in (Batching("chunked", 64, 4096, 80_000, max_waiting=9), Batching("whole_prompt", 32, 2048))

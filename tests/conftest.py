@@ -21,8 +21,10 @@ from lab.tritonserver import SUPPORTED
 from lab.vllm.server import RECIPE
 from sizing.__main__ import OBJECTS_BETWEEN_COLLECTIONS
 
-settings.register_profile("unhurried", deadline=None)  # how long an example takes on a busy machine says nothing
-settings.register_profile("ci", settings.get_profile("unhurried"), derandomize=True, print_blob=True)
+# How long an example takes on a busy machine says nothing. A law without a number of its own has 50 examples, others at
+# each run; in CI, where they are the same, 100.
+settings.register_profile("unhurried", deadline=None, max_examples=50)
+settings.register_profile("ci", settings.get_profile("unhurried"), max_examples=100, derandomize=True, print_blob=True)
 settings.load_profile("unhurried")
 if os.environ.get("CI"):
     settings.load_profile("ci")
@@ -45,6 +47,8 @@ PROGRAMS = (
 """Files that run many programs: documentation, examples, a wheel, a campaign, runs that are killed."""
 WAITING = tuple(HERE / "calibration" / name for name in ("test_size.py", "test_check.py", "test_rude_servers.py"))
 """Files that measure servers whose times are long on purpose: minutes of waiting and little work."""
+STARTED = {"team", "alone", "either", "dask"}
+"""Fixtures that start our own server, as a team does and as `make app` does, or a cluster."""
 SERVERS = {"triton": TRITON, "vllm": RECIPE}
 """Markers of tests that start a server, and what the environment is made of that it runs in."""
 
@@ -61,7 +65,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         for item in filter(_marked("triton"), items):
             item.add_marker(pytest.mark.skip(reason=reason))
     for item in items:
-        if item.path in (*PROGRAMS, *WAITING):
+        if item.path in (*PROGRAMS, *WAITING) or not STARTED.isdisjoint(getattr(item, "fixturenames", ())):
             item.add_marker(pytest.mark.long)
     kinds = {item.path: _kind(item) for item in items}
     for item in items:

@@ -443,6 +443,7 @@ def test_a_setting_that_is_no_number_is_named(monkeypatch: pytest.MonkeyPatch, s
         gate.most_sessions()
 
 
+@pytest.mark.long
 def test_a_server_does_not_start_with_such_a_setting() -> None:
     told = [sys.executable, "-m", "streamlit", "run", "serve.py", f"--server.port={free_port()}"]
     settings = {**os.environ, gate.SESSIONS_VARIABLE: "many"}

@@ -130,6 +130,7 @@ print("all")
 """
 
 
+@pytest.mark.long
 def test_every_command_may_be_the_first_thing_that_a_process_loads() -> None:
     """Whatever tests and other commands have loaded before hides an import that only works after another one."""
     done = subprocess.run([sys.executable, "-c", FIRST], cwd=ROOT, capture_output=True, text=True)

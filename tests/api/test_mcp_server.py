@@ -113,6 +113,7 @@ def test_what_cannot_be_asked_is_refused_in_one_line() -> None:
     talk(conversation)
 
 
+@pytest.mark.long
 def test_the_program_answers_over_its_standard_streams() -> None:
     async def conversation() -> None:
         program = StdioServerParameters(command=sys.executable, args=["-m", "api"], cwd=ROOT)

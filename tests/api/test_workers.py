@@ -117,6 +117,7 @@ def test_a_killed_process_costs_nobody_an_answer(tmp_path: Path) -> None:
     asyncio.run(ask())
 
 
+@pytest.mark.long
 def test_a_question_that_kills_every_process_is_given_up(tmp_path: Path) -> None:
     async def ask() -> None:
         with pool(1) as workers:

@@ -3,19 +3,22 @@
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 
 import pytest
+from click.testing import CliRunner
 from streamlit.testing.v1 import AppTest
 
+from calibration.store import DATABASE_VARIABLE
+from sizing.analyses import session_plan
 from sizing.analyses.session_plan import SessionPlan
+from sizing.cli.main import cli
 from sizing.text import sentence, sessions_lines
 from sizing.workload import Limit
-from tests.app.conftest import ONE, ROOT, query_of, text_of
-from ui import answers
+from tests.app.conftest import ONE, ROOT, open_query, query_of, text_of
+from tests.sizing.test_session_plan import ShorterRuns
+from ui import answers, link
 from ui.charts.base import DARK, LIGHT
 from ui.charts.sessions import hit_rate_over_load, later_ttft_over_load
 from ui.scenario import CHATS, PRESETS, TASKS
@@ -26,6 +29,15 @@ from ui.visit import Visit
 Open = Callable[..., AppTest]
 TO_SESSIONS = {"show.size": "sessions"}
 FEW = {**TO_SESSIONS, "show.users": "50", "show.later_ttft_ms": "500"}
+
+
+@pytest.fixture(scope="module", autouse=True)
+def shorter_runs() -> Iterator[None]:
+    """A quarter of the turns, on the page and on the command line: the page shows what was simulated, however long."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(session_plan, "Runs", ShorterRuns)
+        patch.setattr(session_plan, "CURVE_TURNS", session_plan.CURVE_TURNS // 4)
+        yield
 
 
 def found_by(app: AppTest) -> SessionPlan:
@@ -49,6 +61,16 @@ def plan(app: AppTest) -> None:
 
 
 @pytest.fixture(scope="module")
+def few(tmp_path_factory: pytest.TempPathFactory) -> Iterator[AppTest]:
+    """The page opened on few users, for tests that only look at it."""
+    folder = tmp_path_factory.mktemp("few")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv(DATABASE_VARIABLE, f"sqlite:///{folder / 'calibration.db'}")
+        patch.setattr(answers, "SHIPPED", folder)
+        yield open_query({**link.to_query(ONE), **FEW})
+
+
+@pytest.fixture(scope="module")
 def by_command() -> dict[str, object]:
     """What the command line answers to what the form opens on, with 50 users and a limit on later turns."""
     choice = ["--model", ONE.model, "--gpu", "h200_sxm", "--precision", "fp8", "--tp", "1", "--engine", "trtllm"]
@@ -57,24 +79,23 @@ def by_command() -> dict[str, object]:
         *("--first-cv", "1", "--user-cv", "1", "--output-cv", "0.7", "--think", "100s", "--system-tokens", "500"),
     ]
     limits = ["--ttft", "p95:1s", "--itl", "p95:30ms", "--later-ttft", "p95:500ms"]
-    command = [sys.executable, "-m", "sizing", "plan", *choice, *shape, *limits, "--json"]
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, check=True)
+    done = CliRunner().invoke(cli, ["plan", *choice, *shape, *limits, "--json"])
+    assert done.exit_code == 0, done.output
     answer: dict[str, object] = json.loads(done.stdout)
     return answer
 
 
-def test_the_answer_is_that_of_the_command_line(opened: Open, by_command: dict[str, object]) -> None:
-    app = opened(**FEW)
-    found = found_by(app)
-    assert text_of(app.title[0].value) == by_command["sentence"] == sentence(found.plan)
-    numbers = {metric.label: metric.value for metric in app.metric}
+def test_the_answer_is_that_of_the_command_line(few: AppTest, by_command: dict[str, object]) -> None:
+    found = found_by(few)
+    assert text_of(few.title[0].value) == by_command["sentence"] == sentence(found.plan)
+    numbers = {metric.label: metric.value for metric in few.metric}
     assert numbers["GPUs"] == str(by_command["gpus"])
     assert {"p95 TTFT of later turns", "Found in the cache", "GPUs per 100 at once"} <= {
         label.removesuffix(" (binds)") for label in numbers
     }
     for line in sessions_lines(found):
-        assert line in shown(app)
-    assert IN_PLACE in shown(app)
+        assert line in shown(few)
+    assert IN_PLACE in shown(few)
     whole = json.loads(json_of(found))
     assert whole.keys() <= by_command.keys() and whole["sessions"] == by_command["sessions"]
     assert whole["report"]["sessions"] == by_command["report"]["sessions"]  # type: ignore[index]
@@ -91,13 +112,13 @@ def test_a_link_carries_the_sessions(opened: Open) -> None:
     assert not usual & set(query_of(app))
 
 
-def test_the_form_plans_when_its_button_is_pressed(opened: Open) -> None:
-    app = opened(**FEW)
-    first = found_by(app)
-    app.main.number_input(key="show.users").set_value(2000.0)
+def test_the_form_plans_when_its_button_is_pressed(opened: Open, few: AppTest) -> None:
+    app = opened(replace(ONE, ttft=None, itl=None), **TO_SESSIONS)  # without a limit nothing is planned yet
+    app.main.number_input(key="show.later_ttft_ms").set_value(500.0)
+    app.main.number_input(key="show.users").set_value(1000.0)
     plan(app)
-    assert found_by(app).plan.answer.working > first.plan.answer.working
-    assert query_of(app)["show.users"] == "2000"
+    assert found_by(app).plan.answer.working > found_by(few).plan.answer.working
+    assert query_of(app)["show.users"] == "1000"
     app.main.button_group(key="show.many").set_value("rate").run()
     assert not app.exception
     assert found_by(app).load.users is None and "to start 1 sessions/s" in text_of(app.title[0].value)
@@ -106,23 +127,19 @@ def test_the_form_plans_when_its_button_is_pressed(opened: Open) -> None:
 @pytest.mark.parametrize(
     "view",
     [
-        {"show.users": "nan"},
-        {"show.users": "-1"},
-        {"show.turns": "many"},
-        {"show.turn_law": "zeta"},
-        {"show.session_routing": "none"},
-        {"show.first_ttft_ms": "soon"},
+        {"show.users": "nan", "show.turns": "many", "show.turn_law": "zeta"},
+        {"show.users": "-1", "show.session_routing": "none", "show.first_ttft_ms": "soon"},
     ],
 )
 def test_what_nobody_can_choose_is_as_usual(opened: Open, view: dict[str, str]) -> None:
     app = opened(**(FEW | view))
     assert "You need" in app.title[0].value
-    key, value = next(iter(view.items()))
-    assert query_of(app).get(key) != value
+    for key, value in view.items():
+        assert query_of(app).get(key) != value
 
 
 def test_presets_bring_sessions_of_their_kind(opened: Open) -> None:
-    app = opened(**(FEW | {"show.later_ttft_ms": "5000"}))
+    app = opened(replace(ONE, ttft=None, itl=None), **(FEW | {"show.later_ttft_ms": ""}))
     app.sidebar.pills(key="preset").set_value("Agent").run()
     assert not app.exception
     assert {name: app.session_state[f"show.{name}"] for name in SESSION_FIELDS} == {
@@ -141,12 +158,12 @@ def test_every_preset_says_where_it_is_from() -> None:
         assert "https://" in preset.source or "all of it assumptions" in preset.source, name
     documented = (ROOT / "docs" / "app.md").read_text(encoding="utf-8")
     for preset in PRESETS.values():
-        for link in (word.strip("(),.;") for word in preset.source.split() if "https://" in word):
-            assert link in documented
+        for address in (word.strip("(),.;") for word in preset.source.split() if "https://" in word):
+            assert address in documented
 
 
-def test_charts_end_at_the_cliff(opened: Open) -> None:
-    found = found_by(opened(**FEW))
+def test_charts_end_at_the_cliff(few: AppTest) -> None:
+    found = found_by(few)
     for ink in (LIGHT, DARK):
         hits, ttft = hit_rate_over_load(found, ink), later_ttft_over_load(found, ink)
         steady = [seen for seen in found.curve if not seen.saturated]
@@ -169,8 +186,9 @@ def test_sessions_that_cannot_be_are_told_in_a_line(opened: Open) -> None:
 
 
 def test_a_dear_question_is_refused_below_its_form(opened: Open, monkeypatch: pytest.MonkeyPatch) -> None:
-    app = opened(**FEW)
     monkeypatch.setenv("SIZING_TIME_LIMIT_S", "1e-6")
+    app = opened(**FEW)
+    assert "takes too long" in shown(app) and IN_PLACE in shown(app)
     app.main.number_input(key="show.users").set_value(60.0)
     plan(app)
     assert "takes too long" in shown(app) and IN_PLACE in shown(app)

@@ -98,6 +98,7 @@ def test_a_few_levels_give_the_count_of_the_grid() -> None:
 
 
 @pytest.mark.measured
+@pytest.mark.long
 def test_measured_levels_of_a_real_server() -> None:
     """The shipped curves of a Triton server, played back: at most half of the levels (two give a law, four the least
     history for a settled count), and the count of all within a band."""

@@ -243,6 +243,7 @@ def test_an_output_file_that_cannot_be_written(tmp_path: Path) -> None:
     assert "cannot be written" in refused(call("export", 1, "--out", tmp_path / "absent" / "points.csv"))
 
 
+@pytest.mark.long
 def test_ctrl_c_keeps_the_points_and_says_how_to_go_on(plan: Path, database: str) -> None:
     plan.write_text(plan.read_text().replace("concurrency: [1, 2]", "concurrency: [1, 2]\nrates: [0.001]"))
     command = [sys.executable, "-m", "calibration", "run", str(plan)]
@@ -261,6 +262,7 @@ def test_ctrl_c_keeps_the_points_and_says_how_to_go_on(plan: Path, database: str
     assert (Store().run(1).state, Store().run(1).points) == ("interrupted", 2)
 
 
+@pytest.mark.long
 def test_a_second_run_at_the_same_server_is_refused_in_one_line_until_the_first_has_ended(
     plan: Path, database: str
 ) -> None:
@@ -284,6 +286,7 @@ def test_a_second_run_at_the_same_server_is_refused_in_one_line_until_the_first_
     assert [(run.id, run.state) for run in Store().runs()] == [(2, "done"), (1, "interrupted")]
 
 
+@pytest.mark.long
 def test_kill_9_in_a_sweep_loses_nothing_and_resume_measures_nothing_twice(plan: Path, database: str) -> None:
     plan.write_text(plan.read_text().replace("concurrency: [1, 2]", "concurrency: [1, 2, 3, 4]"))
     started = [sys.executable, "-m", "calibration", "run", str(plan)]
@@ -305,6 +308,7 @@ def test_kill_9_in_a_sweep_loses_nothing_and_resume_measures_nothing_twice(plan:
     assert Store().run(1).state == "done"
 
 
+@pytest.mark.long
 def test_a_lost_server_ends_the_run_and_resume_goes_on_when_it_is_back(plan: Path) -> None:
     """The server dies within the second level; started anew on the same port, it gives the two levels that lack."""
     with subprocess_server(Script(ttft_s=0.004, itl_s=0.001, die_after=150)) as url:

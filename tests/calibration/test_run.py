@@ -114,6 +114,7 @@ def test_every_request_of_a_level_is_kept_beside_its_point(url: str, store: Stor
         assert set(log.tokens) == {4}
 
 
+@pytest.mark.long
 def test_open_loops_of_every_kind(url: str, store: Store, tmp_path: Path) -> None:
     """Bursty arrivals, a schedule and a trace replayed at twice its speed: each a point of its own, at its own rate."""
     rows = "".join(f"{n / 10},{5 + n % 3},4\n" for n in range(21))
@@ -237,6 +238,7 @@ def test_resume_refuses_another_deployment(url: str, store: Store) -> None:
             resume(moved, store)
 
 
+@pytest.mark.long
 def test_losing_the_server_keeps_the_points_and_says_how_to_go_on(store: Store) -> None:
     """The first level sends some 220 requests: 204, and what goes out until the users are told to stop."""
     script = Script(ttft_s=0.004, itl_s=0.001, die_after=300)
@@ -312,6 +314,7 @@ def test_a_sweep_of_closed_loops_ends_with_random_arrivals(store: Store, url: st
     assert store.run(run_id).levels == 3
 
 
+@pytest.mark.long
 def test_a_run_stopped_before_its_random_arrivals_is_resumed_with_them(store: Store, url: str) -> None:
     file = parse_plan(plan(url).text.replace("check_load: 0", "check_load: 0.5"))
     with pytest.raises(KeyboardInterrupt):

@@ -15,7 +15,7 @@ from tests.fuzz.campaign import all_readers, campaign, input_of, summary
 from tests.fuzz.commands import Unfit, run
 from tests.fuzz.readers import Read, prepare
 
-INPUTS = int(os.environ.get("FUZZ_INPUTS", "2000"))
+INPUTS = int(os.environ.get("FUZZ_INPUTS", "1000"))
 SEED = int(os.environ.get("FUZZ_SEED") or (0 if os.environ.get("CI") else random.SystemRandom().randrange(10**6)))
 
 

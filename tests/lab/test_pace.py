@@ -126,6 +126,7 @@ def test_a_pace_that_nobody_knows_is_refused_in_a_line(text: str, said: str, tmp
     assert "\n" not in str(refused.value)
 
 
+@pytest.mark.long
 def test_a_pace_finds_the_timings_by_itself(tmp_path: Path) -> None:
     """In a process of its own: here the check above has already put them on the path."""
     code = (

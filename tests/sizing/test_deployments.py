@@ -10,6 +10,7 @@ import re
 import subprocess
 import urllib.request
 import zipfile
+from collections.abc import Iterator
 from dataclasses import replace
 from io import BytesIO
 from pathlib import Path
@@ -22,9 +23,9 @@ from hypothesis import strategies as st
 from jsonschema import Draft202012Validator
 
 import lab.vllm
-from lab.environment import Environment, ensure
+from lab.environment import Environment
 from lab.life import on_other_cores
-from lab.vllm.server import RECIPE, VllmServer, variables, write_model
+from lab.vllm.server import VllmServer, variables, write_model
 from lab.vllm.settings import Settings
 from sizing import text
 from sizing.analyses.pools import Pools, pools_of
@@ -367,35 +368,71 @@ def test_help_has_an_example(capsys: pytest.CaptureFixture[str]) -> None:
     assert code == 0 and "python -m sizing deploy --plan plan.json" in out
 
 
-PARSED = """
-import json, sys
+PROGRAM = """
+import json, runpy, sys
 from vllm.entrypoints.launchers.cli_args import make_arg_parser
 from vllm.utils.argparse_utils import FlexibleArgumentParser
-for line in sys.stdin:
-    found = vars(make_arg_parser(FlexibleArgumentParser()).parse_args(json.loads(line)))
-    print("PARSED " + json.dumps(found, default=str))
+for line in json.loads(sys.argv.pop(1)):
+    found = vars(make_arg_parser(FlexibleArgumentParser()).parse_args(line))
+    print("PARSED " + json.dumps(found, default=str), flush=True)
+runpy.run_path(sys.argv.pop(1), run_name="__main__")
 """
+"""Tells what vLLM's own parser makes of lines, then is its server: vLLM takes tens of seconds to load."""
+EXPORTED = [
+    deployment_of(document(batching, layout))
+    for batching in (Batching("chunked", 64, 4096, 80_000, max_waiting=9), Batching("whole_prompt", 32, 2048))
+    for layout in LAYOUTS
+]
+
+
+class ExportedServer(VllmServer):
+    """A vLLM on the CPU, started by an exported command line; only its weights, data type and port are its own."""
+
+    line: tuple[str, ...] = ()
+    parsed: tuple[list[str], ...] = ()
+    """Other lines, that its log tells as they were parsed."""
+
+    def _start(self, ready: Environment, work: Path) -> subprocess.Popen[bytes]:
+        write_model(self.tokenizer, self.settings)
+        port = str(self.settings.http_port)
+        own = ("--load-format", "dummy", "--enforce-eager", "--dtype", "float32", "--port", port)
+        words = [str(self.tokenizer) if word == "WEIGHTS" else word for word in self.line]
+        program = Path(lab.vllm.__file__).with_name("openai_server.py")  # takes --model for what follows `vllm serve`
+        told = ("-P", "-c", PROGRAM, json.dumps(self.parsed), str(program))
+        command = on_other_cores(0, str(ready.python), *told, "--model", *words[2:], *own)
+        with self.log.open("wb") as log:
+            return subprocess.Popen(
+                command,
+                cwd=work,
+                env={**os.environ, **variables(self.settings, work)},
+                stdout=log,
+                stderr=subprocess.STDOUT,
+                start_new_session=True,
+            )
+
+
+@pytest.fixture(scope="module")
+def exported() -> Iterator[ExportedServer]:
+    small = Settings(http_port=0, hidden=256, layers=2, heads=4, kv_heads=2, max_sequence_tokens=2048, kv_tokens=4096)
+    saved = document(Batching("chunked", 4, 512, kv_tokens=4096))
+    server = ExportedServer(small)
+    server.line = tuple(started(FORMATS["vllm"](deployment_of(saved, "WEIGHTS"))["vllm.sh"]))
+    lines = [started(FORMATS["vllm"](plan)["vllm.sh"])[2:] for plan in EXPORTED]
+    rarer = ("--quantization", "fp8_per_block", "--kv-cache-dtype", "fp8", "--kv-cache-memory-bytes", "9")
+    lines.append([*lines[0], *rarer, "--max-model-len", "auto", "--gpu-memory-utilization", "0.9"])
+    server.parsed = tuple(lines)
+    with server:
+        yield server
 
 
 @pytest.mark.vllm
 @pytest.mark.timeout(600)
-def test_vllm_itself_takes_every_option() -> None:
+def test_vllm_itself_takes_every_option(exported: ExportedServer) -> None:
     """Its own parser knows each of them, and reads back what was simulated."""
-    batchings = (Batching("chunked", 64, 4096, 80_000, max_waiting=9), Batching("whole_prompt", 32, 2048))
-    plans = [deployment_of(document(batching, layout)) for batching in batchings for layout in LAYOUTS]
-    lines = [started(FORMATS["vllm"](plan)["vllm.sh"])[2:] for plan in plans]
-    rarer = ("--quantization", "fp8_per_block", "--kv-cache-dtype", "fp8", "--kv-cache-memory-bytes", "9")
-    lines.append([*lines[0], *rarer, "--max-model-len", "auto", "--gpu-memory-utilization", "0.9"])
-    ran = subprocess.run(
-        [str(ensure(RECIPE).python), "-c", PARSED],
-        input="".join(f"{json.dumps(line)}\n" for line in lines),
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    found = [json.loads(line.removeprefix("PARSED ")) for line in ran.stdout.splitlines() if line.startswith("PARSED ")]
-    assert len(found) == len(lines), ran.stderr[-2000:]
-    for plan, parsed in zip(plans, found[: len(plans)], strict=True):
+    told = exported.log.read_text(errors="replace").splitlines()
+    found = [json.loads(line.removeprefix("PARSED ")) for line in told if line.startswith("PARSED ")]
+    assert len(found) == len(exported.parsed)
+    for plan, parsed in zip(EXPORTED, found[: len(EXPORTED)], strict=True):
         settings = plan.fleet.engine_settings
         assert (parsed["model_tag"], parsed["served_model_name"]) == (plan.path, [plan.model])
         assert parsed["max_num_seqs"] == settings.max_batch_size
@@ -408,42 +445,14 @@ def test_vllm_itself_takes_every_option() -> None:
         assert ways == [layout.tp, layout.pp, layout.dp]
 
 
-class ExportedServer(VllmServer):
-    """A vLLM on the CPU, started by an exported command line; only its weights, data type and port are its own."""
-
-    line: tuple[str, ...] = ()
-
-    def _start(self, ready: Environment, work: Path) -> subprocess.Popen[bytes]:
-        write_model(self.tokenizer, self.settings)
-        port = str(self.settings.http_port)
-        own = ("--load-format", "dummy", "--enforce-eager", "--dtype", "float32", "--port", port)
-        words = [str(self.tokenizer) if word == "WEIGHTS" else word for word in self.line]
-        program = Path(lab.vllm.__file__).with_name("openai_server.py")  # takes --model for what follows `vllm serve`
-        command = on_other_cores(0, str(ready.python), "-P", str(program), "--model", *words[2:], *own)
-        with self.log.open("wb") as log:
-            return subprocess.Popen(
-                command,
-                cwd=work,
-                env={**os.environ, **variables(self.settings, work)},
-                stdout=log,
-                stderr=subprocess.STDOUT,
-                start_new_session=True,
-            )
-
-
 @pytest.mark.vllm
 @pytest.mark.timeout(600)
-def test_a_server_starts_with_the_exported_line_and_has_its_limits() -> None:
+def test_a_server_starts_with_the_exported_line_and_has_its_limits(exported: ExportedServer) -> None:
     """It serves under the plan's name, its KV cache is the simulated one, its gauges are those that KEDA asks for."""
-    small = Settings(http_port=0, hidden=256, layers=2, heads=4, kv_heads=2, max_sequence_tokens=2048, kv_tokens=4096)
-    saved = document(Batching("chunked", 4, 512, kv_tokens=4096))
-    plan = deployment_of(saved, "WEIGHTS")
-    server = ExportedServer(small)
-    server.line = tuple(started(FORMATS["vllm"](plan)["vllm.sh"]))
-    with server, urllib.request.urlopen(f"{server.url}/v1/models", timeout=60) as response:
+    with urllib.request.urlopen(f"{exported.url}/v1/models", timeout=60) as response:
         (served,) = json.loads(response.read())["data"]
-        with urllib.request.urlopen(server.metrics_url, timeout=60) as page:
-            metrics = page.read().decode()
+    with urllib.request.urlopen(exported.metrics_url, timeout=60) as page:
+        metrics = page.read().decode()
     assert (served["id"], served["max_model_len"]) == ("acme/m", 1200)
     assert 'block_size="64"' in metrics and f'num_gpu_blocks="{4096 // 64 + 1}"' in metrics
     for gauge in ("vllm:num_requests_running", "vllm:num_requests_waiting"):

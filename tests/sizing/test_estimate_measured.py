@@ -36,7 +36,10 @@ DENSE = [
 
 @with_kernels
 @pytest.mark.measured
-@pytest.mark.parametrize(("name", "gpu", "tp", "precision"), DENSE)
+@pytest.mark.parametrize(
+    ("name", "gpu", "tp", "precision"),
+    [*DENSE[::4], *(pytest.param(*each, marks=pytest.mark.long) for each in DENSE if each not in DENSE[::4])],
+)
 def test_law_follows_the_kernel_timings(name: str, gpu: str, tp: int, precision: str) -> None:
     """On batches and contexts between those of the fit: mean error within 5 % for decode and 7 % for prefill."""
     engine = kernels.open_engine(models()[name], gpu, "trtllm", Layout(tp), precision)

@@ -5,6 +5,8 @@ from __future__ import annotations
 import subprocess
 import sys
 
+import pytest
+
 DISPENSABLE = ("scipy.stats", "scipy.optimize", "scipy.interpolate", "scipy.integrate", "rich", "aiconfigurator_core")
 PLAN = "plan --model Qwen/Qwen3-32B --gpu h200_sxm --precision bf16 --isl 100 --osl 10 --rate 1 --ttft p95:1s --json"
 ASK = f"""
@@ -17,6 +19,7 @@ except SystemExit as end:
 """
 
 
+@pytest.mark.long
 def test_a_plan_from_estimates_loads_what_it_needs() -> None:
     """The last line names the exit code, 0, and nothing else."""
     done = subprocess.run([sys.executable, "-c", ASK], capture_output=True, text=True, check=True)

@@ -247,7 +247,10 @@ SIDE_BY_SIDE = [
 ]
 
 
-@pytest.mark.parametrize(("model", "gpus", "asked"), SIDE_BY_SIDE)
+@pytest.mark.parametrize(
+    ("model", "gpus", "asked"),
+    [SIDE_BY_SIDE[0], *(pytest.param(*each, marks=pytest.mark.long) for each in SIDE_BY_SIDE[1:])],
+)
 def test_engines_side_by_side_need_as_few_gpus_as_the_best_alone(
     model: str, gpus: tuple[str, ...], asked: dict[str, Any]
 ) -> None:

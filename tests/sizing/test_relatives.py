@@ -88,6 +88,7 @@ def nearest_of_another_shape(name: str, among: tuple[str, ...]) -> Model | None:
     return nearest(model, (other for other in map(models().__getitem__, among) if shape(other) != shape(model)))
 
 
+@pytest.mark.long
 def test_laws_of_models_left_out_lie_in_the_stated_band() -> None:
     """Every shape of the catalogue left out, its laws predicted from its nearest relative of another shape: 90 % of the
     steps within 1.645 sigma, each shape with the same weight."""

@@ -91,6 +91,7 @@ def test_every_table_of_the_pdf_is_that_of_the_page(made: dict[str, bytes]) -> N
         assert all(squeezed("".join(row)) in text for row in rows[1:])
 
 
+@pytest.mark.long
 def test_the_same_reports_give_the_same_bytes_in_another_process(tmp_path: Path) -> None:
     reports = {"plan": report(), "day": day_report(), "none": refusal_with_ways(STRICTER)}
     made = {name: {suffix: render(found, suffix) for suffix in WRITERS} for name, found in reports.items()}

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import json
-from dataclasses import replace
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
 from typing import Any
 
 import pytest
 
+from sizing.analyses import session_plan
 from sizing.analyses.session_plan import (
+    Runs,
     Seen,
     SessionLimit,
     SessionLoad,
@@ -34,6 +37,22 @@ CHAT = Sessions(
 )
 LIMITS = Sla(SessionLimit.on("later_ttft", "p95:150ms"), Limit("itl", 95, 0.02))
 ROOMY = replace(BATCHING, kv_tokens=10**8)
+TURNS = session_plan.TURNS // 4
+
+
+@dataclass(slots=True)
+class ShorterRuns(Runs):
+    """A quarter of the turns: what is asked here is how plans follow from runs, not how precise a run is."""
+
+    turns: int = TURNS
+
+
+@pytest.fixture(scope="module", autouse=True)
+def shorter_runs() -> Iterator[None]:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(session_plan, "Runs", ShorterRuns)
+        patch.setattr(session_plan, "CURVE_TURNS", session_plan.CURVE_TURNS // 4)
+        yield
 
 
 def planned(
@@ -60,7 +79,7 @@ def test_the_count_is_that_of_trying_every_fleet(rate_per_s: float, routing: Ses
     busy = replace(load.sessions, rate_per_s=rate_per_s / 0.8)
 
     def meets(replicas: int) -> bool:
-        shown = simulate_sessions(replica, busy, replicas=replicas, routing=routing, requests=60_000)
+        shown = simulate_sessions(replica, busy, replicas=replicas, routing=routing, requests=TURNS)
         return Seen.of(shown, LIMITS, replicas, busy.rate_per_s).meets
 
     assert answer.working == next(count for count in range(1, 100) if meets(count))

@@ -149,6 +149,7 @@ def test_roofline_reads_its_bytes_at_the_bandwidth() -> None:
     assert law.prefill_alone_s(65536) - beside_s == pytest.approx(at_peak_s / reached.arithmetic, rel=1e-3)
 
 
+@pytest.mark.long
 def test_rooflines_of_timed_gpus_are_as_wrong_as_they_say() -> None:
     """All shipped laws, each shape of model with the same weight: nine steps of ten within 1.645 sigma."""
     errors: dict[str, dict[tuple[float, int], list[Floats]]] = defaultdict(lambda: defaultdict(list))

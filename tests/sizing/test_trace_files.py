@@ -356,6 +356,7 @@ print((tracemalloc.get_traced_memory()[1] + pyarrow.default_memory_pool().max_me
 
 
 @pytest.mark.parametrize("kind", ["csv", "lines"])
+@pytest.mark.long
 def test_memory_is_that_of_the_requests_and_not_of_the_file(kind: str, tmp_path: Path) -> None:
     """25,000 requests in 40 MB of text are 0.4 MB; the rest are the parts in hand, and those read ahead, 32 at most.
 

@@ -94,6 +94,7 @@ def test_a_percentile_of_too_few_requests_is_left_out_and_the_others_count(table
     assert found["ITL mean"].n == 2
 
 
+@pytest.mark.long
 def test_what_was_measured_of_a_real_vllm_fits() -> None:
     """The law is known to some per cent at its own levels, or says that it is not."""
     found = cases(Setup())

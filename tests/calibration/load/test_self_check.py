@@ -185,7 +185,9 @@ def test_no_more_processes_than_streams() -> None:
     assert tried == [1, 2, 3]
 
 
-@pytest.mark.parametrize("protocol", ["grpc", "http", "openai"])
+@pytest.mark.parametrize(
+    "protocol", ["openai", *(pytest.param(other, marks=pytest.mark.long) for other in ("grpc", "http"))]
+)
 def test_the_real_load_generator_on_the_real_mock(protocol: Protocol) -> None:
     found = check(4, math.inf, 0.02, 0.005, 16, protocol, processes=2)
     assert (found.users, found.processes) == (4, 2)

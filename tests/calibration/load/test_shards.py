@@ -187,6 +187,7 @@ def test_failures_end_a_level_that_no_interval_will_ever_end(workers: Workers) -
     assert load.ended == "failing"
 
 
+@pytest.mark.long
 def test_a_server_that_dies_is_a_server_error_and_the_workers_go_on_afterwards(url: str) -> None:
     with Workers(2) as both:
         with subprocess_server(Script(die_after=30)) as mortal, pytest.raises(ServerError, match="stopped answering"):
@@ -202,6 +203,7 @@ def test_nobody_at_the_address_is_a_server_error(url: str) -> None:
         workers.drive(replace(job, server=ServerPlan(url="127.0.0.1:9")), SECOND)
 
 
+@pytest.mark.long
 def test_a_worker_that_dies_is_named_and_leaves_nobody_behind(url: str) -> None:
     pids: tuple[int, ...] = ()
 
@@ -225,6 +227,7 @@ def test_cancel_takes_effect_while_requests_are_in_flight() -> None:
         assert not one.pids
 
 
+@pytest.mark.long
 def test_workers_end_with_a_parent_that_is_killed(url: str) -> None:
     """A parent of its own is killed with -9 in the middle of a level; its workers are gone soon after."""
     code = (
@@ -241,6 +244,7 @@ def test_workers_end_with_a_parent_that_is_killed(url: str) -> None:
     assert gone(pids)
 
 
+@pytest.mark.long
 def test_ctrl_c_ends_a_level_and_its_workers(url: str) -> None:
     signal.signal(signal.SIGINT, signal.default_int_handler)  # which a shell ignores for what it runs in the background
     pids: tuple[int, ...] = ()

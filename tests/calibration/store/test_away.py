@@ -187,6 +187,7 @@ def with_a_log(store: Store) -> None:
 
 
 @pytest.mark.parametrize("left", [as_it_is, with_a_log])
+@pytest.mark.long
 def test_a_store_on_a_read_only_mount_is_listed_shown_and_exported(
     left: Callable[[Store], None], tmp_path: Path
 ) -> None:

@@ -57,6 +57,7 @@ def test_a_database_of_the_first_version_opens_with_all_it_holds(tmp_path: Path)
     assert [run.uuid for run in Store(url).runs()] == [run.uuid for run in store.runs()]
 
 
+@pytest.mark.long
 def test_several_processes_may_open_an_old_database_at_once(tmp_path: Path) -> None:
     url = old_database(tmp_path / "old.db")
     code = "import sys; from calibration.store import Store; print([run.uuid for run in Store(sys.argv[1]).runs()])"

@@ -126,6 +126,7 @@ store.finish_run(run_id, "done")
 """
 
 
+@pytest.mark.long
 def test_several_runs_at_once_on_a_store_that_none_has_opened_yet(database_url: str) -> None:
     processes = [python(ADD_MANY, database_url) for _ in range(2)]
     assert [first_line(process) for process in processes] == ["ready"] * 2

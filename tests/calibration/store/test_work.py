@@ -107,6 +107,7 @@ except StoreError as error:
 """
 
 
+@pytest.mark.long
 def test_of_processes_that_begin_at_one_server_at_once_one_does_and_when_it_is_killed_another_may(
     store: Store, database_url: str
 ) -> None:

@@ -38,7 +38,7 @@ test-all: $(VENV)/stamp-test system kernels timings
 PLAN := $(BIN)/python -m sizing plan
 COMPILED := sizing/simulator/__pycache__/compiled
 kernels: $(COMPILED)
-$(COMPILED): $(VENV)/stamp $(wildcard sizing/simulator/*.py sizing/engine.py sizing/workload.py)
+$(COMPILED): $(VENV)/stamp $(wildcard sizing/simulator/*.py sizing/queueing/*.py sizing/engine.py sizing/workload.py)
 	$(PLAN) --model Qwen/Qwen3-32B --gpu h200_sxm --isl 2000 --osl 256 --rate 20 --ttft p95:1s > /dev/null
 	$(PLAN) --model reference-512x4 --points data/curves/reference-cpu.csv --isl 64 --osl 32 --rate 100 --ttft p95:500ms \
 	  --routing least_outstanding > /dev/null

@@ -35,11 +35,11 @@ def program(name: str) -> str:
 
 
 @contextmanager
-def prometheus(folder: Path, past: str = "", scraped: Sequence[str] = (), every: str = "1s") -> Iterator[str]:
+def prometheus(folder: Path, past: str = "", scraped: Sequence[str] = ()) -> Iterator[str]:
     """The URL of a Prometheus with the OpenMetrics text `past`, that scrapes ``host:port`` of `scraped`."""
     server = program("prometheus")
     data, config, port = folder / "data", folder / "prometheus.yml", free_port()
-    job = {"job_name": "servers", "scrape_interval": every, "scrape_timeout": every}
+    job = {"job_name": "servers", "scrape_interval": "1s", "scrape_timeout": "1s"}
     targets = {"static_configs": [{"targets": list(scraped)}]}
     config.write_text(json.dumps({"scrape_configs": [job | targets]}))  # YAML too
     data.mkdir()

@@ -111,8 +111,8 @@ def test_a_calibration_measures_it_and_sees_it_preempt(
 @pytest.mark.timeout(600)
 def test_what_it_tells_prometheus_is_its_demand(server: VllmServer, tmp_path: Path) -> None:
     """Requests that it answers while a real Prometheus scrapes it: their number, lengths and latencies come out."""
-    sent, scrapes = 120, 40
-    with prometheus(tmp_path, scraped=[server.url.removeprefix("http://")], every="250ms") as url:
+    sent, scrapes = 120, 16
+    with prometheus(tmp_path, scraped=[server.url.removeprefix("http://")]) as url:
         metrics, body = Prometheus(url), {"model": MODEL, "prompt": [7] * 20, "max_tokens": 4, "ignore_eos": True}
         wait_for(lambda: source_of(metrics, "vllm", None, {}, 30, time.time()))
         before = counter(server, SUCCESSES)
@@ -141,13 +141,13 @@ def seen(url: str, successes: float, scrapes: int) -> None:
 
 def wait_for(there: Callable[[], object]) -> None:
     """Until something is there that a PrometheusError says is not."""
-    until_s = time.monotonic() + 60
+    until_s = time.monotonic() + 180
     while True:
         try:
             there()
             return
-        except PrometheusError:
-            assert time.monotonic() < until_s
+        except PrometheusError as error:
+            assert time.monotonic() < until_s, error
             time.sleep(0.2)
 
 

@@ -8,6 +8,9 @@ lowest levels of a multilevel feedback queue; Corbato, Merwin-Daggett, Daley 196
 from __future__ import annotations
 
 import asyncio
+import os
+import threading
+import time
 from collections import OrderedDict
 from collections.abc import Hashable
 from dataclasses import dataclass
@@ -25,6 +28,8 @@ MOST_WAITING = 256
 """Questions under way at a time: the last of them would wait for minutes."""
 KEPT = 256
 """Answers that are remembered."""
+PARENT_EVERY_S = 1.0
+"""Seconds between two looks of a process at whether the server still lives."""
 
 
 class Job(Hashable, Protocol):
@@ -42,6 +47,20 @@ class Lost(Exception):
     """The process of a question died, every time."""
 
 
+def end_with(parent: int) -> None:
+    """End this process soon after its `parent`, whatever it computes then.
+
+    A server that is killed cannot end its processes, and they would wait for questions for ever.
+    """
+
+    def watch() -> None:
+        while os.getppid() == parent:
+            time.sleep(PARENT_EVERY_S)
+        os._exit(1)
+
+    threading.Thread(target=watch, daemon=True, name="end with the server").start()
+
+
 class Process:
     """One process, in an executor of its own: its death, or its end by our hand, is that of one question."""
 
@@ -54,7 +73,7 @@ class Process:
         A caller that is cancelled takes the process with it: nothing else stops what it computes.
         """
         if self._pool is None:
-            self._pool = ProcessPoolExecutor(max_workers=1)
+            self._pool = ProcessPoolExecutor(max_workers=1, initializer=end_with, initargs=(os.getpid(),))
         try:
             return await asyncio.wrap_future(self._pool.submit(job.answer, limit_s))
         except asyncio.CancelledError:

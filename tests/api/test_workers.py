@@ -5,6 +5,8 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
+import subprocess
+import sys
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -146,6 +148,51 @@ def test_a_question_is_given_up_when_the_last_who_asked_has_left(tmp_path: Path)
             assert Told("next", tmp_path).began != [process]
 
     asyncio.run(ask())
+
+
+SERVER = """
+import asyncio, sys
+from pathlib import Path
+from api.workers import Workers
+from tests.api.test_workers import Told
+
+async def serve(folder):
+    workers = Workers(2, 100.0)
+    await workers.answer(Told("idle", folder))
+    await asyncio.gather(*(workers.answer(Told(name, folder, gate="never")) for name in ("first", "second")))
+
+asyncio.run(serve(Path(sys.argv[1])))
+"""
+
+
+def test_no_process_outlives_a_server_that_was_killed(tmp_path: Path) -> None:
+    server = subprocess.Popen([sys.executable, "-c", SERVER, str(tmp_path)])
+    try:
+        jobs = [Told(name, tmp_path) for name in ("first", "second")]
+        asyncio.run(asyncio.wait_for(begun(jobs), 60))
+    finally:
+        server.kill()
+        server.wait()
+    left = {process for job in jobs for process in job.began}
+    assert len(left) == 2
+    until_s = time.monotonic() + 30
+    while left and time.monotonic() < until_s:
+        time.sleep(SOON_S)
+        left = {process for process in left if is_running(process)}
+    assert not left
+
+
+async def begun(jobs: list[Told]) -> None:
+    for job in jobs:
+        await job.running()
+
+
+def is_running(process: int) -> bool:
+    """False once it has ended, though nobody has asked for its exit status yet."""
+    try:
+        return Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except FileNotFoundError:
+        return False
 
 
 def test_beyond_so_many_questions_new_ones_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

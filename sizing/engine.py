@@ -287,6 +287,17 @@ def known_lookahead(engine: str, version: str, gpu: str = "") -> float:
     return steps if numbers and tuple(map(int, numbers.groups())) >= since else 0.0
 
 
+def known_memory(engine: str) -> tuple[KvPolicy, int]:
+    """`kv_policy` and `kv_block_tokens` of an engine by its defaults. vLLM starts a request when its prompt fits, and
+    preempts the one admitted last when the cache is full (vLLM documentation, *Preemption*); of other engines whole
+    answers are reserved, as TensorRT-LLM's GUARANTEED_NO_EVICT does.
+
+    >>> known_memory("vLLM"), known_memory("TensorRT-LLM")
+    (('max_utilization', 16), ('guaranteed_no_evict', 1))
+    """
+    return ("max_utilization", 16) if engine_named(engine) == "vllm" else ("guaranteed_no_evict", 1)
+
+
 FREE = StepLaw(0.0, 0.0, 0.0, 0.0, 0.0)
 
 

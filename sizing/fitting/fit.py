@@ -19,7 +19,7 @@ from typing import Literal
 import numpy as np
 
 from sizing.catalog import unread_shares
-from sizing.engine import COEFFICIENTS, POLICIES, Batching, Policy, StepLaw, known_lookahead
+from sizing.engine import COEFFICIENTS, POLICIES, Batching, Policy, StepLaw, known_lookahead, known_memory
 from sizing.errors import FitError
 from sizing.estimate import DayZero, prior_law, token_share
 from sizing.fitting.bends import BentLaw, bend
@@ -309,8 +309,15 @@ def _candidates(
     limits = (slots,) if told or busy <= slots else (busy,) if decoding_most > slots else (slots, busy)
     one = points[0]
     ahead = known_lookahead(one.engine, one.engine_version, one.gpu) if lookahead_steps is None else lookahead_steps
+    kv_policy, block_tokens = known_memory(one.engine)
+    usual = Batching(
+        kv_tokens=kv_tokens or UNLIMITED_KV_TOKENS,
+        kv_policy=kv_policy,
+        kv_block_tokens=block_tokens,
+        lookahead_steps=ahead,
+    )
     rules = tuple(
-        Batching(policy, limit, budget, kv_tokens or UNLIMITED_KV_TOKENS, lookahead_steps=ahead)
+        replace(usual, policy=policy, max_batch_size=limit, token_budget=budget)
         for limit in limits
         for policy in policies
         for budget in budgets

@@ -14,7 +14,7 @@ from typing import NamedTuple
 
 from sizing import catalog
 from sizing.catalog import BITS, Gpu, Model, Precision, gpus
-from sizing.engine import FREE, Batching, Replica, StepLaw, engine_named
+from sizing.engine import FREE, Batching, Replica, StepLaw, engine_named, known_memory
 from sizing.errors import CatalogueError, DoesNotFit, EstimateUnavailable
 from sizing.estimate import kernels
 from sizing.estimate.checkpoints import known
@@ -406,7 +406,9 @@ lie within 1.645 sigma. Of stages it has none: that is a guess."""
 def _candidate(
     case: _Case, replica: Replica, engine: str, source: str, sigma: float, warnings: tuple[Caution, ...]
 ) -> Candidate:
-    whole = of_layout(replica, case.layout, case.model, case.lengths)
+    kv_policy, block_tokens = known_memory(case.engine or engine)
+    rule = replace(replica.batching, kv_policy=kv_policy, kv_block_tokens=block_tokens)
+    whole = of_layout(replace(replica, batching=rule), case.layout, case.model, case.lengths)
     sigma = math.hypot(sigma, RANKS_SIGMA if case.layout.dp > 1 else 0.0, STAGES_SIGMA if case.layout.pp > 1 else 0.0)
     names = (case.model.id, case.gpu.id, case.layout, case.precision)
     return Candidate(*names, whole, "estimated", source, sigma, engine=engine, warnings=warnings)

@@ -4,12 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-import plotly.graph_objects as go
-
 from learn.lesson import Mark, Outcome, Step, figures
 from learn.lesson.outcome import DECODE, EMPTY, PREFILL
 from learn.lesson.words import known
-from ui.charts.base import SMALL, Chart, Ink, figure_of
+from ui.charts.base import SMALL, Chart, Drawing, Ink, figure_of
 
 STAGES = {EMPTY: "empty", PREFILL: "prompt", DECODE: "token"}
 SLOT_PX, MARGIN_PX, BELOW_PX, BETWEEN_PX = 30, 84, 230, 56
@@ -22,7 +20,7 @@ def slots_and_queue(outcome: Outcome, ink: Ink, until: float) -> Chart:
     slots_px = SLOT_PX * len(steps[0].slots)
     inner_px = slots_px + BETWEEN_PX + BELOW_PX
     figure = figure_of("Slots, latencies and queue", "Time (ticks)", ink, height=inner_px + MARGIN_PX)
-    figure.add_trace(_slots(steps, ink))
+    _slots(figure, steps, ink)
     _queue(figure, steps, ink)
     end = steps[-1].start + steps[-1].ticks
     first = [mark for mark in outcome.first if mark.at <= end]
@@ -33,13 +31,14 @@ def slots_and_queue(outcome: Outcome, ink: Ink, until: float) -> Chart:
     return Chart(figure, _in_words(outcome))
 
 
-def _slots(steps: Sequence[Step], ink: Ink) -> go.Heatmap:
+def _slots(figure: Drawing, steps: Sequence[Step], ink: Ink) -> None:
     """Slots by steps; the width of a column is the length of its step."""
     colours = (ink.grid, ink.series[0], ink.series[2])
     scale = [[edge / 3, colours[number]] for number in range(3) for edge in (number, number + 1)]
     places = range(len(steps[0].slots))
     stages = list(STAGES)
-    return go.Heatmap(
+    figure.add_trace(
+        "heatmap",
         x=[step.start for step in steps] + [steps[-1].start + steps[-1].ticks],
         y=[place + 1 for place in places],
         z=[[stages.index(step.slots[place].stage) for step in steps] for place in places],
@@ -66,7 +65,7 @@ def _about(step: Step, place: int) -> str:
     return "<br>".join(lines)
 
 
-def _queue(figure: go.Figure, steps: Sequence[Step], ink: Ink) -> None:
+def _queue(figure: Drawing, steps: Sequence[Step], ink: Ink) -> None:
     last = steps[-1]
     figure.add_scatter(
         x=[*(step.start for step in steps), last.start + last.ticks],
@@ -79,7 +78,7 @@ def _queue(figure: go.Figure, steps: Sequence[Step], ink: Ink) -> None:
     )
 
 
-def _marks(figure: go.Figure, name: str, marks: Sequence[Mark], colour: str, symbol: str) -> None:
+def _marks(figure: Drawing, name: str, marks: Sequence[Mark], colour: str, symbol: str) -> None:
     figure.add_scatter(
         x=[mark.at for mark in marks],
         y=[mark.latency_ticks for mark in marks],
@@ -92,7 +91,7 @@ def _marks(figure: go.Figure, name: str, marks: Sequence[Mark], colour: str, sym
     )
 
 
-def _axes(figure: go.Figure, below: float, above: float, slots: int, end: float, ink: Ink) -> None:
+def _axes(figure: Drawing, below: float, above: float, slots: int, end: float, ink: Ink) -> None:
     """`below` and `above`: where the lower plot ends and the upper one begins, as shares of the height."""
     font = {"color": ink.quiet, "size": SMALL}
     plain = {"gridcolor": ink.grid, "zeroline": False, "tickfont": font, "separatethousands": True}

@@ -42,7 +42,8 @@ def curve(*seconds: float) -> LoadCurve:
 @pytest.mark.parametrize(("metric", "per_s", "unit"), [("ttft", 1000, "ms"), ("itl", 1000, "ms"), ("e2e", 1, "s")])
 def test_the_line_the_dot_and_the_limit_share_the_unit_of_the_title(metric: str, per_s: float, unit: str) -> None:
     limit = Limit(metric, 95, 0.5)  # type: ignore[arg-type]
-    figure, alt = latency_against_load(curve(0.1, 0.2, 0.4, 0.6), fleet(0.15, limit), limit, 0.2, LIGHT)
+    chart = latency_against_load(curve(0.1, 0.2, 0.4, 0.6), fleet(0.15, limit), limit, 0.2, LIGHT)
+    figure, alt = chart.figure, chart.alt
     assert figure.layout.title.text == f"p95 {metric.upper()} ({unit})"
     assert figure.data[0].y == pytest.approx([s * per_s for s in (0.1, 0.2, 0.4, 0.6)])
     assert (figure.data[1].x[0], figure.data[1].y[0]) == pytest.approx((1.25, 0.15 * per_s))
@@ -59,14 +60,16 @@ def test_the_headroom_reaches_from_the_planned_capacity_to_the_capacity() -> Non
 
 def test_loads_without_a_steady_state_are_left_out_of_the_line() -> None:
     limit = Limit("ttft", 99, 0.5)
-    figure, _ = latency_against_load(curve(0.1, math.inf), fleet(0.1, limit), limit, 0.0, LIGHT)
+    chart = latency_against_load(curve(0.1, math.inf), fleet(0.1, limit), limit, 0.0, LIGHT)
+    figure = chart.figure
     assert list(figure.data[0].y) == [100]
     assert latency_against_load(curve(math.inf), fleet(0.1, limit), limit, 0.0, LIGHT).figure.data[0].y == ()
 
 
 def test_a_limit_far_above_the_line_is_still_on_the_chart_and_its_label_is_on_it() -> None:
     limit = Limit("ttft", 99, 100.0)
-    figure, _ = latency_against_load(curve(0.1, 0.2), fleet(0.1, limit), limit, 0.0, LIGHT)
+    chart = latency_against_load(curve(0.1, 0.2), fleet(0.1, limit), limit, 0.0, LIGHT)
+    figure = chart.figure
     low, high = figure.layout.yaxis.range
     label = next(note for note in figure.layout.annotations if note.text.startswith("limit"))
     assert figure.layout.yaxis.type == "log" and low < math.log10(100) and high > math.log10(100_000)
@@ -75,9 +78,8 @@ def test_a_limit_far_above_the_line_is_still_on_the_chart_and_its_label_is_on_it
 
 def test_a_wide_range_of_concurrency_has_its_ticks_where_it_was_measured() -> None:
     levels = [1.0, 4.0, 16.0, 64.0]
-    figure, alt = measured_and_law(
-        "Requests/s", "Concurrency", [ComparedSeries("mean", levels, [1, 3, 6, None], [])], LIGHT
-    )
+    chart = measured_and_law("Requests/s", "Concurrency", [ComparedSeries("mean", levels, [1, 3, 6, None], [])], LIGHT)
+    figure, alt = chart.figure, chart.alt
     assert figure.layout.xaxis.type == "log" and set(figure.layout.xaxis.tickvals) == set(levels)
     assert len(figure.data) == 1 and figure.data[0].y[-1] is None
     assert "1 at 1" in alt and "6 at 16" in alt
@@ -88,7 +90,8 @@ SIZES = FleetSizes((0.0, 2.0, 4.0), (2, 3, 4), (2, 2, 3), (2, 4, 6))
 
 def test_steps_and_band_go_on_to_the_end_of_the_range() -> None:
     steps = [FleetSteps("a", SIZES), FleetSteps("b", SIZES)]
-    figure, alt = gpus_against_load(steps, 6.0, 3.0, 3, "3 GPUs", LIGHT)
+    chart = gpus_against_load(steps, 6.0, 3.0, 3, "3 GPUs", LIGHT)
+    figure, alt = chart.figure, chart.alt
     lines = {each.name: each for each in figure.data}
     assert list(lines["a"].x) == [0, 2, 4, 6] and list(lines["a"].y) == [2, 3, 4, 4]
     assert list(lines["90 % band, high"].y) == [2, 4, 6, 6] and lines["90 % band, high"].fill == "tonexty"
@@ -110,9 +113,8 @@ def spots(name: str, *values: tuple[float, float, bool]) -> list[Spot]:
 def test_the_front_is_cut_between_configurations_and_where_the_sla_ends() -> None:
     one = spots("one", (10, 9, False), (20, 8, True), (30, 7, True))
     other = spots("other", (25, 2, True), (40, 5, True), (50, 4, True))
-    figure, alt = throughput_against_interactivity(
-        [one, other], front_of([one, other], REQUESTS), None, REQUESTS, LIGHT
-    )
+    chart = throughput_against_interactivity([one, other], front_of([one, other], REQUESTS), None, REQUESTS, LIGHT)
+    figure, alt = chart.figure, chart.alt
     bold = [each for each in figure.data if each.line.width and each.line.width > 2]
     assert [(each.name, list(each.x), each.line.dash) for each in bold] == [
         ("one", [10], "dot"),
@@ -141,7 +143,8 @@ def test_hollow_markers_are_extrapolated_and_the_scenario_s_is_larger() -> None:
         LengthCell(4000, 100, 0.1, "extrapolated"),
         LengthCell(8000, 100, None, "extrapolated", "misses the SLA even alone"),
     ]
-    figure, alt = requests_over_lengths(cells, 1000, 100, LIGHT)
+    chart = requests_over_lengths(cells, 1000, 100, LIGHT)
+    figure, alt = chart.figure, chart.alt
     line = figure.data[0]
     assert list(line.y) == [4.0, 2.0, 0.1] and figure.layout.yaxis.type == "log"
     assert [symbol.endswith("-open") for symbol in line.marker.symbol] == [False, False, True]
@@ -153,7 +156,8 @@ def test_hollow_markers_are_extrapolated_and_the_scenario_s_is_larger() -> None:
 def test_bars_of_memory_are_stacked_in_gib_and_unknown_parts_have_none() -> None:
     candidate = Candidate("m", "g", Layout(1), "fp8", Replica(LAW), "estimated", "nowhere", 0.1)
     use = MemoryUse(candidate, 8 * GIB, ((WEIGHTS, 3 * GIB), (KV_USED, GIB), (KV_FREE, 4 * GIB)), "counted")
-    figure, alt = memory_per_gpu(["one", "two"], [use, use], DARK)
+    chart = memory_per_gpu(["one", "two"], [use, use], DARK)
+    figure, alt = chart.figure, chart.alt
     assert {bar.name: list(bar.x) for bar in figure.data} == {WEIGHTS: [3, 3], KV_USED: [1, 1], KV_FREE: [4, 4]}
     assert list(figure.data[0].y) == ["one", "two"] and figure.layout.barmode == "stack"
     assert "weights 3 GiB" in alt and "of 8 GiB" in alt

@@ -17,7 +17,8 @@ from ui.charts.latency import FAR, NamedLine, Spread, distribution, lives_of_req
 @pytest.mark.parametrize(("metric", "per_s"), [("ttft", 1000), ("itl", 1000), ("e2e", 1)])
 def test_a_distribution_and_its_limit_share_the_unit_of_the_axis(metric: str, per_s: float) -> None:
     limit = Limit(metric, 95, 2.0)  # type: ignore[arg-type]
-    figure, alt = distribution(metric, SHARES, [Spread("x", SHARES)], limit, LIGHT)  # type: ignore[arg-type]
+    chart = distribution(metric, SHARES, [Spread("x", SHARES)], limit, LIGHT)  # type: ignore[arg-type]
+    figure, alt = chart.figure, chart.alt
     assert figure.data[0].x == pytest.approx(SHARES * per_s) and figure.data[0].y == pytest.approx(100 * SHARES)
     vertical = [shape.x0 for shape in figure.layout.shapes if shape.x0 == shape.x1]
     assert vertical == pytest.approx([2.0 * per_s]) and figure.layout.xaxis.range[1] > 2.0 * per_s
@@ -41,7 +42,8 @@ def test_time_is_shown_in_a_unit_that_can_be_read(seconds: float, unit: str) -> 
 
 
 def test_lines_over_time_keep_their_values_and_the_bound_is_on_the_chart() -> None:
-    figure, alt = over_time("Held", [0.0, 1200.0], [NamedLine("a", [1, 2]), NamedLine("b", [0, 7])], LIGHT, most=9.0)
+    chart = over_time("Held", [0.0, 1200.0], [NamedLine("a", [1, 2]), NamedLine("b", [0, 7])], LIGHT, most=9.0)
+    figure, alt = chart.figure, chart.alt
     assert {trace.name: trace.y for trace in figure.data} == {"a": (1, 2), "b": (0, 7)}
     assert figure.data[0].x == (0, 20) and "min" in figure.layout.xaxis.title.text
     assert figure.layout.yaxis.range[1] > 9 and figure.layout.shapes[0].y0 == 9
@@ -52,7 +54,8 @@ def test_lines_over_time_keep_their_values_and_the_bound_is_on_the_chart() -> No
 def test_a_bar_is_as_long_as_a_life_and_the_unserved_are_crosses() -> None:
     arrival_s = np.array([10.0, 11.0, 12.0])
     parts = (np.array([0.5, 3.0, math.nan]), np.array([0.5, 1.0, math.nan]), np.array([4.0, 5.0, math.nan]))
-    figure, alt = lives_of_requests(Lives(arrival_s, *parts, slowest=1), LIGHT)
+    chart = lives_of_requests(Lives(arrival_s, *parts, slowest=1), LIGHT)
+    figure, alt = chart.figure, chart.alt
     waiting, prompt, decoding, lost = figure.data
     assert waiting.base == (0, 1, 2)
     assert prompt.base == pytest.approx(np.add(waiting.base, waiting.x))
@@ -64,7 +67,8 @@ def test_a_bar_is_as_long_as_a_life_and_the_unserved_are_crosses() -> None:
 
 def test_differences_are_in_per_cent_and_all_on_the_chart() -> None:
     kinds = [Pairs("TTFT", [10.0, 100.0], [15.0, 100.0], ["a", "b"]), Pairs("ITL", [20.0], [19.0], ["c"])]
-    figure, alt = agreement("Formula", "Simulation (ms)", kinds, 0.1, LIGHT)
+    chart = agreement("Formula", "Simulation (ms)", kinds, 0.1, LIGHT)
+    figure, alt = chart.figure, chart.alt
     first, second = figure.data
     assert first.y == pytest.approx([50, 0]) and second.y == pytest.approx([-5]) and first.x == (10, 100)
     low, high = figure.layout.yaxis.range

@@ -2,20 +2,95 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import plotly.graph_objects as go
 
 from sizing.numbers import significant
 
 
-class Chart(NamedTuple):
-    """A figure and its alternative text: what one learns from it."""
+class Drawing:
+    """A plotly figure in the making: its methods have the names and arguments of plotly's, nested ones as dicts.
 
-    figure: go.Figure
+    plotly checks a figure's parts again with every change, which takes ten times as long as to check it once, when it
+    is whole.
+    """
+
+    def __init__(self, layout: dict[str, Any]) -> None:
+        self.traces: list[dict[str, Any]] = []
+        self.layout = layout | {"shapes": [], "annotations": []}
+
+    def add_trace(self, kind: str, **trace: object) -> None:
+        """A trace, by plotly's name of its type."""
+        self.traces.append({"type": kind, **trace})
+
+    def add_scatter(self, **trace: object) -> None:
+        """A trace of lines or markers."""
+        self.add_trace("scatter", **trace)
+
+    def add_bar(self, **trace: object) -> None:
+        """A trace of bars."""
+        self.add_trace("bar", **trace)
+
+    def add_hline(self, y: float, **shape: object) -> None:
+        """A line across the chart."""
+        self.layout["shapes"].append({"type": "line", "y0": y, "y1": y, **ACROSS, **shape})
+
+    def add_vline(self, x: float | str, **shape: object) -> None:
+        """A line from bottom to top."""
+        self.layout["shapes"].append({"type": "line", "x0": x, "x1": x, **UPWARDS, **shape})
+
+    def add_hrect(self, **shape: object) -> None:
+        """A ground across the chart, from `y0` to `y1`."""
+        self.layout["shapes"].append({"type": "rect", **ACROSS, **GROUND, **shape})
+
+    def add_vrect(self, **shape: object) -> None:
+        """A ground from bottom to top, from `x0` to `x1`."""
+        self.layout["shapes"].append({"type": "rect", **UPWARDS, **GROUND, **shape})
+
+    def add_annotation(self, **annotation: object) -> None:
+        """A text."""
+        self.layout["annotations"].append(annotation)
+
+    def update_traces(self, **changes: object) -> None:
+        """The same for every trace that is there."""
+        self.traces = [_merged(trace, changes) for trace in self.traces]
+
+    def update_layout(self, **changes: object) -> None:
+        """What `changes` has anew; dicts are merged."""
+        self.layout = _merged(self.layout, changes)
+
+    def update_xaxes(self, **changes: object) -> None:
+        """Of the horizontal axis."""
+        self.update_layout(xaxis=changes)
+
+    def update_yaxes(self, **changes: object) -> None:
+        """Of the vertical axis."""
+        self.update_layout(yaxis=changes)
+
+
+ACROSS = {"xref": "x domain", "x0": 0, "x1": 1}
+UPWARDS = {"yref": "y domain", "y0": 0, "y1": 1}
+GROUND = {"line": {"width": 0}, "layer": "below"}
+
+
+def _merged(known: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[str, Any]:
+    both = {key: _merged(known[key], changes[key]) for key in changes if isinstance(known.get(key), dict)}
+    return {**known, **changes, **both}
+
+
+class Chart(NamedTuple):
+    """A drawing and its alternative text: what one learns from it."""
+
+    drawing: Drawing
     alt: str
+
+    @property
+    def figure(self) -> go.Figure:
+        """Checked by plotly: ValueError for what it does not know."""
+        return go.Figure(data=self.drawing.traces, layout=self.drawing.layout)
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,12 +139,12 @@ SMALL = 11
 """Size of the labels inside a chart, in pixels."""
 
 
-def figure_of(title: str, x_title: str, ink: Ink, height: int = 240) -> go.Figure:
-    """An empty chart; its layout in one piece, since plotly takes ten times as long to check it part by part."""
+def figure_of(title: str, x_title: str, ink: Ink, height: int = 240) -> Drawing:
+    """An empty chart."""
     quiet = {"color": ink.quiet}
     axis = {"gridcolor": ink.grid, "zeroline": False, "tickfont": quiet, "separatethousands": True}
-    return go.Figure(
-        layout={
+    return Drawing(
+        {
             "title": {"text": title, "x": 0, "xanchor": "left", "y": 0.98, "yanchor": "top", "font": {"size": 14}},
             "height": height,
             "margin": {"l": 44, "r": 12, "t": 30, "b": 40},
@@ -92,13 +167,13 @@ def wide_axis(update: Callable[..., object], values: Sequence[float], most_ticks
     update(type="log", tickvals=ticks, ticktext=list(map(significant, ticks)), minor={"showgrid": False})
 
 
-def legend_above(figure: go.Figure, order: str = "normal") -> None:
+def legend_above(figure: Drawing, order: str = "normal") -> None:
     """Name the series in a row above the plot, clear of the data; `order` "reversed" where the last is drawn first."""
     row = {"orientation": "h", "x": 1, "xanchor": "right", "y": 1, "yanchor": "bottom", "traceorder": order}
     figure.update_layout(showlegend=True, legend={**row, "font": {"size": SMALL}})
 
 
-def note(figure: go.Figure, text: str, colour: str, x: float | str, y: float, **where: object) -> None:
+def note(figure: Drawing, text: str, colour: str, x: float | str, y: float, **where: object) -> None:
     """A small text in the chart, to the right of and above (x, y) unless `where` has other anchors or references."""
     anchors = {"xanchor": "left", "yanchor": "bottom", **where}
     figure.add_annotation(x=x, y=y, text=text, showarrow=False, font={"color": colour, "size": SMALL}, **anchors)
@@ -109,7 +184,7 @@ def patterned(shape: str, ink: Ink) -> dict[str, object]:
     return {"shape": shape, "size": 5, "fgcolor": ink.text, "fillmode": "overlay", "fgopacity": 0.45}
 
 
-def planned_point(figure: go.Figure, x: float, y: float, text: str, position: str, ink: Ink) -> None:
+def planned_point(figure: Drawing, x: float, y: float, text: str, position: str, ink: Ink) -> None:
     """The dot of the planned load, with `text` at the `position` that plotly's textposition names."""
     figure.add_scatter(
         x=[x],

@@ -6,11 +6,9 @@ import math
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
-import plotly.graph_objects as go
-
 from sizing.fitting import PointError
 from sizing.numbers import percent, significant
-from ui.charts.base import LOG_FROM, SMALL, SYMBOLS, Chart, Ink, figure_of, legend_above, wide_axis
+from ui.charts.base import LOG_FROM, SMALL, SYMBOLS, Chart, Drawing, Ink, figure_of, legend_above, wide_axis
 
 BAND = 0.10
 """Either side of the diagonal."""
@@ -44,7 +42,7 @@ def parity(quantity: Compared, errors: Sequence[PointError], distrusted: frozens
     if not known:
         return None
     figure = figure_of(quantity.title, f"Measured ({quantity.unit})", ink, height=270)
-    figure.update_layout(margin_l=76)
+    figure.update_layout(margin={"l": 76})
     values = [value for m, p, _ in known for value in (m, p)]
     ends = [min(values) * 0.9 if max(values) > LOG_FROM * min(values) else 0.0, max(values) * 1.1]
     ways = {"x": [*ends, *reversed(ends)], "fill": "toself", "fillcolor": ink.band, "hoverinfo": "skip"}
@@ -155,8 +153,8 @@ def agreement(title: str, x_title: str, kinds: Sequence[Pairs], within: float, i
     return Chart(figure, _agreement_in_words(title, apart, within))
 
 
-def _band(figure: go.Figure, within: float, ink: Ink) -> None:
-    figure.add_hrect(y0=-100 * within, y1=100 * within, fillcolor=ink.band, line_width=0, layer="below")
+def _band(figure: Drawing, within: float, ink: Ink) -> None:
+    figure.add_hrect(y0=-100 * within, y1=100 * within, fillcolor=ink.band)
     figure.add_hline(y=0, line={"color": ink.quiet, "width": 1, "dash": "dash"})
     figure.add_annotation(
         x=0,
@@ -170,7 +168,7 @@ def _band(figure: go.Figure, within: float, ink: Ink) -> None:
     )
 
 
-def _wide(figure: go.Figure, values: Sequence[float]) -> None:
+def _wide(figure: Drawing, values: Sequence[float]) -> None:
     """A logarithmic axis over whole decades: the numbers are of all sizes."""
     if values:
         low, high = math.floor(math.log10(min(values))), math.ceil(math.log10(max(values)))

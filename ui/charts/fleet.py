@@ -5,8 +5,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import NamedTuple
 
-import plotly.graph_objects as go
-
 from sizing.analyses.curves import FleetSizes, LengthCell
 from sizing.analyses.daily import HOURS, Daily
 from sizing.memory_use import FREE_PARTS, PARTS, MemoryUse
@@ -16,6 +14,7 @@ from ui.charts.base import (
     LOG_FROM,
     SYMBOLS,
     Chart,
+    Drawing,
     Ink,
     figure_of,
     legend_above,
@@ -40,9 +39,9 @@ def gpus_against_load(
     _band(figure, steps[0].sizes, high_per_s, ink)
     for number, one in enumerate(steps):
         width, dash = 2.5 if number == 0 else 1.5, DASHES[number % len(DASHES)]
-        line = {"color": _colour(number, ink), "width": width, "dash": dash}
+        line = {"color": _colour(number, ink), "width": width, "dash": dash, "shape": "hv"}
         x, y = _to_the_end(one.sizes.rates_per_s, one.sizes.gpus, high_per_s)
-        figure.add_scatter(x=x, y=y, mode="lines", line_shape="hv", name=one.name, line=line, showlegend=True)
+        figure.add_scatter(x=x, y=y, mode="lines", name=one.name, line=line, showlegend=True)
     planned_point(figure, load_per_s, gpus, today, "top left", ink)
     figure.update_traces(hovertemplate="%{x:.4g} requests/s<br>%{y:,} GPUs<extra>%{fullData.name}</extra>")
     figure.update_xaxes(range=[steps[0].sizes.rates_per_s[0], high_per_s])
@@ -60,11 +59,11 @@ def _to_the_end(x: Sequence[float], y: Sequence[int], end: float) -> tuple[list[
     return [*x, end], [*y, y[-1]]
 
 
-def _band(figure: go.Figure, sizes: FleetSizes, high_per_s: float, ink: Ink) -> None:
+def _band(figure: Drawing, sizes: FleetSizes, high_per_s: float, ink: Ink) -> None:
     """The 90 % band as a filled area between two step lines; nothing where its slow end has no answer."""
     if sizes.high is None:
         return
-    thin = {"line": {"color": ink.band, "width": 1}, "mode": "lines", "line_shape": "hv", "showlegend": False}
+    thin = {"line": {"color": ink.band, "width": 1, "shape": "hv"}, "mode": "lines", "showlegend": False}
     for name, gpus, fill in (("90 % band, low", sizes.low, None), ("90 % band, high", sizes.high, "tonexty")):
         x, y = _to_the_end(sizes.rates_per_s, gpus, high_per_s)
         figure.add_scatter(x=x, y=y, name=name, fill=fill, fillcolor=ink.band, **thin)
@@ -144,12 +143,14 @@ def requests_over_lengths(cells: Sequence[LengthCell], isl: float, osl: float, i
             hovertemplate="%{x:,} in<br>%{y:.3g} requests/s per GPU<br>%{customdata}<extra>%{fullData.name}</extra>",
         )
     _rate_axis(figure, [cell.requests_per_s_per_gpu for cell in cells if cell.requests_per_s_per_gpu])
-    figure.update_xaxes(type="log", tickvals=sorted({cell.isl for cell in cells}), tickformat=",", minor_showgrid=False)
+    figure.update_xaxes(
+        type="log", tickvals=sorted({cell.isl for cell in cells}), tickformat=",", minor={"showgrid": False}
+    )
     legend_above(figure)
     return Chart(figure, _cells_in_words(cells, isl, osl))
 
 
-def _rate_axis(figure: go.Figure, values: Sequence[float]) -> None:
+def _rate_axis(figure: Drawing, values: Sequence[float]) -> None:
     if values and max(values) / min(values) > LOG_FROM:
         few = max(values) / min(values) > WIDE
         figure.update_yaxes(type="log", dtick=1 if few else "D2", tickformat=",~g")

@@ -7,7 +7,6 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 import numpy as np
-import plotly.graph_objects as go
 
 from sizing.analyses.curves import LoadCurve, knee_per_s
 from sizing.analyses.inside import Lives
@@ -15,7 +14,19 @@ from sizing.numbers import milliseconds, significant
 from sizing.plans import Fleet
 from sizing.points import Point
 from sizing.workload import Limit, Metric, Seconds, metric_name
-from ui.charts.base import DASHES, LOG_FROM, SMALL, Chart, Ink, figure_of, legend_above, note, patterned, planned_point
+from ui.charts.base import (
+    DASHES,
+    LOG_FROM,
+    SMALL,
+    Chart,
+    Drawing,
+    Ink,
+    figure_of,
+    legend_above,
+    note,
+    patterned,
+    planned_point,
+)
 from ui.words import UNIT, limit_name, sentence_case
 
 
@@ -51,7 +62,7 @@ def _load_in_words(curve: LoadCurve, fleet: Fleet, limit: Limit) -> str:
     )
 
 
-def _limited_axis(figure: go.Figure, values: Sequence[float], limit: float) -> bool:
+def _limited_axis(figure: Drawing, values: Sequence[float], limit: float) -> bool:
     """An axis that shows the limit: what lies far above it is cut off. True when it is logarithmic."""
     low, top = min(values), limit * (1.5 if max(values) > limit else 1.2)
     if top / low > LOG_FROM:
@@ -61,20 +72,20 @@ def _limited_axis(figure: go.Figure, values: Sequence[float], limit: float) -> b
     return False
 
 
-def mark_limit(figure: go.Figure, allowed: float, limit: Limit, log: bool, ink: Ink) -> None:
+def mark_limit(figure: Drawing, allowed: float, limit: Limit, log: bool, ink: Ink) -> None:
     """A dashed line at a limit, `allowed` in the units of the axis, and its name."""
     figure.add_hline(y=allowed, line={"color": ink.limit, "width": 1.5, "dash": "dash"})
     y = math.log10(allowed) if log else allowed  # on a logarithmic axis plotly places lines by value, text by exponent
     note(figure, f"limit {limit.said(limit.limit_s)}", ink.limit, 0, y, xref="paper")
 
 
-def _mark_capacity(figure: go.Figure, capacity_per_s: float, headroom: float, ink: Ink) -> None:
+def _mark_capacity(figure: Drawing, capacity_per_s: float, headroom: float, ink: Ink) -> None:
     figure.add_vline(x=capacity_per_s, line={"color": ink.text, "width": 1, "dash": "dot"}, opacity=0.7)
     text = f"capacity {significant(capacity_per_s)}"
     note(figure, text, ink.text, capacity_per_s, 0, yref="paper", xanchor="right")
     if headroom:
         left = capacity_per_s * (1 - headroom)
-        figure.add_vrect(x0=left, x1=capacity_per_s, fillcolor=ink.band, line_width=0, layer="below")
+        figure.add_vrect(x0=left, x1=capacity_per_s, fillcolor=ink.band)
 
 
 def measured_s(point: Point, limit: Limit) -> float | None:
@@ -89,7 +100,7 @@ def with_measured(chart: Chart, points: Sequence[Point], limit: Limit, ink: Ink)
     if not known:
         return chart
     per_s = UNIT[limit.metric][1]
-    chart.figure.add_scatter(
+    chart.drawing.add_scatter(
         x=[point.load_value for point, _ in known],
         y=[value * per_s for _, value in known],
         mode="markers",
@@ -99,7 +110,7 @@ def with_measured(chart: Chart, points: Sequence[Point], limit: Limit, ink: Ink)
         hovertemplate="%{x:.3g} requests/s<br>%{y:.4g}<br>%{customdata}<extra>%{fullData.name}</extra>",
     )
     several = "points" if len(known) > 1 else "point"
-    return Chart(chart.figure, f"{chart.alt} Marked: {len(known)} {several} measured at offered rates.")
+    return Chart(chart.drawing, f"{chart.alt} Marked: {len(known)} {several} measured at offered rates.")
 
 
 def with_knee(chart: Chart, curve: LoadCurve, ink: Ink) -> Chart:
@@ -107,10 +118,10 @@ def with_knee(chart: Chart, curve: LoadCurve, ink: Ink) -> Chart:
     knee = knee_per_s(curve)
     if knee is None:
         return chart
-    chart.figure.add_vline(x=knee, line={"color": ink.quiet, "width": 1, "dash": "dashdot"})
+    chart.drawing.add_vline(x=knee, line={"color": ink.quiet, "width": 1, "dash": "dashdot"})
     text = f"knee {significant(knee)}"
-    note(chart.figure, text, ink.quiet, knee, 1, yref="paper", xanchor="right", yanchor="top")
-    return Chart(chart.figure, f"{chart.alt} The knee is at {significant(knee)} requests/s per replica.")
+    note(chart.drawing, text, ink.quiet, knee, 1, yref="paper", xanchor="right", yanchor="top")
+    return Chart(chart.drawing, f"{chart.alt} The knee is at {significant(knee)} requests/s per replica.")
 
 
 FAR = 4.0
@@ -149,7 +160,7 @@ def distribution(
     return Chart(figure, _spread_in_words(metric, shares, spreads[0], limit))
 
 
-def _mark_limit_across(figure: go.Figure, limit: Limit, end_s: float, per_s: float, ink: Ink) -> None:
+def _mark_limit_across(figure: Drawing, limit: Limit, end_s: float, per_s: float, ink: Ink) -> None:
     """The limit, and the share that must stay within it; beyond the axis only its name, at the edge."""
     inside = limit.limit_s <= end_s
     if inside:
@@ -260,7 +271,7 @@ def lives_of_requests(lives: Lives, ink: Ink) -> Chart:
     return Chart(figure, lives_in_words(lives))
 
 
-def _bars(figure: go.Figure, name: str, begin: Seconds, length: Seconds, part_s: Seconds, marker: object) -> None:
+def _bars(figure: Drawing, name: str, begin: Seconds, length: Seconds, part_s: Seconds, marker: object) -> None:
     figure.add_bar(
         y=list(range(len(begin))),
         x=list(length),
@@ -273,7 +284,7 @@ def _bars(figure: go.Figure, name: str, begin: Seconds, length: Seconds, part_s:
     )
 
 
-def _crosses(figure: go.Figure, lost: np.ndarray, begin: Seconds, ink: Ink) -> None:
+def _crosses(figure: Drawing, lost: np.ndarray, begin: Seconds, ink: Ink) -> None:
     if len(lost):
         marker = {"symbol": "x", "size": 9, "color": ink.limit}
         figure.add_scatter(x=list(begin[lost]), y=list(lost), mode="markers", name="not served", marker=marker)

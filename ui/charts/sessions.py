@@ -4,11 +4,9 @@ from __future__ import annotations
 
 import math
 
-import plotly.graph_objects as go
-
 from sizing.analyses.session_plan import Seen, SessionLimit, SessionPlan
 from sizing.numbers import milliseconds, percent, significant
-from ui.charts.base import LOG_FROM, Chart, Ink, figure_of, note, planned_point
+from ui.charts.base import LOG_FROM, Chart, Drawing, Ink, figure_of, note, planned_point
 from ui.charts.latency import mark_limit
 
 CHART_PX = 240
@@ -72,7 +70,7 @@ def _later_s(seen: Seen, percentile: float) -> float:
     return value_s if math.isfinite(value_s) else 0.0
 
 
-def _line(figure: go.Figure, found: SessionPlan, values: list[float], hover: str, ink: Ink) -> None:
+def _line(figure: Drawing, found: SessionPlan, values: list[float], hover: str, ink: Ink) -> None:
     figure.add_scatter(
         x=[each.in_flight for each in _steady(found)],
         y=values,
@@ -84,14 +82,14 @@ def _line(figure: go.Figure, found: SessionPlan, values: list[float], hover: str
     figure.update_xaxes(rangemode="tozero")
 
 
-def _mark_cliff(figure: go.Figure, found: SessionPlan, ink: Ink) -> None:
+def _mark_cliff(figure: Drawing, found: SessionPlan, ink: Ink) -> None:
     """A ground from the first load on at which contexts crowd each other out of the cache."""
     cliff, last = found.cliff, _steady(found)[-1]
     if cliff is None:
         return
     start = min(cliff.in_flight, last.in_flight) if not cliff.saturated else last.in_flight
     end = max(last.in_flight, 1.05 * start)
-    figure.add_vrect(x0=start, x1=end, fillcolor=ink.limit, opacity=0.1, line_width=0, layer="below")
+    figure.add_vrect(x0=start, x1=end, fillcolor=ink.limit, opacity=0.1)
     note(figure, "the cache thrashes", ink.limit, start, 0.98, yref="paper", yanchor="top", xanchor="right")
 
 

@@ -7,13 +7,12 @@ from collections.abc import Sequence
 from datetime import UTC, datetime
 
 import numpy as np
-import plotly.graph_objects as go
 
 from sizing.analyses.traced import TracePlan, busiest_rate_per_s
 from sizing.numbers import milliseconds, significant
 from sizing.trace import HOUR_S, Hour, Trace, hours
 from sizing.workload import Limit
-from ui.charts.base import DASHES, LOG_FROM, Chart, Ink, figure_of, legend_above, note
+from ui.charts.base import DASHES, LOG_FROM, Chart, Drawing, Ink, figure_of, legend_above, note
 from ui.charts.latency import mark_limit, time_unit
 from ui.words import UNIT, limit_name
 
@@ -48,7 +47,7 @@ def requests_over_time(trace: Trace, replayed_s: tuple[float, float] | None, ink
     top = float(rates.max())
     if replayed_s:
         ends = _times(trace, replayed_s)
-        figure.add_vrect(x0=ends[0], x1=ends[1], fillcolor=ink.series[1], opacity=0.18, line_width=0, layer="below")
+        figure.add_vrect(x0=ends[0], x1=ends[1], fillcolor=ink.series[1], opacity=0.18)
         note(figure, "replayed", ink.text, ends[0], 1.0, yref="paper", yanchor="top")
     said = _busiest(figure, trace, ink) if trace.span_s > HOUR_S else ""
     figure.update_yaxes(range=[0, 1.4 * top])  # room for the note on the busiest hour
@@ -66,7 +65,7 @@ def stretch_s(span_s: float) -> float:
     return next((each for each in STRETCHES_S if each >= least and span_s <= MOST_POINTS * each), STRETCHES_S[-1])
 
 
-def _busiest(figure: go.Figure, trace: Trace, ink: Ink) -> str:
+def _busiest(figure: Drawing, trace: Trace, ink: Ink) -> str:
     """A line at the mean of the busiest hour, as wide as the hour; and what it says, in words."""
     hour = max(hours(trace), key=lambda each: each.last - each.first)
     rate_per_s = busiest_rate_per_s(trace)
@@ -111,7 +110,7 @@ def lengths_of_requests(trace: Trace, ink: Ink) -> Chart:
             hovertemplate="from %{x:,} tokens: %{y:.3g} %<extra>%{fullData.name}</extra>",
         )
     legend_above(figure)
-    figure.update_xaxes(type="log", dtick=1, tickformat=",", minor_showgrid=False)
+    figure.update_xaxes(type="log", dtick=1, tickformat=",", minor={"showgrid": False})
     figure.update_yaxes(rangemode="tozero")
     return Chart(figure, f"Tokens of a request: {'; '.join(said)}.")
 
@@ -153,7 +152,7 @@ def gpus_by_hour(found: TracePlan, ink: Ink) -> Chart:
     return Chart(figure, f"{words}; the fleet has {fleet.gpus:,}.")
 
 
-def _bars(figure: go.Figure, trace: Trace, of: Sequence[Hour], values: Sequence[float | None], ink: Ink) -> None:
+def _bars(figure: Drawing, trace: Trace, of: Sequence[Hour], values: Sequence[float | None], ink: Ink) -> None:
     """A bar for each hour, as wide as it; hours without requests have none."""
     dated = math.isfinite(trace.began_s)
     width = 1000 * HOUR_S if dated else HOUR_S / time_unit(float(trace.arrival_s[-1]))[1]

@@ -2,13 +2,15 @@
 
     SizingError
     ├── ScenarioError        the question is wrong: a negative rate, an unknown unit, an SLA of 0 s
-    │   └── YamlError        a YAML file cannot be read: file, line and column are named
+    │   ├── YamlError        a YAML file cannot be read: file, line and column are named
+    │   └── RequestTooLong   the longest request never fits in the KV cache of a replica
     ├── PointsError          a points table cannot be used: file, line and column are named
     ├── CatalogueError       an unknown model or GPU (nearest names suggested), or a faulty catalogue file
     ├── FitError             the measured points cannot carry a law
     ├── EstimateUnavailable  no day-zero estimate for this model, GPU, precision and TP
     ├── DoesNotFit           the weights leave no room for the KV cache; carries the missing bytes
     ├── TimeLimitReached     no answer within the time allowed; says what took so long
+    ├── NotComputed          a server's processes gave no answer, whatever the question
     └── NoFeasiblePlan       no configuration meets the SLA; carries every rejection and the nearest miss
 
 Each message is one line that says what was wrong, where, and what to do. The CLI prints it as it is: whatever it
@@ -129,5 +131,13 @@ class DoesNotFit(SizingError):
         self.missing_bytes = missing_bytes
 
 
+class RequestTooLong(ScenarioError):
+    """The longest request never fits in the KV cache of a replica."""
+
+
 class TimeLimitReached(SizingError):
     """No answer within the time that a question may take to compute."""
+
+
+class NotComputed(SizingError):
+    """The processes of a server gave no answer, whatever the question."""

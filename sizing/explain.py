@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from bisect import bisect_left
 from collections.abc import Callable, Iterable, Iterator
+from contextlib import suppress
 from dataclasses import replace
 from functools import lru_cache
 from typing import TypeVar
@@ -13,6 +14,7 @@ import numpy as np
 
 from sizing.edge import BY_FORMULA, BY_SIMULATION, NEAR, Method, SlaMissed, load_response, predict_at, run_at
 from sizing.engine import Replica
+from sizing.errors import RequestTooLong
 from sizing.numbers import gpus
 from sizing.plans import Candidate, Fleet, MeanBased, Rejection
 from sizing.prediction import Caution, Prediction
@@ -155,7 +157,8 @@ def mean_based(question: Question, candidates: Iterable[Candidate]) -> MeanBased
 
     The rule takes percentile limits, and those that goodput judges by, for limits on means, users that wait for each
     other (closed loop) for random arrivals, and keeps neither headroom nor spares; it knows no single gaps, so that a
-    limit on these is one on the mean ITL to it. None when no candidate meets the limits even at one user.
+    limit on these is one on the mean ITL to it. None when no candidate meets the limits even at one user,
+    or none has a KV cache for the longest request.
     """
     rate_per_s = question.workload.rate_per_s
 
@@ -169,13 +172,14 @@ def mean_based(question: Question, candidates: Iterable[Candidate]) -> MeanBased
             break
         if count := fewest(question, candidate):
             counts.append((count[0] * candidate.gpus, place, *count))
-    if not counts:
-        return None
-    *_, replicas, candidate = min(counts, key=lambda count: count[:2])
-    setting = Setting(question.workload, question.sla, question.routing, replicas)
-    load_per_s = rate_per_s / replicas
-    seen = run_at(candidate.replica, setting, load_per_s, SEEN_REQUESTS).prediction(question.sla.within)
-    return MeanBased(replicas * candidate.gpus, replicas, candidate.layout, seen)
+    for *_, replicas, candidate in sorted(counts, key=lambda count: count[:2]):
+        setting = Setting(question.workload, question.sla, question.routing, replicas)
+        with suppress(RequestTooLong):
+            seen = run_at(candidate.replica, setting, rate_per_s / replicas, SEEN_REQUESTS)
+            return MeanBased(
+                replicas * candidate.gpus, replicas, candidate.layout, seen.prediction(question.sla.within)
+            )
+    return None
 
 
 def fewest(question: Question, candidate: Candidate) -> tuple[int, Candidate] | None:

@@ -8,6 +8,7 @@ from dataclasses import replace
 from functools import partial
 
 from sizing.edge import BY_FORMULA, BY_SIMULATION, Method, SlaMissed, capacity_band, least
+from sizing.errors import RequestTooLong
 from sizing.explain import (
     cost_rejection,
     dilution,
@@ -41,11 +42,17 @@ def plan(question: Question, candidates: Sequence[Candidate], rejected: Sequence
     carrying every rejection, when no fleet meets the SLA; ScenarioError if only some GPUs have a price.
     """
     check_priced(question.prices, question.price_per_gpu_hour, (candidate.gpu for candidate in candidates))
-    sized = survey(question, candidates)
+    sized, failed = survey(question, candidates), list[tuple[Candidate, Rejection]]()
     while (best := cheapest(question, sized)) and not best.verified:
-        sized[sized.index(best)] = size(question, best.candidate, BY_SIMULATION)
+        found = size(question, best.candidate, BY_SIMULATION)
+        if isinstance(found, Fleet):
+            sized[sized.index(best)] = found
+        else:
+            failed.append((best.candidate, found))
+            sized = _look_again(question, candidates, sized, failed)
     fleets = sorted((fleet for fleet in sized if isinstance(fleet, Fleet)), key=lambda fleet: cost(question, fleet))
-    left_out = sorted((*(miss for miss in sized if isinstance(miss, Rejection)), *rejected), key=distance_from_sla)
+    misses = [*(miss for miss in sized if isinstance(miss, Rejection)), *(miss for _, miss in failed)]
+    left_out = sorted((*misses, *rejected), key=distance_from_sla)
     if not fleets:
         raise NoFeasiblePlan(f"no configuration meets {question.sla}", tuple(left_out))
     same_gpu = [candidate for candidate in candidates if candidate.gpu == fleets[0].candidate.gpu]
@@ -76,6 +83,23 @@ def survey(question: Question, candidates: Sequence[Candidate]) -> list[Fleet | 
             first_look(partial(size, question, candidate)) if wins else engine_rejection(candidate, faster.engine)
         )
     return sized
+
+
+def _look_again(
+    question: Question,
+    candidates: Sequence[Candidate],
+    sized: Sequence[Fleet | Rejection],
+    failed: Sequence[tuple[Candidate, Rejection]],
+) -> list[Fleet | Rejection]:
+    """What is left once the last of `failed` met the SLA by formula alone: whatever it beat on its GPU may win now."""
+    gpu = failed[-1][0].gpu
+    kept = [each for each in sized if _gpu(each) != gpu or (isinstance(each, Fleet) and each.verified)]
+    known = [candidate for candidate, _ in failed] + [each.candidate for each in kept if isinstance(each, Fleet)]
+    return kept + survey(question, [each for each in candidates if each.gpu == gpu and each not in known])
+
+
+def _gpu(sized: Fleet | Rejection) -> str:
+    return sized.gpu if isinstance(sized, Rejection) else sized.candidate.gpu
 
 
 SCREENED_AT = 32
@@ -128,6 +152,13 @@ def least_working(question: Question, candidate: Candidate) -> int:
 
 def size(question: Question, candidate: Candidate, method: Method) -> Fleet | Rejection:
     """The smallest fleet of one candidate by one method, or the reason for having none."""
+    try:
+        return _sized(question, candidate, method)
+    except RequestTooLong as error:  # of lengths that vary a simulation draws some that are far above their mean
+        return Rejection.of(candidate, "memory", str(error))
+
+
+def _sized(question: Question, candidate: Candidate, method: Method) -> Fleet | Rejection:
     try:
         start = (least_working if method is BY_FORMULA else by_formula)(question, candidate)
         working, capacity_per_s = smallest_fleet(question, lambda s: method.capacity_per_s(candidate.replica, s), start)

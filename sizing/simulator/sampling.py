@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from sizing.engine import Batching, Replica, Speculation
-from sizing.errors import ScenarioError
+from sizing.errors import RequestTooLong, ScenarioError
 from sizing.simulator.state import MAX_REQUESTS, NO_PREFIXES, NOBODY, Requests, compiled, requests_of
 from sizing.workload import Arrivals, Lengths, Prefix, Routing, Seconds, Tokens, Workload
 
@@ -194,7 +194,7 @@ def checked_requests(replica: Replica, isl: Tokens, osl: Tokens, arrival_s: Seco
         osl = np.minimum(osl, rule.max_tokens)
     longest = longest_tokens(rule, isl, osl)
     if longest > rule.kv_tokens:
-        raise ScenarioError(
+        raise RequestTooLong(
             f"a request of {longest} tokens (prompt and output) never fits in a KV cache of "
             f"{rule.kv_tokens} tokens: shorten the lengths or give the cache more memory"
         )

@@ -46,6 +46,20 @@ def test_the_answer_is_the_cheapest_and_simulated() -> None:
     assert plan.answer.gpus == min(fleet.gpus for fleet in plan.fleets)
 
 
+def test_a_candidate_whose_cache_never_holds_the_longest_request_leaves_the_answer_to_the_others() -> None:
+    """Of long-tailed lengths some requests are many times their mean: a small KV cache cannot hold those."""
+    long_tailed = Workload(Lengths(2000, 30, 0.9, 1.9), 10.0)
+    asked = question(workload=long_tailed, sla=Sla(Limit("ttft", 95, 2.0)))
+    small, large = candidate(1), candidate(2, LAW.scaled(2))
+    small = dataclasses.replace(small, replica=Replica(LAW, dataclasses.replace(BATCHING, kv_tokens=25_000)))
+    plan = planner.plan(asked, [small, large])
+    assert plan.answer.candidate is large
+    (left_out,) = plan.rejected
+    assert left_out.kind == "memory" and "never fits in a KV cache of 25000 tokens" in left_out.why
+    with pytest.raises(NoFeasiblePlan):
+        planner.plan(asked, [small])
+
+
 def test_the_fleet_meets_the_sla_and_one_replica_fewer_misses_it() -> None:
     asked = question(rate=60.0, headroom=0.0, spare=0)
     plan = planner.plan(asked, [candidate()])

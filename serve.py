@@ -3,6 +3,7 @@
 Start with: make app, or on a team's server: streamlit run serve.py
 """
 
+import asyncio
 import sys
 import webbrowser
 from collections.abc import AsyncIterator
@@ -16,6 +17,7 @@ from streamlit.web.server.server_util import get_url
 
 from api.routes import routes, workers_as_set_up
 from sizing.errors import ScenarioError
+from ui import computing
 from ui.gate import Gate, most_sessions
 from ui.health import Health
 from ui.login import ReturnToLink
@@ -26,10 +28,12 @@ health = Health()
 @asynccontextmanager
 async def serving(app: st.App) -> AsyncIterator[None]:
     """From start to end; a browser is opened where Streamlit is told that there is one (`server.headless`)."""
+    computing.use(workers, asyncio.get_running_loop())
     async with health.while_serving(app):
         if not st.get_option("server.headless"):
             await to_thread.run_sync(webbrowser.open, get_url("localhost"))
         yield
+    computing.stop_using()
     workers.end()
 
 

@@ -189,12 +189,10 @@ async def answer(question: Question, workers: Workers) -> bytes:
         found = await workers.answer(question)
     except TimeLimitReached as error:
         raise Problem(422, "time-limit", "The question takes too long", one_line(str(error))) from None
-    except Full:
-        line = "too many questions are under way: try again in a few seconds"
-        raise Problem(503, "full", "The server is full", line) from None
-    except Lost:
-        line = "the process that computed the answer died, twice: too little memory? Ask for less at once"
-        raise Problem(500, "lost", "The answer is lost", line) from None
+    except Full as error:
+        raise Problem(503, "full", "The server is full", str(error)) from None
+    except Lost as error:
+        raise Problem(500, "lost", "The answer is lost", str(error)) from None
     if isinstance(found, Refused):
         raise Problem(422, found.part, "The question cannot be answered", found.line)
     assert isinstance(found, bytes)

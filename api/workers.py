@@ -8,6 +8,7 @@ lowest levels of a multilevel feedback queue; Corbato, Merwin-Daggett, Daley 196
 from __future__ import annotations
 
 import asyncio
+import gc
 import os
 import threading
 import time
@@ -18,7 +19,7 @@ from typing import Any, Protocol
 
 from joblib.externals.loky.process_executor import ProcessPoolExecutor, TerminatedWorkerError
 
-from sizing.errors import TimeLimitReached
+from sizing.errors import NotComputed, TimeLimitReached
 
 QUICK_S = 2.0
 """CPU seconds of a question in the quick lane: most answers take less, once a process is warm."""
@@ -39,12 +40,18 @@ class Job(Hashable, Protocol):
         """The answer; raises TimeLimitReached if it takes more than `limit_s` seconds of CPU."""
 
 
-class Full(Exception):
+class Full(NotComputed):
     """Too many questions are under way."""
 
+    def __init__(self) -> None:
+        super().__init__("too many questions are under way: try again in a few seconds")
 
-class Lost(Exception):
+
+class Lost(NotComputed):
     """The process of a question died, every time."""
+
+    def __init__(self) -> None:
+        super().__init__("the process that computed the answer died, twice: too little memory? Ask for less at once")
 
 
 def end_with(parent: int) -> None:
@@ -83,10 +90,10 @@ class Process:
             self.end()
             raise Lost from None
 
-    def end(self) -> None:
-        """End it, whatever it does."""
+    def end(self, *, wait: bool = False) -> None:
+        """End it, whatever it does; with `wait` it is gone on return."""
         if self._pool is not None:
-            self._pool.shutdown(wait=False, kill_workers=True)
+            self._pool.shutdown(wait=wait, kill_workers=True)
             self._pool = None
 
 
@@ -102,13 +109,13 @@ class Workers:
     """Answers jobs in `processes` processes, each job within `limit_s` seconds of CPU.
 
     Of several who ask the same, one is computed for, and it is given up when the last of them leaves. The slow lane
-    never takes the last process, if there are several. To be used from one event loop.
+    never takes the last process, if there are several. To be used from one event loop. `processes`: those that compute.
     """
 
     def __init__(self, processes: int, limit_s: float, quick_s: float = QUICK_S) -> None:
         self.limit_s, self.quick_s = limit_s, min(quick_s, limit_s)
-        self._processes = [Process() for _ in range(processes)]
-        self._idle = list(self._processes)
+        self.processes = [Process() for _ in range(processes)]
+        self._idle = list(self.processes)
         self._free = asyncio.Semaphore(processes)
         self._slow = asyncio.Semaphore(max(1, processes - 1))
         self._under_way: dict[Job, UnderWay] = {}
@@ -161,6 +168,7 @@ class Workers:
         raise AssertionError
 
     def end(self) -> None:
-        """End all processes."""
-        for process in self._processes:
-            process.end()
+        """End all processes, and give back their semaphores, of which loky complains where the server ends by signal."""
+        for process in self.processes:
+            process.end(wait=True)
+        gc.collect()

@@ -132,6 +132,11 @@ def keep(model: Model) -> Model:
     return model
 
 
+def own(name: str) -> Model | None:
+    """The model of that id that was kept in this process."""
+    return _own.get(name)
+
+
 def gpu(name: str) -> Gpu:
     """The GPU of that name, in any letter case; else CatalogueError with the nearest names.
 

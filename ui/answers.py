@@ -20,7 +20,7 @@ from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from threading import Lock
-from typing import Literal, NamedTuple, TypeVar, cast
+from typing import Literal, NamedTuple, cast
 from urllib.parse import urlencode
 from weakref import WeakSet
 
@@ -32,41 +32,35 @@ from pyarrow import parquet
 from calibration.errors import CalibrationError
 from calibration.incoming import Upload, preview
 from calibration.store import DATABASE_VARIABLE, LIVE, Run, Store
-from sizing import catalog, planner
+from sizing import catalog
 from sizing.analyses.curves import (
     FleetSizes,
     LengthCell,
     LoadCurve,
     SpeedCurve,
     fleet_sizes,
-    length_grid,
     load_curve,
-    sla_use,
-    speed_curve,
 )
 from sizing.analyses.daily import Daily, gpus_by_hour
-from sizing.analyses.existing import Existing, best_first
 from sizing.analyses.next_level import LevelChoice, Option, Stop, choose
-from sizing.analyses.pools import Pools, pools_of
-from sizing.analyses.relax import Relaxation, Together, relaxations, together
+from sizing.analyses.pools import Pools
 from sizing.analyses.sensitivity import GoodputPrice, goodput_prices, sensitivities
 from sizing.analyses.session_plan import SessionLimit, SessionLoad, SessionPlan, plan_sessions, session_question
 from sizing.analyses.traced import TracePlan, busiest_rate_per_s, class_slas, lengths_of, peak_factor, plan_trace
 from sizing.analyses.verification import Verification, verification
 from sizing.budget import checkpoint
-from sizing.candidates import Choice, Found, catalogued, find, from_fit, law_of
+from sizing.candidates import Choice, catalogued
 from sizing.edge import predict_at
 from sizing.engine import engine_named
-from sizing.errors import CatalogueError, FitError, ScenarioError, SizingError, TimeLimitReached
+from sizing.errors import ScenarioError, SizingError
 from sizing.estimate import ENGINES
-from sizing.explain import distance_from_sla
 from sizing.fitting import Fit
 from sizing.fitting.result import CoveredRange
 from sizing.layout import layouts
 from sizing.memory_use import Misfit, elsewhere, misfits
 from sizing.numbers import percent, significant
 from sizing.places import resource
-from sizing.plans import Candidate, Fleet, NoFeasiblePlan, Plan, Rejection
+from sizing.plans import Candidate, Fleet, Plan, Rejection
 from sizing.points import Deployment, Point, read_points
 from sizing.prediction import Prediction
 from sizing.question import Question
@@ -76,7 +70,8 @@ from sizing.report.write import WRITERS, file_name, render
 from sizing.trace import DAY_S, Trace, TraceError, merged
 from sizing.trace_files import FORMATS, read_trace_noted
 from sizing.workload import Lengths, Prefix, Sla, Workload
-from ui import link
+from ui import computing, link
+from ui.computing import Carried, Measured, Outcome, Ways, answered, computed, found_for
 from ui.link import PREFIX, Stamp
 from ui.scenario import Scenario, example_trace
 from ui.visit import Recorded, remembered, visit
@@ -87,25 +82,6 @@ ESTIMATES = (resource("data/catalog"), resource("data/laws"))
 DATE = re.compile(r"\d{4}-\d\d-\d\d")
 NEW_POINTS_WITHIN_S = 10
 """New points in the store become visible after at most this long."""
-
-
-@dataclass(frozen=True, slots=True)
-class Measured:
-    """The available points and their digest, the key of every cache; `problems` are sources that cannot be read."""
-
-    points: tuple[Point, ...]
-    digest: str
-    problems: tuple[str, ...]
-
-
-@dataclass(frozen=True, slots=True)
-class Outcome:
-    """An answered question: a plan, or the reason in a few words (`title`), in a line, and row by row."""
-
-    plan: Plan | None
-    title: str = ""
-    reason: str = ""
-    rejected: tuple[Rejection, ...] = ()
 
 
 def measured_points() -> Measured:
@@ -138,7 +114,7 @@ def outcome(scenario: Scenario) -> Outcome:
     """The plan of a scenario, or why there is none. Never raises on user input."""
     have = points_for(scenario)
     nothing = nothing_to_choose_from(scenario, have)
-    return nothing or answered(lambda: _outcome(scenario.question, scenario.choice, have.digest, have.points), Outcome)
+    return nothing or answered(lambda: _outcome(scenario.question, scenario.choice, have.digest, have), Outcome)
 
 
 def points_for(scenario: Scenario) -> Measured:
@@ -154,33 +130,10 @@ def nothing_to_choose_from(scenario: Scenario, have: Measured) -> Outcome | None
     return Outcome(None, "Choose a GPU or measure one", reason)
 
 
-@st.cache_data(max_entries=256, show_spinner=False)
-def _outcome(question: Question, choice: Choice, digest: str, _points: Sequence[Point]) -> Outcome:
-    def plan() -> Outcome:
-        found, left_out = found_among(question.model, question.workload.lengths, choice, digest, _points)
-        return Outcome(planner.plan(question, found, left_out))
-
-    return answered(plan, Outcome)
-
-
-Answer = TypeVar("Answer")
-
-
-def answered(ask: Callable[[], Answer], no: Callable[..., Answer]) -> Answer:
-    """What `ask` answers; where it raises, `no(None, title, reason, rejected)` says why in words for the page.
-
-    Lets TimeLimitReached through: the caller reports it, and it must not be cached.
-    """
-    try:
-        return ask()
-    except TimeLimitReached:
-        raise
-    except NoFeasiblePlan as error:
-        return no(None, _title(error.rejected), str(error), error.rejected)
-    except CatalogueError as error:
-        return no(None, "A name in this question is not known", str(error), ())
-    except SizingError as error:
-        return no(None, "This question has no answer yet", str(error), ())
+@st.cache_resource(max_entries=256, show_spinner=False)
+def _outcome(question: Question, choice: Choice, digest: str, _have: Measured) -> Outcome:
+    arguments = question, choice, _have
+    return computed(computing.outcome, *arguments, key=arguments, model=question.model)
 
 
 def stamp(scenario: Scenario) -> Stamp:
@@ -207,23 +160,6 @@ def _estimates_digest() -> bytes:
     return sha.digest()
 
 
-@st.cache_resource(max_entries=64, show_spinner=False)
-def found_among(model: str, lengths: Lengths, choice: Choice, digest: str, _points: Sequence[Point]) -> Found:
-    """Cached because candidates do not depend on load and SLA, and finding them takes longer than planning."""
-    return find(model, lengths, choice, _points)
-
-
-def _title(rejected: Sequence[Rejection]) -> str:
-    kinds = {rejection.kind for rejection in rejected}
-    if kinds == {"memory"}:
-        return "The model does not fit on these GPUs"
-    if "too_few" in kinds and "sla" not in kinds:
-        return "These GPUs are too few"
-    if kinds == {"no_data"}:
-        return "There is no data for these configurations"
-    return "No configuration meets this SLA"
-
-
 def fitted(points: Sequence[Point]) -> Fit | str:
     """The law fitted to points, all of one deployment, or why there is none."""
     return _fitted(digest(points), points)
@@ -231,10 +167,8 @@ def fitted(points: Sequence[Point]) -> Fit | str:
 
 @st.cache_resource(max_entries=64, show_spinner=False)
 def _fitted(digest: str, _points: Sequence[Point]) -> Fit | str:
-    try:
-        return law_of(tuple(_points))
-    except FitError as error:
-        return str(error)
+    model = _points[0].model if _points else ""
+    return computed(computing.fitted, tuple(_points), key=(digest,), model=model)
 
 
 def digest(points: Sequence[Point]) -> str:
@@ -413,24 +347,22 @@ def curve(scenario: Scenario, name: str, fleet: Fleet) -> LoadCurve:
     return _curve(scenario.question, scenario.choice, points_for(scenario).digest, name, fleet)
 
 
-@st.cache_data(max_entries=256, show_spinner=False)
+@st.cache_resource(max_entries=256, show_spinner=False)
 def _curve(question: Question, choice: Choice, digest: str, name: str, _fleet: Fleet) -> LoadCurve:
-    return load_curve(question, _fleet)
+    key = question, choice, digest, name
+    return computed(load_curve, question, _fleet, key=key, model=question.model)
 
 
 def pools(scenario: Scenario) -> Pools | Rejection | str:
     """Prefill and decode in two pools, of the scenario's candidates; or why there are none."""
-    points = points_for(scenario)
-    return _pools(scenario.question, scenario.choice, points.digest, points.points)
+    have = points_for(scenario)
+    return _pools(scenario.question, scenario.choice, have.digest, have)
 
 
 @st.cache_data(max_entries=64, show_spinner=False)
-def _pools(question: Question, choice: Choice, digest: str, _points: Sequence[Point]) -> Pools | Rejection | str:
-    try:
-        found, _ = found_among(question.model, question.workload.lengths, choice, digest, _points)
-        return pools_of(question, found) if found else "no configuration can be estimated"
-    except SizingError as error:
-        return str(error)
+def _pools(question: Question, choice: Choice, digest: str, _have: Measured) -> Pools | Rejection | str:
+    arguments = question, choice, _have
+    return computed(computing.pools, *arguments, key=arguments, model=question.model)
 
 
 def answer_from(points: Sequence[Point], question: Question) -> Outcome:
@@ -440,11 +372,7 @@ def answer_from(points: Sequence[Point], question: Question) -> Outcome:
 
 @st.cache_data(max_entries=64, show_spinner=False)
 def _answer_from(question: Question, digest: str, _points: Sequence[Point]) -> Outcome:
-    def plan() -> Outcome:
-        found = from_fit(law_of(tuple(_points)), question.workload.lengths, _points)
-        return Outcome(planner.plan(question, [found]))
-
-    return answered(plan, Outcome)
+    return computed(computing.outcome_of, tuple(_points), question, key=(question, digest), model=question.model)
 
 
 def verified(scenario: Scenario, plan: Plan) -> Verification | None:
@@ -476,31 +404,24 @@ def sizes(scenario: Scenario, name: str, fleet: Fleet, low_per_s: float, high_pe
 def _sizes(
     scenario: Scenario, digest: str, name: str, _fleet: Fleet, low_per_s: float, high_per_s: float
 ) -> FleetSizes:
-    return fleet_sizes(scenario.question, _fleet, low_per_s, high_per_s)
+    arguments = scenario.question, _fleet, low_per_s, high_per_s
+    key = scenario, digest, name, low_per_s, high_per_s
+    return computed(fleet_sizes, *arguments, key=key, model=scenario.model)
 
 
 def speeds(scenario: Scenario, plan: Plan | None) -> list[SpeedCurve]:
     """Every candidate of the scenario at rising load, including those that miss the SLA; none without a question."""
     have = points_for(scenario)
-    return _speeds(scenario, have.digest, have.points, plan)
+    return _speeds(scenario, have.digest, have, plan)
 
 
 @st.cache_data(max_entries=64, show_spinner=False)
-def _speeds(scenario: Scenario, digest: str, _points: Sequence[Point], _plan: Plan | None) -> list[SpeedCurve]:
-    try:
-        # Computed once for the plan and cached: fitting the points again would take seconds.
-        found, _ = found_among(scenario.model, scenario.lengths, scenario.choice, digest, _points)
-        question = scenario.question
-    except TimeLimitReached:
-        raise
-    except SizingError:
+def _speeds(scenario: Scenario, digest: str, _have: Measured, _plan: Plan | None) -> list[SpeedCurve]:
+    question = _question(scenario)
+    if question is None:
         return []
-    known = {_key(fleet.candidate): fleet.capacity_per_s for fleet in _plan.fleets} if _plan else {}
-    return [speed_curve(question, each, known.get(_key(each))) for each in found]
-
-
-def _key(candidate: Candidate) -> tuple[str, str]:
-    return candidate.label, candidate.source
+    key = question, scenario.choice, _have
+    return computed(computing.speeds, *key, _plan, key=key, model=question.model)
 
 
 def lengths(scenario: Scenario, name: str, fleet: Fleet) -> tuple[LengthCell, ...]:
@@ -514,7 +435,12 @@ def _lengths(
     scenario: Scenario, digest: str, name: str, _fleet: Fleet, _points: Sequence[Point]
 ) -> tuple[LengthCell, ...]:
     covered = coverage(_fleet.candidate, _points)
-    return length_grid(scenario.question, _fleet, lambda asked: covered is not None and covered.covers(asked, 1))
+    return computed(
+        computing.over_lengths,
+        *(scenario.question, _fleet, covered),
+        key=(scenario, digest, name),
+        model=scenario.model,
+    )
 
 
 def coverage(candidate: Candidate, points: Sequence[Point]) -> CoveredRange | None:
@@ -607,28 +533,11 @@ def small_curves(scenario: Scenario, plan: Plan) -> dict[str, tuple[float, ...]]
 
 @st.cache_data(max_entries=256, show_spinner=False)
 def _small_curves(scenario: Scenario, digest: str, _plan: Plan) -> dict[str, tuple[float, ...]]:
-    return {name: sla_use(scenario.question, fleet) for name, fleet in ranked(_plan).items()}
+    key = scenario, digest
+    return computed(computing.sla_uses, scenario.question, ranked(_plan), key=key, model=scenario.model)
 
 
 # --- Cached queries of the Size page alone: relaxations, what fits, what a fleet carries, a day's GPUs
-
-
-@dataclass(frozen=True, slots=True)
-class Carried:
-    """What an existing fleet carries: the best configuration first, or the reason why it carries nothing."""
-
-    fleets: tuple[Existing, ...] | None
-    title: str = ""
-    reason: str = ""
-    rejected: tuple[Rejection, ...] = ()
-
-
-@dataclass(frozen=True, slots=True)
-class Ways:
-    """Ways to meet an SLA that nothing meets: each limit relaxed alone, and all that the nearest candidate misses."""
-
-    alone: tuple[Relaxation, ...]
-    together: Together | None
 
 
 def carried(scenario: Scenario) -> Carried:
@@ -637,7 +546,7 @@ def carried(scenario: Scenario) -> Carried:
     if nothing := nothing_to_choose_from(scenario, have):
         return Carried(None, nothing.title, nothing.reason)
     return answered(
-        lambda: _carried(_at_no_rate(scenario), scenario.fleet_gpus, scenario.choice, have.digest, have.points), Carried
+        lambda: _carried(_at_no_rate(scenario), scenario.fleet_gpus, scenario.choice, have.digest, have), Carried
     )
 
 
@@ -647,28 +556,21 @@ def _at_no_rate(scenario: Scenario) -> Question:
 
 
 @st.cache_data(max_entries=128, show_spinner=False)
-def _carried(question: Question, gpus: int, choice: Choice, digest: str, _points: Sequence[Point]) -> Carried:
-    def ask() -> Carried:
-        found, left_out = found_among(question.model, question.workload.lengths, choice, digest, _points)
-        fleets, rejected = best_first(question, found, gpus)
-        rejected = sorted([*rejected, *left_out], key=distance_from_sla)
-        if not fleets:
-            raise NoFeasiblePlan(f"{gpus} GPUs carry no load under {question.sla}", tuple(rejected))
-        return Carried(tuple(fleets), rejected=tuple(rejected))
-
-    return answered(ask, Carried)
+def _carried(question: Question, gpus: int, choice: Choice, digest: str, _have: Measured) -> Carried:
+    arguments = question, gpus, choice, _have
+    return computed(computing.carried, *arguments, key=arguments, model=question.model)
 
 
 def ways_out(scenario: Scenario) -> Ways:
     """Ways to meet the SLA, for a scenario whose candidates all miss it."""
     have = points_for(scenario)
-    return _ways_out(_at_no_rate(scenario), scenario.choice, have.digest, have.points)
+    return _ways_out(_at_no_rate(scenario), scenario.choice, have.digest, have)
 
 
 @st.cache_data(max_entries=64, show_spinner=False)
-def _ways_out(question: Question, choice: Choice, digest: str, _points: Sequence[Point]) -> Ways:
-    found, _ = found_among(question.model, question.workload.lengths, choice, digest, _points)
-    return Ways(relaxations(question, found), together(question, found))
+def _ways_out(question: Question, choice: Choice, digest: str, _have: Measured) -> Ways:
+    arguments = question, choice, _have
+    return computed(computing.ways_out, *arguments, key=arguments, model=question.model)
 
 
 @st.cache_data(max_entries=64, show_spinner=False)
@@ -690,7 +592,8 @@ def day_of(scenario: Scenario, plan: Plan) -> Daily:
 
 @st.cache_data(max_entries=128, show_spinner=False)
 def _day(question: Question, choice: Choice, digest: str, rates_per_s: tuple[float, ...], _plan: Plan) -> Daily:
-    return gpus_by_hour(_plan.question, _plan.answer, rates_per_s)
+    key = question, choice, digest, rates_per_s
+    return computed(gpus_by_hour, _plan.question, _plan.answer, rates_per_s, key=key, model=question.model)
 
 
 def goodput_prices_of(scenario: Scenario, plan: Plan) -> tuple[GoodputPrice, ...]:
@@ -700,7 +603,8 @@ def goodput_prices_of(scenario: Scenario, plan: Plan) -> tuple[GoodputPrice, ...
 
 @st.cache_data(max_entries=64, show_spinner=False)
 def _goodput_prices(question: Question, choice: Choice, digest: str, _plan: Plan) -> tuple[GoodputPrice, ...]:
-    return goodput_prices(_plan.question, _plan.answer.candidate)
+    key = question, choice, digest
+    return computed(goodput_prices, _plan.question, _plan.answer.candidate, key=key, model=question.model)
 
 
 # --- Recorded traffic: what a visitor brings, and the fleets that serve it
@@ -864,7 +768,7 @@ def traced(scenario: Scenario, part: Part, trace: Trace, progress: Callable[[str
 
     def plan() -> Traced:
         question = question_of(asked, trace)
-        found = found_among(question.model, question.workload.lengths, asked.choice, have.digest, have.points)
+        found = found_for(question, asked.choice, have)
         slas = class_slas(trace, question.sla, part.limits)
         return Traced(plan_trace(question, trace, *found, slas=slas, progress=progress))
 
@@ -907,7 +811,7 @@ def for_sessions(
         sla = Sla(asked.ttft, asked.itl, asked.e2e, *limits)
         terms = {name: getattr(asked, name) for name in ("headroom", "spare", "price_per_gpu_hour")}
         question, turns = session_question(asked.model, load, sla, **terms)
-        found = found_among(question.model, question.workload.lengths, asked.choice, have.digest, have.points)
+        found = found_for(question, asked.choice, have)
         return ForSessions(plan_sessions(question, load, turns, *found, progress=progress))
 
     key = (load, limits, asked, have.digest)

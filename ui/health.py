@@ -15,10 +15,9 @@ from starlette.responses import JSONResponse
 
 from calibration.errors import StoreError
 from calibration.store import Store
-from sizing import catalog, planner
-from sizing.candidates import find
-from sizing.errors import CatalogueError, SizingError
-from ui.scenario import Scenario
+from sizing import catalog
+from sizing.errors import CatalogueError
+from ui.computing import first_answers
 
 WITHIN_S = 4.0
 """A part that takes longer has failed. Probes must wait longer than this."""
@@ -56,7 +55,7 @@ class Health:
 
     async def _answer_once(self) -> None:
         try:
-            self._planner = await to_thread.run_sync(first_answer, abandon_on_cancel=True)
+            self._planner = await to_thread.run_sync(first_answers, abandon_on_cancel=True)
         finally:
             _first_is_given.set()
 
@@ -114,13 +113,3 @@ def _look() -> Verdict:
     except StoreError:
         verdict["store"] = "not reachable"
     return verdict
-
-
-def first_answer() -> str:
-    """Answer the first screen's question from estimates alone, which loads all that was compiled."""
-    first = Scenario()
-    try:
-        planner.plan(first.question, *find(first.model, first.lengths, first.choice, ()))
-    except SizingError:
-        return "no answer"
-    return "ok"

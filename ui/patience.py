@@ -9,7 +9,7 @@ from contextlib import contextmanager
 import streamlit as st
 
 from sizing.budget import within
-from sizing.errors import ScenarioError, TimeLimitReached
+from sizing.errors import NotComputed, ScenarioError, TimeLimitReached
 from ui.words import plain, sentence_case
 
 LIMIT_VARIABLE = "SIZING_TIME_LIMIT_S"
@@ -30,6 +30,9 @@ def while_wanted() -> Iterator[None]:
             yield
     except TimeLimitReached as error:
         tell(error)
+    except NotComputed as error:
+        st.title("This question was not computed", anchor=False)
+        st.markdown(plain(sentence_case(str(error))))
 
 
 def tell(error: TimeLimitReached) -> None:

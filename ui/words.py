@@ -14,7 +14,7 @@ from sizing.workload import Limit, Limited
 from ui.scenario import Scenario
 
 if TYPE_CHECKING:
-    from ui.answers import Outcome  # loads the planner; the gate needs words before it
+    from ui.computing import Outcome  # loads the planner; the gate needs words before it
 
 MARKDOWN = re.compile(r"([\\`*_{}\[\]()<>#+\-.!|~$:&^=@/])")
 """Signs that Streamlit's markdown gives a meaning: emphasis, links, HTML, tables, LaTeX, icons and directives."""

@@ -18,7 +18,7 @@ from streamlit.testing.v1 import AppTest
 from calibration.store import DATABASE_VARIABLE, Store
 from sizing import catalog, planner
 from sizing.errors import CatalogueError, ScenarioError
-from ui import health
+from ui import computing, health
 from ui.health import Health
 
 WELL = {"planner": "ok", "catalogue": "ok", "store": "ok"}
@@ -28,7 +28,7 @@ WELL = {"planner": "ok", "catalogue": "ok", "store": "ok"}
 def probe(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
     """GET of the endpoint of a server whose first question is answered by nobody: its turn comes in another test."""
     monkeypatch.setattr(planner, "plan", lambda *_: None)
-    monkeypatch.setattr(health, "find", lambda *_: ((), ()))
+    monkeypatch.setattr(computing, "find", lambda *_: ((), ()))
     monkeypatch.setattr(health, "HOLDS_FOR_S", 0.0)
     server = Health()
     routes = [Route("/healthz", server.respond)]
@@ -92,13 +92,13 @@ def test_until_the_first_answer_the_server_is_starting(monkeypatch: pytest.Monke
 
 
 def test_the_first_question_is_really_answered(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert health.first_answer() == "ok"
+    assert computing.first_answer() == "ok"
 
     def refuse(*_: object) -> None:
         raise ScenarioError("no")
 
     monkeypatch.setattr(planner, "plan", refuse)
-    assert health.first_answer() == "no answer"
+    assert computing.first_answer() == "no answer"
 
 
 def test_a_slow_first_answer_is_announced_and_its_end_too(
@@ -106,7 +106,7 @@ def test_a_slow_first_answer_is_announced_and_its_end_too(
 ) -> None:
     compiled = threading.Event()
     monkeypatch.setattr(health, "SAID_AFTER_S", 0.0)
-    monkeypatch.setattr(health, "first_answer", lambda: compiled.wait(60) and "ok")
+    monkeypatch.setattr(health, "first_answers", lambda: compiled.wait(60) and "ok")
     server = Health()
     routes = [Route("/healthz", server.respond)]
     with TestClient(Starlette(routes=routes, lifespan=server.while_serving)) as client:
@@ -126,7 +126,7 @@ def test_a_quick_first_answer_is_not_announced(probe: Any, capsys: pytest.Captur
 
 def test_a_server_that_stops_before_its_first_answer_keeps_no_page_waiting(monkeypatch: pytest.MonkeyPatch) -> None:
     stopped = threading.Event()
-    monkeypatch.setattr(health, "first_answer", lambda: stopped.wait(60) and "ok")
+    monkeypatch.setattr(health, "first_answers", lambda: stopped.wait(60) and "ok")
     with TestClient(Starlette(lifespan=Health().while_serving)):
         assert not health.has_first_answer()
     assert health.has_first_answer()

@@ -22,7 +22,8 @@ from sizing.report.write import WRITERS
 from sizing.workload import Limit
 from tests.app.conftest import ONE, open_query, query_of, text_of
 from ui import answers, link
-from ui.answers import Outcome, ways_out
+from ui.answers import ways_out
+from ui.computing import Outcome
 from ui.scenario import Scenario
 
 Open = Callable[..., AppTest]

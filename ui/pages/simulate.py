@@ -12,8 +12,8 @@ from sizing.plans import Fleet, Plan
 from sizing.simulator import Simulated
 from sizing.workload import Limit
 from ui import answers
-from ui.answers import Outcome
 from ui.charts.latency import time_unit
+from ui.computing import Outcome
 from ui.link import PREFIX
 from ui.look import basis_line, card
 from ui.scenario import Scenario

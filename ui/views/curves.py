@@ -25,10 +25,11 @@ from sizing.points import Point
 from sizing.question import RATE
 from sizing.workload import Limit
 from ui import answers
-from ui.answers import Outcome, named
+from ui.answers import named
 from ui.charts.fleet import GIB, FleetSteps, gpus_against_load, memory_per_gpu, requests_over_lengths
 from ui.charts.interactivity import Spot, front_of, spot_of, spots_of, throughput_against_interactivity
 from ui.charts.latency import latency_against_load, measured_s, with_knee, with_measured
+from ui.computing import Outcome
 from ui.look import basis_line, data_behind, ink, show
 from ui.scenario import Scenario
 from ui.visit import chosen

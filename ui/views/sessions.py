@@ -23,6 +23,7 @@ from sizing.text import SESSION_ROUTING, as_json, sessions_lines
 from sizing.workload import PERCENTILES, Sessions
 from ui import answers
 from ui.charts.sessions import hit_rate_over_load, later_ttft_over_load
+from ui.computing import Outcome
 from ui.link import PREFIX
 from ui.look import card, data_behind, ink, show
 from ui.scenario import CHATS, Scenario
@@ -213,7 +214,7 @@ USUAL_RUNS = 12
 def show_none(found: answers.ForSessions, scenario: Scenario) -> None:
     """Why no fleet serves the sessions."""
     tell_unreadable(answers.measured_points().problems)
-    tell(scenario, answers.Outcome(None, found.title, found.reason, found.rejected))
+    tell(scenario, Outcome(None, found.title, found.reason, found.rejected))
     widen(scenario)
     if found.rejected:
         left_out(found.rejected, expanded=True)

@@ -25,6 +25,7 @@ from sizing.trace_files import FORMATS
 from ui import answers
 from ui.answers import EXAMPLE, MOST_UPLOAD_BYTES, Part
 from ui.charts.traced import gpus_by_hour, lengths_of_requests, limit_by_hour, requests_over_time
+from ui.computing import Outcome
 from ui.link import PREFIX
 from ui.look import data_behind, ink, show
 from ui.scenario import Scenario
@@ -308,7 +309,7 @@ def replayed(scenario: Scenario, part: Part, trace: Trace) -> answers.Traced:
 def show_none(found: answers.Traced, scenario: Scenario) -> None:
     """Why no fleet serves the trace."""
     tell_unreadable(answers.measured_points().problems)
-    tell(scenario, answers.Outcome(None, found.title, found.reason, found.rejected))
+    tell(scenario, Outcome(None, found.title, found.reason, found.rejected))
     widen(scenario)
     if found.rejected:
         left_out(found.rejected, expanded=True)

@@ -154,14 +154,15 @@ async def all_visit(addresses: Sequence[str], viewers: int, seconds: float, paus
 
 @dataclass(frozen=True, slots=True)
 class Needs:
-    """What the servers have needed so far, all processes together."""
+    """What the servers have needed so far, all processes together, those that compute for them included."""
 
     memory_bytes: int
     cpu_s: float
 
     @classmethod
     def of(cls, servers: Sequence[Server]) -> Needs:
-        processes = [psutil.Process(server.process.pid) for server in servers]
+        own = [psutil.Process(server.process.pid) for server in servers]
+        processes = [each for one in own for each in (one, *one.children(recursive=True))]
         cpu_s = sum(sum(process.cpu_times()[:2]) for process in processes)
         return cls(sum(process.memory_info().rss for process in processes), cpu_s)
 

@@ -1,0 +1,281 @@
+"""What the pages compute of a question, free of Streamlit: in the processes that serve.py starts, else in this one."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import Future, wait
+from dataclasses import dataclass, field
+from functools import lru_cache
+from typing import Any, NamedTuple, Protocol, TypeVar, cast
+
+from sizing import catalog, planner
+from sizing.analyses.curves import LengthCell, SpeedCurve, length_grid, sla_use, speed_curve
+from sizing.analyses.existing import Existing, best_first
+from sizing.analyses.pools import Pools, pools_of
+from sizing.analyses.relax import Relaxation, Together, relaxations, together
+from sizing.budget import checkpoint, within
+from sizing.candidates import Choice, Found, find, from_fit, law_of
+from sizing.errors import CatalogueError, FitError, NotComputed, SizingError, TimeLimitReached
+from sizing.explain import distance_from_sla
+from sizing.fitting import Fit
+from sizing.fitting.result import CoveredRange
+from sizing.plans import Candidate, Fleet, NoFeasiblePlan, Plan, Rejection
+from sizing.points import Point
+from sizing.question import Question
+from sizing.workload import Lengths
+from ui.scenario import Scenario
+
+LOOK_EVERY_S = 0.25
+"""Between two looks whether the visitor still waits, while another process computes."""
+
+
+@dataclass(frozen=True, slots=True)
+class Measured:
+    """The available points and their digest, which stands for them; `problems` are sources that cannot be read."""
+
+    points: tuple[Point, ...] = field(compare=False)
+    digest: str
+    problems: tuple[str, ...] = field(default=(), compare=False)
+
+
+@dataclass(frozen=True, slots=True)
+class Computation:
+    """`function` of `arguments`, for which `key` stands. `model`: one that a visitor brought, which the process that
+    computes may not know."""
+
+    function: Callable[..., Any]
+    key: tuple[Any, ...]
+    arguments: tuple[Any, ...] = field(compare=False)
+    model: catalog.Model | None = field(default=None, compare=False)
+
+    def answer(self, limit_s: float) -> Any:
+        """What the function returns. Raises TimeLimitReached beyond so many seconds of CPU; 0 = no limit."""
+        if self.model:
+            catalog.keep(self.model)
+        with within(limit_s):
+            return self.function(*self.arguments)
+
+
+class Workers(Protocol):
+    """Processes that compute."""
+
+    @property
+    def processes(self) -> Sequence[object]:
+        """Each of them."""
+
+    async def answer(self, job: Computation) -> Any:
+        """What one of them answers. Raises NotComputed, and what the computation does."""
+
+
+class Elsewhere(NamedTuple):
+    """The workers of a server, and the event loop that they belong to."""
+
+    workers: Workers
+    loop: asyncio.AbstractEventLoop
+
+    def begun(self, computation: Computation) -> Future[Any]:
+        """Under way; the future can be waited for in any thread but the loop's."""
+        return asyncio.run_coroutine_threadsafe(self.workers.answer(computation), self.loop)
+
+
+_elsewhere: list[Elsewhere] = []
+T = TypeVar("T")
+
+
+def use(workers: Workers, loop: asyncio.AbstractEventLoop) -> None:
+    """Compute there from now on."""
+    _elsewhere[:] = [Elsewhere(workers, loop)]
+
+
+def stop_using() -> None:
+    """Compute in this process again."""
+    _elsewhere.clear()
+
+
+def computed(function: Callable[..., T], *arguments: Any, key: tuple[Any, ...], model: str) -> T:
+    """What a function of a question about `model` returns; equal keys of one function are computed once at a time.
+
+    Raises what the function does, TimeLimitReached and NotComputed. A visitor who leaves takes the question along.
+    """
+    if not _elsewhere:
+        return function(*arguments)
+    under_way = _elsewhere[0].begun(Computation(function, key, arguments, catalog.own(model)))
+    try:
+        while not wait([under_way], LOOK_EVERY_S).done:
+            checkpoint()
+        return cast(T, under_way.result())
+    finally:
+        under_way.cancel()  # of no effect once it is done
+
+
+def first_answer(_process: int = 0) -> str:
+    """Answer the first screen's question from estimates alone, which loads all that was compiled."""
+    first = Scenario()
+    try:
+        planner.plan(first.question, *find(first.model, first.lengths, first.choice, ()))
+    except SizingError:
+        return "no answer"
+    return "ok"
+
+
+def first_answers() -> str:
+    """The first answer of every process that computes: "ok", or what another one says."""
+    if not _elsewhere:
+        return first_answer()
+    here = _elsewhere[0]
+    begun = [here.begun(Computation(first_answer, (n,), (n,))) for n in range(len(here.workers.processes))]
+    try:
+        return next((said for each in begun if (said := each.result()) != "ok"), "ok")
+    except (NotComputed, TimeLimitReached):
+        return "no answer"
+
+
+# --- Questions
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """An answered question: a plan, or the reason in a few words (`title`), in a line, and row by row."""
+
+    plan: Plan | None
+    title: str = ""
+    reason: str = ""
+    rejected: tuple[Rejection, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Carried:
+    """What an existing fleet carries: the best configuration first, or the reason why it carries nothing."""
+
+    fleets: tuple[Existing, ...] | None
+    title: str = ""
+    reason: str = ""
+    rejected: tuple[Rejection, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Ways:
+    """Ways to meet an SLA that nothing meets: each limit relaxed alone, and all that the nearest candidate misses."""
+
+    alone: tuple[Relaxation, ...]
+    together: Together | None
+
+
+def answered(ask: Callable[[], T], no: Callable[..., T]) -> T:
+    """What `ask` answers; where it raises, `no(None, title, reason, rejected)` says why in words for the page.
+
+    Lets TimeLimitReached and NotComputed through: the caller reports them, and they must not be cached.
+    """
+    try:
+        return ask()
+    except (TimeLimitReached, NotComputed):
+        raise
+    except NoFeasiblePlan as error:
+        return no(None, _title(error.rejected), str(error), error.rejected)
+    except CatalogueError as error:
+        return no(None, "A name in this question is not known", str(error), ())
+    except SizingError as error:
+        return no(None, "This question has no answer yet", str(error), ())
+
+
+def _title(rejected: Sequence[Rejection]) -> str:
+    kinds = {rejection.kind for rejection in rejected}
+    if kinds == {"memory"}:
+        return "The model does not fit on these GPUs"
+    if "too_few" in kinds and "sla" not in kinds:
+        return "These GPUs are too few"
+    if kinds == {"no_data"}:
+        return "There is no data for these configurations"
+    return "No configuration meets this SLA"
+
+
+@lru_cache(64)
+def found_among(model: str, lengths: Lengths, choice: Choice, have: Measured) -> Found:
+    """Candidates, kept because they do not depend on load and SLA, and finding them takes longer than planning."""
+    return find(model, lengths, choice, have.points)
+
+
+def found_for(question: Question, choice: Choice, have: Measured) -> Found:
+    """The candidates of a question."""
+    return found_among(question.model, question.workload.lengths, choice, have)
+
+
+def outcome(question: Question, choice: Choice, have: Measured) -> Outcome:
+    """The smallest fleets."""
+    return answered(lambda: Outcome(planner.plan(question, *found_for(question, choice, have))), Outcome)
+
+
+def outcome_of(points: Sequence[Point], question: Question) -> Outcome:
+    """The smallest fleet by the points of one deployment alone."""
+
+    def plan() -> Outcome:
+        found = from_fit(law_of(tuple(points)), question.workload.lengths, points)
+        return Outcome(planner.plan(question, [found]))
+
+    return answered(plan, Outcome)
+
+
+def fitted(points: Sequence[Point]) -> Fit | str:
+    """The law fitted to points, all of one deployment, or why there is none."""
+    try:
+        return law_of(tuple(points))
+    except FitError as error:
+        return str(error)
+
+
+def carried(question: Question, gpus: int, choice: Choice, have: Measured) -> Carried:
+    """What so many GPUs can serve."""
+
+    def ask() -> Carried:
+        found, left_out = found_for(question, choice, have)
+        fleets, rejected = best_first(question, found, gpus)
+        rejected = sorted([*rejected, *left_out], key=distance_from_sla)
+        if not fleets:
+            raise NoFeasiblePlan(f"{gpus} GPUs carry no load under {question.sla}", tuple(rejected))
+        return Carried(tuple(fleets), rejected=tuple(rejected))
+
+    return answered(ask, Carried)
+
+
+def ways_out(question: Question, choice: Choice, have: Measured) -> Ways:
+    """How to meet an SLA that every candidate misses."""
+    found, _ = found_for(question, choice, have)
+    return Ways(relaxations(question, found), together(question, found))
+
+
+def pools(question: Question, choice: Choice, have: Measured) -> Pools | Rejection | str:
+    """Prefill and decode in two pools, or why there are none."""
+    try:
+        found, _ = found_for(question, choice, have)
+        return pools_of(question, found) if found else "no configuration can be estimated"
+    except TimeLimitReached:
+        raise
+    except SizingError as error:
+        return str(error)
+
+
+def speeds(question: Question, choice: Choice, have: Measured, plan: Plan | None) -> list[SpeedCurve]:
+    """Every candidate at rising load; none where there is no candidate."""
+    try:
+        found, _ = found_for(question, choice, have)
+    except TimeLimitReached:
+        raise
+    except SizingError:
+        return []
+    known = {_key(fleet.candidate): fleet.capacity_per_s for fleet in plan.fleets} if plan else {}
+    return [speed_curve(question, each, known.get(_key(each))) for each in found]
+
+
+def _key(candidate: Candidate) -> tuple[str, str]:
+    return candidate.label, candidate.source
+
+
+def over_lengths(question: Question, fleet: Fleet, covered: CoveredRange | None) -> tuple[LengthCell, ...]:
+    """Requests/s per GPU of the fleet's configuration at other lengths; `covered`: those that were measured."""
+    return length_grid(question, fleet, lambda asked: covered is not None and covered.covers(asked, 1))
+
+
+def sla_uses(question: Question, fleets: Mapping[str, Fleet]) -> dict[str, tuple[float, ...]]:
+    """For each fleet, how the SLA is used up from no load to just beyond the capacity; 1 is the limit."""
+    return {name: sla_use(question, fleet) for name, fleet in fleets.items()}

@@ -16,7 +16,7 @@ import mcp_types as types
 from mcp.server import Server, ServerRequestContext
 from mcp.server.stdio import stdio_server
 
-from api.questions import Question, Refused, misfit, refusal, schema
+from api.questions import JsonQuestion, Refused, misfit, refusal, schema
 from api.workers import Full, Lost, Workers
 from sizing import catalog
 from sizing.errors import TimeLimitReached, one_line
@@ -53,7 +53,7 @@ async def asked(workers: Workers, command: str, given: Mapping[str, Any]) -> Ans
     if wrong := refusal(command, given):
         raise NotAnswered(wrong.line)
     try:
-        found = await workers.answer(Question.of(command, given))
+        found = await workers.answer(JsonQuestion.of(command, given))
     except TimeLimitReached as error:
         raise NotAnswered(one_line(str(error))) from None
     except (Full, Lost):

@@ -192,7 +192,7 @@ def _texts(body: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
 
 
 @dataclass(frozen=True, slots=True)
-class Question:
+class JsonQuestion:
     """A command and what is asked of it, as `refusal` found right: what a worker process gets, and what its answer is
     kept under."""
 
@@ -200,7 +200,7 @@ class Question:
     body: str
 
     @classmethod
-    def of(cls, name: str, body: Mapping[str, Any]) -> Question:
+    def of(cls, name: str, body: Mapping[str, Any]) -> JsonQuestion:
         """Keys in one order, so that the same question asked in another one is the same."""
         return cls(name, json.dumps(body, sort_keys=True))
 

@@ -20,7 +20,7 @@ from starlette.requests import ClientDisconnect, Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import BaseRoute, Mount, Route
 
-from api.questions import COMMANDS, Question, Refused, command, refusal, schema
+from api.questions import COMMANDS, JsonQuestion, Refused, command, refusal, schema
 from api.workers import Full, Lost, Workers
 from calibration.errors import StoreError
 from calibration.store import Store
@@ -176,14 +176,14 @@ def answering(name: str, workers: Workers) -> Endpoint:
     return endpoint
 
 
-def question_of(name: str, body: Any) -> Question:
+def question_of(name: str, body: Any) -> JsonQuestion:
     """The question of a body. Problem for one that is none."""
     if wrong := refusal(name, body):
         raise Problem(400, wrong.part, "Not a question", wrong.line)
-    return Question.of(name, body)
+    return JsonQuestion.of(name, body)
 
 
-async def answer(question: Question, workers: Workers) -> bytes:
+async def answer(question: JsonQuestion, workers: Workers) -> bytes:
     """The answer as JSON. Problem where there is none."""
     try:
         found = await workers.answer(question)

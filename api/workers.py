@@ -168,7 +168,7 @@ class Workers:
         raise AssertionError
 
     def end(self) -> None:
-        """End all processes, and give back their semaphores, of which loky complains where the server ends by signal."""
+        """End all processes and return their semaphores, of which loky complains when a server ends by a signal."""
         for process in self.processes:
             process.end(wait=True)
         gc.collect()

@@ -151,7 +151,7 @@ class Row:
 
 
 @dataclass(frozen=True, slots=True)
-class Watched:
+class WatchedLoad:
     """Live servers beside their plan, over `window_s` seconds up to `at_s`: `requests` were answered."""
 
     source: Source
@@ -196,7 +196,7 @@ def _moved(row: Row) -> str:
     return f"{row.term}: {row.name} is {percent(row.live / row.planned - 1, sign=True)} off the plan"
 
 
-def watched(plan: Planned, source: Source, window_s: float, at_s: float, replicas: float | None = None) -> Watched:
+def watched(plan: Planned, source: Source, window_s: float, at_s: float, replicas: float | None = None) -> WatchedLoad:
     """The figures of a window beside the plan's. `replicas`: working ones now, the plan's where not given.
 
     Raises PrometheusError where the server has not what is needed.
@@ -228,7 +228,7 @@ def watched(plan: Planned, source: Source, window_s: float, at_s: float, replica
     )
     if not requests:
         notes.append("No request was answered in this time")
-    return Watched(source, at_s, window_s, requests, serving, tuple(rows), tuple(notes))
+    return WatchedLoad(source, at_s, window_s, requests, serving, tuple(rows), tuple(notes))
 
 
 def _metrics(plan: Planned) -> tuple[Metric, ...]:
@@ -296,7 +296,7 @@ def text_of(row: Row, value: float | None) -> str:
     return milliseconds(value) if row.unit == "s" else significant(value)
 
 
-def table(found: Watched) -> Table:
+def table(found: WatchedLoad) -> Table:
     """Each figure, the plan's and the live one."""
     title = (
         f"{found.source.exposition.title}, model {found.source.model}, last {significant(found.window_s / 60)} "
@@ -315,7 +315,7 @@ def table(found: Watched) -> Table:
     return shown
 
 
-def as_dict(found: Watched) -> dict[str, Any]:
+def as_dict(found: WatchedLoad) -> dict[str, Any]:
     """The same for programs; null: not known, or without end."""
     names = ("term", "name", "unit", "planned", "band_low", "band_high", "live", "low", "high", "limit")
     return {

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from learn.lesson import Mark, Outcome, Step, figures
 from learn.lesson.outcome import DECODE, EMPTY, PREFILL
 from learn.lesson.words import known
-from ui.charts.base import SMALL, Chart, Drawing, Ink, figure_of
+from ui.charts.base import SMALL, Chart, Ink, Plot, figure_of
 
 STAGES = {EMPTY: "empty", PREFILL: "prompt", DECODE: "token"}
 SLOT_PX, MARGIN_PX, BELOW_PX, BETWEEN_PX = 30, 84, 230, 56
@@ -31,7 +31,7 @@ def slots_and_queue(outcome: Outcome, ink: Ink, until: float) -> Chart:
     return Chart(figure, _in_words(outcome))
 
 
-def _slots(figure: Drawing, steps: Sequence[Step], ink: Ink) -> None:
+def _slots(figure: Plot, steps: Sequence[Step], ink: Ink) -> None:
     """Slots by steps; the width of a column is the length of its step."""
     colours = (ink.grid, ink.series[0], ink.series[2])
     scale = [[edge / 3, colours[number]] for number in range(3) for edge in (number, number + 1)]
@@ -65,7 +65,7 @@ def _about(step: Step, place: int) -> str:
     return "<br>".join(lines)
 
 
-def _queue(figure: Drawing, steps: Sequence[Step], ink: Ink) -> None:
+def _queue(figure: Plot, steps: Sequence[Step], ink: Ink) -> None:
     last = steps[-1]
     figure.add_scatter(
         x=[*(step.start for step in steps), last.start + last.ticks],
@@ -78,7 +78,7 @@ def _queue(figure: Drawing, steps: Sequence[Step], ink: Ink) -> None:
     )
 
 
-def _marks(figure: Drawing, name: str, marks: Sequence[Mark], colour: str, symbol: str) -> None:
+def _marks(figure: Plot, name: str, marks: Sequence[Mark], colour: str, symbol: str) -> None:
     figure.add_scatter(
         x=[mark.at for mark in marks],
         y=[mark.latency_ticks for mark in marks],
@@ -91,7 +91,7 @@ def _marks(figure: Drawing, name: str, marks: Sequence[Mark], colour: str, symbo
     )
 
 
-def _axes(figure: Drawing, below: float, above: float, slots: int, end: float, ink: Ink) -> None:
+def _axes(figure: Plot, below: float, above: float, slots: int, end: float, ink: Ink) -> None:
     """`below` and `above`: where the lower plot ends and the upper one begins, as shares of the height."""
     font = {"color": ink.quiet, "size": SMALL}
     plain = {"gridcolor": ink.grid, "zeroline": False, "tickfont": font, "separatethousands": True}

@@ -71,7 +71,7 @@ from sizing.trace import DAY_S, Trace, TraceError, merged
 from sizing.trace_files import FORMATS, read_trace_noted
 from sizing.workload import Lengths, Prefix, Sla, Workload
 from ui import computing, link
-from ui.computing import Carried, Measured, Outcome, Ways, answered, computed, found_for
+from ui.computing import Available, Carried, Outcome, Ways, answered, computed, found_for
 from ui.link import PREFIX, Stamp
 from ui.scenario import Scenario, example_trace
 from ui.visit import Recorded, remembered, visit
@@ -84,7 +84,7 @@ NEW_POINTS_WITHIN_S = 10
 """New points in the store become visible after at most this long."""
 
 
-def measured_points() -> Measured:
+def measured_points() -> Available:
     """The points of the store and of the files shipped in data/curves."""
     return _measured(os.environ.get(DATABASE_VARIABLE, ""), str(SHIPPED))
 
@@ -95,7 +95,7 @@ def read_again() -> None:
 
 
 @st.cache_resource(ttl=NEW_POINTS_WITHIN_S, show_spinner=False)
-def _measured(database: str, folder: str) -> Measured:
+def _measured(database: str, folder: str) -> Available:
     points: list[Point] = []
     problems: list[str] = []
     for path in sorted(Path(folder).glob("*.csv")):
@@ -107,7 +107,7 @@ def _measured(database: str, folder: str) -> Measured:
         points += Store(database or None).points()
     except CalibrationError as error:
         problems.append(str(error))
-    return Measured(tuple(points), digest(points), tuple(problems))
+    return Available(tuple(points), digest(points), tuple(problems))
 
 
 def outcome(scenario: Scenario) -> Outcome:
@@ -117,12 +117,12 @@ def outcome(scenario: Scenario) -> Outcome:
     return nothing or answered(lambda: _outcome(scenario.question, scenario.choice, have.digest, have), Outcome)
 
 
-def points_for(scenario: Scenario) -> Measured:
+def points_for(scenario: Scenario) -> Available:
     """The points that may count for a scenario; none where it leaves them out."""
-    return measured_points() if scenario.use_points else Measured((), "", ())
+    return measured_points() if scenario.use_points else Available((), "", ())
 
 
-def nothing_to_choose_from(scenario: Scenario, have: Measured) -> Outcome | None:
+def nothing_to_choose_from(scenario: Scenario, have: Available) -> Outcome | None:
     """The answer if neither a GPU was chosen nor anything was measured; None otherwise."""
     if scenario.gpus or any(point.model.lower() == scenario.model.lower() and not point.void for point in have.points):
         return None
@@ -131,7 +131,7 @@ def nothing_to_choose_from(scenario: Scenario, have: Measured) -> Outcome | None
 
 
 @st.cache_resource(max_entries=256, show_spinner=False)
-def _outcome(question: Question, choice: Choice, digest: str, _have: Measured) -> Outcome:
+def _outcome(question: Question, choice: Choice, digest: str, _have: Available) -> Outcome:
     arguments = question, choice, _have
     return computed(computing.outcome, *arguments, key=arguments, model=question.model)
 
@@ -360,7 +360,7 @@ def pools(scenario: Scenario) -> Pools | Rejection | str:
 
 
 @st.cache_data(max_entries=64, show_spinner=False)
-def _pools(question: Question, choice: Choice, digest: str, _have: Measured) -> Pools | Rejection | str:
+def _pools(question: Question, choice: Choice, digest: str, _have: Available) -> Pools | Rejection | str:
     arguments = question, choice, _have
     return computed(computing.pools, *arguments, key=arguments, model=question.model)
 
@@ -416,7 +416,7 @@ def speeds(scenario: Scenario, plan: Plan | None) -> list[SpeedCurve]:
 
 
 @st.cache_data(max_entries=64, show_spinner=False)
-def _speeds(scenario: Scenario, digest: str, _have: Measured, _plan: Plan | None) -> list[SpeedCurve]:
+def _speeds(scenario: Scenario, digest: str, _have: Available, _plan: Plan | None) -> list[SpeedCurve]:
     question = _question(scenario)
     if question is None:
         return []
@@ -556,7 +556,7 @@ def _at_no_rate(scenario: Scenario) -> Question:
 
 
 @st.cache_data(max_entries=128, show_spinner=False)
-def _carried(question: Question, gpus: int, choice: Choice, digest: str, _have: Measured) -> Carried:
+def _carried(question: Question, gpus: int, choice: Choice, digest: str, _have: Available) -> Carried:
     arguments = question, gpus, choice, _have
     return computed(computing.carried, *arguments, key=arguments, model=question.model)
 
@@ -568,7 +568,7 @@ def ways_out(scenario: Scenario) -> Ways:
 
 
 @st.cache_data(max_entries=64, show_spinner=False)
-def _ways_out(question: Question, choice: Choice, digest: str, _have: Measured) -> Ways:
+def _ways_out(question: Question, choice: Choice, digest: str, _have: Available) -> Ways:
     arguments = question, choice, _have
     return computed(computing.ways_out, *arguments, key=arguments, model=question.model)
 

@@ -31,7 +31,7 @@ LOOK_EVERY_S = 0.25
 
 
 @dataclass(frozen=True, slots=True)
-class Measured:
+class Available:
     """The available points and their digest, which stands for them; `problems` are sources that cannot be read."""
 
     points: tuple[Point, ...] = field(compare=False)
@@ -57,7 +57,7 @@ class Computation:
             return self.function(*self.arguments)
 
 
-class Workers(Protocol):
+class Processes(Protocol):
     """Processes that compute."""
 
     @property
@@ -71,7 +71,7 @@ class Workers(Protocol):
 class Elsewhere(NamedTuple):
     """The workers of a server, and the event loop that they belong to."""
 
-    workers: Workers
+    workers: Processes
     loop: asyncio.AbstractEventLoop
 
     def begun(self, computation: Computation) -> Future[Any]:
@@ -83,7 +83,7 @@ _elsewhere: list[Elsewhere] = []
 T = TypeVar("T")
 
 
-def use(workers: Workers, loop: asyncio.AbstractEventLoop) -> None:
+def use(workers: Processes, loop: asyncio.AbstractEventLoop) -> None:
     """Compute there from now on."""
     _elsewhere[:] = [Elsewhere(workers, loop)]
 
@@ -191,17 +191,17 @@ def _title(rejected: Sequence[Rejection]) -> str:
 
 
 @lru_cache(64)
-def found_among(model: str, lengths: Lengths, choice: Choice, have: Measured) -> Found:
+def found_among(model: str, lengths: Lengths, choice: Choice, have: Available) -> Found:
     """Candidates, kept because they do not depend on load and SLA, and finding them takes longer than planning."""
     return find(model, lengths, choice, have.points)
 
 
-def found_for(question: Question, choice: Choice, have: Measured) -> Found:
+def found_for(question: Question, choice: Choice, have: Available) -> Found:
     """The candidates of a question."""
     return found_among(question.model, question.workload.lengths, choice, have)
 
 
-def outcome(question: Question, choice: Choice, have: Measured) -> Outcome:
+def outcome(question: Question, choice: Choice, have: Available) -> Outcome:
     """The smallest fleets."""
     return answered(lambda: Outcome(planner.plan(question, *found_for(question, choice, have))), Outcome)
 
@@ -224,7 +224,7 @@ def fitted(points: Sequence[Point]) -> Fit | str:
         return str(error)
 
 
-def carried(question: Question, gpus: int, choice: Choice, have: Measured) -> Carried:
+def carried(question: Question, gpus: int, choice: Choice, have: Available) -> Carried:
     """What so many GPUs can serve."""
 
     def ask() -> Carried:
@@ -238,13 +238,13 @@ def carried(question: Question, gpus: int, choice: Choice, have: Measured) -> Ca
     return answered(ask, Carried)
 
 
-def ways_out(question: Question, choice: Choice, have: Measured) -> Ways:
+def ways_out(question: Question, choice: Choice, have: Available) -> Ways:
     """How to meet an SLA that every candidate misses."""
     found, _ = found_for(question, choice, have)
     return Ways(relaxations(question, found), together(question, found))
 
 
-def pools(question: Question, choice: Choice, have: Measured) -> Pools | Rejection | str:
+def pools(question: Question, choice: Choice, have: Available) -> Pools | Rejection | str:
     """Prefill and decode in two pools, or why there are none."""
     try:
         found, _ = found_for(question, choice, have)
@@ -255,7 +255,7 @@ def pools(question: Question, choice: Choice, have: Measured) -> Pools | Rejecti
         return str(error)
 
 
-def speeds(question: Question, choice: Choice, have: Measured, plan: Plan | None) -> list[SpeedCurve]:
+def speeds(question: Question, choice: Choice, have: Available, plan: Plan | None) -> list[SpeedCurve]:
     """Every candidate at rising load; none where there is no candidate."""
     try:
         found, _ = found_for(question, choice, have)

@@ -17,7 +17,7 @@ Looked = TypeVar("Looked")
 Read = TypeVar("Read")
 
 
-class Format(NamedTuple, Generic[Looked, Read]):
+class ImportFormat(NamedTuple, Generic[Looked, Read]):
     """A format: how to recognise a file's content and how to read it."""
 
     kind: Kind
@@ -34,19 +34,19 @@ def _is_op_stats(file: CsvFile) -> bool:
     return file.rows[0][0] == "Requests/Sec" and bool(_op_stats().recognises(file))
 
 
-JSON_FORMATS: tuple[Format[Object, JsonFile], ...] = (
-    Format("aiperf", aiperf.recognises, aiperf.read_json),
-    Format("genai-perf", genai_perf.recognises, genai_perf.read_json),
-    Format("perf-analyzer", profile_export.recognises, profile_export.read),
-    Format("guidellm", guidellm.recognises, guidellm.read),
-    Format("vllm", vllm.recognises, vllm.read),
+JSON_FORMATS: tuple[ImportFormat[Object, JsonFile], ...] = (
+    ImportFormat("aiperf", aiperf.recognises, aiperf.read_json),
+    ImportFormat("genai-perf", genai_perf.recognises, genai_perf.read_json),
+    ImportFormat("perf-analyzer", profile_export.recognises, profile_export.read),
+    ImportFormat("guidellm", guidellm.recognises, guidellm.read),
+    ImportFormat("vllm", vllm.recognises, vllm.read),
 )
-CSV_FORMATS: tuple[Format[CsvFile, CsvFile], ...] = (
-    Format("aiperf", aiperf.recognises_csv, aiperf.read_csv),
-    Format("genai-perf", genai_perf.recognises_csv, genai_perf.read_csv),
-    Format("perf-analyzer", perf_analyzer.recognises, perf_analyzer.read),
-    Format("guidellm", guidellm_csv.recognises, guidellm_csv.read),
-    Format("op-stats", _is_op_stats, lambda file, known: list(_op_stats().read(file, known))),
+CSV_FORMATS: tuple[ImportFormat[CsvFile, CsvFile], ...] = (
+    ImportFormat("aiperf", aiperf.recognises_csv, aiperf.read_csv),
+    ImportFormat("genai-perf", genai_perf.recognises_csv, genai_perf.read_csv),
+    ImportFormat("perf-analyzer", perf_analyzer.recognises, perf_analyzer.read),
+    ImportFormat("guidellm", guidellm_csv.recognises, guidellm_csv.read),
+    ImportFormat("op-stats", _is_op_stats, lambda file, known: list(_op_stats().read(file, known))),
 )
 
 

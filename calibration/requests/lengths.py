@@ -109,7 +109,7 @@ Row = dict[str, Any]
 
 
 @dataclass(frozen=True, slots=True)
-class Histogram:
+class LengthHistogram:
     """Pairs of lengths and how often each comes: arrays of shape (n,), `share` rising to exactly 1."""
 
     isl: Tokens
@@ -169,7 +169,7 @@ def _mean_and_cv(values: Tokens, weights: Seconds | None) -> tuple[float, float]
     return mean, math.sqrt(float(np.average((values - mean) ** 2, weights=weights))) / mean
 
 
-def read_histogram(path: Path) -> Histogram:
+def read_histogram(path: Path) -> LengthHistogram:
     """A CSV with the columns isl, osl and, unless every pair is as frequent, weight. Raises FileError."""
     rows = list(_csv_rows(path, ("isl", "osl")))
     isl = np.array([_tokens(row, "isl", where) for where, row in rows], np.int64)
@@ -178,7 +178,7 @@ def read_histogram(path: Path) -> Histogram:
     if not weight.sum():
         raise FileError(f"{path}: every weight is 0; give at least one pair of lengths a weight above 0")
     share = np.cumsum(weight)
-    return Histogram(isl, osl, share / share[-1])
+    return LengthHistogram(isl, osl, share / share[-1])
 
 
 def read_trace(path: Path) -> LengthsTrace:
@@ -459,7 +459,7 @@ class LengthsPlan(BaseModel):
     def _files(self) -> list[tuple[str, str]]:
         return [(name, getattr(self, name)) for name in FILES if getattr(self, name) is not None]
 
-    def law_of_pairs(self) -> Drawn | Histogram | LengthsTrace:
+    def law_of_pairs(self) -> Drawn | LengthHistogram | LengthsTrace:
         """What tells (ISL, OSL) of a request by its number. Not for a data set or sessions. Raises FileError."""
         if self.histogram is not None:
             return _histogram(Path(self.histogram))
@@ -549,7 +549,7 @@ def _answer_tokens(encoder: Encoder, text: Text, path: Path) -> int:
 
 
 @lru_cache(maxsize=4)
-def _histogram(path: Path) -> Histogram:
+def _histogram(path: Path) -> LengthHistogram:
     return read_histogram(path)
 
 

@@ -36,7 +36,7 @@ class Supply:
 
 
 @dataclass(frozen=True, slots=True)
-class Kind:
+class RequestKind:
     """One kind of replica a mix may hold: GPUs it takes, of which type, and requests/s it is planned for."""
 
     gpu: str
@@ -78,7 +78,7 @@ class Mix:
 
 
 def cheapest_counts(
-    kinds: Sequence[Kind], supplies: Mapping[str, Supply], rate_per_s: float, spare: int
+    kinds: Sequence[RequestKind], supplies: Mapping[str, Supply], rate_per_s: float, spare: int
 ) -> tuple[tuple[int, ...], float] | None:
     """Replicas of each kind at the lowest cost an hour, and that cost; None if the GPUs available cannot do it.
 
@@ -95,7 +95,7 @@ def cheapest_counts(
 
 
 def _solve(
-    kinds: Sequence[Kind], supplies: Mapping[str, Supply], rate_per_s: float, usable: Sequence[bool]
+    kinds: Sequence[RequestKind], supplies: Mapping[str, Supply], rate_per_s: float, usable: Sequence[bool]
 ) -> tuple[tuple[int, ...], float] | None:
     """The integer program: variables are replicas of each kind, then GPUs paid for of each type."""
     # Costs a quarter of a second, which a plan without a mix does without.
@@ -144,7 +144,9 @@ def cheapest_mix(question: Question, fleets: Sequence[Fleet], supplies: Mapping[
     return Mix(groups, cost_per_hour, alone(question, kinds_of(fleets, rates), supplies))
 
 
-def chosen(question: Question, kinds: Sequence[Kind], supplies: Mapping[str, Supply]) -> tuple[tuple[int, ...], float]:
+def chosen(
+    question: Question, kinds: Sequence[RequestKind], supplies: Mapping[str, Supply]
+) -> tuple[tuple[int, ...], float]:
     """`cheapest_counts` for the question's load and spares; raises NoFeasiblePlan when there are too few GPUs."""
     load_per_s = question.workload.rate_per_s
     found = cheapest_counts(kinds, supplies, load_per_s, question.spare)
@@ -153,10 +155,10 @@ def chosen(question: Question, kinds: Sequence[Kind], supplies: Mapping[str, Sup
     return found
 
 
-def kinds_of(fleets: Sequence[Fleet], rates_per_s: Sequence[float]) -> list[Kind]:
+def kinds_of(fleets: Sequence[Fleet], rates_per_s: Sequence[float]) -> list[RequestKind]:
     """What the integer program needs of each fleet's candidate."""
     pairs = zip(fleets, rates_per_s, strict=True)
-    return [Kind(fleet.candidate.gpu, fleet.candidate.gpus, rate) for fleet, rate in pairs]
+    return [RequestKind(fleet.candidate.gpu, fleet.candidate.gpus, rate) for fleet, rate in pairs]
 
 
 def carried(question: Question, fleet: Fleet, replicas: int) -> float:
@@ -183,7 +185,7 @@ def groups_of(
 
 
 def alone(
-    question: Question, kinds: Sequence[Kind], supplies: Mapping[str, Supply]
+    question: Question, kinds: Sequence[RequestKind], supplies: Mapping[str, Supply]
 ) -> tuple[tuple[str, float | None], ...]:
     """Cost an hour with each GPU type alone; None where there are too few of it."""
     costs = []

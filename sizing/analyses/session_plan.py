@@ -157,7 +157,7 @@ def within_context(model: str, sessions: Sessions) -> Sessions:
 
 
 @dataclass(frozen=True, slots=True)
-class Turns:
+class TurnsByPlace:
     """What the turns of sessions come to on average: their `lengths`, `each` session's number of them, `known_tokens`
     of a prompt that were sent or answered before, the `system_tokens` that every prompt begins with, and the
     `context_tokens` of a session in flight beside these."""
@@ -169,7 +169,7 @@ class Turns:
     context_tokens: float
 
     @classmethod
-    def of(cls, sessions: Sessions, seed: int = 0) -> Turns:
+    def of(cls, sessions: Sessions, seed: int = 0) -> TurnsByPlace:
         """By drawing some thousand turns."""
         count = max(200, math.ceil(DRAWN_TURNS / sessions.turns))
         run, _ = drawn_sessions(Replica(FREE), replace(sessions, rate_per_s=1.0), count, seed)
@@ -187,14 +187,14 @@ class Turns:
         return Workload(self.lengths, turns_per_s, prefix=Prefix(tokens, 1.0) if tokens else Prefix())
 
 
-def session_question(model: str, load: SessionLoad, sla: Sla, **terms: Any) -> tuple[Question, Turns]:
+def session_question(model: str, load: SessionLoad, sla: Sla, **terms: Any) -> tuple[Question, TurnsByPlace]:
     """The question that candidates are surveyed on, every token found that was there before; and what turns are like.
 
     `terms`: headroom, spare and prices of the `Question`. Raises ScenarioError for a limit on gaps between tokens.
     """
     if sla.gap:
         raise ScenarioError("gaps between tokens are not recorded in sessions: limit their ITL")
-    turns = Turns.of(load.sessions)
+    turns = TurnsByPlace.of(load.sessions)
     rate_per_s = load.sessions.rate_per_s
     if load.users is not None:  # a first guess, of sessions whose turns take a second
         rate_per_s = load.users / (load.sessions.turns * (load.sessions.think_s + 1.0))
@@ -291,7 +291,7 @@ def upper_s(run: SimulatedSessions, limit: Limit, sure: float = SURE) -> float:
 
 
 @dataclass(slots=True)
-class Runs:
+class SessionRuns:
     """Simulations of one candidate's fleets, each done once."""
 
     question: Question
@@ -381,7 +381,7 @@ class SessionPlan:
 
     plan: Plan
     load: SessionLoad
-    turns: Turns
+    turns: TurnsByPlace
     seen: Seen
     routings: tuple[tuple[SessionRouting, Seen], ...]
     curve: tuple[Seen, ...]
@@ -412,7 +412,7 @@ class SessionPlan:
 def plan_sessions(
     question: Question,
     load: SessionLoad,
-    turns: Turns,
+    turns: TurnsByPlace,
     candidates: Sequence[Candidate],
     rejected: Sequence[Rejection] = (),
     *,
@@ -436,9 +436,9 @@ def plan_sessions(
     check_priced(question.prices, question.price_per_gpu_hour, (candidate.gpu for candidate in candidates))
     ready, left_out = caching(candidates, load.sessions)
     left_out += rejected
-    runs = {id(one): Runs(question, load, one, seed, progress) for one in ready}
+    runs = {id(one): SessionRuns(question, load, one, seed, progress) for one in ready}
     if load.users is not None and ready:
-        question = at_rate(question, load.users / min(map(Runs.idle_s, runs.values())), turns)
+        question = at_rate(question, load.users / min(map(SessionRuns.idle_s, runs.values())), turns)
     first, slower = fastest_engines(ready, question.workload.lengths)
     bounds = {id(one): Bound(runs[id(one)]) for one in first}
     while bounds or slower:
@@ -493,7 +493,7 @@ STABLE, FORMULA, SIMULATED = range(3)
 class Bound:
     """What is known so far of the fleet that a candidate needs: a lower bound on its GPUs, or the simulated fleet."""
 
-    runs: Runs
+    runs: SessionRuns
     stage: int = STABLE
     fleet: Fleet | None = None
 
@@ -536,7 +536,7 @@ def simulated(bounds: Iterable[Bound]) -> list[Fleet]:
     return [bound.fleet for bound in bounds if bound.fleet and bound.stage == SIMULATED]
 
 
-def at_rate(question: Question, sessions_per_s: float, turns: Turns) -> Question:
+def at_rate(question: Question, sessions_per_s: float, turns: TurnsByPlace) -> Question:
     """The question with the turns of so many sessions."""
     return replace(question, workload=replace(question.workload, rate_per_s=sessions_per_s * turns.each))
 
@@ -563,7 +563,7 @@ def caching(candidates: Sequence[Candidate], sessions: Sessions) -> tuple[list[C
     return ready, left_out
 
 
-def sized_by(runs: Runs, start: int, winner: Fleet | None) -> Fleet | Rejection:
+def sized_by(runs: SessionRuns, start: int, winner: Fleet | None) -> Fleet | Rejection:
     """The smallest fleet of a candidate by simulation, searched from `start` replicas; `winner`: the best of others so
     far, which it must not cost more than."""
     question, candidate = runs.question, runs.candidate
@@ -592,7 +592,7 @@ def sized_by(runs: Runs, start: int, winner: Fleet | None) -> Fleet | Rejection:
     )
 
 
-def beaten(runs: Runs, working: int, winner: Fleet) -> Rejection:
+def beaten(runs: SessionRuns, working: int, winner: Fleet) -> Rejection:
     """A candidate that misses the SLA with what the best fleet costs."""
     instead = f"{gpus(winner.gpus)} as {winner.candidate.label} meet the SLA"
     if working < 1:
@@ -616,7 +616,7 @@ def most_replicas(question: Question, candidate: Candidate, winner: Fleet) -> in
     return int(most / each + 1e-9) - question.spare if each else winner.working
 
 
-def completed(runs: Runs, fleet: Fleet) -> Fleet:
+def completed(runs: SessionRuns, fleet: Fleet) -> Fleet:
     """The fleet with its capacity, and the counts at the ends of the 90 % band of the law: every time of the engine
     that much shorter, and that much longer."""
     capacity_per_s = most_turns_per_s(runs, fleet.working) / fleet.working
@@ -636,7 +636,7 @@ def completed(runs: Runs, fleet: Fleet) -> Fleet:
     )
 
 
-def most_turns_per_s(runs: Runs, working: int) -> float:
+def most_turns_per_s(runs: SessionRuns, working: int) -> float:
     """Turns/s of a fleet at the highest load at which it keeps the SLA, found to `CAPACITY_STEP`."""
     low, high, step = 1 / (1 - runs.question.headroom), math.inf, 2 * CAPACITY_STEP
     best = runs.loaded(working)
@@ -650,14 +650,14 @@ def most_turns_per_s(runs: Runs, working: int) -> float:
     return best.turns_per_s
 
 
-def by_routing(runs: Runs, working: int) -> tuple[tuple[SessionRouting, Seen], ...]:
+def by_routing(runs: SessionRuns, working: int) -> tuple[tuple[SessionRouting, Seen], ...]:
     """The fleet at the planned load with each routing."""
     if working == 1:
         return ()
     return tuple((each, runs.at(working, replace(runs.load, routing=each))) for each in SESSION_ROUTINGS)
 
 
-def rising(runs: Runs, working: int) -> tuple[Seen, ...]:
+def rising(runs: SessionRuns, working: int) -> tuple[Seen, ...]:
     """The fleet at rising rates of sessions about the planned one, up to the first without a steady state."""
     planned = runs.planned(working)
     found: list[Seen] = []
@@ -673,7 +673,9 @@ def rising(runs: Runs, working: int) -> tuple[Seen, ...]:
     return tuple(found)
 
 
-def by_formula(question: Question, candidate: Candidate, turns: Turns, seen: Seen, found_tokens: float) -> int | None:
+def by_formula(
+    question: Question, candidate: Candidate, turns: TurnsByPlace, seen: Seen, found_tokens: float
+) -> int | None:
     """Working replicas by formula where so many tokens of every prompt are found in the cache."""
     fleet = size(replace(question, workload=turns.workload(seen.turns_per_s, found_tokens)), candidate, BY_FORMULA)
     return fleet.working if isinstance(fleet, Fleet) else None

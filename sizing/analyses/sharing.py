@@ -59,7 +59,7 @@ class Terms:
 
 
 @dataclass(frozen=True, slots=True)
-class Served:
+class ServedWorkload:
     """One workload on the shared fleet: latencies at the planned load, the limit with the least room."""
 
     share: Share
@@ -77,7 +77,7 @@ class SharedFleet:
     candidate: Candidate
     working: int
     spare: int
-    served: tuple[Served, ...]
+    served: tuple[ServedWorkload, ...]
     apart: int
 
     @property
@@ -91,7 +91,7 @@ class SharedFleet:
         return self.replicas * self.candidate.gpus
 
     @property
-    def tightest(self) -> Served:
+    def tightest(self) -> ServedWorkload:
         """The workload with the least room to one of its limits."""
         return max(self.served, key=lambda served: served.predicted.value_s(served.binding) / served.binding.limit_s)
 
@@ -170,7 +170,7 @@ def shared_fleet(shares: Sequence[Share], candidate: Candidate, terms: Terms) ->
     if unsteady is not None:
         why = f"unsteady: {unsteady} misses its SLA with {working} replicas, although it keeps it at a higher load"
         return Rejection.of(candidate, "sla", why)
-    served = tuple(Served(share, predicted, predicted.binding(share.sla)) for share, predicted in pairs)
+    served = tuple(ServedWorkload(share, predicted, predicted.binding(share.sla)) for share, predicted in pairs)
     return SharedFleet(candidate, working, terms.spare, served, sum(math.ceil(need) for need in needs))
 
 

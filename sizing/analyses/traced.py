@@ -201,9 +201,9 @@ def plan_trace(
         return [*others, *replayed.values()]
 
     sized = surveyed(question)
-    runs: dict[int, Runs] = {}
+    runs: dict[int, Replays] = {}
     while (best := cheapest(question, sized)) and id(best.candidate) not in replayed:
-        own = runs[id(best.candidate)] = Runs(question, trace, best.candidate, slas, seed, progress)
+        own = runs[id(best.candidate)] = Replays(question, trace, best.candidate, slas, seed, progress)
         seen = replayed[id(best.candidate)] = of_trace(own, best.working)
         sized[sized.index(best)] = seen
         if len(replayed) == 1 and isinstance(seen, Fleet) and seen.working != best.working:
@@ -275,7 +275,7 @@ def by_memory(trace: Trace, candidates: Sequence[Candidate]) -> tuple[list[Candi
 
 
 @dataclass(slots=True)
-class Runs:
+class Replays:
     """Replays of one candidate's fleets, each done once."""
 
     question: Question
@@ -317,7 +317,7 @@ class Runs:
         return self.at(replicas, to_the_end=False).meets
 
 
-def of_trace(runs: Runs, start: int) -> Fleet | Rejection:
+def of_trace(runs: Replays, start: int) -> Fleet | Rejection:
     """The smallest fleet of a candidate whose replay meets the SLA, searched from `start` replicas."""
     question, candidate = runs.question, runs.candidate
     working = smallest(runs.meets, start)
@@ -388,7 +388,7 @@ def by_hour(question: Question, trace: Trace, fleet: Fleet) -> tuple[int, ...]:
     return tuple(found)
 
 
-def sampling(runs: Runs, working: int) -> Sampling | None:
+def sampling(runs: Replays, working: int) -> Sampling | None:
     """Working replicas for other traffic of the kind: hours, or days where there are enough, drawn with replacement.
 
     The block bootstrap (Kuensch 1989, Annals of Statistics 17): requests of one block go together, blocks are taken as

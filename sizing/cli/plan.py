@@ -52,7 +52,7 @@ from sizing.text import rejection_json
 from sizing.workload import METRICS, Limit, Sla
 
 if TYPE_CHECKING:
-    from sizing.analyses.session_plan import SessionLoad, SessionPlan, Turns
+    from sizing.analyses.session_plan import SessionLoad, SessionPlan, TurnsByPlace
     from sizing.analyses.traced import TracePlan
     from sizing.trace_files import Reading
 
@@ -257,7 +257,9 @@ LIMITS_OF_SESSIONS: dict[str, SessionLatency] = {
 }
 
 
-def planned_sessions(context: click.Context, given: Mapping[str, Any]) -> tuple[Question, tuple[SessionLoad, Turns]]:
+def planned_sessions(
+    context: click.Context, given: Mapping[str, Any]
+) -> tuple[Question, tuple[SessionLoad, TurnsByPlace]]:
     """The question of sessions, and what it does not hold: the sessions, and what their turns are like."""
     from sizing.analyses.session_plan import SessionLimit, SessionLoad, session_question, within_context
 
@@ -298,7 +300,11 @@ def check_no_sessions(context: click.Context) -> None:
 
 
 def simulates(
-    question: Question, load: SessionLoad, turns: Turns, found: Sequence[Candidate], rejected: Sequence[Rejection]
+    question: Question,
+    load: SessionLoad,
+    turns: TurnsByPlace,
+    found: Sequence[Candidate],
+    rejected: Sequence[Rejection],
 ) -> SessionPlan:
     """The plan of sessions; on a terminal, which fleet is being simulated."""
     from rich.console import Console

@@ -72,7 +72,7 @@ def _grouped(words: list[str]) -> Iterator[list[str]]:
     yield line
 
 
-class _Dumper(yaml.SafeDumper):
+class _FormatDumper(yaml.SafeDumper):
     """Text that YAML 1.1 or YAML 1.2 would read as something else is quoted; nothing is an alias."""
 
     def ignore_aliases(self, data: Any) -> bool:
@@ -80,13 +80,13 @@ class _Dumper(yaml.SafeDumper):
 
 
 _FLOATS = re.compile(r"[-+]?(\.[0-9]+|[0-9]+(\.[0-9]*)?)([eE][-+]?[0-9]+)?$")
-_Dumper.add_implicit_resolver("tag:yaml.org,2002:float", _FLOATS, list("-+.0123456789"))
-_Dumper.add_implicit_resolver("tag:yaml.org,2002:int", re.compile("0o[0-7]+$"), ["0"])
+_FormatDumper.add_implicit_resolver("tag:yaml.org,2002:float", _FLOATS, list("-+.0123456789"))
+_FormatDumper.add_implicit_resolver("tag:yaml.org,2002:int", re.compile("0o[0-7]+$"), ["0"])
 
 
 def yaml_text(*documents: Any) -> str:
     """Documents as YAML that readers of YAML 1.1 and 1.2 take for the same."""
-    return str(yaml.dump_all(documents, Dumper=_Dumper, sort_keys=False, width=120))
+    return str(yaml.dump_all(documents, Dumper=_FormatDumper, sort_keys=False, width=120))
 
 
 RESOURCES: Mapping[str, str] = MappingProxyType(

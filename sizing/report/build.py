@@ -28,6 +28,7 @@ from sizing.report import model
 from sizing.report.model import (
     DIGEST,
     MOST_ROWS,
+    ChartSeries,
     ClassLimit,
     CostRow,
     Day,
@@ -39,7 +40,6 @@ from sizing.report.model import (
     Quantity,
     Report,
     SensitivityRow,
-    Series,
     SessionRow,
     SourceRow,
     Talks,
@@ -140,9 +140,9 @@ def day_of(plan: Plan, daily: Daily) -> Day:
     return Day(
         sentence=day_sentence(plan, daily),
         working=day_working(plan, daily),
-        load=Series("requests/s", "given", tuple(hour.rate_per_s for hour in daily.hours)),
-        replicas=Series("replicas", basis, tuple(hour.replicas for hour in daily.hours)),
-        gpus=Series("GPUs", basis, tuple(hour.gpus for hour in daily.hours)),
+        load=ChartSeries("requests/s", "given", tuple(hour.rate_per_s for hour in daily.hours)),
+        replicas=ChartSeries("replicas", basis, tuple(hour.replicas for hour in daily.hours)),
+        gpus=ChartSeries("GPUs", basis, tuple(hour.gpus for hour in daily.hours)),
         constant_gpus=number(daily.constant_gpus, "GPUs", basis),
         gpu_hours=number(daily.gpu_hours, "GPU-hours", basis),
         constant_gpu_hours=number(daily.constant_gpu_hours, "GPU-hours", basis),
@@ -499,12 +499,14 @@ def load_curves(question: Question, fleet: Fleet, curve: LoadCurve) -> model.Loa
             limit.percentile,
             limit.limit_s,
             number(fleet.predicted.value_s(limit), "s", basis).value,
-            Series(unit, basis, tuple(number(each.value_s(limit), unit, basis).value for each in curve.predictions)),
+            ChartSeries(
+                unit, basis, tuple(number(each.value_s(limit), unit, basis).value for each in curve.predictions)
+            ),
         )
         for limit in question.sla.latencies
         for unit in [unit_of(limit)]
     )
-    load = Series("requests/s per replica", "given", curve.rates_per_s)
+    load = ChartSeries("requests/s per replica", "given", curve.rates_per_s)
     return model.LoadCurves(load, curve.planned_per_s, curve.capacity_per_s, question.headroom, tuple(curves))
 
 

@@ -81,7 +81,7 @@ class Quantity:
 
 
 @dataclass(frozen=True, slots=True, config=STRICT)
-class Series:
+class ChartSeries:
     """Numbers of one unit and basis; None where there is none."""
 
     unit: Unit
@@ -189,9 +189,9 @@ class Day:
 
     sentence: Text
     working: Text
-    load: Series
-    replicas: Series
-    gpus: Series
+    load: ChartSeries
+    replicas: ChartSeries
+    gpus: ChartSeries
     constant_gpus: Quantity
     gpu_hours: Quantity
     constant_gpu_hours: Quantity
@@ -251,14 +251,14 @@ class LimitCurve(OfLimit):
 
     limit_s: float
     planned_s: float | None
-    latency: Series
+    latency: ChartSeries
 
 
 @dataclass(frozen=True, slots=True, config=STRICT)
 class LoadCurves:
     """Latency against requests/s per replica of the answer, by formula; where it is planned and where the SLA fails."""
 
-    load: Series
+    load: ChartSeries
     planned_per_s: float
     capacity_per_s: float
     headroom: float

@@ -13,7 +13,7 @@ import pytest
 from mcp import Client, StdioServerParameters
 
 from api.mcp_server import server, tools
-from api.questions import Question
+from api.questions import JsonQuestion
 from api.workers import Workers
 from tests.api.conftest import LIMIT_S, QUESTION
 
@@ -57,7 +57,7 @@ async def refused(client: Client, tool: str, **given: Any) -> str:
 
 def test_a_plan_is_told_as_the_api_has_it() -> None:
     async def conversation(client: Client) -> None:
-        whole = json.loads(Question.of("plan", QUESTION).answer(LIMIT_S))  # type: ignore[arg-type]
+        whole = json.loads(JsonQuestion.of("plan", QUESTION).answer(LIMIT_S))  # type: ignore[arg-type]
         told = await said(client, "plan", **QUESTION)
         for key in ("gpus", "gpus_low", "gpus_high", "basis", "binding", "sentence"):
             assert told[key] == whole[key]

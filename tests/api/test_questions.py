@@ -16,7 +16,18 @@ from hypothesis import given
 from hypothesis import strategies as some
 from jsonschema import Draft202012Validator
 
-from api.questions import COMMANDS, INLINE, NOT_OFFERED, Question, Refused, command, key_of, properties, refusal, schema
+from api.questions import (
+    COMMANDS,
+    INLINE,
+    NOT_OFFERED,
+    JsonQuestion,
+    Refused,
+    command,
+    key_of,
+    properties,
+    refusal,
+    schema,
+)
 from sizing.cli.main import cli
 from sizing.cli.plan import show
 from sizing.errors import SizingError
@@ -54,7 +65,7 @@ def as_question(arguments: str) -> tuple[str, dict[str, Any]]:
 
 def computed(name: str, body: dict[str, Any]) -> bytes | Refused:
     assert refusal(name, body) is None
-    return Question.of(name, body).answer(LIMIT_S)
+    return JsonQuestion.of(name, body).answer(LIMIT_S)
 
 
 @pytest.mark.parametrize("asked", ["plan 5", "plan 18", "plan 19", "fit whole", "predict", "simulate", "whatif"])
@@ -153,7 +164,7 @@ def test_a_question_is_an_object(body: object) -> None:
 def test_no_text_is_taken_for_an_option_or_a_file(key: str, text: str) -> None:
     body = QUESTION | {key: text}
     if refusal("plan", body) is None:
-        answer = Question.of("plan", body).answer(LIMIT_S)
+        answer = JsonQuestion.of("plan", body).answer(LIMIT_S)
         assert isinstance(answer, Refused) or json.loads(answer).keys() & {"gpus", "feasible"}
 
 
@@ -172,7 +183,7 @@ def test_a_wrong_table_is_named_without_the_servers_folders() -> None:
 
 def test_the_order_of_keys_is_no_other_question() -> None:
     turned = dict(reversed(list(QUESTION.items())))
-    assert Question.of("plan", QUESTION) == Question.of("plan", turned)
+    assert JsonQuestion.of("plan", QUESTION) == JsonQuestion.of("plan", turned)
 
 
 @pytest.mark.parametrize("name", COMMANDS)

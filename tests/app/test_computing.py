@@ -23,12 +23,12 @@ from sizing.question import Question
 from sizing.workload import Lengths, Limit, Sla, Workload
 from tests.app.conftest import ONE
 from ui import computing
-from ui.computing import Measured, computed
+from ui.computing import Available, computed
 from ui.words import sentence_case
 
 QUESTION = Question("Qwen/Qwen3-32B", Workload(Lengths(1000, 100), 5.0), Sla(Limit("ttft", 95, 2.0)))
 CHOICE = Choice(("h200_sxm",), tps=(2,), engines=("trtllm",))
-NOTHING = Measured((), "nothing")
+NOTHING = Available((), "nothing")
 CONFIG = {
     "model_type": "llama",
     "hidden_size": 1024,

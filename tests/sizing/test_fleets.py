@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from sizing import planner
 from sizing.analyses.daily import daily_rates, gpus_by_hour
 from sizing.analyses.existing import Existing, largest_rate
-from sizing.analyses.mixed import Kind, Supply, cheapest_counts, cheapest_mix
+from sizing.analyses.mixed import RequestKind, Supply, cheapest_counts, cheapest_mix
 from sizing.analyses.sharing import (
     Share,
     SharedFleet,
@@ -95,7 +95,7 @@ def test_a_day_that_is_no_day_is_refused(text: str) -> None:
 
 price = st.floats(0.5, 5)
 kinds = st.lists(
-    st.builds(Kind, st.sampled_from(["a", "b"]), st.integers(1, 4), st.floats(0.5, 6)), min_size=1, max_size=3
+    st.builds(RequestKind, st.sampled_from(["a", "b"]), st.integers(1, 4), st.floats(0.5, 6)), min_size=1, max_size=3
 )
 
 
@@ -107,7 +107,7 @@ kinds = st.lists(
     prices=st.tuples(st.floats(0.5, 5), st.floats(0.5, 5)),
 )
 def test_the_cheapest_mix_is_the_one_found_by_trying_all(
-    kinds: list[Kind], rate: float, spare: int, prices: tuple[float, float]
+    kinds: list[RequestKind], rate: float, spare: int, prices: tuple[float, float]
 ) -> None:
     """Against enumeration, where a failed replica may be any; the program may pay for one that it need not fear."""
     supplies = {"a": Supply(prices[0], owned=2, available=9), "b": Supply(prices[1], available=9)}

@@ -11,12 +11,12 @@ import pytest
 
 from sizing.analyses import session_plan
 from sizing.analyses.session_plan import (
-    Runs,
     Seen,
     SessionLimit,
     SessionLoad,
     SessionPlan,
-    Turns,
+    SessionRuns,
+    TurnsByPlace,
     plan_sessions,
     session_question,
     within_context,
@@ -41,7 +41,7 @@ TURNS = session_plan.TURNS // 4
 
 
 @dataclass(slots=True)
-class ShorterRuns(Runs):
+class ShorterRuns(SessionRuns):
     """A quarter of the turns: what is asked here is how plans follow from runs, not how precise a run is."""
 
     turns: int = TURNS
@@ -136,7 +136,7 @@ def test_a_quiet_fleet_finds_all_that_was_there_before() -> None:
 
 
 def test_what_turns_are_like() -> None:
-    turns = Turns.of(Sessions(1.0, 4, 300, 50, 100, system_tokens=200, turn_law="fixed"))
+    turns = TurnsByPlace.of(Sessions(1.0, 4, 300, 50, 100, system_tokens=200, turn_law="fixed"))
     assert turns.each == 4
     assert turns.lengths.isl == pytest.approx(500 + 1.5 * 150) and turns.lengths.osl == 100
     assert turns.known_tokens == pytest.approx((200 + 600 + 750 + 900) / 4)

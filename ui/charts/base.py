@@ -11,7 +11,7 @@ import plotly.graph_objects as go
 from sizing.numbers import significant
 
 
-class Drawing:
+class Plot:
     """A plotly figure in the making: its methods have the names and arguments of plotly's, nested ones as dicts.
 
     plotly checks a figure's parts again with every change, which takes ten times as long as to check it once, when it
@@ -82,15 +82,15 @@ def _merged(known: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[str, A
 
 
 class Chart(NamedTuple):
-    """A drawing and its alternative text: what one learns from it."""
+    """A plot and its alternative text: what one learns from it."""
 
-    drawing: Drawing
+    plot: Plot
     alt: str
 
     @property
     def figure(self) -> go.Figure:
         """Checked by plotly: ValueError for what it does not know."""
-        return go.Figure(data=self.drawing.traces, layout=self.drawing.layout)
+        return go.Figure(data=self.plot.traces, layout=self.plot.layout)
 
 
 @dataclass(frozen=True, slots=True)
@@ -139,11 +139,12 @@ SMALL = 11
 """Size of the labels inside a chart, in pixels."""
 
 
-def figure_of(title: str, x_title: str, ink: Ink, height: int = 240) -> Drawing:
+def figure_of(title: str, x_title: str, ink: Ink, height: int = 240) -> Plot:
     """An empty chart."""
     quiet = {"color": ink.quiet}
-    axis = {"gridcolor": ink.grid, "zeroline": False, "tickfont": quiet, "separatethousands": True}
-    return Drawing(
+    numbers = {"separatethousands": True, "exponentformat": "none"}  # 10,000, not 10k beside 1,000
+    axis = {"gridcolor": ink.grid, "zeroline": False, "tickfont": quiet, **numbers}
+    return Plot(
         {
             "title": {"text": title, "x": 0, "xanchor": "left", "y": 0.98, "yanchor": "top", "font": {"size": 14}},
             "height": height,
@@ -167,13 +168,13 @@ def wide_axis(update: Callable[..., object], values: Sequence[float], most_ticks
     update(type="log", tickvals=ticks, ticktext=list(map(significant, ticks)), minor={"showgrid": False})
 
 
-def legend_above(figure: Drawing, order: str = "normal") -> None:
+def legend_above(figure: Plot, order: str = "normal") -> None:
     """Name the series in a row above the plot, clear of the data; `order` "reversed" where the last is drawn first."""
     row = {"orientation": "h", "x": 1, "xanchor": "right", "y": 1, "yanchor": "bottom", "traceorder": order}
     figure.update_layout(showlegend=True, legend={**row, "font": {"size": SMALL}})
 
 
-def note(figure: Drawing, text: str, colour: str, x: float | str, y: float, **where: object) -> None:
+def note(figure: Plot, text: str, colour: str, x: float | str, y: float, **where: object) -> None:
     """A small text in the chart, to the right of and above (x, y) unless `where` has other anchors or references."""
     anchors = {"xanchor": "left", "yanchor": "bottom", **where}
     figure.add_annotation(x=x, y=y, text=text, showarrow=False, font={"color": colour, "size": SMALL}, **anchors)
@@ -184,7 +185,7 @@ def patterned(shape: str, ink: Ink) -> dict[str, object]:
     return {"shape": shape, "size": 5, "fgcolor": ink.text, "fillmode": "overlay", "fgopacity": 0.45}
 
 
-def planned_point(figure: Drawing, x: float, y: float, text: str, position: str, ink: Ink) -> None:
+def planned_point(figure: Plot, x: float, y: float, text: str, position: str, ink: Ink) -> None:
     """The dot of the planned load, with `text` at the `position` that plotly's textposition names."""
     figure.add_scatter(
         x=[x],

@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 from sizing.fitting import PointError
 from sizing.numbers import percent, significant
-from ui.charts.base import LOG_FROM, SMALL, SYMBOLS, Chart, Drawing, Ink, figure_of, legend_above, wide_axis
+from ui.charts.base import LOG_FROM, SMALL, SYMBOLS, Chart, Ink, Plot, figure_of, legend_above, wide_axis
 
 BAND = 0.10
 """Either side of the diagonal."""
@@ -153,7 +153,7 @@ def agreement(title: str, x_title: str, kinds: Sequence[Pairs], within: float, i
     return Chart(figure, _agreement_in_words(title, apart, within))
 
 
-def _band(figure: Drawing, within: float, ink: Ink) -> None:
+def _band(figure: Plot, within: float, ink: Ink) -> None:
     figure.add_hrect(y0=-100 * within, y1=100 * within, fillcolor=ink.band)
     figure.add_hline(y=0, line={"color": ink.quiet, "width": 1, "dash": "dash"})
     figure.add_annotation(
@@ -168,7 +168,7 @@ def _band(figure: Drawing, within: float, ink: Ink) -> None:
     )
 
 
-def _wide(figure: Drawing, values: Sequence[float]) -> None:
+def _wide(figure: Plot, values: Sequence[float]) -> None:
     """A logarithmic axis over whole decades: the numbers are of all sizes."""
     if values:
         low, high = math.floor(math.log10(min(values))), math.ceil(math.log10(max(values)))

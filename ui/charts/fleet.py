@@ -14,8 +14,8 @@ from ui.charts.base import (
     LOG_FROM,
     SYMBOLS,
     Chart,
-    Drawing,
     Ink,
+    Plot,
     figure_of,
     legend_above,
     note,
@@ -59,7 +59,7 @@ def _to_the_end(x: Sequence[float], y: Sequence[int], end: float) -> tuple[list[
     return [*x, end], [*y, y[-1]]
 
 
-def _band(figure: Drawing, sizes: FleetSizes, high_per_s: float, ink: Ink) -> None:
+def _band(figure: Plot, sizes: FleetSizes, high_per_s: float, ink: Ink) -> None:
     """The 90 % band as a filled area between two step lines; nothing where its slow end has no answer."""
     if sizes.high is None:
         return
@@ -150,7 +150,7 @@ def requests_over_lengths(cells: Sequence[LengthCell], isl: float, osl: float, i
     return Chart(figure, _cells_in_words(cells, isl, osl))
 
 
-def _rate_axis(figure: Drawing, values: Sequence[float]) -> None:
+def _rate_axis(figure: Plot, values: Sequence[float]) -> None:
     if values and max(values) / min(values) > LOG_FROM:
         few = max(values) / min(values) > WIDE
         figure.update_yaxes(type="log", dtick=1 if few else "D2", tickformat=",~g")

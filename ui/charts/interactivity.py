@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 from sizing.analyses.curves import INTERACTIVITY, Measure, Speed, SpeedCurve, front
 from sizing.numbers import significant
-from ui.charts.base import LOG_FROM, SMALL, Chart, Drawing, Ink, figure_of, note
+from ui.charts.base import LOG_FROM, SMALL, Chart, Ink, Plot, figure_of, note
 
 FAINT = 0.5
 """Opacity of what is not on the front."""
@@ -64,7 +64,7 @@ def throughput_against_interactivity(
     return Chart(figure, _in_words(best, measure))
 
 
-def _faint(figure: Drawing, curves: Sequence[Sequence[Spot]], ink: Ink) -> None:
+def _faint(figure: Plot, curves: Sequence[Sequence[Spot]], ink: Ink) -> None:
     for curve in curves:
         figure.add_scatter(
             x=[spot.x for spot in curve],
@@ -91,7 +91,7 @@ def _stretches(best: Sequence[Spot]) -> Iterator[list[Spot]]:
         yield stretch
 
 
-def _bold(figure: Drawing, stretch: Sequence[Spot], colour: str) -> None:
+def _bold(figure: Plot, stretch: Sequence[Spot], colour: str) -> None:
     meets = stretch[-1].meets
     figure.add_scatter(
         x=[spot.x for spot in stretch],
@@ -108,7 +108,7 @@ def _bold(figure: Drawing, stretch: Sequence[Spot], colour: str) -> None:
     )
 
 
-def _names(figure: Drawing, best: Sequence[Spot], names: Sequence[str], log: bool, above: bool, ink: Ink) -> None:
+def _names(figure: Plot, best: Sequence[Spot], names: Sequence[str], log: bool, above: bool, ink: Ink) -> None:
     """Each configuration's name once, on the empty side of the middle of its part, unless another stands there."""
     if not best:
         return
@@ -126,7 +126,7 @@ def _names(figure: Drawing, best: Sequence[Spot], names: Sequence[str], log: boo
         note(figure, name, colour, middle.x, y, xshift=6, **side)
 
 
-def _planned(figure: Drawing, planned: Spot, ink: Ink) -> None:
+def _planned(figure: Plot, planned: Spot, ink: Ink) -> None:
     figure.add_scatter(
         x=[planned.x],
         y=[planned.y],
@@ -140,7 +140,7 @@ def _planned(figure: Drawing, planned: Spot, ink: Ink) -> None:
     )
 
 
-def _axes(figure: Drawing, measure: Measure, values: Sequence[float]) -> bool:
+def _axes(figure: Plot, measure: Measure, values: Sequence[float]) -> bool:
     """True when the vertical axis is logarithmic: what should be low is without bound for a replica without load."""
     figure.update_xaxes(rangemode="tozero")
     wide = bool(values) and min(values) > 0 and max(values) / min(values) > LOG_FROM

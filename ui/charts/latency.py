@@ -19,8 +19,8 @@ from ui.charts.base import (
     LOG_FROM,
     SMALL,
     Chart,
-    Drawing,
     Ink,
+    Plot,
     figure_of,
     legend_above,
     note,
@@ -62,7 +62,7 @@ def _load_in_words(curve: LoadCurve, fleet: Fleet, limit: Limit) -> str:
     )
 
 
-def _limited_axis(figure: Drawing, values: Sequence[float], limit: float) -> bool:
+def _limited_axis(figure: Plot, values: Sequence[float], limit: float) -> bool:
     """An axis that shows the limit: what lies far above it is cut off. True when it is logarithmic."""
     low, top = min(values), limit * (1.5 if max(values) > limit else 1.2)
     if top / low > LOG_FROM:
@@ -72,14 +72,14 @@ def _limited_axis(figure: Drawing, values: Sequence[float], limit: float) -> boo
     return False
 
 
-def mark_limit(figure: Drawing, allowed: float, limit: Limit, log: bool, ink: Ink) -> None:
+def mark_limit(figure: Plot, allowed: float, limit: Limit, log: bool, ink: Ink) -> None:
     """A dashed line at a limit, `allowed` in the units of the axis, and its name."""
     figure.add_hline(y=allowed, line={"color": ink.limit, "width": 1.5, "dash": "dash"})
     y = math.log10(allowed) if log else allowed  # on a logarithmic axis plotly places lines by value, text by exponent
     note(figure, f"limit {limit.said(limit.limit_s)}", ink.limit, 0, y, xref="paper")
 
 
-def _mark_capacity(figure: Drawing, capacity_per_s: float, headroom: float, ink: Ink) -> None:
+def _mark_capacity(figure: Plot, capacity_per_s: float, headroom: float, ink: Ink) -> None:
     figure.add_vline(x=capacity_per_s, line={"color": ink.text, "width": 1, "dash": "dot"}, opacity=0.7)
     text = f"capacity {significant(capacity_per_s)}"
     note(figure, text, ink.text, capacity_per_s, 0, yref="paper", xanchor="right")
@@ -100,7 +100,7 @@ def with_measured(chart: Chart, points: Sequence[Point], limit: Limit, ink: Ink)
     if not known:
         return chart
     per_s = UNIT[limit.metric][1]
-    chart.drawing.add_scatter(
+    chart.plot.add_scatter(
         x=[point.load_value for point, _ in known],
         y=[value * per_s for _, value in known],
         mode="markers",
@@ -110,7 +110,7 @@ def with_measured(chart: Chart, points: Sequence[Point], limit: Limit, ink: Ink)
         hovertemplate="%{x:.3g} requests/s<br>%{y:.4g}<br>%{customdata}<extra>%{fullData.name}</extra>",
     )
     several = "points" if len(known) > 1 else "point"
-    return Chart(chart.drawing, f"{chart.alt} Marked: {len(known)} {several} measured at offered rates.")
+    return Chart(chart.plot, f"{chart.alt} Marked: {len(known)} {several} measured at offered rates.")
 
 
 def with_knee(chart: Chart, curve: LoadCurve, ink: Ink) -> Chart:
@@ -118,10 +118,10 @@ def with_knee(chart: Chart, curve: LoadCurve, ink: Ink) -> Chart:
     knee = knee_per_s(curve)
     if knee is None:
         return chart
-    chart.drawing.add_vline(x=knee, line={"color": ink.quiet, "width": 1, "dash": "dashdot"})
+    chart.plot.add_vline(x=knee, line={"color": ink.quiet, "width": 1, "dash": "dashdot"})
     text = f"knee {significant(knee)}"
-    note(chart.drawing, text, ink.quiet, knee, 1, yref="paper", xanchor="right", yanchor="top")
-    return Chart(chart.drawing, f"{chart.alt} The knee is at {significant(knee)} requests/s per replica.")
+    note(chart.plot, text, ink.quiet, knee, 1, yref="paper", xanchor="right", yanchor="top")
+    return Chart(chart.plot, f"{chart.alt} The knee is at {significant(knee)} requests/s per replica.")
 
 
 FAR = 4.0
@@ -152,7 +152,7 @@ def distribution(
         legend_above(figure)
     far_s = float(np.interp(0.999, shares, spreads[0].seconds))
     end_s = 1.08 * max(far_s, limit.limit_s if limit and limit.limit_s <= FAR * far_s else 0.0)
-    figure.update_xaxes(range=[0, end_s * per_s], nticks=6, exponentformat="none")
+    figure.update_xaxes(range=[0, end_s * per_s], nticks=6)
     figure.update_yaxes(range=[0, 102])
     figure.update_traces(hovertemplate="%{y:.4g} % within %{x:.4g} " + unit + "<extra>%{fullData.name}</extra>")
     if limit:
@@ -160,7 +160,7 @@ def distribution(
     return Chart(figure, _spread_in_words(metric, shares, spreads[0], limit))
 
 
-def _mark_limit_across(figure: Drawing, limit: Limit, end_s: float, per_s: float, ink: Ink) -> None:
+def _mark_limit_across(figure: Plot, limit: Limit, end_s: float, per_s: float, ink: Ink) -> None:
     """The limit, and the share that must stay within it; beyond the axis only its name, at the edge."""
     inside = limit.limit_s <= end_s
     if inside:
@@ -230,7 +230,7 @@ def over_time(
     if most is not None:
         figure.add_hline(y=most, line={"color": ink.limit, "width": 1.5, "dash": "dash"})
     top = max([value for line in lines for value in line.values] + [most or 0.0], default=1.0)
-    figure.update_yaxes(exponentformat="none", range=[0, 1.08 * top or 1.0])
+    figure.update_yaxes(range=[0, 1.08 * top or 1.0])
     figure.update_xaxes(tickfont={"size": SMALL})
     figure.update_traces(hovertemplate="%{x:.4g} " + unit + "<br>%{y:.4g}<extra>%{fullData.name}</extra>")
     return Chart(figure, f"{title} over time: " + "; ".join(map(_line_in_words, lines)) + ".")
@@ -271,7 +271,7 @@ def lives_of_requests(lives: Lives, ink: Ink) -> Chart:
     return Chart(figure, lives_in_words(lives))
 
 
-def _bars(figure: Drawing, name: str, begin: Seconds, length: Seconds, part_s: Seconds, marker: object) -> None:
+def _bars(figure: Plot, name: str, begin: Seconds, length: Seconds, part_s: Seconds, marker: object) -> None:
     figure.add_bar(
         y=list(range(len(begin))),
         x=list(length),
@@ -284,7 +284,7 @@ def _bars(figure: Drawing, name: str, begin: Seconds, length: Seconds, part_s: S
     )
 
 
-def _crosses(figure: Drawing, lost: np.ndarray, begin: Seconds, ink: Ink) -> None:
+def _crosses(figure: Plot, lost: np.ndarray, begin: Seconds, ink: Ink) -> None:
     if len(lost):
         marker = {"symbol": "x", "size": 9, "color": ink.limit}
         figure.add_scatter(x=list(begin[lost]), y=list(lost), mode="markers", name="not served", marker=marker)

@@ -6,7 +6,7 @@ import math
 
 from sizing.analyses.session_plan import Seen, SessionLimit, SessionPlan
 from sizing.numbers import milliseconds, percent, significant
-from ui.charts.base import LOG_FROM, Chart, Drawing, Ink, figure_of, note, planned_point
+from ui.charts.base import LOG_FROM, Chart, Ink, Plot, figure_of, note, planned_point
 from ui.charts.latency import mark_limit
 
 CHART_PX = 240
@@ -70,7 +70,7 @@ def _later_s(seen: Seen, percentile: float) -> float:
     return value_s if math.isfinite(value_s) else 0.0
 
 
-def _line(figure: Drawing, found: SessionPlan, values: list[float], hover: str, ink: Ink) -> None:
+def _line(figure: Plot, found: SessionPlan, values: list[float], hover: str, ink: Ink) -> None:
     figure.add_scatter(
         x=[each.in_flight for each in _steady(found)],
         y=values,
@@ -82,7 +82,7 @@ def _line(figure: Drawing, found: SessionPlan, values: list[float], hover: str, 
     figure.update_xaxes(rangemode="tozero")
 
 
-def _mark_cliff(figure: Drawing, found: SessionPlan, ink: Ink) -> None:
+def _mark_cliff(figure: Plot, found: SessionPlan, ink: Ink) -> None:
     """A ground from the first load on at which contexts crowd each other out of the cache."""
     cliff, last = found.cliff, _steady(found)[-1]
     if cliff is None:

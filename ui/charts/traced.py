@@ -12,7 +12,7 @@ from sizing.analyses.traced import TracePlan, busiest_rate_per_s
 from sizing.numbers import milliseconds, significant
 from sizing.trace import HOUR_S, Hour, Trace, hours
 from sizing.workload import Limit
-from ui.charts.base import DASHES, LOG_FROM, Chart, Drawing, Ink, figure_of, legend_above, note
+from ui.charts.base import DASHES, LOG_FROM, Chart, Ink, Plot, figure_of, legend_above, note
 from ui.charts.latency import mark_limit, time_unit
 from ui.words import UNIT, limit_name
 
@@ -65,7 +65,7 @@ def stretch_s(span_s: float) -> float:
     return next((each for each in STRETCHES_S if each >= least and span_s <= MOST_POINTS * each), STRETCHES_S[-1])
 
 
-def _busiest(figure: Drawing, trace: Trace, ink: Ink) -> str:
+def _busiest(figure: Plot, trace: Trace, ink: Ink) -> str:
     """A line at the mean of the busiest hour, as wide as the hour; and what it says, in words."""
     hour = max(hours(trace), key=lambda each: each.last - each.first)
     rate_per_s = busiest_rate_per_s(trace)
@@ -152,7 +152,7 @@ def gpus_by_hour(found: TracePlan, ink: Ink) -> Chart:
     return Chart(figure, f"{words}; the fleet has {fleet.gpus:,}.")
 
 
-def _bars(figure: Drawing, trace: Trace, of: Sequence[Hour], values: Sequence[float | None], ink: Ink) -> None:
+def _bars(figure: Plot, trace: Trace, of: Sequence[Hour], values: Sequence[float | None], ink: Ink) -> None:
     """A bar for each hour, as wide as it; hours without requests have none."""
     dated = math.isfinite(trace.began_s)
     width = 1000 * HOUR_S if dated else HOUR_S / time_unit(float(trace.arrival_s[-1]))[1]

@@ -18,7 +18,7 @@ from ui.link import PREFIX
 from ui.look import basis_line, card
 from ui.scenario import Scenario
 from ui.views import inside
-from ui.views.inside import UNLIMITED_KV_TOKENS, RunSetup, Seen
+from ui.views.inside import UNLIMITED_KV_TOKENS, RunSetup, SeenRun
 from ui.visit import chosen, visit
 from ui.words import limit_name, plain, sentence_case, tell_unreadable
 
@@ -101,7 +101,7 @@ def _picked(plan: Plan) -> Fleet:
     return fleets[label]
 
 
-def _seen(plan: Plan, fleet: Fleet, setup: RunSetup, head: st.delta_generator.DeltaGenerator) -> Seen | None:
+def _seen(plan: Plan, fleet: Fleet, setup: RunSetup, head: st.delta_generator.DeltaGenerator) -> SeenRun | None:
     """The run and its result; None, and why on the page, where it cannot be simulated."""
     try:
         run = inside.run_of(setup, fleet, plan.question)
@@ -113,10 +113,10 @@ def _seen(plan: Plan, fleet: Fleet, setup: RunSetup, head: st.delta_generator.De
         head.title("This run cannot be simulated", anchor=False)
         head.markdown(f"{plain(sentence_case(result))}. Change the settings of the run below.")
         return None
-    return Seen(plan, fleet, setup, run, result)
+    return SeenRun(plan, fleet, setup, run, result)
 
 
-def _headline(seen: Seen) -> None:
+def _headline(seen: SeenRun) -> None:
     first, *others = learned(seen.result, seen.plan.question.sla, seen.setup.load_per_s)
     st.title(plain(first), anchor=False)
     if others:
@@ -124,7 +124,7 @@ def _headline(seen: Seen) -> None:
     basis_line(seen.fleet.basis, _provenance(seen))
 
 
-def _provenance(seen: Seen) -> str:
+def _provenance(seen: SeenRun) -> str:
     unit, seconds = time_unit(seen.run.lasts_s)
     lasted = significant(seen.run.lasts_s / seconds)
     alone = seen.run.together == 1 and seen.fleet.working > 1
@@ -132,7 +132,7 @@ def _provenance(seen: Seen) -> str:
     return f"{seen.run.requests:,} requests in {lasted} {unit}, {behind} · {seen.fleet.candidate.source}"
 
 
-def _cards(seen: Seen) -> None:
+def _cards(seen: SeenRun) -> None:
     result = seen.result
     with st.grid("auto", min_column_width=150):
         for limit, share, allowed in exceedances(result, seen.plan.question.sla):
@@ -177,14 +177,14 @@ def _percent(share: float) -> str:
     return f"{significant(100 * share)} %"
 
 
-def _kv_peak(seen: Seen) -> tuple[str, str]:
+def _kv_peak(seen: SeenRun) -> tuple[str, str]:
     peak = float(max(seen.result.watched.series[0].kv_tokens, default=0.0))
     if seen.setup.kv_tokens >= UNLIMITED_KV_TOKENS:
         return significant(peak), "tokens; the size of the cache is unknown"
     return _percent(peak / seen.setup.kv_tokens), f"{significant(peak)} of {seen.setup.kv_tokens:,} tokens"
 
 
-def _look(seen: Seen) -> None:
+def _look(seen: SeenRun) -> None:
     """Only what is looked at is drawn."""
     if seen.result.saturated:
         st.warning("The queue grows throughout the run: latencies only reflect how long the run lasted.")

@@ -183,7 +183,7 @@ def show_plan(plan: Plan, scenario: Scenario) -> None:
     for column, limit in zip(st.columns(max(1, len(limits))), limits, strict=False):
         with column:
             chart = latency_against_load(curve, plan.answer, limit, plan.question.headroom, ink())
-            chart.drawing.update_layout(height=CHART_PX)
+            chart.plot.update_layout(height=CHART_PX)
             show(chart, limit.metric)
     alternatives(plan, scenario)
     one, other = st.columns(2)

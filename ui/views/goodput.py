@@ -32,7 +32,11 @@ def show_prices(plan: Plan, prices: Sequence[GoodputPrice], scenario: Scenario) 
         row_height=ROW_PX,
         column_config={
             "Goodput": st.column_config.TextColumn(help="Share of all requests that keep every limit at once."),
-            "More than the row above": st.column_config.TextColumn(help="GPUs that the better service takes."),
+            "GPUs": st.column_config.TextColumn(alignment="right"),
+            "More than the row above": st.column_config.TextColumn(
+                help="GPUs that the better service takes.", alignment="right"
+            ),
+            "Requests/s per GPU": st.column_config.TextColumn(alignment="right"),
         },
         alt=f"{text.GOODPUT_PRICE}: {text.goodput_sentence(prices)}.",
     )

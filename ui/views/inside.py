@@ -113,7 +113,7 @@ def run_of(setup: RunSetup, fleet: Fleet, question: Question) -> InsideRun:
     return run_in_fleet(asked, replica, setup.load_per_s, fleet.working, setup.requests, setup.seed)
 
 
-class Seen(NamedTuple):
+class SeenRun(NamedTuple):
     """What the page speaks of: the plan, the fleet picked, the settings, the run and what came of it."""
 
     plan: Plan
@@ -217,18 +217,18 @@ KV_POLICY_NAMES: Mapping[KvPolicy, str] = {
 }
 
 
-def over_time(seen: Seen) -> None:
+def over_time(seen: SeenRun) -> None:
     """What the first replica held over the whole run, up to the last arrival that counts."""
     _draw_timeline(seen, between(seen.result.watched.series[0], 0.0, float(seen.result.arrival_s[-1])))
 
 
-def close_look_view(seen: Seen) -> None:
+def close_look_view(seen: SeenRun) -> None:
     """The same over a short stretch of it."""
     lives_s = seen.result.e2e_s[np.isfinite(seen.result.e2e_s)]
     _draw_timeline(seen, closely(seen.run, float(lives_s.mean()) if lives_s.size else 1.0))
 
 
-def _draw_timeline(seen: Seen, series: TimeSeries) -> None:
+def _draw_timeline(seen: SeenRun, series: TimeSeries) -> None:
     if not len(series.time_s):
         st.caption("The replica was idle in this part of the run.")
         return
@@ -274,7 +274,7 @@ def _charts_over_time(series: TimeSeries, kv_tokens: int) -> list[Chart]:
     return charts
 
 
-def latencies(seen: Seen) -> None:
+def latencies(seen: SeenRun) -> None:
     """Distributions of the three latencies with their limits, and the gaps between single tokens."""
     result = seen.result
     limits = {limit.metric: limit for limit in seen.plan.question.sla.limits}
@@ -317,7 +317,7 @@ def _token_gaps(result: Simulated) -> None:
     )
 
 
-def slowest(seen: Seen) -> None:
+def slowest(seen: SeenRun) -> None:
     """The requests around the slowest first token, as bars."""
     lives = lives_around_slowest(seen.result)
     if lives is None:
@@ -336,7 +336,7 @@ def slowest(seen: Seen) -> None:
     data_behind(pd.DataFrame(columns), "Requests around the slowest first token")
 
 
-def against(seen: Seen) -> None:
+def against(seen: SeenRun) -> None:
     """Table and chart of the differences, or why there are none."""
     with st.spinner("Asking the formula…"):
         said = by_formula(seen.run)

@@ -250,8 +250,9 @@ def _cards(found: SessionPlan) -> None:
     with st.grid(5, min_column_width=150):
         hundred = f"{significant(seen.in_flight)} in flight"
         card("GPUs per 100 at once", significant(found.gpus_per_100), hundred, "All GPUs over sessions in flight.")
-        filled = f"contexts {percent(found.filled(seen))} of the KV cache"
-        card("Found in the cache", percent(seen.hit_rate), filled, "Of all prompt tokens, at the planned load.")
+        filled = f"contexts: {percent(found.filled(seen))} of KV"
+        found_help = "Of all prompt tokens, at the planned load. Below it, what all contexts take of the KV cache."
+        card("Found in the cache", percent(seen.hit_rate), filled, found_help)
         for turns, label in ((parts["first_ttft"], "first turns"), (parts["later_ttft"], "later turns")):
             shown = (milliseconds(turns.p95_s), f"median {milliseconds(turns.p50_s)}") if turns.known else ("none", "")
             card(f"p95 TTFT, {label}", *shown, "Simulated, at the planned load.")

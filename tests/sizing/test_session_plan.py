@@ -50,7 +50,7 @@ class ShorterRuns(SessionRuns):
 @pytest.fixture(scope="module", autouse=True)
 def shorter_runs() -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(session_plan, "Runs", ShorterRuns)
+        patch.setattr(session_plan, "SessionRuns", ShorterRuns)
         patch.setattr(session_plan, "CURVE_TURNS", session_plan.CURVE_TURNS // 4)
         yield
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import time
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 
@@ -28,9 +29,12 @@ BUSY_S, ENOUGH_S, IDLE_WITHIN_S = 2.0, 6.0, 120.0
 
 
 def cpu_s(server: psutil.Process) -> float:
-    """Seconds of CPU that the server has used."""
-    times = server.cpu_times()
-    return float(times.user + times.system)
+    """Seconds of CPU that the server and the processes that compute for it have used, of those that are there."""
+    used_s = 0.0
+    for process in (server, *server.children(recursive=True)):
+        with suppress(psutil.NoSuchProcess):
+            used_s += sum(process.cpu_times()[:2])
+    return used_s
 
 
 def spent_until_idle_s(server: psutil.Process) -> float:

@@ -90,6 +90,11 @@ class Process:
             self.end()
             raise Lost from None
 
+    @property
+    def runs(self) -> bool:
+        """False before it is needed and after its end: then it takes seconds to start."""
+        return self._pool is not None
+
     def end(self, *, wait: bool = False) -> None:
         """End it, whatever it does; with `wait` it is gone on return."""
         if self._pool is not None:
@@ -164,7 +169,7 @@ class Workers:
                     if life == LIVES - 1:
                         raise
                 finally:
-                    self._idle.append(process)
+                    self._idle.insert(len(self._idle) if process.runs else 0, process)  # the last is taken first
         raise AssertionError
 
     def end(self) -> None:

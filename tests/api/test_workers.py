@@ -150,6 +150,25 @@ def test_a_question_is_given_up_when_the_last_who_asked_has_left(tmp_path: Path)
     asyncio.run(ask())
 
 
+def test_the_next_question_goes_to_a_process_that_runs(tmp_path: Path) -> None:
+    """One that was given up has to start again, which takes seconds."""
+
+    async def ask() -> None:
+        with pool(2) as workers:
+            both = [Told(name, tmp_path, gate=f"{name}.gate") for name in ("one", "two")]
+            asked = [asyncio.create_task(workers.answer(job)) for job in both]
+            warm, given_up = [await job.running() for job in both]
+            (tmp_path / "one.gate").touch()
+            assert await asked[0] == "one"
+            asked[1].cancel()
+            await asyncio.wait(asked)
+            for name in ("next", "after"):
+                await workers.answer(Told(name, tmp_path))
+                assert Told(name, tmp_path).began == [warm] != [given_up]
+
+    asyncio.run(ask())
+
+
 SERVER = """
 import asyncio, sys
 from pathlib import Path

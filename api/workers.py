@@ -14,7 +14,7 @@ import threading
 import time
 from collections import OrderedDict
 from collections.abc import Hashable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from joblib.externals.loky.process_executor import ProcessPoolExecutor, TerminatedWorkerError
@@ -102,19 +102,22 @@ class Process:
             self._pool = None
 
 
-@dataclass(slots=True)
+@dataclass(eq=False, slots=True)
 class UnderWay:
-    """A question that is being computed, and how many wait for it."""
+    """A question that is being computed, how many wait for it, and whether it ends by itself within `quick_s`."""
 
-    task: asyncio.Task[Any]
+    task: asyncio.Task[Any] = field(init=False)
     waiting: int = 0
+    ends_soon: bool = False
 
 
 class Workers:
     """Answers jobs in `processes` processes, each job within `limit_s` seconds of CPU.
 
-    Of several who ask the same, one is computed for, and it is given up when the last of them leaves. The slow lane
-    never takes the last process, if there are several. To be used from one event loop. `processes`: those that compute.
+    Of several who ask the same, one is computed for. When the last of them leaves, it is given up, except while it runs
+    in the quick lane: its process is free sooner than a new one would have started, and the answer is kept. The slow
+    lane never takes the last process, if there are several. To be used from one event loop. `processes`: those that
+    compute.
     """
 
     def __init__(self, processes: int, limit_s: float, quick_s: float = QUICK_S) -> None:
@@ -131,44 +134,61 @@ class Workers:
         if job in self._known:
             self._known.move_to_end(job)
             return self._known[job]
-        if job not in self._under_way:
-            if len(self._under_way) >= MOST_WAITING:
-                raise Full
-            self._under_way[job] = UnderWay(asyncio.create_task(self._computed(job)))
-        asked = self._under_way[job]
+        asked = self._under_way.get(job) or self._begun(job)
         asked.waiting += 1
         try:
-            found = await asyncio.shield(asked.task)
+            return await asyncio.shield(asked.task)
         finally:
             asked.waiting -= 1
-            if asked.waiting == 0:
+            if asked.waiting == 0 and not asked.ends_soon:
                 asked.task.cancel()  # of no effect once it is done
-                if self._under_way.get(job) is asked:
-                    del self._under_way[job]
+                self._forget(job, asked)
+
+    def _begun(self, job: Job) -> UnderWay:
+        if len(self._under_way) >= MOST_WAITING:
+            raise Full
+        asked = self._under_way[job] = UnderWay()
+        asked.task = asyncio.create_task(self._computed(job, asked))
+        asked.task.add_done_callback(lambda task: task.cancelled() or task.exception())  # perhaps nobody waits for it
+        return asked
+
+    def _forget(self, job: Job, asked: UnderWay) -> None:
+        if self._under_way.get(job) is asked:  # another may have begun since
+            del self._under_way[job]
+
+    async def _computed(self, job: Job, asked: UnderWay) -> Any:
+        try:
+            found = await self._in_lanes(job, asked)
+        finally:
+            self._forget(job, asked)
         self._known[job] = found
         while len(self._known) > KEPT:
             self._known.popitem(last=False)
         return found
 
-    async def _computed(self, job: Job) -> Any:
+    async def _in_lanes(self, job: Job, asked: UnderWay) -> Any:
         try:
-            return await self._in_lane(job, self.quick_s)
+            return await self._in_lane(job, self.quick_s, asked)
         except TimeLimitReached:
-            if self.limit_s <= self.quick_s:
+            if self.limit_s <= self.quick_s or not asked.waiting:
                 raise
         async with self._slow:
             return await self._in_lane(job, self.limit_s)
 
-    async def _in_lane(self, job: Job, limit_s: float) -> Any:
+    async def _in_lane(self, job: Job, limit_s: float, quick: UnderWay | None = None) -> Any:
         for life in range(LIVES):
             async with self._free:
                 process = self._idle.pop()
+                if quick:
+                    quick.ends_soon = limit_s > 0  # 0 is no limit
                 try:
                     return await process.answer(job, limit_s)
                 except Lost:
                     if life == LIVES - 1:
                         raise
                 finally:
+                    if quick:
+                        quick.ends_soon = False
                     self._idle.insert(len(self._idle) if process.runs else 0, process)  # the last is taken first
         raise AssertionError
 

@@ -96,7 +96,7 @@ def stop_using() -> None:
 def computed(function: Callable[..., T], *arguments: Any, key: tuple[Any, ...], model: str) -> T:
     """What a function of a question about `model` returns; equal keys of one function are computed once at a time.
 
-    Raises what the function does, TimeLimitReached and NotComputed. A visitor who leaves takes the question along.
+    Raises what the function does, TimeLimitReached and NotComputed. Dear questions end with the last visitor.
     """
     if not _elsewhere:
         return function(*arguments)

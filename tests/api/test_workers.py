@@ -26,21 +26,26 @@ SOON_S = 0.02
 @dataclass(frozen=True)
 class Told:
     """Answers at once, or when the file `gate` is there; leaves its process's number in `folder` each time it begins.
-    Needs `cost_s` seconds of CPU, it says."""
+    Needs `cost_s` seconds of CPU, it says, once the file `spent` is there."""
 
     name: str
     folder: Path
     cost_s: float = 0.0
     gate: str = ""
+    spent: str = ""
 
     def answer(self, limit_s: float) -> str:
         with (self.folder / f"{self.name}.began").open("a") as began:
             began.write(f"{os.getpid()}\n")
+        self.wait_for(self.spent)
         if self.cost_s > limit_s:
             raise TimeLimitReached(f"{self.name} takes {self.cost_s:g} s")
-        while self.gate and not (self.folder / self.gate).exists():
-            time.sleep(SOON_S)
+        self.wait_for(self.gate)
         return self.name
+
+    def wait_for(self, file: str) -> None:
+        while file and not (self.folder / file).exists():
+            time.sleep(SOON_S)
 
     @property
     def began(self) -> list[int]:
@@ -53,6 +58,11 @@ class Told:
         while len(self.began) < times:
             await asyncio.sleep(SOON_S)
         return self.began[-1]
+
+
+def dear(name: str, folder: Path) -> Told:
+    """One that begins twice, and does not end in the slow lane."""
+    return Told(name, folder, cost_s=10 * QUICK_S, gate="never")
 
 
 @contextmanager
@@ -81,15 +91,15 @@ def test_of_several_who_ask_the_same_one_is_computed_for_and_the_answer_is_kept(
 def test_dear_questions_leave_a_process_to_cheap_ones(tmp_path: Path) -> None:
     async def ask() -> None:
         with pool() as workers:
-            dear = [Told(f"dear {number}", tmp_path, cost_s=10 * QUICK_S, gate="open") for number in range(3)]
-            waiting = [asyncio.create_task(workers.answer(job)) for job in dear]
-            while max(len(job.began) for job in dear) < 2:  # one of them has come to the slow lane
+            dears = [Told(f"dear {number}", tmp_path, cost_s=10 * QUICK_S, gate="open") for number in range(3)]
+            waiting = [asyncio.create_task(workers.answer(job)) for job in dears]
+            while max(len(job.began) for job in dears) < 2:  # one of them has come to the slow lane
                 await asyncio.sleep(SOON_S)
             cheap = [workers.answer(Told(f"cheap {number}", tmp_path)) for number in range(6)]
             assert await asyncio.gather(*cheap) == [f"cheap {number}" for number in range(6)]
             assert not any(task.done() for task in waiting)
             (tmp_path / "open").touch()
-            assert await asyncio.gather(*waiting) == [job.name for job in dear]
+            assert await asyncio.gather(*waiting) == [job.name for job in dears]
 
     asyncio.run(ask())
 
@@ -134,12 +144,12 @@ def test_a_question_that_kills_every_process_is_given_up(tmp_path: Path) -> None
     asyncio.run(ask())
 
 
-def test_a_question_is_given_up_when_the_last_who_asked_has_left(tmp_path: Path) -> None:
+def test_a_dear_question_is_given_up_when_the_last_who_asked_has_left(tmp_path: Path) -> None:
     async def ask() -> None:
         with pool(1) as workers:
-            job = Told("left", tmp_path, gate="never")
+            job = dear("left", tmp_path)
             asked = [asyncio.create_task(workers.answer(job)) for _ in range(2)]
-            process = await job.running()
+            process = await job.running(times=2)
             asked[0].cancel()
             await asyncio.sleep(5 * SOON_S)
             assert Path(f"/proc/{process}").exists() and not asked[1].done()
@@ -150,18 +160,59 @@ def test_a_question_is_given_up_when_the_last_who_asked_has_left(tmp_path: Path)
     asyncio.run(ask())
 
 
+def test_a_cheap_question_that_everyone_has_left_still_ends_and_keeps_its_process(tmp_path: Path) -> None:
+    """A planner who drags a slider leaves questions behind: each would cost a process, which takes seconds to start."""
+
+    async def ask() -> None:
+        with pool(1) as workers:
+            left, waits = (Told(name, tmp_path, gate="open") for name in ("left", "waits"))
+            asked = [asyncio.create_task(workers.answer(job)) for job in (left, waits)]
+            process = await left.running()
+            for each in asked:
+                each.cancel()
+            await asyncio.wait(asked)
+            (tmp_path / "open").touch()
+            assert await workers.answer(Told("next", tmp_path)) == "next"
+            assert await workers.answer(left) == "left"
+            assert left.began == Told("next", tmp_path).began == [process]
+            assert not waits.began, "a question that was left before a process had time for it is not begun"
+
+    asyncio.run(ask())
+
+
+@pytest.mark.parametrize("asked_again", (False, True))
+def test_a_question_that_turns_out_dear_goes_on_only_if_somebody_waits(tmp_path: Path, asked_again: bool) -> None:
+    async def ask() -> None:
+        with pool(1) as workers:
+            job = Told("left", tmp_path, cost_s=10 * QUICK_S, spent="spent")
+            asked = asyncio.create_task(workers.answer(job))
+            await job.running()
+            asked.cancel()
+            await asyncio.wait([asked])
+            again = asyncio.create_task(workers.answer(job)) if asked_again else None
+            await asyncio.sleep(0)
+            (tmp_path / "spent").touch()
+            assert await workers.answer(Told("next", tmp_path)) == "next"
+            assert not again or await again == "left"
+            assert len(job.began) == 1 + asked_again
+
+    asyncio.run(ask())
+
+
 def test_the_next_question_goes_to_a_process_that_runs(tmp_path: Path) -> None:
     """One that was given up has to start again, which takes seconds."""
 
     async def ask() -> None:
         with pool(2) as workers:
-            both = [Told(name, tmp_path, gate=f"{name}.gate") for name in ("one", "two")]
-            asked = [asyncio.create_task(workers.answer(job)) for job in both]
-            warm, given_up = [await job.running() for job in both]
-            (tmp_path / "one.gate").touch()
-            assert await asked[0] == "one"
-            asked[1].cancel()
-            await asyncio.wait(asked)
+            left, kept = dear("left", tmp_path), Told("kept", tmp_path, gate="open")
+            asked = asyncio.create_task(workers.answer(left))
+            given_up = await left.running(times=2)
+            other = asyncio.create_task(workers.answer(kept))
+            warm = await kept.running()
+            (tmp_path / "open").touch()
+            assert await other == "kept"
+            asked.cancel()
+            await asyncio.wait([asked])
             for name in ("next", "after"):
                 await workers.answer(Told(name, tmp_path))
                 assert Told(name, tmp_path).began == [warm] != [given_up]

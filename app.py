@@ -2,8 +2,8 @@
 
 import streamlit as st
 
-from ui import answers, form, health, link, login, look, patience
-from ui.visit import visit
+from ui import answers, form, health, link, login, look
+from ui.visit import visit, while_wanted
 from ui.words import plain
 
 st.set_page_config(page_title="GPUs for LLM serving", page_icon="ui/icon.svg", layout="wide", initial_sidebar_state=360)
@@ -32,7 +32,7 @@ visit().shown = {}
 if not health.has_first_answer():
     with st.spinner(health.GETTING_READY):
         health.wait_for_first_answer()
-with patience.while_wanted():
+with while_wanted():
     page.run()
 query = link.to_query(scenario, visit().gpus_found, answers.stamp(scenario))
 st.query_params.from_dict(query | visit().shown)

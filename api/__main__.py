@@ -9,8 +9,7 @@ os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")  # as in `sizing.__main__`
 
 import click
 
-from sizing.extras import missing_extra
-from sizing.lazy_group import BAD_INPUT, fail
+from sizing.lazy_group import BAD_INPUT, fail, missing_extra
 
 
 @click.command(context_settings={"help_option_names": ["-h", "--help"]})

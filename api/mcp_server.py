@@ -20,7 +20,7 @@ from api.questions import JsonQuestion, Refused, misfit, refusal, schema
 from api.workers import Full, Lost, Workers
 from sizing import catalog
 from sizing.errors import TimeLimitReached, one_line
-from sizing.places import version
+from sizing.files import version
 
 LIMIT_S = 120.0
 """CPU seconds of an answer: somebody talks with a model meanwhile."""

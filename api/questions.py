@@ -25,7 +25,7 @@ from jsonschema import Draft202012Validator
 from jsonschema.exceptions import best_match
 
 from sizing.budget import within
-from sizing.cli.main import cli
+from sizing.cli import cli
 from sizing.cli.plan import show
 from sizing.errors import ScenarioError, SizingError, TimeLimitReached, one_line
 from sizing.estimate.checkpoints import is_config

@@ -28,10 +28,10 @@ from sizing import catalog
 from sizing.candidates import by_deployment
 from sizing.cli.shapes import finite_only
 from sizing.errors import TimeLimitReached, one_line
-from sizing.places import resource, version
+from sizing.files import resource, version
 from sizing.points import COLUMNS, Deployment, Point, read_points
 from ui import login
-from ui.patience import limit_s
+from ui.visit import limit_s
 
 ROOT = "/api/v1"
 KEYS_VARIABLE = "SIZING_API_KEYS"

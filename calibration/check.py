@@ -22,11 +22,11 @@ from calibration.records import Measurement
 from calibration.store import LIVE, Run, Store
 from calibration.store.work import discard
 from sizing.engine import Batching
+from sizing.files import parse_yaml
 from sizing.fitting.levels import granted
 from sizing.lazy_group import BAD_INPUT, INTERRUPTED, fail
 from sizing.numbers import percent, significant
 from sizing.points import Point
-from sizing.yaml_file import parse_yaml
 
 CHANGED = 4
 NORMAL_95 = 1.96

@@ -15,7 +15,7 @@ from calibration.plan import LevelKey, level_key
 from calibration.records import Measurement
 from calibration.store import Store
 from calibration.store.bundle import import_bundle, import_measurements, is_bundle, read_bundle
-from calibration.store.text import clean
+from calibration.store.database import clean
 from sizing.errors import PointsError
 from sizing.points import MOST_POINTS, Point, read_points
 

@@ -23,13 +23,11 @@ from typing import NamedTuple
 from calibration.errors import PlanError, ServerError, StoreError
 from calibration.plan import BUDGET_S, Answering, Endpoint, Level, PlanFile, Protocol, ServerPlan, SweepPlan, parse_plan
 from calibration.store import DATABASE_VARIABLE, LIVE, Store
-from calibration.store.database import RECORDS_VARIABLE
-from calibration.store.text import clean
+from calibration.store.database import RECORDS_VARIABLE, clean
 from calibration.store.work import ask_to_stop, enqueue, give_up, hand_over, requeue, work
-from sizing.places import IMPORTED_FROM
+from sizing.files import IMPORTED_FROM, yaml_of
 from sizing.points import Point
 from sizing.workload import Lengths
-from sizing.yaml_file import yaml_of
 
 ALLOW_VARIABLE = "SIZING_ALLOW_RUNS"
 TARGETS_VARIABLE = "SIZING_RUN_TARGETS"

@@ -27,10 +27,10 @@ from calibration.errors import PlanError
 from calibration.metrics.precision import Until
 from calibration.requests.lengths import LengthsPlan
 from sizing.errors import ScenarioError, YamlError, first_fault
+from sizing.files import parse_yaml, yaml_text
 from sizing.points import LoadKind, Point
 from sizing.question import FIELDS, Question
 from sizing.workload import Arrivals, Lengths
-from sizing.yaml_file import parse_yaml, yaml_text
 
 # --- What the parts of a plan share: strictness, and the types of its numbers and texts
 

@@ -7,9 +7,9 @@ from typing import Self
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeRemainingColumn
 
-from calibration import reporter
 from calibration.plan import Level
 from calibration.records import Measurement
+from calibration.run import Listener
 
 
 def drawn_bar(console: Console) -> Progress:
@@ -26,7 +26,7 @@ def drawn_bar(console: Console) -> Progress:
     )
 
 
-class Bar(reporter.Progress):
+class Bar(Listener):
     """Progress of a run as a rich bar. Its unit is expected seconds, so that long levels weigh more.
 
     Use as ``with``. `run_id` is None until the run is known to the store.

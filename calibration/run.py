@@ -1,4 +1,7 @@
-"""The main path of a calibration: run a plan level by level and store each point as soon as it is measured."""
+"""The main path of a calibration: run a plan level by level and store each point as soon as it is measured.
+
+What it does is told to the person who waits for it, and to the store for all who watch.
+"""
 
 from __future__ import annotations
 
@@ -6,12 +9,14 @@ import asyncio
 import math
 import secrets
 import threading
-from collections.abc import Iterator, Sequence
+from collections import deque
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager, suppress
 from dataclasses import replace
 from functools import partial
 from itertools import islice
 from pathlib import Path
+from typing import Any
 
 from calibration.errors import CalibrationError, Cancelled, ClientLimitedError, NothingAnswered, PlanError, StoreError
 from calibration.levels import Pace, job_of, order_of
@@ -22,10 +27,9 @@ from calibration.load.self_check import processes_needed
 from calibration.metrics.measurement import measurement
 from calibration.plan import Level, PlanFile, level_key, parse_plan
 from calibration.records import Measurement
-from calibration.reporter import Progress, Reporter
 from calibration.server_metrics import Scraper
 from calibration.store import Ending, Store
-from calibration.store.database import patient
+from calibration.store.database import clean, patient
 from calibration.store.work import give_up
 from calibration.target import ENGINE_MODEL, Target, access, prepare
 from sizing.points import Point
@@ -39,7 +43,7 @@ _PROBE = 1_000_000
 def run(
     file: PlanFile,
     store: Store,
-    progress: Progress | None = None,
+    progress: Listener | None = None,
     cancel: threading.Event | None = None,
     label: str = "",
 ) -> int:
@@ -63,7 +67,7 @@ def run(
 def resume(
     run_id: int,
     store: Store,
-    progress: Progress | None = None,
+    progress: Listener | None = None,
     cancel: threading.Event | None = None,
     plan: PlanFile | None = None,
 ) -> int:
@@ -113,13 +117,13 @@ class Sweep:
         run_id: int,
         target: Target,
         store: Store,
-        listener: Progress | None = None,
+        listener: Listener | None = None,
         cancel: threading.Event | None = None,
         workers: Workers | None = None,
     ) -> None:
         self.run_id, self.target = run_id, target
         self._store = store
-        self._progress = Reporter(run_id, listener or Progress())
+        self._progress = Reporter(run_id, listener or Listener())
         self._cancel = cancel or threading.Event()
         self._workers = workers or Workers()
 
@@ -265,3 +269,71 @@ class Sweep:
                 self._store.finish_run(self.run_id, "failed", f"{type(error).__name__}: {error}")
             raise
         patient(partial(self._store.finish_run, self.run_id, "done"), self._progress.says)
+
+
+LINES = 40
+"""Of what a run says, the store has the last so many."""
+LONGEST_LINE = 300
+
+
+class Listener:
+    """Hears of the progress of a run, always from the thread that called `run`; on its own it tells nobody."""
+
+    def started(self, run_id: int) -> None:
+        """The run is in the store."""
+
+    def says(self, text: str) -> None:
+        """A line for the person who waits."""
+
+    def expects(self, level: Level, seconds: float, after_s: float) -> None:
+        """`level` comes next and is thought to take `seconds`, what follows it `after_s`."""
+
+    def share(self, done: float) -> None:
+        """So much of the present level is over, 0 to 1."""
+
+    def measured(self, level: Level, found: Measurement) -> None:
+        """The point of `level` is in the store."""
+
+
+class Reporter(Listener):
+    """Progress that keeps what the store is told with each heartbeat, and hands everything on to `listener`."""
+
+    def __init__(self, run_id: int, listener: Listener) -> None:
+        self._listener = listener
+        self._lock = threading.Lock()  # `news` is asked for by the thread of the heartbeat
+        self._lines: deque[str] = deque(maxlen=LINES)
+        self._note(phase="checking the load generator")
+        listener.started(run_id)
+
+    def news(self) -> Mapping[str, Any]:
+        """Columns of the table of runs: phase, share of the present level, seconds left, last lines."""
+        with self._lock:
+            left_s = (1 - self._share) * self._level_s + self._after_s
+            log = "\n".join(map(clean, self._lines))
+            return {"phase": self._phase, "share": self._share, "left_s": left_s or None, "log": log}
+
+    def says(self, text: str) -> None:
+        with self._lock:
+            self._lines.append(text[:LONGEST_LINE])
+        self._listener.says(text)
+
+    def expects(self, level: Level, seconds: float, after_s: float) -> None:
+        self._listener.expects(level, seconds, after_s)
+        self._note(phase=level.label, level_s=seconds, after_s=after_s)
+
+    def share(self, done: float) -> None:
+        with self._lock:
+            self._share = min(1.0, done)
+        self._listener.share(done)
+
+    def measured(self, level: Level, found: Measurement) -> None:
+        point = found.point
+        verdict = f", {point.verdict}" if point.verdict else ""
+        with self._lock:
+            self._lines.append(f"{level.label}: {point.requests_per_s:.3g} requests/s{verdict}")
+        self._note(phase="between two levels", after_s=self._after_s)
+        self._listener.measured(level, found)
+
+    def _note(self, *, phase: str, level_s: float = 0.0, after_s: float = 0.0) -> None:
+        with self._lock:
+            self._phase, self._share, self._level_s, self._after_s = phase, 0.0, level_s, after_s

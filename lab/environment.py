@@ -17,7 +17,7 @@ from rich.console import Console
 from rich.status import Status
 
 from calibration.errors import ServerError
-from sizing.places import IMPORTED_FROM, INSTALLED, written
+from sizing.files import IMPORTED_FROM, INSTALLED, written
 
 PROJECT = IMPORTED_FROM
 PYTHON_VERSION = f"{sys.version_info.major}.{sys.version_info.minor}"

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import Literal
 
-from sizing.catalog import PRECISIONS, Model
+from sizing.catalog import PRECISIONS, TENSOR_PARALLEL, Layout, Model, layouts
 from sizing.catalog import gpu as gpu_named
 from sizing.catalog import gpus as catalogued_gpus
 from sizing.catalog import model as model_named
@@ -16,7 +16,6 @@ from sizing.engine import engine_named
 from sizing.errors import CatalogueError, DoesNotFit, EstimateUnavailable, FitError, ScenarioError
 from sizing.estimate import ENGINES, estimate, timed_engines
 from sizing.fitting import UNTOLD, Fit, Protocol, fit
-from sizing.layout import TENSOR_PARALLEL, Layout, layouts
 from sizing.plans import Candidate, Rejection
 from sizing.points import Deployment, Point, same_isl
 from sizing.prediction import Caution

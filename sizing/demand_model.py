@@ -595,7 +595,7 @@ def as_json(model: DemandModel) -> str:
 
 def parse_model(content: bytes, name: str) -> DemandModel:
     """The model in a JSON document; `name` is how errors call it. Raises ScenarioError, one line with the key."""
-    from sizing.yaml_file import json_object
+    from sizing.files import json_object
 
     try:
         values = json_object(content, MOST_BYTES, "model of demand")

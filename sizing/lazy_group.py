@@ -1,4 +1,7 @@
-"""A group of commands that are loaded when they are used: behind ``python -m sizing`` and ``python -m calibration``."""
+"""A group of commands that are loaded when they are used, behind ``python -m sizing`` and ``python -m calibration``.
+
+With the extra that brings a library which one of them misses: ``pip install 'sizing[report]'``.
+"""
 
 from __future__ import annotations
 
@@ -9,8 +12,53 @@ from typing import Any, NoReturn
 
 import click
 
-from sizing.errors import one_line
-from sizing.extras import missing_extra
+from sizing.errors import SizingError, one_line
+
+EXTRA_OF = {
+    "jinja2": "report",
+    "markupsafe": "report",
+    "matplotlib": "report",
+    "typst": "report",
+    "xlsxwriter": "report",
+    "google": "measure",
+    "grpc": "measure",
+    "hpack": "measure",
+    "httptools": "measure",
+    "prometheus_client": "measure",
+    "pyarrow": "measure",
+    "sqlalchemy": "measure",
+    "tokenizers": "measure",
+    "tritonclient": "measure",
+    "uvloop": "measure",
+    "psycopg": "postgres",
+    "distributed": "cluster",
+    "jsonschema": "mcp",
+    "mcp": "mcp",
+    "mcp_types": "mcp",
+    "authlib": "app",
+    "pandas": "app",
+    "plotly": "app",
+    "streamlit": "app",
+}
+"""Library, as it is imported, to extra of pyproject.toml."""
+PACKAGE_OF = {"google": "protobuf", "grpc": "grpcio"}
+"""Names under which a reader knows a library, where it is imported by another."""
+
+
+class MissingExtra(SizingError):
+    """A library that this command needs is not installed; the line names the extra that brings it."""
+
+
+def missing_extra(error: ModuleNotFoundError) -> MissingExtra:
+    """What to install for an import that failed. Raises `error` itself where no extra brings the library: a fault."""
+    library = (error.name or "").partition(".")[0]
+    if library not in EXTRA_OF:
+        raise error
+    extra = EXTRA_OF[library]
+    return MissingExtra(
+        f"this needs {PACKAGE_OF.get(library, library)}, which is not installed: pip install 'sizing[{extra}]'"
+    )
+
 
 BAD_INPUT = 2
 INTERRUPTED = 130

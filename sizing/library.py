@@ -10,12 +10,12 @@ from typing import Any, Literal
 from sizing import planner, queueing
 from sizing.analyses.existing import Existing, best_first
 from sizing.candidates import Choice, find
+from sizing.catalog import Layout
 from sizing.engine import Batching, Replica, StepLaw
 from sizing.errors import SizingError
 from sizing.estimate.checkpoints import is_config, known, own
 from sizing.explain import distance_from_sla
 from sizing.fitting import Fit, fit
-from sizing.layout import Layout
 from sizing.plans import Candidate, Fleet, NoFeasiblePlan, Plan, Rejection
 from sizing.points import Point, read_points
 from sizing.prediction import Caution, Prediction, Quantiles

@@ -7,13 +7,12 @@ from dataclasses import dataclass
 
 from sizing import catalog
 from sizing.candidates import Choice, catalogued, estimated
-from sizing.catalog import BITS, PRECISIONS, Gpu, Model, Precision, gpus
+from sizing.catalog import BITS, PRECISIONS, Gpu, Layout, Model, Precision, gpus
 from sizing.engine import Batching
 from sizing.errors import DoesNotFit, EstimateUnavailable, SizingError
 from sizing.estimate import estimate
 from sizing.estimate.day_zero import MEMORY_FRACTION, RESERVED_BYTES, held_bytes, shipped
 from sizing.estimate.memory import Memory
-from sizing.layout import Layout
 from sizing.plans import Candidate, Fleet, Rejection
 from sizing.workload import Lengths, Prefix
 

@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
 
+from sizing.catalog import Layout
 from sizing.edge import BY_FORMULA, BY_SIMULATION, Method, SlaMissed, capacity_band, least
 from sizing.errors import RequestTooLong
 from sizing.explain import (
@@ -20,7 +21,6 @@ from sizing.explain import (
     remarks,
     sla_rejection,
 )
-from sizing.layout import Layout
 from sizing.plans import Candidate, Fleet, NoFeasiblePlan, Plan, Rejection
 from sizing.prediction import Prediction
 from sizing.question import Question, Setting, check_priced

@@ -7,10 +7,10 @@ from dataclasses import dataclass
 from typing import Literal, Self
 
 from sizing import catalog
+from sizing.catalog import Layout
 from sizing.catalog import gpus as catalogued_gpus
 from sizing.engine import Replica
 from sizing.errors import ScenarioError, SizingError
-from sizing.layout import Layout
 from sizing.numbers import significant
 from sizing.points import Point
 from sizing.prediction import Caution, Prediction

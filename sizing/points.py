@@ -14,8 +14,8 @@ from typing import Annotated, Any, Literal, NamedTuple, TextIO
 from pydantic import ConfigDict, Field, TypeAdapter, ValidationError
 from pydantic.dataclasses import dataclass
 
+from sizing.catalog import Layout
 from sizing.errors import LONGEST_QUOTE, PointsError, first_fault, quoted
-from sizing.layout import Layout
 from sizing.numbers import significant
 from sizing.workload import MOST_TOKENS, Lengths, Prefix
 

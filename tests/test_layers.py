@@ -19,9 +19,7 @@ SCREEN = {"streamlit", "plotly", "altair"}
 NETWORK = {"tritonclient", "grpc", "requests", "httpx", "aiohttp", "urllib", "socket", "http", "sqlalchemy"}
 VALUES = {
     f"sizing.{name}"
-    for name in (
-        "points token_law workload question errors numbers stats yaml_file lazy_group places extras trace trace_files"
-    ).split()
+    for name in ("points token_law workload question errors numbers stats files lazy_group trace trace_files").split()
 }
 ASKS_SIZING = {
     "calibration.adapt": {"sizing.analyses.next_level"},
@@ -98,7 +96,7 @@ def test_the_page_reaches_calibration_only_through_its_store_plans_and_jobs() ->
 
 def test_the_api_passes_questions_on_and_is_known_only_to_the_door() -> None:
     for name, names in rooms("api"):
-        offered = {"calibration.store", "calibration.errors", "ui.login", "ui.patience"}
+        offered = {"calibration.store", "calibration.errors", "ui.login", "ui.visit"}
         assert {each for each in names if each.startswith(("calibration.", "ui."))} <= offered, name
     assert not {name for name, names in rooms("sizing", "calibration", "ui") if "api" in tops(names)}
 
@@ -120,7 +118,7 @@ FIRST = """
 import os
 from importlib import import_module
 import numba, scipy.special  # not ours, and most of the work
-from sizing.cli.main import COMMANDS
+from sizing.cli import COMMANDS
 for module in sorted({where.partition(":")[0] for where, _ in COMMANDS.values()}):
     if not (child := os.fork()):
         import_module(module)

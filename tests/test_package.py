@@ -24,8 +24,8 @@ from packaging.requirements import Requirement
 
 import sizing
 from sizing import library
-from sizing.cli.main import main
-from sizing.extras import EXTRA_OF
+from sizing.cli import main
+from sizing.lazy_group import EXTRA_OF
 from sizing.plans import Question
 from sizing.workload import Lengths
 
@@ -162,7 +162,7 @@ def test_an_installed_wheel_answers_from_the_shipped_data(
 ) -> None:
     """Another interpreter, away from the checkout, gives the checkout's own prediction."""
     ask = """
-import sizing, sizing.places
+import sizing, sizing.files
 from sizing.candidates import Choice, find
 lengths = sizing.Lengths(2000, 256)
 (candidate,), _ = find("Qwen/Qwen3-32B", lengths, Choice(("h200_sxm",), ("bf16",), (2,), engines=("vllm",)), [])
@@ -200,7 +200,7 @@ def commands(group: str) -> Iterator[tuple[str, str]]:
 
 
 def test_every_command_is_in_the_wheel(installed: Installed) -> None:
-    named = [*commands("sizing/cli/main.py"), *commands("calibration/cli.py")]
+    named = [*commands("sizing/cli/__init__.py"), *commands("calibration/__main__.py")]
     assert len(named) > 20
     missing = [module for module, _ in named if module.replace(".", "/") + ".py" not in installed.names]
     assert missing == []
@@ -252,7 +252,7 @@ def test_a_command_names_the_extra_it_lacks(
 
 
 def test_an_installed_program_writes_to_the_users_own_folder(installed: Installed, tmp_path: Path) -> None:
-    ask = "from sizing.places import written; print(written('data/calibration.db'))"
+    ask = "from sizing.files import written; print(written('data/calibration.db'))"
     assert installed.run("-c", ask, XDG_DATA_HOME=str(tmp_path)).stdout == f"{tmp_path}/sizing/calibration.db\n"
     assert installed.run("-c", ask, XDG_DATA_HOME="", HOME="/h").stdout == "/h/.local/share/sizing/calibration.db\n"
     here = subprocess.run([sys.executable, "-c", ask], cwd=ROOT, capture_output=True, text=True, check=True).stdout

@@ -50,16 +50,16 @@ from sizing.analyses.traced import TracePlan, busiest_rate_per_s, class_slas, le
 from sizing.analyses.verification import Verification, verification
 from sizing.budget import checkpoint
 from sizing.candidates import Choice, catalogued
+from sizing.catalog import layouts
 from sizing.edge import predict_at
 from sizing.engine import engine_named
 from sizing.errors import ScenarioError, SizingError
 from sizing.estimate import ENGINES
+from sizing.files import resource
 from sizing.fitting import Fit
 from sizing.fitting.result import CoveredRange
-from sizing.layout import layouts
 from sizing.memory_use import Misfit, elsewhere, misfits
 from sizing.numbers import percent, significant
-from sizing.places import resource
 from sizing.plans import Candidate, Fleet, Plan, Rejection
 from sizing.points import Deployment, Point, read_points
 from sizing.prediction import Prediction

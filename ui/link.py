@@ -11,8 +11,8 @@ from dataclasses import dataclass, fields, replace
 from typing import Any, NamedTuple
 
 from sizing.analyses.daily import HOURS
+from sizing.catalog import Layout
 from sizing.errors import ScenarioError
-from sizing.layout import Layout
 from sizing.question import ARRIVAL_CV, ARRIVAL_SIZE, LIMIT_S, QUEUE, SHARE, TIMEOUT_S, Range
 from sizing.question import FIELDS as ASKED
 from sizing.question import Field as Asked

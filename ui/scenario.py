@@ -9,7 +9,7 @@ import numpy as np
 
 from sizing.analyses.daily import HOURS
 from sizing.candidates import Choice
-from sizing.layout import Layout
+from sizing.catalog import Layout
 from sizing.question import Question, Range
 from sizing.token_law import TokenLaw
 from sizing.trace import HOUR_S, MINUTE_S, Trace

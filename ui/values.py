@@ -6,8 +6,8 @@ from collections.abc import Sequence
 
 import streamlit as st
 
+from sizing.catalog import Layout
 from sizing.errors import ScenarioError
-from sizing.layout import Layout
 from sizing.plans import Candidate
 from sizing.token_law import LOGNORMAL, TokenLaw
 from sizing.workload import METRICS, SHARES, Arrivals, Limit, Metric, Sessions, ShareOfRequests

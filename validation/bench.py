@@ -22,11 +22,10 @@ from rich.table import Table
 
 from sizing import candidates, planner
 from sizing.candidates import Choice
-from sizing.catalog import timed_gpus
+from sizing.catalog import Layout, timed_gpus
 from sizing.engine import Replica
 from sizing.errors import SizingError
 from sizing.fitting import fit
-from sizing.layout import Layout
 from sizing.numbers import significant
 from sizing.plans import Candidate, NoFeasiblePlan
 from sizing.points import Point

@@ -24,12 +24,12 @@ import yaml
 from jsonschema import Draft202012Validator
 
 from sizing.analyses.pools import Pools, pools_of
+from sizing.catalog import Layout
 from sizing.cli.shapes import pools_json
 from sizing.deploy.formats import FORMATS
 from sizing.deploy.settings import DeployError, Deployment, deployment_of
 from sizing.edge import BY_FORMULA
 from sizing.estimate import estimate
-from sizing.layout import Layout
 from sizing.planner import size
 from sizing.plans import Fleet, Plan
 from sizing.question import Question

@@ -14,11 +14,14 @@ they are the tool's figures, and the notes say what is different about them. Pro
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from importlib import import_module
 from pathlib import Path
+from typing import Any, Generic, Literal, NamedTuple, TypeVar, get_args
 
-from calibration.importers.formats import KINDS, Kind, measurements
-from calibration.importers.reading import known, read_content
+from calibration.errors import FileError
+from calibration.importers import aiperf, genai_perf, guidellm, perf_analyzer, vllm
+from calibration.importers.reading import Content, CsvFile, JsonFile, JsonLines, KnownFacts, Object, known, read_content
 from calibration.records import Measurement
 from sizing.points import MOST_POINTS, Point
 
@@ -46,3 +49,97 @@ def read_measurements(
 def read(path: Path | str, *, kind: str | None = None, deployment: Mapping[str, object] | None = None) -> list[Point]:
     """The points in the file at `path`; see `read_measurements`."""
     return [found.point for found in read_measurements(path, kind=kind, deployment=deployment)]
+
+
+Kind = Literal["aiperf", "genai-perf", "perf-analyzer", "guidellm", "vllm", "op-stats"]
+KINDS: tuple[Kind, ...] = get_args(Kind)
+Looked = TypeVar("Looked")
+Read = TypeVar("Read")
+
+
+class ImportFormat(NamedTuple, Generic[Looked, Read]):
+    """A format: how to recognise a file's content and how to read it."""
+
+    kind: Kind
+    recognises: Callable[[Looked], bool]
+    read: Callable[[Read, KnownFacts], list[Measurement]]
+
+
+def _op_stats() -> Any:
+    """The reader of the backend's clients, which are no part of this package: found by name."""
+    return import_module("triton_tools.op_stats")
+
+
+def _is_op_stats(file: CsvFile) -> bool:
+    return file.rows[0][0] == "Requests/Sec" and bool(_op_stats().recognises(file))
+
+
+JSON_FORMATS: tuple[ImportFormat[Object, JsonFile], ...] = (
+    ImportFormat("aiperf", aiperf.recognises, aiperf.read_json),
+    ImportFormat("genai-perf", genai_perf.recognises, genai_perf.read_json),
+    ImportFormat("perf-analyzer", perf_analyzer.recognises, perf_analyzer.read),
+    ImportFormat("guidellm", guidellm.recognises, guidellm.read),
+    ImportFormat("vllm", vllm.recognises, vllm.read),
+)
+CSV_FORMATS: tuple[ImportFormat[CsvFile, CsvFile], ...] = (
+    ImportFormat("aiperf", aiperf.recognises_csv, aiperf.read_csv),
+    ImportFormat("genai-perf", genai_perf.recognises_csv, genai_perf.read_csv),
+    ImportFormat("perf-analyzer", perf_analyzer.recognises_csv, perf_analyzer.read_csv),
+    ImportFormat("guidellm", guidellm.recognises_csv, guidellm.read_csv),
+    ImportFormat("op-stats", _is_op_stats, lambda file, known: list(_op_stats().read(file, known))),
+)
+
+
+def measurements(content: Content, kind: str | None, known: KnownFacts, most: int) -> list[Measurement]:
+    """The measurements in the content, at most `most` levels; `kind`, if given, is the format it must have.
+
+    Raises FileError if it is of no known kind, of another kind than `kind`, or faulty.
+    """
+    if kind is not None and kind not in KINDS:
+        raise FileError(f"{kind!r} is no kind of file to import; there are {', '.join(KINDS)}")
+    if _levels(content) > most:
+        raise FileError(f"{content.name}: more than {most:,} points: split it")
+    found = _read(content, kind, known)
+    levels_in_file = not (isinstance(content, CsvFile) and _is_op_stats(content))
+    if len(found) > 1 and levels_in_file and (known.concurrency or known.rate):
+        raise FileError(f"{content.name}: has {len(found)} load levels of its own; leave out --concurrency and --rate")
+    return found
+
+
+def _levels(content: Content) -> int:
+    """An upper bound on its load levels: rows of a table, entries of the lists of levels."""
+    if isinstance(content, CsvFile):
+        return len(content.rows) - 1
+    if isinstance(content, JsonLines):
+        return 1
+    listed = (content.value.get(key) for key in ("benchmarks", "experiments"))
+    return max((len(levels) for levels in listed if isinstance(levels, list)), default=1)
+
+
+def _read(content: Content, kind: str | None, known: KnownFacts) -> list[Measurement]:
+    if isinstance(content, JsonFile) and aiperf.recognises_records(content.value):
+        content = JsonLines(content.name, content.value, ((1, ""),))
+    if isinstance(content, JsonLines):
+        return _read_lines(content, kind, known)
+    if isinstance(content, JsonFile):
+        for json_format in JSON_FORMATS:
+            if kind in (None, json_format.kind) and json_format.recognises(content.value):
+                return json_format.read(content, known)
+        raise _unknown(content, kind)
+    for csv_format in CSV_FORMATS:
+        if kind in (None, csv_format.kind) and csv_format.recognises(content):
+            return csv_format.read(content, known)
+    raise _unknown(content, kind)
+
+
+def _read_lines(content: JsonLines, kind: str | None, known: KnownFacts) -> list[Measurement]:
+    if kind not in (None, "aiperf") or not aiperf.recognises_records(content.first):
+        raise _unknown(content, kind)
+    return aiperf.read(content, known)
+
+
+def _unknown(content: Content, kind: str | None) -> FileError:
+    """Quotes nothing: a file that was given by mistake may hold anything."""
+    wanted = f"a file of {kind}" if kind else f"a file of any known kind ({', '.join(KINDS)})"
+    found = "rows of a table" if isinstance(content, CsvFile) else "JSON with other keys"
+    return FileError(f"{content.name}: not {wanted}; it holds {found}")

@@ -8,7 +8,7 @@ from typing import Any
 from pydantic import Field
 
 from calibration.errors import FileError
-from calibration.importers import metric_tables
+from calibration.importers import genai_perf
 from calibration.importers.points import (
     ImportedRun,
     ImportedSummary,
@@ -114,7 +114,7 @@ def recognises_csv(file: CsvFile) -> bool:
 def read_json(file: JsonFile, known: KnownFacts) -> list[Measurement]:
     """The one level of the file. Raises FileError naming the key at fault."""
     origin = checked(Origin, file.value, file.name)
-    found = metric_tables.metrics(file.value, file.name)
+    found = genai_perf.metrics(file.value, file.name)
     load = None if known.concurrency or known.rate else _load(origin.input_config, file.name)
     models = [item.name for item in origin.input_config.models.items] or list(origin.input_config.endpoint.model_names)
     return [_measurement(found, file.name, known, load=load, model=clean(models[0]) if models else None, origin=origin)]
@@ -122,12 +122,12 @@ def read_json(file: JsonFile, known: KnownFacts) -> list[Measurement]:
 
 def read_csv(file: CsvFile, known: KnownFacts) -> list[Measurement]:
     """The one level of the file; the caller gives load and model. Raises FileError naming line and column."""
-    found = metric_tables.metrics(metric_tables.csv_table(file), file.name)
+    found = genai_perf.metrics(genai_perf.csv_table(file), file.name)
     return [_measurement(found, file.name, known, load=None, model=None, origin=Origin())]
 
 
 def _measurement(
-    found: metric_tables.Metrics,
+    found: genai_perf.Metrics,
     name: str,
     known: KnownFacts,
     *,
@@ -135,7 +135,7 @@ def _measurement(
     model: str | None,
     origin: Origin,
 ) -> Measurement:
-    columns: dict[str, Any] = metric_tables.columns(found, name)
+    columns: dict[str, Any] = genai_perf.columns(found, name)
     if found.osl_mismatch_count and found.osl_mismatch_count.avg > 0.01 * (columns["requests"] or 1):
         columns["verdict"] = "wrong_lengths"
     summary = ImportedSummary(
@@ -148,7 +148,7 @@ def _measurement(
         **columns,
     )
     if known.load(load, name).open_loop:
-        summary = metric_tables.due(summary, found, name)
+        summary = genai_perf.due(summary, found, name)
     return measurement_of_summary(summary, known, name)
 
 

@@ -17,7 +17,7 @@ from pydantic import TypeAdapter, ValidationError
 from calibration.errors import CalibrationError, FileError
 from calibration.importers.reading import ArrivalsName, KnownFacts, Offered, clean, first_fault
 from calibration.metrics import measurement as metrics
-from calibration.metrics.percentiles import PERCENTILES, samples_needed, told
+from calibration.metrics.measurement import PERCENTILES, samples_needed, told
 from calibration.plan import Level
 from calibration.records import Ints, Load, Measurement, RequestLog
 from sizing.numbers import Floats

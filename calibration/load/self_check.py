@@ -25,7 +25,7 @@ from calibration.plan import Protocol, ServerPlan
 from calibration.records import Load
 from calibration.requests.lengths import LengthsPlan
 from calibration.requests.source import RequestSource
-from sizing.places import IMPORTED_FROM
+from sizing.files import IMPORTED_FROM
 from sizing.workload import Seconds
 
 MOST_ADDED_TTFT_S = 0.005

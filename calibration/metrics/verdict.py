@@ -23,8 +23,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from calibration.metrics.intervals import FEWEST_BATCHES
-from calibration.metrics.precision import Answers, Mean, series, waves
+from calibration.metrics.precision import FEWEST_BATCHES, Answers, Mean, series, waves
 from calibration.metrics.window import Sample, answered, failed_inside, over_s, within, wrong_inside
 from calibration.plan import Level
 from calibration.records import Load

@@ -22,7 +22,7 @@ from calibration.errors import FileError, StoreError
 from calibration.plan import LevelKey, level_key
 from calibration.records import Measurement
 from calibration.store import LIVE, Ending, Run, Store
-from calibration.store.database import runs
+from calibration.store.database import clean, runs
 from calibration.store.records_file import MOST_VALUES, decoded, decoded_about, read_log, replacing
 from calibration.store.runs import (
     at_work,
@@ -38,7 +38,6 @@ from calibration.store.runs import (
     set_standing,
     update_run,
 )
-from calibration.store.text import clean
 from sizing.errors import first_fault
 from sizing.points import Point
 

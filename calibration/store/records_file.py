@@ -20,7 +20,7 @@ from pydantic import BaseModel, ConfigDict, ValidationError
 from calibration.errors import StoreError
 from calibration.plan import LevelKey
 from calibration.records import RequestLog
-from calibration.store.text import clean
+from calibration.store.database import clean
 from sizing.errors import first_fault
 
 if TYPE_CHECKING:

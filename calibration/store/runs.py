@@ -22,9 +22,18 @@ from sqlalchemy.exc import IntegrityError
 from calibration.errors import StoreError
 from calibration.plan import LevelKey, is_here, level_key, same_server
 from calibration.records import Measurement, RequestLog
-from calibration.store.database import DATABASE_VARIABLE, LARGEST_WHOLE, LEVEL, WHOLE, Database, points, runs
+from calibration.store.database import (
+    DATABASE_VARIABLE,
+    LARGEST_WHOLE,
+    LEVEL,
+    WHOLE,
+    Database,
+    clean,
+    points,
+    runs,
+    storable,
+)
 from calibration.store.records_file import About, read_log, write_log
-from calibration.store.text import clean, storable
 from sizing.errors import first_fault
 from sizing.points import COLUMNS, Point
 

@@ -16,7 +16,7 @@ from sizing.catalog import Model
 from sizing.errors import CatalogueError
 from sizing.estimate.checkpoints import describe
 from sizing.estimate.kernels import BACKENDS, LIBRARY, MISSING, available
-from sizing.yaml_file import read_yaml
+from sizing.files import read_yaml
 
 HERE = Path(__file__).parent
 HEADER = f"""\

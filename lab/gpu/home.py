@@ -22,7 +22,7 @@ import click
 from calibration.store import Store
 from calibration.store.bundle import export_bundle
 from lab.gpu.kept import DATABASE
-from sizing.places import written
+from sizing.files import written
 from sizing.points import Point, write_points
 
 DATA = written("data")

@@ -22,8 +22,8 @@ from lab.gpu.agenda import ISL_CV, OSL_CV, PAIRS, SMALL_PAIRS, WARM_UP, Card, It
 from lab.gpu.kept import Kept
 from lab.gpu.served import GpuServer, Setup
 from lab.gpu.watch import Watch
+from sizing.files import yaml_of
 from sizing.points import Point
-from sizing.yaml_file import yaml_of
 
 USABLE = ("", "steady", "unsteady", "client_limited")
 log = logging.getLogger("gpu")

@@ -20,7 +20,7 @@ import click
 
 from lab.environment import ensure
 from lab.reference.server import TRITON
-from sizing.places import written
+from sizing.files import written
 
 HERE = Path(__file__).parent
 CARRY = HERE / "carry"

@@ -15,9 +15,9 @@ from typing import Any, Self
 
 from calibration.errors import ServerError
 from sizing import catalog
+from sizing.catalog import Layout
 from sizing.errors import CatalogueError, EstimateUnavailable
 from sizing.estimate import kernels
-from sizing.layout import Layout
 
 BATCHES = (1, 2, 4, 8, 16, 24, 32, 48, 64)
 CONTEXTS = (32, 128, 256, 512, 1024, 2048, 4096)

@@ -8,7 +8,7 @@ from learn.course.cost import ApiPrice
 from learn.course.demand import per_second
 from learn.course.fleet import CourseSizing, size
 from learn.course.throughput import Goal, best
-from sizing.places import resource
+from sizing.files import resource
 from sizing.points import Point, read_points
 
 FILE = resource("data/course/h100-llama3-8b-2000-200.csv")

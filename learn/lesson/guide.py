@@ -9,7 +9,7 @@ from types import MappingProxyType
 
 from learn.lesson.setting import Setting
 from sizing.errors import CatalogueError, ScenarioError
-from sizing.places import resource
+from sizing.files import resource
 
 FOLDER = resource("data/lesson")
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 
 from sizing.edge import Z90
 from sizing.fitting import Fit
-from sizing.fitting.counting import between, levels_at
+from sizing.fitting.levels import between, levels_at
 from sizing.plans import Basis
 from sizing.points import Point
 from sizing.workload import Lengths, Prefix

@@ -10,8 +10,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from sizing.analyses.whatif import LINK_SHARE
-from sizing.analyses.whatif_setup import UNLIMITED, Setup, sheet_of
+from sizing.analyses.whatif import LINK_SHARE, UNLIMITED, Setup, sheet_of
 from sizing.edge import BY_FORMULA, BY_SIMULATION, Method
 from sizing.engine import Replica
 from sizing.errors import ScenarioError

@@ -14,6 +14,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, create_model
 from sizing.edge import REQUESTS, SlaMissed, first_capacity_per_s, least, upper_excess
 from sizing.errors import ScenarioError, first_fault
 from sizing.explain import cost_rejection, sla_rejection
+from sizing.files import read_yaml
 from sizing.planner import HOPELESS
 from sizing.plans import Basis, Candidate, Rejection, basis_of, beyond_measured
 from sizing.prediction import Caution, Prediction
@@ -21,7 +22,6 @@ from sizing.question import FIELDS, Setting, check_load, check_priced, check_ter
 from sizing.simulator import Simulated, Watch
 from sizing.simulator.runs import Stream, simulate_streams
 from sizing.workload import Limit, Routing, Sla, Workload
-from sizing.yaml_file import read_yaml
 
 MOST = 8
 """Fleets larger than this many times what the workloads need one by one are not considered."""

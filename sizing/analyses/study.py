@@ -39,11 +39,12 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, create_model
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
-from sizing import candidates, places, planner
+from sizing import candidates, files, planner
 from sizing.candidates import Choice, Found
 from sizing.cli.options import MOST_GPUS, layouts_named, tensor_parallel, words
 from sizing.engine import Replica
 from sizing.errors import LONGEST_QUOTE, ScenarioError, SizingError, first_fault
+from sizing.files import read_yaml
 from sizing.fitting import STARTS, Protocol
 from sizing.numbers import Floats
 from sizing.plans import NoFeasiblePlan, Plan
@@ -54,7 +55,6 @@ from sizing.simulator import simulate
 from sizing.stats import mean_half_width
 from sizing.text import cautions
 from sizing.workload import OF_REQUESTS, Lengths, RequestMetric, Routing, Workload
-from sizing.yaml_file import read_yaml
 
 STRICT = ConfigDict(strict=True, extra="forbid", frozen=True, allow_inf_nan=False)
 MOST = 200_000
@@ -376,9 +376,9 @@ class WorkersLost(SizingError):
 @cache
 def code() -> tuple[str, ...]:
     """What results depend on: versions of Python and of PACKAGES, a hash of this package's sources and of its data."""
-    data = [path for name in ("data/catalog", "data/laws") for path in places.resource(name).rglob("*")]
-    named = {path.relative_to(places.IMPORTED_FROM).as_posix(): path for path in places.PACKAGE.rglob("*.py")}
-    named |= {path.relative_to(places.SHIPPED).as_posix(): path for path in data if path.is_file()}
+    data = [path for name in ("data/catalog", "data/laws") for path in files.resource(name).rglob("*")]
+    named = {path.relative_to(files.IMPORTED_FROM).as_posix(): path for path in files.PACKAGE.rglob("*.py")}
+    named |= {path.relative_to(files.SHIPPED).as_posix(): path for path in data if path.is_file()}
     digest = hashlib.sha256()
     for name in sorted(named):
         digest.update(name.encode() + named[name].read_bytes())

@@ -13,11 +13,11 @@ from click.core import ParameterSource
 
 from sizing.budget import within
 from sizing.candidates import Choice, Found
+from sizing.catalog import Layout
 from sizing.cli.shapes import finite_only
 from sizing.engine import MOST_LOOKAHEAD
 from sizing.errors import ScenarioError
 from sizing.fitting import STARTS, Protocol
-from sizing.layout import Layout
 from sizing.plans import Candidate
 from sizing.points import Point, read_points
 from sizing.question import ADMISSION, FIELDS, with_laws

@@ -13,11 +13,10 @@ from pydantic import Field, TypeAdapter, ValidationError
 from pydantic.dataclasses import dataclass
 
 from sizing.candidates import catalogued
-from sizing.catalog import PRECISIONS, gpus
+from sizing.catalog import PRECISIONS, Layout, gpus
 from sizing.engine import Batching, KvPolicy, Policy
 from sizing.errors import SizingError, first_fault, one_line
 from sizing.estimate.memory import KV_LENGTHS, OF_FREE, OF_TOTAL, Memory
-from sizing.layout import Layout
 from sizing.memory_use import kernel_memory
 from sizing.plans import Candidate, usual_server
 from sizing.workload import Lengths, Workload
@@ -75,7 +74,7 @@ def engine_settings(candidate: Candidate, workloads: Sequence[Workload], in_flig
     """What was simulated of the engine of replicas that serve these workloads, `in_flight` requests in each."""
     batching, layout = candidate.replica.batching, candidate.layout
     speculation, memory = candidate.replica.speculation, _memory(candidate)
-    # An estimate is of all stages and ranks together (sizing.layout.of_layout); a measured engine is as it was set.
+    # An estimate is of all stages and ranks together (sizing.catalog.of_layout); a measured engine is as it was set.
     lanes = layout.lanes if candidate.unmeasured else layout.dp
     model = catalogued(candidate.model)
     longest = [longest_tokens(workload.lengths, batching.max_tokens) for workload in workloads]

@@ -17,17 +17,16 @@ import click
 from joblib import Parallel, delayed
 from rich.progress import track
 
-from sizing.catalog import Model, Precision, gpus, models, precisions
+from sizing.catalog import Layout, Model, Precision, gpus, layouts, models, precisions
 from sizing.errors import CatalogueError, EstimateUnavailable
 from sizing.estimate import kernels
 from sizing.estimate.day_zero import COLUMNS, KEY, LAWS, Key, read_rows, row_of
 from sizing.estimate.timed import time_kernels
-from sizing.layout import Layout, layouts
 
 HEADER = f"""\
 # Step-time laws and memory of LLM engines before anything was measured: numbers derived by fitting from the kernel
 # timings of {kernels.LIBRARY} (Apache-2.0, NVIDIA), by python -m sizing.estimate.build_laws.
-# Columns: layout (tp, dp, ep: see sizing.layout); coefficients of sizing.engine.StepLaw in seconds, of one rank;
+# Columns: layout (tp, dp, ep: see sizing.catalog); coefficients of sizing.engine.StepLaw in seconds, of one rank;
 # mean_error, rms_error: of the law against the timings, as shares; bytes per GPU: see sizing.estimate.memory.Memory.
 # why_not: the engine has no timings in tensor parallelism, and this is why; other layouts without are left out.
 """

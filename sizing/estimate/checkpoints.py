@@ -23,7 +23,7 @@ from pydantic import AliasChoices, BaseModel, ConfigDict, Field, ValidationError
 from sizing import catalog
 from sizing.catalog import BITS, OWN, Model, Precision
 from sizing.errors import CatalogueError, first_fault, quoted
-from sizing.yaml_file import json_object
+from sizing.files import json_object
 
 CONTEXT = 4096
 """Tokens over which windows and states of fixed size are spread, in `kv_values_per_token`."""

@@ -13,17 +13,26 @@ from types import MappingProxyType
 from typing import NamedTuple
 
 from sizing import catalog
-from sizing.catalog import BITS, Gpu, Model, Precision, gpus
+from sizing.catalog import (
+    BITS,
+    BUS_BYTES_PER_S,
+    Gpu,
+    Layout,
+    Model,
+    Precision,
+    gpus,
+    layouts,
+    of_layout,
+    routed_parameters,
+)
 from sizing.engine import FREE, Batching, Replica, StepLaw, engine_named, known_memory
 from sizing.errors import CatalogueError, DoesNotFit, EstimateUnavailable
 from sizing.estimate import kernels
 from sizing.estimate.checkpoints import known
 from sizing.estimate.memory import KV_LENGTHS, Memory
-from sizing.estimate.relatives import RELATIVE_SIGMA, TWIN, distance, nearest, scaled
 from sizing.estimate.silicon import Server, corrected
-from sizing.estimate.timed import Timed
-from sizing.layout import BUS_BYTES_PER_S, Layout, layouts, of_layout, routed_parameters
-from sizing.places import resource
+from sizing.estimate.timed import RELATIVE_SIGMA, TWIN, Timed, distance, nearest, scaled
+from sizing.files import resource
 from sizing.plans import Candidate
 from sizing.points import Deployment
 from sizing.prediction import Caution

@@ -16,11 +16,10 @@ from functools import cache, lru_cache
 from types import MappingProxyType
 from typing import Any
 
-from sizing.catalog import Model
+from sizing.catalog import Layout, Model
 from sizing.errors import EstimateUnavailable
 from sizing.estimate.memory import BUDGET, KV_LENGTHS, Memory
-from sizing.layout import Layout
-from sizing.places import written
+from sizing.files import written
 
 LIBRARY = "aisimulate 0.13.0 of 2026-10-27"
 REQUIREMENT = "aisimulate==0.13.0.dev202610270000000085"

@@ -20,8 +20,8 @@ import numpy as np
 from sizing.catalog import Gpu, gpus
 from sizing.engine import StepLaw
 from sizing.errors import CatalogueError
+from sizing.files import resource
 from sizing.numbers import Floats
-from sizing.places import resource
 
 SILICON = resource("data/laws/silicon.json")
 EFFECTS = ("steps", "overhead", "sequence", "prompt", "prompt_step", "request")

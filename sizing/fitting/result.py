@@ -12,15 +12,16 @@ import numpy as np
 
 from sizing.engine import COEFFICIENTS, KNEE, Batching, Bend, Replica, StepLaw
 from sizing.fitting.bends import BentLaw, nodes_of, opened
-from sizing.fitting.counting import as_counted, ttft_sigma
 from sizing.fitting.levels import (
     ITL_SIGMA,
     RATE_SIGMA,
     UNTOLD,
     Protocol,
+    as_counted,
     counts_otherwise,
     of_one_level,
     point_runs,
+    ttft_sigma,
 )
 from sizing.fitting.parameters import EXACT, LawError, moved
 from sizing.numbers import Floats, percent

@@ -19,8 +19,8 @@ from sizing.analyses.traced import TracePlan
 from sizing.analyses.verification import verification
 from sizing.catalog import CATALOG
 from sizing.edge import latency_band
+from sizing.files import resource, version
 from sizing.numbers import significant
-from sizing.places import resource, version
 from sizing.plans import Candidate, Fleet, Plan, Rejection, cost_of, energy_of
 from sizing.points import Point
 from sizing.question import Question, replicas_for

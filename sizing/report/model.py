@@ -16,11 +16,11 @@ from pydantic import BeforeValidator, ConfigDict, Field, TypeAdapter, Validation
 from pydantic.dataclasses import dataclass
 
 from sizing.analyses.daily import HOURS
+from sizing.catalog import Layout
 from sizing.errors import SizingError, first_fault, quoted
-from sizing.layout import Layout
+from sizing.files import json_object
 from sizing.plans import Basis
 from sizing.workload import Limited, Metric, limited_name
-from sizing.yaml_file import json_object
 
 MOST_TEXT = 100_000
 """Characters of one text; writers cut it with an ellipsis where a layout needs it."""

@@ -19,8 +19,8 @@ from sizing.report.model import MOST_BYTES, Report, ReportError, from_dict, pars
 from sizing.report.tables import line
 
 WRITERS = {
-    "html": ("sizing.report.html", "as_html", "text/html"),
-    "pdf": ("sizing.report.pdf", "as_pdf", "application/pdf"),
+    "html": ("sizing.report.document", "as_html", "text/html"),
+    "pdf": ("sizing.report.document", "as_pdf", "application/pdf"),
     "xlsx": ("sizing.report.xlsx", "as_xlsx", "application/vnd.openxmlformats-officedocument.spreadsheetml.sheet"),
     "json": ("sizing.report.model", "as_json", "application/json"),
 }

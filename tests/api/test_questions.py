@@ -28,7 +28,7 @@ from api.questions import (
     refusal,
     schema,
 )
-from sizing.cli.main import cli
+from sizing.cli import cli
 from sizing.cli.plan import show
 from sizing.errors import SizingError
 from sizing.plans import NoFeasiblePlan

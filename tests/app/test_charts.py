@@ -7,8 +7,8 @@ import math
 import pytest
 
 from sizing.analyses.curves import COST, REQUESTS, FleetSizes, LengthCell, LoadCurve
+from sizing.catalog import Layout
 from sizing.engine import Replica, StepLaw
-from sizing.layout import Layout
 from sizing.memory_use import KV_FREE, KV_USED, WEIGHTS, MemoryUse
 from sizing.plans import Candidate, Fleet
 from sizing.prediction import Prediction, Quantiles, saturated

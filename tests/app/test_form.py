@@ -14,7 +14,7 @@ import pytest
 from streamlit.proto.WidgetStates_pb2 import WidgetStates
 from streamlit.testing.v1 import AppTest
 
-from sizing.layout import Layout
+from sizing.catalog import Layout
 from sizing.workload import Arrivals, Limit
 from tests.app.conftest import query_of
 from tests.sizing.token_laws import law_of

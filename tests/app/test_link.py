@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as some
 
 from sizing.analyses.daily import HOURS
-from sizing.layout import Layout
+from sizing.catalog import Layout
 from sizing.question import (
     ARRIVAL_CV,
     ARRIVAL_SIZE,

@@ -13,7 +13,7 @@ from sizing import budget, planner
 from sizing.plans import Plan
 from sizing.workload import Limit
 from tests.app.conftest import ONE, ROOT, query_of, text_of
-from ui.patience import LIMIT_VARIABLE
+from ui.visit import LIMIT_VARIABLE
 
 Open = Callable[..., AppTest]
 ASKED = replace(ONE, routing="least_outstanding", isl_cv=0.5)

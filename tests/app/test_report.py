@@ -14,7 +14,7 @@ from streamlit.testing.v1 import AppTest
 from sizing import planner, text
 from sizing.analyses.daily import gpus_by_hour
 from sizing.candidates import find
-from sizing.layout import Layout
+from sizing.catalog import Layout
 from sizing.numbers import milliseconds
 from sizing.plans import Plan, Rejection
 from sizing.report.model import Report, question_digest

@@ -13,14 +13,14 @@ from streamlit.testing.v1 import AppTest
 from calibration.store import DATABASE_VARIABLE
 from sizing.analyses import session_plan
 from sizing.analyses.session_plan import SessionPlan
-from sizing.cli.main import cli
+from sizing.cli import cli
 from sizing.text import sentence, sessions_lines
 from sizing.workload import Limit
 from tests.app.conftest import ONE, ROOT, open_query, query_of, text_of
 from tests.sizing.test_session_plan import ShorterRuns
 from ui import answers, link
 from ui.charts.base import DARK, LIGHT
-from ui.charts.sessions import hit_rate_over_load, later_ttft_over_load
+from ui.charts.traced import hit_rate_over_load, later_ttft_over_load
 from ui.scenario import CHATS, PRESETS, TASKS
 from ui.values import SESSION_FIELDS
 from ui.views.sessions import IN_PLACE, NUMBERS, json_of

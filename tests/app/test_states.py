@@ -20,7 +20,7 @@ from sizing.plans import Plan
 from sizing.workload import Limit
 from tests.app.conftest import ONE, ROOT, keep, point, query_of, text_of
 from ui.scenario import DAYS, Scenario
-from ui.views.day import LOAD, edited
+from ui.views.traced import LOAD, edited
 
 Open = Callable[..., AppTest]
 COUNT = re.compile(r"\d+ GPUs|You need|\d+ ×")

@@ -20,7 +20,7 @@ from streamlit.testing.v1 import AppTest
 
 from sizing.analyses.traced import TracePlan, plan_trace
 from sizing.candidates import find
-from sizing.cli.main import cli
+from sizing.cli import cli
 from sizing.text import sentence, trace_lines
 from sizing.trace import HOUR_S, Trace, dispersion, hours
 from sizing.workload import Limit, Sla

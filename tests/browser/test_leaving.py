@@ -16,7 +16,7 @@ from sizing import catalog
 from sizing.workload import Arrivals
 from tests.browser.served import started
 from tests.browser.visit import ONE, opened, title_of, unhurried, url_of, visitor
-from ui.patience import LIMIT_VARIABLE
+from ui.visit import LIMIT_VARIABLE
 
 pytestmark = pytest.mark.browser
 

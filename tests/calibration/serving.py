@@ -16,7 +16,7 @@ import tritonclient.grpc as triton
 from click.testing import CliRunner, Result
 from tritonclient.utils import InferenceServerException, np_to_triton_dtype
 
-from calibration.cli import main
+from calibration.__main__ import main
 from lab.reference.server import ReferenceServer
 
 WITHIN_S = 60.0

@@ -12,8 +12,8 @@ from click.testing import CliRunner, Result
 from hypothesis import given
 from hypothesis import strategies as st
 
+from calibration.__main__ import main
 from calibration.check import change
-from calibration.cli import main
 from calibration.store import DATABASE_VARIABLE, Store
 from lab.mock.process import running
 from lab.mock.service import Script

@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner, Result
 
-from calibration.cli import main
+from calibration.__main__ import main
 from calibration.store import DATABASE_VARIABLE, Store
 from sizing.points import read_points
 from tests.calibration.mock_server import ROOT, Script, subprocess_server

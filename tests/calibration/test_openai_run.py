@@ -9,10 +9,9 @@ import numpy as np
 import pytest
 from click.testing import CliRunner, Result
 
-from calibration.cli import main
+from calibration.__main__ import main
 from calibration.plan import level_key, parse_plan
-from calibration.reporter import Progress
-from calibration.run import resume, run
+from calibration.run import Listener, resume, run
 from calibration.store import DATABASE_VARIABLE, Store
 from sizing.errors import FitError
 from sizing.fitting import fit
@@ -156,7 +155,7 @@ def test_the_servers_own_metrics_tell_the_prefix_found_and_who_else_was_served(t
     assert point.verdict != "shared"
 
 
-class Disturber(Progress):
+class Disturber(Listener):
     """Another client of the server, counted and not answered, until it is told to have been noticed."""
 
     def __init__(self, server: OpenAiServer) -> None:

@@ -19,7 +19,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from tritonclient.grpc import model_config_pb2, service_pb2
 
-from calibration.cli import main
+from calibration.__main__ import main
 from calibration.load import grpc as triton
 from calibration.load.contract import Contract, ModelInput
 from calibration.load.exchange import Exchange, log_of

@@ -17,8 +17,7 @@ from calibration.load.contract import Contract
 from calibration.load.self_check import Distortion
 from calibration.plan import DeploymentPlan, Level, PlanFile, level_key, parse_plan
 from calibration.records import Measurement
-from calibration.reporter import Progress
-from calibration.run import Sweep, resume, run
+from calibration.run import Listener, Sweep, resume, run
 from calibration.store import Store
 from calibration.target import Described, Target, deployment
 from sizing.workload import Lengths
@@ -46,7 +45,7 @@ def plan(url: str, more: str = "") -> PlanFile:
     return parse_plan(f"{text}client: {{self_check: false}}\n{more}")
 
 
-class Watcher(Progress):
+class Watcher(Listener):
     """Keeps what it is told; after `stop_after` points it acts like Ctrl-C."""
 
     def __init__(self, stop_after: int | None = None) -> None:

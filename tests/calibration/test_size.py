@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 from click.testing import CliRunner, Result
 
-from calibration.cli import main
+from calibration.__main__ import main
 from calibration.errors import ServerError
 from calibration.plan import Answering, ServerPlan, parse_plan, users_of
 from calibration.run import run
@@ -25,7 +25,7 @@ from lab.mock.process import running
 from lab.mock.service import Script
 from sizing import planner
 from sizing.candidates import from_fit
-from sizing.cli.main import cli
+from sizing.cli import cli
 from sizing.fitting import fit
 from sizing.points import write_points
 from sizing.question import Question

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner, Result
 
-from calibration.cli import main
+from calibration.__main__ import main
 from calibration.store import DATABASE_VARIABLE, Store
 from calibration.store.work import enqueue
 from tests.calibration.kept import POINT

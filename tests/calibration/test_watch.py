@@ -18,7 +18,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from calibration.watch import Planned, Row
-from sizing.cli.main import main
+from sizing.cli import main
 from tests.calibration.prometheus_server import Past, asked, prometheus, ramp
 from tests.sizing.test_cli import PLAN, run
 

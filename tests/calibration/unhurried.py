@@ -15,7 +15,7 @@ RULES = tuple(rule for rule in verdict.RULES if rule[0] not in OF_A_BUSY_MACHINE
 
 
 if __name__ == "__main__":
-    from calibration.cli import main
+    from calibration.__main__ import main
 
     verdict.RULES = RULES
     main()

@@ -13,9 +13,9 @@ from typing import NoReturn
 
 import click
 
-from calibration.cli import main as calibration_main
-from sizing.cli.main import cli
-from sizing.cli.main import main as sizing_main
+from calibration.__main__ import main as calibration_main
+from sizing.cli import cli
+from sizing.cli import main as sizing_main
 from tests.fuzz.mutations import TOKENS
 
 LONGEST_LINE = 300

@@ -18,8 +18,8 @@ from calibration.errors import ServerError
 from lab.vllm.pace import Pace
 from lab.vllm.server import PACED
 from sizing import catalog
+from sizing.catalog import Layout
 from sizing.estimate import kernels
-from sizing.layout import Layout
 
 PACE = Pace("Qwen/Qwen3-32B", "h100_sxm", 2, "bf16")
 pytestmark = pytest.mark.skipif(not kernels.available(), reason=kernels.MISSING)

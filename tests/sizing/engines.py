@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import dataclasses
 
+from sizing.catalog import Layout
 from sizing.engine import Batching, Replica, StepLaw
-from sizing.layout import Layout
 from sizing.plans import Candidate
 from sizing.question import Question
 from sizing.workload import Lengths, Limit, Sla, Workload

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from sizing.catalog import Layout
 from sizing.edge import BY_FORMULA
 from sizing.engine import Batching, Replica, StepLaw
-from sizing.layout import Layout
 from sizing.planner import size
 from sizing.plans import Candidate, Fleet
 from sizing.question import Question

@@ -15,8 +15,8 @@ from sizing.analyses.curves import load_curve
 from sizing.analyses.daily import Daily, gpus_by_hour
 from sizing.analyses.relax import Relaxation, Together, relaxations, together
 from sizing.analyses.sensitivity import sensitivities
+from sizing.catalog import Layout
 from sizing.engine import Batching, Replica, StepLaw
-from sizing.layout import Layout
 from sizing.plans import Candidate, Plan, Rejection
 from sizing.question import Question
 from sizing.report.build import Cover, refusal_of, report_of

@@ -14,7 +14,7 @@ import pytest
 
 from sizing.analyses.next_level import Option
 from sizing.candidates import cautions_at
-from sizing.cli.main import main
+from sizing.cli import main
 from sizing.engine import Batching, Replica
 from sizing.fitting import fit
 from sizing.fitting.parameters import moved

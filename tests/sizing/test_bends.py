@@ -16,9 +16,8 @@ from sizing import catalog
 from sizing.engine import Batching, Bend, Replica
 from sizing.fitting import Fit, Protocol, fit
 from sizing.fitting.bends import REACH, nodes_of
-from sizing.fitting.counting import as_counted
 from sizing.fitting.fit import FROM_SHAPE, _elsewhere
-from sizing.fitting.levels import counts_otherwise, decoding, little_per_s
+from sizing.fitting.levels import as_counted, counts_otherwise, decoding, little_per_s
 from sizing.fitting.parameters import LawError, bend_of
 from sizing.fitting.result import Variants
 from sizing.fitting.search import Known

@@ -15,12 +15,12 @@ from hypothesis import strategies as st
 import sizing
 from sizing import catalog
 from sizing.catalog import CATALOG, models
-from sizing.cli.main import main
+from sizing.cli import main
 from sizing.errors import LONGEST, CatalogueError
 from sizing.estimate import estimate
 from sizing.estimate.checkpoints import MOST_BYTES, describe, known, own, parse, read_config
+from sizing.files import read_yaml
 from sizing.workload import Lengths
-from sizing.yaml_file import read_yaml
 
 LLAMA_8B = {
     "model_type": "llama",

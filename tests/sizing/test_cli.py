@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from sizing.cli.main import main
+from sizing.cli import main
 
 PLAN = [
     *"plan --model Qwen/Qwen3-32B --gpu h200_sxm --precision bf16 --tp 2,4 --isl 2000 --osl 256 --rate 20".split(),
@@ -171,7 +171,7 @@ def test_the_text_names_cost_energy_and_sensitivity(capsys: pytest.CaptureFixtur
 
 def test_help_loads_no_command() -> None:
     """`--help` is read often: it must not wait for numba."""
-    code = "import sys; from sizing.cli.main import cli; cli.main(['--help'], standalone_mode=False); "
+    code = "import sys; from sizing.cli import cli; cli.main(['--help'], standalone_mode=False); "
     loaded = subprocess.run(
         [sys.executable, "-c", code + "sys.exit('numpy' in sys.modules)"], capture_output=True, check=True
     )

@@ -26,7 +26,7 @@ from learn.course import (
 )
 from learn.course.beside import Terms, compared, ours
 from learn.course.corrections import corrections
-from sizing.cli.main import main
+from sizing.cli import main
 from sizing.errors import ScenarioError
 from sizing.plans import NoFeasiblePlan
 from sizing.points import Point

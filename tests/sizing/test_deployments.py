@@ -29,17 +29,17 @@ from lab.vllm.server import VllmServer, variables, write_model
 from lab.vllm.settings import Settings
 from sizing import text
 from sizing.analyses.pools import Pools, pools_of
-from sizing.cli.main import main
+from sizing.catalog import Layout
+from sizing.cli import main
 from sizing.cli.shapes import pools_json
 from sizing.deploy.formats import FORMATS, archive, yaml_text
 from sizing.deploy.settings import DeployError, deployment_of, kubernetes_name
 from sizing.edge import BY_FORMULA
 from sizing.engine import KV_POLICIES, POLICIES, Batching
 from sizing.estimate import estimate
-from sizing.layout import Layout
+from sizing.files import parse_yaml
 from sizing.plans import Plan
 from sizing.workload import Lengths, Prefix
-from sizing.yaml_file import parse_yaml
 from tests.sizing.fleets_at_hand import candidate, fleet, question
 from tests.sizing.published_schemas import CONFIG_MAP, INFERENCE_SERVICE, SCHEMAS
 from validation.deployments import checked, published

@@ -7,11 +7,10 @@ import socket
 
 import pytest
 
-from sizing.catalog import models
+from sizing.catalog import Layout, models
 from sizing.errors import CatalogueError, DoesNotFit, EstimateUnavailable, ScenarioError
 from sizing.estimate import KERNEL_SIGMA, estimate, kernels
 from sizing.estimate.silicon import silicon
-from sizing.layout import Layout
 from sizing.prediction import Caution
 from sizing.text import caution
 from sizing.workload import Lengths

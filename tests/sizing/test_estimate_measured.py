@@ -9,11 +9,10 @@ from collections import defaultdict
 import numpy as np
 import pytest
 
-from sizing.catalog import gpus, models
+from sizing.catalog import Layout, gpus, models
 from sizing.errors import DoesNotFit, EstimateUnavailable
 from sizing.estimate import estimate, kernels
 from sizing.estimate.timed import time_engine
-from sizing.layout import Layout
 from sizing.workload import Lengths
 
 LLAMA, QWEN = "meta-llama/Meta-Llama-3.1-8B", "Qwen/Qwen3-32B"

@@ -8,10 +8,9 @@ from hypothesis import strategies as some
 
 from sizing import catalog
 from sizing.candidates import Choice, find
-from sizing.catalog import BITS
+from sizing.catalog import BITS, Layout
 from sizing.errors import DoesNotFit, ScenarioError
 from sizing.estimate import estimate
-from sizing.layout import Layout
 from sizing.memory_use import elsewhere, misfits
 from sizing.plans import servers, usual_server
 from sizing.workload import Lengths

@@ -11,7 +11,7 @@ DISPENSABLE = ("scipy.stats", "scipy.optimize", "scipy.interpolate", "scipy.inte
 PLAN = "plan --model Qwen/Qwen3-32B --gpu h200_sxm --precision bf16 --isl 100 --osl 10 --rate 1 --ttft p95:1s --json"
 ASK = f"""
 import sys
-from sizing.cli.main import main
+from sizing.cli import main
 try:
     main({PLAN.split()!r})
 except SystemExit as end:

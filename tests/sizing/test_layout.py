@@ -11,13 +11,12 @@ from hypothesis import strategies as st
 
 from sizing.analyses.pools import Pools, pools_of
 from sizing.candidates import Choice, find
-from sizing.catalog import gpu, model, models
+from sizing.catalog import Layout, gpu, layouts, model, models, of_layout, routed_share
 from sizing.cli.plan import plan_command
 from sizing.edge import BY_FORMULA
 from sizing.engine import Batching, Replica, StepLaw
 from sizing.errors import DoesNotFit, EstimateUnavailable, ScenarioError
 from sizing.estimate import estimate, kernels
-from sizing.layout import Layout, layouts, of_layout, routed_share
 from sizing.question import Question
 from sizing.queueing import stable_rate_per_s
 from sizing.workload import Lengths, Limit, Sla, Workload

@@ -9,7 +9,7 @@ import pytest
 
 from learn.lesson import Load, Outcome, figures, run
 from learn.lesson.guide import guide, guides
-from sizing.cli.main import main
+from sizing.cli import main
 from sizing.errors import CatalogueError
 
 

@@ -12,12 +12,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from sizing import planner
-from sizing.catalog import models
+from sizing.catalog import Layout, models
 from sizing.edge import BY_FORMULA, BY_SIMULATION, SlaMissed
 from sizing.engine import Batching, Replica, StepLaw
 from sizing.errors import ScenarioError
 from sizing.estimate import ENGINES, timed_engines
-from sizing.layout import Layout
 from sizing.library import plan as plan_of
 from sizing.planner import configuration
 from sizing.plans import Candidate, Fleet, NoFeasiblePlan, Plan

@@ -11,12 +11,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sizing.catalog import Model, models
+from sizing.catalog import Layout, Model, models
 from sizing.engine import StepLaw
 from sizing.estimate import estimate
 from sizing.estimate.day_zero import LAWS, layout_of, read_rows, timed_of
-from sizing.estimate.relatives import RELATIVE_SIGMA, distance, nearest, scaled
-from sizing.layout import Layout
+from sizing.estimate.timed import RELATIVE_SIGMA, distance, nearest, scaled
 from sizing.numbers import Floats
 from sizing.text import caution
 from sizing.workload import Lengths

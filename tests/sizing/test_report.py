@@ -13,8 +13,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from sizing import text as answer
+from sizing.catalog import Layout
 from sizing.edge import latency_band
-from sizing.layout import Layout
 from sizing.plans import cost_of
 from sizing.points import Point
 from sizing.report import tables

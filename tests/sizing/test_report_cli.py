@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from sizing.cli.main import main
+from sizing.cli import main
 from sizing.report.model import Report, as_json
 from sizing.report.write import WRITERS
 from tests.sizing.report_cases import refusal, report

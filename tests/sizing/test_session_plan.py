@@ -221,7 +221,7 @@ def answered() -> dict[str, Any]:
     """The answer for 300 users as JSON."""
     from click.testing import CliRunner
 
-    from sizing.cli.main import cli
+    from sizing.cli import cli
 
     done = CliRunner().invoke(cli, [*PLAN, *LATER, "--users", "300", "--json"])
     assert done.exit_code == 0, done.output

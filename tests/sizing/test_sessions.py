@@ -14,7 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy.optimize import brentq
 
-from sizing.cli.main import main
+from sizing.cli import main
 from sizing.engine import Batching, Policy, Replica, StepLaw
 from sizing.errors import ScenarioError
 from sizing.simulator import simulate_trace

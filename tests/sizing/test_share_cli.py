@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner
 
-from sizing.cli.main import cli
+from sizing.cli import cli
 from sizing.deploy.formats import FORMATS
 from sizing.deploy.settings import deployment_of
 from tests.sizing.test_cli import run

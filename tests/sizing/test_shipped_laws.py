@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from sizing.catalog import PRECISIONS, gpus, models
+from sizing.catalog import PRECISIONS, Layout, gpus, models
 from sizing.engine import Batching, StepLaw
 from sizing.errors import CatalogueError, DoesNotFit
 from sizing.estimate import ENGINES, estimate, kernels, timed_engines
@@ -31,7 +31,6 @@ from sizing.estimate.day_zero import (
 )
 from sizing.estimate.memory import KV_LENGTHS, Memory
 from sizing.estimate.timed import Timed
-from sizing.layout import Layout
 from sizing.numbers import Floats
 from sizing.workload import Lengths
 from tests.sizing.steps_of_laws import steps

@@ -7,7 +7,7 @@ import json
 import numpy as np
 import pytest
 
-from sizing.cli.main import main
+from sizing.cli import main
 from sizing.engine import Batching, Replica, Speculation, StepLaw
 from sizing.simulator import Watch, simulate
 from sizing.workload import Lengths, Workload

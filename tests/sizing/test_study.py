@@ -146,7 +146,7 @@ def test_another_file_is_other_code(tmp_path: Path, changed: str, monkeypatch: p
         (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / name).write_text("1")
     for place, folder in {"PACKAGE": "sizing", "IMPORTED_FROM": "", "SHIPPED": ""}.items():
-        monkeypatch.setattr(f"sizing.places.{place}", tmp_path / folder)
+        monkeypatch.setattr(f"sizing.files.{place}", tmp_path / folder)
     before = code.__wrapped__()
     (tmp_path / changed).write_text("2")
     assert code.__wrapped__() != before

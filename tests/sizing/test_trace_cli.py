@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from click.testing import CliRunner
 
-from sizing.cli.main import cli
+from sizing.cli import cli
 from sizing.report.model import from_dict
 from sizing.report.write import render
 from tests.sizing.report_cases import Page, pdf_text, rows_below, sheets, squeezed

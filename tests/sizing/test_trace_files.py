@@ -22,7 +22,7 @@ from hypothesis import strategies as st
 from pyarrow import parquet
 
 from sizing import trace_files
-from sizing.extras import missing_extra
+from sizing.lazy_group import missing_extra
 from sizing.trace import TraceError
 from sizing.trace_files import FORMATS, Reading, read_trace, read_trace_noted, read_traces
 from tests.sizing.trace_samples import (

@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from sizing.cli.main import main
+from sizing.cli import main
 from sizing.plans import NoFeasiblePlan
 from sizing.workload import Limit
 from triton_tools.batcher.dynamic import simulate

@@ -11,11 +11,10 @@ from hypothesis import strategies as st
 
 from sizing import planner
 from sizing.analyses.sensitivity import sensitivities, tune
-from sizing.catalog import gpus
+from sizing.catalog import Layout, gpus
 from sizing.edge import BY_FORMULA, BY_SIMULATION
 from sizing.engine import Batching
 from sizing.errors import ScenarioError
-from sizing.layout import Layout
 from sizing.plans import Fleet, cost_of, energy_of
 from sizing.question import Question, Setting
 from sizing.workload import Lengths, Limit, Sla, Workload

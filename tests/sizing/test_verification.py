@@ -15,10 +15,10 @@ from sizing import planner, text
 from sizing.analyses.next_level import Option
 from sizing.analyses.verification import compared, verification
 from sizing.candidates import from_fit
-from sizing.cli.main import cli
+from sizing.catalog import Layout
+from sizing.cli import cli
 from sizing.engine import Replica
 from sizing.fitting import fit
-from sizing.layout import Layout
 from sizing.plans import Candidate, Plan
 from sizing.points import Point, write_points
 from sizing.question import Question

@@ -18,9 +18,9 @@ from sizing.analyses.whatif import (
     ReDrafter,
     Sparse,
     Speculative,
+    WhatIf,
     what_if,
 )
-from sizing.analyses.whatif_setup import WhatIf
 from sizing.edge import BY_FORMULA, BY_SIMULATION
 from sizing.plans import Candidate, Fleet
 from sizing.question import Question

@@ -16,11 +16,13 @@ from sizing.analyses.whatif import (
     KvReuse,
     Lora,
     Medusa,
+    Sheet,
     Sparse,
     Speculative,
+    WhatIf,
     parse_change,
+    sheet_of,
 )
-from sizing.analyses.whatif_setup import Sheet, WhatIf, sheet_of
 from sizing.cli.whatif import whatif_command
 from sizing.errors import ScenarioError
 from sizing.estimate import estimate

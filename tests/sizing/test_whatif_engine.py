@@ -15,16 +15,19 @@ from sizing.analyses.whatif import (
     Lora,
     Medusa,
     ReDrafter,
+    Setup,
     Sparse,
     Speculative,
+    read_weights,
+    reading_s,
+    sheet_of,
     what_if,
 )
-from sizing.analyses.whatif_setup import Setup, read_weights, reading_s, sheet_of
+from sizing.catalog import Layout
 from sizing.edge import BY_FORMULA
 from sizing.engine import StepLaw
 from sizing.errors import ScenarioError
 from sizing.estimate import estimate
-from sizing.layout import Layout
 from sizing.plans import Candidate, Fleet, Rejection
 from sizing.queueing import predict
 from sizing.workload import Lengths, Workload

@@ -19,8 +19,7 @@ from sizing.analyses.pools import (
     prefill_question,
     run_together,
 )
-from sizing.analyses.whatif import KvReuse, what_if
-from sizing.analyses.whatif_setup import Setup
+from sizing.analyses.whatif import KvReuse, Setup, what_if
 from sizing.edge import BY_FORMULA
 from sizing.errors import ScenarioError
 from sizing.estimate import estimate

@@ -8,13 +8,22 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sizing.analyses.whatif import AtPrecision, AtTp, BatchLimit, by_data_sheet, what_if
-from sizing.analyses.whatif_setup import Ratios, WhatIf, sheet_of, timed_ratios
+from sizing.analyses.whatif import (
+    AtPrecision,
+    AtTp,
+    BatchLimit,
+    Ratios,
+    WhatIf,
+    by_data_sheet,
+    sheet_of,
+    timed_ratios,
+    what_if,
+)
+from sizing.catalog import Layout
 from sizing.edge import BY_FORMULA
 from sizing.engine import Batching, Replica, StepLaw
 from sizing.errors import DoesNotFit
 from sizing.estimate import estimate
-from sizing.layout import Layout
 from sizing.plans import Candidate, Fleet, Rejection
 from tests.sizing.whatif_cases import LENGTHS, QUESTION, QWEN, after
 

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from sizing.errors import YamlError
-from sizing.yaml_file import MOST_BYTES, MOST_DEPTH, MOST_VALUES, parse_yaml, read_yaml, yaml_of
+from sizing.files import MOST_BYTES, MOST_DEPTH, MOST_VALUES, parse_yaml, read_yaml, yaml_of
 
 BOMB = "a: &a [x, x, x, x, x, x, x, x, x]\n" + "".join(
     f"{name}: &{name} [{', '.join(9 * [f'*{before}'])}]\n" for before, name in zip("abcdefgh", "bcdefghi", strict=True)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from sizing.analyses.whatif_setup import Setup, WhatIf
+from sizing.analyses.whatif import Setup, WhatIf
 from sizing.plans import Candidate
 from sizing.question import Question
 from sizing.workload import Lengths, Limit, Sla, Workload

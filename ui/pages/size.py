@@ -10,15 +10,22 @@ from streamlit.delta_generator import DeltaGenerator
 from sizing.analyses.session_plan import SessionPlan
 from sizing.analyses.traced import TracePlan
 from sizing.errors import TimeLimitReached
-from ui import answers, link, patience
+from ui import answers, link
 from ui.answers import carried, day_of
 from ui.scenario import Scenario
 from ui.views import sessions, traced
-from ui.views.answer import deployment_files, export, link_to_report, show_no_plan, show_plan, tell_change_since_link
-from ui.views.day import ask_day, show_day
-from ui.views.goodput import show_prices
+from ui.views.answer import (
+    deployment_files,
+    export,
+    link_to_report,
+    show_no_plan,
+    show_plan,
+    show_prices,
+    tell_change_since_link,
+)
 from ui.views.inverse import ask_fleet, show_carried
-from ui.visit import chosen, visit
+from ui.views.traced import ask_day, show_day
+from ui.visit import chosen, tell, visit
 
 QUESTIONS = {
     "gpus": "How many GPUs?",
@@ -121,7 +128,7 @@ def gpus_for_trace(scenario: Scenario) -> TracePlan | None:
         try:
             outcome = traced.replayed(scenario, *asked)
         except TimeLimitReached as error:
-            patience.tell(error)
+            tell(error)
             st.markdown("A shorter part of the trace, or a scale below 1, takes less time.")
             return None
         if outcome.found is None:
@@ -139,7 +146,7 @@ def gpus_for_sessions(scenario: Scenario) -> SessionPlan | None:
     try:
         outcome = sessions.simulated(scenario, *asked)
     except TimeLimitReached as error:
-        patience.tell(error)
+        tell(error)
         st.markdown(sessions.WHAT_IF_LONG)
         return None
     if outcome.found is None:

@@ -11,9 +11,11 @@ import pandas as pd
 import streamlit as st
 from streamlit.delta_generator import DeltaGenerator
 
+from sizing import text
 from sizing import text as answer
 from sizing.analyses.curves import LoadCurve
 from sizing.analyses.relax import Relaxation
+from sizing.analyses.sensitivity import GoodputPrice
 from sizing.analyses.traced import TracePlan
 from sizing.deploy.formats import archive
 from sizing.deploy.settings import deployment_of, kubernetes_name
@@ -30,15 +32,7 @@ from ui.look import card, data_behind, ink, show
 from ui.scenario import Scenario
 from ui.values import allow_any, use_candidate, use_limits
 from ui.visit import visit
-from ui.words import (
-    counted,
-    gpus_band,
-    limit_name,
-    plain,
-    room,
-    sentence_case,
-    tell_unreadable,
-)
+from ui.words import counted, gpus_band, limit_name, plain, room, sentence_case, tell_unreadable
 
 LEVELS = 4
 """Load levels asked for: from one request at a time to a quarter more than planned."""
@@ -477,3 +471,49 @@ def deployment_files(plan: Plan) -> None:
 def address(query: Mapping[str, str]) -> str:
     """The page's address with these parameters; only the parameters where the address is not known."""
     return f"{(st.context.url or '').partition('?')[0]}?{urlencode(query)}"
+
+
+def show_prices(plan: Plan, prices: Sequence[GoodputPrice], scenario: Scenario) -> None:
+    """The table, and what the step to the highest goodput takes."""
+    tell_unreadable(answers.measured_points().problems)
+    fleet = plan.answer
+    with st.container(gap="xsmall"):
+        st.title(plain(text.goodput_sentence(prices)), anchor=False)
+        st.markdown(plain(text.GOODPUT_JUDGED))
+        basis_line(fleet.basis, f"{fleet.candidate.label} · {fleet.candidate.source}")
+    tell_change_since_link(fleet.gpus, scenario)
+    st.dataframe(
+        pd.DataFrame(goodput_rows(prices)),
+        hide_index=True,
+        row_height=ROW_PX,
+        column_config={
+            "Goodput": st.column_config.TextColumn(help="Share of all requests that keep every limit at once."),
+            "GPUs": st.column_config.TextColumn(alignment="right"),
+            "More than the row above": st.column_config.TextColumn(
+                help="GPUs that the better service takes.", alignment="right"
+            ),
+            "Requests/s per GPU": st.column_config.TextColumn(alignment="right"),
+        },
+        alt=f"{text.GOODPUT_PRICE}: {text.goodput_sentence(prices)}.",
+    )
+    warnings(fleet.basis, fleet.warnings)
+
+
+def goodput_rows(prices: Sequence[GoodputPrice]) -> list[dict[str, str]]:
+    """A row for each goodput, as read."""
+    before: int | None = None
+    found = []
+    for price in prices:
+        fleet = price.fleet
+        more = "" if before is None or fleet is None else f"+{fleet.gpus - before:,}"
+        found.append(
+            {
+                "Goodput": f"{price.percent:g} %",
+                "GPUs": "SLA fails" if fleet is None else f"{fleet.gpus:,}",
+                "More than the row above": more,
+                "Replicas": "" if fleet is None else f"{fleet.working:,} + {fleet.spare:,} spare",
+                "Requests/s per GPU": "" if fleet is None else significant(fleet.requests_per_s_per_gpu),
+            }
+        )
+        before = fleet.gpus if fleet else None
+    return found

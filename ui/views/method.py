@@ -12,7 +12,7 @@ from sizing import catalog
 from sizing.errors import CatalogueError
 from sizing.estimate import day_zero
 from sizing.estimate.kernels import LIBRARY
-from sizing.places import resource
+from sizing.files import resource
 from sizing.points import Deployment, Point
 
 TEXTS = resource("data/method")

@@ -22,7 +22,7 @@ from sizing.simulator.sessions import SESSION_ROUTINGS, SessionLatency
 from sizing.text import SESSION_ROUTING, as_json, sessions_lines
 from sizing.workload import PERCENTILES, Sessions
 from ui import answers
-from ui.charts.sessions import hit_rate_over_load, later_ttft_over_load
+from ui.charts.traced import hit_rate_over_load, later_ttft_over_load
 from ui.computing import Outcome
 from ui.link import PREFIX
 from ui.look import card, data_behind, ink, show

@@ -15,8 +15,8 @@ import numpy as np
 from numpy.random import Generator, SeedSequence
 
 from sizing import planner
+from sizing.catalog import Layout
 from sizing.engine import FREE, Batching, Policy, Replica
-from sizing.layout import Layout
 from sizing.numbers import percent
 from sizing.plans import Candidate, NoFeasiblePlan
 from sizing.question import Question

@@ -17,11 +17,11 @@ from typing import NamedTuple
 import numpy as np
 from numpy.random import SeedSequence
 
+from sizing.catalog import Layout
 from sizing.edge import BY_FORMULA, BY_SIMULATION, Method, SlaMissed
 from sizing.engine import Replica
 from sizing.explain import fewest
 from sizing.fitting import fit
-from sizing.layout import Layout
 from sizing.plans import Candidate
 from sizing.question import Question, Setting
 from sizing.simulator import stable_rate_per_s

@@ -17,10 +17,9 @@ import numpy as np
 from numpy.random import SeedSequence
 from numpy.typing import NDArray
 
-from sizing.catalog import models
+from sizing.catalog import Layout, models
 from sizing.estimate import KERNEL_SIGMA, kernels, prior_law
 from sizing.fitting.levels import concurrency
-from sizing.layout import Layout
 from sizing.numbers import Floats
 from validation.evidence.claim import Claim, Setup
 from validation.evidence.measured_silicon import COVERS, DATA

@@ -22,10 +22,10 @@ import click
 from sizing import planner
 from sizing.analyses.pools import Pools, pools_of, transfer_s
 from sizing.candidates import Choice, find
+from sizing.catalog import Layout
 from sizing.catalog import model as model_named
 from sizing.errors import SizingError
 from sizing.estimate import estimate
-from sizing.layout import Layout
 from sizing.plans import Candidate, NoFeasiblePlan
 from sizing.prediction import Prediction
 from sizing.question import Question

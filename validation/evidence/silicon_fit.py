@@ -25,13 +25,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from sizing import catalog
+from sizing.catalog import Layout
 from sizing.engine import Batching, Replica, StepLaw
 from sizing.errors import EstimateUnavailable
 from sizing.estimate import kernels
 from sizing.estimate.silicon import EFFECTS, FARTHEST, SHARE, SILICON, Server, Silicon, with_effects
 from sizing.estimate.timed import time_engine
 from sizing.fitting.levels import Protocol, concurrency, point_runs
-from sizing.layout import Layout
 from sizing.numbers import Floats
 from sizing.points import Point
 from sizing.simulator.replay import Replay

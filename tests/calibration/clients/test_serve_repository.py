@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner, Result
 
-from calibration.cli import main
+from calibration.__main__ import main
 from triton_tools.repository.builder import build_repository
 from triton_tools.repository.options import Options
 

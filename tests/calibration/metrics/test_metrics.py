@@ -12,8 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from calibration.errors import NothingAnswered, ServerError
-from calibration.metrics.measurement import measurement
-from calibration.metrics.percentiles import bounds, samples_needed
+from calibration.metrics.measurement import bounds, measurement, samples_needed
 from calibration.records import ClientHealth, Ended, Load, Measurement
 from sizing.points import Point
 from tests.calibration.loads import DEPLOYMENT, level, queue

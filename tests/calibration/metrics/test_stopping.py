@@ -10,8 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import ValidationError
 
-from calibration.metrics.intervals import batch_means, batch_rates, batches
-from calibration.metrics.precision import Done, StopRule, Until
+from calibration.metrics.precision import Done, StopRule, Until, batch_means, batch_rates, batches
 from calibration.records import Ended
 from sizing.stats import half_width
 from tests.calibration.loads import closed_loop

@@ -9,7 +9,7 @@ from click.testing import CliRunner, Result
 from hypothesis import given
 from hypothesis import strategies as st
 
-from calibration.cli import main
+from calibration.__main__ import main
 from calibration.errors import RepositoryError
 from triton_tools.repository.source import places, read_source
 from triton_tools.repository.template import filled, substitutions

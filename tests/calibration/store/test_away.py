@@ -148,7 +148,7 @@ exec "$@"
 """
 COMMANDS = """
 from click.testing import CliRunner
-from calibration.cli import main
+from calibration.__main__ import main
 for words in ("list --json", "show 1 --details", "export 1", "accept 1"):
     done = CliRunner().invoke(main, words.split())
     print(f"{done.output}{words}: exit {done.exit_code}")

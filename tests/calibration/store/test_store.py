@@ -16,9 +16,9 @@ from calibration.errors import StoreError
 from calibration.plan import level_key
 from calibration.records import Measurement
 from calibration.store import Store
+from calibration.store.database import clean
 from calibration.store.records_file import About, decoded_about
 from calibration.store.runs import Owner
-from calibration.store.text import clean
 from tests.calibration.kept import POINT, facts, measurement, points, same, some_log
 from tests.calibration.outside import ended, python
 

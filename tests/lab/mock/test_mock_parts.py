@@ -20,7 +20,7 @@ from tritonclient.grpc import service_pb2
 from calibration.errors import ServerError
 from lab.mock.process import running
 from lab.mock.service import TICKS_PER_S, Script, Truth, Wheel, asked, grpc_response
-from sizing.places import IMPORTED_FROM as ROOT
+from sizing.files import IMPORTED_FROM as ROOT
 from tests.lab.mock.asking import (
     FAST,
     HALF_A_TICK_S,

@@ -1,7 +1,11 @@
-"""``python -m sizing deploy``: a saved plan as command lines, Helm values and Kubernetes objects."""
+"""``python -m sizing report`` and ``deploy``: what becomes of a saved plan.
+
+A report to send on; command lines, Helm values and Kubernetes objects that start its servers.
+"""
 
 from __future__ import annotations
 
+import dataclasses
 from pathlib import Path
 
 import click
@@ -10,10 +14,65 @@ from sizing.cli.options import options, write_json
 from sizing.deploy.formats import FORMATS, ONE_FLEET
 from sizing.deploy.settings import DeployError, Deployment, deployment_of
 from sizing.errors import one_line
-from sizing.yaml_file import json_object
+from sizing.files import json_object
+from sizing.report.model import Report, ReportError, with_cover
+from sizing.report.tables import line
+from sizing.report.write import read, suffix_of, write
+
+EXAMPLES = """\b
+Examples:
+  python -m sizing plan --model Qwen/Qwen3-32B --gpu h200_sxm --precision fp8 \\
+      --isl 2000 --osl 256 --rate 20 --ttft p95:1s --itl p95:30ms --json > plan.json
+  python -m sizing report --plan plan.json --out sizing.pdf --title "Chat, autumn" --author "A. Planner"
+  python -m sizing report --plan plan.json --out sizing.xlsx
+  python -m sizing report --plan sizing.json --out sizing.html
+  python -m sizing plan --model Qwen/Qwen3-8B --gpu h100_sxm --isl 1000 --osl 200 --ttft p95:1s --json \\
+      --daily 2,1,1,1,1,2,4,8,15,20,22,21,18,20,22,21,18,14,10,8,6,5,4,3 > day.json
+  python -m sizing report --plan day.json --daily --out day.pdf
+"""
+NO_PLAN = 3
+
+
+@click.command("report", epilog=EXAMPLES)
+@options(
+    click.option("--plan", "plan", type=click.Path(path_type=Path), required=True, help="What `plan --json` printed."),
+    click.option("--out", type=click.Path(path_type=Path), required=True, help="x.html, x.pdf, x.xlsx or x.json."),
+    click.option("--title", help="Title of the report."),
+    click.option("--author", help="Who made it."),
+    click.option("--notes", help="Notes, one paragraph per line."),
+    click.option("--link", help="Link to the scenario."),
+    click.option("--daily/--no-daily", default=None, help="Require or omit GPUs over a day; default: as in the plan."),
+    click.option("--json", "json_", is_flag=True, help="Print the file's name as JSON."),
+)
+def report_command(plan: Path, out: Path, daily: bool | None, json_: bool, **cover: str | None) -> int:
+    """A saved plan as HTML, PDF, XLSX or JSON, the same numbers in each.
+
+    --plan takes what `plan --json` printed, or the JSON of a report. Where no configuration meets the SLA the report
+    says why, holds no count of GPUs, and the exit status is 3. GPUs over a day are in it where the plan was made with
+    its own --daily.
+    """
+    suffix = suffix_of(out)
+    found = with_daily(with_cover(read(plan), **cover), plan, daily)
+    write(found, out)
+    if json_:
+        write_json({"file": str(out), "format": suffix, "answered": found.answer is not None})
+    if found.answer is None:
+        click.echo(f"error: {line(found.reason or found.sentence)}; {line(str(out))} says why", err=True)
+        return NO_PLAN
+    return 0
+
+
+def with_daily(found: Report, plan: Path, daily: bool | None) -> Report:
+    """The report with its day, or without; None leaves it as it is. Raises ReportError where there is none to show."""
+    if daily and found.answer and found.day is None:
+        raise ReportError(f"{line(str(plan))}: no day in it; make the plan with --daily and its 24 hourly rates")
+    return dataclasses.replace(found, day=None) if daily is False else found
+
+
+# --- deploy
 
 MOST_BYTES = 64 * 2**20
-EXAMPLES = """\b
+DEPLOY_EXAMPLES = """\b
 Examples:
   python -m sizing plan --model Qwen/Qwen3-32B --gpu h200_sxm --precision fp8 --engine vllm \\
       --isl 2000 --osl 256 --rate 20 --ttft p95:1s --itl p95:30ms --json > plan.json
@@ -24,7 +83,7 @@ Examples:
 """
 
 
-@click.command("deploy", epilog=EXAMPLES)
+@click.command("deploy", epilog=DEPLOY_EXAMPLES)
 @options(
     click.option("--plan", "plan", type=click.Path(path_type=Path), required=True, help="What `plan --json` printed."),
     click.option("--format", "kind", type=click.Choice(list(FORMATS)), required=True, help="What to write."),
@@ -46,7 +105,7 @@ def deploy_command(
     if json_ and out is None:
         raise click.UsageError("--json names the files that --out writes")
     try:
-        deployment = read(plan, model_path, name, namespace)
+        deployment = deployment_in(plan, model_path, name, namespace)
         files = FORMATS[kind](deployment)
     except DeployError as error:
         raise DeployError(f"{one_line(str(plan), 80)}: {error}") from None
@@ -57,12 +116,12 @@ def deploy_command(
             raise click.UsageError(f"{kind} is {' and '.join(files)}: name a folder with --out")
         click.echo(next(iter(files.values())), nl=False)
         return
-    written = write(files, out)
+    written = write_files(files, out)
     if json_:
         write_json({"format": kind, "files": [str(path) for path in written]})
 
 
-def read(path: Path, model_path: str | None, name: str | None, namespace: str) -> Deployment:
+def deployment_in(path: Path, model_path: str | None, name: str | None, namespace: str) -> Deployment:
     """The plan in a file. Raises DeployError, one line."""
     try:
         with path.open("rb") as file:
@@ -73,7 +132,7 @@ def read(path: Path, model_path: str | None, name: str | None, namespace: str) -
     return deployment_of(document, model_path, name, namespace)
 
 
-def write(files: dict[str, str], out: Path) -> list[Path]:
+def write_files(files: dict[str, str], out: Path) -> list[Path]:
     """Write the files into the folder `out`, made if missing, or one file under the name `out`. Raises DeployError."""
     single = len(files) == 1 and out.suffix != "" and not out.is_dir()
     paths = [out] if single else [out / name for name in files]

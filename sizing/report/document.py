@@ -1,6 +1,8 @@
-"""A report as PDF by typst: pages to decide by, then annexes; tagged for screen readers (PDF/UA-1).
+"""A report to read: as one HTML file, and as PDF by typst.
 
-Nothing is read but the template: text and charts go in as data, which typst shows as it is and never as markup.
+The HTML has no script and takes nothing from a network; it is light and dark, fit for paper and for telephones. The PDF
+has pages to decide by, then annexes, tagged for screen readers (PDF/UA-1). Nothing is read but the template: text and
+charts go in as data, which typst shows as it is and never as markup.
 """
 
 from __future__ import annotations
@@ -13,11 +15,60 @@ from pathlib import Path
 from typing import Any
 
 import matplotlib
+from jinja2 import Environment, FileSystemLoader, StrictUndefined, Template
+from markupsafe import Markup
 
-from sizing.report.charts import charts, drawable
-from sizing.report.model import Report, ReportError, ReportToolMissing, digest, question_digest
+from sizing.report import tables
+from sizing.report.charts import INKS, Drawing, charts, drawable
+from sizing.report.model import Report, ReportError, ReportToolMissing, as_dict, digest, question_digest
 from sizing.report.sections import Section, cards, sections
 from sizing.report.tables import UNTITLED, Table, line, moment, paragraphs, when
+
+TEMPLATES = Path(__file__).parent / "templates"
+COLOUR = re.compile("|".join(INKS))
+NAMED = re.compile(r'(\bid="|href="#|url\(#)')
+"""Where an SVG names its parts or refers to them."""
+
+
+def as_html(report: Report) -> str:
+    """The whole page. Every text is escaped; the report's JSON is in it, to be read again."""
+    return template().render(
+        report=report,
+        title=line(report.title) or UNTITLED,
+        sentence=line(report.sentence) or UNTITLED,
+        working=line(report.working),
+        author=line(report.author, 120),
+        notes=paragraphs(report.notes),
+        made=when(report.made_at),
+        program=line(report.program, 60),
+        digest=digest(report),
+        question=question_digest(report),
+        cards=cards(report),
+        basis=report.answer.basis if report.answer else "",
+        sections=sections(report),
+        charts={chart.name: (chart, svg_of(chart)) for chart in charts(report)},
+        chart_data={"latency": tables.curve_data(report), "day": tables.day_hours(report)},
+        document=json.dumps(as_dict(report), indent=1),
+    )
+
+
+@cache
+def template() -> Template:
+    """The page's template; every value put into it is escaped."""
+    places = FileSystemLoader(TEMPLATES)
+    environment = Environment(
+        loader=places, autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True
+    )
+    return environment.get_template("report.html.j2")
+
+
+def svg_of(chart: Drawing) -> Markup:
+    """A chart to put into the page: its colours are the page's, its parts have names of their own."""
+    coloured = COLOUR.sub(lambda found: f"var(--{INKS[found[0]]})", chart.svg)
+    return Markup(NAMED.sub(rf"\g<1>{chart.name}-", coloured))
+
+
+# --- PDF
 
 TEMPLATE = Path(__file__).parent / "templates" / "report.typ"
 FONTS = Path(matplotlib.get_data_path()) / "fonts" / "ttf"

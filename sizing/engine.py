@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import math
 import re
+from collections.abc import Mapping
 from dataclasses import dataclass, fields, replace
 from functools import lru_cache
+from types import MappingProxyType
 from typing import Any, Literal, get_args
 
 import numpy as np
@@ -285,6 +287,13 @@ def known_lookahead(engine: str, version: str, gpu: str = "") -> float:
     since, steps = LOOKS_AHEAD.get(engine_named(engine), ((0, 0), 0.0))
     numbers = re.match(r"v?(\d{1,9})\.(\d{1,9})", version.strip())
     return steps if numbers and tuple(map(int, numbers.groups())) >= since else 0.0
+
+
+USUAL_POLICIES: Mapping[str, Policy] = MappingProxyType(
+    {"vllm": "chunked", "sglang": "prefill_first", "trtllm": "whole_prompt"}
+)
+"""How engines form their iterations by their own defaults: vLLM mixes decodes with chunks of prompts (V1), SGLang runs
+prompts apart unless mixed chunks are asked for, TensorRT-LLM adds whole prompts unless chunked context is."""
 
 
 def known_memory(engine: str) -> tuple[KvPolicy, int]:

@@ -17,6 +17,7 @@ from dataclasses import replace
 from typing import Literal
 
 import numpy as np
+from numpy.typing import NDArray
 
 from sizing.catalog import unread_shares
 from sizing.engine import COEFFICIENTS, POLICIES, Batching, Policy, StepLaw, known_lookahead, known_memory
@@ -34,6 +35,7 @@ from sizing.fitting.levels import (
     in_flight,
     is_stable,
     itl_s,
+    left_over,
     of_one_level,
     trace_points,
 )
@@ -108,7 +110,7 @@ SLOTS_UNKNOWN = 256
 """max_batch_size where the points do not tell: the default of the common engines."""
 TOKEN_BUDGETS = (Batching().token_budget, 2048, 65_536)
 """Tokens an iteration may take, to try where nobody told: of common engines' defaults, and as good as no limit."""
-NEAR_KERNELS, FROM_SHAPE = 0.03, 0.18
+NEAR_KERNELS, FROM_SHAPE = 0.03, 0.09
 """Errors of the law per unit of ln(ISL) and ln(OSL) from measured lengths: see `_elsewhere`."""
 UNLIMITED_KV_TOKENS = Batching().kv_tokens
 USUALLY_OFF = 0.05
@@ -231,7 +233,7 @@ def _fitted(observed: Observed, known: Known) -> Fit:
     one_level = observed.trace is None and of_one_level(observed.points)
     bends = max(1.0, known.prior_error / KERNEL_TIMED) if one_level and not bent else 0.0
     unknown = unknowns(best.parameters.names, slopes, np.sqrt(np.diag(best.parameters.covariance)))
-    return Fit(
+    found = Fit(
         deployment=observed.points[0].deployment,
         law=best.replica.law,
         batching=best.replica.batching,
@@ -242,6 +244,7 @@ def _fitted(observed: Observed, known: Known) -> Fit:
         chi2_per_point=chi2,
         calibrated=_range(observed.points),
         warnings=tuple(_warnings(best, bent, distrusted)),
+        left=np.full((len(observed.points), 3), math.nan),
         extra=best.parameters.names[len(COEFFICIENTS) :],
         distrusted=distrusted,
         unknown=unknown,
@@ -253,6 +256,18 @@ def _fitted(observed: Observed, known: Known) -> Fit:
         open_sizes=(bends, bends),
         elsewhere=_elsewhere(known, best.law_error),
     )
+    return replace(found, left=_left(found, best.doubt > 1))
+
+
+def _left(found: Fit, distrusted: NDArray[np.bool_]) -> Floats:
+    """What the closed-loop levels show beyond the engine, those that are trusted."""
+    points = [error.point for error in found.errors]
+    left = np.full((len(points), 3), math.nan)
+    rows = [row for row in np.flatnonzero(~distrusted) if points[row].load_kind == "concurrency"]
+    if rows:
+        own = [points[row] for row in rows]
+        left[rows] = left_over(own, found.engine_means(own))
+    return left
 
 
 def _elsewhere(known: Known, found: LawError) -> float:

@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy.special import ndtr, ndtri
 
-from sizing.engine import Batching, Replica
+from sizing.engine import USUAL_POLICIES, Batching, Policy, Replica, engine_named
 from sizing.numbers import Floats
 from sizing.points import Deployment, Point
 from sizing.simulator.replay import GAPS, MEASURES, OPEN_ONLY, Replay, ReplayRun, closed_run
@@ -302,6 +302,11 @@ class Observed:
     protocol: Protocol = UNTOLD
     rates: bool = True
 
+    @property
+    def usual_policy(self) -> Policy | None:
+        """How the engine forms its iterations by its defaults; None where the engine is not known."""
+        return USUAL_POLICIES.get(engine_named(self.points[0].engine))
+
     def runs(self, effort: Effort = FULL) -> tuple[ReplayRun, ...]:
         """What to simulate; row i of the result is point i."""
         if effort not in self._runs:
@@ -560,32 +565,36 @@ def busiest(points: Sequence[Point]) -> int:
     return max(1, *(round(in_flight(point)) for point in points))
 
 
-# --- What a measurement of a closed loop shows beside the engine's iterations: how its tool counts, and whom users meet
+# --- What a closed loop shows beside the engine's iterations: how its tool counts, whom users meet, and
+# where the engine departs from its law
 #
-# Two things of a closed loop follow from no iteration time. A tool's requests/s may hold the ramp and the drain of its
-# window; and its mean TTFT holds who happens to meet whom in a batch, or a burst of the start inside the window. Both
-# are smooth in the users where they are anything, so they are carried over from the measured levels next to the one
-# asked. Nothing of this concerns requests that arrive at random.
+# None of this follows from an iteration time. A tool's requests/s may hold the ramp and the drain of its window; a mean
+# TTFT holds who happens to meet whom in a batch, or a burst of the start inside the window. So what the levels measured
+# show beyond the engine is carried over to a level asked: the law draws the curve, and at the levels it goes through
+# what was measured. Nothing of this concerns requests that arrive at random.
 
 CLOSED_TTFT_SIGMA = 0.10
 """Relative scatter of a mean TTFT about a smooth curve over the users, in published closed loops: it tells of the start
 of each run as much as of the engine."""
-ELSEWHERE_TTFT_SIGMA = 0.6
+ELSEWHERE_TTFT_SIGMA, ONE_LEVEL_TTFT_SIGMA = 0.45, 0.6
 """The same at lengths that were not measured, and beyond the users that were: published servers' mean TTFT at one ISL
-differs by a factor of two and more between output lengths, which no iteration explains."""
-ALIKE = 0.05
-"""Lengths within this, in logarithms, are the same."""
+differs by a factor of two and more between output lengths, which no iteration explains. And of fits to one level."""
+BEYOND_SIGMA = 0.07
+"""Error of requests/s and ITL for each unit of ln(users) beyond the most that were measured: of published servers whose
+two highest levels were left out."""
+ALIKE, ALIKE_CV = 0.05, 0.1
+"""Mean lengths within the first, in logarithms, and coefficients of variation within the second are the same."""
 
 
 def levels_at(levels: Sequence[Point], point: Point) -> list[Point]:
-    """The closed-loop levels of the same mean lengths, by ascending users."""
-    same = [
-        level
-        for level in levels
-        if level.load_kind == "concurrency"
-        and max(abs(math.log(level.isl / point.isl)), abs(math.log(level.osl / point.osl))) < ALIKE
-    ]
-    return sorted(same, key=concurrency)
+    """The closed-loop levels of the same lengths, by ascending users."""
+    return sorted((level for level in levels if _is_of(point, level)), key=concurrency)
+
+
+def _is_of(point: Point, level: Point) -> bool:
+    apart = max(abs(math.log(level.isl / point.isl)), abs(math.log(level.osl / point.osl)))
+    spread = max(abs(level.isl_cv - point.isl_cv), abs(level.osl_cv - point.osl_cv))
+    return level.load_kind == "concurrency" and apart < ALIKE and spread < ALIKE_CV
 
 
 def between(levels: Sequence[Point], users: float, value_of: str) -> float | None:
@@ -597,53 +606,61 @@ def between(levels: Sequence[Point], users: float, value_of: str) -> float | Non
     return math.exp(float(np.interp(math.log(users), logs[:, 0], logs[:, 1])))
 
 
-def ttft_sigma(levels: Sequence[Point], point: Point) -> float:
-    """Relative scatter of a closed loop's mean TTFT about what is carried over from the measured levels."""
+def closed_sigmas(levels: Sequence[Point], point: Point) -> tuple[float, float, float]:
+    """Relative scatter of a closed loop's requests/s, mean TTFT and ITL about what the fit to `levels` says, beside
+    what law and bend leave open."""
     users = [concurrency(level) for level in levels_at(levels, point)]
     inside = bool(users) and users[0] <= concurrency(point) <= users[-1]
-    return CLOSED_TTFT_SIGMA if inside else ELSEWHERE_TTFT_SIGMA
+    if of_one_level(levels):
+        return RATE_SIGMA, ONE_LEVEL_TTFT_SIGMA, ITL_SIGMA
+    most = max((concurrency(level) for level in levels if level.load_kind == "concurrency"), default=concurrency(point))
+    beyond = BEYOND_SIGMA * max(0.0, math.log(concurrency(point) / most))
+    ttft = CLOSED_TTFT_SIGMA if inside else ELSEWHERE_TTFT_SIGMA
+    return math.hypot(RATE_SIGMA, beyond), ttft, math.hypot(ITL_SIGMA, beyond)
 
 
-def as_counted(
-    levels: Sequence[Point],
-    points: Sequence[Point],
-    means: Floats,
-    batching: Batching,
-    otherwise: bool,
-    ttft_over: float = 0.0,
-) -> tuple[Floats, Floats]:
-    """Requests/s, TTFT and ITL of closed-loop `points` as a tool would show them, from the engine's `means`: shape
-    (points, 3). Then how far, in logarithms, TTFT was moved for it, shape (points,).
+def left_over(points: Sequence[Point], means: Floats) -> Floats:
+    """ln of what was measured at each point over the engine's `means`: requests/s, TTFT and ITL, shape (points, 3);
+    NaN where nothing was measured."""
+    figures = [(point.requests_per_s, point.ttft_mean_s, point.itl_mean_s) for point in points]
+    measured = np.array([[value or math.nan for value in row] for row in figures])
+    with np.errstate(invalid="ignore"):
+        return np.asarray(np.log(measured) - np.log(means[:, :3]))
 
-    `levels`: what was measured; `otherwise`: its tool does not count in a steady window, so requests/s are those of
-    Little's law times what its counting made of them at the levels. TTFT between measured levels of the same lengths is
-    the geometric mean of the engine's and of the line through the levels, unless users wait for slots or memory: a
-    queue begins at one level, and no line between two knows where. `ttft_over`: ln of TTFT measured over the engine's
-    at the only level; half of it is moved likewise wherever there is no line.
+
+def carried_over(levels: Sequence[Point], left: Floats, point: Point, batching: Batching) -> Floats:
+    """What the levels of the same lengths show beyond the engine, for a closed-loop `point` between them: `left` (see
+    `left_over`, shape (levels, 3)) on a straight line over the logarithm of the users; outside them that of the nearest
+    level, half of it at half or twice its users. Shape (3,), zeros without such levels.
+
+    A level where users wait for slots or memory, and one where none does, tell nothing of each other: the engine knows
+    where a queue begins, and no line does.
     """
-    seen, moved = means[:, :3].copy(), np.zeros(len(points))
-    for row, point in enumerate(points):
-        if point.load_kind != "concurrency":
-            continue
-        same = levels_at(levels, point)
-        waits = concurrency(point) > batching.max_batch_size
-        waits = waits or concurrency(point) * (point.isl + point.osl) > batching.kv_tokens
-        line_s = None if waits else between(same, concurrency(point), "ttft_mean_s")
-        if line_s is not None:
-            moved[row] = (math.log(line_s) - math.log(seen[row, 1])) / 2
-        elif not waits:
-            moved[row] = ttft_over / 2
-        seen[row, 1] *= math.exp(moved[row])
-        if otherwise:
-            itl_s = seen[row, 2] if round(point.osl) > 1 else 0.0
-            little_per_s = concurrency(point) / (seen[row, 1] + (point.osl - 1) * itl_s)
-            seen[row, 0] = little_per_s * math.exp(_counting(same or levels, concurrency(point), bool(same)))
-    return seen, moved
-
-
-def _counting(levels: Sequence[Point], users: int, same: bool) -> float:
-    """ln of what the tool counts over Little's law at so many users; of other lengths their median."""
-    logs = [counting_log(level) for level in levels]
+    asked, queue = math.log(concurrency(point)), users_wait(point, batching)
+    same = [row for row, level in enumerate(levels) if _is_of(point, level)]
+    same.sort(key=lambda row: concurrency(levels[row]))
     if not same:
-        return float(np.median(logs))
-    return float(np.interp(math.log(users), np.log([concurrency(level) for level in levels]), logs))
+        return np.zeros(3)
+    least, most = (math.log(concurrency(levels[same[end]])) for end in (0, -1))
+    fades = math.exp(-max(0.0, least - asked, asked - most))
+    carried = np.zeros(3)
+    for place in range(3):
+        alike = [row for row in same if math.isfinite(left[row, place]) and users_wait(levels[row], batching) == queue]
+        if alike:
+            users, again = np.unique([concurrency(levels[row]) for row in alike], return_inverse=True)
+            means = np.bincount(again, left[alike, place]) / np.bincount(again)  # of a level measured more than once
+            carried[place] = fades * np.interp(asked, np.log(users), means)
+    return carried
+
+
+def users_wait(point: Point, batching: Batching) -> bool:
+    """True where the users of a closed loop exceed the slots, or their tokens the KV cache."""
+    users = concurrency(point)
+    return users > batching.max_batch_size or users * (point.isl + point.osl) > batching.kv_tokens
+
+
+def as_little_counts(levels: Sequence[Point], point: Point, ttft_s: float, itl_s: float) -> float:
+    """Requests/s of a closed-loop `point` at lengths that were not measured, of a tool that does not count in a steady
+    window: those of Little's law, times what its counting made of them at the `levels` (their median)."""
+    little_per_s = concurrency(point) / (ttft_s + (point.osl - 1) * (itl_s if round(point.osl) > 1 else 0.0))
+    return little_per_s * math.exp(float(np.median([counting_log(level) for level in levels])))

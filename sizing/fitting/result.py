@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import astuple, dataclass, replace
 from functools import partial
 from typing import NamedTuple
@@ -13,15 +13,16 @@ import numpy as np
 from sizing.engine import COEFFICIENTS, KNEE, Batching, Bend, Replica, StepLaw
 from sizing.fitting.bends import BentLaw, nodes_of, opened
 from sizing.fitting.levels import (
-    ITL_SIGMA,
-    RATE_SIGMA,
     UNTOLD,
     Protocol,
-    as_counted,
+    as_little_counts,
+    carried_over,
+    closed_sigmas,
     counts_otherwise,
+    levels_at,
     of_one_level,
     point_runs,
-    ttft_sigma,
+    users_wait,
 )
 from sizing.fitting.parameters import EXACT, LawError, moved
 from sizing.numbers import Floats, percent
@@ -249,7 +250,8 @@ class Fit:
     the measurement errors. `chi2_per_point`: mean squared residual over the assumed measurement error; 1 is perfect,
     above 2 the law or the policy is wrong. `leave_one_out`: median relative error of requests/s and ITL at points that
     the fit had not seen (one Gauss-Newton step from the full fit; NaN: too few points). `distrusted`: points that were
-    given little weight.
+    given little weight. `left`, shape (levels, 3): what each closed-loop level shows beyond the engine (see
+    `left_over`); NaN for distrusted ones and other loads.
     `unknown`: coefficients that the points do not tell. `lockstep`: the users had started at once with equal lengths
     and stayed in lockstep, which barely separates request and prefill overheads. `protocol`: how the points were
     measured, as told or as found. `sigmas`: standard errors of the logarithms one by one, from the slopes alone; wider
@@ -270,6 +272,7 @@ class Fit:
     chi2_per_point: float
     calibrated: CoveredRange
     warnings: tuple[Caution, ...]
+    left: Floats
     extra: tuple[str, ...] = ()
     distrusted: tuple[Distrust, ...] = ()
     unknown: tuple[Unknown, ...] = ()
@@ -415,57 +418,61 @@ class Fit:
     def means(self, points: Sequence[Point]) -> Floats:
         """What a measurement of these points would show (closed-loop, constant-rate or Poisson; any lengths; measured
         or not), in the protocol of the fit and as its tool counts: shape (points, 8), columns
-        `sizing.simulator.replay.MEASURES`.
+        `sizing.simulator.replay.MEASURES`. At the levels of the fit, distrusted ones aside, what was measured.
 
         A closed-loop point needs a rough `requests_per_s`, which sets how users are spread at the start.
         """
         means = self.engine_means(points)
-        means[:, :3] = self._as_counted(points, means)[0]
+        means[:, :3] *= np.exp(self._carried(points))
+        if self._counts_otherwise:
+            for row, point in enumerate(points):
+                if point.load_kind == "concurrency" and not levels_at(self._levels, point):
+                    means[row, 0] = as_little_counts(self._levels, point, means[row, 1], means[row, 2])
         return means
 
-    def _as_counted(self, points: Sequence[Point], means: Floats) -> tuple[Floats, Floats]:
-        return as_counted(self._levels, points, means, self.batching, self._counts_otherwise, self._ttft_over)
+    def _carried(self, points: Sequence[Point]) -> Floats:
+        """What is carried over to closed-loop points from the levels measured, shape (points, 3): zeros for others.
 
-    @property
-    def _ttft_over(self) -> float:
-        """ln of mean TTFT measured over the engine's where there is one level: what its start made of it, most likely,
-        and nothing to draw a line to."""
-        known = [one.ttft_error for one in self.errors if math.isfinite(one.ttft_error)]
-        return -float(np.mean(np.log1p(known))) if self.of_one_level and known else 0.0
+        Of one level only half, and only of TTFT, and to all lengths: what its start made of it, most likely.
+        """
+        carried = np.zeros((len(points), 3))
+        known = self.left[np.isfinite(self.left[:, 1]), 1]
+        for row, point in enumerate(points):
+            if point.load_kind != "concurrency":
+                continue
+            if not self.of_one_level:
+                carried[row] = carried_over(self._levels, self.left, point, self.batching)
+            elif len(known) and not users_wait(point, self.batching):
+                carried[row, 1] = known.mean() / 2
+        return carried
 
     def engine_means(self, points: Sequence[Point]) -> Floats:
         """The same of the engine alone: from its iterations, nothing carried over from measured levels."""
-        return self._means(points, self.at)
+        found = np.empty((len(points), len(MEASURES)))
+        for isl, osl in dict.fromkeys((point.isl, point.osl) for point in points):
+            rows = [row for row, point in enumerate(points) if (point.isl, point.osl) == (isl, osl)]
+            engine = self.at(isl, osl).engine
+            found[rows] = Replay(point_runs([points[row] for row in rows], self.protocol), engine).means(engine)
+        return found
 
     def mean_sigmas(self, points: Sequence[Point]) -> Floats:
         """Relative standard errors of requests/s, TTFT and ITL of `means` against a new measurement of these
         closed-loop points, shape (points, 3): what the law, its bend and its own error leave open, and the noise of the
-        measurement. Half of what TTFT is moved towards the measured levels counts as well."""
+        measurement. What is carried over from one level counts as well: it is half of the difference."""
         sigmas = np.empty((len(points), 3))
         for isl, osl in dict.fromkeys((point.isl, point.osl) for point in points):
             rows = [row for row, point in enumerate(points) if (point.isl, point.osl) == (isl, osl)]
             own, local = [points[row] for row in rows], self.at(isl, osl)
             replay = Replay(point_runs(own, self.protocol), local.engine)
-
-            def shown(engine: Replica, own: Sequence[Point] = own, replay: Replay = replay) -> tuple[Floats, Floats]:
-                return self._as_counted(own, replay.means(engine))
-
             variance = np.zeros((len(rows), 3))
             for faster, slower in local.variants:
-                variance += np.nan_to_num(np.log(shown(slower)[0] / shown(faster)[0]) / 2) ** 2
-            variance[:, 1] += shown(local.engine)[1] ** 2
-            variance[:, 1] += [ttft_sigma(self._levels, point) ** 2 for point in own]
-            variance[:, [0, 2]] += np.square([RATE_SIGMA, ITL_SIGMA])
+                change = np.log(replay.means(slower)[:, :3] / replay.means(faster)[:, :3])
+                variance += np.nan_to_num(change / 2) ** 2
+            variance += np.square([closed_sigmas(self._levels, point) for point in own])
+            if self.of_one_level:
+                variance += self._carried(own) ** 2
             sigmas[rows] = np.sqrt(variance)
         return sigmas
-
-    def _means(self, points: Sequence[Point], fit_at: Callable[[float, float], Fit]) -> Floats:
-        found = np.empty((len(points), len(MEASURES)))
-        for isl, osl in dict.fromkeys((point.isl, point.osl) for point in points):
-            rows = [row for row, point in enumerate(points) if (point.isl, point.osl) == (isl, osl)]
-            engine = fit_at(isl, osl).engine
-            found[rows] = Replay(point_runs([points[row] for row in rows], self.protocol), engine).means(engine)
-        return found
 
     @property
     def _levels(self) -> list[Point]:

@@ -50,9 +50,10 @@ LEAST_TO_LEAVE_OUT = 3
 """Points of which one can be predicted from the others."""
 LIFT = 0.05
 """Logarithm by which a bend is lifted to see what it does."""
-START_PRICE, KV_PRICE, BUDGET_PRICE = 10.0, 3.0, 6.0
-"""Added to the cost of an explanation whose users began together, of one with a KV cache of its own, and of one with
-another token budget than the common one: what each must gain to be believed."""
+START_PRICE, KV_PRICE, BUDGET_PRICE, POLICY_PRICE = 10.0, 3.0, 6.0, 10.0
+"""Added to the cost of an explanation whose users began together, of one with a KV cache of its own, of one with
+another token budget than the common one, and of one with another policy than the engine's default: what each must gain
+to be believed."""
 USUAL_BUDGET = Batching().token_budget
 LITTLE = 0.01
 """Changes of the law's error that do not move the fit: those of the measurement are 2 to 4 %."""
@@ -122,7 +123,9 @@ class Trial:
     def claim(self) -> float:
         """The cost and the price of what the explanation takes for granted."""
         price = START_PRICE * self.observed.protocol.at_once + KV_PRICE * ("kv_tokens" in self.parameters.names)
-        return self.cost + price + BUDGET_PRICE * (self.parameters.base.batching.token_budget != USUAL_BUDGET)
+        batching, usual = self.parameters.base.batching, self.observed.usual_policy
+        price += POLICY_PRICE * (usual is not None and batching.policy != usual)
+        return self.cost + price + BUDGET_PRICE * (batching.token_budget != USUAL_BUDGET)
 
     def search(self, evaluations: int, stride: float, *, central: bool = False, carried: bool = False) -> Trial:
         """Move the numbers towards the least cost, in at most so many steps.
@@ -306,6 +309,9 @@ DATA_SIGMAS = StepLaw(2.0, 2.0, 1.0, 1.5, 1.5, 1.5, 3.0, 1.5)
 is read off the points, and either may be as good as nothing."""
 KV_OF_SEQUENCE = 200
 """Tokens of KV cache whose reading takes as long as what a sequence costs beside: 60 to 420 at servers measured."""
+ATTENTION_OF_TOKEN = 5e-5
+"""Attention of a pair of a prompt's tokens over the arithmetic of a token: 2e-6 to 2e-4 by the shapes of models. Points
+of one ISL cannot tell it, and whatever is misread as attention there grows with the square of a longer prompt."""
 COMPUTE_BOUND, PROMPT_SIGMA = 3.0, 0.5
 """A prompt that takes this many decode steps is arithmetic for the most part: then the time of a token is known within
 a factor of 1.6, as a prompt leaves little room for anything else."""
@@ -379,7 +385,7 @@ def law_of_points(points: Sequence[Point]) -> StepLaw:
         token_s=0.7 * token_s,
         sequence_s=sequence_s,
         kv_token_s=sequence_s / KV_OF_SEQUENCE,
-        attention_s=0.05 * prompt_s / (long.isl**2 / 2),
+        attention_s=0.7 * token_s * ATTENTION_OF_TOKEN,
         prefill_s=0.1 * rest_s,
         request_s=0.3 * rest_s,
     )

@@ -17,7 +17,14 @@ from sizing.engine import Batching, Bend, Replica
 from sizing.fitting import Fit, Protocol, fit
 from sizing.fitting.bends import REACH, nodes_of
 from sizing.fitting.fit import FROM_SHAPE, _elsewhere
-from sizing.fitting.levels import as_counted, counts_otherwise, decoding, little_per_s
+from sizing.fitting.levels import (
+    as_little_counts,
+    carried_over,
+    counts_otherwise,
+    decoding,
+    left_over,
+    little_per_s,
+)
 from sizing.fitting.parameters import LawError, bend_of
 from sizing.fitting.result import Variants
 from sizing.fitting.search import Known
@@ -211,24 +218,40 @@ def test_one_wrong_level_is_no_way_of_counting() -> None:
     assert counts_otherwise([level(users, 0.85) for users in LEVELS])
 
 
-def test_a_tool_s_way_of_counting_is_carried_over() -> None:
-    """A tool whose window holds ramp and drain shows 10 % less: so does what it would show at a level between."""
-    levels, asked = [level(users, 0.9) for users in LEVELS], level(16)
-    engine = np.array([[np.nan, 0.2, 0.02]])
-    seen, moved = as_counted(levels, [asked], engine, Batching(), True)
-    assert seen[0, 0] == pytest.approx(0.9 * little_per_s(asked))
-    assert moved[0] == pytest.approx(0)
+def test_a_tool_s_way_of_counting_is_carried_over_to_other_lengths() -> None:
+    """A tool whose window holds ramp and drain shows 10 % less: so does what it would show at lengths not measured."""
+    levels, asked = [level(users, 0.9) for users in LEVELS], dataclasses.replace(level(16), isl=4000)
+    assert as_little_counts(levels, asked, 0.2, 0.02) == pytest.approx(0.9 * little_per_s(asked))
 
 
-def test_ttft_between_levels_goes_half_the_way_to_their_line() -> None:
-    levels = [level(1, ttft_s=0.1), level(100, ttft_s=0.4)]
-    engine = np.array([[5.0, 0.1, 0.02]])
-    between = as_counted(levels, [level(10)], engine, Batching(), False)[0][0, 1]
-    assert between == pytest.approx(math.sqrt(0.1 * math.sqrt(0.1 * 0.4)))  # of the engine's and the line's
-    for outside in (level(200), dataclasses.replace(level(10), isl=4000)):
-        assert as_counted(levels, [outside], engine, Batching(), False)[0][0, 1] == 0.1
-    queued = Batching(kv_tokens=5000)  # where users wait for memory, the line knows nothing
-    assert as_counted(levels, [level(10)], engine, queued, False)[0][0, 1] == 0.1
+def test_what_levels_show_beyond_the_engine_is_carried_over_on_a_line() -> None:
+    """Twice the engine's TTFT with one user, the same with 100: with 10, in the middle of the logarithms, the
+    root; beyond the only level, at twice its users, the root as well."""
+    levels = [level(1, ttft_s=0.2), level(100, ttft_s=0.2)]
+    engine = np.array([[levels[0].requests_per_s, 0.1, 0.02], [levels[1].requests_per_s, 0.2, 0.02]])
+    left = left_over(levels, engine)
+    assert carried_over(levels, left, level(10), Batching()) == pytest.approx([0, math.log(2) / 2, 0])
+    assert carried_over(levels, left, level(1), Batching()) == pytest.approx([0, math.log(2), 0])
+    assert carried_over(levels[:1], left[:1], level(2), Batching()) == pytest.approx([0, math.log(2) / 2, 0])
+    other_lengths = dataclasses.replace(level(10), isl=4000)
+    assert not carried_over(levels, left, other_lengths, Batching()).any()
+    varied = dataclasses.replace(level(10), osl_cv=0.5)
+    assert not carried_over(levels, left, varied, Batching()).any()
+    again = [*levels, level(1, ttft_s=0.1)]  # measured again: the mean of the logarithms, 2 and 1 times the engine's
+    twice = left_over(again, np.vstack([engine, engine[:1]]))
+    assert carried_over(again, twice, level(1), Batching())[1] == pytest.approx(math.log(2) / 2)
+    # 100 users wait for memory, one does not, and neither tells of the other
+    assert carried_over(levels, left, level(99), Batching(kv_tokens=5000)) == pytest.approx([0, 0, 0])
+    assert carried_over(levels, left, level(2), Batching(kv_tokens=5000)) == pytest.approx([0, math.log(2), 0])
+
+
+def test_levels_that_were_fitted_are_predicted_as_measured() -> None:
+    """Whatever the law makes of them: no line through the points may beat the fit at the points."""
+    found, _ = kinked()
+    trusted = [one.point for one in found.errors if one.point not in {other.point for other in found.distrusted}]
+    measured = [(point.requests_per_s, point.ttft_mean_s, point.itl_mean_s) for point in trusted]
+    assert len(trusted) > 4
+    np.testing.assert_allclose(found.means(trusted)[:, :3], measured, rtol=1e-6)
 
 
 def test_shares_of_expert_weights_follow_from_the_shape() -> None:

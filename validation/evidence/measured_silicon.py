@@ -145,8 +145,7 @@ def rows(cases: Sequence[Case], answers: Sequence[Found]) -> list[EvidenceRow]:
                 name = f"{'dense servers' if dense else 'mixtures of experts'}, {question.name}"
                 together = Found(*(np.concatenate(part) for part in zip(*mine, strict=True)))
                 errors += [_errors(name, question, place, together) for place in range(len(METRICS))]
-                if question is not BEYOND:
-                    bands += [_band(name, place, together) for place in range(len(METRICS))]
+                bands += [_band(name, place, together) for place in range(len(METRICS))]
     errors[0] = noted(errors[0], f"the half not tuned on; the sample: {read_sample(path)}")
     return errors + bands
 

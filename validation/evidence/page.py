@@ -30,7 +30,10 @@ arrivals from closed loops, sessions, GuideLLM, the trace and static batches are
   for other lengths) are divided in halves by a hash of their names: what the fit weighs and allows for was chosen on
   one half, and only the other is in the table. The note has median and p90 of straight lines in logarithms through the
   same fitted levels: interpolated, of the nearest lengths, or drawn out. The rule of means is not beside: these rows
-  hold means only. Rows are left out for a fault of their own; the first row counts them.
+  hold means only. Rows are left out for a fault of their own; the first row counts them. That what the fitted levels
+  show beyond the law is carried over to other levels, what attention costs where timings do not tell, what a batching
+  policy other than the engine's default must gain to be believed, and how wide bands are at other lengths and loads
+  was decided on the first half as well.
 - **One level.** The same series, each fitted to one of its levels, which scales the day-zero law of model and GPU: the
   middle one; the note has the lowest and the highest. Predicted are the rest of the series (*other loads*) and the
   nearest other lengths of the same server (*other lengths*). Beside it the day-zero estimate alone, and the fit of four

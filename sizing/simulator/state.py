@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from threading import local
 from time import thread_time
@@ -304,6 +304,11 @@ def engine_of(replica: Replica, shared_tokens: int = 0, *, by_priority: bool = F
     record: Any = np.array(values, _ENGINE)[()]
     engine: Engine = record
     return engine
+
+
+def engines_of(replicas: Sequence[Replica], *, by_priority: bool = False) -> NDArray[Any]:
+    """The numbers of each of several replicas, one record after the other."""
+    return np.fromiter((engine_of(replica, by_priority=by_priority) for replica in replicas), _ENGINE, len(replicas))
 
 
 def _speculation_values(speculation: Speculation | None) -> tuple[float, ...]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import gc
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future, wait
 from dataclasses import dataclass, field
@@ -117,7 +116,6 @@ def first_answer(_process: int = 0) -> str:
         planner.plan(first.question, *find(first.model, first.lengths, first.choice, ()))
     except SizingError:
         return "no answer"
-    gc.freeze()  # what is loaded by now stays: each search of it for garbage would take as long as an answer
     return "ok"
 
 

@@ -871,12 +871,12 @@ def prefill_iteration(
             engine, work.matrices_s, state.lanes, state.context_tokens, prompt_tokens, attention, state.admitted
         )
         state.clock_s += step_s
-        note_formed(state, 1, step_s)
+        note_formed(engine, state, 1, step_s)
         decode(engine, state, work, requests, 1, step_s, 0.0)
     else:
         step_s = factor * iteration_s(engine, work.matrices_s, 0, 0.0, prompt_tokens, attention, state.admitted)
         state.clock_s += step_s
-        note_formed(state, 1, step_s)
+        note_formed(engine, state, 1, step_s)
         state.stalled = int(state.running > 0)
         if state.next_cancel_s < state.clock_s:
             cancel(engine, state, work, requests, False)
@@ -906,15 +906,16 @@ def decode_stretch(engine: Engine, state: State, work: Workspace, requests: Requ
         if stretch_s(step_s, longer_s, steps) > until_s - state.clock_s:
             steps = steps_to(step_s, longer_s, until_s - state.clock_s)
     state.clock_s += stretch_s(step_s, longer_s, steps)
-    note_formed(state, steps, step_s + (steps - 1) * longer_s)
+    note_formed(engine, state, steps, step_s + (steps - 1) * longer_s)
     decode(engine, state, work, requests, steps, step_s, longer_s)
 
 
 @compiled
-def note_formed(state: State, iterations: int, last_s: float) -> None:
-    """Count iterations, the last of which takes `last_s` seconds and ends at `clock_s`."""
-    state.formed += iterations
-    state.formed_s = last_s
+def note_formed(engine: Engine, state: State, iterations: int, last_s: float) -> None:
+    """For look-ahead: count iterations, the last of which takes `last_s` seconds and ends at `clock_s`."""
+    if engine.lookahead_steps > 0:
+        state.formed += iterations
+        state.formed_s = last_s
 
 
 @compiled

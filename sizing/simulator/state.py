@@ -212,7 +212,7 @@ class Request:
     cancel_s: float  # after arrival: the client cancels
     token_s: float  # when its prompt was complete, or its last token before a pause
     deadline_s: float  # its key in the heap of deadlines of the line; inf: not in that heap
-    seen_from: int  # the first iteration, by number, whose contents were open when it arrived
+    seen_from: int  # with look-ahead: the first iteration, by number, whose contents were open when it arrived
     isl: Count
     osl: Count
     cached_tokens: Count  # of the prompt, found in the prefix cache; isl: prefilled elsewhere, its first token is out
@@ -237,7 +237,7 @@ class State:
 
     clock_s: float  # end of the iteration formed last, start of the next
     decode_step: int  # decode steps done since the start
-    formed: int  # iterations formed since the start; the last of them ends at clock_s
+    formed: int  # with look-ahead: iterations formed since the start; the last of them ends at clock_s
     formed_s: float  # how long that one takes
     woken: int  # iterations formed when it last had nothing to do
     running: int  # sequences with tokens still to come: the size of the heap

@@ -1,4 +1,4 @@
-"""A plan from estimates loads nothing large that it does without: a library costs a fresh process a quarter of a second."""
+"""A plan from estimates loads nothing large that it does without: a library costs a fresh process a quarter second."""
 
 from __future__ import annotations
 

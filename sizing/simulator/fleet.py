@@ -362,6 +362,6 @@ def next_departure_s(engine: Engine, state: State, work: Workspace, now_s: float
         return min(state.clock_s, state.next_deadline_s)
     if engine.jitter > 0 or state.running == 0:
         return state.clock_s
-    step_s = iteration_s(engine, work.matrices_s, state.lanes, state.context_tokens, 0, 0.0, 0)
-    end_s = state.clock_s + stretch_s(step_s, growth_s(engine, state), steps_ahead(engine, state, work))
+    step_s = iteration_s(engine, work, state.lanes, state.context_tokens, 0, 0.0, 0)
+    end_s = state.clock_s + stretch_s(step_s, growth_s(engine, state, work), steps_ahead(engine, state, work))
     return min(end_s, state.next_cancel_s)

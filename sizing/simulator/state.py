@@ -361,6 +361,8 @@ class Workspace(NamedTuple):
     # zero-length: not counted
     series: NDArray[np.float64]  # rows of the time series (series.py); zero-length: not sampled
     matrices_s: Seconds  # by tokens, the time of their matrix products where it has been worked out before, else 0
+    bends: NDArray[np.float64]  # the same of factors of a law that bends, (2, slots + 1) by sequences: on decode steps,
+    # and on iterations with prompts; zero-length: it does not
     cached: NDArray[np.int32]  # by session: its blocks in the prefix cache, and its neighbours in order of eviction
     prefixes: Tokens  # by stream of requests: tokens of the prefix they share, and how many admitted ones hold it;
     # zero-length: they share none
@@ -399,6 +401,7 @@ def work_space(
         np.zeros((replicas, streams * GAP_BINS if gaps else 0), np.int64),
         np.zeros((replicas, samples, SERIES_COLUMNS)),
         np.zeros((replicas, TOKENS_KEPT if replicas == 1 else TOKENS_KEPT_OF_MANY)),
+        np.zeros((replicas, 2, slots[1] + 1 if replica.law.bend.sequences else 0)),
         np.zeros((replicas, sessions, 3), np.int32),
         held,
     )

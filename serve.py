@@ -4,10 +4,12 @@ Start with: make app, or on a team's server: streamlit run serve.py
 """
 
 import asyncio
+import gc
 import sys
 import webbrowser
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from importlib import import_module
 
 import streamlit as st
 from anyio import to_thread
@@ -16,23 +18,30 @@ from starlette.routing import Route
 from streamlit.web.server.server_util import get_url
 
 from api.routes import routes, workers_as_set_up
+from sizing.__main__ import OBJECTS_BETWEEN_COLLECTIONS
 from sizing.errors import ScenarioError
 from ui import computing
 from ui.gate import Gate, most_sessions
 from ui.health import Health
 from ui.login import ReturnToLink
 
+gc.set_threshold(OBJECTS_BETWEEN_COLLECTIONS)
 health = Health()
 
 
 @asynccontextmanager
 async def serving(app: st.App) -> AsyncIterator[None]:
-    """From start to end; a browser is opened where Streamlit is told that there is one (`server.headless`)."""
+    """From start to end; a browser is opened where Streamlit is told that there is one (`server.headless`).
+
+    What the pages import is loaded meanwhile, so that the first visitor need not wait for it.
+    """
     computing.use(workers, asyncio.get_running_loop())
+    loading = asyncio.create_task(to_thread.run_sync(import_module, "ui.answers"))
     async with health.while_serving(app):
         if not st.get_option("server.headless"):
             await to_thread.run_sync(webbrowser.open, get_url("localhost"))
         yield
+    loading.cancel()
     computing.stop_using()
     workers.end()
 

@@ -19,6 +19,7 @@ from typing import Any, Protocol
 
 from joblib.externals.loky.process_executor import ProcessPoolExecutor, TerminatedWorkerError
 
+from sizing.__main__ import OBJECTS_BETWEEN_COLLECTIONS
 from sizing.errors import NotComputed, TimeLimitReached
 
 QUICK_S = 2.0
@@ -54,6 +55,12 @@ class Lost(NotComputed):
         super().__init__("the process that computed the answer died, twice: too little memory? Ask for less at once")
 
 
+def begin(parent: int) -> None:
+    """Set this process up to compute for the server `parent`."""
+    gc.set_threshold(OBJECTS_BETWEEN_COLLECTIONS)
+    end_with(parent)
+
+
 def end_with(parent: int) -> None:
     """End this process soon after its `parent`, whatever it computes then.
 
@@ -80,7 +87,7 @@ class Process:
         A caller that is cancelled takes the process with it: nothing else stops what it computes.
         """
         if self._pool is None:
-            self._pool = ProcessPoolExecutor(max_workers=1, initializer=end_with, initargs=(os.getpid(),))
+            self._pool = ProcessPoolExecutor(max_workers=1, initializer=begin, initargs=(os.getpid(),))
         try:
             return await asyncio.wrap_future(self._pool.submit(job.answer, limit_s))
         except asyncio.CancelledError:

@@ -139,6 +139,8 @@ def tokens_at(mean: float, cv: float, law: TokenLaw | None, normal: Floats) -> F
 
 def lognormal_tokens(mean: float, cv: float, normal: Floats) -> Floats:
     """Whole tokens (at least 1) of a lognormal law at the standard normal deviates `normal`."""
+    if cv == 0:
+        return np.full(np.shape(normal), max(1.0, np.rint(mean)))
     sigma = math.sqrt(math.log1p(cv * cv))
     return np.maximum(1.0, np.rint(mean * np.exp(sigma * normal - sigma * sigma / 2)))
 

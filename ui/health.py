@@ -55,7 +55,7 @@ class Health:
 
     async def _answer_once(self) -> None:
         try:
-            self._planner = await to_thread.run_sync(first_answers, abandon_on_cancel=True)
+            self._planner = await to_thread.run_sync(first_answers, _first_is_given.set, abandon_on_cancel=True)
         finally:
             _first_is_given.set()
 

@@ -15,7 +15,6 @@ from sizing import text as answer
 from sizing.analyses.curves import load_curve
 from sizing.analyses.daily import daily_rates, gpus_by_hour
 from sizing.analyses.mixed import Mix, Supply, cheapest_mix
-from sizing.analyses.pools import pools_of
 from sizing.analyses.sensitivity import goodput_prices, sensitivities, tune
 from sizing.analyses.verification import verification
 from sizing.cli.options import (
@@ -375,14 +374,18 @@ def extras(
     plan: Plan, given: Mapping[str, Any], counts: Mapping[str, Mapping[str, int]], found: Sequence[Candidate]
 ) -> Extras:
     """What was asked beside the count; `found`: the candidates of the plan."""
-    question, fleet = plan.question, plan.answer
+    question, fleet, pools = plan.question, plan.answer, None
+    if given["disaggregated"]:
+        from sizing.analyses.pools import pools_of  # costs the what-ifs, which nothing else here needs
+
+        pools = pools_of(question, found)
     return Extras(
         sensitivities(question, fleet),
         gpus_by_hour(question, fleet, daily_rates(given["daily"])) if given["daily"] is not None else None,
         tune(question, fleet.candidate) if given["tuned"] else None,
         mixed(plan, **counts) if given["mix"] else None,
         verification(plan),
-        pools_of(question, found) if given["disaggregated"] else None,
+        pools,
         goodput_prices=goodput_prices(question, fleet.candidate) if given["goodput_price"] else (),
     )
 

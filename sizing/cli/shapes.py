@@ -12,7 +12,6 @@ from sizing.analyses.closed_loop import ClosedLoop
 from sizing.analyses.daily import Daily
 from sizing.analyses.existing import Existing
 from sizing.analyses.mixed import Mix
-from sizing.analyses.pools import Pools
 from sizing.analyses.sensitivity import GoodputPrice, Sensitivity, Tuned
 from sizing.analyses.sharing import SharedFleet, Terms
 from sizing.analyses.verification import Verification
@@ -27,6 +26,7 @@ from sizing.text import cautions, fleet_json, of_all_json, rejection_json, verif
 from sizing.trace import dispersion
 
 if TYPE_CHECKING:
+    from sizing.analyses.pools import Pools
     from sizing.analyses.session_plan import Seen, SessionPlan
     from sizing.analyses.traced import TracePlan
     from sizing.simulator.recorded import Replayed

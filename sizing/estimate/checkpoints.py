@@ -49,7 +49,13 @@ def _key(*names: str, **settings: Any) -> Any:
 class _Keys(BaseModel):
     """What is used of a configuration, under every name by which its authors call it."""
 
-    model_config = ConfigDict(frozen=True, extra="ignore", allow_inf_nan=False, protected_namespaces=())
+    model_config = ConfigDict(
+        frozen=True,
+        extra="ignore",
+        allow_inf_nan=False,
+        protected_namespaces=(),
+        defer_build=True,  # takes longer than all else in this file, and only a model of one's own needs it
+    )
 
     model_type: Annotated[str, Field(pattern=r"^[\w.-]{0,60}$")] = ""
     hidden: _Size = _key("hidden_size", "n_embd", "d_model")

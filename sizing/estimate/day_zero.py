@@ -106,7 +106,8 @@ def _rows_in(path: Path, model: str = "") -> Iterator[dict[str, str]]:
             lines = (line for line in file if not line.startswith("#"))
             if next(csv.reader(lines), []) != list(COLUMNS):
                 raise faulty
-            for cells in csv.reader(line for line in lines if line.startswith(f"{model},") or not model):
+            wanted = f"{model},"
+            for cells in csv.reader((line for line in file if line.startswith(wanted)) if model else lines):
                 if len(cells) != len(COLUMNS):
                     raise faulty
                 yield dict(zip(COLUMNS, cells, strict=True))

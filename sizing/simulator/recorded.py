@@ -270,8 +270,7 @@ def replay(
         fleet = RoutedFleet(engines, states, work, run, *rest)
         give(fleet, np.arange(len(held), len(run)), 0.0, routes)
         if first + part >= len(trace):
-            for number in range(replicas):
-                run_to(fleet, number, math.inf)
+            run_to(fleet, 0, replicas, math.inf)
         held = np.empty(count_gone(run, replica.law.request_s, ends_s, metrics, limits_s, tally), run.dtype)
         if len(held) + part >= MAX_REQUESTS:
             raise ScenarioError(

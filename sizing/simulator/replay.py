@@ -214,7 +214,7 @@ def run_all(
     place = 0
     for row in rows:
         gaps[row] = 0
-    work.matrices_s[:] = 0  # of the engine before
+    work.matrices_s[:], work.bends[:] = 0, 0  # of the engine before
     for number in range(len(users)):
         run = requests[1][first[number] : first[number + 1]]
         run[:] = requests[0][first[number] : first[number + 1]]

@@ -545,7 +545,7 @@ _SHIFT_1, _SHIFT_2, _SHIFT_3, _TO_53_BITS = map(np.uint64, (30, 27, 31, 11))
 @compiled
 def iteration_s(
     engine: Engine,
-    known_s: Seconds,
+    work: Workspace,
     lanes: int,
     context_tokens: float,
     prompt_tokens: int,
@@ -554,20 +554,37 @@ def iteration_s(
 ) -> float:
     """StepLaw.decode_s and StepLaw.mixed_s; decode lanes may be padded, and carry the tokens of a draft along.
 
-    `known_s`: see `known_matrices_s`; `sequences`: slots taken, by which an iteration with prompts bends.
+    `work` keeps what has been worked out; `sequences`: slots taken, by which an iteration with prompts bends.
     """
     padded = lanes
     if engine.padding > 1:
         padded = -(-lanes // engine.padding) * engine.padding
-    time_s = engine.overhead_s + known_matrices_s(engine, known_s, padded * engine.lane_tokens + prompt_tokens)
+    time_s = engine.overhead_s + known_matrices_s(engine, work.matrices_s, padded * engine.lane_tokens + prompt_tokens)
     time_s += engine.sequence_s * padded + engine.kv_token_s * context_tokens
     if prompt_tokens > 0:
         time_s += engine.attention_s * attention + engine.prefill_s
     if engine.lane_tokens > 1 and lanes > 0:
         time_s += engine.draft_pass_s + engine.draft_sequence_s * lanes + engine.draft_kv_token_s * context_tokens
     if engine.bent:
-        time_s *= bent(engine.prompt_bend, sequences) if prompt_tokens > 0 else bent(engine.bend, lanes)
+        if prompt_tokens > 0:
+            time_s *= known_bend(engine.prompt_bend, work.bends[ON_PROMPTS], sequences)
+        else:
+            time_s *= known_bend(engine.bend, work.bends[ON_STEPS], lanes)
     return time_s
+
+
+ON_STEPS, ON_PROMPTS = range(2)
+"""Rows of `Workspace.bends`."""
+
+
+@compiled
+def known_bend(knots: Seconds, known: Seconds, sequences: int) -> float:
+    """`bent`, kept in `known`, by sequences as far as it goes; 0 where it has not been asked for."""
+    if sequences >= len(known):
+        return bent(knots, sequences)
+    if known[sequences] == 0:
+        known[sequences] = bent(knots, sequences)
+    return float(known[sequences])
 
 
 @compiled_apart
@@ -606,10 +623,12 @@ def matrices_s(engine: Engine, tokens: int) -> float:
 
 
 @compiled
-def growth_s(engine: Engine, state: State) -> float:
+def growth_s(engine: Engine, state: State, work: Workspace) -> float:
     """Seconds by which each decode step is longer than the previous one: contexts have grown."""
     longer_s = (engine.kv_token_s + engine.draft_kv_token_s) * state.growth_tokens
-    return float(longer_s * bent(engine.bend, state.lanes) if engine.bent else longer_s)
+    if engine.bent:
+        longer_s *= known_bend(engine.bend, work.bends[ON_STEPS], state.lanes)
+    return float(longer_s)
 
 
 @compiled
@@ -702,6 +721,7 @@ def work_of(fleet: Workspace, replica: int) -> Workspace:
         borrowed(fleet.gaps[replica]),
         borrowed(fleet.series[replica]),
         borrowed(fleet.matrices_s[replica]),
+        borrowed(fleet.bends[replica]),
         borrowed(fleet.cached[replica]),
         borrowed(fleet.prefixes[replica]),
     )
@@ -868,15 +888,15 @@ def prefill_iteration(
             batch_growth_tokens += tokens_per_step(requests, work.joining[place])
     if state.lanes > 0 and engine.policy != PREFILL_FIRST:
         step_s = factor * iteration_s(
-            engine, work.matrices_s, state.lanes, state.context_tokens, prompt_tokens, attention, state.admitted
+            engine, work, state.lanes, state.context_tokens, prompt_tokens, attention, state.admitted
         )
         state.clock_s += step_s
-        note_formed(state, 1, step_s)
+        note_formed(engine, state, 1, step_s)
         decode(engine, state, work, requests, 1, step_s, 0.0)
     else:
-        step_s = factor * iteration_s(engine, work.matrices_s, 0, 0.0, prompt_tokens, attention, state.admitted)
+        step_s = factor * iteration_s(engine, work, 0, 0.0, prompt_tokens, attention, state.admitted)
         state.clock_s += step_s
-        note_formed(state, 1, step_s)
+        note_formed(engine, state, 1, step_s)
         state.stalled = int(state.running > 0)
         if state.next_cancel_s < state.clock_s:
             cancel(engine, state, work, requests, False)
@@ -891,8 +911,8 @@ def prefill_iteration(
 @compiled
 def decode_stretch(engine: Engine, state: State, work: Workspace, requests: Requests, until_s: float) -> None:
     """Decode steps up to the first that finishes a sequence or fills the cache, or ends at or after `until_s`."""
-    step_s = iteration_s(engine, work.matrices_s, state.lanes, state.context_tokens, 0, 0.0, 0)
-    longer_s = growth_s(engine, state)
+    step_s = iteration_s(engine, work, state.lanes, state.context_tokens, 0, 0.0, 0)
+    longer_s = growth_s(engine, state, work)
     if engine.jitter > 0:
         step_s *= jitter_factor(engine, state)
         steps = 1
@@ -906,15 +926,16 @@ def decode_stretch(engine: Engine, state: State, work: Workspace, requests: Requ
         if stretch_s(step_s, longer_s, steps) > until_s - state.clock_s:
             steps = steps_to(step_s, longer_s, until_s - state.clock_s)
     state.clock_s += stretch_s(step_s, longer_s, steps)
-    note_formed(state, steps, step_s + (steps - 1) * longer_s)
+    note_formed(engine, state, steps, step_s + (steps - 1) * longer_s)
     decode(engine, state, work, requests, steps, step_s, longer_s)
 
 
 @compiled
-def note_formed(state: State, iterations: int, last_s: float) -> None:
-    """Count iterations, the last of which takes `last_s` seconds and ends at `clock_s`."""
-    state.formed += iterations
-    state.formed_s = last_s
+def note_formed(engine: Engine, state: State, iterations: int, last_s: float) -> None:
+    """For look-ahead: count iterations, the last of which takes `last_s` seconds and ends at `clock_s`."""
+    if engine.lookahead_steps > 0:
+        state.formed += iterations
+        state.formed_s = last_s
 
 
 @compiled

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from threading import local
 from time import thread_time
@@ -212,7 +212,7 @@ class Request:
     cancel_s: float  # after arrival: the client cancels
     token_s: float  # when its prompt was complete, or its last token before a pause
     deadline_s: float  # its key in the heap of deadlines of the line; inf: not in that heap
-    seen_from: int  # the first iteration, by number, whose contents were open when it arrived
+    seen_from: int  # with look-ahead: the first iteration, by number, whose contents were open when it arrived
     isl: Count
     osl: Count
     cached_tokens: Count  # of the prompt, found in the prefix cache; isl: prefilled elsewhere, its first token is out
@@ -237,7 +237,7 @@ class State:
 
     clock_s: float  # end of the iteration formed last, start of the next
     decode_step: int  # decode steps done since the start
-    formed: int  # iterations formed since the start; the last of them ends at clock_s
+    formed: int  # with look-ahead: iterations formed since the start; the last of them ends at clock_s
     formed_s: float  # how long that one takes
     woken: int  # iterations formed when it last had nothing to do
     running: int  # sequences with tokens still to come: the size of the heap
@@ -306,6 +306,11 @@ def engine_of(replica: Replica, shared_tokens: int = 0, *, by_priority: bool = F
     return engine
 
 
+def engines_of(replicas: Sequence[Replica], *, by_priority: bool = False) -> NDArray[Any]:
+    """The numbers of each of several replicas, one record after the other."""
+    return np.fromiter((engine_of(replica, by_priority=by_priority) for replica in replicas), _ENGINE, len(replicas))
+
+
 def _speculation_values(speculation: Speculation | None) -> tuple[float, ...]:
     """`lane_tokens` and the three times of the draft; its arithmetic is taken as linear in the sequences."""
     if speculation is None:
@@ -356,6 +361,8 @@ class Workspace(NamedTuple):
     # zero-length: not counted
     series: NDArray[np.float64]  # rows of the time series (series.py); zero-length: not sampled
     matrices_s: Seconds  # by tokens, the time of their matrix products where it has been worked out before, else 0
+    bends: NDArray[np.float64]  # the same of factors of a law that bends, (2, slots + 1) by sequences: on decode steps,
+    # and on iterations with prompts; zero-length: it does not
     cached: NDArray[np.int32]  # by session: its blocks in the prefix cache, and its neighbours in order of eviction
     prefixes: Tokens  # by stream of requests: tokens of the prefix they share, and how many admitted ones hold it;
     # zero-length: they share none
@@ -394,6 +401,7 @@ def work_space(
         np.zeros((replicas, streams * GAP_BINS if gaps else 0), np.int64),
         np.zeros((replicas, samples, SERIES_COLUMNS)),
         np.zeros((replicas, TOKENS_KEPT if replicas == 1 else TOKENS_KEPT_OF_MANY)),
+        np.zeros((replicas, 2, slots[1] + 1 if replica.law.bend.sequences else 0)),
         np.zeros((replicas, sessions, 3), np.int32),
         held,
     )

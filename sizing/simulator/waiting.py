@@ -246,7 +246,8 @@ def enqueue(engine: Engine, state: State, work: Workspace, requests: Requests, r
         return False
     requests[request].outcome = SERVED
     requests[request].stage = WAITING
-    requests[request].seen_from = first_open(engine, state, time_s)
+    if engine.lookahead_steps > 0:
+        requests[request].seen_from = first_open(engine, state, time_s)
     requests[request].generated = 0
     requests[request].done_steps = 0
     cancelled_s = requests[request].arrival_s + requests[request].cancel_s
@@ -264,11 +265,12 @@ def enqueue(engine: Engine, state: State, work: Workspace, requests: Requests, r
 
 @compiled
 def first_open(engine: Engine, state: State, time_s: float) -> int:
-    """The number of the first iteration whose contents are not fixed yet at `time_s`, while the last one formed runs.
+    """The number of the first iteration whose contents look-ahead has not fixed yet at `time_s`, while the last one
+    formed runs.
 
     An engine that had nothing to do after that one has fixed nothing.
     """
-    if engine.lookahead_steps == 0 or state.woken == state.formed:
+    if state.woken == state.formed:
         return state.formed + 1
     whole = int(engine.lookahead_steps)
     if time_s + (engine.lookahead_steps - whole) * state.formed_s > state.clock_s:

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from sizing.engine import KV_POLICIES, POLICIES, STRAIGHT, Batching, Bend, Replica, Roughness, Speculation, StepLaw
 from sizing.errors import ScenarioError
 from sizing.simulator.closed import run_users
-from sizing.simulator.fleet import advance
+from sizing.simulator.fleet import advance, row_of
 from sizing.simulator.sampling import prefixes_found
 from sizing.simulator.scheduler import EDGES_S, count_gaps, fail, gap_quantiles, iteration_s, no_gaps, work_of
 from sizing.simulator.state import (
@@ -228,7 +228,7 @@ def test_speculation_uses_up_the_token_budget() -> None:
     assert times(replica, lane, lane, {"at": 0.5, "isl": 4})[2] == (SERVED, 3, 3)
 
 
-NOTHING_KEPT = np.zeros(0)
+NOTHING_KEPT = row_of(work_space(Replica(CLOCK), 1), 0)._replace(matrices_s=np.zeros(0))
 
 
 def test_padded_decode_batches_and_a_softer_knee() -> None:
@@ -253,11 +253,13 @@ def test_padded_decode_batches_and_a_softer_knee() -> None:
 def test_an_iteration_lasts_what_the_law_says(unread: float, decay: float, lanes: int, prompt: int, bend: Bend) -> None:
     law = StepLaw(4.8e-3, 1e-3, 20e-6, 10e-6, 49e-9, 1.3e-9, 5e-4, unread=unread, unread_decay=decay, bend=bend)
     expected = law.mixed_s(lanes, 5e4, prompt, 7e5) if prompt else law.decode_s(lanes, 5e4)
-    kept_s = np.zeros(200)
+    replica = Replica(law, Batching(max_batch_size=200))
+    kept = row_of(work_space(replica, 1), 0)._replace(matrices_s=np.zeros(200))
     for _ in range(2):  # worked out, then kept if there is room
-        found = iteration_s(engine_of(Replica(law)), kept_s, lanes, 5e4, prompt, 7e5, lanes + 1)
+        found = iteration_s(engine_of(replica), kept, lanes, 5e4, prompt, 7e5, lanes + 1)
         assert found == pytest.approx(expected)
-    assert np.count_nonzero(kept_s) == (lanes + prompt < len(kept_s))
+    assert np.count_nonzero(kept.matrices_s) == (lanes + prompt < 200)
+    assert np.count_nonzero(kept.bends) == (bool(bend.sequences) and lanes + bool(prompt) <= 200)
 
 
 def test_jitter_has_mean_one_and_repeats_with_its_seed() -> None:

@@ -33,10 +33,10 @@ FEW = {**TO_SESSIONS, "show.users": "50", "show.later_ttft_ms": "500"}
 
 @pytest.fixture(scope="module", autouse=True)
 def shorter_runs() -> Iterator[None]:
-    """A quarter of the turns, on the page and on the command line: the page shows what was simulated, however long."""
+    """A tenth of the turns, on the page and on the command line: the page shows what was simulated, however long."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(session_plan, "SessionRuns", ShorterRuns)
-        patch.setattr(session_plan, "CURVE_TURNS", session_plan.CURVE_TURNS // 4)
+        patch.setattr(session_plan, "CURVE_TURNS", session_plan.CURVE_TURNS // 10)
         yield
 
 

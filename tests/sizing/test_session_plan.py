@@ -43,22 +43,26 @@ SHOWN: dict[tuple[Hashable, ...], Seen] = {}
 
 @dataclass(slots=True)
 class ShorterRuns(SessionRuns):
-    """A tenth of the turns: what is asked here is how plans follow from runs, not how precise a run is. A run that
-    another plan has done is not done again."""
+    """A tenth of the turns: what is asked here is how plans follow from runs, not how precise a run is."""
 
     turns: int = TURNS
+
+
+@dataclass(slots=True)
+class RunsDoneOnce(ShorterRuns):
+    """A run that another plan has done is not done again."""
 
     def run(self, replicas: int, load: SessionLoad, rate_per_s: float) -> Seen:
         asked = (self.candidate.replica, load, replicas, rate_per_s, self.question.sla, self.turns, self.seed)
         if asked not in SHOWN:
-            SHOWN[asked] = super(ShorterRuns, self).run(replicas, load, rate_per_s)
+            SHOWN[asked] = super(RunsDoneOnce, self).run(replicas, load, rate_per_s)
         return SHOWN[asked]
 
 
 @pytest.fixture(scope="module", autouse=True)
 def shorter_runs() -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(session_plan, "SessionRuns", ShorterRuns)
+        patch.setattr(session_plan, "SessionRuns", RunsDoneOnce)
         patch.setattr(session_plan, "CURVE_TURNS", session_plan.CURVE_TURNS // 10)
         yield
 

@@ -214,7 +214,10 @@ def on_replicas(replicas: int, routing: Routing) -> str:
 
 
 def _changes(failures: Sequence[Failure], replicas: int) -> list[tuple[float, int, bool]]:
-    """Time, replica, whether it is up from then on, in order of time; recoveries first at the same instant."""
+    """Time, replica, whether it is up from then on, in order of time; recoveries first at the same instant.
+
+    Times are floats, whatever was given: for whole numbers of seconds a fleet would be compiled again.
+    """
     last_end_s: dict[int, float] = {}
     for failure in sorted(failures, key=lambda failure: failure.from_s):
         if failure.replica >= replicas:
@@ -224,8 +227,8 @@ def _changes(failures: Sequence[Failure], replicas: int) -> list[tuple[float, in
         last_end_s[failure.replica] = failure.until_s
     if len(last_end_s) == replicas and all(math.isinf(end_s) for end_s in last_end_s.values()):
         raise ScenarioError("every replica fails without recovering: none is left to serve; set until_s on one of them")
-    changes = [(failure.from_s, failure.replica, False) for failure in failures]
-    changes += [(failure.until_s, failure.replica, True) for failure in failures if math.isfinite(failure.until_s)]
+    changes = [(float(failure.from_s), failure.replica, False) for failure in failures]
+    changes += [(float(failure.until_s), failure.replica, True) for failure in failures if failure.until_s < math.inf]
     return sorted(changes, key=lambda change: (change[0], not change[2]))
 
 

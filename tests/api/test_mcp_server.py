@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import sys
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -22,18 +22,26 @@ MOST_CHARACTERS = 6000
 """Of an answer: a page or two."""
 
 
-def talk(conversation: Callable[[Client], Awaitable[None]]) -> None:
-    """A conversation with the server in this process."""
+Conversation = Callable[[Client], Awaitable[None]]
 
-    async def held() -> None:
-        workers = Workers(1, LIMIT_S)
+
+@pytest.fixture(scope="module")
+def talk() -> Iterator[Callable[[Conversation], None]]:
+    """Holds a conversation with the server in this process; all compute in one process, which takes long to start."""
+
+    async def started() -> Workers:
+        return Workers(1, LIMIT_S)
+
+    async def held(conversation: Conversation) -> None:
+        async with Client(server(workers)) as client:
+            await conversation(client)
+
+    with asyncio.Runner() as runner:
+        workers = runner.run(started())
         try:
-            async with Client(server(workers)) as client:
-                await conversation(client)
+            yield lambda conversation: runner.run(held(conversation))
         finally:
             workers.end()
-
-    asyncio.run(held())
 
 
 async def said(client: Client, tool: str, **given: Any) -> dict[str, Any]:
@@ -55,7 +63,7 @@ async def refused(client: Client, tool: str, **given: Any) -> str:
     return part.text
 
 
-def test_a_plan_is_told_as_the_api_has_it() -> None:
+def test_a_plan_is_told_as_the_api_has_it(talk: Callable[[Conversation], None]) -> None:
     async def conversation(client: Client) -> None:
         whole = json.loads(JsonQuestion.of("plan", QUESTION).answer(LIMIT_S))  # type: ignore[arg-type]
         told = await said(client, "plan", **QUESTION)
@@ -69,7 +77,7 @@ def test_a_plan_is_told_as_the_api_has_it() -> None:
     talk(conversation)
 
 
-def test_without_a_fleet_there_is_no_count() -> None:
+def test_without_a_fleet_there_is_no_count(talk: Callable[[Conversation], None]) -> None:
     async def conversation(client: Client) -> None:
         for tool in ("plan", "explain"):
             told = await said(client, tool, **QUESTION | {"itl": "p95:1ms"})
@@ -78,7 +86,7 @@ def test_without_a_fleet_there_is_no_count() -> None:
     talk(conversation)
 
 
-def test_plans_are_compared_and_fleets_asked_what_they_carry() -> None:
+def test_plans_are_compared_and_fleets_asked_what_they_carry(talk: Callable[[Conversation], None]) -> None:
     async def conversation(client: Client) -> None:
         told = await said(client, "compare", cases={"now": QUESTION, "wrong": QUESTION | {"gpu": "h1000"}})
         assert told["cases"]["now"] == await said(client, "plan", **QUESTION)
@@ -90,7 +98,7 @@ def test_plans_are_compared_and_fleets_asked_what_they_carry() -> None:
     talk(conversation)
 
 
-def test_names_are_listed() -> None:
+def test_names_are_listed(talk: Callable[[Conversation], None]) -> None:
     async def conversation(client: Client) -> None:
         assert QUESTION["model"] in (await said(client, "list", what="models", containing="qwen3"))["models"]
         assert QUESTION["gpu"] in (await said(client, "list", what="gpus"))["gpus"]
@@ -101,7 +109,7 @@ def test_names_are_listed() -> None:
     talk(conversation)
 
 
-def test_what_cannot_be_asked_is_refused_in_one_line() -> None:
+def test_what_cannot_be_asked_is_refused_in_one_line(talk: Callable[[Conversation], None]) -> None:
     async def conversation(client: Client) -> None:
         assert "minimum" in await refused(client, "plan", **QUESTION | {"rate": -1})
         assert "did you mean h100" in await refused(client, "plan", **QUESTION | {"gpu": "h10_sxm"})

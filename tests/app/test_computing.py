@@ -41,25 +41,35 @@ CONFIG = {
 }
 
 
-@pytest.fixture
+@pytest.fixture(scope="module")
 def loop() -> Iterator[asyncio.AbstractEventLoop]:
     """An event loop that runs in a thread of its own, as a server's does."""
     made = asyncio.new_event_loop()
     thread = threading.Thread(target=made.run_forever)
     thread.start()
     yield made
-    computing.stop_using()
     made.call_soon_threadsafe(made.stop)
     thread.join()
     made.close()
 
 
-@pytest.fixture
-def workers(loop: asyncio.AbstractEventLoop) -> Iterator[Workers]:
+@pytest.fixture(autouse=True)
+def _own_process_again() -> Iterator[None]:
+    yield
+    computing.stop_using()
+
+
+@pytest.fixture(scope="module")
+def one_process() -> Iterator[Workers]:
+    """A process takes longer to start than to answer."""
     made = Workers(1, limit_s=60.0)
-    computing.use(made, loop)
     yield made
     made.end()
+
+
+@pytest.fixture
+def workers(one_process: Workers, loop: asyncio.AbstractEventLoop) -> None:
+    computing.use(one_process, loop)
 
 
 class Refusing:

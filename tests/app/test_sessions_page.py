@@ -33,10 +33,10 @@ FEW = {**TO_SESSIONS, "show.users": "50", "show.later_ttft_ms": "500"}
 
 @pytest.fixture(scope="module", autouse=True)
 def shorter_runs() -> Iterator[None]:
-    """A quarter of the turns, on the page and on the command line: the page shows what was simulated, however long."""
+    """A tenth of the turns, on the page and on the command line: the page shows what was simulated, however long."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(session_plan, "SessionRuns", ShorterRuns)
-        patch.setattr(session_plan, "CURVE_TURNS", session_plan.CURVE_TURNS // 4)
+        patch.setattr(session_plan, "CURVE_TURNS", session_plan.CURVE_TURNS // 10)
         yield
 
 
@@ -115,10 +115,10 @@ def test_a_link_carries_the_sessions(opened: Open) -> None:
 def test_the_form_plans_when_its_button_is_pressed(opened: Open, few: AppTest) -> None:
     app = opened(replace(ONE, ttft=None, itl=None), **TO_SESSIONS)  # without a limit nothing is planned yet
     app.main.number_input(key="show.later_ttft_ms").set_value(500.0)
-    app.main.number_input(key="show.users").set_value(1000.0)
+    app.main.number_input(key="show.users").set_value(400.0)
     plan(app)
     assert found_by(app).plan.answer.working > found_by(few).plan.answer.working
-    assert query_of(app)["show.users"] == "1000"
+    assert query_of(app)["show.users"] == "400"
     app.main.button_group(key="show.many").set_value("rate").run()
     assert not app.exception
     assert found_by(app).load.users is None and "to start 1 sessions/s" in text_of(app.title[0].value)
@@ -139,7 +139,7 @@ def test_what_nobody_can_choose_is_as_usual(opened: Open, view: dict[str, str]) 
 
 
 def test_presets_bring_sessions_of_their_kind(opened: Open) -> None:
-    app = opened(replace(ONE, ttft=None, itl=None), **(FEW | {"show.later_ttft_ms": ""}))
+    app = opened(replace(ONE, ttft=None, itl=None), **(FEW | {"show.later_ttft_ms": "", "show.users": "10"}))
     app.sidebar.pills(key="preset").set_value("Agent").run()
     assert not app.exception
     assert {name: app.session_state[f"show.{name}"] for name in SESSION_FIELDS} == {

@@ -18,14 +18,15 @@ from hypothesis import strategies as st
 from pyarrow import parquet
 from streamlit.testing.v1 import AppTest
 
+from calibration.store import DATABASE_VARIABLE
 from sizing.analyses.traced import TracePlan, plan_trace
 from sizing.candidates import find
 from sizing.cli import cli
 from sizing.text import sentence, trace_lines
 from sizing.trace import HOUR_S, Trace, dispersion, hours
 from sizing.workload import Limit, Sla
-from tests.app.conftest import ONE, query_of, text_of
-from ui import answers
+from tests.app.conftest import ONE, open_query, query_of, text_of
+from ui import answers, link
 from ui.charts.base import LIGHT
 from ui.charts.traced import MOST_POINTS, gpus_by_hour, lengths_of_requests, limit_by_hour, requests_over_time
 from ui.scenario import DAYS, example_trace
@@ -83,6 +84,16 @@ def alts(app: AppTest) -> str:
 
 
 @pytest.fixture(scope="module")
+def answered(tmp_path_factory: pytest.TempPathFactory) -> AppTest:
+    """The page with the answer for the trace, for tests that only look at it."""
+    folder = tmp_path_factory.mktemp("answered")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv(DATABASE_VARIABLE, f"sqlite:///{folder / 'calibration.db'}")
+        patch.setattr(answers, "SHIPPED", folder)
+        return uploaded(open_query({**link.to_query(ONE), **TO_TRACE}))
+
+
+@pytest.fixture(scope="module")
 def by_command(tmp_path_factory: pytest.TempPathFactory) -> dict[str, object]:
     """What the command line answers to the same question."""
     file = tmp_path_factory.mktemp("trace") / "traffic.csv"
@@ -103,23 +114,20 @@ def test_without_a_trace_the_page_asks_for_one_and_gives_no_count(opened: Open) 
     assert len(told) == len(answers.FORMATS) and "TIMESTAMP" in set(told["Time of arrival"])
 
 
-def test_the_answer_is_that_of_the_command_line(opened: Open, by_command: dict[str, object]) -> None:
-    app = uploaded(opened(**TO_TRACE))
-    found = found_by(app)
-    assert text_of(app.title[0].value) == by_command["sentence"] == sentence(found.plan)
-    numbers = {metric.label: metric.value for metric in app.metric}
+def test_the_answer_is_that_of_the_command_line(answered: AppTest, by_command: dict[str, object]) -> None:
+    found = found_by(answered)
+    assert text_of(answered.title[0].value) == by_command["sentence"] == sentence(found.plan)
+    numbers = {metric.label: metric.value for metric in answered.metric}
     assert numbers["GPUs"] == str(by_command["gpus"])
     for line in trace_lines(found)[1:]:
-        assert line in shown(app)
-    assert IN_PLACE in shown(app) and f"{len(TRACE):,} requests" in shown(app)
-    assert query_of(app)["show.trace"] == app.session_state["visit"].recorded.digest
-    assert "n" not in query_of(app)
+        assert line in shown(answered)
+    assert IN_PLACE in shown(answered) and f"{len(TRACE):,} requests" in shown(answered)
+    assert query_of(answered)["show.trace"] == answered.session_state["visit"].recorded.digest
+    assert "n" not in query_of(answered)
 
 
-def test_its_file_is_what_the_command_line_writes(opened: Open, by_command: dict[str, object]) -> None:
-    page, command = (
-        rounded(text) for text in (json_of(found_by(uploaded(opened(**TO_TRACE)))), json.dumps(by_command))
-    )
+def test_its_file_is_what_the_command_line_writes(answered: AppTest, by_command: dict[str, object]) -> None:
+    page, command = (rounded(text) for text in (json_of(found_by(answered)), json.dumps(by_command)))
     assert page.keys() <= command.keys() and {"trace", "question", "alternatives"} <= page.keys()
     assert {key: command[key] for key in page} == page
 
@@ -130,12 +138,15 @@ def rounded(document: str | bytes) -> dict[str, object]:
     return found
 
 
-def test_every_hour_has_its_bars_and_its_row(opened: Open) -> None:
-    app = uploaded(opened(**TO_TRACE))
-    found, limits = found_by(app), ONE.question.sla.limits
+def test_every_hour_has_its_bars_and_its_row(answered: AppTest) -> None:
+    found, limits = found_by(answered), ONE.question.sla.limits
     for limit in limits:
-        assert f"{limit.name} of each hour" in alts(app)
-    worst = app.main.dataframe[1].value if "Hour" in app.main.dataframe[1].value else app.main.dataframe[0].value
+        assert f"{limit.name} of each hour" in alts(answered)
+    worst = (
+        answered.main.dataframe[1].value
+        if "Hour" in answered.main.dataframe[1].value
+        else answered.main.dataframe[0].value
+    )
     assert set(worst["Hour"]) == {"00:00", "01:00", "02:00"} and worst["Hour"].iloc[0] == "01:00"
     assert list(gpus_by_hour(found, LIGHT).figure.data[0].y) == [
         (needed + 1) * found.plan.answer.candidate.gpus for needed in found.needed
@@ -354,10 +365,9 @@ def test_a_plan_of_gaps_alone_has_hours_too() -> None:
     assert len(gpus_by_hour(found, LIGHT).figure.data[0].y) == HOURS
 
 
-def test_files_of_the_answer_are_its_report(opened: Open) -> None:
-    app = uploaded(opened(**TO_TRACE))
-    found = found_by(app)
-    labels = {button.proto.label for button in app.get("download_button")}
+def test_files_of_the_answer_are_its_report(answered: AppTest) -> None:
+    found = found_by(answered)
+    labels = {button.proto.label for button in answered.get("download_button")}
     assert labels >= {label for label, _ in FILES.values()}
     page = answers.traced_file(found, (), "https://sizing.example/?x=1", "html").decode()
     assert "Recorded traffic" in page and "Poisson arrivals of the trace" in page
@@ -367,9 +377,8 @@ def test_files_of_the_answer_are_its_report(opened: Open) -> None:
         assert answers.traced_file(found, (), "", suffix).startswith(begin)
 
 
-def test_what_binds_is_said_of_the_requests_replayed(opened: Open) -> None:
-    app = uploaded(opened(**TO_TRACE))
-    assert "over all requests replayed" in shown(app) and "planned load" not in shown(app)
+def test_what_binds_is_said_of_the_requests_replayed(answered: AppTest) -> None:
+    assert "over all requests replayed" in shown(answered) and "planned load" not in shown(answered)
 
 
 def test_a_second_file_is_a_class_with_limits_of_its_own(opened: Open) -> None:

@@ -108,7 +108,7 @@ def arrivals(rate_per_s: float, seed: int) -> Any:
     return np.cumsum(np.random.default_rng(seed + 1).exponential(1 / rate_per_s, REQUESTS))
 
 
-@settings(max_examples=100, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(
     replica=engines(),
     rate=st.sampled_from([1.0, 8.0, 40.0, 400.0]),

@@ -136,7 +136,7 @@ def test_lengths_and_their_correlation_are_those_of_the_trace(correlation: float
 
 def test_resampled_traffic_varies_more_where_hours_differ() -> None:
     """Sampling bands hold the count; twelve alike hours leave a narrower one than hours of which one is a storm."""
-    alike = traffic(6, 15.0, hours=12, swing=0.0)
+    alike = traffic(6, 8.0, hours=12, swing=0.0)
     storm = np.flatnonzero(np.floor(alike.arrival_s / HOUR_S) == 5)
     arrival_s = alike.arrival_s.copy()
     arrival_s[storm] = 5 * HOUR_S + (arrival_s[storm] - 5 * HOUR_S) / 6

@@ -34,6 +34,14 @@ INSIDE = coverage.Answer(10.0, 11.0, 9.0, 13.0)
 """A calibration, and an answer whose band holds the truth."""
 
 
+def test_every_claim_finds_its_cases() -> None:
+    """Without a folder of data too; those that need none have some."""
+    found = {claim.name: claim.cases(Setup(quick=True, data=None)) for claim in command.CLAIMS}
+    assert all(found[name] for name in ("theory", "largest_rate", "gpu_counts", "coverage", "measured-vllm"))
+    tabled = [case.server.law for case in found["coverage"] if case.group == coverage.TABLED]
+    assert len(tabled) == 2 and tabled[0] != tabled[1]
+
+
 @given(st.lists(st.floats(-0.9, 3.0), min_size=20, max_size=60))
 def test_a_goal_holds_exactly_when_each_part_does(errors: list[float]) -> None:
     goal = Goal(0.1, 0.5, 0.25)

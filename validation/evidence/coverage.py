@@ -25,8 +25,7 @@ from sizing.candidates import from_fit
 from sizing.catalog import model as model_named
 from sizing.edge import BY_SIMULATION, SlaMissed, capacity_band
 from sizing.engine import COEFFICIENTS, Replica
-from sizing.estimate.day_zero import rows as shipped_rows
-from sizing.estimate.day_zero import timed_of
+from sizing.estimate.day_zero import LAWS, read_rows, timed_of
 from sizing.fitting import fit
 from sizing.numbers import percent
 from sizing.question import Setting
@@ -85,7 +84,7 @@ def engine(rng: np.random.Generator) -> Replica:
 
 def tabled_engines(count: int, rng: np.random.Generator) -> list[Replica]:
     """Engines with laws of dense models in the shipped table, no two alike."""
-    rows = [row for row in shipped_rows().values() if not row["why_not"] and is_dense(row["model"])]
+    rows = [row for row in read_rows(LAWS) if not row["why_not"] and is_dense(row["model"])]
     laws = [timed_of(rows[place]).law for place in rng.choice(len(rows), count, replace=False)]
     return [Replica(law.with_values(request_s=spread(REQUEST_S, rng)), BATCHING) for law in laws]
 

@@ -583,7 +583,8 @@ BEYOND_SIGMA = 0.07
 """Error of requests/s and ITL for each unit of ln(users) beyond the most that were measured: of published servers whose
 two highest levels were left out."""
 ALIKE, ALIKE_CV = 0.05, 0.1
-"""Mean lengths within the first, in logarithms, and coefficients of variation within the second are the same."""
+"""Mean lengths, and prompts less what a prefix cache has of them, within the first, in logarithms, and coefficients of
+variation within the second are the same."""
 
 
 def levels_at(levels: Sequence[Point], point: Point) -> list[Point]:
@@ -592,8 +593,9 @@ def levels_at(levels: Sequence[Point], point: Point) -> list[Point]:
 
 
 def _is_of(point: Point, level: Point) -> bool:
-    apart = max(abs(math.log(level.isl / point.isl)), abs(math.log(level.osl / point.osl)))
+    ratios = level.isl / point.isl, level.computed_tokens / point.computed_tokens, level.osl / point.osl
     spread = max(abs(level.isl_cv - point.isl_cv), abs(level.osl_cv - point.osl_cv))
+    apart = max(abs(math.log(ratio)) for ratio in ratios)
     return level.load_kind == "concurrency" and apart < ALIKE and spread < ALIKE_CV
 
 
@@ -660,7 +662,7 @@ def users_wait(point: Point, batching: Batching) -> bool:
 
 
 def as_little_counts(levels: Sequence[Point], point: Point, ttft_s: float, itl_s: float) -> float:
-    """Requests/s of a closed-loop `point` at lengths that were not measured, of a tool that does not count in a steady
+    """Requests/s of a closed-loop `point` to which none are carried over, of a tool that does not count in a steady
     window: those of Little's law, times what its counting made of them at the `levels` (their median)."""
     little_per_s = concurrency(point) / (ttft_s + (point.osl - 1) * (itl_s if round(point.osl) > 1 else 0.0))
     return little_per_s * math.exp(float(np.median([counting_log(level) for level in levels])))

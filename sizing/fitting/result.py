@@ -426,7 +426,7 @@ class Fit:
         means[:, :3] *= np.exp(self._carried(points))
         if self._counts_otherwise:
             for row, point in enumerate(points):
-                if point.load_kind == "concurrency" and not levels_at(self._levels, point):
+                if point.load_kind == "concurrency" and (self.of_one_level or not levels_at(self._levels, point)):
                     means[row, 0] = as_little_counts(self._levels, point, means[row, 1], means[row, 2])
         return means
 

@@ -235,8 +235,8 @@ def test_what_levels_show_beyond_the_engine_is_carried_over_on_a_line() -> None:
     assert carried_over(levels[:1], left[:1], level(2), Batching()) == pytest.approx([0, math.log(2) / 2, 0])
     other_lengths = dataclasses.replace(level(10), isl=4000)
     assert not carried_over(levels, left, other_lengths, Batching()).any()
-    varied = dataclasses.replace(level(10), osl_cv=0.5)
-    assert not carried_over(levels, left, varied, Batching()).any()
+    for change in ({"osl_cv": 0.5}, {"prefix_tokens": 500, "prefix_hit": 1.0}):
+        assert not carried_over(levels, left, dataclasses.replace(level(10), **change), Batching()).any()
     again = [*levels, level(1, ttft_s=0.1)]  # measured again: the mean of the logarithms, 2 and 1 times the engine's
     twice = left_over(again, np.vstack([engine, engine[:1]]))
     assert carried_over(again, twice, level(1), Batching())[1] == pytest.approx(math.log(2) / 2)

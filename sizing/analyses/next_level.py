@@ -57,11 +57,14 @@ class Belief:
         return self.sized.working if isinstance(self.sized, Fleet) else None
 
     def is_narrow(self, band: float) -> bool:
-        """True when the 90 % band of the count spans one replica or `band` of the count, or surely no count will do."""
+        """True when the 90 % band of the count spans one replica or `band` of the count, or surely no count will do.
+
+        Counts are whole, so the share is rounded: a fifth of nine replicas is two.
+        """
         if isinstance(self.sized, Rejection):
             return self.surplus + Z90 * self.sigma < 0
         low, high = self.sized.working_low, self.sized.working_high
-        return high is not None and high - low <= max(1.0, band * self.sized.working)
+        return high is not None and high - low <= max(1, round(band * self.sized.working))
 
     def sigma_for(self, band: float) -> float:
         """The standard error at which the count would be narrow."""

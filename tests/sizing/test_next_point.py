@@ -271,6 +271,7 @@ def counted(working: int, low: int, high: int | None, load_per_s: float = 1.0) -
         ((12, 12, 13), (11, 13), True),  # the last but one point changed it by one replica, within the band
         ((12, 12, 13), (11, 12), False),  # outside it
         ((12, 12, 14), (12, 14), False),  # two replicas
+        ((9, 9, 9), (8, 10), True),  # a fifth of nine is two, as counts go
         ((3, 3, 3), (3, 4), True),  # one replica
         ((3, 3, 3), (2, 4), False),
         ((12, 12, 12), (11, None), False),  # no number would do at the slow end

@@ -13,21 +13,25 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from sizing import catalog
-from sizing.engine import Batching, Bend, Replica
+from sizing.engine import Batching, Bend, Policy, Replica
+from sizing.estimate import prior_law
+from sizing.estimate.day_zero import attention_share
 from sizing.fitting import Fit, Protocol, fit
 from sizing.fitting.bends import REACH, nodes_of
 from sizing.fitting.fit import FROM_SHAPE, _elsewhere
 from sizing.fitting.levels import (
+    Observed,
     as_little_counts,
     carried_over,
+    closed_sigmas,
     counts_otherwise,
     decoding,
     left_over,
     little_per_s,
 )
-from sizing.fitting.parameters import LawError, bend_of
+from sizing.fitting.parameters import LawError, bend_of, law_parameters
 from sizing.fitting.result import Variants
-from sizing.fitting.search import Known
+from sizing.fitting.search import POLICY_PRICE, Known, Trial, guess, law_of_points
 from sizing.points import Point
 from sizing.queueing import predict
 from sizing.simulator import simulate
@@ -243,6 +247,45 @@ def test_what_levels_show_beyond_the_engine_is_carried_over_on_a_line() -> None:
     # 100 users wait for memory, one does not, and neither tells of the other
     assert carried_over(levels, left, level(99), Batching(kv_tokens=5000)) == pytest.approx([0, 0, 0])
     assert carried_over(levels, left, level(2), Batching(kv_tokens=5000)) == pytest.approx([0, math.log(2), 0])
+
+
+def test_closed_loops_are_less_sure_beyond_the_users_and_lengths_measured() -> None:
+    levels = [level(users) for users in LEVELS]
+    inside, edge, twice, far = (closed_sigmas(levels, level(users)) for users in (64, 128, 256, 1024))
+    assert inside == edge
+    for place in (0, 2):
+        assert edge[place] < twice[place] < far[place]
+    assert edge[1] < twice[1] and edge[1] < closed_sigmas(levels, dataclasses.replace(level(64), isl=4000))[1]
+
+
+def test_a_law_without_attention_leans_on_that_of_the_shape() -> None:
+    """DeepSeek-R1: 61 layers of 128 heads of 160, 36.6 billion parameters a token passes: 4 FLOPs over 2."""
+    share = attention_share(catalog.model("deepseek-ai/DeepSeek-R1"))
+    assert share == pytest.approx(2 * 61 * 128 * 160 / 36.6e9, rel=0.01)
+    point = dataclasses.replace(
+        level(1), model="deepseek-ai/DeepSeek-R1", gpu="h200_sxm", precision="fp8", tp=8, engine="trtllm"
+    )
+    known = prior_law(point.deployment, point.lengths)
+    assert known is not None and known.law.attention_s == pytest.approx(share * known.law.token_s)
+
+
+def test_attention_is_not_read_off_ttft() -> None:
+    """A burst makes TTFT longer and no token's attention: its share of a token's arithmetic stays."""
+    laws = [law_of_points([level(1, ttft_s=ttft_s), level(32, ttft_s=4 * ttft_s)]) for ttft_s in (0.1, 0.4)]
+    assert laws[0].attention_s / laws[0].token_s == pytest.approx(laws[1].attention_s / laws[1].token_s)
+
+
+@pytest.mark.parametrize(("engine", "price"), [("vllm", POLICY_PRICE), ("", 0.0)])
+def test_another_policy_than_the_engine_s_own_must_gain_its_price(engine: str, price: float) -> None:
+    points = tuple(dataclasses.replace(level(users), engine=engine) for users in (1, 4))
+    policies: tuple[Policy, ...] = ("chunked", "prefill_first")
+    trials = [
+        Trial(Observed(points, protocol=Protocol("ramp")), law_parameters(*guess(points, None), Batching(policy), None))
+        for policy in policies
+    ]
+    for trial in trials:
+        trial.cost = 7.0  # alike
+    assert trials[1].claim - trials[0].claim == price
 
 
 def test_levels_that_were_fitted_are_predicted_as_measured() -> None:

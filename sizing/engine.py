@@ -307,6 +307,26 @@ def known_memory(engine: str) -> tuple[KvPolicy, int]:
     return ("max_utilization", 16) if engine_named(engine) == "vllm" else ("guaranteed_no_evict", 1)
 
 
+USUAL_SLOTS: Mapping[str, int] = MappingProxyType({"sglang": 2048, "trtllm": 2048})
+"""Sequences that run at once by an engine's own defaults: trtllm-serve's and trtllm-build's `max_batch_size`; SGLang's
+pool of requests, which has 2,048 to 4,096 places where memory does not end it first."""
+LARGE_GPU_BYTES = 70 * 2**30
+"""Memory from which vLLM runs 1,024 sequences at once instead of 256, on GPUs other than the A100."""
+
+
+def known_slots(engine: str, gpu: str, memory_bytes: float) -> int:
+    """`max_batch_size` of an engine by its defaults on a `gpu` with so much memory (0: not known); 256 for engines of
+    which nothing is known, the limit most often set by hand.
+
+    >>> known_slots("vLLM", "h100_sxm", 80e9), known_slots("vllm", "a100_sxm", 80e9), known_slots("sglang", "l40s", 0)
+    (1024, 256, 2048)
+    """
+    name = engine_named(engine)
+    if name == "vllm" and memory_bytes >= LARGE_GPU_BYTES and not gpu.casefold().startswith("a100"):
+        return 1024
+    return USUAL_SLOTS.get(name, Batching().max_batch_size)
+
+
 FREE = StepLaw(0.0, 0.0, 0.0, 0.0, 0.0)
 
 

@@ -19,9 +19,10 @@ from typing import Literal
 import numpy as np
 from numpy.typing import NDArray
 
+from sizing import catalog
 from sizing.catalog import unread_shares
-from sizing.engine import COEFFICIENTS, POLICIES, Batching, Policy, StepLaw, known_lookahead, known_memory
-from sizing.errors import FitError
+from sizing.engine import COEFFICIENTS, POLICIES, Batching, Policy, StepLaw, known_lookahead, known_memory, known_slots
+from sizing.errors import CatalogueError, FitError
 from sizing.estimate import DayZero, prior_law, token_share
 from sizing.fitting.bends import BentLaw, bend
 from sizing.fitting.levels import (
@@ -106,8 +107,8 @@ def unknowns(names: Sequence[str], slopes: Floats, prior_sigma: Floats) -> tuple
     return tuple(sorted((one for one in found if one.ratio > HARDLY), key=lambda one: -one.ratio))
 
 
-SLOTS_UNKNOWN = 256
-"""max_batch_size where the points do not tell: the default of the common engines."""
+SLOTS_BY_HAND = 256
+"""max_batch_size that is set most often where an engine's default is larger."""
 TOKEN_BUDGETS = (Batching().token_budget, 2048, 65_536)
 """Tokens an iteration may take, to try where nobody told: of common engines' defaults, and as good as no limit."""
 NEAR_KERNELS, FROM_SHAPE = 0.03, 0.09
@@ -313,16 +314,16 @@ def _candidates(
     if batching is not None:
         return (batching,)
     said = points[0].batching.strip().lower()
-    slots = points[0].max_batch_size or SLOTS_UNKNOWN
     policies: tuple[Policy, ...] = ("chunked", "prefill_first", "whole_prompt")
     if said in POLICIES:
         policies = tuple(policy for policy in POLICIES if policy == said)
     busy, longest = busiest(points), max(point.isl for point in points)
     budgets = (token_budget,) if token_budget else _budgets_that_differ(busy * (longest + 1))
-    told, decoding_most = points[0].max_batch_size, max(decoding(point) for point in points)
-    # Where more sequences decode at once than the usual limit allows, by Little's law, it is not the limit.
-    limits = (slots,) if told or busy <= slots else (busy,) if decoding_most > slots else (slots, busy)
-    one = points[0]
+    one, decoding_most = points[0], max(decoding(point) for point in points)
+    # Where more sequences decode at once than a limit allows, by Little's law, it is not the limit; where fewer users
+    # were there than a limit allows, no lower one is believed.
+    likely = (known_slots(one.engine, one.gpu, _memory_bytes(one.gpu)), SLOTS_BY_HAND, busy)
+    limits = (one.max_batch_size,) if one.max_batch_size else _limits_that_differ(likely, busy, decoding_most)
     ahead = known_lookahead(one.engine, one.engine_version, one.gpu) if lookahead_steps is None else lookahead_steps
     kv_policy, block_tokens = known_memory(one.engine)
     usual = Batching(
@@ -340,6 +341,22 @@ def _candidates(
     if said == "static" and any(point.isl_cv for point in points):  # alike where all prompts are equally long
         rules += tuple(replace(rule, padded=False) for rule in rules)
     return rules
+
+
+def _limits_that_differ(likely: Sequence[int], busy: int, decoding_most: float) -> tuple[int, ...]:
+    """Limits of the batch to try, the likeliest first: those that so many sequences can have decoded under, the first
+    under which `busy` requests run at once, and those that hold some of them up."""
+    possible = [limit for limit in dict.fromkeys(likely) if limit >= decoding_most]
+    roomy = next((limit for limit in possible if limit >= busy), busy)
+    return tuple(limit for limit in possible if limit == roomy or limit < busy)
+
+
+def _memory_bytes(gpu: str) -> float:
+    """Memory of the GPU of that name; 0 where the catalogue does not know it."""
+    try:
+        return catalog.gpu(gpu).memory_bytes
+    except CatalogueError:
+        return 0.0
 
 
 def _budgets_that_differ(most_tokens: float) -> tuple[int, ...]:

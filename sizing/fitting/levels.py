@@ -48,12 +48,13 @@ class Protocol:
     millisecond (*burst*: the first prompt is alone in its iteration, and all others wait for it: two users see a TTFT
     1.5 times that of one, not twice), or it is not known: then the fit tells by the residuals. `counted`: requests of
     the *steady* state, or *all* from an empty server on, and of an open loop those complete within `duration_s`.
-    `ttft_sigma`: relative standard error of a mean TTFT.
+    `ttft_sigma`: relative standard error of a mean TTFT. `inferred`: nobody told the start, the fit found it.
     """
 
     start: Literal["ramp", "together", "burst", "unknown"] = "unknown"
     counted: Literal["steady", "all"] = "steady"
     ttft_sigma: float = 0.04
+    inferred: bool = False
 
     @classmethod
     def named(cls, name: str) -> Protocol:
@@ -360,7 +361,7 @@ class Observed:
         for row, point in enumerate(self.points):
             if point.load_kind == "concurrency":
                 luck = phase_scatter(point, replica) if self._goes_round(point) else np.zeros(3)
-                errors[row, :3] = np.hypot(granted(point, replica.batching, self.protocol.ttft_sigma), luck)
+                errors[row, :3] = np.hypot(granted(point, replica.batching, self.closed_ttft_sigma), luck)
                 if self._start_untold and concurrency(point) > 1:
                     errors[row, 1] = np.hypot(errors[row, 1], start_scatter(point, replica))
             else:
@@ -369,9 +370,22 @@ class Observed:
         return np.asarray(errors * self.shares)
 
     @property
+    def closed_ttft_sigma(self) -> float:
+        """Relative standard error of a closed loop's mean TTFT."""
+        return self.protocol.ttft_sigma if self.judged else max(self.protocol.ttft_sigma, CLOSED_TTFT_SIGMA)
+
+    @property
     def _start_untold(self) -> bool:
         """True where nothing tells how users began: that takes two levels."""
         return self.protocol.start == "unknown" and of_one_level(self.points)
+
+    @cached_property
+    def judged(self) -> bool:
+        """True where the TTFT of the closed loops is that of a steady window: their users' start was told, or every
+        level was judged steady. Of others it tells of the start, and how long its requests counted, as well."""
+        closed = [point for point in self.points if point.load_kind == "concurrency"]
+        told = self.protocol.start != "unknown" and not self.protocol.inferred
+        return told or all(point.verdict == "steady" for point in closed)
 
     @cached_property
     def shares(self) -> Floats:
@@ -576,12 +590,15 @@ def busiest(points: Sequence[Point]) -> int:
 CLOSED_TTFT_SIGMA = 0.10
 """Relative scatter of a mean TTFT about a smooth curve over the users, in published closed loops: it tells of the start
 of each run as much as of the engine."""
-ELSEWHERE_TTFT_SIGMA, ONE_LEVEL_TTFT_SIGMA = 0.45, 0.6
+ELSEWHERE_TTFT_SIGMA, ONE_LEVEL_TTFT_SIGMA = 0.4, 0.6
 """The same at lengths that were not measured, and beyond the users that were: published servers' mean TTFT at one ISL
 differs by a factor of two and more between output lengths, which no iteration explains. And of fits to one level."""
 BEYOND_SIGMA = 0.07
 """Error of requests/s and ITL for each unit of ln(users) beyond the most that were measured: of published servers whose
 two highest levels were left out."""
+ISL_REACH, OSL_REACH, FAR_FROM_ALL = 0.5, 4.0, 0.1
+"""Units of ln(ISL) and ln(OSL) over which what levels show counts 1/e, and what stands for nothing beside them: of
+published servers, each pair of lengths predicted from the others."""
 ALIKE, ALIKE_CV = 0.05, 0.1
 """Mean lengths, and prompts less what a prefix cache has of them, within the first, in logarithms, and coefficients of
 variation within the second are the same."""
@@ -594,9 +611,12 @@ def levels_at(levels: Sequence[Point], point: Point) -> list[Point]:
 
 def _is_of(point: Point, level: Point) -> bool:
     ratios = level.isl / point.isl, level.computed_tokens / point.computed_tokens, level.osl / point.osl
-    spread = max(abs(level.isl_cv - point.isl_cv), abs(level.osl_cv - point.osl_cv))
     apart = max(abs(math.log(ratio)) for ratio in ratios)
-    return level.load_kind == "concurrency" and apart < ALIKE and spread < ALIKE_CV
+    return level.load_kind == "concurrency" and apart < ALIKE and _spread(point, level) < ALIKE_CV
+
+
+def _spread(point: Point, level: Point) -> float:
+    return max(abs(level.isl_cv - point.isl_cv), abs(level.osl_cv - point.osl_cv))
 
 
 def between(levels: Sequence[Point], users: float, value_of: str) -> float | None:
@@ -631,28 +651,61 @@ def left_over(points: Sequence[Point], means: Floats) -> Floats:
 
 
 def carried_over(levels: Sequence[Point], left: Floats, point: Point, batching: Batching) -> Floats:
-    """What the levels of the same lengths show beyond the engine, for a closed-loop `point` between them: `left` (see
-    `left_over`, shape (levels, 3)) on a straight line over the logarithm of the users; outside them that of the nearest
-    level, half of it at half or twice its users. Shape (3,), zeros without such levels.
+    """What the levels show beyond the engine, `left` (see `left_over`, shape (levels, 3)), for a closed-loop `point`:
+    requests/s, TTFT and ITL, shape (3,), zeros where no level tells.
 
-    A level where users wait for slots or memory, and one where none does, tell nothing of each other: the engine knows
-    where a queue begins, and no line does.
+    Levels of its own lengths say it, a straight line over the logarithm of the users; outside them the nearest does,
+    half of it at half or twice its users. Without such levels those of other lengths do, weighted by their nearness,
+    which the length of the prompts decides for the most part, and less the farther all of them are (kernel regression,
+    Nadaraya 1964 and Watson 1964, drawn towards nothing).
     """
+    series: dict[tuple[float, float], list[int]] = {}
+    for row, level in enumerate(levels):
+        if _is_of(point, level):
+            series.setdefault((point.isl, point.osl), []).append(row)
+        elif _is_like(point, level):
+            series.setdefault((level.isl, level.osl), []).append(row)
+    own = series.get((point.isl, point.osl))
+    if own:
+        share, values = _on_line(levels, left, own, point, batching)
+        return np.asarray(share * np.nan_to_num(values))
+    total, weights = np.zeros(3), np.full(3, FAR_FROM_ALL)
+    for rows in series.values():
+        share, values = _on_line(levels, left, rows, point, batching)
+        weight = share * _nearness(point, levels[rows[0]])
+        total += weight * np.nan_to_num(values)
+        weights += weight * np.isfinite(values)
+    return np.asarray(total / weights)
+
+
+def _is_like(point: Point, level: Point) -> bool:
+    """True for closed loops whose lengths vary alike, and whose prompts are found cached to the same share."""
+    found = level.computed_tokens / level.isl / (point.computed_tokens / point.isl)
+    return level.load_kind == "concurrency" and abs(math.log(found)) < ALIKE and _spread(point, level) < ALIKE_CV
+
+
+def _nearness(point: Point, level: Point) -> float:
+    isl, osl = abs(math.log(level.isl / point.isl)), abs(math.log(level.osl / point.osl))
+    return math.exp(-isl / ISL_REACH - osl / OSL_REACH)
+
+
+def _on_line(
+    levels: Sequence[Point], left: Floats, rows: Sequence[int], point: Point, batching: Batching
+) -> tuple[float, Floats]:
+    """What the levels `rows`, of one pair of lengths, show beyond the engine at the point's users, shape (3,), and the
+    share of it that counts. NaN where none tells: a level where users wait for slots or memory, and one where none
+    does, tell nothing of each other, as the engine knows where a queue begins, and no line does."""
     asked, queue = math.log(concurrency(point)), users_wait(point, batching)
-    same = [row for row, level in enumerate(levels) if _is_of(point, level)]
-    same.sort(key=lambda row: concurrency(levels[row]))
-    if not same:
-        return np.zeros(3)
-    least, most = (math.log(concurrency(levels[same[end]])) for end in (0, -1))
-    fades = math.exp(-max(0.0, least - asked, asked - most))
-    carried = np.zeros(3)
+    rows = sorted(rows, key=lambda row: concurrency(levels[row]))
+    least, most = (math.log(concurrency(levels[rows[end]])) for end in (0, -1))
+    values = np.full(3, math.nan)
     for place in range(3):
-        alike = [row for row in same if math.isfinite(left[row, place]) and users_wait(levels[row], batching) == queue]
+        alike = [row for row in rows if math.isfinite(left[row, place]) and users_wait(levels[row], batching) == queue]
         if alike:
             users, again = np.unique([concurrency(levels[row]) for row in alike], return_inverse=True)
             means = np.bincount(again, left[alike, place]) / np.bincount(again)  # of a level measured more than once
-            carried[place] = fades * np.interp(asked, np.log(users), means)
-    return carried
+            values[place] = np.interp(asked, np.log(users), means)
+    return math.exp(-max(0.0, least - asked, asked - most)), values
 
 
 def users_wait(point: Point, batching: Batching) -> bool:

@@ -53,7 +53,7 @@ LIFT = 0.05
 START_PRICE, KV_PRICE, BUDGET_PRICE, POLICY_PRICE = 10.0, 3.0, 6.0, 10.0
 """Added to the cost of an explanation whose users began together, of one with a KV cache of its own, of one with
 another token budget than the common one, and of one with another policy than the engine's default: what each must gain
-to be believed."""
+to be believed. The first is of TTFT that is trusted in full; the less it is, the less there is to gain."""
 USUAL_BUDGET = Batching().token_budget
 LITTLE = 0.01
 """Changes of the law's error that do not move the fit: those of the measurement are 2 to 4 %."""
@@ -122,7 +122,9 @@ class Trial:
     @property
     def claim(self) -> float:
         """The cost and the price of what the explanation takes for granted."""
-        price = START_PRICE * self.observed.protocol.at_once + KV_PRICE * ("kv_tokens" in self.parameters.names)
+        trust = (self.observed.protocol.ttft_sigma / self.observed.closed_ttft_sigma) ** 2
+        price = trust * START_PRICE * self.observed.protocol.at_once
+        price += KV_PRICE * ("kv_tokens" in self.parameters.names)
         batching, usual = self.parameters.base.batching, self.observed.usual_policy
         price += POLICY_PRICE * (usual is not None and batching.policy != usual)
         return self.cost + price + BUDGET_PRICE * (batching.token_budget != USUAL_BUDGET)
@@ -427,7 +429,7 @@ OUTLIER = 4.0
 distrusted."""
 APART = 2.5
 """How much worse a distrusted point's misfit is than the worst of the points that are trusted."""
-LAW_ERROR_ROUNDS = 3
+LAW_ERROR_ROUNDS = 4
 """Turns of: how far is the law off, and which law then fits best. The second changes little as a rule."""
 MOST_DISTRUSTED = 0.2
 """Share of the points; where more stand out the law is wrong, not they."""
@@ -448,7 +450,7 @@ class Known:
 
 NEAR, NEAR_BY = 1.5, 3.0
 """A sketch is carried on where its claim is within this factor of the best one's, and this much."""
-HOPELESS, HOPELESS_BY, WRONG_START = 10.0, 60.0, 100.0
+HOPELESS, HOPELESS_BY, WRONG_START = 20.0, 60.0, 100.0
 """A batching rule whose claim is beyond this factor of the best one's, and this much, whatever way to start is tried
 first, is not tried with the others; nor searched, where that is so at the numbers of the best. Numbers found with one
 way to start are far off with another: a factor of 47 was seen to be made good, and one of `WRONG_START` ends it."""
@@ -487,9 +489,9 @@ def ways_to_start(observed: Observed) -> list[Protocol]:
     closed = [point for point in observed.points if point.load_kind == "concurrency"]
     if protocol.start != "unknown" or not any(concurrency(point) > 1 for point in closed) or of_one_level(closed):
         return [protocol]
-    started = [protocol, replace(protocol, start="burst")]
+    started = [protocol, replace(protocol, start="burst", inferred=True)]
     if protocol.counted == "steady":
-        started.append(replace(protocol, start="burst", counted="all"))
+        started.append(replace(protocol, start="burst", counted="all", inferred=True))
     return started
 
 
@@ -671,7 +673,7 @@ def settle(best: Trial) -> Trial:
     for _ in range(LAW_ERROR_ROUNDS):
         if not best.allow_for_law():
             break
-        best.search(evaluations=4, stride=0.1, central=True)
+        best.search(evaluations=12, stride=0.1, central=True)
     best.allow_for_law()
     return best
 

@@ -237,8 +237,6 @@ def test_what_levels_show_beyond_the_engine_is_carried_over_on_a_line() -> None:
     assert carried_over(levels, left, level(10), Batching()) == pytest.approx([0, math.log(2) / 2, 0])
     assert carried_over(levels, left, level(1), Batching()) == pytest.approx([0, math.log(2), 0])
     assert carried_over(levels[:1], left[:1], level(2), Batching()) == pytest.approx([0, math.log(2) / 2, 0])
-    other_lengths = dataclasses.replace(level(10), isl=4000)
-    assert not carried_over(levels, left, other_lengths, Batching()).any()
     for change in ({"osl_cv": 0.5}, {"prefix_tokens": 500, "prefix_hit": 1.0}):
         assert not carried_over(levels, left, dataclasses.replace(level(10), **change), Batching()).any()
     again = [*levels, level(1, ttft_s=0.1)]  # measured again: the mean of the logarithms, 2 and 1 times the engine's
@@ -247,6 +245,31 @@ def test_what_levels_show_beyond_the_engine_is_carried_over_on_a_line() -> None:
     # 100 users wait for memory, one does not, and neither tells of the other
     assert carried_over(levels, left, level(99), Batching(kv_tokens=5000)) == pytest.approx([0, 0, 0])
     assert carried_over(levels, left, level(2), Batching(kv_tokens=5000)) == pytest.approx([0, math.log(2), 0])
+
+
+def test_lengths_without_a_level_are_told_by_the_others_and_the_nearer_the_more() -> None:
+    """The curve has twice the engine's TTFT. At e^0.5 and e times its ISL it weighs 1/e and 1/e^2 beside 0.1 for
+    nothing; of two curves alike in ISL the answer lies between what both say."""
+
+    def asked(isl: float, osl: float = 101) -> Point:
+        return dataclasses.replace(level(10), isl=isl, osl=osl)
+
+    levels = [level(1, ttft_s=0.2), level(100, ttft_s=0.2)]
+    left = np.array([[0, math.log(2), 0]] * 2)
+    for squares in (1, 2):
+        weight = math.exp(-squares)
+        there = carried_over(levels, left, asked(1000 * math.exp(0.5 * squares)), Batching())
+        assert there == pytest.approx([0, math.log(2) * weight / (weight + 0.1), 0])
+    away = [carried_over(levels, left, asked(1000, 101 * math.exp(apart)), Batching())[1] for apart in (0.1, 1, 3)]
+    assert math.log(2) > away[0] > away[1] > away[2] > 0
+    longer = [dataclasses.replace(one, osl=1001) for one in levels]
+    both = np.vstack([left, 2 * left])
+    between = carried_over(levels + longer, both, asked(1000, 301), Batching())[1]
+    assert math.log(2) < between < 2 * math.log(2)
+    same = carried_over(levels + longer, both, asked(1000), Batching())
+    assert same == pytest.approx([0, math.log(2), 0])  # levels of the very lengths leave the others no say
+    unheard = carried_over(levels, left, dataclasses.replace(asked(2000), isl_cv=0.5), Batching())
+    assert not unheard.any()
 
 
 def test_closed_loops_are_less_sure_beyond_the_users_and_lengths_measured() -> None:

@@ -13,7 +13,7 @@ from sizing.engine import Batching, Replica, StepLaw
 from sizing.errors import FitError
 from sizing.estimate import token_share
 from sizing.fitting import Fit, Protocol, ServedTrace, fit, fit_trace
-from sizing.fitting.levels import point_runs, trace_points, trace_run
+from sizing.fitting.levels import Observed, point_runs, trace_points, trace_run
 from sizing.fitting.search import outliers
 from sizing.points import Deployment, Point
 from sizing.simulator import closed_loop, simulate, simulate_trace
@@ -286,6 +286,37 @@ def test_a_small_kv_cache_is_found() -> None:
     assert found.extra == ("kv_tokens",)
     assert len(found.variants) >= 9  # eight coefficients and the cache; the law's own error beside, where it shows
     assert any(one.batching.kv_tokens != other.batching.kv_tokens for one, other in found.variants)
+
+
+@pytest.mark.parametrize(
+    ("engine", "gpu", "told", "slots"),
+    [("vllm", "h100_sxm", None, 1024), ("vllm", "a100_sxm", None, 256), ("vllm", "h100_sxm", 96, 96),
+     ("trtllm", "h100_sxm", None, 2048), ("", "h100_sxm", None, 256), ("vllm", "nobody's", None, 256)],
+)  # fmt: skip
+def test_more_users_than_were_measured_run_at_once_as_the_engine_s_defaults_say(
+    engine: str, gpu: str, told: int | None, slots: int
+) -> None:
+    points = measure(Replica(GPU), [SHORT], (1, 8, 64), engine=engine, gpu=gpu, max_batch_size=told)
+    assert fit(points, prior=None).batching.max_batch_size == slots
+
+
+@pytest.mark.parametrize("slots", [256, 1024])
+def test_a_limit_below_the_default_shows_in_users_who_wait(slots: int) -> None:
+    """400 users: under a limit of 256, which many set by hand, 144 of them wait."""
+    replica = Replica(GPU, Batching("chunked", max_batch_size=slots))
+    points = measure(replica, [Lengths(100, 100, 0.3, 0.3)], (1, 16, 128, 400), engine="vllm", gpu="h100_sxm")
+    assert fit(points, prior=None, kv_tokens=10**9).batching.max_batch_size == slots
+
+
+def test_a_ttft_that_nobody_judged_steady_is_trusted_less() -> None:
+    """It may hold the start of the run; where the start is told, or every level was judged, it does not."""
+    points = tuple(measure(Replica(GPU), [SHORT], (1, 8)))
+    judged = tuple(dataclasses.replace(point, verdict="steady") for point in points)
+    untold, steady, told = Observed(points), Observed(judged), Observed(points, protocol=Protocol("ramp"))
+    part = Observed((judged[0], points[1]))
+    granted = [each.errors(Replica(GPU), None)[1, :3] for each in (untold, part, steady, told)]
+    assert granted[0][1] == granted[1][1] > 2 * granted[2][1]
+    assert (granted[2] == granted[3]).all() and (granted[0][[0, 2]] == granted[2][[0, 2]]).all()
 
 
 def test_a_kernel_for_single_sequences_is_found() -> None:

@@ -291,7 +291,7 @@ def sample_row(users: int, **cells: str) -> dict[str, str]:
         "backend_version": "1", "tp_size": "2.0", "pp_size": "1.0", "attention_dp_size": "", "moe_tp_size": "",
         "moe_ep_size": "", "mode": "agg", "batch_size": f"{users}.0", "isl": "1000", "osl": "101",
         "silicon_ttft_ms": "50", "silicon_tpot_ms": f"{8 + users}",
-        "silicon_data_source": f"a.csv; silicon_concurrency={users}; measured=2025; x",
+        "silicon_data_source": f"aic-auto-gap-analysis a.csv; silicon_concurrency={users}; measured=2025; x",
     }  # fmt: skip
     return row | cells
 
@@ -301,7 +301,8 @@ LEVELS = range(1, LEAST_LEVELS + 1)
 
 def test_rows_that_cannot_be_used_are_counted_by_reason() -> None:
     good = [sample_row(users) for users in LEVELS]
-    later = sample_row(2, silicon_ttft_ms="70", silicon_data_source="silicon_concurrency=2; measured=2026; x")
+    newer = "aic-auto-gap-analysis; silicon_concurrency=2; measured=2026; x"
+    later = sample_row(2, silicon_ttft_ms="70", silicon_data_source=newer)
     useless = [
         sample_row(1, mode="disagg"),
         sample_row(1, silicon_data_source="b.csv"),
@@ -334,13 +335,40 @@ def test_attention_of_several_ranks_has_a_batch_on_each() -> None:
     assert series.points[0].tp == 4
 
 
-def test_lengths_of_rows_from_inferencex_vary() -> None:
-    rows = [sample_row(users, silicon_data_source=f"silicon_concurrency={users}; wip=False") for users in LEVELS]
+@pytest.mark.parametrize("mark", ["; wip=False", ""])
+def test_lengths_of_rows_from_inferencex_vary(mark: str) -> None:
+    """Marked or not: all rows but NVIDIA's own are InferenceX's."""
+    rows = [sample_row(users, silicon_data_source=f"silicon_concurrency={users}{mark}") for users in LEVELS]
     (series,) = grouped(rows).series
+    assert series.varied
     drawn = np.random.default_rng(0).uniform(800, 1000, 100_000)
     for point in series.points:
         assert point.isl == pytest.approx(drawn.mean(), rel=1e-3)
         assert point.isl_cv == pytest.approx(drawn.std() / drawn.mean(), rel=1e-2)
+
+
+def test_what_was_measured_once_counts_once() -> None:
+    """Rounded, on fewer GPUs or with a level less; not where the figures of one level differ."""
+
+    def rows(ttft_ms: str, **cells: str) -> list[dict[str, str]]:
+        return [sample_row(users, silicon_ttft_ms=ttft_ms, **cells) for users in LEVELS]
+
+    first = rows("50")
+    rounded = [*rows("50.2", tp_size="4")[1:], sample_row(9, tp_size="4")]
+    sample = grouped([*first, *rounded])
+    assert [series.server[5] for series in sample.series] == ["2.0"]
+    assert "5 of series that repeat another's figures" in str(sample)
+    assert len(grouped([*first, *rows("50.5", tp_size="4")]).series) == 2
+
+
+def test_a_series_is_on_the_half_that_its_mark_puts_it_on() -> None:
+    """Reading its lengths otherwise moves no series to the half that the table shows."""
+    source = "silicon_concurrency={}; wip=False"
+    plain, told = (
+        grouped([sample_row(users, silicon_data_source=text.format(users)) for users in LEVELS]).series[0].key
+        for text in (source, source.partition(";")[0])
+    )
+    assert plain != told and plain[:-1] == told[:-1]
 
 
 def test_about_half_of_the_series_are_kept_apart() -> None:

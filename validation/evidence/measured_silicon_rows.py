@@ -1,8 +1,9 @@
 """The measured sample inside aiconfigurator-core as series of points: one server, one pair of lengths, rising users.
 
 Each row of the sample is one closed loop: model, GPU, precision, parallelism, engine, lengths, users, and the means of
-TTFT and ITL over a whole run. Requests/s, which it does not tell, follow by Little's law. Rows taken from InferenceX
-have lengths uniform on 0.8 to 1.0 of the nominal ones. Every row left out has a fault of its own, and is counted.
+TTFT and ITL over a whole run. Requests/s, which it does not tell, follow by Little's law. Rows taken from InferenceX,
+most of which do not say so, have lengths uniform on 0.8 to 1.0 of the nominal ones; many are in the sample twice. Every
+row left out has a fault of its own, and is counted.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ import importlib.util
 import math
 import re
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
@@ -30,16 +31,21 @@ LEAST_LEVELS = 5
 """Four to fit and one to predict."""
 FALLS = 0.9
 """A mean ITL below this share of that at fewer users: rows of several configurations under one name."""
+SAME, SHARED = 0.005, 3
+"""Series that share so many levels (the second), and whose figures there are all within the first, relative, are one
+measurement under two names."""
 
 
 @dataclass(frozen=True, slots=True)
 class Series:
-    """Points of one server at one pair of lengths, by rising users. `server`: the cells of NAMES, then of SIZES."""
+    """Points of one server at one pair of lengths, by rising users. `server`: the cells of NAMES, then of SIZES.
+    `varied`: whether the client was InferenceX's; `marked`: whether a row says so."""
 
     server: tuple[str, ...]
     lengths: tuple[str, str]
     varied: bool
     points: tuple[Point, ...]
+    marked: bool = False
 
     @property
     def dense(self) -> bool:
@@ -49,7 +55,7 @@ class Series:
     @property
     def key(self) -> tuple[str, ...]:
         """What names the series."""
-        return (*self.server, *self.lengths, str(self.varied))
+        return (*self.server, *self.lengths, str(self.marked))
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,18 +94,24 @@ def is_marked(row: Cells) -> bool:
     return "wip=" in row["silicon_data_source"]
 
 
-def grouped(table: Iterable[Cells], varied_in: Callable[[Cells], bool] = is_marked) -> Sample:
-    """Rows by series; those that cannot be used are counted by reason. `varied_in`: whose client drew lengths from 0.8
-    to 1.0 of the nominal ones, as that of InferenceX does."""
+def of_inferencex(row: Cells) -> bool:
+    """True if a row was taken from InferenceX, marked or not: only NVIDIA's own measurements are not."""
+    return is_marked(row) or "aic-auto-gap-analysis" not in row["silicon_data_source"]
+
+
+def grouped(table: Iterable[Cells]) -> Sample:
+    """Rows by series; those that cannot be used are counted by reason."""
     dropped: Counter[str] = Counter()
     groups: dict[tuple[tuple[str, ...], tuple[str, str], bool], dict[int, Cells]] = {}
+    marked: set[tuple[tuple[str, ...], tuple[str, str], bool]] = set()
     for row in table:
         if why := _useless(row):
             dropped[why] += 1
             continue
-        varied = varied_in(row)
         server = *(row[key] or "nan" for key in NAMES), *(str(number(row, key)) for key in SIZES)
-        name = (server, (row["isl"], row["osl"]), varied)
+        name = (server, (row["isl"], row["osl"]), of_inferencex(row))
+        if is_marked(row):
+            marked.add(name)
         levels, users = groups.setdefault(name, {}), _users(row) or 1
         if users in levels:
             dropped["measured again later"] += 1
@@ -107,7 +119,8 @@ def grouped(table: Iterable[Cells], varied_in: Callable[[Cells], bool] = is_mark
             levels[users] = row
     found: list[Series] = []
     for name, levels in sorted(groups.items(), key=lambda group: _order(*group[0])):
-        series = Series(*name, tuple(_point(name[0], levels[users], users, name[2]) for users in sorted(levels)))
+        points = tuple(_point(name[0], levels[users], users, name[2]) for users in sorted(levels))
+        series = Series(*name, points, name in marked)
         if why := _useless_series(series, found):
             dropped[why] += len(levels)
         else:
@@ -133,7 +146,7 @@ def _useless_series(series: Series, found: Iterable[Series]) -> str:
     itl_s = [point.itl_mean_s or 0.0 for point in series.points]
     if any(later < FALLS * earlier for earlier, later in pairwise(itl_s)):
         return "of series whose ITL falls by over 10 % with more users (several configurations under one name)"
-    if any(_figures(one) == _figures(series) for one in found):
+    if any(_repeats(series, one) for one in found):
         return "of series that repeat another's figures"
     return ""
 
@@ -144,8 +157,15 @@ def _order(server: tuple[str, ...], lengths: tuple[str, str], varied: bool) -> t
     return *server[: len(NAMES)], *sizes, *map(float, lengths), varied
 
 
-def _figures(series: Series) -> list[tuple[float, float | None]]:
-    return [(point.load_value, point.ttft_mean_s) for point in series.points]
+def _repeats(series: Series, other: Series) -> bool:
+    own, others = ({point.load_value: point for point in one.points} for one in (series, other))
+    shared = own.keys() & others
+    return len(shared) >= SHARED and all(_is_same(own[users], others[users]) for users in shared)
+
+
+def _is_same(point: Point, other: Point) -> bool:
+    figures = (point.ttft_mean_s, other.ttft_mean_s), (point.itl_mean_s, other.itl_mean_s)
+    return all(math.isclose(one or 0.0, two or 0.0, rel_tol=SAME) for one, two in figures)
 
 
 def _users(row: Cells) -> int | None:

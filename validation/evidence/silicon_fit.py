@@ -15,7 +15,7 @@ from __future__ import annotations
 import json
 import math
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
@@ -35,8 +35,7 @@ from sizing.fitting.levels import Protocol, concurrency, point_runs
 from sizing.numbers import Floats
 from sizing.points import Point
 from sizing.simulator.replay import Replay
-from validation.evidence.measured_silicon_rows import Series, grouped, is_marked, sample_path
-from validation.evidence.measured_tables import Cells, read_table
+from validation.evidence.measured_silicon_rows import Series, read_sample, sample_path
 
 METRICS = ("ttft", "itl", "requests")
 SIGMAS_OF_BAND = 1.645
@@ -66,8 +65,6 @@ NOISE = np.array([0.5, 0.2])
 FREEDOM = 4.0
 START = np.array([-0.05, 0.0, -1.0, 0.0, 0.0, 0.0])
 STEPS, LONGEST_STEP, DIFFERENCE = 4, 0.5, 0.05
-SAME = 0.005
-"""Series whose figures are all within this, in logarithms, are one measurement under two names."""
 LEFT_OUT = ("both", "model", "gpu")
 """What groups of rows are left out by: model and GPU, model, GPU; the names of Silicon.spread."""
 
@@ -101,42 +98,17 @@ class Row:
         return {"both": f"{self.shape} {self.server.gpu}", "model": self.shape, "gpu": self.server.gpu}[left_out]
 
 
-def of_inferencex(row: Cells) -> bool:
-    """True if a row was taken from InferenceX, marked or not: only NVIDIA's own measurements are not."""
-    return is_marked(row) or "aic-auto-gap-analysis" not in row["silicon_data_source"]
-
-
 def read_rows(path: Path, every: int = 1) -> tuple[list[Row], Counter[str]]:
     """The rows whose own engine has kernels in their own layout, and how many others were left out for which reason.
     `every`: take one series in so many."""
     rows: list[Row] = []
     left_out: Counter[str] = Counter()
-    for series in list(once(grouped(read_table(path), of_inferencex).series, left_out))[::every]:
+    for series in read_sample(path).series[::every]:
         try:
             rows += rows_of(series)
         except EstimateUnavailable as error:
             left_out[str(error)] += len(series.points)
     return rows, left_out
-
-
-def once(found: Iterable[Series], left_out: Counter[str]) -> list[Series]:
-    """Without series that repeat another's figures to rounding."""
-    kept: list[Series] = []
-    for series in found:
-        if any(_repeats(series, one) for one in kept):
-            left_out["that repeat another's figures"] += len(series.points)
-        else:
-            kept.append(series)
-    return kept
-
-
-def _repeats(series: Series, other: Series) -> bool:
-    if series.lengths != other.lengths:
-        return False
-    figures = [{concurrency(p): (p.ttft_mean_s or 1, p.itl_mean_s or 1) for p in one.points} for one in (series, other)]
-    shared = figures[0].keys() & figures[1].keys()
-    off = [np.abs(np.log(np.divide(figures[0][users], figures[1][users]))).max() for users in shared]
-    return len(shared) > 2 and max(off) < SAME
 
 
 def rows_of(series: Series) -> list[Row]:

@@ -587,15 +587,20 @@ def busiest(points: Sequence[Point]) -> int:
 # show beyond the engine is carried over to a level asked: the law draws the curve, and at the levels it goes through
 # what was measured. Nothing of this concerns requests that arrive at random.
 
-CLOSED_TTFT_SIGMA = 0.10
-"""Relative scatter of a mean TTFT about a smooth curve over the users, in published closed loops: it tells of the start
-of each run as much as of the engine."""
-ELSEWHERE_TTFT_SIGMA, ONE_LEVEL_TTFT_SIGMA = 0.4, 0.6
-"""The same at lengths that were not measured, and beyond the users that were: published servers' mean TTFT at one ISL
-differs by a factor of two and more between output lengths, which no iteration explains. And of fits to one level."""
-BEYOND_SIGMA = 0.07
+CLOSED_SIGMA, CLOSED_TTFT_SIGMA = 0.025, 0.10
+"""Relative scatter of requests/s and mean ITL, and of a mean TTFT, about a smooth curve over the users, in published
+closed loops: TTFT tells of the start of each run as much as of the engine."""
+ELSEWHERE_TTFT_SIGMA, BEYOND_TTFT_SIGMA, ONE_LEVEL_TTFT_SIGMA = 0.4, 0.45, 0.6
+"""The same of TTFT at lengths that were not measured (at one ISL published mean TTFT differs by a factor of two and more
+between output lengths, which no iteration explains), outside the users that were, and of fits to one level."""
+BEYOND_SIGMA = 0.08
 """Error of requests/s and ITL for each unit of ln(users) beyond the most that were measured: of published servers whose
 two highest levels were left out."""
+CHANGES = 0.6
+"""Of the law's error, what changes from level to level: the rest is carried over with what was measured there."""
+LINE_SHARE = 0.2
+"""Of an answer between measured levels, what straight lines through them say: they err about twice as far as the law,
+and otherwise, so that both together err less than either (Bates and Granger 1969, Oper. Res. Q. 20:451)."""
 ISL_REACH, OSL_REACH, FAR_FROM_ALL = 0.5, 4.0, 0.1
 """Units of ln(ISL) and ln(OSL) over which what levels show counts 1/e, and what stands for nothing beside them: of
 published servers, each pair of lengths predicted from the others."""
@@ -622,23 +627,38 @@ def _spread(point: Point, level: Point) -> float:
 def between(levels: Sequence[Point], users: float, value_of: str) -> float | None:
     """A figure of the levels at so many users, on straight lines in logarithms; None outside them or where untold."""
     known = [(concurrency(level), getattr(level, value_of)) for level in levels if getattr(level, value_of)]
-    if len({level for level, _ in known}) < 2 or not known[0][0] <= users <= known[-1][0]:
+    each = {level for level, _ in known}
+    if len(each) < 2 or not min(each) <= users <= max(each):
         return None
-    logs = np.log(np.array(known, float))
-    return math.exp(float(np.interp(math.log(users), logs[:, 0], logs[:, 1])))
+    return math.exp(_line([level for level, _ in known], np.log([value for _, value in known]), users))
+
+
+def _line(users: Sequence[int], values: Floats, asked: float) -> float:
+    """Values at so many `users`, drawn to those asked in straight lines over the logarithm; outside them the nearest.
+    Of a level measured more than once the mean counts."""
+    each, again = np.unique(users, return_inverse=True)
+    return float(np.interp(math.log(asked), np.log(each), np.bincount(again, values) / np.bincount(again)))
+
+
+def on_lines(levels: Sequence[Point], point: Point, batching: Batching) -> Floats:
+    """Requests/s, TTFT and ITL of a closed-loop `point` on straight lines through the `levels` of its lengths, shape
+    (3,); NaN outside them, where untold, and where users wait for slots or memory at one and not at the other."""
+    queue = users_wait(point, batching)
+    alike = [level for level in levels_at(levels, point) if users_wait(level, batching) == queue]
+    return np.array([between(alike, concurrency(point), name) or math.nan for name in MEASURES[:3]])
 
 
 def closed_sigmas(levels: Sequence[Point], point: Point) -> tuple[float, float, float]:
     """Relative scatter of a closed loop's requests/s, mean TTFT and ITL about what the fit to `levels` says, beside
     what law and bend leave open."""
-    users = [concurrency(level) for level in levels_at(levels, point)]
-    inside = bool(users) and users[0] <= concurrency(point) <= users[-1]
     if of_one_level(levels):
         return RATE_SIGMA, ONE_LEVEL_TTFT_SIGMA, ITL_SIGMA
+    users = [concurrency(level) for level in levels_at(levels, point)]
+    inside = bool(users) and users[0] <= concurrency(point) <= users[-1]
+    ttft = CLOSED_TTFT_SIGMA if inside else BEYOND_TTFT_SIGMA if users else ELSEWHERE_TTFT_SIGMA
     most = max((concurrency(level) for level in levels if level.load_kind == "concurrency"), default=concurrency(point))
     beyond = BEYOND_SIGMA * max(0.0, math.log(concurrency(point) / most))
-    ttft = CLOSED_TTFT_SIGMA if inside else ELSEWHERE_TTFT_SIGMA
-    return math.hypot(RATE_SIGMA, beyond), ttft, math.hypot(ITL_SIGMA, beyond)
+    return math.hypot(CLOSED_SIGMA, beyond), ttft, math.hypot(CLOSED_SIGMA, beyond)
 
 
 def left_over(points: Sequence[Point], means: Floats) -> Floats:
@@ -696,16 +716,14 @@ def _on_line(
     share of it that counts. NaN where none tells: a level where users wait for slots or memory, and one where none
     does, tell nothing of each other, as the engine knows where a queue begins, and no line does."""
     asked, queue = math.log(concurrency(point)), users_wait(point, batching)
-    rows = sorted(rows, key=lambda row: concurrency(levels[row]))
-    least, most = (math.log(concurrency(levels[rows[end]])) for end in (0, -1))
+    everyone = [math.log(concurrency(levels[row])) for row in rows]
     values = np.full(3, math.nan)
     for place in range(3):
         alike = [row for row in rows if math.isfinite(left[row, place]) and users_wait(levels[row], batching) == queue]
         if alike:
-            users, again = np.unique([concurrency(levels[row]) for row in alike], return_inverse=True)
-            means = np.bincount(again, left[alike, place]) / np.bincount(again)  # of a level measured more than once
-            values[place] = np.interp(asked, np.log(users), means)
-    return math.exp(-max(0.0, least - asked, asked - most)), values
+            users = [concurrency(levels[row]) for row in alike]
+            values[place] = _line(users, left[alike, place], concurrency(point))
+    return math.exp(-max(0.0, min(everyone) - asked, asked - max(everyone))), values
 
 
 def users_wait(point: Point, batching: Batching) -> bool:

@@ -13,6 +13,8 @@ import numpy as np
 from sizing.engine import COEFFICIENTS, KNEE, Batching, Bend, Replica, StepLaw
 from sizing.fitting.bends import BentLaw, nodes_of, opened
 from sizing.fitting.levels import (
+    CHANGES,
+    LINE_SHARE,
     UNTOLD,
     Protocol,
     as_little_counts,
@@ -21,6 +23,7 @@ from sizing.fitting.levels import (
     counts_otherwise,
     levels_at,
     of_one_level,
+    on_lines,
     point_runs,
     users_wait,
 )
@@ -428,6 +431,10 @@ class Fit:
             for row, point in enumerate(points):
                 if point.load_kind == "concurrency" and (self.of_one_level or not levels_at(self._levels, point)):
                     means[row, 0] = as_little_counts(self._levels, point, means[row, 1], means[row, 2])
+        for row, point in enumerate(points):
+            if point.load_kind == "concurrency":
+                lines = on_lines(self._trusted, point, self.batching)
+                means[row, :3] *= np.exp(LINE_SHARE * np.nan_to_num(np.log(lines / means[row, :3])))
         return means
 
     def _carried(self, points: Sequence[Point]) -> Floats:
@@ -457,26 +464,38 @@ class Fit:
 
     def mean_sigmas(self, points: Sequence[Point]) -> Floats:
         """Relative standard errors of requests/s, TTFT and ITL of `means` against a new measurement of these
-        closed-loop points, shape (points, 3): what the law, its bend and its own error leave open, and the noise of the
-        measurement. What is carried over from one level counts as well: it is half of the difference."""
+        closed-loop points, shape (points, 3): what the law, its bend and its own error leave open where measured levels
+        do not hold it, and the noise of the measurement. What is carried over from one level counts as well: it is half
+        of the difference."""
         sigmas = np.empty((len(points), 3))
         for isl, osl in dict.fromkeys((point.isl, point.osl) for point in points):
             rows = [row for row, point in enumerate(points) if (point.isl, point.osl) == (isl, osl)]
             own, local = [points[row] for row in rows], self.at(isl, osl)
-            replay = Replay(point_runs(own, self.protocol), local.engine)
+            known = np.flatnonzero(np.isfinite(self.left).any(axis=1) & (not self.of_one_level))
+            replay = Replay(point_runs([*own, *(self._levels[row] for row in known)], self.protocol), local.engine)
             variance = np.zeros((len(rows), 3))
+            there = np.full((len(self._levels), 3), math.nan)
             for faster, slower in local.variants:
                 change = np.log(replay.means(slower)[:, :3] / replay.means(faster)[:, :3])
-                variance += np.nan_to_num(change / 2) ** 2
+                there[known] = change[len(own) :]  # where it was measured, the answer does not change
+                carried = [carried_over(self._levels, there, point, self.batching) for point in own]
+                variance += np.nan_to_num((change[: len(own)] - carried) / 2) ** 2
             variance += np.square([closed_sigmas(self._levels, point) for point in own])
             if self.of_one_level:
                 variance += self._carried(own) ** 2
+            elif len(known):
+                variance += (CHANGES * local.law_error.by_measure[:3]) ** 2
             sigmas[rows] = np.sqrt(variance)
         return sigmas
 
     @property
     def _levels(self) -> list[Point]:
         return [error.point for error in self.errors]
+
+    @property
+    def _trusted(self) -> list[Point]:
+        """The closed-loop levels, distrusted ones aside."""
+        return [level for level, left in zip(self._levels, self.left, strict=True) if np.isfinite(left).any()]
 
     @property
     def _counts_otherwise(self) -> bool:

@@ -285,6 +285,8 @@ GAP_NEAR = (50, 3), (95, 1.5)
 be right, yet its median far off where half of them are."""
 QUEUED_TTFT_SIGMA = 0.5
 """The same for TTFT with more users than slots: it is then a small difference of large numbers."""
+SKEWED = 1.5
+"""Mean TTFT over its median from which the start of a run, one request in ten of each user as a rule, may be in it."""
 QUEUED = 0.3
 """Share of E2E that a mean TTFT takes where requests mostly wait: it then tells of the queue, as E2E does."""
 SCATTER_BLOCKS = 8
@@ -372,7 +374,7 @@ class Observed:
     @property
     def closed_ttft_sigma(self) -> float:
         """Relative standard error of a closed loop's mean TTFT."""
-        return self.protocol.ttft_sigma if self.judged else max(self.protocol.ttft_sigma, CLOSED_TTFT_SIGMA)
+        return self.protocol.ttft_sigma if self.holds_no_start else max(self.protocol.ttft_sigma, CLOSED_TTFT_SIGMA)
 
     @property
     def _start_untold(self) -> bool:
@@ -380,12 +382,13 @@ class Observed:
         return self.protocol.start == "unknown" and of_one_level(self.points)
 
     @cached_property
-    def judged(self) -> bool:
-        """True where the TTFT of the closed loops is that of a steady window: their users' start was told, or every
-        level was judged steady. Of others it tells of the start, and how long its requests counted, as well."""
+    def holds_no_start(self) -> bool:
+        """True where the mean TTFT of the closed loops is that of a steady window: their users' start was told, or
+        every level was judged steady, or has its median near its mean. Of others it tells of the start as well, and of
+        how long its requests counted."""
         closed = [point for point in self.points if point.load_kind == "concurrency"]
         told = self.protocol.start != "unknown" and not self.protocol.inferred
-        return told or all(point.verdict == "steady" for point in closed)
+        return told or all(point.verdict == "steady" or _is_near_median(point) for point in closed)
 
     @cached_property
     def shares(self) -> Floats:
@@ -410,6 +413,10 @@ class Observed:
         logs = np.log(np.where(means > 0, means, 1.0)).reshape(len(self.points), 4, -1)
         scatter: Floats = logs.std(axis=1, ddof=1).mean(axis=0) / 4
         return scatter
+
+
+def _is_near_median(point: Point) -> bool:
+    return bool(point.ttft_mean_s and point.ttft_p50_s and point.ttft_mean_s < SKEWED * point.ttft_p50_s)
 
 
 def _gap_scatter(replica: Replica, replay: Replay) -> Floats:
@@ -591,7 +598,7 @@ CLOSED_SIGMA, CLOSED_TTFT_SIGMA = 0.025, 0.10
 """Relative scatter of requests/s and mean ITL, and of a mean TTFT, about a smooth curve over the users, in published
 closed loops: TTFT tells of the start of each run as much as of the engine."""
 ELSEWHERE_TTFT_SIGMA, BEYOND_TTFT_SIGMA, ONE_LEVEL_TTFT_SIGMA = 0.4, 0.45, 0.6
-"""The same of TTFT at lengths that were not measured (at one ISL published mean TTFT differs by a factor of two and more
+"""The same of TTFT at lengths that were not measured (at one ISL published mean TTFT differs by a factor of two or more
 between output lengths, which no iteration explains), outside the users that were, and of fits to one level."""
 BEYOND_SIGMA = 0.08
 """Error of requests/s and ITL for each unit of ln(users) beyond the most that were measured: of published servers whose

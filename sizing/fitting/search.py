@@ -429,7 +429,7 @@ OUTLIER = 4.0
 distrusted."""
 APART = 2.5
 """How much worse a distrusted point's misfit is than the worst of the points that are trusted."""
-LAW_ERROR_ROUNDS = 4
+LAW_ERROR_ROUNDS = 3
 """Turns of: how far is the law off, and which law then fits best. The second changes little as a rule."""
 MOST_DISTRUSTED = 0.2
 """Share of the points; where more stand out the law is wrong, not they."""
@@ -673,7 +673,7 @@ def settle(best: Trial) -> Trial:
     for _ in range(LAW_ERROR_ROUNDS):
         if not best.allow_for_law():
             break
-        best.search(evaluations=12, stride=0.1, central=True)
+        best.search(evaluations=4, stride=0.1, central=True)
     best.allow_for_law()
     return best
 

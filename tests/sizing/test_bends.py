@@ -20,14 +20,17 @@ from sizing.fitting import Fit, Protocol, fit
 from sizing.fitting.bends import REACH, nodes_of
 from sizing.fitting.fit import FROM_SHAPE, _elsewhere
 from sizing.fitting.levels import (
+    CHANGES,
     Observed,
     as_little_counts,
     carried_over,
     closed_sigmas,
+    concurrency,
     counts_otherwise,
     decoding,
     left_over,
     little_per_s,
+    on_lines,
 )
 from sizing.fitting.parameters import LawError, bend_of, law_parameters
 from sizing.fitting.result import Variants
@@ -172,6 +175,23 @@ def test_variants_hold_the_bend_and_the_error_of_the_law() -> None:
     assert (wider[:, 2] > sigmas[:, 2]).all()
 
 
+def test_what_was_measured_holds_the_answer_fast() -> None:
+    """At a level of the fit the coefficients may be what they like: of the band only the noise of a measurement and
+    what of the law's error changes from level to level is left. Between levels there is more, beyond them far more."""
+    found, _ = kinked()
+    levels = [error.point for error in found.errors]
+    users = sorted(concurrency(level) for level in levels)
+    error = found.at(levels[0].isl, levels[0].osl).law_error
+    between, beyond = (dataclasses.replace(levels[0], load_value=value) for value in (users[1] + 1, 8 * users[-1]))
+    held, unheld, far = found.mean_sigmas([levels[0], between, beyond])
+    noise = np.hypot(np.array(closed_sigmas(levels, levels[0])), CHANGES * error.by_measure[:3])
+    assert held == pytest.approx(noise, rel=1e-6)
+    assert (unheld[[0, 2]] >= held[[0, 2]]).all() and (far > 1.5 * unheld).all()
+    assert found.means(levels)[:, [0, 2]] == pytest.approx(
+        np.array([(level.requests_per_s, level.itl_mean_s) for level in levels]), rel=1e-6
+    )
+
+
 @given(st.floats(0, 0.3), st.floats(0, 0.3))
 def test_the_error_elsewhere_grows_with_that_at_the_levels(one: float, other: float) -> None:
     """Without a step: a law that is half a per cent off at a level is not 20 % off at other lengths."""
@@ -270,6 +290,18 @@ def test_lengths_without_a_level_are_told_by_the_others_and_the_nearer_the_more(
     assert same == pytest.approx([0, math.log(2), 0])  # levels of the very lengths leave the others no say
     unheard = carried_over(levels, left, dataclasses.replace(asked(2000), isl_cv=0.5), Batching())
     assert not unheard.any()
+
+
+def test_straight_lines_lie_between_levels_where_no_queue_begins() -> None:
+    """ITL 20 ms with one user and, in the logarithms, half way to 80 ms with 100: 40 ms with 10; measured twice, at 10
+    and 40 ms, it is 20 ms."""
+    levels = [level(1), dataclasses.replace(level(100), itl_mean_s=0.08)]
+    assert on_lines(levels, level(10), Batching())[2] == pytest.approx(0.04)
+    again = [dataclasses.replace(level(1), itl_mean_s=itl_s) for itl_s in (0.01, 0.04)]
+    assert on_lines([*again, levels[1]], level(1), Batching())[2] == pytest.approx(0.02)
+    for apart in (level(101), dataclasses.replace(level(10), osl=400)):
+        assert np.isnan(on_lines(levels, apart, Batching())).all()
+    assert np.isnan(on_lines(levels, level(10), Batching(kv_tokens=5000))).all()  # at 100 users memory is full
 
 
 def test_closed_loops_are_less_sure_beyond_the_users_and_lengths_measured() -> None:

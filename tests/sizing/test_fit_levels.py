@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Sequence
 from functools import cache
 from typing import Any
 
@@ -12,7 +13,7 @@ import pytest
 from sizing.engine import Batching, Replica, StepLaw
 from sizing.errors import FitError
 from sizing.estimate import token_share
-from sizing.fitting import Fit, Protocol, ServedTrace, fit, fit_trace
+from sizing.fitting import UNTOLD, Fit, Protocol, ServedTrace, fit, fit_trace
 from sizing.fitting.levels import Observed, point_runs, trace_points, trace_run
 from sizing.fitting.search import outliers
 from sizing.points import Deployment, Point
@@ -309,14 +310,22 @@ def test_a_limit_below_the_default_shows_in_users_who_wait(slots: int) -> None:
 
 
 def test_a_ttft_that_nobody_judged_steady_is_trusted_less() -> None:
-    """It may hold the start of the run; where the start is told, or every level was judged, it does not."""
+    """It may hold the start of the run; where the start is told, every level was judged, or has its median near its
+    mean, it does not."""
     points = tuple(measure(Replica(GPU), [SHORT], (1, 8)))
-    judged = tuple(dataclasses.replace(point, verdict="steady") for point in points)
-    untold, steady, told = Observed(points), Observed(judged), Observed(points, protocol=Protocol("ramp"))
-    part = Observed((judged[0], points[1]))
-    granted = [each.errors(Replica(GPU), None)[1, :3] for each in (untold, part, steady, told)]
-    assert granted[0][1] == granted[1][1] > 2 * granted[2][1]
-    assert (granted[2] == granted[3]).all() and (granted[0][[0, 2]] == granted[2][[0, 2]]).all()
+
+    def granted(points: Sequence[Point], protocol: Protocol = UNTOLD) -> list[float]:
+        return list(Observed(tuple(points), protocol=protocol).errors(Replica(GPU), None)[1, :3])
+
+    def with_median(share: float) -> list[Point]:
+        return [dataclasses.replace(one, ttft_p50_s=share * (one.ttft_mean_s or 0)) for one in points]
+
+    judged = [dataclasses.replace(point, verdict="steady") for point in points]
+    rate, trusted, itl = granted(judged)
+    assert granted(points, Protocol("ramp")) == granted(with_median(0.9)) == [rate, trusted, itl]
+    for untold in (points, [judged[0], points[1]], with_median(0.5)):
+        rate_there, ttft, itl_there = granted(untold)
+        assert (rate_there, itl_there) == (rate, itl) and ttft > 2 * trusted
 
 
 def test_a_kernel_for_single_sequences_is_found() -> None:

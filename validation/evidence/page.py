@@ -30,10 +30,13 @@ arrivals from closed loops, sessions, GuideLLM, the trace and static batches are
   for other lengths) are divided in halves by a hash of their names: what the fit weighs and allows for was chosen on
   one half, and only the other is in the table. The note has median and p90 of straight lines in logarithms through the
   same fitted levels: interpolated, of the nearest lengths, or drawn out. The rule of means is not beside: these rows
-  hold means only. Rows are left out for a fault of their own; the first row counts them. That what the fitted levels
-  show beyond the law is carried over to other levels, what attention costs where timings do not tell, what a batching
-  policy other than the engine's default must gain to be believed, and how wide bands are at other lengths and loads
-  was decided on the first half as well.
+  hold means only. Rows are left out for a fault of their own; the first row counts them. Rows of InferenceX, most of
+  which do not bear its mark, are read with the lengths that its client draws, and what was measured once counts once:
+  until November such rows stood in the sample twice, at two lengths, one of which was never sent. Decided on the first
+  half as well: that what the fitted levels show beyond the law is carried over to other levels and, by their nearness,
+  to other lengths; that a fifth of an answer between levels is the straight line; how far a mean TTFT is trusted that
+  nobody judged steady; what attention costs where timings do not tell; what a batching policy other than the engine's
+  default must gain to be believed; and how wide bands are.
 - **One level.** The same series, each fitted to one of its levels, which scales the day-zero law of model and GPU: the
   middle one; the note has the lowest and the highest. Predicted are the rest of the series (*other loads*) and the
   nearest other lengths of the same server (*other lengths*). Beside it the day-zero estimate alone, and the fit of four
@@ -44,10 +47,9 @@ arrivals from closed loops, sessions, GuideLLM, the trace and static batches are
   see `sizing/estimate/silicon.py`) is fitted to all rows but those of a whole group: each pair of model and GPU, each
   model, each GPU; models of one shape are one model. The law is that of the row's own engine, experts split as in the
   row; rows without such a law are left out, and the first row counts them. The loop begins with all users together and
-  counts every request. Rows of InferenceX that do not bear its mark are read as its own, and what was measured once
-  counts once. Beside it: *own kernels*, the same law without corrections; *kernels of the shipped table*, on which fits
-  lean; and *AIConfigurator*, the account (`run_agg`) by its successor aisimulate of the row's layout and batch, one
-  prompt an iteration. How strongly effects are shrunk, and that half of a correction is applied, was chosen among
+  counts every request. Beside it: *own kernels*, the same law without corrections; *kernels of the shipped table*, on
+  which fits lean; and *AIConfigurator*, the account (`run_agg`) by its successor aisimulate of the row's layout and
+  batch, one prompt an iteration. How strongly effects are shrunk, and that half of a correction is applied, was chosen among
   about forty settings by errors of left-out groups in the same sample, which flatters them a little. The bands are
   those that the other groups of the class leave.
 - **Band, of dense servers and mixtures.** How often the 90 % bands of the same predictions hold the measured figure.

@@ -12,12 +12,11 @@ known.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import replace
 from typing import Literal
 
 import numpy as np
-from numpy.typing import NDArray
 
 from sizing import catalog
 from sizing.catalog import unread_shares
@@ -27,11 +26,13 @@ from sizing.estimate import DayZero, prior_law, token_share
 from sizing.fitting.bends import BentLaw, bend
 from sizing.fitting.levels import (
     OPEN_LOOPS,
+    RATE_SIGMA,
     UNTOLD,
     Observed,
     Protocol,
     ServedTrace,
     busiest,
+    counted_apart,
     decoding,
     in_flight,
     is_stable,
@@ -244,10 +245,10 @@ def _fitted(observed: Observed, known: Known) -> Fit:
         leave_one_out=best.leave_one_out(slopes),
         chi2_per_point=chi2,
         calibrated=_range(observed.points),
-        warnings=tuple(_warnings(best, bent, distrusted)),
+        warnings=tuple(_warnings(best, bent, distrusted.values())),
         left=np.full((len(observed.points), 3), math.nan),
         extra=best.parameters.names[len(COEFFICIENTS) :],
-        distrusted=distrusted,
+        distrusted=tuple(distrusted.values()),
         unknown=unknown,
         lockstep=together,
         protocol=best.observed.protocol,
@@ -257,14 +258,14 @@ def _fitted(observed: Observed, known: Known) -> Fit:
         open_sizes=(bends, bends),
         elsewhere=_elsewhere(known, best.law_error),
     )
-    return replace(found, left=_left(found, best.doubt > 1))
+    return replace(found, left=_left(found, distrusted))
 
 
-def _left(found: Fit, distrusted: NDArray[np.bool_]) -> Floats:
+def _left(found: Fit, distrusted: Collection[int]) -> Floats:
     """What the closed-loop levels show beyond the engine, those that are trusted."""
     points = [error.point for error in found.errors]
     left = np.full((len(points), 3), math.nan)
-    rows = [row for row in np.flatnonzero(~distrusted) if points[row].load_kind == "concurrency"]
+    rows = [row for row, point in enumerate(points) if row not in distrusted and point.load_kind == "concurrency"]
     if rows:
         own = [points[row] for row in rows]
         left[rows] = left_over(own, found.engine_means(own))
@@ -373,14 +374,19 @@ def _point_errors(observed: Observed, means: Floats) -> tuple[PointError, ...]:
     )
 
 
-def _distrusted(best: Trial, means: Floats) -> tuple[Distrust, ...]:
+def _distrusted(best: Trial, means: Floats) -> dict[int, Distrust]:
+    """By row, the points that the others disagree with: in a figure that was compared, or in requests/s that were not,
+    because the tool counts otherwise."""
     sigmas = np.nan_to_num(best.misfits(best.numbers) * best.doubt[:, None])
-    found = []
-    for row in np.flatnonzero(best.doubt > 1):
+    points, found = best.observed.points, dict[int, Distrust]()
+    if best.observed.trace is None:
+        for row, apart in counted_apart(points).items():
+            found[row] = Distrust(points[row], FIGURES[0], math.expm1(-apart), abs(apart) / RATE_SIGMA)
+    for row in map(int, np.flatnonzero(best.doubt > 1)):
         place = int(np.argmax(np.abs(sigmas[row])))
         off = float(means[row, place] / best.measured[row, place] - 1)
-        found.append(Distrust(best.observed.points[row], FIGURES[place], off, float(abs(sigmas[row, place]))))
-    return tuple(found)
+        found[row] = Distrust(points[row], FIGURES[place], off, float(abs(sigmas[row, place])))
+    return dict(sorted(found.items()))
 
 
 def _range(points: Sequence[Point]) -> CoveredRange:
@@ -394,7 +400,7 @@ FEW_DECODING = 0.8
 """Sequences that decode, over users and slots, below which memory or a limit on the batch holds the others up."""
 
 
-def _warnings(best: Trial, bent: Sequence[BentLaw], distrusted: Sequence[Distrust]) -> Iterator[Caution]:
+def _warnings(best: Trial, bent: Sequence[BentLaw], distrusted: Iterable[Distrust]) -> Iterator[Caution]:
     points = best.observed.points
     left = [own.law_error for own in bent] or [best.law_error]
     off = LawError(*(max(errors) for errors in zip(*left, strict=True)))

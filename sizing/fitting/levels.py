@@ -452,6 +452,9 @@ def granted(point: Point, batching: Batching, ttft_sigma: float = UNTOLD.ttft_si
 
 # --- Requests/s as tools count them: over a window that may hold ramp and drain, so not always Little's law
 
+COUNTED_APART = math.log(1.5)
+MOST_DISTRUSTED = 0.2
+"""Share of the points; where more stand out something else is wrong, not they."""
 COUNTED_OTHERWISE = 0.04
 """Root mean square of `counting_log`, one level left out, from which a tool does not count in a steady window."""
 
@@ -475,6 +478,15 @@ def counts_otherwise(points: Sequence[Point]) -> bool:
     logs = sorted(abs(counting_log(point)) for point in points if point.load_kind == "concurrency")
     logs = logs[:-1] or logs
     return bool(logs) and float(np.sqrt(np.mean(np.square(logs)))) > COUNTED_OTHERWISE
+
+
+def counted_apart(points: Sequence[Point]) -> dict[int, float]:
+    """Rows of levels that give half more requests/s, or less by as much, than Little's law and the other levels agree
+    on, with the ln of it: a wrong figure, whatever the tool counts. None where many do."""
+    logs = np.array([counting_log(point) for point in points])
+    apart = logs - np.median(logs)
+    rows = np.flatnonzero(np.abs(apart) > COUNTED_APART)
+    return {int(row): float(apart[row]) for row in rows} if len(rows) <= MOST_DISTRUSTED * len(points) else {}
 
 
 def itl_s(point: Point) -> float:

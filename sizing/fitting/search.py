@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 from sizing.engine import COEFFICIENTS, Batching, Replica, StepLaw
 from sizing.fitting.levels import (
     FULL,
+    MOST_DISTRUSTED,
     SKETCH,
     Effort,
     Observed,
@@ -431,8 +432,6 @@ APART = 2.5
 """How much worse a distrusted point's misfit is than the worst of the points that are trusted."""
 LAW_ERROR_ROUNDS = 3
 """Turns of: how far is the law off, and which law then fits best. The second changes little as a rule."""
-MOST_DISTRUSTED = 0.2
-"""Share of the points; where more stand out the law is wrong, not they."""
 
 
 @dataclass(frozen=True, slots=True)

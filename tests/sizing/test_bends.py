@@ -26,6 +26,7 @@ from sizing.fitting.levels import (
     carried_over,
     closed_sigmas,
     concurrency,
+    counted_apart,
     counts_otherwise,
     decoding,
     left_over,
@@ -246,6 +247,16 @@ def test_a_tool_s_way_of_counting_is_carried_over_to_other_lengths() -> None:
     """A tool whose window holds ramp and drain shows 10 % less: so does what it would show at lengths not measured."""
     levels, asked = [level(users, 0.9) for users in LEVELS], dataclasses.replace(level(16), isl=4000)
     assert as_little_counts(levels, asked, 0.2, 0.02) == pytest.approx(0.9 * little_per_s(asked))
+
+
+def test_a_level_whose_requests_per_s_little_s_law_contradicts_stands_apart() -> None:
+    """All but one of a tool that counts a tenth less; not where half of the levels depart."""
+    levels = [level(users, counted=0.9) for users in LEVELS]
+    assert not counted_apart(levels)
+    for counted in (0.4, 2.0):
+        wrong = [*levels[:2], level(LEVELS[2], counted=counted), *levels[3:]]
+        assert counted_apart(wrong) == pytest.approx({2: math.log(counted / 0.9)})
+    assert not counted_apart([level(users, counted=2.0 if users > 8 else 0.9) for users in LEVELS])
 
 
 def test_what_levels_show_beyond_the_engine_is_carried_over_on_a_line() -> None:

@@ -166,7 +166,7 @@ def _bands(candidate: Candidate, question: Question, rate_per_s: float, requests
     ends_of, predicted, found = latency_band(candidate, setting, rate_per_s), run.prediction(), []
     for wanted in _wanted(question):
         value_s = predicted.value_s(wanted)
-        low, high = _with_luck(ends_of(wanted), _luck(run, wanted, requests))
+        low, high = with_luck(ends_of(wanted), _luck(run, wanted, requests))
         found.append(Band(wanted, value_s, value_s * low, value_s * high))
     return tuple(found)
 
@@ -204,7 +204,7 @@ def _luck(run: Simulated, wanted: Limit, requests: int | None) -> float:
     return math.hypot(instrument, float(logs.std(ddof=1)))
 
 
-def _with_luck(ends: tuple[float, float], sigma: float) -> tuple[float, float]:
+def with_luck(ends: tuple[float, float], sigma: float) -> tuple[float, float]:
     """The band of the law, as factors, widened by an error of the log that is independent of it."""
     low, high = (math.log(end) if 0 < end < math.inf else math.copysign(math.inf, end - 1) for end in ends)
     return math.exp(-math.hypot(low, Z90 * sigma)), math.exp(math.hypot(high, Z90 * sigma))

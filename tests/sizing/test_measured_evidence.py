@@ -14,8 +14,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from numpy.random import SeedSequence
 
+from sizing.candidates import from_fit
 from sizing.engine import Batching, Replica, StepLaw
 from sizing.errors import PointsError
+from sizing.fitting import fit
 from sizing.points import Point
 from sizing.simulator import closed_loop, simulate, simulate_trace
 from sizing.workload import Arrivals, Lengths, Prefix, Workload
@@ -186,10 +188,33 @@ def test_the_highest_rates_of_a_sweep_are_predicted(tmp_path: Path) -> None:
     assert joint.calibration == alone.calibration
     found = measured_guidellm.answer(alone, SEED)
     table = measured_guidellm.rows([alone], [found])
-    assert [row.metric for row in table] == ["ITL mean", "TTFT p50", "TTFT p95", "E2E p95", "E2E p99"]
+    assert [row.metric for row in table] == 2 * ["ITL mean", "TTFT p50", "TTFT p95", "E2E p95", "E2E p99"]
     assert all(row.n == 2 for row in table)
     assert table[0].worst < 0.05
     assert max(row.median for row in table) < 0.10
+    errors, bands = table[:5], table[5:]
+    assert all(row.name == f"band, {other.name}" for row, other in zip(bands, errors, strict=True))
+    assert all("line in load" in row.note for row in errors)
+    assert all("covers 100.0 %" in row.note for row in bands)
+
+
+def test_of_a_sweep_is_asked_what_the_planner_answers_for_each_mix(tmp_path: Path) -> None:
+    """With the bend of the law at its lengths, not the law of all."""
+    slow = [row | {"itl_ms_mean": 1.4 * row["itl_ms_mean"]} for row in sweep_rows(256, 64, [2, 4, 6, 8, 10, 13])]
+    write(tmp_path / "sweep.csv", [*sweep_rows(1024, 64, [2, 4, 6, 8, 10, 13]), *slow])
+    joint = measured_guidellm.cases(Setup(data=tmp_path))[0]
+    found = measured_guidellm.answer(joint, SEED)
+    points = [level.point for level in joint.calibration]
+    fitted = fit(points, batching=measured_guidellm.ENGINE, open_loop=True, protocol=measured_guidellm.PROTOCOL)
+    for level, figures in zip(joint.held_out, found, strict=True):
+        lengths = measured_guidellm.workload_of(level.point).lengths
+
+        def error(replica: Replica, level: measured_guidellm.Level = level) -> float:
+            run = measured_guidellm.run_quantiles(replica, level.point, np.random.default_rng(0))
+            return 1 - run["itl"].mean_s / level.measured_s[0]
+
+        of_planner, of_all = error(from_fit(fitted, lengths).replica), error(fitted.engine)
+        assert abs(figures[0].simulated - of_planner) < 0.3 * abs(of_planner - of_all)
 
 
 # A trace

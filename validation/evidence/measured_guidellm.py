@@ -4,10 +4,15 @@ The sweep has cells of nominal input and output lengths; in each, one user alone
 ("throughput"), and rising constant rates of evenly spaced requests, each run for a fixed time. Lengths are uniform from
 half to one and a half times the nominal ones; what was really sent is in the table and taken from there (the 12
 requests of a lone user with the longest answers had prompts of 0.8 times the nominal length). The throughput rows hold
-the burst of their start and are left out. Two fits: one law for all cells at once, and one for each cell alone. Fit and
-prediction repeat the runs as they were: from an empty server, counting what was complete when the run ended; the
-formula speaks of the steady state. The fit leans on the day-zero law, as the planner's does for a GPU that it knows;
-which GPU it was is not published, only that its times are those of an H100.
+the burst of their start and are left out. Fitted are all cells at once, and each cell alone; asked is what the planner
+answers for the lengths of a cell, with the bend of the law there. Until November the law of all lengths was asked,
+which no planner is shown for lengths that were measured. Fit and prediction repeat the runs as they were: from an empty
+server, counting what was complete when the run ended; the formula speaks of the steady state. A run's lengths are not
+published one by one, and near saturation two draws of them differ by several per cent: RUNS are simulated, and the mean
+of their logarithms is the prediction. The fit leans on the day-zero law, as the planner's does for a GPU that it knows;
+which GPU it was is not published, only that its times are those of an H100. Beside stand the same figure of the cell's
+lower rates on a straight line in logarithms over the rate, drawn out; the table lacks the means that the rule of means
+would need.
 
 How the fit weighs levels (equal instruments, the law's own error beside them, softened misfits) was chosen among the
 calibration rows alone: the third and fourth rate of each cell predicted from the lower ones. There the law's own error
@@ -30,17 +35,32 @@ from typing import NamedTuple
 import numpy as np
 from numpy.random import SeedSequence
 
+from sizing.analyses.verification import INSTRUMENT, with_luck
+from sizing.candidates import from_fit
+from sizing.edge import latency_band
 from sizing.engine import Batching, Replica
-from sizing.fitting import Protocol, fit
+from sizing.fitting import Fit, Protocol, fit
+from sizing.fitting.levels import ITL_SIGMA
 from sizing.points import Point
 from sizing.prediction import Quantiles
+from sizing.question import Setting
 from sizing.queueing import predict
 from sizing.simulator import simulate_trace
 from sizing.token_law import TokenLaw
-from sizing.workload import Arrivals, Lengths, RequestMetric, Workload
+from sizing.workload import Arrivals, Lengths, Limit, RequestMetric, Sla, Workload
 from validation.evidence.claim import Claim, Setup
+from validation.evidence.measured_design import on_line
 from validation.evidence.measured_tables import Cells, find_table, number, read_table
-from validation.evidence.table import EvidenceRow, Goal, missing, of_saturated, row_of_errors
+from validation.evidence.table import (
+    EvidenceRow,
+    Goal,
+    beside,
+    missing,
+    noted,
+    of_saturated,
+    row_of_band,
+    row_of_errors,
+)
 
 NAME, DATA = "two highest rates", "GuideLLM: vLLM, Llama-3.1-8B"
 LENGTHS = ("isl_nominal", "osl_nominal", "isl_mean", "isl_std", "osl_mean", "osl_std")
@@ -54,16 +74,28 @@ HELD_OUT = 2
 GPU = "h100_sxm"
 """What the table takes the GPU for."""
 MOST_REQUESTS = 20_000
+RUNS = 16
 GOAL = Goal(median=0.10)
+COVERS = (0.85, 0.95)
 
 
 class Figure(NamedTuple):
     """One figure of a run: a metric and its statistic, and the column that holds it, in units of `unit_s` seconds."""
 
     metric: RequestMetric
-    statistic: str
+    percentile: int | None
     column: str
     unit_s: float
+
+    @property
+    def statistic(self) -> str:
+        """As in the names of columns."""
+        return "mean" if self.percentile is None else f"p{self.percentile}"
+
+    @property
+    def limit(self) -> Limit:
+        """What the band of a latency is asked for: of a mean that of the median, which moves with it."""
+        return Limit(self.metric, self.percentile or 50, 1e6)
 
     def of(self, quantiles: Quantiles) -> float:
         """The figure in seconds."""
@@ -71,11 +103,11 @@ class Figure(NamedTuple):
 
 
 FIGURES = (
-    Figure("itl", "mean", "itl_ms_mean", 1e-3),
-    Figure("ttft", "p50", "ttft_ms_p50", 1e-3),
-    Figure("ttft", "p95", "ttft_ms_p95", 1e-3),
-    Figure("e2e", "p95", "e2e_s_p95", 1.0),
-    Figure("e2e", "p99", "e2e_s_p99", 1.0),
+    Figure("itl", None, "itl_ms_mean", 1e-3),
+    Figure("ttft", 50, "ttft_ms_p50", 1e-3),
+    Figure("ttft", 95, "ttft_ms_p95", 1e-3),
+    Figure("e2e", 95, "e2e_s_p95", 1.0),
+    Figure("e2e", 99, "e2e_s_p99", 1.0),
 )
 
 
@@ -97,12 +129,16 @@ class Case:
     held_out: tuple[Level, ...]
 
 
-class Errors(NamedTuple):
-    """Relative errors of FIGURES, above 0 where the prediction is too short, a row for each level held out: by
-    simulation of the run, and by formula (NaN where it sees no steady state)."""
+class Prediction(NamedTuple):
+    """One of FIGURES at one level: relative errors, above 0 where the prediction is too short, by simulation, by
+    formula (infinite where it sees no steady state) and on the line (NaN where too few rates had that figure); half the
+    width of the band of the simulated figure (infinite without an upper end), and whether it held."""
 
-    simulated: list[list[float]]
-    formula: list[list[float]]
+    simulated: float
+    formula: float
+    line: float
+    half_width: float
+    held: bool
 
 
 def cases(setup: Setup) -> list[Case]:
@@ -153,22 +189,46 @@ def _level(row: Cells) -> Level:
     return Level(cell, point, measured_s)
 
 
-def answer(case: Case, seed: SeedSequence) -> Errors:
-    """Fit the lower rates; predict the two highest of each cell."""
-    points = [level.point for level in case.calibration]
-    replica = fit(points, batching=ENGINE, open_loop=True, protocol=PROTOCOL).replica
-    simulated, formula = [], []
-    for level, own in zip(case.held_out, seed.spawn(len(case.held_out)), strict=True):
-        simulated.append(_errors(level, run_quantiles(replica, level.point, np.random.default_rng(own))))
-        formula.append(_errors(level, _steady_quantiles(replica, level.point)))
-    return Errors(simulated, formula)
+def answer(case: Case, seed: SeedSequence) -> list[list[Prediction]]:
+    """Fit the lower rates; predict the two highest of each cell, a row of FIGURES for each."""
+    fitted = fit([level.point for level in case.calibration], batching=ENGINE, open_loop=True, protocol=PROTOCOL)
+    pairs = zip(case.held_out, seed.spawn(len(case.held_out)), strict=True)
+    return [_predictions(case, fitted, level, np.random.default_rng(own)) for level, own in pairs]
 
 
-def _errors(level: Level, predicted: dict[RequestMetric, Quantiles]) -> list[float]:
-    return [
-        1 - figure.of(predicted[figure.metric]) / measured_s
-        for figure, measured_s in zip(FIGURES, level.measured_s, strict=True)
-    ]
+def _predictions(case: Case, fitted: Fit, level: Level, rng: np.random.Generator) -> list[Prediction]:
+    workload = workload_of(level.point)
+    candidate = from_fit(fitted, workload.lengths)
+    runs = [run_quantiles(candidate.replica, level.point, rng) for _ in range(RUNS)]
+    steady = predict(candidate.replica, workload)
+    ends_of = latency_band(candidate, Setting(workload, Sla(FIGURES[0].limit), "random", 1), workload.rate_per_s)
+    lower = [each for each in case.calibration if each.cell == level.cell and each.point.load_kind != "concurrency"]
+    found = []
+    for place, (figure, measured_s) in enumerate(zip(FIGURES, level.measured_s, strict=True)):
+        logs = np.log([figure.of(run[figure.metric]) for run in runs])
+        told_s = math.exp(logs.mean())
+        instrument = INSTRUMENT.get(figure.metric, ITL_SIGMA)
+        low, high = with_luck(ends_of(figure.limit), math.hypot(instrument, float(logs.std(ddof=1))))
+        found.append(
+            Prediction(
+                simulated=1 - told_s / measured_s,
+                formula=1 - figure.of(steady.of(figure.metric)) / measured_s,
+                line=1 - _on_line(lower, place, level.point.load_value) / measured_s,
+                half_width=math.sqrt(high / low) - 1 if low else math.inf,
+                held=low * told_s <= measured_s <= high * told_s,
+            )
+        )
+    return found
+
+
+def _on_line(lower: Sequence[Level], place: int, rate_per_s: float) -> float:
+    """The figure at `place`, in seconds, drawn out from those of the lower rates that have it; NaN with less than
+    two."""
+    known = [(level.point.load_value, level.measured_s[place]) for level in lower if level.measured_s[place] > 0]
+    if len(known) < 2:
+        return math.nan
+    rates, times_s = np.array(known).T
+    return float(on_line(rates, times_s, rate_per_s))
 
 
 def window(mean: float) -> tuple[int, int]:
@@ -187,38 +247,62 @@ def run_quantiles(replica: Replica, point: Point, rng: np.random.Generator) -> d
     return {figure.metric: Quantiles.of(run.of(figure.metric)[done]) for figure in FIGURES}
 
 
-def _steady_quantiles(replica: Replica, point: Point) -> dict[RequestMetric, Quantiles]:
-    """By formula, in the steady state."""
+def workload_of(point: Point) -> Workload:
+    """The run as a workload: evenly spaced arrivals, uniform lengths."""
     isl, osl = (TokenLaw(((*window(mean), 1.0),)) for mean in (point.isl, point.osl))
     lengths = Lengths(isl.mean, osl.mean, isl_law=isl, osl_law=osl)
-    prediction = predict(replica, Workload(lengths, point.load_value, Arrivals("constant", 0.0)))
-    return {figure.metric: prediction.of(figure.metric) for figure in FIGURES}
+    return Workload(lengths, point.load_value, Arrivals("constant", 0.0))
 
 
-def rows(cases: Sequence[Case], answers: Sequence[Errors]) -> list[EvidenceRow]:
-    """Each figure over all levels: one law for all cells, a law for each cell, by simulation; then by formula."""
+def rows(cases: Sequence[Case], answers: Sequence[list[list[Prediction]]]) -> list[EvidenceRow]:
+    """Each figure over all levels, all cells fitted and each alone, by simulation; its bands; then by formula."""
     if not answers:
         return [missing(NAME, DATA, "ITL, TTFT, E2E", "the table is not at hand", GOAL)]
-    kinds = {
-        "one law, simulated": [found.simulated for case, found in zip(cases, answers, strict=True) if case.joint],
-        "a law per mix, simulated": [
-            found.simulated for case, found in zip(cases, answers, strict=True) if not case.joint
-        ],
-        "one law, formula": [found.formula for case, found in zip(cases, answers, strict=True) if case.joint],
-    }
-    return [
-        _row(kind, figure, [level[place] for of_case in errors for level in of_case])
-        for kind, errors in kinds.items()
-        if errors
-        for place, figure in enumerate(FIGURES)
-    ]
+    found = []
+    for joint, what in ((True, "fitted to all mixes"), (False, "fitted to the mix alone")):
+        levels = [level for case, own in zip(cases, answers, strict=True) if case.joint == joint for level in own]
+        if levels:
+            found += [_row(what, place, levels) for place in range(len(FIGURES))]
+            found += [_band_row(what, place, levels) for place in range(len(FIGURES))]
+            if joint:
+                found += [_row_by_formula(what, place, levels) for place in range(len(FIGURES))]
+    return found
 
 
-def _row(kind: str, figure: Figure, errors: Sequence[float]) -> EvidenceRow:
-    known = [error for error in errors if not math.isnan(error)]
-    unknown = len(errors) - len(known)
-    note = "; ".join(filter(None, [of_saturated(known), f"{unknown} not in the table" if unknown else ""]))
-    return row_of_errors(f"{NAME}, {kind}", DATA, f"{figure.metric.upper()} {figure.statistic}", known, GOAL, note)
+def _row(what: str, place: int, levels: Sequence[list[Prediction]]) -> EvidenceRow:
+    own = _known(place, levels)
+    row = row_of_errors(f"{NAME}, {what}", DATA, _named(FIGURES[place]), [one.simulated for one in own], GOAL)
+    row = beside(row, "line in load", [one.line for one in own if not math.isnan(one.line)])
+    return _counted(row, own, levels)
+
+
+def _row_by_formula(what: str, place: int, levels: Sequence[list[Prediction]]) -> EvidenceRow:
+    own = _known(place, levels)
+    errors = [one.formula for one in own]
+    row = row_of_errors(f"{NAME}, {what}, by formula", DATA, _named(FIGURES[place]), errors, GOAL, of_saturated(errors))
+    return _counted(row, own, levels)
+
+
+def _band_row(what: str, place: int, levels: Sequence[list[Prediction]]) -> EvidenceRow:
+    own = _known(place, levels)
+    widths = [one.half_width for one in own if math.isfinite(one.half_width)]
+    errors, held = [one.simulated for one in own], [one.held for one in own]
+    name = f"band, {NAME}, {what}"
+    row = row_of_band(name, DATA, _named(FIGURES[place]), errors, held, widths or [math.nan], COVERS)
+    return noted(row, f"{len(own) - len(widths)} without an upper end") if len(widths) < len(own) else row
+
+
+def _known(place: int, levels: Sequence[list[Prediction]]) -> list[Prediction]:
+    """Of the levels that have the figure."""
+    return [level[place] for level in levels if not math.isnan(level[place].simulated)]
+
+
+def _counted(row: EvidenceRow, own: Sequence[Prediction], levels: Sequence[list[Prediction]]) -> EvidenceRow:
+    return noted(row, f"{len(levels) - len(own)} not in the table") if len(own) < len(levels) else row
+
+
+def _named(figure: Figure) -> str:
+    return f"{figure.metric.upper()} {figure.statistic}"
 
 
 GUIDELLM = Claim("measured-guidellm", cases, answer, rows)

@@ -78,14 +78,17 @@ def bend(best: Trial) -> tuple[BentLaw, ...]:
         lengths = next((own for own in groups if are_alike(own, point)), (point.isl, point.osl))
         groups.setdefault(lengths, []).append(row)
     alone = len(groups) == 1
-    return tuple(
+    bent = [
         _bent(best, rows, alone)
         for rows in groups.values()
         if len(nodes_of([best.observed.points[row] for row in rows])) > 1
-    )
+    ]
+    spread = 1.0 if alone else _spread_found(bent)
+    return tuple(_told(trial, slopes, spread) for trial, slopes in bent)
 
 
-def _bent(best: Trial, rows: Sequence[int], alone: bool) -> BentLaw:
+def _bent(best: Trial, rows: Sequence[int], alone: bool) -> tuple[Trial, Floats]:
+    """The law with its bend fitted to the levels `rows`, and the slopes of its residuals."""
     points = tuple(best.observed.points[row] for row in rows)
     nodes = nodes_of(points)
     plain = best.parameters
@@ -99,17 +102,43 @@ def _bent(best: Trial, rows: Sequence[int], alone: bool) -> BentLaw:
     trial.allow_for_law()
     trial.search(evaluations=4, stride=0.1, carried=True)
     trial.allow_for_law()
-    slopes = trial.slopes(trial.numbers)
-    covariance = np.asarray(np.linalg.inv(slopes.T @ slopes)) * max(1.0, trial.unexplained)
-    white, half = trial.numbers[parameters.straight :], len(nodes)
+    return trial, trial.slopes(trial.numbers)
+
+
+def _spread_found(bent: Sequence[tuple[Trial, Floats]]) -> float:
+    """How far the laws of single lengths lie from the law of all, as a share of `SPREAD`, 1 at most.
+
+    The mean square of their whitened distances over as many of these as the levels tell, with a prior worth two of them
+    (the evidence framework of MacKay 1992, Neural Comput. 4:415): a spread found small makes a large one unlikely in
+    the coefficients that the levels of one pair of lengths do not tell.
+    """
+    squares, told = 0.0, 0.0
+    for trial, slopes in bent:
+        straight = trial.parameters.straight
+        from_prior = trial.whitened(trial.numbers)[:straight]
+        prior = slopes[-len(trial.numbers) :][:straight]
+        left_open = prior @ np.linalg.inv(slopes.T @ slopes) @ prior.T
+        squares += float(from_prior @ from_prior)
+        told += straight - float(np.trace(left_open))
+    return math.sqrt(min(1.0, (1 + squares) / (2 + told)))
+
+
+def _told(trial: Trial, slopes: Floats, spread: float) -> BentLaw:
+    """What the fit of one pair of lengths says, its distance from the law of all `spread` times what was thought."""
+    straight, nodes = trial.parameters.straight, trial.parameters.nodes
+    certain = slopes.copy()
+    certain[len(slopes) - len(trial.numbers) :][:straight] /= spread
+    covariance = np.asarray(np.linalg.inv(certain.T @ certain)) * max(1.0, trial.unexplained)
+    white, half = trial.numbers[straight:], len(nodes)
     # Bends found small make large ones between the points unlikely: the size of all is told by those seen, as the mean
     # square of numbers with a prior worth two of them.
     sizes = [math.sqrt(min(1.0, (1 + float(part @ part)) / (2 + half))) for part in (white[:half], white[half:])]
-    scale = np.concatenate([np.ones(parameters.straight), np.repeat(sizes, half)])
+    scale = np.concatenate([np.ones(straight), np.repeat(sizes, half)])
     covariance = covariance * np.outer(scale, scale)
+    points = trial.observed.points
     isl, osl = (float(np.mean([getattr(point, name) for point in points])) for name in ("isl", "osl"))
-    law, batching = trial.replica.law, trial.replica.batching
-    return BentLaw(isl, osl, law, batching, parameters.names, covariance, trial.law_error, (sizes[0], sizes[1]))
+    law, batching, names = trial.replica.law, trial.replica.batching, trial.parameters.names
+    return BentLaw(isl, osl, law, batching, names, covariance, trial.law_error, (sizes[0], sizes[1]))
 
 
 def are_alike(lengths: tuple[float, float], point: Point) -> bool:

@@ -189,7 +189,11 @@ class Trial:
 
     def _residuals_of(self, logs: Floats, numbers: Floats) -> Floats:
         misfit = ((logs - self._logs) / (self._errors * self.doubt[:, None] * self._widening))[self.known]
-        return np.concatenate([misfit, self._whitening @ (numbers - self.parameters.centre)])
+        return np.concatenate([misfit, self.whitened(numbers)])
+
+    def whitened(self, numbers: Floats) -> Floats:
+        """Distances of the numbers from the prior, shape (names,): independent standard normal before the data."""
+        return np.asarray(self._whitening @ (numbers - self.parameters.centre))
 
     def _slopes_of(self, log_slopes: Floats) -> Floats:
         """Slopes of the residuals, shape (residuals, names)."""

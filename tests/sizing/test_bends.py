@@ -135,6 +135,22 @@ def test_bends_answer_at_their_lengths_and_fade_at_others() -> None:
     assert halfway.bend.decode == pytest.approx([value / 2 for value in bent.law.bend.decode])
 
 
+def test_lengths_whose_laws_agree_are_surer_than_lengths_whose_laws_differ() -> None:
+    """Three mixes of one engine; and of three that are 0.75, 1 and 1.33 times as fast, which no law of all explains."""
+    mixes = [dataclasses.replace(VARIED, isl=factor * VARIED.isl) for factor in (1, 3, 9)]
+
+    def sigmas(speeds: tuple[float, ...]) -> np.ndarray:
+        law = dataclasses.replace(GPU, bend=KINK)
+        engines = [Replica(law.scaled(speed)) for speed in speeds]
+        pairs = zip(engines, mixes, strict=True)
+        points = [point for engine, mix in pairs for point in measure(engine, [mix], LEVELS, noise=0.005)]
+        bent = fit(points, protocol=Protocol("ramp"), batching=Batching()).bent
+        return np.mean([np.sqrt(np.diag(one.covariance)[:8]) for one in bent], axis=0)
+
+    alike, apart = sigmas((1, 1, 1)), sigmas((0.75, 1, 1.33))
+    assert np.median(alike / apart) < 0.9
+
+
 @pytest.mark.parametrize("lengths", [VARIED, Lengths(2 * VARIED.isl, VARIED.osl / 2), Lengths(8 * VARIED.isl, 10)])
 def test_the_few_variants_of_an_answer_vary_what_requests_see_as_all_do(lengths: Lengths) -> None:
     """ITL and the time of an iteration with a prompt, at batches between those that the choice looks at, and the TTFT

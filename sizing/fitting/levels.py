@@ -609,7 +609,7 @@ def busiest(points: Sequence[Point]) -> int:
 CLOSED_SIGMA, CLOSED_TTFT_SIGMA = 0.025, 0.10
 """Relative scatter of requests/s and mean ITL, and of a mean TTFT, about a smooth curve over the users, in published
 closed loops: TTFT tells of the start of each run as much as of the engine."""
-ELSEWHERE_TTFT_SIGMA, BEYOND_TTFT_SIGMA, ONE_LEVEL_TTFT_SIGMA = 0.4, 0.45, 0.6
+ELSEWHERE_TTFT_SIGMA, BEYOND_TTFT_SIGMA, ONE_LEVEL_TTFT_SIGMA = 0.4, 0.5, 0.6
 """The same of TTFT at lengths that were not measured (at one ISL published mean TTFT differs by a factor of two or more
 between output lengths, which no iteration explains), outside the users that were, and of fits to one level."""
 BEYOND_SIGMA = 0.08
@@ -620,6 +620,8 @@ CHANGES = 0.6
 LINE_SHARE = 0.2
 """Of an answer between measured levels, what straight lines through them say: they err about twice as far as the law,
 and otherwise, so that both together err less than either (Bates and Granger 1969, Oper. Res. Q. 20:451)."""
+DRAWN_OUT_SHARE = 0.3
+"""Of a mean TTFT beyond the most users measured, what the line through the two highest levels, drawn out, says."""
 ISL_REACH, OSL_REACH, FAR_FROM_ALL = 0.5, 4.0, 0.1
 """Units of ln(ISL) and ln(OSL) over which what levels show counts 1/e, and what stands for nothing beside them: of
 published servers, each pair of lengths predicted from the others."""
@@ -659,12 +661,27 @@ def _line(users: Sequence[int], values: Floats, asked: float) -> float:
     return float(np.interp(math.log(asked), np.log(each), np.bincount(again, values) / np.bincount(again)))
 
 
-def on_lines(levels: Sequence[Point], point: Point, batching: Batching) -> Floats:
-    """Requests/s, TTFT and ITL of a closed-loop `point` on straight lines through the `levels` of its lengths, shape
-    (3,); NaN outside them, where untold, and where users wait for slots or memory at one and not at the other."""
-    queue = users_wait(point, batching)
+def line_logs(levels: Sequence[Point], point: Point, batching: Batching, figures: Floats) -> Floats:
+    """By what requests/s, TTFT and ITL of a closed-loop `point`, `figures`, move towards straight lines through the
+    `levels` of its lengths, in logarithms, shape (3,): `LINE_SHARE` of the way between levels and, for TTFT,
+    `DRAWN_OUT_SHARE` beyond them. Zero where untold, elsewhere outside them, and where users wait for slots or memory
+    at one and not at the other."""
+    queue, users = users_wait(point, batching), concurrency(point)
     alike = [level for level in levels_at(levels, point) if users_wait(level, batching) == queue]
-    return np.array([between(alike, concurrency(point), name) or math.nan for name in MEASURES[:3]])
+    lines = [between(alike, users, name) for name in MEASURES[:3]]
+    moves = [LINE_SHARE * math.log(line / own) if line else 0.0 for line, own in zip(lines, figures, strict=True)]
+    if (line := _drawn_out(alike, users)) is not None:
+        moves[1] = DRAWN_OUT_SHARE * math.log(line / figures[1])
+    return np.array(moves)
+
+
+def _drawn_out(levels: Sequence[Point], users: int) -> float | None:
+    """Mean TTFT, in seconds, on the straight line in logarithms through the two highest levels; None up to these."""
+    known = {concurrency(level): level.ttft_mean_s for level in levels if level.ttft_mean_s}
+    if len(known) < 2 or users <= max(known):
+        return None
+    (low, first), (high, last) = [(math.log(at), math.log(known[at])) for at in sorted(known)[-2:]]
+    return math.exp(last + (last - first) / (high - low) * (math.log(users) - high))
 
 
 def closed_sigmas(levels: Sequence[Point], point: Point) -> tuple[float, float, float]:

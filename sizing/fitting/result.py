@@ -14,7 +14,6 @@ from sizing.engine import COEFFICIENTS, KNEE, Batching, Bend, Replica, StepLaw
 from sizing.fitting.bends import BentLaw, nodes_of, opened
 from sizing.fitting.levels import (
     CHANGES,
-    LINE_SHARE,
     UNTOLD,
     Protocol,
     as_little_counts,
@@ -22,8 +21,8 @@ from sizing.fitting.levels import (
     closed_sigmas,
     counts_otherwise,
     levels_at,
+    line_logs,
     of_one_level,
-    on_lines,
     point_runs,
     users_wait,
 )
@@ -433,8 +432,7 @@ class Fit:
                     means[row, 0] = as_little_counts(self._levels, point, means[row, 1], means[row, 2])
         for row, point in enumerate(points):
             if point.load_kind == "concurrency":
-                lines = on_lines(self._trusted, point, self.batching)
-                means[row, :3] *= np.exp(LINE_SHARE * np.nan_to_num(np.log(lines / means[row, :3])))
+                means[row, :3] *= np.exp(line_logs(self._trusted, point, self.batching, means[row, :3]))
         return means
 
     def _carried(self, points: Sequence[Point]) -> Floats:

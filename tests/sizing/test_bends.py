@@ -30,8 +30,8 @@ from sizing.fitting.levels import (
     counts_otherwise,
     decoding,
     left_over,
+    line_logs,
     little_per_s,
-    on_lines,
 )
 from sizing.fitting.parameters import LawError, bend_of, law_parameters
 from sizing.fitting.result import Variants
@@ -319,16 +319,27 @@ def test_lengths_without_a_level_are_told_by_the_others_and_the_nearer_the_more(
     assert not unheard.any()
 
 
-def test_straight_lines_lie_between_levels_where_no_queue_begins() -> None:
+def test_figures_move_towards_straight_lines_where_no_queue_begins() -> None:
     """ITL 20 ms with one user and, in the logarithms, half way to 80 ms with 100: 40 ms with 10; measured twice, at 10
-    and 40 ms, it is 20 ms."""
+    and 40 ms, it is 20 ms. A figure of the law moves a fifth of the way, TTFT beyond the levels, where the line through
+    100 and 200 ms with 50 and 100 users says 400 ms with 200, 0.3 of it."""
     levels = [level(1), dataclasses.replace(level(100), itl_mean_s=0.08)]
-    assert on_lines(levels, level(10), Batching())[2] == pytest.approx(0.04)
+    law = np.array([1.0, 1.0, 0.05])
+
+    def itl_move(known: list[Point], asked: Point, batching: Batching | None = None) -> float:
+        return float(line_logs(known, asked, batching or Batching(), law)[2])
+
+    assert itl_move(levels, level(10)) == pytest.approx(0.2 * math.log(0.04 / 0.05))
     again = [dataclasses.replace(level(1), itl_mean_s=itl_s) for itl_s in (0.01, 0.04)]
-    assert on_lines([*again, levels[1]], level(1), Batching())[2] == pytest.approx(0.02)
+    assert itl_move([*again, levels[1]], level(1)) == pytest.approx(0.2 * math.log(0.02 / 0.05))
     for apart in (level(101), dataclasses.replace(level(10), osl=400)):
-        assert np.isnan(on_lines(levels, apart, Batching())).all()
-    assert np.isnan(on_lines(levels, level(10), Batching(kv_tokens=5000))).all()  # at 100 users memory is full
+        assert itl_move(levels, apart) == 0
+    assert itl_move(levels, level(10), Batching(kv_tokens=5000)) == 0  # at 100 users memory is full
+    ttft_s = {1: 0.05, 50: 0.1, 100: 0.2}
+    rising = [dataclasses.replace(level(users), ttft_mean_s=value_s) for users, value_s in ttft_s.items()]
+    found = line_logs(rising, level(200), Batching(), law)
+    assert found == pytest.approx([0, 0.3 * math.log(0.4), 0])
+    assert not line_logs(rising, level(300), Batching(), law).any()  # a queue begins at 256
 
 
 def test_closed_loops_are_less_sure_beyond_the_users_and_lengths_measured() -> None:

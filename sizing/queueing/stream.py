@@ -86,6 +86,16 @@ class ArrivalStream:
         groups = renewals(self.shape, self.rate_per_s * self.thinned / self.group * window_s)
         return ((self.group - 1) / 2 + self.group * groups) / self.thinned
 
+    def excess_within(self, window_s: float) -> float:
+        """Arrivals within `window_s` after an arrival beyond rate x window; in a long window (dispersion - 1)/2.
+
+        Of constant gaps the smooth course of it: windows of different requests end anywhere between two arrivals.
+        """
+        if math.isinf(self.shape):
+            expected = self.rate_per_s * self.thinned / self.group * window_s
+            return ((self.group - 1) / 2 - self.group * min(expected, 0.5)) / self.thinned
+        return self.companions(window_s) - self.rate_per_s * window_s
+
     def dispersion_within(self, window_s: float) -> float:
         """Variance over mean of the count in a window: 1 + (2/w) int (companions(u) - rate u) du (Cox, 1962)."""
         times = window_s * (1 + _NODES) / 2

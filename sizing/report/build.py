@@ -293,7 +293,7 @@ CHOSEN = (
     "replicas, planned with the true law",
     "dense servers, other loads",
     "mixtures of experts, other loads",
-    "two highest rates, one law, simulated",
+    "two highest rates, fitted to all mixes",
     "second half of a trace",
     "static batches",
 )

@@ -18,7 +18,7 @@ from sizing.edge import latency_band
 from sizing.plans import cost_of
 from sizing.points import Point
 from sizing.report import tables
-from sizing.report.build import cells, evidence, refusal_of, source_of
+from sizing.report.build import CHOSEN, cells, evidence, refusal_of, source_of
 from sizing.report.model import (
     MOST_BYTES,
     SCHEMA,
@@ -226,6 +226,7 @@ def test_pairs_of_laws_add_in_quadrature() -> None:
 
 def test_evidence_is_read_from_the_page_that_holds_it() -> None:
     rows = evidence()
+    assert {row.claim for row in rows} == set(CHOSEN)  # a claim renamed there is renamed here
     assert any(row.holds == "no" for row in rows) and any(row.holds == "yes" for row in rows)
     assert cells(r"| a \| b | c |") == ["a | b", "c"]
     assert all(row.median.endswith("%") for row in rows)

@@ -322,7 +322,6 @@ LONG_PROMPTS = Lengths(4096, 64, 0.5, 0.5)
     ("text", "replicas", "routing"),
     (
         ("constant", 1, "random"),
-        ("gamma:cv=0.6", 1, "random"),
         ("poisson", 16, "round_robin"),
         ("gamma:cv=1.5", 1, "random"),
         ("gamma:cv=2", 1, "random"),
@@ -330,8 +329,8 @@ LONG_PROMPTS = Lengths(4096, 64, 0.5, 0.5)
 )
 def test_long_prompts_of_even_and_bursty_streams_stall_answers_less_and_more(text, replicas, routing):
     """Mean ITL of prompts of 4,096 tokens and answers of 64, both varied, with a quarter to half of the time spent on
-    prompts: within 13 % of the simulation. Taken as Poisson, constant gaps are 15 % off, bursts of cv 1.5 and 2 up to
-    15 and 22 %."""
+    prompts: within 13 % of the simulation. Taken as Poisson, as they were, constant gaps are 17 to 21 % off, those of
+    round robin 15 to 19 %, bursts of cv 1.5 and 2 19 to 41 %."""
     for rate_per_s in (2.7, 5.1):
         workload = Workload(LONG_PROMPTS, rate_per_s * replicas, Arrivals.parse(text))
         found = predict(ENGINE, workload, replicas=replicas, routing=routing)

@@ -43,7 +43,7 @@ from sizing.fitting.levels import (
 )
 from sizing.fitting.parameters import LawError
 from sizing.fitting.result import CoveredRange, Distrust, Fit, PointError, Unknown
-from sizing.fitting.search import APART, KERNEL_TIMED, LITTLE, Known, Trial, best_trial
+from sizing.fitting.search import APART, BESIDE_KERNELS, KERNEL_TIMED, LITTLE, Known, Trial, best_trial
 from sizing.numbers import Floats
 from sizing.points import Deployment, Point, same_isl
 from sizing.prediction import Caution
@@ -166,6 +166,8 @@ def fit(
     rules = _candidates(chosen, batching, kv_tokens, token_budget, lookahead_steps)
     shares = unread_shares(chosen[0].model)
     kv_known = kv_tokens is not None or (batching is not None and batching.kv_tokens != UNLIMITED_KV_TOKENS)
+    if told is not None and prior is not None and shares is not None and shares[0] > 0 and not one_level:
+        prior = prior.with_values(prefill_s=BESIDE_KERNELS * prior.prefill_s)
     known = Known(rules, _of_shape(prior, shares), kv_known, shares is not None, error)
     return _fitted(Observed(chosen, protocol=protocol), known)
 

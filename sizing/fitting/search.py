@@ -321,9 +321,14 @@ ATTENTION_OF_TOKEN = 5e-5
 of one ISL cannot tell it, and whatever is misread as attention there grows with the square of a longer prompt."""
 COMPUTE_BOUND, PROMPT_SIGMA = 3.0, 0.5
 """A prompt that takes this many decode steps is arithmetic for the most part: then the time of a token is known within
-a factor of 1.6, as a prompt leaves little room for anything else."""
-PRIOR_SIGMAS = StepLaw(0.25, 1.0, 0.5, 1.0, 0.25, 0.5, 1.5, 1.5)
-"""The same for a law from elsewhere (a day-zero estimate): weights and KV reads follow from sizes and bandwidth."""
+a factor of 1.6, as a prompt leaves little room for anything else. So it is by an estimate that one level scales."""
+PRIOR_SIGMAS = StepLaw(0.25, 1.0, 0.25, 1.0, 0.25, 0.5, 1.5, 1.5)
+"""The same for a law from elsewhere (a day-zero estimate): weights, KV reads and arithmetic follow from sizes and the
+GPU's bandwidth and FLOP/s."""
+BESIDE_KERNELS = 2.7
+"""What an iteration of a mixture of experts with a prompt costs beside its tokens, over what summed kernels have of it:
+of published servers, each pair of lengths predicted from the others. Short prompts hardly part the two, and whatever is
+misread as the cost of tokens there grows with the length of the prompt. One level parts nothing, and is not asked."""
 LITTLE_OF_NOTHING = 0.1
 """What an estimate has nothing of (time outside iterations) is this share of the rough guess where one level is all
 that was measured: else its own prediction would be explained by another law."""
@@ -348,6 +353,7 @@ def guess(
         shared[known] = prior_error
         if of_one_level(points) and prior.weights_s > 0:
             centre[~known] += math.log(LITTLE_OF_NOTHING)
+            sigma[COEFFICIENTS.index("token_s")] = PROMPT_SIGMA
     return centre, sigma, shared
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import importlib
 import math
 from functools import cache
 from itertools import pairwise
@@ -35,13 +36,14 @@ from sizing.fitting.levels import (
 )
 from sizing.fitting.parameters import LawError, bend_of, law_parameters
 from sizing.fitting.result import Variants
-from sizing.fitting.search import POLICY_PRICE, Known, Trial, guess, law_of_points
+from sizing.fitting.search import BESIDE_KERNELS, POLICY_PRICE, Known, Trial, guess, law_of_points
 from sizing.points import Point
 from sizing.queueing import predict
 from sizing.simulator import simulate
 from sizing.workload import Lengths, Workload
 from tests.sizing.test_fitting import GPU, SHORT, measure
 
+fit_module = importlib.import_module("sizing.fitting.fit")  # the package has the function under this name
 LEVELS = (1, 4, 8, 16, 32, 64, 128)
 KINK = Bend((1.0, 4.0, 8.0, 16.0, 32.0, 64.0, 128.0), decode=(0.0, 0.2) * 3 + (0.0,), prompt=(0.0,) * 7)
 """Kernels that suit some batches: decode steps 22 % longer at every other level, which no smooth law follows, and at
@@ -360,6 +362,38 @@ def test_a_law_without_attention_leans_on_that_of_the_shape() -> None:
     )
     known = prior_law(point.deployment, point.lengths)
     assert known is not None and known.law.attention_s == pytest.approx(share * known.law.token_s)
+
+
+@pytest.mark.parametrize(
+    ("model", "levels", "more"),
+    [
+        ("deepseek-ai/DeepSeek-R1", (1, 16), BESIDE_KERNELS),
+        ("deepseek-ai/DeepSeek-R1", (16,), 1.0),
+        ("meta-llama/Llama-3.1-70B-Instruct", (1, 16), 1.0),
+    ],
+    ids=["mixture", "one level", "dense"],
+)
+def test_a_mixture_s_prompts_take_more_beside_their_tokens_than_kernels(
+    monkeypatch: pytest.MonkeyPatch, model: str, levels: tuple[int, ...], more: float
+) -> None:
+    leant_on: list[Known] = []
+    search = vars(fit_module)["best_trial"]
+
+    def seen(observed: Observed, known: Known) -> Trial:
+        leant_on.append(known)
+        trial: Trial = search(observed, known)
+        return trial
+
+    monkeypatch.setattr(fit_module, "best_trial", seen)
+    told = {"model": model, "gpu": "b200_sxm", "precision": "fp8", "tp": 8, "engine": "vllm"}
+    points = [dataclasses.replace(level(users), **told) for users in levels]
+    kernels = prior_law(points[0].deployment, points[0].lengths)
+    assert kernels is not None and kernels.law is not None
+    fit(points)
+    (known,) = leant_on
+    assert known.prior is not None and kernels.law.prefill_s > 0
+    assert known.prior.prefill_s == pytest.approx(more * kernels.law.prefill_s)
+    assert known.prior.token_s == kernels.law.token_s
 
 
 def test_attention_is_not_read_off_ttft() -> None:

@@ -190,7 +190,7 @@ def test_the_highest_rates_of_a_sweep_are_predicted(tmp_path: Path) -> None:
     table = measured_guidellm.rows([alone], [found])
     assert [row.metric for row in table] == 2 * ["ITL mean", "TTFT p50", "TTFT p95", "E2E p95", "E2E p99"]
     assert all(row.n == 2 for row in table)
-    assert table[0].worst < 0.05
+    assert table[0].worst < 0.06
     assert max(row.median for row in table) < 0.10
     errors, bands = table[:5], table[5:]
     assert all(row.name == f"band, {other.name}" for row, other in zip(bands, errors, strict=True))

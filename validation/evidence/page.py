@@ -36,7 +36,8 @@ arrivals from closed loops, sessions, GuideLLM, the trace and static batches are
   half as well: that what the fitted levels show beyond the law is carried over to other levels and, by their nearness,
   to other lengths; that a fifth of an answer between levels is the straight line, and three tenths of a mean TTFT
   beyond the most users; how far a mean TTFT is trusted that nobody judged steady; what attention costs where timings do
-  not tell; what a batching policy other than the engine's default must gain to be believed; and how wide bands are.
+  not tell, how far those of a token's arithmetic are trusted, and what mixtures have beside them in an iteration with a
+  prompt; what a batching policy other than the engine's default must gain to be believed; and how wide bands are.
 - **One level.** The same series, each fitted to one of its levels, which scales the day-zero law of model and GPU: the
   middle one; the note has the lowest and the highest. Predicted are the rest of the series (*other loads*) and the
   nearest other lengths of the same server (*other lengths*). Beside it the day-zero estimate alone, and the fit of four

@@ -40,6 +40,7 @@ from runpy import run_module, run_path
 import pytest
 
 from calibration.plan import parse_plan
+from sizing.report.build import cells as table_cells
 from validation.evidence.page import ABOUT
 from validation.evidence.table import ENOUGH
 
@@ -273,6 +274,50 @@ def test_programs_that_a_page_names_exist(page: Path) -> None:
         r"\b(?:sizing|calibration|ui|triton_tools|learn|lab|validation|tests)/[\w./-]+\.py\b", page.read_text()
     )
     assert [name for name in named if not (ROOT / name).exists()] == []
+
+
+def test_the_summary_of_the_evidence_says_what_the_table_says() -> None:
+    """Each figure of `docs/how-it-works.md` is that of a row of `docs/accuracy.md`."""
+    lines = (ROOT / "docs" / "accuracy.md").read_text(encoding="utf-8").splitlines()
+    rows = {(row[0], row[3]): row for row in map(table_cells, reversed(lines)) if len(row) > 9}  # the first of a name
+    told = " ".join((ROOT / "docs" / "how-it-works.md").read_text(encoding="utf-8").split())
+    kinds, metrics = ("dense servers", "mixtures of experts"), ("requests/s", "TTFT mean", "ITL mean")
+
+    def off(question: str, metric: str) -> str:
+        return " and ".join(rows[f"{kind}, {question}", metric][4].removesuffix(" %") for kind in kinds) + " %"
+
+    def lines_off(metric: str) -> str:
+        notes = [rows[f"{kind}, other loads", metric][9] for kind in kinds]
+        return " and ".join(note.split("interpolation ")[1].split(" %")[0] for note in notes) + " %"
+
+    def held(kind: str, question: str) -> str:
+        notes = [rows[f"band, {kind}, {question}", metric][9] for metric in metrics]
+        first, second, last = (note.removeprefix("covers ").split(" %")[0] for note in notes)
+        return f"{first}, {second} and {last} %"
+
+    rate, ttft, itl = metrics
+    vllm, largest = "random arrivals from closed loops", "largest rate, fit and simulation"
+    means, replicas = "largest rate, rule of means", rows["replicas, planned with the true law", "count of replicas"][9]
+    paced = {metric: rows[vllm, metric][4] for metric in ("ITL mean", "E2E p95", "TTFT p50", "TTFT p95")}
+    sla = "requests/s under the SLA"
+    for sentence in (
+        f"requests/s are off by {off('other loads', rate)}, mean ITL by {off('other loads', itl)}, "
+        f"mean TTFT by {off('other loads', ttft)} in the median, where straight lines in logarithms have "
+        f"{lines_off(rate)}, {lines_off(itl)}, {lines_off(ttft)}.",
+        f"requests/s are off by {off('other lengths', rate)}, mean ITL by {off('other lengths', itl)}, "
+        f"mean TTFT by {off('other lengths', ttft)}.",
+        f"hold {held(kinds[0], 'other loads')} of the figures of dense servers between loads and "
+        f"{held(kinds[0], 'other lengths')} at other lengths, of mixtures {held(kinds[1], 'other loads')} and "
+        f"{held(kinds[1], 'other lengths')}.",
+        f"mean ITL {paced['ITL mean']}, p95 E2E {paced['E2E p95']}, TTFT {paced['TTFT p50']} (p50) and "
+        f"{paced['TTFT p95']} (p95) in the median",
+        f"{rows['systems with exact answers', 'mean or percentile'][2]} queues with exact answers",
+        f"exact in {replicas.split('exact ')[1].split(')')[0]}, right to one replica or 3 % in "
+        f"{replicas.removeprefix('right ').split(' (')[0]}, and never too small",
+        f"off by {rows[largest, sla][4]} in the median (p90 {rows[largest, sla][5]}). Sizing by means is off by "
+        f"{rows[means, sla][4]} (p90 {rows[means, sla][5]})",
+    ):
+        assert sentence in told, sentence
 
 
 def test_the_accuracy_page_is_written_by_its_command() -> None:

@@ -119,14 +119,24 @@ def against(limit: Limit, predicted: Prediction) -> str:
 
 
 def sensitivity(plan: Plan, growth: tuple[float, ...] = (0.10, 0.25)) -> str:
-    """GPUs at higher loads, the replica's capacity kept: "Load +10 %: still 12 GPUs; +25 %: 14 GPUs"."""
+    """GPUs at higher loads, the replica's capacity kept: "Load +10 %: still 12 GPUs; +25 %: 14 GPUs".
+
+    Of other arrivals than Poisson a replica's share is as bursty as the size of the fleet makes it, and a new plan may
+    differ: that is said.
+    """
     fleet, rate = plan.answer, plan.question.workload.rate_per_s
     parts = []
     for more in growth:
         working = replicas_for(rate * (1 + more), fleet.requests_per_s_per_replica)
         count = (working + fleet.spare) * fleet.candidate.gpus
         parts.append(f"+{percent(more)}: {'still ' if count == fleet.gpus else ''}{gpus(count)}")
-    return f"Load {'; '.join(parts)}"
+    uneven = fleet.working > 1 and plan.question.workload.arrivals.kind != "poisson"
+    kept = (
+        ", a replica's requests/s as here (a larger fleet divides bursts otherwise: a new plan may differ)"
+        if uneven
+        else ""
+    )
+    return f"Load {'; '.join(parts)}{kept}"
 
 
 def band(fleet: Fleet) -> str:

@@ -169,6 +169,17 @@ def test_the_text_names_cost_energy_and_sensitivity(capsys: pytest.CaptureFixtur
         assert words in out
 
 
+@pytest.mark.parametrize(("arrivals", "said"), [("poisson", False), ("constant", True), ("gamma:cv=2", True)])
+def test_counts_at_higher_loads_say_what_they_keep(
+    capsys: pytest.CaptureFixture[str], arrivals: str, said: bool
+) -> None:
+    """Of a fleet whose size changes what a replica's stream is like."""
+    code, out, _ = run([*replaced(rate="40"), "--arrivals", arrivals], capsys)
+    assert code == 0
+    (line,) = (line for line in out.splitlines() if "Load +10 %" in line)
+    assert ("a new plan may differ" in " ".join(out[out.index(line) :].split())) == said
+
+
 def test_help_loads_no_command() -> None:
     """`--help` is read often: it must not wait for numba."""
     code = "import sys; from sizing.cli import cli; cli.main(['--help'], standalone_mode=False); "

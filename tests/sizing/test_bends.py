@@ -14,7 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from sizing import catalog
-from sizing.engine import Batching, Bend, Policy, Replica
+from sizing.engine import COEFFICIENTS, Batching, Bend, Policy, Replica
 from sizing.estimate import prior_law
 from sizing.estimate.day_zero import attention_share
 from sizing.fitting import Fit, Protocol, fit
@@ -394,6 +394,13 @@ def test_a_mixture_s_prompts_take_more_beside_their_tokens_than_kernels(
     assert known.prior is not None and kernels.law.prefill_s > 0
     assert known.prior.prefill_s == pytest.approx(more * kernels.law.prefill_s)
     assert known.prior.token_s == kernels.law.token_s
+
+
+def test_one_level_leaves_the_cost_of_a_token_freer() -> None:
+    """It scales the law that it leans on, and what it says of prompts is mostly a queue."""
+    token = COEFFICIENTS.index("token_s")
+    one, two = (guess([level(users) for users in levels], GPU)[1][token] for levels in ((16,), (1, 16)))
+    assert one > 1.5 * two
 
 
 def test_attention_is_not_read_off_ttft() -> None:

@@ -34,7 +34,7 @@ test-all: $(VENV)/stamp-test system kernels timings
 
 # Machine code of the simulator, of the fit and of a shared fleet: a minute once, which the workers would otherwise all
 # spend at once. It needs only what runs, so that CI compiles while it installs what tests. The stamp lies beside the
-# code, and is as old as it: what the code is made of is STAMPED in sizing/simulator/state.py.
+# code, and is as old as it: what the code is made of is STAMPED in sizing/compiled.py.
 PLAN := $(BIN)/python -m sizing plan
 COMPILED := sizing/simulator/__pycache__/compiled
 kernels: $(COMPILED)

@@ -16,12 +16,12 @@ from functools import lru_cache
 import numpy as np
 from scipy.special import gammaln, ndtr
 
+from sizing.compiled import compiled_apart
 from sizing.engine import Batching, Replica
 from sizing.numbers import Floats
 from sizing.queueing.demand import Demand, read_only
 from sizing.queueing.points import LEAST_LOG
 from sizing.queueing.stream import Groups
-from sizing.simulator.state import compiled_apart
 
 # --- How long one iteration lasts and how many prompt tokens it takes: the step law at mean contexts, with speculation
 

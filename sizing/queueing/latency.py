@@ -8,6 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from sizing.compiled import compiled_apart
 from sizing.engine import Replica
 from sizing.numbers import Floats
 from sizing.queueing.demand import Demand, Requests
@@ -15,7 +16,6 @@ from sizing.queueing.iteration_chain import DecodeCost, Iterations, iteration_s
 from sizing.queueing.points import Points, gamma_quantile, poisson_counts, token_sum
 from sizing.queueing.slow_chain import SlowChain
 from sizing.queueing.stream import Groups
-from sizing.simulator.state import compiled_apart
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,8 +13,8 @@ from typing import NamedTuple
 import numpy as np
 from scipy.special import ndtri
 
+from sizing.compiled import compiled_apart
 from sizing.numbers import Floats
-from sizing.simulator.state import compiled_apart
 
 # --- Scrambled Sobol points: a net that fills the unit cube far more evenly than random points do
 #

@@ -11,6 +11,7 @@ from functools import lru_cache
 import numpy as np
 
 from sizing.budget import checkpoint
+from sizing.compiled import compiled
 from sizing.engine import Replica
 from sizing.errors import ScenarioError
 from sizing.simulator.result import Simulated, Watched, gap_percentiles_s, simulated, tallied
@@ -24,7 +25,6 @@ from sizing.simulator.state import (
     States,
     Workspace,
     borrowed,
-    compiled,
     engine_of,
     idle_states,
     work_space,

@@ -18,6 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from sizing.budget import checkpoint
+from sizing.compiled import compiled
 from sizing.engine import Replica
 from sizing.errors import ScenarioError
 from sizing.simulator.result import Watch, Watched, watched
@@ -43,7 +44,6 @@ from sizing.simulator.state import (
     States,
     Workspace,
     borrowed,
-    compiled,
     engines_of,
     idle_states,
     work_space,

@@ -11,6 +11,7 @@ between, requests only grow.
 
 from __future__ import annotations
 
+from sizing.compiled import compiled_apart
 from sizing.simulator.state import (
     BLOCKS,
     NEWER,
@@ -20,7 +21,6 @@ from sizing.simulator.state import (
     Requests,
     State,
     Workspace,
-    compiled_apart,
 )
 
 

@@ -15,6 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from sizing.budget import checkpoint
+from sizing.compiled import compiled
 from sizing.engine import Replica
 from sizing.errors import ScenarioError
 from sizing.numbers import Floats
@@ -35,7 +36,6 @@ from sizing.simulator.state import (
     Requests,
     States,
     Workspace,
-    compiled,
     engine_of,
     idle_states,
     request_at,

@@ -12,6 +12,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from sizing.compiled import compiled
 from sizing.engine import Replica
 from sizing.numbers import Floats
 from sizing.simulator.closed import measured_rounds, run_users
@@ -24,7 +25,6 @@ from sizing.simulator.state import (
     Requests,
     States,
     Workspace,
-    compiled,
     engine_of,
     idle_states,
     work_space,

@@ -9,11 +9,12 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from sizing.compiled import compiled
 from sizing.errors import ScenarioError
 from sizing.numbers import Floats
 from sizing.prediction import NOT_COUNTED, Caution, Joint, Prediction, Quantiles, saturated, used_up
 from sizing.simulator.scheduler import Counts, TokenGaps, gap_quantiles
-from sizing.simulator.state import CANCELLED, REJECTED, SERVED, TIMED_OUT, Requests, States, Workspace, compiled
+from sizing.simulator.state import CANCELLED, REJECTED, SERVED, TIMED_OUT, Requests, States, Workspace
 from sizing.stats import quantile_interval, share_error
 from sizing.workload import OF_REQUESTS, Limit, Metric, RequestMetric, Seconds, Sla, Within
 

@@ -12,9 +12,10 @@ from typing import Any
 
 import numpy as np
 
+from sizing.compiled import compiled
 from sizing.engine import Batching, Replica, Speculation
 from sizing.errors import RequestTooLong, ScenarioError
-from sizing.simulator.state import MAX_REQUESTS, NO_PREFIXES, NOBODY, Requests, compiled, requests_of
+from sizing.simulator.state import MAX_REQUESTS, NO_PREFIXES, NOBODY, Requests, requests_of
 from sizing.workload import Arrivals, Lengths, Prefix, Routing, Seconds, Tokens, Workload
 
 MOST_SLOTS = MAX_REQUESTS // 8 - 1

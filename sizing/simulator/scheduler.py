@@ -16,6 +16,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from sizing.compiled import compiled, compiled_apart
 from sizing.engine import KNEE
 from sizing.prediction import Quantiles
 from sizing.simulator.prefix_cache import forget_all, hold, keep, look_up
@@ -34,8 +35,6 @@ from sizing.simulator.state import (
     State,
     Workspace,
     borrowed,
-    compiled,
-    compiled_apart,
     first_step,
     pop,
     push,

@@ -13,6 +13,7 @@ from typing import Literal, get_args
 import numpy as np
 
 from sizing.budget import checkpoint
+from sizing.compiled import compiled
 from sizing.engine import Replica
 from sizing.errors import ScenarioError
 from sizing.prediction import Quantiles
@@ -33,7 +34,6 @@ from sizing.simulator.state import (
     States,
     Workspace,
     borrowed,
-    compiled,
     engine_of,
     idle_states,
     work_space,

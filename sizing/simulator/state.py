@@ -2,78 +2,25 @@
 
 from __future__ import annotations
 
-import hashlib
 import math
 from collections.abc import Callable, Sequence
-from pathlib import Path
-from threading import local
-from time import thread_time
-from typing import Any, NamedTuple, TypeVar, cast
+from typing import Any, NamedTuple, cast
 
 import numpy as np
-from numba import njit
-from numba.core import event
 from numba.extending import intrinsic
 from numpy.typing import NDArray
 
-from sizing.budget import unbilled
+from sizing.compiled import compiled
 from sizing.engine import BEND_KNOTS, KV_POLICIES, POLICIES, Replica, Speculation
 from sizing.errors import ScenarioError
 from sizing.workload import Seconds, Tokens
 
 # --- A binary min-heap of running sequences, ordered by the decode step at which each finishes; compiled by numba
 
-Compiled = TypeVar("Compiled", bound=Callable[..., object])
 Heap = NDArray[np.int64]
 REQUEST_BITS = 24
 MAX_REQUESTS = 1 << REQUEST_BITS
 """Requests one simulation can hold: a heap key is (finishing step, request) packed in one integer."""
-_FOLDER = Path(__file__).parent
-_BESIDE = ("engine.py", "workload.py")
-STAMPED = (*sorted(_FOLDER.glob("*.py")), *(_FOLDER.parent / name for name in _BESIDE))
-"""The files that machine code is made of: kernels, and the modules whose constants are frozen into them."""
-_SOURCES = hashlib.sha256(b"".join(path.read_bytes() for path in STAMPED)).hexdigest()
-
-
-def compiled(function: Compiled) -> Compiled:
-    """`function` compiled to machine code on first use, and kept on disk for the next process.
-
-    numba drops cached code when the function's own file changes, not when a function or constant that it
-    uses changes in another file. So the stamp on the code covers all files of STAMPED. Functions are inlined where they
-    are called: a run is three times as fast for it.
-    """
-    return _compiled(function, inlined=True)
-
-
-def compiled_apart(function: Compiled) -> Compiled:
-    """The same for rare events: called, not inlined, so that compiling takes less time."""
-    return _compiled(function, inlined=False)
-
-
-def _compiled(function: Compiled, inlined: bool) -> Compiled:
-    kernel: Any = njit(cache=True, nogil=True, error_model="numpy", forceinline=inlined)(function)
-    kept = kernel._cache._cache_file
-    kept._source_stamp = (kept._source_stamp, _SOURCES)
-    return cast(Compiled, kernel)
-
-
-class _Compiling(event.Listener, local):
-    """Excludes compilation, a minute once per machine, from a question's time limit; compilations nest."""
-
-    depth, began_s = 0, 0.0
-
-    def on_start(self, _: event.Event) -> None:
-        if self.depth == 0:
-            self.began_s = thread_time()
-        self.depth += 1
-
-    def on_end(self, _: event.Event) -> None:
-        self.depth -= 1
-        if self.depth == 0:
-            unbilled(thread_time() - self.began_s)
-
-
-event.register("numba:compile", _Compiling())  # type: ignore[no-untyped-call]
 
 
 @compiled

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import math
 
+from sizing.compiled import compiled, compiled_apart
 from sizing.simulator.state import (
     ADMITTED,
     CANCELLED,
@@ -27,8 +28,6 @@ from sizing.simulator.state import (
     Requests,
     State,
     Workspace,
-    compiled,
-    compiled_apart,
 )
 
 # --- Deadlines of queued requests: a pairing heap whose links are in the request records; compiled by numba

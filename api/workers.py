@@ -10,8 +10,10 @@ from __future__ import annotations
 import asyncio
 import gc
 import os
+import pickle
 import threading
 import time
+import zlib
 from collections import OrderedDict
 from collections.abc import Hashable
 from dataclasses import dataclass, field
@@ -28,8 +30,8 @@ LIVES = 2
 """Times that a question is computed whose process dies: one that needs too much memory must not end them all."""
 MOST_WAITING = 256
 """Questions under way at a time: the last of them would wait for minutes."""
-KEPT = 256
-"""Answers that are remembered."""
+KEPT_BYTES = 16 << 20
+"""Of answers that are remembered, packed: some two thousand, each a tenth of what it takes unpacked."""
 PARENT_EVERY_S = 1.0
 """Seconds between two looks of a process at whether the server still lives."""
 
@@ -61,6 +63,16 @@ def begin(parent: int) -> None:
     end_with(parent)
 
 
+def packed(job: Job, limit_s: float) -> bytes:
+    """The answer of a job, compressed; unpacked by `unpacked`."""
+    return zlib.compress(pickle.dumps(job.answer(limit_s)), level=1)
+
+
+def unpacked(answer: bytes) -> Any:
+    """What `packed` packed, in a process of our own: a copy for each who asks."""
+    return pickle.loads(zlib.decompress(answer))
+
+
 def end_with(parent: int) -> None:
     """End this process soon after its `parent`, whatever it computes then.
 
@@ -81,15 +93,16 @@ class Process:
     def __init__(self) -> None:
         self._pool: Any = None
 
-    async def answer(self, job: Job, limit_s: float) -> Any:
-        """Answered there. The process starts when it is first needed, and anew after its end; Lost if it dies.
+    async def answer(self, job: Job, limit_s: float) -> bytes:
+        """Answered there, packed. The process starts when it is first needed, and anew after its end; Lost if it dies.
 
         A caller that is cancelled takes the process with it: nothing else stops what it computes.
         """
         if self._pool is None:
             self._pool = ProcessPoolExecutor(max_workers=1, initializer=begin, initargs=(os.getpid(),))
         try:
-            return await asyncio.wrap_future(self._pool.submit(job.answer, limit_s))
+            answer: bytes = await asyncio.wrap_future(self._pool.submit(packed, job, limit_s))
+            return answer
         except asyncio.CancelledError:
             self.end()
             raise
@@ -113,7 +126,7 @@ class Process:
 class UnderWay:
     """A question that is being computed, how many wait for it, and whether it ends by itself within `quick_s`."""
 
-    task: asyncio.Task[Any] = field(init=False)
+    task: asyncio.Task[bytes] = field(init=False)
     waiting: int = 0
     ends_soon: bool = False
 
@@ -134,17 +147,18 @@ class Workers:
         self._free = asyncio.Semaphore(processes)
         self._slow = asyncio.Semaphore(max(1, processes - 1))
         self._under_way: dict[Job, UnderWay] = {}
-        self._known: OrderedDict[Job, Any] = OrderedDict()
+        self._known: OrderedDict[Job, bytes] = OrderedDict()
+        self._known_bytes = 0
 
     async def answer(self, job: Job) -> Any:
         """The answer, kept for the next who asks. Raises Full, Lost, TimeLimitReached, and what the job itself does."""
         if job in self._known:
             self._known.move_to_end(job)
-            return self._known[job]
+            return unpacked(self._known[job])
         asked = self._under_way.get(job) or self._begun(job)
         asked.waiting += 1
         try:
-            return await asyncio.shield(asked.task)
+            return unpacked(await asyncio.shield(asked.task))
         finally:
             asked.waiting -= 1
             if asked.waiting == 0 and not asked.ends_soon:
@@ -163,17 +177,22 @@ class Workers:
         if self._under_way.get(job) is asked:  # another may have begun since
             del self._under_way[job]
 
-    async def _computed(self, job: Job, asked: UnderWay) -> Any:
+    async def _computed(self, job: Job, asked: UnderWay) -> bytes:
         try:
             found = await self._in_lanes(job, asked)
         finally:
             self._forget(job, asked)
-        self._known[job] = found
-        while len(self._known) > KEPT:
-            self._known.popitem(last=False)
+        self._keep(job, found)
         return found
 
-    async def _in_lanes(self, job: Job, asked: UnderWay) -> Any:
+    def _keep(self, job: Job, found: bytes) -> None:
+        self._known_bytes += len(found) - len(self._known.pop(job, b""))
+        self._known[job] = found
+        while self._known_bytes > KEPT_BYTES:
+            _, oldest = self._known.popitem(last=False)
+            self._known_bytes -= len(oldest)
+
+    async def _in_lanes(self, job: Job, asked: UnderWay) -> bytes:
         try:
             return await self._in_lane(job, self.quick_s, asked)
         except TimeLimitReached:
@@ -182,7 +201,7 @@ class Workers:
         async with self._slow:
             return await self._in_lane(job, self.limit_s)
 
-    async def _in_lane(self, job: Job, limit_s: float, quick: UnderWay | None = None) -> Any:
+    async def _in_lane(self, job: Job, limit_s: float, quick: UnderWay | None = None) -> bytes:
         for life in range(LIVES):
             async with self._free:
                 process = self._idle.pop()

@@ -8,6 +8,7 @@ import gzip
 import hashlib
 import math
 import os
+import pickle
 import re
 import time
 import zlib
@@ -20,7 +21,7 @@ from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from threading import Lock
-from typing import Literal, NamedTuple, cast
+from typing import Any, Literal, NamedTuple, cast
 from urllib.parse import urlencode
 from weakref import WeakSet
 
@@ -130,7 +131,11 @@ def nothing_to_choose_from(scenario: Scenario, have: Available) -> Outcome | Non
     return Outcome(None, "Choose a GPU or measure one", reason)
 
 
-@st.cache_resource(max_entries=256, show_spinner=False)
+PICKLED: dict[str | type[Any], Callable[[Any], Any]] = {Question: pickle.dumps, Choice: pickle.dumps}
+"""How keys of caches are made of these: Streamlit takes thirty times as long to go through their fields."""
+
+
+@st.cache_resource(max_entries=64, show_spinner=False, hash_funcs=PICKLED)
 def _outcome(question: Question, choice: Choice, digest: str, _have: Available) -> Outcome:
     arguments = question, choice, _have
     return computed(computing.outcome, *arguments, key=arguments, model=question.model)
@@ -347,7 +352,7 @@ def curve(scenario: Scenario, name: str, fleet: Fleet) -> LoadCurve:
     return _curve(scenario.question, scenario.choice, points_for(scenario).digest, name, fleet)
 
 
-@st.cache_resource(max_entries=256, show_spinner=False)
+@st.cache_resource(max_entries=64, show_spinner=False, hash_funcs=PICKLED)
 def _curve(question: Question, choice: Choice, digest: str, name: str, _fleet: Fleet) -> LoadCurve:
     key = question, choice, digest, name
     return computed(load_curve, question, _fleet, key=key, model=question.model)
@@ -380,7 +385,7 @@ def verified(scenario: Scenario, plan: Plan) -> Verification | None:
     return _verified(scenario.question, scenario.choice, points_for(scenario).digest, plan)
 
 
-@st.cache_data(max_entries=256, show_spinner=False)
+@st.cache_data(max_entries=256, show_spinner=False, hash_funcs=PICKLED)
 def _verified(question: Question, choice: Choice, digest: str, _plan: Plan) -> Verification | None:
     return verification(_plan)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pandas as pd
+import pyarrow as pa
 import streamlit as st
 
 from sizing.plans import Basis
@@ -29,10 +30,10 @@ def ink() -> Ink:
 
 def show(chart: Chart, key: str) -> None:
     """Draw a chart with its alternative text."""
-    st.plotly_chart(chart.figure, key=f"chart_{key}", config=CONFIG, alt=chart.alt)
+    st.plotly_chart(chart.unchecked, key=f"chart_{key}", config=CONFIG, alt=chart.alt)
 
 
-def data_behind(table: pd.DataFrame, alt: str) -> None:
+def data_behind(table: pd.DataFrame | pa.Table, alt: str) -> None:
     """The numbers that charts draw, as a table in a fold below them."""
     with st.expander("Data behind the charts"):
         st.dataframe(table, hide_index=True, alt=alt)

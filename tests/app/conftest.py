@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Iterator
 from functools import cache
 from pathlib import Path
+from typing import Any
 
+import plotly.graph_objects as go
 import pytest
+from plotly import io
 from streamlit.components.v2 import manifest_scanner
 from streamlit.testing.v1 import AppTest
 
 from calibration.store import DATABASE_VARIABLE, Store
 from sizing.points import Point
 from ui import answers, link
+from ui.charts.base import Chart, Unchecked
 from ui.scenario import Scenario
 
 ROOT = Path(__file__).parents[2]
@@ -25,6 +30,22 @@ def packages_searched_once() -> Iterator[None]:
     """A server searches all installed packages for components when it starts; an AppTest would at every run."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(manifest_scanner, "scan_component_manifests", cache(manifest_scanner.scan_component_manifests))
+        yield
+
+
+@pytest.fixture(scope="package", autouse=True)
+def charts_checked_by_plotly() -> Iterator[None]:
+    """Pages draw charts unchecked: here plotly must know every part of each, and make nothing else of it."""
+    unchecked = Unchecked.to_dict
+
+    def checked(drawn: Unchecked) -> dict[str, Any]:
+        whole = unchecked(drawn)
+        assert json.loads(io.to_json(whole, validate=False)) == json.loads(io.to_json(go.Figure(whole)))
+        return whole
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Unchecked, "to_dict", checked)
+        patch.setattr(Chart, "figure", property(lambda chart: go.Figure(chart.unchecked.to_dict())))
         yield
 
 

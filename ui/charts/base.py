@@ -4,9 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cache
 from typing import Any, NamedTuple
 
 import plotly.graph_objects as go
+from plotly import io
+from plotly.basedatatypes import BaseFigure
 
 from sizing.numbers import significant
 
@@ -15,7 +18,7 @@ class Plot:
     """A plotly figure in the making: its methods have the names and arguments of plotly's, nested ones as dicts.
 
     plotly checks a figure's parts again with every change, which takes ten times as long as to check it once, when it
-    is whole.
+    is whole; and that as long as drawing the rest of a page's answer.
     """
 
     def __init__(self, layout: dict[str, Any]) -> None:
@@ -23,8 +26,8 @@ class Plot:
         self.layout = layout | {"shapes": [], "annotations": []}
 
     def add_trace(self, kind: str, **trace: object) -> None:
-        """A trace, by plotly's name of its type."""
-        self.traces.append({"type": kind, **trace})
+        """A trace, by plotly's name of its type; what is None is not said."""
+        self.traces.append({"type": kind} | {name: value for name, value in trace.items() if value is not None})
 
     def add_scatter(self, **trace: object) -> None:
         """A trace of lines or markers."""
@@ -91,6 +94,29 @@ class Chart(NamedTuple):
     def figure(self) -> go.Figure:
         """Checked by plotly: ValueError for what it does not know."""
         return go.Figure(data=self.plot.traces, layout=self.plot.layout)
+
+    @property
+    def unchecked(self) -> Unchecked:
+        """The same for a page, which is drawn again with every change. The tests have plotly check all they draw."""
+        return Unchecked(self.plot)
+
+
+class Unchecked(BaseFigure):  # type: ignore[misc]
+    """A plot as a figure from which nothing is asked but what it is made of."""
+
+    def __init__(self, plot: Plot) -> None:
+        self._plot = plot
+
+    def to_dict(self) -> dict[str, Any]:
+        """The parts, with the template that figures have."""
+        layout = {name: value for name, value in self._plot.layout.items() if value != []}
+        return {"data": self._plot.traces, "layout": {"template": _template(io.templates.default), **layout}}
+
+
+@cache
+def _template(name: str) -> dict[str, Any]:
+    whole: dict[str, Any] = io.templates[name].to_plotly_json()
+    return whole
 
 
 @dataclass(frozen=True, slots=True)

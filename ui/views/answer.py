@@ -8,6 +8,7 @@ from dataclasses import replace
 from urllib.parse import urlencode
 
 import pandas as pd
+import pyarrow as pa
 import streamlit as st
 from streamlit.delta_generator import DeltaGenerator
 
@@ -142,11 +143,19 @@ def left_out(rejected: Sequence[Rejection], expanded: bool = False) -> None:
         return
     several = "configurations" if len(rejected) > 1 else "configuration"
     with st.expander(f"{len(rejected)} {several} left out: {counted([r.kind for r in rejected])}", expanded=expanded):
-        rows = [
-            (r.gpu, str(r.layout), r.precision, r.engine, sentence_case(answer.LEFT_OUT[r.kind][0]), r.why)
-            for r in rejected
-        ]
-        table = pd.DataFrame(rows, columns=["GPU", "Layout", "Precision", "Engine", "Reason", "Why"])
+        table = pa.Table.from_pylist(
+            [
+                {
+                    "GPU": r.gpu,
+                    "Layout": str(r.layout),
+                    "Precision": r.precision,
+                    "Engine": r.engine,
+                    "Reason": sentence_case(answer.LEFT_OUT[r.kind][0]),
+                    "Why": r.why,
+                }
+                for r in rejected
+            ]
+        )
         wide = {"Why": st.column_config.TextColumn(width="large")}
         st.dataframe(table, hide_index=True, column_config=wide, alt="Configurations left out, and why")
 
@@ -254,7 +263,7 @@ def remarks(plan: Plan, traced: TracePlan | None = None) -> None:
 
 def alternatives(plan: Plan, scenario: Scenario) -> None:
     """A row for each fleet that meets the SLA, and the working of the one that is picked."""
-    table = pd.DataFrame([_row(fleet, plan.question.price_per_gpu_hour) for fleet in plan.fleets])
+    table = pa.Table.from_pylist([_row(fleet, plan.question.price_per_gpu_hour) for fleet in plan.fleets])
     number = st.column_config.NumberColumn
     picked = st.dataframe(
         table,
@@ -308,14 +317,14 @@ def _row(fleet: Fleet, price_per_gpu_hour: float | None) -> dict[str, object]:
     return row if price_per_gpu_hour is None else {**row, "Cost per hour": price_per_gpu_hour * fleet.gpus}
 
 
-def _chart_data(plan: Plan, curve: LoadCurve) -> pd.DataFrame:
+def _chart_data(plan: Plan, curve: LoadCurve) -> pa.Table:
     """A row for each load of the charts; infinite where the queue grows without end."""
     limits = plan.question.sla.latencies
     rows = [
         {"Load (requests/s per replica)": significant(rate)} | {limit_name(limit): said.said(limit) for limit in limits}
         for rate, said in zip(curve.rates_per_s, curve.predictions, strict=True)
     ]
-    return pd.DataFrame(rows)
+    return pa.Table.from_pylist(rows)
 
 
 def _in_words(fleet: Fleet) -> str:

@@ -88,6 +88,28 @@ def test_of_several_who_ask_the_same_one_is_computed_for_and_the_answer_is_kept(
     asyncio.run(ask())
 
 
+def test_the_answers_asked_for_last_are_kept_in_as_much_memory_as_they_may_take(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    names = ("first", "other", "third")
+    sizes = [len(module.packed(Told(name, tmp_path), LIMIT_S)) for name in names]
+    assert len(set(sizes)) == 1
+    for name in names:
+        (tmp_path / f"{name}.began").unlink()
+    monkeypatch.setattr(module, "KEPT_BYTES", 2 * sizes[0])
+
+    async def ask() -> None:
+        with pool(1) as workers:
+            for name in ("first", "other", "first", "third"):  # the first is asked for again, so the other is oldest
+                assert await workers.answer(Told(name, tmp_path)) == name
+            assert [len(Told(name, tmp_path).began) for name in names] == [1, 1, 1]
+            for name in ("first", "third", "other"):
+                assert await workers.answer(Told(name, tmp_path)) == name
+            assert [len(Told(name, tmp_path).began) for name in names] == [1, 2, 1]
+
+    asyncio.run(ask())
+
+
 def test_dear_questions_leave_a_process_to_cheap_ones(tmp_path: Path) -> None:
     async def ask() -> None:
         with pool() as workers:

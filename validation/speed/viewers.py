@@ -7,9 +7,11 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import math
 import random
 import tempfile
 import time
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
@@ -36,10 +38,11 @@ MB = 1_000_000
 
 @dataclass(slots=True)
 class Waits:
-    """Seconds that viewers waited, and what went wrong, of all viewers together."""
+    """Seconds that viewers waited, and what went wrong, of all viewers together; how often each changed something."""
 
     opening_s: list[float] = field(default_factory=list)
     change_s: list[float] = field(default_factory=list)
+    changes: Counter[int] = field(default_factory=Counter)
     errors: list[str] = field(default_factory=list)
 
 
@@ -119,8 +122,11 @@ def _preset(name: str) -> Scenario:
     return Scenario(**{key: getattr(preset, key) for key in ("isl", "isl_cv", "osl", "osl_cv", "ttft", "itl", "e2e")})
 
 
-async def visit(address: str, scenario: Scenario, until_s: float, pause_s: float, seed: int, waits: Waits) -> None:
-    """One viewer from opening to leaving at `until_s` of the monotonic clock; pauses are random around `pause_s`."""
+async def visit(
+    address: str, scenario: Scenario, until_s: float, pause_s: float, seed: int, waits: Waits, most: float = math.inf
+) -> None:
+    """One viewer from opening to leaving at `until_s` of the monotonic clock, or after `most` changes; pauses are
+    random around `pause_s`."""
     draw = random.Random(seed)
     try:
         stream = address.replace("http", "ws", 1) + "/_stcore/stream"
@@ -129,24 +135,29 @@ async def visit(address: str, scenario: Scenario, until_s: float, pause_s: float
             start = time.monotonic()
             await viewer.open()
             waits.opening_s.append(time.monotonic() - start)
-            while True:
+            while waits.changes[seed] < most:
                 await asyncio.sleep(draw.expovariate(1 / pause_s))
                 if time.monotonic() > until_s:
                     return
                 start = time.monotonic()
                 await viewer.change_load(round(draw.uniform(5, 200), 1))
                 waits.change_s.append(time.monotonic() - start)
+                waits.changes[seed] += 1
     except (WrongAnswer, OSError, TimeoutError) as error:
         waits.errors.append(f"{type(error).__name__}: {error}"[:300])
 
 
-async def all_visit(addresses: Sequence[str], viewers: int, seconds: float, pause_s: float) -> Waits:
-    """All viewers, in turn on each server, arrive within one pause of each other and leave after `seconds`."""
+async def all_visit(
+    addresses: Sequence[str], viewers: int, seconds: float, pause_s: float, asked: Counter[int] | None = None
+) -> Waits:
+    """All viewers, in turn on each server, arrive within one pause of each other and leave after `seconds`, or when
+    they have changed something as often as they `asked` before."""
     waits, draw, until_s = Waits(), random.Random(viewers), time.monotonic() + seconds
 
     async def arrive(number: int, scenario: Scenario) -> None:
         await asyncio.sleep(draw.uniform(0, pause_s))
-        await visit(addresses[number % len(addresses)], scenario, until_s, pause_s, number, waits)
+        most = math.inf if asked is None else asked[number]
+        await visit(addresses[number % len(addresses)], scenario, until_s, pause_s, number, waits, most)
 
     await asyncio.gather(*(arrive(number, scenario) for number, scenario in enumerate(scenarios(viewers))))
     return waits
@@ -154,7 +165,10 @@ async def all_visit(addresses: Sequence[str], viewers: int, seconds: float, paus
 
 @dataclass(frozen=True, slots=True)
 class Needs:
-    """What the servers have needed so far, all processes together, those that compute for them included."""
+    """What the servers have needed so far, all processes together, those that compute for them included.
+
+    `memory_bytes`: proportional set sizes, in which pages that several processes share count once.
+    """
 
     memory_bytes: int
     cpu_s: float
@@ -164,7 +178,7 @@ class Needs:
         own = [psutil.Process(server.process.pid) for server in servers]
         processes = [each for one in own for each in (one, *one.children(recursive=True))]
         cpu_s = sum(sum(process.cpu_times()[:2]) for process in processes)
-        return cls(sum(process.memory_info().rss for process in processes), cpu_s)
+        return cls(sum(process.memory_full_info().pss for process in processes), cpu_s)
 
 
 def main() -> None:
@@ -180,15 +194,20 @@ def main() -> None:
         servers = [stack.enter_context(started(database)) for _ in range(options.servers)]
         for server in servers:  # warm: compiled, and the candidates of every scenario known
             asyncio.run(all_visit([server.address], 4, 0, 0.1))
-        for name in ("loads never asked for", "loads asked for before"):
-            one_round(name, servers, options)
+        asked = one_round("loads never asked for", servers, options)
+        one_round("loads asked for before", servers, options, asked)
 
 
-def one_round(name: str, servers: Sequence[Server], options: argparse.Namespace) -> None:
-    """All viewers come, ask and leave; the same draws every round, so that a second one repeats the first's loads."""
+def one_round(
+    name: str, servers: Sequence[Server], options: argparse.Namespace, asked: Counter[int] | None = None
+) -> Counter[int]:
+    """All viewers come, ask and leave; returns how often each changed something.
+
+    The draws are the same every round, so that a second one, given what was `asked` in the first, repeats its loads.
+    """
     before, start = Needs.of(servers), time.monotonic()
     addresses = [server.address for server in servers]
-    waits = asyncio.run(all_visit(addresses, options.viewers, options.seconds, options.pause))
+    waits = asyncio.run(all_visit(addresses, options.viewers, options.seconds, options.pause, asked))
     passed_s, after = time.monotonic() - start, Needs.of(servers)
     runs, cpu_s = len(waits.change_s) + len(waits.opening_s), after.cpu_s - before.cpu_s
     print(f"{name}: {options.viewers} viewers for {passed_s:.0f} s, {len(waits.change_s) / passed_s:.1f} changes/s")
@@ -197,6 +216,7 @@ def one_round(name: str, servers: Sequence[Server], options: argparse.Namespace)
     print(f"  errors: {len(waits.errors)}", *dict.fromkeys(waits.errors), sep="\n  ")
     print(f"  processor: {cpu_s / passed_s:.0%} of a core, {cpu_s / max(runs, 1):.3f} s for each answer")
     print(f"  memory: {before.memory_bytes / MB:.0f} MB before, {after.memory_bytes / MB:.0f} MB after")
+    return waits.changes
 
 
 if __name__ == "__main__":

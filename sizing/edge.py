@@ -17,6 +17,7 @@ from sizing.prediction import Method as MethodName
 from sizing.prediction import Prediction
 from sizing.question import Setting
 from sizing.queueing import predict, stable_rate_per_s
+from sizing.selection import order_statistics
 from sizing.simulator import Simulated, Watch, simulate, simulated_replicas
 from sizing.simulator.state import SERVED
 from sizing.stats import batch_shares, interpolated, rank
@@ -161,11 +162,11 @@ def upper_end(values: Floats, percentile: float, sure: float) -> float:
     if count < BATCHES:
         return float(values.max()) if count else math.inf
     place = rank(share, count)
-    upper = np.partition(values, place)[place:]  # quicker than a sort, and what lies below is not asked for
-    beyond = (values[: count - count % BATCHES] > upper[0]).reshape(BATCHES, -1).mean(axis=1)
+    middle = order_statistics(values, np.array([place]))
+    beyond = (values[: count - count % BATCHES] > middle).reshape(BATCHES, -1).mean(axis=1)
     error = float(beyond.std(ddof=1)) / math.sqrt(BATCHES)
-    further = rank(min(share + sure * error, 1.0), count) - place
-    return float(np.partition(upper, further)[further])
+    further = rank(min(share + sure * error, 1.0), count)
+    return float(order_statistics(values, np.array([further]))[0])
 
 
 @dataclass(frozen=True, slots=True)

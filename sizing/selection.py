@@ -14,7 +14,7 @@ MOST_BINS = 4096
 def order_statistics(sample: Floats, ranks: NDArray[np.int64]) -> Floats:
     """The values at `ranks`, shape (k,), of a `sample` of shape (n,) if it were sorted.
 
-    All values must be finite. Floating-point numbers of one sign are in the order of their bits read as
+    None of the values may be NaN. Floating-point numbers of one sign are in the order of their bits read as
     integers, so the leading bits sort values into bins whose widths are in proportion to the values (as Tene's
     HdrHistogram has it). Only those in the bins that a rank falls into are looked at more closely, a few per cent of a
     sample that varies: an eighth of the time of numpy's partition for 80,000 values, and as much for fewer than 8,000

@@ -136,13 +136,16 @@ class Trial:
         Slopes are differences over `stride`: a wide one sees past the small jumps that the simulated TTFT makes when
         an arrival falls into another iteration. `central` ones, to both sides, are twice the work and twice as good.
         `carried`: they are taken once, or from `log_slopes` where these are set, and from there on corrected by what
-        each step showed (Broyden 1965): a fifth of the work, for a sketch.
+        each step showed (Broyden 1965): a fifth of the work, for a sketch. A step to an engine so slow that no request
+        of some level is answered shows nothing; least squares tries a shorter one.
         The search runs over the distance from where it starts, so that its tolerances are of that distance.
         """
         start, last = self.numbers, list[tuple[Floats, Floats]]()
 
         def residuals(move: Floats) -> Floats:
             logs = self.logs(start + move)
+            if not np.isfinite(logs[self.known]).all():
+                return self._residuals_of(logs, start + move)
             if carried and last and self.log_slopes is not None:
                 before, was = last[0]
                 step = move - before

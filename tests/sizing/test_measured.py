@@ -51,6 +51,14 @@ def test_predicted_against_measured_at_random_arrivals() -> None:
     assert median(half) < 0.35
 
 
+def test_they_are_fitted_together_with_random_arrivals() -> None:
+    """On the way least squares tries engines so slow that they answer nothing of what arrives: from these nothing is
+    learnt."""
+    fitted = fit(POINTS, open_loop=True)
+    assert [error.point for error in fitted.errors] == [*CLOSED, *POISSON]
+    assert median(abs(error.itl_error) for error in fitted.errors) < 0.1
+
+
 def percentile_errors(replica: Replica, point: Point) -> list[float]:
     """Relative errors of p50 and p95 of TTFT and E2E, printed."""
     predicted = simulate(replica, Workload(point.lengths, point.load_value)).prediction()

@@ -65,8 +65,10 @@ KINDS = ("json", "html", "xlsx", "pdf")
 
 
 def asked(arguments: str) -> bytes:
-    """What the command prints, its exit code last."""
+    """What the command prints, its exit code last. Raises RuntimeError for a traceback, which is no answer."""
     done = subprocess.run([sys.executable, "-m", "sizing", *arguments.split()], capture_output=True)
+    if b"Traceback" in done.stderr:
+        raise RuntimeError(f"sizing {arguments}: {done.stderr.decode()}")
     return done.stdout + done.stderr + f"exit {done.returncode}\n".encode()
 
 

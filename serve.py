@@ -25,8 +25,18 @@ from ui.gate import Gate, most_sessions
 from ui.health import Health
 from ui.login import ReturnToLink
 
-gc.set_threshold(OBJECTS_BETWEEN_COLLECTIONS)
+gc.set_threshold(OBJECTS_BETWEEN_COLLECTIONS)  # while the modules load
+SERVED_BETWEEN_COLLECTIONS = 10_000
+"""Objects of pages that are drawn: what a page leaves behind is in cycles, and is garbage until it is looked for."""
 health = Health()
+
+
+def load() -> None:
+    """Import what the first page needs, and leave it out of every search for garbage from then on."""
+    for name in ("ui.form", "ui.views.answer"):
+        import_module(name)
+    gc.freeze()
+    gc.set_threshold(SERVED_BETWEEN_COLLECTIONS)
 
 
 @asynccontextmanager
@@ -36,7 +46,7 @@ async def serving(app: st.App) -> AsyncIterator[None]:
     What the pages import is loaded meanwhile, so that the first visitor need not wait for it.
     """
     computing.use(workers, asyncio.get_running_loop())
-    loading = asyncio.create_task(to_thread.run_sync(import_module, "ui.answers"))
+    loading = asyncio.create_task(to_thread.run_sync(load))
     async with health.while_serving(app):
         if not st.get_option("server.headless"):
             await to_thread.run_sync(webbrowser.open, get_url("localhost"))

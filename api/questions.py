@@ -204,6 +204,11 @@ class JsonQuestion:
         """Keys in one order, so that the same question asked in another one is the same."""
         return cls(name, json.dumps(body, sort_keys=True))
 
+    @property
+    def kept_as(self) -> JsonQuestion:
+        """All of it."""
+        return self
+
     def answer(self, limit_s: float) -> bytes | Refused:
         """What the command prints as JSON, computed here; raises TimeLimitReached beyond `limit_s` seconds of CPU."""
         try:

@@ -31,14 +31,18 @@ LIVES = 2
 """Times that a question is computed whose process dies: one that needs too much memory must not end them all."""
 MOST_WAITING = 256
 """Questions under way at a time: the last of them would wait for minutes."""
-KEPT_BYTES = 16 << 20
-"""Of answers that are remembered, packed: some two thousand, each a tenth of what it takes unpacked."""
+KEPT_BYTES = 8 << 20
+"""Of answers that are remembered, packed: of some seven hundred questions, each a tenth of what it takes unpacked."""
 PARENT_EVERY_S = 1.0
 """Seconds between two looks of a process at whether the server still lives."""
 
 
 class Job(Hashable, Protocol):
     """A question that another process can answer; equal ones are the same question."""
+
+    @property
+    def kept_as(self) -> Hashable:
+        """What its answer is kept under: equal for equal questions alone, and without what only computing needs."""
 
     def answer(self, limit_s: float) -> Any:
         """The answer; raises TimeLimitReached if it takes more than `limit_s` seconds of CPU."""
@@ -158,14 +162,14 @@ class Workers:
         self._free = asyncio.Semaphore(processes)
         self._slow = asyncio.Semaphore(max(1, processes - 1))
         self._under_way: dict[Job, UnderWay] = {}
-        self._known: OrderedDict[Job, bytes] = OrderedDict()
+        self._known: OrderedDict[Hashable, bytes] = OrderedDict()
         self._known_bytes = 0
 
     async def answer(self, job: Job) -> Any:
         """The answer, kept for the next who asks. Raises Full, Lost, TimeLimitReached, and what the job itself does."""
-        if job in self._known:
-            self._known.move_to_end(job)
-            return unpacked(self._known[job])
+        if job.kept_as in self._known:
+            self._known.move_to_end(job.kept_as)
+            return unpacked(self._known[job.kept_as])
         asked = self._under_way.get(job) or self._begun(job)
         asked.waiting += 1
         try:
@@ -197,8 +201,8 @@ class Workers:
         return found
 
     def _keep(self, job: Job, found: bytes) -> None:
-        self._known_bytes += len(found) - len(self._known.pop(job, b""))
-        self._known[job] = found
+        self._known_bytes += len(found) - len(self._known.pop(job.kept_as, b""))
+        self._known[job.kept_as] = found
         while self._known_bytes > KEPT_BYTES:
             _, oldest = self._known.popitem(last=False)
             self._known_bytes -= len(oldest)

@@ -49,6 +49,11 @@ class Computation:
     arguments: tuple[Any, ...] = field(compare=False)
     model: catalog.Model | None = field(default=None, compare=False)
 
+    @property
+    def kept_as(self) -> tuple[Callable[..., Any], tuple[Any, ...]]:
+        """Function and key: of the arguments a fleet alone is as large as its answer."""
+        return self.function, self.key
+
     def answer(self, limit_s: float) -> Any:
         """What the function returns. Raises TimeLimitReached beyond so many seconds of CPU; 0 = no limit."""
         if self.model:

@@ -34,6 +34,10 @@ class Told:
     gate: str = ""
     spent: str = ""
 
+    @property
+    def kept_as(self) -> Told:
+        return self
+
     def answer(self, limit_s: float) -> str:
         with (self.folder / f"{self.name}.began").open("a") as began:
             began.write(f"{os.getpid()}\n")

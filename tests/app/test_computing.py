@@ -6,6 +6,7 @@ import asyncio
 import json
 import os
 import threading
+import weakref
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from typing import Any
@@ -70,6 +71,21 @@ def one_process() -> Iterator[Workers]:
 @pytest.fixture
 def workers(one_process: Workers, loop: asyncio.AbstractEventLoop) -> None:
     computing.use(one_process, loop)
+
+
+class Large(list[int]):
+    """What only computing needs; unlike a list it can be watched."""
+
+
+def test_an_answer_is_kept_without_what_it_was_computed_of(workers: None) -> None:
+    """The fleet whose curve was asked for is as large as the curve."""
+    needed = Large([1, 2])
+    assert computed(sum, needed, key=("three",), model="") == 3
+    watched = weakref.ref(needed)
+    del needed
+    assert watched() is None
+    assert computed(sum, Large([5]), key=("three",), model="") == 3, "kept under its key"
+    assert computed(max, Large([1, 7]), key=("three",), model="") == 7, "of another function"
 
 
 class Refusing:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import ctypes
 import os
 import signal
 import subprocess
@@ -13,6 +14,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
+import psutil
 import pytest
 
 from api import workers as module
@@ -112,6 +114,31 @@ def test_the_answers_asked_for_last_are_kept_in_as_much_memory_as_they_may_take(
             assert [len(Told(name, tmp_path).began) for name in names] == [1, 2, 1]
 
     asyncio.run(ask())
+
+
+class Holey:
+    """An answer on the way to which memory is taken and left again, but for its end: from there it is not returned."""
+
+    end = bytearray()
+
+    @property
+    def kept_as(self) -> Holey:
+        return self
+
+    def answer(self, limit_s: float) -> str:
+        taken = [bytearray(4000) for _ in range(20_000)]
+        Holey.end = taken[-1]
+        return "ok"
+
+
+@pytest.mark.skipif(not hasattr(ctypes.CDLL(None), "malloc_trim"), reason="another C library than glibc")
+def test_memory_that_an_answer_took_is_given_back() -> None:
+    process = psutil.Process()
+    before = process.memory_info().rss
+    Holey().answer(LIMIT_S)
+    assert process.memory_info().rss > before + 60e6, "the C library keeps it"
+    module.packed(Holey(), LIMIT_S)
+    assert process.memory_info().rss < before + 20e6
 
 
 def test_dear_questions_leave_a_process_to_cheap_ones(tmp_path: Path) -> None:

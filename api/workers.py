@@ -20,7 +20,7 @@ from collections.abc import Hashable
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
-from joblib.externals.loky.process_executor import ProcessPoolExecutor, TerminatedWorkerError
+from loky.process_executor import ProcessPoolExecutor, TerminatedWorkerError
 
 from sizing.__main__ import OBJECTS_BETWEEN_COLLECTIONS
 from sizing.errors import NotComputed, TimeLimitReached

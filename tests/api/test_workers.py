@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import ctypes
+import hashlib
 import os
 import signal
 import subprocess
@@ -112,6 +113,13 @@ def test_the_answers_asked_for_last_are_kept_in_as_much_memory_as_they_may_take(
             for name in ("first", "third", "other"):
                 assert await workers.answer(Told(name, tmp_path)) == name
             assert [len(Told(name, tmp_path).began) for name in names] == [1, 2, 1]
+            large = hashlib.sha512(b"an answer larger than all that may be kept").hexdigest()
+            for times in (1, 2):
+                assert await workers.answer(Told(large, tmp_path)) == large
+                assert len(Told(large, tmp_path).began) == times
+            for _ in range(2):
+                assert await workers.answer(Told("first", tmp_path)) == "first"
+            assert len(Told("first", tmp_path).began) == 2
 
     asyncio.run(ask())
 

@@ -17,7 +17,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from sizing import engine
+from sizing import compiled, engine
 from sizing.engine import POLICIES, Batching, Policy, Replica, StepLaw
 from sizing.errors import ScenarioError
 from sizing.simulator import closed_loop, simulate, simulate_closed, simulate_trace, stable_rate_per_s, state
@@ -296,7 +296,7 @@ def test_bad_closed_loops_are_refused(users: int, ramp_s: float) -> None:
 
 def test_kept_machine_code_is_stamped_with_all_that_it_is_made_of() -> None:
     """Else an edit of the scheduler, or of a constant, would leave the old one frozen in the loops that use it."""
-    stamped = {path.resolve() for path in state.STAMPED}
+    stamped = {path.resolve() for path in compiled.STAMPED}
     kernels = [path for path in Path(state.__file__).parent.glob("*.py") if "@compiled" in path.read_text()]
     frozen = set(kernels)
     for kernel in kernels:

@@ -18,11 +18,12 @@ import zlib
 from collections import OrderedDict
 from collections.abc import Hashable
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 from loky.process_executor import ProcessPoolExecutor, TerminatedWorkerError
 
 from sizing.__main__ import OBJECTS_BETWEEN_COLLECTIONS
+from sizing.compiled import has_compiled
 from sizing.errors import NotComputed, TimeLimitReached
 
 QUICK_S = 2.0
@@ -68,10 +69,18 @@ def begin(parent: int) -> None:
     end_with(parent)
 
 
-def packed(job: Job, limit_s: float) -> bytes:
-    """The answer of a job, compressed; unpacked by `unpacked`."""
+class Packed(NamedTuple):
+    """An answer, compressed, and whether the process that computed it is better replaced: it has compiled, and holds
+    370 MB for it that a new one, which loads what was compiled, does without."""
+
+    answer: bytes
+    worn: bool
+
+
+def packed(job: Job, limit_s: float) -> Packed:
+    """The answer of a job; unpacked by `unpacked`."""
     try:
-        return zlib.compress(pickle.dumps(job.answer(limit_s)), level=1)
+        return Packed(zlib.compress(pickle.dumps(job.answer(limit_s)), level=1), has_compiled())
     finally:
         give_back_memory()
 
@@ -116,14 +125,16 @@ class Process:
         if self._pool is None:
             self._pool = ProcessPoolExecutor(max_workers=1, initializer=begin, initargs=(os.getpid(),))
         try:
-            answer: bytes = await asyncio.wrap_future(self._pool.submit(packed, job, limit_s))
-            return answer
+            found: Packed = await asyncio.wrap_future(self._pool.submit(packed, job, limit_s))
         except asyncio.CancelledError:
             self.end()
             raise
         except TerminatedWorkerError:
             self.end()
             raise Lost from None
+        if found.worn:
+            self.end()
+        return found.answer
 
     @property
     def runs(self) -> bool:

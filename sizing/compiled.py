@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Callable
 from pathlib import Path
-from threading import local
+from threading import Event, local
 from time import thread_time
 from typing import Any, TypeVar, cast
 
@@ -44,6 +44,14 @@ def _compiled(function: Compiled, inlined: bool) -> Compiled:
     return cast(Compiled, kernel)
 
 
+_anything = Event()
+
+
+def has_compiled() -> bool:
+    """Whether this process has compiled anything itself: the compiler holds hundreds of MB from then on."""
+    return _anything.is_set()
+
+
 class _Compiling(event.Listener, local):
     """Excludes compilation, a minute once per machine, from a question's time limit; compilations nest."""
 
@@ -56,6 +64,7 @@ class _Compiling(event.Listener, local):
 
     def on_end(self, _: event.Event) -> None:
         self.depth -= 1
+        _anything.set()
         if self.depth == 0:
             unbilled(thread_time() - self.began_s)
 

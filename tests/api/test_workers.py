@@ -15,6 +15,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
+import numba
 import psutil
 import pytest
 
@@ -99,7 +100,7 @@ def test_the_answers_asked_for_last_are_kept_in_as_much_memory_as_they_may_take(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     names = ("first", "other", "third")
-    sizes = [len(module.packed(Told(name, tmp_path), LIMIT_S)) for name in names]
+    sizes = [len(module.packed(Told(name, tmp_path), LIMIT_S).answer) for name in names]
     assert len(set(sizes)) == 1
     for name in names:
         (tmp_path / f"{name}.began").unlink()
@@ -147,6 +148,33 @@ def test_memory_that_an_answer_took_is_given_back() -> None:
     assert process.memory_info().rss > before + 60e6, "the C library keeps it"
     module.packed(Holey(), LIMIT_S)
     assert process.memory_info().rss < before + 20e6
+
+
+@dataclass(frozen=True)
+class Compiling:
+    """Answers with the number of its process, having compiled a function there."""
+
+    number: int
+
+    @property
+    def kept_as(self) -> Compiling:
+        return self
+
+    def answer(self, limit_s: float) -> int:
+        numba.njit(lambda: 0)()
+        return os.getpid()
+
+
+def test_a_process_that_has_compiled_ends_with_its_answer(tmp_path: Path) -> None:
+    async def ask() -> None:
+        with pool(1) as workers:
+            first = await workers.answer(Compiling(1))
+            assert await workers.answer(Told("next", tmp_path)) == "next"
+            assert Told("next", tmp_path).began != [first]
+            assert await workers.answer(Told("last", tmp_path)) == "last"
+            assert Told("last", tmp_path).began == Told("next", tmp_path).began
+
+    asyncio.run(ask())
 
 
 def test_dear_questions_leave_a_process_to_cheap_ones(tmp_path: Path) -> None:

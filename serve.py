@@ -57,7 +57,7 @@ async def serving(app: st.App) -> AsyncIterator[None]:
 
 
 try:
-    room, workers = most_sessions(), workers_as_set_up()
+    room, workers = most_sessions(), workers_as_set_up(computing.first_answer)
 except (ValueError, ScenarioError) as wrong:
     print(f"error: {wrong}", file=sys.stderr)
     sys.exit(2)

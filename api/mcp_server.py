@@ -16,8 +16,9 @@ import mcp_types as types
 from mcp.server import Server, ServerRequestContext
 from mcp.server.stdio import stdio_server
 
-from api.questions import JsonQuestion, Refused, misfit, refusal, schema
-from api.workers import Full, Lost, Workers
+from api.forked import Lost
+from api.questions import JsonQuestion, Refused, load, misfit, refusal, schema
+from api.workers import Full, Workers
 from sizing import catalog
 from sizing.errors import TimeLimitReached, one_line
 from sizing.files import version
@@ -248,4 +249,4 @@ async def serve(workers: Workers) -> None:
 
 def run() -> None:
     """The server, in this process."""
-    asyncio.run(serve(Workers(2, LIMIT_S)))
+    asyncio.run(serve(Workers(2, LIMIT_S, load=(load,))))

@@ -20,8 +20,9 @@ from starlette.requests import ClientDisconnect, Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import BaseRoute, Mount, Route
 
-from api.questions import COMMANDS, JsonQuestion, Refused, command, refusal, schema
-from api.workers import Full, Lost, Workers
+from api.forked import Lost
+from api.questions import COMMANDS, JsonQuestion, Refused, command, load, refusal, schema
+from api.workers import Full, Workers
 from calibration.errors import StoreError
 from calibration.store import Store
 from sizing import catalog
@@ -375,9 +376,10 @@ def processes() -> int:
     return int(text)
 
 
-def workers_as_set_up() -> Workers:
-    """The pool that computes, with the time limit of a page."""
-    return Workers(processes(), limit_s())
+def workers_as_set_up(*more: Callable[[], object]) -> Workers:
+    """The pool that computes, with the time limit of a page. Its processes have loaded what questions to the API need,
+    and what `more` load."""
+    return Workers(processes(), limit_s(), load=(load, *more))
 
 
 def routes(workers: Workers) -> list[BaseRoute]:

@@ -8,22 +8,12 @@ lowest levels of a multilevel feedback queue; Corbato, Merwin-Daggett, Daley 196
 from __future__ import annotations
 
 import asyncio
-import ctypes
-import gc
-import os
-import pickle
-import threading
-import time
-import zlib
 from collections import OrderedDict
-from collections.abc import Hashable
+from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple, Protocol
+from typing import Any
 
-from loky.process_executor import ProcessPoolExecutor, TerminatedWorkerError
-
-from sizing.__main__ import OBJECTS_BETWEEN_COLLECTIONS
-from sizing.compiled import has_compiled
+from api.forked import ForkServer, Job, Lost, Process, unpacked
 from sizing.errors import NotComputed, TimeLimitReached
 
 QUICK_S = 2.0
@@ -34,19 +24,6 @@ MOST_WAITING = 256
 """Questions under way at a time: the last of them would wait for minutes."""
 KEPT_BYTES = 8 << 20
 """Of answers that are remembered, packed: of some seven hundred questions, each a tenth of what it takes unpacked."""
-PARENT_EVERY_S = 1.0
-"""Seconds between two looks of a process at whether the server still lives."""
-
-
-class Job(Hashable, Protocol):
-    """A question that another process can answer; equal ones are the same question."""
-
-    @property
-    def kept_as(self) -> Hashable:
-        """What its answer is kept under: equal for equal questions alone, and without what only computing needs."""
-
-    def answer(self, limit_s: float) -> Any:
-        """The answer; raises TimeLimitReached if it takes more than `limit_s` seconds of CPU."""
 
 
 class Full(NotComputed):
@@ -54,98 +31,6 @@ class Full(NotComputed):
 
     def __init__(self) -> None:
         super().__init__("too many questions are under way: try again in a few seconds")
-
-
-class Lost(NotComputed):
-    """The process of a question died, every time."""
-
-    def __init__(self) -> None:
-        super().__init__("the process that computed the answer died, twice: too little memory? Ask for less at once")
-
-
-def begin(parent: int) -> None:
-    """Set this process up to compute for the server `parent`."""
-    gc.set_threshold(OBJECTS_BETWEEN_COLLECTIONS)
-    end_with(parent)
-
-
-class Packed(NamedTuple):
-    """An answer, compressed, and whether the process that computed it is better replaced: it has compiled, and holds
-    370 MB for it that a new one, which loads what was compiled, does without."""
-
-    answer: bytes
-    worn: bool
-
-
-def packed(job: Job, limit_s: float) -> Packed:
-    """The answer of a job; unpacked by `unpacked`."""
-    try:
-        return Packed(zlib.compress(pickle.dumps(job.answer(limit_s)), level=1), has_compiled())
-    finally:
-        give_back_memory()
-
-
-def give_back_memory() -> None:
-    """Return memory that nothing uses any more to the system, where the C library can: of arrays that were simulated,
-    glibc keeps 60 MB in each process. Takes a millisecond."""
-    if trim := getattr(ctypes.CDLL(None), "malloc_trim", None):
-        trim(0)
-
-
-def unpacked(answer: bytes) -> Any:
-    """What `packed` packed, in a process of our own: a copy for each who asks."""
-    return pickle.loads(zlib.decompress(answer))
-
-
-def end_with(parent: int) -> None:
-    """End this process soon after its `parent`, whatever it computes then.
-
-    A server that is killed cannot end its processes, and they would wait for questions for ever.
-    """
-
-    def watch() -> None:
-        while os.getppid() == parent:
-            time.sleep(PARENT_EVERY_S)
-        os._exit(1)
-
-    threading.Thread(target=watch, daemon=True, name="end with the server").start()
-
-
-class Process:
-    """One process, in an executor of its own: its death, or its end by our hand, is that of one question."""
-
-    def __init__(self) -> None:
-        self._pool: Any = None
-
-    async def answer(self, job: Job, limit_s: float) -> bytes:
-        """Answered there, packed. The process starts when it is first needed, and anew after its end; Lost if it dies.
-
-        A caller that is cancelled takes the process with it: nothing else stops what it computes.
-        """
-        if self._pool is None:
-            self._pool = ProcessPoolExecutor(max_workers=1, initializer=begin, initargs=(os.getpid(),))
-        try:
-            found: Packed = await asyncio.wrap_future(self._pool.submit(packed, job, limit_s))
-        except asyncio.CancelledError:
-            self.end()
-            raise
-        except TerminatedWorkerError:
-            self.end()
-            raise Lost from None
-        if found.worn:
-            self.end()
-        return found.answer
-
-    @property
-    def runs(self) -> bool:
-        """False before it is needed and after its end: then it takes seconds to start."""
-        return self._pool is not None
-
-    def end(self, *, wait: bool = False) -> None:
-        """End it, whatever it does; with `wait` it is gone on return."""
-        if self._pool is not None:
-            self._pool.shutdown(wait=wait, kill_workers=True)
-            self._pool = None
 
 
 @dataclass(eq=False, slots=True)
@@ -161,15 +46,18 @@ class Workers:
     """Answers jobs in `processes` processes, each job within `limit_s` seconds of CPU.
 
     Of several who ask the same, one is computed for. When the last of them leaves, it is given up, except while it runs
-    in the quick lane: its process is free sooner than a new one would have started, and the answer is kept. The slow
-    lane never takes the last process, if there are several. To be used from one event loop. `processes`: those that
-    compute.
+    in the quick lane: its process is free soon, and the answer is kept. The slow lane never takes the last process, if
+    there are several. To be used from one event loop. `load`, functions of modules, are called before the first process
+    begins, and load what all of them share.
     """
 
-    def __init__(self, processes: int, limit_s: float, quick_s: float = QUICK_S) -> None:
+    def __init__(
+        self, processes: int, limit_s: float, quick_s: float = QUICK_S, *, load: Sequence[Callable[[], object]] = ()
+    ) -> None:
         self.limit_s, self.quick_s = limit_s, min(quick_s, limit_s)
-        self.processes = [Process() for _ in range(processes)]
-        self._idle = list(self.processes)
+        self._forks = ForkServer(load)
+        self._processes = [Process(self._forks) for _ in range(processes)]
+        self._idle = list(self._processes)
         self._free = asyncio.Semaphore(processes)
         self._slow = asyncio.Semaphore(max(1, processes - 1))
         self._under_way: dict[Job, UnderWay] = {}
@@ -241,11 +129,11 @@ class Workers:
                 finally:
                     if quick:
                         quick.ends_soon = False
-                    self._idle.insert(len(self._idle) if process.runs else 0, process)  # the last is taken first
+                    self._idle.append(process)
         raise AssertionError
 
     def end(self) -> None:
-        """End all processes and return their semaphores, of which loky complains when a server ends by a signal."""
-        for process in self.processes:
-            process.end(wait=True)
-        gc.collect()
+        """End all processes."""
+        self._forks.end()
+        for process in self._processes:
+            process.end()

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import hashlib
+import os
 from collections.abc import Callable
 from pathlib import Path
-from threading import Event, local
+from threading import local
 from time import thread_time
 from typing import Any, TypeVar, cast
 
@@ -44,12 +45,13 @@ def _compiled(function: Compiled, inlined: bool) -> Compiled:
     return cast(Compiled, kernel)
 
 
-_anything = Event()
+_compilers: set[int] = set()
 
 
 def has_compiled() -> bool:
-    """Whether this process has compiled anything itself: the compiler holds hundreds of MB from then on."""
-    return _anything.is_set()
+    """Whether this process has compiled anything, not one that it was forked from: the compiler holds hundreds of MB
+    from then on."""
+    return os.getpid() in _compilers
 
 
 class _Compiling(event.Listener, local):
@@ -64,7 +66,7 @@ class _Compiling(event.Listener, local):
 
     def on_end(self, _: event.Event) -> None:
         self.depth -= 1
-        _anything.set()
+        _compilers.add(os.getpid())
         if self.depth == 0:
             unbilled(thread_time() - self.began_s)
 

@@ -65,10 +65,6 @@ class Computation:
 class Processes(Protocol):
     """Processes that compute."""
 
-    @property
-    def processes(self) -> Sequence[object]:
-        """Each of them."""
-
     async def answer(self, job: Computation) -> Any:
         """What one of them answers. Raises NotComputed, and what the computation does."""
 
@@ -114,7 +110,7 @@ def computed(function: Callable[..., T], *arguments: Any, key: tuple[Any, ...], 
         under_way.cancel()  # of no effect once it is done
 
 
-def first_answer(_process: int = 0) -> str:
+def first_answer() -> str:
     """Answer the first screen's question from estimates alone, which loads all that was compiled."""
     first = Scenario()
     try:
@@ -124,21 +120,13 @@ def first_answer(_process: int = 0) -> str:
     return "ok"
 
 
-def first_answers(given: Callable[[], object]) -> str:
-    """The first answer of every process that computes: "ok", or what another one says. `given` is called at the first.
-
-    One process starts alone and has its answer sooner; a visitor needs no more than that. It takes one of the questions
-    asked next too, at no cost, and all others start for theirs.
-    """
+def first_answer_there() -> str:
+    """The first answer where questions are computed, which waits until everything is loaded there: "ok", or what is
+    wrong."""
     if not _elsewhere:
         return first_answer()
-    here = _elsewhere[0]
     try:
-        said = [here.begun(Computation(first_answer, (0,), (0,))).result()]
-        given()
-        questions = range(1, len(here.workers.processes) + 1)
-        begun = [here.begun(Computation(first_answer, (n,), (n,))) for n in questions]
-        return next((each for each in (*said, *(one.result() for one in begun)) if each != "ok"), "ok")
+        return str(_elsewhere[0].begun(Computation(first_answer, (), ())).result())
     except (NotComputed, TimeLimitReached):
         return "no answer"
 

@@ -17,7 +17,7 @@ from calibration.errors import StoreError
 from calibration.store import Store
 from sizing import catalog
 from sizing.errors import CatalogueError
-from ui.computing import first_answers
+from ui.computing import first_answer_there
 
 WITHIN_S = 4.0
 """A part that takes longer has failed. Probes must wait longer than this."""
@@ -55,7 +55,7 @@ class Health:
 
     async def _answer_once(self) -> None:
         try:
-            self._planner = await to_thread.run_sync(first_answers, _first_is_given.set, abandon_on_cancel=True)
+            self._planner = await to_thread.run_sync(first_answer_there, abandon_on_cancel=True)
         finally:
             _first_is_given.set()
 

@@ -19,8 +19,10 @@ import numba
 import psutil
 import pytest
 
+from api import forked
 from api import workers as module
-from api.workers import Full, Lost, Workers
+from api.forked import Lost
+from api.workers import Full, Workers
 from sizing.errors import TimeLimitReached
 
 QUICK_S, LIMIT_S = 1.0, 100.0
@@ -100,7 +102,7 @@ def test_the_answers_asked_for_last_are_kept_in_as_much_memory_as_they_may_take(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     names = ("first", "other", "third")
-    sizes = [len(module.packed(Told(name, tmp_path), LIMIT_S).answer) for name in names]
+    sizes = [len(forked.packed(Told(name, tmp_path), LIMIT_S).answer) for name in names]
     assert len(set(sizes)) == 1
     for name in names:
         (tmp_path / f"{name}.began").unlink()
@@ -146,7 +148,7 @@ def test_memory_that_an_answer_took_is_given_back() -> None:
     before = process.memory_info().rss
     Holey().answer(LIMIT_S)
     assert process.memory_info().rss > before + 60e6, "the C library keeps it"
-    module.packed(Holey(), LIMIT_S)
+    forked.packed(Holey(), LIMIT_S)
     assert process.memory_info().rss < before + 20e6
 
 
@@ -218,6 +220,86 @@ def test_a_killed_process_costs_nobody_an_answer(tmp_path: Path) -> None:
     asyncio.run(ask())
 
 
+def test_the_death_of_what_processes_are_forked_from_costs_nobody_an_answer(tmp_path: Path) -> None:
+    async def ask() -> None:
+        with pool() as workers:
+            hit, other = (Told(name, tmp_path, gate="open") for name in ("hit", "other"))
+            both = [asyncio.create_task(workers.answer(job)) for job in (hit, other)]
+            await other.running()
+            process = psutil.Process(await hit.running())
+            origin = process.parent()
+            assert origin and origin.parent() == psutil.Process()
+            origin.kill()
+            await hit.running(times=2)
+            assert psutil.Process(await other.running(times=2)).parent() not in (None, origin)
+            (tmp_path / "open").touch()
+            assert await asyncio.gather(*both) == ["hit", "other"]
+
+    asyncio.run(ask())
+
+
+LOADS = "SIZING_TEST_LOADS"
+
+
+def compiles() -> None:
+    """Compiles, and leaves its process's number in the file that the environment names."""
+    numba.njit(lambda: 0)()
+    with Path(os.environ[LOADS]).open("a") as loads:
+        loads.write(f"{os.getpid()}\n")
+
+
+def test_what_is_loaded_is_loaded_again_without_the_compiler_and_then_shared(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(LOADS, str(tmp_path / "loads"))
+
+    async def ask() -> None:
+        workers = Workers(2, LIMIT_S, load=(compiles,))
+        try:
+            jobs = [Told(name, tmp_path, gate="open") for name in ("one", "other")]
+            both = [asyncio.create_task(workers.answer(job)) for job in jobs]
+            origins = {psutil.Process(await job.running()).parent() for job in jobs}
+            (tmp_path / "open").touch()
+            await asyncio.gather(*both)
+            await workers.answer(Told("next", tmp_path))
+            assert Told("next", tmp_path).began[0] in {job.began[0] for job in jobs}, "it has not compiled itself"
+            assert [f"{origin and origin.pid}" for origin in origins] * 2 == (tmp_path / "loads").read_text().split()
+        finally:
+            workers.end()
+
+    asyncio.run(ask())
+
+
+class Odd:
+    """Raises what no server should."""
+
+    def __init__(self, error: str) -> None:
+        self.error = error
+
+    @property
+    def kept_as(self) -> str:
+        return self.error
+
+    def answer(self, limit_s: float) -> None:
+        raise {"exit": SystemExit(1), "local": type("Local", (Exception,), {})("mine"), "plain": ValueError("plain")}[
+            self.error
+        ]
+
+
+@pytest.mark.parametrize(
+    ("error", "raised", "says"),
+    [("exit", RuntimeError, "SystemExit"), ("local", RuntimeError, "mine"), ("plain", ValueError, "plain")],
+)
+def test_what_a_question_raises_is_raised_to_who_asked(error: str, raised: type[Exception], says: str) -> None:
+    async def ask() -> None:
+        with pool(1) as workers:
+            with pytest.raises(raised, match=says) as told:
+                await workers.answer(Odd(error))
+            assert raised is RuntimeError or "in answer" in "".join(told.value.__notes__), "where it was raised"
+
+    asyncio.run(ask())
+
+
 @pytest.mark.long
 def test_a_question_that_kills_every_process_is_given_up(tmp_path: Path) -> None:
     async def ask() -> None:
@@ -250,7 +332,7 @@ def test_a_dear_question_is_given_up_when_the_last_who_asked_has_left(tmp_path: 
 
 
 def test_a_cheap_question_that_everyone_has_left_still_ends_and_keeps_its_process(tmp_path: Path) -> None:
-    """A planner who drags a slider leaves questions behind: each would cost a process, which takes seconds to start."""
+    """A planner who drags a slider leaves questions behind, and may come back to them."""
 
     async def ask() -> None:
         with pool(1) as workers:
@@ -284,27 +366,6 @@ def test_a_question_that_turns_out_dear_goes_on_only_if_somebody_waits(tmp_path:
             assert await workers.answer(Told("next", tmp_path)) == "next"
             assert not again or await again == "left"
             assert len(job.began) == 1 + asked_again
-
-    asyncio.run(ask())
-
-
-def test_the_next_question_goes_to_a_process_that_runs(tmp_path: Path) -> None:
-    """One that was given up has to start again, which takes seconds."""
-
-    async def ask() -> None:
-        with pool(2) as workers:
-            left, kept = dear("left", tmp_path), Told("kept", tmp_path, gate="open")
-            asked = asyncio.create_task(workers.answer(left))
-            given_up = await left.running(times=2)
-            other = asyncio.create_task(workers.answer(kept))
-            warm = await kept.running()
-            (tmp_path / "open").touch()
-            assert await other == "kept"
-            asked.cancel()
-            await asyncio.wait([asked])
-            for name in ("next", "after"):
-                await workers.answer(Told(name, tmp_path))
-                assert Told(name, tmp_path).began == [warm] != [given_up]
 
     asyncio.run(ask())
 

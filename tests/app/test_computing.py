@@ -14,7 +14,8 @@ from typing import Any
 import pytest
 from streamlit.testing.v1 import AppTest
 
-from api.workers import Full, Lost, Workers
+from api.forked import Lost
+from api.workers import Full, Workers
 from sizing import catalog, planner
 from sizing.budget import within
 from sizing.candidates import Choice, find
@@ -91,8 +92,6 @@ def test_an_answer_is_kept_without_what_it_was_computed_of(workers: None) -> Non
 class Refusing:
     """Workers that compute nothing: they raise, or wait for ever and note who has left."""
 
-    processes = ("one",)
-
     def __init__(self, error: Exception | None = None) -> None:
         self.error, self.left = error, threading.Event()
 
@@ -125,7 +124,7 @@ def test_another_process_computes_the_same_plan() -> None:
     there = computed(computing.outcome, *arguments, key=arguments, model=QUESTION.model)
     here = planner.plan(QUESTION, *find(QUESTION.model, QUESTION.workload.lengths, CHOICE))
     assert repr(there.plan) == repr(here)  # to the last digit; what is not known is NaN, which equals nothing
-    assert computing.first_answers(lambda: None) == "ok"
+    assert computing.first_answer_there() == "ok"
 
 
 @pytest.mark.usefixtures("workers")

@@ -106,7 +106,7 @@ def test_a_slow_first_answer_is_announced_and_its_end_too(
 ) -> None:
     compiled = threading.Event()
     monkeypatch.setattr(health, "SAID_AFTER_S", 0.0)
-    monkeypatch.setattr(health, "first_answers", lambda _: compiled.wait(60) and "ok")
+    monkeypatch.setattr(health, "first_answer_there", lambda: compiled.wait(60) and "ok")
     server = Health()
     routes = [Route("/healthz", server.respond)]
     with TestClient(Starlette(routes=routes, lifespan=server.while_serving)) as client:
@@ -126,7 +126,7 @@ def test_a_quick_first_answer_is_not_announced(probe: Any, capsys: pytest.Captur
 
 def test_a_server_that_stops_before_its_first_answer_keeps_no_page_waiting(monkeypatch: pytest.MonkeyPatch) -> None:
     stopped = threading.Event()
-    monkeypatch.setattr(health, "first_answers", lambda _: stopped.wait(60) and "ok")
+    monkeypatch.setattr(health, "first_answer_there", lambda: stopped.wait(60) and "ok")
     with TestClient(Starlette(lifespan=Health().while_serving)):
         assert not health.has_first_answer()
     assert health.has_first_answer()

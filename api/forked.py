@@ -32,6 +32,8 @@ from sizing.errors import NotComputed, SizingError
 
 PARENT_EVERY_S = 1.0
 """Seconds between two looks of a process at whether its parent still lives."""
+ANSWERED_BETWEEN_COLLECTIONS = 10_000
+"""Objects that answers make: what they leave in cycles is garbage until it is looked for, 8 kB each."""
 HEAD_BYTES = 8
 """Of a number, big-endian: a process id, or the length of the message that follows."""
 MOST_AT_ONCE_BYTES = 1 << 20
@@ -218,6 +220,7 @@ def main(control: str, path: str, load: str, again: str = "") -> None:
     give_back_memory()
     gc.collect()
     gc.freeze()
+    gc.set_threshold(ANSWERED_BETWEEN_COLLECTIONS)
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # no process is waited for: none becomes a zombie
     own = os.getpid()
     with socket.socket(fileno=int(control)) as channels:

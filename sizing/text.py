@@ -857,6 +857,10 @@ CAUTIONS: dict[CautionKind, str] = {
         "fewer sequences ran at once than there were users: fitted with a KV cache of about {kv_tokens:,} tokens; give "
         "its size if you know it"
     ),
+    "fitted_slots": (
+        "fewer sequences ran at once than there were users, and the KV cache had room for more: fitted with at most "
+        "{max_batch_size:,} at once; give max_batch_size of the points if you know it"
+    ),
     "fitted_unread": (
         "a single sequence runs faster than batches explain: {unread:%} of the weights' time is saved there"
     ),

@@ -110,6 +110,8 @@ def unknowns(names: Sequence[str], slopes: Floats, prior_sigma: Floats) -> tuple
 
 SLOTS_BY_HAND = 256
 """max_batch_size that is set most often where an engine's default is larger."""
+SET_BY_HAND = 0.1
+"""Logarithm of what ran at once over a power of two within which that is taken for the limit."""
 TOKEN_BUDGETS = (Batching().token_budget, 2048, 65_536)
 """Tokens an iteration may take, to try where nobody told: of common engines' defaults, and as good as no limit."""
 NEAR_KERNELS, FROM_SHAPE = 0.03, 0.09
@@ -327,6 +329,8 @@ def _candidates(
     # were there than a limit allows, no lower one is believed.
     likely = (known_slots(one.engine, one.gpu, _memory_bytes(one.gpu)), SLOTS_BY_HAND, busy)
     limits = (one.max_batch_size,) if one.max_batch_size else _limits_that_differ(likely, busy, decoding_most)
+    if not one.max_batch_size and kv_tokens and said != "static" and not of_one_level(points):
+        limits += tuple(limit for limit in _limits_seen(points, kv_tokens) if limit not in limits)
     ahead = known_lookahead(one.engine, one.engine_version, one.gpu) if lookahead_steps is None else lookahead_steps
     kv_policy, block_tokens = known_memory(one.engine)
     usual = Batching(
@@ -352,6 +356,20 @@ def _limits_that_differ(likely: Sequence[int], busy: int, decoding_most: float) 
     possible = [limit for limit in dict.fromkeys(likely) if limit >= decoding_most]
     roomy = next((limit for limit in possible if limit >= busy), busy)
     return tuple(limit for limit in possible if limit == roomy or limit < busy)
+
+
+def _limits_seen(points: Sequence[Point], kv_tokens: int) -> tuple[int, ...]:
+    """The limit of the batch by what ran at once where users waited though the KV cache had room: the power of two that
+    is near, else what was seen. A sequence holds its place for the iteration of its prompt and for OSL - 1 steps."""
+    closed = [point for point in points if point.load_kind == "concurrency"]
+    waited = [point for point in closed if decoding(point) < FEW_DECODING * in_flight(point)]
+    at_once = max((point.requests_per_s * point.osl * itl_s(point) for point in waited), default=0.0)
+    longest = max((point.isl + point.osl for point in waited), default=0.0)
+    if at_once < 1 or at_once * longest > FEW_DECODING * kv_tokens:
+        return ()
+    seen = max(at_once, *map(decoding, closed))
+    near = 2 ** round(math.log2(seen))
+    return (near if abs(math.log(near / seen)) < SET_BY_HAND else round(seen),)
 
 
 def _memory_bytes(gpu: str) -> float:
@@ -412,6 +430,9 @@ def _warnings(best: Trial, bent: Sequence[BentLaw], distrusted: Iterable[Distrus
     yield from (distrust.caution for distrust in distrusted)
     if "kv_tokens" in best.parameters.names:
         yield Caution("fitted_kv_tokens", {"kv_tokens": best.replica.batching.kv_tokens})
+    slots, memory = best.replica.batching.max_batch_size, best.replica.batching.kv_tokens
+    if not points[0].max_batch_size and memory != UNLIMITED_KV_TOKENS and slots in _limits_seen(points, memory):
+        yield Caution("fitted_slots", {"max_batch_size": slots})
     if "unread" in best.parameters.names:
         yield Caution("fitted_unread", {"unread": best.replica.law.unread})
     if best.observed.protocol.at_once and any(point.lengths.fixed for point in points):

@@ -109,8 +109,24 @@ def test_a_kv_cache_that_the_server_tells_is_not_searched() -> None:
     found = fit(told, protocol=Protocol("ramp"))
     assert found.batching.kv_tokens == 8 * 640
     assert "kv_tokens" not in found.extra
-    assert all(warning.kind != "fitted_kv_tokens" for warning in found.warnings)
+    assert not {warning.kind for warning in found.warnings} & {"fitted_kv_tokens", "fitted_slots"}
     assert fit(told, protocol=Protocol("ramp"), kv_tokens=20_000).batching.kv_tokens == 20_000  # who asks knows better
+
+
+@pytest.mark.parametrize("slots", (32, 100))
+def test_a_limit_of_the_batch_that_was_set_by_hand_is_found(slots: int) -> None:
+    """Users of four times as many wait for their turn beside a cache that holds them all, which the server tells."""
+    room = 400 * 640
+    engine = Replica(GPU, Batching("chunked", max_batch_size=slots, kv_tokens=room))
+    mixes = [Lengths(512, 128, 0.3, 0.3)]
+    told = [dataclasses.replace(point, kv_tokens=room) for point in measure(engine, mixes, (1, 8, slots, 4 * slots))]
+    found = fit(told, protocol=Protocol("ramp"))
+    assert found.batching.max_batch_size == pytest.approx(slots, rel=0.05)
+    assert max(abs(error.ttft_error) for error in found.errors) < 0.15
+    assert "fitted_slots" in [each.kind for each in found.warnings]
+    known = fit([dataclasses.replace(point, max_batch_size=slots) for point in told], protocol=Protocol("ramp"))
+    assert known.batching.max_batch_size == slots
+    assert "fitted_slots" not in [each.kind for each in known.warnings]
 
 
 def test_an_open_loop_tells_prefill_from_request_overhead() -> None:

@@ -220,6 +220,19 @@ def test_a_killed_process_costs_nobody_an_answer(tmp_path: Path) -> None:
     asyncio.run(ask())
 
 
+def test_a_process_that_died_idle_is_not_missed(tmp_path: Path) -> None:
+    async def ask() -> None:
+        with pool(1) as workers:
+            await workers.answer(Told("first", tmp_path))
+            process = Told("first", tmp_path).began[0]
+            os.kill(process, signal.SIGKILL)
+            while is_running(process):
+                await asyncio.sleep(SOON_S)
+            assert await workers.answer(Told("next", tmp_path)) == "next"
+
+    asyncio.run(ask())
+
+
 def test_the_death_of_what_processes_are_forked_from_costs_nobody_an_answer(tmp_path: Path) -> None:
     async def ask() -> None:
         with pool() as workers:

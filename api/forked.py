@@ -126,9 +126,13 @@ class ForkServer:
                     start_new_session=True,
                 )
         ours, theirs = socket.socketpair()
-        with theirs:
-            socket.send_fds(self._control, [b"\0"], [theirs.fileno()])
         ours.setblocking(False)
+        with theirs:
+            try:
+                socket.send_fds(self._control, [b"\0"], [theirs.fileno()])
+            except OSError:
+                ours.close()
+                raise
         return ours
 
     def end(self) -> None:
@@ -157,7 +161,11 @@ class Process:
         """
         try:
             found = await self._asked(pickle.dumps((job, limit_s)))
-        except (asyncio.CancelledError, Lost):
+        except asyncio.CancelledError:
+            self.end()
+            raise
+        except Lost:
+            self._id = 0  # it is dead, and its id may soon be another's
             self.end()
             raise
         if isinstance(found, Exception):

@@ -1,8 +1,8 @@
 """Processes that compute, forked from one that has loaded everything: they begin in milliseconds and share its memory.
 
-A planner in memory, machine code included, takes 200 MB and two seconds; a process forked from it adds 11 MB. This is
-multiprocessing's fork server in small, which cannot be used here: it runs the program's `__main__` in every process,
-and under Streamlit that is the page.
+A planner in memory, machine code included, takes 200 MB and two seconds; a process forked from it adds 11 MB, and 45 MB
+once it has answered some thousand questions. This is multiprocessing's fork server in small, which cannot be used here:
+it runs the program's `__main__` in every process, and under Streamlit that is the page.
 """
 
 from __future__ import annotations

@@ -329,8 +329,7 @@ def _candidates(
     # were there than a limit allows, no lower one is believed.
     likely = (known_slots(one.engine, one.gpu, _memory_bytes(one.gpu)), SLOTS_BY_HAND, busy)
     limits = (one.max_batch_size,) if one.max_batch_size else _limits_that_differ(likely, busy, decoding_most)
-    if not one.max_batch_size and kv_tokens and said != "static" and not of_one_level(points):
-        limits += tuple(limit for limit in _limits_seen(points, kv_tokens) if limit not in limits)
+    limits += tuple(limit for limit in _limits_seen(points, kv_tokens or UNLIMITED_KV_TOKENS) if limit not in limits)
     ahead = known_lookahead(one.engine, one.engine_version, one.gpu) if lookahead_steps is None else lookahead_steps
     kv_policy, block_tokens = known_memory(one.engine)
     usual = Batching(
@@ -360,7 +359,12 @@ def _limits_that_differ(likely: Sequence[int], busy: int, decoding_most: float) 
 
 def _limits_seen(points: Sequence[Point], kv_tokens: int) -> tuple[int, ...]:
     """The limit of the batch by what ran at once where users waited though the KV cache had room: the power of two that
-    is near, else what was seen. A sequence holds its place for the iteration of its prompt and for OSL - 1 steps."""
+    is near, else what was seen. A sequence holds its place for the iteration of its prompt and for OSL - 1 steps. None
+    where the limit was told, the size of the cache was not, or a single level tells nothing of either."""
+    one = points[0]
+    static = one.batching.strip().lower() == "static"
+    if one.max_batch_size or kv_tokens == UNLIMITED_KV_TOKENS or static or of_one_level(points):
+        return ()
     closed = [point for point in points if point.load_kind == "concurrency"]
     waited = [point for point in closed if decoding(point) < FEW_DECODING * in_flight(point)]
     at_once = max((point.requests_per_s * point.osl * itl_s(point) for point in waited), default=0.0)
@@ -431,7 +435,7 @@ def _warnings(best: Trial, bent: Sequence[BentLaw], distrusted: Iterable[Distrus
     if "kv_tokens" in best.parameters.names:
         yield Caution("fitted_kv_tokens", {"kv_tokens": best.replica.batching.kv_tokens})
     slots, memory = best.replica.batching.max_batch_size, best.replica.batching.kv_tokens
-    if not points[0].max_batch_size and memory != UNLIMITED_KV_TOKENS and slots in _limits_seen(points, memory):
+    if "kv_tokens" not in best.parameters.names and slots in _limits_seen(points, memory):
         yield Caution("fitted_slots", {"max_batch_size": slots})
     if "unread" in best.parameters.names:
         yield Caution("fitted_unread", {"unread": best.replica.law.unread})

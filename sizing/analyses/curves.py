@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from sizing.candidates import check_context
-from sizing.edge import IDLE, LOADS, capacity_band, load_response, predict_at
+from sizing.edge import IDLE, MOST_SHARE, capacity_band, load_response, predict_at
 from sizing.engine import Replica
 from sizing.errors import DoesNotFit, EstimateUnavailable, ScenarioError
 from sizing.estimate import estimate
@@ -45,7 +45,7 @@ def load_curve(question: Question, fleet: Fleet, steps: int = 24) -> LoadCurve:
     candidate = fleet.candidate
     setting = question.setting(fleet.working)
     stable = stable_rate_per_s(candidate.replica, question.workload.lengths, question.workload.prefix)
-    rates = np.linspace(0.02, min(LOADS[-1], 1.25 * fleet.capacity_per_s / stable), steps) * stable
+    rates = np.linspace(0.02, min(MOST_SHARE, 1.25 * fleet.capacity_per_s / stable), steps) * stable
     predictions = tuple(predict_at(candidate.replica, setting, float(rate)) for rate in rates)
     return LoadCurve(tuple(map(float, rates)), predictions, fleet.load_per_s, fleet.capacity_per_s)
 

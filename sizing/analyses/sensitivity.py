@@ -94,8 +94,7 @@ def resized(changed: Question, question: Question, fleet: Fleet) -> tuple[int, f
 
     The formula's capacity, corrected by the ratio that holds for the question as it was. Where the formula puts even
     an idle replica over a limit that the simulation found met, the excess that it gives at the fleet's own capacity
-    counts as met. The formula is not evaluated again where only a limit has changed: latencies at each load are the
-    same. It is where a limit has changed by which goodput judges.
+    counts as met.
     """
     replica = fleet.candidate.replica
     as_it_was = load_response(replica, question.setting(fleet.working))
@@ -103,12 +102,11 @@ def resized(changed: Question, question: Question, fleet: Fleet) -> tuple[int, f
     correction = fleet.capacity_per_s / as_it_was.rate_per_s(kept)
 
     def capacity_per_s(setting: Setting) -> float:
-        asked = question.sla if question.sla.within == setting.sla.within else setting.sla
-        same_load = load_response(replica, replace(setting, sla=asked)).under(setting.sla)
-        rate_per_s = same_load.rate_per_s(kept)
+        response = load_response(replica, setting, (kept,) if kept else ())
+        rate_per_s = response.rate_per_s(kept)
         if rate_per_s == 0:
-            limit = same_load.idle.binding(setting.sla)
-            raise SlaMissed(limit, same_load.idle.value_s(limit))
+            limit = response.idle.binding(setting.sla)
+            raise SlaMissed(limit, response.idle.value_s(limit))
         return rate_per_s * correction
 
     return smallest_fleet(changed, capacity_per_s, fleet.working)

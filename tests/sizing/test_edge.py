@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
+from dataclasses import replace
 from functools import cache
 
 import numpy as np
@@ -11,13 +12,27 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from sizing.edge import BATCHES, BY_SIMULATION, LoadResponse, edge_rate, upper_excess, upper_percentile
+from sizing.edge import (
+    BATCHES,
+    BY_SIMULATION,
+    IDLE,
+    MOST_SHARE,
+    LoadResponse,
+    analytic_capacity_per_s,
+    edge_rate,
+    log_excess,
+    predict_at,
+    scaled_capacities,
+    upper_excess,
+    upper_percentile,
+)
 from sizing.engine import Batching, Replica, StepLaw
 from sizing.question import Setting
+from sizing.queueing import predict, stable_rate_per_s
 from sizing.simulator import Simulated, simulate
 from sizing.simulator.state import REJECTED, SERVED
 from sizing.stats import rank
-from sizing.workload import Lengths, Limit, Sla, Workload
+from sizing.workload import Lengths, Limit, RequestMetric, Sla, Workload
 
 LAW = StepLaw(4.8e-3, 1e-3, 20e-6, 10e-6, 49e-9)
 
@@ -163,3 +178,54 @@ def test_the_edge_of_a_server_that_drops_who_waits_too_long() -> None:
         assert run.meets(sla) is meets
         assert run.timed_out > 0
         assert np.nanmax(run.ttft_s) < 10.0
+
+
+SERVER = Replica(LAW)
+
+
+def bisected(replica: Replica, setting: Setting) -> float:
+    """The rate at which the formula's latencies leave the SLA, by halving alone; 0 where they do without load."""
+    stable_per_s = stable_rate_per_s(replica, setting.workload.lengths)
+    low, high = IDLE * stable_per_s, MOST_SHARE * stable_per_s
+    if log_excess(predict_at(replica, setting, low), setting.sla) > 0:
+        return 0.0
+    while high / low > 1.002:
+        middle = math.sqrt(low * high)
+        over = log_excess(predict_at(replica, setting, middle), setting.sla) > 0
+        low, high = (low, middle) if over else (middle, high)
+    return low
+
+
+CASES = [
+    pytest.param(Lengths(isl, osl, cv, cv), metric, percentile, share, id=f"{isl}/{osl} {metric} p{percentile} {share}")
+    for isl, osl, cv in ((500, 200, 0.5), (2000, 256, 0.0), (6000, 100, 0.5))
+    for metric, percentile in (("ttft", 95), ("itl", 95), ("e2e", 99))
+    for share in (0.3, 0.6, 0.85)
+]
+
+
+def limited(lengths: Lengths, metric: RequestMetric, percentile: float, share: float) -> Setting:
+    """A limit that the server just keeps at a share of its stable rate."""
+    workload = Workload(lengths, share * stable_rate_per_s(SERVER, lengths))
+    limit_s = predict(SERVER, workload).of(metric).at(percentile)
+    return Setting(workload, Sla(Limit(metric, percentile, limit_s)), "random")
+
+
+@pytest.mark.parametrize(("lengths", "metric", "percentile", "share"), CASES)
+def test_the_edge_by_formula_is_what_halving_finds(
+    lengths: Lengths, metric: RequestMetric, percentile: float, share: float
+) -> None:
+    setting = limited(lengths, metric, percentile, share)
+    assert analytic_capacity_per_s(SERVER, setting) == pytest.approx(bisected(SERVER, setting), rel=0.02)
+
+
+@pytest.mark.parametrize(("lengths", "metric", "percentile", "share"), CASES)
+def test_the_band_of_an_estimate_is_that_of_a_slower_and_a_faster_engine(
+    lengths: Lengths, metric: RequestMetric, percentile: float, share: float
+) -> None:
+    """Each of them asked by itself, where the band reads both off the response of the engine amid them."""
+    setting, factor = limited(lengths, metric, percentile, share), 1.35
+    low, high = scaled_capacities(SERVER, setting, factor)
+    middle, slow, fast = (bisected(replace(SERVER, law=LAW.scaled(by)), setting) for by in (1, factor, 1 / factor))
+    assert high == pytest.approx(fast / middle, rel=0.05)
+    assert low == pytest.approx(slow / middle, rel=0.1)

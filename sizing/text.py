@@ -571,14 +571,19 @@ def includes(question: Question, fleet: Fleet) -> Iterator[str]:
         yield f"{fleet.spare} spare {'replica' if fleet.spare == 1 else 'replicas'} on top of those that carry the load"
 
 
-def assumptions(question: Question, fleet: Fleet) -> Iterator[str]:
-    """What must be true of the workload and the servers for the count to hold."""
+def assumptions(question: Question, fleet: Fleet, replayed: bool = False) -> Iterator[str]:
+    """What must be true of the workload and the servers for the count to hold. `replayed`: the count is that of a
+    recorded trace."""
     workload, batching = question.workload, fleet.candidate.replica.batching
-    lengths = workload.lengths
-    yield ARRIVALS[workload.arrivals.kind].format(cv=workload.arrivals.cv, size=workload.arrivals.size)
+    if replayed:
+        yield "Requests come when the recorded ones came, with their lengths; for the headroom they come faster."
+        yield "Latency against load and what a changed input costs are by formula, for Poisson arrivals."
+    else:
+        yield ARRIVALS[workload.arrivals.kind].format(cv=workload.arrivals.cv, size=workload.arrivals.size)
+        steady = "is sustained: latencies are steady-state values"
+        yield f"The load of {significant(workload.rate_per_s)} requests/s {steady}."
+        yield lengths_sentence(workload.lengths)
     yield ROUTING[question.routing]
-    yield f"The load of {significant(workload.rate_per_s)} requests/s is sustained: latencies are steady-state values."
-    yield lengths_sentence(lengths)
     for line in on_all_requests(question):
         yield f"{line}."
     if workload.prefix.tokens:

@@ -367,7 +367,9 @@ def report_of(
         warnings=tuple(answer.cautions(fleet.warnings)),
         includes=tuple(includes(question, fleet)),
         excludes=EXCLUDES,
-        assumptions=tuple(answer.session_assumptions(sessions) if sessions else assumptions(question, fleet)),
+        assumptions=tuple(
+            answer.session_assumptions(sessions) if sessions else assumptions(question, fleet, traced is not None)
+        ),
         sources=tuple(source_of(each, points) for each in plan.fleets[:MOST_ROWS]),
         accuracy=accuracy(fleet),
         evidence=evidence(),

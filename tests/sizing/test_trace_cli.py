@@ -71,6 +71,8 @@ def test_reports_hold_the_traffic(answer: dict[str, Any]) -> None:
     found = from_dict(answer["report"])
     assert found.traffic is not None
     assert [hour.clock for hour in found.traffic.hours] == [hour["clock"] for hour in answer["trace"]["hours"]]
+    said = " ".join(found.assumptions)
+    assert "recorded" in said and "independently" not in said and "steady-state" not in said
     page = Page(render(found, "html").decode())
     assert "Recorded traffic" in page.text and "in the worst hour, 04:00" in page.text
     printed = pdf_text(render(found, "pdf"))

@@ -13,6 +13,7 @@ from typing import Literal
 import numpy as np
 from numpy.typing import NDArray
 
+from sizing.analyses.sensitivity import capacity_beside
 from sizing.candidates import check_context
 from sizing.edge import IDLE, MOST_SHARE, capacity_band, load_response, predict_at
 from sizing.engine import Replica
@@ -21,7 +22,7 @@ from sizing.estimate import estimate
 from sizing.numbers import significant
 from sizing.plans import Basis, Candidate, Fleet, cost_at, cost_of
 from sizing.prediction import Prediction
-from sizing.question import Question, replicas_for
+from sizing.question import Question, Setting, replicas_for
 from sizing.queueing import predict, stable_rate_per_s
 from sizing.text import counts
 from sizing.workload import MOST_TOKENS, Lengths, Routing, Within, Workload
@@ -336,16 +337,13 @@ def length_grid(question: Question, fleet: Fleet, covers: Callable[[Lengths], bo
     By formula, scaled by the fleet's own capacity over the formula's; headroom kept. `covers` tells whether lengths lie
     within what was measured; it is not asked of estimates.
     """
-    as_it_was = load_response(fleet.candidate.replica, question.setting(fleet.working))
-    # Where the formula puts an idle replica over a limit that the simulation found met, that excess counts as met.
-    kept = 0.0 if as_it_was.rate_per_s(0.0) else as_it_was.excess_at(fleet.capacity_per_s)
-    correction = fleet.capacity_per_s / as_it_was.rate_per_s(kept)
+    beside = capacity_beside(question, fleet)
     lengths = question.workload.lengths
     cells = []
     for osl in _around(lengths.osl, OSL_FACTORS):
         for isl in _around(lengths.isl, ISL_FACTORS):
             asked = replace(lengths, isl=isl, osl=osl)
-            cells.append(_cell(question, fleet, asked, kept, correction, covers))
+            cells.append(_cell(question, fleet, asked, beside, covers))
     return tuple(cells)
 
 
@@ -357,8 +355,7 @@ def _cell(
     question: Question,
     fleet: Fleet,
     lengths: Lengths,
-    kept: float,
-    correction: float,
+    beside: Callable[[Replica, Setting], float],
     covers: Callable[[Lengths], bool],
 ) -> LengthCell:
     basis: Basis = fleet.candidate.basis
@@ -369,7 +366,7 @@ def _cell(
         asked = replace(question, workload=replace(question.workload, lengths=lengths))
     except (ScenarioError, DoesNotFit, EstimateUnavailable) as error:
         return LengthCell(lengths.isl, lengths.osl, None, basis, str(error))
-    capacity_per_s = correction * load_response(candidate.replica, asked.setting(fleet.working)).rate_per_s(kept)
+    capacity_per_s = beside(candidate.replica, asked.setting(fleet.working))
     if capacity_per_s == 0:
         return LengthCell(lengths.isl, lengths.osl, None, basis, "misses the SLA even alone")
     per_gpu = capacity_per_s * (1 - question.headroom) / candidate.gpus

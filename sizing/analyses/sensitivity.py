@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Literal
 
 from sizing.edge import BY_FORMULA, BY_SIMULATION, SlaMissed, load_response
-from sizing.engine import Batching
+from sizing.engine import Batching, Replica
 from sizing.errors import ScenarioError
 from sizing.planner import size, smallest_fleet
 from sizing.plans import Candidate, Fleet, Rejection
@@ -89,25 +89,38 @@ def with_input(question: Question, name: str, value: float) -> Question:
     return replace(question, sla=question.sla.with_limits(*limits))
 
 
-def resized(changed: Question, question: Question, fleet: Fleet) -> tuple[int, float]:
-    """Working replicas and capacity of the fleet's candidate under a changed question.
+def capacity_beside(question: Question, fleet: Fleet) -> Callable[[Replica, Setting], float]:
+    """The formula's requests/s of a replica under another question, corrected by the ratio that holds for the fleet's
+    own; 0 where the SLA is missed even alone.
 
-    The formula's capacity, corrected by the ratio that holds for the question as it was. Where the formula puts even
-    an idle replica over a limit that the simulation found met, the excess that it gives at the fleet's own capacity
-    counts as met.
+    Where the formula puts even an idle replica of the fleet over a limit that the simulation found met, the excess that
+    it gives at the fleet's own capacity counts as met, unless it finds a capacity under the other question by itself.
     """
-    replica = fleet.candidate.replica
-    as_it_was = load_response(replica, question.setting(fleet.working))
-    kept = 0.0 if as_it_was.rate_per_s(0.0) else as_it_was.excess_at(fleet.capacity_per_s)
+    as_it_was = load_response(fleet.candidate.replica, question.setting(fleet.working))
+    if as_it_was.rate_per_s(0.0):
+        correction = fleet.capacity_per_s / as_it_was.rate_per_s(0.0)
+        return lambda replica, setting: correction * load_response(replica, setting).rate_per_s(0.0)
+    kept = as_it_was.excess_at(fleet.capacity_per_s)
     correction = fleet.capacity_per_s / as_it_was.rate_per_s(kept)
 
+    def near_miss(replica: Replica, setting: Setting) -> float:
+        response = load_response(replica, setting, (kept,))
+        return response.rate_per_s(0.0) or correction * response.rate_per_s(kept)
+
+    return near_miss
+
+
+def resized(changed: Question, question: Question, fleet: Fleet) -> tuple[int, float]:
+    """Working replicas and capacity of the fleet's candidate under a changed question, see `capacity_beside`."""
+    replica, beside = fleet.candidate.replica, capacity_beside(question, fleet)
+
     def capacity_per_s(setting: Setting) -> float:
-        response = load_response(replica, setting, (kept,) if kept else ())
-        rate_per_s = response.rate_per_s(kept)
-        if rate_per_s == 0:
-            limit = response.idle.binding(setting.sla)
-            raise SlaMissed(limit, response.idle.value_s(limit))
-        return rate_per_s * correction
+        found = beside(replica, setting)
+        if found == 0:
+            idle = load_response(replica, setting).idle
+            limit = idle.binding(setting.sla)
+            raise SlaMissed(limit, idle.value_s(limit))
+        return found
 
     return smallest_fleet(changed, capacity_per_s, fleet.working)
 

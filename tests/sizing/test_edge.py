@@ -15,7 +15,10 @@ from hypothesis import strategies as st
 from sizing.edge import (
     BATCHES,
     BY_SIMULATION,
+    EDGE_WITHIN,
+    FIRST,
     IDLE,
+    MOST_ASKED,
     MOST_SHARE,
     LoadResponse,
     analytic_capacity_per_s,
@@ -178,6 +181,21 @@ def test_the_edge_of_a_server_that_drops_who_waits_too_long() -> None:
         assert run.meets(sla) is meets
         assert run.timed_out > 0
         assert np.nanmax(run.ttft_s) < 10.0
+
+
+@given(root=st.floats(0.02, 0.98), rise=st.floats(0.5, 5), far=st.floats(-2, -0.01))
+def test_a_cliff_of_the_formula_is_found_in_few_predictions(root: float, rise: float, far: float) -> None:
+    """The excess jumps at `root`, of a stable rate of 1, from `far` below the limit."""
+    known = {rate: far if rate <= root else far + rise for rate in (IDLE, *FIRST)}
+    for number in range(MOST_ASKED):
+        rates = sorted(known)
+        response = LoadResponse(np.array(rates), np.array([known[rate] for rate in rates]))
+        asked = response.next_rate_per_s(0.0, MOST_SHARE, EDGE_WITHIN, number)
+        if asked is None:
+            break
+        known[asked] = far if asked <= root else far + rise
+    if far + rise > 0:
+        assert response.rate_per_s(0.0) == pytest.approx(root, rel=0.14)
 
 
 SERVER = Replica(LAW)

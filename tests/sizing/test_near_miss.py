@@ -57,6 +57,9 @@ def test_sensitivities_keep_the_answer_and_its_direction(asked: Question, fleet:
     looser = rows["p99 TTFT limit"][-1].gpus
     assert looser is not None
     assert looser < fleet.gpus
+    [limit] = asked.sla.limits
+    planned = planner.plan(replace(asked, sla=Sla(replace(limit, limit_s=1.25 * limit.limit_s))), [candidate()]).answer
+    assert abs(looser - planned.gpus) <= planned.candidate.gpus
 
 
 def test_a_day_is_planned_hour_by_hour(asked: Question, fleet: Fleet) -> None:

@@ -384,8 +384,8 @@ def analytic_capacity_per_s(replica: Replica, setting: Setting) -> float:
 def load_response(replica: Replica, setting: Setting, levels: tuple[float, ...] = ()) -> LoadResponse:
     """How the SLA is used up from no load on, by formula; known well where it is passed, and at other `levels`.
 
-    The formula is asked alone, at the shares `FIRST` of the stable rate, and then where the levels are expected. A
-    replica that misses the SLA alone, by more than a near miss, is asked no more. Kept for a while.
+    The formula is asked for an idle replica, at the shares `FIRST` of the stable rate, and then where the levels are
+    expected; for the idle one only where that misses the SLA by more than a near miss. Kept for a while.
     """
     stable_per_s = stable_rate_per_s(replica, setting.workload.lengths, setting.workload.prefix)
     known: dict[float, Prediction] = {}

@@ -31,6 +31,9 @@ MODEL = "small"
 EXPERTS_PER_TOKEN = 2
 GIB = 2**30
 PACED, PACED_WORKER = Path(__file__).with_name("paced"), "paced_worker.PacedWorker"
+IN_ENGINE = "vllm.v1.executor.uniproc_executor.UniProcExecutor"
+"""A worker that sleeps belongs into the engine's process, where vLLM has it for one GPU, though never for a CPU: with a
+process of its own the engine polls for its answer, which takes most of a core from API server and client."""
 STEP_TIMES = "step-times.json"
 _PAD, _END, _UNKNOWN = SPECIAL_TOKENS
 
@@ -165,7 +168,7 @@ def configuration(settings: Settings) -> dict[str, Any]:
 
 def arguments(settings: Settings, model: Path) -> dict[str, Any]:
     """What vLLM is told of its engine, by the names of its engine arguments."""
-    worker = {"worker_cls": PACED_WORKER} if settings.pace else {}
+    worker = {"worker_cls": PACED_WORKER, "distributed_executor_backend": IN_ENGINE} if settings.pace else {}
     return worker | {
         "model": str(model),
         "load_format": "dummy",

@@ -356,7 +356,7 @@ def report_of(
         sentence=answer.sentence(plan),
         reason="",
         working=answer.working(plan),
-        inputs=asked_of(question, load),
+        inputs=asked_of(question, load, traced is not None),
         limits=session_limit_rows(question, fleet) if sessions else limit_rows(question, fleet),
         curves=load_curves(question, fleet, curve) if curve else None,
         configurations=tuple(configuration(question, each) for each in plan.fleets[:MOST_ROWS]),
@@ -430,9 +430,9 @@ def refusal_of(
     )
 
 
-def asked_of(question: Question, load: SessionLoad | None) -> tuple[InputRow, ...]:
+def asked_of(question: Question, load: SessionLoad | None, replayed: bool = False) -> tuple[InputRow, ...]:
     """One row for everything asked."""
-    return session_inputs(question, load) if load else inputs(question)
+    return session_inputs(question, load) if load else inputs(question, replayed)
 
 
 def usual_title(question: Question, load: SessionLoad | None = None) -> str:

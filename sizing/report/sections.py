@@ -39,13 +39,18 @@ ASKED = (
     *("headroom", "spare", "arrivals", "routing", "price"),
 )
 """Fields of a question in the order of a report."""
+RECORDED = "as recorded"
+"""The arrivals of a trace."""
 
 
-def inputs(question: Question) -> tuple[InputRow, ...]:
-    """One row for everything asked; quiet fields only where they differ from their default."""
+def inputs(question: Question, replayed: bool = False) -> tuple[InputRow, ...]:
+    """One row for everything asked; quiet fields only where they differ from their default. `replayed`: of a recorded
+    trace, whose arrivals are its own."""
     asked = ((FIELDS[name], FIELDS[name].of(question)) for name in ASKED)
     rows = (
-        row(field, value) for field, value in asked if value is not None and (field.default != value or not field.quiet)
+        InputRow(field.key, field.label, RECORDED) if replayed and field.key == "arrivals" else row(field, value)
+        for field, value in asked
+        if value is not None and (field.default != value or not field.quiet)
     )
     return (*rows, *(given(f"price_{gpu}", f"Price of {gpu}", price, "per GPU-hour") for gpu, price in question.prices))
 

@@ -16,7 +16,8 @@ import pytest
 
 from calibration.errors import ServerError
 from lab.vllm.pace import Pace
-from lab.vllm.server import PACED
+from lab.vllm.server import PACED, arguments
+from lab.vllm.settings import Settings
 from sizing import catalog
 from sizing.catalog import Layout
 from sizing.estimate import kernels
@@ -109,6 +110,12 @@ def test_the_table_is_json_that_any_engine_could_read(tmp_path: Path) -> None:
             shape.append(len(inner))
             inner = inner[0]
         assert shape == [len(axis) for axis in table["axes"]]
+
+
+def test_a_worker_that_sleeps_runs_in_the_engines_process_and_one_that_computes_does_not(tmp_path: Path) -> None:
+    """The engine polls for the answer of another process: that would take a core from the servers it is to imitate."""
+    assert arguments(Settings(pace=PACE), tmp_path)["distributed_executor_backend"].endswith("UniProcExecutor")
+    assert "distributed_executor_backend" not in arguments(Settings(), tmp_path)
 
 
 @pytest.mark.parametrize(

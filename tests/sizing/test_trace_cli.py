@@ -156,6 +156,7 @@ def test_classes_have_limits_and_figures_of_their_own(
     page, printed = Page(render(found, "html").decode()), pdf_text(render(found, "pdf"))
     assert "SLA of each class" in page.text and squeezed("SLA of each class") in printed
     assert "over all requests of" in page.text and "Poisson arrivals of the trace's lengths" in page.text
+    assert ("Arrivals", "as recorded") in [(row.name, row.value) for row in found.inputs]
     rows = rows_below(sheets(render(found, "xlsx"))["Classes"], "Class")
     assert [(row[0], row[2]) for row in rows[:3]] == [("chat", "p95 TTFT"), ("chat", "p95 ITL"), ("agents", "p99 TTFT")]
 

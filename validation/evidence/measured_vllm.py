@@ -5,7 +5,7 @@ lengths, each measured twice, and between them Poisson arrivals at 50, 70 and 85
 loop, in three rounds. All closed loops of a server are fitted together, by what the server tells of itself alone. The
 truth of an arrival rate is the mean of its rounds; how far the rounds, and the two measurements of a closed loop, lie
 apart is said beside the errors. Bands are those that the product shows of one measurement of so many requests, and each
-round is one. API server and client share a core, the engine has the other.
+round is one. The client keeps off the last core, which is the engine's.
 """
 
 from __future__ import annotations

@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy.special import ndtr, ndtri
 
-from sizing.engine import USUAL_POLICIES, Batching, Policy, Replica, engine_named
+from sizing.engine import USUAL_POLICIES, Batching, Policy, Replica, engine_named, known_lookahead
 from sizing.numbers import Floats
 from sizing.points import Deployment, Point
 from sizing.simulator.replay import GAPS, MEASURES, OPEN_ONLY, Replay, ReplayRun, closed_run
@@ -309,6 +309,12 @@ class Observed:
     def usual_policy(self) -> Policy | None:
         """How the engine forms its iterations by its defaults; None where the engine is not known."""
         return USUAL_POLICIES.get(engine_named(self.points[0].engine))
+
+    @property
+    def usual_lookahead(self) -> float:
+        """How many iterations the engine fixes before they start by its defaults."""
+        one = self.points[0]
+        return known_lookahead(one.engine, one.engine_version, one.gpu)
 
     def runs(self, effort: Effort = FULL) -> tuple[ReplayRun, ...]:
         """What to simulate; row i of the result is point i."""

@@ -51,10 +51,11 @@ LEAST_TO_LEAVE_OUT = 3
 """Points of which one can be predicted from the others."""
 LIFT = 0.05
 """Logarithm by which a bend is lifted to see what it does."""
-START_PRICE, KV_PRICE, BUDGET_PRICE, POLICY_PRICE = 10.0, 3.0, 6.0, 10.0
+START_PRICE, KV_PRICE, BUDGET_PRICE, POLICY_PRICE, LOOKAHEAD_PRICE = 10.0, 3.0, 6.0, 10.0, 4.0
 """Added to the cost of an explanation whose users began together, of one with a KV cache of its own, of one with
-another token budget than the common one, and of one with another policy than the engine's default: what each must gain
-to be believed. The first is of TTFT that is trusted in full; the less it is, the less there is to gain."""
+another token budget than the common one, and of one with another policy or look-ahead than the engine's defaults: what
+each must gain to be believed. The first is of TTFT that is trusted in full; the less it is, the less there is to
+gain."""
 USUAL_BUDGET = Batching().token_budget
 LITTLE = 0.01
 """Changes of the law's error that do not move the fit: those of the measurement are 2 to 4 %."""
@@ -128,6 +129,7 @@ class Trial:
         price += KV_PRICE * ("kv_tokens" in self.parameters.names)
         batching, usual = self.parameters.base.batching, self.observed.usual_policy
         price += POLICY_PRICE * (usual is not None and batching.policy != usual)
+        price += LOOKAHEAD_PRICE * (batching.lookahead_steps != self.observed.usual_lookahead)
         return self.cost + price + BUDGET_PRICE * (batching.token_budget != USUAL_BUDGET)
 
     def search(self, evaluations: int, stride: float, *, central: bool = False, carried: bool = False) -> Trial:
@@ -451,13 +453,25 @@ LAW_ERROR_ROUNDS = 3
 class Known:
     """What is known before the fit: possible batching rules, a law to lean on, whether the KV cache is known, and
     whether the model's shape is: then the law leans on its share of unread weights, and none is fitted. `prior_error`:
-    relative standard error of the law to lean on."""
+    relative standard error of the law to lean on. `lookahead_assumed`: the rules look ahead as the engine does by its
+    defaults, and nobody has said that this one does."""
 
     batchings: tuple[Batching, ...]
     prior: StepLaw | None
     kv_known: bool
     shape_known: bool = False
     prior_error: float = KERNEL_TIMED
+    lookahead_assumed: bool = False
+
+    @property
+    def looking_ahead(self) -> bool:
+        """True where the rules look ahead by assumption."""
+        return self.lookahead_assumed and any(rule.lookahead_steps > 0 for rule in self.batchings)
+
+    def without_lookahead(self) -> Known:
+        """The same of an engine that forms an iteration when the last one is done."""
+        rules = tuple(replace(rule, lookahead_steps=0.0) for rule in self.batchings)
+        return replace(self, batchings=rules, lookahead_assumed=False)
 
 
 NEAR, NEAR_BY = 1.5, 3.0
@@ -471,7 +485,16 @@ MOST_FINISHED = 4
 
 
 def best_trial(observed: Observed, known: Known) -> Trial:
-    """The explanation that fits best: how the users started, the batching rule and the KV cache are searched together.
+    """The explanation that fits best, without look-ahead too where the engine's usual one explains the points poorly:
+    engines turn it off for some models and features, and people by hand."""
+    best = explained(observed, known)
+    if known.looking_ahead and best.chi2_per_point > SOUND:
+        best = min(best, explained(observed, known.without_lookahead()), key=lambda trial: trial.claim)
+    return settle(best)
+
+
+def explained(observed: Observed, known: Known) -> Trial:
+    """How the users started, the batching rule and the KV cache are searched together.
 
     All are sketched; those near the best are carried on in full, each with a KV cache of its own where it asks for one.
     """
@@ -492,7 +515,7 @@ def best_trial(observed: Observed, known: Known) -> Trial:
         best = from_other_valley(best)
     if not known.shape_known:
         best = perhaps(best, unread_candidate(best))
-    return settle(best)
+    return best
 
 
 def ways_to_start(observed: Observed) -> list[Protocol]:

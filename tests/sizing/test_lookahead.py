@@ -171,6 +171,16 @@ def test_a_fit_takes_what_is_known_of_the_engine(tmp_path: Path, capsys: pytest.
     assert "looks 1 iteration ahead" in command(asked, capsys)[1]
 
 
+@pytest.mark.parametrize("seed", [1, 2, 3])
+@pytest.mark.parametrize("steps", [0.0, 1.0])
+def test_a_fit_finds_out_that_look_ahead_is_off(steps: float, seed: int) -> None:
+    """As vLLM's is for some features and where people turn it off: the points tell, beside their noise."""
+    known = {"engine": "vllm", "engine_version": "0.32.0"}
+    options = [Option(Lengths(1000, 100, 0.3, 0.5), users, 20 * users) for users in (1, 2, 4, 16, 64)]
+    points = [simulated_point(option, looking(steps, GPU), seed, **known) for option in options]
+    assert fit(points).batching.lookahead_steps == steps
+
+
 def test_on_the_command_line(capsys: pytest.CaptureFixture[str]) -> None:
     asked = "simulate --overhead 10ms --isl 100 --osl 200 --rate 20 --requests 2000 --json --lookahead-steps".split()
     ttft_s = [json.loads(command([*asked, steps], capsys)[1])["predicted"]["ttft"]["p50_s"] for steps in ("0", "1")]

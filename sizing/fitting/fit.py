@@ -143,8 +143,9 @@ def fit(
     `prior`: a law from elsewhere to lean on; unless told otherwise the day-zero law of model and GPU, where the
     catalogue has both. `batching`: the engine's, when it is known; otherwise the policy is chosen by residual and the
     batch limit taken from the points, `kv_tokens` from the caller or else the points, `token_budget` from the caller,
-    `lookahead_steps` from the caller, else from what is known of the engine, or 0 where that explains the points better.
-    `protocol`: how the points were measured. A KV cache of unknown size is fitted where it seems to limit the batch.
+    `lookahead_steps` from the caller, else from what is known of the engine, or 0 where that explains the points
+    better. `protocol`: how the points were measured. A KV cache of unknown size is fitted where it seems to limit the
+    batch.
     Points of one load level scale the law that they lean on, and say nothing of its shape.
     Raises FitError without points to fit, with several deployments, or with one load level and no law to scale.
     """

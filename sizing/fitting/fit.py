@@ -251,7 +251,7 @@ def _fitted(observed: Observed, known: Known) -> Fit:
         leave_one_out=best.leave_one_out(slopes),
         chi2_per_point=chi2,
         calibrated=_range(observed.points),
-        warnings=tuple(_warnings(best, bent, distrusted.values())),
+        warnings=tuple(_warnings(best, bent, distrusted.values(), known.looking_ahead)),
         left=np.full((len(observed.points), 3), math.nan),
         extra=best.parameters.names[len(COEFFICIENTS) :],
         distrusted=tuple(distrusted.values()),
@@ -426,7 +426,9 @@ FEW_DECODING = 0.8
 """Sequences that decode, over users and slots, below which memory or a limit on the batch holds the others up."""
 
 
-def _warnings(best: Trial, bent: Sequence[BentLaw], distrusted: Iterable[Distrust]) -> Iterator[Caution]:
+def _warnings(
+    best: Trial, bent: Sequence[BentLaw], distrusted: Iterable[Distrust], looking_ahead: bool
+) -> Iterator[Caution]:
     points = best.observed.points
     left = [own.law_error for own in bent] or [best.law_error]
     off = LawError(*(max(errors) for errors in zip(*left, strict=True)))
@@ -439,6 +441,8 @@ def _warnings(best: Trial, bent: Sequence[BentLaw], distrusted: Iterable[Distrus
     slots, memory = best.replica.batching.max_batch_size, best.replica.batching.kv_tokens
     if "kv_tokens" not in best.parameters.names and slots in _limits_seen(points, memory):
         yield Caution("fitted_slots", {"max_batch_size": slots})
+    if looking_ahead and not best.replica.batching.lookahead_steps:
+        yield Caution("fitted_lookahead", {"engine": points[0].engine})
     if "unread" in best.parameters.names:
         yield Caution("fitted_unread", {"unread": best.replica.law.unread})
     if best.observed.protocol.at_once and any(point.lengths.fixed for point in points):

@@ -178,7 +178,11 @@ def test_a_fit_finds_out_that_look_ahead_is_off(steps: float, seed: int) -> None
     known = {"engine": "vllm", "engine_version": "0.32.0"}
     options = [Option(Lengths(1000, 100, 0.3, 0.5), users, 20 * users) for users in (1, 2, 4, 16, 64)]
     points = [simulated_point(option, looking(steps, GPU), seed, **known) for option in options]
-    assert fit(points).batching.lookahead_steps == steps
+    found = fit(points)
+    assert found.batching.lookahead_steps == steps
+    assert ("fitted_lookahead" in [each.kind for each in found.warnings]) == (steps == 0)
+    told = fit(points, lookahead_steps=steps)
+    assert "fitted_lookahead" not in [each.kind for each in told.warnings]
 
 
 def test_on_the_command_line(capsys: pytest.CaptureFixture[str]) -> None:

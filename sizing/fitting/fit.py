@@ -171,7 +171,7 @@ def fit(
     kv_known = kv_tokens is not None or (batching is not None and batching.kv_tokens != UNLIMITED_KV_TOKENS)
     if told is not None and prior is not None and shares is not None and shares[0] > 0 and not one_level:
         prior = prior.with_values(prefill_s=BESIDE_KERNELS * prior.prefill_s)
-    assumed = batching is None and lookahead_steps is None
+    assumed = batching is None and lookahead_steps is None and rules[0].lookahead_steps > 0
     known = Known(rules, _of_shape(prior, shares), kv_known, shares is not None, error, assumed)
     return _fitted(Observed(chosen, protocol=protocol), known)
 
@@ -251,7 +251,7 @@ def _fitted(observed: Observed, known: Known) -> Fit:
         leave_one_out=best.leave_one_out(slopes),
         chi2_per_point=chi2,
         calibrated=_range(observed.points),
-        warnings=tuple(_warnings(best, bent, distrusted.values(), known.looking_ahead)),
+        warnings=tuple(_warnings(best, bent, distrusted.values(), known.lookahead_assumed)),
         left=np.full((len(observed.points), 3), math.nan),
         extra=best.parameters.names[len(COEFFICIENTS) :],
         distrusted=tuple(distrusted.values()),
@@ -427,7 +427,7 @@ FEW_DECODING = 0.8
 
 
 def _warnings(
-    best: Trial, bent: Sequence[BentLaw], distrusted: Iterable[Distrust], looking_ahead: bool
+    best: Trial, bent: Sequence[BentLaw], distrusted: Iterable[Distrust], lookahead_assumed: bool
 ) -> Iterator[Caution]:
     points = best.observed.points
     left = [own.law_error for own in bent] or [best.law_error]
@@ -441,7 +441,7 @@ def _warnings(
     slots, memory = best.replica.batching.max_batch_size, best.replica.batching.kv_tokens
     if "kv_tokens" not in best.parameters.names and slots in _limits_seen(points, memory):
         yield Caution("fitted_slots", {"max_batch_size": slots})
-    if looking_ahead and not best.replica.batching.lookahead_steps:
+    if lookahead_assumed and not best.replica.batching.lookahead_steps:
         yield Caution("fitted_lookahead", {"engine": points[0].engine})
     if "unread" in best.parameters.names:
         yield Caution("fitted_unread", {"unread": best.replica.law.unread})

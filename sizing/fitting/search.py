@@ -463,11 +463,6 @@ class Known:
     prior_error: float = KERNEL_TIMED
     lookahead_assumed: bool = False
 
-    @property
-    def looking_ahead(self) -> bool:
-        """True where the rules look ahead by assumption."""
-        return self.lookahead_assumed and any(rule.lookahead_steps > 0 for rule in self.batchings)
-
     def without_lookahead(self) -> Known:
         """The same of an engine that forms an iteration when the last one is done."""
         rules = tuple(replace(rule, lookahead_steps=0.0) for rule in self.batchings)
@@ -488,7 +483,7 @@ def best_trial(observed: Observed, known: Known) -> Trial:
     """The explanation that fits best, without look-ahead too where the engine's usual one explains the points poorly:
     engines turn it off for some models and features, and people by hand."""
     best = explained(observed, known)
-    if known.looking_ahead and best.chi2_per_point > SOUND:
+    if known.lookahead_assumed and best.chi2_per_point > SOUND:
         best = min(best, explained(observed, known.without_lookahead()), key=lambda trial: trial.claim)
     return settle(best)
 

@@ -69,7 +69,7 @@ arrivals from closed loops, sessions, GuideLLM, the trace and static batches are
   apart: an error cannot be told below that. The fit is told the batch limit, which vLLM's metrics lack, and by its
   name the model, whose shape says how many experts a batch reads; no kernel timings. Of prompts that begin alike the
   share found in the prefix cache is that which the server counted. The band is that of `size --verify`, for one
-  round. TTFT of the dense server comes out 3 to 5 ms too short with prompts of 64 and 512 tokens. In another run of it
+  round. TTFT of the dense server comes out 3 to 6 ms too short with prompts of 64 and 512 tokens. In another run of it
   the server's own timings stood beside: from API server to client a first token takes 1.1 to 2.2 ms with one stream,
   3.4 ms with 13 (random arrivals) and 4.5 ms with 16, as the server sends the tokens of a step one after another. A
   closed loop cannot show that in its TTFT: who is answered later asks later, and waits that much less for the next

@@ -60,9 +60,15 @@ def bend_covariance(logs: Floats, others: Floats) -> Floats:
 
 @lru_cache(maxsize=1024)
 def _bend_tables(bend: Bend) -> Floats:
-    at = np.log(bend.sequences)
-    reach = bend_covariance(BEND_KNOTS, at) @ np.linalg.inv(bend_covariance(at, at))
+    reach = _reach(bend.sequences)
     return np.asarray(np.stack([reach @ np.array(bend.decode), reach @ np.array(bend.prompt)]))
+
+
+@lru_cache(maxsize=256)
+def _reach(sequences: tuple[float, ...]) -> Floats:
+    """What g at BEND_KNOTS is of g at these batches, shape (23, batches)."""
+    at = np.log(sequences)
+    return np.asarray(bend_covariance(BEND_KNOTS, at) @ np.linalg.inv(bend_covariance(at, at)))
 
 
 STRAIGHT = Bend()

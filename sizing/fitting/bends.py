@@ -11,6 +11,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from functools import lru_cache
 
 import numpy as np
 
@@ -27,6 +28,8 @@ BENDING = 2.0
 """Mean squared misfit, in errors of the measurement, above which the law is believed to be off."""
 SPREAD = 0.3
 """How far the law of one pair of lengths may lie from the law of all, as a share of its prior's standard deviation."""
+LEAST_OPEN = 1e-4
+"""Changes of all logarithms of times smaller than this are none."""
 REACH = math.log(2.0)
 """Distance in ln(ISL) or ln(OSL) from measured lengths at which nothing of their bend is left."""
 
@@ -126,15 +129,11 @@ def _spread_found(bent: Sequence[tuple[Trial, Floats]]) -> float:
 def _told(trial: Trial, slopes: Floats, spread: float) -> BentLaw:
     """What the fit of one pair of lengths says, its distance from the law of all `spread` times what was thought."""
     straight, nodes = trial.parameters.straight, trial.parameters.nodes
-    certain = slopes.copy()
-    certain[len(slopes) - len(trial.numbers) :][:straight] /= spread
-    covariance = np.asarray(np.linalg.inv(certain.T @ certain)) * max(1.0, trial.unexplained)
     white, half = trial.numbers[straight:], len(nodes)
-    # Bends found small make large ones between the points unlikely: the size of all is told by those seen, as the mean
-    # square of numbers with a prior worth two of them.
+    # Bends found small make large ones unlikely: the size of all is told by those seen, as the mean square of numbers
+    # with a prior worth two of them.
     sizes = [math.sqrt(min(1.0, (1 + float(part @ part)) / (2 + half))) for part in (white[:half], white[half:])]
-    scale = np.concatenate([np.ones(straight), np.repeat(sizes, half)])
-    covariance = covariance * np.outer(scale, scale)
+    covariance = trial.covariance(slopes, np.concatenate([np.full(straight, spread), np.repeat(sizes, half)]))
     points = trial.observed.points
     isl, osl = (float(np.mean([getattr(point, name) for point in points])) for name in ("isl", "osl"))
     law, batching, names = trial.replica.law, trial.replica.batching, trial.parameters.names
@@ -146,18 +145,30 @@ def are_alike(lengths: tuple[float, float], point: Point) -> bool:
     return max(abs(math.log(point.isl / lengths[0])), abs(math.log(point.osl / lengths[1]))) < 0.05
 
 
-def opened(law: StepLaw, sequences: Sequence[float], sizes: tuple[float, float], part: int) -> tuple[StepLaw, StepLaw]:
-    """The law with its bend of decode steps (`part` 0) or prompts (1) one standard error lower and higher between and
-    beyond the batches `sequences` that were measured, where nothing holds it."""
-    nodes = np.log(sequences)
-    reach = bend_covariance(BEND_KNOTS, nodes)
-    held = np.sum(reach @ np.linalg.inv(bend_covariance(nodes, nodes)) * reach, axis=1)
-    lift = sizes[part] * (BEND_SD, PROMPT_BEND_SD)[part] * np.sqrt(np.maximum(0.0, 1 - held))
-    tables = law.bend.tables if law.bend.sequences else np.zeros((2, len(BEND_KNOTS)))
+@lru_cache(maxsize=256)
+def open_bends(sequences: tuple[float, ...], sizes: tuple[float, float], most: float) -> Floats:
+    """What the batches `sequences` that were measured leave open of the bends of decode steps and of prompts, of these
+    `sizes`: independent changes of one standard error each, shape (changes, 2, 23), at the knots of `Bend.tables`.
+    Beyond `most` sequences a bend stays as open as there.
+
+    Eigenvectors of what is left of the Gaussian process once its values at `sequences` are known (Rasmussen and
+    Williams 2006, section 2.2). Between two batches it errs by itself, so a server whose batch keeps changing meets
+    errors that partly cancel.
+    """
+    nodes, knots = np.log(sequences), np.minimum(BEND_KNOTS, math.log(most))
+    own = np.unique(knots)
+    reach = bend_covariance(own, nodes)
+    left = bend_covariance(own, own) - reach @ np.linalg.inv(bend_covariance(nodes, nodes)) @ reach.T
+    variances, directions = np.linalg.eigh(left)
+    changes = (np.sqrt(np.maximum(0.0, variances))[:, None] * directions.T)[:, np.searchsorted(own, knots)]
+    decode, prompt = (size * sd * changes for size, sd in zip(sizes, (BEND_SD, PROMPT_BEND_SD), strict=True))
+    none = np.zeros_like(changes)
+    both = np.concatenate([np.stack([decode, none], axis=1), np.stack([none, prompt], axis=1)])
+    return np.asarray(both[np.abs(both).max(axis=(1, 2)) > LEAST_OPEN])
+
+
+def bent_further(law: StepLaw, change: Floats) -> StepLaw:
+    """The law with its bends changed at all knots, `change` of shape (2, 23)."""
+    tables = change + (law.bend.tables if law.bend.sequences else 0.0)
     knots = tuple(np.exp(BEND_KNOTS).tolist())
-
-    def lifted(sign: int) -> StepLaw:
-        moved = [table + sign * lift * (place == part) for place, table in enumerate(tables)]
-        return replace(law, bend=Bend(knots, *(tuple(table.tolist()) for table in moved)))
-
-    return lifted(-1), lifted(1)
+    return replace(law, bend=Bend(knots, *(tuple(table.tolist()) for table in tables)))

@@ -48,37 +48,6 @@ from sizing.numbers import Floats
 from sizing.points import Deployment, Point, same_isl
 from sizing.prediction import Caution
 
-# --- How sure the fitted numbers are: the curvature of the cost around the best ones, measured where it matters
-
-LEAST, MOST = 0.2, 2.0
-"""The correction changes no variance beyond these shares: the cost of a simulation is not smooth."""
-
-
-def covariance_of(trial: Trial, slopes: Floats) -> Floats:
-    """Covariance of the numbers, shape (names, names), widened where the misfits exceed the errors of
-    measurement and law.
-
-    The inverse of J'J starts it. Logarithms of coefficients that hardly count have little slope, and far too wide a
-    standard error follows: made five times as large such a coefficient does count, and the points speak against it. So
-    the cost is looked at one standard error away to both sides along every eigenvector, where it should have risen by a
-    half, and the variance there corrected in proportion (a Laplace approximation by secants).
-    """
-    covariance = _corrected(trial, np.asarray(np.linalg.inv(slopes.T @ slopes), np.float64))
-    widened: Floats = covariance * max(1.0, trial.unexplained)
-    return widened
-
-
-def _corrected(trial: Trial, covariance: Floats) -> Floats:
-    variances, directions = np.linalg.eigh(covariance)
-    here = trial.cost_at(trial.numbers)
-    for place, direction in enumerate(directions.T):
-        step = np.sqrt(variances[place]) * direction
-        rise = np.mean([trial.cost_at(trial.numbers + step), trial.cost_at(trial.numbers - step)]) - here
-        variances[place] *= np.clip(0.5 / max(float(rise), 1e-9), LEAST, MOST)
-    corrected: Floats = (directions * variances) @ directions.T
-    return corrected
-
-
 # --- Which coefficients the points tell and which they do not, and the measurement that would
 
 HARDLY = 0.7
@@ -117,6 +86,9 @@ TOKEN_BUDGETS = (Batching().token_budget, 2048, 65_536)
 NEAR_KERNELS, FROM_SHAPE = 0.03, 0.09
 """Errors of the law per unit of ln(ISL) and ln(OSL) from measured lengths: see `_elsewhere`."""
 UNLIMITED_KV_TOKENS = Batching().kv_tokens
+BENDS_OF_ESTIMATE = 3.5
+"""Size of the bends that one level leaves open, as a share of what is thought possible (see `BentLaw`), for each unit
+of the relative error of the estimate that it scales."""
 USUALLY_OFF = 0.05
 """Error of the law at measured levels from which `FROM_SHAPE` holds in full: 73 published servers, fitted to four
 levels each, have 0.06 in the median. Below `LITTLE` it is not told from luck."""
@@ -237,9 +209,9 @@ def _fitted(observed: Observed, known: Known) -> Fit:
     means = best.replay.means(best.replica)
     together = best.observed.protocol.at_once and any(p.lengths.fixed for p in observed.points)
     distrusted = _distrusted(best, means)
-    covariance = covariance_of(best, slopes)
+    covariance = best.covariance(slopes)
     one_level = observed.trace is None and of_one_level(observed.points)
-    bends = max(1.0, known.prior_error / KERNEL_TIMED) if one_level and not bent else 0.0
+    bends = BENDS_OF_ESTIMATE * known.prior_error if one_level and not bent else 0.0
     unknown = unknowns(best.parameters.names, slopes, np.sqrt(np.diag(best.parameters.covariance)))
     found = Fit(
         deployment=observed.points[0].deployment,

@@ -615,12 +615,13 @@ def busiest(points: Sequence[Point]) -> int:
 CLOSED_SIGMA, CLOSED_TTFT_SIGMA = 0.025, 0.10
 """Relative scatter of requests/s and mean ITL, and of a mean TTFT, about a smooth curve over the users, in published
 closed loops: TTFT tells of the start of each run as much as of the engine."""
-ELSEWHERE_TTFT_SIGMA, BEYOND_TTFT_SIGMA, ONE_LEVEL_TTFT_SIGMA = 0.4, 0.5, 0.6
-"""The same of TTFT at lengths that were not measured (at one ISL published mean TTFT differs by a factor of two or more
-between output lengths, which no iteration explains), outside the users that were, and of fits to one level."""
-BEYOND_SIGMA = 0.08
-"""Error of requests/s and ITL for each unit of ln(users) beyond the most that were measured: of published servers whose
-two highest levels were left out."""
+BETWEEN_TTFT_SIGMA, ELSEWHERE_TTFT_SIGMA, ONE_LEVEL_TTFT_SIGMA = 0.09, 0.4, 0.6
+"""The same of TTFT about what a fit says: between measured levels, at lengths that were not measured (at one ISL
+published mean TTFT differs by a factor of two or more between output lengths, which no iteration explains), and of fits
+to one level."""
+BEYOND_SIGMA, BEYOND_TTFT_SIGMA = 0.085, 0.5
+"""Error of requests/s and ITL, and of TTFT, for each unit of ln(users) outside those that were measured: of published
+servers whose two highest levels were left out."""
 CHANGES = 0.6
 """Of the law's error, what changes from level to level: the rest is carried over with what was measured there."""
 LINE_SHARE = 0.2
@@ -695,12 +696,13 @@ def closed_sigmas(levels: Sequence[Point], point: Point) -> tuple[float, float, 
     what law and bend leave open."""
     if of_one_level(levels):
         return RATE_SIGMA, ONE_LEVEL_TTFT_SIGMA, ITL_SIGMA
-    users = [concurrency(level) for level in levels_at(levels, point)]
-    inside = bool(users) and users[0] <= concurrency(point) <= users[-1]
-    ttft = CLOSED_TTFT_SIGMA if inside else BEYOND_TTFT_SIGMA if users else ELSEWHERE_TTFT_SIGMA
+    asked = math.log(concurrency(point))
     most = max((concurrency(level) for level in levels if level.load_kind == "concurrency"), default=concurrency(point))
-    beyond = BEYOND_SIGMA * max(0.0, math.log(concurrency(point) / most))
-    return math.hypot(CLOSED_SIGMA, beyond), ttft, math.hypot(CLOSED_SIGMA, beyond)
+    steps = math.hypot(CLOSED_SIGMA, BEYOND_SIGMA * max(0.0, asked - math.log(most)))
+    if not (own := [math.log(concurrency(level)) for level in levels_at(levels, point)]):
+        return steps, ELSEWHERE_TTFT_SIGMA, steps
+    outside = max(0.0, own[0] - asked, asked - own[-1])
+    return steps, math.hypot(BETWEEN_TTFT_SIGMA, BEYOND_TTFT_SIGMA * outside), steps
 
 
 def left_over(points: Sequence[Point], means: Floats) -> Floats:

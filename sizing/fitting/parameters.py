@@ -13,6 +13,8 @@ import numpy as np
 from sizing.engine import COEFFICIENTS, FREE, Batching, Bend, Replica, StepLaw, bend_covariance
 from sizing.numbers import Floats
 
+LEAST_LEFT = 0.05
+"""Share of a coefficient that is left where a step would take all of it."""
 LEAST_UNREAD = 1e-3
 """An unread share at or below this counts as none."""
 BEND_SD, PROMPT_BEND_SD = 0.10, 0.20
@@ -126,15 +128,27 @@ def numbers_of(engine: Replica, names: Sequence[str]) -> Floats:
     return np.array(numbers)
 
 
+def stepped(numbers: Floats, shift: Floats) -> Floats:
+    """The numbers moved by `shift`, the coefficients among them, which come first, by shares of their values.
+
+    What points tell of coefficients is mostly a sum of some of them: along it one grows by what another loses, a
+    straight line of seconds, which is none of logarithms. To first order both are the same.
+    """
+    found = numbers + shift
+    first = slice(len(COEFFICIENTS))
+    found[first] = numbers[first] + np.log(np.maximum(LEAST_LEFT, 1 + shift[first]))
+    return found
+
+
 def moved(engine: Replica, names: Sequence[str], shift: Floats, least_kv_tokens: int = 1) -> Replica:
-    """The engine with each of its numbers `names` moved by `shift`, shape (names,): those of its bend last, if any. A
-    KV cache among them keeps `least_kv_tokens`, what the longest request served needs."""
+    """The engine with each of its numbers `names` moved by `shift`, shape (names,), those of its bend last, if any: see
+    `stepped`. A KV cache among them keeps `least_kv_tokens`, what the longest request served needs."""
     nodes = engine.law.bend.sequences
     straight = len(names) - 2 * len(nodes)
     rest = Parameters(
         tuple(names[:straight]), np.zeros(straight), np.ones(straight), np.zeros((straight, 0)), engine, least_kv_tokens
     )
-    found = rest.replica(numbers_of(engine, names[:straight]) + shift[:straight])
+    found = rest.replica(stepped(numbers_of(engine, names[:straight]), shift[:straight]))
     if not nodes:
         return found
     old, change = engine.law.bend, bend_of(nodes, shift[straight:])

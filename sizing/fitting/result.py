@@ -11,7 +11,7 @@ from typing import NamedTuple
 import numpy as np
 
 from sizing.engine import COEFFICIENTS, KNEE, Batching, Bend, Replica, StepLaw
-from sizing.fitting.bends import BentLaw, nodes_of, opened
+from sizing.fitting.bends import BentLaw, bent_further, nodes_of, open_bends
 from sizing.fitting.levels import (
     CHANGES,
     UNTOLD,
@@ -19,6 +19,7 @@ from sizing.fitting.levels import (
     as_little_counts,
     carried_over,
     closed_sigmas,
+    concurrency,
     counts_otherwise,
     levels_at,
     line_logs,
@@ -191,9 +192,13 @@ class Unknown(NamedTuple):
 
 Variants = tuple[tuple[Replica, Replica], ...]
 """Pairs of engines, the faster first."""
-UNSEEN, BATCHES_SEEN, TINY = 0.05, 7, 1e-30
+UNSEEN, BATCHES_SEEN, TINY = 0.05, 15, 1e-30
 """Share of the variance of a time that the variants of an answer may leave out, batches at which times are looked at,
 and a variance that is none."""
+TOLD_APART = 4
+"""Times as many sequences as were measured, up to which what is open of a bend grows."""
+FIFTHS = np.array([-1.28, -0.52, 0.0, 0.52, 1.28])
+"""Medians of the five fifths of a standard normal variable."""
 EVEN = 0.2
 """What the slower and the faster of a pair may be off together, over what they are apart, for times that change evenly:
 of a coefficient that is hardly known the slower end is far off and the faster is not, and a part of its pair is not so
@@ -247,21 +252,21 @@ def _covariance_between(common: Floats, bent: Floats, share: float) -> Floats:
 class Fit:
     """A law for one deployment and what is known of its errors.
 
-    `names`: the eight coefficients; `extra`: what else was fitted ("unread", "kv_tokens"). `covariance`, shape
-    (names + extra) squared: of the natural logarithms (of the logit of `unread`), widened where the residuals exceed
-    the measurement errors. `chi2_per_point`: mean squared residual over the assumed measurement error; 1 is perfect,
-    above 2 the law or the policy is wrong. `leave_one_out`: median relative error of requests/s and ITL at points that
-    the fit had not seen (one Gauss-Newton step from the full fit; NaN: too few points). `distrusted`: points that were
-    given little weight. `left`, shape (levels, 3): what each closed-loop level shows beyond the engine (see
-    `left_over`); NaN for distrusted ones and other loads.
-    `unknown`: coefficients that the points do not tell. `lockstep`: the users had started at once with equal lengths
-    and stayed in lockstep, which barely separates request and prefill overheads. `protocol`: how the points were
-    measured, as told or as found. `sigmas`: standard errors of the logarithms one by one, from the slopes alone; wider
-    than those of `covariance`, which also holds what the cost says further away and serves the bands of answers.
-    `law_error`: how far the law was found to be off, beyond the errors of the measurement. `bent`: the laws that bend
-    with the batch, one for each pair of lengths measured, where the law alone is off; `law` is the one of all lengths.
-    `open_sizes`: see `BentLaw`. `elsewhere`: error of all times for each unit of distance in ln(ISL) and ln(OSL) from
-    the lengths measured.
+    `names`: the eight coefficients; `extra`: what else was fitted ("unread", "kv_tokens"). `covariance`, shape (names +
+    extra) squared: of the coefficients, as shares of their values, of the logarithm of the KV cache and the logit of
+    `unread`; widened where the residuals exceed the measurement errors. `chi2_per_point`: mean squared residual over
+    the assumed measurement error; 1 is perfect, above 2 the law or the policy is wrong. `leave_one_out`: median
+    relative error of requests/s and ITL at points that the fit had not seen (one Gauss-Newton step from the full fit;
+    NaN: too few points). `distrusted`: points that were given little weight. `left`, shape (levels, 3): what each
+    closed-loop level shows beyond the engine (see `left_over`); NaN for distrusted ones and other loads. `unknown`:
+    coefficients that the points do not tell. `lockstep`: the users had started at once with equal lengths and stayed in
+    lockstep, which barely separates request and prefill overheads. `protocol`: how the points were measured, as told or
+    as found. `sigmas`: standard errors of the logarithms one by one, from the slopes alone; wider than those of
+    `covariance`, which also holds what the cost says further away and serves the bands of answers. `law_error`: how far
+    the law was found to be off, beyond the errors of the measurement. `bent`: the laws that bend with the batch, one
+    for each pair of lengths measured, where the law alone is off; `law` is the one of all lengths. `open_sizes`: see
+    `BentLaw`. `elsewhere`: error of all times for each unit of distance in ln(ISL) and ln(OSL) from the lengths
+    measured.
     """
 
     deployment: Deployment
@@ -338,8 +343,11 @@ class Fit:
         fitted = self._measured
         return tuple(map(fitted._ordered, fitted._pairs))
 
-    def variants_seen(self, lengths: Lengths) -> Variants:
+    def variants_seen(self, lengths: Lengths, batches: Floats | None = None) -> Variants:
         """The same for answers to requests of these lengths, in as few pairs as they need.
+
+        `batches`: sequences in the engine that requests meet, shape (means, near), those of a row in turn; by default
+        such as arrivals at random make of any load.
 
         The eigenvectors along which times change evenly are turned (any orthonormal directions will do) into the one
         along which the times that such requests see change most, the one along which what is left of them does, and so
@@ -348,7 +356,7 @@ class Fit:
         """
         fitted = self._measured
         shifts, beside = fitted._shifts, fitted._beside
-        seen = partial(fitted._times, lengths=lengths, batches=fitted._batches)
+        seen = partial(fitted._times, lengths=lengths, batches=fitted._at_random if batches is None else batches)
         ends = np.array([[seen(one), seen(other)] for one, other in [*map(fitted._moved, shifts), *beside]])
         changes, curves = ends[:, 1] - ends[:, 0], ends[:, 0] + ends[:, 1] - 2 * seen(fitted.engine)
         even = (np.abs(curves).max(axis=1) <= EVEN * np.abs(changes).max(axis=1))[: len(shifts)]
@@ -367,21 +375,35 @@ class Fit:
 
     @property
     def _shifts(self) -> Floats:
-        """One standard error of the numbers along each eigenvector of their covariance, shape (numbers, numbers)."""
+        """Independent changes of one standard error each, shape (changes, numbers): of the fitted numbers along each
+        eigenvector of their covariance; then, numbers of their own, of what is open in the bends."""
         variances, directions = np.linalg.eigh(self.covariance)
-        return np.asarray(np.sqrt(np.maximum(variances, 0.0))[:, None] * directions.T)
+        told = np.sqrt(np.maximum(variances, 0.0))[:, None] * directions.T
+        shifts = np.eye(len(told) + len(self._open))
+        shifts[: len(told), : len(told)] = told
+        return shifts
+
+    @property
+    def _open(self) -> Floats:
+        sequences = tuple(self.law.bend.sequences or nodes_of(self._levels))
+        return open_bends(sequences, self.open_sizes, TOLD_APART * self.calibrated.concurrency)
 
     def _moved(self, shift: Floats) -> tuple[Replica, Replica]:
+        return self._at(-shift), self._at(shift)
+
+    def _at(self, shift: Floats) -> Replica:
+        """The engine with its numbers moved, those of open bends last."""
         names, served = (*self.names, *self.extra), math.ceil(self.calibrated.isl[1] + self.calibrated.osl[1])
-        return moved(self.engine, names, -shift, served), moved(self.engine, names, shift, served)
+        engine, opened = moved(self.engine, names, shift[: len(names)], served), shift[len(names) :]
+        if not opened.any():
+            return engine
+        return replace(engine, law=bent_further(engine.law, np.tensordot(opened, self._open, axes=1)))
 
     @property
     def _beside(self) -> list[tuple[Replica, Replica]]:
-        """Pairs beside the covariance: between the nodes of a bend, and by the law's own error."""
-        nodes = self.law.bend.sequences or nodes_of(self._levels)
-        laws = [opened(self.law, nodes, self.open_sizes, part) for part in (0, 1) if self.open_sizes[part]]
+        """Pairs beside the numbers: by the law's own error."""
         errors = ((StepLaw.scaled, self.law_error.itl), (_prompts_scaled, self.law_error.ttft))
-        laws += [
+        laws = [
             (scaled(self.law, math.exp(-error)), scaled(self.law, math.exp(error))) for scaled, error in errors if error
         ]
         return [(Replica(low, self.batching), Replica(high, self.batching)) for low, high in laws]
@@ -395,20 +417,22 @@ class Fit:
         return one, other
 
     @property
-    def _batches(self) -> Floats:
-        """From one sequence to twice as many as were measured."""
-        return np.geomspace(1, min(2 * self.calibrated.concurrency, self.batching.max_batch_size), BATCHES_SEEN)
+    def _at_random(self) -> Floats:
+        """Batches from one sequence to twice as many as were measured, each as it varies when requests arrive at
+        random: by the square root of its mean (the number in an M/G/infinity queue is a Poisson variable)."""
+        means = np.geomspace(1, min(2 * self.calibrated.concurrency, self.batching.max_batch_size), BATCHES_SEEN)
+        return np.asarray(np.maximum(1.0, means[:, None] + np.sqrt(means)[:, None] * FIFTHS))
 
     def _times(self, engine: Replica, lengths: Lengths, batches: Floats) -> Floats:
         """Logarithms of what requests of these lengths see of an engine: times of decode steps and of iterations with
         a prompt, of a prompt alone, and the size of the KV cache."""
         law, isl, context = engine.law, lengths.isl, lengths.isl + lengths.osl / 2
-        beside, prompts = np.concatenate([[0.0, 0.0], batches]), np.full(len(batches) + 2, isl)
-        prompts[1] *= 2
-        mixed_s = law.mixes_s(beside, beside * context, prompts, prompts * prompts / 2)
-        mixed_s[:2] += law.request_s
-        decode_s = law.decodes_s(batches, batches * context)
-        return np.asarray(np.log(np.concatenate([mixed_s, decode_s, [engine.batching.kv_tokens]])))
+        prompts = isl * np.array([1, 2])
+        alone_s: Floats = law.request_s + law.mixes_s(0.0, 0.0, prompts, prompts**2 / 2)
+        mixed_s = law.mixes_s(batches, batches * context, isl, isl * isl / 2).mean(axis=1)
+        decode_s = law.decodes_s(batches, batches * context).mean(axis=1)
+        times_s = np.concatenate([alone_s, mixed_s, decode_s, [engine.batching.kv_tokens]])
+        return np.asarray(np.log(times_s))
 
     @property
     def relative_sigma(self) -> float:
@@ -473,7 +497,9 @@ class Fit:
             replay = Replay(point_runs([*own, *(self._levels[row] for row in known)], self.protocol), local.engine)
             variance = np.zeros((len(rows), 3))
             there = np.full((len(self._levels), 3), math.nan)
-            for faster, slower in local.variants:
+            met = [concurrency(point) for point in (*own, *(self._levels[row] for row in known))]
+            batches = np.unique(np.minimum(met, local.batching.max_batch_size)).astype(float)
+            for faster, slower in local.variants_seen(own[0].lengths, batches[:, None]):
                 change = np.log(replay.means(slower)[:, :3] / replay.means(faster)[:, :3])
                 there[known] = change[len(own) :]  # where it was measured, the answer does not change
                 carried = [carried_over(self._levels, there, point, self.batching) for point in own]

@@ -36,6 +36,7 @@ from sizing.fitting.parameters import (
     law_error,
     law_parameters,
     least_squares,
+    stepped,
 )
 from sizing.numbers import Floats
 from sizing.points import Point
@@ -51,6 +52,8 @@ LEAST_TO_LEAVE_OUT = 3
 """Points of which one can be predicted from the others."""
 LIFT = 0.05
 """Logarithm by which a bend is lifted to see what it does."""
+LEAST, MOST, LOOKS = 0.2, 2.0, 3
+"""A look at the cost changes no variance beyond these shares, as the cost of a simulation is not smooth; and looks."""
 START_PRICE, KV_PRICE, BUDGET_PRICE, POLICY_PRICE, LOOKAHEAD_PRICE = 10.0, 3.0, 6.0, 10.0, 4.0
 """Added to the cost of an explanation whose users began together, of one with a KV cache of its own, of one with
 another token budget than the common one, and of one with another policy or look-ahead than the engine's defaults: what
@@ -241,6 +244,37 @@ class Trial:
     def cost_at(self, numbers: Floats) -> float:
         """Half the sum of what the squared residuals count."""
         return float(0.5 * np.sum(self.softened(self.residuals(numbers) ** 2)[0]))
+
+    def covariance(self, slopes: Floats, of_prior: Floats | float = 1.0) -> Floats:
+        """Covariance of the numbers, shape (names, names), by the slopes of all residuals, widened where the misfits
+        exceed the errors of measurement and law. `of_prior`, shape (names,): how far from the prior the numbers are now
+        thought to lie, as shares of its standard deviations.
+
+        The inverse of J'J starts it. Logarithms of coefficients that hardly count have little slope, and far too wide a
+        standard error follows: made five times as large such a coefficient does count, and the points speak against it.
+        So the cost is looked at one standard error away to both sides along every eigenvector, where it should have
+        risen by a half, and the variance there corrected in proportion (a Laplace approximation by secants), again
+        where it was by the most that one look may change.
+        """
+        own = np.concatenate([np.ones(len(slopes) - len(self.numbers)), np.ones(len(self.numbers)) / of_prior])
+        curvature = (slopes * own[:, None]).T @ (slopes * own[:, None])
+        variances, directions = np.linalg.eigh(np.linalg.inv(curvature))
+        here, looked_at = self._costs([self.numbers], own)[0], np.arange(len(variances))
+        for _ in range(LOOKS):
+            steps = np.sqrt(variances[looked_at])[:, None] * directions.T[looked_at]
+            costs = self._costs([stepped(self.numbers, sign * step) for sign in (1, -1) for step in steps], own)
+            rises = costs.reshape(2, -1).mean(axis=0) - here
+            changes = np.clip(0.5 / np.maximum(rises, 1e-9), LEAST, MOST)
+            variances[looked_at] *= changes
+            looked_at = looked_at[changes == LEAST]
+            if not len(looked_at):
+                break
+        return np.asarray((directions * variances) @ directions.T * max(1.0, self.unexplained))
+
+    def _costs(self, numbers: Sequence[Floats], factors: Floats) -> Floats:
+        """`cost_at` several numbers, the residuals times `factors`."""
+        residuals = [self._residuals_of(logs, own) for logs, own in zip(self._logs_of(numbers), numbers, strict=True)]
+        return np.array([0.5 * np.sum(self.softened(np.square(factors * each))[0]) for each in residuals])
 
     def steep(self, numbers: Floats, stride: float) -> Floats:
         """Slopes of the residuals at `numbers`, by central differences."""

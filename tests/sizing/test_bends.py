@@ -12,16 +12,18 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from scipy.stats import poisson
 
 from sizing import catalog
-from sizing.engine import COEFFICIENTS, Batching, Bend, Policy, Replica
+from sizing.engine import BEND_KNOTS, BEND_REACH, COEFFICIENTS, Batching, Bend, Policy, Replica
 from sizing.estimate import prior_law
 from sizing.estimate.day_zero import attention_share
 from sizing.fitting import Fit, Protocol, fit
-from sizing.fitting.bends import REACH, nodes_of
+from sizing.fitting.bends import REACH, bent_further, nodes_of, open_bends
 from sizing.fitting.fit import FROM_SHAPE, _elsewhere
 from sizing.fitting.levels import (
     CHANGES,
+    ITL_SIGMA,
     Observed,
     as_little_counts,
     carried_over,
@@ -33,13 +35,15 @@ from sizing.fitting.levels import (
     left_over,
     line_logs,
     little_per_s,
+    point_runs,
 )
-from sizing.fitting.parameters import LawError, bend_of, law_parameters
+from sizing.fitting.parameters import BEND_SD, PROMPT_BEND_SD, LawError, bend_of, law_parameters, moved
 from sizing.fitting.result import Variants
 from sizing.fitting.search import BESIDE_KERNELS, POLICY_PRICE, Known, Trial, guess, law_of_points
 from sizing.points import Point
 from sizing.queueing import predict
 from sizing.simulator import simulate
+from sizing.simulator.replay import Replay
 from sizing.workload import Lengths, Workload
 from tests.sizing.test_fitting import GPU, SHORT, measure
 
@@ -153,26 +157,34 @@ def test_lengths_whose_laws_agree_are_surer_than_lengths_whose_laws_differ() -> 
     assert np.median(alike / apart) < 0.9
 
 
+@pytest.mark.parametrize("at_random", [True, False])
 @pytest.mark.parametrize("lengths", [VARIED, Lengths(2 * VARIED.isl, VARIED.osl / 2), Lengths(8 * VARIED.isl, 10)])
-def test_the_few_variants_of_an_answer_vary_what_requests_see_as_all_do(lengths: Lengths) -> None:
-    """ITL and the time of an iteration with a prompt, at batches between those that the choice looks at, and the TTFT
-    of an idle server: standard errors within 3 % of those of all variants, which are more (5 % of the variance)."""
+def test_the_few_variants_of_an_answer_vary_what_requests_see_as_all_do(lengths: Lengths, at_random: bool) -> None:
+    """ITL and the time of an iteration with a prompt, and the TTFT of an idle server: standard errors within 3 % of
+    those of all variants, which are more (5 % of the variance). Of batches as they are when requests arrive at random,
+    Poisson variables, with means between those that the choice looks at; and of given ones."""
     found, _ = kinked()
-    local = found.at(lengths.isl, lengths.osl)
-    few, all_of_them = local.variants_seen(lengths), local.variants
-    assert 0 < len(few) < len(all_of_them)
+    local, means = found.at(lengths.isl, lengths.osl), (3, 20, 90)
+    few = local.variants_seen(lengths, None if at_random else np.array(means, float)[:, None])
+    assert 0 < len(few) < len(local.variants)
 
     def seen(engine: Replica) -> list[float]:
         law, isl, context = engine.law, lengths.isl, lengths.isl + lengths.osl / 2
         alone_s = [law.request_s + law.prefill_alone_s(isl)]
-        steps_s = [law.decode_s(batch, batch * context) for batch in (3, 20, 90)]
-        return alone_s + steps_s + [law.mixed_s(batch, batch * context, isl, isl * isl / 2) for batch in (3, 20, 90)]
+        if not at_random:
+            steps_s = [law.decode_s(batch, batch * context) for batch in means]
+            return alone_s + steps_s + [law.mixed_s(batch, batch * context, isl, isl * isl / 2) for batch in means]
+        batches = np.arange(1, 200)
+        shares = [poisson.pmf(batches, mean) / poisson.pmf(batches, mean).sum() for mean in means]
+        steps_s = law.decodes_s(batches, batches * context)
+        mixes_s = law.mixes_s(batches, batches * context, isl, isl * isl / 2)
+        return alone_s + [float(share @ times_s) for times_s in (steps_s, mixes_s) for share in shares]
 
     def spread(pairs: Variants) -> np.ndarray:
         logs = np.log([[seen(engine) for engine in pair] for pair in pairs])
         return np.sqrt(np.sum((logs[:, 1] - logs[:, 0]) ** 2 / 4, axis=0))
 
-    assert spread(few) == pytest.approx(spread(all_of_them), rel=0.03)
+    assert spread(few) == pytest.approx(spread(local.variants), rel=0.03)
 
 
 def test_variants_hold_the_bend_and_the_error_of_the_law() -> None:
@@ -447,3 +459,61 @@ def test_no_share_is_fitted_to_a_model_whose_shape_is_known() -> None:
     assert fit(points, protocol=Protocol("ramp")).law.unread > 0.2
     known = [dataclasses.replace(point, model="Qwen/Qwen3-32B") for point in points]
     assert fit(known, prior=None, protocol=Protocol("ramp")).law.unread == 0
+
+
+@given(nodes=batches, sizes=st.tuples(st.floats(0.1, 1), st.floats(0.1, 1)))
+def test_what_measured_batches_leave_open_is_a_gaussian_process_that_knows_them(
+    nodes: list[float], sizes: tuple[float, float]
+) -> None:
+    """Nothing at the batches measured, all of a bend's variance far from them, and on the two sides of a measured batch
+    errors that have nothing to do with each other: the covariance is exponential, hence the process a Markov one."""
+    changes = open_bends(tuple(nodes), sizes, 4096.0)
+    for part, sd in enumerate((BEND_SD, PROMPT_BEND_SD)):
+        covariance = changes[:, part].T @ changes[:, part] / (sizes[part] * sd) ** 2
+        for place, knot in enumerate(BEND_KNOTS):
+            nearest = min(abs(knot - math.log(node)) for node in nodes)
+            assert covariance[place, place] <= 1 - math.exp(-2 * nearest / BEND_REACH) + 1e-6
+        inner = math.log(nodes[len(nodes) // 2])
+        below, above = inner > BEND_KNOTS, inner < BEND_KNOTS
+        assert covariance[np.ix_(below, above)] == pytest.approx(0.0, abs=1e-6)
+    alone = open_bends((1.0,), sizes, 4096.0)
+    assert np.sum(alone[:, 0, -1] ** 2) == pytest.approx((sizes[0] * BEND_SD) ** 2, rel=0.001)
+
+
+@given(change=st.floats(-0.3, 0.3), batch=st.floats(1, 2000))
+def test_a_law_bent_further_is_longer_by_that(change: float, batch: float) -> None:
+    bent = dataclasses.replace(GPU, bend=KINK)
+    further = bent_further(bent, np.full((2, len(BEND_KNOTS)), change))
+    assert further.decode_s(batch, 0) == pytest.approx(math.exp(change) * bent.decode_s(batch, 0))
+
+
+def test_what_was_measured_is_known_as_well_as_it_was_measured() -> None:
+    """Coefficients and bends may share a decode step in many ways; the step itself was measured at every level."""
+    found, _ = kinked()
+    (bent,) = found.bent
+    engine, names = bent.replica, bent.names
+    variances, directions = np.linalg.eigh(bent.covariance)
+    points = [error.point for error in found.errors]
+    replay = Replay(point_runs(points, found.protocol), engine)
+
+    def itl_logs(shift: np.ndarray) -> np.ndarray:
+        return np.log(replay.means(moved(engine, names, shift))[:, 2])
+
+    shifts = np.sqrt(variances)[:, None] * directions.T
+    sigmas = np.sqrt(sum(((itl_logs(shift) - itl_logs(-shift)) / 2) ** 2 for shift in shifts))
+    assert (sigmas < 1.2 * ITL_SIGMA).all()
+
+
+@given(share=st.floats(0.0, 0.9), batch=st.integers(1, 500))
+def test_what_one_coefficient_gains_another_loses(share: float, batch: int) -> None:
+    """Overhead and cost of a sequence changed so that the steps of one batch last as long: a straight line of seconds,
+    along which they do however far it goes, to both sides; a coefficient stays above 0 where a step would take all."""
+    names = [name for name in COEFFICIENTS if getattr(GPU, name) > 0]
+    assert names == list(COEFFICIENTS)
+    shift = np.zeros(len(names))
+    part = share * min(GPU.overhead_s, batch * GPU.sequence_s)
+    shift[names.index("overhead_s")] = part / GPU.overhead_s
+    shift[names.index("sequence_s")] = -part / (batch * GPU.sequence_s)
+    for one in (moved(Replica(GPU), names, shift), moved(Replica(GPU), names, -shift)):
+        assert one.law.decode_s(batch, 0) == pytest.approx(GPU.decode_s(batch, 0))
+    assert min(moved(Replica(GPU), names, np.full(len(names), -2.0)).law.seconds) > 0

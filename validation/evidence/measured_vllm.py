@@ -2,10 +2,11 @@
 
 `python -m validation.measure_vllm` measured the tables beside this file: closed loops of six levels at each mix of
 lengths, each measured twice, and between them Poisson arrivals at 50, 70 and 85 % of the highest requests/s of a closed
-loop, in three rounds. All closed loops of a server are fitted together, by what the server tells of itself alone. The
-truth of an arrival rate is the mean of its rounds; how far the rounds, and the two measurements of a closed loop, lie
-apart is said beside the errors. Bands are those that the product shows of one measurement of so many requests, and each
-round is one. The client keeps off the last core, which is the engine's.
+loop, in three rounds. All closed loops of a server are fitted together, by what the server tells of itself alone; and,
+as `calibration size` measures, four levels of each mix alone. The truth of an arrival rate is the mean of its rounds;
+how far the rounds, and the two measurements of a closed loop, lie apart is said beside the errors. Bands are those that
+the product shows of one measurement of so many requests, and each round is one. The client keeps off the last core,
+which is the engine's.
 """
 
 from __future__ import annotations
@@ -32,6 +33,7 @@ from sizing.queueing import predict
 from sizing.simulator import simulate
 from sizing.workload import Arrivals, Limit, Metric, Prefix, Sla, Workload
 from validation.evidence.claim import Claim, Setup
+from validation.evidence.measured_silicon import four
 from validation.evidence.measured_stages import Figure
 from validation.evidence.table import EvidenceRow, Goal, beside, missing, noted, row_of_band, row_of_errors, shown
 
@@ -40,6 +42,7 @@ TABLES = {
     "vLLM at the pace of GPUs, measured here": Path(__file__).with_name("vllm-paced.csv"),
     "vLLM on a CPU, measured here": Path(__file__).with_name("vllm-cpu.csv"),
 }
+ALONE = ", four levels of the mix alone"
 SIMULATED = 20_000
 WINDOWS = 60
 WARM_E2ES = 2.0
@@ -57,12 +60,14 @@ UNLIMITED = Sla(Limit("ttft", 95, 1e6))
 
 @dataclass(frozen=True, slots=True)
 class Case:
-    """One server of a table of `TABLES`: its closed loops, and its random arrivals, the rounds of one rate together."""
+    """One server of a table of `TABLES`: its closed loops, and its random arrivals, the rounds of one rate together; of
+    all its mixes of lengths, or of one `alone`."""
 
     data: str
     server: str
     closed: tuple[Point, ...]
     rates: tuple[tuple[Point, ...], ...]
+    alone: bool = False
 
 
 class Banded(NamedTuple):
@@ -85,9 +90,21 @@ class Cell(NamedTuple):
 
 
 def cases(setup: Setup) -> list[Case]:
-    """Every server of the tables; quick: two rates of the first."""
+    """Every server of the tables, then every mix of each alone; quick: two rates of the first."""
     found = [case for data, table in TABLES.items() for case in of_table(data, read_points(table))]
-    return [replace(case, rates=case.rates[:2]) for case in found[:1]] if setup.quick else found
+    if setup.quick:
+        return [replace(case, rates=case.rates[:2]) for case in found[:1]]
+    return found + [mix for case in found for mix in mixes_of(case)]
+
+
+def mixes_of(case: Case) -> list[Case]:
+    """Each mix of lengths by itself, with the first measurement of four of its levels."""
+    found = []
+    for isl in dict.fromkeys(point.isl for point in case.closed):
+        first = {point.load_value: point for point in reversed(case.closed) if point.isl == isl}
+        rates = tuple(rounds for rounds in case.rates if rounds[0].isl == isl)
+        found.append(replace(case, closed=four([first[users] for users in sorted(first)]), rates=rates, alone=True))
+    return found
 
 
 def of_table(data: str, points: Sequence[Point]) -> list[Case]:
@@ -180,22 +197,23 @@ def _value_s(prediction: Prediction, figure: Figure) -> float:
 def rows(cases: Sequence[Case], answers: Sequence[list[Cell]]) -> list[EvidenceRow]:
     """Of each table errors of each figure over all rates, then how often the bands hold."""
     found = []
-    for data, both in groupby(zip(cases, answers, strict=True), lambda pair: pair[0].data):
+    for (data, alone), both in groupby(zip(cases, answers, strict=True), lambda pair: (pair[0].data, pair[0].alone)):
         own = list(both)
-        found += _rows(data, [case for case, _ in own], [cells for _, cells in own])
+        found += _rows(f"{NAME}{ALONE * alone}", data, [case for case, _ in own], [cells for _, cells in own])
     return found or [missing(NAME, "vLLM, measured here", "TTFT, ITL, E2E", "no rate was measured twice")]
 
 
-def _rows(data: str, cases: Sequence[Case], answers: Sequence[list[Cell]]) -> list[EvidenceRow]:
-    of_servers = {case.server: cells for case, cells in zip(cases, answers, strict=True) if cells}
+def _rows(name: str, data: str, cases: Sequence[Case], answers: Sequence[list[Cell]]) -> list[EvidenceRow]:
+    of_servers: dict[str, list[Cell]] = {}
+    for case, own in zip(cases, answers, strict=True):
+        of_servers[case.server] = of_servers.get(case.server, []) + own
     cells = [cell for own in of_servers.values() for cell in own]
     if not cells:
-        return [missing(NAME, data, "TTFT, ITL, E2E", "no rate was measured twice")]
+        return [missing(name, data, "TTFT, ITL, E2E", "no rate was measured twice")]
     found = []
     for place, figure in enumerate(FIGURES):
-        row = row_of_errors(
-            NAME, data, f"{figure.metric.upper()} {figure.statistic}", _errors(cells, place), figure.goal
-        )
+        goal = None if cases[0].alone else figure.goal
+        row = row_of_errors(name, data, f"{figure.metric.upper()} {figure.statistic}", _errors(cells, place), goal)
         if not row.n:
             found.append(noted(row, "too few requests in a round for this percentile"))
             continue
@@ -204,16 +222,17 @@ def _rows(data: str, cases: Sequence[Case], answers: Sequence[list[Cell]]) -> li
         row = noted(row, f"standard error of a rate {shown(luck)}")
         each = (f"{server} {shown(_median(off))}" for server, own in of_servers.items() if (off := _errors(own, place)))
         found.append(noted(row, f"median of {', '.join(each)}"))
-    found[0] = noted(found[0], _repeated(cases))
+    if not cases[0].alone:
+        found[0] = noted(found[0], _repeated(cases))
     for place, (metric, percentile) in enumerate(BANDED):
         rounds = [one for cell in cells for one in cell.bands[place]]
         what = f"{metric.upper()} p{percentile}"
         if not rounds:
-            found.append(missing(f"band, {NAME}", data, what, "too few requests in a round for this percentile"))
+            found.append(missing(f"band, {name}", data, what, "too few requests in a round for this percentile"))
             continue
         errors, held = np.expm1([one.off for one in rounds]), [one.held for one in rounds]
         widths = [one.half_width for one in rounds if math.isfinite(one.half_width)]
-        row = row_of_band(f"band, {NAME}", data, what, errors, held, widths or [math.nan], COVERS)
+        row = row_of_band(f"band, {name}", data, what, errors, held, widths or [math.nan], COVERS)
         found.append(
             noted(row, f"{len(rounds) - len(widths)} without an upper end") if len(widths) < len(rounds) else row
         )

@@ -195,8 +195,8 @@ Variants = tuple[tuple[Replica, Replica], ...]
 UNSEEN, BATCHES_SEEN, TINY = 0.05, 15, 1e-30
 """Share of the variance of a time that the variants of an answer may leave out, batches at which times are looked at,
 and a variance that is none."""
-TOLD_APART = 4
-"""Times as many sequences as were measured, up to which what is open of a bend grows."""
+OPENS_UP_TO = 4
+"""Times the most sequences measured up to which what is open of a bend grows."""
 FIFTHS = np.array([-1.28, -0.52, 0.0, 0.52, 1.28])
 """Medians of the five fifths of a standard normal variable."""
 EVEN = 0.2
@@ -386,7 +386,7 @@ class Fit:
     @property
     def _open(self) -> Floats:
         sequences = tuple(self.law.bend.sequences or nodes_of(self._levels))
-        return open_bends(sequences, self.open_sizes, TOLD_APART * self.calibrated.concurrency)
+        return open_bends(sequences, self.open_sizes, OPENS_UP_TO * self.calibrated.concurrency)
 
     def _moved(self, shift: Floats) -> tuple[Replica, Replica]:
         return self._at(-shift), self._at(shift)

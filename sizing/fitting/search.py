@@ -243,7 +243,7 @@ class Trial:
 
     def cost_at(self, numbers: Floats) -> float:
         """Half the sum of what the squared residuals count."""
-        return float(0.5 * np.sum(self.softened(self.residuals(numbers) ** 2)[0]))
+        return self._cost(self.residuals(numbers))
 
     def covariance(self, slopes: Floats, of_prior: Floats | float = 1.0) -> Floats:
         """Covariance of the numbers, shape (names, names), by the slopes of all residuals, widened where the misfits
@@ -274,7 +274,10 @@ class Trial:
     def _costs(self, numbers: Sequence[Floats], factors: Floats) -> Floats:
         """`cost_at` several numbers, the residuals times `factors`."""
         residuals = [self._residuals_of(logs, own) for logs, own in zip(self._logs_of(numbers), numbers, strict=True)]
-        return np.array([0.5 * np.sum(self.softened(np.square(factors * each))[0]) for each in residuals])
+        return np.array([self._cost(factors * each) for each in residuals])
+
+    def _cost(self, residuals: Floats) -> float:
+        return float(0.5 * np.sum(self.softened(residuals**2)[0]))
 
     def steep(self, numbers: Floats, stride: float) -> Floats:
         """Slopes of the residuals at `numbers`, by central differences."""

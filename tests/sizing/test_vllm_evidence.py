@@ -17,7 +17,7 @@ from sizing.points import Point, read_points
 from sizing.simulator import simulate
 from sizing.workload import Arrivals, Workload
 from validation.evidence.claim import Setup
-from validation.evidence.measured_vllm import BANDED, FIGURES, TABLES, answer, cases, of_table, rows
+from validation.evidence.measured_vllm import BANDED, FIGURES, TABLES, answer, cases, mixes_of, of_table, rows
 from validation.evidence.server import LAW, Design, calibrate
 
 SERVER = Replica(LAW, Batching("chunked", kv_tokens=400_000))
@@ -105,3 +105,15 @@ def test_what_was_measured_of_a_real_vllm_fits() -> None:
         print(f"{case.server}: ITL off by {np.median(off):.1%} in the median of its {len(off)} levels")
         assert np.median(off) < 0.1 or "poor_fit" in {caution.kind for caution in fitted.warnings}
         assert fitted.covers(case.closed[0].lengths, max(point.load_value for point in case.closed))
+
+
+def test_of_a_mix_alone_the_first_measurement_of_four_levels_is_fitted() -> None:
+    (case, *_) = of_table("paced", read_points(TABLES["vLLM at the pace of GPUs, measured here"]))
+    for mix in mixes_of(case):
+        assert mix.alone and {point.isl for point in mix.closed} == {rounds[0].isl for rounds in mix.rates}
+        users = [point.load_value for point in mix.closed]
+        assert len(users) == 4 and users == sorted(set(users)) and (users[0], users[-1]) == (1, 32)
+        for point in mix.closed:
+            assert point == next(
+                one for one in case.closed if (one.isl, one.load_value) == (point.isl, point.load_value)
+            )

@@ -866,6 +866,10 @@ CAUTIONS: dict[CautionKind, str] = {
         "fewer sequences ran at once than there were users, and the KV cache had room for more: fitted with at most "
         "{max_batch_size:,} at once; give max_batch_size of the points if you know it"
     ),
+    "fitted_budget": (
+        "where prompts waited, {token_budget:,} tokens went through an iteration: fitted with that token budget; give "
+        "--token-budget if you know it"
+    ),
     "fitted_lookahead": (
         "{engine} fixes iterations ahead by its defaults; the points are explained better without, so the fit takes it "
         "to be off: give --lookahead-steps if you know it"

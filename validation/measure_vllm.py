@@ -107,7 +107,7 @@ CONFIGURATIONS = (
     paced("", MIXTURE, LENGTHS),
     paced(", prefix cache", DENSE, (Mix(1500, 48, shared=1200),), kv_reuse=True),
     paced(", small KV cache", DENSE, (Mix(128, 256),), kv_tokens=4096, max_sequence_tokens=2048),
-    paced(", small chunks", DENSE, (Mix(1500, 24),), token_budget=256),
+    paced(", small chunks", DENSE, (Mix(1500, 24), Mix(512, 64)), token_budget=256),
 )
 
 

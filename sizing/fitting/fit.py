@@ -83,6 +83,8 @@ SET_BY_HAND = 0.1
 """Logarithm of what ran at once over a power of two within which that is taken for the limit."""
 TOKEN_BUDGETS = (Batching().token_budget, 2048, 65_536)
 """Tokens an iteration may take, to try where nobody told: of common engines' defaults, and as good as no limit."""
+NEAR_A_BUDGET = 0.05
+"""Logarithm of the tokens of an iteration over a power of two within which that is tried as well."""
 NEAR_KERNELS, FROM_SHAPE = 0.03, 0.09
 """Errors of the law per unit of ln(ISL) and ln(OSL) from measured lengths: see `_elsewhere`."""
 UNLIMITED_KV_TOKENS = Batching().kv_tokens
@@ -144,7 +146,8 @@ def fit(
     if told is not None and prior is not None and shares is not None and shares[0] > 0 and not one_level:
         prior = prior.with_values(prefill_s=BESIDE_KERNELS * prior.prefill_s)
     assumed = batching is None and lookahead_steps is None and rules[0].lookahead_steps > 0
-    known = Known(rules, _of_shape(prior, shares), kv_known, shares is not None, error, assumed)
+    seen = _with_budget_seen(rules, chosen) if batching is None and token_budget is None else ()
+    known = Known(rules, _of_shape(prior, shares), kv_known, shares is not None, error, assumed, seen)
     return _fitted(Observed(chosen, protocol=protocol), known)
 
 
@@ -223,7 +226,7 @@ def _fitted(observed: Observed, known: Known) -> Fit:
         leave_one_out=best.leave_one_out(slopes),
         chi2_per_point=chi2,
         calibrated=_range(observed.points),
-        warnings=tuple(_warnings(best, bent, distrusted.values(), known.lookahead_assumed)),
+        warnings=tuple(_warnings(best, bent, distrusted.values(), known)),
         left=np.full((len(observed.points), 3), math.nan),
         extra=best.parameters.names[len(COEFFICIENTS) :],
         distrusted=tuple(distrusted.values()),
@@ -364,6 +367,19 @@ def _budgets_that_differ(most_tokens: float) -> tuple[int, ...]:
     return (default, *(budget for budget in others if budget < most_tokens))
 
 
+def _with_budget_seen(rules: Sequence[Batching], points: Sequence[Point]) -> tuple[Batching, ...]:
+    """The rules that take prompts in chunks, with the token budget that the levels show: what went through an
+    iteration, whose time the mean ITL is, where prompts waited, if the most of it is near a power of two. None where it
+    is not, or is one of theirs."""
+    waited = [point for point in points if decoding(point) < FEW_DECODING * in_flight(point)]
+    most = max((p.requests_per_s * (p.computed_tokens + p.osl) * itl_s(p) for p in waited), default=0.0)
+    seen = 2 ** round(math.log2(max(most, 1.0)))
+    if not most or abs(math.log(most / seen)) > NEAR_A_BUDGET or seen in [rule.token_budget for rule in rules]:
+        return ()
+    chunked = (replace(rule, token_budget=seen) for rule in rules if rule.policy == "chunked")
+    return tuple(dict.fromkeys(chunked))
+
+
 def _point_errors(observed: Observed, means: Floats) -> tuple[PointError, ...]:
     errors = means / observed.measured - 1
     return tuple(
@@ -398,9 +414,7 @@ FEW_DECODING = 0.8
 """Sequences that decode, over users and slots, below which memory or a limit on the batch holds the others up."""
 
 
-def _warnings(
-    best: Trial, bent: Sequence[BentLaw], distrusted: Iterable[Distrust], lookahead_assumed: bool
-) -> Iterator[Caution]:
+def _warnings(best: Trial, bent: Sequence[BentLaw], distrusted: Iterable[Distrust], known: Known) -> Iterator[Caution]:
     points = best.observed.points
     left = [own.law_error for own in bent] or [best.law_error]
     off = LawError(*(max(errors) for errors in zip(*left, strict=True)))
@@ -413,7 +427,9 @@ def _warnings(
     slots, memory = best.replica.batching.max_batch_size, best.replica.batching.kv_tokens
     if "kv_tokens" not in best.parameters.names and slots in _limits_seen(points, memory):
         yield Caution("fitted_slots", {"max_batch_size": slots})
-    if lookahead_assumed and not best.replica.batching.lookahead_steps:
+    if (budget := best.replica.batching.token_budget) in [rule.token_budget for rule in known.seen]:
+        yield Caution("fitted_budget", {"token_budget": budget})
+    if known.lookahead_assumed and not best.replica.batching.lookahead_steps:
         yield Caution("fitted_lookahead", {"engine": points[0].engine})
     if "unread" in best.parameters.names:
         yield Caution("fitted_unread", {"unread": best.replica.law.unread})

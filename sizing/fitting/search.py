@@ -491,7 +491,7 @@ class Known:
     """What is known before the fit: possible batching rules, a law to lean on, whether the KV cache is known, and
     whether the model's shape is: then the law leans on its share of unread weights, and none is fitted. `prior_error`:
     relative standard error of the law to lean on. `lookahead_assumed`: the rules look ahead as the engine does by its
-    defaults, and nobody has said that this one does."""
+    defaults, and nobody has said that this one does. `seen`: further rules, which the levels themselves suggest."""
 
     batchings: tuple[Batching, ...]
     prior: StepLaw | None
@@ -499,6 +499,11 @@ class Known:
     shape_known: bool = False
     prior_error: float = KERNEL_TIMED
     lookahead_assumed: bool = False
+    seen: tuple[Batching, ...] = ()
+
+    def as_seen(self) -> Known:
+        """The same of an engine that has one of the rules seen."""
+        return replace(self, batchings=self.seen, seen=())
 
     def without_lookahead(self) -> Known:
         """The same of an engine that forms an iteration when the last one is done."""
@@ -517,9 +522,13 @@ MOST_FINISHED = 4
 
 
 def best_trial(observed: Observed, known: Known) -> Trial:
-    """The explanation that fits best, without look-ahead too where the engine's usual one explains the points poorly:
-    engines turn it off for some models and features, and people by hand."""
+    """The explanation that fits best: also by the rules that the points suggest, and, where the engine's usual
+    look-ahead explains them poorly, without: engines turn it off for some models and features, and people by hand."""
     best = explained(observed, known)
+    if known.seen:
+        as_seen = explained(observed, known.as_seen())
+        if as_seen.claim < best.claim:
+            best, known = as_seen, known.as_seen()
     if known.lookahead_assumed and best.chi2_per_point > SOUND:
         best = min(best, explained(observed, known.without_lookahead()), key=lambda trial: trial.claim)
     return settle(best)

@@ -368,13 +368,12 @@ def _budgets_that_differ(most_tokens: float) -> tuple[int, ...]:
 
 
 def _with_budget_seen(rules: Sequence[Batching], points: Sequence[Point]) -> tuple[Batching, ...]:
-    """The rules that take prompts in chunks, with the token budget that the levels show: what went through an
-    iteration, whose time the mean ITL is, where prompts waited, if the most of it is near a power of two. None where it
-    is not, or is one of theirs."""
-    waited = [point for point in points if decoding(point) < FEW_DECODING * in_flight(point)]
-    most = max((p.requests_per_s * (p.computed_tokens + p.osl) * itl_s(p) for p in waited), default=0.0)
+    """The rules that take prompts in chunks, with the token budget that the levels may show: the most that went through
+    an iteration, whose time the mean ITL is, if it is near a power of two. None where it is not, or is one of theirs:
+    nothing then says that iterations were full."""
+    most = max(point.requests_per_s * (point.computed_tokens + point.osl) * itl_s(point) for point in points)
     seen = 2 ** round(math.log2(max(most, 1.0)))
-    if not most or abs(math.log(most / seen)) > NEAR_A_BUDGET or seen in [rule.token_budget for rule in rules]:
+    if abs(math.log(most / seen)) > NEAR_A_BUDGET or seen in [rule.token_budget for rule in rules]:
         return ()
     chunked = (replace(rule, token_budget=seen) for rule in rules if rule.policy == "chunked")
     return tuple(dict.fromkeys(chunked))

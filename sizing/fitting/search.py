@@ -524,24 +524,26 @@ MOST_FINISHED = 4
 def best_trial(observed: Observed, known: Known) -> Trial:
     """The explanation that fits best: also by the rules that the points suggest, and, where the engine's usual
     look-ahead explains them poorly, without: engines turn it off for some models and features, and people by hand."""
-    best = explained(observed, known)
+    best = usual = explained(observed, known)
     if known.seen:
-        as_seen = explained(observed, known.as_seen())
-        if as_seen.claim < best.claim:
-            best, known = as_seen, known.as_seen()
+        best = explained(observed, known.as_seen(), usual)
+        known = known if best is usual else known.as_seen()
     if known.lookahead_assumed and best.chi2_per_point > SOUND:
         best = min(best, explained(observed, known.without_lookahead()), key=lambda trial: trial.claim)
     return settle(best)
 
 
-def explained(observed: Observed, known: Known) -> Trial:
+def explained(observed: Observed, known: Known, rival: Trial | None = None) -> Trial:
     """How the users started, the batching rule and the KV cache are searched together.
 
     All are sketched; those near the best are carried on in full, each with a KV cache of its own where it asks for one.
+    With a `rival`, another explanation, the better of both; where no sketch comes near it none is carried on.
     """
     ways = ways_to_start(observed)
     # Requests/s of a whole run are not those of a steady window: to compare ways to start, all do without.
     sketches = sketched(observed if len(ways) == 1 else replace(observed, rates=False), ways, known)
+    if rival and sketches[0].claim > NEAR * rival.claim + NEAR_BY:
+        return rival
     best: Trial | None = None
     for sketch in sketches[:MOST_FINISHED]:
         if best is None:
@@ -556,7 +558,7 @@ def explained(observed: Observed, known: Known) -> Trial:
         best = from_other_valley(best)
     if not known.shape_known:
         best = perhaps(best, unread_candidate(best))
-    return best
+    return min(rival, best, key=lambda trial: trial.claim) if rival else best
 
 
 def ways_to_start(observed: Observed) -> list[Protocol]:

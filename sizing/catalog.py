@@ -97,6 +97,11 @@ class Model:
     max_context_tokens: _Count | None = None
     timings: dict[str, tuple[str, ...]] = Field(default_factory=dict)
 
+    @property
+    def shape(self) -> str:
+        """What the times of an iteration follow from: models that differ in their training alone have one."""
+        return f"{self.kind} {self.parameters:.4g} {self.layers} {self.heads}"
+
     def timed_on(self, gpu: str) -> tuple[str, ...]:
         """Engines for which the kernel database was checked to serve this model on `gpu`."""
         return tuple(engine for engine, systems in self.timings.items() if gpu in systems)

@@ -355,7 +355,7 @@ def _from_relative(case: _Case, why: str) -> Candidate | None:
     found = timed_of(rows(relative.id)[case.gpu.id, one, case.precision, engine])
     extra = 0.0 if distance(case.model, relative) < TWIN else RELATIVE_SIGMA[case.model.kind]
     known = case.model if extra else relative
-    law, error = _of_kind(scaled(found.law, relative, case.model, case.layout), found, case, known.id)
+    law, error = _of_kind(scaled(found.law, relative, case.model, case.layout), found, case, known)
     sigma = math.hypot(error, extra)
     how = "scaled" if extra else "of the same shape"
     library = f"{kernels.LIBRARY}, {found.backend} {found.version}{AS_MEASURED if case.as_measured else ''}"
@@ -395,7 +395,7 @@ def _from_timings(timed: Timed, case: _Case) -> Candidate:
     kv_tokens = timed.memory.kv_tokens(case.length, case.batching.token_budget)
     if kv_tokens < case.length:
         raise _does_not_fit(timed, case)
-    law, sigma = _of_kind(timed.law, timed, case, case.model.id)
+    law, sigma = _of_kind(timed.law, timed, case, case.model)
     source = f"{kernels.LIBRARY}, {timed.backend} {timed.version}{AS_MEASURED if case.as_measured else ''}"
     return _candidate(
         case,
@@ -451,12 +451,12 @@ def _check_split(model: Model, layout: Layout) -> None:
 AS_MEASURED = ", corrected by measured servers"
 
 
-def _of_kind(law: StepLaw, timed: Timed, case: _Case, model: str) -> tuple[StepLaw, float]:
+def _of_kind(law: StepLaw, timed: Timed, case: _Case, model: Model) -> tuple[StepLaw, float]:
     """The law, corrected by what measured servers of its kind have beyond their kernels, and its relative error: of
     what is known so, less of a `model` that was not among them, and of the law against its timings."""
     if not case.as_measured:
         return law, math.hypot(KERNEL_SIGMA[_sample(case)], timed.rms_error)
-    server = Server(timed.backend, case.gpu.id, case.precision, case.model.kind, timed.version, model)
+    server = Server(timed.backend, case.gpu.id, case.precision, case.model.kind, timed.version, model.shape)
     law, sigma = corrected(law, server)
     return law, math.hypot(sigma, timed.rms_error)
 

@@ -2,9 +2,9 @@
 
 A law fitted to kernel timings knows neither the host's part of an iteration nor the kernels of the release that serves.
 Measured closed loops tell both in the mean: `data/laws/silicon.json` holds the effects of kind of model, engine,
-generation of the GPU, precision and release, each shrunk to the mean of those above it, so that what was never measured
-has the prior mean. The spread is that of servers left out of the fit, wider where model or GPU was never measured.
-Written by ``python -m validation.evidence.silicon_fit``.
+generation of the GPU, precision, release and model, each shrunk to the mean of those above it, so that what was never
+measured has the prior mean. The spread is that of servers left out of the fit, wider where model or GPU was never
+measured. Written by ``python -m validation.evidence.silicon_fit``.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ FARTHEST = 3.0
 @dataclass(frozen=True, slots=True)
 class Server:
     """What decides how a server differs from its kernels. `kind`: dense or moe; `gpu`: a name of the catalogue; an
-    unknown `engine_version` is empty. `model` only tells whether it was measured: its kernels are in its law."""
+    unknown `engine_version` is empty, and so is an unknown `model`, which is a shape (`sizing.catalog.Model.shape`)."""
 
     engine: str
     gpu: str
@@ -76,6 +76,7 @@ class Server:
             "class": f"{self.engine} {self.generation} {self.kind} {self.precision}",
             "gpu": self.gpu,
             "version": f"{self.engine} {self.engine_version}",
+            "model": self.model,
         }
 
 
@@ -127,7 +128,7 @@ def corrected(law: StepLaw, server: Server) -> tuple[StepLaw, float]:
     per output token.
 
     >>> kernels = StepLaw(weights_s=5e-3, overhead_s=1e-3, token_s=20e-6, sequence_s=10e-6, kv_token_s=50e-9)
-    >>> seen = Server("vllm", "h200_sxm", "fp8", "dense", model="meta-llama/Meta-Llama-3.1-70B")
+    >>> seen = Server("vllm", "h200_sxm", "fp8", "dense", model="dense 7.055e+10 80 64")
     >>> law, sigma = corrected(kernels, seen)
     >>> law.decode_s(1, 0) > 4e-3 and sigma <= corrected(kernels, Server("vllm", "a100_sxm", "bf16", "dense"))[1]
     True

@@ -16,7 +16,7 @@ from validation.evidence import silicon_fit
 from validation.evidence.silicon_fit import METRICS, Row, Study, left_sigmas, predicted, sigmas
 
 LAW = StepLaw(5e-3, 1e-3, 20e-6, 10e-6, 50e-9, attention_s=1e-9, prefill_s=0.5e-3)
-SEEN = Server("vllm", "h200_sxm", "fp8", "dense", model="meta-llama/Meta-Llama-3.1-70B")
+SEEN = Server("vllm", "h200_sxm", "fp8", "dense", model="dense 7.055e+10 80 64")
 GROUPS = ("dense", "moe_hopper", "moe_blackwell")
 effects = st.lists(st.floats(-2, 2), min_size=len(EFFECTS), max_size=len(EFFECTS)).map(np.array)
 steps = st.tuples(st.integers(1, 512), st.integers(1, 8192), st.integers(1, 8192))
@@ -118,7 +118,7 @@ def _rows(truth: dict[str, np.ndarray]) -> list[Row]:
             )
             ttft, itl, _ = np.exp(predicted([with_effects(law, truth[engine])], [10**7], [point])[0])
             told = replace(point, ttft_mean_s=float(ttft), itl_mean_s=float(itl))
-            asked.append(Row(told, law, 10**7, server, model, "a client", (1, 1)))
+            asked.append(Row(told, law, 10**7, server, "a client", (1, 1)))
     return asked
 
 

@@ -17,7 +17,7 @@ import numpy as np
 from numpy.random import SeedSequence
 from numpy.typing import NDArray
 
-from sizing.catalog import Layout, models
+from sizing.catalog import Layout, of_shape
 from sizing.estimate import KERNEL_SIGMA, kernels, prior_law
 from sizing.fitting.levels import concurrency
 from sizing.numbers import Floats
@@ -111,7 +111,7 @@ def library_s(row: Row) -> tuple[float, float] | None:
     from aisimulate_core.sdk import RuntimeConfig
 
     server, point = row.server, row.point
-    built, database, backend = _library(server.model, server.gpu, server.engine, row.layout, server.precision)
+    built, database, backend = _library(point.model, server.gpu, server.engine, row.layout, server.precision)
     asked = RuntimeConfig(
         isl=round(point.isl), osl=round(point.osl), batch_size=concurrency(point), prefix=0, beam_width=1
     )
@@ -123,16 +123,18 @@ def library_s(row: Row) -> tuple[float, float] | None:
 
 
 @cache
-def _library(model: str, gpu: str, engine: str, layout: Layout, precision: str) -> tuple[Any, Any, Any]:
+def _library(served: str, gpu: str, engine: str, layout: Layout, precision: str) -> tuple[Any, Any, Any]:
     from aisimulate_core.sdk.backends.factory import get_backend
     from aisimulate_core.sdk.config_builders import build_model_config
     from aisimulate_core.sdk.models import get_model
     from aisimulate_core.sdk.perf_database import get_database
 
-    opened = kernels.open_engine(models()[model], gpu, engine, layout, precision)
+    model = of_shape(served)
+    assert model is not None
+    opened = kernels.open_engine(model, gpu, engine, layout, precision)
     experts = layout.tp * layout.dp // layout.ep, layout.ep
     quants: dict[str, Any] = {name: mode for name, mode in opened.settings if name.endswith("quant_mode")}
-    built = get_model(model, build_model_config(layout.tp, layout.pp, layout.dp, *experts, **quants), engine)
+    built = get_model(model.id, build_model_config(layout.tp, layout.pp, layout.dp, *experts, **quants), engine)
     return built, get_database(gpu, engine, "current"), get_backend(engine)
 
 

@@ -54,6 +54,7 @@ LEVEL_SIGMAS = {
     "class": 0.5,
     "gpu": 0.25,
     "version": 0.35,
+    "model": 0.3,
     "server": 0.35,
     "client": 0.3,
 }
@@ -71,21 +72,20 @@ LEFT_OUT = ("both", "model", "gpu")
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Row:
-    """A measured closed loop, the law and the KV cache by its own engine's kernels, and what it belongs to. `shape`:
-    models of one shape have one name; `client`: whose it was."""
+    """A measured closed loop, the law and the KV cache by its own engine's kernels, and what it belongs to. `client`:
+    whose it was."""
 
     point: Point
     law: StepLaw
     kv_tokens: int
     server: Server
-    shape: str
     client: str
     layout: Layout
 
     @property
     def levels(self) -> Mapping[str, str]:
         """All levels of its effects."""
-        own = f"{self.shape} {self.server} TP{self.point.tp}"
+        own = f"{self.server} TP{self.point.tp}"
         return {**self.server.levels, "server": own, "client": self.client}
 
     @property
@@ -95,7 +95,8 @@ class Row:
 
     def group(self, left_out: str) -> str:
         """What is left out with this row."""
-        return {"both": f"{self.shape} {self.server.gpu}", "model": self.shape, "gpu": self.server.gpu}[left_out]
+        model, gpu = self.server.model, self.server.gpu
+        return {"both": f"{model} {gpu}", "model": model, "gpu": gpu}[left_out]
 
 
 def read_rows(path: Path, every: int = 1) -> tuple[list[Row], Counter[str]]:
@@ -133,11 +134,10 @@ def rows_of(series: Series) -> list[Row]:
         timed = time_engine(opened, model.unrouted)
     except EstimateUnavailable:
         raise EstimateUnavailable("without timings of their engine and layout") from None
-    server = Server(first.engine, gpu.id, precision, model.kind, first.engine_version, model.id)
-    shape = f"{model.kind} {model.parameters:.4g} {model.layers} {model.heads}"
+    server = Server(first.engine, gpu.id, precision, model.kind, first.engine_version, model.shape)
     client = "InferenceX" if series.varied else "NVIDIA"
     return [
-        Row(point, timed.law, max(timed.memory.kv_tokens(length), length), server, shape, client, layout)
+        Row(point, timed.law, max(timed.memory.kv_tokens(length), length), server, client, layout)
         for point in series.points
         for length in [math.ceil(point.isl + point.osl) + 1]
     ]
@@ -243,7 +243,8 @@ class Study:
         values = self.fit(np.ones(len(self.rows), np.bool_))
         effects: dict[str, dict[str, tuple[float, ...]]] = {}
         for (level, name), place in self.columns.items():
-            told = level not in FIT_ONLY and not (level == "version" and name.endswith(" "))  # a release without a name
+            nameless = not name or (level == "version" and name.endswith(" "))
+            told = level not in FIT_ONLY and (level == "all" or not nameless)
             if told:
                 effects.setdefault(level, {})[name] = tuple(values[place].tolist())
         kinds = self.kinds()

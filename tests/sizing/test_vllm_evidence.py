@@ -117,3 +117,14 @@ def test_of_a_mix_alone_the_first_measurement_of_four_levels_is_fitted() -> None
             assert point == next(
                 one for one in case.closed if (one.isl, one.load_value) == (point.isl, point.load_value)
             )
+
+
+def test_the_token_budget_of_a_real_vllm_is_found() -> None:
+    """A server with --max-num-batched-tokens 256, of two mixes of lengths together and of each alone; the mixes of one
+    that takes 2,048 are explained by what engines usually take."""
+    paced = of_table("here", read_points(TABLES["vLLM at the pace of GPUs, measured here"]))
+    (small,) = [case for case in paced if "small chunks" in case.server]
+    for case in (small, *mixes_of(small), *mixes_of(paced[0])):
+        found = fit(case.closed)
+        assert (found.batching.token_budget == 256) == (case.server == small.server), (case.server, found.batching)
+        assert ("fitted_budget" in [each.kind for each in found.warnings]) == (case.server == small.server)

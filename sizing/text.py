@@ -867,8 +867,8 @@ CAUTIONS: dict[CautionKind, str] = {
         "{max_batch_size:,} at once; give max_batch_size of the points if you know it"
     ),
     "fitted_budget": (
-        "at most {token_budget:,} tokens went through an iteration: fitted with that token budget; if you know another, "
-        "fit --token-budget says what it makes of the points"
+        "at most {token_budget:,} tokens went through an iteration: fitted with that token budget; if you know "
+        "another, fit --token-budget says what it makes of the points"
     ),
     "fitted_lookahead": (
         "{engine} fixes iterations ahead by its defaults; the points are explained better without, so the fit takes it "

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 from collections.abc import Sequence
 from functools import cache
 from typing import Any
@@ -13,7 +14,7 @@ import pytest
 from sizing.engine import Batching, Replica, StepLaw
 from sizing.errors import FitError
 from sizing.estimate import token_share
-from sizing.fitting import UNTOLD, Fit, Protocol, ServedTrace, fit, fit_trace
+from sizing.fitting import UNTOLD, Fit, Protocol, ServedTrace, fit, fit_trace, search
 from sizing.fitting.levels import Observed, point_runs, trace_points, trace_run
 from sizing.fitting.search import outliers
 from sizing.points import Deployment, Point
@@ -148,6 +149,24 @@ def test_a_small_token_budget_is_found(budget: int) -> None:
     print(f"p95 TTFT {true_s:.3f} s, fitted {found_s:.3f} s, with the usual budget {usual_s:.3f} s")
     assert abs(found_s / true_s - 1) < 0.1
     assert abs(found_s / true_s - 1) < abs(usual_s / true_s - 1) / 2
+
+
+def test_a_budget_that_the_levels_suggest_by_chance_is_not_believed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """An iteration of 128 users takes 489 tokens, near 512, as they decode; though that is tried to the end."""
+    monkeypatch.setattr(search, "NEAR_BY", math.inf)
+    tried: list[tuple[Batching, ...]] = []
+    explained = search.explained
+
+    def noted(observed: Observed, known: search.Known, rival: search.Trial | None = None) -> search.Trial:
+        tried.append(known.batchings)
+        return explained(observed, known, rival)
+
+    monkeypatch.setattr(search, "explained", noted)
+    points = measure(Replica(GPU), [Lengths(150, 50, 0.3, 0.3)], (1, 4, 16, 128), engine="vllm", verdict="steady")
+    found = fit(points, prior=None)
+    assert {rule.token_budget for rule in tried[1]} == {512}
+    assert found.batching.token_budget == 8192
+    assert "fitted_budget" not in [each.kind for each in found.warnings]
 
 
 def test_an_open_loop_tells_prefill_from_request_overhead() -> None:

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from sizing.catalog import Layout
 from sizing.engine import COEFFICIENTS, StepLaw
-from sizing.estimate import estimate
+from sizing.estimate import day_zero, estimate
 from sizing.estimate.silicon import EFFECTS, SHARE, Server, Silicon, corrected, silicon, with_effects
 from sizing.points import Point
 from sizing.workload import Lengths
@@ -155,9 +155,12 @@ def test_what_a_model_has_shown_on_one_gpu_counts_on_another(monkeypatch: pytest
     assert pair < 0.7 * everywhere
 
 
-def test_models_of_one_shape_are_one_model() -> None:
-    """Llama 3.3 is Llama 3.1 to a GPU."""
+def test_models_of_one_shape_are_one_model(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Llama 3.3 is Llama 3.1 to a GPU, and as well known."""
+    servers: list[Server] = []
+    monkeypatch.setattr(day_zero, "corrected", lambda law, server: (servers.append(server), corrected(law, server))[1])
     asked = ("h200_sxm", Layout(4), "fp8", Lengths(1000, 200))
     one, other = (estimate(f"meta-llama/{name}", *asked) for name in ("Meta-Llama-3.1-70B", "Llama-3.3-70B-Instruct"))
     assert one.replica.law == other.replica.law
     assert one.relative_sigma == other.relative_sigma
+    assert {server.model in silicon().models for server in servers} == {True}

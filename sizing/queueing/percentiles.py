@@ -268,7 +268,7 @@ def _predict_in_flight(
     ttft, own_s, left = first_token_s(scene, found, requests, points)
     ttft = ttft + scene.replica.law.request_s
     stall_s = np.where(requests.steps > 0, first_stall_s(scene, found, own_s, left, points), 0.0)
-    decoding = requests.steps * mean_step_over_life_s(scene, found, requests, points) + stall_s
+    decoding = requests.steps * mean_step_over_life_s(scene, found, requests, points, stall_s)
     itl = np.divide(decoding, requests.gaps, out=np.full_like(decoding, np.nan), where=requests.gaps > 0)
     gap = gap_quantiles(scene, requests, found, own_s, left, points) if gaps else NOT_COUNTED
     return ttft, itl, ttft + decoding, gap

@@ -353,6 +353,17 @@ def test_percentiles_agree_with_simulation(policy, lengths):
         np.testing.assert_allclose(found[:, 3], expected[:, 3], rtol=0.15)
 
 
+@pytest.mark.parametrize("budget", (256, 512, 2048))
+def test_no_mean_gap_is_longer_than_an_iteration_that_the_budget_fills(budget):
+    """Short answers beside prompts in chunks, near saturation: most of their gaps are full iterations, none is more."""
+    engine = replica(token_budget=budget, max_batch_size=64)
+    asked = at(0.85, engine, Lengths(1500, 24, 0.3, 0.5))
+    found, simulated = predict(engine, asked), simulate(engine, asked, requests=20_000).prediction()
+    for told_s, true_s in ((found.itl.p95_s, simulated.itl.p95_s), (found.itl.p99_s, simulated.itl.p99_s)):
+        print(f"ITL {1e3 * told_s:.1f} ms by formula, {1e3 * true_s:.1f} ms simulated")
+        assert told_s == pytest.approx(true_s, rel=0.06)
+
+
 def test_static_batches_of_packed_prompts_agree_with_simulation():
     """As above, and a rate that padding such prompts to the longest would lower by a sixth at least."""
     engine, lengths = Replica(LAW, Batching("static", 16, padded=False)), Lengths(2000, 100, 0.6, 0.3)

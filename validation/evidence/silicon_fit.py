@@ -243,8 +243,7 @@ class Study:
         values = self.fit(np.ones(len(self.rows), np.bool_))
         effects: dict[str, dict[str, tuple[float, ...]]] = {}
         for (level, name), place in self.columns.items():
-            nameless = not name or (level == "version" and name.endswith(" "))
-            told = level not in FIT_ONLY and (level == "all" or not nameless)
+            told = level not in FIT_ONLY and not (level == "version" and name.endswith(" "))  # a release without a name
             if told:
                 effects.setdefault(level, {})[name] = tuple(values[place].tolist())
         kinds = self.kinds()

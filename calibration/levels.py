@@ -127,7 +127,7 @@ def warm_up_arrivals(plan: SweepPlan, level: Level, pace: Pace) -> int:
 def job_of(target: Target, level: Level, pace: Pace) -> Job:
     """The load of `level`, in the form that the load generator's processes receive."""
     plan = target.plan
-    requests = target.source(level.entry, target.seed(level))
+    requests = target.source(level.entry, target.seed(level), evenly=level.closed)
     if level.closed:
         users, whole_s = round(level.value), session_s(plan, level, pace.e2e_at_s(level.value))
         ramp_s = session_s(plan, level, pace.e2e_s) if plan.ramp_s is None else plan.ramp_s

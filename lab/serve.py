@@ -30,6 +30,8 @@ ServerOf = TypeVar("ServerOf", bound=Server)
 
 WATCH_S = 0.5
 DEFAULTS = Settings()
+ONLY_VLLM = ("experts", "pace", "chunked_prefill", "look_ahead")
+"""Settings that the reference server lacks."""
 
 EPILOG = """\b
 Examples:
@@ -73,6 +75,18 @@ def _number(name: str, meaning: str, kind: type = int) -> Callable[[Command], Co
     help="When a request starts: with room for its longest sequence, or for its prompt (it may be paused later).",
 )
 @click.option("--kv-reuse/--no-kv-reuse", default=DEFAULTS.kv_reuse, help="Keep the KV cache of shared prompts.")
+@click.option(
+    "--chunked-prefill/--no-chunked-prefill",
+    default=True,
+    show_default=True,
+    help="vLLM only: compute long prompts in chunks; otherwise they wait until --token-budget holds all of one.",
+)
+@click.option(
+    "--look-ahead/--no-look-ahead",
+    default=False,
+    show_default=True,
+    help="vLLM only, with --pace: choose each step while the one before it runs (asynchronous scheduling).",
+)
 @_number("grpc_port", "Port of the gRPC service; 0: any free one.")
 @_number("http_port", "Port of the HTTP service; 0: any free one.")
 @_number("metrics_port", "Port of the Prometheus metrics; 0: any free one.")
@@ -122,11 +136,12 @@ def serve(context: click.Context, /, engine: str, behind: str | None, repository
         else:
             _wait(VllmServer(settings), lambda server: f"url={server.url} model={MODEL} metrics={server.metrics_url}")
         return
-    _refuse_others(context, set(context.params) - {"experts", "behind", "pace"}, "vllm")
+    _refuse_others(context, set(context.params) - {*ONLY_VLLM, "behind"}, "vllm")
     if repository is not None:
         refuse_what_it_says_itself(context)
         look_through(repository)
-    del options["experts"], options["pace"]
+    for name in ONLY_VLLM:
+        del options[name]
     _wait(ReferenceServer(Settings(**options), repository=repository), _ports)
 
 

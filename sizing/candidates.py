@@ -107,12 +107,8 @@ def find(
 def measured(
     model: str, lengths: Lengths, choice: Choice, points: Sequence[Point], protocol: Protocol = UNTOLD
 ) -> Found:
-    """One candidate for each measured deployment of the model that the choice allows, fitted to its closed loops.
-
-    Open-loop points are left to be predicted. Fitted as well, two of them took the error of a simulated engine's
-    capacity from 2.3 to 2.2 % and from 2.7 to 2.1 %; but of a measured server, which no law follows as well, each was
-    predicted worse from the others (mean error by formula 24 % against 17 %). ``fit --open-loop`` takes them.
-    """
+    """One candidate for each measured deployment of the model that the choice allows, fitted to all of its points:
+    closed loops, where they were measured, and loads at a rate that it kept up with."""
     candidates: list[Candidate] = []
     rejected: list[Rejection] = []
     for deployment, group in by_deployment(points).items():
@@ -184,6 +180,8 @@ def from_fit(fitted: Fit, lengths: Lengths, points: Sequence[Point] = ()) -> Can
         calibrated_in_flight=fitted.calibrated.concurrency,
         variants=local.variants_seen(lengths),
         warnings=cautions_at(fitted, lengths),
+        fitted_to=tuple(error.point for error in fitted.errors),
+        protocol=UNTOLD if fitted.protocol.inferred else fitted.protocol,
         open_loops=tuple(point for point in points if point.load_kind == "poisson_rate"),
     )
 

@@ -12,7 +12,7 @@ from sizing.catalog import gpus as catalogued_gpus
 from sizing.engine import Replica
 from sizing.errors import ScenarioError, SizingError
 from sizing.numbers import significant
-from sizing.points import Point
+from sizing.points import UNTOLD, Point, Protocol
 from sizing.prediction import Caution, Prediction
 from sizing.question import Question
 from sizing.workload import Limit
@@ -29,8 +29,9 @@ class Candidate:
 
     `basis` holds up to `calibrated_in_flight` requests at once in a replica; beyond, the law is extrapolated.
     `relative_sigma` is the standard error of the law's times as a share. `variants`, where a fit gives them, are
-    pairs of replicas one standard error to either side along each direction that the data leave open. `open_loops`:
-    levels of random arrivals that were measured of this very engine, void ones too; no law is fitted to them.
+    pairs of replicas one standard error to either side along each direction that the data leave open. `fitted_to`: the
+    points that the law was fitted to, measured by `protocol`. `open_loops`: levels of random arrivals that were
+    measured of this very engine, void ones too.
     `engine`: the server's software, empty where nobody told or no engine's kernels were timed.
     """
 
@@ -46,6 +47,8 @@ class Candidate:
     calibrated_in_flight: float = math.inf
     variants: tuple[tuple[Replica, Replica], ...] = ()
     warnings: tuple[Caution, ...] = ()
+    fitted_to: tuple[Point, ...] = ()
+    protocol: Protocol = UNTOLD
     open_loops: tuple[Point, ...] = ()
 
     @property

@@ -216,6 +216,44 @@ def same_isl(lengths: Iterable[float]) -> bool:
     return max(known) <= ONE_ISL * min(known)
 
 
+STARTS: dict[str, Literal["together", "ramp", "burst"]] = {
+    "together": "together",
+    "staggered": "ramp",
+    "burst": "burst",
+}
+"""How the users of a closed loop may begin, by the names that planners know."""
+
+
+@dataclass(frozen=True, slots=True)
+class Protocol:
+    """How the points were measured, where it matters to means.
+
+    `start`: users of a closed loop began one after the other (*ramp*), all in the same instant (*together*), within a
+    millisecond (*burst*: the first prompt is alone in its iteration, and all others wait for it: two users see a TTFT
+    1.5 times that of one, not twice), or it is not known: then the fit tells by the residuals. `counted`: requests of
+    the *steady* state, or *all* from an empty server on, and of an open loop those complete within `duration_s`.
+    `ttft_sigma`: relative standard error of a mean TTFT. `inferred`: nobody told the start, the fit found it.
+    """
+
+    start: Literal["ramp", "together", "burst", "unknown"] = "unknown"
+    counted: Literal["steady", "all"] = "steady"
+    ttft_sigma: float = 0.04
+    inferred: bool = False
+
+    @classmethod
+    def named(cls, name: str) -> Protocol:
+        """The protocol by the name that planners know, one of STARTS; empty: not told."""
+        return cls(STARTS[name]) if name else cls()
+
+    @property
+    def at_once(self) -> bool:
+        """True where the users of a closed loop began together, to the millisecond: equal requests stay in lockstep."""
+        return self.start in ("together", "burst")
+
+
+UNTOLD = Protocol()
+
+
 class Series(NamedTuple):
     """What may be drawn as one curve: deployment, law of lengths, and the prefix that prompts share."""
 

@@ -51,16 +51,18 @@ SERVED = Settings(http_port=0, max_sequence_tokens=2048, kv_tokens=32_768, token
 
 @dataclass(frozen=True, slots=True)
 class Mix:
-    """Lengths of the requests, lognormal; `shared`: tokens at their head that all prompts share."""
+    """Lengths of the requests, lognormal with coefficients of variation `cv` of prompt and output; `shared`: tokens at
+    their head that all prompts share."""
 
     isl: int
     osl: int
     shared: int = 0
+    cv: tuple[float, float] = (0.3, 0.5)
 
     @property
     def entry(self) -> dict[str, Any]:
         """As an entry of a plan's lengths."""
-        entry = {"isl": self.isl, "osl": self.osl, "isl_cv": 0.3, "osl_cv": 0.5}
+        entry = {"isl": self.isl, "osl": self.osl, "isl_cv": self.cv[0], "osl_cv": self.cv[1]}
         return entry | ({"shared_prefix": self.shared} if self.shared else {})
 
 
@@ -70,7 +72,8 @@ CHAT, READING, WRITING = Mix(128, 48), Mix(400, 16), Mix(32, 96)
 @dataclass(frozen=True, slots=True)
 class Configuration:
     """A server and what it is asked, closed loops and random arrivals for so many seconds a level. The points have its
-    model, whose shape a fit knows if the catalogue does, and its name before their round; `table` is where they go."""
+    model, whose shape a fit knows if the catalogue does, and its name before their round; `table` is where they go, and
+    `slots_told` whether they say how many sequences the server runs at most, which vLLM does not tell."""
 
     model: str
     name: str
@@ -79,6 +82,7 @@ class Configuration:
     closed_s: float = 8.0
     open_s: float = 20.0
     table: str = "vllm-cpu.csv"
+    slots_told: bool = True
 
     @property
     def server(self) -> str:
@@ -108,6 +112,10 @@ CONFIGURATIONS = (
     paced(", prefix cache", DENSE, (Mix(1500, 48, shared=1200),), kv_reuse=True),
     paced(", small KV cache", DENSE, (Mix(128, 256),), kv_tokens=4096, max_sequence_tokens=2048),
     paced(", small chunks", DENSE, (Mix(1500, 24), Mix(512, 64)), token_budget=256),
+    paced(", wide lengths", DENSE, (Mix(400, 80, cv=(1.0, 1.0)),)),
+    paced(", whole prompts", DENSE, (Mix(600, 48),), chunked_prefill=False, max_sequence_tokens=2048),
+    replace(paced(", few slots", DENSE, (Mix(512, 64),), max_batch_size=8), slots_told=False),
+    paced(", look-ahead", DENSE, (Mix(512, 64), Mix(1500, 24)), look_ahead=True),
 )
 
 
@@ -119,14 +127,15 @@ def plan_of(
     configuration: Configuration, server: VllmServer, lengths: dict[str, Any], seed: int, **loads: Any
 ) -> PlanFile:
     """The plan of one run."""
+    slots = {"max_batch_size": configuration.settings.max_batch_size} if configuration.slots_told else {}
     plan = {
         "server": {"protocol": "openai", "url": server.url, "model": MODEL, "metrics_url": server.metrics_url},
         "deployment": {
             "model": configuration.model,
             "precision": "fp32",
-            "gpu": "cpu",
+            "gpu": "paced" if configuration.settings.look_ahead else "cpu",  # a CPU would not look ahead
             "tp": 1,
-            "max_batch_size": configuration.settings.max_batch_size,  # which vLLM does not tell
+            **slots,
         },
         "lengths": [lengths],
         "check_load": 0,

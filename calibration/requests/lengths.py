@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 from io import StringIO
 from pathlib import Path
+from statistics import NormalDist
 from typing import Annotated, Any, Literal, Self
 
 import numpy as np
@@ -26,6 +27,10 @@ from sizing.workload import Lengths, Seconds, Sessions, Tokens, TurnLaw, Turns, 
 
 Law = Literal["lognormal", "normal"]
 Window = tuple[int, int]
+Quantiles = tuple[float, float]
+"""Two numbers from 0 to below 1."""
+LEAST_QUANTILE = 2.0**-60
+"""The normal law has no length at 0."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,18 +43,20 @@ class Side:
     low: int = 1
     high: int = 1
 
-    def draw(self, rng: np.random.Generator) -> int:
-        """A length in tokens, at least 1."""
+    def at(self, quantile: float) -> int:
+        """The length in tokens, at least 1, that the share `quantile` of all lengths, from 0 to below 1, falls short
+        of."""
         if isinstance(self.law, TokenLaw):
-            return int(self.law.at(np.array([rng.random()]))[0])
+            return int(self.law.at(np.array([quantile]))[0])
         if self.law == "uniform":
-            return int(rng.integers(self.low, self.high, endpoint=True))
+            return self.low + int(quantile * (self.high - self.low + 1))
         if self.cv == 0:
             return max(1, round(self.mean))
+        score = NormalDist().inv_cdf(max(quantile, LEAST_QUANTILE))
         if self.law == "normal":
-            return max(1, round(rng.normal(self.mean, self.cv * self.mean)))
+            return max(1, round(self.mean * (1 + self.cv * score)))
         sigma = math.sqrt(math.log1p(self.cv**2))
-        return max(1, round(self.mean * math.exp(sigma * rng.standard_normal() - sigma**2 / 2)))
+        return max(1, round(self.mean * math.exp(sigma * score - sigma**2 / 2)))
 
     def mean_and_cv(self) -> tuple[float, float]:
         """Mean and coefficient of variation of what is drawn; of the lognormal before it is rounded to tokens."""
@@ -88,9 +95,10 @@ class Drawn:
     isl: Side
     osl: Side
 
-    def pair(self, number: int, rng: np.random.Generator) -> tuple[int, int]:
-        """(ISL, OSL) of a request, drawn from `rng`."""
-        return self.isl.draw(rng), self.osl.draw(rng)
+    def pair(self, number: int, quantiles: Quantiles) -> tuple[int, int]:
+        """(ISL, OSL) of a request, each at a quantile of its own."""
+        isl, osl = quantiles
+        return self.isl.at(isl), self.osl.at(osl)
 
     def summary(self) -> Lengths:
         """Means and coefficients of variation of the laws."""
@@ -116,9 +124,9 @@ class LengthHistogram:
     osl: Tokens
     share: Seconds
 
-    def pair(self, number: int, rng: np.random.Generator) -> tuple[int, int]:
-        """(ISL, OSL) of a request, drawn from `rng`."""
-        row = int(np.searchsorted(self.share, rng.random(), side="right"))
+    def pair(self, number: int, quantiles: Quantiles) -> tuple[int, int]:
+        """(ISL, OSL) of a request: the row of the file at the first of the quantiles."""
+        row = int(np.searchsorted(self.share, quantiles[0], side="right"))
         return int(self.isl[row]), int(self.osl[row])
 
     def summary(self) -> Lengths:
@@ -138,7 +146,7 @@ class LengthsTrace:
     osl: Tokens
     notes: tuple[str, ...] = ()
 
-    def pair(self, number: int, rng: np.random.Generator) -> tuple[int, int] | None:
+    def pair(self, number: int, quantiles: Quantiles) -> tuple[int, int] | None:
         """(ISL, OSL) of request `number`; None after the last."""
         return (int(self.isl[number]), int(self.osl[number])) if number < len(self.isl) else None
 

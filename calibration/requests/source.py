@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import count
@@ -25,6 +26,10 @@ from sizing.workload import Lengths, Turns
 __all__ = ["Encoder", "PromptRequest", "RequestSource", "TokenizerFile", "WordCounter"]
 
 ATTEMPTS = 8
+EVEN_STEPS = math.sqrt(2), (math.sqrt(5) - 1) / 2
+"""Multiples of irrational numbers, whole parts taken away, fill the unit square evenly (Weyl 1916), those of the golden
+ratio the unit interval (Niederreiter 1978, Bull. Amer. Math. Soc. 84:957): its are for OSL, which decides how long a
+request takes."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,6 +55,8 @@ class RequestSource:
 
     `lengths`: with the path of its file, if any, absolute. `tokenizer`: a tokenizer.json, None to count words;
     `add_special_tokens` as the server's preprocessing does it. `seen`: what the server itself told of its counting.
+    `evenly`: any few requests in a row have nearly the mean lengths of the law, for loads whose means are asked; else
+    each is drawn for itself, as random arrivals bring them.
     """
 
     lengths: LengthsPlan
@@ -57,6 +64,7 @@ class RequestSource:
     add_special_tokens: bool
     seed: tuple[int, ...]
     seen: ServerCount = AS_TOKENIZED
+    evenly: bool = False
 
     def requests(self, shard: int = 0, shards: int = 1) -> Iterator[PromptRequest]:
         """Every `shards`-th request, from number `shard` on; endless, but for a trace. Of sessions, their first turns.
@@ -91,10 +99,12 @@ class RequestSource:
         drawn = isinstance(law, Drawn) and law.isl.cv > 0  # what the plan or a file says is sent or refused
         added = self.seen.added
         fewest = _fewest_tokens(encoder) + added if drawn else 1
+        start = np.random.default_rng(self.seed).random(2)
         for number in numbers:
             # + 1, as a seed (7, 0) would give the same numbers as the seed (7,)
             rng = np.random.default_rng([*self.seed, number + 1])
-            pair = law.pair(number, rng)
+            at = (start + number * np.array(EVEN_STEPS)) % 1.0 if self.evenly else rng.random(2)
+            pair = law.pair(number, (float(at[0]), float(at[1])))
             if pair is None:
                 return
             isl, osl = pair

@@ -180,6 +180,8 @@ def arguments(settings: Settings, model: Path) -> dict[str, Any]:
         "block_size": KV_BLOCK_TOKENS,
         "num_gpu_blocks_override": settings.kv_tokens // KV_BLOCK_TOKENS,
         "enforce_eager": True,
+        "enable_chunked_prefill": settings.chunked_prefill,
+        "async_scheduling": settings.look_ahead,
         "enable_prefix_caching": settings.kv_reuse,
     }
 

@@ -21,6 +21,9 @@ class Settings:
         kv_tokens: capacity of the KV cache in tokens; rounded down to whole blocks of 32.
         max_sequence_tokens: longest prompt plus output (max_model_len); beyond it a request is refused.
         token_budget: most tokens in one step (max_num_batched_tokens); longer prompts are computed in chunks.
+        chunked_prefill: False: a prompt starts when the budget holds all of it beside those that decode.
+        look_ahead: vLLM's asynchronous scheduling, its default beside GPUs: a step is chosen while the one before it
+            runs. It takes a pace: on a CPU there is nothing to run ahead of.
         kv_reuse: vLLM's prefix caching: full blocks of prompts stay for prompts that begin alike.
         hidden, layers, heads, kv_heads, vocab_size: the model; its weights are random, drawn from `seed`.
         experts: of each layer, of which a token takes two; 0: a dense model.
@@ -33,6 +36,8 @@ class Settings:
     kv_tokens: int = 16_384
     max_sequence_tokens: int = 512
     token_budget: int = 512
+    chunked_prefill: bool = True
+    look_ahead: bool = False
     kv_reuse: bool = False
     hidden: int = 512
     layers: int = 4
@@ -60,6 +65,13 @@ class Settings:
                 f"token_budget must be at least max_batch_size ({self.max_batch_size}: every running request takes one "
                 f"token of it), got {self.token_budget}"
             )
+        if self.look_ahead and self.pace is None:
+            raise ServerError("look_ahead takes the pace of a GPU: a CPU has nothing to run ahead of")
+        if not self.chunked_prefill and self.token_budget < self.max_sequence_tokens:
+            raise ServerError(
+                f"without chunked prefill token_budget must hold a sequence of {self.max_sequence_tokens} tokens, got "
+                f"{self.token_budget}"
+            )
         if self.kv_tokens // KV_BLOCK_TOKENS <= -(-self.max_sequence_tokens // KV_BLOCK_TOKENS):
             raise ServerError(
                 f"kv_tokens must hold a sequence of {self.max_sequence_tokens} tokens and a block of {KV_BLOCK_TOKENS} "
@@ -83,4 +95,6 @@ class BehindTriton(Settings):
     def __post_init__(self) -> None:
         """Raises ServerError as those of vLLM do."""
         Settings.__post_init__(self)  # super() does not find its way in a class with slots
+        if self.look_ahead:
+            raise ServerError("look_ahead is for vLLM's own server: behind Triton, its platform for CPUs turns it off")
         check_ports({name: getattr(self, name) for name in ("grpc_port", "http_port", "metrics_port")})

@@ -10,10 +10,12 @@ from typing import Literal, NamedTuple
 
 import numpy as np
 
+from sizing.candidates import from_fit, law_of
 from sizing.edge import REQUESTS, Z90, latency_band, run_at
-from sizing.fitting.levels import ITL_SIGMA, UNTOLD
+from sizing.errors import FitError
+from sizing.fitting.levels import ITL_SIGMA
 from sizing.plans import Candidate, Fleet, Plan
-from sizing.points import TELLING, Point
+from sizing.points import TELLING, UNTOLD, Point
 from sizing.question import Question, Setting
 from sizing.simulator import Simulated
 from sizing.workload import LIMITED, METRICS, OF_REQUESTS, Arrivals, Limit
@@ -92,16 +94,31 @@ class Verification:
 
 
 def verification(plan: Plan) -> Verification | None:
-    """The answer's law against the newest level of random arrivals among its points that tells of the planned load.
+    """The newest level of random arrivals among the answer's points that tells of the planned load, beside what the
+    law says that was fitted to all others: a level proves nothing to a law that has seen it.
 
     That is a steady or overloaded one at the plan's lengths, at about its load per replica or somewhat more. None where
-    there is no such level.
+    there is no such level, or no law without it.
     """
     fleet, question = plan.answer, plan.question
     telling = [point for point in fleet.candidate.open_loops if _tells(point, fleet, question)]
     if not telling:
         return None
-    return compared(fleet.candidate, question, max(telling, key=lambda point: point.measured_at))
+    newest = max(telling, key=lambda point: point.measured_at)
+    unseen = _without(fleet.candidate, newest, question)
+    return None if unseen is None else compared(unseen, question, newest)
+
+
+def _without(candidate: Candidate, point: Point, question: Question) -> Candidate | None:
+    """The candidate by the points that its law was fitted to, but for one; None where they give no law of their own."""
+    if point not in candidate.fitted_to:
+        return candidate
+    others = tuple(each for each in candidate.fitted_to if each != point)
+    try:
+        found = from_fit(law_of(others, protocol=candidate.protocol), question.workload.lengths)
+    except FitError:
+        return None
+    return None if found.basis == "estimated" else found
 
 
 def _tells(point: Point, fleet: Fleet, question: Question) -> bool:

@@ -54,7 +54,12 @@ known_options = options(
     click.option("--kv-tokens", type=click.IntRange(1), help="Tokens that fit in the KV cache, if known."),
     click.option("--token-budget", type=click.IntRange(1), help="Tokens of one iteration, if known."),
     lookahead_option(None, "What is known of the engine unless given."),
-    click.option("--open-loop", is_flag=True, help="Fit constant_rate and poisson_rate points too."),
+    click.option(
+        "--open-loop/--no-open-loop",
+        default=True,
+        show_default=True,
+        help="Fit constant_rate and poisson_rate points too, as plan does.",
+    ),
 )
 
 

@@ -2,7 +2,7 @@
 
 from sizing.fitting.bends import BentLaw
 from sizing.fitting.fit import fit, fit_trace
-from sizing.fitting.levels import STARTS, UNTOLD, Protocol, ServedTrace
+from sizing.fitting.levels import ServedTrace
 from sizing.fitting.result import (
     CoveredRange,
     Distrust,
@@ -16,6 +16,7 @@ from sizing.fitting.result import (
     regime,
     shares,
 )
+from sizing.points import STARTS, UNTOLD, Protocol
 
 __all__ = [
     "STARTS",

@@ -27,9 +27,7 @@ from sizing.fitting.bends import BentLaw, bend
 from sizing.fitting.levels import (
     OPEN_LOOPS,
     RATE_SIGMA,
-    UNTOLD,
     Observed,
-    Protocol,
     ServedTrace,
     busiest,
     counted_apart,
@@ -45,7 +43,7 @@ from sizing.fitting.parameters import LawError
 from sizing.fitting.result import CoveredRange, Distrust, Fit, PointError, Unknown
 from sizing.fitting.search import APART, BESIDE_KERNELS, KERNEL_TIMED, LITTLE, Known, Trial, best_trial
 from sizing.numbers import Floats
-from sizing.points import Deployment, Point, same_isl
+from sizing.points import UNTOLD, Deployment, Point, Protocol, same_isl
 from sizing.prediction import Caution
 
 # --- Which coefficients the points tell and which they do not, and the measurement that would
@@ -108,11 +106,11 @@ def fit(
     kv_tokens: int | None = None,
     token_budget: int | None = None,
     lookahead_steps: float | None = None,
-    open_loop: bool = False,
+    open_loop: bool = True,
     protocol: Protocol = UNTOLD,
 ) -> Fit:
-    """Fit the law to the closed-loop points of one deployment (any number of lengths) and, if asked, the open-loop
-    ones at a constant or Poisson rate that kept up with it.
+    """Fit the law to the points of one deployment (any number of lengths): closed loops and, unless `open_loop` is
+    False, those at a constant or Poisson rate that kept up with it.
 
     `prior`: a law from elsewhere to lean on; unless told otherwise the day-zero law of model and GPU, where the
     catalogue has both. `batching`: the engine's, when it is known; otherwise the policy is chosen by residual and the
@@ -133,8 +131,9 @@ def fit(
     one_level = of_one_level(chosen)
     if one_level and (prior is None or prior.weights_s <= 0):
         raise FitError(
-            f"all points have concurrency {in_flight(chosen[0]):g}, and no estimate of {chosen[0].deployment.label} "
-            "tells how its times change with load: measure at two levels or more, such as 1 and 64"
+            f"all points have {in_flight(chosen[0]):.3g} requests in flight, and no estimate of "
+            f"{chosen[0].deployment.label} tells how its times change with load: measure at two levels or more, such "
+            "as 1 and 64 users"
         )
     if kv_tokens is None and batching is None:
         kv_tokens = min((point.kv_tokens for point in chosen if point.kv_tokens), default=None)
@@ -278,7 +277,8 @@ def _usable(points: Sequence[Point], open_loop: bool) -> tuple[Point, ...]:
     if not chosen:
         void = sorted({point.verdict for point in points if point.void})
         why = f"; the others are void: {', '.join(void)}" if void else ""
-        raise FitError(f"no closed-loop points (load_kind concurrency): measure at fixed concurrency to fit a law{why}")
+        rates = " or at a rate that the server keeps up with (constant_rate, poisson_rate)" if open_loop else ""
+        raise FitError(f"no points to fit a law to: measure at fixed concurrency (load_kind concurrency){rates}{why}")
     deployments = {point.deployment: None for point in chosen}
     if len(deployments) > 1:
         labels = "; ".join(deployment.label for deployment in deployments)

@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import pairwise
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -18,7 +18,7 @@ from scipy.special import ndtr, ndtri
 
 from sizing.engine import USUAL_POLICIES, Batching, Policy, Replica, engine_named, known_lookahead
 from sizing.numbers import Floats
-from sizing.points import Deployment, Point
+from sizing.points import UNTOLD, Deployment, Point, Protocol
 from sizing.simulator.replay import GAPS, MEASURES, OPEN_ONLY, Replay, ReplayRun, closed_run
 from sizing.simulator.sampling import evenly_cached
 from sizing.workload import Arrivals, Seconds, Tokens
@@ -30,41 +30,6 @@ MOST_STREAM_REQUESTS = 60_000
 LEAST_STREAM_REQUESTS = 400
 MOST_CLOSED_REQUESTS, FEWEST_ROUNDS = 10_000, 3
 """Requests of a closed loop simulated from its start at most, and the rounds that are simulated of very many users."""
-
-
-STARTS: dict[str, Literal["together", "ramp", "burst"]] = {
-    "together": "together",
-    "staggered": "ramp",
-    "burst": "burst",
-}
-"""How the users of a closed loop may begin, by the names that planners know."""
-
-
-@dataclass(frozen=True, slots=True)
-class Protocol:
-    """How the points were measured, where it matters to means.
-
-    `start`: users of a closed loop began one after the other (*ramp*), all in the same instant (*together*), within a
-    millisecond (*burst*: the first prompt is alone in its iteration, and all others wait for it: two users see a TTFT
-    1.5 times that of one, not twice), or it is not known: then the fit tells by the residuals. `counted`: requests of
-    the *steady* state, or *all* from an empty server on, and of an open loop those complete within `duration_s`.
-    `ttft_sigma`: relative standard error of a mean TTFT. `inferred`: nobody told the start, the fit found it.
-    """
-
-    start: Literal["ramp", "together", "burst", "unknown"] = "unknown"
-    counted: Literal["steady", "all"] = "steady"
-    ttft_sigma: float = 0.04
-    inferred: bool = False
-
-    @classmethod
-    def named(cls, name: str) -> Protocol:
-        """The protocol by the name that planners know, one of STARTS; empty: not told."""
-        return cls(STARTS[name]) if name else cls()
-
-    @property
-    def at_once(self) -> bool:
-        """True where the users of a closed loop began together, to the millisecond: equal requests stay in lockstep."""
-        return self.start in ("together", "burst")
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,7 +48,6 @@ class Effort:
 
 BURST_S = 1e-3
 """Seconds within which the users of a burst begin."""
-UNTOLD = Protocol()
 RAMPED = Protocol("ramp")
 FULL = Effort()
 SKETCH = Effort(rounds=4, blocks=3, varied_rounds=3, phases=2, least_phases=1, stream=1000)

@@ -14,8 +14,6 @@ from sizing.engine import COEFFICIENTS, KNEE, Batching, Bend, Replica, StepLaw
 from sizing.fitting.bends import BentLaw, bent_further, nodes_of, open_bends
 from sizing.fitting.levels import (
     CHANGES,
-    UNTOLD,
-    Protocol,
     as_little_counts,
     carried_over,
     closed_sigmas,
@@ -30,7 +28,7 @@ from sizing.fitting.levels import (
 from sizing.fitting.parameters import EXACT, LawError, moved
 from sizing.numbers import Floats, percent
 from sizing.plans import Basis
-from sizing.points import Deployment, Point
+from sizing.points import UNTOLD, Deployment, Point, Protocol
 from sizing.prediction import Caution
 from sizing.simulator.replay import MEASURES, Replay
 from sizing.workload import Lengths

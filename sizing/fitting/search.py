@@ -17,7 +17,6 @@ from sizing.fitting.levels import (
     SKETCH,
     Effort,
     Observed,
-    Protocol,
     concurrency,
     decoding,
     held_tokens,
@@ -39,7 +38,7 @@ from sizing.fitting.parameters import (
     stepped,
 )
 from sizing.numbers import Floats
-from sizing.points import Point
+from sizing.points import Point, Protocol
 from sizing.simulator.replay import GAPS, Replay
 
 # --- One batching rule and the law that fits it best: least squares with the simulator as forward model

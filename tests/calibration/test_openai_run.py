@@ -241,7 +241,7 @@ def test_users_have_one_session_after_another_and_repeat_the_answers_they_got() 
     order = np.argsort(log.intended_s)
     in_flight = np.searchsorted(np.sort(log.end_s), log.intended_s[order])
     assert np.all(np.arange(len(order)) - in_flight < 3), "nobody sends before the answer"
-    with pytest.raises(FitError, match="no closed-loop points"):
+    with pytest.raises(FitError, match="no points to fit a law to"):
         fit([found.point])
 
 

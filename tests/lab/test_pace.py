@@ -9,7 +9,7 @@ import sys
 import time
 from dataclasses import dataclass, field
 from pathlib import Path
-from types import ModuleType
+from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import pytest
@@ -50,7 +50,13 @@ class Step:
 
 
 class InstantWorker:
-    """In place of vLLM's worker: a machine that computes in no time."""
+    """In place of vLLM's worker: a machine that computes in no time and notes what its runner is told."""
+
+    def __init__(self, ahead: bool = False) -> None:
+        self.scheduler_config = SimpleNamespace(async_scheduling=ahead)
+
+    def init_device(self) -> None:
+        self.runner_looks_ahead = self.scheduler_config.async_scheduling
 
     def execute_model(self, step: Step) -> None: ...
 
@@ -59,19 +65,31 @@ class InstantWorker:
 
 
 @pytest.fixture
-def worker(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Any:
-    module = ModuleType("vllm.v1.worker.cpu_worker")
-    module.CPUWorker = InstantWorker  # type: ignore[attr-defined]
-    monkeypatch.setitem(sys.modules, module.__name__, module)
-    for parent in ("vllm", "vllm.v1", "vllm.v1.worker"):
-        monkeypatch.setitem(sys.modules, parent, ModuleType(parent))
+def worker_of(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Any:
+    """The class of the worker, without vLLM."""
+    stands_for = {
+        "vllm": {},
+        "vllm.v1": {},
+        "vllm.v1.worker": {},
+        "vllm.v1.worker.cpu_worker": {"CPUWorker": InstantWorker},
+        "vllm.v1.outputs": {"AsyncModelRunnerOutput": object},
+    }
+    for name, content in stands_for.items():
+        module = ModuleType(name)
+        vars(module).update(content)
+        monkeypatch.setitem(sys.modules, name, module)
     PACE.write(tmp_path / "pace.json")
     monkeypatch.setenv("PACE", str(tmp_path / "pace.json"))
     spec = importlib.util.spec_from_file_location("paced_worker", PACED / "paced_worker.py")
     assert spec is not None and spec.loader is not None
     loaded = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(loaded)
-    return loaded.PacedWorker()
+    return loaded.PacedWorker
+
+
+@pytest.fixture
+def worker(worker_of: Any) -> Any:
+    return worker_of()
 
 
 def test_a_request_takes_the_kernels_time_from_its_prompt_to_its_last_token(worker: Any) -> None:
@@ -99,6 +117,39 @@ def test_no_step_is_shorter_than_the_chips(worker: Any) -> None:
     worker.execute_model(step)
     assert worker.sample_tokens(None) == "tokens"
     assert time.perf_counter() - begun_s >= worker.step_s(step)
+
+
+class Clock:
+    """Time that passes in sleep alone."""
+
+    def __init__(self) -> None:
+        self.now_s = 0.0
+
+    def perf_counter(self) -> float:
+        return self.now_s
+
+    def sleep(self, seconds: float) -> None:
+        self.now_s += seconds
+
+
+def test_where_the_engine_looks_ahead_a_step_queues_behind_the_one_before_it(
+    worker_of: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As beside a GPU: both are taken at once, and each is done when the chip would have done it."""
+    clock = Clock()
+    monkeypatch.setitem(worker_of.execute_model.__globals__, "time", clock)
+    worker = worker_of(ahead=True)
+    worker.init_device()
+    assert (worker.runner_looks_ahead, worker.scheduler_config.async_scheduling) == (False, True)
+    step = Step({"a": 512}, [New("a", [7] * 512)])
+    awaited = []
+    for _ in range(2):
+        worker.execute_model(step)
+        awaited.append(worker.sample_tokens(None))
+    assert clock.now_s == 0
+    for number, output in enumerate(awaited, start=1):
+        assert output.get_output() == "tokens"
+        assert clock.now_s == pytest.approx(number * worker.step_s(step))
 
 
 def test_the_table_is_json_that_any_engine_could_read(tmp_path: Path) -> None:

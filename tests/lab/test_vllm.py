@@ -28,6 +28,7 @@ from sizing.token_law import TokenLaw
 from tests.calibration.prometheus_server import asked, prometheus
 from tests.calibration.serving import SERVE, serve_here
 
+PACE = "Qwen/Qwen3-32B,h100_sxm,2,bf16"
 SMALL = Settings(
     http_port=0,
     hidden=256,
@@ -178,6 +179,16 @@ def test_nothing_is_left_of_a_server_that_ended(server: VllmServer) -> None:
         (("--engine", "vllm", "--hidden", "100"), "hidden must be a multiple of 32 times heads"),
         (("--engine", "vllm", "--kv-tokens", "100"), "kv_tokens must hold a sequence of 512 tokens"),
         (("--engine", "vllm", "--token-budget", "8"), "token_budget must be at least max_batch_size"),
+        (("--look-ahead",), "--look-ahead is for --engine vllm"),
+        (("--engine", "vllm", "--look-ahead"), "look_ahead takes the pace of a GPU"),
+        (
+            ("--engine", "vllm", "--behind", "triton", "--look-ahead", "--pace", PACE),
+            "look_ahead is for vLLM's own server",
+        ),
+        (
+            ("--engine", "vllm", "--no-chunked-prefill", "--token-budget", "500"),
+            "without chunked prefill token_budget must hold a sequence of 512 tokens",
+        ),
     ],
 )
 def test_a_wrong_option_is_one_line(options: tuple[str, ...], said: str) -> None:

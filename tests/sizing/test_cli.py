@@ -263,16 +263,30 @@ def test_fit_tells_what_binds_and_what_is_not_known(points: Path, capsys: pytest
     assert "points barely constrain it" in out
 
 
-def test_open_loops_are_fitted_only_when_asked(points: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """A point at random arrivals that kept up: left aside, then one more point with its rate."""
+def test_open_loops_are_fitted_unless_it_is_asked_not_to(points: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """A point at random arrivals that kept up: one more point with its rate, or left aside."""
     row = "m,bf16,g,1,100,20,poisson_rate,5,5,0.060,0.0105,0.260"
     points.write_text(points.read_text() + row + "\n")
     counts = []
-    for more in ([], ["--open-loop"]):
+    for more in (["--no-open-loop"], []):
         code, out, _ = run(["fit", "--points", str(points), *more, "--json"], capsys)
         assert code == 0
         counts.append([point["load_kind"] for point in json.loads(out)["points"]])
     assert counts[1] == [*counts[0], "poisson_rate"]
+
+
+def test_a_plan_leans_on_open_loops_as_the_fit_does(points: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """A sweep of rates alone is enough for an answer, and its law is that of `fit`."""
+    header, *rows = points.read_text().splitlines()
+    rates = [
+        f"m,bf16,g,1,100,20,poisson_rate,{rate},{rate},0.0{rate + 55},0.010{rate},0.2{rate + 55}" for rate in (5, 9)
+    ]
+    points.write_text("\n".join([header, rows[0], *rates]) + "\n")
+    arguments = f"plan --model m --points {points} --isl 100 --osl 20 --rate 50 --e2e p95:290ms --json".split()
+    code, out, _ = run(arguments, capsys)
+    assert code == 0
+    assert json.loads(out)["basis"] != "estimated"
+    assert "3 measured points" in json.dumps(json.loads(out))
 
 
 def test_a_plan_from_measured_points(points: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -79,8 +79,8 @@ def test_open_loops_alone_carry_a_law() -> None:
     assert found.chi2_per_point < 2
     assert np.median(errors_of(found)) < 0.05
     assert all(np.isfinite(error.ttft_p95_error) for error in found.errors)
-    with pytest.raises(FitError, match="no closed-loop points"):
-        fit(offered)
+    with pytest.raises(FitError, match="measure at fixed concurrency"):
+        fit(offered, open_loop=False)
 
 
 def test_the_data_sheet_says_when_a_lightly_loaded_server_saturates() -> None:

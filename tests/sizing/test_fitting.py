@@ -239,18 +239,18 @@ def test_users_in_lockstep_are_noticed_and_replayed() -> None:
     assert np.abs(times_s(found.law) / times_s(GPU) - 1)[:8].max() < 0.10
 
 
-def test_open_loop_points_are_left_aside() -> None:
+def test_open_loop_points_are_left_aside_where_it_is_asked() -> None:
     points = measure(Replica(GPU), levels=(1, 16))
     offered = dataclasses.replace(points[0], load_kind="poisson_rate", load_value=3.0, itl_mean_s=9.0)
-    assert fit([*points, offered]).law == fit(points).law
+    assert fit([*points, offered], open_loop=False).law == fit(points).law
 
 
 def test_points_that_carry_no_law_are_refused() -> None:
     points = measure(Replica(GPU), [SHORT], (1, 8))
     offered = [dataclasses.replace(point, load_kind="constant_rate") for point in points]
-    with pytest.raises(FitError, match="no closed-loop points"):
-        fit(offered)
-    with pytest.raises(FitError, match="no closed-loop points"):
+    with pytest.raises(FitError, match="no points to fit a law to: measure at fixed concurrency"):
+        fit(offered, open_loop=False)
+    with pytest.raises(FitError, match="or at a rate that the server keeps up with"):
         fit([])
     with pytest.raises(FitError, match=r"2 deployments.*g TP1.*h TP1"):
         fit([points[0], dataclasses.replace(points[1], gpu="h")])

@@ -11,9 +11,9 @@ from hypothesis import strategies as st
 
 from sizing.engine import Batching, Replica
 from sizing.fitting import fit
-from sizing.fitting.levels import RAMPED, UNTOLD, Observed, phase_scatter
+from sizing.fitting.levels import RAMPED, Observed, phase_scatter
 from sizing.fitting.parameters import EXACT, excess, law_error
-from sizing.points import Point
+from sizing.points import UNTOLD, Point
 from sizing.workload import Lengths
 from tests.sizing.test_fitting import GPU, SHORT, measure
 

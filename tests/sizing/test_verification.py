@@ -123,6 +123,24 @@ def test_only_a_level_that_tells_of_the_planned_load_verifies() -> None:
     assert text.verified(overtaken).endswith("requests/s per replica: overloaded: 7 of 9 requests/s")
 
 
+def test_a_level_is_judged_by_the_law_that_has_not_seen_it() -> None:
+    """A server that slowed down after its closed loops were measured: the level drags the answer's law along."""
+    closed = tuple(simulated_point(Option(LENGTHS, users, 400)) for users in (1, 4, 16, 64))
+    load = planner.plan(QUESTION, [from_fit(fit(closed), LENGTHS)]).answer.load_per_s
+    untold = dict.fromkeys(["ttft_mean_s", "itl_mean_s", "e2e_mean_s", "mean_in_flight"])
+    slower = shown(dataclasses.replace(SERVER, law=LAW.scaled(1.3)), load, requests_per_s=load, **untold)
+    seen = from_fit(fit((*closed, slower)), LENGTHS, (*closed, slower))
+    assert slower in seen.fitted_to and seen.open_loops == (slower,)
+    unseen = from_fit(fit(closed), LENGTHS)
+    assert seen.replica.law != unseen.replica.law
+    answer = dataclasses.replace(planned().answer, candidate=seen)
+    found = verification(dataclasses.replace(planned(), fleets=(answer,)))
+    assert found == compared(unseen, QUESTION, slower)
+    assert found is not None and not found.verified
+    alone = dataclasses.replace(answer, candidate=dataclasses.replace(seen, fitted_to=(slower,)))
+    assert verification(dataclasses.replace(planned(), fleets=(alone,))) is None, "no other point has a law"
+
+
 def test_a_later_plan_from_the_points_says_it(tmp_path: Path) -> None:
     closed = [simulated_point(Option(LENGTHS, users, 400)) for users in (1, 4, 16, 64)]
     load = planner.plan(QUESTION, [from_fit(fit(closed), LENGTHS)]).answer.load_per_s

@@ -17,7 +17,7 @@ from sizing.points import Point, read_points
 from sizing.simulator import simulate
 from sizing.workload import Arrivals, Workload
 from validation.evidence.claim import Setup
-from validation.evidence.measured_vllm import BANDED, FIGURES, TABLES, answer, cases, mixes_of, of_table, rows
+from validation.evidence.measured_vllm import BANDED, FIGURES, TABLES, answer, cases, checked, mixes_of, of_table, rows
 from validation.evidence.server import LAW, Design, calibrate
 
 SERVER = Replica(LAW, Batching("chunked", kv_tokens=400_000))
@@ -110,13 +110,25 @@ def test_what_was_measured_of_a_real_vllm_fits() -> None:
 def test_of_a_mix_alone_the_first_measurement_of_four_levels_is_fitted() -> None:
     (case, *_) = of_table("paced", read_points(TABLES["vLLM at the pace of GPUs, measured here"]))
     for mix in mixes_of(case):
-        assert mix.alone and {point.isl for point in mix.closed} == {rounds[0].isl for rounds in mix.rates}
+        assert mix.levels == "alone" and {point.isl for point in mix.closed} == {rounds[0].isl for rounds in mix.rates}
         users = [point.load_value for point in mix.closed]
         assert len(users) == 4 and users == sorted(set(users)) and (users[0], users[-1]) == (1, 32)
         for point in mix.closed:
             assert point == next(
                 one for one in case.closed if (one.isl, one.load_value) == (point.isl, point.load_value)
             )
+
+
+def test_a_round_of_random_arrivals_that_is_fitted_is_not_judged() -> None:
+    (case, *_) = of_table("paced", read_points(TABLES["vLLM at the pace of GPUs, measured here"]))
+    for mix in mixes_of(case):
+        seen = checked(mix)
+        (fitted,) = seen.check
+        shares = sorted(rounds[0].load_value for rounds in mix.rates)
+        assert fitted.load_kind == "poisson_rate" and fitted.load_value == shares[len(shares) // 2]
+        assert seen.closed == mix.closed
+        judged = [point for rounds in seen.rates for point in rounds]
+        assert {*judged, fitted} == {point for rounds in mix.rates for point in rounds} and fitted not in judged
 
 
 def test_the_token_budget_of_a_real_vllm_is_found() -> None:

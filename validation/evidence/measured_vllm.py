@@ -2,11 +2,12 @@
 
 `python -m validation.measure_vllm` measured the tables beside this file: closed loops of six levels at each mix of
 lengths, each measured twice, and between them Poisson arrivals at 50, 70 and 85 % of the highest requests/s of a closed
-loop, in three rounds. All closed loops of a server are fitted together, by what the server tells of itself alone; and,
-as `calibration size` measures, four levels of each mix alone. The truth of an arrival rate is the mean of its rounds;
-how far the rounds, and the two measurements of a closed loop, lie apart is said beside the errors. Bands are those that
-the product shows of one measurement of so many requests, and each round is one. The client keeps off the last core,
-which is the engine's.
+loop, in three rounds. All closed loops of a server are fitted together, by what the server tells of itself alone; as
+`calibration size` measures, four levels of each mix alone; and, as `calibration run` does, these with one round of
+random arrivals, at the middle rate. The truth of an arrival rate is the mean of its rounds, those that were fitted left
+out; how far the rounds, and the two measurements of a closed loop, lie apart is said beside the errors. Bands are those
+that the product shows of one measurement of so many requests, and each round is one. The client keeps off the last
+core, which is the engine's.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from itertools import groupby
 from pathlib import Path
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
 import numpy as np
 from numpy.random import SeedSequence
@@ -42,7 +43,12 @@ TABLES = {
     "vLLM at the pace of GPUs, measured here": Path(__file__).with_name("vllm-paced.csv"),
     "vLLM on a CPU, measured here": Path(__file__).with_name("vllm-cpu.csv"),
 }
-ALONE = ", four levels of the mix alone"
+FITTED = {
+    "all": "",
+    "alone": ", four levels of the mix alone",
+    "checked": ", four levels of the mix and one of random arrivals",
+}
+"""What the name of a row says of the levels that were fitted."""
 SIMULATED = 20_000
 WINDOWS = 60
 WARM_E2ES = 2.0
@@ -60,14 +66,16 @@ UNLIMITED = Sla(Limit("ttft", 95, 1e6))
 
 @dataclass(frozen=True, slots=True)
 class Case:
-    """One server of a table of `TABLES`: its closed loops, and its random arrivals, the rounds of one rate together; of
-    all its mixes of lengths, or of one `alone`."""
+    """One server of a table of `TABLES`: its closed loops, and its random arrivals, the rounds of one rate together;
+    `levels`, a name of FITTED: of all its mixes of lengths, or of one alone, with a round of random arrivals to fit,
+    `check`, or without."""
 
     data: str
     server: str
     closed: tuple[Point, ...]
     rates: tuple[tuple[Point, ...], ...]
-    alone: bool = False
+    levels: Literal["all", "alone", "checked"] = "all"
+    check: tuple[Point, ...] = ()
 
 
 class Banded(NamedTuple):
@@ -94,7 +102,8 @@ def cases(setup: Setup) -> list[Case]:
     found = [case for data, table in TABLES.items() for case in of_table(data, read_points(table))]
     if setup.quick:
         return [replace(case, rates=case.rates[:2]) for case in found[:1]]
-    return found + [mix for case in found for mix in mixes_of(case)]
+    alone = [mix for case in found for mix in mixes_of(case)]
+    return [*found, *alone, *map(checked, alone)]
 
 
 def mixes_of(case: Case) -> list[Case]:
@@ -103,8 +112,15 @@ def mixes_of(case: Case) -> list[Case]:
     for isl in dict.fromkeys(point.isl for point in case.closed):
         first = {point.load_value: point for point in reversed(case.closed) if point.isl == isl}
         rates = tuple(rounds for rounds in case.rates if rounds[0].isl == isl)
-        found.append(replace(case, closed=four([first[users] for users in sorted(first)]), rates=rates, alone=True))
+        found.append(replace(case, closed=four([first[users] for users in sorted(first)]), rates=rates, levels="alone"))
     return found
+
+
+def checked(mix: Case) -> Case:
+    """The mix with the first round at the middle one of its rates to fit, and not to judge."""
+    middle = sorted(mix.rates, key=lambda rounds: rounds[0].load_value)[len(mix.rates) // 2]
+    rates = tuple(rounds[1:] if rounds is middle else rounds for rounds in mix.rates)
+    return replace(mix, rates=rates, levels="checked", check=middle[:1])
 
 
 def of_table(data: str, points: Sequence[Point]) -> list[Case]:
@@ -129,8 +145,8 @@ def server_of(point: Point) -> str:
 
 
 def answer(case: Case, seed: SeedSequence) -> list[Cell]:
-    """Fit the closed loops together, predict each rate."""
-    fitted = fit(case.closed)
+    """Fit the levels together, predict each rate."""
+    fitted = fit([*case.closed, *case.check])
     return [_cell(fitted, rounds) for rounds in case.rates]
 
 
@@ -197,9 +213,9 @@ def _value_s(prediction: Prediction, figure: Figure) -> float:
 def rows(cases: Sequence[Case], answers: Sequence[list[Cell]]) -> list[EvidenceRow]:
     """Of each table errors of each figure over all rates, then how often the bands hold."""
     found = []
-    for (data, alone), both in groupby(zip(cases, answers, strict=True), lambda pair: (pair[0].data, pair[0].alone)):
+    for (data, levels), both in groupby(zip(cases, answers, strict=True), lambda pair: (pair[0].data, pair[0].levels)):
         own = list(both)
-        found += _rows(f"{NAME}{ALONE * alone}", data, [case for case, _ in own], [cells for _, cells in own])
+        found += _rows(f"{NAME}{FITTED[levels]}", data, [case for case, _ in own], [cells for _, cells in own])
     return found or [missing(NAME, "vLLM, measured here", "TTFT, ITL, E2E", "no rate was measured twice")]
 
 
@@ -212,7 +228,7 @@ def _rows(name: str, data: str, cases: Sequence[Case], answers: Sequence[list[Ce
         return [missing(name, data, "TTFT, ITL, E2E", "no rate was measured twice")]
     found = []
     for place, figure in enumerate(FIGURES):
-        goal = None if cases[0].alone else figure.goal
+        goal = figure.goal if cases[0].levels == "all" else None
         row = row_of_errors(name, data, f"{figure.metric.upper()} {figure.statistic}", _errors(cells, place), goal)
         if not row.n:
             found.append(noted(row, "too few requests in a round for this percentile"))
@@ -222,7 +238,7 @@ def _rows(name: str, data: str, cases: Sequence[Case], answers: Sequence[list[Ce
         row = noted(row, f"standard error of a rate {shown(luck)}")
         each = (f"{server} {shown(_median(off))}" for server, own in of_servers.items() if (off := _errors(own, place)))
         found.append(noted(row, f"median of {', '.join(each)}"))
-    if not cases[0].alone:
+    if cases[0].levels == "all":
         found[0] = noted(found[0], _repeated(cases))
     for place, (metric, percentile) in enumerate(BANDED):
         rounds = [one for cell in cells for one in cell.bands[place]]

@@ -31,9 +31,9 @@ from sizing.errors import EstimateUnavailable
 from sizing.estimate import kernels
 from sizing.estimate.silicon import EFFECTS, FARTHEST, SHARE, SILICON, Server, Silicon, with_effects
 from sizing.estimate.timed import time_engine
-from sizing.fitting.levels import Protocol, concurrency, point_runs
+from sizing.fitting.levels import concurrency, point_runs
 from sizing.numbers import Floats
-from sizing.points import Point
+from sizing.points import Point, Protocol
 from sizing.simulator.replay import Replay
 from validation.evidence.measured_silicon_rows import Series, read_sample, sample_path
 

@@ -2,7 +2,8 @@
 
 Run by vLLM in its own environment (``--worker-cls paced_worker.PacedWorker``). Scheduler, KV cache, sampling and
 servers are vLLM's own, and a small model is computed in each step; what remains of the step's time is slept. PACE names
-the JSON file that `lab.vllm.pace` wrote.
+the JSON file that `lab.vllm.pace` wrote. With asynchronous scheduling the engine chooses the next step meanwhile, as it
+does beside a GPU, where a step queues behind the one before it.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ import time
 from typing import Any
 
 import numpy as np
+from vllm.v1.outputs import AsyncModelRunnerOutput
 from vllm.v1.worker.cpu_worker import CPUWorker
 
 
@@ -26,19 +28,26 @@ class PacedWorker(CPUWorker):  # type: ignore[misc]  # vLLM is not in the enviro
         self._decode, self._mixed = (Grid(**tables[name]) for name in ("decode", "mixed"))
         self._prompt_tokens: dict[str, int] = {}
         self._until_s = 0.0
+        self._ahead = self.scheduler_config.async_scheduling
+
+    def init_device(self) -> None:
+        """The model runner computes each step when it is told to: it needs nothing of what runs beside a GPU."""
+        self.scheduler_config.async_scheduling = False
+        super().init_device()
+        self.scheduler_config.async_scheduling = self._ahead
 
     def execute_model(self, scheduler_output: Any) -> Any:
         """Begin a step: vLLM's own computing, before the tokens are drawn."""
         begun_s = time.perf_counter()
         result = super().execute_model(scheduler_output)
-        self._until_s = begun_s + self.step_s(scheduler_output)
+        queued_s = max(begun_s, self._until_s) if self._ahead else begun_s
+        self._until_s = queued_s + self.step_s(scheduler_output)
         return result
 
     def sample_tokens(self, grammar_output: Any) -> Any:
-        """End the step, not before the chip would have."""
-        result = super().sample_tokens(grammar_output)
-        time.sleep(max(0.0, self._until_s - time.perf_counter()))
-        return result
+        """End the step, not before the chip would have; where the engine looks ahead, it waits when it asks."""
+        output = Awaited(super().sample_tokens(grammar_output), self._until_s)
+        return output if self._ahead else output.get_output()
 
     def step_s(self, step: Any) -> float:
         """Seconds that the chip would take for the tokens that the scheduler chose, a vLLM SchedulerOutput."""
@@ -59,6 +68,18 @@ class PacedWorker(CPUWorker):  # type: ignore[misc]  # vLLM is not in the enviro
         if prompts:
             return self._mixed.at(prompt_tokens, len(decodes), float(np.mean(prompts)))
         return self._decode.at(len(decodes), float(np.mean(decodes))) if decodes else 0.0
+
+
+class Awaited(AsyncModelRunnerOutput):  # type: ignore[misc]
+    """What a step gave, to be had from a point in time on."""
+
+    def __init__(self, output: Any, until_s: float) -> None:
+        self._output, self._until_s = output, until_s
+
+    def get_output(self) -> Any:
+        """The output, once the chip would have it."""
+        time.sleep(max(0.0, self._until_s - time.perf_counter()))
+        return self._output
 
 
 class Grid:

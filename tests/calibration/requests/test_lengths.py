@@ -30,7 +30,8 @@ def written(folder: Path, name: str, text: str) -> Path:
 
 def drawn(plan: LengthsPlan, n: int = DRAWS) -> tuple[np.ndarray, np.ndarray]:
     law = plan.law_of_pairs()
-    pairs = [law.pair(number, np.random.default_rng([0, number])) for number in range(n)]
+    quantiles = np.random.default_rng(0).random((n, 2)).tolist()
+    pairs = [law.pair(number, (of_isl, of_osl)) for number, (of_isl, of_osl) in enumerate(quantiles)]
     isl, osl = np.array(pairs).T
     return isl, osl
 

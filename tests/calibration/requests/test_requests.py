@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import json
 import pickle
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -127,6 +128,24 @@ def test_lengths_have_the_means_asked_for() -> None:
     drawn = take(4000, source(LengthsPlan(isl=50, osl=20, isl_cv=0.5, osl_cv=1.0)))
     assert np.mean([request.isl for request in drawn]) == pytest.approx(50, rel=4 * 0.5 / 4000**0.5)
     assert np.mean([request.osl for request in drawn]) == pytest.approx(20, rel=4 / 4000**0.5)
+
+
+@pytest.mark.parametrize("plan", [LengthsPlan(isl=400, osl=800).varied(), LengthsPlan(isl=[1, 999], osl=[1, 999])])
+@pytest.mark.parametrize(("shards", "most"), [(1, 0.6), (2, 0.75), (4, 0.95), (8, 0.95)])
+def test_few_requests_in_a_row_have_the_mean_lengths_where_those_are_even(
+    plan: LengthsPlan, shards: int, most: float
+) -> None:
+    """Of each process's own requests too; drawn one by one, the means of n scatter by the law's cv over root n."""
+    said, n = plan.summary(), 16
+
+    def scatter(evenly: bool) -> np.ndarray:
+        sources = (replace(source(plan, seed=seed), evenly=evenly) for seed in range(150))
+        rows = [[(one.isl, one.osl) for one in take(n, own, shards - 1, shards)] for own in sources]
+        means = np.array(rows).mean(axis=1) / (said.isl, said.osl)
+        return np.asarray(means.std(axis=0) / (said.isl_cv / n**0.5, said.osl_cv / n**0.5))
+
+    assert scatter(False) == pytest.approx([1, 1], rel=0.25)
+    assert np.all(scatter(True) <= most)
 
 
 def test_a_source_goes_to_another_process(tmp_path: Path) -> None:

@@ -471,7 +471,7 @@ def tell(
         return tell_none(found, outcome, as_json, quiet=quiet)
     extras = Extras(verification=shown)
     if as_json:
-        report = report_json(outcome, extras, found.points)
+        report = report_json(outcome, extras)
         more = extras_json(extras, outcome.question)
         write_json({**answer.as_json(outcome), **more, "measured": found.as_dict(), "report": report})
         return 0

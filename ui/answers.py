@@ -781,12 +781,12 @@ def traced(scenario: Scenario, part: Part, trace: Trace, progress: Callable[[str
     return remembered(visit().trace_answers, (part, asked, have.digest), lambda: answered(plan, Traced), most)
 
 
-def traced_file(found: TracePlan, points: Sequence[Point], link: str, suffix: str) -> bytes:
+def traced_file(found: TracePlan, link: str, suffix: str) -> bytes:
     """The report of a trace's answer in one of the formats, made now."""
     question, fleet = found.plan.question, found.plan.answer
     cover = Cover(datetime.now(UTC).isoformat(timespec="seconds"), link=link)
     curve, effects = load_curve(question, fleet), sensitivities(question, fleet)
-    return render(report_of(found.plan, curve, effects, cover, points, traced=found), suffix)
+    return render(report_of(found.plan, curve, effects, cover, traced=found), suffix)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -888,7 +888,7 @@ def _answered(scenario: Scenario, digest: str, beside: Beside, _plan: Plan) -> R
     daily = day_of(scenario, _plan) if beside == "day" else None
     found = sensitivities(_plan.question, _plan.answer)
     load = curve(scenario, ANSWER, _plan.answer)
-    made = report_of(_plan, load, found, NO_COVER, points_for(scenario).points, daily)
+    made = report_of(_plan, load, found, NO_COVER, daily)
     judged = any((scenario.ttft, scenario.itl, scenario.e2e))
     return with_goodput(made, goodput_prices_of(scenario, _plan)) if beside == "goodput" and judged else made
 

@@ -44,7 +44,6 @@ from sizing.cli.options import (
 from sizing.cli.shapes import Extras, extras_json
 from sizing.edge import BY_SIMULATION
 from sizing.plans import Candidate, Fleet, NoFeasiblePlan, Plan, Rejection
-from sizing.points import Point
 from sizing.question import ADMISSION, FIELDS, LENGTHS, Question
 from sizing.simulator.sessions import SESSION_ROUTINGS, SessionLatency
 from sizing.text import rejection_json
@@ -186,7 +185,7 @@ def plan_command(context: click.Context, /, json_: bool, **given: Any) -> None:
     if simulated is None:
         more = replace(extras(plan, given, counts, reserved), trace=replayed)
     if json_:
-        write_json({**answer.as_json(plan), **extras_json(more, question), "report": report_json(plan, more, points)})
+        write_json({**answer.as_json(plan), **extras_json(more, question), "report": report_json(plan, more)})
     else:
         from sizing.cli.tables import print_plan  # costs rich, which JSON does without
 
@@ -340,14 +339,14 @@ def replays(
     return replace(planned, notes=recorded.notes)
 
 
-def report_json(plan: Plan, more: Extras, points: Sequence[Point]) -> dict[str, Any]:
+def report_json(plan: Plan, more: Extras) -> dict[str, Any]:
     """The plan as `python -m sizing report` reads it."""
     from sizing.report.build import Cover, report_of, with_goodput  # only --json writes it
     from sizing.report.model import as_dict
 
     curve = None if more.sessions else load_curve(plan.question, plan.answer)
     beside = more.daily, more.trace, more.sessions
-    found = report_of(plan, curve, more.sensitivity, Cover(now()), points, *beside)
+    found = report_of(plan, curve, more.sensitivity, Cover(now()), *beside)
     return as_dict(with_goodput(found, more.goodput_prices))
 
 

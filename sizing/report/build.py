@@ -21,7 +21,7 @@ from sizing.catalog import CATALOG
 from sizing.edge import latency_band
 from sizing.files import resource, version
 from sizing.numbers import significant
-from sizing.plans import Candidate, Fleet, Plan, Rejection, cost_of, energy_of
+from sizing.plans import Fleet, Plan, Rejection, cost_of, energy_of
 from sizing.points import Point
 from sizing.question import Question, replicas_for
 from sizing.report import model
@@ -223,10 +223,10 @@ def talks_of(found: SessionPlan) -> Talks:
 # --- Provenance: where each configuration's numbers come from, with engine versions, dates and digests of the data
 
 
-def source_of(fleet: Fleet, points: Sequence[Point]) -> SourceRow:
-    """The provenance of one fleet; `points` are all available measured points."""
+def source_of(fleet: Fleet) -> SourceRow:
+    """The provenance of one fleet."""
     candidate = fleet.candidate
-    used = points_of(candidate, points)
+    used = candidate.fitted_to if candidate.basis in ("fitted", "extrapolated", "measured") else ()
     dates = sorted(point.measured_at for point in used if point.measured_at)
     return SourceRow(
         configuration=candidate.label,
@@ -239,21 +239,6 @@ def source_of(fleet: Fleet, points: Sequence[Point]) -> SourceRow:
         digest=digest_of("\n".join(map(identity_of, used)).encode()) if used else catalogue_digest(),
         error=Quantity(candidate.relative_sigma, "share", fleet.basis),
     )
-
-
-def points_of(candidate: Candidate, points: Sequence[Point]) -> list[Point]:
-    """The points that the candidate's law was fitted to: of its deployment, closed loop, not void."""
-    if candidate.basis not in ("fitted", "extrapolated", "measured"):
-        return []
-    name = (candidate.model.lower(), candidate.gpu, candidate.layout, candidate.precision)
-    return [
-        point
-        for point in points
-        if (point.model.lower(), point.gpu, point.deployment.layout, point.precision) == name
-        and not point.void
-        and point.load_kind == "concurrency"
-        and candidate.source.endswith(engine_of(point))
-    ]
 
 
 def engine_of(point: Point) -> str:
@@ -336,14 +321,13 @@ def report_of(
     curve: LoadCurve | None,
     sensitivity: Sequence[Sensitivity],
     cover: Cover,
-    points: Sequence[Point] = (),
     daily: Daily | None = None,
     traced: TracePlan | None = None,
     sessions: SessionPlan | None = None,
 ) -> Report:
-    """The report of a plan. `curve`, `sensitivity` and `daily` are of its answer, `points` all measured points;
-    without a `daily` there is no section on the day, without `traced` or `sessions`, whose plan it then is, none on the
-    trace or on sessions, whose latencies no formula draws: `curve` is then None."""
+    """The report of a plan. `curve`, `sensitivity` and `daily` are of its answer; without a `daily` there is no section
+    on the day, without `traced` or `sessions`, whose plan it then is, none on the trace or on sessions, whose latencies
+    no formula draws: `curve` is then None."""
     question, fleet, load = plan.question, plan.answer, sessions.load if sessions else None
     return Report(
         title=cover.title or usual_title(question, load),
@@ -370,7 +354,7 @@ def report_of(
         assumptions=tuple(
             answer.session_assumptions(sessions) if sessions else assumptions(question, fleet, traced is not None)
         ),
-        sources=tuple(source_of(each, points) for each in plan.fleets[:MOST_ROWS]),
+        sources=tuple(source_of(each) for each in plan.fleets[:MOST_ROWS]),
         accuracy=accuracy(fleet),
         evidence=evidence(),
         day=day_of(plan, daily) if daily else None,

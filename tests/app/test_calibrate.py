@@ -108,6 +108,12 @@ def test_coverage_has_a_row_for_each_deployment_and_lengths(calibrate: Callable[
     assert set(table["Last measured"]) == {"2026-11-20"}
 
 
+def test_a_rate_that_the_server_kept_up_with_is_a_level_too(calibrate: Callable[..., AppTest], store: Store) -> None:
+    keep(store, [point(4), point(2, load_kind="poisson_rate", load_value=2.0, requests_per_s=2.0)])
+    table = calibrate("coverage").main.dataframe[0].value
+    assert table.iloc[0]["Open loops"] == 1 and table.iloc[0]["Basis of answers"] == "Fitted"
+
+
 def test_one_level_of_a_catalogued_model_scales_its_estimate(calibrate: Callable[..., AppTest], store: Store) -> None:
     keep(store, [point(8, model="Qwen/Qwen3-8B", precision="bf16")])
     app = calibrate(

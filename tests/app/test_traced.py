@@ -369,12 +369,12 @@ def test_files_of_the_answer_are_its_report(answered: AppTest) -> None:
     found = found_by(answered)
     labels = {button.proto.label for button in answered.get("download_button")}
     assert labels >= {label for label, _ in FILES.values()}
-    page = answers.traced_file(found, (), "https://sizing.example/?x=1", "html").decode()
+    page = answers.traced_file(found, "https://sizing.example/?x=1", "html").decode()
     assert "Recorded traffic" in page and "Poisson arrivals of the trace" in page
     assert "https://sizing.example/?x=1" in page
     starts = {"pdf": b"%PDF", "xlsx": b"PK"}
     for suffix, begin in starts.items():
-        assert answers.traced_file(found, (), "", suffix).startswith(begin)
+        assert answers.traced_file(found, "", suffix).startswith(begin)
 
 
 def test_what_binds_is_said_of_the_requests_replayed(answered: AppTest) -> None:

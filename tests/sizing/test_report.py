@@ -25,6 +25,7 @@ from sizing.report.model import (
     Quantity,
     Report,
     ReportError,
+    SourceRow,
     Unit,
     as_dict,
     as_json,
@@ -233,7 +234,7 @@ def test_evidence_is_read_from_the_page_that_holds_it() -> None:
 
 
 def test_estimates_name_the_catalogue_and_no_points() -> None:
-    source = source_of(plan().answer, ())
+    source = source_of(plan().answer)
     assert source.points == 0 and not source.measured_from and len(source.digest) == 12
 
 
@@ -260,16 +261,17 @@ def test_a_fitted_law_names_its_points_their_engine_dates_and_digest() -> None:
     fitted = dataclasses.replace(
         fleet.candidate, gpu="small", layout=Layout(), basis="fitted", source="2 measured points, vLLM 0.9"
     )
-    used = [measured(3), measured(7)]
-    others = [
-        *(measured(9, gpu="big"), measured(9, tp=2), measured(9, engine_version="1.0"), measured(9, precision="fp8")),
-        *(measured(9, load_kind="poisson_rate"), measured(9, verdict="overloaded"), measured(9, model="other")),
-    ]
-    fleet = dataclasses.replace(fleet, candidate=fitted)
-    found = source_of(fleet, [*others, *used])
+    used = (measured(3), measured(7))
+
+    def source(points: tuple[Point, ...]) -> SourceRow:
+        return source_of(dataclasses.replace(fleet, candidate=dataclasses.replace(fitted, fitted_to=points)))
+
+    found = source(used)
     assert (found.points, found.engine, found.basis) == (2, "vLLM 0.9", "fitted")
     assert (found.measured_from, found.measured_to) == (used[0].measured_at, used[1].measured_at)
-    assert found.digest == source_of(fleet, used).digest != source_of(fleet, used[:1]).digest
+    assert found.digest == source(used).digest != source(used[:1]).digest
+    changed = dataclasses.replace(fitted, fitted_to=used, basis="what-if")
+    assert source_of(dataclasses.replace(fleet, candidate=changed)).points == 0, "nobody measured what might be"
 
 
 def test_the_scenario_is_toml() -> None:

@@ -53,7 +53,7 @@ def page(scenario: Scenario) -> None:
     query = link.to_query(scenario, visit().gpus_found, answers.stamp(scenario)) | visit().shown
     with corner:
         if asked == "trace":
-            traced.export_trace(query, replayed, scenario)
+            traced.export_trace(query, replayed)
         elif asked == "sessions":
             sessions.export_sessions(query, simulated)
         else:

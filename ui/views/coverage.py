@@ -18,6 +18,7 @@ from sizing import text
 from sizing.analyses.next_level import Option
 from sizing.errors import SizingError
 from sizing.estimate import prior_law
+from sizing.fitting.levels import is_stable
 from sizing.plans import Plan
 from sizing.points import Deployment, Point, Series
 from sizing.workload import Lengths
@@ -56,8 +57,11 @@ def _measured(points: Sequence[Point]) -> None:
         height=ROW_PX * min(len(table), ROWS_SEEN) + HEADER_PX,
         column_config={
             "Deployment": st.column_config.TextColumn(width="large"),
-            "Levels (users)": st.column_config.TextColumn(help="Closed loops that are not void: these are fitted."),
-            "Open loops": st.column_config.NumberColumn(help="At a rate: these check predictions."),
+            "Levels (users)": st.column_config.TextColumn(help="Closed loops that are not void."),
+            "Open loops": st.column_config.NumberColumn(
+                help="At a rate. Those that the server kept up with are fitted; what verifies a plan is predicted "
+                "without itself."
+            ),
             "Basis of answers": st.column_config.TextColumn(help="Inside the range measured; outside: extrapolated."),
         },
         alt=f"What has been measured: {len(points)} points in {len(table)} rows of deployment and lengths",
@@ -85,6 +89,7 @@ def _row(series: Series, group: Sequence[Point]) -> dict[str, object]:
     deployment, lengths, prefix = series
     good = [point for point in group if not point.void]
     users = sorted({point.load_value for point in good if point.load_kind == "concurrency"})
+    rates = {point.load_value for point in good if is_stable(point)}
     void = sorted({point.verdict.replace("_", " ") for point in group if point.void})
     varied = "" if lengths.fixed else f" (CV {lengths.isl_cv:g}, {lengths.osl_cv:g})"
     return {
@@ -94,7 +99,7 @@ def _row(series: Series, group: Sequence[Point]) -> dict[str, object]:
         "Open loops": sum(point.load_kind != "concurrency" for point in good),
         "Void": f"{len(group) - len(good)}: {', '.join(void)}" if void else "none",
         "Last measured": max((point.measured_at for point in group), default="")[:10] or "not said",
-        "Basis of answers": _basis_of_answers(deployment, lengths, len(users)),
+        "Basis of answers": _basis_of_answers(deployment, lengths, len(users) + len(rates)),
     }
 
 

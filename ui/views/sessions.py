@@ -310,8 +310,7 @@ def export_sessions(query: Mapping[str, str], found: SessionPlan | None) -> None
 
 def json_of(found: SessionPlan) -> bytes:
     """The plan with every load and routing, and its report, as the command line writes it."""
-    points = answers.measured_points().points
-    report = as_dict(report_of(found.plan, None, (), answers.NO_COVER, points, sessions=found))
+    report = as_dict(report_of(found.plan, None, (), answers.NO_COVER, sessions=found))
     whole = {**as_json(found.plan), **extras_json(Extras(sessions=found), found.plan.question), "report": report}
     return json.dumps(finite_only(whole), indent=2).encode()
 

@@ -417,17 +417,17 @@ def _hours(found: TracePlan, seen: Replayed) -> pd.DataFrame:
     return pd.DataFrame(rows)
 
 
-def export_trace(query: Mapping[str, str], found: TracePlan | None, scenario: Scenario) -> None:
+def export_trace(query: Mapping[str, str], found: TracePlan | None) -> None:
     """The link, with what it cannot carry, the report, and the plan as the command line writes it."""
     with export(query, EXAMPLE_LINK_SAYS if query.get(TRACE) == EXAMPLE else LINK_SAYS):
         if found is not None:
             name = f"trace-plan-{found.plan.answer.gpus}-gpus"
-            points, link = answers.points_for(scenario).points, address(query)
+            link = address(query)
             with st.container(horizontal=True, gap="small"):
                 for suffix, (label, icon) in FILES.items():
                     st.download_button(
                         label,
-                        data=partial(answers.traced_file, found, points, link, suffix),
+                        data=partial(answers.traced_file, found, link, suffix),
                         file_name=f"{name}.{suffix}",
                         mime=WRITERS[suffix][2],
                         on_click="ignore",

@@ -83,7 +83,7 @@ class LoadResponse:
         slopes at its sides; where not even the lowest load is below the level, or `most_per_s` above it. Asked is where
         the curve expects the level, well inside the interval, and every second time its middle. Where the excess jumps,
         as percentiles of gaps do at the load from which on more gaps hold a prompt than the percentile leaves, the
-        curve and its slopes say little, and the interval is to be `AT_CLIFFS` times as short.
+        curve says little, and the interval is to be `AT_CLIFFS` times as short.
         """
         rates, excess = self.rates_per_s, self.excess
         if level < excess[0]:
@@ -93,11 +93,13 @@ class LoadResponse:
         above = int(np.searchsorted(excess, level, side="right"))
         low, width = float(rates[above - 1]), math.log(rates[above] / rates[above - 1])
         slopes = np.diff(excess) / np.diff(np.log(rates))
-        off = [
-            abs(excess[end] - level) / max(slopes[max(end - 1, 0) : end + 1].min(), LEVEL) for end in (above - 1, above)
-        ]
         jumps = excess[above] - excess[above - 1] > CLIFF
-        if width <= 2 * within / AT_CLIFFS or (not jumps and (width <= 2 * within or min(off) <= within)):
+        before = slopes[max(above - 2, 0) : above] if above > 1 or not jumps else [LEVEL]  # of a jump alone: unknown
+        off = [
+            abs(excess[above - 1] - level) / max(min(before), LEVEL),
+            abs(excess[above] - level) / max(slopes[above - 1 : above + 1].min(), LEVEL),
+        ]
+        if width <= 2 * within / (AT_CLIFFS if jumps else 1) or min(off) <= within:
             return None
         place = math.log(self.rate_per_s(level) / low) / width
         return low * math.exp(width * (0.5 if number % 2 else min(max(place, INSIDE), 1 - INSIDE)))

@@ -27,9 +27,9 @@ __all__ = ["Encoder", "PromptRequest", "RequestSource", "TokenizerFile", "WordCo
 
 ATTEMPTS = 8
 EVEN_STEPS = math.sqrt(2), (math.sqrt(5) - 1) / 2
-"""Multiples of irrational numbers, whole parts taken away, fill the unit square evenly (Weyl 1916), those of the golden
-ratio the unit interval (Niederreiter 1978, Bull. Amer. Math. Soc. 84:957): its are for OSL, which decides how long a
-request takes."""
+"""Multiples of irrational numbers, whole parts taken away, fill the unit square evenly (Weyl 1916), and those of the
+golden ratio the unit interval (Niederreiter 1978, Bull. Amer. Math. Soc. 84:957). The golden ratio is for OSL, which
+decides how long a request takes."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -22,9 +22,9 @@ from lab.vllm.server import RECIPE
 from sizing.__main__ import OBJECTS_BETWEEN_COLLECTIONS
 
 # How long an example takes on a busy machine says nothing. A law without a number of its own has 50 examples, others at
-# each run; in CI, where they are the same, 100.
+# each run; in CI, where they are the same, 60.
 settings.register_profile("unhurried", deadline=None, max_examples=50)
-settings.register_profile("ci", settings.get_profile("unhurried"), max_examples=100, derandomize=True, print_blob=True)
+settings.register_profile("ci", settings.get_profile("unhurried"), max_examples=60, derandomize=True, print_blob=True)
 settings.load_profile("unhurried")
 if os.environ.get("CI"):
     settings.load_profile("ci")

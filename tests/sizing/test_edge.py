@@ -184,6 +184,7 @@ def test_the_edge_of_a_server_that_drops_who_waits_too_long() -> None:
 
 
 @given(root=st.floats(0.02, 0.98), rise=st.floats(0.5, 5), far=st.floats(-2, -0.01))
+@example(root=0.25, rise=4.0, far=-0.015625)  # idle within 2 % of the limit
 def test_a_cliff_of_the_formula_is_found_in_few_predictions(root: float, rise: float, far: float) -> None:
     """The excess jumps at `root`, of a stable rate of 1, from `far` below the limit."""
     known = {rate: far if rate <= root else far + rise for rate in (IDLE, *FIRST)}

@@ -1,0 +1,376 @@
+"""Measure vLLM on this machine's GPU, unattended: models of real shape with random weights, the most valuable first.
+
+    python -m lab.gpu.vllm --budget-s 1200 --out OUT
+
+A server with vLLM's own defaults for each model. For each of its mixes of lengths closed loops and Poisson arrivals
+take turns, so that a drift shows in the levels measured twice. What is measured is kept after every run of levels.
+Several calls measure one list: a mix that an earlier call began goes on where it ended.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import subprocess
+import sys
+import time
+import urllib.request
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import click
+from rich.console import Console
+from tokenizers import Tokenizer
+from tokenizers.models import WordLevel
+from tokenizers.pre_tokenizers import WhitespaceSplit
+
+from calibration.errors import CalibrationError, ServerError
+from calibration.plan import PlanFile, parse_plan
+from calibration.progress import Bar
+from calibration.run import run
+from calibration.store import Store
+from lab.gpu.kept import Kept
+from lab.gpu.watch import Watch
+from lab.life import HOST, last_error
+from sizing.points import Point
+
+log = logging.getLogger("gpu")
+GPU_NAMES = {"NVIDIA H200": "h200_sxm", "NVIDIA H100 80GB HBM3": "h100_sxm"}
+NAME = "model"
+READY_WITHIN_S = 330.0
+RESERVE_S = 15.0
+LEVELS = ((1, 16, 128), (4, 48))
+"""Users of the closed loops, in two rounds; between them and after them come random arrivals."""
+SHARES = (0.5, 0.7, 0.85)
+SLOTS = 256
+
+
+@dataclass(frozen=True, slots=True)
+class Mix:
+    """Lengths, of which `shared` tokens at the head are the same in all prompts; how many rounds of random arrivals,
+    and how long each level is measured."""
+
+    isl: int
+    osl: int
+    shared: int = 0
+    arrivals: int = 1
+    levels: tuple[tuple[int, ...], ...] = LEVELS
+    closed_s: float = 8.0
+    open_s: float = 25.0
+
+    @property
+    def entry(self) -> dict[str, Any]:
+        entry: dict[str, Any] = {"isl": self.isl, "osl": self.osl, "isl_cv": 0.3, "osl_cv": 0.5}
+        return entry | ({"shared_prefix": self.shared} if self.shared else {})
+
+    @property
+    def label(self) -> str:
+        return f"{self.isl}/{self.osl}" + (f" shared {self.shared}" if self.shared else "")
+
+
+@dataclass(frozen=True, slots=True)
+class Served:
+    """A model of the catalogue, the fields of its config.json, its precision, and what it is asked."""
+
+    model: str
+    precision: str
+    config: Mapping[str, Any]
+    mixes: tuple[Mix, ...]
+    options: tuple[str, ...] = ()
+    variables: Mapping[str, str] = field(default_factory=dict)
+
+    @property
+    def label(self) -> str:
+        return f"{self.model} {self.precision}"
+
+
+_COMMON = {"rms_norm_eps": 1e-6, "torch_dtype": "bfloat16", "hidden_act": "silu", "tie_word_embeddings": False}
+_IDS = {"bos_token_id": 1, "eos_token_id": 1}
+_QWEN3 = {"head_dim": 128, "vocab_size": 151_936, "max_position_embeddings": 40_960, "rope_theta": 1_000_000.0}
+LLAMA_8B = {
+    "architectures": ["LlamaForCausalLM"],
+    "model_type": "llama",
+    "hidden_size": 4096,
+    "intermediate_size": 14_336,
+    "num_hidden_layers": 32,
+    "num_attention_heads": 32,
+    "num_key_value_heads": 8,
+    "head_dim": 128,
+    "vocab_size": 128_256,
+    "max_position_embeddings": 131_072,
+    "rope_theta": 500_000.0,
+    **_COMMON,
+    **_IDS,
+}
+QWEN3_32B_FP8 = {
+    "architectures": ["Qwen3ForCausalLM"],
+    "model_type": "qwen3",
+    "hidden_size": 5120,
+    "intermediate_size": 25_600,
+    "num_hidden_layers": 64,
+    "num_attention_heads": 64,
+    "num_key_value_heads": 8,
+    "quantization_config": {"quant_method": "fp8", "activation_scheme": "dynamic"},
+    **_QWEN3,
+    **_COMMON,
+    **_IDS,
+}
+QWEN3_30B_A3B = {
+    "architectures": ["Qwen3MoeForCausalLM"],
+    "model_type": "qwen3_moe",
+    "hidden_size": 2048,
+    "intermediate_size": 6144,
+    "moe_intermediate_size": 768,
+    "num_experts": 128,
+    "num_experts_per_tok": 8,
+    "norm_topk_prob": True,
+    "decoder_sparse_step": 1,
+    "mlp_only_layers": [],
+    "num_hidden_layers": 48,
+    "num_attention_heads": 32,
+    "num_key_value_heads": 4,
+    **_QWEN3,
+    **_COMMON,
+    **_IDS,
+}
+AGENDA = (
+    Served(
+        "meta-llama/Meta-Llama-3.1-8B",
+        "bf16",
+        LLAMA_8B,
+        (Mix(1000, 200, arrivals=2), Mix(4000, 100), Mix(2000, 100, shared=1600)),
+    ),
+    Served("Qwen/Qwen3-30B-A3B", "bf16", QWEN3_30B_A3B, (Mix(1000, 200), Mix(3000, 60))),
+    Served("Qwen/Qwen3-32B", "fp8", QWEN3_32B_FP8, (Mix(1000, 200), Mix(3000, 60))),
+)
+SMALL_CONFIG = LLAMA_8B | {
+    "hidden_size": 256,
+    "intermediate_size": 704,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 8,
+    "num_key_value_heads": 4,
+    "head_dim": 32,
+    "vocab_size": 2048,
+    "max_position_embeddings": 2048,
+    "torch_dtype": "float32",
+}
+REHEARSAL = (
+    Served("small", "fp32", SMALL_CONFIG, (Mix(64, 16, levels=((1, 4), (2,)), closed_s=2, open_s=3),)),
+    Served("small again", "fp32", SMALL_CONFIG, (Mix(64, 16, levels=((1, 4), (2,)), closed_s=2, open_s=3),)),
+)
+
+
+def write_model(folder: Path, served: Served) -> None:
+    """A config.json and a tokenizer with a word for each entry of the vocabulary."""
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / "config.json").write_text(json.dumps(served.config))
+    size = int(served.config["vocab_size"])
+    words = {"<pad>": 0, "<end>": 1, "<unknown>": 2, **{f"w{number}": number for number in range(3, size)}}
+    tokenizer = Tokenizer(WordLevel(words, unk_token="<unknown>"))
+    tokenizer.pre_tokenizer = WhitespaceSplit()
+    tokenizer.add_special_tokens(["<pad>", "<end>", "<unknown>"])
+    tokenizer.save(str(folder / "tokenizer.json"))
+    named = {"pad_token": "<pad>", "eos_token": "<end>", "bos_token": "<end>", "unk_token": "<unknown>"}
+    (folder / "tokenizer_config.json").write_text(
+        json.dumps({"tokenizer_class": "PreTrainedTokenizerFast", "model_max_length": 8192, **named})
+    )
+
+
+class Running:
+    """A running vLLM; `url` answers once it is ready. Raises ServerError if it does not get ready in time."""
+
+    def __init__(self, served: Served, kept: Kept, port: int, program: Sequence[str], within_s: float) -> None:
+        folder = kept.work / "served" / served.label.replace("/", "-").replace(" ", "-")
+        write_model(folder, served)
+        self.url = f"http://{HOST}:{port}"
+        self.log = kept.work / f"server-{served.label.replace('/', '-').replace(' ', '-')}.log"
+        longest = min(8192, int(served.config["max_position_embeddings"]))
+        command = [
+            *program,
+            *("--model", str(folder), "--load-format", "dummy", "--served-model-name", NAME),
+            *("--host", HOST, "--port", str(port), "--max-model-len", str(longest)),
+            *("--max-num-seqs", str(SLOTS), "--disable-uvicorn-access-log", "--generation-config", "vllm"),
+            *served.options,
+        ]
+        environment = {
+            **os.environ,
+            "HF_HUB_OFFLINE": "1",
+            "TRANSFORMERS_OFFLINE": "1",
+            "VLLM_NO_USAGE_STATS": "1",
+            "VLLM_CACHE_ROOT": str(kept.work / "served" / "cache"),
+            **served.variables,
+        }
+        with self.log.open("wb") as out:
+            self._process = subprocess.Popen(command, env=environment, stdout=out, stderr=subprocess.STDOUT)
+        try:
+            self._wait(within_s)
+        except BaseException:
+            self.stop()
+            raise
+
+    def _wait(self, within_s: float) -> None:
+        ends_s = time.monotonic() + within_s
+        while time.monotonic() < ends_s:
+            if self._process.poll() is not None:
+                raise ServerError(f"vLLM ended with status {self._process.returncode}: {last_error(self.log)}")
+            try:
+                with urllib.request.urlopen(f"{self.url}/health", timeout=2):
+                    return
+            except OSError:
+                time.sleep(0.5)
+        raise ServerError(f"vLLM was not ready within {within_s:.0f} s: {last_error(self.log)}")
+
+    def stop(self) -> None:
+        """End the server and its engine."""
+        self._process.terminate()
+        try:
+            self._process.wait(20)
+        except subprocess.TimeoutExpired:
+            self._process.kill()
+            self._process.wait()
+        time.sleep(2)  # the engine's process gives the card's memory back
+
+
+def plan_of(served: Served, mix: Mix, url: str, gpu: str, seed: int, processes: int, **loads: Any) -> PlanFile:
+    """The plan of one run of levels."""
+    plan = {
+        "server": {"protocol": "openai", "url": url, "model": NAME, "metrics_url": f"{url}/metrics", "timeout_s": 90.0},
+        "deployment": {
+            "model": served.model,
+            "precision": served.precision,
+            "gpu": gpu,
+            "tp": 1,
+            "max_batch_size": SLOTS,
+        },
+        "lengths": [mix.entry],
+        "check_load": 0,
+        "warm_up": 1,
+        "seed": seed,
+        "client": {"self_check": False, "processes": processes},
+        "until": {"half_width": 0.001},
+        **loads,
+    }
+    return parse_plan("".join(f"{key}: {json.dumps(value)}\n" for key, value in plan.items()))
+
+
+@dataclass
+class Measuring:
+    """Runs of levels at one running server, kept in the store under their labels."""
+
+    kept: Kept
+    store: Store
+    watch: Watch
+    gpu: str
+    processes: int
+    ends_s: float
+
+    def mix(self, served: Served, mix: Mix, url: str) -> None:
+        """Measure what `mix` still lacks, as far as the time goes."""
+        first, *others = mix.levels
+        self.closed(served, mix, url, "closed first", 0, first)
+        most_per_s = max(point.requests_per_s for point in self.points(served, mix, "closed first"))
+        rates = [float(f"{share * most_per_s:.3g}") for share in SHARES]
+        for number in range(mix.arrivals):
+            self.run(served, mix, url, f"arrivals {number + 1}", 10 + number, rates=rates, budget_s=mix.open_s)
+            if number < len(others):
+                self.closed(served, mix, url, "closed more", 1 + number, others[number])
+        self.closed(served, mix, url, "closed again", 20, first[1:])
+
+    def closed(self, served: Served, mix: Mix, url: str, name: str, seed: int, users: Sequence[int]) -> None:
+        self.run(served, mix, url, name, seed, concurrency=[*users], budget_s=mix.closed_s)
+
+    def run(self, served: Served, mix: Mix, url: str, name: str, seed: int, **loads: Any) -> None:
+        """One run of levels, if it is not there and the time is."""
+        label = f"{served.label} {mix.label}, {name}"
+        done = self.kept.fact("runs") or {}
+        if label in done or time.monotonic() > self.ends_s:
+            return
+        plan = plan_of(served, mix, url, self.gpu, seed, self.processes, **loads)
+        started_s, at_s = time.monotonic(), time.time()
+        with Bar(Console(stderr=True, quiet=True)) as bar:
+            run_id = run(plan, self.store, bar)
+        self.kept.learn("runs", done | {label: run_id})
+        for point in self.store.points(run_id):
+            log.info("  %s", told(point))
+        card = self.watch.means(at_s, time.time())
+        self.kept.learn(f"card {label}", card)
+        log.info("%s: %.0f s, %s", label, time.monotonic() - started_s, {k: f"{v:.4g}" for k, v in card.items()})
+        self.kept.save()
+
+    def points(self, served: Served, mix: Mix, name: str) -> list[Point]:
+        return self.store.points((self.kept.fact("runs") or {})[f"{served.label} {mix.label}, {name}"])
+
+
+def told(point: Point) -> str:
+    """A point in a line."""
+    return (
+        f"{point.load_kind} {point.load_value:g}: {point.requests_per_s:.2f}/s, TTFT {1000 * (point.ttft_mean_s or 0):.1f} "
+        f"(p95 {1000 * (point.ttft_p95_s or 0):.0f}) ms, ITL {1000 * (point.itl_mean_s or 0):.2f} ms, "
+        f"E2E {1000 * (point.e2e_mean_s or 0):.0f} ms, {point.requests} requests, {point.verdict}"
+    )
+
+
+@click.command()
+@click.option("--budget-s", type=float, default=540.0, show_default=True, help="Seconds that this call may take.")
+@click.option("--out", type=click.Path(path_type=Path), required=True, help="Folder for the archive of what is kept.")
+@click.option("--work", type=click.Path(path_type=Path), help="Working folder; unset: OUT/work.")
+@click.option("--resume", type=click.Path(path_type=Path), help="The archive that an earlier call left.")
+@click.option("--python", "program", default=sys.executable, show_default="this one", help="With vLLM.")
+@click.option("--processes", type=int, default=6, show_default=True, help="Of the load generator.")
+@click.option("--only", multiple=True, help="Of the models, by name.")
+@click.option("--rehearsal", is_flag=True, help="A tiny model and short levels, on vLLM for CPUs.")
+def measure(
+    budget_s: float,
+    out: Path,
+    work: Path | None,
+    resume: Path | None,
+    program: str,
+    processes: int,
+    only: Sequence[str],
+    rehearsal: bool,
+) -> None:
+    """Measure until the agenda or the time is over."""
+    ends_s = time.monotonic() + budget_s - RESERVE_S
+    kept = Kept(work or out / "work", out, resume)
+    handlers = [logging.StreamHandler(sys.stdout), logging.FileHandler(kept.work / "measure.log")]
+    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(message)s", datefmt="%H:%M:%S", handlers=handlers)
+    if not rehearsal and kept.fact("ceilings") is None:
+        code = "import json; from lab.gpu import ceilings; print(json.dumps(ceilings.measure('cuda')))"
+        said = subprocess.run([program, "-c", code], capture_output=True, text=True, check=True).stdout
+        kept.learn("ceilings", json.loads(said.splitlines()[-1]))
+        log.info("ceilings: %s", kept.fact("ceilings"))
+    gpu = "cpu" if rehearsal else GPU_NAMES.get(kept.fact("ceilings")["environment"]["device"], "gpu")
+    agenda = [one for one in (REHEARSAL if rehearsal else AGENDA) if not only or one.model in only]
+    store = Store(f"sqlite:///{kept.database}")
+    server = [program, "-P", "-m", "vllm.entrypoints.openai.api_server"]
+    with Watch(kept.work / "gpu.csv") as watch:
+        measuring = Measuring(kept, store, watch, gpu, processes, ends_s)
+        for number, served in enumerate(agenda):
+            left_s = ends_s - time.monotonic()
+            if left_s < 60:
+                break
+            started_s = time.monotonic()
+            try:
+                running = Running(served, kept, 8100 + number, server, min(READY_WITHIN_S, left_s))
+            except ServerError as error:
+                log.info("%s: %s", served.label, error)
+                continue
+            try:
+                log.info("%s serves after %.0f s", served.label, time.monotonic() - started_s)
+                kept.learn(f"start {served.label}", time.monotonic() - started_s)
+                for mix in served.mixes:
+                    try:
+                        measuring.mix(served, mix, running.url)
+                    except (CalibrationError, KeyError) as error:
+                        log.info("%s %s: %s", served.label, mix.label, error)
+            finally:
+                running.stop()
+                kept.save()
+    log.info("over, %.0f s left", ends_s - time.monotonic())
+
+
+if __name__ == "__main__":
+    measure()

@@ -200,6 +200,7 @@ class Running:
             "HF_HUB_OFFLINE": "1",
             "TRANSFORMERS_OFFLINE": "1",
             "VLLM_NO_USAGE_STATS": "1",
+            "VLLM_USE_FLASHINFER_SAMPLER": "0",  # FlashInfer is not carried; requests here are greedy
             "VLLM_CACHE_ROOT": str(kept.work / "served" / "cache"),
             **served.variables,
         }
@@ -357,6 +358,8 @@ def measure(
                 running = Running(served, kept, 8100 + number, server, min(READY_WITHIN_S, left_s))
             except ServerError as error:
                 log.info("%s: %s", served.label, error)
+                if not number:
+                    break
                 continue
             try:
                 log.info("%s serves after %.0f s", served.label, time.monotonic() - started_s)

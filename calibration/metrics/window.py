@@ -7,6 +7,10 @@ ITL of a request is (last - first chunk) / (tokens - tokens of the first chunk).
 (E2E - TTFT)/(OSL - 1). With several, the tokens that share the first chunk were made before it left and took no part of
 the time after it; dividing by OSL - 1 would be too low by them (4 tokens a chunk, 64 in all: by 4.8 %). It is assumed
 that a chunk leaves when its last token is made. An answer in one chunk has no ITL: NaN.
+
+The load ends with the window, and the answers under way then finish on a server that empties: faster than under load, by
+a third where an answer takes as long as the window. So the tokens of an answer that came after the window count as if
+they had come at the mean time between tokens inside it.
 """
 
 from __future__ import annotations
@@ -27,7 +31,7 @@ class Sample:
     """Answered requests that overlap the window, arrays of shape (n,), times in seconds; `log` says more of them.
 
     `weight` is the share of a request's time that lies inside. `ended_inside` marks those whose last token came within
-    the window.
+    the window; of the others `last_s`, and ITL and E2E with it, are as under the load of the window.
     """
 
     log: RequestLog
@@ -57,7 +61,7 @@ def sample(load: Load) -> Sample:
     """The answered requests of `load` that overlap its window. Answers of a wrong length are answers too."""
     chosen = answered(load.log) & (inside_s(load) > 0)
     log = load.log.where(chosen)
-    due_s, first_s, last_s = log.intended_s, log.first_token_s, log.last_token_s
+    due_s, first_s, last_s = log.intended_s, log.first_token_s, _last_under_load_s(log, load)
     later_tokens = log.tokens - log.first_chunk_tokens
     return Sample(
         log=log,
@@ -67,8 +71,30 @@ def sample(load: Load) -> Sample:
         itl_s=np.where(later_tokens > 0, (last_s - first_s) / np.maximum(1, later_tokens), np.nan),
         e2e_s=last_s - due_s,
         weight=inside_s(load)[chosen] / (last_s - due_s),
-        ended_inside=within(load, last_s),
+        ended_inside=within(load, log.last_token_s),
     )
+
+
+def _last_under_load_s(log: RequestLog, load: Load) -> Floats:
+    """When each request of `log` would have had its last token if the load had gone on, shape (n,).
+
+    Tokens that came after the window follow the last one inside, or the first one, at the window's mean time between
+    tokens. As they came where the window tells no such time.
+    """
+    came, last_s = log.chunk_at_s < load.stop_s, log.last_token_s
+    inside = came & (log.chunk_at_s >= load.start_s)
+    of_request = np.repeat(np.arange(len(log)), log.chunks)
+    follows = np.diff(of_request, prepend=-1) == 0
+    gaps_s = np.diff(log.chunk_at_s, prepend=0.0)[follows & inside]
+    tokens = log.chunk_tokens[follows & inside].sum()
+    if not tokens:
+        return last_s
+    token_s = gaps_s.sum() / tokens
+    tokens_by_stop = np.bincount(of_request[came], log.chunk_tokens[came], len(log))
+    reached_s = log.first_token_s.copy()
+    np.maximum.at(reached_s, of_request[came], log.chunk_at_s[came])
+    left = log.tokens - np.where(tokens_by_stop > 0, tokens_by_stop, log.first_chunk_tokens)
+    return np.where(last_s < load.stop_s, last_s, np.maximum(load.stop_s, reached_s + left * token_s))
 
 
 def wrong_length(log: RequestLog) -> Mask:

@@ -57,6 +57,22 @@ def closed_loop(users: int, each: int, rng: np.random.Generator, lockstep: bool 
     return load_of(timings, stop_s * rng.uniform(0.0, 0.4), stop_s * rng.uniform(0.6, 1.0))
 
 
+def batched(users: int, warm_s: float, window_s: float, rng: np.random.Generator) -> Load:
+    """Users back to back at an engine whose steps take longer the more requests run; after the window it empties."""
+    now_s, done, running = 0.0, [], []
+    while True:
+        while len(running) < users and now_s < warm_s + window_s:
+            running.append((now_s, int(rng.integers(10, 91)), []))
+        if not running:
+            return load_of(done, warm_s, warm_s + window_s)
+        now_s += 0.005 * (1 + len(running) / 4)
+        for _, _, at_s in running:
+            at_s.append(now_s)
+        over = [each for each in running if len(each[2]) == each[1]]
+        running = [each for each in running if len(each[2]) < each[1]]
+        done += [timing(sent_s, at_s[0] - sent_s, np.diff(at_s).tolist()) for sent_s, _, at_s in over]
+
+
 def test_one_request_by_hand() -> None:
     found = point([timing(10.0, 0.5, [0.1, 0.2, 0.1, 0.2])], start_s=10.0, stop_s=12.0)
     assert found.ttft_mean_s == pytest.approx(0.5)
@@ -96,6 +112,16 @@ def test_rate_and_latency_come_near_the_truth_of_the_process() -> None:
     assert found.requests_per_s == pytest.approx(8 / truth_s, rel=tolerance)
     assert found.e2e_mean_s == pytest.approx(truth_s, rel=tolerance)
     assert found.ttft_p95_s == pytest.approx(0.1 * math.log(20), rel=2 * tolerance)
+
+
+@pytest.mark.parametrize("window_s", [1.5, 3.0, 10.0])
+def test_what_finishes_on_an_emptying_server_does_not_make_it_look_faster(window_s: float) -> None:
+    users, step_s, osl = 32, 0.005 * (1 + 32 / 4), 50.0
+    loads = [batched(users, 10.0, window_s, np.random.default_rng(seed)) for seed in range(8)]
+    points = [measurement(load, level(users), DEPLOYMENT, source="test").point for load in loads]
+    assert np.mean([found.itl_mean_s for found in points]) == pytest.approx(step_s, rel=0.01)
+    assert np.mean([found.e2e_mean_s for found in points]) == pytest.approx(step_s * osl, rel=0.05)
+    assert np.mean([found.requests_per_s for found in points]) == pytest.approx(users / (step_s * osl), rel=0.05)
 
 
 def slower(load: Load, factor: float) -> Load:

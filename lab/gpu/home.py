@@ -4,30 +4,42 @@
 
 writes data/curves/NAME.csv (closed and open loops asked of `tensorrt_llm`, which the app shows as measured) and
 data/gpu/NAME/: facts.json, passes.csv, gpu.csv, points.csv (all, also repeats and the ensemble), and for each run
-a run-N.zip with its single requests, which `python -m calibration import` takes into a store.
+a run-N.zip with its single requests, which `python -m calibration import` takes into a store. Of vLLM (lab.gpu.vllm) the
+points are taken anew from the requests, each with its round as its source, and the requests are kept in requests.csv.gz,
+without the times of their tokens.
 """
 
 from __future__ import annotations
 
 import csv
+import gzip
 import json
 import shutil
 import tarfile
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import click
+import numpy as np
 
+from calibration.metrics.measurement import measurement
+from calibration.plan import Level
+from calibration.records import ClientHealth, Load, RequestLog
 from calibration.store import Store
 from calibration.store.bundle import export_bundle
+from calibration.store.records_file import read_log
 from lab.gpu.kept import DATABASE
-from sizing.files import written
+from sizing.files import parse_yaml, written
 from sizing.points import Point, write_points
 
 DATA = written("data")
 ENSEMBLE, AGAIN = " ensemble", " again"
 MOST_PASSES = 20_000
+FEWEST = 5
+"""Requests of a point that is shown: the first one of a mixture compiles its kernels, which is no latency of it."""
+REQUEST_COLUMNS = ("point", "isl", "osl", "sent_s", "due_s", "first_token_s", "last_token_s", "tokens")
 
 
 @click.command()
@@ -53,6 +65,12 @@ def bring(work: Path, name: str, data: Path) -> str:
     target.mkdir(parents=True, exist_ok=True)
     curves.mkdir(parents=True, exist_ok=True)
     store = Store(f"sqlite:///{work / DATABASE}")
+    facts = json.loads((work / "facts.json").read_text())
+    shutil.copyfile(work / "facts.json", target / "facts.json")
+    if (work / "gpu.csv").exists():
+        shutil.copyfile(work / "gpu.csv", target / "gpu.csv")
+    if "runs" in facts:
+        return _bring_vllm(store, facts, target, curves / f"{name}.csv", name)
     every: list[Point] = []
     shown: list[Point] = []
     for run in reversed(store.runs()):
@@ -64,11 +82,66 @@ def bring(work: Path, name: str, data: Path) -> str:
             export_bundle(store, run.id, target / f"run-{run.id}.zip")
     _write(every, target / "points.csv")
     _write(shown, curves / f"{name}.csv")
-    shutil.copyfile(work / "facts.json", target / "facts.json")
-    if (work / "gpu.csv").exists():
-        shutil.copyfile(work / "gpu.csv", target / "gpu.csv")
     passes = _passes(sorted(work.glob("steps-*.csv")), target / "passes.csv")
     return f"{len(shown)} points in {curves / name}.csv, {len(every)} and {passes} timed passes in {target}"
+
+
+def _bring_vllm(store: Store, facts: Mapping[str, dict[str, int]], target: Path, curve: Path, name: str) -> str:
+    labels = {run_id: label for label, run_id in facts["runs"].items()}
+    taken = [
+        (replace(point, source=f"{name}; {_round(labels[run_id])}"), log)
+        for run_id in sorted(labels)
+        for point, log in taken_anew(store, run_id)
+    ]
+    points = [point for point, _ in taken]
+    _write(points, target / "points.csv")
+    shown = [point for point in points if (point.requests or 0) >= FEWEST]
+    _write(shown, curve)
+    with gzip.open(target / "requests.csv.gz", "wt", newline="") as out:
+        writer = csv.writer(out, lineterminator="\n")
+        writer.writerow(REQUEST_COLUMNS)
+        for number, (_, log) in enumerate(taken):
+            writer.writerows((number, *row) for row in _rows(log))
+    requests = sum(len(log) for _, log in taken)
+    return f"{len(shown)} points in {curve}, {len(points)} and {requests} requests in {target}"
+
+
+def _round(label: str) -> str:
+    """What the evidence calls a run of levels by.
+
+    >>> _round("Qwen/Qwen3-32B fp8 1000/200, closed more")
+    'closed loops, first'
+    """
+    name = label.rpartition(", ")[2]
+    return {"closed again": "closed loops, again"}.get(name, "closed loops, first" if "closed" in name else name)
+
+
+def taken_anew(store: Store, run_id: int) -> Iterator[tuple[Point, RequestLog]]:
+    """The points of a run as today's metrics take them from its requests, and these; a level without records is left
+    out."""
+    run, records = store.run(run_id), store.records(run_id)
+    [entry] = parse_yaml(run.plan, run.label)["lengths"]
+    shared = int(entry.get("shared_prefix", 0))
+    files = {key[-2:]: path for key, path in records.items()}
+    for found in store.measurements(run_id):
+        was, known = found.point, found.facts
+        if (path := files.get((was.load_kind, was.load_value))) is None:
+            continue
+        log, start_s, stop_s = read_log(path), known["window_start_s"], known["window_stop_s"]
+        client = ClientHealth(
+            int(known["processes"]), known["client_cores"], known["busiest_core"], known["loop_lag_p99_s"]
+        )
+        issued = int(((log.intended_s >= start_s) & (log.intended_s < stop_s)).sum())
+        load = Load(log, start_s, stop_s, issued, "budget", client, known.get("offered_per_s"))
+        level = Level(0, was.lengths, was.load_kind, was.load_value, issued)
+        point = measurement(load, level, was.deployment, source="", server=found.server, shared_prefix=shared).point
+        yield replace(point, measured_at=was.measured_at), log
+
+
+def _rows(log: RequestLog) -> Iterator[tuple[object, ...]]:
+    columns = (log.sent_s, log.intended_s, log.first_token_s, log.last_token_s)
+    times = (np.char.mod("%.4f", column) for column in columns)
+    yield from zip(log.isl.tolist(), log.osl.tolist(), *(column.tolist() for column in times), log.tokens, strict=True)
 
 
 def _write(points: Sequence[Point], path: Path) -> None:

@@ -8,9 +8,9 @@ ITL of a request is (last - first chunk) / (tokens - tokens of the first chunk).
 the time after it; dividing by OSL - 1 would be too low by them (4 tokens a chunk, 64 in all: by 4.8 %). It is assumed
 that a chunk leaves when its last token is made. An answer in one chunk has no ITL: NaN.
 
-The load ends with the window, and the answers under way then finish on a server that empties: faster than under load, by
-a third where an answer takes as long as the window. So the tokens of an answer that came after the window count as if
-they had come at the mean time between tokens inside it.
+The load ends with the window, and the answers under way then finish on a server that empties: faster than under load,
+by a third where an answer takes as long as the window. So the tokens of an answer that came after the window count as
+if they had come at the mean time between tokens inside it.
 """
 
 from __future__ import annotations

@@ -4,9 +4,9 @@
 
 writes data/curves/NAME.csv (closed and open loops asked of `tensorrt_llm`, which the app shows as measured) and
 data/gpu/NAME/: facts.json, passes.csv, gpu.csv, points.csv (all, also repeats and the ensemble), and for each run
-a run-N.zip with its single requests, which `python -m calibration import` takes into a store. Of vLLM (lab.gpu.vllm) the
-points are taken anew from the requests, each with its round as its source, and the requests are kept in requests.csv.gz,
-without the times of their tokens.
+a run-N.zip with its single requests, which `python -m calibration import` takes into a store. Of vLLM (lab.gpu.vllm)
+the points are taken anew from the requests, each with its round as its source, and the requests are kept in
+requests.csv.gz, without the times of their tokens.
 """
 
 from __future__ import annotations

@@ -29,7 +29,7 @@ WHEELS = written(".cache/gpu-wheels")
 VERSION = "3.12"
 LARGEST_BYTES = 56 * 2**20
 """Of the 64 MiB that may travel, the rest is for the project itself and for what earlier calls measured."""
-PLATFORMS = ("manylinux_2_28", "manylinux_2_27", "manylinux_2_24", "manylinux_2_17", "manylinux2014", "manylinux1")
+PLATFORMS = (*(f"manylinux_2_{minor}" for minor in (31, 28, 27, 26, 24, 17)), "manylinux2014", "manylinux1")
 NOT_CARRIED = frozenset("test tests idlelib turtledemo ensurepip tkinter lib2to3 pydoc_data __pycache__".split())
 UNUSED = ("numpy/f2py/", "numpy/distutils/", "numpy/core/lib/", "sqlalchemy/testing/")
 UNUSED_ENDINGS = (".pyi", ".pyx", ".pxd", ".a", ".h", ".c")
@@ -86,7 +86,7 @@ def pack_python(interpreter: Path, target: Path) -> None:
         archive.add(base / "bin" / f"python{version}", f"bin/python{version}", filter=_plain)
         archive.add(base / "include", "include", filter=_plain)
         archive.add(base / "lib" / f"python{version}", f"lib/python{version}", filter=_carried)
-        _add(archive, library, _stripped(base / library))
+        add_file(archive, library, _stripped(base / library))
 
 
 def _base_of(interpreter: Path) -> tuple[Path, str]:
@@ -111,7 +111,7 @@ def _stripped(library: Path) -> bytes:
         copy.unlink(missing_ok=True)
 
 
-def _add(archive: tarfile.TarFile, name: str, content: bytes) -> None:
+def add_file(archive: tarfile.TarFile, name: str, content: bytes) -> None:
     info = tarfile.TarInfo(name)
     info.size, info.mode = len(content), 0o755
     archive.addfile(info, io.BytesIO(content))
@@ -166,7 +166,7 @@ def pack_packages(wheels: Sequence[Path], target: Path) -> None:
             with zipfile.ZipFile(wheel) as file:
                 for name in file.namelist():
                     if not (name.endswith("/") or is_unused(name)):
-                        _add(archive, f"{room}/{name}", file.read(name))
+                        add_file(archive, f"{room}/{name}", file.read(name))
 
 
 def is_unused(name: str) -> bool:
@@ -178,9 +178,9 @@ def is_unused(name: str) -> bool:
     return name.startswith(UNUSED) or name.endswith(UNUSED_ENDINGS) or "/tests/" in name
 
 
-def contents(folder: Path) -> str:
-    """What is in `folder`, a line each, and the sum. Raises ClickException if it is more than may travel."""
-    files = sorted(path for path in folder.rglob("*") if path.is_file())
+def contents(folder: Path, names: Sequence[str] = (SERVER, PYTHON, PACKAGES)) -> str:
+    """What of `names` is in `folder`, a line each, and the sum. Raises ClickException if it is more than may travel."""
+    files = sorted(path for path in folder.rglob("*") if path.name in names)
     sizes = {str(path.relative_to(folder)): path.stat().st_size for path in files}
     total = sum(sizes.values())
     lines = [f"{size / 2**20:7.2f} MiB  {name}" for name, size in sizes.items()]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import json
+import math
 import statistics
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -13,16 +14,18 @@ from typing import Any
 import click
 
 from lab.gpu.home import DATA
+from sizing.analyses.verification import compared
+from sizing.candidates import catalogued, from_fit
 from sizing.errors import FitError
+from sizing.estimate import estimate
 from sizing.fitting import Fit, fit
 from sizing.numbers import percent
 from sizing.points import Deployment, Point, read_points
-from sizing.queueing import predict
-from sizing.simulator import simulate
-from sizing.workload import OF_REQUESTS, Arrivals, Workload
+from sizing.question import Question
+from sizing.text import cautions
+from sizing.workload import Arrivals, Limit, Sla, Workload
 
 OUT = DATA.parent / "docs" / "gpu-measurements.md"
-USED = ("p50_s", "p95_s")
 WHAT_IT_IS = """\
 The engine is this project's own: the reference engine's scheduler and paged KV cache, a model of the published shape
 with random weights, kernels of its own for attention, vendor libraries for matrix products, and CUDA graphs to decode.
@@ -30,6 +33,15 @@ It is **not TensorRT-LLM**, and its speed is not TensorRT-LLM's: these curves sh
 Triton server on a real GPU, and how well the planner's laws describe it. Timing does not depend on the weights; prompts
 and output lengths are forced. Asked was `tensorrt_llm` itself where nothing else is said: the ensemble's two further
 hops for each token are slower than the GPU. Where answers wait to be sent, several tokens go out in one response."""
+
+
+WITH_VLLM = """\
+vLLM with models of published shape and random weights: `vllm serve` with its own defaults (chunked prefill, prefix
+caching, asynchronous scheduling, CUDA graphs, FlashAttention 3), 256 sequences and 8,192 tokens of context at most,
+without FlashInfer's sampler. Asked over the OpenAI protocol by clients on the same machine; lengths are lognormal with
+coefficients of variation 0.3 (prompt) and 0.5 (output), outputs forced to their length. Each level was measured for
+8 s (closed loops) or 25 s (Poisson arrivals): the machine was lent for minutes. A mixture with random weights spreads
+its tokens over all experts about evenly, which a trained one does not."""
 
 
 @click.command()
@@ -46,11 +58,12 @@ def page(name: str, data: Path, out: Path) -> None:
         environment(facts),
         table(points),
         spread(points),
-        *(quality(deployment, own) for deployment, own in by_deployment(curves)),
+        *(quality(deployment, own, facts) for deployment, own in by_deployment(curves)),
         engine_alone(facts),
         passes(folder / "passes.csv"),
     )
-    out.write_text("\n\n".join(filter(None, [f"# Measured: {name}", WHAT_IT_IS, *parts])) + "\n", encoding="utf-8")
+    what = WITH_VLLM if "runs" in facts else WHAT_IT_IS
+    out.write_text("\n\n".join(filter(None, [f"# Measured: {name}", what, *parts])) + "\n", encoding="utf-8")
     click.echo(f"{len(points)} points on {out}")
 
 
@@ -71,7 +84,7 @@ def table(points: Sequence[Point]) -> str:
     head = "model, batching | ISL/OSL | load | requests/s | tokens/s | TTFT ms | ITL ms | E2E ms | Little | verdict"
     rows = [
         (
-            f"{point.model} {point.batching}, {'ensemble' if ', ensemble at' in point.source else 'tensorrt_llm'}",
+            f"{point.model} {point.batching}, {point.source.partition('; ')[2] or _asked(point)}",
             f"{point.isl:g}/{point.osl:g}",
             _load(point),
             f"{point.requests_per_s:.3g}",
@@ -87,12 +100,16 @@ def table(points: Sequence[Point]) -> str:
     return f"## Points\n\nMeans.\n\n{markdown(head, rows)}"
 
 
+def _asked(point: Point) -> str:
+    return "ensemble" if ", ensemble at" in point.source else "tensorrt_llm"
+
+
 def spread(points: Sequence[Point]) -> str:
     """Levels that were measured twice."""
     twice: dict[tuple[object, ...], list[Point]] = defaultdict(list)
     for point in points:
-        asked = point.source.rpartition(", ")[2]
-        twice[point.deployment, point.lengths, point.load_kind, point.load_value, asked.split(" at ")[0]].append(point)
+        asked = "" if "; " in point.source else point.source.rpartition(", ")[2].split(" at ")[0]
+        twice[point.deployment, point.lengths, point.load_kind, point.load_value, asked].append(point)
     rows = [
         (f"{a.isl:g}/{a.osl:g}", f"{a.load_value:g}", *(_change(a, b, name) for name in SPREAD))
         for a, b in (same for same in twice.values() if len(same) == 2)
@@ -103,37 +120,103 @@ def spread(points: Sequence[Point]) -> str:
 SPREAD = ("requests_per_s", "ttft_mean_s", "itl_mean_s")
 
 
-def quality(deployment: Deployment, points: Sequence[Point]) -> str:
-    """The law fitted to the closed loops, and what it says of the random arrivals that it has not seen."""
+def quality(deployment: Deployment, points: Sequence[Point], facts: Mapping[str, Any]) -> str:
+    """The law fitted to the closed loops, beside what the card allows, and what it says of the random arrivals that it
+    has not seen, with the estimate that stands before anything is measured."""
+    title = f"## Fit: {deployment.model} in {deployment.precision}, {deployment.gpu}, {deployment.engine}"
+    closed = [point for point in points if point.load_kind == "concurrency" and not point.void]
     try:
-        fitted = fit([point for point in points if point.load_kind == "concurrency"])
+        fitted = fit(closed)
     except FitError as error:
-        return f"## Fit: {deployment.label}\n\nNo law: {error}."
-    rows = list(_predicted(fitted, [point for point in points if point.load_kind == "poisson_rate"]))
-    errors = [abs(error.requests_per_s_error) for error in fitted.errors]
+        return f"{title}\n\nNo law: {error}."
     told = (
-        f"Closed loops: error of requests/s {percent(statistics.median(errors), 1)} (median), "
-        f"{percent(max(errors), 1)} (worst); "
-        f"of points left out one at a time {percent(fitted.leave_one_out, 1)} (median of requests/s and ITL)."
+        f"{len(closed)} closed loops. Median and worst error of requests/s {_errors(fitted, 'requests_per_s_error')}, "
+        f"of ITL {_errors(fitted, 'itl_error')}, of TTFT {_errors(fitted, 'ttft_error')}; of points left out one by one "
+        f"{percent(fitted.leave_one_out, 1)} (median of requests/s and ITL). " + " ".join(cautions(fitted.warnings))
     )
-    head = "ISL/OSL | requests/s | metric | measured ms | formula ms | error | simulation ms | error"
-    return f"## Fit: {deployment.label}\n\n{told}\n\n{markdown(head, rows) if rows else ''}".rstrip()
+    open_loops = [point for point in points if point.load_kind == "poisson_rate" and not point.void]
+    rows = list(_predicted(fitted, open_loops))
+    head = (
+        "ISL/OSL | requests/s | metric | measured ms | fitted ms | error | 90 % band, ms | inside | estimate ms | error"
+    )
+    parts = [title, told, coefficients(fitted, facts), markdown(head, rows) if rows else ""]
+    return "\n\n".join(filter(None, parts))
+
+
+def _errors(fitted: Fit, name: str) -> str:
+    values = [abs(getattr(error, name)) for error in fitted.errors]
+    return f"{percent(statistics.median(values), 1)} and {percent(max(values), 1)}"
+
+
+def coefficients(fitted: Fit, facts: Mapping[str, Any]) -> str:
+    """What a step costs by the law, beside the least that the ceilings of the card allow; of a dense model."""
+    model, found = catalogued(fitted.deployment.model), facts["ceilings"]
+    if model is None or model.kind != "dense" or fitted.deployment.precision != "bf16":
+        return ""
+    law, read_per_s, flops = fitted.law, found["copy_bytes_per_s"], found["bf16_flops_per_s"]
+    sequences, tokens = EXAMPLE
+    weights_s, context_s = 2 * model.parameters / read_per_s, 2 * model.kv_values_per_token / read_per_s
+    step_s = law.decode_s(sequences, sequences * tokens)
+    rows = [
+        ("reading the weights, once a step", law.weights_s + law.overhead_s, weights_s),
+        ("a token computed", law.token_s, 2 * model.parameters / flops),
+        ("a sequence that decodes, beside its context", law.sequence_s, None),
+        ("a token of context read", law.kv_token_s, context_s),
+        (f"a step of {sequences} sequences of {tokens:,} tokens", step_s, weights_s + sequences * tokens * context_s),
+        ("a step with prompts in it", law.prefill_s, None),
+        ("a request, before its first step", law.request_s, None),
+    ]
+    cells = [
+        (
+            name,
+            f"{_unit(cost_s)}",
+            "" if least_s is None else _unit(least_s),
+            percent(least_s / cost_s) if least_s else "",
+        )
+        for name, cost_s, least_s in rows
+    ]
+    note = (
+        "Least: bytes over the bandwidth of a copy, operations over the rate of a bf16 product, all weights counted. "
+        "The points tell what a sequence and its context cost together better than each alone: one may lie below its limit."
+    )
+    return markdown("what | fitted | least by the ceilings | reached", cells) + f"\n\n{note}"
+
+
+def _unit(seconds: float) -> str:
+    size, name = next((size, name) for size, name in UNITS if seconds >= size or name == "ns")
+    return f"{seconds / size:.3g} {name}"
+
+
+UNLIMITED = Sla(Limit("ttft", 95, 1e6))
+EXAMPLE = (128, 1100)
+"""Sequences and tokens of context of a step that is reckoned as a whole."""
+UNITS = ((1e-3, "ms"), (1e-6, "µs"), (1e-9, "ns"))
 
 
 def _predicted(fitted: Fit, points: Iterable[Point]) -> Iterator[tuple[str, ...]]:
     for point in points:
-        workload = Workload(point.lengths, point.load_value, Arrivals.parse("poisson"))
-        both = predict(fitted.replica, workload), simulate(fitted.replica, workload).prediction()
-        for metric in OF_REQUESTS:
-            for name in USED:
-                measured = getattr(point, f"{metric}_{name}")
-                if measured:
-                    values = [getattr(prediction.of(metric), name) for prediction in both]
-                    cells = [
-                        text for value in values for text in (_ms(value), percent(value / measured - 1, 1, sign=True))
-                    ]
-                    what = f"{metric.upper()} {name.removesuffix('_s')}"
-                    yield (f"{point.isl:g}/{point.osl:g}", f"{point.load_value:.3g}", what, _ms(measured), *cells)
+        question = Question(
+            point.model,
+            Workload(point.lengths, point.load_value, Arrivals(), point.prefix),
+            Sla(Limit("ttft", 95, 1e6)),
+        )
+        on = fitted.deployment
+        before = estimate(on.model, on.gpu, on.tp, on.precision, point.lengths, engine=on.engine)
+        both = (compared(candidate, question, point).figures for candidate in (from_fit(fitted, point.lengths), before))
+        for law, day_zero in zip(*both, strict=False):
+            if law.measured_s:
+                yield (
+                    f"{point.isl:g}/{point.osl:g}",
+                    f"{point.load_value:.3g}",
+                    f"{law.of.metric.upper()} p{law.of.percentile}",
+                    _ms(law.measured_s),
+                    _ms(law.predicted_s),
+                    percent(law.predicted_s / law.measured_s - 1, 1, sign=True),
+                    f"{_ms(law.low_s)} to {_ms(law.high_s)}" if math.isfinite(law.high_s) else "no upper end",
+                    "yes" if law.verdict == "in" else "no",
+                    _ms(day_zero.predicted_s),
+                    percent(day_zero.predicted_s / law.measured_s - 1, 1, sign=True),
+                )
 
 
 def engine_alone(facts: Mapping[str, Any]) -> str:

@@ -33,15 +33,17 @@ from calibration.progress import Bar
 from calibration.run import run
 from calibration.store import Store
 from lab.gpu.kept import Kept
+from lab.gpu.served import GPU_NAMES
 from lab.gpu.watch import Watch
 from lab.life import HOST, last_error
 from sizing.points import Point
 
 log = logging.getLogger("gpu")
-GPU_NAMES = {"NVIDIA H200": "h200_sxm", "NVIDIA H100 80GB HBM3": "h100_sxm"}
 NAME = "model"
 READY_WITHIN_S = 330.0
 RESERVE_S = 15.0
+LEAST_S = 60.0
+"""A server is not started for less: it takes two minutes with its compilation."""
 LEVELS = ((1, 16, 128), (4, 48))
 """Users of the closed loops, in two rounds; between them and after them come random arrivals."""
 SHARES = (0.5, 0.7, 0.85)
@@ -58,8 +60,8 @@ class Mix:
     shared: int = 0
     arrivals: int = 1
     levels: tuple[tuple[int, ...], ...] = LEVELS
-    closed_s: float = 8.0
-    open_s: float = 25.0
+    closed_s: float = 12.0
+    open_s: float = 30.0
 
     @property
     def entry(self) -> dict[str, Any]:
@@ -268,6 +270,21 @@ class Measuring:
     processes: int
     ends_s: float
 
+    def server(self, served: Served, program: Sequence[str], port: int) -> None:
+        """Start a server and measure its mixes, as far as the time goes. Raises ServerError if it does not start."""
+        started_s = time.monotonic()
+        running = Running(served, self.kept, port, program, min(READY_WITHIN_S, self.ends_s - started_s))
+        try:
+            log.info("%s serves after %.0f s", served.label, time.monotonic() - started_s)
+            for mix in served.mixes:
+                try:
+                    self.mix(served, mix, running.url)
+                except (CalibrationError, KeyError) as error:
+                    log.info("%s %s: %s", served.label, mix.label, error)
+        finally:
+            running.stop()
+            self.kept.save()
+
     def mix(self, served: Served, mix: Mix, url: str) -> None:
         """Measure what `mix` still lacks, as far as the time goes."""
         first, *others = mix.levels
@@ -307,11 +324,11 @@ class Measuring:
 
 def told(point: Point) -> str:
     """A point in a line."""
-    return (
-        f"{point.load_kind} {point.load_value:g}: {point.requests_per_s:.2f}/s, TTFT {1000 * (point.ttft_mean_s or 0):.1f} "
-        f"(p95 {1000 * (point.ttft_p95_s or 0):.0f}) ms, ITL {1000 * (point.itl_mean_s or 0):.2f} ms, "
-        f"E2E {1000 * (point.e2e_mean_s or 0):.0f} ms, {point.requests} requests, {point.verdict}"
-    )
+    names = ("ttft_mean_s", "ttft_p95_s", "itl_mean_s", "e2e_mean_s")
+    values = [(name, getattr(point, name)) for name in names]
+    times = ", ".join(f"{name.removesuffix('_s')} {1000 * value:.1f} ms" for name, value in values if value)
+    load = f"{point.load_kind} {point.load_value:g}: {point.requests_per_s:.2f} requests/s"
+    return f"{load}, {times}, {point.requests} requests, {point.verdict or 'not judged'}"
 
 
 @click.command()
@@ -336,43 +353,36 @@ def measure(
     """Measure until the agenda or the time is over."""
     ends_s = time.monotonic() + budget_s - RESERVE_S
     kept = Kept(work or out / "work", out, resume)
-    handlers = [logging.StreamHandler(sys.stdout), logging.FileHandler(kept.work / "measure.log")]
-    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(message)s", datefmt="%H:%M:%S", handlers=handlers)
-    if not rehearsal and kept.fact("ceilings") is None:
-        code = "import json; from lab.gpu import ceilings; print(json.dumps(ceilings.measure('cuda')))"
-        said = subprocess.run([program, "-c", code], capture_output=True, text=True, check=True).stdout
-        kept.learn("ceilings", json.loads(said.splitlines()[-1]))
-        log.info("ceilings: %s", kept.fact("ceilings"))
-    gpu = "cpu" if rehearsal else GPU_NAMES.get(kept.fact("ceilings")["environment"]["device"], "gpu")
-    agenda = [one for one in (REHEARSAL if rehearsal else AGENDA) if not only or one.model in only]
-    store = Store(f"sqlite:///{kept.database}")
-    server = [program, "-P", "-m", "vllm.entrypoints.openai.api_server"]
+    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(message)s", datefmt="%H:%M:%S", handlers=_logs(kept))
+    gpu = "cpu" if rehearsal else gpu_of(kept, program)
+    agenda = [served for served in (REHEARSAL if rehearsal else AGENDA) if not only or served.model in only]
     with Watch(kept.work / "gpu.csv") as watch:
-        measuring = Measuring(kept, store, watch, gpu, processes, ends_s)
+        measuring = Measuring(kept, Store(f"sqlite:///{kept.database}"), watch, gpu, processes, ends_s)
         for number, served in enumerate(agenda):
             left_s = ends_s - time.monotonic()
-            if left_s < 60:
+            if left_s < LEAST_S:
                 break
-            started_s = time.monotonic()
             try:
-                running = Running(served, kept, 8100 + number, server, min(READY_WITHIN_S, left_s))
+                measuring.server(served, [program, "-P", "-m", "vllm.entrypoints.openai.api_server"], 8100 + number)
             except ServerError as error:
                 log.info("%s: %s", served.label, error)
                 if not number:
-                    break
-                continue
-            try:
-                log.info("%s serves after %.0f s", served.label, time.monotonic() - started_s)
-                kept.learn(f"start {served.label}", time.monotonic() - started_s)
-                for mix in served.mixes:
-                    try:
-                        measuring.mix(served, mix, running.url)
-                    except (CalibrationError, KeyError) as error:
-                        log.info("%s %s: %s", served.label, mix.label, error)
-            finally:
-                running.stop()
-                kept.save()
+                    break  # most likely no other starts, and the machine's time is short
     log.info("over, %.0f s left", ends_s - time.monotonic())
+
+
+def _logs(kept: Kept) -> list[logging.Handler]:
+    return [logging.StreamHandler(sys.stdout), logging.FileHandler(kept.work / "measure.log")]
+
+
+def gpu_of(kept: Kept, python: str) -> str:
+    """The catalogue's name of this machine's GPU; its ceilings are measured, once, before a server has it."""
+    if kept.fact("ceilings") is None:
+        code = "import json; from lab.gpu import ceilings; print(json.dumps(ceilings.measure('cuda')))"
+        said = subprocess.run([python, "-c", code], capture_output=True, text=True, check=True).stdout
+        kept.learn("ceilings", json.loads(said.splitlines()[-1]))
+        log.info("ceilings: %s", kept.fact("ceilings"))
+    return GPU_NAMES.get(kept.fact("ceilings")["environment"]["device"], "gpu")
 
 
 if __name__ == "__main__":

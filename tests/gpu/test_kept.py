@@ -68,7 +68,7 @@ def test_too_much_to_carry_is_refused(tmp_path: Path, monkeypatch: pytest.Monkey
     (tmp_path / "a").write_bytes(b"x" * 2000)
     monkeypatch.setattr("lab.gpu.pack.LARGEST_BYTES", 1999)
     with pytest.raises(click.ClickException, match="to carry"):
-        contents(tmp_path)
+        contents(tmp_path, ["a"])
 
 
 def test_what_measuring_imports_is_there_or_carried() -> None:

@@ -1,4 +1,4 @@
-"""A real vLLM on a CPU, measured by this program: the law fitted to its closed loops, its random arrivals predicted.
+"""A real vLLM, measured by this program: the law fitted to its closed loops, its random arrivals predicted.
 
 `python -m validation.measure_vllm` measured the tables beside this file: closed loops of six levels at each mix of
 lengths, each measured twice, and between them Poisson arrivals at 50, 70 and 85 % of the highest requests/s of a closed
@@ -7,7 +7,7 @@ loop, in three rounds. All closed loops of a server are fitted together, by what
 random arrivals, at the middle rate. The truth of an arrival rate is the mean of its rounds, those that were fitted left
 out; how far the rounds, and the two measurements of a closed loop, lie apart is said beside the errors. Bands are those
 that the product shows of one measurement of so many requests, and each round is one. The client keeps off the last
-core, which is the engine's.
+core, which is the engine's. On a real GPU, of which there were minutes (lab/gpu), most rates have one round.
 """
 
 from __future__ import annotations
@@ -25,6 +25,7 @@ from numpy.random import SeedSequence
 
 from sizing.analyses.verification import compared
 from sizing.candidates import from_fit
+from sizing.files import resource
 from sizing.fitting import Fit, fit
 from sizing.plans import Candidate
 from sizing.points import Point, read_points
@@ -39,10 +40,14 @@ from validation.evidence.measured_stages import Figure
 from validation.evidence.table import EvidenceRow, Goal, beside, missing, noted, row_of_band, row_of_errors, shown
 
 NAME = "random arrivals from closed loops"
+ON_GPU = "vLLM on an H200, measured here"
 TABLES = {
     "vLLM at the pace of GPUs, measured here": Path(__file__).with_name("vllm-paced.csv"),
     "vLLM on a CPU, measured here": Path(__file__).with_name("vllm-cpu.csv"),
+    ON_GPU: resource("data/curves/h200-vllm.csv"),
 }
+FEWEST_ROUNDS = {ON_GPU: 1}
+"""Good rounds that a rate needs to count; of other tables two, which tell how far they lie apart."""
 FITTED = {
     "all": "",
     "alone": ", four levels of the mix alone",
@@ -120,13 +125,13 @@ def checked(mix: Case) -> Case:
     """The mix with the first round at the middle one of its rates to fit, and not to judge."""
     middle = sorted(mix.rates, key=lambda rounds: rounds[0].load_value)[len(mix.rates) // 2]
     rates = tuple(rounds[1:] if rounds is middle else rounds for rounds in mix.rates)
-    return replace(mix, rates=rates, levels="checked", check=middle[:1])
+    return replace(mix, rates=tuple(filter(None, rates)), levels="checked", check=middle[:1])
 
 
 def of_table(data: str, points: Sequence[Point]) -> list[Case]:
-    """The servers among `points`, void points apart; a rate counts with two good rounds or more."""
+    """The servers among `points`, void points apart; a rate counts with so many good rounds as FEWEST_ROUNDS says."""
     found = []
-    good = [point for point in points if not point.void]
+    good, fewest = [point for point in points if not point.void], FEWEST_ROUNDS.get(data, 2)
     for server, group in groupby(good, server_of):
         own = list(group)
         rounds: dict[tuple[float, float], list[Point]] = {}
@@ -134,7 +139,7 @@ def of_table(data: str, points: Sequence[Point]) -> list[Case]:
             if point.load_kind == "poisson_rate":
                 rounds.setdefault((point.isl, point.load_value), []).append(point)
         closed = tuple(point for point in own if point.load_kind == "concurrency")
-        found.append(Case(data, server, closed, tuple(tuple(of) for of in rounds.values() if len(of) > 1)))
+        found.append(Case(data, server, closed, tuple(tuple(of) for of in rounds.values() if len(of) >= fewest)))
     return found
 
 
@@ -196,12 +201,12 @@ def _windows(candidate: Candidate, workload: Workload, rounds: Sequence[Point]) 
 
 
 def _between(figure: Figure, rounds: Sequence[Point]) -> tuple[float, float]:
-    """The mean of ln measured over the rounds, and its standard error; NaN where fewer than two rounds had requests
-    enough for the percentile."""
+    """The mean of ln measured over the rounds, and its standard error, which one round does not tell: NaN. Both are NaN
+    where fewer than two of several rounds had requests enough for the percentile."""
     known = [point for point in rounds if getattr(point, f"{figure.metric}_{figure.statistic}_s")]
     logs = [math.log(figure.of(point)) for point in known]
     if len(logs) < 2:
-        return math.nan, math.nan
+        return (logs[0] if len(rounds) == len(logs) else math.nan), math.nan
     return statistics.mean(logs), statistics.stdev(logs) / math.sqrt(len(logs))
 
 
@@ -234,8 +239,8 @@ def _rows(name: str, data: str, cases: Sequence[Case], answers: Sequence[list[Ce
             found.append(noted(row, "too few requests in a round for this percentile"))
             continue
         row = beside(row, "by formula", [-math.expm1(cell.formula[place]) for cell in _known(cells, place)])
-        luck = statistics.median(cell.luck[place] for cell in _known(cells, place))
-        row = noted(row, f"standard error of a rate {shown(luck)}")
+        if luck := [cell.luck[place] for cell in cells if not math.isnan(cell.luck[place])]:
+            row = noted(row, f"standard error of a rate {shown(statistics.median(luck))}")
         each = (f"{server} {shown(_median(off))}" for server, own in of_servers.items() if (off := _errors(own, place)))
         found.append(noted(row, f"median of {', '.join(each)}"))
     if cases[0].levels == "all":
@@ -261,7 +266,7 @@ def _errors(cells: Iterable[Cell], place: int) -> list[float]:
 
 def _known(cells: Iterable[Cell], place: int) -> list[Cell]:
     """Those with enough requests for the figure."""
-    return [cell for cell in cells if not math.isnan(cell.luck[place])]
+    return [cell for cell in cells if not math.isnan(cell.simulated[place])]
 
 
 def _median(errors: Iterable[float]) -> float:

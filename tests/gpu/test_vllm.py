@@ -1,0 +1,115 @@
+"""vLLM on a GPU machine: what is carried loads as before, and what is brought home is what was measured."""
+
+from __future__ import annotations
+
+import csv
+import gzip
+import json
+import struct
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from calibration.errors import ServerError
+from calibration.metrics.measurement import measurement
+from calibration.plan import Level
+from calibration.store import Store
+from lab.gpu.home import bring
+from lab.gpu.kept import Kept
+from lab.gpu.vllm import AGENDA, LLAMA_8B, REHEARSAL, SLOTS, Running, Served, plan_of, write_model
+from lab.gpu.vllm_pack import CUBIN, FATBIN, PTX, blanked, is_left_out
+from sizing.catalog import model
+from sizing.points import read_points
+from sizing.workload import Lengths
+from tests.calibration.loads import DEPLOYMENT, closed_loop
+
+
+def entry(kind: int, capability: int, body: bytes) -> bytes:
+    header = struct.pack("<HHIQ", kind, 0, 64, len(body))
+    return header.ljust(28, b"\1") + struct.pack("<I", capability) + bytes(32) + body
+
+
+def container(*entries: bytes) -> bytes:
+    body = b"".join(entries)
+    return struct.pack("<4sHHQ", FATBIN, 1, 16, len(body)) + body
+
+
+def test_only_the_code_of_other_gpus_is_blanked() -> None:
+    kept, other, ptx = (bytes([value]) * 100 for value in (7, 8, 9))
+    library = b"before" + container(entry(CUBIN, 90, kept), entry(CUBIN, 80, other), entry(PTX, 90, ptx))
+    library += b"between" + FATBIN + b"no container" + container(entry(CUBIN, 120, other)) + b"after"
+    found = blanked(library)
+    assert len(found) == len(library)
+    assert found == library.replace(other, bytes(100)).replace(ptx, bytes(100))
+    assert blanked(found) == found
+
+
+@pytest.mark.parametrize("size", [0, 1, 2**40])
+def test_what_only_looks_like_a_container_stays(size: int) -> None:
+    library = b"x" + struct.pack("<4sHHQ", FATBIN, 1, 16, size) + b"\7" * 8
+    if size == 1:
+        library = library.replace(struct.pack("<HH", 1, 16), struct.pack("<HH", 2, 16))
+    assert blanked(library) == library
+
+
+def test_what_vllm_reads_travels() -> None:
+    assert not is_left_out("vllm/v1/engine/core.py")
+    assert not is_left_out("vllm/vllm_flash_attn/_vllm_fa3_C.abi3.so")
+    assert is_left_out("vllm/vllm_flash_attn/_vllm_fa2_C.abi3.so")
+
+
+@pytest.mark.parametrize("served", AGENDA, ids=lambda served: served.label)
+def test_shapes_are_those_of_the_catalogue(served: Served) -> None:
+    known, config = model(served.model), served.config
+    assert (known.layers, known.heads, known.kv_heads, known.head_size) == (
+        config["num_hidden_layers"],
+        config["num_attention_heads"],
+        config["num_key_value_heads"],
+        config["head_dim"],
+    )
+
+
+def test_every_id_of_the_vocabulary_is_a_word(tmp_path: Path) -> None:
+    from tokenizers import Tokenizer
+
+    write_model(tmp_path, REHEARSAL[0])
+    tokenizer = Tokenizer.from_file(str(tmp_path / "tokenizer.json"))
+    assert tokenizer.get_vocab_size() == REHEARSAL[0].config["vocab_size"]
+    assert json.loads((tmp_path / "config.json").read_text()) == REHEARSAL[0].config
+
+
+def test_plans_are_good_and_name_the_slots() -> None:
+    served = AGENDA[0]
+    for mix in served.mixes:
+        plan = plan_of(served, mix, "http://127.0.0.1:8100", "h200_sxm", 1, 6, rates=[3.0], budget_s=5.0)
+        assert f'"max_batch_size": {SLOTS}' in plan.text
+
+
+def test_a_server_that_does_not_start_is_told_by_its_last_error(tmp_path: Path) -> None:
+    kept = Kept(tmp_path / "work", tmp_path / "out", None)
+    program = ["python3", "-c", "raise RuntimeError('no CUDA here')"]
+    with pytest.raises(ServerError, match=r"ended with status 1: .*no CUDA here"):
+        Running(replace(AGENDA[0], config=LLAMA_8B | {"vocab_size": 100}), kept, 8100, program, 20.0)
+
+
+def test_points_come_home_as_todays_metrics_take_them_and_requests_with_them(tmp_path: Path) -> None:
+    kept = Kept(tmp_path / "work", tmp_path / "out", None)
+    rng = np.random.default_rng(1)
+    load = closed_loop(4, 12, lambda at_s, number: float(rng.uniform(0.5, 1.5)))
+    level = Level(0, Lengths(4, 2), "concurrency", 4.0, 1)
+    found = measurement(load, level, DEPLOYMENT, source="then")
+    store = Store(f"sqlite:///{kept.database}")
+    run = store.create_run("lengths: [{isl: 4, osl: 2}]", label="model at url")
+    store.add_point(run, replace(found, point=replace(found.point, requests_per_s=999.0)))
+    store.finish_run(run, "done")
+    kept.learn("runs", {"m bf16 4/2, closed more": run})
+    assert "1 points" in bring(kept.work, "card", tmp_path / "data")
+    [point] = read_points(tmp_path / "data" / "curves" / "card.csv")
+    assert point.requests_per_s == found.point.requests_per_s
+    assert point.source == "card; closed loops, first"
+    with gzip.open(tmp_path / "data" / "gpu" / "card" / "requests.csv.gz", "rt") as file:
+        rows = list(csv.DictReader(file))
+    assert len(rows) == len(load.log)
+    assert [float(row["last_token_s"]) for row in rows] == pytest.approx(load.log.last_token_s, abs=1e-4)

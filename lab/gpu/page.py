@@ -131,7 +131,7 @@ def quality(deployment: Deployment, points: Sequence[Point], facts: Mapping[str,
         return f"{title}\n\nNo law: {error}."
     told = (
         f"{len(closed)} closed loops. Median and worst error of requests/s {_errors(fitted, 'requests_per_s_error')}, "
-        f"of ITL {_errors(fitted, 'itl_error')}, of TTFT {_errors(fitted, 'ttft_error')}; of points left out one by one "
+        f"of ITL {_errors(fitted, 'itl_error')}, of TTFT {_errors(fitted, 'ttft_error')}; of points left out singly "
         f"{percent(fitted.leave_one_out, 1)} (median of requests/s and ITL). " + " ".join(cautions(fitted.warnings))
     )
     open_loops = [point for point in points if point.load_kind == "poisson_rate" and not point.void]
@@ -176,8 +176,8 @@ def coefficients(fitted: Fit, facts: Mapping[str, Any]) -> str:
         for name, cost_s, least_s in rows
     ]
     note = (
-        "Least: bytes over the bandwidth of a copy, operations over the rate of a bf16 product, all weights counted. "
-        "The points tell what a sequence and its context cost together better than each alone: one may lie below its limit."
+        "Least: bytes over the bandwidth of a copy, operations over the rate of a bf16 product; all weights. "
+        "The points tell better what a sequence and its context cost together than each: one may lie below its limit."
     )
     return markdown("what | fitted | least by the ceilings | reached", cells) + f"\n\n{note}"
 

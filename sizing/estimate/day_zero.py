@@ -355,14 +355,15 @@ def _from_relative(case: _Case, why: str) -> Candidate | None:
     found = timed_of(rows(relative.id)[case.gpu.id, one, case.precision, engine])
     extra = 0.0 if distance(case.model, relative) < TWIN else RELATIVE_SIGMA[case.model.kind]
     known = case.model if extra else relative
-    law, error = _of_kind(scaled(found.law, relative, case.model, case.layout), found, case, known)
+    law, ahead, error = _of_kind(scaled(found.law, relative, case.model, case.layout), found, case, known)
     sigma = math.hypot(error, extra)
     how = "scaled" if extra else "of the same shape"
     library = f"{kernels.LIBRARY}, {found.backend} {found.version}{AS_MEASURED if case.as_measured else ''}"
     source = f"law of {relative.name}, {how} ({library})"
     told = Caution("scaled_law", {"why": why, "relative": relative.name, "factor": _factor(extra)})
     warnings = (*([told] if extra else []), *_doubts(case))
-    return _candidate(case, replace(replica, law=law), found.backend, source, sigma, warnings)
+    replica = Replica(law, replace(replica.batching, lookahead_steps=ahead))
+    return _candidate(case, replica, found.backend, source, sigma, warnings)
 
 
 @cache
@@ -395,11 +396,11 @@ def _from_timings(timed: Timed, case: _Case) -> Candidate:
     kv_tokens = timed.memory.kv_tokens(case.length, case.batching.token_budget)
     if kv_tokens < case.length:
         raise _does_not_fit(timed, case)
-    law, sigma = _of_kind(timed.law, timed, case, case.model)
+    law, ahead, sigma = _of_kind(timed.law, timed, case, case.model)
     source = f"{kernels.LIBRARY}, {timed.backend} {timed.version}{AS_MEASURED if case.as_measured else ''}"
     return _candidate(
         case,
-        Replica(law, replace(case.batching, kv_tokens=kv_tokens)),
+        Replica(law, replace(case.batching, kv_tokens=kv_tokens, lookahead_steps=ahead)),
         timed.backend,
         source,
         sigma,
@@ -451,14 +452,15 @@ def _check_split(model: Model, layout: Layout) -> None:
 AS_MEASURED = ", corrected by measured servers"
 
 
-def _of_kind(law: StepLaw, timed: Timed, case: _Case, model: Model) -> tuple[StepLaw, float]:
-    """The law, corrected by what measured servers of its kind have beyond their kernels, and its relative error: of
-    what is known so, less of a `model` that was not among them, and of the law against its timings."""
+def _of_kind(law: StepLaw, timed: Timed, case: _Case, model: Model) -> tuple[StepLaw, float, float]:
+    """The law, corrected by what measured servers of its kind have beyond their kernels; the steps that they choose
+    ahead, with which the corrections were learnt; and the law's relative error: of what is known so, less of a `model`
+    that was not among them, and of the law against its timings."""
     if not case.as_measured:
-        return law, math.hypot(KERNEL_SIGMA[_sample(case)], timed.rms_error)
+        return law, 0.0, math.hypot(KERNEL_SIGMA[_sample(case)], timed.rms_error)
     server = Server(timed.backend, case.gpu.id, case.precision, case.model.kind, timed.version, model.shape)
     law, sigma = corrected(law, server)
-    return law, math.hypot(sigma, timed.rms_error)
+    return law, server.lookahead_steps, math.hypot(sigma, timed.rms_error)
 
 
 def _sample(case: _Case) -> str:

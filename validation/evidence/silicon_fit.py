@@ -150,7 +150,8 @@ def predicted(laws: Sequence[StepLaw], kv_tokens: Sequence[int], points: Sequenc
         users = concurrency(point)
         step_s = law.decode_s(users, users * (point.isl + point.osl / 2))
         rough = replace(point, requests_per_s=users / (point.osl * step_s + law.prefill_alone_s(point.isl)))
-        replica = Replica(law, Batching(max_batch_size=max(256, users), kv_tokens=kv))
+        ahead = Server(point.engine, point.gpu, point.precision, "", point.engine_version).lookahead_steps
+        replica = Replica(law, Batching(max_batch_size=max(256, users), kv_tokens=kv, lookahead_steps=ahead))
         found.append(Replay(point_runs([rough], BURST), replica).means(replica)[0, 1:3])
     return figures(np.array(found), points)
 

@@ -17,8 +17,9 @@ import sys
 import time
 import urllib.request
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import click
@@ -46,6 +47,7 @@ LEAST_S = 60.0
 """A server is not started for less: it takes two minutes with its compilation."""
 LEVELS = ((1, 16, 128), (4, 48))
 """Users of the closed loops, in two rounds; between them and after them come random arrivals."""
+WARM_S = 2.0
 SHARES = (0.5, 0.7, 0.85)
 SLOTS = 256
 
@@ -81,8 +83,6 @@ class Served:
     precision: str
     config: Mapping[str, Any]
     mixes: tuple[Mix, ...]
-    options: tuple[str, ...] = ()
-    variables: Mapping[str, str] = field(default_factory=dict)
 
     @property
     def label(self) -> str:
@@ -195,7 +195,6 @@ class Running:
             *("--model", str(folder), "--load-format", "dummy", "--served-model-name", NAME),
             *("--host", HOST, "--port", str(port), "--max-model-len", str(longest)),
             *("--max-num-seqs", str(SLOTS), "--disable-uvicorn-access-log", "--generation-config", "vllm"),
-            *served.options,
         ]
         environment = {
             **os.environ,
@@ -204,7 +203,6 @@ class Running:
             "VLLM_NO_USAGE_STATS": "1",
             "VLLM_USE_FLASHINFER_SAMPLER": "0",  # FlashInfer is not carried; requests here are greedy
             "VLLM_CACHE_ROOT": str(kept.work / "served" / "cache"),
-            **served.variables,
         }
         with self.log.open("wb") as out:
             self._process = subprocess.Popen(command, env=environment, stdout=out, stderr=subprocess.STDOUT)
@@ -276,6 +274,7 @@ class Measuring:
         running = Running(served, self.kept, port, program, min(READY_WITHIN_S, self.ends_s - started_s))
         try:
             log.info("%s serves after %.0f s", served.label, time.monotonic() - started_s)
+            self.warm_up(served, running.url)
             for mix in served.mixes:
                 try:
                     self.mix(served, mix, running.url)
@@ -284,6 +283,12 @@ class Measuring:
         finally:
             running.stop()
             self.kept.save()
+
+    def warm_up(self, served: Served, url: str) -> None:
+        """Requests that are not kept: what is compiled when it is first used, as a mixture's kernels are, is then."""
+        plan = plan_of(served, served.mixes[0], url, self.gpu, 99, self.processes, concurrency=[1, 16], budget_s=WARM_S)
+        with TemporaryDirectory() as folder, Bar(Console(stderr=True, quiet=True)) as bar:
+            run(plan, Store(f"sqlite:///{folder}/warm.db"), bar)
 
     def mix(self, served: Served, mix: Mix, url: str) -> None:
         """Measure what `mix` still lacks, as far as the time goes."""

@@ -111,6 +111,11 @@ def test_published_fp8_checkpoint_answers_to_fp8() -> None:
     assert estimate("deepseek-ai/DeepSeek-R1", "h200_sxm", 8, "fp8", LENGTHS).precision == "fp8_block"
 
 
+@pytest.mark.parametrize(("engine", "steps"), [("vllm", 1), ("trtllm", 0), ("sglang", 0)])
+def test_vllm_looks_ahead_by_its_defaults(engine: str, steps: float) -> None:
+    assert estimate(QWEN, "h200_sxm", 2, "bf16", LENGTHS, engine=engine).replica.batching.lookahead_steps == steps
+
+
 def test_missing_timings_are_those_of_a_relative_and_say_why() -> None:
     """The A100 has no timings for the attention of Gemma 4 with any engine."""
     candidate = estimate("google/gemma-4-26B-A4B", "a100_sxm", 1, "bf16", LENGTHS)

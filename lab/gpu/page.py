@@ -13,6 +13,7 @@ from typing import Any
 
 import click
 
+import sizing
 from lab.gpu.home import DATA
 from sizing.analyses.verification import compared
 from sizing.candidates import catalogued, from_fit
@@ -59,6 +60,7 @@ def page(name: str, data: Path, out: Path) -> None:
         table(points),
         spread(points),
         *(quality(deployment, own, facts) for deployment, own in by_deployment(curves)),
+        answers(curves) if "runs" in facts else "",
         engine_alone(facts),
         passes(folder / "passes.csv"),
     )
@@ -217,6 +219,33 @@ def _predicted(fitted: Fit, points: Iterable[Point]) -> Iterator[tuple[str, ...]
                     _ms(day_zero.predicted_s),
                     percent(day_zero.predicted_s / law.measured_s - 1, 1, sign=True),
                 )
+
+
+def answers(points: Sequence[Point]) -> str:
+    """What the planner answers for the first mix of each deployment, and for the same from the estimate alone."""
+    rows = []
+    for deployment, own in by_deployment(points):
+        mix, rate = own[0].lengths, ANSWERED_PER_S
+        asked: dict[str, Any] = {"gpus": deployment.gpu, "precisions": deployment.precision, "tps": deployment.tp}
+        asked |= {"isl": mix.isl, "osl": mix.osl, "isl_cv": mix.isl_cv, "osl_cv": mix.osl_cv, "rate": rate}
+        for of in (own, []):
+            try:
+                fleet = sizing.plan(deployment.model, points=of, engines=deployment.engine, **asked, **ANSWERED).answer
+            except sizing.NoFeasiblePlan as error:
+                rows.append((deployment.model, "measured" if of else "estimated", f"none: {error}", "", ""))
+                continue
+            low, high = fleet.gpus_low, fleet.gpus_high
+            band = f"{low} to {high}" if high else f"{low} or more"
+            cells = (fleet.basis, f"{fleet.gpus}", band, f"{fleet.requests_per_s_per_gpu:.3g}")
+            rows.append((deployment.model, *cells))
+    limits = " and ".join(f"{name.upper()} {limit}" for name, limit in ANSWERED.items())
+    head = "model | basis | GPUs | 90 % band | requests/s per GPU"
+    about = f"{ANSWERED_PER_S} requests/s of the first mix under {limits}, 20 % headroom and a spare replica."
+    return f"## The planner's answer\n\n{about}\n\n{markdown(head, rows)}"
+
+
+ANSWERED_PER_S = 60
+ANSWERED: Mapping[str, Any] = {"ttft": "p95:500ms", "itl": "p95:50ms"}
 
 
 def engine_alone(facts: Mapping[str, Any]) -> str:

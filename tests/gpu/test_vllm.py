@@ -11,6 +11,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from click.testing import CliRunner
 
 from calibration.errors import ServerError
 from calibration.metrics.measurement import measurement
@@ -18,6 +19,7 @@ from calibration.plan import Level
 from calibration.store import Store
 from lab.gpu.home import bring
 from lab.gpu.kept import Kept
+from lab.gpu.page import page
 from lab.gpu.vllm import AGENDA, LLAMA_8B, REHEARSAL, SLOTS, Running, Served, plan_of, write_model
 from lab.gpu.vllm_pack import CUBIN, FATBIN, PTX, blanked, is_left_out
 from sizing.catalog import model
@@ -113,3 +115,24 @@ def test_points_come_home_as_todays_metrics_take_them_and_requests_with_them(tmp
         rows = list(csv.DictReader(file))
     assert len(rows) == len(load.log)
     assert [float(row["last_token_s"]) for row in rows] == pytest.approx(load.log.last_token_s, abs=1e-4)
+
+
+def test_the_page_has_every_part_for_what_was_measured(tmp_path: Path) -> None:
+    out = tmp_path / "page.md"
+    done = CliRunner().invoke(page, ["h200-vllm", "--out", str(out)], catch_exceptions=False)
+    assert done.exit_code == 0
+    text = out.read_text()
+    parts = [line.removeprefix("## ") for line in text.splitlines() if line.startswith("## ")]
+    assert [part.partition(":")[0] for part in parts] == [
+        "The card",
+        "Points",
+        "The same level again",
+        "Fit",
+        "Fit",
+        "The planner's answer",
+    ]
+    rows = [line.split(" | ") for line in text.splitlines() if line.startswith(("| 1000/", "| 2000/", "| 4000/"))]
+    inside = {row[7] for row in rows if len(row) == 10}
+    assert inside == {"yes", "no"}
+    assert "| fitted |" in text
+    assert "| estimated |" in text

@@ -41,7 +41,7 @@ vLLM with models of published shape and random weights: `vllm serve` with its ow
 caching, asynchronous scheduling, CUDA graphs, FlashAttention 3), 256 sequences and 8,192 tokens of context at most,
 without FlashInfer's sampler. Asked over the OpenAI protocol by clients on the same machine; lengths are lognormal with
 coefficients of variation 0.3 (prompt) and 0.5 (output), outputs forced to their length. Each level was measured for
-8 s (closed loops) or 25 s (Poisson arrivals): the machine was lent for minutes. A mixture with random weights spreads
+8 s (closed loops) or 25 s (Poisson arrivals): there were twenty minutes. A mixture with random weights spreads
 its tokens over all experts about evenly, which a trained one does not."""
 
 

@@ -52,6 +52,8 @@ its tokens over all experts about evenly, which a trained one does not."""
 def page(name: str, data: Path, out: Path) -> None:
     """Write the page for the measurements called NAME."""
     folder = data / "gpu" / name
+    if not (folder / "facts.json").is_file():
+        raise click.UsageError(f"{folder} holds no measurements: bring them with python -m lab.gpu.home --name {name}")
     facts = json.loads((folder / "facts.json").read_text())
     points = read_points(folder / "points.csv")
     curves = read_points(data / "curves" / f"{name}.csv")

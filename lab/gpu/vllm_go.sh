@@ -2,7 +2,7 @@
 # there is. Usage: vllm_go.sh SECONDS-TO-WAIT BUDGET-S [options of lab.gpu.vllm]
 set -u
 wait_s=$1 budget_s=$2; shift 2
-home=/tmp/gpu-vllm; mkdir -p $home/site $home/vllm
+home=${GPU_WORK:-${TMPDIR:-/tmp}/gpu-vllm}; mkdir -p $home/site $home/vllm
 for name in vllm site; do
   archive=lab/gpu/carry/$name.tar.xz
   [ -f $archive ] && [ ! -f $home/.$name ] && tar xJf $archive -C $home/$name && touch $home/.$name

@@ -26,6 +26,7 @@ from sizing.catalog import model
 from sizing.points import read_points
 from sizing.workload import Lengths
 from tests.calibration.loads import DEPLOYMENT, closed_loop
+from validation.evidence.measured_vllm import ON_GPU, TABLES, of_table
 
 
 def entry(kind: int, capability: int, body: bytes) -> bytes:
@@ -136,3 +137,15 @@ def test_the_page_has_every_part_for_what_was_measured(tmp_path: Path) -> None:
     assert inside == {"yes", "no"}
     assert "| fitted |" in text
     assert "| estimated |" in text
+
+
+def test_a_page_of_nothing_is_refused_in_a_line(tmp_path: Path) -> None:
+    done = CliRunner().invoke(page, ["none", "--data", str(tmp_path)])
+    assert done.exit_code == 2
+    assert "holds no measurements" in done.output
+
+
+def test_a_rate_of_one_round_counts_on_a_gpu_alone() -> None:
+    points = read_points(TABLES[ON_GPU])
+    assert {len(rounds) for case in of_table(ON_GPU, points) for rounds in case.rates} == {1, 2}
+    assert {len(rounds) for case in of_table("elsewhere", points) for rounds in case.rates} == {2}
